@@ -1,0 +1,84 @@
+//! [`FsError`]: why a filesystem operation failed, in terms every protocol can translate.
+
+/// Why a filesystem operation failed. Each protocol maps it to its own codes in one place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
+pub enum FsError {
+    /// The name or inode does not exist.
+    #[error("no such file or directory")]
+    NotFound,
+    /// The name exists already.
+    #[error("file exists")]
+    Exists,
+    /// A directory was needed.
+    #[error("not a directory")]
+    NotDirectory,
+    /// A directory cannot take this operation.
+    #[error("is a directory")]
+    IsDirectory,
+    /// The directory still has entries.
+    #[error("directory not empty")]
+    NotEmpty,
+    /// The mode bits, ACL or owner forbid it.
+    #[error("permission denied")]
+    Denied,
+    /// The operation is forbidden whoever asks.
+    #[error("operation not permitted")]
+    NotPermitted,
+    /// An argument is out of range or makes no sense.
+    #[error("invalid argument")]
+    Invalid,
+    /// A name is longer than 255 bytes, or a path component is malformed.
+    #[error("file name too long")]
+    NameTooLong,
+    /// The offset or size is beyond 2^60 bytes.
+    #[error("file too large")]
+    TooLarge,
+    /// The inode has 2^31 - 1 links already.
+    #[error("too many links")]
+    TooManyLinks,
+    /// An extended attribute, or the room for it, does not exist.
+    #[error("no such attribute")]
+    NoAttribute,
+    /// The caller's buffer, or a limit on a value, is too small.
+    #[error("result too large")]
+    Range,
+    /// A value is larger than the limit for it.
+    #[error("value too large")]
+    ValueTooLarge,
+    /// Source and destination are in different filesystems or projects.
+    #[error("cross-device link")]
+    CrossDevice,
+    /// The drives have no room left for user data.
+    #[error("no space left on device")]
+    NoSpace,
+    /// A quota is used up.
+    #[error("quota exceeded")]
+    QuotaExceeded,
+    /// A conflicting lock is held by somebody else.
+    #[error("resource temporarily unavailable")]
+    WouldBlock,
+    /// Waiting for this lock would wait for ever.
+    #[error("resource deadlock avoided")]
+    Deadlock,
+    /// The caller gave up waiting.
+    #[error("interrupted")]
+    Interrupted,
+    /// The lease was revoked or the session has ended; what was cached under it is void.
+    #[error("stale lease")]
+    StaleLease,
+    /// The inode or handle is gone.
+    #[error("stale handle")]
+    Stale,
+    /// Not supported on this kind of inode or at all.
+    #[error("operation not supported")]
+    Unsupported,
+    /// Data could not be read or made durable. The log says which drive or extent.
+    #[error("input/output error")]
+    Io,
+    /// The filesystem takes no changes now.
+    #[error("read-only file system")]
+    ReadOnly,
+    /// The service is stopping or cannot be reached; the operation did not happen or its result is unknown.
+    #[error("service unavailable")]
+    Unavailable,
+}

@@ -1,0 +1,161 @@
+//! Every id is its own type, so that one can never be passed for another.
+
+use std::fmt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}", self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}", self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// A node (a server process) of the cluster.
+    NodeId(u32)
+);
+id!(
+    /// A drive as the control ledger numbers it; never reused.
+    DriveId(u32)
+);
+id!(
+    /// The metadata of one filesystem; 0 is the control ledger.
+    LedgerId(u32)
+);
+id!(
+    /// A placement group: an ordered list of drives in distinct failure domains.
+    PgId(u32)
+);
+id!(
+    /// An immutable run of file bytes on drives; unique inside a ledger and never reused.
+    ExtentId(u64)
+);
+id!(
+    /// The map from file offsets to extents of one file generation; never reused.
+    MapId(u64)
+);
+id!(
+    /// An inode number; never reused.
+    Ino(u64)
+);
+id!(
+    /// A client's registration with an owner.
+    SessionId(u64)
+);
+id!(
+    /// One grant of a lease; a release names the grant it gives back.
+    LeaseId(u64)
+);
+id!(
+    /// A fencing number: of an owner in a log, of a placement group, of the cluster map.
+    Epoch(u64)
+);
+id!(
+    /// The position of a batch in a ledger's log.
+    Seq(u64)
+);
+id!(
+    /// Which shard of a stripe: 0..k are data, k..n parity.
+    ShardIndex(u8)
+);
+
+impl Ino {
+    /// The root directory of every filesystem, as FUSE numbers it.
+    pub const ROOT: Ino = Ino(1);
+}
+
+macro_rules! uuid {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        pub struct $name(pub [u8; 16]);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                for (index, byte) in self.0.iter().enumerate() {
+                    if matches!(index, 4 | 6 | 8 | 10) {
+                        f.write_str("-")?;
+                    }
+                    write!(f, "{byte:02x}")?;
+                }
+                Ok(())
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = ParseUuidError;
+
+            fn from_str(text: &str) -> Result<Self, ParseUuidError> {
+                let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+                if digits.len() != 32 {
+                    return Err(ParseUuidError);
+                }
+                let mut bytes = [0u8; 16];
+                for (index, pair) in digits.chunks(2).enumerate() {
+                    let pair = std::str::from_utf8(pair).map_err(|_| ParseUuidError)?;
+                    bytes[index] = u8::from_str_radix(pair, 16).map_err(|_| ParseUuidError)?;
+                }
+                Ok(Self(bytes))
+            }
+        }
+
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = <String as serde::Deserialize>::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+
+uuid!(
+    /// Identifies a cluster for ever; written on every drive and in every blob name.
+    ClusterId
+);
+uuid!(
+    /// Identifies a drive by what is written on it, wherever it is plugged in.
+    DriveUuid
+);
+
+/// The text is not 32 hexadecimal digits, with or without dashes.
+#[derive(Debug, thiserror::Error)]
+#[error("not an id of 32 hexadecimal digits")]
+pub struct ParseUuidError;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuid_text_round_trips() {
+        let id = ClusterId(*b"0123456789abcdef");
+        assert_eq!(id.to_string(), "30313233-3435-3637-3839-616263646566");
+        assert_eq!(id.to_string().parse::<ClusterId>().unwrap(), id);
+        assert!("30313233".parse::<ClusterId>().is_err());
+    }
+}

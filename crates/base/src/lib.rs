@@ -1,0 +1,16 @@
+//! Ids, units, checksums, error kinds and [`env`]: the only door to clock, randomness, threads and files.
+//!
+//! Nothing here knows about drives, ledgers or protocols. Every other crate may use this one.
+
+pub mod checksum;
+pub mod codec;
+pub mod env;
+mod error;
+mod ids;
+pub mod units;
+
+pub use error::FsError;
+pub use ids::{
+    ClusterId, DriveId, DriveUuid, Epoch, ExtentId, Ino, LeaseId, LedgerId, MapId, NodeId, PgId, Seq,
+    SessionId, ShardIndex,
+};

@@ -1,0 +1,1 @@
+//! Pure arithmetic from a file range to extents, stripes, shards and drives.

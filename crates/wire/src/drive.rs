@@ -1,0 +1,233 @@
+//! What one drive is asked: put, get, delete and list shards. Drives know extents, never files.
+
+use base::{DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, ShardIndex};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::BoxFuture;
+
+/// The full name of a shard on a drive. Written once; another content needs another extent id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ShardKey {
+    /// The ledger whose extent it is. Extent ids are unique inside a ledger only.
+    pub ledger: LedgerId,
+    /// The extent.
+    pub extent: ExtentId,
+    /// Which of its shards.
+    pub shard: ShardIndex,
+}
+
+/// How the extent of a shard was encoded; kept with the shard so that an inventory explains itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardShape {
+    /// The placement group that the extent was written to.
+    pub pg: PgId,
+    /// Data shards.
+    pub k: u8,
+    /// Parity shards.
+    pub m: u8,
+    /// Bytes of file data in the whole extent.
+    pub extent_len: u32,
+}
+
+/// Which segments a shard goes to: shards that die together lie together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ShardClass {
+    /// Replicated pieces up to 256 KiB, short-lived because the packer gathers them.
+    Small,
+    /// Shards of erasure-coded and packed extents.
+    Bulk,
+}
+
+/// Stores one shard durably.
+#[derive(Debug, Clone)]
+pub struct PutShard {
+    /// Its name.
+    pub key: ShardKey,
+    /// Its encoding.
+    pub shape: ShardShape,
+    /// Its lifetime class.
+    pub class: ShardClass,
+    /// The placement group's epoch that the writer knows.
+    pub pg_epoch: Epoch,
+    /// Whole blocks; the last one padded with zeros. At most 16 MiB, at least one block.
+    pub bytes: Bytes,
+    /// [`base::checksum::block_checksum`] of every block, computed by the writer.
+    pub checksums: Vec<u32>,
+}
+
+/// Reads blocks of one shard.
+#[derive(Debug, Clone, Copy)]
+pub struct GetShard {
+    /// Its name.
+    pub key: ShardKey,
+    /// First block.
+    pub first_block: u32,
+    /// How many blocks; at least one.
+    pub blocks: u32,
+}
+
+/// Blocks as they lie on the drive. The reader verifies them against the checksums: end to end.
+#[derive(Debug, Clone)]
+pub struct ShardBlocks {
+    /// `blocks` x 4096 bytes.
+    pub bytes: Bytes,
+    /// The checksum kept for each block.
+    pub checksums: Vec<u32>,
+}
+
+/// One shard in an inventory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardEntry {
+    /// Its name.
+    pub key: ShardKey,
+    /// Its encoding.
+    pub shape: ShardShape,
+    /// Bytes of the shard, whole blocks.
+    pub len_bytes: u32,
+}
+
+/// Whether a drive serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DriveHealth {
+    /// Reads and writes are served.
+    Up,
+    /// An I/O error ended its service; nothing retries it.
+    Failed,
+}
+
+/// How a drive reaches its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IoPath {
+    /// io_uring.
+    IoUring,
+    /// A pool of threads with pread and pwrite, because io_uring is not available.
+    ThreadPool,
+    /// A simulated device.
+    Simulated,
+}
+
+/// The space and state of a drive. `live + garbage + reserved + free = capacity`, always.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriveStat {
+    /// What is written on it.
+    pub uuid: DriveUuid,
+    /// Whether it serves.
+    pub health: DriveHealth,
+    /// Why it failed, for people.
+    pub failure: Option<String>,
+    /// How it does I/O.
+    pub io_path: IoPath,
+    /// Size of the device or file.
+    pub capacity_bytes: u64,
+    /// Shards that were not deleted, with their frame headers.
+    pub live_bytes: u64,
+    /// Deleted shards and old frames not reclaimed yet.
+    pub garbage_bytes: u64,
+    /// Superblocks, index checkpoints and the room kept for cleaning.
+    pub reserved_bytes: u64,
+    /// Room for new shards.
+    pub free_bytes: u64,
+    /// Shards stored.
+    pub shards: u64,
+}
+
+/// Why a shard was not stored.
+#[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum PutShardError {
+    /// The drive has no room for user data; another placement group may.
+    #[error("drive is full: drive={drive}")]
+    NoSpace {
+        /// Where.
+        drive: DriveId,
+    },
+    /// The same shard exists with other bytes: the writer reused an id, which it must never do.
+    #[error("shard exists with other content: drive={drive} shard={key:?}")]
+    Conflict {
+        /// Where.
+        drive: DriveId,
+        /// Which.
+        key: ShardKey,
+    },
+    /// The request breaks a limit or its checksums do not match its bytes.
+    #[error("bad request: drive={drive} reason={reason}")]
+    Invalid {
+        /// Where.
+        drive: DriveId,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The drive's service has ended. Whether the shard is there is unknown.
+    #[error("drive has failed: drive={drive}")]
+    Failed {
+        /// Where.
+        drive: DriveId,
+    },
+}
+
+/// Why blocks were not read.
+#[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum GetShardError {
+    /// The drive does not hold the shard: deleted meanwhile, or owed.
+    #[error("no such shard: drive={drive} shard={key:?}")]
+    NotFound {
+        /// Where.
+        drive: DriveId,
+        /// Which.
+        key: ShardKey,
+    },
+    /// The drive holds it but cannot vouch for it; use another shard of the stripe.
+    #[error("checksum mismatch: drive={drive} shard={key:?}")]
+    Corrupt {
+        /// Where.
+        drive: DriveId,
+        /// Which.
+        key: ShardKey,
+    },
+    /// The blocks are outside the shard.
+    #[error("out of range: drive={drive} shard={key:?}")]
+    OutOfRange {
+        /// Where.
+        drive: DriveId,
+        /// Which.
+        key: ShardKey,
+    },
+    /// The drive's service has ended.
+    #[error("drive has failed: drive={drive}")]
+    Failed {
+        /// Where.
+        drive: DriveId,
+    },
+}
+
+/// The drive's service has ended or the request makes no sense; nothing else can go wrong here.
+#[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
+#[error("drive has failed: drive={drive}")]
+pub struct DriveFailed {
+    /// Where.
+    pub drive: DriveId,
+}
+
+/// One drive as its users see it. Cheap to call from any thread; every future resolves.
+pub trait DriveService: Send + Sync {
+    /// Stores a shard. After `Ok` it survives power loss.
+    ///
+    /// Storing the same bytes again is `Ok`. Order among concurrent puts is not kept.
+    fn put(&self, request: PutShard) -> BoxFuture<'_, Result<(), PutShardError>>;
+
+    /// Reads blocks of a shard with their checksums; never a short read.
+    fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>>;
+
+    /// Forgets shards, durably once it returns. Unknown shards are fine: a retry is harmless.
+    fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>>;
+
+    /// The shards after `after` in key order, at most `limit` of them.
+    fn list(&self, after: Option<ShardKey>, limit: usize) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>>;
+
+    /// Space and state, from memory.
+    fn stat(&self) -> DriveStat;
+}
