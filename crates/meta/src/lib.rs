@@ -1,1 +1,8 @@
-//! placeholder
+//! Ledgers: the metadata of filesystems as ordered, fenced logs, the state they produce, and their owners.
+
+pub mod batch;
+pub mod keys;
+pub mod log;
+pub mod state;
+pub mod store;
+pub mod values;

@@ -3,6 +3,7 @@
 //! A service in the same process implements its trait directly: that is the in-memory transport.
 
 pub mod drive;
+pub mod meta;
 
 use std::future::Future;
 use std::pin::Pin;

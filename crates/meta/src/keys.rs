@@ -1,0 +1,267 @@
+//! Keys of a ledger's state. Order-preserving: integers are big-endian, names end in a byte below any in them.
+//!
+//! `docs/formats/ledger.md` draws every key. Each starts with `ledger:u32 | table:u8`. The tables of versioned
+//! things end in `!layer:u32`, newest layer first; this version of Forebay writes layer 1 only.
+
+use base::{DriveId, ExtentId, Ino, LedgerId, MapId, SessionId};
+use wire::meta::FileKind;
+
+/// The layer of everything that is not in a snapshot.
+pub const LIVE_LAYER: u32 = 1;
+
+/// A key under construction.
+#[derive(Debug, Clone, Copy)]
+pub struct Keys {
+    ledger: LedgerId,
+}
+
+/// Bounds of a range of keys: from (included), to (excluded).
+pub type KeyRange = (Vec<u8>, Vec<u8>);
+
+impl Keys {
+    /// Keys of one ledger.
+    pub fn new(ledger: LedgerId) -> Self {
+        Self { ledger }
+    }
+
+    fn start(&self, table: u8, tail_len: usize) -> Vec<u8> {
+        let mut key = Vec::with_capacity(5 + tail_len);
+        key.extend_from_slice(&self.ledger.0.to_be_bytes());
+        key.push(table);
+        key
+    }
+
+    fn with_u64(&self, table: u8, first: u64) -> Vec<u8> {
+        let mut key = self.start(table, 24);
+        key.extend_from_slice(&first.to_be_bytes());
+        key
+    }
+
+    fn layered(mut key: Vec<u8>) -> Vec<u8> {
+        key.extend_from_slice(&(!LIVE_LAYER).to_be_bytes());
+        key
+    }
+
+    /// Table I: an inode.
+    pub fn inode(&self, ino: Ino) -> Vec<u8> {
+        Self::layered(self.with_u64(b'I', ino.0))
+    }
+
+    /// Table D: a directory entry. A directory sorts as if its name ended in `/`, which gives S3's key order.
+    pub fn dentry(&self, dir: Ino, name: &[u8], kind: FileKind) -> Vec<u8> {
+        let mut key = self.with_u64(b'D', dir.0);
+        key.extend_from_slice(name);
+        if kind == FileKind::Directory {
+            key.push(b'/');
+        }
+        key.push(0);
+        Self::layered(key)
+    }
+
+    /// All entries of a directory.
+    pub fn dentries(&self, dir: Ino) -> KeyRange {
+        (self.with_u64(b'D', dir.0), self.with_u64(b'D', dir.0 + 1))
+    }
+
+    /// The name in a key of table D.
+    pub fn name_of_dentry(key: &[u8]) -> &[u8] {
+        let tail = &key[13..key.len() - 5];
+        tail.strip_suffix(b"/").unwrap_or(tail)
+    }
+
+    /// Table M: the piece of a map that begins at `off`.
+    pub fn piece(&self, map: MapId, off: u64) -> Vec<u8> {
+        let mut key = self.with_u64(b'M', map.0);
+        key.extend_from_slice(&off.to_be_bytes());
+        Self::layered(key)
+    }
+
+    /// The pieces of a map that begin in `[from, to)`.
+    pub fn pieces(&self, map: MapId, from: u64, to: u64) -> KeyRange {
+        let mut first = self.with_u64(b'M', map.0);
+        first.extend_from_slice(&from.to_be_bytes());
+        let mut last = self.with_u64(b'M', map.0);
+        last.extend_from_slice(&to.to_be_bytes());
+        (first, last)
+    }
+
+    /// The offset in a key of table M.
+    pub fn off_of_piece(key: &[u8]) -> u64 {
+        u64_at(key, 13)
+    }
+
+    /// Table X: an extended attribute.
+    pub fn xattr(&self, ino: Ino, name: &[u8]) -> Vec<u8> {
+        let mut key = self.with_u64(b'X', ino.0);
+        key.extend_from_slice(name);
+        key.push(0);
+        Self::layered(key)
+    }
+
+    /// All extended attributes of an inode.
+    pub fn xattrs(&self, ino: Ino) -> KeyRange {
+        (self.with_u64(b'X', ino.0), self.with_u64(b'X', ino.0 + 1))
+    }
+
+    /// The name in a key of table X.
+    pub fn name_of_xattr(key: &[u8]) -> &[u8] {
+        &key[13..key.len() - 5]
+    }
+
+    /// Table E: an extent that is shared or partly dead.
+    pub fn extent(&self, extent: ExtentId) -> Vec<u8> {
+        self.with_u64(b'E', extent.0)
+    }
+
+    /// Table R: a range of extent ids handed to a session, by its first id.
+    pub fn range(&self, first: ExtentId) -> Vec<u8> {
+        self.with_u64(b'R', first.0)
+    }
+
+    /// All ranges.
+    pub fn ranges(&self) -> KeyRange {
+        (self.start(b'R', 0), self.start(b'R' + 1, 0))
+    }
+
+    /// Table W: a shard that a drive is owed.
+    pub fn owed(&self, drive: DriveId, extent: ExtentId) -> Vec<u8> {
+        let mut key = self.start(b'W', 12);
+        key.extend_from_slice(&drive.0.to_be_bytes());
+        key.extend_from_slice(&extent.0.to_be_bytes());
+        key
+    }
+
+    /// All owed shards.
+    pub fn all_owed(&self) -> KeyRange {
+        (self.start(b'W', 0), self.start(b'W' + 1, 0))
+    }
+
+    /// Table F: an extent waiting for deletion since ledger version `free_ver`.
+    pub fn free(&self, free_ver: u64, extent: ExtentId) -> Vec<u8> {
+        let mut key = self.with_u64(b'F', free_ver);
+        key.extend_from_slice(&extent.0.to_be_bytes());
+        key
+    }
+
+    /// Extents that became free before ledger version `before`.
+    pub fn frees(&self, before: u64) -> KeyRange {
+        (self.start(b'F', 0), self.with_u64(b'F', before))
+    }
+
+    /// The version and extent in a key of table F.
+    pub fn free_of_key(key: &[u8]) -> (u64, ExtentId) {
+        (u64_at(key, 5), ExtentId(u64_at(key, 13)))
+    }
+
+    /// Table P: a map whose pieces nothing refers to any more.
+    pub fn purge(&self, map: MapId) -> Vec<u8> {
+        self.with_u64(b'P', map.0)
+    }
+
+    /// All maps to purge.
+    pub fn purges(&self) -> KeyRange {
+        (self.start(b'P', 0), self.start(b'P' + 1, 0))
+    }
+
+    /// The map in a key of table P.
+    pub fn map_of_purge(key: &[u8]) -> MapId {
+        MapId(u64_at(key, 5))
+    }
+
+    /// Table O: an inode without a name that sessions still have open.
+    pub fn orphan(&self, ino: Ino) -> Vec<u8> {
+        self.with_u64(b'O', ino.0)
+    }
+
+    /// All orphans.
+    pub fn orphans(&self) -> KeyRange {
+        (self.start(b'O', 0), self.start(b'O' + 1, 0))
+    }
+
+    /// The inode in a key of table O.
+    pub fn ino_of_orphan(key: &[u8]) -> Ino {
+        Ino(u64_at(key, 5))
+    }
+
+    /// Table C: a session.
+    pub fn session(&self, session: SessionId) -> Vec<u8> {
+        self.with_u64(b'C', session.0)
+    }
+
+    /// All sessions.
+    pub fn sessions(&self) -> KeyRange {
+        (self.start(b'C', 0), self.start(b'C' + 1, 0))
+    }
+
+    /// The session in a key of table C.
+    pub fn session_of_key(key: &[u8]) -> SessionId {
+        SessionId(u64_at(key, 5))
+    }
+
+    /// Table U: the last request in a session's slot.
+    pub fn slot(&self, session: SessionId, slot: u32) -> Vec<u8> {
+        let mut key = self.with_u64(b'U', session.0);
+        key.extend_from_slice(&slot.to_be_bytes());
+        key
+    }
+
+    /// All slots of a session.
+    pub fn slots(&self, session: SessionId) -> KeyRange {
+        (self.with_u64(b'U', session.0), self.with_u64(b'U', session.0 + 1))
+    }
+
+    /// Table V: a single value of the ledger.
+    pub fn value(&self, name: &str) -> Vec<u8> {
+        let mut key = self.start(b'V', name.len());
+        key.extend_from_slice(name.as_bytes());
+        key
+    }
+
+    /// A record of the control ledger: node, drive, placement group, filesystem.
+    pub fn control(&self, table: u8, id: u32) -> Vec<u8> {
+        let mut key = self.start(table, 4);
+        key.extend_from_slice(&id.to_be_bytes());
+        key
+    }
+
+    /// All records of a table of the control ledger.
+    pub fn controls(&self, table: u8) -> KeyRange {
+        (self.start(table, 0), self.start(table + 1, 0))
+    }
+}
+
+fn u64_at(key: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(key[at..at + 8].try_into().expect("keys of this table are this long"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_sorts_as_s3_orders_its_keys() {
+        let keys = Keys::new(LedgerId(1));
+        let dentry = |name: &str, kind| keys.dentry(Ino(1), name.as_bytes(), kind);
+        let order = [
+            dentry("a", FileKind::Regular),
+            dentry("a-b", FileKind::Regular),
+            dentry("a", FileKind::Directory),
+            dentry("a0", FileKind::Regular),
+        ];
+        assert!(order.is_sorted());
+        assert_eq!(Keys::name_of_dentry(&order[2]), b"a");
+        assert_eq!(Keys::name_of_dentry(&order[1]), b"a-b");
+    }
+
+    #[test]
+    fn a_range_holds_its_table_and_nothing_else() {
+        let keys = Keys::new(LedgerId(1));
+        let (from, to) = keys.dentries(Ino(7));
+        let inside = keys.dentry(Ino(7), &[255; 255], FileKind::Directory);
+        assert!(from <= inside && inside < to);
+        assert!(keys.dentry(Ino(8), b"a", FileKind::Regular) >= to);
+        let (from, to) = keys.pieces(MapId(3), 10, 20);
+        assert!(keys.piece(MapId(3), 9) < from && from <= keys.piece(MapId(3), 10));
+        assert!(keys.piece(MapId(3), 19) < to && to <= keys.piece(MapId(3), 20));
+    }
+}

@@ -1,0 +1,98 @@
+//! A log in memory: the reference that other engines are compared with, and the log of simulations.
+
+use std::sync::{Arc, Mutex};
+
+use base::{Epoch, Seq};
+use wire::BoxFuture;
+
+use super::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, Tail};
+
+#[derive(Debug, Default)]
+struct Inner {
+    epoch: Epoch,
+    trimmed: Seq,
+    entries: Vec<LogEntry>,
+}
+
+impl Inner {
+    fn tail(&self) -> Seq {
+        self.entries.last().map_or(self.trimmed, |entry| entry.seq)
+    }
+}
+
+/// A log that lives as long as its clones.
+#[derive(Debug, Clone, Default)]
+pub struct MemLog {
+    inner: Arc<Mutex<Inner>>,
+}
+
+impl MemLog {
+    /// An empty log.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
+        act(&mut self.inner.lock().expect("no holder of this lock panics"))
+    }
+}
+
+impl LedgerLog for MemLog {
+    fn seal(&self, epoch: Epoch) -> BoxFuture<'_, Result<Tail, LogError>> {
+        let result = self.with(|inner| {
+            if epoch <= inner.epoch {
+                return Err(LogError::Fenced(inner.epoch));
+            }
+            inner.epoch = epoch;
+            Ok(Tail { seq: inner.tail() })
+        });
+        Box::pin(async { result })
+    }
+
+    fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>> {
+        let epoch = self.with(|inner| inner.epoch);
+        Box::pin(async move { Ok(epoch) })
+    }
+
+    fn append(&self, epoch: Epoch, first: Seq, batches: Vec<Vec<u8>>) -> BoxFuture<'_, Result<(), AppendError>> {
+        let result = self.with(|inner| {
+            if epoch != inner.epoch || first.0 != inner.tail().0 + 1 {
+                return Err(AppendError::Fenced(inner.epoch));
+            }
+            let entries = (first.0..).zip(batches);
+            inner.entries.extend(entries.map(|(seq, batch)| LogEntry { seq: Seq(seq), epoch, batch }));
+            Ok(())
+        });
+        Box::pin(async { result })
+    }
+
+    fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>> {
+        let result = self.with(|inner| {
+            if from <= inner.trimmed && from.0 > 0 && inner.trimmed.0 > 0 {
+                return Err(LogError::Damaged(format!("entries up to {} are trimmed", inner.trimmed)));
+            }
+            let mut taken = 0;
+            let wanted = inner.entries.iter().skip_while(|entry| entry.seq < from);
+            let page = wanted.take_while(|entry| {
+                let take = taken == 0 || taken + entry.batch.len() <= limit_bytes;
+                taken += entry.batch.len().max(1);
+                take
+            });
+            Ok(page.cloned().collect())
+        });
+        Box::pin(async { result })
+    }
+
+    fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {
+        self.with(|inner| {
+            let up_to = up_to.min(inner.tail());
+            inner.trimmed = inner.trimmed.max(up_to);
+            inner.entries.retain(|entry| entry.seq > up_to);
+        });
+        Box::pin(async { Ok(()) })
+    }
+
+    fn caps(&self) -> LogCaps {
+        LogCaps { batch_bytes_max: 64 << 20, batches_per_append: 64 }
+    }
+}

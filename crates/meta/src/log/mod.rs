@@ -1,0 +1,97 @@
+//! The ordered, fenced, durable log of a ledger.
+//!
+//! Adapters stay dumb: they never look into a batch, read no state and detect no conflicts. What they promise
+//! is checked for every engine by the suite in `conformance`.
+
+#[cfg(test)]
+mod conformance;
+mod file;
+mod frame;
+mod mem;
+
+use base::{Epoch, Seq};
+use wire::BoxFuture;
+
+pub use file::FileLog;
+pub use mem::MemLog;
+
+/// One entry of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogEntry {
+    /// Its position; consecutive.
+    pub seq: Seq,
+    /// Of the owner that appended it; never decreases.
+    pub epoch: Epoch,
+    /// An encoded batch.
+    pub batch: Vec<u8>,
+}
+
+/// Where a log ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tail {
+    /// The last entry, or 0 if there never was one.
+    pub seq: Seq,
+}
+
+/// What an engine can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogCaps {
+    /// Largest batch in bytes.
+    pub batch_bytes_max: usize,
+    /// Most batches in one append.
+    pub batches_per_append: usize,
+}
+
+/// Why batches were not appended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AppendError {
+    /// Another owner has sealed the log: stop owning it.
+    #[error("log is fenced: epoch={0}")]
+    Fenced(Epoch),
+    /// The batches may or may not be in the log. Seal with a new epoch and read the tail to learn.
+    #[error("outcome of append is unknown")]
+    Unknown(#[source] std::io::Error),
+    /// The log has no room; nothing was appended.
+    #[error("log is full")]
+    Full(#[source] std::io::Error),
+}
+
+/// Why the log could not be sealed, read or trimmed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogError {
+    /// The epoch is not above the current one: somebody else owns the ledger.
+    #[error("log is sealed with a higher epoch: current={0}")]
+    Fenced(Epoch),
+    /// Acknowledged entries are damaged or missing. An operator must act.
+    #[error("log is damaged: {0}")]
+    Damaged(String),
+    /// It was written by a newer version.
+    #[error("log has a newer format: {0}")]
+    NewerFormat(String),
+    /// The medium failed.
+    #[error("log cannot be reached")]
+    Io(#[from] std::io::Error),
+}
+
+/// Ordered, fenced, durable log of one ledger.
+pub trait LedgerLog: Send + Sync {
+    /// Fences every owner with a lower epoch. Succeeds only if `epoch` is above the current one.
+    fn seal(&self, epoch: Epoch) -> BoxFuture<'_, Result<Tail, LogError>>;
+
+    /// The epoch of the last seal; 0 if there was none.
+    fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>>;
+
+    /// Appends consecutive entries, the first at `first`; all are durable when it returns.
+    fn append(&self, epoch: Epoch, first: Seq, batches: Vec<Vec<u8>>) -> BoxFuture<'_, Result<(), AppendError>>;
+
+    /// Entries from `from` on, at most about `limit_bytes` of them, at least one if there is one.
+    fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>>;
+
+    /// Forgets entries up to and including `up_to`, in units that suit the engine.
+    fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>>;
+
+    /// Its limits.
+    fn caps(&self) -> LogCaps;
+}

@@ -1,0 +1,56 @@
+//! A store in memory, for tests.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use super::{Applied, State, StateError, Visit};
+use crate::keys::KeyRange;
+
+#[derive(Debug, Default)]
+struct Inner {
+    map: BTreeMap<Vec<u8>, Vec<u8>>,
+    applied: Applied,
+}
+
+/// A store that lives as long as its clones.
+#[derive(Debug, Clone, Default)]
+pub struct MemState {
+    inner: Arc<Mutex<Inner>>,
+}
+
+impl State for MemState {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
+        Ok(self.inner.lock().expect("no holder of this lock panics").map.get(key).cloned())
+    }
+
+    fn scan(&self, (from, to): &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
+        let inner = self.inner.lock().expect("no holder of this lock panics");
+        let range = inner.map.range(from.clone()..to.clone());
+        for (key, value) in range {
+            if visit(key, value).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(
+        &self,
+        changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,
+        applied: Applied,
+    ) -> Result<(), StateError> {
+        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        for (key, value) in changes {
+            match value {
+                Some(value) => inner.map.insert(key.to_vec(), value.to_vec()),
+                None => inner.map.remove(key),
+            };
+        }
+        inner.applied = applied;
+        Ok(())
+    }
+
+    fn applied(&self) -> Result<Applied, StateError> {
+        Ok(self.inner.lock().expect("no holder of this lock panics").applied)
+    }
+}

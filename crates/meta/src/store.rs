@@ -1,0 +1,340 @@
+//! What a ledger's owner sees: the local store, with everything that is not in it yet laid over it.
+//!
+//! [`Store`] keeps recent changes in memory (the *active* table), hands them to the local store now and then
+//! (the *frozen* table), and reads through all three. [`Txn`] lays the writes of one operation on top: an
+//! operation that fails leaves nothing behind.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Range;
+use std::iter::Peekable;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use base::{FsError, Seq};
+
+use crate::keys::KeyRange;
+use crate::state::{State, StateError};
+use crate::values::Value;
+
+/// A change in memory and the batch that carries it.
+#[derive(Debug, Clone)]
+struct Change {
+    seq: Seq,
+    value: Option<Vec<u8>>,
+}
+
+/// Changes in key order.
+#[derive(Debug, Clone, Default)]
+pub struct ChangeTable {
+    changes: BTreeMap<Vec<u8>, Change>,
+    bytes: usize,
+}
+
+impl ChangeTable {
+    /// The newest value of every changed key.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        self.changes.iter().map(|(key, change)| (key.as_slice(), change.value.as_deref()))
+    }
+
+    /// Bytes of keys and values that were put in.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn insert(&mut self, key: Vec<u8>, change: Change) {
+        self.bytes += key.len() + change.value.as_ref().map_or(0, Vec::len);
+        self.changes.insert(key, change);
+    }
+}
+
+/// The local store and the changes above it.
+pub struct Store {
+    bottom: Arc<dyn State>,
+    frozen: Option<Arc<ChangeTable>>,
+    active: ChangeTable,
+}
+
+impl Store {
+    /// A view of `bottom` without changes.
+    pub fn new(bottom: Arc<dyn State>) -> Self {
+        Self { bottom, frozen: None, active: ChangeTable::default() }
+    }
+
+    /// The local store.
+    pub fn bottom(&self) -> Arc<dyn State> {
+        self.bottom.clone()
+    }
+
+    /// Lays the changes of batch `seq` on top.
+    pub fn apply(&mut self, seq: Seq, changes: impl IntoIterator<Item = (Vec<u8>, Option<Vec<u8>>)>) {
+        for (key, value) in changes {
+            self.active.insert(key, Change { seq, value });
+        }
+    }
+
+    /// Bytes of changes that the local store does not have yet and nobody is writing.
+    pub fn active_bytes(&self) -> usize {
+        self.active.bytes
+    }
+
+    /// Takes the active changes for writing to the local store; they stay visible until [`Store::thaw`].
+    /// `None` while an earlier table is being written, or if there is nothing.
+    pub fn freeze(&mut self) -> Option<Arc<ChangeTable>> {
+        if self.frozen.is_some() || self.active.changes.is_empty() {
+            return None;
+        }
+        let table = Arc::new(std::mem::take(&mut self.active));
+        self.frozen = Some(table.clone());
+        Some(table)
+    }
+
+    /// The frozen changes are in the local store now.
+    pub fn thaw(&mut self) {
+        self.frozen = None;
+    }
+
+    /// Starts an operation.
+    pub fn begin(&self) -> Txn<'_> {
+        Txn { store: self, writes: BTreeMap::new(), newest: Cell::new(Seq(0)) }
+    }
+}
+
+/// The reads and writes of one operation.
+pub struct Txn<'a> {
+    store: &'a Store,
+    writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    newest: Cell<Seq>,
+}
+
+type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
+impl Txn<'_> {
+    /// The writes, to be put in a batch, and the newest batch that something read came from.
+    pub fn finish(self) -> (BTreeMap<Vec<u8>, Option<Vec<u8>>>, Seq) {
+        (self.writes, self.newest.get())
+    }
+
+    fn saw(&self, change: &Change) {
+        self.newest.set(self.newest.get().max(change.seq));
+    }
+
+    /// The bytes of a key.
+    pub fn get_bytes(&self, key: &[u8]) -> Result<Option<Vec<u8>>, FsError> {
+        if let Some(value) = self.writes.get(key) {
+            return Ok(value.clone());
+        }
+        let tables = [Some(&self.store.active), self.store.frozen.as_deref()];
+        for table in tables.into_iter().flatten() {
+            if let Some(change) = table.changes.get(key) {
+                self.saw(change);
+                return Ok(change.value.clone());
+            }
+        }
+        self.store.bottom.get(key).map_err(broken)
+    }
+
+    /// The value of a key.
+    pub fn get<V: Value>(&self, key: &[u8]) -> Result<Option<V>, FsError> {
+        self.get_bytes(key)?.map(|bytes| decode(key, &bytes)).transpose()
+    }
+
+    /// Puts a value.
+    pub fn put<V: Value>(&mut self, key: Vec<u8>, value: &V) {
+        self.writes.insert(key, Some(value.encode()));
+    }
+
+    /// Puts bytes.
+    pub fn put_bytes(&mut self, key: Vec<u8>, value: Vec<u8>) {
+        self.writes.insert(key, Some(value));
+    }
+
+    /// Deletes a key.
+    pub fn delete(&mut self, key: Vec<u8>) {
+        self.writes.insert(key, None);
+    }
+
+    /// The first `limit` keys of a range with their bytes.
+    pub fn scan(&self, range: &KeyRange, limit: usize) -> Result<Pairs, FsError> {
+        let mut out = Pairs::new();
+        if limit == 0 || range.0 >= range.1 {
+            return Ok(out);
+        }
+        let mut overlay = Overlay::new(self, range);
+        let visited = self.store.bottom.scan(range, &mut |key, value| {
+            while let Some(above) = overlay.next_below(key) {
+                out.extend(above);
+                if out.len() >= limit {
+                    return ControlFlow::Break(());
+                }
+            }
+            match overlay.take(key) {
+                Some(replaced) => out.extend(replaced.map(|value| (key.to_vec(), value))),
+                None => out.push((key.to_vec(), value.to_vec())),
+            }
+            if out.len() >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        visited.map_err(broken)?;
+        while out.len() < limit {
+            let Some(above) = overlay.next() else { break };
+            out.extend(above);
+        }
+        self.newest.set(self.newest.get().max(overlay.newest));
+        Ok(out)
+    }
+}
+
+/// A value in the store cannot be decoded, or the store cannot be read: the ledger is damaged.
+pub(crate) fn decode<V: Value>(key: &[u8], bytes: &[u8]) -> Result<V, FsError> {
+    V::decode(bytes).map_err(|error| {
+        tracing::error!(?key, %error, "metadata value is damaged");
+        FsError::Io
+    })
+}
+
+fn broken(error: StateError) -> FsError {
+    tracing::error!(%error, "metadata store cannot be read");
+    FsError::Io
+}
+
+/// The three tables above the local store, merged; upper ones win.
+struct Overlay<'a> {
+    writes: Peekable<Range<'a, Vec<u8>, Option<Vec<u8>>>>,
+    active: Peekable<Range<'a, Vec<u8>, Change>>,
+    frozen: Option<Peekable<Range<'a, Vec<u8>, Change>>>,
+    newest: Seq,
+}
+
+type Above = Option<(Vec<u8>, Vec<u8>)>;
+
+impl<'a> Overlay<'a> {
+    fn new(txn: &'a Txn<'_>, (from, to): &KeyRange) -> Self {
+        let bounds = || from.clone()..to.clone();
+        Self {
+            writes: txn.writes.range(bounds()).peekable(),
+            active: txn.store.active.changes.range(bounds()).peekable(),
+            frozen: txn.store.frozen.as_ref().map(|table| table.changes.range(bounds()).peekable()),
+            newest: Seq(0),
+        }
+    }
+
+    fn head(&mut self) -> Option<&'a [u8]> {
+        let writes = self.writes.peek().map(|(key, _)| key.as_slice());
+        let active = self.active.peek().map(|(key, _)| key.as_slice());
+        let frozen = self.frozen.as_mut().and_then(|frozen| frozen.peek().map(|(key, _)| key.as_slice()));
+        [writes, active, frozen].into_iter().flatten().min()
+    }
+
+    /// Takes the change of `key`, if a table has one: `Some(None)` is a deletion.
+    fn take(&mut self, key: &[u8]) -> Option<Option<Vec<u8>>> {
+        let mut found = None;
+        if let Some(frozen) = &mut self.frozen
+            && let Some((_, change)) = frozen.next_if(|(head, _)| head.as_slice() == key)
+        {
+            self.newest = self.newest.max(change.seq);
+            found = Some(change.value.clone());
+        }
+        if let Some((_, change)) = self.active.next_if(|(head, _)| head.as_slice() == key) {
+            self.newest = self.newest.max(change.seq);
+            found = Some(change.value.clone());
+        }
+        if let Some((_, value)) = self.writes.next_if(|(head, _)| head.as_slice() == key) {
+            found = Some(value.clone());
+        }
+        found
+    }
+
+    fn next_below(&mut self, bound: &[u8]) -> Option<Above> {
+        let head = self.head().filter(|head| *head < bound)?;
+        self.take_head(head)
+    }
+
+    fn next(&mut self) -> Option<Above> {
+        let head = self.head()?;
+        self.take_head(head)
+    }
+
+    fn take_head(&mut self, head: &[u8]) -> Option<Above> {
+        let value = self.take(head).expect("the head is the key of one of the tables");
+        Some(value.map(|value| (head.to_vec(), value)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::{Applied, MemState};
+    use proptest::prelude::*;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Write(u8, Option<u8>),
+        Freeze,
+        Flush,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            8 => (0..20u8, proptest::option::of(any::<u8>())).prop_map(|(key, value)| Step::Write(key, value)),
+            1 => Just(Step::Freeze),
+            1 => Just(Step::Flush),
+        ]
+    }
+
+    proptest! {
+        /// Whatever table a change is in, reads see the same as a plain map.
+        #[test]
+        fn reads_see_through_all_tables(
+            steps in proptest::collection::vec(step(), 0..60),
+            own in proptest::collection::vec((0..20u8, proptest::option::of(any::<u8>())), 0..6),
+            from in 0..20u8, to in 0..21u8, limit in 0..25usize,
+        ) {
+            let mut store = Store::new(Arc::new(MemState::default()));
+            let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+            let mut frozen = None;
+            for step in steps {
+                match step {
+                    Step::Write(key, value) => {
+                        store.apply(Seq(1), [(vec![key], value.map(|value| vec![value]))]);
+                        match value {
+                            Some(value) => model.insert(vec![key], vec![value]),
+                            None => model.remove(&vec![key]),
+                        };
+                    }
+                    Step::Freeze => frozen = store.freeze().or(frozen),
+                    Step::Flush => if let Some(table) = frozen.take() {
+                        store.bottom().apply(&mut table.iter(), Applied::default()).unwrap();
+                        store.thaw();
+                    }
+                }
+            }
+            let mut txn = store.begin();
+            for (key, value) in own {
+                match value {
+                    Some(value) => { txn.put_bytes(vec![key], vec![value]); model.insert(vec![key], vec![value]); }
+                    None => { txn.delete(vec![key]); model.remove(&vec![key]); }
+                }
+            }
+            for key in 0..20u8 {
+                prop_assert_eq!(txn.get_bytes(&[key]).unwrap(), model.get(&vec![key]).cloned());
+            }
+            let found = txn.scan(&(vec![from], vec![to]), limit).unwrap();
+            let expected: Vec<_> = model.into_iter()
+                .filter(|(key, _)| *key >= vec![from] && *key < vec![to]).take(limit).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn a_read_knows_the_batch_it_depends_on() {
+        let mut store = Store::new(Arc::new(MemState::default()));
+        store.apply(Seq(3), [(b"a".to_vec(), Some(b"1".to_vec()))]);
+        store.apply(Seq(5), [(b"b".to_vec(), None)]);
+        let txn = store.begin();
+        txn.get_bytes(b"a").unwrap();
+        assert_eq!(txn.finish().1, Seq(3));
+        let txn = store.begin();
+        txn.scan(&(b"a".to_vec(), b"z".to_vec()), 10).unwrap();
+        assert_eq!(txn.finish().1, Seq(5));
+    }
+}

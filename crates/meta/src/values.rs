@@ -1,0 +1,454 @@
+//! Values of a ledger's state, byte by byte as `docs/formats/ledger.md` draws them.
+//!
+//! Every value begins with its format number. Decoding refuses what it does not know and never panics.
+
+use base::codec::{DecodeError, Reader, Writer};
+use base::{ExtentId, Ino, MapId, PgId, SessionId};
+use bytes::Bytes;
+use wire::meta::{Attr, Content, ExtentRef, FileKind, MapPiece};
+
+/// The format number that this version writes.
+const FORMAT: u8 = 1;
+
+/// A value that can be stored.
+pub trait Value: Sized {
+    /// The bytes to store.
+    fn encode(&self) -> Vec<u8>;
+    /// The value in stored bytes.
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError>;
+}
+
+fn start() -> Writer {
+    let mut writer = Writer::new();
+    writer.u8(FORMAT);
+    writer
+}
+
+fn open<'a>(bytes: &'a [u8], what: &'static str) -> Result<Reader<'a>, DecodeError> {
+    let mut reader = Reader::new(bytes);
+    if reader.u8(what)? == FORMAT { Ok(reader) } else { Err(DecodeError { field: what }) }
+}
+
+fn kind_code(kind: FileKind) -> u8 {
+    match kind {
+        FileKind::Regular => 1,
+        FileKind::Directory => 2,
+        FileKind::Symlink => 3,
+        FileKind::Fifo => 4,
+        FileKind::Socket => 5,
+        FileKind::CharDevice => 6,
+        FileKind::BlockDevice => 7,
+    }
+}
+
+fn kind_of(code: u8) -> Result<FileKind, DecodeError> {
+    Ok(match code {
+        1 => FileKind::Regular,
+        2 => FileKind::Directory,
+        3 => FileKind::Symlink,
+        4 => FileKind::Fifo,
+        5 => FileKind::Socket,
+        6 => FileKind::CharDevice,
+        7 => FileKind::BlockDevice,
+        _ => return Err(DecodeError { field: "kind" }),
+    })
+}
+
+/// Which map holds a range of a file, and where in it. One segment for now; concatenation adds more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MapSegment {
+    /// First byte in the file.
+    pub file_off: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The map.
+    pub map: MapId,
+    /// Where in the map the range begins.
+    pub map_off: u64,
+}
+
+/// Table I.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inode {
+    /// Everything that `stat` tells.
+    pub attr: Attr,
+    /// Bit 0: directory made implicitly by an S3 key; 1: append-only; 2: immutable. None is set yet.
+    pub flags: u16,
+    /// User, group and project quota; 0 is none.
+    pub quotas: [u32; 3],
+    /// Tier policy; 0 is the filesystem's.
+    pub tier_policy: u32,
+    /// Of a directory, the one it is in.
+    pub parent: Ino,
+    /// Of a directory, the next readdir cookie.
+    pub next_cookie: u64,
+    /// Where the content is.
+    pub segments: Vec<MapSegment>,
+    /// Of a symbolic link.
+    pub target: Bytes,
+}
+
+impl Inode {
+    /// The map of the content, if there is any.
+    pub fn map(&self) -> Option<MapId> {
+        self.segments.first().map(|segment| segment.map)
+    }
+}
+
+impl Value for Inode {
+    fn encode(&self) -> Vec<u8> {
+        let attr = &self.attr;
+        let mut w = start();
+        w.u8(kind_code(attr.kind)).u16(self.flags).u64(attr.ino.0);
+        w.u32(attr.mode).u32(attr.uid).u32(attr.gid).u32(attr.nlink).u32(attr.rdev);
+        w.u64(attr.size).u64(attr.stored_bytes);
+        w.i64(attr.atime_ns).i64(attr.mtime_ns).i64(attr.ctime_ns).i64(attr.btime_ns);
+        w.u64(attr.data_ver).u64(attr.attr_ver);
+        w.u32(self.quotas[0]).u32(self.quotas[1]).u32(self.quotas[2]).u32(self.tier_policy);
+        w.u64(self.parent.0).u64(self.next_cookie);
+        w.u16(u16::try_from(self.segments.len()).expect("an inode has at most 10,000 segments"));
+        for segment in &self.segments {
+            w.u64(segment.file_off).u64(segment.len).u64(segment.map.0).u64(segment.map_off);
+        }
+        w.blob(&self.target);
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "inode format")?;
+        let kind = kind_of(r.u8("kind")?)?;
+        let flags = r.u16("flags")?;
+        let attr = Attr {
+            ino: Ino(r.u64("ino")?),
+            kind,
+            mode: r.u32("mode")?,
+            uid: r.u32("uid")?,
+            gid: r.u32("gid")?,
+            nlink: r.u32("nlink")?,
+            rdev: r.u32("rdev")?,
+            size: r.u64("size")?,
+            stored_bytes: r.u64("stored_bytes")?,
+            atime_ns: r.i64("atime")?,
+            mtime_ns: r.i64("mtime")?,
+            ctime_ns: r.i64("ctime")?,
+            btime_ns: r.i64("btime")?,
+            data_ver: r.u64("data_ver")?,
+            attr_ver: r.u64("attr_ver")?,
+        };
+        let quotas = [r.u32("quota")?, r.u32("quota")?, r.u32("quota")?];
+        let tier_policy = r.u32("tier_policy")?;
+        let parent = Ino(r.u64("parent")?);
+        let next_cookie = r.u64("next_cookie")?;
+        let count = r.u16("segments")?;
+        let segments = (0..count)
+            .map(|_| {
+                Ok(MapSegment {
+                    file_off: r.u64("segment")?,
+                    len: r.u64("segment")?,
+                    map: MapId(r.u64("segment")?),
+                    map_off: r.u64("segment")?,
+                })
+            })
+            .collect::<Result<_, DecodeError>>()?;
+        let target = Bytes::copy_from_slice(r.blob("target")?);
+        r.finish("inode end")?;
+        Ok(Self { attr, flags, quotas, tier_policy, parent, next_cookie, segments, target })
+    }
+}
+
+/// Table D.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dentry {
+    /// What the name refers to.
+    pub ino: Ino,
+    /// What kind of thing that is.
+    pub kind: FileKind,
+    /// Its readdir cookie.
+    pub cookie: u64,
+}
+
+impl Value for Dentry {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u8(kind_code(self.kind)).u64(self.ino.0).u64(self.cookie);
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "dentry format")?;
+        let kind = kind_of(r.u8("kind")?)?;
+        let dentry = Self { ino: Ino(r.u64("ino")?), kind, cookie: r.u64("cookie")? };
+        r.finish("dentry end")?;
+        Ok(dentry)
+    }
+}
+
+/// Table M. The offset is in the key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Bytes of the file.
+    pub len: u64,
+    /// The layer it was written in.
+    pub birth_layer: u32,
+    /// What is there.
+    pub content: Content,
+}
+
+const PIECE_INLINE: u8 = 1;
+const PIECE_EXTENT: u8 = 2;
+
+impl Piece {
+    /// The piece at its place in the file.
+    pub fn at(self, off: u64) -> MapPiece {
+        MapPiece { off, len: self.len, content: self.content }
+    }
+
+    /// What to store for a piece of the map.
+    pub fn of(piece: &MapPiece) -> Self {
+        Self { len: piece.len, birth_layer: crate::keys::LIVE_LAYER, content: piece.content.clone() }
+    }
+}
+
+impl Value for Piece {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        match &self.content {
+            Content::Inline(bytes) => {
+                w.u8(PIECE_INLINE).u64(self.len).u32(self.birth_layer).blob(bytes);
+            }
+            Content::Extent(extent) => {
+                w.u8(PIECE_EXTENT).u64(self.len).u32(self.birth_layer);
+                w.u64(extent.id.0).u32(extent.pg.0).u8(extent.k).u8(extent.n);
+                w.u32(extent.extent_len).u32(extent.extent_off);
+            }
+        }
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "piece format")?;
+        let kind = r.u8("piece kind")?;
+        let len = r.u64("len")?;
+        let birth_layer = r.u32("birth_layer")?;
+        let content = match kind {
+            PIECE_INLINE => {
+                let bytes = r.blob("inline")?;
+                if bytes.len() as u64 != len {
+                    return Err(DecodeError { field: "inline length" });
+                }
+                Content::Inline(Bytes::copy_from_slice(bytes))
+            }
+            PIECE_EXTENT => {
+                let extent = ExtentRef {
+                    id: ExtentId(r.u64("extent")?),
+                    pg: PgId(r.u32("pg")?),
+                    k: r.u8("k")?,
+                    n: r.u8("n")?,
+                    extent_len: r.u32("extent_len")?,
+                    extent_off: r.u32("extent_off")?,
+                };
+                let inside = u64::from(extent.extent_off) + len <= u64::from(extent.extent_len);
+                if !inside || extent.k == 0 || extent.n < extent.k {
+                    return Err(DecodeError { field: "extent shape" });
+                }
+                Content::Extent(extent)
+            }
+            _ => return Err(DecodeError { field: "piece kind" }),
+        };
+        r.finish("piece end")?;
+        Ok(Self { len, birth_layer, content })
+    }
+}
+
+/// Table E: only of extents that are not referred to by exactly one whole piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExtentUse {
+    /// Pieces that refer to it.
+    pub refs: u32,
+    /// Sum of their lengths.
+    pub live_bytes: u64,
+}
+
+impl Value for ExtentUse {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u32(self.refs).u64(self.live_bytes);
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "extent format")?;
+        let extent = Self { refs: r.u32("refs")?, live_bytes: r.u64("live_bytes")? };
+        r.finish("extent end")?;
+        Ok(extent)
+    }
+}
+
+/// Table R.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IdRange {
+    /// Who may commit ids of it.
+    pub session: SessionId,
+    /// How many ids.
+    pub count: u64,
+    /// Whether commits with its ids are still accepted.
+    pub open: RangeState,
+}
+
+/// Whether a range of extent ids may still be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RangeState {
+    /// Its session may commit ids of it.
+    Open,
+    /// No commit may name its ids any more; what is not referred to is garbage.
+    Closed,
+}
+
+impl Value for IdRange {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u64(self.session.0).u64(self.count).u8(u8::from(self.open == RangeState::Open));
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "range format")?;
+        let session = SessionId(r.u64("session")?);
+        let count = r.u64("count")?;
+        let open = match r.u8("open")? {
+            0 => RangeState::Closed,
+            1 => RangeState::Open,
+            _ => return Err(DecodeError { field: "open" }),
+        };
+        r.finish("range end")?;
+        Ok(Self { session, count, open })
+    }
+}
+
+/// Tables F and W: where the shards of an extent lie. In F `shard` is 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExtentPlace {
+    /// Placement group.
+    pub pg: PgId,
+    /// All shards.
+    pub n: u8,
+    /// Data shards.
+    pub k: u8,
+    /// In W, the shard that is owed.
+    pub shard: u8,
+    /// Bytes of the extent; 0 in F.
+    pub extent_len: u32,
+}
+
+impl Value for ExtentPlace {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u32(self.pg.0).u8(self.n).u8(self.k).u8(self.shard).u32(self.extent_len);
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "place format")?;
+        let place = Self {
+            pg: PgId(r.u32("pg")?),
+            n: r.u8("n")?,
+            k: r.u8("k")?,
+            shard: r.u8("shard")?,
+            extent_len: r.u32("extent_len")?,
+        };
+        r.finish("place end")?;
+        Ok(place)
+    }
+}
+
+/// Table U.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    /// The last request executed in this slot.
+    pub seq: u64,
+    /// Its encoded reply.
+    pub reply: Vec<u8>,
+}
+
+impl Value for Slot {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u64(self.seq).blob(&self.reply);
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "slot format")?;
+        let slot = Self { seq: r.u64("seq")?, reply: r.blob("reply")?.to_vec() };
+        r.finish("slot end")?;
+        Ok(slot)
+    }
+}
+
+/// Table O: the sessions that have an inode without a name open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Orphan {
+    /// At least one.
+    pub sessions: Vec<SessionId>,
+}
+
+impl Value for Orphan {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u32(u32::try_from(self.sessions.len()).expect("sessions are bounded far below 2^32"));
+        for session in &self.sessions {
+            w.u64(session.0);
+        }
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "orphan format")?;
+        let count = r.u32("count")?;
+        let sessions = (0..count).map(|_| r.u64("session").map(SessionId)).collect::<Result<_, _>>()?;
+        r.finish("orphan end")?;
+        Ok(Self { sessions })
+    }
+}
+
+/// Table V, `usage`: sums over all inodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Bytes of content that are stored, before redundancy.
+    pub stored_bytes: u64,
+    /// Inodes.
+    pub inodes: u64,
+}
+
+impl Value for Usage {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u64(self.stored_bytes).u64(self.inodes);
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "usage format")?;
+        let usage = Self { stored_bytes: r.u64("stored_bytes")?, inodes: r.u64("inodes")? };
+        r.finish("usage end")?;
+        Ok(usage)
+    }
+}
+
+impl Value for u64 {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u64(*self);
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "number format")?;
+        let value = r.u64("number")?;
+        r.finish("number end")?;
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+use super::*;
+use proptest::prelude::*;
+
+fn sample_inode() -> Inode {
+    Inode {
+        attr: Attr {
+            ino: Ino(0x0102),
+            kind: FileKind::Regular,
+            mode: 0o644,
+            uid: 1000,
+            gid: 100,
+            nlink: 2,
+            rdev: 0,
+            size: 4097,
+            stored_bytes: 4096,
+            atime_ns: 1,
+            mtime_ns: 2,
+            ctime_ns: -3,
+            btime_ns: 4,
+            data_ver: 5,
+            attr_ver: 6,
+        },
+        flags: 0,
+        quotas: [7, 8, 9],
+        tier_policy: 0,
+        parent: Ino(1),
+        next_cookie: 10,
+        segments: vec![MapSegment { file_off: 0, len: 1 << 60, map: MapId(11), map_off: 0 }],
+        target: Bytes::new(),
+    }
+}
+
+fn sample_extent() -> Piece {
+    let content = Content::Extent(ExtentRef {
+        id: ExtentId(3),
+        pg: PgId(4),
+        k: 4,
+        n: 6,
+        extent_len: 8192,
+        extent_off: 4096,
+    });
+    Piece { len: 4096, birth_layer: 1, content }
+}
+
+#[track_caller]
+fn check<V: Value + PartialEq + std::fmt::Debug>(value: V, golden: &str) {
+    let bytes = value.encode();
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(hex, golden.replace([' ', '\n'], ""));
+    assert_eq!(V::decode(&bytes).unwrap(), value);
+    for cut in 0..bytes.len() {
+        assert!(V::decode(&bytes[..cut]).is_err(), "a value cut at {cut} was accepted");
+    }
+    let mut longer = bytes.clone();
+    longer.push(0);
+    assert!(V::decode(&longer).is_err(), "a longer value was accepted");
+    let mut newer = bytes;
+    newer[0] = 2;
+    assert!(V::decode(&newer).is_err(), "an unknown format was accepted");
+}
+
+#[test]
+fn inodes_keep_their_bytes() {
+    check(
+        sample_inode(),
+        "01 01 0000 0201000000000000 a4010000 e8030000 64000000 02000000 00000000
+         0110000000000000 0010000000000000
+         0100000000000000 0200000000000000 fdffffffffffffff 0400000000000000
+         0500000000000000 0600000000000000 07000000 08000000 09000000 00000000
+         0100000000000000 0a00000000000000
+         0100 0000000000000000 0000000000000010 0b00000000000000 0000000000000000 00000000",
+    );
+}
+
+#[test]
+fn pieces_keep_their_bytes() {
+    check(
+        sample_extent(),
+        "01 02 0010000000000000 01000000 0300000000000000 04000000 04 06 00200000 00100000",
+    );
+    let inline = Piece { len: 3, birth_layer: 1, content: Content::Inline(Bytes::from_static(b"abc")) };
+    check(inline, "01 01 0300000000000000 01000000 03000000 616263");
+}
+
+#[test]
+fn small_values_keep_their_bytes() {
+    check(Dentry { ino: Ino(5), kind: FileKind::Directory, cookie: 9 }, "01 02 0500000000000000 0900000000000000");
+    check(ExtentUse { refs: 2, live_bytes: 300 }, "01 02000000 2c01000000000000");
+    check(
+        IdRange { session: SessionId(1), count: 65536, open: RangeState::Open },
+        "01 0100000000000000 0000010000000000 01",
+    );
+    check(
+        ExtentPlace { pg: PgId(1), n: 6, k: 4, shard: 5, extent_len: 4096 },
+        "01 01000000 06 04 05 00100000",
+    );
+    check(Slot { seq: 7, reply: b"ok".to_vec() }, "01 0700000000000000 02000000 6f6b");
+    check(Orphan { sessions: vec![SessionId(3)] }, "01 01000000 0300000000000000");
+    check(Usage { stored_bytes: 10, inodes: 2 }, "01 0a00000000000000 0200000000000000");
+    check(42u64, "01 2a00000000000000");
+}
+
+#[test]
+fn an_extent_piece_outside_its_extent_is_refused() {
+    let mut piece = sample_extent();
+    piece.len = 4097;
+    assert!(Piece::decode(&piece.encode()).is_err());
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let mut bytes = bytes;
+        for force in [false, true] {
+            if force && !bytes.is_empty() {
+                bytes[0] = FORMAT;
+            }
+            let _ = Inode::decode(&bytes);
+            let _ = Dentry::decode(&bytes);
+            let _ = Piece::decode(&bytes);
+            let _ = IdRange::decode(&bytes);
+            let _ = Slot::decode(&bytes);
+            let _ = Orphan::decode(&bytes);
+        }
+    }
+}
