@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod keys;
 pub mod log;
+pub mod owner;
 pub mod state;
 pub mod store;
 pub mod values;

@@ -154,6 +154,29 @@ impl Txn<'_> {
         self.writes.insert(key, None);
     }
 
+    /// The last key of a range with its bytes.
+    pub fn last(&self, range: &KeyRange) -> Result<Option<(Vec<u8>, Vec<u8>)>, FsError> {
+        let (from, mut to) = range.clone();
+        while from < to {
+            let bounds = || from.clone()..to.clone();
+            let active = &self.store.active.changes;
+            let frozen = self.store.frozen.as_ref().map(|table| &table.changes);
+            let bottom = self.store.bottom.last(&(from.clone(), to.clone())).map_err(broken)?;
+            let heads = [
+                self.writes.range(bounds()).next_back().map(|(key, _)| key),
+                active.range(bounds()).next_back().map(|(key, _)| key),
+                frozen.and_then(|frozen| frozen.range(bounds()).next_back()).map(|(key, _)| key),
+                bottom.as_ref().map(|(key, _)| key),
+            ];
+            let Some(key) = heads.into_iter().flatten().max().cloned() else { return Ok(None) };
+            if let Some(value) = self.get_bytes(&key)? {
+                return Ok(Some((key, value)));
+            }
+            to = key;
+        }
+        Ok(None)
+    }
+
     /// The first `limit` keys of a range with their bytes.
     pub fn scan(&self, range: &KeyRange, limit: usize) -> Result<Pairs, FsError> {
         let mut out = Pairs::new();
@@ -319,9 +342,12 @@ mod tests {
                 prop_assert_eq!(txn.get_bytes(&[key]).unwrap(), model.get(&vec![key]).cloned());
             }
             let found = txn.scan(&(vec![from], vec![to]), limit).unwrap();
-            let expected: Vec<_> = model.into_iter()
-                .filter(|(key, _)| *key >= vec![from] && *key < vec![to]).take(limit).collect();
+            let mut in_range: Vec<_> =
+                model.into_iter().filter(|(key, _)| *key >= vec![from] && *key < vec![to]).collect();
+            let expected: Vec<_> = in_range.iter().take(limit).cloned().collect();
             prop_assert_eq!(found, expected);
+            let last = txn.last(&(vec![from], vec![to])).unwrap();
+            prop_assert_eq!(last, in_range.pop());
         }
     }
 

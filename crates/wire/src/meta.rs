@@ -92,6 +92,8 @@ pub struct DirEntry {
     pub cookie: u64,
     /// What it names.
     pub attr: Attr,
+    /// The lease on that, unless somebody holds it exclusively.
+    pub lease: Option<LeaseGrant>,
 }
 
 /// An extent as a map refers to it.
@@ -206,8 +208,8 @@ pub enum OwnerEvent {
         lease: LeaseGrant,
         /// What may be kept.
         keep: Option<LeaseKind>,
-        /// In a directory, the entry that is about to change.
-        name: Option<Bytes>,
+        /// The name of the inode that is about to go, and the directory it is in.
+        entry: Option<(Ino, Bytes)>,
     },
     /// The lease was taken away: what was cached or dirty under it is void.
     Revoked {
@@ -329,8 +331,11 @@ pub enum MetaRequest {
     Close { ino: Ino },
     /// Answer: `Attr`. Cutting a file of very many pieces may stop early: the size in the answer says where.
     SetAttr { ino: Ino, set: SetAttr },
+    /// Answer: `Attr` of what lost its name.
     Unlink { parent: Ino, name: Bytes },
+    /// Answer: `Attr` of what is gone.
     Rmdir { parent: Ino, name: Bytes },
+    /// Answer: `Renamed`.
     Rename { parent: Ino, name: Bytes, new_parent: Ino, new_name: Bytes, mode: RenameMode },
     /// Answer: `Attr`.
     Link { ino: Ino, parent: Ino, name: Bytes },
@@ -397,6 +402,8 @@ pub enum MetaReply {
     Dir { entries: Vec<DirEntry>, parent: Ino, end: bool },
     Bytes(Bytes),
     Names(Vec<Bytes>),
+    /// What was moved, and what was replaced or exchanged with it.
+    Renamed { moved: Attr, other: Option<Attr> },
     /// `end`: there are no pieces after these.
     Map { pieces: Vec<MapPiece>, end: bool },
     /// Everything below `next_off` is done; ask again from there if that is not the end of the range.

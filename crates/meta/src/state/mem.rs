@@ -34,6 +34,12 @@ impl State for MemState {
         Ok(())
     }
 
+    fn last(&self, (from, to): &KeyRange) -> Result<Option<(Vec<u8>, Vec<u8>)>, StateError> {
+        let inner = self.inner.lock().expect("no holder of this lock panics");
+        let last = inner.map.range(from.clone()..to.clone()).next_back();
+        Ok(last.map(|(key, value)| (key.clone(), value.clone())))
+    }
+
     fn apply(
         &self,
         changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,

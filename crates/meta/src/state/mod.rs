@@ -40,6 +40,9 @@ pub trait State: Send + Sync {
     /// Visits a range in key order, from one consistent view.
     fn scan(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError>;
 
+    /// The last key of a range with its value.
+    fn last(&self, range: &KeyRange) -> Result<Option<(Vec<u8>, Vec<u8>)>, StateError>;
+
     /// Applies changes and the new position in one durable step.
     fn apply(
         &self,

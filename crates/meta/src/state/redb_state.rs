@@ -62,6 +62,14 @@ impl State for RedbState {
         Ok(())
     }
 
+    fn last(&self, (from, to): &KeyRange) -> Result<Option<(Vec<u8>, Vec<u8>)>, StateError> {
+        let txn = self.database.begin_read().map_err(text)?;
+        let table = txn.open_table(TABLE).map_err(text)?;
+        let mut range = table.range(from.as_slice()..to.as_slice()).map_err(text)?;
+        let last = range.next_back().transpose().map_err(text)?;
+        Ok(last.map(|(key, value)| (key.value().to_vec(), value.value().to_vec())))
+    }
+
     fn apply(
         &self,
         changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,

@@ -1,0 +1,297 @@
+//! Maps of files: which extents hold which bytes, and who else refers to them.
+
+use base::{ExtentId, FsError, Ino, LeaseId, MapId};
+use wire::meta::{
+    CommitPiece, Content, ExtentRef, FILE_BYTES_MAX, FileKind, INLINE_BYTES_MAX, MapPiece, MetaReply,
+};
+
+use super::{Intent, Op, Outcome};
+use crate::keys::Keys;
+use crate::values::{ExtentPlace, ExtentUse, Inode, Piece};
+
+/// Most pieces that one operation removes; what is left goes in further ones. Keeps batches bounded.
+const PIECES_PER_OP_MAX: usize = 20_000;
+const MAP_PAGE_MAX: u32 = 8192;
+
+impl Op<'_> {
+    fn regular(&self, ino: Ino) -> Result<Inode, FsError> {
+        let inode = self.inode(ino)?;
+        match inode.attr.kind {
+            FileKind::Regular => Ok(inode),
+            FileKind::Directory => Err(FsError::IsDirectory),
+            _ => Err(FsError::Invalid),
+        }
+    }
+
+    /// Pieces that intersect `[from, to)`, at most `limit`, in order.
+    fn pieces(&self, map: MapId, from: u64, to: u64, limit: usize) -> Result<Vec<MapPiece>, FsError> {
+        let mut pieces = Vec::new();
+        if let Some(before) = self.piece_before(map, from)?
+            && before.end() > from
+        {
+            pieces.push(before);
+        }
+        let left = limit.saturating_sub(pieces.len());
+        for (key, bytes) in self.txn.scan(&self.keys.pieces(map, from, to), left)? {
+            let piece: Piece = crate::store::decode(&key, &bytes)?;
+            pieces.push(piece.at(Keys::off_of_piece(&key)));
+        }
+        Ok(pieces)
+    }
+
+    /// The piece that begins last before `off`, if it is near enough to reach it.
+    fn piece_before(&self, map: MapId, off: u64) -> Result<Option<MapPiece>, FsError> {
+        // No piece is longer than an extent, so it begins at most that far below.
+        let from = off.saturating_sub(PIECE_BYTES_MAX);
+        let Some((key, bytes)) = self.txn.last(&self.keys.pieces(map, from, off))? else { return Ok(None) };
+        let piece: Piece = crate::store::decode(&key, &bytes)?;
+        Ok(Some(piece.at(Keys::off_of_piece(&key))))
+    }
+
+    pub(super) fn getmap(&mut self, ino: Ino, off: u64, limit: u32) -> Outcome {
+        self.clear(ino, Intent::Read)?;
+        let inode = self.regular(ino)?;
+        let limit = limit.clamp(1, MAP_PAGE_MAX) as usize;
+        let Some(map) = inode.map() else { return Ok(MetaReply::Map { pieces: Vec::new(), end: true }) };
+        let pieces = self.pieces(map, off, FILE_BYTES_MAX, limit)?;
+        let end = pieces.len() < limit;
+        Ok(MetaReply::Map { pieces, end })
+    }
+
+    pub(super) fn commit(
+        &mut self,
+        ino: Ino,
+        lease: LeaseId,
+        pieces: &[CommitPiece],
+        size: u64,
+        mtime_ns: i64,
+    ) -> Outcome {
+        let mut inode = self.regular(ino)?;
+        if !self.volatile.leases.may_write(ino, self.session, lease) {
+            return Err(FsError::StaleLease.into());
+        }
+        if size > FILE_BYTES_MAX {
+            return Err(FsError::TooLarge.into());
+        }
+        for commit in pieces {
+            self.check_piece(&commit.piece)?;
+            self.replace(&mut inode, &commit.piece)?;
+            self.record_owed(commit);
+        }
+        inode.attr.size = inode.attr.size.max(size);
+        inode.attr.mtime_ns = mtime_ns;
+        inode.attr.data_ver += 1;
+        self.touch(&mut inode.attr);
+        self.put_inode(&inode);
+        Ok(MetaReply::Attr(inode.attr))
+    }
+
+    fn check_piece(&self, piece: &MapPiece) -> Result<(), FsError> {
+        if piece.len == 0 || piece.off.checked_add(piece.len).is_none_or(|end| end > FILE_BYTES_MAX) {
+            return Err(FsError::TooLarge);
+        }
+        match &piece.content {
+            Content::Inline(bytes) => {
+                let fits = bytes.len() as u64 == piece.len && bytes.len() <= INLINE_BYTES_MAX;
+                if fits { Ok(()) } else { Err(FsError::Invalid) }
+            }
+            Content::Extent(extent) => {
+                let inside = u64::from(extent.extent_off) + piece.len <= u64::from(extent.extent_len);
+                let short = u64::from(extent.extent_len) <= PIECE_BYTES_MAX;
+                let shaped = extent.k >= 1 && extent.k <= extent.n && extent.n <= 20;
+                if !inside || !short || !shaped || !self.may_commit(extent.id) {
+                    return Err(FsError::Invalid);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn may_commit(&self, id: ExtentId) -> bool {
+        let mut ranges = self.volatile.ranges.iter();
+        ranges.any(|range| range.session == self.session && id >= range.first && id.0 - range.first.0 < range.count)
+    }
+
+    fn record_owed(&mut self, commit: &CommitPiece) {
+        let Content::Extent(extent) = &commit.piece.content else { return };
+        for owed in &commit.owed {
+            let place = ExtentPlace {
+                pg: extent.pg,
+                n: extent.n,
+                k: extent.k,
+                shard: owed.shard.0,
+                extent_len: extent.extent_len,
+            };
+            self.txn.put(self.keys.owed(owed.drive, extent.id), &place);
+        }
+    }
+
+    /// Puts a piece in place of whatever is there.
+    fn replace(&mut self, inode: &mut Inode, piece: &MapPiece) -> Result<(), FsError> {
+        let map = inode.map().ok_or(FsError::Io)?;
+        let removed = self.remove_range(map, piece.off, piece.end(), usize::MAX)?;
+        self.txn.put(self.keys.piece(map, piece.off), &Piece::of(piece));
+        if let Content::Extent(extent) = &piece.content
+            && u64::from(extent.extent_len) != piece.len
+        {
+            // A new extent of which only a part is used at once.
+            self.txn.put(self.keys.extent(extent.id), &ExtentUse { refs: 1, live_bytes: piece.len });
+        }
+        self.stored(inode, piece.len as i64 - removed.bytes as i64)
+    }
+
+    fn stored(&mut self, inode: &mut Inode, bytes: i64) -> Result<(), FsError> {
+        let stored = inode.attr.stored_bytes.checked_add_signed(bytes).ok_or(FsError::Io)?;
+        inode.attr.stored_bytes = stored;
+        self.account(bytes, 0)
+    }
+
+    /// Empties `[from, to)` of a map, as far as `limit` pieces go.
+    pub(super) fn remove_range(&mut self, map: MapId, from: u64, to: u64, limit: usize) -> Result<Removed, FsError> {
+        let pieces = self.pieces(map, from, to, limit)?;
+        let done = if pieces.len() < limit { to } else { pieces.last().map_or(to, |piece| piece.end().min(to)) };
+        let mut bytes = 0;
+        for piece in pieces {
+            let Some(cut) = piece.clip(from, to) else { continue };
+            bytes += cut.len;
+            self.txn.delete(self.keys.piece(map, piece.off));
+            let kept = [piece.clip(0, from), piece.clip(to, u64::MAX)];
+            let parts = kept.iter().flatten().count() as u32;
+            for part in kept.iter().flatten() {
+                self.txn.put(self.keys.piece(map, part.off), &Piece::of(part));
+            }
+            if let Content::Extent(extent) = &piece.content {
+                self.unuse(extent, cut.len, parts)?;
+            }
+        }
+        Ok(Removed { bytes, done })
+    }
+
+    /// One reference to an extent becomes `parts` references, with `dead_bytes` less in total.
+    fn unuse(&mut self, extent: &ExtentRef, dead_bytes: u64, parts: u32) -> Result<(), FsError> {
+        let key = self.keys.extent(extent.id);
+        let whole = ExtentUse { refs: 1, live_bytes: u64::from(extent.extent_len) };
+        let used = self.txn.get::<ExtentUse>(&key)?.unwrap_or(whole);
+        let refs = used.refs - 1 + parts;
+        if refs == 0 {
+            self.txn.delete(key);
+            let place = ExtentPlace { pg: extent.pg, n: extent.n, k: extent.k, shard: 0, extent_len: 0 };
+            self.txn.put(self.keys.free(self.seq.0, extent.id), &place);
+        } else {
+            let live_bytes = used.live_bytes.checked_sub(dead_bytes).ok_or(FsError::Io)?;
+            self.txn.put(key, &ExtentUse { refs, live_bytes });
+        }
+        Ok(())
+    }
+
+    fn share(&mut self, extent: &ExtentRef, bytes: u64) -> Result<(), FsError> {
+        let key = self.keys.extent(extent.id);
+        let whole = ExtentUse { refs: 1, live_bytes: u64::from(extent.extent_len) };
+        let used = self.txn.get::<ExtentUse>(&key)?.unwrap_or(whole);
+        let next = ExtentUse { refs: used.refs + 1, live_bytes: used.live_bytes + bytes };
+        self.txn.put(key, &next);
+        Ok(())
+    }
+
+    /// Sets the size. Cutting off very many pieces is done in steps, each a shorter file: the caller sees
+    /// from the size whether to go on.
+    pub(super) fn truncate(&mut self, inode: &mut Inode, size: u64) -> Result<(), FsError> {
+        let Some(map) = inode.map() else { return Ok(()) };
+        if size >= inode.attr.size {
+            inode.attr.size = size;
+            return Ok(());
+        }
+        if size == 0 && inode.attr.stored_bytes > 0 {
+            self.txn.put(self.keys.purge(map), &0u64);
+            inode.segments = self.new_segments()?;
+            let stored = inode.attr.stored_bytes as i64;
+            inode.attr.size = 0;
+            return self.stored(inode, -stored);
+        }
+        let cut = self.cut_point(map, size, inode.attr.size)?;
+        let removed = self.remove_range(map, cut, FILE_BYTES_MAX, usize::MAX)?;
+        inode.attr.size = cut;
+        self.stored(inode, -(removed.bytes as i64))
+    }
+
+    /// The lowest offset at or above `size` with at most [`PIECES_PER_OP_MAX`] pieces from there on.
+    fn cut_point(&self, map: MapId, size: u64, end: u64) -> Result<u64, FsError> {
+        let few = |from: u64| -> Result<bool, FsError> {
+            let range = self.keys.pieces(map, from, FILE_BYTES_MAX);
+            Ok(self.txn.scan(&range, PIECES_PER_OP_MAX + 1)?.len() <= PIECES_PER_OP_MAX)
+        };
+        let (mut low, mut high) = (size, end);
+        if few(low)? {
+            return Ok(low);
+        }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if few(middle)? { high = middle } else { low = middle }
+        }
+        Ok(high)
+    }
+
+    pub(super) fn punch(&mut self, ino: Ino, off: u64, len: u64) -> Outcome {
+        let mut inode = self.regular(ino)?;
+        self.clear(ino, Intent::Change)?;
+        let end = off.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX).ok_or(FsError::TooLarge)?;
+        let mut next_off = end;
+        if let Some(map) = inode.map() {
+            let removed = self.remove_range(map, off, end, PIECES_PER_OP_MAX)?;
+            next_off = removed.done;
+            self.stored(&mut inode, -(removed.bytes as i64))?;
+        }
+        self.touch_content(&mut inode.attr);
+        self.put_inode(&inode);
+        Ok(MetaReply::Punched { attr: inode.attr, next_off })
+    }
+
+    pub(super) fn clone_range(&mut self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Outcome {
+        let source = self.regular(from.0)?;
+        let mut target = self.regular(to.0)?;
+        self.clear(from.0, Intent::Read)?;
+        self.clear(to.0, Intent::Change)?;
+        let end = to.1.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX).ok_or(FsError::TooLarge)?;
+        let source_end = from.1.checked_add(len).ok_or(FsError::TooLarge)?;
+        if source_end > source.attr.size {
+            return Err(FsError::Invalid.into());
+        }
+        let (Some(source_map), Some(target_map)) = (source.map(), target.map()) else {
+            return Err(FsError::Io.into());
+        };
+        let pieces = self.pieces(source_map, from.1, source_end, PIECES_PER_OP_MAX + 1)?;
+        if pieces.len() > PIECES_PER_OP_MAX {
+            return Err(FsError::TooLarge.into());
+        }
+        let copies: Vec<MapPiece> = pieces.iter().filter_map(|piece| piece.clip(from.1, source_end)).collect();
+        // Share first: emptying the target must not free what the copies refer to.
+        for copy in &copies {
+            if let Content::Extent(extent) = &copy.content {
+                self.share(extent, copy.len)?;
+            }
+        }
+        let removed = self.remove_range(target_map, to.1, end, usize::MAX)?;
+        let mut added = 0;
+        for mut copy in copies {
+            copy.off = copy.off - from.1 + to.1;
+            added += copy.len;
+            self.txn.put(self.keys.piece(target_map, copy.off), &Piece::of(&copy));
+        }
+        self.stored(&mut target, added as i64 - removed.bytes as i64)?;
+        target.attr.size = target.attr.size.max(end);
+        self.touch_content(&mut target.attr);
+        self.put_inode(&target);
+        Ok(MetaReply::Attr(target.attr))
+    }
+}
+
+/// What emptying a range took out.
+pub(super) struct Removed {
+    /// Sum of the lengths.
+    pub(super) bytes: u64,
+    /// Everything below is empty now.
+    pub(super) done: u64,
+}
+
+/// No piece is longer: the largest extent is 16 data shards of 1 MiB.
+const PIECE_BYTES_MAX: u64 = 16 << 20;

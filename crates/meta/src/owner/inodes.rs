@@ -1,0 +1,218 @@
+//! Inodes: attributes, extended attributes, opens, sessions.
+
+use base::{FsError, Ino, SessionId};
+use bytes::Bytes;
+use wire::meta::{
+    FILE_BYTES_MAX, FileKind, LeaseKind, MetaReply, NAME_BYTES_MAX, OpenIntent, SetAttr, XATTR_BYTES_MAX,
+    XATTRS_TOTAL_BYTES_MAX, XattrMode,
+};
+
+use super::acl::{self, Acl};
+use super::{Intent, Op, Outcome, Stop};
+use crate::keys::Keys;
+use crate::values::{Inode, Orphan, Value};
+
+impl Op<'_> {
+    pub(super) fn getattr(&mut self, ino: Ino) -> Outcome {
+        self.clear(ino, Intent::Read)?;
+        let attr = self.inode(ino)?.attr;
+        Ok(self.entry(attr))
+    }
+
+    pub(super) fn readlink(&mut self, ino: Ino) -> Outcome {
+        let inode = self.inode(ino)?;
+        if inode.attr.kind != FileKind::Symlink {
+            return Err(FsError::Invalid.into());
+        }
+        Ok(MetaReply::Bytes(inode.target))
+    }
+
+    pub(super) fn open(&mut self, ino: Ino, intent: OpenIntent) -> Outcome {
+        let mut inode = self.inode(ino)?;
+        let (need, kind) = match intent {
+            OpenIntent::None | OpenIntent::Read => (Intent::Read, LeaseKind::Read),
+            OpenIntent::Write | OpenIntent::Truncate => (Intent::Change, LeaseKind::Exclusive),
+        };
+        if inode.attr.kind == FileKind::Directory && kind == LeaseKind::Exclusive {
+            return Err(FsError::IsDirectory.into());
+        }
+        self.clear(ino, need)?;
+        if intent == OpenIntent::Truncate {
+            self.truncate(&mut inode, 0)?;
+            self.touch_content(&mut inode.attr);
+            self.put_inode(&inode);
+        }
+        let lease = self.grant(ino, kind).ok_or(Stop::Wait(ino))?;
+        let opens = self.volatile.opens.entry(ino).or_default();
+        if !opens.contains(&self.session) {
+            opens.push(self.session);
+        }
+        Ok(MetaReply::Entry { attr: inode.attr, lease: Some(lease) })
+    }
+
+    pub(super) fn close(&mut self, ino: Ino) -> Outcome {
+        self.forget_open(ino, self.session)?;
+        Ok(MetaReply::Done)
+    }
+
+    fn forget_open(&mut self, ino: Ino, session: SessionId) -> Result<(), Stop> {
+        if let Some(sessions) = self.volatile.opens.get_mut(&ino) {
+            sessions.retain(|open| *open != session);
+            if sessions.is_empty() {
+                self.volatile.opens.remove(&ino);
+            }
+        }
+        let key = self.keys.orphan(ino);
+        let Some(mut orphan) = self.txn.get::<Orphan>(&key)? else { return Ok(()) };
+        orphan.sessions.retain(|open| *open != session);
+        if orphan.sessions.is_empty() {
+            let inode = self.inode(ino)?;
+            self.destroy(&inode)?;
+        } else {
+            self.txn.put(key, &orphan);
+        }
+        Ok(())
+    }
+
+    pub(super) fn setattr(&mut self, ino: Ino, set: &SetAttr) -> Outcome {
+        let mut inode = self.inode(ino)?;
+        self.clear(ino, Intent::Change)?;
+        if let Some(size) = set.size {
+            match inode.attr.kind {
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(FsError::IsDirectory.into()),
+                _ => return Err(FsError::Invalid.into()),
+            }
+            if size > FILE_BYTES_MAX {
+                return Err(FsError::TooLarge.into());
+            }
+            self.truncate(&mut inode, size)?;
+            inode.attr.mtime_ns = self.now.wall_ns;
+            inode.attr.data_ver += 1;
+        }
+        if let Some(mode) = set.mode {
+            inode.attr.mode = mode & 0o7777;
+            self.chmod_acl(ino, mode)?;
+        }
+        inode.attr.uid = set.uid.unwrap_or(inode.attr.uid);
+        inode.attr.gid = set.gid.unwrap_or(inode.attr.gid);
+        inode.attr.atime_ns = set.atime_ns.unwrap_or(inode.attr.atime_ns);
+        inode.attr.mtime_ns = set.mtime_ns.unwrap_or(inode.attr.mtime_ns);
+        self.touch(&mut inode.attr);
+        self.put_inode(&inode);
+        Ok(MetaReply::Attr(inode.attr))
+    }
+
+    fn chmod_acl(&mut self, ino: Ino, mode: u32) -> Result<(), FsError> {
+        let key = self.keys.xattr(ino, acl::ACCESS);
+        if let Some(access) = self.txn.get_bytes(&key)?.as_deref().and_then(Acl::parse) {
+            self.txn.put_bytes(key, access.with_mode(mode).encode());
+        }
+        Ok(())
+    }
+
+    pub(super) fn setxattr(&mut self, ino: Ino, name: &Bytes, value: &Bytes, mode: XattrMode) -> Outcome {
+        if name.is_empty() || name.contains(&0) {
+            return Err(FsError::Invalid.into());
+        }
+        if name.len() > NAME_BYTES_MAX {
+            return Err(FsError::Range.into());
+        }
+        if value.len() > XATTR_BYTES_MAX {
+            return Err(FsError::ValueTooLarge.into());
+        }
+        let mut inode = self.inode(ino)?;
+        self.clear(ino, Intent::Change)?;
+        let key = self.keys.xattr(ino, name);
+        match (mode, self.txn.get_bytes(&key)?.is_some()) {
+            (XattrMode::Create, true) => return Err(FsError::Exists.into()),
+            (XattrMode::Replace, false) => return Err(FsError::NoAttribute.into()),
+            _ => {}
+        }
+        let all = self.txn.scan(&self.keys.xattrs(ino), usize::MAX)?;
+        let others = all.iter().filter(|(other, _)| *other != key);
+        let total: usize = others.map(|(other, value)| Keys::name_of_xattr(other).len() + value.len()).sum();
+        if total + name.len() + value.len() > XATTRS_TOTAL_BYTES_MAX {
+            return Err(FsError::NoSpace.into());
+        }
+        if name.as_ref() == acl::ACCESS {
+            self.set_access_acl(&mut inode, key, value)?;
+        } else {
+            if name.as_ref() == acl::DEFAULT && (inode.attr.kind != FileKind::Directory || Acl::parse(value).is_none())
+            {
+                return Err(FsError::Invalid.into());
+            }
+            self.txn.put_bytes(key, value.to_vec());
+        }
+        self.touch(&mut inode.attr);
+        self.put_inode(&inode);
+        Ok(MetaReply::Attr(inode.attr))
+    }
+
+    /// The mode bits follow the list; a list that says no more than they do is not kept.
+    fn set_access_acl(&mut self, inode: &mut Inode, key: Vec<u8>, value: &[u8]) -> Result<(), FsError> {
+        let access = Acl::parse(value).ok_or(FsError::Invalid)?;
+        inode.attr.mode = inode.attr.mode & !0o777 | access.mode();
+        if access.is_minimal() {
+            self.txn.delete(key);
+        } else {
+            self.txn.put_bytes(key, access.encode());
+        }
+        Ok(())
+    }
+
+    pub(super) fn getxattr(&mut self, ino: Ino, name: &Bytes) -> Outcome {
+        self.inode(ino)?;
+        let value = self.txn.get_bytes(&self.keys.xattr(ino, name))?.ok_or(FsError::NoAttribute)?;
+        Ok(MetaReply::Bytes(value.into()))
+    }
+
+    pub(super) fn listxattr(&mut self, ino: Ino) -> Outcome {
+        self.inode(ino)?;
+        let all = self.txn.scan(&self.keys.xattrs(ino), usize::MAX)?;
+        let names = all.iter().map(|(key, _)| Bytes::copy_from_slice(Keys::name_of_xattr(key)));
+        Ok(MetaReply::Names(names.collect()))
+    }
+
+    pub(super) fn removexattr(&mut self, ino: Ino, name: &Bytes) -> Outcome {
+        let mut inode = self.inode(ino)?;
+        self.clear(ino, Intent::Change)?;
+        let key = self.keys.xattr(ino, name);
+        if self.txn.get_bytes(&key)?.is_none() {
+            return Err(FsError::NoAttribute.into());
+        }
+        self.txn.delete(key);
+        self.touch(&mut inode.attr);
+        self.put_inode(&inode);
+        Ok(MetaReply::Attr(inode.attr))
+    }
+
+    pub(super) fn open_session(&mut self) -> Result<SessionId, Stop> {
+        let session = SessionId(self.advance("next_session", 1)?);
+        self.txn.put_bytes(self.keys.session(session), (self.now.wall_ns as u64).encode());
+        self.volatile.sessions.insert(session, self.committed.0);
+        Ok(session)
+    }
+
+    /// Leases, opens and id ranges of a session are gone; what only it kept alive goes too.
+    pub(super) fn end_session(&mut self, session: SessionId) -> Result<(), Stop> {
+        self.close_ranges(session)?;
+        for (key, bytes) in self.txn.scan(&self.keys.orphans(), usize::MAX)? {
+            let orphan: Orphan = crate::store::decode(&key, &bytes)?;
+            if orphan.sessions.contains(&session) {
+                self.forget_open(Keys::ino_of_orphan(&key), session)?;
+            }
+        }
+        for (key, _) in self.txn.scan(&self.keys.slots(session), usize::MAX)? {
+            self.txn.delete(key);
+        }
+        self.txn.delete(self.keys.session(session));
+        self.volatile.leases.drop_session(session);
+        self.volatile.sessions.remove(&session);
+        for sessions in self.volatile.opens.values_mut() {
+            sessions.retain(|open| *open != session);
+        }
+        self.volatile.opens.retain(|_, sessions| !sessions.is_empty());
+        Ok(())
+    }
+}

@@ -1,0 +1,182 @@
+//! Who may cache what: the lease table of an owner, a state machine without clock or messages of its own.
+//!
+//! Rules: an exclusive lease excludes every other. A recall names the grant it recalls; only a release of that
+//! grant, or its revocation, completes it. A grant that is being recalled is never upgraded.
+
+use std::collections::HashMap;
+
+use base::{Ino, LeaseId, SessionId};
+use bytes::Bytes;
+use wire::meta::{LeaseGrant, LeaseKind, OwnerEvent};
+
+/// A recall without an answer for this long ends in revocation.
+pub const RECALL_TIMEOUT_NS: u64 = 10_000_000_000;
+
+/// What an operation is about to do to an inode that others may have leases on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intent {
+    /// Look at attributes or content: exclusive holders must flush.
+    Read,
+    /// Change them: nobody else may go on caching.
+    Change,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Recall {
+    keep: Option<LeaseKind>,
+    since_ns: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Holder {
+    session: SessionId,
+    id: LeaseId,
+    kind: LeaseKind,
+    recall: Option<Recall>,
+}
+
+impl Holder {
+    fn grant(&self, ino: Ino) -> LeaseGrant {
+        LeaseGrant { ino, id: self.id, kind: self.kind }
+    }
+}
+
+/// All leases of a ledger.
+#[derive(Debug, Default)]
+pub struct LeaseTable {
+    inodes: HashMap<Ino, Vec<Holder>>,
+    last_id: u64,
+}
+
+/// Events for sessions.
+pub type Events = Vec<(SessionId, OwnerEvent)>;
+
+impl LeaseTable {
+    /// Whether `session` may go ahead now. If not, recalls were added to `events`, and it must wait until
+    /// something is released.
+    pub fn clear(
+        &mut self,
+        ino: Ino,
+        session: SessionId,
+        intent: Intent,
+        entry: Option<(Ino, Bytes)>,
+        now_ns: u64,
+        events: &mut Events,
+    ) -> bool {
+        let Some(holders) = self.inodes.get_mut(&ino) else { return true };
+        let mut clear = true;
+        for holder in holders.iter_mut().filter(|holder| holder.session != session) {
+            let keep = match (intent, holder.kind) {
+                (_, LeaseKind::Shared) => continue,
+                (Intent::Read, LeaseKind::Exclusive) => Some(LeaseKind::Read),
+                (Intent::Read, LeaseKind::Attr | LeaseKind::Read) => continue,
+                (Intent::Change, _) => None,
+            };
+            clear = false;
+            let stricter = holder.recall.is_none_or(|recall| recall.keep.is_some() && keep.is_none());
+            if stricter {
+                let since_ns = holder.recall.map_or(now_ns, |recall| recall.since_ns);
+                holder.recall = Some(Recall { keep, since_ns });
+                let lease = holder.grant(ino);
+                events.push((holder.session, OwnerEvent::Recall { lease, keep, entry: entry.clone() }));
+            }
+        }
+        clear
+    }
+
+    /// Gives `session` a lease of at least `kind`, or says no because others hold conflicting ones or because
+    /// the session's own is being recalled. Call [`LeaseTable::clear`] first to make it yes.
+    pub fn grant(&mut self, ino: Ino, session: SessionId, kind: LeaseKind) -> Option<LeaseGrant> {
+        let holders = self.inodes.entry(ino).or_default();
+        let conflict = holders.iter().any(|holder| {
+            let pair = (kind, holder.kind);
+            let shared = matches!(pair, (LeaseKind::Shared, LeaseKind::Shared));
+            let exclusive = kind >= LeaseKind::Shared || holder.kind >= LeaseKind::Shared;
+            holder.session != session && exclusive && !shared
+        });
+        if conflict {
+            return None;
+        }
+        if let Some(own) = holders.iter_mut().find(|holder| holder.session == session) {
+            if own.recall.is_some() {
+                return None;
+            }
+            own.kind = own.kind.max(kind);
+            return Some(own.grant(ino));
+        }
+        self.last_id += 1;
+        let holder = Holder { session, id: LeaseId(self.last_id), kind, recall: None };
+        holders.push(holder);
+        Some(holder.grant(ino))
+    }
+
+    /// Takes back what `session` gives up. A release of another grant than the current one changes nothing.
+    pub fn release(&mut self, session: SessionId, lease: LeaseGrant, keep: Option<LeaseKind>) {
+        let Some(holders) = self.inodes.get_mut(&lease.ino) else { return };
+        let Some(at) = holders.iter().position(|held| held.session == session && held.id == lease.id) else {
+            return;
+        };
+        let holder = &mut holders[at];
+        match keep {
+            Some(kind) if kind < holder.kind => {
+                holder.kind = kind;
+                if holder.recall.is_some_and(|recall| recall.keep.is_some_and(|allowed| kind <= allowed)) {
+                    holder.recall = None;
+                }
+            }
+            Some(_) => {}
+            None => {
+                holders.swap_remove(at);
+                if holders.is_empty() {
+                    self.inodes.remove(&lease.ino);
+                }
+            }
+        }
+    }
+
+    /// Whether a commit under this lease may be accepted.
+    pub fn may_write(&self, ino: Ino, session: SessionId, id: LeaseId) -> bool {
+        self.inodes.get(&ino).is_some_and(|holders| {
+            holders
+                .iter()
+                .any(|held| held.session == session && held.id == id && held.kind >= LeaseKind::Shared)
+        })
+    }
+
+    /// Forgets every lease of a session that has ended.
+    pub fn drop_session(&mut self, session: SessionId) {
+        self.inodes.retain(|_, holders| {
+            holders.retain(|holder| holder.session != session);
+            !holders.is_empty()
+        });
+    }
+
+    /// Forgets every lease on an inode that no longer exists.
+    pub fn drop_inode(&mut self, ino: Ino) {
+        self.inodes.remove(&ino);
+    }
+
+    /// Revokes what was recalled too long ago. Returns the inodes concerned.
+    pub fn expire(&mut self, now_ns: u64, events: &mut Events) -> Vec<Ino> {
+        let mut touched = Vec::new();
+        for (ino, holders) in &mut self.inodes {
+            let before = holders.len();
+            holders.retain(|holder| {
+                let late =
+                    holder.recall.is_some_and(|recall| now_ns >= recall.since_ns + RECALL_TIMEOUT_NS);
+                if late {
+                    events.push((holder.session, OwnerEvent::Revoked { lease: holder.grant(*ino) }));
+                }
+                !late
+            });
+            if holders.len() != before {
+                touched.push(*ino);
+            }
+        }
+        self.inodes.retain(|_, holders| !holders.is_empty());
+        touched
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+use super::*;
+use proptest::prelude::*;
+
+const INO: Ino = Ino(9);
+
+fn session(number: u64) -> SessionId {
+    SessionId(number)
+}
+
+fn clear(table: &mut LeaseTable, who: u64, intent: Intent, events: &mut Events) -> bool {
+    table.clear(INO, session(who), intent, None, 0, events)
+}
+
+#[test]
+fn a_reader_makes_the_exclusive_holder_flush_and_both_may_read() {
+    let mut table = LeaseTable::default();
+    let mut events = Events::new();
+    let exclusive = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
+    assert!(!clear(&mut table, 2, Intent::Read, &mut events));
+    let keep = Some(LeaseKind::Read);
+    assert_eq!(events, [(session(1), OwnerEvent::Recall { lease: exclusive, keep, entry: None })]);
+    assert!(table.may_write(INO, session(1), exclusive.id), "the flush under the recall is accepted");
+    table.release(session(1), exclusive, keep);
+    assert!(!table.may_write(INO, session(1), exclusive.id));
+    assert!(clear(&mut table, 2, Intent::Read, &mut events));
+    assert!(table.grant(INO, session(2), LeaseKind::Read).is_some());
+    assert!(table.grant(INO, session(1), LeaseKind::Read).is_some());
+}
+
+#[test]
+fn a_recall_is_sent_once_and_again_only_when_stricter() {
+    let mut table = LeaseTable::default();
+    let mut events = Events::new();
+    table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
+    for (intent, sent) in [(Intent::Read, 1), (Intent::Read, 1), (Intent::Change, 2), (Intent::Change, 2)] {
+        assert!(!clear(&mut table, 2, intent, &mut events));
+        assert_eq!(events.len(), sent);
+    }
+}
+
+#[test]
+fn a_recalled_lease_is_not_upgraded() {
+    let mut table = LeaseTable::default();
+    let mut events = Events::new();
+    table.grant(INO, session(1), LeaseKind::Read).unwrap();
+    table.grant(INO, session(2), LeaseKind::Read).unwrap();
+    assert!(!clear(&mut table, 2, Intent::Change, &mut events));
+    assert!(table.grant(INO, session(1), LeaseKind::Exclusive).is_none());
+}
+
+#[test]
+fn an_unanswered_recall_ends_in_revocation_of_that_inode_only() {
+    let mut table = LeaseTable::default();
+    let mut events = Events::new();
+    let lost = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
+    let kept = table.grant(Ino(10), session(1), LeaseKind::Exclusive).unwrap();
+    assert!(!clear(&mut table, 2, Intent::Change, &mut events));
+    assert!(table.expire(RECALL_TIMEOUT_NS - 1, &mut events).is_empty());
+    assert_eq!(table.expire(RECALL_TIMEOUT_NS, &mut events), [INO]);
+    assert_eq!(events.last(), Some(&(session(1), OwnerEvent::Revoked { lease: lost })));
+    assert!(!table.may_write(INO, session(1), lost.id));
+    assert!(table.may_write(Ino(10), session(1), kept.id));
+    assert!(clear(&mut table, 2, Intent::Change, &mut events));
+}
+
+#[test]
+fn a_release_of_an_older_grant_changes_nothing() {
+    let mut table = LeaseTable::default();
+    let old = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
+    table.release(session(1), old, None);
+    let new = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
+    table.release(session(1), old, None);
+    assert!(table.may_write(INO, session(1), new.id));
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Want(u64, LeaseKind),
+    Answer(u64),
+    DropSession(u64),
+    Expire,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let kind = prop_oneof![
+        Just(LeaseKind::Attr),
+        Just(LeaseKind::Read),
+        Just(LeaseKind::Shared),
+        Just(LeaseKind::Exclusive)
+    ];
+    prop_oneof![
+        6 => (1..5u64, kind).prop_map(|(who, kind)| Step::Want(who, kind)),
+        6 => (1..5u64).prop_map(Step::Answer),
+        1 => (1..5u64).prop_map(Step::DropSession),
+        1 => Just(Step::Expire),
+    ]
+}
+
+proptest! {
+    /// Never an exclusive lease together with any other valid one, and every recall can be answered.
+    #[test]
+    fn exclusive_excludes(steps in proptest::collection::vec(step(), 0..200)) {
+        let mut table = LeaseTable::default();
+        let mut recalls: Vec<(u64, LeaseGrant, Option<LeaseKind>)> = Vec::new();
+        let mut now = 0;
+        for step in steps {
+            now += 1_000_000_000;
+            let mut events = Events::new();
+            match step {
+                Step::Want(who, kind) => {
+                    let intent = if kind >= LeaseKind::Shared { Intent::Change } else { Intent::Read };
+                    if table.clear(INO, session(who), intent, None, now, &mut events) {
+                        table.grant(INO, session(who), kind);
+                    }
+                }
+                Step::Answer(who) => {
+                    recalls.retain(|(holder, lease, keep)| {
+                        if *holder == who { table.release(session(who), *lease, *keep); }
+                        *holder != who
+                    });
+                }
+                Step::DropSession(who) => table.drop_session(session(who)),
+                Step::Expire => { table.expire(now, &mut events); }
+            }
+            for (who, event) in events {
+                if let OwnerEvent::Recall { lease, keep, .. } = event {
+                    recalls.push((who.0, lease, keep));
+                }
+            }
+            let holders = table.inodes.get(&INO).cloned().unwrap_or_default();
+            let exclusive = holders.iter().filter(|holder| holder.kind == LeaseKind::Exclusive).count();
+            prop_assert!(exclusive == 0 || holders.len() == 1, "{holders:?}");
+        }
+    }
+}

@@ -1,0 +1,480 @@
+//! The owner of a ledger: executes requests one after another and gathers their changes into batches.
+//!
+//! [`Core`] is a state machine without threads: give it requests, take batches, tell it what was committed.
+//! `server` puts it on a thread and connects it with the log. Invariants: a request that fails changes nothing;
+//! a repeated request gives its first reply; nothing an uncommitted batch changed is shown before it is durable.
+
+mod acl;
+mod data;
+mod inodes;
+mod lease;
+mod names;
+mod server;
+mod space;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use base::{ExtentId, FsError, Ino, LedgerId, MapId, Seq, SessionId};
+use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId};
+
+use crate::batch::Batch;
+use crate::keys::Keys;
+use crate::state::State;
+use crate::store::{ChangeTable, Store, Txn};
+use crate::values::{Inode, MapSegment, Slot, Usage};
+use lease::{Events, Intent, LeaseTable};
+
+pub use server::{Owner, OwnerError, OwnerOptions, OwnerStat};
+
+/// Format of a ledger's state, kept under `V format`.
+const LEDGER_FORMAT: u64 = 1;
+
+/// Why an operation did not finish.
+#[derive(Debug)]
+enum Stop {
+    /// With an error, for good.
+    Fail(FsError),
+    /// Until leases on this inode are released.
+    Wait(Ino),
+}
+
+impl From<FsError> for Stop {
+    fn from(error: FsError) -> Self {
+        Stop::Fail(error)
+    }
+}
+
+type Outcome = Result<MetaReply, Stop>;
+
+/// The present, as one operation sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Now {
+    /// For timestamps.
+    pub wall_ns: i64,
+    /// For deadlines.
+    pub boot_ns: u64,
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub enum Executed {
+    /// It has a reply, to be sent once batch `after` is durable.
+    Reply {
+        /// The reply.
+        reply: Result<MetaReply, FsError>,
+        /// The batch; 0 for none.
+        after: Seq,
+    },
+    /// Give it again when something on this inode was released.
+    Wait(Ino),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct OpenRange {
+    first: ExtentId,
+    count: u64,
+    session: SessionId,
+}
+
+/// What the owner keeps in memory only.
+#[derive(Debug)]
+struct Volatile {
+    leases: LeaseTable,
+    opens: HashMap<Ino, Vec<SessionId>>,
+    ranges: Vec<OpenRange>,
+    /// Sessions and the oldest map version that their reads use.
+    sessions: HashMap<SessionId, u64>,
+    events: Events,
+}
+
+/// The state machine of an owner.
+pub struct Core {
+    keys: Keys,
+    store: Store,
+    volatile: Volatile,
+    pending: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    pending_bytes: usize,
+    /// The batch that the next change goes into.
+    next_seq: Seq,
+    committed: Seq,
+}
+
+impl Core {
+    /// An owner whose log ends at `tail`; everything up to there is in `bottom` or was applied to `store`.
+    pub fn new(ledger: LedgerId, store: Store, tail: Seq) -> Self {
+        let volatile = Volatile {
+            leases: LeaseTable::default(),
+            opens: HashMap::new(),
+            ranges: Vec::new(),
+            sessions: HashMap::new(),
+            events: Events::new(),
+        };
+        let next_seq = Seq(tail.0 + 1);
+        let keys = Keys::new(ledger);
+        Self { keys, store, volatile, pending: BTreeMap::new(), pending_bytes: 0, next_seq, committed: tail }
+    }
+
+    /// Creates the root directory of a new ledger, or checks the format of an existing one, and ends every
+    /// session of an earlier owner.
+    pub fn start(&mut self, now: Now) -> Result<(), FsError> {
+        let keys = self.keys;
+        let stale: Vec<SessionId> = {
+            let txn = self.store.begin();
+            match txn.get::<u64>(&keys.value("format"))? {
+                Some(LEDGER_FORMAT) => {}
+                Some(format) => {
+                    tracing::error!(format, "ledger was written by a newer version");
+                    return Err(FsError::Unsupported);
+                }
+                None => {}
+            }
+            let sessions = txn.scan(&keys.sessions(), usize::MAX)?;
+            sessions.iter().map(|(key, _)| Keys::session_of_key(key)).collect()
+        };
+        self.internal(now, |op| op.format_if_new())?;
+        for session in stale {
+            self.internal(now, |op| op.end_session(session))?;
+        }
+        Ok(())
+    }
+
+    fn internal(&mut self, now: Now, act: impl FnOnce(&mut Op<'_>) -> Result<(), Stop>) -> Result<(), FsError> {
+        let id = RequestId { session: SessionId(0), slot: 0, seq: 0 };
+        let mut op = self.begin(id, now);
+        match act(&mut op) {
+            Ok(()) => {
+                let (writes, _) = op.txn.finish();
+                self.take(writes);
+                Ok(())
+            }
+            Err(Stop::Fail(error)) => Err(error),
+            Err(Stop::Wait(_)) => Err(FsError::Io),
+        }
+    }
+
+    fn begin(&mut self, id: RequestId, now: Now) -> Op<'_> {
+        Op {
+            txn: self.store.begin(),
+            keys: self.keys,
+            volatile: &mut self.volatile,
+            session: id.session,
+            now,
+            seq: self.next_seq,
+            committed: self.committed,
+        }
+    }
+
+    fn take(&mut self, writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>) {
+        self.pending_bytes += writes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len) + 9).sum::<usize>();
+        self.pending.extend(writes.clone());
+        self.store.apply(self.next_seq, writes);
+    }
+
+    /// Registers a session. Durable once the batch that it went into is.
+    pub fn connect(&mut self, now: Now) -> Result<(SessionId, Seq), FsError> {
+        let mut session = SessionId(0);
+        self.internal(now, |op| {
+            session = op.open_session()?;
+            Ok(())
+        })?;
+        Ok((session, self.next_seq))
+    }
+
+    /// Executes a request.
+    pub fn execute(&mut self, id: RequestId, request: &MetaRequest, now: Now) -> Executed {
+        if !self.volatile.sessions.contains_key(&id.session) {
+            return Executed::Reply { reply: Err(FsError::StaleLease), after: Seq(0) };
+        }
+        let slot_key = self.keys.slot(id.session, id.slot);
+        let mut op = self.begin(id, now);
+        match op.repeated(id, &slot_key) {
+            Ok(None) => {}
+            Ok(Some(reply)) => {
+                let (_, after) = op.txn.finish();
+                return Executed::Reply { reply: Ok(reply), after };
+            }
+            Err(error) => return Executed::Reply { reply: Err(error), after: Seq(0) },
+        }
+        match op.run(request) {
+            Ok(reply) => {
+                let (mut writes, newest) = op.txn.finish();
+                if writes.is_empty() {
+                    let after = if newest > self.committed { newest } else { Seq(0) };
+                    return Executed::Reply { reply: Ok(reply), after };
+                }
+                if !matches!(request, MetaRequest::CloseSession) {
+                    let reply = postcard::to_stdvec(&reply).expect("replies are plain data");
+                    let slot = crate::values::Value::encode(&Slot { seq: id.seq, reply });
+                    writes.insert(slot_key, Some(slot));
+                }
+                self.take(writes);
+                Executed::Reply { reply: Ok(reply), after: self.next_seq }
+            }
+            Err(Stop::Fail(error)) => {
+                let (_, newest) = op.txn.finish();
+                let after = if newest > self.committed { newest } else { Seq(0) };
+                Executed::Reply { reply: Err(error), after }
+            }
+            Err(Stop::Wait(ino)) => Executed::Wait(ino),
+        }
+    }
+
+    /// Events for sessions since the last call.
+    pub fn take_events(&mut self) -> Vec<(SessionId, OwnerEvent)> {
+        std::mem::take(&mut self.volatile.events)
+    }
+
+    /// Revokes leases whose recall was not answered. Returns inodes that waiting requests may retry.
+    pub fn expire_recalls(&mut self, now: Now) -> Vec<Ino> {
+        let Volatile { leases, events, .. } = &mut self.volatile;
+        leases.expire(now.boot_ns, events)
+    }
+
+    /// Bytes of changes that are not in a batch yet.
+    pub fn pending_bytes(&self) -> usize {
+        self.pending_bytes
+    }
+
+    /// The changes since the last call as the next batch.
+    pub fn take_batch(&mut self) -> Option<(Seq, Batch)> {
+        if self.pending.is_empty() {
+            return None;
+        }
+        let changes = std::mem::take(&mut self.pending).into_iter().collect();
+        self.pending_bytes = 0;
+        let seq = self.next_seq;
+        self.next_seq = Seq(seq.0 + 1);
+        Some((seq, Batch { changes }))
+    }
+
+    /// Every batch up to `seq` is durable.
+    pub fn committed(&mut self, seq: Seq) {
+        self.committed = self.committed.max(seq);
+    }
+
+    /// The newest batch that was taken, durable or not.
+    pub fn last_batch(&self) -> Seq {
+        Seq(self.next_seq.0 - 1)
+    }
+
+    /// The newest durable batch.
+    pub fn committed_seq(&self) -> Seq {
+        self.committed
+    }
+
+    /// Changes to write to the local store. Only committed ones may go there, so the caller asks when no
+    /// batch is under way.
+    pub fn freeze(&mut self) -> Option<Arc<ChangeTable>> {
+        self.store.freeze()
+    }
+
+    /// The frozen changes are in the local store.
+    pub fn thaw(&mut self) {
+        self.store.thaw();
+    }
+
+    /// Bytes of changes that are in memory only.
+    pub fn unstored_bytes(&self) -> usize {
+        self.store.active_bytes()
+    }
+
+    /// The local store.
+    pub fn bottom(&self) -> Arc<dyn State> {
+        self.store.bottom()
+    }
+}
+
+/// One operation under way.
+struct Op<'a> {
+    txn: Txn<'a>,
+    keys: Keys,
+    volatile: &'a mut Volatile,
+    session: SessionId,
+    now: Now,
+    seq: Seq,
+    committed: Seq,
+}
+
+impl Op<'_> {
+    fn repeated(&self, id: RequestId, slot_key: &[u8]) -> Result<Option<MetaReply>, FsError> {
+        let Some(slot) = self.txn.get::<Slot>(slot_key)? else { return Ok(None) };
+        if slot.seq > id.seq {
+            return Err(FsError::Invalid);
+        }
+        if slot.seq < id.seq {
+            return Ok(None);
+        }
+        postcard::from_bytes(&slot.reply).map(Some).map_err(|_| FsError::Io)
+    }
+
+    fn run(&mut self, request: &MetaRequest) -> Outcome {
+        use MetaRequest as R;
+        match request {
+            R::CloseSession => self.end_session(self.session).map(|()| MetaReply::Done),
+            R::Heartbeat { in_use_ver } => self.heartbeat(*in_use_ver),
+            R::Lookup { parent, name } => self.lookup(*parent, name),
+            R::GetAttr { ino } => self.getattr(*ino),
+            R::ReadDir { ino, after, limit } => self.readdir(*ino, after.as_ref(), *limit),
+            R::ReadLink { ino } => self.readlink(*ino),
+            R::Make(make) => self.make(make),
+            R::Open { ino, intent } => self.open(*ino, *intent),
+            R::Close { ino } => self.close(*ino),
+            R::SetAttr { ino, set } => self.setattr(*ino, set),
+            R::Unlink { parent, name } => self.unlink(*parent, name),
+            R::Rmdir { parent, name } => self.rmdir(*parent, name),
+            R::Rename { parent, name, new_parent, new_name, mode } => {
+                self.rename((*parent, name), (*new_parent, new_name), *mode)
+            }
+            R::Link { ino, parent, name } => self.link(*ino, *parent, name),
+            R::SetXattr { ino, name, value, mode } => self.setxattr(*ino, name, value, *mode),
+            R::GetXattr { ino, name } => self.getxattr(*ino, name),
+            R::ListXattr { ino } => self.listxattr(*ino),
+            R::RemoveXattr { ino, name } => self.removexattr(*ino, name),
+            R::GetMap { ino, off, limit } => self.getmap(*ino, *off, *limit),
+            R::Commit { ino, lease, pieces, size, mtime_ns } => {
+                self.commit(*ino, *lease, pieces, *size, *mtime_ns)
+            }
+            R::Punch { ino, off, len } => self.punch(*ino, *off, *len),
+            R::CloneRange { from, from_off, to, to_off, len } => {
+                self.clone_range((*from, *from_off), (*to, *to_off), *len)
+            }
+            R::AllocExtents => self.alloc_extents(),
+            R::StatFs => self.statfs(),
+            R::Acquire { ino, kind } => self.acquire(*ino, *kind),
+            R::Release { lease, keep } => {
+                self.volatile.leases.release(self.session, *lease, *keep);
+                Ok(MetaReply::Done)
+            }
+            R::NextFree { limit } => self.next_free(*limit),
+            R::Freed { extents } => self.freed(extents),
+            R::PurgeStep => self.purge_step(),
+        }
+    }
+
+    fn inode(&self, ino: Ino) -> Result<Inode, FsError> {
+        self.txn.get(&self.keys.inode(ino))?.ok_or(FsError::Stale)
+    }
+
+    fn directory(&self, ino: Ino) -> Result<Inode, FsError> {
+        let inode = self.txn.get::<Inode>(&self.keys.inode(ino))?.ok_or(FsError::NotFound)?;
+        if inode.attr.kind == FileKind::Directory { Ok(inode) } else { Err(FsError::NotDirectory) }
+    }
+
+    fn put_inode(&mut self, inode: &Inode) {
+        self.txn.put(self.keys.inode(inode.attr.ino), inode);
+    }
+
+    fn number(&self, name: &str) -> Result<u64, FsError> {
+        Ok(self.txn.get::<u64>(&self.keys.value(name))?.unwrap_or(1))
+    }
+
+    /// The next value of a cursor that is never reused; `count` of them.
+    fn advance(&mut self, name: &str, count: u64) -> Result<u64, FsError> {
+        let first = self.number(name)?;
+        self.txn.put(self.keys.value(name), &(first + count));
+        Ok(first)
+    }
+
+    fn account(&mut self, bytes: i64, inodes: i64) -> Result<(), FsError> {
+        if bytes == 0 && inodes == 0 {
+            return Ok(());
+        }
+        let key = self.keys.value("usage");
+        let usage = self.txn.get::<Usage>(&key)?.unwrap_or_default();
+        let next = Usage {
+            stored_bytes: usage.stored_bytes.checked_add_signed(bytes).ok_or(FsError::Io)?,
+            inodes: usage.inodes.checked_add_signed(inodes).ok_or(FsError::Io)?,
+        };
+        self.txn.put(key, &next);
+        Ok(())
+    }
+
+    /// Waits until nobody else's lease stands in the way.
+    fn clear(&mut self, ino: Ino, intent: Intent) -> Result<(), Stop> {
+        self.clear_entry(ino, intent, None)
+    }
+
+    fn clear_entry(&mut self, ino: Ino, intent: Intent, entry: Option<(Ino, bytes::Bytes)>) -> Result<(), Stop> {
+        let Volatile { leases, events, .. } = &mut *self.volatile;
+        if leases.clear(ino, self.session, intent, entry, self.now.boot_ns, events) {
+            Ok(())
+        } else {
+            Err(Stop::Wait(ino))
+        }
+    }
+
+    fn grant(&mut self, ino: Ino, kind: LeaseKind) -> Option<LeaseGrant> {
+        self.volatile.leases.grant(ino, self.session, kind)
+    }
+
+    /// An attribute lease if nobody stands in the way.
+    fn entry(&mut self, attr: Attr) -> MetaReply {
+        let lease = self.grant(attr.ino, LeaseKind::Attr);
+        MetaReply::Entry { attr, lease }
+    }
+
+    fn acquire(&mut self, ino: Ino, kind: LeaseKind) -> Outcome {
+        self.inode(ino)?;
+        let intent = if kind >= LeaseKind::Shared { Intent::Change } else { Intent::Read };
+        self.clear(ino, intent)?;
+        self.grant(ino, kind).map(MetaReply::Lease).ok_or(Stop::Wait(ino))
+    }
+
+    fn format_if_new(&mut self) -> Result<(), Stop> {
+        if self.txn.get::<u64>(&self.keys.value("format"))?.is_some() {
+            return Ok(());
+        }
+        self.txn.put(self.keys.value("format"), &LEDGER_FORMAT);
+        self.txn.put(self.keys.value("layer"), &u64::from(crate::keys::LIVE_LAYER));
+        self.txn.put(self.keys.value("next_ino"), &(Ino::ROOT.0 + 1));
+        let mut root = self.new_inode(Ino::ROOT, FileKind::Directory, 0o755);
+        root.attr.nlink = 2;
+        root.parent = Ino::ROOT;
+        self.put_inode(&root);
+        self.account(0, 1)?;
+        Ok(())
+    }
+
+    fn new_inode(&self, ino: Ino, kind: FileKind, mode: u32) -> Inode {
+        let now = self.now.wall_ns;
+        let attr = Attr {
+            ino,
+            kind,
+            mode,
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            rdev: 0,
+            size: 0,
+            stored_bytes: 0,
+            atime_ns: now,
+            mtime_ns: now,
+            ctime_ns: now,
+            btime_ns: now,
+            data_ver: 1,
+            attr_ver: 1,
+        };
+        Inode {
+            attr,
+            flags: 0,
+            quotas: [0; 3],
+            tier_policy: 0,
+            parent: Ino(0),
+            next_cookie: FIRST_COOKIE,
+            segments: Vec::new(),
+            target: bytes::Bytes::new(),
+        }
+    }
+
+    fn new_segments(&mut self) -> Result<Vec<MapSegment>, FsError> {
+        let map = MapId(self.advance("next_map", 1)?);
+        Ok(vec![MapSegment { file_off: 0, len: wire::meta::FILE_BYTES_MAX, map, map_off: 0 }])
+    }
+}
+
+/// Cookies 1 and 2 are `.` and `..`.
+const FIRST_COOKIE: u64 = 3;

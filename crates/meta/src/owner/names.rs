@@ -1,0 +1,371 @@
+//! Names: lookup, create, link, unlink, rename, list.
+
+use base::{FsError, Ino};
+use bytes::Bytes;
+use wire::meta::{
+    Attr, DirEntry, DirPosition, FileKind, LINKS_MAX, LeaseKind, MakeNode, MetaReply, NAME_BYTES_MAX, OpenIntent,
+    RenameMode, SYMLINK_BYTES_MAX,
+};
+
+use super::acl::{self, Acl};
+use super::{Intent, Op, Outcome, Stop};
+use crate::keys::Keys;
+use crate::values::{Dentry, Inode, Orphan, Value};
+
+/// Most entries in one page of a listing.
+const PAGE_ENTRIES_MAX: u32 = 4096;
+const SET_GID: u32 = 0o2000;
+
+/// Which inode of the pair a name in a directory stands for.
+pub(super) type Place<'a> = (Ino, &'a Bytes);
+
+fn check_name(name: &[u8]) -> Result<(), FsError> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(FsError::NameTooLong);
+    }
+    let special = name.is_empty() || name == b"." || name == b"..";
+    if special || name.contains(&b'/') || name.contains(&0) { Err(FsError::Invalid) } else { Ok(()) }
+}
+
+impl Op<'_> {
+    fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<Dentry>, FsError> {
+        for kind in [FileKind::Regular, FileKind::Directory] {
+            if let Some(dentry) = self.txn.get(&self.keys.dentry(dir, name, kind))? {
+                return Ok(Some(dentry));
+            }
+        }
+        Ok(None)
+    }
+
+    fn must_find(&self, dir: Ino, name: &[u8]) -> Result<Dentry, FsError> {
+        self.find(dir, name)?.ok_or(FsError::NotFound)
+    }
+
+    pub(super) fn lookup(&mut self, parent: Ino, name: &Bytes) -> Outcome {
+        let ino = match name.as_ref() {
+            b"." => parent,
+            b".." => self.directory(parent)?.parent,
+            _ => {
+                if name.len() > NAME_BYTES_MAX {
+                    return Err(FsError::NameTooLong.into());
+                }
+                self.directory(parent)?;
+                self.must_find(parent, name)?.ino
+            }
+        };
+        self.clear(ino, Intent::Read)?;
+        let attr = self.inode(ino)?.attr;
+        Ok(self.entry(attr))
+    }
+
+    pub(super) fn readdir(&mut self, ino: Ino, after: Option<&DirPosition>, limit: u32) -> Outcome {
+        let parent = self.directory(ino)?.parent;
+        let mut range = self.keys.dentries(ino);
+        if let Some(position) = after {
+            range.0 = self.keys.dentry(ino, &position.name, position.kind);
+            range.0.push(0);
+        }
+        let limit = limit.clamp(1, PAGE_ENTRIES_MAX) as usize;
+        let found = self.txn.scan(&range, limit)?;
+        let end = found.len() < limit;
+        let mut entries = Vec::with_capacity(found.len());
+        for (key, value) in found {
+            let dentry: Dentry = crate::store::decode(&key, &value)?;
+            let attr = self.inode(dentry.ino)?.attr;
+            let name = Bytes::copy_from_slice(Keys::name_of_dentry(&key));
+            let lease = self.grant(dentry.ino, LeaseKind::Attr);
+            entries.push(DirEntry { name, cookie: dentry.cookie, attr, lease });
+        }
+        Ok(MetaReply::Dir { entries, parent, end })
+    }
+
+    pub(super) fn make(&mut self, make: &MakeNode) -> Outcome {
+        check_name(&make.name)?;
+        if make.target.len() > SYMLINK_BYTES_MAX {
+            return Err(FsError::NameTooLong.into());
+        }
+        let mut parent = self.directory(make.parent)?;
+        if self.find(make.parent, &make.name)?.is_some() {
+            return Err(FsError::Exists.into());
+        }
+        self.clear_entry(make.parent, Intent::Change, Some((make.parent, make.name.clone())))?;
+        let ino = Ino(self.advance("next_ino", 1)?);
+        let mut inode = self.new_inode(ino, make.kind, make.mode & 0o7777);
+        inode.attr.uid = make.uid;
+        inode.attr.gid = make.gid;
+        inode.attr.rdev = make.rdev;
+        inode.target = make.target.clone();
+        match make.kind {
+            FileKind::Directory => {
+                inode.attr.nlink = 2;
+                inode.parent = make.parent;
+            }
+            FileKind::Symlink => inode.attr.size = make.target.len() as u64,
+            FileKind::Regular => inode.segments = self.new_segments()?,
+            FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice => {}
+        }
+        if parent.attr.mode & SET_GID != 0 {
+            inode.attr.gid = parent.attr.gid;
+            if make.kind == FileKind::Directory {
+                inode.attr.mode |= SET_GID;
+            }
+        }
+        self.inherit_acl(make, &mut inode)?;
+        self.put_inode(&inode);
+        self.add_name(&mut parent, &make.name, ino, make.kind);
+        self.put_inode(&parent);
+        self.account(0, 1)?;
+        let kind = match make.open {
+            OpenIntent::None => LeaseKind::Attr,
+            OpenIntent::Read => LeaseKind::Read,
+            OpenIntent::Write | OpenIntent::Truncate => LeaseKind::Exclusive,
+        };
+        if make.open != OpenIntent::None {
+            self.volatile.opens.entry(ino).or_default().push(self.session);
+        }
+        let lease = self.grant(ino, kind);
+        Ok(MetaReply::Entry { attr: inode.attr, lease })
+    }
+
+    /// A default ACL of the directory replaces the umask and is handed down.
+    fn inherit_acl(&mut self, make: &MakeNode, inode: &mut Inode) -> Result<(), FsError> {
+        if make.kind == FileKind::Symlink {
+            return Ok(());
+        }
+        let bytes = self.txn.get_bytes(&self.keys.xattr(make.parent, acl::DEFAULT))?;
+        let Some(default) = bytes.as_deref().and_then(Acl::parse) else {
+            inode.attr.mode &= !(make.umask & 0o777);
+            return Ok(());
+        };
+        if make.kind == FileKind::Directory {
+            self.txn.put_bytes(self.keys.xattr(inode.attr.ino, acl::DEFAULT), default.encode());
+        }
+        let (access, mode) = default.inherit(inode.attr.mode);
+        inode.attr.mode = mode;
+        if !access.is_minimal() {
+            self.txn.put_bytes(self.keys.xattr(inode.attr.ino, acl::ACCESS), access.encode());
+        }
+        Ok(())
+    }
+
+    /// Adds an entry to a directory whose inode the caller puts afterwards.
+    fn add_name(&mut self, dir: &mut Inode, name: &[u8], ino: Ino, kind: FileKind) {
+        let dentry = Dentry { ino, kind, cookie: dir.next_cookie };
+        dir.next_cookie += 1;
+        self.txn.put(self.keys.dentry(dir.attr.ino, name, kind), &dentry);
+        dir.attr.size += 1;
+        if kind == FileKind::Directory {
+            dir.attr.nlink += 1;
+        }
+        self.touch_content(&mut dir.attr);
+    }
+
+    fn remove_name(&mut self, dir: &mut Inode, name: &[u8], kind: FileKind) {
+        self.txn.delete(self.keys.dentry(dir.attr.ino, name, kind));
+        dir.attr.size -= 1;
+        if kind == FileKind::Directory {
+            dir.attr.nlink -= 1;
+        }
+        self.touch_content(&mut dir.attr);
+    }
+
+    pub(super) fn touch_content(&self, attr: &mut Attr) {
+        attr.mtime_ns = self.now.wall_ns;
+        attr.data_ver += 1;
+        self.touch(attr);
+    }
+
+    pub(super) fn touch(&self, attr: &mut Attr) {
+        attr.ctime_ns = self.now.wall_ns;
+        attr.attr_ver += 1;
+    }
+
+    pub(super) fn link(&mut self, ino: Ino, parent: Ino, name: &Bytes) -> Outcome {
+        check_name(name)?;
+        let mut dir = self.directory(parent)?;
+        let mut inode = self.inode(ino)?;
+        if inode.attr.kind == FileKind::Directory {
+            return Err(FsError::NotPermitted.into());
+        }
+        if inode.attr.nlink == 0 {
+            return Err(FsError::NotFound.into());
+        }
+        if inode.attr.nlink >= LINKS_MAX {
+            return Err(FsError::TooManyLinks.into());
+        }
+        if self.find(parent, name)?.is_some() {
+            return Err(FsError::Exists.into());
+        }
+        self.clear_entry(parent, Intent::Change, Some((parent, name.clone())))?;
+        self.clear(ino, Intent::Change)?;
+        inode.attr.nlink += 1;
+        self.touch(&mut inode.attr);
+        self.put_inode(&inode);
+        self.add_name(&mut dir, name, ino, inode.attr.kind);
+        self.put_inode(&dir);
+        Ok(MetaReply::Attr(inode.attr))
+    }
+
+    pub(super) fn unlink(&mut self, parent: Ino, name: &Bytes) -> Outcome {
+        let mut dir = self.directory(parent)?;
+        let dentry = self.must_find(parent, name)?;
+        if dentry.kind == FileKind::Directory {
+            return Err(FsError::IsDirectory.into());
+        }
+        self.clear_entry(parent, Intent::Change, Some((parent, name.clone())))?;
+        self.clear_entry(dentry.ino, Intent::Change, Some((parent, name.clone())))?;
+        self.remove_name(&mut dir, name, dentry.kind);
+        self.put_inode(&dir);
+        self.drop_link(dentry.ino).map(MetaReply::Attr)
+    }
+
+    pub(super) fn rmdir(&mut self, parent: Ino, name: &Bytes) -> Outcome {
+        let mut dir = self.directory(parent)?;
+        let dentry = self.must_find(parent, name)?;
+        if dentry.kind != FileKind::Directory {
+            return Err(FsError::NotDirectory.into());
+        }
+        self.clear_entry(parent, Intent::Change, Some((parent, name.clone())))?;
+        self.clear_entry(dentry.ino, Intent::Change, Some((parent, name.clone())))?;
+        self.check_empty(dentry.ino)?;
+        self.remove_name(&mut dir, name, dentry.kind);
+        self.put_inode(&dir);
+        self.drop_link(dentry.ino).map(MetaReply::Attr)
+    }
+
+    fn check_empty(&self, dir: Ino) -> Result<(), FsError> {
+        if self.directory(dir)?.attr.size == 0 { Ok(()) } else { Err(FsError::NotEmpty) }
+    }
+
+    /// Takes one name from an inode. Without any it goes, unless it is open: then it stays until it is closed.
+    fn drop_link(&mut self, ino: Ino) -> Result<Attr, Stop> {
+        let mut inode = self.inode(ino)?;
+        let gone = inode.attr.kind == FileKind::Directory;
+        inode.attr.nlink = if gone { 0 } else { inode.attr.nlink - 1 };
+        self.touch(&mut inode.attr);
+        if inode.attr.nlink > 0 {
+            self.put_inode(&inode);
+            return Ok(inode.attr);
+        }
+        match self.volatile.opens.get(&ino) {
+            Some(sessions) if !sessions.is_empty() => {
+                let orphan = Orphan { sessions: sessions.clone() };
+                self.txn.put(self.keys.orphan(ino), &orphan);
+                self.put_inode(&inode);
+            }
+            _ => self.destroy(&inode)?,
+        }
+        Ok(inode.attr)
+    }
+
+    pub(super) fn rename(&mut self, from: Place<'_>, to: Place<'_>, mode: RenameMode) -> Outcome {
+        check_name(from.1)?;
+        check_name(to.1)?;
+        self.directory(from.0)?;
+        self.directory(to.0)?;
+        let source = self.must_find(from.0, from.1)?;
+        let target = self.find(to.0, to.1)?;
+        match (mode, target) {
+            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists.into()),
+            (RenameMode::Exchange, None) => return Err(FsError::NotFound.into()),
+            _ => {}
+        }
+        if target.is_some_and(|target| target.ino == source.ino) {
+            let moved = self.inode(source.ino)?.attr;
+            return Ok(MetaReply::Renamed { moved, other: None });
+        }
+        self.check_no_loop(source, to.0)?;
+        if let (RenameMode::Exchange, Some(target)) = (mode, target) {
+            self.check_no_loop(target, from.0)?;
+        }
+        for (place, dentry) in [(from, Some(source)), (to, target)] {
+            self.clear_entry(place.0, Intent::Change, Some((place.0, place.1.clone())))?;
+            if let Some(dentry) = dentry {
+                self.clear_entry(dentry.ino, Intent::Change, Some((place.0, place.1.clone())))?;
+            }
+        }
+        match (mode, target) {
+            (RenameMode::Exchange, Some(target)) => self.exchange(from, source, to, target),
+            (_, target) => self.move_name(from, source, to, target),
+        }
+    }
+
+    fn check_no_loop(&self, moved: Dentry, into: Ino) -> Result<(), FsError> {
+        if moved.kind != FileKind::Directory {
+            return Ok(());
+        }
+        let mut at = into;
+        while at != Ino::ROOT {
+            if at == moved.ino {
+                return Err(FsError::Invalid);
+            }
+            at = self.directory(at)?.parent;
+        }
+        Ok(())
+    }
+
+    fn move_name(&mut self, from: Place<'_>, source: Dentry, to: Place<'_>, target: Option<Dentry>) -> Outcome {
+        if let Some(target) = target {
+            match (source.kind == FileKind::Directory, target.kind == FileKind::Directory) {
+                (true, false) => return Err(FsError::NotDirectory.into()),
+                (false, true) => return Err(FsError::IsDirectory.into()),
+                (true, true) => self.check_empty(target.ino)?,
+                (false, false) => {}
+            }
+        }
+        let mut old_dir = self.directory(from.0)?;
+        self.remove_name(&mut old_dir, from.1, source.kind);
+        self.put_inode(&old_dir);
+        let mut new_dir = self.directory(to.0)?;
+        let mut other = None;
+        if let Some(target) = target {
+            self.remove_name(&mut new_dir, to.1, target.kind);
+            other = Some(self.drop_link(target.ino)?);
+        }
+        self.add_name(&mut new_dir, to.1, source.ino, source.kind);
+        self.put_inode(&new_dir);
+        let moved = self.settle(source, to.0)?;
+        Ok(MetaReply::Renamed { moved, other })
+    }
+
+    fn exchange(&mut self, from: Place<'_>, source: Dentry, to: Place<'_>, target: Dentry) -> Outcome {
+        for (place, old, new) in [(from, source, target), (to, target, source)] {
+            let mut dir = self.directory(place.0)?;
+            self.remove_name(&mut dir, place.1, old.kind);
+            self.add_name(&mut dir, place.1, new.ino, new.kind);
+            self.put_inode(&dir);
+        }
+        let moved = self.settle(source, to.0)?;
+        let other = Some(self.settle(target, from.0)?);
+        Ok(MetaReply::Renamed { moved, other })
+    }
+
+    /// Notes in a moved inode that it moved, and of a directory, where to.
+    fn settle(&mut self, moved: Dentry, dir: Ino) -> Result<Attr, FsError> {
+        let mut inode = self.inode(moved.ino)?;
+        if inode.attr.kind == FileKind::Directory {
+            inode.parent = dir;
+        }
+        self.touch(&mut inode.attr);
+        self.put_inode(&inode);
+        Ok(inode.attr)
+    }
+
+    /// Removes an inode for good; the pieces of its map are purged later.
+    pub(super) fn destroy(&mut self, inode: &Inode) -> Result<(), FsError> {
+        let ino = inode.attr.ino;
+        for (key, _) in self.txn.scan(&self.keys.xattrs(ino), usize::MAX)? {
+            self.txn.delete(key);
+        }
+        if let Some(map) = inode.map()
+            && (inode.attr.stored_bytes > 0 || inode.attr.size > 0)
+        {
+            self.txn.put_bytes(self.keys.purge(map), 0u64.encode());
+        }
+        self.txn.delete(self.keys.inode(ino));
+        self.txn.delete(self.keys.orphan(ino));
+        self.volatile.opens.remove(&ino);
+        self.volatile.leases.drop_inode(ino);
+        self.account(-(inode.attr.stored_bytes as i64), -1)
+    }
+}

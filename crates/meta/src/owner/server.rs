@@ -1,0 +1,571 @@
+//! Threads around [`Core`]: requests in, batches to the log, replies out once they are durable.
+//!
+//! Three threads per ledger: *owner* executes, *log* appends (one append at a time, so everything that arrives
+//! meanwhile shares the next one: group commit sized by the log's own speed), *store* writes committed changes
+//! to the local store about once a second and trims the log. Replies leave from the log thread.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use base::env::{Env, spawn_thread};
+use base::{Epoch, FsError, Ino, LedgerId, Seq, SessionId};
+use tokio::sync::{mpsc, oneshot};
+use wire::BoxFuture;
+use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
+
+use super::{Core, Executed, Now};
+use crate::batch::Batch;
+use crate::log::{AppendError, LedgerLog, LogError};
+use crate::state::{Applied, State, StateError};
+use crate::store::{ChangeTable, Store};
+
+/// Requests waiting for the owner at most; more senders wait.
+const QUEUE_MAX: usize = 1024;
+/// Requests executed between two looks at the log.
+const EXECUTE_MAX: usize = 256;
+/// Changes in memory above which nothing new is executed until the local store has caught up.
+const UNSTORED_BYTES_MAX: usize = 256 << 20;
+/// Changes in memory above which they are written to the local store without waiting for the tick.
+const STORE_BYTES: usize = 32 << 20;
+const TICK: Duration = Duration::from_millis(500);
+/// How long the log may be full before the ledger stops.
+const FULL_RETRIES: u32 = 300;
+const FULL_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a ledger could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OwnerError {
+    /// The log cannot be used.
+    #[error("cannot open ledger {ledger}")]
+    Log {
+        /// Which ledger.
+        ledger: LedgerId,
+        #[source]
+        /// Why.
+        source: LogError,
+    },
+    /// The local store cannot be used.
+    #[error("cannot open the store of ledger {ledger}")]
+    Store {
+        /// Which ledger.
+        ledger: LedgerId,
+        #[source]
+        /// Why.
+        source: StateError,
+    },
+    /// The log ends before a batch that this node has seen: it was rolled back or replaced.
+    #[error("metadata of ledger {ledger} went backwards from {seen} to {tail}: restore the newer log")]
+    RolledBack {
+        /// Which ledger.
+        ledger: LedgerId,
+        /// The newest batch that the local store has.
+        seen: Seq,
+        /// The last batch in the log.
+        tail: Seq,
+    },
+    /// A batch in the log cannot be decoded, or the state is of a newer version.
+    #[error("ledger {ledger} is damaged or newer than this version: {what}")]
+    Damaged {
+        /// Which ledger.
+        ledger: LedgerId,
+        /// What.
+        what: String,
+    },
+}
+
+/// What an owner is made of.
+pub struct OwnerOptions {
+    /// Which ledger.
+    pub ledger: LedgerId,
+    /// Its log.
+    pub log: Arc<dyn LedgerLog>,
+    /// Its local store.
+    pub state: Arc<dyn State>,
+    /// Clock.
+    pub env: Env,
+}
+
+/// What an owner is doing, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct OwnerStat {
+    /// Its epoch.
+    pub epoch: u64,
+    /// The newest durable batch.
+    pub committed_seq: u64,
+    /// The newest batch in the local store.
+    pub stored_seq: u64,
+    /// Requests executed since the start.
+    pub requests: u64,
+    /// Whether the log failed; then every request is refused until a restart.
+    pub halted: bool,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    epoch: AtomicU64,
+    committed: AtomicU64,
+    stored: AtomicU64,
+    requests: AtomicU64,
+    halted: AtomicBool,
+}
+
+type Reply = oneshot::Sender<Result<MetaReply, FsError>>;
+
+struct Call {
+    id: RequestId,
+    request: MetaRequest,
+    reply: Reply,
+}
+
+enum Inbound {
+    Call(Call),
+    Connect { events: Arc<dyn EventSink>, reply: oneshot::Sender<Result<SessionId, FsError>> },
+}
+
+enum Control {
+    Appended { seq: Seq, result: Result<(), AppendError> },
+    Stored { result: Result<(), StateError> },
+    Stop,
+}
+
+struct Append {
+    seq: Seq,
+    bytes: Vec<u8>,
+    replies: Vec<Pending>,
+}
+
+struct StoreJob {
+    table: Arc<ChangeTable>,
+    applied: Applied,
+}
+
+enum Answer {
+    Reply(Reply, Result<MetaReply, FsError>),
+    Connected(oneshot::Sender<Result<SessionId, FsError>>, SessionId),
+}
+
+struct Pending {
+    after: Seq,
+    answer: Answer,
+}
+
+impl Pending {
+    // A receiver that is gone has given up waiting; its request happened all the same.
+    fn send(self) {
+        match self.answer {
+            Answer::Reply(reply, result) => drop(reply.send(result)),
+            Answer::Connected(reply, session) => drop(reply.send(Ok(session))),
+        }
+    }
+
+    fn fail(self, error: FsError) {
+        match self.answer {
+            Answer::Reply(reply, _) => drop(reply.send(Err(error))),
+            Answer::Connected(reply, _) => drop(reply.send(Err(error))),
+        }
+    }
+}
+
+/// A running owner. Dropping it without [`Owner::stop`] is like a crash.
+pub struct Owner {
+    inbox: mpsc::Sender<Inbound>,
+    control: mpsc::UnboundedSender<Control>,
+    threads: std::sync::Mutex<Vec<JoinHandle<()>>>,
+    shared: Arc<Shared>,
+}
+
+impl Owner {
+    /// Fences earlier owners, replays the log into the local store and starts serving.
+    pub fn open(options: OwnerOptions) -> Result<Self, OwnerError> {
+        let OwnerOptions { ledger, log, state, env } = options;
+        let runtime = runtime();
+        let (epoch, tail) = runtime.block_on(recover(ledger, &log, &state))?;
+        let mut core = Core::new(ledger, Store::new(state), tail);
+        let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
+        core.start(now(&env)).map_err(damaged)?;
+        let shared = Arc::new(Shared::default());
+        shared.epoch.store(epoch.0, Ordering::Relaxed);
+        shared.committed.store(tail.0, Ordering::Relaxed);
+        shared.stored.store(tail.0, Ordering::Relaxed);
+        let (inbox, calls) = mpsc::channel(QUEUE_MAX);
+        let (control, controls) = mpsc::unbounded_channel();
+        let (appends, append_jobs) = mpsc::channel(1);
+        let (stores, store_jobs) = mpsc::channel(1);
+        let name = |what: &str| format!("{what}-{ledger}");
+        let mut threads = Vec::new();
+        let (to_owner, log_for_thread) = (control.clone(), log.clone());
+        threads.push(spawn_thread(&name("log"), move || log_thread(epoch, log_for_thread, append_jobs, to_owner)));
+        let (to_owner, bottom) = (control.clone(), core.bottom());
+        threads.push(spawn_thread(&name("store"), move || store_thread(bottom, log, store_jobs, to_owner)));
+        let task = Task {
+            core,
+            env,
+            epoch,
+            shared: shared.clone(),
+            appends: Some(appends),
+            stores: Some(stores),
+            appending: false,
+            storing: false,
+            to_store: None,
+            storing_up_to: Seq(0),
+            store_due: false,
+            pending: Vec::new(),
+            waiting: HashMap::new(),
+            sinks: HashMap::new(),
+            stopping: false,
+        };
+        threads.push(spawn_thread(&name("owner"), move || runtime.block_on(task.run(calls, controls))));
+        Ok(Self { inbox, control, threads: std::sync::Mutex::new(threads), shared })
+    }
+
+    /// Finishes what was accepted, writes everything to the local store and ends the threads.
+    pub fn stop(&self) {
+        // If the owner is gone already, its threads are too.
+        let _ = self.control.send(Control::Stop);
+        let threads = std::mem::take(&mut *self.threads.lock().expect("no holder of this lock panics"));
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+
+    /// What it is doing.
+    pub fn stat(&self) -> OwnerStat {
+        OwnerStat {
+            epoch: self.shared.epoch.load(Ordering::Relaxed),
+            committed_seq: self.shared.committed.load(Ordering::Relaxed),
+            stored_seq: self.shared.stored.load(Ordering::Relaxed),
+            requests: self.shared.requests.load(Ordering::Relaxed),
+            halted: self.shared.halted.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl MetaService for Owner {
+    fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>> {
+        Box::pin(async move {
+            let (reply, answer) = oneshot::channel();
+            let sent = self.inbox.send(Inbound::Connect { events, reply }).await;
+            sent.map_err(|_| FsError::Unavailable)?;
+            answer.await.map_err(|_| FsError::Unavailable)?
+        })
+    }
+
+    fn call(&self, id: RequestId, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
+        Box::pin(async move {
+            let (reply, answer) = oneshot::channel();
+            let sent = self.inbox.send(Inbound::Call(Call { id, request, reply })).await;
+            sent.map_err(|_| FsError::Unavailable)?;
+            answer.await.map_err(|_| FsError::Unavailable)?
+        })
+    }
+}
+
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_time().build().expect("the system has descriptors left for a runtime")
+}
+
+fn now(env: &Env) -> Now {
+    Now { wall_ns: env.clock.wall_ns(), boot_ns: env.clock.boot_ns() }
+}
+
+/// Seals the log and brings the local store up to its end.
+pub(crate) async fn recover(
+    ledger: LedgerId,
+    log: &Arc<dyn LedgerLog>,
+    state: &Arc<dyn State>,
+) -> Result<(Epoch, Seq), OwnerError> {
+    const PAGE_BYTES: usize = 32 << 20;
+    let log_error = |source| OwnerError::Log { ledger, source };
+    let store_error = |source| OwnerError::Store { ledger, source };
+    let epoch = Epoch(log.epoch().await.map_err(log_error)?.0 + 1);
+    let tail = log.seal(epoch).await.map_err(log_error)?.seq;
+    let mut applied = state.applied().map_err(store_error)?.seq;
+    if tail < applied {
+        return Err(OwnerError::RolledBack { ledger, seen: applied, tail });
+    }
+    while applied < tail {
+        let entries = log.read(Seq(applied.0 + 1), PAGE_BYTES).await.map_err(log_error)?;
+        let damaged = |what: &str| OwnerError::Damaged { ledger, what: format!("batch {}: {what}", applied.0 + 1) };
+        let last = entries.last().ok_or_else(|| damaged("missing from the log"))?;
+        let position = Applied { seq: last.seq, epoch: last.epoch };
+        let mut changes = std::collections::BTreeMap::new();
+        for (seq, entry) in (applied.0 + 1..).zip(&entries) {
+            if entry.seq.0 != seq {
+                return Err(damaged("missing from the log"));
+            }
+            let batch = Batch::decode(&entry.batch).map_err(|error| damaged(&error.to_string()))?;
+            changes.extend(batch.changes);
+        }
+        let mut pairs = changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
+        state.apply(&mut pairs, position).map_err(store_error)?;
+        applied = position.seq;
+    }
+    Ok((epoch, tail))
+}
+
+fn log_thread(
+    epoch: Epoch,
+    log: Arc<dyn LedgerLog>,
+    mut jobs: mpsc::Receiver<Append>,
+    to_owner: mpsc::UnboundedSender<Control>,
+) {
+    let runtime = runtime();
+    runtime.block_on(async {
+        while let Some(Append { seq, bytes, replies }) = jobs.recv().await {
+            let mut result = log.append(epoch, seq, vec![bytes.clone()]).await;
+            for _ in 0..FULL_RETRIES {
+                let Err(AppendError::Full(error)) = &result else { break };
+                tracing::warn!(%error, "ledger log is full, waiting for room");
+                tokio::time::sleep(FULL_PAUSE).await;
+                result = log.append(epoch, seq, vec![bytes.clone()]).await;
+            }
+            for reply in replies {
+                match result {
+                    Ok(()) => reply.send(),
+                    Err(_) => reply.fail(FsError::Unavailable),
+                }
+            }
+            if to_owner.send(Control::Appended { seq, result }).is_err() {
+                return;
+            }
+        }
+    });
+}
+
+fn store_thread(
+    state: Arc<dyn State>,
+    log: Arc<dyn LedgerLog>,
+    mut jobs: mpsc::Receiver<StoreJob>,
+    to_owner: mpsc::UnboundedSender<Control>,
+) {
+    let runtime = runtime();
+    runtime.block_on(async {
+        while let Some(StoreJob { table, applied }) = jobs.recv().await {
+            let result = state.apply(&mut table.iter(), applied);
+            if result.is_ok()
+                && let Err(error) = log.trim(applied.seq).await
+            {
+                tracing::warn!(%error, "ledger log could not be trimmed");
+            }
+            if to_owner.send(Control::Stored { result }).is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// The owner thread's state.
+struct Task {
+    core: Core,
+    env: Env,
+    epoch: Epoch,
+    shared: Arc<Shared>,
+    appends: Option<mpsc::Sender<Append>>,
+    stores: Option<mpsc::Sender<StoreJob>>,
+    appending: bool,
+    storing: bool,
+    /// Frozen changes that wait until the last batch in them is durable.
+    to_store: Option<(Arc<ChangeTable>, Seq)>,
+    /// The batch up to which the local store is being written.
+    storing_up_to: Seq,
+    store_due: bool,
+    pending: Vec<Pending>,
+    waiting: HashMap<Ino, VecDeque<Call>>,
+    sinks: HashMap<SessionId, Arc<dyn EventSink>>,
+    stopping: bool,
+}
+
+impl Task {
+    async fn run(mut self, mut calls: mpsc::Receiver<Inbound>, mut controls: mpsc::UnboundedReceiver<Control>) {
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        self.send_batch();
+        loop {
+            let roomy = self.core.unstored_bytes() < UNSTORED_BYTES_MAX && !self.stopping;
+            tokio::select! {
+                biased;
+                Some(control) = controls.recv() => self.control(control),
+                Some(inbound) = calls.recv(), if roomy => {
+                    self.inbound(inbound);
+                    for _ in 1..EXECUTE_MAX {
+                        let Ok(inbound) = calls.try_recv() else { break };
+                        self.inbound(inbound);
+                    }
+                }
+                _ = tick.tick() => self.tick(),
+            }
+            self.deliver_events();
+            self.send_batch();
+            if self.store_due && self.core.pending_bytes() == 0 {
+                self.store_due = false;
+                self.freeze();
+            }
+            if self.stopping && self.finished() {
+                break;
+            }
+        }
+    }
+
+    fn finished(&mut self) -> bool {
+        if self.halted() {
+            return true;
+        }
+        if self.appending || self.storing || self.to_store.is_some() {
+            return false;
+        }
+        self.freeze();
+        self.to_store.is_none()
+    }
+
+    fn halted(&self) -> bool {
+        self.shared.halted.load(Ordering::Relaxed)
+    }
+
+    fn inbound(&mut self, inbound: Inbound) {
+        self.shared.requests.fetch_add(1, Ordering::Relaxed);
+        match inbound {
+            Inbound::Call(call) if self.halted() => drop(call.reply.send(Err(FsError::Unavailable))),
+            Inbound::Connect { reply, .. } if self.halted() => drop(reply.send(Err(FsError::Unavailable))),
+            Inbound::Call(call) => self.execute(call),
+            Inbound::Connect { events, reply } => match self.core.connect(now(&self.env)) {
+                Ok((session, after)) => {
+                    self.sinks.insert(session, events);
+                    self.pending.push(Pending { after, answer: Answer::Connected(reply, session) });
+                }
+                Err(error) => drop(reply.send(Err(error))),
+            },
+        }
+    }
+
+    fn execute(&mut self, call: Call) {
+        match self.core.execute(call.id, &call.request, now(&self.env)) {
+            Executed::Wait(ino) => self.waiting.entry(ino).or_default().push_back(call),
+            Executed::Reply { reply, after } => {
+                let released = match &call.request {
+                    MetaRequest::Release { lease, .. } => Some(vec![lease.ino]),
+                    MetaRequest::CloseSession => Some(self.waiting.keys().copied().collect()),
+                    _ => None,
+                };
+                let pending = Pending { after, answer: Answer::Reply(call.reply, reply) };
+                if after <= self.core.committed_seq() { pending.send() } else { self.pending.push(pending) }
+                self.retry(released.unwrap_or_default());
+            }
+        }
+    }
+
+    /// Executes what waited for leases on these inodes, in the order of arrival.
+    fn retry(&mut self, released: Vec<Ino>) {
+        for ino in released {
+            for call in self.waiting.remove(&ino).unwrap_or_default() {
+                self.execute(call);
+            }
+        }
+    }
+
+    fn deliver_events(&mut self) {
+        for (session, event) in self.core.take_events() {
+            if let Some(sink) = self.sinks.get(&session) {
+                sink.event(event);
+            }
+        }
+    }
+
+    fn send_batch(&mut self) {
+        if self.appending || self.halted() {
+            return;
+        }
+        let Some((seq, batch)) = self.core.take_batch() else { return };
+        let (replies, pending) = std::mem::take(&mut self.pending).into_iter().partition(|p| p.after == seq);
+        self.pending = pending;
+        let append = Append { seq, bytes: batch.encode(), replies };
+        let sender = self.appends.as_ref().expect("the log thread outlives the owner");
+        if sender.try_send(append).is_err() {
+            // One append at a time means that the queue of one is empty unless the thread has died.
+            self.halt("the log thread has ended");
+            return;
+        }
+        self.appending = true;
+        self.store_due |= self.core.unstored_bytes() > STORE_BYTES;
+    }
+
+    /// Takes the changes of all batches so far, to be stored once the last of them is durable. Only called
+    /// when no executed change is outside a batch.
+    fn freeze(&mut self) {
+        if self.to_store.is_some() || self.core.pending_bytes() > 0 {
+            return;
+        }
+        if let Some(table) = self.core.freeze() {
+            self.to_store = Some((table, self.core.last_batch()));
+        }
+        self.start_storing();
+    }
+
+    fn start_storing(&mut self) {
+        if self.storing || self.to_store.as_ref().is_none_or(|(_, seq)| *seq > self.core.committed_seq()) {
+            return;
+        }
+        let Some((table, seq)) = self.to_store.take() else { return };
+        let sender = self.stores.as_ref().expect("the store thread outlives the owner");
+        let job = StoreJob { table, applied: Applied { seq, epoch: self.epoch } };
+        if sender.try_send(job).is_err() {
+            self.halt("the store thread has ended");
+            return;
+        }
+        self.storing = true;
+        self.storing_up_to = seq;
+    }
+
+    fn control(&mut self, control: Control) {
+        match control {
+            Control::Stop => self.stopping = true,
+            Control::Appended { seq, result: Ok(()) } => {
+                self.appending = false;
+                self.core.committed(seq);
+                self.shared.committed.store(seq.0, Ordering::Relaxed);
+                let (ready, pending) = std::mem::take(&mut self.pending).into_iter().partition(|p| p.after <= seq);
+                self.pending = pending;
+                Vec::into_iter(ready).for_each(Pending::send);
+                self.start_storing();
+            }
+            Control::Appended { result: Err(error), .. } => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(error, "ledger log failed");
+                self.halt("the log failed");
+            }
+            Control::Stored { result: Ok(()) } => {
+                self.storing = false;
+                self.shared.stored.store(self.storing_up_to.0, Ordering::Relaxed);
+                self.core.thaw();
+            }
+            Control::Stored { result: Err(error) } => {
+                tracing::error!(%error, "local store failed");
+                self.halt("the local store failed");
+            }
+        }
+    }
+
+    /// Refuses everything from now on. A restart finds out from the log what was durable.
+    fn halt(&mut self, why: &str) {
+        tracing::error!(why, "ledger stops; restart the node to recover");
+        self.shared.halted.store(true, Ordering::Relaxed);
+        self.appending = false;
+        self.storing = false;
+        for pending in std::mem::take(&mut self.pending) {
+            pending.fail(FsError::Unavailable);
+        }
+        for call in std::mem::take(&mut self.waiting).into_values().flatten() {
+            let _ = call.reply.send(Err(FsError::Unavailable));
+        }
+    }
+
+    fn tick(&mut self) {
+        let released = self.core.expire_recalls(now(&self.env));
+        self.retry(released);
+        self.store_due = !self.halted();
+    }
+}

@@ -1,0 +1,79 @@
+//! Space: extent ids for sessions, extents to delete, maps to purge, sums.
+
+use base::{ExtentId, SessionId};
+use wire::meta::{EXTENT_RANGE_IDS, FILE_BYTES_MAX, FreeExtent, MetaReply};
+
+use super::{OpenRange, Op, Outcome, Stop};
+use crate::keys::Keys;
+use crate::values::{ExtentPlace, IdRange, RangeState, Usage};
+
+/// Pieces removed by one step of a purge.
+const PURGE_PIECES: usize = 2048;
+const FREE_PAGE_MAX: u32 = 4096;
+
+impl Op<'_> {
+    pub(super) fn alloc_extents(&mut self) -> Outcome {
+        let first = ExtentId(self.advance("next_extent", EXTENT_RANGE_IDS)?);
+        let range = IdRange { session: self.session, count: EXTENT_RANGE_IDS, open: RangeState::Open };
+        self.txn.put(self.keys.range(first), &range);
+        self.volatile.ranges.push(OpenRange { first, count: EXTENT_RANGE_IDS, session: self.session });
+        Ok(MetaReply::Range { first, count: EXTENT_RANGE_IDS })
+    }
+
+    pub(super) fn close_ranges(&mut self, session: SessionId) -> Result<(), Stop> {
+        self.volatile.ranges.retain(|range| range.session != session);
+        for (key, bytes) in self.txn.scan(&self.keys.ranges(), usize::MAX)? {
+            let range: IdRange = crate::store::decode(&key, &bytes)?;
+            if range.session == session && range.open == RangeState::Open {
+                self.txn.put(key, &IdRange { open: RangeState::Closed, ..range });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn statfs(&mut self) -> Outcome {
+        let usage = self.txn.get::<Usage>(&self.keys.value("usage"))?.unwrap_or_default();
+        Ok(MetaReply::StatFs { used_bytes: usage.stored_bytes, inodes: usage.inodes })
+    }
+
+    pub(super) fn heartbeat(&mut self, in_use_ver: u64) -> Outcome {
+        self.volatile.sessions.insert(self.session, in_use_ver);
+        Ok(MetaReply::Version(self.committed.0))
+    }
+
+    /// Extents whose last reference went in a durable batch that every running read has seen.
+    pub(super) fn next_free(&mut self, limit: u32) -> Outcome {
+        let in_use = self.volatile.sessions.values().min().copied().unwrap_or(u64::MAX);
+        let before = in_use.min(self.committed.0 + 1);
+        let limit = limit.clamp(1, FREE_PAGE_MAX) as usize;
+        let mut free = Vec::new();
+        for (key, bytes) in self.txn.scan(&self.keys.frees(before), limit)? {
+            let (free_ver, id) = Keys::free_of_key(&key);
+            let place: ExtentPlace = crate::store::decode(&key, &bytes)?;
+            free.push(FreeExtent { free_ver, id, pg: place.pg, n: place.n });
+        }
+        Ok(MetaReply::Free(free))
+    }
+
+    pub(super) fn freed(&mut self, extents: &[FreeExtent]) -> Outcome {
+        for extent in extents {
+            self.txn.delete(self.keys.free(extent.free_ver, extent.id));
+        }
+        Ok(MetaReply::Done)
+    }
+
+    pub(super) fn purge_step(&mut self) -> Outcome {
+        let Some((key, _)) = self.txn.scan(&self.keys.purges(), 1)?.pop() else {
+            return Ok(MetaReply::Purged { more: false });
+        };
+        let removed = self.remove_range(Keys::map_of_purge(&key), 0, FILE_BYTES_MAX, PURGE_PIECES)?;
+        if removed.done >= FILE_BYTES_MAX {
+            self.txn.delete(key);
+        }
+        Ok(MetaReply::Purged { more: true })
+    }
+}
+
+// A range or a page that does not fit would be an endless loop in the caller.
+const _: () = assert!(EXTENT_RANGE_IDS > 0 && PURGE_PIECES > 1);
+
