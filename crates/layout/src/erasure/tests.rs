@@ -109,9 +109,8 @@ fn a_lone_data_shard_is_copied_and_one_parity_is_the_xor() {
     let shards = stripe(&ErasureCode::new(1, 4).unwrap(), 3, 5000);
     assert!(shards.iter().all(|shard| *shard == shards[0]));
     let shards = stripe(&ErasureCode::new(3, 1).unwrap(), 3, 50);
-    for at in 0..50 {
-        assert_eq!(shards[3][at], shards[0][at] ^ shards[1][at] ^ shards[2][at]);
-    }
+    let xor: Vec<u8> = (0..50).map(|at| shards[0][at] ^ shards[1][at] ^ shards[2][at]).collect();
+    assert_eq!(shards[3], xor);
 }
 
 #[test]
