@@ -77,6 +77,7 @@ pub(crate) static NIBBLES: [[u8; 32]; 256] = {
 /// For each factor c: multiplication by c as an 8x8 bit matrix, in the layout of `GF2P8AFFINEQB`.
 ///
 /// Byte 7 - i of the matrix holds, for bit i of the product, which bits of x it is the parity of.
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) static BIT_MATRICES: [u64; 256] = {
     let mut matrices = [0u64; 256];
     let mut c = 0;
