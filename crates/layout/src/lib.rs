@@ -1,1 +1,30 @@
 //! Pure arithmetic from a file range to extents, stripes, shards and drives.
+//!
+//! No I/O, no clock, no randomness: the same arguments give the same result on every machine, because a client
+//! that writes, another that reads and a drive that repairs must all compute the same layout.
+//!
+//! - [`Profile`]: how many shards, how many to read, how many to acknowledge.
+//! - [`shard_len`], [`read_plan`]: which bytes of an extent lie in which block of which shard.
+//! - [`ErasureCode`]: parity from data, lost shards from the others.
+//! - [`plan_placement_groups`]: which drives hold a stripe together.
+//! - [`plan_capacity`]: what remains of raw space for users.
+//! - [`ClusterMap`]: drives and placement groups as the control ledger publishes them.
+
+mod capacity;
+mod cluster_map;
+pub mod erasure;
+mod placement;
+mod profile;
+mod stripe;
+
+pub use capacity::{CapacityError, CapacityPlan, CapacityRequest, RESERVE_PERCENT, plan_capacity};
+pub use cluster_map::{ClusterMap, DriveState, MapDrive};
+pub use erasure::{ErasureCode, ErasureCodeError, ReconstructError};
+pub use placement::{
+    DriveSlot, FailureDomain, PlacementError, PlacementGroup, plan_placement_groups, suggested_pg_count,
+};
+pub use profile::{DegradedService, ParseProfileError, Profile, ProfileExplanation};
+pub use stripe::{ReadPlan, ShardRead, extent_bytes_max, read_plan, shard_data_range, shard_len};
+
+/// The most shards that one extent may have.
+pub const SHARDS_MAX: u8 = 20;

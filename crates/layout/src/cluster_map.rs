@@ -1,0 +1,100 @@
+//! Drives and placement groups as the control ledger publishes them.
+
+use base::{DriveId, DriveUuid, Epoch, PgId};
+use serde::{Deserialize, Serialize};
+
+use crate::PlacementGroup;
+
+/// All drives and placement groups of a cluster at one epoch. Every change has a higher epoch.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterMap {
+    /// The map's version.
+    pub epoch: Epoch,
+    /// Every drive that was not forgotten.
+    pub drives: Vec<MapDrive>,
+    /// Every placement group.
+    pub groups: Vec<PlacementGroup>,
+}
+
+/// A drive in the map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapDrive {
+    /// Its number, which placement groups name.
+    pub id: DriveId,
+    /// What is written on it.
+    pub uuid: DriveUuid,
+    /// The failure domain it is in, at the level the cluster places by.
+    pub domain: u64,
+    /// Whether it may be used.
+    pub state: DriveState,
+}
+
+/// What may be done with a drive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DriveState {
+    /// Reads and writes.
+    Up,
+    /// Nothing, for now: it does not answer or its service ended. It still is a member of its groups.
+    Failed,
+    /// Nothing, for good: its groups are rebuilt on other drives.
+    Out,
+}
+
+impl ClusterMap {
+    /// The placement group of that number.
+    pub fn group(&self, id: PgId) -> Option<&PlacementGroup> {
+        find(&self.groups, id.0, |group| group.id.0)
+    }
+
+    /// The drive of that number.
+    pub fn drive(&self, id: DriveId) -> Option<&MapDrive> {
+        find(&self.drives, id.0, |drive| drive.id.0)
+    }
+}
+
+/// Numbers are dense and in order unless something was removed: look at the obvious place first.
+fn find<T>(items: &[T], number: u32, number_of: impl Fn(&T) -> u32) -> Option<&T> {
+    items
+        .get(number as usize)
+        .filter(|item| number_of(item) == number)
+        .or_else(|| items.iter().find(|item| number_of(item) == number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(groups: &[u32]) -> ClusterMap {
+        let groups = groups
+            .iter()
+            .map(|id| PlacementGroup { id: PgId(*id), epoch: Epoch(1), members: vec![DriveId(id + 100)] })
+            .collect();
+        ClusterMap { epoch: Epoch(3), drives: Vec::new(), groups }
+    }
+
+    #[test]
+    fn groups_are_found_by_number_wherever_they_are() {
+        for map in [map(&[0, 1, 2, 3]), map(&[1, 3, 2]), map(&[3])] {
+            assert_eq!(map.group(PgId(3)).unwrap().members, [DriveId(103)]);
+            assert_eq!(map.group(PgId(4)), None);
+        }
+    }
+
+    #[test]
+    fn a_map_survives_serialization() {
+        let mut map = map(&[0]);
+        map.drives.push(MapDrive {
+            id: DriveId(0),
+            uuid: DriveUuid([7; 16]),
+            domain: 4,
+            state: DriveState::Failed,
+        });
+        let text = serde_json::to_string(&map).unwrap();
+        assert!(text.contains(r#""state":"failed""#), "{text}");
+        let back: ClusterMap = serde_json::from_str(&text).unwrap();
+        assert_eq!(back, map);
+        assert_eq!(back.drive(DriveId(0)).unwrap().domain, 4);
+        assert_eq!(back.drive(DriveId(1)), None);
+    }
+}

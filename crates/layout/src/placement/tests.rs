@@ -1,0 +1,198 @@
+use super::*;
+use proptest::prelude::*;
+use std::collections::{BTreeSet, HashMap};
+
+/// `domains` domains of `drives` equal drives each.
+fn equal_drives(domains: u32, drives: u32) -> Vec<DriveSlot> {
+    (0..domains * drives)
+        .map(|id| DriveSlot { drive: DriveId(id), domain: u64::from(id / drives), weight_bytes: 1 << 40 })
+        .collect()
+}
+
+fn plan(drives: &[DriveSlot], profile: &str, count: u32, seed: u64) -> Vec<PlacementGroup> {
+    plan_placement_groups(drives, profile.parse().unwrap(), count, seed).unwrap()
+}
+
+/// How often each drive appears in each position.
+fn appearances(groups: &[PlacementGroup], n: usize) -> HashMap<DriveId, Vec<u32>> {
+    let mut counts: HashMap<DriveId, Vec<u32>> = HashMap::new();
+    for group in groups {
+        for (position, drive) in group.members.iter().enumerate() {
+            counts.entry(*drive).or_insert_with(|| vec![0; n])[position] += 1;
+        }
+    }
+    counts
+}
+
+/// What must hold for every plan: shape, distinct domains, even positions.
+fn check_plan(drives: &[DriveSlot], groups: &[PlacementGroup], n: usize, count: u32) {
+    let domain_of: HashMap<DriveId, u64> = drives.iter().map(|slot| (slot.drive, slot.domain)).collect();
+    assert_eq!(groups.len(), count as usize);
+    for (index, group) in groups.iter().enumerate() {
+        assert_eq!((group.id, group.epoch), (PgId(index as u32), Epoch(1)));
+        let domains: BTreeSet<u64> = group.members.iter().map(|drive| domain_of[drive]).collect();
+        assert_eq!((group.members.len(), domains.len()), (n, n), "{group:?}");
+    }
+    for (drive, positions) in appearances(groups, n) {
+        let (least, most) = (positions.iter().min().unwrap(), positions.iter().max().unwrap());
+        assert!(most - least <= 1, "drive {drive} by position: {positions:?}");
+    }
+}
+
+#[test]
+fn equal_drives_appear_equally_often_in_every_position() {
+    for (domains, per_domain, profile) in
+        [(6, 1, "4+2"), (6, 4, "4+2"), (10, 3, "8+2"), (3, 1, "r3"), (13, 2, "9+3")]
+    {
+        let drives = equal_drives(domains, per_domain);
+        let n = profile.parse::<Profile>().unwrap().n();
+        let count = suggested_pg_count(drives.len() as u32, n);
+        let groups = plan(&drives, profile, count, 1);
+        check_plan(&drives, &groups, n.into(), count);
+        let totals: Vec<u32> =
+            appearances(&groups, n.into()).values().map(|counts| counts.iter().sum()).collect();
+        assert_eq!(totals.len(), drives.len());
+        let exact = f64::from(count) * f64::from(n) / drives.len() as f64;
+        assert!(totals.iter().all(|total| (f64::from(*total) - exact).abs() < 2.0), "{exact} {totals:?}");
+    }
+}
+
+#[test]
+fn every_pair_of_domains_meets_about_equally_often() {
+    let groups = plan(&equal_drives(12, 1), "4+2", 200, 9);
+    let mut pairs: HashMap<(DriveId, DriveId), u32> = HashMap::new();
+    for group in &groups {
+        for (a, b) in group.members.iter().flat_map(|a| group.members.iter().map(move |b| (*a, *b))) {
+            if a < b {
+                *pairs.entry((a, b)).or_default() += 1;
+            }
+        }
+    }
+    // 200 groups x 15 pairs over 66 pairs of drives.
+    let mean = 200.0 * 15.0 / 66.0;
+    assert_eq!(pairs.len(), 66);
+    assert!(pairs.values().all(|count| (f64::from(*count) - mean).abs() < 0.1 * mean), "{mean} {pairs:?}");
+}
+
+#[test]
+fn a_domain_too_large_for_its_share_is_in_every_group() {
+    let mut drives = equal_drives(4, 1);
+    drives[0].weight_bytes <<= 3;
+    let groups = plan(&drives, "r3", 90, 5);
+    check_plan(&drives, &groups, 3, 90);
+    let totals: Vec<u32> = {
+        let counts = appearances(&groups, 3);
+        (0..4).map(|drive| counts[&DriveId(drive)].iter().sum()).collect()
+    };
+    assert_eq!(totals, [90, 60, 60, 60]);
+}
+
+#[test]
+fn too_few_domains_are_refused_with_both_numbers() {
+    let profile: Profile = "4+2".parse().unwrap();
+    let error = plan_placement_groups(&equal_drives(5, 8), profile, 10, 0).unwrap_err();
+    assert_eq!(error, PlacementError::TooFewDomains { needed: 6, present: 5, profile });
+    let text = error.to_string();
+    assert!(text.contains("needed=6 present=5") && text.contains("4+2"), "{text}");
+
+    let mut drives = equal_drives(6, 1);
+    drives[2].weight_bytes = 0;
+    assert!(plan_placement_groups(&drives, profile, 10, 0).is_err(), "a domain without weight takes no data");
+}
+
+#[test]
+fn a_drive_listed_twice_is_refused() {
+    let mut drives = equal_drives(3, 1);
+    drives[2].drive = DriveId(0);
+    let error = plan_placement_groups(&drives, "r2".parse().unwrap(), 10, 0).unwrap_err();
+    assert_eq!(error, PlacementError::DuplicateDrive { drive: DriveId(0) });
+}
+
+#[test]
+fn one_drive_is_enough_for_one_copy() {
+    let groups = plan(&equal_drives(1, 1), "1+0", 4, 0);
+    assert!(groups.iter().all(|group| group.members == [DriveId(0)]));
+}
+
+#[test]
+fn the_seed_decides_and_nothing_else() {
+    let drives = equal_drives(8, 2);
+    let mut reversed = drives.clone();
+    reversed.reverse();
+    assert_eq!(plan(&drives, "4+2", 50, 3), plan(&reversed, "4+2", 50, 3));
+    assert_ne!(plan(&drives, "4+2", 50, 3), plan(&drives, "4+2", 50, 4));
+}
+
+#[test]
+fn a_large_cluster_is_planned_in_reasonable_time() {
+    let drives = equal_drives(120, 10);
+    let count = suggested_pg_count(1200, 12);
+    assert_eq!(count, 10_000);
+    check_plan(&drives, &plan(&drives, "9+3", count, 2), 12, count);
+}
+
+#[test]
+fn counts_are_suggested_by_drives_and_width() {
+    assert_eq!(suggested_pg_count(1, 1), 100);
+    assert_eq!(suggested_pg_count(10_000, 12), 83_334);
+    assert_eq!(suggested_pg_count(0, 6), 1);
+    assert_eq!(suggested_pg_count(u32::MAX, 1), 1 << 24);
+}
+
+#[test]
+fn failure_domains_are_ordered_and_named() {
+    assert!(FailureDomain::Drive < FailureDomain::Node && FailureDomain::Rack < FailureDomain::Zone);
+    assert_eq!("rack".parse(), Ok(FailureDomain::Rack));
+    assert!("shelf".parse::<FailureDomain>().unwrap_err().to_string().contains("drive, node, rack or zone"));
+    assert_eq!(serde_json::to_string(&FailureDomain::Node).unwrap(), r#""node""#);
+}
+
+proptest! {
+    /// Weights differ by up to four, so no domain exceeds its share; every drive then gets what its weight says.
+    #[test]
+    fn weighted_drives_appear_in_proportion(
+        weights in prop::collection::vec((1u64..=4, 1usize..=3), 8..20),
+        count in 1u32..200,
+        seed in any::<u64>(),
+    ) {
+        let mut drives = Vec::new();
+        for (domain, (weight, members)) in weights.iter().enumerate() {
+            // Two domains in a row share a weight class, so that none has more than a third of the total.
+            drives.extend((0..*members).map(|at| DriveSlot {
+                drive: DriveId((domain * 10 + at) as u32),
+                domain: domain as u64,
+                weight_bytes: (weight << 40) / *members as u64,
+            }));
+        }
+        let total: u64 = drives.iter().map(|slot| slot.weight_bytes).sum();
+        let heaviest = weights.iter().map(|(weight, _)| weight << 40).max().unwrap();
+        prop_assume!(heaviest * 3 <= total);
+        let groups = plan(&drives, "r3", count, seed);
+        check_plan(&drives, &groups, 3, count);
+        let counts = appearances(&groups, 3);
+        for slot in &drives {
+            let exact = 3.0 * f64::from(count) * slot.weight_bytes as f64 / total as f64;
+            let found: u32 = counts.get(&slot.drive).map_or(0, |positions| positions.iter().sum());
+            prop_assert!((f64::from(found) - exact).abs() < 2.0, "{:?} {} {}", slot, found, exact);
+        }
+    }
+
+    #[test]
+    fn any_weights_give_a_valid_plan(
+        weights in prop::collection::vec(0u64..=u64::MAX, 1..24),
+        n in 1u32..=20,
+        count in 0u32..60,
+        seed in any::<u64>(),
+    ) {
+        let drives: Vec<DriveSlot> = (0u32..)
+            .zip(&weights)
+            .map(|(at, weight)| DriveSlot { drive: DriveId(at), domain: u64::from(at), weight_bytes: *weight })
+            .collect();
+        let present = weights.iter().filter(|weight| **weight > 0).count();
+        let profile = Profile::new(n, 1, n).unwrap();
+        match plan_placement_groups(&drives, profile, count, seed) {
+            Ok(groups) => check_plan(&drives, &groups, n as usize, count),
+            Err(_) => prop_assert!(present < n as usize),
+        }
+    }
+}
