@@ -130,6 +130,13 @@ mod tests {
         assert!(plan(0, 1, "1+0", 0).is_ok());
     }
 
+    #[test]
+    fn what_is_set_aside_is_rounded_up() {
+        let plan = plan(100, 7, "4+2", 1).unwrap();
+        assert_eq!((plan.spare_bytes, plan.parity_bytes, plan.reserve_bytes), (15, 29, 6));
+        assert_eq!(plan.usable_bytes, 50);
+    }
+
     proptest! {
         #[test]
         fn the_parts_sum_up_to_raw(raw in any::<u64>(), nodes in 1u32..5000, k in 1u32..=16, m in 0u32..=4, spares in 0u32..9) {

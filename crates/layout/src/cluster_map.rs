@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn groups_are_found_by_number_wherever_they_are() {
-        for map in [map(&[0, 1, 2, 3]), map(&[1, 3, 2]), map(&[3])] {
+        for map in [map(&[0, 1, 2, 3]), map(&[1, 3, 2]), map(&[3]), map(&[3, 2, 0, 1])] {
             assert_eq!(map.group(PgId(3)).unwrap().members, [DriveId(103)]);
             assert_eq!(map.group(PgId(4)), None);
         }

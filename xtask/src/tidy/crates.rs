@@ -1,4 +1,4 @@
-//! Rules about crates: names, edges, lints.
+//! Rules about crates: names, edges, lints, a reason for every dependency.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,6 +37,8 @@ const RESTRICTED: &[(&str, &[&str])] = &[
 
 const FORBIDDEN_NAMES: &[&str] = &["common", "utils", "util", "helpers", "helper", "manager", "misc"];
 
+const REASONS: &str = "docs/develop/dependencies.md";
+
 /// Asks cargo for the workspace and checks every member.
 pub fn check(root: &Path) -> Result<Vec<Finding>> {
     let output = Command::new(env!("CARGO"))
@@ -47,7 +49,9 @@ pub fn check(root: &Path) -> Result<Vec<Finding>> {
     ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout).context("parse cargo metadata")?;
     let packages = metadata["packages"].as_array().context("packages in cargo metadata")?;
-    let mut findings = Vec::new();
+    let reasons = std::fs::read_to_string(root.join(REASONS)).with_context(|| format!("read {REASONS}"))?;
+    let workspace = std::fs::read_to_string(root.join("Cargo.toml")).context("read Cargo.toml")?;
+    let mut findings = check_reasons(&workspace, &reasons);
     for package in packages {
         let manifest = PathBuf::from(package["manifest_path"].as_str().context("manifest path")?);
         let text =
@@ -82,6 +86,34 @@ fn check_package(package: &Value, path: &Path, manifest: &str) -> Vec<Finding> {
         }
     }
     messages.into_iter().map(|message| Finding { path: path.to_path_buf(), line: 1, message }).collect()
+}
+
+/// Every dependency on a crate of others, in the workspace's manifest, has a row in the table of reasons and back.
+fn check_reasons(manifest: &str, reasons: &str) -> Vec<Finding> {
+    let section =
+        manifest.lines().zip(1..).skip_while(|(line, _)| line.trim() != "[workspace.dependencies]").skip(1);
+    let entries = section.take_while(|(line, _)| !line.starts_with('['));
+    let foreign = entries.filter(|(line, _)| !line.contains("path ="));
+    let named: Vec<(&str, usize)> = foreign
+        .filter_map(|(line, number)| Some((line.split_once('=')?.0.trim(), number)))
+        .filter(|(name, _)| !name.starts_with('#'))
+        .collect();
+    let rows: Vec<(&str, usize)> = reasons
+        .lines()
+        .zip(1..)
+        .filter_map(|(line, number)| Some((line.strip_prefix("| `")?.split_once('`')?.0, number)))
+        .collect();
+    let finding = |path: &str, line: usize, message: String| Finding { path: path.into(), line, message };
+    let unexplained = named.iter().filter(|(name, _)| !rows.iter().any(|(row, _)| row == name));
+    let stale = rows.iter().filter(|(row, _)| !named.iter().any(|(name, _)| name == row));
+    unexplained
+        .map(|(name, line)| {
+            finding("Cargo.toml", *line, format!("dependency has no reason in {REASONS}: name={name}"))
+        })
+        .chain(
+            stale.map(|(row, line)| finding(REASONS, *line, format!("reason for no dependency: name={row}"))),
+        )
+        .collect()
 }
 
 /// Not those of tests and benchmarks, nor of build scripts.
@@ -162,6 +194,37 @@ mod tests {
             &["[lints] workspace = true"],
         );
         check("base", json!([]), "[lints]\nworkspace=true", &[]);
+    }
+
+    #[test]
+    fn every_dependency_has_a_reason_and_every_reason_a_dependency() {
+        let manifest = "[workspace.dependencies]\nbase = { path = \"crates/base\" }\n\nserde = \"1\"\nlibc = \"0.2\"\n\n\
+                        [profile.dev]\npanic = \"abort\"\n";
+        let findings =
+            check_reasons(manifest, "| crate | why |\n|---|---|\n| `serde` | x |\n| `gone` | y |\n");
+        let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[0].starts_with("Cargo.toml:5: ") && lines[0].ends_with("name=libc"), "{lines:?}");
+        assert!(lines[1].contains(":4: ") && lines[1].ends_with("name=gone"), "{lines:?}");
+    }
+
+    #[test]
+    fn edges_are_those_of_the_architecture() {
+        let page =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../ARCHITECTURE.md")).unwrap();
+        let cells = page.lines().map(|line| line.split('|').map(str::trim).collect::<Vec<_>>());
+        let rows: Vec<_> = cells.filter(|row| row.len() == 6 && row[2].starts_with('`')).collect();
+        let name = |row: &[&str]| row[2].trim_matches('`').to_owned();
+        let ours: Vec<&str> = EDGES.iter().map(|(name, _)| *name).filter(|name| *name != "xtask").collect();
+        assert_eq!(rows.iter().map(|row| name(row)).collect::<Vec<_>>(), ours);
+        for (row, (name, allowed)) in rows.iter().zip(EDGES) {
+            let all = ["base", "layout", "wire", "drive", "meta", "client", "posix", "s3", "upkeep", "admin"];
+            match row[4] {
+                "–" => assert!(allowed.is_empty(), "{name}"),
+                "all above" => assert_eq!(*allowed, all, "{name}"),
+                listed => assert_eq!(*allowed, listed.split(", ").collect::<Vec<_>>(), "{name}"),
+            }
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::Profile;
 const GROUPS_PER_DRIVE: u64 = 100;
 const GROUPS_MAX: u64 = 1 << 24;
 /// Beyond so many domains two of them rarely meet twice, and the table of pairs would be large.
-const PAIRED_DOMAINS_MAX: usize = 1024;
+const PAIRED_DOMAINS_MAX: usize = 4096;
 
 /// What can fail together. On one node the domain is the drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

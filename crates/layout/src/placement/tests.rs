@@ -75,6 +75,21 @@ fn every_pair_of_domains_meets_about_equally_often() {
 }
 
 #[test]
+fn a_drive_meets_every_drive_of_the_other_domains() {
+    let groups = plan(&equal_drives(3, 4), "r3", 400, 9);
+    let pairs: HashMap<(DriveId, DriveId), u32> = groups.iter().fold(HashMap::new(), |mut pairs, group| {
+        for (a, b) in group.members.iter().flat_map(|a| group.members.iter().map(move |b| (*a, *b))) {
+            *pairs.entry((a, b)).or_default() += u32::from(a < b);
+        }
+        pairs
+    });
+    let met: Vec<u32> = pairs.into_values().filter(|count| *count > 0).collect();
+    // 400 groups x 3 pairs over 3 x 16 pairs of drives: 25 each, by chance.
+    assert_eq!(met.len(), 48);
+    assert!(met.iter().all(|count| (10..=45).contains(count)), "{met:?}");
+}
+
+#[test]
 fn a_domain_too_large_for_its_share_is_in_every_group() {
     let mut drives = equal_drives(4, 1);
     drives[0].weight_bytes <<= 3;
