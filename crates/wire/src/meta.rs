@@ -196,6 +196,9 @@ pub struct LeaseGrant {
     pub id: LeaseId,
     /// What it allows.
     pub kind: LeaseKind,
+    /// Grows with every answer that carried the grant. A release of an older one is ignored: it crossed with
+    /// a newer answer.
+    pub seq: u64,
 }
 
 /// What the owner tells a session on its own account.
@@ -361,6 +364,8 @@ pub enum MetaRequest {
     Acquire { ino: Ino, kind: LeaseKind },
     /// Gives a lease back, down to `keep`.
     Release { lease: LeaseGrant, keep: Option<LeaseKind> },
+    /// Gives leases back altogether that nobody asked for.
+    ReleaseAll { leases: Vec<LeaseGrant> },
     /// Extents that nothing refers to and no reader uses. Answer: `Free`.
     NextFree { limit: u32 },
     /// Their shards are gone from all drives.

@@ -349,6 +349,12 @@ impl Op<'_> {
                 self.volatile.leases.release(self.session, *lease, *keep);
                 Ok(MetaReply::Done)
             }
+            R::ReleaseAll { leases } => {
+                for lease in leases {
+                    self.volatile.leases.release(self.session, *lease, None);
+                }
+                Ok(MetaReply::Done)
+            }
             R::NextFree { limit } => self.next_free(*limit),
             R::Freed { extents } => self.freed(extents),
             R::PurgeStep => self.purge_step(),
