@@ -37,7 +37,12 @@ use node::NodeTable;
 use session::Session;
 
 pub use ranges::{AllocateMode, SeekKind};
+pub use file::NotTaken;
+pub use names::DirPage;
 pub use topology::Topology;
+pub use wire::meta::{
+    Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, RenameMode, SetAttr, SYMLINK_BYTES_MAX, XattrMode,
+};
 
 /// What a client is made of.
 pub struct ClientOptions {
@@ -164,6 +169,11 @@ impl Client {
     /// Sets who is told when something changes elsewhere.
     pub fn set_invalidate(&self, invalidate: Option<Arc<dyn Invalidate>>) {
         *self.inner.invalidate.lock().expect("no holder of this lock panics") = invalidate;
+    }
+
+    /// The time for timestamps, in nanoseconds since 1970.
+    pub fn wall_ns(&self) -> i64 {
+        self.inner.env.clock.wall_ns()
     }
 
     /// How new data is protected.

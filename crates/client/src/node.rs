@@ -55,6 +55,9 @@ impl NodeState {
         }
         if self.has_dirty() {
             attr.size = attr.size.max(self.dirty_end());
+            // Programs that look for holes must not take a file for empty because its bytes are still here.
+            let flushing: u64 = self.flushing.values().map(|run| run.len() as u64).sum();
+            attr.stored_bytes += self.dirty.bytes() + flushing;
             attr.mtime_ns = self.written_ns;
             attr.ctime_ns = attr.ctime_ns.max(self.written_ns);
         }
