@@ -3,6 +3,7 @@
 //! Code that asks [`Env`] for these can be replayed under a seed. `clippy.toml` forbids the direct ways.
 
 mod real;
+pub mod sim;
 
 use std::io;
 use std::os::fd::RawFd;
