@@ -26,7 +26,11 @@ pub struct Env {
 impl Env {
     /// The machine's own clock, randomness and files.
     pub fn real() -> Self {
-        Self { clock: Arc::new(real::RealClock), random: Arc::new(real::RealRandom), files: Arc::new(real::RealFiles) }
+        Self {
+            clock: Arc::new(real::RealClock),
+            random: Arc::new(real::RealRandom),
+            files: Arc::new(real::RealFiles),
+        }
     }
 }
 

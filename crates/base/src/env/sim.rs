@@ -298,10 +298,8 @@ impl SimFiles {
             disk.durable_names.insert(path.to_owned(), id);
             id
         });
-        disk.inodes.insert(
-            id,
-            Inode { current: bytes.to_vec(), durable: bytes.to_vec(), ..Inode::default() },
-        );
+        disk.inodes
+            .insert(id, Inode { current: bytes.to_vec(), durable: bytes.to_vec(), ..Inode::default() });
     }
 }
 
@@ -524,7 +522,8 @@ impl SimFile {
 
     /// What `O_DIRECT` demands.
     fn check_alignment(&self, start: *const u8, len: usize, offset: u64) -> io::Result<()> {
-        let aligned = [start as u64, len as u64, offset].iter().all(|value| value.is_multiple_of(BLOCK_BYTES));
+        let aligned =
+            [start as u64, len as u64, offset].iter().all(|value| value.is_multiple_of(BLOCK_BYTES));
         if self.caching == Caching::Buffered || aligned {
             return Ok(());
         }
@@ -648,5 +647,4 @@ impl Drop for SimFile {
 }
 
 #[cfg(test)]
-#[path = "sim_tests.rs"]
 mod tests;
