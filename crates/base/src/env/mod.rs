@@ -77,6 +77,7 @@ pub enum Caching {
 }
 
 /// An open file or block device. Calls block; offsets are bytes.
+#[allow(clippy::len_without_is_empty, reason = "nobody asks a file whether it is empty")]
 pub trait File: Send + Sync {
     /// Fills `buffer` from `offset`.
     ///
