@@ -17,9 +17,17 @@ mod recovery;
 mod scan;
 mod shared;
 mod sums;
+mod tools;
 
 pub use drive::{Drive, OpenOptions, PreferIo, ReadCache};
 pub use error::{FormatDriveError, OpenDriveError};
 pub use format::FORMAT_VERSION;
+pub use format::frame::{FrameHeader, RecordOp};
+pub use format::segment::{SegmentClass, SegmentHeader};
+pub use format::superblock::{CheckpointPointer, Features, Superblock};
 pub use prepare::{Existing, FormatOptions};
 pub use recovery::RecoveryReport;
+pub use tools::ToolError;
+pub use tools::bench::{BenchFigure, BenchOptions, BenchReport, bench};
+pub use tools::dump::{Dump, FrameDump, RecordDump, SegmentDump, SuperblockDump, dump};
+pub use tools::fsck::{FsckReport, fsck};

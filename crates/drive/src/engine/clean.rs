@@ -244,7 +244,7 @@ fn moved_item(key: ShardKey, entry: Entry, pieces: &[(u32, AlignedBuf)]) -> Item
         let sums = extract(pieces, entry.sums_at as usize, entry.blocks as usize * 4)?;
         let sums: Vec<u32> =
             sums.chunks_exact(4).map(|sum| u32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]])).collect();
-        blocks_match(key.extent, key.shard, 0, payload, &sums).then(|| (payload, sums))
+        blocks_match(key.extent, key.shard, 0, payload, &sums).then_some((payload, sums))
     };
     match if entry.damaged { None } else { intact() } {
         Some((payload, sums)) => Item {
