@@ -21,6 +21,9 @@ use crate::format::BLOCK;
 use crate::index::Entry;
 use crate::sums::BlockId;
 
+/// Attempts to read a shard that is moved each time. Each needs a whole segment cleaned, so two are rare.
+const ROUNDS_MAX: u32 = 64;
+
 /// Where a shard lay when it was looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
@@ -44,7 +47,7 @@ impl Drive {
             return Err(GetShardError::Failed { drive });
         }
         let mut via = ReadVia::Cache;
-        loop {
+        for _ in 0..ROUNDS_MAX {
             let Some(place) = self.place(&request) else {
                 return Err(GetShardError::NotFound { drive, key });
             };
@@ -57,7 +60,6 @@ impl Drive {
             }
             let read = self.read_place(&request, &place, via).await;
             if self.place(&request) != Some(place) {
-                // Moved or gone meanwhile: each round needs another move, so this ends.
                 continue;
             }
             match read {
@@ -71,6 +73,7 @@ impl Drive {
                 }
             }
         }
+        Err(GetShardError::Corrupt { drive, key })
     }
 
     fn place(&self, request: &GetShard) -> Option<Place> {

@@ -1,5 +1,7 @@
 //! Damaged, foreign and failing devices: nothing wrong is ever returned as good, and every refusal says why.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::path::Path;

@@ -4,6 +4,8 @@
 //! The fixture lists the blocks that are not zero: number as u32, then 4096 bytes. `FOREBAY_WRITE_GOLDEN=1`
 //! writes it anew; a change of it needs a new format version or a compatible feature bit.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! A real block device. Skipped, with the reason printed, where loop devices cannot be made.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::path::{Path, PathBuf};

@@ -3,6 +3,8 @@
 //! Checked: acknowledged puts are there and equal after every crash, unacknowledged ones all or nothing,
 //! deleted shards stay deleted, rotten bytes are never returned as good, the space always adds up.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::collections::BTreeMap;

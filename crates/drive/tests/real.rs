@@ -1,13 +1,19 @@
 //! Real files, with io_uring and with threads.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
-use base::env::Env;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::LedgerId;
+use base::env::{Env, spawn_thread};
 use base::units::MIB;
 use common::*;
-use drive::{Drive, FormatDriveError, OpenDriveError, OpenOptions, PreferIo, ReadCache};
-use std::path::Path;
-use wire::drive::{DriveService, GetShardError, IoPath, PutShardError};
+use drive::{Drive, FormatDriveError, OpenDriveError, OpenOptions, PreferIo, ReadCache, fsck};
+use wire::drive::{DriveService, GetShardError, IoPath, PutShardError, ShardKey};
 
 fn options(io: PreferIo, read_cache: ReadCache) -> OpenOptions {
     OpenOptions { io, read_cache, ..OpenOptions::new(CLUSTER) }
@@ -118,4 +124,68 @@ fn wrong_puts_are_refused() {
     short.bytes.truncate(5000);
     assert!(matches!(block_on(drive.put(short)), Err(PutShardError::Invalid { .. })));
     assert!(matches!(block_on(drive.put(put(key(3), 1024))), Err(PutShardError::Invalid { .. })));
+}
+
+/// Writers fill, delete and so reuse every segment many times, while readers ask for what may be gone. Two
+/// ledgers use the same extent numbers, so block checksums alone would accept the other ledger's bytes.
+fn check_races(io: PreferIo, read_cache: ReadCache) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("drive");
+    let env = Env::real();
+    format(&env, &path, 17 * MIB);
+    let options = OpenOptions { checkpoint_every_bytes: 2 * MIB, ..options(io, read_cache) };
+    let drive = open_with(&env, &path, &options).unwrap();
+    let progress = Arc::new([const { AtomicU64::new(0) }; 2]);
+    let key_of = |ledger: u64, extent: u64| ShardKey { ledger: LedgerId(ledger as u32), ..key(extent) };
+    let mut threads = Vec::new();
+    for writer in 0..2u64 {
+        let (drive, progress) = (drive.clone(), progress.clone());
+        threads.push(spawn_thread("writer", move || {
+            for extent in 0..1200u64 {
+                block_on(drive.put(put(key_of(writer, extent), 1 + (extent % 9) as u32))).unwrap();
+                progress[writer as usize].store(extent, Ordering::SeqCst);
+                if extent >= 150 {
+                    block_on(drive.delete(vec![key_of(writer, extent - 150)])).unwrap();
+                }
+            }
+            progress[writer as usize].store(u64::MAX, Ordering::SeqCst);
+        }));
+    }
+    for reader in 0..2u64 {
+        let (drive, progress) = (drive.clone(), progress.clone());
+        threads.push(spawn_thread("reader", move || {
+            let mut random = reader;
+            loop {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let at = progress[reader as usize].load(Ordering::SeqCst);
+                if at == u64::MAX {
+                    return;
+                }
+                // Around the point of deletion, where segments die.
+                let extent = at.saturating_sub(140 + (random >> 33) % 14);
+                let key = key_of(reader, extent);
+                match get(&drive, key, 0, 1 + (extent % 9) as u32) {
+                    Ok(got) => assert_eq!(got.bytes, content(key, 1 + (extent % 9) as u32)),
+                    Err(GetShardError::NotFound { .. }) => assert!(at >= extent),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }));
+    }
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!(drive.stat().shards, 300);
+    assert_eq!(drive.corrupt_reads(), 0);
+    check_stat(&drive);
+    block_on(drive.close()).unwrap();
+    drop(drive);
+    assert!(fsck(&env, &path).unwrap().clean);
+}
+
+#[test]
+fn reads_never_see_the_bytes_that_replaced_a_shard() {
+    check_races(PreferIo::Auto, ReadCache::PageCache);
+    check_races(PreferIo::Auto, ReadCache::Bypass);
+    check_races(PreferIo::ThreadPool, ReadCache::PageCache);
 }

@@ -1,5 +1,7 @@
 //! Full drives: when puts stop, that deletes and cleaning go on, and that room comes back.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::path::Path;

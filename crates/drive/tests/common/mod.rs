@@ -1,5 +1,6 @@
 //! What the tests of an open drive share.
 #![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::future::Future;
 use std::path::Path;
