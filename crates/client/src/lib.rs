@@ -15,6 +15,7 @@ mod names;
 mod node;
 mod ranges;
 mod read;
+mod reclaim;
 mod session;
 mod topology;
 
@@ -36,6 +37,7 @@ use flush::InlineBudget;
 use node::NodeTable;
 use session::Session;
 
+pub use reclaim::{FreeCursor, ReclaimStep};
 pub use ranges::{AllocateMode, SeekKind};
 pub use file::NotTaken;
 pub use names::DirPage;
@@ -98,6 +100,7 @@ struct Inner {
     session: Session,
     extents: ExtentIo,
     nodes: NodeTable,
+    ledger: LedgerId,
     profile: Profile,
     window: u64,
     provisioned_bytes: u64,
@@ -139,6 +142,7 @@ impl Client {
             runtime: options.runtime.clone(),
             session,
             nodes: NodeTable::new(),
+            ledger: options.ledger,
             profile: options.profile,
             window: u64::from(extent_bytes_max(options.profile)),
             provisioned_bytes: options.provisioned_bytes,

@@ -366,8 +366,8 @@ pub enum MetaRequest {
     Release { lease: LeaseGrant, keep: Option<LeaseKind> },
     /// Gives leases back altogether that nobody asked for.
     ReleaseAll { leases: Vec<LeaseGrant> },
-    /// Extents that nothing refers to and no reader uses. Answer: `Free`.
-    NextFree { limit: u32 },
+    /// Extents that nothing refers to and no reader uses, beyond the one given. Answer: `Free`.
+    NextFree { after: Option<(u64, ExtentId)>, limit: u32 },
     /// Their shards are gone from all drives.
     Freed { extents: Vec<FreeExtent> },
     /// Does a bounded part of the clean-up of unlinked files. Answer: `Purged`.
