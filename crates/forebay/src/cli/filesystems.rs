@@ -75,60 +75,17 @@ struct Mounted {
 
 /// Finds the mount that holds a path. Its source in the mount table is `DIR#FILESYSTEM`.
 fn find_mount(path: &Path) -> Result<Mounted> {
-    let text = read_mountinfo()?;
-    let path = absolute(path)?;
-    let mut best: Option<(usize, Mounted)> = None;
-    for line in text.lines() {
-        let Some((left, right)) = line.split_once(" - ") else { continue };
-        let (Some(point), Some(source)) = (left.split(' ').nth(4), right.split(' ').nth(1)) else { continue };
-        let (point, source) = (unescape(point), unescape(source));
-        let inside = match path.strip_prefix(&point) {
-            Some(rest) if point == "/" || rest.is_empty() || rest.starts_with('/') => rest.to_owned(),
-            _ => continue,
-        };
-        let longer = best.as_ref().is_none_or(|(len, _)| point.len() >= *len);
-        if !longer {
-            continue;
-        }
-        let ours = right.starts_with("fuse.forebay ").then(|| source.rsplit_once('#')).flatten();
-        best = ours.map(|(dir, filesystem)| {
-            let found = Mounted { dir: PathBuf::from(dir), filesystem: filesystem.to_owned(), inside };
-            (point.len(), found)
-        });
-    }
-    match best {
-        Some((_, found)) => Ok(found),
-        None => bail!("{path} is not on a mounted Forebay filesystem"),
-    }
-}
-
-fn read_mountinfo() -> Result<String> {
-    use std::io::Read;
-    let file = rustix::fs::open("/proc/self/mountinfo", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
-    let mut text = String::new();
-    std::fs::File::from(file.context("reading the mount table")?).read_to_string(&mut text)?;
-    Ok(text)
-}
-
-/// The mount table writes blanks and backslashes in octal.
-fn unescape(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, later)) = rest.split_first() {
-        let code = later.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        let code = code.and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match (*first, code) {
-            (b'\\', Some(byte)) => {
-                bytes.push(byte);
-                rest = &later[3..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = later;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    let path = PathBuf::from(absolute(path)?);
+    let mounts = posix::fuse::forebay_mounts().context("reading the mount table")?;
+    let holding = mounts.iter().filter(|mount| path.starts_with(&mount.path));
+    // Of mounts inside each other the innermost counts, of those at one place the last.
+    let best = holding.max_by_key(|mount| mount.path.as_os_str().len());
+    let found = best.and_then(|mount| {
+        let (dir, filesystem) = mount.source.rsplit_once('#')?;
+        let inside = path.strip_prefix(&mount.path).ok()?.to_str()?;
+        Some(Mounted { dir: PathBuf::from(dir), filesystem: filesystem.to_owned(), inside: format!("/{inside}") })
+    });
+    found.with_context(|| format!("{} is not on a mounted Forebay filesystem", path.display()))
 }
 
 pub(super) fn why(path: &Path, format: Format) -> Result<()> {
@@ -163,16 +120,4 @@ fn explain(why: &WhyInfo) -> String {
         "{}  filesystem={} inode={} kind={} size={} profile={} state={}\n\n{table}{more}",
         why.path, why.filesystem, why.inode, why.kind, why.size, why.profile, why.state
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn octal_escapes_of_the_mount_table_are_undone() {
-        assert_eq!(unescape(r"/a\040b\134c"), r"/a b\c");
-        assert_eq!(unescape("/plain"), "/plain");
-        assert_eq!(unescape(r"/end\"), r"/end\");
-    }
 }

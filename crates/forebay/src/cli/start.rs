@@ -169,7 +169,7 @@ pub(super) fn stop(dir: &Path) -> Result<()> {
         if clock.boot_ns() - started > STOP_DEADLINE.as_nanos() as u64 {
             bail!("node has not stopped after {STOP_DEADLINE:?}: see {}", dir.log_file().display());
         }
-        runtime.block_on(tokio::time::sleep(POLL));
+        runtime.block_on(async { tokio::time::sleep(POLL).await });
     }
     println!("node has stopped: dir={root}");
     Ok(())
