@@ -287,6 +287,13 @@ fn drives_that_cannot_be_used_are_refused_each_with_its_reason() {
     );
 }
 
+fn check_unreadable(break_it: impl Fn(&Sim)) {
+    let sim = Sim::new(1);
+    filled(&sim, 3, Left::Closed);
+    break_it(&sim);
+    assert!(matches!(open(&sim.env(), path()), Err(OpenDriveError::Io { .. })));
+}
+
 #[test]
 fn unknown_compatible_features_are_no_reason_to_refuse() {
     let sim = Sim::new(1);
