@@ -325,3 +325,16 @@ fn foreign_content_is_not_formatted_over() {
     let tiny = Drive::format(&env, Path::new("tiny"), &format_options(8 * MIB));
     assert!(matches!(tiny, Err(FormatDriveError::Size { .. })));
 }
+
+#[test]
+fn after_a_crash_frames_go_to_new_segments_and_after_a_close_to_the_old_ones() {
+    for (left, same) in [(Left::Crashed, false), (Left::Closed, true)] {
+        let sim = Sim::new(1);
+        filled(&sim, 10, left);
+        let env = sim.env();
+        let drive = open(&env, path()).unwrap();
+        block_on(drive.put(put(key(100), 1))).unwrap();
+        let segment = |key| payload_offset(&env, key) / MIB;
+        assert_eq!(segment(key(100)) == segment(key(10)), same, "{left:?}");
+    }
+}
