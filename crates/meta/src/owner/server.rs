@@ -1,8 +1,9 @@
 //! Threads around [`Core`]: requests in, batches to the log, replies out once they are durable.
 //!
-//! Three threads per ledger: *owner* executes, *log* appends (one append at a time, so everything that arrives
-//! meanwhile shares the next one: group commit sized by the log's own speed), *store* writes committed changes
-//! to the local store about once a second and trims the log. Replies leave from the log thread.
+//! Two threads per ledger. The *owner* executes what has arrived and appends it as one batch; what arrives during
+//! an append shares the next one: group commit sized by the log's own speed. An engine that answers later than it
+//! is asked leaves the owner free to execute meanwhile. The *store* thread writes committed changes to the local
+//! store about once a second and trims the log.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -127,15 +128,15 @@ enum Inbound {
 }
 
 enum Control {
-    Appended { seq: Seq, result: Result<(), AppendError> },
     Stored { result: Result<(), StateError> },
     Stop,
 }
 
-struct Append {
+/// An append under way; its requests are answered when it ends.
+struct Appending {
     seq: Seq,
-    bytes: Vec<u8>,
     replies: Vec<Pending>,
+    work: BoxFuture<'static, Result<(), AppendError>>,
 }
 
 struct StoreJob {
@@ -193,22 +194,19 @@ impl Owner {
         shared.stored.store(tail.0, Ordering::Relaxed);
         let (inbox, calls) = mpsc::channel(QUEUE_MAX);
         let (control, controls) = mpsc::unbounded_channel();
-        let (appends, append_jobs) = mpsc::channel(1);
         let (stores, store_jobs) = mpsc::channel(1);
         let name = |what: &str| format!("{what}-{ledger}");
         let mut threads = Vec::new();
-        let (to_owner, log_for_thread) = (control.clone(), log.clone());
-        threads.push(spawn_thread(&name("log"), move || log_thread(epoch, log_for_thread, append_jobs, to_owner)));
-        let (to_owner, bottom) = (control.clone(), core.bottom());
-        threads.push(spawn_thread(&name("store"), move || store_thread(bottom, log, store_jobs, to_owner)));
+        let (to_owner, bottom, log_to_trim) = (control.clone(), core.bottom(), log.clone());
+        threads.push(spawn_thread(&name("store"), move || store_thread(bottom, log_to_trim, store_jobs, to_owner)));
         let task = Task {
             core,
             env,
             epoch,
             shared: shared.clone(),
-            appends: Some(appends),
-            stores: Some(stores),
-            appending: false,
+            log,
+            stores,
+            appending: None,
             storing: false,
             to_store: None,
             storing_up_to: Seq(0),
@@ -308,33 +306,24 @@ pub(crate) async fn recover(
     Ok((epoch, tail))
 }
 
-fn log_thread(
-    epoch: Epoch,
-    log: Arc<dyn LedgerLog>,
-    mut jobs: mpsc::Receiver<Append>,
-    to_owner: mpsc::UnboundedSender<Control>,
-) {
-    let runtime = runtime();
-    runtime.block_on(async {
-        while let Some(Append { seq, bytes, replies }) = jobs.recv().await {
-            let mut result = log.append(epoch, seq, vec![bytes.clone()]).await;
-            for _ in 0..FULL_RETRIES {
-                let Err(AppendError::Full(error)) = &result else { break };
-                tracing::warn!(%error, "ledger log is full, waiting for room");
-                tokio::time::sleep(FULL_PAUSE).await;
-                result = log.append(epoch, seq, vec![bytes.clone()]).await;
-            }
-            for reply in replies {
-                match result {
-                    Ok(()) => reply.send(),
-                    Err(_) => reply.fail(FsError::Unavailable),
-                }
-            }
-            if to_owner.send(Control::Appended { seq, result }).is_err() {
-                return;
-            }
-        }
-    });
+/// Appends, waiting for room if the log has none.
+async fn append(log: Arc<dyn LedgerLog>, epoch: Epoch, seq: Seq, bytes: Vec<u8>) -> Result<(), AppendError> {
+    let mut result = log.append(epoch, seq, vec![bytes.clone()]).await;
+    for _ in 0..FULL_RETRIES {
+        let Err(AppendError::Full(error)) = &result else { break };
+        tracing::warn!(%error, "ledger log is full, waiting for room");
+        tokio::time::sleep(FULL_PAUSE).await;
+        result = log.append(epoch, seq, vec![bytes.clone()]).await;
+    }
+    result
+}
+
+/// The result of the append under way; for ever pending if there is none.
+async fn appended(appending: &mut Option<Appending>) -> Result<(), AppendError> {
+    match appending {
+        Some(appending) => (&mut appending.work).await,
+        None => std::future::pending().await,
+    }
 }
 
 fn store_thread(
@@ -365,9 +354,9 @@ struct Task {
     env: Env,
     epoch: Epoch,
     shared: Arc<Shared>,
-    appends: Option<mpsc::Sender<Append>>,
-    stores: Option<mpsc::Sender<StoreJob>>,
-    appending: bool,
+    log: Arc<dyn LedgerLog>,
+    stores: mpsc::Sender<StoreJob>,
+    appending: Option<Appending>,
     storing: bool,
     /// Frozen changes that wait until the last batch in them is durable.
     to_store: Option<(Arc<ChangeTable>, Seq)>,
@@ -389,6 +378,7 @@ impl Task {
             let roomy = self.core.unstored_bytes() < UNSTORED_BYTES_MAX && !self.stopping;
             tokio::select! {
                 biased;
+                result = appended(&mut self.appending) => self.end_append(result),
                 Some(control) = controls.recv() => self.control(control),
                 Some(inbound) = calls.recv(), if roomy => {
                     self.inbound(inbound);
@@ -415,7 +405,7 @@ impl Task {
         if self.halted() {
             return true;
         }
-        if self.appending || self.storing || self.to_store.is_some() {
+        if self.appending.is_some() || self.storing || self.to_store.is_some() {
             return false;
         }
         self.freeze();
@@ -476,22 +466,34 @@ impl Task {
         }
     }
 
+    /// Begins to append what was executed, unless an append is under way.
     fn send_batch(&mut self) {
-        if self.appending || self.halted() {
+        if self.appending.is_some() || self.halted() {
             return;
         }
         let Some((seq, batch)) = self.core.take_batch() else { return };
         let (replies, pending) = std::mem::take(&mut self.pending).into_iter().partition(|p| p.after == seq);
         self.pending = pending;
-        let append = Append { seq, bytes: batch.encode(), replies };
-        let sender = self.appends.as_ref().expect("the log thread outlives the owner");
-        if sender.try_send(append).is_err() {
-            // One append at a time means that the queue of one is empty unless the thread has died.
-            self.halt("the log thread has ended");
-            return;
-        }
-        self.appending = true;
+        let work = Box::pin(append(self.log.clone(), self.epoch, seq, batch.encode()));
+        self.appending = Some(Appending { seq, replies, work });
         self.store_due |= self.core.unstored_bytes() > STORE_BYTES;
+    }
+
+    fn end_append(&mut self, result: Result<(), AppendError>) {
+        let Some(Appending { seq, replies, .. }) = self.appending.take() else { return };
+        if let Err(error) = result {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(error, "ledger log failed");
+            replies.into_iter().for_each(|reply| reply.fail(FsError::Unavailable));
+            return self.halt("the log failed");
+        }
+        self.core.committed(seq);
+        self.shared.committed.store(seq.0, Ordering::Relaxed);
+        replies.into_iter().for_each(Pending::send);
+        let (ready, pending) = std::mem::take(&mut self.pending).into_iter().partition(|p| p.after <= seq);
+        self.pending = pending;
+        Vec::into_iter(ready).for_each(Pending::send);
+        self.start_storing();
     }
 
     /// Takes the changes of all batches so far, to be stored once the last of them is durable. Only called
@@ -511,9 +513,8 @@ impl Task {
             return;
         }
         let Some((table, seq)) = self.to_store.take() else { return };
-        let sender = self.stores.as_ref().expect("the store thread outlives the owner");
         let job = StoreJob { table, applied: Applied { seq, epoch: self.epoch } };
-        if sender.try_send(job).is_err() {
+        if self.stores.try_send(job).is_err() {
             self.halt("the store thread has ended");
             return;
         }
@@ -524,20 +525,6 @@ impl Task {
     fn control(&mut self, control: Control) {
         match control {
             Control::Stop => self.stopping = true,
-            Control::Appended { seq, result: Ok(()) } => {
-                self.appending = false;
-                self.core.committed(seq);
-                self.shared.committed.store(seq.0, Ordering::Relaxed);
-                let (ready, pending) = std::mem::take(&mut self.pending).into_iter().partition(|p| p.after <= seq);
-                self.pending = pending;
-                Vec::into_iter(ready).for_each(Pending::send);
-                self.start_storing();
-            }
-            Control::Appended { result: Err(error), .. } => {
-                let error = &error as &dyn std::error::Error;
-                tracing::error!(error, "ledger log failed");
-                self.halt("the log failed");
-            }
             Control::Stored { result: Ok(()) } => {
                 self.storing = false;
                 self.shared.stored.store(self.storing_up_to.0, Ordering::Relaxed);
@@ -554,7 +541,6 @@ impl Task {
     fn halt(&mut self, why: &str) {
         tracing::error!(why, "ledger stops; restart the node to recover");
         self.shared.halted.store(true, Ordering::Relaxed);
-        self.appending = false;
         self.storing = false;
         for pending in std::mem::take(&mut self.pending) {
             pending.fail(FsError::Unavailable);

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Waker};
 use std::time::{Duration, SystemTime};
 
 use base::{FsError, Ino};
@@ -61,8 +62,14 @@ fn without_set_id(mode: u32) -> Option<u32> {
 }
 
 impl Fuse {
+    /// Begins the work on this thread, where most of it ends too; the rest goes on in the runtime.
     fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.runtime.spawn(work);
+        let _context = self.runtime.enter();
+        let mut work = Box::pin(work);
+        // A wake-up between this and the runtime's first poll is not lost: that poll looks again.
+        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.runtime.spawn(work);
+        }
     }
 
     fn make(&self, req: &Request, parent: INodeNo, name: &OsStr, kind: FileKind, mode: u32, umask: u32) -> MakeNode {
