@@ -72,9 +72,13 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
-        for (text, bytes) in
-            [("4096", 4096), ("4k", 4096), ("10GiB", 10 * GIB), ("2 TB", 2_000_000_000_000), ("1.5g", 3 * GIB / 2)]
-        {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("4k", 4096),
+            ("10GiB", 10 * GIB),
+            ("2 TB", 2_000_000_000_000),
+            ("1.5g", 3 * GIB / 2),
+        ] {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
         for text in ["", "x", "-1", "10XB", "1e99T", "99999999999999T"] {

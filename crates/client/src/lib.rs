@@ -1,1 +1,233 @@
-//! placeholder
+//! The waist: POSIX and object operations on one filesystem; bytes to extents on drives and back.
+//!
+//! Every protocol goes through [`Client`]. It caches attributes, maps and dirty data under leases that the
+//! owner of the ledger grants, writes behind, and verifies every byte it reads. What an operation promises:
+//! metadata operations are durable when they return; data is durable after [`Client::fsync`], and soon after
+//! the last close.
+
+mod background;
+mod dirty;
+mod extents;
+mod file;
+mod flush;
+mod map_cache;
+mod names;
+mod node;
+mod ranges;
+mod read;
+mod reclaim;
+mod session;
+mod topology;
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use base::env::Env;
+use base::{FsError, Ino, LedgerId};
+use bytes::Bytes;
+use layout::{Profile, extent_bytes_max};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinHandle;
+use wire::meta::{EventSink, LeaseGrant, MetaReply, MetaRequest, MetaService, OwnerEvent};
+
+use extents::ExtentIo;
+use flush::InlineBudget;
+use node::NodeTable;
+use session::Session;
+
+pub use reclaim::{FreeCursor, ReclaimStep};
+pub use ranges::{AllocateMode, SeekKind};
+pub use file::NotTaken;
+pub use names::DirPage;
+pub use topology::Topology;
+pub use wire::meta::{
+    Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, RenameMode, SetAttr, SYMLINK_BYTES_MAX, XattrMode,
+};
+
+/// What a client is made of.
+pub struct ClientOptions {
+    /// Clock and randomness.
+    pub env: Env,
+    /// The runtime that its tasks run on.
+    pub runtime: Handle,
+    /// The ledger of the filesystem.
+    pub ledger: LedgerId,
+    /// Its owner.
+    pub meta: Arc<dyn MetaService>,
+    /// Drives and placement groups.
+    pub topology: watch::Receiver<Arc<Topology>>,
+    /// How new data is protected.
+    pub profile: Profile,
+    /// Size of the filesystem as `statfs` tells it, in bytes.
+    pub provisioned_bytes: u64,
+    /// Bytes written but not durable at most; more writers wait.
+    pub dirty_bytes_max: u64,
+}
+
+/// Told when caches above the client must forget something. Called from a thread of its own, never from a
+/// request.
+pub trait Invalidate: Send + Sync {
+    /// Attributes and content of an inode changed elsewhere.
+    fn inode(&self, ino: Ino);
+    /// A name changed elsewhere.
+    fn entry(&self, parent: Ino, name: &[u8]);
+}
+
+/// The numbers of `statfs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FsStat {
+    /// Provisioned size.
+    pub total_bytes: u64,
+    /// Bytes that can still be written.
+    pub free_bytes: u64,
+    /// Bytes of content stored, before redundancy.
+    pub used_bytes: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+}
+
+/// One filesystem, as seen from here. Cheap to clone.
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    env: Env,
+    runtime: Handle,
+    session: Session,
+    extents: ExtentIo,
+    nodes: NodeTable,
+    ledger: LedgerId,
+    profile: Profile,
+    window: u64,
+    provisioned_bytes: u64,
+    dirty_bytes_max: u64,
+    dirty_bytes: AtomicU64,
+    /// Wakes writers that wait for dirty bytes to drain.
+    drained: Notify,
+    /// The last flush anywhere failed: writers get the error instead of waiting.
+    stalled: Mutex<Option<FsError>>,
+    /// Bytes of file data that fit on the drives, as of the last look.
+    room_bytes: AtomicU64,
+    inline: Mutex<InlineBudget>,
+    to_release: Mutex<Vec<LeaseGrant>>,
+    invalidate: Mutex<Option<Arc<dyn Invalidate>>>,
+    closing: AtomicBool,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Carries the owner's events to the task that handles them.
+struct EventQueue(mpsc::UnboundedSender<OwnerEvent>);
+
+impl EventSink for EventQueue {
+    fn event(&self, event: OwnerEvent) {
+        // A client that is gone has no leases to recall.
+        let _ = self.0.send(event);
+    }
+}
+
+impl Client {
+    /// Registers with the owner and starts the background tasks.
+    pub async fn open(options: ClientOptions) -> Result<Self, FsError> {
+        let (events, inbox) = mpsc::unbounded_channel();
+        let session = Session::open(options.meta, Arc::new(EventQueue(events))).await?;
+        let room = options.topology.borrow().room_bytes(options.profile);
+        let inner = Inner {
+            extents: ExtentIo::new(options.env.clone(), options.ledger, options.profile, options.topology),
+            inline: Mutex::new(InlineBudget::new(options.env.clock.boot_ns())),
+            env: options.env,
+            runtime: options.runtime.clone(),
+            session,
+            nodes: NodeTable::new(),
+            ledger: options.ledger,
+            profile: options.profile,
+            window: u64::from(extent_bytes_max(options.profile)),
+            provisioned_bytes: options.provisioned_bytes,
+            dirty_bytes_max: options.dirty_bytes_max,
+            dirty_bytes: AtomicU64::new(0),
+            drained: Notify::new(),
+            stalled: Mutex::new(None),
+            room_bytes: AtomicU64::new(room),
+            to_release: Mutex::new(Vec::new()),
+            invalidate: Mutex::new(None),
+            closing: AtomicBool::new(false),
+            tasks: Mutex::new(Vec::new()),
+        };
+        let client = Self { inner: Arc::new(inner) };
+        let tasks = vec![
+            options.runtime.spawn(background::events(client.clone(), inbox)),
+            options.runtime.spawn(background::ticker(client.clone())),
+        ];
+        *client.inner.tasks.lock().expect("no holder of this lock panics") = tasks;
+        Ok(client)
+    }
+
+    /// Sends a request to the owner.
+    async fn call(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
+        self.inner.session.call(request).await
+    }
+
+    /// Sets who is told when something changes elsewhere.
+    pub fn set_invalidate(&self, invalidate: Option<Arc<dyn Invalidate>>) {
+        *self.inner.invalidate.lock().expect("no holder of this lock panics") = invalidate;
+    }
+
+    /// The time for timestamps, in nanoseconds since 1970.
+    pub fn wall_ns(&self) -> i64 {
+        self.inner.env.clock.wall_ns()
+    }
+
+    /// How new data is protected.
+    pub fn profile(&self) -> Profile {
+        self.inner.profile
+    }
+
+    /// Makes everything durable. The first error is returned, the rest is tried all the same.
+    pub async fn sync(&self) -> Result<(), FsError> {
+        let mut result = Ok(());
+        for node in self.inner.nodes.select(|state| state.has_dirty() || state.atime_ns.is_some()) {
+            let flushed = self.flush(&node).await;
+            result = result.and(flushed);
+        }
+        result
+    }
+
+    /// Makes everything durable and ends the session.
+    pub async fn close(&self) -> Result<(), FsError> {
+        self.inner.closing.store(true, std::sync::atomic::Ordering::Relaxed);
+        let result = self.sync().await;
+        let tasks = std::mem::take(&mut *self.inner.tasks.lock().expect("no holder of this lock panics"));
+        for task in tasks {
+            task.abort();
+        }
+        self.call(MetaRequest::CloseSession).await?;
+        result
+    }
+
+    /// Sizes and counts.
+    pub async fn statfs(&self) -> Result<FsStat, FsError> {
+        let MetaReply::StatFs { used_bytes, inodes } = self.call(MetaRequest::StatFs).await? else {
+            return Err(FsError::Io);
+        };
+        let room = self.inner.room_bytes.load(std::sync::atomic::Ordering::Relaxed);
+        let total_bytes = self.inner.provisioned_bytes;
+        let free_bytes = total_bytes.saturating_sub(used_bytes).min(room);
+        Ok(FsStat { total_bytes, free_bytes, used_bytes, inodes })
+    }
+
+    /// What of an inode lies where: pieces of its map, for people.
+    pub async fn map(&self, ino: Ino, off: u64, limit: u32) -> Result<Vec<wire::meta::MapPiece>, FsError> {
+        match self.call(MetaRequest::GetMap { ino, off, limit }).await? {
+            MetaReply::Map { pieces, .. } => Ok(pieces),
+            _ => Err(FsError::Io),
+        }
+    }
+}
+
+/// A name or value of the protocol above, as bytes.
+fn owned(bytes: &[u8]) -> Bytes {
+    Bytes::copy_from_slice(bytes)
+}

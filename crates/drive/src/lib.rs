@@ -1,1 +1,33 @@
-//! placeholder
+//! One drive: append-only segments on a block device or file, an index in memory, checkpoints and recovery.
+//!
+//! A drive stores shards: immutable runs of whole blocks under a name, each block with a checksum that is
+//! bound to that name. What it acknowledged survives power loss; what it cannot vouch for it never returns.
+//! The byte format is drawn in `docs/formats/drive.md`.
+
+mod buffer;
+mod device;
+mod drive;
+mod engine;
+mod error;
+mod format;
+mod index;
+mod prepare;
+mod read;
+mod recovery;
+mod scan;
+mod shared;
+mod sums;
+mod tools;
+
+pub use drive::{Drive, OpenOptions, PreferIo, ReadCache};
+pub use error::{FormatDriveError, OpenDriveError};
+pub use format::FORMAT_VERSION;
+pub use format::frame::{FrameHeader, RecordOp};
+pub use format::segment::{SegmentClass, SegmentHeader};
+pub use format::superblock::{CheckpointPointer, Features, Superblock};
+pub use prepare::{Existing, FormatOptions};
+pub use recovery::RecoveryReport;
+pub use tools::ToolError;
+pub use tools::bench::{BenchFigure, BenchOptions, BenchReport, bench};
+pub use tools::dump::{Dump, FrameDump, RecordDump, SegmentDump, SuperblockDump, dump};
+pub use tools::fsck::{FsckReport, fsck};

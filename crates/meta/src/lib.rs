@@ -1,6 +1,7 @@
 //! Ledgers: the metadata of filesystems as ordered, fenced logs, the state they produce, and their owners.
 
 pub mod batch;
+pub mod control;
 pub mod keys;
 pub mod log;
 pub mod owner;

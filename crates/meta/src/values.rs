@@ -248,7 +248,7 @@ impl Value for Piece {
                     extent_off: r.u32("extent_off")?,
                 };
                 let inside = u64::from(extent.extent_off) + len <= u64::from(extent.extent_len);
-                if !inside || extent.k == 0 || extent.n < extent.k {
+                if !inside || extent.k == 0 || extent.n < extent.k || extent.n > layout::SHARDS_MAX {
                     return Err(DecodeError { field: "extent shape" });
                 }
                 Content::Extent(extent)

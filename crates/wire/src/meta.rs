@@ -196,6 +196,9 @@ pub struct LeaseGrant {
     pub id: LeaseId,
     /// What it allows.
     pub kind: LeaseKind,
+    /// Grows with every answer that carried the grant. A release of an older one is ignored: it crossed with
+    /// a newer answer.
+    pub seq: u64,
 }
 
 /// What the owner tells a session on its own account.
@@ -361,8 +364,10 @@ pub enum MetaRequest {
     Acquire { ino: Ino, kind: LeaseKind },
     /// Gives a lease back, down to `keep`.
     Release { lease: LeaseGrant, keep: Option<LeaseKind> },
-    /// Extents that nothing refers to and no reader uses. Answer: `Free`.
-    NextFree { limit: u32 },
+    /// Gives leases back altogether that nobody asked for.
+    ReleaseAll { leases: Vec<LeaseGrant> },
+    /// Extents that nothing refers to and no reader uses, beyond the one given. Answer: `Free`.
+    NextFree { after: Option<(u64, ExtentId)>, limit: u32 },
     /// Their shards are gone from all drives.
     Freed { extents: Vec<FreeExtent> },
     /// Does a bounded part of the clean-up of unlinked files. Answer: `Purged`.

@@ -3,6 +3,7 @@
 //! Code that asks [`Env`] for these can be replayed under a seed. `clippy.toml` forbids the direct ways.
 
 mod real;
+pub mod sim;
 
 use std::io;
 use std::os::fd::RawFd;
@@ -25,7 +26,11 @@ pub struct Env {
 impl Env {
     /// The machine's own clock, randomness and files.
     pub fn real() -> Self {
-        Self { clock: Arc::new(real::RealClock), random: Arc::new(real::RealRandom), files: Arc::new(real::RealFiles) }
+        Self {
+            clock: Arc::new(real::RealClock),
+            random: Arc::new(real::RealRandom),
+            files: Arc::new(real::RealFiles),
+        }
     }
 }
 
@@ -72,6 +77,7 @@ pub enum Caching {
 }
 
 /// An open file or block device. Calls block; offsets are bytes.
+#[allow(clippy::len_without_is_empty, reason = "nobody asks a file whether it is empty")]
 pub trait File: Send + Sync {
     /// Fills `buffer` from `offset`.
     ///

@@ -18,7 +18,10 @@ use super::{Caching, Clock, File, Files, OpenMode, Random};
 ///
 /// # Panics
 /// If the system has no thread left: nothing can go on then.
-pub fn spawn_thread<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+pub fn spawn_thread<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> JoinHandle<T> {
     std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("the system has threads left")
 }
 

@@ -32,12 +32,13 @@ struct Holder {
     session: SessionId,
     id: LeaseId,
     kind: LeaseKind,
+    seq: u64,
     recall: Option<Recall>,
 }
 
 impl Holder {
     fn grant(&self, ino: Ino) -> LeaseGrant {
-        LeaseGrant { ino, id: self.id, kind: self.kind }
+        LeaseGrant { ino, id: self.id, kind: self.kind, seq: self.seq }
     }
 }
 
@@ -102,10 +103,11 @@ impl LeaseTable {
                 return None;
             }
             own.kind = own.kind.max(kind);
+            own.seq += 1;
             return Some(own.grant(ino));
         }
         self.last_id += 1;
-        let holder = Holder { session, id: LeaseId(self.last_id), kind, recall: None };
+        let holder = Holder { session, id: LeaseId(self.last_id), kind, seq: 1, recall: None };
         holders.push(holder);
         Some(holder.grant(ino))
     }
@@ -113,9 +115,8 @@ impl LeaseTable {
     /// Takes back what `session` gives up. A release of another grant than the current one changes nothing.
     pub fn release(&mut self, session: SessionId, lease: LeaseGrant, keep: Option<LeaseKind>) {
         let Some(holders) = self.inodes.get_mut(&lease.ino) else { return };
-        let Some(at) = holders.iter().position(|held| held.session == session && held.id == lease.id) else {
-            return;
-        };
+        let named = |held: &Holder| held.session == session && held.id == lease.id && held.seq == lease.seq;
+        let Some(at) = holders.iter().position(named) else { return };
         let holder = &mut holders[at];
         match keep {
             Some(kind) if kind < holder.kind => {

@@ -29,6 +29,7 @@ use crate::values::{Inode, MapSegment, Slot, Usage};
 use lease::{Events, Intent, LeaseTable};
 
 pub use server::{Owner, OwnerError, OwnerOptions, OwnerStat};
+pub(crate) use server::{recover, runtime};
 
 /// Format of a ledger's state, kept under `V format`.
 const LEDGER_FORMAT: u64 = 1;
@@ -349,7 +350,13 @@ impl Op<'_> {
                 self.volatile.leases.release(self.session, *lease, *keep);
                 Ok(MetaReply::Done)
             }
-            R::NextFree { limit } => self.next_free(*limit),
+            R::ReleaseAll { leases } => {
+                for lease in leases {
+                    self.volatile.leases.release(self.session, *lease, None);
+                }
+                Ok(MetaReply::Done)
+            }
+            R::NextFree { after, limit } => self.next_free(*after, *limit),
             R::Freed { extents } => self.freed(extents),
             R::PurgeStep => self.purge_step(),
         }

@@ -448,6 +448,7 @@ impl Task {
             Executed::Reply { reply, after } => {
                 let released = match &call.request {
                     MetaRequest::Release { lease, .. } => Some(vec![lease.ino]),
+                    MetaRequest::ReleaseAll { leases } => Some(leases.iter().map(|lease| lease.ino).collect()),
                     MetaRequest::CloseSession => Some(self.waiting.keys().copied().collect()),
                     _ => None,
                 };

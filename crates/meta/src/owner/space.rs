@@ -42,12 +42,17 @@ impl Op<'_> {
     }
 
     /// Extents whose last reference went in a durable batch that every running read has seen.
-    pub(super) fn next_free(&mut self, limit: u32) -> Outcome {
+    pub(super) fn next_free(&mut self, after: Option<(u64, ExtentId)>, limit: u32) -> Outcome {
         let in_use = self.volatile.sessions.values().min().copied().unwrap_or(u64::MAX);
         let before = in_use.min(self.committed.0 + 1);
         let limit = limit.clamp(1, FREE_PAGE_MAX) as usize;
         let mut free = Vec::new();
-        for (key, bytes) in self.txn.scan(&self.keys.frees(before), limit)? {
+        let mut range = self.keys.frees(before);
+        if let Some((free_ver, id)) = after {
+            range.0 = self.keys.free(free_ver, id);
+            range.0.push(0);
+        }
+        for (key, bytes) in self.txn.scan(&range, limit)? {
             let (free_ver, id) = Keys::free_of_key(&key);
             let place: ExtentPlace = crate::store::decode(&key, &bytes)?;
             free.push(FreeExtent { free_ver, id, pg: place.pg, n: place.n });

@@ -73,6 +73,18 @@ fn a_release_of_an_older_grant_changes_nothing() {
     assert!(table.may_write(INO, session(1), new.id));
 }
 
+#[test]
+fn a_release_that_crossed_with_a_newer_answer_changes_nothing() {
+    let mut table = LeaseTable::default();
+    let first = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
+    let again = table.grant(INO, session(1), LeaseKind::Attr).unwrap();
+    assert_eq!(first.id, again.id);
+    table.release(session(1), first, None);
+    assert!(table.may_write(INO, session(1), again.id));
+    table.release(session(1), again, None);
+    assert!(!table.may_write(INO, session(1), again.id));
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Want(u64, LeaseKind),

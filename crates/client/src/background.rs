@@ -1,0 +1,160 @@
+//! What a client does on its own account: heartbeats, flushing what has been dirty for long, recalls.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use base::FsError;
+use tokio::sync::mpsc;
+use wire::meta::{LeaseGrant, LeaseKind, MetaRequest, OwnerEvent};
+
+use crate::Client;
+use crate::node::Node;
+
+const TICK: Duration = Duration::from_millis(250);
+const TICKS_PER_HEARTBEAT: u64 = 4;
+/// What was written is made durable after this long at the latest.
+const DIRTY_AGE_NS: u64 = 5_000_000_000;
+/// Recalls handled at once.
+const FLUSH_ROUNDS: u32 = 8;
+
+pub(crate) async fn ticker(client: Client) {
+    let mut interval = tokio::time::interval(TICK);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    for tick in 0u64.. {
+        interval.tick().await;
+        client.refresh_room();
+        if !tick.is_multiple_of(TICKS_PER_HEARTBEAT) {
+            continue;
+        }
+        if let Err(error) = client.inner.session.heartbeat().await {
+            tracing::warn!(%error, "heartbeat was not answered");
+        }
+        client.flush_aged();
+        client.release_unused().await;
+    }
+}
+
+impl Client {
+    fn flush_aged(&self) {
+        let now = self.inner.env.clock.boot_ns();
+        let aged = |since: u64| now.saturating_sub(since) >= DIRTY_AGE_NS;
+        let stalled = self.inner.stalled.lock().expect("no holder of this lock panics").is_some();
+        let due = self.inner.nodes.select(|state| {
+            !state.flush_scheduled && state.dirty_since_ns.is_some_and(|since| stalled || aged(since))
+        });
+        for node in due {
+            node.lock().flush_scheduled = true;
+            self.schedule_flush(node);
+        }
+    }
+
+    async fn release_unused(&self) {
+        let leases = std::mem::take(&mut *self.inner.to_release.lock().expect("no holder of this lock panics"));
+        // An inode that was looked up again meanwhile may use the same grant.
+        let unused: Vec<LeaseGrant> =
+            leases.into_iter().filter(|lease| self.inner.nodes.find(lease.ino).is_none()).collect();
+        if !unused.is_empty()
+            && let Err(error) = self.call(MetaRequest::ReleaseAll { leases: unused }).await
+        {
+            tracing::warn!(%error, "leases were not given back");
+        }
+    }
+
+    /// Flushes what a lease covers, makes caches above forget, and gives the lease back.
+    ///
+    /// The lease stays usable until the last moment, so that a write under way never waits for a lease while
+    /// invalidation waits for that write.
+    async fn recalled(&self, lease: LeaseGrant, keep: Option<LeaseKind>, entry: Option<(base::Ino, bytes::Bytes)>) {
+        let Some(node) = self.inner.nodes.find(lease.ino) else {
+            self.release(lease, None).await;
+            return;
+        };
+        for round in 0..FLUSH_ROUNDS {
+            if let Err(error) = self.flush(&node).await {
+                tracing::error!(ino = %lease.ino, %error, "data could not be written before giving up a lease");
+                return;
+            }
+            if keep.is_none() && round == 0 {
+                self.invalidate_above(lease, entry.clone()).await;
+            }
+            if self.give_up(&node, lease, keep) {
+                break;
+            }
+        }
+        self.release(lease, keep).await;
+    }
+
+    /// Stops using the lease unless something is dirty again.
+    fn give_up(&self, node: &Arc<Node>, lease: LeaseGrant, keep: Option<LeaseKind>) -> bool {
+        let mut state = node.lock();
+        if state.has_dirty() {
+            return false;
+        }
+        if state.lease.is_some_and(|held| held.id == lease.id) {
+            state.lease = keep.map(|kind| LeaseGrant { kind, ..lease });
+        }
+        if keep.is_none() {
+            state.map.forget();
+            state.forget_attr();
+        }
+        true
+    }
+
+    async fn invalidate_above(&self, lease: LeaseGrant, entry: Option<(base::Ino, bytes::Bytes)>) {
+        let invalidate = self.inner.invalidate.lock().expect("no holder of this lock panics").clone();
+        let Some(invalidate) = invalidate else { return };
+        let work = move || {
+            if let Some((parent, name)) = entry {
+                invalidate.entry(parent, &name);
+            }
+            invalidate.inode(lease.ino);
+        };
+        // The kernel may make this wait for requests that are under way: never on a runtime worker.
+        if tokio::task::spawn_blocking(work).await.is_err() {
+            tracing::error!("invalidation of kernel caches was cut off");
+        }
+    }
+
+    async fn release(&self, lease: LeaseGrant, keep: Option<LeaseKind>) {
+        match self.call(MetaRequest::Release { lease, keep }).await {
+            Ok(_) | Err(FsError::Unavailable) => {}
+            Err(error) => tracing::warn!(ino = %lease.ino, %error, "lease was not given back"),
+        }
+    }
+
+    /// The owner took the lease away: dirty data under it is lost, and the next fsync says so.
+    fn revoked(&self, lease: LeaseGrant) {
+        let Some(node) = self.inner.nodes.find(lease.ino) else { return };
+        let mut state = node.lock();
+        if state.lease.is_none_or(|held| held.id != lease.id) {
+            return;
+        }
+        state.lease = None;
+        state.map.forget();
+        state.forget_attr();
+        let lost = state.dirty.bytes();
+        if lost > 0 {
+            state.dirty.truncate(0);
+            state.error = Some(FsError::Io);
+            tracing::error!(ino = %lease.ino, lost, "lease was revoked, unwritten data is lost");
+        }
+        drop(state);
+        self.dirty_gone(lost);
+    }
+}
+
+pub(crate) async fn events(client: Client, mut inbox: mpsc::UnboundedReceiver<OwnerEvent>) {
+    while let Some(event) = inbox.recv().await {
+        if client.inner.closing.load(Ordering::Relaxed) {
+            return;
+        }
+        match event {
+            OwnerEvent::Recall { lease, keep, entry } => {
+                let client = client.clone();
+                tokio::spawn(async move { client.recalled(lease, keep, entry).await });
+            }
+            OwnerEvent::Revoked { lease } => client.revoked(lease),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Bytes written but not yet durable, of one file.
+//!
+//! Runs never overlap and never cross a *window*, the largest extent of the filesystem's profile: a full window
+//! becomes one extent, so sequential writers get full stripes.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+/// Runs of written bytes by file offset.
+#[derive(Debug, Default)]
+pub(crate) struct Dirty {
+    runs: BTreeMap<u64, Vec<u8>>,
+    bytes: u64,
+}
+
+impl Dirty {
+    /// Bytes held.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The end of the last run.
+    pub(crate) fn end(&self) -> u64 {
+        self.runs.last_key_value().map_or(0, |(off, run)| off + run.len() as u64)
+    }
+
+    /// Puts bytes in, over what was there. Returns whether a window is full now.
+    pub(crate) fn write(&mut self, off: u64, bytes: &[u8], window: u64) -> bool {
+        let mut full = false;
+        let (mut off, mut rest) = (off, bytes);
+        while !rest.is_empty() {
+            let room = window - off % window;
+            let (part, later) = rest.split_at(rest.len().min(room as usize));
+            full |= self.write_in_window(off, part, window);
+            off += part.len() as u64;
+            rest = later;
+        }
+        full
+    }
+
+    fn write_in_window(&mut self, off: u64, part: &[u8], window: u64) -> bool {
+        let window_start = off - off % window;
+        let before = self.runs.range_mut(window_start..=off).next_back();
+        let start = match before {
+            Some((start, run)) if start + run.len() as u64 >= off => {
+                let at = (off - start) as usize;
+                let overlap = part.len().min(run.len() - at);
+                run[at..at + overlap].copy_from_slice(&part[..overlap]);
+                run.extend_from_slice(&part[overlap..]);
+                self.bytes += (part.len() - overlap) as u64;
+                *start
+            }
+            _ => {
+                self.runs.insert(off, part.to_vec());
+                self.bytes += part.len() as u64;
+                off
+            }
+        };
+        self.absorb_following(start, window_start + window);
+        self.runs[&start].len() as u64 == window
+    }
+
+    /// Joins the run at `start` with those that it reaches.
+    fn absorb_following(&mut self, start: u64, window_end: u64) {
+        loop {
+            let end = start + self.runs[&start].len() as u64;
+            let Some((&next, _)) = self.runs.range(start + 1..window_end).next() else { return };
+            if next > end {
+                return;
+            }
+            let following = self.runs.remove(&next).expect("it was just found");
+            let covered = ((end - next) as usize).min(following.len());
+            self.bytes -= covered as u64;
+            let run = self.runs.get_mut(&start).expect("the caller's run");
+            run.extend_from_slice(&following[covered..]);
+        }
+    }
+
+    /// Forgets bytes at and after `size`.
+    pub(crate) fn truncate(&mut self, size: u64) {
+        self.discard(size, u64::MAX);
+    }
+
+    /// Forgets bytes in `[from, to)`.
+    pub(crate) fn discard(&mut self, from: u64, to: u64) {
+        let reaching = self.runs.range(..from).next_back().map(|(start, _)| *start);
+        let first = reaching.unwrap_or(from);
+        let touched: Vec<u64> = self.runs.range(first..to).map(|(start, _)| *start).collect();
+        for start in touched {
+            let run = self.runs.remove(&start).expect("it was just found");
+            let end = start + run.len() as u64;
+            self.bytes -= run.len() as u64;
+            for (part_from, part_to) in [(start, end.min(from)), (start.max(to), end)] {
+                if part_from < part_to {
+                    let part = run[(part_from - start) as usize..(part_to - start) as usize].to_vec();
+                    self.bytes += part.len() as u64;
+                    self.runs.insert(part_from, part);
+                }
+            }
+        }
+    }
+
+    /// Takes everything.
+    pub(crate) fn take_all(&mut self) -> BTreeMap<u64, Bytes> {
+        self.bytes = 0;
+        std::mem::take(&mut self.runs).into_iter().map(|(off, run)| (off, Bytes::from(run))).collect()
+    }
+
+    /// Takes full windows only.
+    pub(crate) fn take_full(&mut self, window: u64) -> BTreeMap<u64, Bytes> {
+        let full: Vec<u64> =
+            self.runs.iter().filter(|(_, run)| run.len() as u64 == window).map(|(off, _)| *off).collect();
+        let mut taken = BTreeMap::new();
+        for off in full {
+            let run = self.runs.remove(&off).expect("it was just found");
+            self.bytes -= run.len() as u64;
+            taken.insert(off, Bytes::from(run));
+        }
+        taken
+    }
+
+    /// Puts runs back that could not be made durable, below what was written since.
+    pub(crate) fn put_back(&mut self, runs: &BTreeMap<u64, Bytes>, window: u64) {
+        let newer = std::mem::take(&mut self.runs);
+        self.bytes = 0;
+        for (off, run) in runs {
+            self.write(*off, run, window);
+        }
+        for (off, run) in newer {
+            self.write(off, &run, window);
+        }
+    }
+
+    /// Copies of what is in `[from, to)`, in order.
+    pub(crate) fn copies(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, Bytes)> {
+        let first = self.runs.range(..from).next_back().map_or(from, |(start, _)| *start);
+        self.runs.range(first..to).filter_map(move |(off, run)| {
+            let (start, end) = ((*off).max(from), (off + run.len() as u64).min(to));
+            let part = || Bytes::copy_from_slice(&run[(start - off) as usize..(end - off) as usize]);
+            (start < end).then(|| (start, part()))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WINDOW: u64 = 16;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Write(u64, Vec<u8>),
+        Discard(u64, u64),
+        TakeFull,
+        TakeAll,
+        FailedFlush,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            8 => (0..80u64, proptest::collection::vec(any::<u8>(), 1..40))
+                .prop_map(|(off, bytes)| Step::Write(off, bytes)),
+            2 => (0..80u64, 0..40u64).prop_map(|(from, len)| Step::Discard(from, from + len)),
+            1 => Just(Step::TakeFull),
+            1 => Just(Step::TakeAll),
+            1 => Just(Step::FailedFlush),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn runs_hold_what_was_written(steps in proptest::collection::vec(step(), 0..40)) {
+            let mut dirty = Dirty::default();
+            let mut model: BTreeMap<u64, u8> = BTreeMap::new();
+            for step in steps {
+                match step {
+                    Step::Write(off, bytes) => {
+                        dirty.write(off, &bytes, WINDOW);
+                        model.extend((off..).zip(bytes));
+                    }
+                    Step::Discard(from, to) => {
+                        dirty.discard(from, to);
+                        model.retain(|at, _| *at < from || *at >= to);
+                    }
+                    Step::TakeFull => for (off, run) in dirty.take_full(WINDOW) {
+                        prop_assert_eq!((off % WINDOW, run.len() as u64), (0, WINDOW));
+                        for (at, byte) in (off..).zip(run) {
+                            prop_assert_eq!(model.remove(&at), Some(byte));
+                        }
+                    }
+                    Step::TakeAll => {
+                        let taken = dirty.take_all();
+                        let bytes: BTreeMap<u64, u8> =
+                            taken.into_iter().flat_map(|(off, run)| (off..).zip(run)).collect();
+                        prop_assert_eq!(&bytes, &model);
+                        model.clear();
+                    }
+                    Step::FailedFlush => {
+                        let taken = dirty.take_all();
+                        dirty.write(3, &[1, 2, 3], WINDOW);
+                        dirty.put_back(&taken, WINDOW);
+                        model.extend([(3, 1), (4, 2), (5, 3)]);
+                    }
+                }
+                prop_assert_eq!(dirty.bytes(), model.len() as u64);
+                prop_assert_eq!(dirty.end(), model.last_key_value().map_or(0, |(at, _)| at + 1));
+                for (off, run) in &dirty.runs {
+                    prop_assert!(off / WINDOW == (off + run.len() as u64 - 1) / WINDOW && !run.is_empty());
+                }
+                let seen: BTreeMap<u64, u8> = dirty.copies(10, 60).flat_map(|(off, run)| (off..).zip(run)).collect();
+                let expected: BTreeMap<u64, u8> = model.range(10..60).map(|(at, byte)| (*at, *byte)).collect();
+                prop_assert_eq!(seen, expected);
+            }
+        }
+    }
+}

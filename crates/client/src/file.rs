@@ -1,0 +1,144 @@
+//! Writing: bytes go into memory here, and to drives from `flush`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use base::{FsError, Ino};
+use wire::meta::{FILE_BYTES_MAX, LeaseKind, MetaReply, MetaRequest, SetAttr};
+
+use crate::Client;
+use crate::node::Node;
+
+/// Why a write was not taken at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotTaken {
+    /// It would have to wait: use [`Client::write`].
+    WouldWait,
+    /// It failed.
+    Failed(FsError),
+}
+
+impl Client {
+    /// Takes a write if nothing must be waited for.
+    pub fn try_write(&self, ino: Ino, off: u64, bytes: &[u8]) -> Result<(), NotTaken> {
+        let end = off.checked_add(bytes.len() as u64).filter(|end| *end <= FILE_BYTES_MAX);
+        end.ok_or(NotTaken::Failed(FsError::TooLarge))?;
+        if let Some(error) = *self.inner.stalled.lock().expect("no holder of this lock panics") {
+            return Err(NotTaken::Failed(error));
+        }
+        let dirty = self.inner.dirty_bytes.load(Ordering::Relaxed) + bytes.len() as u64;
+        if dirty > self.inner.room_bytes.load(Ordering::Relaxed) {
+            return Err(NotTaken::Failed(FsError::NoSpace));
+        }
+        if dirty > self.inner.dirty_bytes_max {
+            return Err(NotTaken::WouldWait);
+        }
+        let node = self.inner.nodes.get(ino);
+        let full = {
+            let mut state = node.lock();
+            if !Node::is_regular(&state) {
+                return Err(NotTaken::Failed(FsError::Invalid));
+            }
+            if !state.holds(LeaseKind::Exclusive) || state.attr().is_none() {
+                return Err(NotTaken::WouldWait);
+            }
+            let before = state.dirty.bytes();
+            let full = state.dirty.write(off, bytes, self.inner.window);
+            self.inner.dirty_bytes.fetch_add(state.dirty.bytes() - before, Ordering::Relaxed);
+            state.written_ns = self.inner.env.clock.wall_ns();
+            state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
+            full && !std::mem::replace(&mut state.flush_scheduled, true)
+        };
+        if full {
+            self.schedule_full_windows(node);
+        }
+        Ok(())
+    }
+
+    /// Writes. Waits while too much is dirty already, or for the lease.
+    pub async fn write(&self, ino: Ino, off: u64, bytes: &[u8]) -> Result<(), FsError> {
+        loop {
+            let drained = self.inner.drained.notified();
+            match self.try_write(ino, off, bytes) {
+                Ok(()) => return Ok(()),
+                Err(NotTaken::Failed(error)) => return Err(error),
+                Err(NotTaken::WouldWait) => {}
+            }
+            let node = self.inner.nodes.get(ino);
+            let (exclusive, known) = {
+                let state = node.lock();
+                (state.holds(LeaseKind::Exclusive), state.attr().is_some())
+            };
+            if !exclusive {
+                self.acquire(&node, LeaseKind::Exclusive).await?;
+            } else if !known {
+                self.getattr(ino).await?;
+            } else {
+                self.flush_oldest();
+                drained.await;
+            }
+        }
+    }
+
+    async fn acquire(&self, node: &Arc<Node>, kind: LeaseKind) -> Result<(), FsError> {
+        match self.call(MetaRequest::Acquire { ino: node.ino, kind }).await? {
+            MetaReply::Lease(lease) => {
+                node.lock().learn_lease(Some(lease));
+                Ok(())
+            }
+            _ => Err(FsError::Io),
+        }
+    }
+
+    /// Fewer bytes are dirty now.
+    pub(crate) fn dirty_gone(&self, bytes: u64) {
+        self.inner.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.inner.drained.notify_waiters();
+    }
+
+    /// Makes what was written to a file durable, with its size.
+    pub async fn fsync(&self, ino: Ino) -> Result<(), FsError> {
+        let Some(node) = self.inner.nodes.find(ino) else { return Ok(()) };
+        self.flush(&node).await?;
+        match node.lock().error.take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// An error of an earlier flush that nobody was told yet. Starts writing what is dirty.
+    pub fn flush_soon(&self, ino: Ino) -> Result<(), FsError> {
+        let Some(node) = self.inner.nodes.find(ino) else { return Ok(()) };
+        let (error, start) = {
+            let mut state = node.lock();
+            let start = state.dirty.bytes() > 0 && !std::mem::replace(&mut state.flush_scheduled, true);
+            (state.error.take(), start)
+        };
+        if start {
+            self.schedule_flush(node);
+        }
+        error.map_or(Ok(()), Err)
+    }
+
+    /// Cuts or extends a file, together with other attributes.
+    pub(crate) async fn set_size(&self, node: &Arc<Node>, set: SetAttr) -> Result<wire::meta::Attr, FsError> {
+        let size = set.size.ok_or(FsError::Invalid)?;
+        let _flush = node.flush.lock().await;
+        {
+            let mut state = node.lock();
+            let before = state.dirty.bytes();
+            state.dirty.truncate(size);
+            self.dirty_gone(before - state.dirty.bytes());
+        }
+        // What is left is older than the cut and may make the file longer only up to it.
+        self.flush_locked(node).await?;
+        loop {
+            let reply = self.call(MetaRequest::SetAttr { ino: node.ino, set: set.clone() }).await?;
+            node.lock().map.remove(size, u64::MAX);
+            let attr = self.learned(node.ino, reply)?;
+            if attr.size <= size || node.lock().dirty_end() >= attr.size {
+                return Ok(attr);
+            }
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Making dirty bytes durable: inline in the commit, as copies, or erasure coded.
+//!
+//! One flush of a file runs at a time. It takes runs out of the dirty buffer, writes their extents in parallel,
+//! and publishes them with one commit; until then reads see them in `flushing`. If anything fails, the runs go
+//! back below what was written since, and the error is told to the next fsync or close.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use base::FsError;
+use base::units::{BLOCK_BYTES, KIB};
+use bytes::{Bytes, BytesMut};
+use futures_util::future::try_join_all;
+use wire::meta::{
+    CommitPiece, Content, ExtentRef, INLINE_BYTES_MAX, LeaseKind, MapPiece, MetaReply, MetaRequest, SetAttr,
+};
+
+use crate::Client;
+use crate::extents::Protection;
+use crate::node::{Node, NodeState};
+
+/// Extents above this are erasure coded at once, smaller ones are kept as copies.
+const COPIES_BYTES_MAX: usize = 256 * KIB as usize;
+/// Extents written in parallel before one commit.
+const EXTENTS_PER_COMMIT: usize = 8;
+/// Inline bytes that a client puts into the log per second, because they cost there several times over.
+const INLINE_BYTES_PER_S: u64 = 4 << 20;
+/// Inline bytes of one commit.
+const INLINE_BYTES_PER_COMMIT: usize = 64 << 10;
+
+/// A token bucket of bytes.
+#[derive(Debug)]
+pub(crate) struct InlineBudget {
+    tokens: u64,
+    filled_ns: u64,
+}
+
+impl InlineBudget {
+    pub(crate) fn new(now_ns: u64) -> Self {
+        Self { tokens: INLINE_BYTES_PER_S, filled_ns: now_ns }
+    }
+
+    fn take(&mut self, bytes: u64, now_ns: u64) -> bool {
+        let elapsed_ms = now_ns.saturating_sub(self.filled_ns) / 1_000_000;
+        if elapsed_ms > 0 {
+            self.tokens = (self.tokens + elapsed_ms * INLINE_BYTES_PER_S / 1000).min(INLINE_BYTES_PER_S);
+            self.filled_ns = now_ns;
+        }
+        let enough = self.tokens >= bytes;
+        if enough {
+            self.tokens -= bytes;
+        }
+        enough
+    }
+}
+
+/// Whether there was anything to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wrote {
+    Nothing,
+    Something,
+}
+
+/// Bytes that become one extent, and which parts of the file they are.
+#[derive(Debug, PartialEq, Eq)]
+struct Parcel {
+    data: Bytes,
+    /// File offset, offset in `data`, length.
+    parts: Vec<(u64, u32, u32)>,
+}
+
+/// Gathers runs into parcels of at most `window` bytes. A run that is long goes alone, so that sequential data
+/// lies together; short ones share.
+fn parcels(runs: &BTreeMap<u64, Bytes>, window: usize) -> Vec<Parcel> {
+    let mut parcels = Vec::new();
+    let mut shared = BytesMut::new();
+    let mut parts = Vec::new();
+    for (off, run) in runs {
+        if run.len() > COPIES_BYTES_MAX || runs.len() == 1 {
+            parcels.push(Parcel { data: run.clone(), parts: vec![(*off, 0, run.len() as u32)] });
+            continue;
+        }
+        // Aligned pages of the file stay aligned in the extent: reading one touches one block.
+        let phase = (*off % BLOCK_BYTES) as usize;
+        let misaligned = (shared.len() + BLOCK_BYTES as usize - phase) % BLOCK_BYTES as usize;
+        let padding = match misaligned {
+            0 => 0,
+            _ if run.len() < BLOCK_BYTES as usize => 0,
+            ahead => BLOCK_BYTES as usize - ahead,
+        };
+        if shared.len() + padding + run.len() > window {
+            parcels.push(Parcel { data: shared.split().freeze(), parts: std::mem::take(&mut parts) });
+        }
+        if !shared.is_empty() {
+            shared.resize(shared.len() + padding, 0);
+        }
+        parts.push((*off, shared.len() as u32, run.len() as u32));
+        shared.extend_from_slice(run);
+    }
+    if !parts.is_empty() {
+        parcels.push(Parcel { data: shared.freeze(), parts });
+    }
+    parcels
+}
+
+impl Client {
+    /// Flushes in the background; the caller has set `flush_scheduled`.
+    pub(crate) fn schedule_flush(&self, node: Arc<Node>) {
+        let client = self.clone();
+        self.inner.runtime.spawn(async move {
+            node.lock().flush_scheduled = false;
+            if let Err(error) = client.flush(&node).await {
+                tracing::error!(ino = %node.ino, %error, "data could not be written; trying again");
+            }
+        });
+    }
+
+    /// Flushes full windows in the background; the caller has set `flush_scheduled`.
+    pub(crate) fn schedule_full_windows(&self, node: Arc<Node>) {
+        let client = self.clone();
+        self.inner.runtime.spawn(async move {
+            let _flush = node.flush.lock().await;
+            node.lock().flush_scheduled = false;
+            let window = client.inner.window;
+            loop {
+                match client.write_runs(&node, |state| state.dirty.take_full(window)).await {
+                    Ok(Wrote::Something) => {}
+                    Ok(Wrote::Nothing) => return,
+                    Err(error) => {
+                        tracing::error!(ino = %node.ino, %error, "data could not be written; trying again");
+                        return;
+                    }
+                }
+            }
+        });
+    }
+
+    /// Starts to flush the file that has been dirty for longest.
+    pub(crate) fn flush_oldest(&self) {
+        let dirty = self.inner.nodes.select(|state| state.dirty.bytes() > 0 && !state.flush_scheduled);
+        let oldest = dirty.into_iter().min_by_key(|node| node.lock().dirty_since_ns.unwrap_or(u64::MAX));
+        if let Some(node) = oldest {
+            node.lock().flush_scheduled = true;
+            self.schedule_flush(node);
+        }
+    }
+
+    /// Makes everything written to the file so far durable.
+    pub(crate) async fn flush(&self, node: &Arc<Node>) -> Result<(), FsError> {
+        let _flush = node.flush.lock().await;
+        self.flush_locked(node).await?;
+        let atime_ns = node.lock().atime_ns.take();
+        if atime_ns.is_some() {
+            let set = SetAttr { atime_ns, ..SetAttr::default() };
+            // Losing an access time is not worth an error: the inode may be gone, or the owner busy.
+            if let Ok(reply) = self.call(MetaRequest::SetAttr { ino: node.ino, set }).await {
+                self.learned(node.ino, reply)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Client::flush`], for a caller that holds the flush lock.
+    pub(crate) async fn flush_locked(&self, node: &Node) -> Result<(), FsError> {
+        let everything = |state: &mut NodeState| {
+            state.dirty_since_ns = None;
+            state.dirty.take_all()
+        };
+        self.write_runs(node, everything).await.map(|_| ())
+    }
+
+    /// Writes the runs that `take` takes from the dirty buffer, or puts them back.
+    async fn write_runs(
+        &self,
+        node: &Node,
+        take: impl FnOnce(&mut NodeState) -> BTreeMap<u64, Bytes>,
+    ) -> Result<Wrote, FsError> {
+        let runs = {
+            // In one step: a read in between must find the bytes in one place or the other.
+            let mut state = node.lock();
+            let runs = take(&mut state);
+            state.flushing = runs.clone();
+            runs
+        };
+        if runs.is_empty() {
+            return Ok(Wrote::Nothing);
+        }
+        let bytes: u64 = runs.values().map(|run| run.len() as u64).sum();
+        let result = self.write_and_commit(node, &runs).await;
+        let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
+        let mut state = node.lock();
+        state.flushing.clear();
+        match result {
+            Ok(()) => {
+                *stalled = None;
+                drop(state);
+                self.dirty_gone(bytes);
+                Ok(Wrote::Something)
+            }
+            Err(error) => {
+                let lost = matches!(error, FsError::StaleLease | FsError::Stale);
+                let before = state.dirty.bytes();
+                if lost {
+                    state.lease = None;
+                } else {
+                    state.dirty.put_back(&runs, self.inner.window);
+                    state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
+                    *stalled = Some(error);
+                }
+                let returned = state.dirty.bytes() - before;
+                state.error = Some(if lost { FsError::Io } else { error });
+                drop(state);
+                drop(stalled);
+                self.dirty_gone(bytes - returned);
+                Err(error)
+            }
+        }
+    }
+
+    async fn write_and_commit(&self, node: &Node, runs: &BTreeMap<u64, Bytes>) -> Result<(), FsError> {
+        let (inline, rest) = self.split_inline(runs);
+        let mut pieces: Vec<CommitPiece> = inline
+            .into_iter()
+            .map(|(off, run)| {
+                let piece = MapPiece { off, len: run.len() as u64, content: Content::Inline(run) };
+                CommitPiece { piece, owed: Vec::new() }
+            })
+            .collect();
+        let parcels = parcels(&rest, self.inner.window as usize);
+        let mut groups = parcels.chunks(EXTENTS_PER_COMMIT).peekable();
+        loop {
+            if let Some(group) = groups.next() {
+                let written = try_join_all(group.iter().map(|parcel| self.write_parcel(parcel))).await?;
+                pieces.extend(written.into_iter().flatten());
+            }
+            if pieces.is_empty() {
+                return Ok(());
+            }
+            self.commit(node, std::mem::take(&mut pieces)).await?;
+            if groups.peek().is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Which runs go into the commit itself.
+    fn split_inline(&self, runs: &BTreeMap<u64, Bytes>) -> (BTreeMap<u64, Bytes>, BTreeMap<u64, Bytes>) {
+        let total: usize = runs.values().map(Bytes::len).sum();
+        let small = total <= INLINE_BYTES_PER_COMMIT && runs.values().all(|run| run.len() <= INLINE_BYTES_MAX);
+        let now = self.inner.env.clock.boot_ns();
+        let mut budget = self.inner.inline.lock().expect("no holder of this lock panics");
+        if small && budget.take(total as u64, now) {
+            (runs.clone(), BTreeMap::new())
+        } else {
+            (BTreeMap::new(), runs.clone())
+        }
+    }
+
+    async fn write_parcel(&self, parcel: &Parcel) -> Result<Vec<CommitPiece>, FsError> {
+        let coded = parcel.data.len() > COPIES_BYTES_MAX;
+        let protection = if coded { Protection::Coded } else { Protection::Copies };
+        let next_id = || self.inner.session.next_extent();
+        let written = self.inner.extents.write(parcel.data.clone(), protection, next_id).await?;
+        let mut owed = written.owed;
+        let pieces = parcel.parts.iter().map(|(off, extent_off, len)| {
+            let extent = ExtentRef { extent_off: *extent_off, ..written.extent };
+            let piece = MapPiece { off: *off, len: u64::from(*len), content: Content::Extent(extent) };
+            CommitPiece { piece, owed: std::mem::take(&mut owed) }
+        });
+        Ok(pieces.collect())
+    }
+
+    async fn commit(&self, node: &Node, pieces: Vec<CommitPiece>) -> Result<(), FsError> {
+        let (lease, mtime_ns) = {
+            let state = node.lock();
+            let lease = state.lease.filter(|lease| lease.kind >= LeaseKind::Shared).ok_or(FsError::StaleLease)?;
+            (lease.id, state.written_ns)
+        };
+        let size = pieces.iter().map(|commit| commit.piece.end()).max().unwrap_or(0);
+        let request = MetaRequest::Commit { ino: node.ino, lease, pieces: pieces.clone(), size, mtime_ns };
+        let MetaReply::Attr(attr) = self.call(request).await? else { return Err(FsError::Io) };
+        let mut state = node.lock();
+        for commit in &pieces {
+            state.map.replace(&commit.piece);
+        }
+        state.learn(attr);
+        Ok(())
+    }
+
+    /// Looks at how much room the drives have.
+    pub(crate) fn refresh_room(&self) {
+        let room = self.inner.extents.topology().room_bytes(self.inner.profile);
+        self.inner.room_bytes.store(room, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_runs_share_an_extent_and_pages_stay_aligned() {
+        let page = |byte| Bytes::from(vec![byte; 4096]);
+        let runs = BTreeMap::from([(8192, page(1)), (40960, page(2)), (100_000, Bytes::from_static(b"tail"))]);
+        let parcels = parcels(&runs, 1 << 20);
+        assert_eq!(parcels.len(), 1);
+        assert_eq!(parcels[0].parts, [(8192, 0, 4096), (40960, 4096, 4096), (100_000, 8192, 4)]);
+        assert_eq!(parcels[0].data.len(), 8196);
+    }
+
+    #[test]
+    fn long_runs_go_alone_and_parcels_fit_the_window() {
+        let long = Bytes::from(vec![1; COPIES_BYTES_MAX + 1]);
+        let mut runs = BTreeMap::from([(0, long)]);
+        runs.extend((0..9u64).map(|at| (1_000_000 + at * 200_000, Bytes::from(vec![2; 100_000]))));
+        let parcels = parcels(&runs, 500_000);
+        assert_eq!(parcels[0].parts.len(), 1);
+        let mut lens = parcels.iter().map(|parcel| parcel.data.len());
+        assert!(lens.all(|len| len <= 500_000));
+        let total: u32 = parcels.iter().flat_map(|parcel| &parcel.parts).map(|part| part.2).sum();
+        assert_eq!(total as usize, COPIES_BYTES_MAX + 1 + 900_000);
+        for parcel in &parcels {
+            for (off, at, len) in &parcel.parts {
+                let expected = if *off == 0 { 1 } else { 2 };
+                assert!(parcel.data[*at as usize..(at + len) as usize].iter().all(|byte| *byte == expected));
+            }
+        }
+    }
+
+    #[test]
+    fn the_inline_budget_refills_with_time() {
+        let mut budget = InlineBudget::new(0);
+        assert!(budget.take(INLINE_BYTES_PER_S, 0));
+        assert!(!budget.take(1, 0));
+        assert!(budget.take(INLINE_BYTES_PER_S / 10, 100_000_000));
+        assert!(!budget.take(INLINE_BYTES_PER_S / 10, 100_000_000));
+    }
+}

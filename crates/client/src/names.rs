@@ -1,0 +1,301 @@
+//! Names and attributes: each call is at most one request to the owner.
+
+use base::{FsError, Ino};
+use wire::meta::{
+    Attr, DirEntry, DirPosition, LeaseGrant, LeaseKind, MakeNode, MetaReply, MetaRequest, OpenIntent, RenameMode,
+    SetAttr, XattrMode,
+};
+
+use crate::{Client, owned};
+
+/// A page of a directory.
+#[derive(Debug)]
+pub struct DirPage {
+    /// Entries in order.
+    pub entries: Vec<DirEntry>,
+    /// The directory that this one is in.
+    pub parent: Ino,
+    /// There are no entries after these.
+    pub end: bool,
+}
+
+fn unexpected<T>(reply: &MetaReply) -> Result<T, FsError> {
+    tracing::error!(?reply, "owner gave an answer to another question");
+    Err(FsError::Io)
+}
+
+impl Client {
+    /// Notes what the owner said about an inode and pins it. Returns its attributes as seen from here.
+    fn note(&self, attr: Attr, lease: Option<LeaseGrant>, pins: u64) -> Attr {
+        let node = self.inner.nodes.get(attr.ino);
+        let mut state = node.lock();
+        state.learn_lease(lease);
+        state.learn(attr);
+        state.pins += pins;
+        state.attr().unwrap_or(attr)
+    }
+
+    fn forget_attr(&self, ino: Ino) {
+        if let Some(node) = self.inner.nodes.find(ino) {
+            node.lock().forget_attr();
+        }
+    }
+
+    /// Drops `count` references that lookups and creations gave.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        let Some(node) = self.inner.nodes.find(ino) else { return };
+        {
+            let mut state = node.lock();
+            state.pins = state.pins.saturating_sub(count);
+        }
+        drop(node);
+        self.drop_if_idle(ino);
+    }
+
+    pub(crate) fn drop_if_idle(&self, ino: Ino) {
+        if let Some(lease) = self.inner.nodes.drop_if_idle(ino) {
+            self.inner.to_release.lock().expect("no holder of this lock panics").push(lease);
+        }
+    }
+
+    /// Finds a name and pins what it refers to.
+    pub async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
+        match self.call(MetaRequest::Lookup { parent, name: owned(name) }).await? {
+            MetaReply::Entry { attr, lease } => Ok(self.note(attr, lease, 1)),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Attributes from here, without a message, if a lease vouches for them.
+    pub fn cached_attr(&self, ino: Ino) -> Option<Attr> {
+        self.inner.nodes.find(ino)?.lock().attr()
+    }
+
+    /// Attributes.
+    pub async fn getattr(&self, ino: Ino) -> Result<Attr, FsError> {
+        if let Some(attr) = self.cached_attr(ino) {
+            return Ok(attr);
+        }
+        match self.call(MetaRequest::GetAttr { ino }).await? {
+            MetaReply::Entry { attr, lease } => Ok(self.note(attr, lease, 0)),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Creates an inode and pins it.
+    pub async fn make(&self, make: MakeNode) -> Result<Attr, FsError> {
+        let (parent, opened) = (make.parent, make.open != OpenIntent::None);
+        match self.call(MetaRequest::Make(make)).await? {
+            MetaReply::Entry { attr, lease } => {
+                self.forget_attr(parent);
+                let attr = self.note(attr, lease, 1);
+                if opened {
+                    let node = self.inner.nodes.get(attr.ino);
+                    let mut state = node.lock();
+                    state.opens += 1;
+                    state.registered = true;
+                    state.map.learn_empty();
+                }
+                Ok(attr)
+            }
+            other => unexpected(&other),
+        }
+    }
+
+    /// A page of entries; pins none of them.
+    pub async fn readdir(&self, ino: Ino, after: Option<DirPosition>, limit: u32) -> Result<DirPage, FsError> {
+        match self.call(MetaRequest::ReadDir { ino, after, limit }).await? {
+            MetaReply::Dir { entries, parent, end } => Ok(DirPage { entries, parent, end }),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Pins an entry of a page that was handed on, and returns its attributes as seen from here.
+    pub fn pin_entry(&self, entry: &DirEntry) -> Attr {
+        self.note(entry.attr, entry.lease, 1)
+    }
+
+    /// The target of a symbolic link.
+    pub async fn readlink(&self, ino: Ino) -> Result<bytes::Bytes, FsError> {
+        match self.call(MetaRequest::ReadLink { ino }).await? {
+            MetaReply::Bytes(target) => Ok(target),
+            other => unexpected(&other),
+        }
+    }
+
+    async fn remove(&self, parent: Ino, request: MetaRequest) -> Result<(), FsError> {
+        let reply = self.call(request).await?;
+        self.forget_attr(parent);
+        match reply {
+            MetaReply::Attr(attr) => {
+                self.learn_if_known(attr);
+                Ok(())
+            }
+            other => unexpected(&other),
+        }
+    }
+
+    fn learn_if_known(&self, attr: Attr) {
+        if let Some(node) = self.inner.nodes.find(attr.ino) {
+            node.lock().learn(attr);
+        }
+    }
+
+    /// Removes a name of a file.
+    pub async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
+        self.remove(parent, MetaRequest::Unlink { parent, name: owned(name) }).await
+    }
+
+    /// Removes an empty directory.
+    pub async fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
+        self.remove(parent, MetaRequest::Rmdir { parent, name: owned(name) }).await
+    }
+
+    /// Moves a name.
+    pub async fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode) -> Result<(), FsError> {
+        let (parent, new_parent) = (from.0, to.0);
+        let (name, new_name) = (owned(from.1), owned(to.1));
+        let reply = self.call(MetaRequest::Rename { parent, name, new_parent, new_name, mode }).await?;
+        self.forget_attr(parent);
+        self.forget_attr(new_parent);
+        match reply {
+            MetaReply::Renamed { moved, other } => {
+                self.learn_if_known(moved);
+                other.into_iter().for_each(|attr| self.learn_if_known(attr));
+                Ok(())
+            }
+            other => unexpected(&other),
+        }
+    }
+
+    /// Adds a name to a file, and pins it.
+    pub async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
+        match self.call(MetaRequest::Link { ino, parent, name: owned(name) }).await? {
+            MetaReply::Attr(attr) => {
+                self.forget_attr(parent);
+                Ok(self.note(attr, None, 1))
+            }
+            other => unexpected(&other),
+        }
+    }
+
+    /// Changes attributes. Dirty data goes first, so that its times do not override the new ones.
+    pub async fn setattr(&self, ino: Ino, set: SetAttr) -> Result<Attr, FsError> {
+        let node = self.inner.nodes.get(ino);
+        if set.size.is_some() {
+            return self.set_size(&node, set).await;
+        }
+        let guard = node.flush.lock().await;
+        if set.mtime_ns.is_some() || set.atime_ns.is_some() {
+            self.flush_locked(&node).await?;
+            node.lock().atime_ns = None;
+        }
+        let reply = self.call(MetaRequest::SetAttr { ino, set }).await;
+        drop(guard);
+        self.learned(ino, reply?)
+    }
+
+    pub(crate) fn learned(&self, ino: Ino, reply: MetaReply) -> Result<Attr, FsError> {
+        match reply {
+            MetaReply::Attr(attr) if attr.ino == ino => Ok(self.note(attr, None, 0)),
+            other => unexpected(&other),
+        }
+    }
+
+    /// The value of an extended attribute.
+    pub async fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<bytes::Bytes, FsError> {
+        match self.call(MetaRequest::GetXattr { ino, name: owned(name) }).await? {
+            MetaReply::Bytes(value) => Ok(value),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Sets an extended attribute.
+    pub async fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<(), FsError> {
+        let request = MetaRequest::SetXattr { ino, name: owned(name), value: owned(value), mode };
+        let reply = self.call(request).await?;
+        self.learned(ino, reply).map(|_| ())
+    }
+
+    /// The names of all extended attributes.
+    pub async fn listxattr(&self, ino: Ino) -> Result<Vec<bytes::Bytes>, FsError> {
+        match self.call(MetaRequest::ListXattr { ino }).await? {
+            MetaReply::Names(names) => Ok(names),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Removes an extended attribute.
+    pub async fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
+        let reply = self.call(MetaRequest::RemoveXattr { ino, name: owned(name) }).await?;
+        self.learned(ino, reply).map(|_| ())
+    }
+
+    /// Opens an inode. The first open of a file here is one message, further ones are none.
+    pub async fn open_file(&self, ino: Ino, intent: OpenIntent) -> Result<Attr, FsError> {
+        let node = self.inner.nodes.get(ino);
+        let _gate = node.gate.lock().await;
+        let need = if intent == OpenIntent::Read { LeaseKind::Read } else { LeaseKind::Exclusive };
+        if intent != OpenIntent::Truncate {
+            let mut state = node.lock();
+            if state.registered
+                && state.holds(need)
+                && let Some(attr) = state.attr()
+            {
+                state.opens += 1;
+                return Ok(attr);
+            }
+        }
+        let flush = if intent == OpenIntent::Truncate { Some(node.flush.lock().await) } else { None };
+        let reply = self.call(MetaRequest::Open { ino, intent }).await?;
+        let MetaReply::Entry { attr, lease } = reply else { return unexpected(&reply) };
+        {
+            let mut state = node.lock();
+            state.opens += 1;
+            state.registered = true;
+            if flush.is_some() {
+                let dropped = state.dirty.bytes();
+                state.dirty.truncate(0);
+                state.map.learn_empty();
+                self.dirty_gone(dropped);
+            }
+        }
+        Ok(self.note(attr, lease, 0))
+    }
+
+    /// Closes a handle. After the last one, what is dirty is made durable in the background.
+    pub fn close_file(&self, ino: Ino) {
+        let Some(node) = self.inner.nodes.find(ino) else { return };
+        let last = {
+            let mut state = node.lock();
+            state.opens = state.opens.saturating_sub(1);
+            state.opens == 0
+        };
+        if last {
+            let client = self.clone();
+            self.inner.runtime.spawn(async move { client.after_last_close(ino).await });
+        }
+    }
+
+    async fn after_last_close(&self, ino: Ino) {
+        let Some(node) = self.inner.nodes.find(ino) else { return };
+        if let Err(error) = self.flush(&node).await {
+            tracing::error!(%ino, %error, "data could not be written after close; trying again");
+        }
+        let gate = node.gate.lock().await;
+        let told = {
+            let mut state = node.lock();
+            let tell = state.opens == 0 && state.registered;
+            if tell {
+                state.registered = false;
+            }
+            tell
+        };
+        if told && let Err(error) = self.call(MetaRequest::Close { ino }).await {
+            tracing::warn!(%ino, %error, "owner was not told of a close");
+        }
+        drop(gate);
+        drop(node);
+        self.drop_if_idle(ino);
+    }
+}

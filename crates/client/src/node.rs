@@ -1,0 +1,174 @@
+//! What a client knows and owes about one inode.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::{FsError, Ino};
+use bytes::Bytes;
+use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind};
+
+use crate::dirty::Dirty;
+use crate::map_cache::MapCache;
+
+/// One inode.
+pub(crate) struct Node {
+    pub(crate) ino: Ino,
+    state: Mutex<NodeState>,
+    /// Held by whoever makes data durable or changes the size: one at a time.
+    pub(crate) flush: tokio::sync::Mutex<()>,
+    /// Held while the owner is told of the first open or the last close.
+    pub(crate) gate: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct NodeState {
+    /// As the owner last told; valid while there is a lease.
+    attr: Option<Attr>,
+    pub(crate) lease: Option<LeaseGrant>,
+    pub(crate) dirty: Dirty,
+    /// Taken from `dirty`, on the way to drives; older than what is in `dirty`.
+    pub(crate) flushing: BTreeMap<u64, Bytes>,
+    /// When the oldest byte in `dirty` was written (boot clock).
+    pub(crate) dirty_since_ns: Option<u64>,
+    /// When it was last written (wall clock).
+    pub(crate) written_ns: i64,
+    pub(crate) map: MapCache,
+    /// Open handles here.
+    pub(crate) opens: u32,
+    /// The owner counts this inode as open by this session.
+    pub(crate) registered: bool,
+    /// References by the protocol above: FUSE lookups.
+    pub(crate) pins: u64,
+    /// A flush that failed; told to the next fsync or close.
+    pub(crate) error: Option<FsError>,
+    pub(crate) flush_scheduled: bool,
+    /// A read moved the access time; the owner does not know yet.
+    pub(crate) atime_ns: Option<i64>,
+}
+
+impl NodeState {
+    /// Attributes with what is dirty here laid over them.
+    pub(crate) fn attr(&self) -> Option<Attr> {
+        let mut attr = self.attr?;
+        if self.lease.is_none() && attr.nlink > 0 {
+            return None;
+        }
+        if self.has_dirty() {
+            attr.size = attr.size.max(self.dirty_end());
+            // Programs that look for holes must not take a file for empty because its bytes are still here.
+            let flushing: u64 = self.flushing.values().map(|run| run.len() as u64).sum();
+            attr.stored_bytes += self.dirty.bytes() + flushing;
+            attr.mtime_ns = self.written_ns;
+            attr.ctime_ns = attr.ctime_ns.max(self.written_ns);
+        }
+        if let Some(atime_ns) = self.atime_ns {
+            attr.atime_ns = attr.atime_ns.max(atime_ns);
+        }
+        Some(attr)
+    }
+
+    /// Takes attributes from the owner, unless newer ones are here already.
+    pub(crate) fn learn(&mut self, attr: Attr) {
+        if self.attr.is_none_or(|known| known.attr_ver <= attr.attr_ver || attr.nlink == 0) {
+            self.attr = Some(attr);
+        }
+    }
+
+    pub(crate) fn learn_lease(&mut self, lease: Option<LeaseGrant>) {
+        if let Some(lease) = lease {
+            self.lease = Some(lease);
+        }
+    }
+
+    pub(crate) fn forget_attr(&mut self) {
+        if self.attr.is_some_and(|attr| attr.nlink > 0) {
+            self.attr = None;
+        }
+    }
+
+    pub(crate) fn has_dirty(&self) -> bool {
+        self.dirty.bytes() > 0 || !self.flushing.is_empty()
+    }
+
+    pub(crate) fn dirty_end(&self) -> u64 {
+        let flushing = self.flushing.last_key_value().map_or(0, |(off, run)| off + run.len() as u64);
+        self.dirty.end().max(flushing)
+    }
+
+    pub(crate) fn holds(&self, kind: LeaseKind) -> bool {
+        self.lease.is_some_and(|lease| lease.kind >= kind)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.pins == 0 && self.opens == 0 && !self.registered && !self.has_dirty() && !self.flush_scheduled
+    }
+}
+
+impl Node {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, NodeState> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    /// Everything in `[from, to)` that is not durable yet, older bytes first.
+    pub(crate) fn above(state: &NodeState, from: u64, to: u64) -> Vec<(u64, Bytes)> {
+        let flushing = state.flushing.iter().filter_map(|(off, run)| {
+            let (start, end) = ((*off).max(from), (off + run.len() as u64).min(to));
+            (start < end).then(|| (start, run.slice((start - off) as usize..(end - off) as usize)))
+        });
+        flushing.chain(state.dirty.copies(from, to)).collect()
+    }
+
+    pub(crate) fn is_regular(state: &NodeState) -> bool {
+        state.attr.is_none_or(|attr| attr.kind == FileKind::Regular)
+    }
+}
+
+const SHARDS: u64 = 64;
+
+/// All inodes that the client knows.
+pub(crate) struct NodeTable {
+    shards: Vec<Mutex<HashMap<Ino, Arc<Node>>>>,
+}
+
+impl NodeTable {
+    pub(crate) fn new() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    }
+
+    fn shard(&self, ino: Ino) -> MutexGuard<'_, HashMap<Ino, Arc<Node>>> {
+        self.shards[(ino.0 % SHARDS) as usize].lock().expect("no holder of this lock panics")
+    }
+
+    pub(crate) fn get(&self, ino: Ino) -> Arc<Node> {
+        let make = || {
+            let state = Mutex::new(NodeState::default());
+            Arc::new(Node { ino, state, flush: tokio::sync::Mutex::new(()), gate: tokio::sync::Mutex::new(()) })
+        };
+        self.shard(ino).entry(ino).or_insert_with(make).clone()
+    }
+
+    pub(crate) fn find(&self, ino: Ino) -> Option<Arc<Node>> {
+        self.shard(ino).get(&ino).cloned()
+    }
+
+    /// Forgets the inode if nothing depends on it here. Returns the lease to give back.
+    pub(crate) fn drop_if_idle(&self, ino: Ino) -> Option<LeaseGrant> {
+        let mut shard = self.shard(ino);
+        let node = shard.get(&ino)?;
+        // Another holder of the Arc is in the middle of an operation on it.
+        if Arc::strong_count(node) > 1 || !node.lock().is_idle() {
+            return None;
+        }
+        shard.remove(&ino)?.lock().lease
+    }
+
+    /// Inodes that `wanted` picks.
+    pub(crate) fn select(&self, wanted: impl Fn(&NodeState) -> bool) -> Vec<Arc<Node>> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock().expect("no holder of this lock panics");
+            found.extend(shard.values().filter(|node| wanted(&node.lock())).cloned());
+        }
+        found
+    }
+}

@@ -1,0 +1,156 @@
+//! Ranges of files: reserve, punch, zero, find data, share.
+
+use base::{FsError, Ino};
+use wire::meta::{FILE_BYTES_MAX, LeaseKind, MetaReply, MetaRequest, SetAttr};
+
+use crate::Client;
+use crate::node::Node;
+
+/// Longest range that one clone request takes.
+const CLONE_BYTES: u64 = 1 << 30;
+
+/// What `fallocate` does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AllocateMode {
+    /// Make sure that writes into the range will find room, and extend the file over it.
+    Extend,
+    /// The same without extending.
+    KeepSize,
+    /// Make the range a hole.
+    Punch,
+    /// Make the range zeros, extending the file over it.
+    Zero,
+    /// The same without extending.
+    ZeroKeepSize,
+}
+
+/// What `lseek` looks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SeekKind {
+    /// The next byte that is stored.
+    Data,
+    /// The next byte that is not; the end of the file counts.
+    Hole,
+}
+
+impl Client {
+    /// Reserves, punches or zeroes a range.
+    pub async fn allocate(&self, ino: Ino, off: u64, len: u64, mode: AllocateMode) -> Result<(), FsError> {
+        let end = off.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX).ok_or(FsError::TooLarge)?;
+        let size = self.getattr(ino).await?.size;
+        match mode {
+            AllocateMode::Extend | AllocateMode::KeepSize => {
+                // Nothing is ever overwritten in place, so there is no block to reserve: only room is checked.
+                let new_bytes = end.saturating_sub(size.max(off));
+                if new_bytes > self.statfs().await?.free_bytes {
+                    return Err(FsError::NoSpace);
+                }
+            }
+            AllocateMode::Punch | AllocateMode::Zero | AllocateMode::ZeroKeepSize => {
+                self.punch(ino, off, end).await?;
+            }
+        }
+        let extend = matches!(mode, AllocateMode::Extend | AllocateMode::Zero);
+        if extend && end > size {
+            self.setattr(ino, SetAttr { size: Some(end), ..SetAttr::default() }).await?;
+        }
+        Ok(())
+    }
+
+    async fn punch(&self, ino: Ino, off: u64, end: u64) -> Result<(), FsError> {
+        let node = self.inner.nodes.get(ino);
+        let _flush = node.flush.lock().await;
+        self.flush_locked(&node).await?;
+        let mut from = off;
+        while from < end {
+            let request = MetaRequest::Punch { ino, off: from, len: end - from };
+            let MetaReply::Punched { attr, next_off } = self.call(request).await? else {
+                return Err(FsError::Io);
+            };
+            let mut state = node.lock();
+            state.map.remove(from, next_off);
+            state.learn(attr);
+            if next_off <= from {
+                return Err(FsError::Io);
+            }
+            from = next_off;
+        }
+        Ok(())
+    }
+
+    /// The next data or hole at or after `off`.
+    ///
+    /// # Errors
+    /// `NoAttribute`, which POSIX calls ENXIO, if `off` is beyond the end or no data follows.
+    pub async fn seek(&self, ino: Ino, off: u64, kind: SeekKind) -> Result<u64, FsError> {
+        let node = self.inner.nodes.get(ino);
+        self.flush(&node).await?;
+        let size = self.getattr(ino).await?.size;
+        if off >= size {
+            return Err(FsError::NoAttribute);
+        }
+        let mut at = off;
+        loop {
+            match self.step(&node, at, size, kind).await? {
+                Step::Found(found) => return Ok(found),
+                Step::NoData => return Err(FsError::NoAttribute),
+                Step::GoOn(next) => at = next,
+            }
+        }
+    }
+
+    async fn step(&self, node: &Node, at: u64, size: u64, kind: SeekKind) -> Result<Step, FsError> {
+        if at >= size {
+            return Ok(if kind == SeekKind::Hole { Step::Found(size) } else { Step::NoData });
+        }
+        let (known_end, generation, piece) = {
+            let state = node.lock();
+            let end = state.map.known_end(at);
+            (end, state.map.generation(), state.map.pieces(at, end).into_iter().next())
+        };
+        if known_end <= at {
+            self.fetch_map(node, at, generation).await?;
+            return Ok(Step::GoOn(at));
+        }
+        Ok(match (kind, piece) {
+            (SeekKind::Data, Some(piece)) if piece.off < size => Step::Found(piece.off),
+            (SeekKind::Data, _) => Step::GoOn(known_end.min(size)),
+            (SeekKind::Hole, Some(piece)) if piece.off == at => Step::GoOn(piece.end().min(size)),
+            (SeekKind::Hole, _) => Step::Found(at),
+        })
+    }
+
+    /// Makes a range of `to` share the bytes of a range of `from`. Returns how many, less at the end of `from`.
+    pub async fn copy_range(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
+        let source = self.inner.nodes.get(from.0);
+        let target = self.inner.nodes.get(to.0);
+        // Two flush locks are taken in the order of inodes, so that two copies never wait for each other.
+        let (first, second) = if from.0 <= to.0 { (&source, &target) } else { (&target, &source) };
+        let _first = first.flush.lock().await;
+        let _second = if from.0 == to.0 { None } else { Some(second.flush.lock().await) };
+        self.flush_locked(&source).await?;
+        self.flush_locked(&target).await?;
+        let size = self.getattr(from.0).await?.size;
+        let len = len.min(size.saturating_sub(from.1)).min(CLONE_BYTES);
+        if len == 0 {
+            return Ok(0);
+        }
+        if from.0 == to.0 && from.1 < to.1 + len && to.1 < from.1 + len {
+            return Err(FsError::Invalid);
+        }
+        if !target.lock().holds(LeaseKind::Exclusive) {
+            self.call(MetaRequest::Acquire { ino: to.0, kind: LeaseKind::Exclusive }).await?;
+        }
+        let request = MetaRequest::CloneRange { from: from.0, from_off: from.1, to: to.0, to_off: to.1, len };
+        let reply = self.call(request).await?;
+        target.lock().map.forget();
+        self.learned(to.0, reply)?;
+        Ok(len)
+    }
+}
+
+enum Step {
+    Found(u64),
+    NoData,
+    GoOn(u64),
+}

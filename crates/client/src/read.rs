@@ -1,0 +1,152 @@
+//! Reading: what is dirty here, over what the map says, over zeros.
+
+use base::{FsError, Ino};
+use bytes::{Bytes, BytesMut};
+use futures_util::future::join_all;
+use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
+
+use crate::Client;
+use crate::extents::ReadExtentError;
+use crate::node::Node;
+
+/// Pieces asked for at a time.
+const MAP_PAGE: u32 = 2048;
+/// How often a read starts again because the map it used was old.
+const ATTEMPTS: u32 = 5;
+/// Access times within this of the last change of content are kept as they are (relatime).
+const ATIME_AGE_NS: i64 = 24 * 3600 * 1_000_000_000;
+
+/// What a read found in memory, all at one moment.
+enum Found {
+    /// The file ends before it.
+    End,
+    /// The map at the offset is not known here.
+    NoMap { generation: u64 },
+    /// The next bytes, as far as the map is known.
+    Known(Snapshot),
+}
+
+/// A range of a file at one moment: pieces below, not yet durable bytes above.
+struct Snapshot {
+    len: usize,
+    pieces: Vec<MapPiece>,
+    above: Vec<(u64, Bytes)>,
+}
+
+impl Client {
+    /// Reads up to `len` bytes; fewer only at the end of the file.
+    pub async fn read(&self, ino: Ino, off: u64, len: usize) -> Result<Bytes, FsError> {
+        let node = self.inner.nodes.get(ino);
+        let mut parts: Vec<Bytes> = Vec::new();
+        let mut done = 0;
+        while done < len {
+            let part = self.read_some(&node, off + done as u64, len - done).await?;
+            if part.is_empty() {
+                break;
+            }
+            done += part.len();
+            parts.push(part);
+        }
+        // Nearly always one part: only a very fragmented file has a map that does not fit in a page.
+        match parts.len() {
+            0 | 1 => Ok(parts.pop().unwrap_or_default()),
+            _ => Ok(parts.concat().into()),
+        }
+    }
+
+    /// Reads some bytes at `off`; none only at the end of the file.
+    async fn read_some(&self, node: &Node, off: u64, len: usize) -> Result<Bytes, FsError> {
+        let mut retries = 0;
+        loop {
+            let reading = self.inner.session.reading();
+            let snapshot = match self.look(node, off, len) {
+                Found::End => return Ok(Bytes::new()),
+                Found::Known(snapshot) => snapshot,
+                Found::NoMap { generation } => {
+                    drop(reading);
+                    self.fetch_map(node, off, generation).await?;
+                    continue;
+                }
+            };
+            match self.fetch(off, snapshot).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(ReadExtentError::Gone) if retries < ATTEMPTS => {
+                    retries += 1;
+                    node.lock().map.forget();
+                }
+                Err(error) => {
+                    tracing::error!(ino = %node.ino, off, len, ?error, "read failed");
+                    return Err(FsError::Io);
+                }
+            }
+        }
+    }
+
+    fn look(&self, node: &Node, off: u64, len: usize) -> Found {
+        let mut state = node.lock();
+        let Some(attr) = state.attr() else { return Found::NoMap { generation: state.map.generation() } };
+        if off >= attr.size {
+            return Found::End;
+        }
+        let now = self.inner.env.clock.wall_ns();
+        if attr.atime_ns <= attr.mtime_ns.max(attr.ctime_ns) || now - attr.atime_ns > ATIME_AGE_NS {
+            state.atime_ns = Some(now);
+        }
+        let end = (off + (len as u64).min(attr.size - off)).min(state.map.known_end(off));
+        if end <= off {
+            return Found::NoMap { generation: state.map.generation() };
+        }
+        let pieces = state.map.pieces(off, end);
+        Found::Known(Snapshot { len: (end - off) as usize, pieces, above: Node::above(&state, off, end) })
+    }
+
+    /// Asks for the map from `off` on. What comes is dropped if the map changed meanwhile; the caller looks again.
+    pub(crate) async fn fetch_map(&self, node: &Node, off: u64, generation: u64) -> Result<(), FsError> {
+        if node.lock().attr().is_none() {
+            self.getattr(node.ino).await?;
+        }
+        let reply = self.call(MetaRequest::GetMap { ino: node.ino, off, limit: MAP_PAGE }).await?;
+        let MetaReply::Map { pieces, end } = reply else { return Err(FsError::Io) };
+        let known_to = match pieces.last() {
+            Some(last) if !end => last.end(),
+            _ => u64::MAX,
+        };
+        node.lock().map.learn(generation, off, known_to, pieces);
+        Ok(())
+    }
+
+    async fn fetch(&self, off: u64, snapshot: Snapshot) -> Result<Bytes, ReadExtentError> {
+        let Snapshot { len, pieces, above } = snapshot;
+        if let [piece] = pieces.as_slice()
+            && above.is_empty()
+            && piece.off == off
+            && piece.len == len as u64
+            && let Content::Extent(extent) = &piece.content
+            && let Some(bytes) = self.inner.extents.read_one(extent, extent.extent_off, len as u32).await
+        {
+            return bytes;
+        }
+        let mut out = BytesMut::zeroed(len);
+        let mut reads = Vec::new();
+        let mut rest = &mut out[..];
+        let mut at = off;
+        for piece in &pieces {
+            let (_hole, from_piece) = rest.split_at_mut((piece.off - at) as usize);
+            let (part, later) = from_piece.split_at_mut(piece.len as usize);
+            rest = later;
+            at = piece.end();
+            match &piece.content {
+                Content::Inline(bytes) => part.copy_from_slice(bytes),
+                Content::Extent(extent) => {
+                    reads.push(self.inner.extents.read_into(extent, extent.extent_off, part));
+                }
+            }
+        }
+        join_all(reads).await.into_iter().collect::<Result<(), _>>()?;
+        for (run_off, run) in above {
+            let start = (run_off - off) as usize;
+            out[start..start + run.len()].copy_from_slice(&run);
+        }
+        Ok(out.freeze())
+    }
+}

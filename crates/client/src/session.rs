@@ -1,0 +1,115 @@
+//! The client's registration with the owner: request ids, extent ids, running reads, heartbeats.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use base::{ExtentId, FsError, SessionId};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
+
+/// Requests under way at once.
+const SLOTS: usize = 64;
+
+pub(crate) struct Session {
+    meta: Arc<dyn MetaService>,
+    id: SessionId,
+    permits: Semaphore,
+    slots: Mutex<Vec<(u32, u64)>>,
+    ids: AsyncMutex<std::ops::Range<u64>>,
+    /// The newest ledger version that a heartbeat brought.
+    version: AtomicU64,
+    /// Ledger versions that running reads started at, with how many started there.
+    reads: Mutex<BTreeMap<u64, u64>>,
+}
+
+/// Gives a slot back when the request is over or given up.
+struct SlotGuard<'a> {
+    session: &'a Session,
+    slot: u32,
+    seq: u64,
+}
+
+impl Drop for SlotGuard<'_> {
+    fn drop(&mut self) {
+        let mut slots = self.session.slots.lock().expect("no holder of this lock panics");
+        slots.push((self.slot, self.seq));
+    }
+}
+
+/// Keeps the extents of maps known now from being deleted while a read uses them.
+pub(crate) struct ReadGuard<'a> {
+    session: &'a Session,
+    version: u64,
+}
+
+impl Drop for ReadGuard<'_> {
+    fn drop(&mut self) {
+        let mut reads = self.session.reads.lock().expect("no holder of this lock panics");
+        if let Some(count) = reads.get_mut(&self.version) {
+            *count -= 1;
+            if *count == 0 {
+                reads.remove(&self.version);
+            }
+        }
+    }
+}
+
+impl Session {
+    pub(crate) async fn open(meta: Arc<dyn MetaService>, events: Arc<dyn EventSink>) -> Result<Self, FsError> {
+        let id = meta.connect(events).await?;
+        let slots = (0..SLOTS as u32).map(|slot| (slot, 0)).collect();
+        Ok(Self {
+            meta,
+            id,
+            permits: Semaphore::new(SLOTS),
+            slots: Mutex::new(slots),
+            ids: AsyncMutex::new(0..0),
+            version: AtomicU64::new(0),
+            reads: Mutex::new(BTreeMap::new()),
+        })
+    }
+
+    /// Sends a request; at most [`SLOTS`] at a time, more wait here.
+    pub(crate) async fn call(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
+        let _permit = self.permits.acquire().await.map_err(|_| FsError::Unavailable)?;
+        let slot = self.slots.lock().expect("no holder of this lock panics").pop();
+        let (slot, seq) = slot.expect("there are as many slots as permits");
+        let guard = SlotGuard { session: self, slot, seq: seq + 1 };
+        let id = RequestId { session: self.id, slot, seq: guard.seq };
+        self.meta.call(id, request).await
+    }
+
+    /// An extent id that nobody ever used.
+    pub(crate) async fn next_extent(&self) -> Result<ExtentId, FsError> {
+        let mut ids = self.ids.lock().await;
+        if ids.is_empty() {
+            let MetaReply::Range { first, count } = self.call(MetaRequest::AllocExtents).await? else {
+                return Err(FsError::Io);
+            };
+            *ids = first.0..first.0 + count;
+        }
+        ids.next().map(ExtentId).ok_or(FsError::Io)
+    }
+
+    /// Begins a read of extents.
+    pub(crate) fn reading(&self) -> ReadGuard<'_> {
+        let version = self.version.load(Ordering::Acquire);
+        *self.reads.lock().expect("no holder of this lock panics").entry(version).or_insert(0) += 1;
+        ReadGuard { session: self, version }
+    }
+
+    /// Tells the owner that the session lives and how old the maps are that its reads use.
+    pub(crate) async fn heartbeat(&self) -> Result<(), FsError> {
+        let in_use_ver = {
+            let reads = self.reads.lock().expect("no holder of this lock panics");
+            // A read that starts later uses a map no older than what the last heartbeat brought.
+            let idle = self.version.load(Ordering::Acquire) + 1;
+            reads.first_key_value().map_or(idle, |(oldest, _)| *oldest)
+        };
+        if let MetaReply::Version(version) = self.call(MetaRequest::Heartbeat { in_use_ver }).await? {
+            self.version.store(version, Ordering::Release);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,73 @@
+//! The drives and placement groups that a client writes to and reads from, as of now.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use base::{DriveId, PgId};
+use layout::{ClusterMap, DriveState, PlacementGroup, Profile};
+use wire::drive::{DriveHealth, DriveService};
+
+/// The cluster map and the services of its drives. Replaced as a whole when something changes.
+#[derive(Clone, Default)]
+pub struct Topology {
+    /// Drives and placement groups.
+    pub map: ClusterMap,
+    /// How to reach the drives. A drive that is missing here does not answer.
+    pub drives: HashMap<DriveId, Arc<dyn DriveService>>,
+    /// The placement groups that new extents of this filesystem go to.
+    pub groups: Vec<PgId>,
+}
+
+impl Topology {
+    /// The drive's service, if the drive may be used.
+    pub(crate) fn usable(&self, id: DriveId) -> Option<&Arc<dyn DriveService>> {
+        let up = self.map.drive(id).is_some_and(|drive| drive.state == DriveState::Up);
+        self.drives.get(&id).filter(|drive| up && drive.stat().health == DriveHealth::Up)
+    }
+
+    /// How many of the group's first `n` members can take a shard, and the room of the fullest of them.
+    fn fitness(&self, group: &PlacementGroup, n: usize) -> (usize, u64) {
+        let members = group.members.iter().take(n);
+        let rooms: Vec<u64> = members.filter_map(|id| self.usable(*id)).map(|drive| drive.stat().free_bytes).collect();
+        (rooms.len(), rooms.iter().min().copied().unwrap_or(0))
+    }
+
+    /// The better of two random groups: more members up, then more room.
+    pub(crate) fn choose(&self, random: u64, n: usize) -> Option<&PlacementGroup> {
+        let count = self.groups.len() as u64;
+        if count == 0 {
+            return None;
+        }
+        let pick = |number: u64| self.map.group(self.groups[(number % count) as usize]);
+        let (one, other) = (pick(random & 0xffff_ffff)?, pick(random >> 32)?);
+        let (fit_one, fit_other) = (self.fitness(one, n), self.fitness(other, n));
+        // A difference in room that is small would always send everything to the same drive.
+        let better = fit_other.0 > fit_one.0 || fit_other.0 == fit_one.0 && fit_other.1 > fit_one.1;
+        Some(if better { other } else { one })
+    }
+
+    /// Bytes of file data that still fit, if they are spread over all drives.
+    pub(crate) fn room_bytes(&self, profile: Profile) -> u64 {
+        let mut rooms: Vec<u64> = Vec::new();
+        for drive in &self.map.drives {
+            rooms.push(self.usable(drive.id).map_or(0, |service| service.stat().free_bytes));
+        }
+        let n = usize::from(profile.n());
+        if rooms.len() < n || n == 0 {
+            return 0;
+        }
+        // Stripes need n different drives: what one drive has beyond the average of the rest is no use.
+        rooms.sort_unstable();
+        let mut total: u64 = rooms.iter().sum();
+        let mut left = n as u64;
+        for room in rooms.iter().rev().take(n.saturating_sub(1)) {
+            let share = total / left;
+            if *room <= share {
+                break;
+            }
+            total -= room;
+            left -= 1;
+        }
+        total / left * u64::from(profile.k())
+    }
+}

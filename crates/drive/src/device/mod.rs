@@ -1,0 +1,91 @@
+//! Access to the device: submit operations, wait for their completions. Three ways behind one trait.
+
+pub(crate) mod inline;
+pub(crate) mod pool;
+pub(crate) mod uring;
+
+use std::io;
+use std::sync::Arc;
+
+use base::env::File;
+use wire::drive::IoPath;
+
+use crate::buffer::AlignedBuf;
+
+/// Through which descriptor a read goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReadVia {
+    /// Through the page cache.
+    Cache,
+    /// Past it.
+    Direct,
+}
+
+/// One operation. The token comes back with its completion.
+pub(crate) enum Op {
+    /// Fills the buffer.
+    Read { token: u64, offset: u64, buffer: AlignedBuf, via: ReadVia },
+    /// Writes the whole buffer, past the page cache where possible.
+    Write { token: u64, offset: u64, buffer: AlignedBuf },
+    /// Makes every write that completed before durable.
+    Sync { token: u64 },
+}
+
+/// The end of an operation.
+pub(crate) struct Done {
+    pub(crate) token: u64,
+    pub(crate) result: io::Result<()>,
+    /// The buffer of a read or write.
+    pub(crate) buffer: Option<AlignedBuf>,
+}
+
+/// Interrupts [`Device::wait`] from another thread.
+pub(crate) trait Wake: Send + Sync {
+    fn wake(&self);
+}
+
+/// A device as the engine uses it. Belongs to one thread.
+pub(crate) trait Device {
+    /// Starts an operation. Never fails: errors arrive as completions.
+    fn submit(&mut self, op: Op);
+    /// Waits until something completed or [`Wake::wake`] was called, and collects completions.
+    fn wait(&mut self, done: &mut Vec<Done>);
+    /// Collects completions without waiting, and passes submissions on.
+    fn poll(&mut self, done: &mut Vec<Done>);
+    /// How it works.
+    fn io_path(&self) -> IoPath;
+}
+
+/// The descriptors of a device.
+#[derive(Clone)]
+pub(crate) struct DeviceFiles {
+    /// Past the page cache; also holds the lock.
+    pub(crate) direct: Arc<dyn File>,
+    /// Through it; `None` if the cache is to be bypassed.
+    pub(crate) cached: Option<Arc<dyn File>>,
+}
+
+impl DeviceFiles {
+    /// The descriptor for a read.
+    pub(crate) fn for_read(&self, via: ReadVia) -> &Arc<dyn File> {
+        match (via, &self.cached) {
+            (ReadVia::Cache, Some(cached)) => cached,
+            _ => &self.direct,
+        }
+    }
+
+    /// Does one operation and waits for it.
+    pub(crate) fn execute(&self, op: Op) -> Done {
+        match op {
+            Op::Read { token, offset, mut buffer, via } => {
+                let result = self.for_read(via).read_at(&mut buffer, offset);
+                Done { token, result, buffer: Some(buffer) }
+            }
+            Op::Write { token, offset, buffer } => {
+                let result = self.direct.write_at(&buffer, offset);
+                Done { token, result, buffer: Some(buffer) }
+            }
+            Op::Sync { token } => Done { token, result: self.direct.sync_data(), buffer: None },
+        }
+    }
+}

@@ -1,0 +1,565 @@
+//! [`Drive`]: an open drive, its thread, and the service that the rest of the program sees.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use base::checksum::blocks_match;
+use base::env::{Caching, Env, File, OpenMode, spawn_thread};
+use base::units::{BLOCK_BYTES, MIB};
+use base::{ClusterId, DriveId};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use wire::BoxFuture;
+use wire::drive::{
+    DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, IoPath, PutShard,
+    PutShardError, ShardBlocks, ShardEntry, ShardKey,
+};
+
+use crate::device::inline::InlineDevice;
+use crate::device::pool::PoolDevice;
+use crate::device::uring::UringDevice;
+use crate::device::{Device, DeviceFiles, Wake};
+use crate::engine::{DeleteRequest, Engine, Limits, PutOutcome, PutRequest, Request, run_inline};
+use crate::error::{FormatDriveError, OpenDriveError};
+use crate::format::frame::PAYLOAD_BLOCKS_MAX;
+use crate::format::superblock::{KNOWN_FEATURES, Superblock};
+use crate::format::{FORMAT_VERSION, SUPERBLOCK_OFFSETS};
+use crate::index::Entry;
+use crate::prepare::{self, FormatOptions};
+use crate::recovery::{Recovered, RecoveryReport, recover};
+use crate::scan::Superblocks;
+use crate::shared::Shared;
+
+/// Requests of a kind that may wait; more wait in their callers.
+const QUEUE_LEN: usize = 1024;
+/// Bytes of puts that may wait, in blocks.
+const QUEUE_BLOCKS: u32 = (64 * MIB / BLOCK_BYTES) as u32;
+/// Reads that the device works on at a time.
+const READS_MAX: usize = 256;
+/// Keys that one delete request carries: a batch of tombstones stays small.
+const DELETE_KEYS: usize = 1024;
+/// Longest answer of a list.
+const LIST_MAX: usize = 65_536;
+/// How often a put or get starts again because the shard moved or changed meanwhile.
+const RETRIES: usize = 16;
+
+/// Which way to reach the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PreferIo {
+    /// io_uring if the system allows it, else threads.
+    #[default]
+    Auto,
+    /// Threads.
+    ThreadPool,
+}
+
+/// Where hot shards are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReadCache {
+    /// In the system's page cache.
+    #[default]
+    PageCache,
+    /// Nowhere: every read goes to the device. For tests and measurements.
+    Bypass,
+}
+
+/// How a drive is opened.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// The cluster that it must belong to.
+    pub cluster: ClusterId,
+    /// Which way to reach the device.
+    pub io: PreferIo,
+    /// Where hot shards are kept.
+    pub read_cache: ReadCache,
+    /// Memory for block checksums. Default 32 MiB.
+    pub sums_cache_bytes: u64,
+    /// Bytes appended between index checkpoints, at least. Default 256 MiB.
+    pub checkpoint_every_bytes: u64,
+    /// Payload of one group commit. Default 8 MiB, at most 16 MiB.
+    pub batch_bytes: u64,
+}
+
+impl OpenOptions {
+    /// The defaults for a drive of `cluster`.
+    pub fn new(cluster: ClusterId) -> Self {
+        Self {
+            cluster,
+            io: PreferIo::Auto,
+            read_cache: ReadCache::PageCache,
+            sums_cache_bytes: 32 * MIB,
+            checkpoint_every_bytes: 256 * MIB,
+            batch_bytes: 8 * MIB,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        // A batch may exceed its bytes by one shard, and a frame must stay within its limit.
+        let batch_max = u64::from(PAYLOAD_BLOCKS_MAX) * BLOCK_BYTES / 2;
+        Limits {
+            batch_bytes: self.batch_bytes.min(batch_max),
+            batch_records: 1024,
+            checkpoint_every_bytes: self.checkpoint_every_bytes,
+        }
+    }
+}
+
+/// Rings the drive's thread out of its wait, only if it waits.
+struct Bell {
+    sleeping: AtomicBool,
+    wake: Arc<dyn Wake>,
+}
+
+impl Bell {
+    fn ring(&self) {
+        // Pairs with the fence in `serve`: either we see it sleeping or it sees our request.
+        fence(Ordering::SeqCst);
+        if self.sleeping.swap(false, Ordering::SeqCst) {
+            self.wake.wake();
+        }
+    }
+}
+
+/// The drive's thread as callers see it.
+struct Thread {
+    changes: mpsc::Sender<Request>,
+    reads: mpsc::Sender<Request>,
+    bell: Arc<Bell>,
+    stop: Arc<AtomicBool>,
+    handle: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// An engine without a thread: whoever waits for it drives it. Keeps simulation deterministic.
+struct Inline {
+    engine: Mutex<(Engine, InlineDevice)>,
+}
+
+enum Runner {
+    Thread(Thread),
+    Inline(Box<Inline>),
+}
+
+/// An open drive. Dropping it stops it like a crash; [`Drive::close`] spares the next open a replay.
+pub struct Drive {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) files: DeviceFiles,
+    runner: Runner,
+    room: Arc<Semaphore>,
+    io_path: IoPath,
+    report: RecoveryReport,
+}
+
+impl Drive {
+    /// Writes an empty drive onto a file or block device.
+    ///
+    /// # Errors
+    /// If the device is in use, holds something, or is too small. See [`FormatDriveError`].
+    pub fn format(env: &Env, path: &Path, options: &FormatOptions) -> Result<(), FormatDriveError> {
+        prepare::format(env, path, options)
+    }
+
+    /// Opens a drive: recovers its index and starts its thread. Blocks while it recovers.
+    ///
+    /// # Errors
+    /// If the device is not a drive of this cluster that this program can use. See [`OpenDriveError`].
+    pub fn open(
+        env: &Env,
+        drive: DriveId,
+        path: &Path,
+        options: &OpenOptions,
+    ) -> Result<Arc<Self>, OpenDriveError> {
+        let io = |source| OpenDriveError::Io { path: path.to_owned(), source };
+        let direct = env.files.open(path, OpenMode::Existing, Caching::Direct).map_err(io)?;
+        direct.try_lock().map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => OpenDriveError::InUse { path: path.to_owned() },
+            _ => io(source),
+        })?;
+        let mut superblock = usable_superblock(path, &*direct, options.cluster)?;
+        let geometry = superblock.geometry().expect("decoding a superblock checks its geometry");
+        let recovered = recover(&*direct, geometry, &superblock)
+            .map_err(|reason| OpenDriveError::IndexDamaged { path: path.to_owned(), reason })?;
+        let cached = match options.read_cache {
+            ReadCache::Bypass => None,
+            ReadCache::PageCache => {
+                Some(env.files.open(path, OpenMode::Existing, Caching::Buffered).map_err(io)?)
+            }
+        };
+        let files = DeviceFiles { direct, cached };
+        claim(&*files.direct, &mut superblock).map_err(io)?;
+        let Recovered { index, next_seq, report } = recovered;
+        let shared = Arc::new(Shared::new(drive, superblock.uuid, index, options.sums_cache_bytes));
+        let mut engine = Engine::new(shared.clone(), superblock, next_seq, options.limits());
+        if !report.was_closed {
+            // What the replay decided is written down before anything is appended, so that the next
+            // recovery decides the same.
+            engine.start_checkpoint();
+            run_inline(&mut engine, &mut InlineDevice::new(files.clone()));
+            if let Some(reason) = shared.failure() {
+                return Err(io(io::Error::other(reason)));
+            }
+        }
+        tracing::info!(%drive, uuid = %shared.uuid, ?report, "drive opened");
+        let (runner, io_path) = Runner::start(engine, &files, options.io);
+        let room = Arc::new(Semaphore::new(QUEUE_BLOCKS as usize));
+        Ok(Arc::new(Self { shared, files, runner, room, io_path, report }))
+    }
+
+    /// What the recovery at open met.
+    pub fn recovery(&self) -> RecoveryReport {
+        self.report
+    }
+
+    /// Shards found damaged by reads since the drive was opened, each time counted.
+    pub fn corrupt_reads(&self) -> u64 {
+        self.shared.corrupt_reads()
+    }
+
+    /// Finishes what was accepted, writes an index checkpoint and stops. Later calls fail.
+    ///
+    /// # Errors
+    /// If the drive has failed or is closed already.
+    pub async fn close(&self) -> Result<(), DriveFailed> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Request::Close(reply)).await?;
+        let closed = self.wait(answer).await;
+        if let Runner::Thread(thread) = &self.runner {
+            thread.bell.ring();
+            thread.join();
+        }
+        match closed {
+            Some(Ok(())) => Ok(()),
+            _ => Err(self.failed()),
+        }
+    }
+
+    pub(crate) fn failed(&self) -> DriveFailed {
+        DriveFailed { drive: self.shared.drive }
+    }
+
+    /// Hands a request to the engine.
+    pub(crate) async fn send(&self, request: Request) -> Result<(), DriveFailed> {
+        match &self.runner {
+            Runner::Thread(thread) => {
+                let queue = if matches!(request, Request::Read(_)) { &thread.reads } else { &thread.changes };
+                queue.send(request).await.map_err(|_| self.failed())?;
+                thread.bell.ring();
+            }
+            Runner::Inline(inline) => {
+                let mut guard =
+                    inline.engine.lock().expect("a panic ends the process, so no lock is poisoned");
+                let (engine, device) = &mut *guard;
+                if engine.has_ended() {
+                    return Err(self.failed());
+                }
+                engine.accept(request, device);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for an answer; `None` if the engine has ended without one.
+    pub(crate) async fn wait<T>(&self, answer: oneshot::Receiver<T>) -> Option<T> {
+        if let Runner::Inline(inline) = &self.runner {
+            // Others may queue their requests first, so that simulation has group commits too.
+            tokio::task::yield_now().await;
+            let mut guard = inline.engine.lock().expect("a panic ends the process, so no lock is poisoned");
+            let (engine, device) = &mut *guard;
+            run_inline(engine, device);
+        }
+        answer.await.ok()
+    }
+
+    async fn store(&self, request: PutShard) -> Result<(), PutShardError> {
+        let drive = self.shared.drive;
+        self.check_put(&request)?;
+        let mut replaces = None;
+        for _ in 0..RETRIES {
+            match self.store_once(&request, replaces).await {
+                PutOutcome::Stored => return Ok(()),
+                PutOutcome::NoSpace => return Err(PutShardError::NoSpace { drive }),
+                PutOutcome::Failed => return Err(PutShardError::Failed { drive }),
+                PutOutcome::Exists => {}
+            }
+            match self.compare(&request).await? {
+                Comparison::Same => return Ok(()),
+                Comparison::Gone => replaces = None,
+                Comparison::Damaged(entry) => replaces = Some(entry),
+            }
+        }
+        Err(PutShardError::Failed { drive })
+    }
+
+    async fn store_once(&self, request: &PutShard, replaces: Option<Entry>) -> PutOutcome {
+        let blocks = (request.bytes.len() as u64 / BLOCK_BYTES) as u32;
+        let permit = match self.room.clone().acquire_many_owned(blocks).await {
+            Ok(permit) => Some(permit),
+            Err(_) => return PutOutcome::Failed,
+        };
+        let (reply, answer) = oneshot::channel();
+        let put = PutRequest { put: request.clone(), replaces, reply, permit };
+        if self.send(Request::Put(Box::new(put))).await.is_err() {
+            return PutOutcome::Failed;
+        }
+        self.wait(answer).await.unwrap_or(PutOutcome::Failed)
+    }
+
+    fn check_put(&self, request: &PutShard) -> Result<(), PutShardError> {
+        let drive = self.shared.drive;
+        let invalid = |reason: &str| Err(PutShardError::Invalid { drive, reason: reason.to_owned() });
+        let len = request.bytes.len() as u64;
+        if len == 0 || !len.is_multiple_of(BLOCK_BYTES) {
+            return invalid("the length is not a multiple of 4096");
+        }
+        if len > self.shared.geometry.shard_bytes_max() {
+            return invalid("the shard is larger than this drive takes");
+        }
+        let key = request.key;
+        if !blocks_match(key.extent, key.shard, 0, &request.bytes, &request.checksums) {
+            return invalid("the checksums do not match the bytes");
+        }
+        if self.shared.has_failed() { Err(PutShardError::Failed { drive }) } else { Ok(()) }
+    }
+
+    /// Compares a put with what is stored under its name.
+    async fn compare(&self, request: &PutShard) -> Result<Comparison, PutShardError> {
+        let drive = self.shared.drive;
+        let key = request.key;
+        let entry = self.shared.index().get(&key);
+        let Some(entry) = entry else { return Ok(Comparison::Gone) };
+        match self.read(GetShard { key, first_block: 0, blocks: entry.blocks }).await {
+            Ok(stored) if stored.checksums == request.checksums => Ok(Comparison::Same),
+            Ok(_) => Err(PutShardError::Conflict { drive, key }),
+            Err(GetShardError::Corrupt { .. }) => Ok(Comparison::Damaged(entry)),
+            Err(GetShardError::Failed { .. }) => Err(PutShardError::Failed { drive }),
+            Err(_) => Ok(Comparison::Gone),
+        }
+    }
+
+    async fn forget(&self, keys: Vec<ShardKey>) -> Result<(), DriveFailed> {
+        let mut answers = Vec::new();
+        for keys in keys.chunks(DELETE_KEYS) {
+            let (reply, answer) = oneshot::channel();
+            self.send(Request::Delete(DeleteRequest { keys: keys.to_vec(), reply })).await?;
+            answers.push(answer);
+        }
+        for answer in answers {
+            match self.wait(answer).await {
+                Some(Ok(())) => {}
+                _ => return Err(self.failed()),
+            }
+        }
+        if self.shared.has_failed() { Err(self.failed()) } else { Ok(()) }
+    }
+}
+
+/// What a put found under its name.
+enum Comparison {
+    Same,
+    /// Deleted meanwhile.
+    Gone,
+    /// Unreadable: the put may replace it.
+    Damaged(Entry),
+}
+
+impl DriveService for Drive {
+    fn put(&self, request: PutShard) -> BoxFuture<'_, Result<(), PutShardError>> {
+        Box::pin(self.store(request))
+    }
+
+    fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>> {
+        Box::pin(self.read(request))
+    }
+
+    fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        Box::pin(self.forget(keys))
+    }
+
+    fn list(
+        &self,
+        after: Option<ShardKey>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>> {
+        Box::pin(async move {
+            if self.shared.has_failed() {
+                return Err(self.failed());
+            }
+            Ok(self.shared.index().list(after, limit.min(LIST_MAX)))
+        })
+    }
+
+    fn stat(&self) -> DriveStat {
+        let index = self.shared.index();
+        let usage = index.usage();
+        let health = if self.shared.has_failed() { DriveHealth::Failed } else { DriveHealth::Up };
+        DriveStat {
+            uuid: self.shared.uuid,
+            health,
+            failure: self.shared.failure(),
+            io_path: self.io_path,
+            capacity_bytes: index.geometry.capacity_bytes,
+            live_bytes: usage.live_bytes,
+            garbage_bytes: usage.garbage_bytes,
+            reserved_bytes: usage.reserved_bytes,
+            free_bytes: usage.free_bytes,
+            shards: index.len() as u64,
+        }
+    }
+}
+
+/// Reads and checks the superblocks.
+fn usable_superblock(path: &Path, file: &dyn File, cluster: ClusterId) -> Result<Superblock, OpenDriveError> {
+    let path = path.to_owned();
+    let superblocks = Superblocks::read(file);
+    let Some(superblock) = superblocks.newest().cloned() else {
+        return Err(match superblocks.magic_seen {
+            true => OpenDriveError::SuperblocksDamaged { path },
+            false => OpenDriveError::NotDrive { path },
+        });
+    };
+    if superblock.cluster != cluster {
+        return Err(OpenDriveError::OtherCluster { path, cluster: superblock.cluster, expected: cluster });
+    }
+    if superblock.version > FORMAT_VERSION {
+        return Err(OpenDriveError::TooNew { path, version: superblock.version, known: FORMAT_VERSION });
+    }
+    let features = superblock.features;
+    let bits = features.incompat & !KNOWN_FEATURES.incompat | features.read_only & !KNOWN_FEATURES.read_only;
+    if bits != 0 {
+        return Err(OpenDriveError::UnknownFeatures { path, bits });
+    }
+    let len_bytes = file.len().map_err(|source| OpenDriveError::Io { path: path.clone(), source })?;
+    if len_bytes < superblock.capacity_bytes {
+        return Err(OpenDriveError::Shrunk { path, len_bytes, capacity_bytes: superblock.capacity_bytes });
+    }
+    Ok(superblock)
+}
+
+/// Writes down that the drive is open, in both superblocks one after the other, and makes durable whatever a
+/// process before this one left in caches.
+fn claim(file: &dyn File, superblock: &mut Superblock) -> io::Result<()> {
+    superblock.incarnation += 1;
+    superblock.closed = false;
+    for _ in 0..2 {
+        superblock.sequence += 1;
+        let slot = SUPERBLOCK_OFFSETS[(superblock.sequence % 2) as usize];
+        file.write_at(&superblock.encode(), slot)?;
+        file.sync_data()?;
+    }
+    Ok(())
+}
+
+impl Runner {
+    fn start(engine: Engine, files: &DeviceFiles, prefer: PreferIo) -> (Self, IoPath) {
+        if files.direct.raw_fd().is_none() {
+            let engine = Mutex::new((engine, InlineDevice::new(files.clone())));
+            return (Self::Inline(Box::new(Inline { engine })), IoPath::Simulated);
+        }
+        let (changes, changes_in) = mpsc::channel(QUEUE_LEN);
+        let (reads, reads_in) = mpsc::channel(QUEUE_LEN);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (started, start) = std::sync::mpsc::sync_channel(1);
+        let files = files.clone();
+        let inbox = Inbox { changes: changes_in, reads: reads_in, stop: stop.clone() };
+        let handle = spawn_thread("drive", move || {
+            let (mut device, wake) = open_device(&files, prefer);
+            let bell = Arc::new(Bell { sleeping: AtomicBool::new(false), wake });
+            // `open` waits for this and cannot be gone.
+            let _ = started.send((bell.clone(), device.io_path()));
+            serve(engine, device.as_mut(), inbox, &bell);
+        });
+        let (bell, io_path) = start.recv().expect("a thread that panics ends the process");
+        (Self::Thread(Thread { changes, reads, bell, stop, handle: Mutex::new(Some(handle)) }), io_path)
+    }
+}
+
+/// The ring belongs to the thread that makes it, so this runs on the drive's thread.
+fn open_device(files: &DeviceFiles, prefer: PreferIo) -> (Box<dyn Device>, Arc<dyn Wake>) {
+    if prefer == PreferIo::Auto {
+        match UringDevice::new(files) {
+            Ok(device) => {
+                let waker = device.waker();
+                return (Box::new(device), waker);
+            }
+            Err(error) => tracing::info!(%error, "io_uring is not available, using threads"),
+        }
+    }
+    let device = PoolDevice::new(files);
+    let waker = device.waker();
+    (Box::new(device), waker)
+}
+
+struct Inbox {
+    changes: mpsc::Receiver<Request>,
+    reads: mpsc::Receiver<Request>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Inbox {
+    /// Moves waiting requests into the engine as far as its bounds allow.
+    fn deliver(&mut self, engine: &mut Engine, device: &mut dyn Device) {
+        while engine.reads_in_flight() < READS_MAX
+            && let Ok(request) = self.reads.try_recv()
+        {
+            engine.accept(request, device);
+        }
+        while engine.backlog() < QUEUE_LEN
+            && let Ok(request) = self.changes.try_recv()
+        {
+            engine.accept(request, device);
+        }
+    }
+
+    /// Whether [`Inbox::deliver`] would deliver something.
+    fn has_mail(&self, engine: &Engine) -> bool {
+        (engine.reads_in_flight() < READS_MAX && !self.reads.is_empty())
+            || (engine.backlog() < QUEUE_LEN && !self.changes.is_empty())
+            || self.stop.load(Ordering::SeqCst)
+    }
+}
+
+/// The drive's thread.
+fn serve(mut engine: Engine, device: &mut dyn Device, mut inbox: Inbox, bell: &Bell) {
+    let mut done = Vec::new();
+    loop {
+        if inbox.stop.load(Ordering::SeqCst) {
+            engine.abandon();
+            return;
+        }
+        inbox.deliver(&mut engine, device);
+        engine.pump(device);
+        if engine.has_ended() {
+            return;
+        }
+        bell.sleeping.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if engine.wants_pump() || inbox.has_mail(&engine) {
+            device.poll(&mut done);
+        } else {
+            device.wait(&mut done);
+        }
+        bell.sleeping.store(false, Ordering::SeqCst);
+        for one in done.drain(..) {
+            engine.complete(one, device);
+        }
+    }
+}
+
+impl Thread {
+    fn join(&self) {
+        let handle = self.handle.lock().expect("a panic ends the process, so no lock is poisoned").take();
+        if let Some(handle) = handle {
+            // A thread that panicked has ended the process already.
+            let _ = handle.join();
+        }
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.bell.ring();
+        self.join();
+    }
+}

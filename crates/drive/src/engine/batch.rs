@@ -1,0 +1,159 @@
+//! User batches: which waiting requests go into the next group commit.
+
+use std::collections::HashSet;
+
+use wire::drive::ShardKey;
+
+use super::append::{Item, Plan};
+use super::{DeleteRequest, Durability, Engine, Job, PutOutcome, PutRequest, Replies, Then};
+use crate::format::BLOCK;
+use crate::format::frame::RecordOp;
+use crate::format::segment::SegmentClass;
+use crate::index::{Index, Purpose};
+
+/// What to do with the put at the head of the queue.
+enum Verdict {
+    Add,
+    Answer(PutOutcome),
+}
+
+impl Engine {
+    /// The next group commit, if anything waits and there is room.
+    pub(super) fn user_job(&mut self) -> Option<Job> {
+        if self.puts.is_empty() && self.deletes.is_empty() {
+            return None;
+        }
+        let shared = self.shared.clone();
+        let mut index = shared.index_mut();
+        let mut plan = Plan::default();
+        let mut replies = Replies::default();
+        let mut keys = HashSet::new();
+        self.take_deletes(&mut index, &mut plan, &mut replies, &mut keys);
+        self.take_puts(&mut index, &mut plan, &mut replies, &mut keys);
+        if plan.is_empty() {
+            return None;
+        }
+        self.pressed = false;
+        let last_seq = plan.commit_space(&mut index);
+        drop(index);
+        let encoded = plan.encode(shared.geometry, shared.uuid, self.counters.durable_seq);
+        self.appended_bytes += encoded.writes.iter().map(|(_, buffer)| buffer.len() as u64).sum::<u64>();
+        let then = Then::Batch { replies, changes: encoded.changes, headers: encoded.headers, last_seq };
+        Some(Job { writes: encoded.writes, durability: Durability::Now, then })
+    }
+
+    /// Deletes go first: they make room. A put and a delete of one shard never share a batch.
+    fn take_deletes(
+        &mut self,
+        index: &mut Index,
+        plan: &mut Plan,
+        replies: &mut Replies,
+        keys: &mut HashSet<ShardKey>,
+    ) {
+        while let Some(request) = self.deletes.pop_front() {
+            let full = plan.records + request.keys.len() > self.limits.batch_records;
+            if full && !plan.is_empty() {
+                self.deletes.push_front(request);
+                return;
+            }
+            match self.take_delete(index, plan, keys, request) {
+                Ok(Some(reply)) => replies.deletes.push(reply),
+                Ok(None) => {}
+                Err(request) => {
+                    self.deletes.push_front(request);
+                    self.pressed = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Adds the tombstones of one request. A request for which there is no room is given back; tombstones
+    /// of it that were added already do no harm, as the caller wants them anyway.
+    fn take_delete(
+        &mut self,
+        index: &mut Index,
+        plan: &mut Plan,
+        keys: &mut HashSet<ShardKey>,
+        request: DeleteRequest,
+    ) -> Result<Option<tokio::sync::oneshot::Sender<Result<(), super::Ended>>>, DeleteRequest> {
+        let mut waits = false;
+        for key in &request.keys {
+            if index.get(key).is_none() {
+                continue;
+            }
+            waits = true;
+            if keys.contains(key) {
+                continue;
+            }
+            let purpose = if self.can_reclaim(index) { Purpose::Delete } else { Purpose::Move };
+            if plan
+                .add(index, &mut self.counters, SegmentClass::Small, purpose, Item::tombstone(*key))
+                .is_err()
+            {
+                return Err(request);
+            }
+            keys.insert(*key);
+        }
+        if waits {
+            return Ok(Some(request.reply));
+        }
+        // Nothing of it is stored, and everything durable is applied: it is done.
+        let _ = request.reply.send(Ok(()));
+        Ok(None)
+    }
+
+    fn take_puts(
+        &mut self,
+        index: &mut Index,
+        plan: &mut Plan,
+        replies: &mut Replies,
+        keys: &mut HashSet<ShardKey>,
+    ) {
+        while let Some(request) = self.puts.pop_front() {
+            let full =
+                plan.records >= self.limits.batch_records || plan.payload_bytes >= self.limits.batch_bytes;
+            if full || keys.contains(&request.put.key) {
+                self.puts.push_front(request);
+                return;
+            }
+            if let Verdict::Answer(outcome) = verdict(index, &request) {
+                let _ = request.reply.send(outcome);
+                continue;
+            }
+            let item = put_item(&request);
+            let class = SegmentClass::from(request.put.class);
+            if plan.add(index, &mut self.counters, class, Purpose::Put, item).is_ok() {
+                keys.insert(request.put.key);
+                replies.puts.push((request.reply, request.permit));
+            } else if plan.is_empty() && !self.can_reclaim(index) && self.running.is_none() {
+                let _ = request.reply.send(PutOutcome::NoSpace);
+            } else {
+                self.puts.push_front(request);
+                self.pressed = true;
+                return;
+            }
+        }
+    }
+}
+
+fn verdict(index: &Index, request: &PutRequest) -> Verdict {
+    match (index.get(&request.put.key), request.replaces) {
+        (None, _) if !index.may_grow() => Verdict::Answer(PutOutcome::NoSpace),
+        (None, _) => Verdict::Add,
+        (Some(entry), Some(replaced)) if entry == replaced => Verdict::Add,
+        (Some(_), _) => Verdict::Answer(PutOutcome::Exists),
+    }
+}
+
+fn put_item(request: &PutRequest) -> Item {
+    let put = &request.put;
+    Item {
+        op: RecordOp::Put,
+        key: put.key,
+        shape: put.shape,
+        blocks: (put.bytes.len() / BLOCK) as u32,
+        sums: put.checksums.clone(),
+        payload: put.bytes.clone(),
+    }
+}

@@ -1,0 +1,242 @@
+//! Writing an index checkpoint beside user batches.
+//!
+//! The shards are taken slice by slice while the index changes: what a slice misses or knows too early is
+//! in a frame behind the frontier, and replaying those frames in order gives the same result either way.
+
+use wire::drive::ShardKey;
+
+use super::{Durability, Engine, Job, Then};
+use crate::buffer::AlignedBuf;
+use crate::format::checkpoint::{
+    ENTRY_BYTES, Items, RUN_BLOCKS_MAX, Run, SEGMENT_BYTES, SegmentNote, items_per_run,
+};
+use crate::format::segment::{SegmentClass, SegmentHeader};
+use crate::format::superblock::CheckpointPointer;
+use crate::format::{BLOCK, SUPERBLOCK_OFFSETS};
+use crate::index::SegmentState;
+
+/// Runs written by one job: half a MiB each.
+const RUNS_PER_JOB: usize = 2;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Entries,
+    Segments,
+    /// All runs are written, not yet durable.
+    Sync,
+    FirstSuperblock,
+    SecondSuperblock,
+}
+
+/// A checkpoint being written.
+pub(super) struct Checkpointing {
+    pointer: CheckpointPointer,
+    notes: Vec<SegmentNote>,
+    notes_written: usize,
+    /// Dead segments that this checkpoint sets free.
+    leaving: Vec<u32>,
+    cursor: Option<ShardKey>,
+    /// Blocks used in the last index segment.
+    used_blocks: u32,
+    stage: Stage,
+    closes: bool,
+}
+
+impl Engine {
+    /// Starts a checkpoint if one is due and none is under way.
+    pub(super) fn maybe_start_checkpoint(&mut self) {
+        // Between jobs everything written is durable: that is what the frontier says.
+        if self.checkpoint.is_some() || self.running.is_some() {
+            return;
+        }
+        let index = self.shared.index();
+        let index_bytes = index.len() as u64 * ENTRY_BYTES as u64;
+        // A large index is written less often, so that it costs at most a quarter of the bandwidth.
+        let mut due = self.appended_bytes >= self.limits.checkpoint_every_bytes.max(4 * index_bytes);
+        if !due && index.free_segments() <= index.user_reserve() + 2 {
+            let dead = index.dead_segments().len() as u32;
+            due = dead > 0 && (self.pressed || self.cleaning.is_none() || dead >= index.user_reserve() / 2);
+        }
+        drop(index);
+        if due {
+            self.start_checkpoint();
+        }
+    }
+
+    /// Starts a checkpoint of everything that is durable now.
+    pub(crate) fn start_checkpoint(&mut self) {
+        assert!(self.running.is_none(), "a checkpoint starts between two jobs");
+        let index = self.shared.index();
+        let leaving = index.dead_segments();
+        let notes = index.notes(&leaving);
+        drop(index);
+        self.appended_bytes = 0;
+        self.checkpoint = Some(Checkpointing {
+            pointer: CheckpointPointer {
+                generation: self.superblock.checkpoint.generation + 1,
+                frontier_seq: self.counters.durable_seq,
+                next_segment_generation: self.counters.next_generation,
+                runs: 0,
+                entries: 0,
+                segments: Vec::new(),
+            },
+            notes,
+            notes_written: 0,
+            leaving,
+            cursor: None,
+            used_blocks: 0,
+            stage: Stage::Entries,
+            closes: self.closing.is_some(),
+        });
+    }
+
+    /// Once nothing waits: the last checkpoint, then the end.
+    pub(super) fn finish_closing(&mut self) {
+        if self.closing.is_some() && self.backlog() == 0 && self.checkpoint.is_none() && !self.ended {
+            self.cleaning = None;
+            self.start_checkpoint();
+        }
+    }
+
+    /// The next writes of the checkpoint under way.
+    pub(super) fn checkpoint_job(&mut self) -> Option<Job> {
+        let mut checkpoint = self.checkpoint.take()?;
+        let mut writes = Vec::new();
+        while writes.len() < RUNS_PER_JOB && matches!(checkpoint.stage, Stage::Entries | Stage::Segments) {
+            let items = self.next_items(&mut checkpoint);
+            if self.place_run(&mut checkpoint, items, &mut writes).is_err() {
+                self.abort_checkpoint(&checkpoint);
+                return None;
+            }
+        }
+        let durability = match checkpoint.stage {
+            Stage::Entries | Stage::Segments => Durability::Later,
+            Stage::Sync => Durability::Now,
+            Stage::FirstSuperblock | Stage::SecondSuperblock => {
+                writes.push(self.superblock_write(&checkpoint));
+                Durability::Now
+            }
+        };
+        self.checkpoint = Some(checkpoint);
+        Some(Job { writes, durability, then: Then::CheckpointWritten })
+    }
+
+    fn next_items(&self, checkpoint: &mut Checkpointing) -> Items {
+        let run_blocks = RUN_BLOCKS_MAX.min(self.shared.geometry.segment_blocks() - 1);
+        if checkpoint.stage == Stage::Entries {
+            let limit = items_per_run(run_blocks, ENTRY_BYTES);
+            let index = self.shared.index();
+            let entries: Vec<_> =
+                index.after(checkpoint.cursor).take(limit).map(|(key, entry)| (*key, *entry)).collect();
+            checkpoint.cursor = entries.last().map(|(key, _)| *key).or(checkpoint.cursor);
+            checkpoint.pointer.entries += entries.len() as u64;
+            if entries.len() < limit {
+                checkpoint.stage = Stage::Segments;
+            }
+            return Items::Entries(entries);
+        }
+        let limit = items_per_run(run_blocks, SEGMENT_BYTES);
+        let rest = &checkpoint.notes[checkpoint.notes_written..];
+        let notes = rest[..rest.len().min(limit)].to_vec();
+        checkpoint.notes_written += notes.len();
+        if checkpoint.notes_written == checkpoint.notes.len() {
+            checkpoint.stage = Stage::Sync;
+        }
+        Items::Segments(notes)
+    }
+
+    /// Gives a run its place, in a new index segment if the last one is full.
+    fn place_run(
+        &mut self,
+        checkpoint: &mut Checkpointing,
+        items: Items,
+        writes: &mut Vec<(u64, AlignedBuf)>,
+    ) -> Result<(), super::append::NoRoom> {
+        let geometry = self.shared.geometry;
+        let run = Run { generation: checkpoint.pointer.generation, index: checkpoint.pointer.runs, items };
+        let bytes = run.encode();
+        let blocks = (bytes.len() / BLOCK) as u32;
+        if checkpoint.used_blocks == 0 || checkpoint.used_blocks + blocks > geometry.segment_blocks() {
+            let generation = self.counters.take_generation();
+            let mut index = self.shared.index_mut();
+            let segment = index
+                .take_free(SegmentState::Index, SegmentClass::Index, generation)
+                .ok_or(super::append::NoRoom)?;
+            index.checkpoint_taken += 1;
+            drop(index);
+            let header =
+                SegmentHeader { uuid: self.shared.uuid, segment, generation, class: SegmentClass::Index };
+            writes.push((geometry.offset(segment, 0), header.encode()));
+            checkpoint.pointer.segments.push(segment);
+            checkpoint.used_blocks = 1;
+        }
+        let segment = *checkpoint.pointer.segments.last().expect("a segment was just taken");
+        writes.push((geometry.offset(segment, checkpoint.used_blocks), bytes));
+        checkpoint.used_blocks += blocks;
+        checkpoint.pointer.runs += 1;
+        Ok(())
+    }
+
+    fn superblock_write(&self, checkpoint: &Checkpointing) -> (u64, AlignedBuf) {
+        let mut superblock = self.superblock.clone();
+        superblock.sequence += 1;
+        superblock.checkpoint = checkpoint.pointer.clone();
+        superblock.closed = checkpoint.closes;
+        // The two take turns, so that a torn write spares the other one.
+        let slot = SUPERBLOCK_OFFSETS[(superblock.sequence % 2) as usize];
+        (slot, superblock.encode())
+    }
+
+    /// One step of the checkpoint is on the device.
+    pub(super) fn checkpoint_written(&mut self) {
+        let Some(mut checkpoint) = self.checkpoint.take() else { return };
+        match checkpoint.stage {
+            Stage::Entries | Stage::Segments => {}
+            Stage::Sync => checkpoint.stage = Stage::FirstSuperblock,
+            Stage::FirstSuperblock => {
+                self.superblock.sequence += 1;
+                checkpoint.stage = Stage::SecondSuperblock;
+            }
+            Stage::SecondSuperblock => {
+                self.superblock.sequence += 1;
+                self.adopt_checkpoint(checkpoint);
+                return;
+            }
+        }
+        self.checkpoint = Some(checkpoint);
+    }
+
+    /// Both superblocks point to the checkpoint: what only older ones needed is free.
+    fn adopt_checkpoint(&mut self, checkpoint: Checkpointing) {
+        let old = std::mem::replace(&mut self.superblock.checkpoint, checkpoint.pointer);
+        self.superblock.closed = checkpoint.closes;
+        let mut index = self.shared.index_mut();
+        index.checkpoint_taken = 0;
+        for segment in old.segments.into_iter().chain(checkpoint.leaving) {
+            index.release(segment);
+        }
+        drop(index);
+        if checkpoint.closes
+            && let Some(reply) = self.closing.take()
+        {
+            self.ended = true;
+            let _ = reply.send(Ok(()));
+        }
+    }
+
+    /// There was no segment left for the checkpoint: the one before stays valid.
+    fn abort_checkpoint(&mut self, checkpoint: &Checkpointing) {
+        tracing::warn!(drive = %self.shared.drive, "no room for an index checkpoint");
+        let mut index = self.shared.index_mut();
+        index.checkpoint_taken = 0;
+        for segment in &checkpoint.pointer.segments {
+            index.release(*segment);
+        }
+        drop(index);
+        if let Some(reply) = self.closing.take() {
+            // Everything acknowledged is durable; only the next open has more to replay.
+            self.ended = true;
+            let _ = reply.send(Ok(()));
+        }
+    }
+}

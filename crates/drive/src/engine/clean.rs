@@ -1,0 +1,267 @@
+//! The cleaner: copies what is still alive in a mostly dead segment forward, so that it can be reused.
+
+use std::collections::HashMap;
+use std::io;
+
+use base::checksum::blocks_match;
+use bytes::Bytes;
+use wire::drive::ShardKey;
+
+use super::append::{Item, Plan};
+use super::{Durability, Engine, Job, Reading, Then};
+use crate::buffer::AlignedBuf;
+use crate::device::{Device, Op, ReadVia};
+use crate::format::BLOCK;
+use crate::format::frame::RecordOp;
+use crate::index::{Entry, Index, Purpose};
+
+/// Shards looked at per step while the victim's are searched.
+const SCAN_STEP: usize = 16_384;
+/// Payload moved by one job.
+const MOVE_BYTES: u64 = 1 << 20;
+/// Records moved by one job.
+const MOVE_RECORDS: usize = 256;
+/// A victim must give back this part of a segment: a quarter if there is time, little if somebody waits.
+const WORTH: u64 = 4;
+const WORTH_IN_NEED: u64 = 32;
+/// Ranges closer than this are read together.
+const READ_GAP_BLOCKS: u32 = 4;
+
+enum Stage {
+    /// Searching the index for the victim's shards.
+    Scanning(Option<ShardKey>),
+    /// Between two moves.
+    Idle,
+    /// Reading what is moved next.
+    Reading { waiting: HashMap<u64, u32> },
+    /// Read; the next job writes it.
+    Ready,
+}
+
+/// A segment being emptied.
+pub(super) struct Cleaning {
+    victim: u32,
+    stage: Stage,
+    /// Shards to move, the last one first.
+    left: Vec<(ShardKey, Entry)>,
+    group: Vec<(ShardKey, Entry)>,
+    /// First block in the segment and bytes of what was read.
+    pieces: Vec<(u32, AlignedBuf)>,
+}
+
+impl Cleaning {
+    /// Whether it goes on without a completion.
+    pub(super) fn wants_step(&self) -> bool {
+        !matches!(self.stage, Stage::Reading { .. })
+    }
+}
+
+impl Engine {
+    /// Whether cleaning or a checkpoint can still make room.
+    pub(super) fn can_reclaim(&self, index: &Index) -> bool {
+        if self.cleaning.is_some() || self.checkpoint.is_some() || !index.dead_segments().is_empty() {
+            return true;
+        }
+        // The same conditions as in `choose_victim`, so that whoever waits for cleaning waits for something.
+        self.may_clean(index) && index.victim(index.geometry.segment_bytes / WORTH_IN_NEED).is_some()
+    }
+
+    fn may_clean(&self, index: &Index) -> bool {
+        self.closing.is_none()
+            && index.may_open(Purpose::Move)
+            && self.cleaned_in_vain <= index.geometry.segments
+    }
+
+    /// Chooses a victim, searches its shards, starts reads.
+    pub(super) fn step_cleaning(&mut self, device: &mut dyn Device) {
+        if self.cleaning.is_none() {
+            self.choose_victim();
+        }
+        let Some(mut cleaning) = self.cleaning.take() else { return };
+        match cleaning.stage {
+            Stage::Scanning(cursor) => {
+                cleaning.stage = self.scan(cursor, cleaning.victim, &mut cleaning.left);
+                self.cleaning = Some(cleaning);
+            }
+            Stage::Idle if cleaning.left.is_empty() => {
+                self.cleaned_in_vain = self.cleaned_in_vain.saturating_add(1);
+            }
+            Stage::Idle => {
+                self.read_group(&mut cleaning, device);
+                self.cleaning = Some(cleaning);
+            }
+            Stage::Reading { .. } | Stage::Ready => self.cleaning = Some(cleaning),
+        }
+    }
+
+    fn choose_victim(&mut self) {
+        let index = self.shared.index();
+        let low = index.free_segments() <= index.user_reserve() + 1 + index.geometry.segments / 32;
+        if !(low || self.pressed) || !self.may_clean(&index) {
+            return;
+        }
+        let worth = if self.pressed { WORTH_IN_NEED } else { WORTH };
+        let Some(victim) = index.victim(index.geometry.segment_bytes / worth) else { return };
+        drop(index);
+        self.cleaning = Some(Cleaning {
+            victim,
+            stage: Stage::Scanning(None),
+            left: Vec::new(),
+            group: Vec::new(),
+            pieces: Vec::new(),
+        });
+    }
+
+    fn scan(&self, cursor: Option<ShardKey>, victim: u32, found: &mut Vec<(ShardKey, Entry)>) -> Stage {
+        let index = self.shared.index();
+        let mut last = cursor;
+        let mut seen = 0;
+        for (key, entry) in index.after(cursor).take(SCAN_STEP) {
+            seen += 1;
+            last = Some(*key);
+            if entry.segment == victim {
+                found.push((*key, *entry));
+            }
+        }
+        if seen == SCAN_STEP {
+            return Stage::Scanning(last);
+        }
+        found.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.block));
+        Stage::Idle
+    }
+
+    fn read_group(&mut self, cleaning: &mut Cleaning, device: &mut dyn Device) {
+        let mut bytes = 0;
+        cleaning.group.clear();
+        cleaning.pieces.clear();
+        while bytes < MOVE_BYTES && cleaning.group.len() < MOVE_RECORDS {
+            let Some((key, entry)) = cleaning.left.pop() else { break };
+            bytes += entry.live_bytes();
+            cleaning.group.push((key, entry));
+        }
+        let mut waiting = HashMap::new();
+        for (first, end) in ranges(&cleaning.group) {
+            let token = self.token();
+            self.reads.insert(token, Reading::Cleaner);
+            waiting.insert(token, first);
+            let offset = self.shared.geometry.offset(cleaning.victim, first);
+            let buffer = AlignedBuf::blocks(end - first);
+            device.submit(Op::Read { token, offset, buffer, via: ReadVia::Direct });
+        }
+        cleaning.stage = if waiting.is_empty() { Stage::Ready } else { Stage::Reading { waiting } };
+    }
+
+    /// A read of the cleaner is done. What could not be read is missing later, and counts as damaged.
+    pub(super) fn cleaner_read(&mut self, token: u64, result: io::Result<AlignedBuf>) {
+        let Some(cleaning) = &mut self.cleaning else { return };
+        let Stage::Reading { waiting } = &mut cleaning.stage else { return };
+        let Some(first) = waiting.remove(&token) else { return };
+        if let Ok(buffer) = result {
+            cleaning.pieces.push((first, buffer));
+        }
+        if waiting.is_empty() {
+            cleaning.stage = Stage::Ready;
+        }
+    }
+
+    /// The write of a group that was read.
+    pub(super) fn move_job(&mut self) -> Option<Job> {
+        let cleaning = self.cleaning.as_mut()?;
+        if !matches!(cleaning.stage, Stage::Ready) {
+            return None;
+        }
+        let shared = self.shared.clone();
+        let mut index = shared.index_mut();
+        let class = index.segment(cleaning.victim).class;
+        let mut plan = Plan::default();
+        let mut unplaced = Vec::new();
+        for (key, entry) in std::mem::take(&mut cleaning.group) {
+            // Deleted or written again since: nothing to move. No batch can come between this and the write.
+            if index.get(&key) != Some(entry) {
+                continue;
+            }
+            let item = moved_item(key, entry, &cleaning.pieces);
+            if plan.add(&mut index, &mut self.counters, class, Purpose::Move, item).is_err() {
+                unplaced.push((key, entry));
+            }
+        }
+        cleaning.pieces.clear();
+        cleaning.stage = Stage::Idle;
+        cleaning.left.extend(unplaced.iter().rev());
+        if plan.is_empty() {
+            if !unplaced.is_empty() {
+                // No segment left to move into: the next checkpoint frees some, or nothing can.
+                self.cleaning = None;
+                self.cleaned_in_vain = self.cleaned_in_vain.saturating_add(1);
+            }
+            return None;
+        }
+        let last_seq = plan.commit_space(&mut index);
+        drop(index);
+        let encoded = plan.encode(shared.geometry, shared.uuid, self.counters.durable_seq);
+        self.appended_bytes += encoded.writes.iter().map(|(_, buffer)| buffer.len() as u64).sum::<u64>();
+        let then = Then::Moved { changes: encoded.changes, headers: encoded.headers, last_seq };
+        Some(Job { writes: encoded.writes, durability: Durability::Now, then })
+    }
+}
+
+/// The blocks that moving these shards needs, joined where they are close: (first, end).
+fn ranges(group: &[(ShardKey, Entry)]) -> Vec<(u32, u32)> {
+    let mut wanted = Vec::new();
+    for (_, entry) in group.iter().filter(|(_, entry)| !entry.damaged) {
+        wanted.push((entry.block, entry.block + entry.blocks));
+        wanted.push(sums_range(entry));
+    }
+    wanted.sort_unstable();
+    let mut joined: Vec<(u32, u32)> = Vec::new();
+    for (first, end) in wanted {
+        match joined.last_mut() {
+            Some(last) if first <= last.1 + READ_GAP_BLOCKS => last.1 = last.1.max(end),
+            _ => joined.push((first, end)),
+        }
+    }
+    joined
+}
+
+/// The blocks that hold a shard's checksums.
+fn sums_range(entry: &Entry) -> (u32, u32) {
+    let end = entry.sums_at + entry.blocks * 4;
+    (entry.sums_at / BLOCK as u32, end.div_ceil(BLOCK as u32))
+}
+
+/// Bytes of the segment out of what was read.
+fn extract(pieces: &[(u32, AlignedBuf)], at: usize, len: usize) -> Option<&[u8]> {
+    pieces.iter().find_map(|(first, bytes)| {
+        let start = at.checked_sub(*first as usize * BLOCK)?;
+        bytes.get(start..start + len)
+    })
+}
+
+/// What to append for a shard: itself with its old checksums, or a note that its bytes are lost.
+fn moved_item(key: ShardKey, entry: Entry, pieces: &[(u32, AlignedBuf)]) -> Item {
+    let intact = || {
+        let payload = extract(pieces, entry.block as usize * BLOCK, entry.blocks as usize * BLOCK)?;
+        let sums = extract(pieces, entry.sums_at as usize, entry.blocks as usize * 4)?;
+        let sums: Vec<u32> =
+            sums.chunks_exact(4).map(|sum| u32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]])).collect();
+        blocks_match(key.extent, key.shard, 0, payload, &sums).then_some((payload, sums))
+    };
+    match if entry.damaged { None } else { intact() } {
+        Some((payload, sums)) => Item {
+            op: RecordOp::Put,
+            key,
+            shape: entry.shape,
+            blocks: entry.blocks,
+            sums,
+            payload: Bytes::copy_from_slice(payload),
+        },
+        None => Item {
+            op: RecordOp::Damaged,
+            key,
+            shape: entry.shape,
+            blocks: entry.blocks,
+            sums: Vec::new(),
+            payload: Bytes::new(),
+        },
+    }
+}

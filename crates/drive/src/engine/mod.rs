@@ -1,0 +1,398 @@
+//! The drive's state machine: requests and completions in, device operations and replies out.
+//!
+//! Invariants:
+//! - At most one write job is under way. A batch is written, synced, then acknowledged, so a frame is
+//!   acknowledged only when every earlier frame is durable.
+//! - The index changes only when the batch that says so is durable.
+//! - A segment is released only by a durable checkpoint that does not need it.
+//! - After a failed write or sync nothing is written again.
+
+pub(crate) mod append;
+mod batch;
+mod checkpoint;
+mod clean;
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use wire::drive::{PutShard, ShardKey};
+
+use crate::buffer::AlignedBuf;
+use crate::device::{Device, Done, Op, ReadVia};
+use crate::format::superblock::Superblock;
+use crate::index::Entry;
+use crate::shared::Shared;
+use append::{Change, Counters, HeaderBlocks};
+use checkpoint::Checkpointing;
+use clean::Cleaning;
+
+/// What became of a put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PutOutcome {
+    Stored,
+    /// There is one already; the caller compares.
+    Exists,
+    NoSpace,
+    Failed,
+}
+
+/// The drive has failed or is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ended;
+
+/// A put that waits for its batch.
+pub(crate) struct PutRequest {
+    pub(crate) put: PutShard,
+    /// Replace the shard if it is still this one: it was found damaged.
+    pub(crate) replaces: Option<Entry>,
+    pub(crate) reply: oneshot::Sender<PutOutcome>,
+    /// Gives the request's share of the queue back when dropped.
+    pub(crate) permit: Option<OwnedSemaphorePermit>,
+}
+
+/// A delete that waits for its batch.
+pub(crate) struct DeleteRequest {
+    pub(crate) keys: Vec<ShardKey>,
+    pub(crate) reply: oneshot::Sender<Result<(), Ended>>,
+}
+
+/// A read that the caller's thread could not do itself.
+pub(crate) struct ReadRequest {
+    pub(crate) offset: u64,
+    pub(crate) buffer: AlignedBuf,
+    pub(crate) via: ReadVia,
+    pub(crate) reply: oneshot::Sender<io::Result<AlignedBuf>>,
+}
+
+/// Everything that the engine is asked.
+pub(crate) enum Request {
+    Put(Box<PutRequest>),
+    Delete(DeleteRequest),
+    Read(ReadRequest),
+    /// Write everything out, checkpoint, and end.
+    Close(oneshot::Sender<Result<(), Ended>>),
+}
+
+enum Reading {
+    User(oneshot::Sender<io::Result<AlignedBuf>>),
+    Cleaner,
+}
+
+/// Whether a job ends with its writes or with a sync after them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Durability {
+    Later,
+    Now,
+}
+
+/// Replies that a batch owes.
+#[derive(Default)]
+struct Replies {
+    puts: Vec<(oneshot::Sender<PutOutcome>, Option<OwnedSemaphorePermit>)>,
+    deletes: Vec<oneshot::Sender<Result<(), Ended>>>,
+}
+
+/// What follows when a job is done.
+enum Then {
+    Batch { replies: Replies, changes: Vec<Change>, headers: Vec<HeaderBlocks>, last_seq: u64 },
+    Moved { changes: Vec<Change>, headers: Vec<HeaderBlocks>, last_seq: u64 },
+    CheckpointWritten,
+}
+
+/// Writes that belong together.
+struct Job {
+    writes: Vec<(u64, AlignedBuf)>,
+    durability: Durability,
+    then: Then,
+}
+
+/// The job under way.
+struct Running {
+    writes_left: usize,
+    durability: Durability,
+    then: Then,
+}
+
+/// How large batches and checkpoints get.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Payload after which a batch takes no more puts.
+    pub(crate) batch_bytes: u64,
+    /// Records after which a batch takes no more requests.
+    pub(crate) batch_records: usize,
+    /// Bytes appended between checkpoints, at least.
+    pub(crate) checkpoint_every_bytes: u64,
+}
+
+/// See the module.
+pub(crate) struct Engine {
+    shared: Arc<Shared>,
+    superblock: Superblock,
+    limits: Limits,
+    counters: Counters,
+    puts: VecDeque<Box<PutRequest>>,
+    deletes: VecDeque<DeleteRequest>,
+    reads: HashMap<u64, Reading>,
+    running: Option<Running>,
+    checkpoint: Option<Checkpointing>,
+    cleaning: Option<Cleaning>,
+    next_token: u64,
+    appended_bytes: u64,
+    /// The last job was in the background: the next one is for users.
+    background_was_last: bool,
+    /// A request found no room and waits for cleaning.
+    pressed: bool,
+    /// Segments cleaned since a user's request last succeeded.
+    cleaned_in_vain: u32,
+    closing: Option<oneshot::Sender<Result<(), Ended>>>,
+    ended: bool,
+}
+
+impl Engine {
+    /// Continues where recovery ended.
+    pub(crate) fn new(shared: Arc<Shared>, superblock: Superblock, next_seq: u64, limits: Limits) -> Self {
+        let next_generation = u64::from(superblock.incarnation) << 32 | 1;
+        Self {
+            shared,
+            superblock,
+            limits,
+            counters: Counters { next_seq, durable_seq: next_seq - 1, next_generation },
+            puts: VecDeque::new(),
+            deletes: VecDeque::new(),
+            reads: HashMap::new(),
+            running: None,
+            checkpoint: None,
+            cleaning: None,
+            next_token: 0,
+            appended_bytes: 0,
+            background_was_last: false,
+            pressed: false,
+            cleaned_in_vain: 0,
+            closing: None,
+            ended: false,
+        }
+    }
+
+    /// Takes a request. Nothing happens before [`Engine::pump`], except that reads start.
+    pub(crate) fn accept(&mut self, request: Request, device: &mut dyn Device) {
+        match request {
+            Request::Put(put) => self.puts.push_back(put),
+            Request::Delete(delete) => self.deletes.push_back(delete),
+            Request::Read(ReadRequest { offset, buffer, via, reply }) => {
+                let token = self.token();
+                self.reads.insert(token, Reading::User(reply));
+                device.submit(Op::Read { token, offset, buffer, via });
+            }
+            Request::Close(reply) => self.closing = Some(reply),
+        }
+    }
+
+    /// Puts and deletes that wait; the caller stops accepting above some number.
+    pub(crate) fn backlog(&self) -> usize {
+        self.puts.len() + self.deletes.len()
+    }
+
+    /// Reads under way.
+    pub(crate) fn reads_in_flight(&self) -> usize {
+        self.reads.len()
+    }
+
+    /// Whether the engine has nothing to do any more: closed, or failed and asked to close.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended && self.reads.is_empty() && self.running.is_none()
+    }
+
+    /// Whether [`Engine::pump`] would go on without a completion.
+    pub(crate) fn wants_pump(&self) -> bool {
+        if self.running.is_some() || self.ended || self.shared.has_failed() {
+            return false;
+        }
+        match &self.cleaning {
+            Some(cleaning) => cleaning.wants_step() || self.checkpoint.is_some(),
+            None => self.checkpoint.is_some() || (self.pressed && self.can_reclaim(&self.shared.index())),
+        }
+    }
+
+    /// Starts whatever can start.
+    pub(crate) fn pump(&mut self, device: &mut dyn Device) {
+        if self.shared.has_failed() {
+            self.give_up();
+            return;
+        }
+        if self.ended {
+            self.give_up();
+            return;
+        }
+        self.pressed &= self.backlog() > 0;
+        self.step_cleaning(device);
+        self.maybe_start_checkpoint();
+        if self.running.is_none()
+            && let Some(job) = self.next_job()
+        {
+            self.start(job, device);
+        }
+    }
+
+    fn next_job(&mut self) -> Option<Job> {
+        if self.background_was_last
+            && let Some(job) = self.user_job()
+        {
+            self.background_was_last = false;
+            return Some(job);
+        }
+        if let Some(job) = self.background_job() {
+            self.background_was_last = true;
+            return Some(job);
+        }
+        let job = self.user_job();
+        if job.is_none() {
+            self.finish_closing();
+        }
+        job
+    }
+
+    fn background_job(&mut self) -> Option<Job> {
+        if let Some(job) = self.checkpoint_job() {
+            return Some(job);
+        }
+        self.move_job()
+    }
+
+    fn start(&mut self, job: Job, device: &mut dyn Device) {
+        assert!(!job.writes.is_empty(), "a job writes something");
+        self.running =
+            Some(Running { writes_left: job.writes.len(), durability: job.durability, then: job.then });
+        for (offset, buffer) in job.writes {
+            let token = self.token();
+            device.submit(Op::Write { token, offset, buffer });
+        }
+    }
+
+    /// Takes a completion.
+    pub(crate) fn complete(&mut self, done: Done, device: &mut dyn Device) {
+        if let Some(reading) = self.reads.remove(&done.token) {
+            let result = done.result.and_then(|()| done.buffer.ok_or_else(|| io::Error::other("no buffer")));
+            match reading {
+                // The receiver is gone if the caller gave up; that is its right.
+                Reading::User(reply) => drop(reply.send(result)),
+                Reading::Cleaner => self.cleaner_read(done.token, result),
+            }
+            return;
+        }
+        let Some(running) = &mut self.running else { return };
+        if let Err(error) = done.result {
+            self.shared.fail(format!("write or sync: {error}"));
+            // The other writes of the job may still be in flight; their completions find no job.
+            self.running = None;
+            self.give_up();
+            return;
+        }
+        running.writes_left = running.writes_left.saturating_sub(1);
+        if running.writes_left > 0 {
+            return;
+        }
+        if running.durability == Durability::Now {
+            running.durability = Durability::Later;
+            running.writes_left = 1;
+            let token = self.token();
+            device.submit(Op::Sync { token });
+            return;
+        }
+        let running = self.running.take().expect("it was there a moment ago");
+        self.finish(running.then);
+    }
+
+    fn finish(&mut self, then: Then) {
+        match then {
+            Then::Batch { replies, changes, headers, last_seq } => {
+                self.cleaned_in_vain = 0;
+                self.apply(&changes, &headers, last_seq);
+                for (reply, permit) in replies.puts {
+                    drop(permit);
+                    let _ = reply.send(PutOutcome::Stored);
+                }
+                for reply in replies.deletes {
+                    let _ = reply.send(Ok(()));
+                }
+            }
+            Then::Moved { changes, headers, last_seq } => {
+                self.apply(&changes, &headers, last_seq);
+            }
+            Then::CheckpointWritten => self.checkpoint_written(),
+        }
+    }
+
+    fn apply(&mut self, changes: &[Change], headers: &[HeaderBlocks], last_seq: u64) {
+        let mut index = self.shared.index_mut();
+        for change in changes {
+            match change {
+                Change::Set(key, entry) => index.set(*key, *entry),
+                Change::Remove(key) => index.remove(key),
+            }
+        }
+        drop(index);
+        for header in headers {
+            self.shared.remember_header(header);
+        }
+        self.counters.durable_seq = last_seq;
+    }
+
+    /// Fails everything that waits. Reads in flight still end by themselves.
+    fn give_up(&mut self) {
+        if let Some(Running { then: Then::Batch { replies, .. }, .. }) = self.running.take() {
+            fail(replies);
+        }
+        for request in self.puts.drain(..) {
+            let _ = request.reply.send(PutOutcome::Failed);
+        }
+        for request in self.deletes.drain(..) {
+            let _ = request.reply.send(Err(Ended));
+        }
+        self.checkpoint = None;
+        self.cleaning = None;
+        if let Some(reply) = self.closing.take() {
+            let _ = reply.send(Err(Ended));
+            self.ended = true;
+        }
+    }
+
+    /// Stops without writing anything more: as after a crash, except that acknowledged data is durable.
+    pub(crate) fn abandon(&mut self) {
+        self.give_up();
+        self.ended = true;
+    }
+
+    fn token(&mut self) -> u64 {
+        self.next_token += 1;
+        self.next_token - 1
+    }
+}
+
+fn fail(replies: Replies) {
+    for (reply, _permit) in replies.puts {
+        let _ = reply.send(PutOutcome::Failed);
+    }
+    for reply in replies.deletes {
+        let _ = reply.send(Err(Ended));
+    }
+}
+
+/// Runs the engine until it waits for a request, on the calling thread. For devices that finish at once.
+pub(crate) fn run_inline(engine: &mut Engine, device: &mut dyn Device) {
+    let mut done = Vec::new();
+    loop {
+        engine.pump(device);
+        device.poll(&mut done);
+        if done.is_empty() && !engine.wants_pump() {
+            return;
+        }
+        for one in done.drain(..) {
+            engine.complete(one, device);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

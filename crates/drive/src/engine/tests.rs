@@ -1,0 +1,188 @@
+use base::checksum::block_checksums;
+use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, ShardIndex};
+use bytes::Bytes;
+use tokio::sync::oneshot::Receiver;
+use wire::drive::{IoPath, ShardClass, ShardShape};
+
+use super::*;
+use crate::format::superblock::{CheckpointPointer, Features};
+use crate::format::{BLOCK, Geometry};
+use crate::index::Index;
+
+/// A device that remembers operations and completes them when a test says so.
+#[derive(Default)]
+struct Manual {
+    writes: Vec<u64>,
+    syncs: Vec<u64>,
+    reads: Vec<u64>,
+}
+
+impl Device for Manual {
+    fn submit(&mut self, op: Op) {
+        match op {
+            Op::Read { token, .. } => self.reads.push(token),
+            Op::Write { token, .. } => self.writes.push(token),
+            Op::Sync { token } => self.syncs.push(token),
+        }
+    }
+
+    fn wait(&mut self, _done: &mut Vec<Done>) {}
+
+    fn poll(&mut self, _done: &mut Vec<Done>) {}
+
+    fn io_path(&self) -> IoPath {
+        IoPath::Simulated
+    }
+}
+
+fn engine() -> Engine {
+    let geometry = Geometry::new(33 << 20, 1 << 20).unwrap();
+    let superblock = Superblock {
+        version: 1,
+        features: Features::default(),
+        cluster: ClusterId([1; 16]),
+        uuid: DriveUuid([2; 16]),
+        capacity_bytes: geometry.capacity_bytes,
+        segment_bytes: geometry.segment_bytes,
+        sequence: 2,
+        incarnation: 1,
+        closed: false,
+        checkpoint: CheckpointPointer::default(),
+    };
+    let shared = Arc::new(Shared::new(DriveId(1), superblock.uuid, Index::new(geometry), 1 << 20));
+    let limits = Limits { batch_bytes: 1 << 20, batch_records: 100, checkpoint_every_bytes: 1 << 30 };
+    Engine::new(shared, superblock, 1, limits)
+}
+
+fn key(extent: u64) -> ShardKey {
+    ShardKey { ledger: LedgerId(1), extent: ExtentId(extent), shard: ShardIndex(0) }
+}
+
+fn put(engine: &mut Engine, device: &mut Manual, extent: u64, class: ShardClass) -> Receiver<PutOutcome> {
+    let bytes = Bytes::from(vec![extent as u8; BLOCK]);
+    let put = PutShard {
+        key: key(extent),
+        shape: ShardShape { pg: PgId(1), k: 1, m: 0, extent_len: 4096 },
+        class,
+        pg_epoch: Epoch(1),
+        checksums: block_checksums(ExtentId(extent), ShardIndex(0), 0, &bytes),
+        bytes,
+    };
+    let (reply, answer) = oneshot::channel();
+    let request = PutRequest { put, replaces: None, reply, permit: None };
+    engine.accept(Request::Put(Box::new(request)), device);
+    answer
+}
+
+fn delete(engine: &mut Engine, device: &mut Manual, extent: u64) -> Receiver<Result<(), Ended>> {
+    let (reply, answer) = oneshot::channel();
+    engine.accept(Request::Delete(DeleteRequest { keys: vec![key(extent)], reply }), device);
+    answer
+}
+
+fn complete(engine: &mut Engine, device: &mut Manual, token: u64, result: io::Result<()>) {
+    engine.complete(Done { token, result, buffer: None }, device);
+    engine.pump(device);
+}
+
+/// Completes everything under way, writes first.
+fn settle(engine: &mut Engine, device: &mut Manual) {
+    engine.pump(device);
+    while let Some(token) = device.writes.pop().or_else(|| device.syncs.pop()) {
+        complete(engine, device, token, Ok(()));
+    }
+}
+
+#[test]
+fn a_put_is_acknowledged_after_all_writes_of_its_batch_and_their_sync() {
+    let (mut engine, mut device) = (engine(), Manual::default());
+    let mut small = put(&mut engine, &mut device, 1, ShardClass::Small);
+    let mut bulk = put(&mut engine, &mut device, 2, ShardClass::Bulk);
+    engine.pump(&mut device);
+    assert_eq!((device.writes.len(), device.syncs.len()), (2, 0), "one frame per class");
+    // What comes meanwhile waits for the next batch.
+    let mut later = put(&mut engine, &mut device, 3, ShardClass::Small);
+    let first = device.writes.remove(0);
+    complete(&mut engine, &mut device, first, Ok(()));
+    assert_eq!((device.writes.len(), device.syncs.len()), (1, 0), "no sync before the last write");
+    let second = device.writes.remove(0);
+    complete(&mut engine, &mut device, second, Ok(()));
+    assert_eq!((device.writes.len(), device.syncs.len()), (0, 1), "nothing is written beside a sync");
+    assert!(small.try_recv().is_err() && bulk.try_recv().is_err());
+    assert!(engine.shared.index().get(&key(1)).is_none(), "not visible before it is durable");
+    let sync = device.syncs.remove(0);
+    complete(&mut engine, &mut device, sync, Ok(()));
+    assert_eq!((small.try_recv(), bulk.try_recv()), (Ok(PutOutcome::Stored), Ok(PutOutcome::Stored)));
+    assert!(later.try_recv().is_err());
+    settle(&mut engine, &mut device);
+    assert_eq!(later.try_recv(), Ok(PutOutcome::Stored));
+}
+
+#[test]
+fn a_put_and_a_delete_of_one_shard_never_share_a_batch() {
+    let (mut engine, mut device) = (engine(), Manual::default());
+    let mut first = put(&mut engine, &mut device, 1, ShardClass::Small);
+    let mut second = put(&mut engine, &mut device, 1, ShardClass::Small);
+    settle(&mut engine, &mut device);
+    assert_eq!((first.try_recv(), second.try_recv()), (Ok(PutOutcome::Stored), Ok(PutOutcome::Exists)));
+    let mut gone = delete(&mut engine, &mut device, 1);
+    let mut again = put(&mut engine, &mut device, 1, ShardClass::Small);
+    engine.pump(&mut device);
+    assert_eq!(device.writes.len(), 1);
+    settle(&mut engine, &mut device);
+    assert_eq!((gone.try_recv(), again.try_recv()), (Ok(Ok(())), Ok(PutOutcome::Stored)));
+    assert!(engine.shared.index().get(&key(1)).is_some());
+}
+
+#[test]
+fn after_a_failed_sync_everything_fails_and_nothing_is_written() {
+    let (mut engine, mut device) = (engine(), Manual::default());
+    let mut first = put(&mut engine, &mut device, 1, ShardClass::Small);
+    engine.pump(&mut device);
+    let mut waiting = put(&mut engine, &mut device, 2, ShardClass::Small);
+    let write = device.writes.remove(0);
+    complete(&mut engine, &mut device, write, Ok(()));
+    let sync = device.syncs.remove(0);
+    complete(&mut engine, &mut device, sync, Err(io::Error::other("broken")));
+    assert!(first.try_recv().is_err(), "its fate is unknown, so it is not acknowledged");
+    assert_eq!(waiting.try_recv(), Ok(PutOutcome::Failed));
+    let mut after = delete(&mut engine, &mut device, 1);
+    engine.pump(&mut device);
+    assert_eq!(after.try_recv(), Ok(Err(Ended)));
+    assert!(device.writes.is_empty() && device.syncs.is_empty());
+    assert!(engine.shared.failure().unwrap().contains("broken"));
+}
+
+#[test]
+fn a_segment_is_free_only_when_both_superblocks_know_it() {
+    let (mut engine, mut device) = (engine(), Manual::default());
+    // Enough to seal the first segment, all of it deleted again.
+    for extent in 0..300 {
+        drop(put(&mut engine, &mut device, extent, ShardClass::Small));
+        settle(&mut engine, &mut device);
+    }
+    for extent in 0..300 {
+        drop(delete(&mut engine, &mut device, extent));
+    }
+    settle(&mut engine, &mut device);
+    assert!(!engine.shared.index().dead_segments().is_empty());
+    let free = engine.shared.index().free_segments();
+    engine.start_checkpoint();
+    let mut superblock_syncs = 0;
+    while engine.checkpoint.is_some() {
+        engine.pump(&mut device);
+        let no_gain = engine.shared.index().free_segments() < free;
+        assert!(no_gain, "freed after {superblock_syncs} syncs");
+        match device.writes.pop() {
+            Some(token) => engine.complete(Done { token, result: Ok(()), buffer: None }, &mut device),
+            None => {
+                let token = device.syncs.pop().expect("a checkpoint always waits for something");
+                superblock_syncs += 1;
+                engine.complete(Done { token, result: Ok(()), buffer: None }, &mut device);
+            }
+        }
+    }
+    assert_eq!(superblock_syncs, 3, "the runs, then each superblock");
+    assert!(engine.shared.index().dead_segments().is_empty());
+    assert!(engine.shared.index().free_segments() >= free);
+}

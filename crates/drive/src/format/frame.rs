@@ -1,0 +1,208 @@
+//! The frame: what is appended to a segment at once, a header of whole blocks and the payloads after it.
+
+use base::codec::{DecodeError, Reader, Writer};
+use base::{ExtentId, LedgerId, PgId, ShardIndex};
+use wire::drive::{ShardKey, ShardShape};
+
+use super::{BLOCK, crc_matches, require, seal_crc};
+
+const MAGIC: u32 = u32::from_le_bytes(*b"FBFR");
+const CRC_AT: usize = 4;
+/// Fixed fields in front of the records.
+pub(crate) const FRAME_FIXED_BYTES: usize = 64;
+/// A record without its checksums.
+pub(crate) const RECORD_FIXED_BYTES: usize = 40;
+/// Longest header: 1 MiB. Bounds what a decoder reads.
+pub(crate) const HEADER_BLOCKS_MAX: u32 = 256;
+/// Longest payload of a frame: 32 MiB.
+pub(crate) const PAYLOAD_BLOCKS_MAX: u32 = 8192;
+
+/// What a record says about its shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecordOp {
+    /// It is stored here.
+    Put,
+    /// It is forgotten.
+    Tombstone,
+    /// It was stored, but its bytes were found damaged when the cleaner wanted to move them.
+    Damaged,
+}
+
+impl RecordOp {
+    fn code(self) -> u8 {
+        match self {
+            Self::Put => 1,
+            Self::Tombstone => 2,
+            Self::Damaged => 3,
+        }
+    }
+
+    fn from_code(code: u8) -> Result<Self, DecodeError> {
+        match code {
+            1 => Ok(Self::Put),
+            2 => Ok(Self::Tombstone),
+            3 => Ok(Self::Damaged),
+            _ => Err(DecodeError { field: "record op" }),
+        }
+    }
+}
+
+/// One record of a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) op: RecordOp,
+    pub(crate) key: ShardKey,
+    /// Zeros in a tombstone.
+    pub(crate) shape: ShardShape,
+    /// Length of the shard; only a put has that many blocks of payload.
+    pub(crate) blocks: u32,
+    /// First payload block, counted from the start of the frame.
+    pub(crate) payload_block: u32,
+    /// Bytes from the start of the frame to the checksums; follows from the place of the record.
+    pub(crate) sums_at: u32,
+    /// One per block; only a put has them.
+    pub(crate) sums: Vec<u32>,
+}
+
+/// The fields in front of the records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct FrameHeader {
+    /// Generation of the segment that it was written to.
+    pub generation: u64,
+    /// Number of the frame, unique and rising over the whole drive.
+    pub seq: u64,
+    /// The frame before it in the same segment; 0 if it is the first.
+    pub prev_seq: u64,
+    /// When this frame was written, every frame up to this one was durable.
+    pub durable_seq: u64,
+    /// The segment.
+    pub segment: u32,
+    /// Where the frame starts in the segment.
+    pub start_block: u32,
+    /// Blocks of the header.
+    pub header_blocks: u32,
+    /// Blocks of payload behind it.
+    pub payload_blocks: u32,
+    /// Records in the header.
+    pub records: u32,
+}
+
+/// Header blocks that records with these many bytes need.
+pub(crate) fn header_blocks(record_bytes: usize) -> u32 {
+    (FRAME_FIXED_BYTES + record_bytes).div_ceil(BLOCK) as u32
+}
+
+/// Bytes of a record with this many checksums.
+pub(crate) fn record_bytes(sums: usize) -> usize {
+    RECORD_FIXED_BYTES + 4 * sums
+}
+
+impl FrameHeader {
+    /// Fills the header blocks. `bytes` must be `header_blocks` long.
+    pub(crate) fn encode_into(&self, records: &[Record], bytes: &mut [u8]) {
+        assert_eq!(bytes.len(), self.header_blocks as usize * BLOCK, "the header has its planned length");
+        let mut writer = Writer::new();
+        writer.u32(MAGIC).u32(0);
+        writer.u64(self.generation).u64(self.seq).u64(self.prev_seq).u64(self.durable_seq);
+        writer.u32(self.segment).u32(self.start_block).u32(self.header_blocks).u32(self.payload_blocks);
+        writer.u32(self.records).u32(0);
+        debug_assert_eq!(writer.len(), FRAME_FIXED_BYTES);
+        for record in records {
+            encode_record(&mut writer, record);
+        }
+        let encoded = writer.finish();
+        bytes[..encoded.len()].copy_from_slice(&encoded);
+        bytes[encoded.len()..].fill(0);
+        seal_crc(bytes, CRC_AT);
+    }
+
+    /// Reads the fixed fields of a first header block, which are not verified yet.
+    pub(crate) fn peek(block: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(block);
+        require(reader.u32("magic")? == MAGIC, "magic")?;
+        reader.u32("crc")?;
+        let header = Self {
+            generation: reader.u64("generation")?,
+            seq: reader.u64("seq")?,
+            prev_seq: reader.u64("previous seq")?,
+            durable_seq: reader.u64("durable seq")?,
+            segment: reader.u32("segment")?,
+            start_block: reader.u32("start block")?,
+            header_blocks: reader.u32("header blocks")?,
+            payload_blocks: reader.u32("payload blocks")?,
+            records: reader.u32("records")?,
+        };
+        require((1..=HEADER_BLOCKS_MAX).contains(&header.header_blocks), "header blocks")?;
+        require(header.payload_blocks <= PAYLOAD_BLOCKS_MAX, "payload blocks")?;
+        Ok(header)
+    }
+
+    /// Verifies and reads a whole header.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<(Self, Vec<Record>), DecodeError> {
+        let header = Self::peek(bytes)?;
+        require(bytes.len() == header.header_blocks as usize * BLOCK, "header length")?;
+        require(crc_matches(bytes, CRC_AT), "crc")?;
+        let mut reader = Reader::new(&bytes[FRAME_FIXED_BYTES..]);
+        // A record has at least its fixed bytes, so this bounds the allocation by the input.
+        require(header.records as usize <= bytes.len() / RECORD_FIXED_BYTES, "records")?;
+        let mut records = Vec::with_capacity(header.records as usize);
+        for _ in 0..header.records {
+            let at = bytes.len() - reader.rest().len();
+            records.push(decode_record(&mut reader, at, &header)?);
+        }
+        Ok((header, records))
+    }
+
+    /// Blocks of the whole frame.
+    pub(crate) fn blocks(&self) -> u32 {
+        self.header_blocks + self.payload_blocks
+    }
+}
+
+fn encode_record(writer: &mut Writer, record: &Record) {
+    let ShardKey { ledger, extent, shard } = record.key;
+    let shape = record.shape;
+    writer.u8(record.op.code()).u8(0).u8(shard.0).u8(shape.k).u8(shape.m).bytes(&[0; 3]);
+    writer.u32(ledger.0).u32(shape.pg.0).u64(extent.0);
+    writer.u32(shape.extent_len).u32(record.blocks).u32(record.payload_block).u32(record.sums.len() as u32);
+    for sum in &record.sums {
+        writer.u32(*sum);
+    }
+}
+
+fn decode_record(reader: &mut Reader<'_>, at: usize, header: &FrameHeader) -> Result<Record, DecodeError> {
+    let op = RecordOp::from_code(reader.u8("op")?)?;
+    reader.u8("flags")?;
+    let shard = ShardIndex(reader.u8("shard")?);
+    let (k, m) = (reader.u8("k")?, reader.u8("m")?);
+    reader.bytes(3, "padding")?;
+    let ledger = LedgerId(reader.u32("ledger")?);
+    let pg = PgId(reader.u32("pg")?);
+    let extent = ExtentId(reader.u64("extent")?);
+    let extent_len = reader.u32("extent length")?;
+    let (blocks, payload_block) = (reader.u32("blocks")?, reader.u32("payload block")?);
+    let count = reader.u32("checksums")?;
+    let end = payload_block.checked_add(count).ok_or(DecodeError { field: "payload block" })?;
+    match op {
+        RecordOp::Put => {
+            require(count == blocks && count > 0, "checksums")?;
+            require(payload_block >= header.header_blocks && end <= header.blocks(), "payload block")?;
+        }
+        RecordOp::Tombstone | RecordOp::Damaged => require(count == 0, "checksums")?,
+    }
+    let sums = reader.bytes(count as usize * 4, "checksums")?;
+    let sums = sums.chunks_exact(4).map(|sum| u32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]])).collect();
+    Ok(Record {
+        op,
+        key: ShardKey { ledger, extent, shard },
+        shape: ShardShape { pg, k, m, extent_len },
+        blocks,
+        payload_block,
+        sums_at: (at + RECORD_FIXED_BYTES) as u32,
+        sums,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! The superblock: who the device is, how it is divided and where its index checkpoint lies.
+
+use base::codec::{DecodeError, Reader, Writer};
+use base::{ClusterId, DriveUuid};
+
+use super::{BLOCK, FORMAT_VERSION, Geometry, crc_matches, require, seal_crc};
+use crate::buffer::AlignedBuf;
+
+/// First bytes of every Forebay device.
+pub(crate) const MAGIC: [u8; 8] = *b"FOREBAYD";
+const CRC_AT: usize = 8;
+/// Index segments that one superblock can name.
+pub(crate) const INDEX_SEGMENTS_MAX: usize = 512;
+
+/// Feature bits of this version: there are none yet.
+pub(crate) const KNOWN_FEATURES: Features = Features { compat: 0, read_only: 0, incompat: 0 };
+
+/// Feature bits: what a reader that does not know a bit may still do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct Features {
+    /// Everything.
+    pub compat: u64,
+    /// Read, but not write.
+    pub read_only: u64,
+    /// Nothing.
+    pub incompat: u64,
+}
+
+/// Where the index checkpoint lies and up to where it speaks.
+#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
+pub struct CheckpointPointer {
+    /// Which checkpoint; 0 if there is none yet.
+    pub generation: u64,
+    /// The last frame that it covers.
+    pub frontier_seq: u64,
+    /// Data segments opened later have at least this generation.
+    pub next_segment_generation: u64,
+    /// Runs that it consists of.
+    pub runs: u32,
+    /// Shards in it.
+    pub entries: u64,
+    /// The index segments that hold the runs, in order.
+    pub segments: Vec<u32>,
+}
+
+/// Everything in a superblock.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Superblock {
+    /// Format version of the device.
+    pub version: u32,
+    /// Feature bits.
+    pub features: Features,
+    /// Which cluster the device belongs to.
+    pub cluster: ClusterId,
+    /// Which drive it is.
+    pub uuid: DriveUuid,
+    /// Bytes of the device in use.
+    pub capacity_bytes: u64,
+    /// Size of a segment.
+    pub segment_bytes: u64,
+    /// Counts superblock writes: the higher of the two is the newer.
+    pub sequence: u64,
+    /// Counts opens. Part of every segment generation, so that none is ever used twice.
+    pub incarnation: u32,
+    /// Whether the drive was closed and nothing was written since.
+    pub closed: bool,
+    /// The index.
+    pub checkpoint: CheckpointPointer,
+}
+
+impl Superblock {
+    /// How the device is divided; `None` if the numbers make no sense.
+    pub(crate) fn geometry(&self) -> Option<Geometry> {
+        Geometry::new(self.capacity_bytes, self.segment_bytes)
+    }
+
+    /// One block, ready to be written.
+    pub(crate) fn encode(&self) -> AlignedBuf {
+        let checkpoint = &self.checkpoint;
+        assert!(
+            checkpoint.segments.len() <= INDEX_SEGMENTS_MAX,
+            "the engine never plans more index segments"
+        );
+        let mut writer = Writer::new();
+        writer.bytes(&MAGIC).u32(0).u32(self.version);
+        writer.u64(self.features.compat).u64(self.features.read_only).u64(self.features.incompat);
+        writer.bytes(&self.cluster.0).bytes(&self.uuid.0);
+        writer.u64(self.capacity_bytes).u64(self.segment_bytes);
+        writer.u64(self.sequence).u32(self.incarnation).u32(u32::from(self.closed));
+        writer
+            .u64(checkpoint.generation)
+            .u64(checkpoint.frontier_seq)
+            .u64(checkpoint.next_segment_generation);
+        writer.u64(checkpoint.entries).u32(checkpoint.runs).u32(checkpoint.segments.len() as u32);
+        for segment in &checkpoint.segments {
+            writer.u32(*segment);
+        }
+        let mut block = AlignedBuf::copy_of(&writer.finish());
+        seal_crc(&mut block, CRC_AT);
+        block
+    }
+
+    /// Reads one block. Version and features are returned as they are: the caller decides.
+    ///
+    /// A newer version may mean other fields, so only the front up to the features is checked for it.
+    pub(crate) fn decode(block: &[u8]) -> Result<Self, DecodeError> {
+        require(block.len() == BLOCK, "superblock length")?;
+        let mut reader = Reader::new(block);
+        require(reader.bytes(8, "magic")? == MAGIC, "magic")?;
+        require(crc_matches(block, CRC_AT), "crc")?;
+        reader.u32("crc")?;
+        let version = reader.u32("version")?;
+        let features = Features {
+            compat: reader.u64("compat")?,
+            read_only: reader.u64("read_only")?,
+            incompat: reader.u64("incompat")?,
+        };
+        let mut superblock = Self {
+            version,
+            features,
+            cluster: ClusterId(array(&mut reader, "cluster")?),
+            uuid: DriveUuid(array(&mut reader, "uuid")?),
+            capacity_bytes: reader.u64("capacity")?,
+            segment_bytes: reader.u64("segment size")?,
+            sequence: reader.u64("sequence")?,
+            incarnation: reader.u32("incarnation")?,
+            closed: reader.u32("closed")? == 1,
+            checkpoint: CheckpointPointer::default(),
+        };
+        if version > FORMAT_VERSION || features.incompat & !KNOWN_FEATURES.incompat != 0 {
+            return Ok(superblock);
+        }
+        superblock.checkpoint = decode_pointer(&mut reader)?;
+        let geometry = superblock.geometry().ok_or(DecodeError { field: "capacity" })?;
+        let inside = |segment: &u32| *segment < geometry.segments;
+        require(superblock.checkpoint.segments.iter().all(inside), "index segment")?;
+        Ok(superblock)
+    }
+}
+
+fn decode_pointer(reader: &mut Reader<'_>) -> Result<CheckpointPointer, DecodeError> {
+    let mut pointer = CheckpointPointer {
+        generation: reader.u64("checkpoint generation")?,
+        frontier_seq: reader.u64("frontier")?,
+        next_segment_generation: reader.u64("next segment generation")?,
+        entries: reader.u64("entries")?,
+        runs: reader.u32("runs")?,
+        segments: Vec::new(),
+    };
+    let count = reader.u32("index segments")? as usize;
+    require(count <= INDEX_SEGMENTS_MAX, "index segments")?;
+    for _ in 0..count {
+        pointer.segments.push(reader.u32("index segment")?);
+    }
+    Ok(pointer)
+}
+
+/// Takes 16 bytes.
+pub(super) fn array(reader: &mut Reader<'_>, field: &'static str) -> Result<[u8; 16], DecodeError> {
+    Ok(reader.bytes(16, field)?.try_into().expect("sixteen bytes were taken"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Superblock {
+        Superblock {
+            version: FORMAT_VERSION,
+            features: Features::default(),
+            cluster: ClusterId([1; 16]),
+            uuid: DriveUuid([2; 16]),
+            capacity_bytes: 64 << 20,
+            segment_bytes: 1 << 20,
+            sequence: 9,
+            incarnation: 3,
+            closed: true,
+            checkpoint: CheckpointPointer {
+                generation: 4,
+                frontier_seq: 77,
+                next_segment_generation: 3 << 32 | 5,
+                runs: 2,
+                entries: 10,
+                segments: vec![5, 6],
+            },
+        }
+    }
+
+    #[test]
+    fn a_superblock_comes_back_as_it_was() {
+        assert_eq!(Superblock::decode(&sample().encode()), Ok(sample()));
+    }
+
+    #[test]
+    fn any_flipped_bit_is_noticed() {
+        let block = sample().encode();
+        for bit in 0..BLOCK * 8 {
+            let mut damaged = block.to_vec();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(Superblock::decode(&damaged).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_identity_of_a_newer_version_is_readable() {
+        let newer = Superblock { version: 2, ..sample() };
+        let read = Superblock::decode(&newer.encode()).unwrap();
+        assert_eq!((read.version, read.cluster), (2, newer.cluster));
+    }
+}

@@ -1,0 +1,328 @@
+//! What lies where: every shard, every segment, and how the space adds up. In memory only.
+//!
+//! Invariant: `live_bytes` of a segment is the sum over the shards that lie in it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use wire::drive::{ShardEntry, ShardKey, ShardShape};
+
+use crate::format::checkpoint::{ENTRY_BYTES, RUN_BLOCKS_MAX, SEGMENT_BYTES, SegmentNote, items_per_run};
+use crate::format::frame::record_bytes;
+use crate::format::segment::SegmentClass;
+use crate::format::superblock::INDEX_SEGMENTS_MAX;
+use crate::format::{BLOCK, Geometry};
+
+/// Where one shard lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) segment: u32,
+    /// First payload block, counted from the start of the segment.
+    pub(crate) block: u32,
+    pub(crate) blocks: u32,
+    /// Bytes from the start of the segment to the checksums.
+    pub(crate) sums_at: u32,
+    pub(crate) shape: ShardShape,
+    /// The bytes are known to be lost; only the record of it is kept, in `segment`.
+    pub(crate) damaged: bool,
+}
+
+impl Entry {
+    /// Bytes that the shard keeps alive in its segment: its payload and its record.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        if self.damaged {
+            return record_bytes(0) as u64;
+        }
+        u64::from(self.blocks) * BLOCK as u64 + record_bytes(self.blocks as usize) as u64
+    }
+}
+
+/// What a segment is used for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SegmentState {
+    /// Nothing in it is needed by any recovery.
+    Free,
+    /// Frames are appended to it.
+    Open,
+    /// Holds frames; nothing is appended any more.
+    Sealed,
+    /// Holds runs of a checkpoint.
+    Index,
+}
+
+/// One segment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Segment {
+    pub(crate) state: SegmentState,
+    pub(crate) class: SegmentClass,
+    pub(crate) generation: u64,
+    /// Blocks up to the append point, header included.
+    pub(crate) used_blocks: u32,
+    pub(crate) live_bytes: u64,
+    /// The last frame in it.
+    pub(crate) last_seq: u64,
+}
+
+/// For whom a new segment is opened: each stops at another level of free space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// New shards: stop first.
+    Put,
+    /// Tombstones: must work on a full drive.
+    Delete,
+    /// The cleaner, which gives back more than it takes.
+    Move,
+}
+
+/// Sums over all segments; they add up to the capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Usage {
+    pub(crate) live_bytes: u64,
+    pub(crate) garbage_bytes: u64,
+    pub(crate) reserved_bytes: u64,
+    pub(crate) free_bytes: u64,
+}
+
+/// Shards and segments of a drive.
+pub(crate) struct Index {
+    pub(crate) geometry: Geometry,
+    entries: BTreeMap<ShardKey, Entry>,
+    pub(crate) segments: Vec<Segment>,
+    free: VecDeque<u32>,
+    /// Index segments that the checkpoint being written has taken already.
+    pub(crate) checkpoint_taken: u32,
+}
+
+impl Index {
+    /// Of an empty drive.
+    pub(crate) fn new(geometry: Geometry) -> Self {
+        let free = Segment {
+            state: SegmentState::Free,
+            class: SegmentClass::Bulk,
+            generation: 0,
+            used_blocks: 0,
+            live_bytes: 0,
+            last_seq: 0,
+        };
+        Self {
+            geometry,
+            entries: BTreeMap::new(),
+            segments: vec![free; geometry.segments as usize],
+            free: (0..geometry.segments).collect(),
+            checkpoint_taken: 0,
+        }
+    }
+
+    /// Takes over what recovery found.
+    pub(crate) fn recovered(
+        geometry: Geometry,
+        entries: BTreeMap<ShardKey, Entry>,
+        segments: Vec<Segment>,
+    ) -> Self {
+        let mut index = Self::new(geometry);
+        index.segments = segments;
+        index.free =
+            (0..geometry.segments).filter(|id| index.segment(*id).state == SegmentState::Free).collect();
+        for segment in &mut index.segments {
+            segment.live_bytes = 0;
+        }
+        for entry in entries.values() {
+            index.segments[entry.segment as usize].live_bytes += entry.live_bytes();
+        }
+        index.entries = entries;
+        index
+    }
+
+    /// Where a shard lies.
+    pub(crate) fn get(&self, key: &ShardKey) -> Option<Entry> {
+        self.entries.get(key).copied()
+    }
+
+    /// One segment.
+    pub(crate) fn segment(&self, id: u32) -> &Segment {
+        &self.segments[id as usize]
+    }
+
+    /// Stores or moves a shard.
+    pub(crate) fn set(&mut self, key: ShardKey, entry: Entry) {
+        self.segments[entry.segment as usize].live_bytes += entry.live_bytes();
+        if let Some(old) = self.entries.insert(key, entry) {
+            self.segments[old.segment as usize].live_bytes -= old.live_bytes();
+        }
+    }
+
+    /// Forgets a shard.
+    pub(crate) fn remove(&mut self, key: &ShardKey) {
+        if let Some(old) = self.entries.remove(key) {
+            self.segments[old.segment as usize].live_bytes -= old.live_bytes();
+        }
+    }
+
+    /// Shards stored.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Shards after `after` in key order.
+    pub(crate) fn after(&self, after: Option<ShardKey>) -> impl Iterator<Item = (&ShardKey, &Entry)> {
+        let start = match after {
+            Some(key) => std::ops::Bound::Excluded(key),
+            None => std::ops::Bound::Unbounded,
+        };
+        self.entries.range((start, std::ops::Bound::Unbounded))
+    }
+
+    /// Up to `limit` shards after `after`, as users see them.
+    pub(crate) fn list(&self, after: Option<ShardKey>, limit: usize) -> Vec<ShardEntry> {
+        let entry = |(key, entry): (&ShardKey, &Entry)| ShardEntry {
+            key: *key,
+            shape: entry.shape,
+            len_bytes: entry.blocks * BLOCK as u32,
+        };
+        self.after(after).take(limit).map(entry).collect()
+    }
+
+    /// The data segments as a checkpoint remembers them, without those in `leaving`.
+    pub(crate) fn notes(&self, leaving: &[u32]) -> Vec<SegmentNote> {
+        let note = |(id, segment): (usize, &Segment)| {
+            let open = match segment.state {
+                SegmentState::Open => true,
+                SegmentState::Sealed => false,
+                SegmentState::Free | SegmentState::Index => return None,
+            };
+            let note = SegmentNote {
+                segment: id as u32,
+                class: segment.class,
+                open,
+                generation: segment.generation,
+                used_blocks: segment.used_blocks,
+                last_seq: segment.last_seq,
+            };
+            (!leaving.contains(&note.segment)).then_some(note)
+        };
+        self.segments.iter().enumerate().filter_map(note).collect()
+    }
+}
+
+/// Space.
+impl Index {
+    /// Free segments, the reserved ones included.
+    pub(crate) fn free_segments(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// Segments that the next checkpoint needs at most.
+    pub(crate) fn checkpoint_segments(&self) -> u32 {
+        let usable = self.geometry.segment_blocks() - 1;
+        let runs_per_segment = (usable / RUN_BLOCKS_MAX).max(1);
+        let run_blocks = usable.min(RUN_BLOCKS_MAX);
+        // Shards stored while it is written come on top.
+        let entries = self.entries.len() + self.entries.len() / 8 + 1024;
+        let runs = entries.div_ceil(items_per_run(run_blocks, ENTRY_BYTES))
+            + self.segments.len().div_ceil(items_per_run(run_blocks, SEGMENT_BYTES));
+        runs.div_ceil(runs_per_segment as usize) as u32
+    }
+
+    /// Free segments that belong to the checkpoint.
+    fn checkpoint_reserve(&self) -> u32 {
+        self.checkpoint_segments().saturating_sub(self.checkpoint_taken)
+    }
+
+    /// Free segments that new shards must leave: 5 % of the drive, at least the checkpoint's and three more
+    /// (one for tombstones, one to clean into, one that is being filled).
+    pub(crate) fn user_reserve(&self) -> u32 {
+        (self.checkpoint_segments() + 3).max(self.geometry.segments.div_ceil(20))
+    }
+
+    /// Whether a segment may be opened.
+    pub(crate) fn may_open(&self, purpose: Purpose) -> bool {
+        let keep = match purpose {
+            Purpose::Put => self.user_reserve(),
+            Purpose::Delete => self.checkpoint_reserve() + 1,
+            Purpose::Move => self.checkpoint_reserve(),
+        };
+        self.free_segments() > keep
+    }
+
+    /// Whether one more shard keeps the index within what a superblock can name.
+    pub(crate) fn may_grow(&self) -> bool {
+        (self.checkpoint_segments() as usize) < INDEX_SEGMENTS_MAX
+    }
+
+    /// Takes the segment that was freed first, for `class`.
+    pub(crate) fn take_free(
+        &mut self,
+        state: SegmentState,
+        class: SegmentClass,
+        generation: u64,
+    ) -> Option<u32> {
+        let id = self.free.pop_front()?;
+        self.segments[id as usize] =
+            Segment { state, class, generation, used_blocks: 1, live_bytes: 0, last_seq: 0 };
+        Some(id)
+    }
+
+    /// Gives a segment back. Only for segments that no recovery needs.
+    pub(crate) fn release(&mut self, id: u32) {
+        let segment = &mut self.segments[id as usize];
+        assert!(segment.live_bytes == 0, "a segment with live shards is never released");
+        assert!(segment.state != SegmentState::Free, "a segment is released once");
+        segment.state = SegmentState::Free;
+        segment.used_blocks = 0;
+        self.free.push_back(id);
+    }
+
+    /// Sealed segments without a live shard: free once a checkpoint that knows it is durable.
+    pub(crate) fn dead_segments(&self) -> Vec<u32> {
+        let dead =
+            |id: &u32| self.segment(*id).state == SegmentState::Sealed && self.segment(*id).live_bytes == 0;
+        (0..self.geometry.segments).filter(dead).collect()
+    }
+
+    /// Bytes that cleaning a sealed segment gives back.
+    ///
+    /// A tail left over because the next shard did not fit would be left over again, so only a tail larger
+    /// than any shard counts: the one of a segment that was sealed by a crash.
+    pub(crate) fn gain_bytes(&self, id: u32) -> u64 {
+        let segment = self.segment(id);
+        let used = u64::from(segment.used_blocks) * BLOCK as u64;
+        let tail = self.geometry.segment_bytes - used;
+        let reclaimable_tail = if tail > self.geometry.segment_bytes / 2 { tail } else { 0 };
+        (used - BLOCK as u64).saturating_sub(segment.live_bytes) + reclaimable_tail
+    }
+
+    /// The sealed segment whose cleaning gives most, if that is at least `gain_min_bytes`.
+    pub(crate) fn victim(&self, gain_min_bytes: u64) -> Option<u32> {
+        (0..self.geometry.segments)
+            .filter(|id| self.segment(*id).state == SegmentState::Sealed && self.segment(*id).live_bytes > 0)
+            .max_by_key(|id| self.gain_bytes(*id))
+            .filter(|id| self.gain_bytes(*id) >= gain_min_bytes)
+    }
+
+    /// How the capacity divides.
+    pub(crate) fn usage(&self) -> Usage {
+        let size = self.geometry.segment_bytes;
+        let header = BLOCK as u64;
+        let mut usage = Usage { reserved_bytes: self.geometry.outside_bytes(), ..Usage::default() };
+        for segment in &self.segments {
+            let used = u64::from(segment.used_blocks) * BLOCK as u64;
+            match segment.state {
+                SegmentState::Free => {}
+                SegmentState::Index => usage.reserved_bytes += size,
+                SegmentState::Open | SegmentState::Sealed => {
+                    usage.reserved_bytes += header;
+                    usage.live_bytes += segment.live_bytes;
+                    usage.garbage_bytes += used - header - segment.live_bytes;
+                    if segment.state == SegmentState::Open {
+                        usage.free_bytes += size - used;
+                    } else {
+                        usage.garbage_bytes += size - used;
+                    }
+                }
+            }
+        }
+        let reserved = self.free_segments().min(self.user_reserve());
+        usage.reserved_bytes += u64::from(reserved) * size;
+        usage.free_bytes += u64::from(self.free_segments() - reserved) * size;
+        usage
+    }
+}

@@ -1,0 +1,214 @@
+//! Recovery: checkpoint, then the frames behind its frontier. Changes nothing on the device.
+//!
+//! A frame that is not intact was either never acknowledged (a crash tore it) or damaged later. Frames say
+//! up to which one everything was durable when they were written, so the two can be told apart: below that
+//! number it is damage, and costs the records concerned only.
+
+use std::collections::BTreeMap;
+
+use base::env::File;
+use wire::drive::ShardKey;
+
+use crate::engine::append::entry_of;
+use crate::format::Geometry;
+use crate::format::segment::SegmentClass;
+use crate::format::superblock::Superblock;
+use crate::index::{Entry, Index, Segment, SegmentState};
+use crate::scan::{
+    CheckpointContent, FoundFrame, Scan, ScanFrom, read_blocks, read_checkpoint, scan_segment,
+    segment_header, verify_payloads,
+};
+
+/// What a recovery met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct RecoveryReport {
+    /// Whether the drive was closed properly, so that nothing had to be replayed.
+    pub was_closed: bool,
+    /// Shards in the checkpoint.
+    pub checkpoint_entries: u64,
+    /// Frames replayed.
+    pub frames: u64,
+    /// Frames dropped because a crash tore them; none of them was acknowledged.
+    pub torn_frames: u64,
+    /// Records of acknowledged frames whose bytes are damaged.
+    pub damaged_records: u64,
+    /// Frames whose headers are damaged: which shards they held is unknown.
+    pub lost_frames: u64,
+}
+
+/// The state of a drive as its device says.
+pub(crate) struct Recovered {
+    pub(crate) index: Index,
+    pub(crate) next_seq: u64,
+    pub(crate) report: RecoveryReport,
+}
+
+/// Rebuilds the index.
+///
+/// # Errors
+/// A sentence for people if the checkpoint is damaged.
+pub(crate) fn recover(
+    file: &dyn File,
+    geometry: Geometry,
+    superblock: &Superblock,
+) -> Result<Recovered, String> {
+    let pointer = &superblock.checkpoint;
+    let content = read_checkpoint(file, geometry, pointer)?;
+    let mut segments = segments_of(&content, geometry, superblock);
+    let mut report = RecoveryReport {
+        was_closed: superblock.closed,
+        checkpoint_entries: content.entries.len() as u64,
+        ..RecoveryReport::default()
+    };
+    let mut next_seq = pointer.frontier_seq + 1;
+    let mut entries: BTreeMap<ShardKey, Entry> = content.entries.into_iter().collect();
+    if !superblock.closed {
+        let mut frames = Vec::new();
+        for (segment, scan) in scans(file, geometry, superblock, &mut segments) {
+            adopt_scan(&mut segments[segment as usize], &scan);
+            report.lost_frames += u64::from(scan.gaps);
+            frames.extend(scan.frames);
+        }
+        frames.sort_by_key(|frame| frame.header.seq);
+        next_seq = frames.last().map_or(next_seq, |frame| next_seq.max(frame.header.seq + 1));
+        replay(file, geometry, pointer.frontier_seq, &frames, &mut entries, &mut report);
+    }
+    forget_unknown_places(&segments, &mut entries, &mut report);
+    Ok(Recovered { index: Index::recovered(geometry, entries, segments), next_seq, report })
+}
+
+/// The segments as the checkpoint knows them; all others are free.
+fn segments_of(content: &CheckpointContent, geometry: Geometry, superblock: &Superblock) -> Vec<Segment> {
+    let mut segments = Index::new(geometry).segments;
+    for note in &content.notes {
+        let state = if note.open { SegmentState::Open } else { SegmentState::Sealed };
+        segments[note.segment as usize] = Segment {
+            state,
+            class: note.class,
+            generation: note.generation,
+            used_blocks: note.used_blocks,
+            live_bytes: 0,
+            last_seq: note.last_seq,
+        };
+    }
+    for id in &superblock.checkpoint.segments {
+        let segment = &mut segments[*id as usize];
+        (segment.state, segment.class, segment.used_blocks) = (SegmentState::Index, SegmentClass::Index, 1);
+    }
+    segments
+}
+
+/// Scans every segment that may hold frames behind the frontier.
+fn scans(
+    file: &dyn File,
+    geometry: Geometry,
+    superblock: &Superblock,
+    segments: &mut [Segment],
+) -> Vec<(u32, Scan)> {
+    let mut scans = Vec::new();
+    for id in 0..geometry.segments {
+        let segment = &mut segments[id as usize];
+        let from = match segment.state {
+            SegmentState::Sealed | SegmentState::Index => continue,
+            SegmentState::Open => ScanFrom {
+                segment: id,
+                generation: segment.generation,
+                block: segment.used_blocks,
+                last_seq: segment.last_seq,
+            },
+            SegmentState::Free => match opened_later(file, geometry, superblock, id) {
+                Some((class, generation)) => {
+                    segment.class = class;
+                    ScanFrom { segment: id, generation, block: 1, last_seq: 0 }
+                }
+                None => continue,
+            },
+        };
+        let scan = scan_segment(file, geometry, from);
+        if segment.state == SegmentState::Free && !scan.frames.is_empty() {
+            segment.generation = from.generation;
+            segment.state = SegmentState::Open;
+            segment.used_blocks = 1;
+        }
+        scans.push((id, scan));
+    }
+    scans
+}
+
+/// Class and generation of a segment that was opened after the checkpoint.
+fn opened_later(
+    file: &dyn File,
+    geometry: Geometry,
+    superblock: &Superblock,
+    id: u32,
+) -> Option<(SegmentClass, u64)> {
+    let bytes = read_blocks(file, geometry.offset(id, 0), 2).ok()?;
+    let (first, second) = bytes.split_at(crate::format::BLOCK);
+    let newest = superblock.checkpoint.next_segment_generation;
+    if let Some(header) = segment_header(first, superblock.uuid, id) {
+        let data = header.class != SegmentClass::Index && header.generation >= newest;
+        return data.then_some((header.class, header.generation));
+    }
+    // The header is damaged or torn: the first frame knows the generation too.
+    let frame = crate::format::frame::FrameHeader::peek(second).ok()?;
+    (frame.generation >= newest).then_some((SegmentClass::Bulk, frame.generation))
+}
+
+/// Never append behind what a crash may have torn.
+fn adopt_scan(segment: &mut Segment, scan: &Scan) {
+    if segment.state == SegmentState::Open {
+        segment.state = SegmentState::Sealed;
+        segment.used_blocks = segment.used_blocks.max(scan.end_block);
+        segment.last_seq = scan.frames.last().map_or(segment.last_seq, |frame| frame.header.seq);
+    }
+}
+
+fn replay(
+    file: &dyn File,
+    geometry: Geometry,
+    frontier_seq: u64,
+    frames: &[FoundFrame],
+    entries: &mut BTreeMap<ShardKey, Entry>,
+    report: &mut RecoveryReport,
+) {
+    let durable_seq =
+        frames.iter().map(|frame| frame.header.durable_seq).max().unwrap_or(0).max(frontier_seq);
+    for frame in frames.iter().filter(|frame| frame.header.seq > frontier_seq) {
+        let intact = verify_payloads(file, geometry, frame);
+        if frame.header.seq > durable_seq && intact.contains(&false) {
+            report.torn_frames += 1;
+            continue;
+        }
+        report.frames += 1;
+        for (record, intact) in frame.records.iter().zip(intact) {
+            let place = (record.blocks, record.payload_block, record.sums_at);
+            let entry = entry_of(&frame.header, record.op, place.0, place.1, place.2, record.shape);
+            match entry {
+                Some(mut entry) => {
+                    report.damaged_records += u64::from(!intact);
+                    entry.damaged |= !intact;
+                    entries.insert(record.key, entry);
+                }
+                None => {
+                    entries.remove(&record.key);
+                }
+            }
+        }
+    }
+}
+
+/// A checkpoint may know a shard from a frame behind its frontier. If that frame is lost, so is the shard.
+fn forget_unknown_places(
+    segments: &[Segment],
+    entries: &mut BTreeMap<ShardKey, Entry>,
+    report: &mut RecoveryReport,
+) {
+    let known = |entry: &Entry| {
+        let segment = &segments[entry.segment as usize];
+        let data = matches!(segment.state, SegmentState::Open | SegmentState::Sealed);
+        data && (entry.damaged || entry.block + entry.blocks <= segment.used_blocks)
+    };
+    let before = entries.len();
+    entries.retain(|_, entry| known(entry));
+    report.damaged_records += (before - entries.len()) as u64;
+}

@@ -1,0 +1,319 @@
+//! Damaged, foreign and failing devices: nothing wrong is ever returned as good, and every refusal says why.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::path::Path;
+
+use base::checksum::crc32c;
+use base::env::sim::Sim;
+use base::env::{Env, Files};
+use base::units::MIB;
+use common::*;
+use drive::{Drive, Existing, FormatDriveError, OpenDriveError, dump, fsck};
+use proptest::prelude::*;
+use wire::drive::{DriveService, GetShardError, ShardKey};
+
+const CAPACITY: u64 = 17 * MIB;
+const PATH: &str = "drive";
+
+fn path() -> &'static Path {
+    Path::new(PATH)
+}
+
+/// How the drive was left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    Closed,
+    Crashed,
+}
+
+/// A drive with shards 1..=count of 1 to 7 blocks, one frame each.
+fn filled(sim: &Sim, count: u64, left: Left) -> Vec<(ShardKey, u32)> {
+    format(&sim.env(), path(), CAPACITY);
+    let drive = open(&sim.env(), path()).unwrap();
+    let shards: Vec<_> = (1..=count).map(|extent| (key(extent), 1 + (extent % 7) as u32)).collect();
+    for (key, blocks) in &shards {
+        block_on(drive.put(put(*key, *blocks))).unwrap();
+    }
+    match left {
+        Left::Closed => block_on(drive.close()).unwrap(),
+        Left::Crashed => {
+            drop(drive);
+            sim.files.crash();
+        }
+    }
+    shards
+}
+
+/// Every answer is right or an error. Returns how many shards were readable.
+fn check_answers(drive: &Drive, shards: &[(ShardKey, u32)]) -> usize {
+    check_stat(drive);
+    let mut good = 0;
+    for (key, blocks) in shards {
+        match get(drive, *key, 0, *blocks) {
+            Ok(got) => {
+                assert_eq!(got.bytes, content(*key, *blocks), "{key:?}");
+                good += 1;
+            }
+            Err(GetShardError::Corrupt { .. } | GetShardError::NotFound { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    good
+}
+
+/// Where a shard's payload lies on the device.
+fn payload_offset(env: &Env, key: ShardKey) -> u64 {
+    let dump = dump(env, path()).unwrap();
+    let frames = dump.segments().flat_map(|segment| segment.frames).collect::<Vec<_>>();
+    let records = frames.iter().flat_map(|frame| &frame.records);
+    records.filter(|record| record.key == key).filter_map(|record| record.offset).next_back().unwrap()
+}
+
+/// Where the frame of a shard starts.
+fn frame_offset(env: &Env, key: ShardKey) -> u64 {
+    let dump = dump(env, path()).unwrap();
+    let frames = dump.segments().flat_map(|segment| segment.frames).collect::<Vec<_>>();
+    frames.iter().find(|frame| frame.records.iter().any(|record| record.key == key)).unwrap().offset
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn flipped_bits_are_never_returned_as_good(
+        seed in any::<u64>(),
+        left in prop_oneof![Just(Left::Closed), Just(Left::Crashed)],
+        // The first three MiB hold the superblocks and the segments in use.
+        flips in prop::collection::vec((0u64..3 * MIB, 0u8..8), 1..200),
+    ) {
+        let sim = Sim::new(seed);
+        let shards = filled(&sim, 60, left);
+        for (byte, bit) in flips {
+            sim.files.flip_bit(path(), byte, bit);
+        }
+        let found = fsck(&sim.env(), path());
+        if let Ok(drive) = open(&sim.env(), path()) {
+            let good = check_answers(&drive, &shards);
+            let report = found.unwrap();
+            prop_assert_eq!(report.shards - report.damaged_shards, good as u64);
+            prop_assert!(!report.clean || good == shards.len());
+        }
+        for segment in dump(&sim.env(), path()).into_iter().flat_map(|dump| dump.segments().collect::<Vec<_>>()) {
+            prop_assert!(serde_json::to_string(&segment).is_ok());
+        }
+    }
+
+    #[test]
+    fn misplaced_and_random_blocks_never_panic_nor_pass(
+        seed in any::<u64>(),
+        left in prop_oneof![Just(Left::Closed), Just(Left::Crashed)],
+        changes in prop::collection::vec((0usize..700, 0usize..700, any::<u8>(), any::<bool>()), 1..40),
+    ) {
+        let sim = Sim::new(seed);
+        let shards = filled(&sim, 60, left);
+        let mut image = sim.files.read(path()).unwrap();
+        for (to, from, byte, copy) in changes {
+            if copy {
+                image.copy_within(from * 4096..(from + 1) * 4096, to * 4096);
+            } else {
+                image[to * 4096..(to + 1) * 4096].fill(byte);
+            }
+        }
+        sim.files.put_image(path(), &image);
+        let _ = fsck(&sim.env(), path());
+        if let Ok(drive) = open(&sim.env(), path()) {
+            check_answers(&drive, &shards);
+        }
+    }
+}
+
+#[test]
+fn damage_behind_a_checkpoint_costs_that_shard_only() {
+    let sim = Sim::new(1);
+    let shards = filled(&sim, 30, Left::Closed);
+    let offset = payload_offset(&sim.env(), key(5));
+    sim.files.flip_bit(path(), offset + 3, 2);
+    let report = fsck(&sim.env(), path()).unwrap();
+    assert_eq!((report.damaged.clone(), report.shards, report.clean), (vec![key(5)], 30, false));
+    let drive = open(&sim.env(), path()).unwrap();
+    assert_eq!(check_answers(&drive, &shards), 29);
+    assert!(matches!(get(&drive, key(5), 0, 1), Err(GetShardError::Corrupt { .. })));
+    assert_eq!(drive.corrupt_reads(), 2);
+    // Writing the shard again heals it.
+    block_on(drive.put(put(key(5), shards[4].1))).unwrap();
+    assert_eq!(check_answers(&drive, &shards), 30);
+    block_on(drive.close()).unwrap();
+    drop(drive);
+    assert!(fsck(&sim.env(), path()).unwrap().clean);
+}
+
+#[test]
+fn a_read_error_costs_that_shard_only() {
+    let sim = Sim::new(1);
+    let shards = filled(&sim, 30, Left::Closed);
+    let offset = payload_offset(&sim.env(), key(5));
+    sim.files.break_range(path(), offset..offset + 1);
+    let drive = open(&sim.env(), path()).unwrap();
+    assert_eq!(check_answers(&drive, &shards), 29);
+    assert_eq!(drive.corrupt_reads(), 1);
+    assert!(drive.stat().failure.is_none(), "a bad sector is not a failed drive");
+}
+
+#[test]
+fn damage_in_the_replayed_part_costs_the_damaged_records_only() {
+    for (at_payload, lost_frames, damaged) in [(true, 0, 1), (false, 1, 0)] {
+        let sim = Sim::new(1);
+        let shards = filled(&sim, 30, Left::Crashed);
+        let env = sim.env();
+        let offset = if at_payload { payload_offset(&env, key(5)) } else { frame_offset(&env, key(5)) + 100 };
+        sim.files.flip_bit(path(), offset, 0);
+        let drive = open(&env, path()).unwrap();
+        let report = drive.recovery();
+        assert_eq!((report.lost_frames, report.damaged_records), (lost_frames, damaged), "{report:?}");
+        assert_eq!(check_answers(&drive, &shards), 29);
+        drop(drive);
+        let drive = open(&env, path()).unwrap();
+        assert_eq!(check_answers(&drive, &shards), 29);
+    }
+}
+
+#[test]
+fn one_superblock_is_enough_and_the_other_is_restored() {
+    for offset in [0, 64 << 10] {
+        let sim = Sim::new(1);
+        let shards = filled(&sim, 10, Left::Closed);
+        sim.files.flip_bit(path(), offset + 20, 0);
+        assert_eq!(fsck(&sim.env(), path()).unwrap().superblocks, 1);
+        let drive = open(&sim.env(), path()).unwrap();
+        assert_eq!(check_answers(&drive, &shards), 10);
+        block_on(drive.close()).unwrap();
+        drop(drive);
+        assert!(fsck(&sim.env(), path()).unwrap().clean);
+    }
+}
+
+#[test]
+fn the_cleaner_does_not_make_damage_look_good() {
+    let sim = Sim::new(3);
+    format(&sim.env(), path(), CAPACITY);
+    let drive = open(&sim.env(), path()).unwrap();
+    for extent in 1..=8 {
+        block_on(drive.put(put(key(extent), 3))).unwrap();
+    }
+    sim.files.flip_bit(path(), payload_offset(&sim.env(), key(5)), 1);
+    // Shards that come and go use up every segment several times, so the first one must be cleaned.
+    for round in 0..3000 {
+        block_on(drive.put(put(key(1000 + round), 12))).unwrap();
+        block_on(drive.delete(vec![key(1000 + round)])).unwrap();
+    }
+    let moved = payload_offset(&sim.env(), key(4));
+    assert!(moved > 2 * MIB, "the first segment was cleaned");
+    let check = |drive: &Drive| {
+        for extent in 1..=8 {
+            let got = get(drive, key(extent), 0, 3);
+            assert_eq!(got.is_ok(), extent != 5);
+        }
+        assert!(matches!(get(drive, key(5), 0, 3), Err(GetShardError::Corrupt { .. })));
+    };
+    check(&drive);
+    drop(drive);
+    sim.files.crash();
+    let drive = open(&sim.env(), path()).unwrap();
+    check(&drive);
+    block_on(drive.put(put(key(5), 3))).unwrap();
+    assert_eq!(get(&drive, key(5), 0, 3).unwrap().bytes, content(key(5), 3));
+}
+
+/// Changes bytes of both superblocks and makes their checksums right again.
+fn patch_superblocks(sim: &Sim, at: usize, bytes: &[u8]) {
+    let mut image = sim.files.read(path()).unwrap();
+    for offset in [0, 64 << 10] {
+        let block = &mut image[offset..offset + 4096];
+        block[at..at + bytes.len()].copy_from_slice(bytes);
+        block[8..12].fill(0);
+        let crc = crc32c(block);
+        block[8..12].copy_from_slice(&crc.to_le_bytes());
+    }
+    sim.files.put_image(path(), &image);
+}
+
+#[track_caller]
+fn check_refused(break_it: impl Fn(&Sim), expected: fn(&OpenDriveError) -> bool) {
+    let sim = Sim::new(1);
+    filled(&sim, 3, Left::Closed);
+    break_it(&sim);
+    let before = sim.files.read(path()).unwrap();
+    let error = open(&sim.env(), path()).err().expect("it is refused");
+    assert!(expected(&error), "{error:?}");
+    assert!(before == sim.files.read(path()).unwrap(), "nothing was changed");
+}
+
+#[test]
+fn drives_that_cannot_be_used_are_refused_each_with_its_reason() {
+    check_refused(
+        |sim| patch_superblocks(sim, 12, &[2]),
+        |error| matches!(error, OpenDriveError::TooNew { version: 2, .. }),
+    );
+    check_refused(
+        |sim| patch_superblocks(sim, 32, &[4]),
+        |error| matches!(error, OpenDriveError::UnknownFeatures { bits: 4, .. }),
+    );
+    check_refused(
+        |sim| patch_superblocks(sim, 24, &[4]),
+        |error| matches!(error, OpenDriveError::UnknownFeatures { bits: 4, .. }),
+    );
+    check_refused(
+        |sim| patch_superblocks(sim, 40, &[1]),
+        |error| matches!(error, OpenDriveError::OtherCluster { .. }),
+    );
+    let cut = |sim: &Sim| {
+        let image = sim.files.read(path()).unwrap();
+        sim.files.put_image(path(), &image[..16 << 20]);
+    };
+    check_refused(cut, |error| matches!(error, OpenDriveError::Shrunk { len_bytes: 16_777_216, .. }));
+    let flip_both = |sim: &Sim| [0, 64 << 10].iter().for_each(|at| sim.files.flip_bit(path(), at + 50, 0));
+    check_refused(flip_both, |error| matches!(error, OpenDriveError::SuperblocksDamaged { .. }));
+    check_refused(
+        |sim| sim.files.put_image(path(), &[0; 4096]),
+        |error| matches!(error, OpenDriveError::NotDrive { .. }),
+    );
+    // The first run of the checkpoint: segment 1 was the first one that was free at close.
+    check_refused(
+        |sim| sim.files.flip_bit(path(), 2 * MIB + 4096 + 40, 0),
+        |error| matches!(error, OpenDriveError::IndexDamaged { .. }),
+    );
+}
+
+#[test]
+fn unknown_compatible_features_are_no_reason_to_refuse() {
+    let sim = Sim::new(1);
+    let shards = filled(&sim, 3, Left::Closed);
+    patch_superblocks(&sim, 16, &[1]);
+    assert_eq!(check_answers(&open(&sim.env(), path()).unwrap(), &shards), 3);
+}
+
+#[test]
+fn foreign_content_is_not_formatted_over() {
+    let sim = Sim::new(1);
+    let env = sim.env();
+    for (at, refused) in [(0, true), (70_000, true), (CAPACITY as usize - 10, true), (5 << 20, false)] {
+        let mut image = vec![0; CAPACITY as usize];
+        image[at] = 1;
+        sim.files.put_image(path(), &image);
+        let result = Drive::format(&env, path(), &format_options(CAPACITY));
+        assert_eq!(matches!(result, Err(FormatDriveError::NotEmpty { .. })), refused, "{at}");
+        assert_eq!(result.is_err(), refused);
+    }
+    let again = Drive::format(&env, path(), &format_options(CAPACITY));
+    assert!(matches!(again, Err(FormatDriveError::IsDrive { uuid: UUID, cluster: CLUSTER, .. })));
+    block_on(open(&env, path()).unwrap().put(put(key(1), 1))).unwrap();
+    let overwrite = drive::FormatOptions { existing: Existing::Overwrite, ..format_options(CAPACITY) };
+    Drive::format(&env, path(), &overwrite).unwrap();
+    let drive = open(&env, path()).unwrap();
+    assert_eq!(drive.stat().shards, 0, "nothing of the old drive comes back");
+    let tiny = Drive::format(&env, Path::new("tiny"), &format_options(8 * MIB));
+    assert!(matches!(tiny, Err(FormatDriveError::Size { .. })));
+}

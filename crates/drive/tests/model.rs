@@ -1,0 +1,283 @@
+//! The drive against a reference model, over a simulated disk that crashes, fails and rots.
+//!
+//! Checked: acknowledged puts are there and equal after every crash, unacknowledged ones all or nothing,
+//! deleted shards stay deleted, rotten bytes are never returned as good, the space always adds up.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use base::env::sim::Sim;
+use base::units::MIB;
+use common::*;
+use drive::{Drive, OpenOptions};
+use proptest::prelude::*;
+use wire::drive::{DriveService, GetShardError, PutShardError, ShardKey};
+
+const CAPACITY: u64 = 17 * MIB;
+const PATH: &str = "drive";
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Puts issued together: (extent, blocks).
+    Puts(Vec<(u64, u32)>),
+    Deletes(Vec<u64>),
+    /// A put and a delete of other shards in one go.
+    Mixed(u64, u32, u64),
+    Crash,
+    /// The power fails after so many device operations of the steps that follow.
+    CutPowerAfter(u64),
+    Close,
+    FailSyncAfter(u64),
+    FailWriteAfter(u64),
+}
+
+fn extent() -> impl Strategy<Value = u64> {
+    1u64..40
+}
+
+fn blocks() -> impl Strategy<Value = u32> {
+    prop_oneof![4 => 1u32..5, 2 => 5u32..40, 1 => 40u32..90]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => prop::collection::vec((extent(), blocks()), 1..8).prop_map(Step::Puts),
+        5 => prop::collection::vec(extent(), 1..6).prop_map(Step::Deletes),
+        2 => (extent(), blocks(), extent()).prop_map(|(put, blocks, delete)| Step::Mixed(put, blocks, delete)),
+        2 => Just(Step::Crash),
+        2 => (0u64..30).prop_map(Step::CutPowerAfter),
+        1 => Just(Step::Close),
+        1 => (0u64..12).prop_map(Step::FailSyncAfter),
+        1 => (0u64..12).prop_map(Step::FailWriteAfter),
+    ]
+}
+
+/// What the drive may answer for a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    Present(u32),
+    Absent,
+    /// A put or delete was not acknowledged: either is right, until it has been seen.
+    Either(u32),
+}
+
+struct Run {
+    sim: Sim,
+    drive: Option<Arc<Drive>>,
+    model: BTreeMap<ShardKey, Known>,
+    options: OpenOptions,
+    deletes: u64,
+}
+
+impl Run {
+    fn new(seed: u64, checkpoint_every_bytes: u64) -> Self {
+        let sim = Sim::new(seed);
+        format(&sim.env(), Path::new(PATH), CAPACITY);
+        let options = OpenOptions { checkpoint_every_bytes, ..OpenOptions::new(CLUSTER) };
+        let mut run = Self { sim, drive: None, model: BTreeMap::new(), options, deletes: 0 };
+        run.reopen();
+        run
+    }
+
+    fn drive(&self) -> &Drive {
+        self.drive.as_ref().expect("the drive is open between steps")
+    }
+
+    fn reopen(&mut self) {
+        self.drive = None;
+        self.drive = Some(open_with(&self.sim.env(), Path::new(PATH), &self.options).unwrap());
+        self.check();
+    }
+
+    /// After a failure the drive answers nothing but `Failed`, until power comes back.
+    fn crash_if_failed(&mut self) {
+        if self.drive().stat().failure.is_some() {
+            let drive = self.drive();
+            assert!(matches!(block_on(drive.put(put(key(1), 1))), Err(PutShardError::Failed { .. })));
+            assert!(block_on(drive.delete(vec![key(1)])).is_err());
+            assert!(block_on(drive.list(None, 1)).is_err());
+            assert!(matches!(get(drive, key(1), 0, 1), Err(GetShardError::Failed { .. })));
+            self.crash();
+        }
+    }
+
+    fn crash(&mut self) {
+        self.sim.files.crash();
+        // A crash in the middle of the recovery changes nothing about its result.
+        for operations in [0, 1, 2, 4, 7] {
+            self.drive = None;
+            self.sim.files.cut_power_after(operations);
+            let _ = open_with(&self.sim.env(), Path::new(PATH), &self.options).map(drop);
+            self.sim.files.crash();
+        }
+        self.reopen();
+    }
+
+    fn known(&self, key: ShardKey) -> Known {
+        self.model.get(&key).copied().unwrap_or(Known::Absent)
+    }
+
+    fn puts(&mut self, shards: &[(u64, u32)]) {
+        let requests: Vec<_> = shards.iter().map(|(extent, blocks)| put(key(*extent), *blocks)).collect();
+        let drive = self.drive.clone().unwrap();
+        let results = join_all(requests.iter().map(|request| drive.put(request.clone())).collect());
+        for ((extent, blocks), result) in shards.iter().zip(results) {
+            let key = key(*extent);
+            let before = self.known(key);
+            let after = match (result, before) {
+                (Ok(()), Known::Present(have)) => {
+                    assert_eq!(have, *blocks);
+                    before
+                }
+                (Ok(()), _) => Known::Present(*blocks),
+                (Err(PutShardError::Conflict { .. }), _) => {
+                    assert_ne!(before, Known::Absent, "a conflict needs another shard");
+                    before
+                }
+                (Err(PutShardError::Failed { .. }), Known::Absent) => Known::Either(*blocks),
+                (Err(PutShardError::Failed { .. }), _) => before,
+                (Err(PutShardError::NoSpace { .. }), _) => before,
+                (Err(error), _) => panic!("{error}"),
+            };
+            self.model.insert(key, after);
+        }
+    }
+
+    fn deletes(&mut self, extents: &[u64]) {
+        let keys: Vec<_> = extents.iter().map(|extent| key(*extent)).collect();
+        let result = block_on(self.drive().delete(keys.clone()));
+        self.deletes += 1;
+        for key in keys {
+            self.note_delete(key, result.is_ok());
+        }
+    }
+
+    fn note_delete(&mut self, key: ShardKey, acknowledged: bool) {
+        let after = match (self.known(key), acknowledged) {
+            (_, true) | (Known::Absent, _) => Known::Absent,
+            (Known::Present(blocks) | Known::Either(blocks), false) => Known::Either(blocks),
+        };
+        self.model.insert(key, after);
+    }
+
+    fn mixed(&mut self, put_extent: u64, blocks: u32, delete_extent: u64) {
+        if put_extent == delete_extent {
+            return self.deletes(&[delete_extent]);
+        }
+        let drive = self.drive.clone().unwrap();
+        let request = put(key(put_extent), blocks);
+        let before = self.known(key(put_extent));
+        let put = async { drive.put(request).await.map(|()| true).map_err(|error| error.to_string()) };
+        let delete = async {
+            drive.delete(vec![key(delete_extent)]).await.map(|()| false).map_err(|error| error.to_string())
+        };
+        let results = join_all(vec![Box::pin(put), Box::pin(delete)]);
+        if results[0].is_ok() && before == Known::Absent {
+            self.model.insert(key(put_extent), Known::Present(blocks));
+        } else if results[0].is_err() && before == Known::Absent {
+            self.model.insert(key(put_extent), Known::Either(blocks));
+        }
+        self.note_delete(key(delete_extent), results[1].is_ok());
+    }
+
+    /// Compares everything; what was in doubt is known afterwards and must stay so.
+    fn check(&mut self) {
+        let drive = self.drive.clone().unwrap();
+        check_stat(&drive);
+        let listed = block_on(drive.list(None, 10_000)).unwrap();
+        assert!(listed.is_sorted_by_key(|entry| entry.key));
+        let listed: BTreeMap<_, _> =
+            listed.into_iter().map(|entry| (entry.key, entry.len_bytes / 4096)).collect();
+        for (key, known) in &mut self.model {
+            let there = listed.get(key).copied();
+            match *known {
+                Known::Present(blocks) => assert_eq!(there, Some(blocks), "{key:?}"),
+                Known::Absent => assert_eq!(there, None, "{key:?}"),
+                Known::Either(blocks) => {
+                    assert!(there.is_none_or(|there| there == blocks), "{key:?}");
+                    *known = there.map_or(Known::Absent, Known::Present);
+                }
+            }
+        }
+        for (key, blocks) in &listed {
+            assert!(self.model.contains_key(key), "{key:?} was never put");
+            let got = get(&drive, *key, 0, *blocks).unwrap();
+            assert_eq!(got.bytes, content(*key, *blocks), "{key:?}");
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Puts(shards) => self.puts(shards),
+            Step::Deletes(extents) => self.deletes(extents),
+            Step::Mixed(put, blocks, delete) => self.mixed(*put, *blocks, *delete),
+            Step::Crash => self.crash(),
+            Step::CutPowerAfter(operations) => self.sim.files.cut_power_after(*operations),
+            Step::Close => {
+                let _ = block_on(self.drive().close());
+                if self.drive().stat().failure.is_none() {
+                    self.drive = None;
+                    match open_with(&self.sim.env(), Path::new(PATH), &self.options) {
+                        Ok(drive) => self.drive = Some(drive),
+                        // A fault that an earlier step planned.
+                        Err(_) => self.crash(),
+                    }
+                    self.check();
+                }
+            }
+            Step::FailSyncAfter(count) => self.sim.files.fail_sync_after(*count),
+            Step::FailWriteAfter(count) => self.sim.files.fail_write_after(*count),
+        }
+        self.crash_if_failed();
+        check_stat(self.drive());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, max_shrink_iters: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn acknowledged_shards_survive_everything(
+        seed in any::<u64>(),
+        // From "in nearly every step" to "only when the drive is nearly full".
+        checkpoint_every in prop_oneof![Just(16u64 << 10), Just(1 << 20), Just(256 << 20)],
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let mut run = Run::new(seed, checkpoint_every);
+        for step in &steps {
+            run.step(step);
+        }
+        run.sim.files.clear_faults();
+        run.crash();
+    }
+}
+
+/// Fills and empties a drive many times over, so that segments are reused and cleaned, with crashes.
+#[test]
+fn shards_survive_reuse_cleaning_and_crashes() {
+    for seed in 0..6 {
+        let mut run = Run::new(seed, 2 << 20);
+        let mut random = seed;
+        let mut next = move |limit: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % limit
+        };
+        for round in 0..1200 {
+            let extent = 1 + next(220);
+            match next(10) {
+                0..=5 => run.puts(&[(extent, 1 + next(60) as u32)]),
+                6..=8 => run.deletes(&[extent, 1 + next(220)]),
+                _ if round % 5 == 0 => run.sim.files.cut_power_after(next(60)),
+                _ => {}
+            }
+            run.crash_if_failed();
+            check_stat(run.drive());
+        }
+        run.crash();
+    }
+}

@@ -1,0 +1,104 @@
+//! Full drives: when puts stop, that deletes and cleaning go on, and that room comes back.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::path::Path;
+
+use base::env::sim::Sim;
+use base::units::MIB;
+use common::*;
+use drive::Drive;
+use wire::drive::{DriveService, PutShardError};
+
+const PATH: &str = "drive";
+
+fn fill(drive: &Drive, first: u64, blocks: u32) -> u64 {
+    for extent in first.. {
+        match block_on(drive.put(put(key(extent), blocks))) {
+            Ok(()) => {}
+            Err(PutShardError::NoSpace { .. }) => return extent,
+            Err(error) => panic!("{error}"),
+        }
+        check_stat(drive);
+    }
+    unreachable!("every drive fills up")
+}
+
+fn check_full(capacity: u64, blocks: u32, least_percent: u64) {
+    let sim = Sim::new(7);
+    let path = Path::new(PATH);
+    format(&sim.env(), path, capacity);
+    let mut drive = open(&sim.env(), path).unwrap();
+    let end = fill(&drive, 1, blocks);
+    let stored = (end - 1) * u64::from(blocks) * 4096;
+    assert!(stored * 100 / capacity >= least_percent, "{} % stored", stored * 100 / capacity);
+    // Every delete by itself, spread over all segments, on a full drive, with crashes in between.
+    for extent in (1..end).step_by(3) {
+        block_on(drive.delete(vec![key(extent)])).unwrap();
+        check_stat(&drive);
+        if extent % 50 == 1 {
+            drop(drive);
+            sim.files.crash();
+            drive = open(&sim.env(), path).unwrap();
+        }
+    }
+    let refilled = fill(&drive, end, blocks) - end;
+    assert!(refilled * 3 >= (end - 1) * 4 / 5, "{refilled} of {} came back", (end - 1) / 3);
+    for extent in (2..end).step_by(3) {
+        assert_eq!(get(&drive, key(extent), 0, blocks).unwrap().bytes, content(key(extent), blocks));
+    }
+    let listed = block_on(drive.list(None, 100_000)).unwrap();
+    block_on(drive.delete(listed.iter().map(|entry| entry.key).collect())).unwrap();
+    assert_eq!(drive.stat().live_bytes, 0);
+    assert!(fill(&drive, 1_000_000, blocks) - 1_000_000 >= (end - 1) * 9 / 10, "all room comes back");
+}
+
+#[test]
+fn small_shards_fill_a_drive_and_room_comes_back() {
+    check_full(33 * MIB, 1, 35);
+}
+
+#[test]
+fn middle_shards_fill_a_drive_and_room_comes_back() {
+    check_full(33 * MIB, 15, 70);
+}
+
+#[test]
+fn large_shards_fill_a_drive_and_room_comes_back() {
+    check_full(65 * MIB, 60, 75);
+}
+
+#[test]
+fn churn_on_a_half_full_drive_never_runs_out() {
+    let sim = Sim::new(8);
+    format(&sim.env(), Path::new(PATH), 33 * MIB);
+    let drive = open(&sim.env(), Path::new(PATH)).unwrap();
+    for extent in 1..12_000u64 {
+        block_on(drive.put(put(key(extent), 10))).unwrap();
+        if extent > 300 {
+            // Old and young ones die, so that segments are partly dead.
+            let victim = if extent % 3 == 0 { extent - 300 } else { extent - 300 + extent % 7 };
+            block_on(drive.delete(vec![key(victim), key(extent - 300)])).unwrap();
+        }
+    }
+    check_stat(&drive);
+}
+
+#[test]
+fn lists_are_paged_in_key_order() {
+    let sim = Sim::new(9);
+    format(&sim.env(), Path::new(PATH), 33 * MIB);
+    let drive = open(&sim.env(), Path::new(PATH)).unwrap();
+    for extent in [5, 3, 900, 70_000, 1] {
+        block_on(drive.put(put(key(extent), 1))).unwrap();
+    }
+    let (mut after, mut seen) = (None, Vec::new());
+    while let Some(entry) = block_on(drive.list(after, 1)).unwrap().pop() {
+        after = Some(entry.key);
+        seen.push(entry.key.extent.0);
+        assert_eq!((entry.len_bytes, entry.shape.k), (4096, 4));
+    }
+    assert_eq!(seen, [1, 3, 5, 900, 70_000]);
+}

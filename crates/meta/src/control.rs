@@ -1,0 +1,235 @@
+//! The control ledger: the cluster's identity, drives, placement groups and filesystems.
+//!
+//! It is ledger 0: the same log and the same kind of batches as a filesystem's, with records in JSON, because
+//! there are few of them and operators read them. Every change is durable when the call returns.
+
+use std::sync::{Arc, Mutex};
+
+use base::env::Env;
+use base::{ClusterId, DriveId, DriveUuid, Epoch, LedgerId, PgId, Seq};
+use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup, Profile};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::batch::Batch;
+use crate::keys::Keys;
+use crate::log::LedgerLog;
+use crate::owner::{OwnerError, recover, runtime};
+use crate::state::{Applied, State};
+
+/// The control ledger's number.
+pub const CONTROL_LEDGER: LedgerId = LedgerId(0);
+
+const DRIVES: u8 = b'd';
+const FILESYSTEMS: u8 = b'f';
+const GROUPS: u8 = b'g';
+
+/// The cluster as such.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterRecord {
+    /// Identity, for ever.
+    pub id: ClusterId,
+    /// Counts changes of drives and placement groups.
+    pub map_epoch: u64,
+    /// The next drive's number.
+    pub next_drive: u32,
+    /// The next placement group's number.
+    pub next_group: u32,
+    /// The next filesystem's number.
+    pub next_filesystem: u32,
+}
+
+/// A drive.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DriveRecord {
+    /// Its number.
+    pub id: DriveId,
+    /// What is written on it.
+    pub uuid: DriveUuid,
+    /// Device or file.
+    pub path: String,
+    /// Its failure domain; on one node, the drive itself.
+    pub domain: u64,
+    /// Size in bytes.
+    pub capacity_bytes: u64,
+    /// Whether it may be used.
+    pub state: DriveState,
+}
+
+/// A filesystem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FilesystemRecord {
+    /// Its number.
+    pub id: u32,
+    /// Its name, unique in the cluster.
+    pub name: String,
+    /// Its ledger.
+    pub ledger: LedgerId,
+    /// How new data is protected.
+    pub profile: Profile,
+    /// Where new data goes.
+    pub groups: Vec<PgId>,
+    /// Size as `statfs` tells it; `None`: whatever the drives hold.
+    pub provisioned_bytes: Option<u64>,
+}
+
+/// Why the control ledger could not be read or changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// It could not be opened.
+    #[error(transparent)]
+    Open(#[from] OwnerError),
+    /// A record is damaged or of a newer version.
+    #[error("control record cannot be read: {0}")]
+    Record(#[from] serde_json::Error),
+    /// The log or the store failed; restart the node.
+    #[error("control ledger failed: {0}")]
+    Failed(String),
+    /// The cluster was never created.
+    #[error("there is no cluster in this directory")]
+    NoCluster,
+}
+
+/// The open control ledger.
+pub struct Control {
+    keys: Keys,
+    log: Arc<dyn LedgerLog>,
+    state: Arc<dyn State>,
+    epoch: Epoch,
+    seq: Mutex<Seq>,
+}
+
+/// Records to change in one step.
+#[derive(Debug, Default)]
+pub struct ControlChange {
+    changes: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+}
+
+impl ControlChange {
+    fn put<T: Serialize>(&mut self, key: Vec<u8>, record: &T) -> &mut Self {
+        let bytes = serde_json::to_vec(record).expect("records are plain data");
+        self.changes.push((key, Some(bytes)));
+        self
+    }
+
+    /// Sets the cluster's record.
+    pub fn cluster(&mut self, record: &ClusterRecord) -> &mut Self {
+        self.put(Keys::new(CONTROL_LEDGER).value("cluster"), record)
+    }
+
+    /// Adds or changes a drive.
+    pub fn drive(&mut self, record: &DriveRecord) -> &mut Self {
+        self.put(Keys::new(CONTROL_LEDGER).control(DRIVES, record.id.0), record)
+    }
+
+    /// Adds or changes a placement group.
+    pub fn group(&mut self, record: &PlacementGroup) -> &mut Self {
+        self.put(Keys::new(CONTROL_LEDGER).control(GROUPS, record.id.0), record)
+    }
+
+    /// Adds or changes a filesystem.
+    pub fn filesystem(&mut self, record: &FilesystemRecord) -> &mut Self {
+        self.put(Keys::new(CONTROL_LEDGER).control(FILESYSTEMS, record.id), record)
+    }
+}
+
+impl Control {
+    /// Opens the ledger and brings its store up to the end of its log.
+    pub fn open(log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Result<Self, ControlError> {
+        let (epoch, tail) = runtime().block_on(recover(CONTROL_LEDGER, &log, &state))?;
+        Ok(Self { keys: Keys::new(CONTROL_LEDGER), log, state, epoch, seq: Mutex::new(tail) })
+    }
+
+    /// The identity of a new cluster.
+    pub fn new_cluster(env: &Env) -> ClusterRecord {
+        let mut id = [0; 16];
+        env.random.fill(&mut id);
+        ClusterRecord { id: ClusterId(id), map_epoch: 1, next_drive: 0, next_group: 0, next_filesystem: 1 }
+    }
+
+    /// Makes changes durable, all or none.
+    pub fn commit(&self, change: ControlChange) -> Result<(), ControlError> {
+        let mut seq = self.seq.lock().expect("no holder of this lock panics");
+        let next = Seq(seq.0 + 1);
+        let batch = Batch { changes: change.changes };
+        let append = self.log.append(self.epoch, next, vec![batch.encode()]);
+        runtime().block_on(append).map_err(|error| ControlError::Failed(error.to_string()))?;
+        *seq = next;
+        let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
+        let applied = Applied { seq: next, epoch: self.epoch };
+        self.state.apply(&mut pairs, applied).map_err(|error| ControlError::Failed(error.to_string()))
+    }
+
+    fn all<T: DeserializeOwned>(&self, table: u8) -> Result<Vec<T>, ControlError> {
+        let mut records = Vec::new();
+        let visited = self.state.scan(&self.keys.controls(table), &mut |_, bytes| {
+            records.push(serde_json::from_slice(bytes));
+            std::ops::ControlFlow::Continue(())
+        });
+        visited.map_err(|error| ControlError::Failed(error.to_string()))?;
+        Ok(records.into_iter().collect::<Result<_, _>>()?)
+    }
+
+    /// The cluster, unless this is a new directory.
+    pub fn cluster(&self) -> Result<ClusterRecord, ControlError> {
+        let bytes = self.state.get(&self.keys.value("cluster"));
+        let bytes = bytes.map_err(|error| ControlError::Failed(error.to_string()))?;
+        Ok(serde_json::from_slice(&bytes.ok_or(ControlError::NoCluster)?)?)
+    }
+
+    /// All drives by number.
+    pub fn drives(&self) -> Result<Vec<DriveRecord>, ControlError> {
+        self.all(DRIVES)
+    }
+
+    /// All filesystems by number.
+    pub fn filesystems(&self) -> Result<Vec<FilesystemRecord>, ControlError> {
+        self.all(FILESYSTEMS)
+    }
+
+    /// Drives and placement groups as clients use them.
+    pub fn map(&self) -> Result<ClusterMap, ControlError> {
+        let epoch = Epoch(self.cluster()?.map_epoch);
+        let drives = self.drives()?;
+        let drives = drives
+            .iter()
+            .map(|drive| MapDrive { id: drive.id, uuid: drive.uuid, domain: drive.domain, state: drive.state });
+        Ok(ClusterMap { epoch, drives: drives.collect(), groups: self.all(GROUPS)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::MemLog;
+    use crate::state::MemState;
+
+    #[test]
+    fn what_was_committed_is_there_after_reopening_even_without_the_store() {
+        let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
+        let cluster = Control::new_cluster(&Env::real());
+        let filesystem = FilesystemRecord {
+            id: 1,
+            name: "main".to_owned(),
+            ledger: LedgerId(1),
+            profile: "4+2".parse().unwrap(),
+            groups: vec![PgId(0)],
+            provisioned_bytes: None,
+        };
+        {
+            let control = Control::open(log.clone(), Arc::new(MemState::default())).unwrap();
+            assert!(matches!(control.cluster(), Err(ControlError::NoCluster)));
+            let mut change = ControlChange::default();
+            change.cluster(&cluster).filesystem(&filesystem);
+            control.commit(change).unwrap();
+        }
+        let control = Control::open(log, Arc::new(MemState::default())).unwrap();
+        assert_eq!(control.cluster().unwrap(), cluster);
+        assert_eq!(control.filesystems().unwrap(), [filesystem]);
+        assert!(control.drives().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,110 @@
+//! Attributes, times and errors between [`client`] and the kernel.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base::FsError;
+use client::{Attr, FileKind};
+use fuser::{Errno, FileAttr, FileType, INodeNo};
+
+const BLOCK_BYTES: u32 = 4096;
+
+pub(super) fn file_type(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Regular => FileType::RegularFile,
+        FileKind::Directory => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::Fifo => FileType::NamedPipe,
+        FileKind::Socket => FileType::Socket,
+        FileKind::CharDevice => FileType::CharDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+/// What `mknod` asks for; `None` for a kind that is made in another way.
+pub(super) fn kind_of_mode(mode: u32) -> Option<FileKind> {
+    Some(match mode & libc::S_IFMT {
+        libc::S_IFREG | 0 => FileKind::Regular,
+        libc::S_IFIFO => FileKind::Fifo,
+        libc::S_IFSOCK => FileKind::Socket,
+        libc::S_IFCHR => FileKind::CharDevice,
+        libc::S_IFBLK => FileKind::BlockDevice,
+        _ => return None,
+    })
+}
+
+pub(super) fn time_of(ns: i64) -> SystemTime {
+    let distance = Duration::from_nanos(ns.unsigned_abs());
+    if ns >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
+}
+
+/// Nanoseconds since 1970, clamped to what 64 bits hold: the years 1677 to 2262.
+pub(super) fn ns_of(time: SystemTime) -> i64 {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_nanos()).map_or(i64::MIN, |ns| -ns),
+    }
+}
+
+pub(super) fn file_attr(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(attr.ino.0),
+        size: attr.size,
+        blocks: attr.stored_bytes.div_ceil(512),
+        atime: time_of(attr.atime_ns),
+        mtime: time_of(attr.mtime_ns),
+        ctime: time_of(attr.ctime_ns),
+        crtime: time_of(attr.btime_ns),
+        kind: file_type(attr.kind),
+        perm: (attr.mode & 0o7777) as u16,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
+/// The one place where errors get their numbers.
+pub(super) fn errno(error: FsError) -> Errno {
+    let number = match error {
+        FsError::NotFound => libc::ENOENT,
+        FsError::Exists => libc::EEXIST,
+        FsError::NotDirectory => libc::ENOTDIR,
+        FsError::IsDirectory => libc::EISDIR,
+        FsError::NotEmpty => libc::ENOTEMPTY,
+        FsError::Denied => libc::EACCES,
+        FsError::NotPermitted => libc::EPERM,
+        FsError::Invalid => libc::EINVAL,
+        FsError::NameTooLong => libc::ENAMETOOLONG,
+        FsError::TooLarge => libc::EFBIG,
+        FsError::TooManyLinks => libc::EMLINK,
+        FsError::NoAttribute => libc::ENODATA,
+        FsError::Range => libc::ERANGE,
+        FsError::ValueTooLarge => libc::E2BIG,
+        FsError::CrossDevice => libc::EXDEV,
+        FsError::NoSpace => libc::ENOSPC,
+        FsError::QuotaExceeded => libc::EDQUOT,
+        FsError::WouldBlock => libc::EAGAIN,
+        FsError::Deadlock => libc::EDEADLK,
+        FsError::Interrupted => libc::EINTR,
+        FsError::StaleLease | FsError::Io | FsError::Unavailable => libc::EIO,
+        FsError::Stale => libc::ESTALE,
+        FsError::Unsupported => libc::EOPNOTSUPP,
+        FsError::ReadOnly => libc::EROFS,
+    };
+    Errno::from_i32(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_1970_and_beyond_the_range_survive() {
+        for ns in [0, 1, -1, 1_700_000_000_123_456_789, -5_000_000_001, i64::MAX] {
+            assert_eq!(ns_of(time_of(ns)), ns);
+        }
+        assert_eq!(ns_of(UNIX_EPOCH + Duration::from_secs(1 << 40)), i64::MAX);
+    }
+}

@@ -1,0 +1,202 @@
+//! The FUSE mount. Every type of `fuser` stays in this module.
+//!
+//! The kernel's threads read requests from cloned descriptors. What is answered from memory (a cached `getattr`,
+//! a write that finds room) is answered on that thread; everything else runs on the runtime and is answered
+//! from there, so no request ever waits for another. Invalidations run on threads of their own, because the
+//! kernel may let them wait for requests under way.
+
+mod attr;
+mod dir;
+mod ops;
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base::Ino;
+use client::{Client, Invalidate};
+use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, SessionACL};
+use rustix::mount::{UnmountFlags, unmount};
+use tokio::runtime::Handle;
+
+use dir::DirStream;
+
+/// How a filesystem is mounted.
+#[derive(Debug, Clone)]
+pub struct MountOptions {
+    /// Where; an existing directory.
+    pub path: PathBuf,
+    /// What `mount` shows as the source.
+    pub source: String,
+    /// Threads that read requests.
+    pub threads: usize,
+}
+
+/// Why a filesystem was not mounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// Something is mounted there already.
+    #[error("mount point is busy: path={0}")]
+    Busy(PathBuf),
+    /// There is no such directory, or it is a file.
+    #[error("mount point is not a directory: path={0}")]
+    NotDirectory(PathBuf),
+    /// The kernel has no FUSE, or the device is not there.
+    #[error("/dev/fuse cannot be opened: load the fuse module, or pass the device into the container")]
+    NoFuse(#[source] io::Error),
+    /// Anything else.
+    #[error("cannot mount: path={path}")]
+    Failed {
+        /// Where.
+        path: PathBuf,
+        #[source]
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A mounted filesystem.
+pub struct Mount {
+    session: Option<BackgroundSession>,
+    client: Client,
+    path: PathBuf,
+}
+
+impl Mount {
+    /// Mounts. A dead mount that an earlier process left at the same place is removed first.
+    pub fn new(client: Client, runtime: Handle, options: &MountOptions) -> Result<Self, MountError> {
+        let path = &options.path;
+        clear_dead_mount(path);
+        check_mount_point(path)?;
+        rustix::fs::open("/dev/fuse", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
+            .map_err(|error| MountError::NoFuse(error.into()))?;
+        let mut config = Config::default();
+        config.mount_options = vec![
+            MountOption::FSName(options.source.clone()),
+            MountOption::Subtype("forebay".to_owned()),
+            MountOption::DefaultPermissions,
+            MountOption::Suid,
+            MountOption::Dev,
+        ];
+        config.acl = SessionACL::All;
+        config.n_threads = Some(options.threads.max(1));
+        config.clone_fd = true;
+        let fuse = Fuse {
+            client: client.clone(),
+            runtime,
+            dirs: Mutex::new(HashMap::new()),
+            next_handle: AtomicU64::new(1),
+        };
+        let failed = |source| MountError::Failed { path: path.clone(), source };
+        let session = fuser::Session::new(fuse, path, &config).map_err(failed)?.spawn().map_err(failed)?;
+        client.set_invalidate(Some(Arc::new(KernelCaches { notifier: session.notifier() })));
+        raise_readahead(path);
+        Ok(Self { session: Some(session), client, path: path.clone() })
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the mount still answers; somebody may have unmounted it by hand.
+    pub fn is_alive(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| !session.guard.is_finished())
+    }
+
+    /// Unmounts. Fails with `ResourceBusy` if files are open on it and `mode` is [`UnmountMode::IfIdle`].
+    pub fn unmount(&mut self, mode: UnmountMode) -> io::Result<()> {
+        let Some(session) = self.session.take() else { return Ok(()) };
+        let flags = match mode {
+            UnmountMode::IfIdle => UnmountFlags::empty(),
+            UnmountMode::Detach => UnmountFlags::DETACH,
+        };
+        match unmount(&self.path, flags) {
+            // Somebody may have unmounted it by hand.
+            Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => {}
+            Err(error) => {
+                self.session = Some(session);
+                return Err(error.into());
+            }
+        }
+        self.client.set_invalidate(None);
+        drop(session);
+        Ok(())
+    }
+}
+
+/// What to do about files that are open on the mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnmountMode {
+    /// Refuse.
+    IfIdle,
+    /// Take the mount out of the tree at once; open files fail when the process ends.
+    Detach,
+}
+
+fn check_mount_point(path: &Path) -> Result<(), MountError> {
+    let stat = rustix::fs::stat(path).map_err(|_| MountError::NotDirectory(path.to_owned()))?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Directory {
+        return Err(MountError::NotDirectory(path.to_owned()));
+    }
+    let parent = rustix::fs::stat(path.join("..")).map_err(|_| MountError::NotDirectory(path.to_owned()))?;
+    if parent.st_dev != stat.st_dev {
+        return Err(MountError::Busy(path.to_owned()));
+    }
+    Ok(())
+}
+
+/// A process that was killed leaves a mount that answers ENOTCONN.
+fn clear_dead_mount(path: &Path) {
+    if rustix::fs::stat(path).is_err_and(|error| error == rustix::io::Errno::NOTCONN) {
+        match unmount(path, UnmountFlags::DETACH) {
+            Ok(()) => tracing::info!(path = %path.display(), "removed the mount of a process that died"),
+            Err(error) => tracing::warn!(path = %path.display(), %error, "dead mount cannot be removed"),
+        }
+    }
+}
+
+/// The kernel's default read-ahead of 128 KiB keeps one drive busy; an extent is on several.
+fn raise_readahead(path: &Path) {
+    let Ok(stat) = rustix::fs::stat(path) else { return };
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let knob = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    let flags = rustix::fs::OFlags::WRONLY;
+    let written = rustix::fs::open(&knob, flags, rustix::fs::Mode::empty())
+        .and_then(|file| rustix::io::write(&file, READAHEAD_KIB.to_string().as_bytes()));
+    if let Err(error) = written {
+        tracing::debug!(%error, knob, "read-ahead stays as it is");
+    }
+}
+
+const READAHEAD_KIB: u32 = 4096;
+/// How long the kernel may use what it was told, under a lease that says when it changes.
+const CACHE_TERM: Duration = Duration::from_secs(10);
+
+struct Fuse {
+    client: Client,
+    runtime: Handle,
+    dirs: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<DirStream>>>>,
+    next_handle: AtomicU64,
+}
+
+struct KernelCaches {
+    notifier: Notifier,
+}
+
+impl Invalidate for KernelCaches {
+    fn inode(&self, ino: Ino) {
+        // The kernel answers ENOENT for what it does not cache.
+        let _ = self.notifier.inval_inode(INodeNo(ino.0), 0, 0);
+    }
+
+    fn entry(&self, parent: Ino, name: &[u8]) {
+        let _ = self.notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name));
+    }
+}

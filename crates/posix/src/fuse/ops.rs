@@ -1,0 +1,638 @@
+//! The kernel's requests, each translated to one call of the client.
+
+use std::ffi::OsStr;
+use std::future::Future;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use base::{FsError, Ino};
+use client::{
+    AllocateMode, Attr, FileKind, MakeNode, NotTaken, OpenIntent, RenameMode, SeekKind, SetAttr, XattrMode,
+};
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    TimeOrNow, WriteFlags,
+};
+
+use super::attr::{errno, file_attr, file_type, kind_of_mode, ns_of};
+use super::dir::{DOT, DOT_DOT, DirStream};
+use super::{CACHE_TERM, Fuse};
+
+/// Bytes of one request at most.
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
+/// Requests that the kernel sends on its own account (read-ahead, write-back) without waiting.
+const BACKGROUND_MAX: u16 = 128;
+/// Inode numbers are never reused, so one generation is enough.
+const GENERATION: Generation = Generation(0);
+/// Nominal number of inodes that still fit: there is no limit but space.
+const FREE_INODES: u64 = 1 << 40;
+
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
+const GROUP_EXEC: u32 = 0o10;
+
+const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
+fn ino_of(number: INodeNo) -> Ino {
+    Ino(number.0)
+}
+
+fn open_intent(flags: OpenFlags) -> OpenIntent {
+    if flags.0 & libc::O_TRUNC != 0 && flags.acc_mode() != OpenAccMode::O_RDONLY {
+        return OpenIntent::Truncate;
+    }
+    match flags.acc_mode() {
+        OpenAccMode::O_RDONLY => OpenIntent::Read,
+        OpenAccMode::O_WRONLY | OpenAccMode::O_RDWR => OpenIntent::Write,
+    }
+}
+
+/// The mode without the bits that a change by somebody else takes away; `None` if it has none of them.
+fn without_set_id(mode: u32) -> Option<u32> {
+    let drops_gid = mode & SET_GID != 0 && mode & GROUP_EXEC != 0;
+    let next = mode & !SET_UID & !(if drops_gid { SET_GID } else { 0 });
+    (next != mode).then_some(next)
+}
+
+impl Fuse {
+    fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(work);
+    }
+
+    fn make(&self, req: &Request, parent: INodeNo, name: &OsStr, kind: FileKind, mode: u32, umask: u32) -> MakeNode {
+        MakeNode {
+            parent: ino_of(parent),
+            name: name.as_bytes().to_vec().into(),
+            kind,
+            mode: mode & 0o7777,
+            umask,
+            uid: req.uid(),
+            gid: req.gid(),
+            rdev: 0,
+            target: Vec::new().into(),
+            open: OpenIntent::None,
+        }
+    }
+
+    fn make_and_reply(&self, make: MakeNode, reply: ReplyEntry) {
+        let client = self.client.clone();
+        self.run(async move { reply_entry(reply, client.make(make).await) });
+    }
+
+    fn open_flags(&self) -> FopenFlags {
+        FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+    }
+}
+
+fn reply_entry(reply: ReplyEntry, result: Result<Attr, FsError>) {
+    match result {
+        Ok(attr) => reply.entry(&CACHE_TERM, &file_attr(&attr), GENERATION),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+fn reply_attr(reply: ReplyAttr, result: Result<Attr, FsError>) {
+    match result {
+        Ok(attr) => reply.attr(&CACHE_TERM, &file_attr(&attr)),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+fn reply_empty(reply: ReplyEmpty, result: Result<(), FsError>) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+fn reply_xattr(reply: ReplyXattr, size: u32, result: Result<Vec<u8>, FsError>) {
+    match result {
+        Ok(value) if size == 0 => reply.size(value.len() as u32),
+        Ok(value) if value.len() <= size as usize => reply.data(&value),
+        Ok(_) => reply.error(Errno::ERANGE),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+impl Filesystem for Fuse {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let wanted = InitFlags::FUSE_ASYNC_READ
+            | InitFlags::FUSE_ASYNC_DIO
+            | InitFlags::FUSE_ATOMIC_O_TRUNC
+            | InitFlags::FUSE_EXPORT_SUPPORT
+            | InitFlags::FUSE_BIG_WRITES
+            | InitFlags::FUSE_DONT_MASK
+            | InitFlags::FUSE_DO_READDIRPLUS
+            | InitFlags::FUSE_READDIRPLUS_AUTO
+            | InitFlags::FUSE_PARALLEL_DIROPS
+            | InitFlags::FUSE_POSIX_ACL
+            | InitFlags::FUSE_CACHE_SYMLINKS
+            | InitFlags::FUSE_HANDLE_KILLPRIV_V2
+            | InitFlags::FUSE_EXPLICIT_INVAL_DATA;
+        // An older kernel has fewer; what it lacks it does itself.
+        let _ = config.add_capabilities(wanted & config.capabilities());
+        let _ = config.set_max_write(REQUEST_BYTES_MAX);
+        if let Err(most) = config.set_max_readahead(4 * REQUEST_BYTES_MAX) {
+            let _ = config.set_max_readahead(most);
+        }
+        let _ = config.set_max_background(BACKGROUND_MAX);
+        let _ = config.set_time_granularity(Duration::from_nanos(1));
+        Ok(())
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let (client, name) = (self.client.clone(), name.to_owned());
+        self.run(async move { reply_entry(reply, client.lookup(ino_of(parent), name.as_bytes()).await) });
+    }
+
+    fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
+        self.client.forget(ino_of(ino), nlookup);
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        let ino = ino_of(ino);
+        if let Some(attr) = self.client.cached_attr(ino) {
+            return reply_attr(reply, Ok(attr));
+        }
+        let client = self.client.clone();
+        self.run(async move { reply_attr(reply, client.getattr(ino).await) });
+    }
+
+    fn setattr(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let client = self.client.clone();
+        let now = client.wall_ns();
+        let ns = |time: TimeOrNow| match time {
+            TimeOrNow::SpecificTime(time) => ns_of(time),
+            TimeOrNow::Now => now,
+        };
+        let mut set =
+            SetAttr { mode, uid, gid, size, atime_ns: atime.map(ns), mtime_ns: mtime.map(ns) };
+        // A change of owner, and a cut by somebody without the right to keep them, takes the set-id bits.
+        let kills_set_id = uid.is_some() || gid.is_some() || size.is_some() && req.uid() != 0;
+        let ino = ino_of(ino);
+        self.run(async move {
+            if kills_set_id
+                && set.mode.is_none()
+                && let Ok(attr) = client.getattr(ino).await
+                && attr.kind != FileKind::Directory
+            {
+                set.mode = without_set_id(attr.mode);
+            }
+            reply_attr(reply, client.setattr(ino, set).await);
+        });
+    }
+
+    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        let client = self.client.clone();
+        self.run(async move {
+            match client.readlink(ino_of(ino)).await {
+                Ok(target) => reply.data(&target),
+                Err(error) => reply.error(errno(error)),
+            }
+        });
+    }
+
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let Some(kind) = kind_of_mode(mode) else { return reply.error(Errno::EINVAL) };
+        let mut make = self.make(req, parent, name, kind, mode, umask);
+        make.rdev = rdev;
+        self.make_and_reply(make, reply);
+    }
+
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        self.make_and_reply(self.make(req, parent, name, FileKind::Directory, mode, umask), reply);
+    }
+
+    fn symlink(&self, req: &Request, parent: INodeNo, link_name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let mut make = self.make(req, parent, link_name, FileKind::Symlink, 0o777, 0);
+        make.target = target.as_os_str().as_bytes().to_vec().into();
+        self.make_and_reply(make, reply);
+    }
+
+    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (client, name) = (self.client.clone(), name.to_owned());
+        self.run(async move { reply_empty(reply, client.unlink(ino_of(parent), name.as_bytes()).await) });
+    }
+
+    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (client, name) = (self.client.clone(), name.to_owned());
+        self.run(async move { reply_empty(reply, client.rmdir(ino_of(parent), name.as_bytes()).await) });
+    }
+
+    fn rename(
+        &self,
+        _req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let mode = match flags.bits() {
+            0 => RenameMode::Replace,
+            libc::RENAME_NOREPLACE => RenameMode::NoReplace,
+            libc::RENAME_EXCHANGE => RenameMode::Exchange,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let (client, name, newname) = (self.client.clone(), name.to_owned(), newname.to_owned());
+        self.run(async move {
+            let (from, to) = ((ino_of(parent), name.as_bytes()), (ino_of(newparent), newname.as_bytes()));
+            reply_empty(reply, client.rename(from, to, mode).await);
+        });
+    }
+
+    fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        let (client, name) = (self.client.clone(), newname.to_owned());
+        self.run(async move {
+            reply_entry(reply, client.link(ino_of(ino), ino_of(newparent), name.as_bytes()).await);
+        });
+    }
+
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let (client, ino, intent) = (self.client.clone(), ino_of(ino), open_intent(flags));
+        let (opened, uid) = (self.open_flags(), req.uid());
+        self.run(async move {
+            match client.open_file(ino, intent).await {
+                Ok(attr) => {
+                    if intent == OpenIntent::Truncate
+                        && uid != 0
+                        && let Some(mode) = without_set_id(attr.mode)
+                    {
+                        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+                        if let Err(error) = client.setattr(ino, set).await {
+                            client.close_file(ino);
+                            return reply.error(errno(error));
+                        }
+                    }
+                    reply.opened(FileHandle(0), opened);
+                }
+                Err(error) => reply.error(errno(error)),
+            }
+        });
+    }
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let mut make = self.make(req, parent, name, FileKind::Regular, mode, umask);
+        make.open = OpenIntent::Write;
+        let (client, opened, name) = (self.client.clone(), self.open_flags(), name.to_owned());
+        let exclusive = flags & libc::O_EXCL != 0;
+        self.run(async move {
+            let mut result = client.make(make).await;
+            if matches!(result, Err(FsError::Exists)) && !exclusive {
+                // Somebody else was faster: then this is an open.
+                result = match client.lookup(ino_of(parent), name.as_bytes()).await {
+                    Ok(attr) => client.open_file(attr.ino, open_intent(OpenFlags(flags))).await,
+                    Err(error) => Err(error),
+                };
+            }
+            match result {
+                Ok(attr) => {
+                    reply.created(&CACHE_TERM, &file_attr(&attr), GENERATION, FileHandle(0), opened);
+                }
+                Err(error) => reply.error(errno(error)),
+            }
+        });
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let client = self.client.clone();
+        self.run(async move {
+            match client.read(ino_of(ino), offset, size as usize).await {
+                Ok(bytes) => reply.data(&bytes),
+                Err(error) => reply.error(errno(error)),
+            }
+        });
+    }
+
+    fn write(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let ino = ino_of(ino);
+        let kills_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
+            && self.client.cached_attr(ino).is_none_or(|attr| without_set_id(attr.mode).is_some());
+        if !kills_set_id {
+            match self.client.try_write(ino, offset, data) {
+                Ok(()) => return reply.written(data.len() as u32),
+                Err(NotTaken::Failed(error)) => return reply.error(errno(error)),
+                Err(NotTaken::WouldWait) => {}
+            }
+        }
+        let (client, data) = (self.client.clone(), data.to_vec());
+        self.run(async move {
+            if kills_set_id
+                && let Ok(attr) = client.getattr(ino).await
+                && let Some(mode) = without_set_id(attr.mode)
+            {
+                let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+                if let Err(error) = client.setattr(ino, set).await {
+                    return reply.error(errno(error));
+                }
+            }
+            match client.write(ino, offset, &data).await {
+                Ok(()) => reply.written(data.len() as u32),
+                Err(error) => reply.error(errno(error)),
+            }
+        });
+    }
+
+    fn flush(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+        reply_empty(reply, self.client.flush_soon(ino_of(ino)));
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.client.close_file(ino_of(ino));
+        reply.ok();
+    }
+
+    fn fsync(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        let client = self.client.clone();
+        self.run(async move { reply_empty(reply, client.fsync(ino_of(ino)).await) });
+    }
+
+    fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
+        let stream = Arc::new(tokio::sync::Mutex::new(DirStream::new(ino_of(ino))));
+        self.dirs.lock().expect("no holder of this lock panics").insert(handle, stream);
+        reply.opened(FileHandle(handle), FopenFlags::empty());
+    }
+
+    fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        self.dirs.lock().expect("no holder of this lock panics").remove(&fh.0);
+        reply.ok();
+    }
+
+    fn readdir(&self, _req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let Some(stream) = self.dir(fh) else { return reply.error(Errno::EBADF) };
+        let client = self.client.clone();
+        self.run(async move {
+            let mut stream = stream.lock().await;
+            let result = stream.after(&client, offset).await.map(<[_]>::to_vec);
+            let entries = match result {
+                Ok(entries) => entries,
+                Err(error) => return reply.error(errno(error)),
+            };
+            let dots = [(DOT, ino, "."), (DOT_DOT, INodeNo(stream.parent().0), "..")];
+            for (cookie, number, name) in dots {
+                if offset < cookie && reply.add(number, cookie, fuser::FileType::Directory, name) {
+                    return reply.ok();
+                }
+            }
+            for entry in entries {
+                let name = OsStr::from_bytes(&entry.name);
+                if reply.add(INodeNo(entry.attr.ino.0), entry.cookie, file_type(entry.attr.kind), name) {
+                    break;
+                }
+            }
+            reply.ok();
+        });
+    }
+
+    fn readdirplus(&self, _req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        let Some(stream) = self.dir(fh) else { return reply.error(Errno::EBADF) };
+        let client = self.client.clone();
+        self.run(async move {
+            let mut stream = stream.lock().await;
+            let result = stream.after(&client, offset).await.map(<[_]>::to_vec);
+            let entries = match result {
+                Ok(entries) => entries,
+                Err(error) => return reply.error(errno(error)),
+            };
+            let dots = [(DOT, ino_of(ino), "."), (DOT_DOT, stream.parent(), "..")];
+            for (cookie, number, name) in dots.into_iter().filter(|dot| offset < dot.0) {
+                let attr = match client.getattr(number).await {
+                    Ok(attr) => file_attr(&attr),
+                    Err(error) => return reply.error(errno(error)),
+                };
+                if reply.add(attr.ino, cookie, name, &CACHE_TERM, &attr, GENERATION) {
+                    return reply.ok();
+                }
+            }
+            for entry in entries {
+                let attr = client.pin_entry(&entry);
+                let term = if entry.lease.is_some() { CACHE_TERM } else { Duration::ZERO };
+                let (name, attr) = (OsStr::from_bytes(&entry.name), file_attr(&attr));
+                if reply.add(attr.ino, entry.cookie, name, &term, &attr, GENERATION) {
+                    // It did not fit, so the kernel does not count it.
+                    client.forget(entry.attr.ino, 1);
+                    break;
+                }
+            }
+            reply.ok();
+        });
+    }
+
+    fn fsyncdir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        // Names are durable before the call that changed them returns.
+        reply.ok();
+    }
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        const BLOCK: u64 = 4096;
+        let client = self.client.clone();
+        self.run(async move {
+            match client.statfs().await {
+                Ok(stat) => {
+                    let (total, free) = (stat.total_bytes / BLOCK, stat.free_bytes / BLOCK);
+                    let files = stat.inodes + FREE_INODES;
+                    reply.statfs(total, free, free, files, FREE_INODES, BLOCK as u32, 255, BLOCK as u32);
+                }
+                Err(error) => reply.error(errno(error)),
+            }
+        });
+    }
+
+    fn setxattr(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let mode = match flags {
+            0 => XattrMode::Set,
+            libc::XATTR_CREATE => XattrMode::Create,
+            libc::XATTR_REPLACE => XattrMode::Replace,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let (client, name, value) = (self.client.clone(), name.to_owned(), value.to_vec());
+        self.run(async move {
+            reply_empty(reply, client.setxattr(ino_of(ino), name.as_bytes(), &value, mode).await);
+        });
+    }
+
+    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let (client, name) = (self.client.clone(), name.to_owned());
+        self.run(async move {
+            let value = client.getxattr(ino_of(ino), name.as_bytes()).await;
+            reply_xattr(reply, size, value.map(|value| value.to_vec()));
+        });
+    }
+
+    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let client = self.client.clone();
+        self.run(async move {
+            let names = client.listxattr(ino_of(ino)).await;
+            let joined = names.map(|names| names.iter().flat_map(|name| name.iter().copied().chain([0])).collect());
+            reply_xattr(reply, size, joined);
+        });
+    }
+
+    fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (client, name) = (self.client.clone(), name.to_owned());
+        self.run(async move {
+            let result = match client.removexattr(ino_of(ino), name.as_bytes()).await {
+                // An ACL that says what the mode says is not kept; removing it is no error.
+                Err(FsError::NoAttribute) if ACL_NAMES.contains(&name.as_bytes()) => Ok(()),
+                other => other,
+            };
+            reply_empty(reply, result);
+        });
+    }
+
+    fn fallocate(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
+        const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | KEEP;
+        const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;
+        const ZERO_KEEP: i32 = ZERO | KEEP;
+        let mode = match mode {
+            0 => AllocateMode::Extend,
+            KEEP => AllocateMode::KeepSize,
+            PUNCH => AllocateMode::Punch,
+            ZERO => AllocateMode::Zero,
+            ZERO_KEEP => AllocateMode::ZeroKeepSize,
+            _ => return reply.error(Errno::EOPNOTSUPP),
+        };
+        let client = self.client.clone();
+        self.run(async move { reply_empty(reply, client.allocate(ino_of(ino), offset, length, mode).await) });
+    }
+
+    fn lseek(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let kind = match whence {
+            libc::SEEK_DATA => SeekKind::Data,
+            libc::SEEK_HOLE => SeekKind::Hole,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
+        let client = self.client.clone();
+        self.run(async move {
+            match client.seek(ino_of(ino), offset, kind).await {
+                Ok(found) => reply.offset(found as i64),
+                Err(FsError::NoAttribute) => reply.error(Errno::ENXIO),
+                Err(error) => reply.error(errno(error)),
+            }
+        });
+    }
+
+    fn copy_file_range(
+        &self,
+        _req: &Request,
+        ino_in: INodeNo,
+        _fh_in: FileHandle,
+        offset_in: u64,
+        ino_out: INodeNo,
+        _fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        // The reply counts in 32 bits; the kernel asks again for the rest.
+        const COPY_BYTES_MAX: u64 = 1 << 30;
+        let client = self.client.clone();
+        self.run(async move {
+            let (from, to) = ((ino_of(ino_in), offset_in), (ino_of(ino_out), offset_out));
+            match client.copy_range(from, to, len.min(COPY_BYTES_MAX)).await {
+                Ok(copied) => reply.written(copied as u32),
+                Err(error) => reply.error(errno(error)),
+            }
+        });
+    }
+}
+
+impl Fuse {
+    fn dir(&self, handle: FileHandle) -> Option<Arc<tokio::sync::Mutex<DirStream>>> {
+        self.dirs.lock().expect("no holder of this lock panics").get(&handle.0).cloned()
+    }
+}
