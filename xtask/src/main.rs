@@ -1,6 +1,7 @@
 //! Chores of this repository: `cargo xtask tidy`, and tests and measurements of a node as a whole.
 
 mod arguments;
+mod bench;
 mod crash;
 mod node;
 mod nullfs;
@@ -18,14 +19,17 @@ fn main() -> Result<ExitCode> {
     match arguments[..] {
         ["tidy"] => tidy(),
         ["crash", ref rest @ ..] => Ok(exit_code(crash::run(rest)?)),
+        ["bench", ref rest @ ..] => bench::run(rest).map(|()| ExitCode::SUCCESS),
         ["nullfs", mount] => nullfs::run(Path::new(mount)).map(|()| ExitCode::SUCCESS),
         _ => {
             eprintln!(
                 "usage: cargo xtask COMMAND\n\n\
                  tidy\n      check the rules of STYLE.md that a machine can check\n\
                  {}\n      kill a node under load and check what it promised\n\n\
+                 {}\n      measure it beside ext4 and an empty FUSE filesystem\n\n\
                  {}\n      serve a filesystem in memory, to see what FUSE itself costs",
                 crash::USAGE,
+                bench::USAGE,
                 nullfs::USAGE,
             );
             Ok(ExitCode::from(2))
