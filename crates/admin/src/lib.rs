@@ -1,1 +1,15 @@
-//! placeholder
+//! The management interface of a node: REST with JSON over a socket that only the node's owner can open.
+//!
+//! The command line is one client of it. [`NodeControl`] is what a node offers; [`serve`] puts it on a socket;
+//! [`AdminClient`] calls it. Every answer of `GET` is what `--json` prints.
+
+mod api;
+mod client;
+mod server;
+
+pub use api::{
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FilesystemInfo, LedgerInfo, MountRequest, NodeControl,
+    NodeStatus, ShardInfo, SpaceInfo, WhyInfo,
+};
+pub use client::{AdminClient, CallError};
+pub use server::{ServeError, serve};

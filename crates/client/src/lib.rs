@@ -60,8 +60,8 @@ pub struct ClientOptions {
     pub topology: watch::Receiver<Arc<Topology>>,
     /// How new data is protected.
     pub profile: Profile,
-    /// Size of the filesystem as `statfs` tells it, in bytes.
-    pub provisioned_bytes: u64,
+    /// Size of the filesystem as `statfs` tells it, in bytes; `None`: whatever the drives hold.
+    pub provisioned_bytes: Option<u64>,
     /// Bytes written but not durable at most; more writers wait.
     pub dirty_bytes_max: u64,
 }
@@ -103,7 +103,7 @@ struct Inner {
     ledger: LedgerId,
     profile: Profile,
     window: u64,
-    provisioned_bytes: u64,
+    provisioned_bytes: Option<u64>,
     dirty_bytes_max: u64,
     dirty_bytes: AtomicU64,
     /// Wakes writers that wait for dirty bytes to drain.
@@ -213,7 +213,8 @@ impl Client {
             return Err(FsError::Io);
         };
         let room = self.inner.room_bytes.load(std::sync::atomic::Ordering::Relaxed);
-        let total_bytes = self.inner.provisioned_bytes;
+        let holds = || self.inner.extents.topology().capacity_bytes(self.inner.profile);
+        let total_bytes = self.inner.provisioned_bytes.unwrap_or_else(holds);
         let free_bytes = total_bytes.saturating_sub(used_bytes).min(room);
         Ok(FsStat { total_bytes, free_bytes, used_bytes, inodes })
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base::{DriveId, PgId};
 use layout::{ClusterMap, DriveState, PlacementGroup, Profile};
-use wire::drive::{DriveHealth, DriveService};
+use wire::drive::{DriveHealth, DriveService, DriveStat};
 
 /// The cluster map and the services of its drives. Replaced as a whole when something changes.
 #[derive(Clone, Default)]
@@ -48,26 +48,62 @@ impl Topology {
 
     /// Bytes of file data that still fit, if they are spread over all drives.
     pub(crate) fn room_bytes(&self, profile: Profile) -> u64 {
-        let mut rooms: Vec<u64> = Vec::new();
-        for drive in &self.map.drives {
-            rooms.push(self.usable(drive.id).map_or(0, |service| service.stat().free_bytes));
+        let room = |id| self.usable(id).map_or(0, |service| service.stat().free_bytes);
+        spread(self.map.drives.iter().map(|drive| room(drive.id)).collect(), profile)
+    }
+
+    /// Bytes of file data that the drives hold when they are empty and all up.
+    pub(crate) fn capacity_bytes(&self, profile: Profile) -> u64 {
+        let capacity = |stat: DriveStat| stat.capacity_bytes - stat.reserved_bytes;
+        spread(self.drives.values().map(|service| capacity(service.stat())).collect(), profile)
+    }
+}
+
+/// How much data goes on drives with this room. Each stripe needs n different ones, so what one drive has beyond
+/// its share of what the others can match is no use.
+fn spread(mut rooms: Vec<u64>, profile: Profile) -> u64 {
+    let n = usize::from(profile.n());
+    if rooms.len() < n {
+        return 0;
+    }
+    rooms.sort_unstable();
+    let mut total: u64 = rooms.iter().sum();
+    let mut stripes_left = n as u64;
+    for room in rooms.iter().rev().take(n - 1) {
+        if *room <= total / stripes_left {
+            break;
         }
-        let n = usize::from(profile.n());
-        if rooms.len() < n || n == 0 {
-            return 0;
-        }
-        // Stripes need n different drives: what one drive has beyond the average of the rest is no use.
-        rooms.sort_unstable();
-        let mut total: u64 = rooms.iter().sum();
-        let mut left = n as u64;
-        for room in rooms.iter().rev().take(n.saturating_sub(1)) {
-            let share = total / left;
-            if *room <= share {
-                break;
-            }
-            total -= room;
-            left -= 1;
-        }
-        total / left * u64::from(profile.k())
+        total -= room;
+        stripes_left -= 1;
+    }
+    total / stripes_left * u64::from(profile.k())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(rooms: &[u64], profile: &str, expected: u64) {
+        assert_eq!(spread(rooms.to_vec(), profile.parse().unwrap()), expected);
+    }
+
+    #[test]
+    fn equal_drives_hold_k_parts_of_n() {
+        check(&[100; 6], "4+2", 400);
+        check(&[100; 12], "4+2", 800);
+        check(&[100], "1+0", 100);
+    }
+
+    #[test]
+    fn a_drive_larger_than_all_others_counts_only_as_far_as_they_match_it() {
+        check(&[100, 100, 1000], "r2", 200);
+        check(&[100, 1000], "r2", 100);
+        check(&[100, 200, 300], "r2", 300);
+    }
+
+    #[test]
+    fn too_few_drives_hold_nothing() {
+        check(&[100; 5], "4+2", 0);
     }
 }

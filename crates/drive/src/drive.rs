@@ -413,9 +413,10 @@ fn usable_superblock(path: &Path, file: &dyn File, cluster: ClusterId) -> Result
     let path = path.to_owned();
     let superblocks = Superblocks::read(file);
     let Some(superblock) = superblocks.newest().cloned() else {
-        return Err(match superblocks.magic_seen {
-            true => OpenDriveError::SuperblocksDamaged { path },
-            false => OpenDriveError::NotDrive { path },
+        return Err(match (superblocks.error, superblocks.magic_seen) {
+            (Some(source), _) => OpenDriveError::Io { path, source },
+            (None, true) => OpenDriveError::SuperblocksDamaged { path },
+            (None, false) => OpenDriveError::NotDrive { path },
         });
     };
     if superblock.cluster != cluster {

@@ -88,6 +88,8 @@ pub(crate) struct Index {
     entries: BTreeMap<ShardKey, Entry>,
     pub(crate) segments: Vec<Segment>,
     free: VecDeque<u32>,
+    /// The segments that frames are appended to, at most one of a class.
+    open: Vec<u32>,
     /// Index segments that the checkpoint being written has taken already.
     pub(crate) checkpoint_taken: u32,
 }
@@ -108,6 +110,7 @@ impl Index {
             entries: BTreeMap::new(),
             segments: vec![free; geometry.segments as usize],
             free: (0..geometry.segments).collect(),
+            open: Vec::new(),
             checkpoint_taken: 0,
         }
     }
@@ -122,6 +125,8 @@ impl Index {
         index.segments = segments;
         index.free =
             (0..geometry.segments).filter(|id| index.segment(*id).state == SegmentState::Free).collect();
+        index.open =
+            (0..geometry.segments).filter(|id| index.segment(*id).state == SegmentState::Open).collect();
         for segment in &mut index.segments {
             segment.live_bytes = 0;
         }
@@ -258,7 +263,21 @@ impl Index {
         let id = self.free.pop_front()?;
         self.segments[id as usize] =
             Segment { state, class, generation, used_blocks: 1, live_bytes: 0, last_seq: 0 };
+        if state == SegmentState::Open {
+            self.open.push(id);
+        }
         Some(id)
+    }
+
+    /// The segment of a class that frames are appended to.
+    pub(crate) fn open_segment(&self, class: SegmentClass) -> Option<u32> {
+        self.open.iter().copied().find(|id| self.segment(*id).class == class)
+    }
+
+    /// Nothing is appended to the segment any more.
+    pub(crate) fn seal(&mut self, id: u32) {
+        self.segments[id as usize].state = SegmentState::Sealed;
+        self.open.retain(|open| *open != id);
     }
 
     /// Gives a segment back. Only for segments that no recovery needs.

@@ -25,7 +25,7 @@ pub use format::FORMAT_VERSION;
 pub use format::frame::{FrameHeader, RecordOp};
 pub use format::segment::{SegmentClass, SegmentHeader};
 pub use format::superblock::{CheckpointPointer, Features, Superblock};
-pub use prepare::{Existing, FormatOptions};
+pub use prepare::{Existing, FormatOptions, Preallocate};
 pub use recovery::RecoveryReport;
 pub use tools::ToolError;
 pub use tools::bench::{BenchFigure, BenchOptions, BenchReport, bench};

@@ -32,7 +32,10 @@ struct Place {
 }
 
 /// Why an attempt gave nothing.
+#[derive(Debug)]
 enum Miss {
+    /// The shard was moved or deleted meanwhile.
+    Moved,
     /// The device could not read it, or it does not match.
     Bad,
     Ended,
@@ -58,12 +61,9 @@ impl Drive {
             if place.entry.damaged {
                 return Err(GetShardError::Corrupt { drive, key });
             }
-            let read = self.read_place(&request, &place, via).await;
-            if self.place(&request) != Some(place) {
-                continue;
-            }
-            match read {
+            match self.attempt(&request, &place, via).await {
                 Ok(blocks) => return Ok(blocks),
+                Err(Miss::Moved) => {}
                 Err(Miss::Ended) => return Err(GetShardError::Failed { drive }),
                 // The page cache may hold what was there before the shard; the device decides.
                 Err(Miss::Bad) if via == ReadVia::Cache => via = ReadVia::Direct,
@@ -80,6 +80,12 @@ impl Drive {
         let index = self.shared.index();
         let entry = index.get(&request.key)?;
         Some(Place { entry, generation: index.segment(entry.segment).generation })
+    }
+
+    /// Reads a place, and says whether the shard still was there when it had been read.
+    async fn attempt(&self, request: &GetShard, place: &Place, via: ReadVia) -> Result<ShardBlocks, Miss> {
+        let read = self.read_place(request, place, via).await;
+        if self.place(request) == Some(*place) { read } else { Err(Miss::Moved) }
     }
 
     async fn read_place(&self, request: &GetShard, place: &Place, via: ReadVia) -> Result<ShardBlocks, Miss> {
@@ -162,3 +168,6 @@ enum Started {
     Done(AlignedBuf),
     Waiting(oneshot::Receiver<io::Result<AlignedBuf>>),
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,17 +30,26 @@ pub(crate) struct Superblocks {
     pub(crate) slots: [Option<Superblock>; 2],
     /// At least one of them starts with the magic.
     pub(crate) magic_seen: bool,
+    /// Why one could not be read at all.
+    pub(crate) error: Option<io::Error>,
 }
 
 impl Superblocks {
     pub(crate) fn read(file: &dyn File) -> Self {
-        let mut magic_seen = false;
-        let slots = SUPERBLOCK_OFFSETS.map(|offset| {
-            let block = read_blocks(file, offset, 1).ok()?;
-            magic_seen |= block.starts_with(&MAGIC);
-            Superblock::decode(&block).ok()
+        let (mut magic_seen, mut failure) = (false, None);
+        let slots = SUPERBLOCK_OFFSETS.map(|offset| match read_blocks(file, offset, 1) {
+            Ok(block) => {
+                magic_seen |= block.starts_with(&MAGIC);
+                Superblock::decode(&block).ok()
+            }
+            // A device that is too short is no drive; any other error is the device's.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
+            Err(error) => {
+                failure = Some(error);
+                None
+            }
         });
-        Self { slots, magic_seen }
+        Self { slots, magic_seen, error: failure }
     }
 
     /// The one that counts.

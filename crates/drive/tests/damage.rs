@@ -288,6 +288,14 @@ fn drives_that_cannot_be_used_are_refused_each_with_its_reason() {
 }
 
 #[test]
+fn an_unreadable_device_is_not_called_a_foreign_one() {
+    let sim = Sim::new(1);
+    filled(&sim, 3, Left::Closed);
+    sim.files.break_range(path(), 0..100_000);
+    assert!(matches!(open(&sim.env(), path()), Err(OpenDriveError::Io { .. })));
+}
+
+#[test]
 fn unknown_compatible_features_are_no_reason_to_refuse() {
     let sim = Sim::new(1);
     let shards = filled(&sim, 3, Left::Closed);
@@ -316,4 +324,17 @@ fn foreign_content_is_not_formatted_over() {
     assert_eq!(drive.stat().shards, 0, "nothing of the old drive comes back");
     let tiny = Drive::format(&env, Path::new("tiny"), &format_options(8 * MIB));
     assert!(matches!(tiny, Err(FormatDriveError::Size { .. })));
+}
+
+#[test]
+fn after_a_crash_frames_go_to_new_segments_and_after_a_close_to_the_old_ones() {
+    for (left, same) in [(Left::Crashed, false), (Left::Closed, true)] {
+        let sim = Sim::new(1);
+        filled(&sim, 10, left);
+        let env = sim.env();
+        let drive = open(&env, path()).unwrap();
+        block_on(drive.put(put(key(100), 1))).unwrap();
+        let segment = |key| payload_offset(&env, key) / MIB;
+        assert_eq!(segment(key(100)) == segment(key(10)), same, "{left:?}");
+    }
 }

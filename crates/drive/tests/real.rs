@@ -189,3 +189,39 @@ fn reads_never_see_the_bytes_that_replaced_a_shard() {
     check_races(PreferIo::Auto, ReadCache::Bypass);
     check_races(PreferIo::ThreadPool, ReadCache::PageCache);
 }
+
+/// Puts race with the close: what was acknowledged is there afterwards, without a replay.
+#[test]
+fn puts_beside_a_close_are_stored_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("drive");
+    let env = Env::real();
+    format(&env, &path, 33 * MIB);
+    for round in 0..10u64 {
+        let options =
+            OpenOptions { checkpoint_every_bytes: 64 << 10, ..options(PreferIo::Auto, ReadCache::PageCache) };
+        let drive = open_with(&env, &path, &options).unwrap();
+        let writers: Vec<_> = (0..3u64)
+            .map(|writer| {
+                let drive = drive.clone();
+                let first = round * 10_000 + writer * 1000;
+                spawn_thread("writer", move || {
+                    let stored = |extent: &u64| block_on(drive.put(put(key(*extent), 1))).is_ok();
+                    (first..first + 1000).take_while(stored).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        while drive.stat().shards < (round + 1) * 20 {
+            std::thread::yield_now();
+        }
+        block_on(drive.close()).unwrap();
+        let stored: Vec<u64> = writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect();
+        drop(drive);
+        let drive = open_with(&env, &path, &options).unwrap();
+        assert!(drive.recovery().was_closed);
+        for extent in stored {
+            assert_eq!(get(&drive, key(extent), 0, 1).unwrap().bytes, content(key(extent), 1));
+        }
+        block_on(drive.close()).unwrap();
+    }
+}

@@ -1,1 +1,16 @@
-fn main() {}
+//! The `forebay` program: configuration, roles and the command line.
+
+mod cli;
+mod node;
+
+use clap::Parser;
+
+fn main() -> std::process::ExitCode {
+    match cli::run(cli::Cli::parse()) {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("forebay: {error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

@@ -3,18 +3,19 @@
 //! It is ledger 0: the same log and the same kind of batches as a filesystem's, with records in JSON, because
 //! there are few of them and operators read them. Every change is durable when the call returns.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use base::env::Env;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, LedgerId, PgId, Seq};
 use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup, Profile};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
 
 use crate::batch::Batch;
 use crate::keys::Keys;
 use crate::log::LedgerLog;
-use crate::owner::{OwnerError, recover, runtime};
+use crate::owner::{OwnerError, recover};
 use crate::state::{Applied, State};
 
 /// The control ledger's number.
@@ -74,6 +75,8 @@ pub struct FilesystemRecord {
     pub groups: Vec<PgId>,
     /// Size as `statfs` tells it; `None`: whatever the drives hold.
     pub provisioned_bytes: Option<u64>,
+    /// Where the node mounts it when it starts.
+    pub mount: Option<String>,
 }
 
 /// Why the control ledger could not be read or changed.
@@ -139,8 +142,8 @@ impl ControlChange {
 
 impl Control {
     /// Opens the ledger and brings its store up to the end of its log.
-    pub fn open(log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Result<Self, ControlError> {
-        let (epoch, tail) = runtime().block_on(recover(CONTROL_LEDGER, &log, &state))?;
+    pub async fn open(log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Result<Self, ControlError> {
+        let (epoch, tail) = recover(CONTROL_LEDGER, &log, &state).await?;
         Ok(Self { keys: Keys::new(CONTROL_LEDGER), log, state, epoch, seq: Mutex::new(tail) })
     }
 
@@ -151,13 +154,13 @@ impl Control {
         ClusterRecord { id: ClusterId(id), map_epoch: 1, next_drive: 0, next_group: 0, next_filesystem: 1 }
     }
 
-    /// Makes changes durable, all or none.
-    pub fn commit(&self, change: ControlChange) -> Result<(), ControlError> {
-        let mut seq = self.seq.lock().expect("no holder of this lock panics");
+    /// Makes changes durable, all or none. One commit at a time.
+    pub async fn commit(&self, change: ControlChange) -> Result<(), ControlError> {
+        let mut seq = self.seq.lock().await;
         let next = Seq(seq.0 + 1);
         let batch = Batch { changes: change.changes };
-        let append = self.log.append(self.epoch, next, vec![batch.encode()]);
-        runtime().block_on(append).map_err(|error| ControlError::Failed(error.to_string()))?;
+        let append = self.log.append(self.epoch, next, vec![batch.encode()]).await;
+        append.map_err(|error| ControlError::Failed(error.to_string()))?;
         *seq = next;
         let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
         let applied = Applied { seq: next, epoch: self.epoch };
@@ -208,8 +211,8 @@ mod tests {
     use crate::log::MemLog;
     use crate::state::MemState;
 
-    #[test]
-    fn what_was_committed_is_there_after_reopening_even_without_the_store() {
+    #[tokio::test]
+    async fn what_was_committed_is_there_after_reopening_even_without_the_store() {
         let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
         let cluster = Control::new_cluster(&Env::real());
         let filesystem = FilesystemRecord {
@@ -219,15 +222,16 @@ mod tests {
             profile: "4+2".parse().unwrap(),
             groups: vec![PgId(0)],
             provisioned_bytes: None,
+            mount: None,
         };
         {
-            let control = Control::open(log.clone(), Arc::new(MemState::default())).unwrap();
+            let control = Control::open(log.clone(), Arc::new(MemState::default())).await.unwrap();
             assert!(matches!(control.cluster(), Err(ControlError::NoCluster)));
             let mut change = ControlChange::default();
             change.cluster(&cluster).filesystem(&filesystem);
-            control.commit(change).unwrap();
+            control.commit(change).await.unwrap();
         }
-        let control = Control::open(log, Arc::new(MemState::default())).unwrap();
+        let control = Control::open(log, Arc::new(MemState::default())).await.unwrap();
         assert_eq!(control.cluster().unwrap(), cluster);
         assert_eq!(control.filesystems().unwrap(), [filesystem]);
         assert!(control.drives().unwrap().is_empty());

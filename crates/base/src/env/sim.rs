@@ -128,6 +128,10 @@ struct Inode {
     /// What survives a crash for sure.
     durable: Vec<u8>,
     pending: Vec<Pending>,
+    /// `current` and `durable` may differ in content.
+    differs: bool,
+    /// A sync has failed: they may differ even after another one.
+    doubtful: bool,
     bad: Vec<Range<u64>>,
     /// The handle that holds the lock.
     locked_by: Option<u64>,
@@ -338,8 +342,10 @@ impl Inode {
         if random.below(2) == 0 && self.durable.len() < grown {
             self.durable.resize(grown, 0);
         }
-        self.current = self.durable.clone();
-        self.locked_by = None;
+        if self.differs || self.current.len() != self.durable.len() {
+            self.current = self.durable.clone();
+        }
+        (self.differs, self.doubtful, self.locked_by) = (false, false, None);
     }
 
     fn sync(&mut self) {
@@ -347,6 +353,7 @@ impl Inode {
             put(&mut self.durable, write.offset, &write.bytes);
         }
         self.durable.resize(self.current.len(), 0);
+        self.differs = self.doubtful;
     }
 }
 
@@ -539,6 +546,7 @@ impl SimFile {
         let Disk { inodes, random, .. } = disk;
         let inode = inodes.get_mut(&self.inode).ok_or_else(missing)?;
         let write = Pending { offset, bytes };
+        inode.differs = true;
         if fails {
             tear(&mut inode.current, &write, random);
             inode.pending.push(write);
@@ -578,6 +586,7 @@ impl File for SimFile {
         let Disk { inodes, random, .. } = &mut *disk;
         let inode = inodes.get_mut(&self.inode).ok_or_else(missing)?;
         if fails {
+            inode.doubtful = true;
             inode.settle(random);
             return Err(eio("sync error"));
         }
@@ -596,6 +605,7 @@ impl File for SimFile {
         disk.grow(self.inode, len_bytes as usize)?;
         let inode = disk.inodes.get_mut(&self.inode).ok_or_else(missing)?;
         inode.current.resize(len_bytes as usize, 0);
+        inode.differs = true;
         // Writes behind the cut never reach the disk; the cut itself is durable with the next sync, and
         // for a crash before it, bytes behind the old end that come back are a harmless superset.
         inode.pending.retain_mut(|write| {

@@ -138,7 +138,7 @@ impl Plan {
         item: &Item,
     ) -> Option<FramePlan> {
         let needed = header_blocks(record_bytes(item.sums.len())) + item.payload_blocks();
-        let open = open_segment(index, class);
+        let open = index.open_segment(class);
         if let Some(id) = open {
             let before = self.frames.iter().rfind(|frame| frame.segment == id);
             let segment = index.segment(id);
@@ -162,7 +162,7 @@ impl Plan {
         let generation = counters.take_generation();
         let fresh = index.take_free(SegmentState::Open, class, generation)?;
         if let Some(id) = open {
-            index.segments[id as usize].state = SegmentState::Sealed;
+            index.seal(id);
         }
         let plan = FramePlan::new(fresh, class, generation, counters.take_seq(), 0, 1);
         Some(FramePlan { opens: true, ..plan })
@@ -229,13 +229,6 @@ impl Counters {
         self.next_generation += 1;
         self.next_generation - 1
     }
-}
-
-/// The segment of a class that frames are appended to.
-fn open_segment(index: &Index, class: SegmentClass) -> Option<u32> {
-    let open =
-        |segment: &crate::index::Segment| segment.state == SegmentState::Open && segment.class == class;
-    index.segments.iter().position(open).map(|id| id as u32)
 }
 
 /// A header block that was written, for the cache of checksums.

@@ -20,7 +20,7 @@ enum Verdict {
 impl Engine {
     /// The next group commit, if anything waits and there is room.
     pub(super) fn user_job(&mut self) -> Option<Job> {
-        if self.puts.is_empty() && self.deletes.is_empty() {
+        if self.backlog() == 0 || self.is_sealed() {
             return None;
         }
         let shared = self.shared.clone();

@@ -86,7 +86,7 @@ impl Engine {
             cursor: None,
             used_blocks: 0,
             stage: Stage::Entries,
-            closes: self.closing.is_some(),
+            closes: false,
         });
     }
 
@@ -95,7 +95,15 @@ impl Engine {
         if self.closing.is_some() && self.backlog() == 0 && self.checkpoint.is_none() && !self.ended {
             self.cleaning = None;
             self.start_checkpoint();
+            if let Some(checkpoint) = &mut self.checkpoint {
+                checkpoint.closes = true;
+            }
         }
+    }
+
+    /// Whether the last checkpoint is under way: what is appended beside it would not be replayed.
+    pub(super) fn is_sealed(&self) -> bool {
+        self.ended || self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.closes)
     }
 
     /// The next writes of the checkpoint under way.

@@ -186,3 +186,31 @@ fn a_segment_is_free_only_when_both_superblocks_know_it() {
     assert!(engine.shared.index().dead_segments().is_empty());
     assert!(engine.shared.index().free_segments() >= free);
 }
+
+#[test]
+fn nothing_is_appended_beside_the_last_checkpoint() {
+    let (mut engine, mut device) = (engine(), Manual::default());
+    let mut accepted = put(&mut engine, &mut device, 1, ShardClass::Small);
+    let (reply, mut closed) = oneshot::channel();
+    engine.accept(Request::Close(reply), &mut device);
+    // A checkpoint that was due anyway is not the last one: the put is still in front of it.
+    engine.start_checkpoint();
+    while engine.checkpoint.is_some() {
+        engine.pump(&mut device);
+        let token = device.writes.pop().or_else(|| device.syncs.pop()).unwrap();
+        engine.complete(Done { token, result: Ok(()), buffer: None }, &mut device);
+    }
+    assert!(closed.try_recv().is_err());
+    while accepted.try_recv() != Ok(PutOutcome::Stored) {
+        engine.pump(&mut device);
+        let token = device.writes.pop().or_else(|| device.syncs.pop()).unwrap();
+        engine.complete(Done { token, result: Ok(()), buffer: None }, &mut device);
+    }
+    engine.pump(&mut device);
+    let mut late = put(&mut engine, &mut device, 2, ShardClass::Small);
+    settle(&mut engine, &mut device);
+    assert_eq!(closed.try_recv(), Ok(Ok(())));
+    assert!(engine.has_ended() && engine.superblock.closed);
+    assert_eq!(late.try_recv(), Ok(PutOutcome::Failed));
+    assert_eq!(engine.superblock.checkpoint.frontier_seq, engine.counters.durable_seq);
+}

@@ -15,7 +15,7 @@ use wire::drive::{DriveService, GetShard, IoPath, PutShard, ShardClass, ShardKey
 use super::ToolError;
 use crate::drive::{Drive, OpenOptions, PreferIo, ReadCache};
 use crate::format::BLOCK;
-use crate::prepare::{Existing, FormatOptions};
+use crate::prepare::{Existing, FormatOptions, Preallocate};
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -24,6 +24,8 @@ pub struct BenchOptions {
     pub capacity_bytes: u64,
     /// What to do if the path holds something.
     pub existing: Existing,
+    /// How a file gets its room; it makes a large difference to puts.
+    pub preallocate: Preallocate,
     /// Which way to reach the device.
     pub io: PreferIo,
     /// Operations of 4 KiB per phase; sequential phases write half the capacity.
@@ -72,6 +74,7 @@ pub fn bench(env: &Env, path: &Path, options: &BenchOptions) -> Result<BenchRepo
         capacity_bytes: Some(options.capacity_bytes),
         segment_bytes: None,
         existing: options.existing,
+        preallocate: options.preallocate,
     };
     Drive::format(env, path, &format)?;
     let open = |read_cache| {

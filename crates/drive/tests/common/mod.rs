@@ -13,7 +13,7 @@ use base::env::Env;
 use base::units::MIB;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, ShardIndex};
 use bytes::Bytes;
-use drive::{Drive, Existing, FormatOptions, OpenDriveError, OpenOptions};
+use drive::{Drive, Existing, FormatOptions, OpenDriveError, OpenOptions, Preallocate};
 use wire::drive::{
     DriveService, GetShard, GetShardError, PutShard, ShardBlocks, ShardClass, ShardKey, ShardShape,
 };
@@ -102,6 +102,7 @@ pub fn format_options(capacity: u64) -> FormatOptions {
         capacity_bytes: Some(capacity),
         segment_bytes: Some(MIB),
         existing: Existing::Keep,
+        preallocate: Preallocate::Reserve,
     }
 }
 

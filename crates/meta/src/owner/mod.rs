@@ -29,7 +29,7 @@ use crate::values::{Inode, MapSegment, Slot, Usage};
 use lease::{Events, Intent, LeaseTable};
 
 pub use server::{Owner, OwnerError, OwnerOptions, OwnerStat};
-pub(crate) use server::{recover, runtime};
+pub(crate) use server::recover;
 
 /// Format of a ledger's state, kept under `V format`.
 const LEDGER_FORMAT: u64 = 1;

@@ -264,7 +264,7 @@ impl MetaService for Owner {
     }
 }
 
-pub(crate) fn runtime() -> tokio::runtime::Runtime {
+fn runtime() -> tokio::runtime::Runtime {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_time().build().expect("the system has descriptors left for a runtime")
 }

@@ -7,6 +7,7 @@
 
 mod attr;
 mod dir;
+mod mounts;
 mod ops;
 
 use std::collections::HashMap;
@@ -26,12 +27,14 @@ use tokio::runtime::Handle;
 
 use dir::DirStream;
 
+pub use mounts::{MountedFilesystem, forebay_mounts};
+
 /// How a filesystem is mounted.
 #[derive(Debug, Clone)]
 pub struct MountOptions {
     /// Where; an existing directory.
     pub path: PathBuf,
-    /// What `mount` shows as the source.
+    /// What `mount` shows as the source, behind `forebay:`. Unique: a dead mount with the same is removed.
     pub source: String,
     /// Threads that read requests.
     pub threads: usize,
@@ -72,13 +75,13 @@ impl Mount {
     /// Mounts. A dead mount that an earlier process left at the same place is removed first.
     pub fn new(client: Client, runtime: Handle, options: &MountOptions) -> Result<Self, MountError> {
         let path = &options.path;
-        clear_dead_mount(path);
+        clear_dead_mounts(&options.source);
         check_mount_point(path)?;
         rustix::fs::open("/dev/fuse", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
             .map_err(|error| MountError::NoFuse(error.into()))?;
         let mut config = Config::default();
         config.mount_options = vec![
-            MountOption::FSName(options.source.clone()),
+            MountOption::FSName(format!("{}{}", mounts::SOURCE_PREFIX, options.source)),
             MountOption::Subtype("forebay".to_owned()),
             MountOption::DefaultPermissions,
             MountOption::Suid,
@@ -152,12 +155,14 @@ fn check_mount_point(path: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-/// A process that was killed leaves a mount that answers ENOTCONN.
-fn clear_dead_mount(path: &Path) {
-    if rustix::fs::stat(path).is_err_and(|error| error == rustix::io::Errno::NOTCONN) {
-        match unmount(path, UnmountFlags::DETACH) {
-            Ok(()) => tracing::info!(path = %path.display(), "removed the mount of a process that died"),
-            Err(error) => tracing::warn!(path = %path.display(), %error, "dead mount cannot be removed"),
+/// A process that was killed leaves its mount behind. The caller holds the node's lock, so a mount with this
+/// source has no process any more, even if the kernel still answers some calls from its caches.
+fn clear_dead_mounts(source: &str) {
+    let Ok(mounts) = mounts::forebay_mounts() else { return };
+    for mount in mounts.iter().filter(|mount| mount.source == source) {
+        match unmount(&mount.path, UnmountFlags::DETACH) {
+            Ok(()) => tracing::info!(path = %mount.path.display(), "removed the mount of a process that died"),
+            Err(error) => tracing::warn!(path = %mount.path.display(), %error, "dead mount cannot be removed"),
         }
     }
 }

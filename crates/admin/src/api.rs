@@ -1,0 +1,242 @@
+//! What can be asked of a node, and the answers.
+
+use serde::{Deserialize, Serialize};
+use wire::BoxFuture;
+
+/// Why a request was refused: a code for programs, a sentence for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct AdminError {
+    /// `not_found`, `conflict`, `invalid` or `failed`.
+    pub code: String,
+    /// What happened, to what, and what to do next.
+    pub message: String,
+}
+
+impl AdminError {
+    /// There is no such thing.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self { code: "not_found".to_owned(), message: message.into() }
+    }
+
+    /// It is not possible in the present state.
+    pub fn conflict(message: impl Into<String>) -> Self {
+        Self { code: "conflict".to_owned(), message: message.into() }
+    }
+
+    /// The request makes no sense.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self { code: "invalid".to_owned(), message: message.into() }
+    }
+
+    /// Something broke on the way.
+    pub fn failed(error: impl std::fmt::Display) -> Self {
+        Self { code: "failed".to_owned(), message: error.to_string() }
+    }
+}
+
+/// Space in bytes. `live + garbage + reserved + free = capacity`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpaceInfo {
+    /// Size of the devices.
+    pub capacity_bytes: u64,
+    /// Shards in use.
+    pub live_bytes: u64,
+    /// Deleted shards that are not reclaimed yet.
+    pub garbage_bytes: u64,
+    /// Kept for the format, cleaning and repair.
+    pub reserved_bytes: u64,
+    /// Room for new shards.
+    pub free_bytes: u64,
+}
+
+/// A drive.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriveInfo {
+    /// Its number.
+    pub id: u32,
+    /// What is written on it.
+    pub uuid: String,
+    /// Device or file.
+    pub path: String,
+    /// `up`, `failed`, `missing` or `out`.
+    pub state: String,
+    /// Why it is not up.
+    pub reason: Option<String>,
+    /// `io_uring` or `thread_pool`.
+    pub io_path: Option<String>,
+    /// Its space.
+    pub space: SpaceInfo,
+    /// Shards on it.
+    pub shards: u64,
+}
+
+/// A ledger and its owner.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerInfo {
+    /// Its number.
+    pub id: u32,
+    /// The owner's epoch.
+    pub epoch: u64,
+    /// The newest durable batch.
+    pub committed_seq: u64,
+    /// The newest batch in the local store.
+    pub stored_seq: u64,
+    /// `serving` or `halted`.
+    pub state: String,
+}
+
+/// A filesystem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilesystemInfo {
+    /// Its name.
+    pub name: String,
+    /// How new data is protected.
+    pub profile: String,
+    /// What that means on the drives there are now.
+    pub protection: String,
+    /// Where it is mounted.
+    pub mount: Option<String>,
+    /// Size as `df` shows it.
+    pub total_bytes: u64,
+    /// Bytes that can still be written.
+    pub free_bytes: u64,
+    /// Bytes of content stored, before redundancy.
+    pub used_bytes: u64,
+    /// Files, directories and the rest.
+    pub inodes: u64,
+    /// Its metadata.
+    pub ledger: LedgerInfo,
+    /// Extents deleted since the start.
+    pub reclaimed_extents: u64,
+    /// Extents whose deletion waits for a drive.
+    pub waiting_extents: u64,
+}
+
+/// The node as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// `healthy` or `degraded`.
+    pub state: String,
+    /// What keeps it from being healthy, one sentence each.
+    pub problems: Vec<String>,
+    /// The cluster's identity.
+    pub cluster: String,
+    /// Version of the program.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Its directory.
+    pub dir: String,
+    /// Seconds since it was started.
+    pub uptime_s: u64,
+    /// All drives together.
+    pub space: SpaceInfo,
+    /// Each drive.
+    pub drives: Vec<DriveInfo>,
+    /// Each filesystem.
+    pub filesystems: Vec<FilesystemInfo>,
+}
+
+/// A drive to add.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddDrive {
+    /// Device or file; `None` makes a file in the node's directory.
+    pub path: Option<String>,
+    /// Size of a file; `None` is as large as the smallest drive.
+    pub size_bytes: Option<u64>,
+}
+
+/// A filesystem to create.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateFilesystem {
+    /// Its name.
+    pub name: String,
+    /// How its data is protected.
+    pub profile: String,
+    /// Size as `df` shows it; `None`: whatever the drives hold.
+    pub size_bytes: Option<u64>,
+}
+
+/// Where to mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MountRequest {
+    /// An existing directory; `None` is `mnt` in the node's directory.
+    pub path: Option<String>,
+}
+
+/// A shard of an extent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardInfo {
+    /// Its number; below k it holds data.
+    pub shard: u8,
+    /// The drive.
+    pub drive: u32,
+    /// `up`, `failed`, `missing` or `out`.
+    pub state: String,
+}
+
+/// A piece of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExtentInfo {
+    /// Offset in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// `inline`, `copies` or `coded`.
+    pub kind: String,
+    /// The extent's number.
+    pub extent: Option<u64>,
+    /// `n/k`.
+    pub shape: Option<String>,
+    /// The placement group.
+    pub group: Option<u32>,
+    /// Where its shards lie.
+    pub shards: Vec<ShardInfo>,
+    /// `ok`, `degraded` or `unreadable`.
+    pub state: String,
+}
+
+/// Where a file's bytes are and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WhyInfo {
+    /// The path inside the filesystem.
+    pub path: String,
+    /// The filesystem.
+    pub filesystem: String,
+    /// Its inode.
+    pub inode: u64,
+    /// `regular`, `directory`, ...
+    pub kind: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// The profile that new data gets.
+    pub profile: String,
+    /// Its pieces, at most the first 4096.
+    pub extents: Vec<ExtentInfo>,
+    /// Whether there are more pieces than shown.
+    pub truncated: bool,
+    /// `ok`, `degraded` or `unreadable`: the worst of its pieces.
+    pub state: String,
+}
+
+/// What a node lets its operator see and do.
+pub trait NodeControl: Send + Sync + 'static {
+    /// Everything at a glance.
+    fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
+    /// Adds a drive; new data uses it at once.
+    fn add_drive(&self, request: AddDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
+    /// Takes a drive out of service for good, as if it had died.
+    fn fail_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
+    /// Creates a filesystem.
+    fn create_filesystem(&self, request: CreateFilesystem) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
+    /// Mounts a filesystem.
+    fn mount(&self, name: String, request: MountRequest) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
+    /// Unmounts it.
+    fn unmount(&self, name: String) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
+    /// Explains where a path's bytes are.
+    fn why(&self, name: String, path: String) -> BoxFuture<'_, Result<WhyInfo, AdminError>>;
+}

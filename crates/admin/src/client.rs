@@ -1,0 +1,148 @@
+//! Calls the REST interface of a node on this machine.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use crate::api::{
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeStatus, WhyInfo,
+};
+
+/// Longest wait for an answer.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Why a call gave no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// No node listens there.
+    #[error("node does not run: socket={socket}")]
+    NotRunning {
+        /// Where a running node would listen.
+        socket: String,
+    },
+    /// The node refused.
+    #[error(transparent)]
+    Refused(#[from] AdminError),
+    /// The connection broke or the answer makes no sense.
+    #[error("node gave no answer: {0}")]
+    Broken(String),
+}
+
+fn broken(error: impl std::fmt::Display) -> CallError {
+    CallError::Broken(error.to_string())
+}
+
+/// A node's management interface.
+#[derive(Debug, Clone)]
+pub struct AdminClient {
+    socket: PathBuf,
+}
+
+impl AdminClient {
+    /// The node that listens on `socket`.
+    pub fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_owned() }
+    }
+
+    async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, CallError> {
+        let work = self.call_unbounded(method, path, body);
+        tokio::time::timeout(DEADLINE, work).await.map_err(|_| broken("no answer within two minutes"))?
+    }
+
+    async fn call_unbounded<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, CallError> {
+        let not_running = |_| CallError::NotRunning { socket: self.socket.display().to_string() };
+        let stream = UnixStream::connect(&self.socket).await.map_err(not_running)?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let driver = tokio::spawn(connection);
+        let bytes = match body {
+            Some(body) => serde_json::to_vec(body).map_err(broken)?,
+            None => Vec::new(),
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "localhost")
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(bytes)))
+            .map_err(broken)?;
+        let response = sender.send_request(request).await.map_err(broken)?;
+        let status = response.status();
+        let body = response.into_body().collect().await.map_err(broken)?.to_bytes();
+        driver.abort();
+        if status.is_success() {
+            return serde_json::from_slice(&body).map_err(broken);
+        }
+        match serde_json::from_slice::<AdminError>(&body) {
+            Ok(error) => Err(CallError::Refused(error)),
+            Err(_) => Err(broken(String::from_utf8_lossy(&body))),
+        }
+    }
+
+    /// Everything at a glance.
+    pub async fn status(&self) -> Result<NodeStatus, CallError> {
+        self.call(Method::GET, "/v1/status", None::<&()>).await
+    }
+
+    /// Adds a drive.
+    pub async fn add_drive(&self, request: &AddDrive) -> Result<DriveInfo, CallError> {
+        self.call(Method::POST, "/v1/drives", Some(request)).await
+    }
+
+    /// Takes a drive out of service for good.
+    pub async fn fail_drive(&self, id: u32) -> Result<DriveInfo, CallError> {
+        self.call(Method::POST, &format!("/v1/drives/{id}/fail"), None::<&()>).await
+    }
+
+    /// Creates a filesystem.
+    pub async fn create_filesystem(&self, request: &CreateFilesystem) -> Result<FilesystemInfo, CallError> {
+        self.call(Method::POST, "/v1/filesystems", Some(request)).await
+    }
+
+    /// Mounts a filesystem.
+    pub async fn mount(&self, name: &str, request: &MountRequest) -> Result<FilesystemInfo, CallError> {
+        let path = format!("/v1/filesystems/{}/mount", percent_encode(name.as_bytes()));
+        self.call(Method::POST, &path, Some(request)).await
+    }
+
+    /// Unmounts it.
+    pub async fn unmount(&self, name: &str) -> Result<FilesystemInfo, CallError> {
+        let path = format!("/v1/filesystems/{}/mount", percent_encode(name.as_bytes()));
+        self.call(Method::DELETE, &path, None::<&()>).await
+    }
+
+    /// Explains where a path's bytes are.
+    pub async fn why(&self, name: &str, path: &str) -> Result<WhyInfo, CallError> {
+        let (name, path) = (percent_encode(name.as_bytes()), percent_encode(path.as_bytes()));
+        self.call(Method::GET, &format!("/v1/filesystems/{name}/why?path={path}"), None::<&()>).await
+    }
+}
+
+fn percent_encode(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for byte in bytes {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(char::from(*byte)),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}

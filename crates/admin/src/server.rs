@@ -1,0 +1,101 @@
+//! The REST server.
+
+use std::path::Path as FsPath;
+use std::sync::Arc;
+
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+
+use crate::api::{AddDrive, AdminError, CreateFilesystem, MountRequest, NodeControl};
+
+/// The socket could not be created.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {path}")]
+pub struct ServeError {
+    path: String,
+    #[source]
+    source: std::io::Error,
+}
+
+type Node = Arc<dyn NodeControl>;
+
+fn answer<T: Serialize>(result: Result<T, AdminError>) -> Response {
+    match result {
+        Ok(value) => Json(value).into_response(),
+        Err(error) => {
+            let status = match error.code.as_str() {
+                "not_found" => StatusCode::NOT_FOUND,
+                "conflict" => StatusCode::CONFLICT,
+                "invalid" => StatusCode::BAD_REQUEST,
+                _ => StatusCode::INTERNAL_SERVER_ERROR,
+            };
+            (status, Json(error)).into_response()
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct WhyQuery {
+    path: String,
+}
+
+fn router(node: Node) -> Router {
+    Router::new()
+        .route("/v1/status", get(async |State(node): State<Node>| answer(node.status().await)))
+        .route(
+            "/v1/drives",
+            post(async |State(node): State<Node>, Json(request): Json<AddDrive>| {
+                answer(node.add_drive(request).await)
+            }),
+        )
+        .route(
+            "/v1/drives/{id}/fail",
+            post(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.fail_drive(id).await)),
+        )
+        .route(
+            "/v1/filesystems",
+            post(async |State(node): State<Node>, Json(request): Json<CreateFilesystem>| {
+                answer(node.create_filesystem(request).await)
+            }),
+        )
+        .route(
+            "/v1/filesystems/{name}/mount",
+            post(async |State(node): State<Node>, Path(name): Path<String>, Json(request): Json<MountRequest>| {
+                answer(node.mount(name, request).await)
+            })
+            .delete(async |State(node): State<Node>, Path(name): Path<String>| answer(node.unmount(name).await)),
+        )
+        .route(
+            "/v1/filesystems/{name}/why",
+            get(async |State(node): State<Node>, Path(name): Path<String>, Query(query): Query<WhyQuery>| {
+                answer(node.why(name, query.path).await)
+            }),
+        )
+        .with_state(node)
+}
+
+/// Serves on a Unix socket until `stopped` says so. The socket's directory decides who may connect.
+pub fn serve(
+    node: Arc<dyn NodeControl>,
+    socket: &FsPath,
+    mut stopped: watch::Receiver<bool>,
+) -> Result<tokio::task::JoinHandle<()>, ServeError> {
+    let failed = |source| ServeError { path: socket.display().to_string(), source };
+    let listener = UnixListener::bind(socket).map_err(failed)?;
+    let app = router(node);
+    Ok(tokio::spawn(async move {
+        let shutdown = async move {
+            // The sender is dropped only when the node is gone.
+            let _ = stopped.wait_for(|stop| *stop).await;
+        };
+        if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(shutdown).await {
+            tracing::error!(%error, "management socket failed");
+        }
+    }))
+}

@@ -1,0 +1,302 @@
+//! The commands and their options.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use layout::Profile;
+
+use crate::node::IoChoice;
+
+/// Software-defined storage: local drives become one protected filesystem.
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version, propagate_version = true, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    base::units::parse_size(text).map_err(|error| error.to_string())
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start a node in a directory: a new cluster, or the one that is there.
+    Start(StartArgs),
+    /// Stop a node: write everything out, unmount, end the process.
+    #[command(after_help = "Example:\n  forebay stop /srv/forebay")]
+    Stop {
+        /// The node's directory.
+        dir: PathBuf,
+    },
+    /// Show the health, space, drives and filesystems of a node.
+    #[command(after_help = "Example:\n  forebay status /srv/forebay --json")]
+    Status {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Mount a filesystem of a running node.
+    #[command(after_help = "Example:\n  forebay mount /srv/forebay /mnt/data")]
+    Mount {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Where; an existing directory. Default: where it was mounted last, or DIR/mnt.
+        path: Option<PathBuf>,
+        /// Which filesystem.
+        #[arg(long, default_value = "main")]
+        fs: String,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Unmount a filesystem. Refuses while files on it are open.
+    #[command(after_help = "Example:\n  forebay umount /srv/forebay")]
+    Umount {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Which filesystem.
+        #[arg(long, default_value = "main")]
+        fs: String,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Create and look at filesystems.
+    #[command(subcommand)]
+    Fs(FsCommand),
+    /// Look at drives, add them, take them out; tools that work on a drive without a node.
+    #[command(subcommand)]
+    Drive(DriveCommand),
+    /// Understand protection profiles.
+    #[command(subcommand)]
+    Profile(ProfileCommand),
+    /// Plan a cluster.
+    #[command(subcommand)]
+    Capacity(CapacityCommand),
+    /// Explain where a file's bytes are: inode, extents, placement group, drives, state.
+    #[command(after_help = "Example:\n  forebay why /srv/forebay/mnt/some/file")]
+    Why {
+        /// A path on a mounted filesystem.
+        path: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// What `start` takes.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  forebay start /srv/forebay                                    one drive file, no redundancy
+  forebay start /srv/forebay --drives 6 --profile 4+2           six drive files, any two may be lost
+  forebay start /srv/forebay --drive /dev/sdb --drive /dev/sdc  two devices, two copies
+  forebay start /srv/forebay                                    again: everything as it was")]
+pub(crate) struct StartArgs {
+    /// The node's directory; created if it does not exist.
+    pub(crate) dir: PathBuf,
+    /// Make this many drive files in DIR/drives (new cluster only). Default: as many as the profile needs, or 1.
+    #[arg(long, value_name = "N")]
+    pub(crate) drives: Option<u32>,
+    /// Use this block device or file as a drive (new cluster only); may be repeated.
+    #[arg(long = "drive", value_name = "PATH")]
+    pub(crate) drive_paths: Vec<PathBuf>,
+    /// Size of each drive file, such as 10GiB. Default: 80 % of the free space shared out, at most 10 GiB each.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) drive_size: Option<u64>,
+    /// How data is protected: k+m, n/k/w, rN or 1+0 (new cluster only). Default: 1+0 on one drive, r2 on more.
+    #[arg(long, value_name = "P")]
+    pub(crate) profile: Option<Profile>,
+    /// Where to mount. Default: where it was mounted last, or DIR/mnt.
+    #[arg(long, value_name = "PATH", conflicts_with = "no_mount")]
+    pub(crate) mount: Option<PathBuf>,
+    /// Do not mount.
+    #[arg(long)]
+    pub(crate) no_mount: bool,
+    /// Stay in the foreground and log to standard error.
+    #[arg(long)]
+    pub(crate) foreground: bool,
+    /// How drives do I/O.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) io: IoChoice,
+    /// Serve even if more drives are missing than the profile survives: some reads will fail.
+    #[arg(long)]
+    pub(crate) degraded: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Report readiness on standard output and detach: how `start` runs itself in the background.
+    #[arg(long, hide = true)]
+    pub(crate) background_child: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum FsCommand {
+    /// Create a filesystem on the node's drives.
+    #[command(after_help = "Example:\n  forebay fs create /srv/forebay scratch --profile 1+0 --size 500GiB")]
+    Create {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Its name.
+        name: String,
+        /// How its data is protected.
+        #[arg(long, value_name = "P")]
+        profile: Profile,
+        /// Size as `df` shows it. Default: whatever the drives hold.
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        size: Option<u64>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// List filesystems.
+    #[command(after_help = "Example:\n  forebay fs list /srv/forebay")]
+    List {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one filesystem.
+    #[command(after_help = "Example:\n  forebay fs show /srv/forebay main")]
+    Show {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Its name.
+        name: String,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DriveCommand {
+    /// List drives.
+    #[command(after_help = "Example:\n  forebay drive list /srv/forebay")]
+    List {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one drive.
+    #[command(after_help = "Example:\n  forebay drive show /srv/forebay 3")]
+    Show {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Its number.
+        id: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Add a drive. New data uses it at once; nothing is moved.
+    #[command(after_help = "Example:\n  forebay drive add /srv/forebay --path /dev/sdd")]
+    Add {
+        /// The node's directory.
+        dir: PathBuf,
+        /// A block device or file. Default: a new file in DIR/drives.
+        #[arg(long)]
+        path: Option<PathBuf>,
+        /// Size of a new file. Default: as the smallest drive.
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        size: Option<u64>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take a drive out of service for good, as if it had died.
+    #[command(after_help = "Example:\n  forebay drive fail /srv/forebay 3")]
+    Fail {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Its number.
+        id: u32,
+        /// Even if a filesystem loses data by it.
+        #[arg(long)]
+        force: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print what is on a drive. Needs no node; changes nothing.
+    #[command(after_help = "Example:\n  forebay drive dump /srv/forebay/drives/0.img --segment 2")]
+    Dump {
+        /// The device or file.
+        path: PathBuf,
+        /// Also every frame and record of this segment.
+        #[arg(long)]
+        segment: Option<u32>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Verify everything on a drive. Needs no node; changes nothing.
+    #[command(after_help = "Example:\n  forebay drive fsck /srv/forebay/drives/0.img")]
+    Fsck {
+        /// The device or file.
+        path: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Measure the drive engine on a new file or an empty device. What is there is refused.
+    #[command(after_help = "Example:\n  forebay drive bench /srv/test.img --size 2GiB")]
+    Bench {
+        /// The device, or a file that does not exist yet.
+        path: PathBuf,
+        /// Size of the file.
+        #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1GiB")]
+        size: u64,
+        /// Operations of 4 KiB per measurement.
+        #[arg(long, default_value_t = 20_000)]
+        operations: u64,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProfileCommand {
+    /// What a profile costs, what it survives, and until when writes go on.
+    #[command(after_help = "Example:\n  forebay profile explain 12/7/9 --domains 12")]
+    Explain {
+        /// The profile.
+        profile: Profile,
+        /// Failure domains that there are. Default: as many as the profile is wide.
+        #[arg(long, value_name = "N")]
+        domains: Option<u32>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CapacityCommand {
+    /// How much data a cluster holds.
+    #[command(after_help = "Example:\n  forebay capacity plan --raw 184.32TB --nodes 8 --profile 5+2 --spares 1")]
+    Plan {
+        /// Bytes of all drives together.
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        raw: u64,
+        /// Nodes, each a failure domain.
+        #[arg(long)]
+        nodes: u32,
+        /// How data is protected.
+        #[arg(long, value_name = "P")]
+        profile: Profile,
+        /// Nodes whose worth of space is kept free for rebuilding.
+        #[arg(long, default_value_t = 0)]
+        spares: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}

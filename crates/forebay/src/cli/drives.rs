@@ -1,0 +1,129 @@
+//! `drive`.
+
+use std::path::{Path, PathBuf};
+
+use admin::{AddDrive, DriveInfo};
+use anyhow::{Result, bail};
+use comfy_table::Table;
+use layout::Profile;
+
+use super::output::{Format, bytes, print, table};
+use super::{absolute, ask, env};
+
+/// Whether to do what loses data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Force {
+    No,
+    Yes,
+}
+
+impl From<bool> for Force {
+    fn from(force: bool) -> Self {
+        if force { Force::Yes } else { Force::No }
+    }
+}
+
+pub(super) fn drive_table(drives: &[DriveInfo]) -> Table {
+    let mut table =
+        table(&["DRIVE", "STATE", "CAPACITY", "LIVE", "GARBAGE", "FREE", "SHARDS", "I/O", "PATH", "REASON"]);
+    for drive in drives {
+        table.add_row([
+            drive.id.to_string(),
+            drive.state.clone(),
+            bytes(drive.space.capacity_bytes),
+            bytes(drive.space.live_bytes),
+            bytes(drive.space.garbage_bytes),
+            bytes(drive.space.free_bytes),
+            drive.shards.to_string(),
+            drive.io_path.clone().unwrap_or_else(|| "-".to_owned()),
+            drive.path.clone(),
+            drive.reason.clone().unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn show_one(format: Format, info: &DriveInfo) -> Result<()> {
+    print(format, info, |info| drive_table(std::slice::from_ref(info)).to_string())
+}
+
+pub(super) fn list(dir: &Path, format: Format) -> Result<()> {
+    let status = ask(dir, |client| async move { client.status().await })?;
+    print(format, &status.drives, |drives| drive_table(drives).to_string())
+}
+
+pub(super) fn show(dir: &Path, id: u32, format: Format) -> Result<()> {
+    let status = ask(dir, |client| async move { client.status().await })?;
+    match status.drives.iter().find(|drive| drive.id == id) {
+        Some(info) => show_one(format, info),
+        None => bail!("no such drive: id={id} (see `forebay drive list {}`)", dir.display()),
+    }
+}
+
+pub(super) fn add(dir: &Path, path: Option<PathBuf>, size_bytes: Option<u64>, format: Format) -> Result<()> {
+    let path = path.as_deref().map(absolute).transpose()?;
+    let info = ask(dir, |client| async move { client.add_drive(&AddDrive { path, size_bytes }).await })?;
+    show_one(format, &info)
+}
+
+pub(super) fn fail(dir: &Path, id: u32, force: Force, format: Format) -> Result<()> {
+    let status = ask(dir, |client| async move { client.status().await })?;
+    let gone = status.drives.iter().filter(|drive| drive.state != "up" && drive.id != id).count() + 1;
+    for filesystem in &status.filesystems {
+        let profile: Profile = filesystem.profile.parse()?;
+        if gone > usize::from(profile.m()) && force == Force::No {
+            bail!(
+                "filesystem {} ({}) would lose data: it survives {} lost drives and {gone} would be gone; \
+                 repeat with --force to do it all the same",
+                filesystem.name,
+                filesystem.profile,
+                profile.m()
+            );
+        }
+    }
+    let info = ask(dir, |client| async move { client.fail_drive(id).await })?;
+    show_one(format, &info)
+}
+
+pub(super) fn dump(path: &Path, segment: Option<u32>, format: Format) -> Result<()> {
+    let dump = drive::dump(&env(), path)?;
+    let segments: Vec<_> = match segment {
+        Some(id) => match dump.segment(id) {
+            Some(segment) => vec![segment],
+            None => bail!("no such segment: segment={id} path={}", path.display()),
+        },
+        None => dump.segments().collect(),
+    };
+    // The dump is a tree: indented JSON is what people read it as, too.
+    let value = serde_json::json!({ "superblocks": dump.superblocks, "segments": segments });
+    print(format, &value, |value| serde_json::to_string_pretty(value).unwrap_or_default())
+}
+
+pub(super) fn fsck(path: &Path, format: Format) -> Result<()> {
+    let report = drive::fsck(&env(), path)?;
+    print(format, &report, |report| serde_json::to_string_pretty(report).unwrap_or_default())?;
+    if report.clean { Ok(()) } else { bail!("drive has errors: path={}", path.display()) }
+}
+
+pub(super) fn bench(path: &Path, capacity_bytes: u64, operations: u64, format: Format) -> Result<()> {
+    let existing = drive::Existing::Keep;
+    let is_file = !env().files.exists(path);
+    let options = drive::BenchOptions { capacity_bytes, existing, io: drive::PreferIo::Auto, operations };
+    let report = drive::bench(&env(), path, &options)?;
+    if is_file {
+        env().files.remove_file(path)?;
+    }
+    print(format, &report, |report| {
+        let mut table = table(&["MEASURED", "OPS/S", "MiB/S", "P50 us", "P99 us"]);
+        for figure in &report.figures {
+            table.add_row([
+                figure.name.clone(),
+                format!("{:.0}", figure.per_second),
+                format!("{:.1}", figure.mib_per_second),
+                format!("{:.0}", figure.p50_us),
+                format!("{:.0}", figure.p99_us),
+            ]);
+        }
+        format!("I/O through {:?}\n{table}", report.io_path)
+    })
+}

@@ -1,0 +1,123 @@
+//! `mount`, `umount`, `fs` and `why`.
+
+use std::path::{Path, PathBuf};
+
+use admin::{CreateFilesystem, FilesystemInfo, MountRequest, WhyInfo};
+use anyhow::{Context, Result, bail};
+use comfy_table::Table;
+
+use super::output::{Format, bytes, print, table};
+use super::{absolute, ask};
+
+pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
+    let mut table = table(&["FILESYSTEM", "PROFILE", "USED", "FREE", "TOTAL", "INODES", "MOUNT", "PROTECTION"]);
+    for filesystem in filesystems {
+        table.add_row([
+            filesystem.name.clone(),
+            filesystem.profile.clone(),
+            bytes(filesystem.used_bytes),
+            bytes(filesystem.free_bytes),
+            bytes(filesystem.total_bytes),
+            filesystem.inodes.to_string(),
+            filesystem.mount.clone().unwrap_or_else(|| "-".to_owned()),
+            filesystem.protection.clone(),
+        ]);
+    }
+    table
+}
+
+fn show_one(format: Format, info: &FilesystemInfo) -> Result<()> {
+    print(format, info, |info| filesystem_table(std::slice::from_ref(info)).to_string())
+}
+
+pub(super) fn mount(dir: &Path, path: Option<PathBuf>, name: &str, format: Format) -> Result<()> {
+    let path = path.as_deref().map(absolute).transpose()?;
+    let info = ask(dir, |client| async move { client.mount(name, &MountRequest { path }).await })?;
+    print(format, &info, |info| format!("{} is mounted at {}", info.name, info.mount.as_deref().unwrap_or("-")))
+}
+
+pub(super) fn unmount(dir: &Path, name: &str, format: Format) -> Result<()> {
+    let info = ask(dir, |client| async move { client.unmount(name).await })?;
+    print(format, &info, |info| format!("{} is unmounted", info.name))
+}
+
+pub(super) fn create(
+    dir: &Path,
+    name: String,
+    profile: String,
+    size_bytes: Option<u64>,
+    format: Format,
+) -> Result<()> {
+    let request = CreateFilesystem { name, profile, size_bytes };
+    let info = ask(dir, |client| async move { client.create_filesystem(&request).await })?;
+    show_one(format, &info)
+}
+
+pub(super) fn list(dir: &Path, format: Format) -> Result<()> {
+    let status = ask(dir, |client| async move { client.status().await })?;
+    print(format, &status.filesystems, |filesystems| filesystem_table(filesystems).to_string())
+}
+
+pub(super) fn show(dir: &Path, name: &str, format: Format) -> Result<()> {
+    let status = ask(dir, |client| async move { client.status().await })?;
+    match status.filesystems.iter().find(|filesystem| filesystem.name == name) {
+        Some(info) => show_one(format, info),
+        None => bail!("no such filesystem: name={name} (see `forebay fs list {}`)", dir.display()),
+    }
+}
+
+/// A mount of ours: the node's directory, the filesystem, and the path below the mount point.
+struct Mounted {
+    dir: PathBuf,
+    filesystem: String,
+    inside: String,
+}
+
+/// Finds the mount that holds a path. Its source in the mount table is `DIR#FILESYSTEM`.
+fn find_mount(path: &Path) -> Result<Mounted> {
+    let path = PathBuf::from(absolute(path)?);
+    let mounts = posix::fuse::forebay_mounts().context("reading the mount table")?;
+    let holding = mounts.iter().filter(|mount| path.starts_with(&mount.path));
+    // Of mounts inside each other the innermost counts, of those at one place the last.
+    let best = holding.max_by_key(|mount| mount.path.as_os_str().len());
+    let found = best.and_then(|mount| {
+        let (dir, filesystem) = mount.source.rsplit_once('#')?;
+        let inside = path.strip_prefix(&mount.path).ok()?.to_str()?;
+        Some(Mounted { dir: PathBuf::from(dir), filesystem: filesystem.to_owned(), inside: format!("/{inside}") })
+    });
+    found.with_context(|| format!("{} is not on a mounted Forebay filesystem", path.display()))
+}
+
+pub(super) fn why(path: &Path, format: Format) -> Result<()> {
+    let mounted = find_mount(path)?;
+    let (name, inside) = (mounted.filesystem.as_str(), mounted.inside.as_str());
+    let why = ask(&mounted.dir, |client| async move { client.why(name, inside).await })?;
+    print(format, &why, explain)
+}
+
+fn explain(why: &WhyInfo) -> String {
+    let mut table = table(&["OFFSET", "LENGTH", "KIND", "EXTENT", "N/K", "GROUP", "DRIVES (shard order)", "STATE"]);
+    let number = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
+    for extent in &why.extents {
+        let drives: Vec<String> = extent
+            .shards
+            .iter()
+            .map(|shard| if shard.state == "up" { shard.drive.to_string() } else { format!("{}({})", shard.drive, shard.state) })
+            .collect();
+        table.add_row([
+            extent.offset.to_string(),
+            extent.len.to_string(),
+            extent.kind.clone(),
+            number(extent.extent),
+            extent.shape.clone().unwrap_or_else(|| "-".to_owned()),
+            number(extent.group.map(u64::from)),
+            if drives.is_empty() { "in the ledger".to_owned() } else { drives.join(" ") },
+            extent.state.clone(),
+        ]);
+    }
+    let more = if why.truncated { "\n(more pieces follow)" } else { "" };
+    format!(
+        "{}  filesystem={} inode={} kind={} size={} profile={} state={}\n\n{table}{more}",
+        why.path, why.filesystem, why.inode, why.kind, why.size, why.profile, why.state
+    )
+}

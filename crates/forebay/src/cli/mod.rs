@@ -1,0 +1,82 @@
+//! The command line. Every command prints text for people, or with `--json` what a program needs.
+
+mod args;
+mod drives;
+mod filesystems;
+mod output;
+mod plan;
+mod start;
+mod status;
+
+use std::future::Future;
+use std::path::Path;
+
+use admin::AdminClient;
+use anyhow::{Context, Result};
+use base::env::Env;
+
+pub(crate) use args::Cli;
+use args::{CapacityCommand, Command, DriveCommand, FsCommand, ProfileCommand};
+
+use crate::node::NodeDir;
+
+/// Runs one command.
+pub(crate) fn run(cli: Cli) -> Result<()> {
+    match cli.command {
+        Command::Start(args) => start::start(args),
+        Command::Stop { dir } => start::stop(&dir),
+        Command::Status { dir, json } => status::status(&dir, json.into()),
+        Command::Mount { dir, path, fs, json } => filesystems::mount(&dir, path, &fs, json.into()),
+        Command::Umount { dir, fs, json } => filesystems::unmount(&dir, &fs, json.into()),
+        Command::Fs(FsCommand::Create { dir, name, profile, size, json }) => {
+            filesystems::create(&dir, name, profile.to_string(), size, json.into())
+        }
+        Command::Fs(FsCommand::List { dir, json }) => filesystems::list(&dir, json.into()),
+        Command::Fs(FsCommand::Show { dir, name, json }) => filesystems::show(&dir, &name, json.into()),
+        Command::Drive(DriveCommand::List { dir, json }) => drives::list(&dir, json.into()),
+        Command::Drive(DriveCommand::Show { dir, id, json }) => drives::show(&dir, id, json.into()),
+        Command::Drive(DriveCommand::Add { dir, path, size, json }) => drives::add(&dir, path, size, json.into()),
+        Command::Drive(DriveCommand::Fail { dir, id, force, json }) => {
+            drives::fail(&dir, id, force.into(), json.into())
+        }
+        Command::Drive(DriveCommand::Dump { path, segment, json }) => drives::dump(&path, segment, json.into()),
+        Command::Drive(DriveCommand::Fsck { path, json }) => drives::fsck(&path, json.into()),
+        Command::Drive(DriveCommand::Bench { path, size, operations, json }) => {
+            drives::bench(&path, size, operations, json.into())
+        }
+        Command::Profile(ProfileCommand::Explain { profile, domains, json }) => {
+            plan::explain(profile, domains, json.into())
+        }
+        Command::Capacity(CapacityCommand::Plan { raw, nodes, profile, spares, json }) => {
+            plan::capacity(raw, nodes, profile, spares, json.into())
+        }
+        Command::Why { path, json } => filesystems::why(&path, json.into()),
+    }
+}
+
+/// A call to the node in `dir`.
+fn ask<T, F>(dir: &Path, call: impl FnOnce(AdminClient) -> F) -> Result<T>
+where
+    F: Future<Output = Result<T, admin::CallError>>,
+{
+    let node_dir = NodeDir::new(dir);
+    let socket = node_dir.socket();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let client = AdminClient::new(socket.as_path());
+    runtime.block_on(call(client)).map_err(|error| match error {
+        admin::CallError::NotRunning { .. } => {
+            let dir = node_dir.root().display();
+            anyhow::anyhow!("no node runs in {dir}: start it with `forebay start {dir}`")
+        }
+        other => anyhow::Error::new(other),
+    })
+}
+
+fn env() -> Env {
+    Env::real()
+}
+
+fn absolute(path: &Path) -> Result<String> {
+    let path = std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))?;
+    path.into_os_string().into_string().map_err(|path| anyhow::anyhow!("path is not UTF-8: {path:?}"))
+}

@@ -1,0 +1,182 @@
+//! `start` and `stop`: the process itself.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use base::env::{Caching, OpenMode};
+use rustix::process::{Pid, Signal, kill_process, setsid, test_kill_process};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use super::args::StartArgs;
+use super::output::{Format, print};
+use super::{ask, env};
+use crate::node::{Node, NodeDir, NodeFile, StartOptions, read_node_file};
+
+/// How long `stop` waits for the process to end.
+const STOP_DEADLINE: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(50);
+/// How long a stopping node may take altogether before it gives up and says so.
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(25);
+
+pub(super) fn start(args: StartArgs) -> Result<()> {
+    let dir = NodeDir::new(&args.dir);
+    if args.foreground || args.background_child { serve(&dir, args) } else { start_in_background(&dir, args) }
+}
+
+fn options(args: &StartArgs) -> StartOptions {
+    StartOptions {
+        drives: args.drives,
+        drive_paths: args.drive_paths.clone(),
+        drive_bytes: args.drive_size,
+        profile: args.profile,
+        mount: args.mount.clone(),
+        no_mount: args.no_mount,
+        io: args.io,
+        degraded: args.degraded,
+    }
+}
+
+/// Runs this program again, detached, and waits for its one line: ready, or why not.
+fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
+    let program = std::env::current_exe().context("finding this program")?;
+    let mut child = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .arg("--background-child")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("starting the node's process")?;
+    let out = child.stdout.take().context("standard output of the node's process")?;
+    let mut line = String::new();
+    BufReader::new(out).read_line(&mut line).context("waiting for the node")?;
+    if line.trim() != READY {
+        let output = child.wait_with_output().context("waiting for the node")?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        let text = text.trim().trim_start_matches("forebay: ");
+        if text.is_empty() {
+            bail!("node ended before it was ready: {} (see {})", output.status, dir.log_file().display());
+        }
+        bail!("{text}");
+    }
+    let status = ask(dir.root(), |client| async move { client.status().await })?;
+    print(Format::from(args.json), &status, |status| {
+        let mounts = status.filesystems.iter().map(|filesystem| {
+            let mount = filesystem.mount.as_deref().unwrap_or("not mounted");
+            format!("  {:<10} {mount}  ({}, {})\n", filesystem.name, filesystem.profile, filesystem.protection)
+        });
+        format!(
+            "node is ready: pid={}\n{}  {:<10} {} in {}\n  {:<10} {}\n  {:<10} {}\n  {:<10} forebay stop {}",
+            status.pid,
+            mounts.collect::<String>(),
+            "drives",
+            status.drives.len(),
+            dir.drives().display(),
+            "admin",
+            dir.run().join("admin.sock").display(),
+            "log",
+            dir.log_file().display(),
+            "stop with",
+            status.dir,
+        )
+    })
+}
+
+/// What the background process prints once it serves.
+const READY: &str = "ready";
+
+/// Where the background process writes what it logs.
+struct LogFile {
+    file: std::sync::Arc<dyn base::env::File>,
+    at: u64,
+}
+
+impl Write for LogFile {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.file.write_at(bytes, self.at)?;
+        self.at += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn start_logging(dir: &NodeDir, args: &StartArgs) -> Result<()> {
+    let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
+    if args.foreground && !args.background_child {
+        builder.with_writer(std::io::stderr).init();
+        return Ok(());
+    }
+    let path = dir.log_file();
+    let parent = path.parent().context("the log file is in a directory")?;
+    env().files.create_dir_all(parent).with_context(|| format!("cannot create directory {}", parent.display()))?;
+    let file = env().files.open(&path, OpenMode::Create, Caching::Buffered);
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    let at = file.len()?;
+    builder.with_writer(std::sync::Mutex::new(LogFile { file, at })).init();
+    Ok(())
+}
+
+fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
+    if args.background_child {
+        // Fails only for a process that leads a group already, and then it is detached enough.
+        let _ = setsid();
+    }
+    start_logging(dir, &args)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let node = Node::start(env(), dir.clone(), options(&args)).await?;
+        tracing::info!(dir = %dir.root().display(), "node serves");
+        if args.background_child {
+            println!("{READY}");
+            std::io::stdout().flush()?;
+        }
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("asked to stop"),
+            _ = interrupt.recv() => tracing::info!("interrupted"),
+        }
+        let stopped = tokio::time::timeout(SHUTDOWN_DEADLINE, node.stop()).await;
+        let result = stopped.context("stopping took too long; everything acknowledged is safe")?;
+        match &result {
+            Ok(()) => tracing::info!("node has stopped"),
+            Err(error) => tracing::error!("node stopped with an error: {error:#}"),
+        }
+        result
+    })
+}
+
+pub(super) fn stop(dir: &Path) -> Result<()> {
+    let dir = NodeDir::new(dir);
+    let root = dir.root().display();
+    let running = |file: &NodeFile| Pid::from_raw(file.pid as i32).filter(|pid| test_kill_process(*pid).is_ok());
+    let Some(pid) = read_node_file(&env(), &dir).as_ref().and_then(running).filter(|_| is_locked(&dir)) else {
+        bail!("no node runs in {root}");
+    };
+    kill_process(pid, Signal::TERM).with_context(|| format!("cannot signal the node: pid={pid:?}"))?;
+    let clock = env().clock;
+    let started = clock.boot_ns();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    while is_locked(&dir) {
+        if clock.boot_ns() - started > STOP_DEADLINE.as_nanos() as u64 {
+            bail!("node has not stopped after {STOP_DEADLINE:?}: see {}", dir.log_file().display());
+        }
+        runtime.block_on(async { tokio::time::sleep(POLL).await });
+    }
+    println!("node has stopped: dir={root}");
+    Ok(())
+}
+
+/// Whether a process serves this directory: it holds the lock for as long as it lives.
+fn is_locked(dir: &NodeDir) -> bool {
+    let lock = env().files.open(&dir.lock(), OpenMode::Existing, Caching::Buffered);
+    lock.is_ok_and(|lock| lock.try_lock().is_err())
+}

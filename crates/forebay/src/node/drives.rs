@@ -1,0 +1,217 @@
+//! The node's drives: creating, opening, adding, failing.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use admin::{DriveInfo, SpaceInfo};
+use anyhow::{Context, Result, bail};
+use base::env::Env;
+use base::units::{GIB, MIB, format_size};
+use base::{ClusterId, DriveId, DriveUuid};
+use drive::{Drive, Existing, FormatOptions, OpenOptions, PreferIo};
+use layout::DriveState;
+use meta::control::DriveRecord;
+use wire::drive::{DriveHealth, DriveService, IoPath};
+
+use super::NodeDir;
+use super::start::IoChoice;
+
+/// Size of a drive file if nobody says otherwise and there is room.
+const DEFAULT_BYTES: u64 = 10 * GIB;
+/// The smallest useful drive.
+const BYTES_MIN: u64 = 64 * MIB;
+
+/// A drive that the control ledger knows, and its service if it answers.
+pub(super) struct DriveEntry {
+    pub(super) record: DriveRecord,
+    pub(super) service: Option<Arc<Drive>>,
+    /// Why there is no service.
+    pub(super) problem: Option<String>,
+}
+
+/// Where the bytes of a new drive go.
+#[derive(Debug, Clone)]
+pub(super) struct NewDrive {
+    pub(super) path: PathBuf,
+    /// Of a file that is created; a device or existing file has its own.
+    pub(super) size_bytes: Option<u64>,
+    pub(super) existing: Existing,
+}
+
+impl DriveEntry {
+    /// Opens a drive. One that cannot be opened stays in the list with the reason.
+    pub(super) fn open(env: &Env, cluster: ClusterId, record: DriveRecord, io: IoChoice) -> Self {
+        if record.state != DriveState::Up {
+            return Self { record, service: None, problem: None };
+        }
+        let mut options = OpenOptions::new(cluster);
+        options.io = match io {
+            IoChoice::Auto => PreferIo::Auto,
+            IoChoice::Threads => PreferIo::ThreadPool,
+        };
+        match Drive::open(env, record.id, Path::new(&record.path), &options) {
+            Ok(drive) if drive.stat().uuid == record.uuid => {
+                Self { record, service: Some(drive), problem: None }
+            }
+            Ok(drive) => {
+                let problem = format!("another drive is at {}: uuid={}", record.path, drive.stat().uuid);
+                Self { record, service: None, problem: Some(problem) }
+            }
+            Err(error) => {
+                tracing::error!(drive = %record.id, %error, "drive cannot be opened");
+                Self { record, service: None, problem: Some(error.to_string()) }
+            }
+        }
+    }
+
+    pub(super) async fn close(self) -> Result<()> {
+        let Some(service) = self.service else { return Ok(()) };
+        if service.stat().health == DriveHealth::Failed {
+            return Ok(());
+        }
+        service.close().await.context("drive failed while closing; its data is recovered from the log of frames")
+    }
+
+    fn state(&self) -> &'static str {
+        let health = self.service.as_ref().map(|service| service.stat().health);
+        match (self.record.state, health) {
+            (DriveState::Out, _) => "out",
+            (DriveState::Failed, _) | (DriveState::Up, Some(DriveHealth::Failed)) => "failed",
+            (DriveState::Up, None) => "missing",
+            (DriveState::Up, Some(DriveHealth::Up)) => "up",
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.state() == "up"
+    }
+
+    pub(super) fn info(&self) -> DriveInfo {
+        let stat = self.service.as_ref().map(|service| service.stat());
+        let space = stat.as_ref().map_or(SpaceInfo::default(), |stat| SpaceInfo {
+            capacity_bytes: stat.capacity_bytes,
+            live_bytes: stat.live_bytes,
+            garbage_bytes: stat.garbage_bytes,
+            reserved_bytes: stat.reserved_bytes,
+            free_bytes: stat.free_bytes,
+        });
+        let io_path = stat.as_ref().map(|stat| match stat.io_path {
+            IoPath::IoUring => "io_uring",
+            IoPath::ThreadPool => "thread_pool",
+            IoPath::Simulated => "simulated",
+        });
+        DriveInfo {
+            id: self.record.id.0,
+            uuid: self.record.uuid.to_string(),
+            path: self.record.path.clone(),
+            state: self.state().to_owned(),
+            reason: self.problem.clone().or_else(|| stat.as_ref().and_then(|stat| stat.failure.clone())),
+            io_path: io_path.map(str::to_owned),
+            space,
+            shards: stat.as_ref().map_or(0, |stat| stat.shards),
+        }
+    }
+}
+
+/// The drives of a new cluster: those named, or `count` files in the node's directory.
+pub(super) fn plan_drives(
+    env: &Env,
+    dir: &NodeDir,
+    paths: &[PathBuf],
+    count: u32,
+    size_bytes: Option<u64>,
+) -> Result<Vec<NewDrive>> {
+    let new_drive = |path: PathBuf, existing| {
+        let is_file = !env.files.exists(&path);
+        (path, existing, is_file)
+    };
+    let planned: Vec<_> = if paths.is_empty() {
+        // Nothing of a cluster is here yet, so files of an attempt that was cut off may be overwritten.
+        (0..count).map(|index| new_drive(dir.drives().join(format!("{index}.img")), Existing::Overwrite)).collect()
+    } else {
+        paths.iter().map(|path| new_drive(path.clone(), Existing::Keep)).collect()
+    };
+    let in_dir = paths.is_empty();
+    let files = planned.iter().filter(|(_, _, is_file)| *is_file || in_dir).count() as u64;
+    let default = match size_bytes {
+        Some(size) => size,
+        None if files == 0 => 0,
+        None => default_size(env, dir, files)?,
+    };
+    let drives = planned.into_iter().map(|(path, existing, is_file)| {
+        let size_bytes = (is_file || in_dir).then_some(default);
+        NewDrive { path, size_bytes, existing }
+    });
+    Ok(drives.collect())
+}
+
+fn default_size(env: &Env, dir: &NodeDir, files: u64) -> Result<u64> {
+    let free = env.files.free_bytes(dir.root()).context("looking at the free space")?;
+    let each = (free / 10 * 8 / files).min(DEFAULT_BYTES) / MIB * MIB;
+    if each < BYTES_MIN {
+        bail!(
+            "not enough space for {files} drives of at least {}: free={} dir={}; free some, or give --drive-size",
+            format_size(BYTES_MIN),
+            format_size(free),
+            dir.root().display()
+        );
+    }
+    Ok(each)
+}
+
+/// Formats new drives. If one cannot be, the files made so far are removed.
+pub(super) fn format_drives(
+    env: &Env,
+    cluster: ClusterId,
+    first_id: u32,
+    new_drives: &[NewDrive],
+) -> Result<Vec<DriveRecord>> {
+    let mut records = Vec::new();
+    for (id, new_drive) in (first_id..).zip(new_drives) {
+        match format_drive(env, cluster, DriveId(id), new_drive) {
+            Ok(record) => records.push(record),
+            Err(error) => {
+                let made = new_drives.iter().take(records.len() + 1).filter(|made| made.size_bytes.is_some());
+                for path in made.map(|made| &made.path).filter(|path| env.files.exists(path)) {
+                    if let Err(error) = env.files.remove_file(path) {
+                        tracing::warn!(%error, path = %path.display(), "file of a drive is left behind");
+                    }
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(records)
+}
+
+fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive) -> Result<DriveRecord> {
+    let path = std::path::absolute(&new_drive.path).context("resolving the path of a drive")?;
+    if let Some(size) = new_drive.size_bytes
+        && size < BYTES_MIN
+    {
+        bail!("drive is too small: path={} size={} least={}", path.display(), format_size(size), format_size(BYTES_MIN));
+    }
+    if let Some(parent) = path.parent() {
+        env.files.create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    }
+    let mut uuid = [0; 16];
+    env.random.fill(&mut uuid);
+    let uuid = DriveUuid(uuid);
+    let options = FormatOptions {
+        cluster,
+        uuid,
+        capacity_bytes: new_drive.size_bytes,
+        segment_bytes: None,
+        existing: new_drive.existing,
+    };
+    Drive::format(env, &path, &options).map_err(anyhow::Error::new)?;
+    let file = env.files.open(&path, base::env::OpenMode::Existing, base::env::Caching::Buffered)?;
+    Ok(DriveRecord {
+        id,
+        uuid,
+        path: path.to_string_lossy().into_owned(),
+        domain: u64::from(id.0),
+        capacity_bytes: new_drive.size_bytes.unwrap_or(file.len()?),
+        state: DriveState::Up,
+    })
+}

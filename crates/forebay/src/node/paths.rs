@@ -1,0 +1,87 @@
+//! Where everything of a node is, below its directory.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use base::LedgerId;
+use rustix::fs::{Mode, OFlags};
+
+/// The longest path that a Unix socket's address holds.
+const SOCKET_PATH_MAX: usize = 100;
+
+/// A node's directory.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeDir {
+    root: PathBuf,
+}
+
+/// A path to the management socket. Valid as long as this lives.
+pub(crate) struct SocketPath {
+    path: PathBuf,
+    _dir: Option<OwnedFd>,
+}
+
+impl SocketPath {
+    pub(crate) fn as_path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl NodeDir {
+    pub(crate) fn new(root: &Path) -> Self {
+        Self { root: std::path::absolute(root).unwrap_or_else(|_| root.to_owned()) }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    pub(crate) fn node_json(&self) -> PathBuf {
+        self.root.join("node.json")
+    }
+
+    pub(crate) fn log_file(&self) -> PathBuf {
+        self.root.join("log").join("forebay.log")
+    }
+
+    pub(crate) fn drives(&self) -> PathBuf {
+        self.root.join("drives")
+    }
+
+    pub(crate) fn meta(&self) -> PathBuf {
+        self.root.join("meta")
+    }
+
+    pub(crate) fn ledger(&self, ledger: LedgerId) -> PathBuf {
+        self.meta().join(format!("ledger-{ledger}"))
+    }
+
+    pub(crate) fn run(&self) -> PathBuf {
+        self.root.join("run")
+    }
+
+    pub(crate) fn default_mount(&self) -> PathBuf {
+        self.root.join("mnt")
+    }
+
+    /// The management socket. Deep directories are reached through a descriptor, because a socket's address
+    /// holds only 107 bytes.
+    pub(crate) fn socket(&self) -> SocketPath {
+        let path = self.run().join("admin.sock");
+        if path.as_os_str().len() <= SOCKET_PATH_MAX {
+            return SocketPath { path, _dir: None };
+        }
+        match rustix::fs::open(self.run(), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()) {
+            Ok(dir) => {
+                use std::os::fd::AsRawFd;
+                let path = PathBuf::from(format!("/proc/self/fd/{}/admin.sock", dir.as_raw_fd()));
+                SocketPath { path, _dir: Some(dir) }
+            }
+            Err(_) => SocketPath { path, _dir: None },
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Starting a node: a new cluster in an empty directory, or the one that is there.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use base::env::{Caching, Env, File, OpenMode};
+use base::LedgerId;
+use layout::Profile;
+use meta::control::{CONTROL_LEDGER, Control, ControlChange, ControlError, FilesystemRecord};
+use meta::log::FileLog;
+use meta::state::RedbState;
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex, watch};
+
+use super::drives::{DriveEntry, format_drives, plan_drives};
+use super::filesystems::{FilesystemEntry, plan_groups};
+use super::{Node, NodeDir, State};
+
+const CONTROL_CACHE_BYTES: usize = 16 << 20;
+/// The filesystem that every cluster begins with.
+const FIRST_FILESYSTEM: &str = "main";
+
+/// How drives do I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(crate) enum IoChoice {
+    /// io_uring, or threads where it is forbidden.
+    #[default]
+    Auto,
+    /// Threads.
+    Threads,
+}
+
+/// What `start` was asked for. Drives, size and profile matter for a new cluster only.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StartOptions {
+    pub(crate) drives: Option<u32>,
+    pub(crate) drive_paths: Vec<PathBuf>,
+    pub(crate) drive_bytes: Option<u64>,
+    pub(crate) profile: Option<Profile>,
+    pub(crate) mount: Option<PathBuf>,
+    pub(crate) no_mount: bool,
+    pub(crate) io: IoChoice,
+    pub(crate) degraded: bool,
+}
+
+/// The directory is there, writable, and no other node's.
+fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
+    let root = dir.root().display();
+    env.files.create_dir_all(dir.root()).with_context(|| format!("cannot create directory {root}"))?;
+    let lock = env.files.open(&dir.lock(), OpenMode::Create, Caching::Buffered);
+    let lock = lock.with_context(|| format!("cannot write to directory {root}"))?;
+    if lock.try_lock().is_err() {
+        let pid = super::control::read_node_file(env, dir).map(|file| format!(": pid={}", file.pid));
+        bail!("node is running already: dir={root}{}", pid.unwrap_or_default());
+    }
+    let private = rustix::fs::Mode::RWXU;
+    for path in [dir.meta(), dir.run(), dir.drives()] {
+        env.files.create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        rustix::fs::chmod(&path, private).with_context(|| format!("cannot protect {}", path.display()))?;
+    }
+    // A process that was killed leaves them.
+    for path in [dir.node_json(), dir.run().join("admin.sock")] {
+        if env.files.exists(&path) {
+            env.files.remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok(lock)
+}
+
+/// Drives and profile of a new cluster, checked against each other before anything is written.
+fn choose(options: &StartOptions) -> Result<(u32, Profile)> {
+    if options.drives.is_some() && !options.drive_paths.is_empty() {
+        bail!("--drives and --drive exclude each other: the first makes files, the second names devices or files");
+    }
+    let named = (!options.drive_paths.is_empty()).then_some(options.drive_paths.len() as u32);
+    let count = named.or(options.drives).or(options.profile.map(|profile| u32::from(profile.n()))).unwrap_or(1);
+    if count == 0 || count > 1024 {
+        bail!("number of drives is out of range: drives={count} allowed=1..=1024");
+    }
+    let default = if count >= 2 { Profile::from_copies(2)? } else { Profile::SINGLE };
+    let profile = options.profile.unwrap_or(default);
+    if u32::from(profile.n()) > count {
+        bail!(
+            "profile {profile} needs {} failure domains, and there are {count} drives: give more drives or a narrower \
+             profile (see `forebay profile explain {profile} --domains {count}`)",
+            profile.n()
+        );
+    }
+    Ok((count, profile))
+}
+
+async fn create_cluster(env: &Env, dir: &NodeDir, control: &Control, options: &StartOptions) -> Result<()> {
+    let (count, profile) = choose(options)?;
+    let mut cluster = Control::new_cluster(env);
+    let new_drives = plan_drives(env, dir, &options.drive_paths, count, options.drive_bytes)?;
+    let drives = format_drives(env, cluster.id, cluster.next_drive, &new_drives)?;
+    let groups = plan_groups(env, &drives.iter().collect::<Vec<_>>(), profile, cluster.next_group)?;
+    cluster.next_drive += drives.len() as u32;
+    cluster.next_group += groups.len() as u32;
+    let id = cluster.next_filesystem;
+    cluster.next_filesystem += 1;
+    let filesystem = FilesystemRecord {
+        id,
+        name: FIRST_FILESYSTEM.to_owned(),
+        ledger: LedgerId(id),
+        profile,
+        groups: groups.iter().map(|group| group.id).collect(),
+        provisioned_bytes: None,
+        mount: None,
+    };
+    let mut change = ControlChange::default();
+    change.cluster(&cluster).filesystem(&filesystem);
+    drives.iter().for_each(|drive| {
+        change.drive(drive);
+    });
+    groups.iter().for_each(|group| {
+        change.group(group);
+    });
+    control.commit(change).await?;
+    Ok(())
+}
+
+/// An existing cluster keeps its drives and profile; asking for others is an error, not ignored.
+fn check_unchanged(control: &Control, options: &StartOptions) -> Result<()> {
+    let drives = control.drives()?.len() as u32;
+    if let Some(wanted) = options.drives.filter(|wanted| *wanted != drives) {
+        bail!("this cluster has {drives} drives, not {wanted}: add drives with `forebay drive add`");
+    }
+    if let (Some(wanted), Some(first)) = (options.profile, control.filesystems()?.first())
+        && first.profile != wanted
+    {
+        bail!("filesystem {} has profile {}, not {wanted}: leave out --profile", first.name, first.profile);
+    }
+    for path in &options.drive_paths {
+        let path = std::path::absolute(path)?.to_string_lossy().into_owned();
+        if !control.drives()?.iter().any(|drive| drive.path == path) {
+            bail!("{path} is not a drive of this cluster: add it with `forebay drive add`");
+        }
+    }
+    Ok(())
+}
+
+/// Refuses to serve a filesystem of which data cannot be read.
+fn check_enough(
+    filesystems: &[FilesystemRecord],
+    drives: &BTreeMap<base::DriveId, DriveEntry>,
+    options: &StartOptions,
+) -> Result<()> {
+    let lost: Vec<&DriveEntry> = drives.values().filter(|entry| !entry.is_up()).collect();
+    for filesystem in filesystems {
+        let survives = usize::from(filesystem.profile.m());
+        if lost.len() > survives && !options.degraded {
+            let reasons: Vec<String> = lost
+                .iter()
+                .map(|entry| {
+                    let state = entry.problem.clone().unwrap_or_else(|| "marked as failed".to_owned());
+                    format!("\n  drive {}: {state}", entry.record.id)
+                })
+                .collect();
+            bail!(
+                "filesystem {} ({}) survives {survives} lost drives, and {} do not answer; start with --degraded to \
+                 read what is left{}",
+                filesystem.name,
+                filesystem.profile,
+                lost.len(),
+                reasons.concat()
+            );
+        }
+    }
+    Ok(())
+}
+
+impl Node {
+    /// Starts serving. On an error nothing runs and nothing is mounted.
+    pub(crate) async fn start(env: Env, dir: NodeDir, options: StartOptions) -> Result<Arc<Self>> {
+        let runtime = Handle::current();
+        let lock = prepare_dir(&env, &dir)?;
+        let control = open_control(&env, &dir, &options).await?;
+        let cluster = control.cluster()?.id;
+        let mut drives = BTreeMap::new();
+        for record in control.drives()? {
+            drives.insert(record.id, DriveEntry::open(&env, cluster, record, options.io));
+        }
+        let records = control.filesystems()?;
+        check_enough(&records, &drives, &options)?;
+        let map = control.map()?;
+        let mut filesystems = BTreeMap::new();
+        for record in records {
+            let name = record.name.clone();
+            let entry = FilesystemEntry::open(&env, &dir, &runtime, record, &map, &drives).await;
+            filesystems.insert(name.clone(), entry.with_context(|| format!("opening filesystem {name}"))?);
+        }
+        let (stop_serving, _) = watch::channel(false);
+        let node = Arc::new(Self {
+            started_ns: env.clock.boot_ns(),
+            env,
+            dir,
+            cluster,
+            control,
+            runtime,
+            io: options.io,
+            state: Mutex::new(State { drives, filesystems }),
+            stop_serving,
+            _lock: lock,
+        });
+        if let Err(error) = node.finish_start(&options).await {
+            // What was started is taken down again; the first error is the one to show.
+            let _ = node.stop().await;
+            return Err(error);
+        }
+        Ok(node)
+    }
+
+    async fn finish_start(self: &Arc<Self>, options: &StartOptions) -> Result<()> {
+        self.mount_at_start(options).await?;
+        let socket = self.dir.socket();
+        admin::serve(self.clone(), socket.as_path(), self.stop_serving.subscribe())?;
+        self.write_node_file().await
+    }
+
+    async fn mount_at_start(&self, options: &StartOptions) -> Result<()> {
+        let mut state = self.state.lock().await;
+        for entry in state.filesystems.values_mut() {
+            let first = entry.record.name == FIRST_FILESYSTEM;
+            let asked = options.mount.clone().filter(|_| first);
+            let kept = entry.record.mount.clone().map(PathBuf::from);
+            let default = first.then(|| self.dir.default_mount());
+            let Some(path) = asked.or(kept).or(default).filter(|_| !options.no_mount) else { continue };
+            let path = std::path::absolute(path)?;
+            self.mount_and_remember(entry, path).await?;
+        }
+        Ok(())
+    }
+
+    /// Mounts, and notes the place so that the next start mounts there too.
+    pub(super) async fn mount_and_remember(&self, entry: &mut FilesystemEntry, path: PathBuf) -> Result<()> {
+        if path == self.dir.default_mount() && !self.env.files.exists(&path) {
+            // A dead mount of a killed process exists for `mount` but not for this check; creating fails then.
+            let _ = self.env.files.create_dir_all(&path);
+        }
+        entry.mount(&self.dir, &self.runtime, &path).await?;
+        let remembered = path.to_string_lossy().into_owned();
+        if entry.record.mount.as_ref() != Some(&remembered) {
+            entry.record.mount = Some(remembered);
+            let mut change = ControlChange::default();
+            change.filesystem(&entry.record);
+            self.control.commit(change).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn open_control(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Control> {
+    let base = dir.ledger(CONTROL_LEDGER);
+    env.files.create_dir_all(&base).with_context(|| format!("cannot create {}", base.display()))?;
+    let log = FileLog::open(env, &base.join("log"))?;
+    let state = RedbState::open(env, &base.join("state.redb"), CONTROL_CACHE_BYTES)?;
+    let control = Control::open(Arc::new(log), Arc::new(state)).await?;
+    match control.cluster() {
+        Ok(_) => check_unchanged(&control, options)?,
+        Err(ControlError::NoCluster) => create_cluster(env, dir, &control, options).await?,
+        Err(error) => return Err(error.into()),
+    }
+    Ok(control)
+}
