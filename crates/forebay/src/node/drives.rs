@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::units::{GIB, MIB, format_size};
 use base::{ClusterId, DriveId, DriveUuid};
-use drive::{Drive, Existing, FormatOptions, OpenOptions, PreferIo};
+use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, PreferIo};
 use layout::DriveState;
 use meta::control::DriveRecord;
 use wire::drive::{DriveHealth, DriveService, IoPath};
@@ -203,6 +203,7 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
         capacity_bytes: new_drive.size_bytes,
         segment_bytes: None,
         existing: new_drive.existing,
+        preallocate: Preallocate::Reserve,
     };
     Drive::format(env, &path, &options).map_err(anyhow::Error::new)?;
     let file = env.files.open(&path, base::env::OpenMode::Existing, base::env::Caching::Buffered)?;

@@ -134,14 +134,18 @@ impl Op<'_> {
         if let Content::Extent(extent) = &piece.content
             && u64::from(extent.extent_len) != piece.len
         {
-            // A new extent of which only a part is used at once.
-            self.txn.put(self.keys.extent(extent.id), &ExtentUse { refs: 1, live_bytes: piece.len });
+            // Several pieces of one commit may share a new extent; each uses a part of it.
+            let key = self.keys.extent(extent.id);
+            let used = self.txn.get::<ExtentUse>(&key)?.unwrap_or(ExtentUse { refs: 0, live_bytes: 0 });
+            let next = ExtentUse { refs: used.refs + 1, live_bytes: used.live_bytes + piece.len };
+            self.txn.put(key, &next);
         }
         self.stored(inode, piece.len as i64 - removed.bytes as i64)
     }
 
     fn stored(&mut self, inode: &mut Inode, bytes: i64) -> Result<(), FsError> {
-        let stored = inode.attr.stored_bytes.checked_add_signed(bytes).ok_or(FsError::Io)?;
+        let stored = inode.attr.stored_bytes.checked_add_signed(bytes);
+        let stored = stored.ok_or_else(|| inconsistent("stored bytes of an inode"))?;
         inode.attr.stored_bytes = stored;
         self.account(bytes, 0)
     }
@@ -178,7 +182,8 @@ impl Op<'_> {
             let place = ExtentPlace { pg: extent.pg, n: extent.n, k: extent.k, shard: 0, extent_len: 0 };
             self.txn.put(self.keys.free(self.seq.0, extent.id), &place);
         } else {
-            let live_bytes = used.live_bytes.checked_sub(dead_bytes).ok_or(FsError::Io)?;
+            let live_bytes = used.live_bytes.checked_sub(dead_bytes);
+            let live_bytes = live_bytes.ok_or_else(|| inconsistent("live bytes of an extent"))?;
             self.txn.put(key, &ExtentUse { refs, live_bytes });
         }
         Ok(())
@@ -283,6 +288,12 @@ impl Op<'_> {
         self.put_inode(&target);
         Ok(MetaReply::Attr(target.attr))
     }
+}
+
+/// Counters that do not add up mean that the ledger is damaged: nothing is changed, and somebody is told.
+fn inconsistent(what: &str) -> FsError {
+    tracing::error!(what, "ledger is inconsistent");
+    FsError::Io
 }
 
 /// What emptying a range took out.
