@@ -41,12 +41,19 @@ row() {
     check "$name" run_row "$@"
 }
 
-# refused NAME PATTERN ARGUMENT…: a start that must fail and leave nothing behind: no directory, process or mount.
+# refused NAME PATTERN ARGUMENT…: a start that must fail and leave neither process nor mount, nor anything that would stop
+# the corrected command from working.
 refused() {
     local name=$1
     shift
-    rm -rf "$EMPTY"
     check "$name" run_refused "$@"
+    forget_empty
+}
+
+forget_empty() {
+    node_end "$EMPTY"
+    umount -l "$EMPTY/mnt" 2>/dev/null
+    rm -rf --one-file-system "$EMPTY"
 }
 
 run_refused() {
@@ -57,8 +64,10 @@ run_refused() {
     run_row fails "$pattern" start "$EMPTY" "$@"
     [ ! -e "$EMPTY/node.json" ]
     not mountpoint -q "$EMPTY/mnt"
-    # The same directory can be used by the corrected command: no drive was made.
-    [ -z "$(find "$EMPTY" -type f -size +1M 2>/dev/null)" ]
+    echo "now without the mistake:"
+    run_row ok '' start "$EMPTY" --drives 1 --drive-size 64M --profile 1+0 --mount "$EMPTY/mnt"
+    mountpoint -q "$EMPTY/mnt"
+    run_row ok '' stop "$EMPTY"
 }
 
 # json NAME FILTER ARGUMENT…: succeeds, prints JSON and nothing else, for which the jq filter is true.
@@ -109,8 +118,9 @@ refused "drives that are no number" 'drives|invalid' --drives six --drive-size 6
 refused "a size that is none" 'size' --drives 6 --drive-size big --profile 4+2
 refused "a size of zero" 'size|small|least' --drives 6 --drive-size 0 --profile 4+2
 refused "drives that are too small" 'size|small|least' --drives 6 --drive-size 4K --profile 4+2
-refused "drives larger than the disk" 'space|size' --drives 6 --drive-size 4000T --profile 4+2
-refused "a drive whose directory does not exist" 'drive|no such' --drive "$WORK/nowhere/d0" --profile 1+0
+refused "drives larger than the disk" 'space|size' --drives 6 --drive-size 4T --profile 4+2
+refused "a device that does not exist" 'drive|device|no such' --drive /dev/forebay-no-such-device --drive-size 64M --profile 1+0
+rm -f /dev/forebay-no-such-device
 refused "a drive that is a directory" 'drive|directory' --drive "$WORK" --profile 1+0
 refused "the same drive twice" 'drive|twice|same' --drive "$WORK/same" --drive "$WORK/same" --drive-size 64M --profile 1+1
 touch "$WORK/a-file"
@@ -129,7 +139,7 @@ mount -t tmpfs tmpfs "$WORK/busy" && {
 without_fuse() {
     echo "$EMPTY" >>"$WORK/.nodes"
     # shellcheck disable=SC2016 # expanded inside
-    unshare --mount sh -c 'mount -t tmpfs tmpfs /dev && "$@"' sh \
+    unshare --mount sh -c 'mount -t tmpfs tmpfs /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "$@"' sh \
         "$FOREBAY" start "$EMPTY" --drives 1 --drive-size 64M --profile 1+0 >"$WORK/out" 2>&1 </dev/null && {
         cat "$WORK/out"
         echo "started without /dev/fuse"
@@ -139,12 +149,12 @@ without_fuse() {
     grep -q '/dev/fuse' "$WORK/out"
     not grep -q 'panicked' "$WORK/out"
 }
-rm -rf "$EMPTY"
 if unshare --mount true 2>/dev/null; then
     check "/dev/fuse is missing" without_fuse
 else
     skipped "/dev/fuse is missing" "no mount namespaces here"
 fi
+forget_empty
 
 # --- a node that runs ----------------------------------------------------------------------------------------------
 
@@ -228,8 +238,11 @@ check "stop after a crash says that it does not run" stop_after_kill
 check "drives given by path" node_start stopped --drive "$WORK/da" --drive "$WORK/db" --drive "$WORK/dc" --drive-size 64M --profile r3
 drives_are_there() { [ "$(find "$WORK" -maxdepth 1 -name 'd[abc]' -size +60M | wc -l)" = 3 ]; }
 check "they are where they were asked for" drives_are_there
-row "drives of another node are refused" fails 'drive' start "$WORK/thief" --drive "$WORK/da" --drive "$WORK/db" --drive "$WORK/dc" --profile r3
+row "drives of a node that runs are refused" fails 'in use' \
+    start "$WORK/thief" --drive "$WORK/da" --drive "$WORK/db" --drive "$WORK/dc" --profile r3
 check "stop that" node_stop stopped
+row "drives of another cluster are refused" fails 'cluster' \
+    start "$WORK/thief" --drive "$WORK/da" --drive "$WORK/db" --drive "$WORK/dc" --profile r3
 missing_drive() {
     mv "$WORK/da" "$WORK/away"
     # r3 can be read from any copy: either it starts and says so, or it names the drive.
