@@ -163,6 +163,12 @@ impl Client {
 
     /// As [`Client::flush`], for a caller that holds the flush lock.
     pub(crate) async fn flush_locked(&self, node: &Node) -> Result<(), FsError> {
+        let discarded = node.lock().discard_if_deleted();
+        if discarded > 0 {
+            // Nobody can read these bytes any more, so that they could not be written is no reason to wait.
+            *self.inner.stalled.lock().expect("no holder of this lock panics") = None;
+            self.dirty_gone(discarded);
+        }
         let everything = |state: &mut NodeState| {
             state.dirty_since_ns = None;
             state.dirty.take_all()
@@ -203,6 +209,7 @@ impl Client {
                 let before = state.dirty.bytes();
                 if lost {
                     state.lease = None;
+                    *stalled = None;
                 } else {
                     state.dirty.put_back(&runs, self.inner.window);
                     state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
@@ -294,6 +301,10 @@ impl Client {
     pub(crate) fn refresh_room(&self) {
         let room = self.inner.extents.topology().room_bytes(self.inner.profile);
         self.inner.room_bytes.store(room, Ordering::Relaxed);
+        let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
+        if *stalled == Some(FsError::NoSpace) && room / 2 > self.inner.dirty_bytes.load(Ordering::Relaxed) {
+            *stalled = None;
+        }
     }
 }
 
