@@ -18,7 +18,8 @@ const PIECES_MAX: usize = 16_384;
 
 impl MapCache {
     /// Whether everything about `[from, to)` is known.
-    pub(crate) fn covers(&self, from: u64, to: u64) -> bool {
+    #[cfg(test)]
+    fn covers(&self, from: u64, to: u64) -> bool {
         self.known.start <= from && to <= self.known.end
     }
 
@@ -60,8 +61,9 @@ impl MapCache {
         self.remove(piece.off, piece.end());
         if self.pieces.len() >= PIECES_MAX {
             self.forget();
-        } else if self.covers(piece.off, piece.end()) {
-            self.pieces.insert(piece.off, piece.clone());
+        } else if let Some(known) = piece.clip(self.known.start, self.known.end) {
+            // What lies outside the known range stays unknown, not a hole.
+            self.pieces.insert(known.off, known);
         }
     }
 
@@ -124,6 +126,15 @@ mod tests {
         cache.remove(5, 7);
         assert_eq!(text(&cache, 0, 10), "aabba..a..");
         assert_eq!(text(&cache, 3, 6), "ba.");
+    }
+
+    #[test]
+    fn a_commit_over_the_edge_of_what_is_known_leaves_no_hole() {
+        let mut cache = MapCache::default();
+        assert!(cache.learn(cache.generation(), 4, 100, vec![piece(4, "aaaa")]));
+        cache.replace(&piece(0, "bbbbbbbb"));
+        assert!(!cache.covers(0, 4) && cache.covers(4, 100));
+        assert_eq!(text(&cache, 4, 10), "bbbb..");
     }
 
     #[test]
