@@ -166,6 +166,8 @@ pub struct CreateFilesystem {
 pub struct MountRequest {
     /// An existing directory; `None` is `mnt` in the node's directory.
     pub path: Option<String>,
+    /// Options such as `ro,noatime`; `None` is those of the last time.
+    pub options: Option<String>,
 }
 
 /// A shard of an extent.

@@ -77,6 +77,16 @@ pub trait Invalidate: Send + Sync {
     fn entry(&self, parent: Ino, name: &[u8]);
 }
 
+/// Which reads are noted in the access time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AccessTimes {
+    /// The first after a change, and one a day (relatime).
+    #[default]
+    Relative,
+    /// None (noatime).
+    Never,
+}
+
 /// The numbers of `statfs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FsStat {
@@ -119,6 +129,7 @@ struct Inner {
     inline: Mutex<InlineBudget>,
     to_release: Mutex<Vec<LeaseGrant>>,
     invalidate: Mutex<Option<Arc<dyn Invalidate>>>,
+    notes_reads: AtomicBool,
     closing: AtomicBool,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -158,6 +169,7 @@ impl Client {
             making_room: tokio::sync::Mutex::new(()),
             to_release: Mutex::new(Vec::new()),
             invalidate: Mutex::new(None),
+            notes_reads: AtomicBool::new(true),
             closing: AtomicBool::new(false),
             tasks: Mutex::new(Vec::new()),
         };
@@ -178,6 +190,11 @@ impl Client {
     /// Sets who is told when something changes elsewhere.
     pub fn set_invalidate(&self, invalidate: Option<Arc<dyn Invalidate>>) {
         *self.inner.invalidate.lock().expect("no holder of this lock panics") = invalidate;
+    }
+
+    /// Sets which reads are noted in access times.
+    pub fn set_access_times(&self, times: AccessTimes) {
+        self.inner.notes_reads.store(times == AccessTimes::Relative, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// The time for timestamps, in nanoseconds since 1970.

@@ -1,5 +1,7 @@
 //! Reading: what is dirty here, over what the map says, over zeros.
 
+use std::sync::atomic::Ordering;
+
 use base::{FsError, Ino};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
@@ -89,7 +91,8 @@ impl Client {
             return Found::End;
         }
         let now = self.inner.env.clock.wall_ns();
-        if attr.atime_ns <= attr.mtime_ns.max(attr.ctime_ns) || now - attr.atime_ns > ATIME_AGE_NS {
+        let notes = self.inner.notes_reads.load(Ordering::Relaxed);
+        if notes && (attr.atime_ns <= attr.mtime_ns.max(attr.ctime_ns) || now - attr.atime_ns > ATIME_AGE_NS) {
             state.atime_ns = Some(now);
         }
         let end = (off + (len as u64).min(attr.size - off)).min(state.map.known_end(off));

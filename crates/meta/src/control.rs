@@ -77,6 +77,9 @@ pub struct FilesystemRecord {
     pub provisioned_bytes: Option<u64>,
     /// Where the node mounts it when it starts.
     pub mount: Option<String>,
+    /// With which options.
+    #[serde(default)]
+    pub mount_options: String,
 }
 
 /// Why the control ledger could not be read or changed.
@@ -226,6 +229,7 @@ mod tests {
             groups: vec![PgId(0)],
             provisioned_bytes: None,
             mount: None,
+            mount_options: String::new(),
         };
         {
             let control = Control::open(log.clone(), Arc::new(MemState::default())).await.unwrap();

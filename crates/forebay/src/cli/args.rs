@@ -15,6 +15,17 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+const MOUNT_HELP: &str = "Options:
+  writecache  reads from the page cache, writes made durable in the background; durable after fsync (default)
+  readcache   the same, but closing a file waits until it is durable
+  direct      the page cache is not used
+  ro, rw      without or with changes
+  relatime, noatime, nodiratime
+
+Examples:
+  forebay mount /srv/forebay /mnt/data
+  forebay mount /srv/forebay /mnt/data -o ro,noatime";
+
 fn size(text: &str) -> Result<u64, String> {
     base::units::parse_size(text).map_err(|error| error.to_string())
 }
@@ -39,12 +50,15 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Mount a filesystem of a running node.
-    #[command(after_help = "Example:\n  forebay mount /srv/forebay /mnt/data")]
+    #[command(after_help = MOUNT_HELP)]
     Mount {
         /// The node's directory.
         dir: PathBuf,
         /// Where; an existing directory. Default: where it was mounted last, or DIR/mnt.
         path: Option<PathBuf>,
+        /// Options, separated by commas. Default: those of the last time.
+        #[arg(short, long, value_name = "LIST")]
+        options: Option<String>,
         /// Which filesystem.
         #[arg(long, default_value = "main")]
         fs: String,
@@ -112,6 +126,9 @@ pub(crate) struct StartArgs {
     /// Where to mount. Default: where it was mounted last, or DIR/mnt.
     #[arg(long, value_name = "PATH", conflicts_with = "no_mount")]
     pub(crate) mount: Option<PathBuf>,
+    /// Mount options such as noatime,readcache. Default: those of the last time (see `forebay mount --help`).
+    #[arg(long, value_name = "LIST", conflicts_with = "no_mount")]
+    pub(crate) mount_options: Option<String>,
     /// Do not mount.
     #[arg(long)]
     pub(crate) no_mount: bool,

@@ -31,9 +31,15 @@ fn show_one(format: Format, info: &FilesystemInfo) -> Result<()> {
     print(format, info, |info| filesystem_table(std::slice::from_ref(info)).to_string())
 }
 
-pub(super) fn mount(dir: &Path, path: Option<PathBuf>, name: &str, format: Format) -> Result<()> {
+pub(super) fn mount(
+    dir: &Path,
+    path: Option<PathBuf>,
+    options: Option<String>,
+    name: &str,
+    format: Format,
+) -> Result<()> {
     let path = path.as_deref().map(absolute).transpose()?;
-    let info = ask(dir, |client| async move { client.mount(name, &MountRequest { path }).await })?;
+    let info = ask(dir, |client| async move { client.mount(name, &MountRequest { path, options }).await })?;
     print(format, &info, |info| {
         format!("{} is mounted at {}", info.name, info.mount.as_deref().unwrap_or("-"))
     })

@@ -26,7 +26,9 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Start(args) => start::start(args),
         Command::Stop { dir } => start::stop(&dir),
         Command::Status { dir, json } => status::status(&dir, json.into()),
-        Command::Mount { dir, path, fs, json } => filesystems::mount(&dir, path, &fs, json.into()),
+        Command::Mount { dir, path, options, fs, json } => {
+            filesystems::mount(&dir, path, options, &fs, json.into())
+        }
         Command::Umount { dir, fs, json } => filesystems::unmount(&dir, &fs, json.into()),
         Command::Fs(FsCommand::Create { dir, name, profile, size, json }) => {
             filesystems::create(&dir, name, profile.to_string(), size, json.into())

@@ -34,6 +34,7 @@ fn options(args: &StartArgs) -> StartOptions {
         drive_bytes: args.drive_size,
         profile: args.profile,
         mount: args.mount.clone(),
+        mount_options: args.mount_options.clone(),
         no_mount: args.no_mount,
         io: args.io,
         degraded: args.degraded,

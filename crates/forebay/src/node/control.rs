@@ -152,6 +152,7 @@ impl Node {
             groups: groups.iter().map(|group| group.id).collect(),
             provisioned_bytes: request.size_bytes,
             mount: None,
+            mount_options: String::new(),
         };
         let mut change = ControlChange::default();
         change.cluster(&cluster).filesystem(&record);
@@ -248,7 +249,7 @@ impl NodeControl for Node {
             }
             let kept = entry.record.mount.clone().map(PathBuf::from);
             let path = request.path.map(PathBuf::from).or(kept).unwrap_or_else(|| self.dir.default_mount());
-            self.mount_and_remember(entry, path).await.map_err(failed)?;
+            self.mount_and_remember(entry, path, request.options).await.map_err(failed)?;
             let info = entry.info(up).await.map_err(failed)?;
             drop(state);
             self.write_node_file().await.map_err(failed)?;

@@ -16,7 +16,7 @@ use meta::control::{DriveRecord, FilesystemRecord};
 use meta::log::FileLog;
 use meta::owner::{Owner, OwnerOptions};
 use meta::state::RedbState;
-use posix::fuse::{Mount, MountOptions, UnmountMode};
+use posix::fuse::{Mount, MountFlags, MountOptions, UnmountMode};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::Reclaimer;
@@ -120,12 +120,19 @@ impl FilesystemEntry {
         self.mount.as_ref().filter(|mount| mount.is_alive()).map(|mount| mount.path().to_owned())
     }
 
-    pub(super) async fn mount(&mut self, dir: &NodeDir, runtime: &Handle, path: &Path) -> Result<()> {
+    pub(super) async fn mount(
+        &mut self,
+        dir: &NodeDir,
+        runtime: &Handle,
+        path: &Path,
+        flags: MountFlags,
+    ) -> Result<()> {
         self.unmount_dead();
         let options = MountOptions {
             path: path.to_owned(),
             source: format!("{}#{}", dir.root().display(), self.record.name),
             threads: std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 16)),
+            flags,
         };
         let (client, runtime) = (self.client.clone(), runtime.clone());
         let mount = tokio::task::spawn_blocking(move || Mount::new(client, runtime, &options)).await??;

@@ -45,6 +45,7 @@ pub(crate) struct StartOptions {
     pub(crate) drive_bytes: Option<u64>,
     pub(crate) profile: Option<Profile>,
     pub(crate) mount: Option<PathBuf>,
+    pub(crate) mount_options: Option<String>,
     pub(crate) no_mount: bool,
     pub(crate) io: IoChoice,
     pub(crate) degraded: bool,
@@ -148,6 +149,7 @@ async fn create_cluster(env: &Env, dir: &NodeDir, control: &Control, options: &S
         groups: groups.iter().map(|group| group.id).collect(),
         provisioned_bytes: None,
         mount: None,
+        mount_options: options.mount_options.clone().unwrap_or_default(),
     };
     let mut change = ControlChange::default();
     change.cluster(&cluster).filesystem(&filesystem);
@@ -268,21 +270,29 @@ impl Node {
             let default = first.then(|| self.dir.default_mount());
             let Some(path) = asked.or(kept).or(default).filter(|_| !options.no_mount) else { continue };
             let path = std::path::absolute(path)?;
-            self.mount_and_remember(entry, path).await?;
+            let flags = options.mount_options.clone().filter(|_| first);
+            self.mount_and_remember(entry, path, flags).await?;
         }
         Ok(())
     }
 
     /// Mounts, and notes the place so that the next start mounts there too.
-    pub(super) async fn mount_and_remember(&self, entry: &mut FilesystemEntry, path: PathBuf) -> Result<()> {
+    pub(super) async fn mount_and_remember(
+        &self,
+        entry: &mut FilesystemEntry,
+        path: PathBuf,
+        mount_options: Option<String>,
+    ) -> Result<()> {
         if path == self.dir.default_mount() && !self.env.files.exists(&path) {
             // A dead mount of a killed process exists for `mount` but not for this check; creating fails then.
             let _ = self.env.files.create_dir_all(&path);
         }
-        entry.mount(&self.dir, &self.runtime, &path).await?;
+        let mount_options = mount_options.unwrap_or_else(|| entry.record.mount_options.clone());
+        entry.mount(&self.dir, &self.runtime, &path, mount_options.parse()?).await?;
         let remembered = path.to_string_lossy().into_owned();
-        if entry.record.mount.as_ref() != Some(&remembered) {
+        if entry.record.mount.as_ref() != Some(&remembered) || entry.record.mount_options != mount_options {
             entry.record.mount = Some(remembered);
+            entry.record.mount_options = mount_options;
             let mut change = ControlChange::default();
             change.filesystem(&entry.record);
             self.control.commit(change).await?;

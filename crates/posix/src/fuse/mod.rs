@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::Ino;
-use client::{Client, Invalidate};
+use client::{AccessTimes, Client, Invalidate};
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, SessionACL};
 use rustix::mount::{UnmountFlags, unmount};
 use tokio::runtime::Handle;
@@ -38,6 +38,68 @@ pub struct MountOptions {
     pub source: String,
     /// Threads that read requests.
     pub threads: usize,
+    /// What `-o` says.
+    pub flags: MountFlags,
+}
+
+/// How much the mount keeps in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheMode {
+    /// Reads come from the page cache, writes are made durable in the background. Durable after fsync.
+    #[default]
+    Write,
+    /// As `Write`, but closing a file waits until it is durable and says what went wrong.
+    Read,
+    /// The page cache is not used: every read and write goes to this process.
+    Direct,
+}
+
+/// Whether the mount may change the filesystem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Access {
+    /// It may.
+    #[default]
+    ReadWrite,
+    /// It may not.
+    ReadOnly,
+}
+
+/// What `-o` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MountFlags {
+    /// How much is kept in memory.
+    pub cache: CacheMode,
+    /// Whether changes are allowed.
+    pub access: Access,
+    /// Which reads are noted.
+    pub access_times: AccessTimes,
+}
+
+/// An option that is not known.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown mount option: {0:?} (known: ro, rw, noatime, relatime, writecache, readcache, direct)")]
+pub struct UnknownMountOption(String);
+
+impl std::str::FromStr for MountFlags {
+    type Err = UnknownMountOption;
+
+    fn from_str(text: &str) -> Result<Self, UnknownMountOption> {
+        let mut flags = Self::default();
+        for option in text.split(',').filter(|option| !option.is_empty()) {
+            match option {
+                "ro" => flags.access = Access::ReadOnly,
+                "rw" => flags.access = Access::ReadWrite,
+                // Directories have no access times here, so `nodiratime` is what happens anyway.
+                "noatime" => flags.access_times = AccessTimes::Never,
+                "relatime" | "nodiratime" => flags.access_times = AccessTimes::Relative,
+                "writecache" => flags.cache = CacheMode::Write,
+                "readcache" => flags.cache = CacheMode::Read,
+                "direct" => flags.cache = CacheMode::Direct,
+                unknown => return Err(UnknownMountOption(unknown.to_owned())),
+            }
+        }
+        Ok(flags)
+    }
 }
 
 /// Why a filesystem was not mounted.
@@ -86,6 +148,10 @@ impl Mount {
             MountOption::DefaultPermissions,
             MountOption::Suid,
             MountOption::Dev,
+            match options.flags.access {
+                Access::ReadWrite => MountOption::RW,
+                Access::ReadOnly => MountOption::RO,
+            },
         ];
         config.acl = SessionACL::All;
         config.n_threads = Some(options.threads.max(1));
@@ -93,9 +159,15 @@ impl Mount {
         let fuse = Fuse {
             client: client.clone(),
             runtime,
+            cache: options.flags.cache,
             dirs: Mutex::new(HashMap::new()),
             next_handle: AtomicU64::new(1),
         };
+        let access_times = match options.flags.access {
+            Access::ReadWrite => options.flags.access_times,
+            Access::ReadOnly => AccessTimes::Never,
+        };
+        client.set_access_times(access_times);
         let failed = |source| MountError::Failed { path: path.clone(), source };
         let session = fuser::Session::new(fuse, path, &config).map_err(failed)?.spawn().map_err(failed)?;
         client.set_invalidate(Some(Arc::new(KernelCaches { notifier: session.notifier() })));
@@ -191,6 +263,7 @@ const CACHE_TERM: Duration = Duration::from_secs(10);
 struct Fuse {
     client: Client,
     runtime: Handle,
+    cache: CacheMode,
     dirs: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<DirStream>>>>,
     next_handle: AtomicU64,
 }
@@ -207,5 +280,20 @@ impl Invalidate for KernelCaches {
 
     fn entry(&self, parent: Ino, name: &[u8]) {
         let _ = self.notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_options_are_read_and_unknown_ones_refused() {
+        assert_eq!("".parse(), Ok(MountFlags::default()));
+        let flags: MountFlags = "ro,noatime,direct".parse().unwrap();
+        assert_eq!(flags.access, Access::ReadOnly);
+        assert_eq!(flags.access_times, AccessTimes::Never);
+        assert_eq!(flags.cache, CacheMode::Direct);
+        assert_eq!("rw,nocrc".parse::<MountFlags>(), Err(UnknownMountOption("nocrc".to_owned())));
     }
 }

@@ -23,7 +23,7 @@ use fuser::{
 
 use super::attr::{errno, file_attr, file_type, kind_of_mode, no_inode, ns_of};
 use super::dir::{DOT, DOT_DOT, DirStream};
-use super::{CACHE_TERM, Fuse};
+use super::{CACHE_TERM, CacheMode, Fuse};
 
 /// Bytes of one request at most.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
@@ -109,7 +109,12 @@ impl Fuse {
     }
 
     fn open_flags(&self) -> FopenFlags {
-        FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+        match self.cache {
+            CacheMode::Write | CacheMode::Read => {
+                FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+            }
+            CacheMode::Direct => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+        }
     }
 }
 
@@ -157,7 +162,8 @@ impl Filesystem for Fuse {
             | InitFlags::FUSE_POSIX_ACL
             | InitFlags::FUSE_CACHE_SYMLINKS
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
-            | InitFlags::FUSE_EXPLICIT_INVAL_DATA;
+            | InitFlags::FUSE_EXPLICIT_INVAL_DATA
+            | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
         // An older kernel has fewer; what it lacks it does itself.
         let _ = config.add_capabilities(wanted & config.capabilities());
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
