@@ -25,6 +25,7 @@ RESULTS=${FOREBAY_RESULTS:-/dev/null}
 LOGS=${FOREBAY_LOGS:-$(mktemp -d "${TMPDIR:-/tmp}/forebay-logs.XXXXXX")}
 WORK=$(mktemp -d "${FOREBAY_TEST_DIR:-${TMPDIR:-/tmp}}/forebay-$SUITE.XXXXXX")
 JOB=
+TIMER=
 
 # Seconds after which one check counts as hanging.
 LIMIT_S=${LIMIT_S:-300}
@@ -35,7 +36,9 @@ trap 'exit 143' TERM
 
 cleanup() {
     local status=$? dir
-    trap - EXIT INT TERM
+    # A second signal, to the whole process group for instance, must not end this half way.
+    trap - EXIT
+    trap '' INT TERM
     end_job
     if [ -e "$WORK/.nodes" ]; then
         while read -r dir; do node_end "$dir"; done <"$WORK/.nodes"
@@ -48,6 +51,8 @@ cleanup() {
 
 # Ends the running check with everything it started: it is a process group of its own.
 end_job() {
+    [ -z "$TIMER" ] || kill "$TIMER" 2>/dev/null
+    TIMER=
     [ -n "$JOB" ] || return 0
     kill -TERM -- "-$JOB" 2>/dev/null && sleep 0.2 && kill -KILL -- "-$JOB" 2>/dev/null
     JOB=
@@ -84,18 +89,19 @@ check() {
     JOB=$!
     set +m
     sleep "$LIMIT_S" &
-    local timer=$!
-    wait -n -p first "$JOB" "$timer"
+    TIMER=$!
+    wait -n -p first "$JOB" "$TIMER"
     status=$?
-    if [ "$first" = "$timer" ]; then
+    if [ "$first" = "$TIMER" ]; then
         echo "ended after $LIMIT_S s" >>"$log"
         end_job
         status=124
     else
-        kill "$timer" 2>/dev/null
-        wait "$timer" 2>/dev/null
+        kill "$TIMER" 2>/dev/null
+        wait "$TIMER" 2>/dev/null
     fi
     JOB=
+    TIMER=
     if [ "$status" = 0 ]; then
         passed "$name" "$(seconds_since "$start") s"
     else

@@ -6,7 +6,9 @@ dir=$2
 
 case "$action" in
 start)
-    if [ -e "$dir/node.json" ] || [ -e "$dir/drives" ]; then
+    if "$FOREBAY" status "$dir" >/dev/null 2>&1 </dev/null; then
+        echo "the node runs already"
+    elif [ -e "$dir/node.json" ] || [ -e "$dir/drives" ]; then
         "$FOREBAY" start "$dir" </dev/null
     else
         mkdir -p "$dir/mnt"
