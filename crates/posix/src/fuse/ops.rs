@@ -152,7 +152,6 @@ impl Filesystem for Fuse {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let wanted = InitFlags::FUSE_ASYNC_READ
             | InitFlags::FUSE_ASYNC_DIO
-            | InitFlags::FUSE_ATOMIC_O_TRUNC
             | InitFlags::FUSE_EXPORT_SUPPORT
             | InitFlags::FUSE_BIG_WRITES
             | InitFlags::FUSE_DONT_MASK
@@ -164,7 +163,9 @@ impl Filesystem for Fuse {
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
             | InitFlags::FUSE_EXPLICIT_INVAL_DATA
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
-        // An older kernel has fewer; what it lacks it does itself.
+        // Not FUSE_ATOMIC_O_TRUNC: with it the kernel drops the pages of a program that runs before it finds that
+        // O_TRUNC is not allowed (ETXTBSY), and the program dies. An older kernel has fewer flags; what it lacks it
+        // does itself.
         let _ = config.add_capabilities(wanted & config.capabilities());
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         if let Err(most) = config.set_max_readahead(4 * REQUEST_BYTES_MAX) {
