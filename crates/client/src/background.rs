@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use base::FsError;
+use base::{FsError, Ino};
+use futures_util::future::join_all;
 use tokio::sync::mpsc;
 use wire::meta::{LeaseGrant, LeaseKind, MetaRequest, OwnerEvent};
 
@@ -15,7 +16,11 @@ const TICK: Duration = Duration::from_millis(250);
 const TICKS_PER_HEARTBEAT: u64 = 4;
 /// What was written is made durable after this long at the latest.
 const DIRTY_AGE_NS: u64 = 5_000_000_000;
-/// Recalls handled at once.
+/// How long what was written stays in memory after the last close.
+const CLOSE_DELAY: Duration = Duration::from_millis(20);
+/// Closed files that are flushed together.
+const CLOSES_AT_ONCE: usize = 64;
+/// Rounds of flushing before a lease is given up whatever comes.
 const FLUSH_ROUNDS: u32 = 8;
 
 pub(crate) async fn ticker(client: Client) {
@@ -35,7 +40,61 @@ pub(crate) async fn ticker(client: Client) {
     }
 }
 
+/// Makes closed files durable and tells the owner. Files closed one after another share batches and messages.
+pub(crate) async fn closer(client: Client) {
+    loop {
+        client.inner.closed_some.notified().await;
+        tokio::time::sleep(CLOSE_DELAY).await;
+        let closed = std::mem::take(&mut *client.inner.closed.lock().expect("no holder of this lock panics"));
+        for some in closed.chunks(CLOSES_AT_ONCE) {
+            join_all(some.iter().map(|ino| client.flush_closed(*ino))).await;
+            client.tell_closed(some).await;
+        }
+    }
+}
+
 impl Client {
+    async fn flush_closed(&self, ino: Ino) {
+        let Some(node) = self.inner.nodes.find(ino) else { return };
+        if let Err(error) = self.flush(&node).await {
+            tracing::error!(%ino, %error, "data could not be written after close; trying again");
+        }
+    }
+
+    /// Leaves a file to the closer.
+    pub(crate) fn note_closed(&self, ino: Ino) {
+        self.inner.closed.lock().expect("no holder of this lock panics").push(ino);
+        self.inner.closed_some.notify_one();
+    }
+
+    /// Tells the owner which files have no handle here any more. A file that is opened meanwhile waits, so that
+    /// its open is not taken for the one that ended.
+    async fn tell_closed(&self, closed: &[Ino]) {
+        let nodes: Vec<_> = closed.iter().filter_map(|ino| self.inner.nodes.find(*ino)).collect();
+        let mut gates = Vec::new();
+        let mut ended = Vec::new();
+        for node in &nodes {
+            // Somebody is opening it right now, with what result only the next round knows.
+            let Ok(gate) = node.gate.try_lock() else {
+                self.note_closed(node.ino);
+                continue;
+            };
+            let mut state = node.lock();
+            if state.opens == 0 && std::mem::take(&mut state.registered) {
+                ended.push(node.ino);
+                gates.push(gate);
+            }
+        }
+        if !ended.is_empty()
+            && let Err(error) = self.call(MetaRequest::Close { inos: ended }).await
+        {
+            tracing::warn!(%error, "owner was not told of closed files");
+        }
+        drop(gates);
+        drop(nodes);
+        closed.iter().for_each(|ino| self.drop_if_idle(*ino));
+    }
+
     fn flush_aged(&self) {
         let now = self.inner.env.clock.boot_ns();
         let aged = |since: u64| now.saturating_sub(since) >= DIRTY_AGE_NS;
@@ -70,7 +129,7 @@ impl Client {
         &self,
         lease: LeaseGrant,
         keep: Option<LeaseKind>,
-        entry: Option<(base::Ino, bytes::Bytes)>,
+        entry: Option<(Ino, bytes::Bytes)>,
     ) {
         let Some(node) = self.inner.nodes.find(lease.ino) else {
             self.release(lease, None).await;
@@ -107,7 +166,7 @@ impl Client {
         true
     }
 
-    async fn invalidate_above(&self, lease: LeaseGrant, entry: Option<(base::Ino, bytes::Bytes)>) {
+    async fn invalidate_above(&self, lease: LeaseGrant, entry: Option<(Ino, bytes::Bytes)>) {
         let invalidate = self.inner.invalidate.lock().expect("no holder of this lock panics").clone();
         let Some(invalidate) = invalidate else { return };
         let work = move || {

@@ -128,6 +128,9 @@ struct Inner {
     making_room: tokio::sync::Mutex<()>,
     inline: Mutex<InlineBudget>,
     to_release: Mutex<Vec<LeaseGrant>>,
+    /// Files whose last handle was closed since the closer looked.
+    closed: Mutex<Vec<Ino>>,
+    closed_some: Notify,
     invalidate: Mutex<Option<Arc<dyn Invalidate>>>,
     notes_reads: AtomicBool,
     closing: AtomicBool,
@@ -168,6 +171,8 @@ impl Client {
             room_bytes: AtomicU64::new(room),
             making_room: tokio::sync::Mutex::new(()),
             to_release: Mutex::new(Vec::new()),
+            closed: Mutex::new(Vec::new()),
+            closed_some: Notify::new(),
             invalidate: Mutex::new(None),
             notes_reads: AtomicBool::new(true),
             closing: AtomicBool::new(false),
@@ -177,6 +182,7 @@ impl Client {
         let tasks = vec![
             options.runtime.spawn(background::events(client.clone(), inbox)),
             options.runtime.spawn(background::ticker(client.clone())),
+            options.runtime.spawn(background::closer(client.clone())),
         ];
         *client.inner.tasks.lock().expect("no holder of this lock panics") = tasks;
         Ok(client)

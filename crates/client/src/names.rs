@@ -1,7 +1,5 @@
 //! Names and attributes: each call is at most one request to the owner.
 
-use std::time::Duration;
-
 use base::{FsError, Ino};
 use wire::meta::{
     Attr, DirEntry, DirPosition, LeaseGrant, LeaseKind, MakeNode, MetaReply, MetaRequest, OpenIntent,
@@ -20,9 +18,6 @@ pub struct DirPage {
     /// There are no entries after these.
     pub end: bool,
 }
-
-/// How long what was written stays in memory after the last close.
-const CLOSE_DELAY: Duration = Duration::from_millis(20);
 
 fn unexpected<T>(reply: &MetaReply) -> Result<T, FsError> {
     tracing::error!(?reply, "owner gave an answer to another question");
@@ -293,32 +288,7 @@ impl Client {
             state.opens == 0
         };
         if last {
-            let client = self.clone();
-            self.inner.runtime.spawn(async move { client.after_last_close(ino).await });
+            self.note_closed(ino);
         }
-    }
-
-    async fn after_last_close(&self, ino: Ino) {
-        // Many files closed one after another share a batch.
-        tokio::time::sleep(CLOSE_DELAY).await;
-        let Some(node) = self.inner.nodes.find(ino) else { return };
-        if let Err(error) = self.flush(&node).await {
-            tracing::error!(%ino, %error, "data could not be written after close; trying again");
-        }
-        let gate = node.gate.lock().await;
-        let told = {
-            let mut state = node.lock();
-            let tell = state.opens == 0 && state.registered;
-            if tell {
-                state.registered = false;
-            }
-            tell
-        };
-        if told && let Err(error) = self.call(MetaRequest::Close { ino }).await {
-            tracing::warn!(%ino, %error, "owner was not told of a close");
-        }
-        drop(gate);
-        drop(node);
-        self.drop_if_idle(ino);
     }
 }

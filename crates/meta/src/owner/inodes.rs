@@ -50,8 +50,10 @@ impl Op<'_> {
         Ok(MetaReply::Entry { attr: inode.attr, lease: Some(lease) })
     }
 
-    pub(super) fn close(&mut self, ino: Ino) -> Outcome {
-        self.forget_open(ino, self.session)?;
+    pub(super) fn close(&mut self, inos: &[Ino]) -> Outcome {
+        for ino in inos {
+            self.forget_open(*ino, self.session)?;
+        }
         Ok(MetaReply::Done)
     }
 

@@ -328,7 +328,7 @@ impl Op<'_> {
             R::ReadLink { ino } => self.readlink(*ino),
             R::Make(make) => self.make(make),
             R::Open { ino, intent } => self.open(*ino, *intent),
-            R::Close { ino } => self.close(*ino),
+            R::Close { inos } => self.close(inos),
             R::SetAttr { ino, set } => self.setattr(*ino, set),
             R::Unlink { parent, name } => self.unlink(*parent, name),
             R::Rmdir { parent, name } => self.rmdir(*parent, name),

@@ -332,7 +332,10 @@ impl Filesystem for Fuse {
                             return reply.error(errno(error));
                         }
                     }
-                    reply.opened(handle_of(intent), opened);
+                    // Closing a handle that cannot write has nothing to tell.
+                    let handle = handle_of(intent);
+                    let quiet = if handle == READER { FopenFlags::FOPEN_NOFLUSH } else { FopenFlags::empty() };
+                    reply.opened(handle, opened | quiet);
                 }
                 Err(error) => reply.error(errno(error)),
             }
