@@ -1,5 +1,11 @@
-//! Chores of this repository: `cargo xtask tidy`.
+//! Chores of this repository: `cargo xtask tidy`, and tests and measurements of a node as a whole.
 
+mod arguments;
+mod bench;
+mod crash;
+mod node;
+mod nullfs;
+mod random;
 mod tidy;
 
 use std::path::Path;
@@ -11,20 +17,35 @@ fn main() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["tidy"] => {
-            let root =
-                Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the repository")?;
-            let findings = tidy::check(root)?;
-            for finding in &findings {
-                println!("{finding}");
-            }
-            Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
+        ["tidy"] => tidy(),
+        ["crash", ref rest @ ..] => Ok(exit_code(crash::run(rest)?)),
+        ["bench", ref rest @ ..] => bench::run(rest).map(|()| ExitCode::SUCCESS),
+        ["nullfs", mount] => nullfs::run(Path::new(mount)).map(|()| ExitCode::SUCCESS),
         _ => {
             eprintln!(
-                "usage: cargo xtask tidy\n\ntidy  check the rules of STYLE.md that a machine can check"
+                "usage: cargo xtask COMMAND\n\n\
+                 tidy\n      check the rules of STYLE.md that a machine can check\n\
+                 {}\n      kill a node under load and check what it promised\n\n\
+                 {}\n      measure it beside ext4 and an empty FUSE filesystem\n\n\
+                 {}\n      serve a filesystem in memory, to see what FUSE itself costs",
+                crash::USAGE,
+                bench::USAGE,
+                nullfs::USAGE,
             );
             Ok(ExitCode::from(2))
         }
     }
+}
+
+fn tidy() -> Result<ExitCode> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the repository")?;
+    let findings = tidy::check(root)?;
+    for finding in &findings {
+        println!("{finding}");
+    }
+    Ok(exit_code(findings.is_empty()))
+}
+
+fn exit_code(is_well: bool) -> ExitCode {
+    if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

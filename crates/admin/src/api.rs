@@ -232,9 +232,13 @@ pub trait NodeControl: Send + Sync + 'static {
     /// Takes a drive out of service for good, as if it had died.
     fn fail_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
     /// Creates a filesystem.
-    fn create_filesystem(&self, request: CreateFilesystem) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
+    fn create_filesystem(
+        &self,
+        request: CreateFilesystem,
+    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
     /// Mounts a filesystem.
-    fn mount(&self, name: String, request: MountRequest) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
+    fn mount(&self, name: String, request: MountRequest)
+    -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
     /// Unmounts it.
     fn unmount(&self, name: String) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
     /// Explains where a path's bytes are.

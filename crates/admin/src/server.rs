@@ -66,10 +66,16 @@ fn router(node: Node) -> Router {
         )
         .route(
             "/v1/filesystems/{name}/mount",
-            post(async |State(node): State<Node>, Path(name): Path<String>, Json(request): Json<MountRequest>| {
-                answer(node.mount(name, request).await)
-            })
-            .delete(async |State(node): State<Node>, Path(name): Path<String>| answer(node.unmount(name).await)),
+            post(
+                async |State(node): State<Node>,
+                       Path(name): Path<String>,
+                       Json(request): Json<MountRequest>| {
+                    answer(node.mount(name, request).await)
+                },
+            )
+            .delete(async |State(node): State<Node>, Path(name): Path<String>| {
+                answer(node.unmount(name).await)
+            }),
         )
         .route(
             "/v1/filesystems/{name}/why",

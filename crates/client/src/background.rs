@@ -50,7 +50,8 @@ impl Client {
     }
 
     async fn release_unused(&self) {
-        let leases = std::mem::take(&mut *self.inner.to_release.lock().expect("no holder of this lock panics"));
+        let leases =
+            std::mem::take(&mut *self.inner.to_release.lock().expect("no holder of this lock panics"));
         // An inode that was looked up again meanwhile may use the same grant.
         let unused: Vec<LeaseGrant> =
             leases.into_iter().filter(|lease| self.inner.nodes.find(lease.ino).is_none()).collect();
@@ -65,7 +66,12 @@ impl Client {
     ///
     /// The lease stays usable until the last moment, so that a write under way never waits for a lease while
     /// invalidation waits for that write.
-    async fn recalled(&self, lease: LeaseGrant, keep: Option<LeaseKind>, entry: Option<(base::Ino, bytes::Bytes)>) {
+    async fn recalled(
+        &self,
+        lease: LeaseGrant,
+        keep: Option<LeaseKind>,
+        entry: Option<(base::Ino, bytes::Bytes)>,
+    ) {
         let Some(node) = self.inner.nodes.find(lease.ino) else {
             self.release(lease, None).await;
             return;

@@ -164,22 +164,28 @@ impl ExtentIo {
         stripe: &Stripe,
     ) -> Result<WrittenExtent, FsError> {
         let profile = stripe.profile;
-        let puts = (0u8..).zip(&stripe.shards).zip(&group.members).map(|((index, bytes), drive)| async move {
-            let shard = ShardIndex(index);
-            let Some(service) = topology.usable(*drive) else {
-                return Err(PutShardError::Failed { drive: *drive });
-            };
-            let request = PutShard {
-                key: ShardKey { ledger: self.ledger, extent: id, shard },
-                shape: ShardShape { pg: group.id, k: profile.k(), m: profile.m(), extent_len: stripe.extent_len },
-                class: stripe.class,
-                pg_epoch: group.epoch,
-                checksums: block_checksums(id, shard, 0, bytes),
-                bytes: bytes.clone(),
-            };
-            let late = Err(PutShardError::Failed { drive: *drive });
-            tokio::time::timeout(DRIVE_TIMEOUT, service.put(request)).await.unwrap_or(late)
-        });
+        let puts =
+            (0u8..).zip(&stripe.shards).zip(&group.members).map(|((index, bytes), drive)| async move {
+                let shard = ShardIndex(index);
+                let Some(service) = topology.usable(*drive) else {
+                    return Err(PutShardError::Failed { drive: *drive });
+                };
+                let request = PutShard {
+                    key: ShardKey { ledger: self.ledger, extent: id, shard },
+                    shape: ShardShape {
+                        pg: group.id,
+                        k: profile.k(),
+                        m: profile.m(),
+                        extent_len: stripe.extent_len,
+                    },
+                    class: stripe.class,
+                    pg_epoch: group.epoch,
+                    checksums: block_checksums(id, shard, 0, bytes),
+                    bytes: bytes.clone(),
+                };
+                let late = Err(PutShardError::Failed { drive: *drive });
+                tokio::time::timeout(DRIVE_TIMEOUT, service.put(request)).await.unwrap_or(late)
+            });
         let results = join_all(puts).await;
         let mut owed = Vec::new();
         let mut full = false;
@@ -244,7 +250,12 @@ impl ExtentIo {
     }
 
     /// Blocks of one shard from its drive, verified.
-    async fn get_blocks(&self, extent: &ExtentRef, shard: ShardIndex, read: ShardRead) -> Result<Bytes, Lack> {
+    async fn get_blocks(
+        &self,
+        extent: &ExtentRef,
+        shard: ShardIndex,
+        read: ShardRead,
+    ) -> Result<Bytes, Lack> {
         let topology = self.topology();
         let group = topology.map.group(extent.pg).ok_or(Lack::Unavailable)?;
         let drive = *group.members.get(usize::from(shard.0)).ok_or(Lack::Unavailable)?;
@@ -255,7 +266,8 @@ impl ExtentIo {
         match answer.map_err(|_| Lack::Unavailable)? {
             Ok(blocks) => {
                 let whole = blocks.bytes.len() as u64 == u64::from(read.blocks) * BLOCK_BYTES;
-                if whole && blocks_match(extent.id, shard, read.first_block, &blocks.bytes, &blocks.checksums) {
+                if whole && blocks_match(extent.id, shard, read.first_block, &blocks.bytes, &blocks.checksums)
+                {
                     Ok(blocks.bytes)
                 } else {
                     tracing::error!(%drive, ?key, "drive returned blocks that do not match their checksums");
@@ -307,7 +319,8 @@ impl ExtentIo {
             return Ok(present.remove(0).1);
         }
         let mut out = vec![0u8; present[0].1.len()];
-        let sources: Vec<(ShardIndex, &[u8])> = present.iter().map(|(shard, bytes)| (*shard, bytes.as_ref())).collect();
+        let sources: Vec<(ShardIndex, &[u8])> =
+            present.iter().map(|(shard, bytes)| (*shard, bytes.as_ref())).collect();
         let code = self.code(extent.k, extent.n);
         match code.reconstruct(&sources, &mut [(read.shard, &mut out)]) {
             Ok(()) => Ok(Bytes::from(out)),

@@ -247,7 +247,8 @@ impl Client {
     /// Which runs go into the commit itself.
     fn split_inline(&self, runs: &BTreeMap<u64, Bytes>) -> (BTreeMap<u64, Bytes>, BTreeMap<u64, Bytes>) {
         let total: usize = runs.values().map(Bytes::len).sum();
-        let small = total <= INLINE_BYTES_PER_COMMIT && runs.values().all(|run| run.len() <= INLINE_BYTES_MAX);
+        let small =
+            total <= INLINE_BYTES_PER_COMMIT && runs.values().all(|run| run.len() <= INLINE_BYTES_MAX);
         let now = self.inner.env.clock.boot_ns();
         let mut budget = self.inner.inline.lock().expect("no holder of this lock panics");
         if small && budget.take(total as u64, now) {
@@ -274,7 +275,8 @@ impl Client {
     async fn commit(&self, node: &Node, pieces: Vec<CommitPiece>) -> Result<(), FsError> {
         let (lease, mtime_ns) = {
             let state = node.lock();
-            let lease = state.lease.filter(|lease| lease.kind >= LeaseKind::Shared).ok_or(FsError::StaleLease)?;
+            let lease =
+                state.lease.filter(|lease| lease.kind >= LeaseKind::Shared).ok_or(FsError::StaleLease)?;
             (lease.id, state.written_ns)
         };
         let size = pieces.iter().map(|commit| commit.piece.end()).max().unwrap_or(0);
@@ -302,7 +304,8 @@ mod tests {
     #[test]
     fn short_runs_share_an_extent_and_pages_stay_aligned() {
         let page = |byte| Bytes::from(vec![byte; 4096]);
-        let runs = BTreeMap::from([(8192, page(1)), (40960, page(2)), (100_000, Bytes::from_static(b"tail"))]);
+        let runs =
+            BTreeMap::from([(8192, page(1)), (40960, page(2)), (100_000, Bytes::from_static(b"tail"))]);
         let parcels = parcels(&runs, 1 << 20);
         assert_eq!(parcels.len(), 1);
         assert_eq!(parcels[0].parts, [(8192, 0, 4096), (40960, 4096, 4096), (100_000, 8192, 4)]);

@@ -37,13 +37,14 @@ use flush::InlineBudget;
 use node::NodeTable;
 use session::Session;
 
-pub use reclaim::{FreeCursor, ReclaimStep};
-pub use ranges::{AllocateMode, SeekKind};
 pub use file::NotTaken;
 pub use names::DirPage;
+pub use ranges::{AllocateMode, SeekKind};
+pub use reclaim::{FreeCursor, ReclaimStep};
 pub use topology::Topology;
 pub use wire::meta::{
-    Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, RenameMode, SetAttr, SYMLINK_BYTES_MAX, XattrMode,
+    Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, RenameMode, SYMLINK_BYTES_MAX, SetAttr,
+    XattrMode,
 };
 
 /// What a client is made of.

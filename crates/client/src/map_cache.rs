@@ -99,7 +99,11 @@ mod tests {
     use wire::meta::Content;
 
     fn piece(off: u64, text: &'static str) -> MapPiece {
-        MapPiece { off, len: text.len() as u64, content: Content::Inline(Bytes::from_static(text.as_bytes())) }
+        MapPiece {
+            off,
+            len: text.len() as u64,
+            content: Content::Inline(Bytes::from_static(text.as_bytes())),
+        }
     }
 
     fn text(cache: &MapCache, from: u64, to: u64) -> String {

@@ -2,8 +2,8 @@
 
 use base::{FsError, Ino};
 use wire::meta::{
-    Attr, DirEntry, DirPosition, LeaseGrant, LeaseKind, MakeNode, MetaReply, MetaRequest, OpenIntent, RenameMode,
-    SetAttr, XattrMode,
+    Attr, DirEntry, DirPosition, LeaseGrant, LeaseKind, MakeNode, MetaReply, MetaRequest, OpenIntent,
+    RenameMode, SetAttr, XattrMode,
 };
 
 use crate::{Client, owned};
@@ -103,7 +103,12 @@ impl Client {
     }
 
     /// A page of entries; pins none of them.
-    pub async fn readdir(&self, ino: Ino, after: Option<DirPosition>, limit: u32) -> Result<DirPage, FsError> {
+    pub async fn readdir(
+        &self,
+        ino: Ino,
+        after: Option<DirPosition>,
+        limit: u32,
+    ) -> Result<DirPage, FsError> {
         match self.call(MetaRequest::ReadDir { ino, after, limit }).await? {
             MetaReply::Dir { entries, parent, end } => Ok(DirPage { entries, parent, end }),
             other => unexpected(&other),
@@ -152,7 +157,12 @@ impl Client {
     }
 
     /// Moves a name.
-    pub async fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode) -> Result<(), FsError> {
+    pub async fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        mode: RenameMode,
+    ) -> Result<(), FsError> {
         let (parent, new_parent) = (from.0, to.0);
         let (name, new_name) = (owned(from.1), owned(to.1));
         let reply = self.call(MetaRequest::Rename { parent, name, new_parent, new_name, mode }).await?;
@@ -211,7 +221,13 @@ impl Client {
     }
 
     /// Sets an extended attribute.
-    pub async fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<(), FsError> {
+    pub async fn setxattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), FsError> {
         let request = MetaRequest::SetXattr { ino, name: owned(name), value: owned(value), mode };
         let reply = self.call(request).await?;
         self.learned(ino, reply).map(|_| ())

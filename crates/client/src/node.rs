@@ -142,7 +142,12 @@ impl NodeTable {
     pub(crate) fn get(&self, ino: Ino) -> Arc<Node> {
         let make = || {
             let state = Mutex::new(NodeState::default());
-            Arc::new(Node { ino, state, flush: tokio::sync::Mutex::new(()), gate: tokio::sync::Mutex::new(()) })
+            Arc::new(Node {
+                ino,
+                state,
+                flush: tokio::sync::Mutex::new(()),
+                gate: tokio::sync::Mutex::new(()),
+            })
         };
         self.shard(ino).entry(ino).or_insert_with(make).clone()
     }

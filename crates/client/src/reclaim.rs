@@ -39,7 +39,11 @@ impl Client {
         let MetaReply::Free(free) = self.call(MetaRequest::NextFree { after, limit: PAGE }).await? else {
             return Err(FsError::Io);
         };
-        let next = if free.len() < PAGE as usize { None } else { free.last().map(|extent| (extent.free_ver, extent.id)) };
+        let next = if free.len() < PAGE as usize {
+            None
+        } else {
+            free.last().map(|extent| (extent.free_ver, extent.id))
+        };
         let found = free.len() as u64;
         let gone = self.delete_shards(free).await;
         let deleted = gone.len() as u64;

@@ -56,7 +56,10 @@ impl Drop for ReadGuard<'_> {
 }
 
 impl Session {
-    pub(crate) async fn open(meta: Arc<dyn MetaService>, events: Arc<dyn EventSink>) -> Result<Self, FsError> {
+    pub(crate) async fn open(
+        meta: Arc<dyn MetaService>,
+        events: Arc<dyn EventSink>,
+    ) -> Result<Self, FsError> {
         let id = meta.connect(events).await?;
         let slots = (0..SLOTS as u32).map(|slot| (slot, 0)).collect();
         Ok(Self {

@@ -28,7 +28,8 @@ impl Topology {
     /// How many of the group's first `n` members can take a shard, and the room of the fullest of them.
     fn fitness(&self, group: &PlacementGroup, n: usize) -> (usize, u64) {
         let members = group.members.iter().take(n);
-        let rooms: Vec<u64> = members.filter_map(|id| self.usable(*id)).map(|drive| drive.stat().free_bytes).collect();
+        let rooms: Vec<u64> =
+            members.filter_map(|id| self.usable(*id)).map(|drive| drive.stat().free_bytes).collect();
         (rooms.len(), rooms.iter().min().copied().unwrap_or(0))
     }
 

@@ -198,9 +198,12 @@ impl Control {
     pub fn map(&self) -> Result<ClusterMap, ControlError> {
         let epoch = Epoch(self.cluster()?.map_epoch);
         let drives = self.drives()?;
-        let drives = drives
-            .iter()
-            .map(|drive| MapDrive { id: drive.id, uuid: drive.uuid, domain: drive.domain, state: drive.state });
+        let drives = drives.iter().map(|drive| MapDrive {
+            id: drive.id,
+            uuid: drive.uuid,
+            domain: drive.domain,
+            state: drive.state,
+        });
         Ok(ClusterMap { epoch, drives: drives.collect(), groups: self.all(GROUPS)? })
     }
 }

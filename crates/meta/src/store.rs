@@ -14,7 +14,7 @@ use std::sync::Arc;
 use base::{FsError, Seq};
 
 use crate::keys::KeyRange;
-use crate::state::{State, StateError};
+use crate::state::{Pair, State, StateError};
 use crate::values::Value;
 
 /// A change in memory and the batch that carries it.
@@ -107,8 +107,6 @@ pub struct Txn<'a> {
     newest: Cell<Seq>,
 }
 
-type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
-
 impl Txn<'_> {
     /// The writes, to be put in a batch, and the newest batch that something read came from.
     pub fn finish(self) -> (BTreeMap<Vec<u8>, Option<Vec<u8>>>, Seq) {
@@ -155,7 +153,7 @@ impl Txn<'_> {
     }
 
     /// The last key of a range with its bytes.
-    pub fn last(&self, range: &KeyRange) -> Result<Option<(Vec<u8>, Vec<u8>)>, FsError> {
+    pub fn last(&self, range: &KeyRange) -> Result<Option<Pair>, FsError> {
         let (from, mut to) = range.clone();
         while from < to {
             let bounds = || from.clone()..to.clone();
@@ -178,8 +176,8 @@ impl Txn<'_> {
     }
 
     /// The first `limit` keys of a range with their bytes.
-    pub fn scan(&self, range: &KeyRange, limit: usize) -> Result<Pairs, FsError> {
-        let mut out = Pairs::new();
+    pub fn scan(&self, range: &KeyRange, limit: usize) -> Result<Vec<Pair>, FsError> {
+        let mut out = Vec::new();
         if limit == 0 || range.0 >= range.1 {
             return Ok(out);
         }
@@ -228,7 +226,7 @@ struct Overlay<'a> {
     newest: Seq,
 }
 
-type Above = Option<(Vec<u8>, Vec<u8>)>;
+type Above = Option<Pair>;
 
 impl<'a> Overlay<'a> {
     fn new(txn: &'a Txn<'_>, (from, to): &KeyRange) -> Self {

@@ -81,7 +81,11 @@ async fn run(client: Client, counters: Arc<Counters>, mut stopped: watch::Receiv
 }
 
 /// One pass over everything that is free. Returns whether there is more to do at once.
-async fn pass(client: &Client, counters: &Counters, stopped: &watch::Receiver<bool>) -> Result<bool, FsError> {
+async fn pass(
+    client: &Client,
+    counters: &Counters,
+    stopped: &watch::Receiver<bool>,
+) -> Result<bool, FsError> {
     let mut more = true;
     for _ in 0..PURGE_STEPS {
         more = client.purge_step().await?;

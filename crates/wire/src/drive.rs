@@ -226,7 +226,11 @@ pub trait DriveService: Send + Sync {
     fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>>;
 
     /// The shards after `after` in key order, at most `limit` of them.
-    fn list(&self, after: Option<ShardKey>, limit: usize) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>>;
+    fn list(
+        &self,
+        after: Option<ShardKey>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>>;
 
     /// Space and state, from memory.
     fn stat(&self) -> DriveStat;

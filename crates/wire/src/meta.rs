@@ -317,59 +317,142 @@ pub enum MetaRequest {
     CloseSession,
     /// Says that the session lives and that none of its reads uses a map older than `in_use_ver`.
     /// Answer: `Version`.
-    Heartbeat { in_use_ver: u64 },
+    Heartbeat {
+        in_use_ver: u64,
+    },
     /// Answer: `Entry`.
-    Lookup { parent: Ino, name: Bytes },
+    Lookup {
+        parent: Ino,
+        name: Bytes,
+    },
     /// Answer: `Attr`.
-    GetAttr { ino: Ino },
+    GetAttr {
+        ino: Ino,
+    },
     /// Entries in byte order of names, directories sorted as if their name ended in `/`. Answer: `Dir`.
-    ReadDir { ino: Ino, after: Option<DirPosition>, limit: u32 },
+    ReadDir {
+        ino: Ino,
+        after: Option<DirPosition>,
+        limit: u32,
+    },
     /// Answer: `Bytes`.
-    ReadLink { ino: Ino },
+    ReadLink {
+        ino: Ino,
+    },
     /// Answer: `Entry`.
     Make(MakeNode),
     /// Registers an open and grants a lease. Answer: `Entry`.
-    Open { ino: Ino, intent: OpenIntent },
+    Open {
+        ino: Ino,
+        intent: OpenIntent,
+    },
     /// The last handle of this session on the inode is gone.
-    Close { ino: Ino },
+    Close {
+        ino: Ino,
+    },
     /// Answer: `Attr`. Cutting a file of very many pieces may stop early: the size in the answer says where.
-    SetAttr { ino: Ino, set: SetAttr },
+    SetAttr {
+        ino: Ino,
+        set: SetAttr,
+    },
     /// Answer: `Attr` of what lost its name.
-    Unlink { parent: Ino, name: Bytes },
+    Unlink {
+        parent: Ino,
+        name: Bytes,
+    },
     /// Answer: `Attr` of what is gone.
-    Rmdir { parent: Ino, name: Bytes },
+    Rmdir {
+        parent: Ino,
+        name: Bytes,
+    },
     /// Answer: `Renamed`.
-    Rename { parent: Ino, name: Bytes, new_parent: Ino, new_name: Bytes, mode: RenameMode },
+    Rename {
+        parent: Ino,
+        name: Bytes,
+        new_parent: Ino,
+        new_name: Bytes,
+        mode: RenameMode,
+    },
     /// Answer: `Attr`.
-    Link { ino: Ino, parent: Ino, name: Bytes },
-    SetXattr { ino: Ino, name: Bytes, value: Bytes, mode: XattrMode },
+    Link {
+        ino: Ino,
+        parent: Ino,
+        name: Bytes,
+    },
+    SetXattr {
+        ino: Ino,
+        name: Bytes,
+        value: Bytes,
+        mode: XattrMode,
+    },
     /// Answer: `Bytes`.
-    GetXattr { ino: Ino, name: Bytes },
+    GetXattr {
+        ino: Ino,
+        name: Bytes,
+    },
     /// Answer: `Names`.
-    ListXattr { ino: Ino },
-    RemoveXattr { ino: Ino, name: Bytes },
+    ListXattr {
+        ino: Ino,
+    },
+    RemoveXattr {
+        ino: Ino,
+        name: Bytes,
+    },
     /// Pieces that intersect `[off, ..)`, in order, at most `limit`. Answer: `Map`.
-    GetMap { ino: Ino, off: u64, limit: u32 },
+    GetMap {
+        ino: Ino,
+        off: u64,
+        limit: u32,
+    },
     /// Puts new content in place. The size grows to at least `size`. Answer: `Attr`.
-    Commit { ino: Ino, lease: LeaseId, pieces: Vec<CommitPiece>, size: u64, mtime_ns: i64 },
+    Commit {
+        ino: Ino,
+        lease: LeaseId,
+        pieces: Vec<CommitPiece>,
+        size: u64,
+        mtime_ns: i64,
+    },
     /// Turns `[off, off + len)` into a hole; the size stays. Answer: `Punched`, which may stop early.
-    Punch { ino: Ino, off: u64, len: u64 },
+    Punch {
+        ino: Ino,
+        off: u64,
+        len: u64,
+    },
     /// Makes a range of `to` share the bytes of a range of `from`. Answer: `Attr` of `to`.
-    CloneRange { from: Ino, from_off: u64, to: Ino, to_off: u64, len: u64 },
+    CloneRange {
+        from: Ino,
+        from_off: u64,
+        to: Ino,
+        to_off: u64,
+        len: u64,
+    },
     /// Answer: `Range`.
     AllocExtents,
     /// Answer: `StatFs`.
     StatFs,
     /// Answer: `Lease`.
-    Acquire { ino: Ino, kind: LeaseKind },
+    Acquire {
+        ino: Ino,
+        kind: LeaseKind,
+    },
     /// Gives a lease back, down to `keep`.
-    Release { lease: LeaseGrant, keep: Option<LeaseKind> },
+    Release {
+        lease: LeaseGrant,
+        keep: Option<LeaseKind>,
+    },
     /// Gives leases back altogether that nobody asked for.
-    ReleaseAll { leases: Vec<LeaseGrant> },
+    ReleaseAll {
+        leases: Vec<LeaseGrant>,
+    },
     /// Extents that nothing refers to and no reader uses, beyond the one given. Answer: `Free`.
-    NextFree { after: Option<(u64, ExtentId)>, limit: u32 },
+    NextFree {
+        after: Option<(u64, ExtentId)>,
+        limit: u32,
+    },
     /// Their shards are gone from all drives.
-    Freed { extents: Vec<FreeExtent> },
+    Freed {
+        extents: Vec<FreeExtent>,
+    },
     /// Does a bounded part of the clean-up of unlinked files. Answer: `Purged`.
     PurgeStep,
 }
@@ -402,24 +485,48 @@ pub struct FreeExtent {
 pub enum MetaReply {
     Done,
     /// What a name or inode is, and the lease that came with it.
-    Entry { attr: Attr, lease: Option<LeaseGrant> },
+    Entry {
+        attr: Attr,
+        lease: Option<LeaseGrant>,
+    },
     Attr(Attr),
-    Dir { entries: Vec<DirEntry>, parent: Ino, end: bool },
+    Dir {
+        entries: Vec<DirEntry>,
+        parent: Ino,
+        end: bool,
+    },
     Bytes(Bytes),
     Names(Vec<Bytes>),
     /// What was moved, and what was replaced or exchanged with it.
-    Renamed { moved: Attr, other: Option<Attr> },
+    Renamed {
+        moved: Attr,
+        other: Option<Attr>,
+    },
     /// `end`: there are no pieces after these.
-    Map { pieces: Vec<MapPiece>, end: bool },
+    Map {
+        pieces: Vec<MapPiece>,
+        end: bool,
+    },
     /// Everything below `next_off` is done; ask again from there if that is not the end of the range.
-    Punched { attr: Attr, next_off: u64 },
+    Punched {
+        attr: Attr,
+        next_off: u64,
+    },
     /// The newest batch that is durable.
     Version(u64),
-    Range { first: ExtentId, count: u64 },
-    StatFs { used_bytes: u64, inodes: u64 },
+    Range {
+        first: ExtentId,
+        count: u64,
+    },
+    StatFs {
+        used_bytes: u64,
+        inodes: u64,
+    },
     Lease(LeaseGrant),
     Free(Vec<FreeExtent>),
-    Purged { more: bool },
+    Purged {
+        more: bool,
+    },
 }
 
 /// The owner of one ledger as its clients see it.

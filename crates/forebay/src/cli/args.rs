@@ -281,7 +281,9 @@ pub(crate) enum ProfileCommand {
 #[derive(Debug, Subcommand)]
 pub(crate) enum CapacityCommand {
     /// How much data a cluster holds.
-    #[command(after_help = "Example:\n  forebay capacity plan --raw 184.32TB --nodes 8 --profile 5+2 --spares 1")]
+    #[command(
+        after_help = "Example:\n  forebay capacity plan --raw 184.32TB --nodes 8 --profile 5+2 --spares 1"
+    )]
     Plan {
         /// Bytes of all drives together.
         #[arg(long, value_name = "SIZE", value_parser = size)]

@@ -108,7 +108,13 @@ pub(super) fn fsck(path: &Path, format: Format) -> Result<()> {
 pub(super) fn bench(path: &Path, capacity_bytes: u64, operations: u64, format: Format) -> Result<()> {
     let existing = drive::Existing::Keep;
     let is_file = !env().files.exists(path);
-    let options = drive::BenchOptions { capacity_bytes, existing, io: drive::PreferIo::Auto, operations, preallocate: drive::Preallocate::Reserve };
+    let options = drive::BenchOptions {
+        capacity_bytes,
+        existing,
+        io: drive::PreferIo::Auto,
+        operations,
+        preallocate: drive::Preallocate::Reserve,
+    };
     let report = drive::bench(&env(), path, &options)?;
     if is_file {
         env().files.remove_file(path)?;

@@ -10,7 +10,8 @@ use super::output::{Format, bytes, print, table};
 use super::{absolute, ask};
 
 pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
-    let mut table = table(&["FILESYSTEM", "PROFILE", "USED", "FREE", "TOTAL", "INODES", "MOUNT", "PROTECTION"]);
+    let mut table =
+        table(&["FILESYSTEM", "PROFILE", "USED", "FREE", "TOTAL", "INODES", "MOUNT", "PROTECTION"]);
     for filesystem in filesystems {
         table.add_row([
             filesystem.name.clone(),
@@ -33,7 +34,9 @@ fn show_one(format: Format, info: &FilesystemInfo) -> Result<()> {
 pub(super) fn mount(dir: &Path, path: Option<PathBuf>, name: &str, format: Format) -> Result<()> {
     let path = path.as_deref().map(absolute).transpose()?;
     let info = ask(dir, |client| async move { client.mount(name, &MountRequest { path }).await })?;
-    print(format, &info, |info| format!("{} is mounted at {}", info.name, info.mount.as_deref().unwrap_or("-")))
+    print(format, &info, |info| {
+        format!("{} is mounted at {}", info.name, info.mount.as_deref().unwrap_or("-"))
+    })
 }
 
 pub(super) fn unmount(dir: &Path, name: &str, format: Format) -> Result<()> {
@@ -83,7 +86,11 @@ fn find_mount(path: &Path) -> Result<Mounted> {
     let found = best.and_then(|mount| {
         let (dir, filesystem) = mount.source.rsplit_once('#')?;
         let inside = path.strip_prefix(&mount.path).ok()?.to_str()?;
-        Some(Mounted { dir: PathBuf::from(dir), filesystem: filesystem.to_owned(), inside: format!("/{inside}") })
+        Some(Mounted {
+            dir: PathBuf::from(dir),
+            filesystem: filesystem.to_owned(),
+            inside: format!("/{inside}"),
+        })
     });
     found.with_context(|| format!("{} is not on a mounted Forebay filesystem", path.display()))
 }
@@ -96,13 +103,20 @@ pub(super) fn why(path: &Path, format: Format) -> Result<()> {
 }
 
 fn explain(why: &WhyInfo) -> String {
-    let mut table = table(&["OFFSET", "LENGTH", "KIND", "EXTENT", "N/K", "GROUP", "DRIVES (shard order)", "STATE"]);
+    let mut table =
+        table(&["OFFSET", "LENGTH", "KIND", "EXTENT", "N/K", "GROUP", "DRIVES (shard order)", "STATE"]);
     let number = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
     for extent in &why.extents {
         let drives: Vec<String> = extent
             .shards
             .iter()
-            .map(|shard| if shard.state == "up" { shard.drive.to_string() } else { format!("{}({})", shard.drive, shard.state) })
+            .map(|shard| {
+                if shard.state == "up" {
+                    shard.drive.to_string()
+                } else {
+                    format!("{}({})", shard.drive, shard.state)
+                }
+            })
             .collect();
         table.add_row([
             extent.offset.to_string(),

@@ -35,11 +35,15 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Fs(FsCommand::Show { dir, name, json }) => filesystems::show(&dir, &name, json.into()),
         Command::Drive(DriveCommand::List { dir, json }) => drives::list(&dir, json.into()),
         Command::Drive(DriveCommand::Show { dir, id, json }) => drives::show(&dir, id, json.into()),
-        Command::Drive(DriveCommand::Add { dir, path, size, json }) => drives::add(&dir, path, size, json.into()),
+        Command::Drive(DriveCommand::Add { dir, path, size, json }) => {
+            drives::add(&dir, path, size, json.into())
+        }
         Command::Drive(DriveCommand::Fail { dir, id, force, json }) => {
             drives::fail(&dir, id, force.into(), json.into())
         }
-        Command::Drive(DriveCommand::Dump { path, segment, json }) => drives::dump(&path, segment, json.into()),
+        Command::Drive(DriveCommand::Dump { path, segment, json }) => {
+            drives::dump(&path, segment, json.into())
+        }
         Command::Drive(DriveCommand::Fsck { path, json }) => drives::fsck(&path, json.into()),
         Command::Drive(DriveCommand::Bench { path, size, operations, json }) => {
             drives::bench(&path, size, operations, json.into())

@@ -10,7 +10,13 @@ pub(super) fn explain(profile: Profile, domains: Option<u32>, format: Format) ->
     print(format, &explanation, ToString::to_string)
 }
 
-pub(super) fn capacity(raw_bytes: u64, nodes: u32, profile: Profile, spares: u32, format: Format) -> Result<()> {
+pub(super) fn capacity(
+    raw_bytes: u64,
+    nodes: u32,
+    profile: Profile,
+    spares: u32,
+    format: Format,
+) -> Result<()> {
     let plan = plan_capacity(CapacityRequest { raw_bytes, nodes, profile, spares })?;
     print(format, &plan, ToString::to_string)
 }

@@ -67,7 +67,10 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
     print(Format::from(args.json), &status, |status| {
         let mounts = status.filesystems.iter().map(|filesystem| {
             let mount = filesystem.mount.as_deref().unwrap_or("not mounted");
-            format!("  {:<10} {mount}  ({}, {})\n", filesystem.name, filesystem.profile, filesystem.protection)
+            format!(
+                "  {:<10} {mount}  ({}, {})\n",
+                filesystem.name, filesystem.profile, filesystem.protection
+            )
         });
         format!(
             "node is ready: pid={}\n{}  {:<10} {} in {}\n  {:<10} {}\n  {:<10} {}\n  {:<10} forebay stop {}",
@@ -116,7 +119,10 @@ fn start_logging(dir: &NodeDir, args: &StartArgs) -> Result<()> {
     }
     let path = dir.log_file();
     let parent = path.parent().context("the log file is in a directory")?;
-    env().files.create_dir_all(parent).with_context(|| format!("cannot create directory {}", parent.display()))?;
+    env()
+        .files
+        .create_dir_all(parent)
+        .with_context(|| format!("cannot create directory {}", parent.display()))?;
     let file = env().files.open(&path, OpenMode::Create, Caching::Buffered);
     let file = file.with_context(|| format!("cannot open {}", path.display()))?;
     let at = file.len()?;
@@ -157,8 +163,10 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
 pub(super) fn stop(dir: &Path) -> Result<()> {
     let dir = NodeDir::new(dir);
     let root = dir.root().display();
-    let running = |file: &NodeFile| Pid::from_raw(file.pid as i32).filter(|pid| test_kill_process(*pid).is_ok());
-    let Some(pid) = read_node_file(&env(), &dir).as_ref().and_then(running).filter(|_| is_locked(&dir)) else {
+    let running =
+        |file: &NodeFile| Pid::from_raw(file.pid as i32).filter(|pid| test_kill_process(*pid).is_ok());
+    let Some(pid) = read_node_file(&env(), &dir).as_ref().and_then(running).filter(|_| is_locked(&dir))
+    else {
         bail!("no node runs in {root}");
     };
     kill_process(pid, Signal::TERM).with_context(|| format!("cannot signal the node: pid={pid:?}"))?;

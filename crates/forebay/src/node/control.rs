@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use admin::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeControl, NodeStatus, SpaceInfo,
-    WhyInfo,
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeControl, NodeStatus,
+    SpaceInfo, WhyInfo,
 };
 use anyhow::Result;
 use base::env::Env;
@@ -83,7 +83,8 @@ impl Node {
         let mut change = ControlChange::default();
         change.drive(&record);
         // New groups over all drives: new data finds the new drive, nothing is moved.
-        let mut records: Vec<_> = state.drives.values().filter(|entry| entry.is_up()).map(|e| e.record.clone()).collect();
+        let mut records: Vec<_> =
+            state.drives.values().filter(|entry| entry.is_up()).map(|e| e.record.clone()).collect();
         records.push(record.clone());
         let all: Vec<_> = records.iter().collect();
         for entry in state.filesystems.values_mut() {
@@ -137,7 +138,8 @@ impl Node {
         let mut state = self.state.lock().await;
         let mut cluster = self.control.cluster()?;
         let id = cluster.next_filesystem;
-        let up: Vec<_> = state.drives.values().filter(|entry| entry.is_up()).map(|e| e.record.clone()).collect();
+        let up: Vec<_> =
+            state.drives.values().filter(|entry| entry.is_up()).map(|e| e.record.clone()).collect();
         let groups = plan_groups(&self.env, &up.iter().collect::<Vec<_>>(), profile, cluster.next_group)?;
         cluster.next_filesystem += 1;
         cluster.next_group += groups.len() as u32;
@@ -158,7 +160,8 @@ impl Node {
         });
         self.control.commit(change).await?;
         let map = self.control.map()?;
-        let entry = FilesystemEntry::open(&self.env, &self.dir, &self.runtime, record, &map, &state.drives).await?;
+        let entry =
+            FilesystemEntry::open(&self.env, &self.dir, &self.runtime, record, &map, &state.drives).await?;
         let info = entry.info(up.len() as u32).await?;
         state.filesystems.insert(request.name, entry);
         self.publish(&mut state)?;
@@ -187,7 +190,9 @@ fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo]) -> Vec<String>
     for filesystem in filesystems {
         if filesystem.ledger.state != "serving" {
             let name = &filesystem.name;
-            problems.push(format!("filesystem {name} takes no requests: its log failed; see the log file, then restart"));
+            problems.push(format!(
+                "filesystem {name} takes no requests: its log failed; see the log file, then restart"
+            ));
         }
         if filesystem.waiting_extents > 0 {
             let count = filesystem.waiting_extents;
@@ -209,20 +214,29 @@ impl NodeControl for Node {
     fn fail_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>> {
         Box::pin(async move {
             if !self.state.lock().await.drives.contains_key(&DriveId(id)) {
-                return Err(AdminError::not_found(format!("no such drive: id={id} (see `forebay drive list`)")));
+                return Err(AdminError::not_found(format!(
+                    "no such drive: id={id} (see `forebay drive list`)"
+                )));
             }
             self.fail_drive_now(DriveId(id)).await.map_err(failed)
         })
     }
 
-    fn create_filesystem(&self, request: CreateFilesystem) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
+    fn create_filesystem(
+        &self,
+        request: CreateFilesystem,
+    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async {
             self.check_name(&request.name).await?;
             self.create_filesystem_now(request).await.map_err(failed)
         })
     }
 
-    fn mount(&self, name: String, request: MountRequest) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
+    fn mount(
+        &self,
+        name: String,
+        request: MountRequest,
+    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
             let mut state = self.state.lock().await;
             let up = state.drives.values().filter(|entry| entry.is_up()).count() as u32;
@@ -252,7 +266,9 @@ impl NodeControl for Node {
             };
             entry.unmount(UnmountMode::IfIdle).await.map_err(|error| {
                 let path = path.display();
-                AdminError::conflict(format!("cannot unmount {path}: {error:#}; close the files that are open on it"))
+                AdminError::conflict(format!(
+                    "cannot unmount {path}: {error:#}; close the files that are open on it"
+                ))
             })?;
             let info = entry.info(up).await.map_err(failed)?;
             drop(state);

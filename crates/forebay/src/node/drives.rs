@@ -69,7 +69,10 @@ impl DriveEntry {
         if service.stat().health == DriveHealth::Failed {
             return Ok(());
         }
-        service.close().await.context("drive failed while closing; its data is recovered from the log of frames")
+        service
+            .close()
+            .await
+            .context("drive failed while closing; its data is recovered from the log of frames")
     }
 
     fn state(&self) -> &'static str {
@@ -127,7 +130,9 @@ pub(super) fn plan_drives(
     };
     let planned: Vec<_> = if paths.is_empty() {
         // Nothing of a cluster is here yet, so files of an attempt that was cut off may be overwritten.
-        (0..count).map(|index| new_drive(dir.drives().join(format!("{index}.img")), Existing::Overwrite)).collect()
+        (0..count)
+            .map(|index| new_drive(dir.drives().join(format!("{index}.img")), Existing::Overwrite))
+            .collect()
     } else {
         paths.iter().map(|path| new_drive(path.clone(), Existing::Keep)).collect()
     };
@@ -189,7 +194,12 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
     if let Some(size) = new_drive.size_bytes
         && size < BYTES_MIN
     {
-        bail!("drive is too small: path={} size={} least={}", path.display(), format_size(size), format_size(BYTES_MIN));
+        bail!(
+            "drive is too small: path={} size={} least={}",
+            path.display(),
+            format_size(size),
+            format_size(BYTES_MIN)
+        );
     }
     if let Some(parent) = path.parent() {
         env.files.create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;

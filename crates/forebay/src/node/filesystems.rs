@@ -157,7 +157,8 @@ impl FilesystemEntry {
         let unmounted = self.unmount(UnmountMode::Detach).await;
         self.reclaimer.stop().await;
         let closed = tokio::time::timeout(CLOSE_DEADLINE, self.client.close()).await;
-        let closed = closed.context("writing out took too long").and_then(|result| result.context("writing out"));
+        let closed =
+            closed.context("writing out took too long").and_then(|result| result.context("writing out"));
         let owner = self.owner.clone();
         tokio::task::spawn_blocking(move || owner.stop()).await?;
         unmounted.and(closed)
@@ -192,8 +193,14 @@ impl FilesystemEntry {
 /// What a profile gives on as many drives as are up: on one node a drive is a failure domain.
 fn protection(profile: Profile, drives_up: u32) -> String {
     let explanation = profile.explain(drives_up);
-    let losses = |count: Option<u8>| count.map_or("not possible".to_owned(), |count| format!("survive {count} drives"));
-    format!("reads {}, writes {}, 0 nodes", losses(explanation.reads_survive), losses(explanation.writes_survive))
+    let losses = |count: Option<u8>| {
+        count.map_or("not possible".to_owned(), |count| format!("survive {count} drives"))
+    };
+    format!(
+        "reads {}, writes {}, 0 nodes",
+        losses(explanation.reads_survive),
+        losses(explanation.writes_survive)
+    )
 }
 
 fn dirty_bytes_max() -> u64 {

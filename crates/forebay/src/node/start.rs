@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use base::env::{Caching, Env, File, OpenMode};
 use base::LedgerId;
+use base::env::{Caching, Env, File, OpenMode};
 use layout::Profile;
 use meta::control::{CONTROL_LEDGER, Control, ControlChange, ControlError, FilesystemRecord};
 use meta::log::FileLog;
@@ -72,10 +72,13 @@ fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
 /// Drives and profile of a new cluster, checked against each other before anything is written.
 fn choose(options: &StartOptions) -> Result<(u32, Profile)> {
     if options.drives.is_some() && !options.drive_paths.is_empty() {
-        bail!("--drives and --drive exclude each other: the first makes files, the second names devices or files");
+        bail!(
+            "--drives and --drive exclude each other: the first makes files, the second names devices or files"
+        );
     }
     let named = (!options.drive_paths.is_empty()).then_some(options.drive_paths.len() as u32);
-    let count = named.or(options.drives).or(options.profile.map(|profile| u32::from(profile.n()))).unwrap_or(1);
+    let count =
+        named.or(options.drives).or(options.profile.map(|profile| u32::from(profile.n()))).unwrap_or(1);
     if count == 0 || count > 1024 {
         bail!("number of drives is out of range: drives={count} allowed=1..=1024");
     }

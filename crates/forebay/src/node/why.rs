@@ -87,8 +87,10 @@ impl Node {
         }
         let truncated = pieces.len() > PIECES_MAX as usize;
         pieces.truncate(PIECES_MAX as usize);
-        let extents: Vec<ExtentInfo> = pieces.iter().map(|piece| explain_piece(&state, &map, piece)).collect();
-        let worst = ["unreadable", "degraded"].into_iter().find(|bad| extents.iter().any(|e| e.state == *bad));
+        let extents: Vec<ExtentInfo> =
+            pieces.iter().map(|piece| explain_piece(&state, &map, piece)).collect();
+        let worst =
+            ["unreadable", "degraded"].into_iter().find(|bad| extents.iter().any(|e| e.state == *bad));
         Ok(WhyInfo {
             path: path.to_owned(),
             filesystem: name.to_owned(),

@@ -336,7 +336,12 @@ impl LedgerLog for FileLog {
         Box::pin(async move { Ok(self.inner.lock().expect("no holder of this lock panics").epoch) })
     }
 
-    fn append(&self, epoch: Epoch, first: Seq, batches: Vec<Vec<u8>>) -> BoxFuture<'_, Result<(), AppendError>> {
+    fn append(
+        &self,
+        epoch: Epoch,
+        first: Seq,
+        batches: Vec<Vec<u8>>,
+    ) -> BoxFuture<'_, Result<(), AppendError>> {
         Box::pin(async move { self.append_now(epoch, first, &batches) })
     }
 

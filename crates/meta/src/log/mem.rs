@@ -55,7 +55,12 @@ impl LedgerLog for MemLog {
         Box::pin(async move { Ok(epoch) })
     }
 
-    fn append(&self, epoch: Epoch, first: Seq, batches: Vec<Vec<u8>>) -> BoxFuture<'_, Result<(), AppendError>> {
+    fn append(
+        &self,
+        epoch: Epoch,
+        first: Seq,
+        batches: Vec<Vec<u8>>,
+    ) -> BoxFuture<'_, Result<(), AppendError>> {
         let result = self.with(|inner| {
             if epoch != inner.epoch || first.0 != inner.tail().0 + 1 {
                 return Err(AppendError::Fenced(inner.epoch));

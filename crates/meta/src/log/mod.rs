@@ -87,7 +87,12 @@ pub trait LedgerLog: Send + Sync {
     fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>>;
 
     /// Appends consecutive entries, the first at `first`; all are durable when it returns.
-    fn append(&self, epoch: Epoch, first: Seq, batches: Vec<Vec<u8>>) -> BoxFuture<'_, Result<(), AppendError>>;
+    fn append(
+        &self,
+        epoch: Epoch,
+        first: Seq,
+        batches: Vec<Vec<u8>>,
+    ) -> BoxFuture<'_, Result<(), AppendError>>;
 
     /// Entries from `from` on, at most about `limit_bytes` of them, at least one if there is one.
     fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>>;

@@ -113,7 +113,8 @@ mod tests {
 
     #[test]
     fn a_default_list_decides_instead_of_the_umask() {
-        let default = acl(&[(USER_OBJ, 7, 0), (USER, 6, 1000), (GROUP_OBJ, 5, 0), (MASK, 7, 0), (OTHER, 0, 0)]);
+        let default =
+            acl(&[(USER_OBJ, 7, 0), (USER, 6, 1000), (GROUP_OBJ, 5, 0), (MASK, 7, 0), (OTHER, 0, 0)]);
         let (access, mode) = default.inherit(0o666);
         assert_eq!(mode, 0o660);
         assert_eq!(access.perm(MASK), Some(6));

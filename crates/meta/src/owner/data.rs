@@ -109,7 +109,9 @@ impl Op<'_> {
 
     fn may_commit(&self, id: ExtentId) -> bool {
         let mut ranges = self.volatile.ranges.iter();
-        ranges.any(|range| range.session == self.session && id >= range.first && id.0 - range.first.0 < range.count)
+        ranges.any(|range| {
+            range.session == self.session && id >= range.first && id.0 - range.first.0 < range.count
+        })
     }
 
     fn record_owed(&mut self, commit: &CommitPiece) {
@@ -151,9 +153,16 @@ impl Op<'_> {
     }
 
     /// Empties `[from, to)` of a map, as far as `limit` pieces go.
-    pub(super) fn remove_range(&mut self, map: MapId, from: u64, to: u64, limit: usize) -> Result<Removed, FsError> {
+    pub(super) fn remove_range(
+        &mut self,
+        map: MapId,
+        from: u64,
+        to: u64,
+        limit: usize,
+    ) -> Result<Removed, FsError> {
         let pieces = self.pieces(map, from, to, limit)?;
-        let done = if pieces.len() < limit { to } else { pieces.last().map_or(to, |piece| piece.end().min(to)) };
+        let done =
+            if pieces.len() < limit { to } else { pieces.last().map_or(to, |piece| piece.end().min(to)) };
         let mut bytes = 0;
         for piece in pieces {
             let Some(cut) = piece.clip(from, to) else { continue };
@@ -268,7 +277,8 @@ impl Op<'_> {
         if pieces.len() > PIECES_PER_OP_MAX {
             return Err(FsError::TooLarge.into());
         }
-        let copies: Vec<MapPiece> = pieces.iter().filter_map(|piece| piece.clip(from.1, source_end)).collect();
+        let copies: Vec<MapPiece> =
+            pieces.iter().filter_map(|piece| piece.clip(from.1, source_end)).collect();
         // Share first: emptying the target must not free what the copies refer to.
         for copy in &copies {
             if let Content::Extent(extent) = &copy.content {

@@ -138,7 +138,8 @@ impl Op<'_> {
         if name.as_ref() == acl::ACCESS {
             self.set_access_acl(&mut inode, key, value)?;
         } else {
-            if name.as_ref() == acl::DEFAULT && (inode.attr.kind != FileKind::Directory || Acl::parse(value).is_none())
+            if name.as_ref() == acl::DEFAULT
+                && (inode.attr.kind != FileKind::Directory || Acl::parse(value).is_none())
             {
                 return Err(FsError::Invalid.into());
             }

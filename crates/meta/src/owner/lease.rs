@@ -163,8 +163,7 @@ impl LeaseTable {
         for (ino, holders) in &mut self.inodes {
             let before = holders.len();
             holders.retain(|holder| {
-                let late =
-                    holder.recall.is_some_and(|recall| now_ns >= recall.since_ns + RECALL_TIMEOUT_NS);
+                let late = holder.recall.is_some_and(|recall| now_ns >= recall.since_ns + RECALL_TIMEOUT_NS);
                 if late {
                     events.push((holder.session, OwnerEvent::Revoked { lease: holder.grant(*ino) }));
                 }

@@ -28,8 +28,8 @@ use crate::store::{ChangeTable, Store, Txn};
 use crate::values::{Inode, MapSegment, Slot, Usage};
 use lease::{Events, Intent, LeaseTable};
 
-pub use server::{Owner, OwnerError, OwnerOptions, OwnerStat};
 pub(crate) use server::recover;
+pub use server::{Owner, OwnerError, OwnerOptions, OwnerStat};
 
 /// Format of a ledger's state, kept under `V format`.
 const LEDGER_FORMAT: u64 = 1;
@@ -143,7 +143,11 @@ impl Core {
         Ok(())
     }
 
-    fn internal(&mut self, now: Now, act: impl FnOnce(&mut Op<'_>) -> Result<(), Stop>) -> Result<(), FsError> {
+    fn internal(
+        &mut self,
+        now: Now,
+        act: impl FnOnce(&mut Op<'_>) -> Result<(), Stop>,
+    ) -> Result<(), FsError> {
         let id = RequestId { session: SessionId(0), slot: 0, seq: 0 };
         let mut op = self.begin(id, now);
         match act(&mut op) {
@@ -170,7 +174,8 @@ impl Core {
     }
 
     fn take(&mut self, writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>) {
-        self.pending_bytes += writes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len) + 9).sum::<usize>();
+        self.pending_bytes +=
+            writes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len) + 9).sum::<usize>();
         self.pending.extend(writes.clone());
         self.store.apply(self.next_seq, writes);
     }
@@ -405,7 +410,12 @@ impl Op<'_> {
         self.clear_entry(ino, intent, None)
     }
 
-    fn clear_entry(&mut self, ino: Ino, intent: Intent, entry: Option<(Ino, bytes::Bytes)>) -> Result<(), Stop> {
+    fn clear_entry(
+        &mut self,
+        ino: Ino,
+        intent: Intent,
+        entry: Option<(Ino, bytes::Bytes)>,
+    ) -> Result<(), Stop> {
         let Volatile { leases, events, .. } = &mut *self.volatile;
         if leases.clear(ino, self.session, intent, entry, self.now.boot_ns, events) {
             Ok(())

@@ -3,8 +3,8 @@
 use base::{FsError, Ino};
 use bytes::Bytes;
 use wire::meta::{
-    Attr, DirEntry, DirPosition, FileKind, LINKS_MAX, LeaseKind, MakeNode, MetaReply, NAME_BYTES_MAX, OpenIntent,
-    RenameMode, SYMLINK_BYTES_MAX,
+    Attr, DirEntry, DirPosition, FileKind, LINKS_MAX, LeaseKind, MakeNode, MetaReply, NAME_BYTES_MAX,
+    OpenIntent, RenameMode, SYMLINK_BYTES_MAX,
 };
 
 use super::acl::{self, Acl};
@@ -304,7 +304,13 @@ impl Op<'_> {
         Ok(())
     }
 
-    fn move_name(&mut self, from: Place<'_>, source: Dentry, to: Place<'_>, target: Option<Dentry>) -> Outcome {
+    fn move_name(
+        &mut self,
+        from: Place<'_>,
+        source: Dentry,
+        to: Place<'_>,
+        target: Option<Dentry>,
+    ) -> Outcome {
         if let Some(target) = target {
             match (source.kind == FileKind::Directory, target.kind == FileKind::Directory) {
                 (true, false) => return Err(FsError::NotDirectory.into()),

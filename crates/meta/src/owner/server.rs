@@ -198,7 +198,9 @@ impl Owner {
         let name = |what: &str| format!("{what}-{ledger}");
         let mut threads = Vec::new();
         let (to_owner, bottom, log_to_trim) = (control.clone(), core.bottom(), log.clone());
-        threads.push(spawn_thread(&name("store"), move || store_thread(bottom, log_to_trim, store_jobs, to_owner)));
+        threads.push(spawn_thread(&name("store"), move || {
+            store_thread(bottom, log_to_trim, store_jobs, to_owner)
+        }));
         let task = Task {
             core,
             env,
@@ -288,7 +290,8 @@ pub(crate) async fn recover(
     }
     while applied < tail {
         let entries = log.read(Seq(applied.0 + 1), PAGE_BYTES).await.map_err(log_error)?;
-        let damaged = |what: &str| OwnerError::Damaged { ledger, what: format!("batch {}: {what}", applied.0 + 1) };
+        let damaged =
+            |what: &str| OwnerError::Damaged { ledger, what: format!("batch {}: {what}", applied.0 + 1) };
         let last = entries.last().ok_or_else(|| damaged("missing from the log"))?;
         let position = Applied { seq: last.seq, epoch: last.epoch };
         let mut changes = std::collections::BTreeMap::new();
@@ -370,7 +373,11 @@ struct Task {
 }
 
 impl Task {
-    async fn run(mut self, mut calls: mpsc::Receiver<Inbound>, mut controls: mpsc::UnboundedReceiver<Control>) {
+    async fn run(
+        mut self,
+        mut calls: mpsc::Receiver<Inbound>,
+        mut controls: mpsc::UnboundedReceiver<Control>,
+    ) {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.send_batch();
@@ -438,12 +445,18 @@ impl Task {
             Executed::Reply { reply, after } => {
                 let released = match &call.request {
                     MetaRequest::Release { lease, .. } => Some(vec![lease.ino]),
-                    MetaRequest::ReleaseAll { leases } => Some(leases.iter().map(|lease| lease.ino).collect()),
+                    MetaRequest::ReleaseAll { leases } => {
+                        Some(leases.iter().map(|lease| lease.ino).collect())
+                    }
                     MetaRequest::CloseSession => Some(self.waiting.keys().copied().collect()),
                     _ => None,
                 };
                 let pending = Pending { after, answer: Answer::Reply(call.reply, reply) };
-                if after <= self.core.committed_seq() { pending.send() } else { self.pending.push(pending) }
+                if after <= self.core.committed_seq() {
+                    pending.send()
+                } else {
+                    self.pending.push(pending)
+                }
                 self.retry(released.unwrap_or_default());
             }
         }

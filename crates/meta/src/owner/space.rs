@@ -3,7 +3,7 @@
 use base::{ExtentId, SessionId};
 use wire::meta::{EXTENT_RANGE_IDS, FILE_BYTES_MAX, FreeExtent, MetaReply};
 
-use super::{OpenRange, Op, Outcome, Stop};
+use super::{Op, OpenRange, Outcome, Stop};
 use crate::keys::Keys;
 use crate::values::{ExtentPlace, IdRange, RangeState, Usage};
 
@@ -81,4 +81,3 @@ impl Op<'_> {
 
 // A range or a page that does not fit would be an endless loop in the caller.
 const _: () = assert!(EXTENT_RANGE_IDS > 0 && PURGE_PIECES > 1);
-

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use super::{Applied, State, StateError, Visit};
+use super::{Applied, Pair, State, StateError, Visit};
 use crate::keys::KeyRange;
 
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ impl State for MemState {
         Ok(())
     }
 
-    fn last(&self, (from, to): &KeyRange) -> Result<Option<(Vec<u8>, Vec<u8>)>, StateError> {
+    fn last(&self, (from, to): &KeyRange) -> Result<Option<Pair>, StateError> {
         let inner = self.inner.lock().expect("no holder of this lock panics");
         let last = inner.map.range(from.clone()..to.clone()).next_back();
         Ok(last.map(|(key, value)| (key.clone(), value.clone())))

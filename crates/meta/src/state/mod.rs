@@ -29,6 +29,9 @@ pub struct Applied {
     pub epoch: Epoch,
 }
 
+/// A key and its value.
+pub type Pair = (Vec<u8>, Vec<u8>);
+
 /// Called with keys and values in order until it breaks.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
 
@@ -41,7 +44,7 @@ pub trait State: Send + Sync {
     fn scan(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError>;
 
     /// The last key of a range with its value.
-    fn last(&self, range: &KeyRange) -> Result<Option<(Vec<u8>, Vec<u8>)>, StateError>;
+    fn last(&self, range: &KeyRange) -> Result<Option<Pair>, StateError>;
 
     /// Applies changes and the new position in one durable step.
     fn apply(

@@ -9,7 +9,7 @@ use base::env::{Caching, Env, File, OpenMode};
 use base::{Epoch, Seq};
 use redb::{Database, Durability, ReadableDatabase, StorageBackend, TableDefinition};
 
-use super::{Applied, State, StateError, Visit};
+use super::{Applied, Pair, State, StateError, Visit};
 use crate::keys::KeyRange;
 
 const TABLE: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("ledger");
@@ -62,7 +62,7 @@ impl State for RedbState {
         Ok(())
     }
 
-    fn last(&self, (from, to): &KeyRange) -> Result<Option<(Vec<u8>, Vec<u8>)>, StateError> {
+    fn last(&self, (from, to): &KeyRange) -> Result<Option<Pair>, StateError> {
         let txn = self.database.begin_read().map_err(text)?;
         let table = txn.open_table(TABLE).map_err(text)?;
         let mut range = table.range(from.as_slice()..to.as_slice()).map_err(text)?;

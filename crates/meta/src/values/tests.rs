@@ -84,7 +84,10 @@ fn pieces_keep_their_bytes() {
 
 #[test]
 fn small_values_keep_their_bytes() {
-    check(Dentry { ino: Ino(5), kind: FileKind::Directory, cookie: 9 }, "01 02 0500000000000000 0900000000000000");
+    check(
+        Dentry { ino: Ino(5), kind: FileKind::Directory, cookie: 9 },
+        "01 02 0500000000000000 0900000000000000",
+    );
     check(ExtentUse { refs: 2, live_bytes: 300 }, "01 02000000 2c01000000000000");
     check(
         IdRange { session: SessionId(1), count: 65536, open: RangeState::Open },

@@ -55,12 +55,12 @@ impl DirStream {
             return Ok(&self.page);
         }
         if let Some(next) = self.index_after(cookie) {
-            return self.from_index(client, next).await;
+            return self.entries_from(client, next).await;
         }
         self.load(client, None).await?;
         loop {
             if let Some(next) = self.index_after(cookie) {
-                return self.from_index(client, next).await;
+                return self.entries_from(client, next).await;
             }
             if self.page_is_last {
                 return Ok(&[]);
@@ -73,7 +73,7 @@ impl DirStream {
         self.page.iter().position(|entry| entry.cookie == cookie).map(|index| index + 1)
     }
 
-    async fn from_index(&mut self, client: &Client, index: usize) -> Result<&[DirEntry], FsError> {
+    async fn entries_from(&mut self, client: &Client, index: usize) -> Result<&[DirEntry], FsError> {
         if index < self.page.len() {
             return Ok(&self.page[index..]);
         }

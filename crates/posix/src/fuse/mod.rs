@@ -161,8 +161,12 @@ fn clear_dead_mounts(source: &str) {
     let Ok(mounts) = mounts::forebay_mounts() else { return };
     for mount in mounts.iter().filter(|mount| mount.source == source) {
         match unmount(&mount.path, UnmountFlags::DETACH) {
-            Ok(()) => tracing::info!(path = %mount.path.display(), "removed the mount of a process that died"),
-            Err(error) => tracing::warn!(path = %mount.path.display(), %error, "dead mount cannot be removed"),
+            Ok(()) => {
+                tracing::info!(path = %mount.path.display(), "removed the mount of a process that died")
+            }
+            Err(error) => {
+                tracing::warn!(path = %mount.path.display(), %error, "dead mount cannot be removed")
+            }
         }
     }
 }

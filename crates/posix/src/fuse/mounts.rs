@@ -20,7 +20,8 @@ pub struct MountedFilesystem {
 
 /// All of them, in the order in which they were mounted: of two at one place the later covers the earlier.
 pub fn forebay_mounts() -> io::Result<Vec<MountedFilesystem>> {
-    let file = rustix::fs::open("/proc/self/mountinfo", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
+    let file =
+        rustix::fs::open("/proc/self/mountinfo", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
     let mut table = Vec::new();
     File::from(file).read_to_end(&mut table)?;
     Ok(parse(&table))
@@ -32,7 +33,8 @@ fn parse(table: &[u8]) -> Vec<MountedFilesystem> {
     for line in table.split(|byte| *byte == b'\n') {
         let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
         let Some(dash) = fields.iter().position(|field| *field == b"-") else { continue };
-        let (Some(path), Some(kind), Some(source)) = (fields.get(4), fields.get(dash + 1), fields.get(dash + 2))
+        let (Some(path), Some(kind), Some(source)) =
+            (fields.get(4), fields.get(dash + 1), fields.get(dash + 2))
         else {
             continue;
         };
@@ -76,7 +78,8 @@ mod tests {
         let table = b"22 1 0:20 / /proc rw - proc proc rw\n\
             63 22 0:51 / /srv/a\\040b rw,relatime shared:1 - fuse forebay:/srv/dir\\040x\\043main rw,user_id=0\n\
             64 22 0:52 / /other rw - fuse.sshfs host: rw\nbroken line\n";
-        let expected = MountedFilesystem { path: PathBuf::from("/srv/a b"), source: "/srv/dir x#main".to_owned() };
+        let expected =
+            MountedFilesystem { path: PathBuf::from("/srv/a b"), source: "/srv/dir x#main".to_owned() };
         assert_eq!(parse(table), [expected]);
     }
 

@@ -15,10 +15,10 @@ use client::{
     AllocateMode, Attr, FileKind, MakeNode, NotTaken, OpenIntent, RenameMode, SeekKind, SetAttr, XattrMode,
 };
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
-    TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
+    InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
 use super::attr::{errno, file_attr, file_type, kind_of_mode, ns_of};
@@ -72,7 +72,15 @@ impl Fuse {
         }
     }
 
-    fn make(&self, req: &Request, parent: INodeNo, name: &OsStr, kind: FileKind, mode: u32, umask: u32) -> MakeNode {
+    fn make(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        kind: FileKind,
+        mode: u32,
+        umask: u32,
+    ) -> MakeNode {
         MakeNode {
             parent: ino_of(parent),
             name: name.as_bytes().to_vec().into(),
@@ -195,8 +203,7 @@ impl Filesystem for Fuse {
             TimeOrNow::SpecificTime(time) => ns_of(time),
             TimeOrNow::Now => now,
         };
-        let mut set =
-            SetAttr { mode, uid, gid, size, atime_ns: atime.map(ns), mtime_ns: mtime.map(ns) };
+        let mut set = SetAttr { mode, uid, gid, size, atime_ns: atime.map(ns), mtime_ns: mtime.map(ns) };
         // A change of owner, and a cut by somebody without the right to keep them, takes the set-id bits.
         let kills_set_id = uid.is_some() || gid.is_some() || size.is_some() && req.uid() != 0;
         let ino = ino_of(ino);
@@ -403,7 +410,14 @@ impl Filesystem for Fuse {
         });
     }
 
-    fn flush(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
         reply_empty(reply, self.client.flush_soon(ino_of(ino)));
     }
 
@@ -433,7 +447,14 @@ impl Filesystem for Fuse {
         reply.opened(FileHandle(handle), FopenFlags::empty());
     }
 
-    fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+    fn releasedir(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
         self.dirs.lock().expect("no holder of this lock panics").remove(&fh.0);
         reply.ok();
     }
@@ -464,7 +485,14 @@ impl Filesystem for Fuse {
         });
     }
 
-    fn readdirplus(&self, _req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+    fn readdirplus(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
         let Some(stream) = self.dir(fh) else { return reply.error(Errno::EBADF) };
         let client = self.client.clone();
         self.run(async move {
@@ -552,7 +580,8 @@ impl Filesystem for Fuse {
         let client = self.client.clone();
         self.run(async move {
             let names = client.listxattr(ino_of(ino)).await;
-            let joined = names.map(|names| names.iter().flat_map(|name| name.iter().copied().chain([0])).collect());
+            let joined =
+                names.map(|names| names.iter().flat_map(|name| name.iter().copied().chain([0])).collect());
             reply_xattr(reply, size, joined);
         });
     }
@@ -595,7 +624,15 @@ impl Filesystem for Fuse {
         self.run(async move { reply_empty(reply, client.allocate(ino_of(ino), offset, length, mode).await) });
     }
 
-    fn lseek(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+    fn lseek(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
         let kind = match whence {
             libc::SEEK_DATA => SeekKind::Data,
             libc::SEEK_HOLE => SeekKind::Hole,

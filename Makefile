@@ -1,0 +1,47 @@
+# Everything a person or a build machine does with this repository. Settings may be given as VARIABLE=value.
+
+SHELL := /bin/bash
+
+# Where `make run` puts the node, and what it is made of.
+RUN ?= $(CURDIR)/run
+DRIVES ?= 6
+DRIVE_SIZE ?= 2G
+PROFILE ?= 4+2
+
+# Build machines keep caches below the home directory between jobs.
+ifeq ($(CI),true)
+export CARGO_TARGET_DIR ?= $(HOME)/.cache/forebay/target
+endif
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+
+export FOREBAY ?= $(TARGET)/release/forebay
+export FOREBAY_XTASK ?= $(TARGET)/release/xtask
+
+.PHONY: help run stop build test test-long bench lint deps
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+run: deps build ## build and start a node in ./run, mounted at ./run/mnt
+	@tests/run-node.sh start "$(RUN)" "$(DRIVES)" "$(DRIVE_SIZE)" "$(PROFILE)"
+
+stop: ## stop the node of `make run`
+	@tests/run-node.sh stop "$(RUN)"
+
+build: ## build the binaries, with the one profile that everything here uses
+	cargo build --release --package forebay --package xtask
+
+test: deps ## the default suite; the last line counts what passed and failed
+	@tests/run.sh
+
+test-long: deps ## the same with larger trees, more operations and more crashes
+	@tests/run.sh --long
+
+bench: deps build ## speed beside ext4 and an empty FUSE filesystem; BENCH="--quick" for a short one
+	@tests/bench.sh $(BENCH)
+
+lint: ## formatting, clippy, the rules of STYLE.md
+	@tests/run.sh lint
+
+deps: ## install what the tests need, if it is missing
+	@tests/deps.sh

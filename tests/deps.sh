@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Installs what building and testing need and is missing. Quick when nothing is.
+set -euo pipefail
+
+# Package, and a file that shows that it is there.
+PACKAGES=(
+    "fuse3 /usr/bin/fusermount3"
+    "libacl1-dev /usr/include/sys/acl.h"
+    "acl /usr/bin/setfacl"
+    "attr /usr/bin/setfattr"
+    "git /usr/bin/git"
+    "sqlite3 /usr/bin/sqlite3"
+    "jq /usr/bin/jq"
+    "pkg-config /usr/bin/pkg-config"
+    "gcc /usr/bin/cc"
+    "procps /usr/bin/ps"
+    "ca-certificates /etc/ssl/certs/ca-certificates.crt"
+)
+TOOLS=("pjdfstest 0.2.2" "fsx 0.3.2")
+TOOLS_DIR="$HOME/.cache/forebay/tools"
+
+missing=()
+for line in "${PACKAGES[@]}"; do
+    read -r package file <<<"$line"
+    [ -e "$file" ] || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+    echo "installing packages: ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -q </dev/null
+    apt-get install -q -y --no-install-recommends "${missing[@]}" </dev/null
+fi
+
+command -v cargo >/dev/null || {
+    echo "cargo is missing: install Rust, see https://rustup.rs" >&2
+    exit 1
+}
+for line in "${TOOLS[@]}"; do
+    read -r tool version <<<"$line"
+    # The file in which cargo records what it installed.
+    if ! grep -qs "\"$tool $version " "$TOOLS_DIR/.crates.toml"; then
+        echo "installing $tool $version"
+        cargo install --locked --root "$TOOLS_DIR" "$tool@$version" </dev/null
+    fi
+done

@@ -1,0 +1,218 @@
+# What every suite in tests/suites shares. Sourced, not run.
+#
+# A suite is a script that calls `check NAME COMMAND…` once per result. `check` runs the command in a subshell under
+# `set -e`, prints one line, and keeps the output in a log whose end is shown on failure. Nodes are started by
+# `node_start`, which registers them, so that the trap at the end can stop them whatever happened.
+#
+# Settings, all optional:
+#   FOREBAY_TEST_DIR   where temporary directories are made         (default: $TMPDIR or /tmp)
+#   FOREBAY_TEST_LONG  1: larger trees, more operations
+#   FOREBAY_TEST_SEED  first seed of the suites that take one       (default: 1)
+#   FOREBAY_PLAIN      1: use a plain directory instead of a node, to test the suites themselves
+
+set -uo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+SUITE=$(basename "$0" .sh)
+LONG=${FOREBAY_TEST_LONG:-0}
+PLAIN=${FOREBAY_PLAIN:-0}
+SEED=${FOREBAY_TEST_SEED:-1}
+TOOLS=$HOME/.cache/forebay/tools/bin
+TARGET=${CARGO_TARGET_DIR:-$ROOT/target}
+FOREBAY=${FOREBAY:-$TARGET/release/forebay}
+XTASK=${FOREBAY_XTASK:-$TARGET/release/xtask}
+RESULTS=${FOREBAY_RESULTS:-/dev/null}
+LOGS=${FOREBAY_LOGS:-$(mktemp -d "${TMPDIR:-/tmp}/forebay-logs.XXXXXX")}
+WORK=$(mktemp -d "${FOREBAY_TEST_DIR:-${TMPDIR:-/tmp}}/forebay-$SUITE.XXXXXX")
+JOB=
+
+# Seconds after which one check counts as hanging.
+LIMIT_S=${LIMIT_S:-300}
+
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+cleanup() {
+    local status=$? dir
+    trap - EXIT INT TERM
+    end_job
+    if [ -e "$WORK/.nodes" ]; then
+        while read -r dir; do node_end "$dir"; done <"$WORK/.nodes"
+    fi
+    # A mount that is still there must not be walked into.
+    while read -r dir; do umount -l "$dir" 2>/dev/null; done < <(mounts_below "$WORK")
+    rm -rf --one-file-system "$WORK"
+    exit "$status"
+}
+
+# Ends the running check with everything it started: it is a process group of its own.
+end_job() {
+    [ -n "$JOB" ] || return 0
+    kill -TERM -- "-$JOB" 2>/dev/null && sleep 0.2 && kill -KILL -- "-$JOB" 2>/dev/null
+    JOB=
+}
+
+mounts_below() { awk -v below="$1/" 'index($2, below) == 1 { print $2 }' /proc/mounts | sort -r; }
+
+passed() { report ok "$@"; }
+failed() { report FAIL "$@"; }
+skipped() { report skip "$@"; }
+
+# report RESULT NAME [DETAIL]
+report() {
+    printf '%-4s %s: %s%s\n' "$1" "$SUITE" "$2" "${3:+ ($3)}"
+    printf '%s\t%s\t%s\n' "$1" "$SUITE" "$2" >>"$RESULTS"
+}
+
+show_log() {
+    echo "     log: $1"
+    tail -n "${2:-25}" "$1" | sed 's/^/     | /'
+}
+
+# check NAME COMMAND…: one result. Returns whether it passed.
+check() {
+    local name=$1 log first status start=$EPOCHREALTIME
+    shift
+    log=$LOGS/$SUITE-$(tr -c 'A-Za-z0-9\n' '-' <<<"$name" | cut -c1-80).log
+    set -m
+    (
+        set +m -e
+        trap - EXIT INT TERM
+        "$@"
+    ) >"$log" 2>&1 </dev/null &
+    JOB=$!
+    set +m
+    sleep "$LIMIT_S" &
+    local timer=$!
+    wait -n -p first "$JOB" "$timer"
+    status=$?
+    if [ "$first" = "$timer" ]; then
+        echo "ended after $LIMIT_S s" >>"$log"
+        end_job
+        status=124
+    else
+        kill "$timer" 2>/dev/null
+        wait "$timer" 2>/dev/null
+    fi
+    JOB=
+    if [ "$status" = 0 ]; then
+        passed "$name" "$(seconds_since "$start") s"
+    else
+        failed "$name" "status $status, $(seconds_since "$start") s"
+        show_log "$log"
+    fi
+    return "$status"
+}
+
+seconds_since() { awk -v from="$1" -v to="$EPOCHREALTIME" 'BEGIN { printf "%.1f", to - from }'; }
+
+# expect_fail PATTERN COMMAND…: the command must fail and say PATTERN (extended regular expression).
+expect_fail() {
+    local pattern=$1 output
+    shift
+    if output=$("$@" 2>&1); then
+        echo "succeeded but must not: $*"
+        return 1
+    fi
+    grep -qEi -- "$pattern" <<<"$output" || {
+        echo "failed without saying '$pattern': $output"
+        return 1
+    }
+}
+
+# not COMMAND…: succeeds if the command fails. `!` would not end a function under `set -e`.
+not() {
+    if "$@"; then
+        echo "must fail: $*"
+        return 1
+    fi
+}
+
+# wait_until SECONDS COMMAND…: asks again until it succeeds.
+wait_until() {
+    local deadline=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ $SECONDS -lt $deadline ] || return 1
+        sleep 0.2
+    done
+}
+
+# --- nodes ---------------------------------------------------------------------------------------------------------
+
+# node_start NAME [options of the first start]: starts the node in $WORK/NAME, again without options if it exists.
+node_start() {
+    local dir=$WORK/$1
+    shift
+    if [ "$PLAIN" = 1 ]; then
+        mkdir -p "$dir/mnt"
+        return
+    fi
+    grep -qsxF "$dir" "$WORK/.nodes" || echo "$dir" >>"$WORK/.nodes"
+    if [ -e "$dir" ]; then
+        timeout 120 "$FOREBAY" start "$dir" </dev/null
+    else
+        timeout 120 "$FOREBAY" start "$dir" --mount "$dir/mnt" "$@" </dev/null
+    fi
+    mountpoint -q "$dir/mnt" || {
+        echo "started but not mounted: $dir/mnt"
+        return 1
+    }
+}
+
+node_stop() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" stop "$WORK/$1" </dev/null; }
+node_unmount() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" umount "$WORK/$1" </dev/null; }
+node_mount() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" mount "$WORK/$1" </dev/null; }
+node_pid() { jq -r .pid "$WORK/$1/node.json"; }
+
+# As a crash of the process: nothing is flushed, the mount stays behind.
+node_kill() {
+    local pid
+    [ "$PLAIN" = 1 ] && return
+    pid=$(node_pid "$1")
+    kill -KILL "$pid"
+    wait_until 30 process_is_gone "$pid"
+}
+
+process_is_gone() { ! kill -0 "$1" 2>/dev/null || grep -qs '^State:[[:space:]]*Z' "/proc/$1/status"; }
+
+# Ends a node for good, whatever state it is in.
+node_end() {
+    local dir=$1 pid
+    pid=$(jq -r '.pid // empty' "$dir/node.json" 2>/dev/null)
+    timeout 30 "$FOREBAY" stop "$dir" </dev/null >/dev/null 2>&1
+    # The id may belong to another process by now.
+    if [ -n "$pid" ] && [ "$(basename "$(readlink "/proc/$pid/exe")" 2>/dev/null)" = "$(basename "$FOREBAY")" ]; then
+        kill -KILL "$pid" 2>/dev/null
+    fi
+}
+
+# --- trees ---------------------------------------------------------------------------------------------------------
+
+# stage_tree COUNT DIR: a real tree of at most COUNT files and links, none larger than 16 MiB.
+stage_tree() {
+    local source=${FOREBAY_TEST_TREE:-}
+    [ -n "$source" ] || source=$(rustc --print sysroot 2>/dev/null)
+    # The toolchain without its documentation has too few files.
+    if [ "$(find "$source" -type f 2>/dev/null | head -n 8000 | wc -l)" -lt 8000 ]; then source=/usr/share; fi
+    mkdir -p "$2"
+    (
+        cd "$source"
+        find . \( -type f -size -16M -o -type l \) -print0 | LC_ALL=C sort -z | head -z -n "$1" |
+            tar --create --null --no-recursion --files-from=- --file=- | tar --extract --file=- --directory="$2"
+    )
+    echo "tree: $source, $(find "$2" -type f | wc -l) files, $(du -sm "$2" | cut -f1) MiB"
+}
+
+# same_tree A B: contents, names, types, modes, owners, times, link counts and link targets are equal.
+same_tree() {
+    diff -r --no-dereference "$1" "$2" || return 1
+    diff <(tree_attributes "$1") <(tree_attributes "$2") | head -n 40
+    return "${PIPESTATUS[0]}"
+}
+
+# A directory's size and link count are its filesystem's own business.
+tree_attributes() {
+    (cd "$1" && find . -type d -printf '%P %y %m %U:%G %T@\n' -o -printf '%P %y %m %U:%G %T@ %s %n %l\n') | LC_ALL=C sort
+}

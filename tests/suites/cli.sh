@@ -1,0 +1,257 @@
+#!/usr/bin/env bash
+# The command line: every command, and what it says when it cannot do its work. One `row` per case.
+source "$(dirname "$0")/../lib.sh"
+LIMIT_S=120
+
+if [ "$PLAIN" = 1 ]; then
+    skipped "all" "needs the binary"
+    exit 0
+fi
+
+RUNNING=$WORK/running
+STOPPED=$WORK/stopped
+EMPTY=$WORK/empty
+
+# run_row STATUS PATTERN ARGUMENT…: STATUS is `ok`, `fails` or a number. The output, both streams, must match PATTERN
+# (extended regular expression, any case). Nothing may panic, and a refusal must say something.
+run_row() {
+    local expected=$1 pattern=$2 status output
+    shift 2
+    echo "forebay $*"
+    output=$(timeout 60 "$FOREBAY" "$@" 2>&1) && status=0 || status=$?
+    echo "$output"
+    echo "status $status, expected $expected, pattern '$pattern'"
+    case "$expected" in
+    ok) [ "$status" = 0 ] ;;
+    fails) [ "$status" != 0 ] && [ "$status" -lt 124 ] ;;
+    *) [ "$status" = "$expected" ] ;;
+    esac
+    if grep -qE "panicked at|RUST_BACKTRACE" <<<"$output"; then
+        echo "it panicked"
+        return 1
+    fi
+    [ "$expected" = ok ] || [ -n "$output" ]
+    grep -qEi -- "$pattern" <<<"$output"
+}
+
+# row NAME STATUS PATTERN ARGUMENT…
+row() {
+    local name=$1
+    shift
+    check "$name" run_row "$@"
+}
+
+# refused NAME PATTERN ARGUMENT…: a start that must fail and leave neither process nor mount, nor anything that would stop
+# the corrected command from working.
+refused() {
+    local name=$1
+    shift
+    check "$name" run_refused "$@"
+    forget_empty
+}
+
+forget_empty() {
+    node_end "$EMPTY"
+    umount -l "$EMPTY/mnt" 2>/dev/null
+    rm -rf --one-file-system "$EMPTY"
+}
+
+run_refused() {
+    local pattern=$1
+    shift
+    # A node that starts in spite of it must not outlive this suite.
+    echo "$EMPTY" >>"$WORK/.nodes"
+    run_row fails "$pattern" start "$EMPTY" "$@"
+    [ ! -e "$EMPTY/node.json" ]
+    not mountpoint -q "$EMPTY/mnt"
+    echo "now without the mistake:"
+    run_row ok '' start "$EMPTY" --drives 1 --drive-size 64M --profile 1+0 --mount "$EMPTY/mnt"
+    mountpoint -q "$EMPTY/mnt"
+    run_row ok '' stop "$EMPTY"
+}
+
+# json NAME FILTER ARGUMENT…: succeeds, prints JSON and nothing else, for which the jq filter is true.
+json() {
+    local name=$1
+    shift
+    check "$name" run_json "$@"
+}
+
+run_json() {
+    local filter=$1
+    shift
+    timeout 60 "$FOREBAY" "$@" >"$WORK/json"
+    cat "$WORK/json"
+    jq -e "$filter" "$WORK/json"
+}
+
+# --- without a node ------------------------------------------------------------------------------------------------
+
+row "help lists the commands" ok 'start.*|stop|status' --help
+row "help of a command" ok 'drives' start --help
+row "version" ok 'forebay [0-9]+\.[0-9]+' --version
+row "no command" fails 'usage'
+row "an unknown command" fails 'unrecognized|unknown|invalid' frobnicate
+row "an unknown option" fails 'unexpected|unknown' start "$EMPTY" --frobnicate
+row "start without a directory" fails 'required|missing|usage' start
+row "stop of a directory that does not exist" fails 'forebay|no such|not .*(exist|found|running)|no node' stop "$WORK/nowhere"
+row "status of a directory that does not exist" fails 'no such|not .*(exist|found|running)|no node' status "$WORK/nowhere"
+row "mount of a directory that does not exist" fails 'no such|not .*(exist|found|running)|no node' mount "$WORK/nowhere"
+row "umount of a directory that does not exist" fails 'no such|not .*(exist|found|running)|no node' umount "$WORK/nowhere"
+row "drive list of a directory that does not exist" fails 'no such|not .*(exist|found|running)|no node' drive list "$WORK/nowhere"
+
+# --- starts that are refused ---------------------------------------------------------------------------------------
+
+refused "a profile that is none" 'profile' --drives 6 --drive-size 64M --profile four
+refused "an empty profile" 'profile|value' --drives 6 --drive-size 64M --profile ''
+refused "a profile with k = 0" 'profile|k' --drives 6 --drive-size 64M --profile 0+2
+refused "a profile with too large a k" 'profile|k' --drives 6 --drive-size 64M --profile 400+2
+refused "a profile with too large an m" 'profile|m' --drives 6 --drive-size 64M --profile 4+400
+refused "a profile with a negative m" 'profile|value|unexpected' --drives 6 --drive-size 64M --profile 4+-1
+refused "a write threshold below k" 'profile|w' --drives 12 --drive-size 64M --profile 12/7/6
+refused "a write threshold above n" 'profile|w' --drives 12 --drive-size 64M --profile 12/7/13
+refused "k above n" 'profile|k' --drives 12 --drive-size 64M --profile 7/12/9
+refused "no copies" 'profile' --drives 3 --drive-size 64M --profile r0
+refused "more domains than drives" 'drive' --drives 3 --drive-size 64M --profile 4+2
+refused "no drives" 'drive' --drives 0 --drive-size 64M --profile 1+0
+refused "drives that are no number" 'drives|invalid' --drives six --drive-size 64M --profile 4+2
+refused "a size that is none" 'size' --drives 6 --drive-size big --profile 4+2
+refused "a size of zero" 'size|small|least' --drives 6 --drive-size 0 --profile 4+2
+refused "drives that are too small" 'size|small|least' --drives 6 --drive-size 4K --profile 4+2
+refused "drives larger than the disk" 'space|size' --drives 6 --drive-size 4T --profile 4+2
+refused "a device that does not exist" 'drive|device|no such' --drive /dev/forebay-no-such-device --drive-size 64M --profile 1+0
+rm -f /dev/forebay-no-such-device
+refused "a drive that is a directory" 'drive|directory' --drive "$WORK" --profile 1+0
+refused "the same drive twice" 'drive|twice|same' --drive "$WORK/same" --drive "$WORK/same" --drive-size 64M --profile 1+1
+touch "$WORK/a-file"
+refused "a mount point that is a file" 'mount|directory' --drives 1 --drive-size 64M --profile 1+0 --mount "$WORK/a-file"
+row "a node's directory that is a file" fails 'directory|file' start "$WORK/a-file" --drives 1 --drive-size 64M --profile 1+0
+row "a directory that cannot be written" fails 'read-only|permitted|denied|no such|cannot|not supported' \
+    start /proc/forebay --drives 1 --drive-size 64M --profile 1+0
+
+mkdir -p "$WORK/busy"
+mount -t tmpfs tmpfs "$WORK/busy" && {
+    refused "a mount point in use" 'busy|mount' --drives 1 --drive-size 64M --profile 1+0 --mount "$WORK/busy"
+    umount "$WORK/busy"
+}
+
+# A mount namespace of its own in which /dev/fuse is not there.
+without_fuse() {
+    echo "$EMPTY" >>"$WORK/.nodes"
+    # shellcheck disable=SC2016 # expanded inside
+    unshare --mount sh -c 'mount -t tmpfs tmpfs /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "$@"' sh \
+        "$FOREBAY" start "$EMPTY" --drives 1 --drive-size 64M --profile 1+0 >"$WORK/out" 2>&1 </dev/null && {
+        cat "$WORK/out"
+        echo "started without /dev/fuse"
+        return 1
+    }
+    cat "$WORK/out"
+    grep -q '/dev/fuse' "$WORK/out"
+    not grep -q 'panicked' "$WORK/out"
+}
+if unshare --mount true 2>/dev/null; then
+    check "/dev/fuse is missing" without_fuse
+else
+    skipped "/dev/fuse is missing" "no mount namespaces here"
+fi
+forget_empty
+
+# --- a node that runs ----------------------------------------------------------------------------------------------
+
+check "start returns when the filesystem can be used" node_start running --drives 6 --drive-size 64M --profile 4+2 || exit 0
+node_json_is_complete() { jq -e '.pid and .mount and .addresses and .filesystem' "$RUNNING/node.json"; }
+check "node.json has process, mount, addresses and filesystem" node_json_is_complete
+pid_is_the_node() { [ "$(basename "$(readlink "/proc/$(node_pid running)/exe")")" = "$(basename "$FOREBAY")" ]; }
+check "node.json names the running process" pid_is_the_node
+
+json "status as JSON" 'type == "object"' status "$RUNNING" --json
+json "drive list as JSON has six drives" '[.. | arrays | select(length == 6)] | length > 0' drive list "$RUNNING" --json
+row "status for people" ok '[a-z]' status "$RUNNING"
+row "drive list for people" ok '[a-z]' drive list "$RUNNING"
+
+row "a second start says that it runs" fails 'already|running' start "$RUNNING"
+still_mounted() { mountpoint -q "$RUNNING/mnt" && echo x >"$RUNNING/mnt/x" && grep -q x "$RUNNING/mnt/x"; }
+check "the second start did no harm" still_mounted
+row "mount when mounted" fails 'already|mounted|busy' mount "$RUNNING"
+check "that did no harm either" still_mounted
+
+busy_umount() {
+    exec 9>"$RUNNING/mnt/held"
+    run_row fails 'busy|use' umount "$RUNNING"
+    exec 9>&-
+    still_mounted
+}
+check "umount while a file is open is refused" busy_umount
+row "umount" ok '' umount "$RUNNING"
+unmounted() { not mountpoint -q "$RUNNING/mnt"; }
+check "umount unmounts" unmounted
+row "umount when not mounted" fails 'not mounted' umount "$RUNNING"
+json "status while not mounted" 'type == "object"' status "$RUNNING" --json
+row "mount" ok '' mount "$RUNNING"
+check "mount mounts, with the data" still_mounted
+
+mkdir -p "$WORK/elsewhere"
+mount_elsewhere() {
+    "$FOREBAY" umount "$RUNNING"
+    "$FOREBAY" mount "$RUNNING" "$WORK/elsewhere"
+    grep -q x "$WORK/elsewhere/x"
+    "$FOREBAY" umount "$RUNNING"
+    not mountpoint -q "$WORK/elsewhere"
+    "$FOREBAY" mount "$RUNNING" "$RUNNING/mnt"
+}
+check "mount at another place" mount_elsewhere
+
+row "stop" ok '' stop "$RUNNING"
+stopped_well() {
+    unmounted
+    [ ! -e "$RUNNING/node.json" ] || process_is_gone "$(node_pid running)"
+}
+check "stop leaves neither mount nor process" stopped_well
+row "stop of a node that does not run" fails 'not running|no node' stop "$RUNNING"
+row "status of a node that does not run" fails 'not running|no node' status "$RUNNING" --json
+row "mount of a node that does not run" fails 'not running|no node' mount "$RUNNING"
+check "a second start needs no options" node_start running
+check "and has the data" still_mounted
+
+restart_with_other_profile() {
+    "$FOREBAY" stop "$RUNNING"
+    run_row fails 'profile|exist' start "$RUNNING" --profile r3
+    node_start running
+}
+check "options that contradict the node are refused" restart_with_other_profile
+check "and it still starts" still_mounted
+
+after_kill() {
+    node_kill running
+    node_start running
+    still_mounted
+}
+check "start after a crash replaces the dead mount" after_kill
+
+stop_after_kill() {
+    node_kill running
+    run_row fails 'not running|no node' stop "$RUNNING"
+    node_start running
+}
+check "stop after a crash says that it does not run" stop_after_kill
+
+check "drives given by path" node_start stopped --drive "$WORK/da" --drive "$WORK/db" --drive "$WORK/dc" --drive-size 64M --profile r3
+drives_are_there() { [ "$(find "$WORK" -maxdepth 1 -name 'd[abc]' -size +60M | wc -l)" = 3 ]; }
+check "they are where they were asked for" drives_are_there
+row "drives of a node that runs are refused" fails 'in use' \
+    start "$WORK/thief" --drive "$WORK/da" --drive "$WORK/db" --drive "$WORK/dc" --profile r3
+check "stop that" node_stop stopped
+row "drives of another cluster are refused" fails 'cluster' \
+    start "$WORK/thief" --drive "$WORK/da" --drive "$WORK/db" --drive "$WORK/dc" --profile r3
+missing_drive() {
+    mv "$WORK/da" "$WORK/away"
+    # r3 can be read from any copy: either it starts and says so, or it names the drive.
+    if timeout 60 "$FOREBAY" start "$STOPPED" >"$WORK/out" 2>&1; then "$FOREBAY" stop "$STOPPED"; else grep -q 'da' "$WORK/out"; fi
+    cat "$WORK/out"
+    mv "$WORK/away" "$WORK/da"
+    node_start stopped
+    node_stop stopped
+}
+check "a missing drive is reported or survived" missing_drive
+check "the node stops" node_stop running
+exit 0

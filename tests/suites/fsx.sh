@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# fsx: random reads, writes, truncations and mapped accesses on one file, compared with a copy in memory.
+source "$(dirname "$0")/../lib.sh"
+OPERATIONS=$([ "$LONG" = 1 ] && echo 200000 || echo 20000)
+LARGE=$((OPERATIONS / 4))
+LIMIT_S=$([ "$LONG" = 1 ] && echo 3600 || echo 400)
+
+# run_fsx NAME OPERATIONS SEED [option]…
+run_fsx() {
+    local file=$WORK/n/mnt/$1-$3 operations=$2 seed=$3
+    shift 3
+    "$TOOLS/fsx" -N "$operations" -S "$seed" -P "$WORK" "$@" "$file"
+    rm "$file"
+}
+
+check "the node starts" node_start n --drives 6 --drive-size 1G --profile 4+2 || exit 0
+for seed in "$SEED" $((SEED + 1)) $((SEED + 2)); do
+    check "$OPERATIONS operations on a small file, seed $seed" run_fsx small "$OPERATIONS" "$seed"
+    check "$LARGE operations on a large file, seed $seed" run_fsx large $LARGE "$seed" -f "$ROOT/tests/fsx.toml"
+done
+check "the node stops" node_stop n
+exit 0

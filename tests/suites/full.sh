@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# A full filesystem: writing ends with ENOSPC, nothing acknowledged suffers, deleting works and gives the space back.
+source "$(dirname "$0")/../lib.sh"
+MNT=$WORK/n/mnt
+# Seconds within which deleted space can be written again.
+RETURN_S=60
+BLOCK_BYTES=$((4 << 20))
+
+# A plain directory cannot be filled up without harm: take a small filesystem in memory.
+start() {
+    if [ "$PLAIN" = 1 ]; then
+        mkdir -p "$MNT"
+        mount -t tmpfs -o size=256M tmpfs "$MNT"
+    else
+        node_start n --drives 6 --drive-size 64M --profile 4+2
+    fi
+}
+
+available_bytes() { df --output=avail -B 1 "$MNT" | tail -n 1; }
+
+# fill DIR: files of one size until one fails. What was acknowledged by fsync is listed with its checksum.
+fill() {
+    local i file
+    mkdir -p "$1"
+    head -c "$BLOCK_BYTES" /dev/urandom >"$WORK/block"
+    for ((i = 0; i < 1000; i++)); do
+        file=$1/$(printf '%04d' "$i")
+        # A different beginning makes every file different.
+        { echo "$file"; cat "$WORK/block"; } >"$WORK/one"
+        if ! dd if="$WORK/one" of="$file" bs=1M conv=fsync 2>"$WORK/dd"; then
+            cat "$WORK/dd"
+            grep -q 'No space left on device' "$WORK/dd"
+            echo "$file" >"$WORK/last"
+            echo "$i files were acknowledged"
+            [ "$i" -gt 0 ]
+            return
+        fi
+        (cd "$MNT" && sha256sum "${file#"$MNT/"}") >>"$WORK/sums"
+    done
+    echo "never full"
+    return 1
+}
+
+until_full() {
+    : >"$WORK/sums"
+    fill "$MNT/first"
+}
+
+# Small writes, too, end with ENOSPC and not with something else.
+small_writes_fail() {
+    local i
+    for ((i = 0; i < 20000; i++)); do
+        if ! dd if=/dev/zero of="$MNT/small-$i" bs=16k count=1 conv=fsync 2>"$WORK/dd"; then
+            cat "$WORK/dd"
+            grep -q 'No space left on device' "$WORK/dd"
+            return
+        fi
+    done
+    echo "never full"
+    return 1
+}
+
+acknowledged_is_intact() { (cd "$MNT" && sha256sum --check --quiet "$WORK/sums"); }
+
+# The file whose write failed may have a part of its bytes, and none that nobody wrote.
+failed_file_is_not_torn() {
+    local file size
+    file=$(cat "$WORK/last")
+    [ -e "$file" ] || return 0
+    size=$(stat -c %s "$file")
+    { echo "$file"; cat "$WORK/block"; } >"$WORK/one"
+    [ "$size" -le "$(stat -c %s "$WORK/one")" ]
+    # Parts that did not reach the drives are holes.
+    cmp -n "$size" "$file" "$WORK/one" || {
+        cmp -l -n "$size" "$file" "$WORK/one" | awk '$2 != 0 { print "foreign byte", $0; bad = 1; exit } END { exit bad }'
+    }
+}
+
+after_restart() {
+    [ "$PLAIN" = 1 ] || { node_stop n && node_start n; }
+    acknowledged_is_intact
+}
+
+after_crash() {
+    [ "$PLAIN" = 1 ] || { node_kill n && node_start n; }
+    acknowledged_is_intact
+}
+
+delete_half() {
+    find "$MNT" -maxdepth 1 -name 'small-*' -delete
+    local file
+    # Every second file: no segment becomes free as a whole.
+    awk 'NR % 2 { print $2 }' "$WORK/sums" | while read -r file; do rm "$MNT/$file"; done
+    awk 'NR % 2 == 0' "$WORK/sums" >"$WORK/kept"
+    mv "$WORK/kept" "$WORK/sums"
+    rm -f "$(cat "$WORK/last")"
+}
+
+enough_is_available() { [ "$(available_bytes)" -ge "$1" ]; }
+
+# Half of it was deleted; a third of the whole must be free for writing in bounded time.
+space_returns() {
+    local kept_bytes=$(($(wc -l <"$WORK/sums") * BLOCK_BYTES))
+    wait_until "$RETURN_S" enough_is_available $((kept_bytes * 2 / 3)) || {
+        echo "available: $(available_bytes), expected: $((kept_bytes * 2 / 3))"
+        return 1
+    }
+}
+
+write_one() { dd if="$WORK/block" of="$MNT/again" bs=1M conv=fsync; }
+
+writing_works_again() {
+    wait_until "$RETURN_S" write_one
+    cmp "$MNT/again" "$WORK/block"
+    rm "$MNT/again"
+}
+
+# The same amount fits again and again: nothing leaks.
+fill_again() {
+    local round count before
+    before=$(wc -l <"$WORK/sums")
+    for round in 1 2 3; do
+        cp "$WORK/sums" "$WORK/kept"
+        fill "$MNT/round$round"
+        count=$(($(wc -l <"$WORK/sums") - before))
+        echo "round $round: $count files"
+        acknowledged_is_intact
+        rm -r "$MNT/round$round"
+        mv "$WORK/kept" "$WORK/sums"
+        [ "$count" -ge $((before / 2)) ]
+        wait_until "$RETURN_S" enough_is_available $((before * BLOCK_BYTES * 2 / 3))
+    done
+}
+
+numbers_make_sense() {
+    df -B 1 "$MNT"
+    df --output=size,used,avail -B 1 "$MNT" | tail -n 1 | awk '{ exit !($1 >= $2 && $2 + $3 <= $1 && $1 > 0) }'
+}
+
+delete_all() {
+    rm -r "$MNT"/*
+    [ -z "$(ls -A "$MNT")" ]
+}
+
+check "the node starts" start || exit 0
+check "df adds up when empty" numbers_make_sense
+check "writing ends with ENOSPC" until_full || exit 0
+check "small writes end with ENOSPC" small_writes_fail
+check "acknowledged files are intact" acknowledged_is_intact
+check "the file that did not fit is not torn" failed_file_is_not_torn
+check "df adds up when full" numbers_make_sense
+check "acknowledged files are intact after a restart" after_restart
+check "acknowledged files are intact after a crash" after_crash
+check "deleting works when full" delete_half &&
+    check "space returns within $RETURN_S s" space_returns &&
+    check "writing works again" writing_works_again &&
+    check "the rest is intact" acknowledged_is_intact &&
+    check "filling up and deleting can be repeated" fill_again
+check "everything can be deleted" delete_all
+check "df adds up when empty again" numbers_make_sense
+check "the node stops" node_stop n
+exit 0

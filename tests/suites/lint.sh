@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# What a machine can say about the sources.
+source "$(dirname "$0")/../lib.sh"
+LIMIT_S=3600
+cd "$ROOT" || exit 1
+
+check "rustfmt" cargo fmt --check
+check "clippy" cargo clippy --release --workspace --all-targets -- -D warnings
+check "tidy" cargo run --release --quiet --package xtask -- tidy
+if command -v shellcheck >/dev/null; then
+    # SC1090, SC1091: sourced files are found at run time. SC2312 and others are matters of taste.
+    check "shellcheck" shellcheck --shell=bash --severity=warning --exclude=SC1090,SC1091 tests/*.sh tests/suites/*.sh .ci/run
+else
+    skipped "shellcheck" "not installed"
+fi
+exit 0

@@ -1,0 +1,184 @@
+//! `cargo xtask bench`: the speed of Forebay beside a plain directory on the same disk and an empty FUSE filesystem.
+//!
+//! All are measured in one run, one after another, by the same loops; ratios between them carry over to other machines
+//! better than figures do. Beside each figure stands what it cost the process and what was busy meanwhile.
+#![allow(clippy::disallowed_methods, reason = "a measurement needs real time, threads and files")]
+
+mod meter;
+mod table;
+mod workload;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Pid;
+
+use crate::arguments::Arguments;
+use crate::node::{Node, NodeOptions};
+use meter::Figure;
+
+pub(crate) const USAGE: &str =
+    "bench --dir DIR [--forebay BINARY] [--profiles 1+0,r2,4+2] [--only WORD] [--quick] [--json]";
+
+/// Drives of every node measured, so that profiles differ in nothing else.
+const DRIVES: u32 = 6;
+
+/// How much is done.
+#[derive(Debug, Clone)]
+pub(crate) struct Scale {
+    /// Size of the file for sequential and random access.
+    pub(crate) file_bytes: u64,
+    /// Duration of each loop that has no natural end.
+    pub(crate) time: Duration,
+    /// Names made by each thread of a storm.
+    pub(crate) names: u64,
+    /// Files of the tree that is unpacked.
+    pub(crate) tree_files: usize,
+    drive_size: &'static str,
+}
+
+const FULL: Scale = Scale {
+    file_bytes: 1 << 30,
+    time: Duration::from_secs(5),
+    names: 5000,
+    tree_files: 10_000,
+    drive_size: "2G",
+};
+const QUICK: Scale = Scale {
+    file_bytes: 128 << 20,
+    time: Duration::from_millis(700),
+    names: 500,
+    tree_files: 500,
+    drive_size: "512M",
+};
+
+/// What is measured.
+enum Kind {
+    /// A directory of the disk that holds everything else too.
+    Plain,
+    Null(Child),
+    Node(Node),
+}
+
+pub(crate) struct Subject {
+    name: String,
+    root: PathBuf,
+    kind: Kind,
+}
+
+impl Subject {
+    fn plain(directory: &Path) -> Result<Self> {
+        let root = directory.join("plain");
+        std::fs::create_dir(&root)?;
+        Ok(Self { name: "ext4".to_owned(), root, kind: Kind::Plain })
+    }
+
+    fn null(directory: &Path) -> Result<Self> {
+        let root = directory.join("null");
+        std::fs::create_dir(&root)?;
+        let before = rustix::fs::stat(&root)?.st_dev;
+        let child = Command::new(std::env::current_exe()?)
+            .arg("nullfs")
+            .arg(&root)
+            .stdin(Stdio::null())
+            .spawn()
+            .context("start nullfs")?;
+        let subject = Self { name: "null".to_owned(), root: root.clone(), kind: Kind::Null(child) };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while rustix::fs::stat(&root)?.st_dev == before {
+            ensure!(Instant::now() < deadline, "nullfs is not mounted");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(subject)
+    }
+
+    fn node(directory: &Path, options: &NodeOptions) -> Result<Self> {
+        let name = options.profile.clone();
+        let node = Node::create(options, &directory.join(name.replace(['+', '/'], "-")))?;
+        Ok(Self { name, root: node.mount().to_path_buf(), kind: Kind::Node(node) })
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The process that serves it, whose CPU time is counted.
+    fn pid(&self) -> Option<Pid> {
+        match &self.kind {
+            Kind::Plain => None,
+            Kind::Null(child) => Pid::from_raw(i32::try_from(child.id()).ok()?),
+            Kind::Node(node) => node.pid().ok(),
+        }
+    }
+
+    /// Forgets what is cached, in the kernel and in the process.
+    pub(crate) fn make_cold(&self) -> Result<()> {
+        if let Kind::Node(node) = &self.kind {
+            node.stop()?;
+            node.start()?;
+        }
+        rustix::fs::sync();
+        std::fs::write("/proc/sys/vm/drop_caches", "3").context("drop caches; this needs root")
+    }
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        if let Kind::Null(child) = &mut self.kind {
+            let _ = rustix::mount::unmount(&self.root, rustix::mount::UnmountFlags::DETACH);
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Runs the subcommand.
+pub(crate) fn run(arguments: &[&str]) -> Result<()> {
+    let arguments = Arguments::parse(arguments, &["dir", "forebay", "profiles", "only"], &["quick", "json"])
+        .with_context(|| format!("usage: {USAGE}"))?;
+    let directory = PathBuf::from(arguments.text("dir").context("--dir is missing")?);
+    let scale = if arguments.is_set("quick") { QUICK } else { FULL };
+    let binary = PathBuf::from(arguments.text("forebay").unwrap_or("target/release/forebay"));
+    let archive = workload::pack_tree(&directory, scale.tree_files)?;
+    let mut columns: Vec<(String, Vec<Figure>)> = Vec::new();
+    let mut measure = |subject: Subject| -> Result<()> {
+        eprintln!("measuring {}", subject.name);
+        let mut meter = meter::Meter::new(&directory, arguments.text("only"))?;
+        if let Err(error) = workload::run_all(&subject, &scale, &archive, &mut meter) {
+            // The other columns are still of use.
+            eprintln!("FAIL {}: {error:#}", subject.name);
+        }
+        columns.push((subject.name.clone(), meter.figures()));
+        if matches!(subject.kind, Kind::Plain) {
+            std::fs::remove_dir_all(&subject.root)?;
+        }
+        Ok(())
+    };
+    measure(Subject::plain(&directory)?)?;
+    measure(Subject::null(&directory)?)?;
+    for profile in
+        arguments.text("profiles").unwrap_or("1+0,r2,4+2").split(',').filter(|name| !name.is_empty())
+    {
+        let options = NodeOptions {
+            binary: binary.clone(),
+            profile: profile.to_owned(),
+            drives: DRIVES,
+            drive_size: scale.drive_size.to_owned(),
+        };
+        match Subject::node(&directory, &options) {
+            Ok(subject) => {
+                measure(subject)?;
+                std::fs::remove_dir_all(directory.join(profile.replace(['+', '/'], "-")))?;
+            }
+            Err(error) => eprintln!("FAIL {profile}: {error:#}"),
+        }
+    }
+    if arguments.is_set("json") {
+        println!("{}", table::json(&columns));
+    } else {
+        print!("{}", table::text(&columns));
+    }
+    Ok(())
+}

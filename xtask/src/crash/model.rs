@@ -1,0 +1,174 @@
+//! What one worker's names and files must be, given the operations that returned.
+//!
+//! Operations on names, sizes and modes are durable when they return; bytes are when fsync returns. A worker is the only
+//! one to touch its names, so its own order of operations decides.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::content::{FileId, Generation};
+use super::file::FileState;
+
+/// Modes of new files and directories.
+pub(crate) const FILE_MODE: u32 = 0o644;
+pub(crate) const DIRECTORY_MODE: u32 = 0o755;
+
+/// What a name, relative to the mount, stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Entry {
+    File(FileId),
+    Directory,
+    Symlink(String),
+}
+
+/// How far a write is promised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Promise {
+    Nothing,
+    /// The file is opened with `O_DSYNC`.
+    Durable,
+}
+
+/// Which system call makes bytes durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sync {
+    All,
+    Data,
+}
+
+/// One operation on a worker's names.
+#[derive(Debug, Clone)]
+pub(crate) enum Operation {
+    Create { path: String, file: FileId },
+    Mkdir { path: String },
+    Rmdir { path: String },
+    Symlink { path: String, text: String },
+    Link { from: String, to: String },
+    Unlink { path: String },
+    Rename { from: String, to: String },
+    Chmod { path: String, mode: u32 },
+    Truncate { path: String, size: u64 },
+    Write { path: String, offset: u64, len: u64, generation: Generation, promise: Promise },
+    Fsync { path: String, sync: Sync },
+    Read { path: String, offset: u64, len: u64 },
+    Close { file: FileId },
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+/// A worker's names and files.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Model {
+    pub(crate) entries: BTreeMap<String, Entry>,
+    pub(crate) files: BTreeMap<FileId, FileState>,
+    /// Files whose last name is gone, to tell a deleted file that came back from one that nobody made.
+    pub(crate) deleted: BTreeSet<FileId>,
+}
+
+impl Model {
+    /// The operation returned success.
+    pub(crate) fn apply(&mut self, operation: &Operation) {
+        match operation {
+            Operation::Create { path, file } => {
+                self.entries.insert(path.clone(), Entry::File(*file));
+                self.files.insert(*file, FileState::new(*file, FILE_MODE));
+            }
+            Operation::Mkdir { path } => drop(self.entries.insert(path.clone(), Entry::Directory)),
+            Operation::Symlink { path, text } => {
+                self.entries.insert(path.clone(), Entry::Symlink(text.clone()));
+            }
+            Operation::Rmdir { path } | Operation::Unlink { path } => self.remove(path),
+            Operation::Link { from, to } => {
+                let entry = self.entries[from].clone();
+                self.entries.insert(to.clone(), entry);
+            }
+            Operation::Rename { from, to } => self.rename(from, to),
+            Operation::Chmod { path, mode } => self.change(path, |file| file.mode = *mode),
+            Operation::Truncate { path, size } => self.change(path, |file| file.truncate(*size)),
+            Operation::Write { path, offset, len, generation, promise } => {
+                let range = *offset..offset + len;
+                self.change(path, |file| match promise {
+                    Promise::Nothing => file.write(range, *generation),
+                    Promise::Durable => file.write_durable(range, *generation),
+                });
+            }
+            Operation::Fsync { path, .. } => self.change(path, FileState::sync),
+            Operation::Read { .. } | Operation::Close { .. } => {}
+        }
+    }
+
+    /// The states that are possible if it is unknown whether the operation took place.
+    pub(crate) fn possible(&self, in_flight: Option<&Operation>) -> Vec<Self> {
+        match in_flight {
+            None | Some(Operation::Fsync { .. } | Operation::Read { .. } | Operation::Close { .. }) => {
+                vec![self.clone()]
+            }
+            Some(Operation::Write { path, offset, len, generation, .. }) => {
+                let mut written = self.clone();
+                written.change(path, |file| file.write(*offset..offset + len, *generation));
+                vec![written]
+            }
+            Some(operation) => {
+                let mut after = self.clone();
+                after.apply(operation);
+                vec![self.clone(), after]
+            }
+        }
+    }
+
+    /// Everything is durable, as after an orderly stop.
+    pub(crate) fn sync_all(&mut self) {
+        self.files.values_mut().for_each(FileState::sync);
+    }
+
+    pub(crate) fn file(&self, path: &str) -> Option<&FileState> {
+        match self.entries.get(path)? {
+            Entry::File(id) => self.files.get(id),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn links(&self, file: FileId) -> usize {
+        self.entries.values().filter(|entry| **entry == Entry::File(file)).count()
+    }
+
+    pub(crate) fn size_total(&self) -> u64 {
+        self.files.values().map(|file| file.size).sum()
+    }
+
+    fn change(&mut self, path: &str, change: impl FnOnce(&mut FileState)) {
+        if let Some(Entry::File(id)) = self.entries.get(path) {
+            change(self.files.get_mut(id).expect("every named file has a state"));
+        }
+    }
+
+    fn remove(&mut self, path: &str) {
+        if let Some(Entry::File(file)) = self.entries.remove(path)
+            && self.links(file) == 0
+        {
+            self.files.remove(&file);
+            self.deleted.insert(file);
+        }
+    }
+
+    fn rename(&mut self, from: &str, to: &str) {
+        // Two names of one file: POSIX says that nothing happens.
+        if let (Some(Entry::File(a)), Some(Entry::File(b))) = (self.entries.get(from), self.entries.get(to))
+            && a == b
+        {
+            return;
+        }
+        self.remove(to);
+        let below = format!("{from}/");
+        let moved: Vec<String> =
+            self.entries.keys().filter(|path| *path == from || path.starts_with(&below)).cloned().collect();
+        for path in moved {
+            let entry = self.entries.remove(&path).expect("listed above");
+            self.entries.insert(format!("{to}{}", &path[from.len()..]), entry);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! A node under test, driven through the command line as a user would.
+#![allow(clippy::disallowed_methods, reason = "a test of real processes needs real time and files")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+
+/// How long a command or the death of a process may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What the first start of a node is given.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeOptions {
+    pub(crate) binary: PathBuf,
+    pub(crate) profile: String,
+    pub(crate) drives: u32,
+    pub(crate) drive_size: String,
+}
+
+/// A node in a directory of its own. Stopped and unmounted when dropped.
+#[derive(Debug)]
+pub(crate) struct Node {
+    binary: PathBuf,
+    directory: PathBuf,
+    mount: PathBuf,
+}
+
+impl Node {
+    /// Makes and starts a node in `directory`, which must not exist.
+    pub(crate) fn create(options: &NodeOptions, directory: &Path) -> Result<Self> {
+        let mount = directory.join("mnt");
+        let node =
+            Self { binary: options.binary.clone(), directory: directory.to_path_buf(), mount: mount.clone() };
+        let drives = options.drives.to_string();
+        let mut command = node.command("start");
+        command.args(["--drives", &drives, "--drive-size", &options.drive_size]);
+        command.args(["--profile", &options.profile]).arg("--mount").arg(mount);
+        run(command)?;
+        Ok(node)
+    }
+
+    /// Starts it again, as it was.
+    pub(crate) fn start(&self) -> Result<()> {
+        run(self.command("start"))
+    }
+
+    pub(crate) fn stop(&self) -> Result<()> {
+        run(self.command("stop"))
+    }
+
+    pub(crate) fn mount(&self) -> &Path {
+        &self.mount
+    }
+
+    pub(crate) fn pid(&self) -> Result<Pid> {
+        let path = self.directory.join("node.json");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let json: Value = serde_json::from_str(&text).context("parse node.json")?;
+        let pid = json["pid"].as_i64().context("pid in node.json")?;
+        Pid::from_raw(i32::try_from(pid)?).context("pid in node.json is a process")
+    }
+
+    /// Kills the process and waits until it is gone. The dead mount stays.
+    pub(crate) fn kill(&self) -> Result<()> {
+        let pid = self.pid()?;
+        rustix::process::kill_process(pid, Signal::KILL).context("kill the node")?;
+        let deadline = Instant::now() + PATIENCE;
+        while is_alive(pid) {
+            ensure!(Instant::now() < deadline, "node survives SIGKILL: pid={pid:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    fn command(&self, verb: &str) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.arg(verb).arg(&self.directory);
+        command
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let pid = self.pid().ok().filter(|pid| runs_binary(*pid, &self.binary));
+        if self.stop().is_err()
+            && let Some(pid) = pid.filter(|pid| is_alive(*pid))
+        {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+        let _ = rustix::mount::unmount(&self.mount, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// Whether the process exists and is not only waiting to be collected by its parent.
+pub(crate) fn is_alive(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
+    // The state follows the name, which is in parentheses and may contain anything.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+/// A process id may belong to another program by the time it is used.
+fn runs_binary(pid: Pid, binary: &Path) -> bool {
+    let running = std::fs::read_link(format!("/proc/{}/exe", pid.as_raw_pid()));
+    running.is_ok_and(|running| running.file_name() == binary.file_name())
+}
+
+/// Runs a command to its end, with a deadline. Its output is in the error.
+fn run(mut command: Command) -> Result<()> {
+    let shown = format!("{command:?}");
+    // A background process of the command may keep its pipes open: the output goes to a file.
+    let log = std::env::temp_dir().join(format!("forebay-xtask-{}.log", std::process::id()));
+    let file = std::fs::File::create(&log).context("create a log")?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    let mut child = command.spawn().with_context(|| format!("run {shown}"))?;
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            bail!("no end after {PATIENCE:?}: {shown}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let output = std::fs::read_to_string(&log).unwrap_or_default();
+    let _ = std::fs::remove_file(&log);
+    ensure!(status.success(), "{shown}: {status}: {}", output.trim());
+    Ok(())
+}
