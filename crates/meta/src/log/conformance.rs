@@ -313,7 +313,8 @@ fn a_full_disk_refuses_an_append_and_takes_it_when_there_is_room() {
         let engine = log_of_four(&sim);
         let log = engine.open().unwrap();
         now(log.seal(Epoch(2))).unwrap();
-        let used: u64 = [1, 5].iter().map(|first| sim.files.read(&file_of(*first)).unwrap().len() as u64).sum();
+        let used: u64 =
+            [1, 5].iter().map(|first| sim.files.read(&file_of(*first)).unwrap().len() as u64).sum();
         sim.files.limit_space(used + room * 32);
         let mut tail = 4;
         while tail < 400 {
@@ -389,7 +390,8 @@ fn after_any_crash_the_log_is_what_was_acknowledged_and_a_run_of_what_was_not() 
         let engine = simulated(&sim);
         let mut model = Model { epoch: 0, acknowledged: 0, attempted: 0, trimmed: 0 };
         for round in 0..6 {
-            let fail = |error: LogError| -> Arc<dyn LedgerLog> { panic!("seed={seed} round={round}: {error}") };
+            let fail =
+                |error: LogError| -> Arc<dyn LedgerLog> { panic!("seed={seed} round={round}: {error}") };
             let log = engine.open().unwrap_or_else(fail);
             let epoch = now(log.epoch()).unwrap().0;
             assert!(epoch >= model.epoch, "seed={seed} round={round}: fence went back");

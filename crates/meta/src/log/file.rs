@@ -149,7 +149,8 @@ impl FileLog {
         let file = self.env.files.open(&staged, OpenMode::CreateNew, Caching::Buffered)?;
         let mut writer = Writer { file, at: 0, zeroed: 0, zero_ahead_bytes: self.sizes.zero_ahead_bytes };
         let mut bytes = Vec::new();
-        Frame { kind: FrameKind::Seal, index: 0, epoch, seq: Seq(first.0 - 1), batch: &[] }.append_to(&mut bytes);
+        Frame { kind: FrameKind::Seal, index: 0, epoch, seq: Seq(first.0 - 1), batch: &[] }
+            .append_to(&mut bytes);
         writer.reserve(bytes.len() as u64)?;
         writer.append(&bytes)?;
         self.env.files.rename(&staged, &self.path_of(first))?;

@@ -304,7 +304,8 @@ impl Op<'_> {
 
 /// Pieces of one commit may not overlap: one that covers another would free the extent that both may share.
 fn check_apart(pieces: &[CommitPiece]) -> Result<(), FsError> {
-    let mut ranges: Vec<(u64, u64)> = pieces.iter().map(|commit| (commit.piece.off, commit.piece.len)).collect();
+    let mut ranges: Vec<(u64, u64)> =
+        pieces.iter().map(|commit| (commit.piece.off, commit.piece.len)).collect();
     ranges.sort_unstable();
     let apart = ranges.windows(2).all(|pair| pair[0].0.saturating_add(pair[0].1) <= pair[1].0);
     if apart { Ok(()) } else { Err(FsError::Invalid) }

@@ -378,7 +378,8 @@ impl Op<'_> {
 
     /// A directory that takes new names: one that was removed may still be open, but nothing leads to it.
     fn living_directory(&self, ino: Ino) -> Result<Inode, FsError> {
-        self.directory(ino).and_then(|inode| if inode.attr.nlink > 0 { Ok(inode) } else { Err(FsError::NotFound) })
+        self.directory(ino)
+            .and_then(|inode| if inode.attr.nlink > 0 { Ok(inode) } else { Err(FsError::NotFound) })
     }
 
     fn put_inode(&mut self, inode: &Inode) {

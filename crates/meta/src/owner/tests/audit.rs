@@ -135,12 +135,22 @@ fn audit_maps(tables: &Tables) {
             continue;
         };
         assert!(owned.insert(map.0), "map {map} has two owners");
-        assert_eq!(inode.attr.stored_bytes, stored.get(&map.0).copied().unwrap_or(0), "stored bytes of {ino}");
-        assert!(ends.get(&map.0).copied().unwrap_or(0) <= inode.attr.size, "content of {ino} ends with the file");
+        assert_eq!(
+            inode.attr.stored_bytes,
+            stored.get(&map.0).copied().unwrap_or(0),
+            "stored bytes of {ino}"
+        );
+        assert!(
+            ends.get(&map.0).copied().unwrap_or(0) <= inode.attr.size,
+            "content of {ino} ends with the file"
+        );
     }
     assert_eq!(tables.usage, total);
     for map in stored.keys() {
-        assert!(owned.contains(map) != tables.purges.contains(map), "map {map} belongs to one file or to none");
+        assert!(
+            owned.contains(map) != tables.purges.contains(map),
+            "map {map} belongs to one file or to none"
+        );
     }
 }
 

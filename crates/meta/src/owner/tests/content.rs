@@ -40,7 +40,10 @@ impl Files {
 
     fn punch(&mut self, ino: Ino, off: u64, len: u64) {
         let reply = self.ledger.ask(self.me, MetaRequest::Punch { ino, off, len });
-        assert!(matches!(reply, Ok(MetaReply::Punched { next_off, .. }) if next_off == off + len), "{reply:?}");
+        assert!(
+            matches!(reply, Ok(MetaReply::Punched { next_off, .. }) if next_off == off + len),
+            "{reply:?}"
+        );
     }
 
     fn clone_range(&mut self, from: (Ino, u64), to: (Ino, u64), len: u64) {
@@ -273,7 +276,8 @@ fn what_a_running_read_uses_is_not_given_out_as_free() {
     f.ledger.beat(reader);
     f.ledger.beat(me);
     assert_eq!(f.ledger.free(me), [id]);
-    let Ok(MetaReply::Free(extents)) = f.ledger.ask(me, MetaRequest::NextFree { after: None, limit: 9 }) else {
+    let Ok(MetaReply::Free(extents)) = f.ledger.ask(me, MetaRequest::NextFree { after: None, limit: 9 })
+    else {
         panic!("no answer");
     };
     f.ledger.ask(me, MetaRequest::Freed { extents }).unwrap();

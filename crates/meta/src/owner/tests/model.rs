@@ -46,7 +46,12 @@ type Shown = Option<(u64, u32, u64)>;
 impl Model {
     fn new() -> Self {
         let root = Node { kind: Directory, nlink: 2, parent: 1, cells: vec![], entries: BTreeMap::new() };
-        Self { nodes: BTreeMap::from([(1, root)]), opens: BTreeSet::new(), next_ino: 2, issued: BTreeSet::new() }
+        Self {
+            nodes: BTreeMap::from([(1, root)]),
+            opens: BTreeSet::new(),
+            next_ino: 2,
+            issued: BTreeSet::new(),
+        }
     }
 
     fn dir(&self, ino: Ino) -> Result<&Node, FsError> {
@@ -103,7 +108,8 @@ impl Model {
     }
 
     fn close(&mut self, session: SessionId) {
-        let closed: Vec<u64> = self.opens.iter().filter(|open| open.1 == session).map(|open| open.0).collect();
+        let closed: Vec<u64> =
+            self.opens.iter().filter(|open| open.1 == session).map(|open| open.0).collect();
         self.opens.retain(|open| open.1 != session);
         closed.into_iter().for_each(|ino| self.collect(ino));
     }
@@ -144,7 +150,8 @@ impl Model {
         }
         let is_dir = |ino: u64| self.nodes[&ino].kind == Directory;
         let loops = is_dir(source) && self.below(to.0, source);
-        let back = mode == RenameMode::Exchange && target.is_some_and(|ino| is_dir(ino) && self.below(from.0, ino));
+        let back =
+            mode == RenameMode::Exchange && target.is_some_and(|ino| is_dir(ino) && self.below(from.0, ino));
         if loops || back {
             return Err(FsError::Invalid);
         }
@@ -232,19 +239,26 @@ impl Model {
             R::Punch { ino, off, len } => {
                 let file = self.file(*ino)?;
                 let end = (off + len).min(file.cells.len() as u64) as usize;
-                file.cells.get_mut(*off as usize..end).into_iter().flatten().for_each(|cell| *cell = Cell::Hole);
+                file.cells
+                    .get_mut(*off as usize..end)
+                    .into_iter()
+                    .flatten()
+                    .for_each(|cell| *cell = Cell::Hole);
                 Ok(self.show(ino.0))
             }
             R::CloneRange { from, from_off, to, to_off, len } => {
                 let source = self.file(*from)?.cells.clone();
                 self.file(*to)?;
-                let cells = source.get(*from_off as usize..(from_off + len) as usize).ok_or(FsError::Invalid)?;
+                let cells =
+                    source.get(*from_off as usize..(from_off + len) as usize).ok_or(FsError::Invalid)?;
                 self.put(*to, *to_off, cells)
             }
             R::Open { ino, intent } => {
                 let node = self.nodes.get_mut(&ino.0).ok_or(FsError::Stale)?;
                 match (node.kind, intent) {
-                    (Directory, OpenIntent::Write | OpenIntent::Truncate) => return Err(FsError::IsDirectory),
+                    (Directory, OpenIntent::Write | OpenIntent::Truncate) => {
+                        return Err(FsError::IsDirectory);
+                    }
                     (_, OpenIntent::Truncate) => node.cells.clear(),
                     _ => {}
                 }
@@ -347,7 +361,8 @@ impl Run {
         use MetaRequest as R;
         let (ino, parent, name) = (self.ino(), self.ino(), self.name());
         let (off, len) = (self.below(40), 1 + self.below(30));
-        let intent = [OpenIntent::None, OpenIntent::Read, OpenIntent::Write, OpenIntent::Truncate][self.below(4) as usize];
+        let intent = [OpenIntent::None, OpenIntent::Read, OpenIntent::Write, OpenIntent::Truncate]
+            [self.below(4) as usize];
         let mode = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange][self.below(3) as usize];
         match self.below(14) {
             0 | 1 => R::Make(MakeNode { name, open: intent, ..node(parent, "", Regular) }),

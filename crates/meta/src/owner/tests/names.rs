@@ -25,9 +25,9 @@ fn tree() -> (Ledger, SessionId) {
 
 /// The inode that a path of the tree leads to.
 fn at(ledger: &mut Ledger, me: SessionId, path: &str) -> Ino {
-    path.split('/').filter(|part| !part.is_empty()).fold(Ino::ROOT, |parent, part| {
-        ledger.attr(me, MetaRequest::Lookup { parent, name: name(part) }).ino
-    })
+    path.split('/')
+        .filter(|part| !part.is_empty())
+        .fold(Ino::ROOT, |parent, part| ledger.attr(me, MetaRequest::Lookup { parent, name: name(part) }).ino)
 }
 
 fn split(path: &str) -> (&str, &str) {
@@ -106,8 +106,7 @@ fn rename(from: &str, to: &str, mode: RenameMode, expected: Result<(), FsError>)
     let (from, to) = (split(from), split(to));
     let (parent, new_parent) = (at(&mut ledger, me, from.0), at(&mut ledger, me, to.0));
     let moved = ledger.ask(me, MetaRequest::Lookup { parent, name: name(from.1) });
-    let request =
-        MetaRequest::Rename { parent, name: name(from.1), new_parent, new_name: name(to.1), mode };
+    let request = MetaRequest::Rename { parent, name: name(from.1), new_parent, new_name: name(to.1), mode };
     match expected {
         Err(error) => ledger.refuses(me, request, error),
         Ok(()) => {
@@ -225,10 +224,10 @@ fn a_default_acl_is_inherited_and_replaces_the_umask() {
     ledger.refuses(me, set(file.ino, &default, DEFAULT_ACL), FsError::Invalid);
     let Ok(MetaReply::Bytes(list)) = ledger.ask(me, get(file.ino, &access)) else { panic!("no access list") };
     assert_eq!(list[4 + 3 * 8 + 2], 6, "the mask became the group bits asked for");
-    ledger.attr(me, MetaRequest::SetAttr {
-        ino: file.ino,
-        set: SetAttr { mode: Some(0o604), ..SetAttr::default() },
-    });
+    ledger.attr(
+        me,
+        MetaRequest::SetAttr { ino: file.ino, set: SetAttr { mode: Some(0o604), ..SetAttr::default() } },
+    );
     let Ok(MetaReply::Bytes(list)) = ledger.ask(me, get(file.ino, &access)) else { panic!("no access list") };
     assert_eq!((list[4 + 3 * 8 + 2], list[4 + 4 * 8 + 2]), (0, 4), "chmod changes mask and other");
 }

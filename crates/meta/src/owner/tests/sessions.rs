@@ -172,7 +172,10 @@ fn no_id_is_issued_twice_whatever_is_removed_or_restarted() {
             let ino = ledger.make(me, Ino::ROOT, "file", Regular);
             assert!(inos.insert(ino), "inode {ino} again");
             let first = ledger.extents(me);
-            assert!(ids.insert(first) && ids.iter().all(|id| id.abs_diff(first) == 0 || id.abs_diff(first) >= 1 << 16));
+            assert!(
+                ids.insert(first)
+                    && ids.iter().all(|id| id.abs_diff(first) == 0 || id.abs_diff(first) >= 1 << 16)
+            );
             if round < 2 {
                 ledger.attr(me, unlink("file"));
             }
