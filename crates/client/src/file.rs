@@ -106,17 +106,9 @@ impl Client {
         }
     }
 
-    /// An error of an earlier flush that nobody was told yet. Starts writing what is dirty.
-    pub fn flush_soon(&self, ino: Ino) -> Result<(), FsError> {
-        let Some(node) = self.inner.nodes.find(ino) else { return Ok(()) };
-        let (error, start) = {
-            let mut state = node.lock();
-            let start = state.dirty.bytes() > 0 && !std::mem::replace(&mut state.flush_scheduled, true);
-            (state.error.take(), start)
-        };
-        if start {
-            self.schedule_flush(node);
-        }
+    /// An error of an earlier flush that nobody was told yet.
+    pub fn take_error(&self, ino: Ino) -> Result<(), FsError> {
+        let error = self.inner.nodes.find(ino).and_then(|node| node.lock().error.take());
         error.map_or(Ok(()), Err)
     }
 

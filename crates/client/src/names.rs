@@ -1,5 +1,7 @@
 //! Names and attributes: each call is at most one request to the owner.
 
+use std::time::Duration;
+
 use base::{FsError, Ino};
 use wire::meta::{
     Attr, DirEntry, DirPosition, LeaseGrant, LeaseKind, MakeNode, MetaReply, MetaRequest, OpenIntent,
@@ -18,6 +20,9 @@ pub struct DirPage {
     /// There are no entries after these.
     pub end: bool,
 }
+
+/// How long what was written stays in memory after the last close.
+const CLOSE_DELAY: Duration = Duration::from_millis(20);
 
 fn unexpected<T>(reply: &MetaReply) -> Result<T, FsError> {
     tracing::error!(?reply, "owner gave an answer to another question");
@@ -294,6 +299,8 @@ impl Client {
     }
 
     async fn after_last_close(&self, ino: Ino) {
+        // Many files closed one after another share a batch.
+        tokio::time::sleep(CLOSE_DELAY).await;
         let Some(node) = self.inner.nodes.find(ino) else { return };
         if let Err(error) = self.flush(&node).await {
             tracing::error!(%ino, %error, "data could not be written after close; trying again");

@@ -75,7 +75,9 @@ impl NodeState {
     }
 
     pub(crate) fn learn_lease(&mut self, lease: Option<LeaseGrant>) {
-        if let Some(lease) = lease {
+        // Answers may overtake each other; the newest names the grant as it is.
+        let older = |new: LeaseGrant| self.lease.is_some_and(|held| held.id == new.id && held.seq > new.seq);
+        if let Some(lease) = lease.filter(|lease| !older(*lease)) {
             self.lease = Some(lease);
         }
     }

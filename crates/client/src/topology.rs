@@ -47,37 +47,44 @@ impl Topology {
         Some(if better { other } else { one })
     }
 
-    /// Bytes of file data that still fit, if they are spread over all drives.
+    /// Bytes of file data that still fit, if they are spread over all drives. With so few drives that writes
+    /// fail, room is not what they fail for.
     pub(crate) fn room_bytes(&self, profile: Profile) -> u64 {
-        let room = |id| self.usable(id).map_or(0, |service| service.stat().free_bytes);
-        spread(self.map.drives.iter().map(|drive| room(drive.id)).collect(), profile)
+        let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
+        let rooms: Vec<u64> = usable.map(|service| service.stat().free_bytes).collect();
+        if rooms.len() < usize::from(profile.w()) {
+            return u64::MAX;
+        }
+        // Stripes go ahead without the shards of drives that are gone.
+        let width = rooms.len().min(usize::from(profile.n()));
+        spread(rooms, width, profile.k())
     }
 
     /// Bytes of file data that the drives hold when they are empty and all up.
     pub(crate) fn capacity_bytes(&self, profile: Profile) -> u64 {
         let capacity = |stat: DriveStat| stat.capacity_bytes - stat.reserved_bytes;
-        spread(self.drives.values().map(|service| capacity(service.stat())).collect(), profile)
+        let rooms = self.drives.values().map(|service| capacity(service.stat())).collect();
+        spread(rooms, usize::from(profile.n()), profile.k())
     }
 }
 
-/// How much data goes on drives with this room. Each stripe needs n different ones, so what one drive has beyond
-/// its share of what the others can match is no use.
-fn spread(mut rooms: Vec<u64>, profile: Profile) -> u64 {
-    let n = usize::from(profile.n());
-    if rooms.len() < n {
+/// How much data goes on drives with this room, with `k` data shards in stripes over `width` different drives.
+/// What one drive has beyond its share of what the others can match is no use.
+fn spread(mut rooms: Vec<u64>, width: usize, k: u8) -> u64 {
+    if rooms.len() < width || width == 0 {
         return 0;
     }
     rooms.sort_unstable();
     let mut total: u64 = rooms.iter().sum();
-    let mut stripes_left = n as u64;
-    for room in rooms.iter().rev().take(n - 1) {
+    let mut stripes_left = width as u64;
+    for room in rooms.iter().rev().take(width - 1) {
         if *room <= total / stripes_left {
             break;
         }
         total -= room;
         stripes_left -= 1;
     }
-    total / stripes_left * u64::from(profile.k())
+    total / stripes_left * u64::from(k)
 }
 
 #[cfg(test)]
@@ -86,7 +93,8 @@ mod tests {
 
     #[track_caller]
     fn check(rooms: &[u64], profile: &str, expected: u64) {
-        assert_eq!(spread(rooms.to_vec(), profile.parse().unwrap()), expected);
+        let profile: Profile = profile.parse().unwrap();
+        assert_eq!(spread(rooms.to_vec(), usize::from(profile.n()), profile.k()), expected);
     }
 
     #[test]

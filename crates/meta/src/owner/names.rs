@@ -50,7 +50,14 @@ impl Op<'_> {
                     return Err(FsError::NameTooLong.into());
                 }
                 self.directory(parent)?;
-                self.must_find(parent, name)?.ino
+                match self.find(parent, name)? {
+                    Some(dentry) => dentry.ino,
+                    None => {
+                        // The caller may remember that: whoever creates the name recalls this first.
+                        self.grant(parent, LeaseKind::Attr);
+                        return Err(FsError::NotFound.into());
+                    }
+                }
             }
         };
         self.clear(ino, Intent::Read)?;

@@ -65,6 +65,27 @@ pub(super) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
+/// What stands for a name that does not exist.
+pub(super) fn no_inode() -> FileAttr {
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
 /// The one place where errors get their numbers.
 pub(super) fn errno(error: FsError) -> Errno {
     let number = match error {

@@ -21,7 +21,7 @@ use fuser::{
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use super::attr::{errno, file_attr, file_type, kind_of_mode, ns_of};
+use super::attr::{errno, file_attr, file_type, kind_of_mode, no_inode, ns_of};
 use super::dir::{DOT, DOT_DOT, DirStream};
 use super::{CACHE_TERM, Fuse};
 
@@ -163,7 +163,13 @@ impl Filesystem for Fuse {
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (client, name) = (self.client.clone(), name.to_owned());
-        self.run(async move { reply_entry(reply, client.lookup(ino_of(parent), name.as_bytes()).await) });
+        self.run(async move {
+            match client.lookup(ino_of(parent), name.as_bytes()).await {
+                // Inode 0: the kernel remembers that the name is not there. The directory's lease covers that.
+                Err(FsError::NotFound) => reply.entry(&CACHE_TERM, &no_inode(), GENERATION),
+                result => reply_entry(reply, result),
+            }
+        });
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
@@ -418,7 +424,7 @@ impl Filesystem for Fuse {
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        reply_empty(reply, self.client.flush_soon(ino_of(ino)));
+        reply_empty(reply, self.client.take_error(ino_of(ino)));
     }
 
     fn release(
