@@ -10,6 +10,7 @@ mod dirty;
 mod extents;
 mod file;
 mod flush;
+mod given_up;
 mod map_cache;
 mod names;
 mod node;
@@ -34,6 +35,7 @@ use wire::meta::{EventSink, LeaseGrant, MetaReply, MetaRequest, MetaService, Own
 
 use extents::ExtentIo;
 use flush::InlineBudget;
+use given_up::GivenUp;
 use node::NodeTable;
 use session::Session;
 
@@ -115,6 +117,7 @@ struct Inner {
     room_bytes: AtomicU64,
     inline: Mutex<InlineBudget>,
     to_release: Mutex<Vec<LeaseGrant>>,
+    given_up: Mutex<GivenUp>,
     invalidate: Mutex<Option<Arc<dyn Invalidate>>>,
     closing: AtomicBool,
     tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -153,6 +156,7 @@ impl Client {
             stalled: Mutex::new(None),
             room_bytes: AtomicU64::new(room),
             to_release: Mutex::new(Vec::new()),
+            given_up: Mutex::default(),
             invalidate: Mutex::new(None),
             closing: AtomicBool::new(false),
             tasks: Mutex::new(Vec::new()),

@@ -60,7 +60,9 @@ impl MapCache {
         self.remove(piece.off, piece.end());
         if self.pieces.len() >= PIECES_MAX {
             self.forget();
-        } else if self.covers(piece.off, piece.end()) {
+        } else if self.known.start <= piece.end() && piece.off <= self.known.end {
+            // A piece that is only partly in the known range makes the rest of itself known.
+            self.known = self.known.start.min(piece.off)..self.known.end.max(piece.end());
             self.pieces.insert(piece.off, piece.clone());
         }
     }
@@ -124,6 +126,25 @@ mod tests {
         cache.remove(5, 7);
         assert_eq!(text(&cache, 0, 10), "aabba..a..");
         assert_eq!(text(&cache, 3, 6), "ba.");
+    }
+
+    #[test]
+    fn a_commit_that_reaches_over_the_known_range_is_known() {
+        for (off, known, expected) in [
+            (7, 7..20, ".......bbbbaaaaaaaaa....."),
+            (10, 10..20, "..........bbbbaaaaaa....."),
+            (16, 10..20, "..........aaaaaabbbb....."),
+            (18, 10..22, "..........aaaaaaaabbbb..."),
+            (20, 10..24, "..........aaaaaaaaaabbbb."),
+            (5, 10..20, "..........aaaaaaaaaa....."),
+            (21, 10..20, "..........aaaaaaaaaa....."),
+        ] {
+            let mut cache = MapCache::default();
+            cache.learn(cache.generation(), 10, 20, vec![piece(10, "aaaaaaaaaa")]);
+            cache.replace(&piece(off, "bbbb"));
+            assert_eq!(text(&cache, 0, 25), expected, "off={off}");
+            assert_eq!(cache.known, known, "off={off}");
+        }
     }
 
     #[test]

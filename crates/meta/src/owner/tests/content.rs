@@ -268,8 +268,11 @@ fn what_a_running_read_uses_is_not_given_out_as_free() {
     let in_use_ver = f.ledger.core.committed.0;
     f.write(one, &[piece(0, 10, id + 1, 0, 10)]);
     f.ledger.beat(me);
-    f.ledger.ask(reader, MetaRequest::Heartbeat { in_use_ver }).unwrap();
+    for session in [me, reader] {
+        f.ledger.ask(session, MetaRequest::Heartbeat { in_use_ver: u64::MAX }).unwrap();
+    }
     assert_eq!(f.ledger.free(me), [0; 0], "its batch is not durable");
+    f.ledger.ask(reader, MetaRequest::Heartbeat { in_use_ver }).unwrap();
     f.ledger.commit();
     f.ledger.beat(me);
     assert_eq!(f.ledger.free(me), [0; 0], "a reader may use it");

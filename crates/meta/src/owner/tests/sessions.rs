@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::audit::audit;
 use super::*;
+use crate::values::{IdRange, RangeState};
 
 use FileKind::{Directory, Regular};
 
@@ -153,6 +154,9 @@ fn an_extent_of_a_session_that_ended_cannot_be_committed() {
     let ino = ledger.make(me, Ino::ROOT, "file", Regular);
     let id = ledger.extents(me);
     ledger.ask(me, MetaRequest::CloseSession).unwrap();
+    let key = Keys::new(LEDGER).range(ExtentId(id));
+    let range: IdRange = ledger.core.store.begin().get(&key).unwrap().unwrap();
+    assert_eq!(range.open, RangeState::Closed);
     let other = ledger.session();
     assert_eq!(ledger.write(other, ino, &[piece(0, 10, id, 0, 10)]), Err(FsError::Invalid));
     ledger.commit();
