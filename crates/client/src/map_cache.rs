@@ -18,7 +18,8 @@ const PIECES_MAX: usize = 16_384;
 
 impl MapCache {
     /// Whether everything about `[from, to)` is known.
-    pub(crate) fn covers(&self, from: u64, to: u64) -> bool {
+    #[cfg(test)]
+    fn covers(&self, from: u64, to: u64) -> bool {
         self.known.start <= from && to <= self.known.end
     }
 
