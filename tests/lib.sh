@@ -175,7 +175,11 @@ node_kill() {
     wait_until 30 process_is_gone "$pid"
 }
 
-process_is_gone() { ! kill -0 "$1" 2>/dev/null || grep -qs '^State:[[:space:]]*Z' "/proc/$1/status"; }
+# Gone, or only waiting to be collected: then its last thread is a zombie and everything it held is released.
+process_is_gone() {
+    kill -0 "$1" 2>/dev/null || return 0
+    grep -qs '^State:[[:space:]]*Z' "/proc/$1/status" && [ "$(ls "/proc/$1/task" 2>/dev/null | wc -l)" -le 1 ]
+}
 
 # Ends a node for good, whatever state it is in.
 node_end() {
@@ -186,6 +190,7 @@ node_end() {
     if [ -n "$pid" ] && [ "$(basename "$(readlink "/proc/$pid/exe")" 2>/dev/null)" = "$(basename "$FOREBAY")" ]; then
         kill -KILL "$pid" 2>/dev/null
     fi
+    ! mountpoint -q "$dir/mnt" 2>/dev/null || umount -l "$dir/mnt"
 }
 
 # --- trees ---------------------------------------------------------------------------------------------------------

@@ -52,7 +52,6 @@ refused() {
 
 forget_empty() {
     node_end "$EMPTY"
-    umount -l "$EMPTY/mnt" 2>/dev/null
     rm -rf --one-file-system "$EMPTY"
 }
 

@@ -123,12 +123,14 @@ fill_again() {
         cp "$WORK/sums" "$WORK/kept"
         fill "$MNT/round$round"
         count=$(($(wc -l <"$WORK/sums") - before))
-        echo "round $round: $count files"
+        echo "round $round: $count files; before: $before"
         acknowledged_is_intact
         rm -r "$MNT/round$round"
         mv "$WORK/kept" "$WORK/sums"
         [ "$count" -ge $((before / 2)) ]
         wait_until "$RETURN_S" enough_is_available $((before * BLOCK_BYTES * 2 / 3))
+        # What df says is available can be written.
+        df -B 1 "$MNT"
     done
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # git: many small files, renames into place, mapped packs, and its own check of every object.
 source "$(dirname "$0")/../lib.sh"
-FILES=$([ "$LONG" = 1 ] && echo 20000 || echo 1500)
+FILES=$([ "$LONG" = 1 ] && echo 20000 || echo 800)
 REPO=$WORK/n/mnt/repo
 
 # Only the settings given here, whoever runs this.

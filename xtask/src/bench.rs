@@ -141,6 +141,9 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let directory = PathBuf::from(arguments.text("dir").context("--dir is missing")?);
     let scale = if arguments.is_set("quick") { QUICK } else { FULL };
     let binary = PathBuf::from(arguments.text("forebay").unwrap_or("target/release/forebay"));
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or_default();
+    eprintln!("load of the machine before the start: {load}; other work distorts what follows");
     let archive = workload::pack_tree(&directory, scale.tree_files)?;
     let mut columns: Vec<(String, Vec<Figure>)> = Vec::new();
     let mut measure = |subject: Subject| -> Result<()> {

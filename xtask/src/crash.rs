@@ -194,8 +194,11 @@ fn check(root: &Path, workers: &mut [Worker]) -> Result<Vec<String>> {
     let mut problems = verdict.problems;
     for (worker, found) in workers.iter_mut().zip(verdict.workers) {
         match found {
-            Ok(model) => worker.model = model,
-            Err(found) => problems.extend(found),
+            Ok(model) => {
+                worker.model = model;
+                worker.remember_round();
+            }
+            Err(found) => problems.extend(found.iter().map(|problem| worker.explain(problem))),
         }
     }
     Ok(problems)

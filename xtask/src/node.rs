@@ -95,11 +95,14 @@ impl Drop for Node {
     }
 }
 
-/// Whether the process exists and is not only waiting to be collected by its parent.
+/// Whether the process still holds anything: a zombie does as long as other threads of it are dying.
 pub(crate) fn is_alive(pid: Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
+    let pid = pid.as_raw_pid();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The state follows the name, which is in parentheses and may contain anything.
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    !rest.starts_with('Z') || threads > 1
 }
 
 /// A process id may belong to another program by the time it is used.

@@ -123,6 +123,8 @@ impl ExtentIo {
                 Ok(written) => return Ok(written),
                 Err(failed) => {
                     tracing::warn!(%id, pg = %group.id, attempt, %failed, "extent not written, trying elsewhere");
+                    // No commit will ever name this id, so what did get written is garbage.
+                    self.discard(group, id, stripe.profile.n()).await;
                     error = failed;
                 }
             }
@@ -200,6 +202,28 @@ impl ExtentIo {
         let (k, n) = (profile.k(), profile.n());
         let extent = ExtentRef { id, pg: group.id, k, n, extent_len: stripe.extent_len, extent_off: 0 };
         Ok(WrittenExtent { extent, owed })
+    }
+
+    /// Deletes an extent that was never committed and never will be. What a silent drive keeps of it is found by
+    /// comparing inventories.
+    async fn discard(&self, group: &PlacementGroup, id: ExtentId, n: u8) {
+        let topology = self.topology();
+        let deletes = (0..n).zip(&group.members).filter_map(|(shard, drive)| {
+            let service = topology.usable(*drive)?.clone();
+            let key = ShardKey { ledger: self.ledger, extent: id, shard: ShardIndex(shard) };
+            Some(async move { service.delete(vec![key]).await })
+        });
+        join_all(deletes).await;
+    }
+
+    /// As [`ExtentIo::discard`], for extents whose commit was refused.
+    pub(crate) async fn discard_refused(&self, extents: impl Iterator<Item = ExtentRef>) {
+        let topology = self.topology();
+        for extent in extents {
+            if let Some(group) = topology.map.group(extent.pg) {
+                self.discard(group, extent.id, extent.n).await;
+            }
+        }
     }
 
     /// Reads `out.len()` bytes of an extent, from `off` on.

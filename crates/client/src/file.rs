@@ -27,10 +27,7 @@ impl Client {
             return Err(NotTaken::Failed(error));
         }
         let dirty = self.inner.dirty_bytes.load(Ordering::Relaxed) + bytes.len() as u64;
-        if dirty > self.inner.room_bytes.load(Ordering::Relaxed) {
-            return Err(NotTaken::Failed(FsError::NoSpace));
-        }
-        if dirty > self.inner.dirty_bytes_max {
+        if dirty > self.inner.dirty_bytes_max || !self.has_room(bytes.len() as u64) {
             return Err(NotTaken::WouldWait);
         }
         let node = self.inner.nodes.get(ino);
@@ -78,7 +75,10 @@ impl Client {
                 let state = node.lock();
                 (state.holds(LeaseKind::Exclusive), state.attr().is_some())
             };
-            if !exclusive {
+            if !self.has_room(bytes.len() as u64) {
+                self.flush_oldest();
+                self.wait_for_room(bytes.len() as u64).await?;
+            } else if !exclusive {
                 self.acquire(&node, LeaseKind::Exclusive).await?;
             } else if !known {
                 self.getattr(ino).await?;

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use base::FsError;
 use base::units::{BLOCK_BYTES, KIB};
@@ -19,6 +18,7 @@ use wire::meta::{
 use crate::Client;
 use crate::extents::Protection;
 use crate::node::{Node, NodeState};
+use crate::room::RoomWait;
 
 /// Extents above this are erasure coded at once, smaller ones are kept as copies.
 const COPIES_BYTES_MAX: usize = 256 * KIB as usize;
@@ -104,6 +104,13 @@ fn parcels(runs: &BTreeMap<u64, Bytes>, window: usize) -> Vec<Parcel> {
     parcels
 }
 
+fn extents_of(pieces: &[CommitPiece]) -> impl Iterator<Item = ExtentRef> {
+    pieces.iter().filter_map(|commit| match commit.piece.content {
+        Content::Extent(extent) => Some(extent),
+        Content::Inline(_) => None,
+    })
+}
+
 impl Client {
     /// Flushes in the background; the caller has set `flush_scheduled`.
     pub(crate) fn schedule_flush(&self, node: Arc<Node>) {
@@ -163,6 +170,12 @@ impl Client {
 
     /// As [`Client::flush`], for a caller that holds the flush lock.
     pub(crate) async fn flush_locked(&self, node: &Node) -> Result<(), FsError> {
+        let discarded = node.lock().discard_if_deleted();
+        if discarded > 0 {
+            // Nobody can read these bytes any more, so that they could not be written is no reason to wait.
+            *self.inner.stalled.lock().expect("no holder of this lock panics") = None;
+            self.dirty_gone(discarded);
+        }
         let everything = |state: &mut NodeState| {
             state.dirty_since_ns = None;
             state.dirty.take_all()
@@ -187,7 +200,11 @@ impl Client {
             return Ok(Wrote::Nothing);
         }
         let bytes: u64 = runs.values().map(|run| run.len() as u64).sum();
-        let result = self.write_and_commit(node, &runs).await;
+        let mut wait = RoomWait::default();
+        let mut result = self.write_and_commit(node, &runs).await;
+        while result == Err(FsError::NoSpace) && wait.step(self).await.unwrap_or(false) {
+            result = self.write_and_commit(node, &runs).await;
+        }
         let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
         let mut state = node.lock();
         state.flushing.clear();
@@ -203,6 +220,7 @@ impl Client {
                 let before = state.dirty.bytes();
                 if lost {
                     state.lease = None;
+                    *stalled = None;
                 } else {
                     state.dirty.put_back(&runs, self.inner.window);
                     state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
@@ -281,19 +299,23 @@ impl Client {
         };
         let size = pieces.iter().map(|commit| commit.piece.end()).max().unwrap_or(0);
         let request = MetaRequest::Commit { ino: node.ino, lease, pieces: pieces.clone(), size, mtime_ns };
-        let MetaReply::Attr(attr) = self.call(request).await? else { return Err(FsError::Io) };
+        let attr = match self.call(request).await {
+            Ok(MetaReply::Attr(attr)) => attr,
+            Ok(_) => return Err(FsError::Io),
+            Err(error) => {
+                // Only a definite refusal makes the extents garbage: without an answer they may be in the ledger.
+                if !matches!(error, FsError::Unavailable | FsError::Io) {
+                    self.inner.extents.discard_refused(extents_of(&pieces)).await;
+                }
+                return Err(error);
+            }
+        };
         let mut state = node.lock();
         for commit in &pieces {
             state.map.replace(&commit.piece);
         }
         state.learn(attr);
         Ok(())
-    }
-
-    /// Looks at how much room the drives have.
-    pub(crate) fn refresh_room(&self) {
-        let room = self.inner.extents.topology().room_bytes(self.inner.profile);
-        self.inner.room_bytes.store(room, Ordering::Relaxed);
     }
 }
 

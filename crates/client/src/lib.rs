@@ -17,6 +17,7 @@ mod node;
 mod ranges;
 mod read;
 mod reclaim;
+mod room;
 mod session;
 mod topology;
 
@@ -115,6 +116,8 @@ struct Inner {
     stalled: Mutex<Option<FsError>>,
     /// Bytes of file data that fit on the drives, as of the last look.
     room_bytes: AtomicU64,
+    /// Held by whoever waits for deleted space to come back.
+    making_room: tokio::sync::Mutex<()>,
     inline: Mutex<InlineBudget>,
     to_release: Mutex<Vec<LeaseGrant>>,
     given_up: Mutex<GivenUp>,
@@ -155,6 +158,7 @@ impl Client {
             drained: Notify::new(),
             stalled: Mutex::new(None),
             room_bytes: AtomicU64::new(room),
+            making_room: tokio::sync::Mutex::new(()),
             to_release: Mutex::new(Vec::new()),
             given_up: Mutex::default(),
             invalidate: Mutex::new(None),

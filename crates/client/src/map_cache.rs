@@ -149,6 +149,15 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_holds_a_committed_piece_again_does_not_double_it() {
+        let mut cache = MapCache::default();
+        assert!(cache.learn(cache.generation(), 4, 100, vec![piece(4, "aaaa")]));
+        cache.replace(&piece(0, "bbbbbbbb"));
+        assert!(cache.learn(cache.generation(), 0, 100, vec![piece(0, "bbbbbbbb")]));
+        assert_eq!(cache.pieces(0, 100), [piece(0, "bbbbbbbb")]);
+    }
+
+    #[test]
     fn an_answer_from_before_a_change_is_refused() {
         let mut cache = MapCache::default();
         let generation = cache.generation();

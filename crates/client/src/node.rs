@@ -91,6 +91,19 @@ impl NodeState {
         }
     }
 
+    /// Drops what was written to a file that has neither a name nor a handle left. Returns how many bytes.
+    pub(crate) fn discard_if_deleted(&mut self) -> u64 {
+        let deleted = self.opens == 0 && self.attr.is_some_and(|attr| attr.nlink == 0);
+        let bytes = self.dirty.bytes();
+        if !deleted || bytes == 0 {
+            return 0;
+        }
+        self.dirty.truncate(0);
+        self.dirty_since_ns = None;
+        self.error = None;
+        bytes
+    }
+
     pub(crate) fn has_dirty(&self) -> bool {
         self.dirty.bytes() > 0 || !self.flushing.is_empty()
     }

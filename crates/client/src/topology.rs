@@ -60,6 +60,11 @@ impl Topology {
         spread(rooms, width, profile.k())
     }
 
+    /// Bytes of the drives that are not free, whatever for.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.drives.values().map(|drive| drive.stat()).map(|stat| stat.capacity_bytes - stat.free_bytes).sum()
+    }
+
     /// Bytes of file data that the drives hold when they are empty and all up.
     pub(crate) fn capacity_bytes(&self, profile: Profile) -> u64 {
         let capacity = |stat: DriveStat| stat.capacity_bytes - stat.reserved_bytes;

@@ -54,6 +54,34 @@ pub(crate) enum Operation {
     Close { file: FileId },
 }
 
+impl Operation {
+    /// The name that it works on.
+    pub(crate) fn path(&self) -> Option<&str> {
+        match self {
+            Self::Create { path, .. }
+            | Self::Mkdir { path }
+            | Self::Rmdir { path }
+            | Self::Symlink { path, .. }
+            | Self::Unlink { path }
+            | Self::Chmod { path, .. }
+            | Self::Truncate { path, .. }
+            | Self::Write { path, .. }
+            | Self::Fsync { path, .. }
+            | Self::Read { path, .. } => Some(path),
+            Self::Link { from, .. } | Self::Rename { from, .. } => Some(from),
+            Self::Close { .. } => None,
+        }
+    }
+
+    /// The file, if it names one directly.
+    pub(crate) fn file(&self) -> Option<FileId> {
+        match self {
+            Self::Create { file, .. } | Self::Close { file } => Some(*file),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self:?}")

@@ -1,6 +1,6 @@
 //! One worker: chooses operations by a seed, does them, and keeps account of what they promised.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
@@ -20,6 +20,8 @@ const ENTRIES_MAX: usize = 60;
 const FILE_BYTES_MAX: u64 = 8 << 20;
 const BYTES_MAX: u64 = 40 << 20;
 const OPEN_FILES_MAX: usize = 6;
+/// Operations that are remembered, to tell what led to a failure.
+const HISTORY_MAX: usize = 10_000;
 
 /// One worker with its names, across rounds.
 #[derive(Debug)]
@@ -34,6 +36,7 @@ pub(crate) struct Worker {
     names: u64,
     generation: u64,
     open: BTreeMap<FileId, File>,
+    history: VecDeque<(Option<FileId>, String)>,
 }
 
 impl Worker {
@@ -48,7 +51,35 @@ impl Worker {
             names: 0,
             generation: 0,
             open: BTreeMap::new(),
+            history: VecDeque::new(),
         }
+    }
+
+    /// What was done to a file, one line each, oldest first.
+    fn history(&self, file: FileId) -> Vec<String> {
+        self.history.iter().filter(|(of, _)| *of == Some(file)).map(|(_, line)| line.clone()).collect()
+    }
+
+    /// A problem found after a crash, with what was done to the file that it names first.
+    pub(crate) fn explain(&self, problem: &str) -> String {
+        let path = problem.trim_start_matches("lost: ").split(": ").next().unwrap_or_default();
+        let history = self.model.file(path).map_or(Vec::new(), |file| self.history(file.id));
+        std::iter::once(problem.to_owned()).chain(history).collect::<Vec<String>>().join("\n    ")
+    }
+
+    /// Marks the end of a round in the history of every file.
+    pub(crate) fn remember_round(&mut self) {
+        for file in self.model.files.keys().copied().collect::<Vec<FileId>>() {
+            let size = self.model.files[&file].size;
+            self.remember(Some(file), format!("-- restart, size={size}"));
+        }
+    }
+
+    fn remember(&mut self, file: Option<FileId>, line: String) {
+        if self.history.len() >= HISTORY_MAX {
+            self.history.pop_front();
+        }
+        self.history.push_back((file, line));
     }
 
     /// Beginnings of the names that only this worker uses.
@@ -64,7 +95,10 @@ impl Worker {
         self.in_flight = None;
         while !stop.load(Ordering::Relaxed) {
             let operation = self.choose();
-            match self.perform(&operation) {
+            let file = operation.path().and_then(|path| self.model.file(path)).map(|file| file.id);
+            let result = self.perform(&operation);
+            self.remember(file.or(operation.file()), operation.to_string());
+            match result {
                 Ok(()) => {
                     self.model.apply(&operation);
                     self.operations += 1;
@@ -74,7 +108,10 @@ impl Worker {
                     break;
                 }
                 Err(Failure::Io(error)) => return Err(format!("failed: {operation}: {error}")),
-                Err(Failure::Wrong(problem)) => return Err(format!("{operation}: {problem}")),
+                Err(Failure::Wrong(problem)) => {
+                    let history = file.map_or(Vec::new(), |file| self.history(file)).join("\n    ");
+                    return Err(format!("{operation}: {problem}\n    {history}"));
+                }
             }
         }
         self.open.clear();

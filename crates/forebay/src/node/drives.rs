@@ -191,6 +191,9 @@ pub(super) fn format_drives(
 
 fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive) -> Result<DriveRecord> {
     let path = std::path::absolute(&new_drive.path).context("resolving the path of a drive")?;
+    if path.starts_with("/dev") && !env.files.exists(&path) {
+        bail!("no such device: path={}", path.display());
+    }
     if let Some(size) = new_drive.size_bytes
         && size < BYTES_MIN
     {

@@ -1,8 +1,10 @@
 //! Starting a node: a new cluster in an empty directory, or the one that is there.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use base::LedgerId;
@@ -18,6 +20,9 @@ use super::drives::{DriveEntry, format_drives, plan_drives};
 use super::filesystems::{FilesystemEntry, plan_groups};
 use super::{Node, NodeDir, State};
 
+/// How long a killed process may take to go.
+const DYING_S_MAX: u64 = 20;
+const DYING_POLL: Duration = Duration::from_millis(20);
 const CONTROL_CACHE_BYTES: usize = 16 << 20;
 /// The filesystem that every cluster begins with.
 const FIRST_FILESYSTEM: &str = "main";
@@ -51,10 +56,7 @@ fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
     env.files.create_dir_all(dir.root()).with_context(|| format!("cannot create directory {root}"))?;
     let lock = env.files.open(&dir.lock(), OpenMode::Create, Caching::Buffered);
     let lock = lock.with_context(|| format!("cannot write to directory {root}"))?;
-    if lock.try_lock().is_err() {
-        let pid = super::control::read_node_file(env, dir).map(|file| format!(": pid={}", file.pid));
-        bail!("node is running already: dir={root}{}", pid.unwrap_or_default());
-    }
+    take_lock(env, dir, &*lock)?;
     let private = rustix::fs::Mode::RWXU;
     for path in [dir.meta(), dir.run(), dir.drives()] {
         env.files.create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
@@ -67,6 +69,40 @@ fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
         }
     }
     Ok(lock)
+}
+
+/// Takes the node's lock. A process that was killed may need a moment to go: it is waited for.
+fn take_lock(env: &Env, dir: &NodeDir, lock: &dyn File) -> Result<()> {
+    let begun = env.clock.boot_ns();
+    while lock.try_lock().is_err() {
+        let pid = super::control::read_node_file(env, dir).map(|file| file.pid);
+        let waited_s = (env.clock.boot_ns() - begun) / 1_000_000_000;
+        if pid.is_none_or(|pid| !is_dying(pid)) || waited_s >= DYING_S_MAX {
+            let pid = pid.map(|pid| format!(": pid={pid}")).unwrap_or_default();
+            bail!("node is running already: dir={}{pid}", dir.root().display());
+        }
+        std::thread::park_timeout(DYING_POLL);
+    }
+    Ok(())
+}
+
+/// Whether the process has been killed, as far as the kernel tells: a zombie, gone, or with SIGKILL pending.
+fn is_dying(pid: u32) -> bool {
+    const KILLED: u64 = 1 << 8;
+    let path = PathBuf::from(format!("/proc/{pid}/status"));
+    let Ok(status) = read_proc(&path) else { return true };
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let pending = |name| field(name).and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0);
+    let ending = field("State:").is_some_and(|state| state.starts_with(['Z', 'X']));
+    ending || (pending("SigPnd:") | pending("ShdPnd:")) & KILLED != 0
+}
+
+/// Files of /proc have no size that tells how much to read.
+fn read_proc(path: &Path) -> Result<String> {
+    let file = rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
+    let mut text = String::new();
+    std::fs::File::from(file).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// Drives and profile of a new cluster, checked against each other before anything is written.

@@ -34,6 +34,10 @@ const GENERATION: Generation = Generation(0);
 /// Nominal number of inodes that still fit: there is no limit but space.
 const FREE_INODES: u64 = 1 << 40;
 
+/// Handles of files: all that must be known of one is whether it may write.
+const READER: FileHandle = FileHandle(0);
+const WRITER: FileHandle = FileHandle(1);
+
 const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
 const GROUP_EXEC: u32 = 0o10;
@@ -52,6 +56,10 @@ fn open_intent(flags: OpenFlags) -> OpenIntent {
         OpenAccMode::O_RDONLY => OpenIntent::Read,
         OpenAccMode::O_WRONLY | OpenAccMode::O_RDWR => OpenIntent::Write,
     }
+}
+
+fn handle_of(intent: OpenIntent) -> FileHandle {
+    if intent == OpenIntent::Read { READER } else { WRITER }
 }
 
 /// The mode without the bits that a change by somebody else takes away; `None` if it has none of them.
@@ -317,7 +325,7 @@ impl Filesystem for Fuse {
                             return reply.error(errno(error));
                         }
                     }
-                    reply.opened(FileHandle(0), opened);
+                    reply.opened(handle_of(intent), opened);
                 }
                 Err(error) => reply.error(errno(error)),
             }
@@ -349,7 +357,7 @@ impl Filesystem for Fuse {
             }
             match result {
                 Ok(attr) => {
-                    reply.created(&CACHE_TERM, &file_attr(&attr), GENERATION, FileHandle(0), opened);
+                    reply.created(&CACHE_TERM, &file_attr(&attr), GENERATION, WRITER, opened);
                 }
                 Err(error) => reply.error(errno(error)),
             }
