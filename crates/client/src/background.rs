@@ -125,18 +125,17 @@ impl Client {
     ///
     /// The lease stays usable until the last moment, so that a write under way never waits for a lease while
     /// invalidation waits for that write.
-    async fn recalled(
-        &self,
-        lease: LeaseGrant,
-        keep: Option<LeaseKind>,
-        entry: Option<(Ino, bytes::Bytes)>,
-    ) {
+    async fn recalled(&self, lease: LeaseGrant, keep: Option<LeaseKind>, entry: Option<(Ino, bytes::Bytes)>) {
+        self.void(lease);
         let Some(node) = self.inner.nodes.find(lease.ino) else {
             self.release(lease, None).await;
             return;
         };
         for round in 0..FLUSH_ROUNDS {
-            if let Err(error) = self.flush(&node).await {
+            // A writer that never pauses would always have something dirty. Caches above were told in the first
+            // round, so nobody waits for the writes that wait from now on.
+            node.lock().yielding = round > 0;
+            if let Err(error) = self.flush_for_recall(&node).await {
                 tracing::error!(ino = %lease.ino, %error, "data could not be written before giving up a lease");
                 return;
             }
@@ -144,10 +143,28 @@ impl Client {
                 self.invalidate_above(lease, entry.clone()).await;
             }
             if self.give_up(&node, lease, keep) {
-                break;
+                self.release(lease, keep).await;
+                return;
             }
         }
-        self.release(lease, keep).await;
+        tracing::error!(ino = %lease.ino, "lease could not be given up: data is dirty again and again");
+    }
+
+    /// Writes what is dirty. Who holds the flush lock may be waiting for another client that waits for this
+    /// lease, so the lock is taken only if there is something to write: then the lease is exclusive, and no
+    /// request on this inode waits for others. For the same reason no access time is sent.
+    async fn flush_for_recall(&self, node: &Node) -> Result<(), FsError> {
+        if !node.lock().has_dirty() {
+            return Ok(());
+        }
+        let _flush = node.flush.lock().await;
+        self.flush_locked(node).await
+    }
+
+    /// Remembers that a grant is given up, for answers that are still on their way.
+    fn void(&self, lease: LeaseGrant) {
+        let now = self.inner.env.clock.boot_ns();
+        self.inner.given_up.lock().expect("no holder of this lock panics").note(lease, now);
     }
 
     /// Stops using the lease unless something is dirty again.
@@ -158,6 +175,7 @@ impl Client {
         }
         if state.lease.is_some_and(|held| held.id == lease.id) {
             state.lease = keep.map(|kind| LeaseGrant { kind, ..lease });
+            state.yielding = false;
         }
         if keep.is_none() {
             state.map.forget();
@@ -190,12 +208,14 @@ impl Client {
 
     /// The owner took the lease away: dirty data under it is lost, and the next fsync says so.
     fn revoked(&self, lease: LeaseGrant) {
+        self.void(lease);
         let Some(node) = self.inner.nodes.find(lease.ino) else { return };
         let mut state = node.lock();
         if state.lease.is_none_or(|held| held.id != lease.id) {
             return;
         }
         state.lease = None;
+        state.yielding = false;
         state.map.forget();
         state.forget_attr();
         let lost = state.dirty.bytes();

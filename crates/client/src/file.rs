@@ -23,7 +23,7 @@ impl Client {
     pub fn try_write(&self, ino: Ino, off: u64, bytes: &[u8]) -> Result<(), NotTaken> {
         let end = off.checked_add(bytes.len() as u64).filter(|end| *end <= FILE_BYTES_MAX);
         end.ok_or(NotTaken::Failed(FsError::TooLarge))?;
-        if let Some(error) = *self.inner.stalled.lock().expect("no holder of this lock panics") {
+        if let Some(error) = self.stalled() {
             return Err(NotTaken::Failed(error));
         }
         let dirty = self.inner.dirty_bytes.load(Ordering::Relaxed) + bytes.len() as u64;
@@ -50,6 +50,15 @@ impl Client {
             self.schedule_full_windows(node);
         }
         Ok(())
+    }
+
+    /// Why nothing more is taken: what is dirty could not be written. Over once nothing is dirty any more.
+    fn stalled(&self) -> Option<FsError> {
+        let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
+        if stalled.is_some() && self.inner.dirty_bytes.load(Ordering::Relaxed) == 0 {
+            *stalled = None;
+        }
+        *stalled
     }
 
     /// Writes. Waits while too much is dirty already, or for the lease.
@@ -83,7 +92,12 @@ impl Client {
     async fn acquire(&self, node: &Arc<Node>, kind: LeaseKind) -> Result<(), FsError> {
         match self.call(MetaRequest::Acquire { ino: node.ino, kind }).await? {
             MetaReply::Lease(lease) => {
-                node.lock().learn_lease(Some(lease));
+                let mut state = node.lock();
+                if state.lease.is_none() {
+                    // What is left of an earlier lease, or came with a grant that was given up, may be old.
+                    state.forget_attr();
+                }
+                state.learn_lease(Some(lease).filter(|lease| !self.is_void(*lease)));
                 Ok(())
             }
             _ => Err(FsError::Io),
@@ -99,10 +113,11 @@ impl Client {
     /// Makes what was written to a file durable, with its size.
     pub async fn fsync(&self, ino: Ino) -> Result<(), FsError> {
         let Some(node) = self.inner.nodes.find(ino) else { return Ok(()) };
-        self.flush(&node).await?;
+        let flushed = self.flush(&node).await;
+        // One failure is told once, whether it happened just now or earlier.
         match node.lock().error.take() {
             Some(error) => Err(error),
-            None => Ok(()),
+            None => flushed,
         }
     }
 

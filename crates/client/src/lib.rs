@@ -10,6 +10,7 @@ mod dirty;
 mod extents;
 mod file;
 mod flush;
+mod given_up;
 mod map_cache;
 mod names;
 mod node;
@@ -35,6 +36,7 @@ use wire::meta::{EventSink, LeaseGrant, MetaReply, MetaRequest, MetaService, Own
 
 use extents::ExtentIo;
 use flush::InlineBudget;
+use given_up::GivenUp;
 use node::NodeTable;
 use session::Session;
 
@@ -131,6 +133,7 @@ struct Inner {
     /// Files whose last handle was closed since the closer looked.
     closed: Mutex<Vec<Ino>>,
     closed_some: Notify,
+    given_up: Mutex<GivenUp>,
     invalidate: Mutex<Option<Arc<dyn Invalidate>>>,
     notes_reads: AtomicBool,
     closing: AtomicBool,
@@ -173,6 +176,7 @@ impl Client {
             to_release: Mutex::new(Vec::new()),
             closed: Mutex::new(Vec::new()),
             closed_some: Notify::new(),
+            given_up: Mutex::default(),
             invalidate: Mutex::new(None),
             notes_reads: AtomicBool::new(true),
             closing: AtomicBool::new(false),

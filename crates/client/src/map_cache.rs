@@ -61,9 +61,10 @@ impl MapCache {
         self.remove(piece.off, piece.end());
         if self.pieces.len() >= PIECES_MAX {
             self.forget();
-        } else if let Some(known) = piece.clip(self.known.start, self.known.end) {
-            // What lies outside the known range stays unknown, not a hole.
-            self.pieces.insert(known.off, known);
+        } else if self.known.start <= piece.end() && piece.off <= self.known.end {
+            // A piece that is only partly in the known range makes the rest of itself known.
+            self.known = self.known.start.min(piece.off)..self.known.end.max(piece.end());
+            self.pieces.insert(piece.off, piece.clone());
         }
     }
 
@@ -129,12 +130,31 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_over_the_edge_of_what_is_known_leaves_no_hole() {
+    fn a_commit_that_reaches_over_the_known_range_is_known() {
+        for (off, known, expected) in [
+            (7, 7..20, ".......bbbbaaaaaaaaa....."),
+            (10, 10..20, "..........bbbbaaaaaa....."),
+            (16, 10..20, "..........aaaaaabbbb....."),
+            (18, 10..22, "..........aaaaaaaabbbb..."),
+            (20, 10..24, "..........aaaaaaaaaabbbb."),
+            (5, 10..20, "..........aaaaaaaaaa....."),
+            (21, 10..20, "..........aaaaaaaaaa....."),
+        ] {
+            let mut cache = MapCache::default();
+            cache.learn(cache.generation(), 10, 20, vec![piece(10, "aaaaaaaaaa")]);
+            cache.replace(&piece(off, "bbbb"));
+            assert_eq!(text(&cache, 0, 25), expected, "off={off}");
+            assert_eq!(cache.known, known, "off={off}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_holds_a_committed_piece_again_does_not_double_it() {
         let mut cache = MapCache::default();
         assert!(cache.learn(cache.generation(), 4, 100, vec![piece(4, "aaaa")]));
         cache.replace(&piece(0, "bbbbbbbb"));
-        assert!(!cache.covers(0, 4) && cache.covers(4, 100));
-        assert_eq!(text(&cache, 4, 10), "bbbb..");
+        assert!(cache.learn(cache.generation(), 0, 100, vec![piece(0, "bbbbbbbb")]));
+        assert_eq!(cache.pieces(0, 100), [piece(0, "bbbbbbbb")]);
     }
 
     #[test]

@@ -29,10 +29,19 @@ impl Client {
     fn note(&self, attr: Attr, lease: Option<LeaseGrant>, pins: u64) -> Attr {
         let node = self.inner.nodes.get(attr.ino);
         let mut state = node.lock();
-        state.learn_lease(lease);
+        if lease.is_some_and(|lease| self.is_void(lease)) {
+            state.map.forget();
+        } else {
+            state.learn_lease(lease);
+        }
         state.learn(attr);
         state.pins += pins;
         state.attr().unwrap_or(attr)
+    }
+
+    /// Whether a grant was given up before the answer that carries it came.
+    pub(crate) fn is_void(&self, lease: LeaseGrant) -> bool {
+        self.inner.given_up.lock().expect("no holder of this lock panics").covers(lease)
     }
 
     fn forget_attr(&self, ino: Ino) {
@@ -94,7 +103,9 @@ impl Client {
                     let mut state = node.lock();
                     state.opens += 1;
                     state.registered = true;
-                    state.map.learn_empty();
+                    if state.lease.is_some() {
+                        state.map.learn_empty();
+                    }
                 }
                 Ok(attr)
             }

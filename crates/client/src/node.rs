@@ -42,6 +42,8 @@ pub(crate) struct NodeState {
     /// A flush that failed; told to the next fsync or close.
     pub(crate) error: Option<FsError>,
     pub(crate) flush_scheduled: bool,
+    /// The lease is about to be given up: nothing may begin under it.
+    pub(crate) yielding: bool,
     /// A read moved the access time; the owner does not know yet.
     pub(crate) atime_ns: Option<i64>,
 }
@@ -79,6 +81,7 @@ impl NodeState {
         let older = |new: LeaseGrant| self.lease.is_some_and(|held| held.id == new.id && held.seq > new.seq);
         if let Some(lease) = lease.filter(|lease| !older(*lease)) {
             self.lease = Some(lease);
+            self.yielding = false;
         }
     }
 
@@ -111,7 +114,7 @@ impl NodeState {
     }
 
     pub(crate) fn holds(&self, kind: LeaseKind) -> bool {
-        self.lease.is_some_and(|lease| lease.kind >= kind)
+        !self.yielding && self.lease.is_some_and(|lease| lease.kind >= kind)
     }
 
     fn is_idle(&self) -> bool {

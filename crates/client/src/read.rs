@@ -92,7 +92,8 @@ impl Client {
         }
         let now = self.inner.env.clock.wall_ns();
         let notes = self.inner.notes_reads.load(Ordering::Relaxed);
-        if notes && (attr.atime_ns <= attr.mtime_ns.max(attr.ctime_ns) || now - attr.atime_ns > ATIME_AGE_NS) {
+        if notes && (attr.atime_ns <= attr.mtime_ns.max(attr.ctime_ns) || now - attr.atime_ns > ATIME_AGE_NS)
+        {
             state.atime_ns = Some(now);
         }
         let end = (off + (len as u64).min(attr.size - off)).min(state.map.known_end(off));

@@ -346,9 +346,9 @@ pub enum MetaRequest {
         ino: Ino,
         intent: OpenIntent,
     },
-    /// The last handle of this session on the inode is gone.
+    /// The last handles of this session on these inodes are gone.
     Close {
-        ino: Ino,
+        inos: Vec<Ino>,
     },
     /// Answer: `Attr`. Cutting a file of very many pieces may stop early: the size in the answer says where.
     SetAttr {

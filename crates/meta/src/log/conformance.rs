@@ -1,1 +1,414 @@
+//! What every log engine must keep, run for each of them: in memory, on simulated files, on real files.
+//!
+//! A case that draws random numbers says its seed when it fails.
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use base::env::sim::{Sim, SimRandom};
+use base::env::{Env, Files, Random};
+use base::{Epoch, Seq};
+use wire::BoxFuture;
+
+use super::file::Sizes;
+use super::frame::BATCH_BYTES_MAX;
+use super::{AppendError, FileLog, LedgerLog, LogEntry, LogError, MemLog};
+
+/// Small, so that a test fills several files.
+const SIZES: Sizes = Sizes { file_bytes: 8192, zero_ahead_bytes: 1024 };
+
+/// Engines do their work when polled and never wait.
+fn now<T>(mut future: BoxFuture<'_, T>) -> T {
+    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => unreachable!("no engine here waits"),
+    }
+}
+
+/// An engine whose log can be opened again.
+trait Engine {
+    fn open(&self) -> Result<Arc<dyn LedgerLog>, LogError>;
+}
+
+struct Memory(MemLog);
+
+impl Engine for Memory {
+    fn open(&self) -> Result<Arc<dyn LedgerLog>, LogError> {
+        Ok(Arc::new(self.0.clone()))
+    }
+}
+
+struct InFiles {
+    env: Env,
+    dir: PathBuf,
+}
+
+impl Engine for InFiles {
+    fn open(&self) -> Result<Arc<dyn LedgerLog>, LogError> {
+        Ok(Arc::new(FileLog::open(&self.env, &self.dir)?.with_sizes(SIZES)))
+    }
+}
+
+fn simulated(sim: &Sim) -> InFiles {
+    InFiles { env: sim.env(), dir: PathBuf::from("/node/log") }
+}
+
+fn for_every_engine(case: impl Fn(&dyn Engine)) {
+    case(&Memory(MemLog::new()));
+    case(&simulated(&Sim::new(1)));
+    let dir = tempfile::tempdir().unwrap();
+    case(&InFiles { env: Env::real(), dir: dir.path().join("log") });
+}
+
+fn batch(number: u64) -> Vec<u8> {
+    format!("batch {number} ").into_bytes().repeat(number as usize % 7 + 1)
+}
+
+fn append(log: &dyn LedgerLog, epoch: u64, seqs: std::ops::RangeInclusive<u64>) -> Result<(), AppendError> {
+    let first = Seq(*seqs.start());
+    now(log.append(Epoch(epoch), first, seqs.map(batch).collect()))
+}
+
+fn read_all(log: &dyn LedgerLog, from: u64, limit_bytes: usize) -> Vec<LogEntry> {
+    let mut all: Vec<LogEntry> = Vec::new();
+    loop {
+        let next = all.last().map_or(from, |entry| entry.seq.0 + 1);
+        let page = now(log.read(Seq(next), limit_bytes)).unwrap();
+        if page.is_empty() {
+            return all;
+        }
+        all.extend(page);
+    }
+}
+
+/// The log holds exactly the entries `from..=to`, each with its bytes.
+#[track_caller]
+fn check_entries(log: &dyn LedgerLog, from: u64, to: u64) {
+    let expected: Vec<_> = (from..=to).map(|seq| (seq, batch(seq))).collect();
+    for limit_bytes in [100, 1 << 20] {
+        let entries = read_all(log, from, limit_bytes);
+        let found: Vec<_> = entries.into_iter().map(|entry| (entry.seq.0, entry.batch)).collect();
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn entries_come_back_in_order_with_the_epoch_that_wrote_them() {
+    for_every_engine(|engine| {
+        let log = engine.open().unwrap();
+        assert_eq!(now(log.epoch()).unwrap(), Epoch(0));
+        assert_eq!(now(log.seal(Epoch(3))).unwrap().seq, Seq(0));
+        append(&*log, 3, 1..=5).unwrap();
+        append(&*log, 3, 6..=6).unwrap();
+        assert_eq!(now(log.seal(Epoch(7))).unwrap().seq, Seq(6));
+        append(&*log, 7, 7..=9).unwrap();
+        drop(log);
+        let log = engine.open().unwrap();
+        check_entries(&*log, 1, 9);
+        let epochs: Vec<u64> = read_all(&*log, 1, 1 << 20).iter().map(|entry| entry.epoch.0).collect();
+        assert_eq!(epochs, [3, 3, 3, 3, 3, 3, 7, 7, 7]);
+        assert_eq!(now(log.epoch()).unwrap(), Epoch(7));
+        assert_eq!(now(log.seal(Epoch(8))).unwrap().seq, Seq(9));
+    });
+}
+
+#[test]
+fn an_append_that_does_not_continue_the_log_leaves_nothing() {
+    for_every_engine(|engine| {
+        let log = engine.open().unwrap();
+        now(log.seal(Epoch(1))).unwrap();
+        append(&*log, 1, 1..=3).unwrap();
+        for first in [0, 1, 3, 5] {
+            assert!(matches!(append(&*log, 1, first..=first), Err(AppendError::Fenced(Epoch(1)))), "{first}");
+        }
+        append(&*log, 1, 4..=4).unwrap();
+        check_entries(&*log, 1, 4);
+        drop(log);
+        check_entries(&*engine.open().unwrap(), 1, 4);
+    });
+}
+
+#[test]
+fn a_seal_fences_every_lower_epoch_for_good() {
+    for_every_engine(|engine| {
+        let log = engine.open().unwrap();
+        now(log.seal(Epoch(2))).unwrap();
+        append(&*log, 2, 1..=2).unwrap();
+        for epoch in [0, 1, 2] {
+            assert!(matches!(now(log.seal(Epoch(epoch))), Err(LogError::Fenced(Epoch(2)))));
+        }
+        now(log.seal(Epoch(5))).unwrap();
+        assert!(matches!(append(&*log, 2, 3..=3), Err(AppendError::Fenced(Epoch(5)))));
+        assert!(matches!(append(&*log, 6, 3..=3), Err(AppendError::Fenced(Epoch(5)))));
+        check_entries(&*log, 1, 2);
+        drop(log);
+        let log = engine.open().unwrap();
+        assert!(append(&*log, 2, 3..=3).is_err());
+        assert!(matches!(now(log.seal(Epoch(5))), Err(LogError::Fenced(Epoch(5)))));
+        check_entries(&*log, 1, 2);
+    });
+}
+
+#[test]
+fn pages_cover_every_entry_once() {
+    for_every_engine(|engine| {
+        let log = engine.open().unwrap();
+        for epoch in 1..=4 {
+            now(log.seal(Epoch(epoch))).unwrap();
+            for seq in epoch * 20 - 19..=epoch * 20 {
+                append(&*log, epoch, seq..=seq).unwrap();
+            }
+        }
+        for limit_bytes in [0, 1, 7, 100, 1000, 1 << 20] {
+            for from in [1, 2, 20, 21, 55, 80] {
+                let found: Vec<u64> =
+                    read_all(&*log, from, limit_bytes).iter().map(|entry| entry.seq.0).collect();
+                assert_eq!(found, (from..=80).collect::<Vec<_>>(), "from={from} limit={limit_bytes}");
+            }
+            let page = now(log.read(Seq(1), limit_bytes)).unwrap();
+            let bytes: usize = page.iter().rev().skip(1).map(|entry| entry.batch.len()).sum();
+            assert!(bytes <= limit_bytes, "a page is at most one entry too long");
+        }
+        assert!(now(log.read(Seq(81), 100)).unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_trim_keeps_everything_above_its_argument_and_where_the_log_ends() {
+    for_every_engine(|engine| {
+        let mut tail = 0;
+        for (epoch, up_to) in (1..).zip([0, 3, 12, 12, 29, 60, 1000]) {
+            let log = engine.open().unwrap();
+            assert_eq!(now(log.seal(Epoch(epoch))).unwrap().seq, Seq(tail));
+            for seq in tail + 1..=tail + 10 {
+                append(&*log, epoch, seq..=seq).unwrap();
+            }
+            tail += 10;
+            now(log.trim(Seq(up_to))).unwrap();
+            check_entries(&*log, up_to.min(tail) + 1, tail);
+            drop(log);
+            check_entries(&*engine.open().unwrap(), up_to.min(tail) + 1, tail);
+        }
+        let log = engine.open().unwrap();
+        assert!(matches!(now(log.read(Seq(1), 100)), Err(LogError::Damaged(_))), "trimmed, not empty");
+    });
+}
+
+#[test]
+fn a_batch_above_the_limit_is_refused_before_it_can_be_lost() {
+    for_every_engine(|engine| {
+        let log = engine.open().unwrap();
+        now(log.seal(Epoch(1))).unwrap();
+        assert_eq!(log.caps().batch_bytes_max, BATCH_BYTES_MAX);
+        let result = now(log.append(Epoch(1), Seq(1), vec![vec![1; BATCH_BYTES_MAX + 1]]));
+        assert!(matches!(result, Err(AppendError::TooLarge)), "{result:?}");
+        append(&*log, 1, 1..=2).unwrap();
+        drop(log);
+        check_entries(&*engine.open().unwrap(), 1, 2);
+    });
+}
+
+/// A log file's path by its first entry.
+fn file_of(first: u64) -> PathBuf {
+    Path::new("/node/log").join(format!("{first:016x}.log"))
+}
+
+/// Where entry `seq` begins in the only file, which begins with a seal.
+fn offset_of(seq: u64) -> usize {
+    32 + (1..seq).map(|before| 32 + batch(before).len()).sum::<usize>()
+}
+
+fn log_of_four(sim: &Sim) -> InFiles {
+    let engine = simulated(sim);
+    let log = engine.open().unwrap();
+    now(log.seal(Epoch(1))).unwrap();
+    (1..=4).for_each(|seq| append(&*log, 1, seq..=seq).unwrap());
+    engine
+}
+
+#[test]
+fn any_damaged_bit_of_an_entry_with_others_behind_it_is_reported() {
+    for bit in 0..(32 + batch(2).len()) * 8 {
+        let sim = Sim::new(1);
+        let engine = log_of_four(&sim);
+        sim.files.flip_bit(&file_of(1), (offset_of(2) + bit / 8) as u64, (bit % 8) as u8);
+        let opened = engine.open().err();
+        assert!(matches!(opened, Some(LogError::Damaged(_))), "bit {bit}: {opened:?}");
+    }
+}
+
+#[test]
+fn a_missing_file_is_reported() {
+    let sim = Sim::new(1);
+    let engine = simulated(&sim);
+    let log = engine.open().unwrap();
+    for epoch in 1..=3 {
+        now(log.seal(Epoch(epoch))).unwrap();
+        append(&*log, epoch, epoch..=epoch).unwrap();
+    }
+    sim.files.remove_file(&file_of(2)).unwrap();
+    assert!(matches!(engine.open().err(), Some(LogError::Damaged(_))));
+}
+
+#[test]
+fn a_frame_of_a_newer_version_is_refused() {
+    let sim = Sim::new(1);
+    let engine = log_of_four(&sim);
+    let mut bytes = sim.files.read(&file_of(1)).unwrap();
+    let (at, len) = (offset_of(4), batch(4).len());
+    bytes[at + 4] = 2;
+    let sum = base::checksum::crc32c(&bytes[at..at + 28])
+        ^ base::checksum::crc32c(&bytes[at + 32..at + 32 + len]).rotate_left(1);
+    bytes[at + 28..at + 32].copy_from_slice(&sum.to_le_bytes());
+    sim.files.put_image(&file_of(1), &bytes);
+    assert!(matches!(engine.open().err(), Some(LogError::NewerFormat(_))));
+}
+
+#[test]
+fn after_a_failed_sync_nothing_is_appended_until_a_new_seal() {
+    for seed in 0..200 {
+        let sim = Sim::new(seed);
+        let engine = log_of_four(&sim);
+        let log = engine.open().unwrap();
+        now(log.seal(Epoch(2))).unwrap();
+        append(&*log, 2, 5..=5).unwrap();
+        sim.files.fail_sync_after(0);
+        assert!(matches!(append(&*log, 2, 6..=6), Err(AppendError::Unknown(_))));
+        assert!(matches!(append(&*log, 2, 6..=6), Err(AppendError::Unknown(_))), "nothing retries a sync");
+        assert!(matches!(append(&*log, 2, 7..=7), Err(AppendError::Fenced(_))));
+        let tail = now(log.seal(Epoch(3))).unwrap().seq.0;
+        append(&*log, 3, tail + 1..=tail + 2).unwrap();
+        check_entries(&*log, 1, tail + 2);
+        drop(log);
+        sim.files.crash();
+        check_entries(&*engine.open().unwrap_or_else(|error| panic!("seed {seed}: {error}")), 1, tail + 2);
+    }
+}
+
+#[test]
+fn an_owner_whose_successor_failed_to_seal_loses_nothing_it_acknowledged() {
+    for seed in 0..50 {
+        for faults in 0..6 {
+            let sim = Sim::new(seed);
+            let engine = simulated(&sim);
+            let log = engine.open().unwrap();
+            now(log.seal(Epoch(1))).unwrap();
+            sim.files.cut_power_after(faults);
+            assert!(now(log.seal(Epoch(2))).is_err());
+            sim.files.clear_faults();
+            let acknowledged = if append(&*log, 1, 1..=1).is_ok() { 1 } else { 0 };
+            drop(log);
+            sim.files.crash();
+            let log = engine.open().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            assert!(now(log.seal(Epoch(3))).unwrap().seq.0 >= acknowledged, "seed={seed} faults={faults}");
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_an_append_and_takes_it_when_there_is_room() {
+    for room in 0..300 {
+        let sim = Sim::new(1);
+        let engine = log_of_four(&sim);
+        let log = engine.open().unwrap();
+        now(log.seal(Epoch(2))).unwrap();
+        let used: u64 =
+            [1, 5].iter().map(|first| sim.files.read(&file_of(*first)).unwrap().len() as u64).sum();
+        sim.files.limit_space(used + room * 32);
+        let mut tail = 4;
+        while tail < 400 {
+            match append(&*log, 2, tail + 1..=tail + 1) {
+                Ok(()) => tail += 1,
+                Err(AppendError::Full(_)) => break,
+                Err(error) => panic!("room {room}: {error:?}"),
+            }
+        }
+        check_entries(&*log, 1, tail);
+        sim.files.clear_faults();
+        append(&*log, 2, tail + 1..=tail + 3).unwrap();
+        drop(log);
+        sim.files.crash();
+        check_entries(&*engine.open().unwrap(), 1, tail + 3);
+    }
+}
+
+/// What an owner knows, and what the log may hold.
+struct Model {
+    epoch: u64,
+    /// Must be there.
+    acknowledged: u64,
+    /// May be there, all or from its end on not at all.
+    attempted: u64,
+    trimmed: u64,
+}
+
+/// Appends, seals and trims until something fails or `steps` are done.
+fn work(log: &dyn LedgerLog, random: &SimRandom, model: &mut Model, steps: u64) {
+    for _ in 0..steps {
+        match random.next_u64() % 10 {
+            0 => {
+                let up_to = model.acknowledged.saturating_sub(random.next_u64() % 12);
+                model.trimmed = model.trimmed.max(up_to);
+                if now(log.trim(Seq(up_to))).is_err() {
+                    return;
+                }
+            }
+            1 => match now(log.seal(Epoch(model.epoch + 1))) {
+                Ok(tail) => {
+                    model.epoch += 1;
+                    assert_eq!(tail.seq.0, model.acknowledged);
+                }
+                Err(_) => return,
+            },
+            _ => {
+                let last = model.acknowledged + 1 + random.next_u64() % 4;
+                model.attempted = model.attempted.max(last);
+                match append(log, model.epoch, model.acknowledged + 1..=last) {
+                    Ok(()) => model.acknowledged = last,
+                    Err(_) => return,
+                }
+            }
+        }
+    }
+}
+
+/// How a run ends before the log is opened again.
+fn interrupt(sim: &Sim, random: &SimRandom) {
+    match random.next_u64() % 3 {
+        // The process ends and the machine goes on.
+        0 => sim.files.clear_faults(),
+        _ => sim.files.crash(),
+    }
+}
+
+#[test]
+fn after_any_crash_the_log_is_what_was_acknowledged_and_a_run_of_what_was_not() {
+    for seed in 0..1500 {
+        let sim = Sim::new(seed);
+        let random = SimRandom::new(seed ^ 0xc0ff_ee);
+        let engine = simulated(&sim);
+        let mut model = Model { epoch: 0, acknowledged: 0, attempted: 0, trimmed: 0 };
+        for round in 0..6 {
+            let fail =
+                |error: LogError| -> Arc<dyn LedgerLog> { panic!("seed={seed} round={round}: {error}") };
+            let log = engine.open().unwrap_or_else(fail);
+            let epoch = now(log.epoch()).unwrap().0;
+            assert!(epoch >= model.epoch, "seed={seed} round={round}: fence went back");
+            let tail = now(log.seal(Epoch(epoch + 1))).unwrap().seq.0;
+            let allowed = model.acknowledged..=model.attempted.max(model.acknowledged);
+            assert!(allowed.contains(&tail), "seed={seed} round={round}: tail={tail} allowed={allowed:?}");
+            check_entries(&*log, model.trimmed + 1, tail);
+            model = Model { epoch: epoch + 1, acknowledged: tail, attempted: tail, ..model };
+            match random.next_u64() % 3 {
+                0 => sim.files.cut_power_after(random.next_u64() % 30),
+                1 => sim.files.fail_sync_after(random.next_u64() % 10),
+                _ => {}
+            }
+            let steps = random.next_u64() % 20;
+            work(&*log, &random, &mut model, steps);
+            drop(log);
+            interrupt(&sim, &random);
+        }
+    }
+}

@@ -1,8 +1,9 @@
 //! The log of one machine: append-only files in a directory, one fdatasync per group commit.
 //!
 //! Files are named by the first entry they may hold. A file is written by one owner only: sealing starts a
-//! new one, so nothing is ever appended after a torn frame. A file ends at its first invalid frame; the next
-//! file must continue exactly there, otherwise acknowledged entries are missing and the log refuses to open.
+//! new one, so nothing is ever appended after a torn frame. A file ends at its first invalid frame, or where the
+//! next one begins: what it holds from there on was never acknowledged. If it ends before that, acknowledged
+//! entries are missing and the log refuses to open.
 //! Space is zeroed ahead of the append point, because an fdatasync that must also grow the file costs twice.
 
 use std::path::{Path, PathBuf};
@@ -16,13 +17,24 @@ use wire::BoxFuture;
 use super::frame::{BATCH_BYTES_MAX, BadFrame, Frame, FrameKind, HEADER_BYTES};
 use super::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, Tail};
 
-const FILE_BYTES: u64 = 256 * MIB;
-const ZERO_AHEAD_BYTES: u64 = 8 * MIB;
+const SIZES: Sizes = Sizes { file_bytes: 256 * MIB, zero_ahead_bytes: 8 * MIB };
+
+const BATCHES_MAX: usize = 64;
+
+/// Sizes that tests make small.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    /// A file that has grown to this is not appended to any more.
+    pub(super) file_bytes: u64,
+    /// Zeroed at a time.
+    pub(super) zero_ahead_bytes: u64,
+}
 
 /// A log in a directory of its own.
 pub struct FileLog {
     env: Env,
     dir: PathBuf,
+    sizes: Sizes,
     inner: Mutex<Inner>,
 }
 
@@ -46,6 +58,7 @@ struct Writer {
     file: Arc<dyn File>,
     at: u64,
     zeroed: u64,
+    zero_ahead_bytes: u64,
 }
 
 /// What a scan of one file found.
@@ -77,9 +90,13 @@ impl FileLog {
         if let Some(first) = inner.files.first() {
             inner.tail = Seq(first.first.0 - 1);
         }
-        for index in 0..inner.files.len() {
-            let file = inner.files[index].clone();
-            if file.first.0 != inner.tail.0 + 1 {
+        // An owner that was killed may have left entries that are in the page cache only. They count from now on,
+        // and the next seal builds on them.
+        if let Some(newest) = inner.files.last() {
+            env.files.open(&newest.path, OpenMode::Existing, Caching::Buffered)?.sync_data()?;
+        }
+        for file in &inner.files {
+            if file.first.0 > inner.tail.0 + 1 {
                 let missing = inner.tail.0 + 1;
                 return Err(LogError::Damaged(format!(
                     "entries {missing}..{} are missing before {}",
@@ -87,11 +104,16 @@ impl FileLog {
                     file.path.display()
                 )));
             }
-            let scanned = scan(env, &file, &mut |_, _| {})?;
+            let scanned = scan(env, file, &mut |_, _| {})?;
             inner.epoch = inner.epoch.max(scanned.epoch);
             inner.tail = scanned.tail;
         }
-        Ok(Self { env: env.clone(), dir: dir.to_owned(), inner: Mutex::new(inner) })
+        Ok(Self { env: env.clone(), dir: dir.to_owned(), sizes: SIZES, inner: Mutex::new(inner) })
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_sizes(self, sizes: Sizes) -> Self {
+        Self { sizes, ..self }
     }
 
     fn seal_now(&self, epoch: Epoch) -> Result<Tail, LogError> {
@@ -100,9 +122,12 @@ impl FileLog {
             return Err(LogError::Fenced(inner.epoch));
         }
         let first = Seq(inner.tail.0 + 1);
-        // A file that never got an entry has the same name; it holds at most an older seal.
-        inner.files.retain(|file| file.first != first);
+        // Until this has succeeded nobody may append: it may already have replaced the file of the old owner.
+        inner.broken = true;
+        inner.writer = None;
         let writer = self.start_file(first, epoch)?;
+        // A file that never got an entry has the same name; it held at most an older seal.
+        inner.files.retain(|file| file.first != first);
         inner.files.push(LogFile { first, path: self.path_of(first) });
         inner.writer = Some(writer);
         inner.epoch = epoch;
@@ -117,11 +142,16 @@ impl FileLog {
     /// Creates the file that begins with `first`, with the seal of `epoch` as its first frame, in one step.
     fn start_file(&self, first: Seq, epoch: Epoch) -> Result<Writer, std::io::Error> {
         let staged = self.dir.join("next.tmp");
-        let file = self.env.files.open(&staged, OpenMode::Create, Caching::Buffered)?;
-        file.set_len(0)?;
-        let mut writer = Writer { file, at: 0, zeroed: 0 };
+        // What an earlier attempt left may have failed to sync: syncing that file again would prove nothing.
+        if self.env.files.exists(&staged) {
+            self.env.files.remove_file(&staged)?;
+        }
+        let file = self.env.files.open(&staged, OpenMode::CreateNew, Caching::Buffered)?;
+        let mut writer = Writer { file, at: 0, zeroed: 0, zero_ahead_bytes: self.sizes.zero_ahead_bytes };
         let mut bytes = Vec::new();
-        Frame { kind: FrameKind::Seal, epoch, seq: Seq(first.0 - 1), batch: &[] }.append_to(&mut bytes);
+        Frame { kind: FrameKind::Seal, index: 0, epoch, seq: Seq(first.0 - 1), batch: &[] }
+            .append_to(&mut bytes);
+        writer.reserve(bytes.len() as u64)?;
         writer.append(&bytes)?;
         self.env.files.rename(&staged, &self.path_of(first))?;
         self.env.files.sync_dir(&self.dir)?;
@@ -136,20 +166,29 @@ impl FileLog {
         if inner.broken {
             return Err(AppendError::Unknown(std::io::Error::other("an earlier write failed")));
         }
-        if inner.writer.as_ref().is_none_or(|writer| writer.at >= FILE_BYTES) {
-            let writer = self.start_file(first, epoch).map_err(AppendError::Full)?;
+        if batches.len() > BATCHES_MAX || batches.iter().any(|batch| batch.len() > BATCH_BYTES_MAX) {
+            return Err(AppendError::TooLarge);
+        }
+        if inner.writer.as_ref().is_none_or(|writer| writer.at >= self.sizes.file_bytes) {
+            let writer = self.start_file(first, epoch).map_err(|error| failed(&mut inner, error))?;
             inner.files.retain(|file| file.first != first);
             inner.files.push(LogFile { first, path: self.path_of(first) });
             inner.writer = Some(writer);
         }
         let mut bytes = Vec::with_capacity(batches.iter().map(|batch| HEADER_BYTES + batch.len()).sum());
-        for (seq, batch) in (first.0..).zip(batches) {
-            Frame { kind: FrameKind::Entry, epoch, seq: Seq(seq), batch }.append_to(&mut bytes);
+        for (index, batch) in (0u16..).zip(batches) {
+            let seq = Seq(first.0 + u64::from(index));
+            Frame { kind: FrameKind::Entry, index, epoch, seq, batch }.append_to(&mut bytes);
         }
         let writer = inner.writer.as_mut().expect("a writer was just made sure of");
+        if let Err(error) = writer.reserve(bytes.len() as u64) {
+            return Err(failed(&mut inner, error));
+        }
         if let Err(error) = writer.append(&bytes) {
+            // Whoever opens the file next must not take for durable what may be in the page cache only.
+            let cut = writer.file.set_len(writer.at);
             inner.broken = true;
-            return Err(AppendError::Unknown(error));
+            return Err(AppendError::Unknown(cut.err().unwrap_or(error)));
         }
         inner.tail = Seq(first.0 + batches.len() as u64 - 1);
         Ok(())
@@ -171,7 +210,7 @@ impl FileLog {
                 continue;
             }
             scan(&self.env, file, &mut |frame, _| {
-                let wanted = frame.kind == FrameKind::Entry && frame.seq >= from && frame.seq <= tail;
+                let wanted = frame.kind == FrameKind::Entry && frame.seq >= from && frame.seq < next_first;
                 if wanted && (taken == 0 || taken < limit_bytes) {
                     taken += frame.batch.len().max(1);
                     let entry = LogEntry { seq: frame.seq, epoch: frame.epoch, batch: frame.batch.to_vec() };
@@ -196,17 +235,31 @@ impl FileLog {
     }
 }
 
+/// What became of an append that failed before any of its frames was written.
+fn failed(inner: &mut Inner, error: std::io::Error) -> AppendError {
+    if error.kind() == std::io::ErrorKind::StorageFull {
+        return AppendError::Full(error);
+    }
+    inner.broken = true;
+    AppendError::Unknown(error)
+}
+
 impl Writer {
-    fn append(&mut self, bytes: &[u8]) -> Result<(), std::io::Error> {
-        let end = self.at + bytes.len() as u64;
+    /// Makes sure of room for `len_bytes` more. Failing leaves nothing behind but zeros.
+    fn reserve(&mut self, len_bytes: u64) -> Result<(), std::io::Error> {
+        let end = self.at + len_bytes;
         if end > self.zeroed {
-            let zeros = vec![0u8; (end + ZERO_AHEAD_BYTES - self.zeroed) as usize];
+            let zeros = vec![0u8; (end + self.zero_ahead_bytes - self.zeroed) as usize];
             self.file.write_at(&zeros, self.zeroed)?;
             self.zeroed += zeros.len() as u64;
         }
+        Ok(())
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), std::io::Error> {
         self.file.write_at(bytes, self.at)?;
         self.file.sync_data()?;
-        self.at = end;
+        self.at += bytes.len() as u64;
         Ok(())
     }
 }
@@ -240,8 +293,8 @@ fn scan(env: &Env, file: &LogFile, visit: &mut dyn FnMut(Frame<'_>, usize)) -> R
     Ok(scanned)
 }
 
-/// A torn tail is followed by nothing. A valid later entry behind a bad frame means that the bad frame was
-/// acknowledged once and is damaged now.
+/// A torn frame is followed by nothing but frames of the same append. A valid entry of a later append means that
+/// the bad frame was acknowledged once and is damaged now.
 fn refuse_later_frames(file: &LogFile, bytes: &[u8], tail: Seq) -> Result<(), LogError> {
     let magic = *b"FBLG";
     let mut at = 1;
@@ -249,7 +302,7 @@ fn refuse_later_frames(file: &LogFile, bytes: &[u8], tail: Seq) -> Result<(), Lo
         let Some(found) = find(&bytes[at..], &magic) else { return Ok(()) };
         at += found;
         if let Ok(frame) = Frame::parse(&bytes[at..])
-            && frame.seq.0 > tail.0 + 1
+            && frame.seq.0.saturating_sub(u64::from(frame.index)) > tail.0 + 1
         {
             let path = file.path.display();
             return Err(LogError::Damaged(format!(
@@ -302,6 +355,6 @@ impl LedgerLog for FileLog {
     }
 
     fn caps(&self) -> LogCaps {
-        LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: 64 }
+        LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: BATCHES_MAX }
     }
 }

@@ -4,7 +4,7 @@
 //!  0  magic      u32   "FBLG"
 //!  4  format     u8    1
 //!  5  kind       u8    1 entry, 2 seal
-//!  6  zero       u16
+//!  6  index      u16   entries of the same append before this one
 //!  8  epoch      u64
 //! 16  seq        u64   of a seal: the last entry before it
 //! 24  len        u32   bytes of the batch; 0 in a seal
@@ -32,6 +32,7 @@ pub(super) enum FrameKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frame<'a> {
     pub(super) kind: FrameKind,
+    pub(super) index: u16,
     pub(super) epoch: Epoch,
     pub(super) seq: Seq,
     pub(super) batch: &'a [u8],
@@ -58,7 +59,7 @@ impl<'a> Frame<'a> {
             FrameKind::Seal => 2,
         };
         let len = u32::try_from(self.batch.len()).expect("batches are limited to 64 MiB");
-        w.u32(MAGIC).u8(FORMAT).u8(kind).u16(0).u64(self.epoch.0).u64(self.seq.0).u32(len);
+        w.u32(MAGIC).u8(FORMAT).u8(kind).u16(self.index).u64(self.epoch.0).u64(self.seq.0).u32(len);
         let header = w.finish();
         out.extend_from_slice(&header);
         out.extend_from_slice(&checksum(&header, self.batch).to_le_bytes());
@@ -72,7 +73,7 @@ impl<'a> Frame<'a> {
         let magic = r.u32("magic").map_err(invalid)?;
         let format = r.u8("format").map_err(invalid)?;
         let kind = r.u8("kind").map_err(invalid)?;
-        r.u16("zero").map_err(invalid)?;
+        let index = r.u16("index").map_err(invalid)?;
         let epoch = Epoch(r.u64("epoch").map_err(invalid)?);
         let seq = Seq(r.u64("seq").map_err(invalid)?);
         let len = r.u32("len").map_err(invalid)? as usize;
@@ -92,7 +93,7 @@ impl<'a> Frame<'a> {
             2 => FrameKind::Seal,
             _ => return Err(BadFrame::Invalid),
         };
-        Ok(Self { kind, epoch, seq, batch })
+        Ok(Self { kind, index, epoch, seq, batch })
     }
 
     pub(super) fn len_bytes(&self) -> usize {
@@ -106,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_frame_keeps_its_bytes() {
-        let frame = Frame { kind: FrameKind::Entry, epoch: Epoch(2), seq: Seq(3), batch: b"abc" };
+        let frame = Frame { kind: FrameKind::Entry, index: 0, epoch: Epoch(2), seq: Seq(3), batch: b"abc" };
         let mut bytes = Vec::new();
         frame.append_to(&mut bytes);
         assert_eq!(&bytes[..28], b"FBLG\x01\x01\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\x03\0\0\0");

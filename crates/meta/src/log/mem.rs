@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use base::{Epoch, Seq};
 use wire::BoxFuture;
 
+use super::frame::BATCH_BYTES_MAX;
 use super::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, Tail};
 
 #[derive(Debug, Default)]
@@ -64,6 +65,9 @@ impl LedgerLog for MemLog {
             if epoch != inner.epoch || first.0 != inner.tail().0 + 1 {
                 return Err(AppendError::Fenced(inner.epoch));
             }
+            if batches.iter().any(|batch| batch.len() > BATCH_BYTES_MAX) {
+                return Err(AppendError::TooLarge);
+            }
             let entries = (first.0..).zip(batches);
             inner.entries.extend(entries.map(|(seq, batch)| LogEntry { seq: Seq(seq), epoch, batch }));
             Ok(())
@@ -98,6 +102,6 @@ impl LedgerLog for MemLog {
     }
 
     fn caps(&self) -> LogCaps {
-        LogCaps { batch_bytes_max: 64 << 20, batches_per_append: 64 }
+        LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: 64 }
     }
 }

@@ -55,6 +55,9 @@ pub enum AppendError {
     /// The log has no room; nothing was appended.
     #[error("log is full")]
     Full(#[source] std::io::Error),
+    /// A batch is larger than [`LogCaps::batch_bytes_max`]; nothing was appended.
+    #[error("batch is larger than the log takes")]
+    TooLarge,
 }
 
 /// Why the log could not be sealed, read or trimmed.

@@ -73,12 +73,14 @@ impl Op<'_> {
         if size > FILE_BYTES_MAX {
             return Err(FsError::TooLarge.into());
         }
+        check_apart(pieces)?;
         for commit in pieces {
             self.check_piece(&commit.piece)?;
             self.replace(&mut inode, &commit.piece)?;
             self.record_owed(commit);
         }
-        inode.attr.size = inode.attr.size.max(size);
+        let end = pieces.iter().map(|commit| commit.piece.end()).max().unwrap_or(0);
+        inode.attr.size = inode.attr.size.max(size).max(end);
         inode.attr.mtime_ns = mtime_ns;
         inode.attr.data_ver += 1;
         self.touch(&mut inode.attr);
@@ -298,6 +300,15 @@ impl Op<'_> {
         self.put_inode(&target);
         Ok(MetaReply::Attr(target.attr))
     }
+}
+
+/// Pieces of one commit may not overlap: one that covers another would free the extent that both may share.
+fn check_apart(pieces: &[CommitPiece]) -> Result<(), FsError> {
+    let mut ranges: Vec<(u64, u64)> =
+        pieces.iter().map(|commit| (commit.piece.off, commit.piece.len)).collect();
+    ranges.sort_unstable();
+    let apart = ranges.windows(2).all(|pair| pair[0].0.saturating_add(pair[0].1) <= pair[1].0);
+    if apart { Ok(()) } else { Err(FsError::Invalid) }
 }
 
 /// Counters that do not add up mean that the ledger is damaged: nothing is changed, and somebody is told.

@@ -46,6 +46,11 @@ impl Op<'_> {
         let opens = self.volatile.opens.entry(ino).or_default();
         if !opens.contains(&self.session) {
             opens.push(self.session);
+            if inode.attr.nlink == 0 {
+                // Without a name it lives by the sessions in this record.
+                let orphan = Orphan { sessions: opens.clone() };
+                self.txn.put(self.keys.orphan(ino), &orphan);
+            }
         }
         Ok(MetaReply::Entry { attr: inode.attr, lease: Some(lease) })
     }

@@ -376,6 +376,12 @@ impl Op<'_> {
         if inode.attr.kind == FileKind::Directory { Ok(inode) } else { Err(FsError::NotDirectory) }
     }
 
+    /// A directory that takes new names: one that was removed may still be open, but nothing leads to it.
+    fn living_directory(&self, ino: Ino) -> Result<Inode, FsError> {
+        self.directory(ino)
+            .and_then(|inode| if inode.attr.nlink > 0 { Ok(inode) } else { Err(FsError::NotFound) })
+    }
+
     fn put_inode(&mut self, inode: &Inode) {
         self.txn.put(self.keys.inode(inode.attr.ino), inode);
     }

@@ -91,7 +91,7 @@ impl Op<'_> {
         if make.target.len() > SYMLINK_BYTES_MAX {
             return Err(FsError::NameTooLong.into());
         }
-        let mut parent = self.directory(make.parent)?;
+        let mut parent = self.living_directory(make.parent)?;
         if self.find(make.parent, &make.name)?.is_some() {
             return Err(FsError::Exists.into());
         }
@@ -189,7 +189,7 @@ impl Op<'_> {
 
     pub(super) fn link(&mut self, ino: Ino, parent: Ino, name: &Bytes) -> Outcome {
         check_name(name)?;
-        let mut dir = self.directory(parent)?;
+        let mut dir = self.living_directory(parent)?;
         let mut inode = self.inode(ino)?;
         if inode.attr.kind == FileKind::Directory {
             return Err(FsError::NotPermitted.into());
@@ -268,8 +268,8 @@ impl Op<'_> {
     pub(super) fn rename(&mut self, from: Place<'_>, to: Place<'_>, mode: RenameMode) -> Outcome {
         check_name(from.1)?;
         check_name(to.1)?;
-        self.directory(from.0)?;
-        self.directory(to.0)?;
+        self.living_directory(from.0)?;
+        self.living_directory(to.0)?;
         let source = self.must_find(from.0, from.1)?;
         let target = self.find(to.0, to.1)?;
         match (mode, target) {

@@ -382,7 +382,8 @@ impl Task {
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.send_batch();
         loop {
-            let roomy = self.core.unstored_bytes() < UNSTORED_BYTES_MAX && !self.stopping;
+            let roomy =
+                self.core.unstored_bytes() < UNSTORED_BYTES_MAX && !self.stopping && !self.batch_is_full();
             tokio::select! {
                 biased;
                 result = appended(&mut self.appending) => self.end_append(result),
@@ -390,6 +391,9 @@ impl Task {
                 Some(inbound) = calls.recv(), if roomy => {
                     self.inbound(inbound);
                     for _ in 1..EXECUTE_MAX {
+                        if self.batch_is_full() {
+                            break;
+                        }
                         let Ok(inbound) = calls.try_recv() else { break };
                         self.inbound(inbound);
                     }
@@ -406,6 +410,11 @@ impl Task {
                 break;
             }
         }
+    }
+
+    /// The next batch must not outgrow what the log takes, whatever one more request adds to it.
+    fn batch_is_full(&self) -> bool {
+        self.core.pending_bytes() >= self.log.caps().batch_bytes_max / 4
     }
 
     fn finished(&mut self) -> bool {

@@ -1,1 +1,227 @@
+//! The owner without threads: what each operation does and refuses, and that the whole state stays consistent.
 
+mod audit;
+mod content;
+mod model;
+mod names;
+mod sessions;
+
+use std::collections::{BTreeMap, HashMap};
+
+use base::{Epoch, LeaseId, PgId};
+use bytes::Bytes;
+use wire::meta::{CommitPiece, Content, ExtentRef, MakeNode, MapPiece, OpenIntent};
+
+use super::*;
+use crate::state::{Applied, MemState};
+
+/// All keys and values of a ledger.
+type Dump = BTreeMap<Vec<u8>, Vec<u8>>;
+
+const LEDGER: LedgerId = LedgerId(1);
+
+/// An owner, the batches that it wrote, and what its sessions asked.
+struct Ledger {
+    core: Core,
+    state: MemState,
+    log: Vec<Batch>,
+    requests: HashMap<SessionId, u64>,
+    now: Now,
+}
+
+impl Ledger {
+    fn new() -> Self {
+        Self::replay(&[])
+    }
+
+    /// A new owner on a state that was rebuilt from the log.
+    fn replay(log: &[Batch]) -> Self {
+        let state = MemState::default();
+        for (seq, batch) in (1..).zip(log) {
+            let mut changes = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
+            state.apply(&mut changes, Applied { seq: Seq(seq), epoch: Epoch(1) }).unwrap();
+        }
+        let tail = Seq(log.len() as u64);
+        let core = Core::new(LEDGER, Store::new(Arc::new(state.clone())), tail);
+        let now = Now { wall_ns: 1_000, boot_ns: 0 };
+        let mut ledger = Self { core, state, log: log.to_vec(), requests: HashMap::new(), now };
+        ledger.core.start(now).unwrap();
+        ledger.commit();
+        ledger
+    }
+
+    /// The next owner, after everything that is committed.
+    fn restart(&self) -> Self {
+        Self::replay(&self.log)
+    }
+
+    /// Everything executed so far becomes durable.
+    fn commit(&mut self) {
+        if let Some((seq, batch)) = self.core.take_batch() {
+            self.log.push(Batch::decode(&batch.encode()).unwrap());
+            assert_eq!(seq.0, self.log.len() as u64, "batches are numbered without a gap");
+            self.core.committed(seq);
+        }
+    }
+
+    /// Moves committed changes to the local store.
+    fn store(&mut self) {
+        self.commit();
+        if let Some(table) = self.core.freeze() {
+            let applied = Applied { seq: self.core.last_batch(), epoch: Epoch(1) };
+            self.state.apply(&mut table.iter(), applied).unwrap();
+            self.core.thaw();
+        }
+    }
+
+    fn session(&mut self) -> SessionId {
+        self.core.connect(self.now).unwrap().0
+    }
+
+    fn next_id(&mut self, session: SessionId) -> RequestId {
+        let seq = self.requests.entry(session).or_insert(0);
+        *seq += 1;
+        RequestId { session, slot: 0, seq: *seq }
+    }
+
+    fn ask(&mut self, session: SessionId, request: MetaRequest) -> Result<MetaReply, FsError> {
+        let id = self.next_id(session);
+        self.ask_as(id, &request)
+    }
+
+    /// Asks until there is a reply; whoever has a lease in the way gives it up at once.
+    fn ask_as(&mut self, id: RequestId, request: &MetaRequest) -> Result<MetaReply, FsError> {
+        self.now.wall_ns += 1;
+        for _ in 0..10 {
+            match self.core.execute(id, request, self.now) {
+                Executed::Reply { reply, .. } => return reply,
+                Executed::Wait(_) => self.answer_recalls(),
+            }
+        }
+        panic!("waits for ever: {request:?}");
+    }
+
+    fn answer_recalls(&mut self) {
+        for (session, event) in self.core.take_events() {
+            if let OwnerEvent::Recall { lease, keep, .. } = event {
+                let id = RequestId { session, slot: 1, seq: 1 };
+                self.core.execute(id, &MetaRequest::Release { lease, keep }, self.now);
+            }
+        }
+    }
+
+    fn dump(&self) -> Dump {
+        self.core.store.begin().scan(&(vec![], vec![255; 16]), usize::MAX).unwrap().into_iter().collect()
+    }
+
+    /// The request fails, and nothing at all changes.
+    #[track_caller]
+    fn refuses(&mut self, session: SessionId, request: MetaRequest, expected: FsError) {
+        let (before, pending) = (self.dump(), self.core.pending_bytes());
+        assert_eq!(self.ask(session, request.clone()), Err(expected), "{request:?}");
+        assert_eq!(self.dump(), before, "a refused request left something: {request:?}");
+        assert_eq!(self.core.pending_bytes(), pending);
+    }
+
+    #[track_caller]
+    fn attr(&mut self, session: SessionId, request: MetaRequest) -> Attr {
+        match self.ask(session, request.clone()) {
+            Ok(MetaReply::Attr(attr) | MetaReply::Entry { attr, .. }) => attr,
+            other => panic!("{request:?}: {other:?}"),
+        }
+    }
+
+    fn stat(&mut self, session: SessionId, ino: Ino) -> Attr {
+        self.attr(session, MetaRequest::GetAttr { ino })
+    }
+
+    #[track_caller]
+    fn make(&mut self, session: SessionId, parent: Ino, name: &str, kind: FileKind) -> Ino {
+        self.attr(session, MetaRequest::Make(node(parent, name, kind))).ino
+    }
+
+    fn write_lease(&mut self, session: SessionId, ino: Ino) -> LeaseId {
+        match self.ask(session, MetaRequest::Acquire { ino, kind: LeaseKind::Exclusive }) {
+            Ok(MetaReply::Lease(lease)) => lease.id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Ids for new extents.
+    fn extents(&mut self, session: SessionId) -> u64 {
+        match self.ask(session, MetaRequest::AllocExtents) {
+            Ok(MetaReply::Range { first, .. }) => first.0,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Commits pieces at once; the file grows over them.
+    fn write(&mut self, session: SessionId, ino: Ino, pieces: &[MapPiece]) -> Result<MetaReply, FsError> {
+        let lease = self.write_lease(session, ino);
+        let size = pieces.iter().map(MapPiece::end).max().unwrap_or(0);
+        let pieces =
+            pieces.iter().map(|piece| CommitPiece { piece: piece.clone(), owed: Vec::new() }).collect();
+        self.ask(session, MetaRequest::Commit { ino, lease, pieces, size, mtime_ns: 7 })
+    }
+
+    fn map(&mut self, session: SessionId, ino: Ino) -> Vec<MapPiece> {
+        let mut all: Vec<MapPiece> = Vec::new();
+        loop {
+            let off = all.last().map_or(0, MapPiece::end);
+            match self.ask(session, MetaRequest::GetMap { ino, off, limit: 3 }) {
+                Ok(MetaReply::Map { pieces, end }) => {
+                    all.extend(pieces);
+                    if end {
+                        return all;
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn free(&mut self, session: SessionId) -> Vec<u64> {
+        match self.ask(session, MetaRequest::NextFree { after: None, limit: 1000 }) {
+            Ok(MetaReply::Free(free)) => free.iter().map(|extent| extent.id.0).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn purge(&mut self, session: SessionId) {
+        while self.ask(session, MetaRequest::PurgeStep) == Ok(MetaReply::Purged { more: true }) {}
+    }
+
+    /// Says that no read of the session uses an old map.
+    fn beat(&mut self, session: SessionId) {
+        self.ask(session, MetaRequest::Heartbeat { in_use_ver: self.core.committed.0 + 1 }).unwrap();
+    }
+}
+
+fn node(parent: Ino, name: &str, kind: FileKind) -> MakeNode {
+    MakeNode {
+        parent,
+        name: Bytes::copy_from_slice(name.as_bytes()),
+        kind,
+        mode: 0o644,
+        umask: 0,
+        uid: 1,
+        gid: 2,
+        rdev: 0,
+        target: if kind == FileKind::Symlink { Bytes::from_static(b"to") } else { Bytes::new() },
+        open: OpenIntent::None,
+    }
+}
+
+fn name(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+/// Bytes `[extent_off, extent_off + len)` of an extent of `extent_len` bytes, at `off`.
+fn piece(off: u64, len: u64, id: u64, extent_off: u32, extent_len: u32) -> MapPiece {
+    let extent = ExtentRef { id: ExtentId(id), pg: PgId(0), k: 4, n: 6, extent_len, extent_off };
+    MapPiece { off, len, content: Content::Extent(extent) }
+}
+
+fn inline(off: u64, text: &str) -> MapPiece {
+    MapPiece { off, len: text.len() as u64, content: Content::Inline(name(text)) }
+}

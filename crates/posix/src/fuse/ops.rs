@@ -334,7 +334,8 @@ impl Filesystem for Fuse {
                     }
                     // Closing a handle that cannot write has nothing to tell.
                     let handle = handle_of(intent);
-                    let quiet = if handle == READER { FopenFlags::FOPEN_NOFLUSH } else { FopenFlags::empty() };
+                    let quiet =
+                        if handle == READER { FopenFlags::FOPEN_NOFLUSH } else { FopenFlags::empty() };
                     reply.opened(handle, opened | quiet);
                 }
                 Err(error) => reply.error(errno(error)),

@@ -1,0 +1,58 @@
+//! Grants that were given back or revoked, so that an answer still on its way does not bring them back to life.
+//!
+//! The owner tells of a recall at once, but answers a request only when it is durable: the recall of a grant can
+//! arrive before the answer that carries the grant.
+
+use std::collections::HashMap;
+
+use base::{Ino, LeaseId};
+use wire::meta::LeaseGrant;
+
+/// Longer than any answer is on its way: the owner stops when its log takes nothing for 30 seconds.
+const KEPT_NS: u64 = 60_000_000_000;
+
+/// The newest grant given up, by inode.
+#[derive(Debug, Default)]
+pub(crate) struct GivenUp {
+    recent: HashMap<Ino, (LeaseId, u64)>,
+    older: HashMap<Ino, (LeaseId, u64)>,
+    since_ns: u64,
+}
+
+impl GivenUp {
+    /// The grant, and every answer that carried it before, is void.
+    pub(crate) fn note(&mut self, lease: LeaseGrant, now_ns: u64) {
+        if now_ns.saturating_sub(self.since_ns) > KEPT_NS {
+            self.older = std::mem::take(&mut self.recent);
+            self.since_ns = now_ns;
+        }
+        let newest = self.recent.entry(lease.ino).or_default();
+        *newest = (*newest).max((lease.id, lease.seq));
+    }
+
+    /// Whether the grant was given up.
+    pub(crate) fn covers(&self, lease: LeaseGrant) -> bool {
+        let covered = |noted: &(LeaseId, u64)| (lease.id, lease.seq) <= *noted;
+        [&self.recent, &self.older].into_iter().any(|table| table.get(&lease.ino).is_some_and(covered))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::meta::LeaseKind;
+
+    #[test]
+    fn what_was_given_up_is_void_until_no_answer_can_carry_it() {
+        let grant = |id, seq| LeaseGrant { ino: Ino(1), id: LeaseId(id), kind: LeaseKind::Attr, seq };
+        let mut given_up = GivenUp::default();
+        given_up.note(grant(5, 2), 0);
+        for (id, seq, void) in [(4, 9, true), (5, 1, true), (5, 2, true), (5, 3, false), (6, 1, false)] {
+            assert_eq!(given_up.covers(grant(id, seq)), void, "{id} {seq}");
+        }
+        given_up.note(LeaseGrant { ino: Ino(2), ..grant(7, 1) }, KEPT_NS + 1);
+        assert!(given_up.covers(grant(5, 2)));
+        given_up.note(LeaseGrant { ino: Ino(2), ..grant(8, 1) }, 2 * KEPT_NS + 2);
+        assert!(!given_up.covers(grant(5, 2)), "it does not grow for ever");
+    }
+}

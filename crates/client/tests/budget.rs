@@ -1,0 +1,76 @@
+//! How many messages the common things cost. More than this is a regression.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::atomic::Ordering;
+
+use client::{Client, OpenIntent};
+use common::{World, create, find, pattern, read_all, run};
+use wire::meta::MetaRequest;
+
+/// Puts and gets since the last call.
+fn drive_messages(world: &World) -> (u64, u64) {
+    let sum = |count: fn(&common::MemDrive) -> u64| world.drives.iter().map(|drive| count(drive)).sum();
+    (sum(|drive| drive.puts.swap(0, Ordering::Relaxed)), sum(|drive| drive.gets.swap(0, Ordering::Relaxed)))
+}
+
+async fn close(client: Client) {
+    client.close().await.unwrap();
+}
+
+#[test]
+fn an_open_is_one_message_and_a_stat_under_a_lease_none() {
+    run("4+2", |world| async move {
+        let maker = world.client().await;
+        let ino = create(&maker, "file").await;
+        maker.write(ino, 0, &pattern(1, 100)).await.unwrap();
+        close(maker).await;
+        let (client, wire) = world.wired_client().await;
+        find(&client, "file").await.unwrap();
+        assert_eq!(wire.take_asked().len(), 1);
+        client.open_file(ino, OpenIntent::Write).await.unwrap();
+        assert_eq!(wire.take_asked().len(), 1);
+        for _ in 0..10 {
+            client.getattr(ino).await.unwrap();
+            client.open_file(ino, OpenIntent::Read).await.unwrap();
+            client.write(ino, 0, b"text").await.unwrap();
+        }
+        assert_eq!(wire.take_asked(), []);
+        client.fsync(ino).await.unwrap();
+        let asked = wire.take_asked();
+        assert!(matches!(asked.as_slice(), [MetaRequest::Commit { .. }]), "{asked:?}");
+        assert_eq!(drive_messages(&world), (0, 0), "a few bytes travel in the commit");
+    });
+}
+
+#[test]
+fn an_extent_costs_one_put_per_shard_and_one_commit_and_a_get_per_data_shard() {
+    run("4+2", |world| async move {
+        let (client, wire) = world.wired_client().await;
+        let ino = create(&client, "file").await;
+        // The first write of a session also asks for extent ids.
+        client.write(ino, 0, &pattern(1, 300_000)).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        let ino = create(&client, "extent").await;
+        drive_messages(&world);
+        wire.take_asked();
+        client.write(ino, 0, &pattern(2, 4 << 20)).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        let asked = wire.take_asked();
+        assert!(matches!(asked.as_slice(), [MetaRequest::Commit { .. }]), "{asked:?}");
+        assert_eq!(drive_messages(&world), (6, 0));
+        assert!(common::read_in_parts(&client, ino, 4 << 20).await.unwrap() == pattern(2, 4 << 20));
+        assert_eq!(wire.take_asked(), [], "who wrote it knows its map");
+        assert_eq!(drive_messages(&world), (0, 4));
+        client.read(ino, 5000, 100).await.unwrap();
+        assert_eq!(drive_messages(&world), (0, 1));
+        close(client).await;
+        let (reader, wire) = world.wired_client().await;
+        find(&reader, "extent").await.unwrap();
+        wire.take_asked();
+        read_all(&reader, ino).await.unwrap();
+        let asked = wire.take_asked();
+        assert!(matches!(asked.as_slice(), [MetaRequest::GetMap { .. }]), "{asked:?}");
+    });
+}

@@ -1,0 +1,365 @@
+//! A filesystem in one process: an owner in memory, drives in memory with faults, and clients.
+#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base::env::sim::Sim;
+use base::{DriveId, DriveUuid, Epoch, FsError, Ino, LedgerId, PgId, SessionId};
+use bytes::Bytes;
+use client::{Attr, Client, ClientOptions, FileKind, MakeNode, OpenIntent, Topology};
+use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup};
+use meta::log::MemLog;
+use meta::owner::{Owner, OwnerOptions};
+use meta::state::MemState;
+use tokio::sync::{Semaphore, watch};
+use wire::BoxFuture;
+use wire::drive::{
+    DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, IoPath, PutShard,
+    PutShardError, ShardBlocks, ShardEntry, ShardKey,
+};
+use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId};
+
+const LEDGER: LedgerId = LedgerId(1);
+/// Longer than any test takes that does not hang.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What is wrong with a drive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    /// It has failed, and says so.
+    Failed,
+    /// Every request fails, though it looks well.
+    Erring,
+    /// Blocks come back with a byte changed.
+    Corrupt,
+    /// Shards are not there.
+    Missing,
+}
+
+/// A drive in memory.
+pub struct MemDrive {
+    id: DriveId,
+    shards: Mutex<HashMap<ShardKey, PutShard>>,
+    fault: Mutex<Fault>,
+    pub capacity_bytes: AtomicU64,
+    pub puts: AtomicU64,
+    pub gets: AtomicU64,
+}
+
+impl MemDrive {
+    fn new(id: u32) -> Self {
+        Self {
+            id: DriveId(id),
+            shards: Mutex::default(),
+            fault: Mutex::new(Fault::None),
+            capacity_bytes: AtomicU64::new(1 << 30),
+            puts: AtomicU64::new(0),
+            gets: AtomicU64::new(0),
+        }
+    }
+
+    pub fn set(&self, fault: Fault) {
+        *self.fault.lock().unwrap() = fault;
+    }
+
+    fn fault(&self) -> Fault {
+        *self.fault.lock().unwrap()
+    }
+
+    pub fn used_bytes(&self) -> u64 {
+        self.shards.lock().unwrap().values().map(|shard| shard.bytes.len() as u64).sum()
+    }
+
+    fn errs(&self) -> bool {
+        matches!(self.fault(), Fault::Failed | Fault::Erring)
+    }
+
+    fn put_now(&self, request: PutShard) -> Result<(), PutShardError> {
+        let drive = self.id;
+        self.puts.fetch_add(1, Ordering::Relaxed);
+        if self.errs() {
+            return Err(PutShardError::Failed { drive });
+        }
+        let sums = base::checksum::block_checksums(request.key.extent, request.key.shard, 0, &request.bytes);
+        assert_eq!(sums, request.checksums, "the client computes the sums of what it sends");
+        let room = self.capacity_bytes.load(Ordering::Relaxed);
+        if self.used_bytes() + request.bytes.len() as u64 > room {
+            return Err(PutShardError::NoSpace { drive });
+        }
+        let key = request.key;
+        let before = self.shards.lock().unwrap().insert(key, request.clone());
+        assert!(
+            before.is_none_or(|before| before.bytes == request.bytes),
+            "a shard is written once: {key:?}"
+        );
+        Ok(())
+    }
+
+    fn get_now(&self, request: GetShard) -> Result<ShardBlocks, GetShardError> {
+        let (drive, key) = (self.id, request.key);
+        self.gets.fetch_add(1, Ordering::Relaxed);
+        if self.errs() {
+            return Err(GetShardError::Failed { drive });
+        }
+        let shards = self.shards.lock().unwrap();
+        let found = shards.get(&key).filter(|_| self.fault() != Fault::Missing);
+        let shard = found.ok_or(GetShardError::NotFound { drive, key })?;
+        let blocks = request.first_block as usize..(request.first_block + request.blocks) as usize;
+        let sums = shard.checksums.get(blocks.clone()).ok_or(GetShardError::OutOfRange { drive, key })?;
+        let mut bytes = shard.bytes[blocks.start * 4096..blocks.end * 4096].to_vec();
+        if self.fault() == Fault::Corrupt {
+            bytes[77] ^= 1;
+        }
+        Ok(ShardBlocks { bytes: bytes.into(), checksums: sums.to_vec() })
+    }
+}
+
+impl DriveService for MemDrive {
+    fn put(&self, request: PutShard) -> BoxFuture<'_, Result<(), PutShardError>> {
+        Box::pin(async move {
+            tokio::task::yield_now().await;
+            self.put_now(request)
+        })
+    }
+
+    fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>> {
+        Box::pin(async move {
+            tokio::task::yield_now().await;
+            self.get_now(request)
+        })
+    }
+
+    fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        Box::pin(async move {
+            if self.errs() {
+                return Err(DriveFailed { drive: self.id });
+            }
+            let mut shards = self.shards.lock().unwrap();
+            keys.iter().for_each(|key| drop(shards.remove(key)));
+            Ok(())
+        })
+    }
+
+    fn list(
+        &self,
+        _after: Option<ShardKey>,
+        _limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>> {
+        Box::pin(async { unreachable!("no client lists drives") })
+    }
+
+    fn stat(&self) -> DriveStat {
+        let (capacity_bytes, live_bytes) = (self.capacity_bytes.load(Ordering::Relaxed), self.used_bytes());
+        DriveStat {
+            uuid: DriveUuid([self.id.0 as u8; 16]),
+            health: if self.fault() == Fault::Failed { DriveHealth::Failed } else { DriveHealth::Up },
+            failure: None,
+            io_path: IoPath::Simulated,
+            capacity_bytes,
+            live_bytes,
+            garbage_bytes: 0,
+            reserved_bytes: 0,
+            free_bytes: capacity_bytes.saturating_sub(live_bytes),
+            shards: self.shards.lock().unwrap().len() as u64,
+        }
+    }
+}
+
+/// Replies to hold back until a permit is given.
+type Hold = Box<dyn Fn(&MetaRequest) -> bool + Send + Sync>;
+
+/// The owner as one client sees it: counted, and with faults on the way.
+pub struct Wire {
+    owner: Arc<Owner>,
+    asked: Mutex<Vec<MetaRequest>>,
+    hold: Mutex<Option<Hold>>,
+    pub held: Semaphore,
+    pub holding: Semaphore,
+    /// Recalls get lost.
+    deaf: bool,
+}
+
+struct DeafSink(Arc<dyn EventSink>);
+
+impl EventSink for DeafSink {
+    fn event(&self, event: OwnerEvent) {
+        if !matches!(event, OwnerEvent::Recall { .. }) {
+            self.0.event(event);
+        }
+    }
+}
+
+impl Wire {
+    /// Holds the replies to requests that `which` picks, until `held` gets permits. `holding` gets one each time.
+    pub fn hold(&self, which: impl Fn(&MetaRequest) -> bool + Send + Sync + 'static) {
+        *self.hold.lock().unwrap() = Some(Box::new(which));
+    }
+
+    /// What was asked since the last call, heartbeats left out.
+    pub fn take_asked(&self) -> Vec<MetaRequest> {
+        let mut asked = std::mem::take(&mut *self.asked.lock().unwrap());
+        asked.retain(|request| !matches!(request, MetaRequest::Heartbeat { .. }));
+        asked
+    }
+}
+
+impl MetaService for Wire {
+    fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>> {
+        self.owner.connect(if self.deaf { Arc::new(DeafSink(events)) } else { events })
+    }
+
+    fn call(&self, id: RequestId, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
+        self.asked.lock().unwrap().push(request.clone());
+        let hold = self.hold.lock().unwrap().as_ref().is_some_and(|which| which(&request));
+        Box::pin(async move {
+            let reply = self.owner.call(id, request).await;
+            if hold {
+                self.holding.add_permits(1);
+                self.held.acquire().await.unwrap().forget();
+            }
+            reply
+        })
+    }
+}
+
+/// Everything below the clients.
+pub struct World {
+    pub sim: Sim,
+    pub owner: Arc<Owner>,
+    pub drives: Vec<Arc<MemDrive>>,
+    profile: layout::Profile,
+    topology: watch::Receiver<Arc<Topology>>,
+    _publish: watch::Sender<Arc<Topology>>,
+}
+
+impl World {
+    fn new(profile: &str) -> Self {
+        let sim = Sim::new(1);
+        let profile: layout::Profile = profile.parse().unwrap();
+        let (log, state) = (Arc::new(MemLog::new()), Arc::new(MemState::default()));
+        let owner = Owner::open(OwnerOptions { ledger: LEDGER, log, state, env: sim.env() }).unwrap();
+        let ids = 0..u32::from(profile.n());
+        let drives: Vec<Arc<MemDrive>> = ids.clone().map(|id| Arc::new(MemDrive::new(id))).collect();
+        let map_drives = ids.clone().map(|id| MapDrive {
+            id: DriveId(id),
+            uuid: DriveUuid([id as u8; 16]),
+            domain: u64::from(id),
+            state: DriveState::Up,
+        });
+        let group = PlacementGroup { id: PgId(0), epoch: Epoch(1), members: ids.map(DriveId).collect() };
+        let map = ClusterMap { epoch: Epoch(1), drives: map_drives.collect(), groups: vec![group] };
+        let services =
+            drives.iter().map(|drive| (drive.id, drive.clone() as Arc<dyn DriveService>)).collect();
+        let (publish, topology) =
+            watch::channel(Arc::new(Topology { map, drives: services, groups: vec![PgId(0)] }));
+        Self { sim, owner: Arc::new(owner), drives, profile, topology, _publish: publish }
+    }
+
+    fn wire(&self, deaf: bool) -> Arc<Wire> {
+        Arc::new(Wire {
+            owner: self.owner.clone(),
+            asked: Mutex::default(),
+            hold: Mutex::new(None),
+            held: Semaphore::new(0),
+            holding: Semaphore::new(0),
+            deaf,
+        })
+    }
+
+    pub async fn client(&self) -> Client {
+        self.wired_client().await.0
+    }
+
+    /// A client and its way to the owner.
+    pub async fn wired_client(&self) -> (Client, Arc<Wire>) {
+        let wire = self.wire(false);
+        (self.client_over(wire.clone()).await, wire)
+    }
+
+    /// A client that never hears of a recall.
+    pub async fn deaf_client(&self) -> Client {
+        self.client_over(self.wire(true)).await
+    }
+
+    async fn client_over(&self, meta: Arc<Wire>) -> Client {
+        let options = ClientOptions {
+            env: self.sim.env(),
+            runtime: tokio::runtime::Handle::current(),
+            ledger: LEDGER,
+            meta,
+            topology: self.topology.clone(),
+            profile: self.profile,
+            provisioned_bytes: None,
+            dirty_bytes_max: 64 << 20,
+        };
+        Client::open(options).await.unwrap()
+    }
+}
+
+/// Runs a test on a world of its own. A test that hangs fails.
+pub fn run<F: Future<Output = ()>>(profile: &str, test: impl FnOnce(Arc<World>) -> F) {
+    let world = Arc::new(World::new(profile));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let ended = runtime.block_on(async { tokio::time::timeout(DEADLINE, test(world.clone())).await });
+    runtime.shutdown_background();
+    world.owner.stop();
+    ended.expect("the test hangs");
+}
+
+/// Waits until `done` says so.
+pub async fn until(mut done: impl FnMut() -> bool) {
+    while !done() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+pub fn new_file(name: &str) -> MakeNode {
+    MakeNode {
+        parent: Ino::ROOT,
+        name: Bytes::copy_from_slice(name.as_bytes()),
+        kind: FileKind::Regular,
+        mode: 0o644,
+        umask: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: Bytes::new(),
+        open: OpenIntent::Write,
+    }
+}
+
+/// Creates a file and opens it for writing.
+pub async fn create(client: &Client, name: &str) -> Ino {
+    client.make(new_file(name)).await.unwrap().ino
+}
+
+pub async fn find(client: &Client, name: &str) -> Result<Attr, FsError> {
+    client.lookup(Ino::ROOT, name.as_bytes()).await
+}
+
+/// Bytes that differ from place to place and from one `tag` to another.
+pub fn pattern(tag: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| ((at * 31 + at / 251 + tag * 97) % 255 + 1) as u8).collect()
+}
+
+/// Everything in the file, read in parts of `part` bytes.
+pub async fn read_in_parts(client: &Client, ino: Ino, part: usize) -> Result<Vec<u8>, FsError> {
+    let mut all = Vec::new();
+    loop {
+        let bytes = client.read(ino, all.len() as u64, part).await?;
+        if bytes.is_empty() {
+            return Ok(all);
+        }
+        all.extend_from_slice(&bytes);
+    }
+}
+
+pub async fn read_all(client: &Client, ino: Ino) -> Result<Vec<u8>, FsError> {
+    read_in_parts(client, ino, 1 << 20).await
+}

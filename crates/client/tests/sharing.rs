@@ -1,0 +1,255 @@
+//! Two clients of one filesystem: each sees what the other did, nothing hangs, nothing is lost.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use base::{FsError, Ino};
+use client::{Client, OpenIntent, RenameMode, SetAttr};
+use common::{create, find, new_file, pattern, read_all, run, until};
+use wire::meta::MetaRequest;
+
+#[test]
+fn what_one_wrote_and_closed_the_other_reads() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        for (number, len) in [0, 1, 5000, 9000, 300_000, 4 << 20, (9 << 20) + 17].into_iter().enumerate() {
+            let name = format!("file {number}");
+            let ino = create(&one, &name).await;
+            let bytes = pattern(number as u64, len);
+            one.write(ino, 0, &bytes).await.unwrap();
+            one.close_file(ino);
+            let attr = find(&two, &name).await.unwrap();
+            assert_eq!((attr.ino, attr.size), (ino, len as u64));
+            assert!(read_all(&two, ino).await.unwrap() == bytes, "len={len}");
+            assert!(read_all(&one, ino).await.unwrap() == bytes, "len={len}");
+        }
+    });
+}
+
+#[test]
+fn an_open_file_goes_back_and_forth_between_writers() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&one, "file").await;
+        two.open_file(find(&two, "file").await.unwrap().ino, OpenIntent::Write).await.unwrap();
+        let mut expected = Vec::new();
+        for round in 0..50u64 {
+            let writer = if round % 2 == 0 { &one } else { &two };
+            let size = writer.getattr(ino).await.unwrap().size;
+            assert_eq!(size, expected.len() as u64, "round {round}");
+            let bytes = pattern(round, 1 + round as usize * 700);
+            writer.write(ino, size, &bytes).await.unwrap();
+            expected.extend(bytes);
+        }
+        one.fsync(ino).await.unwrap();
+        two.fsync(ino).await.unwrap();
+        assert!(read_all(&one, ino).await.unwrap() == expected);
+        assert!(read_all(&two, ino).await.unwrap() == expected);
+    });
+}
+
+/// Writes blocks `first`, `first + 2`, ... of 1000 bytes.
+async fn write_every_other(client: Client, ino: Ino, first: u64) {
+    for block in (first..200).step_by(2) {
+        client.write(ino, block * 1000, &pattern(block, 1000)).await.unwrap();
+        if block % 31 == 0 {
+            client.fsync(ino).await.unwrap();
+        }
+    }
+    client.fsync(ino).await.unwrap();
+}
+
+#[test]
+fn concurrent_writers_of_one_file_lose_nothing() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&one, "file").await;
+        let tasks = [(one.clone(), 0), (two.clone(), 1)]
+            .map(|(client, first)| tokio::spawn(write_every_other(client, ino, first)));
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let expected: Vec<u8> = (0..200).flat_map(|block| pattern(block, 1000)).collect();
+        assert!(read_all(&two, ino).await.unwrap() == expected);
+        assert!(read_all(&one, ino).await.unwrap() == expected);
+    });
+}
+
+#[test]
+fn a_writer_that_never_pauses_gives_way_to_a_reader_and_loses_nothing() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&one, "file").await;
+        one.write(ino, 0, &pattern(0, 4096)).await.unwrap();
+        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (writer, stopped, done) = (one.clone(), stop.clone(), rounds.clone());
+        let runtime = tokio::runtime::Handle::current();
+        let hammer = tokio::task::spawn_blocking(move || {
+            let mut round = 0u64;
+            while round == 0 || !stopped.load(Ordering::Relaxed) {
+                round += 1;
+                let bytes = [round as u8; 4096];
+                if writer.try_write(ino, 0, &bytes).is_err() {
+                    runtime.block_on(writer.write(ino, 0, &bytes)).unwrap();
+                }
+                done.store(round, Ordering::Relaxed);
+            }
+            round as u8
+        });
+        for _ in 0..30 {
+            let before = rounds.load(Ordering::Relaxed);
+            until(|| rounds.load(Ordering::Relaxed) > before).await;
+            let bytes = two.read(ino, 0, 4096).await.unwrap();
+            assert_eq!(bytes.len(), 4096);
+            one.fsync(ino).await.expect("a client that answers recalls loses nothing");
+        }
+        stop.store(true, Ordering::Relaxed);
+        let last = hammer.await.unwrap();
+        one.fsync(ino).await.unwrap();
+        let found = two.read(ino, 0, 4096).await.unwrap();
+        let here = one.read(ino, 0, 4096).await.unwrap();
+        assert_eq!((found[0], here[0]), (last, last));
+        assert!(found == vec![last; 4096]);
+    });
+}
+
+#[test]
+fn a_grant_that_was_recalled_before_its_answer_came_is_not_used() {
+    run("4+2", |world| async move {
+        let ((one, wire), two) = (world.wired_client().await, world.client().await);
+        wire.hold(|request| matches!(request, MetaRequest::Make(_)));
+        let maker = one.clone();
+        let making = tokio::spawn(async move { maker.make(new_file("file")).await.unwrap().ino });
+        wire.holding.acquire().await.unwrap().forget();
+        // The other client finds the file and writes to it before its maker knows that it made it.
+        let ino = find(&two, "file").await.unwrap().ino;
+        two.write(ino, 0, b"second").await.unwrap();
+        wire.held.add_permits(1);
+        assert_eq!(making.await.unwrap(), ino);
+        one.write(ino, 2, b"--").await.unwrap();
+        one.fsync(ino).await.expect("the maker asks for the lease again");
+        two.fsync(ino).await.unwrap();
+        assert_eq!(read_all(&one, ino).await.unwrap(), b"se--nd");
+        assert_eq!(read_all(&two, ino).await.unwrap(), b"se--nd");
+    });
+}
+
+#[test]
+fn attributes_from_before_a_recall_are_not_taken_for_current() {
+    run("4+2", |world| async move {
+        let ((one, wire), two) = (world.wired_client().await, world.client().await);
+        let ino = create(&two, "file").await;
+        two.fsync(ino).await.unwrap();
+        wire.hold(|request| matches!(request, MetaRequest::GetAttr { .. }));
+        let asker = one.clone();
+        let asking = tokio::spawn(async move { asker.getattr(ino).await.unwrap() });
+        wire.holding.acquire().await.unwrap().forget();
+        two.write(ino, 0, b"123456").await.unwrap();
+        two.fsync(ino).await.unwrap();
+        wire.hold(|_| false);
+        wire.held.add_permits(1);
+        assert_eq!(asking.await.unwrap().size, 0, "as it was when it was asked");
+        assert_eq!(one.getattr(ino).await.unwrap().size, 6);
+        // Nor when the next lease comes without attributes.
+        one.write(ino, 6, b"7").await.unwrap();
+        assert_eq!(one.getattr(ino).await.unwrap().size, 7);
+        assert_eq!(read_all(&one, ino).await.unwrap(), b"1234567");
+    });
+}
+
+#[test]
+fn truncation_here_and_writes_there_come_one_after_the_other() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&one, "file").await;
+        let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
+        one.write(ino, 0, &pattern(1, 100_000)).await.unwrap();
+        assert_eq!(two.setattr(ino, size(50_000)).await.unwrap().size, 50_000);
+        assert_eq!(one.getattr(ino).await.unwrap().size, 50_000);
+        assert!(read_all(&one, ino).await.unwrap() == pattern(1, 50_000));
+        one.write(ino, 60_000, b"after").await.unwrap();
+        let mut expected = pattern(1, 50_000);
+        expected.resize(60_000, 0);
+        expected.extend(b"after");
+        assert!(read_all(&two, ino).await.unwrap() == expected);
+        assert_eq!(one.setattr(ino, size(0)).await.unwrap().size, 0);
+        assert!(read_all(&two, ino).await.unwrap().is_empty());
+        two.setattr(ino, size(10)).await.unwrap();
+        assert_eq!(read_all(&one, ino).await.unwrap(), [0; 10]);
+    });
+}
+
+#[test]
+fn names_that_change_here_are_seen_there() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let root = Ino::ROOT;
+        let ino = create(&one, "a").await;
+        one.write(ino, 0, b"text").await.unwrap();
+        assert_eq!(find(&two, "a").await.unwrap().ino, ino);
+        one.rename((root, b"a"), (root, b"b"), RenameMode::Replace).await.unwrap();
+        assert_eq!(find(&two, "a").await, Err(FsError::NotFound));
+        assert_eq!(find(&two, "b").await.unwrap().ino, ino);
+        assert_eq!(two.link(ino, root, b"c").await.unwrap().nlink, 2);
+        assert_eq!(one.getattr(ino).await.unwrap().nlink, 2);
+        assert_eq!(one.getattr(root).await.unwrap().size, two.getattr(root).await.unwrap().size);
+        two.unlink(root, b"b").await.unwrap();
+        two.unlink(root, b"c").await.unwrap();
+        assert_eq!(find(&one, "c").await, Err(FsError::NotFound));
+        assert_eq!(one.getattr(ino).await.unwrap().nlink, 0);
+        assert_eq!(read_all(&one, ino).await.unwrap(), b"text", "open files outlive their names");
+        one.write(ino, 4, b" more").await.unwrap();
+        one.fsync(ino).await.unwrap();
+        assert_eq!(read_all(&one, ino).await.unwrap(), b"text more");
+        one.close_file(ino);
+        // The close goes to the owner in the background.
+        while world.client().await.getattr(ino).await != Err(FsError::Stale) {
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+#[test]
+fn readers_that_both_change_the_file_do_not_wait_for_each_other() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&one, "file").await;
+        one.write(ino, 0, &pattern(1, 100)).await.unwrap();
+        for round in 0..100 {
+            assert!(read_all(&one, ino).await.unwrap() == read_all(&two, ino).await.unwrap());
+            let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
+            let (first, second) =
+                tokio::join!(one.setattr(ino, size(round)), two.setattr(ino, size(round + 1)));
+            let sizes = [first.unwrap().size, second.unwrap().size];
+            let last = two.getattr(ino).await.unwrap().size;
+            assert!(sizes.contains(&last), "{sizes:?} {last}");
+        }
+    });
+}
+
+#[test]
+fn a_client_that_does_not_answer_loses_that_inode_only() {
+    run("4+2", |world| async move {
+        let (deaf, other) = (world.deaf_client().await, world.client().await);
+        let (lost, kept) = (create(&deaf, "lost").await, create(&deaf, "kept").await);
+        deaf.write(lost, 0, b"lost").await.unwrap();
+        deaf.write(kept, 0, b"kept").await.unwrap();
+        let reader = other.clone();
+        let reading = tokio::spawn(async move { read_all(&reader, lost).await });
+        while !reading.is_finished() {
+            world.sim.clock.advance_ns(1_000_000_000);
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        assert_eq!(reading.await.unwrap(), Ok(vec![]), "what was not durable is gone");
+        assert!(deaf.fsync(lost).await.is_err(), "its writer is told");
+        deaf.fsync(kept).await.expect("other files are as before");
+        deaf.write(lost, 0, b"again").await.unwrap();
+        deaf.fsync(lost).await.unwrap();
+        deaf.close().await.unwrap();
+        assert_eq!(read_all(&other, kept).await.unwrap(), b"kept");
+        assert_eq!(read_all(&other, lost).await.unwrap(), b"again");
+    });
+}

@@ -1,0 +1,178 @@
+//! Recounts a whole ledger: the tree, links, sums, and who refers to which extent.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use wire::meta::{Content, FileKind};
+
+use super::*;
+use crate::values::{Dentry, ExtentUse, Orphan, Piece, Usage, Value};
+
+#[derive(Default)]
+struct Tables {
+    inodes: BTreeMap<u64, Inode>,
+    dentries: Vec<(u64, Vec<u8>, Dentry)>,
+    /// By map and offset.
+    pieces: BTreeMap<(u64, u64), Piece>,
+    uses: BTreeMap<u64, ExtentUse>,
+    frees: Vec<u64>,
+    purges: BTreeSet<u64>,
+    orphans: BTreeMap<u64, Orphan>,
+    sessions: BTreeSet<u64>,
+    xattr_owners: BTreeSet<u64>,
+    usage: Usage,
+}
+
+fn first(key: &[u8]) -> u64 {
+    u64::from_be_bytes(key[5..13].try_into().unwrap())
+}
+
+fn tables(dump: &Dump) -> Tables {
+    let mut tables = Tables::default();
+    for (key, value) in dump {
+        match key[4] {
+            b'I' => drop(tables.inodes.insert(first(key), Inode::decode(value).unwrap())),
+            b'D' => {
+                let name = Keys::name_of_dentry(key).to_vec();
+                tables.dentries.push((first(key), name, Dentry::decode(value).unwrap()));
+            }
+            b'M' => {
+                let at = (first(key), Keys::off_of_piece(key));
+                tables.pieces.insert(at, Piece::decode(value).unwrap());
+            }
+            b'E' => drop(tables.uses.insert(first(key), ExtentUse::decode(value).unwrap())),
+            b'F' => tables.frees.push(Keys::free_of_key(key).1.0),
+            b'P' => drop(tables.purges.insert(first(key))),
+            b'O' => drop(tables.orphans.insert(first(key), Orphan::decode(value).unwrap())),
+            b'C' => drop(tables.sessions.insert(first(key))),
+            b'X' => drop(tables.xattr_owners.insert(first(key))),
+            b'V' if key.ends_with(b"usage") => tables.usage = Usage::decode(value).unwrap(),
+            _ => {}
+        }
+    }
+    tables
+}
+
+/// Checks everything that must hold between batches. `issued` are the extents that were ever committed and not
+/// reported as deleted.
+pub(super) fn audit(dump: &Dump, issued: &BTreeSet<u64>) {
+    let tables = tables(dump);
+    audit_tree(&tables);
+    audit_orphans(&tables);
+    audit_maps(&tables);
+    audit_extents(&tables, issued);
+}
+
+/// I14: one tree, rooted; link counts and directory sizes are what a count gives.
+fn audit_tree(tables: &Tables) {
+    let mut names: BTreeMap<u64, u32> = BTreeMap::new();
+    let mut entries: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
+    let mut seen = BTreeSet::new();
+    for (dir, name, dentry) in &tables.dentries {
+        let target = &tables.inodes[&dentry.ino.0];
+        assert_eq!(target.attr.kind, dentry.kind);
+        assert_eq!(tables.inodes[dir].attr.kind, FileKind::Directory);
+        assert!(seen.insert((*dir, name.clone())), "one name twice: {dir} {name:?}");
+        *names.entry(dentry.ino.0).or_default() += 1;
+        let count = entries.entry(*dir).or_default();
+        count.0 += 1;
+        if dentry.kind == FileKind::Directory {
+            count.1 += 1;
+            assert_eq!(target.parent.0, *dir, "parent of {}", dentry.ino);
+        }
+    }
+    for (ino, inode) in &tables.inodes {
+        let found = names.get(ino).copied().unwrap_or(0);
+        if inode.attr.kind != FileKind::Directory {
+            assert_eq!(inode.attr.nlink, found, "links of {ino}");
+            continue;
+        }
+        let (count, subdirs) = entries.get(ino).copied().unwrap_or_default();
+        assert_eq!(inode.attr.size, count, "entries of {ino}");
+        if inode.attr.nlink == 0 {
+            assert_eq!((found, count), (0, 0), "removed directory {ino}");
+            continue;
+        }
+        assert_eq!(inode.attr.nlink, 2 + subdirs, "links of directory {ino}");
+        assert_eq!(found, u32::from(*ino != Ino::ROOT.0), "names of directory {ino}");
+        let mut at = *ino;
+        for _ in 0..tables.inodes.len() {
+            at = tables.inodes[&at].parent.0;
+        }
+        assert_eq!(at, Ino::ROOT.0, "directory {ino} hangs on the root");
+    }
+}
+
+fn audit_orphans(tables: &Tables) {
+    for (ino, inode) in &tables.inodes {
+        assert_eq!(inode.attr.nlink == 0, tables.orphans.contains_key(ino), "orphan {ino}");
+    }
+    for (ino, orphan) in &tables.orphans {
+        assert!(tables.inodes.contains_key(ino), "orphan {ino} has an inode");
+        let known = orphan.sessions.iter().all(|session| tables.sessions.contains(&session.0));
+        assert!(known && !orphan.sessions.is_empty(), "orphan {ino} is kept by living sessions");
+    }
+    for ino in &tables.xattr_owners {
+        assert!(tables.inodes.contains_key(ino), "attributes of {ino} outlived it");
+    }
+}
+
+/// Every piece belongs to a file or waits for its purge; stored bytes are their sum.
+fn audit_maps(tables: &Tables) {
+    let mut stored: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut ends: BTreeMap<u64, u64> = BTreeMap::new();
+    for ((map, off), piece) in &tables.pieces {
+        *stored.entry(*map).or_default() += piece.len;
+        let end = ends.insert(*map, off + piece.len).unwrap_or(0);
+        assert!(end <= *off, "pieces overlap: map={map} off={off}");
+    }
+    let mut total = Usage::default();
+    let mut owned = BTreeSet::new();
+    for (ino, inode) in &tables.inodes {
+        total.inodes += 1;
+        total.stored_bytes += inode.attr.stored_bytes;
+        let Some(map) = inode.map() else {
+            assert_eq!(inode.attr.stored_bytes, 0);
+            continue;
+        };
+        assert!(owned.insert(map.0), "map {map} has two owners");
+        assert_eq!(
+            inode.attr.stored_bytes,
+            stored.get(&map.0).copied().unwrap_or(0),
+            "stored bytes of {ino}"
+        );
+        assert!(
+            ends.get(&map.0).copied().unwrap_or(0) <= inode.attr.size,
+            "content of {ino} ends with the file"
+        );
+    }
+    assert_eq!(tables.usage, total);
+    for map in stored.keys() {
+        assert!(
+            owned.contains(map) != tables.purges.contains(map),
+            "map {map} belongs to one file or to none"
+        );
+    }
+}
+
+/// Every extent is referred to exactly as counted, or waits in F exactly once.
+fn audit_extents(tables: &Tables, issued: &BTreeSet<u64>) {
+    let mut uses: BTreeMap<u64, (ExtentUse, u64)> = BTreeMap::new();
+    for piece in tables.pieces.values() {
+        if let Content::Extent(extent) = &piece.content {
+            let none = (ExtentUse { refs: 0, live_bytes: 0 }, u64::from(extent.extent_len));
+            let (count, _) = uses.entry(extent.id.0).or_insert(none);
+            count.refs += 1;
+            count.live_bytes += piece.len;
+        }
+    }
+    for (id, (count, extent_len)) in &uses {
+        let whole = ExtentUse { refs: 1, live_bytes: *extent_len };
+        assert_eq!(tables.uses.get(id).copied().unwrap_or(whole), *count, "uses of extent {id}");
+    }
+    for id in tables.uses.keys() {
+        assert!(uses.contains_key(id), "extent {id} is counted but not used");
+    }
+    let mut accounted: Vec<u64> = uses.keys().chain(&tables.frees).copied().collect();
+    accounted.sort_unstable();
+    assert_eq!(accounted, issued.iter().copied().collect::<Vec<_>>(), "each extent is in use or free, once");
+}

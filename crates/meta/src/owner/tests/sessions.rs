@@ -1,0 +1,201 @@
+//! Sessions: repeated requests, open files without a name, ids, restarts.
+
+use std::collections::BTreeSet;
+
+use super::audit::audit;
+use super::*;
+use crate::values::{IdRange, RangeState};
+
+use FileKind::{Directory, Regular};
+
+fn unlink(text: &str) -> MetaRequest {
+    MetaRequest::Unlink { parent: Ino::ROOT, name: name(text) }
+}
+
+fn open(ino: Ino) -> MetaRequest {
+    MetaRequest::Open { ino, intent: OpenIntent::Read }
+}
+
+/// An open file without a name; it has content.
+fn orphan() -> (Ledger, SessionId, SessionId, Ino, BTreeSet<u64>) {
+    let mut ledger = Ledger::new();
+    let (me, other) = (ledger.session(), ledger.session());
+    let ino = ledger.make(me, Ino::ROOT, "file", Regular);
+    let id = ledger.extents(me);
+    ledger.write(me, ino, &[piece(0, 10, id, 0, 10)]).unwrap();
+    ledger.ask(me, open(ino)).unwrap();
+    let attr = ledger.attr(other, unlink("file"));
+    assert_eq!(attr.nlink, 0);
+    (ledger, me, other, ino, BTreeSet::from([id]))
+}
+
+#[test]
+fn an_open_file_without_a_name_lives_until_it_is_closed() {
+    let (mut ledger, me, other, ino, issued) = orphan();
+    assert_eq!(ledger.stat(me, ino).nlink, 0);
+    assert_eq!(ledger.map(me, ino).len(), 1);
+    ledger.refuses(me, MetaRequest::Link { ino, parent: Ino::ROOT, name: name("x") }, FsError::NotFound);
+    ledger.ask(other, MetaRequest::Close { inos: vec![ino] }).unwrap();
+    ledger.stat(me, ino);
+    audit(&ledger.dump(), &issued);
+    ledger.ask(me, MetaRequest::Close { inos: vec![ino] }).unwrap();
+    ledger.refuses(me, MetaRequest::GetAttr { ino }, FsError::Stale);
+    ledger.purge(me);
+    audit(&ledger.dump(), &issued);
+    ledger.commit();
+    ledger.beat(me);
+    ledger.beat(other);
+    assert_eq!(ledger.free(me).len(), 1);
+}
+
+#[test]
+fn an_open_file_without_a_name_goes_with_its_session() {
+    let (mut ledger, me, other, ino, issued) = orphan();
+    ledger.ask(me, MetaRequest::CloseSession).unwrap();
+    ledger.refuses(other, MetaRequest::GetAttr { ino }, FsError::Stale);
+    audit(&ledger.dump(), &issued);
+}
+
+#[test]
+fn an_open_file_without_a_name_goes_with_the_owner() {
+    let (mut ledger, _, _, ino, issued) = orphan();
+    ledger.commit();
+    let mut next = ledger.restart();
+    let me = next.session();
+    next.refuses(me, MetaRequest::GetAttr { ino }, FsError::Stale);
+    audit(&next.dump(), &issued);
+}
+
+#[test]
+fn a_file_opened_after_it_lost_its_name_lives_until_its_last_close() {
+    let (mut ledger, me, other, ino, issued) = orphan();
+    ledger.ask(other, open(ino)).unwrap();
+    audit(&ledger.dump(), &issued);
+    ledger.ask(me, MetaRequest::Close { inos: vec![ino] }).unwrap();
+    assert_eq!(ledger.stat(other, ino).nlink, 0);
+    assert_eq!(ledger.map(other, ino).len(), 1);
+    ledger.ask(other, MetaRequest::Close { inos: vec![ino] }).unwrap();
+    ledger.refuses(other, MetaRequest::GetAttr { ino }, FsError::Stale);
+    audit(&ledger.dump(), &issued);
+}
+
+#[test]
+fn a_repeated_request_gets_its_first_reply_and_has_no_second_effect() {
+    let mut ledger = Ledger::new();
+    let me = ledger.session();
+    ledger.make(me, Ino::ROOT, "dir", Directory);
+    let requests = [
+        MetaRequest::Make(node(Ino::ROOT, "file", Regular)),
+        MetaRequest::Make(node(Ino::ROOT, "other", Directory)),
+        unlink("file"),
+        MetaRequest::Rmdir { parent: Ino::ROOT, name: name("dir") },
+        MetaRequest::AllocExtents,
+    ];
+    for request in requests {
+        let id = ledger.next_id(me);
+        let first = ledger.ask_as(id, &request);
+        assert!(first.is_ok(), "{request:?}");
+        let before = ledger.dump();
+        for commit in [false, true, true] {
+            if commit {
+                ledger.commit();
+            }
+            assert_eq!(ledger.ask_as(id, &request), first, "{request:?}");
+            assert_eq!(ledger.dump(), before, "{request:?}");
+        }
+        let stale = RequestId { seq: id.seq - 1, ..id };
+        assert_eq!(ledger.ask_as(stale, &request), Err(FsError::Invalid));
+    }
+}
+
+#[test]
+fn a_repeated_request_is_answered_only_when_its_first_effect_is_durable() {
+    let mut ledger = Ledger::new();
+    let me = ledger.session();
+    ledger.commit();
+    let request = MetaRequest::Make(node(Ino::ROOT, "file", Regular));
+    let id = ledger.next_id(me);
+    let after = |executed| match executed {
+        Executed::Reply { after, .. } => after,
+        Executed::Wait(ino) => panic!("waits for {ino}"),
+    };
+    let first = after(ledger.core.execute(id, &request, ledger.now));
+    assert!(first > ledger.core.committed);
+    assert_eq!(after(ledger.core.execute(id, &request, ledger.now)), first);
+    let lookup = MetaRequest::Lookup { parent: Ino::ROOT, name: name("file") };
+    let look = ledger.next_id(me);
+    assert_eq!(after(ledger.core.execute(look, &lookup, ledger.now)), first, "no reader sees it earlier");
+    let again = MetaRequest::Make(node(Ino::ROOT, "file", Regular));
+    let refused = ledger.next_id(me);
+    assert_eq!(after(ledger.core.execute(refused, &again, ledger.now)), first, "nor is told that it exists");
+    ledger.commit();
+    assert_eq!(after(ledger.core.execute(look, &lookup, ledger.now)), Seq(0));
+}
+
+#[test]
+fn a_session_that_ended_is_refused() {
+    let mut ledger = Ledger::new();
+    let me = ledger.session();
+    ledger.ask(me, MetaRequest::CloseSession).unwrap();
+    ledger.refuses(me, MetaRequest::GetAttr { ino: Ino::ROOT }, FsError::StaleLease);
+    ledger.commit();
+    let mut next = ledger.restart();
+    next.refuses(me, MetaRequest::GetAttr { ino: Ino::ROOT }, FsError::StaleLease);
+    let keys = Keys::new(LEDGER);
+    let txn = next.core.store.begin();
+    assert!(txn.scan(&keys.sessions(), 9).unwrap().is_empty());
+    assert!(txn.scan(&keys.slots(me), 9).unwrap().is_empty());
+}
+
+#[test]
+fn an_extent_of_a_session_that_ended_cannot_be_committed() {
+    let mut ledger = Ledger::new();
+    let me = ledger.session();
+    let ino = ledger.make(me, Ino::ROOT, "file", Regular);
+    let id = ledger.extents(me);
+    ledger.ask(me, MetaRequest::CloseSession).unwrap();
+    let key = Keys::new(LEDGER).range(ExtentId(id));
+    let range: IdRange = ledger.core.store.begin().get(&key).unwrap().unwrap();
+    assert_eq!(range.open, RangeState::Closed);
+    let other = ledger.session();
+    assert_eq!(ledger.write(other, ino, &[piece(0, 10, id, 0, 10)]), Err(FsError::Invalid));
+    ledger.commit();
+    let mut next = ledger.restart();
+    let session = next.session();
+    assert_eq!(next.write(session, ino, &[piece(0, 10, id, 0, 10)]), Err(FsError::Invalid));
+}
+
+#[test]
+fn no_id_is_issued_twice_whatever_is_removed_or_restarted() {
+    let mut ledger = Ledger::new();
+    let (mut inos, mut ids, mut sessions) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for _ in 0..5 {
+        let me = ledger.session();
+        assert!(sessions.insert(me));
+        for round in 0..3 {
+            let ino = ledger.make(me, Ino::ROOT, "file", Regular);
+            assert!(inos.insert(ino), "inode {ino} again");
+            let first = ledger.extents(me);
+            assert!(
+                ids.insert(first)
+                    && ids.iter().all(|id| id.abs_diff(first) == 0 || id.abs_diff(first) >= 1 << 16)
+            );
+            if round < 2 {
+                ledger.attr(me, unlink("file"));
+            }
+        }
+        ledger.attr(me, unlink("file"));
+        ledger.commit();
+        ledger = ledger.restart();
+    }
+}
+
+#[test]
+fn a_ledger_of_a_newer_format_is_refused() {
+    let ledger = Ledger::new();
+    let keys = Keys::new(LEDGER);
+    let mut store = Store::new(Arc::new(ledger.state.clone()));
+    store.apply(Seq(1), [(keys.value("format"), Some(crate::values::Value::encode(&2u64)))]);
+    let mut core = Core::new(LEDGER, store, Seq(1));
+    assert_eq!(core.start(ledger.now), Err(FsError::Unsupported));
+}
