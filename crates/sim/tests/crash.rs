@@ -60,7 +60,7 @@ async fn write_one(client: &Client, number: u64, file: &mut File) -> Result<(), 
 async fn work(client: &Client, random: &SimRandom, files: &mut BTreeMap<u64, File>) {
     for _ in 0..12 {
         let removed = files.iter().find(|(_, file)| file.state == Known::Durable).map(|(number, _)| *number);
-        if let Some(number) = removed.filter(|_| random.next_u64() % 5 == 0) {
+        if let Some(number) = removed.filter(|_| random.next_u64().is_multiple_of(5)) {
             let file = files.get_mut(&number).unwrap();
             file.state = Known::Unknown;
             if client.unlink(Ino::ROOT, number.to_string().as_bytes()).await.is_err() {
@@ -118,7 +118,7 @@ fn crash_and_look(profile: &str, seed: u64) -> usize {
         runtime.block_on(async {
             let client = node.client().await.unwrap();
             check(&client, &mut files, seed).await;
-            if random.next_u64() % 4 > 0 {
+            if !random.next_u64().is_multiple_of(4) {
                 machine.sim.files.cut_power_after(random.next_u64() % 150);
             }
             let worked =
