@@ -117,7 +117,7 @@ fn what_was_acknowledged_is_there_after_any_crash() {
                     }
                 }
             }
-            if random.next_u64() % 4 == 0 {
+            if random.next_u64().is_multiple_of(4) {
                 owner.stop();
             }
             sim.files.crash();

@@ -386,7 +386,7 @@ fn interrupt(sim: &Sim, random: &SimRandom) {
 fn after_any_crash_the_log_is_what_was_acknowledged_and_a_run_of_what_was_not() {
     for seed in 0..1500 {
         let sim = Sim::new(seed);
-        let random = SimRandom::new(seed ^ 0xc0ff_ee);
+        let random = SimRandom::new(seed ^ 0x00c0_ffee);
         let engine = simulated(&sim);
         let mut model = Model { epoch: 0, acknowledged: 0, attempted: 0, trimmed: 0 };
         for round in 0..6 {

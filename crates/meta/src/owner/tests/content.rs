@@ -301,7 +301,7 @@ fn a_file_of_very_many_pieces_is_cut_in_steps() {
     loop {
         let attr = f.truncate(one, 5);
         steps += 1;
-        let left = (attr.size + 9) / 10;
+        let left = attr.size.div_ceil(10);
         assert_eq!(attr.stored_bytes, left, "every step is a shorter file");
         if attr.size == 5 {
             break;
