@@ -17,12 +17,12 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export FOREBAY ?= $(TARGET)/release/forebay
 export FOREBAY_XTASK ?= $(TARGET)/release/xtask
 
-.PHONY: help run stop build test test-long bench lint deps
+.PHONY: help run stop build test test-long bench lint deps packages
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-run: deps build ## build and start a node in ./run, mounted at ./run/mnt
+run: packages build ## build and start a node in ./run, mounted at ./run/mnt
 	@tests/run-node.sh start "$(RUN)" "$(DRIVES)" "$(DRIVE_SIZE)" "$(PROFILE)"
 
 stop: ## stop the node of `make run`
@@ -42,6 +42,9 @@ bench: deps build ## speed beside ext4 and an empty FUSE filesystem; BENCH="--qu
 
 lint: ## formatting, clippy, the rules of STYLE.md
 	@tests/run.sh lint
+
+packages:
+	@tests/deps.sh packages
 
 deps: ## install what the tests need, if it is missing
 	@tests/deps.sh

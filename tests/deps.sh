@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building and testing need and is missing. Quick when nothing is.
+# deps.sh [packages]: installs what building and testing need and is missing; with `packages`, what running needs.
+# Quick when nothing is missing.
 set -euo pipefail
 
 # Package, and a file that shows that it is there.
@@ -35,6 +36,7 @@ command -v cargo >/dev/null || {
     echo "cargo is missing: install Rust, see https://rustup.rs" >&2
     exit 1
 }
+[ "${1:-}" = packages ] && exit 0
 for line in "${TOOLS[@]}"; do
     read -r tool version <<<"$line"
     # The file in which cargo records what it installed.
