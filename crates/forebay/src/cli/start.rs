@@ -112,7 +112,8 @@ impl Write for LogFile {
 }
 
 fn start_logging(dir: &NodeDir, args: &StartArgs) -> Result<()> {
-    let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=error"));
+    let filter =
+        EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=error"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
     if args.foreground && !args.background_child {
         builder.with_writer(std::io::stderr).init();
