@@ -244,7 +244,7 @@ impl Client {
         let MetaReply::StatFs { used_bytes, inodes } = self.call(MetaRequest::StatFs).await? else {
             return Err(FsError::Io);
         };
-        let room = self.inner.room_bytes.load(std::sync::atomic::Ordering::Relaxed);
+        let room = self.inner.extents.topology().reclaimable_bytes(self.inner.profile);
         let holds = || self.inner.extents.topology().capacity_bytes(self.inner.profile);
         let total_bytes = self.inner.provisioned_bytes.unwrap_or_else(holds);
         let free_bytes = total_bytes.saturating_sub(used_bytes).min(room);

@@ -135,6 +135,10 @@ impl Client {
         let mut rest = &mut out[..];
         let mut at = off;
         for piece in &pieces {
+            if piece.off < at {
+                tracing::error!(off, at, piece = piece.off, "pieces of a known map overlap, asking again");
+                return Err(ReadExtentError::Gone);
+            }
             let (_hole, from_piece) = rest.split_at_mut((piece.off - at) as usize);
             let (part, later) = from_piece.split_at_mut(piece.len as usize);
             rest = later;

@@ -60,6 +60,15 @@ impl Topology {
         spread(rooms, width, profile.k())
     }
 
+    /// As [`Topology::room_bytes`], once everything deleted has been reclaimed: what `df` may promise.
+    pub(crate) fn reclaimable_bytes(&self, profile: Profile) -> u64 {
+        let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
+        let rooms: Vec<u64> =
+            usable.map(|service| service.stat()).map(|stat| stat.free_bytes + stat.garbage_bytes).collect();
+        let width = rooms.len().min(usize::from(profile.n()));
+        if rooms.len() < usize::from(profile.w()) { 0 } else { spread(rooms, width, profile.k()) }
+    }
+
     /// Bytes of the drives that are not free, whatever for.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.drives.values().map(|drive| drive.stat()).map(|stat| stat.capacity_bytes - stat.free_bytes).sum()

@@ -15,6 +15,10 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+fn mount_options(text: &str) -> Result<String, String> {
+    text.parse::<posix::fuse::MountFlags>().map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
 const MOUNT_HELP: &str = "Options:
   writecache  reads from the page cache, writes made durable in the background; durable after fsync (default)
   readcache   the same, but closing a file waits until it is durable
@@ -57,7 +61,7 @@ pub(crate) enum Command {
         /// Where; an existing directory. Default: where it was mounted last, or DIR/mnt.
         path: Option<PathBuf>,
         /// Options, separated by commas. Default: those of the last time.
-        #[arg(short, long, value_name = "LIST")]
+        #[arg(short, long, value_name = "LIST", value_parser = mount_options)]
         options: Option<String>,
         /// Which filesystem.
         #[arg(long, default_value = "main")]
@@ -127,7 +131,7 @@ pub(crate) struct StartArgs {
     #[arg(long, value_name = "PATH", conflicts_with = "no_mount")]
     pub(crate) mount: Option<PathBuf>,
     /// Mount options such as noatime,readcache. Default: those of the last time (see `forebay mount --help`).
-    #[arg(long, value_name = "LIST", conflicts_with = "no_mount")]
+    #[arg(long, value_name = "LIST", conflicts_with = "no_mount", value_parser = mount_options)]
     pub(crate) mount_options: Option<String>,
     /// Do not mount.
     #[arg(long)]

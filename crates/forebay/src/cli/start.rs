@@ -138,6 +138,11 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
         let _ = setsid();
     }
     start_logging(dir, &args)?;
+    // A panic ends the process; standard error may be nobody's by then, so the log has the reason.
+    std::panic::set_hook(Box::new(|panic| {
+        let trace = std::backtrace::Backtrace::force_capture();
+        tracing::error!("panic, the node ends: {panic}\n{trace}");
+    }));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
@@ -156,7 +161,10 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
         let result = stopped.context("stopping took too long; everything acknowledged is safe")?;
         match &result {
             Ok(()) => tracing::info!("node has stopped"),
-            Err(error) => tracing::error!("node stopped with an error: {error:#}"),
+            Err(error) => {
+                tracing::error!("node stopped with an error: {error:#}");
+                env().files.write_atomic(&dir.stop_error(), format!("{error:#}").as_bytes())?;
+            }
         }
         result
     })
@@ -180,6 +188,13 @@ pub(super) fn stop(dir: &Path) -> Result<()> {
             bail!("node has not stopped after {STOP_DEADLINE:?}: see {}", dir.log_file().display());
         }
         runtime.block_on(async { tokio::time::sleep(POLL).await });
+    }
+    if let Ok(error) = env().files.read(&dir.stop_error()) {
+        let error = String::from_utf8_lossy(&error).into_owned();
+        bail!(
+            "node has stopped, but could not write everything out: {error} (see {})",
+            dir.log_file().display()
+        );
     }
     println!("node has stopped: dir={root}");
     Ok(())

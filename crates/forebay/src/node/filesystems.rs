@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use base::env::Env;
 use base::units::{GIB, MIB};
 use base::{DriveId, PgId};
-use client::{Client, ClientOptions, Topology};
+use client::{Client, ClientOptions, FsStat, Topology};
 use layout::{ClusterMap, DriveSlot, PlacementGroup, Profile, plan_placement_groups, suggested_pg_count};
 use meta::control::{DriveRecord, FilesystemRecord};
 use meta::log::FileLog;
@@ -88,8 +88,9 @@ impl FilesystemEntry {
     ) -> Result<Self> {
         let base = dir.ledger(record.ledger);
         env.files.create_dir_all(&base).with_context(|| format!("cannot create {}", base.display()))?;
-        let log = FileLog::open(env, &base.join("log"))?;
+        // The store first: its lock keeps two processes from the log as well.
         let state = RedbState::open(env, &base.join("state.redb"), STORE_CACHE_BYTES)?;
+        let log = FileLog::open(env, &base.join("log"))?;
         let (ledger, owner_env) = (record.ledger, env.clone());
         let open = move || {
             Owner::open(OwnerOptions { ledger, log: Arc::new(log), state: Arc::new(state), env: owner_env })
@@ -172,8 +173,10 @@ impl FilesystemEntry {
     }
 
     pub(super) async fn info(&self, drives_up: u32) -> Result<FilesystemInfo> {
-        let stat = self.client.statfs().await?;
         let ledger = self.owner.stat();
+        // A halted ledger answers nothing, and that is what must be shown then.
+        let unknown = FsStat { total_bytes: 0, free_bytes: 0, used_bytes: 0, inodes: 0 };
+        let stat = if ledger.halted { unknown } else { self.client.statfs().await? };
         let reclaim = self.reclaimer.stat();
         Ok(FilesystemInfo {
             name: self.record.name.clone(),

@@ -64,6 +64,11 @@ impl NodeDir {
         self.root.join("run")
     }
 
+    /// Why the last stop was not clean; removed by the next start.
+    pub(crate) fn stop_error(&self) -> PathBuf {
+        self.run().join("stop-error")
+    }
+
     pub(crate) fn default_mount(&self) -> PathBuf {
         self.root.join("mnt")
     }

@@ -63,13 +63,18 @@ fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
         env.files.create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         rustix::fs::chmod(&path, private).with_context(|| format!("cannot protect {}", path.display()))?;
     }
-    // A process that was killed leaves them.
-    for path in [dir.node_json(), dir.run().join("admin.sock")] {
+    Ok(lock)
+}
+
+/// A process that was killed leaves these. Only called once the control ledger is ours, so that a node that runs
+/// without its lock file, because somebody deleted that, keeps them.
+fn remove_leftovers(env: &Env, dir: &NodeDir) -> Result<()> {
+    for path in [dir.node_json(), dir.run().join("admin.sock"), dir.stop_error()] {
         if env.files.exists(&path) {
             env.files.remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
     }
-    Ok(lock)
+    Ok(())
 }
 
 /// Takes the node's lock. A process that was killed may need a moment to go: it is waited for.
@@ -219,6 +224,7 @@ impl Node {
         let runtime = Handle::current();
         let lock = prepare_dir(&env, &dir)?;
         let control = open_control(&env, &dir, &options).await?;
+        remove_leftovers(&env, &dir)?;
         let cluster = control.cluster()?.id;
         let mut drives = BTreeMap::new();
         for record in control.drives()? {
@@ -304,8 +310,9 @@ impl Node {
 async fn open_control(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Control> {
     let base = dir.ledger(CONTROL_LEDGER);
     env.files.create_dir_all(&base).with_context(|| format!("cannot create {}", base.display()))?;
-    let log = FileLog::open(env, &base.join("log"))?;
+    // The store first: its lock keeps two processes from the log as well.
     let state = RedbState::open(env, &base.join("state.redb"), CONTROL_CACHE_BYTES)?;
+    let log = FileLog::open(env, &base.join("log"))?;
     let control = Control::open(Arc::new(log), Arc::new(state)).await?;
     match control.cluster() {
         Ok(_) => check_unchanged(&control, options)?,

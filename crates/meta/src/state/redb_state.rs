@@ -27,6 +27,8 @@ impl RedbState {
     /// If the file cannot be used or is damaged. It can be removed if the log still holds everything.
     pub fn open(env: &Env, path: &Path, cache_bytes: usize) -> Result<Self, StateError> {
         let file = env.files.open(path, OpenMode::Create, Caching::Buffered).map_err(text)?;
+        file.try_lock()
+            .map_err(|_| StateError(format!("in use by another process: path={}", path.display())))?;
         let backend = FileBackend { file };
         let database =
             Database::builder().set_cache_size(cache_bytes).create_with_backend(backend).map_err(text)?;

@@ -32,16 +32,30 @@ pub(super) fn kind_of_mode(mode: u32) -> Option<FileKind> {
     })
 }
 
+const NS_PER_S: i64 = 1_000_000_000;
+
+/// What `fuser` must be given so that the kernel reads these nanoseconds since 1970. Before 1970 it hands on the
+/// whole seconds negated and the fraction as it is, where the kernel adds the fraction.
 pub(super) fn time_of(ns: i64) -> SystemTime {
-    let distance = Duration::from_nanos(ns.unsigned_abs());
-    if ns >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
+    let fraction = ns.rem_euclid(NS_PER_S) as u32;
+    let seconds = ns.div_euclid(NS_PER_S);
+    let distance = Duration::new(seconds.unsigned_abs(), fraction);
+    if seconds >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
 }
 
-/// Nanoseconds since 1970, clamped to what 64 bits hold: the years 1677 to 2262.
+/// Nanoseconds since 1970 of a time from `fuser`, which before 1970 takes the fraction off instead of adding it.
+/// Clamped to what 64 bits hold: the years 1677 to 2262.
 pub(super) fn ns_of(time: SystemTime) -> i64 {
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),
-        Err(before) => i64::try_from(before.duration().as_nanos()).map_or(i64::MIN, |ns| -ns),
+        Err(before) => {
+            let distance = before.duration();
+            let seconds = i64::try_from(distance.as_secs()).unwrap_or(i64::MAX);
+            seconds
+                .saturating_neg()
+                .saturating_mul(NS_PER_S)
+                .saturating_add(i64::from(distance.subsec_nanos()))
+        }
     }
 }
 
@@ -127,5 +141,10 @@ mod tests {
             assert_eq!(ns_of(time_of(ns)), ns);
         }
         assert_eq!(ns_of(UNIX_EPOCH + Duration::from_secs(1 << 40)), i64::MAX);
+        // 1.75 s before 1970 is second -2 and a quarter.
+        assert_eq!(
+            UNIX_EPOCH.duration_since(time_of(-1_750_000_000)).unwrap(),
+            Duration::new(2, 250_000_000)
+        );
     }
 }
