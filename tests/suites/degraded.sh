@@ -70,6 +70,16 @@ rot() {
     node_start "$1"
 }
 
+# A drive that was away while files were written is as good as lost to them, and everybody says so.
+returned_drive() {
+    local dir=$WORK/back
+    node_stop back && mv "$dir/drives/1.img" "$WORK/away.img" && node_start back && copy back during &&
+        node_stop back && mv "$WORK/away.img" "$dir/drives/1.img" && node_start back && state_is back degraded &&
+        "$FOREBAY" why "$(find "$dir/mnt/during" -type f -size +300k | head -n 1)" --json |
+        jq -e '.state == "degraded" and any(.extents[].shards[]; .drive == 1 and .state == "owed")' >/dev/null &&
+        fail_drive back 2 && expect_fail 'would lose data' fail_drive back 3 && same back during
+}
+
 check "a real tree is staged" stage_tree "$FILES" "$WORK/source" || exit 0
 profile_survives d1 r2 2 0 1
 profile_survives d2 r3 3 1 2
@@ -80,6 +90,9 @@ check "missing: a tree is written" copy gone before
 check "missing: without the file of a drive everything is readable" missing_drive
 check "missing: with too few drives the node says why it does not start" too_many_missing
 node_end gone
+check "returned: the node starts" node_start back --drives 6 --drive-size 256M --profile 4+2
+check "returned: a drive that was away counts as lost where it is owed shards" returned_drive
+check "returned: the node stops" node_stop back
 check "rot: the node starts" node_start rot --drives 6 --drive-size 256M --profile 4+2
 check "rot: a tree is written" copy rot before
 check "rot: two drives are damaged" eval 'rot rot 1 && rot rot 4'

@@ -59,6 +59,19 @@ truncate_a_running_program() {
     cmp "$(command -v sleep)" "$MNT/program"
 }
 
+# A second process must find out before it touches anything, whatever happened to the lock file.
+deleted_lock_file() {
+    echo precious >"$MNT/precious"
+    sync "$MNT/precious"
+    rm "$WORK/$NODE/lock"
+    expect_fail 'in use by another process' "$FOREBAY" start "$WORK/$NODE"
+    "$FOREBAY" status "$WORK/$NODE" --json | jq -e '.state == "healthy"' >/dev/null
+    kill -TERM "$(node_pid "$NODE")"
+    wait_until 20 not test -e "$WORK/$NODE/node.json"
+    node_start "$NODE"
+    grep -qx precious "$MNT/precious"
+}
+
 # Every sequence has a small node of its own, so that none depends on what another left behind.
 sequence() {
     local name=$1
@@ -80,4 +93,5 @@ sequence "overwriting after a read in the middle" overwrite_after_reading_the_mi
 sequence "overwriting 200 times what fits ten times" overwrite_many_times
 sequence "creating and deleting 200 times what fits ten times" create_and_delete_many_times
 sequence "a running program is not truncated by O_RDONLY|O_TRUNC" truncate_a_running_program
+sequence "a deleted lock file does no harm" deleted_lock_file
 exit 0

@@ -107,6 +107,10 @@ pub struct FilesystemInfo {
     pub inodes: u64,
     /// Its metadata.
     pub ledger: LedgerInfo,
+    /// Shards that writes went ahead without and that are not repaired. Counted up to 100,000.
+    pub owed_shards: u64,
+    /// The drives that should hold them: to the extents concerned these are lost.
+    pub owed_drives: Vec<u32>,
     /// Extents deleted since the start.
     pub reclaimed_extents: u64,
     /// Extents whose deletion waits for a drive.
@@ -177,7 +181,7 @@ pub struct ShardInfo {
     pub shard: u8,
     /// The drive.
     pub drive: u32,
-    /// `up`, `failed`, `missing` or `out`.
+    /// `up`, `owed`, `failed`, `missing` or `out`.
     pub state: String,
 }
 

@@ -1,6 +1,6 @@
 //! Steps by which space returns: purging maps of removed files, deleting extents that nothing refers to.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use base::{DriveId, ExtentId, FsError, ShardIndex};
 use futures_util::future::join_all;
@@ -48,9 +48,27 @@ impl Client {
         let gone = self.delete_shards(free).await;
         let deleted = gone.len() as u64;
         if !gone.is_empty() {
-            self.call(MetaRequest::Freed { extents: gone }).await?;
+            let drives = self.inner.extents.topology().map.drives.iter().map(|drive| drive.id).collect();
+            self.call(MetaRequest::Freed { extents: gone, drives }).await?;
         }
         Ok(ReclaimStep { next, deleted, waiting: found - deleted })
+    }
+
+    /// Shards that commits went ahead without, as (drive, extent). At most about `limit`.
+    pub async fn owed(&self, limit: usize) -> Result<HashSet<(DriveId, ExtentId)>, FsError> {
+        let (mut owed, mut after) = (HashSet::new(), None);
+        while owed.len() < limit {
+            let MetaReply::Owed(page) = self.call(MetaRequest::Owed { after, limit: PAGE }).await? else {
+                return Err(FsError::Io);
+            };
+            after = page.last().copied();
+            let end = page.len() < PAGE as usize;
+            owed.extend(page);
+            if end {
+                break;
+            }
+        }
+        Ok(owed)
     }
 
     /// Deletes shards drive by drive. Returns the extents that no drive holds any more.

@@ -131,6 +131,12 @@ impl Keys {
         key
     }
 
+    /// The drive and extent in a key of table W.
+    pub fn owed_of_key(key: &[u8]) -> (DriveId, ExtentId) {
+        let drive = u32::from_be_bytes(key[5..9].try_into().expect("keys of this table are this long"));
+        (DriveId(drive), ExtentId(u64_at(key, 9)))
+    }
+
     /// All owed shards.
     pub fn all_owed(&self) -> KeyRange {
         (self.start(b'W', 0), self.start(b'W' + 1, 0))

@@ -449,9 +449,15 @@ pub enum MetaRequest {
         after: Option<(u64, ExtentId)>,
         limit: u32,
     },
-    /// Their shards are gone from all drives.
+    /// Their shards are gone from all drives, and with them what these drives are owed.
     Freed {
         extents: Vec<FreeExtent>,
+        drives: Vec<DriveId>,
+    },
+    /// Shards that commits went ahead without and that nobody has repaired, beyond the one given. Answer: `Owed`.
+    Owed {
+        after: Option<(DriveId, ExtentId)>,
+        limit: u32,
     },
     /// Does a bounded part of the clean-up of unlinked files. Answer: `Purged`.
     PurgeStep,
@@ -524,6 +530,7 @@ pub enum MetaReply {
     },
     Lease(LeaseGrant),
     Free(Vec<FreeExtent>),
+    Owed(Vec<(DriveId, ExtentId)>),
     Purged {
         more: bool,
     },

@@ -68,8 +68,10 @@ pub(super) fn add(dir: &Path, path: Option<PathBuf>, size_bytes: Option<u64>, fo
 
 pub(super) fn fail(dir: &Path, id: u32, force: Force, format: Format) -> Result<()> {
     let status = ask(dir, |client| async move { client.status().await })?;
-    let gone = status.drives.iter().filter(|drive| drive.state != "up" && drive.id != id).count() + 1;
     for filesystem in &status.filesystems {
+        // A drive that is owed shards is as good as lost to the extents concerned.
+        let lost = |drive: &&DriveInfo| drive.state != "up" || filesystem.owed_drives.contains(&drive.id);
+        let gone = status.drives.iter().filter(lost).filter(|drive| drive.id != id).count() + 1;
         let profile: Profile = filesystem.profile.parse()?;
         if gone > usize::from(profile.m()) && force == Force::No {
             bail!(

@@ -37,11 +37,11 @@ impl Node {
     async fn status_now(&self) -> Result<NodeStatus> {
         let mut state = self.state.lock().await;
         let drives: Vec<DriveInfo> = state.drives.values().map(DriveEntry::info).collect();
-        let up = state.drives.values().filter(|entry| entry.is_up()).count() as u32;
         let mut filesystems = Vec::new();
-        for entry in state.filesystems.values_mut() {
+        let State { drives: drives_now, filesystems: entries } = &mut *state;
+        for entry in entries.values_mut() {
             entry.unmount_dead();
-            filesystems.push(entry.info(up).await?);
+            filesystems.push(entry.info(drives_now).await?);
         }
         let mut space = SpaceInfo::default();
         for drive in &drives {
@@ -163,7 +163,7 @@ impl Node {
         let map = self.control.map()?;
         let entry =
             FilesystemEntry::open(&self.env, &self.dir, &self.runtime, record, &map, &state.drives).await?;
-        let info = entry.info(up.len() as u32).await?;
+        let info = entry.info(&state.drives).await?;
         state.filesystems.insert(request.name, entry);
         self.publish(&mut state)?;
         Ok(info)
@@ -193,6 +193,13 @@ fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo]) -> Vec<String>
             let name = &filesystem.name;
             problems.push(format!(
                 "filesystem {name} takes no requests: its log failed; see the log file, then restart"
+            ));
+        }
+        if filesystem.owed_shards > 0 {
+            let (count, name, drives) = (filesystem.owed_shards, &filesystem.name, &filesystem.owed_drives);
+            problems.push(format!(
+                "{count} shards of {name} were written without drives {drives:?} and are owed to them: files of that \
+                 time survive fewer losses (this version does not repair them)"
             ));
         }
         if filesystem.waiting_extents > 0 {
@@ -240,8 +247,8 @@ impl NodeControl for Node {
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
             let mut state = self.state.lock().await;
-            let up = state.drives.values().filter(|entry| entry.is_up()).count() as u32;
-            let entry = state.filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
+            let State { drives, filesystems } = &mut *state;
+            let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
             entry.unmount_dead();
             if let Some(path) = entry.mount_path() {
                 let message = format!("filesystem {name} is mounted already: path={}", path.display());
@@ -250,7 +257,7 @@ impl NodeControl for Node {
             let kept = entry.record.mount.clone().map(PathBuf::from);
             let path = request.path.map(PathBuf::from).or(kept).unwrap_or_else(|| self.dir.default_mount());
             self.mount_and_remember(entry, path, request.options).await.map_err(failed)?;
-            let info = entry.info(up).await.map_err(failed)?;
+            let info = entry.info(drives).await.map_err(failed)?;
             drop(state);
             self.write_node_file().await.map_err(failed)?;
             Ok(info)
@@ -260,8 +267,8 @@ impl NodeControl for Node {
     fn unmount(&self, name: String) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
             let mut state = self.state.lock().await;
-            let up = state.drives.values().filter(|entry| entry.is_up()).count() as u32;
-            let entry = state.filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
+            let State { drives, filesystems } = &mut *state;
+            let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
             let Some(path) = entry.mount_path() else {
                 return Err(AdminError::conflict(format!("filesystem {name} is not mounted")));
             };
@@ -271,7 +278,7 @@ impl NodeControl for Node {
                     "cannot unmount {path}: {error:#}; close the files that are open on it"
                 ))
             })?;
-            let info = entry.info(up).await.map_err(failed)?;
+            let info = entry.info(drives).await.map_err(failed)?;
             drop(state);
             self.write_node_file().await.map_err(failed)?;
             Ok(info)

@@ -1,6 +1,6 @@
 //! The node's filesystems: ledger, owner, client, mount and upkeep of each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +25,8 @@ use wire::drive::DriveService;
 use super::NodeDir;
 use super::drives::DriveEntry;
 
+/// Owed shards counted for `status`; more are as bad.
+const OWED_COUNTED_MAX: usize = 100_000;
 /// Page cache of a filesystem's local store.
 const STORE_CACHE_BYTES: usize = 256 << 20;
 /// What is written and not durable, at most, on a machine with memory and on a small one.
@@ -172,16 +174,18 @@ impl FilesystemEntry {
         unmounted.and(closed)
     }
 
-    pub(super) async fn info(&self, drives_up: u32) -> Result<FilesystemInfo> {
+    pub(super) async fn info(&self, drives: &BTreeMap<DriveId, DriveEntry>) -> Result<FilesystemInfo> {
         let ledger = self.owner.stat();
         // A halted ledger answers nothing, and that is what must be shown then.
         let unknown = FsStat { total_bytes: 0, free_bytes: 0, used_bytes: 0, inodes: 0 };
         let stat = if ledger.halted { unknown } else { self.client.statfs().await? };
+        let owed = if ledger.halted { HashSet::new() } else { self.client.owed(OWED_COUNTED_MAX).await? };
+        let owed_drives: BTreeSet<DriveId> = owed.iter().map(|(drive, _)| *drive).collect();
         let reclaim = self.reclaimer.stat();
         Ok(FilesystemInfo {
             name: self.record.name.clone(),
             profile: self.record.profile.to_string(),
-            protection: protection(self.record.profile, drives_up),
+            protection: protection(self.record.profile, drives, &owed_drives),
             mount: self.mount_path().map(|path| path.display().to_string()),
             total_bytes: stat.total_bytes,
             free_bytes: stat.free_bytes,
@@ -194,23 +198,25 @@ impl FilesystemEntry {
                 stored_seq: ledger.stored_seq,
                 state: if ledger.halted { "halted" } else { "serving" }.to_owned(),
             },
+            owed_shards: owed.len() as u64,
+            owed_drives: owed_drives.iter().map(|drive| drive.0).collect(),
             reclaimed_extents: reclaim.deleted_extents,
             waiting_extents: reclaim.waiting_extents,
         })
     }
 }
 
-/// What a profile gives on as many drives as are up: on one node a drive is a failure domain.
-fn protection(profile: Profile, drives_up: u32) -> String {
-    let explanation = profile.explain(drives_up);
+/// What is survived now: of reads, by the data that is stored; of writes, by the drives that are up. On one node a
+/// drive is a failure domain. A drive that is owed shards counts as lost, because to some extents it is.
+fn protection(profile: Profile, drives: &BTreeMap<DriveId, DriveEntry>, owed: &BTreeSet<DriveId>) -> String {
+    let up = drives.values().filter(|entry| entry.is_up()).count() as u32;
+    let lost = drives.iter().filter(|(id, entry)| !entry.is_up() || owed.contains(id)).count();
+    let reads = u8::try_from(lost).ok().and_then(|lost| profile.m().checked_sub(lost));
     let losses = |count: Option<u8>| {
         count.map_or("not possible".to_owned(), |count| format!("survive {count} drives"))
     };
-    format!(
-        "reads {}, writes {}, 0 nodes",
-        losses(explanation.reads_survive),
-        losses(explanation.writes_survive)
-    )
+    let reads = reads.map_or("fail for some data".to_owned(), |count| format!("survive {count} drives"));
+    format!("reads {reads}, writes {}, 0 nodes", losses(profile.explain(up).writes_survive))
 }
 
 fn dirty_bytes_max() -> u64 {

@@ -8,6 +8,8 @@ use wire::meta::{Content, ExtentRef, MapPiece};
 
 use super::{Node, State};
 
+type Owed = std::collections::HashSet<(base::DriveId, base::ExtentId)>;
+
 /// Pieces shown at most.
 const PIECES_MAX: u32 = 4096;
 
@@ -29,11 +31,23 @@ fn shard_state(state: &State, map: &ClusterMap, drive: base::DriveId) -> String 
     }
 }
 
-fn explain_extent(state: &State, map: &ClusterMap, piece: &MapPiece, extent: &ExtentRef) -> ExtentInfo {
+fn explain_extent(
+    state: &State,
+    map: &ClusterMap,
+    owed: &Owed,
+    piece: &MapPiece,
+    extent: &ExtentRef,
+) -> ExtentInfo {
     let members = map.group(extent.pg).map(|group| group.members.as_slice()).unwrap_or_default();
     let shards: Vec<ShardInfo> = (0..extent.n)
         .zip(members)
-        .map(|(shard, drive)| ShardInfo { shard, drive: drive.0, state: shard_state(state, map, *drive) })
+        .map(|(shard, drive)| {
+            let mut shard_state = shard_state(state, map, *drive);
+            if shard_state == "up" && owed.contains(&(*drive, extent.id)) {
+                shard_state = "owed".to_owned();
+            }
+            ShardInfo { shard, drive: drive.0, state: shard_state }
+        })
         .collect();
     let up = shards.iter().filter(|shard| shard.state == "up").count();
     let state = match up {
@@ -53,9 +67,9 @@ fn explain_extent(state: &State, map: &ClusterMap, piece: &MapPiece, extent: &Ex
     }
 }
 
-fn explain_piece(state: &State, map: &ClusterMap, piece: &MapPiece) -> ExtentInfo {
+fn explain_piece(state: &State, map: &ClusterMap, owed: &Owed, piece: &MapPiece) -> ExtentInfo {
     match &piece.content {
-        Content::Extent(extent) => explain_extent(state, map, piece, extent),
+        Content::Extent(extent) => explain_extent(state, map, owed, piece, extent),
         Content::Inline(_) => ExtentInfo {
             offset: piece.off,
             len: piece.len,
@@ -85,10 +99,11 @@ impl Node {
             entry.client.fsync(attr.ino).await.map_err(AdminError::failed)?;
             pieces = entry.client.map(attr.ino, 0, PIECES_MAX + 1).await.map_err(AdminError::failed)?;
         }
+        let owed = entry.client.owed(usize::MAX).await.map_err(AdminError::failed)?;
         let truncated = pieces.len() > PIECES_MAX as usize;
         pieces.truncate(PIECES_MAX as usize);
         let extents: Vec<ExtentInfo> =
-            pieces.iter().map(|piece| explain_piece(&state, &map, piece)).collect();
+            pieces.iter().map(|piece| explain_piece(&state, &map, &owed, piece)).collect();
         let worst =
             ["unreadable", "degraded"].into_iter().find(|bad| extents.iter().any(|e| e.state == *bad));
         Ok(WhyInfo {

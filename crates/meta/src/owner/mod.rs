@@ -362,7 +362,8 @@ impl Op<'_> {
                 Ok(MetaReply::Done)
             }
             R::NextFree { after, limit } => self.next_free(*after, *limit),
-            R::Freed { extents } => self.freed(extents),
+            R::Freed { extents, drives } => self.freed(extents, drives),
+            R::Owed { after, limit } => self.owed(*after, *limit),
             R::PurgeStep => self.purge_step(),
         }
     }

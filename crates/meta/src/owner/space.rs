@@ -1,6 +1,6 @@
 //! Space: extent ids for sessions, extents to delete, maps to purge, sums.
 
-use base::{ExtentId, SessionId};
+use base::{DriveId, ExtentId, SessionId};
 use wire::meta::{EXTENT_RANGE_IDS, FILE_BYTES_MAX, FreeExtent, MetaReply};
 
 use super::{Op, OpenRange, Outcome, Stop};
@@ -60,11 +60,28 @@ impl Op<'_> {
         Ok(MetaReply::Free(free))
     }
 
-    pub(super) fn freed(&mut self, extents: &[FreeExtent]) -> Outcome {
+    pub(super) fn freed(&mut self, extents: &[FreeExtent], drives: &[DriveId]) -> Outcome {
+        let anything_owed = !self.txn.scan(&self.keys.all_owed(), 1)?.is_empty();
         for extent in extents {
             self.txn.delete(self.keys.free(extent.free_ver, extent.id));
+            for drive in drives.iter().filter(|_| anything_owed) {
+                let key = self.keys.owed(*drive, extent.id);
+                if self.txn.get_bytes(&key)?.is_some() {
+                    self.txn.delete(key);
+                }
+            }
         }
         Ok(MetaReply::Done)
+    }
+
+    pub(super) fn owed(&mut self, after: Option<(DriveId, ExtentId)>, limit: u32) -> Outcome {
+        let mut range = self.keys.all_owed();
+        if let Some((drive, extent)) = after {
+            range.0 = self.keys.owed(drive, extent);
+            range.0.push(0);
+        }
+        let found = self.txn.scan(&range, limit.clamp(1, FREE_PAGE_MAX) as usize)?;
+        Ok(MetaReply::Owed(found.iter().map(|(key, _)| Keys::owed_of_key(key)).collect()))
     }
 
     pub(super) fn purge_step(&mut self) -> Outcome {

@@ -283,7 +283,7 @@ fn what_a_running_read_uses_is_not_given_out_as_free() {
     else {
         panic!("no answer");
     };
-    f.ledger.ask(me, MetaRequest::Freed { extents }).unwrap();
+    f.ledger.ask(me, MetaRequest::Freed { extents, drives: Vec::new() }).unwrap();
     f.check(one, &[piece(0, 10, id + 1, 0, 10)], &[], &[id + 1]);
 }
 

@@ -438,7 +438,7 @@ impl Run {
         for extent in &extents {
             assert!(self.model.issued.remove(&extent.id.0), "seed={} freed twice: {extent:?}", self.seed);
         }
-        self.ledger.ask(session, MetaRequest::Freed { extents }).unwrap();
+        self.ledger.ask(session, MetaRequest::Freed { extents, drives: Vec::new() }).unwrap();
     }
 
     fn check(&mut self) {
