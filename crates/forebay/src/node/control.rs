@@ -192,7 +192,7 @@ fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo]) -> Vec<String>
         if filesystem.ledger.state != "serving" {
             let name = &filesystem.name;
             problems.push(format!(
-                "filesystem {name} takes no requests: its log failed; see the log file, then restart"
+                "filesystem {name} takes no requests: its metadata could not be written; see the log file, then restart"
             ));
         }
         if filesystem.owed_shards > 0 {

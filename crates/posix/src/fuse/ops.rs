@@ -316,22 +316,12 @@ impl Filesystem for Fuse {
         });
     }
 
-    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (client, ino, intent) = (self.client.clone(), ino_of(ino), open_intent(flags));
-        let (opened, uid) = (self.open_flags(), req.uid());
+        let opened = self.open_flags();
         self.run(async move {
             match client.open_file(ino, intent).await {
-                Ok(attr) => {
-                    if intent == OpenIntent::Truncate
-                        && uid != 0
-                        && let Some(mode) = without_set_id(attr.mode)
-                    {
-                        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
-                        if let Err(error) = client.setattr(ino, set).await {
-                            client.close_file(ino);
-                            return reply.error(errno(error));
-                        }
-                    }
+                Ok(_) => {
                     // Closing a handle that cannot write has nothing to tell.
                     let handle = handle_of(intent);
                     let quiet =
