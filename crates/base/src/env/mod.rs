@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use real::spawn_thread;
+pub use real::{after_blocking, blocking_allowed, spawn_thread, with_blocking};
 
 /// Clock, randomness and files of the process, or of a simulated node.
 #[derive(Clone)]
