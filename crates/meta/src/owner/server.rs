@@ -5,7 +5,7 @@
 //! is asked leaves the owner free to execute meanwhile. The *store* thread writes committed changes to the local
 //! store about once a second and trims the log.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -182,9 +182,34 @@ pub struct Owner {
 impl Owner {
     /// Fences earlier owners, replays the log into the local store and starts serving.
     pub fn open(options: OwnerOptions) -> Result<Self, OwnerError> {
-        let OwnerOptions { ledger, log, state, env } = options;
         let runtime = runtime();
-        let (epoch, tail) = runtime.block_on(recover(ledger, &log, &state))?;
+        let ledger = options.ledger;
+        let position = runtime.block_on(recover(ledger, &options.log, &options.state))?;
+        let (owner, serve, store) = Self::assemble(options, position)?;
+        let name = |what: &str| format!("{what}-{ledger}");
+        let store = spawn_thread(&name("store"), move || self::runtime().block_on(store));
+        let serve = spawn_thread(&name("owner"), move || runtime.block_on(serve));
+        owner.threads.lock().expect("no holder of this lock panics").extend([store, serve]);
+        Ok(owner)
+    }
+
+    /// As [`Owner::open`], but on tasks of the present runtime, which end with it: so that one thread can run a
+    /// whole simulated node.
+    pub async fn open_here(options: OwnerOptions) -> Result<Self, OwnerError> {
+        let position = recover(options.ledger, &options.log, &options.state).await?;
+        let (owner, serve, store) = Self::assemble(options, position)?;
+        tokio::spawn(serve);
+        tokio::spawn(store);
+        Ok(owner)
+    }
+
+    /// An owner and what must run for it: its own work and the local store's.
+    #[allow(clippy::type_complexity, reason = "two futures and what they serve")]
+    fn assemble(
+        options: OwnerOptions,
+        (epoch, tail): (Epoch, Seq),
+    ) -> Result<(Self, BoxFuture<'static, ()>, BoxFuture<'static, ()>), OwnerError> {
+        let OwnerOptions { ledger, log, state, env } = options;
         let mut core = Core::new(ledger, Store::new(state), tail);
         let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
         core.start(now(&env)).map_err(damaged)?;
@@ -195,12 +220,7 @@ impl Owner {
         let (inbox, calls) = mpsc::channel(QUEUE_MAX);
         let (control, controls) = mpsc::unbounded_channel();
         let (stores, store_jobs) = mpsc::channel(1);
-        let name = |what: &str| format!("{what}-{ledger}");
-        let mut threads = Vec::new();
-        let (to_owner, bottom, log_to_trim) = (control.clone(), core.bottom(), log.clone());
-        threads.push(spawn_thread(&name("store"), move || {
-            store_thread(bottom, log_to_trim, store_jobs, to_owner)
-        }));
+        let store = Box::pin(store_changes(core.bottom(), log.clone(), store_jobs, control.clone()));
         let task = Task {
             core,
             env,
@@ -214,15 +234,16 @@ impl Owner {
             storing_up_to: Seq(0),
             store_due: false,
             pending: Vec::new(),
-            waiting: HashMap::new(),
+            waiting: BTreeMap::new(),
             sinks: HashMap::new(),
             stopping: false,
         };
-        threads.push(spawn_thread(&name("owner"), move || runtime.block_on(task.run(calls, controls))));
-        Ok(Self { inbox, control, threads: std::sync::Mutex::new(threads), shared })
+        let serve = Box::pin(task.run(calls, controls));
+        Ok((Self { inbox, control, threads: std::sync::Mutex::default(), shared }, serve, store))
     }
 
-    /// Finishes what was accepted, writes everything to the local store and ends the threads.
+    /// Finishes what was accepted, writes everything to the local store and ends the threads. Tasks end later,
+    /// by themselves.
     pub fn stop(&self) {
         // If the owner is gone already, its threads are too.
         let _ = self.control.send(Control::Stop);
@@ -329,26 +350,23 @@ async fn appended(appending: &mut Option<Appending>) -> Result<(), AppendError> 
     }
 }
 
-fn store_thread(
+async fn store_changes(
     state: Arc<dyn State>,
     log: Arc<dyn LedgerLog>,
     mut jobs: mpsc::Receiver<StoreJob>,
     to_owner: mpsc::UnboundedSender<Control>,
 ) {
-    let runtime = runtime();
-    runtime.block_on(async {
-        while let Some(StoreJob { table, applied }) = jobs.recv().await {
-            let result = state.apply(&mut table.iter(), applied);
-            if result.is_ok()
-                && let Err(error) = log.trim(applied.seq).await
-            {
-                tracing::warn!(%error, "ledger log could not be trimmed");
-            }
-            if to_owner.send(Control::Stored { result }).is_err() {
-                return;
-            }
+    while let Some(StoreJob { table, applied }) = jobs.recv().await {
+        let result = state.apply(&mut table.iter(), applied);
+        if result.is_ok()
+            && let Err(error) = log.trim(applied.seq).await
+        {
+            tracing::warn!(%error, "ledger log could not be trimmed");
         }
-    });
+        if to_owner.send(Control::Stored { result }).is_err() {
+            return;
+        }
+    }
 }
 
 /// The owner thread's state.
@@ -367,7 +385,7 @@ struct Task {
     storing_up_to: Seq,
     store_due: bool,
     pending: Vec<Pending>,
-    waiting: HashMap<Ino, VecDeque<Call>>,
+    waiting: BTreeMap<Ino, VecDeque<Call>>,
     sinks: HashMap<SessionId, Arc<dyn EventSink>>,
     stopping: bool,
 }
