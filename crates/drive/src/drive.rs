@@ -17,6 +17,7 @@ use wire::drive::{
     PutShardError, ShardBlocks, ShardEntry, ShardKey,
 };
 
+use crate::device::delayed::DelayedDevice;
 use crate::device::inline::InlineDevice;
 use crate::device::pool::PoolDevice;
 use crate::device::uring::UringDevice;
@@ -136,9 +137,17 @@ struct Inline {
     engine: Mutex<(Engine, InlineDevice)>,
 }
 
+/// An engine on a task of the runtime that opened the drive: for simulated devices that take their time.
+struct Task {
+    changes: mpsc::Sender<Request>,
+    reads: mpsc::Sender<Request>,
+    handle: tokio::task::JoinHandle<()>,
+}
+
 enum Runner {
     Thread(Thread),
     Inline(Box<Inline>),
+    Task(Task),
 }
 
 /// An open drive. Dropping it stops it like a crash; [`Drive::close`] spares the next open a replay.
@@ -245,6 +254,10 @@ impl Drive {
                 let queue = if matches!(request, Request::Read(_)) { &thread.reads } else { &thread.changes };
                 queue.send(request).await.map_err(|_| self.failed())?;
                 thread.bell.ring();
+            }
+            Runner::Task(task) => {
+                let queue = if matches!(request, Request::Read(_)) { &task.reads } else { &task.changes };
+                queue.send(request).await.map_err(|_| self.failed())?;
             }
             Runner::Inline(inline) => {
                 let mut guard =
@@ -453,6 +466,9 @@ fn claim(file: &dyn File, superblock: &mut Superblock) -> io::Result<()> {
 
 impl Runner {
     fn start(engine: Engine, files: &DeviceFiles, prefer: PreferIo) -> (Self, IoPath) {
+        if files.direct.latency().is_some() {
+            return (Self::Task(Task::start(engine, files)), IoPath::Simulated);
+        }
         if files.direct.raw_fd().is_none() {
             let engine = Mutex::new((engine, InlineDevice::new(files.clone())));
             return (Self::Inline(Box::new(Inline { engine })), IoPath::Simulated);
@@ -543,6 +559,49 @@ fn serve(mut engine: Engine, device: &mut dyn Device, mut inbox: Inbox, bell: &B
         bell.sleeping.store(false, Ordering::SeqCst);
         for one in done.drain(..) {
             engine.complete(one, device);
+        }
+    }
+}
+
+impl Task {
+    fn start(engine: Engine, files: &DeviceFiles) -> Self {
+        let (changes, changes_in) = mpsc::channel(QUEUE_LEN);
+        let (reads, reads_in) = mpsc::channel(QUEUE_LEN);
+        let inbox = Inbox { changes: changes_in, reads: reads_in, stop: Arc::default() };
+        let handle = tokio::spawn(serve_task(engine, DelayedDevice::new(files.clone()), inbox));
+        Self { changes, reads, handle }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.handle.abort();
+    }
+}
+
+/// As [`serve`], for a task.
+async fn serve_task(mut engine: Engine, mut device: DelayedDevice, mut inbox: Inbox) {
+    let mut done = Vec::new();
+    loop {
+        inbox.deliver(&mut engine, &mut device);
+        engine.pump(&mut device);
+        if engine.has_ended() {
+            return;
+        }
+        if engine.wants_pump() || inbox.has_mail(&engine) {
+            device.poll(&mut done);
+            tokio::task::yield_now().await;
+        } else {
+            let (room_to_read, room) = (engine.reads_in_flight() < READS_MAX, engine.backlog() < QUEUE_LEN);
+            tokio::select! {
+                biased;
+                one = device.next() => done.push(one),
+                Some(request) = inbox.reads.recv(), if room_to_read => engine.accept(request, &mut device),
+                Some(request) = inbox.changes.recv(), if room => engine.accept(request, &mut device),
+            }
+        }
+        for one in done.drain(..) {
+            engine.complete(one, &mut device);
         }
     }
 }

@@ -6,7 +6,7 @@
 //! log's own speed. The *store* thread writes committed changes to the local store about once a second and trims
 //! the log.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
@@ -159,14 +159,40 @@ pub struct Owner {
 impl Owner {
     /// Fences earlier owners, replays the log into the local store and starts serving.
     pub fn open(options: OwnerOptions) -> Result<Self, OwnerError> {
-        let OwnerOptions { ledger, log, state, env } = options;
         let runtime = runtime();
-        let (epoch, tail) = runtime.block_on(recover(ledger, &log, &state))?;
+        let ledger = options.ledger;
+        let position = runtime.block_on(recover(ledger, &options.log, &options.state))?;
+        let (owner, background, store) = Self::assemble(options, position)?;
+        let name = |what: &str| format!("{what}-{ledger}");
+        let store = spawn_thread(&name("store"), move || self::runtime().block_on(store));
+        let background = spawn_thread(&name("owner"), move || runtime.block_on(background));
+        owner.threads.lock().expect("no holder of this lock panics").extend([background, store]);
+        Ok(owner)
+    }
+
+    /// As [`Owner::open`], but on tasks of the present runtime, which end with it: so that one thread can run a
+    /// whole simulated node.
+    pub async fn open_here(options: OwnerOptions) -> Result<Self, OwnerError> {
+        let position = recover(options.ledger, &options.log, &options.state).await?;
+        let (owner, background, store) = Self::assemble(options, position)?;
+        tokio::spawn(background);
+        tokio::spawn(store);
+        Ok(owner)
+    }
+
+    /// An owner and what must run for it: its own work and the local store's.
+    #[allow(clippy::type_complexity, reason = "two futures and what they serve")]
+    fn assemble(
+        options: OwnerOptions,
+        (epoch, tail): (Epoch, Seq),
+    ) -> Result<(Self, BoxFuture<'static, ()>, BoxFuture<'static, ()>), OwnerError> {
+        let OwnerOptions { ledger, log, state, env } = options;
         let mut core = Core::new(ledger, Store::new(state), tail);
         let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
         core.start(now(&env)).map_err(damaged)?;
         let (stores, store_jobs) = mpsc::channel(1);
-        let bottom = core.bottom();
+        let (to_owner, stored) = mpsc::unbounded_channel();
+        let store = Box::pin(store_changes(core.bottom(), log.clone(), store_jobs, to_owner));
         let shared = Arc::new(Shared {
             env,
             epoch,
@@ -178,17 +204,12 @@ impl Owner {
             requests: AtomicU64::new(0),
             halted: AtomicBool::new(false),
         });
-        let name = |what: &str| format!("{what}-{ledger}");
-        let (to_owner, stored) = mpsc::unbounded_channel();
-        let log_to_trim = shared.log.clone();
-        let store =
-            spawn_thread(&name("store"), move || store_thread(bottom, log_to_trim, store_jobs, to_owner));
-        let background = shared.clone();
-        let owner = spawn_thread(&name("owner"), move || runtime.block_on(background.run_background(stored)));
-        Ok(Self { shared, threads: Mutex::new(vec![owner, store]) })
+        let background = Box::pin(shared.clone().run_background(stored));
+        Ok((Self { shared, threads: Mutex::default() }, background, store))
     }
 
-    /// Finishes what was accepted, writes everything to the local store and ends the threads.
+    /// Finishes what was accepted, writes everything to the local store and ends the threads. Tasks end later,
+    /// by themselves.
     pub fn stop(&self) {
         self.shared.desk().stopping = true;
         self.shared.work.notify_one();
@@ -301,26 +322,23 @@ async fn appended(appending: &mut Option<Appending>) -> Result<(), AppendError> 
     }
 }
 
-fn store_thread(
+async fn store_changes(
     state: Arc<dyn State>,
     log: Arc<dyn LedgerLog>,
     mut jobs: mpsc::Receiver<StoreJob>,
     to_owner: mpsc::UnboundedSender<Result<(), StateError>>,
 ) {
-    let runtime = runtime();
-    runtime.block_on(async {
-        while let Some(StoreJob { table, applied }) = jobs.recv().await {
-            let result = state.apply(&mut table.iter(), applied);
-            if result.is_ok()
-                && let Err(error) = log.trim(applied.seq).await
-            {
-                tracing::warn!(%error, "ledger log could not be trimmed");
-            }
-            if to_owner.send(result).is_err() {
-                return;
-            }
+    while let Some(StoreJob { table, applied }) = jobs.recv().await {
+        let result = state.apply(&mut table.iter(), applied);
+        if result.is_ok()
+            && let Err(error) = log.trim(applied.seq).await
+        {
+            tracing::warn!(%error, "ledger log could not be trimmed");
         }
-    });
+        if to_owner.send(result).is_err() {
+            return;
+        }
+    }
 }
 
 /// What everybody who calls the owner shares.
@@ -346,7 +364,7 @@ struct Desk {
     handed_over: Option<Appending>,
     pending: Vec<Pending>,
     /// Requests that wait for leases on an inode.
-    waiting: HashMap<Ino, VecDeque<Call>>,
+    waiting: BTreeMap<Ino, VecDeque<Call>>,
     /// Requests that wait for the log or the local store to catch up, in order of arrival.
     backlog: VecDeque<Call>,
     sinks: HashMap<SessionId, Arc<dyn EventSink>>,
@@ -369,7 +387,7 @@ impl Desk {
             appending: false,
             handed_over: None,
             pending: Vec::new(),
-            waiting: HashMap::new(),
+            waiting: BTreeMap::new(),
             backlog: VecDeque::new(),
             sinks: HashMap::new(),
             stores: Some(stores),
