@@ -88,3 +88,65 @@ impl Wake for Parked {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use tokio::sync::oneshot;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap()
+    }
+
+    /// Starts work that tells which thread ended it once `gate` opens.
+    fn start(
+        runtime: &Handle,
+        gate: oneshot::Receiver<()>,
+    ) -> std::sync::mpsc::Receiver<std::thread::ThreadId> {
+        let (ended, end) = channel();
+        run(runtime, async move {
+            let _ = gate.await;
+            ended.send(std::thread::current().id()).unwrap();
+        });
+        end
+    }
+
+    #[test]
+    fn work_that_another_request_wakes_ends_on_its_thread() {
+        let runtime = runtime();
+        let (open, gate) = oneshot::channel();
+        let end = start(runtime.handle(), gate);
+        run(runtime.handle(), async move { open.send(()).unwrap() });
+        assert_eq!(end.try_recv(), Ok(std::thread::current().id()));
+    }
+
+    #[test]
+    fn work_woken_from_elsewhere_ends_in_the_runtime() {
+        let runtime = runtime();
+        let (open, gate) = oneshot::channel();
+        let end = start(runtime.handle(), gate);
+        open.send(()).unwrap();
+        assert_ne!(end.recv().unwrap(), std::thread::current().id());
+    }
+
+    #[test]
+    fn work_that_wakes_itself_is_polled_again() {
+        let runtime = runtime();
+        let (ended, end) = channel();
+        run(runtime.handle(), async move {
+            let mut again = 3;
+            std::future::poll_fn(|context| {
+                if again == 0 {
+                    return Poll::Ready(());
+                }
+                again -= 1;
+                context.waker().wake_by_ref();
+                Poll::Pending
+            })
+            .await;
+            ended.send(()).unwrap();
+        });
+        assert_eq!(end.try_recv(), Ok(()));
+    }
+}
