@@ -8,6 +8,9 @@ use wire::meta::{
 
 use crate::{Client, owned};
 
+/// Pieces of a file's map that are remembered while nobody has it open.
+const MAP_KEPT_MAX: usize = 1024;
+
 /// A page of a directory.
 #[derive(Debug)]
 pub struct DirPage {
@@ -296,6 +299,9 @@ impl Client {
         let last = {
             let mut state = node.lock();
             state.opens = state.opens.saturating_sub(1);
+            if state.opens == 0 && state.map.len() > MAP_KEPT_MAX {
+                state.map.forget();
+            }
             state.opens == 0
         };
         if last {

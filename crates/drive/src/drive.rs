@@ -18,6 +18,7 @@ use wire::drive::{
 };
 
 use crate::admission::Admission;
+use crate::device::delayed::DelayedDevice;
 use crate::device::inline::InlineDevice;
 use crate::device::pool::PoolDevice;
 use crate::device::uring::UringDevice;
@@ -125,9 +126,7 @@ impl Bell {
 
 /// The drive's thread as callers see it.
 struct Thread {
-    changes: mpsc::Sender<Request>,
-    reads: mpsc::Sender<Request>,
-    background: mpsc::Sender<Request>,
+    outbox: Outbox,
     bell: Arc<Bell>,
     stop: Arc<AtomicBool>,
     handle: Mutex<Option<JoinHandle<()>>>,
@@ -138,9 +137,16 @@ struct Inline {
     engine: Mutex<(Engine, InlineDevice)>,
 }
 
+/// An engine on a task of the runtime that opened the drive: for simulated devices that take their time.
+struct Task {
+    outbox: Outbox,
+    handle: tokio::task::JoinHandle<()>,
+}
+
 enum Runner {
     Thread(Thread),
     Inline(Box<Inline>),
+    Task(Task),
 }
 
 /// An open drive. Dropping it stops it like a crash; [`Drive::close`] spares the next open a replay.
@@ -253,13 +259,11 @@ impl Drive {
     pub(crate) async fn send(&self, request: Request) -> Result<(), DriveFailed> {
         match &self.runner {
             Runner::Thread(thread) => {
-                let queue = match &request {
-                    Request::Read(read) if read.class == ReadClass::Background => &thread.background,
-                    Request::Read(_) => &thread.reads,
-                    _ => &thread.changes,
-                };
-                queue.send(request).await.map_err(|_| self.failed())?;
+                thread.outbox.send(request).await.map_err(|_| self.failed())?;
                 thread.bell.ring();
+            }
+            Runner::Task(task) => {
+                task.outbox.send(request).await.map_err(|_| self.failed())?;
             }
             Runner::Inline(inline) => {
                 let mut guard =
@@ -491,18 +495,17 @@ fn claim(file: &dyn File, superblock: &mut Superblock) -> io::Result<()> {
 
 impl Runner {
     fn start(engine: Engine, files: &DeviceFiles, prefer: PreferIo) -> (Self, IoPath) {
+        if files.direct.latency().is_some() {
+            return (Self::Task(Task::start(engine, files)), IoPath::Simulated);
+        }
         if files.direct.raw_fd().is_none() {
             let engine = Mutex::new((engine, InlineDevice::new(files.clone())));
             return (Self::Inline(Box::new(Inline { engine })), IoPath::Simulated);
         }
-        let (changes, changes_in) = mpsc::channel(QUEUE_LEN);
-        let (reads, reads_in) = mpsc::channel(QUEUE_LEN);
-        let (background, background_in) = mpsc::channel(QUEUE_LEN);
-        let stop = Arc::new(AtomicBool::new(false));
+        let (outbox, inbox) = queues();
+        let stop = inbox.stop.clone();
         let (started, start) = std::sync::mpsc::sync_channel(1);
         let files = files.clone();
-        let inbox =
-            Inbox { changes: changes_in, reads: reads_in, background: background_in, stop: stop.clone() };
         let handle = spawn_thread("drive", move || {
             let (mut device, wake) = open_device(&files, prefer);
             let bell = Arc::new(Bell { sleeping: AtomicBool::new(false), wake });
@@ -512,7 +515,7 @@ impl Runner {
         });
         let (bell, io_path) = start.recv().expect("a thread that panics ends the process");
         let handle = Mutex::new(Some(handle));
-        (Self::Thread(Thread { changes, reads, background, bell, stop, handle }), io_path)
+        (Self::Thread(Thread { outbox, bell, stop, handle }), io_path)
     }
 }
 
@@ -530,6 +533,33 @@ fn open_device(files: &DeviceFiles, prefer: PreferIo) -> (Box<dyn Device>, Arc<d
     let device = PoolDevice::new(files);
     let waker = device.waker();
     (Box::new(device), waker)
+}
+
+/// The queues by which requests reach the engine, one per class.
+struct Outbox {
+    changes: mpsc::Sender<Request>,
+    reads: mpsc::Sender<Request>,
+    background: mpsc::Sender<Request>,
+}
+
+impl Outbox {
+    async fn send(&self, request: Request) -> Result<(), mpsc::error::SendError<Request>> {
+        let queue = match &request {
+            Request::Read(read) if read.class == ReadClass::Background => &self.background,
+            Request::Read(_) => &self.reads,
+            _ => &self.changes,
+        };
+        queue.send(request).await
+    }
+}
+
+fn queues() -> (Outbox, Inbox) {
+    let (changes, changes_in) = mpsc::channel(QUEUE_LEN);
+    let (reads, reads_in) = mpsc::channel(QUEUE_LEN);
+    let (background, background_in) = mpsc::channel(QUEUE_LEN);
+    let inbox =
+        Inbox { changes: changes_in, reads: reads_in, background: background_in, stop: Arc::default() };
+    (Outbox { changes, reads, background }, inbox)
 }
 
 struct Inbox {
@@ -591,6 +621,51 @@ fn serve(mut engine: Engine, device: &mut dyn Device, mut inbox: Inbox, bell: &B
         bell.sleeping.store(false, Ordering::SeqCst);
         for one in done.drain(..) {
             engine.complete(one, device);
+        }
+    }
+}
+
+impl Task {
+    fn start(engine: Engine, files: &DeviceFiles) -> Self {
+        let (outbox, inbox) = queues();
+        let handle = tokio::spawn(serve_task(engine, DelayedDevice::new(files.clone()), inbox));
+        Self { outbox, handle }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.handle.abort();
+    }
+}
+
+/// As [`serve`], for a task.
+async fn serve_task(mut engine: Engine, mut device: DelayedDevice, mut inbox: Inbox) {
+    let mut done = Vec::new();
+    loop {
+        inbox.deliver(&mut engine, &mut device);
+        engine.pump(&mut device);
+        if engine.has_ended() {
+            return;
+        }
+        if engine.wants_pump() || inbox.has_mail(&engine) {
+            device.poll(&mut done);
+            tokio::task::yield_now().await;
+        } else {
+            let (room_to_read, room) = (engine.reads_in_flight() < READS_MAX, engine.backlog() < QUEUE_LEN);
+            let room_to_scrub = engine.background_reads() < BACKGROUND_READS_MAX;
+            let idle_wait = engine.idle_wait();
+            tokio::select! {
+                biased;
+                one = device.next() => done.push(one),
+                Some(request) = inbox.reads.recv(), if room_to_read => engine.accept(request, &mut device),
+                Some(request) = inbox.background.recv(), if room_to_scrub => engine.accept(request, &mut device),
+                Some(request) = inbox.changes.recv(), if room => engine.accept(request, &mut device),
+                () = tokio::time::sleep(idle_wait.unwrap_or_default()), if idle_wait.is_some() => {}
+            }
+        }
+        for one in done.drain(..) {
+            engine.complete(one, &mut device);
         }
     }
 }
