@@ -285,8 +285,9 @@ pub(crate) async fn recover(
     let epoch = Epoch(log.epoch().await.map_err(log_error)?.0 + 1);
     let tail = log.seal(epoch).await.map_err(log_error)?.seq;
     let mut applied = state.applied().map_err(store_error)?.seq;
-    if tail < applied {
-        return Err(OwnerError::RolledBack { ledger, seen: applied, tail });
+    let seen = state.newest().map_err(store_error)?.seq;
+    if tail < seen {
+        return Err(OwnerError::RolledBack { ledger, seen, tail });
     }
     while applied < tail {
         let entries = log.read(Seq(applied.0 + 1), PAGE_BYTES).await.map_err(log_error)?;
