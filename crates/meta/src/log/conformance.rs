@@ -13,7 +13,9 @@ use wire::BoxFuture;
 
 use super::file::Sizes;
 use super::frame::BATCH_BYTES_MAX;
-use super::{AppendError, CopyIo, FileLog, LedgerLog, LogEntry, LogError, MemLog, MirrorOptions, MirroredLog};
+use super::{
+    AppendError, CopyIo, FileLog, LedgerLog, LogEntry, LogError, MemLog, MirrorOptions, MirroredLog,
+};
 
 /// Small, so that a test fills several files.
 pub(super) const SIZES: Sizes = Sizes { file_bytes: 8192, zero_ahead_bytes: 1024, reserve_bytes: 512 };
@@ -90,7 +92,11 @@ fn batch(number: u64) -> Vec<u8> {
     format!("batch {number} ").into_bytes().repeat(number as usize % 7 + 1)
 }
 
-pub(super) fn append(log: &dyn LedgerLog, epoch: u64, seqs: std::ops::RangeInclusive<u64>) -> Result<(), AppendError> {
+pub(super) fn append(
+    log: &dyn LedgerLog,
+    epoch: u64,
+    seqs: std::ops::RangeInclusive<u64>,
+) -> Result<(), AppendError> {
     let first = Seq(*seqs.start());
     now(log.append(Epoch(epoch), first, seqs.map(batch).collect()))
 }
@@ -212,6 +218,7 @@ fn a_trim_keeps_everything_above_its_argument_and_where_the_log_ends() {
             tail += 10;
             now(log.trim(Seq(up_to))).unwrap();
             check_entries(&*log, up_to.min(tail) + 1, tail);
+            assert!(log.first().0 <= up_to.min(tail) + 1);
             drop(log);
             check_entries(&*engine.open().unwrap(), up_to.min(tail) + 1, tail);
         }

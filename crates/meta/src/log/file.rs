@@ -96,7 +96,8 @@ impl FileLog {
             files.push(LogFile { first: Seq(first), path });
         }
         files.sort_by_key(|file| file.first);
-        let mut inner = Inner { epoch: Epoch(0), tail: Seq(0), files, writer: None, broken: false, full: false };
+        let mut inner =
+            Inner { epoch: Epoch(0), tail: Seq(0), files, writer: None, broken: false, full: false };
         if let Some(first) = inner.files.first() {
             inner.tail = Seq(first.first.0 - 1);
         }
@@ -133,11 +134,6 @@ impl FileLog {
     pub(super) fn end(&self) -> (Epoch, Seq) {
         let inner = self.inner();
         (inner.epoch, inner.tail)
-    }
-
-    /// The first entry that is still there, or would be.
-    pub(super) fn first(&self) -> Seq {
-        self.inner().files.first().map_or(Seq(1), |file| file.first)
     }
 
     /// Removes the files of a log that is worth nothing any more.
@@ -189,7 +185,8 @@ impl FileLog {
             for entry in run {
                 bytes.clear();
                 let (epoch, seq) = (entry.epoch, entry.seq);
-                Frame { kind: FrameKind::Entry, index: 0, epoch, seq, batch: &entry.batch }.append_to(&mut bytes);
+                Frame { kind: FrameKind::Entry, index: 0, epoch, seq, batch: &entry.batch }
+                    .append_to(&mut bytes);
                 let writer = inner.writer.as_mut().expect("a file was just begun");
                 writer.reserve(bytes.len() as u64)?;
                 writer.append(&bytes)?;
@@ -516,6 +513,10 @@ impl LedgerLog for FileLog {
 
     fn caps(&self) -> LogCaps {
         LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: BATCHES_MAX }
+    }
+
+    fn first(&self) -> Seq {
+        self.inner().files.first().map_or(Seq(1), |file| file.first)
     }
 
     fn room(&self) -> Room {

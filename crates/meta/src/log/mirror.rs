@@ -301,7 +301,9 @@ impl Shared {
             }
         }
         if failed.len() == inner.complete().count() {
-            return Err(first_error.unwrap_or_else(|| std::io::Error::other("no copy of the log is left").into()));
+            return Err(
+                first_error.unwrap_or_else(|| std::io::Error::other("no copy of the log is left").into())
+            );
         }
         inner.go_on_without(&self.env, failed)?;
         inner.epoch = epoch;
@@ -556,6 +558,10 @@ impl LedgerLog for MirroredLog {
 
     fn caps(&self) -> LogCaps {
         LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: BATCHES_MAX }
+    }
+
+    fn first(&self) -> Seq {
+        self.shared.inner().complete().map(|(_, copy)| copy.log.first()).min().unwrap_or(Seq(1))
     }
 
     fn room(&self) -> Room {

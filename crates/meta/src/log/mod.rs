@@ -121,6 +121,11 @@ pub trait LedgerLog: Send + Sync {
     /// Its limits.
     fn caps(&self) -> LogCaps;
 
+    /// The oldest entry that it still holds, or would hold.
+    fn first(&self) -> Seq {
+        Seq(1)
+    }
+
     /// Whether it can grow. A log that could not tries again now.
     fn room(&self) -> Room {
         Room::Enough

@@ -9,6 +9,7 @@ mod data;
 mod inodes;
 mod lease;
 mod names;
+mod pressure;
 mod server;
 mod space;
 

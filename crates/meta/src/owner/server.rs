@@ -17,9 +17,10 @@ use tokio::sync::{mpsc, oneshot};
 use wire::BoxFuture;
 use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
 
+use super::pressure::Pressure;
 use super::{Core, Executed, Now};
 use crate::batch::Batch;
-use crate::log::{AppendError, LedgerLog, LogError};
+use crate::log::{AppendError, LedgerLog, LogError, Room};
 use crate::state::{Applied, State, StateError};
 use crate::store::{ChangeTable, Store};
 
@@ -32,8 +33,8 @@ const UNSTORED_BYTES_MAX: usize = 256 << 20;
 /// Changes in memory above which they are written to the local store without waiting for the tick.
 const STORE_BYTES: usize = 32 << 20;
 const TICK: Duration = Duration::from_millis(500);
-/// How long the log may be full before the ledger stops.
-const FULL_RETRIES: u32 = 300;
+/// How often a full log is tried before those who wait are told.
+const FULL_RETRIES: u32 = 50;
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a ledger could not be opened.
@@ -103,6 +104,8 @@ pub struct OwnerStat {
     pub requests: u64,
     /// Whether the log failed; then every request is refused until a restart.
     pub halted: bool,
+    /// Whether the disk is full; then only what makes room is done until it has room again.
+    pub no_space: bool,
 }
 
 #[derive(Debug, Default)]
@@ -112,6 +115,15 @@ struct Shared {
     stored: AtomicU64,
     requests: AtomicU64,
     halted: AtomicBool,
+    no_space: AtomicBool,
+    /// Why it is halted or has no space.
+    problem: std::sync::Mutex<Option<String>>,
+}
+
+impl Shared {
+    fn set_problem(&self, problem: Option<String>) {
+        *self.problem.lock().expect("no holder of this lock panics") = problem;
+    }
 }
 
 type Reply = oneshot::Sender<Result<MetaReply, FsError>>;
@@ -128,7 +140,12 @@ enum Inbound {
 }
 
 enum Control {
-    Stored { result: Result<(), StateError> },
+    Stored {
+        job: StoreJob,
+        result: Result<(), StateError>,
+    },
+    /// The log has been full for long.
+    LogStuck,
     Stop,
 }
 
@@ -217,6 +234,10 @@ impl Owner {
             waiting: HashMap::new(),
             sinks: HashMap::new(),
             stopping: false,
+            log_tight: false,
+            log_stuck: false,
+            store_full: false,
+            to_self: control.clone(),
         };
         threads.push(spawn_thread(&name("owner"), move || runtime.block_on(task.run(calls, controls))));
         Ok(Self { inbox, control, threads: std::sync::Mutex::new(threads), shared })
@@ -240,7 +261,13 @@ impl Owner {
             stored_seq: self.shared.stored.load(Ordering::Relaxed),
             requests: self.shared.requests.load(Ordering::Relaxed),
             halted: self.shared.halted.load(Ordering::Relaxed),
+            no_space: self.shared.no_space.load(Ordering::Relaxed),
         }
+    }
+
+    /// Why it is halted or has no space.
+    pub fn problem(&self) -> Option<String> {
+        self.shared.problem.lock().expect("no holder of this lock panics").clone()
     }
 }
 
@@ -310,16 +337,34 @@ pub(crate) async fn recover(
     Ok((epoch, tail))
 }
 
-/// Appends, waiting for room if the log has none.
-async fn append(log: Arc<dyn LedgerLog>, epoch: Epoch, seq: Seq, bytes: Vec<u8>) -> Result<(), AppendError> {
-    let mut result = log.append(epoch, seq, vec![bytes.clone()]).await;
-    for _ in 0..FULL_RETRIES {
-        let Err(AppendError::Full(error)) = &result else { break };
-        tracing::warn!(%error, "ledger log is full, waiting for room");
+/// Appends, waiting for room for as long as the log has none.
+async fn append(
+    log: Arc<dyn LedgerLog>,
+    epoch: Epoch,
+    seq: Seq,
+    bytes: Vec<u8>,
+    to_owner: mpsc::UnboundedSender<Control>,
+) -> Result<(), AppendError> {
+    let mut tries: u32 = 0;
+    loop {
+        let result = log.append(epoch, seq, vec![bytes.clone()]).await;
+        let Err(AppendError::Full(error)) = &result else { return result };
+        tries += 1;
+        if tries.is_multiple_of(FULL_RETRIES) {
+            tracing::warn!(%error, "ledger log is full, waiting for room");
+            // An owner that is gone drops this future as well.
+            let _ = to_owner.send(Control::LogStuck);
+        }
         tokio::time::sleep(FULL_PAUSE).await;
-        result = log.append(epoch, seq, vec![bytes.clone()]).await;
     }
-    result
+}
+
+/// An error with its causes, for people.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", with_causes(source)),
+        None => error.to_string(),
+    }
 }
 
 /// The result of the append under way; for ever pending if there is none.
@@ -338,14 +383,14 @@ fn store_thread(
 ) {
     let runtime = runtime();
     runtime.block_on(async {
-        while let Some(StoreJob { table, applied }) = jobs.recv().await {
-            let result = state.apply(&mut table.iter(), applied);
+        while let Some(job) = jobs.recv().await {
+            let result = state.apply(&mut job.table.iter(), job.applied);
             if result.is_ok()
-                && let Err(error) = log.trim(applied.seq).await
+                && let Err(error) = log.trim(job.applied.seq).await
             {
                 tracing::warn!(%error, "ledger log could not be trimmed");
             }
-            if to_owner.send(Control::Stored { result }).is_err() {
+            if to_owner.send(Control::Stored { job, result }).is_err() {
                 return;
             }
         }
@@ -371,6 +416,13 @@ struct Task {
     waiting: HashMap<Ino, VecDeque<Call>>,
     sinks: HashMap<SessionId, Arc<dyn EventSink>>,
     stopping: bool,
+    /// The log uses up its reserve.
+    log_tight: bool,
+    /// The log takes nothing at all.
+    log_stuck: bool,
+    /// The local store has no room. It is tried again with every tick.
+    store_full: bool,
+    to_self: mpsc::UnboundedSender<Control>,
 }
 
 impl Task {
@@ -383,8 +435,8 @@ impl Task {
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.send_batch();
         loop {
-            let roomy =
-                self.core.unstored_bytes() < UNSTORED_BYTES_MAX && !self.stopping && !self.batch_is_full();
+            let bounded = self.core.unstored_bytes() < UNSTORED_BYTES_MAX || self.store_full;
+            let roomy = bounded && !self.stopping && !self.batch_is_full();
             tokio::select! {
                 biased;
                 result = appended(&mut self.appending) => self.end_append(result),
@@ -422,6 +474,10 @@ impl Task {
         if self.halted() {
             return true;
         }
+        if self.log_stuck || (self.store_full && !self.storing && self.appending.is_none()) {
+            // The log has what was acknowledged; the next start goes on from there.
+            return true;
+        }
         if self.appending.is_some() || self.storing || self.to_store.is_some() {
             return false;
         }
@@ -438,6 +494,9 @@ impl Task {
         match inbound {
             Inbound::Call(call) if self.halted() => drop(call.reply.send(Err(FsError::Unavailable))),
             Inbound::Connect { reply, .. } if self.halted() => drop(reply.send(Err(FsError::Unavailable))),
+            Inbound::Call(call) if self.pressure().refuses(&call.request) => {
+                drop(call.reply.send(Err(FsError::NoSpace)));
+            }
             Inbound::Call(call) => self.execute(call),
             Inbound::Connect { events, reply } => match self.core.connect(now(&self.env)) {
                 Ok((session, after)) => {
@@ -464,6 +523,8 @@ impl Task {
                 let pending = Pending { after, answer: Answer::Reply(call.reply, reply) };
                 if after <= self.core.committed_seq() {
                     pending.send()
+                } else if self.log_stuck {
+                    pending.fail(FsError::Unavailable)
                 } else {
                     self.pending.push(pending)
                 }
@@ -497,7 +558,7 @@ impl Task {
         let Some((seq, batch)) = self.core.take_batch() else { return };
         let (replies, pending) = std::mem::take(&mut self.pending).into_iter().partition(|p| p.after == seq);
         self.pending = pending;
-        let work = Box::pin(append(self.log.clone(), self.epoch, seq, batch.encode()));
+        let work = Box::pin(append(self.log.clone(), self.epoch, seq, batch.encode(), self.to_self.clone()));
         self.appending = Some(Appending { seq, replies, work });
         self.store_due |= self.core.unstored_bytes() > STORE_BYTES;
     }
@@ -505,18 +566,20 @@ impl Task {
     fn end_append(&mut self, result: Result<(), AppendError>) {
         let Some(Appending { seq, replies, .. }) = self.appending.take() else { return };
         if let Err(error) = result {
-            let error = &error as &dyn std::error::Error;
-            tracing::error!(error, "ledger log failed");
             replies.into_iter().for_each(|reply| reply.fail(FsError::Unavailable));
-            return self.halt("the log failed");
+            return self.halt(&format!("the log failed: {}", with_causes(&error)));
         }
+        self.log_stuck = false;
         self.core.committed(seq);
         self.shared.committed.store(seq.0, Ordering::Relaxed);
         replies.into_iter().for_each(Pending::send);
         let (ready, pending) = std::mem::take(&mut self.pending).into_iter().partition(|p| p.after <= seq);
         self.pending = pending;
         Vec::into_iter(ready).for_each(Pending::send);
-        self.start_storing();
+        self.look_at_room();
+        if !self.store_full {
+            self.start_storing();
+        }
     }
 
     /// Takes the changes of all batches so far, to be stored once the last of them is durable. Only called
@@ -548,14 +611,23 @@ impl Task {
     fn control(&mut self, control: Control) {
         match control {
             Control::Stop => self.stopping = true,
-            Control::Stored { result: Ok(()) } => {
+            Control::Stored { result: Ok(()), .. } => {
                 self.storing = false;
+                self.store_full = false;
                 self.shared.stored.store(self.storing_up_to.0, Ordering::Relaxed);
                 self.core.thaw();
             }
-            Control::Stored { result: Err(error) } => {
-                tracing::error!(%error, "local store failed");
-                self.halt("the local store failed");
+            Control::Stored { job, result: Err(error @ StateError::NoSpace(_)) } => {
+                tracing::warn!(%error, "local store has no room, waiting for some");
+                self.storing = false;
+                self.store_full = true;
+                self.to_store = Some((job.table, job.applied.seq));
+            }
+            Control::Stored { result: Err(error), .. } => self.halt(&error.to_string()),
+            Control::LogStuck => {
+                self.log_stuck = self.appending.is_some();
+                let waiting = self.appending.iter_mut().flat_map(|appending| appending.replies.drain(..));
+                waiting.chain(self.pending.drain(..)).for_each(|pending| pending.fail(FsError::Unavailable));
             }
         }
     }
@@ -563,6 +635,7 @@ impl Task {
     /// Refuses everything from now on. A restart finds out from the log what was durable.
     fn halt(&mut self, why: &str) {
         tracing::error!(why, "ledger stops; restart the node to recover");
+        self.shared.set_problem(Some(why.to_owned()));
         self.shared.halted.store(true, Ordering::Relaxed);
         self.storing = false;
         for pending in std::mem::take(&mut self.pending) {
@@ -577,5 +650,34 @@ impl Task {
         let released = self.core.expire_recalls(now(&self.env));
         self.retry(released);
         self.store_due = !self.halted();
+        if self.halted() {
+            return;
+        }
+        if self.store_full && !self.storing {
+            self.start_storing();
+        }
+        if self.appending.is_none() {
+            self.look_at_room();
+        }
+    }
+
+    fn look_at_room(&mut self) {
+        self.log_tight = self.log.room() == Room::Reserve;
+        let pressed = self.pressure() > Pressure::None;
+        if self.shared.no_space.swap(pressed, Ordering::Relaxed) != pressed {
+            let problem = "the disk with its metadata is full; it goes on by itself when there is room";
+            self.shared.set_problem(pressed.then(|| problem.to_owned()));
+        }
+    }
+
+    fn pressure(&self) -> Pressure {
+        let unstored = self.core.unstored_bytes();
+        if self.log_stuck || (self.store_full && unstored >= UNSTORED_BYTES_MAX) {
+            Pressure::Exhausted
+        } else if self.log_tight || (self.store_full && unstored >= UNSTORED_BYTES_MAX / 2) {
+            Pressure::Reserve
+        } else {
+            Pressure::None
+        }
     }
 }

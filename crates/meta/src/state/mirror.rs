@@ -54,7 +54,12 @@ impl MirroredState {
     ///
     /// # Errors
     /// If none can be used, or another process has one.
-    pub fn open(env: &Env, paths: &[PathBuf], cache_bytes: usize, log_first: Seq) -> Result<Self, StateError> {
+    pub fn open(
+        env: &Env,
+        paths: &[PathBuf],
+        cache_bytes: usize,
+        log_first: Seq,
+    ) -> Result<Self, StateError> {
         let mut opened = Vec::new();
         for path in paths {
             let state = open_one(env, path, cache_bytes);
@@ -63,13 +68,16 @@ impl MirroredState {
             }
             opened.push(state.and_then(|state| Ok((state.applied()?, state))));
         }
-        let newest = opened.iter().filter_map(|state| Some(state.as_ref().ok()?.0)).max_by_key(|applied| applied.seq);
+        let newest =
+            opened.iter().filter_map(|state| Some(state.as_ref().ok()?.0)).max_by_key(|applied| applied.seq);
         let Some(newest) = newest else {
-            return Err(opened.into_iter().find_map(Result::err).unwrap_or_else(|| {
-                StateError::Failed("no place for the metadata store".to_owned())
-            }));
+            return Err(opened
+                .into_iter()
+                .find_map(Result::err)
+                .unwrap_or_else(|| StateError::Failed("no place for the metadata store".to_owned())));
         };
-        let source = opened.iter().flatten().find(|(applied, _)| *applied == newest).map(|(_, state)| state.clone());
+        let source =
+            opened.iter().flatten().find(|(applied, _)| *applied == newest).map(|(_, state)| state.clone());
         let source = source.expect("the newest is one of them");
         let mut replicas = Vec::new();
         for (path, state) in paths.iter().zip(opened) {
@@ -165,7 +173,10 @@ fn make_anew(
         ControlFlow::Continue(())
     })?;
     if found != sum {
-        return Err(StateError::Failed(format!("what was copied reads back differently: path={}", staged.display())));
+        return Err(StateError::Failed(format!(
+            "what was copied reads back differently: path={}",
+            staged.display()
+        )));
     }
     env.files.rename(&staged, path).map_err(io)?;
     env.files.sync_dir(path.parent().unwrap_or(Path::new(""))).map_err(io)?;
@@ -239,7 +250,9 @@ impl State for MirroredState {
             failures.iter().for_each(|(replica, error)| replica.lose(error));
             return Ok(());
         }
-        Err(failures.pop().map_or_else(|| StateError::Failed("no replica is left".to_owned()), |(_, error)| error))
+        Err(failures
+            .pop()
+            .map_or_else(|| StateError::Failed("no replica is left".to_owned()), |(_, error)| error))
     }
 
     fn applied(&self) -> Result<Applied, StateError> {

@@ -88,4 +88,3 @@ pub fn every_key() -> KeyRange {
 
 #[cfg(test)]
 mod tests;
-

@@ -12,8 +12,7 @@ use base::env::{Caching, Env, File, OpenMode};
 use base::units::MIB;
 use base::{Epoch, Seq};
 use redb::{
-    Database, DatabaseError, Durability, ReadTransaction, ReadableDatabase, StorageBackend,
-    TableDefinition,
+    Database, DatabaseError, Durability, ReadTransaction, ReadableDatabase, StorageBackend, TableDefinition,
 };
 
 use super::{Applied, Pair, State, StateError, Visit};
@@ -90,7 +89,9 @@ impl RedbState {
         drop(database.take());
         match open_database(&self.file, self.cache_bytes) {
             Ok(again) => *database = Some(again),
-            Err(error) => tracing::error!(path = %self.path.display(), %error, "store cannot be opened again"),
+            Err(error) => {
+                tracing::error!(path = %self.path.display(), %error, "store cannot be opened again")
+            }
         }
     }
 }
@@ -113,7 +114,9 @@ fn open_database(file: &Arc<dyn File>, cache_bytes: usize) -> Result<Database, S
 fn failed(error: impl Into<redb::Error>) -> StateError {
     match error.into() {
         redb::Error::Io(error) => failed_io(error),
-        error @ (redb::Error::PreviousIo | redb::Error::DatabaseClosed) => StateError::Failed(error.to_string()),
+        error @ (redb::Error::PreviousIo | redb::Error::DatabaseClosed) => {
+            StateError::Failed(error.to_string())
+        }
         error => StateError::Damaged(error.to_string()),
     }
 }
@@ -264,4 +267,3 @@ impl StorageBackend for FileBackend {
         self.file.write_at(data, offset)
     }
 }
-

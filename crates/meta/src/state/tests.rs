@@ -47,7 +47,11 @@ fn apply(state: &dyn State, seq: u64) -> Result<(), StateError> {
 fn model(up_to: u64) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut model = BTreeMap::new();
     for number in 10..up_to * 10 + 10 {
-        if number % 13 > 0 { model.insert(key(number), value(number)) } else { model.remove(&key(number)) };
+        if number % 13 > 0 {
+            model.insert(key(number), value(number))
+        } else {
+            model.remove(&key(number))
+        };
     }
     model
 }

@@ -9,7 +9,7 @@ use base::{Epoch, Seq};
 
 use super::super::file::{FileLog, Sizes};
 use super::super::members::Members;
-use super::super::LogError;
+use super::super::{LedgerLog, LogError};
 use super::{Complete, Copy, CopyIo, Inner, MirrorOptions, MirroredLog, Shared, StaleCopies, Worker, reason};
 
 /// What is in one directory.
@@ -82,7 +82,10 @@ fn first_record(env: &Env, found: &[Found]) -> Result<Decision, LogError> {
         found.iter().filter(|found| found.content.as_ref().is_ok_and(|content| content.has_log)).collect();
     if with_log.len() > 1 {
         let dirs: Vec<String> = with_log.iter().map(|found| found.dir.display().to_string()).collect();
-        return Err(LogError::Damaged(format!("several logs and none says which is newer: {}", dirs.join(", "))));
+        return Err(LogError::Damaged(format!(
+            "several logs and none says which is newer: {}",
+            dirs.join(", ")
+        )));
     }
     let seed = with_log.first().copied().or(found.first());
     let seed = seed.ok_or_else(|| io::Error::other("no directory for the log"))?;
@@ -103,19 +106,26 @@ fn current_set<'a>(records: &[(&Path, &'a Members)]) -> Result<&'a Members, LogE
     };
     let candidates = records.iter().filter_map(|(_, record)| newest(record.set));
     let mut winners = candidates.filter(|candidate| {
-        records.iter().all(|(_, other)| other.set == candidate.set || candidate.abandoned.contains(&other.set))
+        records
+            .iter()
+            .all(|(_, other)| other.set == candidate.set || candidate.abandoned.contains(&other.set))
     });
     winners.next().ok_or_else(|| {
         let dirs: Vec<String> = records.iter().map(|(dir, _)| dir.display().to_string()).collect();
-        LogError::Damaged(format!("directories hold different histories: {}; leave out the wrong one", dirs.join(", ")))
+        LogError::Damaged(format!(
+            "directories hold different histories: {}; leave out the wrong one",
+            dirs.join(", ")
+        ))
     })
 }
 
 fn decide(env: &Env, found: &[Found], stale: StaleCopies) -> Result<Decision, LogError> {
     let records: Vec<(&Path, &Members)> =
         found.iter().filter_map(|found| Some((found.dir.as_path(), found.record()?))).collect();
-    let records: Vec<_> =
-        records.into_iter().filter(|(_, record)| record.generation > 0 || !record.in_sync.is_empty()).collect();
+    let records: Vec<_> = records
+        .into_iter()
+        .filter(|(_, record)| record.generation > 0 || !record.in_sync.is_empty())
+        .collect();
     if records.is_empty() {
         return first_record(env, found);
     }
@@ -124,17 +134,23 @@ fn decide(env: &Env, found: &[Found], stale: StaleCopies) -> Result<Decision, Lo
     for (index, (dir, record)) in of_set.iter().enumerate() {
         if let Some((twin, _)) = of_set[..index].iter().find(|(_, other)| other.own == record.own) {
             let (a, b) = (dir.display(), twin.display());
-            return Err(LogError::Damaged(format!("one copy is there twice: {a} and {b}; leave out the older one")));
+            return Err(LogError::Damaged(format!(
+                "one copy is there twice: {a} and {b}; leave out the older one"
+            )));
         }
     }
-    let missing = newest.in_sync.iter().find(|member| !of_set.iter().any(|(_, record)| record.own == member.id));
+    let missing =
+        newest.in_sync.iter().find(|member| !of_set.iter().any(|(_, record)| record.own == member.id));
     if let Some(member) = missing
         && stale == StaleCopies::Refuse
     {
         let at = found.iter().find(|found| found.dir.display().to_string() == member.path);
         let why = at.and_then(|found| found.content.as_ref().err()).map(|why| format!(" ({why})"));
         let why = why.unwrap_or_default();
-        return Err(LogError::Stale(format!("the copy in {} is not there and may be newer{why}", member.path)));
+        return Err(LogError::Stale(format!(
+            "the copy in {} is not there and may be newer{why}",
+            member.path
+        )));
     }
     let complete: Vec<(PathBuf, u64)> = of_set
         .iter()
@@ -164,7 +180,10 @@ fn decide(env: &Env, found: &[Found], stale: StaleCopies) -> Result<Decision, Lo
 }
 
 /// Opens the logs of complete copies. One that is damaged while another is not is left out.
-fn open_logs(shared: &Shared, decision: &Decision) -> Result<(Vec<(PathBuf, FileLog)>, Vec<(PathBuf, String)>), LogError> {
+fn open_logs(
+    shared: &Shared,
+    decision: &Decision,
+) -> Result<(Vec<(PathBuf, FileLog)>, Vec<(PathBuf, String)>), LogError> {
     let (mut logs, mut bad, mut first_error) = (Vec::new(), Vec::new(), None);
     for (dir, _) in &decision.complete {
         match shared.open_file_log(dir) {
@@ -220,7 +239,8 @@ impl MirroredLog {
         sizes: Option<Sizes>,
     ) -> Result<Self, LogError> {
         let found: Vec<Found> = dirs.iter().map(|dir| look(env, dir)).collect();
-        let busy = found.iter().find(|found| found.content.as_ref().err().is_some_and(|error| error == IN_USE));
+        let busy =
+            found.iter().find(|found| found.content.as_ref().err().is_some_and(|error| error == IN_USE));
         if let Some(found) = busy {
             return Err(io::Error::other(format!("{IN_USE}: path={}", found.dir.display())).into());
         }
@@ -234,11 +254,20 @@ impl MirroredLog {
             tail: Seq(0),
             broken: false,
         };
-        let shared = Shared { env: env.clone(), io: options.io, sizes, inner: Mutex::new(inner), rejoining: Mutex::new(()) };
+        let shared = Shared {
+            env: env.clone(),
+            io: options.io,
+            sizes,
+            inner: Mutex::new(inner),
+            rejoining: Mutex::new(()),
+        };
         let (logs, mut bad) = open_logs(&shared, &decision)?;
-        let best = (0..logs.len()).max_by_key(|index| logs[*index].1.end()).expect("at least one copy opened");
+        let best =
+            (0..logs.len()).max_by_key(|index| logs[*index].1.end()).expect("at least one copy opened");
         for (index, (dir, log)) in logs.iter().enumerate() {
-            if index != best && let Err(error) = align(&logs[best].1, log) {
+            if index != best
+                && let Err(error) = align(&logs[best].1, log)
+            {
                 bad.push((dir.clone(), error.to_string()));
             }
         }

@@ -304,8 +304,12 @@ fn work(machine: &Machine, log: &MirroredLog, random: &SimRandom, model: &mut Mo
                 }
                 Err(_) => return,
             },
-            6 if random.next_u64().is_multiple_of(3) => machine.sim.files.fail_sync_after(random.next_u64() % 8),
-            7 if random.next_u64().is_multiple_of(8) => machine.sim.files.cut_power_after(random.next_u64() % 20),
+            6 if random.next_u64().is_multiple_of(3) => {
+                machine.sim.files.fail_sync_after(random.next_u64() % 8)
+            }
+            7 if random.next_u64().is_multiple_of(8) => {
+                machine.sim.files.cut_power_after(random.next_u64() % 20)
+            }
             _ => {
                 let last = model.acknowledged + 1 + random.next_u64() % 3;
                 model.attempted = model.attempted.max(last);
@@ -344,7 +348,8 @@ fn nothing_acknowledged_is_lost_while_one_complete_copy_survives() {
     for seed in 0..3000 {
         let machine = Machine::new(seed, 2 + (seed % 2) as usize);
         let random = SimRandom::new(seed ^ 0xd15c);
-        let mut model = Model { acknowledged: 0, attempted: 0, epoch: 0, complete: vec![true; machine.dirs.len()] };
+        let mut model =
+            Model { acknowledged: 0, attempted: 0, epoch: 0, complete: vec![true; machine.dirs.len()] };
         for round in 0..8 {
             let Some(log) = reopen(&machine, &random, &model, seed) else {
                 refused += 1;
