@@ -26,7 +26,7 @@ const FREE_BYTES_MIN: u64 = 4 * MIB;
 /// A store in one file.
 pub struct RedbState {
     env: Env,
-    path: PathBuf,
+    dir: PathBuf,
     file: Arc<dyn File>,
     cache_bytes: usize,
     /// `None` after it could not be opened again.
@@ -49,8 +49,8 @@ impl RedbState {
         if let Some(parent) = path.parent() {
             env.files.sync_dir(parent).map_err(failed_io)?;
         }
-        let (env, path) = (env.clone(), path.to_owned());
-        Ok(Self { env, path, file, cache_bytes, database: RwLock::new(Some(database)) })
+        let (env, dir) = (env.clone(), path.parent().unwrap_or(Path::new("")).to_owned());
+        Ok(Self { env, dir, file, cache_bytes, database: RwLock::new(Some(database)) })
     }
 
     fn read<T>(&self, read: impl FnOnce(&ReadTransaction) -> Result<T, StateError>) -> Result<T, StateError> {
@@ -90,7 +90,7 @@ impl RedbState {
         match open_database(&self.file, self.cache_bytes) {
             Ok(again) => *database = Some(again),
             Err(error) => {
-                tracing::error!(path = %self.path.display(), %error, "store cannot be opened again")
+                tracing::error!(dir = %self.dir.display(), %error, "store cannot be opened again")
             }
         }
     }
@@ -178,9 +178,9 @@ impl State for RedbState {
         changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,
         applied: Applied,
     ) -> Result<(), StateError> {
-        let free = self.env.files.free_bytes(&self.path).map_err(failed_io)?;
+        let free = self.env.files.free_bytes(&self.dir).map_err(failed_io)?;
         if free < FREE_BYTES_MIN {
-            return Err(StateError::NoSpace(format!("path={} free={free}", self.path.display())));
+            return Err(StateError::NoSpace(format!("dir={} free={free}", self.dir.display())));
         }
         let result = self.write(changes, applied);
         if let Err(StateError::NoSpace(_)) = result {
