@@ -7,13 +7,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base::env::sim::Sim;
-use base::{FsError, Ino, LedgerId, SessionId};
+use base::{Epoch, FsError, Ino, LedgerId, Seq, SessionId};
 use bytes::Bytes;
 use meta::keys::KeyRange;
-use meta::log::{CopyIo, FileLog, LedgerLog, MemLog, MirrorOptions, MirroredLog};
+use meta::log::{
+    AppendError, CopyIo, FileLog, LedgerLog, LogCaps, LogEntry, LogError, MemLog, MirrorOptions, MirroredLog,
+    Room, Tail,
+};
 use meta::owner::{Owner, OwnerOptions};
 use meta::state::{Applied, MemState, Pair, RedbState, State, StateError, Visit};
 use tokio::runtime::Runtime;
+use wire::BoxFuture;
 use wire::meta::{
     EventSink, FileKind, MakeNode, MetaReply, MetaRequest, MetaService, OpenIntent, OwnerEvent, RequestId,
     XattrMode,
@@ -246,5 +250,67 @@ fn an_owner_stops_although_its_store_has_no_room() {
     state.full.store(false, Ordering::SeqCst);
     let owner = open(&sim, Arc::new(log), Arc::new(state));
     Asker::new(&owner, &runtime).lookup("a").unwrap();
+    owner.stop();
+}
+
+/// A log that takes nothing as long as it is told so.
+#[derive(Clone)]
+struct FullLog {
+    log: MemLog,
+    full: Arc<AtomicBool>,
+}
+
+impl LedgerLog for FullLog {
+    fn seal(&self, epoch: Epoch) -> BoxFuture<'_, Result<Tail, LogError>> {
+        self.log.seal(epoch)
+    }
+    fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>> {
+        self.log.epoch()
+    }
+    fn append(
+        &self,
+        epoch: Epoch,
+        first: Seq,
+        batches: Vec<Vec<u8>>,
+    ) -> BoxFuture<'_, Result<(), AppendError>> {
+        if self.full.load(Ordering::SeqCst) {
+            return Box::pin(async { Err(AppendError::Full(std::io::ErrorKind::StorageFull.into())) });
+        }
+        self.log.append(epoch, first, batches)
+    }
+    fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>> {
+        self.log.read(from, limit_bytes)
+    }
+    fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {
+        self.log.trim(up_to)
+    }
+    fn caps(&self) -> LogCaps {
+        self.log.caps()
+    }
+    fn room(&self) -> Room {
+        if self.full.load(Ordering::SeqCst) { Room::Reserve } else { Room::Enough }
+    }
+}
+
+#[test]
+fn when_even_the_reserve_is_used_up_nobody_waits_for_ever_and_it_recovers() {
+    let runtime = runtime();
+    let sim = Sim::new(1);
+    let log = FullLog { log: MemLog::new(), full: Arc::default() };
+    let owner = open(&sim, Arc::new(log.clone()), Arc::new(MemState::default()));
+    let mut asker = Asker::new(&owner, &runtime);
+    asker.make("a").unwrap();
+    log.full.store(true, Ordering::SeqCst);
+    // Executed before anybody could know: its outcome is open until the log takes it.
+    assert_eq!(asker.unlink("a").err(), Some(FsError::Unavailable));
+    assert_eq!(asker.make("b").err(), Some(FsError::NoSpace));
+    assert_eq!(asker.unlink("b").err(), Some(FsError::NoSpace));
+    assert_eq!(asker.lookup("a").err(), Some(FsError::Unavailable), "nothing undecided is shown");
+    log.full.store(false, Ordering::SeqCst);
+    asker.make_until_it_works("b");
+    assert_eq!(asker.lookup("a").err(), Some(FsError::NotFound));
+    assert!(!owner.stat().halted && !owner.stat().no_space);
+    log.full.store(true, Ordering::SeqCst);
+    assert_eq!(asker.unlink("b").err(), Some(FsError::Unavailable));
     owner.stop();
 }
