@@ -10,7 +10,7 @@ use std::time::Duration;
 use base::checksum::{block_checksums, blocks_match};
 use base::env::Env;
 use base::units::BLOCK_BYTES;
-use base::{ExtentId, FsError, LedgerId, ShardIndex};
+use base::{DriveId, ExtentId, FsError, LedgerId, PgId, ShardIndex};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use layout::{ErasureCode, PlacementGroup, Profile, ShardRead, read_plan, shard_len};
@@ -20,6 +20,8 @@ use wire::meta::{ExtentRef, OwedShard};
 
 use crate::topology::Topology;
 
+/// Extents above this are erasure coded at once, smaller ones are kept as copies.
+pub(crate) const COPIES_BYTES_MAX: u32 = 256 << 10;
 /// How often a write is tried on other placement groups.
 const WRITE_ATTEMPTS: u32 = 4;
 /// A drive that has not answered by then is gone on without, if enough others have.
@@ -50,6 +52,26 @@ pub(crate) enum ReadExtentError {
     Unreadable,
 }
 
+/// Why a shard was not restored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RestoreShardError {
+    /// The drive that it belongs to does not take it now.
+    NotNow,
+    /// The extent is deleted: there is nothing to restore.
+    Gone,
+    /// Fewer than k shards can be read.
+    Unreadable,
+}
+
+impl From<ReadExtentError> for RestoreShardError {
+    fn from(error: ReadExtentError) -> Self {
+        match error {
+            ReadExtentError::Gone => Self::Gone,
+            ReadExtentError::Unreadable => Self::Unreadable,
+        }
+    }
+}
+
 /// Reads and writes extents of one ledger.
 pub(crate) struct ExtentIo {
     env: Env,
@@ -62,7 +84,6 @@ pub(crate) struct ExtentIo {
 /// One extent's shards on the way to drives.
 struct Stripe {
     profile: Profile,
-    class: ShardClass,
     extent_len: u32,
     shards: Vec<Bytes>,
 }
@@ -150,11 +171,7 @@ impl ExtentIo {
             let parity = Bytes::from(parity);
             shards.extend((0..usize::from(m)).map(|i| parity.slice(i * shard_bytes..(i + 1) * shard_bytes)));
         }
-        let class = match protection {
-            Protection::Copies => ShardClass::Small,
-            Protection::Coded => ShardClass::Bulk,
-        };
-        Stripe { profile, class, extent_len, shards }
+        Stripe { profile, extent_len, shards }
     }
 
     /// Succeeds if at least w shards are durable; says which are owed.
@@ -168,25 +185,15 @@ impl ExtentIo {
         let profile = stripe.profile;
         let puts =
             (0u8..).zip(&stripe.shards).zip(&group.members).map(|((index, bytes), drive)| async move {
-                let shard = ShardIndex(index);
-                let Some(service) = topology.usable(*drive) else {
-                    return Err(PutShardError::Failed { drive: *drive });
+                let extent = ExtentRef {
+                    id,
+                    pg: group.id,
+                    k: profile.k(),
+                    n: profile.n(),
+                    extent_len: stripe.extent_len,
+                    extent_off: 0,
                 };
-                let request = PutShard {
-                    key: ShardKey { ledger: self.ledger, extent: id, shard },
-                    shape: ShardShape {
-                        pg: group.id,
-                        k: profile.k(),
-                        m: profile.m(),
-                        extent_len: stripe.extent_len,
-                    },
-                    class: stripe.class,
-                    pg_epoch: group.epoch,
-                    checksums: block_checksums(id, shard, 0, bytes),
-                    bytes: bytes.clone(),
-                };
-                let late = Err(PutShardError::Failed { drive: *drive });
-                tokio::time::timeout(DRIVE_TIMEOUT, service.put(request)).await.unwrap_or(late)
+                self.put_shard(topology, group, &extent, ShardIndex(index), bytes.clone(), *drive).await
             });
         let results = join_all(puts).await;
         let mut owed = Vec::new();
@@ -202,6 +209,65 @@ impl ExtentIo {
         let (k, n) = (profile.k(), profile.n());
         let extent = ExtentRef { id, pg: group.id, k, n, extent_len: stripe.extent_len, extent_off: 0 };
         Ok(WrittenExtent { extent, owed })
+    }
+
+    /// Stores one shard on a drive.
+    async fn put_shard(
+        &self,
+        topology: &Topology,
+        group: &PlacementGroup,
+        extent: &ExtentRef,
+        shard: ShardIndex,
+        bytes: Bytes,
+        drive: DriveId,
+    ) -> Result<(), PutShardError> {
+        let Some(service) = topology.usable(drive) else {
+            return Err(PutShardError::Failed { drive });
+        };
+        let ExtentRef { id, k, n, extent_len, .. } = *extent;
+        let copies = k == 1 && extent_len <= COPIES_BYTES_MAX;
+        let request = PutShard {
+            key: ShardKey { ledger: self.ledger, extent: id, shard },
+            shape: ShardShape { pg: group.id, k, m: n - k, extent_len },
+            class: if copies { ShardClass::Small } else { ShardClass::Bulk },
+            pg_epoch: group.epoch,
+            checksums: block_checksums(id, shard, 0, &bytes),
+            bytes,
+        };
+        let late = Err(PutShardError::Failed { drive });
+        tokio::time::timeout(DRIVE_TIMEOUT, service.put(request)).await.unwrap_or(late)
+    }
+
+    /// Reconstructs a shard from k others and stores it where it belongs now. Returns its bytes, by number.
+    pub(crate) async fn restore_shard(
+        &self,
+        extent: &ExtentRef,
+        shard: ShardIndex,
+    ) -> Result<u64, RestoreShardError> {
+        let topology = self.topology();
+        let group = topology.map.group(extent.pg).ok_or(RestoreShardError::NotNow)?;
+        let drive = *group.members.get(usize::from(shard.0)).ok_or(RestoreShardError::NotNow)?;
+        let len_bytes = shard_len(extent.extent_len, extent.k);
+        let blocks = len_bytes / BLOCK_BYTES as u32;
+        let read = ShardRead { shard, first_block: 0, blocks, skip_bytes: 0, len_bytes };
+        let bytes = self.recover_blocks(extent, read, Lack::NotFound).await?;
+        self.put_shard(&topology, group, extent, shard, bytes, drive).await.map_err(|error| {
+            tracing::debug!(%drive, %error, "restored shard was not stored");
+            RestoreShardError::NotNow
+        })?;
+        Ok(u64::from(len_bytes))
+    }
+
+    /// Deletes one shard that was stored for an extent that is gone.
+    pub(crate) async fn drop_shard(&self, pg: PgId, id: ExtentId, shard: ShardIndex) {
+        let topology = self.topology();
+        let Some(group) = topology.map.group(pg) else { return };
+        let member = group.members.get(usize::from(shard.0));
+        let Some(service) = member.and_then(|drive| topology.usable(*drive)) else { return };
+        let key = ShardKey { ledger: self.ledger, extent: id, shard };
+        if let Err(error) = service.delete(vec![key]).await {
+            tracing::warn!(?key, %error, "shard of a deleted extent is left behind");
+        }
     }
 
     /// Deletes an extent that was never committed and never will be. What a silent drive keeps of it is found by

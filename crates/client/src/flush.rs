@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::FsError;
-use base::units::{BLOCK_BYTES, KIB};
+use base::units::BLOCK_BYTES;
 use bytes::{Bytes, BytesMut};
 use futures_util::future::try_join_all;
 use wire::meta::{
@@ -20,8 +20,7 @@ use crate::extents::Protection;
 use crate::node::{Node, NodeState};
 use crate::room::RoomWait;
 
-/// Extents above this are erasure coded at once, smaller ones are kept as copies.
-const COPIES_BYTES_MAX: usize = 256 * KIB as usize;
+const COPIES_BYTES_MAX: usize = crate::extents::COPIES_BYTES_MAX as usize;
 /// Extents written in parallel before one commit.
 const EXTENTS_PER_COMMIT: usize = 8;
 /// Inline bytes that a client puts into the log per second, because they cost there several times over.

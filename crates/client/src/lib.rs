@@ -17,6 +17,7 @@ mod node;
 mod ranges;
 mod read;
 mod reclaim;
+mod repair;
 mod room;
 mod session;
 mod topology;
@@ -44,9 +45,10 @@ pub use file::NotTaken;
 pub use names::DirPage;
 pub use ranges::{AllocateMode, SeekKind};
 pub use reclaim::{FreeCursor, ReclaimStep};
+pub use repair::{OwedCursor, OwedPage, RepairOutcome};
 pub use topology::Topology;
 pub use wire::meta::{
-    Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, RenameMode, SYMLINK_BYTES_MAX, SetAttr,
+    Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, OwedEntry, RenameMode, SYMLINK_BYTES_MAX, SetAttr,
     XattrMode,
 };
 

@@ -1,11 +1,11 @@
 //! Steps by which space returns: purging maps of removed files, deleting extents that nothing refers to.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use base::{DriveId, ExtentId, FsError, ShardIndex};
 use futures_util::future::join_all;
 use wire::drive::ShardKey;
-use wire::meta::{FreeExtent, MetaReply, MetaRequest};
+use wire::meta::{FreeExtent, MetaReply, MetaRequest, OwedEntry};
 
 use crate::Client;
 
@@ -54,14 +54,14 @@ impl Client {
         Ok(ReclaimStep { next, deleted, waiting: found - deleted })
     }
 
-    /// Shards that commits went ahead without, as (drive, extent). At most about `limit`.
-    pub async fn owed(&self, limit: usize) -> Result<HashSet<(DriveId, ExtentId)>, FsError> {
-        let (mut owed, mut after) = (HashSet::new(), None);
+    /// Shards that commits went ahead without. At most about `limit`.
+    pub async fn owed(&self, limit: usize) -> Result<Vec<OwedEntry>, FsError> {
+        let (mut owed, mut after) = (Vec::new(), None);
         while owed.len() < limit {
             let MetaReply::Owed(page) = self.call(MetaRequest::Owed { after, limit: PAGE }).await? else {
                 return Err(FsError::Io);
             };
-            after = page.last().copied();
+            after = page.last().map(|entry| (entry.drive, entry.id));
             let end = page.len() < PAGE as usize;
             owed.extend(page);
             if end {
