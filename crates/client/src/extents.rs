@@ -1,31 +1,38 @@
-//! Extents on drives: encode, place and write; read, verify and reconstruct.
+//! Extents on drives: encode, place and write. `gather` reads them.
 //!
 //! An extent is written once under an id of its own. A retry after a failure takes a new id and another
 //! placement group, so that an id never stands for two contents.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use base::checksum::{block_checksums, blocks_match};
+use base::checksum::block_checksums;
 use base::env::Env;
 use base::units::BLOCK_BYTES;
-use base::{DriveId, ExtentId, FsError, LedgerId, PgId, ShardIndex};
+use base::{DriveId, Epoch, ExtentId, FsError, LedgerId, PgId, ShardIndex};
 use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
 use futures_util::future::join_all;
-use layout::{ErasureCode, PlacementGroup, Profile, ShardRead, read_plan, shard_len};
+use futures_util::stream::FuturesUnordered;
+use layout::{ErasureCode, PlacementGroup, Profile, ShardRead, extent_bytes_max, shard_len};
 use tokio::sync::watch;
-use wire::drive::{GetShard, GetShardError, PutShard, PutShardError, ShardClass, ShardKey, ShardShape};
+use wire::drive::{PutShard, PutShardError, ShardClass, ShardKey, ShardShape};
 use wire::meta::{ExtentRef, OwedShard};
 
+use crate::latency::{Asked, Latencies};
 use crate::topology::Topology;
 
 /// Extents above this are erasure coded at once, smaller ones are kept as copies.
 pub(crate) const COPIES_BYTES_MAX: u32 = 256 << 10;
 /// How often a write is tried on other placement groups.
 const WRITE_ATTEMPTS: u32 = 4;
-/// A drive that has not answered by then is gone on without, if enough others have.
-const DRIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// A drive that has not answered by then does not answer. Where others can take its place, nobody waits so long.
+pub(crate) const DRIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Garbage that a drive has not deleted by then is left to the comparison of inventories.
+const DISCARD_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a write that found too few drives waits for other groups.
+const TOPOLOGY_PATIENCE: Duration = Duration::from_millis(2500);
 
 /// How the bytes of an extent are protected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +48,18 @@ pub(crate) enum Protection {
 pub(crate) struct WrittenExtent {
     pub(crate) extent: ExtentRef,
     pub(crate) owed: Vec<OwedShard>,
+}
+
+/// Why an extent was not written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WriteExtentError {
+    /// Extents are shorter now, because drives are missing: write it as several.
+    TooLong {
+        /// The most bytes of one extent.
+        bytes_max: u32,
+    },
+    /// It is not durable, and nothing of it will ever be read.
+    Failed(FsError),
 }
 
 /// Why bytes of an extent could not be read.
@@ -74,11 +93,31 @@ impl From<ReadExtentError> for RestoreShardError {
 
 /// Reads and writes extents of one ledger.
 pub(crate) struct ExtentIo {
-    env: Env,
-    ledger: LedgerId,
-    profile: Profile,
+    pub(crate) env: Env,
+    pub(crate) ledger: LedgerId,
     topology: watch::Receiver<Arc<Topology>>,
     codes: Mutex<HashMap<(u8, u8), Arc<ErasureCode>>>,
+    pub(crate) latencies: Latencies,
+    /// Writes under way, by the cluster map that placed them.
+    writing: Mutex<BTreeMap<Epoch, u32>>,
+}
+
+/// A write under way.
+struct Writing<'a> {
+    extents: &'a ExtentIo,
+    epoch: Epoch,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        let mut writing = self.extents.writing.lock().expect("no holder of this lock panics");
+        if let Some(count) = writing.get_mut(&self.epoch) {
+            *count -= 1;
+            if *count == 0 {
+                writing.remove(&self.epoch);
+            }
+        }
+    }
 }
 
 /// One extent's shards on the way to drives.
@@ -92,25 +131,24 @@ impl ExtentIo {
     pub(crate) fn new(
         env: Env,
         ledger: LedgerId,
-        profile: Profile,
         topology: watch::Receiver<Arc<Topology>>,
     ) -> Self {
-        Self { env, ledger, profile, topology, codes: Mutex::new(HashMap::new()) }
+        let (codes, writing) = Default::default();
+        Self { env, ledger, topology, codes, latencies: Latencies::new(), writing }
     }
 
     pub(crate) fn topology(&self) -> Arc<Topology> {
         self.topology.borrow().clone()
     }
 
-    fn code(&self, k: u8, n: u8) -> Arc<ErasureCode> {
+    pub(crate) fn code(&self, k: u8, n: u8) -> Arc<ErasureCode> {
         let mut codes = self.codes.lock().expect("no holder of this lock panics");
         let build = || Arc::new(ErasureCode::new(k, n - k).expect("shapes are checked where they enter"));
         codes.entry((k, n)).or_insert_with(build).clone()
     }
 
     /// How extents written with this protection are spread.
-    fn shape(&self, protection: Protection) -> Profile {
-        let full = self.profile;
+    fn shape(full: Profile, protection: Protection) -> Profile {
         match protection {
             Protection::Coded => full,
             Protection::Copies => {
@@ -126,21 +164,32 @@ impl ExtentIo {
         data: Bytes,
         protection: Protection,
         mut next_id: impl FnMut() -> F,
-    ) -> Result<WrittenExtent, FsError>
+    ) -> Result<WrittenExtent, WriteExtentError>
     where
         F: Future<Output = Result<ExtentId, FsError>>,
     {
-        let stripe = self.encode(data, protection);
         let mut error = FsError::Io;
+        let mut stripe: Option<Stripe> = None;
+        let mut patience = TOPOLOGY_PATIENCE;
         for attempt in 0..WRITE_ATTEMPTS {
             let topology = self.topology();
-            let n = usize::from(stripe.profile.n());
-            let Some(group) = topology.choose(self.env.random.next_u64(), n) else {
-                tracing::error!("no placement group to write to");
-                return Err(FsError::Io);
+            let profile = Self::shape(topology.profile, protection);
+            let bytes_max = extent_bytes_max(topology.profile);
+            if protection == Protection::Coded && data.len() > bytes_max as usize {
+                return Err(WriteExtentError::TooLong { bytes_max });
+            }
+            let stripe = match stripe.take() {
+                Some(same) if same.profile == profile => stripe.insert(same),
+                _ => stripe.insert(self.encode(data.clone(), profile)),
             };
-            let id = next_id().await?;
-            match self.put_all(&topology, group, id, &stripe).await {
+            let is_slow = |drive| self.latencies.is_slow(drive);
+            let Some(group) = topology.choose(self.env.random.next_u64(), profile.n().into(), &is_slow) else {
+                tracing::error!("no placement group to write to");
+                return Err(WriteExtentError::Failed(FsError::Io));
+            };
+            let id = next_id().await.map_err(WriteExtentError::Failed)?;
+            let _writing = self.writing(topology.map.epoch);
+            match self.put_all(&topology, group, id, stripe).await {
                 Ok(written) => return Ok(written),
                 Err(failed) => {
                     tracing::warn!(%id, pg = %group.id, attempt, %failed, "extent not written, trying elsewhere");
@@ -149,12 +198,33 @@ impl ExtentIo {
                     error = failed;
                 }
             }
+            if error == FsError::Io {
+                self.other_topology(&topology, std::mem::take(&mut patience)).await;
+            }
         }
-        Err(error)
+        Err(WriteExtentError::Failed(error))
     }
 
-    fn encode(&self, data: Bytes, protection: Protection) -> Stripe {
-        let profile = self.shape(protection);
+    /// Waits a moment for other drives or groups: who plans them needs to see first that drives are gone.
+    async fn other_topology(&self, known: &Arc<Topology>, patience: Duration) {
+        let mut topology = self.topology.clone();
+        let changed = topology.wait_for(|now| !Arc::ptr_eq(now, known));
+        // Without a change the next attempt may still find a better group.
+        let _ = tokio::time::timeout(patience, changed).await;
+    }
+
+    /// Notes a write under a version of the cluster map for as long as the result lives.
+    fn writing(&self, epoch: Epoch) -> Writing<'_> {
+        *self.writing.lock().expect("no holder of this lock panics").entry(epoch).or_insert(0) += 1;
+        Writing { extents: self, epoch }
+    }
+
+    /// The oldest cluster map by which a write under way was placed.
+    pub(crate) fn oldest_writing(&self) -> Option<Epoch> {
+        self.writing.lock().expect("no holder of this lock panics").keys().next().copied()
+    }
+
+    fn encode(&self, data: Bytes, profile: Profile) -> Stripe {
         let (k, m) = (profile.k(), profile.m());
         let extent_len = u32::try_from(data.len()).expect("an extent is at most 16 MiB");
         let shard_bytes = shard_len(extent_len, k) as usize;
@@ -174,7 +244,8 @@ impl ExtentIo {
         Stripe { profile, extent_len, shards }
     }
 
-    /// Succeeds if at least w shards are durable; says which are owed.
+    /// Succeeds if at least w shards are durable; says which are owed. Drives that take much longer than the
+    /// others are not waited for if there are w without them.
     async fn put_all(
         &self,
         topology: &Topology,
@@ -182,33 +253,66 @@ impl ExtentIo {
         id: ExtentId,
         stripe: &Stripe,
     ) -> Result<WrittenExtent, FsError> {
-        let profile = stripe.profile;
-        let puts =
-            (0u8..).zip(&stripe.shards).zip(&group.members).map(|((index, bytes), drive)| async move {
-                let extent = ExtentRef {
-                    id,
-                    pg: group.id,
-                    k: profile.k(),
-                    n: profile.n(),
-                    extent_len: stripe.extent_len,
-                    extent_off: 0,
-                };
-                self.put_shard(topology, group, &extent, ShardIndex(index), bytes.clone(), *drive).await
-            });
-        let results = join_all(puts).await;
-        let mut owed = Vec::new();
+        let (k, n, w) = (stripe.profile.k(), stripe.profile.n(), stripe.profile.w());
+        let extent = ExtentRef { id, pg: group.id, k, n, extent_len: stripe.extent_len, extent_off: 0 };
+        let spared = self.spared(topology, group, stripe.profile);
+        let started_ns = self.env.clock.boot_ns();
+        let members = || (0u8..).zip(group.members.iter().copied());
+        let mut puts: FuturesUnordered<_> = members()
+            .zip(&stripe.shards)
+            .filter(|((_, drive), _)| !spared.contains(drive))
+            .map(|((index, drive), bytes)| async move {
+                let shard = ShardIndex(index);
+                (index, self.put_shard(topology, group, &extent, shard, bytes.clone(), drive).await)
+            })
+            .collect();
+        let mut stored = vec![false; usize::from(n)];
+        let mut failed = spared.len();
         let mut full = false;
-        for ((index, result), drive) in (0u8..).zip(&results).zip(&group.members) {
-            let Err(error) = result else { continue };
-            full |= matches!(error, PutShardError::NoSpace { .. });
-            owed.push(OwedShard { shard: ShardIndex(index), drive: *drive });
+        let patience = tokio::time::sleep(self.latencies.write_patience());
+        tokio::pin!(patience);
+        while !puts.is_empty() {
+            let enough = stored.iter().filter(|stored| **stored).count() >= usize::from(w);
+            tokio::select! {
+                biased;
+                Some((index, result)) = puts.next() => match result {
+                    Ok(()) => stored[usize::from(index)] = true,
+                    Err(error) => {
+                        full |= matches!(error, PutShardError::NoSpace { .. });
+                        failed += 1;
+                    }
+                },
+                () = &mut patience, if enough => break,
+            }
+            if failed > usize::from(n - w) {
+                // Waiting for the others changes nothing.
+                break;
+            }
         }
-        if results.len() - owed.len() < usize::from(profile.w()) {
+        let now = self.env.clock.boot_ns();
+        let unstored: Vec<_> = members().filter(|(index, _)| stored.get(usize::from(*index)) == Some(&false)).collect();
+        if !puts.is_empty() && failed <= usize::from(n - w) {
+            let waited_ns = now.saturating_sub(started_ns).max(self.latencies.write_patience().as_nanos() as u64);
+            for (_, drive) in unstored.iter().filter(|(_, drive)| !spared.contains(drive) && topology.usable(*drive).is_some()) {
+                self.latencies.gave_up(*drive, Asked::Write, waited_ns, now);
+            }
+        }
+        let owed: Vec<OwedShard> =
+            unstored.into_iter().map(|(index, drive)| OwedShard { shard: ShardIndex(index), drive }).collect();
+        if owed.len() > usize::from(n - w) {
             return Err(if full { FsError::NoSpace } else { FsError::Io });
         }
-        let (k, n) = (profile.k(), profile.n());
-        let extent = ExtentRef { id, pg: group.id, k, n, extent_len: stripe.extent_len, extent_off: 0 };
         Ok(WrittenExtent { extent, owed })
+    }
+
+    /// Members that are slow and that a write can do without.
+    fn spared(&self, topology: &Topology, group: &PlacementGroup, profile: Profile) -> Vec<DriveId> {
+        let members = group.members.iter().take(profile.n().into());
+        let (up, down): (Vec<DriveId>, Vec<DriveId>) =
+            members.copied().partition(|drive| topology.usable(*drive).is_some());
+        let may_owe = usize::from(profile.n() - profile.w()).saturating_sub(down.len());
+        let now = self.env.clock.boot_ns();
+        up.into_iter().filter(|drive| self.latencies.spares(*drive, now)).take(may_owe).collect()
     }
 
     /// Stores one shard on a drive.
@@ -234,11 +338,15 @@ impl ExtentIo {
             checksums: block_checksums(id, shard, 0, &bytes),
             bytes,
         };
+        let started_ns = self.env.clock.boot_ns();
         let late = Err(PutShardError::Failed { drive });
-        tokio::time::timeout(DRIVE_TIMEOUT, service.put(request)).await.unwrap_or(late)
+        let result = tokio::time::timeout(DRIVE_TIMEOUT, service.put(request)).await.unwrap_or(late);
+        let now = self.env.clock.boot_ns();
+        self.latencies.answered(drive, Asked::Write, now.saturating_sub(started_ns), now);
+        result
     }
 
-    /// Reconstructs a shard from k others and stores it where it belongs now. Returns its bytes, by number.
+    /// Reconstructs a shard and stores it where it belongs now. Returns its bytes, by number.
     pub(crate) async fn restore_shard(
         &self,
         extent: &ExtentRef,
@@ -250,7 +358,8 @@ impl ExtentIo {
         let len_bytes = shard_len(extent.extent_len, extent.k);
         let blocks = len_bytes / BLOCK_BYTES as u32;
         let read = ShardRead { shard, first_block: 0, blocks, skip_bytes: 0, len_bytes };
-        let bytes = self.recover_blocks(extent, read, Lack::NotFound).await?;
+        // A late shard may have landed after all, and a drive that is being emptied may have it.
+        let bytes = self.read_shard(extent, read).await?;
         self.put_shard(&topology, group, extent, shard, bytes, drive).await.map_err(|error| {
             tracing::debug!(%drive, %error, "restored shard was not stored");
             RestoreShardError::NotNow
@@ -277,7 +386,7 @@ impl ExtentIo {
         let deletes = (0..n).zip(&group.members).filter_map(|(shard, drive)| {
             let service = topology.usable(*drive)?.clone();
             let key = ShardKey { ledger: self.ledger, extent: id, shard: ShardIndex(shard) };
-            Some(async move { service.delete(vec![key]).await })
+            Some(async move { tokio::time::timeout(DISCARD_TIMEOUT, service.delete(vec![key])).await })
         });
         join_all(deletes).await;
     }
@@ -291,142 +400,6 @@ impl ExtentIo {
             }
         }
     }
-
-    /// Reads `out.len()` bytes of an extent, from `off` on.
-    pub(crate) async fn read_into(
-        &self,
-        extent: &ExtentRef,
-        off: u32,
-        out: &mut [u8],
-    ) -> Result<(), ReadExtentError> {
-        let len = u32::try_from(out.len()).expect("a piece is at most 16 MiB");
-        let mut rest = out;
-        let mut parts = Vec::new();
-        for read in read_plan(extent.extent_len, extent.k, off, len) {
-            let (part, later) = rest.split_at_mut(read.len_bytes as usize);
-            rest = later;
-            parts.push(async move {
-                let bytes = self.read_shard(extent, read).await?;
-                part.copy_from_slice(&bytes);
-                Ok(())
-            });
-        }
-        join_all(parts).await.into_iter().collect()
-    }
-
-    /// Reads bytes that lie on one drive without copying them; `None` if they lie on several.
-    pub(crate) async fn read_one(
-        &self,
-        extent: &ExtentRef,
-        off: u32,
-        len: u32,
-    ) -> Option<Result<Bytes, ReadExtentError>> {
-        let mut plan = read_plan(extent.extent_len, extent.k, off, len);
-        let read = plan.next()?;
-        if plan.next().is_some() {
-            return None;
-        }
-        Some(self.read_shard(extent, read).await)
-    }
-
-    async fn read_shard(&self, extent: &ExtentRef, read: ShardRead) -> Result<Bytes, ReadExtentError> {
-        let start = read.skip_bytes as usize;
-        let wanted = start..start + read.len_bytes as usize;
-        let blocks = match self.get_blocks(extent, read.shard, read).await {
-            Ok(blocks) => blocks,
-            Err(error) => self.recover_blocks(extent, read, error).await?,
-        };
-        Ok(blocks.slice(wanted))
-    }
-
-    /// Blocks of one shard from its drive, verified.
-    async fn get_blocks(
-        &self,
-        extent: &ExtentRef,
-        shard: ShardIndex,
-        read: ShardRead,
-    ) -> Result<Bytes, Lack> {
-        let topology = self.topology();
-        let group = topology.map.group(extent.pg).ok_or(Lack::Unavailable)?;
-        let drive = *group.members.get(usize::from(shard.0)).ok_or(Lack::Unavailable)?;
-        let service = topology.usable(drive).ok_or(Lack::Unavailable)?;
-        let key = ShardKey { ledger: self.ledger, extent: extent.id, shard };
-        let request = GetShard { key, first_block: read.first_block, blocks: read.blocks };
-        let answer = tokio::time::timeout(DRIVE_TIMEOUT, service.get(request)).await;
-        match answer.map_err(|_| Lack::Unavailable)? {
-            Ok(blocks) => {
-                let whole = blocks.bytes.len() as u64 == u64::from(read.blocks) * BLOCK_BYTES;
-                if whole && blocks_match(extent.id, shard, read.first_block, &blocks.bytes, &blocks.checksums)
-                {
-                    Ok(blocks.bytes)
-                } else {
-                    tracing::error!(%drive, ?key, "drive returned blocks that do not match their checksums");
-                    Err(Lack::Unavailable)
-                }
-            }
-            Err(GetShardError::NotFound { .. }) => Err(Lack::NotFound),
-            Err(error) => {
-                tracing::warn!(%drive, ?key, %error, "shard cannot be read, using others");
-                Err(Lack::Unavailable)
-            }
-        }
-    }
-
-    /// The same blocks from k other shards.
-    async fn recover_blocks(
-        &self,
-        extent: &ExtentRef,
-        read: ShardRead,
-        first: Lack,
-    ) -> Result<Bytes, ReadExtentError> {
-        let mut missing = usize::from(first == Lack::NotFound);
-        let mut present: Vec<(ShardIndex, Bytes)> = Vec::new();
-        let mut candidates = (0..extent.n).map(ShardIndex).filter(|shard| *shard != read.shard);
-        let k = usize::from(extent.k);
-        while present.len() < k {
-            let wave: Vec<ShardIndex> = candidates.by_ref().take(k - present.len()).collect();
-            if wave.is_empty() {
-                break;
-            }
-            let gets = wave.iter().map(|shard| self.get_blocks(extent, *shard, read));
-            for (shard, got) in wave.iter().zip(join_all(gets).await) {
-                match got {
-                    Ok(bytes) => present.push((*shard, bytes)),
-                    Err(lack) => missing += usize::from(lack == Lack::NotFound),
-                }
-            }
-        }
-        if present.len() < k {
-            // If more shards say "deleted" than could be owed, the whole extent was.
-            let deleted = missing > usize::from(extent.n - extent.k);
-            let error = if deleted { ReadExtentError::Gone } else { ReadExtentError::Unreadable };
-            if !deleted {
-                tracing::error!(extent = %extent.id, pg = %extent.pg, present = present.len(), k, "extent cannot be read");
-            }
-            return Err(error);
-        }
-        if k == 1 {
-            return Ok(present.remove(0).1);
-        }
-        let mut out = vec![0u8; present[0].1.len()];
-        let sources: Vec<(ShardIndex, &[u8])> =
-            present.iter().map(|(shard, bytes)| (*shard, bytes.as_ref())).collect();
-        let code = self.code(extent.k, extent.n);
-        match code.reconstruct(&sources, &mut [(read.shard, &mut out)]) {
-            Ok(()) => Ok(Bytes::from(out)),
-            Err(error) => {
-                tracing::error!(extent = %extent.id, %error, "extent cannot be reconstructed");
-                Err(ReadExtentError::Unreadable)
-            }
-        }
-    }
-}
-
-/// Why a shard's blocks are not there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lack {
-    NotFound,
-    Unavailable,
 }
 
 fn pad(data: Bytes, len: usize) -> Bytes {

@@ -1,6 +1,7 @@
 //! Steps by which space returns: purging maps of removed files, deleting extents that nothing refers to.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use base::{DriveId, ExtentId, FsError, ShardIndex};
 use futures_util::future::join_all;
@@ -24,6 +25,8 @@ pub struct ReclaimStep {
 }
 
 const PAGE: u32 = 1024;
+/// A drive that has not deleted a page by then is asked again later.
+const DELETE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Client {
     /// Empties a bounded part of the map of one removed file. Returns whether there may be more.
@@ -73,29 +76,30 @@ impl Client {
 
     /// Deletes shards drive by drive. Returns the extents that no drive holds any more.
     async fn delete_shards(&self, free: Vec<FreeExtent>) -> Vec<FreeExtent> {
+        let _deleting = self.inner.deleting.write().await;
         let topology = self.inner.extents.topology();
         let mut per_drive: HashMap<DriveId, Vec<ShardKey>> = HashMap::new();
         for extent in &free {
-            let Some(group) = topology.map.group(extent.pg) else { continue };
-            for (shard, drive) in (0..extent.n).zip(&group.members) {
-                let key = ShardKey { ledger: self.inner.ledger, extent: extent.id, shard: ShardIndex(shard) };
-                per_drive.entry(*drive).or_default().push(key);
+            for shard in (0..extent.n).map(ShardIndex) {
+                let key = ShardKey { ledger: self.inner.ledger, extent: extent.id, shard };
+                for drive in topology.holders(extent.pg, shard).filter(|drive| !topology.is_out(*drive)) {
+                    per_drive.entry(drive).or_default().push(key);
+                }
             }
         }
         let deletes = per_drive.into_iter().map(|(drive, keys)| {
-            let service = topology.usable(drive).cloned();
+            let service = topology.readable(drive).cloned();
             async move {
                 let Some(service) = service else { return Some(drive) };
-                service.delete(keys).await.err().map(|_| drive)
+                let deleted = tokio::time::timeout(DELETE_TIMEOUT, service.delete(keys)).await;
+                if matches!(deleted, Ok(Ok(()))) { None } else { Some(drive) }
             }
         });
         let silent: Vec<DriveId> = join_all(deletes).await.into_iter().flatten().collect();
         let done = |extent: &FreeExtent| {
-            let group = topology.map.group(extent.pg);
-            group.is_none_or(|group| {
-                let mut members = group.members.iter().take(usize::from(extent.n));
-                !members.any(|drive| silent.contains(drive))
-            })
+            let mut holders =
+                (0..extent.n).flat_map(|shard| topology.holders(extent.pg, ShardIndex(shard)));
+            !holders.any(|drive| silent.contains(&drive))
         };
         free.into_iter().filter(done).collect()
     }
