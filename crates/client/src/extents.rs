@@ -128,11 +128,7 @@ struct Stripe {
 }
 
 impl ExtentIo {
-    pub(crate) fn new(
-        env: Env,
-        ledger: LedgerId,
-        topology: watch::Receiver<Arc<Topology>>,
-    ) -> Self {
+    pub(crate) fn new(env: Env, ledger: LedgerId, topology: watch::Receiver<Arc<Topology>>) -> Self {
         let (codes, writing) = Default::default();
         Self { env, ledger, topology, codes, latencies: Latencies::new(), writing }
     }
@@ -183,7 +179,8 @@ impl ExtentIo {
                 _ => stripe.insert(self.encode(data.clone(), profile)),
             };
             let is_slow = |drive| self.latencies.is_slow(drive);
-            let Some(group) = topology.choose(self.env.random.next_u64(), profile.n().into(), &is_slow) else {
+            let Some(group) = topology.choose(self.env.random.next_u64(), profile.n().into(), &is_slow)
+            else {
                 tracing::error!("no placement group to write to");
                 return Err(WriteExtentError::Failed(FsError::Io));
             };
@@ -290,15 +287,22 @@ impl ExtentIo {
             }
         }
         let now = self.env.clock.boot_ns();
-        let unstored: Vec<_> = members().filter(|(index, _)| stored.get(usize::from(*index)) == Some(&false)).collect();
+        let unstored: Vec<_> =
+            members().filter(|(index, _)| stored.get(usize::from(*index)) == Some(&false)).collect();
         if !puts.is_empty() && failed <= usize::from(n - w) {
-            let waited_ns = now.saturating_sub(started_ns).max(self.latencies.write_patience().as_nanos() as u64);
-            for (_, drive) in unstored.iter().filter(|(_, drive)| !spared.contains(drive) && topology.usable(*drive).is_some()) {
+            let waited_ns =
+                now.saturating_sub(started_ns).max(self.latencies.write_patience().as_nanos() as u64);
+            for (_, drive) in unstored
+                .iter()
+                .filter(|(_, drive)| !spared.contains(drive) && topology.usable(*drive).is_some())
+            {
                 self.latencies.gave_up(*drive, Asked::Write, waited_ns, now);
             }
         }
-        let owed: Vec<OwedShard> =
-            unstored.into_iter().map(|(index, drive)| OwedShard { shard: ShardIndex(index), drive }).collect();
+        let owed: Vec<OwedShard> = unstored
+            .into_iter()
+            .map(|(index, drive)| OwedShard { shard: ShardIndex(index), drive })
+            .collect();
         if owed.len() > usize::from(n - w) {
             return Err(if full { FsError::NoSpace } else { FsError::Io });
         }

@@ -365,7 +365,10 @@ mod tests {
         let parts = vec![(0, 0, 900_000), (5_000_000, 900_096, 400_000), (9_000_000, 1_300_480, 1_199_520)];
         let whole = Parcel { data: data.clone(), parts: parts.clone() };
         let cut = split(&whole, 1 << 20);
-        assert_eq!(cut.iter().map(|parcel| parcel.data.len()).collect::<Vec<_>>(), [1 << 20, 1 << 20, 402_848]);
+        assert_eq!(
+            cut.iter().map(|parcel| parcel.data.len()).collect::<Vec<_>>(),
+            [1 << 20, 1 << 20, 402_848]
+        );
         let mut file = BTreeMap::new();
         for parcel in &cut {
             for (off, at, len) in &parcel.parts {

@@ -155,7 +155,8 @@ impl Latencies {
             let beyond = |mean: u64, peers: u64| mean > SLOW_FLOOR_NS.max(SLOW_FACTOR * peers);
             let behind = beyond(drive.read.mean_ns, read_mean) || beyond(drive.write.mean_ns, write_mean);
             drive.slow_since_ns = if behind { drive.slow_since_ns.or(Some(now_ns)) } else { None };
-            let for_long = drive.slow_since_ns.is_some_and(|since| now_ns.saturating_sub(since) >= SLOW_AFTER_NS);
+            let for_long =
+                drive.slow_since_ns.is_some_and(|since| now_ns.saturating_sub(since) >= SLOW_AFTER_NS);
             // What made it slow must be over before it counts as well again.
             let slow = for_long || drive.unanswered >= UNANSWERED_MAX || drive.slow && behind;
             if slow != drive.slow {

@@ -8,9 +8,9 @@
 mod background;
 mod dirty;
 mod extents;
-mod gather;
 mod file;
 mod flush;
+mod gather;
 mod given_up;
 mod latency;
 mod map_cache;
@@ -52,8 +52,8 @@ pub use reclaim::{FreeCursor, ReclaimStep};
 pub use repair::{OwedCursor, OwedPage, RepairOutcome};
 pub use topology::Topology;
 pub use wire::meta::{
-    Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, OwedEntry, RenameMode, SYMLINK_BYTES_MAX, SetAttr,
-    XattrMode,
+    Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, OwedEntry, RenameMode, SYMLINK_BYTES_MAX,
+    SetAttr, XattrMode,
 };
 
 /// What a client is made of.

@@ -12,6 +12,7 @@ use layout::{PlacementGroup, shard_len};
 use wire::drive::{ShardEntry, ShardKey, ShardShape};
 use wire::meta::OwedEntry;
 
+use crate::extents::COPIES_BYTES_MAX;
 use crate::topology::Topology;
 use crate::{Client, RepairOutcome};
 
@@ -55,6 +56,11 @@ struct Found {
 }
 
 impl Found {
+    /// Small pieces are copies under every profile.
+    fn is_copies(&self) -> bool {
+        self.shape.k == 1 && self.shape.extent_len <= COPIES_BYTES_MAX
+    }
+
     /// Adds what of this extent is to be restored.
     fn judge(&self, id: ExtentId, group: &PlacementGroup, topology: &Topology, page: &mut MissingPage) {
         let ShardShape { pg, k, m, extent_len } = self.shape;
@@ -90,7 +96,8 @@ impl Client {
         let usable = |drive: &DriveId| topology.usable(*drive).is_some();
         let ready = |group: &&PlacementGroup| {
             let mut positions = group.rebuilding.iter();
-            positions.all(|rebuilding| group.members.get(usize::from(rebuilding.position)).is_some_and(usable))
+            positions
+                .all(|rebuilding| group.members.get(usize::from(rebuilding.position)).is_some_and(usable))
         };
         let groups = topology.map.groups.iter().filter(|group| !group.rebuilding.is_empty()).filter(ready);
         let mut groups: Vec<RebuildGroup> = groups
@@ -162,7 +169,9 @@ impl Client {
         });
         let lists: Result<Vec<(DriveId, Vec<ShardEntry>)>, _> = join_all(lists).await.into_iter().collect();
         let lists = lists.map_err(|_| FsError::Unavailable)?;
-        let ends = |list: &[ShardEntry]| list.len() < PAGE || list.last().is_some_and(|last| last.key.ledger != ledger);
+        let ends = |list: &[ShardEntry]| {
+            list.len() < PAGE || list.last().is_some_and(|last| last.key.ledger != ledger)
+        };
         // A list that goes on may hold more shards of its last extent.
         let cut = lists.iter().filter(|(_, list)| !ends(list)).filter_map(|(_, list)| list.last());
         let next = cut.map(|last| ExtentId(last.key.extent.0 - 1)).min();
@@ -178,6 +187,28 @@ impl Client {
             }
         }
         Ok((found, next))
+    }
+
+    /// Bytes of file data in extents that are narrower than the filesystem's profile has them, as the shards on
+    /// the drives add up: those of drives that do not answer are left out.
+    pub async fn narrow_bytes(&self) -> Result<u64, FsError> {
+        let topology = self.inner.extents.topology();
+        let groups: HashSet<PgId> = topology.narrow.iter().copied().collect();
+        let (mut parts, mut after) = (0u64, None);
+        while !groups.is_empty() {
+            let (found, next) = self.inventory_page(&topology, &groups, after).await?;
+            for found in found.values().filter(|found| !found.is_copies()) {
+                let ShardShape { k, m, extent_len, .. } = found.shape;
+                let whole = found.at.len() >= usize::from(k + m);
+                let share = u64::from(extent_len) * found.at.len() as u64 / u64::from(k + m);
+                parts += if whole { u64::from(extent_len) } else { share };
+            }
+            after = next;
+            if after.is_none() {
+                break;
+            }
+        }
+        Ok(parts)
     }
 
     /// Restores one missing shard. An extent that is deleted meanwhile stays deleted.

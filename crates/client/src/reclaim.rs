@@ -97,8 +97,7 @@ impl Client {
         });
         let silent: Vec<DriveId> = join_all(deletes).await.into_iter().flatten().collect();
         let done = |extent: &FreeExtent| {
-            let mut holders =
-                (0..extent.n).flat_map(|shard| topology.holders(extent.pg, ShardIndex(shard)));
+            let mut holders = (0..extent.n).flat_map(|shard| topology.holders(extent.pg, ShardIndex(shard)));
             !holders.any(|drive| silent.contains(&drive))
         };
         free.into_iter().filter(done).collect()

@@ -54,9 +54,11 @@ impl Client {
             up && topology.usable(drive).is_none()
         };
         // A drive that is away for a while may be owed very many: its entries are passed over as a whole.
-        let next = last.map(|(drive, id)| if waits(drive) { (drive, ExtentId(u64::MAX)) } else { (drive, id) });
+        let next =
+            last.map(|(drive, id)| if waits(drive) { (drive, ExtentId(u64::MAX)) } else { (drive, id) });
         let can_pay = |entry: &OwedEntry| {
-            let member = topology.map.group(entry.pg).and_then(|group| group.members.get(entry.shard.0 as usize));
+            let member =
+                topology.map.group(entry.pg).and_then(|group| group.members.get(entry.shard.0 as usize));
             member.is_some_and(|drive| topology.usable(*drive).is_some())
         };
         Ok(OwedPage { payable: page.into_iter().filter(can_pay).collect(), next })

@@ -18,12 +18,14 @@ pub struct Topology {
     pub groups: Vec<PgId>,
     /// How new extents are protected: as the filesystem's profile says, or narrower while domains are missing.
     pub profile: Profile,
+    /// Groups whose extents are narrower than the filesystem's profile has them.
+    pub narrow: Vec<PgId>,
 }
 
 impl Default for Topology {
     fn default() -> Self {
-        let (map, drives, groups) = Default::default();
-        Self { map, drives, groups, profile: Profile::SINGLE }
+        let (map, drives, groups, narrow) = Default::default();
+        Self { map, drives, groups, profile: Profile::SINGLE, narrow }
     }
 }
 
@@ -57,12 +59,7 @@ impl Topology {
 
     /// How many of the group's first `n` members can take a shard, and the room of the fullest of them. One that
     /// is slow counts as one that cannot.
-    fn fitness(
-        &self,
-        group: &PlacementGroup,
-        n: usize,
-        is_slow: &dyn Fn(DriveId) -> bool,
-    ) -> (usize, u64) {
+    fn fitness(&self, group: &PlacementGroup, n: usize, is_slow: &dyn Fn(DriveId) -> bool) -> (usize, u64) {
         let members = group.members.iter().take(n).filter(|id| !is_slow(**id));
         let rooms: Vec<u64> =
             members.filter_map(|id| self.usable(*id)).map(|drive| drive.stat().free_bytes).collect();
@@ -120,7 +117,8 @@ impl Topology {
     /// Bytes of file data that the drives hold when they are empty and all up.
     pub(crate) fn capacity_bytes(&self, profile: Profile) -> u64 {
         let capacity = |stat: DriveStat| stat.capacity_bytes - stat.reserved_bytes;
-        let staying = |id: &DriveId| !matches!(self.map.drive(*id), Some(drive) if drive.state == DriveState::Leaving);
+        let staying =
+            |id: &DriveId| !matches!(self.map.drive(*id), Some(drive) if drive.state == DriveState::Leaving);
         let staying = self.drives.iter().filter(|(id, _)| staying(id) && !self.is_out(**id));
         let rooms = staying.map(|(_, service)| capacity(service.stat())).collect();
         spread(rooms, usize::from(profile.n()), profile.k())

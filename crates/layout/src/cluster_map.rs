@@ -68,10 +68,8 @@ mod tests {
     use super::*;
 
     fn map(groups: &[u32]) -> ClusterMap {
-        let groups = groups
-            .iter()
-            .map(|id| PlacementGroup::new(PgId(*id), vec![DriveId(id + 100)]))
-            .collect();
+        let groups =
+            groups.iter().map(|id| PlacementGroup::new(PgId(*id), vec![DriveId(id + 100)])).collect();
         ClusterMap { epoch: Epoch(3), drives: Vec::new(), groups }
     }
 

@@ -1,10 +1,12 @@
 //! Brings what is to what should be: reconcilers that take no input and may be stopped at any point.
 //!
 //! [`Reclaimer`] returns the space of removed files. [`Repairer`] stores the shards that commits went ahead
-//! without. Scrub, packing and tiering follow the same shape.
+//! without, and rebuilds the shards of lost drives on others. [`Pace`] limits what they move. Scrub, packing and tiering follow the same shape.
 
+mod pace;
 mod reclaim;
 mod repair;
 
+pub use pace::{BYTES_PER_S_MIN, Pace};
 pub use reclaim::{ReclaimStat, Reclaimer};
 pub use repair::{RepairStat, Repairer};

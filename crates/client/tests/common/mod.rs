@@ -300,8 +300,13 @@ impl World {
         let map = ClusterMap { epoch: Epoch(1), drives: map_drives.collect(), groups: vec![group] };
         let services =
             drives.iter().map(|drive| (drive.id, drive.clone() as Arc<dyn DriveService>)).collect();
-        let (publish, topology) =
-            watch::channel(Arc::new(Topology { map, drives: services, groups: vec![PgId(0)], profile }));
+        let (publish, topology) = watch::channel(Arc::new(Topology {
+            map,
+            drives: services,
+            groups: vec![PgId(0)],
+            profile,
+            narrow: Vec::new(),
+        }));
         Self { sim, owner: Arc::new(owner), drives, profile, topology, publish }
     }
 

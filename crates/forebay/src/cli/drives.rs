@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use admin::{AddDrive, DriveInfo};
+use admin::{AddDrive, DriveInfo, ReplaceDrive};
 use anyhow::{Result, bail};
 use comfy_table::Table;
 use layout::Profile;
@@ -70,7 +70,9 @@ pub(super) fn fail(dir: &Path, id: u32, force: Force, format: Format) -> Result<
     let status = ask(dir, |client| async move { client.status().await })?;
     for filesystem in &status.filesystems {
         // A drive that is owed shards is as good as lost to the extents concerned.
-        let lost = |drive: &&DriveInfo| drive.state != "up" || filesystem.owed_drives.contains(&drive.id);
+        let lost = |drive: &&DriveInfo| {
+            drive.groups > 0 && (!drive.is_readable() || filesystem.owed_drives.contains(&drive.id))
+        };
         let gone = status.drives.iter().filter(lost).filter(|drive| drive.id != id).count() + 1;
         let profile: Profile = filesystem.profile.parse()?;
         if gone > usize::from(profile.m()) && force == Force::No {
@@ -84,6 +86,28 @@ pub(super) fn fail(dir: &Path, id: u32, force: Force, format: Format) -> Result<
         }
     }
     let info = ask(dir, |client| async move { client.fail_drive(id).await })?;
+    show_one(format, &info)
+}
+
+pub(super) fn return_(dir: &Path, id: u32, format: Format) -> Result<()> {
+    let info = ask(dir, |client| async move { client.return_drive(id).await })?;
+    show_one(format, &info)
+}
+
+pub(super) fn remove(dir: &Path, id: u32, format: Format) -> Result<()> {
+    let info = ask(dir, |client| async move { client.remove_drive(id).await })?;
+    show_one(format, &info)
+}
+
+pub(super) fn replace(
+    dir: &Path,
+    id: u32,
+    path: &Path,
+    size_bytes: Option<u64>,
+    format: Format,
+) -> Result<()> {
+    let request = ReplaceDrive { path: absolute(path)?, size_bytes };
+    let info = ask(dir, |client| async move { client.replace_drive(id, &request).await })?;
     show_one(format, &info)
 }
 

@@ -168,10 +168,7 @@ pub fn plan_placement_groups(
         choose_domains(&domain_quotas(&domains, profile.n(), count), profile.n(), count, &mut dice);
     let sets = choose_drives(&domains, &domain_sets, &mut dice);
     let groups = order_members(&sets, profile.n().into());
-    Ok((0..)
-        .zip(groups)
-        .map(|(id, members)| PlacementGroup::new(PgId(id), members))
-        .collect())
+    Ok((0..).zip(groups).map(|(id, members)| PlacementGroup::new(PgId(id), members)).collect())
 }
 
 /// Drives with weight, by domain.

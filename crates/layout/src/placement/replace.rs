@@ -34,9 +34,11 @@ pub fn replace_members(
             }
             let others = next.members.iter().enumerate().filter(|(other, _)| *other != position);
             let taken: BTreeSet<Option<&u64>> = others.map(|(_, member)| domains.get(member)).collect();
-            let free = spare.iter().filter(|slot| slot.weight_bytes > 0 && !taken.contains(&Some(&slot.domain)));
+            let free =
+                spare.iter().filter(|slot| slot.weight_bytes > 0 && !taken.contains(&Some(&slot.domain)));
             // Positions for the weight, compared without dividing.
-            let load = |slot: &DriveSlot| (u128::from(positions[&slot.drive]) + 1, u128::from(slot.weight_bytes));
+            let load =
+                |slot: &DriveSlot| (u128::from(positions[&slot.drive]) + 1, u128::from(slot.weight_bytes));
             let best = free.min_by(|one, other| {
                 let ((one_count, one_weight), (other_count, other_weight)) = (load(one), load(other));
                 (one_count * other_weight).cmp(&(other_count * one_weight)).then(one.drive.cmp(&other.drive))

@@ -286,7 +286,9 @@ fn a_repaired_shard_is_owed_no_more_and_one_of_a_freed_extent_is_named() {
     assert_eq!(owed(&mut f, Some((DriveId(3), ExtentId(id + 1))), 2), [entry(7, id)]);
     // The extent is deleted while somebody repairs it.
     let free = FreeExtent { free_ver: 1, id: ExtentId(id), pg: PgId(0), n: 6 };
-    f.ledger.ask(me, MetaRequest::Freed { extents: vec![free], drives: vec![DriveId(3), DriveId(7)] }).unwrap();
+    f.ledger
+        .ask(me, MetaRequest::Freed { extents: vec![free], drives: vec![DriveId(3), DriveId(7)] })
+        .unwrap();
     let shards = vec![(DriveId(3), ExtentId(id)), (DriveId(3), ExtentId(id + 1))];
     let reply = f.ledger.ask(me, MetaRequest::Repaired { shards });
     assert_eq!(reply, Ok(MetaReply::NotOwed(vec![(DriveId(3), ExtentId(id))])));
