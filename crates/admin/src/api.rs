@@ -95,6 +95,8 @@ pub struct RepairInfo {
     pub rebuilt_bytes: u64,
     /// Bytes that are still to be rebuilt, as of the last look.
     pub rebuild_left_bytes: u64,
+    /// Shards that reads found damaged or missing, and that were restored.
+    pub healed_shards: u64,
     /// Bytes per second while there is something to do.
     pub bytes_per_s: u64,
     /// Seconds until what can be repaired and rebuilt now is done.

@@ -31,6 +31,8 @@ const WRITE_ATTEMPTS: u32 = 4;
 pub(crate) const DRIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Garbage that a drive has not deleted by then is left to the comparison of inventories.
 const DISCARD_TIMEOUT: Duration = Duration::from_millis(500);
+/// Damaged shards that are remembered.
+const DAMAGED_MAX: usize = 4096;
 /// How long a write that found too few drives waits for other groups.
 const TOPOLOGY_PATIENCE: Duration = Duration::from_millis(2500);
 
@@ -100,6 +102,8 @@ pub(crate) struct ExtentIo {
     pub(crate) latencies: Latencies,
     /// Writes under way, by the cluster map that placed them.
     writing: Mutex<BTreeMap<Epoch, u32>>,
+    /// Shards that reads found damaged or missing, for repair.
+    damaged: Mutex<HashMap<(ExtentId, ShardIndex), ExtentRef>>,
 }
 
 /// A write under way.
@@ -129,8 +133,8 @@ struct Stripe {
 
 impl ExtentIo {
     pub(crate) fn new(env: Env, ledger: LedgerId, topology: watch::Receiver<Arc<Topology>>) -> Self {
-        let (codes, writing) = Default::default();
-        Self { env, ledger, topology, codes, latencies: Latencies::new(), writing }
+        let (codes, writing, damaged) = Default::default();
+        Self { env, ledger, topology, codes, latencies: Latencies::new(), writing, damaged }
     }
 
     pub(crate) fn topology(&self) -> Arc<Topology> {
@@ -317,6 +321,19 @@ impl ExtentIo {
         let may_owe = usize::from(profile.n() - profile.w()).saturating_sub(down.len());
         let now = self.env.clock.boot_ns();
         up.into_iter().filter(|drive| self.latencies.spares(*drive, now)).take(may_owe).collect()
+    }
+
+    /// Notes a shard that is not as it should be. Beyond what fits, reads will find them again.
+    pub(crate) fn note_damaged(&self, extent: &ExtentRef, shard: ShardIndex) {
+        let mut damaged = self.damaged.lock().expect("no holder of this lock panics");
+        if damaged.len() < DAMAGED_MAX {
+            damaged.insert((extent.id, shard), *extent);
+        }
+    }
+
+    /// The shards noted since the last call.
+    pub(crate) fn take_damaged(&self) -> HashMap<(ExtentId, ShardIndex), ExtentRef> {
+        std::mem::take(&mut *self.damaged.lock().expect("no holder of this lock panics"))
     }
 
     /// Stores one shard on a drive.

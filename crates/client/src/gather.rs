@@ -18,6 +18,7 @@ use crate::latency::Asked;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lack {
     NotFound,
+    Damaged,
     Unavailable,
 }
 
@@ -73,7 +74,13 @@ impl ExtentIo {
         let patience = self.latencies.read_patience();
         let blocks = match tokio::time::timeout(patience, &mut direct).await {
             Ok(Ok(blocks)) => blocks,
-            Ok(Err(lack)) => self.recover_blocks(extent, read, lack).await?,
+            Ok(Err(lack)) => {
+                let blocks = self.recover_blocks(extent, read, lack).await?;
+                if lack == Lack::NotFound {
+                    self.note_damaged(extent, read.shard);
+                }
+                blocks
+            }
             Err(_) => {
                 let others = self.recover_blocks(extent, read, Lack::Unavailable);
                 tokio::pin!(others);
@@ -115,6 +122,9 @@ impl ExtentIo {
                 Ok(bytes) => return Ok(bytes),
                 Err(error) => lack = error,
             }
+            if lack == Lack::Damaged {
+                self.note_damaged(extent, shard);
+            }
         }
         Err(lack)
     }
@@ -141,10 +151,14 @@ impl ExtentIo {
                     Ok(blocks.bytes)
                 } else {
                     tracing::error!(%drive, ?key, "drive returned blocks that do not match their checksums");
-                    Err(Lack::Unavailable)
+                    Err(Lack::Damaged)
                 }
             }
             Err(GetShardError::NotFound { .. }) => Err(Lack::NotFound),
+            Err(GetShardError::Corrupt { .. }) => {
+                tracing::error!(%drive, ?key, "shard is damaged, using others");
+                Err(Lack::Damaged)
+            }
             Err(error) => {
                 tracing::warn!(%drive, ?key, %error, "shard cannot be read, using others");
                 Err(Lack::Unavailable)

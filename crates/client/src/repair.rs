@@ -77,6 +77,17 @@ impl Client {
         }
     }
 
+    /// Shards that reads found damaged or missing since the last call, unless their drives do not take shards now.
+    pub fn take_damaged(&self) -> Vec<OwedEntry> {
+        let topology = self.inner.extents.topology();
+        let entry = |((id, shard), extent): (_, ExtentRef)| {
+            let drive = topology.holders(extent.pg, shard).next()?;
+            let ExtentRef { pg, k, n, extent_len, .. } = extent;
+            topology.usable(drive).map(|_| OwedEntry { drive, id, pg, shard, k, n, extent_len })
+        };
+        self.inner.extents.take_damaged().into_iter().filter_map(entry).collect()
+    }
+
     /// Tells the owner which owed shards are stored now. What was stored of extents that were freed meanwhile is
     /// deleted again.
     pub async fn tell_repaired(&self, stored: &[OwedEntry]) -> Result<(), FsError> {

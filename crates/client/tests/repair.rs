@@ -314,3 +314,24 @@ fn more_hanging_drives_than_the_profile_survives_are_an_error_within_a_bounded_t
         check_files(&client, &files).await;
     });
 }
+
+#[test]
+fn a_damaged_or_vanished_shard_that_a_read_meets_is_restored() {
+    run("4+2", |world| async move {
+        let client = world.client().await;
+        let files = write_files(&client, 0).await;
+        let rotten = world.drives[1].rot();
+        assert!(rotten > 0 && world.drives[1].rotten() == rotten);
+        world.drives[0].forget_all();
+        check_files(&client, &files).await;
+        let damaged = client.take_damaged();
+        assert!(damaged.iter().all(|entry| entry.drive.0 <= 1));
+        for entry in &damaged {
+            assert!(matches!(client.rebuild_shard(entry).await, RepairOutcome::Stored { .. }));
+        }
+        assert_eq!(world.drives[1].rotten(), 0);
+        assert_eq!(client.take_damaged(), []);
+        check_redundant(&world, &client, &files, &[2, 3, 4, 5]).await;
+        assert_eq!(client.take_damaged(), [], "reading them met nothing bad");
+    });
+}

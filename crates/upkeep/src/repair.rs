@@ -96,6 +96,7 @@ impl Work {
 
     async fn pass(&mut self) -> Result<(), FsError> {
         self.pay().await?;
+        self.heal().await;
         self.rebuild().await?;
         self.count_narrow().await
     }
@@ -121,6 +122,13 @@ impl Work {
         }
     }
 
+    /// Restores what reads found damaged or missing. What cannot be restored now is found again by another read.
+    async fn heal(&mut self) {
+        for some in self.client.take_damaged().chunks(PARALLEL) {
+            self.restore(some, Kind::Damaged).await;
+        }
+    }
+
     /// Restores a few shards at once, when the pace allows it. A drive that did not take one is left alone for
     /// the rest of the pass.
     async fn restore(&mut self, shards: &[OwedEntry], kind: Kind) -> Restored {
@@ -139,7 +147,7 @@ impl Work {
         let outcomes = join_all(wanted.iter().map(|shard| async move {
             match kind {
                 Kind::Owed => client.repair_shard(shard).await,
-                Kind::Missing => client.rebuild_shard(shard).await,
+                Kind::Missing | Kind::Damaged => client.rebuild_shard(shard).await,
             }
         }));
         for (shard, outcome) in wanted.iter().zip(outcomes.await) {
@@ -168,6 +176,8 @@ enum Kind {
     Owed,
     /// Its position is another drive's now.
     Missing,
+    /// A read found it damaged, or did not find it.
+    Damaged,
 }
 
 /// What became of a few shards.

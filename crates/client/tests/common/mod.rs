@@ -78,6 +78,25 @@ impl MemDrive {
         self.shards.lock().unwrap().values().map(|shard| shard.bytes.len() as u64).sum()
     }
 
+    /// Flips a bit in every shard. Returns how many there are.
+    pub fn rot(&self) -> usize {
+        let mut shards = self.shards.lock().unwrap();
+        for put in shards.values_mut() {
+            let mut bytes = put.bytes.to_vec();
+            bytes[5000 % put.bytes.len()] ^= 4;
+            put.bytes = bytes.into();
+        }
+        shards.len()
+    }
+
+    pub fn forget_all(&self) {
+        self.shards.lock().unwrap().clear();
+    }
+
+    pub fn rotten(&self) -> usize {
+        self.shards.lock().unwrap().values().filter(|put| is_rotten(put)).count()
+    }
+
     pub fn shards(&self) -> usize {
         self.shards.lock().unwrap().len()
     }
@@ -124,7 +143,7 @@ impl MemDrive {
         let key = request.key;
         let before = self.shards.lock().unwrap().insert(key, request.clone());
         assert!(
-            before.is_none_or(|before| before.bytes == request.bytes),
+            before.is_none_or(|before| before.bytes == request.bytes || is_rotten(&before)),
             "a shard is written once: {key:?}"
         );
         Ok(())
@@ -147,6 +166,10 @@ impl MemDrive {
         }
         Ok(ShardBlocks { bytes: bytes.into(), checksums: sums.to_vec() })
     }
+}
+
+fn is_rotten(put: &PutShard) -> bool {
+    base::checksum::block_checksums(put.key.extent, put.key.shard, 0, &put.bytes) != put.checksums
 }
 
 fn entry_of(put: &PutShard) -> ShardEntry {

@@ -267,6 +267,7 @@ impl FilesystemEntry {
             rebuilt_shards: stat.rebuilt_shards,
             rebuilt_bytes: stat.rebuilt_bytes,
             rebuild_left_bytes: stat.rebuild_left_bytes,
+            healed_shards: stat.healed_shards,
             bytes_per_s: stat.bytes_per_s,
             eta_s: (stat.bytes_per_s > 0).then(|| left.div_ceil(stat.bytes_per_s)),
             lost_extents: stat.lost_extents,

@@ -55,9 +55,12 @@ pub(super) fn choose_groups(
     let full = record.profile;
     let acknowledging = with_up(&record.groups, full.w());
     let as_it_is = || {
-        // If no group can acknowledge a write, none is better than another.
-        let groups = if acknowledging.is_empty() { record.groups.clone() } else { acknowledging.clone() };
-        Choice::Use(WriteSet { profile: full, groups })
+        // Groups that are degraded themselves still acknowledge while w of their drives are left.
+        let sets = record.all_sets().map(|(profile, groups)| (profile, with_up(groups, profile.w())));
+        let widest = sets.filter(|(_, groups)| !groups.is_empty()).max_by_key(|(profile, _)| profile.k());
+        // If none does, none is better than another.
+        let (profile, groups) = widest.unwrap_or_else(|| (full, record.groups.clone()));
+        Choice::Use(WriteSet { profile, groups })
     };
     let Some(profile) = full.narrowed(domains.len() as u32) else { return as_it_is() };
     if profile != full && patience == Patience::Left && !acknowledging.is_empty() {
@@ -193,6 +196,14 @@ mod tests {
         c.check(&[0, 1, 2, 3, 4, 5], Over, "4+2", true);
         c.check(&[0, 1, 2, 3, 4, 5], Over, "4+2", false);
         c.check(&[0, 1, 2, 3, 4], Over, "3+2", true);
+    }
+
+    #[test]
+    fn a_narrow_group_that_lost_a_drive_is_better_than_none() {
+        let mut c = cluster(6, "4+2");
+        c.check(&[2, 3, 5], Left, "r3", true);
+        c.check(&[3, 5], Left, "r3", false);
+        c.check(&[3, 5], Over, "r3", false);
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub struct RepairStat {
     pub rebuilt_bytes: u64,
     /// Bytes of such shards that are still missing, as of the last look.
     pub rebuild_left_bytes: u64,
+    /// Shards that reads found damaged or missing, and that were restored.
+    pub healed_shards: u64,
     /// Bytes per second while it is at work; 0 when it has nothing to do.
     pub bytes_per_s: u64,
     /// Extents of which fewer shards are left than reading needs.
@@ -65,6 +67,7 @@ impl Progress {
                 stat.repaired_shards += 1;
                 stat.repaired_bytes += bytes;
             }
+            Kind::Damaged => stat.healed_shards += 1,
             Kind::Missing => {
                 stat.rebuilt_shards += 1;
                 stat.rebuilt_bytes += bytes;
