@@ -236,6 +236,19 @@ every_loss() {
     done
 }
 
+scrubbed() {
+    "$FOREBAY" drive scrub "$WORK/rot" --now && wait_until 60 all_verified && becomes_whole rot && wait_until 20 nothing_bad &&
+        fail_drive rot 0 && fail_drive rot 3 && same rot before
+}
+all_verified() { json rot | jq -e 'all(.drives[]; .scrub.oldest_s != null and .scrub.running == false)' >/dev/null; }
+# A second pass finds nothing.
+nothing_bad() {
+    local before
+    before=$(json rot | jq '[.drives[].scrub.bad_shards] | add')
+    "$FOREBAY" drive scrub "$WORK/rot" --now >/dev/null && wait_until 60 all_verified &&
+        [ "$(json rot | jq '[.drives[].scrub.bad_shards] | add')" = "$before" ] && [ "$(fs_number rot repair.healed_shards)" -gt 0 ]
+}
+
 check "a real tree is staged" stage_tree "$FILES" "$WORK/source" || exit 0
 profile_survives d1 r2 2 1 0 1
 profile_survives d2 r3 3 2 1 2
@@ -283,5 +296,6 @@ check "rot: the node starts" node_start rot --drives 6 --drive-size 256M --profi
 check "rot: a tree is written" copy rot before
 check "rot: two drives are damaged" eval 'rot rot 1 && rot rot 4'
 check "rot: damage is never returned, everything is readable" same rot before
+check "rot: what a scrub finds is restored: two other drives may fail" scrubbed
 check "rot: the node stops" node_stop rot
 exit 0

@@ -71,6 +71,19 @@ pub struct DriveInfo {
     pub shards: u64,
     /// Placement groups that need it: as a member, or for what was not moved off it yet.
     pub groups: u32,
+    /// Its scrub.
+    pub scrub: ScrubInfo,
+}
+
+/// How well the shards of a drive are known to be good.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubInfo {
+    /// Seconds since the oldest verification of a shard; `None` before the first pass is over.
+    pub oldest_s: Option<u64>,
+    /// Whether a pass was asked for and is not over.
+    pub running: bool,
+    /// Damaged shards found since the start of the node.
+    pub bad_shards: u64,
 }
 
 impl DriveInfo {
@@ -324,6 +337,8 @@ pub trait NodeControl: Send + Sync + 'static {
     fn remove_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
     /// Puts a new drive in the place of another.
     fn replace_drive(&self, id: u32, request: ReplaceDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
+    /// Verifies everything on a drive now; `None`: on all of them.
+    fn scrub_drive(&self, id: Option<u32>) -> BoxFuture<'_, Result<Vec<DriveInfo>, AdminError>>;
     /// Changes the limits of background work.
     fn set_upkeep(&self, request: SetUpkeep) -> BoxFuture<'_, Result<UpkeepInfo, AdminError>>;
     /// Changes the profile of new data.

@@ -128,6 +128,12 @@ impl AdminClient {
         self.call(Method::POST, &format!("/v1/drives/{id}/replace"), Some(request)).await
     }
 
+    /// Verifies everything on a drive now; `None`: on all of them.
+    pub async fn scrub_drive(&self, id: Option<u32>) -> Result<Vec<DriveInfo>, CallError> {
+        let path = id.map_or("/v1/scrub".to_owned(), |id| format!("/v1/drives/{id}/scrub"));
+        self.call(Method::POST, &path, None::<&()>).await
+    }
+
     /// Changes the limits of background work.
     pub async fn set_upkeep(&self, request: &SetUpkeep) -> Result<UpkeepInfo, CallError> {
         self.call(Method::POST, "/v1/upkeep", Some(request)).await

@@ -59,6 +59,13 @@ fn drive_router() -> Router<Node> {
             "/v1/drives/{id}/fail",
             post(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.fail_drive(id).await)),
         )
+        .route("/v1/scrub", post(async |State(node): State<Node>| answer(node.scrub_drive(None).await)))
+        .route(
+            "/v1/drives/{id}/scrub",
+            post(async |State(node): State<Node>, Path(id): Path<u32>| {
+                answer(node.scrub_drive(Some(id)).await)
+            }),
+        )
         .route(
             "/v1/drives/{id}/return",
             post(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.return_drive(id).await)),

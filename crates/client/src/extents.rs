@@ -17,7 +17,7 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use layout::{ErasureCode, PlacementGroup, Profile, ShardRead, extent_bytes_max, shard_len};
 use tokio::sync::watch;
-use wire::drive::{PutShard, PutShardError, ShardClass, ShardKey, ShardShape};
+use wire::drive::{PutPurpose, PutShard, PutShardError, ShardClass, ShardKey, ShardShape};
 use wire::meta::{ExtentRef, OwedShard};
 
 use crate::latency::{Asked, Latencies};
@@ -129,6 +129,13 @@ struct Stripe {
     profile: Profile,
     extent_len: u32,
     shards: Vec<Bytes>,
+}
+
+/// One shard on its way to a drive.
+struct Put {
+    drive: DriveId,
+    purpose: PutPurpose,
+    bytes: Bytes,
 }
 
 impl ExtentIo {
@@ -264,7 +271,8 @@ impl ExtentIo {
             .filter(|((_, drive), _)| !spared.contains(drive))
             .map(|((index, drive), bytes)| async move {
                 let shard = ShardIndex(index);
-                (index, self.put_shard(topology, group, &extent, shard, bytes.clone(), drive).await)
+                let put = Put { drive, purpose: PutPurpose::Write, bytes: bytes.clone() };
+                (index, self.put_shard(topology, group, &extent, shard, put).await)
             })
             .collect();
         let mut stored = vec![false; usize::from(n)];
@@ -336,16 +344,16 @@ impl ExtentIo {
         std::mem::take(&mut *self.damaged.lock().expect("no holder of this lock panics"))
     }
 
-    /// Stores one shard on a drive.
+    /// Stores one shard on a drive. One that is busy is asked again when it says so.
     async fn put_shard(
         &self,
         topology: &Topology,
         group: &PlacementGroup,
         extent: &ExtentRef,
         shard: ShardIndex,
-        bytes: Bytes,
-        drive: DriveId,
+        put: Put,
     ) -> Result<(), PutShardError> {
+        let Put { drive, purpose, bytes } = put;
         let Some(service) = topology.usable(drive) else {
             return Err(PutShardError::Failed { drive });
         };
@@ -355,16 +363,25 @@ impl ExtentIo {
             key: ShardKey { ledger: self.ledger, extent: id, shard },
             shape: ShardShape { pg: group.id, k, m: n - k, extent_len },
             class: if copies { ShardClass::Small } else { ShardClass::Bulk },
+            purpose,
             pg_epoch: group.epoch,
             checksums: block_checksums(id, shard, 0, &bytes),
             bytes,
         };
-        let started_ns = self.env.clock.boot_ns();
+        let attempts = async {
+            loop {
+                let started_ns = self.env.clock.boot_ns();
+                let result = service.put(request.clone()).await;
+                let now = self.env.clock.boot_ns();
+                let Err(PutShardError::Busy { retry_after_ms, .. }) = result else {
+                    self.latencies.answered(drive, Asked::Write, now.saturating_sub(started_ns), now);
+                    return result;
+                };
+                tokio::time::sleep(Duration::from_millis(retry_after_ms.max(1).into())).await;
+            }
+        };
         let late = Err(PutShardError::Failed { drive });
-        let result = tokio::time::timeout(DRIVE_TIMEOUT, service.put(request)).await.unwrap_or(late);
-        let now = self.env.clock.boot_ns();
-        self.latencies.answered(drive, Asked::Write, now.saturating_sub(started_ns), now);
-        result
+        tokio::time::timeout(DRIVE_TIMEOUT, attempts).await.unwrap_or(late)
     }
 
     /// Reconstructs a shard and stores it where it belongs now. Returns its bytes, by number.
@@ -381,7 +398,8 @@ impl ExtentIo {
         let read = ShardRead { shard, first_block: 0, blocks, skip_bytes: 0, len_bytes };
         // A late shard may have landed after all, and a drive that is being emptied may have it.
         let bytes = self.read_shard(extent, read).await?;
-        self.put_shard(&topology, group, extent, shard, bytes, drive).await.map_err(|error| {
+        let put = Put { drive, purpose: PutPurpose::Repair, bytes };
+        self.put_shard(&topology, group, extent, shard, put).await.map_err(|error| {
             tracing::debug!(%drive, %error, "restored shard was not stored");
             RestoreShardError::NotNow
         })?;

@@ -23,8 +23,10 @@ use crate::room::RoomWait;
 const COPIES_BYTES_MAX: usize = crate::extents::COPIES_BYTES_MAX as usize;
 /// Extents written in parallel before one commit.
 const EXTENTS_PER_COMMIT: usize = 8;
-/// Inline bytes that a client puts into the log per second, because they cost there several times over.
-const INLINE_BYTES_PER_S: u64 = 4 << 20;
+/// Inline bytes that a client puts into the log per second. They are written there and again to the ledger's
+/// store, about three times in all; m + 1 copies with their frame headers are more on most profiles, and one sync
+/// each. The bound keeps the store and its log from growing faster than they are worked off.
+const INLINE_BYTES_PER_S: u64 = 32 << 20;
 /// Inline bytes of one commit.
 const INLINE_BYTES_PER_COMMIT: usize = 64 << 10;
 

@@ -192,6 +192,8 @@ impl NodeTable {
             let shard = shard.lock().expect("no holder of this lock panics");
             found.extend(shard.values().filter(|node| wanted(&node.lock())).cloned());
         }
+        // The same order in every run.
+        found.sort_unstable_by_key(|node| node.ino);
         found
     }
 }

@@ -1,6 +1,6 @@
 //! Steps by which space returns: purging maps of removed files, deleting extents that nothing refers to.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use base::{DriveId, ExtentId, FsError, ShardIndex};
@@ -78,7 +78,7 @@ impl Client {
     async fn delete_shards(&self, free: Vec<FreeExtent>) -> Vec<FreeExtent> {
         let _deleting = self.inner.deleting.write().await;
         let topology = self.inner.extents.topology();
-        let mut per_drive: HashMap<DriveId, Vec<ShardKey>> = HashMap::new();
+        let mut per_drive: BTreeMap<DriveId, Vec<ShardKey>> = BTreeMap::new();
         for extent in &free {
             for shard in (0..extent.n).map(ShardIndex) {
                 let key = ShardKey { ledger: self.inner.ledger, extent: extent.id, shard };

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use base::{DriveId, ExtentId, FsError};
 use layout::DriveState;
+use wire::drive::{ShardEntry, ShardShape};
 use wire::meta::{ExtentRef, MetaReply, MetaRequest, OwedEntry};
 
 use crate::Client;
@@ -75,6 +76,14 @@ impl Client {
             Err(RestoreShardError::Gone) => RepairOutcome::Gone,
             Err(RestoreShardError::Unreadable) => RepairOutcome::Unreadable,
         }
+    }
+
+    /// Takes a damaged shard that was not found by a read here.
+    pub fn report_damaged(&self, entry: &ShardEntry) {
+        let ShardShape { pg, k, m, extent_len } = entry.shape;
+        let id = entry.key.extent;
+        let extent = ExtentRef { id, pg, k, n: k + m, extent_len, extent_off: 0 };
+        self.inner.extents.note_damaged(&extent, entry.key.shard);
     }
 
     /// Shards that reads found damaged or missing since the last call, unless their drives do not take shards now.

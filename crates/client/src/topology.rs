@@ -42,7 +42,7 @@ impl Topology {
 
     fn serving(&self, id: DriveId, may: impl Fn(DriveState) -> bool) -> Option<&Arc<dyn DriveService>> {
         let allowed = self.map.drive(id).is_some_and(|drive| may(drive.state));
-        self.drives.get(&id).filter(|drive| allowed && drive.stat().health == DriveHealth::Up)
+        self.drives.get(&id).filter(|drive| allowed && drive.health() == DriveHealth::Up)
     }
 
     /// Whether the drive is gone for good: nothing waits for it.

@@ -14,13 +14,14 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use wire::BoxFuture;
 use wire::drive::{
     DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, IoPath, PutShard,
-    PutShardError, ShardBlocks, ShardEntry, ShardKey,
+    PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
 
+use crate::device::delayed::DelayedDevice;
 use crate::device::inline::InlineDevice;
 use crate::device::pool::PoolDevice;
 use crate::device::uring::UringDevice;
-use crate::device::{Device, DeviceFiles, Wake};
+use crate::device::{Device, DeviceFiles, ReadVia, Wake};
 use crate::engine::{DeleteRequest, Engine, Limits, PutOutcome, PutRequest, Request, run_inline};
 use crate::error::{FormatDriveError, OpenDriveError};
 use crate::format::frame::PAYLOAD_BLOCKS_MAX;
@@ -136,9 +137,17 @@ struct Inline {
     engine: Mutex<(Engine, InlineDevice)>,
 }
 
+/// An engine on a task of the runtime that opened the drive: for simulated devices that take their time.
+struct Task {
+    changes: mpsc::Sender<Request>,
+    reads: mpsc::Sender<Request>,
+    handle: tokio::task::JoinHandle<()>,
+}
+
 enum Runner {
     Thread(Thread),
     Inline(Box<Inline>),
+    Task(Task),
 }
 
 /// An open drive. Dropping it stops it like a crash; [`Drive::close`] spares the next open a replay.
@@ -246,6 +255,10 @@ impl Drive {
                 queue.send(request).await.map_err(|_| self.failed())?;
                 thread.bell.ring();
             }
+            Runner::Task(task) => {
+                let queue = if matches!(request, Request::Read(_)) { &task.reads } else { &task.changes };
+                queue.send(request).await.map_err(|_| self.failed())?;
+            }
             Runner::Inline(inline) => {
                 let mut guard =
                     inline.engine.lock().expect("a panic ends the process, so no lock is poisoned");
@@ -326,9 +339,17 @@ impl Drive {
     async fn compare(&self, request: &PutShard) -> Result<Comparison, PutShardError> {
         let drive = self.shared.drive;
         let key = request.key;
-        let entry = self.shared.index().get(&key);
+        let (entry, bad) = {
+            let index = self.shared.index();
+            (index.get(&key), index.is_bad(&key))
+        };
         let Some(entry) = entry else { return Ok(Comparison::Gone) };
-        match self.read(GetShard { key, first_block: 0, blocks: entry.blocks }).await {
+        if bad {
+            return Ok(Comparison::Damaged(entry));
+        }
+        // What only the page cache still has is not stored.
+        let stored = GetShard { key, first_block: 0, blocks: entry.blocks };
+        match self.read(stored, ReadVia::Direct).await {
             Ok(stored) if stored.checksums == request.checksums => Ok(Comparison::Same),
             Ok(_) => Err(PutShardError::Conflict { drive, key }),
             Err(GetShardError::Corrupt { .. }) => Ok(Comparison::Damaged(entry)),
@@ -369,7 +390,7 @@ impl DriveService for Drive {
     }
 
     fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>> {
-        Box::pin(self.read(request))
+        Box::pin(self.read(request, ReadVia::Cache))
     }
 
     fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>> {
@@ -389,21 +410,33 @@ impl DriveService for Drive {
         })
     }
 
+    fn scrub(
+        &self,
+        after: Option<ShardKey>,
+        budget_bytes: u64,
+    ) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>> {
+        Box::pin(self.scrub_step(after, budget_bytes))
+    }
+
+    fn health(&self) -> DriveHealth {
+        if self.shared.has_failed() { DriveHealth::Failed } else { DriveHealth::Up }
+    }
+
     fn stat(&self) -> DriveStat {
-        let index = self.shared.index();
-        let usage = index.usage();
-        let health = if self.shared.has_failed() { DriveHealth::Failed } else { DriveHealth::Up };
+        let health = self.health();
+        let summary = self.shared.summary();
         DriveStat {
             uuid: self.shared.uuid,
             health,
-            failure: self.shared.failure(),
+            failure: if health == DriveHealth::Failed { self.shared.failure() } else { None },
             io_path: self.io_path,
-            capacity_bytes: index.geometry.capacity_bytes,
-            live_bytes: usage.live_bytes,
-            garbage_bytes: usage.garbage_bytes,
-            reserved_bytes: usage.reserved_bytes,
-            free_bytes: usage.free_bytes,
-            shards: index.len() as u64,
+            capacity_bytes: self.shared.geometry.capacity_bytes,
+            live_bytes: summary.usage.live_bytes,
+            garbage_bytes: summary.usage.garbage_bytes,
+            reserved_bytes: summary.usage.reserved_bytes,
+            free_bytes: summary.usage.free_bytes,
+            shards: summary.shards,
+            bad_shards: summary.bad_shards,
         }
     }
 }
@@ -453,6 +486,9 @@ fn claim(file: &dyn File, superblock: &mut Superblock) -> io::Result<()> {
 
 impl Runner {
     fn start(engine: Engine, files: &DeviceFiles, prefer: PreferIo) -> (Self, IoPath) {
+        if files.direct.latency().is_some() {
+            return (Self::Task(Task::start(engine, files)), IoPath::Simulated);
+        }
         if files.direct.raw_fd().is_none() {
             let engine = Mutex::new((engine, InlineDevice::new(files.clone())));
             return (Self::Inline(Box::new(Inline { engine })), IoPath::Simulated);
@@ -543,6 +579,49 @@ fn serve(mut engine: Engine, device: &mut dyn Device, mut inbox: Inbox, bell: &B
         bell.sleeping.store(false, Ordering::SeqCst);
         for one in done.drain(..) {
             engine.complete(one, device);
+        }
+    }
+}
+
+impl Task {
+    fn start(engine: Engine, files: &DeviceFiles) -> Self {
+        let (changes, changes_in) = mpsc::channel(QUEUE_LEN);
+        let (reads, reads_in) = mpsc::channel(QUEUE_LEN);
+        let inbox = Inbox { changes: changes_in, reads: reads_in, stop: Arc::default() };
+        let handle = tokio::spawn(serve_task(engine, DelayedDevice::new(files.clone()), inbox));
+        Self { changes, reads, handle }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.handle.abort();
+    }
+}
+
+/// As [`serve`], for a task.
+async fn serve_task(mut engine: Engine, mut device: DelayedDevice, mut inbox: Inbox) {
+    let mut done = Vec::new();
+    loop {
+        inbox.deliver(&mut engine, &mut device);
+        engine.pump(&mut device);
+        if engine.has_ended() {
+            return;
+        }
+        if engine.wants_pump() || inbox.has_mail(&engine) {
+            device.poll(&mut done);
+            tokio::task::yield_now().await;
+        } else {
+            let (room_to_read, room) = (engine.reads_in_flight() < READS_MAX, engine.backlog() < QUEUE_LEN);
+            tokio::select! {
+                biased;
+                one = device.next() => done.push(one),
+                Some(request) = inbox.reads.recv(), if room_to_read => engine.accept(request, &mut device),
+                Some(request) = inbox.changes.recv(), if room => engine.accept(request, &mut device),
+            }
+        }
+        for one in done.drain(..) {
+            engine.complete(one, &mut device);
         }
     }
 }

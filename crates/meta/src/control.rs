@@ -11,6 +11,7 @@ use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup, Profile};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
+use wire::drive::ShardKey;
 
 use crate::batch::Batch;
 use crate::keys::Keys;
@@ -57,6 +58,21 @@ pub struct DriveRecord {
     pub capacity_bytes: u64,
     /// Whether it may be used.
     pub state: DriveState,
+    /// How far its scrub is.
+    #[serde(default)]
+    pub scrub: ScrubRecord,
+}
+
+/// How far the scrub of a drive is. Times are nanoseconds since 1970.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScrubRecord {
+    /// When the pass under way began.
+    pub started_ns: Option<i64>,
+    /// The last shard that it verified.
+    pub after: Option<ShardKey>,
+    /// Everything that is older was verified after this.
+    pub verified_ns: Option<i64>,
 }
 
 /// Placement groups that were planned for one profile.

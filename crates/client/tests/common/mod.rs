@@ -20,7 +20,7 @@ use tokio::sync::{Semaphore, watch};
 use wire::BoxFuture;
 use wire::drive::{
     DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, IoPath, PutShard,
-    PutShardError, ShardBlocks, ShardEntry, ShardKey,
+    PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
 use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId};
 
@@ -112,7 +112,8 @@ impl MemDrive {
         let bytes = Bytes::from(vec![0; entry.len_bytes as usize]);
         let checksums = base::checksum::block_checksums(key.extent, shard, 0, &bytes);
         let class = wire::drive::ShardClass::Bulk;
-        let put = PutShard { key, shape: entry.shape, class, pg_epoch: Epoch(1), bytes, checksums };
+        let purpose = wire::drive::PutPurpose::Repair;
+        let put = PutShard { key, shape: entry.shape, class, purpose, pg_epoch: Epoch(1), bytes, checksums };
         self.shards.lock().unwrap().insert(key, put);
     }
 
@@ -220,11 +221,23 @@ impl DriveService for MemDrive {
         })
     }
 
+    fn scrub(
+        &self,
+        _after: Option<ShardKey>,
+        _budget_bytes: u64,
+    ) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>> {
+        Box::pin(async { unreachable!("no client scrubs drives") })
+    }
+
+    fn health(&self) -> DriveHealth {
+        if self.fault() == Fault::Failed { DriveHealth::Failed } else { DriveHealth::Up }
+    }
+
     fn stat(&self) -> DriveStat {
         let (capacity_bytes, live_bytes) = (self.capacity_bytes.load(Ordering::Relaxed), self.used_bytes());
         DriveStat {
             uuid: DriveUuid([self.id.0 as u8; 16]),
-            health: if self.fault() == Fault::Failed { DriveHealth::Failed } else { DriveHealth::Up },
+            health: self.health(),
             failure: None,
             io_path: IoPath::Simulated,
             capacity_bytes,
@@ -233,6 +246,7 @@ impl DriveService for MemDrive {
             reserved_bytes: 0,
             free_bytes: capacity_bytes.saturating_sub(live_bytes),
             shards: self.shards.lock().unwrap().len() as u64,
+            bad_shards: 0,
         }
     }
 }

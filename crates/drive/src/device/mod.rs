@@ -1,5 +1,6 @@
 //! Access to the device: submit operations, wait for their completions. Three ways behind one trait.
 
+pub(crate) mod delayed;
 pub(crate) mod inline;
 pub(crate) mod pool;
 pub(crate) mod uring;

@@ -291,6 +291,20 @@ pub(crate) enum DriveCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Verify everything on a drive, or on all, now. In the background a pass takes 14 days.
+    #[command(after_help = "Example:\n  forebay drive scrub /srv/forebay --now")]
+    Scrub {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Its number. Default: all drives.
+        id: Option<u32>,
+        /// Do it now, as fast as `forebay upkeep --rate` allows. Without it, show how far the scrub is.
+        #[arg(long)]
+        now: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Move everything off a drive, or rebuild it on others if it is dead. `status` shows how far that is.
     #[command(after_help = "Example:\n  forebay drive remove /srv/forebay 3")]
     Remove {

@@ -89,6 +89,34 @@ pub(super) fn fail(dir: &Path, id: u32, force: Force, format: Format) -> Result<
     show_one(format, &info)
 }
 
+fn scrub_table(drives: &[DriveInfo]) -> Table {
+    let mut table = table(&["DRIVE", "STATE", "OLDEST VERIFICATION", "DAMAGED SHARDS FOUND", "SCRUB"]);
+    for drive in drives {
+        let scrub = &drive.scrub;
+        let oldest = scrub.oldest_s.map_or("never".to_owned(), |age_s| format!("{age_s} s ago"));
+        let pass = if scrub.running { "now" } else { "in the background" };
+        table.add_row([
+            drive.id.to_string(),
+            drive.state.clone(),
+            oldest,
+            scrub.bad_shards.to_string(),
+            pass.to_owned(),
+        ]);
+    }
+    table
+}
+
+pub(super) fn scrub_now(dir: &Path, id: Option<u32>, format: Format) -> Result<()> {
+    let drives = ask(dir, |client| async move { client.scrub_drive(id).await })?;
+    print(format, &drives, |drives| scrub_table(drives).to_string())
+}
+
+pub(super) fn show_scrub(dir: &Path, id: Option<u32>, format: Format) -> Result<()> {
+    let mut drives = ask(dir, |client| async move { client.status().await })?.drives;
+    drives.retain(|drive| id.is_none_or(|id| drive.id == id));
+    print(format, &drives, |drives| scrub_table(drives).to_string())
+}
+
 pub(super) fn return_(dir: &Path, id: u32, format: Format) -> Result<()> {
     let info = ask(dir, |client| async move { client.return_drive(id).await })?;
     show_one(format, &info)

@@ -46,6 +46,12 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Drive(DriveCommand::Fail { dir, id, force, json }) => {
             drives::fail(&dir, id, force.into(), json.into())
         }
+        Command::Drive(DriveCommand::Scrub { dir, id, now: true, json }) => {
+            drives::scrub_now(&dir, id, json.into())
+        }
+        Command::Drive(DriveCommand::Scrub { dir, id, now: false, json }) => {
+            drives::show_scrub(&dir, id, json.into())
+        }
         Command::Drive(DriveCommand::Return { dir, id, json }) => drives::return_(&dir, id, json.into()),
         Command::Drive(DriveCommand::Remove { dir, id, json }) => drives::remove(&dir, id, json.into()),
         Command::Drive(DriveCommand::Replace { dir, id, path, size, json }) => {

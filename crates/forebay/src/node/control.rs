@@ -247,6 +247,10 @@ impl NodeControl for Node {
         Box::pin(self.replace_drive_now(DriveId(id), request))
     }
 
+    fn scrub_drive(&self, id: Option<u32>) -> BoxFuture<'_, Result<Vec<DriveInfo>, AdminError>> {
+        Box::pin(self.scrub_drive_now(id.map(DriveId)))
+    }
+
     fn set_upkeep(&self, request: SetUpkeep) -> BoxFuture<'_, Result<UpkeepInfo, AdminError>> {
         Box::pin(async move {
             if let Some(rate) = request.rate_bytes_per_s {

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use admin::{DriveInfo, SpaceInfo};
+use admin::{DriveInfo, ScrubInfo, SpaceInfo};
 use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::units::{GIB, MIB, format_size};
 use base::{ClusterId, DriveId, DriveUuid};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, PreferIo};
 use layout::{DriveSlot, DriveState};
-use meta::control::DriveRecord;
+use meta::control::{DriveRecord, ScrubRecord};
 use wire::drive::{DriveHealth, DriveService, IoPath};
 
 use super::NodeDir;
@@ -66,7 +66,7 @@ impl DriveEntry {
 
     pub(super) async fn close(self) -> Result<()> {
         let Some(service) = self.service else { return Ok(()) };
-        if service.stat().health == DriveHealth::Failed {
+        if service.health() == DriveHealth::Failed {
             return Ok(());
         }
         service
@@ -76,7 +76,7 @@ impl DriveEntry {
     }
 
     pub(super) fn state(&self) -> &'static str {
-        let health = self.service.as_ref().map(|service| service.stat().health);
+        let health = self.service.as_ref().map(|service| service.health());
         match (self.record.state, health) {
             (DriveState::Out, _) => "out",
             (DriveState::Failed, _) | (_, Some(DriveHealth::Failed)) => "failed",
@@ -130,6 +130,7 @@ impl DriveEntry {
             space,
             shards: stat.as_ref().map_or(0, |stat| stat.shards),
             groups: 0,
+            scrub: ScrubInfo::default(),
         }
     }
 }
@@ -245,5 +246,6 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
         domain: u64::from(id.0),
         capacity_bytes: new_drive.size_bytes.unwrap_or(file.len()?),
         state: DriveState::Up,
+        scrub: ScrubRecord::default(),
     })
 }

@@ -10,6 +10,7 @@ use base::DriveId;
 use drive::Existing;
 use layout::{DriveSlot, DriveState, PlacementGroup, Rebuilding, replace_members};
 use meta::control::{ClusterRecord, ControlChange, DriveRecord};
+use wire::drive::{DriveHealth, DriveService};
 
 use super::drives::{DriveEntry, NewDrive, format_drives};
 use super::filesystems::plan_groups;
@@ -59,6 +60,7 @@ impl Node {
         for entry in state.filesystems.values_mut() {
             entry.update(&state.map, &state.drives);
         }
+        self.publish_scrub(state);
         Ok(())
     }
 
@@ -223,8 +225,10 @@ impl Node {
         let counts = group_counts(&state.map.groups);
         let slow: BTreeSet<DriveId> =
             state.filesystems.values().flat_map(|entry| entry.client.slow_drives()).collect();
-        let info = |(id, entry): (&DriveId, &DriveEntry)| {
+        let mut scrubs = self.scrub_infos();
+        let mut info = |(id, entry): (&DriveId, &DriveEntry)| {
             let mut info = entry.info();
+            info.scrub = scrubs.remove(id).unwrap_or_default();
             info.groups = counts.get(id).copied().unwrap_or(0);
             if entry.is_up() && slow.contains(id) {
                 info.state = "suspect".to_owned();
@@ -232,7 +236,7 @@ impl Node {
             }
             info
         };
-        state.drives.iter().map(info).collect()
+        state.drives.iter().map(&mut info).collect()
     }
 
     pub(super) async fn fail_drive_now(&self, id: DriveId) -> Result<DriveInfo> {
@@ -321,8 +325,8 @@ impl Node {
             DriveState::Up if entry.is_up() => return Err(conflict(format!("drive is up: id={id}"))),
             DriveState::Up | DriveState::Failed => {}
         }
-        let health = entry.service.as_ref().map(|service| wire::drive::DriveService::stat(&**service).health);
-        if health != Some(wire::drive::DriveHealth::Up) {
+        let health = entry.service.as_ref().map(|service| service.health());
+        if health != Some(DriveHealth::Up) {
             let old = entry.service.take();
             let record = DriveRecord { state: DriveState::Up, ..entry.record.clone() };
             self.publish(&mut state).map_err(failed)?;

@@ -7,6 +7,7 @@ mod groups;
 mod members;
 mod monitor;
 mod paths;
+mod scrub;
 mod start;
 mod why;
 
@@ -24,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
-use upkeep::Pace;
+use upkeep::{Pace, ScrubTargets, Scrubber};
 
 use drives::DriveEntry;
 use filesystems::FilesystemEntry;
@@ -70,6 +71,8 @@ pub(crate) struct Node {
     started_ns: u64,
     state: Mutex<State>,
     pace: Arc<Pace>,
+    scrubber: std::sync::Mutex<Option<Scrubber>>,
+    scrub_targets: watch::Sender<ScrubTargets>,
     /// How long a drive may be away before others take over its positions.
     out_after: Duration,
     monitor: std::sync::Mutex<Option<JoinHandle<()>>>,
@@ -97,6 +100,12 @@ impl Node {
         }
         let mut result = Ok(());
         let mut state = self.state.lock().await;
+        result = result.and(self.keep_scrub_marks(&mut state).await);
+        let scrubber = self.scrubber.lock().expect("no holder of this lock panics").take();
+        if let Some(scrubber) = scrubber {
+            scrubber.stop().await;
+        }
+        self.scrub_targets.send_replace(ScrubTargets::default());
         for (name, entry) in std::mem::take(&mut state.filesystems) {
             let stopped = entry.stop().await.with_context(|| format!("stopping filesystem {name}"));
             result = result.and(stopped);

@@ -21,6 +21,8 @@ use super::{Node, State};
 const TICK: Duration = Duration::from_secs(1);
 /// How long drives may be gone before extents get narrower, if enough are left to go on without.
 const NARROW_AFTER_NS: u64 = 30_000_000_000;
+/// How often it is written down how far the scrub is.
+const MARK_EVERY_NS: u64 = 600_000_000_000;
 /// Pauses between attempts to open a drive that is missing.
 const REOPEN_NS: u64 = 1_000_000_000;
 const REOPEN_NS_MAX: u64 = 30_000_000_000;
@@ -33,6 +35,8 @@ struct Seen {
     down_since_ns: BTreeMap<DriveId, u64>,
     /// When a missing drive is tried next, and the pause after that.
     reopen: BTreeMap<DriveId, (u64, u64)>,
+    /// When the marks of the scrub were written down.
+    marked_ns: u64,
 }
 
 impl Seen {
@@ -87,6 +91,10 @@ impl Node {
         changed |= self.update_write_sets(&mut state, patience).await?;
         if changed {
             self.publish(&mut state)?;
+        }
+        if now.saturating_sub(seen.marked_ns) >= MARK_EVERY_NS {
+            seen.marked_ns = now;
+            self.keep_scrub_marks(&mut state).await?;
         }
         Ok(())
     }

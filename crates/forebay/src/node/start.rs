@@ -15,7 +15,7 @@ use meta::log::FileLog;
 use meta::state::RedbState;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
-use upkeep::Pace;
+use upkeep::{Pace, ScrubTargets};
 
 use super::drives::{DriveEntry, format_drives, plan_drives};
 use super::filesystems::{FilesystemEntry, plan_groups, reads_survive};
@@ -251,6 +251,7 @@ impl Node {
             filesystems.insert(name.clone(), entry.with_context(|| format!("opening filesystem {name}"))?);
         }
         let (stop_serving, _) = watch::channel(false);
+        let (scrub_targets, _) = watch::channel(ScrubTargets::default());
         let node = Arc::new(Self {
             started_ns: env.clock.boot_ns(),
             env,
@@ -261,6 +262,8 @@ impl Node {
             io: options.io,
             state: Mutex::new(State { drives, filesystems, map }),
             pace,
+            scrubber: std::sync::Mutex::new(None),
+            scrub_targets,
             out_after: options.out_after.unwrap_or(OUT_AFTER),
             monitor: std::sync::Mutex::new(None),
             stop_serving,
@@ -277,6 +280,7 @@ impl Node {
     async fn finish_start(self: &Arc<Self>, options: &StartOptions) -> Result<()> {
         self.mount_at_start(options).await?;
         let socket = self.dir.socket();
+        self.start_scrub().await;
         let monitor = super::monitor::run(Arc::downgrade(self), self.stop_serving.subscribe());
         let monitor = self.runtime.spawn(monitor);
         *self.monitor.lock().expect("no holder of this lock panics") = Some(monitor);
