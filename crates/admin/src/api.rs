@@ -228,6 +228,14 @@ pub struct AddDrive {
     pub size_bytes: Option<u64>,
 }
 
+/// How a drive is removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveDrive {
+    /// Even if data is lost that only it holds.
+    pub force: bool,
+}
+
 /// A drive that takes the place of another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -236,6 +244,8 @@ pub struct ReplaceDrive {
     pub path: String,
     /// Size of a file; `None` is as large as the drive that it replaces.
     pub size_bytes: Option<u64>,
+    /// Even if data is lost that only the old drive holds.
+    pub force: bool,
 }
 
 /// The profile that new data of a filesystem gets.
@@ -334,7 +344,7 @@ pub trait NodeControl: Send + Sync + 'static {
     /// Uses a drive again that failed or was taken out of service, with what it has.
     fn return_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
     /// Moves everything off a drive, or rebuilds it from others if it does not answer.
-    fn remove_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
+    fn remove_drive(&self, id: u32, request: RemoveDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
     /// Puts a new drive in the place of another.
     fn replace_drive(&self, id: u32, request: ReplaceDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
     /// Verifies everything on a drive now; `None`: on all of them.

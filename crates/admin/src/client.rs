@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeStatus,
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeStatus, RemoveDrive,
     ReplaceDrive, SetProfile, SetUpkeep, UpkeepInfo, WhyInfo,
 };
 
@@ -119,8 +119,8 @@ impl AdminClient {
     }
 
     /// Moves everything off a drive, or rebuilds it from others.
-    pub async fn remove_drive(&self, id: u32) -> Result<DriveInfo, CallError> {
-        self.call(Method::POST, &format!("/v1/drives/{id}/remove"), None::<&()>).await
+    pub async fn remove_drive(&self, id: u32, request: &RemoveDrive) -> Result<DriveInfo, CallError> {
+        self.call(Method::POST, &format!("/v1/drives/{id}/remove"), Some(request)).await
     }
 
     /// Puts a new drive in the place of another.

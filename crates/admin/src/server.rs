@@ -13,7 +13,8 @@ use tokio::net::UnixListener;
 use tokio::sync::watch;
 
 use crate::api::{
-    AddDrive, AdminError, CreateFilesystem, MountRequest, NodeControl, ReplaceDrive, SetProfile, SetUpkeep,
+    AddDrive, AdminError, CreateFilesystem, MountRequest, NodeControl, RemoveDrive, ReplaceDrive, SetProfile,
+    SetUpkeep,
 };
 
 /// The socket could not be created.
@@ -72,7 +73,9 @@ fn drive_router() -> Router<Node> {
         )
         .route(
             "/v1/drives/{id}/remove",
-            post(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.remove_drive(id).await)),
+            post(async |State(node): State<Node>, Path(id): Path<u32>, Json(request): Json<RemoveDrive>| {
+                answer(node.remove_drive(id, request).await)
+            }),
         )
         .route(
             "/v1/drives/{id}/replace",

@@ -312,6 +312,9 @@ pub(crate) enum DriveCommand {
         dir: PathBuf,
         /// Its number.
         id: u32,
+        /// Even if data is lost that only it holds.
+        #[arg(long)]
+        force: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -329,6 +332,9 @@ pub(crate) enum DriveCommand {
         /// Size of a new file. Default: as the old drive.
         #[arg(long, value_name = "SIZE", value_parser = size)]
         size: Option<u64>,
+        /// Even if data is lost that only the old drive holds.
+        #[arg(long)]
+        force: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,

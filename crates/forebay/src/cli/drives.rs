@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use admin::{AddDrive, DriveInfo, ReplaceDrive};
+use admin::{AddDrive, DriveInfo, RemoveDrive, ReplaceDrive};
 use anyhow::{Result, bail};
 use comfy_table::Table;
 use layout::Profile;
@@ -122,20 +122,13 @@ pub(super) fn return_(dir: &Path, id: u32, format: Format) -> Result<()> {
     show_one(format, &info)
 }
 
-pub(super) fn remove(dir: &Path, id: u32, format: Format) -> Result<()> {
-    let info = ask(dir, |client| async move { client.remove_drive(id).await })?;
+pub(super) fn remove(dir: &Path, id: u32, request: RemoveDrive, format: Format) -> Result<()> {
+    let info = ask(dir, |client| async move { client.remove_drive(id, &request).await })?;
     show_one(format, &info)
 }
 
-pub(super) fn replace(
-    dir: &Path,
-    id: u32,
-    path: &Path,
-    size_bytes: Option<u64>,
-    format: Format,
-) -> Result<()> {
-    let request = ReplaceDrive { path: absolute(path)?, size_bytes };
-    let info = ask(dir, |client| async move { client.replace_drive(id, &request).await })?;
+pub(super) fn replace(dir: &Path, id: u32, request: &ReplaceDrive, format: Format) -> Result<()> {
+    let info = ask(dir, |client| async move { client.replace_drive(id, request).await })?;
     show_one(format, &info)
 }
 

@@ -11,7 +11,7 @@ mod status;
 use std::future::Future;
 use std::path::Path;
 
-use admin::AdminClient;
+use admin::{AdminClient, RemoveDrive, ReplaceDrive};
 use anyhow::{Context, Result};
 use base::env::Env;
 
@@ -53,9 +53,12 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
             drives::show_scrub(&dir, id, json.into())
         }
         Command::Drive(DriveCommand::Return { dir, id, json }) => drives::return_(&dir, id, json.into()),
-        Command::Drive(DriveCommand::Remove { dir, id, json }) => drives::remove(&dir, id, json.into()),
-        Command::Drive(DriveCommand::Replace { dir, id, path, size, json }) => {
-            drives::replace(&dir, id, &path, size, json.into())
+        Command::Drive(DriveCommand::Remove { dir, id, force, json }) => {
+            drives::remove(&dir, id, RemoveDrive { force }, json.into())
+        }
+        Command::Drive(DriveCommand::Replace { dir, id, path, size, force, json }) => {
+            let request = ReplaceDrive { path: absolute(&path)?, size_bytes: size, force };
+            drives::replace(&dir, id, &request, json.into())
         }
         Command::Drive(DriveCommand::Dump { path, segment, json }) => {
             drives::dump(&path, segment, json.into())

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use admin::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeControl, NodeStatus,
-    ReplaceDrive, SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
+    RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 use anyhow::{Result, bail};
 use base::env::Env;
@@ -239,8 +239,8 @@ impl NodeControl for Node {
         Box::pin(self.return_drive_now(DriveId(id)))
     }
 
-    fn remove_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>> {
-        Box::pin(self.remove_drive_now(DriveId(id)))
+    fn remove_drive(&self, id: u32, request: RemoveDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>> {
+        Box::pin(self.remove_drive_now(DriveId(id), request))
     }
 
     fn replace_drive(&self, id: u32, request: ReplaceDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>> {

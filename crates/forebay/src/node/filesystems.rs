@@ -274,6 +274,12 @@ impl FilesystemEntry {
         }
     }
 
+    /// The drives that shards are owed to.
+    pub(super) async fn owed_holders(&self, map: &ClusterMap) -> Result<BTreeSet<DriveId>> {
+        let owed = self.client.owed(OWED_COUNTED_MAX).await?;
+        Ok(owed.iter().map(|entry| self.holder(map, entry)).collect())
+    }
+
     /// The groups whose new members have all their shards of this filesystem.
     pub(super) fn rebuilt(&self) -> HashMap<PgId, base::Epoch> {
         self.repairer.rebuilt()

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use admin::{AddDrive, AdminError, DriveInfo, ReplaceDrive};
+use admin::{AddDrive, AdminError, DriveInfo, RemoveDrive, ReplaceDrive};
 use anyhow::{Result, bail};
 use base::DriveId;
 use drive::Existing;
@@ -13,7 +13,7 @@ use meta::control::{ClusterRecord, ControlChange, DriveRecord};
 use wire::drive::{DriveHealth, DriveService};
 
 use super::drives::{DriveEntry, NewDrive, format_drives};
-use super::filesystems::plan_groups;
+use super::filesystems::{exposure, plan_groups};
 use super::{Node, State};
 
 /// Attempts to open a drive again that is just being let go, and the pause between them.
@@ -88,6 +88,32 @@ impl Node {
     /// Whether other drives could take over a position of this one.
     pub(super) fn can_replace(&self, state: &State, id: DriveId) -> bool {
         !self.replaced(state, &BTreeSet::from([id])).is_empty()
+    }
+
+    /// A filesystem of which data is lost with this drive, because too few others hold it.
+    pub(super) async fn holds_the_last(&self, state: &State, id: DriveId) -> Result<Option<String>> {
+        for (name, entry) in &state.filesystems {
+            let owed = entry.owed_holders(&state.map).await?;
+            for (profile, groups) in entry.record.all_sets() {
+                let groups = groups.iter().filter_map(|pg| state.map.group(*pg));
+                let mut concerned = groups.filter(|group| group.members.contains(&id));
+                if concerned.any(|group| exposure(group, &state.drives, &owed) > profile.m()) {
+                    return Ok(Some(name.clone()));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Refuses to give up a dead drive that data depends on.
+    async fn check_expendable(&self, state: &State, id: DriveId) -> Result<(), AdminError> {
+        match self.holds_the_last(state, id).await.map_err(failed)? {
+            None => Ok(()),
+            Some(name) => Err(conflict(format!(
+                "filesystem {name} would lose data: too few other drives hold what is on drive {id}; bring it back \
+                 (forebay drive return {id}) or repeat with --force to give that up"
+            ))),
+        }
     }
 
     fn replaced(&self, state: &State, gone: &BTreeSet<DriveId>) -> Vec<PlacementGroup> {
@@ -246,7 +272,11 @@ impl Node {
         self.drive_info(&state, id)
     }
 
-    pub(super) async fn remove_drive_now(&self, id: DriveId) -> Result<DriveInfo, AdminError> {
+    pub(super) async fn remove_drive_now(
+        &self,
+        id: DriveId,
+        request: RemoveDrive,
+    ) -> Result<DriveInfo, AdminError> {
         let mut state = self.state.lock().await;
         let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
         if matches!(entry.record.state, DriveState::Out | DriveState::Leaving) {
@@ -261,6 +291,9 @@ impl Node {
                  one first (forebay drive add), or put one in its place (forebay drive replace {id} --path PATH)",
                 member_of - replaced
             )));
+        }
+        if !alive && !request.force {
+            self.check_expendable(&state, id).await?;
         }
         let next = if alive { DriveState::Leaving } else { DriveState::Out };
         let why = if alive { "being emptied" } else { "removed" };
@@ -281,6 +314,9 @@ impl Node {
             return Err(conflict(format!("drive holds no position that another could take: id={id}")));
         }
         let alive = entry.is_readable();
+        if !alive && !request.force {
+            self.check_expendable(&state, id).await?;
+        }
         let size_bytes = request.size_bytes.or(Some(entry.record.capacity_bytes));
         let old = DriveRecord {
             state: if alive { DriveState::Leaving } else { DriveState::Out },

@@ -136,7 +136,8 @@ impl Node {
         let overdue: Vec<DriveId> = overdue.map(|(id, _)| *id).collect();
         let mut changed = false;
         for id in overdue {
-            if !self.can_replace(state, id) {
+            // What it holds may be needed to read what others lost: then it is waited for.
+            if !self.can_replace(state, id) || self.holds_the_last(state, id).await?.is_some() {
                 continue;
             }
             tracing::error!(drive = %id, "drive was away for too long: others take over what it held");
