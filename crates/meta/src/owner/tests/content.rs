@@ -276,7 +276,8 @@ fn a_repaired_shard_is_owed_no_more_and_one_of_a_freed_extent_is_named() {
         CommitPiece { piece: piece(off, 10, id, 0, 10), owed: owed.collect() }
     };
     let pieces = vec![commit(0, id, &[3, 7]), commit(10, id + 1, &[3])];
-    f.ledger.attr(me, MetaRequest::Commit { ino: one, lease, pieces, size: 20, mtime_ns: 1 });
+    let set = SetAttr::default();
+    f.ledger.attr(me, MetaRequest::Commit { ino: one, lease, pieces, size: 20, mtime_ns: 1, set });
     let owed = |f: &mut Files, after, limit| match f.ledger.ask(me, MetaRequest::Owed { after, limit }) {
         Ok(MetaReply::Owed(owed)) => owed,
         reply => panic!("{reply:?}"),
