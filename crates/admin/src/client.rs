@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeStatus, RemoveDrive,
-    ReplaceDrive, SetProfile, SetUpkeep, UpkeepInfo, WhyInfo,
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MetaDir, MountRequest, NodeStatus,
+    RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep, UpkeepInfo, WhyInfo,
 };
 
 /// Longest wait for an answer.
@@ -143,6 +143,16 @@ impl AdminClient {
     pub async fn set_profile(&self, name: &str, request: &SetProfile) -> Result<FilesystemInfo, CallError> {
         let path = format!("/v1/filesystems/{}/profile", percent_encode(name.as_bytes()));
         self.call(Method::POST, &path, Some(request)).await
+    }
+
+    /// Adds a directory with a copy of all metadata.
+    pub async fn add_meta_dir(&self, request: &MetaDir) -> Result<NodeStatus, CallError> {
+        self.call(Method::POST, "/v1/meta/dirs", Some(request)).await
+    }
+
+    /// Goes on without the copy of the metadata in a directory.
+    pub async fn remove_meta_dir(&self, request: &MetaDir) -> Result<NodeStatus, CallError> {
+        self.call(Method::DELETE, "/v1/meta/dirs", Some(request)).await
     }
 
     /// Creates a filesystem.

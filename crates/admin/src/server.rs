@@ -13,8 +13,8 @@ use tokio::net::UnixListener;
 use tokio::sync::watch;
 
 use crate::api::{
-    AddDrive, AdminError, CreateFilesystem, MountRequest, NodeControl, RemoveDrive, ReplaceDrive, SetProfile,
-    SetUpkeep,
+    AddDrive, AdminError, CreateFilesystem, MetaDir, MountRequest, NodeControl, RemoveDrive, ReplaceDrive,
+    SetProfile, SetUpkeep,
 };
 
 /// The socket could not be created.
@@ -104,6 +104,15 @@ fn router(node: Node) -> Router {
                     answer(node.set_profile(name, request).await)
                 },
             ),
+        )
+        .route(
+            "/v1/meta/dirs",
+            post(async |State(node): State<Node>, Json(request): Json<MetaDir>| {
+                answer(node.add_meta_dir(request).await)
+            })
+            .delete(async |State(node): State<Node>, Json(request): Json<MetaDir>| {
+                answer(node.remove_meta_dir(request).await)
+            }),
         )
         .route(
             "/v1/filesystems",

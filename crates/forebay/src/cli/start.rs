@@ -39,6 +39,8 @@ fn options(args: &StartArgs) -> StartOptions {
         io: args.io,
         degraded: args.degraded,
         out_after: Some(Duration::from_secs(args.out_after)),
+        meta_dirs: args.meta_dirs.clone(),
+        force_stale_metadata: args.force_stale_metadata,
     }
 }
 

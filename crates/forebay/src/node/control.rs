@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use admin::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeControl, NodeStatus,
-    RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MetaCopyInfo, MetaDir, MountRequest,
+    NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo,
+    WhyInfo,
 };
 use anyhow::{Result, bail};
 use base::env::Env;
@@ -33,11 +34,11 @@ fn no_filesystem(name: &str) -> AdminError {
 }
 
 impl Node {
-    async fn status_now(&self) -> Result<NodeStatus> {
+    pub(super) async fn status_now(&self) -> Result<NodeStatus> {
         let mut state = self.state.lock().await;
         let drives = self.drive_infos(&state);
         let mut filesystems = Vec::new();
-        let State { drives: drives_now, filesystems: entries, map } = &mut *state;
+        let State { drives: drives_now, filesystems: entries, map, .. } = &mut *state;
         for entry in entries.values_mut() {
             entry.unmount_dead();
             filesystems.push(entry.info(map, drives_now).await?);
@@ -50,7 +51,8 @@ impl Node {
             space.reserved_bytes += drive.space.reserved_bytes;
             space.free_bytes += drive.space.free_bytes;
         }
-        let problems = problems(&drives, &filesystems);
+        let control = self.control_files.info();
+        let problems = problems(&drives, &filesystems, &control);
         let upkeep = self.upkeep_info();
         Ok(NodeStatus {
             state: if problems.is_empty() { "healthy" } else { "degraded" }.to_owned(),
@@ -62,6 +64,7 @@ impl Node {
             uptime_s: (self.env.clock.boot_ns() - self.started_ns) / 1_000_000_000,
             space,
             upkeep,
+            control,
             drives,
             filesystems,
         })
@@ -73,7 +76,7 @@ impl Node {
 
     async fn set_profile_now(&self, name: &str, profile: Profile) -> Result<FilesystemInfo> {
         let mut state = self.state.lock().await;
-        let State { drives, filesystems, map } = &mut *state;
+        let State { drives, filesystems, map, .. } = &mut *state;
         let Some(entry) = filesystems.get_mut(name) else { bail!("no such filesystem: name={name}") };
         let mut record = entry.record.clone();
         record.set_profile(profile);
@@ -97,7 +100,7 @@ impl Node {
         entry.record = record;
         *map = self.control.map()?;
         self.publish(&mut state)?;
-        let State { drives, filesystems, map } = &*state;
+        let State { drives, filesystems, map, .. } = &*state;
         match filesystems.get(name) {
             Some(entry) => entry.info(map, drives).await,
             None => bail!("no such filesystem: name={name}"),
@@ -135,7 +138,7 @@ impl Node {
         let map = self.control.map()?;
         let entry = FilesystemEntry::open(
             &self.env,
-            &self.dir,
+            &state.meta_dirs,
             &self.runtime,
             record,
             &self.pace,
@@ -162,8 +165,15 @@ impl Node {
     }
 }
 
-fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo]) -> Vec<String> {
-    let mut problems = Vec::new();
+/// What is wrong with copies of a ledger.
+fn copy_problems(whose: &str, copies: &[MetaCopyInfo]) -> Vec<String> {
+    let bad = copies.iter().filter_map(|copy| Some((copy, copy.problem.as_ref()?)));
+    bad.map(|(copy, problem)| format!("metadata of {whose} has no full copy in {}: {problem}", copy.dir))
+        .collect()
+}
+
+fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo], control: &[MetaCopyInfo]) -> Vec<String> {
+    let mut problems = copy_problems("the cluster", control);
     // A drive that is out and that no group needs is history.
     let matters = |drive: &&DriveInfo| drive.state != "up" && (drive.state != "out" || drive.groups > 0);
     for drive in drives.iter().filter(matters) {
@@ -177,11 +187,15 @@ fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo]) -> Vec<String>
         ));
     }
     for filesystem in filesystems {
-        if filesystem.ledger.state != "serving" {
-            let name = &filesystem.name;
-            problems.push(format!(
-                "filesystem {name} takes no requests: its metadata could not be written; see the log file, then restart"
-            ));
+        problems.extend(copy_problems(&format!("filesystem {}", filesystem.name), &filesystem.ledger.copies));
+        let (name, reason) = (&filesystem.name, filesystem.ledger.reason.as_deref().unwrap_or_default());
+        match filesystem.ledger.state.as_str() {
+            "halted" => problems.push(format!(
+                "filesystem {name} takes no requests: its metadata could not be written ({reason}); see the log file, \
+                 then restart"
+            )),
+            "no_space" => problems.push(format!("filesystem {name} takes no new data: {reason}")),
+            _ => {}
         }
         if filesystem.owed_shards > 0 {
             let (count, name, drives) = (filesystem.owed_shards, &filesystem.name, &filesystem.owed_drives);
@@ -300,7 +314,7 @@ impl NodeControl for Node {
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
             let mut state = self.state.lock().await;
-            let State { drives, filesystems, map } = &mut *state;
+            let State { drives, filesystems, map, .. } = &mut *state;
             let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
             entry.unmount_dead();
             if let Some(path) = entry.mount_path() {
@@ -320,7 +334,7 @@ impl NodeControl for Node {
     fn unmount(&self, name: String) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
             let mut state = self.state.lock().await;
-            let State { drives, filesystems, map } = &mut *state;
+            let State { drives, filesystems, map, .. } = &mut *state;
             let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
             let Some(path) = entry.mount_path() else {
                 return Err(AdminError::conflict(format!("filesystem {name} is not mounted")));
@@ -336,6 +350,14 @@ impl NodeControl for Node {
             self.write_node_file().await.map_err(failed)?;
             Ok(info)
         })
+    }
+
+    fn add_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>> {
+        Box::pin(async { self.add_meta_dir_now(request).await.map_err(failed) })
+    }
+
+    fn remove_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>> {
+        Box::pin(async { self.remove_meta_dir_now(request).await.map_err(failed) })
     }
 
     fn why(&self, name: String, path: String) -> BoxFuture<'_, Result<WhyInfo, AdminError>> {

@@ -4,6 +4,7 @@ mod control;
 mod drives;
 mod filesystems;
 mod groups;
+mod ledgers;
 mod members;
 mod monitor;
 mod paths;
@@ -29,6 +30,7 @@ use upkeep::{Pace, ScrubTargets, Scrubber};
 
 use drives::DriveEntry;
 use filesystems::FilesystemEntry;
+use ledgers::{LedgerFiles, MetaDirs};
 
 pub(crate) use control::read_node_file;
 pub(crate) use paths::NodeDir;
@@ -66,6 +68,7 @@ pub(crate) struct Node {
     dir: NodeDir,
     cluster: ClusterId,
     control: Control,
+    control_files: LedgerFiles,
     runtime: Handle,
     io: IoChoice,
     started_ns: u64,
@@ -86,6 +89,7 @@ struct State {
     filesystems: BTreeMap<String, FilesystemEntry>,
     /// As last published.
     map: ClusterMap,
+    meta_dirs: MetaDirs,
 }
 
 impl Node {

@@ -149,7 +149,7 @@ impl Node {
 
     /// Chooses the groups of every filesystem, and plans those that are lacking.
     async fn update_write_sets(&self, state: &mut State, patience: Patience) -> Result<bool> {
-        let State { drives, filesystems, map } = state;
+        let State { drives, filesystems, map, .. } = state;
         let up: Vec<&DriveEntry> = drives.values().filter(|entry| entry.is_up()).collect();
         let ids = up.iter().map(|entry| entry.record.id).collect();
         let records: Vec<_> = up.iter().map(|entry| &entry.record).collect();
