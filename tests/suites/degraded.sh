@@ -53,7 +53,7 @@ close_to() {
 profile_survives() {
     local node=$1 profile=$2 drives=$3 reads=$4 writes=$5 dead=$6 gone both
     both=$((reads < writes ? reads : writes))
-    check "$profile: the node starts" node_start "$node" --drives "$drives" --drive-size 512M --profile "$profile" || return
+    check "$profile: the node starts" node_start "$node" --drives "$drives" --drive-size $((drives > 3 ? 512 : 1024))M --profile "$profile" || return
     check "$profile: a tree is written" copy "$node" before
     for ((gone = 0; gone < both; gone++)); do check "$profile: drive $gone fails" fail_drive "$node" "$gone"; done
     if [ "$both" -gt 0 ]; then

@@ -235,10 +235,10 @@ pub struct NodeStatus {
     pub uptime_s: u64,
     /// All drives together.
     pub space: SpaceInfo,
-    /// The control ledger's copies.
-    pub control: Vec<MetaCopyInfo>,
     /// Limits of background work.
     pub upkeep: UpkeepInfo,
+    /// The control ledger's copies.
+    pub control: Vec<MetaCopyInfo>,
     /// Each drive.
     pub drives: Vec<DriveInfo>,
     /// Each filesystem.

@@ -113,16 +113,6 @@ impl AdminClient {
         self.call(Method::POST, &format!("/v1/drives/{id}/fail"), None::<&()>).await
     }
 
-    /// Adds a directory with a copy of all metadata.
-    pub async fn add_meta_dir(&self, request: &MetaDir) -> Result<NodeStatus, CallError> {
-        self.call(Method::POST, "/v1/meta/dirs", Some(request)).await
-    }
-
-    /// Goes on without the copy of the metadata in a directory.
-    pub async fn remove_meta_dir(&self, request: &MetaDir) -> Result<NodeStatus, CallError> {
-        self.call(Method::DELETE, "/v1/meta/dirs", Some(request)).await
-    }
-
     /// Uses a drive again that failed or was taken out of service.
     pub async fn return_drive(&self, id: u32) -> Result<DriveInfo, CallError> {
         self.call(Method::POST, &format!("/v1/drives/{id}/return"), None::<&()>).await
@@ -153,6 +143,16 @@ impl AdminClient {
     pub async fn set_profile(&self, name: &str, request: &SetProfile) -> Result<FilesystemInfo, CallError> {
         let path = format!("/v1/filesystems/{}/profile", percent_encode(name.as_bytes()));
         self.call(Method::POST, &path, Some(request)).await
+    }
+
+    /// Adds a directory with a copy of all metadata.
+    pub async fn add_meta_dir(&self, request: &MetaDir) -> Result<NodeStatus, CallError> {
+        self.call(Method::POST, "/v1/meta/dirs", Some(request)).await
+    }
+
+    /// Goes on without the copy of the metadata in a directory.
+    pub async fn remove_meta_dir(&self, request: &MetaDir) -> Result<NodeStatus, CallError> {
+        self.call(Method::DELETE, "/v1/meta/dirs", Some(request)).await
     }
 
     /// Creates a filesystem.

@@ -368,9 +368,10 @@ impl ExtentIo {
             checksums: block_checksums(id, shard, 0, &bytes),
             bytes,
         };
+        // Waiting for a busy drive counts: where all are busy, none is given up for it.
+        let started_ns = self.env.clock.boot_ns();
         let attempts = async {
             loop {
-                let started_ns = self.env.clock.boot_ns();
                 let result = service.put(request.clone()).await;
                 let now = self.env.clock.boot_ns();
                 let Err(PutShardError::Busy { retry_after_ms, .. }) = result else {

@@ -323,15 +323,16 @@ fn a_damaged_or_vanished_shard_that_a_read_meets_is_restored() {
         let rotten = world.drives[1].rot();
         assert!(rotten > 0 && world.drives[1].rotten() == rotten);
         world.drives[0].forget_all();
-        check_files(&client, &files).await;
-        let damaged = client.take_damaged();
-        assert!(damaged.iter().all(|entry| entry.drive.0 <= 1));
-        for entry in &damaged {
-            assert!(matches!(client.rebuild_shard(entry).await, RepairOutcome::Stored { .. }));
+        // Who is late is not waited for, so one read need not meet everything. A copy is not read once the first
+        // is there again.
+        let copies = SIZES.iter().filter(|len| (8193..=256 << 10).contains(*len)).count();
+        while world.drives[1].rotten() > copies || world.drives[0].shards() < rotten {
+            check_files(&client, &files).await;
+            for entry in client.take_damaged() {
+                assert!(entry.drive.0 <= 1, "{entry:?} is well");
+                assert!(matches!(client.rebuild_shard(&entry).await, RepairOutcome::Stored { .. }));
+            }
         }
-        assert_eq!(world.drives[1].rotten(), 0);
-        assert_eq!(client.take_damaged(), []);
         check_redundant(&world, &client, &files, &[2, 3, 4, 5]).await;
-        assert_eq!(client.take_damaged(), [], "reading them met nothing bad");
     });
 }

@@ -63,8 +63,8 @@ impl Node {
             dir: self.dir.root().display().to_string(),
             uptime_s: (self.env.clock.boot_ns() - self.started_ns) / 1_000_000_000,
             space,
-            control,
             upkeep,
+            control,
             drives,
             filesystems,
         })

@@ -87,9 +87,9 @@ pub(crate) struct Node {
 struct State {
     drives: BTreeMap<DriveId, DriveEntry>,
     filesystems: BTreeMap<String, FilesystemEntry>,
-    meta_dirs: MetaDirs,
     /// As last published.
     map: ClusterMap,
+    meta_dirs: MetaDirs,
 }
 
 impl Node {

@@ -52,10 +52,10 @@ pub(crate) struct StartOptions {
     pub(crate) no_mount: bool,
     pub(crate) io: IoChoice,
     pub(crate) degraded: bool,
-    pub(crate) meta_dirs: Vec<PathBuf>,
-    pub(crate) force_stale_metadata: bool,
     /// How long a drive may be away before others take over its positions; `None` is the default.
     pub(crate) out_after: Option<Duration>,
+    pub(crate) meta_dirs: Vec<PathBuf>,
+    pub(crate) force_stale_metadata: bool,
 }
 
 /// The directory is there, writable, and no other node's.
@@ -265,7 +265,7 @@ impl Node {
             control_files,
             runtime,
             io: options.io,
-            state: Mutex::new(State { drives, filesystems, meta_dirs, map }),
+            state: Mutex::new(State { drives, filesystems, map, meta_dirs }),
             pace,
             scrubber: std::sync::Mutex::new(None),
             scrub_targets,
