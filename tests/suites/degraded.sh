@@ -45,6 +45,7 @@ profile_survives() {
     check "$profile: one more is refused without --force" expect_fail 'would lose data' fail_drive "$node" "$gone"
     [ "$reads" -gt "$writes" ] && check "$profile: writing without $reads fails and does not hang" write_fails "$node"
     check "$profile: the node stops or says what it could not write" stop_or_say "$node"
+    check "$profile: fsck finds nothing but what is out of reach" node_fsck "$node"
     rm -rf --one-file-system "${WORK:?}/$node"
 }
 

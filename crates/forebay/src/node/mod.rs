@@ -3,6 +3,7 @@
 mod control;
 mod drives;
 mod filesystems;
+mod fsck;
 mod ledgers;
 mod paths;
 mod start;
@@ -25,6 +26,7 @@ use filesystems::FilesystemEntry;
 use ledgers::{LedgerFiles, MetaDirs};
 
 pub(crate) use control::read_node_file;
+pub(crate) use fsck::fsck_stopped;
 pub(crate) use paths::NodeDir;
 pub(crate) use start::{IoChoice, StartOptions};
 
@@ -65,6 +67,7 @@ pub(crate) struct Node {
     io: IoChoice,
     started_ns: u64,
     state: Mutex<State>,
+    fsck: std::sync::Mutex<fsck::FsckJob>,
     stop_serving: watch::Sender<bool>,
     /// Held for as long as the node runs.
     _lock: Arc<dyn File>,

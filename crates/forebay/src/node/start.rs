@@ -254,6 +254,7 @@ impl Node {
             runtime,
             io: options.io,
             state: Mutex::new(State { drives, filesystems, meta_dirs }),
+            fsck: std::sync::Mutex::default(),
             stop_serving,
             _lock: lock,
         });
