@@ -28,6 +28,7 @@ use crate::keys::Keys;
 use crate::state::State;
 use crate::store::{ChangeTable, Store, Txn};
 use crate::values::{Inode, MapSegment, Slot, Usage};
+use data::CommitTimes;
 use lease::{Events, Intent, LeaseTable};
 
 pub use recovery::OwnerError;
@@ -344,8 +345,9 @@ impl Op<'_> {
             R::ListXattr { ino } => self.listxattr(*ino),
             R::RemoveXattr { ino, name } => self.removexattr(*ino, name),
             R::GetMap { ino, off, limit } => self.getmap(*ino, *off, *limit),
-            R::Commit { ino, lease, pieces, size, mtime_ns } => {
-                self.commit(*ino, *lease, pieces, *size, *mtime_ns)
+            R::Commit { ino, lease, pieces, size, mtime_ns, set } => {
+                let times = CommitTimes { mtime_ns: *mtime_ns, set };
+                self.commit(*ino, *lease, pieces, *size, times)
             }
             R::Punch { ino, off, len } => self.punch(*ino, *off, *len),
             R::CloneRange { from, from_off, to, to_off, len } => {
