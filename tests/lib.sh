@@ -168,6 +168,8 @@ node_start() {
 }
 
 node_stop() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" stop "$WORK/$1" </dev/null; }
+# Everything a node keeps is as it must be, whether it runs or not.
+node_fsck() { [ "$PLAIN" = 1 ] || timeout 300 "$FOREBAY" fsck "$WORK/$1" </dev/null; }
 node_unmount() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" umount "$WORK/$1" </dev/null; }
 node_mount() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" mount "$WORK/$1" </dev/null; }
 node_pid() { jq -r .pid "$WORK/$1/node.json"; }

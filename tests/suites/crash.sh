@@ -14,7 +14,8 @@ crash_rounds() {
     fi
     # The trap must find the node if the checker itself is ended.
     echo "$dir/node" >>"$WORK/.nodes"
-    "$XTASK" crash --dir "$dir" --forebay "$FOREBAY" --profile "$1" --drives "$2" --rounds "$ROUNDS" --seed "$3"
+    "$XTASK" crash --dir "$dir" --forebay "$FOREBAY" --profile "$1" --drives "$2" --rounds "$ROUNDS" --seed "$3" || return
+    "$FOREBAY" fsck "$dir/node"
 }
 
 check "1+0, $ROUNDS crashes, seed $SEED" crash_rounds 1+0 1 "$SEED"

@@ -33,3 +33,4 @@ pub use tools::ToolError;
 pub use tools::bench::{BenchFigure, BenchOptions, BenchReport, bench};
 pub use tools::dump::{Dump, FrameDump, RecordDump, SegmentDump, SuperblockDump, dump};
 pub use tools::fsck::{FsckReport, fsck};
+pub use tools::inventory::inventory;

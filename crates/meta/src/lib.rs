@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub mod control;
+pub mod fsck;
 pub mod keys;
 pub mod log;
 pub mod owner;

@@ -3,6 +3,7 @@
 mod control;
 mod drives;
 mod filesystems;
+mod fsck;
 mod groups;
 mod ledgers;
 mod members;
@@ -33,6 +34,7 @@ use filesystems::FilesystemEntry;
 use ledgers::{LedgerFiles, MetaDirs};
 
 pub(crate) use control::read_node_file;
+pub(crate) use fsck::fsck_stopped;
 pub(crate) use paths::NodeDir;
 pub(crate) use start::{IoChoice, StartOptions};
 
@@ -79,6 +81,7 @@ pub(crate) struct Node {
     /// How long a drive may be away before others take over its positions.
     out_after: Duration,
     monitor: std::sync::Mutex<Option<JoinHandle<()>>>,
+    fsck: std::sync::Mutex<fsck::FsckJob>,
     stop_serving: watch::Sender<bool>,
     /// Held for as long as the node runs.
     _lock: Arc<dyn File>,
