@@ -1,0 +1,161 @@
+//! A running node: what a crash ends.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::units::MIB;
+use base::{ClusterId, DriveId, DriveUuid, Epoch, LedgerId, PgId};
+use client::{Client, ClientOptions, Topology};
+use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate};
+use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup};
+use meta::log::FileLog;
+use meta::owner::{Owner, OwnerOptions};
+use meta::state::{RedbState, State};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use upkeep::Reclaimer;
+use wire::drive::DriveService;
+
+use crate::disks::SimDrive;
+use crate::ledger::WatchedLog;
+use crate::net::Link;
+use crate::world::World;
+
+const CLUSTER: ClusterId = ClusterId([7; 16]);
+pub(crate) const LEDGER: LedgerId = LedgerId(1);
+
+/// See the module.
+pub(crate) struct Node {
+    pub(crate) owner: Arc<Owner>,
+    pub(crate) state: Arc<dyn State>,
+    pub(crate) drives: Vec<Arc<SimDrive>>,
+    pub(crate) clients: Vec<Client>,
+    pub(crate) reclaimer: Reclaimer,
+    _publish: watch::Sender<Arc<Topology>>,
+}
+
+/// Where a drive lies.
+pub(crate) fn drive_path(number: u32) -> PathBuf {
+    Path::new("/node/drives").join(format!("{number}.img"))
+}
+
+fn text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+/// Formats the drives of a new node.
+pub(crate) fn format(world: &World) -> Result<(), String> {
+    for number in 0..world.scenario.drives {
+        let options = FormatOptions {
+            cluster: CLUSTER,
+            uuid: DriveUuid([number as u8; 16]),
+            capacity_bytes: Some(world.scenario.drive_bytes),
+            segment_bytes: Some(MIB),
+            existing: Existing::Keep,
+            preallocate: Preallocate::Reserve,
+        };
+        Drive::format(&world.env(), &drive_path(number), &options).map_err(|error| text(&error))?;
+    }
+    Ok(())
+}
+
+/// Placement groups over all drives: every rotation of them, cut to the profile's width.
+fn groups(world: &World) -> Vec<PlacementGroup> {
+    let (drives, n) = (world.scenario.drives, u32::from(world.scenario.profile.n()));
+    let count = if drives > n { drives } else { 1 };
+    let group = |number: u32| PlacementGroup {
+        id: PgId(number),
+        epoch: Epoch(1),
+        members: (0..n).map(|at| DriveId((number + at) % drives)).collect(),
+    };
+    (0..count).map(group).collect()
+}
+
+fn open_drives(world: &Arc<World>, boot: u64) -> Result<(Topology, Vec<Arc<SimDrive>>), String> {
+    let groups = groups(world);
+    let mut topology = Topology {
+        groups: groups.iter().map(|group| group.id).collect(),
+        map: ClusterMap { epoch: Epoch(1), drives: Vec::new(), groups },
+        drives: HashMap::new(),
+    };
+    let mut drives = Vec::new();
+    for number in 0..world.scenario.drives {
+        let (id, uuid) = (DriveId(number), DriveUuid([number as u8; 16]));
+        let mut options = OpenOptions::new(CLUSTER);
+        options.checkpoint_every_bytes = 2 * MIB;
+        let opened = Drive::open(&world.env(), id, &drive_path(number), &options);
+        let drive = opened.map_err(|error| format!("drive {number}: {}", text(&error)))?;
+        let drive = Arc::new(SimDrive::new(world, boot, id, drive));
+        topology.drives.insert(id, drive.clone() as Arc<dyn DriveService>);
+        topology.map.drives.push(MapDrive { id, uuid, domain: u64::from(number), state: DriveState::Up });
+        drives.push(drive);
+    }
+    Ok((topology, drives))
+}
+
+impl Node {
+    /// Starts the node on whatever is on the disk, as tasks of the present runtime.
+    ///
+    /// # Errors
+    /// Why it does not start, for people.
+    pub(crate) async fn start(world: &Arc<World>, boot: u64) -> Result<Self, String> {
+        let env = world.env();
+        let (topology, drives) = open_drives(world, boot)?;
+        let dir = Path::new("/node/meta/ledger-1");
+        let log = FileLog::open(&env, &dir.join("log")).map_err(|error| text(&error))?;
+        let log = Arc::new(WatchedLog::new(world, boot, log));
+        let state = RedbState::open(&env, &dir.join("state.redb"), MIB as usize);
+        let state: Arc<dyn State> = Arc::new(state.map_err(|error| text(&error))?);
+        let options = OwnerOptions { ledger: LEDGER, log, state: state.clone(), env };
+        let owner = Arc::new(Owner::open_here(options).await.map_err(|error| text(&error))?);
+        let (publish, topology) = watch::channel(Arc::new(topology));
+        let mut clients = Vec::new();
+        for number in 0..world.scenario.clients {
+            let options = ClientOptions {
+                env: world.env(),
+                runtime: Handle::current(),
+                ledger: LEDGER,
+                meta: Link::new(world, boot, number, owner.clone()),
+                topology: topology.clone(),
+                profile: world.scenario.profile,
+                provisioned_bytes: None,
+                dirty_bytes_max: 4 * MIB,
+            };
+            clients.push(Client::open(options).await.map_err(|error| text(&error))?);
+        }
+        let reclaimer = Reclaimer::start(clients[0].clone(), &Handle::current());
+        world.trace.event(format_args!("node is up boot={boot}"));
+        Ok(Self { owner, state, drives, clients, reclaimer, _publish: publish })
+    }
+
+    /// Ends clients and owner in good order, so that everything is in the local store.
+    ///
+    /// # Errors
+    /// What could not be made durable or does not end.
+    pub(crate) async fn stop(self) -> Result<(Arc<dyn State>, Vec<Arc<SimDrive>>), String> {
+        self.reclaimer.stop().await;
+        for client in &self.clients {
+            client.close().await.map_err(|error| format!("client does not close: {error}"))?;
+        }
+        self.owner.stop();
+        for _ in 0..100 {
+            let stat = self.owner.stat();
+            if stat.halted {
+                return Err("the owner has halted".to_owned());
+            }
+            if stat.stored_seq == stat.committed_seq {
+                return Ok((self.state, self.drives));
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        Err("the owner does not end".to_owned())
+    }
+}
