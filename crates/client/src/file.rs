@@ -131,21 +131,25 @@ impl Client {
     pub(crate) async fn set_size(&self, node: &Arc<Node>, set: SetAttr) -> Result<wire::meta::Attr, FsError> {
         let size = set.size.ok_or(FsError::Invalid)?;
         let _flush = node.flush.lock().await;
-        {
+        // What is below the cut may make the file longer only up to it. What is above stays visible, and keeps the
+        // lease here, until everything is cut in one step.
+        self.flush_below(node, size).await?;
+        loop {
+            let asked = self.asking();
+            let reply = self.call(MetaRequest::SetAttr { ino: node.ino, set: set.clone() }).await?;
+            let MetaReply::Attr(attr) = reply else { return Err(FsError::Io) };
+            if attr.size > size {
+                continue;
+            }
             let mut state = node.lock();
             let before = state.dirty.bytes();
             state.dirty.truncate(size);
-            self.dirty_gone(before - state.dirty.bytes());
-        }
-        // What is left is older than the cut and may make the file longer only up to it.
-        self.flush_locked(node).await?;
-        loop {
-            let reply = self.call(MetaRequest::SetAttr { ino: node.ino, set: set.clone() }).await?;
-            node.lock().map.remove(size, u64::MAX);
-            let attr = self.learned(node.ino, reply)?;
-            if attr.size <= size || node.lock().dirty_end() >= attr.size {
-                return Ok(attr);
-            }
+            let cut = before - state.dirty.bytes();
+            state.map.remove(size, u64::MAX);
+            state.learn(attr);
+            drop(state);
+            self.dirty_gone(cut);
+            return self.learned(node.ino, MetaReply::Attr(attr), asked);
         }
     }
 }

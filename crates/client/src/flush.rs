@@ -160,9 +160,10 @@ impl Client {
         let atime_ns = node.lock().atime_ns.take();
         if atime_ns.is_some() {
             let set = SetAttr { atime_ns, ..SetAttr::default() };
+            let asked = self.asking();
             // Losing an access time is not worth an error: the inode may be gone, or the owner busy.
             if let Ok(reply) = self.call(MetaRequest::SetAttr { ino: node.ino, set }).await {
-                self.learned(node.ino, reply)?;
+                self.learned(node.ino, reply, asked)?;
             }
         }
         Ok(())
@@ -170,17 +171,28 @@ impl Client {
 
     /// As [`Client::flush`], for a caller that holds the flush lock.
     pub(crate) async fn flush_locked(&self, node: &Node) -> Result<(), FsError> {
-        let discarded = node.lock().discard_if_deleted();
-        if discarded > 0 {
-            // Nobody can read these bytes any more, so that they could not be written is no reason to wait.
-            *self.inner.stalled.lock().expect("no holder of this lock panics") = None;
-            self.dirty_gone(discarded);
-        }
         let everything = |state: &mut NodeState| {
             state.dirty_since_ns = None;
             state.dirty.take_all()
         };
         self.write_runs(node, everything).await.map(|_| ())
+    }
+
+    /// As [`Client::flush_locked`], of what lies below `size` only.
+    pub(crate) async fn flush_below(&self, node: &Node, size: u64) -> Result<(), FsError> {
+        let window = self.inner.window;
+        self.write_runs(node, |state| state.dirty.take_below(size, window)).await.map(|_| ())
+    }
+
+    /// Drops what was written to a file that is gone for good: nobody can read these bytes any more, so that they
+    /// could not be written is no reason to wait.
+    pub(crate) async fn discard_dirty(&self, node: &Node) {
+        let _flush = node.flush.lock().await;
+        let discarded = node.lock().discard_dirty();
+        if discarded > 0 {
+            *self.inner.stalled.lock().expect("no holder of this lock panics") = None;
+            self.dirty_gone(discarded);
+        }
     }
 
     /// Writes the runs that `take` takes from the dirty buffer, or puts them back.

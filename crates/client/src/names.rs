@@ -1,5 +1,7 @@
 //! Names and attributes: each call is at most one request to the owner.
 
+use std::sync::atomic::Ordering;
+
 use base::{FsError, Ino};
 use wire::meta::{
     Attr, DirEntry, DirPosition, LeaseGrant, LeaseKind, MakeNode, MetaReply, MetaRequest, OpenIntent,
@@ -26,15 +28,24 @@ fn unexpected<T>(reply: &MetaReply) -> Result<T, FsError> {
 
 impl Client {
     /// Notes what the owner said about an inode and pins it. Returns its attributes as seen from here.
-    fn note(&self, attr: Attr, lease: Option<LeaseGrant>, pins: u64) -> Attr {
+    ///
+    /// `asked` is what [`Client::asking`] said before the question was sent.
+    fn note(&self, attr: Attr, lease: Option<LeaseGrant>, pins: u64, asked: u64) -> Attr {
         let node = self.inner.nodes.get(attr.ino);
         let mut state = node.lock();
-        if lease.is_some_and(|lease| self.is_void(lease)) {
+        let (void, old) = {
+            let given_up = self.inner.given_up.lock().expect("no holder of this lock panics");
+            let void = lease.is_some_and(|lease| given_up.covers(lease));
+            (void, given_up.is_changed_since(attr.ino, asked))
+        };
+        if void {
             state.map.forget();
         } else {
             state.learn_lease(lease);
         }
-        state.learn(attr);
+        if !old {
+            state.learn(attr);
+        }
         state.pins += pins;
         state.attr().unwrap_or(attr)
     }
@@ -44,7 +55,21 @@ impl Client {
         self.inner.given_up.lock().expect("no holder of this lock panics").covers(lease)
     }
 
-    fn forget_attr(&self, ino: Ino) {
+    /// To be called before a question is sent: an answer that a change overtakes is told by it.
+    pub(crate) fn asking(&self) -> u64 {
+        self.inner.changes.load(Ordering::Acquire)
+    }
+
+    /// The answer to a change of the inode has come: older answers do not count any more.
+    fn overtake(&self, ino: Ino) {
+        let now = self.inner.env.clock.boot_ns();
+        let change = self.inner.changes.fetch_add(1, Ordering::AcqRel) + 1;
+        self.inner.given_up.lock().expect("no holder of this lock panics").note_change(ino, change, now);
+    }
+
+    /// As [`Client::overtake`], for an answer that does not bring the new attributes.
+    fn changed(&self, ino: Ino) {
+        self.overtake(ino);
         if let Some(node) = self.inner.nodes.find(ino) {
             node.lock().forget_attr();
         }
@@ -69,8 +94,9 @@ impl Client {
 
     /// Finds a name and pins what it refers to.
     pub async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
+        let asked = self.asking();
         match self.call(MetaRequest::Lookup { parent, name: owned(name) }).await? {
-            MetaReply::Entry { attr, lease } => Ok(self.note(attr, lease, 1)),
+            MetaReply::Entry { attr, lease } => Ok(self.note(attr, lease, 1, asked)),
             other => unexpected(&other),
         }
     }
@@ -85,8 +111,9 @@ impl Client {
         if let Some(attr) = self.cached_attr(ino) {
             return Ok(attr);
         }
+        let asked = self.asking();
         match self.call(MetaRequest::GetAttr { ino }).await? {
-            MetaReply::Entry { attr, lease } => Ok(self.note(attr, lease, 0)),
+            MetaReply::Entry { attr, lease } => Ok(self.note(attr, lease, 0, asked)),
             other => unexpected(&other),
         }
     }
@@ -94,10 +121,11 @@ impl Client {
     /// Creates an inode and pins it.
     pub async fn make(&self, make: MakeNode) -> Result<Attr, FsError> {
         let (parent, opened) = (make.parent, make.open != OpenIntent::None);
+        let asked = self.asking();
         match self.call(MetaRequest::Make(make)).await? {
             MetaReply::Entry { attr, lease } => {
-                self.forget_attr(parent);
-                let attr = self.note(attr, lease, 1);
+                self.changed(parent);
+                let attr = self.note(attr, lease, 1, asked);
                 if opened {
                     let node = self.inner.nodes.get(attr.ino);
                     let mut state = node.lock();
@@ -128,7 +156,8 @@ impl Client {
 
     /// Pins an entry of a page that was handed on, and returns its attributes as seen from here.
     pub fn pin_entry(&self, entry: &DirEntry) -> Attr {
-        self.note(entry.attr, entry.lease, 1)
+        // The page may be any time old.
+        self.note(entry.attr, entry.lease, 1, 0)
     }
 
     /// The target of a symbolic link.
@@ -141,7 +170,7 @@ impl Client {
 
     async fn remove(&self, parent: Ino, request: MetaRequest) -> Result<(), FsError> {
         let reply = self.call(request).await?;
-        self.forget_attr(parent);
+        self.changed(parent);
         match reply {
             MetaReply::Attr(attr) => {
                 self.learn_if_known(attr);
@@ -152,8 +181,9 @@ impl Client {
     }
 
     fn learn_if_known(&self, attr: Attr) {
-        if let Some(node) = self.inner.nodes.find(attr.ino) {
-            node.lock().learn(attr);
+        match self.inner.nodes.find(attr.ino) {
+            Some(node) => node.lock().learn(attr),
+            None => self.overtake(attr.ino),
         }
     }
 
@@ -177,8 +207,8 @@ impl Client {
         let (parent, new_parent) = (from.0, to.0);
         let (name, new_name) = (owned(from.1), owned(to.1));
         let reply = self.call(MetaRequest::Rename { parent, name, new_parent, new_name, mode }).await?;
-        self.forget_attr(parent);
-        self.forget_attr(new_parent);
+        self.changed(parent);
+        self.changed(new_parent);
         match reply {
             MetaReply::Renamed { moved, other } => {
                 self.learn_if_known(moved);
@@ -193,8 +223,10 @@ impl Client {
     pub async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
         match self.call(MetaRequest::Link { ino, parent, name: owned(name) }).await? {
             MetaReply::Attr(attr) => {
-                self.forget_attr(parent);
-                Ok(self.note(attr, None, 1))
+                self.changed(parent);
+                // The inode may be forgotten here before an older answer about it comes.
+                self.overtake(ino);
+                Ok(self.note(attr, None, 1, self.asking()))
             }
             other => unexpected(&other),
         }
@@ -207,18 +239,20 @@ impl Client {
             return self.set_size(&node, set).await;
         }
         let guard = node.flush.lock().await;
+        let asked = self.asking();
         if set.mtime_ns.is_some() || set.atime_ns.is_some() {
             self.flush_locked(&node).await?;
             node.lock().atime_ns = None;
         }
         let reply = self.call(MetaRequest::SetAttr { ino, set }).await;
         drop(guard);
-        self.learned(ino, reply?)
+        self.learned(ino, reply?, asked)
     }
 
-    pub(crate) fn learned(&self, ino: Ino, reply: MetaReply) -> Result<Attr, FsError> {
+    /// Takes the attributes in an answer to a question asked at `asked`.
+    pub(crate) fn learned(&self, ino: Ino, reply: MetaReply, asked: u64) -> Result<Attr, FsError> {
         match reply {
-            MetaReply::Attr(attr) if attr.ino == ino => Ok(self.note(attr, None, 0)),
+            MetaReply::Attr(attr) if attr.ino == ino => Ok(self.note(attr, None, 0, asked)),
             other => unexpected(&other),
         }
     }
@@ -240,8 +274,9 @@ impl Client {
         mode: XattrMode,
     ) -> Result<(), FsError> {
         let request = MetaRequest::SetXattr { ino, name: owned(name), value: owned(value), mode };
+        let asked = self.asking();
         let reply = self.call(request).await?;
-        self.learned(ino, reply).map(|_| ())
+        self.learned(ino, reply, asked).map(|_| ())
     }
 
     /// The names of all extended attributes.
@@ -254,8 +289,9 @@ impl Client {
 
     /// Removes an extended attribute.
     pub async fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
+        let asked = self.asking();
         let reply = self.call(MetaRequest::RemoveXattr { ino, name: owned(name) }).await?;
-        self.learned(ino, reply).map(|_| ())
+        self.learned(ino, reply, asked).map(|_| ())
     }
 
     /// Opens an inode. The first open of a file here is one message, further ones are none.
@@ -274,6 +310,7 @@ impl Client {
             }
         }
         let flush = if intent == OpenIntent::Truncate { Some(node.flush.lock().await) } else { None };
+        let asked = self.asking();
         let reply = self.call(MetaRequest::Open { ino, intent }).await?;
         let MetaReply::Entry { attr, lease } = reply else { return unexpected(&reply) };
         {
@@ -287,7 +324,7 @@ impl Client {
                 self.dirty_gone(dropped);
             }
         }
-        Ok(self.note(attr, lease, 0))
+        Ok(self.note(attr, lease, 0, asked))
     }
 
     /// Closes a handle. After the last one, what is dirty is made durable in the background.

@@ -52,7 +52,7 @@ impl NodeState {
     /// Attributes with what is dirty here laid over them.
     pub(crate) fn attr(&self) -> Option<Attr> {
         let mut attr = self.attr?;
-        if self.lease.is_none() && attr.nlink > 0 {
+        if self.lease.is_none() && !self.is_gone(attr) {
             return None;
         }
         if self.has_dirty() {
@@ -86,16 +86,26 @@ impl NodeState {
     }
 
     pub(crate) fn forget_attr(&mut self) {
-        if self.attr.is_some_and(|attr| attr.nlink > 0) {
+        if self.attr.is_some_and(|attr| !self.is_gone(attr)) {
             self.attr = None;
         }
     }
 
-    /// Drops what was written to a file that has neither a name nor a handle left. Returns how many bytes.
-    pub(crate) fn discard_if_deleted(&mut self) -> u64 {
-        let deleted = self.opens == 0 && self.attr.is_some_and(|attr| attr.nlink == 0);
+    /// Without a name and not open here, the owner may know it no more. While it is open, others who have it
+    /// open may change it.
+    fn is_gone(&self, attr: Attr) -> bool {
+        attr.nlink == 0 && !self.registered
+    }
+
+    /// Whether the file may go with its last handle here: it has no name any more.
+    pub(crate) fn may_be_gone(&self) -> bool {
+        self.opens == 0 && self.has_dirty() && self.attr.is_some_and(|attr| attr.nlink == 0)
+    }
+
+    /// Drops what was written to a file that is gone, unless it is open again. Returns how many bytes.
+    pub(crate) fn discard_dirty(&mut self) -> u64 {
         let bytes = self.dirty.bytes();
-        if !deleted || bytes == 0 {
+        if self.opens > 0 || bytes == 0 {
             return 0;
         }
         self.dirty.truncate(0);

@@ -142,9 +142,10 @@ impl Client {
             self.call(MetaRequest::Acquire { ino: to.0, kind: LeaseKind::Exclusive }).await?;
         }
         let request = MetaRequest::CloneRange { from: from.0, from_off: from.1, to: to.0, to_off: to.1, len };
+        let asked = self.asking();
         let reply = self.call(request).await?;
         target.lock().map.forget();
-        self.learned(to.0, reply)?;
+        self.learned(to.0, reply, asked)?;
         Ok(len)
     }
 }

@@ -1,5 +1,6 @@
 //! What processes asked for and what they were told, in the order in which it happened.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use base::{FsError, Ino};
@@ -66,8 +67,17 @@ pub(crate) enum Cut {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ret {
     Done,
-    Found { ino: Ino, kind: Kind },
-    Attr { kind: Kind, nlink: u32, size: u64 },
+    Found {
+        ino: Ino,
+        kind: Kind,
+    },
+    /// Without number of links and size, if they were told while the same client changed names: it learns what it
+    /// changed itself when it is answered, as does the kernel above it.
+    Attr {
+        kind: Kind,
+        nlink: Option<u32>,
+        size: Option<u64>,
+    },
     Entries(Vec<(String, Ino, Kind)>),
     Data(Runs),
     Copied(u64),
@@ -125,12 +135,42 @@ impl History {
         self.push(|_| moment);
     }
 
+    /// The history, without what clients need not know of changes that they have under way themselves.
+    fn weakened(mut moments: Vec<Moment>) -> Vec<Moment> {
+        let mut changing: BTreeMap<OpId, u32> = BTreeMap::new();
+        let mut asking: BTreeMap<OpId, (u32, bool)> = BTreeMap::new();
+        for moment in &mut moments {
+            match moment {
+                Moment::Begin { id, client, op } if op.changes_names() => {
+                    changing.insert(*id, *client);
+                    asking
+                        .values_mut()
+                        .filter(|(asker, _)| asker == client)
+                        .for_each(|(_, weak)| *weak = true);
+                }
+                Moment::Begin { id, client, op: Op::GetAttr { .. } } => {
+                    asking.insert(*id, (*client, changing.values().any(|other| other == client)));
+                }
+                Moment::End { id, ret } => {
+                    changing.remove(id);
+                    if let (Some((_, true)), Ret::Attr { kind, nlink, size }) = (asking.remove(id), ret) {
+                        *nlink = None;
+                        *size = size.filter(|_| *kind == Kind::File);
+                    }
+                }
+                Moment::Begin { .. } => {}
+                Moment::Crash => (changing, asking) = Default::default(),
+            }
+        }
+        moments
+    }
+
     pub(crate) fn crash(&self) {
         self.push(|_| Moment::Crash);
     }
 
     pub(crate) fn take(&self) -> Vec<Moment> {
-        std::mem::take(&mut *self.moments.lock().expect("no holder of this lock panics"))
+        Self::weakened(std::mem::take(&mut *self.moments.lock().expect("no holder of this lock panics")))
     }
 }
 

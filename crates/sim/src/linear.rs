@@ -48,11 +48,11 @@ struct Checker {
     checked: Checked,
 }
 
-/// Checks a history.
+/// Checks a history, but not the contents of inodes that lost what was written to them.
 ///
 /// # Errors
 /// The operation whose answer has no explanation, with what happened before.
-pub(crate) fn check(history: &[Moment]) -> Result<Checked, String> {
+pub(crate) fn check(history: &[Moment], lost: &BTreeSet<u64>) -> Result<Checked, String> {
     let mut rets: BTreeMap<OpId, &Ret> = BTreeMap::new();
     for moment in history {
         if let Moment::End { id, ret } = moment {
@@ -67,7 +67,14 @@ pub(crate) fn check(history: &[Moment]) -> Result<Checked, String> {
                 let ret = rets.get(id).filter(|ret| !is_doubtful(op, ret)).map(|ret| (*ret).clone());
                 checker.open.insert(*id, Open { client: *client, op: op.clone(), ret });
             }
-            Moment::End { id, ret } => checker.end(*id, ret),
+            Moment::End { id, ret } => {
+                checker.end(*id, ret);
+                if let Ret::Found { ino, .. } = ret
+                    && lost.contains(&ino.0)
+                {
+                    checker.taint(*ino);
+                }
+            }
             Moment::Crash => checker.crash(),
         }
         checker.checked.states_max = checker.checked.states_max.max(checker.possible.len());
@@ -110,15 +117,21 @@ fn tainted_by(op: &Op, ret: &Ret) -> Option<base::Ino> {
 }
 
 impl Checker {
+    fn taint(&mut self, ino: base::Ino) {
+        self.possible.iter_mut().for_each(|possible| possible.model.taint(ino));
+    }
+
     fn end(&mut self, id: OpId, ret: &Ret) {
         let Some(open) = self.open.get(&id) else { return };
         self.checked.operations += 1;
+        let is_certain = open.ret.is_some();
+        let changes_names = open.op.changes_names();
         if let Some(ino) = tainted_by(&open.op, ret) {
-            self.possible.iter_mut().for_each(|possible| possible.model.taint(ino));
+            self.taint(ino);
         }
-        if open.ret.is_none() {
+        if !is_certain {
             // A name may have changed, or change later. Content is anybody's guess, and that was noted.
-            if !open.op.changes_names() {
+            if !changes_names {
                 self.open.remove(&id);
             }
             return;

@@ -394,13 +394,14 @@ impl Model {
     fn get_attr(&mut self, id: NodeId, client: u32, ret: &Ret) -> Verdict {
         let Ret::Attr { kind, nlink, size } = ret else { return None };
         let node = self.edit(id);
-        if node.kind != *kind || node.nlink != *nlink {
+        if node.kind != *kind || nlink.is_some_and(|nlink| nlink != node.nlink) {
             return None;
         }
+        let Some(size) = *size else { return Some(Vec::new()) };
         if node.kind == Kind::Directory {
-            return (node.entries.len() as u64 == *size).then(Vec::new);
+            return (node.entries.len() as u64 == size).then(Vec::new);
         }
-        let agrees = node.keep(|content| content.len() == *size);
+        let agrees = node.keep(|content| content.len() == size);
         agrees.then(|| self.seen(id, client))
     }
 

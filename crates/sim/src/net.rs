@@ -233,6 +233,9 @@ async fn carry_events(
     while let Some(event) = inbox.recv().await {
         travel(&dice).await;
         world.trace.event(format_args!("net {name} event {event:?}"));
+        if let OwnerEvent::Revoked { lease } = &event {
+            world.note_revoked(lease.ino);
+        }
         events.event(event);
     }
 }

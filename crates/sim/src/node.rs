@@ -58,7 +58,7 @@ pub(crate) fn format(world: &World) -> Result<(), String> {
             cluster: CLUSTER,
             uuid: DriveUuid([number as u8; 16]),
             capacity_bytes: Some(world.scenario.drive_bytes),
-            segment_bytes: Some(MIB),
+            segment_bytes: None,
             existing: Existing::Keep,
             preallocate: Preallocate::Reserve,
         };
@@ -151,7 +151,7 @@ impl Node {
             if stat.halted {
                 return Err("the owner has halted".to_owned());
             }
-            if stat.stored_seq == stat.committed_seq {
+            if self.state.applied().is_ok_and(|applied| applied.seq.0 == stat.committed_seq) {
                 return Ok((self.state, self.drives));
             }
             tokio::time::sleep(Duration::from_millis(200)).await;

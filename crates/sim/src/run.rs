@@ -67,7 +67,8 @@ pub fn run(scenario: Scenario, keep_lines: bool) -> Outcome {
         boot += 1;
     }
     let history = history.take();
-    let checked = match linear::check(&history) {
+    let lost = world.promises().revoked.clone();
+    let checked = match linear::check(&history, &lost) {
         Ok(checked) => checked,
         Err(why) => {
             failures.push(why);
@@ -76,8 +77,10 @@ pub fn run(scenario: Scenario, keep_lines: bool) -> Outcome {
     };
     let (trace, events) = world.trace.position();
     let seed = world.scenario.seed;
-    let failures =
-        failures.into_iter().map(|what| format!("seed={seed} boot={}: {what}", boot - 1)).collect();
+    let failures = failures
+        .into_iter()
+        .map(|what| format!("seed={seed} boot={}: {what}", boot.saturating_sub(1)))
+        .collect();
     Outcome {
         trace,
         events,

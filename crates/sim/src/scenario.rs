@@ -52,7 +52,7 @@ impl Scenario {
             seed,
             profile,
             drives: u32::from(profile.n()) + u32::from(spare),
-            drive_bytes: if fills { 20 * MIB } else { 48 * MIB },
+            drive_bytes: if fills { 20 * MIB } else { 256 * MIB },
             clients: 1 + dice.below(3) as u32,
             processes: 1 + dice.below(4) as u32,
             operations: 20 + dice.below(60) as u32,

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use crate::world::WorldClock;
 
 /// Lines kept for a person to read.
-const LINES_KEPT: usize = 4000;
+const LINES_KEPT: usize = 400_000;
 
 /// See the module.
 pub(crate) struct Trace {

@@ -18,6 +18,7 @@ const XATTRS: [Name; 2] = ["user.one", "user.two"];
 const HANG: Duration = Duration::from_secs(600);
 const HANDLES_MAX: usize = 4;
 const FILE_BYTES: u64 = 96 << 10;
+const LARGE_ON_SMALL: u64 = 290_000;
 
 /// One process.
 pub(crate) struct Process {
@@ -187,15 +188,18 @@ impl Process {
 
     fn write_len(&self) -> u64 {
         let small = 1 + self.dice.below(300);
-        let len = match self.dice.below(16) {
+        let fills = self.world.scenario.fills;
+        match self.dice.below(16) {
+            // On small drives a shard, and so a run of bytes, may not be much longer than a third of a segment.
+            0..4 if fills => LARGE_ON_SMALL,
             0..5 => small,
             5..9 => 1 + self.dice.below(8 << 10),
             9..12 => (1 + self.dice.below(4)) * 4096,
             12..14 => 8_000 + self.dice.below(30_000),
             14 => 30_000 + self.dice.below(100_000),
+            _ if fills => LARGE_ON_SMALL,
             _ => 250_000 + self.dice.below(200_000),
-        };
-        if self.world.scenario.fills && self.dice.once_in(3) { len * 8 } else { len }
+        }
     }
 
     /// Does one operation and notes it.
@@ -253,7 +257,8 @@ impl Process {
             }
             Op::GetAttr { ino } => {
                 let attr = client.getattr(*ino).await?;
-                Ok(Ret::Attr { kind: kind_of(attr.kind), nlink: attr.nlink, size: attr.size })
+                let (nlink, size) = (Some(attr.nlink), Some(attr.size));
+                Ok(Ret::Attr { kind: kind_of(attr.kind), nlink, size })
             }
             Op::Unlink { parent, name } => client.unlink(*parent, name.as_bytes()).await.map(|()| Ret::Done),
             Op::Rmdir { parent, name } => client.rmdir(*parent, name.as_bytes()).await.map(|()| Ret::Done),

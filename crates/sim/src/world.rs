@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use base::Ino;
 use base::env::sim::{DiskEvent, SimFiles, SimRandom};
 use base::env::{Clock, Env, Random};
 use tokio::time::Instant;
@@ -85,6 +86,8 @@ pub(crate) struct Promises {
     pub(crate) shards: BTreeMap<ShardKey, Vec<u32>>,
     /// Drives whose content was damaged on purpose, or that missed writes.
     pub(crate) hurt_drives: BTreeSet<u32>,
+    /// Inodes whose leases were revoked: what was dirty under them is lost, and the next fsync says so.
+    pub(crate) revoked: BTreeSet<u64>,
     /// What must never have happened.
     violations: Vec<String>,
 }
@@ -128,6 +131,16 @@ impl World {
 
     pub(crate) fn promises(&self) -> MutexGuard<'_, Promises> {
         self.promises.lock().expect("no holder of this lock panics")
+    }
+
+    /// A lease was revoked. Without a fault every recall is answered in time.
+    pub(crate) fn note_revoked(&self, ino: Ino) {
+        let scenario = &self.scenario;
+        let mut promises = self.promises();
+        promises.revoked.insert(ino.0);
+        if !(scenario.drives_die || scenario.syncs_fail || scenario.fills || self.trace.is_cut()) {
+            promises.violate(format!("I12: a lease on inode {ino} was revoked"));
+        }
     }
 
     /// Dice of their own for a part of the run.

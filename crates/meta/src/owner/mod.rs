@@ -193,7 +193,12 @@ impl Core {
     /// Executes a request.
     pub fn execute(&mut self, id: RequestId, request: &MetaRequest, now: Now) -> Executed {
         if !self.volatile.sessions.contains_key(&id.session) {
-            return Executed::Reply { reply: Err(FsError::StaleLease), after: Seq(0) };
+            if !matches!(request, MetaRequest::CloseSession) {
+                return Executed::Reply { reply: Err(FsError::StaleLease), after: Seq(0) };
+            }
+            // Sent again because the first answer was lost: the session has ended, as it should.
+            let after = if self.pending.is_empty() { self.last_batch() } else { self.next_seq };
+            return Executed::Reply { reply: Ok(MetaReply::Done), after };
         }
         let slot_key = self.keys.slot(id.session, id.slot);
         let mut op = self.begin(id, now);

@@ -15,6 +15,8 @@ use crate::keys::KeyRange;
 const TABLE: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("ledger");
 const POSITION: TableDefinition<'_, &str, u64> = TableDefinition::new("position");
 
+const CREATE_CACHE_BYTES: usize = 1 << 20;
+
 /// A store in one file.
 pub struct RedbState {
     database: Database,
@@ -26,6 +28,13 @@ impl RedbState {
     /// # Errors
     /// If the file cannot be used or is damaged. It can be removed if the log still holds everything.
     pub fn open(env: &Env, path: &Path, cache_bytes: usize) -> Result<Self, StateError> {
+        if !env.files.exists(path) {
+            create(env, path)?;
+        }
+        Self::open_file(env, path, cache_bytes)
+    }
+
+    fn open_file(env: &Env, path: &Path, cache_bytes: usize) -> Result<Self, StateError> {
         let file = env.files.open(path, OpenMode::Create, Caching::Buffered).map_err(text)?;
         file.try_lock()
             .map_err(|_| StateError(format!("in use by another process: path={}", path.display())))?;
@@ -38,6 +47,20 @@ impl RedbState {
         txn.commit().map_err(text)?;
         Ok(Self { database })
     }
+}
+
+/// Makes an empty store beside its place and moves it there: half a store could not be opened after a crash.
+fn create(env: &Env, path: &Path) -> Result<(), StateError> {
+    let mut staged = path.as_os_str().to_owned();
+    staged.push(".new");
+    let staged = Path::new(&staged);
+    if env.files.exists(staged) {
+        env.files.remove_file(staged).map_err(text)?;
+    }
+    drop(RedbState::open_file(env, staged, CREATE_CACHE_BYTES)?);
+    env.files.open(staged, OpenMode::Existing, Caching::Buffered).map_err(text)?.sync_data().map_err(text)?;
+    env.files.rename(staged, path).map_err(text)?;
+    path.parent().map_or(Ok(()), |parent| env.files.sync_dir(parent)).map_err(text)
 }
 
 fn text(error: impl std::fmt::Display) -> StateError {
