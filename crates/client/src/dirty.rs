@@ -107,17 +107,6 @@ impl Dirty {
         std::mem::take(&mut self.runs).into_iter().map(|(off, run)| (off, Bytes::from(run))).collect()
     }
 
-    /// Takes what lies below `size`.
-    pub(crate) fn take_below(&mut self, size: u64, window: u64) -> BTreeMap<u64, Bytes> {
-        let above: Vec<(u64, Bytes)> = self.copies(size, u64::MAX).collect();
-        self.truncate(size);
-        let below = self.take_all();
-        for (off, run) in above {
-            self.write(off, &run, window);
-        }
-        below
-    }
-
     /// Takes full windows only.
     pub(crate) fn take_full(&mut self, window: u64) -> BTreeMap<u64, Bytes> {
         let full: Vec<u64> =
@@ -167,7 +156,6 @@ mod tests {
         Discard(u64, u64),
         TakeFull,
         TakeAll,
-        TakeBelow(u64),
         FailedFlush,
     }
 
@@ -178,7 +166,6 @@ mod tests {
             2 => (0..80u64, 0..40u64).prop_map(|(from, len)| Step::Discard(from, from + len)),
             1 => Just(Step::TakeFull),
             1 => Just(Step::TakeAll),
-            1 => (0..120u64).prop_map(Step::TakeBelow),
             1 => Just(Step::FailedFlush),
         ]
     }
@@ -210,14 +197,6 @@ mod tests {
                             taken.into_iter().flat_map(|(off, run)| (off..).zip(run)).collect();
                         prop_assert_eq!(&bytes, &model);
                         model.clear();
-                    }
-                    Step::TakeBelow(size) => {
-                        let taken = dirty.take_below(size, WINDOW);
-                        let bytes: BTreeMap<u64, u8> =
-                            taken.into_iter().flat_map(|(off, run)| (off..).zip(run)).collect();
-                        let above = model.split_off(&size);
-                        prop_assert_eq!(&bytes, &model);
-                        model = above;
                     }
                     Step::FailedFlush => {
                         let taken = dirty.take_all();

@@ -7,7 +7,7 @@ use base::{FsError, Ino};
 use wire::meta::{FILE_BYTES_MAX, LeaseKind, MetaReply, MetaRequest, SetAttr};
 
 use crate::Client;
-use crate::node::Node;
+use crate::node::{Node, Resizing};
 
 /// Why a write was not taken at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,9 +131,11 @@ impl Client {
     pub(crate) async fn set_size(&self, node: &Arc<Node>, set: SetAttr) -> Result<wire::meta::Attr, FsError> {
         let size = set.size.ok_or(FsError::Invalid)?;
         let _flush = node.flush.lock().await;
-        // What is below the cut may make the file longer only up to it. What is above stays visible, and keeps the
-        // lease here, until everything is cut in one step.
-        self.flush_below(node, size).await?;
+        // What is cut altogether stays visible until it is, and need not be written.
+        if size > 0 {
+            self.flush_locked(node).await?;
+        }
+        let _resizing = Resizing::new(node);
         loop {
             let asked = self.asking();
             let reply = self.call(MetaRequest::SetAttr { ino: node.ino, set: set.clone() }).await?;
@@ -145,6 +147,9 @@ impl Client {
             let before = state.dirty.bytes();
             state.dirty.truncate(size);
             let cut = before - state.dirty.bytes();
+            if state.dirty.bytes() == 0 {
+                state.dirty_since_ns = None;
+            }
             state.map.remove(size, u64::MAX);
             state.learn(attr);
             drop(state);

@@ -178,12 +178,6 @@ impl Client {
         self.write_runs(node, everything).await.map(|_| ())
     }
 
-    /// As [`Client::flush_locked`], of what lies below `size` only.
-    pub(crate) async fn flush_below(&self, node: &Node, size: u64) -> Result<(), FsError> {
-        let window = self.inner.window;
-        self.write_runs(node, |state| state.dirty.take_below(size, window)).await.map(|_| ())
-    }
-
     /// Drops what was written to a file that is gone for good: nobody can read these bytes any more, so that they
     /// could not be written is no reason to wait.
     pub(crate) async fn discard_dirty(&self, node: &Node) {

@@ -33,6 +33,11 @@ impl MapCache {
         self.generation
     }
 
+    /// Refuses answers that are on their way.
+    pub(crate) fn outdate(&mut self) {
+        self.generation += 1;
+    }
+
     /// Takes an answer that is complete for `[from, to)`. Refuses it if the map changed meanwhile.
     pub(crate) fn learn(&mut self, generation: u64, from: u64, to: u64, pieces: Vec<MapPiece>) -> bool {
         if generation != self.generation {

@@ -8,6 +8,7 @@ use wire::meta::{
     RenameMode, SetAttr, XattrMode,
 };
 
+use crate::node::Resizing;
 use crate::{Client, owned};
 
 /// A page of a directory.
@@ -310,6 +311,7 @@ impl Client {
             }
         }
         let flush = if intent == OpenIntent::Truncate { Some(node.flush.lock().await) } else { None };
+        let _resizing = flush.as_ref().map(|_| Resizing::new(&node));
         let asked = self.asking();
         let reply = self.call(MetaRequest::Open { ino, intent }).await?;
         let MetaReply::Entry { attr, lease } = reply else { return unexpected(&reply) };
@@ -320,7 +322,9 @@ impl Client {
             if flush.is_some() {
                 let dropped = state.dirty.bytes();
                 state.dirty.truncate(0);
+                state.dirty_since_ns = None;
                 state.map.learn_empty();
+                state.learn(attr);
                 self.dirty_gone(dropped);
             }
         }

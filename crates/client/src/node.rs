@@ -44,6 +44,8 @@ pub(crate) struct NodeState {
     pub(crate) flush_scheduled: bool,
     /// The lease is about to be given up: nothing may begin under it.
     pub(crate) yielding: bool,
+    /// The owner may have changed size and map already, and has not answered: see [`Resizing`].
+    resizing: bool,
     /// A read moved the access time; the owner does not know yet.
     pub(crate) atime_ns: Option<i64>,
 }
@@ -132,7 +134,33 @@ impl NodeState {
     }
 }
 
+/// While the owner changes size and map of a file in one step, a map that is asked for may be from after the step,
+/// and the size here is from before. So nobody asks for a map then. Belongs to the holder of the flush lock.
+pub(crate) struct Resizing<'a>(&'a Node);
+
+impl<'a> Resizing<'a> {
+    pub(crate) fn new(node: &'a Node) -> Self {
+        let mut state = node.lock();
+        state.resizing = true;
+        state.map.outdate();
+        Self(node)
+    }
+}
+
+impl Drop for Resizing<'_> {
+    fn drop(&mut self) {
+        self.0.lock().resizing = false;
+    }
+}
+
 impl Node {
+    /// Waits until size and map are of one moment.
+    pub(crate) async fn resized(&self) {
+        while self.lock().resizing {
+            drop(self.flush.lock().await);
+        }
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, NodeState> {
         self.state.lock().expect("no holder of this lock panics")
     }

@@ -4,7 +4,7 @@ use base::{FsError, Ino};
 use wire::meta::{FILE_BYTES_MAX, LeaseKind, MetaReply, MetaRequest, SetAttr};
 
 use crate::Client;
-use crate::node::Node;
+use crate::node::{Node, Resizing};
 
 /// Longest range that one clone request takes.
 const CLONE_BYTES: u64 = 1 << 30;
@@ -141,6 +141,7 @@ impl Client {
         if !target.lock().holds(LeaseKind::Exclusive) {
             self.call(MetaRequest::Acquire { ino: to.0, kind: LeaseKind::Exclusive }).await?;
         }
+        let _resizing = Resizing::new(&target);
         let request = MetaRequest::CloneRange { from: from.0, from_off: from.1, to: to.0, to_off: to.1, len };
         let asked = self.asking();
         let reply = self.call(request).await?;

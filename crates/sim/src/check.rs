@@ -11,8 +11,7 @@ use meta::values::{Dentry, ExtentUse, Inode, Piece, Usage, Value};
 use wire::drive::{DriveService, ShardEntry};
 use wire::meta::{Content, ExtentRef, FileKind};
 
-use crate::disks::SimDrive;
-use crate::node::LEDGER;
+use crate::node::{Drives, LEDGER};
 use crate::world::World;
 
 const TABLE_AT: usize = 4;
@@ -187,7 +186,7 @@ impl Tables {
 }
 
 /// Checks the state of a node that has come to rest.
-pub(crate) async fn check(world: &World, state: Arc<dyn State>, drives: &[Arc<SimDrive>]) -> Vec<String> {
+pub(crate) async fn check(world: &World, state: Arc<dyn State>, drives: &Drives) -> Vec<String> {
     let tables = match Tables::read(&*state) {
         Ok(tables) => tables,
         Err(error) => return vec![format!("state cannot be read: {error}")],
@@ -202,14 +201,14 @@ pub(crate) async fn check(world: &World, state: Arc<dyn State>, drives: &[Arc<Si
     for map in &tables.purges {
         wrong.push(format!("I6: map {map} is not purged"));
     }
-    if tables.free.iter().next().is_some() && !world.scenario.drives_die && !world.scenario.syncs_fail {
+    if tables.free.iter().next().is_some() && !world.is_faulty() {
         wrong.push(format!("I6: extents are not deleted: {:?}", tables.free));
     }
     let mut inventory: BTreeMap<DriveId, BTreeMap<(ExtentId, u8), ShardEntry>> = BTreeMap::new();
-    for (number, drive) in (0..).zip(drives) {
+    for (number, drive) in drives {
         let Ok(entries) = drive.list(None, usize::MAX).await else { continue };
         let entries = entries.into_iter().map(|entry| ((entry.key.extent, entry.key.shard.0), entry));
-        inventory.insert(DriveId(number), entries.collect());
+        inventory.insert(DriveId(*number), entries.collect());
     }
     check_shards(world, &tables, &live, &inventory, &mut wrong);
     check_leaks(world, &tables, &live, &inventory, &mut wrong);
@@ -247,8 +246,7 @@ fn check_leaks(
     inventory: &BTreeMap<DriveId, BTreeMap<(ExtentId, u8), ShardEntry>>,
     wrong: &mut Vec<String>,
 ) {
-    let scenario = &world.scenario;
-    if scenario.boots > 1 || scenario.drives_die || scenario.syncs_fail {
+    if world.scenario.boots > 1 || world.is_faulty() {
         return;
     }
     for (drive, entries) in inventory {

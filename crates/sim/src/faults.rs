@@ -3,29 +3,30 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::disks::SimDrive;
-use crate::node::drive_path;
+use crate::node::{Drives, drive_path};
 use crate::world::World;
 
 /// Injects faults now and then, until it is aborted. At most one drive at a time is away or damaged.
-pub(crate) async fn inject(world: Arc<World>, drives: Vec<Arc<SimDrive>>, boot: u64) {
+pub(crate) async fn inject(world: Arc<World>, drives: Drives, boot: u64) {
     let dice = world.dice(0xfa_0000 + (boot << 32));
     let scenario = world.scenario.clone();
     // The same drive in every boot: what one drive misses or forgets, the others make up for.
     let victim = (scenario.seed % u64::from(scenario.drives)) as u32;
     loop {
         tokio::time::sleep(Duration::from_millis(20 + dice.below(3000))).await;
-        let number = dice.below(drives.len() as u64) as usize;
+        let number = dice.below(u64::from(scenario.drives)) as u32;
         match dice.below(4) {
             0 if scenario.drives_die => {
-                drives[victim as usize].set_dead(true);
+                let Some(drive) = drives.get(&victim) else { continue };
+                drive.set_dead(true);
                 tokio::time::sleep(Duration::from_millis(dice.below(20_000))).await;
-                drives[victim as usize].set_dead(false);
+                drive.set_dead(false);
             }
             1 if scenario.drives_slow => {
-                drives[number].set_slow(1 + dice.below(2_000));
+                let Some(drive) = drives.get(&number) else { continue };
+                drive.set_slow(1 + dice.below(2_000));
                 tokio::time::sleep(Duration::from_millis(dice.below(5_000))).await;
-                drives[number].set_slow(0);
+                drive.set_slow(0);
             }
             2 if scenario.bits_flip => flip_bits(&world, victim, dice.below(u64::MAX)),
             3 if scenario.syncs_fail && dice.once_in(4) => {
@@ -39,8 +40,8 @@ pub(crate) async fn inject(world: Arc<World>, drives: Vec<Arc<SimDrive>>, boot: 
 }
 
 /// All drives answer, and at once.
-pub(crate) fn mend(drives: &[Arc<SimDrive>]) {
-    for drive in drives {
+pub(crate) fn mend(drives: &Drives) {
+    for drive in drives.values() {
         drive.set_dead(false);
         drive.set_slow(0);
     }

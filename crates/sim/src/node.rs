@@ -1,6 +1,6 @@
 //! A running node: what a crash ends.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,11 +26,14 @@ use crate::world::World;
 const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub(crate) const LEDGER: LedgerId = LedgerId(1);
 
+/// The drives that could be opened, by number.
+pub(crate) type Drives = BTreeMap<u32, Arc<SimDrive>>;
+
 /// See the module.
 pub(crate) struct Node {
     pub(crate) owner: Arc<Owner>,
     pub(crate) state: Arc<dyn State>,
-    pub(crate) drives: Vec<Arc<SimDrive>>,
+    pub(crate) drives: Drives,
     pub(crate) clients: Vec<Client>,
     pub(crate) reclaimer: Reclaimer,
     _publish: watch::Sender<Arc<Topology>>,
@@ -79,24 +82,32 @@ fn groups(world: &World) -> Vec<PlacementGroup> {
     (0..count).map(group).collect()
 }
 
-fn open_drives(world: &Arc<World>, boot: u64) -> Result<(Topology, Vec<Arc<SimDrive>>), String> {
+fn open_drives(world: &Arc<World>, boot: u64) -> Result<(Topology, Drives), String> {
     let groups = groups(world);
     let mut topology = Topology {
         groups: groups.iter().map(|group| group.id).collect(),
         map: ClusterMap { epoch: Epoch(1), drives: Vec::new(), groups },
         drives: HashMap::new(),
     };
-    let mut drives = Vec::new();
+    let mut drives = Drives::new();
     for number in 0..world.scenario.drives {
         let (id, uuid) = (DriveId(number), DriveUuid([number as u8; 16]));
         let mut options = OpenOptions::new(CLUSTER);
         options.checkpoint_every_bytes = 2 * MIB;
         let opened = Drive::open(&world.env(), id, &drive_path(number), &options);
-        let drive = opened.map_err(|error| format!("drive {number}: {}", text(&error)))?;
+        topology.map.drives.push(MapDrive { id, uuid, domain: u64::from(number), state: DriveState::Up });
+        let drive = match opened {
+            Ok(drive) => drive,
+            // Damaged beyond use: it counts as lost, and the others make up for it.
+            Err(_) if world.promises().hurt_drives.contains(&number) => {
+                world.promises().drive_lost = true;
+                continue;
+            }
+            Err(error) => return Err(format!("drive {number}: {}", text(&error))),
+        };
         let drive = Arc::new(SimDrive::new(world, boot, id, drive));
         topology.drives.insert(id, drive.clone() as Arc<dyn DriveService>);
-        topology.map.drives.push(MapDrive { id, uuid, domain: u64::from(number), state: DriveState::Up });
-        drives.push(drive);
+        drives.insert(number, drive);
     }
     Ok((topology, drives))
 }
@@ -140,7 +151,7 @@ impl Node {
     ///
     /// # Errors
     /// What could not be made durable or does not end.
-    pub(crate) async fn stop(self) -> Result<(Arc<dyn State>, Vec<Arc<SimDrive>>), String> {
+    pub(crate) async fn stop(self) -> Result<(Arc<dyn State>, Drives), String> {
         self.reclaimer.stop().await;
         for client in &self.clients {
             client.close().await.map_err(|error| format!("client does not close: {error}"))?;

@@ -173,7 +173,7 @@ async fn come_to_rest(world: &Arc<World>, node: Node) -> Ended {
     tokio::time::sleep(REST).await;
     let (state, drives) = match node.stop().await {
         Ok(stopped) => stopped,
-        Err(_) if world.scenario.syncs_fail || world.scenario.drives_die => return Ended::AtRest,
+        Err(_) if world.is_faulty() => return Ended::AtRest,
         Err(error) => return Ended::Wrong(error),
     };
     let wrong = check::check(world, state, &drives).await;

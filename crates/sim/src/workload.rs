@@ -221,7 +221,7 @@ impl Process {
     fn check_failure(&self, op: &Op, ret: &Ret) {
         let scenario = &self.world.scenario;
         let Ret::Failed(error) = ret else { return };
-        let faulty = scenario.drives_die || scenario.syncs_fail;
+        let faulty = self.world.is_faulty();
         let explained = match error {
             FsError::Io | FsError::StaleLease | FsError::Unavailable => faulty,
             FsError::NoSpace => scenario.fills || faulty,

@@ -86,6 +86,8 @@ pub(crate) struct Promises {
     pub(crate) shards: BTreeMap<ShardKey, Vec<u32>>,
     /// Drives whose content was damaged on purpose, or that missed writes.
     pub(crate) hurt_drives: BTreeSet<u32>,
+    /// A damaged drive could not be opened.
+    pub(crate) drive_lost: bool,
     /// Inodes whose leases were revoked: what was dirty under them is lost, and the next fsync says so.
     pub(crate) revoked: BTreeSet<u64>,
     /// What must never have happened.
@@ -133,12 +135,17 @@ impl World {
         self.promises.lock().expect("no holder of this lock panics")
     }
 
+    /// Whether drives fail in this run so that I/O may.
+    pub(crate) fn is_faulty(&self) -> bool {
+        self.scenario.drives_die || self.scenario.syncs_fail || self.promises().drive_lost
+    }
+
     /// A lease was revoked. Without a fault every recall is answered in time.
     pub(crate) fn note_revoked(&self, ino: Ino) {
-        let scenario = &self.scenario;
+        let excused = self.is_faulty() || self.scenario.fills || self.trace.is_cut();
         let mut promises = self.promises();
         promises.revoked.insert(ino.0);
-        if !(scenario.drives_die || scenario.syncs_fail || scenario.fills || self.trace.is_cut()) {
+        if !excused {
             promises.violate(format!("I12: a lease on inode {ino} was revoked"));
         }
     }
