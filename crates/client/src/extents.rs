@@ -15,7 +15,9 @@ use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use layout::{ErasureCode, PlacementGroup, Profile, ShardRead, read_plan, shard_len};
 use tokio::sync::watch;
-use wire::drive::{GetShard, GetShardError, PutShard, PutShardError, ShardClass, ShardKey, ShardShape};
+use wire::drive::{
+    GetShard, GetShardError, PutPurpose, PutShard, PutShardError, ShardClass, ShardKey, ShardShape,
+};
 use wire::meta::{ExtentRef, OwedShard};
 
 use crate::topology::Topology;
@@ -181,6 +183,7 @@ impl ExtentIo {
                         extent_len: stripe.extent_len,
                     },
                     class: stripe.class,
+                    purpose: PutPurpose::Write,
                     pg_epoch: group.epoch,
                     checksums: block_checksums(id, shard, 0, bytes),
                     bytes: bytes.clone(),

@@ -14,14 +14,14 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use wire::BoxFuture;
 use wire::drive::{
     DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, IoPath, PutShard,
-    PutShardError, ShardBlocks, ShardEntry, ShardKey,
+    PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
 
 use crate::device::delayed::DelayedDevice;
 use crate::device::inline::InlineDevice;
 use crate::device::pool::PoolDevice;
 use crate::device::uring::UringDevice;
-use crate::device::{Device, DeviceFiles, Wake};
+use crate::device::{Device, DeviceFiles, ReadVia, Wake};
 use crate::engine::{DeleteRequest, Engine, Limits, PutOutcome, PutRequest, Request, run_inline};
 use crate::error::{FormatDriveError, OpenDriveError};
 use crate::format::frame::PAYLOAD_BLOCKS_MAX;
@@ -339,9 +339,17 @@ impl Drive {
     async fn compare(&self, request: &PutShard) -> Result<Comparison, PutShardError> {
         let drive = self.shared.drive;
         let key = request.key;
-        let entry = self.shared.index().get(&key);
+        let (entry, bad) = {
+            let index = self.shared.index();
+            (index.get(&key), index.is_bad(&key))
+        };
         let Some(entry) = entry else { return Ok(Comparison::Gone) };
-        match self.read(GetShard { key, first_block: 0, blocks: entry.blocks }).await {
+        if bad {
+            return Ok(Comparison::Damaged(entry));
+        }
+        // What only the page cache still has is not stored.
+        let stored = GetShard { key, first_block: 0, blocks: entry.blocks };
+        match self.read(stored, ReadVia::Direct).await {
             Ok(stored) if stored.checksums == request.checksums => Ok(Comparison::Same),
             Ok(_) => Err(PutShardError::Conflict { drive, key }),
             Err(GetShardError::Corrupt { .. }) => Ok(Comparison::Damaged(entry)),
@@ -382,7 +390,7 @@ impl DriveService for Drive {
     }
 
     fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>> {
-        Box::pin(self.read(request))
+        Box::pin(self.read(request, ReadVia::Cache))
     }
 
     fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>> {
@@ -402,21 +410,33 @@ impl DriveService for Drive {
         })
     }
 
+    fn scrub(
+        &self,
+        after: Option<ShardKey>,
+        budget_bytes: u64,
+    ) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>> {
+        Box::pin(self.scrub_step(after, budget_bytes))
+    }
+
+    fn health(&self) -> DriveHealth {
+        if self.shared.has_failed() { DriveHealth::Failed } else { DriveHealth::Up }
+    }
+
     fn stat(&self) -> DriveStat {
-        let index = self.shared.index();
-        let usage = index.usage();
-        let health = if self.shared.has_failed() { DriveHealth::Failed } else { DriveHealth::Up };
+        let health = self.health();
+        let summary = self.shared.summary();
         DriveStat {
             uuid: self.shared.uuid,
             health,
-            failure: self.shared.failure(),
+            failure: if health == DriveHealth::Failed { self.shared.failure() } else { None },
             io_path: self.io_path,
-            capacity_bytes: index.geometry.capacity_bytes,
-            live_bytes: usage.live_bytes,
-            garbage_bytes: usage.garbage_bytes,
-            reserved_bytes: usage.reserved_bytes,
-            free_bytes: usage.free_bytes,
-            shards: index.len() as u64,
+            capacity_bytes: self.shared.geometry.capacity_bytes,
+            live_bytes: summary.usage.live_bytes,
+            garbage_bytes: summary.usage.garbage_bytes,
+            reserved_bytes: summary.usage.reserved_bytes,
+            free_bytes: summary.usage.free_bytes,
+            shards: summary.shards,
+            bad_shards: summary.bad_shards,
         }
     }
 }

@@ -15,6 +15,7 @@ mod prepare;
 mod read;
 mod recovery;
 mod scan;
+mod scrub;
 mod shared;
 mod sums;
 mod tools;

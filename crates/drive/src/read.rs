@@ -42,14 +42,17 @@ enum Miss {
 }
 
 impl Drive {
-    /// Reads and verifies blocks of a shard.
-    pub(crate) async fn read(&self, request: GetShard) -> Result<ShardBlocks, GetShardError> {
+    /// Reads and verifies blocks of a shard, `via` the page cache first or only past it.
+    pub(crate) async fn read(
+        &self,
+        request: GetShard,
+        mut via: ReadVia,
+    ) -> Result<ShardBlocks, GetShardError> {
         let GetShard { key, first_block, blocks } = request;
         let drive = self.shared.drive;
         if self.shared.has_failed() {
             return Err(GetShardError::Failed { drive });
         }
-        let mut via = ReadVia::Cache;
         for _ in 0..ROUNDS_MAX {
             let Some(place) = self.place(&request) else {
                 return Err(GetShardError::NotFound { drive, key });
@@ -68,7 +71,7 @@ impl Drive {
                 // The page cache may hold what was there before the shard; the device decides.
                 Err(Miss::Bad) if via == ReadVia::Cache => via = ReadVia::Direct,
                 Err(Miss::Bad) => {
-                    self.shared.note_corrupt(key);
+                    self.shared.note_corrupt(key, &place.entry);
                     return Err(GetShardError::Corrupt { drive, key });
                 }
             }

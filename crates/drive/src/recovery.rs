@@ -79,7 +79,7 @@ pub(crate) fn recover(
 
 /// The segments as the checkpoint knows them; all others are free.
 fn segments_of(content: &CheckpointContent, geometry: Geometry, superblock: &Superblock) -> Vec<Segment> {
-    let mut segments = Index::new(geometry).segments;
+    let mut segments = Index::free_drive(geometry);
     for note in &content.notes {
         let state = if note.open { SegmentState::Open } else { SegmentState::Sealed };
         segments[note.segment as usize] = Segment {

@@ -13,7 +13,7 @@ use base::units::MIB;
 use common::*;
 use drive::{Drive, Existing, FormatDriveError, OpenDriveError, dump, fsck};
 use proptest::prelude::*;
-use wire::drive::{DriveService, GetShardError, ShardKey};
+use wire::drive::{DriveService, GetShardError, PutShardError, ShardKey};
 
 const CAPACITY: u64 = 17 * MIB;
 const PATH: &str = "drive";
@@ -154,6 +154,64 @@ fn damage_behind_a_checkpoint_costs_that_shard_only() {
     assert!(fsck(&sim.env(), path()).unwrap().clean);
 }
 
+/// Scrubs the whole drive in steps of so many bytes.
+fn scrub(drive: &Drive, budget_bytes: u64) -> (u64, Vec<ShardKey>) {
+    let (mut after, mut verified_bytes, mut bad) = (None, 0, Vec::new());
+    loop {
+        let step = block_on(drive.scrub(after, budget_bytes)).unwrap();
+        assert!(step.next > after || step.next.is_none());
+        verified_bytes += step.verified_bytes;
+        bad.extend(step.bad);
+        after = step.next;
+        if after.is_none() {
+            return (verified_bytes, bad);
+        }
+    }
+}
+
+#[test]
+fn a_scrub_finds_what_is_damaged_and_a_put_heals_it() {
+    for budget_bytes in [1, 10_000, u64::MAX] {
+        let sim = Sim::new(1);
+        let shards = filled(&sim, 30, Left::Closed);
+        let (flipped, broken) = (payload_offset(&sim.env(), key(5)), payload_offset(&sim.env(), key(9)));
+        let drive = open(&sim.env(), path()).unwrap();
+        let all_bytes: u64 = shards.iter().map(|(_, blocks)| u64::from(*blocks) * 4096).sum();
+        assert_eq!(scrub(&drive, budget_bytes), (all_bytes, Vec::new()));
+        sim.files.flip_bit(path(), flipped + 3, 2);
+        sim.files.break_range(path(), broken..broken + 1);
+        let lost = [shards[4].1, shards[8].1].iter().map(|blocks| u64::from(*blocks) * 4096).sum::<u64>();
+        assert_eq!(scrub(&drive, budget_bytes), (all_bytes - lost, vec![key(5), key(9)]));
+        assert_eq!(drive.stat().bad_shards, 2);
+        for index in [4, 8] {
+            let (key, blocks) = shards[index];
+            block_on(drive.put(put(key, blocks))).unwrap();
+        }
+        assert_eq!(drive.stat().bad_shards, 0);
+        assert_eq!(scrub(&drive, budget_bytes), (all_bytes, Vec::new()));
+        check_stat(&drive);
+    }
+}
+
+#[test]
+fn a_shard_that_a_read_found_damaged_is_rewritten_by_the_next_put() {
+    let sim = Sim::new(1);
+    let shards = filled(&sim, 30, Left::Closed);
+    let offset = payload_offset(&sim.env(), key(5));
+    let drive = open(&sim.env(), path()).unwrap();
+    sim.files.flip_bit(path(), offset, 0);
+    assert!(get(&drive, key(5), 0, 1).is_err());
+    assert_eq!(drive.stat().bad_shards, 1);
+    // It reads well again, as it may from a cache: what was seen counts.
+    sim.files.flip_bit(path(), offset, 0);
+    let before = sim.files.operations().0;
+    block_on(drive.put(put(key(5), shards[4].1))).unwrap();
+    assert!(sim.files.operations().0 > before, "it is written again");
+    assert_eq!(drive.stat().bad_shards, 0);
+    let other = put_of(key(5), wire::drive::ShardClass::Small, vec![5; 4096]);
+    assert!(matches!(block_on(drive.put(other)), Err(PutShardError::Conflict { .. })));
+}
+
 #[test]
 fn a_read_error_costs_that_shard_only() {
     let sim = Sim::new(1);
@@ -208,8 +266,12 @@ fn the_cleaner_does_not_make_damage_look_good() {
         block_on(drive.put(put(key(extent), 3))).unwrap();
     }
     sim.files.flip_bit(path(), payload_offset(&sim.env(), key(5)), 1);
-    // Shards that come and go use up every segment several times, so the first one must be cleaned.
+    // Shards that come and go beside some that stay use up every segment several times, so the first one must
+    // be cleaned.
     for round in 0..3000 {
+        if (100..180).contains(&round) {
+            block_on(drive.put(put(key(5000 + round), 12))).unwrap();
+        }
         block_on(drive.put(put(key(1000 + round), 12))).unwrap();
         block_on(drive.delete(vec![key(1000 + round)])).unwrap();
     }

@@ -9,7 +9,7 @@ use drive::Drive;
 use wire::BoxFuture;
 use wire::drive::{
     DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, PutShard, PutShardError,
-    ShardBlocks, ShardEntry, ShardKey,
+    ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
 
 use crate::net::delay;
@@ -132,6 +132,18 @@ impl DriveService for SimDrive {
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>> {
         Box::pin(self.ask(DriveFailed { drive: self.id }, self.inner.list(after, limit)))
+    }
+
+    fn scrub(
+        &self,
+        after: Option<ShardKey>,
+        bytes_max: u64,
+    ) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>> {
+        Box::pin(self.ask(DriveFailed { drive: self.id }, self.inner.scrub(after, bytes_max)))
+    }
+
+    fn health(&self) -> DriveHealth {
+        if self.is_dead() { DriveHealth::Failed } else { self.inner.health() }
     }
 
     fn stat(&self) -> DriveStat {

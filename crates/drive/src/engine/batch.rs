@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use wire::drive::ShardKey;
+use wire::drive::{PutPurpose, ShardKey};
 
 use super::append::{Item, Plan};
 use super::{DeleteRequest, Durability, Engine, Job, PutOutcome, PutRequest, Replies, Then};
@@ -86,7 +86,7 @@ impl Engine {
             if keys.contains(key) {
                 continue;
             }
-            let purpose = if self.can_reclaim(index) { Purpose::Delete } else { Purpose::Move };
+            let purpose = if self.can_reclaim(index) { Purpose::Delete } else { Purpose::DeleteInNeed };
             if plan
                 .add(index, &mut self.counters, SegmentClass::Small, purpose, Item::tombstone(*key))
                 .is_err()
@@ -123,7 +123,7 @@ impl Engine {
             }
             let item = put_item(&request);
             let class = SegmentClass::from(request.put.class);
-            if plan.add(index, &mut self.counters, class, Purpose::Put, item).is_ok() {
+            if plan.add(index, &mut self.counters, class, purpose(&request), item).is_ok() {
                 keys.insert(request.put.key);
                 replies.puts.push((request.reply, request.permit));
             } else if plan.is_empty() && !self.can_reclaim(index) && self.running.is_none() {
@@ -143,6 +143,13 @@ fn verdict(index: &Index, request: &PutRequest) -> Verdict {
         (None, _) => Verdict::Add,
         (Some(entry), Some(replaced)) if entry == replaced => Verdict::Add,
         (Some(_), _) => Verdict::Answer(PutOutcome::Exists),
+    }
+}
+
+fn purpose(request: &PutRequest) -> Purpose {
+    match request.put.purpose {
+        PutPurpose::Write => Purpose::Put,
+        PutPurpose::Repair => Purpose::Repair,
     }
 }
 

@@ -54,7 +54,7 @@ impl Engine {
         // A large index is written less often, so that it costs at most a quarter of the bandwidth.
         let mut due = self.appended_bytes >= self.limits.checkpoint_every_bytes.max(4 * index_bytes);
         if !due && index.free_segments() <= index.user_reserve() + 2 {
-            let dead = index.dead_segments().len() as u32;
+            let dead = index.dead_count();
             due = dead > 0 && (self.pressed || self.cleaning.is_none() || dead >= index.user_reserve() / 2);
         }
         drop(index);
@@ -170,7 +170,6 @@ impl Engine {
             let segment = index
                 .take_free(SegmentState::Index, SegmentClass::Index, generation)
                 .ok_or(super::append::NoRoom)?;
-            index.checkpoint_taken += 1;
             drop(index);
             let header =
                 SegmentHeader { uuid: self.shared.uuid, segment, generation, class: SegmentClass::Index };
@@ -219,7 +218,6 @@ impl Engine {
         let old = std::mem::replace(&mut self.superblock.checkpoint, checkpoint.pointer);
         self.superblock.closed = checkpoint.closes;
         let mut index = self.shared.index_mut();
-        index.checkpoint_taken = 0;
         for segment in old.segments.into_iter().chain(checkpoint.leaving) {
             index.release(segment);
         }
@@ -236,7 +234,6 @@ impl Engine {
     fn abort_checkpoint(&mut self, checkpoint: &Checkpointing) {
         tracing::warn!(drive = %self.shared.drive, "no room for an index checkpoint");
         let mut index = self.shared.index_mut();
-        index.checkpoint_taken = 0;
         for segment in &checkpoint.pointer.segments {
             index.release(*segment);
         }

@@ -21,9 +21,10 @@ const SCAN_STEP: usize = 16_384;
 const MOVE_BYTES: u64 = 1 << 20;
 /// Records moved by one job.
 const MOVE_RECORDS: usize = 256;
-/// A victim must give back this part of a segment: a quarter if there is time, little if somebody waits.
+/// A victim must give back this part of a segment: a quarter if there is time, little if somebody waits. The
+/// reserve leaves room for 2 % of tombstones, and what those make dead is more than this part of some segment.
 const WORTH: u64 = 4;
-const WORTH_IN_NEED: u64 = 32;
+const WORTH_IN_NEED: u64 = 256;
 /// Ranges closer than this are read together.
 const READ_GAP_BLOCKS: u32 = 4;
 
@@ -59,7 +60,7 @@ impl Cleaning {
 impl Engine {
     /// Whether cleaning or a checkpoint can still make room.
     pub(super) fn can_reclaim(&self, index: &Index) -> bool {
-        if self.cleaning.is_some() || self.checkpoint.is_some() || !index.dead_segments().is_empty() {
+        if self.cleaning.is_some() || self.checkpoint.is_some() || index.dead_count() > 0 {
             return true;
         }
         // The same conditions as in `choose_victim`, so that whoever waits for cleaning waits for something.

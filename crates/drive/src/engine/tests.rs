@@ -2,7 +2,7 @@ use base::checksum::block_checksums;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, ShardIndex};
 use bytes::Bytes;
 use tokio::sync::oneshot::Receiver;
-use wire::drive::{IoPath, ShardClass, ShardShape};
+use wire::drive::{IoPath, PutPurpose, ShardClass, ShardShape};
 
 use super::*;
 use crate::format::superblock::{CheckpointPointer, Features};
@@ -64,6 +64,7 @@ fn put(engine: &mut Engine, device: &mut Manual, extent: u64, class: ShardClass)
         key: key(extent),
         shape: ShardShape { pg: PgId(1), k: 1, m: 0, extent_len: 4096 },
         class,
+        purpose: PutPurpose::Write,
         pg_epoch: Epoch(1),
         checksums: block_checksums(ExtentId(extent), ShardIndex(0), 0, &bytes),
         bytes,

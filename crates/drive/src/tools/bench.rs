@@ -10,7 +10,7 @@ use base::units::{MIB, align_down};
 use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, ShardIndex};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
-use wire::drive::{DriveService, GetShard, IoPath, PutShard, ShardClass, ShardKey, ShardShape};
+use wire::drive::{DriveService, GetShard, IoPath, PutPurpose, PutShard, ShardClass, ShardKey, ShardShape};
 
 use super::ToolError;
 use crate::drive::{Drive, OpenOptions, PreferIo, ReadCache};
@@ -118,6 +118,7 @@ fn request(extent: u64, payload: &Bytes) -> PutShard {
         key,
         shape: ShardShape { pg: PgId(1), k: 1, m: 0, extent_len: payload.len() as u32 },
         class: if payload.len() > BLOCK { ShardClass::Bulk } else { ShardClass::Small },
+        purpose: PutPurpose::Write,
         pg_epoch: Epoch(1),
         bytes: payload.clone(),
         checksums: block_checksums(key.extent, key.shard, 0, payload),

@@ -134,7 +134,7 @@ impl FilesystemEntry {
         let options = MountOptions {
             path: path.to_owned(),
             source: format!("{}#{}", dir.root().display(), self.record.name),
-            threads: std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 16)),
+            threads: std::thread::available_parallelism().map_or(4, |cores| cores.get().clamp(4, 16)),
             flags,
         };
         let (client, runtime) = (self.client.clone(), runtime.clone());

@@ -26,6 +26,7 @@ use crate::keys::Keys;
 use crate::state::State;
 use crate::store::{ChangeTable, Store, Txn};
 use crate::values::{Inode, MapSegment, Slot, Usage};
+use data::CommitTimes;
 use lease::{Events, Intent, LeaseTable};
 
 pub(crate) use server::recover;
@@ -90,6 +91,8 @@ struct Volatile {
     /// Sessions and the oldest map version that their reads use.
     sessions: HashMap<SessionId, u64>,
     events: Events,
+    /// Inodes that requests may wait for no longer, because they are gone.
+    gone: Vec<Ino>,
 }
 
 /// The state machine of an owner.
@@ -113,6 +116,7 @@ impl Core {
             ranges: Vec::new(),
             sessions: HashMap::new(),
             events: Events::new(),
+            gone: Vec::new(),
         };
         let next_seq = Seq(tail.0 + 1);
         let keys = Keys::new(ledger);
@@ -234,6 +238,11 @@ impl Core {
         }
     }
 
+    /// Inodes that are gone since the last call: who waits for a lease on one is to be answered.
+    pub fn take_gone(&mut self) -> Vec<Ino> {
+        std::mem::take(&mut self.volatile.gone)
+    }
+
     /// Events for sessions since the last call.
     pub fn take_events(&mut self) -> Vec<(SessionId, OwnerEvent)> {
         std::mem::take(&mut self.volatile.events)
@@ -346,8 +355,9 @@ impl Op<'_> {
             R::ListXattr { ino } => self.listxattr(*ino),
             R::RemoveXattr { ino, name } => self.removexattr(*ino, name),
             R::GetMap { ino, off, limit } => self.getmap(*ino, *off, *limit),
-            R::Commit { ino, lease, pieces, size, mtime_ns } => {
-                self.commit(*ino, *lease, pieces, *size, *mtime_ns)
+            R::Commit { ino, lease, pieces, size, mtime_ns, set } => {
+                let times = CommitTimes { mtime_ns: *mtime_ns, set };
+                self.commit(*ino, *lease, pieces, *size, times)
             }
             R::Punch { ino, off, len } => self.punch(*ino, *off, *len),
             R::CloneRange { from, from_off, to, to_off, len } => {
