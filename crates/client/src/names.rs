@@ -14,6 +14,8 @@ use crate::{Client, owned};
 /// Pieces of a file's map that are remembered while nobody has it open.
 const MAP_KEPT_MAX: usize = 1024;
 
+const ACL_PREFIX: &[u8] = b"system.posix_acl_";
+
 /// A page of a directory.
 #[derive(Debug)]
 pub struct DirPage {
@@ -297,8 +299,12 @@ impl Client {
         state.attr()
     }
 
-    /// Makes held changes of attributes known to the owner, for requests that depend on them.
-    async fn settle(&self, ino: Ino) -> Result<(), FsError> {
+    /// Makes held changes of attributes known to the owner before an ACL is read or changed: it and the mode
+    /// depend on each other.
+    async fn settle_mode(&self, ino: Ino, xattr: &[u8]) -> Result<(), FsError> {
+        if !xattr.starts_with(ACL_PREFIX) {
+            return Ok(());
+        }
         match self.inner.nodes.find(ino) {
             Some(node) if !node.lock().held.set.is_empty() => self.flush(&node).await,
             _ => Ok(()),
@@ -315,7 +321,7 @@ impl Client {
 
     /// The value of an extended attribute.
     pub async fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<bytes::Bytes, FsError> {
-        self.settle(ino).await?;
+        self.settle_mode(ino, name).await?;
         match self.call(MetaRequest::GetXattr { ino, name: owned(name) }).await? {
             MetaReply::Bytes(value) => Ok(value),
             other => unexpected(&other),
@@ -330,7 +336,7 @@ impl Client {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<(), FsError> {
-        self.settle(ino).await?;
+        self.settle_mode(ino, name).await?;
         let request = MetaRequest::SetXattr { ino, name: owned(name), value: owned(value), mode };
         let asked = self.asking();
         let reply = self.call(request).await?;
@@ -347,7 +353,7 @@ impl Client {
 
     /// Removes an extended attribute.
     pub async fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
-        self.settle(ino).await?;
+        self.settle_mode(ino, name).await?;
         let asked = self.asking();
         let reply = self.call(MetaRequest::RemoveXattr { ino, name: owned(name) }).await?;
         self.learned(ino, reply, asked).map(|_| ())

@@ -13,7 +13,7 @@ use crate::format::superblock::INDEX_SEGMENTS_MAX;
 use crate::format::{BLOCK, Geometry};
 
 /// Checkpoints that lie on the drive while one is being written.
-const CHECKPOINTS: u32 = 2;
+const CHECKPOINTS: u32 = 3;
 
 /// Where one shard lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -326,6 +326,11 @@ impl Index {
         let run_blocks = usable.min(RUN_BLOCKS_MAX);
         // Shards stored while it is written come on top.
         let entries = self.entries.len() + self.entries.len() / 8 + 1024;
+        let bytes = entries * ENTRY_BYTES + self.segments.len() * SEGMENT_BYTES;
+        // Each of the two kinds may leave a block half empty, and every run has a header.
+        if bytes.div_ceil(BLOCK) + 4 <= run_blocks.min(usable - 1) as usize {
+            return 1;
+        }
         let runs = entries.div_ceil(items_per_run(run_blocks, ENTRY_BYTES))
             + self.segments.len().div_ceil(items_per_run(run_blocks, SEGMENT_BYTES));
         runs.div_ceil(runs_per_segment as usize) as u32
@@ -447,6 +452,19 @@ impl Index {
             .filter(|id| self.segment(*id).state == SegmentState::Sealed && self.segment(*id).live_bytes > 0)
             .max_by_key(|id| self.gain_bytes(*id))
             .filter(|id| self.gain_bytes(*id) >= gain_min_bytes)
+    }
+
+    /// As [`Index::victim`], but the one with the highest dead part x age: what has been partly dead for long is
+    /// not about to die by itself. `newest_seq` is the frame that was written last.
+    pub(crate) fn old_victim(&self, gain_min_bytes: u64, newest_seq: u64) -> Option<u32> {
+        let weight = |id: u32| {
+            let age = newest_seq.saturating_sub(self.segment(id).last_seq) + 1;
+            u128::from(self.gain_bytes(id)) * u128::from(age)
+        };
+        (0..self.geometry.segments)
+            .filter(|id| self.segment(*id).state == SegmentState::Sealed && self.segment(*id).live_bytes > 0)
+            .filter(|id| self.gain_bytes(*id) >= gain_min_bytes)
+            .max_by_key(|id| weight(*id))
     }
 
     /// How many [`Index::dead_segments`] there are.

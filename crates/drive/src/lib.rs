@@ -4,6 +4,7 @@
 //! bound to that name. What it acknowledged survives power loss; what it cannot vouch for it never returns.
 //! The byte format is drawn in `docs/formats/drive.md`.
 
+mod admission;
 mod buffer;
 mod device;
 mod drive;

@@ -2,8 +2,8 @@
 
 use wire::drive::{DriveFailed, GetShard, GetShardError, ScrubStep, ShardKey};
 
-use crate::device::ReadVia;
 use crate::drive::Drive;
+use crate::engine::ReadClass;
 use crate::format::BLOCK;
 
 /// Shards looked up at a time.
@@ -32,7 +32,7 @@ impl Drive {
             }
             for (key, blocks) in page {
                 let len_bytes = u64::from(blocks) * BLOCK as u64;
-                match self.read(GetShard { key, first_block: 0, blocks }, ReadVia::Direct).await {
+                match self.read(GetShard { key, first_block: 0, blocks }, ReadClass::Background).await {
                     Ok(_) => step.verified_bytes += len_bytes,
                     Err(GetShardError::Corrupt { .. }) => step.bad.push(key),
                     Err(GetShardError::Failed { .. }) => return Err(self.failed()),

@@ -2,11 +2,12 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use base::{DriveId, DriveUuid};
 use wire::drive::ShardKey;
 
+use crate::admission::Admission;
 use crate::engine::append::HeaderBlocks;
 use crate::format::{BLOCK, Geometry};
 use crate::index::{Entry, Index, Usage};
@@ -62,6 +63,7 @@ pub(crate) struct Shared {
     pub(crate) uuid: DriveUuid,
     pub(crate) geometry: Geometry,
     pub(crate) sums: SumsCache,
+    pub(crate) admission: Arc<Admission>,
     index: RwLock<Index>,
     summary: Mutex<Summary>,
     failed: AtomicBool,
@@ -70,12 +72,19 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(drive: DriveId, uuid: DriveUuid, index: Index, sums_cache_bytes: u64) -> Self {
+    pub(crate) fn new(
+        drive: DriveId,
+        uuid: DriveUuid,
+        index: Index,
+        sums_cache_bytes: u64,
+        admission: Arc<Admission>,
+    ) -> Self {
         Self {
             drive,
             uuid,
             geometry: index.geometry,
             sums: SumsCache::new(sums_cache_bytes),
+            admission,
             summary: Mutex::new(Summary::of(&index)),
             index: RwLock::new(index),
             failed: AtomicBool::new(false),

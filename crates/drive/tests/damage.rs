@@ -258,6 +258,82 @@ fn one_superblock_is_enough_and_the_other_is_restored() {
 }
 
 #[test]
+fn either_superblock_is_enough_wherever_a_checkpoint_was_cut_off() {
+    let mut both = 0;
+    for operations in 0..40 {
+        let sim = Sim::new(operations);
+        let mut shards = filled(&sim, 10, Left::Closed);
+        let drive = open(&sim.env(), path()).unwrap();
+        block_on(drive.put(put(key(11), 3))).unwrap();
+        shards.push((key(11), 3));
+        sim.files.cut_power_after(operations);
+        let _ = block_on(drive.close());
+        drop(drive);
+        sim.files.crash();
+        let image = sim.files.read(path()).unwrap();
+        for slot in [0, 64 << 10] {
+            sim.files.put_image(path(), &image);
+            sim.files.flip_bit(path(), slot + 20, 0);
+            // The other one may be torn.
+            let Ok(drive) = open(&sim.env(), path()) else { continue };
+            both += 1;
+            assert_eq!(check_answers(&drive, &shards), 11, "{operations} {slot}");
+        }
+    }
+    assert!(both > 75, "{both} of 80");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_replaced_by_the_one_before() {
+    for left in [Left::Closed, Left::Crashed] {
+        let sim = Sim::new(1);
+        let mut shards = filled(&sim, 60, Left::Closed);
+        // Two more checkpoints, with shards that came and went in between.
+        for extent in [61, 62] {
+            let drive = open(&sim.env(), path()).unwrap();
+            block_on(drive.put(put(key(extent), 2))).unwrap();
+            block_on(drive.delete(vec![key(extent - 60)])).unwrap();
+            block_on(drive.close()).unwrap();
+            shards.push((key(extent), 2));
+        }
+        let drive = open(&sim.env(), path()).unwrap();
+        block_on(drive.put(put(key(63), 2))).unwrap();
+        shards.push((key(63), 2));
+        if left == Left::Closed {
+            block_on(drive.close()).unwrap();
+        }
+        drop(drive);
+        sim.files.crash();
+        flip_newest_checkpoint(&sim);
+        let report = fsck(&sim.env(), path()).unwrap();
+        assert!(report.recovery.fell_back && !report.clean, "{report:?}");
+        let drive = open(&sim.env(), path()).unwrap();
+        assert!(drive.recovery().fell_back);
+        assert_eq!(check_answers(&drive, &shards), 61);
+        assert!(get(&drive, key(1), 0, 1).is_err() && get(&drive, key(2), 0, 1).is_err());
+        drop(drive);
+        sim.files.crash();
+        // The open wrote two new ones: the next damage is survived too.
+        flip_newest_checkpoint(&sim);
+        let drive = open(&sim.env(), path()).unwrap();
+        assert!(drive.recovery().fell_back);
+        assert_eq!(check_answers(&drive, &shards), 61);
+        block_on(drive.close()).unwrap();
+        drop(drive);
+        assert!(fsck(&sim.env(), path()).unwrap().clean);
+    }
+}
+
+/// Damages the first run of the checkpoint that the newest superblock points to.
+fn flip_newest_checkpoint(sim: &Sim) {
+    let dump = dump(&sim.env(), path()).unwrap();
+    let slots = dump.superblocks.iter().filter_map(|slot| slot.superblock.as_ref());
+    let newest = slots.max_by_key(|superblock| superblock.sequence).unwrap();
+    let at = MIB + u64::from(newest.checkpoint.segments[0]) * newest.segment_bytes + 4096;
+    sim.files.flip_bit(path(), at + 40, 0);
+}
+
+#[test]
 fn the_cleaner_does_not_make_damage_look_good() {
     let sim = Sim::new(3);
     format(&sim.env(), path(), CAPACITY);

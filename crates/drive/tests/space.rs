@@ -114,6 +114,39 @@ fn churn_on_a_half_full_drive_never_runs_out() {
 }
 
 #[test]
+fn idle_time_is_used_for_cleaning_and_users_are_not() {
+    let sim = Sim::new(8);
+    format(&sim.env(), Path::new(PATH), 65 * MIB);
+    let drive = open(&sim.env(), Path::new(PATH)).unwrap();
+    for extent in 1..400 {
+        block_on(drive.put(put(key(extent), 20))).unwrap();
+    }
+    for extent in (1..400).filter(|extent| extent % 4 != 0) {
+        block_on(drive.delete(vec![key(extent)])).unwrap();
+    }
+    let before = drive.stat();
+    assert!(before.garbage_bytes > 20 * MIB, "{before:?}");
+    // Requests that follow each other closely leave no time.
+    for _ in 0..50 {
+        sim.clock.advance_ns(100_000_000);
+        block_on(drive.delete(vec![key(9999)])).unwrap();
+    }
+    assert_eq!(drive.stat().garbage_bytes, before.garbage_bytes);
+    for _ in 0..50 {
+        sim.clock.advance_ns(500_000_000);
+        // Something must look at the clock: on a real drive its thread does.
+        block_on(drive.scrub(None, 1)).unwrap();
+        check_stat(&drive);
+    }
+    let after = drive.stat();
+    assert!(after.garbage_bytes < before.garbage_bytes / 4, "{after:?}");
+    assert!(after.free_bytes > before.free_bytes + 15 * MIB, "{after:?}");
+    for extent in (4..400).step_by(4) {
+        assert_eq!(get(&drive, key(extent), 0, 20).unwrap().bytes, content(key(extent), 20));
+    }
+}
+
+#[test]
 fn lists_are_paged_in_key_order() {
     let sim = Sim::new(9);
     format(&sim.env(), Path::new(PATH), 33 * MIB);

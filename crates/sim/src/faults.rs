@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::node::{Drives, drive_path};
+use crate::node::{Drives, drive_path, log_dir};
 use crate::world::World;
 
 /// Injects faults now and then, until it is aborted. At most one drive at a time is away or damaged.
@@ -33,6 +33,9 @@ pub(crate) async fn inject(world: Arc<World>, drives: Drives, boot: u64) {
                 world.promises().hurt_drives.insert(victim);
                 world.trace.event(format_args!("sync of drive {victim} will fail"));
                 world.files.fail_sync_of(&drive_path(victim), dice.below(3));
+                if scenario.meta_dirs > 1 {
+                    fail_log_copy(&world, dice.below(3));
+                }
             }
             _ => {}
         }
@@ -58,4 +61,13 @@ fn flip_bits(world: &World, drive: u32, random: u64) {
     world.promises().hurt_drives.insert(drive);
     world.trace.event(format_args!("drive {drive} bit flips at byte {byte}"));
     world.files.flip_bit(&drive_path(drive), byte, (random >> 33) as u8);
+}
+
+/// The next sync of one copy of the log fails: the others go on.
+fn fail_log_copy(world: &World, successes: u64) {
+    let newest = world.env().files.list(&log_dir(0)).unwrap_or_default().into_iter().max();
+    if let Some(path) = newest {
+        world.trace.event(format_args!("sync of {} will fail", path.display()));
+        world.files.fail_sync_of(&path, successes);
+    }
 }

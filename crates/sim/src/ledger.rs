@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{Epoch, Seq};
-use meta::log::{AppendError, FileLog, LedgerLog, LogCaps, LogEntry, LogError, Tail};
+use meta::log::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, MirroredLog, Room, Tail};
 use wire::BoxFuture;
 
 use crate::net::delay;
@@ -12,12 +12,12 @@ use crate::world::{Dice, World};
 /// See the module.
 pub(crate) struct WatchedLog {
     world: Arc<World>,
-    inner: FileLog,
+    inner: MirroredLog,
     dice: Dice,
 }
 
 impl WatchedLog {
-    pub(crate) fn new(world: &Arc<World>, boot: u64, inner: FileLog) -> Self {
+    pub(crate) fn new(world: &Arc<World>, boot: u64, inner: MirroredLog) -> Self {
         Self { world: world.clone(), inner, dice: world.dice(0x106 + (boot << 32)) }
     }
 }
@@ -80,5 +80,13 @@ impl LedgerLog for WatchedLog {
 
     fn caps(&self) -> LogCaps {
         self.inner.caps()
+    }
+
+    fn first(&self) -> Seq {
+        self.inner.first()
+    }
+
+    fn room(&self) -> Room {
+        self.inner.room()
     }
 }

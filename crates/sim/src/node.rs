@@ -10,9 +10,9 @@ use base::{ClusterId, DriveId, DriveUuid, Epoch, LedgerId, PgId};
 use client::{Client, ClientOptions, Topology};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate};
 use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup};
-use meta::log::FileLog;
+use meta::log::{CopyIo, LedgerLog, MirrorOptions, MirroredLog};
 use meta::owner::{Owner, OwnerOptions};
-use meta::state::{RedbState, State};
+use meta::state::{MirroredState, State};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::Reclaimer;
@@ -25,6 +25,8 @@ use crate::world::World;
 
 const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub(crate) const LEDGER: LedgerId = LedgerId(1);
+/// Directories with a local store; a third has a log only.
+const STORES_MAX: usize = 2;
 
 /// The drives that could be opened, by number.
 pub(crate) type Drives = BTreeMap<u32, Arc<SimDrive>>;
@@ -37,6 +39,11 @@ pub(crate) struct Node {
     pub(crate) clients: Vec<Client>,
     pub(crate) reclaimer: Reclaimer,
     _publish: watch::Sender<Arc<Topology>>,
+}
+
+/// Where a copy of the log is.
+pub(crate) fn log_dir(copy: u32) -> PathBuf {
+    PathBuf::from(format!("/node/meta-{copy}/ledger-1/log"))
 }
 
 /// Where a drive lies.
@@ -120,10 +127,16 @@ impl Node {
     pub(crate) async fn start(world: &Arc<World>, boot: u64) -> Result<Self, String> {
         let env = world.env();
         let (topology, drives) = open_drives(world, boot)?;
-        let dir = Path::new("/node/meta/ledger-1");
-        let log = FileLog::open(&env, &dir.join("log")).map_err(|error| text(&error))?;
+        let logs: Vec<PathBuf> = (0..world.scenario.meta_dirs).map(log_dir).collect();
+        for dir in &logs {
+            env.files.create_dir_all(dir).map_err(|error| text(&error))?;
+        }
+        let options = MirrorOptions { io: CopyIo::Inline, ..MirrorOptions::default() };
+        let log = MirroredLog::open(&env, &logs, options).map_err(|error| text(&error))?;
+        let stores: Vec<PathBuf> =
+            logs.iter().take(STORES_MAX).map(|dir| dir.with_file_name("state.redb")).collect();
+        let state = MirroredState::open(&env, &stores, MIB as usize, log.first());
         let log = Arc::new(WatchedLog::new(world, boot, log));
-        let state = RedbState::open(&env, &dir.join("state.redb"), MIB as usize);
         let state: Arc<dyn State> = Arc::new(state.map_err(|error| text(&error))?);
         let options = OwnerOptions { ledger: LEDGER, log, state: state.clone(), env };
         let owner = Arc::new(Owner::open_here(options).await.map_err(|error| text(&error))?);

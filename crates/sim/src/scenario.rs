@@ -15,6 +15,8 @@ pub struct Scenario {
     pub drives: u32,
     /// Size of each.
     pub drive_bytes: u64,
+    /// Directories with copies of the metadata.
+    pub meta_dirs: u32,
     /// Clients of the filesystem.
     pub clients: u32,
     /// Processes, spread over the clients; each does one operation at a time.
@@ -53,6 +55,7 @@ impl Scenario {
             profile,
             drives: u32::from(profile.n()) + u32::from(spare),
             drive_bytes: if fills { 20 * MIB } else { 256 * MIB },
+            meta_dirs: *dice.of(&[1, 1, 2, 3]),
             clients: 1 + dice.below(3) as u32,
             processes: 1 + dice.below(4) as u32,
             operations: 20 + dice.below(60) as u32,

@@ -2,6 +2,7 @@
 //! that gives. Belongs to a task, so that one thread can run many drives.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use wire::drive::IoPath;
@@ -40,7 +41,7 @@ impl Device for DelayedDevice {
     }
 
     /// There is nobody to wait here: what comes next is done at once.
-    fn wait(&mut self, done: &mut Vec<Done>) {
+    fn wait(&mut self, done: &mut Vec<Done>, _timeout: Option<Duration>) {
         done.extend(self.in_flight.pop_first().map(|(_, op)| self.files.execute(op)));
     }
 

@@ -47,7 +47,10 @@ fn a_place_that_another_shard_took_meanwhile_gives_nothing() {
         drive.put(mine.clone()).await.unwrap();
         let request = GetShard { key: mine.key, first_block: 0, blocks: 1 };
         let place = drive.place(&request).unwrap();
-        assert_eq!(drive.attempt(&request, &place, ReadVia::Direct).await.unwrap().bytes, mine.bytes);
+        assert_eq!(
+            drive.attempt(&request, &place, (ReadVia::Direct, ReadClass::Foreground)).await.unwrap().bytes,
+            mine.bytes
+        );
         drive.delete(vec![mine.key]).await.unwrap();
         // Until the segment is reused and the other ledger's shard lies exactly where mine was.
         for _ in 0..20_000 {
@@ -58,9 +61,16 @@ fn a_place_that_another_shard_took_meanwhile_gives_nothing() {
             }
             drive.delete(vec![other.key]).await.unwrap();
         }
-        let blind = drive.read_place(&request, &place, ReadVia::Direct).await.unwrap();
+        let blind =
+            drive.read_place(&request, &place, (ReadVia::Direct, ReadClass::Foreground)).await.unwrap();
         assert_eq!(blind.bytes, other.bytes, "checksums alone do not tell ledgers apart");
-        assert!(matches!(drive.attempt(&request, &place, ReadVia::Direct).await, Err(Miss::Moved)));
-        assert!(matches!(drive.read(request, ReadVia::Cache).await, Err(GetShardError::NotFound { .. })));
+        assert!(matches!(
+            drive.attempt(&request, &place, (ReadVia::Direct, ReadClass::Foreground)).await,
+            Err(Miss::Moved)
+        ));
+        assert!(matches!(
+            drive.read(request, ReadClass::Foreground).await,
+            Err(GetShardError::NotFound { .. })
+        ));
     });
 }

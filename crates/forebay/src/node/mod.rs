@@ -3,6 +3,7 @@
 mod control;
 mod drives;
 mod filesystems;
+mod ledgers;
 mod paths;
 mod start;
 mod why;
@@ -21,6 +22,7 @@ use tokio::sync::{Mutex, watch};
 
 use drives::DriveEntry;
 use filesystems::FilesystemEntry;
+use ledgers::{LedgerFiles, MetaDirs};
 
 pub(crate) use control::read_node_file;
 pub(crate) use paths::NodeDir;
@@ -58,6 +60,7 @@ pub(crate) struct Node {
     dir: NodeDir,
     cluster: ClusterId,
     control: Control,
+    control_files: LedgerFiles,
     runtime: Handle,
     io: IoChoice,
     started_ns: u64,
@@ -70,6 +73,7 @@ pub(crate) struct Node {
 struct State {
     drives: BTreeMap<DriveId, DriveEntry>,
     filesystems: BTreeMap<String, FilesystemEntry>,
+    meta_dirs: MetaDirs,
 }
 
 impl Node {

@@ -9,6 +9,8 @@ mod data;
 mod inodes;
 mod lease;
 mod names;
+mod pressure;
+mod recovery;
 mod server;
 mod space;
 
@@ -29,8 +31,9 @@ use crate::values::{Inode, MapSegment, Slot, Usage};
 use data::CommitTimes;
 use lease::{Events, Intent, LeaseTable};
 
-pub(crate) use server::recover;
-pub use server::{Owner, OwnerError, OwnerOptions, OwnerStat};
+pub use recovery::OwnerError;
+pub(crate) use recovery::recover;
+pub use server::{Owner, OwnerOptions, OwnerStat};
 
 /// Format of a ledger's state, kept under `V format`.
 const LEDGER_FORMAT: u64 = 1;

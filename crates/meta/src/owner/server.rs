@@ -19,9 +19,10 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use wire::BoxFuture;
 use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
 
+use super::pressure::Pressure;
+use super::recovery::{OwnerError, recover};
 use super::{Core, Executed, Now};
-use crate::batch::Batch;
-use crate::log::{AppendError, LedgerLog, LogError};
+use crate::log::{AppendError, LedgerLog, Room};
 use crate::state::{Applied, State, StateError};
 use crate::store::{ChangeTable, Store};
 
@@ -30,51 +31,9 @@ const UNSTORED_BYTES_MAX: usize = 256 << 20;
 /// Changes in memory above which they are written to the local store without waiting for the tick.
 const STORE_BYTES: usize = 32 << 20;
 const TICK: Duration = Duration::from_millis(500);
-/// How long the log may be full before the ledger stops.
-const FULL_RETRIES: u32 = 300;
+/// How often a full log is tried before those who wait are told.
+const FULL_RETRIES: u32 = 50;
 const FULL_PAUSE: Duration = Duration::from_millis(100);
-
-/// Why a ledger could not be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OwnerError {
-    /// The log cannot be used.
-    #[error("cannot open ledger {ledger}")]
-    Log {
-        /// Which ledger.
-        ledger: LedgerId,
-        #[source]
-        /// Why.
-        source: LogError,
-    },
-    /// The local store cannot be used.
-    #[error("cannot open the store of ledger {ledger}")]
-    Store {
-        /// Which ledger.
-        ledger: LedgerId,
-        #[source]
-        /// Why.
-        source: StateError,
-    },
-    /// The log ends before a batch that this node has seen: it was rolled back or replaced.
-    #[error("metadata of ledger {ledger} went backwards from {seen} to {tail}: restore the newer log")]
-    RolledBack {
-        /// Which ledger.
-        ledger: LedgerId,
-        /// The newest batch that the local store has.
-        seen: Seq,
-        /// The last batch in the log.
-        tail: Seq,
-    },
-    /// A batch in the log cannot be decoded, or the state is of a newer version.
-    #[error("ledger {ledger} is damaged or newer than this version: {what}")]
-    Damaged {
-        /// Which ledger.
-        ledger: LedgerId,
-        /// What.
-        what: String,
-    },
-}
 
 /// What an owner is made of.
 pub struct OwnerOptions {
@@ -101,6 +60,8 @@ pub struct OwnerStat {
     pub requests: u64,
     /// Whether the log failed; then every request is refused until a restart.
     pub halted: bool,
+    /// Whether the disk is full; then only what makes room is done until it has room again.
+    pub no_space: bool,
 }
 
 type ReplySender = oneshot::Sender<Result<MetaReply, FsError>>;
@@ -191,8 +152,8 @@ impl Owner {
         let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
         core.start(now(&env)).map_err(damaged)?;
         let (stores, store_jobs) = mpsc::channel(1);
-        let (to_owner, stored) = mpsc::unbounded_channel();
-        let store = Box::pin(store_changes(core.bottom(), log.clone(), store_jobs, to_owner));
+        let (events, happened) = mpsc::unbounded_channel();
+        let store = Box::pin(store_changes(core.bottom(), log.clone(), store_jobs, events.clone()));
         let shared = Arc::new(Shared {
             env,
             epoch,
@@ -203,8 +164,11 @@ impl Owner {
             stored: AtomicU64::new(tail.0),
             requests: AtomicU64::new(0),
             halted: AtomicBool::new(false),
+            no_space: AtomicBool::new(false),
+            problem: Mutex::new(None),
+            events,
         });
-        let background = Box::pin(shared.clone().run_background(stored));
+        let background = Box::pin(shared.clone().run_background(happened));
         Ok((Self { shared, threads: Mutex::default() }, background, store))
     }
 
@@ -227,7 +191,13 @@ impl Owner {
             stored_seq: self.shared.stored.load(Ordering::Relaxed),
             requests: self.shared.requests.load(Ordering::Relaxed),
             halted: self.shared.halted(),
+            no_space: self.shared.no_space.load(Ordering::Relaxed),
         }
+    }
+
+    /// Why it is halted or has no space.
+    pub fn problem(&self) -> Option<String> {
+        self.shared.problem.lock().expect("no holder of this lock panics").clone()
     }
 }
 
@@ -266,52 +236,43 @@ fn now(env: &Env) -> Now {
     Now { wall_ns: env.clock.wall_ns(), boot_ns: env.clock.boot_ns() }
 }
 
-/// Seals the log and brings the local store up to its end.
-pub(crate) async fn recover(
-    ledger: LedgerId,
-    log: &Arc<dyn LedgerLog>,
-    state: &Arc<dyn State>,
-) -> Result<(Epoch, Seq), OwnerError> {
-    const PAGE_BYTES: usize = 32 << 20;
-    let log_error = |source| OwnerError::Log { ledger, source };
-    let store_error = |source| OwnerError::Store { ledger, source };
-    let epoch = Epoch(log.epoch().await.map_err(log_error)?.0 + 1);
-    let tail = log.seal(epoch).await.map_err(log_error)?.seq;
-    let mut applied = state.applied().map_err(store_error)?.seq;
-    if tail < applied {
-        return Err(OwnerError::RolledBack { ledger, seen: applied, tail });
-    }
-    while applied < tail {
-        let entries = log.read(Seq(applied.0 + 1), PAGE_BYTES).await.map_err(log_error)?;
-        let damaged =
-            |what: &str| OwnerError::Damaged { ledger, what: format!("batch {}: {what}", applied.0 + 1) };
-        let last = entries.last().ok_or_else(|| damaged("missing from the log"))?;
-        let position = Applied { seq: last.seq, epoch: last.epoch };
-        let mut changes = std::collections::BTreeMap::new();
-        for (seq, entry) in (applied.0 + 1..).zip(&entries) {
-            if entry.seq.0 != seq {
-                return Err(damaged("missing from the log"));
-            }
-            let batch = Batch::decode(&entry.batch).map_err(|error| damaged(&error.to_string()))?;
-            changes.extend(batch.changes);
+/// Appends, waiting for room for as long as the log has none.
+async fn append(
+    log: Arc<dyn LedgerLog>,
+    epoch: Epoch,
+    seq: Seq,
+    bytes: Vec<u8>,
+    events: mpsc::UnboundedSender<Event>,
+) -> Result<(), AppendError> {
+    let mut tries: u32 = 0;
+    loop {
+        let result = log.append(epoch, seq, vec![bytes.clone()]).await;
+        let Err(AppendError::Full(error)) = &result else { return result };
+        if tries == 0 {
+            // The thread of a caller has no timer: waiting is for the background thread.
+            let mut handed_over = false;
+            std::future::poll_fn(|context| {
+                context.waker().wake_by_ref();
+                if std::mem::replace(&mut handed_over, true) { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
         }
-        let mut pairs = changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
-        state.apply(&mut pairs, position).map_err(store_error)?;
-        applied = position.seq;
+        tries += 1;
+        if tries.is_multiple_of(FULL_RETRIES) {
+            tracing::warn!(%error, "ledger log is full, waiting for room");
+            // An owner that is gone drops this future as well.
+            let _ = events.send(Event::LogStuck);
+        }
+        tokio::time::sleep(FULL_PAUSE).await;
     }
-    Ok((epoch, tail))
 }
 
-/// Appends, waiting for room if the log has none.
-async fn append(log: Arc<dyn LedgerLog>, epoch: Epoch, seq: Seq, bytes: Vec<u8>) -> Result<(), AppendError> {
-    let mut result = log.append(epoch, seq, vec![bytes.clone()]).await;
-    for _ in 0..FULL_RETRIES {
-        let Err(AppendError::Full(error)) = &result else { break };
-        tracing::warn!(%error, "ledger log is full, waiting for room");
-        tokio::time::sleep(FULL_PAUSE).await;
-        result = log.append(epoch, seq, vec![bytes.clone()]).await;
+/// An error with its causes, for people.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", with_causes(source)),
+        None => error.to_string(),
     }
-    result
 }
 
 /// The result of the append under way; for ever pending if there is none.
@@ -326,16 +287,16 @@ async fn store_changes(
     state: Arc<dyn State>,
     log: Arc<dyn LedgerLog>,
     mut jobs: mpsc::Receiver<StoreJob>,
-    to_owner: mpsc::UnboundedSender<Result<(), StateError>>,
+    events: mpsc::UnboundedSender<Event>,
 ) {
-    while let Some(StoreJob { table, applied }) = jobs.recv().await {
-        let result = state.apply(&mut table.iter(), applied);
+    while let Some(job) = jobs.recv().await {
+        let result = state.apply(&mut job.table.iter(), job.applied);
         if result.is_ok()
-            && let Err(error) = log.trim(applied.seq).await
+            && let Err(error) = log.trim(job.applied.seq).await
         {
             tracing::warn!(%error, "ledger log could not be trimmed");
         }
-        if to_owner.send(result).is_err() {
+        if events.send(Event::Stored(job, result)).is_err() {
             return;
         }
     }
@@ -353,6 +314,18 @@ struct Shared {
     stored: AtomicU64,
     requests: AtomicU64,
     halted: AtomicBool,
+    no_space: AtomicBool,
+    /// Why it is halted or has no space.
+    problem: Mutex<Option<String>>,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+/// What the background thread is told.
+enum Event {
+    /// The local store has a job's changes, or has not.
+    Stored(StoreJob, Result<(), StateError>),
+    /// The log has been full for long.
+    LogStuck,
 }
 
 /// The state machine and the requests around it. Held for the time of one request, never during I/O on the log.
@@ -375,6 +348,12 @@ struct Desk {
     /// Frozen changes that wait until the last batch in them is durable.
     to_store: Option<(Arc<ChangeTable>, Seq)>,
     store_due: bool,
+    /// The local store has no room. It is tried again with every tick.
+    store_full: bool,
+    /// The log uses up its reserve.
+    log_tight: bool,
+    /// The log takes nothing at all.
+    log_stuck: bool,
     stopping: bool,
     /// Nobody holds the owner any more.
     abandoned: bool,
@@ -394,6 +373,9 @@ impl Desk {
             storing: None,
             to_store: None,
             store_due: false,
+            store_full: false,
+            log_tight: false,
+            log_stuck: false,
             stopping: false,
             abandoned: false,
         }
@@ -471,11 +453,17 @@ impl Shared {
     /// The next batch must not outgrow what the log takes, whatever one more request adds to it; nor the changes
     /// that are in memory only.
     fn is_roomy(&self, desk: &Desk) -> bool {
-        desk.core.pending_bytes() < self.log.caps().batch_bytes_max / 4
-            && desk.core.unstored_bytes() < UNSTORED_BYTES_MAX
+        let bounded = desk.core.pending_bytes() < self.log.caps().batch_bytes_max / 4
+            && desk.core.unstored_bytes() < UNSTORED_BYTES_MAX;
+        // What waits for a disk is refused, not kept waiting.
+        bounded || desk.pressure() == Pressure::Exhausted
     }
 
     fn execute(&self, desk: &mut Desk, call: Call) {
+        if desk.pressure().refuses(&call.request) {
+            let _ = call.reply.send(Err(FsError::NoSpace));
+            return;
+        }
         match desk.core.execute(call.id, &call.request, now(&self.env)) {
             Executed::Wait(ino) => desk.waiting.entry(ino).or_default().push_back(call),
             Executed::Reply { reply, after } => {
@@ -488,6 +476,8 @@ impl Shared {
                 let pending = Pending { after, answer: Answer::Reply(call.reply, reply) };
                 if after <= desk.core.committed_seq() {
                     pending.send()
+                } else if desk.log_stuck {
+                    pending.fail(FsError::Unavailable)
                 } else {
                     desk.pending.push(pending)
                 }
@@ -562,7 +552,7 @@ impl Shared {
         if desk.store_due || desk.core.unstored_bytes() > STORE_BYTES {
             self.freeze(desk);
         }
-        let work = Box::pin(append(self.log.clone(), self.epoch, seq, batch.encode()));
+        let work = Box::pin(append(self.log.clone(), self.epoch, seq, batch.encode(), self.events.clone()));
         Some(Appending { seq, work })
     }
 
@@ -570,10 +560,10 @@ impl Shared {
         let mut desk = self.desk();
         desk.appending = false;
         if let Err(error) = result {
-            let error = &error as &dyn std::error::Error;
-            tracing::error!(error, "ledger log failed");
-            return self.halt(&mut desk, "the log failed");
+            return self.halt(&mut desk, &format!("the log failed: {}", with_causes(&error)));
         }
+        desk.log_stuck = false;
+        self.look_at_room(&mut desk);
         desk.core.committed(seq);
         self.committed.store(seq.0, Ordering::Relaxed);
         self.drain_backlog(&mut desk);
@@ -599,7 +589,7 @@ impl Shared {
     }
 
     /// Appends what nobody appends on the way, lets recalls run out and feeds the local store.
-    async fn run_background(self: Arc<Self>, mut stored: mpsc::UnboundedReceiver<Result<(), StateError>>) {
+    async fn run_background(self: Arc<Self>, mut events: mpsc::UnboundedReceiver<Event>) {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut appending: Option<Appending> = None;
@@ -613,7 +603,10 @@ impl Shared {
                     let seq = appending.take().expect("it has just ended").seq;
                     self.end_append(seq, result);
                 }
-                Some(result) = stored.recv() => self.stored(result),
+                Some(event) = events.recv() => match event {
+                    Event::Stored(job, result) => self.stored(job, result),
+                    Event::LogStuck => self.log_is_stuck(appending.is_some()),
+                },
                 () = self.work.notified(), if appending.is_none() => {}
                 _ = tick.tick() => self.tick(),
             }
@@ -628,6 +621,13 @@ impl Shared {
     fn is_finished(&self, appending: bool) -> bool {
         let mut desk = self.desk();
         if desk.abandoned || (desk.stopping && self.halted()) {
+            desk.fail_all(FsError::Unavailable);
+            return true;
+        }
+        let full =
+            desk.log_stuck || (desk.store_full && desk.storing.is_none() && desk.core.pending_bytes() == 0);
+        if desk.stopping && full && (desk.log_stuck || !(appending || desk.appending)) {
+            // The log has what was acknowledged; the next start goes on from there.
             desk.fail_all(FsError::Unavailable);
             return true;
         }
@@ -656,6 +656,12 @@ impl Shared {
     }
 
     fn start_storing(&self, desk: &mut Desk) {
+        if !desk.store_full {
+            self.store_now(desk);
+        }
+    }
+
+    fn store_now(&self, desk: &mut Desk) {
         if desk.storing.is_some()
             || desk.to_store.as_ref().is_none_or(|(_, seq)| *seq > desk.core.committed_seq())
         {
@@ -670,11 +676,20 @@ impl Shared {
         desk.storing = Some(seq);
     }
 
-    fn stored(self: &Arc<Self>, result: Result<(), StateError>) {
+    fn stored(self: &Arc<Self>, job: StoreJob, result: Result<(), StateError>) {
         let mut desk = self.desk();
-        if let Err(error) = result {
-            tracing::error!(%error, "local store failed");
-            return self.halt(&mut desk, "the local store failed");
+        match result {
+            Ok(()) => desk.store_full = false,
+            Err(error @ StateError::NoSpace(_)) => {
+                tracing::warn!(%error, "local store has no room, waiting for some");
+                desk.store_full = true;
+                desk.storing = None;
+                desk.to_store = Some((job.table, job.applied.seq));
+                self.look_at_room(&mut desk);
+                self.drain_backlog(&mut desk);
+                return self.after_requests(desk);
+            }
+            Err(error) => return self.halt(&mut desk, &error.to_string()),
         }
         if let Some(seq) = desk.storing.take() {
             self.stored.store(seq.0, Ordering::Relaxed);
@@ -687,6 +702,7 @@ impl Shared {
     /// Refuses everything from now on. A restart finds out from the log what was durable.
     fn halt(&self, desk: &mut Desk, why: &str) {
         tracing::error!(why, "ledger stops; restart the node to recover");
+        self.set_problem(Some(why.to_owned()));
         self.halted.store(true, Ordering::Relaxed);
         desk.storing = None;
         desk.fail_all(FsError::Unavailable);
@@ -701,7 +717,50 @@ impl Shared {
         let released = desk.core.expire_recalls(now(&self.env));
         self.retry(&mut desk, released);
         desk.store_due = true;
+        if desk.store_full {
+            self.store_now(&mut desk);
+        }
+        self.look_at_room(&mut desk);
         self.freeze(&mut desk);
         self.after_requests(desk);
+    }
+
+    /// Those who wait for the log are told; what it has not taken is tried again for as long as it takes.
+    fn log_is_stuck(self: &Arc<Self>, appending: bool) {
+        let mut desk = self.desk();
+        desk.log_stuck = appending;
+        desk.pending.drain(..).for_each(|pending| pending.fail(FsError::Unavailable));
+        self.look_at_room(&mut desk);
+        self.drain_backlog(&mut desk);
+        self.after_requests(desk);
+    }
+
+    fn look_at_room(&self, desk: &mut Desk) {
+        // During an append the log is busy, and it looks by itself.
+        if !desk.appending {
+            desk.log_tight = self.log.room() == Room::Reserve;
+        }
+        let pressed = desk.pressure() > Pressure::None;
+        if self.no_space.swap(pressed, Ordering::Relaxed) != pressed {
+            let problem = "the disk with its metadata is full; it goes on by itself when there is room";
+            self.set_problem(pressed.then(|| problem.to_owned()));
+        }
+    }
+
+    fn set_problem(&self, problem: Option<String>) {
+        *self.problem.lock().expect("no holder of this lock panics") = problem;
+    }
+}
+
+impl Desk {
+    fn pressure(&self) -> Pressure {
+        let unstored = self.core.unstored_bytes();
+        if self.log_stuck || (self.store_full && unstored >= UNSTORED_BYTES_MAX) {
+            Pressure::Exhausted
+        } else if self.log_tight || (self.store_full && unstored >= UNSTORED_BYTES_MAX / 2) {
+            Pressure::Reserve
+        } else {
+            Pressure::None
+        }
     }
 }
