@@ -8,6 +8,11 @@ DRIVES ?= 6
 DRIVE_SIZE ?= 2G
 PROFILE ?= 4+2
 
+# What `make sim` plays.
+SEEDS ?= 1000
+FIRST ?= 1
+JOBS ?= $(shell nproc)
+
 # Build machines keep caches below the home directory between jobs.
 ifeq ($(CI),true)
 export CARGO_TARGET_DIR ?= $(HOME)/.cache/forebay/target
@@ -17,7 +22,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export FOREBAY ?= $(TARGET)/release/forebay
 export FOREBAY_XTASK ?= $(TARGET)/release/xtask
 
-.PHONY: help run stop build test test-long bench lint deps packages
+.PHONY: help run stop build test test-long sim bench lint deps packages
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,6 +41,10 @@ test: deps ## the default suite; the last line counts what passed and failed
 
 test-long: deps ## the same with larger trees, more operations and more crashes
 	@tests/run.sh --long
+
+sim: ## simulated nodes with crashes and faults, by the hundred; SEEDS=10000 FIRST=1 JOBS=2
+	cargo build --release --package sim
+	@$(TARGET)/release/sim $(FIRST) $(SEEDS) $(JOBS)
 
 bench: deps build ## speed beside ext4 and an empty FUSE filesystem; BENCH="--quick" for a short one
 	@tests/bench.sh $(BENCH)

@@ -47,18 +47,39 @@ pub(crate) async fn closer(client: Client) {
         tokio::time::sleep(CLOSE_DELAY).await;
         let closed = std::mem::take(&mut *client.inner.closed.lock().expect("no holder of this lock panics"));
         for some in closed.chunks(CLOSES_AT_ONCE) {
-            join_all(some.iter().map(|ino| client.flush_closed(*ino))).await;
+            let unnamed = join_all(some.iter().map(|ino| client.flush_closed(*ino))).await;
             client.tell_closed(some).await;
+            join_all(unnamed.into_iter().flatten().map(|node| client.settle_unnamed(node))).await;
         }
     }
 }
 
 impl Client {
-    async fn flush_closed(&self, ino: Ino) {
-        let Some(node) = self.inner.nodes.find(ino) else { return };
+    /// Flushes, unless the file may be gone as soon as the owner knows that it is closed: then it is returned.
+    async fn flush_closed(&self, ino: Ino) -> Option<Arc<Node>> {
+        let node = self.inner.nodes.find(ino)?;
+        if node.lock().may_be_gone() {
+            return Some(node);
+        }
         if let Err(error) = self.flush(&node).await {
             tracing::error!(%ino, %error, "data could not be written after close; trying again");
         }
+        None
+    }
+
+    /// What was written to a file without a name is of use only if another client has it open.
+    async fn settle_unnamed(&self, node: Arc<Node>) {
+        let ino = node.ino;
+        match self.call(MetaRequest::GetAttr { ino }).await {
+            Err(FsError::Stale) => self.discard_dirty(&node).await,
+            _ => {
+                if let Err(error) = self.flush(&node).await {
+                    tracing::error!(%ino, %error, "data could not be written after close; trying again");
+                }
+            }
+        }
+        drop(node);
+        self.drop_if_idle(ino);
     }
 
     /// Leaves a file to the closer.

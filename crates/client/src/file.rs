@@ -7,7 +7,7 @@ use base::{FsError, Ino};
 use wire::meta::{FILE_BYTES_MAX, LeaseKind, MetaReply, MetaRequest, SetAttr};
 
 use crate::Client;
-use crate::node::Node;
+use crate::node::{Node, Resizing};
 
 /// Why a write was not taken at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,21 +131,30 @@ impl Client {
     pub(crate) async fn set_size(&self, node: &Arc<Node>, set: SetAttr) -> Result<wire::meta::Attr, FsError> {
         let size = set.size.ok_or(FsError::Invalid)?;
         let _flush = node.flush.lock().await;
-        {
+        // What is cut altogether stays visible until it is, and need not be written.
+        if size > 0 || !node.lock().held.set.is_empty() {
+            self.flush_locked(node).await?;
+        }
+        let _resizing = Resizing::new(node);
+        loop {
+            let asked = self.asking();
+            let reply = self.call(MetaRequest::SetAttr { ino: node.ino, set: set.clone() }).await?;
+            let MetaReply::Attr(attr) = reply else { return Err(FsError::Io) };
+            if attr.size > size {
+                continue;
+            }
             let mut state = node.lock();
             let before = state.dirty.bytes();
             state.dirty.truncate(size);
-            self.dirty_gone(before - state.dirty.bytes());
-        }
-        // What is left is older than the cut and may make the file longer only up to it.
-        self.flush_locked(node).await?;
-        loop {
-            let reply = self.call(MetaRequest::SetAttr { ino: node.ino, set: set.clone() }).await?;
-            node.lock().map.remove(size, u64::MAX);
-            let attr = self.learned(node.ino, reply)?;
-            if attr.size <= size || node.lock().dirty_end() >= attr.size {
-                return Ok(attr);
+            let cut = before - state.dirty.bytes();
+            if state.dirty.bytes() == 0 {
+                state.dirty_since_ns = None;
             }
+            state.map.remove(size, u64::MAX);
+            state.learn(attr);
+            drop(state);
+            self.dirty_gone(cut);
+            return self.learned(node.ino, MetaReply::Attr(attr), asked);
         }
     }
 }

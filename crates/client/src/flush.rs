@@ -175,9 +175,10 @@ impl Client {
         let atime_ns = node.lock().atime_ns.take();
         if atime_ns.is_some() {
             let set = SetAttr { atime_ns, ..SetAttr::default() };
+            let asked = self.asking();
             // Losing an access time is not worth an error: the inode may be gone, or the owner busy.
             if let Ok(reply) = self.call(MetaRequest::SetAttr { ino: node.ino, set }).await {
-                self.learned(node.ino, reply)?;
+                self.learned(node.ino, reply, asked)?;
             }
         }
         Ok(())
@@ -185,12 +186,6 @@ impl Client {
 
     /// As [`Client::flush`], for a caller that holds the flush lock.
     pub(crate) async fn flush_locked(&self, node: &Node) -> Result<(), FsError> {
-        let discarded = node.lock().discard_if_deleted();
-        if discarded > 0 {
-            // Nobody can read these bytes any more, so that they could not be written is no reason to wait.
-            *self.inner.stalled.lock().expect("no holder of this lock panics") = None;
-            self.dirty_gone(discarded);
-        }
         let everything = |state: &mut NodeState| {
             state.dirty_since_ns = None;
             state.dirty.take_all()
@@ -198,6 +193,17 @@ impl Client {
         match self.write_runs(node, everything).await? {
             Wrote::Something => Ok(()),
             Wrote::Nothing => self.send_held(node).await,
+        }
+    }
+
+    /// Drops what was written to a file that is gone for good: nobody can read these bytes any more, so that they
+    /// could not be written is no reason to wait.
+    pub(crate) async fn discard_dirty(&self, node: &Node) {
+        let _flush = node.flush.lock().await;
+        let discarded = node.lock().discard_dirty();
+        if discarded > 0 {
+            *self.inner.stalled.lock().expect("no holder of this lock panics") = None;
+            self.dirty_gone(discarded);
         }
     }
 

@@ -1,7 +1,9 @@
-//! Grants that were given back or revoked, so that an answer still on its way does not bring them back to life.
+//! Grants that were given back or revoked, and inodes that were changed from here, so that an answer still on its
+//! way does not bring back what it carries.
 //!
 //! The owner tells of a recall at once, but answers a request only when it is durable: the recall of a grant can
-//! arrive before the answer that carries the grant.
+//! arrive before the answer that carries the grant. And answers overtake each other: that to a change of an inode
+//! can arrive before that to a question from before the change.
 
 use std::collections::HashMap;
 
@@ -11,23 +13,44 @@ use wire::meta::LeaseGrant;
 /// Longer than any answer is on its way: the owner stops when its log takes nothing for 30 seconds.
 const KEPT_NS: u64 = 60_000_000_000;
 
-/// The newest grant given up, by inode.
+/// The newest grant given up and the newest change, by inode.
 #[derive(Debug, Default)]
 pub(crate) struct GivenUp {
     recent: HashMap<Ino, (LeaseId, u64)>,
     older: HashMap<Ino, (LeaseId, u64)>,
+    recent_changes: HashMap<Ino, u64>,
+    older_changes: HashMap<Ino, u64>,
     since_ns: u64,
 }
 
 impl GivenUp {
     /// The grant, and every answer that carried it before, is void.
     pub(crate) fn note(&mut self, lease: LeaseGrant, now_ns: u64) {
-        if now_ns.saturating_sub(self.since_ns) > KEPT_NS {
-            self.older = std::mem::take(&mut self.recent);
-            self.since_ns = now_ns;
-        }
+        self.age(now_ns);
         let newest = self.recent.entry(lease.ino).or_default();
         *newest = (*newest).max((lease.id, lease.seq));
+    }
+
+    fn age(&mut self, now_ns: u64) {
+        if now_ns.saturating_sub(self.since_ns) > KEPT_NS {
+            self.older = std::mem::take(&mut self.recent);
+            self.older_changes = std::mem::take(&mut self.recent_changes);
+            self.since_ns = now_ns;
+        }
+    }
+
+    /// The answer to change number `change` has come: what was asked before it does not count any more.
+    pub(crate) fn note_change(&mut self, ino: Ino, change: u64, now_ns: u64) {
+        self.age(now_ns);
+        self.recent_changes.insert(ino, change);
+    }
+
+    /// Whether the inode was changed from here since `asked`, the number of the last change at that time.
+    pub(crate) fn is_changed_since(&self, ino: Ino, asked: u64) -> bool {
+        let later = |change: &u64| *change > asked;
+        [&self.recent_changes, &self.older_changes]
+            .into_iter()
+            .any(|table| table.get(&ino).is_some_and(later))
     }
 
     /// Whether the grant was given up.
@@ -54,5 +77,17 @@ mod tests {
         assert!(given_up.covers(grant(5, 2)));
         given_up.note(LeaseGrant { ino: Ino(2), ..grant(8, 1) }, 2 * KEPT_NS + 2);
         assert!(!given_up.covers(grant(5, 2)), "it does not grow for ever");
+    }
+
+    #[test]
+    fn what_was_asked_before_a_change_is_old_until_no_answer_can_be_on_its_way() {
+        let mut given_up = GivenUp::default();
+        given_up.note_change(Ino(1), 7, 0);
+        let old = |given_up: &GivenUp, asked| given_up.is_changed_since(Ino(1), asked);
+        assert!(old(&given_up, 6) && !old(&given_up, 7) && !given_up.is_changed_since(Ino(2), 0));
+        given_up.note_change(Ino(2), 8, KEPT_NS + 1);
+        assert!(old(&given_up, 6));
+        given_up.note_change(Ino(2), 9, 2 * KEPT_NS + 2);
+        assert!(!old(&given_up, 6), "it does not grow for ever");
     }
 }

@@ -143,6 +143,8 @@ struct Inner {
     closed: Mutex<Vec<Ino>>,
     closed_some: Notify,
     given_up: Mutex<GivenUp>,
+    /// Counts answers to changes of names.
+    changes: AtomicU64,
     invalidate: Mutex<Option<Arc<dyn Invalidate>>>,
     notes_reads: AtomicBool,
     closing: AtomicBool,
@@ -187,6 +189,7 @@ impl Client {
             closed: Mutex::new(Vec::new()),
             closed_some: Notify::new(),
             given_up: Mutex::default(),
+            changes: AtomicU64::new(0),
             invalidate: Mutex::new(None),
             notes_reads: AtomicBool::new(true),
             closing: AtomicBool::new(false),

@@ -53,6 +53,11 @@ impl MapCache {
         self.generation
     }
 
+    /// Refuses answers that are on their way.
+    pub(crate) fn outdate(&mut self) {
+        self.changed(0, u64::MAX);
+    }
+
     /// Takes an answer that is complete for `[from, to)`, up to the first change made since it was asked for.
     pub(crate) fn learn(&mut self, generation: u64, from: u64, to: u64, pieces: Vec<MapPiece>) {
         let since = (self.generation - generation) as usize;

@@ -8,7 +8,7 @@ use wire::meta::{
     RenameMode, SetAttr, XattrMode,
 };
 
-use crate::node::Node;
+use crate::node::{Node, Resizing};
 use crate::{Client, owned};
 
 /// Pieces of a file's map that are remembered while nobody has it open.
@@ -34,15 +34,24 @@ fn unexpected<T>(reply: &MetaReply) -> Result<T, FsError> {
 
 impl Client {
     /// Notes what the owner said about an inode and pins it. Returns its attributes as seen from here.
-    fn note(&self, attr: Attr, lease: Option<LeaseGrant>, pins: u64) -> Attr {
+    ///
+    /// `asked` is what [`Client::asking`] said before the question was sent.
+    fn note(&self, attr: Attr, lease: Option<LeaseGrant>, pins: u64, asked: u64) -> Attr {
         let node = self.inner.nodes.get(attr.ino);
         let mut state = node.lock();
-        if lease.is_some_and(|lease| self.is_void(lease)) {
+        let (void, old) = {
+            let given_up = self.inner.given_up.lock().expect("no holder of this lock panics");
+            let void = lease.is_some_and(|lease| given_up.covers(lease));
+            (void, given_up.is_changed_since(attr.ino, asked))
+        };
+        if void {
             state.map.forget();
         } else {
             state.learn_lease(lease);
         }
-        state.learn(attr);
+        if !old {
+            state.learn(attr);
+        }
         state.pins += pins;
         state.attr().unwrap_or(attr)
     }
@@ -52,7 +61,21 @@ impl Client {
         self.inner.given_up.lock().expect("no holder of this lock panics").covers(lease)
     }
 
-    fn forget_attr(&self, ino: Ino) {
+    /// To be called before a question is sent: an answer that a change overtakes is told by it.
+    pub(crate) fn asking(&self) -> u64 {
+        self.inner.changes.load(Ordering::Acquire)
+    }
+
+    /// The answer to a change of the inode has come: older answers do not count any more.
+    fn overtake(&self, ino: Ino) {
+        let now = self.inner.env.clock.boot_ns();
+        let change = self.inner.changes.fetch_add(1, Ordering::AcqRel) + 1;
+        self.inner.given_up.lock().expect("no holder of this lock panics").note_change(ino, change, now);
+    }
+
+    /// As [`Client::overtake`], for an answer that does not bring the new attributes.
+    fn changed(&self, ino: Ino) {
+        self.overtake(ino);
         if let Some(node) = self.inner.nodes.find(ino) {
             node.lock().forget_attr();
         }
@@ -77,8 +100,9 @@ impl Client {
 
     /// Finds a name and pins what it refers to.
     pub async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
+        let asked = self.asking();
         match self.call(MetaRequest::Lookup { parent, name: owned(name) }).await? {
-            MetaReply::Entry { attr, lease } => Ok(self.note(attr, lease, 1)),
+            MetaReply::Entry { attr, lease } => Ok(self.note(attr, lease, 1, asked)),
             other => unexpected(&other),
         }
     }
@@ -93,8 +117,9 @@ impl Client {
         if let Some(attr) = self.cached_attr(ino) {
             return Ok(attr);
         }
+        let asked = self.asking();
         match self.call(MetaRequest::GetAttr { ino }).await? {
-            MetaReply::Entry { attr, lease } => Ok(self.note(attr, lease, 0)),
+            MetaReply::Entry { attr, lease } => Ok(self.note(attr, lease, 0, asked)),
             other => unexpected(&other),
         }
     }
@@ -102,10 +127,11 @@ impl Client {
     /// Creates an inode and pins it.
     pub async fn make(&self, make: MakeNode) -> Result<Attr, FsError> {
         let (parent, opened) = (make.parent, make.open != OpenIntent::None);
+        let asked = self.asking();
         match self.call(MetaRequest::Make(make)).await? {
             MetaReply::Entry { attr, lease } => {
-                self.forget_attr(parent);
-                let attr = self.note(attr, lease, 1);
+                self.changed(parent);
+                let attr = self.note(attr, lease, 1, asked);
                 if opened {
                     let node = self.inner.nodes.get(attr.ino);
                     let mut state = node.lock();
@@ -136,7 +162,8 @@ impl Client {
 
     /// Pins an entry of a page that was handed on, and returns its attributes as seen from here.
     pub fn pin_entry(&self, entry: &DirEntry) -> Attr {
-        self.note(entry.attr, entry.lease, 1)
+        // The page may be any time old.
+        self.note(entry.attr, entry.lease, 1, 0)
     }
 
     /// The target of a symbolic link.
@@ -149,7 +176,7 @@ impl Client {
 
     async fn remove(&self, parent: Ino, request: MetaRequest) -> Result<(), FsError> {
         let reply = self.call(request).await?;
-        self.forget_attr(parent);
+        self.changed(parent);
         match reply {
             MetaReply::Attr(attr) => {
                 self.learn_if_known(attr);
@@ -160,8 +187,9 @@ impl Client {
     }
 
     fn learn_if_known(&self, attr: Attr) {
-        if let Some(node) = self.inner.nodes.find(attr.ino) {
-            node.lock().learn(attr);
+        match self.inner.nodes.find(attr.ino) {
+            Some(node) => node.lock().learn(attr),
+            None => self.overtake(attr.ino),
         }
     }
 
@@ -181,14 +209,19 @@ impl Client {
         if self.inner.dirty_bytes.load(Ordering::Relaxed) == 0 {
             return Ok(());
         }
+        let asked = self.asking();
         let MetaReply::Entry { attr, lease } =
             self.call(MetaRequest::Lookup { parent, name: owned(name) }).await?
         else {
             return Err(FsError::Io);
         };
-        self.note(attr, lease, 0);
+        self.note(attr, lease, 0, asked);
         match self.inner.nodes.find(attr.ino) {
-            Some(node) if node.lock().has_dirty() => self.flush(&node).await,
+            Some(node) if node.lock().has_dirty() => match self.flush(&node).await {
+                // It has lost this name meanwhile, and every other: whatever is there now is moved.
+                Err(FsError::Stale) => Ok(()),
+                flushed => flushed,
+            },
             _ => Ok(()),
         }
     }
@@ -204,8 +237,8 @@ impl Client {
         let (parent, new_parent) = (from.0, to.0);
         let (name, new_name) = (owned(from.1), owned(to.1));
         let reply = self.call(MetaRequest::Rename { parent, name, new_parent, new_name, mode }).await?;
-        self.forget_attr(parent);
-        self.forget_attr(new_parent);
+        self.changed(parent);
+        self.changed(new_parent);
         match reply {
             MetaReply::Renamed { moved, other } => {
                 self.learn_if_known(moved);
@@ -220,8 +253,10 @@ impl Client {
     pub async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
         match self.call(MetaRequest::Link { ino, parent, name: owned(name) }).await? {
             MetaReply::Attr(attr) => {
-                self.forget_attr(parent);
-                Ok(self.note(attr, None, 1))
+                self.changed(parent);
+                // The inode may be forgotten here before an older answer about it comes.
+                self.overtake(ino);
+                Ok(self.note(attr, None, 1, self.asking()))
             }
             other => unexpected(&other),
         }
@@ -238,6 +273,7 @@ impl Client {
             return Ok(attr);
         }
         let guard = node.flush.lock().await;
+        let asked = self.asking();
         let times = set.mtime_ns.is_some() || set.atime_ns.is_some();
         if times || !node.lock().held.set.is_empty() {
             self.flush_locked(&node).await?;
@@ -247,7 +283,7 @@ impl Client {
         }
         let reply = self.call(MetaRequest::SetAttr { ino, set }).await;
         drop(guard);
-        self.learned(ino, reply?)
+        self.learned(ino, reply?, asked)
     }
 
     /// Takes a change of attributes under the exclusive lease, if it may wait for the next commit.
@@ -275,9 +311,10 @@ impl Client {
         }
     }
 
-    pub(crate) fn learned(&self, ino: Ino, reply: MetaReply) -> Result<Attr, FsError> {
+    /// Takes the attributes in an answer to a question asked at `asked`.
+    pub(crate) fn learned(&self, ino: Ino, reply: MetaReply, asked: u64) -> Result<Attr, FsError> {
         match reply {
-            MetaReply::Attr(attr) if attr.ino == ino => Ok(self.note(attr, None, 0)),
+            MetaReply::Attr(attr) if attr.ino == ino => Ok(self.note(attr, None, 0, asked)),
             other => unexpected(&other),
         }
     }
@@ -301,8 +338,9 @@ impl Client {
     ) -> Result<(), FsError> {
         self.settle_mode(ino, name).await?;
         let request = MetaRequest::SetXattr { ino, name: owned(name), value: owned(value), mode };
+        let asked = self.asking();
         let reply = self.call(request).await?;
-        self.learned(ino, reply).map(|_| ())
+        self.learned(ino, reply, asked).map(|_| ())
     }
 
     /// The names of all extended attributes.
@@ -316,8 +354,9 @@ impl Client {
     /// Removes an extended attribute.
     pub async fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
         self.settle_mode(ino, name).await?;
+        let asked = self.asking();
         let reply = self.call(MetaRequest::RemoveXattr { ino, name: owned(name) }).await?;
-        self.learned(ino, reply).map(|_| ())
+        self.learned(ino, reply, asked).map(|_| ())
     }
 
     /// Opens an inode. The first open of a file here is one message, further ones are none.
@@ -336,6 +375,8 @@ impl Client {
             }
         }
         let flush = if intent == OpenIntent::Truncate { Some(node.flush.lock().await) } else { None };
+        let _resizing = flush.as_ref().map(|_| Resizing::new(&node));
+        let asked = self.asking();
         let reply = self.call(MetaRequest::Open { ino, intent }).await?;
         let MetaReply::Entry { attr, lease } = reply else { return unexpected(&reply) };
         {
@@ -345,11 +386,13 @@ impl Client {
             if flush.is_some() {
                 let dropped = state.dirty.bytes();
                 state.dirty.truncate(0);
+                state.dirty_since_ns = None;
                 state.map.learn_empty();
+                state.learn(attr);
                 self.dirty_gone(dropped);
             }
         }
-        Ok(self.note(attr, lease, 0))
+        Ok(self.note(attr, lease, 0, asked))
     }
 
     /// Closes a handle. After the last one, what is dirty is made durable in the background.

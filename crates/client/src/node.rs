@@ -54,6 +54,8 @@ pub(crate) struct NodeState {
     pub(crate) flush_scheduled: bool,
     /// The lease is about to be given up: nothing may begin under it.
     pub(crate) yielding: bool,
+    /// The owner may have changed size and map already, and has not answered: see [`Resizing`].
+    resizing: bool,
     /// Attributes changed under the exclusive lease; the owner learns of them with the next commit.
     pub(crate) held: Held,
     /// A read moved the access time; the owner does not know yet.
@@ -64,7 +66,7 @@ impl NodeState {
     /// Attributes with what is dirty here laid over them.
     pub(crate) fn attr(&self) -> Option<Attr> {
         let mut attr = self.attr?;
-        if self.lease.is_none() && attr.nlink > 0 {
+        if self.lease.is_none() && !self.is_gone(attr) {
             return None;
         }
         if self.has_dirty() {
@@ -107,21 +109,29 @@ impl NodeState {
     }
 
     pub(crate) fn forget_attr(&mut self) {
-        if self.attr.is_some_and(|attr| attr.nlink > 0) {
+        if self.attr.is_some_and(|attr| !self.is_gone(attr)) {
             self.attr = None;
         }
     }
 
-    /// Drops what was written to a file that has neither a name nor a handle left. Returns how many bytes.
-    pub(crate) fn discard_if_deleted(&mut self) -> u64 {
-        let deleted = self.opens == 0 && self.attr.is_some_and(|attr| attr.nlink == 0);
-        if deleted {
-            self.drop_held();
-        }
+    /// Without a name and not open here, the owner may know it no more. While it is open, others who have it
+    /// open may change it.
+    fn is_gone(&self, attr: Attr) -> bool {
+        attr.nlink == 0 && !self.registered
+    }
+
+    /// Whether the file may go with its last handle here: it has no name any more.
+    pub(crate) fn may_be_gone(&self) -> bool {
+        self.opens == 0 && self.is_behind() && self.attr.is_some_and(|attr| attr.nlink == 0)
+    }
+
+    /// Drops what was written to a file that is gone, unless it is open again. Returns how many bytes.
+    pub(crate) fn discard_dirty(&mut self) -> u64 {
         let bytes = self.dirty.bytes();
-        if !deleted || bytes == 0 {
+        if self.opens > 0 {
             return 0;
         }
+        self.drop_held();
         self.dirty.truncate(0);
         self.dirty_since_ns = None;
         self.error = None;
@@ -187,7 +197,33 @@ impl NodeState {
     }
 }
 
+/// While the owner changes size and map of a file in one step, a map that is asked for may be from after the step,
+/// and the size here is from before. So nobody asks for a map then. Belongs to the holder of the flush lock.
+pub(crate) struct Resizing<'a>(&'a Node);
+
+impl<'a> Resizing<'a> {
+    pub(crate) fn new(node: &'a Node) -> Self {
+        let mut state = node.lock();
+        state.resizing = true;
+        state.map.outdate();
+        Self(node)
+    }
+}
+
+impl Drop for Resizing<'_> {
+    fn drop(&mut self) {
+        self.0.lock().resizing = false;
+    }
+}
+
 impl Node {
+    /// Waits until size and map are of one moment.
+    pub(crate) async fn resized(&self) {
+        while self.lock().resizing {
+            drop(self.flush.lock().await);
+        }
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, NodeState> {
         self.state.lock().expect("no holder of this lock panics")
     }

@@ -1,13 +1,15 @@
 //! Ranges of files: reserve, punch, zero, find data, share.
 
 use base::{FsError, Ino};
-use wire::meta::{FILE_BYTES_MAX, LeaseKind, MetaReply, MetaRequest, SetAttr};
+use wire::meta::{FILE_BYTES_MAX, MetaReply, MetaRequest, SetAttr};
 
 use crate::Client;
-use crate::node::Node;
+use crate::node::{Node, Resizing};
 
 /// Longest range that one clone request takes.
 const CLONE_BYTES: u64 = 1 << 30;
+/// How often a copy looks again at a source that is getting shorter.
+const CLONE_ATTEMPTS: u32 = 16;
 
 /// What `fallocate` does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,24 +130,33 @@ impl Client {
         let (first, second) = if from.0 <= to.0 { (&source, &target) } else { (&target, &source) };
         let _first = first.flush.lock().await;
         let _second = if from.0 == to.0 { None } else { Some(second.flush.lock().await) };
-        self.flush_locked(&source).await?;
-        self.flush_locked(&target).await?;
-        let size = self.getattr(from.0).await?.size;
-        let len = len.min(size.saturating_sub(from.1)).min(CLONE_BYTES);
-        if len == 0 {
-            return Ok(0);
+        for attempt in 1.. {
+            self.flush_locked(&source).await?;
+            self.flush_locked(&target).await?;
+            let size = self.getattr(from.0).await?.size;
+            let len = len.min(size.saturating_sub(from.1)).min(CLONE_BYTES);
+            if len == 0 {
+                return Ok(0);
+            }
+            if from.0 == to.0 && from.1 < to.1 + len && to.1 < from.1 + len {
+                return Err(FsError::Invalid);
+            }
+            let _resizing = Resizing::new(&target);
+            let request =
+                MetaRequest::CloneRange { from: from.0, from_off: from.1, to: to.0, to_off: to.1, len };
+            let asked = self.asking();
+            match self.call(request).await {
+                Ok(reply) => {
+                    target.lock().map.forget();
+                    self.learned(to.0, reply, asked)?;
+                    return Ok(len);
+                }
+                // Another client has made the source shorter since we looked.
+                Err(FsError::Invalid) if attempt < CLONE_ATTEMPTS => {}
+                Err(error) => return Err(error),
+            }
         }
-        if from.0 == to.0 && from.1 < to.1 + len && to.1 < from.1 + len {
-            return Err(FsError::Invalid);
-        }
-        if !target.lock().holds(LeaseKind::Exclusive) {
-            self.call(MetaRequest::Acquire { ino: to.0, kind: LeaseKind::Exclusive }).await?;
-        }
-        let request = MetaRequest::CloneRange { from: from.0, from_off: from.1, to: to.0, to_off: to.1, len };
-        let reply = self.call(request).await?;
-        target.lock().map.forget();
-        self.learned(to.0, reply)?;
-        Ok(len)
+        Err(FsError::Io)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use base::{FsError, Ino};
+use base::{FsError, Ino, LeaseId};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
@@ -23,7 +23,7 @@ const ATIME_AGE_NS: i64 = 24 * 3600 * 1_000_000_000;
 /// What a read found in memory, all at one moment.
 enum Found {
     /// The file ends before it.
-    End,
+    End(Moment),
     /// The map at the offset is not known here.
     NoMap { generation: u64 },
     /// The next bytes, as far as the map is known.
@@ -35,6 +35,16 @@ struct Snapshot {
     len: usize,
     pieces: Vec<MapPiece>,
     above: Vec<(u64, Bytes)>,
+    moment: Moment,
+}
+
+/// Whether two parts of a read are of one content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Moment {
+    /// While it is held, nobody else changes the content.
+    lease: Option<LeaseId>,
+    /// The part ends where the file ended.
+    is_last: bool,
 }
 
 impl Client {
@@ -42,14 +52,21 @@ impl Client {
     pub async fn read(&self, ino: Ino, off: u64, len: usize) -> Result<Bytes, FsError> {
         let node = self.inner.nodes.get(ino);
         let mut parts: Vec<Bytes> = Vec::new();
-        let mut done = 0;
+        let (mut done, mut first, mut restarts) = (0, None, 0);
         while done < len {
-            let part = self.read_some(&node, off + done as u64, len - done).await?;
-            if part.is_empty() {
-                break;
+            let (part, moment) = self.read_some(&node, off + done as u64, len - done).await?;
+            let lease = *first.get_or_insert(moment.lease);
+            if !parts.is_empty() && (lease.is_none() || lease != moment.lease) && restarts < ATTEMPTS {
+                // Somebody else may have written in between: a read mixes no two contents.
+                (done, first, restarts) = (0, None, restarts + 1);
+                parts.clear();
+                continue;
             }
             done += part.len();
             parts.push(part);
+            if moment.is_last {
+                break;
+            }
         }
         // Nearly always one part: only a very fragmented file has a map that does not fit in a page.
         match parts.len() {
@@ -59,12 +76,12 @@ impl Client {
     }
 
     /// Reads some bytes at `off`; none only at the end of the file.
-    async fn read_some(&self, node: &Node, off: u64, len: usize) -> Result<Bytes, FsError> {
+    async fn read_some(&self, node: &Node, off: u64, len: usize) -> Result<(Bytes, Moment), FsError> {
         let mut retries = 0;
         loop {
             let reading = self.inner.session.reading();
             let snapshot = match self.look(node, off, len) {
-                Found::End => return Ok(Bytes::new()),
+                Found::End(moment) => return Ok((Bytes::new(), moment)),
                 Found::Known(snapshot) => snapshot,
                 Found::NoMap { generation } => {
                     drop(reading);
@@ -72,8 +89,9 @@ impl Client {
                     continue;
                 }
             };
+            let moment = snapshot.moment;
             match self.fetch(off, snapshot).await {
-                Ok(bytes) => return Ok(bytes),
+                Ok(bytes) => return Ok((bytes, moment)),
                 Err(ReadExtentError::Gone) if retries < ATTEMPTS => {
                     retries += 1;
                     node.lock().map.forget();
@@ -89,8 +107,9 @@ impl Client {
     fn look(&self, node: &Node, off: u64, len: usize) -> Found {
         let mut state = node.lock();
         let Some(attr) = state.attr() else { return Found::NoMap { generation: state.map.generation() } };
+        let lease = state.lease.map(|lease| lease.id);
         if off >= attr.size {
-            return Found::End;
+            return Found::End(Moment { lease, is_last: true });
         }
         let now = self.inner.env.clock.wall_ns();
         let notes = self.inner.notes_reads.load(Ordering::Relaxed);
@@ -103,11 +122,18 @@ impl Client {
             return Found::NoMap { generation: state.map.generation() };
         }
         let pieces = state.map.pieces(off, end);
-        Found::Known(Snapshot { len: (end - off) as usize, pieces, above: Node::above(&state, off, end) })
+        let moment = Moment { lease, is_last: end == attr.size };
+        Found::Known(Snapshot {
+            len: (end - off) as usize,
+            pieces,
+            above: Node::above(&state, off, end),
+            moment,
+        })
     }
 
     /// Asks for the map from `off` on. What comes is dropped if the map changed meanwhile; the caller looks again.
     pub(crate) async fn fetch_map(&self, node: &Node, off: u64, generation: u64) -> Result<(), FsError> {
+        node.resized().await;
         if node.lock().attr().is_none() {
             self.getattr(node.ino).await?;
         }
@@ -124,7 +150,7 @@ impl Client {
     }
 
     async fn fetch(&self, off: u64, snapshot: Snapshot) -> Result<Bytes, ReadExtentError> {
-        let Snapshot { len, pieces, above } = snapshot;
+        let Snapshot { len, pieces, above, .. } = snapshot;
         if let [piece] = pieces.as_slice()
             && above.is_empty()
             && piece.off == off

@@ -253,3 +253,30 @@ fn a_client_that_does_not_answer_loses_that_inode_only() {
         assert_eq!(read_all(&other, lost).await.unwrap(), b"again");
     });
 }
+
+#[test]
+fn what_was_written_to_a_file_without_a_name_is_there_for_whoever_has_it_open() {
+    run("r3", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&one, "file").await;
+        two.open_file(find(&two, "file").await.unwrap().ino, OpenIntent::Read).await.unwrap();
+        one.unlink(Ino::ROOT, b"file").await.unwrap();
+        let bytes = pattern(3, 40_000);
+        one.write(ino, 0, &bytes).await.unwrap();
+        one.close_file(ino);
+        assert!(read_all(&two, ino).await.unwrap() == bytes);
+    });
+}
+
+#[test]
+fn a_file_without_a_name_has_the_size_that_another_client_gave_it() {
+    run("r3", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&one, "file").await;
+        two.open_file(find(&two, "file").await.unwrap().ino, OpenIntent::Read).await.unwrap();
+        one.unlink(Ino::ROOT, b"file").await.unwrap();
+        assert_eq!(two.getattr(ino).await.unwrap().size, 0);
+        one.setattr(ino, SetAttr { size: Some(12_345), ..SetAttr::default() }).await.unwrap();
+        assert_eq!(two.getattr(ino).await.unwrap().size, 12_345);
+    });
+}

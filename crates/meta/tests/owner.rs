@@ -347,3 +347,51 @@ fn a_stopped_owner_has_everything_in_its_store_and_the_next_has_a_higher_epoch()
         assert!(state.applied().unwrap().seq.0 >= committed);
     }
 }
+
+#[test]
+fn who_waits_for_a_file_that_goes_is_answered() {
+    let sim = Sim::new(1);
+    let owner = open(&sim, Arc::new(MemLog::default()), Arc::new(MemState::default())).unwrap();
+    let answer = runtime().block_on(async {
+        let (one, two) = (connect(&owner).await.unwrap(), connect(&owner).await.unwrap());
+        let MetaRequest::Make(file) = make("file") else { unreachable!("it makes a file") };
+        let opened = MetaRequest::Make(MakeNode { open: OpenIntent::Write, ..file });
+        let made = ask(&owner, one, 1, opened).await.unwrap();
+        let MetaReply::Entry { attr, .. } = made else { panic!("{made:?}") };
+        // The lookup waits for the exclusive lease of whoever made the file, and nobody gives that back.
+        let ends = async {
+            let unlink = MetaRequest::Unlink { parent: Ino::ROOT, name: Bytes::from_static(b"file") };
+            ask(&owner, one, 2, unlink).await.unwrap();
+            ask(&owner, one, 3, MetaRequest::Close { inos: vec![attr.ino] }).await.unwrap();
+        };
+        tokio::join!(ask(&owner, two, 1, lookup("file")), ends).0
+    });
+    assert_eq!(answer, Err(FsError::NotFound));
+    owner.stop();
+}
+
+#[test]
+fn a_session_may_be_closed_twice() {
+    let sim = Sim::new(1);
+    let owner = open(&sim, Arc::new(MemLog::default()), Arc::new(MemState::default())).unwrap();
+    runtime().block_on(async {
+        let session = connect(&owner).await.unwrap();
+        for _ in 0..2 {
+            assert_eq!(ask(&owner, session, 1, MetaRequest::CloseSession).await, Ok(MetaReply::Done));
+        }
+        assert_eq!(ask(&owner, session, 2, lookup("file")).await, Err(FsError::StaleLease));
+    });
+    owner.stop();
+}
+
+#[test]
+fn a_store_opens_whatever_moment_its_creation_was_cut_off_at() {
+    for seed in 0..40 {
+        let sim = Sim::new(seed);
+        sim.files.cut_power_after(seed);
+        let open = || RedbState::open(&sim.env(), Path::new("/node/state.redb"), 1 << 20);
+        drop(open());
+        sim.files.crash();
+        assert!(open().is_ok(), "seed={seed}");
+    }
+}

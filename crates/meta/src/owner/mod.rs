@@ -94,6 +94,8 @@ struct Volatile {
     /// Sessions and the oldest map version that their reads use.
     sessions: HashMap<SessionId, u64>,
     events: Events,
+    /// Inodes that requests may wait for no longer, because they are gone.
+    gone: Vec<Ino>,
 }
 
 /// The state machine of an owner.
@@ -117,6 +119,7 @@ impl Core {
             ranges: Vec::new(),
             sessions: HashMap::new(),
             events: Events::new(),
+            gone: Vec::new(),
         };
         let next_seq = Seq(tail.0 + 1);
         let keys = Keys::new(ledger);
@@ -197,7 +200,12 @@ impl Core {
     /// Executes a request.
     pub fn execute(&mut self, id: RequestId, request: &MetaRequest, now: Now) -> Executed {
         if !self.volatile.sessions.contains_key(&id.session) {
-            return Executed::Reply { reply: Err(FsError::StaleLease), after: Seq(0) };
+            if !matches!(request, MetaRequest::CloseSession) {
+                return Executed::Reply { reply: Err(FsError::StaleLease), after: Seq(0) };
+            }
+            // Sent again because the first answer was lost: the session has ended, as it should.
+            let after = if self.pending.is_empty() { self.last_batch() } else { self.next_seq };
+            return Executed::Reply { reply: Ok(MetaReply::Done), after };
         }
         let slot_key = self.keys.slot(id.session, id.slot);
         let mut op = self.begin(id, now);
@@ -231,6 +239,11 @@ impl Core {
             }
             Err(Stop::Wait(ino)) => Executed::Wait(ino),
         }
+    }
+
+    /// Inodes that are gone since the last call: who waits for a lease on one is to be answered.
+    pub fn take_gone(&mut self) -> Vec<Ino> {
+        std::mem::take(&mut self.volatile.gone)
     }
 
     /// Events for sessions since the last call.

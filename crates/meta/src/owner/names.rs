@@ -379,6 +379,7 @@ impl Op<'_> {
         self.txn.delete(self.keys.orphan(ino));
         self.volatile.opens.remove(&ino);
         self.volatile.leases.drop_inode(ino);
+        self.volatile.gone.push(ino);
         self.account(-(inode.attr.stored_bytes as i64), -1)
     }
 }

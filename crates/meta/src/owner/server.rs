@@ -467,7 +467,7 @@ impl Shared {
         match desk.core.execute(call.id, &call.request, now(&self.env)) {
             Executed::Wait(ino) => desk.waiting.entry(ino).or_default().push_back(call),
             Executed::Reply { reply, after } => {
-                let released = match &call.request {
+                let mut released = match &call.request {
                     MetaRequest::Release { lease, .. } => vec![lease.ino],
                     MetaRequest::ReleaseAll { leases } => leases.iter().map(|lease| lease.ino).collect(),
                     MetaRequest::CloseSession => desk.waiting.keys().copied().collect(),
@@ -481,6 +481,7 @@ impl Shared {
                 } else {
                     desk.pending.push(pending)
                 }
+                released.extend(desk.core.take_gone());
                 self.retry(desk, released);
             }
         }

@@ -39,7 +39,10 @@ impl RedbState {
     /// # Errors
     /// `InUse`, `Failed`, or `Damaged`: then it can be removed if the log, or another replica, holds everything.
     pub fn open(env: &Env, path: &Path, cache_bytes: usize) -> Result<Self, StateError> {
-        let file = env.files.open(path, OpenMode::Create, Caching::Buffered).map_err(failed_io)?;
+        if !env.files.exists(path) {
+            create(env, path, cache_bytes)?;
+        }
+        let file = env.files.open(path, OpenMode::Existing, Caching::Buffered).map_err(failed_io)?;
         file.try_lock().map_err(|error| match error.kind() {
             std::io::ErrorKind::WouldBlock => StateError::InUse(format!("path={}", path.display())),
             _ => failed_io(error),
@@ -94,6 +97,20 @@ impl RedbState {
             }
         }
     }
+}
+
+/// Makes an empty store beside its place and moves it there: half a store could not be opened after a crash.
+fn create(env: &Env, path: &Path, cache_bytes: usize) -> Result<(), StateError> {
+    let mut staged = path.as_os_str().to_owned();
+    staged.push(".new");
+    let staged = Path::new(&staged);
+    if env.files.exists(staged) {
+        env.files.remove_file(staged).map_err(failed_io)?;
+    }
+    let file = env.files.open(staged, OpenMode::CreateNew, Caching::Buffered).map_err(failed_io)?;
+    drop(open_database(&file, cache_bytes)?);
+    file.sync_data().map_err(failed_io)?;
+    env.files.rename(staged, path).map_err(failed_io)
 }
 
 fn open_database(file: &Arc<dyn File>, cache_bytes: usize) -> Result<Database, StateError> {

@@ -1,0 +1,260 @@
+//! What must hold when everything has come to rest: in the state of the ledger, and between it and the drives.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use base::{DriveId, ExtentId, Ino};
+use meta::keys::Keys;
+use meta::state::State;
+use meta::values::{Dentry, ExtentUse, Inode, Piece, Usage, Value};
+use wire::drive::{DriveService, ShardEntry};
+use wire::meta::{Content, ExtentRef, FileKind};
+
+use crate::node::{Drives, LEDGER};
+use crate::world::World;
+
+const TABLE_AT: usize = 4;
+
+/// Everything in the ledger's state.
+#[derive(Default)]
+struct Tables {
+    inodes: BTreeMap<Ino, Inode>,
+    dentries: Vec<(Ino, Vec<u8>, Dentry)>,
+    /// Pieces by map.
+    pieces: BTreeMap<u64, Vec<(u64, Piece)>>,
+    uses: BTreeMap<ExtentId, ExtentUse>,
+    owed: BTreeSet<(DriveId, ExtentId)>,
+    free: BTreeSet<ExtentId>,
+    purges: BTreeSet<u64>,
+    orphans: BTreeSet<Ino>,
+    usage: Usage,
+    damaged: Vec<String>,
+}
+
+fn u64_at(key: &[u8], at: usize) -> u64 {
+    key.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_be_bytes)
+}
+
+impl Tables {
+    fn read(state: &dyn State) -> Result<Self, String> {
+        let mut tables = Self::default();
+        let all = (LEDGER.0.to_be_bytes().to_vec(), (LEDGER.0 + 1).to_be_bytes().to_vec());
+        let visited = state.scan(&all, &mut |key, value| {
+            if tables.take(key, value).is_none() {
+                tables.damaged.push(format!("table {} key {key:?}", char::from(key[TABLE_AT])));
+            }
+            ControlFlow::Continue(())
+        });
+        visited.map_err(|error| error.to_string())?;
+        Ok(tables)
+    }
+
+    fn take(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
+        match key[TABLE_AT] {
+            b'I' => {
+                let inode = Inode::decode(value).ok()?;
+                self.inodes.insert(inode.attr.ino, inode);
+            }
+            b'D' => {
+                let dentry = Dentry::decode(value).ok()?;
+                self.dentries.push((Ino(u64_at(key, 5)), Keys::name_of_dentry(key).to_vec(), dentry));
+            }
+            b'M' => {
+                let piece = Piece::decode(value).ok()?;
+                self.pieces.entry(u64_at(key, 5)).or_default().push((Keys::off_of_piece(key), piece));
+            }
+            b'E' => drop(self.uses.insert(ExtentId(u64_at(key, 5)), ExtentUse::decode(value).ok()?)),
+            b'W' => drop(self.owed.insert(Keys::owed_of_key(key))),
+            b'F' => drop(self.free.insert(Keys::free_of_key(key).1)),
+            b'P' => drop(self.purges.insert(Keys::map_of_purge(key).0)),
+            b'O' => drop(self.orphans.insert(Keys::ino_of_orphan(key))),
+            b'V' if key.ends_with(b"usage") => self.usage = Usage::decode(value).ok()?,
+            _ => {}
+        }
+        Some(())
+    }
+
+    /// I14: the directories are a tree, and links are counted right.
+    fn check_tree(&self, wrong: &mut Vec<String>) {
+        let mut names: BTreeMap<Ino, u32> = BTreeMap::new();
+        let (mut subdirs, mut sizes): (BTreeMap<Ino, u32>, BTreeMap<Ino, u64>) = Default::default();
+        for (dir, name, dentry) in &self.dentries {
+            let name = String::from_utf8_lossy(name);
+            *names.entry(dentry.ino).or_default() += 1;
+            *sizes.entry(*dir).or_default() += 1;
+            let Some(inode) = self.inodes.get(&dentry.ino) else {
+                wrong.push(format!("I14: {dir}/{name} names {}, which does not exist", dentry.ino));
+                continue;
+            };
+            if inode.attr.kind != dentry.kind {
+                wrong.push(format!("I14: {dir}/{name} has another kind than {}", dentry.ino));
+            }
+            if inode.attr.kind == FileKind::Directory {
+                *subdirs.entry(*dir).or_default() += 1;
+                if inode.parent != *dir {
+                    wrong.push(format!("I14: {} is in {dir} but its parent is {}", dentry.ino, inode.parent));
+                }
+            }
+            if self.inodes.get(dir).is_none_or(|dir| dir.attr.kind != FileKind::Directory) {
+                wrong.push(format!("I14: {dir}/{name} is in no directory"));
+            }
+        }
+        for (ino, inode) in &self.inodes {
+            let named = names.get(ino).copied().unwrap_or(0);
+            let attr = &inode.attr;
+            let nlink = match attr.kind {
+                FileKind::Directory => 2 + subdirs.get(ino).copied().unwrap_or(0),
+                _ => named,
+            };
+            if attr.nlink != nlink {
+                wrong.push(format!("I14: inode {ino} has nlink {} and not {nlink}", attr.nlink));
+            }
+            if named == 0 && *ino != Ino::ROOT && !self.orphans.contains(ino) {
+                wrong.push(format!("I14: inode {ino} has no name"));
+            }
+            if attr.kind == FileKind::Directory && attr.size != sizes.get(ino).copied().unwrap_or(0) {
+                wrong.push(format!("I14: directory {ino} counts {} entries", attr.size));
+            }
+            if !self.reaches_root(*ino) {
+                wrong.push(format!("I14: directory {ino} is not below the root"));
+            }
+        }
+    }
+
+    fn reaches_root(&self, ino: Ino) -> bool {
+        let mut at = ino;
+        for _ in 0..=self.inodes.len() {
+            match self.inodes.get(&at) {
+                Some(inode) if at != Ino::ROOT && inode.attr.kind == FileKind::Directory => at = inode.parent,
+                _ => return at == Ino::ROOT || at == ino,
+            }
+        }
+        false
+    }
+
+    /// I16: sums are those of their parts. Returns the extents that are referred to, with their uses.
+    fn check_maps(&self, wrong: &mut Vec<String>) -> BTreeMap<ExtentId, ExtentRef> {
+        let (mut stored, mut owned) = (0, BTreeSet::new());
+        let mut live: BTreeMap<ExtentId, (ExtentRef, ExtentUse)> = BTreeMap::new();
+        for (ino, inode) in &self.inodes {
+            let Some(map) = inode.map() else { continue };
+            owned.insert(map.0);
+            let pieces = self.pieces.get(&map.0).map(Vec::as_slice).unwrap_or_default();
+            let sum: u64 = pieces.iter().map(|(_, piece)| piece.len).sum();
+            stored += sum;
+            if sum != inode.attr.stored_bytes {
+                wrong.push(format!(
+                    "I16: inode {ino} counts {} stored bytes of {sum}",
+                    inode.attr.stored_bytes
+                ));
+            }
+            if pieces.windows(2).any(|pair| pair[0].0 + pair[0].1.len > pair[1].0) {
+                wrong.push(format!("I16: pieces of inode {ino} overlap"));
+            }
+            if pieces.last().is_some_and(|(off, piece)| off + piece.len > inode.attr.size) {
+                wrong.push(format!("I16: inode {ino} has pieces behind its end"));
+            }
+            for (_, piece) in pieces {
+                if let Content::Extent(extent) = &piece.content {
+                    let none = ExtentUse { refs: 0, live_bytes: 0 };
+                    let (_, used) = live.entry(extent.id).or_insert((*extent, none));
+                    used.refs += 1;
+                    used.live_bytes += piece.len;
+                }
+            }
+        }
+        for map in self.pieces.keys().filter(|map| !owned.contains(map) && !self.purges.contains(map)) {
+            wrong.push(format!("I6: map {map} belongs to no inode"));
+        }
+        let expected = Usage { stored_bytes: stored, inodes: self.inodes.len() as u64 };
+        if self.usage != expected {
+            wrong.push(format!("I16: usage is {:?} and not {expected:?}", self.usage));
+        }
+        for (id, (extent, used)) in &live {
+            let whole = ExtentUse { refs: 1, live_bytes: u64::from(extent.extent_len) };
+            let counted = self.uses.get(id).copied().unwrap_or(whole);
+            if counted != *used {
+                wrong.push(format!("I5: extent {id} is counted as {counted:?} and used as {used:?}"));
+            }
+            if self.free.contains(id) {
+                wrong.push(format!("I5: extent {id} is in use and to be deleted"));
+            }
+        }
+        live.into_iter().map(|(id, (extent, _))| (id, extent)).collect()
+    }
+}
+
+/// Checks the state of a node that has come to rest.
+pub(crate) async fn check(world: &World, state: Arc<dyn State>, drives: &Drives) -> Vec<String> {
+    let tables = match Tables::read(&*state) {
+        Ok(tables) => tables,
+        Err(error) => return vec![format!("state cannot be read: {error}")],
+    };
+    let mut wrong: Vec<String> =
+        tables.damaged.iter().map(|what| format!("state is damaged: {what}")).collect();
+    tables.check_tree(&mut wrong);
+    let live = tables.check_maps(&mut wrong);
+    for ino in &tables.orphans {
+        wrong.push(format!("I6: inode {ino} is kept though nobody has it open"));
+    }
+    for map in &tables.purges {
+        wrong.push(format!("I6: map {map} is not purged"));
+    }
+    if tables.free.iter().next().is_some() && !world.is_faulty() {
+        wrong.push(format!("I6: extents are not deleted: {:?}", tables.free));
+    }
+    let mut inventory: BTreeMap<DriveId, BTreeMap<(ExtentId, u8), ShardEntry>> = BTreeMap::new();
+    for (number, drive) in drives {
+        let Ok(entries) = drive.list(None, usize::MAX).await else { continue };
+        let entries = entries.into_iter().map(|entry| ((entry.key.extent, entry.key.shard.0), entry));
+        inventory.insert(DriveId(*number), entries.collect());
+    }
+    check_shards(world, &tables, &live, &inventory, &mut wrong);
+    check_leaks(world, &tables, &live, &inventory, &mut wrong);
+    wrong.truncate(20);
+    wrong
+}
+
+/// I4: of every live extent each shard is on its drive, or owed.
+fn check_shards(
+    world: &World,
+    tables: &Tables,
+    live: &BTreeMap<ExtentId, ExtentRef>,
+    inventory: &BTreeMap<DriveId, BTreeMap<(ExtentId, u8), ShardEntry>>,
+    wrong: &mut Vec<String>,
+) {
+    let drives = world.scenario.drives;
+    let hurt = world.promises().hurt_drives.clone();
+    for (id, extent) in live {
+        for shard in 0..extent.n {
+            let drive = DriveId((extent.pg.0 + u32::from(shard)) % drives);
+            let Some(entries) = inventory.get(&drive).filter(|_| !hurt.contains(&drive.0)) else { continue };
+            if !entries.contains_key(&(*id, shard)) && !tables.owed.contains(&(drive, *id)) {
+                wrong.push(format!("I4: shard {shard} of extent {id} is neither on drive {drive} nor owed"));
+            }
+        }
+    }
+}
+
+/// I6: drives hold nothing that nobody refers to. What a crash or a dead drive left behind is collected from
+/// closed ranges by upkeep that does not exist yet.
+fn check_leaks(
+    world: &World,
+    tables: &Tables,
+    live: &BTreeMap<ExtentId, ExtentRef>,
+    inventory: &BTreeMap<DriveId, BTreeMap<(ExtentId, u8), ShardEntry>>,
+    wrong: &mut Vec<String>,
+) {
+    if world.scenario.boots > 1 || world.is_faulty() {
+        return;
+    }
+    for (drive, entries) in inventory {
+        for (id, shard) in entries.keys() {
+            if !live.contains_key(id) && !tables.free.contains(id) {
+                wrong
+                    .push(format!("I6: drive {drive} holds shard {shard} of extent {id}, which nobody uses"));
+            }
+        }
+    }
+}

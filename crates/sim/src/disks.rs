@@ -1,0 +1,153 @@
+//! A drive as its users reach it: over a network, slow at times, dead at times. Held to what it stored.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::DriveId;
+use drive::Drive;
+use wire::BoxFuture;
+use wire::drive::{
+    DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, PutShard, PutShardError,
+    ScrubStep, ShardBlocks, ShardEntry, ShardKey,
+};
+
+use crate::net::delay;
+use crate::world::{Dice, World};
+
+/// See the module.
+pub(crate) struct SimDrive {
+    world: Arc<World>,
+    id: DriveId,
+    inner: Arc<Drive>,
+    dice: Dice,
+    dead: AtomicBool,
+    slow_ms: AtomicU64,
+}
+
+impl SimDrive {
+    pub(crate) fn new(world: &Arc<World>, boot: u64, id: DriveId, inner: Arc<Drive>) -> Self {
+        let dice = world.dice(0xd_0000 + (boot << 32) + u64::from(id.0));
+        Self {
+            world: world.clone(),
+            id,
+            inner,
+            dice,
+            dead: AtomicBool::new(false),
+            slow_ms: AtomicU64::new(0),
+        }
+    }
+
+    /// Answers nothing any more, until it is brought back.
+    pub(crate) fn set_dead(&self, dead: bool) {
+        self.world.trace.event(format_args!("drive {} dead={dead}", self.id));
+        self.dead.store(dead, Ordering::Relaxed);
+    }
+
+    /// Takes that much longer for everything.
+    pub(crate) fn set_slow(&self, slow_ms: u64) {
+        self.world.trace.event(format_args!("drive {} slow={slow_ms}ms", self.id));
+        self.slow_ms.store(slow_ms, Ordering::Relaxed);
+    }
+
+    fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Relaxed)
+    }
+
+    async fn travel(&self) {
+        let slow = Duration::from_millis(self.slow_ms.load(Ordering::Relaxed));
+        tokio::time::sleep(delay(&self.dice) + slow).await;
+    }
+
+    /// A request on its way to the drive and its answer on the way back: the drive may die in between.
+    async fn ask<T, E>(&self, dead: E, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        self.travel().await;
+        if self.is_dead() {
+            return Err(dead);
+        }
+        let answer = work.await;
+        self.travel().await;
+        if self.is_dead() { Err(dead) } else { answer }
+    }
+
+    /// I7: a shard is written once.
+    fn note_put(&self, request: &PutShard) {
+        let mut promises = self.world.promises();
+        let known = promises.shards.entry(request.key).or_insert_with(|| request.checksums.clone());
+        if *known != request.checksums {
+            promises.violate(format!("I7: shard {:?} is written with other bytes", request.key));
+        }
+    }
+
+    /// I7: what comes back is what was written.
+    fn check_get(&self, request: &GetShard, blocks: &ShardBlocks) {
+        let mut promises = self.world.promises();
+        let range = request.first_block as usize..(request.first_block + request.blocks) as usize;
+        let expected = promises.shards.get(&request.key).and_then(|sums| sums.get(range));
+        if expected != Some(blocks.checksums.as_slice()) {
+            let drive = self.id;
+            promises.violate(format!("I7: drive {drive} returned other blocks for {request:?}"));
+        }
+    }
+}
+
+impl DriveService for SimDrive {
+    fn put(&self, request: PutShard) -> BoxFuture<'_, Result<(), PutShardError>> {
+        Box::pin(async move {
+            let (drive, key) = (self.id, request.key);
+            self.note_put(&request);
+            self.world.trace.event(format_args!("drive {drive} put {key:?} {}", request.bytes.len()));
+            let result = self.ask(PutShardError::Failed { drive }, self.inner.put(request)).await;
+            self.world.trace.event(format_args!("drive {drive} put {key:?} {result:?}"));
+            result
+        })
+    }
+
+    fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>> {
+        Box::pin(async move {
+            let drive = self.id;
+            let result = self.ask(GetShardError::Failed { drive }, self.inner.get(request)).await;
+            let shown = result.as_ref().map(|blocks| blocks.checksums.len());
+            self.world.trace.event(format_args!("drive {drive} get {request:?} {shown:?}"));
+            if let Ok(blocks) = &result {
+                self.check_get(&request, blocks);
+            }
+            result
+        })
+    }
+
+    fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        Box::pin(async move {
+            let drive = self.id;
+            self.world.trace.event(format_args!("drive {drive} delete {keys:?}"));
+            let result = self.ask(DriveFailed { drive }, self.inner.delete(keys)).await;
+            self.world.trace.event(format_args!("drive {drive} delete {result:?}"));
+            result
+        })
+    }
+
+    fn list(
+        &self,
+        after: Option<ShardKey>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>> {
+        Box::pin(self.ask(DriveFailed { drive: self.id }, self.inner.list(after, limit)))
+    }
+
+    fn scrub(
+        &self,
+        after: Option<ShardKey>,
+        bytes_max: u64,
+    ) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>> {
+        Box::pin(self.ask(DriveFailed { drive: self.id }, self.inner.scrub(after, bytes_max)))
+    }
+
+    fn health(&self) -> DriveHealth {
+        if self.is_dead() { DriveHealth::Failed } else { self.inner.health() }
+    }
+
+    fn stat(&self) -> DriveStat {
+        let stat = self.inner.stat();
+        if self.is_dead() { DriveStat { health: DriveHealth::Failed, ..stat } } else { stat }
+    }
+}

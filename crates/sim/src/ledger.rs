@@ -1,0 +1,92 @@
+//! The ledger's log as the simulation sees it: takes its time, and is held to what it acknowledged.
+
+use std::sync::Arc;
+
+use base::{Epoch, Seq};
+use meta::log::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, MirroredLog, Room, Tail};
+use wire::BoxFuture;
+
+use crate::net::delay;
+use crate::world::{Dice, World};
+
+/// See the module.
+pub(crate) struct WatchedLog {
+    world: Arc<World>,
+    inner: MirroredLog,
+    dice: Dice,
+}
+
+impl WatchedLog {
+    pub(crate) fn new(world: &Arc<World>, boot: u64, inner: MirroredLog) -> Self {
+        Self { world: world.clone(), inner, dice: world.dice(0x106 + (boot << 32)) }
+    }
+}
+
+impl LedgerLog for WatchedLog {
+    fn seal(&self, epoch: Epoch) -> BoxFuture<'_, Result<Tail, LogError>> {
+        Box::pin(async move {
+            let tail = self.inner.seal(epoch).await?;
+            self.world.trace.event(format_args!("log seal epoch={epoch} tail={}", tail.seq));
+            let mut promises = self.world.promises();
+            if tail.seq.0 < promises.acked_seq {
+                let acked = promises.acked_seq;
+                promises.violate(format!("I2: the log ends at {} but acknowledged {acked}", tail.seq));
+            }
+            if epoch.0 <= promises.sealed_epoch {
+                let sealed = promises.sealed_epoch;
+                promises.violate(format!("I1: epoch {epoch} sealed the log after {sealed}"));
+            }
+            promises.sealed_epoch = epoch.0;
+            promises.acked_seq = tail.seq.0;
+            Ok(tail)
+        })
+    }
+
+    fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>> {
+        self.inner.epoch()
+    }
+
+    fn append(
+        &self,
+        epoch: Epoch,
+        first: Seq,
+        batches: Vec<Vec<u8>>,
+    ) -> BoxFuture<'_, Result<(), AppendError>> {
+        Box::pin(async move {
+            tokio::time::sleep(delay(&self.dice)).await;
+            let last = first.0 + batches.len() as u64 - 1;
+            self.world.trace.event(format_args!("log append epoch={epoch} seq={first}..={last}"));
+            self.inner.append(epoch, first, batches).await?;
+            tokio::time::sleep(delay(&self.dice)).await;
+            let mut promises = self.world.promises();
+            if first.0 != promises.acked_seq + 1 || epoch.0 != promises.sealed_epoch {
+                let (acked, sealed) = (promises.acked_seq, promises.sealed_epoch);
+                promises.violate(format!(
+                    "I1: batch {first} of epoch {epoch} follows batch {acked} of epoch {sealed}"
+                ));
+            }
+            promises.acked_seq = last;
+            Ok(())
+        })
+    }
+
+    fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>> {
+        self.inner.read(from, limit_bytes)
+    }
+
+    fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {
+        self.inner.trim(up_to)
+    }
+
+    fn caps(&self) -> LogCaps {
+        self.inner.caps()
+    }
+
+    fn first(&self) -> Seq {
+        self.inner.first()
+    }
+
+    fn room(&self) -> Room {
+        self.inner.room()
+    }
+}

@@ -1,0 +1,220 @@
+//! Is there an order in which the operations of all processes could have been done one after another, so that each
+//! was told what it was told?
+//!
+//! Wing and Gong's question, answered as Lowe does: go through the history and keep every state that the
+//! filesystem may be in, together with the operations under way that have already happened in it. An operation must
+//! have happened somewhere between its beginning and its end. One that has no answer when power is lost happened
+//! before that or never; one with a doubtful answer as well.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use base::FsError::NoSpace;
+
+use crate::history::{Cut, Moment, Op, OpId, Ret, show};
+use crate::model::{Model, Promise};
+
+/// States to keep at most: more mean that the history is too wide to be checked, not that it is wrong.
+const STATES_MAX: usize = 20_000;
+
+/// What the filesystem may look like, and which operations under way have happened in it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Possible {
+    model: Model,
+    happened: BTreeMap<OpId, Promise>,
+}
+
+/// An operation under way.
+struct Open {
+    client: u32,
+    op: Op,
+    /// What its process will be told; nothing, if that is lost or doubtful.
+    ret: Option<Ret>,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Checked {
+    /// Operations that were told a result.
+    pub(crate) operations: u64,
+    /// The most states at once.
+    pub(crate) states_max: usize,
+    /// The check was given up: too many states.
+    pub(crate) given_up: bool,
+}
+
+struct Checker {
+    open: BTreeMap<OpId, Open>,
+    possible: Vec<Possible>,
+    checked: Checked,
+}
+
+/// Checks a history, but not the contents of inodes that lost what was written to them.
+///
+/// # Errors
+/// The operation whose answer has no explanation, with what happened before.
+pub(crate) fn check(history: &[Moment], lost: &BTreeSet<u64>) -> Result<Checked, String> {
+    let mut rets: BTreeMap<OpId, &Ret> = BTreeMap::new();
+    for moment in history {
+        if let Moment::End { id, ret } = moment {
+            rets.insert(*id, ret);
+        }
+    }
+    let first = Possible { model: Model::new(), happened: BTreeMap::new() };
+    let mut checker = Checker { open: BTreeMap::new(), possible: vec![first], checked: Checked::default() };
+    for (at, moment) in history.iter().enumerate() {
+        match moment {
+            Moment::Begin { id, client, op } => {
+                let ret = rets.get(id).filter(|ret| !is_doubtful(op, ret)).map(|ret| (*ret).clone());
+                checker.open.insert(*id, Open { client: *client, op: op.clone(), ret });
+            }
+            Moment::End { id, ret } => {
+                checker.end(*id, ret);
+                if let Ret::Found { ino, .. } = ret
+                    && lost.contains(&ino.0)
+                {
+                    checker.taint(*ino);
+                }
+            }
+            Moment::Crash => checker.crash(),
+        }
+        checker.checked.states_max = checker.checked.states_max.max(checker.possible.len());
+        if checker.possible.is_empty() {
+            return Err(explain(history, at));
+        }
+        if checker.possible.len() > STATES_MAX {
+            checker.checked.given_up = true;
+            return Ok(checker.checked);
+        }
+    }
+    Ok(checker.checked)
+}
+
+/// Whether the answer leaves open what happened.
+fn is_doubtful(op: &Op, ret: &Ret) -> bool {
+    let flushes = matches!(
+        op,
+        Op::Truncate { .. } | Op::Punch { .. } | Op::Copy { .. } | Op::Fsync { .. } | Op::Open { .. }
+    );
+    ret.is_doubtful() || flushes && *ret == Ret::Failed(NoSpace)
+}
+
+/// The file whose content is anybody's guess after this answer.
+fn tainted_by(op: &Op, ret: &Ret) -> Option<base::Ino> {
+    match (op, ret) {
+        (Op::Write { .. } | Op::Fsync { .. }, Ret::Failed(NoSpace)) => None,
+        (Op::Open { cut: Cut::Keep, .. }, _) => None,
+        (
+            Op::Write { ino, .. }
+            | Op::Truncate { ino, .. }
+            | Op::Punch { ino, .. }
+            | Op::Copy { to: (ino, _), .. }
+            | Op::Fsync { ino }
+            | Op::Open { ino, .. },
+            ret,
+        ) if is_doubtful(op, ret) => Some(*ino),
+        _ => None,
+    }
+}
+
+impl Checker {
+    fn taint(&mut self, ino: base::Ino) {
+        self.possible.iter_mut().for_each(|possible| possible.model.taint(ino));
+    }
+
+    fn end(&mut self, id: OpId, ret: &Ret) {
+        let Some(open) = self.open.get(&id) else { return };
+        self.checked.operations += 1;
+        let is_certain = open.ret.is_some();
+        let changes_names = open.op.changes_names();
+        if let Some(ino) = tainted_by(&open.op, ret) {
+            self.taint(ino);
+        }
+        if !is_certain {
+            // A name may have changed, or change later. Content is anybody's guess, and that was noted.
+            if !changes_names {
+                self.open.remove(&id);
+            }
+            return;
+        }
+        let (mut seen, mut seen_ended) = (HashSet::new(), HashSet::new());
+        let mut ended = Vec::new();
+        let mut todo = std::mem::take(&mut self.possible);
+        while let Some(mut possible) = todo.pop() {
+            if let Some(promise) = possible.happened.remove(&id) {
+                possible.model.keep_promise(&promise);
+                if seen_ended.insert(possible.clone()) {
+                    ended.push(possible);
+                }
+                continue;
+            }
+            for next in self.nexts(&possible) {
+                if seen.insert(next.clone()) && seen.len() < 4 * STATES_MAX {
+                    todo.push(next);
+                }
+            }
+        }
+        self.possible = ended;
+        self.open.remove(&id);
+    }
+
+    /// Every state that one more operation leads to.
+    fn nexts(&self, possible: &Possible) -> Vec<Possible> {
+        let mut nexts = Vec::new();
+        for (id, open) in &self.open {
+            if possible.happened.contains_key(id) {
+                continue;
+            }
+            let mut next = possible.clone();
+            if let Some(promise) = next.model.apply(*id, open.client, &open.op, open.ret.as_ref()) {
+                next.happened.insert(*id, promise);
+                nexts.push(next);
+            }
+        }
+        nexts
+    }
+
+    /// Everything under way may have happened in any order, or not; then what was not durable is in doubt.
+    fn crash(&mut self) {
+        let mut seen: HashSet<Possible> = self.possible.iter().cloned().collect();
+        let mut todo = std::mem::take(&mut self.possible);
+        let mut after = BTreeSet::new();
+        let mut left = Vec::new();
+        while let Some(possible) = todo.pop() {
+            for next in self.nexts(&possible) {
+                if seen.len() < 4 * STATES_MAX && seen.insert(next.clone()) {
+                    todo.push(next);
+                }
+            }
+            let mut model = possible.model;
+            model.crash();
+            if after.insert(fingerprint(&model)) {
+                left.push(Possible { model, happened: BTreeMap::new() });
+            }
+        }
+        self.possible = left;
+        self.open.clear();
+    }
+}
+
+fn fingerprint(model: &Model) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    model.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn explain(history: &[Moment], at: usize) -> String {
+    let mut lines = vec!["no order of operations explains the last answer:".to_owned()];
+    let from = at.saturating_sub(60);
+    if let Moment::End { id, .. } = &history[at] {
+        if let Some(begin) = history.get(*id).filter(|_| *id < from) {
+            lines.push(show(begin));
+            lines.push("...".to_owned());
+        }
+    }
+    lines.extend(history[from..=at].iter().map(show));
+    lines.join("\n  ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,241 @@
+//! The network between clients and the owner: it delays, and it delivers again what was not answered.
+//!
+//! Requests of one client arrive in the order in which they were sent, as over one connection; those of different
+//! clients in any order. Answers overtake each other, and so do answers and recalls. A connection that breaks loses
+//! an answer: the request is sent again under the same id, and only the last answer reaches the client.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{FsError, SessionId};
+use tokio::sync::{mpsc, oneshot};
+use wire::BoxFuture;
+use wire::meta::{Content, EventSink, MapPiece, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId};
+
+use crate::world::{Dice, World};
+
+/// One client's way to the owner.
+pub(crate) struct Link {
+    world: Arc<World>,
+    name: u32,
+    owner: Arc<dyn MetaService>,
+    dice: Arc<Dice>,
+    requests: mpsc::UnboundedSender<Parcel>,
+}
+
+struct Parcel {
+    id: RequestId,
+    request: MetaRequest,
+    reply: oneshot::Sender<Result<MetaReply, FsError>>,
+}
+
+/// What the couriers of one link share.
+#[derive(Clone)]
+struct Route {
+    world: Arc<World>,
+    name: u32,
+    owner: Arc<dyn MetaService>,
+    dice: Arc<Dice>,
+}
+
+impl Link {
+    /// The way of client `name` in boot `boot`. Its couriers run on the present runtime.
+    pub(crate) fn new(world: &Arc<World>, boot: u64, name: u32, owner: Arc<dyn MetaService>) -> Arc<Self> {
+        let dice = Arc::new(world.dice(0x6e65 + (boot << 32) + (u64::from(name) << 16)));
+        let (requests, inbox) = mpsc::unbounded_channel();
+        let route = Route { world: world.clone(), name, owner: owner.clone(), dice: dice.clone() };
+        tokio::spawn(carry_requests(route, inbox));
+        Arc::new(Self { world: world.clone(), name, owner, dice, requests })
+    }
+}
+
+/// How long a message is on its way: mostly a moment, sometimes long enough for others to act.
+pub(crate) fn delay(dice: &Dice) -> Duration {
+    match dice.below(40) {
+        0 => Duration::from_millis(20 + dice.below(300)),
+        1..8 => Duration::from_millis(1 + dice.below(8)),
+        8..24 => Duration::from_millis(1),
+        _ => Duration::ZERO,
+    }
+}
+
+async fn travel(dice: &Dice) {
+    let delay = delay(dice);
+    if delay.is_zero() {
+        tokio::task::yield_now().await;
+    } else {
+        tokio::time::sleep(delay).await;
+    }
+}
+
+async fn carry_requests(route: Route, mut inbox: mpsc::UnboundedReceiver<Parcel>) {
+    while let Some(parcel) = inbox.recv().await {
+        travel(&route.dice).await;
+        let route = route.clone();
+        tokio::spawn(async move { route.deliver(parcel).await });
+        // The request is with the owner before the next one is taken.
+        tokio::task::yield_now().await;
+    }
+}
+
+impl Route {
+    async fn deliver(&self, Parcel { id, request, reply }: Parcel) {
+        let name = self.name;
+        self.world.trace.event(format_args!("net {name} {} {}", show_id(id), show_request(&request)));
+        let result = if self.dice.once_in(self.world.scenario.repeat_once_in) {
+            self.deliver_twice(id, &request).await
+        } else {
+            self.owner.call(id, request.clone()).await
+        };
+        travel(&self.dice).await;
+        self.world.trace.event(format_args!("net {name} {} answer {}", show_id(id), show_answer(&result)));
+        if let Ok(answer) = &result {
+            self.note_ids(&request, answer);
+        }
+        // A client that is gone does not wait.
+        let _ = reply.send(result);
+    }
+
+    /// The connection breaks before the answer has come: the request is sent again, while the owner still works on
+    /// the first one or later.
+    async fn deliver_twice(&self, id: RequestId, request: &MetaRequest) -> Result<MetaReply, FsError> {
+        let (owner, again) = (self.owner.clone(), request.clone());
+        let first = tokio::spawn(async move { owner.call(id, again).await });
+        travel(&self.dice).await;
+        let second = self.owner.call(id, request.clone()).await;
+        let first = first.await.unwrap_or(Err(FsError::Unavailable));
+        if let (Ok(first), Ok(second)) = (&first, &second)
+            && changes_something(request)
+            && first != second
+        {
+            let what =
+                format!("I3: a request sent twice has two answers: {request:?}: {first:?} and {second:?}");
+            self.world.promises().violate(what);
+        }
+        second
+    }
+
+    /// I15: what is handed out is new.
+    fn note_ids(&self, request: &MetaRequest, answer: &MetaReply) {
+        let mut promises = self.world.promises();
+        match (request, answer) {
+            (MetaRequest::Make(_), MetaReply::Entry { attr, .. }) if !promises.inos.insert(attr.ino.0) => {
+                promises.violate(format!("I15: inode {} was handed out twice", attr.ino));
+            }
+            (MetaRequest::AllocExtents, MetaReply::Range { first, count }) => {
+                let end = first.0 + count;
+                let before = promises.ranges.range(..end).next_back().map(|(from, len)| from + len);
+                if before.is_some_and(|before| before > first.0) {
+                    promises.violate(format!("I15: extent ids from {first} on were handed out twice"));
+                }
+                promises.ranges.insert(first.0, *count);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn show_id(id: RequestId) -> String {
+    format!("{}/{}/{}", id.session, id.slot, id.seq)
+}
+
+/// Without the bytes of files, which are long.
+fn show_piece(piece: &MapPiece) -> String {
+    match &piece.content {
+        Content::Inline(bytes) => format!("{}+{}:{}", piece.off, piece.len, crate::trace::sum(bytes)),
+        Content::Extent(extent) => format!("{}+{}@{}+{}", piece.off, piece.len, extent.id, extent.extent_off),
+    }
+}
+
+fn show_request(request: &MetaRequest) -> String {
+    match request {
+        MetaRequest::Commit { ino, lease, pieces, size, .. } => {
+            let pieces: Vec<_> = pieces
+                .iter()
+                .map(|commit| format!("{} owed={:?}", show_piece(&commit.piece), commit.owed))
+                .collect();
+            format!("Commit ino={ino} lease={lease} size={size} {}", pieces.join(" "))
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+fn show_answer(answer: &Result<MetaReply, FsError>) -> String {
+    match answer {
+        Ok(MetaReply::Map { pieces, end }) => {
+            let pieces: Vec<_> = pieces.iter().map(show_piece).collect();
+            format!("Map end={end} {}", pieces.join(" "))
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+/// Whether a repetition of the request must have the first answer.
+fn changes_something(request: &MetaRequest) -> bool {
+    use MetaRequest as R;
+    match request {
+        R::Make(_)
+        | R::Unlink { .. }
+        | R::Rmdir { .. }
+        | R::Link { .. }
+        | R::SetXattr { .. }
+        | R::SetAttr { .. }
+        | R::Commit { .. }
+        | R::AllocExtents
+        | R::CloneRange { .. } => true,
+        R::Rename { .. } => false,
+        _ => false,
+    }
+}
+
+impl MetaService for Link {
+    fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>> {
+        Box::pin(async move {
+            let (queue, inbox) = mpsc::unbounded_channel();
+            let (world, dice, name) = (self.world.clone(), self.dice.clone(), self.name);
+            tokio::spawn(carry_events(world, dice, name, inbox, events));
+            let session = self.owner.connect(Arc::new(Queue(queue))).await?;
+            self.world.trace.event(format_args!("net {name} session {session}"));
+            let mut promises = self.world.promises();
+            if !promises.sessions.insert(session.0) {
+                promises.violate(format!("I15: session {session} was handed out twice"));
+            }
+            Ok(session)
+        })
+    }
+
+    fn call(&self, id: RequestId, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
+        Box::pin(async move {
+            let (reply, answer) = oneshot::channel();
+            // Without a courier the runtime is ending.
+            let _ = self.requests.send(Parcel { id, request, reply });
+            answer.await.unwrap_or(Err(FsError::Unavailable))
+        })
+    }
+}
+
+struct Queue(mpsc::UnboundedSender<OwnerEvent>);
+
+impl EventSink for Queue {
+    fn event(&self, event: OwnerEvent) {
+        // A client that is gone has no leases to recall.
+        let _ = self.0.send(event);
+    }
+}
+
+async fn carry_events(
+    world: Arc<World>,
+    dice: Arc<Dice>,
+    name: u32,
+    mut inbox: mpsc::UnboundedReceiver<OwnerEvent>,
+    events: Arc<dyn EventSink>,
+) {
+    while let Some(event) = inbox.recv().await {
+        travel(&dice).await;
+        world.trace.event(format_args!("net {name} event {event:?}"));
+        if let OwnerEvent::Revoked { lease } = &event {
+            world.note_revoked(lease.ino);
+        }
+        events.event(event);
+    }
+}

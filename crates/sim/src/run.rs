@@ -1,0 +1,188 @@
+//! One seed from beginning to end: boots, crashes, and the checks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use crate::faults;
+use crate::history::History;
+use crate::node::{self, Node};
+use crate::scenario::Scenario;
+use crate::trace::Fnv;
+use crate::workload::Process;
+use crate::world::World;
+use crate::{check, linear};
+
+/// No boot takes longer, in simulated time.
+const BOOT_MAX: Duration = Duration::from_secs(7200);
+/// Long enough for every background task to have had several turns.
+const REST: Duration = Duration::from_secs(20);
+
+/// What a run gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// The hash of everything that happened.
+    pub trace: u64,
+    /// How many things happened.
+    pub events: u64,
+    /// Operations of processes that got an answer.
+    pub operations: u64,
+    /// Crashes that hit a node at work.
+    pub crashes: u64,
+    /// The check of the history was given up because too much was possible.
+    pub given_up: bool,
+    /// What was wrong, with the seed; empty if nothing was.
+    pub failures: Vec<String>,
+    /// The last lines of the trace, if they were asked for.
+    pub lines: Vec<String>,
+}
+
+/// How a boot ended.
+enum Ended {
+    PowerLost,
+    AtRest,
+    Wrong(String),
+}
+
+/// Plays a scenario through. Must not be called on a runtime.
+pub fn run(scenario: Scenario, keep_lines: bool) -> Outcome {
+    let world = World::new(scenario, keep_lines);
+    let history = Arc::new(History::new(&world));
+    let mut failures = Vec::new();
+    let mut crashes = 0;
+    if let Err(error) = node::format(&world) {
+        failures.push(format!("drives cannot be formatted: {error}"));
+    }
+    let latency_us = [0, 50, 500, 5000][world.dice(0x1a7).below(4) as usize];
+    world.files.set_latency(Duration::from_micros(10), Duration::from_micros(20 + latency_us));
+    let mut boot = 0;
+    while failures.is_empty() && boot < world.scenario.boots {
+        match run_boot(&world, &history, boot) {
+            Ended::PowerLost => crashes += 1,
+            Ended::AtRest => {}
+            Ended::Wrong(what) => failures.push(what),
+        }
+        failures.extend(world.violations());
+        boot += 1;
+    }
+    let history = history.take();
+    let lost = world.promises().revoked.clone();
+    let checked = match linear::check(&history, &lost) {
+        Ok(checked) => checked,
+        Err(why) => {
+            failures.push(why);
+            linear::Checked::default()
+        }
+    };
+    let (trace, events) = world.trace.position();
+    let seed = world.scenario.seed;
+    let failures = failures
+        .into_iter()
+        .map(|what| format!("seed={seed} boot={}: {what}", boot.saturating_sub(1)))
+        .collect();
+    Outcome {
+        trace,
+        events,
+        operations: checked.operations,
+        crashes,
+        given_up: checked.given_up,
+        failures,
+        lines: world.trace.lines(),
+    }
+}
+
+fn run_boot(world: &Arc<World>, history: &Arc<History>, boot: u64) -> Ended {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("the system has descriptors left for a runtime");
+    let dice = world.dice(0xb007 + (boot << 32));
+    let is_last = boot + 1 == world.scenario.boots;
+    let cut_after = match dice.below(8) {
+        _ if is_last => None,
+        // During recovery, and early.
+        0 => Some(dice.below(60)),
+        1..3 => Some(dice.below(800)),
+        _ => Some(dice.below(8000)),
+    };
+    let ended = runtime.block_on(async {
+        world.clock.start(dice.below(10_000_000_000));
+        world.trace.event(format_args!("boot {boot}"));
+        world.trace.cut_after(cut_after);
+        let life = live(world, history, boot, is_last);
+        let ended = tokio::select! {
+            biased;
+            () = world.trace.cut.notified() => Ended::PowerLost,
+            ended = tokio::time::timeout(BOOT_MAX, life) => {
+                ended.unwrap_or_else(|_| Ended::Wrong("the boot hangs".to_owned()))
+            }
+        };
+        world.clock.stop();
+        ended
+    });
+    world.files.crash();
+    history.crash();
+    drop(runtime);
+    ended
+}
+
+async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bool) -> Ended {
+    let node = match Node::start(world, boot).await {
+        Ok(node) => node,
+        // What begins while power fails does not start.
+        Err(_) if world.trace.is_cut() => return Ended::PowerLost,
+        Err(error) => return Ended::Wrong(format!("node does not start: {error}")),
+    };
+    let process = |number: u32| {
+        let client = number % world.scenario.clients;
+        let dice = world.dice(0x9_0000 + (boot << 32) + u64::from(number));
+        Process::new(world, history, node.clients[client as usize].clone(), client, dice)
+    };
+    process(0).survey().await;
+    let faults = tokio::spawn(faults::inject(world.clone(), node.drives.clone(), boot));
+    let mut work = JoinSet::new();
+    for number in 0..world.scenario.processes {
+        work.spawn(process(number).work(world.scenario.operations));
+    }
+    while work.join_next().await.is_some() {}
+    faults.abort();
+    faults::mend(&node.drives);
+    if world.trace.is_cut() {
+        return Ended::PowerLost;
+    }
+    if node.owner.stat().halted {
+        // It refuses everything until it is started again.
+        return if world.scenario.syncs_fail {
+            Ended::AtRest
+        } else {
+            Ended::Wrong("the owner halted".to_owned())
+        };
+    }
+    tokio::time::sleep(REST).await;
+    process(1).survey().await;
+    if !is_last || world.trace.is_cut() {
+        return Ended::PowerLost;
+    }
+    come_to_rest(world, node).await
+}
+
+async fn come_to_rest(world: &Arc<World>, node: Node) -> Ended {
+    tokio::time::sleep(REST).await;
+    let (state, drives) = match node.stop().await {
+        Ok(stopped) => stopped,
+        Err(_) if world.is_faulty() => return Ended::AtRest,
+        Err(error) => return Ended::Wrong(error),
+    };
+    let wrong = check::check(world, state, &drives).await;
+    if wrong.is_empty() { Ended::AtRest } else { Ended::Wrong(wrong.join("\n  ")) }
+}
+
+/// Mixes the outcomes of many seeds into one number.
+pub fn mix(outcomes: impl IntoIterator<Item = u64>) -> u64 {
+    let mut hash = Fnv::default();
+    outcomes.into_iter().for_each(|trace| hash.add(&trace.to_le_bytes()));
+    hash.0
+}

@@ -1,0 +1,71 @@
+//! What a seed stands for: the machine, who works on it, and what goes wrong.
+
+use layout::Profile;
+
+use crate::world::Dice;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// Everything follows from it.
+    pub seed: u64,
+    /// How data is protected.
+    pub profile: Profile,
+    /// Drives of the node: one more than the profile needs where drives die.
+    pub drives: u32,
+    /// Size of each.
+    pub drive_bytes: u64,
+    /// Directories with copies of the metadata.
+    pub meta_dirs: u32,
+    /// Clients of the filesystem.
+    pub clients: u32,
+    /// Processes, spread over the clients; each does one operation at a time.
+    pub processes: u32,
+    /// Operations of each process in each boot.
+    pub operations: u32,
+    /// The node is started this often; all boots but the last end with a loss of power.
+    pub boots: u64,
+    /// A request is sent again once in so many.
+    pub repeat_once_in: u64,
+    /// Drives die and come back.
+    pub drives_die: bool,
+    /// Syncs of drives or of the log fail.
+    pub syncs_fail: bool,
+    /// Bits flip on drives.
+    pub bits_flip: bool,
+    /// Drives are slow at times.
+    pub drives_slow: bool,
+    /// Files become so large that the drives are full.
+    pub fills: bool,
+}
+
+const MIB: u64 = 1 << 20;
+
+impl Scenario {
+    /// The scenario of a seed.
+    pub fn new(seed: u64) -> Self {
+        let dice = Dice::new(seed ^ 0x5ce0_a710);
+        let profile: Profile =
+            dice.of(&["1+0", "1+0", "r2", "r3", "2+1", "4+2"]).parse().expect("these are profiles");
+        let spare = profile.m() > 0 && dice.once_in(2);
+        let drives_die = spare && dice.once_in(2);
+        let fills = dice.once_in(6);
+        Self {
+            seed,
+            profile,
+            drives: u32::from(profile.n()) + u32::from(spare),
+            drive_bytes: if fills { 20 * MIB } else { 256 * MIB },
+            meta_dirs: *dice.of(&[1, 1, 2, 3]),
+            clients: 1 + dice.below(3) as u32,
+            processes: 1 + dice.below(4) as u32,
+            operations: 20 + dice.below(60) as u32,
+            boots: 1 + dice.below(4),
+            repeat_once_in: *dice.of(&[20, 100, u64::MAX]),
+            drives_die,
+            syncs_fail: dice.once_in(5),
+            bits_flip: profile.m() > 0 && !drives_die && dice.once_in(4),
+            drives_slow: dice.once_in(4),
+            fills,
+        }
+    }
+}

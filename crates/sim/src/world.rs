@@ -1,0 +1,176 @@
+//! What survives a crash: the clock, the disk, and what the outside world remembers having been promised.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::Ino;
+use base::env::sim::{DiskEvent, SimFiles, SimRandom};
+use base::env::{Clock, Env, Random};
+use tokio::time::Instant;
+use wire::drive::ShardKey;
+
+use crate::scenario::Scenario;
+use crate::trace::{Trace, sum};
+
+/// Simulated time: goes on from where the last boot ended.
+#[derive(Default)]
+pub(crate) struct WorldClock {
+    base_ns: AtomicU64,
+    started: Mutex<Option<Instant>>,
+}
+
+impl WorldClock {
+    /// A boot begins, `pause_ns` after the last one ended. To be called on its runtime.
+    pub(crate) fn start(&self, pause_ns: u64) {
+        self.base_ns.fetch_add(pause_ns, Ordering::Relaxed);
+        *self.started.lock().expect("no holder of this lock panics") = Some(Instant::now());
+    }
+
+    /// The boot has ended; time stands still.
+    pub(crate) fn stop(&self) {
+        let now = self.boot_ns();
+        self.base_ns.store(now, Ordering::Relaxed);
+        *self.started.lock().expect("no holder of this lock panics") = None;
+    }
+}
+
+impl Clock for WorldClock {
+    fn boot_ns(&self) -> u64 {
+        let started = *self.started.lock().expect("no holder of this lock panics");
+        let elapsed = started.map_or(0, |started| started.elapsed().as_nanos() as u64);
+        self.base_ns.load(Ordering::Relaxed) + elapsed
+    }
+
+    fn wall_ns(&self) -> i64 {
+        1_700_000_000_000_000_000 + self.boot_ns() as i64
+    }
+}
+
+/// A seeded sequence with what one wants of it.
+pub(crate) struct Dice(SimRandom);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(SimRandom::new(seed))
+    }
+
+    pub(crate) fn below(&self, limit: u64) -> u64 {
+        self.0.next_u64() % limit.max(1)
+    }
+
+    /// True once in `times`.
+    pub(crate) fn once_in(&self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    pub(crate) fn of<'a, T>(&self, choices: &'a [T]) -> &'a T {
+        &choices[self.below(choices.len() as u64) as usize]
+    }
+}
+
+/// What was promised or handed out so far, whatever crashed since.
+#[derive(Default)]
+pub(crate) struct Promises {
+    /// The last batch that the log acknowledged.
+    pub(crate) acked_seq: u64,
+    /// The highest epoch that sealed the log.
+    pub(crate) sealed_epoch: u64,
+    /// First extent ids of ranges, with their lengths.
+    pub(crate) ranges: BTreeMap<u64, u64>,
+    /// Inodes that creators were told of.
+    pub(crate) inos: BTreeSet<u64>,
+    /// Sessions that clients were told of.
+    pub(crate) sessions: BTreeSet<u64>,
+    /// Block checksums of every shard that was ever sent to a drive.
+    pub(crate) shards: BTreeMap<ShardKey, Vec<u32>>,
+    /// Drives whose content was damaged on purpose, or that missed writes.
+    pub(crate) hurt_drives: BTreeSet<u32>,
+    /// A damaged drive could not be opened.
+    pub(crate) drive_lost: bool,
+    /// Inodes whose leases were revoked: what was dirty under them is lost, and the next fsync says so.
+    pub(crate) revoked: BTreeSet<u64>,
+    /// What must never have happened.
+    violations: Vec<String>,
+}
+
+impl Promises {
+    /// Something that must never happen has.
+    pub(crate) fn violate(&mut self, what: String) {
+        if self.violations.len() < 10 {
+            self.violations.push(what);
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct World {
+    pub(crate) scenario: Scenario,
+    pub(crate) clock: Arc<WorldClock>,
+    pub(crate) files: Arc<SimFiles>,
+    pub(crate) trace: Arc<Trace>,
+    promises: Mutex<Promises>,
+    random: Arc<SimRandom>,
+}
+
+impl World {
+    pub(crate) fn new(scenario: Scenario, keep_lines: bool) -> Arc<Self> {
+        let seed = scenario.seed;
+        let clock = Arc::new(WorldClock::default());
+        let files = Arc::new(SimFiles::new(seed ^ 0xd15c));
+        let trace = Arc::new(Trace::new(clock.clone(), keep_lines));
+        trace.cut_power_of(files.clone());
+        let watched = trace.clone();
+        files.set_watch(Box::new(move |file, event| note_disk_event(&watched, file, event)));
+        let random = Arc::new(SimRandom::new(seed ^ 0x7a5d));
+        Arc::new(Self { scenario, clock, files, trace, promises: Mutex::default(), random })
+    }
+
+    /// What the code under test gets.
+    pub(crate) fn env(&self) -> Env {
+        Env { clock: self.clock.clone(), random: self.random.clone(), files: self.files.clone() }
+    }
+
+    pub(crate) fn promises(&self) -> MutexGuard<'_, Promises> {
+        self.promises.lock().expect("no holder of this lock panics")
+    }
+
+    /// Whether drives fail in this run so that I/O may.
+    pub(crate) fn is_faulty(&self) -> bool {
+        self.scenario.drives_die || self.scenario.syncs_fail || self.promises().drive_lost
+    }
+
+    /// A lease was revoked. Without a fault every recall is answered in time.
+    pub(crate) fn note_revoked(&self, ino: Ino) {
+        let excused = self.is_faulty() || self.scenario.fills || self.trace.is_cut();
+        let mut promises = self.promises();
+        promises.revoked.insert(ino.0);
+        if !excused {
+            promises.violate(format!("I12: a lease on inode {ino} was revoked"));
+        }
+    }
+
+    /// Dice of their own for a part of the run.
+    pub(crate) fn dice(&self, part: u64) -> Dice {
+        Dice::new(self.scenario.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ part)
+    }
+
+    /// What must never have happened but did.
+    pub(crate) fn violations(&self) -> Vec<String> {
+        self.promises().violations.clone()
+    }
+}
+
+fn note_disk_event(trace: &Trace, file: u64, event: DiskEvent<'_>) {
+    match event {
+        DiskEvent::Write { offset, bytes } => {
+            // Zeros ahead of the log are long and all the same.
+            let sum = sum(&bytes[..bytes.len().min(1 << 16)]);
+            trace.event(format_args!("disk write file={file} off={offset} len={} sum={sum:x}", bytes.len()));
+        }
+        DiskEvent::Sync => trace.event(format_args!("disk sync file={file}")),
+        DiskEvent::SetLen(len) => trace.event(format_args!("disk setlen file={file} len={len}")),
+        DiskEvent::Name(path) => trace.event(format_args!("disk name {}", path.display())),
+        DiskEvent::SyncDir(path) => trace.event(format_args!("disk syncdir {}", path.display())),
+    }
+}

@@ -1,0 +1,74 @@
+//! The same seed is the same run, and a few hundred seeds are without a finding.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::env::spawn_thread;
+use sim::{Scenario, run};
+
+/// Seeds that every test run plays, besides those that found something once.
+const SEEDS: std::ops::Range<u64> = 1..301;
+
+/// Seeds that found something, see docs/develop/simulation.md.
+const FOUND: [u64; 16] = [363, 403, 435, 459, 482, 617, 691, 983, 1085, 1338, 1395, 2, 53, 74, 118, 283];
+
+/// Runs seeds on two threads. Returns all failures.
+fn failures(seeds: Vec<u64>) -> Vec<String> {
+    let (seeds, next) = (Arc::new(seeds), Arc::new(AtomicU64::new(0)));
+    let work = |number: u32| {
+        let (seeds, next) = (seeds.clone(), next.clone());
+        spawn_thread(&format!("seeds-{number}"), move || {
+            let mut failures = Vec::new();
+            while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                failures.extend(run(Scenario::new(*seed), false).failures);
+            }
+            failures
+        })
+    };
+    let threads: Vec<_> = (0..2).map(work).collect();
+    threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+}
+
+#[test]
+fn hundreds_of_seeds_are_without_a_finding() {
+    let failures = failures(SEEDS.collect());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn what_was_found_once_is_found_no_more() {
+    let failures = failures(FOUND.to_vec());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn a_seed_gives_the_same_trace_twice_in_one_process() {
+    for seed in 400..440 {
+        let (first, second) = (run(Scenario::new(seed), false), run(Scenario::new(seed), false));
+        assert_eq!((first.trace, first.events), (second.trace, second.events), "seed={seed}");
+        assert_eq!(first.failures, second.failures, "seed={seed}");
+        assert!(first.events > 20, "seed={seed}: nothing happened");
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_trace_in_another_process() {
+    let last_line = || {
+        let output = Command::new(env!("CARGO_BIN_EXE_sim")).args(["500", "30", "2"]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().lines().last().unwrap_or_default().to_owned()
+    };
+    let here = sim::mix((500..530).map(|seed| run(Scenario::new(seed), false).trace));
+    let (first, second) = (last_line(), last_line());
+    assert_eq!(first, second);
+    assert!(first.contains(&format!("{here:016x}")), "{first} has not {here:016x}");
+}
+
+#[test]
+fn other_seeds_are_other_runs() {
+    let mut traces: Vec<u64> = (600..620).map(|seed| run(Scenario::new(seed), false).trace).collect();
+    traces.sort_unstable();
+    traces.dedup();
+    assert_eq!(traces.len(), 20);
+}
