@@ -15,7 +15,7 @@ use meta::owner::{Owner, OwnerOptions};
 use meta::state::{MirroredState, State};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use upkeep::Reclaimer;
+use upkeep::{Pace, Reclaimer, Repairer};
 use wire::drive::DriveService;
 
 use crate::disks::SimDrive;
@@ -37,7 +37,8 @@ pub(crate) struct Node {
     pub(crate) state: Arc<dyn State>,
     pub(crate) drives: Drives,
     pub(crate) clients: Vec<Client>,
-    pub(crate) reclaimer: Reclaimer,
+    reclaimer: Reclaimer,
+    repairer: Repairer,
     _publish: watch::Sender<Arc<Topology>>,
 }
 
@@ -85,6 +86,7 @@ fn groups(world: &World) -> Vec<PlacementGroup> {
         id: PgId(number),
         epoch: Epoch(1),
         members: (0..n).map(|at| DriveId((number + at) % drives)).collect(),
+        rebuilding: Vec::new(),
     };
     (0..count).map(group).collect()
 }
@@ -95,6 +97,8 @@ fn open_drives(world: &Arc<World>, boot: u64) -> Result<(Topology, Drives), Stri
         groups: groups.iter().map(|group| group.id).collect(),
         map: ClusterMap { epoch: Epoch(1), drives: Vec::new(), groups },
         drives: HashMap::new(),
+        profile: world.scenario.profile,
+        narrow: Vec::new(),
     };
     let mut drives = Drives::new();
     for number in 0..world.scenario.drives {
@@ -156,8 +160,10 @@ impl Node {
             clients.push(Client::open(options).await.map_err(|error| text(&error))?);
         }
         let reclaimer = Reclaimer::start(clients[0].clone(), &Handle::current());
+        let pace = Arc::new(Pace::new(world.env()));
+        let repairer = Repairer::start(world.env(), clients[0].clone(), pace, &Handle::current());
         world.trace.event(format_args!("node is up boot={boot}"));
-        Ok(Self { owner, state, drives, clients, reclaimer, _publish: publish })
+        Ok(Self { owner, state, drives, clients, reclaimer, repairer, _publish: publish })
     }
 
     /// Ends clients and owner in good order, so that everything is in the local store.
@@ -165,6 +171,7 @@ impl Node {
     /// # Errors
     /// What could not be made durable or does not end.
     pub(crate) async fn stop(self) -> Result<(Arc<dyn State>, Drives), String> {
+        self.repairer.stop().await;
         self.reclaimer.stop().await;
         for client in &self.clients {
             client.close().await.map_err(|error| format!("client does not close: {error}"))?;
