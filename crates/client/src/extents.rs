@@ -103,7 +103,7 @@ pub(crate) struct ExtentIo {
     /// Writes under way, by the cluster map that placed them.
     writing: Mutex<BTreeMap<Epoch, u32>>,
     /// Shards that reads found damaged or missing, for repair.
-    damaged: Mutex<HashMap<(ExtentId, ShardIndex), ExtentRef>>,
+    damaged: Mutex<BTreeMap<(ExtentId, ShardIndex), ExtentRef>>,
 }
 
 /// A write under way.
@@ -340,7 +340,7 @@ impl ExtentIo {
     }
 
     /// The shards noted since the last call.
-    pub(crate) fn take_damaged(&self) -> HashMap<(ExtentId, ShardIndex), ExtentRef> {
+    pub(crate) fn take_damaged(&self) -> BTreeMap<(ExtentId, ShardIndex), ExtentRef> {
         std::mem::take(&mut *self.damaged.lock().expect("no holder of this lock panics"))
     }
 

@@ -1,6 +1,6 @@
 //! A running node: what a crash ends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use meta::owner::{Owner, OwnerOptions};
 use meta::state::{MirroredState, State};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use upkeep::Reclaimer;
+use upkeep::{Pace, Reclaimer, Repairer};
 use wire::drive::DriveService;
 
 use crate::disks::SimDrive;
@@ -37,7 +37,8 @@ pub(crate) struct Node {
     pub(crate) state: Arc<dyn State>,
     pub(crate) drives: Drives,
     pub(crate) clients: Vec<Client>,
-    pub(crate) reclaimer: Reclaimer,
+    reclaimer: Reclaimer,
+    repairer: Repairer,
     _publish: watch::Sender<Arc<Topology>>,
 }
 
@@ -81,8 +82,12 @@ pub(crate) fn format(world: &World) -> Result<(), String> {
 fn groups(world: &World) -> Vec<PlacementGroup> {
     let (drives, n) = (world.scenario.drives, u32::from(world.scenario.profile.n()));
     let count = if drives > n { drives } else { 1 };
-    let members = |number: u32| (0..n).map(|at| DriveId((number + at) % drives)).collect();
-    let group = |number: u32| PlacementGroup::new(PgId(number), members(number));
+    let group = |number: u32| PlacementGroup {
+        id: PgId(number),
+        epoch: Epoch(1),
+        members: (0..n).map(|at| DriveId((number + at) % drives)).collect(),
+        rebuilding: Vec::new(),
+    };
     (0..count).map(group).collect()
 }
 
@@ -91,8 +96,9 @@ fn open_drives(world: &Arc<World>, boot: u64) -> Result<(Topology, Drives), Stri
     let mut topology = Topology {
         groups: groups.iter().map(|group| group.id).collect(),
         map: ClusterMap { epoch: Epoch(1), drives: Vec::new(), groups },
+        drives: HashMap::new(),
         profile: world.scenario.profile,
-        ..Topology::default()
+        narrow: Vec::new(),
     };
     let mut drives = Drives::new();
     for number in 0..world.scenario.drives {
@@ -154,8 +160,10 @@ impl Node {
             clients.push(Client::open(options).await.map_err(|error| text(&error))?);
         }
         let reclaimer = Reclaimer::start(clients[0].clone(), &Handle::current());
+        let pace = Arc::new(Pace::new(world.env()));
+        let repairer = Repairer::start(world.env(), clients[0].clone(), pace, &Handle::current());
         world.trace.event(format_args!("node is up boot={boot}"));
-        Ok(Self { owner, state, drives, clients, reclaimer, _publish: publish })
+        Ok(Self { owner, state, drives, clients, reclaimer, repairer, _publish: publish })
     }
 
     /// Ends clients and owner in good order, so that everything is in the local store.
@@ -163,6 +171,7 @@ impl Node {
     /// # Errors
     /// What could not be made durable or does not end.
     pub(crate) async fn stop(self) -> Result<(Arc<dyn State>, Drives), String> {
+        self.repairer.stop().await;
         self.reclaimer.stop().await;
         for client in &self.clients {
             client.close().await.map_err(|error| format!("client does not close: {error}"))?;
