@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Pid;
 
 use crate::arguments::Arguments;
-use crate::node::{Node, NodeOptions};
+use crate::node::{Drives, Node, NodeOptions};
 use meter::Figure;
 
 pub(crate) const USAGE: &str =
@@ -96,7 +96,8 @@ impl Subject {
 
     fn node(directory: &Path, options: &NodeOptions) -> Result<Self> {
         let name = options.profile.clone();
-        let node = Node::create(options, &directory.join(name.replace(['+', '/'], "-")))?;
+        let directory = directory.join(name.replace(['+', '/'], "-"));
+        let node = Node::create(options, &directory, &directory.join("mnt"))?;
         Ok(Self { name, root: node.mount().to_path_buf(), kind: Kind::Node(node) })
     }
 
@@ -167,8 +168,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         let options = NodeOptions {
             binary: binary.clone(),
             profile: profile.to_owned(),
-            drives: DRIVES,
-            drive_size: scale.drive_size.to_owned(),
+            drives: Drives::Files { count: DRIVES, size: scale.drive_size.to_owned() },
         };
         match Subject::node(&directory, &options) {
             Ok(subject) => {
