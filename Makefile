@@ -17,7 +17,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export FOREBAY ?= $(TARGET)/release/forebay
 export FOREBAY_XTASK ?= $(TARGET)/release/xtask
 
-.PHONY: help run stop build test test-long bench lint deps packages
+.PHONY: help run stop build test test-long crash conformance bench lint deps packages
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,6 +36,13 @@ test: deps ## the default suite; the last line counts what passed and failed
 
 test-long: deps ## the same with larger trees, more operations and more crashes
 	@tests/run.sh --long
+
+crash: deps build ## SIGKILL, power cuts, bad and full disks: ROUNDS=240 in all, SEED=1
+	@FOREBAY_CRASH_ROUNDS=$(or $(ROUNDS),240) FOREBAY_TEST_SEED=$(or $(SEED),1) tests/run.sh crash full
+
+conformance: build ## real programs at full length, about 40 minutes; PARTS="fsx fio" for some of them
+	@tests/deps.sh long
+	@tests/run.sh --conformance $(PARTS)
 
 bench: deps build ## speed beside ext4 and an empty FUSE filesystem; BENCH="--quick" for a short one
 	@tests/bench.sh $(BENCH)

@@ -147,7 +147,12 @@ fn make_subject(setup: &Setup, arguments: &Arguments) -> Result<(Subject, PathBu
         },
     };
     let below = storage.as_ref().map_or(setup.directory.as_path(), Storage::path);
-    let node = Node::create(&options, &below.join("node"), &root)?;
+    // The log stays readable when the disks are gone.
+    let (home, log) = (below.join("node"), setup.directory.join("log"));
+    std::fs::create_dir_all(&home)?;
+    std::fs::create_dir_all(&log)?;
+    std::os::unix::fs::symlink(&log, home.join("log"))?;
+    let node = Node::create(&options, &home, &root)?;
     Ok((Subject::Node(Box::new(node), storage), root))
 }
 
@@ -264,7 +269,13 @@ impl Checker {
         let mut problems = Vec::new();
         while self.workers.len() < count {
             let Ok((worker, result)) = receiver.recv_timeout(PATIENCE) else {
-                bail!("a system call hangs: workers={} of {count}", count - self.workers.len());
+                let evidence = self.root.with_file_name("hang.txt");
+                std::fs::write(&evidence, self.subject.node().map(Node::evidence).unwrap_or_default())?;
+                bail!(
+                    "a system call hangs: workers={} of {count} evidence={}",
+                    count - self.workers.len(),
+                    evidence.display()
+                );
             };
             problems.extend(result.err());
             self.workers.push(worker);

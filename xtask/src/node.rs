@@ -123,6 +123,22 @@ impl Node {
         run(Command::new(&self.binary).args(["fsck", "--help"])).is_ok()
     }
 
+    /// What the process is doing, for people: its threads and where they wait; their stacks if gdb is there.
+    pub(crate) fn evidence(&self) -> String {
+        let Ok(pid) = self.pid() else { return String::new() };
+        let pid = pid.as_raw_pid().to_string();
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let lines = threads.map(|entry| entry.path()).map(|path| {
+            format!("{} {} {}", path.display(), read(path.join("comm")), read(path.join("wchan")))
+        });
+        let mut text = lines.collect::<Vec<String>>().join("\n");
+        let gdb = Command::new("gdb").args(["-p", &pid, "-batch", "-ex", "thread apply all bt 20"]).output();
+        text += &gdb
+            .map_or_else(|_| String::new(), |output| String::from_utf8_lossy(&output.stdout).into_owned());
+        text
+    }
+
     fn command(&self, verb: &str) -> Command {
         let mut command = Command::new(&self.binary);
         command.arg(verb).arg(&self.directory);
