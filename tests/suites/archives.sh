@@ -102,7 +102,7 @@ after_restart() {
     is_sparse "$MNT/tar"
 }
 
-check "the node starts" node_start n --drives 6 --drive-size 2G --profile 4+2 || exit 0
+check "the node starts" node_start n --drives 6 --drive-size 1G --profile 4+2 || exit 0
 check "a tree with attributes, ACLs, links and holes is made" make_source || exit 0
 check "rsync there and back" by_rsync && check "rsync --inplace brings changes" rsync_update
 check "tar there and back" by_tar && check "all is the same after a restart" after_restart

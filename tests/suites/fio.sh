@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # fio writes blocks with checksums and reads them back, at once and after a remount and a restart.
 source "$(dirname "$0")/../lib.sh"
-MIB=$([ "$LONG" = 1 ] && echo 256 || echo 32)
+MIB=$([ "$LONG" = 1 ] && echo 64 || echo 16)
 MNT=$WORK/n/mnt
 
 # run_fio NAME BLOCK_SIZE PATTERN JOBS DIRECT write|verify
@@ -39,7 +39,7 @@ verify_all() {
     each verify_one
 }
 
-check "the node starts" node_start n --drives 6 --drive-size 3G --profile 4+2 || exit 0
+check "the node starts" node_start n --drives 6 --drive-size 1G --profile 4+2 || exit 0
 each write_one
 remount() { node_unmount n && node_mount n; }
 restart() { node_stop n && node_start n; }

@@ -38,7 +38,7 @@ build_rust() {
     not grep -q Compiling "$WORK/again"
 }
 
-check "the node starts" node_start n --drives 6 --drive-size 2G --profile 4+2 || exit 0
+check "the node starts" node_start n --drives 6 --drive-size 1G --profile 4+2 || exit 0
 check "sources of GNU hello are unpacked" fetch_c hello && check "configure, make, make check and install" build_c
 check "this project builds and tests itself, and is up to date then" build_rust
 check "the node stops" node_stop n

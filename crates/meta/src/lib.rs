@@ -2,6 +2,8 @@
 
 pub mod batch;
 pub mod control;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod keys;
 pub mod log;
 pub mod owner;

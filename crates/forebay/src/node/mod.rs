@@ -3,6 +3,7 @@
 mod control;
 mod drives;
 mod filesystems;
+mod node_file;
 mod paths;
 mod start;
 mod why;
@@ -23,34 +24,9 @@ use drives::DriveEntry;
 use filesystems::FilesystemEntry;
 
 pub(crate) use control::read_node_file;
+pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
 pub(crate) use start::{IoChoice, StartOptions};
-
-/// `node.json`: how to reach a running node. Removed when it stops.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct NodeFile {
-    /// Its process.
-    pub(crate) pid: u32,
-    /// Where its first filesystem is mounted.
-    pub(crate) mount: Option<PathBuf>,
-    /// Where it listens.
-    pub(crate) addresses: Addresses,
-    /// Its first filesystem.
-    pub(crate) filesystem: String,
-    /// The cluster's identity.
-    pub(crate) cluster: ClusterId,
-    /// Version of the program.
-    pub(crate) version: String,
-}
-
-/// Where a node listens.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Addresses {
-    /// The management socket.
-    pub(crate) admin: PathBuf,
-}
 
 /// A running node.
 pub(crate) struct Node {

@@ -28,6 +28,8 @@ use crate::store::{ChangeTable, Store, Txn};
 use crate::values::{Inode, MapSegment, Slot, Usage};
 use lease::{Events, Intent, LeaseTable};
 
+#[cfg(fuzzing)]
+pub(crate) use acl::Acl;
 pub(crate) use server::recover;
 pub use server::{Owner, OwnerError, OwnerOptions, OwnerStat};
 
