@@ -36,12 +36,13 @@ make_source() {
     mkdir -m 1777 sticky
 }
 
-# What same_tree does not see.
-same_attributes() {
-    diff <(cd "$1" && getfattr -R -h -d -m - . 2>/dev/null | LC_ALL=C sort) \
-        <(cd "$2" && getfattr -R -h -d -m - . 2>/dev/null | LC_ALL=C sort)
-    diff <(cd "$1" && getfacl -R -p . 2>/dev/null) <(cd "$2" && getfacl -R -p . 2>/dev/null)
+# What same_tree does not see, in the order of names: directories are listed in an order of their own.
+attributes_and_lists() {
+    (cd "$1" && find . -print0 | LC_ALL=C sort -z | xargs -0 getfattr -h -d -m - --absolute-names --)
+    (cd "$1" && find . -not -type l -print0 | LC_ALL=C sort -z | xargs -0 getfacl -p --)
 }
+
+same_attributes() { diff <(attributes_and_lists "$1") <(attributes_and_lists "$2"); }
 
 same_special() {
     [ "$(stat -c %F:%t:%T "$2/special/null")" = "$(stat -c %F:%t:%T "$1/special/null")" ]
