@@ -71,6 +71,27 @@ pub struct DriveInfo {
     pub shards: u64,
 }
 
+/// A ledger's copy in one directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetaCopyInfo {
+    /// The directory with metadata.
+    pub dir: String,
+    /// Whether the log there has everything that was acknowledged.
+    pub log_complete: bool,
+    /// The newest batch in the local store there, if there is one.
+    pub stored_seq: Option<u64>,
+    /// What is wrong with it.
+    pub problem: Option<String>,
+}
+
+/// A directory with metadata.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetaDir {
+    /// Its path.
+    pub path: String,
+}
+
 /// A ledger and its owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LedgerInfo {
@@ -82,8 +103,12 @@ pub struct LedgerInfo {
     pub committed_seq: u64,
     /// The newest batch in the local store.
     pub stored_seq: u64,
-    /// `serving` or `halted`.
+    /// `serving`, `no_space` (reads and deletions only) or `halted`.
     pub state: String,
+    /// Why it is not serving.
+    pub reason: Option<String>,
+    /// Its copies.
+    pub copies: Vec<MetaCopyInfo>,
 }
 
 /// A filesystem.
@@ -136,6 +161,8 @@ pub struct NodeStatus {
     pub uptime_s: u64,
     /// All drives together.
     pub space: SpaceInfo,
+    /// The control ledger's copies.
+    pub control: Vec<MetaCopyInfo>,
     /// Each drive.
     pub drives: Vec<DriveInfo>,
     /// Each filesystem.
@@ -247,6 +274,10 @@ pub trait NodeControl: Send + Sync + 'static {
     -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
     /// Unmounts it.
     fn unmount(&self, name: String) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
+    /// Adds a directory with a copy of all metadata.
+    fn add_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
+    /// Goes on without the copy of the metadata in a directory.
+    fn remove_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
     /// Explains where a path's bytes are.
     fn why(&self, name: String, path: String) -> BoxFuture<'_, Result<WhyInfo, AdminError>>;
 }

@@ -12,7 +12,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeStatus, WhyInfo,
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MetaDir, MountRequest, NodeStatus,
+    WhyInfo,
 };
 
 /// Longest wait for an answer.
@@ -110,6 +111,16 @@ impl AdminClient {
     /// Takes a drive out of service for good.
     pub async fn fail_drive(&self, id: u32) -> Result<DriveInfo, CallError> {
         self.call(Method::POST, &format!("/v1/drives/{id}/fail"), None::<&()>).await
+    }
+
+    /// Adds a directory with a copy of all metadata.
+    pub async fn add_meta_dir(&self, request: &MetaDir) -> Result<NodeStatus, CallError> {
+        self.call(Method::POST, "/v1/meta/dirs", Some(request)).await
+    }
+
+    /// Goes on without the copy of the metadata in a directory.
+    pub async fn remove_meta_dir(&self, request: &MetaDir) -> Result<NodeStatus, CallError> {
+        self.call(Method::DELETE, "/v1/meta/dirs", Some(request)).await
     }
 
     /// Creates a filesystem.

@@ -8,8 +8,8 @@ mod client;
 mod server;
 
 pub use api::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FilesystemInfo, LedgerInfo, MountRequest,
-    NodeControl, NodeStatus, ShardInfo, SpaceInfo, WhyInfo,
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FilesystemInfo, LedgerInfo, MetaCopyInfo,
+    MetaDir, MountRequest, NodeControl, NodeStatus, ShardInfo, SpaceInfo, WhyInfo,
 };
 pub use client::{AdminClient, CallError};
 pub use server::{ServeError, serve};

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 
-use crate::api::{AddDrive, AdminError, CreateFilesystem, MountRequest, NodeControl};
+use crate::api::{AddDrive, AdminError, CreateFilesystem, MetaDir, MountRequest, NodeControl};
 
 /// The socket could not be created.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +57,15 @@ fn router(node: Node) -> Router {
         .route(
             "/v1/drives/{id}/fail",
             post(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.fail_drive(id).await)),
+        )
+        .route(
+            "/v1/meta/dirs",
+            post(async |State(node): State<Node>, Json(request): Json<MetaDir>| {
+                answer(node.add_meta_dir(request).await)
+            })
+            .delete(async |State(node): State<Node>, Json(request): Json<MetaDir>| {
+                answer(node.remove_meta_dir(request).await)
+            }),
         )
         .route(
             "/v1/filesystems",

@@ -15,7 +15,10 @@ use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use layout::{ErasureCode, PlacementGroup, Profile, ShardRead, read_plan, shard_len};
 use tokio::sync::watch;
-use wire::drive::{GetShard, GetShardError, PutShard, PutShardError, ShardClass, ShardKey, ShardShape};
+use wire::drive::{
+    DriveService, GetShard, GetShardError, PutPurpose, PutShard, PutShardError, ShardClass, ShardKey,
+    ShardShape,
+};
 use wire::meta::{ExtentRef, OwedShard};
 
 use crate::topology::Topology;
@@ -181,12 +184,13 @@ impl ExtentIo {
                         extent_len: stripe.extent_len,
                     },
                     class: stripe.class,
+                    purpose: PutPurpose::Write,
                     pg_epoch: group.epoch,
                     checksums: block_checksums(id, shard, 0, bytes),
                     bytes: bytes.clone(),
                 };
                 let late = Err(PutShardError::Failed { drive: *drive });
-                tokio::time::timeout(DRIVE_TIMEOUT, service.put(request)).await.unwrap_or(late)
+                tokio::time::timeout(DRIVE_TIMEOUT, put_patiently(service, request)).await.unwrap_or(late)
             });
         let results = join_all(puts).await;
         let mut owed = Vec::new();
@@ -352,6 +356,18 @@ impl ExtentIo {
                 tracing::error!(extent = %extent.id, %error, "extent cannot be reconstructed");
                 Err(ReadExtentError::Unreadable)
             }
+        }
+    }
+}
+
+/// Puts a shard, coming again as long as the drive says that it is busy.
+async fn put_patiently(service: &Arc<dyn DriveService>, request: PutShard) -> Result<(), PutShardError> {
+    loop {
+        match service.put(request.clone()).await {
+            Err(PutShardError::Busy { retry_after_ms, .. }) => {
+                tokio::time::sleep(Duration::from_millis(u64::from(retry_after_ms))).await;
+            }
+            other => return other,
         }
     }
 }

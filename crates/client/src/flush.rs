@@ -24,8 +24,10 @@ use crate::room::RoomWait;
 const COPIES_BYTES_MAX: usize = 256 * KIB as usize;
 /// Extents written in parallel before one commit.
 const EXTENTS_PER_COMMIT: usize = 8;
-/// Inline bytes that a client puts into the log per second, because they cost there several times over.
-const INLINE_BYTES_PER_S: u64 = 4 << 20;
+/// Inline bytes that a client puts into the log per second. They are written there and again to the ledger's
+/// store, about three times in all; m + 1 copies with their frame headers are more on most profiles, and one sync
+/// each. The bound keeps the store and its log from growing faster than they are worked off.
+const INLINE_BYTES_PER_S: u64 = 32 << 20;
 /// Inline bytes of one commit.
 const INLINE_BYTES_PER_COMMIT: usize = 64 << 10;
 
@@ -180,7 +182,10 @@ impl Client {
             state.dirty_since_ns = None;
             state.dirty.take_all()
         };
-        self.write_runs(node, everything).await.map(|_| ())
+        match self.write_runs(node, everything).await? {
+            Wrote::Something => Ok(()),
+            Wrote::Nothing => self.send_held(node).await,
+        }
     }
 
     /// Writes the runs that `take` takes from the dirty buffer, or puts them back.
@@ -189,21 +194,21 @@ impl Client {
         node: &Node,
         take: impl FnOnce(&mut NodeState) -> BTreeMap<u64, Bytes>,
     ) -> Result<Wrote, FsError> {
-        let runs = {
+        let (runs, held) = {
             // In one step: a read in between must find the bytes in one place or the other.
             let mut state = node.lock();
             let runs = take(&mut state);
             state.flushing = runs.clone();
-            runs
+            (runs, state.held.clone())
         };
         if runs.is_empty() {
             return Ok(Wrote::Nothing);
         }
         let bytes: u64 = runs.values().map(|run| run.len() as u64).sum();
         let mut wait = RoomWait::default();
-        let mut result = self.write_and_commit(node, &runs).await;
+        let mut result = self.write_and_commit(node, &runs, &held.set).await;
         while result == Err(FsError::NoSpace) && wait.step(self).await.unwrap_or(false) {
-            result = self.write_and_commit(node, &runs).await;
+            result = self.write_and_commit(node, &runs, &held.set).await;
         }
         let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
         let mut state = node.lock();
@@ -211,6 +216,7 @@ impl Client {
         match result {
             Ok(()) => {
                 *stalled = None;
+                state.settle_held(&held);
                 drop(state);
                 self.dirty_gone(bytes);
                 Ok(Wrote::Something)
@@ -219,6 +225,7 @@ impl Client {
                 let lost = matches!(error, FsError::StaleLease | FsError::Stale);
                 let before = state.dirty.bytes();
                 if lost {
+                    state.drop_held();
                     state.lease = None;
                     *stalled = None;
                 } else {
@@ -236,7 +243,40 @@ impl Client {
         }
     }
 
-    async fn write_and_commit(&self, node: &Node, runs: &BTreeMap<u64, Bytes>) -> Result<(), FsError> {
+    /// Sends changes of attributes that no content goes with.
+    async fn send_held(&self, node: &Node) -> Result<(), FsError> {
+        let held = node.lock().held.clone();
+        if held.set.is_empty() {
+            return Ok(());
+        }
+        let result = self.call(MetaRequest::SetAttr { ino: node.ino, set: held.set.clone() }).await;
+        let mut state = node.lock();
+        match result {
+            Ok(MetaReply::Attr(attr)) => {
+                state.settle_held(&held);
+                state.learn(attr);
+                Ok(())
+            }
+            Ok(_) => Err(FsError::Io),
+            Err(error) => {
+                state.error = Some(error);
+                if error == FsError::Stale {
+                    state.drop_held();
+                } else {
+                    state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The attributes in `set` change with the last of the content.
+    async fn write_and_commit(
+        &self,
+        node: &Node,
+        runs: &BTreeMap<u64, Bytes>,
+        set: &SetAttr,
+    ) -> Result<(), FsError> {
         let (inline, rest) = self.split_inline(runs);
         let mut pieces: Vec<CommitPiece> = inline
             .into_iter()
@@ -255,8 +295,10 @@ impl Client {
             if pieces.is_empty() {
                 return Ok(());
             }
-            self.commit(node, std::mem::take(&mut pieces)).await?;
-            if groups.peek().is_none() {
+            let last = groups.peek().is_none();
+            let set = if last { set.clone() } else { SetAttr::default() };
+            self.commit(node, std::mem::take(&mut pieces), set).await?;
+            if last {
                 return Ok(());
             }
         }
@@ -290,7 +332,7 @@ impl Client {
         Ok(pieces.collect())
     }
 
-    async fn commit(&self, node: &Node, pieces: Vec<CommitPiece>) -> Result<(), FsError> {
+    async fn commit(&self, node: &Node, pieces: Vec<CommitPiece>, set: SetAttr) -> Result<(), FsError> {
         let (lease, mtime_ns) = {
             let state = node.lock();
             let lease =
@@ -298,7 +340,8 @@ impl Client {
             (lease.id, state.written_ns)
         };
         let size = pieces.iter().map(|commit| commit.piece.end()).max().unwrap_or(0);
-        let request = MetaRequest::Commit { ino: node.ino, lease, pieces: pieces.clone(), size, mtime_ns };
+        let request =
+            MetaRequest::Commit { ino: node.ino, lease, pieces: pieces.clone(), size, mtime_ns, set };
         let attr = match self.call(request).await {
             Ok(MetaReply::Attr(attr)) => attr,
             Ok(_) => return Err(FsError::Io),

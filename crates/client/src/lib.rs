@@ -220,7 +220,7 @@ impl Client {
     /// Makes everything durable. The first error is returned, the rest is tried all the same.
     pub async fn sync(&self) -> Result<(), FsError> {
         let mut result = Ok(());
-        for node in self.inner.nodes.select(|state| state.has_dirty() || state.atime_ns.is_some()) {
+        for node in self.inner.nodes.select(|state| state.is_behind() || state.atime_ns.is_some()) {
             let flushed = self.flush(&node).await;
             result = result.and(flushed);
         }

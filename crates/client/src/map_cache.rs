@@ -1,31 +1,51 @@
 //! The part of a file's map that a client knows, valid under its lease.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
-use wire::meta::MapPiece;
+use wire::meta::{Content, MapPiece};
 
-/// Pieces by offset, complete inside one known range.
+/// Most pieces remembered per file, about 25 MB of them; more are asked for again.
+const PIECES_MAX: usize = 262_144;
+/// Changes remembered for answers that were asked for before them.
+const CHANGES_MAX: usize = 64;
+/// Most bytes of inline content remembered per file.
+const INLINE_BYTES_MAX: usize = 16 << 20;
+
+/// Pieces by offset, complete inside the known ranges and cut to them.
 #[derive(Debug, Default)]
 pub(crate) struct MapCache {
-    known: std::ops::Range<u64>,
+    /// Disjoint ranges, not touching each other: start to end.
+    known: BTreeMap<u64, u64>,
     pieces: BTreeMap<u64, MapPiece>,
+    /// Bytes of inline content among them.
+    inline_bytes: usize,
     /// Counts changes, so that an answer that was asked for before a change is not taken for current.
     generation: u64,
+    /// What the last changes touched, newest last.
+    changes: VecDeque<Range<u64>>,
 }
-
-/// Most pieces remembered per file; more are asked for again.
-const PIECES_MAX: usize = 16_384;
 
 impl MapCache {
     /// Whether everything about `[from, to)` is known.
     #[cfg(test)]
     fn covers(&self, from: u64, to: u64) -> bool {
-        self.known.start <= from && to <= self.known.end
+        to <= self.known_end(from)
     }
 
     /// Up to where the map is known from `off` on; `off` itself if it is not.
     pub(crate) fn known_end(&self, off: u64) -> u64 {
-        if self.known.contains(&off) { self.known.end } else { off }
+        self.known.range(..=off).next_back().map_or(off, |(_, end)| off.max(*end))
+    }
+
+    /// Whether the map is known up to `off`, but not there: a reader in sequence will ask for what follows.
+    pub(crate) fn ends_at(&self, off: u64) -> bool {
+        self.known.range(..off).next_back().is_some_and(|(_, end)| *end == off)
+    }
+
+    /// How many pieces are remembered.
+    pub(crate) fn len(&self) -> usize {
+        self.pieces.len()
     }
 
     /// To be given to [`MapCache::learn`] with the answer.
@@ -33,59 +53,96 @@ impl MapCache {
         self.generation
     }
 
-    /// Takes an answer that is complete for `[from, to)`. Refuses it if the map changed meanwhile.
-    pub(crate) fn learn(&mut self, generation: u64, from: u64, to: u64, pieces: Vec<MapPiece>) -> bool {
-        if generation != self.generation {
-            return false;
+    /// Takes an answer that is complete for `[from, to)`, up to the first change made since it was asked for.
+    pub(crate) fn learn(&mut self, generation: u64, from: u64, to: u64, pieces: Vec<MapPiece>) {
+        let since = (self.generation - generation) as usize;
+        if since > self.changes.len() {
+            return;
         }
-        let adjacent = self.known.start <= to && from <= self.known.end;
-        if !adjacent || self.pieces.len() + pieces.len() > PIECES_MAX {
-            self.pieces.clear();
-            self.known = from..to;
-        } else {
-            self.known = self.known.start.min(from)..self.known.end.max(to);
+        let changed = self.changes.iter().rev().take(since).filter(|range| range.end > from);
+        let to = changed.map(|range| range.start).min().unwrap_or(to).min(to);
+        if to <= from {
+            return;
         }
-        self.pieces.extend(pieces.into_iter().map(|piece| (piece.off, piece)));
-        true
+        if self.pieces.len() + pieces.len() > PIECES_MAX {
+            self.clear();
+        }
+        self.cut(from, to);
+        pieces.iter().filter_map(|piece| piece.clip(from, to)).for_each(|piece| self.insert(piece));
+        self.know(from, to);
     }
 
     /// A file known to be without any piece.
     pub(crate) fn learn_empty(&mut self) {
-        self.generation += 1;
-        self.pieces.clear();
-        self.known = 0..u64::MAX;
+        self.forget();
+        self.known.insert(0, u64::MAX);
     }
 
     /// Puts a committed piece in place of what was there.
     pub(crate) fn replace(&mut self, piece: &MapPiece) {
         self.remove(piece.off, piece.end());
-        if self.pieces.len() >= PIECES_MAX {
-            self.forget();
-        } else if self.known.start <= piece.end() && piece.off <= self.known.end {
-            // A piece that is only partly in the known range makes the rest of itself known.
-            self.known = self.known.start.min(piece.off)..self.known.end.max(piece.end());
-            self.pieces.insert(piece.off, piece.clone());
+        if self.pieces.len() >= PIECES_MAX || self.inline_bytes >= INLINE_BYTES_MAX {
+            self.clear();
         }
+        self.know(piece.off, piece.end());
+        self.insert(piece.clone());
     }
 
     /// `[from, to)` is a hole now.
     pub(crate) fn remove(&mut self, from: u64, to: u64) {
-        self.generation += 1;
-        let first = self.pieces.range(..from).next_back().map_or(from, |(off, _)| *off);
-        let touched: Vec<u64> = self.pieces.range(first..to).map(|(off, _)| *off).collect();
-        for off in touched {
-            let piece = self.pieces.remove(&off).expect("it was just found");
-            for part in [piece.clip(0, from), piece.clip(to, u64::MAX)].into_iter().flatten() {
-                self.pieces.insert(part.off, part);
-            }
-        }
+        self.changed(from, to);
+        self.cut(from, to);
     }
 
     /// Forgets everything.
     pub(crate) fn forget(&mut self) {
-        self.generation += 1;
+        self.changed(0, u64::MAX);
+        self.clear();
+    }
+
+    fn clear(&mut self) {
         self.pieces.clear();
-        self.known = 0..0;
+        self.known.clear();
+        self.inline_bytes = 0;
+    }
+
+    fn insert(&mut self, piece: MapPiece) {
+        self.inline_bytes += inline_len(&piece);
+        self.pieces.insert(piece.off, piece);
+    }
+
+    fn changed(&mut self, from: u64, to: u64) {
+        self.generation += 1;
+        self.changes.push_back(from..to);
+        if self.changes.len() > CHANGES_MAX {
+            self.changes.pop_front();
+        }
+    }
+
+    /// Takes pieces out of a range; what reaches beyond it stays.
+    fn cut(&mut self, from: u64, to: u64) {
+        let first = self.pieces.range(..from).next_back().map_or(from, |(off, _)| *off);
+        let touched: Vec<u64> = self.pieces.range(first..to).map(|(off, _)| *off).collect();
+        for off in touched {
+            let piece = self.pieces.remove(&off).expect("it was just found");
+            self.inline_bytes -= inline_len(&piece);
+            for part in [piece.clip(0, from), piece.clip(to, u64::MAX)].into_iter().flatten() {
+                self.insert(part);
+            }
+        }
+    }
+
+    /// Everything in `[from, to)` is known now.
+    fn know(&mut self, from: u64, to: u64) {
+        let (mut from, mut to) = (from, to);
+        while let Some((&start, &end)) = self.known.range(..=to).next_back() {
+            if end < from {
+                break;
+            }
+            self.known.remove(&start);
+            (from, to) = (from.min(start), to.max(end));
+        }
+        self.known.insert(from, to);
     }
 
     /// The pieces in `[from, to)`, cut to it.
@@ -95,11 +152,18 @@ impl MapCache {
     }
 }
 
+fn inline_len(piece: &MapPiece) -> usize {
+    match &piece.content {
+        Content::Inline(bytes) => bytes.len(),
+        Content::Extent(_) => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use bytes::Bytes;
-    use wire::meta::Content;
+    use proptest::prelude::*;
 
     fn piece(off: u64, text: &'static str) -> MapPiece {
         MapPiece {
@@ -130,42 +194,109 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_that_reaches_over_the_known_range_is_known() {
+    fn a_committed_piece_is_known_wherever_it_is() {
         for (off, known, expected) in [
-            (7, 7..20, ".......bbbbaaaaaaaaa....."),
-            (10, 10..20, "..........bbbbaaaaaa....."),
-            (16, 10..20, "..........aaaaaabbbb....."),
-            (18, 10..22, "..........aaaaaaaabbbb..."),
-            (20, 10..24, "..........aaaaaaaaaabbbb."),
-            (5, 10..20, "..........aaaaaaaaaa....."),
-            (21, 10..20, "..........aaaaaaaaaa....."),
+            (7, vec![(7, 20)], ".......bbbbaaaaaaaaa....."),
+            (10, vec![(10, 20)], "..........bbbbaaaaaa....."),
+            (18, vec![(10, 22)], "..........aaaaaaaabbbb..."),
+            (20, vec![(10, 24)], "..........aaaaaaaaaabbbb."),
+            (5, vec![(5, 9), (10, 20)], ".....bbbb.aaaaaaaaaa....."),
+            (21, vec![(10, 20), (21, 25)], "..........aaaaaaaaaa.bbbb"),
         ] {
             let mut cache = MapCache::default();
             cache.learn(cache.generation(), 10, 20, vec![piece(10, "aaaaaaaaaa")]);
             cache.replace(&piece(off, "bbbb"));
             assert_eq!(text(&cache, 0, 25), expected, "off={off}");
-            assert_eq!(cache.known, known, "off={off}");
+            assert_eq!(cache.known.into_iter().collect::<Vec<_>>(), known, "off={off}");
         }
     }
 
     #[test]
     fn an_answer_that_holds_a_committed_piece_again_does_not_double_it() {
         let mut cache = MapCache::default();
-        assert!(cache.learn(cache.generation(), 4, 100, vec![piece(4, "aaaa")]));
+        cache.learn(cache.generation(), 4, 100, vec![piece(4, "aaaa")]);
         cache.replace(&piece(0, "bbbbbbbb"));
-        assert!(cache.learn(cache.generation(), 0, 100, vec![piece(0, "bbbbbbbb")]));
+        cache.learn(cache.generation(), 0, 100, vec![piece(0, "bbbbbbbb")]);
         assert_eq!(cache.pieces(0, 100), [piece(0, "bbbbbbbb")]);
     }
 
     #[test]
-    fn an_answer_from_before_a_change_is_refused() {
+    fn of_an_answer_from_before_a_change_only_what_lies_before_it_counts() {
         let mut cache = MapCache::default();
         let generation = cache.generation();
-        cache.remove(0, 10);
-        assert!(!cache.learn(generation, 0, 100, vec![piece(0, "old")]));
+        cache.remove(10, 20);
+        cache.learn(generation, 15, 100, vec![piece(15, "old")]);
+        assert!(!cache.covers(15, 16));
+        cache.learn(generation, 8, 100, vec![piece(8, "oldold")]);
+        assert_eq!(text(&cache, 0, 20), "........ol..........");
+        assert!(cache.covers(8, 10) && !cache.covers(10, 11));
+        cache.forget();
+        cache.learn(generation, 0, 100, vec![piece(0, "old")]);
         assert!(!cache.covers(0, 1));
-        assert!(cache.learn(cache.generation(), 0, 100, vec![piece(0, "new")]));
-        assert_eq!(text(&cache, 0, 4), "new.");
-        assert!(cache.covers(10, 100) && !cache.covers(10, 101));
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Commit(u64, u64),
+        Hole(u64, u64),
+        /// Asks for a range, after which so many of the following steps happen before the answer comes.
+        Ask(u64, u64, usize),
+        Forget,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let range = || (0..60u64, 1..12u64);
+        prop_oneof![
+            4 => range().prop_map(|(from, len)| Step::Commit(from, len)),
+            1 => range().prop_map(|(from, len)| Step::Hole(from, len)),
+            4 => (range(), 0..5usize).prop_map(|((from, len), late)| Step::Ask(from, len, late)),
+            1 => Just(Step::Forget),
+        ]
+    }
+
+    proptest! {
+        /// Whatever is known is what the owner has.
+        #[test]
+        fn what_is_known_is_true(steps in proptest::collection::vec(step(), 0..60)) {
+            let mut owner: Vec<u8> = vec![0; 80];
+            let mut cache = MapCache::default();
+            let mut answers: Vec<(usize, u64, u64, u64, Vec<MapPiece>)> = Vec::new();
+            for (number, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Commit(from, len) => {
+                        let byte = (number % 250 + 1) as u8;
+                        owner[from as usize..(from + len) as usize].fill(byte);
+                        let content = Content::Inline(Bytes::from(vec![byte; len as usize]));
+                        cache.replace(&MapPiece { off: from, len, content });
+                    }
+                    Step::Hole(from, len) => {
+                        owner[from as usize..(from + len) as usize].fill(0);
+                        cache.remove(from, from + len);
+                    }
+                    Step::Ask(from, len, late) => {
+                        let pieces = (from..from + len).filter(|at| owner[*at as usize] > 0).map(|at| {
+                            let content = Content::Inline(Bytes::from(vec![owner[at as usize]]));
+                            MapPiece { off: at, len: 1, content }
+                        });
+                        answers.push((number + late, cache.generation(), from, from + len, pieces.collect()));
+                    }
+                    Step::Forget => cache.forget(),
+                }
+                let (due, later) = answers.into_iter().partition(|answer| answer.0 <= number);
+                answers = later;
+                for (_, generation, from, to, pieces) in Vec::into_iter(due) {
+                    cache.learn(generation, from, to, pieces);
+                }
+                prop_assert_eq!(cache.inline_bytes, cache.pieces.values().map(inline_len).sum::<usize>());
+                for (from, to) in cache.known.clone() {
+                    let mut seen = vec![0; (to - from) as usize];
+                    for piece in cache.pieces(from, to) {
+                        let Content::Inline(bytes) = &piece.content else { unreachable!("only inline pieces") };
+                        seen[(piece.off - from) as usize..][..bytes.len()].copy_from_slice(bytes);
+                    }
+                    prop_assert_eq!(&seen[..], &owner[from as usize..to as usize]);
+                }
+            }
+        }
     }
 }

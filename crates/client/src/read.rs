@@ -11,8 +11,10 @@ use crate::Client;
 use crate::extents::ReadExtentError;
 use crate::node::Node;
 
-/// Pieces asked for at a time.
+/// Pieces asked for at a time, by a reader that goes on where the known map ends.
 const MAP_PAGE: u32 = 2048;
+/// Pieces asked for elsewhere.
+const MAP_PAGE_RANDOM: u32 = 64;
 /// How often a read starts again because the map it used was old.
 const ATTEMPTS: u32 = 5;
 /// Access times within this of the last change of content are kept as they are (relatime).
@@ -109,7 +111,9 @@ impl Client {
         if node.lock().attr().is_none() {
             self.getattr(node.ino).await?;
         }
-        let reply = self.call(MetaRequest::GetMap { ino: node.ino, off, limit: MAP_PAGE }).await?;
+        let in_sequence = off == 0 || node.lock().map.ends_at(off);
+        let limit = if in_sequence { MAP_PAGE } else { MAP_PAGE_RANDOM };
+        let reply = self.call(MetaRequest::GetMap { ino: node.ino, off, limit }).await?;
         let MetaReply::Map { pieces, end } = reply else { return Err(FsError::Io) };
         let known_to = match pieces.last() {
             Some(last) if !end => last.end(),

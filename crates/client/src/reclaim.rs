@@ -1,6 +1,6 @@
 //! Steps by which space returns: purging maps of removed files, deleting extents that nothing refers to.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use base::{DriveId, ExtentId, FsError, ShardIndex};
 use futures_util::future::join_all;
@@ -74,7 +74,7 @@ impl Client {
     /// Deletes shards drive by drive. Returns the extents that no drive holds any more.
     async fn delete_shards(&self, free: Vec<FreeExtent>) -> Vec<FreeExtent> {
         let topology = self.inner.extents.topology();
-        let mut per_drive: HashMap<DriveId, Vec<ShardKey>> = HashMap::new();
+        let mut per_drive: BTreeMap<DriveId, Vec<ShardKey>> = BTreeMap::new();
         for extent in &free {
             let Some(group) = topology.map.group(extent.pg) else { continue };
             for (shard, drive) in (0..extent.n).zip(&group.members) {

@@ -22,7 +22,7 @@ impl Topology {
     /// The drive's service, if the drive may be used.
     pub(crate) fn usable(&self, id: DriveId) -> Option<&Arc<dyn DriveService>> {
         let up = self.map.drive(id).is_some_and(|drive| drive.state == DriveState::Up);
-        self.drives.get(&id).filter(|drive| up && drive.stat().health == DriveHealth::Up)
+        self.drives.get(&id).filter(|drive| up && drive.health() == DriveHealth::Up)
     }
 
     /// How many of the group's first `n` members can take a shard, and the room of the fullest of them.

@@ -7,21 +7,23 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use base::checksum::blocks_match;
-use base::env::{Caching, Env, File, OpenMode, spawn_thread};
+use base::env::{Caching, Clock, Env, File, OpenMode, spawn_thread};
 use base::units::{BLOCK_BYTES, MIB};
 use base::{ClusterId, DriveId};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use wire::BoxFuture;
 use wire::drive::{
     DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, IoPath, PutShard,
-    PutShardError, ShardBlocks, ShardEntry, ShardKey,
+    PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
 
+use crate::admission::Admission;
+use crate::device::delayed::DelayedDevice;
 use crate::device::inline::InlineDevice;
 use crate::device::pool::PoolDevice;
 use crate::device::uring::UringDevice;
 use crate::device::{Device, DeviceFiles, Wake};
-use crate::engine::{DeleteRequest, Engine, Limits, PutOutcome, PutRequest, Request, run_inline};
+use crate::engine::{DeleteRequest, Engine, Limits, PutOutcome, PutRequest, ReadClass, Request, run_inline};
 use crate::error::{FormatDriveError, OpenDriveError};
 use crate::format::frame::PAYLOAD_BLOCKS_MAX;
 use crate::format::superblock::{KNOWN_FEATURES, Superblock};
@@ -34,10 +36,10 @@ use crate::shared::Shared;
 
 /// Requests of a kind that may wait; more wait in their callers.
 const QUEUE_LEN: usize = 1024;
-/// Bytes of puts that may wait, in blocks.
-const QUEUE_BLOCKS: u32 = (64 * MIB / BLOCK_BYTES) as u32;
 /// Reads that the device works on at a time.
 const READS_MAX: usize = 256;
+/// Reads of a scrub that the device works on at a time.
+const BACKGROUND_READS_MAX: usize = 8;
 /// Keys that one delete request carries: a batch of tombstones stays small.
 const DELETE_KEYS: usize = 1024;
 /// Longest answer of a list.
@@ -124,8 +126,7 @@ impl Bell {
 
 /// The drive's thread as callers see it.
 struct Thread {
-    changes: mpsc::Sender<Request>,
-    reads: mpsc::Sender<Request>,
+    outbox: Outbox,
     bell: Arc<Bell>,
     stop: Arc<AtomicBool>,
     handle: Mutex<Option<JoinHandle<()>>>,
@@ -136,9 +137,16 @@ struct Inline {
     engine: Mutex<(Engine, InlineDevice)>,
 }
 
+/// An engine on a task of the runtime that opened the drive: for simulated devices that take their time.
+struct Task {
+    outbox: Outbox,
+    handle: tokio::task::JoinHandle<()>,
+}
+
 enum Runner {
     Thread(Thread),
     Inline(Box<Inline>),
+    Task(Task),
 }
 
 /// An open drive. Dropping it stops it like a crash; [`Drive::close`] spares the next open a replay.
@@ -146,7 +154,7 @@ pub struct Drive {
     pub(crate) shared: Arc<Shared>,
     pub(crate) files: DeviceFiles,
     runner: Runner,
-    room: Arc<Semaphore>,
+    clock: Arc<dyn Clock>,
     io_path: IoPath,
     report: RecoveryReport,
 }
@@ -187,23 +195,32 @@ impl Drive {
             }
         };
         let files = DeviceFiles { direct, cached };
+        let Recovered { index, next_seq, checkpoint, previous, report } = recovered;
+        (superblock.checkpoint, superblock.previous) = (checkpoint, previous);
         claim(&*files.direct, &mut superblock).map_err(io)?;
-        let Recovered { index, next_seq, report } = recovered;
-        let shared = Arc::new(Shared::new(drive, superblock.uuid, index, options.sums_cache_bytes));
-        let mut engine = Engine::new(shared.clone(), superblock, next_seq, options.limits());
+        let limits = options.limits();
+        let admission = Admission::new(limits.batch_bytes, limits.batch_records as u64);
+        let cache_bytes = options.sums_cache_bytes;
+        let shared = Arc::new(Shared::new(drive, superblock.uuid, index, cache_bytes, admission));
+        let mut engine = Engine::new(shared.clone(), superblock, next_seq, limits, env.clock.clone());
         if !report.was_closed {
             // What the replay decided is written down before anything is appended, so that the next
-            // recovery decides the same.
-            engine.start_checkpoint();
-            run_inline(&mut engine, &mut InlineDevice::new(files.clone()));
+            // recovery decides the same; twice, so that there are two to read again.
+            let mut device = InlineDevice::new(files.clone());
+            engine.start_checkpoint_alone();
+            run_inline(&mut engine, &mut device);
+            if !shared.has_failed() {
+                engine.start_checkpoint();
+                run_inline(&mut engine, &mut device);
+            }
             if let Some(reason) = shared.failure() {
                 return Err(io(io::Error::other(reason)));
             }
         }
         tracing::info!(%drive, uuid = %shared.uuid, ?report, "drive opened");
         let (runner, io_path) = Runner::start(engine, &files, options.io);
-        let room = Arc::new(Semaphore::new(QUEUE_BLOCKS as usize));
-        Ok(Arc::new(Self { shared, files, runner, room, io_path, report }))
+        let clock = env.clock.clone();
+        Ok(Arc::new(Self { shared, files, runner, clock, io_path, report }))
     }
 
     /// What the recovery at open met.
@@ -242,9 +259,11 @@ impl Drive {
     pub(crate) async fn send(&self, request: Request) -> Result<(), DriveFailed> {
         match &self.runner {
             Runner::Thread(thread) => {
-                let queue = if matches!(request, Request::Read(_)) { &thread.reads } else { &thread.changes };
-                queue.send(request).await.map_err(|_| self.failed())?;
+                thread.outbox.send(request).await.map_err(|_| self.failed())?;
                 thread.bell.ring();
+            }
+            Runner::Task(task) => {
+                task.outbox.send(request).await.map_err(|_| self.failed())?;
             }
             Runner::Inline(inline) => {
                 let mut guard =
@@ -276,7 +295,7 @@ impl Drive {
         self.check_put(&request)?;
         let mut replaces = None;
         for _ in 0..RETRIES {
-            match self.store_once(&request, replaces).await {
+            match self.store_once(&request, replaces).await? {
                 PutOutcome::Stored => return Ok(()),
                 PutOutcome::NoSpace => return Err(PutShardError::NoSpace { drive }),
                 PutOutcome::Failed => return Err(PutShardError::Failed { drive }),
@@ -291,18 +310,21 @@ impl Drive {
         Err(PutShardError::Failed { drive })
     }
 
-    async fn store_once(&self, request: &PutShard, replaces: Option<Entry>) -> PutOutcome {
-        let blocks = (request.bytes.len() as u64 / BLOCK_BYTES) as u32;
-        let permit = match self.room.clone().acquire_many_owned(blocks).await {
-            Ok(permit) => Some(permit),
-            Err(_) => return PutOutcome::Failed,
-        };
+    async fn store_once(
+        &self,
+        request: &PutShard,
+        replaces: Option<Entry>,
+    ) -> Result<PutOutcome, PutShardError> {
+        let drive = self.shared.drive;
+        let bytes = request.bytes.len() as u64;
+        let entered = self.shared.admission.enter(request.purpose, bytes, self.clock.boot_ns());
+        let place = entered.map_err(|retry_after_ms| PutShardError::Busy { drive, retry_after_ms })?;
         let (reply, answer) = oneshot::channel();
-        let put = PutRequest { put: request.clone(), replaces, reply, permit };
+        let put = PutRequest { put: request.clone(), replaces, reply, place: Some(place) };
         if self.send(Request::Put(Box::new(put))).await.is_err() {
-            return PutOutcome::Failed;
+            return Ok(PutOutcome::Failed);
         }
-        self.wait(answer).await.unwrap_or(PutOutcome::Failed)
+        Ok(self.wait(answer).await.unwrap_or(PutOutcome::Failed))
     }
 
     fn check_put(&self, request: &PutShard) -> Result<(), PutShardError> {
@@ -326,9 +348,17 @@ impl Drive {
     async fn compare(&self, request: &PutShard) -> Result<Comparison, PutShardError> {
         let drive = self.shared.drive;
         let key = request.key;
-        let entry = self.shared.index().get(&key);
+        let (entry, bad) = {
+            let index = self.shared.index();
+            (index.get(&key), index.is_bad(&key))
+        };
         let Some(entry) = entry else { return Ok(Comparison::Gone) };
-        match self.read(GetShard { key, first_block: 0, blocks: entry.blocks }).await {
+        if bad {
+            return Ok(Comparison::Damaged(entry));
+        }
+        // What only the page cache still has is not stored.
+        let stored = GetShard { key, first_block: 0, blocks: entry.blocks };
+        match self.read(stored, ReadClass::Background).await {
             Ok(stored) if stored.checksums == request.checksums => Ok(Comparison::Same),
             Ok(_) => Err(PutShardError::Conflict { drive, key }),
             Err(GetShardError::Corrupt { .. }) => Ok(Comparison::Damaged(entry)),
@@ -369,7 +399,7 @@ impl DriveService for Drive {
     }
 
     fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>> {
-        Box::pin(self.read(request))
+        Box::pin(self.read(request, ReadClass::Foreground))
     }
 
     fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>> {
@@ -389,21 +419,33 @@ impl DriveService for Drive {
         })
     }
 
+    fn scrub(
+        &self,
+        after: Option<ShardKey>,
+        budget_bytes: u64,
+    ) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>> {
+        Box::pin(self.scrub_step(after, budget_bytes))
+    }
+
+    fn health(&self) -> DriveHealth {
+        if self.shared.has_failed() { DriveHealth::Failed } else { DriveHealth::Up }
+    }
+
     fn stat(&self) -> DriveStat {
-        let index = self.shared.index();
-        let usage = index.usage();
-        let health = if self.shared.has_failed() { DriveHealth::Failed } else { DriveHealth::Up };
+        let health = self.health();
+        let summary = self.shared.summary();
         DriveStat {
             uuid: self.shared.uuid,
             health,
-            failure: self.shared.failure(),
+            failure: if health == DriveHealth::Failed { self.shared.failure() } else { None },
             io_path: self.io_path,
-            capacity_bytes: index.geometry.capacity_bytes,
-            live_bytes: usage.live_bytes,
-            garbage_bytes: usage.garbage_bytes,
-            reserved_bytes: usage.reserved_bytes,
-            free_bytes: usage.free_bytes,
-            shards: index.len() as u64,
+            capacity_bytes: self.shared.geometry.capacity_bytes,
+            live_bytes: summary.usage.live_bytes,
+            garbage_bytes: summary.usage.garbage_bytes,
+            reserved_bytes: summary.usage.reserved_bytes,
+            free_bytes: summary.usage.free_bytes,
+            shards: summary.shards,
+            bad_shards: summary.bad_shards,
         }
     }
 }
@@ -453,16 +495,17 @@ fn claim(file: &dyn File, superblock: &mut Superblock) -> io::Result<()> {
 
 impl Runner {
     fn start(engine: Engine, files: &DeviceFiles, prefer: PreferIo) -> (Self, IoPath) {
+        if files.direct.latency().is_some() {
+            return (Self::Task(Task::start(engine, files)), IoPath::Simulated);
+        }
         if files.direct.raw_fd().is_none() {
             let engine = Mutex::new((engine, InlineDevice::new(files.clone())));
             return (Self::Inline(Box::new(Inline { engine })), IoPath::Simulated);
         }
-        let (changes, changes_in) = mpsc::channel(QUEUE_LEN);
-        let (reads, reads_in) = mpsc::channel(QUEUE_LEN);
-        let stop = Arc::new(AtomicBool::new(false));
+        let (outbox, inbox) = queues();
+        let stop = inbox.stop.clone();
         let (started, start) = std::sync::mpsc::sync_channel(1);
         let files = files.clone();
-        let inbox = Inbox { changes: changes_in, reads: reads_in, stop: stop.clone() };
         let handle = spawn_thread("drive", move || {
             let (mut device, wake) = open_device(&files, prefer);
             let bell = Arc::new(Bell { sleeping: AtomicBool::new(false), wake });
@@ -471,7 +514,8 @@ impl Runner {
             serve(engine, device.as_mut(), inbox, &bell);
         });
         let (bell, io_path) = start.recv().expect("a thread that panics ends the process");
-        (Self::Thread(Thread { changes, reads, bell, stop, handle: Mutex::new(Some(handle)) }), io_path)
+        let handle = Mutex::new(Some(handle));
+        (Self::Thread(Thread { outbox, bell, stop, handle }), io_path)
     }
 }
 
@@ -491,9 +535,37 @@ fn open_device(files: &DeviceFiles, prefer: PreferIo) -> (Box<dyn Device>, Arc<d
     (Box::new(device), waker)
 }
 
+/// The queues by which requests reach the engine, one per class.
+struct Outbox {
+    changes: mpsc::Sender<Request>,
+    reads: mpsc::Sender<Request>,
+    background: mpsc::Sender<Request>,
+}
+
+impl Outbox {
+    async fn send(&self, request: Request) -> Result<(), mpsc::error::SendError<Request>> {
+        let queue = match &request {
+            Request::Read(read) if read.class == ReadClass::Background => &self.background,
+            Request::Read(_) => &self.reads,
+            _ => &self.changes,
+        };
+        queue.send(request).await
+    }
+}
+
+fn queues() -> (Outbox, Inbox) {
+    let (changes, changes_in) = mpsc::channel(QUEUE_LEN);
+    let (reads, reads_in) = mpsc::channel(QUEUE_LEN);
+    let (background, background_in) = mpsc::channel(QUEUE_LEN);
+    let inbox =
+        Inbox { changes: changes_in, reads: reads_in, background: background_in, stop: Arc::default() };
+    (Outbox { changes, reads, background }, inbox)
+}
+
 struct Inbox {
     changes: mpsc::Receiver<Request>,
     reads: mpsc::Receiver<Request>,
+    background: mpsc::Receiver<Request>,
     stop: Arc<AtomicBool>,
 }
 
@@ -502,6 +574,11 @@ impl Inbox {
     fn deliver(&mut self, engine: &mut Engine, device: &mut dyn Device) {
         while engine.reads_in_flight() < READS_MAX
             && let Ok(request) = self.reads.try_recv()
+        {
+            engine.accept(request, device);
+        }
+        while engine.background_reads() < BACKGROUND_READS_MAX
+            && let Ok(request) = self.background.try_recv()
         {
             engine.accept(request, device);
         }
@@ -515,6 +592,7 @@ impl Inbox {
     /// Whether [`Inbox::deliver`] would deliver something.
     fn has_mail(&self, engine: &Engine) -> bool {
         (engine.reads_in_flight() < READS_MAX && !self.reads.is_empty())
+            || (engine.background_reads() < BACKGROUND_READS_MAX && !self.background.is_empty())
             || (engine.backlog() < QUEUE_LEN && !self.changes.is_empty())
             || self.stop.load(Ordering::SeqCst)
     }
@@ -538,11 +616,56 @@ fn serve(mut engine: Engine, device: &mut dyn Device, mut inbox: Inbox, bell: &B
         if engine.wants_pump() || inbox.has_mail(&engine) {
             device.poll(&mut done);
         } else {
-            device.wait(&mut done);
+            device.wait(&mut done, engine.idle_wait());
         }
         bell.sleeping.store(false, Ordering::SeqCst);
         for one in done.drain(..) {
             engine.complete(one, device);
+        }
+    }
+}
+
+impl Task {
+    fn start(engine: Engine, files: &DeviceFiles) -> Self {
+        let (outbox, inbox) = queues();
+        let handle = tokio::spawn(serve_task(engine, DelayedDevice::new(files.clone()), inbox));
+        Self { outbox, handle }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.handle.abort();
+    }
+}
+
+/// As [`serve`], for a task.
+async fn serve_task(mut engine: Engine, mut device: DelayedDevice, mut inbox: Inbox) {
+    let mut done = Vec::new();
+    loop {
+        inbox.deliver(&mut engine, &mut device);
+        engine.pump(&mut device);
+        if engine.has_ended() {
+            return;
+        }
+        if engine.wants_pump() || inbox.has_mail(&engine) {
+            device.poll(&mut done);
+            tokio::task::yield_now().await;
+        } else {
+            let (room_to_read, room) = (engine.reads_in_flight() < READS_MAX, engine.backlog() < QUEUE_LEN);
+            let room_to_scrub = engine.background_reads() < BACKGROUND_READS_MAX;
+            let idle_wait = engine.idle_wait();
+            tokio::select! {
+                biased;
+                one = device.next() => done.push(one),
+                Some(request) = inbox.reads.recv(), if room_to_read => engine.accept(request, &mut device),
+                Some(request) = inbox.background.recv(), if room_to_scrub => engine.accept(request, &mut device),
+                Some(request) = inbox.changes.recv(), if room => engine.accept(request, &mut device),
+                () = tokio::time::sleep(idle_wait.unwrap_or_default()), if idle_wait.is_some() => {}
+            }
+        }
+        for one in done.drain(..) {
+            engine.complete(one, &mut device);
         }
     }
 }

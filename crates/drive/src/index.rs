@@ -2,7 +2,7 @@
 //!
 //! Invariant: `live_bytes` of a segment is the sum over the shards that lie in it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use wire::drive::{ShardEntry, ShardKey, ShardShape};
 
@@ -11,6 +11,9 @@ use crate::format::frame::record_bytes;
 use crate::format::segment::SegmentClass;
 use crate::format::superblock::INDEX_SEGMENTS_MAX;
 use crate::format::{BLOCK, Geometry};
+
+/// Checkpoints that lie on the drive while one is being written.
+const CHECKPOINTS: u32 = 3;
 
 /// Where one shard lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,8 +70,12 @@ pub(crate) struct Segment {
 pub(crate) enum Purpose {
     /// New shards: stop first.
     Put,
+    /// Shards that extents should have already: stop later.
+    Repair,
     /// Tombstones: must work on a full drive.
     Delete,
+    /// Tombstones while cleaning has nothing to give back.
+    DeleteInNeed,
     /// The cleaner, which gives back more than it takes.
     Move,
 }
@@ -82,21 +89,77 @@ pub(crate) struct Usage {
     pub(crate) free_bytes: u64,
 }
 
+/// Sums over segments, kept up to date with every change of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Totals {
+    live_bytes: u64,
+    garbage_bytes: u64,
+    reserved_bytes: u64,
+    /// Behind the append points of open segments.
+    tail_bytes: u64,
+    /// Sealed segments without a live shard.
+    dead_segments: u32,
+    index_segments: u32,
+}
+
+impl Totals {
+    fn of(segment: &Segment, segment_bytes: u64) -> Self {
+        let used = u64::from(segment.used_blocks) * BLOCK as u64;
+        let header = BLOCK as u64;
+        let mut totals = Self::default();
+        match segment.state {
+            SegmentState::Free => {}
+            SegmentState::Index => (totals.reserved_bytes, totals.index_segments) = (segment_bytes, 1),
+            SegmentState::Open | SegmentState::Sealed => {
+                totals.reserved_bytes = header;
+                totals.live_bytes = segment.live_bytes;
+                totals.garbage_bytes = used - header - segment.live_bytes;
+                if segment.state == SegmentState::Open {
+                    totals.tail_bytes = segment_bytes - used;
+                } else {
+                    totals.garbage_bytes += segment_bytes - used;
+                    totals.dead_segments = u32::from(segment.live_bytes == 0);
+                }
+            }
+        }
+        totals
+    }
+
+    fn add(&mut self, other: Self) {
+        self.live_bytes += other.live_bytes;
+        self.garbage_bytes += other.garbage_bytes;
+        self.reserved_bytes += other.reserved_bytes;
+        self.tail_bytes += other.tail_bytes;
+        self.dead_segments += other.dead_segments;
+        self.index_segments += other.index_segments;
+    }
+
+    fn subtract(&mut self, other: Self) {
+        self.live_bytes -= other.live_bytes;
+        self.garbage_bytes -= other.garbage_bytes;
+        self.reserved_bytes -= other.reserved_bytes;
+        self.tail_bytes -= other.tail_bytes;
+        self.dead_segments -= other.dead_segments;
+        self.index_segments -= other.index_segments;
+    }
+}
+
 /// Shards and segments of a drive.
 pub(crate) struct Index {
     pub(crate) geometry: Geometry,
     entries: BTreeMap<ShardKey, Entry>,
-    pub(crate) segments: Vec<Segment>,
+    /// Shards whose bytes are known to be damaged, `Entry::damaged` or not.
+    bad: BTreeSet<ShardKey>,
+    segments: Vec<Segment>,
+    totals: Totals,
     free: VecDeque<u32>,
     /// The segments that frames are appended to, at most one of a class.
     open: Vec<u32>,
-    /// Index segments that the checkpoint being written has taken already.
-    pub(crate) checkpoint_taken: u32,
 }
 
 impl Index {
-    /// Of an empty drive.
-    pub(crate) fn new(geometry: Geometry) -> Self {
+    /// The segments of an empty drive.
+    pub(crate) fn free_drive(geometry: Geometry) -> Vec<Segment> {
         let free = Segment {
             state: SegmentState::Free,
             class: SegmentClass::Bulk,
@@ -105,13 +168,19 @@ impl Index {
             live_bytes: 0,
             last_seq: 0,
         };
+        vec![free; geometry.segments as usize]
+    }
+
+    /// Of an empty drive.
+    pub(crate) fn new(geometry: Geometry) -> Self {
         Self {
             geometry,
             entries: BTreeMap::new(),
-            segments: vec![free; geometry.segments as usize],
+            bad: BTreeSet::new(),
+            segments: Self::free_drive(geometry),
+            totals: Totals::default(),
             free: (0..geometry.segments).collect(),
             open: Vec::new(),
-            checkpoint_taken: 0,
         }
     }
 
@@ -133,8 +202,20 @@ impl Index {
         for entry in entries.values() {
             index.segments[entry.segment as usize].live_bytes += entry.live_bytes();
         }
+        for segment in &index.segments {
+            index.totals.add(Totals::of(segment, geometry.segment_bytes));
+        }
+        index.bad = entries.iter().filter(|(_, entry)| entry.damaged).map(|(key, _)| *key).collect();
         index.entries = entries;
         index
+    }
+
+    /// Changes a segment and the totals with it.
+    fn change(&mut self, id: u32, change: impl FnOnce(&mut Segment)) {
+        let segment = &mut self.segments[id as usize];
+        self.totals.subtract(Totals::of(segment, self.geometry.segment_bytes));
+        change(segment);
+        self.totals.add(Totals::of(segment, self.geometry.segment_bytes));
     }
 
     /// Where a shard lies.
@@ -149,16 +230,39 @@ impl Index {
 
     /// Stores or moves a shard.
     pub(crate) fn set(&mut self, key: ShardKey, entry: Entry) {
-        self.segments[entry.segment as usize].live_bytes += entry.live_bytes();
+        self.change(entry.segment, |segment| segment.live_bytes += entry.live_bytes());
         if let Some(old) = self.entries.insert(key, entry) {
-            self.segments[old.segment as usize].live_bytes -= old.live_bytes();
+            self.change(old.segment, |segment| segment.live_bytes -= old.live_bytes());
         }
+        if entry.damaged {
+            self.bad.insert(key)
+        } else {
+            self.bad.remove(&key)
+        };
+    }
+
+    /// Remembers that the bytes of a shard are damaged where they lie, if it still lies there.
+    pub(crate) fn mark_bad(&mut self, key: ShardKey, entry: &Entry) {
+        if self.entries.get(&key) == Some(entry) {
+            self.bad.insert(key);
+        }
+    }
+
+    /// Whether the bytes of a shard are known to be damaged.
+    pub(crate) fn is_bad(&self, key: &ShardKey) -> bool {
+        self.bad.contains(key)
+    }
+
+    /// How many shards are known to be damaged.
+    pub(crate) fn bad_len(&self) -> usize {
+        self.bad.len()
     }
 
     /// Forgets a shard.
     pub(crate) fn remove(&mut self, key: &ShardKey) {
         if let Some(old) = self.entries.remove(key) {
-            self.segments[old.segment as usize].live_bytes -= old.live_bytes();
+            self.change(old.segment, |segment| segment.live_bytes -= old.live_bytes());
+            self.bad.remove(key);
         }
     }
 
@@ -222,27 +326,56 @@ impl Index {
         let run_blocks = usable.min(RUN_BLOCKS_MAX);
         // Shards stored while it is written come on top.
         let entries = self.entries.len() + self.entries.len() / 8 + 1024;
+        let bytes = entries * ENTRY_BYTES + self.segments.len() * SEGMENT_BYTES;
+        // Each of the two kinds may leave a block half empty, and every run has a header.
+        if bytes.div_ceil(BLOCK) + 4 <= run_blocks.min(usable - 1) as usize {
+            return 1;
+        }
         let runs = entries.div_ceil(items_per_run(run_blocks, ENTRY_BYTES))
             + self.segments.len().div_ceil(items_per_run(run_blocks, SEGMENT_BYTES));
         runs.div_ceil(runs_per_segment as usize) as u32
     }
 
-    /// Free segments that belong to the checkpoint.
+    /// Free segments that belong to checkpoints: with those in use there is room for one more than is kept.
     fn checkpoint_reserve(&self) -> u32 {
-        self.checkpoint_segments().saturating_sub(self.checkpoint_taken)
+        (self.checkpoint_segments() * CHECKPOINTS).saturating_sub(self.totals.index_segments)
     }
 
-    /// Free segments that new shards must leave: 5 % of the drive, at least the checkpoint's and three more
-    /// (one for tombstones, one to clean into, one that is being filled).
+    /// Free segments that new shards must leave: 5 % of the drive, at least one more than repairs.
     pub(crate) fn user_reserve(&self) -> u32 {
-        (self.checkpoint_segments() + 3).max(self.geometry.segments.div_ceil(20))
+        (self.checkpoint_reserve() + 4).max(self.geometry.segments.div_ceil(20))
+    }
+
+    /// Free segments that repairs must leave: 2 % of the drive, at least the checkpoints' and three more: two
+    /// for tombstones and one to clean into.
+    fn repair_reserve(&self) -> u32 {
+        (self.checkpoint_reserve() + 3).max(self.geometry.segments.div_ceil(50))
+    }
+
+    /// Free segments and the tails of open ones.
+    fn room_bytes(&self) -> u64 {
+        u64::from(self.free_segments()) * self.geometry.segment_bytes + self.totals.tail_bytes
+    }
+
+    /// Whether so many more blocks leave what others may still need. Cleaning and deletes always may: they
+    /// give back more than they take.
+    pub(crate) fn may_append(&self, purpose: Purpose, blocks: u32) -> bool {
+        let keep = match purpose {
+            Purpose::Put => self.user_reserve(),
+            Purpose::Repair => self.repair_reserve(),
+            Purpose::Delete | Purpose::DeleteInNeed | Purpose::Move => return true,
+        };
+        let keep_bytes = u64::from(keep) * self.geometry.segment_bytes;
+        self.room_bytes() >= keep_bytes + u64::from(blocks) * BLOCK as u64
     }
 
     /// Whether a segment may be opened.
     pub(crate) fn may_open(&self, purpose: Purpose) -> bool {
         let keep = match purpose {
             Purpose::Put => self.user_reserve(),
-            Purpose::Delete => self.checkpoint_reserve() + 1,
+            Purpose::Repair => self.repair_reserve(),
+            Purpose::Delete => self.checkpoint_reserve() + 2,
+            Purpose::DeleteInNeed => self.checkpoint_reserve() + 1,
             Purpose::Move => self.checkpoint_reserve(),
         };
         self.free_segments() > keep
@@ -261,8 +394,8 @@ impl Index {
         generation: u64,
     ) -> Option<u32> {
         let id = self.free.pop_front()?;
-        self.segments[id as usize] =
-            Segment { state, class, generation, used_blocks: 1, live_bytes: 0, last_seq: 0 };
+        let taken = Segment { state, class, generation, used_blocks: 1, live_bytes: 0, last_seq: 0 };
+        self.change(id, |segment| *segment = taken);
         if state == SegmentState::Open {
             self.open.push(id);
         }
@@ -274,19 +407,23 @@ impl Index {
         self.open.iter().copied().find(|id| self.segment(*id).class == class)
     }
 
+    /// Moves the append point behind a frame.
+    pub(crate) fn append(&mut self, id: u32, used_blocks: u32, last_seq: u64) {
+        self.change(id, |segment| (segment.used_blocks, segment.last_seq) = (used_blocks, last_seq));
+    }
+
     /// Nothing is appended to the segment any more.
     pub(crate) fn seal(&mut self, id: u32) {
-        self.segments[id as usize].state = SegmentState::Sealed;
+        self.change(id, |segment| segment.state = SegmentState::Sealed);
         self.open.retain(|open| *open != id);
     }
 
     /// Gives a segment back. Only for segments that no recovery needs.
     pub(crate) fn release(&mut self, id: u32) {
-        let segment = &mut self.segments[id as usize];
+        let segment = self.segment(id);
         assert!(segment.live_bytes == 0, "a segment with live shards is never released");
         assert!(segment.state != SegmentState::Free, "a segment is released once");
-        segment.state = SegmentState::Free;
-        segment.used_blocks = 0;
+        self.change(id, |segment| (segment.state, segment.used_blocks) = (SegmentState::Free, 0));
         self.free.push_back(id);
     }
 
@@ -317,31 +454,33 @@ impl Index {
             .filter(|id| self.gain_bytes(*id) >= gain_min_bytes)
     }
 
+    /// As [`Index::victim`], but the one with the highest dead part x age: what has been partly dead for long is
+    /// not about to die by itself. `newest_seq` is the frame that was written last.
+    pub(crate) fn old_victim(&self, gain_min_bytes: u64, newest_seq: u64) -> Option<u32> {
+        let weight = |id: u32| {
+            let age = newest_seq.saturating_sub(self.segment(id).last_seq) + 1;
+            u128::from(self.gain_bytes(id)) * u128::from(age)
+        };
+        (0..self.geometry.segments)
+            .filter(|id| self.segment(*id).state == SegmentState::Sealed && self.segment(*id).live_bytes > 0)
+            .filter(|id| self.gain_bytes(*id) >= gain_min_bytes)
+            .max_by_key(|id| weight(*id))
+    }
+
+    /// How many [`Index::dead_segments`] there are.
+    pub(crate) fn dead_count(&self) -> u32 {
+        self.totals.dead_segments
+    }
+
     /// How the capacity divides.
     pub(crate) fn usage(&self) -> Usage {
-        let size = self.geometry.segment_bytes;
-        let header = BLOCK as u64;
-        let mut usage = Usage { reserved_bytes: self.geometry.outside_bytes(), ..Usage::default() };
-        for segment in &self.segments {
-            let used = u64::from(segment.used_blocks) * BLOCK as u64;
-            match segment.state {
-                SegmentState::Free => {}
-                SegmentState::Index => usage.reserved_bytes += size,
-                SegmentState::Open | SegmentState::Sealed => {
-                    usage.reserved_bytes += header;
-                    usage.live_bytes += segment.live_bytes;
-                    usage.garbage_bytes += used - header - segment.live_bytes;
-                    if segment.state == SegmentState::Open {
-                        usage.free_bytes += size - used;
-                    } else {
-                        usage.garbage_bytes += size - used;
-                    }
-                }
-            }
+        let room = self.room_bytes();
+        let kept = room.min(u64::from(self.user_reserve()) * self.geometry.segment_bytes);
+        Usage {
+            live_bytes: self.totals.live_bytes,
+            garbage_bytes: self.totals.garbage_bytes,
+            reserved_bytes: self.geometry.outside_bytes() + self.totals.reserved_bytes + kept,
+            free_bytes: room - kept,
         }
-        let reserved = self.free_segments().min(self.user_reserve());
-        usage.reserved_bytes += u64::from(reserved) * size;
-        usage.free_bytes += u64::from(self.free_segments() - reserved) * size;
-        usage
     }
 }

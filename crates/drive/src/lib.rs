@@ -4,6 +4,7 @@
 //! bound to that name. What it acknowledged survives power loss; what it cannot vouch for it never returns.
 //! The byte format is drawn in `docs/formats/drive.md`.
 
+mod admission;
 mod buffer;
 mod device;
 mod drive;
@@ -17,6 +18,7 @@ mod prepare;
 mod read;
 mod recovery;
 mod scan;
+mod scrub;
 mod shared;
 mod sums;
 mod tools;

@@ -114,6 +114,7 @@ fn write_superblocks(file: &dyn File, geometry: Geometry, options: &FormatOption
         incarnation: 0,
         closed: true,
         checkpoint: CheckpointPointer::default(),
+        previous: CheckpointPointer::default(),
     };
     for _ in 0..2 {
         superblock.sequence += 1;

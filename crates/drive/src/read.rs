@@ -16,7 +16,7 @@ use wire::drive::{GetShard, GetShardError, ShardBlocks};
 use crate::buffer::AlignedBuf;
 use crate::device::ReadVia;
 use crate::drive::Drive;
-use crate::engine::{ReadRequest, Request};
+use crate::engine::{ReadClass, ReadRequest, Request};
 use crate::format::BLOCK;
 use crate::index::Entry;
 use crate::sums::BlockId;
@@ -31,6 +31,9 @@ struct Place {
     generation: u64,
 }
 
+/// Through which descriptor, and for whom.
+type How = (ReadVia, ReadClass);
+
 /// Why an attempt gave nothing.
 #[derive(Debug)]
 enum Miss {
@@ -42,14 +45,21 @@ enum Miss {
 }
 
 impl Drive {
-    /// Reads and verifies blocks of a shard.
-    pub(crate) async fn read(&self, request: GetShard) -> Result<ShardBlocks, GetShardError> {
+    /// Reads and verifies blocks of a shard: for a user from the page cache first, for a scrub only past it.
+    pub(crate) async fn read(
+        &self,
+        request: GetShard,
+        class: ReadClass,
+    ) -> Result<ShardBlocks, GetShardError> {
         let GetShard { key, first_block, blocks } = request;
         let drive = self.shared.drive;
         if self.shared.has_failed() {
             return Err(GetShardError::Failed { drive });
         }
-        let mut via = ReadVia::Cache;
+        let mut via = match class {
+            ReadClass::Foreground => ReadVia::Cache,
+            ReadClass::Background => ReadVia::Direct,
+        };
         for _ in 0..ROUNDS_MAX {
             let Some(place) = self.place(&request) else {
                 return Err(GetShardError::NotFound { drive, key });
@@ -61,14 +71,14 @@ impl Drive {
             if place.entry.damaged {
                 return Err(GetShardError::Corrupt { drive, key });
             }
-            match self.attempt(&request, &place, via).await {
+            match self.attempt(&request, &place, (via, class)).await {
                 Ok(blocks) => return Ok(blocks),
                 Err(Miss::Moved) => {}
                 Err(Miss::Ended) => return Err(GetShardError::Failed { drive }),
                 // The page cache may hold what was there before the shard; the device decides.
                 Err(Miss::Bad) if via == ReadVia::Cache => via = ReadVia::Direct,
                 Err(Miss::Bad) => {
-                    self.shared.note_corrupt(key);
+                    self.shared.note_corrupt(key, &place.entry);
                     return Err(GetShardError::Corrupt { drive, key });
                 }
             }
@@ -83,19 +93,19 @@ impl Drive {
     }
 
     /// Reads a place, and says whether the shard still was there when it had been read.
-    async fn attempt(&self, request: &GetShard, place: &Place, via: ReadVia) -> Result<ShardBlocks, Miss> {
-        let read = self.read_place(request, place, via).await;
+    async fn attempt(&self, request: &GetShard, place: &Place, how: How) -> Result<ShardBlocks, Miss> {
+        let read = self.read_place(request, place, how).await;
         if self.place(request) == Some(*place) { read } else { Err(Miss::Moved) }
     }
 
-    async fn read_place(&self, request: &GetShard, place: &Place, via: ReadVia) -> Result<ShardBlocks, Miss> {
+    async fn read_place(&self, request: &GetShard, place: &Place, how: How) -> Result<ShardBlocks, Miss> {
         let entry = place.entry;
         let sums_at = entry.sums_at as usize + request.first_block as usize * 4;
         let sums_len = request.blocks as usize * 4;
         let data_offset = self.shared.geometry.offset(entry.segment, entry.block + request.first_block);
         // Both reads are under way at the same time if neither is in memory.
-        let data = self.start_read(data_offset, request.blocks, via).await?;
-        let sums = self.sums(place, sums_at, sums_len, via).await;
+        let data = self.start_read(data_offset, request.blocks, how).await?;
+        let sums = self.sums(place, sums_at, sums_len, how).await;
         let data = self.finish_read(data).await?;
         let checksums = sums?;
         let key = request.key;
@@ -106,12 +116,12 @@ impl Drive {
     }
 
     /// The checksums at a place of a segment, from the cache or the device.
-    async fn sums(&self, place: &Place, at: usize, len: usize, via: ReadVia) -> Result<Vec<u32>, Miss> {
+    async fn sums(&self, place: &Place, at: usize, len: usize, how: How) -> Result<Vec<u32>, Miss> {
         let first = (at / BLOCK) as u32;
         let end = (at + len).div_ceil(BLOCK) as u32;
         let id = |block| BlockId { segment: place.entry.segment, generation: place.generation, block };
         let mut bytes = Vec::with_capacity((end - first) as usize * BLOCK);
-        if via == ReadVia::Cache {
+        if how.0 == ReadVia::Cache {
             for block in first..end {
                 let Some(cached) = self.shared.sums.get(&id(block)) else { break };
                 bytes.extend_from_slice(&cached[..]);
@@ -119,7 +129,7 @@ impl Drive {
         }
         if bytes.len() < (end - first) as usize * BLOCK {
             let offset = self.shared.geometry.offset(place.entry.segment, first);
-            let read = self.start_read(offset, end - first, via).await?;
+            let read = self.start_read(offset, end - first, how).await?;
             let read = self.finish_read(read).await?;
             for (block, content) in (first..end).zip(read.chunks_exact(BLOCK)) {
                 self.shared.sums.insert(id(block), content);
@@ -131,13 +141,13 @@ impl Drive {
         Ok(sums.map(|sum| u32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]])).collect())
     }
 
-    async fn start_read(&self, offset: u64, blocks: u32, via: ReadVia) -> Result<Started, Miss> {
+    async fn start_read(&self, offset: u64, blocks: u32, (via, class): How) -> Result<Started, Miss> {
         let mut buffer = AlignedBuf::blocks(blocks);
         if via == ReadVia::Cache && self.read_without_waiting(&mut buffer, offset) {
             return Ok(Started::Done(buffer));
         }
         let (reply, answer) = oneshot::channel();
-        let request = ReadRequest { offset, buffer, via, reply };
+        let request = ReadRequest { offset, buffer, via, class, reply };
         self.send(Request::Read(request)).await.map_err(|_| Miss::Ended)?;
         Ok(Started::Waiting(answer))
     }

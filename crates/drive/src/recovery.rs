@@ -6,13 +6,14 @@
 
 use std::collections::BTreeMap;
 
+use base::DriveUuid;
 use base::env::File;
 use wire::drive::ShardKey;
 
 use crate::engine::append::entry_of;
 use crate::format::Geometry;
 use crate::format::segment::SegmentClass;
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{CheckpointPointer, Superblock};
 use crate::index::{Entry, Index, Segment, SegmentState};
 use crate::scan::{
     CheckpointContent, FoundFrame, Scan, ScanFrom, read_blocks, read_checkpoint, scan_segment,
@@ -24,6 +25,8 @@ use crate::scan::{
 pub struct RecoveryReport {
     /// Whether the drive was closed properly, so that nothing had to be replayed.
     pub was_closed: bool,
+    /// Whether the newest checkpoint was damaged and the one before was used.
+    pub fell_back: bool,
     /// Shards in the checkpoint.
     pub checkpoint_entries: u64,
     /// Frames replayed.
@@ -40,31 +43,36 @@ pub struct RecoveryReport {
 pub(crate) struct Recovered {
     pub(crate) index: Index,
     pub(crate) next_seq: u64,
+    /// The checkpoint that was used.
+    pub(crate) checkpoint: CheckpointPointer,
+    /// The one before, if it may still be needed.
+    pub(crate) previous: CheckpointPointer,
     pub(crate) report: RecoveryReport,
 }
 
 /// Rebuilds the index.
 ///
 /// # Errors
-/// A sentence for people if the checkpoint is damaged.
+/// A sentence for people if the checkpoint and the one before it are damaged.
 pub(crate) fn recover(
     file: &dyn File,
     geometry: Geometry,
     superblock: &Superblock,
 ) -> Result<Recovered, String> {
-    let pointer = &superblock.checkpoint;
-    let content = read_checkpoint(file, geometry, pointer)?;
-    let mut segments = segments_of(&content, geometry, superblock);
+    let (basis, content) = basis(file, geometry, superblock)?;
+    let Basis { pointer, previous, closed, fell_back, .. } = basis.clone();
+    let mut segments = segments_of(&content, geometry, &basis);
     let mut report = RecoveryReport {
-        was_closed: superblock.closed,
+        was_closed: closed,
+        fell_back,
         checkpoint_entries: content.entries.len() as u64,
         ..RecoveryReport::default()
     };
     let mut next_seq = pointer.frontier_seq + 1;
     let mut entries: BTreeMap<ShardKey, Entry> = content.entries.into_iter().collect();
-    if !superblock.closed {
+    if !closed {
         let mut frames = Vec::new();
-        for (segment, scan) in scans(file, geometry, superblock, &mut segments) {
+        for (segment, scan) in scans(file, geometry, &basis, &mut segments) {
             adopt_scan(&mut segments[segment as usize], &scan);
             report.lost_frames += u64::from(scan.gaps);
             frames.extend(scan.frames);
@@ -74,12 +82,51 @@ pub(crate) fn recover(
         replay(file, geometry, pointer.frontier_seq, &frames, &mut entries, &mut report);
     }
     forget_unknown_places(&segments, &mut entries, &mut report);
-    Ok(Recovered { index: Index::recovered(geometry, entries, segments), next_seq, report })
+    let index = Index::recovered(geometry, entries, segments);
+    Ok(Recovered { index, next_seq, checkpoint: pointer, previous, report })
+}
+
+/// From where a recovery starts.
+#[derive(Clone)]
+struct Basis {
+    uuid: DriveUuid,
+    pointer: CheckpointPointer,
+    /// Kept after a close only: what a crash may have torn is decided once, by the checkpoint that the next
+    /// open writes, and never anew from an older one.
+    previous: CheckpointPointer,
+    /// Nothing was appended behind the checkpoint.
+    closed: bool,
+    fell_back: bool,
+}
+
+/// The newest checkpoint that can be read.
+fn basis(
+    file: &dyn File,
+    geometry: Geometry,
+    superblock: &Superblock,
+) -> Result<(Basis, CheckpointContent), String> {
+    let uuid = superblock.uuid;
+    let none = CheckpointPointer::default;
+    let reason = match read_checkpoint(file, geometry, &superblock.checkpoint) {
+        Ok(content) => {
+            let closed = superblock.closed;
+            let previous = if closed { superblock.previous.clone() } else { none() };
+            let pointer = superblock.checkpoint.clone();
+            return Ok((Basis { uuid, pointer, previous, closed, fell_back: false }, content));
+        }
+        Err(reason) if superblock.previous.generation == 0 => return Err(reason),
+        Err(reason) => reason,
+    };
+    tracing::warn!(%uuid, reason, "index checkpoint is damaged, using the one before");
+    let content = read_checkpoint(file, geometry, &superblock.previous)
+        .map_err(|second| format!("{reason}; and the one before: {second}"))?;
+    let pointer = superblock.previous.clone();
+    Ok((Basis { uuid, pointer, previous: none(), closed: false, fell_back: true }, content))
 }
 
 /// The segments as the checkpoint knows them; all others are free.
-fn segments_of(content: &CheckpointContent, geometry: Geometry, superblock: &Superblock) -> Vec<Segment> {
-    let mut segments = Index::new(geometry).segments;
+fn segments_of(content: &CheckpointContent, geometry: Geometry, basis: &Basis) -> Vec<Segment> {
+    let mut segments = Index::free_drive(geometry);
     for note in &content.notes {
         let state = if note.open { SegmentState::Open } else { SegmentState::Sealed };
         segments[note.segment as usize] = Segment {
@@ -91,7 +138,7 @@ fn segments_of(content: &CheckpointContent, geometry: Geometry, superblock: &Sup
             last_seq: note.last_seq,
         };
     }
-    for id in &superblock.checkpoint.segments {
+    for id in basis.pointer.segments.iter().chain(&basis.previous.segments) {
         let segment = &mut segments[*id as usize];
         (segment.state, segment.class, segment.used_blocks) = (SegmentState::Index, SegmentClass::Index, 1);
     }
@@ -99,15 +146,17 @@ fn segments_of(content: &CheckpointContent, geometry: Geometry, superblock: &Sup
 }
 
 /// Scans every segment that may hold frames behind the frontier.
-fn scans(
-    file: &dyn File,
-    geometry: Geometry,
-    superblock: &Superblock,
-    segments: &mut [Segment],
-) -> Vec<(u32, Scan)> {
+fn scans(file: &dyn File, geometry: Geometry, basis: &Basis, segments: &mut [Segment]) -> Vec<(u32, Scan)> {
     let mut scans = Vec::new();
     for id in 0..geometry.segments {
         let segment = &mut segments[id as usize];
+        if basis.fell_back
+            && segment.state == SegmentState::Sealed
+            && opened_later(file, geometry, basis, id).is_some()
+        {
+            // It was dead already and has been used again since that checkpoint.
+            (segment.state, segment.used_blocks) = (SegmentState::Free, 0);
+        }
         let from = match segment.state {
             SegmentState::Sealed | SegmentState::Index => continue,
             SegmentState::Open => ScanFrom {
@@ -116,7 +165,7 @@ fn scans(
                 block: segment.used_blocks,
                 last_seq: segment.last_seq,
             },
-            SegmentState::Free => match opened_later(file, geometry, superblock, id) {
+            SegmentState::Free => match opened_later(file, geometry, basis, id) {
                 Some((class, generation)) => {
                     segment.class = class;
                     ScanFrom { segment: id, generation, block: 1, last_seq: 0 }
@@ -136,16 +185,11 @@ fn scans(
 }
 
 /// Class and generation of a segment that was opened after the checkpoint.
-fn opened_later(
-    file: &dyn File,
-    geometry: Geometry,
-    superblock: &Superblock,
-    id: u32,
-) -> Option<(SegmentClass, u64)> {
+fn opened_later(file: &dyn File, geometry: Geometry, basis: &Basis, id: u32) -> Option<(SegmentClass, u64)> {
     let bytes = read_blocks(file, geometry.offset(id, 0), 2).ok()?;
     let (first, second) = bytes.split_at(crate::format::BLOCK);
-    let newest = superblock.checkpoint.next_segment_generation;
-    if let Some(header) = segment_header(first, superblock.uuid, id) {
+    let newest = basis.pointer.next_segment_generation;
+    if let Some(header) = segment_header(first, basis.uuid, id) {
         let data = header.class != SegmentClass::Index && header.generation >= newest;
         return data.then_some((header.class, header.generation));
     }

@@ -1,15 +1,61 @@
 //! What the callers' threads and the drive's own thread both see.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use base::{DriveId, DriveUuid};
 use wire::drive::ShardKey;
 
+use crate::admission::Admission;
 use crate::engine::append::HeaderBlocks;
 use crate::format::{BLOCK, Geometry};
-use crate::index::Index;
+use crate::index::{Entry, Index, Usage};
 use crate::sums::{BlockId, SumsCache};
+
+/// The index in numbers, as of its last change. Read without the lock of the index, which a batch may hold.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Summary {
+    pub(crate) usage: Usage,
+    pub(crate) shards: u64,
+    pub(crate) bad_shards: u64,
+}
+
+impl Summary {
+    fn of(index: &Index) -> Self {
+        Self { usage: index.usage(), shards: index.len() as u64, bad_shards: index.bad_len() as u64 }
+    }
+}
+
+/// Write access to the index. What it changed is in the summary once it is dropped.
+pub(crate) struct IndexMut<'a> {
+    index: RwLockWriteGuard<'a, Index>,
+    summary: &'a Mutex<Summary>,
+}
+
+impl Deref for IndexMut<'_> {
+    type Target = Index;
+
+    fn deref(&self) -> &Index {
+        &self.index
+    }
+}
+
+impl DerefMut for IndexMut<'_> {
+    fn deref_mut(&mut self) -> &mut Index {
+        &mut self.index
+    }
+}
+
+impl Drop for IndexMut<'_> {
+    fn drop(&mut self) {
+        *lock(self.summary) = Summary::of(&self.index);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("a panic ends the process, so no lock is poisoned")
+}
 
 /// State of a drive that does not belong to one thread.
 pub(crate) struct Shared {
@@ -17,19 +63,29 @@ pub(crate) struct Shared {
     pub(crate) uuid: DriveUuid,
     pub(crate) geometry: Geometry,
     pub(crate) sums: SumsCache,
+    pub(crate) admission: Arc<Admission>,
     index: RwLock<Index>,
+    summary: Mutex<Summary>,
     failed: AtomicBool,
     failure: Mutex<Option<String>>,
     corrupt_reads: AtomicU64,
 }
 
 impl Shared {
-    pub(crate) fn new(drive: DriveId, uuid: DriveUuid, index: Index, sums_cache_bytes: u64) -> Self {
+    pub(crate) fn new(
+        drive: DriveId,
+        uuid: DriveUuid,
+        index: Index,
+        sums_cache_bytes: u64,
+        admission: Arc<Admission>,
+    ) -> Self {
         Self {
             drive,
             uuid,
             geometry: index.geometry,
             sums: SumsCache::new(sums_cache_bytes),
+            admission,
+            summary: Mutex::new(Summary::of(&index)),
             index: RwLock::new(index),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
@@ -41,13 +97,19 @@ impl Shared {
         self.index.read().expect("a panic ends the process, so no lock is poisoned")
     }
 
-    pub(crate) fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
-        self.index.write().expect("a panic ends the process, so no lock is poisoned")
+    pub(crate) fn index_mut(&self) -> IndexMut<'_> {
+        let index = self.index.write().expect("a panic ends the process, so no lock is poisoned");
+        IndexMut { index, summary: &self.summary }
+    }
+
+    /// The index in numbers.
+    pub(crate) fn summary(&self) -> Summary {
+        *lock(&self.summary)
     }
 
     /// Ends the service for good. The first reason is kept.
     pub(crate) fn fail(&self, reason: String) {
-        let mut failure = self.failure.lock().expect("a panic ends the process, so no lock is poisoned");
+        let mut failure = lock(&self.failure);
         if failure.is_none() {
             tracing::error!(drive = %self.drive, uuid = %self.uuid, reason, "drive failed");
             *failure = Some(reason);
@@ -60,7 +122,7 @@ impl Shared {
     }
 
     pub(crate) fn failure(&self) -> Option<String> {
-        self.failure.lock().expect("a panic ends the process, so no lock is poisoned").clone()
+        lock(&self.failure).clone()
     }
 
     /// Keeps the header blocks of a new frame: what was just written is often read soon.
@@ -71,8 +133,9 @@ impl Shared {
         }
     }
 
-    /// Counts a shard whose bytes are bad.
-    pub(crate) fn note_corrupt(&self, key: ShardKey) {
+    /// Counts a shard whose bytes are bad, and lets the next put of it rewrite it.
+    pub(crate) fn note_corrupt(&self, key: ShardKey, entry: &Entry) {
+        self.index_mut().mark_bad(key, entry);
         self.corrupt_reads.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(drive = %self.drive, ?key, "shard is damaged on the drive");
     }

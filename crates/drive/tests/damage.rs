@@ -13,7 +13,7 @@ use base::units::MIB;
 use common::*;
 use drive::{Drive, Existing, FormatDriveError, OpenDriveError, dump, fsck};
 use proptest::prelude::*;
-use wire::drive::{DriveService, GetShardError, ShardKey};
+use wire::drive::{DriveService, GetShardError, PutShardError, ShardKey};
 
 const CAPACITY: u64 = 17 * MIB;
 const PATH: &str = "drive";
@@ -154,6 +154,64 @@ fn damage_behind_a_checkpoint_costs_that_shard_only() {
     assert!(fsck(&sim.env(), path()).unwrap().clean);
 }
 
+/// Scrubs the whole drive in steps of so many bytes.
+fn scrub(drive: &Drive, budget_bytes: u64) -> (u64, Vec<ShardKey>) {
+    let (mut after, mut verified_bytes, mut bad) = (None, 0, Vec::new());
+    loop {
+        let step = block_on(drive.scrub(after, budget_bytes)).unwrap();
+        assert!(step.next > after || step.next.is_none());
+        verified_bytes += step.verified_bytes;
+        bad.extend(step.bad);
+        after = step.next;
+        if after.is_none() {
+            return (verified_bytes, bad);
+        }
+    }
+}
+
+#[test]
+fn a_scrub_finds_what_is_damaged_and_a_put_heals_it() {
+    for budget_bytes in [1, 10_000, u64::MAX] {
+        let sim = Sim::new(1);
+        let shards = filled(&sim, 30, Left::Closed);
+        let (flipped, broken) = (payload_offset(&sim.env(), key(5)), payload_offset(&sim.env(), key(9)));
+        let drive = open(&sim.env(), path()).unwrap();
+        let all_bytes: u64 = shards.iter().map(|(_, blocks)| u64::from(*blocks) * 4096).sum();
+        assert_eq!(scrub(&drive, budget_bytes), (all_bytes, Vec::new()));
+        sim.files.flip_bit(path(), flipped + 3, 2);
+        sim.files.break_range(path(), broken..broken + 1);
+        let lost = [shards[4].1, shards[8].1].iter().map(|blocks| u64::from(*blocks) * 4096).sum::<u64>();
+        assert_eq!(scrub(&drive, budget_bytes), (all_bytes - lost, vec![key(5), key(9)]));
+        assert_eq!(drive.stat().bad_shards, 2);
+        for index in [4, 8] {
+            let (key, blocks) = shards[index];
+            block_on(drive.put(put(key, blocks))).unwrap();
+        }
+        assert_eq!(drive.stat().bad_shards, 0);
+        assert_eq!(scrub(&drive, budget_bytes), (all_bytes, Vec::new()));
+        check_stat(&drive);
+    }
+}
+
+#[test]
+fn a_shard_that_a_read_found_damaged_is_rewritten_by_the_next_put() {
+    let sim = Sim::new(1);
+    let shards = filled(&sim, 30, Left::Closed);
+    let offset = payload_offset(&sim.env(), key(5));
+    let drive = open(&sim.env(), path()).unwrap();
+    sim.files.flip_bit(path(), offset, 0);
+    assert!(get(&drive, key(5), 0, 1).is_err());
+    assert_eq!(drive.stat().bad_shards, 1);
+    // It reads well again, as it may from a cache: what was seen counts.
+    sim.files.flip_bit(path(), offset, 0);
+    let before = sim.files.operations().0;
+    block_on(drive.put(put(key(5), shards[4].1))).unwrap();
+    assert!(sim.files.operations().0 > before, "it is written again");
+    assert_eq!(drive.stat().bad_shards, 0);
+    let other = put_of(key(5), wire::drive::ShardClass::Small, vec![5; 4096]);
+    assert!(matches!(block_on(drive.put(other)), Err(PutShardError::Conflict { .. })));
+}
+
 #[test]
 fn a_read_error_costs_that_shard_only() {
     let sim = Sim::new(1);
@@ -200,6 +258,82 @@ fn one_superblock_is_enough_and_the_other_is_restored() {
 }
 
 #[test]
+fn either_superblock_is_enough_wherever_a_checkpoint_was_cut_off() {
+    let mut both = 0;
+    for operations in 0..40 {
+        let sim = Sim::new(operations);
+        let mut shards = filled(&sim, 10, Left::Closed);
+        let drive = open(&sim.env(), path()).unwrap();
+        block_on(drive.put(put(key(11), 3))).unwrap();
+        shards.push((key(11), 3));
+        sim.files.cut_power_after(operations);
+        let _ = block_on(drive.close());
+        drop(drive);
+        sim.files.crash();
+        let image = sim.files.read(path()).unwrap();
+        for slot in [0, 64 << 10] {
+            sim.files.put_image(path(), &image);
+            sim.files.flip_bit(path(), slot + 20, 0);
+            // The other one may be torn.
+            let Ok(drive) = open(&sim.env(), path()) else { continue };
+            both += 1;
+            assert_eq!(check_answers(&drive, &shards), 11, "{operations} {slot}");
+        }
+    }
+    assert!(both > 75, "{both} of 80");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_replaced_by_the_one_before() {
+    for left in [Left::Closed, Left::Crashed] {
+        let sim = Sim::new(1);
+        let mut shards = filled(&sim, 60, Left::Closed);
+        // Two more checkpoints, with shards that came and went in between.
+        for extent in [61, 62] {
+            let drive = open(&sim.env(), path()).unwrap();
+            block_on(drive.put(put(key(extent), 2))).unwrap();
+            block_on(drive.delete(vec![key(extent - 60)])).unwrap();
+            block_on(drive.close()).unwrap();
+            shards.push((key(extent), 2));
+        }
+        let drive = open(&sim.env(), path()).unwrap();
+        block_on(drive.put(put(key(63), 2))).unwrap();
+        shards.push((key(63), 2));
+        if left == Left::Closed {
+            block_on(drive.close()).unwrap();
+        }
+        drop(drive);
+        sim.files.crash();
+        flip_newest_checkpoint(&sim);
+        let report = fsck(&sim.env(), path()).unwrap();
+        assert!(report.recovery.fell_back && !report.clean, "{report:?}");
+        let drive = open(&sim.env(), path()).unwrap();
+        assert!(drive.recovery().fell_back);
+        assert_eq!(check_answers(&drive, &shards), 61);
+        assert!(get(&drive, key(1), 0, 1).is_err() && get(&drive, key(2), 0, 1).is_err());
+        drop(drive);
+        sim.files.crash();
+        // The open wrote two new ones: the next damage is survived too.
+        flip_newest_checkpoint(&sim);
+        let drive = open(&sim.env(), path()).unwrap();
+        assert!(drive.recovery().fell_back);
+        assert_eq!(check_answers(&drive, &shards), 61);
+        block_on(drive.close()).unwrap();
+        drop(drive);
+        assert!(fsck(&sim.env(), path()).unwrap().clean);
+    }
+}
+
+/// Damages the first run of the checkpoint that the newest superblock points to.
+fn flip_newest_checkpoint(sim: &Sim) {
+    let dump = dump(&sim.env(), path()).unwrap();
+    let slots = dump.superblocks.iter().filter_map(|slot| slot.superblock.as_ref());
+    let newest = slots.max_by_key(|superblock| superblock.sequence).unwrap();
+    let at = MIB + u64::from(newest.checkpoint.segments[0]) * newest.segment_bytes + 4096;
+    sim.files.flip_bit(path(), at + 40, 0);
+}
+
+#[test]
 fn the_cleaner_does_not_make_damage_look_good() {
     let sim = Sim::new(3);
     format(&sim.env(), path(), CAPACITY);
@@ -208,8 +342,12 @@ fn the_cleaner_does_not_make_damage_look_good() {
         block_on(drive.put(put(key(extent), 3))).unwrap();
     }
     sim.files.flip_bit(path(), payload_offset(&sim.env(), key(5)), 1);
-    // Shards that come and go use up every segment several times, so the first one must be cleaned.
+    // Shards that come and go beside some that stay use up every segment several times, so the first one must
+    // be cleaned.
     for round in 0..3000 {
+        if (100..180).contains(&round) {
+            block_on(drive.put(put(key(5000 + round), 12))).unwrap();
+        }
         block_on(drive.put(put(key(1000 + round), 12))).unwrap();
         block_on(drive.delete(vec![key(1000 + round)])).unwrap();
     }

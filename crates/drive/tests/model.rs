@@ -34,6 +34,8 @@ enum Step {
     Close,
     FailSyncAfter(u64),
     FailWriteAfter(u64),
+    /// Damages the newest index checkpoint where there is one before it, then crashes.
+    DamageIndex,
 }
 
 fn extent() -> impl Strategy<Value = u64> {
@@ -54,6 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Close),
         1 => (0u64..12).prop_map(Step::FailSyncAfter),
         1 => (0u64..12).prop_map(Step::FailWriteAfter),
+        1 => Just(Step::DamageIndex),
     ]
 }
 
@@ -116,6 +119,22 @@ impl Run {
             self.sim.files.crash();
         }
         self.reopen();
+    }
+
+    /// Whether there was something to damage.
+    fn damage_index(&mut self) -> bool {
+        self.drive = None;
+        self.sim.files.crash();
+        let dump = drive::dump(&self.sim.env(), Path::new(PATH)).unwrap();
+        let slots = dump.superblocks.iter().filter_map(|slot| slot.superblock.as_ref());
+        let newest = slots.max_by_key(|superblock| superblock.sequence).unwrap();
+        let damages = newest.previous.generation > 0;
+        if damages {
+            let run = MIB + u64::from(newest.checkpoint.segments[0]) * newest.segment_bytes + 4096;
+            self.sim.files.flip_bit(Path::new(PATH), run + 40, 3);
+        }
+        self.crash();
+        damages
     }
 
     fn known(&self, key: ShardKey) -> Known {
@@ -232,6 +251,9 @@ impl Run {
             }
             Step::FailSyncAfter(count) => self.sim.files.fail_sync_after(*count),
             Step::FailWriteAfter(count) => self.sim.files.fail_write_after(*count),
+            Step::DamageIndex => {
+                self.damage_index();
+            }
         }
         self.crash_if_failed();
         check_stat(self.drive());
@@ -267,8 +289,12 @@ fn shards_survive_reuse_cleaning_and_crashes() {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) % limit
         };
+        let mut damaged = 0;
         for round in 0..1200 {
             let extent = 1 + next(220);
+            if round % 100 == 99 {
+                damaged += u32::from(run.damage_index());
+            }
             match next(10) {
                 0..=5 => run.puts(&[(extent, 1 + next(60) as u32)]),
                 6..=8 => run.deletes(&[extent, 1 + next(220)]),
@@ -279,5 +305,6 @@ fn shards_survive_reuse_cleaning_and_crashes() {
             check_stat(run.drive());
         }
         run.crash();
+        assert!(damaged > 3, "an older checkpoint was used {damaged} times");
     }
 }

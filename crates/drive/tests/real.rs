@@ -39,7 +39,7 @@ fn round_trip(env: &Env, path: &Path, options: &OpenOptions) -> IoPath {
     drop(drive);
     let drive = open_with(env, path, options).unwrap();
     assert!(!drive.recovery().was_closed);
-    assert_eq!(drive.recovery().frames, 1);
+    assert!(drive.recovery().frames >= 1, "the put, and what was cleaned beside it");
     check_all(&drive, &shards);
     assert_eq!(get(&drive, key(1000), 0, 3).unwrap().bytes, content(key(1000), 3));
     io_path

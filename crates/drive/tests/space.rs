@@ -10,13 +10,18 @@ use base::env::sim::Sim;
 use base::units::MIB;
 use common::*;
 use drive::Drive;
-use wire::drive::{DriveService, PutShardError};
+use wire::drive::{DriveService, PutPurpose, PutShard, PutShardError};
 
 const PATH: &str = "drive";
 
 fn fill(drive: &Drive, first: u64, blocks: u32) -> u64 {
+    fill_for(drive, first, blocks, PutPurpose::Write)
+}
+
+fn fill_for(drive: &Drive, first: u64, blocks: u32, purpose: PutPurpose) -> u64 {
     for extent in first.. {
-        match block_on(drive.put(put(key(extent), blocks))) {
+        let request = PutShard { purpose, ..put(key(extent), blocks) };
+        match block_on(drive.put(request)) {
             Ok(()) => {}
             Err(PutShardError::NoSpace { .. }) => return extent,
             Err(error) => panic!("{error}"),
@@ -62,12 +67,34 @@ fn small_shards_fill_a_drive_and_room_comes_back() {
 
 #[test]
 fn middle_shards_fill_a_drive_and_room_comes_back() {
-    check_full(33 * MIB, 15, 70);
+    check_full(33 * MIB, 15, 65);
 }
 
 #[test]
 fn large_shards_fill_a_drive_and_room_comes_back() {
     check_full(65 * MIB, 60, 75);
+}
+
+#[test]
+fn repairs_go_on_where_new_data_stops_and_deletes_where_repairs_stop() {
+    let sim = Sim::new(7);
+    format(&sim.env(), Path::new(PATH), 201 * MIB);
+    let drive = open(&sim.env(), Path::new(PATH)).unwrap();
+    let full = fill(&drive, 1, 60);
+    let at_stop = drive.stat();
+    assert!(at_stop.free_bytes < MIB, "{at_stop:?}");
+    assert!(at_stop.reserved_bytes >= 201 * MIB / 20, "{at_stop:?}");
+    let repaired = fill_for(&drive, 10_000, 60, PutPurpose::Repair);
+    let repaired_bytes = (repaired - 10_000) * 245_760;
+    assert!(repaired_bytes > 2 * MIB, "repairs stored {repaired_bytes} more");
+    assert!(drive.stat().reserved_bytes < at_stop.reserved_bytes - repaired_bytes / 2);
+    assert_eq!(drive.stat().free_bytes, 0, "what is left is nothing that new data may use");
+    assert!(matches!(block_on(drive.put(put(key(5000), 1))), Err(PutShardError::NoSpace { .. })));
+    for extent in (1..full).step_by(2) {
+        block_on(drive.delete(vec![key(extent)])).unwrap();
+        check_stat(&drive);
+    }
+    assert!(fill(&drive, 20_000, 60) - 20_000 > full / 3, "room comes back for new data too");
 }
 
 #[test]
@@ -84,6 +111,39 @@ fn churn_on_a_half_full_drive_never_runs_out() {
         }
     }
     check_stat(&drive);
+}
+
+#[test]
+fn idle_time_is_used_for_cleaning_and_users_are_not() {
+    let sim = Sim::new(8);
+    format(&sim.env(), Path::new(PATH), 65 * MIB);
+    let drive = open(&sim.env(), Path::new(PATH)).unwrap();
+    for extent in 1..400 {
+        block_on(drive.put(put(key(extent), 20))).unwrap();
+    }
+    for extent in (1..400).filter(|extent| extent % 4 != 0) {
+        block_on(drive.delete(vec![key(extent)])).unwrap();
+    }
+    let before = drive.stat();
+    assert!(before.garbage_bytes > 20 * MIB, "{before:?}");
+    // Requests that follow each other closely leave no time.
+    for _ in 0..50 {
+        sim.clock.advance_ns(100_000_000);
+        block_on(drive.delete(vec![key(9999)])).unwrap();
+    }
+    assert_eq!(drive.stat().garbage_bytes, before.garbage_bytes);
+    for _ in 0..50 {
+        sim.clock.advance_ns(500_000_000);
+        // Something must look at the clock: on a real drive its thread does.
+        block_on(drive.scrub(None, 1)).unwrap();
+        check_stat(&drive);
+    }
+    let after = drive.stat();
+    assert!(after.garbage_bytes < before.garbage_bytes / 4, "{after:?}");
+    assert!(after.free_bytes > before.free_bytes + 15 * MIB, "{after:?}");
+    for extent in (4..400).step_by(4) {
+        assert_eq!(get(&drive, key(extent), 0, 20).unwrap().bytes, content(key(extent), 20));
+    }
 }
 
 #[test]

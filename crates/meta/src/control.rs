@@ -4,6 +4,7 @@
 //! there are few of them and operators read them. Every change is durable when the call returns.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::env::Env;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, LedgerId, PgId, Seq};
@@ -107,6 +108,8 @@ pub struct Control {
     state: Arc<dyn State>,
     epoch: Epoch,
     seq: Mutex<Seq>,
+    /// A change is in the log and not in the store: only a restart puts it there.
+    behind: AtomicBool,
 }
 
 /// Records to change in one step.
@@ -147,7 +150,14 @@ impl Control {
     /// Opens the ledger and brings its store up to the end of its log.
     pub async fn open(log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Result<Self, ControlError> {
         let (epoch, tail) = recover(CONTROL_LEDGER, &log, &state).await?;
-        Ok(Self { keys: Keys::new(CONTROL_LEDGER), log, state, epoch, seq: Mutex::new(tail) })
+        Ok(Self {
+            keys: Keys::new(CONTROL_LEDGER),
+            log,
+            state,
+            epoch,
+            seq: Mutex::new(tail),
+            behind: AtomicBool::new(false),
+        })
     }
 
     /// The identity of a new cluster.
@@ -160,6 +170,9 @@ impl Control {
     /// Makes changes durable, all or none. One commit at a time.
     pub async fn commit(&self, change: ControlChange) -> Result<(), ControlError> {
         let mut seq = self.seq.lock().await;
+        if self.behind.load(Ordering::Relaxed) {
+            return Err(ControlError::Failed("its store could not be written: restart the node".to_owned()));
+        }
         let next = Seq(seq.0 + 1);
         let batch = Batch { changes: change.changes };
         let append = self.log.append(self.epoch, next, vec![batch.encode()]).await;
@@ -167,7 +180,9 @@ impl Control {
         *seq = next;
         let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
         let applied = Applied { seq: next, epoch: self.epoch };
-        self.state.apply(&mut pairs, applied).map_err(|error| ControlError::Failed(error.to_string()))
+        let stored = self.state.apply(&mut pairs, applied);
+        self.behind.store(stored.is_err(), Ordering::Relaxed);
+        stored.map_err(|error| ControlError::Failed(error.to_string()))
     }
 
     fn all<T: DeserializeOwned>(&self, table: u8) -> Result<Vec<T>, ControlError> {

@@ -39,6 +39,15 @@ pub enum ShardClass {
     Bulk,
 }
 
+/// What a shard is written for: each stops at another level of free space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PutPurpose {
+    /// New data. Stops at 95 % of the drive.
+    Write,
+    /// A shard that an extent should have already. Stops at 98 %, and takes turns with new data.
+    Repair,
+}
+
 /// Stores one shard durably.
 #[derive(Debug, Clone)]
 pub struct PutShard {
@@ -48,6 +57,8 @@ pub struct PutShard {
     pub shape: ShardShape,
     /// Its lifetime class.
     pub class: ShardClass,
+    /// What it is written for.
+    pub purpose: PutPurpose,
     /// The placement group's epoch that the writer knows.
     pub pg_epoch: Epoch,
     /// Whole blocks; the last one padded with zeros. At most 16 MiB, at least one block.
@@ -132,6 +143,19 @@ pub struct DriveStat {
     pub free_bytes: u64,
     /// Shards stored.
     pub shards: u64,
+    /// Of these, the ones known to be damaged: found so by a read, by a scrub or by the cleaner.
+    pub bad_shards: u64,
+}
+
+/// What one step of a scrub found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubStep {
+    /// Where to go on; `None` at the end of the pass.
+    pub next: Option<ShardKey>,
+    /// Bytes that matched their checksums.
+    pub verified_bytes: u64,
+    /// Shards that did not, or could not be read. Putting one again heals it.
+    pub bad: Vec<ShardKey>,
 }
 
 /// Why a shard was not stored.
@@ -143,6 +167,14 @@ pub enum PutShardError {
     NoSpace {
         /// Where.
         drive: DriveId,
+    },
+    /// More is waiting than the drive does in a tenth of a second. Nothing was stored; come again.
+    #[error("drive is busy: drive={drive} retry_after_ms={retry_after_ms}")]
+    Busy {
+        /// Where.
+        drive: DriveId,
+        /// When there will be room in the queue, about.
+        retry_after_ms: u32,
     },
     /// The same shard exists with other bytes: the writer reused an id, which it must never do.
     #[error("shard exists with other content: drive={drive} shard={key:?}")]
@@ -216,7 +248,8 @@ pub struct DriveFailed {
 pub trait DriveService: Send + Sync {
     /// Stores a shard. After `Ok` it survives power loss.
     ///
-    /// Storing the same bytes again is `Ok`. Order among concurrent puts is not kept.
+    /// Storing the same bytes again is `Ok`, and rewrites a shard that is known to be damaged. Order among
+    /// concurrent puts is not kept.
     fn put(&self, request: PutShard) -> BoxFuture<'_, Result<(), PutShardError>>;
 
     /// Reads blocks of a shard with their checksums; never a short read.
@@ -232,6 +265,17 @@ pub trait DriveService: Send + Sync {
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>>;
 
-    /// Space and state, from memory.
+    /// Reads shards after `after` in key order past every cache and compares them with their checksums, until
+    /// `budget_bytes` were read; at least one shard. Yields to reads and writes.
+    fn scrub(
+        &self,
+        after: Option<ShardKey>,
+        budget_bytes: u64,
+    ) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>>;
+
+    /// Whether it serves. Costs nothing.
+    fn health(&self) -> DriveHealth;
+
+    /// Space and state, from memory; never waits for the drive.
     fn stat(&self) -> DriveStat;
 }

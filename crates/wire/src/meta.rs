@@ -238,6 +238,25 @@ pub struct SetAttr {
     pub mtime_ns: Option<i64>,
 }
 
+impl SetAttr {
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Both changes, this one after `older`.
+    pub fn over(&self, older: &Self) -> Self {
+        Self {
+            mode: self.mode.or(older.mode),
+            uid: self.uid.or(older.uid),
+            gid: self.gid.or(older.gid),
+            size: self.size.or(older.size),
+            atime_ns: self.atime_ns.or(older.atime_ns),
+            mtime_ns: self.mtime_ns.or(older.mtime_ns),
+        }
+    }
+}
+
 /// What to create.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MakeNode {
@@ -404,13 +423,15 @@ pub enum MetaRequest {
         off: u64,
         limit: u32,
     },
-    /// Puts new content in place. The size grows to at least `size`. Answer: `Attr`.
+    /// Puts new content in place. The size grows to at least `size`; then the attributes in `set` change, which
+    /// must not be the size. Answer: `Attr`.
     Commit {
         ino: Ino,
         lease: LeaseId,
         pieces: Vec<CommitPiece>,
         size: u64,
         mtime_ns: i64,
+        set: SetAttr,
     },
     /// Turns `[off, off + len)` into a hole; the size stays. Answer: `Punched`, which may stop early.
     Punch {

@@ -9,8 +9,9 @@ use std::io;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-pub use real::spawn_thread;
+pub use real::{after_blocking, blocking_allowed, spawn_thread, with_blocking};
 
 /// Clock, randomness and files of the process, or of a simulated node.
 #[derive(Clone)]
@@ -105,6 +106,11 @@ pub trait File: Send + Sync {
     fn try_lock(&self) -> io::Result<()>;
     /// The descriptor for io_uring, if there is a real one.
     fn raw_fd(&self) -> Option<RawFd>;
+    /// How long whoever may not block has to wait for one operation; `None` if operations simply block.
+    /// Simulated files have one, drawn anew each time.
+    fn latency(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// Files and directories.

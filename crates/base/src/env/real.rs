@@ -1,6 +1,8 @@
 //! The machine's own clock, randomness, threads and files.
 #![allow(clippy::disallowed_methods, reason = "this is the door")]
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -23,6 +25,43 @@ pub fn spawn_thread<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
 ) -> JoinHandle<T> {
     std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("the system has threads left")
+}
+
+type Job = Box<dyn FnOnce()>;
+
+thread_local! {
+    /// What is left to do on this thread; `None` outside [`with_blocking`].
+    static JOBS: RefCell<Option<VecDeque<Job>>> = const { RefCell::new(None) };
+}
+
+/// Runs `work` on a thread that waits for devices rather than for others: code in it may do blocking I/O. Then
+/// runs what was left for [`after_blocking`].
+pub fn with_blocking(work: impl FnOnce()) {
+    if blocking_allowed() {
+        return work();
+    }
+    JOBS.set(Some(VecDeque::new()));
+    work();
+    while let Some(job) = JOBS.with_borrow_mut(|jobs| jobs.as_mut().and_then(VecDeque::pop_front)) {
+        job();
+    }
+    JOBS.set(None);
+}
+
+/// Whether the caller is inside [`with_blocking`]. Elsewhere, on a worker of a runtime, blocking holds others up.
+pub fn blocking_allowed() -> bool {
+    JOBS.with_borrow(Option::is_some)
+}
+
+/// Leaves a job for the end of the enclosing [`with_blocking`], in order. Gives it back if there is none.
+pub fn after_blocking<J: FnOnce() + 'static>(job: J) -> Result<(), J> {
+    JOBS.with_borrow_mut(|jobs| match jobs {
+        Some(jobs) => {
+            jobs.push_back(Box::new(job));
+            Ok(())
+        }
+        None => Err(job),
+    })
 }
 
 pub(super) struct RealClock;

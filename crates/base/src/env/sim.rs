@@ -11,10 +11,14 @@ use std::ops::Range;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+mod image;
 
 use super::{Caching, Clock, Env, File, Files, OpenMode, Random};
 use crate::units::BLOCK_BYTES;
+use image::Image;
 
 const SECTOR: usize = 512;
 
@@ -124,15 +128,19 @@ struct Pending {
 #[derive(Default)]
 struct Inode {
     /// What reads see.
-    current: Vec<u8>,
+    current: Image,
     /// What survives a crash for sure.
-    durable: Vec<u8>,
+    durable: Image,
     pending: Vec<Pending>,
+    /// The file was cut since the last sync.
+    cut: bool,
     /// `current` and `durable` may differ in content.
     differs: bool,
-    /// A sync has failed: they may differ even after another one.
+    /// A write or sync has failed: they may differ even after a sync.
     doubtful: bool,
     bad: Vec<Range<u64>>,
+    /// The sync after so many more fails.
+    sync_after: Option<u64>,
     /// The handle that holds the lock.
     locked_by: Option<u64>,
 }
@@ -183,8 +191,33 @@ struct Faults {
     space_bytes: Option<u64>,
 }
 
+/// What a disk is asked to do, told just before it does it.
+#[derive(Debug, Clone, Copy)]
+pub enum DiskEvent<'a> {
+    /// Bytes are written.
+    Write {
+        /// Where.
+        offset: u64,
+        /// What.
+        bytes: &'a [u8],
+    },
+    /// A file is made durable.
+    Sync,
+    /// The size of a file is set.
+    SetLen(u64),
+    /// A name is created, moved or removed.
+    Name(&'a Path),
+    /// The names of a directory are made durable.
+    SyncDir(&'a Path),
+}
+
+/// Sees every [`DiskEvent`], with the number of the file that it is about, or 0.
+pub type DiskWatch = Box<dyn Fn(u64, DiskEvent<'_>) + Send + Sync>;
+
 struct Disk {
     random: SplitMix,
+    /// Shortest and longest time that an operation of a drive takes, in nanoseconds.
+    latency_ns: Option<(u64, u64)>,
     inodes: BTreeMap<InodeId, Inode>,
     names: BTreeMap<PathBuf, InodeId>,
     durable_names: BTreeMap<PathBuf, InodeId>,
@@ -201,6 +234,7 @@ struct Disk {
 /// Simulated files and directories. See the module for what a crash does.
 pub struct SimFiles {
     disk: Arc<Mutex<Disk>>,
+    watch: Arc<OnceLock<DiskWatch>>,
 }
 
 impl SimFiles {
@@ -208,6 +242,7 @@ impl SimFiles {
     pub fn new(seed: u64) -> Self {
         let disk = Disk {
             random: SplitMix(seed),
+            latency_ns: None,
             inodes: BTreeMap::new(),
             names: BTreeMap::new(),
             durable_names: BTreeMap::new(),
@@ -219,7 +254,23 @@ impl SimFiles {
             writes: 0,
             syncs: 0,
         };
-        Self { disk: Arc::new(Mutex::new(disk)) }
+        Self { disk: Arc::new(Mutex::new(disk)), watch: Arc::default() }
+    }
+
+    /// Has everything told to `watch` that is about to happen; once.
+    pub fn set_watch(&self, watch: DiskWatch) {
+        assert!(self.watch.set(watch).is_ok(), "a disk is watched by one");
+    }
+
+    /// Operations of those who wait without blocking take so long, each a random time between the two.
+    pub fn set_latency(&self, shortest: Duration, longest: Duration) {
+        self.disk().latency_ns = Some((shortest.as_nanos() as u64, longest.as_nanos() as u64));
+    }
+
+    fn tell(&self, event: DiskEvent<'_>) {
+        if let Some(watch) = self.watch.get() {
+            watch(0, event);
+        }
     }
 
     fn disk(&self) -> MutexGuard<'_, Disk> {
@@ -254,6 +305,16 @@ impl SimFiles {
         self.disk().faults.sync_after = Some(successes);
     }
 
+    /// As [`SimFiles::fail_sync_after`], of one file.
+    pub fn fail_sync_of(&self, path: &Path, successes: u64) {
+        self.disk().inode_of(path).sync_after = Some(successes);
+    }
+
+    /// Everything fails from now on, until [`SimFiles::crash`].
+    pub fn cut_power(&self) {
+        self.disk().faults.power_off = true;
+    }
+
     /// After that many more writes and syncs everything fails, until [`SimFiles::crash`].
     pub fn cut_power_after(&self, operations: u64) {
         self.disk().faults.power_after = Some(operations);
@@ -268,7 +329,10 @@ impl SimFiles {
     pub fn clear_faults(&self) {
         let mut disk = self.disk();
         disk.faults = Faults::default();
-        disk.inodes.values_mut().for_each(|inode| inode.bad.clear());
+        for inode in disk.inodes.values_mut() {
+            inode.bad.clear();
+            inode.sync_after = None;
+        }
     }
 
     /// Reads that touch these bytes fail with `EIO`.
@@ -281,10 +345,13 @@ impl SimFiles {
         let mut disk = self.disk();
         let inode = disk.inode_of(path);
         for content in [&mut inode.current, &mut inode.durable] {
-            if let Some(byte) = content.get_mut(byte as usize) {
-                *byte ^= 1 << (bit % 8);
-            }
+            content.flip(byte as usize, bit);
         }
+    }
+
+    /// Numbers of the 4 KiB pages of a file that are not zeros: where a flipped bit may matter.
+    pub fn used_pages(&self, path: &Path) -> Vec<u64> {
+        self.disk().inode_of(path).current.used_pages().collect()
     }
 
     /// Writes and syncs so far.
@@ -302,8 +369,14 @@ impl SimFiles {
             disk.durable_names.insert(path.to_owned(), id);
             id
         });
-        disk.inodes
-            .insert(id, Inode { current: bytes.to_vec(), durable: bytes.to_vec(), ..Inode::default() });
+        disk.inodes.insert(
+            id,
+            Inode {
+                current: Image::from_bytes(bytes),
+                durable: Image::from_bytes(bytes),
+                ..Inode::default()
+            },
+        );
     }
 }
 
@@ -329,7 +402,7 @@ impl Inode {
             let write = pending.remove(next);
             match random.below(3) {
                 0 => {}
-                1 => put(&mut self.durable, write.offset, &write.bytes),
+                1 => self.durable.write(write.offset, &write.bytes),
                 _ => tear(&mut self.durable, &write, random),
             }
         }
@@ -340,40 +413,46 @@ impl Inode {
         self.settle(random);
         // The new size may be known or not; bytes that were never written read as zeros.
         if random.below(2) == 0 && self.durable.len() < grown {
-            self.durable.resize(grown, 0);
+            self.durable.resize(grown);
         }
         if self.differs || self.current.len() != self.durable.len() {
             self.current = self.durable.clone();
         }
         (self.differs, self.doubtful, self.locked_by) = (false, false, None);
+        (self.cut, self.sync_after) = (false, None);
     }
 
     fn sync(&mut self) {
-        for write in self.pending.drain(..) {
-            put(&mut self.durable, write.offset, &write.bytes);
+        if self.doubtful {
+            for write in self.pending.drain(..) {
+                self.durable.write(write.offset, &write.bytes);
+            }
+            self.durable.resize(self.current.len());
+            return;
         }
-        self.durable.resize(self.current.len(), 0);
-        self.differs = self.doubtful;
+        // Nothing but what is pending, or was cut, differs.
+        if std::mem::take(&mut self.cut) {
+            self.pending.clear();
+            self.durable = self.current.clone();
+        }
+        self.durable.resize(self.current.len());
+        for write in self.pending.drain(..) {
+            self.durable.share(&self.current, write.offset, write.bytes.len());
+        }
+        self.differs = false;
     }
 }
 
 /// Writes sectors of `write` or leaves them, one by one. Sectors are those of the file.
-fn tear(content: &mut Vec<u8>, write: &Pending, random: &mut SplitMix) {
+fn tear(content: &mut Image, write: &Pending, random: &mut SplitMix) {
     let mut at = 0;
     while at < write.bytes.len() {
         let len = (SECTOR - (write.offset + at) % SECTOR).min(write.bytes.len() - at);
         if random.below(2) == 0 {
-            put(content, write.offset + at, &write.bytes[at..at + len]);
+            content.write(write.offset + at, &write.bytes[at..at + len]);
         }
         at += len;
     }
-}
-
-fn put(content: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
-    if content.len() < offset + bytes.len() {
-        content.resize(offset + bytes.len(), 0);
-    }
-    content[offset..offset + bytes.len()].copy_from_slice(bytes);
 }
 
 /// Counts one operation down. Whether it is the one that fails.
@@ -427,7 +506,7 @@ impl Disk {
         }
         let inode = self.inodes.get_mut(&id).ok_or_else(missing)?;
         if more > 0 {
-            inode.current.resize(len, 0);
+            inode.current.resize(len);
         }
         Ok(())
     }
@@ -442,6 +521,9 @@ impl Disk {
 
 impl Files for SimFiles {
     fn open(&self, path: &Path, mode: OpenMode, caching: Caching) -> io::Result<Arc<dyn File>> {
+        if mode != OpenMode::Existing {
+            self.tell(DiskEvent::Name(path));
+        }
         let mut disk = self.disk();
         disk.powered()?;
         let found = disk.names.get(path).copied();
@@ -459,7 +541,8 @@ impl Files for SimFiles {
             }
         };
         let (boot, handle) = (disk.boot, disk.new_id());
-        Ok(Arc::new(SimFile { disk: self.disk.clone(), inode, boot, handle, caching }))
+        let watch = self.watch.clone();
+        Ok(Arc::new(SimFile { disk: self.disk.clone(), watch, inode, boot, handle, caching }))
     }
 
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
@@ -478,18 +561,21 @@ impl Files for SimFiles {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.tell(DiskEvent::Name(to));
         let mut disk = self.disk();
         let id = disk.names.get(from).copied().ok_or_else(missing)?;
         disk.change_name(NameChange::Rename(from.to_owned(), to.to_owned(), id))
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.tell(DiskEvent::Name(path));
         let mut disk = self.disk();
         disk.names.get(path).ok_or_else(missing)?;
         disk.change_name(NameChange::Unlink(path.to_owned()))
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.tell(DiskEvent::SyncDir(path));
         let mut disk = self.disk();
         disk.step()?;
         let disk = &mut *disk;
@@ -514,6 +600,7 @@ impl Files for SimFiles {
 
 struct SimFile {
     disk: Arc<Mutex<Disk>>,
+    watch: Arc<OnceLock<DiskWatch>>,
     inode: InodeId,
     boot: u64,
     handle: u64,
@@ -521,6 +608,12 @@ struct SimFile {
 }
 
 impl SimFile {
+    fn tell(&self, event: DiskEvent<'_>) {
+        if let Some(watch) = self.watch.get() {
+            watch(self.inode, event);
+        }
+    }
+
     fn alive(&self) -> io::Result<MutexGuard<'_, Disk>> {
         let disk = lock(&self.disk);
         disk.powered()?;
@@ -549,10 +642,11 @@ impl SimFile {
         inode.differs = true;
         if fails {
             tear(&mut inode.current, &write, random);
+            inode.doubtful = true;
             inode.pending.push(write);
             return Err(eio("write error"));
         }
-        put(&mut inode.current, write.offset, &write.bytes);
+        inode.current.write(write.offset, &write.bytes);
         inode.pending.push(write);
         Ok(())
     }
@@ -567,24 +661,25 @@ impl File for SimFile {
         if inode.bad.iter().any(|bad| bad.start < end && offset < bad.end) {
             return Err(eio("read error"));
         }
-        let bytes = inode.current.get(offset as usize..end as usize);
-        buffer.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
+        inode.current.read(offset as usize, buffer).ok_or(io::ErrorKind::UnexpectedEof.into())
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.check_alignment(bytes.as_ptr(), bytes.len(), offset)?;
+        self.tell(DiskEvent::Write { offset, bytes });
         let mut disk = self.alive()?;
         self.write_pending(&mut disk, bytes.to_vec(), offset)
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        self.tell(DiskEvent::Sync);
         let mut disk = self.alive()?;
         disk.step()?;
         disk.syncs += 1;
         let fails = counts_down(&mut disk.faults.sync_after);
         let Disk { inodes, random, .. } = &mut *disk;
         let inode = inodes.get_mut(&self.inode).ok_or_else(missing)?;
+        let fails = counts_down(&mut inode.sync_after) || fails;
         if fails {
             inode.doubtful = true;
             inode.settle(random);
@@ -600,11 +695,13 @@ impl File for SimFile {
     }
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.tell(DiskEvent::SetLen(len_bytes));
         let mut disk = self.alive()?;
         disk.step()?;
         disk.grow(self.inode, len_bytes as usize)?;
         let inode = disk.inodes.get_mut(&self.inode).ok_or_else(missing)?;
-        inode.current.resize(len_bytes as usize, 0);
+        inode.cut |= (len_bytes as usize) < inode.current.len();
+        inode.current.resize(len_bytes as usize);
         inode.differs = true;
         // Writes behind the cut never reach the disk; the cut itself is durable with the next sync, and
         // for a crash before it, bytes behind the old end that come back are a harmless superset.
@@ -625,6 +722,7 @@ impl File for SimFile {
         let mut disk = self.alive()?;
         let have = disk.inodes.get(&self.inode).ok_or_else(missing)?.current.len() as u64;
         let len = len_bytes.min(have.saturating_sub(offset));
+        // Not told to the watch: nothing depends on when a hole appears.
         self.write_pending(&mut disk, vec![0; len as usize], offset)
     }
 
@@ -640,6 +738,13 @@ impl File for SimFile {
 
     fn raw_fd(&self) -> Option<RawFd> {
         None
+    }
+
+    fn latency(&self) -> Option<Duration> {
+        let mut disk = lock(&self.disk);
+        let (shortest, longest) = disk.latency_ns?;
+        let spread = disk.random.below((longest - shortest) as usize + 1) as u64;
+        Some(Duration::from_nanos(shortest + spread))
     }
 }
 

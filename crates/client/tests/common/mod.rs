@@ -20,7 +20,7 @@ use tokio::sync::{Semaphore, watch};
 use wire::BoxFuture;
 use wire::drive::{
     DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, IoPath, PutShard,
-    PutShardError, ShardBlocks, ShardEntry, ShardKey,
+    PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
 use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId};
 
@@ -154,11 +154,23 @@ impl DriveService for MemDrive {
         Box::pin(async { unreachable!("no client lists drives") })
     }
 
+    fn scrub(
+        &self,
+        _after: Option<ShardKey>,
+        _budget_bytes: u64,
+    ) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>> {
+        Box::pin(async { unreachable!("no client scrubs drives") })
+    }
+
+    fn health(&self) -> DriveHealth {
+        if self.fault() == Fault::Failed { DriveHealth::Failed } else { DriveHealth::Up }
+    }
+
     fn stat(&self) -> DriveStat {
         let (capacity_bytes, live_bytes) = (self.capacity_bytes.load(Ordering::Relaxed), self.used_bytes());
         DriveStat {
             uuid: DriveUuid([self.id.0 as u8; 16]),
-            health: if self.fault() == Fault::Failed { DriveHealth::Failed } else { DriveHealth::Up },
+            health: self.health(),
             failure: None,
             io_path: IoPath::Simulated,
             capacity_bytes,
@@ -167,6 +179,7 @@ impl DriveService for MemDrive {
             reserved_bytes: 0,
             free_bytes: capacity_bytes.saturating_sub(live_bytes),
             shards: self.shards.lock().unwrap().len() as u64,
+            bad_shards: 0,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! A device that does every operation at once on the calling thread: simulation, opening and closing.
 
+use std::time::Duration;
+
 use wire::drive::IoPath;
 
 use super::{Device, DeviceFiles, Done, Op};
@@ -21,7 +23,7 @@ impl Device for InlineDevice {
         self.done.push(self.files.execute(op));
     }
 
-    fn wait(&mut self, done: &mut Vec<Done>) {
+    fn wait(&mut self, done: &mut Vec<Done>, _timeout: Option<Duration>) {
         done.append(&mut self.done);
     }
 

@@ -1,11 +1,13 @@
 //! Access to the device: submit operations, wait for their completions. Three ways behind one trait.
 
+pub(crate) mod delayed;
 pub(crate) mod inline;
 pub(crate) mod pool;
 pub(crate) mod uring;
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::env::File;
 use wire::drive::IoPath;
@@ -48,8 +50,8 @@ pub(crate) trait Wake: Send + Sync {
 pub(crate) trait Device {
     /// Starts an operation. Never fails: errors arrive as completions.
     fn submit(&mut self, op: Op);
-    /// Waits until something completed or [`Wake::wake`] was called, and collects completions.
-    fn wait(&mut self, done: &mut Vec<Done>);
+    /// Waits until something completed, [`Wake::wake`] was called or the time is over, and collects completions.
+    fn wait(&mut self, done: &mut Vec<Done>, timeout: Option<Duration>);
     /// Collects completions without waiting, and passes submissions on.
     fn poll(&mut self, done: &mut Vec<Done>);
     /// How it works.

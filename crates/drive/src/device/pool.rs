@@ -3,6 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use base::env::spawn_thread;
 use wire::drive::IoPath;
@@ -71,8 +72,12 @@ impl Device for PoolDevice {
         jobs.send(op).expect("workers end only when the jobs are closed");
     }
 
-    fn wait(&mut self, done: &mut Vec<Done>) {
-        if let Ok(Event::Done(one)) = self.events.recv() {
+    fn wait(&mut self, done: &mut Vec<Done>, timeout: Option<Duration>) {
+        let event = match timeout {
+            Some(timeout) => self.events.recv_timeout(timeout).ok(),
+            None => self.events.recv().ok(),
+        };
+        if let Some(Event::Done(one)) = event {
             done.push(one);
         }
         self.poll(done);

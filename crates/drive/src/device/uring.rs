@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::EventfdFlags;
@@ -72,6 +73,9 @@ impl UringDevice {
             .build(ENTRIES)
             // Kernels before 6.1 do not know these flags.
             .or_else(|_| IoUring::new(ENTRIES))?;
+        if !ring.params().is_feature_ext_arg() {
+            return Err(io::Error::other("waiting with a timeout needs Linux 5.11"));
+        }
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         Ok(Self {
             ring,
@@ -136,6 +140,19 @@ impl UringDevice {
         }
     }
 
+    fn enter_for(&mut self, timeout: Duration) {
+        let timespec = types::Timespec::from(timeout);
+        let args = types::SubmitArgs::new().timespec(&timespec);
+        let entered = self.ring.submitter().submit_with_args(1, &args);
+        let quiet = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
+        match entered {
+            Ok(_) => {}
+            // Time is over, or as in `enter`.
+            Err(error) if error.raw_os_error().is_some_and(|code| quiet.contains(&code)) => {}
+            Err(error) => panic!("io_uring_enter cannot fail on a ring that was set up: {error}"),
+        }
+    }
+
     fn reap(&mut self, done: &mut Vec<Done>) -> bool {
         let completions: Vec<(u64, i32)> =
             self.ring.completion().map(|completion| (completion.user_data(), completion.result())).collect();
@@ -187,11 +204,14 @@ impl Device for UringDevice {
         self.waiting.push_back(token);
     }
 
-    fn wait(&mut self, done: &mut Vec<Done>) {
+    fn wait(&mut self, done: &mut Vec<Done>, timeout: Option<Duration>) {
         loop {
             self.fill_queue();
-            self.enter(1);
-            if self.reap(done) {
+            match timeout {
+                Some(timeout) => self.enter_for(timeout),
+                None => self.enter(1),
+            }
+            if self.reap(done) || timeout.is_some() {
                 return;
             }
         }

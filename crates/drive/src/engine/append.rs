@@ -106,6 +106,11 @@ impl Plan {
         purpose: Purpose,
         item: Item,
     ) -> Result<(), NoRoom> {
+        let planned: u32 = self.frames.iter().map(FramePlan::blocks).sum();
+        let more = header_blocks(record_bytes(item.sums.len())) + item.payload_blocks();
+        if !index.may_append(purpose, planned + more) {
+            return Err(NoRoom);
+        }
         self.payload_bytes += item.payload.len() as u64;
         self.records += 1;
         let segment_blocks = index.geometry.segment_blocks();
@@ -177,9 +182,7 @@ impl Plan {
     pub(crate) fn commit_space(&self, index: &mut Index) -> u64 {
         let mut last_seq = 0;
         for frame in &self.frames {
-            let segment = &mut index.segments[frame.segment as usize];
-            segment.used_blocks = frame.start_block + frame.blocks();
-            segment.last_seq = frame.seq;
+            index.append(frame.segment, frame.start_block + frame.blocks(), frame.seq);
             last_seq = last_seq.max(frame.seq);
         }
         last_seq

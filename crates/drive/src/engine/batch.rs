@@ -1,11 +1,12 @@
 //! User batches: which waiting requests go into the next group commit.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
-use wire::drive::ShardKey;
+use wire::drive::{PutPurpose, ShardKey};
 
 use super::append::{Item, Plan};
-use super::{DeleteRequest, Durability, Engine, Job, PutOutcome, PutRequest, Replies, Then};
+use super::{DeleteRequest, Durability, Engine, Job, Limits, PutOutcome, PutRequest, Replies, Then};
+use crate::admission::REPAIR_PART;
 use crate::format::BLOCK;
 use crate::format::frame::RecordOp;
 use crate::format::segment::SegmentClass;
@@ -29,13 +30,14 @@ impl Engine {
         let mut replies = Replies::default();
         let mut keys = HashSet::new();
         self.take_deletes(&mut index, &mut plan, &mut replies, &mut keys);
-        self.take_puts(&mut index, &mut plan, &mut replies, &mut keys);
+        self.take_all_puts(&mut index, &mut plan, &mut replies, &mut keys);
         if plan.is_empty() {
             return None;
         }
         self.pressed = false;
         let last_seq = plan.commit_space(&mut index);
         drop(index);
+        self.shared.admission.batch_began(self.clock.boot_ns());
         let encoded = plan.encode(shared.geometry, shared.uuid, self.counters.durable_seq);
         self.appended_bytes += encoded.writes.iter().map(|(_, buffer)| buffer.len() as u64).sum::<u64>();
         let then = Then::Batch { replies, changes: encoded.changes, headers: encoded.headers, last_seq };
@@ -86,7 +88,7 @@ impl Engine {
             if keys.contains(key) {
                 continue;
             }
-            let purpose = if self.can_reclaim(index) { Purpose::Delete } else { Purpose::Move };
+            let purpose = if self.can_reclaim(index) { Purpose::Delete } else { Purpose::DeleteInNeed };
             if plan
                 .add(index, &mut self.counters, SegmentClass::Small, purpose, Item::tombstone(*key))
                 .is_err()
@@ -103,18 +105,41 @@ impl Engine {
         Ok(None)
     }
 
-    fn take_puts(
+    /// Repairs take turns with new data: they get a part of the batch, and what new data leaves of it.
+    fn take_all_puts(
         &mut self,
         index: &mut Index,
         plan: &mut Plan,
         replies: &mut Replies,
         keys: &mut HashSet<ShardKey>,
     ) {
-        while let Some(request) = self.puts.pop_front() {
-            let full =
-                plan.records >= self.limits.batch_records || plan.payload_bytes >= self.limits.batch_bytes;
+        let whole = self.limits;
+        let part = Limits {
+            batch_bytes: whole.batch_bytes / REPAIR_PART,
+            batch_records: plan.records + whole.batch_records / REPAIR_PART as usize,
+            ..whole
+        };
+        let mut repairs = std::mem::take(&mut self.repairs);
+        let mut puts = std::mem::take(&mut self.puts);
+        self.take_puts(&mut repairs, part, index, plan, replies, keys);
+        self.take_puts(&mut puts, whole, index, plan, replies, keys);
+        self.take_puts(&mut repairs, whole, index, plan, replies, keys);
+        (self.repairs, self.puts) = (repairs, puts);
+    }
+
+    fn take_puts(
+        &mut self,
+        queue: &mut VecDeque<Box<PutRequest>>,
+        limits: Limits,
+        index: &mut Index,
+        plan: &mut Plan,
+        replies: &mut Replies,
+        keys: &mut HashSet<ShardKey>,
+    ) {
+        while let Some(request) = queue.pop_front() {
+            let full = plan.records >= limits.batch_records || plan.payload_bytes >= limits.batch_bytes;
             if full || keys.contains(&request.put.key) {
-                self.puts.push_front(request);
+                queue.push_front(request);
                 return;
             }
             if let Verdict::Answer(outcome) = verdict(index, &request) {
@@ -123,13 +148,13 @@ impl Engine {
             }
             let item = put_item(&request);
             let class = SegmentClass::from(request.put.class);
-            if plan.add(index, &mut self.counters, class, Purpose::Put, item).is_ok() {
+            if plan.add(index, &mut self.counters, class, purpose(&request), item).is_ok() {
                 keys.insert(request.put.key);
-                replies.puts.push((request.reply, request.permit));
+                replies.puts.push((request.reply, request.place));
             } else if plan.is_empty() && !self.can_reclaim(index) && self.running.is_none() {
                 let _ = request.reply.send(PutOutcome::NoSpace);
             } else {
-                self.puts.push_front(request);
+                queue.push_front(request);
                 self.pressed = true;
                 return;
             }
@@ -143,6 +168,13 @@ fn verdict(index: &Index, request: &PutRequest) -> Verdict {
         (None, _) => Verdict::Add,
         (Some(entry), Some(replaced)) if entry == replaced => Verdict::Add,
         (Some(_), _) => Verdict::Answer(PutOutcome::Exists),
+    }
+}
+
+fn purpose(request: &PutRequest) -> Purpose {
+    match request.put.purpose {
+        PutPurpose::Write => Purpose::Put,
+        PutPurpose::Repair => Purpose::Repair,
     }
 }
 

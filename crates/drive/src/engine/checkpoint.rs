@@ -33,8 +33,12 @@ pub(super) struct Checkpointing {
     pointer: CheckpointPointer,
     notes: Vec<SegmentNote>,
     notes_written: usize,
-    /// Dead segments that this checkpoint sets free.
+    /// The checkpoint that stays readable beside this one.
+    previous: CheckpointPointer,
+    /// Segments that were dead before the checkpoint before: this one sets them free.
     leaving: Vec<u32>,
+    /// Segments that have died since: the next checkpoint sets them free.
+    dead: Vec<u32>,
     cursor: Option<ShardKey>,
     /// Blocks used in the last index segment.
     used_blocks: u32,
@@ -54,7 +58,7 @@ impl Engine {
         // A large index is written less often, so that it costs at most a quarter of the bandwidth.
         let mut due = self.appended_bytes >= self.limits.checkpoint_every_bytes.max(4 * index_bytes);
         if !due && index.free_segments() <= index.user_reserve() + 2 {
-            let dead = index.dead_segments().len() as u32;
+            let dead = index.dead_count();
             due = dead > 0 && (self.pressed || self.cleaning.is_none() || dead >= index.user_reserve() / 2);
         }
         drop(index);
@@ -63,11 +67,24 @@ impl Engine {
         }
     }
 
-    /// Starts a checkpoint of everything that is durable now.
+    /// Starts a checkpoint of everything that is durable now. The one before stays valid beside it, and so does
+    /// all that a recovery from that one needs.
     pub(crate) fn start_checkpoint(&mut self) {
+        let previous = self.superblock.checkpoint.clone();
+        self.begin_checkpoint(previous, self.leaving.clone());
+    }
+
+    /// Starts a checkpoint of what recovery decided. No older one is used from then on.
+    pub(crate) fn start_checkpoint_alone(&mut self) {
+        let leaving = self.shared.index().dead_segments();
+        self.begin_checkpoint(CheckpointPointer::default(), leaving);
+    }
+
+    fn begin_checkpoint(&mut self, previous: CheckpointPointer, leaving: Vec<u32>) {
         assert!(self.running.is_none(), "a checkpoint starts between two jobs");
         let index = self.shared.index();
-        let leaving = index.dead_segments();
+        let mut dead = index.dead_segments();
+        dead.retain(|id| !leaving.contains(id));
         let notes = index.notes(&leaving);
         drop(index);
         self.appended_bytes = 0;
@@ -82,7 +99,9 @@ impl Engine {
             },
             notes,
             notes_written: 0,
+            previous,
             leaving,
+            dead,
             cursor: None,
             used_blocks: 0,
             stage: Stage::Entries,
@@ -170,7 +189,6 @@ impl Engine {
             let segment = index
                 .take_free(SegmentState::Index, SegmentClass::Index, generation)
                 .ok_or(super::append::NoRoom)?;
-            index.checkpoint_taken += 1;
             drop(index);
             let header =
                 SegmentHeader { uuid: self.shared.uuid, segment, generation, class: SegmentClass::Index };
@@ -189,6 +207,7 @@ impl Engine {
         let mut superblock = self.superblock.clone();
         superblock.sequence += 1;
         superblock.checkpoint = checkpoint.pointer.clone();
+        superblock.previous = checkpoint.previous.clone();
         superblock.closed = checkpoint.closes;
         // The two take turns, so that a torn write spares the other one.
         let slot = SUPERBLOCK_OFFSETS[(superblock.sequence % 2) as usize];
@@ -214,13 +233,18 @@ impl Engine {
         self.checkpoint = Some(checkpoint);
     }
 
-    /// Both superblocks point to the checkpoint: what only older ones needed is free.
+    /// Both superblocks point to the checkpoint: what only older ones than the one before needed is free.
     fn adopt_checkpoint(&mut self, checkpoint: Checkpointing) {
-        let old = std::mem::replace(&mut self.superblock.checkpoint, checkpoint.pointer);
+        let replaced = std::mem::replace(&mut self.superblock.checkpoint, checkpoint.pointer);
+        let older = std::mem::replace(&mut self.superblock.previous, checkpoint.previous);
         self.superblock.closed = checkpoint.closes;
+        let mut unneeded = older.segments;
+        if self.superblock.previous.generation != replaced.generation {
+            unneeded.extend(replaced.segments);
+        }
+        self.leaving = checkpoint.dead;
         let mut index = self.shared.index_mut();
-        index.checkpoint_taken = 0;
-        for segment in old.segments.into_iter().chain(checkpoint.leaving) {
+        for segment in unneeded.into_iter().chain(checkpoint.leaving) {
             index.release(segment);
         }
         drop(index);
@@ -235,8 +259,8 @@ impl Engine {
     /// There was no segment left for the checkpoint: the one before stays valid.
     fn abort_checkpoint(&mut self, checkpoint: &Checkpointing) {
         tracing::warn!(drive = %self.shared.drive, "no room for an index checkpoint");
+        self.nothing_idle = true;
         let mut index = self.shared.index_mut();
-        index.checkpoint_taken = 0;
         for segment in &checkpoint.pointer.segments {
             index.release(*segment);
         }

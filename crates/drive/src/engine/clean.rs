@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::time::Duration;
 
 use base::checksum::blocks_match;
 use bytes::Bytes;
@@ -21,9 +22,14 @@ const SCAN_STEP: usize = 16_384;
 const MOVE_BYTES: u64 = 1 << 20;
 /// Records moved by one job.
 const MOVE_RECORDS: usize = 256;
-/// A victim must give back this part of a segment: a quarter if there is time, little if somebody waits.
+/// A victim must give back this part of a segment: a quarter if there is time, little if somebody waits. The
+/// reserve leaves room for 2 % of tombstones, and what those make dead is more than this part of some segment.
 const WORTH: u64 = 4;
-const WORTH_IN_NEED: u64 = 32;
+const WORTH_IN_NEED: u64 = 256;
+/// How long no user has asked for anything when the time is used for cleaning.
+const IDLE_NS: u64 = 200_000_000;
+/// Segments per second that are cleaned in idle time, in bytes: flash that nobody waits for should not wear.
+const IDLE_BYTES_PER_S: u64 = 64 << 20;
 /// Ranges closer than this are read together.
 const READ_GAP_BLOCKS: u32 = 4;
 
@@ -59,7 +65,7 @@ impl Cleaning {
 impl Engine {
     /// Whether cleaning or a checkpoint can still make room.
     pub(super) fn can_reclaim(&self, index: &Index) -> bool {
-        if self.cleaning.is_some() || self.checkpoint.is_some() || !index.dead_segments().is_empty() {
+        if self.cleaning.is_some() || self.checkpoint.is_some() || index.dead_count() > 0 {
             return true;
         }
         // The same conditions as in `choose_victim`, so that whoever waits for cleaning waits for something.
@@ -72,10 +78,44 @@ impl Engine {
             && self.cleaned_in_vain <= index.geometry.segments
     }
 
+    /// Whether room is short, or somebody waits for it.
+    fn is_needed(&self, index: &Index) -> bool {
+        self.pressed || index.free_segments() <= index.user_reserve() + 1 + index.geometry.segments / 32
+    }
+
+    /// Whether no user has asked for anything for a while.
+    fn is_idle(&self) -> bool {
+        let since_ns = self.clock.boot_ns().saturating_sub(self.last_request_ns);
+        since_ns >= IDLE_NS && self.backlog() == 0 && self.closing.is_none()
+    }
+
+    /// Whether cleaning that has begun goes on now: without need it pauses for users.
+    pub(super) fn may_step(&self, index: &Index) -> bool {
+        self.is_needed(index) || self.is_idle()
+    }
+
+    /// Whether idle time is due and was not looked at yet.
+    pub(super) fn idle_work_ready(&self) -> bool {
+        !self.nothing_idle && self.is_idle() && self.clock.boot_ns() >= self.idle_not_before_ns
+    }
+
+    /// How long to wait for work in idle time, if there may be some.
+    pub(crate) fn idle_wait(&self) -> Option<Duration> {
+        let waits = self.running.is_none() && self.closing.is_none() && !self.shared.has_failed();
+        if !waits || self.nothing_idle {
+            return None;
+        }
+        let due_ns = (self.last_request_ns + IDLE_NS).max(self.idle_not_before_ns);
+        let left_ns = due_ns.saturating_sub(self.clock.boot_ns());
+        Some(Duration::from_nanos(left_ns).max(Duration::from_millis(1)))
+    }
+
     /// Chooses a victim, searches its shards, starts reads.
     pub(super) fn step_cleaning(&mut self, device: &mut dyn Device) {
         if self.cleaning.is_none() {
             self.choose_victim();
+        } else if !self.may_step(&self.shared.index()) {
+            return;
         }
         let Some(mut cleaning) = self.cleaning.take() else { return };
         match cleaning.stage {
@@ -85,6 +125,8 @@ impl Engine {
             }
             Stage::Idle if cleaning.left.is_empty() => {
                 self.cleaned_in_vain = self.cleaned_in_vain.saturating_add(1);
+                let pause_ns = self.shared.geometry.segment_bytes * 1_000_000_000 / IDLE_BYTES_PER_S;
+                self.idle_not_before_ns = self.clock.boot_ns() + pause_ns;
             }
             Stage::Idle => {
                 self.read_group(&mut cleaning, device);
@@ -96,13 +138,23 @@ impl Engine {
 
     fn choose_victim(&mut self) {
         let index = self.shared.index();
-        let low = index.free_segments() <= index.user_reserve() + 1 + index.geometry.segments / 32;
-        if !(low || self.pressed) || !self.may_clean(&index) {
-            return;
-        }
         let worth = if self.pressed { WORTH_IN_NEED } else { WORTH };
-        let Some(victim) = index.victim(index.geometry.segment_bytes / worth) else { return };
+        let gain_min_bytes = index.geometry.segment_bytes / worth;
+        let may_clean = self.may_clean(&index);
+        let victim = if self.is_needed(&index) {
+            index.victim(gain_min_bytes).filter(|_| may_clean)
+        } else if self.idle_work_ready() {
+            index.old_victim(gain_min_bytes, self.counters.durable_seq).filter(|_| may_clean)
+        } else {
+            return;
+        };
         drop(index);
+        let Some(victim) = victim else {
+            if self.idle_work_ready() {
+                self.clean_up_idle();
+            }
+            return;
+        };
         self.cleaning = Some(Cleaning {
             victim,
             stage: Stage::Scanning(None),
@@ -110,6 +162,18 @@ impl Engine {
             group: Vec::new(),
             pieces: Vec::new(),
         });
+    }
+
+    /// Nothing is worth moving: what is dead as a whole comes back with a checkpoint or two, if that is worth one.
+    fn clean_up_idle(&mut self) {
+        let index = self.shared.index();
+        let due = index.dead_count() > index.geometry.segments / 32;
+        drop(index);
+        if due && self.checkpoint.is_none() && self.running.is_none() {
+            self.start_checkpoint();
+        } else if !due {
+            self.nothing_idle = true;
+        }
     }
 
     fn scan(&self, cursor: Option<ShardKey>, victim: u32, found: &mut Vec<(ShardKey, Entry)>) -> Stage {

@@ -16,9 +16,11 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
-use wire::drive::{PutShard, ShardKey};
+use base::env::Clock;
+use tokio::sync::oneshot;
+use wire::drive::{PutPurpose, PutShard, ShardKey};
 
+use crate::admission::Place;
 use crate::buffer::AlignedBuf;
 use crate::device::{Device, Done, Op, ReadVia};
 use crate::format::superblock::Superblock;
@@ -48,8 +50,8 @@ pub(crate) struct PutRequest {
     /// Replace the shard if it is still this one: it was found damaged.
     pub(crate) replaces: Option<Entry>,
     pub(crate) reply: oneshot::Sender<PutOutcome>,
-    /// Gives the request's share of the queue back when dropped.
-    pub(crate) permit: Option<OwnedSemaphorePermit>,
+    /// Its place in the queue.
+    pub(crate) place: Option<Place>,
 }
 
 /// A delete that waits for its batch.
@@ -63,7 +65,16 @@ pub(crate) struct ReadRequest {
     pub(crate) offset: u64,
     pub(crate) buffer: AlignedBuf,
     pub(crate) via: ReadVia,
+    pub(crate) class: ReadClass,
     pub(crate) reply: oneshot::Sender<io::Result<AlignedBuf>>,
+}
+
+/// Who waits for a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReadClass {
+    Foreground,
+    /// A scrub: few of these are under way at a time, and they are no sign that the drive is in use.
+    Background,
 }
 
 /// Everything that the engine is asked.
@@ -76,7 +87,7 @@ pub(crate) enum Request {
 }
 
 enum Reading {
-    User(oneshot::Sender<io::Result<AlignedBuf>>),
+    Caller(oneshot::Sender<io::Result<AlignedBuf>>, ReadClass),
     Cleaner,
 }
 
@@ -90,7 +101,7 @@ enum Durability {
 /// Replies that a batch owes.
 #[derive(Default)]
 struct Replies {
-    puts: Vec<(oneshot::Sender<PutOutcome>, Option<OwnedSemaphorePermit>)>,
+    puts: Vec<(oneshot::Sender<PutOutcome>, Option<Place>)>,
     deletes: Vec<oneshot::Sender<Result<(), Ended>>>,
 }
 
@@ -132,11 +143,17 @@ pub(crate) struct Engine {
     superblock: Superblock,
     limits: Limits,
     counters: Counters,
+    clock: Arc<dyn Clock>,
+    /// New data that waits.
     puts: VecDeque<Box<PutRequest>>,
+    /// Repairs that wait.
+    repairs: VecDeque<Box<PutRequest>>,
     deletes: VecDeque<DeleteRequest>,
     reads: HashMap<u64, Reading>,
     running: Option<Running>,
     checkpoint: Option<Checkpointing>,
+    /// Segments that were dead when the last checkpoint started; the next one sets them free.
+    leaving: Vec<u32>,
     cleaning: Option<Cleaning>,
     next_token: u64,
     appended_bytes: u64,
@@ -146,30 +163,50 @@ pub(crate) struct Engine {
     pressed: bool,
     /// Segments cleaned since a user's request last succeeded.
     cleaned_in_vain: u32,
+    background_reads: usize,
+    /// When a user last asked for something that the page cache did not have.
+    last_request_ns: u64,
+    /// When cleaning in idle time may go on.
+    idle_not_before_ns: u64,
+    /// There was nothing to clean in idle time, and no request since.
+    nothing_idle: bool,
     closing: Option<oneshot::Sender<Result<(), Ended>>>,
     ended: bool,
 }
 
 impl Engine {
     /// Continues where recovery ended.
-    pub(crate) fn new(shared: Arc<Shared>, superblock: Superblock, next_seq: u64, limits: Limits) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        superblock: Superblock,
+        next_seq: u64,
+        limits: Limits,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         let next_generation = u64::from(superblock.incarnation) << 32 | 1;
         Self {
             shared,
             superblock,
             limits,
             counters: Counters { next_seq, durable_seq: next_seq - 1, next_generation },
+            clock,
             puts: VecDeque::new(),
+            repairs: VecDeque::new(),
             deletes: VecDeque::new(),
             reads: HashMap::new(),
             running: None,
             checkpoint: None,
+            leaving: Vec::new(),
             cleaning: None,
             next_token: 0,
             appended_bytes: 0,
             background_was_last: false,
             pressed: false,
             cleaned_in_vain: 0,
+            background_reads: 0,
+            last_request_ns: 0,
+            idle_not_before_ns: 0,
+            nothing_idle: false,
             closing: None,
             ended: false,
         }
@@ -177,12 +214,21 @@ impl Engine {
 
     /// Takes a request. Nothing happens before [`Engine::pump`], except that reads start.
     pub(crate) fn accept(&mut self, request: Request, device: &mut dyn Device) {
+        let background = matches!(&request, Request::Read(read) if read.class == ReadClass::Background);
+        if !background {
+            self.last_request_ns = self.clock.boot_ns();
+            self.nothing_idle = false;
+        }
         match request {
-            Request::Put(put) => self.puts.push_back(put),
+            Request::Put(put) => match put.put.purpose {
+                PutPurpose::Write => self.puts.push_back(put),
+                PutPurpose::Repair => self.repairs.push_back(put),
+            },
             Request::Delete(delete) => self.deletes.push_back(delete),
-            Request::Read(ReadRequest { offset, buffer, via, reply }) => {
+            Request::Read(ReadRequest { offset, buffer, via, class, reply }) => {
                 let token = self.token();
-                self.reads.insert(token, Reading::User(reply));
+                self.background_reads += usize::from(background);
+                self.reads.insert(token, Reading::Caller(reply, class));
                 device.submit(Op::Read { token, offset, buffer, via });
             }
             Request::Close(reply) => self.closing = Some(reply),
@@ -191,7 +237,12 @@ impl Engine {
 
     /// Puts and deletes that wait; the caller stops accepting above some number.
     pub(crate) fn backlog(&self) -> usize {
-        self.puts.len() + self.deletes.len()
+        self.puts.len() + self.repairs.len() + self.deletes.len()
+    }
+
+    /// Reads of a scrub under way.
+    pub(crate) fn background_reads(&self) -> usize {
+        self.background_reads
     }
 
     /// Reads under way.
@@ -210,8 +261,9 @@ impl Engine {
             return false;
         }
         match &self.cleaning {
-            Some(cleaning) => cleaning.wants_step() || self.checkpoint.is_some(),
-            None => self.checkpoint.is_some() || (self.pressed && self.can_reclaim(&self.shared.index())),
+            _ if self.checkpoint.is_some() => true,
+            Some(cleaning) => cleaning.wants_step() && self.may_step(&self.shared.index()),
+            None => self.idle_work_ready() || (self.pressed && self.can_reclaim(&self.shared.index())),
         }
     }
 
@@ -276,7 +328,10 @@ impl Engine {
             let result = done.result.and_then(|()| done.buffer.ok_or_else(|| io::Error::other("no buffer")));
             match reading {
                 // The receiver is gone if the caller gave up; that is its right.
-                Reading::User(reply) => drop(reply.send(result)),
+                Reading::Caller(reply, class) => {
+                    self.background_reads -= usize::from(class == ReadClass::Background);
+                    drop(reply.send(result));
+                }
                 Reading::Cleaner => self.cleaner_read(done.token, result),
             }
             return;
@@ -308,9 +363,10 @@ impl Engine {
         match then {
             Then::Batch { replies, changes, headers, last_seq } => {
                 self.cleaned_in_vain = 0;
+                self.shared.admission.batch_ended(self.clock.boot_ns());
                 self.apply(&changes, &headers, last_seq);
-                for (reply, permit) in replies.puts {
-                    drop(permit);
+                for (reply, place) in replies.puts {
+                    drop(place);
                     let _ = reply.send(PutOutcome::Stored);
                 }
                 for reply in replies.deletes {
@@ -344,7 +400,7 @@ impl Engine {
         if let Some(Running { then: Then::Batch { replies, .. }, .. }) = self.running.take() {
             fail(replies);
         }
-        for request in self.puts.drain(..) {
+        for request in self.puts.drain(..).chain(self.repairs.drain(..)) {
             let _ = request.reply.send(PutOutcome::Failed);
         }
         for request in self.deletes.drain(..) {
@@ -371,7 +427,7 @@ impl Engine {
 }
 
 fn fail(replies: Replies) {
-    for (reply, _permit) in replies.puts {
+    for (reply, _place) in replies.puts {
         let _ = reply.send(PutOutcome::Failed);
     }
     for reply in replies.deletes {

@@ -54,7 +54,8 @@ impl Geometry {
         (segments >= SEGMENTS_MIN).then_some(Self { capacity_bytes, segment_bytes, segments })
     }
 
-    /// The segment size for a device: 64 MiB, larger on very large devices, smaller on small ones.
+    /// The segment size for a device: 64 MiB, larger on very large devices, smaller on small ones, as about
+    /// seven segments are reserved.
     pub(crate) fn default_segment_bytes(capacity_bytes: u64) -> u64 {
         if capacity_bytes >= 4096 * GIB {
             return SEGMENT_BYTES_MAX;
@@ -62,7 +63,7 @@ impl Geometry {
         // A shard of 1 MiB needs segments of 4 MiB to pack well, so small devices get fewer of those.
         let smallest = if capacity_bytes >= 64 * MIB { 4 * MIB } else { SEGMENT_BYTES_MIN };
         let mut segment_bytes = 64 * MIB;
-        while segment_bytes > smallest && capacity_bytes / segment_bytes < 33 {
+        while segment_bytes > smallest && capacity_bytes / segment_bytes < 128 {
             segment_bytes /= 2;
         }
         segment_bytes
@@ -119,8 +120,9 @@ mod tests {
         for (capacity, segment) in [
             (16 * MIB, MIB),
             (64 * MIB, 4 * MIB),
-            (GIB, 16 * MIB),
-            (4 * GIB, 64 * MIB),
+            (GIB, 8 * MIB),
+            (2 * GIB, 16 * MIB),
+            (8 * GIB, 64 * MIB),
             (1024 * GIB, 64 * MIB),
             (8192 * GIB, 256 * MIB),
         ] {

@@ -9,8 +9,8 @@ use crate::buffer::AlignedBuf;
 /// First bytes of every Forebay device.
 pub(crate) const MAGIC: [u8; 8] = *b"FOREBAYD";
 const CRC_AT: usize = 8;
-/// Index segments that one superblock can name.
-pub(crate) const INDEX_SEGMENTS_MAX: usize = 512;
+/// Index segments that a superblock can name for each of its two checkpoints.
+pub(crate) const INDEX_SEGMENTS_MAX: usize = 480;
 
 /// Feature bits of this version: there are none yet.
 pub(crate) const KNOWN_FEATURES: Features = Features { compat: 0, read_only: 0, incompat: 0 };
@@ -66,6 +66,8 @@ pub struct Superblock {
     pub closed: bool,
     /// The index.
     pub checkpoint: CheckpointPointer,
+    /// The checkpoint before, in case the newer one turns out to be damaged; generation 0 if there is none.
+    pub previous: CheckpointPointer,
 }
 
 impl Superblock {
@@ -76,25 +78,14 @@ impl Superblock {
 
     /// One block, ready to be written.
     pub(crate) fn encode(&self) -> AlignedBuf {
-        let checkpoint = &self.checkpoint;
-        assert!(
-            checkpoint.segments.len() <= INDEX_SEGMENTS_MAX,
-            "the engine never plans more index segments"
-        );
         let mut writer = Writer::new();
         writer.bytes(&MAGIC).u32(0).u32(self.version);
         writer.u64(self.features.compat).u64(self.features.read_only).u64(self.features.incompat);
         writer.bytes(&self.cluster.0).bytes(&self.uuid.0);
         writer.u64(self.capacity_bytes).u64(self.segment_bytes);
         writer.u64(self.sequence).u32(self.incarnation).u32(u32::from(self.closed));
-        writer
-            .u64(checkpoint.generation)
-            .u64(checkpoint.frontier_seq)
-            .u64(checkpoint.next_segment_generation);
-        writer.u64(checkpoint.entries).u32(checkpoint.runs).u32(checkpoint.segments.len() as u32);
-        for segment in &checkpoint.segments {
-            writer.u32(*segment);
-        }
+        encode_pointer(&mut writer, &self.checkpoint);
+        encode_pointer(&mut writer, &self.previous);
         let mut block = AlignedBuf::copy_of(&writer.finish());
         seal_crc(&mut block, CRC_AT);
         block
@@ -126,15 +117,27 @@ impl Superblock {
             incarnation: reader.u32("incarnation")?,
             closed: reader.u32("closed")? == 1,
             checkpoint: CheckpointPointer::default(),
+            previous: CheckpointPointer::default(),
         };
         if version > FORMAT_VERSION || features.incompat & !KNOWN_FEATURES.incompat != 0 {
             return Ok(superblock);
         }
         superblock.checkpoint = decode_pointer(&mut reader)?;
+        superblock.previous = decode_pointer(&mut reader)?;
         let geometry = superblock.geometry().ok_or(DecodeError { field: "capacity" })?;
         let inside = |segment: &u32| *segment < geometry.segments;
-        require(superblock.checkpoint.segments.iter().all(inside), "index segment")?;
+        let mut segments = superblock.checkpoint.segments.iter().chain(&superblock.previous.segments);
+        require(segments.all(inside), "index segment")?;
         Ok(superblock)
+    }
+}
+
+fn encode_pointer(writer: &mut Writer, pointer: &CheckpointPointer) {
+    assert!(pointer.segments.len() <= INDEX_SEGMENTS_MAX, "the engine never plans more index segments");
+    writer.u64(pointer.generation).u64(pointer.frontier_seq).u64(pointer.next_segment_generation);
+    writer.u64(pointer.entries).u32(pointer.runs).u32(pointer.segments.len() as u32);
+    for segment in &pointer.segments {
+        writer.u32(*segment);
     }
 }
 
@@ -181,7 +184,15 @@ mod tests {
                 next_segment_generation: 3 << 32 | 5,
                 runs: 2,
                 entries: 10,
-                segments: vec![5, 6],
+                segments: (0..63).cycle().take(INDEX_SEGMENTS_MAX).collect(),
+            },
+            previous: CheckpointPointer {
+                generation: 3,
+                frontier_seq: 70,
+                next_segment_generation: 3 << 32 | 4,
+                runs: 1,
+                entries: 9,
+                segments: (0..63).cycle().take(INDEX_SEGMENTS_MAX).collect(),
             },
         }
     }

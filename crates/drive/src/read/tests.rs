@@ -4,7 +4,7 @@ use std::sync::Arc;
 use base::checksum::block_checksums;
 use base::env::sim::Sim;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, ShardIndex};
-use wire::drive::{DriveService, PutShard, ShardClass, ShardKey, ShardShape};
+use wire::drive::{DriveService, PutPurpose, PutShard, ShardClass, ShardKey, ShardShape};
 
 use super::*;
 use crate::{Existing, FormatOptions, OpenOptions, Preallocate};
@@ -31,6 +31,7 @@ fn put(ledger: u32, fill: u8) -> PutShard {
         key,
         shape: ShardShape { pg: PgId(1), k: 1, m: 0, extent_len: 4096 },
         class: ShardClass::Small,
+        purpose: PutPurpose::Write,
         pg_epoch: Epoch(1),
         checksums: block_checksums(key.extent, key.shard, 0, &bytes),
         bytes,
@@ -46,7 +47,10 @@ fn a_place_that_another_shard_took_meanwhile_gives_nothing() {
         drive.put(mine.clone()).await.unwrap();
         let request = GetShard { key: mine.key, first_block: 0, blocks: 1 };
         let place = drive.place(&request).unwrap();
-        assert_eq!(drive.attempt(&request, &place, ReadVia::Direct).await.unwrap().bytes, mine.bytes);
+        assert_eq!(
+            drive.attempt(&request, &place, (ReadVia::Direct, ReadClass::Foreground)).await.unwrap().bytes,
+            mine.bytes
+        );
         drive.delete(vec![mine.key]).await.unwrap();
         // Until the segment is reused and the other ledger's shard lies exactly where mine was.
         for _ in 0..20_000 {
@@ -57,9 +61,16 @@ fn a_place_that_another_shard_took_meanwhile_gives_nothing() {
             }
             drive.delete(vec![other.key]).await.unwrap();
         }
-        let blind = drive.read_place(&request, &place, ReadVia::Direct).await.unwrap();
+        let blind =
+            drive.read_place(&request, &place, (ReadVia::Direct, ReadClass::Foreground)).await.unwrap();
         assert_eq!(blind.bytes, other.bytes, "checksums alone do not tell ledgers apart");
-        assert!(matches!(drive.attempt(&request, &place, ReadVia::Direct).await, Err(Miss::Moved)));
-        assert!(matches!(drive.read(request).await, Err(GetShardError::NotFound { .. })));
+        assert!(matches!(
+            drive.attempt(&request, &place, (ReadVia::Direct, ReadClass::Foreground)).await,
+            Err(Miss::Moved)
+        ));
+        assert!(matches!(
+            drive.read(request, ReadClass::Foreground).await,
+            Err(GetShardError::NotFound { .. })
+        ));
     });
 }

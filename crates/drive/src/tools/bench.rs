@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use base::checksum::block_checksums;
 use base::env::Env;
@@ -10,7 +11,9 @@ use base::units::{MIB, align_down};
 use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, ShardIndex};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
-use wire::drive::{DriveService, GetShard, IoPath, PutShard, ShardClass, ShardKey, ShardShape};
+use wire::drive::{
+    DriveService, GetShard, IoPath, PutPurpose, PutShard, PutShardError, ShardClass, ShardKey, ShardShape,
+};
 
 use super::ToolError;
 use crate::drive::{Drive, OpenOptions, PreferIo, ReadCache};
@@ -82,7 +85,11 @@ pub fn bench(env: &Env, path: &Path, options: &BenchOptions) -> Result<BenchRepo
         Drive::open(env, DriveId(0), path, &open)
     };
     let measure = |source: std::io::Error| ToolError::Measure { reason: source.to_string() };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().map_err(measure)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_time()
+        .build()
+        .map_err(measure)?;
     let mut bench = Bench { env, runtime, figures: Vec::new() };
     let drive = open(ReadCache::Bypass)?;
     let io_path = drive.stat().io_path;
@@ -118,6 +125,7 @@ fn request(extent: u64, payload: &Bytes) -> PutShard {
         key,
         shape: ShardShape { pg: PgId(1), k: 1, m: 0, extent_len: payload.len() as u32 },
         class: if payload.len() > BLOCK { ShardClass::Bulk } else { ShardClass::Small },
+        purpose: PutPurpose::Write,
         pg_epoch: Epoch(1),
         bytes: payload.clone(),
         checksums: block_checksums(key.extent, key.shard, 0, payload),
@@ -140,7 +148,16 @@ impl Bench<'_> {
         let drive = drive.clone();
         self.run(name, count, depth, (blocks * BLOCK) as u64, move |index| {
             let (drive, payload) = (drive.clone(), payload.clone());
-            async move { drive.put(request(first + index, &payload)).await.map_err(|error| error.to_string()) }
+            async move {
+                loop {
+                    match drive.put(request(first + index, &payload)).await {
+                        Err(PutShardError::Busy { retry_after_ms, .. }) => {
+                            tokio::time::sleep(Duration::from_millis(u64::from(retry_after_ms))).await;
+                        }
+                        other => return other.map_err(|error| error.to_string()),
+                    }
+                }
+            }
         })
     }
 

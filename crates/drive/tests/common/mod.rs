@@ -15,7 +15,8 @@ use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, Shard
 use bytes::Bytes;
 use drive::{Drive, Existing, FormatOptions, OpenDriveError, OpenOptions, Preallocate};
 use wire::drive::{
-    DriveService, GetShard, GetShardError, PutShard, ShardBlocks, ShardClass, ShardKey, ShardShape,
+    DriveService, GetShard, GetShardError, PutPurpose, PutShard, ShardBlocks, ShardClass, ShardKey,
+    ShardShape,
 };
 
 pub const CLUSTER: ClusterId = ClusterId([7; 16]);
@@ -75,6 +76,7 @@ pub fn put_of(key: ShardKey, class: ShardClass, bytes: Vec<u8>) -> PutShard {
         key,
         shape: ShardShape { pg: PgId(4), k: 4, m: 2, extent_len: bytes.len() as u32 },
         class,
+        purpose: PutPurpose::Write,
         pg_epoch: Epoch(1),
         checksums: block_checksums(key.extent, key.shard, 0, &bytes),
         bytes: Bytes::from(bytes),

@@ -88,6 +88,9 @@ pub(crate) enum Command {
     /// Look at drives, add them, take them out; tools that work on a drive without a node.
     #[command(subcommand)]
     Drive(DriveCommand),
+    /// Look at the copies of the metadata, add and remove directories for them.
+    #[command(subcommand)]
+    Meta(MetaCommand),
     /// Understand protection profiles.
     #[command(subcommand)]
     Profile(ProfileCommand),
@@ -145,6 +148,13 @@ pub(crate) struct StartArgs {
     /// Serve even if more drives are missing than the profile survives: some reads will fail.
     #[arg(long)]
     pub(crate) degraded: bool,
+    /// Keep a copy of all metadata in this directory; may be repeated, at most three. Default: DIR/meta. Once given, it is
+    /// remembered, and giving another one adds it.
+    #[arg(long = "meta-dir", value_name = "PATH")]
+    pub(crate) meta_dirs: Vec<PathBuf>,
+    /// Start although a copy of the metadata that may be newer is missing: what was acknowledged only there is lost.
+    #[arg(long)]
+    pub(crate) force_stale_metadata: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -277,6 +287,41 @@ pub(crate) enum DriveCommand {
         /// Operations of 4 KiB per measurement.
         #[arg(long, default_value_t = 20_000)]
         operations: u64,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MetaCommand {
+    /// List the directories with metadata and the state of the copies in them.
+    #[command(after_help = "Example:\n  forebay meta list /srv/forebay")]
+    List {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Keep a copy of all metadata in another directory, best on another disk.
+    #[command(after_help = "Example:\n  forebay meta add-dir /srv/forebay /mnt/ssd2/forebay-meta")]
+    AddDir {
+        /// The node's directory.
+        dir: PathBuf,
+        /// A directory; created if it does not exist.
+        path: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Go on without the copy in a directory. Its files stay and are worth nothing.
+    #[command(after_help = "Example:\n  forebay meta remove-dir /srv/forebay /mnt/ssd2/forebay-meta")]
+    RemoveDir {
+        /// The node's directory.
+        dir: PathBuf,
+        /// A directory with metadata.
+        path: PathBuf,
         /// Print JSON.
         #[arg(long)]
         json: bool,

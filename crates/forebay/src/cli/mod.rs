@@ -3,6 +3,7 @@
 mod args;
 mod drives;
 mod filesystems;
+mod meta;
 mod output;
 mod plan;
 mod start;
@@ -16,7 +17,7 @@ use anyhow::{Context, Result};
 use base::env::Env;
 
 pub(crate) use args::Cli;
-use args::{CapacityCommand, Command, DriveCommand, FsCommand, ProfileCommand};
+use args::{CapacityCommand, Command, DriveCommand, FsCommand, MetaCommand, ProfileCommand};
 
 use crate::node::NodeDir;
 
@@ -50,6 +51,9 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Drive(DriveCommand::Bench { path, size, operations, json }) => {
             drives::bench(&path, size, operations, json.into())
         }
+        Command::Meta(MetaCommand::List { dir, json }) => meta::list(&dir, json.into()),
+        Command::Meta(MetaCommand::AddDir { dir, path, json }) => meta::add(&dir, &path, json.into()),
+        Command::Meta(MetaCommand::RemoveDir { dir, path, json }) => meta::remove(&dir, &path, json.into()),
         Command::Profile(ProfileCommand::Explain { profile, domains, json }) => {
             plan::explain(profile, domains, json.into())
         }

@@ -38,6 +38,8 @@ fn options(args: &StartArgs) -> StartOptions {
         no_mount: args.no_mount,
         io: args.io,
         degraded: args.degraded,
+        meta_dirs: args.meta_dirs.clone(),
+        force_stale_metadata: args.force_stale_metadata,
     }
 }
 

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use admin::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeControl, NodeStatus,
-    SpaceInfo, WhyInfo,
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MetaCopyInfo, MetaDir, MountRequest,
+    NodeControl, NodeStatus, SpaceInfo, WhyInfo,
 };
 use anyhow::Result;
 use base::env::Env;
@@ -34,11 +34,11 @@ fn no_filesystem(name: &str) -> AdminError {
 }
 
 impl Node {
-    async fn status_now(&self) -> Result<NodeStatus> {
+    pub(super) async fn status_now(&self) -> Result<NodeStatus> {
         let mut state = self.state.lock().await;
         let drives: Vec<DriveInfo> = state.drives.values().map(DriveEntry::info).collect();
         let mut filesystems = Vec::new();
-        let State { drives: drives_now, filesystems: entries } = &mut *state;
+        let State { drives: drives_now, filesystems: entries, .. } = &mut *state;
         for entry in entries.values_mut() {
             entry.unmount_dead();
             filesystems.push(entry.info(drives_now).await?);
@@ -51,7 +51,8 @@ impl Node {
             space.reserved_bytes += drive.space.reserved_bytes;
             space.free_bytes += drive.space.free_bytes;
         }
-        let problems = problems(&drives, &filesystems);
+        let control = self.control_files.info();
+        let problems = problems(&drives, &filesystems, &control);
         Ok(NodeStatus {
             state: if problems.is_empty() { "healthy" } else { "degraded" }.to_owned(),
             problems,
@@ -61,6 +62,7 @@ impl Node {
             dir: self.dir.root().display().to_string(),
             uptime_s: (self.env.clock.boot_ns() - self.started_ns) / 1_000_000_000,
             space,
+            control,
             drives,
             filesystems,
         })
@@ -162,7 +164,8 @@ impl Node {
         self.control.commit(change).await?;
         let map = self.control.map()?;
         let entry =
-            FilesystemEntry::open(&self.env, &self.dir, &self.runtime, record, &map, &state.drives).await?;
+            FilesystemEntry::open(&self.env, &state.meta_dirs, &self.runtime, record, &map, &state.drives)
+                .await?;
         let info = entry.info(&state.drives).await?;
         state.filesystems.insert(request.name, entry);
         self.publish(&mut state)?;
@@ -182,18 +185,29 @@ impl Node {
     }
 }
 
-fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo]) -> Vec<String> {
-    let mut problems = Vec::new();
+/// What is wrong with copies of a ledger.
+fn copy_problems(whose: &str, copies: &[MetaCopyInfo]) -> Vec<String> {
+    let bad = copies.iter().filter_map(|copy| Some((copy, copy.problem.as_ref()?)));
+    bad.map(|(copy, problem)| format!("metadata of {whose} has no full copy in {}: {problem}", copy.dir))
+        .collect()
+}
+
+fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo], control: &[MetaCopyInfo]) -> Vec<String> {
+    let mut problems = copy_problems("the cluster", control);
     for drive in drives.iter().filter(|drive| drive.state != "up") {
         let reason = drive.reason.clone().unwrap_or_default();
         problems.push(format!("drive {} is {}: path={} {reason}", drive.id, drive.state, drive.path));
     }
     for filesystem in filesystems {
-        if filesystem.ledger.state != "serving" {
-            let name = &filesystem.name;
-            problems.push(format!(
-                "filesystem {name} takes no requests: its metadata could not be written; see the log file, then restart"
-            ));
+        problems.extend(copy_problems(&format!("filesystem {}", filesystem.name), &filesystem.ledger.copies));
+        let (name, reason) = (&filesystem.name, filesystem.ledger.reason.as_deref().unwrap_or_default());
+        match filesystem.ledger.state.as_str() {
+            "halted" => problems.push(format!(
+                "filesystem {name} takes no requests: its metadata could not be written ({reason}); see the log file, \
+                 then restart"
+            )),
+            "no_space" => problems.push(format!("filesystem {name} takes no new data: {reason}")),
+            _ => {}
         }
         if filesystem.owed_shards > 0 {
             let (count, name, drives) = (filesystem.owed_shards, &filesystem.name, &filesystem.owed_drives);
@@ -247,7 +261,7 @@ impl NodeControl for Node {
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
             let mut state = self.state.lock().await;
-            let State { drives, filesystems } = &mut *state;
+            let State { drives, filesystems, .. } = &mut *state;
             let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
             entry.unmount_dead();
             if let Some(path) = entry.mount_path() {
@@ -267,7 +281,7 @@ impl NodeControl for Node {
     fn unmount(&self, name: String) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
             let mut state = self.state.lock().await;
-            let State { drives, filesystems } = &mut *state;
+            let State { drives, filesystems, .. } = &mut *state;
             let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
             let Some(path) = entry.mount_path() else {
                 return Err(AdminError::conflict(format!("filesystem {name} is not mounted")));
@@ -283,6 +297,14 @@ impl NodeControl for Node {
             self.write_node_file().await.map_err(failed)?;
             Ok(info)
         })
+    }
+
+    fn add_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>> {
+        Box::pin(async { self.add_meta_dir_now(request).await.map_err(failed) })
+    }
+
+    fn remove_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>> {
+        Box::pin(async { self.remove_meta_dir_now(request).await.map_err(failed) })
     }
 
     fn why(&self, name: String, path: String) -> BoxFuture<'_, Result<WhyInfo, AdminError>> {

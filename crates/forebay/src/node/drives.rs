@@ -66,7 +66,7 @@ impl DriveEntry {
 
     pub(super) async fn close(self) -> Result<()> {
         let Some(service) = self.service else { return Ok(()) };
-        if service.stat().health == DriveHealth::Failed {
+        if service.health() == DriveHealth::Failed {
             return Ok(());
         }
         service
@@ -76,7 +76,7 @@ impl DriveEntry {
     }
 
     fn state(&self) -> &'static str {
-        let health = self.service.as_ref().map(|service| service.stat().health);
+        let health = self.service.as_ref().map(|service| service.health());
         match (self.record.state, health) {
             (DriveState::Out, _) => "out",
             (DriveState::Failed, _) | (DriveState::Up, Some(DriveHealth::Failed)) => "failed",

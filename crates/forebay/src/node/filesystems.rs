@@ -13,9 +13,7 @@ use base::{DriveId, PgId};
 use client::{Client, ClientOptions, FsStat, Topology};
 use layout::{ClusterMap, DriveSlot, PlacementGroup, Profile, plan_placement_groups, suggested_pg_count};
 use meta::control::{DriveRecord, FilesystemRecord};
-use meta::log::FileLog;
-use meta::owner::{Owner, OwnerOptions};
-use meta::state::RedbState;
+use meta::owner::{Owner, OwnerOptions, OwnerStat};
 use posix::fuse::{Mount, MountFlags, MountOptions, UnmountMode};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -24,6 +22,7 @@ use wire::drive::DriveService;
 
 use super::NodeDir;
 use super::drives::DriveEntry;
+use super::ledgers::{LedgerFiles, MetaDirs};
 
 /// Owed shards counted for `status`; more are as bad.
 const OWED_COUNTED_MAX: usize = 100_000;
@@ -39,6 +38,7 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
 /// A filesystem that is being served.
 pub(super) struct FilesystemEntry {
     pub(super) record: FilesystemRecord,
+    pub(super) files: LedgerFiles,
     owner: Arc<Owner>,
     pub(super) client: Client,
     topology: watch::Sender<Arc<Topology>>,
@@ -82,22 +82,20 @@ impl FilesystemEntry {
     /// Opens the ledger and starts a client and upkeep on it.
     pub(super) async fn open(
         env: &Env,
-        dir: &NodeDir,
+        meta_dirs: &MetaDirs,
         runtime: &Handle,
         record: FilesystemRecord,
         map: &ClusterMap,
         drives: &BTreeMap<DriveId, DriveEntry>,
     ) -> Result<Self> {
-        let base = dir.ledger(record.ledger);
-        env.files.create_dir_all(&base).with_context(|| format!("cannot create {}", base.display()))?;
-        // The store first: its lock keeps two processes from the log as well.
-        let state = RedbState::open(env, &base.join("state.redb"), STORE_CACHE_BYTES)?;
-        let log = FileLog::open(env, &base.join("log"))?;
-        let (ledger, owner_env) = (record.ledger, env.clone());
-        let open = move || {
-            Owner::open(OwnerOptions { ledger, log: Arc::new(log), state: Arc::new(state), env: owner_env })
+        let (ledger, owner_env, meta_dirs) = (record.ledger, env.clone(), meta_dirs.clone());
+        let open = move || -> Result<_> {
+            let files = meta_dirs.open(ledger, STORE_CACHE_BYTES)?;
+            let (log, state) = (files.log.clone(), files.state.clone());
+            let owner = Owner::open(OwnerOptions { ledger, log, state, env: owner_env })?;
+            Ok((files, Arc::new(owner)))
         };
-        let owner = Arc::new(tokio::task::spawn_blocking(open).await??);
+        let (files, owner) = tokio::task::spawn_blocking(open).await??;
         let (sender, receiver) = watch::channel(topology(map, drives, &record.groups));
         let options = ClientOptions {
             env: env.clone(),
@@ -111,7 +109,7 @@ impl FilesystemEntry {
         };
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
-        Ok(Self { record, owner, client, topology: sender, reclaimer, mount: None })
+        Ok(Self { record, files, owner, client, topology: sender, reclaimer, mount: None })
     }
 
     /// Tells the client about changed drives or groups.
@@ -134,7 +132,7 @@ impl FilesystemEntry {
         let options = MountOptions {
             path: path.to_owned(),
             source: format!("{}#{}", dir.root().display(), self.record.name),
-            threads: std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 16)),
+            threads: std::thread::available_parallelism().map_or(4, |cores| cores.get().clamp(4, 16)),
             flags,
         };
         let (client, runtime) = (self.client.clone(), runtime.clone());
@@ -196,7 +194,9 @@ impl FilesystemEntry {
                 epoch: ledger.epoch,
                 committed_seq: ledger.committed_seq,
                 stored_seq: ledger.stored_seq,
-                state: if ledger.halted { "halted" } else { "serving" }.to_owned(),
+                state: ledger_state(&ledger).to_owned(),
+                reason: self.owner.problem(),
+                copies: self.files.info(),
             },
             owed_shards: owed.len() as u64,
             owed_drives: owed_drives.iter().map(|drive| drive.0).collect(),
@@ -217,6 +217,14 @@ fn protection(profile: Profile, drives: &BTreeMap<DriveId, DriveEntry>, owed: &B
     };
     let reads = reads.map_or("fail for some data".to_owned(), |count| format!("survive {count} drives"));
     format!("reads {reads}, writes {}, 0 nodes", losses(profile.explain(up).writes_survive))
+}
+
+fn ledger_state(stat: &OwnerStat) -> &'static str {
+    match stat {
+        OwnerStat { halted: true, .. } => "halted",
+        OwnerStat { no_space: true, .. } => "no_space",
+        _ => "serving",
+    }
 }
 
 fn dirty_bytes_max() -> u64 {

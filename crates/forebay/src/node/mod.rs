@@ -3,25 +3,25 @@
 mod control;
 mod drives;
 mod filesystems;
+mod ledgers;
 mod node_file;
 mod paths;
 mod start;
 mod why;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use base::env::{Env, File};
 use base::{ClusterId, DriveId};
 use meta::control::Control;
-use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 
 use drives::DriveEntry;
 use filesystems::FilesystemEntry;
+use ledgers::{LedgerFiles, MetaDirs};
 
 pub(crate) use control::read_node_file;
 pub(crate) use node_file::{Addresses, NodeFile};
@@ -34,6 +34,7 @@ pub(crate) struct Node {
     dir: NodeDir,
     cluster: ClusterId,
     control: Control,
+    control_files: LedgerFiles,
     runtime: Handle,
     io: IoChoice,
     started_ns: u64,
@@ -46,6 +47,7 @@ pub(crate) struct Node {
 struct State {
     drives: BTreeMap<DriveId, DriveEntry>,
     filesystems: BTreeMap<String, FilesystemEntry>,
+    meta_dirs: MetaDirs,
 }
 
 impl Node {

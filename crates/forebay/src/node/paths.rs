@@ -56,8 +56,14 @@ impl NodeDir {
         self.root.join("meta")
     }
 
-    pub(crate) fn ledger(&self, ledger: LedgerId) -> PathBuf {
-        self.meta().join(format!("ledger-{ledger}"))
+    /// Which directories hold metadata.
+    pub(crate) fn meta_dirs(&self) -> PathBuf {
+        self.root.join("meta-dirs.json")
+    }
+
+    /// A ledger's copy in a directory with metadata.
+    pub(crate) fn ledger_in(dir: &Path, ledger: LedgerId) -> PathBuf {
+        dir.join(format!("ledger-{ledger}"))
     }
 
     pub(crate) fn run(&self) -> PathBuf {

@@ -11,13 +11,13 @@ use base::LedgerId;
 use base::env::{Caching, Env, File, OpenMode};
 use layout::Profile;
 use meta::control::{CONTROL_LEDGER, Control, ControlChange, ControlError, FilesystemRecord};
-use meta::log::FileLog;
-use meta::state::RedbState;
+use meta::log::StaleCopies;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 
 use super::drives::{DriveEntry, format_drives, plan_drives};
 use super::filesystems::{FilesystemEntry, plan_groups};
+use super::ledgers::{LedgerFiles, MetaDirs};
 use super::{Node, NodeDir, State};
 
 /// How long a killed process may take to go.
@@ -49,6 +49,8 @@ pub(crate) struct StartOptions {
     pub(crate) no_mount: bool,
     pub(crate) io: IoChoice,
     pub(crate) degraded: bool,
+    pub(crate) meta_dirs: Vec<PathBuf>,
+    pub(crate) force_stale_metadata: bool,
 }
 
 /// The directory is there, writable, and no other node's.
@@ -59,7 +61,7 @@ fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
     let lock = lock.with_context(|| format!("cannot write to directory {root}"))?;
     take_lock(env, dir, &*lock)?;
     let private = rustix::fs::Mode::RWXU;
-    for path in [dir.meta(), dir.run(), dir.drives()] {
+    for path in [dir.run(), dir.drives()] {
         env.files.create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         rustix::fs::chmod(&path, private).with_context(|| format!("cannot protect {}", path.display()))?;
     }
@@ -223,7 +225,9 @@ impl Node {
     pub(crate) async fn start(env: Env, dir: NodeDir, options: StartOptions) -> Result<Arc<Self>> {
         let runtime = Handle::current();
         let lock = prepare_dir(&env, &dir)?;
-        let control = open_control(&env, &dir, &options).await?;
+        let stale = if options.force_stale_metadata { StaleCopies::Use } else { StaleCopies::Refuse };
+        let mut meta_dirs = MetaDirs::load(&env, &dir, &options.meta_dirs, stale)?;
+        let (control, control_files) = open_control(&env, &dir, &mut meta_dirs, &options).await?;
         remove_leftovers(&env, &dir)?;
         let cluster = control.cluster()?.id;
         let mut drives = BTreeMap::new();
@@ -236,7 +240,7 @@ impl Node {
         let mut filesystems = BTreeMap::new();
         for record in records {
             let name = record.name.clone();
-            let entry = FilesystemEntry::open(&env, &dir, &runtime, record, &map, &drives).await;
+            let entry = FilesystemEntry::open(&env, &meta_dirs, &runtime, record, &map, &drives).await;
             filesystems.insert(name.clone(), entry.with_context(|| format!("opening filesystem {name}"))?);
         }
         let (stop_serving, _) = watch::channel(false);
@@ -246,9 +250,10 @@ impl Node {
             dir,
             cluster,
             control,
+            control_files,
             runtime,
             io: options.io,
-            state: Mutex::new(State { drives, filesystems }),
+            state: Mutex::new(State { drives, filesystems, meta_dirs }),
             stop_serving,
             _lock: lock,
         });
@@ -307,17 +312,23 @@ impl Node {
     }
 }
 
-async fn open_control(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Control> {
-    let base = dir.ledger(CONTROL_LEDGER);
-    env.files.create_dir_all(&base).with_context(|| format!("cannot create {}", base.display()))?;
-    // The store first: its lock keeps two processes from the log as well.
-    let state = RedbState::open(env, &base.join("state.redb"), CONTROL_CACHE_BYTES)?;
-    let log = FileLog::open(env, &base.join("log"))?;
-    let control = Control::open(Arc::new(log), Arc::new(state)).await?;
+async fn open_control(
+    env: &Env,
+    dir: &NodeDir,
+    meta_dirs: &mut MetaDirs,
+    options: &StartOptions,
+) -> Result<(Control, LedgerFiles)> {
+    let files = meta_dirs.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES)?;
+    let control = Control::open(files.log.clone(), files.state.clone()).await?;
     match control.cluster() {
         Ok(_) => check_unchanged(&control, options)?,
+        Err(ControlError::NoCluster) if meta_dirs.is_created() => {
+            let dirs: Vec<String> = meta_dirs.paths().iter().map(|dir| dir.display().to_string()).collect();
+            bail!("metadata of this node is gone: it should be in {}", dirs.join(", "));
+        }
         Err(ControlError::NoCluster) => create_cluster(env, dir, &control, options).await?,
         Err(error) => return Err(error.into()),
     }
-    Ok(control)
+    meta_dirs.set_created()?;
+    Ok((control, files))
 }

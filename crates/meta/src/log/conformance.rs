@@ -13,13 +13,15 @@ use wire::BoxFuture;
 
 use super::file::Sizes;
 use super::frame::BATCH_BYTES_MAX;
-use super::{AppendError, FileLog, LedgerLog, LogEntry, LogError, MemLog};
+use super::{
+    AppendError, CopyIo, FileLog, LedgerLog, LogEntry, LogError, MemLog, MirrorOptions, MirroredLog,
+};
 
 /// Small, so that a test fills several files.
-const SIZES: Sizes = Sizes { file_bytes: 8192, zero_ahead_bytes: 1024 };
+pub(super) const SIZES: Sizes = Sizes { file_bytes: 8192, zero_ahead_bytes: 1024, reserve_bytes: 512 };
 
 /// Engines do their work when polled and never wait.
-fn now<T>(mut future: BoxFuture<'_, T>) -> T {
+pub(super) fn now<T>(mut future: BoxFuture<'_, T>) -> T {
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
         Poll::Pending => unreachable!("no engine here waits"),
@@ -54,18 +56,47 @@ fn simulated(sim: &Sim) -> InFiles {
     InFiles { env: sim.env(), dir: PathBuf::from("/node/log") }
 }
 
+struct Mirrored {
+    env: Env,
+    dirs: Vec<PathBuf>,
+    io: CopyIo,
+}
+
+impl Mirrored {
+    fn new(env: Env, root: &Path, copies: u32, io: CopyIo) -> Self {
+        let dirs: Vec<PathBuf> = (0..copies).map(|copy| root.join(copy.to_string()).join("log")).collect();
+        for dir in &dirs {
+            env.files.create_dir_all(dir.parent().unwrap()).unwrap();
+        }
+        Self { env, dirs, io }
+    }
+}
+
+impl Engine for Mirrored {
+    fn open(&self) -> Result<Arc<dyn LedgerLog>, LogError> {
+        let options = MirrorOptions { io: self.io, ..MirrorOptions::default() };
+        Ok(Arc::new(MirroredLog::open_sized(&self.env, &self.dirs, options, Some(SIZES))?))
+    }
+}
+
 fn for_every_engine(case: impl Fn(&dyn Engine)) {
     case(&Memory(MemLog::new()));
     case(&simulated(&Sim::new(1)));
     let dir = tempfile::tempdir().unwrap();
     case(&InFiles { env: Env::real(), dir: dir.path().join("log") });
+    case(&Mirrored::new(Sim::new(1).env(), Path::new("/node"), 2, CopyIo::Inline));
+    case(&Mirrored::new(Env::real(), dir.path(), 3, CopyIo::Threads));
 }
 
 fn batch(number: u64) -> Vec<u8> {
     format!("batch {number} ").into_bytes().repeat(number as usize % 7 + 1)
 }
 
-fn append(log: &dyn LedgerLog, epoch: u64, seqs: std::ops::RangeInclusive<u64>) -> Result<(), AppendError> {
+pub(super) fn append(
+    log: &dyn LedgerLog,
+    epoch: u64,
+    seqs: std::ops::RangeInclusive<u64>,
+) -> Result<(), AppendError> {
     let first = Seq(*seqs.start());
     now(log.append(Epoch(epoch), first, seqs.map(batch).collect()))
 }
@@ -84,7 +115,7 @@ fn read_all(log: &dyn LedgerLog, from: u64, limit_bytes: usize) -> Vec<LogEntry>
 
 /// The log holds exactly the entries `from..=to`, each with its bytes.
 #[track_caller]
-fn check_entries(log: &dyn LedgerLog, from: u64, to: u64) {
+pub(super) fn check_entries(log: &dyn LedgerLog, from: u64, to: u64) {
     let expected: Vec<_> = (from..=to).map(|seq| (seq, batch(seq))).collect();
     for limit_bytes in [100, 1 << 20] {
         let entries = read_all(log, from, limit_bytes);
@@ -187,6 +218,7 @@ fn a_trim_keeps_everything_above_its_argument_and_where_the_log_ends() {
             tail += 10;
             now(log.trim(Seq(up_to))).unwrap();
             check_entries(&*log, up_to.min(tail) + 1, tail);
+            assert!(log.first().0 <= up_to.min(tail) + 1);
             drop(log);
             check_entries(&*engine.open().unwrap(), up_to.min(tail) + 1, tail);
         }
@@ -385,9 +417,26 @@ fn interrupt(sim: &Sim, random: &SimRandom) {
 #[test]
 fn after_any_crash_the_log_is_what_was_acknowledged_and_a_run_of_what_was_not() {
     for seed in 0..1500 {
+        crash_and_look(seed, |sim| Box::new(simulated(sim)));
+    }
+}
+
+#[test]
+fn after_any_crash_a_mirrored_log_is_that_too() {
+    for seed in 0..1500 {
+        let copies = 1 + (seed % 3) as u32;
+        crash_and_look(seed, |sim| {
+            Box::new(Mirrored::new(sim.env(), Path::new("/node"), copies, CopyIo::Inline))
+        });
+    }
+}
+
+#[track_caller]
+fn crash_and_look(seed: u64, make: impl Fn(&Sim) -> Box<dyn Engine>) {
+    {
         let sim = Sim::new(seed);
         let random = SimRandom::new(seed ^ 0x00c0_ffee);
-        let engine = simulated(&sim);
+        let engine = make(&sim);
         let mut model = Model { epoch: 0, acknowledged: 0, attempted: 0, trimmed: 0 };
         for round in 0..6 {
             let fail =

@@ -7,7 +7,7 @@
 //! Space is zeroed ahead of the append point, because an fdatasync that must also grow the file costs twice.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::env::{Caching, Env, File, OpenMode};
 use base::units::MIB;
@@ -15,11 +15,14 @@ use base::{Epoch, Seq};
 use wire::BoxFuture;
 
 use super::frame::{BATCH_BYTES_MAX, BadFrame, Frame, FrameKind, HEADER_BYTES};
-use super::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, Tail};
+use super::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, Room, Tail};
 
-const SIZES: Sizes = Sizes { file_bytes: 256 * MIB, zero_ahead_bytes: 8 * MIB };
+const SIZES: Sizes = Sizes { file_bytes: 256 * MIB, zero_ahead_bytes: 8 * MIB, reserve_bytes: 8 * MIB };
 
-const BATCHES_MAX: usize = 64;
+pub(super) const BATCHES_MAX: usize = 64;
+/// Bytes copied at a time.
+const COPY_BYTES: u64 = 4 * MIB;
+const STAGED: &str = "next.tmp";
 
 /// Sizes that tests make small.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +31,8 @@ pub(super) struct Sizes {
     pub(super) file_bytes: u64,
     /// Zeroed at a time.
     pub(super) zero_ahead_bytes: u64,
+    /// Zeroed at least behind the append point, as long as the disk has room: what a full disk leaves.
+    pub(super) reserve_bytes: u64,
 }
 
 /// A log in a directory of its own.
@@ -46,6 +51,8 @@ struct Inner {
     writer: Option<Writer>,
     /// After a failed write nothing is known about the file, so nothing is appended any more.
     broken: bool,
+    /// The disk had no room when the reserve was to be filled up.
+    full: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -58,8 +65,11 @@ struct Writer {
     file: Arc<dyn File>,
     at: u64,
     zeroed: u64,
-    zero_ahead_bytes: u64,
+    sizes: Sizes,
 }
+
+/// How far a copy of a log's files has come, by path in the source.
+pub(super) type Copied = std::collections::BTreeMap<PathBuf, u64>;
 
 /// What a scan of one file found.
 struct Scanned {
@@ -86,7 +96,8 @@ impl FileLog {
             files.push(LogFile { first: Seq(first), path });
         }
         files.sort_by_key(|file| file.first);
-        let mut inner = Inner { epoch: Epoch(0), tail: Seq(0), files, writer: None, broken: false };
+        let mut inner =
+            Inner { epoch: Epoch(0), tail: Seq(0), files, writer: None, broken: false, full: false };
         if let Some(first) = inner.files.first() {
             inner.tail = Seq(first.first.0 - 1);
         }
@@ -111,25 +122,110 @@ impl FileLog {
         Ok(Self { env: env.clone(), dir: dir.to_owned(), sizes: SIZES, inner: Mutex::new(inner) })
     }
 
-    #[cfg(test)]
     pub(super) fn with_sizes(self, sizes: Sizes) -> Self {
         Self { sizes, ..self }
     }
 
-    fn seal_now(&self, epoch: Epoch) -> Result<Tail, LogError> {
-        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no holder of this lock panics")
+    }
+
+    /// The epoch and the last entry.
+    pub(super) fn end(&self) -> (Epoch, Seq) {
+        let inner = self.inner();
+        (inner.epoch, inner.tail)
+    }
+
+    /// Removes the files of a log that is worth nothing any more.
+    pub(super) fn wipe(env: &Env, dir: &Path) -> Result<(), std::io::Error> {
+        for path in env.files.list(dir)? {
+            if path.extension().is_some_and(|extension| extension == "log") {
+                env.files.remove_file(&path)?;
+            }
+        }
+        env.files.sync_dir(dir)
+    }
+
+    /// Copies into `to` what is not there yet according to `copied`. What is appended meanwhile is left for the next
+    /// call; the last one is made while nothing is appended.
+    pub(super) fn copy_to(&self, to: &Path, copied: &mut Copied) -> Result<(), std::io::Error> {
+        let (files, written) = {
+            let inner = self.inner();
+            (inner.files.clone(), inner.writer.as_ref().map(|writer| writer.at))
+        };
+        for (index, file) in files.iter().enumerate() {
+            let source = self.env.files.open(&file.path, OpenMode::Existing, Caching::Buffered)?;
+            let newest = index + 1 == files.len();
+            let end = written.filter(|_| newest).map_or_else(|| source.len(), Ok)?;
+            let name = file.path.file_name().expect("files of a log have names");
+            let target = self.env.files.open(&to.join(name), OpenMode::Create, Caching::Buffered)?;
+            let at = copied.entry(file.path.clone()).or_insert(0);
+            while *at < end {
+                let mut bytes = vec![0; (end - *at).min(COPY_BYTES) as usize];
+                source.read_at(&mut bytes, *at)?;
+                target.write_at(&bytes, *at)?;
+                *at += bytes.len() as u64;
+            }
+            target.sync_data()?;
+        }
+        self.env.files.sync_dir(to)
+    }
+
+    /// Makes the log end as another copy of it does: cuts off what is above `common`, appends `entries`, which come
+    /// next, and seals with `epoch`.
+    pub(super) fn follow(&self, common: Seq, entries: &[LogEntry], epoch: Epoch) -> Result<(), LogError> {
+        let mut inner = self.inner();
+        inner.tail = inner.tail.min(common);
+        let mut bytes = Vec::new();
+        let mut rest = entries;
+        while let Some(begin) = rest.first() {
+            let count = rest.iter().take_while(|entry| entry.epoch == begin.epoch).count();
+            let (run, later) = rest.split_at(count);
+            self.begin_file(&mut inner, begin.epoch)?;
+            for entry in run {
+                bytes.clear();
+                let (epoch, seq) = (entry.epoch, entry.seq);
+                Frame { kind: FrameKind::Entry, index: 0, epoch, seq, batch: &entry.batch }
+                    .append_to(&mut bytes);
+                let writer = inner.writer.as_mut().expect("a file was just begun");
+                writer.reserve(bytes.len() as u64)?;
+                writer.append(&bytes)?;
+                inner.tail = entry.seq;
+            }
+            inner.epoch = begin.epoch;
+            rest = later;
+        }
+        self.begin_file(&mut inner, epoch)?;
+        inner.epoch = epoch;
+        inner.writer = None;
+        Ok(())
+    }
+
+    /// Begins the file for the entries after the last one.
+    fn begin_file(&self, inner: &mut Inner, epoch: Epoch) -> Result<(), std::io::Error> {
+        let first = Seq(inner.tail.0 + 1);
+        let writer = self.start_file(first, epoch)?;
+        // A file that never got an entry has the same name; it held at most an older seal. One that begins later
+        // holds entries that were cut off.
+        let cut: Vec<LogFile> = inner.files.extract_if(.., |file| file.first >= first).collect();
+        for file in cut.iter().filter(|file| file.first > first) {
+            self.env.files.remove_file(&file.path)?;
+        }
+        inner.files.push(LogFile { first, path: self.path_of(first) });
+        inner.full = writer.zeroed < writer.at + self.sizes.reserve_bytes;
+        inner.writer = Some(writer);
+        Ok(())
+    }
+
+    pub(super) fn seal_now(&self, epoch: Epoch) -> Result<Tail, LogError> {
+        let mut inner = self.inner();
         if epoch <= inner.epoch {
             return Err(LogError::Fenced(inner.epoch));
         }
-        let first = Seq(inner.tail.0 + 1);
         // Until this has succeeded nobody may append: it may already have replaced the file of the old owner.
         inner.broken = true;
         inner.writer = None;
-        let writer = self.start_file(first, epoch)?;
-        // A file that never got an entry has the same name; it held at most an older seal.
-        inner.files.retain(|file| file.first != first);
-        inner.files.push(LogFile { first, path: self.path_of(first) });
-        inner.writer = Some(writer);
+        self.begin_file(&mut inner, epoch)?;
         inner.epoch = epoch;
         inner.broken = false;
         Ok(Tail { seq: inner.tail })
@@ -141,13 +237,13 @@ impl FileLog {
 
     /// Creates the file that begins with `first`, with the seal of `epoch` as its first frame, in one step.
     fn start_file(&self, first: Seq, epoch: Epoch) -> Result<Writer, std::io::Error> {
-        let staged = self.dir.join("next.tmp");
+        let staged = self.dir.join(STAGED);
         // What an earlier attempt left may have failed to sync: syncing that file again would prove nothing.
         if self.env.files.exists(&staged) {
             self.env.files.remove_file(&staged)?;
         }
         let file = self.env.files.open(&staged, OpenMode::CreateNew, Caching::Buffered)?;
-        let mut writer = Writer { file, at: 0, zeroed: 0, zero_ahead_bytes: self.sizes.zero_ahead_bytes };
+        let mut writer = Writer { file, at: 0, zeroed: 0, sizes: self.sizes };
         let mut bytes = Vec::new();
         Frame { kind: FrameKind::Seal, index: 0, epoch, seq: Seq(first.0 - 1), batch: &[] }
             .append_to(&mut bytes);
@@ -159,44 +255,74 @@ impl FileLog {
     }
 
     fn append_now(&self, epoch: Epoch, first: Seq, batches: &[Vec<u8>]) -> Result<(), AppendError> {
-        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        let bytes = frames(epoch, first, batches)?;
+        self.prepare(epoch, first, bytes.len() as u64)?;
+        self.write(first, batches.len() as u64, &bytes)
+    }
+
+    /// Checks that frames of that length may come next and makes room for them. Nothing is appended yet.
+    pub(super) fn prepare(&self, epoch: Epoch, first: Seq, len_bytes: u64) -> Result<(), AppendError> {
+        let mut inner = self.inner();
         if epoch != inner.epoch || first.0 != inner.tail.0 + 1 {
             return Err(AppendError::Fenced(inner.epoch));
         }
         if inner.broken {
             return Err(AppendError::Unknown(std::io::Error::other("an earlier write failed")));
         }
-        if batches.len() > BATCHES_MAX || batches.iter().any(|batch| batch.len() > BATCH_BYTES_MAX) {
-            return Err(AppendError::TooLarge);
+        if inner.writer.as_ref().is_none_or(|writer| writer.at >= self.sizes.file_bytes)
+            && let Err(error) = self.begin_file(&mut inner, epoch)
+        {
+            // A file may grow beyond its size rather than the log refuse what frees space.
+            let fits = inner.writer.as_ref().is_some_and(|writer| writer.at + len_bytes <= writer.zeroed);
+            if error.kind() != std::io::ErrorKind::StorageFull || !fits {
+                return Err(failed(&mut inner, error));
+            }
+            inner.full = true;
         }
-        if inner.writer.as_ref().is_none_or(|writer| writer.at >= self.sizes.file_bytes) {
-            let writer = self.start_file(first, epoch).map_err(|error| failed(&mut inner, error))?;
-            inner.files.retain(|file| file.first != first);
-            inner.files.push(LogFile { first, path: self.path_of(first) });
-            inner.writer = Some(writer);
-        }
-        let mut bytes = Vec::with_capacity(batches.iter().map(|batch| HEADER_BYTES + batch.len()).sum());
-        for (index, batch) in (0u16..).zip(batches) {
-            let seq = Seq(first.0 + u64::from(index));
-            Frame { kind: FrameKind::Entry, index, epoch, seq, batch }.append_to(&mut bytes);
-        }
+        let full = inner.full;
         let writer = inner.writer.as_mut().expect("a writer was just made sure of");
-        if let Err(error) = writer.reserve(bytes.len() as u64) {
-            return Err(failed(&mut inner, error));
+        // While the disk is full, `room` tries now and then; not every append.
+        if full && writer.at + len_bytes <= writer.zeroed {
+            return Ok(());
         }
-        if let Err(error) = writer.append(&bytes) {
+        match writer.reserve(len_bytes) {
+            Ok(room) => {
+                inner.full = room == Room::Reserve;
+                Ok(())
+            }
+            Err(error) => Err(failed(&mut inner, error)),
+        }
+    }
+
+    /// Writes what was prepared and syncs it.
+    pub(super) fn write(&self, first: Seq, count: u64, bytes: &[u8]) -> Result<(), AppendError> {
+        let mut inner = self.inner();
+        let writer = inner.writer.as_mut().expect("prepared");
+        if let Err(error) = writer.append(bytes) {
             // Whoever opens the file next must not take for durable what may be in the page cache only.
             let cut = writer.file.set_len(writer.at);
             inner.broken = true;
             return Err(AppendError::Unknown(cut.err().unwrap_or(error)));
         }
-        inner.tail = Seq(first.0 + batches.len() as u64 - 1);
+        inner.tail = Seq(first.0 + count - 1);
         Ok(())
     }
 
-    fn read_now(&self, from: Seq, limit_bytes: usize) -> Result<Vec<LogEntry>, LogError> {
+    pub(super) fn room_now(&self) -> Room {
+        let mut inner = self.inner();
+        if inner.full
+            && !inner.broken
+            && let Some(writer) = inner.writer.as_mut()
+        {
+            // A failure that matters shows in the next append.
+            inner.full = !matches!(writer.reserve(0), Ok(Room::Enough));
+        }
+        if inner.full { Room::Reserve } else { Room::Enough }
+    }
+
+    pub(super) fn read_now(&self, from: Seq, limit_bytes: usize) -> Result<Vec<LogEntry>, LogError> {
         let (files, tail) = {
-            let inner = self.inner.lock().expect("no holder of this lock panics");
+            let inner = self.inner();
             (inner.files.clone(), inner.tail)
         };
         if files.first().is_some_and(|file| from < file.first) && from.0 > 0 {
@@ -224,8 +350,8 @@ impl FileLog {
         Ok(entries)
     }
 
-    fn trim_now(&self, up_to: Seq) -> Result<(), LogError> {
-        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+    pub(super) fn trim_now(&self, up_to: Seq) -> Result<(), LogError> {
+        let mut inner = self.inner();
         // The newest file stays: it carries the epoch and the tail.
         while inner.files.len() > 1 && inner.files[1].first.0 <= up_to.0 + 1 {
             let oldest = inner.files.remove(0);
@@ -233,6 +359,19 @@ impl FileLog {
         }
         Ok(())
     }
+}
+
+/// The frames of one append.
+pub(super) fn frames(epoch: Epoch, first: Seq, batches: &[Vec<u8>]) -> Result<Vec<u8>, AppendError> {
+    if batches.len() > BATCHES_MAX || batches.iter().any(|batch| batch.len() > BATCH_BYTES_MAX) {
+        return Err(AppendError::TooLarge);
+    }
+    let mut bytes = Vec::with_capacity(batches.iter().map(|batch| HEADER_BYTES + batch.len()).sum());
+    for (index, batch) in (0u16..).zip(batches) {
+        let seq = Seq(first.0 + u64::from(index));
+        Frame { kind: FrameKind::Entry, index, epoch, seq, batch }.append_to(&mut bytes);
+    }
+    Ok(bytes)
 }
 
 /// What became of an append that failed before any of its frames was written.
@@ -245,15 +384,33 @@ fn failed(inner: &mut Inner, error: std::io::Error) -> AppendError {
 }
 
 impl Writer {
-    /// Makes sure of room for `len_bytes` more. Failing leaves nothing behind but zeros.
-    fn reserve(&mut self, len_bytes: u64) -> Result<(), std::io::Error> {
+    /// Makes sure of room for `len_bytes` more and tries to keep the reserve behind it. Failing leaves nothing behind
+    /// but zeros.
+    fn reserve(&mut self, len_bytes: u64) -> Result<Room, std::io::Error> {
         let end = self.at + len_bytes;
-        if end > self.zeroed {
-            let zeros = vec![0u8; (end + self.zero_ahead_bytes - self.zeroed) as usize];
-            self.file.write_at(&zeros, self.zeroed)?;
-            self.zeroed += zeros.len() as u64;
+        if end + self.sizes.reserve_bytes <= self.zeroed {
+            return Ok(Room::Enough);
         }
-        Ok(())
+        let zeros =
+            vec![0u8; (end + self.sizes.reserve_bytes + self.sizes.zero_ahead_bytes - self.zeroed) as usize];
+        match self.file.write_at(&zeros, self.zeroed) {
+            Ok(()) => {
+                self.zeroed += zeros.len() as u64;
+                Ok(Room::Enough)
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => self.make_do(end, error),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// On a full disk, what must be is zeroed and no more.
+    fn make_do(&mut self, end: u64, error: std::io::Error) -> Result<Room, std::io::Error> {
+        if end > self.zeroed {
+            let zeros = vec![0u8; (end - self.zeroed) as usize];
+            self.file.write_at(&zeros, self.zeroed).map_err(|_| error)?;
+            self.zeroed = end;
+        }
+        Ok(Room::Reserve)
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<(), std::io::Error> {
@@ -334,7 +491,7 @@ impl LedgerLog for FileLog {
     }
 
     fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>> {
-        Box::pin(async move { Ok(self.inner.lock().expect("no holder of this lock panics").epoch) })
+        Box::pin(async move { Ok(self.inner().epoch) })
     }
 
     fn append(
@@ -356,5 +513,13 @@ impl LedgerLog for FileLog {
 
     fn caps(&self) -> LogCaps {
         LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: BATCHES_MAX }
+    }
+
+    fn first(&self) -> Seq {
+        self.inner().files.first().map_or(Seq(1), |file| file.first)
+    }
+
+    fn room(&self) -> Room {
+        self.room_now()
     }
 }

@@ -101,6 +101,10 @@ impl LedgerLog for MemLog {
         Box::pin(async { Ok(()) })
     }
 
+    fn first(&self) -> Seq {
+        self.with(|inner| Seq(inner.trimmed.0 + 1))
+    }
+
     fn caps(&self) -> LogCaps {
         LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: 64 }
     }

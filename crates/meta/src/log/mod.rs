@@ -10,12 +10,15 @@ mod frame;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod mem;
+mod members;
+mod mirror;
 
 use base::{Epoch, Seq};
 use wire::BoxFuture;
 
 pub use file::FileLog;
 pub use mem::MemLog;
+pub use mirror::{CopyIo, CopyState, CopyStatus, MirrorOptions, MirroredLog, StaleCopies};
 
 /// One entry of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,9 +78,24 @@ pub enum LogError {
     /// It was written by a newer version.
     #[error("log has a newer format: {0}")]
     NewerFormat(String),
+    /// A copy of the log that may be newer is not there.
+    #[error(
+        "metadata may be stale: {0}; bring that directory back, or, if it is lost for good, start with \
+         --force-stale-metadata: what was acknowledged only there is lost then"
+    )]
+    Stale(String),
     /// The medium failed.
     #[error("log cannot be reached")]
     Io(#[from] std::io::Error),
+}
+
+/// Whether a log can grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// As far as is known.
+    Enough,
+    /// The disk is full and appends use up room that was set aside. It is for what makes room.
+    Reserve,
 }
 
 /// Ordered, fenced, durable log of one ledger.
@@ -104,4 +122,14 @@ pub trait LedgerLog: Send + Sync {
 
     /// Its limits.
     fn caps(&self) -> LogCaps;
+
+    /// The oldest entry that it still holds, or would hold.
+    fn first(&self) -> Seq {
+        Seq(1)
+    }
+
+    /// Whether it can grow. A log that could not tries again now.
+    fn room(&self) -> Room {
+        Room::Enough
+    }
 }

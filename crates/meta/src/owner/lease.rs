@@ -159,13 +159,13 @@ impl LeaseTable {
 
     /// Revokes what was recalled too long ago. Returns the inodes concerned.
     pub fn expire(&mut self, now_ns: u64, events: &mut Events) -> Vec<Ino> {
-        let mut touched = Vec::new();
+        let (mut touched, mut revoked) = (Vec::new(), Vec::new());
         for (ino, holders) in &mut self.inodes {
             let before = holders.len();
             holders.retain(|holder| {
                 let late = holder.recall.is_some_and(|recall| now_ns >= recall.since_ns + RECALL_TIMEOUT_NS);
                 if late {
-                    events.push((holder.session, OwnerEvent::Revoked { lease: holder.grant(*ino) }));
+                    revoked.push((holder.session, holder.grant(*ino)));
                 }
                 !late
             });
@@ -174,6 +174,10 @@ impl LeaseTable {
             }
         }
         self.inodes.retain(|_, holders| !holders.is_empty());
+        // The table has no order, and what follows from this must not depend on it.
+        touched.sort_unstable();
+        revoked.sort_by_key(|(_, lease)| lease.ino);
+        events.extend(revoked.into_iter().map(|(session, lease)| (session, OwnerEvent::Revoked { lease })));
         touched
     }
 }

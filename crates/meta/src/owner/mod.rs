@@ -9,6 +9,8 @@ mod data;
 mod inodes;
 mod lease;
 mod names;
+mod pressure;
+mod recovery;
 mod server;
 mod space;
 
@@ -26,12 +28,14 @@ use crate::keys::Keys;
 use crate::state::State;
 use crate::store::{ChangeTable, Store, Txn};
 use crate::values::{Inode, MapSegment, Slot, Usage};
+use data::CommitTimes;
 use lease::{Events, Intent, LeaseTable};
 
 #[cfg(fuzzing)]
 pub(crate) use acl::Acl;
-pub(crate) use server::recover;
-pub use server::{Owner, OwnerError, OwnerOptions, OwnerStat};
+pub use recovery::OwnerError;
+pub(crate) use recovery::recover;
+pub use server::{Owner, OwnerOptions, OwnerStat};
 
 /// Format of a ledger's state, kept under `V format`.
 const LEDGER_FORMAT: u64 = 1;
@@ -343,8 +347,9 @@ impl Op<'_> {
             R::ListXattr { ino } => self.listxattr(*ino),
             R::RemoveXattr { ino, name } => self.removexattr(*ino, name),
             R::GetMap { ino, off, limit } => self.getmap(*ino, *off, *limit),
-            R::Commit { ino, lease, pieces, size, mtime_ns } => {
-                self.commit(*ino, *lease, pieces, *size, *mtime_ns)
+            R::Commit { ino, lease, pieces, size, mtime_ns, set } => {
+                let times = CommitTimes { mtime_ns: *mtime_ns, set };
+                self.commit(*ino, *lease, pieces, *size, times)
             }
             R::Punch { ino, off, len } => self.punch(*ino, *off, *len),
             R::CloneRange { from, from_off, to, to_off, len } => {

@@ -1,82 +1,39 @@
-//! Threads around [`Core`]: requests in, batches to the log, replies out once they are durable.
+//! [`Core`] behind a lock: requests in, batches to the log, replies out once they are durable.
 //!
-//! Two threads per ledger. The *owner* executes what has arrived and appends it as one batch; what arrives during
-//! an append shares the next one: group commit sized by the log's own speed. An engine that answers later than it
-//! is asked leaves the owner free to execute meanwhile. The *store* thread writes committed changes to the local
-//! store about once a second and trims the log.
+//! A request is executed on the thread that brings it, and what needs no batch is answered at once. The first
+//! request that finds no append under way has what was executed appended: on its own thread if that may block, else
+//! on the ledger's *owner* thread. What is executed during an append shares the next one: group commit sized by the
+//! log's own speed. The *store* thread writes committed changes to the local store about once a second and trims
+//! the log.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use base::env::{Env, spawn_thread};
+use base::env::{Env, after_blocking, blocking_allowed, spawn_thread};
 use base::{Epoch, FsError, Ino, LedgerId, Seq, SessionId};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use wire::BoxFuture;
 use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
 
+use super::pressure::Pressure;
+use super::recovery::{OwnerError, recover};
 use super::{Core, Executed, Now};
-use crate::batch::Batch;
-use crate::log::{AppendError, LedgerLog, LogError};
+use crate::log::{AppendError, LedgerLog, Room};
 use crate::state::{Applied, State, StateError};
 use crate::store::{ChangeTable, Store};
 
-/// Requests waiting for the owner at most; more senders wait.
-const QUEUE_MAX: usize = 1024;
-/// Requests executed between two looks at the log.
-const EXECUTE_MAX: usize = 256;
 /// Changes in memory above which nothing new is executed until the local store has caught up.
 const UNSTORED_BYTES_MAX: usize = 256 << 20;
 /// Changes in memory above which they are written to the local store without waiting for the tick.
 const STORE_BYTES: usize = 32 << 20;
 const TICK: Duration = Duration::from_millis(500);
-/// How long the log may be full before the ledger stops.
-const FULL_RETRIES: u32 = 300;
+/// How often a full log is tried before those who wait are told.
+const FULL_RETRIES: u32 = 50;
 const FULL_PAUSE: Duration = Duration::from_millis(100);
-
-/// Why a ledger could not be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OwnerError {
-    /// The log cannot be used.
-    #[error("cannot open ledger {ledger}")]
-    Log {
-        /// Which ledger.
-        ledger: LedgerId,
-        #[source]
-        /// Why.
-        source: LogError,
-    },
-    /// The local store cannot be used.
-    #[error("cannot open the store of ledger {ledger}")]
-    Store {
-        /// Which ledger.
-        ledger: LedgerId,
-        #[source]
-        /// Why.
-        source: StateError,
-    },
-    /// The log ends before a batch that this node has seen: it was rolled back or replaced.
-    #[error("metadata of ledger {ledger} went backwards from {seen} to {tail}: restore the newer log")]
-    RolledBack {
-        /// Which ledger.
-        ledger: LedgerId,
-        /// The newest batch that the local store has.
-        seen: Seq,
-        /// The last batch in the log.
-        tail: Seq,
-    },
-    /// A batch in the log cannot be decoded, or the state is of a newer version.
-    #[error("ledger {ledger} is damaged or newer than this version: {what}")]
-    Damaged {
-        /// Which ledger.
-        ledger: LedgerId,
-        /// What.
-        what: String,
-    },
-}
 
 /// What an owner is made of.
 pub struct OwnerOptions {
@@ -103,39 +60,21 @@ pub struct OwnerStat {
     pub requests: u64,
     /// Whether the log failed; then every request is refused until a restart.
     pub halted: bool,
+    /// Whether the disk is full; then only what makes room is done until it has room again.
+    pub no_space: bool,
 }
 
-#[derive(Debug, Default)]
-struct Shared {
-    epoch: AtomicU64,
-    committed: AtomicU64,
-    stored: AtomicU64,
-    requests: AtomicU64,
-    halted: AtomicBool,
-}
-
-type Reply = oneshot::Sender<Result<MetaReply, FsError>>;
+type ReplySender = oneshot::Sender<Result<MetaReply, FsError>>;
 
 struct Call {
     id: RequestId,
     request: MetaRequest,
-    reply: Reply,
+    reply: ReplySender,
 }
 
-enum Inbound {
-    Call(Call),
-    Connect { events: Arc<dyn EventSink>, reply: oneshot::Sender<Result<SessionId, FsError>> },
-}
-
-enum Control {
-    Stored { result: Result<(), StateError> },
-    Stop,
-}
-
-/// An append under way; its requests are answered when it ends.
+/// An append under way. Only one at a time: `Desk::appending` is set while it is somewhere.
 struct Appending {
     seq: Seq,
-    replies: Vec<Pending>,
     work: BoxFuture<'static, Result<(), AppendError>>,
 }
 
@@ -145,10 +84,11 @@ struct StoreJob {
 }
 
 enum Answer {
-    Reply(Reply, Result<MetaReply, FsError>),
+    Reply(ReplySender, Result<MetaReply, FsError>),
     Connected(oneshot::Sender<Result<SessionId, FsError>>, SessionId),
 }
 
+/// An answer that waits for a batch to be durable.
 struct Pending {
     after: Seq,
     answer: Answer,
@@ -173,59 +113,70 @@ impl Pending {
 
 /// A running owner. Dropping it without [`Owner::stop`] is like a crash.
 pub struct Owner {
-    inbox: mpsc::Sender<Inbound>,
-    control: mpsc::UnboundedSender<Control>,
-    threads: std::sync::Mutex<Vec<JoinHandle<()>>>,
     shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Owner {
     /// Fences earlier owners, replays the log into the local store and starts serving.
     pub fn open(options: OwnerOptions) -> Result<Self, OwnerError> {
-        let OwnerOptions { ledger, log, state, env } = options;
         let runtime = runtime();
-        let (epoch, tail) = runtime.block_on(recover(ledger, &log, &state))?;
+        let ledger = options.ledger;
+        let position = runtime.block_on(recover(ledger, &options.log, &options.state))?;
+        let (owner, background, store) = Self::assemble(options, position)?;
+        let name = |what: &str| format!("{what}-{ledger}");
+        let store = spawn_thread(&name("store"), move || self::runtime().block_on(store));
+        let background = spawn_thread(&name("owner"), move || runtime.block_on(background));
+        owner.threads.lock().expect("no holder of this lock panics").extend([background, store]);
+        Ok(owner)
+    }
+
+    /// As [`Owner::open`], but on tasks of the present runtime, which end with it: so that one thread can run a
+    /// whole simulated node.
+    pub async fn open_here(options: OwnerOptions) -> Result<Self, OwnerError> {
+        let position = recover(options.ledger, &options.log, &options.state).await?;
+        let (owner, background, store) = Self::assemble(options, position)?;
+        tokio::spawn(background);
+        tokio::spawn(store);
+        Ok(owner)
+    }
+
+    /// An owner and what must run for it: its own work and the local store's.
+    #[allow(clippy::type_complexity, reason = "two futures and what they serve")]
+    fn assemble(
+        options: OwnerOptions,
+        (epoch, tail): (Epoch, Seq),
+    ) -> Result<(Self, BoxFuture<'static, ()>, BoxFuture<'static, ()>), OwnerError> {
+        let OwnerOptions { ledger, log, state, env } = options;
         let mut core = Core::new(ledger, Store::new(state), tail);
         let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
         core.start(now(&env)).map_err(damaged)?;
-        let shared = Arc::new(Shared::default());
-        shared.epoch.store(epoch.0, Ordering::Relaxed);
-        shared.committed.store(tail.0, Ordering::Relaxed);
-        shared.stored.store(tail.0, Ordering::Relaxed);
-        let (inbox, calls) = mpsc::channel(QUEUE_MAX);
-        let (control, controls) = mpsc::unbounded_channel();
         let (stores, store_jobs) = mpsc::channel(1);
-        let name = |what: &str| format!("{what}-{ledger}");
-        let mut threads = Vec::new();
-        let (to_owner, bottom, log_to_trim) = (control.clone(), core.bottom(), log.clone());
-        threads.push(spawn_thread(&name("store"), move || {
-            store_thread(bottom, log_to_trim, store_jobs, to_owner)
-        }));
-        let task = Task {
-            core,
+        let (events, happened) = mpsc::unbounded_channel();
+        let store = Box::pin(store_changes(core.bottom(), log.clone(), store_jobs, events.clone()));
+        let shared = Arc::new(Shared {
             env,
             epoch,
-            shared: shared.clone(),
             log,
-            stores,
-            appending: None,
-            storing: false,
-            to_store: None,
-            storing_up_to: Seq(0),
-            store_due: false,
-            pending: Vec::new(),
-            waiting: HashMap::new(),
-            sinks: HashMap::new(),
-            stopping: false,
-        };
-        threads.push(spawn_thread(&name("owner"), move || runtime.block_on(task.run(calls, controls))));
-        Ok(Self { inbox, control, threads: std::sync::Mutex::new(threads), shared })
+            desk: Mutex::new(Desk::new(core, stores)),
+            work: Notify::new(),
+            committed: AtomicU64::new(tail.0),
+            stored: AtomicU64::new(tail.0),
+            requests: AtomicU64::new(0),
+            halted: AtomicBool::new(false),
+            no_space: AtomicBool::new(false),
+            problem: Mutex::new(None),
+            events,
+        });
+        let background = Box::pin(shared.clone().run_background(happened));
+        Ok((Self { shared, threads: Mutex::default() }, background, store))
     }
 
-    /// Finishes what was accepted, writes everything to the local store and ends the threads.
+    /// Finishes what was accepted, writes everything to the local store and ends the threads. Tasks end later,
+    /// by themselves.
     pub fn stop(&self) {
-        // If the owner is gone already, its threads are too.
-        let _ = self.control.send(Control::Stop);
+        self.shared.desk().stopping = true;
+        self.shared.work.notify_one();
         let threads = std::mem::take(&mut *self.threads.lock().expect("no holder of this lock panics"));
         for thread in threads {
             let _ = thread.join();
@@ -235,12 +186,26 @@ impl Owner {
     /// What it is doing.
     pub fn stat(&self) -> OwnerStat {
         OwnerStat {
-            epoch: self.shared.epoch.load(Ordering::Relaxed),
+            epoch: self.shared.epoch.0,
             committed_seq: self.shared.committed.load(Ordering::Relaxed),
             stored_seq: self.shared.stored.load(Ordering::Relaxed),
             requests: self.shared.requests.load(Ordering::Relaxed),
-            halted: self.shared.halted.load(Ordering::Relaxed),
+            halted: self.shared.halted(),
+            no_space: self.shared.no_space.load(Ordering::Relaxed),
         }
+    }
+
+    /// Why it is halted or has no space.
+    pub fn problem(&self) -> Option<String> {
+        self.shared.problem.lock().expect("no holder of this lock panics").clone()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // Whoever stopped it properly has nothing left to end here.
+        self.shared.desk().abandoned = true;
+        self.shared.work.notify_one();
     }
 }
 
@@ -248,8 +213,7 @@ impl MetaService for Owner {
     fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>> {
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
-            let sent = self.inbox.send(Inbound::Connect { events, reply }).await;
-            sent.map_err(|_| FsError::Unavailable)?;
+            self.shared.connect(events, reply);
             answer.await.map_err(|_| FsError::Unavailable)?
         })
     }
@@ -257,8 +221,7 @@ impl MetaService for Owner {
     fn call(&self, id: RequestId, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
-            let sent = self.inbox.send(Inbound::Call(Call { id, request, reply })).await;
-            sent.map_err(|_| FsError::Unavailable)?;
+            self.shared.submit(Call { id, request, reply });
             answer.await.map_err(|_| FsError::Unavailable)?
         })
     }
@@ -273,52 +236,43 @@ fn now(env: &Env) -> Now {
     Now { wall_ns: env.clock.wall_ns(), boot_ns: env.clock.boot_ns() }
 }
 
-/// Seals the log and brings the local store up to its end.
-pub(crate) async fn recover(
-    ledger: LedgerId,
-    log: &Arc<dyn LedgerLog>,
-    state: &Arc<dyn State>,
-) -> Result<(Epoch, Seq), OwnerError> {
-    const PAGE_BYTES: usize = 32 << 20;
-    let log_error = |source| OwnerError::Log { ledger, source };
-    let store_error = |source| OwnerError::Store { ledger, source };
-    let epoch = Epoch(log.epoch().await.map_err(log_error)?.0 + 1);
-    let tail = log.seal(epoch).await.map_err(log_error)?.seq;
-    let mut applied = state.applied().map_err(store_error)?.seq;
-    if tail < applied {
-        return Err(OwnerError::RolledBack { ledger, seen: applied, tail });
-    }
-    while applied < tail {
-        let entries = log.read(Seq(applied.0 + 1), PAGE_BYTES).await.map_err(log_error)?;
-        let damaged =
-            |what: &str| OwnerError::Damaged { ledger, what: format!("batch {}: {what}", applied.0 + 1) };
-        let last = entries.last().ok_or_else(|| damaged("missing from the log"))?;
-        let position = Applied { seq: last.seq, epoch: last.epoch };
-        let mut changes = std::collections::BTreeMap::new();
-        for (seq, entry) in (applied.0 + 1..).zip(&entries) {
-            if entry.seq.0 != seq {
-                return Err(damaged("missing from the log"));
-            }
-            let batch = Batch::decode(&entry.batch).map_err(|error| damaged(&error.to_string()))?;
-            changes.extend(batch.changes);
+/// Appends, waiting for room for as long as the log has none.
+async fn append(
+    log: Arc<dyn LedgerLog>,
+    epoch: Epoch,
+    seq: Seq,
+    bytes: Vec<u8>,
+    events: mpsc::UnboundedSender<Event>,
+) -> Result<(), AppendError> {
+    let mut tries: u32 = 0;
+    loop {
+        let result = log.append(epoch, seq, vec![bytes.clone()]).await;
+        let Err(AppendError::Full(error)) = &result else { return result };
+        if tries == 0 {
+            // The thread of a caller has no timer: waiting is for the background thread.
+            let mut handed_over = false;
+            std::future::poll_fn(|context| {
+                context.waker().wake_by_ref();
+                if std::mem::replace(&mut handed_over, true) { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
         }
-        let mut pairs = changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
-        state.apply(&mut pairs, position).map_err(store_error)?;
-        applied = position.seq;
+        tries += 1;
+        if tries.is_multiple_of(FULL_RETRIES) {
+            tracing::warn!(%error, "ledger log is full, waiting for room");
+            // An owner that is gone drops this future as well.
+            let _ = events.send(Event::LogStuck);
+        }
+        tokio::time::sleep(FULL_PAUSE).await;
     }
-    Ok((epoch, tail))
 }
 
-/// Appends, waiting for room if the log has none.
-async fn append(log: Arc<dyn LedgerLog>, epoch: Epoch, seq: Seq, bytes: Vec<u8>) -> Result<(), AppendError> {
-    let mut result = log.append(epoch, seq, vec![bytes.clone()]).await;
-    for _ in 0..FULL_RETRIES {
-        let Err(AppendError::Full(error)) = &result else { break };
-        tracing::warn!(%error, "ledger log is full, waiting for room");
-        tokio::time::sleep(FULL_PAUSE).await;
-        result = log.append(epoch, seq, vec![bytes.clone()]).await;
+/// An error with its causes, for people.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", with_causes(source)),
+        None => error.to_string(),
     }
-    result
 }
 
 /// The result of the append under way; for ever pending if there is none.
@@ -329,252 +283,483 @@ async fn appended(appending: &mut Option<Appending>) -> Result<(), AppendError> 
     }
 }
 
-fn store_thread(
+async fn store_changes(
     state: Arc<dyn State>,
     log: Arc<dyn LedgerLog>,
     mut jobs: mpsc::Receiver<StoreJob>,
-    to_owner: mpsc::UnboundedSender<Control>,
+    events: mpsc::UnboundedSender<Event>,
 ) {
-    let runtime = runtime();
-    runtime.block_on(async {
-        while let Some(StoreJob { table, applied }) = jobs.recv().await {
-            let result = state.apply(&mut table.iter(), applied);
-            if result.is_ok()
-                && let Err(error) = log.trim(applied.seq).await
-            {
-                tracing::warn!(%error, "ledger log could not be trimmed");
-            }
-            if to_owner.send(Control::Stored { result }).is_err() {
-                return;
-            }
+    while let Some(job) = jobs.recv().await {
+        let result = state.apply(&mut job.table.iter(), job.applied);
+        if result.is_ok()
+            && let Err(error) = log.trim(job.applied.seq).await
+        {
+            tracing::warn!(%error, "ledger log could not be trimmed");
         }
-    });
+        if events.send(Event::Stored(job, result)).is_err() {
+            return;
+        }
+    }
 }
 
-/// The owner thread's state.
-struct Task {
-    core: Core,
+/// What everybody who calls the owner shares.
+struct Shared {
     env: Env,
     epoch: Epoch,
-    shared: Arc<Shared>,
     log: Arc<dyn LedgerLog>,
-    stores: mpsc::Sender<StoreJob>,
-    appending: Option<Appending>,
-    storing: bool,
-    /// Frozen changes that wait until the last batch in them is durable.
-    to_store: Option<(Arc<ChangeTable>, Seq)>,
-    /// The batch up to which the local store is being written.
-    storing_up_to: Seq,
-    store_due: bool,
-    pending: Vec<Pending>,
-    waiting: HashMap<Ino, VecDeque<Call>>,
-    sinks: HashMap<SessionId, Arc<dyn EventSink>>,
-    stopping: bool,
+    desk: Mutex<Desk>,
+    /// Wakes the background thread: a batch to append, an end.
+    work: Notify,
+    committed: AtomicU64,
+    stored: AtomicU64,
+    requests: AtomicU64,
+    halted: AtomicBool,
+    no_space: AtomicBool,
+    /// Why it is halted or has no space.
+    problem: Mutex<Option<String>>,
+    events: mpsc::UnboundedSender<Event>,
 }
 
-impl Task {
-    async fn run(
-        mut self,
-        mut calls: mpsc::Receiver<Inbound>,
-        mut controls: mpsc::UnboundedReceiver<Control>,
-    ) {
-        let mut tick = tokio::time::interval(TICK);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        self.send_batch();
-        loop {
-            let roomy =
-                self.core.unstored_bytes() < UNSTORED_BYTES_MAX && !self.stopping && !self.batch_is_full();
-            tokio::select! {
-                biased;
-                result = appended(&mut self.appending) => self.end_append(result),
-                Some(control) = controls.recv() => self.control(control),
-                Some(inbound) = calls.recv(), if roomy => {
-                    self.inbound(inbound);
-                    for _ in 1..EXECUTE_MAX {
-                        if self.batch_is_full() {
-                            break;
-                        }
-                        let Ok(inbound) = calls.try_recv() else { break };
-                        self.inbound(inbound);
-                    }
-                }
-                _ = tick.tick() => self.tick(),
-            }
-            self.deliver_events();
-            self.send_batch();
-            if self.store_due && self.core.pending_bytes() == 0 {
-                self.store_due = false;
-                self.freeze();
-            }
-            if self.stopping && self.finished() {
-                break;
-            }
+/// What the background thread is told.
+enum Event {
+    /// The local store has a job's changes, or has not.
+    Stored(StoreJob, Result<(), StateError>),
+    /// The log has been full for long.
+    LogStuck,
+}
+
+/// The state machine and the requests around it. Held for the time of one request, never during I/O on the log.
+struct Desk {
+    core: Core,
+    /// A batch is on its way to the log.
+    appending: bool,
+    /// The append that a caller began and the background thread is to finish.
+    handed_over: Option<Appending>,
+    pending: Vec<Pending>,
+    /// Requests that wait for leases on an inode.
+    waiting: BTreeMap<Ino, VecDeque<Call>>,
+    /// Requests that wait for the log or the local store to catch up, in order of arrival.
+    backlog: VecDeque<Call>,
+    sinks: HashMap<SessionId, Arc<dyn EventSink>>,
+    /// The store thread's jobs; it ends when this is gone.
+    stores: Option<mpsc::Sender<StoreJob>>,
+    /// The batch up to which the local store is being written.
+    storing: Option<Seq>,
+    /// Frozen changes that wait until the last batch in them is durable.
+    to_store: Option<(Arc<ChangeTable>, Seq)>,
+    store_due: bool,
+    /// The local store has no room. It is tried again with every tick.
+    store_full: bool,
+    /// The log uses up its reserve.
+    log_tight: bool,
+    /// The log takes nothing at all.
+    log_stuck: bool,
+    stopping: bool,
+    /// Nobody holds the owner any more.
+    abandoned: bool,
+}
+
+impl Desk {
+    fn new(core: Core, stores: mpsc::Sender<StoreJob>) -> Self {
+        Self {
+            core,
+            appending: false,
+            handed_over: None,
+            pending: Vec::new(),
+            waiting: BTreeMap::new(),
+            backlog: VecDeque::new(),
+            sinks: HashMap::new(),
+            stores: Some(stores),
+            storing: None,
+            to_store: None,
+            store_due: false,
+            store_full: false,
+            log_tight: false,
+            log_stuck: false,
+            stopping: false,
+            abandoned: false,
         }
     }
 
-    /// The next batch must not outgrow what the log takes, whatever one more request adds to it.
-    fn batch_is_full(&self) -> bool {
-        self.core.pending_bytes() >= self.log.caps().batch_bytes_max / 4
+    /// Answers that wait for nothing any more, in the order in which they were made.
+    fn take_ready(&mut self) -> Vec<Pending> {
+        let committed = self.core.committed_seq();
+        self.pending.extract_if(.., |pending| pending.after <= committed).collect()
     }
 
-    fn finished(&mut self) -> bool {
-        if self.halted() {
-            return true;
+    fn fail_all(&mut self, error: FsError) {
+        self.pending.drain(..).for_each(|pending| pending.fail(error));
+        let waiting = std::mem::take(&mut self.waiting).into_values().flatten();
+        for call in waiting.chain(self.backlog.drain(..)) {
+            let _ = call.reply.send(Err(error));
         }
-        if self.appending.is_some() || self.storing || self.to_store.is_some() {
-            return false;
+    }
+}
+
+fn deliver_events(desk: &mut Desk) {
+    for (session, event) in desk.core.take_events() {
+        if let Some(sink) = desk.sinks.get(&session) {
+            sink.event(event);
         }
-        self.freeze();
-        self.to_store.is_none()
+    }
+}
+
+impl Shared {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().expect("no holder of this lock panics")
     }
 
     fn halted(&self) -> bool {
-        self.shared.halted.load(Ordering::Relaxed)
+        self.halted.load(Ordering::Relaxed)
     }
 
-    fn inbound(&mut self, inbound: Inbound) {
-        self.shared.requests.fetch_add(1, Ordering::Relaxed);
-        match inbound {
-            Inbound::Call(call) if self.halted() => drop(call.reply.send(Err(FsError::Unavailable))),
-            Inbound::Connect { reply, .. } if self.halted() => drop(reply.send(Err(FsError::Unavailable))),
-            Inbound::Call(call) => self.execute(call),
-            Inbound::Connect { events, reply } => match self.core.connect(now(&self.env)) {
-                Ok((session, after)) => {
-                    self.sinks.insert(session, events);
-                    self.pending.push(Pending { after, answer: Answer::Connected(reply, session) });
-                }
-                Err(error) => drop(reply.send(Err(error))),
-            },
+    /// Executes a request on the thread of whoever asks. Where that thread may block, it appends the batch too,
+    /// unless an append is under way: then the next batch takes this request along.
+    fn submit(self: &Arc<Self>, call: Call) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let mut desk = self.desk();
+        if self.halted() || desk.stopping {
+            let _ = call.reply.send(Err(FsError::Unavailable));
+            return;
         }
+        if desk.backlog.is_empty() && self.is_roomy(&desk) {
+            self.execute(&mut desk, call);
+        } else {
+            desk.backlog.push_back(call);
+        }
+        self.after_requests(desk);
     }
 
-    fn execute(&mut self, call: Call) {
-        match self.core.execute(call.id, &call.request, now(&self.env)) {
-            Executed::Wait(ino) => self.waiting.entry(ino).or_default().push_back(call),
+    fn connect(
+        self: &Arc<Self>,
+        events: Arc<dyn EventSink>,
+        reply: oneshot::Sender<Result<SessionId, FsError>>,
+    ) {
+        let mut desk = self.desk();
+        if self.halted() || desk.stopping {
+            let _ = reply.send(Err(FsError::Unavailable));
+            return;
+        }
+        match desk.core.connect(now(&self.env)) {
+            Ok((session, after)) => {
+                desk.sinks.insert(session, events);
+                desk.pending.push(Pending { after, answer: Answer::Connected(reply, session) });
+            }
+            Err(error) => drop(reply.send(Err(error))),
+        }
+        self.after_requests(desk);
+    }
+
+    /// The next batch must not outgrow what the log takes, whatever one more request adds to it; nor the changes
+    /// that are in memory only.
+    fn is_roomy(&self, desk: &Desk) -> bool {
+        let bounded = desk.core.pending_bytes() < self.log.caps().batch_bytes_max / 4
+            && desk.core.unstored_bytes() < UNSTORED_BYTES_MAX;
+        // What waits for a disk is refused, not kept waiting.
+        bounded || desk.pressure() == Pressure::Exhausted
+    }
+
+    fn execute(&self, desk: &mut Desk, call: Call) {
+        if desk.pressure().refuses(&call.request) {
+            let _ = call.reply.send(Err(FsError::NoSpace));
+            return;
+        }
+        match desk.core.execute(call.id, &call.request, now(&self.env)) {
+            Executed::Wait(ino) => desk.waiting.entry(ino).or_default().push_back(call),
             Executed::Reply { reply, after } => {
                 let released = match &call.request {
-                    MetaRequest::Release { lease, .. } => Some(vec![lease.ino]),
-                    MetaRequest::ReleaseAll { leases } => {
-                        Some(leases.iter().map(|lease| lease.ino).collect())
-                    }
-                    MetaRequest::CloseSession => Some(self.waiting.keys().copied().collect()),
-                    _ => None,
+                    MetaRequest::Release { lease, .. } => vec![lease.ino],
+                    MetaRequest::ReleaseAll { leases } => leases.iter().map(|lease| lease.ino).collect(),
+                    MetaRequest::CloseSession => desk.waiting.keys().copied().collect(),
+                    _ => Vec::new(),
                 };
                 let pending = Pending { after, answer: Answer::Reply(call.reply, reply) };
-                if after <= self.core.committed_seq() {
+                if after <= desk.core.committed_seq() {
                     pending.send()
+                } else if desk.log_stuck {
+                    pending.fail(FsError::Unavailable)
                 } else {
-                    self.pending.push(pending)
+                    desk.pending.push(pending)
                 }
-                self.retry(released.unwrap_or_default());
+                self.retry(desk, released);
             }
         }
     }
 
     /// Executes what waited for leases on these inodes, in the order of arrival.
-    fn retry(&mut self, released: Vec<Ino>) {
+    fn retry(&self, desk: &mut Desk, released: Vec<Ino>) {
         for ino in released {
-            for call in self.waiting.remove(&ino).unwrap_or_default() {
-                self.execute(call);
+            for call in desk.waiting.remove(&ino).unwrap_or_default() {
+                self.execute(desk, call);
             }
         }
     }
 
-    fn deliver_events(&mut self) {
-        for (session, event) in self.core.take_events() {
-            if let Some(sink) = self.sinks.get(&session) {
-                sink.event(event);
-            }
-        }
-    }
-
-    /// Begins to append what was executed, unless an append is under way.
-    fn send_batch(&mut self) {
-        if self.appending.is_some() || self.halted() {
+    /// Tells sessions of recalls and sees to it that what was executed gets into the log.
+    fn after_requests(self: &Arc<Self>, mut desk: MutexGuard<'_, Desk>) {
+        deliver_events(&mut desk);
+        if desk.appending || desk.core.pending_bytes() == 0 {
             return;
         }
-        let Some((seq, batch)) = self.core.take_batch() else { return };
-        let (replies, pending) = std::mem::take(&mut self.pending).into_iter().partition(|p| p.after == seq);
-        self.pending = pending;
-        let work = Box::pin(append(self.log.clone(), self.epoch, seq, batch.encode()));
-        self.appending = Some(Appending { seq, replies, work });
-        self.store_due |= self.core.unstored_bytes() > STORE_BYTES;
+        if !blocking_allowed() {
+            self.work.notify_one();
+            return;
+        }
+        let appending = self.begin_append(&mut desk);
+        drop(desk);
+        if let Some(appending) = appending {
+            self.append_here(appending);
+        }
     }
 
-    fn end_append(&mut self, result: Result<(), AppendError>) {
-        let Some(Appending { seq, replies, .. }) = self.appending.take() else { return };
+    /// Appends on this thread, which may block.
+    fn append_here(self: &Arc<Self>, mut appending: Appending) {
+        match appending.work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => self.end_append(appending.seq, result),
+            Poll::Pending => {
+                // The log answers later than it is asked, or has no room: not for this thread to wait for.
+                self.desk().handed_over = Some(appending);
+                self.work.notify_one();
+            }
+        }
+    }
+
+    /// Has the next batch appended: by this thread once it has answered its own request, if it may block.
+    fn append_next(self: &Arc<Self>) {
+        let shared = self.clone();
+        let next = move || {
+            let appending = shared.begin_append(&mut shared.desk());
+            if let Some(appending) = appending {
+                shared.append_here(appending);
+            }
+        };
+        if after_blocking(next).is_err() {
+            self.work.notify_one();
+        }
+    }
+
+    /// Takes what was executed as the next batch, unless one is under way.
+    fn begin_append(&self, desk: &mut Desk) -> Option<Appending> {
+        if let Some(appending) = desk.handed_over.take() {
+            return Some(appending);
+        }
+        if desk.appending || self.halted() {
+            return None;
+        }
+        let (seq, batch) = desk.core.take_batch()?;
+        desk.appending = true;
+        if desk.store_due || desk.core.unstored_bytes() > STORE_BYTES {
+            self.freeze(desk);
+        }
+        let work = Box::pin(append(self.log.clone(), self.epoch, seq, batch.encode(), self.events.clone()));
+        Some(Appending { seq, work })
+    }
+
+    fn end_append(self: &Arc<Self>, seq: Seq, result: Result<(), AppendError>) {
+        let mut desk = self.desk();
+        desk.appending = false;
         if let Err(error) = result {
-            let error = &error as &dyn std::error::Error;
-            tracing::error!(error, "ledger log failed");
-            replies.into_iter().for_each(|reply| reply.fail(FsError::Unavailable));
-            return self.halt("the log failed");
+            return self.halt(&mut desk, &format!("the log failed: {}", with_causes(&error)));
         }
-        self.core.committed(seq);
-        self.shared.committed.store(seq.0, Ordering::Relaxed);
-        replies.into_iter().for_each(Pending::send);
-        let (ready, pending) = std::mem::take(&mut self.pending).into_iter().partition(|p| p.after <= seq);
-        self.pending = pending;
-        Vec::into_iter(ready).for_each(Pending::send);
-        self.start_storing();
+        desk.log_stuck = false;
+        self.look_at_room(&mut desk);
+        desk.core.committed(seq);
+        self.committed.store(seq.0, Ordering::Relaxed);
+        self.drain_backlog(&mut desk);
+        deliver_events(&mut desk);
+        self.start_storing(&mut desk);
+        let ready = desk.take_ready();
+        let (more, stopping) = (desk.core.pending_bytes() > 0, desk.stopping);
+        drop(desk);
+        ready.into_iter().for_each(Pending::send);
+        if more {
+            self.append_next();
+        }
+        if stopping {
+            self.work.notify_one();
+        }
     }
 
-    /// Takes the changes of all batches so far, to be stored once the last of them is durable. Only called
-    /// when no executed change is outside a batch.
-    fn freeze(&mut self) {
-        if self.to_store.is_some() || self.core.pending_bytes() > 0 {
-            return;
+    fn drain_backlog(&self, desk: &mut Desk) {
+        while self.is_roomy(desk) && !self.halted() {
+            let Some(call) = desk.backlog.pop_front() else { return };
+            self.execute(desk, call);
         }
-        if let Some(table) = self.core.freeze() {
-            self.to_store = Some((table, self.core.last_batch()));
-        }
-        self.start_storing();
     }
 
-    fn start_storing(&mut self) {
-        if self.storing || self.to_store.as_ref().is_none_or(|(_, seq)| *seq > self.core.committed_seq()) {
+    /// Appends what nobody appends on the way, lets recalls run out and feeds the local store.
+    async fn run_background(self: Arc<Self>, mut events: mpsc::UnboundedReceiver<Event>) {
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut appending: Option<Appending> = None;
+        loop {
+            if appending.is_none() {
+                appending = self.begin_append(&mut self.desk());
+            }
+            tokio::select! {
+                biased;
+                result = appended(&mut appending) => {
+                    let seq = appending.take().expect("it has just ended").seq;
+                    self.end_append(seq, result);
+                }
+                Some(event) = events.recv() => match event {
+                    Event::Stored(job, result) => self.stored(job, result),
+                    Event::LogStuck => self.log_is_stuck(appending.is_some()),
+                },
+                () = self.work.notified(), if appending.is_none() => {}
+                _ = tick.tick() => self.tick(),
+            }
+            if self.is_finished(appending.is_some()) {
+                self.desk().stores = None;
+                return;
+            }
+        }
+    }
+
+    /// Whether everything accepted is in the local store, after a stop was asked for.
+    fn is_finished(&self, appending: bool) -> bool {
+        let mut desk = self.desk();
+        if desk.abandoned || (desk.stopping && self.halted()) {
+            desk.fail_all(FsError::Unavailable);
+            return true;
+        }
+        let full =
+            desk.log_stuck || (desk.store_full && desk.storing.is_none() && desk.core.pending_bytes() == 0);
+        if desk.stopping && full && (desk.log_stuck || !(appending || desk.appending)) {
+            // The log has what was acknowledged; the next start goes on from there.
+            desk.fail_all(FsError::Unavailable);
+            return true;
+        }
+        if !desk.stopping || appending || desk.appending || desk.core.pending_bytes() > 0 {
+            return false;
+        }
+        self.freeze(&mut desk);
+        if desk.storing.is_some() || desk.to_store.is_some() {
+            return false;
+        }
+        desk.fail_all(FsError::Unavailable);
+        true
+    }
+
+    /// Takes the changes of all batches so far, to be stored once the last of them is durable. Not now if an
+    /// executed change is outside a batch.
+    fn freeze(&self, desk: &mut Desk) {
+        if desk.to_store.is_some() || desk.storing.is_some() || desk.core.pending_bytes() > 0 {
             return;
         }
-        let Some((table, seq)) = self.to_store.take() else { return };
+        desk.store_due = false;
+        if let Some(table) = desk.core.freeze() {
+            desk.to_store = Some((table, desk.core.last_batch()));
+        }
+        self.start_storing(desk);
+    }
+
+    fn start_storing(&self, desk: &mut Desk) {
+        if !desk.store_full {
+            self.store_now(desk);
+        }
+    }
+
+    fn store_now(&self, desk: &mut Desk) {
+        if desk.storing.is_some()
+            || desk.to_store.as_ref().is_none_or(|(_, seq)| *seq > desk.core.committed_seq())
+        {
+            return;
+        }
+        let Some((table, seq)) = desk.to_store.take() else { return };
         let job = StoreJob { table, applied: Applied { seq, epoch: self.epoch } };
-        if self.stores.try_send(job).is_err() {
-            self.halt("the store thread has ended");
-            return;
+        let sent = desk.stores.as_ref().is_some_and(|stores| stores.try_send(job).is_ok());
+        if !sent {
+            return self.halt(desk, "the store thread has ended");
         }
-        self.storing = true;
-        self.storing_up_to = seq;
+        desk.storing = Some(seq);
     }
 
-    fn control(&mut self, control: Control) {
-        match control {
-            Control::Stop => self.stopping = true,
-            Control::Stored { result: Ok(()) } => {
-                self.storing = false;
-                self.shared.stored.store(self.storing_up_to.0, Ordering::Relaxed);
-                self.core.thaw();
+    fn stored(self: &Arc<Self>, job: StoreJob, result: Result<(), StateError>) {
+        let mut desk = self.desk();
+        match result {
+            Ok(()) => desk.store_full = false,
+            Err(error @ StateError::NoSpace(_)) => {
+                tracing::warn!(%error, "local store has no room, waiting for some");
+                desk.store_full = true;
+                desk.storing = None;
+                desk.to_store = Some((job.table, job.applied.seq));
+                self.look_at_room(&mut desk);
+                self.drain_backlog(&mut desk);
+                return self.after_requests(desk);
             }
-            Control::Stored { result: Err(error) } => {
-                tracing::error!(%error, "local store failed");
-                self.halt("the local store failed");
-            }
+            Err(error) => return self.halt(&mut desk, &error.to_string()),
         }
+        if let Some(seq) = desk.storing.take() {
+            self.stored.store(seq.0, Ordering::Relaxed);
+        }
+        desk.core.thaw();
+        self.drain_backlog(&mut desk);
+        self.after_requests(desk);
     }
 
     /// Refuses everything from now on. A restart finds out from the log what was durable.
-    fn halt(&mut self, why: &str) {
+    fn halt(&self, desk: &mut Desk, why: &str) {
         tracing::error!(why, "ledger stops; restart the node to recover");
-        self.shared.halted.store(true, Ordering::Relaxed);
-        self.storing = false;
-        for pending in std::mem::take(&mut self.pending) {
-            pending.fail(FsError::Unavailable);
+        self.set_problem(Some(why.to_owned()));
+        self.halted.store(true, Ordering::Relaxed);
+        desk.storing = None;
+        desk.fail_all(FsError::Unavailable);
+        self.work.notify_one();
+    }
+
+    fn tick(self: &Arc<Self>) {
+        let mut desk = self.desk();
+        if self.halted() {
+            return;
         }
-        for call in std::mem::take(&mut self.waiting).into_values().flatten() {
-            let _ = call.reply.send(Err(FsError::Unavailable));
+        let released = desk.core.expire_recalls(now(&self.env));
+        self.retry(&mut desk, released);
+        desk.store_due = true;
+        if desk.store_full {
+            self.store_now(&mut desk);
+        }
+        self.look_at_room(&mut desk);
+        self.freeze(&mut desk);
+        self.after_requests(desk);
+    }
+
+    /// Those who wait for the log are told; what it has not taken is tried again for as long as it takes.
+    fn log_is_stuck(self: &Arc<Self>, appending: bool) {
+        let mut desk = self.desk();
+        desk.log_stuck = appending;
+        desk.pending.drain(..).for_each(|pending| pending.fail(FsError::Unavailable));
+        self.look_at_room(&mut desk);
+        self.drain_backlog(&mut desk);
+        self.after_requests(desk);
+    }
+
+    fn look_at_room(&self, desk: &mut Desk) {
+        // During an append the log is busy, and it looks by itself.
+        if !desk.appending {
+            desk.log_tight = self.log.room() == Room::Reserve;
+        }
+        let pressed = desk.pressure() > Pressure::None;
+        if self.no_space.swap(pressed, Ordering::Relaxed) != pressed {
+            let problem = "the disk with its metadata is full; it goes on by itself when there is room";
+            self.set_problem(pressed.then(|| problem.to_owned()));
         }
     }
 
-    fn tick(&mut self) {
-        let released = self.core.expire_recalls(now(&self.env));
-        self.retry(released);
-        self.store_due = !self.halted();
+    fn set_problem(&self, problem: Option<String>) {
+        *self.problem.lock().expect("no holder of this lock panics") = problem;
+    }
+}
+
+impl Desk {
+    fn pressure(&self) -> Pressure {
+        let unstored = self.core.unstored_bytes();
+        if self.log_stuck || (self.store_full && unstored >= UNSTORED_BYTES_MAX) {
+            Pressure::Exhausted
+        } else if self.log_tight || (self.store_full && unstored >= UNSTORED_BYTES_MAX / 2) {
+            Pressure::Reserve
+        } else {
+            Pressure::None
+        }
     }
 }

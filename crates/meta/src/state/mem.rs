@@ -59,4 +59,10 @@ impl State for MemState {
     fn applied(&self) -> Result<Applied, StateError> {
         Ok(self.inner.lock().expect("no holder of this lock panics").applied)
     }
+
+    fn snapshot(&self) -> Result<Arc<dyn State>, StateError> {
+        let inner = self.inner.lock().expect("no holder of this lock panics");
+        let copy = Inner { map: inner.map.clone(), applied: inner.applied };
+        Ok(Arc::new(Self { inner: Arc::new(Mutex::new(copy)) }))
+    }
 }

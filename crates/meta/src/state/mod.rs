@@ -4,21 +4,37 @@
 //! with the position of the last batch in it, and recovery replays what came after.
 
 mod mem;
+mod mirror;
 mod redb_state;
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use base::{Epoch, Seq};
 
 use crate::keys::KeyRange;
 
 pub use mem::MemState;
+pub use mirror::{MirroredState, ReplicaStatus};
 pub use redb_state::RedbState;
 
-/// The store could not be read or written. The ledger cannot go on.
-#[derive(Debug, thiserror::Error)]
-#[error("metadata store failed: {0}")]
-pub struct StateError(pub String);
+/// Why the store could not be read or written.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// There is no room; nothing was changed, and reads go on.
+    #[error("metadata store has no room: {0}")]
+    NoSpace(String),
+    /// Its content is not what was written.
+    #[error("metadata store is damaged: {0}")]
+    Damaged(String),
+    /// Another process has it.
+    #[error("metadata store is in use by another process: {0}")]
+    InUse(String),
+    /// The medium failed. The ledger cannot go on with this store.
+    #[error("metadata store failed: {0}")]
+    Failed(String),
+}
 
 /// Up to where the log is in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,6 +69,22 @@ pub trait State: Send + Sync {
         applied: Applied,
     ) -> Result<(), StateError>;
 
-    /// The position of the last durable [`State::apply`].
+    /// The position of the last durable [`State::apply`]. Of several replicas, that of the one furthest behind.
     fn applied(&self) -> Result<Applied, StateError>;
+
+    /// The newest position that any replica has seen.
+    fn newest(&self) -> Result<Applied, StateError> {
+        self.applied()
+    }
+
+    /// The content as it is now, for reading while changes are applied. It is of one batch, never in between.
+    fn snapshot(&self) -> Result<Arc<dyn State>, StateError>;
 }
+
+/// A range that holds every key.
+pub fn every_key() -> KeyRange {
+    (Vec::new(), vec![0xff; 16])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,75 +1,176 @@
 //! The store on disk: redb, a copy-on-write B-tree with page checksums.
 //!
-//! One table holds the ledger's keys, another the position in the log; both change in one transaction.
+//! One table holds the ledger's keys, another the position in the log; both change in one transaction. Every
+//! checksum is verified when the store is opened. A full disk is no failure: what was being written is given up, and
+//! the database is opened again, because redb refuses everything after an error.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, RwLock};
 
 use base::env::{Caching, Env, File, OpenMode};
+use base::units::MIB;
 use base::{Epoch, Seq};
-use redb::{Database, Durability, ReadableDatabase, StorageBackend, TableDefinition};
+use redb::{
+    Database, DatabaseError, Durability, ReadTransaction, ReadableDatabase, StorageBackend, TableDefinition,
+};
 
 use super::{Applied, Pair, State, StateError, Visit};
 use crate::keys::KeyRange;
 
 const TABLE: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("ledger");
 const POSITION: TableDefinition<'_, &str, u64> = TableDefinition::new("position");
+/// Free space below which nothing is begun: running out in the middle costs a recovery.
+const FREE_BYTES_MIN: u64 = 4 * MIB;
 
 /// A store in one file.
 pub struct RedbState {
-    database: Database,
+    env: Env,
+    dir: PathBuf,
+    file: Arc<dyn File>,
+    cache_bytes: usize,
+    /// `None` after it could not be opened again.
+    database: RwLock<Option<Database>>,
 }
 
 impl RedbState {
-    /// Opens or creates the store at `path` with a page cache of `cache_bytes`.
+    /// Opens or creates the store at `path` with a page cache of `cache_bytes`, and verifies all of it.
     ///
     /// # Errors
-    /// If the file cannot be used or is damaged. It can be removed if the log still holds everything.
+    /// `InUse`, `Failed`, or `Damaged`: then it can be removed if the log, or another replica, holds everything.
     pub fn open(env: &Env, path: &Path, cache_bytes: usize) -> Result<Self, StateError> {
-        let file = env.files.open(path, OpenMode::Create, Caching::Buffered).map_err(text)?;
-        file.try_lock()
-            .map_err(|_| StateError(format!("in use by another process: path={}", path.display())))?;
-        let backend = FileBackend { file };
-        let database =
-            Database::builder().set_cache_size(cache_bytes).create_with_backend(backend).map_err(text)?;
-        let txn = database.begin_write().map_err(text)?;
-        txn.open_table(TABLE).map_err(text)?;
-        txn.open_table(POSITION).map_err(text)?;
-        txn.commit().map_err(text)?;
-        Ok(Self { database })
+        let file = env.files.open(path, OpenMode::Create, Caching::Buffered).map_err(failed_io)?;
+        file.try_lock().map_err(|error| match error.kind() {
+            std::io::ErrorKind::WouldBlock => StateError::InUse(format!("path={}", path.display())),
+            _ => failed_io(error),
+        })?;
+        let database = open_database(&file, cache_bytes)?;
+        // The log is trimmed up to what is in here, so a crash must not take the file's name away.
+        if let Some(parent) = path.parent() {
+            env.files.sync_dir(parent).map_err(failed_io)?;
+        }
+        let (env, dir) = (env.clone(), path.parent().unwrap_or(Path::new("")).to_owned());
+        Ok(Self { env, dir, file, cache_bytes, database: RwLock::new(Some(database)) })
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&ReadTransaction) -> Result<T, StateError>) -> Result<T, StateError> {
+        let database = self.database.read().expect("no holder of this lock panics");
+        let database = database.as_ref().ok_or_else(|| StateError::Failed("it is closed".to_owned()))?;
+        read(&database.begin_read().map_err(failed)?)
+    }
+
+    fn write(
+        &self,
+        changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,
+        applied: Applied,
+    ) -> Result<(), StateError> {
+        let database = self.database.read().expect("no holder of this lock panics");
+        let database = database.as_ref().ok_or_else(|| StateError::Failed("it is closed".to_owned()))?;
+        let mut txn = database.begin_write().map_err(failed)?;
+        txn.set_durability(Durability::Immediate).map_err(failed)?;
+        {
+            let mut table = txn.open_table(TABLE).map_err(failed)?;
+            for (key, value) in changes {
+                match value {
+                    Some(value) => table.insert(key, value).map_err(failed)?,
+                    None => table.remove(key).map_err(failed)?,
+                };
+            }
+            let mut position = txn.open_table(POSITION).map_err(failed)?;
+            position.insert("seq", applied.seq.0).map_err(failed)?;
+            position.insert("epoch", applied.epoch.0).map_err(failed)?;
+        }
+        txn.commit().map_err(failed)
+    }
+
+    /// Begins anew with what the last durable transaction left.
+    fn open_again(&self) {
+        let mut database = self.database.write().expect("no holder of this lock panics");
+        drop(database.take());
+        match open_database(&self.file, self.cache_bytes) {
+            Ok(again) => *database = Some(again),
+            Err(error) => {
+                tracing::error!(dir = %self.dir.display(), %error, "store cannot be opened again")
+            }
+        }
     }
 }
 
-fn text(error: impl std::fmt::Display) -> StateError {
-    StateError(error.to_string())
+fn open_database(file: &Arc<dyn File>, cache_bytes: usize) -> Result<Database, StateError> {
+    let backend = FileBackend { file: file.clone() };
+    let mut builder = Database::builder();
+    builder.set_cache_size(cache_bytes).set_check_integrity_on_open(true);
+    let database = builder.create_with_backend(backend).map_err(|error| match error {
+        DatabaseError::Storage(error) => failed(error),
+        error => StateError::Damaged(error.to_string()),
+    })?;
+    let txn = database.begin_write().map_err(failed)?;
+    txn.open_table(TABLE).map_err(failed)?;
+    txn.open_table(POSITION).map_err(failed)?;
+    txn.commit().map_err(failed)?;
+    Ok(database)
+}
+
+fn failed(error: impl Into<redb::Error>) -> StateError {
+    match error.into() {
+        redb::Error::Io(error) => failed_io(error),
+        error @ (redb::Error::PreviousIo | redb::Error::DatabaseClosed) => {
+            StateError::Failed(error.to_string())
+        }
+        error => StateError::Damaged(error.to_string()),
+    }
+}
+
+fn failed_io(error: std::io::Error) -> StateError {
+    use std::io::ErrorKind as Kind;
+    match error.kind() {
+        Kind::StorageFull | Kind::QuotaExceeded => StateError::NoSpace(error.to_string()),
+        Kind::InvalidData | Kind::UnexpectedEof => StateError::Damaged(error.to_string()),
+        _ => StateError::Failed(error.to_string()),
+    }
+}
+
+fn get(txn: &ReadTransaction, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
+    let table = txn.open_table(TABLE).map_err(failed)?;
+    let value = table.get(key).map_err(failed)?;
+    Ok(value.map(|guard| guard.value().to_vec()))
+}
+
+fn scan(txn: &ReadTransaction, (from, to): &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
+    let table = txn.open_table(TABLE).map_err(failed)?;
+    for entry in table.range(from.as_slice()..to.as_slice()).map_err(failed)? {
+        let (key, value) = entry.map_err(failed)?;
+        if let ControlFlow::Break(()) = visit(key.value(), value.value()) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn last(txn: &ReadTransaction, (from, to): &KeyRange) -> Result<Option<Pair>, StateError> {
+    let table = txn.open_table(TABLE).map_err(failed)?;
+    let mut range = table.range(from.as_slice()..to.as_slice()).map_err(failed)?;
+    let last = range.next_back().transpose().map_err(failed)?;
+    Ok(last.map(|(key, value)| (key.value().to_vec(), value.value().to_vec())))
+}
+
+fn applied(txn: &ReadTransaction) -> Result<Applied, StateError> {
+    let table = txn.open_table(POSITION).map_err(failed)?;
+    let get = |name: &str| Ok(table.get(name).map_err(failed)?.map_or(0, |guard| guard.value()));
+    Ok(Applied { seq: Seq(get("seq")?), epoch: Epoch(get("epoch")?) })
 }
 
 impl State for RedbState {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
-        let txn = self.database.begin_read().map_err(text)?;
-        let table = txn.open_table(TABLE).map_err(text)?;
-        let value = table.get(key).map_err(text)?;
-        Ok(value.map(|guard| guard.value().to_vec()))
+        self.read(|txn| get(txn, key))
     }
 
-    fn scan(&self, (from, to): &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
-        let txn = self.database.begin_read().map_err(text)?;
-        let table = txn.open_table(TABLE).map_err(text)?;
-        for entry in table.range(from.as_slice()..to.as_slice()).map_err(text)? {
-            let (key, value) = entry.map_err(text)?;
-            if visit(key.value(), value.value()).is_break() {
-                break;
-            }
-        }
-        Ok(())
+    fn scan(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
+        self.read(|txn| scan(txn, range, visit))
     }
 
-    fn last(&self, (from, to): &KeyRange) -> Result<Option<Pair>, StateError> {
-        let txn = self.database.begin_read().map_err(text)?;
-        let table = txn.open_table(TABLE).map_err(text)?;
-        let mut range = table.range(from.as_slice()..to.as_slice()).map_err(text)?;
-        let last = range.next_back().transpose().map_err(text)?;
-        Ok(last.map(|(key, value)| (key.value().to_vec(), value.value().to_vec())))
+    fn last(&self, range: &KeyRange) -> Result<Option<Pair>, StateError> {
+        self.read(|txn| last(txn, range))
     }
 
     fn apply(
@@ -77,28 +178,60 @@ impl State for RedbState {
         changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,
         applied: Applied,
     ) -> Result<(), StateError> {
-        let mut txn = self.database.begin_write().map_err(text)?;
-        txn.set_durability(Durability::Immediate).map_err(text)?;
-        {
-            let mut table = txn.open_table(TABLE).map_err(text)?;
-            for (key, value) in changes {
-                match value {
-                    Some(value) => table.insert(key, value).map_err(text)?,
-                    None => table.remove(key).map_err(text)?,
-                };
-            }
-            let mut position = txn.open_table(POSITION).map_err(text)?;
-            position.insert("seq", applied.seq.0).map_err(text)?;
-            position.insert("epoch", applied.epoch.0).map_err(text)?;
+        let free = self.env.files.free_bytes(&self.dir).map_err(failed_io)?;
+        if free < FREE_BYTES_MIN {
+            return Err(StateError::NoSpace(format!("dir={} free={free}", self.dir.display())));
         }
-        txn.commit().map_err(text)
+        let result = self.write(changes, applied);
+        if let Err(StateError::NoSpace(_)) = result {
+            self.open_again();
+        }
+        result
     }
 
     fn applied(&self) -> Result<Applied, StateError> {
-        let txn = self.database.begin_read().map_err(text)?;
-        let table = txn.open_table(POSITION).map_err(text)?;
-        let get = |name: &str| Ok(table.get(name).map_err(text)?.map_or(0, |guard| guard.value()));
-        Ok(Applied { seq: Seq(get("seq")?), epoch: Epoch(get("epoch")?) })
+        self.read(applied)
+    }
+
+    fn snapshot(&self) -> Result<Arc<dyn State>, StateError> {
+        let database = self.database.read().expect("no holder of this lock panics");
+        let database = database.as_ref().ok_or_else(|| StateError::Failed("it is closed".to_owned()))?;
+        Ok(Arc::new(Snapshot { txn: database.begin_read().map_err(failed)? }))
+    }
+}
+
+/// The store as it was at one moment.
+struct Snapshot {
+    txn: ReadTransaction,
+}
+
+impl State for Snapshot {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
+        get(&self.txn, key)
+    }
+
+    fn scan(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
+        scan(&self.txn, range, visit)
+    }
+
+    fn last(&self, range: &KeyRange) -> Result<Option<Pair>, StateError> {
+        last(&self.txn, range)
+    }
+
+    fn apply(
+        &self,
+        _changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,
+        _applied: Applied,
+    ) -> Result<(), StateError> {
+        Err(StateError::Failed("a snapshot is not changed".to_owned()))
+    }
+
+    fn applied(&self) -> Result<Applied, StateError> {
+        applied(&self.txn)
+    }
+
+    fn snapshot(&self) -> Result<Arc<dyn State>, StateError> {
+        Err(StateError::Failed("a snapshot is taken of the store itself".to_owned()))
     }
 }
 

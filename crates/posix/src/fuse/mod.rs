@@ -1,14 +1,14 @@
 //! The FUSE mount. Every type of `fuser` stays in this module.
 //!
-//! The kernel's threads read requests from cloned descriptors. What is answered from memory (a cached `getattr`,
-//! a write that finds room) is answered on that thread; everything else runs on the runtime and is answered
-//! from there, so no request ever waits for another. Invalidations run on threads of their own, because the
+//! Threads read the kernel's requests from cloned descriptors and begin them at once. What must wait is parked and
+//! answered from elsewhere (`requests`), so no request ever waits for another. Invalidations run on threads of their own, because the
 //! kernel may let them wait for requests under way.
 
 mod attr;
 mod dir;
 mod mounts;
 mod ops;
+mod requests;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

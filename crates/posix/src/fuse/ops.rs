@@ -7,7 +7,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Waker};
 use std::time::{Duration, SystemTime};
 
 use base::{FsError, Ino};
@@ -23,7 +22,7 @@ use fuser::{
 
 use super::attr::{errno, file_attr, file_type, kind_of_mode, no_inode, ns_of};
 use super::dir::{DOT, DOT_DOT, DirStream};
-use super::{CACHE_TERM, CacheMode, Fuse};
+use super::{CACHE_TERM, CacheMode, Fuse, requests};
 
 /// Bytes of one request at most.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
@@ -70,14 +69,8 @@ fn without_set_id(mode: u32) -> Option<u32> {
 }
 
 impl Fuse {
-    /// Begins the work on this thread, where most of it ends too; the rest goes on in the runtime.
     fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let _context = self.runtime.enter();
-        let mut work = Box::pin(work);
-        // A wake-up between this and the runtime's first poll is not lost: that poll looks again.
-        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.runtime.spawn(work);
-        }
+        requests::run(&self.runtime, work);
     }
 
     fn make(

@@ -104,7 +104,8 @@ fn pieces_of_one_commit_may_not_overlap() {
         [inline(9, "a"), piece(0, 10, id, 0, 100)],
     ] {
         let pieces = pieces.map(|piece| CommitPiece { piece, owed: Vec::new() }).to_vec();
-        let commit = MetaRequest::Commit { ino: one, lease, pieces, size: 20, mtime_ns: 1 };
+        let commit =
+            MetaRequest::Commit { ino: one, lease, pieces, size: 20, mtime_ns: 1, set: SetAttr::default() };
         f.ledger.refuses(me, commit, FsError::Invalid);
     }
 }
@@ -181,6 +182,7 @@ fn a_commit_needs_a_lease_its_own_extents_and_sound_pieces() {
         pieces: vec![CommitPiece { piece, owed: Vec::new() }],
         size: 10,
         mtime_ns: 1,
+        set: SetAttr::default(),
     };
     let shaped = |k, n| {
         let extent = ExtentRef { id: ExtentId(id), pg: PgId(0), k, n, extent_len: 10, extent_off: 0 };
@@ -216,7 +218,10 @@ fn a_commit_makes_the_file_reach_over_its_pieces() {
     let (one, me) = (f.one, f.me);
     let lease = f.ledger.write_lease(me, one);
     let pieces = vec![CommitPiece { piece: inline(10, "abcd"), owed: Vec::new() }];
-    let attr = f.ledger.attr(me, MetaRequest::Commit { ino: one, lease, pieces, size: 0, mtime_ns: 1 });
+    let attr = f.ledger.attr(
+        me,
+        MetaRequest::Commit { ino: one, lease, pieces, size: 0, mtime_ns: 1, set: SetAttr::default() },
+    );
     assert_eq!(attr.size, 14);
     f.check(one, &[inline(10, "abcd")], &[], &[]);
 }
@@ -252,7 +257,10 @@ fn a_commit_records_the_shards_that_it_went_ahead_without() {
     let lease = f.ledger.write_lease(me, one);
     let owed = vec![OwedShard { shard: ShardIndex(5), drive: DriveId(3) }];
     let pieces = vec![CommitPiece { piece: piece(0, 10, id, 0, 10), owed }];
-    f.ledger.attr(me, MetaRequest::Commit { ino: one, lease, pieces, size: 10, mtime_ns: 1 });
+    f.ledger.attr(
+        me,
+        MetaRequest::Commit { ino: one, lease, pieces, size: 10, mtime_ns: 1, set: SetAttr::default() },
+    );
     let key = Keys::new(LEDGER).owed(DriveId(3), ExtentId(id));
     let place: crate::values::ExtentPlace = f.ledger.core.store.begin().get(&key).unwrap().unwrap();
     assert_eq!((place.pg, place.n, place.k, place.shard, place.extent_len), (PgId(0), 6, 4, 5, 10));

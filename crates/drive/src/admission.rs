@@ -1,0 +1,195 @@
+//! Whether a put may queue: a drive takes as much as it does in about a tenth of a second, and refuses the rest.
+//!
+//! Whoever is refused knows at once and when to come back, instead of waiting in a line without end. New data and
+//! repairs are counted apart, so that neither keeps the other out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::units::MIB;
+use wire::drive::PutPurpose;
+
+/// Work that may wait.
+const WAIT_NS: u64 = 100_000_000;
+/// What may wait in any case, however slow the drive: one large shard, or a group commit of small ones.
+const ALWAYS_BYTES: u64 = 2 * MIB;
+const ALWAYS_PUTS: u64 = 64;
+/// What may wait at most, however fast the drive: it is memory.
+const QUEUE_BYTES: u64 = 64 * MIB;
+const QUEUE_PUTS: u64 = 4096;
+/// Longest time that a refused writer is sent away for.
+const RETRY_MS_MAX: u64 = 500;
+
+/// What waits or is being written for one purpose.
+#[derive(Debug, Default)]
+struct Queue {
+    bytes: AtomicU64,
+    puts: AtomicU64,
+}
+
+/// The puts that wait for a drive, in numbers.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    batch_bytes: u64,
+    batch_puts: u64,
+    writes: Queue,
+    repairs: Queue,
+    /// How long a group commit takes lately.
+    batch_ns: AtomicU64,
+    /// When the one under way began; 0 if none is.
+    began_ns: AtomicU64,
+}
+
+/// A place in a queue, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    admission: Arc<Admission>,
+    purpose: PutPurpose,
+    bytes: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let queue = self.admission.queue(self.purpose);
+        queue.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        queue.puts.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Admission {
+    /// For a drive whose group commits take so much at most.
+    pub(crate) fn new(batch_bytes: u64, batch_puts: u64) -> Arc<Self> {
+        Arc::new(Self {
+            batch_bytes,
+            batch_puts,
+            writes: Queue::default(),
+            repairs: Queue::default(),
+            batch_ns: AtomicU64::new(0),
+            began_ns: AtomicU64::new(0),
+        })
+    }
+
+    fn queue(&self, purpose: PutPurpose) -> &Queue {
+        match purpose {
+            PutPurpose::Write => &self.writes,
+            PutPurpose::Repair => &self.repairs,
+        }
+    }
+
+    /// Takes a place for a put, or says in how many milliseconds to ask again.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        purpose: PutPurpose,
+        bytes: u64,
+        now_ns: u64,
+    ) -> Result<Place, u32> {
+        let queue = self.queue(purpose);
+        // Taken first, so that many who ask at once do not all see the same room.
+        let place = Place { admission: self.clone(), purpose, bytes };
+        let bytes = queue.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let puts = queue.puts.fetch_add(1, Ordering::Relaxed) + 1;
+        if bytes <= ALWAYS_BYTES && puts <= ALWAYS_PUTS {
+            return Ok(place);
+        }
+        let wait_ns = self.wait_ns(purpose, bytes, puts, now_ns);
+        if wait_ns <= WAIT_NS && bytes <= QUEUE_BYTES && puts <= QUEUE_PUTS {
+            return Ok(place);
+        }
+        let retry_ms = wait_ns.saturating_sub(WAIT_NS / 2) / 1_000_000;
+        Err(retry_ms.clamp(1, RETRY_MS_MAX) as u32)
+    }
+
+    /// How long the last of so many puts would wait.
+    fn wait_ns(&self, purpose: PutPurpose, bytes: u64, puts: u64, now_ns: u64) -> u64 {
+        let batches = (bytes / self.batch_bytes).max(puts / self.batch_puts) + 1;
+        let began_ns = self.began_ns.load(Ordering::Relaxed);
+        let running_ns = if began_ns == 0 { 0 } else { now_ns.saturating_sub(began_ns) };
+        // A group commit that takes longer than the last ones says more about the drive than they do.
+        let batch_ns = self.batch_ns.load(Ordering::Relaxed).max(running_ns);
+        let turns = match purpose {
+            PutPurpose::Write => 1,
+            // Beside new data a repair gets a part of each group commit only.
+            PutPurpose::Repair if self.writes.puts.load(Ordering::Relaxed) > 0 => REPAIR_PART,
+            PutPurpose::Repair => 1,
+        };
+        batches.saturating_mul(batch_ns).saturating_mul(turns)
+    }
+
+    /// A group commit begins.
+    pub(crate) fn batch_began(&self, now_ns: u64) {
+        self.began_ns.store(now_ns.max(1), Ordering::Relaxed);
+    }
+
+    /// It is durable.
+    pub(crate) fn batch_ended(&self, now_ns: u64) {
+        let took_ns = now_ns.saturating_sub(self.began_ns.swap(0, Ordering::Relaxed));
+        let before_ns = self.batch_ns.load(Ordering::Relaxed);
+        self.batch_ns.store((before_ns * 7 + took_ns) / 8, Ordering::Relaxed);
+    }
+}
+
+/// Repairs get one part of so many of a group commit while new data waits too.
+pub(crate) const REPAIR_PART: u64 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Places that a drive whose batches take `batch_ms` gives out for puts of so many bytes.
+    fn places(batch_ms: u64, bytes: u64) -> (usize, u32) {
+        let admission = Admission::new(8 * MIB, 1024);
+        for round in 0..100 {
+            admission.batch_began(round * batch_ms * MS + 1);
+            admission.batch_ended((round + 1) * batch_ms * MS + 1);
+        }
+        let mut places = Vec::new();
+        loop {
+            match admission.enter(PutPurpose::Write, bytes, 0) {
+                Ok(place) => places.push(place),
+                Err(retry_ms) => return (places.len(), retry_ms),
+            }
+        }
+    }
+
+    #[test]
+    fn a_drive_takes_what_it_does_in_a_tenth_of_a_second() {
+        let (fast, _) = places(1, MIB);
+        assert_eq!(fast, 64, "bounded by memory");
+        let (middle, retry_ms) = places(20, MIB);
+        assert!((30..=41).contains(&middle), "{middle} MiB at 400 MiB/s");
+        assert!((40..=100).contains(&retry_ms), "{retry_ms}");
+        let (slow, retry_ms) = places(1000, MIB);
+        assert_eq!((slow, retry_ms), (2, 500), "but always something");
+        let (slow, _) = places(1000, 4096);
+        assert_eq!(slow, 64);
+    }
+
+    #[test]
+    fn a_drive_that_stands_still_refuses_and_takes_again_when_it_moves() {
+        let admission = Admission::new(8 * MIB, 1024);
+        admission.batch_began(1);
+        let enter = |now_ms: u64| admission.enter(PutPurpose::Write, 2 * MIB, now_ms * MS);
+        let _first = enter(0).unwrap();
+        let second = enter(50).unwrap();
+        assert_eq!(enter(150).unwrap_err(), 99);
+        assert_eq!(enter(5000).unwrap_err(), 500);
+        admission.batch_ended(200 * MS);
+        drop(second);
+        assert!(enter(5001).is_ok());
+    }
+
+    #[test]
+    fn neither_new_data_nor_repairs_keep_the_other_out() {
+        let admission = Admission::new(8 * MIB, 1024);
+        for purpose in [PutPurpose::Write, PutPurpose::Repair] {
+            let mut places = Vec::new();
+            while let Ok(place) = admission.enter(purpose, MIB, 0) {
+                places.push(place);
+            }
+            let other = if purpose == PutPurpose::Write { PutPurpose::Repair } else { PutPurpose::Write };
+            assert!(admission.enter(other, MIB, 0).is_ok());
+        }
+    }
+}

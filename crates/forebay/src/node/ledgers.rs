@@ -1,0 +1,262 @@
+//! Where the node's metadata is: one to three directories, each with a copy of every ledger.
+//!
+//! The list is kept in the node's directory, so that a start without `--meta-dir` knows it. A marker in each directory
+//! tells it from the empty place where a disk should be mounted.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use admin::{MetaCopyInfo, MetaDir, NodeStatus};
+use anyhow::{Context, Result, bail};
+use base::LedgerId;
+use base::env::{Caching, Env, OpenMode};
+use meta::control::CONTROL_LEDGER;
+use meta::log::{CopyIo, CopyState, LedgerLog, MirrorOptions, MirroredLog, StaleCopies};
+use meta::state::{MirroredState, StateError};
+use serde::{Deserialize, Serialize};
+
+use super::{Node, NodeDir, State};
+
+/// Copies of each ledger at most.
+const DIRS_MAX: usize = 3;
+/// Directories with a local store; the others hold logs only.
+const STORES_MAX: usize = 2;
+const MARKER: &str = "forebay-meta";
+
+/// `meta-dirs.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    dirs: Vec<PathBuf>,
+    /// Whether there is a cluster in them.
+    created: bool,
+}
+
+/// The directories with metadata.
+#[derive(Clone)]
+pub(super) struct MetaDirs {
+    env: Env,
+    path: PathBuf,
+    record: Record,
+    stale: StaleCopies,
+}
+
+/// A ledger on disk, open.
+#[derive(Clone)]
+pub(super) struct LedgerFiles {
+    pub(super) log: Arc<MirroredLog>,
+    pub(super) state: Arc<MirroredState>,
+}
+
+impl MetaDirs {
+    /// The directories of an existing node with those in `asked` added, or of a new one.
+    pub(super) fn load(env: &Env, dir: &NodeDir, asked: &[PathBuf], stale: StaleCopies) -> Result<Self> {
+        let path = dir.meta_dirs();
+        let old = env.files.exists(&NodeDir::ledger_in(&dir.meta(), CONTROL_LEDGER));
+        let known = if env.files.exists(&path) {
+            let bytes = env.files.read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let record = serde_json::from_slice(&bytes);
+            Some(record.with_context(|| format!("cannot read {}", path.display()))?)
+        } else {
+            old.then(|| Record { dirs: vec![dir.meta()], created: true })
+        };
+        let mut record = known.clone().unwrap_or(Record { dirs: Vec::new(), created: false });
+        for asked in asked {
+            let asked =
+                std::path::absolute(asked).with_context(|| format!("cannot resolve {}", asked.display()))?;
+            if !record.dirs.contains(&asked) {
+                mark(env, &asked)?;
+                record.dirs.push(asked);
+            }
+        }
+        if record.dirs.is_empty() {
+            mark(env, &dir.meta())?;
+            record.dirs.push(dir.meta());
+        }
+        if old && known.is_none_or(|known| known.dirs.contains(&dir.meta())) {
+            mark(env, &dir.meta())?;
+        }
+        let dirs = Self { env: env.clone(), path, record, stale };
+        dirs.check()?;
+        dirs.save()?;
+        Ok(dirs)
+    }
+
+    fn check(&self) -> Result<()> {
+        let count = self.record.dirs.len();
+        if count > DIRS_MAX {
+            bail!("too many directories for metadata: dirs={count} most={DIRS_MAX}");
+        }
+        Ok(())
+    }
+
+    fn save(&self) -> Result<()> {
+        let bytes =
+            serde_json::to_vec_pretty(&self.record).context("encoding the list of metadata directories")?;
+        let written = self.env.files.write_atomic(&self.path, &bytes);
+        written.with_context(|| format!("cannot write {}", self.path.display()))
+    }
+
+    /// Whether these directories held a cluster once.
+    pub(super) fn is_created(&self) -> bool {
+        self.record.created
+    }
+
+    /// From now on a start that finds no cluster is an error.
+    pub(super) fn set_created(&mut self) -> Result<()> {
+        if self.record.created {
+            return Ok(());
+        }
+        self.record.created = true;
+        self.save()
+    }
+
+    pub(super) fn paths(&self) -> &[PathBuf] {
+        &self.record.dirs
+    }
+
+    /// Adds a directory to the list. Copies are made by the caller.
+    pub(super) fn add(&mut self, dir: &Path) -> Result<()> {
+        if self.record.dirs.iter().any(|known| known == dir) {
+            bail!("metadata is there already: dir={}", dir.display());
+        }
+        if self.record.dirs.len() >= DIRS_MAX {
+            bail!("metadata is in {DIRS_MAX} directories already: remove one first");
+        }
+        mark(&self.env, dir)?;
+        self.record.dirs.push(dir.to_owned());
+        self.save()
+    }
+
+    pub(super) fn remove(&mut self, dir: &Path) -> Result<()> {
+        self.record.dirs.retain(|known| known != dir);
+        self.save()
+    }
+
+    /// The directory of a ledger's copy, created if its disk is there.
+    pub(super) fn make_ledger_dir(&self, dir: &Path, ledger: LedgerId) -> Result<PathBuf> {
+        let path = NodeDir::ledger_in(dir, ledger);
+        if self.env.files.exists(&dir.join(MARKER)) {
+            let made = self.env.files.create_dir_all(&path).and_then(|()| self.env.files.sync_dir(dir));
+            made.with_context(|| format!("cannot create {}", path.display()))?;
+        }
+        Ok(path)
+    }
+
+    /// Opens a ledger, or creates it.
+    pub(super) fn open(&self, ledger: LedgerId, cache_bytes: usize) -> Result<LedgerFiles> {
+        let mut dirs = Vec::new();
+        for dir in &self.record.dirs {
+            match self.make_ledger_dir(dir, ledger) {
+                Ok(path) => dirs.push(path),
+                Err(error) => {
+                    tracing::error!("{error:#}");
+                    dirs.push(NodeDir::ledger_in(dir, ledger));
+                }
+            }
+        }
+        let logs: Vec<PathBuf> = dirs.iter().map(|dir| dir.join("log")).collect();
+        let options = MirrorOptions { io: CopyIo::Threads, stale: self.stale };
+        let log = MirroredLog::open(&self.env, &logs, options)?;
+        let stores: Vec<PathBuf> = dirs.iter().take(STORES_MAX).map(|dir| dir.join("state.redb")).collect();
+        let state = MirroredState::open(&self.env, &stores, cache_bytes, log.first());
+        let state = state.map_err(|error| match error {
+            StateError::Damaged(_) => anyhow::Error::new(error)
+                .context(format!("no local store of ledger {ledger} can be used: {}", dirs[0].display())),
+            error => error.into(),
+        })?;
+        Ok(LedgerFiles { log: Arc::new(log), state: Arc::new(state) })
+    }
+}
+
+/// Makes a directory one for metadata.
+fn mark(env: &Env, dir: &Path) -> Result<()> {
+    let marker = dir.join(MARKER);
+    if env.files.exists(&marker) {
+        return Ok(());
+    }
+    env.files.create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let private = rustix::fs::Mode::RWXU;
+    rustix::fs::chmod(dir, private).with_context(|| format!("cannot protect {}", dir.display()))?;
+    let made = env.files.open(&marker, OpenMode::Create, Caching::Buffered);
+    made.and_then(|_| env.files.sync_dir(dir)).with_context(|| format!("cannot write to {}", dir.display()))
+}
+
+impl LedgerFiles {
+    /// Each directory, and what is wrong with the copy in it.
+    pub(super) fn info(&self) -> Vec<MetaCopyInfo> {
+        let replicas = self.state.replicas();
+        let copies = self.log.copies().into_iter().map(|copy| {
+            let base = copy.dir.parent().unwrap_or(&copy.dir).to_owned();
+            let replica = replicas.iter().find(|replica| replica.path.parent() == Some(base.as_path()));
+            let store = replica.map(|replica| replica.state.clone());
+            let log_problem = match copy.state {
+                CopyState::InSync => None,
+                CopyState::Lost(reason) => Some(format!("log: {reason}")),
+            };
+            let store_problem = store.as_ref().and_then(|store| store.as_ref().err());
+            let store_problem =
+                store_problem.map(|reason| format!("local store: {reason}; made anew at the next start"));
+            MetaCopyInfo {
+                dir: base.parent().unwrap_or(&base).display().to_string(),
+                log_complete: log_problem.is_none(),
+                stored_seq: store.and_then(Result::ok).map(|seq| seq.0),
+                problem: log_problem.or(store_problem),
+            }
+        });
+        copies.collect()
+    }
+}
+
+impl Node {
+    /// Makes copies of all ledgers in another directory. Local stores get a replica at the next start.
+    pub(super) async fn add_meta_dir_now(&self, request: MetaDir) -> Result<NodeStatus> {
+        let dir = PathBuf::from(request.path);
+        let mut state = self.state.lock().await;
+        let ledgers = self.ledgers(&state);
+        // The list first: a copy that counts must be found by the next start.
+        state.meta_dirs.add(&dir)?;
+        let (meta_dirs, to) = (state.meta_dirs.clone(), dir.clone());
+        let copy = move || -> Result<()> {
+            for (ledger, files) in &ledgers {
+                let path = meta_dirs.make_ledger_dir(&to, *ledger)?.join("log");
+                if let Err(error) = files.log.add(&path) {
+                    for (ledger, files) in &ledgers {
+                        // A copy that was not made yet is not there to be removed.
+                        let _ = files.log.remove(&NodeDir::ledger_in(&to, *ledger).join("log"));
+                    }
+                    bail!("cannot copy ledger {ledger} to {}: {error}", path.display());
+                }
+            }
+            Ok(())
+        };
+        let copied = tokio::task::spawn_blocking(copy).await?;
+        if copied.is_err() {
+            state.meta_dirs.remove(&dir)?;
+        }
+        drop(state);
+        copied?;
+        self.status_now().await
+    }
+
+    /// Goes on without the copies in a directory.
+    pub(super) async fn remove_meta_dir_now(&self, request: MetaDir) -> Result<NodeStatus> {
+        let dir = PathBuf::from(request.path);
+        let mut state = self.state.lock().await;
+        if !state.meta_dirs.paths().contains(&dir) {
+            bail!("metadata is not there: dir={}", dir.display());
+        }
+        for (ledger, files) in self.ledgers(&state) {
+            let removed = files.log.remove(&NodeDir::ledger_in(&dir, ledger).join("log"));
+            removed.map_err(|error| anyhow::anyhow!("cannot leave out {}: {error}", dir.display()))?;
+        }
+        state.meta_dirs.remove(&dir)?;
+        drop(state);
+        self.status_now().await
+    }
+
+    fn ledgers(&self, state: &State) -> Vec<(LedgerId, LedgerFiles)> {
+        let filesystems = state.filesystems.values().map(|entry| (entry.record.ledger, entry.files.clone()));
+        std::iter::once((CONTROL_LEDGER, self.control_files.clone())).chain(filesystems).collect()
+    }
+}

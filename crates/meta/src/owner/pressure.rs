@@ -1,0 +1,64 @@
+//! What an owner refuses while the disk with its metadata is full.
+//!
+//! What needs room is refused before it is executed, so that what makes room can go on: the log keeps a reserve for
+//! that. Reads always go on.
+
+use wire::meta::MetaRequest;
+
+/// How short of room an owner is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Pressure {
+    /// Not at all.
+    None,
+    /// Only what makes room may change anything.
+    Reserve,
+    /// Nothing may change.
+    Exhausted,
+}
+
+impl Pressure {
+    /// Whether a request has to be refused.
+    pub(super) fn refuses(self, request: &MetaRequest) -> bool {
+        match self {
+            Pressure::None => false,
+            Pressure::Reserve => needs_room(request),
+            Pressure::Exhausted => !is_read(request),
+        }
+    }
+}
+
+fn needs_room(request: &MetaRequest) -> bool {
+    use MetaRequest as R;
+    match request {
+        R::SetAttr { set, .. } => set.size.is_none(),
+        R::Make(_)
+        | R::Rename { .. }
+        | R::Link { .. }
+        | R::SetXattr { .. }
+        | R::Commit { .. }
+        | R::CloneRange { .. }
+        | R::AllocExtents => true,
+        _ => false,
+    }
+}
+
+fn is_read(request: &MetaRequest) -> bool {
+    use MetaRequest as R;
+    matches!(
+        request,
+        R::Heartbeat { .. }
+            | R::Lookup { .. }
+            | R::GetAttr { .. }
+            | R::ReadDir { .. }
+            | R::ReadLink { .. }
+            | R::GetXattr { .. }
+            | R::ListXattr { .. }
+            | R::GetMap { .. }
+            | R::StatFs
+            | R::Acquire { .. }
+            | R::Release { .. }
+            | R::ReleaseAll { .. }
+            | R::NextFree { .. }
+            | R::Owed { .. }
+    )
+}

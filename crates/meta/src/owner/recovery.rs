@@ -1,0 +1,88 @@
+//! What is done before a ledger is served: fencing earlier owners and replaying the log.
+
+use std::sync::Arc;
+
+use base::{Epoch, LedgerId, Seq};
+
+use crate::batch::Batch;
+use crate::log::{LedgerLog, LogError};
+use crate::state::{Applied, State, StateError};
+
+/// Why a ledger could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OwnerError {
+    /// The log cannot be used.
+    #[error("cannot open ledger {ledger}")]
+    Log {
+        /// Which ledger.
+        ledger: LedgerId,
+        #[source]
+        /// Why.
+        source: LogError,
+    },
+    /// The local store cannot be used.
+    #[error("cannot open the store of ledger {ledger}")]
+    Store {
+        /// Which ledger.
+        ledger: LedgerId,
+        #[source]
+        /// Why.
+        source: StateError,
+    },
+    /// The log ends before a batch that this node has seen: it was rolled back or replaced.
+    #[error("metadata of ledger {ledger} went backwards from {seen} to {tail}: restore the newer log")]
+    RolledBack {
+        /// Which ledger.
+        ledger: LedgerId,
+        /// The newest batch that the local store has.
+        seen: Seq,
+        /// The last batch in the log.
+        tail: Seq,
+    },
+    /// A batch in the log cannot be decoded, or the state is of a newer version.
+    #[error("ledger {ledger} is damaged or newer than this version: {what}")]
+    Damaged {
+        /// Which ledger.
+        ledger: LedgerId,
+        /// What.
+        what: String,
+    },
+}
+
+/// Seals the log and brings the local store up to its end.
+pub(crate) async fn recover(
+    ledger: LedgerId,
+    log: &Arc<dyn LedgerLog>,
+    state: &Arc<dyn State>,
+) -> Result<(Epoch, Seq), OwnerError> {
+    const PAGE_BYTES: usize = 32 << 20;
+    let log_error = |source| OwnerError::Log { ledger, source };
+    let store_error = |source| OwnerError::Store { ledger, source };
+    let epoch = Epoch(log.epoch().await.map_err(log_error)?.0 + 1);
+    let tail = log.seal(epoch).await.map_err(log_error)?.seq;
+    let mut applied = state.applied().map_err(store_error)?.seq;
+    let seen = state.newest().map_err(store_error)?.seq;
+    if tail < seen {
+        return Err(OwnerError::RolledBack { ledger, seen, tail });
+    }
+    while applied < tail {
+        let entries = log.read(Seq(applied.0 + 1), PAGE_BYTES).await.map_err(log_error)?;
+        let damaged =
+            |what: &str| OwnerError::Damaged { ledger, what: format!("batch {}: {what}", applied.0 + 1) };
+        let last = entries.last().ok_or_else(|| damaged("missing from the log"))?;
+        let position = Applied { seq: last.seq, epoch: last.epoch };
+        let mut changes = std::collections::BTreeMap::new();
+        for (seq, entry) in (applied.0 + 1..).zip(&entries) {
+            if entry.seq.0 != seq {
+                return Err(damaged("missing from the log"));
+            }
+            let batch = Batch::decode(&entry.batch).map_err(|error| damaged(&error.to_string()))?;
+            changes.extend(batch.changes);
+        }
+        let mut pairs = changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
+        state.apply(&mut pairs, position).map_err(store_error)?;
+        applied = position.seq;
+    }
+    Ok((epoch, tail))
+}

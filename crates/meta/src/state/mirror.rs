@@ -1,0 +1,269 @@
+//! A store in several files on different disks, all brought forward from the same log.
+//!
+//! Each replica says itself how far it is, so none needs to know of the others: the newest counts. Reading goes to
+//! the first that works; a replica that fails is left out until the next start, which makes it anew from another one.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, RwLock};
+
+use base::checksum::crc32c;
+use base::env::Env;
+use base::units::MIB;
+use base::{Epoch, Seq};
+
+use super::{Applied, Pair, RedbState, State, StateError, Visit, every_key};
+use crate::keys::KeyRange;
+
+/// Bytes copied in one transaction when a replica is made anew.
+const COPY_BYTES: usize = 16 * MIB as usize;
+
+/// A replica, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplicaStatus {
+    /// Its file.
+    pub path: PathBuf,
+    /// Up to where it is, or why it is left out.
+    pub state: Result<Seq, String>,
+}
+
+struct Replica {
+    path: PathBuf,
+    state: RwLock<Result<Arc<RedbState>, String>>,
+}
+
+/// A store of a few replicas.
+pub struct MirroredState {
+    replicas: Vec<Replica>,
+}
+
+impl Replica {
+    fn healthy(&self) -> Option<Arc<RedbState>> {
+        self.state.read().expect("no holder of this lock panics").as_ref().ok().cloned()
+    }
+
+    fn lose(&self, error: &StateError) {
+        tracing::error!(path = %self.path.display(), %error, "replica of the metadata store is left out");
+        *self.state.write().expect("no holder of this lock panics") = Err(error.to_string());
+    }
+}
+
+impl MirroredState {
+    /// Opens the replicas at `paths`, whose directories exist if their disks are there. One that is new, damaged, or
+    /// behind the beginning of the log, whose first entry is `log_first`, is made anew from the newest.
+    ///
+    /// # Errors
+    /// If none can be used, or another process has one.
+    pub fn open(
+        env: &Env,
+        paths: &[PathBuf],
+        cache_bytes: usize,
+        log_first: Seq,
+    ) -> Result<Self, StateError> {
+        let mut opened = Vec::new();
+        for path in paths {
+            let state = open_one(env, path, cache_bytes);
+            if let Err(error @ StateError::InUse(_)) = state {
+                return Err(error);
+            }
+            opened.push(state.and_then(|state| Ok((state.applied()?, state))));
+        }
+        let newest =
+            opened.iter().filter_map(|state| Some(state.as_ref().ok()?.0)).max_by_key(|applied| applied.seq);
+        let Some(newest) = newest else {
+            return Err(opened
+                .into_iter()
+                .find_map(Result::err)
+                .unwrap_or_else(|| StateError::Failed("no place for the metadata store".to_owned())));
+        };
+        let source =
+            opened.iter().flatten().find(|(applied, _)| *applied == newest).map(|(_, state)| state.clone());
+        let source = source.expect("the newest is one of them");
+        let mut replicas = Vec::new();
+        for (path, state) in paths.iter().zip(opened) {
+            let behind = |applied: Applied| applied.seq < newest.seq && applied.seq.0 + 1 < log_first.0;
+            let state = match state {
+                Ok((applied, state)) if !behind(applied) => Ok(state),
+                Ok(_) | Err(StateError::Damaged(_)) => make_anew(env, path, cache_bytes, &source),
+                Err(error) => Err(error),
+            };
+            let state = state.map_err(|error| {
+                tracing::error!(path = %path.display(), %error, "replica of the metadata store is left out");
+                error.to_string()
+            });
+            replicas.push(Replica { path: path.clone(), state: RwLock::new(state) });
+        }
+        Ok(Self { replicas })
+    }
+
+    /// Each replica and how far it is.
+    pub fn replicas(&self) -> Vec<ReplicaStatus> {
+        let status = |replica: &Replica| {
+            let state = replica.state.read().expect("no holder of this lock panics").clone();
+            let state = state.and_then(|state| state.applied().map_err(|error| error.to_string()));
+            ReplicaStatus { path: replica.path.clone(), state: state.map(|applied| applied.seq) }
+        };
+        self.replicas.iter().map(status).collect()
+    }
+
+    /// Reads from the first replica that can.
+    fn read<T>(&self, read: impl Fn(&RedbState) -> Result<T, StateError>) -> Result<T, StateError> {
+        let mut left_out: Option<(&Replica, StateError)> = None;
+        for replica in &self.replicas {
+            let Some(state) = replica.healthy() else { continue };
+            // The last one is never left out: its error is all there is to say.
+            if let Some((bad, error)) = left_out.take() {
+                bad.lose(&error);
+            }
+            match read(&state) {
+                Ok(value) => return Ok(value),
+                Err(error) => left_out = Some((replica, error)),
+            }
+        }
+        Err(left_out.map_or_else(|| StateError::Failed("no replica is left".to_owned()), |(_, error)| error))
+    }
+
+    fn positions(&self) -> Result<Vec<Applied>, StateError> {
+        let healthy = self.replicas.iter().filter_map(Replica::healthy);
+        healthy.map(|state| state.applied()).collect()
+    }
+}
+
+fn open_one(env: &Env, path: &Path, cache_bytes: usize) -> Result<Arc<RedbState>, StateError> {
+    if !path.parent().is_some_and(|parent| env.files.exists(parent)) {
+        return Err(StateError::Failed(format!("directory is missing: path={}", path.display())));
+    }
+    RedbState::open(env, path, cache_bytes).map(Arc::new)
+}
+
+/// Copies `source` in key order to a new file, reads it back, and puts it in the place of what was there.
+fn make_anew(
+    env: &Env,
+    path: &Path,
+    cache_bytes: usize,
+    source: &RedbState,
+) -> Result<Arc<RedbState>, StateError> {
+    tracing::warn!(path = %path.display(), "replica of the metadata store is made anew");
+    let staged = path.with_extension("redb.new");
+    let io = |error: std::io::Error| StateError::Failed(error.to_string());
+    if env.files.exists(&staged) {
+        env.files.remove_file(&staged).map_err(io)?;
+    }
+    let copy = RedbState::open(env, &staged, cache_bytes)?;
+    let applied = source.applied()?;
+    let incomplete = Applied { seq: Seq(0), epoch: Epoch(0) };
+    let mut pairs: Vec<Pair> = Vec::new();
+    let (mut bytes, mut sum, mut result) = (0, Sum::default(), Ok(()));
+    source.scan(&every_key(), &mut |key, value| {
+        sum.add(key, value);
+        bytes += key.len() + value.len();
+        pairs.push((key.to_vec(), value.to_vec()));
+        if bytes >= COPY_BYTES {
+            result = put_all(&copy, &pairs, incomplete);
+            pairs.clear();
+            bytes = 0;
+        }
+        if result.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    result?;
+    put_all(&copy, &pairs, applied)?;
+    let mut found = Sum::default();
+    copy.scan(&every_key(), &mut |key, value| {
+        found.add(key, value);
+        ControlFlow::Continue(())
+    })?;
+    if found != sum {
+        return Err(StateError::Failed(format!(
+            "what was copied reads back differently: path={}",
+            staged.display()
+        )));
+    }
+    env.files.rename(&staged, path).map_err(io)?;
+    env.files.sync_dir(path.parent().unwrap_or(Path::new(""))).map_err(io)?;
+    Ok(Arc::new(copy))
+}
+
+fn put_all(state: &RedbState, pairs: &[Pair], applied: Applied) -> Result<(), StateError> {
+    state.apply(&mut pairs.iter().map(|(key, value)| (key.as_slice(), Some(value.as_slice()))), applied)
+}
+
+/// A running checksum over keys and values in order.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Sum {
+    pairs: u64,
+    crc: u32,
+}
+
+impl Sum {
+    fn add(&mut self, key: &[u8], value: &[u8]) {
+        self.pairs += 1;
+        self.crc = self.crc.rotate_left(1) ^ crc32c(key) ^ crc32c(value).rotate_left(7);
+    }
+}
+
+impl State for MirroredState {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
+        self.read(|state| state.get(key))
+    }
+
+    fn scan(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
+        // A scan that fails half way goes on behind the last key that was visited.
+        let visit = std::cell::RefCell::new(visit);
+        let from = std::cell::RefCell::new(range.0.clone());
+        self.read(|state| {
+            let rest = (from.borrow().clone(), range.1.clone());
+            state.scan(&rest, &mut |key, value| {
+                let mut next = from.borrow_mut();
+                next.clear();
+                next.extend_from_slice(key);
+                next.push(0);
+                drop(next);
+                (visit.borrow_mut())(key, value)
+            })
+        })
+    }
+
+    fn last(&self, range: &KeyRange) -> Result<Option<Pair>, StateError> {
+        self.read(|state| state.last(range))
+    }
+
+    fn apply(
+        &self,
+        changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,
+        applied: Applied,
+    ) -> Result<(), StateError> {
+        let changes: Vec<_> = changes.collect();
+        let mut done = 0;
+        let mut failures = Vec::new();
+        for replica in &self.replicas {
+            let Some(state) = replica.healthy() else { continue };
+            match state.apply(&mut changes.iter().copied(), applied) {
+                Ok(()) => done += 1,
+                Err(error) => failures.push((replica, error)),
+            }
+        }
+        // A full disk is waited for: applying again what the others have does no harm.
+        if let Some((_, error)) = failures.iter().find(|(_, error)| matches!(error, StateError::NoSpace(_))) {
+            return Err(error.clone());
+        }
+        if done > 0 {
+            failures.iter().for_each(|(replica, error)| replica.lose(error));
+            return Ok(());
+        }
+        Err(failures
+            .pop()
+            .map_or_else(|| StateError::Failed("no replica is left".to_owned()), |(_, error)| error))
+    }
+
+    fn applied(&self) -> Result<Applied, StateError> {
+        Ok(self.positions()?.into_iter().min_by_key(|applied| applied.seq).unwrap_or_default())
+    }
+
+    fn newest(&self) -> Result<Applied, StateError> {
+        Ok(self.positions()?.into_iter().max_by_key(|applied| applied.seq).unwrap_or_default())
+    }
+
+    fn snapshot(&self) -> Result<Arc<dyn State>, StateError> {
+        self.read(|state| state.snapshot())
+    }
+}

@@ -1,0 +1,216 @@
+//! The stores on disk: damage, loss, full disks and crashes.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use base::env::sim::{Sim, SimRandom};
+use base::env::{Files, Random};
+
+use super::*;
+
+const CACHE_BYTES: usize = 1 << 20;
+
+fn paths() -> [PathBuf; 2] {
+    ["/a/state.redb", "/b/state.redb"].map(PathBuf::from)
+}
+
+fn machine(seed: u64) -> Sim {
+    let sim = Sim::new(seed);
+    for path in paths() {
+        sim.env().files.create_dir_all(path.parent().unwrap()).unwrap();
+    }
+    sim
+}
+
+fn open(sim: &Sim, log_first: u64) -> Result<MirroredState, StateError> {
+    MirroredState::open(&sim.env(), &paths(), CACHE_BYTES, Seq(log_first))
+}
+
+fn key(number: u64) -> Vec<u8> {
+    format!("key {:05}", number % 700).into_bytes()
+}
+
+fn value(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(1 + number as usize % 9)
+}
+
+/// Applies batch `seq`, which changes ten keys.
+fn apply(state: &dyn State, seq: u64) -> Result<(), StateError> {
+    let changes: Vec<_> = (seq * 10..seq * 10 + 10)
+        .map(|number| (key(number), (number % 13 > 0).then(|| value(number))))
+        .collect();
+    let mut changes = changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
+    state.apply(&mut changes, Applied { seq: Seq(seq), epoch: Epoch(1) })
+}
+
+fn model(up_to: u64) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut model = BTreeMap::new();
+    for number in 10..up_to * 10 + 10 {
+        if number % 13 > 0 {
+            model.insert(key(number), value(number))
+        } else {
+            model.remove(&key(number))
+        };
+    }
+    model
+}
+
+fn content(state: &dyn State) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut all = BTreeMap::new();
+    let visited = state.scan(&every_key(), &mut |key, value| {
+        all.insert(key.to_vec(), value.to_vec());
+        ControlFlow::Continue(())
+    });
+    visited.unwrap();
+    all
+}
+
+fn two_replicas(seed: u64, batches: u64) -> Sim {
+    let sim = machine(seed);
+    let state = open(&sim, 1).unwrap();
+    (1..=batches).for_each(|seq| apply(&state, seq).unwrap());
+    sim
+}
+
+fn healthy(state: &MirroredState) -> Vec<bool> {
+    state.replicas().iter().map(|replica| replica.state.is_ok()).collect()
+}
+
+#[test]
+fn a_flipped_bit_anywhere_is_noticed_and_the_replica_is_made_anew() {
+    let mut noticed = 0;
+    for seed in 0..60 {
+        let sim = two_replicas(seed, 30);
+        let random = SimRandom::new(seed);
+        let path = &paths()[(seed % 2) as usize];
+        let len = sim.files.read(path).unwrap().len() as u64;
+        // Where pages are in use, mostly.
+        let at = random.next_u64() % if seed % 3 == 0 { len } else { len.min(300_000) };
+        for byte in at..(at + 64).min(len) {
+            sim.files.flip_bit(path, byte, (random.next_u64() % 8) as u8);
+        }
+        noticed += u32::from(RedbState::open(&sim.env(), path, CACHE_BYTES).is_err());
+        let state = open(&sim, 31).unwrap_or_else(|error| panic!("seed={seed} at={at}: {error}"));
+        assert_eq!(healthy(&state), [true, true], "seed={seed} at={at}");
+        assert_eq!(state.applied().unwrap().seq, Seq(30), "seed={seed} at={at}");
+        drop(state);
+        for path in paths() {
+            let state = RedbState::open(&sim.env(), &path, CACHE_BYTES).unwrap();
+            assert!(content(&state) == model(30), "seed={seed} at={at} path={path:?}");
+        }
+    }
+    assert!(noticed > 10, "{noticed}");
+}
+
+#[test]
+fn a_replica_that_is_missing_is_made_anew() {
+    for path in paths() {
+        let sim = two_replicas(1, 20);
+        sim.files.remove_file(&path).unwrap();
+        let state = open(&sim, 20).unwrap();
+        assert_eq!(state.applied().unwrap().seq, Seq(20));
+        drop(state);
+        assert!(content(&RedbState::open(&sim.env(), &path, CACHE_BYTES).unwrap()) == model(20));
+    }
+}
+
+#[test]
+fn without_a_healthy_replica_nothing_is_opened() {
+    let sim = two_replicas(1, 20);
+    for path in paths() {
+        let mut image = sim.files.read(&path).unwrap();
+        image.iter_mut().for_each(|byte| *byte ^= 0x55);
+        sim.files.put_image(&path, &image);
+    }
+    assert!(matches!(open(&sim, 20).err(), Some(StateError::Damaged(_))));
+}
+
+#[test]
+fn a_replica_that_is_behind_waits_for_the_log_or_is_made_anew() {
+    let sim = two_replicas(1, 20);
+    let alone = RedbState::open(&sim.env(), &paths()[1], CACHE_BYTES).unwrap();
+    (21..=25).for_each(|seq| apply(&alone, seq).unwrap());
+    drop(alone);
+    // The log still has what is missing: replaying it is for the owner.
+    let state = open(&sim, 21).unwrap();
+    assert_eq!((state.applied().unwrap().seq, state.newest().unwrap().seq), (Seq(20), Seq(25)));
+    drop(state);
+    let state = open(&sim, 22).unwrap();
+    assert_eq!((state.applied().unwrap().seq, state.newest().unwrap().seq), (Seq(25), Seq(25)));
+    assert!(content(&state) == model(25));
+}
+
+#[test]
+fn a_replica_whose_disk_fails_is_left_out_and_the_other_goes_on() {
+    for failing in 0..8 {
+        let sim = two_replicas(1, 5);
+        let state = open(&sim, 1).unwrap();
+        sim.files.fail_sync_after(failing);
+        (6..=12).for_each(|seq| apply(&state, seq).unwrap());
+        assert!(content(&state) == model(12), "failing={failing}");
+        drop(state);
+        sim.files.crash();
+        // The log was trimmed up to what the healthy replica has.
+        let state = open(&sim, 13).unwrap();
+        assert_eq!(healthy(&state), [true, true]);
+        assert!(content(&state) == model(12), "failing={failing}");
+    }
+}
+
+#[test]
+fn making_a_replica_anew_survives_a_crash_at_any_point() {
+    for seed in 0..150 {
+        let sim = two_replicas(seed, 12);
+        sim.files.remove_file(&paths()[0]).unwrap();
+        sim.files.cut_power_after(seed % 60);
+        drop(open(&sim, 12));
+        sim.files.crash();
+        let state = open(&sim, 12).unwrap_or_else(|error| panic!("seed={seed}: {error}"));
+        assert!(content(&state) == model(12), "seed={seed}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_no_failure() {
+    for room in (0..40).map(|step| step * 50_000) {
+        let sim = two_replicas(1, 3);
+        let state = open(&sim, 1).unwrap();
+        let used: u64 = paths().iter().map(|path| sim.files.read(path).unwrap().len() as u64).sum();
+        sim.files.limit_space(used + room);
+        let mut seq = 3;
+        while seq < 200 {
+            match apply(&state, seq + 1) {
+                Ok(()) => seq += 1,
+                Err(StateError::NoSpace(_)) => break,
+                Err(error) => panic!("room={room}: {error}"),
+            }
+        }
+        // Both replicas can be read, and none has half a batch.
+        assert_eq!(healthy(&state), [true, true]);
+        assert!(state.applied().unwrap().seq.0 == seq);
+        sim.files.clear_faults();
+        (seq + 1..=seq + 5).for_each(|seq| apply(&state, seq).unwrap());
+        assert!(content(&state) == model(seq + 5), "room={room}");
+    }
+}
+
+#[test]
+fn running_out_of_space_in_the_middle_is_no_failure_either() {
+    // The simulated disk says that it has room until it is used up.
+    let dir = Path::new("/a");
+    for room in (0..30).map(|step| 4 * 1024 * 1024 + step * 30_000) {
+        let sim = machine(1);
+        let state = RedbState::open(&sim.env(), &dir.join("state.redb"), CACHE_BYTES).unwrap();
+        apply(&state, 1).unwrap();
+        sim.files.limit_space(sim.files.read(&dir.join("state.redb")).unwrap().len() as u64 + room);
+        let big = vec![7; 6 << 20];
+        let mut changes = [(b"big".as_slice(), Some(big.as_slice()))].into_iter();
+        let result = state.apply(&mut changes, Applied { seq: Seq(2), epoch: Epoch(1) });
+        assert!(matches!(result, Err(StateError::NoSpace(_))), "{result:?}");
+        assert!(content(&state) == model(1));
+        sim.files.clear_faults();
+        apply(&state, 2).unwrap();
+        assert!(content(&state) == model(2));
+    }
+}

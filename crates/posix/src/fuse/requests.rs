@@ -1,0 +1,152 @@
+//! Runs the kernel's requests: on the thread that reads them as far as that goes.
+//!
+//! Most requests end in their first poll. One that has to wait is parked; if what it waits for ends on one of the
+//! kernel's threads, as a group commit does, that thread goes on with it once its own request is answered, which
+//! saves two context switches. Woken from anywhere else, it goes on in the runtime.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+
+use base::env::{after_blocking, with_blocking};
+use tokio::runtime::Handle;
+
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Waits to be woken.
+const PARKED: u8 = 0;
+/// Is being polled.
+const POLLED: u8 = 1;
+/// Is being polled and was woken meanwhile.
+const WOKEN: u8 = 2;
+/// Was woken and will be polled, or has ended.
+const TAKEN: u8 = 3;
+
+/// A request under way.
+struct Parked {
+    state: AtomicU8,
+    work: Mutex<Option<Work>>,
+    runtime: Handle,
+}
+
+/// Begins the work on this thread.
+pub(super) fn run(runtime: &Handle, work: impl Future<Output = ()> + Send + 'static) {
+    let _context = runtime.enter();
+    let parked = Arc::new(Parked {
+        state: AtomicU8::new(TAKEN),
+        work: Mutex::new(Some(Box::pin(work))),
+        runtime: runtime.clone(),
+    });
+    with_blocking(|| parked.poll());
+}
+
+impl Parked {
+    /// Polls; the caller has set the state to [`TAKEN`].
+    fn poll(self: Arc<Self>) {
+        let waker = Waker::from(self.clone());
+        let mut slot = self.work.lock().expect("no holder of this lock panics");
+        let Some(work) = slot.as_mut() else { return };
+        loop {
+            self.state.store(POLLED, Ordering::Release);
+            if let Poll::Ready(()) = work.as_mut().poll(&mut Context::from_waker(&waker)) {
+                self.state.store(TAKEN, Ordering::Release);
+                *slot = None;
+                return;
+            }
+            let parked =
+                self.state.compare_exchange(POLLED, PARKED, Ordering::AcqRel, Ordering::Acquire).is_ok();
+            if parked {
+                return;
+            }
+        }
+    }
+
+    /// Gives the work to the runtime, which has wakers of its own.
+    fn spawn(&self) {
+        let work = self.work.lock().expect("no holder of this lock panics").take();
+        if let Some(work) = work {
+            self.runtime.spawn(work);
+        }
+    }
+}
+
+impl Wake for Parked {
+    fn wake(self: Arc<Self>) {
+        let next = |state| match state {
+            PARKED => Some(TAKEN),
+            POLLED => Some(WOKEN),
+            _ => None,
+        };
+        if self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) != Ok(PARKED) {
+            return;
+        }
+        let task = self.clone();
+        if after_blocking(move || task.poll()).is_err() {
+            self.spawn();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use tokio::sync::oneshot;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap()
+    }
+
+    /// Starts work that tells which thread ended it once `gate` opens.
+    fn start(
+        runtime: &Handle,
+        gate: oneshot::Receiver<()>,
+    ) -> std::sync::mpsc::Receiver<std::thread::ThreadId> {
+        let (ended, end) = channel();
+        run(runtime, async move {
+            let _ = gate.await;
+            ended.send(std::thread::current().id()).unwrap();
+        });
+        end
+    }
+
+    #[test]
+    fn work_that_another_request_wakes_ends_on_its_thread() {
+        let runtime = runtime();
+        let (open, gate) = oneshot::channel();
+        let end = start(runtime.handle(), gate);
+        run(runtime.handle(), async move { open.send(()).unwrap() });
+        assert_eq!(end.try_recv(), Ok(std::thread::current().id()));
+    }
+
+    #[test]
+    fn work_woken_from_elsewhere_ends_in_the_runtime() {
+        let runtime = runtime();
+        let (open, gate) = oneshot::channel();
+        let end = start(runtime.handle(), gate);
+        open.send(()).unwrap();
+        assert_ne!(end.recv().unwrap(), std::thread::current().id());
+    }
+
+    #[test]
+    fn work_that_wakes_itself_is_polled_again() {
+        let runtime = runtime();
+        let (ended, end) = channel();
+        run(runtime.handle(), async move {
+            let mut again = 3;
+            std::future::poll_fn(|context| {
+                if again == 0 {
+                    return Poll::Ready(());
+                }
+                again -= 1;
+                context.waker().wake_by_ref();
+                Poll::Pending
+            })
+            .await;
+            ended.send(()).unwrap();
+        });
+        assert_eq!(end.try_recv(), Ok(()));
+    }
+}

@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# Metadata in several directories: full, damaged, lost and stale ones. Each is a small filesystem in memory.
+source "$(dirname "$0")/../lib.sh"
+[ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no metadata"; exit 0; }
+MNT=$WORK/n/mnt
+A=$WORK/disk-a
+B=$WORK/disk-b
+C=$WORK/disk-c
+COPIES='[.control, .filesystems[].ledger.copies] | map(map(select(.log_complete and .problem == null)) | length) | min'
+
+make_disks() {
+    local disk
+    for disk in "$A" "$B" "$C"; do mkdir "$disk" && mount -t tmpfs -o size=160M tmpfs "$disk"; done
+}
+
+start() { node_start n --drives 3 --drive-size 128M --profile 2+1 --meta-dir "$A/meta" --meta-dir "$B/meta"; }
+copies() { "$FOREBAY" status "$WORK/n" --json | jq -r "$COPIES"; }
+copies_are() { [ "$(copies)" = "$1" ]; }
+ledger_is() { [ "$("$FOREBAY" status "$WORK/n" --json | jq -r '.filesystems[0].ledger.state')" = "$1" ]; }
+
+write_files() {
+    local i
+    mkdir -p "$MNT/$1"
+    for ((i = 0; i < 200; i++)); do echo "$1 $i" >"$MNT/$1/$i"; done
+    head -c 3M /dev/urandom >"$MNT/$1/large"
+    find "$MNT/$1" -type f -exec sync {} +
+    (cd "$MNT" && find "$1" -type f -exec sha256sum {} +) >>"$WORK/sums"
+}
+
+intact() { (cd "$MNT" && sha256sum --check --quiet "$WORK/sums"); }
+two_copies() { write_files first && copies_are 2 && ! [ -e "$WORK/n/meta/ledger-0" ]; }
+
+restart_knows() { node_stop n && node_start n && copies_are 2 && intact; }
+
+fill_disk() { dd if=/dev/zero of="$1/filler" bs=64k status=none || true; }
+
+# Names until there is no room. Bytes of the drives are not touched.
+names_end_with_enospc() {
+    fill_disk "$1"
+    mkdir -p "$MNT/names"
+    perl -e 'for (0 .. 500000) { mkdir "$ARGV[0]/$_" or do { print "$!\n"; exit !$!{ENOSPC} } } print "never\n"; exit 1' \
+        "$MNT/names"
+    echo "after $(ls "$MNT/names" | wc -l) directories"
+}
+
+reading_and_deleting_go_on() {
+    intact
+    ledger_is no_space
+    rmdir "$MNT"/names/?? "$MNT"/names/???
+}
+
+recovers() {
+    rm "$1/filler"
+    wait_until 30 mkdir "$MNT/names/again"
+    wait_until 10 ledger_is serving
+    find "$MNT/names" -mindepth 1 -delete
+    intact
+}
+
+flip() { # flip FILE OFFSET
+    printf '\xa5\x5a\xa5\x5a' | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
+
+damaged_copies() {
+    local log
+    node_stop n
+    flip "$A/meta/ledger-1/state.redb" 20000
+    flip "$A/meta/ledger-0/state.redb" 9000
+    log=$(find "$B/meta/ledger-1/log" -name '*.log' | sort | head -n 1)
+    flip "$log" 40
+    node_start n
+    copies_are 2
+    intact
+}
+
+lost_store() {
+    node_kill n
+    rm "$B/meta/ledger-1/state.redb"
+    node_start n
+    copies_are 2
+    intact
+}
+
+# A disk that is away: without it nobody knows whether it went on alone.
+refused_without() {
+    node_stop n
+    umount "$1"
+    expect_fail 'may be newer.*force-stale-metadata' "$FOREBAY" start "$WORK/n"
+}
+
+forced() {
+    timeout 120 "$FOREBAY" start "$WORK/n" --force-stale-metadata </dev/null
+    intact
+    copies_are 1
+    "$FOREBAY" status "$WORK/n" --json | jq -e '.state == "degraded"' >/dev/null
+    write_files second
+}
+
+# What comes back is empty or older: it is made anew.
+comes_back() {
+    node_stop n
+    mount -t tmpfs -o size=160M tmpfs "$B"
+    mkdir "$B/meta" && touch "$B/meta/forebay-meta"
+    node_start n
+    copies_are 2
+    intact
+}
+
+another_directory() {
+    "$FOREBAY" meta add-dir "$WORK/n" "$C/meta"
+    copies_are 3
+    write_files third
+    "$FOREBAY" meta remove-dir "$WORK/n" "$A/meta"
+    copies_are 2
+    expect_fail 'metadata is not there' "$FOREBAY" meta remove-dir "$WORK/n" "$A/meta"
+    node_stop n
+    umount "$A"
+    node_start n
+    copies_are 2
+    intact
+}
+
+crash() { node_kill n && node_start n && copies_are 2 && intact; }
+
+gone() {
+    node_stop n
+    rm -r "$B/meta" "$C/meta"
+    expect_fail 'may be newer|metadata' "$FOREBAY" start "$WORK/n"
+}
+
+check "disks in memory" make_disks || exit 0
+check "the node starts with two directories" start || exit 0
+check "both copies are complete" two_copies
+check "a restart knows the directories" restart_knows
+check "a full disk ends writing names with ENOSPC" names_end_with_enospc "$A"
+check "reading and deleting go on" reading_and_deleting_go_on
+check "it recovers by itself" recovers "$A"
+check "the same with the other disk" eval 'names_end_with_enospc "$B" && reading_and_deleting_go_on && recovers "$B"'
+check "damaged copies are repaired" damaged_copies
+check "a lost store is made anew" lost_store
+check "after a crash both are complete" crash
+check "without a disk the node does not start" refused_without "$B"
+check "it does if told so" forced
+check "the disk comes back and is made anew" comes_back
+check "a directory is added, another removed" another_directory
+check "without metadata the node does not start" gone
+node_end "$WORK/n"
+exit 0
