@@ -17,7 +17,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export FOREBAY ?= $(TARGET)/release/forebay
 export FOREBAY_XTASK ?= $(TARGET)/release/xtask
 
-.PHONY: help run stop build test test-long crash conformance bench lint deps packages
+.PHONY: help run stop build test test-long crash conformance fuzz soak bench lint deps packages
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -44,7 +44,15 @@ conformance: build ## real programs at full length, about 40 minutes; PARTS="fsx
 	@tests/deps.sh long
 	@tests/run.sh --conformance $(PARTS)
 
-bench: deps build ## speed beside ext4 and an empty FUSE filesystem; BENCH="--quick" for a short one
+fuzz: ## every decoder under libFuzzer: SECONDS=600 each, two at a time; TARGETS="log batch" for some of them
+	@tests/deps.sh long
+	@tests/fuzz.sh $(or $(SECONDS),600) $(TARGETS)
+
+soak: deps build ## mixed load and what drifts: MINUTES=60
+	@tests/soak.sh $(or $(MINUTES),60)
+
+bench: build ## speed beside ext4 and an empty FUSE filesystem; BENCH="--quick" for a short one
+	@tests/deps.sh long
 	@tests/bench.sh $(BENCH)
 
 lint: ## formatting, clippy, the rules of STYLE.md

@@ -5,7 +5,7 @@
 #![allow(clippy::disallowed_methods, reason = "a measurement needs real time, threads and files")]
 
 mod aims;
-mod latency;
+pub(crate) mod latency;
 mod meter;
 mod names;
 mod table;

@@ -12,6 +12,7 @@ mod file;
 mod mapper;
 mod model;
 mod round;
+pub(crate) mod soak;
 mod storage;
 mod verify;
 mod worker;

@@ -17,7 +17,7 @@ use wire::meta::{
 
 use crate::Client;
 use crate::extents::Protection;
-use crate::node::{Node, NodeState};
+use crate::node::{Held, Node, NodeState};
 use crate::room::RoomWait;
 
 /// Extents above this are erasure coded at once, smaller ones are kept as copies.
@@ -199,7 +199,9 @@ impl Client {
             let mut state = node.lock();
             let runs = take(&mut state);
             state.flushing = runs.clone();
-            (runs, state.held.clone())
+            // A commit sets the time of the last write: attributes go with the last of the content, not before.
+            let held = if state.dirty.bytes() == 0 { state.held.clone() } else { Held::default() };
+            (runs, held)
         };
         if runs.is_empty() {
             return Ok(Wrote::Nothing);

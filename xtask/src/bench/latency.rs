@@ -29,7 +29,7 @@ impl Latencies {
         result
     }
 
-    fn note(&mut self, latency: Duration) {
+    pub(crate) fn note(&mut self, latency: Duration) {
         let ns = (latency.as_nanos() as u64).max(1);
         let doubling = ns.ilog2();
         // The three bits behind the highest one.

@@ -19,12 +19,14 @@ pub(crate) struct Done {
     pub(crate) jobs: u64,
     /// Of each operation, where that makes sense.
     pub(crate) latencies: Option<Latencies>,
+    /// How long the jobs worked, without an fsync at the end of all.
+    pub(crate) busy: Duration,
 }
 
 impl Done {
     /// Work of one job that is measured as a whole.
     pub(crate) fn whole(operations: u64, bytes: u64) -> Self {
-        Self { operations, bytes, jobs: 1, latencies: None }
+        Self { operations, bytes, jobs: 1, latencies: None, busy: Duration::ZERO }
     }
 }
 
@@ -88,10 +90,14 @@ impl Figure {
         }
     }
 
+    /// Operations under way on average; `None` if latencies were not measured.
+    pub(crate) fn under_way(&self) -> Option<f64> {
+        Some(self.done.latencies.as_ref()?.under_way(self.done.busy))
+    }
+
     /// Whether rate, latency and number of jobs agree; `None` if latencies were not measured.
     pub(crate) fn obeys_littles_law(&self) -> Option<bool> {
-        let under_way = self.done.latencies.as_ref()?.under_way(self.time);
-        Some((under_way / self.done.jobs as f64 - 1.0).abs() <= LITTLE_TOLERANCE)
+        self.under_way().map(|under_way| (under_way / self.done.jobs as f64 - 1.0).abs() <= LITTLE_TOLERANCE)
     }
 }
 

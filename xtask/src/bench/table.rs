@@ -28,7 +28,7 @@ pub(crate) fn text(columns: &Columns) -> String {
         Some(latencies) => {
             let us = |time: Duration| format!("{}us", short(time.as_secs_f64() * 1e6));
             let mark = if figure.obeys_littles_law() == Some(false) { "!" } else { "" };
-            let under_way = latencies.under_way(figure.time);
+            let under_way = figure.under_way().unwrap_or_default();
             format!("{} / {}, {under_way:.1}{mark}", us(latencies.mean()), us(latencies.percentile(0.99)))
         }
         None => "-".to_owned(),

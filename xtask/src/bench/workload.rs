@@ -186,6 +186,7 @@ fn write_and_sync(subject: &Subject, scale: &Scale, jobs: u64, meter: &mut Meter
 
 /// Runs the work on so many threads. Each operation is one latency.
 pub(crate) fn crowd(jobs: u64, work: impl Fn(u64, &mut Latencies) -> Result<()> + Sync) -> Result<Done> {
+    let start = Instant::now();
     let results: Vec<Result<Latencies>> = std::thread::scope(|scope| {
         let spawn = |job| {
             let work = &work;
@@ -197,9 +198,10 @@ pub(crate) fn crowd(jobs: u64, work: impl Fn(u64, &mut Latencies) -> Result<()> 
         let handles: Vec<_> = (0..jobs).map(spawn).collect();
         handles.into_iter().map(|handle| handle.join().expect("a panic ends the process")).collect()
     });
+    let busy = start.elapsed();
     let mut all = Latencies::default();
     for latencies in results {
         all.merge(&latencies?);
     }
-    Ok(Done { operations: all.operations(), bytes: 0, jobs, latencies: Some(all) })
+    Ok(Done { operations: all.operations(), bytes: 0, jobs, latencies: Some(all), busy })
 }

@@ -1,6 +1,6 @@
 //! What one worker's names and files must be, given the operations that returned.
 //!
-//! Operations on names, sizes and modes are durable when they return; bytes are when fsync returns. A worker is the only
+//! Operations on names and sizes are durable when they return; bytes and modes of files are when fsync returns. A worker is the only
 //! one to touch its names, so its own order of operations decides.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -163,7 +163,7 @@ impl Model {
                 self.entries.insert(to.clone(), entry);
             }
             Operation::Rename { from, to } => self.rename(from, to),
-            Operation::Chmod { path, mode } => self.change(path, |file| file.mode = *mode),
+            Operation::Chmod { path, mode } => self.change(path, |file| file.chmod(*mode)),
             Operation::Truncate { path, size } => self.change(path, |file| file.truncate(*size)),
             Operation::Write { path, offset, len, generation, promise }
             | Operation::Map { path, offset, len, generation, promise } => {
@@ -173,7 +173,9 @@ impl Model {
                     Promise::Durable => file.write_durable(range, *generation),
                 });
             }
-            Operation::Fsync { path, .. } => self.change(path, FileState::sync),
+            // fdatasync makes no promise about the mode.
+            Operation::Fsync { path, sync: Sync::All } => self.change(path, FileState::sync),
+            Operation::Fsync { path, sync: Sync::Data } => self.change(path, FileState::sync_data),
             Operation::Read { .. } | Operation::Close { .. } => {}
         }
     }

@@ -6,12 +6,14 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use rustix::fs::OFlags;
 
 use super::content::{self, FileId, Generation};
 use super::mapper::Mapper;
 use super::model::{DIRECTORY_MODE, Entry, FILE_MODE, Model, Operation, Promise, Sync};
+use crate::bench::latency::Latencies;
 use crate::random::Random;
 
 /// A directory in which all workers make names.
@@ -34,6 +36,8 @@ pub(crate) struct Worker {
     /// Set if an operation failed at the moment of the crash: it took place or not.
     pub(crate) in_flight: Option<Operation>,
     pub(crate) operations: u64,
+    /// Of what was done since somebody took them.
+    pub(crate) latencies: Latencies,
     names: u64,
     generation: u64,
     open: BTreeMap<FileId, File>,
@@ -51,6 +55,7 @@ impl Worker {
             model: Model::default(),
             in_flight: None,
             operations: 0,
+            latencies: Latencies::default(),
             names: 0,
             generation: 0,
             open: BTreeMap::new(),
@@ -101,7 +106,9 @@ impl Worker {
         while !stop.load(Ordering::Relaxed) {
             let operation = self.choose();
             let file = operation.path().and_then(|path| self.model.file(path)).map(|file| file.id);
+            let start = Instant::now();
             let result = self.perform(&operation);
+            self.latencies.note(start.elapsed());
             self.remember(file.or(operation.file()), operation.to_string());
             match result {
                 Ok(()) => {
