@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::FsError;
-use base::units::{BLOCK_BYTES, KIB};
+use base::units::BLOCK_BYTES;
 use bytes::{Bytes, BytesMut};
 use futures_util::future::try_join_all;
 use wire::meta::{
@@ -16,12 +16,11 @@ use wire::meta::{
 };
 
 use crate::Client;
-use crate::extents::Protection;
+use crate::extents::{Protection, WriteExtentError};
 use crate::node::{Held, Node, NodeState};
 use crate::room::RoomWait;
 
-/// Extents above this are erasure coded at once, smaller ones are kept as copies.
-const COPIES_BYTES_MAX: usize = 256 * KIB as usize;
+const COPIES_BYTES_MAX: usize = crate::extents::COPIES_BYTES_MAX as usize;
 /// Extents written in parallel before one commit.
 const EXTENTS_PER_COMMIT: usize = 8;
 /// Inline bytes that a client puts into the log per second. They are written there and again to the ledger's
@@ -65,7 +64,7 @@ enum Wrote {
 }
 
 /// Bytes that become one extent, and which parts of the file they are.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Parcel {
     data: Bytes,
     /// File offset, offset in `data`, length.
@@ -104,6 +103,20 @@ fn parcels(runs: &BTreeMap<u64, Bytes>, window: usize) -> Vec<Parcel> {
         parcels.push(Parcel { data: shared.freeze(), parts });
     }
     parcels
+}
+
+/// The parcel as several of at most `bytes_max` bytes.
+fn split(parcel: &Parcel, bytes_max: u32) -> Vec<Parcel> {
+    let len = parcel.data.len() as u32;
+    let cuts = (0..len).step_by(bytes_max as usize).map(|from| (from, len.min(from + bytes_max)));
+    let cut = |(from, to): (u32, u32)| {
+        let parts = parcel.parts.iter().filter_map(|(off, at, len)| {
+            let (start, end) = ((*at).max(from), (at + len).min(to));
+            (start < end).then(|| (off + u64::from(start - at), start - from, end - start))
+        });
+        Parcel { data: parcel.data.slice(from as usize..to as usize), parts: parts.collect() }
+    };
+    cuts.map(cut).filter(|parcel| !parcel.parts.is_empty()).collect()
 }
 
 fn extents_of(pieces: &[CommitPiece]) -> impl Iterator<Item = ExtentRef> {
@@ -321,17 +334,29 @@ impl Client {
     }
 
     async fn write_parcel(&self, parcel: &Parcel) -> Result<Vec<CommitPiece>, FsError> {
-        let coded = parcel.data.len() > COPIES_BYTES_MAX;
-        let protection = if coded { Protection::Coded } else { Protection::Copies };
-        let next_id = || self.inner.session.next_extent();
-        let written = self.inner.extents.write(parcel.data.clone(), protection, next_id).await?;
-        let mut owed = written.owed;
-        let pieces = parcel.parts.iter().map(|(off, extent_off, len)| {
-            let extent = ExtentRef { extent_off: *extent_off, ..written.extent };
-            let piece = MapPiece { off: *off, len: u64::from(*len), content: Content::Extent(extent) };
-            CommitPiece { piece, owed: std::mem::take(&mut owed) }
-        });
-        Ok(pieces.collect())
+        let mut rest = vec![parcel.clone()];
+        let mut pieces = Vec::new();
+        while let Some(parcel) = rest.pop() {
+            let coded = parcel.data.len() > COPIES_BYTES_MAX;
+            let protection = if coded { Protection::Coded } else { Protection::Copies };
+            let next_id = || self.inner.session.next_extent();
+            let written = match self.inner.extents.write(parcel.data.clone(), protection, next_id).await {
+                Ok(written) => written,
+                // Extents are narrow while drives are missing.
+                Err(WriteExtentError::TooLong { bytes_max }) => {
+                    rest.extend(split(&parcel, bytes_max));
+                    continue;
+                }
+                Err(WriteExtentError::Failed(error)) => return Err(error),
+            };
+            let mut owed = written.owed;
+            pieces.extend(parcel.parts.iter().map(|(off, extent_off, len)| {
+                let extent = ExtentRef { extent_off: *extent_off, ..written.extent };
+                let piece = MapPiece { off: *off, len: u64::from(*len), content: Content::Extent(extent) };
+                CommitPiece { piece, owed: std::mem::take(&mut owed) }
+            }));
+        }
+        Ok(pieces)
     }
 
     async fn commit(&self, node: &Node, pieces: Vec<CommitPiece>, set: SetAttr) -> Result<(), FsError> {
@@ -377,6 +402,29 @@ mod tests {
         assert_eq!(parcels.len(), 1);
         assert_eq!(parcels[0].parts, [(8192, 0, 4096), (40960, 4096, 4096), (100_000, 8192, 4)]);
         assert_eq!(parcels[0].data.len(), 8196);
+    }
+
+    #[test]
+    fn a_parcel_too_long_for_narrow_extents_is_cut_and_every_byte_keeps_its_place() {
+        let data: Bytes = (0..2_500_000u32).map(|at| (at % 251) as u8).collect();
+        let parts = vec![(0, 0, 900_000), (5_000_000, 900_096, 400_000), (9_000_000, 1_300_480, 1_199_520)];
+        let whole = Parcel { data: data.clone(), parts: parts.clone() };
+        let cut = split(&whole, 1 << 20);
+        assert_eq!(
+            cut.iter().map(|parcel| parcel.data.len()).collect::<Vec<_>>(),
+            [1 << 20, 1 << 20, 402_848]
+        );
+        let mut file = BTreeMap::new();
+        for parcel in &cut {
+            for (off, at, len) in &parcel.parts {
+                file.insert(*off, parcel.data.slice(*at as usize..(at + len) as usize));
+            }
+        }
+        for (off, at, len) in parts {
+            let pieces: Vec<u8> =
+                file.range(off..off + u64::from(len)).flat_map(|(_, bytes)| bytes.to_vec()).collect();
+            assert!(pieces == data[at as usize..(at + len) as usize], "off={off}");
+        }
     }
 
     #[test]

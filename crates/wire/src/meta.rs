@@ -174,6 +174,25 @@ pub struct OwedShard {
     pub drive: DriveId,
 }
 
+/// A shard that is owed, as the ledger keeps it: all that repair needs to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct OwedEntry {
+    /// The drive that should have got it.
+    pub drive: DriveId,
+    /// The extent.
+    pub id: ExtentId,
+    /// Where its shards lie.
+    pub pg: PgId,
+    /// Which of them is owed.
+    pub shard: ShardIndex,
+    /// Data shards.
+    pub k: u8,
+    /// All shards.
+    pub n: u8,
+    /// Bytes of the whole extent.
+    pub extent_len: u32,
+}
+
 /// What a client may cache and do on an inode. Each kind includes the ones before it, except `Shared`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum LeaseKind {
@@ -480,6 +499,11 @@ pub enum MetaRequest {
         after: Option<(DriveId, ExtentId)>,
         limit: u32,
     },
+    /// These shards are stored, durably, and no longer owed. Answer: `NotOwed`, those that were not owed any more
+    /// when this arrived: their extents are gone, so what was stored of them is garbage.
+    Repaired {
+        shards: Vec<(DriveId, ExtentId)>,
+    },
     /// Does a bounded part of the clean-up of unlinked files. Answer: `Purged`.
     PurgeStep,
 }
@@ -551,7 +575,8 @@ pub enum MetaReply {
     },
     Lease(LeaseGrant),
     Free(Vec<FreeExtent>),
-    Owed(Vec<(DriveId, ExtentId)>),
+    Owed(Vec<OwedEntry>),
+    NotOwed(Vec<(DriveId, ExtentId)>),
     Purged {
         more: bool,
     },

@@ -40,6 +40,7 @@ fn options(args: &StartArgs) -> StartOptions {
         degraded: args.degraded,
         meta_dirs: args.meta_dirs.clone(),
         force_stale_metadata: args.force_stale_metadata,
+        out_after: Some(Duration::from_secs(args.out_after)),
     }
 }
 

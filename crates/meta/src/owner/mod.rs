@@ -371,6 +371,7 @@ impl Op<'_> {
             R::NextFree { after, limit } => self.next_free(*after, *limit),
             R::Freed { extents, drives } => self.freed(extents, drives),
             R::Owed { after, limit } => self.owed(*after, *limit),
+            R::Repaired { shards } => self.repaired(shards),
             R::PurgeStep => self.purge_step(),
         }
     }

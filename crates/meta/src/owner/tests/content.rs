@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use base::{DriveId, ShardIndex};
-use wire::meta::{INLINE_BYTES_MAX, OwedShard, SetAttr};
+use wire::meta::{FreeExtent, INLINE_BYTES_MAX, OwedEntry, OwedShard, SetAttr};
 
 use super::audit::audit;
 use super::*;
@@ -264,6 +264,44 @@ fn a_commit_records_the_shards_that_it_went_ahead_without() {
     let key = Keys::new(LEDGER).owed(DriveId(3), ExtentId(id));
     let place: crate::values::ExtentPlace = f.ledger.core.store.begin().get(&key).unwrap().unwrap();
     assert_eq!((place.pg, place.n, place.k, place.shard, place.extent_len), (PgId(0), 6, 4, 5, 10));
+}
+
+#[test]
+fn a_repaired_shard_is_owed_no_more_and_one_of_a_freed_extent_is_named() {
+    let mut f = files();
+    let (one, id, me) = (f.one, f.id, f.me);
+    let lease = f.ledger.write_lease(me, one);
+    let commit = |off: u64, id, drives: &[u32]| {
+        let owed = drives.iter().map(|drive| OwedShard { shard: ShardIndex(5), drive: DriveId(*drive) });
+        CommitPiece { piece: piece(off, 10, id, 0, 10), owed: owed.collect() }
+    };
+    let pieces = vec![commit(0, id, &[3, 7]), commit(10, id + 1, &[3])];
+    let set = SetAttr::default();
+    f.ledger.attr(me, MetaRequest::Commit { ino: one, lease, pieces, size: 20, mtime_ns: 1, set });
+    let owed = |f: &mut Files, after, limit| match f.ledger.ask(me, MetaRequest::Owed { after, limit }) {
+        Ok(MetaReply::Owed(owed)) => owed,
+        reply => panic!("{reply:?}"),
+    };
+    let entry = |drive, id| OwedEntry {
+        drive: DriveId(drive),
+        id: ExtentId(id),
+        pg: PgId(0),
+        shard: ShardIndex(5),
+        k: 4,
+        n: 6,
+        extent_len: 10,
+    };
+    assert_eq!(owed(&mut f, None, 2), [entry(3, id), entry(3, id + 1)]);
+    assert_eq!(owed(&mut f, Some((DriveId(3), ExtentId(id + 1))), 2), [entry(7, id)]);
+    // The extent is deleted while somebody repairs it.
+    let free = FreeExtent { free_ver: 1, id: ExtentId(id), pg: PgId(0), n: 6 };
+    f.ledger
+        .ask(me, MetaRequest::Freed { extents: vec![free], drives: vec![DriveId(3), DriveId(7)] })
+        .unwrap();
+    let shards = vec![(DriveId(3), ExtentId(id)), (DriveId(3), ExtentId(id + 1))];
+    let reply = f.ledger.ask(me, MetaRequest::Repaired { shards });
+    assert_eq!(reply, Ok(MetaReply::NotOwed(vec![(DriveId(3), ExtentId(id))])));
+    assert_eq!(owed(&mut f, None, 9), []);
 }
 
 #[test]
