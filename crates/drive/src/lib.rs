@@ -11,6 +11,8 @@ mod drive;
 mod engine;
 mod error;
 mod format;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod index;
 mod prepare;
 mod read;

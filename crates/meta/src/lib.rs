@@ -3,6 +3,8 @@
 pub mod batch;
 pub mod control;
 pub mod fsck;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod keys;
 pub mod log;
 pub mod owner;
