@@ -3,6 +3,7 @@
 use base::{ExtentId, FsError, Ino, LeaseId, MapId};
 use wire::meta::{
     CommitPiece, Content, ExtentRef, FILE_BYTES_MAX, FileKind, INLINE_BYTES_MAX, MapPiece, MetaReply,
+    OwedShard,
 };
 
 use super::{Intent, Op, Outcome};
@@ -109,7 +110,7 @@ impl Op<'_> {
         }
     }
 
-    fn may_commit(&self, id: ExtentId) -> bool {
+    pub(super) fn may_commit(&self, id: ExtentId) -> bool {
         let mut ranges = self.volatile.ranges.iter();
         ranges.any(|range| {
             range.session == self.session && id >= range.first && id.0 - range.first.0 < range.count
@@ -117,8 +118,13 @@ impl Op<'_> {
     }
 
     fn record_owed(&mut self, commit: &CommitPiece) {
-        let Content::Extent(extent) = &commit.piece.content else { return };
-        for owed in &commit.owed {
+        if let Content::Extent(extent) = &commit.piece.content {
+            self.owe(extent, &commit.owed);
+        }
+    }
+
+    pub(super) fn owe(&mut self, extent: &ExtentRef, owed: &[OwedShard]) {
+        for owed in owed {
             let place = ExtentPlace {
                 pg: extent.pg,
                 n: extent.n,
@@ -183,7 +189,7 @@ impl Op<'_> {
     }
 
     /// One reference to an extent becomes `parts` references, with `dead_bytes` less in total.
-    fn unuse(&mut self, extent: &ExtentRef, dead_bytes: u64, parts: u32) -> Result<(), FsError> {
+    pub(super) fn unuse(&mut self, extent: &ExtentRef, dead_bytes: u64, parts: u32) -> Result<(), FsError> {
         let key = self.keys.extent(extent.id);
         let whole = ExtentUse { refs: 1, live_bytes: u64::from(extent.extent_len) };
         let used = self.txn.get::<ExtentUse>(&key)?.unwrap_or(whole);
@@ -326,4 +332,4 @@ pub(super) struct Removed {
 }
 
 /// No piece is longer: the largest extent is 16 data shards of 1 MiB.
-const PIECE_BYTES_MAX: u64 = 16 << 20;
+pub(super) const PIECE_BYTES_MAX: u64 = 16 << 20;

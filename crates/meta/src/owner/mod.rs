@@ -11,6 +11,7 @@ mod lease;
 mod names;
 mod server;
 mod space;
+mod sweep;
 
 #[cfg(test)]
 mod tests;
@@ -365,6 +366,11 @@ impl Op<'_> {
             R::Freed { extents, drives } => self.freed(extents, drives),
             R::Owed { after, limit } => self.owed(*after, *limit),
             R::PurgeStep => self.purge_step(),
+            R::ScanMap { after, limit } => self.scan_map(*after, *limit),
+            R::Repack { extent, owed, moves } => self.repack(extent, owed, moves),
+            R::ClosedRanges => self.closed_ranges(),
+            R::ConfirmOrphans { ids } => self.confirm_orphans(ids),
+            R::RangeVerified { first } => self.range_verified(*first),
         }
     }
 
