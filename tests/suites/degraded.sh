@@ -6,7 +6,12 @@ FILES=${FOREBAY_DEGRADED_FILES:-400}
 
 # Nothing may come from the kernel's caches.
 same() {
-    node_unmount "$1" && node_mount "$1" && diff -rq --no-dereference "$WORK/source" "$WORK/$1/mnt/$2"
+    forget_cache "$1" && diff -rq --no-dereference "$WORK/source" "$WORK/$1/mnt/$2"
+}
+
+# While somebody writes, the filesystem stays mounted.
+forget_cache() {
+    if [ -e "$WORK/$1.sums" ]; then echo 1 >/proc/sys/vm/drop_caches; else node_unmount "$1" && node_mount "$1"; fi
 }
 
 copy() { cp -a "$WORK/source" "$WORK/$1/mnt/$2" && sync_tree "$WORK/$1/mnt/$2"; }
@@ -25,17 +30,36 @@ write_fails() {
 }
 
 restart() { node_stop "$1" && node_start "$1"; }
+json() { "$FOREBAY" status "$WORK/$1" --json; }
+fs_number() { json "$1" | jq "[.filesystems[] | .$2] | add"; }
+drive_state() { json "$1" | jq -r ".drives[$2].state"; }
+drive_is() { [ "$(drive_state "$1" "$2")" = "$3" ]; }
 
-# profile_survives NODE PROFILE DRIVES WRITES READS: that many drives may go before writing and before reading stops.
+# Nothing is owed, nothing is rebuilt, new data has the full profile.
+whole() {
+    json "$1" | jq -e 'all(.filesystems[]; .owed_shards == 0 and .repair.rebuilding_groups == 0 and
+        .write_profile == .profile)' >/dev/null
+}
+becomes_whole() { wait_until 60 whole "$1" || { json "$1" && return 1; }; }
+
+# close_to A B: A is at most B and at least 9 tenths of it.
+close_to() {
+    echo "moved $1 of $2"
+    [ "$1" -le "$2" ] && [ $(($1 * 10)) -ge $(($2 * 9)) ]
+}
+
+# profile_survives NODE PROFILE DRIVES READS WRITES DEAD: that many drives may go before reading and before writing
+# stops; with DEAD of them gone nothing can be written, in whatever order they went.
 profile_survives() {
-    local node=$1 profile=$2 drives=$3 writes=$4 reads=$5 gone
-    check "$profile: the node starts" node_start "$node" --drives "$drives" --drive-size 1G --profile "$profile" || return
+    local node=$1 profile=$2 drives=$3 reads=$4 writes=$5 dead=$6 gone both
+    both=$((reads < writes ? reads : writes))
+    check "$profile: the node starts" node_start "$node" --drives "$drives" --drive-size 512M --profile "$profile" || return
     check "$profile: a tree is written" copy "$node" before
-    for ((gone = 0; gone < writes; gone++)); do check "$profile: drive $gone fails" fail_drive "$node" "$gone"; done
-    if [ "$writes" -gt 0 ]; then
+    for ((gone = 0; gone < both; gone++)); do check "$profile: drive $gone fails" fail_drive "$node" "$gone"; done
+    if [ "$both" -gt 0 ]; then
         check "$profile: status says that it is degraded" state_is "$node" degraded
-        check "$profile: everything is readable without $writes" same "$node" before
-        check "$profile: writing goes on without $writes" copy "$node" during
+        check "$profile: everything is readable without $both" same "$node" before
+        check "$profile: writing goes on without $both" copy "$node" during
         check "$profile: and that is readable" same "$node" during
         check "$profile: also after a restart" restart "$node"
         check "$profile: readable after a restart" same "$node" during
@@ -43,11 +67,24 @@ profile_survives() {
     for ((; gone < reads; gone++)); do check "$profile: drive $gone fails" fail_drive "$node" "$gone"; done
     check "$profile: everything is readable without $reads" same "$node" before
     check "$profile: one more is refused without --force" expect_fail 'would lose data' fail_drive "$node" "$gone"
-    [ "$reads" -gt "$writes" ] && check "$profile: writing without $reads fails and does not hang" write_fails "$node"
+    for ((; gone < writes; gone++)); do check "$profile: drive $gone fails too" fail_drive "$node" "$gone" --force; done
+    [ "$writes" -gt "$reads" ] && check "$profile: writing goes on even without $writes" copy_new "$node"
+    for ((; gone < dead; gone++)); do check "$profile: drive $gone fails as well" fail_drive "$node" "$gone" --force; done
+    check "$profile: writing without $gone fails and does not hang" write_fails "$node"
     check "$profile: the node stops or says what it could not write" stop_or_say "$node"
     rm -rf --one-file-system "${WORK:?}/$node"
 }
 
+# Reads of what was written before may fail by now, but what is written now must not.
+copy_new() {
+    local sum
+    dd if=/dev/urandom of="$WORK/$1/mnt/new" bs=1M count=8 conv=fsync status=none &&
+        sum=$(sha256sum <"$WORK/$1/mnt/new") && forget_cache "$1" &&
+        [ "$(sha256sum <"$WORK/$1/mnt/new")" = "$sum" ]
+}
+
+# Stops a node and makes room for the next.
+node_gone() { node_stop "$1" && rm -rf --one-file-system "${WORK:?}/$1"; }
 stop_or_say() { node_stop "$1" || ! "$FOREBAY" status "$WORK/$1"; }
 
 missing_drive() {
@@ -70,32 +107,212 @@ rot() {
     node_start "$1"
 }
 
-# A drive that was away while files were written is as good as lost to them, and everybody says so.
+# A drive comes back while the node runs and gets what it missed, nothing else.
 returned_drive() {
-    local dir=$WORK/back
-    node_stop back && mv "$dir/drives/1.img" "$WORK/away.img" && node_start back && copy back during &&
-        node_stop back && mv "$WORK/away.img" "$dir/drives/1.img" && node_start back && state_is back degraded &&
-        "$FOREBAY" why "$(find "$dir/mnt/during" -type f -size +300k | head -n 1)" --json |
-        jq -e '.state == "degraded" and any(.extents[].shards[]; .drive == 1 and .state == "owed")' >/dev/null &&
-        fail_drive back 2 && expect_fail 'would lose data' fail_drive back 3 && same back during
+    local dir=$WORK/back owed moved
+    node_stop back && mv "$dir/drives/1.img" "$WORK/away.img" && node_start back && copy back during && state_is back degraded
+    owed=$(fs_number back owed_bytes)
+    [ "$owed" -gt 0 ]
+    mv "$WORK/away.img" "$dir/drives/1.img"
+    becomes_whole back
+    moved=$(fs_number back repair.repaired_bytes)
+    close_to "$moved" "$owed"
+    fail_drive back 2 && fail_drive back 3 && same back before && same back during
+    "$FOREBAY" drive return "$dir" 2 && "$FOREBAY" drive return "$dir" 3
+    becomes_whole back && wait_until 20 state_is back healthy
+}
+
+# A drive that was taken out of service is used again: by a restart it is not.
+returned_by_command() {
+    local dir=$WORK/back owed moved
+    moved=$(fs_number back repair.repaired_bytes)
+    fail_drive back 4 && copy back later && owed=$(fs_number back owed_bytes) && [ "$owed" -gt 0 ]
+    drive_is back 4 failed && expect_fail 'drive is up' "$FOREBAY" drive return "$dir" 3
+    "$FOREBAY" drive return "$dir" 4 && becomes_whole back
+    close_to $(($(fs_number back repair.repaired_bytes) - moved)) "$owed"
+    fail_drive back 0 && fail_drive back 5 && same back later && "$FOREBAY" drive return "$dir" 0
+    restart back && drive_is back 5 failed && "$FOREBAY" drive return "$dir" 5 && becomes_whole back
+}
+
+# writer NODE: writes files, makes them durable and notes their sums, until it is told to stop.
+writer() {
+    local dir=$WORK/$1/mnt/load number=0
+    mkdir -p "$dir"
+    while [ ! -e "$WORK/$1.stop" ]; do
+        head -c $((RANDOM * 40 + 1)) /dev/urandom >"$WORK/$1.data"
+        dd if="$WORK/$1.data" of="$dir/$number" bs=1M conv=fsync status=none || return 1
+        echo "$(sha256sum <"$WORK/$1.data" | cut -d' ' -f1)  $number" >>"$WORK/$1.sums"
+        number=$((number + 1))
+    done
+}
+
+# under_load NODE COMMAND…: while files are written. Each must be durable, and none may be wrong afterwards.
+under_load() {
+    local node=$1 writer status=0
+    shift
+    rm -f "$WORK/$node.stop"
+    : >"$WORK/$node.sums"
+    writer "$node" &
+    writer=$!
+    "$@" || status=$?
+    touch "$WORK/$node.stop"
+    wait "$writer" || status=$?
+    echo "$(wc -l <"$WORK/$node.sums") files were written meanwhile"
+    [ "$status" = 0 ] && [ -s "$WORK/$node.sums" ] && mv "$WORK/$node.sums" "$WORK/$node.written" &&
+        forget_cache "$node" && (cd "$WORK/$node/mnt/load" && sha256sum --quiet --strict -c "$WORK/$node.written")
+}
+
+# What a drive holds is moved onto another, and nothing else.
+replaced_drive() {
+    local dir=$WORK/$1 live moved
+    live=$(json "$1" | jq ".drives[$2].space.live_bytes")
+    moved=$(fs_number "$1" repair.rebuilt_bytes)
+    "$FOREBAY" drive replace "$dir" "$2" --path "$dir/drives/new-$2.img"
+    becomes_whole "$1"
+    close_to $(($(fs_number "$1" repair.rebuilt_bytes) - moved)) "$live"
+    wait_until 20 drive_is "$1" "$2" out
+}
+dead_drive_replaced() { fail_drive swap 3 && replaced_drive swap 3 && wait_until 20 state_is swap healthy; }
+replace_under_load() {
+    local dir=$WORK/swap
+    fail_drive swap 1 && sleep 3 && "$FOREBAY" drive replace "$dir" 1 --path "$dir/drives/load-1.img" && becomes_whole swap &&
+        "$FOREBAY" drive replace "$dir" 5 --path "$dir/drives/load-5.img" && becomes_whole swap
+}
+two_others_fail() { fail_drive swap 0 && fail_drive swap 4 && same swap before && "$FOREBAY" drive return "$WORK/swap" 0 &&
+    "$FOREBAY" drive return "$WORK/swap" 4 && becomes_whole swap; }
+
+# Rebuilding goes on where the killed process ended it.
+killed_while_rebuilding() {
+    local dir=$WORK/swap
+    "$FOREBAY" upkeep "$dir" --rate 1MiB
+    "$FOREBAY" drive replace "$dir" 2 --path "$dir/drives/killed-2.img"
+    wait_until 30 rebuilds_some swap
+    "$FOREBAY" upkeep "$dir" --pause && json swap | jq -e '.upkeep.paused and .filesystems[0].repair.rebuilding_groups > 0'
+    node_kill swap && node_start swap && becomes_whole swap && wait_until 20 drive_is swap 2 out
+}
+rebuilds_some() { [ "$(fs_number "$1" repair.rebuilt_bytes)" -gt 0 ]; }
+
+removed_without_a_spare() {
+    expect_fail 'no other drive to go to' "$FOREBAY" drive remove "$WORK/swap" 0
+    "$FOREBAY" drive add "$WORK/swap" && "$FOREBAY" drive remove "$WORK/swap" 0 && becomes_whole swap &&
+        wait_until 20 drive_is swap 0 out && same swap before && state_is swap healthy
+}
+
+# A drive that stays away is given up, if there is another.
+given_up() {
+    local dir=$WORK/spare
+    node_stop spare && mv "$dir/drives/6.img" "$WORK/lost.img" && timeout 60 "$FOREBAY" start "$dir" --out-after 2 </dev/null &&
+        wait_until 30 drive_is spare 6 out && becomes_whole spare && same spare before && wait_until 20 state_is spare healthy
+    "$FOREBAY" fs set "$dir" main --profile r3 && copy spare as-copies && same spare as-copies
+    json spare | jq -e '.filesystems[0].profile == "r3"'
+}
+
+# narrow_and_back NODE PROFILE DRIVE…: without these drives new data is narrower; with them it is as before.
+narrow_and_back() {
+    local node=$1 profile=$2 drive
+    shift 2
+    for drive in "$@"; do fail_drive "$node" "$drive"; done
+    copy "$node" "narrow-${*// /-}" && same "$node" "narrow-${*// /-}"
+    json "$node" | jq -e --arg profile "$profile" '.filesystems[0].write_profile == $profile'
+    for drive in "$@"; do "$FOREBAY" drive return "$WORK/$node" "$drive"; done
+    becomes_whole "$node" && same "$node" "narrow-${*// /-}" && same "$node" before
+}
+shows_narrow() { [ "$(fs_number "$1" narrow_bytes)" -gt 0 ]; }
+
+# every_loss NODE DRIVES LOST: every set of that many drives (a sample of them unless --long) fails, and comes back.
+every_loss() {
+    local node=$1 drives=$2 lost=$3 mask drive set sets=0
+    for ((mask = 0; mask < 1 << drives; mask++)); do
+        set=()
+        for ((drive = 0; drive < drives; drive++)); do ((mask >> drive & 1)) && set+=("$drive"); done
+        [ "${#set[@]}" = "$lost" ] || continue
+        sets=$((sets + 1))
+        [ "$LONG" = 1 ] || [ $((sets % 7)) = 1 ] || continue
+        echo "without ${set[*]}"
+        for drive in "${set[@]}"; do fail_drive "$node" "$drive"; done
+        same "$node" before && copy_new "$node"
+        for drive in "${set[@]}"; do "$FOREBAY" drive return "$WORK/$node" "$drive"; done
+        becomes_whole "$node"
+    done
+}
+
+scrubbed() {
+    "$FOREBAY" drive scrub "$WORK/rot" --now && wait_until 60 all_verified && becomes_whole rot && wait_until 20 nothing_bad &&
+        fail_drive rot 0 && same rot before
+    # A drive whose index was hit cannot be opened, which is a loss already.
+    if drive_is rot 4 up && drive_is rot 1 up; then fail_drive rot 3 && same rot before; fi
+}
+all_verified() { json rot | jq -e 'all(.drives[] | select(.state == "up"); .scrub.oldest_s != null and .scrub.running == false)' >/dev/null; }
+# A second pass finds nothing.
+nothing_bad() {
+    local before
+    before=$(json rot | jq '[.drives[].scrub.bad_shards] | add')
+    "$FOREBAY" drive scrub "$WORK/rot" --now >/dev/null && wait_until 60 all_verified &&
+        [ "$(json rot | jq '[.drives[].scrub.bad_shards] | add')" = "$before" ] && [ "$(fs_number rot repair.healed_shards)" -gt 0 ]
+}
+
+# What only one drive holds is waited for, however long it is away.
+last_holder() {
+    local dir=$WORK/last
+    node_stop last && mv "$dir/drives/1.img" "$WORK/last.img" &&
+        timeout 60 "$FOREBAY" start "$dir" --degraded --out-after 0 </dev/null && wait_until 10 drive_is last 1 missing
+    expect_fail 'would lose data' "$FOREBAY" drive remove "$dir" 1
+    expect_fail 'would lose data' "$FOREBAY" drive replace "$dir" 1 --path "$dir/drives/other.img"
+    sleep 3 && drive_is last 1 missing
+    mv "$WORK/last.img" "$dir/drives/1.img" && wait_until 30 drive_is last 1 up && same last before
 }
 
 check "a real tree is staged" stage_tree "$FILES" "$WORK/source" || exit 0
-profile_survives d1 r2 2 0 1
-profile_survives d2 r3 3 1 2
-profile_survives d3 4+2 6 1 2
-profile_survives d4 12/7/9 12 3 5
+profile_survives d1 r2 2 1 0 1
+profile_survives d2 r3 3 2 1 2
+profile_survives d3 4+2 6 2 3 5
+profile_survives d4 12/7/9 12 5 6 10
 check "missing: the node starts" node_start gone --drives 6 --drive-size 256M --profile 4+2
 check "missing: a tree is written" copy gone before
 check "missing: without the file of a drive everything is readable" missing_drive
 check "missing: with too few drives the node says why it does not start" too_many_missing
 node_end gone
-check "returned: the node starts" node_start back --drives 6 --drive-size 256M --profile 4+2
-check "returned: a drive that was away counts as lost where it is owed shards" returned_drive
-check "returned: the node stops" node_stop back
+rm -rf --one-file-system "${WORK:?}/gone"
+check "returned: the node starts" node_start back --drives 6 --drive-size 512M --profile 4+2
+check "returned: a tree is written" copy back before
+check "returned: a drive that is there again gets what it missed, nothing else" returned_drive
+check "returned: a drive that was taken out is used again" returned_by_command
+check "returned: two of six leave 2+2, and all of them the full profile" narrow_and_back back 2+2 1 4
+check "returned: status shows how much is narrow" wait_until 20 shows_narrow back
+check "returned: every two drives of six fail and return" every_loss back 6 2
+check "returned: also while files are written" under_load back every_loss back 6 2
+check "returned: the node stops" node_gone back
+check "replaced: the node starts" node_start swap --drives 6 --drive-size 512M --profile 4+2
+check "replaced: a tree is written" copy swap before
+check "replaced: a dead drive is rebuilt on another, nothing else is moved" dead_drive_replaced
+check "replaced: drives are replaced while files are written" under_load swap replace_under_load
+check "replaced: any two may fail again" two_others_fail
+check "replaced: rebuilding goes on after the process was killed" killed_while_rebuilding
+check "replaced: a drive without a spare is not emptied, with one it is" removed_without_a_spare
+check "replaced: the node stops" node_gone swap
+check "spare: the node starts" node_start spare --drives 7 --drive-size 512M --profile 4+2
+check "spare: a tree is written" copy spare before
+check "spare: a drive that stays away is rebuilt on the others; a new profile holds at once" given_up
+check "spare: the node stops" node_gone spare
+check "last holder: the node starts" node_start last --drives 3 --drive-size 512M --profile 1+0
+check "last holder: a tree is written" copy last before
+check "last holder: a drive is not given up while data depends on it" last_holder
+check "last holder: the node stops" node_gone last
+if [ "$LONG" = 1 ]; then
+    check "wide: the node starts" node_start wide --drives 12 --drive-size 512M --profile 12/7/9
+    check "wide: a tree is written" copy wide before
+    LIMIT_S=7000 check "wide: every three drives of twelve fail and return while files are written" under_load wide every_loss wide 12 3
+    check "wide: the node stops" node_gone wide
+else
+    check "wide: the node starts" node_start wide --drives 12 --drive-size 512M --profile 12/7/9
+    check "wide: a tree is written" copy wide before
+    check "wide: four of twelve leave 8/3/5" narrow_and_back wide 8/3/5 0 3 7 11
+    check "wide: the node stops" node_gone wide
+fi
 check "rot: the node starts" node_start rot --drives 6 --drive-size 256M --profile 4+2
 check "rot: a tree is written" copy rot before
 check "rot: two drives are damaged" eval 'rot rot 1 && rot rot 4'
 check "rot: damage is never returned, everything is readable" same rot before
+check "rot: what a scrub finds is restored: two other drives may fail" scrubbed
 check "rot: the node stops" node_stop rot
 exit 0

@@ -59,7 +59,7 @@ pub struct DriveInfo {
     pub uuid: String,
     /// Device or file.
     pub path: String,
-    /// `up`, `failed`, `missing` or `out`.
+    /// `up`, `suspect` (much slower than its peers), `leaving` (read until it is empty), `failed`, `missing` or `out`.
     pub state: String,
     /// Why it is not up.
     pub reason: Option<String>,
@@ -69,6 +69,72 @@ pub struct DriveInfo {
     pub space: SpaceInfo,
     /// Shards on it.
     pub shards: u64,
+    /// Placement groups that need it: as a member, or for what was not moved off it yet.
+    pub groups: u32,
+    /// Its scrub.
+    pub scrub: ScrubInfo,
+}
+
+/// How well the shards of a drive are known to be good.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubInfo {
+    /// Seconds since the oldest verification of a shard; `None` before the first pass is over.
+    pub oldest_s: Option<u64>,
+    /// Whether a pass was asked for and is not over.
+    pub running: bool,
+    /// Damaged shards found since the start of the node.
+    pub bad_shards: u64,
+}
+
+impl DriveInfo {
+    /// Whether what is on it can be read.
+    pub fn is_readable(&self) -> bool {
+        matches!(self.state.as_str(), "up" | "suspect" | "leaving")
+    }
+}
+
+/// What repair and rebuild of a filesystem do. Sums are since the start of the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepairInfo {
+    /// Owed shards that were stored.
+    pub repaired_shards: u64,
+    /// Their bytes.
+    pub repaired_bytes: u64,
+    /// Placement groups with positions that are rebuilt onto other drives.
+    pub rebuilding_groups: u64,
+    /// Shards restored for them.
+    pub rebuilt_shards: u64,
+    /// Their bytes.
+    pub rebuilt_bytes: u64,
+    /// Bytes that are still to be rebuilt, as of the last look.
+    pub rebuild_left_bytes: u64,
+    /// Shards that reads found damaged or missing, and that were restored.
+    pub healed_shards: u64,
+    /// Bytes per second while there is something to do.
+    pub bytes_per_s: u64,
+    /// Seconds until what can be repaired and rebuilt now is done.
+    pub eta_s: Option<u64>,
+    /// Extents of which fewer shards are left than reading needs.
+    pub lost_extents: u64,
+}
+
+/// Limits of background work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpkeepInfo {
+    /// Whether repair and rebuild rest.
+    pub paused: bool,
+    /// Bytes per second that they may write; half of that while foreground requests take twice as long as usual.
+    pub rate_bytes_per_s: u64,
+}
+
+/// Changes to the limits of background work; `None` leaves one as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetUpkeep {
+    /// Whether repair and rebuild rest.
+    pub paused: Option<bool>,
+    /// Bytes per second that they may write.
+    pub rate_bytes_per_s: Option<u64>,
 }
 
 /// A ledger and its owner.
@@ -91,8 +157,12 @@ pub struct LedgerInfo {
 pub struct FilesystemInfo {
     /// Its name.
     pub name: String,
-    /// How new data is protected.
+    /// How new data is to be protected.
     pub profile: String,
+    /// How it is protected now: narrower than the profile while too few drives are up.
+    pub write_profile: String,
+    /// Bytes of data that are narrower than the profile, counted from the drives' inventories now and then.
+    pub narrow_bytes: u64,
     /// What that means on the drives there are now.
     pub protection: String,
     /// Where it is mounted.
@@ -109,8 +179,12 @@ pub struct FilesystemInfo {
     pub ledger: LedgerInfo,
     /// Shards that writes went ahead without and that are not repaired. Counted up to 100,000.
     pub owed_shards: u64,
+    /// Their bytes.
+    pub owed_bytes: u64,
     /// The drives that should hold them: to the extents concerned these are lost.
     pub owed_drives: Vec<u32>,
+    /// Repair and rebuild.
+    pub repair: RepairInfo,
     /// Extents deleted since the start.
     pub reclaimed_extents: u64,
     /// Extents whose deletion waits for a drive.
@@ -136,6 +210,8 @@ pub struct NodeStatus {
     pub uptime_s: u64,
     /// All drives together.
     pub space: SpaceInfo,
+    /// Limits of background work.
+    pub upkeep: UpkeepInfo,
     /// Each drive.
     pub drives: Vec<DriveInfo>,
     /// Each filesystem.
@@ -150,6 +226,34 @@ pub struct AddDrive {
     pub path: Option<String>,
     /// Size of a file; `None` is as large as the smallest drive.
     pub size_bytes: Option<u64>,
+}
+
+/// How a drive is removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveDrive {
+    /// Even if data is lost that only it holds.
+    pub force: bool,
+}
+
+/// A drive that takes the place of another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplaceDrive {
+    /// Device or file.
+    pub path: String,
+    /// Size of a file; `None` is as large as the drive that it replaces.
+    pub size_bytes: Option<u64>,
+    /// Even if data is lost that only the old drive holds.
+    pub force: bool,
+}
+
+/// The profile that new data of a filesystem gets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetProfile {
+    /// Such as `4+2`.
+    pub profile: String,
 }
 
 /// A filesystem to create.
@@ -181,7 +285,7 @@ pub struct ShardInfo {
     pub shard: u8,
     /// The drive.
     pub drive: u32,
-    /// `up`, `owed`, `failed`, `missing` or `out`.
+    /// `up`, `owed`, `rebuilding`, or what the drive is.
     pub state: String,
 }
 
@@ -237,6 +341,22 @@ pub trait NodeControl: Send + Sync + 'static {
     fn add_drive(&self, request: AddDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
     /// Takes a drive out of service for good, as if it had died.
     fn fail_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
+    /// Uses a drive again that failed or was taken out of service, with what it has.
+    fn return_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
+    /// Moves everything off a drive, or rebuilds it from others if it does not answer.
+    fn remove_drive(&self, id: u32, request: RemoveDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
+    /// Puts a new drive in the place of another.
+    fn replace_drive(&self, id: u32, request: ReplaceDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
+    /// Verifies everything on a drive now; `None`: on all of them.
+    fn scrub_drive(&self, id: Option<u32>) -> BoxFuture<'_, Result<Vec<DriveInfo>, AdminError>>;
+    /// Changes the limits of background work.
+    fn set_upkeep(&self, request: SetUpkeep) -> BoxFuture<'_, Result<UpkeepInfo, AdminError>>;
+    /// Changes the profile of new data.
+    fn set_profile(
+        &self,
+        name: String,
+        request: SetProfile,
+    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
     /// Creates a filesystem.
     fn create_filesystem(
         &self,

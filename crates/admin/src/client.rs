@@ -12,7 +12,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeStatus, WhyInfo,
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeStatus, RemoveDrive,
+    ReplaceDrive, SetProfile, SetUpkeep, UpkeepInfo, WhyInfo,
 };
 
 /// Longest wait for an answer.
@@ -110,6 +111,38 @@ impl AdminClient {
     /// Takes a drive out of service for good.
     pub async fn fail_drive(&self, id: u32) -> Result<DriveInfo, CallError> {
         self.call(Method::POST, &format!("/v1/drives/{id}/fail"), None::<&()>).await
+    }
+
+    /// Uses a drive again that failed or was taken out of service.
+    pub async fn return_drive(&self, id: u32) -> Result<DriveInfo, CallError> {
+        self.call(Method::POST, &format!("/v1/drives/{id}/return"), None::<&()>).await
+    }
+
+    /// Moves everything off a drive, or rebuilds it from others.
+    pub async fn remove_drive(&self, id: u32, request: &RemoveDrive) -> Result<DriveInfo, CallError> {
+        self.call(Method::POST, &format!("/v1/drives/{id}/remove"), Some(request)).await
+    }
+
+    /// Puts a new drive in the place of another.
+    pub async fn replace_drive(&self, id: u32, request: &ReplaceDrive) -> Result<DriveInfo, CallError> {
+        self.call(Method::POST, &format!("/v1/drives/{id}/replace"), Some(request)).await
+    }
+
+    /// Verifies everything on a drive now; `None`: on all of them.
+    pub async fn scrub_drive(&self, id: Option<u32>) -> Result<Vec<DriveInfo>, CallError> {
+        let path = id.map_or("/v1/scrub".to_owned(), |id| format!("/v1/drives/{id}/scrub"));
+        self.call(Method::POST, &path, None::<&()>).await
+    }
+
+    /// Changes the limits of background work.
+    pub async fn set_upkeep(&self, request: &SetUpkeep) -> Result<UpkeepInfo, CallError> {
+        self.call(Method::POST, "/v1/upkeep", Some(request)).await
+    }
+
+    /// Changes the profile of new data.
+    pub async fn set_profile(&self, name: &str, request: &SetProfile) -> Result<FilesystemInfo, CallError> {
+        let path = format!("/v1/filesystems/{}/profile", percent_encode(name.as_bytes()));
+        self.call(Method::POST, &path, Some(request)).await
     }
 
     /// Creates a filesystem.

@@ -9,7 +9,8 @@ mod server;
 
 pub use api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FilesystemInfo, LedgerInfo, MountRequest,
-    NodeControl, NodeStatus, ShardInfo, SpaceInfo, WhyInfo,
+    NodeControl, NodeStatus, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetProfile, SetUpkeep,
+    ShardInfo, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 pub use client::{AdminClient, CallError};
 pub use server::{ServeError, serve};

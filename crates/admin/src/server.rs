@@ -12,7 +12,10 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 
-use crate::api::{AddDrive, AdminError, CreateFilesystem, MountRequest, NodeControl};
+use crate::api::{
+    AddDrive, AdminError, CreateFilesystem, MountRequest, NodeControl, RemoveDrive, ReplaceDrive, SetProfile,
+    SetUpkeep,
+};
 
 /// The socket could not be created.
 #[derive(Debug, thiserror::Error)]
@@ -45,9 +48,8 @@ struct WhyQuery {
     path: String,
 }
 
-fn router(node: Node) -> Router {
+fn drive_router() -> Router<Node> {
     Router::new()
-        .route("/v1/status", get(async |State(node): State<Node>| answer(node.status().await)))
         .route(
             "/v1/drives",
             post(async |State(node): State<Node>, Json(request): Json<AddDrive>| {
@@ -57,6 +59,51 @@ fn router(node: Node) -> Router {
         .route(
             "/v1/drives/{id}/fail",
             post(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.fail_drive(id).await)),
+        )
+        .route("/v1/scrub", post(async |State(node): State<Node>| answer(node.scrub_drive(None).await)))
+        .route(
+            "/v1/drives/{id}/scrub",
+            post(async |State(node): State<Node>, Path(id): Path<u32>| {
+                answer(node.scrub_drive(Some(id)).await)
+            }),
+        )
+        .route(
+            "/v1/drives/{id}/return",
+            post(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.return_drive(id).await)),
+        )
+        .route(
+            "/v1/drives/{id}/remove",
+            post(async |State(node): State<Node>, Path(id): Path<u32>, Json(request): Json<RemoveDrive>| {
+                answer(node.remove_drive(id, request).await)
+            }),
+        )
+        .route(
+            "/v1/drives/{id}/replace",
+            post(async |State(node): State<Node>, Path(id): Path<u32>, Json(request): Json<ReplaceDrive>| {
+                answer(node.replace_drive(id, request).await)
+            }),
+        )
+}
+
+fn router(node: Node) -> Router {
+    Router::new()
+        .route("/v1/status", get(async |State(node): State<Node>| answer(node.status().await)))
+        .merge(drive_router())
+        .route(
+            "/v1/upkeep",
+            post(async |State(node): State<Node>, Json(request): Json<SetUpkeep>| {
+                answer(node.set_upkeep(request).await)
+            }),
+        )
+        .route(
+            "/v1/filesystems/{name}/profile",
+            post(
+                async |State(node): State<Node>,
+                       Path(name): Path<String>,
+                       Json(request): Json<SetProfile>| {
+                    answer(node.set_profile(name, request).await)
+                },
+            ),
         )
         .route(
             "/v1/filesystems",

@@ -154,7 +154,7 @@ impl Client {
     /// lease, so the lock is taken only if there is something to write: then the lease is exclusive, and no
     /// request on this inode waits for others. For the same reason no access time is sent.
     async fn flush_for_recall(&self, node: &Node) -> Result<(), FsError> {
-        if !node.lock().has_dirty() {
+        if !node.lock().is_behind() {
             return Ok(());
         }
         let _flush = node.flush.lock().await;
@@ -170,7 +170,7 @@ impl Client {
     /// Stops using the lease unless something is dirty again.
     fn give_up(&self, node: &Arc<Node>, lease: LeaseGrant, keep: Option<LeaseKind>) -> bool {
         let mut state = node.lock();
-        if state.has_dirty() {
+        if state.is_behind() {
             return false;
         }
         if state.lease.is_some_and(|held| held.id == lease.id) {
@@ -219,6 +219,11 @@ impl Client {
         state.map.forget();
         state.forget_attr();
         let lost = state.dirty.bytes();
+        if !state.held.set.is_empty() {
+            state.drop_held();
+            state.error = Some(FsError::Io);
+            tracing::error!(ino = %lease.ino, "lease was revoked, a change of attributes is lost");
+        }
         if lost > 0 {
             state.dirty.truncate(0);
             state.error = Some(FsError::Io);

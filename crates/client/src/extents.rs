@@ -1,32 +1,40 @@
-//! Extents on drives: encode, place and write; read, verify and reconstruct.
+//! Extents on drives: encode, place and write. `gather` reads them.
 //!
 //! An extent is written once under an id of its own. A retry after a failure takes a new id and another
 //! placement group, so that an id never stands for two contents.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use base::checksum::{block_checksums, blocks_match};
+use base::checksum::block_checksums;
 use base::env::Env;
 use base::units::BLOCK_BYTES;
-use base::{ExtentId, FsError, LedgerId, ShardIndex};
+use base::{DriveId, Epoch, ExtentId, FsError, LedgerId, PgId, ShardIndex};
 use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
 use futures_util::future::join_all;
-use layout::{ErasureCode, PlacementGroup, Profile, ShardRead, read_plan, shard_len};
+use futures_util::stream::FuturesUnordered;
+use layout::{ErasureCode, PlacementGroup, Profile, ShardRead, extent_bytes_max, shard_len};
 use tokio::sync::watch;
-use wire::drive::{
-    DriveService, GetShard, GetShardError, PutPurpose, PutShard, PutShardError, ShardClass, ShardKey,
-    ShardShape,
-};
+use wire::drive::{PutPurpose, PutShard, PutShardError, ShardClass, ShardKey, ShardShape};
 use wire::meta::{ExtentRef, OwedShard};
 
+use crate::latency::{Asked, Latencies};
 use crate::topology::Topology;
 
+/// Extents above this are erasure coded at once, smaller ones are kept as copies.
+pub(crate) const COPIES_BYTES_MAX: u32 = 256 << 10;
 /// How often a write is tried on other placement groups.
 const WRITE_ATTEMPTS: u32 = 4;
-/// A drive that has not answered by then is gone on without, if enough others have.
-const DRIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// A drive that has not answered by then does not answer. Where others can take its place, nobody waits so long.
+pub(crate) const DRIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Garbage that a drive has not deleted by then is left to the comparison of inventories.
+const DISCARD_TIMEOUT: Duration = Duration::from_millis(500);
+/// Damaged shards that are remembered.
+const DAMAGED_MAX: usize = 4096;
+/// How long a write that found too few drives waits for other groups.
+const TOPOLOGY_PATIENCE: Duration = Duration::from_millis(2500);
 
 /// How the bytes of an extent are protected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +52,18 @@ pub(crate) struct WrittenExtent {
     pub(crate) owed: Vec<OwedShard>,
 }
 
+/// Why an extent was not written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WriteExtentError {
+    /// Extents are shorter now, because drives are missing: write it as several.
+    TooLong {
+        /// The most bytes of one extent.
+        bytes_max: u32,
+    },
+    /// It is not durable, and nothing of it will ever be read.
+    Failed(FsError),
+}
+
 /// Why bytes of an extent could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadExtentError {
@@ -53,46 +73,89 @@ pub(crate) enum ReadExtentError {
     Unreadable,
 }
 
+/// Why a shard was not restored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RestoreShardError {
+    /// The drive that it belongs to does not take it now.
+    NotNow,
+    /// The extent is deleted: there is nothing to restore.
+    Gone,
+    /// Fewer than k shards can be read.
+    Unreadable,
+}
+
+impl From<ReadExtentError> for RestoreShardError {
+    fn from(error: ReadExtentError) -> Self {
+        match error {
+            ReadExtentError::Gone => Self::Gone,
+            ReadExtentError::Unreadable => Self::Unreadable,
+        }
+    }
+}
+
 /// Reads and writes extents of one ledger.
 pub(crate) struct ExtentIo {
-    env: Env,
-    ledger: LedgerId,
-    profile: Profile,
+    pub(crate) env: Env,
+    pub(crate) ledger: LedgerId,
     topology: watch::Receiver<Arc<Topology>>,
     codes: Mutex<HashMap<(u8, u8), Arc<ErasureCode>>>,
+    pub(crate) latencies: Latencies,
+    /// Writes under way, by the cluster map that placed them.
+    writing: Mutex<BTreeMap<Epoch, u32>>,
+    /// Shards that reads found damaged or missing, for repair.
+    damaged: Mutex<HashMap<(ExtentId, ShardIndex), ExtentRef>>,
+}
+
+/// A write under way.
+struct Writing<'a> {
+    extents: &'a ExtentIo,
+    epoch: Epoch,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        let mut writing = self.extents.writing.lock().expect("no holder of this lock panics");
+        if let Some(count) = writing.get_mut(&self.epoch) {
+            *count -= 1;
+            if *count == 0 {
+                writing.remove(&self.epoch);
+            }
+        }
+    }
 }
 
 /// One extent's shards on the way to drives.
 struct Stripe {
     profile: Profile,
-    class: ShardClass,
     extent_len: u32,
     shards: Vec<Bytes>,
 }
 
+/// One shard on its way to a drive.
+struct Put {
+    drive: DriveId,
+    purpose: PutPurpose,
+    bytes: Bytes,
+}
+
 impl ExtentIo {
-    pub(crate) fn new(
-        env: Env,
-        ledger: LedgerId,
-        profile: Profile,
-        topology: watch::Receiver<Arc<Topology>>,
-    ) -> Self {
-        Self { env, ledger, profile, topology, codes: Mutex::new(HashMap::new()) }
+    pub(crate) fn new(env: Env, ledger: LedgerId, topology: watch::Receiver<Arc<Topology>>) -> Self {
+        let (codes, writing, damaged) = Default::default();
+        Self { env, ledger, topology, codes, latencies: Latencies::new(), writing, damaged }
     }
 
     pub(crate) fn topology(&self) -> Arc<Topology> {
         self.topology.borrow().clone()
     }
 
-    fn code(&self, k: u8, n: u8) -> Arc<ErasureCode> {
+    pub(crate) fn code(&self, k: u8, n: u8) -> Arc<ErasureCode> {
         let mut codes = self.codes.lock().expect("no holder of this lock panics");
         let build = || Arc::new(ErasureCode::new(k, n - k).expect("shapes are checked where they enter"));
         codes.entry((k, n)).or_insert_with(build).clone()
     }
 
     /// How extents written with this protection are spread.
-    fn shape(&self, protection: Protection) -> Profile {
-        let full = self.profile;
+    fn shape(full: Profile, protection: Protection) -> Profile {
         match protection {
             Protection::Coded => full,
             Protection::Copies => {
@@ -108,21 +171,33 @@ impl ExtentIo {
         data: Bytes,
         protection: Protection,
         mut next_id: impl FnMut() -> F,
-    ) -> Result<WrittenExtent, FsError>
+    ) -> Result<WrittenExtent, WriteExtentError>
     where
         F: Future<Output = Result<ExtentId, FsError>>,
     {
-        let stripe = self.encode(data, protection);
         let mut error = FsError::Io;
+        let mut stripe: Option<Stripe> = None;
+        let mut patience = TOPOLOGY_PATIENCE;
         for attempt in 0..WRITE_ATTEMPTS {
             let topology = self.topology();
-            let n = usize::from(stripe.profile.n());
-            let Some(group) = topology.choose(self.env.random.next_u64(), n) else {
-                tracing::error!("no placement group to write to");
-                return Err(FsError::Io);
+            let profile = Self::shape(topology.profile, protection);
+            let bytes_max = extent_bytes_max(topology.profile);
+            if protection == Protection::Coded && data.len() > bytes_max as usize {
+                return Err(WriteExtentError::TooLong { bytes_max });
+            }
+            let stripe = match stripe.take() {
+                Some(same) if same.profile == profile => stripe.insert(same),
+                _ => stripe.insert(self.encode(data.clone(), profile)),
             };
-            let id = next_id().await?;
-            match self.put_all(&topology, group, id, &stripe).await {
+            let is_slow = |drive| self.latencies.is_slow(drive);
+            let Some(group) = topology.choose(self.env.random.next_u64(), profile.n().into(), &is_slow)
+            else {
+                tracing::error!("no placement group to write to");
+                return Err(WriteExtentError::Failed(FsError::Io));
+            };
+            let id = next_id().await.map_err(WriteExtentError::Failed)?;
+            let _writing = self.writing(topology.map.epoch);
+            match self.put_all(&topology, group, id, stripe).await {
                 Ok(written) => return Ok(written),
                 Err(failed) => {
                     tracing::warn!(%id, pg = %group.id, attempt, %failed, "extent not written, trying elsewhere");
@@ -131,12 +206,33 @@ impl ExtentIo {
                     error = failed;
                 }
             }
+            if error == FsError::Io {
+                self.other_topology(&topology, std::mem::take(&mut patience)).await;
+            }
         }
-        Err(error)
+        Err(WriteExtentError::Failed(error))
     }
 
-    fn encode(&self, data: Bytes, protection: Protection) -> Stripe {
-        let profile = self.shape(protection);
+    /// Waits a moment for other drives or groups: who plans them needs to see first that drives are gone.
+    async fn other_topology(&self, known: &Arc<Topology>, patience: Duration) {
+        let mut topology = self.topology.clone();
+        let changed = topology.wait_for(|now| !Arc::ptr_eq(now, known));
+        // Without a change the next attempt may still find a better group.
+        let _ = tokio::time::timeout(patience, changed).await;
+    }
+
+    /// Notes a write under a version of the cluster map for as long as the result lives.
+    fn writing(&self, epoch: Epoch) -> Writing<'_> {
+        *self.writing.lock().expect("no holder of this lock panics").entry(epoch).or_insert(0) += 1;
+        Writing { extents: self, epoch }
+    }
+
+    /// The oldest cluster map by which a write under way was placed.
+    pub(crate) fn oldest_writing(&self) -> Option<Epoch> {
+        self.writing.lock().expect("no holder of this lock panics").keys().next().copied()
+    }
+
+    fn encode(&self, data: Bytes, profile: Profile) -> Stripe {
         let (k, m) = (profile.k(), profile.m());
         let extent_len = u32::try_from(data.len()).expect("an extent is at most 16 MiB");
         let shard_bytes = shard_len(extent_len, k) as usize;
@@ -153,14 +249,11 @@ impl ExtentIo {
             let parity = Bytes::from(parity);
             shards.extend((0..usize::from(m)).map(|i| parity.slice(i * shard_bytes..(i + 1) * shard_bytes)));
         }
-        let class = match protection {
-            Protection::Copies => ShardClass::Small,
-            Protection::Coded => ShardClass::Bulk,
-        };
-        Stripe { profile, class, extent_len, shards }
+        Stripe { profile, extent_len, shards }
     }
 
-    /// Succeeds if at least w shards are durable; says which are owed.
+    /// Succeeds if at least w shards are durable; says which are owed. Drives that take much longer than the
+    /// others are not waited for if there are w without them.
     async fn put_all(
         &self,
         topology: &Topology,
@@ -168,44 +261,161 @@ impl ExtentIo {
         id: ExtentId,
         stripe: &Stripe,
     ) -> Result<WrittenExtent, FsError> {
-        let profile = stripe.profile;
-        let puts =
-            (0u8..).zip(&stripe.shards).zip(&group.members).map(|((index, bytes), drive)| async move {
+        let (k, n, w) = (stripe.profile.k(), stripe.profile.n(), stripe.profile.w());
+        let extent = ExtentRef { id, pg: group.id, k, n, extent_len: stripe.extent_len, extent_off: 0 };
+        let spared = self.spared(topology, group, stripe.profile);
+        let started_ns = self.env.clock.boot_ns();
+        let members = || (0u8..).zip(group.members.iter().copied());
+        let mut puts: FuturesUnordered<_> = members()
+            .zip(&stripe.shards)
+            .filter(|((_, drive), _)| !spared.contains(drive))
+            .map(|((index, drive), bytes)| async move {
                 let shard = ShardIndex(index);
-                let Some(service) = topology.usable(*drive) else {
-                    return Err(PutShardError::Failed { drive: *drive });
-                };
-                let request = PutShard {
-                    key: ShardKey { ledger: self.ledger, extent: id, shard },
-                    shape: ShardShape {
-                        pg: group.id,
-                        k: profile.k(),
-                        m: profile.m(),
-                        extent_len: stripe.extent_len,
-                    },
-                    class: stripe.class,
-                    purpose: PutPurpose::Write,
-                    pg_epoch: group.epoch,
-                    checksums: block_checksums(id, shard, 0, bytes),
-                    bytes: bytes.clone(),
-                };
-                let late = Err(PutShardError::Failed { drive: *drive });
-                tokio::time::timeout(DRIVE_TIMEOUT, put_patiently(service, request)).await.unwrap_or(late)
-            });
-        let results = join_all(puts).await;
-        let mut owed = Vec::new();
+                let put = Put { drive, purpose: PutPurpose::Write, bytes: bytes.clone() };
+                (index, self.put_shard(topology, group, &extent, shard, put).await)
+            })
+            .collect();
+        let mut stored = vec![false; usize::from(n)];
+        let mut failed = spared.len();
         let mut full = false;
-        for ((index, result), drive) in (0u8..).zip(&results).zip(&group.members) {
-            let Err(error) = result else { continue };
-            full |= matches!(error, PutShardError::NoSpace { .. });
-            owed.push(OwedShard { shard: ShardIndex(index), drive: *drive });
+        let patience = tokio::time::sleep(self.latencies.write_patience());
+        tokio::pin!(patience);
+        while !puts.is_empty() {
+            let enough = stored.iter().filter(|stored| **stored).count() >= usize::from(w);
+            tokio::select! {
+                biased;
+                Some((index, result)) = puts.next() => match result {
+                    Ok(()) => stored[usize::from(index)] = true,
+                    Err(error) => {
+                        full |= matches!(error, PutShardError::NoSpace { .. });
+                        failed += 1;
+                    }
+                },
+                () = &mut patience, if enough => break,
+            }
+            if failed > usize::from(n - w) {
+                // Waiting for the others changes nothing.
+                break;
+            }
         }
-        if results.len() - owed.len() < usize::from(profile.w()) {
+        let now = self.env.clock.boot_ns();
+        let unstored: Vec<_> =
+            members().filter(|(index, _)| stored.get(usize::from(*index)) == Some(&false)).collect();
+        if !puts.is_empty() && failed <= usize::from(n - w) {
+            let waited_ns =
+                now.saturating_sub(started_ns).max(self.latencies.write_patience().as_nanos() as u64);
+            for (_, drive) in unstored
+                .iter()
+                .filter(|(_, drive)| !spared.contains(drive) && topology.usable(*drive).is_some())
+            {
+                self.latencies.gave_up(*drive, Asked::Write, waited_ns, now);
+            }
+        }
+        let owed: Vec<OwedShard> = unstored
+            .into_iter()
+            .map(|(index, drive)| OwedShard { shard: ShardIndex(index), drive })
+            .collect();
+        if owed.len() > usize::from(n - w) {
             return Err(if full { FsError::NoSpace } else { FsError::Io });
         }
-        let (k, n) = (profile.k(), profile.n());
-        let extent = ExtentRef { id, pg: group.id, k, n, extent_len: stripe.extent_len, extent_off: 0 };
         Ok(WrittenExtent { extent, owed })
+    }
+
+    /// Members that are slow and that a write can do without.
+    fn spared(&self, topology: &Topology, group: &PlacementGroup, profile: Profile) -> Vec<DriveId> {
+        let members = group.members.iter().take(profile.n().into());
+        let (up, down): (Vec<DriveId>, Vec<DriveId>) =
+            members.copied().partition(|drive| topology.usable(*drive).is_some());
+        let may_owe = usize::from(profile.n() - profile.w()).saturating_sub(down.len());
+        let now = self.env.clock.boot_ns();
+        up.into_iter().filter(|drive| self.latencies.spares(*drive, now)).take(may_owe).collect()
+    }
+
+    /// Notes a shard that is not as it should be. Beyond what fits, reads will find them again.
+    pub(crate) fn note_damaged(&self, extent: &ExtentRef, shard: ShardIndex) {
+        let mut damaged = self.damaged.lock().expect("no holder of this lock panics");
+        if damaged.len() < DAMAGED_MAX {
+            damaged.insert((extent.id, shard), *extent);
+        }
+    }
+
+    /// The shards noted since the last call.
+    pub(crate) fn take_damaged(&self) -> HashMap<(ExtentId, ShardIndex), ExtentRef> {
+        std::mem::take(&mut *self.damaged.lock().expect("no holder of this lock panics"))
+    }
+
+    /// Stores one shard on a drive. One that is busy is asked again when it says so.
+    async fn put_shard(
+        &self,
+        topology: &Topology,
+        group: &PlacementGroup,
+        extent: &ExtentRef,
+        shard: ShardIndex,
+        put: Put,
+    ) -> Result<(), PutShardError> {
+        let Put { drive, purpose, bytes } = put;
+        let Some(service) = topology.usable(drive) else {
+            return Err(PutShardError::Failed { drive });
+        };
+        let ExtentRef { id, k, n, extent_len, .. } = *extent;
+        let copies = k == 1 && extent_len <= COPIES_BYTES_MAX;
+        let request = PutShard {
+            key: ShardKey { ledger: self.ledger, extent: id, shard },
+            shape: ShardShape { pg: group.id, k, m: n - k, extent_len },
+            class: if copies { ShardClass::Small } else { ShardClass::Bulk },
+            purpose,
+            pg_epoch: group.epoch,
+            checksums: block_checksums(id, shard, 0, &bytes),
+            bytes,
+        };
+        let attempts = async {
+            loop {
+                let started_ns = self.env.clock.boot_ns();
+                let result = service.put(request.clone()).await;
+                let now = self.env.clock.boot_ns();
+                let Err(PutShardError::Busy { retry_after_ms, .. }) = result else {
+                    self.latencies.answered(drive, Asked::Write, now.saturating_sub(started_ns), now);
+                    return result;
+                };
+                tokio::time::sleep(Duration::from_millis(retry_after_ms.max(1).into())).await;
+            }
+        };
+        let late = Err(PutShardError::Failed { drive });
+        tokio::time::timeout(DRIVE_TIMEOUT, attempts).await.unwrap_or(late)
+    }
+
+    /// Reconstructs a shard and stores it where it belongs now. Returns its bytes, by number.
+    pub(crate) async fn restore_shard(
+        &self,
+        extent: &ExtentRef,
+        shard: ShardIndex,
+    ) -> Result<u64, RestoreShardError> {
+        let topology = self.topology();
+        let group = topology.map.group(extent.pg).ok_or(RestoreShardError::NotNow)?;
+        let drive = *group.members.get(usize::from(shard.0)).ok_or(RestoreShardError::NotNow)?;
+        let len_bytes = shard_len(extent.extent_len, extent.k);
+        let blocks = len_bytes / BLOCK_BYTES as u32;
+        let read = ShardRead { shard, first_block: 0, blocks, skip_bytes: 0, len_bytes };
+        // A late shard may have landed after all, and a drive that is being emptied may have it.
+        let bytes = self.read_shard(extent, read).await?;
+        let put = Put { drive, purpose: PutPurpose::Repair, bytes };
+        self.put_shard(&topology, group, extent, shard, put).await.map_err(|error| {
+            tracing::debug!(%drive, %error, "restored shard was not stored");
+            RestoreShardError::NotNow
+        })?;
+        Ok(u64::from(len_bytes))
+    }
+
+    /// Deletes one shard that was stored for an extent that is gone.
+    pub(crate) async fn drop_shard(&self, pg: PgId, id: ExtentId, shard: ShardIndex) {
+        let topology = self.topology();
+        let Some(group) = topology.map.group(pg) else { return };
+        let member = group.members.get(usize::from(shard.0));
+        let Some(service) = member.and_then(|drive| topology.usable(*drive)) else { return };
+        let key = ShardKey { ledger: self.ledger, extent: id, shard };
+        if let Err(error) = service.delete(vec![key]).await {
+            tracing::warn!(?key, %error, "shard of a deleted extent is left behind");
+        }
     }
 
     /// Deletes an extent that was never committed and never will be. What a silent drive keeps of it is found by
@@ -215,7 +425,7 @@ impl ExtentIo {
         let deletes = (0..n).zip(&group.members).filter_map(|(shard, drive)| {
             let service = topology.usable(*drive)?.clone();
             let key = ShardKey { ledger: self.ledger, extent: id, shard: ShardIndex(shard) };
-            Some(async move { service.delete(vec![key]).await })
+            Some(async move { tokio::time::timeout(DISCARD_TIMEOUT, service.delete(vec![key])).await })
         });
         join_all(deletes).await;
     }
@@ -229,154 +439,6 @@ impl ExtentIo {
             }
         }
     }
-
-    /// Reads `out.len()` bytes of an extent, from `off` on.
-    pub(crate) async fn read_into(
-        &self,
-        extent: &ExtentRef,
-        off: u32,
-        out: &mut [u8],
-    ) -> Result<(), ReadExtentError> {
-        let len = u32::try_from(out.len()).expect("a piece is at most 16 MiB");
-        let mut rest = out;
-        let mut parts = Vec::new();
-        for read in read_plan(extent.extent_len, extent.k, off, len) {
-            let (part, later) = rest.split_at_mut(read.len_bytes as usize);
-            rest = later;
-            parts.push(async move {
-                let bytes = self.read_shard(extent, read).await?;
-                part.copy_from_slice(&bytes);
-                Ok(())
-            });
-        }
-        join_all(parts).await.into_iter().collect()
-    }
-
-    /// Reads bytes that lie on one drive without copying them; `None` if they lie on several.
-    pub(crate) async fn read_one(
-        &self,
-        extent: &ExtentRef,
-        off: u32,
-        len: u32,
-    ) -> Option<Result<Bytes, ReadExtentError>> {
-        let mut plan = read_plan(extent.extent_len, extent.k, off, len);
-        let read = plan.next()?;
-        if plan.next().is_some() {
-            return None;
-        }
-        Some(self.read_shard(extent, read).await)
-    }
-
-    async fn read_shard(&self, extent: &ExtentRef, read: ShardRead) -> Result<Bytes, ReadExtentError> {
-        let start = read.skip_bytes as usize;
-        let wanted = start..start + read.len_bytes as usize;
-        let blocks = match self.get_blocks(extent, read.shard, read).await {
-            Ok(blocks) => blocks,
-            Err(error) => self.recover_blocks(extent, read, error).await?,
-        };
-        Ok(blocks.slice(wanted))
-    }
-
-    /// Blocks of one shard from its drive, verified.
-    async fn get_blocks(
-        &self,
-        extent: &ExtentRef,
-        shard: ShardIndex,
-        read: ShardRead,
-    ) -> Result<Bytes, Lack> {
-        let topology = self.topology();
-        let group = topology.map.group(extent.pg).ok_or(Lack::Unavailable)?;
-        let drive = *group.members.get(usize::from(shard.0)).ok_or(Lack::Unavailable)?;
-        let service = topology.usable(drive).ok_or(Lack::Unavailable)?;
-        let key = ShardKey { ledger: self.ledger, extent: extent.id, shard };
-        let request = GetShard { key, first_block: read.first_block, blocks: read.blocks };
-        let answer = tokio::time::timeout(DRIVE_TIMEOUT, service.get(request)).await;
-        match answer.map_err(|_| Lack::Unavailable)? {
-            Ok(blocks) => {
-                let whole = blocks.bytes.len() as u64 == u64::from(read.blocks) * BLOCK_BYTES;
-                if whole && blocks_match(extent.id, shard, read.first_block, &blocks.bytes, &blocks.checksums)
-                {
-                    Ok(blocks.bytes)
-                } else {
-                    tracing::error!(%drive, ?key, "drive returned blocks that do not match their checksums");
-                    Err(Lack::Unavailable)
-                }
-            }
-            Err(GetShardError::NotFound { .. }) => Err(Lack::NotFound),
-            Err(error) => {
-                tracing::warn!(%drive, ?key, %error, "shard cannot be read, using others");
-                Err(Lack::Unavailable)
-            }
-        }
-    }
-
-    /// The same blocks from k other shards.
-    async fn recover_blocks(
-        &self,
-        extent: &ExtentRef,
-        read: ShardRead,
-        first: Lack,
-    ) -> Result<Bytes, ReadExtentError> {
-        let mut missing = usize::from(first == Lack::NotFound);
-        let mut present: Vec<(ShardIndex, Bytes)> = Vec::new();
-        let mut candidates = (0..extent.n).map(ShardIndex).filter(|shard| *shard != read.shard);
-        let k = usize::from(extent.k);
-        while present.len() < k {
-            let wave: Vec<ShardIndex> = candidates.by_ref().take(k - present.len()).collect();
-            if wave.is_empty() {
-                break;
-            }
-            let gets = wave.iter().map(|shard| self.get_blocks(extent, *shard, read));
-            for (shard, got) in wave.iter().zip(join_all(gets).await) {
-                match got {
-                    Ok(bytes) => present.push((*shard, bytes)),
-                    Err(lack) => missing += usize::from(lack == Lack::NotFound),
-                }
-            }
-        }
-        if present.len() < k {
-            // If more shards say "deleted" than could be owed, the whole extent was.
-            let deleted = missing > usize::from(extent.n - extent.k);
-            let error = if deleted { ReadExtentError::Gone } else { ReadExtentError::Unreadable };
-            if !deleted {
-                tracing::error!(extent = %extent.id, pg = %extent.pg, present = present.len(), k, "extent cannot be read");
-            }
-            return Err(error);
-        }
-        if k == 1 {
-            return Ok(present.remove(0).1);
-        }
-        let mut out = vec![0u8; present[0].1.len()];
-        let sources: Vec<(ShardIndex, &[u8])> =
-            present.iter().map(|(shard, bytes)| (*shard, bytes.as_ref())).collect();
-        let code = self.code(extent.k, extent.n);
-        match code.reconstruct(&sources, &mut [(read.shard, &mut out)]) {
-            Ok(()) => Ok(Bytes::from(out)),
-            Err(error) => {
-                tracing::error!(extent = %extent.id, %error, "extent cannot be reconstructed");
-                Err(ReadExtentError::Unreadable)
-            }
-        }
-    }
-}
-
-/// Puts a shard, coming again as long as the drive says that it is busy.
-async fn put_patiently(service: &Arc<dyn DriveService>, request: PutShard) -> Result<(), PutShardError> {
-    loop {
-        match service.put(request.clone()).await {
-            Err(PutShardError::Busy { retry_after_ms, .. }) => {
-                tokio::time::sleep(Duration::from_millis(u64::from(retry_after_ms))).await;
-            }
-            other => return other,
-        }
-    }
-}
-
-/// Why a shard's blocks are not there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lack {
-    NotFound,
-    Unavailable,
 }
 
 fn pad(data: Bytes, len: usize) -> Bytes {

@@ -42,7 +42,7 @@ impl Client {
             let before = state.dirty.bytes();
             let full = state.dirty.write(off, bytes, self.inner.window);
             self.inner.dirty_bytes.fetch_add(state.dirty.bytes() - before, Ordering::Relaxed);
-            state.written_ns = self.inner.env.clock.wall_ns();
+            state.wrote(self.inner.env.clock.wall_ns());
             state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
             full && !std::mem::replace(&mut state.flush_scheduled, true)
         };

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::FsError;
-use base::units::{BLOCK_BYTES, KIB};
+use base::units::BLOCK_BYTES;
 use bytes::{Bytes, BytesMut};
 use futures_util::future::try_join_all;
 use wire::meta::{
@@ -16,12 +16,11 @@ use wire::meta::{
 };
 
 use crate::Client;
-use crate::extents::Protection;
+use crate::extents::{Protection, WriteExtentError};
 use crate::node::{Node, NodeState};
 use crate::room::RoomWait;
 
-/// Extents above this are erasure coded at once, smaller ones are kept as copies.
-const COPIES_BYTES_MAX: usize = 256 * KIB as usize;
+const COPIES_BYTES_MAX: usize = crate::extents::COPIES_BYTES_MAX as usize;
 /// Extents written in parallel before one commit.
 const EXTENTS_PER_COMMIT: usize = 8;
 /// Inline bytes that a client puts into the log per second. They are written there and again to the ledger's
@@ -65,7 +64,7 @@ enum Wrote {
 }
 
 /// Bytes that become one extent, and which parts of the file they are.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Parcel {
     data: Bytes,
     /// File offset, offset in `data`, length.
@@ -104,6 +103,20 @@ fn parcels(runs: &BTreeMap<u64, Bytes>, window: usize) -> Vec<Parcel> {
         parcels.push(Parcel { data: shared.freeze(), parts });
     }
     parcels
+}
+
+/// The parcel as several of at most `bytes_max` bytes.
+fn split(parcel: &Parcel, bytes_max: u32) -> Vec<Parcel> {
+    let len = parcel.data.len() as u32;
+    let cuts = (0..len).step_by(bytes_max as usize).map(|from| (from, len.min(from + bytes_max)));
+    let cut = |(from, to): (u32, u32)| {
+        let parts = parcel.parts.iter().filter_map(|(off, at, len)| {
+            let (start, end) = ((*at).max(from), (at + len).min(to));
+            (start < end).then(|| (off + u64::from(start - at), start - from, end - start))
+        });
+        Parcel { data: parcel.data.slice(from as usize..to as usize), parts: parts.collect() }
+    };
+    cuts.map(cut).filter(|parcel| !parcel.parts.is_empty()).collect()
 }
 
 fn extents_of(pieces: &[CommitPiece]) -> impl Iterator<Item = ExtentRef> {
@@ -182,7 +195,10 @@ impl Client {
             state.dirty_since_ns = None;
             state.dirty.take_all()
         };
-        self.write_runs(node, everything).await.map(|_| ())
+        match self.write_runs(node, everything).await? {
+            Wrote::Something => Ok(()),
+            Wrote::Nothing => self.send_held(node).await,
+        }
     }
 
     /// Writes the runs that `take` takes from the dirty buffer, or puts them back.
@@ -191,21 +207,21 @@ impl Client {
         node: &Node,
         take: impl FnOnce(&mut NodeState) -> BTreeMap<u64, Bytes>,
     ) -> Result<Wrote, FsError> {
-        let runs = {
+        let (runs, held) = {
             // In one step: a read in between must find the bytes in one place or the other.
             let mut state = node.lock();
             let runs = take(&mut state);
             state.flushing = runs.clone();
-            runs
+            (runs, state.held.clone())
         };
         if runs.is_empty() {
             return Ok(Wrote::Nothing);
         }
         let bytes: u64 = runs.values().map(|run| run.len() as u64).sum();
         let mut wait = RoomWait::default();
-        let mut result = self.write_and_commit(node, &runs).await;
+        let mut result = self.write_and_commit(node, &runs, &held.set).await;
         while result == Err(FsError::NoSpace) && wait.step(self).await.unwrap_or(false) {
-            result = self.write_and_commit(node, &runs).await;
+            result = self.write_and_commit(node, &runs, &held.set).await;
         }
         let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
         let mut state = node.lock();
@@ -213,6 +229,7 @@ impl Client {
         match result {
             Ok(()) => {
                 *stalled = None;
+                state.settle_held(&held);
                 drop(state);
                 self.dirty_gone(bytes);
                 Ok(Wrote::Something)
@@ -221,6 +238,7 @@ impl Client {
                 let lost = matches!(error, FsError::StaleLease | FsError::Stale);
                 let before = state.dirty.bytes();
                 if lost {
+                    state.drop_held();
                     state.lease = None;
                     *stalled = None;
                 } else {
@@ -238,7 +256,40 @@ impl Client {
         }
     }
 
-    async fn write_and_commit(&self, node: &Node, runs: &BTreeMap<u64, Bytes>) -> Result<(), FsError> {
+    /// Sends changes of attributes that no content goes with.
+    async fn send_held(&self, node: &Node) -> Result<(), FsError> {
+        let held = node.lock().held.clone();
+        if held.set.is_empty() {
+            return Ok(());
+        }
+        let result = self.call(MetaRequest::SetAttr { ino: node.ino, set: held.set.clone() }).await;
+        let mut state = node.lock();
+        match result {
+            Ok(MetaReply::Attr(attr)) => {
+                state.settle_held(&held);
+                state.learn(attr);
+                Ok(())
+            }
+            Ok(_) => Err(FsError::Io),
+            Err(error) => {
+                state.error = Some(error);
+                if error == FsError::Stale {
+                    state.drop_held();
+                } else {
+                    state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The attributes in `set` change with the last of the content.
+    async fn write_and_commit(
+        &self,
+        node: &Node,
+        runs: &BTreeMap<u64, Bytes>,
+        set: &SetAttr,
+    ) -> Result<(), FsError> {
         let (inline, rest) = self.split_inline(runs);
         let mut pieces: Vec<CommitPiece> = inline
             .into_iter()
@@ -257,8 +308,10 @@ impl Client {
             if pieces.is_empty() {
                 return Ok(());
             }
-            self.commit(node, std::mem::take(&mut pieces)).await?;
-            if groups.peek().is_none() {
+            let last = groups.peek().is_none();
+            let set = if last { set.clone() } else { SetAttr::default() };
+            self.commit(node, std::mem::take(&mut pieces), set).await?;
+            if last {
                 return Ok(());
             }
         }
@@ -279,20 +332,32 @@ impl Client {
     }
 
     async fn write_parcel(&self, parcel: &Parcel) -> Result<Vec<CommitPiece>, FsError> {
-        let coded = parcel.data.len() > COPIES_BYTES_MAX;
-        let protection = if coded { Protection::Coded } else { Protection::Copies };
-        let next_id = || self.inner.session.next_extent();
-        let written = self.inner.extents.write(parcel.data.clone(), protection, next_id).await?;
-        let mut owed = written.owed;
-        let pieces = parcel.parts.iter().map(|(off, extent_off, len)| {
-            let extent = ExtentRef { extent_off: *extent_off, ..written.extent };
-            let piece = MapPiece { off: *off, len: u64::from(*len), content: Content::Extent(extent) };
-            CommitPiece { piece, owed: std::mem::take(&mut owed) }
-        });
-        Ok(pieces.collect())
+        let mut rest = vec![parcel.clone()];
+        let mut pieces = Vec::new();
+        while let Some(parcel) = rest.pop() {
+            let coded = parcel.data.len() > COPIES_BYTES_MAX;
+            let protection = if coded { Protection::Coded } else { Protection::Copies };
+            let next_id = || self.inner.session.next_extent();
+            let written = match self.inner.extents.write(parcel.data.clone(), protection, next_id).await {
+                Ok(written) => written,
+                // Extents are narrow while drives are missing.
+                Err(WriteExtentError::TooLong { bytes_max }) => {
+                    rest.extend(split(&parcel, bytes_max));
+                    continue;
+                }
+                Err(WriteExtentError::Failed(error)) => return Err(error),
+            };
+            let mut owed = written.owed;
+            pieces.extend(parcel.parts.iter().map(|(off, extent_off, len)| {
+                let extent = ExtentRef { extent_off: *extent_off, ..written.extent };
+                let piece = MapPiece { off: *off, len: u64::from(*len), content: Content::Extent(extent) };
+                CommitPiece { piece, owed: std::mem::take(&mut owed) }
+            }));
+        }
+        Ok(pieces)
     }
 
-    async fn commit(&self, node: &Node, pieces: Vec<CommitPiece>) -> Result<(), FsError> {
+    async fn commit(&self, node: &Node, pieces: Vec<CommitPiece>, set: SetAttr) -> Result<(), FsError> {
         let (lease, mtime_ns) = {
             let state = node.lock();
             let lease =
@@ -300,7 +365,8 @@ impl Client {
             (lease.id, state.written_ns)
         };
         let size = pieces.iter().map(|commit| commit.piece.end()).max().unwrap_or(0);
-        let request = MetaRequest::Commit { ino: node.ino, lease, pieces: pieces.clone(), size, mtime_ns };
+        let request =
+            MetaRequest::Commit { ino: node.ino, lease, pieces: pieces.clone(), size, mtime_ns, set };
         let attr = match self.call(request).await {
             Ok(MetaReply::Attr(attr)) => attr,
             Ok(_) => return Err(FsError::Io),
@@ -334,6 +400,29 @@ mod tests {
         assert_eq!(parcels.len(), 1);
         assert_eq!(parcels[0].parts, [(8192, 0, 4096), (40960, 4096, 4096), (100_000, 8192, 4)]);
         assert_eq!(parcels[0].data.len(), 8196);
+    }
+
+    #[test]
+    fn a_parcel_too_long_for_narrow_extents_is_cut_and_every_byte_keeps_its_place() {
+        let data: Bytes = (0..2_500_000u32).map(|at| (at % 251) as u8).collect();
+        let parts = vec![(0, 0, 900_000), (5_000_000, 900_096, 400_000), (9_000_000, 1_300_480, 1_199_520)];
+        let whole = Parcel { data: data.clone(), parts: parts.clone() };
+        let cut = split(&whole, 1 << 20);
+        assert_eq!(
+            cut.iter().map(|parcel| parcel.data.len()).collect::<Vec<_>>(),
+            [1 << 20, 1 << 20, 402_848]
+        );
+        let mut file = BTreeMap::new();
+        for parcel in &cut {
+            for (off, at, len) in &parcel.parts {
+                file.insert(*off, parcel.data.slice(*at as usize..(at + len) as usize));
+            }
+        }
+        for (off, at, len) in parts {
+            let pieces: Vec<u8> =
+                file.range(off..off + u64::from(len)).flat_map(|(_, bytes)| bytes.to_vec()).collect();
+            assert!(pieces == data[at as usize..(at + len) as usize], "off={off}");
+        }
     }
 
     #[test]

@@ -10,13 +10,17 @@ mod dirty;
 mod extents;
 mod file;
 mod flush;
+mod gather;
 mod given_up;
+mod latency;
 mod map_cache;
 mod names;
 mod node;
 mod ranges;
 mod read;
+mod rebuild;
 mod reclaim;
+mod repair;
 mod room;
 mod session;
 mod topology;
@@ -43,11 +47,13 @@ use session::Session;
 pub use file::NotTaken;
 pub use names::DirPage;
 pub use ranges::{AllocateMode, SeekKind};
+pub use rebuild::{MissingPage, RebuildGroup};
 pub use reclaim::{FreeCursor, ReclaimStep};
+pub use repair::{OwedCursor, OwedPage, RepairOutcome};
 pub use topology::Topology;
 pub use wire::meta::{
-    Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, RenameMode, SYMLINK_BYTES_MAX, SetAttr,
-    XattrMode,
+    Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, OwedEntry, RenameMode, SYMLINK_BYTES_MAX,
+    SetAttr, XattrMode,
 };
 
 /// What a client is made of.
@@ -62,7 +68,8 @@ pub struct ClientOptions {
     pub meta: Arc<dyn MetaService>,
     /// Drives and placement groups.
     pub topology: watch::Receiver<Arc<Topology>>,
-    /// How new data is protected.
+    /// The filesystem's profile: file data is gathered up to the size of its extents. What the topology says
+    /// decides how each extent is protected.
     pub profile: Profile,
     /// Size of the filesystem as `statfs` tells it, in bytes; `None`: whatever the drives hold.
     pub provisioned_bytes: Option<u64>,
@@ -128,6 +135,8 @@ struct Inner {
     room_bytes: AtomicU64,
     /// Held by whoever waits for deleted space to come back.
     making_room: tokio::sync::Mutex<()>,
+    /// Deletions hold it alone: what rebuild has begun to restore is either stored before them or finds nothing.
+    deleting: tokio::sync::RwLock<()>,
     inline: Mutex<InlineBudget>,
     to_release: Mutex<Vec<LeaseGrant>>,
     /// Files whose last handle was closed since the closer looked.
@@ -155,9 +164,9 @@ impl Client {
     pub async fn open(options: ClientOptions) -> Result<Self, FsError> {
         let (events, inbox) = mpsc::unbounded_channel();
         let session = Session::open(options.meta, Arc::new(EventQueue(events))).await?;
-        let room = options.topology.borrow().room_bytes(options.profile);
+        let room = options.topology.borrow().room_bytes();
         let inner = Inner {
-            extents: ExtentIo::new(options.env.clone(), options.ledger, options.profile, options.topology),
+            extents: ExtentIo::new(options.env.clone(), options.ledger, options.topology),
             inline: Mutex::new(InlineBudget::new(options.env.clock.boot_ns())),
             env: options.env,
             runtime: options.runtime.clone(),
@@ -173,6 +182,7 @@ impl Client {
             stalled: Mutex::new(None),
             room_bytes: AtomicU64::new(room),
             making_room: tokio::sync::Mutex::new(()),
+            deleting: tokio::sync::RwLock::new(()),
             to_release: Mutex::new(Vec::new()),
             closed: Mutex::new(Vec::new()),
             closed_some: Notify::new(),
@@ -220,7 +230,7 @@ impl Client {
     /// Makes everything durable. The first error is returned, the rest is tried all the same.
     pub async fn sync(&self) -> Result<(), FsError> {
         let mut result = Ok(());
-        for node in self.inner.nodes.select(|state| state.has_dirty() || state.atime_ns.is_some()) {
+        for node in self.inner.nodes.select(|state| state.is_behind() || state.atime_ns.is_some()) {
             let flushed = self.flush(&node).await;
             result = result.and(flushed);
         }
@@ -244,7 +254,7 @@ impl Client {
         let MetaReply::StatFs { used_bytes, inodes } = self.call(MetaRequest::StatFs).await? else {
             return Err(FsError::Io);
         };
-        let room = self.inner.extents.topology().reclaimable_bytes(self.inner.profile);
+        let room = self.inner.extents.topology().reclaimable_bytes();
         let holds = || self.inner.extents.topology().capacity_bytes(self.inner.profile);
         let total_bytes = self.inner.provisioned_bytes.unwrap_or_else(holds);
         let free_bytes = total_bytes.saturating_sub(used_bytes).min(room);

@@ -1,11 +1,14 @@
 //! Names and attributes: each call is at most one request to the owner.
 
+use std::sync::atomic::Ordering;
+
 use base::{FsError, Ino};
 use wire::meta::{
     Attr, DirEntry, DirPosition, LeaseGrant, LeaseKind, MakeNode, MetaReply, MetaRequest, OpenIntent,
     RenameMode, SetAttr, XattrMode,
 };
 
+use crate::node::Node;
 use crate::{Client, owned};
 
 /// Pieces of a file's map that are remembered while nobody has it open.
@@ -170,13 +173,32 @@ impl Client {
         self.remove(parent, MetaRequest::Rmdir { parent, name: owned(name) }).await
     }
 
-    /// Moves a name.
+    /// Makes durable what was written to a file that is about to take another's place: after a crash there must
+    /// be the old content or the new, not an empty file.
+    async fn flush_before_rename(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
+        if self.inner.dirty_bytes.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        let MetaReply::Entry { attr, lease } =
+            self.call(MetaRequest::Lookup { parent, name: owned(name) }).await?
+        else {
+            return Err(FsError::Io);
+        };
+        self.note(attr, lease, 0);
+        match self.inner.nodes.find(attr.ino) {
+            Some(node) if node.lock().has_dirty() => self.flush(&node).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Moves a name. What was written to the file is durable before its new name is.
     pub async fn rename(
         &self,
         from: (Ino, &[u8]),
         to: (Ino, &[u8]),
         mode: RenameMode,
     ) -> Result<(), FsError> {
+        self.flush_before_rename(from.0, from.1).await?;
         let (parent, new_parent) = (from.0, to.0);
         let (name, new_name) = (owned(from.1), owned(to.1));
         let reply = self.call(MetaRequest::Rename { parent, name, new_parent, new_name, mode }).await?;
@@ -203,20 +225,48 @@ impl Client {
         }
     }
 
-    /// Changes attributes. Dirty data goes first, so that its times do not override the new ones.
+    /// Changes attributes. Of a file that is being written here they become durable with what was written; else
+    /// at once, dirty data first, so that its times do not override the new ones.
     pub async fn setattr(&self, ino: Ino, set: SetAttr) -> Result<Attr, FsError> {
         let node = self.inner.nodes.get(ino);
         if set.size.is_some() {
             return self.set_size(&node, set).await;
         }
+        if let Some(attr) = self.hold(&node, &set) {
+            return Ok(attr);
+        }
         let guard = node.flush.lock().await;
-        if set.mtime_ns.is_some() || set.atime_ns.is_some() {
+        let times = set.mtime_ns.is_some() || set.atime_ns.is_some();
+        if times || !node.lock().held.set.is_empty() {
             self.flush_locked(&node).await?;
+        }
+        if times {
             node.lock().atime_ns = None;
         }
         let reply = self.call(MetaRequest::SetAttr { ino, set }).await;
         drop(guard);
         self.learned(ino, reply?)
+    }
+
+    /// Takes a change of attributes under the exclusive lease, if it may wait for the next commit.
+    fn hold(&self, node: &Node, set: &SetAttr) -> Option<Attr> {
+        let mut state = node.lock();
+        if !state.hold(set, self.inner.env.clock.wall_ns()) {
+            return None;
+        }
+        state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
+        if state.opens == 0 {
+            self.note_closed(node.ino);
+        }
+        state.attr()
+    }
+
+    /// Makes held changes of attributes known to the owner, for requests that depend on them.
+    async fn settle(&self, ino: Ino) -> Result<(), FsError> {
+        match self.inner.nodes.find(ino) {
+            Some(node) if !node.lock().held.set.is_empty() => self.flush(&node).await,
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn learned(&self, ino: Ino, reply: MetaReply) -> Result<Attr, FsError> {
@@ -228,6 +278,7 @@ impl Client {
 
     /// The value of an extended attribute.
     pub async fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<bytes::Bytes, FsError> {
+        self.settle(ino).await?;
         match self.call(MetaRequest::GetXattr { ino, name: owned(name) }).await? {
             MetaReply::Bytes(value) => Ok(value),
             other => unexpected(&other),
@@ -242,6 +293,7 @@ impl Client {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<(), FsError> {
+        self.settle(ino).await?;
         let request = MetaRequest::SetXattr { ino, name: owned(name), value: owned(value), mode };
         let reply = self.call(request).await?;
         self.learned(ino, reply).map(|_| ())
@@ -257,6 +309,7 @@ impl Client {
 
     /// Removes an extended attribute.
     pub async fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
+        self.settle(ino).await?;
         let reply = self.call(MetaRequest::RemoveXattr { ino, name: owned(name) }).await?;
         self.learned(ino, reply).map(|_| ())
     }

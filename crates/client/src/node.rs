@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::{FsError, Ino};
 use bytes::Bytes;
-use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind};
+use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, SetAttr};
 
 use crate::dirty::Dirty;
 use crate::map_cache::MapCache;
@@ -18,6 +18,16 @@ pub(crate) struct Node {
     pub(crate) flush: tokio::sync::Mutex<()>,
     /// Held while the owner is told of the first open or the last close.
     pub(crate) gate: tokio::sync::Mutex<()>,
+}
+
+/// Changes of attributes that are not durable yet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) set: SetAttr,
+    /// When the last change was made (wall clock).
+    changed_ns: i64,
+    /// Counts changes: what was committed is over only if nothing changed meanwhile.
+    pub(crate) version: u64,
 }
 
 #[derive(Debug, Default)]
@@ -44,6 +54,8 @@ pub(crate) struct NodeState {
     pub(crate) flush_scheduled: bool,
     /// The lease is about to be given up: nothing may begin under it.
     pub(crate) yielding: bool,
+    /// Attributes changed under the exclusive lease; the owner learns of them with the next commit.
+    pub(crate) held: Held,
     /// A read moved the access time; the owner does not know yet.
     pub(crate) atime_ns: Option<i64>,
 }
@@ -62,6 +74,15 @@ impl NodeState {
             attr.stored_bytes += self.dirty.bytes() + flushing;
             attr.mtime_ns = self.written_ns;
             attr.ctime_ns = attr.ctime_ns.max(self.written_ns);
+        }
+        if !self.held.set.is_empty() {
+            let set = &self.held.set;
+            attr.mode = set.mode.map_or(attr.mode, |mode| mode & 0o7777);
+            attr.uid = set.uid.unwrap_or(attr.uid);
+            attr.gid = set.gid.unwrap_or(attr.gid);
+            attr.atime_ns = set.atime_ns.unwrap_or(attr.atime_ns);
+            attr.mtime_ns = set.mtime_ns.unwrap_or(attr.mtime_ns);
+            attr.ctime_ns = attr.ctime_ns.max(self.held.changed_ns);
         }
         if let Some(atime_ns) = self.atime_ns {
             attr.atime_ns = attr.atime_ns.max(atime_ns);
@@ -94,6 +115,9 @@ impl NodeState {
     /// Drops what was written to a file that has neither a name nor a handle left. Returns how many bytes.
     pub(crate) fn discard_if_deleted(&mut self) -> u64 {
         let deleted = self.opens == 0 && self.attr.is_some_and(|attr| attr.nlink == 0);
+        if deleted {
+            self.drop_held();
+        }
         let bytes = self.dirty.bytes();
         if !deleted || bytes == 0 {
             return 0;
@@ -108,6 +132,47 @@ impl NodeState {
         self.dirty.bytes() > 0 || !self.flushing.is_empty()
     }
 
+    /// Whether the owner does not know everything yet.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.has_dirty() || !self.held.set.is_empty()
+    }
+
+    /// Takes a change of attributes of a file that is being written, to be committed with what was written.
+    /// Returns whether it did: otherwise the owner has to make the change.
+    pub(crate) fn hold(&mut self, set: &SetAttr, now_ns: i64) -> bool {
+        let in_use = self.opens > 0 || self.has_dirty();
+        let regular = self.attr.is_some_and(|attr| attr.kind == FileKind::Regular && attr.nlink > 0);
+        if !in_use || !regular || set.size.is_some() || !self.holds(LeaseKind::Exclusive) {
+            return false;
+        }
+        self.held.set = set.over(&self.held.set);
+        self.held.changed_ns = now_ns;
+        self.held.version += 1;
+        if set.atime_ns.is_some() {
+            self.atime_ns = None;
+        }
+        true
+    }
+
+    /// A write after a change of the modification time makes that void.
+    pub(crate) fn wrote(&mut self, now_ns: i64) {
+        self.written_ns = now_ns;
+        if self.held.set.mtime_ns.take().is_some() {
+            self.held.version += 1;
+        }
+    }
+
+    /// The change `committed` is durable.
+    pub(crate) fn settle_held(&mut self, committed: &Held) {
+        if self.held.version == committed.version {
+            self.drop_held();
+        }
+    }
+
+    pub(crate) fn drop_held(&mut self) {
+        self.held.set = SetAttr::default();
+    }
+
     pub(crate) fn dirty_end(&self) -> u64 {
         let flushing = self.flushing.last_key_value().map_or(0, |(off, run)| off + run.len() as u64);
         self.dirty.end().max(flushing)
@@ -118,7 +183,7 @@ impl NodeState {
     }
 
     fn is_idle(&self) -> bool {
-        self.pins == 0 && self.opens == 0 && !self.registered && !self.has_dirty() && !self.flush_scheduled
+        self.pins == 0 && self.opens == 0 && !self.registered && !self.is_behind() && !self.flush_scheduled
     }
 }
 

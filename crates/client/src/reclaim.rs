@@ -1,11 +1,12 @@
 //! Steps by which space returns: purging maps of removed files, deleting extents that nothing refers to.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use base::{DriveId, ExtentId, FsError, ShardIndex};
 use futures_util::future::join_all;
 use wire::drive::ShardKey;
-use wire::meta::{FreeExtent, MetaReply, MetaRequest};
+use wire::meta::{FreeExtent, MetaReply, MetaRequest, OwedEntry};
 
 use crate::Client;
 
@@ -24,6 +25,8 @@ pub struct ReclaimStep {
 }
 
 const PAGE: u32 = 1024;
+/// A drive that has not deleted a page by then is asked again later.
+const DELETE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Client {
     /// Empties a bounded part of the map of one removed file. Returns whether there may be more.
@@ -54,14 +57,14 @@ impl Client {
         Ok(ReclaimStep { next, deleted, waiting: found - deleted })
     }
 
-    /// Shards that commits went ahead without, as (drive, extent). At most about `limit`.
-    pub async fn owed(&self, limit: usize) -> Result<HashSet<(DriveId, ExtentId)>, FsError> {
-        let (mut owed, mut after) = (HashSet::new(), None);
+    /// Shards that commits went ahead without. At most about `limit`.
+    pub async fn owed(&self, limit: usize) -> Result<Vec<OwedEntry>, FsError> {
+        let (mut owed, mut after) = (Vec::new(), None);
         while owed.len() < limit {
             let MetaReply::Owed(page) = self.call(MetaRequest::Owed { after, limit: PAGE }).await? else {
                 return Err(FsError::Io);
             };
-            after = page.last().copied();
+            after = page.last().map(|entry| (entry.drive, entry.id));
             let end = page.len() < PAGE as usize;
             owed.extend(page);
             if end {
@@ -73,29 +76,29 @@ impl Client {
 
     /// Deletes shards drive by drive. Returns the extents that no drive holds any more.
     async fn delete_shards(&self, free: Vec<FreeExtent>) -> Vec<FreeExtent> {
+        let _deleting = self.inner.deleting.write().await;
         let topology = self.inner.extents.topology();
         let mut per_drive: BTreeMap<DriveId, Vec<ShardKey>> = BTreeMap::new();
         for extent in &free {
-            let Some(group) = topology.map.group(extent.pg) else { continue };
-            for (shard, drive) in (0..extent.n).zip(&group.members) {
-                let key = ShardKey { ledger: self.inner.ledger, extent: extent.id, shard: ShardIndex(shard) };
-                per_drive.entry(*drive).or_default().push(key);
+            for shard in (0..extent.n).map(ShardIndex) {
+                let key = ShardKey { ledger: self.inner.ledger, extent: extent.id, shard };
+                for drive in topology.holders(extent.pg, shard).filter(|drive| !topology.is_out(*drive)) {
+                    per_drive.entry(drive).or_default().push(key);
+                }
             }
         }
         let deletes = per_drive.into_iter().map(|(drive, keys)| {
-            let service = topology.usable(drive).cloned();
+            let service = topology.readable(drive).cloned();
             async move {
                 let Some(service) = service else { return Some(drive) };
-                service.delete(keys).await.err().map(|_| drive)
+                let deleted = tokio::time::timeout(DELETE_TIMEOUT, service.delete(keys)).await;
+                if matches!(deleted, Ok(Ok(()))) { None } else { Some(drive) }
             }
         });
         let silent: Vec<DriveId> = join_all(deletes).await.into_iter().flatten().collect();
         let done = |extent: &FreeExtent| {
-            let group = topology.map.group(extent.pg);
-            group.is_none_or(|group| {
-                let mut members = group.members.iter().take(usize::from(extent.n));
-                !members.any(|drive| silent.contains(drive))
-            })
+            let mut holders = (0..extent.n).flat_map(|shard| topology.holders(extent.pg, ShardIndex(shard)));
+            !holders.any(|drive| silent.contains(&drive))
         };
         free.into_iter().filter(done).collect()
     }

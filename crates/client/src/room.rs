@@ -43,7 +43,7 @@ impl RoomWait {
 impl Client {
     /// Looks at how much room the drives have.
     pub(crate) fn refresh_room(&self) {
-        let room = self.inner.extents.topology().room_bytes(self.inner.profile);
+        let room = self.inner.extents.topology().room_bytes();
         self.inner.room_bytes.store(room, Ordering::Relaxed);
         let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
         if *stalled == Some(FsError::NoSpace) && room / 2 > self.inner.dirty_bytes.load(Ordering::Relaxed) {

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use base::{DriveId, PgId};
+use base::{DriveId, PgId, ShardIndex};
 use layout::{ClusterMap, DriveState, PlacementGroup, Profile};
 use wire::drive::{DriveHealth, DriveService, DriveStat};
 
 /// The cluster map and the services of its drives. Replaced as a whole when something changes.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Topology {
     /// Drives and placement groups.
     pub map: ClusterMap,
@@ -16,32 +16,70 @@ pub struct Topology {
     pub drives: HashMap<DriveId, Arc<dyn DriveService>>,
     /// The placement groups that new extents of this filesystem go to.
     pub groups: Vec<PgId>,
+    /// How new extents are protected: as the filesystem's profile says, or narrower while domains are missing.
+    pub profile: Profile,
+    /// Groups whose extents are narrower than the filesystem's profile has them.
+    pub narrow: Vec<PgId>,
+}
+
+impl Default for Topology {
+    fn default() -> Self {
+        let (map, drives, groups, narrow) = Default::default();
+        Self { map, drives, groups, profile: Profile::SINGLE, narrow }
+    }
 }
 
 impl Topology {
-    /// The drive's service, if the drive may be used.
+    /// The drive's service, if new shards may be written to it.
     pub(crate) fn usable(&self, id: DriveId) -> Option<&Arc<dyn DriveService>> {
-        let up = self.map.drive(id).is_some_and(|drive| drive.state == DriveState::Up);
-        self.drives.get(&id).filter(|drive| up && drive.health() == DriveHealth::Up)
+        self.serving(id, |state| state == DriveState::Up)
     }
 
-    /// How many of the group's first `n` members can take a shard, and the room of the fullest of them.
-    fn fitness(&self, group: &PlacementGroup, n: usize) -> (usize, u64) {
-        let members = group.members.iter().take(n);
+    /// The drive's service, if shards may be read from it and deleted.
+    pub(crate) fn readable(&self, id: DriveId) -> Option<&Arc<dyn DriveService>> {
+        self.serving(id, |state| matches!(state, DriveState::Up | DriveState::Leaving))
+    }
+
+    fn serving(&self, id: DriveId, may: impl Fn(DriveState) -> bool) -> Option<&Arc<dyn DriveService>> {
+        let allowed = self.map.drive(id).is_some_and(|drive| may(drive.state));
+        self.drives.get(&id).filter(|drive| allowed && drive.health() == DriveHealth::Up)
+    }
+
+    /// Whether the drive is gone for good: nothing waits for it.
+    pub(crate) fn is_out(&self, id: DriveId) -> bool {
+        self.map.drive(id).is_none_or(|drive| drive.state == DriveState::Out)
+    }
+
+    /// The drives that may hold this shard of a group's extents: its member, then those that had its position.
+    pub(crate) fn holders(&self, pg: PgId, shard: ShardIndex) -> impl Iterator<Item = DriveId> + '_ {
+        let group = self.map.group(pg);
+        let member = group.and_then(|group| group.members.get(usize::from(shard.0))).copied();
+        member.into_iter().chain(group.into_iter().flat_map(move |group| group.sources(shard.0)))
+    }
+
+    /// How many of the group's first `n` members can take a shard, and the room of the fullest of them. One that
+    /// is slow counts as one that cannot.
+    fn fitness(&self, group: &PlacementGroup, n: usize, is_slow: &dyn Fn(DriveId) -> bool) -> (usize, u64) {
+        let members = group.members.iter().take(n).filter(|id| !is_slow(**id));
         let rooms: Vec<u64> =
             members.filter_map(|id| self.usable(*id)).map(|drive| drive.stat().free_bytes).collect();
         (rooms.len(), rooms.iter().min().copied().unwrap_or(0))
     }
 
     /// The better of two random groups: more members up, then more room.
-    pub(crate) fn choose(&self, random: u64, n: usize) -> Option<&PlacementGroup> {
+    pub(crate) fn choose(
+        &self,
+        random: u64,
+        n: usize,
+        is_slow: &dyn Fn(DriveId) -> bool,
+    ) -> Option<&PlacementGroup> {
         let count = self.groups.len() as u64;
         if count == 0 {
             return None;
         }
         let pick = |number: u64| self.map.group(self.groups[(number % count) as usize]);
         let (one, other) = (pick(random & 0xffff_ffff)?, pick(random >> 32)?);
-        let (fit_one, fit_other) = (self.fitness(one, n), self.fitness(other, n));
+        let (fit_one, fit_other) = (self.fitness(one, n, is_slow), self.fitness(other, n, is_slow));
         // A difference in room that is small would always send everything to the same drive.
         let better = fit_other.0 > fit_one.0 || fit_other.0 == fit_one.0 && fit_other.1 > fit_one.1;
         Some(if better { other } else { one })
@@ -49,7 +87,8 @@ impl Topology {
 
     /// Bytes of file data that still fit, if they are spread over all drives. With so few drives that writes
     /// fail, room is not what they fail for.
-    pub(crate) fn room_bytes(&self, profile: Profile) -> u64 {
+    pub(crate) fn room_bytes(&self) -> u64 {
+        let profile = self.profile;
         let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
         let rooms: Vec<u64> = usable.map(|service| service.stat().free_bytes).collect();
         if rooms.len() < usize::from(profile.w()) {
@@ -61,7 +100,8 @@ impl Topology {
     }
 
     /// As [`Topology::room_bytes`], once everything deleted has been reclaimed: what `df` may promise.
-    pub(crate) fn reclaimable_bytes(&self, profile: Profile) -> u64 {
+    pub(crate) fn reclaimable_bytes(&self) -> u64 {
+        let profile = self.profile;
         let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
         let rooms: Vec<u64> =
             usable.map(|service| service.stat()).map(|stat| stat.free_bytes + stat.garbage_bytes).collect();
@@ -77,7 +117,10 @@ impl Topology {
     /// Bytes of file data that the drives hold when they are empty and all up.
     pub(crate) fn capacity_bytes(&self, profile: Profile) -> u64 {
         let capacity = |stat: DriveStat| stat.capacity_bytes - stat.reserved_bytes;
-        let rooms = self.drives.values().map(|service| capacity(service.stat())).collect();
+        let staying =
+            |id: &DriveId| !matches!(self.map.drive(*id), Some(drive) if drive.state == DriveState::Leaving);
+        let staying = self.drives.iter().filter(|(id, _)| staying(id) && !self.is_out(**id));
+        let rooms = staying.map(|(_, service)| capacity(service.stat())).collect();
         spread(rooms, usize::from(profile.n()), profile.k())
     }
 }

@@ -5,8 +5,9 @@ mod common;
 
 use std::sync::atomic::Ordering;
 
-use client::{Client, OpenIntent};
-use common::{World, create, find, pattern, read_all, run};
+use base::Ino;
+use client::{Attr, Client, MakeNode, OpenIntent, RenameMode, SetAttr};
+use common::{World, create, find, new_file, pattern, read_all, run};
 use wire::meta::MetaRequest;
 
 /// Puts and gets since the last call.
@@ -72,5 +73,63 @@ fn an_extent_costs_one_put_per_shard_and_one_commit_and_a_get_per_data_shard() {
         read_all(&reader, ino).await.unwrap();
         let asked = wire.take_asked();
         assert!(matches!(asked.as_slice(), [MetaRequest::GetMap { .. }]), "{asked:?}");
+    });
+}
+
+#[test]
+fn what_a_file_that_is_unpacked_gets_after_its_content_costs_no_messages() {
+    run("4+2", |world| async move {
+        let (client, wire) = world.wired_client().await;
+        let made = client.make(MakeNode { open: OpenIntent::Write, ..new_file("file") }).await.unwrap();
+        let ino = made.ino;
+        wire.take_asked();
+        client.write(ino, 0, &pattern(1, 3000)).await.unwrap();
+        for set in [
+            SetAttr { mtime_ns: Some(5), atime_ns: Some(6), ..SetAttr::default() },
+            SetAttr { uid: Some(7), gid: Some(8), ..SetAttr::default() },
+            SetAttr { mode: Some(0o640), ..SetAttr::default() },
+        ] {
+            client.setattr(ino, set).await.unwrap();
+        }
+        let is_set = |attr: Attr| {
+            assert_eq!((attr.mtime_ns, attr.atime_ns, attr.uid, attr.gid, attr.mode), (5, 6, 7, 8, 0o640));
+            assert_eq!(attr.size, 3000);
+        };
+        is_set(client.getattr(ino).await.unwrap());
+        assert_eq!(wire.take_asked(), []);
+        client.fsync(ino).await.unwrap();
+        let asked = wire.take_asked();
+        assert!(matches!(asked.as_slice(), [MetaRequest::Commit { .. }]), "{asked:?}");
+        is_set(client.getattr(ino).await.unwrap());
+        is_set(find(&world.client().await, "file").await.unwrap());
+        // With nothing written, they go alone; a write that follows moves the time again.
+        let set = SetAttr { mtime_ns: Some(50), ..SetAttr::default() };
+        client.write(ino, 0, b"x").await.unwrap();
+        client.setattr(ino, set.clone()).await.unwrap();
+        client.write(ino, 0, b"y").await.unwrap();
+        assert_ne!(client.getattr(ino).await.unwrap().mtime_ns, 50);
+        client.setattr(ino, set).await.unwrap();
+        assert_eq!(find(&world.client().await, "file").await.unwrap().mtime_ns, 50);
+    });
+}
+
+#[test]
+fn what_was_written_is_durable_before_its_new_name_is() {
+    run("4+2", |world| async move {
+        let (client, wire) = world.wired_client().await;
+        let ino = create(&client, "new").await;
+        create(&client, "old").await;
+        client.write(ino, 0, b"content").await.unwrap();
+        wire.take_asked();
+        let (from, to) = ((Ino::ROOT, b"new".as_slice()), (Ino::ROOT, b"old".as_slice()));
+        client.rename(from, to, RenameMode::Replace).await.unwrap();
+        let asked = wire.take_asked();
+        let order = |request: &MetaRequest| match request {
+            MetaRequest::Commit { .. } => "commit",
+            MetaRequest::Rename { .. } => "rename",
+            _ => "",
+        };
+        let order: Vec<_> = asked.iter().map(order).filter(|name| !name.is_empty()).collect();
+        assert_eq!(order, ["commit", "rename"], "{asked:?}");
     });
 }

@@ -35,6 +35,8 @@ pub struct MapDrive {
 pub enum DriveState {
     /// Reads and writes.
     Up,
+    /// Reads: its shards are moved to other drives.
+    Leaving,
     /// Nothing, for now: it does not answer or its service ended. It still is a member of its groups.
     Failed,
     /// Nothing, for good: its groups are rebuilt on other drives.
@@ -66,10 +68,8 @@ mod tests {
     use super::*;
 
     fn map(groups: &[u32]) -> ClusterMap {
-        let groups = groups
-            .iter()
-            .map(|id| PlacementGroup { id: PgId(*id), epoch: Epoch(1), members: vec![DriveId(id + 100)] })
-            .collect();
+        let groups =
+            groups.iter().map(|id| PlacementGroup::new(PgId(*id), vec![DriveId(id + 100)])).collect();
         ClusterMap { epoch: Epoch(3), drives: Vec::new(), groups }
     }
 

@@ -21,8 +21,8 @@ pub use capacity::{CapacityError, CapacityPlan, CapacityRequest, RESERVE_PERCENT
 pub use cluster_map::{ClusterMap, DriveState, MapDrive};
 pub use erasure::{ErasureCode, ErasureCodeError, ReconstructError};
 pub use placement::{
-    DriveSlot, FailureDomain, ParseFailureDomainError, PlacementError, PlacementGroup, plan_placement_groups,
-    suggested_pg_count,
+    DriveSlot, FailureDomain, ParseFailureDomainError, PlacementError, PlacementGroup, Rebuilding,
+    plan_placement_groups, replace_members, suggested_pg_count,
 };
 pub use profile::{DegradedService, ParseProfileError, Profile, ProfileExplanation};
 pub use stripe::{ReadPlan, ShardRead, extent_bytes_max, read_plan, shard_data_range, shard_len};

@@ -11,6 +11,7 @@ use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup, Profile};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
+use wire::drive::ShardKey;
 
 use crate::batch::Batch;
 use crate::keys::Keys;
@@ -57,6 +58,31 @@ pub struct DriveRecord {
     pub capacity_bytes: u64,
     /// Whether it may be used.
     pub state: DriveState,
+    /// How far its scrub is.
+    #[serde(default)]
+    pub scrub: ScrubRecord,
+}
+
+/// How far the scrub of a drive is. Times are nanoseconds since 1970.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScrubRecord {
+    /// When the pass under way began.
+    pub started_ns: Option<i64>,
+    /// The last shard that it verified.
+    pub after: Option<ShardKey>,
+    /// Everything that is older was verified after this.
+    pub verified_ns: Option<i64>,
+}
+
+/// Placement groups that were planned for one profile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupSet {
+    /// The profile.
+    pub profile: Profile,
+    /// The groups.
+    pub groups: Vec<PgId>,
 }
 
 /// A filesystem.
@@ -73,6 +99,10 @@ pub struct FilesystemRecord {
     pub profile: Profile,
     /// Where new data goes.
     pub groups: Vec<PgId>,
+    /// Other groups that may hold its data: narrower ones, from when drives were missing, and those of former
+    /// profiles. They are used again when they fit.
+    #[serde(default)]
+    pub sets: Vec<GroupSet>,
     /// Size as `statfs` tells it; `None`: whatever the drives hold.
     pub provisioned_bytes: Option<u64>,
     /// Where the node mounts it when it starts.
@@ -140,6 +170,38 @@ impl ControlChange {
     /// Adds or changes a filesystem.
     pub fn filesystem(&mut self, record: &FilesystemRecord) -> &mut Self {
         self.put(Keys::new(CONTROL_LEDGER).control(FILESYSTEMS, record.id), record)
+    }
+}
+
+impl FilesystemRecord {
+    /// All its groups by profile, those of the present profile first.
+    pub fn all_sets(&self) -> impl Iterator<Item = (Profile, &[PgId])> {
+        let others = self.sets.iter().map(|set| (set.profile, set.groups.as_slice()));
+        std::iter::once((self.profile, self.groups.as_slice())).chain(others)
+    }
+
+    /// Adds groups for a profile.
+    pub fn add_groups(&mut self, profile: Profile, groups: impl IntoIterator<Item = PgId>) {
+        if profile == self.profile {
+            self.groups.extend(groups);
+            return;
+        }
+        match self.sets.iter_mut().find(|set| set.profile == profile) {
+            Some(set) => set.groups.extend(groups),
+            None => self.sets.push(GroupSet { profile, groups: groups.into_iter().collect() }),
+        }
+    }
+
+    /// Changes the profile of new data. Groups planned for it before are used again; those of the old one stay.
+    pub fn set_profile(&mut self, profile: Profile) {
+        if profile == self.profile {
+            return;
+        }
+        let at = self.sets.iter().position(|set| set.profile == profile);
+        let groups = at.map(|at| self.sets.remove(at).groups).unwrap_or_default();
+        let former = GroupSet { profile: self.profile, groups: std::mem::replace(&mut self.groups, groups) };
+        self.sets.push(former);
+        self.profile = profile;
     }
 }
 
@@ -227,6 +289,7 @@ mod tests {
             ledger: LedgerId(1),
             profile: "4+2".parse().unwrap(),
             groups: vec![PgId(0)],
+            sets: vec![GroupSet { profile: "2+2".parse().unwrap(), groups: vec![PgId(1)] }],
             provisioned_bytes: None,
             mount: None,
             mount_options: String::new(),

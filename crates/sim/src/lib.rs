@@ -72,9 +72,9 @@ impl Machine {
     /// If a drive or the ledger cannot be opened.
     pub fn start(&self) -> Result<Node, StartError> {
         let ids = 0..u32::from(self.profile.n());
-        let mut topology = Topology { groups: vec![PgId(0)], ..Topology::default() };
+        let mut topology = Topology { groups: vec![PgId(0)], profile: self.profile, ..Topology::default() };
         let members = ids.clone().map(DriveId).collect();
-        let group = PlacementGroup { id: PgId(0), epoch: Epoch(1), members };
+        let group = PlacementGroup::new(PgId(0), members);
         topology.map = ClusterMap { epoch: Epoch(1), drives: Vec::new(), groups: vec![group] };
         for number in ids {
             let (id, uuid) = (DriveId(number), DriveUuid([number as u8; 16]));

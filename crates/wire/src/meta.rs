@@ -174,6 +174,25 @@ pub struct OwedShard {
     pub drive: DriveId,
 }
 
+/// A shard that is owed, as the ledger keeps it: all that repair needs to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct OwedEntry {
+    /// The drive that should have got it.
+    pub drive: DriveId,
+    /// The extent.
+    pub id: ExtentId,
+    /// Where its shards lie.
+    pub pg: PgId,
+    /// Which of them is owed.
+    pub shard: ShardIndex,
+    /// Data shards.
+    pub k: u8,
+    /// All shards.
+    pub n: u8,
+    /// Bytes of the whole extent.
+    pub extent_len: u32,
+}
+
 /// What a client may cache and do on an inode. Each kind includes the ones before it, except `Shared`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum LeaseKind {
@@ -236,6 +255,25 @@ pub struct SetAttr {
     pub atime_ns: Option<i64>,
     /// Last change of content.
     pub mtime_ns: Option<i64>,
+}
+
+impl SetAttr {
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Both changes, this one after `older`.
+    pub fn over(&self, older: &Self) -> Self {
+        Self {
+            mode: self.mode.or(older.mode),
+            uid: self.uid.or(older.uid),
+            gid: self.gid.or(older.gid),
+            size: self.size.or(older.size),
+            atime_ns: self.atime_ns.or(older.atime_ns),
+            mtime_ns: self.mtime_ns.or(older.mtime_ns),
+        }
+    }
 }
 
 /// What to create.
@@ -404,13 +442,15 @@ pub enum MetaRequest {
         off: u64,
         limit: u32,
     },
-    /// Puts new content in place. The size grows to at least `size`. Answer: `Attr`.
+    /// Puts new content in place. The size grows to at least `size`; then the attributes in `set` change, which
+    /// must not be the size. Answer: `Attr`.
     Commit {
         ino: Ino,
         lease: LeaseId,
         pieces: Vec<CommitPiece>,
         size: u64,
         mtime_ns: i64,
+        set: SetAttr,
     },
     /// Turns `[off, off + len)` into a hole; the size stays. Answer: `Punched`, which may stop early.
     Punch {
@@ -458,6 +498,11 @@ pub enum MetaRequest {
     Owed {
         after: Option<(DriveId, ExtentId)>,
         limit: u32,
+    },
+    /// These shards are stored, durably, and no longer owed. Answer: `NotOwed`, those that were not owed any more
+    /// when this arrived: their extents are gone, so what was stored of them is garbage.
+    Repaired {
+        shards: Vec<(DriveId, ExtentId)>,
     },
     /// Does a bounded part of the clean-up of unlinked files. Answer: `Purged`.
     PurgeStep,
@@ -553,7 +598,8 @@ pub enum MetaReply {
     },
     Lease(LeaseGrant),
     Free(Vec<FreeExtent>),
-    Owed(Vec<(DriveId, ExtentId)>),
+    Owed(Vec<OwedEntry>),
+    NotOwed(Vec<(DriveId, ExtentId)>),
     Purged {
         more: bool,
     },

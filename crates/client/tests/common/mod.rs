@@ -40,6 +40,8 @@ pub enum Fault {
     Corrupt,
     /// Shards are not there.
     Missing,
+    /// Nothing is ever answered.
+    Hanging,
 }
 
 /// A drive in memory.
@@ -76,6 +78,53 @@ impl MemDrive {
         self.shards.lock().unwrap().values().map(|shard| shard.bytes.len() as u64).sum()
     }
 
+    /// Flips a bit in every shard. Returns how many there are.
+    pub fn rot(&self) -> usize {
+        let mut shards = self.shards.lock().unwrap();
+        for put in shards.values_mut() {
+            let mut bytes = put.bytes.to_vec();
+            bytes[5000 % put.bytes.len()] ^= 4;
+            put.bytes = bytes.into();
+        }
+        shards.len()
+    }
+
+    pub fn forget_all(&self) {
+        self.shards.lock().unwrap().clear();
+    }
+
+    pub fn rotten(&self) -> usize {
+        self.shards.lock().unwrap().values().filter(|put| is_rotten(put)).count()
+    }
+
+    pub fn shards(&self) -> usize {
+        self.shards.lock().unwrap().len()
+    }
+
+    /// What is on it, as in an inventory.
+    pub fn entries(&self) -> Vec<ShardEntry> {
+        self.shards.lock().unwrap().values().map(entry_of).collect()
+    }
+
+    /// Puts a shard there as if it had arrived late.
+    pub fn plant(&self, entry: ShardEntry, shard: base::ShardIndex) {
+        let key = ShardKey { shard, ..entry.key };
+        let bytes = Bytes::from(vec![0; entry.len_bytes as usize]);
+        let checksums = base::checksum::block_checksums(key.extent, shard, 0, &bytes);
+        let class = wire::drive::ShardClass::Bulk;
+        let purpose = wire::drive::PutPurpose::Repair;
+        let put = PutShard { key, shape: entry.shape, class, purpose, pg_epoch: Epoch(1), bytes, checksums };
+        self.shards.lock().unwrap().insert(key, put);
+    }
+
+    /// Returns when the drive is willing to answer.
+    async fn answering(&self) {
+        tokio::task::yield_now().await;
+        while self.fault() == Fault::Hanging {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     fn errs(&self) -> bool {
         matches!(self.fault(), Fault::Failed | Fault::Erring)
     }
@@ -95,7 +144,7 @@ impl MemDrive {
         let key = request.key;
         let before = self.shards.lock().unwrap().insert(key, request.clone());
         assert!(
-            before.is_none_or(|before| before.bytes == request.bytes),
+            before.is_none_or(|before| before.bytes == request.bytes || is_rotten(&before)),
             "a shard is written once: {key:?}"
         );
         Ok(())
@@ -120,23 +169,32 @@ impl MemDrive {
     }
 }
 
+fn is_rotten(put: &PutShard) -> bool {
+    base::checksum::block_checksums(put.key.extent, put.key.shard, 0, &put.bytes) != put.checksums
+}
+
+fn entry_of(put: &PutShard) -> ShardEntry {
+    ShardEntry { key: put.key, shape: put.shape, len_bytes: put.bytes.len() as u32 }
+}
+
 impl DriveService for MemDrive {
     fn put(&self, request: PutShard) -> BoxFuture<'_, Result<(), PutShardError>> {
         Box::pin(async move {
-            tokio::task::yield_now().await;
+            self.answering().await;
             self.put_now(request)
         })
     }
 
     fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>> {
         Box::pin(async move {
-            tokio::task::yield_now().await;
+            self.answering().await;
             self.get_now(request)
         })
     }
 
     fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>> {
         Box::pin(async move {
+            self.answering().await;
             if self.errs() {
                 return Err(DriveFailed { drive: self.id });
             }
@@ -148,10 +206,19 @@ impl DriveService for MemDrive {
 
     fn list(
         &self,
-        _after: Option<ShardKey>,
-        _limit: usize,
+        after: Option<ShardKey>,
+        limit: usize,
     ) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>> {
-        Box::pin(async { unreachable!("no client lists drives") })
+        Box::pin(async move {
+            if self.errs() {
+                return Err(DriveFailed { drive: self.id });
+            }
+            let mut entries: Vec<ShardEntry> = self.shards.lock().unwrap().values().map(entry_of).collect();
+            entries.retain(|entry| after.is_none_or(|after| entry.key > after));
+            entries.sort_by_key(|entry| entry.key);
+            entries.truncate(limit);
+            Ok(entries)
+        })
     }
 
     fn scrub(
@@ -248,16 +315,17 @@ pub struct World {
     pub drives: Vec<Arc<MemDrive>>,
     profile: layout::Profile,
     topology: watch::Receiver<Arc<Topology>>,
-    _publish: watch::Sender<Arc<Topology>>,
+    publish: watch::Sender<Arc<Topology>>,
 }
 
 impl World {
-    fn new(profile: &str) -> Self {
+    /// With one group on the first drives, and `spares` more drives.
+    fn new(profile: &str, spares: u32) -> Self {
         let sim = Sim::new(1);
         let profile: layout::Profile = profile.parse().unwrap();
         let (log, state) = (Arc::new(MemLog::new()), Arc::new(MemState::default()));
         let owner = Owner::open(OwnerOptions { ledger: LEDGER, log, state, env: sim.env() }).unwrap();
-        let ids = 0..u32::from(profile.n());
+        let ids = 0..u32::from(profile.n()) + spares;
         let drives: Vec<Arc<MemDrive>> = ids.clone().map(|id| Arc::new(MemDrive::new(id))).collect();
         let map_drives = ids.clone().map(|id| MapDrive {
             id: DriveId(id),
@@ -265,13 +333,26 @@ impl World {
             domain: u64::from(id),
             state: DriveState::Up,
         });
-        let group = PlacementGroup { id: PgId(0), epoch: Epoch(1), members: ids.map(DriveId).collect() };
+        let group = PlacementGroup::new(PgId(0), ids.take(profile.n().into()).map(DriveId).collect());
         let map = ClusterMap { epoch: Epoch(1), drives: map_drives.collect(), groups: vec![group] };
         let services =
             drives.iter().map(|drive| (drive.id, drive.clone() as Arc<dyn DriveService>)).collect();
-        let (publish, topology) =
-            watch::channel(Arc::new(Topology { map, drives: services, groups: vec![PgId(0)] }));
-        Self { sim, owner: Arc::new(owner), drives, profile, topology, _publish: publish }
+        let (publish, topology) = watch::channel(Arc::new(Topology {
+            map,
+            drives: services,
+            groups: vec![PgId(0)],
+            profile,
+            narrow: Vec::new(),
+        }));
+        Self { sim, owner: Arc::new(owner), drives, profile, topology, publish }
+    }
+
+    /// Publishes a changed cluster map, as the control ledger would.
+    pub fn change(&self, change: impl FnOnce(&mut Topology)) {
+        let mut topology = Topology::clone(&self.topology.borrow());
+        change(&mut topology);
+        topology.map.epoch = Epoch(topology.map.epoch.0 + 1);
+        self.publish.send_replace(Arc::new(topology));
     }
 
     fn wire(&self, deaf: bool) -> Arc<Wire> {
@@ -317,7 +398,16 @@ impl World {
 
 /// Runs a test on a world of its own. A test that hangs fails.
 pub fn run<F: Future<Output = ()>>(profile: &str, test: impl FnOnce(Arc<World>) -> F) {
-    let world = Arc::new(World::new(profile));
+    run_with_spares(profile, 0, test);
+}
+
+/// As [`run`], with drives that are in no placement group.
+pub fn run_with_spares<F: Future<Output = ()>>(
+    profile: &str,
+    spares: u32,
+    test: impl FnOnce(Arc<World>) -> F,
+) {
+    let world = Arc::new(World::new(profile, spares));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let ended = runtime.block_on(async { tokio::time::timeout(DEADLINE, test(world.clone())).await });
     runtime.shutdown_background();

@@ -94,6 +94,24 @@ pub(crate) enum Command {
     /// Plan a cluster.
     #[command(subcommand)]
     Capacity(CapacityCommand),
+    /// Show or change how fast repair and rebuild may go. Holds until the node stops.
+    #[command(after_help = "Example:\n  forebay upkeep /srv/forebay --rate 50MiB")]
+    Upkeep {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Let it rest.
+        #[arg(long)]
+        pause: bool,
+        /// Let it go on.
+        #[arg(long, conflicts_with = "pause")]
+        resume: bool,
+        /// Bytes per second; half of that while foreground requests take twice as long as usual.
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        rate: Option<u64>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Explain where a file's bytes are: inode, extents, placement group, drives, state.
     #[command(after_help = "Example:\n  forebay why /srv/forebay/mnt/some/file")]
     Why {
@@ -142,6 +160,9 @@ pub(crate) struct StartArgs {
     /// How drives do I/O.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) io: IoChoice,
+    /// How long a drive may be away, in seconds, before others take over what it held (if there are any to spare).
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub(crate) out_after: u64,
     /// Serve even if more drives are missing than the profile survives: some reads will fail.
     #[arg(long)]
     pub(crate) degraded: bool,
@@ -177,6 +198,20 @@ pub(crate) enum FsCommand {
     List {
         /// The node's directory.
         dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Change a filesystem. New data gets the new profile at once; what is stored stays as it is.
+    #[command(after_help = "Example:\n  forebay fs set /srv/forebay main --profile 4+2")]
+    Set {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Its name.
+        name: String,
+        /// How its data is protected.
+        #[arg(long, value_name = "P")]
+        profile: Profile,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -239,6 +274,65 @@ pub(crate) enum DriveCommand {
         /// Its number.
         id: u32,
         /// Even if a filesystem loses data by it.
+        #[arg(long)]
+        force: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Use a drive again that failed or was taken out of service. It gets what it missed, nothing else.
+    #[command(after_help = "Example:\n  forebay drive return /srv/forebay 3")]
+    Return {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Its number.
+        id: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Verify everything on a drive, or on all, now. In the background a pass takes 14 days.
+    #[command(after_help = "Example:\n  forebay drive scrub /srv/forebay --now")]
+    Scrub {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Its number. Default: all drives.
+        id: Option<u32>,
+        /// Do it now, as fast as `forebay upkeep --rate` allows. Without it, show how far the scrub is.
+        #[arg(long)]
+        now: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Move everything off a drive, or rebuild it on others if it is dead. `status` shows how far that is.
+    #[command(after_help = "Example:\n  forebay drive remove /srv/forebay 3")]
+    Remove {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Its number.
+        id: u32,
+        /// Even if data is lost that only it holds.
+        #[arg(long)]
+        force: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put a new drive in the place of another, dead or alive, and move or rebuild what that held.
+    #[command(after_help = "Example:\n  forebay drive replace /srv/forebay 3 --path /dev/sdd")]
+    Replace {
+        /// The node's directory.
+        dir: PathBuf,
+        /// The number of the old drive.
+        id: u32,
+        /// A block device or file.
+        #[arg(long)]
+        path: PathBuf,
+        /// Size of a new file. Default: as the old drive.
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        size: Option<u64>,
+        /// Even if data is lost that only the old drive holds.
         #[arg(long)]
         force: bool,
         /// Print JSON.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use admin::{AddDrive, DriveInfo};
+use admin::{AddDrive, DriveInfo, RemoveDrive, ReplaceDrive};
 use anyhow::{Result, bail};
 use comfy_table::Table;
 use layout::Profile;
@@ -70,7 +70,9 @@ pub(super) fn fail(dir: &Path, id: u32, force: Force, format: Format) -> Result<
     let status = ask(dir, |client| async move { client.status().await })?;
     for filesystem in &status.filesystems {
         // A drive that is owed shards is as good as lost to the extents concerned.
-        let lost = |drive: &&DriveInfo| drive.state != "up" || filesystem.owed_drives.contains(&drive.id);
+        let lost = |drive: &&DriveInfo| {
+            drive.groups > 0 && (!drive.is_readable() || filesystem.owed_drives.contains(&drive.id))
+        };
         let gone = status.drives.iter().filter(lost).filter(|drive| drive.id != id).count() + 1;
         let profile: Profile = filesystem.profile.parse()?;
         if gone > usize::from(profile.m()) && force == Force::No {
@@ -84,6 +86,49 @@ pub(super) fn fail(dir: &Path, id: u32, force: Force, format: Format) -> Result<
         }
     }
     let info = ask(dir, |client| async move { client.fail_drive(id).await })?;
+    show_one(format, &info)
+}
+
+fn scrub_table(drives: &[DriveInfo]) -> Table {
+    let mut table = table(&["DRIVE", "STATE", "OLDEST VERIFICATION", "DAMAGED SHARDS FOUND", "SCRUB"]);
+    for drive in drives {
+        let scrub = &drive.scrub;
+        let oldest = scrub.oldest_s.map_or("never".to_owned(), |age_s| format!("{age_s} s ago"));
+        let pass = if scrub.running { "now" } else { "in the background" };
+        table.add_row([
+            drive.id.to_string(),
+            drive.state.clone(),
+            oldest,
+            scrub.bad_shards.to_string(),
+            pass.to_owned(),
+        ]);
+    }
+    table
+}
+
+pub(super) fn scrub_now(dir: &Path, id: Option<u32>, format: Format) -> Result<()> {
+    let drives = ask(dir, |client| async move { client.scrub_drive(id).await })?;
+    print(format, &drives, |drives| scrub_table(drives).to_string())
+}
+
+pub(super) fn show_scrub(dir: &Path, id: Option<u32>, format: Format) -> Result<()> {
+    let mut drives = ask(dir, |client| async move { client.status().await })?.drives;
+    drives.retain(|drive| id.is_none_or(|id| drive.id == id));
+    print(format, &drives, |drives| scrub_table(drives).to_string())
+}
+
+pub(super) fn return_(dir: &Path, id: u32, format: Format) -> Result<()> {
+    let info = ask(dir, |client| async move { client.return_drive(id).await })?;
+    show_one(format, &info)
+}
+
+pub(super) fn remove(dir: &Path, id: u32, request: RemoveDrive, format: Format) -> Result<()> {
+    let info = ask(dir, |client| async move { client.remove_drive(id, &request).await })?;
+    show_one(format, &info)
+}
+
+pub(super) fn replace(dir: &Path, id: u32, request: &ReplaceDrive, format: Format) -> Result<()> {
+    let info = ask(dir, |client| async move { client.replace_drive(id, request).await })?;
     show_one(format, &info)
 }
 

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use admin::{CreateFilesystem, FilesystemInfo, MountRequest, WhyInfo};
+use admin::{CreateFilesystem, FilesystemInfo, MountRequest, SetProfile, WhyInfo};
 use anyhow::{Context, Result, bail};
 use comfy_table::Table;
+use layout::Profile;
 
 use super::output::{Format, bytes, print, table};
 use super::{absolute, ask};
@@ -59,6 +60,12 @@ pub(super) fn create(
 ) -> Result<()> {
     let request = CreateFilesystem { name, profile, size_bytes };
     let info = ask(dir, |client| async move { client.create_filesystem(&request).await })?;
+    show_one(format, &info)
+}
+
+pub(super) fn set(dir: &Path, name: &str, profile: Profile, format: Format) -> Result<()> {
+    let request = SetProfile { profile: profile.to_string() };
+    let info = ask(dir, |client| async move { client.set_profile(name, &request).await })?;
     show_one(format, &info)
 }
 

@@ -11,7 +11,7 @@ mod status;
 use std::future::Future;
 use std::path::Path;
 
-use admin::AdminClient;
+use admin::{AdminClient, RemoveDrive, ReplaceDrive};
 use anyhow::{Context, Result};
 use base::env::Env;
 
@@ -34,6 +34,9 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
             filesystems::create(&dir, name, profile.to_string(), size, json.into())
         }
         Command::Fs(FsCommand::List { dir, json }) => filesystems::list(&dir, json.into()),
+        Command::Fs(FsCommand::Set { dir, name, profile, json }) => {
+            filesystems::set(&dir, &name, profile, json.into())
+        }
         Command::Fs(FsCommand::Show { dir, name, json }) => filesystems::show(&dir, &name, json.into()),
         Command::Drive(DriveCommand::List { dir, json }) => drives::list(&dir, json.into()),
         Command::Drive(DriveCommand::Show { dir, id, json }) => drives::show(&dir, id, json.into()),
@@ -42,6 +45,20 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         }
         Command::Drive(DriveCommand::Fail { dir, id, force, json }) => {
             drives::fail(&dir, id, force.into(), json.into())
+        }
+        Command::Drive(DriveCommand::Scrub { dir, id, now: true, json }) => {
+            drives::scrub_now(&dir, id, json.into())
+        }
+        Command::Drive(DriveCommand::Scrub { dir, id, now: false, json }) => {
+            drives::show_scrub(&dir, id, json.into())
+        }
+        Command::Drive(DriveCommand::Return { dir, id, json }) => drives::return_(&dir, id, json.into()),
+        Command::Drive(DriveCommand::Remove { dir, id, force, json }) => {
+            drives::remove(&dir, id, RemoveDrive { force }, json.into())
+        }
+        Command::Drive(DriveCommand::Replace { dir, id, path, size, force, json }) => {
+            let request = ReplaceDrive { path: absolute(&path)?, size_bytes: size, force };
+            drives::replace(&dir, id, &request, json.into())
         }
         Command::Drive(DriveCommand::Dump { path, segment, json }) => {
             drives::dump(&path, segment, json.into())
@@ -55,6 +72,10 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         }
         Command::Capacity(CapacityCommand::Plan { raw, nodes, profile, spares, json }) => {
             plan::capacity(raw, nodes, profile, spares, json.into())
+        }
+        Command::Upkeep { dir, pause, resume, rate, json } => {
+            let paused = (pause || resume).then_some(pause);
+            status::upkeep(&dir, admin::SetUpkeep { paused, rate_bytes_per_s: rate }, json.into())
         }
         Command::Why { path, json } => filesystems::why(&path, json.into()),
     }

@@ -38,6 +38,7 @@ fn options(args: &StartArgs) -> StartOptions {
         no_mount: args.no_mount,
         io: args.io,
         degraded: args.degraded,
+        out_after: Some(Duration::from_secs(args.out_after)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use admin::NodeStatus;
+use admin::{FilesystemInfo, NodeStatus, SetUpkeep};
 use anyhow::Result;
 
 use super::ask;
@@ -15,6 +15,40 @@ pub(super) fn status(dir: &Path, format: Format) -> Result<()> {
     print(format, &status, text)
 }
 
+pub(super) fn upkeep(dir: &Path, request: SetUpkeep, format: Format) -> Result<()> {
+    let info = ask(dir, |client| async move { client.set_upkeep(&request).await })?;
+    print(format, &info, |info| {
+        let state = if info.paused { "paused" } else { "going on" };
+        format!("repair and rebuild: {state}, at most {}/s", bytes(info.rate_bytes_per_s))
+    })
+}
+
+/// What repair and rebuild do, one line for each filesystem that has something to do.
+fn repairs(status: &NodeStatus) -> String {
+    let line = |filesystem: &FilesystemInfo| {
+        let repair = &filesystem.repair;
+        let left = filesystem.owed_bytes + repair.rebuild_left_bytes;
+        let eta = repair.eta_s.map_or(String::new(), |eta| format!(", {eta} s left"));
+        let narrow = match filesystem.narrow_bytes {
+            0 => String::new(),
+            narrow => format!(", {} narrower than {}", bytes(narrow), filesystem.profile),
+        };
+        let busy = left + filesystem.narrow_bytes > 0;
+        busy.then(|| {
+            format!(
+                "repair  {}: owed {}, to rebuild {}, {}/s{eta}{narrow}\n",
+                filesystem.name,
+                bytes(filesystem.owed_bytes),
+                bytes(repair.rebuild_left_bytes),
+                bytes(repair.bytes_per_s),
+            )
+        })
+    };
+    let paused =
+        if status.upkeep.paused { "repair and rebuild are paused (forebay upkeep --resume)\n" } else { "" };
+    status.filesystems.iter().filter_map(line).collect::<String>() + paused
+}
+
 fn text(status: &NodeStatus) -> String {
     let space = &status.space;
     let problems: String = status.problems.iter().map(|problem| format!("  ! {problem}\n")).collect();
@@ -22,7 +56,7 @@ fn text(status: &NodeStatus) -> String {
     let io = if threads { "  drives use threads: io_uring is not available or not wanted\n" } else { "" };
     format!(
         "{state}  cluster={cluster} version={version} pid={pid} up={up}s\n{problems}{io}\n\
-         space  raw {raw} = live {live} + garbage {garbage} + reserved {reserved} + free {free}\n\n{fs}\n\n{drives}",
+         space  raw {raw} = live {live} + garbage {garbage} + reserved {reserved} + free {free}\n{repairs}\n{fs}\n\n{drives}",
         state = status.state,
         cluster = status.cluster,
         version = status.version,
@@ -33,6 +67,7 @@ fn text(status: &NodeStatus) -> String {
         garbage = bytes(space.garbage_bytes),
         reserved = bytes(space.reserved_bytes),
         free = bytes(space.free_bytes),
+        repairs = repairs(status),
         fs = filesystem_table(&status.filesystems),
         drives = drive_table(&status.drives),
     )

@@ -4,19 +4,18 @@ use std::path::PathBuf;
 
 use admin::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MountRequest, NodeControl, NodeStatus,
-    SpaceInfo, WhyInfo,
+    RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
 };
-use anyhow::Result;
+use anyhow::{Result, bail};
 use base::env::Env;
 use base::{DriveId, LedgerId};
-use drive::Existing;
-use layout::{DriveState, Profile};
+use layout::Profile;
 use meta::control::{ControlChange, FilesystemRecord};
 use posix::fuse::UnmountMode;
 use wire::BoxFuture;
 
-use super::drives::{DriveEntry, NewDrive, format_drives};
 use super::filesystems::{FilesystemEntry, plan_groups};
+use super::groups::WriteSet;
 use super::{Node, NodeDir, NodeFile, State};
 
 /// `node.json`, if a node wrote one.
@@ -36,12 +35,12 @@ fn no_filesystem(name: &str) -> AdminError {
 impl Node {
     async fn status_now(&self) -> Result<NodeStatus> {
         let mut state = self.state.lock().await;
-        let drives: Vec<DriveInfo> = state.drives.values().map(DriveEntry::info).collect();
+        let drives = self.drive_infos(&state);
         let mut filesystems = Vec::new();
-        let State { drives: drives_now, filesystems: entries } = &mut *state;
+        let State { drives: drives_now, filesystems: entries, map } = &mut *state;
         for entry in entries.values_mut() {
             entry.unmount_dead();
-            filesystems.push(entry.info(drives_now).await?);
+            filesystems.push(entry.info(map, drives_now).await?);
         }
         let mut space = SpaceInfo::default();
         for drive in &drives {
@@ -52,6 +51,7 @@ impl Node {
             space.free_bytes += drive.space.free_bytes;
         }
         let problems = problems(&drives, &filesystems);
+        let upkeep = self.upkeep_info();
         Ok(NodeStatus {
             state: if problems.is_empty() { "healthy" } else { "degraded" }.to_owned(),
             problems,
@@ -61,76 +61,47 @@ impl Node {
             dir: self.dir.root().display().to_string(),
             uptime_s: (self.env.clock.boot_ns() - self.started_ns) / 1_000_000_000,
             space,
+            upkeep,
             drives,
             filesystems,
         })
     }
 
-    async fn add_drive_now(&self, request: AddDrive) -> Result<DriveInfo> {
+    fn upkeep_info(&self) -> UpkeepInfo {
+        UpkeepInfo { paused: self.pace.is_paused(), rate_bytes_per_s: self.pace.bytes_per_s() }
+    }
+
+    async fn set_profile_now(&self, name: &str, profile: Profile) -> Result<FilesystemInfo> {
         let mut state = self.state.lock().await;
+        let State { drives, filesystems, map } = &mut *state;
+        let Some(entry) = filesystems.get_mut(name) else { bail!("no such filesystem: name={name}") };
+        let mut record = entry.record.clone();
+        record.set_profile(profile);
         let mut cluster = self.control.cluster()?;
-        let id = cluster.next_drive;
-        let smallest = state.drives.values().map(|entry| entry.record.capacity_bytes).min();
-        let path = request.path.map_or_else(|| self.dir.drives().join(format!("{id}.img")), PathBuf::from);
-        let is_file = !self.env.files.exists(&path);
-        let size_bytes = if is_file { request.size_bytes.or(smallest) } else { None };
-        let new_drive = NewDrive { path, size_bytes, existing: Existing::Keep };
-        let (env, id_of_cluster) = (self.env.clone(), self.cluster);
-        let format = move || format_drives(&env, id_of_cluster, id, &[new_drive]);
-        let record = tokio::task::spawn_blocking(format).await??.remove(0);
-        cluster.next_drive += 1;
         cluster.map_epoch += 1;
         let mut change = ControlChange::default();
-        change.drive(&record);
-        // New groups over all drives: new data finds the new drive, nothing is moved.
-        let mut records: Vec<_> =
-            state.drives.values().filter(|entry| entry.is_up()).map(|e| e.record.clone()).collect();
-        records.push(record.clone());
-        let all: Vec<_> = records.iter().collect();
-        for entry in state.filesystems.values_mut() {
-            if usize::from(entry.record.profile.n()) > all.len() {
-                continue;
-            }
-            let groups = plan_groups(&self.env, &all, entry.record.profile, cluster.next_group)?;
+        if record.groups.is_empty() {
+            let up: Vec<_> =
+                drives.values().filter(|entry| entry.is_up()).map(|entry| &entry.record).collect();
+            let groups = plan_groups(&self.env, &up, profile, cluster.next_group)?;
             cluster.next_group += groups.len() as u32;
-            for group in &groups {
+            record.groups = groups.iter().map(|group| group.id).collect();
+            groups.iter().for_each(|group| {
                 change.group(group);
-                entry.record.groups.push(group.id);
-            }
-            change.filesystem(&entry.record);
+            });
         }
-        change.cluster(&cluster);
+        change.cluster(&cluster).filesystem(&record);
         self.control.commit(change).await?;
-        let entry = DriveEntry::open(&self.env, self.cluster, record, self.io);
-        let info = entry.info();
-        state.drives.insert(DriveId(id), entry);
+        // The monitor sees within a second whether all of them are whole.
+        entry.write_set = WriteSet { profile, groups: record.groups.clone() };
+        entry.record = record;
+        *map = self.control.map()?;
         self.publish(&mut state)?;
-        Ok(info)
-    }
-
-    /// Tells every client about the drives and groups as they are now.
-    fn publish(&self, state: &mut State) -> Result<()> {
-        let map = self.control.map()?;
-        for entry in state.filesystems.values_mut() {
-            entry.update(&map, &state.drives);
+        let State { drives, filesystems, map } = &*state;
+        match filesystems.get(name) {
+            Some(entry) => entry.info(map, drives).await,
+            None => bail!("no such filesystem: name={name}"),
         }
-        Ok(())
-    }
-
-    async fn fail_drive_now(&self, id: DriveId) -> Result<DriveInfo> {
-        let mut state = self.state.lock().await;
-        let entry = state.drives.get_mut(&id).ok_or_else(|| anyhow::anyhow!("no such drive: id={id}"))?;
-        entry.record.state = DriveState::Failed;
-        entry.problem = Some("marked as failed by the operator".to_owned());
-        let record = entry.record.clone();
-        let mut cluster = self.control.cluster()?;
-        cluster.map_epoch += 1;
-        let mut change = ControlChange::default();
-        change.drive(&record).cluster(&cluster);
-        self.control.commit(change).await?;
-        self.publish(&mut state)?;
-        let entry = state.drives.get_mut(&id).ok_or_else(|| anyhow::anyhow!("no such drive: id={id}"))?;
-        Ok(entry.info())
     }
 
     async fn create_filesystem_now(&self, request: CreateFilesystem) -> Result<FilesystemInfo> {
@@ -150,6 +121,7 @@ impl Node {
             ledger: LedgerId(id),
             profile,
             groups: groups.iter().map(|group| group.id).collect(),
+            sets: Vec::new(),
             provisioned_bytes: request.size_bytes,
             mount: None,
             mount_options: String::new(),
@@ -161,9 +133,17 @@ impl Node {
         });
         self.control.commit(change).await?;
         let map = self.control.map()?;
-        let entry =
-            FilesystemEntry::open(&self.env, &self.dir, &self.runtime, record, &map, &state.drives).await?;
-        let info = entry.info(&state.drives).await?;
+        let entry = FilesystemEntry::open(
+            &self.env,
+            &self.dir,
+            &self.runtime,
+            record,
+            &self.pace,
+            &map,
+            &state.drives,
+        )
+        .await?;
+        let info = entry.info(&map, &state.drives).await?;
         state.filesystems.insert(request.name, entry);
         self.publish(&mut state)?;
         Ok(info)
@@ -184,9 +164,17 @@ impl Node {
 
 fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo]) -> Vec<String> {
     let mut problems = Vec::new();
-    for drive in drives.iter().filter(|drive| drive.state != "up") {
+    // A drive that is out and that no group needs is history.
+    let matters = |drive: &&DriveInfo| drive.state != "up" && (drive.state != "out" || drive.groups > 0);
+    for drive in drives.iter().filter(matters) {
         let reason = drive.reason.clone().unwrap_or_default();
         problems.push(format!("drive {} is {}: path={} {reason}", drive.id, drive.state, drive.path));
+    }
+    for drive in drives.iter().filter(|drive| drive.state == "out" && drive.groups > 0) {
+        problems.push(format!(
+            "what drive {} held is not rebuilt yet: without a drive to spare, add one (forebay drive add)",
+            drive.id
+        ));
     }
     for filesystem in filesystems {
         if filesystem.ledger.state != "serving" {
@@ -198,8 +186,25 @@ fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo]) -> Vec<String>
         if filesystem.owed_shards > 0 {
             let (count, name, drives) = (filesystem.owed_shards, &filesystem.name, &filesystem.owed_drives);
             problems.push(format!(
-                "{count} shards of {name} were written without drives {drives:?} and are owed to them: files of that \
-                 time survive fewer losses (this version does not repair them)"
+                "{count} shards of {name} are owed to drives {drives:?}: files written without them survive fewer \
+                 losses until repair has stored these shards, which it does when the drives are up"
+            ));
+        }
+        if filesystem.write_profile != filesystem.profile {
+            let (name, narrow) = (&filesystem.name, &filesystem.write_profile);
+            problems.push(format!(
+                "new data of {name} is written as {narrow}: too few drives are up for its profile"
+            ));
+        }
+        if filesystem.repair.rebuilding_groups > 0 {
+            let (count, name) = (filesystem.repair.rebuilding_groups, &filesystem.name);
+            let left = base::units::format_size(filesystem.repair.rebuild_left_bytes);
+            problems.push(format!("{count} placement groups of {name} are being rebuilt: left={left}"));
+        }
+        if filesystem.repair.lost_extents > 0 {
+            let (count, name) = (filesystem.repair.lost_extents, &filesystem.name);
+            problems.push(format!(
+                "DATA LOSS: {count} extents of {name} have fewer shards left than reading needs; the log names them"
             ));
         }
         if filesystem.waiting_extents > 0 {
@@ -230,6 +235,54 @@ impl NodeControl for Node {
         })
     }
 
+    fn return_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>> {
+        Box::pin(self.return_drive_now(DriveId(id)))
+    }
+
+    fn remove_drive(&self, id: u32, request: RemoveDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>> {
+        Box::pin(self.remove_drive_now(DriveId(id), request))
+    }
+
+    fn replace_drive(&self, id: u32, request: ReplaceDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>> {
+        Box::pin(self.replace_drive_now(DriveId(id), request))
+    }
+
+    fn scrub_drive(&self, id: Option<u32>) -> BoxFuture<'_, Result<Vec<DriveInfo>, AdminError>> {
+        Box::pin(self.scrub_drive_now(id.map(DriveId)))
+    }
+
+    fn set_upkeep(&self, request: SetUpkeep) -> BoxFuture<'_, Result<UpkeepInfo, AdminError>> {
+        Box::pin(async move {
+            if let Some(rate) = request.rate_bytes_per_s {
+                if rate < upkeep::BYTES_PER_S_MIN {
+                    let least = base::units::format_size(upkeep::BYTES_PER_S_MIN);
+                    return Err(AdminError::invalid(format!(
+                        "rate is too low: bytes_per_s={rate} least={least}"
+                    )));
+                }
+                self.pace.set_bytes_per_s(rate);
+            }
+            if let Some(paused) = request.paused {
+                self.pace.set_paused(paused);
+            }
+            Ok(self.upkeep_info())
+        })
+    }
+
+    fn set_profile(
+        &self,
+        name: String,
+        request: SetProfile,
+    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
+        Box::pin(async move {
+            let profile = request.profile.parse().map_err(|error| AdminError::invalid(format!("{error}")))?;
+            if !self.state.lock().await.filesystems.contains_key(&name) {
+                return Err(no_filesystem(&name));
+            }
+            self.set_profile_now(&name, profile).await.map_err(failed)
+        })
+    }
+
     fn create_filesystem(
         &self,
         request: CreateFilesystem,
@@ -247,7 +300,7 @@ impl NodeControl for Node {
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
             let mut state = self.state.lock().await;
-            let State { drives, filesystems } = &mut *state;
+            let State { drives, filesystems, map } = &mut *state;
             let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
             entry.unmount_dead();
             if let Some(path) = entry.mount_path() {
@@ -257,7 +310,7 @@ impl NodeControl for Node {
             let kept = entry.record.mount.clone().map(PathBuf::from);
             let path = request.path.map(PathBuf::from).or(kept).unwrap_or_else(|| self.dir.default_mount());
             self.mount_and_remember(entry, path, request.options).await.map_err(failed)?;
-            let info = entry.info(drives).await.map_err(failed)?;
+            let info = entry.info(map, drives).await.map_err(failed)?;
             drop(state);
             self.write_node_file().await.map_err(failed)?;
             Ok(info)
@@ -267,7 +320,7 @@ impl NodeControl for Node {
     fn unmount(&self, name: String) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
             let mut state = self.state.lock().await;
-            let State { drives, filesystems } = &mut *state;
+            let State { drives, filesystems, map } = &mut *state;
             let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
             let Some(path) = entry.mount_path() else {
                 return Err(AdminError::conflict(format!("filesystem {name} is not mounted")));
@@ -278,7 +331,7 @@ impl NodeControl for Node {
                     "cannot unmount {path}: {error:#}; close the files that are open on it"
                 ))
             })?;
-            let info = entry.info(drives).await.map_err(failed)?;
+            let info = entry.info(map, drives).await.map_err(failed)?;
             drop(state);
             self.write_node_file().await.map_err(failed)?;
             Ok(info)

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use admin::{DriveInfo, SpaceInfo};
+use admin::{DriveInfo, ScrubInfo, SpaceInfo};
 use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::units::{GIB, MIB, format_size};
 use base::{ClusterId, DriveId, DriveUuid};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, PreferIo};
-use layout::DriveState;
-use meta::control::DriveRecord;
+use layout::{DriveSlot, DriveState};
+use meta::control::{DriveRecord, ScrubRecord};
 use wire::drive::{DriveHealth, DriveService, IoPath};
 
 use super::NodeDir;
@@ -41,7 +41,7 @@ pub(super) struct NewDrive {
 impl DriveEntry {
     /// Opens a drive. One that cannot be opened stays in the list with the reason.
     pub(super) fn open(env: &Env, cluster: ClusterId, record: DriveRecord, io: IoChoice) -> Self {
-        if record.state != DriveState::Up {
+        if matches!(record.state, DriveState::Failed | DriveState::Out) {
             return Self { record, service: None, problem: None };
         }
         let mut options = OpenOptions::new(cluster);
@@ -75,18 +75,35 @@ impl DriveEntry {
             .context("drive failed while closing; its data is recovered from the log of frames")
     }
 
-    fn state(&self) -> &'static str {
+    pub(super) fn state(&self) -> &'static str {
         let health = self.service.as_ref().map(|service| service.health());
         match (self.record.state, health) {
             (DriveState::Out, _) => "out",
-            (DriveState::Failed, _) | (DriveState::Up, Some(DriveHealth::Failed)) => "failed",
-            (DriveState::Up, None) => "missing",
+            (DriveState::Failed, _) | (_, Some(DriveHealth::Failed)) => "failed",
+            (_, None) => "missing",
             (DriveState::Up, Some(DriveHealth::Up)) => "up",
+            (DriveState::Leaving, Some(DriveHealth::Up)) => "leaving",
         }
     }
 
     pub(super) fn is_up(&self) -> bool {
         self.state() == "up"
+    }
+
+    /// Whether shards on it can be read.
+    pub(super) fn is_readable(&self) -> bool {
+        matches!(self.state(), "up" | "leaving")
+    }
+
+    /// Whether its service is to be had by opening it: nothing failed, it was only not there.
+    pub(super) fn is_missing(&self) -> bool {
+        self.state() == "missing"
+    }
+
+    /// Weight and domain for placing shards.
+    pub(super) fn slot(&self) -> DriveSlot {
+        let DriveRecord { id, domain, capacity_bytes, .. } = self.record;
+        DriveSlot { drive: id, domain, weight_bytes: capacity_bytes }
     }
 
     pub(super) fn info(&self) -> DriveInfo {
@@ -112,6 +129,8 @@ impl DriveEntry {
             io_path: io_path.map(str::to_owned),
             space,
             shards: stat.as_ref().map_or(0, |stat| stat.shards),
+            groups: 0,
+            scrub: ScrubInfo::default(),
         }
     }
 }
@@ -227,5 +246,6 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
         domain: u64::from(id.0),
         capacity_bytes: new_drive.size_bytes.unwrap_or(file.len()?),
         state: DriveState::Up,
+        scrub: ScrubRecord::default(),
     })
 }

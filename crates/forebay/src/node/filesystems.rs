@@ -1,17 +1,19 @@
 //! The node's filesystems: ledger, owner, client, mount and upkeep of each.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use admin::{FilesystemInfo, LedgerInfo};
+use admin::{FilesystemInfo, LedgerInfo, RepairInfo};
 use anyhow::{Context, Result};
 use base::env::Env;
 use base::units::{GIB, MIB};
 use base::{DriveId, PgId};
-use client::{Client, ClientOptions, FsStat, Topology};
-use layout::{ClusterMap, DriveSlot, PlacementGroup, Profile, plan_placement_groups, suggested_pg_count};
+use client::{Client, ClientOptions, FsStat, OwedEntry, Topology};
+use layout::{
+    ClusterMap, DriveSlot, PlacementGroup, Profile, plan_placement_groups, shard_len, suggested_pg_count,
+};
 use meta::control::{DriveRecord, FilesystemRecord};
 use meta::log::FileLog;
 use meta::owner::{Owner, OwnerOptions};
@@ -19,12 +21,15 @@ use meta::state::RedbState;
 use posix::fuse::{Mount, MountFlags, MountOptions, UnmountMode};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use upkeep::Reclaimer;
+use upkeep::{Pace, Reclaimer, Repairer};
 use wire::drive::DriveService;
 
 use super::NodeDir;
 use super::drives::DriveEntry;
+use super::groups::WriteSet;
 
+/// Groups per position when each group has all drives.
+const ORDERS: u32 = 8;
 /// Owed shards counted for `status`; more are as bad.
 const OWED_COUNTED_MAX: usize = 100_000;
 /// Page cache of a filesystem's local store.
@@ -42,21 +47,32 @@ pub(super) struct FilesystemEntry {
     owner: Arc<Owner>,
     pub(super) client: Client,
     topology: watch::Sender<Arc<Topology>>,
+    /// What new extents are written with now.
+    pub(super) write_set: WriteSet,
     reclaimer: Reclaimer,
+    pub(super) repairer: Repairer,
     mount: Option<Mount>,
 }
 
 /// What clients see of the drives.
-pub(super) fn topology(
+fn topology(
     map: &ClusterMap,
     drives: &BTreeMap<DriveId, DriveEntry>,
-    groups: &[PgId],
+    record: &FilesystemRecord,
+    write_set: &WriteSet,
 ) -> Arc<Topology> {
     let services = drives.iter().filter_map(|(id, entry)| {
         let service = entry.service.clone()?;
         Some((*id, service as Arc<dyn DriveService>))
     });
-    Arc::new(Topology { map: map.clone(), drives: services.collect(), groups: groups.to_vec() })
+    let narrow = record.all_sets().filter(|(profile, _)| profile.k() < record.profile.k());
+    Arc::new(Topology {
+        map: map.clone(),
+        drives: services.collect(),
+        groups: write_set.groups.clone(),
+        profile: write_set.profile,
+        narrow: narrow.flat_map(|(_, groups)| groups.to_vec()).collect(),
+    })
 }
 
 /// Placement groups over these drives, numbered from `first`.
@@ -70,7 +86,13 @@ pub(super) fn plan_groups(
         .iter()
         .map(|drive| DriveSlot { drive: drive.id, domain: drive.domain, weight_bytes: drive.capacity_bytes })
         .collect();
-    let count = suggested_pg_count(slots.len() as u32, profile.n());
+    let suggested = suggested_pg_count(slots.len() as u32, profile.n());
+    // Groups of all drives differ in order only, so a few of each order are as good as many.
+    let count = if slots.len() == usize::from(profile.n()) {
+        suggested.min(ORDERS * slots.len() as u32)
+    } else {
+        suggested
+    };
     let mut groups = plan_placement_groups(&slots, profile, count, env.random.next_u64())?;
     for (id, group) in (first..).zip(&mut groups) {
         group.id = PgId(id);
@@ -85,6 +107,7 @@ impl FilesystemEntry {
         dir: &NodeDir,
         runtime: &Handle,
         record: FilesystemRecord,
+        pace: &Arc<Pace>,
         map: &ClusterMap,
         drives: &BTreeMap<DriveId, DriveEntry>,
     ) -> Result<Self> {
@@ -98,7 +121,9 @@ impl FilesystemEntry {
             Owner::open(OwnerOptions { ledger, log: Arc::new(log), state: Arc::new(state), env: owner_env })
         };
         let owner = Arc::new(tokio::task::spawn_blocking(open).await??);
-        let (sender, receiver) = watch::channel(topology(map, drives, &record.groups));
+        // What is missing now may come in a moment: narrower groups are planned later, if at all.
+        let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
+        let (sender, receiver) = watch::channel(topology(map, drives, &record, &write_set));
         let options = ClientOptions {
             env: env.clone(),
             runtime: runtime.clone(),
@@ -111,12 +136,13 @@ impl FilesystemEntry {
         };
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
-        Ok(Self { record, owner, client, topology: sender, reclaimer, mount: None })
+        let repairer = Repairer::start(env.clone(), client.clone(), pace.clone(), runtime);
+        Ok(Self { record, owner, client, topology: sender, write_set, reclaimer, repairer, mount: None })
     }
 
     /// Tells the client about changed drives or groups.
     pub(super) fn update(&mut self, map: &ClusterMap, drives: &BTreeMap<DriveId, DriveEntry>) {
-        self.topology.send_replace(topology(map, drives, &self.record.groups));
+        self.topology.send_replace(topology(map, drives, &self.record, &self.write_set));
     }
 
     pub(super) fn mount_path(&self) -> Option<PathBuf> {
@@ -166,6 +192,7 @@ impl FilesystemEntry {
     pub(super) async fn stop(mut self) -> Result<()> {
         let unmounted = self.unmount(UnmountMode::Detach).await;
         self.reclaimer.stop().await;
+        self.repairer.stop().await;
         let closed = tokio::time::timeout(CLOSE_DEADLINE, self.client.close()).await;
         let closed =
             closed.context("writing out took too long").and_then(|result| result.context("writing out"));
@@ -174,18 +201,25 @@ impl FilesystemEntry {
         unmounted.and(closed)
     }
 
-    pub(super) async fn info(&self, drives: &BTreeMap<DriveId, DriveEntry>) -> Result<FilesystemInfo> {
+    pub(super) async fn info(
+        &self,
+        map: &ClusterMap,
+        drives: &BTreeMap<DriveId, DriveEntry>,
+    ) -> Result<FilesystemInfo> {
         let ledger = self.owner.stat();
         // A halted ledger answers nothing, and that is what must be shown then.
         let unknown = FsStat { total_bytes: 0, free_bytes: 0, used_bytes: 0, inodes: 0 };
         let stat = if ledger.halted { unknown } else { self.client.statfs().await? };
-        let owed = if ledger.halted { HashSet::new() } else { self.client.owed(OWED_COUNTED_MAX).await? };
-        let owed_drives: BTreeSet<DriveId> = owed.iter().map(|(drive, _)| *drive).collect();
+        let owed = if ledger.halted { Vec::new() } else { self.client.owed(OWED_COUNTED_MAX).await? };
+        let owed_bytes = owed.iter().map(|entry| u64::from(shard_len(entry.extent_len, entry.k))).sum();
+        let owed_drives: BTreeSet<DriveId> = owed.iter().map(|entry| self.holder(map, entry)).collect();
         let reclaim = self.reclaimer.stat();
         Ok(FilesystemInfo {
             name: self.record.name.clone(),
             profile: self.record.profile.to_string(),
-            protection: protection(self.record.profile, drives, &owed_drives),
+            write_profile: self.write_set.profile.to_string(),
+            narrow_bytes: self.repairer.stat().narrow_bytes,
+            protection: protection(&self.record, map, drives, &owed_drives),
             mount: self.mount_path().map(|path| path.display().to_string()),
             total_bytes: stat.total_bytes,
             free_bytes: stat.free_bytes,
@@ -199,24 +233,112 @@ impl FilesystemEntry {
                 state: if ledger.halted { "halted" } else { "serving" }.to_owned(),
             },
             owed_shards: owed.len() as u64,
+            owed_bytes,
+            repair: self.repair_info(map, &owed, drives),
             owed_drives: owed_drives.iter().map(|drive| drive.0).collect(),
             reclaimed_extents: reclaim.deleted_extents,
             waiting_extents: reclaim.waiting_extents,
         })
     }
+
+    /// The drive that gets an owed shard: the one that has its position now.
+    fn holder(&self, map: &ClusterMap, entry: &OwedEntry) -> DriveId {
+        let member = map.group(entry.pg).and_then(|group| group.members.get(usize::from(entry.shard.0)));
+        member.copied().unwrap_or(entry.drive)
+    }
+
+    fn repair_info(
+        &self,
+        map: &ClusterMap,
+        owed: &[OwedEntry],
+        drives: &BTreeMap<DriveId, DriveEntry>,
+    ) -> RepairInfo {
+        let stat = self.repairer.stat();
+        let is_up = |drive: &DriveId| drives.get(drive).is_some_and(DriveEntry::is_up);
+        let payable = owed.iter().filter(|entry| is_up(&self.holder(map, entry)));
+        let payable_bytes: u64 = payable.map(|entry| u64::from(shard_len(entry.extent_len, entry.k))).sum();
+        let left = payable_bytes + stat.rebuild_left_bytes;
+        let groups: BTreeSet<PgId> = self.record.all_sets().flat_map(|(_, groups)| groups.to_vec()).collect();
+        let rebuilding = map.groups.iter().filter(|group| !group.rebuilding.is_empty());
+        RepairInfo {
+            repaired_shards: stat.repaired_shards,
+            repaired_bytes: stat.repaired_bytes,
+            rebuilding_groups: rebuilding.filter(|group| groups.contains(&group.id)).count() as u64,
+            rebuilt_shards: stat.rebuilt_shards,
+            rebuilt_bytes: stat.rebuilt_bytes,
+            rebuild_left_bytes: stat.rebuild_left_bytes,
+            healed_shards: stat.healed_shards,
+            bytes_per_s: stat.bytes_per_s,
+            eta_s: (stat.bytes_per_s > 0).then(|| left.div_ceil(stat.bytes_per_s)),
+            lost_extents: stat.lost_extents,
+        }
+    }
+
+    /// The drives that shards are owed to.
+    pub(super) async fn owed_holders(&self, map: &ClusterMap) -> Result<BTreeSet<DriveId>> {
+        let owed = self.client.owed(OWED_COUNTED_MAX).await?;
+        Ok(owed.iter().map(|entry| self.holder(map, entry)).collect())
+    }
+
+    /// The groups whose new members have all their shards of this filesystem.
+    pub(super) fn rebuilt(&self) -> HashMap<PgId, base::Epoch> {
+        self.repairer.rebuilt()
+    }
 }
 
-/// What is survived now: of reads, by the data that is stored; of writes, by the drives that are up. On one node a
-/// drive is a failure domain. A drive that is owed shards counts as lost, because to some extents it is.
-fn protection(profile: Profile, drives: &BTreeMap<DriveId, DriveEntry>, owed: &BTreeSet<DriveId>) -> String {
-    let up = drives.values().filter(|entry| entry.is_up()).count() as u32;
-    let lost = drives.iter().filter(|(id, entry)| !entry.is_up() || owed.contains(id)).count();
-    let reads = u8::try_from(lost).ok().and_then(|lost| profile.m().checked_sub(lost));
-    let losses = |count: Option<u8>| {
-        count.map_or("not possible".to_owned(), |count| format!("survive {count} drives"))
+/// Positions of the group that hold nothing that can be read, or not everything.
+pub(super) fn exposure(
+    group: &PlacementGroup,
+    drives: &BTreeMap<DriveId, DriveEntry>,
+    owed: &BTreeSet<DriveId>,
+) -> u8 {
+    let readable = |drive: DriveId| drives.get(&drive).is_some_and(DriveEntry::is_readable);
+    let has_all = |position: u8, member: DriveId| {
+        let mut sources = group.sources(position).peekable();
+        let moved = sources.peek().is_some();
+        !owed.contains(&member) && if moved { sources.any(readable) } else { readable(member) }
     };
-    let reads = reads.map_or("fail for some data".to_owned(), |count| format!("survive {count} drives"));
-    format!("reads {reads}, writes {}, 0 nodes", losses(profile.explain(up).writes_survive))
+    let exposed = (0u8..).zip(&group.members).filter(|(position, member)| !has_all(*position, **member));
+    exposed.count() as u8
+}
+
+/// How many more losses data of this filesystem survives, by the group that is worst off; below zero if some
+/// cannot be read.
+pub(super) fn reads_survive(
+    record: &FilesystemRecord,
+    map: &ClusterMap,
+    drives: &BTreeMap<DriveId, DriveEntry>,
+    owed: &BTreeSet<DriveId>,
+) -> i32 {
+    let of_set = |(profile, groups): (Profile, &[PgId])| {
+        let groups = groups.iter().filter_map(|pg| map.group(*pg));
+        let worst = groups.map(|group| exposure(group, drives, owed)).max().unwrap_or(0);
+        i32::from(profile.m()) - i32::from(worst)
+    };
+    record.all_sets().map(of_set).min().unwrap_or(0)
+}
+
+/// What is survived now: of reads, by the data that is stored; of writes, by the drives that are up, with narrower
+/// extents if need be. On one node a drive is a failure domain.
+fn protection(
+    record: &FilesystemRecord,
+    map: &ClusterMap,
+    drives: &BTreeMap<DriveId, DriveEntry>,
+    owed: &BTreeSet<DriveId>,
+) -> String {
+    let up: BTreeSet<u64> =
+        drives.values().filter(|entry| entry.is_up()).map(|entry| entry.record.domain).collect();
+    let reads = match reads_survive(record, map, drives, owed) {
+        losses @ 0.. => format!("survive {losses} drives"),
+        _ => "fail for some data".to_owned(),
+    };
+    let up = up.len() as u32;
+    let narrow = up.checked_sub(u32::from(record.profile.m()) + 1);
+    let writes = match record.profile.explain(up).writes_survive.map(u32::from).max(narrow) {
+        Some(losses) => format!("survive {losses} drives"),
+        None => "not possible".to_owned(),
+    };
+    format!("reads {reads}, writes {writes}, 0 nodes")
 }
 
 fn dirty_bytes_max() -> u64 {

@@ -3,21 +3,29 @@
 mod control;
 mod drives;
 mod filesystems;
+mod groups;
+mod members;
+mod monitor;
 mod paths;
+mod scrub;
 mod start;
 mod why;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use base::env::{Env, File};
 use base::{ClusterId, DriveId};
+use layout::ClusterMap;
 use meta::control::Control;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
+use tokio::task::JoinHandle;
+use upkeep::{Pace, ScrubTargets, Scrubber};
 
 use drives::DriveEntry;
 use filesystems::FilesystemEntry;
@@ -62,6 +70,12 @@ pub(crate) struct Node {
     io: IoChoice,
     started_ns: u64,
     state: Mutex<State>,
+    pace: Arc<Pace>,
+    scrubber: std::sync::Mutex<Option<Scrubber>>,
+    scrub_targets: watch::Sender<ScrubTargets>,
+    /// How long a drive may be away before others take over its positions.
+    out_after: Duration,
+    monitor: std::sync::Mutex<Option<JoinHandle<()>>>,
     stop_serving: watch::Sender<bool>,
     /// Held for as long as the node runs.
     _lock: Arc<dyn File>,
@@ -70,6 +84,8 @@ pub(crate) struct Node {
 struct State {
     drives: BTreeMap<DriveId, DriveEntry>,
     filesystems: BTreeMap<String, FilesystemEntry>,
+    /// As last published.
+    map: ClusterMap,
 }
 
 impl Node {
@@ -77,8 +93,19 @@ impl Node {
     pub(crate) async fn stop(&self) -> Result<()> {
         // Nobody may be listening any more.
         let _ = self.stop_serving.send(true);
+        let monitor = self.monitor.lock().expect("no holder of this lock panics").take();
+        if let Some(monitor) = monitor {
+            // It ends after the step under way; a panic has ended the process.
+            let _ = monitor.await;
+        }
         let mut result = Ok(());
         let mut state = self.state.lock().await;
+        result = result.and(self.keep_scrub_marks(&mut state).await);
+        let scrubber = self.scrubber.lock().expect("no holder of this lock panics").take();
+        if let Some(scrubber) = scrubber {
+            scrubber.stop().await;
+        }
+        self.scrub_targets.send_replace(ScrubTargets::default());
         for (name, entry) in std::mem::take(&mut state.filesystems) {
             let stopped = entry.stop().await.with_context(|| format!("stopping filesystem {name}"));
             result = result.and(stopped);

@@ -1,27 +1,30 @@
 //! Starting a node: a new cluster in an empty directory, or the one that is there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use base::LedgerId;
 use base::env::{Caching, Env, File, OpenMode};
-use layout::Profile;
+use base::{DriveId, LedgerId};
+use layout::{ClusterMap, DriveState, Profile};
 use meta::control::{CONTROL_LEDGER, Control, ControlChange, ControlError, FilesystemRecord};
 use meta::log::FileLog;
 use meta::state::RedbState;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
+use upkeep::{Pace, ScrubTargets};
 
 use super::drives::{DriveEntry, format_drives, plan_drives};
-use super::filesystems::{FilesystemEntry, plan_groups};
+use super::filesystems::{FilesystemEntry, plan_groups, reads_survive};
 use super::{Node, NodeDir, State};
 
 /// How long a killed process may take to go.
 const DYING_S_MAX: u64 = 20;
+/// How long a drive may be away before others take over its positions, unless somebody says otherwise.
+const OUT_AFTER: Duration = Duration::from_secs(600);
 const DYING_POLL: Duration = Duration::from_millis(20);
 const CONTROL_CACHE_BYTES: usize = 16 << 20;
 /// The filesystem that every cluster begins with.
@@ -49,6 +52,8 @@ pub(crate) struct StartOptions {
     pub(crate) no_mount: bool,
     pub(crate) io: IoChoice,
     pub(crate) degraded: bool,
+    /// How long a drive may be away before others take over its positions; `None` is the default.
+    pub(crate) out_after: Option<Duration>,
 }
 
 /// The directory is there, writable, and no other node's.
@@ -152,6 +157,7 @@ async fn create_cluster(env: &Env, dir: &NodeDir, control: &Control, options: &S
         ledger: LedgerId(id),
         profile,
         groups: groups.iter().map(|group| group.id).collect(),
+        sets: Vec::new(),
         provisioned_bytes: None,
         mount: None,
         mount_options: options.mount_options.clone().unwrap_or_default(),
@@ -170,7 +176,7 @@ async fn create_cluster(env: &Env, dir: &NodeDir, control: &Control, options: &S
 
 /// An existing cluster keeps its drives and profile; asking for others is an error, not ignored.
 fn check_unchanged(control: &Control, options: &StartOptions) -> Result<()> {
-    let drives = control.drives()?.len() as u32;
+    let drives = control.drives()?.iter().filter(|drive| drive.state != DriveState::Out).count() as u32;
     if let Some(wanted) = options.drives.filter(|wanted| *wanted != drives) {
         bail!("this cluster has {drives} drives, not {wanted}: add drives with `forebay drive add`");
     }
@@ -191,13 +197,17 @@ fn check_unchanged(control: &Control, options: &StartOptions) -> Result<()> {
 /// Refuses to serve a filesystem of which data cannot be read.
 fn check_enough(
     filesystems: &[FilesystemRecord],
+    map: &ClusterMap,
     drives: &BTreeMap<base::DriveId, DriveEntry>,
     options: &StartOptions,
 ) -> Result<()> {
-    let lost: Vec<&DriveEntry> = drives.values().filter(|entry| !entry.is_up()).collect();
     for filesystem in filesystems {
+        let groups = filesystem.all_sets().flat_map(|(_, groups)| groups).filter_map(|pg| map.group(*pg));
+        let needed: BTreeSet<DriveId> = groups.flat_map(|group| group.members.iter().copied()).collect();
+        let lost = drives.iter().filter(|(id, entry)| needed.contains(id) && !entry.is_readable());
+        let lost: Vec<&DriveEntry> = lost.map(|(_, entry)| entry).collect();
         let survives = usize::from(filesystem.profile.m());
-        if lost.len() > survives && !options.degraded {
+        if reads_survive(filesystem, map, drives, &BTreeSet::new()) < 0 && !options.degraded {
             let reasons: Vec<String> = lost
                 .iter()
                 .map(|entry| {
@@ -231,15 +241,17 @@ impl Node {
             drives.insert(record.id, DriveEntry::open(&env, cluster, record, options.io));
         }
         let records = control.filesystems()?;
-        check_enough(&records, &drives, &options)?;
         let map = control.map()?;
+        check_enough(&records, &map, &drives, &options)?;
+        let pace = Arc::new(Pace::new(env.clone()));
         let mut filesystems = BTreeMap::new();
         for record in records {
             let name = record.name.clone();
-            let entry = FilesystemEntry::open(&env, &dir, &runtime, record, &map, &drives).await;
+            let entry = FilesystemEntry::open(&env, &dir, &runtime, record, &pace, &map, &drives).await;
             filesystems.insert(name.clone(), entry.with_context(|| format!("opening filesystem {name}"))?);
         }
         let (stop_serving, _) = watch::channel(false);
+        let (scrub_targets, _) = watch::channel(ScrubTargets::default());
         let node = Arc::new(Self {
             started_ns: env.clock.boot_ns(),
             env,
@@ -248,7 +260,12 @@ impl Node {
             control,
             runtime,
             io: options.io,
-            state: Mutex::new(State { drives, filesystems }),
+            state: Mutex::new(State { drives, filesystems, map }),
+            pace,
+            scrubber: std::sync::Mutex::new(None),
+            scrub_targets,
+            out_after: options.out_after.unwrap_or(OUT_AFTER),
+            monitor: std::sync::Mutex::new(None),
             stop_serving,
             _lock: lock,
         });
@@ -263,6 +280,10 @@ impl Node {
     async fn finish_start(self: &Arc<Self>, options: &StartOptions) -> Result<()> {
         self.mount_at_start(options).await?;
         let socket = self.dir.socket();
+        self.start_scrub().await;
+        let monitor = super::monitor::run(Arc::downgrade(self), self.stop_serving.subscribe());
+        let monitor = self.runtime.spawn(monitor);
+        *self.monitor.lock().expect("no holder of this lock panics") = Some(monitor);
         admin::serve(self.clone(), socket.as_path(), self.stop_serving.subscribe())?;
         self.write_node_file().await
     }

@@ -43,6 +43,11 @@ fn explain_extent(
         .zip(members)
         .map(|(shard, drive)| {
             let mut shard_state = shard_state(state, map, *drive);
+            if shard_state == "up"
+                && map.group(extent.pg).is_some_and(|group| group.sources(shard).next().is_some())
+            {
+                shard_state = "rebuilding".to_owned();
+            }
             if shard_state == "up" && owed.contains(&(*drive, extent.id)) {
                 shard_state = "owed".to_owned();
             }
@@ -100,6 +105,11 @@ impl Node {
             pieces = entry.client.map(attr.ino, 0, PIECES_MAX + 1).await.map_err(AdminError::failed)?;
         }
         let owed = entry.client.owed(usize::MAX).await.map_err(AdminError::failed)?;
+        let holder = |pg, shard: u8| map.group(pg).and_then(|group| group.members.get(usize::from(shard)));
+        let owed: Owed = owed
+            .iter()
+            .map(|owed| (holder(owed.pg, owed.shard.0).copied().unwrap_or(owed.drive), owed.id))
+            .collect();
         let truncated = pieces.len() > PIECES_MAX as usize;
         pieces.truncate(PIECES_MAX as usize);
         let extents: Vec<ExtentInfo> =

@@ -83,6 +83,31 @@ pub struct PlacementGroup {
     pub epoch: Epoch,
     /// The drives, in distinct failure domains.
     pub members: Vec<DriveId>,
+    /// Positions whose members do not have all their shards yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rebuilding: Vec<Rebuilding>,
+}
+
+/// A position of a group that was given to another drive and is not rebuilt there yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rebuilding {
+    /// Which member.
+    pub position: u8,
+    /// The drive that had it, and may still be readable.
+    pub from: DriveId,
+}
+
+impl PlacementGroup {
+    /// A new group.
+    pub fn new(id: PgId, members: Vec<DriveId>) -> Self {
+        Self { id, epoch: Epoch(1), members, rebuilding: Vec::new() }
+    }
+
+    /// Drives that had a position before its member and may still have its shards, the latest first.
+    pub fn sources(&self, position: u8) -> impl Iterator<Item = DriveId> + '_ {
+        let moved = self.rebuilding.iter().rev().filter(move |rebuilding| rebuilding.position == position);
+        moved.map(|rebuilding| rebuilding.from)
+    }
 }
 
 /// Why there is no plan.
@@ -107,6 +132,10 @@ pub enum PlacementError {
         drive: DriveId,
     },
 }
+
+mod replace;
+
+pub use replace::replace_members;
 
 /// How many groups to plan for so many drives: each in about 100, at least one.
 pub fn suggested_pg_count(drives: u32, n: u8) -> u32 {
@@ -139,10 +168,7 @@ pub fn plan_placement_groups(
         choose_domains(&domain_quotas(&domains, profile.n(), count), profile.n(), count, &mut dice);
     let sets = choose_drives(&domains, &domain_sets, &mut dice);
     let groups = order_members(&sets, profile.n().into());
-    Ok((0..)
-        .zip(groups)
-        .map(|(id, members)| PlacementGroup { id: PgId(id), epoch: Epoch(1), members })
-        .collect())
+    Ok((0..).zip(groups).map(|(id, members)| PlacementGroup::new(PgId(id), members)).collect())
 }
 
 /// Drives with weight, by domain.

@@ -3,7 +3,7 @@
 use base::{ExtentId, FsError, Ino, LeaseId, MapId};
 use wire::meta::{
     CommitPiece, Content, ExtentRef, FILE_BYTES_MAX, FileKind, INLINE_BYTES_MAX, MapPiece, MetaReply,
-    OwedShard,
+    OwedShard, SetAttr,
 };
 
 use super::{Intent, Op, Outcome};
@@ -65,7 +65,7 @@ impl Op<'_> {
         lease: LeaseId,
         pieces: &[CommitPiece],
         size: u64,
-        mtime_ns: i64,
+        times: CommitTimes<'_>,
     ) -> Outcome {
         let mut inode = self.regular(ino)?;
         if !self.volatile.leases.may_write(ino, self.session, lease) {
@@ -73,6 +73,9 @@ impl Op<'_> {
         }
         if size > FILE_BYTES_MAX {
             return Err(FsError::TooLarge.into());
+        }
+        if times.set.size.is_some() {
+            return Err(FsError::Invalid.into());
         }
         check_apart(pieces)?;
         for commit in pieces {
@@ -82,8 +85,9 @@ impl Op<'_> {
         }
         let end = pieces.iter().map(|commit| commit.piece.end()).max().unwrap_or(0);
         inode.attr.size = inode.attr.size.max(size).max(end);
-        inode.attr.mtime_ns = mtime_ns;
+        inode.attr.mtime_ns = times.mtime_ns;
         inode.attr.data_ver += 1;
+        self.set(&mut inode, times.set)?;
         self.touch(&mut inode.attr);
         self.put_inode(&inode);
         Ok(MetaReply::Attr(inode.attr))
@@ -321,6 +325,12 @@ fn check_apart(pieces: &[CommitPiece]) -> Result<(), FsError> {
 fn inconsistent(what: &str) -> FsError {
     tracing::error!(what, "ledger is inconsistent");
     FsError::Io
+}
+
+/// When content changed, and which attributes change with it.
+pub(super) struct CommitTimes<'a> {
+    pub(super) mtime_ns: i64,
+    pub(super) set: &'a SetAttr,
 }
 
 /// What emptying a range took out.

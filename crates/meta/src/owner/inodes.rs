@@ -97,17 +97,23 @@ impl Op<'_> {
             inode.attr.mtime_ns = self.now.wall_ns;
             inode.attr.data_ver += 1;
         }
+        self.set(&mut inode, set)?;
+        self.touch(&mut inode.attr);
+        self.put_inode(&inode);
+        Ok(MetaReply::Attr(inode.attr))
+    }
+
+    /// Changes attributes other than the size.
+    pub(super) fn set(&mut self, inode: &mut Inode, set: &SetAttr) -> Result<(), FsError> {
         if let Some(mode) = set.mode {
             inode.attr.mode = mode & 0o7777;
-            self.chmod_acl(ino, mode)?;
+            self.chmod_acl(inode.attr.ino, mode)?;
         }
         inode.attr.uid = set.uid.unwrap_or(inode.attr.uid);
         inode.attr.gid = set.gid.unwrap_or(inode.attr.gid);
         inode.attr.atime_ns = set.atime_ns.unwrap_or(inode.attr.atime_ns);
         inode.attr.mtime_ns = set.mtime_ns.unwrap_or(inode.attr.mtime_ns);
-        self.touch(&mut inode.attr);
-        self.put_inode(&inode);
-        Ok(MetaReply::Attr(inode.attr))
+        Ok(())
     }
 
     fn chmod_acl(&mut self, ino: Ino, mode: u32) -> Result<(), FsError> {

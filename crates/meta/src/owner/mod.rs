@@ -27,6 +27,7 @@ use crate::keys::Keys;
 use crate::state::State;
 use crate::store::{ChangeTable, Store, Txn};
 use crate::values::{Inode, MapSegment, Slot, Usage};
+use data::CommitTimes;
 use lease::{Events, Intent, LeaseTable};
 
 pub(crate) use server::recover;
@@ -342,8 +343,9 @@ impl Op<'_> {
             R::ListXattr { ino } => self.listxattr(*ino),
             R::RemoveXattr { ino, name } => self.removexattr(*ino, name),
             R::GetMap { ino, off, limit } => self.getmap(*ino, *off, *limit),
-            R::Commit { ino, lease, pieces, size, mtime_ns } => {
-                self.commit(*ino, *lease, pieces, *size, *mtime_ns)
+            R::Commit { ino, lease, pieces, size, mtime_ns, set } => {
+                let times = CommitTimes { mtime_ns: *mtime_ns, set };
+                self.commit(*ino, *lease, pieces, *size, times)
             }
             R::Punch { ino, off, len } => self.punch(*ino, *off, *len),
             R::CloneRange { from, from_off, to, to_off, len } => {
@@ -365,6 +367,7 @@ impl Op<'_> {
             R::NextFree { after, limit } => self.next_free(*after, *limit),
             R::Freed { extents, drives } => self.freed(extents, drives),
             R::Owed { after, limit } => self.owed(*after, *limit),
+            R::Repaired { shards } => self.repaired(shards),
             R::PurgeStep => self.purge_step(),
             R::ScanMap { after, limit } => self.scan_map(*after, *limit),
             R::Repack { extent, owed, moves } => self.repack(extent, owed, moves),

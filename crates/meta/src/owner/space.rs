@@ -1,7 +1,7 @@
 //! Space: extent ids for sessions, extents to delete, maps to purge, sums.
 
-use base::{DriveId, ExtentId, SessionId};
-use wire::meta::{EXTENT_RANGE_IDS, FILE_BYTES_MAX, FreeExtent, MetaReply};
+use base::{DriveId, ExtentId, SessionId, ShardIndex};
+use wire::meta::{EXTENT_RANGE_IDS, FILE_BYTES_MAX, FreeExtent, MetaReply, OwedEntry};
 
 use super::{Op, OpenRange, Outcome, Stop};
 use crate::keys::Keys;
@@ -80,8 +80,25 @@ impl Op<'_> {
             range.0 = self.keys.owed(drive, extent);
             range.0.push(0);
         }
-        let found = self.txn.scan(&range, limit.clamp(1, FREE_PAGE_MAX) as usize)?;
-        Ok(MetaReply::Owed(found.iter().map(|(key, _)| Keys::owed_of_key(key)).collect()))
+        let mut found = Vec::new();
+        for (key, bytes) in self.txn.scan(&range, limit.clamp(1, FREE_PAGE_MAX) as usize)? {
+            let (drive, id) = Keys::owed_of_key(&key);
+            let ExtentPlace { pg, n, k, shard, extent_len } = crate::store::decode(&key, &bytes)?;
+            found.push(OwedEntry { drive, id, pg, shard: ShardIndex(shard), k, n, extent_len });
+        }
+        Ok(MetaReply::Owed(found))
+    }
+
+    pub(super) fn repaired(&mut self, shards: &[(DriveId, ExtentId)]) -> Outcome {
+        let mut gone = Vec::new();
+        for (drive, extent) in shards {
+            let key = self.keys.owed(*drive, *extent);
+            match self.txn.get_bytes(&key)? {
+                Some(_) => self.txn.delete(key),
+                None => gone.push((*drive, *extent)),
+            }
+        }
+        Ok(MetaReply::NotOwed(gone))
     }
 
     pub(super) fn purge_step(&mut self) -> Outcome {

@@ -161,7 +161,17 @@ impl Ledger {
         let size = pieces.iter().map(MapPiece::end).max().unwrap_or(0);
         let pieces =
             pieces.iter().map(|piece| CommitPiece { piece: piece.clone(), owed: Vec::new() }).collect();
-        self.ask(session, MetaRequest::Commit { ino, lease, pieces, size, mtime_ns: 7 })
+        self.ask(
+            session,
+            MetaRequest::Commit {
+                ino,
+                lease,
+                pieces,
+                size,
+                mtime_ns: 7,
+                set: wire::meta::SetAttr::default(),
+            },
+        )
     }
 
     fn map(&mut self, session: SessionId, ino: Ino) -> Vec<MapPiece> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use base::{DriveId, ShardIndex};
-use wire::meta::{INLINE_BYTES_MAX, OwedShard, SetAttr};
+use wire::meta::{FreeExtent, INLINE_BYTES_MAX, OwedEntry, OwedShard, SetAttr};
 
 use super::audit::audit;
 use super::*;
@@ -104,7 +104,8 @@ fn pieces_of_one_commit_may_not_overlap() {
         [inline(9, "a"), piece(0, 10, id, 0, 100)],
     ] {
         let pieces = pieces.map(|piece| CommitPiece { piece, owed: Vec::new() }).to_vec();
-        let commit = MetaRequest::Commit { ino: one, lease, pieces, size: 20, mtime_ns: 1 };
+        let commit =
+            MetaRequest::Commit { ino: one, lease, pieces, size: 20, mtime_ns: 1, set: SetAttr::default() };
         f.ledger.refuses(me, commit, FsError::Invalid);
     }
 }
@@ -181,6 +182,7 @@ fn a_commit_needs_a_lease_its_own_extents_and_sound_pieces() {
         pieces: vec![CommitPiece { piece, owed: Vec::new() }],
         size: 10,
         mtime_ns: 1,
+        set: SetAttr::default(),
     };
     let shaped = |k, n| {
         let extent = ExtentRef { id: ExtentId(id), pg: PgId(0), k, n, extent_len: 10, extent_off: 0 };
@@ -216,7 +218,10 @@ fn a_commit_makes_the_file_reach_over_its_pieces() {
     let (one, me) = (f.one, f.me);
     let lease = f.ledger.write_lease(me, one);
     let pieces = vec![CommitPiece { piece: inline(10, "abcd"), owed: Vec::new() }];
-    let attr = f.ledger.attr(me, MetaRequest::Commit { ino: one, lease, pieces, size: 0, mtime_ns: 1 });
+    let attr = f.ledger.attr(
+        me,
+        MetaRequest::Commit { ino: one, lease, pieces, size: 0, mtime_ns: 1, set: SetAttr::default() },
+    );
     assert_eq!(attr.size, 14);
     f.check(one, &[inline(10, "abcd")], &[], &[]);
 }
@@ -252,10 +257,51 @@ fn a_commit_records_the_shards_that_it_went_ahead_without() {
     let lease = f.ledger.write_lease(me, one);
     let owed = vec![OwedShard { shard: ShardIndex(5), drive: DriveId(3) }];
     let pieces = vec![CommitPiece { piece: piece(0, 10, id, 0, 10), owed }];
-    f.ledger.attr(me, MetaRequest::Commit { ino: one, lease, pieces, size: 10, mtime_ns: 1 });
+    f.ledger.attr(
+        me,
+        MetaRequest::Commit { ino: one, lease, pieces, size: 10, mtime_ns: 1, set: SetAttr::default() },
+    );
     let key = Keys::new(LEDGER).owed(DriveId(3), ExtentId(id));
     let place: crate::values::ExtentPlace = f.ledger.core.store.begin().get(&key).unwrap().unwrap();
     assert_eq!((place.pg, place.n, place.k, place.shard, place.extent_len), (PgId(0), 6, 4, 5, 10));
+}
+
+#[test]
+fn a_repaired_shard_is_owed_no_more_and_one_of_a_freed_extent_is_named() {
+    let mut f = files();
+    let (one, id, me) = (f.one, f.id, f.me);
+    let lease = f.ledger.write_lease(me, one);
+    let commit = |off: u64, id, drives: &[u32]| {
+        let owed = drives.iter().map(|drive| OwedShard { shard: ShardIndex(5), drive: DriveId(*drive) });
+        CommitPiece { piece: piece(off, 10, id, 0, 10), owed: owed.collect() }
+    };
+    let pieces = vec![commit(0, id, &[3, 7]), commit(10, id + 1, &[3])];
+    let set = SetAttr::default();
+    f.ledger.attr(me, MetaRequest::Commit { ino: one, lease, pieces, size: 20, mtime_ns: 1, set });
+    let owed = |f: &mut Files, after, limit| match f.ledger.ask(me, MetaRequest::Owed { after, limit }) {
+        Ok(MetaReply::Owed(owed)) => owed,
+        reply => panic!("{reply:?}"),
+    };
+    let entry = |drive, id| OwedEntry {
+        drive: DriveId(drive),
+        id: ExtentId(id),
+        pg: PgId(0),
+        shard: ShardIndex(5),
+        k: 4,
+        n: 6,
+        extent_len: 10,
+    };
+    assert_eq!(owed(&mut f, None, 2), [entry(3, id), entry(3, id + 1)]);
+    assert_eq!(owed(&mut f, Some((DriveId(3), ExtentId(id + 1))), 2), [entry(7, id)]);
+    // The extent is deleted while somebody repairs it.
+    let free = FreeExtent { free_ver: 1, id: ExtentId(id), pg: PgId(0), n: 6 };
+    f.ledger
+        .ask(me, MetaRequest::Freed { extents: vec![free], drives: vec![DriveId(3), DriveId(7)] })
+        .unwrap();
+    let shards = vec![(DriveId(3), ExtentId(id)), (DriveId(3), ExtentId(id + 1))];
+    let reply = f.ledger.ask(me, MetaRequest::Repaired { shards });
+    assert_eq!(reply, Ok(MetaReply::NotOwed(vec![(DriveId(3), ExtentId(id))])));
+    assert_eq!(owed(&mut f, None, 9), []);
 }
 
 #[test]

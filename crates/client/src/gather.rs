@@ -1,0 +1,238 @@
+//! Reading extents: verify, ask other drives when one is late, reconstruct what is missing.
+
+use base::checksum::blocks_match;
+use base::units::BLOCK_BYTES;
+use base::{DriveId, ShardIndex};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::future::{Either, join_all, select};
+use futures_util::stream::FuturesUnordered;
+use layout::{ShardRead, read_plan};
+use wire::drive::{DriveService, GetShard, GetShardError, ShardKey};
+use wire::meta::ExtentRef;
+
+use crate::extents::{DRIVE_TIMEOUT, ExtentIo, ReadExtentError};
+use crate::latency::Asked;
+
+/// Why a shard's blocks are not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lack {
+    NotFound,
+    Damaged,
+    Unavailable,
+}
+
+impl ExtentIo {
+    /// Reads `out.len()` bytes of an extent, from `off` on.
+    pub(crate) async fn read_into(
+        &self,
+        extent: &ExtentRef,
+        off: u32,
+        out: &mut [u8],
+    ) -> Result<(), ReadExtentError> {
+        let len = u32::try_from(out.len()).expect("a piece is at most 16 MiB");
+        let mut rest = out;
+        let mut parts = Vec::new();
+        for read in read_plan(extent.extent_len, extent.k, off, len) {
+            let (part, later) = rest.split_at_mut(read.len_bytes as usize);
+            rest = later;
+            parts.push(async move {
+                let bytes = self.read_shard(extent, read).await?;
+                part.copy_from_slice(&bytes);
+                Ok(())
+            });
+        }
+        join_all(parts).await.into_iter().collect()
+    }
+
+    /// Reads bytes that lie on one drive without copying them; `None` if they lie on several.
+    pub(crate) async fn read_one(
+        &self,
+        extent: &ExtentRef,
+        off: u32,
+        len: u32,
+    ) -> Option<Result<Bytes, ReadExtentError>> {
+        let mut plan = read_plan(extent.extent_len, extent.k, off, len);
+        let read = plan.next()?;
+        if plan.next().is_some() {
+            return None;
+        }
+        Some(self.read_shard(extent, read).await)
+    }
+
+    /// Wanted bytes of one shard. If its drive is late, others are asked at the same time, and whoever comes first
+    /// is taken.
+    pub(crate) async fn read_shard(
+        &self,
+        extent: &ExtentRef,
+        read: ShardRead,
+    ) -> Result<Bytes, ReadExtentError> {
+        let start = read.skip_bytes as usize;
+        let wanted = start..start + read.len_bytes as usize;
+        let direct = self.get_blocks(extent, read.shard, read);
+        tokio::pin!(direct);
+        let patience = self.latencies.read_patience();
+        let blocks = match tokio::time::timeout(patience, &mut direct).await {
+            Ok(Ok(blocks)) => blocks,
+            Ok(Err(lack)) => {
+                let blocks = self.recover_blocks(extent, read, lack).await?;
+                if lack == Lack::NotFound {
+                    self.note_damaged(extent, read.shard);
+                }
+                blocks
+            }
+            Err(_) => {
+                let others = self.recover_blocks(extent, read, Lack::Unavailable);
+                tokio::pin!(others);
+                match select(direct, others).await {
+                    Either::Left((Ok(blocks), _)) => blocks,
+                    Either::Left((Err(_), others)) => others.await?,
+                    Either::Right((Ok(blocks), _)) => {
+                        self.note_late(extent, read.shard);
+                        blocks
+                    }
+                    Either::Right((Err(error), direct)) => direct.await.map_err(|_| error)?,
+                }
+            }
+        };
+        Ok(blocks.slice(wanted))
+    }
+
+    /// The drive of a shard was so late that others answered in its place.
+    fn note_late(&self, extent: &ExtentRef, shard: ShardIndex) {
+        let now = self.env.clock.boot_ns();
+        let waited_ns = self.latencies.read_patience().as_nanos() as u64;
+        if let Some(drive) = self.topology().holders(extent.pg, shard).next() {
+            self.latencies.gave_up(drive, Asked::Read, waited_ns, now);
+        }
+    }
+
+    /// Blocks of one shard from a drive that holds it, verified.
+    async fn get_blocks(
+        &self,
+        extent: &ExtentRef,
+        shard: ShardIndex,
+        read: ShardRead,
+    ) -> Result<Bytes, Lack> {
+        let topology = self.topology();
+        let mut lack = Lack::Unavailable;
+        for drive in topology.holders(extent.pg, shard) {
+            let Some(service) = topology.readable(drive) else { continue };
+            match self.get_from(drive, &**service, extent, shard, read).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => lack = error,
+            }
+            if lack == Lack::Damaged {
+                self.note_damaged(extent, shard);
+            }
+        }
+        Err(lack)
+    }
+
+    async fn get_from(
+        &self,
+        drive: DriveId,
+        service: &dyn DriveService,
+        extent: &ExtentRef,
+        shard: ShardIndex,
+        read: ShardRead,
+    ) -> Result<Bytes, Lack> {
+        let key = ShardKey { ledger: self.ledger, extent: extent.id, shard };
+        let request = GetShard { key, first_block: read.first_block, blocks: read.blocks };
+        let started_ns = self.env.clock.boot_ns();
+        let answer = tokio::time::timeout(DRIVE_TIMEOUT, service.get(request)).await;
+        let now = self.env.clock.boot_ns();
+        self.latencies.answered(drive, Asked::Read, now.saturating_sub(started_ns), now);
+        match answer.map_err(|_| Lack::Unavailable)? {
+            Ok(blocks) => {
+                let whole = blocks.bytes.len() as u64 == u64::from(read.blocks) * BLOCK_BYTES;
+                if whole && blocks_match(extent.id, shard, read.first_block, &blocks.bytes, &blocks.checksums)
+                {
+                    Ok(blocks.bytes)
+                } else {
+                    tracing::error!(%drive, ?key, "drive returned blocks that do not match their checksums");
+                    Err(Lack::Damaged)
+                }
+            }
+            Err(GetShardError::NotFound { .. }) => Err(Lack::NotFound),
+            Err(GetShardError::Corrupt { .. }) => {
+                tracing::error!(%drive, ?key, "shard is damaged, using others");
+                Err(Lack::Damaged)
+            }
+            Err(error) => {
+                tracing::warn!(%drive, ?key, %error, "shard cannot be read, using others");
+                Err(Lack::Unavailable)
+            }
+        }
+    }
+
+    /// The same blocks from k other shards: k are asked, and another one for each that fails or is late.
+    async fn recover_blocks(
+        &self,
+        extent: &ExtentRef,
+        read: ShardRead,
+        first: Lack,
+    ) -> Result<Bytes, ReadExtentError> {
+        let mut missing = usize::from(first == Lack::NotFound);
+        let mut present: Vec<(ShardIndex, Bytes)> = Vec::new();
+        let k = usize::from(extent.k);
+        let mut others: Vec<ShardIndex> =
+            (0..extent.n).map(ShardIndex).filter(|shard| *shard != read.shard).collect();
+        // Slow drives last; they are taken from the end.
+        let topology = self.topology();
+        let slow = |shard: &ShardIndex| {
+            let holder = topology.holders(extent.pg, *shard).next();
+            holder.is_some_and(|drive| self.latencies.is_slow(drive))
+        };
+        others.sort_by_key(|shard| (slow(shard), *shard));
+        others.reverse();
+        let get = |shard| async move { (shard, self.get_blocks(extent, shard, read).await) };
+        let mut gets: FuturesUnordered<_> = (0..k).filter_map(|_| others.pop()).map(get).collect();
+        while present.len() < k && !gets.is_empty() {
+            let patience = tokio::time::sleep(self.latencies.read_patience());
+            tokio::select! {
+                biased;
+                Some((shard, got)) = gets.next() => match got {
+                    Ok(bytes) => present.push((shard, bytes)),
+                    Err(lack) => {
+                        missing += usize::from(lack == Lack::NotFound);
+                        gets.extend(others.pop().map(get));
+                    }
+                },
+                () = patience, if !others.is_empty() => gets.extend(others.pop().map(get)),
+            }
+        }
+        if present.len() < k {
+            // If more shards say "deleted" than could be owed, the whole extent was.
+            let deleted = missing > usize::from(extent.n - extent.k);
+            let error = if deleted { ReadExtentError::Gone } else { ReadExtentError::Unreadable };
+            if !deleted {
+                tracing::error!(extent = %extent.id, pg = %extent.pg, present = present.len(), k, "extent cannot be read");
+            }
+            return Err(error);
+        }
+        self.reconstruct(extent, read.shard, present)
+    }
+
+    fn reconstruct(
+        &self,
+        extent: &ExtentRef,
+        shard: ShardIndex,
+        mut present: Vec<(ShardIndex, Bytes)>,
+    ) -> Result<Bytes, ReadExtentError> {
+        if extent.k == 1 {
+            return Ok(present.remove(0).1);
+        }
+        let mut out = vec![0u8; present[0].1.len()];
+        let sources: Vec<(ShardIndex, &[u8])> =
+            present.iter().map(|(shard, bytes)| (*shard, bytes.as_ref())).collect();
+        let code = self.code(extent.k, extent.n);
+        match code.reconstruct(&sources, &mut [(shard, &mut out)]) {
+            Ok(()) => Ok(Bytes::from(out)),
+            Err(error) => {
+                tracing::error!(extent = %extent.id, %error, "extent cannot be reconstructed");
+                Err(ReadExtentError::Unreadable)
+            }
+        }
+    }
+}

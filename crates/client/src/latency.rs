@@ -1,0 +1,265 @@
+//! How fast drives answer, as this client sees it: when to ask another one, and which ones are slow.
+//!
+//! Bounds come from all drives together, so that a drive that is slow itself does not raise the bound by which it
+//! is judged. Everything adapts: when all drives are busy, all bounds rise and nothing is asked twice.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::DriveId;
+
+/// A read asks other drives after so long at the earliest.
+const READ_FLOOR_NS: u64 = 20_000_000;
+/// A write goes on without the slowest drives after so long at the earliest.
+const WRITE_FLOOR_NS: u64 = 500_000_000;
+/// No bound is higher: a drive that hangs must not hold anything up for long.
+const BOUND_MAX_NS: u64 = 5_000_000_000;
+/// A drive is slow if it takes so many times as long as its peers ...
+const SLOW_FACTOR: u64 = 5;
+/// ... and not less than this, ...
+const SLOW_FLOOR_NS: u64 = 5_000_000;
+/// ... for so long.
+const SLOW_AFTER_NS: u64 = 30_000_000_000;
+/// Requests in a row that others had to answer: then a drive is slow at once.
+const UNANSWERED_MAX: u32 = 8;
+/// A drive that is slow gets a request now and then, to see whether it still is.
+const PROBE_EVERY_NS: u64 = 1_000_000_000;
+/// Samples between two looks at the bounds.
+const SAMPLES_PER_LOOK: u64 = 32;
+/// The weight of a new sample is 1 / 2^this.
+const SMOOTHING: u32 = 4;
+/// The same for a drive that is slow, so that the few requests it gets show soon that it is well again.
+const SMOOTHING_SLOW: u32 = 2;
+
+/// What was asked of a drive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Read,
+    Write,
+}
+
+/// Mean and mean deviation, smoothed.
+#[derive(Debug, Clone, Copy, Default)]
+struct Smoothed {
+    mean_ns: u64,
+    deviation_ns: u64,
+    samples: u64,
+}
+
+impl Smoothed {
+    fn take(&mut self, ns: u64, smoothing: u32) {
+        self.samples += 1;
+        if self.samples == 1 {
+            (self.mean_ns, self.deviation_ns) = (ns, ns / 2);
+            return;
+        }
+        let blend = |old: u64, new: u64| old - (old >> smoothing) + (new >> smoothing);
+        self.deviation_ns = blend(self.deviation_ns, self.mean_ns.abs_diff(ns));
+        self.mean_ns = blend(self.mean_ns, ns);
+    }
+
+    fn high_ns(&self, deviations: u64) -> u64 {
+        self.mean_ns + deviations * self.deviation_ns
+    }
+}
+
+#[derive(Debug, Default)]
+struct DriveLatency {
+    read: Smoothed,
+    write: Smoothed,
+    unanswered: u32,
+    slow_since_ns: Option<u64>,
+    slow: bool,
+    probed_ns: u64,
+}
+
+/// The drives of one client.
+pub(crate) struct Latencies {
+    drives: Mutex<HashMap<DriveId, DriveLatency>>,
+    samples: AtomicU64,
+    read_bound_ns: AtomicU64,
+    write_bound_ns: AtomicU64,
+    /// The smoothed latency of all requests now, and the lowest that it was for a while.
+    recent: Mutex<(Smoothed, u64)>,
+}
+
+impl Latencies {
+    pub(crate) fn new() -> Self {
+        Self {
+            drives: Mutex::default(),
+            samples: AtomicU64::new(0),
+            read_bound_ns: AtomicU64::new(READ_FLOOR_NS),
+            write_bound_ns: AtomicU64::new(WRITE_FLOOR_NS),
+            recent: Mutex::default(),
+        }
+    }
+
+    /// After so long without an answer a read asks others.
+    pub(crate) fn read_patience(&self) -> Duration {
+        Duration::from_nanos(self.read_bound_ns.load(Ordering::Relaxed))
+    }
+
+    /// After so long a write that enough drives have stored goes on without the others.
+    pub(crate) fn write_patience(&self) -> Duration {
+        Duration::from_nanos(self.write_bound_ns.load(Ordering::Relaxed))
+    }
+
+    /// A drive answered, well or badly, after `ns`.
+    pub(crate) fn answered(&self, drive: DriveId, asked: Asked, ns: u64, now_ns: u64) {
+        self.sample(drive, asked, ns, now_ns, 0);
+        let mut recent = self.recent.lock().expect("no holder of this lock panics");
+        recent.0.take(ns, SMOOTHING);
+        let mean = recent.0.mean_ns.max(1);
+        // The lowest is forgotten slowly, so that a drive that got slower for good is not held against repair.
+        recent.1 = if recent.1 == 0 { mean } else { mean.min(recent.1 + (recent.1 >> 12) + 1) };
+    }
+
+    /// A drive did not answer within `ns`, and others did its work.
+    pub(crate) fn gave_up(&self, drive: DriveId, asked: Asked, ns: u64, now_ns: u64) {
+        self.sample(drive, asked, ns, now_ns, 1);
+    }
+
+    fn sample(&self, drive: DriveId, asked: Asked, ns: u64, now_ns: u64, unanswered: u32) {
+        let mut drives = self.drives.lock().expect("no holder of this lock panics");
+        let latency = drives.entry(drive).or_default();
+        let smoothing = if latency.slow { SMOOTHING_SLOW } else { SMOOTHING };
+        match asked {
+            Asked::Read => latency.read.take(ns, smoothing),
+            Asked::Write => latency.write.take(ns, smoothing),
+        }
+        latency.unanswered = if unanswered == 0 { 0 } else { latency.unanswered + unanswered };
+        let sample = self.samples.fetch_add(1, Ordering::Relaxed);
+        if sample.is_multiple_of(SAMPLES_PER_LOOK) || unanswered > 0 || drives[&drive].slow {
+            self.look(&mut drives, now_ns);
+        }
+    }
+
+    /// Sets the bounds anew and says which drives are slow.
+    fn look(&self, drives: &mut HashMap<DriveId, DriveLatency>, now_ns: u64) {
+        let middle = |of: &dyn Fn(&DriveLatency) -> Smoothed, value: &dyn Fn(Smoothed) -> u64| {
+            let seen = drives.values().map(of).filter(|smoothed| smoothed.samples > 0);
+            let mut values: Vec<u64> = seen.map(value).collect();
+            values.sort_unstable();
+            // Of an even number the lower one: with two drives, the slow one must not be the measure.
+            values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)
+        };
+        let read = middle(&|drive| drive.read, &|smoothed| smoothed.high_ns(3));
+        let write = middle(&|drive| drive.write, &|smoothed| smoothed.high_ns(4));
+        let (read_mean, write_mean) =
+            (middle(&|drive| drive.read, &|s| s.mean_ns), middle(&|drive| drive.write, &|s| s.mean_ns));
+        self.read_bound_ns.store(read.clamp(READ_FLOOR_NS, BOUND_MAX_NS), Ordering::Relaxed);
+        self.write_bound_ns.store((3 * write).clamp(WRITE_FLOOR_NS, BOUND_MAX_NS), Ordering::Relaxed);
+        for (id, drive) in drives.iter_mut() {
+            let beyond = |mean: u64, peers: u64| mean > SLOW_FLOOR_NS.max(SLOW_FACTOR * peers);
+            let behind = beyond(drive.read.mean_ns, read_mean) || beyond(drive.write.mean_ns, write_mean);
+            drive.slow_since_ns = if behind { drive.slow_since_ns.or(Some(now_ns)) } else { None };
+            let for_long =
+                drive.slow_since_ns.is_some_and(|since| now_ns.saturating_sub(since) >= SLOW_AFTER_NS);
+            // What made it slow must be over before it counts as well again.
+            let slow = for_long || drive.unanswered >= UNANSWERED_MAX || drive.slow && behind;
+            if slow != drive.slow {
+                tracing::warn!(drive = %id, slow, read_ms = drive.read.mean_ns / 1_000_000,
+                    write_ms = drive.write.mean_ns / 1_000_000, "drive is slow or no longer so");
+                drive.slow = slow;
+            }
+        }
+    }
+
+    /// Whether a drive is slow: spared where others do.
+    pub(crate) fn is_slow(&self, drive: DriveId) -> bool {
+        self.drives.lock().expect("no holder of this lock panics").get(&drive).is_some_and(|drive| drive.slow)
+    }
+
+    /// Whether a drive is to be spared now. One that is slow is asked once a second all the same.
+    pub(crate) fn spares(&self, drive: DriveId, now_ns: u64) -> bool {
+        let mut drives = self.drives.lock().expect("no holder of this lock panics");
+        let Some(drive) = drives.get_mut(&drive).filter(|drive| drive.slow) else { return false };
+        let probe = now_ns.saturating_sub(drive.probed_ns) >= PROBE_EVERY_NS;
+        if probe {
+            drive.probed_ns = now_ns;
+        }
+        !probe
+    }
+
+    /// The drives that are slow.
+    pub(crate) fn slow(&self) -> Vec<DriveId> {
+        let drives = self.drives.lock().expect("no holder of this lock panics");
+        drives.iter().filter(|(_, drive)| drive.slow).map(|(id, _)| *id).collect()
+    }
+
+    /// Whether requests take more than twice as long as in the better times before.
+    pub(crate) fn strained(&self) -> bool {
+        let recent = self.recent.lock().expect("no holder of this lock panics");
+        recent.0.mean_ns > 2 * recent.1 && recent.0.mean_ns > SLOW_FLOOR_NS / 5
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn feed(latencies: &Latencies, drives: &[(u32, u64)], from_s: u64, to_s: u64) {
+        for at in from_s * 10..to_s * 10 {
+            for (drive, ms) in drives {
+                latencies.answered(DriveId(*drive), Asked::Read, ms * MS, at * 100 * MS);
+                latencies.answered(DriveId(*drive), Asked::Write, ms * MS, at * 100 * MS);
+            }
+        }
+    }
+
+    #[test]
+    fn a_drive_five_times_slower_than_its_peers_is_slow_after_30_s_and_not_before() {
+        let latencies = Latencies::new();
+        let drives = [(0, 2), (1, 2), (2, 3), (3, 2), (4, 40), (5, 2)];
+        feed(&latencies, &drives, 0, 29);
+        assert_eq!(latencies.slow(), []);
+        feed(&latencies, &drives, 29, 33);
+        assert_eq!(latencies.slow(), [DriveId(4)]);
+        feed(&latencies, &[(0, 2), (1, 2), (2, 3), (3, 2), (4, 2), (5, 2)], 33, 50);
+        assert_eq!(latencies.slow(), [], "it recovered");
+    }
+
+    #[test]
+    fn drives_that_are_all_slow_are_nobodys_fault_and_raise_the_bounds() {
+        let latencies = Latencies::new();
+        assert_eq!(latencies.read_patience(), Duration::from_millis(20));
+        assert_eq!(latencies.write_patience(), Duration::from_millis(500));
+        feed(&latencies, &[(0, 300), (1, 310), (2, 290)], 0, 60);
+        assert_eq!(latencies.slow(), []);
+        assert!(latencies.read_patience() >= Duration::from_millis(290));
+        assert!(latencies.write_patience() >= Duration::from_millis(870));
+        feed(&latencies, &[(0, 300_000), (1, 300_000), (2, 300_000)], 60, 90);
+        assert!(latencies.write_patience() <= Duration::from_secs(5), "bounded whatever comes");
+    }
+
+    #[test]
+    fn a_drive_that_does_not_answer_is_slow_at_once_and_probed_once_a_second() {
+        let latencies = Latencies::new();
+        feed(&latencies, &[(0, 1), (1, 1), (2, 1)], 0, 5);
+        for _ in 0..UNANSWERED_MAX {
+            latencies.gave_up(DriveId(1), Asked::Write, 500 * MS, 5000 * MS);
+        }
+        assert_eq!(latencies.slow(), [DriveId(1)]);
+        assert!(!latencies.spares(DriveId(1), 6000 * MS), "asked to see whether it is well");
+        assert!(latencies.spares(DriveId(1), 6500 * MS));
+        assert!(!latencies.spares(DriveId(1), 7000 * MS));
+        assert!(!latencies.spares(DriveId(0), 7000 * MS));
+        feed(&latencies, &[(0, 1), (1, 1), (2, 1)], 8, 30);
+        assert_eq!(latencies.slow(), []);
+    }
+
+    #[test]
+    fn strain_is_twice_the_latency_of_before() {
+        let latencies = Latencies::new();
+        feed(&latencies, &[(0, 2), (1, 2)], 0, 10);
+        assert!(!latencies.strained());
+        feed(&latencies, &[(0, 9), (1, 9)], 10, 13);
+        assert!(latencies.strained());
+        feed(&latencies, &[(0, 2), (1, 2)], 13, 20);
+        assert!(!latencies.strained());
+    }
+}

@@ -1,0 +1,229 @@
+//! Steps by which the shards of a lost or leaving drive are put onto the drives that took its positions.
+//!
+//! What is missing is found by comparing the drives' inventories, never by walking metadata. A shard of an
+//! extent that is not committed yet is restored like any other: it is deleted with the rest if the commit fails.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
+
+use base::{DriveId, Epoch, ExtentId, FsError, PgId, ShardIndex};
+use futures_util::future::join_all;
+use layout::{PlacementGroup, shard_len};
+use wire::drive::{ShardEntry, ShardKey, ShardShape};
+use wire::meta::OwedEntry;
+
+use crate::extents::COPIES_BYTES_MAX;
+use crate::topology::Topology;
+use crate::{Client, RepairOutcome};
+
+/// Shards asked for at a time from each drive.
+const PAGE: usize = 4096;
+/// How often it is looked whether writes under an older map have ended.
+const SETTLE_POLL: Duration = Duration::from_millis(20);
+/// Looks, after which the wait is given up until the next pass.
+const SETTLE_POLLS: u32 = 1500;
+
+/// A placement group with positions to rebuild.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RebuildGroup {
+    /// Which.
+    pub pg: PgId,
+    /// Its epoch: with another one it is rebuilt anew.
+    pub epoch: Epoch,
+    /// Positions whose shards cannot be read now: the more, the sooner it is its turn.
+    pub exposed: u8,
+    /// Whether all its members serve, so that what cannot be rebuilt now never can.
+    pub complete: bool,
+}
+
+/// Shards that are missing on the new members of groups.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MissingPage {
+    /// Those that can be restored.
+    pub missing: Vec<OwedEntry>,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Extents of which fewer than k shards are left.
+    pub short: Vec<ExtentId>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<ExtentId>,
+}
+
+/// Where the shards of one extent were found.
+struct Found {
+    shape: ShardShape,
+    at: Vec<(DriveId, ShardIndex)>,
+}
+
+impl Found {
+    /// Small pieces are copies under every profile.
+    fn is_copies(&self) -> bool {
+        self.shape.k == 1 && self.shape.extent_len <= COPIES_BYTES_MAX
+    }
+
+    /// Adds what of this extent is to be restored.
+    fn judge(&self, id: ExtentId, group: &PlacementGroup, topology: &Topology, page: &mut MissingPage) {
+        let ShardShape { pg, k, m, extent_len } = self.shape;
+        let n = k + m;
+        let held: BTreeSet<ShardIndex> = self
+            .at
+            .iter()
+            .filter(|(drive, shard)| topology.holders(pg, *shard).any(|holder| holder == *drive))
+            .map(|(_, shard)| *shard)
+            .collect();
+        let positions: BTreeSet<u8> = group.rebuilding.iter().map(|rebuilding| rebuilding.position).collect();
+        for position in positions.into_iter().filter(|position| *position < n) {
+            let shard = ShardIndex(position);
+            let Some(drive) = group.members.get(usize::from(position)).copied() else { continue };
+            if self.at.contains(&(drive, shard)) {
+                continue;
+            }
+            if held.len() < usize::from(k) {
+                page.short.push(id);
+                return;
+            }
+            page.bytes += u64::from(shard_len(extent_len, k));
+            page.missing.push(OwedEntry { drive, id, pg, shard, k, n, extent_len });
+        }
+    }
+}
+
+impl Client {
+    /// The groups with positions to rebuild onto drives that take shards, the most exposed first.
+    pub fn rebuild_groups(&self) -> Vec<RebuildGroup> {
+        let topology = self.inner.extents.topology();
+        let readable = |drive: DriveId| topology.readable(drive).is_some();
+        let usable = |drive: &DriveId| topology.usable(*drive).is_some();
+        let ready = |group: &&PlacementGroup| {
+            let mut positions = group.rebuilding.iter();
+            positions
+                .all(|rebuilding| group.members.get(usize::from(rebuilding.position)).is_some_and(usable))
+        };
+        let groups = topology.map.groups.iter().filter(|group| !group.rebuilding.is_empty()).filter(ready);
+        let mut groups: Vec<RebuildGroup> = groups
+            .map(|group| {
+                let is_new = |position: u8| group.sources(position).next().is_some();
+                let exposed = (0u8..).zip(&group.members).filter(|(position, member)| {
+                    let has_all = !is_new(*position) && readable(**member);
+                    !has_all && !group.sources(*position).any(readable)
+                });
+                let complete = group.members.iter().all(|member| readable(*member));
+                let exposed = exposed.count() as u8;
+                RebuildGroup { pg: group.id, epoch: group.epoch, exposed, complete }
+            })
+            .collect();
+        groups.sort_by_key(|group| (std::cmp::Reverse(group.exposed), group.pg));
+        groups
+    }
+
+    /// Waits until no write under way was placed by an older cluster map than the present one: then every shard
+    /// that went to a drive that has lost its position is in an inventory or owed. Returns whether that is so.
+    pub async fn writes_settled(&self) -> bool {
+        let epoch = self.inner.extents.topology().map.epoch;
+        for _ in 0..SETTLE_POLLS {
+            if self.inner.extents.oldest_writing().is_none_or(|oldest| oldest >= epoch) {
+                return true;
+            }
+            tokio::time::sleep(SETTLE_POLL).await;
+        }
+        false
+    }
+
+    /// Shards of these groups that are missing on new members, from the extents after `after`.
+    ///
+    /// # Errors
+    /// `Unavailable` if a drive did not list its shards.
+    pub async fn missing_page(
+        &self,
+        groups: &HashSet<PgId>,
+        after: Option<ExtentId>,
+    ) -> Result<MissingPage, FsError> {
+        let topology = self.inner.extents.topology();
+        let (found, next) = self.inventory_page(&topology, groups, after).await?;
+        let mut page = MissingPage { next, ..MissingPage::default() };
+        for (id, found) in found {
+            if let Some(group) = topology.map.group(found.shape.pg) {
+                found.judge(id, group, &topology, &mut page);
+            }
+        }
+        Ok(page)
+    }
+
+    /// The extents of these groups after `after`, as the drives list them, up to where every list reaches.
+    async fn inventory_page(
+        &self,
+        topology: &Topology,
+        groups: &HashSet<PgId>,
+        after: Option<ExtentId>,
+    ) -> Result<(BTreeMap<ExtentId, Found>, Option<ExtentId>), FsError> {
+        let ledger = self.inner.ledger;
+        let members = groups.iter().filter_map(|pg| topology.map.group(*pg)).flat_map(|group| {
+            let sources = group.rebuilding.iter().map(|rebuilding| rebuilding.from);
+            group.members.iter().copied().chain(sources)
+        });
+        let drives: BTreeSet<DriveId> = members.filter(|drive| topology.readable(*drive).is_some()).collect();
+        let start = ShardKey { ledger, extent: after.unwrap_or_default(), shard: ShardIndex(u8::MAX) };
+        let lists = drives.iter().filter_map(|drive| {
+            let service = topology.readable(*drive)?;
+            Some(async move { service.list(Some(start), PAGE).await.map(|list| (*drive, list)) })
+        });
+        let lists: Result<Vec<(DriveId, Vec<ShardEntry>)>, _> = join_all(lists).await.into_iter().collect();
+        let lists = lists.map_err(|_| FsError::Unavailable)?;
+        let ends = |list: &[ShardEntry]| {
+            list.len() < PAGE || list.last().is_some_and(|last| last.key.ledger != ledger)
+        };
+        // A list that goes on may hold more shards of its last extent.
+        let cut = lists.iter().filter(|(_, list)| !ends(list)).filter_map(|(_, list)| list.last());
+        let next = cut.map(|last| ExtentId(last.key.extent.0 - 1)).min();
+        let mut found: BTreeMap<ExtentId, Found> = BTreeMap::new();
+        for (drive, list) in lists {
+            for entry in list {
+                let inside = entry.key.ledger == ledger && next.is_none_or(|next| entry.key.extent <= next);
+                if inside && groups.contains(&entry.shape.pg) {
+                    let extent = found.entry(entry.key.extent);
+                    let extent = extent.or_insert_with(|| Found { shape: entry.shape, at: Vec::new() });
+                    extent.at.push((drive, entry.key.shard));
+                }
+            }
+        }
+        Ok((found, next))
+    }
+
+    /// Bytes of file data in extents that are narrower than the filesystem's profile has them, as the shards on
+    /// the drives add up: those of drives that do not answer are left out.
+    pub async fn narrow_bytes(&self) -> Result<u64, FsError> {
+        let topology = self.inner.extents.topology();
+        let groups: HashSet<PgId> = topology.narrow.iter().copied().collect();
+        let (mut parts, mut after) = (0u64, None);
+        while !groups.is_empty() {
+            let (found, next) = self.inventory_page(&topology, &groups, after).await?;
+            for found in found.values().filter(|found| !found.is_copies()) {
+                let ShardShape { k, m, extent_len, .. } = found.shape;
+                let whole = found.at.len() >= usize::from(k + m);
+                let share = u64::from(extent_len) * found.at.len() as u64 / u64::from(k + m);
+                parts += if whole { u64::from(extent_len) } else { share };
+            }
+            after = next;
+            if after.is_none() {
+                break;
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Restores one missing shard. An extent that is deleted meanwhile stays deleted.
+    pub async fn rebuild_shard(&self, missing: &OwedEntry) -> RepairOutcome {
+        let _not_deleting = self.inner.deleting.read().await;
+        self.repair_shard(missing).await
+    }
+
+    /// Whether foreground requests to drives take twice as long as usual: then upkeep holds back.
+    pub fn strained(&self) -> bool {
+        self.inner.extents.latencies.strained()
+    }
+
+    /// Drives that are much slower than their peers, or do not answer: spared where others do.
+    pub fn slow_drives(&self) -> Vec<DriveId> {
+        self.inner.extents.latencies.slow()
+    }
+}

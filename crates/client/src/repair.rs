@@ -1,0 +1,116 @@
+//! Steps by which owed shards are paid: reconstruct, store, tell the owner.
+
+use std::collections::HashMap;
+
+use base::{DriveId, ExtentId, FsError};
+use layout::DriveState;
+use wire::drive::{ShardEntry, ShardShape};
+use wire::meta::{ExtentRef, MetaReply, MetaRequest, OwedEntry};
+
+use crate::Client;
+use crate::extents::RestoreShardError;
+
+/// Where a pass over the owed shards goes on.
+pub type OwedCursor = Option<(DriveId, ExtentId)>;
+
+/// Owed shards asked for at a time.
+const PAGE: u32 = 1024;
+
+/// Owed shards that can be paid now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwedPage {
+    /// Those whose drive takes shards.
+    pub payable: Vec<OwedEntry>,
+    /// Where to go on; `None` at the end of the pass.
+    pub next: OwedCursor,
+}
+
+/// What became of an owed shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RepairOutcome {
+    /// It is stored; so many bytes.
+    Stored {
+        /// Length of the shard.
+        bytes: u64,
+    },
+    /// Its extent was deleted meanwhile.
+    Gone,
+    /// The drive does not take it now.
+    NotNow,
+    /// Fewer than k shards of the extent can be read: data is lost unless a drive comes back.
+    Unreadable,
+}
+
+impl Client {
+    /// The next owed shards, without those that wait for a drive to come back.
+    pub async fn owed_page(&self, after: OwedCursor) -> Result<OwedPage, FsError> {
+        let MetaReply::Owed(page) = self.call(MetaRequest::Owed { after, limit: PAGE }).await? else {
+            return Err(FsError::Io);
+        };
+        let full = page.len() == PAGE as usize;
+        let last = page.last().map(|entry| (entry.drive, entry.id)).filter(|_| full);
+        let topology = self.inner.extents.topology();
+        let waits = |drive| {
+            let up = topology.map.drive(drive).is_some_and(|drive| drive.state == DriveState::Up);
+            up && topology.usable(drive).is_none()
+        };
+        // A drive that is away for a while may be owed very many: its entries are passed over as a whole.
+        let next =
+            last.map(|(drive, id)| if waits(drive) { (drive, ExtentId(u64::MAX)) } else { (drive, id) });
+        let can_pay = |entry: &OwedEntry| {
+            let member =
+                topology.map.group(entry.pg).and_then(|group| group.members.get(entry.shard.0 as usize));
+            member.is_some_and(|drive| topology.usable(*drive).is_some())
+        };
+        Ok(OwedPage { payable: page.into_iter().filter(can_pay).collect(), next })
+    }
+
+    /// Reconstructs an owed shard and stores it on the drive that has its position in the group now. The owner
+    /// hears of it from [`Client::tell_repaired`].
+    pub async fn repair_shard(&self, entry: &OwedEntry) -> RepairOutcome {
+        let OwedEntry { id, pg, k, n, extent_len, .. } = *entry;
+        let extent = ExtentRef { id, pg, k, n, extent_len, extent_off: 0 };
+        match self.inner.extents.restore_shard(&extent, entry.shard).await {
+            Ok(bytes) => RepairOutcome::Stored { bytes },
+            Err(RestoreShardError::NotNow) => RepairOutcome::NotNow,
+            Err(RestoreShardError::Gone) => RepairOutcome::Gone,
+            Err(RestoreShardError::Unreadable) => RepairOutcome::Unreadable,
+        }
+    }
+
+    /// Takes a damaged shard that was not found by a read here.
+    pub fn report_damaged(&self, entry: &ShardEntry) {
+        let ShardShape { pg, k, m, extent_len } = entry.shape;
+        let id = entry.key.extent;
+        let extent = ExtentRef { id, pg, k, n: k + m, extent_len, extent_off: 0 };
+        self.inner.extents.note_damaged(&extent, entry.key.shard);
+    }
+
+    /// Shards that reads found damaged or missing since the last call, unless their drives do not take shards now.
+    pub fn take_damaged(&self) -> Vec<OwedEntry> {
+        let topology = self.inner.extents.topology();
+        let entry = |((id, shard), extent): (_, ExtentRef)| {
+            let drive = topology.holders(extent.pg, shard).next()?;
+            let ExtentRef { pg, k, n, extent_len, .. } = extent;
+            topology.usable(drive).map(|_| OwedEntry { drive, id, pg, shard, k, n, extent_len })
+        };
+        self.inner.extents.take_damaged().into_iter().filter_map(entry).collect()
+    }
+
+    /// Tells the owner which owed shards are stored now. What was stored of extents that were freed meanwhile is
+    /// deleted again.
+    pub async fn tell_repaired(&self, stored: &[OwedEntry]) -> Result<(), FsError> {
+        if stored.is_empty() {
+            return Ok(());
+        }
+        let shards = stored.iter().map(|entry| (entry.drive, entry.id)).collect();
+        let MetaReply::NotOwed(gone) = self.call(MetaRequest::Repaired { shards }).await? else {
+            return Err(FsError::Io);
+        };
+        let by_name: HashMap<_, _> = stored.iter().map(|entry| ((entry.drive, entry.id), entry)).collect();
+        for entry in gone.iter().filter_map(|name| by_name.get(name)) {
+            self.inner.extents.drop_shard(entry.pg, entry.id, entry.shard).await;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,188 @@
+//! Looks at the drives once a second and does what follows: opens drives that are there again, gives the
+//! positions of those that stay away to others, chooses the groups that new extents go to.
+//!
+//! Each step compares what is with what should be, so that a restart goes on where the last process ended.
+
+use std::collections::BTreeMap;
+use std::sync::Weak;
+use std::time::Duration;
+
+use anyhow::Result;
+use base::DriveId;
+use layout::DriveState;
+use meta::control::ControlChange;
+use tokio::sync::watch;
+
+use super::drives::DriveEntry;
+use super::filesystems::plan_groups;
+use super::groups::{Choice, Patience, WriteSet, choose_groups};
+use super::{Node, State};
+
+const TICK: Duration = Duration::from_secs(1);
+/// How long drives may be gone before extents get narrower, if enough are left to go on without.
+const NARROW_AFTER_NS: u64 = 30_000_000_000;
+/// How often it is written down how far the scrub is.
+const MARK_EVERY_NS: u64 = 600_000_000_000;
+/// Pauses between attempts to open a drive that is missing.
+const REOPEN_NS: u64 = 1_000_000_000;
+const REOPEN_NS_MAX: u64 = 30_000_000_000;
+
+/// What the monitor has seen. Times are of the boot clock.
+#[derive(Default)]
+struct Seen {
+    states: BTreeMap<DriveId, &'static str>,
+    changed_ns: u64,
+    down_since_ns: BTreeMap<DriveId, u64>,
+    /// When a missing drive is tried next, and the pause after that.
+    reopen: BTreeMap<DriveId, (u64, u64)>,
+    /// When the marks of the scrub were written down.
+    marked_ns: u64,
+}
+
+impl Seen {
+    /// Notes the states of the drives. Returns whether any changed.
+    fn look(&mut self, drives: &BTreeMap<DriveId, DriveEntry>, now_ns: u64) -> bool {
+        let states: BTreeMap<DriveId, &'static str> =
+            drives.iter().map(|(id, entry)| (*id, entry.state())).collect();
+        for (id, entry) in drives {
+            if entry.is_readable() || entry.record.state == DriveState::Out {
+                self.down_since_ns.remove(id);
+            } else {
+                self.down_since_ns.entry(*id).or_insert(now_ns);
+            }
+        }
+        if states == self.states {
+            return false;
+        }
+        for (id, state) in &states {
+            let before = self.states.get(id).copied();
+            if before.is_some_and(|before| before != *state) {
+                tracing::warn!(drive = %id, before, state, "drive changed its state");
+            }
+        }
+        (self.states, self.changed_ns) = (states, now_ns);
+        true
+    }
+}
+
+/// Runs until the node stops.
+pub(super) async fn run(node: Weak<Node>, mut stopped: watch::Receiver<bool>) {
+    let mut seen = Seen::default();
+    loop {
+        let _ = tokio::time::timeout(TICK, stopped.wait_for(|stop| *stop)).await;
+        let Some(node) = node.upgrade().filter(|_| !*stopped.borrow()) else { return };
+        if let Err(error) = node.tick(&mut seen).await {
+            tracing::error!(error = %format!("{error:#}"), "drives could not be looked after, trying again");
+        }
+    }
+}
+
+impl Node {
+    async fn tick(&self, seen: &mut Seen) -> Result<()> {
+        self.reopen_missing(seen).await?;
+        let mut state = self.state.lock().await;
+        let now = self.env.clock.boot_ns();
+        let mut changed = seen.look(&state.drives, now);
+        changed |= self.retire(&mut state, seen, now).await?;
+        changed |= self.reassign(&mut state).await?;
+        changed |= self.finish_rebuilds(&mut state).await?;
+        let waited = now.saturating_sub(seen.changed_ns) >= NARROW_AFTER_NS;
+        let patience = if waited { Patience::Over } else { Patience::Left };
+        changed |= self.update_write_sets(&mut state, patience).await?;
+        if changed {
+            self.publish(&mut state)?;
+        }
+        if now.saturating_sub(seen.marked_ns) >= MARK_EVERY_NS {
+            seen.marked_ns = now;
+            self.keep_scrub_marks(&mut state).await?;
+        }
+        Ok(())
+    }
+
+    /// Opens drives that were missing and are there again. A drive that failed is left alone: what it did not
+    /// write then it may not write now.
+    async fn reopen_missing(&self, seen: &mut Seen) -> Result<()> {
+        let now = self.env.clock.boot_ns();
+        let missing: Vec<_> = {
+            let state = self.state.lock().await;
+            let missing = state.drives.values().filter(|entry| entry.is_missing());
+            missing.map(|entry| entry.record.clone()).collect()
+        };
+        seen.reopen.retain(|id, _| missing.iter().any(|record| record.id == *id));
+        for record in missing {
+            let id = record.id;
+            let (due_ns, pause_ns) = seen.reopen.entry(id).or_insert((0, REOPEN_NS));
+            if now < *due_ns || !self.env.files.exists(record.path.as_ref()) {
+                continue;
+            }
+            (*due_ns, *pause_ns) = (now + *pause_ns, (*pause_ns * 2).min(REOPEN_NS_MAX));
+            let (env, cluster, io) = (self.env.clone(), self.cluster, self.io);
+            let open = move || DriveEntry::open(&env, cluster, record, io);
+            let opened = tokio::task::spawn_blocking(open).await?;
+            let mut state = self.state.lock().await;
+            if let Some(entry) = state.drives.get_mut(&id).filter(|entry| entry.is_missing()) {
+                // Its record may have changed while it was opened.
+                (entry.service, entry.problem) = (opened.service, opened.problem);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up drives that were away for long, if there are others to take their place.
+    async fn retire(&self, state: &mut State, seen: &Seen, now_ns: u64) -> Result<bool> {
+        let limit_ns = self.out_after.as_nanos() as u64;
+        let overdue =
+            seen.down_since_ns.iter().filter(|(_, since)| now_ns.saturating_sub(**since) >= limit_ns);
+        let overdue: Vec<DriveId> = overdue.map(|(id, _)| *id).collect();
+        let mut changed = false;
+        for id in overdue {
+            // What it holds may be needed to read what others lost: then it is waited for.
+            if !self.can_replace(state, id) || self.holds_the_last(state, id).await?.is_some() {
+                continue;
+            }
+            tracing::error!(drive = %id, "drive was away for too long: others take over what it held");
+            self.set_drive_state(state, id, DriveState::Out, "away for too long").await?;
+            changed = true;
+        }
+        Ok(changed)
+    }
+
+    /// Chooses the groups of every filesystem, and plans those that are lacking.
+    async fn update_write_sets(&self, state: &mut State, patience: Patience) -> Result<bool> {
+        let State { drives, filesystems, map } = state;
+        let up: Vec<&DriveEntry> = drives.values().filter(|entry| entry.is_up()).collect();
+        let ids = up.iter().map(|entry| entry.record.id).collect();
+        let records: Vec<_> = up.iter().map(|entry| &entry.record).collect();
+        let mut changed = false;
+        for entry in filesystems.values_mut() {
+            let next = match choose_groups(&entry.record, map, &ids, patience) {
+                Choice::Use(next) => next,
+                Choice::Plan(profile) => {
+                    let mut cluster = self.control.cluster()?;
+                    let groups = plan_groups(&self.env, &records, profile, cluster.next_group)?;
+                    cluster.next_group += groups.len() as u32;
+                    cluster.map_epoch += 1;
+                    let planned: Vec<_> = groups.iter().map(|group| group.id).collect();
+                    let mut record = entry.record.clone();
+                    record.add_groups(profile, planned.clone());
+                    let mut change = ControlChange::default();
+                    change.cluster(&cluster).filesystem(&record);
+                    groups.iter().for_each(|group| {
+                        change.group(group);
+                    });
+                    self.control.commit(change).await?;
+                    entry.record = record;
+                    *map = self.control.map()?;
+                    WriteSet { profile, groups: planned }
+                }
+            };
+            if next != entry.write_set {
+                let (name, profile) = (&entry.record.name, next.profile);
+                tracing::info!(filesystem = %name, %profile, groups = next.groups.len(), "new extents go elsewhere");
+                entry.write_set = next;
+                changed = true;
+            }
+        }
+        Ok(changed)
+    }
+}

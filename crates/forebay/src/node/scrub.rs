@@ -1,0 +1,97 @@
+//! The scrub of the node's drives: what it works on, and what is kept of it over restarts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use admin::{AdminError, DriveInfo, ScrubInfo};
+use anyhow::Result;
+use base::DriveId;
+use meta::control::{ControlChange, DriveRecord, ScrubRecord};
+use upkeep::{ScrubMark, ScrubTargets, Scrubber};
+use wire::drive::DriveService;
+
+use super::{Node, State};
+
+impl Node {
+    pub(super) async fn start_scrub(&self) {
+        let state = self.state.lock().await;
+        let marks = state.drives.iter().map(|(id, entry)| {
+            let ScrubRecord { started_ns, after, verified_ns } = entry.record.scrub;
+            (*id, ScrubMark { started_ns, after, verified_ns })
+        });
+        let targets = self.scrub_targets.subscribe();
+        let scrubber = Scrubber::start(self.env.clone(), marks, targets, self.pace.clone(), &self.runtime);
+        *self.scrubber.lock().expect("no holder of this lock panics") = Some(scrubber);
+        self.publish_scrub(&state);
+    }
+
+    /// Tells the scrub about the drives and filesystems as they are now.
+    pub(super) fn publish_scrub(&self, state: &State) {
+        let up = state.drives.iter().filter(|(_, entry)| entry.is_up());
+        let drives =
+            up.filter_map(|(id, entry)| Some((*id, entry.service.clone()? as Arc<dyn DriveService>)));
+        let clients =
+            state.filesystems.values().map(|entry| (entry.record.ledger, entry.client.clone())).collect();
+        self.scrub_targets.send_replace(ScrubTargets { drives: drives.collect(), clients });
+    }
+
+    /// Writes down how far the scrub is, for the next process.
+    pub(super) async fn keep_scrub_marks(&self, state: &mut State) -> Result<()> {
+        let stats = match &*self.scrubber.lock().expect("no holder of this lock panics") {
+            Some(scrubber) => scrubber.stats(),
+            None => return Ok(()),
+        };
+        let mut change = ControlChange::default();
+        let mut marked = Vec::new();
+        for (id, stat) in stats {
+            let ScrubMark { started_ns, after, verified_ns } = stat.mark;
+            let scrub = ScrubRecord { started_ns, after, verified_ns };
+            let Some(entry) = state.drives.get(&id).filter(|entry| entry.record.scrub != scrub) else {
+                continue;
+            };
+            let record = DriveRecord { scrub, ..entry.record.clone() };
+            change.drive(&record);
+            marked.push(record);
+        }
+        if marked.is_empty() {
+            return Ok(());
+        }
+        self.control.commit(change).await?;
+        for record in marked {
+            if let Some(entry) = state.drives.get_mut(&record.id) {
+                entry.record = record;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn scrub_infos(&self) -> BTreeMap<DriveId, ScrubInfo> {
+        let scrubber = self.scrubber.lock().expect("no holder of this lock panics");
+        let stats = scrubber.as_ref().map(Scrubber::stats).unwrap_or_default();
+        let now = self.env.clock.wall_ns();
+        let info = |(id, stat): (DriveId, upkeep::ScrubStat)| {
+            let age_s = |since_ns: i64| now.saturating_sub(since_ns).max(0) as u64 / 1_000_000_000;
+            let oldest_s = stat.mark.verified_ns.map(age_s);
+            (id, ScrubInfo { oldest_s, running: stat.now, bad_shards: stat.bad_shards })
+        };
+        stats.into_iter().map(info).collect()
+    }
+
+    pub(super) async fn scrub_drive_now(&self, id: Option<DriveId>) -> Result<Vec<DriveInfo>, AdminError> {
+        let state = self.state.lock().await;
+        let up = state.drives.iter().filter(|(_, entry)| entry.is_up()).map(|(id, _)| *id);
+        let chosen: Vec<DriveId> = up.filter(|up| id.is_none_or(|id| id == *up)).collect();
+        if let Some(id) = id.filter(|_| chosen.is_empty()) {
+            return Err(match state.drives.get(&id) {
+                Some(entry) => AdminError::conflict(format!("drive is {}: id={id}", entry.state())),
+                None => AdminError::not_found(format!("no such drive: id={id} (see `forebay drive list`)")),
+            });
+        }
+        if let Some(scrubber) = &*self.scrubber.lock().expect("no holder of this lock panics") {
+            chosen.iter().for_each(|id| scrubber.scrub_now(*id));
+        }
+        let mut infos = self.drive_infos(&state);
+        infos.retain(|info| chosen.contains(&DriveId(info.id)));
+        Ok(infos)
+    }
+}

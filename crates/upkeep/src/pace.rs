@@ -1,0 +1,136 @@
+//! How fast background work may go: a token bucket that all reconcilers of a node share.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::env::Env;
+use base::units::MIB;
+
+/// Bytes per second unless somebody says otherwise.
+const DEFAULT_BYTES_PER_S: u64 = 256 * MIB;
+/// The lowest rate: slower work would never end.
+pub const BYTES_PER_S_MIN: u64 = MIB;
+/// What may be done at once after a rest.
+const BURST_S: u64 = 1;
+/// A wait is no longer than this, so that a stop or a change of the rate is seen.
+const WAIT_MAX: Duration = Duration::from_millis(200);
+
+/// Whether background work may go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// Now.
+    Given,
+    /// Ask again: it was waited for a while.
+    NotYet,
+}
+
+/// The limits of background work.
+pub struct Pace {
+    env: Env,
+    bytes_per_s: AtomicU64,
+    paused: AtomicBool,
+    /// Bytes that may be moved, below zero after a large step, and when that was reckoned.
+    tokens: Mutex<(i64, u64)>,
+}
+
+impl Pace {
+    /// At the default rate.
+    pub fn new(env: Env) -> Self {
+        let tokens = Mutex::new((0, env.clock.boot_ns()));
+        Self { env, bytes_per_s: AtomicU64::new(DEFAULT_BYTES_PER_S), paused: AtomicBool::new(false), tokens }
+    }
+
+    /// Bytes per second.
+    pub fn bytes_per_s(&self) -> u64 {
+        self.bytes_per_s.load(Ordering::Relaxed)
+    }
+
+    /// Changes the rate; not below [`BYTES_PER_S_MIN`].
+    pub fn set_bytes_per_s(&self, bytes_per_s: u64) {
+        self.bytes_per_s.store(bytes_per_s.max(BYTES_PER_S_MIN), Ordering::Relaxed);
+    }
+
+    /// Whether background work rests.
+    pub fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
+    }
+
+    /// Lets background work rest, or go on.
+    pub fn set_paused(&self, paused: bool) {
+        self.paused.store(paused, Ordering::Relaxed);
+    }
+
+    /// Takes `bytes` if they may be moved now; otherwise says how long to wait.
+    fn take(&self, bytes: u64, strained: bool, now_ns: u64) -> Result<(), Duration> {
+        if self.is_paused() {
+            return Err(WAIT_MAX);
+        }
+        let rate = self.bytes_per_s() / if strained { 2 } else { 1 };
+        let mut guard = self.tokens.lock().expect("no holder of this lock panics");
+        let (tokens, reckoned_ns) = &mut *guard;
+        let elapsed_ns = now_ns.saturating_sub(*reckoned_ns).min(BURST_S * 1_000_000_000);
+        let earned = u128::from(elapsed_ns) * u128::from(rate) / 1_000_000_000;
+        *tokens = (*tokens + earned as i64).min((rate * BURST_S) as i64);
+        *reckoned_ns = now_ns;
+        if *tokens < 0 {
+            let wait_ns = tokens.unsigned_abs() as u128 * 1_000_000_000 / u128::from(rate);
+            return Err(Duration::from_nanos(wait_ns as u64).min(WAIT_MAX));
+        }
+        *tokens -= bytes as i64;
+        Ok(())
+    }
+
+    /// Waits for leave to move `bytes`, for a moment at most.
+    pub(crate) async fn leave(&self, bytes: u64, strained: bool) -> Leave {
+        match self.take(bytes, strained, self.env.clock.boot_ns()) {
+            Ok(()) => Leave::Given,
+            Err(wait) => {
+                tokio::time::sleep(wait).await;
+                Leave::NotYet
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::env::sim::Sim;
+
+    const S: u64 = 1_000_000_000;
+
+    /// Bytes moved in `seconds` by steps of 1 MiB that come as fast as they may.
+    fn moved(pace: &Pace, seconds: u64, strained: bool) -> u64 {
+        let (mut now, mut bytes) = (10 * S, 0);
+        let end = now + seconds * S;
+        while now < end {
+            match pace.take(MIB, strained, now) {
+                Ok(()) => bytes += MIB,
+                Err(wait) => now += (wait.as_nanos() as u64).max(1000),
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn the_rate_is_kept_and_halved_under_strain() {
+        for (strained, expected) in [(false, 20 * MIB), (true, 10 * MIB)] {
+            let pace = Pace::new(Sim::new(1).env());
+            pace.set_bytes_per_s(20 * MIB);
+            let moved = moved(&pace, 10, strained);
+            assert!((expected * 10..=expected * 11 + 2 * MIB).contains(&moved), "{moved}");
+        }
+    }
+
+    #[test]
+    fn a_pause_stops_everything_and_ends() {
+        let pace = Pace::new(Sim::new(1).env());
+        pace.set_paused(true);
+        assert_eq!(moved(&pace, 5, false), 0);
+        pace.set_paused(false);
+        assert!(moved(&pace, 5, false) > 0);
+        pace.set_bytes_per_s(1);
+        assert_eq!(pace.bytes_per_s(), BYTES_PER_S_MIN);
+    }
+}

@@ -1,0 +1,105 @@
+//! Empties the maps of removed files and deletes extents that nothing refers to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::FsError;
+use client::Client;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// Pause when there was nothing to do.
+const IDLE: Duration = Duration::from_millis(500);
+/// Purge steps between two passes of deletion, so that space returns while a big removal is under way.
+const PURGE_STEPS: u32 = 64;
+
+/// What a reclaimer has done since it was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ReclaimStat {
+    /// Extents deleted from all drives.
+    pub deleted_extents: u64,
+    /// Extents whose deletion waits for a drive that does not answer, as of the last pass.
+    pub waiting_extents: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    deleted: AtomicU64,
+    waiting: AtomicU64,
+}
+
+/// Returns the space of removed files, in the background.
+pub struct Reclaimer {
+    counters: Arc<Counters>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Reclaimer {
+    /// Starts.
+    pub fn start(client: Client, runtime: &Handle) -> Self {
+        let counters = Arc::new(Counters::default());
+        let (stop, stopped) = watch::channel(false);
+        let task = runtime.spawn(run(client, counters.clone(), stopped));
+        Self { counters, stop, task }
+    }
+
+    /// Ends after the step under way.
+    pub async fn stop(self) {
+        // A task that has ended already needs no telling.
+        let _ = self.stop.send(true);
+        let _ = self.task.await;
+    }
+
+    /// What it has done.
+    pub fn stat(&self) -> ReclaimStat {
+        ReclaimStat {
+            deleted_extents: self.counters.deleted.load(Ordering::Relaxed),
+            waiting_extents: self.counters.waiting.load(Ordering::Relaxed),
+        }
+    }
+}
+
+async fn run(client: Client, counters: Arc<Counters>, mut stopped: watch::Receiver<bool>) {
+    while !*stopped.borrow() {
+        let busy = match pass(&client, &counters, &stopped).await {
+            Ok(busy) => busy,
+            Err(error) => {
+                tracing::warn!(%error, "reclamation pauses");
+                false
+            }
+        };
+        if !busy {
+            let _ = tokio::time::timeout(IDLE, stopped.changed()).await;
+        }
+    }
+}
+
+/// One pass over everything that is free. Returns whether there is more to do at once.
+async fn pass(
+    client: &Client,
+    counters: &Counters,
+    stopped: &watch::Receiver<bool>,
+) -> Result<bool, FsError> {
+    let mut more = true;
+    for _ in 0..PURGE_STEPS {
+        more = client.purge_step().await?;
+        if !more || *stopped.borrow() {
+            break;
+        }
+    }
+    let (mut cursor, mut waiting) = (None, 0);
+    loop {
+        let step = client.reclaim_step(cursor).await?;
+        counters.deleted.fetch_add(step.deleted, Ordering::Relaxed);
+        waiting += step.waiting;
+        cursor = step.next;
+        if cursor.is_none() || *stopped.borrow() {
+            break;
+        }
+    }
+    counters.waiting.store(waiting, Ordering::Relaxed);
+    Ok(more)
+}

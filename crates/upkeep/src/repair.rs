@@ -1,0 +1,191 @@
+//! Brings redundancy back: pays owed shards, and rebuilds what was on drives that are gone.
+//!
+//! What is owed is in the ledger: each entry was written by the commit that went ahead, so a drive that was away
+//! for a while gets exactly what it missed. What a lost drive held is found by comparing the inventories of those
+//! that are left with what the placement groups say. Both are harmless when repeated, because a shard never has
+//! two contents.
+
+mod progress;
+mod rebuild;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::env::Env;
+use base::{DriveId, Epoch, FsError, PgId};
+use client::{Client, OwedEntry, RepairOutcome};
+use futures_util::future::join_all;
+use layout::shard_len;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::pace::{Leave, Pace};
+use progress::Progress;
+
+pub use progress::RepairStat;
+
+/// Pause when there was nothing to do.
+const IDLE: Duration = Duration::from_millis(500);
+/// Shards restored at a time: each holds k shards, usually of 1 MiB, in memory.
+const PARALLEL: usize = 4;
+
+/// Repairs and rebuilds one filesystem, in the background.
+pub struct Repairer {
+    progress: Arc<Progress>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+/// One repairer's task.
+struct Work {
+    env: Env,
+    client: Client,
+    pace: Arc<Pace>,
+    progress: Arc<Progress>,
+    stopped: watch::Receiver<bool>,
+    /// Drives that did not take a shard in this pass.
+    silent: HashSet<DriveId>,
+    rebuild: rebuild::Memory,
+}
+
+impl Repairer {
+    /// Starts.
+    pub fn start(env: Env, client: Client, pace: Arc<Pace>, runtime: &Handle) -> Self {
+        let progress = Arc::new(Progress::new(env.clone()));
+        let (stop, stopped) = watch::channel(false);
+        let (silent, rebuild) = Default::default();
+        let work = Work { env, client, pace, progress: progress.clone(), stopped, silent, rebuild };
+        Self { progress, stop, task: runtime.spawn(work.run()) }
+    }
+
+    /// Ends after the step under way.
+    pub async fn stop(self) {
+        // A task that has ended already needs no telling.
+        let _ = self.stop.send(true);
+        let _ = self.task.await;
+    }
+
+    /// What it has done.
+    pub fn stat(&self) -> RepairStat {
+        self.progress.stat()
+    }
+
+    /// The groups whose new members have everything, by the epoch at which that was so.
+    pub fn rebuilt(&self) -> HashMap<PgId, Epoch> {
+        self.progress.rebuilt()
+    }
+}
+
+impl Work {
+    async fn run(mut self) {
+        while !self.is_stopped() {
+            self.silent.clear();
+            if let Err(error) = self.pass().await {
+                tracing::warn!(%error, "repair pauses");
+            }
+            self.progress.idle();
+            let _ = tokio::time::timeout(IDLE, self.stopped.changed()).await;
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        *self.stopped.borrow()
+    }
+
+    async fn pass(&mut self) -> Result<(), FsError> {
+        self.pay().await?;
+        self.heal().await;
+        self.rebuild().await?;
+        self.count_narrow().await
+    }
+
+    /// Pays everything that is owed to drives that take it.
+    async fn pay(&mut self) -> Result<(), FsError> {
+        let (mut cursor, mut lost) = (None, 0);
+        loop {
+            let page = self.client.owed_page(cursor).await?;
+            for some in page.payable.chunks(PARALLEL) {
+                let restored = self.restore(some, Kind::Owed).await;
+                lost += restored.lost;
+                self.client.tell_repaired(&restored.stored).await?;
+                if self.is_stopped() {
+                    return Ok(());
+                }
+            }
+            cursor = page.next;
+            if cursor.is_none() {
+                self.progress.set_lost_owed(lost);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Restores what reads found damaged or missing. What cannot be restored now is found again by another read.
+    async fn heal(&mut self) {
+        for some in self.client.take_damaged().chunks(PARALLEL) {
+            self.restore(some, Kind::Damaged).await;
+        }
+    }
+
+    /// Restores a few shards at once, when the pace allows it. A drive that did not take one is left alone for
+    /// the rest of the pass.
+    async fn restore(&mut self, shards: &[OwedEntry], kind: Kind) -> Restored {
+        let mut restored = Restored::default();
+        let wanted: Vec<OwedEntry> =
+            shards.iter().filter(|shard| !self.silent.contains(&shard.drive)).copied().collect();
+        restored.put_off = (shards.len() - wanted.len()) as u64;
+        let bytes: u64 = wanted.iter().map(|shard| u64::from(shard_len(shard.extent_len, shard.k))).sum();
+        while self.pace.leave(bytes, self.client.strained()).await == Leave::NotYet {
+            if self.is_stopped() {
+                restored.put_off += wanted.len() as u64;
+                return restored;
+            }
+        }
+        let client = &self.client;
+        let outcomes = join_all(wanted.iter().map(|shard| async move {
+            match kind {
+                Kind::Owed => client.repair_shard(shard).await,
+                Kind::Missing | Kind::Damaged => client.rebuild_shard(shard).await,
+            }
+        }));
+        for (shard, outcome) in wanted.iter().zip(outcomes.await) {
+            match outcome {
+                RepairOutcome::Stored { bytes } => {
+                    self.progress.stored(kind, bytes);
+                    restored.stored.push(*shard);
+                }
+                RepairOutcome::NotNow => {
+                    self.silent.insert(shard.drive);
+                    restored.put_off += 1;
+                }
+                // Whoever deletes the extent also deletes what is owed of it.
+                RepairOutcome::Gone => {}
+                RepairOutcome::Unreadable => restored.lost += 1,
+            }
+        }
+        restored
+    }
+}
+
+/// Why a shard is restored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A commit went ahead without it.
+    Owed,
+    /// Its position is another drive's now.
+    Missing,
+    /// A read found it damaged, or did not find it.
+    Damaged,
+}
+
+/// What became of a few shards.
+#[derive(Debug, Default)]
+struct Restored {
+    stored: Vec<OwedEntry>,
+    /// They have to be tried again.
+    put_off: u64,
+    /// Fewer than k others can be read.
+    lost: u64,
+}

@@ -1,0 +1,120 @@
+//! What a repairer has done, and how fast.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard};
+
+use base::env::Env;
+use base::{Epoch, PgId};
+
+use super::Kind;
+
+/// A rate is measured over at least so long.
+const RATE_NS: u64 = 1_000_000_000;
+
+/// What a repairer has done since it was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RepairStat {
+    /// Owed shards that were stored.
+    pub repaired_shards: u64,
+    /// Their bytes.
+    pub repaired_bytes: u64,
+    /// Shards that were restored on drives that took over positions.
+    pub rebuilt_shards: u64,
+    /// Their bytes.
+    pub rebuilt_bytes: u64,
+    /// Bytes of such shards that are still missing, as of the last look.
+    pub rebuild_left_bytes: u64,
+    /// Shards that reads found damaged or missing, and that were restored.
+    pub healed_shards: u64,
+    /// Bytes per second while it is at work; 0 when it has nothing to do.
+    pub bytes_per_s: u64,
+    /// Extents of which fewer shards are left than reading needs.
+    pub lost_extents: u64,
+    /// Bytes in extents that are narrower than the filesystem's profile, as of the last look.
+    pub narrow_bytes: u64,
+}
+
+#[derive(Default)]
+struct State {
+    stat: RepairStat,
+    lost_owed: u64,
+    rate_since_ns: Option<u64>,
+    rate_bytes: u64,
+    rebuilt: HashMap<PgId, Epoch>,
+}
+
+/// Shared between a repairer's task and those who ask.
+pub(super) struct Progress {
+    env: Env,
+    state: Mutex<State>,
+}
+
+impl Progress {
+    pub(super) fn new(env: Env) -> Self {
+        Self { env, state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    pub(super) fn stored(&self, kind: Kind, bytes: u64) {
+        let now = self.env.clock.boot_ns();
+        let mut state = self.lock();
+        let stat = &mut state.stat;
+        match kind {
+            Kind::Owed => {
+                stat.repaired_shards += 1;
+                stat.repaired_bytes += bytes;
+            }
+            Kind::Damaged => stat.healed_shards += 1,
+            Kind::Missing => {
+                stat.rebuilt_shards += 1;
+                stat.rebuilt_bytes += bytes;
+                stat.rebuild_left_bytes = stat.rebuild_left_bytes.saturating_sub(bytes);
+            }
+        }
+        state.rate_bytes += bytes;
+        let since_ns = *state.rate_since_ns.get_or_insert(now);
+        let elapsed = now.saturating_sub(since_ns);
+        if elapsed >= RATE_NS {
+            state.stat.bytes_per_s =
+                (u128::from(state.rate_bytes) * 1_000_000_000 / u128::from(elapsed)) as u64;
+            (state.rate_since_ns, state.rate_bytes) = (Some(now), 0);
+        }
+    }
+
+    pub(super) fn idle(&self) {
+        let mut state = self.lock();
+        (state.rate_since_ns, state.rate_bytes, state.stat.bytes_per_s) = (None, 0, 0);
+    }
+
+    pub(super) fn set_left(&self, bytes: u64) {
+        self.lock().stat.rebuild_left_bytes = bytes;
+    }
+
+    pub(super) fn set_narrow(&self, bytes: u64) {
+        self.lock().stat.narrow_bytes = bytes;
+    }
+
+    pub(super) fn set_lost_owed(&self, lost: u64) {
+        self.lock().lost_owed = lost;
+    }
+
+    pub(super) fn add_lost(&self, lost: u64) {
+        self.lock().stat.lost_extents += lost;
+    }
+
+    pub(super) fn set_rebuilt(&self, group: PgId, epoch: Epoch) {
+        self.lock().rebuilt.insert(group, epoch);
+    }
+
+    pub(super) fn rebuilt(&self) -> HashMap<PgId, Epoch> {
+        self.lock().rebuilt.clone()
+    }
+
+    pub(super) fn stat(&self) -> RepairStat {
+        let state = self.lock();
+        RepairStat { lost_extents: state.stat.lost_extents + state.lost_owed, ..state.stat }
+    }
+}

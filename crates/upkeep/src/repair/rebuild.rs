@@ -1,0 +1,131 @@
+//! Rebuilding: what positions of placement groups lost, group by group, the most exposed first.
+
+use std::collections::{HashMap, HashSet};
+
+use base::{ExtentId, FsError, PgId};
+use client::RebuildGroup;
+
+use super::{Kind, PARALLEL, Work};
+
+/// An extent that has too few shards for so long is lost, not in the middle of being written or deleted.
+const SHORT_NS: u64 = 15_000_000_000;
+/// Counting narrow bytes takes at most one part in so many of the time ...
+const NARROW_SHARE: u64 = 20;
+/// ... and is done at most so often.
+const NARROW_EVERY_NS: u64 = 5_000_000_000;
+
+/// What is remembered from one pass to the next.
+#[derive(Default)]
+pub(super) struct Memory {
+    /// Extents with too few shards, and since when.
+    short: HashMap<ExtentId, u64>,
+    narrow_at_ns: u64,
+}
+
+/// The result of one walk through the inventories.
+#[derive(Default)]
+struct Swept {
+    short: Vec<ExtentId>,
+    /// Some shard has to be tried again.
+    unfinished: bool,
+}
+
+impl Work {
+    pub(super) async fn rebuild(&mut self) -> Result<(), FsError> {
+        let done = self.progress.rebuilt();
+        let mut groups = self.client.rebuild_groups();
+        groups.retain(|group| done.get(&group.pg) != Some(&group.epoch));
+        if groups.is_empty() {
+            self.progress.set_left(0);
+            self.rebuild.short.clear();
+            return Ok(());
+        }
+        if !self.client.writes_settled().await {
+            return Ok(());
+        }
+        let all: HashSet<PgId> = groups.iter().map(|group| group.pg).collect();
+        let left = self.missing_bytes(&all).await?;
+        self.progress.set_left(left);
+        let mut short = HashSet::new();
+        for some in groups.chunk_by(|one, other| one.exposed == other.exposed) {
+            let swept = self.sweep(&some.iter().map(|group| group.pg).collect()).await?;
+            short.extend(swept.short.iter().copied());
+            self.conclude(some, &swept);
+            // Another drive may have been lost meanwhile, which changes the order.
+            if self.is_stopped() || swept.unfinished {
+                break;
+            }
+        }
+        self.rebuild.short.retain(|id, _| short.contains(id));
+        Ok(())
+    }
+
+    async fn missing_bytes(&self, groups: &HashSet<PgId>) -> Result<u64, FsError> {
+        let (mut bytes, mut after) = (0, None);
+        loop {
+            let page = self.client.missing_page(groups, after).await?;
+            bytes += page.bytes;
+            after = page.next;
+            if after.is_none() || self.is_stopped() {
+                return Ok(bytes);
+            }
+        }
+    }
+
+    /// Restores everything that is missing in these groups.
+    async fn sweep(&mut self, groups: &HashSet<PgId>) -> Result<Swept, FsError> {
+        let (mut swept, mut after) = (Swept::default(), None);
+        loop {
+            let page = self.client.missing_page(groups, after).await?;
+            for some in page.missing.chunks(PARALLEL) {
+                let restored = self.restore(some, Kind::Missing).await;
+                swept.unfinished |= restored.put_off + restored.lost > 0;
+                if self.is_stopped() {
+                    swept.unfinished = true;
+                    return Ok(swept);
+                }
+            }
+            swept.short.extend(page.short);
+            after = page.next;
+            if after.is_none() {
+                return Ok(swept);
+            }
+        }
+    }
+
+    /// Notes what is done. Extents with too few shards are looked at again until it is certain that they are lost.
+    fn conclude(&mut self, groups: &[RebuildGroup], swept: &Swept) {
+        let now = self.env.clock.boot_ns();
+        let short: HashSet<ExtentId> = swept.short.iter().copied().collect();
+        for id in &short {
+            self.rebuild.short.entry(*id).or_insert(now);
+        }
+        let settled = |id: &ExtentId| now.saturating_sub(self.rebuild.short[id]) >= SHORT_NS;
+        let complete = groups.iter().all(|group| group.complete);
+        if swept.unfinished || !short.iter().all(settled) || !(short.is_empty() || complete) {
+            return;
+        }
+        if !short.is_empty() {
+            let some: Vec<&ExtentId> = short.iter().take(16).collect();
+            tracing::error!(extents = short.len(), ?some, "extents have too few shards left to be read");
+            self.progress.add_lost(short.len() as u64);
+        }
+        for group in groups {
+            self.progress.set_rebuilt(group.pg, group.epoch);
+        }
+    }
+
+    /// Counts narrow bytes now and then.
+    pub(super) async fn count_narrow(&mut self) -> Result<(), FsError> {
+        let begun = self.env.clock.boot_ns();
+        if begun < self.rebuild.narrow_at_ns {
+            return Ok(());
+        }
+        let bytes = self.client.narrow_bytes().await?;
+        self.progress.set_narrow(bytes);
+        let ended = self.env.clock.boot_ns();
+        let rest = NARROW_EVERY_NS.max(NARROW_SHARE * ended.saturating_sub(begun));
+        self.rebuild.narrow_at_ns = ended + rest;
+        Ok(())
+    }
+}

@@ -1,0 +1,240 @@
+//! Reads everything on the drives now and then and compares it with its checksums, so that damage is found while
+//! enough other shards are good.
+//!
+//! A pass over a drive takes about [`PASS_S`], however full the drive is; on demand it goes as fast as the pace of
+//! background work allows. What is bad is handed to repair of the filesystem that it belongs to.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use base::env::Env;
+use base::units::MIB;
+use base::{DriveId, LedgerId, ShardIndex};
+use client::Client;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use wire::drive::{DriveHealth, DriveService, ShardKey};
+
+use crate::pace::{Leave, Pace};
+
+/// A full pass in the background.
+const PASS_S: u64 = 14 * 24 * 3600;
+const TICK: Duration = Duration::from_secs(1);
+/// Bytes verified at a time in the background, and on demand.
+const STEP_BYTES: u64 = MIB;
+const STEP_BYTES_NOW: u64 = 8 * MIB;
+/// Steps on demand between two looks at what else there is.
+const STEPS_NOW: u32 = 16;
+
+/// What is scrubbed, and where damage is reported. Replaced as a whole when drives or filesystems change.
+#[derive(Clone, Default)]
+pub struct ScrubTargets {
+    /// The drives.
+    pub drives: BTreeMap<DriveId, Arc<dyn DriveService>>,
+    /// The filesystems by their ledgers.
+    pub clients: BTreeMap<LedgerId, Client>,
+}
+
+/// How far the scrub of a drive is. Times are of the wall clock, nanoseconds since 1970: they are kept over
+/// restarts, for people and for nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ScrubMark {
+    /// When the pass under way began; `None` before the first.
+    pub started_ns: Option<i64>,
+    /// Where it goes on.
+    pub after: Option<ShardKey>,
+    /// Everything that is older was verified after this; `None` before the first pass is over.
+    pub verified_ns: Option<i64>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Drive {
+    mark: ScrubMark,
+    /// Bytes that may be verified now.
+    credit_bytes: u64,
+    now: bool,
+    bad_shards: u64,
+}
+
+#[derive(Default)]
+struct Shared {
+    drives: Mutex<BTreeMap<DriveId, Drive>>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<DriveId, Drive>> {
+        self.drives.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// What there is to say about the scrub of a drive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ScrubStat {
+    /// How far it is.
+    pub mark: ScrubMark,
+    /// Damaged shards found since the start.
+    pub bad_shards: u64,
+    /// Whether a pass was asked for and is not over.
+    pub now: bool,
+}
+
+/// Scrubs the drives of a node, in the background.
+pub struct Scrubber {
+    shared: Arc<Shared>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Scrubber {
+    /// Starts where the marks of a former process say.
+    pub fn start(
+        env: Env,
+        marks: impl IntoIterator<Item = (DriveId, ScrubMark)>,
+        targets: watch::Receiver<ScrubTargets>,
+        pace: Arc<Pace>,
+        runtime: &Handle,
+    ) -> Self {
+        let drives = marks.into_iter().map(|(id, mark)| (id, Drive { mark, ..Drive::default() }));
+        let shared = Arc::new(Shared { drives: Mutex::new(drives.collect()) });
+        let (stop, stopped) = watch::channel(false);
+        let work = Work { env, shared: shared.clone(), targets, pace, stopped };
+        Self { shared, stop, task: runtime.spawn(work.run()) }
+    }
+
+    /// Ends after the step under way.
+    pub async fn stop(self) {
+        // A task that has ended already needs no telling.
+        let _ = self.stop.send(true);
+        let _ = self.task.await;
+    }
+
+    /// Verifies everything on a drive now.
+    pub fn scrub_now(&self, drive: DriveId) {
+        let mut drives = self.shared.lock();
+        let drive = drives.entry(drive).or_default();
+        drive.now = true;
+        (drive.mark.started_ns, drive.mark.after) = (None, None);
+    }
+
+    /// How far every drive is.
+    pub fn stats(&self) -> BTreeMap<DriveId, ScrubStat> {
+        let stat =
+            |drive: &Drive| ScrubStat { mark: drive.mark, bad_shards: drive.bad_shards, now: drive.now };
+        self.shared.lock().iter().map(|(id, drive)| (*id, stat(drive))).collect()
+    }
+}
+
+struct Work {
+    env: Env,
+    shared: Arc<Shared>,
+    targets: watch::Receiver<ScrubTargets>,
+    pace: Arc<Pace>,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Work {
+    async fn run(mut self) {
+        while !self.is_stopped() {
+            let targets = self.targets.borrow().clone();
+            let strained = targets.clients.values().any(Client::strained);
+            let mut busy = false;
+            for (id, service) in &targets.drives {
+                if service.health() == DriveHealth::Up && !self.is_stopped() {
+                    busy |= self.scrub(&targets, *id, &**service, strained).await;
+                }
+            }
+            if !busy {
+                let _ = tokio::time::timeout(TICK, self.stopped.wait_for(|stop| *stop)).await;
+            }
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        *self.stopped.borrow()
+    }
+
+    /// Scrubs a drive for a while. Returns whether it has to go on at once.
+    async fn scrub(
+        &self,
+        targets: &ScrubTargets,
+        id: DriveId,
+        service: &dyn DriveService,
+        strained: bool,
+    ) -> bool {
+        let now = {
+            let mut drives = self.shared.lock();
+            let drive = drives.entry(id).or_default();
+            let earned = service.stat().live_bytes.div_ceil(PASS_S) * TICK.as_secs();
+            drive.credit_bytes = (drive.credit_bytes + earned).min(2 * STEP_BYTES);
+            if !drive.now && (drive.credit_bytes < STEP_BYTES || strained || self.pace.is_paused()) {
+                return false;
+            }
+            drive.now
+        };
+        if !now {
+            self.step(targets, id, service, STEP_BYTES).await;
+            return false;
+        }
+        for _ in 0..STEPS_NOW {
+            if self.is_stopped() || self.pace.leave(STEP_BYTES_NOW, strained).await == Leave::NotYet {
+                return true;
+            }
+            if !self.step(targets, id, service, STEP_BYTES_NOW).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Verifies a part of a drive. Returns whether there is more of this pass.
+    async fn step(
+        &self,
+        targets: &ScrubTargets,
+        id: DriveId,
+        service: &dyn DriveService,
+        budget_bytes: u64,
+    ) -> bool {
+        let after = {
+            let mut drives = self.shared.lock();
+            let mark = &mut drives.entry(id).or_default().mark;
+            mark.started_ns.get_or_insert(self.env.clock.wall_ns());
+            mark.after
+        };
+        // A drive that failed says so by its health.
+        let Ok(step) = service.scrub(after, budget_bytes).await else { return false };
+        for key in &step.bad {
+            tracing::error!(drive = %id, ?key, "scrub found a damaged shard");
+            report(targets, service, *key).await;
+        }
+        let mut drives = self.shared.lock();
+        let drive = drives.entry(id).or_default();
+        drive.bad_shards += step.bad.len() as u64;
+        drive.credit_bytes = drive.credit_bytes.saturating_sub(step.verified_bytes);
+        drive.mark.after = step.next;
+        if step.next.is_none() {
+            drive.mark.verified_ns = drive.mark.started_ns.take();
+            drive.now = false;
+        }
+        step.next.is_some()
+    }
+}
+
+/// Hands a damaged shard to repair. The drive's list knows its shape.
+async fn report(targets: &ScrubTargets, service: &dyn DriveService, key: ShardKey) {
+    let before = match key.shard.0.checked_sub(1) {
+        Some(shard) => ShardKey { shard: ShardIndex(shard), ..key },
+        None => ShardKey {
+            extent: base::ExtentId(key.extent.0.saturating_sub(1)),
+            shard: ShardIndex(u8::MAX),
+            ..key
+        },
+    };
+    let Ok(list) = service.list(Some(before), 1).await else { return };
+    if let (Some(entry), Some(client)) =
+        (list.first().filter(|entry| entry.key == key), targets.clients.get(&key.ledger))
+    {
+        client.report_damaged(entry);
+    }
+}
