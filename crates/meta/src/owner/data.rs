@@ -25,7 +25,13 @@ impl Op<'_> {
     }
 
     /// Pieces that intersect `[from, to)`, at most `limit`, in order.
-    fn pieces(&self, map: MapId, from: u64, to: u64, limit: usize) -> Result<Vec<MapPiece>, FsError> {
+    pub(super) fn pieces(
+        &self,
+        map: MapId,
+        from: u64,
+        to: u64,
+        limit: usize,
+    ) -> Result<Vec<MapPiece>, FsError> {
         let mut pieces = Vec::new();
         if let Some(before) = self.piece_before(map, from)?
             && before.end() > from
@@ -193,7 +199,7 @@ impl Op<'_> {
     }
 
     /// One reference to an extent becomes `parts` references, with `dead_bytes` less in total.
-    pub(super) fn unuse(&mut self, extent: &ExtentRef, dead_bytes: u64, parts: u32) -> Result<(), FsError> {
+    fn unuse(&mut self, extent: &ExtentRef, dead_bytes: u64, parts: u32) -> Result<(), FsError> {
         let key = self.keys.extent(extent.id);
         let whole = ExtentUse { refs: 1, live_bytes: u64::from(extent.extent_len) };
         let used = self.txn.get::<ExtentUse>(&key)?.unwrap_or(whole);

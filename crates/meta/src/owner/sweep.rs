@@ -60,9 +60,7 @@ impl Op<'_> {
             if !self.is_still(step)? {
                 continue;
             }
-            if let Content::Extent(old) = &step.piece.content {
-                self.unuse(old, step.piece.len, 0)?;
-            }
+            self.remove_range(step.map, step.piece.off, step.piece.end(), usize::MAX)?;
             let moved = ExtentRef { extent_off: step.extent_off, ..*extent };
             let piece = Piece {
                 len: step.piece.len,
@@ -100,14 +98,15 @@ impl Op<'_> {
         if apart && inside { Ok(()) } else { Err(FsError::Invalid) }
     }
 
-    /// Whether a piece is what it was when its bytes were read. A map that waits for its purge is left alone.
+    /// Whether a piece, or the part of one, is what it was when its bytes were read. A map that waits for its
+    /// purge is left alone.
     fn is_still(&self, step: &PackMove) -> Result<bool, FsError> {
-        if self.txn.get_bytes(&self.keys.purge(step.map))?.is_some() {
+        if step.piece.len == 0 || self.txn.get_bytes(&self.keys.purge(step.map))?.is_some() {
             return Ok(false);
         }
-        let key = self.keys.piece(step.map, step.piece.off);
-        let now = self.txn.get::<Piece>(&key)?;
-        Ok(now.is_some_and(|now| now.len == step.piece.len && now.content == step.piece.content))
+        let (from, to) = (step.piece.off, step.piece.end());
+        let now = self.pieces(step.map, from, to, 1)?.pop();
+        Ok(now.and_then(|now| now.clip(from, to)).as_ref() == Some(&step.piece))
     }
 
     pub(super) fn closed_ranges(&mut self) -> Outcome {
