@@ -69,6 +69,9 @@ pub(crate) enum WriteExtentError {
 pub(crate) enum ReadExtentError {
     /// Its shards are deleted: the map that named it is old.
     Gone,
+    /// Fewer than k shards can be read, and some are deleted or owed. It cannot be told which, because others do
+    /// not answer.
+    Doubtful,
     /// Fewer than k shards can be read.
     Unreadable,
 }
@@ -88,7 +91,7 @@ impl From<ReadExtentError> for RestoreShardError {
     fn from(error: ReadExtentError) -> Self {
         match error {
             ReadExtentError::Gone => Self::Gone,
-            ReadExtentError::Unreadable => Self::Unreadable,
+            ReadExtentError::Doubtful | ReadExtentError::Unreadable => Self::Unreadable,
         }
     }
 }
@@ -127,6 +130,7 @@ impl Drop for Writing<'_> {
 /// One extent's shards on the way to drives.
 struct Stripe {
     profile: Profile,
+    purpose: PutPurpose,
     extent_len: u32,
     shards: Vec<Bytes>,
 }
@@ -170,6 +174,7 @@ impl ExtentIo {
         &self,
         data: Bytes,
         protection: Protection,
+        purpose: PutPurpose,
         mut next_id: impl FnMut() -> F,
     ) -> Result<WrittenExtent, WriteExtentError>
     where
@@ -187,7 +192,7 @@ impl ExtentIo {
             }
             let stripe = match stripe.take() {
                 Some(same) if same.profile == profile => stripe.insert(same),
-                _ => stripe.insert(self.encode(data.clone(), profile)),
+                _ => stripe.insert(self.encode(data.clone(), profile, purpose)),
             };
             let is_slow = |drive| self.latencies.is_slow(drive);
             let Some(group) = topology.choose(self.env.random.next_u64(), profile.n().into(), &is_slow)
@@ -232,7 +237,7 @@ impl ExtentIo {
         self.writing.lock().expect("no holder of this lock panics").keys().next().copied()
     }
 
-    fn encode(&self, data: Bytes, profile: Profile) -> Stripe {
+    fn encode(&self, data: Bytes, profile: Profile, purpose: PutPurpose) -> Stripe {
         let (k, m) = (profile.k(), profile.m());
         let extent_len = u32::try_from(data.len()).expect("an extent is at most 16 MiB");
         let shard_bytes = shard_len(extent_len, k) as usize;
@@ -249,7 +254,7 @@ impl ExtentIo {
             let parity = Bytes::from(parity);
             shards.extend((0..usize::from(m)).map(|i| parity.slice(i * shard_bytes..(i + 1) * shard_bytes)));
         }
-        Stripe { profile, extent_len, shards }
+        Stripe { profile, purpose, extent_len, shards }
     }
 
     /// Succeeds if at least w shards are durable; says which are owed. Drives that take much longer than the
@@ -271,7 +276,7 @@ impl ExtentIo {
             .filter(|((_, drive), _)| !spared.contains(drive))
             .map(|((index, drive), bytes)| async move {
                 let shard = ShardIndex(index);
-                let put = Put { drive, purpose: PutPurpose::Write, bytes: bytes.clone() };
+                let put = Put { drive, purpose: stripe.purpose, bytes: bytes.clone() };
                 (index, self.put_shard(topology, group, &extent, shard, put).await)
             })
             .collect();

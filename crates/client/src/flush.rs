@@ -11,6 +11,7 @@ use base::FsError;
 use base::units::BLOCK_BYTES;
 use bytes::{Bytes, BytesMut};
 use futures_util::future::try_join_all;
+use wire::drive::PutPurpose;
 use wire::meta::{
     CommitPiece, Content, ExtentRef, INLINE_BYTES_MAX, LeaseKind, MapPiece, MetaReply, MetaRequest, SetAttr,
 };
@@ -346,7 +347,8 @@ impl Client {
             let coded = parcel.data.len() > COPIES_BYTES_MAX;
             let protection = if coded { Protection::Coded } else { Protection::Copies };
             let next_id = || self.inner.session.next_extent();
-            let written = match self.inner.extents.write(parcel.data.clone(), protection, next_id).await {
+            let data = parcel.data.clone();
+            let written = match self.inner.extents.write(data, protection, PutPurpose::Write, next_id).await {
                 Ok(written) => written,
                 // Extents are narrow while drives are missing.
                 Err(WriteExtentError::TooLong { bytes_max }) => {

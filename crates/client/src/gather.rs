@@ -205,7 +205,11 @@ impl ExtentIo {
         if present.len() < k {
             // If more shards say "deleted" than could be owed, the whole extent was.
             let deleted = missing > usize::from(extent.n - extent.k);
-            let error = if deleted { ReadExtentError::Gone } else { ReadExtentError::Unreadable };
+            let error = match missing {
+                _ if deleted => ReadExtentError::Gone,
+                0 => ReadExtentError::Unreadable,
+                _ => ReadExtentError::Doubtful,
+            };
             if !deleted {
                 tracing::error!(extent = %extent.id, pg = %extent.pg, present = present.len(), k, "extent cannot be read");
             }

@@ -16,6 +16,8 @@ mod latency;
 mod map_cache;
 mod names;
 mod node;
+mod orphans;
+mod pack;
 mod ranges;
 mod read;
 mod rebuild;
@@ -46,6 +48,8 @@ use session::Session;
 
 pub use file::NotTaken;
 pub use names::DirPage;
+pub use orphans::{ClosedRange, Inventory};
+pub use pack::{PACK_ALIGN, PackOutcome, PackTarget};
 pub use ranges::{AllocateMode, SeekKind};
 pub use rebuild::{MissingPage, RebuildGroup};
 pub use reclaim::{FreeCursor, ReclaimStep};
@@ -55,6 +59,7 @@ pub use wire::meta::{
     Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, OwedEntry, RenameMode, SYMLINK_BYTES_MAX,
     SetAttr, XattrMode,
 };
+pub use wire::meta::{MapEntry, PiecePosition};
 
 /// What a client is made of.
 pub struct ClientOptions {

@@ -17,8 +17,18 @@ const MAP_PAGE: u32 = 2048;
 const MAP_PAGE_RANDOM: u32 = 64;
 /// How often a read starts again because the map it used was old.
 const ATTEMPTS: u32 = 5;
+/// The same if it may have been old, or the content cannot be read.
+const ATTEMPTS_DOUBTFUL: u32 = 2;
 /// Access times within this of the last change of content are kept as they are (relatime).
 const ATIME_AGE_NS: i64 = 24 * 3600 * 1_000_000_000;
+
+fn attempts(error: ReadExtentError) -> u32 {
+    match error {
+        ReadExtentError::Gone => ATTEMPTS,
+        ReadExtentError::Doubtful => ATTEMPTS_DOUBTFUL,
+        ReadExtentError::Unreadable => 0,
+    }
+}
 
 /// What a read found in memory, all at one moment.
 enum Found {
@@ -92,7 +102,9 @@ impl Client {
             let moment = snapshot.moment;
             match self.fetch(off, snapshot).await {
                 Ok(bytes) => return Ok((bytes, moment)),
-                Err(ReadExtentError::Gone) if retries < ATTEMPTS => {
+                // Upkeep moves content without telling anybody. While drives are silent it cannot be seen whether
+                // an extent is deleted or unreadable: a fresh map says.
+                Err(error) if retries < attempts(error) => {
                     retries += 1;
                     node.lock().map.forget();
                 }

@@ -95,6 +95,11 @@ impl Session {
         ids.next().map(ExtentId).ok_or(FsError::Io)
     }
 
+    /// The newest ledger version that a heartbeat brought.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
     /// Begins a read of extents.
     pub(crate) fn reading(&self) -> ReadGuard<'_> {
         let version = self.version.load(Ordering::Acquire);

@@ -95,6 +95,24 @@ impl Keys {
         (first, last)
     }
 
+    /// The pieces of all maps, beyond the one given.
+    pub fn all_pieces(&self, after: Option<(MapId, u64)>) -> KeyRange {
+        let first = match after {
+            Some((map, off)) => {
+                let mut key = self.piece(map, off);
+                key.push(0);
+                key
+            }
+            None => self.start(b'M', 0),
+        };
+        (first, self.start(b'M' + 1, 0))
+    }
+
+    /// The map in a key of table M.
+    pub fn map_of_piece(key: &[u8]) -> MapId {
+        MapId(u64_at(key, 5))
+    }
+
     /// The offset in a key of table M.
     pub fn off_of_piece(key: &[u8]) -> u64 {
         u64_at(key, 13)
@@ -126,6 +144,11 @@ impl Keys {
     /// Table R: a range of extent ids handed to a session, by its first id.
     pub fn range(&self, first: ExtentId) -> Vec<u8> {
         self.with_u64(b'R', first.0)
+    }
+
+    /// The first id in a key of table R.
+    pub fn first_of_range(key: &[u8]) -> ExtentId {
+        ExtentId(u64_at(key, 5))
     }
 
     /// All ranges.

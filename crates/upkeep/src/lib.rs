@@ -1,15 +1,19 @@
 //! Brings what is to what should be: reconcilers that take no input and may be stopped at any point.
 //!
 //! [`Reclaimer`] returns the space of removed files. [`Repairer`] stores the shards that commits went ahead
-//! without, and rebuilds the shards of lost drives on others. [`Scrubber`] looks for damage. [`Pace`] limits what
-//! they move. Packing and tiering follow the same shape.
+//! without, and rebuilds the shards of lost drives on others. [`Scrubber`] looks for damage. [`Packer`] gathers small
+//! pieces into full extents, [`OrphanCollector`] deletes what nothing refers to. [`Pace`] limits what they move.
 
+mod orphans;
 mod pace;
+mod packer;
 mod reclaim;
 mod repair;
 mod scrub;
 
+pub use orphans::{OrphanCollector, OrphanOptions, OrphanStat};
 pub use pace::{BYTES_PER_S_MIN, Pace};
+pub use packer::{PackOptions, PackStat, Packer};
 pub use reclaim::{ReclaimStat, Reclaimer};
 pub use repair::{RepairStat, Repairer};
 pub use scrub::{ScrubMark, ScrubStat, ScrubTargets, Scrubber};

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use base::{DriveId, ExtentId, FsError, Ino, LeaseId, PgId, SessionId, ShardIndex};
+use base::{DriveId, ExtentId, FsError, Ino, LeaseId, MapId, PgId, SessionId, ShardIndex};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -506,6 +506,29 @@ pub enum MetaRequest {
     },
     /// Does a bounded part of the clean-up of unlinked files. Answer: `Purged`.
     PurgeStep,
+    /// Pieces of all maps beyond the one given, in order, at most `limit`. Answer: `Scan`.
+    ScanMap {
+        after: Option<PiecePosition>,
+        limit: u32,
+    },
+    /// Lets pieces refer to a new extent that holds the same bytes, each only if it still is what `moves` says.
+    /// The extent must be new: nothing ever referred to it. Answer: `Repacked`.
+    Repack {
+        extent: ExtentRef,
+        owed: Vec<OwedShard>,
+        moves: Vec<PackMove>,
+    },
+    /// Ranges of extent ids that no commit may use any more and that nobody has verified yet. Answer: `Ranges`.
+    ClosedRanges,
+    /// Which of these extents nothing refers to, given that a whole scan of all maps, begun after their ranges
+    /// were closed, did not see them. Answer: `Orphans`.
+    ConfirmOrphans {
+        ids: Vec<ExtentId>,
+    },
+    /// No drive holds a shard of a closed range that nothing refers to: the range is forgotten.
+    RangeVerified {
+        first: ExtentId,
+    },
 }
 
 /// Where a directory listing goes on: after this name.
@@ -580,7 +603,60 @@ pub enum MetaReply {
     Purged {
         more: bool,
     },
+    /// `next`: where to go on, if there may be more.
+    Scan {
+        entries: Vec<MapEntry>,
+        next: Option<PiecePosition>,
+    },
+    /// Bytes of the moves that were done; if none, the extent is garbage.
+    Repacked {
+        moved_bytes: u64,
+    },
+    /// First id and how many.
+    Ranges(Vec<(ExtentId, u64)>),
+    Orphans(Vec<ExtentId>),
 }
+
+/// A piece among those of all maps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PiecePosition {
+    /// Which map.
+    pub map: MapId,
+    /// Where in it the piece begins.
+    pub off: u64,
+}
+
+/// A piece of some map, for upkeep.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapEntry {
+    /// Which map.
+    pub map: MapId,
+    /// The piece.
+    pub piece: MapPiece,
+    /// Of an extent that is shared or partly dead: the sum of the lengths of all pieces that refer to it.
+    pub live_bytes: Option<u64>,
+}
+
+impl MapEntry {
+    /// Its place.
+    pub fn position(&self) -> PiecePosition {
+        PiecePosition { map: self.map, off: self.piece.off }
+    }
+}
+
+/// A piece that moves to another extent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackMove {
+    /// Which map.
+    pub map: MapId,
+    /// The piece as it was read.
+    pub piece: MapPiece,
+    /// Where its bytes begin in the new extent.
+    pub extent_off: u32,
+}
+
+/// Most pieces that one [`MetaRequest::Repack`] moves: an extent is filled by one request or never.
+pub const PACK_MOVES_MAX: usize = 2048;
 
 /// The owner of one ledger as its clients see it.
 pub trait MetaService: Send + Sync {

@@ -2,7 +2,8 @@
 
 use base::{ExtentId, FsError, Ino, LeaseId, MapId};
 use wire::meta::{
-    CommitPiece, Content, ExtentRef, FILE_BYTES_MAX, FileKind, INLINE_BYTES_MAX, MapPiece, MetaReply, SetAttr,
+    CommitPiece, Content, ExtentRef, FILE_BYTES_MAX, FileKind, INLINE_BYTES_MAX, MapPiece, MetaReply,
+    OwedShard, SetAttr,
 };
 
 use super::{Intent, Op, Outcome};
@@ -24,7 +25,13 @@ impl Op<'_> {
     }
 
     /// Pieces that intersect `[from, to)`, at most `limit`, in order.
-    fn pieces(&self, map: MapId, from: u64, to: u64, limit: usize) -> Result<Vec<MapPiece>, FsError> {
+    pub(super) fn pieces(
+        &self,
+        map: MapId,
+        from: u64,
+        to: u64,
+        limit: usize,
+    ) -> Result<Vec<MapPiece>, FsError> {
         let mut pieces = Vec::new();
         if let Some(before) = self.piece_before(map, from)?
             && before.end() > from
@@ -113,7 +120,7 @@ impl Op<'_> {
         }
     }
 
-    fn may_commit(&self, id: ExtentId) -> bool {
+    pub(super) fn may_commit(&self, id: ExtentId) -> bool {
         let mut ranges = self.volatile.ranges.iter();
         ranges.any(|range| {
             range.session == self.session && id >= range.first && id.0 - range.first.0 < range.count
@@ -121,8 +128,13 @@ impl Op<'_> {
     }
 
     fn record_owed(&mut self, commit: &CommitPiece) {
-        let Content::Extent(extent) = &commit.piece.content else { return };
-        for owed in &commit.owed {
+        if let Content::Extent(extent) = &commit.piece.content {
+            self.owe(extent, &commit.owed);
+        }
+    }
+
+    pub(super) fn owe(&mut self, extent: &ExtentRef, owed: &[OwedShard]) {
+        for owed in owed {
             let place = ExtentPlace {
                 pg: extent.pg,
                 n: extent.n,
@@ -336,4 +348,4 @@ pub(super) struct Removed {
 }
 
 /// No piece is longer: the largest extent is 16 data shards of 1 MiB.
-const PIECE_BYTES_MAX: u64 = 16 << 20;
+pub(super) const PIECE_BYTES_MAX: u64 = 16 << 20;

@@ -13,6 +13,7 @@ mod pressure;
 mod recovery;
 mod server;
 mod space;
+mod sweep;
 
 #[cfg(test)]
 mod tests;
@@ -386,6 +387,11 @@ impl Op<'_> {
             R::Owed { after, limit } => self.owed(*after, *limit),
             R::Repaired { shards } => self.repaired(shards),
             R::PurgeStep => self.purge_step(),
+            R::ScanMap { after, limit } => self.scan_map(*after, *limit),
+            R::Repack { extent, owed, moves } => self.repack(extent, owed, moves),
+            R::ClosedRanges => self.closed_ranges(),
+            R::ConfirmOrphans { ids } => self.confirm_orphans(ids),
+            R::RangeVerified { first } => self.range_verified(*first),
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::env::Random;
 use base::env::sim::SimRandom;
-use wire::meta::{RenameMode, SetAttr};
+use wire::meta::{MapEntry, PackMove, PiecePosition, RenameMode, SetAttr};
 
 use super::audit::audit;
 use super::*;
@@ -310,6 +310,21 @@ struct Run {
     sessions: Vec<(SessionId, u64)>,
     /// The state after each batch.
     snapshots: Vec<Dump>,
+    /// What the bytes of packed extents were before: packing must not change what a file holds.
+    packed: HashMap<(u64, u32), Cell>,
+    /// Pieces of maps as some scan found them, perhaps long ago.
+    scanned: Vec<MapEntry>,
+    /// Extents with shards on drives.
+    on_drives: BTreeSet<u64>,
+    /// A search for orphans under way.
+    search: Option<Search>,
+}
+
+/// Extents of closed ranges, less those that the scan has met so far.
+struct Search {
+    session: SessionId,
+    candidates: BTreeSet<u64>,
+    after: Option<PiecePosition>,
 }
 
 impl Run {
@@ -318,7 +333,146 @@ impl Run {
         let snapshots = vec![Dump::new(), ledger.dump()];
         let random = SimRandom::new(seed);
         let (model, committed) = (Model::new(), Model::new());
-        Self { seed, random, ledger, model, committed, sessions: Vec::new(), snapshots }
+        Self {
+            seed,
+            random,
+            ledger,
+            model,
+            committed,
+            sessions: Vec::new(),
+            snapshots,
+            packed: HashMap::new(),
+            scanned: Vec::new(),
+            on_drives: BTreeSet::new(),
+            search: None,
+        }
+    }
+
+    /// What a cell was before it was packed.
+    fn unpacked(&self, cell: Cell) -> Cell {
+        match cell {
+            Cell::Extent(id, at) => self.packed.get(&(id, at)).copied().unwrap_or(cell),
+            other => other,
+        }
+    }
+
+    fn scan(&mut self, after: Option<PiecePosition>) -> (Vec<MapEntry>, Option<PiecePosition>) {
+        let session = self.sessions[0].0;
+        match self.ledger.ask(session, MetaRequest::ScanMap { after, limit: 3 }) {
+            Ok(MetaReply::Scan { entries, next }) => (entries, next),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Packs some of the pieces that scans found, whatever became of them since.
+    fn pack(&mut self) {
+        let mut after = None;
+        loop {
+            let (entries, next) = self.scan(after);
+            self.scanned.extend(entries);
+            after = next;
+            if after.is_none() || self.below(3) == 0 {
+                break;
+            }
+        }
+        let at = self.below(self.sessions.len() as u64) as usize;
+        let (session, id) = (self.sessions[at].0, self.sessions[at].1);
+        let (mut moves, mut len) = (Vec::new(), 0);
+        for entry in std::mem::take(&mut self.scanned) {
+            match self.below(4) {
+                0 => self.scanned.push(entry),
+                1 => {}
+                _ => {
+                    let cells = cells_of(&[MapPiece { off: 0, ..entry.piece.clone() }], entry.piece.len);
+                    for (at, cell) in (len..).zip(cells) {
+                        self.packed.insert((id, at), self.unpacked(cell));
+                    }
+                    let (map, extent_off) = (entry.map, len);
+                    len += entry.piece.len as u32;
+                    moves.push(PackMove { map, piece: entry.piece, extent_off });
+                }
+            }
+        }
+        if moves.is_empty() {
+            return;
+        }
+        self.sessions[at].1 = id + 1;
+        self.on_drives.insert(id);
+        let extent = ExtentRef { id: ExtentId(id), pg: PgId(0), k: 4, n: 6, extent_len: len, extent_off: 0 };
+        match self.ledger.ask(session, MetaRequest::Repack { extent, owed: Vec::new(), moves }) {
+            Ok(MetaReply::Repacked { moved_bytes: 0 }) => {}
+            Ok(MetaReply::Repacked { .. }) => drop(self.model.issued.insert(id)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Goes on with the search for orphans, or begins one.
+    fn search(&mut self) {
+        let session = self.sessions[0].0;
+        let Some(mut search) = self.search.take().filter(|search| search.session == session) else {
+            let closed = self.ledger.ask(session, MetaRequest::ClosedRanges);
+            let Ok(MetaReply::Ranges(closed)) = closed else { panic!("{closed:?}") };
+            let inside =
+                |id: &&u64| closed.iter().any(|(first, count)| **id >= first.0 && **id - first.0 < *count);
+            let candidates = self.on_drives.iter().filter(inside).copied().collect();
+            self.search = Some(Search { session, candidates, after: None });
+            return;
+        };
+        let (entries, next) = self.scan(search.after);
+        for entry in entries {
+            if let Content::Extent(extent) = entry.piece.content {
+                search.candidates.remove(&extent.id.0);
+            }
+        }
+        search.after = next;
+        if next.is_some() {
+            self.search = Some(search);
+            return;
+        }
+        let ids = search.candidates.iter().copied().map(ExtentId).collect();
+        let confirmed = self.ledger.ask(session, MetaRequest::ConfirmOrphans { ids });
+        let Ok(MetaReply::Orphans(orphans)) = confirmed else { panic!("{confirmed:?}") };
+        for id in orphans {
+            let used = self.model.issued.contains(&id.0);
+            assert!(!used, "seed={} a live extent would be deleted: {id}", self.seed);
+            self.on_drives.remove(&id.0);
+        }
+    }
+
+    /// Once nobody writes any more, whatever is on drives is referred to or waits for its deletion.
+    fn search_to_the_end(&mut self) {
+        for (session, _) in std::mem::take(&mut self.sessions) {
+            self.ledger.ask(session, MetaRequest::CloseSession).unwrap();
+            self.model.close(session);
+        }
+        self.connect();
+        self.search = None;
+        self.search();
+        while self.search.is_some() {
+            self.search();
+        }
+        assert!(self.on_drives.is_subset(&self.model.issued), "seed={} something leaked", self.seed);
+        let (mut after, mut referred) = (None, BTreeSet::new());
+        loop {
+            let (entries, next) = self.scan(after);
+            referred.extend(entries.iter().filter_map(|entry| match &entry.piece.content {
+                Content::Extent(extent) => Some(extent.id.0),
+                Content::Inline(_) => None,
+            }));
+            after = next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert!(referred.is_subset(&self.on_drives), "seed={} something is gone", self.seed);
+        let session = self.sessions[0].0;
+        let closed = self.ledger.ask(session, MetaRequest::ClosedRanges);
+        let Ok(MetaReply::Ranges(closed)) = closed else { panic!("{closed:?}") };
+        for (first, _) in closed {
+            self.ledger.ask(session, MetaRequest::RangeVerified { first }).unwrap();
+        }
+        assert_eq!(self.ledger.ask(session, MetaRequest::ClosedRanges), Ok(MetaReply::Ranges(vec![])));
+        self.commit();
     }
 
     fn below(&self, limit: u64) -> u64 {
@@ -356,6 +510,7 @@ impl Run {
         for (session, _) in std::mem::take(&mut self.sessions) {
             self.model.close(session);
         }
+        (self.search, self.scanned) = (None, Vec::new());
         self.commit();
     }
 
@@ -415,6 +570,7 @@ impl Run {
             } else {
                 self.sessions[at].1 = id + 1;
                 self.model.issued.insert(id);
+                self.on_drives.insert(id);
                 pieces.push(piece(off, len, id, part * 8, 24));
             }
         }
@@ -437,6 +593,7 @@ impl Run {
         let Ok(MetaReply::Free(extents)) = reply else { panic!("{reply:?}") };
         for extent in &extents {
             assert!(self.model.issued.remove(&extent.id.0), "seed={} freed twice: {extent:?}", self.seed);
+            self.on_drives.remove(&extent.id.0);
         }
         self.ledger.ask(session, MetaRequest::Freed { extents, drives: Vec::new() }).unwrap();
     }
@@ -449,7 +606,11 @@ impl Run {
             assert_eq!(Some((ino, attr.nlink, attr.size)), self.model.show(ino), "seed={}", self.seed);
             if node.kind == Regular {
                 let map = self.ledger.map(session, Ino(ino));
-                assert_eq!(cells_of(&map, attr.size), node.cells, "seed={} ino={ino}", self.seed);
+                let content = |cells: Vec<Cell>| -> Vec<Cell> {
+                    cells.into_iter().map(|cell| self.unpacked(cell)).collect()
+                };
+                let (found, expected) = (content(cells_of(&map, attr.size)), content(node.cells));
+                assert_eq!(found, expected, "seed={} ino={ino}", self.seed);
                 continue;
             }
             for (name, ino) in &node.entries {
@@ -482,6 +643,8 @@ impl Run {
                 }
                 12 => self.reclaim(),
                 13..25 => self.write(),
+                25..29 => self.pack(),
+                29..34 => self.search(),
                 _ => self.step(),
             }
             if step % 16 == 0 {
@@ -490,6 +653,7 @@ impl Run {
         }
         self.commit();
         self.check();
+        self.search_to_the_end();
     }
 
     /// Every prefix of the log gives the state that was there when its last batch was written.

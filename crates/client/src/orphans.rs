@@ -1,0 +1,190 @@
+//! Steps by which shards are found that no map refers to and none ever will.
+
+use std::collections::BTreeMap;
+
+use base::{DriveId, ExtentId, FsError, ShardIndex};
+use futures_util::future::join_all;
+use wire::drive::ShardKey;
+use wire::meta::{MetaReply, MetaRequest};
+
+use crate::Client;
+
+/// Shards asked for at a time from a drive.
+const PAGE: usize = 4096;
+/// Extents confirmed and deleted at a time.
+const CONFIRM: usize = 1024;
+/// Most shards that an extent has.
+const SHARDS: u8 = layout::SHARDS_MAX;
+
+/// A range of extent ids that no commit may use any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClosedRange {
+    /// The first id.
+    pub first: ExtentId,
+    /// How many.
+    pub count: u64,
+}
+
+/// Extents of closed ranges that have shards on drives.
+#[derive(Debug, Default)]
+pub struct Inventory {
+    /// One bit per id of each range.
+    found: BTreeMap<ClosedRange, Vec<u64>>,
+    /// Drives that have not said what they hold.
+    pub silent: Vec<DriveId>,
+}
+
+impl Inventory {
+    fn of(ranges: &[ClosedRange]) -> Self {
+        let bits = |range: &ClosedRange| (*range, vec![0; range.count.div_ceil(64) as usize]);
+        Self { found: ranges.iter().map(bits).collect(), silent: Vec::new() }
+    }
+
+    fn bit(&mut self, id: ExtentId) -> Option<(&mut u64, u64)> {
+        let after = ClosedRange { first: ExtentId(id.0 + 1), count: 0 };
+        let (range, bits) = self.found.range_mut(..after).next_back()?;
+        let at = id.0 - range.first.0;
+        (at < range.count).then(|| (&mut bits[(at / 64) as usize], 1 << (at % 64)))
+    }
+
+    fn add(&mut self, id: ExtentId) {
+        if let Some((word, bit)) = self.bit(id) {
+            *word |= bit;
+        }
+    }
+
+    /// A map refers to the extent.
+    pub fn referred(&mut self, id: ExtentId) {
+        if let Some((word, bit)) = self.bit(id) {
+            *word &= !bit;
+        }
+    }
+
+    /// What is left.
+    pub fn ids(&self) -> Vec<ExtentId> {
+        let of_range = |(range, bits): (&ClosedRange, &Vec<u64>)| {
+            let first = range.first.0;
+            let set = (0..range.count).filter(|at| bits[(at / 64) as usize] >> (at % 64) & 1 == 1);
+            set.map(|at| ExtentId(first + at)).collect::<Vec<_>>()
+        };
+        self.found.iter().flat_map(of_range).collect()
+    }
+}
+
+impl Client {
+    /// Ranges of extent ids that nobody may commit and nobody has verified.
+    pub async fn closed_ranges(&self) -> Result<Vec<ClosedRange>, FsError> {
+        let MetaReply::Ranges(ranges) = self.call(MetaRequest::ClosedRanges).await? else {
+            return Err(FsError::Io);
+        };
+        Ok(ranges.into_iter().map(|(first, count)| ClosedRange { first, count }).collect())
+    }
+
+    /// Drives that can say what they hold, and those that would have to.
+    pub fn drives_to_ask(&self) -> (Vec<DriveId>, Vec<DriveId>) {
+        let topology = self.inner.extents.topology();
+        let needed = topology.map.drives.iter().map(|drive| drive.id).filter(|id| !topology.is_out(*id));
+        needed.partition(|id| topology.readable(*id).is_some())
+    }
+
+    /// Which extents of these ranges have shards on drives.
+    pub async fn inventory(&self, ranges: &[ClosedRange]) -> Inventory {
+        let mut inventory = Inventory::of(ranges);
+        let (ready, silent) = self.drives_to_ask();
+        inventory.silent = silent;
+        for drive in ready {
+            if self.take_stock(drive, ranges, &mut inventory).await.is_none() {
+                inventory.silent.push(drive);
+            }
+        }
+        inventory
+    }
+
+    /// Adds what one drive holds; `None` if it stopped answering.
+    async fn take_stock(
+        &self,
+        drive: DriveId,
+        ranges: &[ClosedRange],
+        inventory: &mut Inventory,
+    ) -> Option<()> {
+        let ledger = self.inner.ledger;
+        for range in ranges {
+            let before = ExtentId(range.first.0.saturating_sub(1));
+            let mut after = ShardKey { ledger, extent: before, shard: ShardIndex(u8::MAX) };
+            loop {
+                let service = self.inner.extents.topology().readable(drive)?.clone();
+                let page = service.list(Some(after), PAGE).await.ok()?;
+                let inside = |key: &ShardKey| {
+                    key.ledger == ledger && key.extent.0.wrapping_sub(range.first.0) < range.count
+                };
+                page.iter()
+                    .filter(|entry| inside(&entry.key))
+                    .for_each(|entry| inventory.add(entry.key.extent));
+                match page.last() {
+                    Some(last) if page.len() == PAGE && inside(&last.key) => after = last.key,
+                    _ => break,
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Deletes those of the extents that the owner confirms to be orphans from every drive that answers. A whole
+    /// scan of all maps, begun after their ranges were closed, must not have met any of them. Returns how many,
+    /// and whether every drive did its part.
+    pub async fn delete_orphans(&self, ids: &[ExtentId]) -> Result<(u64, bool), FsError> {
+        let (mut deleted, mut everywhere) = (0, true);
+        for some in ids.chunks(CONFIRM) {
+            let request = MetaRequest::ConfirmOrphans { ids: some.to_vec() };
+            let MetaReply::Orphans(orphans) = self.call(request).await? else { return Err(FsError::Io) };
+            deleted += orphans.len() as u64;
+            everywhere &= self.delete_everywhere(&orphans).await;
+        }
+        Ok((deleted, everywhere))
+    }
+
+    async fn delete_everywhere(&self, ids: &[ExtentId]) -> bool {
+        // Nobody may restore a shard of an extent that is being deleted.
+        let _deleting = self.inner.deleting.write().await;
+        let topology = self.inner.extents.topology();
+        let ledger = self.inner.ledger;
+        let shards = |id: &ExtentId| {
+            let extent = *id;
+            (0..SHARDS).map(move |shard| ShardKey { ledger, extent, shard: ShardIndex(shard) })
+        };
+        let keys: Vec<ShardKey> = ids.iter().flat_map(shards).collect();
+        let deletes = self.drives_to_ask().0.into_iter().map(|drive| {
+            let (service, keys) = (topology.readable(drive).cloned(), keys.clone());
+            async move {
+                match service {
+                    Some(service) => service.delete(keys).await.is_ok(),
+                    None => false,
+                }
+            }
+        });
+        join_all(deletes).await.into_iter().all(|done| done)
+    }
+
+    /// No drive holds an orphan of this range: it is forgotten.
+    pub async fn range_verified(&self, range: ClosedRange) -> Result<(), FsError> {
+        self.call(MetaRequest::RangeVerified { first: range.first }).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inventory_knows_the_ids_of_its_ranges_only() {
+        let ranges =
+            [(10, 5), (100, 200)].map(|(first, count)| ClosedRange { first: ExtentId(first), count });
+        let mut inventory = Inventory::of(&ranges);
+        for id in [9, 10, 14, 15, 99, 100, 163, 164, 299, 300] {
+            inventory.add(ExtentId(id));
+        }
+        inventory.referred(ExtentId(164));
+        inventory.referred(ExtentId(7));
+        assert_eq!(inventory.ids(), [10, 14, 100, 163, 299].map(ExtentId));
+    }
+}

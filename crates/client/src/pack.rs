@@ -1,0 +1,181 @@
+//! Steps by which pieces of maps are gathered into new extents: read them, write the extent, let the maps refer to it.
+//!
+//! Nothing is locked meanwhile. A piece that changes before the last step stays as it is, and its copy in the new
+//! extent is dead from the start.
+
+use base::FsError;
+use base::units::BLOCK_BYTES;
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
+use futures_util::stream;
+use layout::{Profile, extent_bytes_max};
+use wire::drive::PutPurpose;
+use wire::meta::{
+    Content, ExtentRef, MapEntry, MapPiece, MetaReply, MetaRequest, PACK_MOVES_MAX, PackMove, PiecePosition,
+};
+
+use crate::Client;
+use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError};
+
+/// Pieces asked for at a time.
+const PAGE: u32 = 1024;
+/// Pieces read at a time.
+const READS: usize = 16;
+/// Every piece of a packed extent begins at a multiple of this.
+pub const PACK_ALIGN: u64 = 64;
+
+/// What extents should look like now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackTarget {
+    /// How new extents are protected.
+    pub profile: Profile,
+    /// Whether that is only for as long as drives are missing.
+    pub narrowed: bool,
+    /// Bytes of a full extent.
+    pub extent_bytes: u32,
+    /// Up to this length an extent is kept as copies.
+    pub copies_bytes: u32,
+}
+
+/// What became of pieces that were to be packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PackOutcome {
+    /// Bytes of pieces that lie in the new extent now.
+    pub moved_bytes: u64,
+    /// Bytes of pieces that changed meanwhile, or could not be read.
+    pub left_bytes: u64,
+}
+
+impl Client {
+    /// Pieces of all maps after `after`, in order, and where to go on.
+    pub async fn scan_map(
+        &self,
+        after: Option<PiecePosition>,
+    ) -> Result<(Vec<MapEntry>, Option<PiecePosition>), FsError> {
+        match self.call(MetaRequest::ScanMap { after, limit: PAGE }).await? {
+            MetaReply::Scan { entries, next } => Ok((entries, next)),
+            _ => Err(FsError::Io),
+        }
+    }
+
+    /// What extents should look like now.
+    pub fn pack_target(&self) -> PackTarget {
+        let topology = self.inner.extents.topology();
+        PackTarget {
+            profile: topology.profile,
+            narrowed: topology.groups.iter().any(|group| topology.narrow.contains(group)),
+            extent_bytes: extent_bytes_max(topology.profile),
+            copies_bytes: COPIES_BYTES_MAX,
+        }
+    }
+
+    /// The newest batch of the ledger that a heartbeat told of.
+    pub fn ledger_version(&self) -> u64 {
+        self.inner.session.version()
+    }
+
+    /// Gathers pieces into one new extent. There may be [`PACK_MOVES_MAX`] of them at most, and no more bytes than a
+    /// full extent has.
+    ///
+    /// # Errors
+    /// If the extent could not be written; then nothing has changed.
+    pub async fn pack(&self, entries: Vec<MapEntry>) -> Result<PackOutcome, FsError> {
+        let wanted: u64 = entries.iter().map(|entry| entry.piece.len).sum();
+        let reads = stream::iter(entries).map(|entry| async move {
+            let bytes = self.piece_bytes(&entry.piece).await.ok()?;
+            Some((entry, bytes))
+        });
+        let read: Vec<(MapEntry, Bytes)> =
+            reads.buffered(READS).filter_map(|read| async move { read }).collect().await;
+        let (data, moves) = lay_out(read);
+        if moves.is_empty() || moves.len() > PACK_MOVES_MAX {
+            return Ok(PackOutcome { moved_bytes: 0, left_bytes: wanted });
+        }
+        let coded = data.len() > COPIES_BYTES_MAX as usize;
+        let protection = if coded { Protection::Coded } else { Protection::Copies };
+        let next_id = || self.inner.session.next_extent();
+        let written = self.inner.extents.write(data, protection, PutPurpose::Repair, next_id).await;
+        let written = written.map_err(|error| match error {
+            // The extents have become narrower a moment ago: the next round packs less at a time.
+            WriteExtentError::TooLong { .. } => FsError::Io,
+            WriteExtentError::Failed(error) => error,
+        })?;
+        let moved_bytes = self.move_pieces(written.extent, written.owed, moves).await?;
+        Ok(PackOutcome { moved_bytes, left_bytes: wanted - moved_bytes })
+    }
+
+    async fn move_pieces(
+        &self,
+        extent: ExtentRef,
+        owed: Vec<wire::meta::OwedShard>,
+        moves: Vec<PackMove>,
+    ) -> Result<u64, FsError> {
+        match self.call(MetaRequest::Repack { extent, owed, moves }).await {
+            Ok(MetaReply::Repacked { moved_bytes }) => {
+                if moved_bytes == 0 {
+                    self.inner.extents.discard_refused([extent].into_iter()).await;
+                }
+                Ok(moved_bytes)
+            }
+            Ok(_) => Err(FsError::Io),
+            Err(error) => {
+                // As with a commit: without an answer the extent may be in the ledger.
+                if !matches!(error, FsError::Unavailable | FsError::Io) {
+                    self.inner.extents.discard_refused([extent].into_iter()).await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn piece_bytes(&self, piece: &MapPiece) -> Result<Bytes, ReadExtentError> {
+        match &piece.content {
+            Content::Inline(bytes) => Ok(bytes.clone()),
+            Content::Extent(extent) => {
+                let mut out = BytesMut::zeroed(piece.len as usize);
+                self.inner.extents.read_into(extent, extent.extent_off, &mut out).await?;
+                Ok(out.freeze())
+            }
+        }
+    }
+}
+
+/// The bytes of a new extent, and which piece moves where. Whole blocks come first, so that they stay whole; what
+/// follows lies close together.
+fn lay_out(mut read: Vec<(MapEntry, Bytes)>) -> (Bytes, Vec<PackMove>) {
+    read.sort_by_key(|(entry, _)| !entry.piece.len.is_multiple_of(BLOCK_BYTES));
+    let mut data = BytesMut::new();
+    let mut moves = Vec::with_capacity(read.len());
+    for (entry, bytes) in read {
+        data.resize(data.len().next_multiple_of(PACK_ALIGN as usize), 0);
+        let extent_off = u32::try_from(data.len()).expect("an extent is at most 16 MiB");
+        data.extend_from_slice(&bytes);
+        moves.push(PackMove { map: entry.map, piece: entry.piece, extent_off });
+    }
+    (data.freeze(), moves)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::MapId;
+
+    #[test]
+    fn whole_blocks_stay_whole_and_the_rest_lies_close() {
+        let lens = [100usize, 4096, 5000, 8192];
+        let entry = |(index, len): (usize, &usize)| {
+            let bytes = Bytes::from(vec![index as u8 + 1; *len]);
+            let piece = MapPiece { off: 0, len: *len as u64, content: Content::Inline(bytes.clone()) };
+            (MapEntry { map: MapId(index as u64), piece, live_bytes: None }, bytes)
+        };
+        let (data, moves) = lay_out(lens.iter().enumerate().map(entry).collect());
+        let places: Vec<_> = moves.iter().map(|step| (step.map.0, step.extent_off)).collect();
+        assert_eq!(places, [(1, 0), (3, 4096), (0, 12_288), (2, 12_416)]);
+        assert_eq!(data.len(), 12_416 + 5000);
+        for step in moves {
+            let at = step.extent_off as usize;
+            let part = &data[at..at + step.piece.len as usize];
+            assert!(part.iter().all(|byte| *byte == step.map.0 as u8 + 1));
+        }
+    }
+}

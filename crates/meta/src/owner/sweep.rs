@@ -1,0 +1,151 @@
+//! What upkeep asks of all maps at once: scan them, pack their pieces into new extents, find orphaned extents.
+//!
+//! A packed piece keeps its bytes, so nobody's lease stands in the way and no attribute changes. Whoever has the
+//! old map cached reads the old extent until it is deleted, and then asks again. An orphan is an extent of a closed
+//! range that nothing refers to. A reference to an id of a closed range can only come from one that exists:
+//! by cloning, which leaves a key in table E until the last one is gone, or by cutting a piece, which leaves its
+//! parts at or behind its place, where a scan in order still comes. So an id that a whole scan did not meet, with no
+//! key in E and none in F, has no reference and never gets one.
+
+use std::collections::HashSet;
+
+use base::{ExtentId, FsError};
+use wire::meta::{
+    Content, ExtentRef, MapEntry, MetaReply, OwedShard, PACK_MOVES_MAX, PackMove, PiecePosition,
+};
+
+use super::data::PIECE_BYTES_MAX;
+use super::{Op, Outcome};
+use crate::keys::Keys;
+use crate::values::{ExtentUse, IdRange, Piece, RangeState};
+
+const SCAN_PIECES_MAX: u32 = 4096;
+/// Inline bytes after which a page of a scan ends.
+const SCAN_INLINE_BYTES: usize = 1 << 20;
+/// Most extents waiting for deletion beside which orphans are looked for.
+const FREES_MAX: usize = 65_536;
+
+impl Op<'_> {
+    pub(super) fn scan_map(&mut self, after: Option<PiecePosition>, limit: u32) -> Outcome {
+        let limit = limit.clamp(1, SCAN_PIECES_MAX) as usize;
+        let range = self.keys.all_pieces(after.map(|position| (position.map, position.off)));
+        let found = self.txn.scan(&range, limit)?;
+        let mut more = found.len() == limit;
+        let (mut entries, mut inline_bytes) = (Vec::with_capacity(found.len()), 0);
+        for (key, bytes) in found {
+            if inline_bytes > SCAN_INLINE_BYTES {
+                more = true;
+                break;
+            }
+            let piece = crate::store::decode::<Piece>(&key, &bytes)?.at(Keys::off_of_piece(&key));
+            let live_bytes = match &piece.content {
+                Content::Inline(bytes) => {
+                    inline_bytes += bytes.len();
+                    None
+                }
+                Content::Extent(extent) => {
+                    self.txn.get::<ExtentUse>(&self.keys.extent(extent.id))?.map(|used| used.live_bytes)
+                }
+            };
+            entries.push(MapEntry { map: Keys::map_of_piece(&key), piece, live_bytes });
+        }
+        let next = if more { entries.last().map(MapEntry::position) } else { None };
+        Ok(MetaReply::Scan { entries, next })
+    }
+
+    pub(super) fn repack(&mut self, extent: &ExtentRef, owed: &[OwedShard], moves: &[PackMove]) -> Outcome {
+        self.check_pack(extent, moves)?;
+        let mut used = ExtentUse { refs: 0, live_bytes: 0 };
+        for step in moves {
+            if !self.is_still(step)? {
+                continue;
+            }
+            self.remove_range(step.map, step.piece.off, step.piece.end(), usize::MAX)?;
+            let moved = ExtentRef { extent_off: step.extent_off, ..*extent };
+            let piece = Piece {
+                len: step.piece.len,
+                birth_layer: crate::keys::LIVE_LAYER,
+                content: Content::Extent(moved),
+            };
+            self.txn.put(self.keys.piece(step.map, step.piece.off), &piece);
+            used = ExtentUse { refs: used.refs + 1, live_bytes: used.live_bytes + step.piece.len };
+        }
+        if used.refs > 0 {
+            if used != (ExtentUse { refs: 1, live_bytes: u64::from(extent.extent_len) }) {
+                self.txn.put(self.keys.extent(extent.id), &used);
+            }
+            self.owe(extent, owed);
+        }
+        Ok(MetaReply::Repacked { moved_bytes: used.live_bytes })
+    }
+
+    /// The new extent must be one that this session may commit, and every move must lie in it, apart from the
+    /// others.
+    fn check_pack(&self, extent: &ExtentRef, moves: &[PackMove]) -> Result<(), FsError> {
+        let shaped = extent.k >= 1 && extent.k <= extent.n && extent.n <= layout::SHARDS_MAX;
+        let short = u64::from(extent.extent_len) <= PIECE_BYTES_MAX && moves.len() <= PACK_MOVES_MAX;
+        let new = self.may_commit(extent.id) && self.txn.get_bytes(&self.keys.extent(extent.id))?.is_none();
+        if !shaped || !short || !new {
+            return Err(FsError::Invalid);
+        }
+        let mut ranges: Vec<(u64, u64)> = moves
+            .iter()
+            .map(|step| (u64::from(step.extent_off), u64::from(step.extent_off) + step.piece.len))
+            .collect();
+        ranges.sort_unstable();
+        let apart = ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0);
+        let inside = ranges.iter().all(|range| range.1 <= u64::from(extent.extent_len));
+        if apart && inside { Ok(()) } else { Err(FsError::Invalid) }
+    }
+
+    /// Whether a piece, or the part of one, is what it was when its bytes were read. A map that waits for its
+    /// purge is left alone.
+    fn is_still(&self, step: &PackMove) -> Result<bool, FsError> {
+        if step.piece.len == 0 || self.txn.get_bytes(&self.keys.purge(step.map))?.is_some() {
+            return Ok(false);
+        }
+        let (from, to) = (step.piece.off, step.piece.end());
+        let now = self.pieces(step.map, from, to, 1)?.pop();
+        Ok(now.and_then(|now| now.clip(from, to)).as_ref() == Some(&step.piece))
+    }
+
+    pub(super) fn closed_ranges(&mut self) -> Outcome {
+        let mut closed = Vec::new();
+        for (key, bytes) in self.txn.scan(&self.keys.ranges(), usize::MAX)? {
+            let range: IdRange = crate::store::decode(&key, &bytes)?;
+            if range.open == RangeState::Closed {
+                closed.push((Keys::first_of_range(&key), range.count));
+            }
+        }
+        Ok(MetaReply::Ranges(closed))
+    }
+
+    /// # Errors
+    /// `WouldBlock` while very much waits for deletion: later.
+    pub(super) fn confirm_orphans(&mut self, ids: &[ExtentId]) -> Outcome {
+        let frees = self.txn.scan(&self.keys.frees(u64::MAX), FREES_MAX)?;
+        if frees.len() == FREES_MAX {
+            return Err(FsError::WouldBlock.into());
+        }
+        let freed: HashSet<ExtentId> = frees.iter().map(|(key, _)| Keys::free_of_key(key).1).collect();
+        let MetaReply::Ranges(closed) = self.closed_ranges()? else { return Err(FsError::Io.into()) };
+        let mut orphans = Vec::new();
+        for id in ids {
+            let in_closed = closed.iter().any(|(first, count)| id >= first && id.0 - first.0 < *count);
+            let counted = self.txn.get_bytes(&self.keys.extent(*id))?.is_some();
+            if in_closed && !counted && !freed.contains(id) {
+                orphans.push(*id);
+            }
+        }
+        Ok(MetaReply::Orphans(orphans))
+    }
+
+    pub(super) fn range_verified(&mut self, first: ExtentId) -> Outcome {
+        let key = self.keys.range(first);
+        let closed = |range: &IdRange| range.open == RangeState::Closed;
+        if self.txn.get::<IdRange>(&key)?.as_ref().is_some_and(closed) {
+            self.txn.delete(key);
+        }
+        Ok(MetaReply::Done)
+    }
+}

@@ -1,0 +1,169 @@
+//! Finds and deletes extents that no map refers to and none ever will: those of writers that ended before they
+//! committed.
+//!
+//! Only ids of closed ranges are looked at, and only some time after a range was closed, when no write of its
+//! session can still arrive at a drive. First the drives say what they hold, then all maps are scanned, then the
+//! owner confirms. A range is forgotten when every drive was asked; a drive that is away keeps it closed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::env::Env;
+use base::{DriveId, ExtentId, FsError};
+use client::{Client, ClosedRange};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use wire::meta::Content;
+
+/// Ranges looked at in one pass: a few megabytes of memory.
+const RANGES: usize = 64;
+
+/// When an orphan collector acts.
+#[derive(Debug, Clone, Copy)]
+pub struct OrphanOptions {
+    /// How long a range must have been seen closed: longer than a write to a drive may take.
+    pub settle: Duration,
+    /// Pause between two looks.
+    pub pause: Duration,
+}
+
+impl Default for OrphanOptions {
+    fn default() -> Self {
+        Self { settle: Duration::from_secs(60), pause: Duration::from_secs(20) }
+    }
+}
+
+/// What a collector has done since it was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OrphanStat {
+    /// Extents deleted.
+    pub deleted_extents: u64,
+    /// Ranges that are closed and not verified, as of the last look.
+    pub closed_ranges: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    deleted: AtomicU64,
+    closed: AtomicU64,
+}
+
+/// Collects the orphans of one filesystem, in the background.
+pub struct OrphanCollector {
+    counters: Arc<Counters>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl OrphanCollector {
+    /// Starts.
+    pub fn start(env: Env, client: Client, options: OrphanOptions, runtime: &Handle) -> Self {
+        let counters = Arc::<Counters>::default();
+        let (stop, stopped) = watch::channel(false);
+        let (closed, asked) = Default::default();
+        let work = Work { env, client, options, counters: counters.clone(), stopped, closed, asked };
+        Self { counters, stop, task: runtime.spawn(work.run()) }
+    }
+
+    /// Ends after the step under way.
+    pub async fn stop(self) {
+        // A task that has ended already needs no telling.
+        let _ = self.stop.send(true);
+        let _ = self.task.await;
+    }
+
+    /// What it has done.
+    pub fn stat(&self) -> OrphanStat {
+        OrphanStat {
+            deleted_extents: self.counters.deleted.load(Ordering::Relaxed),
+            closed_ranges: self.counters.closed.load(Ordering::Relaxed),
+        }
+    }
+}
+
+struct Work {
+    env: Env,
+    client: Client,
+    options: OrphanOptions,
+    counters: Arc<Counters>,
+    stopped: watch::Receiver<bool>,
+    /// When each closed range was seen first.
+    closed: BTreeMap<ClosedRange, u64>,
+    /// Drives that had something to say about a range when it was looked at: without others it is not looked
+    /// at again.
+    asked: BTreeMap<ClosedRange, BTreeSet<DriveId>>,
+}
+
+impl Work {
+    async fn run(mut self) {
+        while !*self.stopped.borrow() {
+            match self.pass().await {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => tracing::warn!(%error, "looking for orphans pauses"),
+            }
+            let _ = tokio::time::timeout(self.options.pause, self.stopped.changed()).await;
+        }
+    }
+
+    /// Looks at the ranges that are due. Returns whether more are.
+    async fn pass(&mut self) -> Result<bool, FsError> {
+        let now = self.env.clock.boot_ns();
+        let closed: BTreeSet<ClosedRange> = self.client.closed_ranges().await?.into_iter().collect();
+        self.counters.closed.store(closed.len() as u64, Ordering::Relaxed);
+        self.closed.retain(|range, _| closed.contains(range));
+        self.asked.retain(|range, _| closed.contains(range));
+        for range in closed {
+            self.closed.entry(range).or_insert(now);
+        }
+        let ready: BTreeSet<DriveId> = self.client.drives_to_ask().0.into_iter().collect();
+        let settled = |since: &u64| now.saturating_sub(*since) >= self.options.settle.as_nanos() as u64;
+        let news = |range: &ClosedRange| self.asked.get(range).is_none_or(|asked| !ready.is_subset(asked));
+        let due = self.closed.iter().filter(|(range, since)| settled(since) && news(range));
+        let due: Vec<ClosedRange> = due.map(|(range, _)| *range).take(RANGES).collect();
+        if due.is_empty() {
+            return Ok(false);
+        }
+        let done = self.collect(&due, ready).await?;
+        Ok(done && due.len() == RANGES)
+    }
+
+    /// Deletes the orphans of these ranges. Returns whether every drive that answers did its part.
+    async fn collect(&mut self, ranges: &[ClosedRange], ready: BTreeSet<DriveId>) -> Result<bool, FsError> {
+        let mut inventory = self.client.inventory(ranges).await;
+        let mut after = None;
+        loop {
+            let (entries, next) = self.client.scan_map(after).await?;
+            for entry in entries {
+                if let Content::Extent(extent) = entry.piece.content {
+                    inventory.referred(extent.id);
+                }
+            }
+            after = next;
+            if after.is_none() {
+                break;
+            }
+            if *self.stopped.borrow() {
+                return Ok(false);
+            }
+            tokio::task::yield_now().await;
+        }
+        let ids: Vec<ExtentId> = inventory.ids();
+        let (deleted, everywhere) = self.client.delete_orphans(&ids).await?;
+        self.counters.deleted.fetch_add(deleted, Ordering::Relaxed);
+        if deleted > 0 {
+            tracing::info!(deleted, "extents that nothing refers to were deleted");
+        }
+        for range in ranges {
+            if inventory.silent.is_empty() && everywhere {
+                self.client.range_verified(*range).await?;
+            } else if everywhere {
+                self.asked.insert(*range, ready.clone());
+            }
+        }
+        Ok(everywhere)
+    }
+}
