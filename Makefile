@@ -22,7 +22,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export FOREBAY ?= $(TARGET)/release/forebay
 export FOREBAY_XTASK ?= $(TARGET)/release/xtask
 
-.PHONY: help run stop build test test-long sim bench lint deps packages
+.PHONY: help run stop build test test-long crash conformance sim fuzz soak bench lint deps packages
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -42,11 +42,26 @@ test: deps ## the default suite; the last line counts what passed and failed
 test-long: deps ## the same with larger trees, more operations and more crashes
 	@tests/run.sh --long
 
+crash: deps build ## SIGKILL, power cuts, bad and full disks: ROUNDS=240 in all, SEED=1
+	@FOREBAY_CRASH_ROUNDS=$(or $(ROUNDS),240) FOREBAY_TEST_SEED=$(or $(SEED),1) tests/run.sh crash full
+
+conformance: build ## real programs at full length, about 40 minutes; PARTS="fsx fio" for some of them
+	@tests/deps.sh long
+	@tests/run.sh --conformance $(PARTS)
+
+fuzz: ## every decoder under libFuzzer: SECONDS=600 each, two at a time; TARGETS="log batch" for some of them
+	@tests/deps.sh long
+	@tests/fuzz.sh $(or $(SECONDS),600) $(TARGETS)
+
+soak: deps build ## mixed load and what drifts: MINUTES=60
+	@tests/soak.sh $(or $(MINUTES),60)
+
 sim: ## simulated nodes with crashes and faults, by the hundred; SEEDS=10000 FIRST=1 JOBS=2
 	cargo build --release --package sim
 	@$(TARGET)/release/sim $(FIRST) $(SEEDS) $(JOBS)
 
-bench: deps build ## speed beside ext4 and an empty FUSE filesystem; BENCH="--quick" for a short one
+bench: build ## speed beside ext4 and an empty FUSE filesystem; BENCH="--quick" for a short one
+	@tests/deps.sh long
 	@tests/bench.sh $(BENCH)
 
 lint: ## formatting, clippy, the rules of STYLE.md

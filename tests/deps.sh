@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# deps.sh [packages]: installs what building and testing need and is missing; with `packages`, what running needs.
+# deps.sh [packages|long]: installs what building and testing need and is missing; with `packages`, what running needs;
+# with `long`, also what the conformance suites and the fuzzers need.
 # Quick when nothing is missing.
 set -euo pipefail
 
@@ -15,11 +16,25 @@ PACKAGES=(
     "pkg-config /usr/bin/pkg-config"
     "gcc /usr/bin/cc"
     "procps /usr/bin/ps"
+    "xfsprogs /usr/sbin/mkfs.xfs"
+    "e2fsprogs /usr/sbin/mkfs.ext4"
+    "util-linux /usr/sbin/losetup"
     "ca-certificates /etc/ssl/certs/ca-certificates.crt"
+)
+LONG_PACKAGES=(
+    "fio /usr/bin/fio"
+    "rsync /usr/bin/rsync"
+    "stress-ng /usr/bin/stress-ng"
+    "postgresql /usr/share/postgresql-common"
+    "dpkg-dev /usr/bin/dpkg-source"
+    "make /usr/bin/make"
+    "g++ /usr/bin/c++"
+    "libisal-dev /usr/include/isa-l.h"
 )
 TOOLS=("pjdfstest 0.2.2" "fsx 0.3.2")
 TOOLS_DIR="$HOME/.cache/forebay/tools"
 
+[ "${1:-}" = long ] && PACKAGES+=("${LONG_PACKAGES[@]}")
 missing=()
 for line in "${PACKAGES[@]}"; do
     read -r package file <<<"$line"

@@ -1,7 +1,7 @@
 # What every suite in tests/suites shares. Sourced, not run.
 #
-# A suite is a script that calls `check NAME COMMAND…` once per result. `check` runs the command in a subshell under
-# `set -e`, prints one line, and keeps the output in a log whose end is shown on failure. Nodes are started by
+# A suite is a script that calls `check NAME COMMAND…` once per result. `check` runs the command in a shell of its own
+# under `set -e`, prints one line, and keeps the output in a log whose end is shown on failure. Nodes are started by
 # `node_start`, which registers them, so that the trap at the end can stop them whatever happened.
 #
 # Settings, all optional:
@@ -36,6 +36,8 @@ trap 'exit 143' TERM
 
 cleanup() {
     local status=$? dir
+    # A background process that is ended before it becomes its command is still this shell.
+    [ "$BASHPID" = $$ ] || exit "$status"
     # A second signal, to the whole process group for instance, must not end this half way.
     trap - EXIT
     trap '' INT TERM
@@ -77,15 +79,15 @@ show_log() {
 
 # check NAME COMMAND…: one result. Returns whether it passed.
 check() {
-    local name=$1 log first status start=$EPOCHREALTIME
+    local name=$1 log state first status start=$EPOCHREALTIME
     shift
     log=$LOGS/$SUITE-$(tr -c 'A-Za-z0-9\n' '-' <<<"$name" | cut -c1-80).log
+    # A subshell would not do: in `check … && …` and `check … || …` bash ignores `set -e` in everything below, and only
+    # the last command of a function would be tested.
+    state=$WORK/.state
+    { declare -p | grep -Ev '^declare -[A-Za-z]*r' && declare -f; } >"$state"
     set -m
-    (
-        set +m -e
-        trap - EXIT INT TERM
-        "$@"
-    ) >"$log" 2>&1 </dev/null &
+    bash -c 'source "$0" 2>/dev/null; set -euo pipefail; "$@"' "$state" "$@" >"$log" 2>&1 </dev/null &
     JOB=$!
     set +m
     sleep "$LIMIT_S" &
@@ -168,6 +170,8 @@ node_start() {
 }
 
 node_stop() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" stop "$WORK/$1" </dev/null; }
+# Everything a node keeps is as it must be, whether it runs or not.
+node_fsck() { [ "$PLAIN" = 1 ] || timeout 300 "$FOREBAY" fsck "$WORK/$1" </dev/null; }
 node_unmount() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" umount "$WORK/$1" </dev/null; }
 node_mount() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" mount "$WORK/$1" </dev/null; }
 node_pid() { jq -r .pid "$WORK/$1/node.json"; }
@@ -210,7 +214,7 @@ stage_tree() {
     mkdir -p "$2"
     (
         cd "$source"
-        find . \( -type f -size -16M -o -type l \) -print0 | LC_ALL=C sort -z | head -z -n "$1" |
+        find . \( -type f -size -16M -o -type l \) -print0 | LC_ALL=C sort -z | sed -zn "1,$1p" |
             tar --create --null --no-recursion --files-from=- --file=- | tar --extract --file=- --directory="$2"
     )
     echo "tree: $source, $(find "$2" -type f | wc -l) files, $(du -sm "$2" | cut -f1) MiB"

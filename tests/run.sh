@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# run.sh [--long] [--plain] [SUITE…]: runs suites one after another and sums them up. Exit status 1 if anything failed.
-# The last line is `N passed, N failed`.
+# run.sh [--long] [--plain] [--conformance] [SUITE…]: runs suites one after another and sums them up. Exit status 1 if
+# anything failed. The last line is `N passed, N failed`.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-SUITES=(build lint cargo cli sequences pjdfstest fsx sqlite git full metadata degraded tree crash)
+SUITES=(build lint cargo cli sequences pjdfstest fsx sqlite git full metadata degraded tree fuzz crash)
+# What real programs expect of a filesystem, at full length.
+CONFORMANCE=(pjdfstest fsx fio projects git sqlite postgres stress archives)
 
 while [ $# -gt 0 ]; do
     case "$1" in
     --long) export FOREBAY_TEST_LONG=1 ;;
+    --conformance) export FOREBAY_TEST_LONG=1 && SUITES=("${CONFORMANCE[@]}") ;;
     --plain) export FOREBAY_PLAIN=1 ;;
     -*)
-        echo "usage: run.sh [--long] [--plain] [SUITE…]; suites: ${SUITES[*]}" >&2
+        echo "usage: run.sh [--long] [--plain] [--conformance] [SUITE…]; suites: ${SUITES[*]} ${CONFORMANCE[*]}" >&2
         exit 2
         ;;
     *) break ;;

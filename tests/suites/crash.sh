@@ -1,23 +1,49 @@
 #!/usr/bin/env bash
-# Crashes: nothing that was acknowledged is lost, nothing deleted comes back. See `cargo xtask crash`.
+# Crashes: nothing that was acknowledged is lost, nothing deleted comes back. SIGKILL, power cuts of all disks, disks that
+# fail, dawdle or are full. See `cargo xtask crash`.
+#   FOREBAY_CRASH_ROUNDS   rounds of all plans together (default: 40, long: 240)
 source "$(dirname "$0")/../lib.sh"
-ROUNDS=$([ "$LONG" = 1 ] && echo 100 || echo 10)
-LIMIT_S=$([ "$LONG" = 1 ] && echo 3600 || echo 300)
+TOTAL=${FOREBAY_CRASH_ROUNDS:-$([ "$LONG" = 1 ] && echo 240 || echo 40)}
+LIMIT_S=$((120 + TOTAL * 8))
 
-# crash_rounds PROFILE DRIVES SEED
+# crash_rounds SEED PROFILE DRIVES LAYOUT ROUNDS FAULTS [OPTION…]
 crash_rounds() {
-    local dir=$WORK/crash-${1//[^0-9a-z]/-}
+    local seed=$1 profile=$2 drives=$3 layout=$4 rounds=$5 faults=$6 dir
+    shift 6
+    dir=$WORK/crash-$seed
     mkdir "$dir"
-    if [ "$PLAIN" = 1 ]; then
-        "$XTASK" crash --dir "$dir" --plain --rounds "$ROUNDS" --seed "$3"
-        return
-    fi
     # The trap must find the node if the checker itself is ended.
     echo "$dir/node" >>"$WORK/.nodes"
-    "$XTASK" crash --dir "$dir" --forebay "$FOREBAY" --profile "$1" --drives "$2" --rounds "$ROUNDS" --seed "$3"
+    echo "$dir/machine/node" >>"$WORK/.nodes"
+    "$XTASK" crash --dir "$dir" --forebay "$FOREBAY" --layout "$layout" --profile "$profile" --drives "$drives" \
+        --rounds "$rounds" --faults "$faults" --seed "$seed" "$@"
+    rm -rf --one-file-system "$dir"
 }
 
-check "1+0, $ROUNDS crashes, seed $SEED" crash_rounds 1+0 1 "$SEED"
-check "r3, $ROUNDS crashes, seed $((SEED + 1))" crash_rounds r3 3 $((SEED + 1))
-check "4+2, $ROUNDS crashes, seed $((SEED + 2))" crash_rounds 4+2 6 $((SEED + 2))
+if [ "$PLAIN" = 1 ]; then
+    mkdir "$WORK/plain"
+    check "plain, 10 rounds, seed $SEED" "$XTASK" crash --dir "$WORK/plain" --plain --rounds 10 --seed "$SEED"
+    exit 0
+fi
+
+# Profile, drives, layout, share of the rounds in percent, of those with faults, options.
+PLANS=(
+    "4+2 6 host 10 0"
+    "1+0 1 host 5 0"
+    "4+2 6 devices 25 10 --may-lose-drive"
+    "r3 3 ext4 15 5"
+    "4+2 6 xfs 15 5"
+    "1+0 1 devices 15 10"
+    "12/7/9 12 devices 15 5 --may-lose-drive"
+)
+seed=$SEED
+for plan in "${PLANS[@]}"; do
+    read -r profile drives layout share fault_share options <<<"$plan"
+    faults=$(((TOTAL * fault_share + 99) / 100))
+    rounds=$(((TOTAL * share + 99) / 100 - faults))
+    # shellcheck disable=SC2086 # options are words
+    check "$profile on $layout, $rounds crashes and $faults faults, seed $seed" \
+        crash_rounds "$seed" "$profile" "$drives" "$layout" "$rounds" "$faults" $options
+    seed=$((seed + 1))
+done
 exit 0

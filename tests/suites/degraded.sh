@@ -72,6 +72,7 @@ profile_survives() {
     for ((; gone < dead; gone++)); do check "$profile: drive $gone fails as well" fail_drive "$node" "$gone" --force; done
     check "$profile: writing without $gone fails and does not hang" write_fails "$node"
     check "$profile: the node stops or says what it could not write" stop_or_say "$node"
+    check "$profile: fsck finds nothing but what is out of reach" node_fsck "$node"
     rm -rf --one-file-system "${WORK:?}/$node"
 }
 

@@ -122,6 +122,30 @@ another_directory() {
 
 crash() { node_kill n && node_start n && copies_are 2 && intact; }
 
+# status_is STATUS PATTERN COMMAND…
+status_is() {
+    local expected=$1 pattern=$2 status=0 output
+    shift 2
+    output=$("$@" 2>&1) || status=$?
+    echo "$output"
+    [ "$status" = "$expected" ] && grep -qE "$pattern" <<<"$output"
+}
+
+fsck_findings() {
+    node_fsck n
+    node_stop n
+    node_fsck n
+    mkdir "$WORK/away"
+    mv "$WORK"/n/drives/[01].img "$WORK/away"
+    status_is 1 'unreadable: extent [0-9]+ of inode [0-9]+ cannot be read: 1 of 2' "$FOREBAY" fsck "$WORK/n"
+    { "$FOREBAY" fsck "$WORK/n" --json || true; } 2>/dev/null | jq -e '.[0].findings[0].code == "unreadable"' >/dev/null
+    mv "$WORK"/away/*.img "$WORK/n/drives"
+    node_fsck n
+    status_is 2 'there is no node' "$FOREBAY" fsck "$WORK/away"
+    [ -z "$(ls -A "$WORK/away")" ]
+    node_start n
+}
+
 gone() {
     node_stop n
     rm -r "$B/meta" "$C/meta"
@@ -143,6 +167,7 @@ check "without a disk the node does not start" refused_without "$B"
 check "it does if told so" forced
 check "the disk comes back and is made anew" comes_back
 check "a directory is added, another removed" another_directory
+check "fsck says what it finds" fsck_findings
 check "without metadata the node does not start" gone
 node_end "$WORK/n"
 exit 0

@@ -86,7 +86,9 @@ sequence() {
 on_a_node() {
     node_start "$1" --drives 1 --drive-size 64M --profile 1+0
     "$1"
+    node_fsck "$1"
     node_stop "$1"
+    node_fsck "$1"
 }
 
 sequence "overwriting after a read in the middle" overwrite_after_reading_the_middle

@@ -51,7 +51,9 @@ run_profile() {
         check "$profile: after a crash" after_crash "$node" &&
         check "$profile: a second copy, after fsync and a crash" after_sync_and_crash "$node" &&
         check "$profile: rm -r removes it" remove "$node"
+    check "$profile: fsck finds nothing while it runs" node_fsck "$node"
     check "$profile: the node stops" node_stop "$node"
+    check "$profile: fsck finds nothing" node_fsck "$node"
     # Whatever happened above, the next profile needs the room.
     [ "$PLAIN" = 1 ] || node_end "$WORK/$node"
     rm -rf --one-file-system "${WORK:?}/$node"

@@ -4,7 +4,10 @@
 //! better than figures do. Beside each figure stands what it cost the process and what was busy meanwhile.
 #![allow(clippy::disallowed_methods, reason = "a measurement needs real time, threads and files")]
 
+mod aims;
+pub(crate) mod latency;
 mod meter;
+mod names;
 mod table;
 mod workload;
 
@@ -16,7 +19,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Pid;
 
 use crate::arguments::Arguments;
-use crate::node::{Node, NodeOptions};
+use crate::node::{Drives, Node, NodeOptions};
 use meter::Figure;
 
 pub(crate) const USAGE: &str =
@@ -32,7 +35,7 @@ pub(crate) struct Scale {
     pub(crate) file_bytes: u64,
     /// Duration of each loop that has no natural end.
     pub(crate) time: Duration,
-    /// Names made by each thread of a storm.
+    /// Names made by a storm of one or four jobs; with more, each makes as many as one of four.
     pub(crate) names: u64,
     /// Files of the tree that is unpacked.
     pub(crate) tree_files: usize,
@@ -96,7 +99,8 @@ impl Subject {
 
     fn node(directory: &Path, options: &NodeOptions) -> Result<Self> {
         let name = options.profile.clone();
-        let node = Node::create(options, &directory.join(name.replace(['+', '/'], "-")))?;
+        let directory = directory.join(name.replace(['+', '/'], "-"));
+        let node = Node::create(options, &directory, &directory.join("mnt"))?;
         Ok(Self { name, root: node.mount().to_path_buf(), kind: Kind::Node(node) })
     }
 
@@ -144,7 +148,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').next().unwrap_or_default();
     eprintln!("load of the machine before the start: {load}; other work distorts what follows");
-    let archive = workload::pack_tree(&directory, scale.tree_files)?;
+    let archive = names::pack_tree(&directory, scale.tree_files)?;
     let mut columns: Vec<(String, Vec<Figure>)> = Vec::new();
     let mut measure = |subject: Subject| -> Result<()> {
         eprintln!("measuring {}", subject.name);
@@ -167,8 +171,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         let options = NodeOptions {
             binary: binary.clone(),
             profile: profile.to_owned(),
-            drives: DRIVES,
-            drive_size: scale.drive_size.to_owned(),
+            drives: Drives::Files { count: DRIVES, size: scale.drive_size.to_owned() },
         };
         match Subject::node(&directory, &options) {
             Ok(subject) => {

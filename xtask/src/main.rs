@@ -3,6 +3,7 @@
 mod arguments;
 mod bench;
 mod crash;
+mod disks;
 mod node;
 mod nullfs;
 mod random;
@@ -19,16 +20,22 @@ fn main() -> Result<ExitCode> {
     match arguments[..] {
         ["tidy"] => tidy(),
         ["crash", ref rest @ ..] => Ok(exit_code(crash::run(rest)?)),
+        ["soak", ref rest @ ..] => Ok(exit_code(crash::soak::run(rest)?)),
         ["bench", ref rest @ ..] => bench::run(rest).map(|()| ExitCode::SUCCESS),
+        ["disks", ref rest @ ..] => disks::run(rest).map(|()| ExitCode::SUCCESS),
         ["nullfs", mount] => nullfs::run(Path::new(mount)).map(|()| ExitCode::SUCCESS),
         _ => {
             eprintln!(
                 "usage: cargo xtask COMMAND\n\n\
                  tidy\n      check the rules of STYLE.md that a machine can check\n\
-                 {}\n      kill a node under load and check what it promised\n\n\
+                 {}\n      kill a node or cut its power under load, and check what it promised\n\n\
+                 {}\n      load a node for a long time and report what drifts\n\n\
+                 {}\n      serve disks that forget what was not flushed, and fail on command\n\n\
                  {}\n      measure it beside ext4 and an empty FUSE filesystem\n\n\
                  {}\n      serve a filesystem in memory, to see what FUSE itself costs",
                 crash::USAGE,
+                crash::soak::USAGE,
+                disks::USAGE,
                 bench::USAGE,
                 nullfs::USAGE,
             );

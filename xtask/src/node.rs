@@ -3,11 +3,16 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
+
+/// Numbers the commands that were run.
+static RUNS: AtomicU64 = AtomicU64::new(0);
 
 /// How long a command or the death of a process may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -17,8 +22,14 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) struct NodeOptions {
     pub(crate) binary: PathBuf,
     pub(crate) profile: String,
-    pub(crate) drives: u32,
-    pub(crate) drive_size: String,
+    pub(crate) drives: Drives,
+}
+
+/// Drives of a new node.
+#[derive(Debug, Clone)]
+pub(crate) enum Drives {
+    Files { count: u32, size: String },
+    Devices(Vec<PathBuf>),
 }
 
 /// A node in a directory of its own. Stopped and unmounted when dropped.
@@ -27,36 +38,62 @@ pub(crate) struct Node {
     binary: PathBuf,
     directory: PathBuf,
     mount: PathBuf,
+    /// As of the last start: the file that says so may be on a disk that is gone.
+    pid: Mutex<Option<Pid>>,
 }
 
 impl Node {
-    /// Makes and starts a node in `directory`, which must not exist.
-    pub(crate) fn create(options: &NodeOptions, directory: &Path) -> Result<Self> {
-        let mount = directory.join("mnt");
-        let node =
-            Self { binary: options.binary.clone(), directory: directory.to_path_buf(), mount: mount.clone() };
-        let drives = options.drives.to_string();
+    /// Makes and starts a node in `directory`, which must not exist, mounted at `mount`.
+    pub(crate) fn create(options: &NodeOptions, directory: &Path, mount: &Path) -> Result<Self> {
+        let node = Self {
+            binary: options.binary.clone(),
+            directory: directory.to_path_buf(),
+            mount: mount.to_path_buf(),
+            pid: Mutex::new(None),
+        };
         let mut command = node.command("start");
-        command.args(["--drives", &drives, "--drive-size", &options.drive_size]);
+        match &options.drives {
+            Drives::Files { count, size } => {
+                command.args(["--drives", &count.to_string(), "--drive-size", size]);
+            }
+            Drives::Devices(paths) => {
+                for path in paths {
+                    command.arg("--drive").arg(path);
+                }
+            }
+        }
         command.args(["--profile", &options.profile]).arg("--mount").arg(mount);
-        run(command)?;
+        run(&mut command)?;
+        node.remember_pid()?;
         Ok(node)
     }
 
     /// Starts it again, as it was.
     pub(crate) fn start(&self) -> Result<()> {
-        run(self.command("start"))
+        run(&mut self.command("start"))?;
+        self.remember_pid()?;
+        Ok(())
     }
 
     pub(crate) fn stop(&self) -> Result<()> {
-        run(self.command("stop"))
+        run(&mut self.command("stop"))
     }
 
     pub(crate) fn mount(&self) -> &Path {
         &self.mount
     }
 
+    /// The process of the last start.
     pub(crate) fn pid(&self) -> Result<Pid> {
+        self.pid.lock().expect("no panic").context("the node was never started")
+    }
+
+    fn remember_pid(&self) -> Result<()> {
+        *self.pid.lock().expect("no panic") = Some(self.read_pid()?);
+        Ok(())
+    }
+
+    fn read_pid(&self) -> Result<Pid> {
         let path = self.directory.join("node.json");
         let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         let json: Value = serde_json::from_str(&text).context("parse node.json")?;
@@ -74,6 +111,32 @@ impl Node {
             std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())
+    }
+
+    /// Checks the metadata of the node, which is stopped.
+    pub(crate) fn fsck(&self) -> Result<()> {
+        run(&mut self.command("fsck"))
+    }
+
+    /// Whether this binary can check metadata.
+    pub(crate) fn has_fsck(&self) -> bool {
+        run(Command::new(&self.binary).args(["fsck", "--help"])).is_ok()
+    }
+
+    /// What the process is doing, for people: its threads and where they wait; their stacks if gdb is there.
+    pub(crate) fn evidence(&self) -> String {
+        let Ok(pid) = self.pid() else { return String::new() };
+        let pid = pid.as_raw_pid().to_string();
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let lines = threads.map(|entry| entry.path()).map(|path| {
+            format!("{} {} {}", path.display(), read(path.join("comm")), read(path.join("wchan")))
+        });
+        let mut text = lines.collect::<Vec<String>>().join("\n");
+        let gdb = Command::new("gdb").args(["-p", &pid, "-batch", "-ex", "thread apply all bt 20"]).output();
+        text += &gdb
+            .map_or_else(|_| String::new(), |output| String::from_utf8_lossy(&output.stdout).into_owned());
+        text
     }
 
     fn command(&self, verb: &str) -> Command {
@@ -112,10 +175,11 @@ fn runs_binary(pid: Pid, binary: &Path) -> bool {
 }
 
 /// Runs a command to its end, with a deadline. Its output is in the error.
-fn run(mut command: Command) -> Result<()> {
+pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}");
     // A background process of the command may keep its pipes open: the output goes to a file.
-    let log = std::env::temp_dir().join(format!("forebay-xtask-{}.log", std::process::id()));
+    let number = RUNS.fetch_add(1, Ordering::Relaxed);
+    let log = std::env::temp_dir().join(format!("forebay-xtask-{}-{number}.log", std::process::id()));
     let file = std::fs::File::create(&log).context("create a log")?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     let mut child = command.spawn().with_context(|| format!("run {shown}"))?;

@@ -1,5 +1,8 @@
 //! What can be asked of a node, and the answers.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
 
@@ -360,6 +363,45 @@ pub struct WhyInfo {
     pub state: String,
 }
 
+/// Something that a check found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsckFinding {
+    /// A short name for programs.
+    pub code: String,
+    /// What is wrong, and with what.
+    pub what: String,
+    /// What it means or what to do.
+    pub advice: String,
+}
+
+/// A filesystem that was checked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsckFilesystem {
+    /// Its name.
+    pub name: String,
+    /// How many findings there are.
+    pub findings_count: u64,
+    /// The first of them.
+    pub findings: Vec<FsckFinding>,
+    /// What was looked at: `inodes`, `names`, `pieces`, `extents`, `shards` and more.
+    pub counts: BTreeMap<String, u64>,
+}
+
+/// A check of all filesystems.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsckInfo {
+    /// Whether it still runs.
+    pub running: bool,
+    /// What is being looked at.
+    pub phase: String,
+    /// How much of that was.
+    pub items: u64,
+    /// Why it could not be done.
+    pub error: Option<String>,
+    /// What was found, once it has ended.
+    pub filesystems: Vec<FsckFilesystem>,
+}
+
 /// What a node lets its operator see and do.
 pub trait NodeControl: Send + Sync + 'static {
     /// Everything at a glance.
@@ -398,6 +440,10 @@ pub trait NodeControl: Send + Sync + 'static {
     fn add_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
     /// Goes on without the copy of the metadata in a directory.
     fn remove_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
+    /// Begins a check of all filesystems, unless one runs.
+    fn start_fsck(self: Arc<Self>) -> BoxFuture<'static, Result<FsckInfo, AdminError>>;
+    /// How far it is, or what it found.
+    fn fsck(&self) -> BoxFuture<'_, Result<FsckInfo, AdminError>>;
     /// Explains where a path's bytes are.
     fn why(&self, name: String, path: String) -> BoxFuture<'_, Result<WhyInfo, AdminError>>;
 }

@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MetaDir, MountRequest, NodeStatus,
-    RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep, UpkeepInfo, WhyInfo,
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, FsckInfo, MetaDir, MountRequest,
+    NodeStatus, RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep, UpkeepInfo, WhyInfo,
 };
 
 /// Longest wait for an answer.
@@ -153,6 +153,16 @@ impl AdminClient {
     /// Goes on without the copy of the metadata in a directory.
     pub async fn remove_meta_dir(&self, request: &MetaDir) -> Result<NodeStatus, CallError> {
         self.call(Method::DELETE, "/v1/meta/dirs", Some(request)).await
+    }
+
+    /// Begins a check of all filesystems, unless one runs.
+    pub async fn start_fsck(&self) -> Result<FsckInfo, CallError> {
+        self.call(Method::POST, "/v1/fsck", None::<&()>).await
+    }
+
+    /// How far it is, or what it found.
+    pub async fn fsck(&self) -> Result<FsckInfo, CallError> {
+        self.call(Method::GET, "/v1/fsck", None::<&()>).await
     }
 
     /// Creates a filesystem.

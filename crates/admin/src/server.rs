@@ -106,6 +106,11 @@ fn router(node: Node) -> Router {
             ),
         )
         .route(
+            "/v1/fsck",
+            get(async |State(node): State<Node>| answer(node.fsck().await))
+                .post(async |State(node): State<Node>| answer(node.start_fsck().await)),
+        )
+        .route(
             "/v1/meta/dirs",
             post(async |State(node): State<Node>, Json(request): Json<MetaDir>| {
                 answer(node.add_meta_dir(request).await)

@@ -17,7 +17,7 @@ use wire::meta::{
 
 use crate::Client;
 use crate::extents::{Protection, WriteExtentError};
-use crate::node::{Node, NodeState};
+use crate::node::{Held, Node, NodeState};
 use crate::room::RoomWait;
 
 const COPIES_BYTES_MAX: usize = crate::extents::COPIES_BYTES_MAX as usize;
@@ -218,7 +218,9 @@ impl Client {
             let mut state = node.lock();
             let runs = take(&mut state);
             state.flushing = runs.clone();
-            (runs, state.held.clone())
+            // A commit sets the time of the last write: attributes go with the last of the content, not before.
+            let held = if state.dirty.bytes() == 0 { state.held.clone() } else { Held::default() };
+            (runs, held)
         };
         if runs.is_empty() {
             return Ok(Wrote::Nothing);

@@ -114,6 +114,25 @@ fn what_a_file_that_is_unpacked_gets_after_its_content_costs_no_messages() {
 }
 
 #[test]
+fn a_time_set_on_a_large_file_outlives_the_commits_of_its_parts() {
+    run("4+2", |world| async move {
+        let (client, wire) = world.wired_client().await;
+        let ino = create(&client, "file").await;
+        wire.take_asked();
+        // A full window, which is written in the background, and a tail, which is not.
+        client.write(ino, 0, &pattern(1, 4 << 20)).await.unwrap();
+        client.write(ino, 4 << 20, &pattern(2, 3000)).await.unwrap();
+        client.setattr(ino, SetAttr { mtime_ns: Some(5), ..SetAttr::default() }).await.unwrap();
+        while !wire.take_asked().iter().any(|request| matches!(request, MetaRequest::Commit { .. })) {
+            tokio::task::yield_now().await;
+        }
+        client.fsync(ino).await.unwrap();
+        assert_eq!(client.getattr(ino).await.unwrap().mtime_ns, 5);
+        assert_eq!(find(&world.client().await, "file").await.unwrap().mtime_ns, 5);
+    });
+}
+
+#[test]
 fn what_was_written_is_durable_before_its_new_name_is() {
     run("4+2", |world| async move {
         let (client, wire) = world.wired_client().await;

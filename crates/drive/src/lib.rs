@@ -11,6 +11,8 @@ mod drive;
 mod engine;
 mod error;
 mod format;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod index;
 mod prepare;
 mod read;
@@ -33,3 +35,4 @@ pub use tools::ToolError;
 pub use tools::bench::{BenchFigure, BenchOptions, BenchReport, bench};
 pub use tools::dump::{Dump, FrameDump, RecordDump, SegmentDump, SuperblockDump, dump};
 pub use tools::fsck::{FsckReport, fsck};
+pub use tools::inventory::inventory;

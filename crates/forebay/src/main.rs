@@ -7,7 +7,7 @@ use clap::Parser;
 
 fn main() -> std::process::ExitCode {
     match cli::run(cli::Cli::parse()) {
-        Ok(()) => std::process::ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(error) => {
             eprintln!("forebay: {error:#}");
             std::process::ExitCode::FAILURE

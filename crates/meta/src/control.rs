@@ -16,7 +16,7 @@ use wire::drive::ShardKey;
 
 use crate::batch::Batch;
 use crate::keys::Keys;
-use crate::log::LedgerLog;
+use crate::log::{LedgerLog, MemLog};
 use crate::owner::{OwnerError, recover};
 use crate::state::{Applied, State};
 
@@ -222,6 +222,18 @@ impl Control {
         })
     }
 
+    /// A ledger that is only looked at: changes are refused.
+    pub fn view(state: Arc<dyn State>) -> Self {
+        Self {
+            keys: Keys::new(CONTROL_LEDGER),
+            log: Arc::new(MemLog::new()),
+            state,
+            epoch: Epoch(u64::MAX),
+            seq: Mutex::new(Seq(0)),
+            behind: AtomicBool::new(true),
+        }
+    }
+
     /// The identity of a new cluster.
     pub fn new_cluster(env: &Env) -> ClusterRecord {
         let mut id = [0; 16];
@@ -291,7 +303,6 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::MemLog;
     use crate::state::MemState;
 
     #[tokio::test]

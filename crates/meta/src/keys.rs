@@ -31,6 +31,16 @@ impl Keys {
         key
     }
 
+    /// All keys of a table.
+    pub fn table(&self, table: u8) -> KeyRange {
+        (self.start(table, 0), self.table_end(table))
+    }
+
+    /// The end of a table.
+    pub fn table_end(&self, table: u8) -> Vec<u8> {
+        self.start(table + 1, 0)
+    }
+
     fn with_u64(&self, table: u8, first: u64) -> Vec<u8> {
         let mut key = self.start(table, 24);
         key.extend_from_slice(&first.to_be_bytes());

@@ -2,6 +2,9 @@
 
 pub mod batch;
 pub mod control;
+pub mod fsck;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod keys;
 pub mod log;
 pub mod owner;

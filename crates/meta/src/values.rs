@@ -247,7 +247,8 @@ impl Value for Piece {
                     extent_len: r.u32("extent_len")?,
                     extent_off: r.u32("extent_off")?,
                 };
-                let inside = u64::from(extent.extent_off) + len <= u64::from(extent.extent_len);
+                let end = u64::from(extent.extent_off).checked_add(len);
+                let inside = end.is_some_and(|end| end <= u64::from(extent.extent_len));
                 if !inside || extent.k == 0 || extent.n < extent.k || extent.n > layout::SHARDS_MAX {
                     return Err(DecodeError { field: "extent shape" });
                 }

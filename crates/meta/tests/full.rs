@@ -149,7 +149,6 @@ fn check_full_disk(log: impl Fn(&Sim) -> Arc<dyn LedgerLog>) {
     sim.files.clear_faults();
     asker.make_until_it_works("again");
     assert!(!owner.stat().no_space && owner.problem().is_none());
-    drop(asker);
     owner.stop();
     drop(owner);
     sim.files.crash();

@@ -1,4 +1,4 @@
-//! Measures pieces of work: time, CPU of the process behind the mount, what else was busy.
+//! Measures pieces of work: time, latencies, CPU of the process behind the mount and of all, what else was busy.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,13 +7,27 @@ use anyhow::{Context, Result};
 use rustix::process::Pid;
 
 use super::Subject;
+use super::latency::Latencies;
 
 /// What a piece of work did.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Done {
     pub(crate) operations: u64,
     /// 0 if the figure is operations per second.
     pub(crate) bytes: u64,
+    /// Threads that did it.
+    pub(crate) jobs: u64,
+    /// Of each operation, where that makes sense.
+    pub(crate) latencies: Option<Latencies>,
+    /// How long the jobs worked, without an fsync at the end of all.
+    pub(crate) busy: Duration,
+}
+
+impl Done {
+    /// Work of one job that is measured as a whole.
+    pub(crate) fn whole(operations: u64, bytes: u64) -> Self {
+        Self { operations, bytes, jobs: 1, latencies: None, busy: Duration::ZERO }
+    }
 }
 
 /// The result of one piece of work.
@@ -24,13 +38,19 @@ pub(crate) struct Figure {
     pub(crate) time: Duration,
     /// CPU time of the process behind the mount; not that of the kernel on behalf of the caller.
     pub(crate) cpu: Duration,
+    /// CPU time of everything on the machine: callers, kernel, the process and what else ran.
+    pub(crate) cpu_total: Duration,
     /// Of all cores together.
     pub(crate) cpu_busy_percent: f64,
     pub(crate) disk_busy_percent: f64,
+    /// Part of the time in which the disk was flushing its cache.
+    pub(crate) flush_busy_percent: f64,
 }
 
 /// Busy from here on is called saturated.
 const SATURATED_PERCENT: f64 = 85.0;
+/// Jobs that are under way less or more than this part of their number: the figure is not to be trusted.
+const LITTLE_TOLERANCE: f64 = 0.15;
 
 impl Figure {
     /// Operations or MB per second.
@@ -46,16 +66,38 @@ impl Figure {
 
     /// Microseconds of CPU per operation.
     pub(crate) fn cpu_us(&self) -> f64 {
-        self.cpu.as_secs_f64() * 1e6 / self.done.operations.max(1) as f64
+        self.per_operation_us(self.cpu)
     }
 
+    pub(crate) fn cpu_total_us(&self) -> f64 {
+        self.per_operation_us(self.cpu_total)
+    }
+
+    fn per_operation_us(&self, time: Duration) -> f64 {
+        time.as_secs_f64() * 1e6 / self.done.operations.max(1) as f64
+    }
+
+    /// What there was no more of. `latency` means that nothing was: the jobs waited for answers.
     pub(crate) fn saturated(&self) -> &'static str {
-        match (self.cpu_busy_percent >= SATURATED_PERCENT, self.disk_busy_percent >= SATURATED_PERCENT) {
-            (true, true) => "cpu+disk",
-            (true, false) => "cpu",
-            (false, true) => "disk",
-            (false, false) => "wait",
+        let full = |percent: f64| percent >= SATURATED_PERCENT;
+        match (full(self.cpu_busy_percent), full(self.flush_busy_percent), full(self.disk_busy_percent)) {
+            (true, false, true) => "cpu+disk",
+            (true, true, _) => "cpu+fsync",
+            (true, false, false) => "cpu",
+            (false, true, _) => "fsync rate",
+            (false, false, true) => "disk",
+            (false, false, false) => "latency",
         }
+    }
+
+    /// Operations under way on average; `None` if latencies were not measured.
+    pub(crate) fn under_way(&self) -> Option<f64> {
+        Some(self.done.latencies.as_ref()?.under_way(self.done.busy))
+    }
+
+    /// Whether rate, latency and number of jobs agree; `None` if latencies were not measured.
+    pub(crate) fn obeys_littles_law(&self) -> Option<bool> {
+        self.under_way().map(|under_way| (under_way / self.done.jobs as f64 - 1.0).abs() <= LITTLE_TOLERANCE)
     }
 }
 
@@ -65,7 +107,13 @@ struct Counters {
     process_ticks: u64,
     machine_ticks: u64,
     idle_ticks: u64,
-    disk_busy_ms: u64,
+    disk: DiskCounters,
+}
+
+#[derive(Clone, Copy, Default)]
+struct DiskCounters {
+    busy_ms: u64,
+    flush_ms: u64,
 }
 
 /// Collects the figures of one subject.
@@ -90,31 +138,40 @@ impl Meter {
         self.figures
     }
 
-    /// Does the work, if it is wanted, and keeps its figure.
+    /// Whether work of this name is to be measured.
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
+    }
+
+    /// Does the work, and keeps its figure if it is wanted.
     pub(crate) fn measure(
         &mut self,
         subject: &Subject,
         name: &str,
         work: impl FnOnce() -> Result<Done>,
     ) -> Result<()> {
-        if self.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+        if !self.wants(name) {
             return work().map(drop);
         }
         let before = self.counters(subject)?;
         let done = work().with_context(|| name.to_owned())?;
         let after = self.counters(subject)?;
         let time = after.at - before.at;
-        let machine = (after.machine_ticks - before.machine_ticks).max(1) as f64;
-        let idle = after.idle_ticks.saturating_sub(before.idle_ticks) as f64;
+        let machine = (after.machine_ticks - before.machine_ticks).max(1);
+        let idle = after.idle_ticks.saturating_sub(before.idle_ticks);
         let cpu_ticks = after.process_ticks.saturating_sub(before.process_ticks);
-        let disk_ms = after.disk_busy_ms.saturating_sub(before.disk_busy_ms) as f64;
+        let of_time = |before: u64, after: u64| {
+            (after.saturating_sub(before) as f64 / 10.0 / time.as_secs_f64()).min(100.0)
+        };
         self.figures.push(Figure {
             name: name.to_owned(),
             done,
             time,
             cpu: Duration::from_millis(cpu_ticks * 1000 / TICKS_PER_SECOND),
-            cpu_busy_percent: 100.0 * (1.0 - idle / machine),
-            disk_busy_percent: (disk_ms / 10.0 / time.as_secs_f64()).min(100.0),
+            cpu_total: Duration::from_millis(machine.saturating_sub(idle) * 1000 / TICKS_PER_SECOND),
+            cpu_busy_percent: 100.0 * (1.0 - idle as f64 / machine as f64),
+            disk_busy_percent: of_time(before.disk.busy_ms, after.disk.busy_ms),
+            flush_busy_percent: of_time(before.disk.flush_ms, after.disk.flush_ms),
         });
         Ok(())
     }
@@ -122,20 +179,23 @@ impl Meter {
     fn counters(&self, subject: &Subject) -> Result<Counters> {
         let process_ticks = subject.pid().map_or(Ok(0), process_ticks)?;
         let (machine_ticks, idle_ticks) = machine_ticks()?;
-        let disk_busy_ms = self.disk_busy_ms()?;
-        Ok(Counters { at: Instant::now(), process_ticks, machine_ticks, idle_ticks, disk_busy_ms })
+        let disk = self.disk_counters()?;
+        Ok(Counters { at: Instant::now(), process_ticks, machine_ticks, idle_ticks, disk })
     }
 
-    /// Field 13 of the disk's line in /proc/diskstats; 0 if the filesystem is on no disk.
-    fn disk_busy_ms(&self) -> Result<u64> {
+    /// Fields of the disk's line in /proc/diskstats; zeros if the filesystem is on no disk.
+    fn disk_counters(&self) -> Result<DiskCounters> {
         let text = std::fs::read_to_string("/proc/diskstats").context("read /proc/diskstats")?;
         let is_ours = |fields: &[&str]| {
             fields.first().and_then(|major| major.parse().ok()) == Some(self.device.0)
                 && fields.get(1).and_then(|minor| minor.parse().ok()) == Some(self.device.1)
         };
         let fields = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        let ours = fields.filter(|fields| is_ours(fields)).find_map(|fields| fields.get(12)?.parse().ok());
-        Ok(ours.unwrap_or(0))
+        let Some(ours) = fields.into_iter().find(|fields| is_ours(fields)) else {
+            return Ok(DiskCounters::default());
+        };
+        let field = |index: usize| ours.get(index).and_then(|text| text.parse().ok()).unwrap_or(0);
+        Ok(DiskCounters { busy_ms: field(12), flush_ms: field(19) })
     }
 }
 

@@ -1,233 +1,207 @@
-//! The work that is measured, the same for every subject.
+//! The work that is measured, the same for every subject: large files here, names and trees in `names`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use rustix::fs::OFlags;
 
+use super::latency::Latencies;
 use super::meter::{Done, Meter};
+use super::names;
 use super::{Scale, Subject};
 use crate::random::Random;
 
 const MIB: usize = 1 << 20;
 const BLOCK_BYTES: usize = 4096;
+const LARGE_BYTES: usize = 64 << 10;
 const SEED: u64 = 1;
-/// Threads of the storms that are not made by one.
-const CROWD: u64 = 4;
+const DEPTH: u64 = 32;
 
 /// Does everything on one subject, in an order in which each part finds what it needs.
 pub(crate) fn run_all(subject: &Subject, scale: &Scale, archive: &Path, meter: &mut Meter) -> Result<()> {
-    sequential(subject, scale, meter)?;
-    random_reads(subject, scale, meter)?;
-    random_writes(subject, scale, meter)?;
-    for threads in [1, CROWD] {
-        storm(subject, scale, threads, meter)?;
+    for jobs in [1, 4] {
+        sequential(subject, scale, jobs, meter)?;
     }
-    tree(subject, archive, meter)
+    for size in [BLOCK_BYTES, LARGE_BYTES] {
+        for depth in [1, DEPTH] {
+            random(subject, scale, meter, &Access { size, depth, reads_percent: 100 })?;
+        }
+    }
+    for size in [BLOCK_BYTES, LARGE_BYTES] {
+        random(subject, scale, meter, &Access { size, depth: DEPTH, reads_percent: 80 })?;
+        for depth in [1, DEPTH] {
+            random(subject, scale, meter, &Access { size, depth, reads_percent: 0 })?;
+        }
+    }
+    buffered_writes(subject, scale, meter)?;
+    for jobs in [1, 4, 16] {
+        write_and_sync(subject, scale, jobs, meter)?;
+    }
+    for jobs in [1, 4, 16] {
+        names::storm(subject, scale, jobs, meter)?;
+    }
+    names::tree(subject, archive, meter)
 }
 
-fn sequential(subject: &Subject, scale: &Scale, meter: &mut Meter) -> Result<()> {
-    let path = subject.root().join("large");
-    let done = Done { operations: scale.file_bytes / MIB as u64, bytes: scale.file_bytes };
-    let mut buffer = vec![0; MIB];
+fn jobs_text(jobs: u64) -> String {
+    if jobs == 1 { "1 job".to_owned() } else { format!("{jobs} jobs") }
+}
+
+pub(crate) fn named(verb: &str, jobs: u64) -> String {
+    format!("{verb}, {}", jobs_text(jobs))
+}
+
+/// A file per job, all of them together as large as the one of a single job; that one is used further on.
+fn sequential(subject: &Subject, scale: &Scale, jobs: u64, meter: &mut Meter) -> Result<()> {
+    let path = |job: u64| sequential_path(subject, jobs, job);
+    let count = scale.file_bytes / MIB as u64 / jobs;
     // Data that no filesystem could leave out.
     let mut random = Random::new(SEED);
-    for word in buffer.chunks_exact_mut(8) {
-        word.copy_from_slice(&random.next().to_le_bytes());
-    }
-    meter.measure(subject, "write 1 MiB, fsync at end", || {
-        let mut file = File::create(&path)?;
-        for _ in 0..done.operations {
-            file.write_all(&buffer)?;
-        }
-        file.sync_all()?;
-        Ok(done)
+    let data: Vec<u8> = (0..MIB / 8).flat_map(|_| random.next().to_le_bytes()).collect();
+    let with_bytes = |done: Done| Done { bytes: done.operations * MIB as u64, ..done };
+    meter.measure(subject, &named("write 1 MiB", jobs), || {
+        let done = crowd(jobs, |job, latencies| {
+            let mut file = File::create(path(job))?;
+            for _ in 0..count {
+                latencies.time(|| file.write_all(&data))?;
+            }
+            Ok(file.sync_all()?)
+        })?;
+        // The fsync is in the time, but it is no operation of its own.
+        Ok(Done { latencies: None, ..with_bytes(done) })
     })?;
     subject.make_cold()?;
-    for name in ["read 1 MiB, cold", "read 1 MiB, again"] {
-        meter.measure(subject, name, || {
-            let mut file = File::open(&path)?;
-            for _ in 0..done.operations {
-                file.read_exact(&mut buffer)?;
-            }
-            Ok(done)
-        })?;
-    }
-    Ok(())
-}
-
-fn random_reads(subject: &Subject, scale: &Scale, meter: &mut Meter) -> Result<()> {
-    let path = subject.root().join("large");
-    for (name, threads) in [("read 4 KiB random direct, QD1", 1), ("read 4 KiB random direct, QD32", 32)] {
-        subject.make_cold()?;
-        meter.measure(subject, name, || {
-            let deadline = Instant::now() + scale.time;
-            crowd(threads, |thread| {
-                // Past the page cache, or most reads would soon not reach what is measured.
-                let flags = OFlags::DIRECT.bits() as i32;
-                let file = OpenOptions::new().read(true).custom_flags(flags).open(&path)?;
-                let mut random = Random::new(SEED + thread);
-                let mut memory = [0; 2 * BLOCK_BYTES];
-                let aligned = memory.as_ptr().align_offset(BLOCK_BYTES);
-                let buffer = &mut memory[aligned..aligned + BLOCK_BYTES];
-                let mut operations = 0;
-                while Instant::now() < deadline {
-                    let block = random.below(scale.file_bytes / BLOCK_BYTES as u64);
-                    file.read_exact_at(buffer, block * BLOCK_BYTES as u64)?;
-                    operations += 1;
+    for verb in ["read 1 MiB", "read 1 MiB again"] {
+        meter.measure(subject, &named(verb, jobs), || {
+            let done = crowd(jobs, |job, latencies| {
+                let mut file = File::open(path(job))?;
+                let mut buffer = vec![0; MIB];
+                for _ in 0..count {
+                    latencies.time(|| file.read_exact(&mut buffer))?;
                 }
-                Ok(operations)
-            })
+                Ok(())
+            })?;
+            Ok(with_bytes(done))
         })?;
+    }
+    // The large file of one job is used further on.
+    for job in (0..jobs).filter(|_| jobs > 1) {
+        std::fs::remove_file(path(job))?;
     }
     Ok(())
 }
 
-fn random_writes(subject: &Subject, scale: &Scale, meter: &mut Meter) -> Result<()> {
-    let path = subject.root().join("large");
+fn sequential_path(subject: &Subject, jobs: u64, job: u64) -> PathBuf {
+    subject.root().join(format!("large-{jobs}-{job}"))
+}
+
+/// Random access to one large file with `O_DIRECT`: past the page cache, or most reads would not reach what is measured.
+struct Access {
+    size: usize,
+    depth: u64,
+    reads_percent: u64,
+}
+
+impl Access {
+    fn name(&self) -> String {
+        let verb = match self.reads_percent {
+            100 => "read",
+            0 => "write",
+            _ => "80/20 mix",
+        };
+        format!("{verb} {} KiB random, QD{}", self.size >> 10, self.depth)
+    }
+}
+
+fn random(subject: &Subject, scale: &Scale, meter: &mut Meter, access: &Access) -> Result<()> {
+    let name = access.name();
+    if !meter.wants(&name) {
+        return Ok(());
+    }
+    subject.make_cold()?;
+    let path = sequential_path(subject, 1, 0);
+    let positions = scale.file_bytes / access.size as u64;
+    meter.measure(subject, &name, || {
+        let deadline = Instant::now() + scale.time;
+        let done = crowd(access.depth, |job, latencies| {
+            let flags = OFlags::DIRECT.bits() as i32;
+            let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path)?;
+            let mut random = Random::new(SEED + job);
+            let mut memory = vec![job as u8; access.size + BLOCK_BYTES];
+            let aligned = memory.as_ptr().align_offset(BLOCK_BYTES);
+            let buffer = &mut memory[aligned..aligned + access.size];
+            while Instant::now() < deadline {
+                let offset = random.below(positions) * access.size as u64;
+                if random.percent(access.reads_percent) {
+                    latencies.time(|| file.read_exact_at(buffer, offset))?;
+                } else {
+                    latencies.time(|| file.write_all_at(buffer, offset))?;
+                }
+            }
+            Ok(())
+        })?;
+        if access.reads_percent < 100 {
+            File::open(&path)?.sync_all()?;
+        }
+        Ok(done)
+    })
+}
+
+fn buffered_writes(subject: &Subject, scale: &Scale, meter: &mut Meter) -> Result<()> {
+    let path = sequential_path(subject, 1, 0);
     let buffer = [7; BLOCK_BYTES];
-    let block =
-        |random: &mut Random| random.below(scale.file_bytes / BLOCK_BYTES as u64) * BLOCK_BYTES as u64;
-    meter.measure(subject, "write 4 KiB random, fsync at end", || {
+    meter.measure(subject, "write 4 KiB random buffered, 1 job", || {
         let deadline = Instant::now() + scale.time;
         let file = OpenOptions::new().write(true).open(&path)?;
         let mut random = Random::new(SEED);
         let mut operations = 0;
         while Instant::now() < deadline {
-            file.write_all_at(&buffer, block(&mut random))?;
+            let block = random.below(scale.file_bytes / BLOCK_BYTES as u64);
+            file.write_all_at(&buffer, block * BLOCK_BYTES as u64)?;
             operations += 1;
         }
         file.sync_all()?;
-        Ok(Done { operations, bytes: 0 })
-    })?;
-    for (name, threads) in [("write 4 KiB + fsync, 1 file", 1), ("write 4 KiB + fsync, 4 files", CROWD)] {
-        meter.measure(subject, name, || {
-            let deadline = Instant::now() + scale.time;
-            crowd(threads, |thread| {
-                let mut file = File::create(subject.root().join(format!("log-{thread}")))?;
-                let mut operations = 0;
-                while Instant::now() < deadline {
-                    file.write_all(&buffer)?;
-                    file.sync_all()?;
-                    operations += 1;
-                }
-                Ok(operations)
-            })
-        })?;
-    }
-    Ok(())
-}
-
-/// Each thread works in a directory of its own.
-fn storm(subject: &Subject, scale: &Scale, threads: u64, meter: &mut Meter) -> Result<()> {
-    let directory = |thread: u64| subject.root().join(format!("storm-{threads}-{thread}"));
-    let name = |thread: u64, prefix: &str, index: u64| directory(thread).join(format!("{prefix}{index:06}"));
-    for thread in 0..threads {
-        std::fs::create_dir(directory(thread))?;
-    }
-    let mut each = |verb: &str, work: &(dyn Fn(u64, u64) -> Result<()> + Sync)| {
-        meter.measure(
-            subject,
-            &format!("{verb}, {threads} thread{}", if threads > 1 { "s" } else { "" }),
-            || {
-                crowd(threads, |thread| {
-                    for index in 0..scale.names {
-                        work(thread, index)?;
-                    }
-                    Ok(scale.names)
-                })
-            },
-        )
-    };
-    each("create", &|thread, index| {
-        File::create_new(name(thread, "f", index))?;
-        Ok(())
-    })?;
-    subject.make_cold()?;
-    each("stat, cold", &|thread, index| {
-        name(thread, "f", index).symlink_metadata()?;
-        Ok(())
-    })?;
-    subject.make_cold()?;
-    each("list and stat, cold, per name", &|thread, index| {
-        // One listing for all names, so that the figure is per name.
-        if index == 0 {
-            let entries = std::fs::read_dir(directory(thread))?.map(|entry| Ok(entry?.metadata()?.len()));
-            let count = entries.collect::<Result<Vec<u64>>>()?.len() as u64;
-            ensure!(count == scale.names, "listed {count} of {} names", scale.names);
-        }
-        Ok(())
-    })?;
-    each("rename", &|thread, index| {
-        Ok(std::fs::rename(name(thread, "f", index), name(thread, "g", index))?)
-    })?;
-    each("unlink", &|thread, index| Ok(std::fs::remove_file(name(thread, "g", index))?))
-}
-
-fn tree(subject: &Subject, archive: &Path, meter: &mut Meter) -> Result<()> {
-    let directory = subject.root().join("tree");
-    std::fs::create_dir(&directory)?;
-    let files = AtomicU64::new(0);
-    meter.measure(subject, "untar a tree, per file", || {
-        let output = Command::new("tar")
-            .args(["--extract", "--verbose", "--file"])
-            .arg(archive)
-            .arg("--directory")
-            .arg(&directory)
-            .stdin(Stdio::null())
-            .output()?;
-        ensure!(output.status.success(), "tar: {}", String::from_utf8_lossy(&output.stderr));
-        files.store(output.stdout.iter().filter(|byte| **byte == b'\n').count() as u64, Ordering::Relaxed);
-        Ok(Done { operations: files.load(Ordering::Relaxed), bytes: 0 })
-    })?;
-    subject.make_cold()?;
-    let done = Done { operations: files.load(Ordering::Relaxed), bytes: 0 };
-    meter.measure(subject, "read a tree, cold, per file", || {
-        // Into a pipe: tar does not read what it would write to /dev/null.
-        let script = r#"tar --create --file=- --directory="$0" . | cat >/dev/null"#;
-        run(Command::new("sh").args(["-c", script]).arg(&directory))?;
-        Ok(done)
-    })?;
-    meter.measure(subject, "rm -r a tree, per file", || {
-        run(Command::new("rm").arg("-r").arg(&directory))?;
-        Ok(done)
+        Ok(Done::whole(operations, 0))
     })
 }
 
-/// Packs a part of a real tree into an archive in `directory`.
-pub(crate) fn pack_tree(directory: &Path, files: usize) -> Result<PathBuf> {
-    let archive = directory.join("tree.tar");
-    let script = r#"cd /usr/share && find . \( -type f -size -4M -o -type l \) -print0 | LC_ALL=C sort -z |
-        head -z -n "$1" | tar --create --null --no-recursion --files-from=- --file="$0""#;
-    run(Command::new("sh").args(["-c", script]).arg(&archive).arg(files.to_string()))?;
-    Ok(archive)
+/// Appends to a file per job, each write made durable.
+fn write_and_sync(subject: &Subject, scale: &Scale, jobs: u64, meter: &mut Meter) -> Result<()> {
+    let buffer = [7; BLOCK_BYTES];
+    meter.measure(subject, &named("write 4 KiB + fsync", jobs), || {
+        let deadline = Instant::now() + scale.time;
+        crowd(jobs, |job, latencies| {
+            let mut file = File::create(subject.root().join(format!("log-{jobs}-{job}")))?;
+            while Instant::now() < deadline {
+                latencies.time(|| file.write_all(&buffer).and_then(|()| file.sync_all()))?;
+            }
+            Ok(())
+        })
+    })
 }
 
-/// Runs the work on so many threads; it returns its operations.
-fn crowd(threads: u64, work: impl Fn(u64) -> Result<u64> + Sync) -> Result<Done> {
-    let results: Vec<Result<u64>> = std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads)
-            .map(|thread| {
-                scope.spawn({
-                    let work = &work;
-                    move || work(thread)
-                })
+/// Runs the work on so many threads. Each operation is one latency.
+pub(crate) fn crowd(jobs: u64, work: impl Fn(u64, &mut Latencies) -> Result<()> + Sync) -> Result<Done> {
+    let start = Instant::now();
+    let results: Vec<Result<Latencies>> = std::thread::scope(|scope| {
+        let spawn = |job| {
+            let work = &work;
+            scope.spawn(move || {
+                let mut latencies = Latencies::default();
+                work(job, &mut latencies).map(|()| latencies)
             })
-            .collect();
+        };
+        let handles: Vec<_> = (0..jobs).map(spawn).collect();
         handles.into_iter().map(|handle| handle.join().expect("a panic ends the process")).collect()
     });
-    let operations = results.into_iter().sum::<Result<u64>>()?;
-    Ok(Done { operations, bytes: 0 })
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let output = command.stdin(Stdio::null()).output().with_context(|| format!("run {command:?}"))?;
-    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(())
+    let busy = start.elapsed();
+    let mut all = Latencies::default();
+    for latencies in results {
+        all.merge(&latencies?);
+    }
+    Ok(Done { operations: all.operations(), bytes: 0, jobs, latencies: Some(all), busy })
 }

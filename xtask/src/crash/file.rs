@@ -13,7 +13,8 @@ use super::content::{self, FileId, Generation, SECTOR_BYTES, UNWRITTEN};
 #[derive(Debug, Clone)]
 pub(crate) struct FileState {
     pub(crate) id: FileId,
-    pub(crate) mode: u32,
+    /// Modes that it may have after a crash, oldest first; the last is what is seen now.
+    modes: Vec<u32>,
     /// What a reader sees now.
     pub(crate) size: u64,
     /// After a crash the size is at least this and at most `size`: unsynced writes only make a file longer.
@@ -30,7 +31,7 @@ struct Piece {
 
 impl FileState {
     pub(crate) fn new(id: FileId, mode: u32) -> Self {
-        Self { id, mode, size: 0, size_durable: 0, pieces: BTreeMap::new() }
+        Self { id, modes: vec![mode], size: 0, size_durable: 0, pieces: BTreeMap::new() }
     }
 
     /// A write that nobody promised to keep.
@@ -52,8 +53,32 @@ impl FileState {
         }
     }
 
+    /// The mode of a file that is or was just written becomes durable with its bytes.
+    pub(crate) fn chmod(&mut self, mode: u32) {
+        self.modes.push(mode);
+    }
+
+    pub(crate) fn may_have_mode(&self, mode: u32) -> bool {
+        self.modes.contains(&mode)
+    }
+
+    /// After a crash: the mode is this one.
+    pub(crate) fn has_mode(&mut self, mode: u32) {
+        self.modes = vec![mode];
+    }
+
+    pub(crate) fn modes(&self) -> &[u32] {
+        &self.modes
+    }
+
     /// Everything written so far is durable.
     pub(crate) fn sync(&mut self) {
+        self.sync_data();
+        self.modes.drain(..self.modes.len() - 1);
+    }
+
+    /// The same without the mode.
+    pub(crate) fn sync_data(&mut self) {
         self.size_durable = self.size;
         for piece in self.pieces.values_mut() {
             piece.versions.drain(..piece.versions.len() - 1);

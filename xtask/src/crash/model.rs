@@ -1,6 +1,6 @@
 //! What one worker's names and files must be, given the operations that returned.
 //!
-//! Operations on names, sizes and modes are durable when they return; bytes are when fsync returns. A worker is the only
+//! Operations on names and sizes are durable when they return; bytes and modes of files are when fsync returns. A worker is the only
 //! one to touch its names, so its own order of operations decides.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,19 +39,66 @@ pub(crate) enum Sync {
 /// One operation on a worker's names.
 #[derive(Debug, Clone)]
 pub(crate) enum Operation {
-    Create { path: String, file: FileId },
-    Mkdir { path: String },
-    Rmdir { path: String },
-    Symlink { path: String, text: String },
-    Link { from: String, to: String },
-    Unlink { path: String },
-    Rename { from: String, to: String },
-    Chmod { path: String, mode: u32 },
-    Truncate { path: String, size: u64 },
-    Write { path: String, offset: u64, len: u64, generation: Generation, promise: Promise },
-    Fsync { path: String, sync: Sync },
-    Read { path: String, offset: u64, len: u64 },
-    Close { file: FileId },
+    Create {
+        path: String,
+        file: FileId,
+    },
+    Mkdir {
+        path: String,
+    },
+    Rmdir {
+        path: String,
+    },
+    Symlink {
+        path: String,
+        text: String,
+    },
+    Link {
+        from: String,
+        to: String,
+    },
+    Unlink {
+        path: String,
+    },
+    Rename {
+        from: String,
+        to: String,
+    },
+    Chmod {
+        path: String,
+        mode: u32,
+    },
+    Truncate {
+        path: String,
+        size: u64,
+    },
+    Write {
+        path: String,
+        offset: u64,
+        len: u64,
+        generation: Generation,
+        promise: Promise,
+    },
+    /// A store through a shared mapping, inside the file; durable if msync returned.
+    Map {
+        path: String,
+        offset: u64,
+        len: u64,
+        generation: Generation,
+        promise: Promise,
+    },
+    Fsync {
+        path: String,
+        sync: Sync,
+    },
+    Read {
+        path: String,
+        offset: u64,
+        len: u64,
+    },
+    Close {
+        file: FileId,
+    },
 }
 
 impl Operation {
@@ -66,6 +113,7 @@ impl Operation {
             | Self::Chmod { path, .. }
             | Self::Truncate { path, .. }
             | Self::Write { path, .. }
+            | Self::Map { path, .. }
             | Self::Fsync { path, .. }
             | Self::Read { path, .. } => Some(path),
             Self::Link { from, .. } | Self::Rename { from, .. } => Some(from),
@@ -115,16 +163,19 @@ impl Model {
                 self.entries.insert(to.clone(), entry);
             }
             Operation::Rename { from, to } => self.rename(from, to),
-            Operation::Chmod { path, mode } => self.change(path, |file| file.mode = *mode),
+            Operation::Chmod { path, mode } => self.change(path, |file| file.chmod(*mode)),
             Operation::Truncate { path, size } => self.change(path, |file| file.truncate(*size)),
-            Operation::Write { path, offset, len, generation, promise } => {
+            Operation::Write { path, offset, len, generation, promise }
+            | Operation::Map { path, offset, len, generation, promise } => {
                 let range = *offset..offset + len;
                 self.change(path, |file| match promise {
                     Promise::Nothing => file.write(range, *generation),
                     Promise::Durable => file.write_durable(range, *generation),
                 });
             }
-            Operation::Fsync { path, .. } => self.change(path, FileState::sync),
+            // fdatasync makes no promise about the mode.
+            Operation::Fsync { path, sync: Sync::All } => self.change(path, FileState::sync),
+            Operation::Fsync { path, sync: Sync::Data } => self.change(path, FileState::sync_data),
             Operation::Read { .. } | Operation::Close { .. } => {}
         }
     }
@@ -135,7 +186,10 @@ impl Model {
             None | Some(Operation::Fsync { .. } | Operation::Read { .. } | Operation::Close { .. }) => {
                 vec![self.clone()]
             }
-            Some(Operation::Write { path, offset, len, generation, .. }) => {
+            Some(
+                Operation::Write { path, offset, len, generation, .. }
+                | Operation::Map { path, offset, len, generation, .. },
+            ) => {
                 let mut written = self.clone();
                 written.change(path, |file| file.write(*offset..offset + len, *generation));
                 vec![written]

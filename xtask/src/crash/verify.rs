@@ -138,7 +138,10 @@ fn judge_model(root: &Path, tree: &Tree, model: &Model) -> Result<Model, Vec<Str
     }) {
         let file = model.file(path).expect("taken from the model");
         match judge_content(root, path, file) {
-            Ok(state) => drop(judged.files.insert(file.id, state)),
+            Ok(mut state) => {
+                state.has_mode(tree[path].mode);
+                judged.files.insert(file.id, state);
+            }
             Err(problem) => problems.push(format!("{path}: file={:#x}: {problem}", file.id.0)),
         }
     }
@@ -163,8 +166,9 @@ fn compare(
             let file = &model.files[id];
             let links = model.links(*id) as u64;
             let inode = *inodes.entry(*id).or_insert(found.inode);
-            if found.mode != file.mode {
-                Some(format!("mode={:o} expected={:o}", found.mode, file.mode))
+            if !file.may_have_mode(found.mode) {
+                let expected: Vec<String> = file.modes().iter().map(|mode| format!("{mode:o}")).collect();
+                Some(format!("mode={:o} expected={}", found.mode, expected.join(" or ")))
             } else if found.links != links {
                 Some(format!("links={} expected={links}", found.links))
             } else if found.inode != inode {

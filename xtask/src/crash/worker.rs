@@ -6,11 +6,14 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use rustix::fs::OFlags;
 
 use super::content::{self, FileId, Generation};
+use super::mapper::Mapper;
 use super::model::{DIRECTORY_MODE, Entry, FILE_MODE, Model, Operation, Promise, Sync};
+use crate::bench::latency::Latencies;
 use crate::random::Random;
 
 /// A directory in which all workers make names.
@@ -33,14 +36,18 @@ pub(crate) struct Worker {
     /// Set if an operation failed at the moment of the crash: it took place or not.
     pub(crate) in_flight: Option<Operation>,
     pub(crate) operations: u64,
+    /// Of what was done since somebody took them.
+    pub(crate) latencies: Latencies,
     names: u64,
     generation: u64,
     open: BTreeMap<FileId, File>,
+    mapper_binary: PathBuf,
+    mapper: Option<Mapper>,
     history: VecDeque<(Option<FileId>, String)>,
 }
 
 impl Worker {
-    pub(crate) fn new(index: usize, root: &Path, seed: u64) -> Self {
+    pub(crate) fn new(index: usize, root: &Path, mapper_binary: &Path, seed: u64) -> Self {
         Self {
             index,
             root: root.to_path_buf(),
@@ -48,9 +55,12 @@ impl Worker {
             model: Model::default(),
             in_flight: None,
             operations: 0,
+            latencies: Latencies::default(),
             names: 0,
             generation: 0,
             open: BTreeMap::new(),
+            mapper_binary: mapper_binary.to_path_buf(),
+            mapper: None,
             history: VecDeque::new(),
         }
     }
@@ -96,7 +106,9 @@ impl Worker {
         while !stop.load(Ordering::Relaxed) {
             let operation = self.choose();
             let file = operation.path().and_then(|path| self.model.file(path)).map(|file| file.id);
+            let start = Instant::now();
             let result = self.perform(&operation);
+            self.latencies.note(start.elapsed());
             self.remember(file.or(operation.file()), operation.to_string());
             match result {
                 Ok(()) => {
@@ -156,6 +168,18 @@ impl Worker {
                         handle.write_all_at(&data, *offset)?;
                     }
                 }
+            }
+            Operation::Map { path, offset, len, generation, promise } => {
+                let file = self.model.file(path).expect("chosen from the model").id;
+                let mut data = vec![0; *len as usize];
+                content::fill(file, *generation, *offset, &mut data);
+                let mut mapper = match self.mapper.take() {
+                    Some(mapper) => mapper,
+                    None => Mapper::start(&self.mapper_binary)?,
+                };
+                mapper.store(&at(path), *offset, &data, *promise == Promise::Durable)?;
+                // One that failed may be dead: it is not used again.
+                self.mapper = Some(mapper);
             }
             Operation::Fsync { path, sync: Sync::All } => self.handle(path)?.sync_all()?,
             Operation::Fsync { path, sync: Sync::Data } => self.handle(path)?.sync_data()?,
@@ -233,7 +257,8 @@ impl Worker {
                 Some(Operation::Chmod { path, mode: 0o600 | self.random.below(0o100) as u32 })
             }
             36..42 => self.truncate(),
-            42..72 if !too_many => self.write(),
+            42..67 if !too_many => self.write(),
+            67..72 => self.map(),
             72..87 => {
                 let (path, _) = self.any_file()?;
                 let sync = if self.random.percent(70) { Sync::All } else { Sync::Data };
@@ -269,6 +294,18 @@ impl Worker {
         }
         let promise = if self.random.percent(12) { Promise::Durable } else { Promise::Nothing };
         Some(Operation::Write { path, offset, len, generation: Generation(self.generation), promise })
+    }
+
+    fn map(&mut self) -> Option<Operation> {
+        let (path, size) = self.any_file()?;
+        if size == 0 {
+            return None;
+        }
+        self.generation += 1;
+        let offset = self.random.below(size);
+        let len = 1 + self.random.below((size - offset).min(200 << 10));
+        let promise = if self.random.percent(40) { Promise::Durable } else { Promise::Nothing };
+        Some(Operation::Map { path, offset, len, generation: Generation(self.generation), promise })
     }
 
     fn truncate(&mut self) -> Option<Operation> {
@@ -356,10 +393,11 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// What the kernel answers when the process behind a mount is gone.
+/// What the kernel answers when the process behind a mount is gone, and the process when its disks are, or are full.
 fn is_of_a_crash(error: &io::Error) -> bool {
     use rustix::io::Errno;
-    let errors = [Errno::NOTCONN, Errno::CONNABORTED, Errno::IO, Errno::STALE, Errno::INTR];
+    let errors =
+        [Errno::NOTCONN, Errno::CONNABORTED, Errno::IO, Errno::STALE, Errno::INTR, Errno::ROFS, Errno::NOSPC];
     errors.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 

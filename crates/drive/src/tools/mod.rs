@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod dump;
 pub(crate) mod fsck;
+pub(crate) mod inventory;
 
 use std::io;
 use std::path::PathBuf;
@@ -33,6 +34,14 @@ pub enum ToolError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// Its index cannot be read.
+    #[error("drive is damaged: path={path:?} reason={reason}")]
+    Damaged {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
     },
     /// The bench could not make its drive.
     #[error("cannot make a drive to measure")]

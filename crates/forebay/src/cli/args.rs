@@ -30,6 +30,16 @@ Examples:
   forebay mount /srv/forebay /mnt/data
   forebay mount /srv/forebay /mnt/data -o ro,noatime";
 
+const FSCK_HELP: &str = "Changes nothing. The bytes of shards are not read: that is `forebay drive fsck`.
+
+Exit status:
+  0  nothing is wrong
+  1  there are findings; each says what is wrong, with what, and what to do
+  2  it could not be checked
+
+Example:
+  forebay fsck /srv/forebay --json";
+
 fn size(text: &str) -> Result<u64, String> {
     base::units::parse_size(text).map_err(|error| error.to_string())
 }
@@ -88,6 +98,15 @@ pub(crate) enum Command {
     /// Look at drives, add them, take them out; tools that work on a drive without a node.
     #[command(subcommand)]
     Drive(DriveCommand),
+    /// Check everything: the tree, all counters, and whether the drives hold what they should and nothing else.
+    #[command(after_help = FSCK_HELP)]
+    Fsck {
+        /// The node's directory. The node may run or not.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Look at the copies of the metadata, add and remove directories for them.
     #[command(subcommand)]
     Meta(MetaCommand),

@@ -3,6 +3,7 @@
 mod args;
 mod drives;
 mod filesystems;
+mod fsck;
 mod meta;
 mod output;
 mod plan;
@@ -11,6 +12,7 @@ mod status;
 
 use std::future::Future;
 use std::path::Path;
+use std::process::ExitCode;
 
 use admin::{AdminClient, RemoveDrive, ReplaceDrive};
 use anyhow::{Context, Result};
@@ -22,8 +24,16 @@ use args::{CapacityCommand, Command, DriveCommand, FsCommand, MetaCommand, Profi
 use crate::node::NodeDir;
 
 /// Runs one command.
-pub(crate) fn run(cli: Cli) -> Result<()> {
+pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
+        Command::Fsck { dir, json } => Ok(fsck::fsck(&dir, json.into())),
+        command => run_command(command).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+fn run_command(command: Command) -> Result<()> {
+    match command {
+        Command::Fsck { .. } => unreachable!("it has exit statuses of its own"),
         Command::Start(args) => start::start(args),
         Command::Stop { dir } => start::stop(&dir),
         Command::Status { dir, json } => status::status(&dir, json.into()),

@@ -204,7 +204,7 @@ pub(super) fn stop(dir: &Path) -> Result<()> {
 }
 
 /// Whether a process serves this directory: it holds the lock for as long as it lives.
-fn is_locked(dir: &NodeDir) -> bool {
+pub(super) fn is_locked(dir: &NodeDir) -> bool {
     let lock = env().files.open(&dir.lock(), OpenMode::Existing, Caching::Buffered);
     lock.is_ok_and(|lock| lock.try_lock().is_err())
 }

@@ -1,11 +1,12 @@
 //! What the node's operator sees and does.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use admin::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, MetaCopyInfo, MetaDir, MountRequest,
-    NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo,
-    WhyInfo,
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, FsckInfo, MetaCopyInfo, MetaDir,
+    MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep, SpaceInfo,
+    UpkeepInfo, WhyInfo,
 };
 use anyhow::{Result, bail};
 use base::env::Env;
@@ -358,6 +359,14 @@ impl NodeControl for Node {
 
     fn remove_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>> {
         Box::pin(async { self.remove_meta_dir_now(request).await.map_err(failed) })
+    }
+
+    fn start_fsck(self: Arc<Self>) -> BoxFuture<'static, Result<FsckInfo, AdminError>> {
+        Box::pin(async { self.start_fsck_now().await.map_err(failed) })
+    }
+
+    fn fsck(&self) -> BoxFuture<'_, Result<FsckInfo, AdminError>> {
+        Box::pin(async { self.fsck_now() })
     }
 
     fn why(&self, name: String, path: String) -> BoxFuture<'_, Result<WhyInfo, AdminError>> {

@@ -44,7 +44,7 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
 pub(super) struct FilesystemEntry {
     pub(super) record: FilesystemRecord,
     pub(super) files: LedgerFiles,
-    owner: Arc<Owner>,
+    pub(super) owner: Arc<Owner>,
     pub(super) client: Client,
     topology: watch::Sender<Arc<Topology>>,
     /// What new extents are written with now.

@@ -3,17 +3,18 @@
 mod control;
 mod drives;
 mod filesystems;
+mod fsck;
 mod groups;
 mod ledgers;
 mod members;
 mod monitor;
+mod node_file;
 mod paths;
 mod scrub;
 mod start;
 mod why;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +23,6 @@ use base::env::{Env, File};
 use base::{ClusterId, DriveId};
 use layout::ClusterMap;
 use meta::control::Control;
-use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
@@ -33,34 +33,10 @@ use filesystems::FilesystemEntry;
 use ledgers::{LedgerFiles, MetaDirs};
 
 pub(crate) use control::read_node_file;
+pub(crate) use fsck::fsck_stopped;
+pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
 pub(crate) use start::{IoChoice, StartOptions};
-
-/// `node.json`: how to reach a running node. Removed when it stops.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct NodeFile {
-    /// Its process.
-    pub(crate) pid: u32,
-    /// Where its first filesystem is mounted.
-    pub(crate) mount: Option<PathBuf>,
-    /// Where it listens.
-    pub(crate) addresses: Addresses,
-    /// Its first filesystem.
-    pub(crate) filesystem: String,
-    /// The cluster's identity.
-    pub(crate) cluster: ClusterId,
-    /// Version of the program.
-    pub(crate) version: String,
-}
-
-/// Where a node listens.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Addresses {
-    /// The management socket.
-    pub(crate) admin: PathBuf,
-}
 
 /// A running node.
 pub(crate) struct Node {
@@ -79,6 +55,7 @@ pub(crate) struct Node {
     /// How long a drive may be away before others take over its positions.
     out_after: Duration,
     monitor: std::sync::Mutex<Option<JoinHandle<()>>>,
+    fsck: std::sync::Mutex<fsck::FsckJob>,
     stop_serving: watch::Sender<bool>,
     /// Held for as long as the node runs.
     _lock: Arc<dyn File>,

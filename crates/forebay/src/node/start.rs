@@ -271,6 +271,7 @@ impl Node {
             scrub_targets,
             out_after: options.out_after.unwrap_or(OUT_AFTER),
             monitor: std::sync::Mutex::new(None),
+            fsck: std::sync::Mutex::default(),
             stop_serving,
             _lock: lock,
         });

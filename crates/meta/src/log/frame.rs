@@ -47,7 +47,7 @@ pub(super) enum BadFrame {
     NewerFormat(u8),
 }
 
-fn checksum(header: &[u8], batch: &[u8]) -> u32 {
+pub(super) fn checksum(header: &[u8], batch: &[u8]) -> u32 {
     base::checksum::crc32c(header) ^ base::checksum::crc32c(batch).rotate_left(1)
 }
 

@@ -7,6 +7,8 @@
 mod conformance;
 mod file;
 mod frame;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod mem;
 mod members;
 mod mirror;

@@ -31,6 +31,8 @@ use crate::values::{Inode, MapSegment, Slot, Usage};
 use data::CommitTimes;
 use lease::{Events, Intent, LeaseTable};
 
+#[cfg(fuzzing)]
+pub(crate) use acl::Acl;
 pub use recovery::OwnerError;
 pub(crate) use recovery::recover;
 pub use server::{Owner, OwnerOptions, OwnerStat};

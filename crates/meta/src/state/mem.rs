@@ -8,7 +8,8 @@ use crate::keys::KeyRange;
 
 #[derive(Debug, Default)]
 struct Inner {
-    map: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Shared with whoever reads it just now, so that a visitor may read as well.
+    map: Arc<BTreeMap<Vec<u8>, Vec<u8>>>,
     applied: Applied,
 }
 
@@ -18,14 +19,20 @@ pub struct MemState {
     inner: Arc<Mutex<Inner>>,
 }
 
+impl MemState {
+    fn map(&self) -> Arc<BTreeMap<Vec<u8>, Vec<u8>>> {
+        self.inner.lock().expect("no holder of this lock panics").map.clone()
+    }
+}
+
 impl State for MemState {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
-        Ok(self.inner.lock().expect("no holder of this lock panics").map.get(key).cloned())
+        Ok(self.map().get(key).cloned())
     }
 
     fn scan(&self, (from, to): &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
-        let inner = self.inner.lock().expect("no holder of this lock panics");
-        let range = inner.map.range(from.clone()..to.clone());
+        let map = self.map();
+        let range = map.range(from.clone()..to.clone());
         for (key, value) in range {
             if visit(key, value).is_break() {
                 break;
@@ -35,8 +42,8 @@ impl State for MemState {
     }
 
     fn last(&self, (from, to): &KeyRange) -> Result<Option<Pair>, StateError> {
-        let inner = self.inner.lock().expect("no holder of this lock panics");
-        let last = inner.map.range(from.clone()..to.clone()).next_back();
+        let map = self.map();
+        let last = map.range(from.clone()..to.clone()).next_back();
         Ok(last.map(|(key, value)| (key.clone(), value.clone())))
     }
 
@@ -46,10 +53,11 @@ impl State for MemState {
         applied: Applied,
     ) -> Result<(), StateError> {
         let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        let map = Arc::make_mut(&mut inner.map);
         for (key, value) in changes {
             match value {
-                Some(value) => inner.map.insert(key.to_vec(), value.to_vec()),
-                None => inner.map.remove(key),
+                Some(value) => map.insert(key.to_vec(), value.to_vec()),
+                None => map.remove(key),
             };
         }
         inner.applied = applied;

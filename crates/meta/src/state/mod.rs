@@ -5,6 +5,7 @@
 
 mod mem;
 mod mirror;
+mod overlaid;
 mod redb_state;
 
 use std::ops::ControlFlow;
@@ -16,6 +17,7 @@ use crate::keys::KeyRange;
 
 pub use mem::MemState;
 pub use mirror::{MirroredState, ReplicaStatus};
+pub use overlaid::Overlaid;
 pub use redb_state::RedbState;
 
 /// Why the store could not be read or written.

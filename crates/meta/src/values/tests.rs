@@ -127,3 +127,11 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_piece_beyond_its_extent_is_refused() {
+    let piece = |len| Piece { len, ..sample_extent() }.encode();
+    assert!(Piece::decode(&piece(4096)).is_ok());
+    assert!(Piece::decode(&piece(4097)).is_err());
+    assert!(Piece::decode(&piece(u64::MAX)).is_err());
+}

@@ -179,11 +179,11 @@ fn decide(env: &Env, found: &[Found], stale: StaleCopies) -> Result<Decision, Lo
     Ok(decision)
 }
 
+/// Logs by directory, and those that cannot be used with the reason.
+type Opened = (Vec<(PathBuf, FileLog)>, Vec<(PathBuf, String)>);
+
 /// Opens the logs of complete copies. One that is damaged while another is not is left out.
-fn open_logs(
-    shared: &Shared,
-    decision: &Decision,
-) -> Result<(Vec<(PathBuf, FileLog)>, Vec<(PathBuf, String)>), LogError> {
+fn open_logs(shared: &Shared, decision: &Decision) -> Result<Opened, LogError> {
     let (mut logs, mut bad, mut first_error) = (Vec::new(), Vec::new(), None);
     for (dir, _) in &decision.complete {
         match shared.open_file_log(dir) {

@@ -1,0 +1,118 @@
+//! A store with the end of a log laid over it, for looking at a ledger that nobody serves.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use base::Seq;
+
+use super::{Applied, Pair, State, StateError, Visit};
+use crate::batch::Batch;
+use crate::keys::KeyRange;
+use crate::log::{LedgerLog, LogError};
+
+/// Bytes of the log read at a time.
+const PAGE_BYTES: usize = 32 << 20;
+
+/// A store and the changes that it does not have yet, in memory: as much as a log can be ahead of its store.
+pub struct Overlaid {
+    bottom: Arc<dyn State>,
+    changes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    applied: Applied,
+}
+
+impl Overlaid {
+    /// Reads what the log has and `bottom` has not.
+    ///
+    /// # Errors
+    /// If either cannot be read, or they do not fit together.
+    pub async fn replay(log: &dyn LedgerLog, bottom: Arc<dyn State>) -> Result<Self, LogError> {
+        let store = |error: StateError| LogError::Damaged(error.to_string());
+        let mut applied = bottom.applied().map_err(store)?;
+        let mut changes = BTreeMap::new();
+        if log.first().0 > applied.seq.0 + 1 {
+            let what = format!("the log begins at {}, the store ends at {}", log.first(), applied.seq);
+            return Err(LogError::Damaged(what));
+        }
+        loop {
+            let entries = log.read(Seq(applied.seq.0 + 1), PAGE_BYTES).await?;
+            let Some(last) = entries.last() else { break };
+            let position = Applied { seq: last.seq, epoch: last.epoch };
+            for entry in &entries {
+                let batch = Batch::decode(&entry.batch);
+                let batch =
+                    batch.map_err(|error| LogError::Damaged(format!("batch {}: {error}", entry.seq)))?;
+                changes.extend(batch.changes);
+            }
+            applied = position;
+        }
+        Ok(Self { bottom, changes, applied })
+    }
+}
+
+impl State for Overlaid {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
+        match self.changes.get(key) {
+            Some(value) => Ok(value.clone()),
+            None => self.bottom.get(key),
+        }
+    }
+
+    fn scan(&self, (from, to): &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
+        if from >= to {
+            return Ok(());
+        }
+        let mut above = self.changes.range(from.clone()..to.clone()).peekable();
+        let mut ended = ControlFlow::Continue(());
+        self.bottom.scan(&(from.clone(), to.clone()), &mut |key, value| {
+            while let Some((newer, changed)) = above.next_if(|(newer, _)| newer.as_slice() < key) {
+                if let Some(changed) = changed {
+                    ended = visit(newer, changed);
+                    if ended.is_break() {
+                        return ended;
+                    }
+                }
+            }
+            ended = match above.next_if(|(newer, _)| newer.as_slice() == key) {
+                Some((_, Some(changed))) => visit(key, changed),
+                Some((_, None)) => ControlFlow::Continue(()),
+                None => visit(key, value),
+            };
+            ended
+        })?;
+        for (key, changed) in above {
+            if ended.is_break() {
+                break;
+            }
+            if let Some(changed) = changed {
+                ended = visit(key, changed);
+            }
+        }
+        Ok(())
+    }
+
+    fn last(&self, range: &KeyRange) -> Result<Option<Pair>, StateError> {
+        let mut last = None;
+        self.scan(range, &mut |key, value| {
+            last = Some((key.to_vec(), value.to_vec()));
+            ControlFlow::Continue(())
+        })?;
+        Ok(last)
+    }
+
+    fn apply(
+        &self,
+        _changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,
+        _applied: Applied,
+    ) -> Result<(), StateError> {
+        Err(StateError::Failed("what is looked at is not changed".to_owned()))
+    }
+
+    fn applied(&self) -> Result<Applied, StateError> {
+        Ok(self.applied)
+    }
+
+    fn snapshot(&self) -> Result<Arc<dyn State>, StateError> {
+        Err(StateError::Failed("what is looked at does not change".to_owned()))
+    }
+}

@@ -1,0 +1,138 @@
+//! Every decoder under libFuzzer. `FUZZ_TARGET` names the one to run; see docs/develop/testing.md.
+//!
+//! No input may panic, hang or take memory out of proportion. What a decoder accepts must be the same after it was
+//! encoded and decoded again.
+#![no_main]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a fuzzer fails by panicking")]
+
+use std::fmt::Debug;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use libfuzzer_sys::fuzz_target;
+use meta::values::{Dentry, ExtentPlace, ExtentUse, IdRange, Inode, Orphan, Piece, Slot, Usage, Value};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+#[path = "../../crates/forebay/src/node/node_file.rs"]
+#[allow(dead_code, reason = "only its shape matters here")]
+mod node_file;
+
+const BLOCK_BYTES: usize = base::units::BLOCK_BYTES as usize;
+
+type Target = fn(&[u8]);
+
+/// Name and decoder. `tests/fuzz.sh` runs all of them.
+const TARGETS: &[(&str, Target)] = &[
+    ("superblock", |data| drive::fuzzing::superblock(&whole_blocks(data, 1))),
+    ("segment", |data| drive::fuzzing::segment(&whole_blocks(data, 1))),
+    ("frame", |data| drive::fuzzing::frame(&whole_blocks(data, 4))),
+    ("checkpoint", |data| drive::fuzzing::run(&whole_blocks(data, 4))),
+    ("log", meta::fuzzing::frame),
+    ("batch", batch),
+    ("values", values),
+    ("acl", meta::fuzzing::acl),
+    ("control", control),
+    ("node", json::<node_file::NodeFile>),
+    ("admin", admin),
+    ("messages", messages),
+    ("texts", texts),
+];
+
+fuzz_target!(|data: &[u8]| {
+    static TARGET: OnceLock<Target> = OnceLock::new();
+    TARGET.get_or_init(|| {
+        let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
+        let found = TARGETS.iter().find(|(target, _)| *target == name);
+        found.expect("FUZZ_TARGET names one of TARGETS").1
+    })(data);
+});
+
+/// Structures of a drive are whole blocks, at most so many here: the fuzzer need not find that out.
+fn whole_blocks(data: &[u8], blocks_max: usize) -> Vec<u8> {
+    let mut bytes = data[..data.len().min(blocks_max * BLOCK_BYTES)].to_vec();
+    bytes.resize(bytes.len().max(1).next_multiple_of(BLOCK_BYTES), 0);
+    bytes
+}
+
+fn batch(data: &[u8]) {
+    if let Ok(batch) = meta::batch::Batch::decode(data) {
+        assert_eq!(batch.encode(), data);
+    }
+}
+
+fn value<V: Value>(data: &[u8]) {
+    if let Ok(value) = V::decode(data) {
+        let again = value.encode();
+        assert_eq!(V::decode(&again).unwrap().encode(), again);
+    }
+}
+
+fn values(data: &[u8]) {
+    let Some((table, data)) = data.split_first() else { return };
+    match table % 10 {
+        0 => value::<Inode>(data),
+        1 => value::<Dentry>(data),
+        2 => value::<Piece>(data),
+        3 => value::<ExtentUse>(data),
+        4 => value::<IdRange>(data),
+        5 => value::<ExtentPlace>(data),
+        6 => value::<Slot>(data),
+        7 => value::<Orphan>(data),
+        8 => value::<Usage>(data),
+        _ => value::<u64>(data),
+    }
+}
+
+fn json<T: DeserializeOwned + Serialize>(data: &[u8]) {
+    if let Ok(record) = serde_json::from_slice::<T>(data) {
+        let again = serde_json::to_vec(&record).unwrap();
+        let back: T = serde_json::from_slice(&again).unwrap();
+        assert_eq!(serde_json::to_vec(&back).unwrap(), again);
+    }
+}
+
+fn control(data: &[u8]) {
+    json::<meta::control::ClusterRecord>(data);
+    json::<meta::control::DriveRecord>(data);
+    json::<meta::control::FilesystemRecord>(data);
+    json::<layout::PlacementGroup>(data);
+}
+
+fn admin(data: &[u8]) {
+    json::<admin::AddDrive>(data);
+    json::<admin::CreateFilesystem>(data);
+    json::<admin::MountRequest>(data);
+}
+
+fn message<T: DeserializeOwned + Serialize + PartialEq + Debug>(data: &[u8]) {
+    if let Ok(message) = postcard::from_bytes::<T>(data) {
+        let again = postcard::to_stdvec(&message).unwrap();
+        assert_eq!(postcard::from_bytes::<T>(&again).unwrap(), message);
+    }
+}
+
+fn messages(data: &[u8]) {
+    message::<wire::meta::MetaRequest>(data);
+    message::<wire::meta::MetaReply>(data);
+}
+
+fn text<T: FromStr + ToString + PartialEq + Debug>(text: &str)
+where
+    T::Err: Debug,
+{
+    if let Ok(value) = text.parse::<T>() {
+        assert_eq!(value.to_string().parse::<T>().unwrap(), value);
+    }
+}
+
+/// What people type.
+fn texts(data: &[u8]) {
+    let Ok(input) = std::str::from_utf8(data) else { return };
+    text::<layout::Profile>(input);
+    text::<layout::FailureDomain>(input);
+    text::<base::ClusterId>(input);
+    let _ = base::units::parse_size(input);
+    let _ = input.parse::<posix::fuse::MountFlags>();
+    let _ = s3::ObjectKey::parse(input);
+}

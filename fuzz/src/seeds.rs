@@ -1,0 +1,101 @@
+//! Writes first inputs for the fuzzers: `seeds DIR` makes DIR/TARGET/….
+//!
+//! They come from the golden files and from encoders, so they are of the format of today.
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a tool of the tests")]
+
+use std::path::Path;
+
+use base::{ExtentId, Ino, PgId};
+use bytes::Bytes;
+use meta::batch::Batch;
+use meta::values::{Dentry, ExtentPlace, ExtentUse, Piece, Usage, Value};
+use wire::meta::{Content, ExtentRef, FileKind, MetaRequest};
+
+/// Packed blocks: number and bytes; see `crates/drive/tests/golden.rs`.
+const DRIVE: &[u8] = include_bytes!("../../crates/drive/tests/golden/drive-v1.bin");
+
+fn main() {
+    let directory = std::env::args().nth(1).expect("usage: seeds DIR");
+    let put = |target: &str, name: &str, bytes: &[u8]| {
+        let directory = Path::new(&directory).join(target);
+        std::fs::create_dir_all(&directory).unwrap();
+        std::fs::write(directory.join(name), bytes).unwrap();
+    };
+    for (index, packed) in DRIVE.chunks_exact(4100).enumerate() {
+        let block = &packed[4..];
+        let target = match &block[..4] {
+            b"FBFR" => "frame",
+            b"FBIX" => "checkpoint",
+            b"FBSE" => "segment",
+            b"FORE" => "superblock",
+            _ => continue,
+        };
+        put(target, &format!("golden-{index}"), block);
+    }
+    for (index, bytes) in values().into_iter().enumerate() {
+        put("values", &format!("value-{index}"), &bytes);
+    }
+    let batch = Batch { changes: vec![(b"key".to_vec(), Some(b"value".to_vec())), (b"gone".to_vec(), None)] };
+    put("batch", "two", &batch.encode());
+    put("log", "frame", &meta::fuzzing::sample_frame(&batch.encode()));
+    let acl = [2_u32, 0x6_0001, 0, 0x4_0004, 0, 0x4_0020, 0].map(u32::to_le_bytes).concat();
+    put("acl", "three", &acl);
+    for (index, text) in JSON.iter().enumerate() {
+        for target in ["control", "node", "admin"] {
+            put(target, &format!("json-{index}"), text.as_bytes());
+        }
+    }
+    for (index, text) in TEXTS.iter().enumerate() {
+        put("texts", &format!("text-{index}"), text.as_bytes());
+    }
+    let request = MetaRequest::GetAttr { ino: Ino(1) };
+    put("messages", "request", &postcard_bytes(&request));
+    put("messages", "empty", &[0; 32]);
+}
+
+fn postcard_bytes(request: &MetaRequest) -> Vec<u8> {
+    postcard::to_stdvec(request).unwrap()
+}
+
+/// A byte that chooses the table, as `decoders` reads it, and a value.
+fn values() -> Vec<Vec<u8>> {
+    let tagged = |table: u8, bytes: Vec<u8>| [vec![table], bytes].concat();
+    let extent = ExtentRef { id: ExtentId(3), pg: PgId(4), k: 4, n: 6, extent_len: 8192, extent_off: 4096 };
+    let piece = |content| Piece { len: 3, birth_layer: 1, content }.encode();
+    let mut inode = hex_inode();
+    inode.insert(0, 0);
+    vec![
+        inode,
+        tagged(1, Dentry { ino: Ino(5), kind: FileKind::Directory, cookie: 9 }.encode()),
+        tagged(2, piece(Content::Inline(Bytes::from_static(b"abc")))),
+        tagged(2, Piece { len: 4096, birth_layer: 1, content: Content::Extent(extent) }.encode()),
+        tagged(3, ExtentUse { refs: 2, live_bytes: 8192 }.encode()),
+        tagged(5, ExtentPlace { pg: PgId(1), n: 6, k: 4, shard: 0, extent_len: 9 }.encode()),
+        tagged(8, Usage::default().encode()),
+        tagged(9, 7_u64.encode()),
+    ]
+}
+
+/// The golden inode of `docs/formats/ledger.md`.
+fn hex_inode() -> Vec<u8> {
+    let mut bytes = vec![1, 1, 0, 0];
+    bytes.resize(130, 0);
+    bytes[4] = 2;
+    bytes[24] = 1;
+    bytes.extend([0; 4]);
+    bytes
+}
+
+const JSON: &[&str] = &[
+    r#"{"id":"00112233-4455-6677-8899-aabbccddeeff","map_epoch":1,"next_drive":6,"next_group":9,"next_filesystem":2}"#,
+    r#"{"id":0,"uuid":"00112233-4455-6677-8899-aabbccddeeff","path":"/x","domain":0,"capacity_bytes":1073741824,"state":"up"}"#,
+    r#"{"id":1,"name":"main","ledger":1,"profile":"4+2","groups":[0,1],"provisioned_bytes":null,"mount":"/mnt"}"#,
+    r#"{"id":1,"epoch":1,"members":[0,1,2,3,4,5]}"#,
+    r#"{"pid":1,"mount":null,"addresses":{"admin":"/run/admin.sock"},"filesystem":"main","cluster":"00112233-4455-6677-8899-aabbccddeeff","version":"0.1.0"}"#,
+    r#"{"path":null,"size":null,"size_bytes":1073741824,"name":"a","profile":"r3"}"#,
+];
+
+const TEXTS: &[&str] = &[
+    "4+2", "12/7/9", "r3", "1+0", "20/10/15", "drive", "rack", "10GiB", "1.5 TB", "4096", "ro,noatime,direct",
+    "00112233-4455-6677-8899-aabbccddeeff", "a/b//c", "photos/2026/",
+];
