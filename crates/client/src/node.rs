@@ -94,7 +94,7 @@ impl NodeState {
 
     /// Takes attributes from the owner, unless newer ones are here already.
     pub(crate) fn learn(&mut self, attr: Attr) {
-        if self.attr.is_none_or(|known| known.attr_ver <= attr.attr_ver || attr.nlink == 0) {
+        if self.attr.is_none_or(|known| known.attr_ver <= attr.attr_ver) {
             self.attr = Some(attr);
         }
     }

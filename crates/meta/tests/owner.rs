@@ -395,3 +395,29 @@ fn a_store_opens_whatever_moment_its_creation_was_cut_off_at() {
         assert!(open().is_ok(), "seed={seed}");
     }
 }
+
+#[test]
+fn who_holds_a_lease_that_is_recalled_may_open_the_file_again() {
+    let sim = Sim::new(1);
+    let owner = open(&sim, Arc::new(MemLog::default()), Arc::new(MemState::default())).unwrap();
+    let opened = runtime().block_on(async {
+        let (one, two) = (connect(&owner).await.unwrap(), connect(&owner).await.unwrap());
+        let MetaRequest::Make(file) = make("file") else { unreachable!("it makes a file") };
+        let made = ask(&owner, one, 1, MetaRequest::Make(MakeNode { open: OpenIntent::Write, ..file }))
+            .await
+            .unwrap();
+        let MetaReply::Entry { attr, lease: Some(lease) } = made else { panic!("{made:?}") };
+        // The lookup has the lease recalled. Its holder gives it back only when the open is answered.
+        let ends = async {
+            let opened =
+                ask(&owner, one, 2, MetaRequest::Open { ino: attr.ino, intent: OpenIntent::Truncate }).await;
+            ask(&owner, one, 3, MetaRequest::Release { lease, keep: None }).await.unwrap();
+            opened
+        };
+        let (found, opened) = tokio::join!(ask(&owner, two, 1, lookup("file")), ends);
+        found.unwrap();
+        opened
+    });
+    assert!(matches!(opened, Ok(MetaReply::Entry { lease: None, .. })), "{opened:?}");
+    owner.stop();
+}

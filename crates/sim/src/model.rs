@@ -460,6 +460,8 @@ impl Model {
                 });
                 self.all_durable(id, ret)
             }
+            // What another client wrote and has not written out is not this one's to make durable.
+            Op::Fsync { .. } if self.node(id).writer.is_some_and(|writer| writer != client) => done(ret),
             Op::Fsync { .. } => self.all_durable(id, ret),
             Op::Copy { from, to, len } => self.copy(*from, (id, to.1), *len, client, ret),
             _ => None,

@@ -42,7 +42,9 @@ impl Op<'_> {
             self.touch_content(&mut inode.attr);
             self.put_inode(&inode);
         }
-        let lease = self.grant(ino, kind).ok_or(Stop::Wait(ino))?;
+        // None if the session's own lease is being recalled. To wait for its return would be to wait for whoever
+        // flushes what is under it, and that may be waiting for this answer.
+        let lease = self.grant(ino, kind);
         let opens = self.volatile.opens.entry(ino).or_default();
         if !opens.contains(&self.session) {
             opens.push(self.session);
@@ -52,7 +54,7 @@ impl Op<'_> {
                 self.txn.put(self.keys.orphan(ino), &orphan);
             }
         }
-        Ok(MetaReply::Entry { attr: inode.attr, lease: Some(lease) })
+        Ok(MetaReply::Entry { attr: inode.attr, lease })
     }
 
     pub(super) fn close(&mut self, inos: &[Ino]) -> Outcome {
