@@ -11,7 +11,7 @@ CONFORMANCE=(pjdfstest fsx fio projects git sqlite postgres stress archives)
 while [ $# -gt 0 ]; do
     case "$1" in
     --long) export FOREBAY_TEST_LONG=1 ;;
-    --conformance) export FOREBAY_TEST_LONG=1 && SUITES=("${CONFORMANCE[@]}") ;;
+    --conformance) export FOREBAY_TEST_LONG=1 FOREBAY_FSX_OPERATIONS=${FOREBAY_FSX_OPERATIONS:-1000000} && SUITES=("${CONFORMANCE[@]}") ;;
     --plain) export FOREBAY_PLAIN=1 ;;
     -*)
         echo "usage: run.sh [--long] [--plain] [--conformance] [SUITE…]; suites: ${SUITES[*]} ${CONFORMANCE[*]}" >&2
@@ -24,7 +24,7 @@ done
 if [ $# -gt 0 ]; then SUITES=("$@"); fi
 
 # Seconds after which a suite counts as hanging.
-LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 7200 || echo 1500)
+LIMIT_S=$([ "${FOREBAY_TEST_LONG:-0}" = 1 ] && echo 14400 || echo 1500)
 
 export FOREBAY_LOGS
 FOREBAY_LOGS=$(mktemp -d "${TMPDIR:-/tmp}/forebay-logs.XXXXXX")

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# fsx: random reads, writes, truncations and mapped accesses on one file, compared with a copy in memory.
+# fsx: random reads, writes, truncations and mapped accesses on one file, compared with a copy in memory. Also past the
+# page cache, where every read and write reaches the node as it was made.
+#   FOREBAY_FSX_OPERATIONS   on each small file (default: 20000, long: 200000)
 source "$(dirname "$0")/../lib.sh"
-OPERATIONS=$([ "$LONG" = 1 ] && echo 200000 || echo 20000)
+OPERATIONS=${FOREBAY_FSX_OPERATIONS:-$([ "$LONG" = 1 ] && echo 200000 || echo 20000)}
 LARGE=$((OPERATIONS / 4))
-LIMIT_S=$([ "$LONG" = 1 ] && echo 3600 || echo 400)
+LIMIT_S=$((400 + OPERATIONS / 100))
 
 # run_fsx NAME OPERATIONS SEED [option]…
 run_fsx() {
@@ -18,5 +20,10 @@ for seed in "$SEED" $((SEED + 1)) $((SEED + 2)); do
     check "$OPERATIONS operations on a small file, seed $seed" run_fsx small "$OPERATIONS" "$seed"
     check "$LARGE operations on a large file, seed $seed" run_fsx large $LARGE "$seed" -f "$ROOT/tests/fsx.toml"
 done
+past_the_cache() { node_unmount n && "$FOREBAY" mount "$WORK/n" --options direct </dev/null; }
+if [ "$PLAIN" != 1 ]; then
+    check "the node mounts with -o direct" past_the_cache &&
+        check "$LARGE operations past the page cache, seed $SEED" run_fsx direct $LARGE "$SEED" -f "$ROOT/tests/fsx.toml"
+fi
 check "the node stops" node_stop n
 exit 0

@@ -143,7 +143,7 @@ numbers_make_sense() {
 }
 
 delete_all() {
-    rm -r "$MNT"/*
+    rm -r "${MNT:?}"/*
     [ -z "$(ls -A "$MNT")" ]
 }
 

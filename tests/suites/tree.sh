@@ -39,7 +39,7 @@ after_sync_and_crash() {
 
 remove() {
     rm -r "$WORK/$1/mnt/copy"
-    if [ "$PLAIN" != 1 ]; then [ -z "$(ls -A "$WORK/$1/mnt" | grep -vx second)" ]; fi
+    if [ "$PLAIN" != 1 ]; then [ -z "$(find "$WORK/$1/mnt" -mindepth 1 -maxdepth 1 ! -name second)" ]; fi
 }
 
 run_profile() {

@@ -65,6 +65,10 @@ pub struct FsckReport {
     pub shards: u64,
     /// Shards that drives are owed.
     pub owed_shards: u64,
+    /// Those of them whose extents nothing uses any more.
+    pub stale_owed: u64,
+    /// Shards that are not yet on the drives that took over from others.
+    pub rebuilding_shards: u64,
     /// Shards on drives that are not up.
     pub unreachable_shards: u64,
     /// Shards of writes that were not finished or cut off: space that reclamation may take back.

@@ -206,11 +206,11 @@ fn fingerprint(model: &Model) -> u64 {
 fn explain(history: &[Moment], at: usize) -> String {
     let mut lines = vec!["no order of operations explains the last answer:".to_owned()];
     let from = at.saturating_sub(60);
-    if let Moment::End { id, .. } = &history[at] {
-        if let Some(begin) = history.get(*id).filter(|_| *id < from) {
-            lines.push(show(begin));
-            lines.push("...".to_owned());
-        }
+    if let Moment::End { id, .. } = &history[at]
+        && let Some(begin) = history.get(*id).filter(|_| *id < from)
+    {
+        lines.push(show(begin));
+        lines.push("...".to_owned());
     }
     lines.extend(history[from..=at].iter().map(show));
     lines.join("\n  ")

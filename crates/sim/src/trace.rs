@@ -87,7 +87,7 @@ impl Trace {
         inner.events += 1;
         let number = inner.events;
         // Writing to a hash cannot fail.
-        let _ = write!(inner.hash, "{now_us} {what}\n");
+        let _ = writeln!(inner.hash, "{now_us} {what}");
         if let Some(lines) = &mut inner.lines {
             if lines.len() == LINES_KEPT {
                 lines.pop_front();

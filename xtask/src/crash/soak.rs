@@ -38,7 +38,9 @@ struct Window {
 }
 
 /// Name, value of a window, whether growth is good.
-const COLUMNS: &[(&str, fn(&Window) -> f64, bool)] = &[
+type Column = (&'static str, fn(&Window) -> f64, bool);
+
+const COLUMNS: &[Column] = &[
     ("operations/s", |window| window.rate, true),
     ("latency 99 % us", |window| window.p99_us, false),
     ("memory MiB", |window| window.memory_mib, false),

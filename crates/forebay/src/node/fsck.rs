@@ -46,6 +46,8 @@ fn answer(name: &str, report: FsckReport) -> FsckFilesystem {
         ("free_extents", report.free_extents),
         ("shards", report.shards),
         ("owed_shards", report.owed_shards),
+        ("stale_owed", report.stale_owed),
+        ("rebuilding_shards", report.rebuilding_shards),
         ("unreachable_shards", report.unreachable_shards),
         ("unreferenced_shards", report.unreferenced_shards),
         ("unreferenced_bytes", report.unreferenced_bytes),

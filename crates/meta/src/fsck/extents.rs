@@ -212,38 +212,29 @@ impl Check<'_> {
         );
     }
 
+    /// An owed shard is paid on whatever drive has its position by then, so only the position counts.
     fn owed_into(&mut self, window: &mut Window) -> Result<(), FsckError> {
         let range = self.keys.all_owed();
-        let map = self.input.map;
         self.each::<ExtentPlace>(&range, 17..=17, |check, key, place| {
             let (drive, ExtentId(id)) = Keys::owed_of_key(key);
             if !window.holds(id) || !check.wanted(id) {
                 return ControlFlow::Continue(());
             }
             check.report.owed_shards += 1;
-            match window.extents.get_mut(&id) {
-                Some(extent) => {
-                    let member = map
-                        .group(PgId(extent.pg))
-                        .and_then(|group| group.members.get(usize::from(place.shard)));
-                    extent.owed |= 1u32.checked_shl(u32::from(place.shard)).unwrap_or(0);
-                    if extent.refs > 0 && member != Some(&drive) {
-                        check.find(
-                            "owed_elsewhere",
-                            format!(
-                                "shard {} of extent {id} is owed to drive {drive}, which is not its place",
-                                place.shard
-                            ),
-                            "repair cannot pay it",
-                        );
-                    }
-                }
-                None => check.find(
-                    "owed_of_nothing",
-                    format!("drive {drive} is owed extent {id}, which nothing uses"),
-                    "harmless",
-                ),
+            let Some(extent) = window.extents.get_mut(&id) else {
+                check.report.stale_owed += 1;
+                return ControlFlow::Continue(());
+            };
+            if extent.refs > 0 && place.shard >= extent.n {
+                let (shard, n) = (place.shard, extent.n);
+                check.find(
+                    "owed_shape",
+                    format!("drive {drive} is owed shard {shard} of extent {id}, which has {n}"),
+                    "repair cannot pay it",
+                );
+                return ControlFlow::Continue(());
             }
+            extent.owed |= 1u32.checked_shl(u32::from(place.shard)).unwrap_or(0);
             ControlFlow::Continue(())
         })
     }
@@ -279,7 +270,10 @@ impl Check<'_> {
         let (id, shard) = (entry.key.extent.0, entry.key.shard.0);
         if let Some(extent) = window.extents.get_mut(&id) {
             let group = self.input.map.group(PgId(extent.pg));
-            let here = group.and_then(|group| group.members.get(usize::from(shard))) == Some(&drive);
+            let here = group.is_some_and(|group| {
+                group.members.get(usize::from(shard)) == Some(&drive)
+                    || group.sources(shard).any(|source| source == drive)
+            });
             if here && shard < extent.n {
                 extent.present |= 1 << shard;
             } else if extent.refs > 0 {
@@ -331,9 +325,12 @@ impl Check<'_> {
             let mut missing = Vec::new();
             for (shard, drive) in (0..extent.n).zip(&group.members) {
                 let bit = 1 << shard;
-                if !up.contains(drive) {
+                let there = (extent.present | extent.owed) & bit != 0;
+                if !there && group.rebuilding.iter().any(|rebuilding| rebuilding.position == shard) {
+                    self.report.rebuilding_shards += 1;
+                } else if !there && !up.contains(drive) {
                     self.report.unreachable_shards += 1;
-                } else if (extent.present | extent.owed) & bit == 0 {
+                } else if !there {
                     missing.push(format!("{shard} on drive {drive}"));
                 }
             }
