@@ -243,6 +243,15 @@ impl Client {
                 self.dirty_gone(bytes);
                 Ok(Wrote::Something)
             }
+            Err(FsError::Stale) if state.opens == 0 => {
+                // It went with its last handle: nobody can read these bytes any more.
+                *stalled = None;
+                let newer = state.discard_dirty();
+                drop(state);
+                drop(stalled);
+                self.dirty_gone(bytes + newer);
+                Ok(Wrote::Something)
+            }
             Err(error) => {
                 let lost = matches!(error, FsError::StaleLease | FsError::Stale);
                 let before = state.dirty.bytes();
@@ -280,6 +289,10 @@ impl Client {
                 Ok(())
             }
             Ok(_) => Err(FsError::Io),
+            Err(FsError::Stale) if state.opens == 0 => {
+                state.drop_held();
+                Ok(())
+            }
             Err(error) => {
                 state.error = Some(error);
                 if error == FsError::Stale {

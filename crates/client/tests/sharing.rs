@@ -280,3 +280,20 @@ fn a_file_without_a_name_has_the_size_that_another_client_gave_it() {
         assert_eq!(two.getattr(ino).await.unwrap().size, 12_345);
     });
 }
+
+#[test]
+fn a_file_that_went_with_its_last_handle_is_no_reason_to_fail_a_sync() {
+    run("r3", |world| async move {
+        let (one, wire) = world.wired_client().await;
+        let ino = create(&one, "file").await;
+        one.unlink(Ino::ROOT, b"file").await.unwrap();
+        one.write(ino, 0, &pattern(1, 5000)).await.unwrap();
+        wire.hold(|request| matches!(request, MetaRequest::GetAttr { .. }));
+        one.close_file(ino);
+        // The owner knows of the close, and the client does not know yet that the file is gone.
+        wire.holding.acquire().await.unwrap().forget();
+        one.sync().await.unwrap();
+        wire.hold(|_| false);
+        wire.held.add_permits(1);
+    });
+}
