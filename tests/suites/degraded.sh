@@ -87,7 +87,7 @@ copy_new() {
 # More drives are gone than the profile survives: that, and nothing else, is what fsck may find.
 only_unreadable() {
     "$FOREBAY" fsck "$WORK/$1" --json >"$WORK/fsck.json" </dev/null || [ $? = 1 ]
-    jq -e '[.filesystems[].findings[].code] - ["unreadable"] == []' "$WORK/fsck.json"
+    jq -e '[.[].findings[].code] - ["unreadable"] == []' "$WORK/fsck.json"
 }
 
 # Stops a node and makes room for the next.
@@ -280,7 +280,7 @@ check "missing: without the file of a drive everything is readable" missing_driv
 check "missing: with too few drives the node says why it does not start" too_many_missing
 node_end gone
 rm -rf --one-file-system "${WORK:?}/gone"
-check "returned: the node starts" node_start back --drives 6 --drive-size 512M --profile 4+2
+check "returned: the node starts" node_start back --drives 6 --drive-size 2G --profile 4+2
 check "returned: a tree is written" copy back before
 check "returned: a drive that is there again gets what it missed, nothing else" returned_drive
 check "returned: a drive that was taken out is used again" returned_by_command
