@@ -15,6 +15,7 @@ PACKAGES=(
     "jq /usr/bin/jq"
     "pkg-config /usr/bin/pkg-config"
     "gcc /usr/bin/cc"
+    "g++ /usr/bin/c++"
     "procps /usr/bin/ps"
     "xfsprogs /usr/sbin/mkfs.xfs"
     "e2fsprogs /usr/sbin/mkfs.ext4"
@@ -28,7 +29,6 @@ LONG_PACKAGES=(
     "postgresql /usr/share/postgresql-common"
     "dpkg-dev /usr/bin/dpkg-source"
     "make /usr/bin/make"
-    "g++ /usr/bin/c++"
     "libisal-dev /usr/include/isa-l.h"
 )
 TOOLS=("pjdfstest 0.2.2" "fsx 0.3.2")
