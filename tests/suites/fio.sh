@@ -8,7 +8,8 @@ MNT=$WORK/n/mnt
 run_fio() {
     local options=(--name="$1" --directory="$MNT" --bs="$2" --rw="$3" --numjobs="$4" --direct="$5")
     options+=(--size="$((MIB / $4))M" --ioengine=psync --verify=crc32c --verify_fatal=1 --randseed="$SEED")
-    options+=(--allow_file_create=1 --fallocate=none --group_reporting --output-format=terse)
+    # Without states: fio would leave them in the directory it was started in.
+    options+=(--verify_state_save=0 --allow_file_create=1 --fallocate=none --group_reporting --output-format=terse)
     case "$6" in
     # Writes every block once, in the order of the pattern; verified after everything is written.
     write) options+=(--do_verify=1 --end_fsync=1) ;;
