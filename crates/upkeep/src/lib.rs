@@ -10,6 +10,7 @@ mod packer;
 mod reclaim;
 mod repair;
 mod scrub;
+mod task;
 
 pub use orphans::{OrphanCollector, OrphanOptions, OrphanStat};
 pub use pace::{BYTES_PER_S_MIN, Pace};

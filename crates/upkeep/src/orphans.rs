@@ -14,9 +14,9 @@ use base::env::Env;
 use base::{DriveId, ExtentId, FsError};
 use client::{Client, ClosedRange};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use wire::meta::Content;
+
+use crate::task::{Stopped, Task};
 
 /// Ranges looked at in one pass: a few megabytes of memory.
 const RANGES: usize = 64;
@@ -54,25 +54,22 @@ struct Counters {
 /// Collects the orphans of one filesystem, in the background.
 pub struct OrphanCollector {
     counters: Arc<Counters>,
-    stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
+    task: Task,
 }
 
 impl OrphanCollector {
     /// Starts.
     pub fn start(env: Env, client: Client, options: OrphanOptions, runtime: &Handle) -> Self {
         let counters = Arc::<Counters>::default();
-        let (stop, stopped) = watch::channel(false);
         let (closed, asked) = Default::default();
-        let work = Work { env, client, options, counters: counters.clone(), stopped, closed, asked };
-        Self { counters, stop, task: runtime.spawn(work.run()) }
+        let told = counters.clone();
+        let work = |stopped| Work { env, client, options, counters: told, stopped, closed, asked }.run();
+        Self { counters, task: Task::start(runtime, work) }
     }
 
     /// Ends after the step under way.
     pub async fn stop(self) {
-        // A task that has ended already needs no telling.
-        let _ = self.stop.send(true);
-        let _ = self.task.await;
+        self.task.stop().await;
     }
 
     /// What it has done.
@@ -89,7 +86,7 @@ struct Work {
     client: Client,
     options: OrphanOptions,
     counters: Arc<Counters>,
-    stopped: watch::Receiver<bool>,
+    stopped: Stopped,
     /// When each closed range was seen first.
     closed: BTreeMap<ClosedRange, u64>,
     /// Drives that had something to say about a range when it was looked at: without others it is not looked
@@ -99,13 +96,13 @@ struct Work {
 
 impl Work {
     async fn run(mut self) {
-        while !*self.stopped.borrow() {
+        while !self.stopped.now() {
             match self.pass().await {
                 Ok(true) => continue,
                 Ok(false) => {}
                 Err(error) => tracing::warn!(%error, "looking for orphans pauses"),
             }
-            let _ = tokio::time::timeout(self.options.pause, self.stopped.changed()).await;
+            self.stopped.or_after(self.options.pause).await;
         }
     }
 
@@ -146,7 +143,7 @@ impl Work {
             if after.is_none() {
                 break;
             }
-            if *self.stopped.borrow() {
+            if self.stopped.now() {
                 return Ok(false);
             }
             tokio::task::yield_now().await;

@@ -15,11 +15,10 @@ use base::env::Env;
 use base::{ExtentId, FsError};
 use client::{Client, MapEntry, PACK_ALIGN, PackTarget, PiecePosition};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use wire::meta::{Content, PACK_MOVES_MAX};
 
 use crate::pace::{Leave, Pace};
+use crate::task::{Stopped, Task};
 
 /// Inline content shorter than this costs less in the metadata than elsewhere.
 const INLINE_BYTES_MIN: u64 = 1024;
@@ -70,33 +69,22 @@ impl PackStat {
 /// Packs one filesystem, in the background.
 pub struct Packer {
     stat: Arc<Mutex<PackStat>>,
-    stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
+    task: Task,
 }
 
 impl Packer {
     /// Starts.
     pub fn start(env: Env, client: Client, pace: Arc<Pace>, options: PackOptions, runtime: &Handle) -> Self {
         let stat = Arc::default();
-        let (stop, stopped) = watch::channel(false);
-        let work = Work {
-            env,
-            client,
-            pace,
-            options,
-            stat: Arc::clone(&stat),
-            stopped,
-            young: HashMap::new(),
-            swept: None,
-        };
-        Self { stat, stop, task: runtime.spawn(work.run()) }
+        let told = Arc::clone(&stat);
+        let (young, swept) = Default::default();
+        let work = |stopped| Work { env, client, pace, options, stat: told, stopped, young, swept }.run();
+        Self { stat, task: Task::start(runtime, work) }
     }
 
     /// Ends after the step under way.
     pub async fn stop(self) {
-        // A task that has ended already needs no telling.
-        let _ = self.stop.send(true);
-        let _ = self.task.await;
+        self.task.stop().await;
     }
 
     /// What it has done.
@@ -191,7 +179,7 @@ struct Work {
     pace: Arc<Pace>,
     options: PackOptions,
     stat: Arc<Mutex<PackStat>>,
-    stopped: watch::Receiver<bool>,
+    stopped: Stopped,
     /// Small pieces, with what they looked like and when that was seen first.
     young: HashMap<PiecePosition, (u64, u64)>,
     /// The ledger's version and the target at the last sweep, if that left nothing for later.
@@ -200,19 +188,15 @@ struct Work {
 
 impl Work {
     async fn run(mut self) {
-        while !self.is_stopped() {
+        while !self.stopped.now() {
             let began_ns = self.env.clock.boot_ns();
             if let Err(error) = self.sweep().await {
                 tracing::warn!(%error, "packing pauses");
             }
             let took = Duration::from_nanos(self.env.clock.boot_ns().saturating_sub(began_ns));
             let pause = self.options.pause.max(took * REST);
-            let _ = tokio::time::timeout(pause, self.stopped.changed()).await;
+            self.stopped.or_after(pause).await;
         }
-    }
-
-    fn is_stopped(&self) -> bool {
-        *self.stopped.borrow()
     }
 
     fn is_old(&self, since_ns: u64) -> bool {
@@ -241,7 +225,7 @@ impl Work {
                     }
                     load.put(part.0, part.1);
                 }
-                if self.is_stopped() {
+                if self.stopped.now() {
                     return Ok(());
                 }
             }
@@ -299,7 +283,7 @@ impl Work {
             return Ok(0);
         }
         while self.pace.leave(load.bytes, self.client.strained()).await == Leave::NotYet {
-            if self.is_stopped() {
+            if self.stopped.now() {
                 return Ok(0);
             }
         }

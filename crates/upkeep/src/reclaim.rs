@@ -7,8 +7,8 @@ use std::time::Duration;
 use base::FsError;
 use client::Client;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
+
+use crate::task::{Stopped, Task};
 
 /// Pause when there was nothing to do.
 const IDLE: Duration = Duration::from_millis(500);
@@ -33,24 +33,20 @@ struct Counters {
 /// Returns the space of removed files, in the background.
 pub struct Reclaimer {
     counters: Arc<Counters>,
-    stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
+    task: Task,
 }
 
 impl Reclaimer {
     /// Starts.
     pub fn start(client: Client, runtime: &Handle) -> Self {
         let counters = Arc::new(Counters::default());
-        let (stop, stopped) = watch::channel(false);
-        let task = runtime.spawn(run(client, counters.clone(), stopped));
-        Self { counters, stop, task }
+        let task = Task::start(runtime, |stopped| run(client, counters.clone(), stopped));
+        Self { counters, task }
     }
 
     /// Ends after the step under way.
     pub async fn stop(self) {
-        // A task that has ended already needs no telling.
-        let _ = self.stop.send(true);
-        let _ = self.task.await;
+        self.task.stop().await;
     }
 
     /// What it has done.
@@ -62,8 +58,8 @@ impl Reclaimer {
     }
 }
 
-async fn run(client: Client, counters: Arc<Counters>, mut stopped: watch::Receiver<bool>) {
-    while !*stopped.borrow() {
+async fn run(client: Client, counters: Arc<Counters>, mut stopped: Stopped) {
+    while !stopped.now() {
         let busy = match pass(&client, &counters, &stopped).await {
             Ok(busy) => busy,
             Err(error) => {
@@ -72,21 +68,17 @@ async fn run(client: Client, counters: Arc<Counters>, mut stopped: watch::Receiv
             }
         };
         if !busy {
-            let _ = tokio::time::timeout(IDLE, stopped.changed()).await;
+            stopped.or_after(IDLE).await;
         }
     }
 }
 
 /// One pass over everything that is free. Returns whether there is more to do at once.
-async fn pass(
-    client: &Client,
-    counters: &Counters,
-    stopped: &watch::Receiver<bool>,
-) -> Result<bool, FsError> {
+async fn pass(client: &Client, counters: &Counters, stopped: &Stopped) -> Result<bool, FsError> {
     let mut more = true;
     for _ in 0..PURGE_STEPS {
         more = client.purge_step().await?;
-        if !more || *stopped.borrow() {
+        if !more || stopped.now() {
             break;
         }
     }
@@ -96,7 +88,7 @@ async fn pass(
         counters.deleted.fetch_add(step.deleted, Ordering::Relaxed);
         waiting += step.waiting;
         cursor = step.next;
-        if cursor.is_none() || *stopped.borrow() {
+        if cursor.is_none() || stopped.now() {
             break;
         }
     }

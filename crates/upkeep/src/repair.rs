@@ -18,10 +18,9 @@ use client::{Client, OwedEntry, RepairOutcome};
 use futures_util::future::join_all;
 use layout::shard_len;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use crate::pace::{Leave, Pace};
+use crate::task::{Stopped, Task};
 use progress::Progress;
 
 pub use progress::RepairStat;
@@ -34,8 +33,7 @@ const PARALLEL: usize = 4;
 /// Repairs and rebuilds one filesystem, in the background.
 pub struct Repairer {
     progress: Arc<Progress>,
-    stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
+    task: Task,
 }
 
 /// One repairer's task.
@@ -44,7 +42,7 @@ struct Work {
     client: Client,
     pace: Arc<Pace>,
     progress: Arc<Progress>,
-    stopped: watch::Receiver<bool>,
+    stopped: Stopped,
     /// Drives that did not take a shard in this pass.
     silent: HashSet<DriveId>,
     rebuild: rebuild::Memory,
@@ -54,17 +52,15 @@ impl Repairer {
     /// Starts.
     pub fn start(env: Env, client: Client, pace: Arc<Pace>, runtime: &Handle) -> Self {
         let progress = Arc::new(Progress::new(env.clone()));
-        let (stop, stopped) = watch::channel(false);
         let (silent, rebuild) = Default::default();
-        let work = Work { env, client, pace, progress: progress.clone(), stopped, silent, rebuild };
-        Self { progress, stop, task: runtime.spawn(work.run()) }
+        let told = progress.clone();
+        let work = |stopped| Work { env, client, pace, progress: told, stopped, silent, rebuild }.run();
+        Self { progress, task: Task::start(runtime, work) }
     }
 
     /// Ends after the step under way.
     pub async fn stop(self) {
-        // A task that has ended already needs no telling.
-        let _ = self.stop.send(true);
-        let _ = self.task.await;
+        self.task.stop().await;
     }
 
     /// What it has done.
@@ -80,18 +76,14 @@ impl Repairer {
 
 impl Work {
     async fn run(mut self) {
-        while !self.is_stopped() {
+        while !self.stopped.now() {
             self.silent.clear();
             if let Err(error) = self.pass().await {
                 tracing::warn!(%error, "repair pauses");
             }
             self.progress.idle();
-            let _ = tokio::time::timeout(IDLE, self.stopped.changed()).await;
+            self.stopped.or_after(IDLE).await;
         }
-    }
-
-    fn is_stopped(&self) -> bool {
-        *self.stopped.borrow()
     }
 
     async fn pass(&mut self) -> Result<(), FsError> {
@@ -110,7 +102,7 @@ impl Work {
                 let restored = self.restore(some, Kind::Owed).await;
                 lost += restored.lost;
                 self.client.tell_repaired(&restored.stored).await?;
-                if self.is_stopped() {
+                if self.stopped.now() {
                     return Ok(());
                 }
             }
@@ -138,7 +130,7 @@ impl Work {
         restored.put_off = (shards.len() - wanted.len()) as u64;
         let bytes: u64 = wanted.iter().map(|shard| u64::from(shard_len(shard.extent_len, shard.k))).sum();
         while self.pace.leave(bytes, self.client.strained()).await == Leave::NotYet {
-            if self.is_stopped() {
+            if self.stopped.now() {
                 restored.put_off += wanted.len() as u64;
                 return restored;
             }

@@ -14,10 +14,10 @@ use base::{DriveId, LedgerId, ShardIndex};
 use client::Client;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use wire::drive::{DriveHealth, DriveService, ShardKey};
 
 use crate::pace::{Leave, Pace};
+use crate::task::{Stopped, Task};
 
 /// A full pass in the background.
 const PASS_S: u64 = 14 * 24 * 3600;
@@ -83,8 +83,7 @@ pub struct ScrubStat {
 /// Scrubs the drives of a node, in the background.
 pub struct Scrubber {
     shared: Arc<Shared>,
-    stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
+    task: Task,
 }
 
 impl Scrubber {
@@ -98,16 +97,14 @@ impl Scrubber {
     ) -> Self {
         let drives = marks.into_iter().map(|(id, mark)| (id, Drive { mark, ..Drive::default() }));
         let shared = Arc::new(Shared { drives: Mutex::new(drives.collect()) });
-        let (stop, stopped) = watch::channel(false);
-        let work = Work { env, shared: shared.clone(), targets, pace, stopped };
-        Self { shared, stop, task: runtime.spawn(work.run()) }
+        let for_work = shared.clone();
+        let work = |stopped| Work { env, shared: for_work, targets, pace, stopped }.run();
+        Self { shared, task: Task::start(runtime, work) }
     }
 
     /// Ends after the step under way.
     pub async fn stop(self) {
-        // A task that has ended already needs no telling.
-        let _ = self.stop.send(true);
-        let _ = self.task.await;
+        self.task.stop().await;
     }
 
     /// Verifies everything on a drive now.
@@ -131,28 +128,24 @@ struct Work {
     shared: Arc<Shared>,
     targets: watch::Receiver<ScrubTargets>,
     pace: Arc<Pace>,
-    stopped: watch::Receiver<bool>,
+    stopped: Stopped,
 }
 
 impl Work {
     async fn run(mut self) {
-        while !self.is_stopped() {
+        while !self.stopped.now() {
             let targets = self.targets.borrow().clone();
             let strained = targets.clients.values().any(Client::strained);
             let mut busy = false;
             for (id, service) in &targets.drives {
-                if service.health() == DriveHealth::Up && !self.is_stopped() {
+                if service.health() == DriveHealth::Up && !self.stopped.now() {
                     busy |= self.scrub(&targets, *id, &**service, strained).await;
                 }
             }
             if !busy {
-                let _ = tokio::time::timeout(TICK, self.stopped.wait_for(|stop| *stop)).await;
+                self.stopped.or_after(TICK).await;
             }
         }
-    }
-
-    fn is_stopped(&self) -> bool {
-        *self.stopped.borrow()
     }
 
     /// Scrubs a drive for a while. Returns whether it has to go on at once.
@@ -178,7 +171,7 @@ impl Work {
             return false;
         }
         for _ in 0..STEPS_NOW {
-            if self.is_stopped() || self.pace.leave(STEP_BYTES_NOW, strained).await == Leave::NotYet {
+            if self.stopped.now() || self.pace.leave(STEP_BYTES_NOW, strained).await == Leave::NotYet {
                 return true;
             }
             if !self.step(targets, id, service, STEP_BYTES_NOW).await {

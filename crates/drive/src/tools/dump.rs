@@ -3,17 +3,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use base::env::{Caching, Env, File, OpenMode};
+use base::env::{Env, File};
 use wire::drive::{ShardKey, ShardShape};
 
-use super::ToolError;
+use super::{Found, ToolError};
 use crate::format::frame::{FrameHeader, RecordOp};
 use crate::format::segment::{SegmentClass, SegmentHeader};
 use crate::format::superblock::Superblock;
 use crate::format::{Geometry, SUPERBLOCK_OFFSETS};
-use crate::scan::{
-    FoundFrame, ScanFrom, Superblocks, read_blocks, scan_segment, segment_header, verify_payloads,
-};
+use crate::scan::{FoundFrame, ScanFrom, read_blocks, scan_segment, segment_header, verify_payloads};
 
 /// One of the two superblocks.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -79,12 +77,7 @@ pub struct Dump {
 /// # Errors
 /// `NotDrive` if no superblock is readable, `Io` if the device cannot be opened.
 pub fn dump(env: &Env, path: &Path) -> Result<Dump, ToolError> {
-    let io = |source| ToolError::Io { path: path.to_owned(), source };
-    let file = env.files.open(path, OpenMode::Existing, Caching::Direct).map_err(io)?;
-    let found = Superblocks::read(&*file);
-    let not_drive = || ToolError::NotDrive { path: path.to_owned() };
-    let superblock = found.newest().cloned().ok_or_else(not_drive)?;
-    let geometry = superblock.geometry().ok_or_else(not_drive)?;
+    let Found { file, superblocks: found, superblock, geometry } = Found::look(env, path)?;
     let dump_slot = |(offset, superblock)| SuperblockDump { offset, superblock };
     let superblocks = SUPERBLOCK_OFFSETS.into_iter().zip(found.slots).map(dump_slot).collect();
     Ok(Dump { file, geometry, superblock, superblocks })

@@ -1,18 +1,17 @@
 //! Verifies every shard of a drive, and changes nothing.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io;
 use std::path::Path;
 
 use base::checksum::blocks_match;
-use base::env::{Caching, Env, File, OpenMode};
+use base::env::{Env, File};
 use wire::drive::ShardKey;
 
-use super::ToolError;
-use crate::format::{BLOCK, FORMAT_VERSION, Geometry};
+use super::{Found, ToolError};
+use crate::format::{BLOCK, Geometry};
 use crate::index::{Entry, Index};
 use crate::recovery::{RecoveryReport, recover};
-use crate::scan::{ScanFrom, Superblocks, read_blocks, scan_segment};
+use crate::scan::{ScanFrom, read_blocks, scan_segment};
 
 /// Damaged shards named in a report; the rest is only counted.
 const NAMED_MAX: usize = 1000;
@@ -47,22 +46,12 @@ pub struct FsckReport {
 /// # Errors
 /// `NotDrive`, `InUse` or `Io`; damage is not an error but in the report.
 pub fn fsck(env: &Env, path: &Path) -> Result<FsckReport, ToolError> {
-    let io = |source| ToolError::Io { path: path.to_owned(), source };
-    let file = env.files.open(path, OpenMode::Existing, Caching::Direct).map_err(io)?;
-    file.try_lock().map_err(|source| match source.kind() {
-        io::ErrorKind::WouldBlock => ToolError::InUse { path: path.to_owned() },
-        _ => io(source),
-    })?;
-    let superblocks = Superblocks::read(&*file);
-    let superblock = superblocks.newest().filter(|superblock| superblock.version <= FORMAT_VERSION);
-    let not_drive = || ToolError::NotDrive { path: path.to_owned() };
-    let superblock = superblock.ok_or_else(not_drive)?;
-    let geometry = superblock.geometry().ok_or_else(not_drive)?;
+    let Found { file, superblocks, superblock, geometry } = Found::lock(env, path)?;
     let mut report = FsckReport {
         superblocks: superblocks.slots.iter().flatten().count() as u32,
         ..FsckReport::default()
     };
-    match recover(&*file, geometry, superblock) {
+    match recover(&*file, geometry, &superblock) {
         Ok(recovered) => {
             report.recovery = recovered.report;
             check_shards(&*file, geometry, &recovered.index, &mut report);

@@ -6,9 +6,15 @@ pub(crate) mod fsck;
 pub(crate) mod inventory;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::env::{Caching, Env, File, OpenMode};
 
 use crate::error::{FormatDriveError, OpenDriveError};
+use crate::format::superblock::Superblock;
+use crate::format::{FORMAT_VERSION, Geometry};
+use crate::scan::Superblocks;
 
 /// Why a tool could not work.
 #[derive(Debug, thiserror::Error)]
@@ -55,4 +61,43 @@ pub enum ToolError {
         /// What the drive said.
         reason: String,
     },
+}
+
+/// A device with a drive on it, as it was found.
+struct Found {
+    file: Arc<dyn File>,
+    superblocks: Superblocks,
+    /// The newest of them.
+    superblock: Superblock,
+    geometry: Geometry,
+}
+
+impl Found {
+    /// What is on a device, which somebody may be using.
+    fn look(env: &Env, path: &Path) -> Result<Self, ToolError> {
+        let io = |source| ToolError::Io { path: path.to_owned(), source };
+        let file = env.files.open(path, OpenMode::Existing, Caching::Direct).map_err(io)?;
+        Self::read(file, path)
+    }
+
+    /// The same for as long as nobody else uses it, of a version that this program knows.
+    fn lock(env: &Env, path: &Path) -> Result<Self, ToolError> {
+        let io = |source| ToolError::Io { path: path.to_owned(), source };
+        let file = env.files.open(path, OpenMode::Existing, Caching::Direct).map_err(io)?;
+        file.try_lock().map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => ToolError::InUse { path: path.to_owned() },
+            _ => io(source),
+        })?;
+        let found = Self::read(file, path)?;
+        let known = found.superblock.version <= FORMAT_VERSION;
+        if known { Ok(found) } else { Err(ToolError::NotDrive { path: path.to_owned() }) }
+    }
+
+    fn read(file: Arc<dyn File>, path: &Path) -> Result<Self, ToolError> {
+        let not_drive = || ToolError::NotDrive { path: path.to_owned() };
+        let superblocks = Superblocks::read(&*file);
+        let superblock = superblocks.newest().cloned().ok_or_else(not_drive)?;
+        let geometry = superblock.geometry().ok_or_else(not_drive)?;
+        Ok(Self { file, superblocks, superblock, geometry })
+    }
 }

@@ -108,7 +108,11 @@ fn stopped(dir: &NodeDir) -> Result<Vec<FsckFilesystem>> {
         bar.show(phase, items);
     }
     drop(bar);
-    work.join().map_err(|_| anyhow::anyhow!("the check has panicked"))?
+    let checked = work.join().map_err(|_| anyhow::anyhow!("the check has panicked"))??;
+    for drive in &checked.unreadable {
+        eprintln!("drive {} counts as missing: {}", drive.id, drive.reason);
+    }
+    Ok(checked.filesystems)
 }
 
 fn running(dir: &Path) -> Result<Vec<FsckFilesystem>> {

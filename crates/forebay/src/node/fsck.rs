@@ -114,11 +114,25 @@ struct Stopped<'a> {
     env: &'a Env,
     /// Drives that can be read, with their shards if there are not too many.
     drives: Vec<(&'a DriveRecord, Option<Vec<ShardEntry>>)>,
+    unreadable: Vec<UnreadableDrive>,
+}
+
+/// A drive whose shards count as missing.
+pub(crate) struct UnreadableDrive {
+    pub(crate) id: DriveId,
+    /// Why.
+    pub(crate) reason: String,
+}
+
+/// What a check of a stopped node found.
+pub(crate) struct StoppedCheck {
+    pub(crate) filesystems: Vec<FsckFilesystem>,
+    pub(crate) unreadable: Vec<UnreadableDrive>,
 }
 
 impl<'a> Stopped<'a> {
     fn look(env: &'a Env, records: &'a [DriveRecord]) -> Self {
-        let (mut drives, mut kept) = (Vec::new(), 0);
+        let (mut drives, mut unreadable, mut kept) = (Vec::new(), Vec::new(), 0);
         for record in records.iter().filter(|record| record.state == DriveState::Up) {
             match drive::inventory(env, Path::new(&record.path), record.uuid) {
                 Ok(shards) => {
@@ -126,11 +140,12 @@ impl<'a> Stopped<'a> {
                     drives.push((record, (kept <= SHARDS_KEPT_MAX).then_some(shards)));
                 }
                 Err(error) => {
-                    eprintln!("drive {} counts as missing: {:#}", record.id, anyhow::Error::new(error))
+                    let reason = format!("{:#}", anyhow::Error::new(error));
+                    unreadable.push(UnreadableDrive { id: record.id, reason });
                 }
             }
         }
-        Self { env, drives }
+        Self { env, drives, unreadable }
     }
 }
 
@@ -165,7 +180,7 @@ impl Inventory for Stopped<'_> {
 }
 
 /// Checks a node that does not run. Copies of the metadata are made complete as a start would; nothing else changes.
-pub(crate) fn fsck_stopped(env: &Env, dir: &NodeDir, progress: &FsckProgress) -> Result<Vec<FsckFilesystem>> {
+pub(crate) fn fsck_stopped(env: &Env, dir: &NodeDir, progress: &FsckProgress) -> Result<StoppedCheck> {
     let old = NodeDir::ledger_in(&dir.meta(), CONTROL_LEDGER);
     if !env.files.exists(&dir.meta_dirs()) && !env.files.exists(&old) {
         bail!("there is no node in {}", dir.root().display());
@@ -182,15 +197,15 @@ pub(crate) fn fsck_stopped(env: &Env, dir: &NodeDir, progress: &FsckProgress) ->
     let control = Control::view(open(CONTROL_LEDGER)?);
     let (map, records) = (control.map()?, control.drives()?);
     let inventory = Stopped::look(env, &records);
-    let mut answers = Vec::new();
+    let mut filesystems = Vec::new();
     for filesystem in control.filesystems()? {
         let name = &filesystem.name;
         let state = open(filesystem.ledger).with_context(|| format!("opening filesystem {name}"))?;
         let fsck =
             Fsck { ledger: filesystem.ledger, state: &*state, map: &map, inventory: &inventory, progress };
-        answers.push(answer(name, fsck.run().with_context(|| format!("checking filesystem {name}"))?));
+        filesystems.push(answer(name, fsck.run().with_context(|| format!("checking filesystem {name}"))?));
     }
-    Ok(answers)
+    Ok(StoppedCheck { filesystems, unreadable: inventory.unreadable })
 }
 
 /// What a filesystem that is being served is checked by.

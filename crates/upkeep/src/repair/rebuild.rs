@@ -52,7 +52,7 @@ impl Work {
             short.extend(swept.short.iter().copied());
             self.conclude(some, &swept);
             // Another drive may have been lost meanwhile, which changes the order.
-            if self.is_stopped() || swept.unfinished {
+            if self.stopped.now() || swept.unfinished {
                 break;
             }
         }
@@ -66,7 +66,7 @@ impl Work {
             let page = self.client.missing_page(groups, after).await?;
             bytes += page.bytes;
             after = page.next;
-            if after.is_none() || self.is_stopped() {
+            if after.is_none() || self.stopped.now() {
                 return Ok(bytes);
             }
         }
@@ -80,7 +80,7 @@ impl Work {
             for some in page.missing.chunks(PARALLEL) {
                 let restored = self.restore(some, Kind::Missing).await;
                 swept.unfinished |= restored.put_off + restored.lost > 0;
-                if self.is_stopped() {
+                if self.stopped.now() {
                     swept.unfinished = true;
                     return Ok(swept);
                 }
