@@ -38,19 +38,30 @@ impl AdminError {
     }
 }
 
-/// Space in bytes. `live + garbage + reserved + free = capacity`.
+/// Space in bytes. `live + owed + garbage + reserved + free = capacity`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpaceInfo {
     /// Size of the devices.
     pub capacity_bytes: u64,
     /// Shards in use.
     pub live_bytes: u64,
+    /// Room that owed shards will take once they are stored.
+    pub owed_bytes: u64,
     /// Deleted shards that are not reclaimed yet.
     pub garbage_bytes: u64,
     /// Kept for the format, cleaning and repair.
     pub reserved_bytes: u64,
     /// Room for new shards.
     pub free_bytes: u64,
+}
+
+impl SpaceInfo {
+    /// Counts free room as that of owed shards, as far as there is some.
+    pub fn set_aside(&mut self, owed_bytes: u64) {
+        let owed_bytes = owed_bytes.min(self.free_bytes);
+        self.owed_bytes += owed_bytes;
+        self.free_bytes -= owed_bytes;
+    }
 }
 
 /// A drive.
@@ -121,10 +132,56 @@ pub struct RepairInfo {
     pub lost_extents: u64,
 }
 
+/// What packing of a filesystem does, and how its content lies on the drives. Sums of what was done are since the start
+/// of the node, the others are of the last look at everything.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackInfo {
+    /// Looks at everything; nothing is known before the first.
+    pub sweeps: u64,
+    /// `idle`, `packing`, `paused`, `repair_first` or `no_room`.
+    pub state: String,
+    /// Bytes that were gathered into new extents.
+    pub packed_bytes: u64,
+    /// New extents.
+    pub extents: u64,
+    /// Bytes of small pieces and of extents that are mostly dead. They move once they are old enough and there are
+    /// enough of them.
+    pub left_bytes: u64,
+    /// Bytes in extents of another profile than new data gets: all of them are written anew.
+    pub convert_bytes: u64,
+    /// Bytes per second, of the last work.
+    pub bytes_per_s: u64,
+    /// Seconds until what is left is packed and converted.
+    pub eta_s: Option<u64>,
+    /// Bytes of content in extents.
+    pub stored_bytes: u64,
+    /// Bytes of content in the metadata.
+    pub inline_bytes: u64,
+    /// What the extents take on drives, without frame headers.
+    pub allocated_bytes: u64,
+    /// Of these, what small, sparse and foreign extents take beyond full ones.
+    pub waste_bytes: u64,
+}
+
+/// The search for extents that nothing refers to. Sums are since the start of the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrphanInfo {
+    /// Ranges of extent ids that writers use.
+    pub open_ranges: u64,
+    /// Ranges of writers that have ended, in which orphans may be left.
+    pub closed_ranges: u64,
+    /// Ranges that were searched, and have none any more.
+    pub verified_ranges: u64,
+    /// Extents deleted.
+    pub deleted_extents: u64,
+    /// Seconds since the last search; `None` before the first.
+    pub searched_s: Option<u64>,
+}
+
 /// Limits of background work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpkeepInfo {
-    /// Whether repair and rebuild rest.
+    /// Whether repair, rebuild, packing and the search for orphans rest.
     pub paused: bool,
     /// Bytes per second that they may write; half of that while foreground requests take twice as long as usual.
     pub rate_bytes_per_s: u64,
@@ -134,7 +191,7 @@ pub struct UpkeepInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetUpkeep {
-    /// Whether repair and rebuild rest.
+    /// Whether repair, rebuild, packing and the search for orphans rest.
     pub paused: Option<bool>,
     /// Bytes per second that they may write.
     pub rate_bytes_per_s: Option<u64>,
@@ -145,6 +202,8 @@ pub struct SetUpkeep {
 pub struct MetaCopyInfo {
     /// The directory with metadata.
     pub dir: String,
+    /// Bytes that its files have, on the disk of that directory and beside the drives.
+    pub size_bytes: u64,
     /// Whether the log there has everything that was acknowledged.
     pub log_complete: bool,
     /// The newest batch in the local store there, if there is one.
@@ -217,6 +276,10 @@ pub struct FilesystemInfo {
     pub reclaimed_extents: u64,
     /// Extents whose deletion waits for a drive.
     pub waiting_extents: u64,
+    /// Packing.
+    pub pack: PackInfo,
+    /// The search for orphans.
+    pub orphans: OrphanInfo,
 }
 
 /// The node as a whole.
@@ -238,6 +301,8 @@ pub struct NodeStatus {
     pub uptime_s: u64,
     /// All drives together.
     pub space: SpaceInfo,
+    /// Bytes of all copies of the metadata. They are on the disks of the metadata directories, not on the drives.
+    pub metadata_bytes: u64,
     /// Limits of background work.
     pub upkeep: UpkeepInfo,
     /// The control ledger's copies.

@@ -10,8 +10,8 @@ mod server;
 pub use api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FilesystemInfo, FsckFilesystem,
     FsckFinding, FsckInfo, LedgerInfo, MetaCopyInfo, MetaDir, MountRequest, NodeControl, NodeStatus,
-    RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetProfile, SetUpkeep, ShardInfo, SpaceInfo,
-    UpkeepInfo, WhyInfo,
+    OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetProfile, SetUpkeep, ShardInfo,
+    SpaceInfo, UpkeepInfo, WhyInfo,
 };
 pub use client::{AdminClient, CallError};
 pub use server::{ServeError, serve};

@@ -48,7 +48,7 @@ use session::Session;
 
 pub use file::NotTaken;
 pub use names::DirPage;
-pub use orphans::{ClosedRange, Inventory};
+pub use orphans::{ClosedRange, ExtentRanges, Inventory};
 pub use pack::{PACK_ALIGN, PackOutcome, PackTarget};
 pub use ranges::{AllocateMode, SeekKind};
 pub use rebuild::{MissingPage, RebuildGroup};

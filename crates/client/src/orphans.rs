@@ -25,6 +25,15 @@ pub struct ClosedRange {
     pub count: u64,
 }
 
+/// Ranges of extent ids.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExtentRanges {
+    /// Those that nobody may commit and nobody has verified.
+    pub closed: Vec<ClosedRange>,
+    /// How many sessions may take ids from.
+    pub open: u64,
+}
+
 /// Extents of closed ranges that have shards on drives.
 #[derive(Debug, Default)]
 pub struct Inventory {
@@ -72,12 +81,13 @@ impl Inventory {
 }
 
 impl Client {
-    /// Ranges of extent ids that nobody may commit and nobody has verified.
-    pub async fn closed_ranges(&self) -> Result<Vec<ClosedRange>, FsError> {
-        let MetaReply::Ranges(ranges) = self.call(MetaRequest::ClosedRanges).await? else {
+    /// The ranges of extent ids that were given out and are not forgotten.
+    pub async fn extent_ranges(&self) -> Result<ExtentRanges, FsError> {
+        let MetaReply::Ranges { closed, open } = self.call(MetaRequest::ExtentRanges).await? else {
             return Err(FsError::Io);
         };
-        Ok(ranges.into_iter().map(|(first, count)| ClosedRange { first, count }).collect())
+        let closed = closed.into_iter().map(|(first, count)| ClosedRange { first, count }).collect();
+        Ok(ExtentRanges { closed, open })
     }
 
     /// Drives that can say what they hold, and those that would have to.

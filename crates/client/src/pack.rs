@@ -74,6 +74,27 @@ impl Client {
         self.inner.session.version()
     }
 
+    /// Whether shards wait to be repaired or rebuilt on drives that take them.
+    pub async fn repair_is_due(&self) -> Result<bool, FsError> {
+        if !self.rebuild_groups().is_empty() {
+            return Ok(true);
+        }
+        let mut cursor = None;
+        loop {
+            let page = self.owed_page(cursor).await?;
+            cursor = page.next;
+            if !page.payable.is_empty() || cursor.is_none() {
+                return Ok(!page.payable.is_empty());
+            }
+        }
+    }
+
+    /// Whether new data of users would find room for twice as much: what is packed lies on the drives twice until
+    /// the old extents are deleted.
+    pub fn has_spare_room(&self, bytes: u64) -> bool {
+        self.has_room(bytes.saturating_mul(2))
+    }
+
     /// Gathers pieces into one new extent. There may be [`PACK_MOVES_MAX`] of them at most, and no more bytes than a
     /// full extent has.
     ///

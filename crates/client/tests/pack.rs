@@ -191,7 +191,7 @@ fn shards_without_a_reference_are_deleted_once_their_range_is_closed() {
     run("4+2", |world| async move {
         let (gone, client) = (world.client().await, world.client().await);
         let files = write_files(&gone, 12).await;
-        assert_eq!(client.closed_ranges().await.unwrap(), []);
+        assert_eq!(client.extent_ranges().await.unwrap().closed, []);
         // Shards of an extent that was never committed: its writer ends first.
         let mut orphan = world.drives[0].entries()[0];
         orphan.key.extent = ExtentId(orphan.key.extent.0 + 1000);
@@ -199,7 +199,7 @@ fn shards_without_a_reference_are_deleted_once_their_range_is_closed() {
             drive.plant(orphan, ShardIndex(shard));
         }
         gone.close().await.unwrap();
-        let closed = client.closed_ranges().await.unwrap();
+        let closed = client.extent_ranges().await.unwrap().closed;
         assert_eq!(closed.len(), 1);
         let held = |number: usize| {
             world.drives[number].entries().iter().any(|entry| entry.key.extent == orphan.key.extent)
@@ -213,6 +213,6 @@ fn shards_without_a_reference_are_deleted_once_their_range_is_closed() {
         assert_eq!(search(&client, &closed).await, (0, true));
         check_files(&client, &files).await;
         client.range_verified(closed[0]).await.unwrap();
-        assert_eq!(client.closed_ranges().await.unwrap(), []);
+        assert_eq!(client.extent_ranges().await.unwrap().closed, []);
     });
 }

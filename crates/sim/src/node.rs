@@ -15,7 +15,7 @@ use meta::owner::{Owner, OwnerOptions};
 use meta::state::{MirroredState, State};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use upkeep::{Pace, Reclaimer, Repairer};
+use upkeep::{OrphanCollector, OrphanOptions, Pace, PackOptions, Packer, Reclaimer, Repairer};
 use wire::drive::DriveService;
 
 use crate::disks::SimDrive;
@@ -27,6 +27,15 @@ const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub(crate) const LEDGER: LedgerId = LedgerId(1);
 /// Directories with a local store; a third has a log only.
 const STORES_MAX: usize = 2;
+/// Pieces are packed soon, and often with few others.
+const PACKING: PackOptions = PackOptions {
+    age: Duration::from_secs(1),
+    pause: Duration::from_millis(700),
+    least_bytes: Some(16 << 10),
+};
+/// Ranges are closed by crashes only, so no write to a drive is under way in one.
+const ORPHANS: OrphanOptions =
+    OrphanOptions { settle: Duration::from_secs(3), pause: Duration::from_millis(1500) };
 
 /// The drives that could be opened, by number.
 pub(crate) type Drives = BTreeMap<u32, Arc<SimDrive>>;
@@ -39,6 +48,8 @@ pub(crate) struct Node {
     pub(crate) clients: Vec<Client>,
     reclaimer: Reclaimer,
     repairer: Repairer,
+    packer: Option<Packer>,
+    orphans: OrphanCollector,
     _publish: watch::Sender<Arc<Topology>>,
 }
 
@@ -161,16 +172,29 @@ impl Node {
         }
         let reclaimer = Reclaimer::start(clients[0].clone(), &Handle::current());
         let pace = Arc::new(Pace::new(world.env()));
-        let repairer = Repairer::start(world.env(), clients[0].clone(), pace, &Handle::current());
+        let (client, runtime) = (clients[0].clone(), Handle::current());
+        let repairer = Repairer::start(world.env(), client.clone(), pace.clone(), &runtime);
+        let start_packer = || Packer::start(world.env(), client.clone(), pace.clone(), PACKING, &runtime);
+        let packer = world.scenario.packs.then(start_packer);
+        let orphans = OrphanCollector::start(world.env(), client, pace, ORPHANS, &runtime);
         world.trace.event(format_args!("node is up boot={boot}"));
-        Ok(Self { owner, state, drives, clients, reclaimer, repairer, _publish: publish })
+        Ok(Self { owner, state, drives, clients, reclaimer, repairer, packer, orphans, _publish: publish })
+    }
+
+    /// Moves nothing any more, so that everything can come to rest.
+    pub(crate) async fn stop_packing(&mut self) {
+        if let Some(packer) = self.packer.take() {
+            packer.stop().await;
+        }
     }
 
     /// Ends clients and owner in good order, so that everything is in the local store.
     ///
     /// # Errors
     /// What could not be made durable or does not end.
-    pub(crate) async fn stop(self) -> Result<(Arc<dyn State>, Drives), String> {
+    pub(crate) async fn stop(mut self) -> Result<(Arc<dyn State>, Drives), String> {
+        self.stop_packing().await;
+        self.orphans.stop().await;
         self.repairer.stop().await;
         self.reclaimer.stop().await;
         for client in &self.clients {

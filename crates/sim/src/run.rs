@@ -169,7 +169,8 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
     come_to_rest(world, node).await
 }
 
-async fn come_to_rest(world: &Arc<World>, node: Node) -> Ended {
+async fn come_to_rest(world: &Arc<World>, mut node: Node) -> Ended {
+    node.stop_packing().await;
     tokio::time::sleep(REST).await;
     let (state, drives) = match node.stop().await {
         Ok(stopped) => stopped,

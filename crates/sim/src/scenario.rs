@@ -37,6 +37,8 @@ pub struct Scenario {
     pub drives_slow: bool,
     /// Files become so large that the drives are full.
     pub fills: bool,
+    /// What is small is packed, very soon.
+    pub packs: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -66,6 +68,7 @@ impl Scenario {
             bits_flip: profile.m() > 0 && !drives_die && dice.once_in(4),
             drives_slow: dice.once_in(4),
             fills,
+            packs: dice.once_in(2),
         }
     }
 }

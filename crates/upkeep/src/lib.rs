@@ -14,7 +14,7 @@ mod task;
 
 pub use orphans::{OrphanCollector, OrphanOptions, OrphanStat};
 pub use pace::{BYTES_PER_S_MIN, Pace};
-pub use packer::{PackOptions, PackStat, Packer};
+pub use packer::{PackOptions, PackStat, PackWait, Packer};
 pub use reclaim::{ReclaimStat, Reclaimer};
 pub use repair::{RepairStat, Repairer};
 pub use scrub::{ScrubMark, ScrubStat, ScrubTargets, Scrubber};

@@ -6,8 +6,7 @@
 //! owner confirms. A range is forgotten when every drive was asked; a drive that is away keeps it closed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use base::env::Env;
@@ -16,10 +15,13 @@ use client::{Client, ClosedRange};
 use tokio::runtime::Handle;
 use wire::meta::Content;
 
+use crate::pace::Pace;
 use crate::task::{Stopped, Task};
 
 /// Ranges looked at in one pass: a few megabytes of memory.
 const RANGES: usize = 64;
+/// A pass may take this part of the time: the pause after it is so many times longer.
+const REST: u32 = 8;
 
 /// When an orphan collector acts.
 #[derive(Debug, Clone, Copy)]
@@ -43,28 +45,34 @@ pub struct OrphanStat {
     pub deleted_extents: u64,
     /// Ranges that are closed and not verified, as of the last look.
     pub closed_ranges: u64,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    deleted: AtomicU64,
-    closed: AtomicU64,
+    /// Ranges that sessions may take ids from, as of the last look.
+    pub open_ranges: u64,
+    /// Ranges that no drive holds an orphan of, and that are forgotten.
+    pub verified_ranges: u64,
+    /// When the drives were compared with the maps last, by the boot clock.
+    pub swept_ns: Option<u64>,
 }
 
 /// Collects the orphans of one filesystem, in the background.
 pub struct OrphanCollector {
-    counters: Arc<Counters>,
+    stat: Arc<Mutex<OrphanStat>>,
     task: Task,
 }
 
 impl OrphanCollector {
     /// Starts.
-    pub fn start(env: Env, client: Client, options: OrphanOptions, runtime: &Handle) -> Self {
-        let counters = Arc::<Counters>::default();
+    pub fn start(
+        env: Env,
+        client: Client,
+        pace: Arc<Pace>,
+        options: OrphanOptions,
+        runtime: &Handle,
+    ) -> Self {
+        let stat: Arc<Mutex<OrphanStat>> = Arc::default();
         let (closed, asked) = Default::default();
-        let told = counters.clone();
-        let work = |stopped| Work { env, client, options, counters: told, stopped, closed, asked }.run();
-        Self { counters, task: Task::start(runtime, work) }
+        let told = Arc::clone(&stat);
+        let work = |stopped| Work { env, client, pace, options, stat: told, stopped, closed, asked }.run();
+        Self { stat, task: Task::start(runtime, work) }
     }
 
     /// Ends after the step under way.
@@ -74,18 +82,20 @@ impl OrphanCollector {
 
     /// What it has done.
     pub fn stat(&self) -> OrphanStat {
-        OrphanStat {
-            deleted_extents: self.counters.deleted.load(Ordering::Relaxed),
-            closed_ranges: self.counters.closed.load(Ordering::Relaxed),
-        }
+        *lock(&self.stat)
     }
+}
+
+fn lock(stat: &Mutex<OrphanStat>) -> MutexGuard<'_, OrphanStat> {
+    stat.lock().expect("no holder of this lock panics")
 }
 
 struct Work {
     env: Env,
     client: Client,
+    pace: Arc<Pace>,
     options: OrphanOptions,
-    counters: Arc<Counters>,
+    stat: Arc<Mutex<OrphanStat>>,
     stopped: Stopped,
     /// When each closed range was seen first.
     closed: BTreeMap<ClosedRange, u64>,
@@ -97,20 +107,24 @@ struct Work {
 impl Work {
     async fn run(mut self) {
         while !self.stopped.now() {
-            match self.pass().await {
-                Ok(true) => continue,
-                Ok(false) => {}
-                Err(error) => tracing::warn!(%error, "looking for orphans pauses"),
+            let began_ns = self.env.clock.boot_ns();
+            if let Err(error) = self.pass().await {
+                tracing::warn!(%error, "looking for orphans pauses");
             }
-            self.stopped.or_after(self.options.pause).await;
+            let took = Duration::from_nanos(self.env.clock.boot_ns().saturating_sub(began_ns));
+            self.stopped.or_after(self.options.pause.max(took * REST)).await;
         }
     }
 
-    /// Looks at the ranges that are due. Returns whether more are.
-    async fn pass(&mut self) -> Result<bool, FsError> {
+    /// Looks at the ranges that are due.
+    async fn pass(&mut self) -> Result<(), FsError> {
         let now = self.env.clock.boot_ns();
-        let closed: BTreeSet<ClosedRange> = self.client.closed_ranges().await?.into_iter().collect();
-        self.counters.closed.store(closed.len() as u64, Ordering::Relaxed);
+        let ranges = self.client.extent_ranges().await?;
+        let closed: BTreeSet<ClosedRange> = ranges.closed.into_iter().collect();
+        {
+            let mut stat = lock(&self.stat);
+            (stat.closed_ranges, stat.open_ranges) = (closed.len() as u64, ranges.open);
+        }
         self.closed.retain(|range, _| closed.contains(range));
         self.asked.retain(|range, _| closed.contains(range));
         for range in closed {
@@ -121,15 +135,14 @@ impl Work {
         let news = |range: &ClosedRange| self.asked.get(range).is_none_or(|asked| !ready.is_subset(asked));
         let due = self.closed.iter().filter(|(range, since)| settled(since) && news(range));
         let due: Vec<ClosedRange> = due.map(|(range, _)| *range).take(RANGES).collect();
-        if due.is_empty() {
-            return Ok(false);
+        if due.is_empty() || self.pace.is_paused() {
+            return Ok(());
         }
-        let done = self.collect(&due, ready).await?;
-        Ok(done && due.len() == RANGES)
+        self.collect(&due, ready).await
     }
 
-    /// Deletes the orphans of these ranges. Returns whether every drive that answers did its part.
-    async fn collect(&mut self, ranges: &[ClosedRange], ready: BTreeSet<DriveId>) -> Result<bool, FsError> {
+    /// Deletes the orphans of these ranges.
+    async fn collect(&mut self, ranges: &[ClosedRange], ready: BTreeSet<DriveId>) -> Result<(), FsError> {
         let mut inventory = self.client.inventory(ranges).await;
         let mut after = None;
         loop {
@@ -144,23 +157,28 @@ impl Work {
                 break;
             }
             if self.stopped.now() {
-                return Ok(false);
+                return Ok(());
             }
             tokio::task::yield_now().await;
         }
         let ids: Vec<ExtentId> = inventory.ids();
         let (deleted, everywhere) = self.client.delete_orphans(&ids).await?;
-        self.counters.deleted.fetch_add(deleted, Ordering::Relaxed);
+        lock(&self.stat).deleted_extents += deleted;
         if deleted > 0 {
             tracing::info!(deleted, "extents that nothing refers to were deleted");
         }
         for range in ranges {
             if inventory.silent.is_empty() && everywhere {
                 self.client.range_verified(*range).await?;
+                self.closed.remove(range);
+                let mut stat = lock(&self.stat);
+                stat.verified_ranges += 1;
+                stat.closed_ranges = stat.closed_ranges.saturating_sub(1);
             } else if everywhere {
                 self.asked.insert(*range, ready.clone());
             }
         }
-        Ok(everywhere)
+        lock(&self.stat).swept_ns = Some(self.env.clock.boot_ns());
+        Ok(())
     }
 }

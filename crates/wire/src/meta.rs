@@ -518,8 +518,8 @@ pub enum MetaRequest {
         owed: Vec<OwedShard>,
         moves: Vec<PackMove>,
     },
-    /// Ranges of extent ids that no commit may use any more and that nobody has verified yet. Answer: `Ranges`.
-    ClosedRanges,
+    /// Ranges of extent ids that are not forgotten. Answer: `Ranges`.
+    ExtentRanges,
     /// Which of these extents nothing refers to, given that a whole scan of all maps, begun after their ranges
     /// were closed, did not see them. Answer: `Orphans`.
     ConfirmOrphans {
@@ -612,8 +612,12 @@ pub enum MetaReply {
     Repacked {
         moved_bytes: u64,
     },
-    /// First id and how many.
-    Ranges(Vec<(ExtentId, u64)>),
+    Ranges {
+        /// The first id and the length of those that no commit may use any more and that nobody has verified yet.
+        closed: Vec<(ExtentId, u64)>,
+        /// How many commits may use.
+        open: u64,
+    },
     Orphans(Vec<ExtentId>),
 }
 

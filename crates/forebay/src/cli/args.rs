@@ -116,7 +116,7 @@ pub(crate) enum Command {
     /// Plan a cluster.
     #[command(subcommand)]
     Capacity(CapacityCommand),
-    /// Show or change how fast repair and rebuild may go. Holds until the node stops.
+    /// Show or change how fast background work may go: repair, rebuild, packing, scrubs on demand. Holds until the node stops.
     #[command(after_help = "Example:\n  forebay upkeep /srv/forebay --rate 50MiB")]
     Upkeep {
         /// The node's directory.

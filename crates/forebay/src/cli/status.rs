@@ -19,7 +19,7 @@ pub(super) fn upkeep(dir: &Path, request: SetUpkeep, format: Format) -> Result<(
     let info = ask(dir, |client| async move { client.set_upkeep(&request).await })?;
     print(format, &info, |info| {
         let state = if info.paused { "paused" } else { "going on" };
-        format!("repair and rebuild: {state}, at most {}/s", bytes(info.rate_bytes_per_s))
+        format!("background work: {state}, at most {}/s", bytes(info.rate_bytes_per_s))
     })
 }
 
@@ -45,8 +45,43 @@ fn repairs(status: &NodeStatus) -> String {
         })
     };
     let paused =
-        if status.upkeep.paused { "repair and rebuild are paused (forebay upkeep --resume)\n" } else { "" };
+        if status.upkeep.paused { "background work is paused (forebay upkeep --resume)\n" } else { "" };
     status.filesystems.iter().filter_map(line).collect::<String>() + paused
+}
+
+/// How well content lies on the drives, one line for each filesystem that has some.
+fn packing(status: &NodeStatus) -> String {
+    let line = |filesystem: &FilesystemInfo| {
+        let (pack, orphans) = (&filesystem.pack, &filesystem.orphans);
+        let left = match (pack.left_bytes, pack.convert_bytes) {
+            (0, 0) => String::new(),
+            (left, 0) => format!(", to pack {}", bytes(left)),
+            (left, convert) => {
+                let eta = pack.eta_s.map_or(String::new(), |eta| format!(", {eta} s left"));
+                let (left, convert) = (bytes(left), bytes(convert));
+                format!(", to pack {left}, to convert {convert} ({}/s{eta})", bytes(pack.bytes_per_s))
+            }
+        };
+        let why = match pack.state.as_str() {
+            "repair_first" => ", repair goes first",
+            "no_room" => ", too little room on the drives",
+            _ => "",
+        };
+        let percent = pack.waste_bytes * 100 / pack.allocated_bytes.max(1);
+        let orphan = match orphans.deleted_extents {
+            0 => String::new(),
+            deleted => format!(", {deleted} orphans deleted"),
+        };
+        (pack.sweeps > 0 && pack.stored_bytes + pack.inline_bytes > 0).then(|| {
+            format!(
+                "packing {}: {} allocated for {}, {percent} % waste{left}{why}{orphan}\n",
+                filesystem.name,
+                bytes(pack.allocated_bytes),
+                bytes(pack.stored_bytes),
+            )
+        })
+    };
+    status.filesystems.iter().filter_map(line).collect()
 }
 
 fn text(status: &NodeStatus) -> String {
@@ -56,7 +91,8 @@ fn text(status: &NodeStatus) -> String {
     let io = if threads { "  drives use threads: io_uring is not available or not wanted\n" } else { "" };
     format!(
         "{state}  cluster={cluster} version={version} pid={pid} up={up}s\n{problems}{io}\n\
-         space  raw {raw} = live {live} + garbage {garbage} + reserved {reserved} + free {free}\n{repairs}\n{fs}\n\n{drives}",
+         space  raw {raw} = live {live} + owed {owed} + garbage {garbage} + reserved {reserved} + free {free}; \
+         metadata {metadata}\n{repairs}{packing}\n{fs}\n\n{drives}",
         state = status.state,
         cluster = status.cluster,
         version = status.version,
@@ -64,10 +100,13 @@ fn text(status: &NodeStatus) -> String {
         up = status.uptime_s,
         raw = bytes(space.capacity_bytes),
         live = bytes(space.live_bytes),
+        owed = bytes(space.owed_bytes),
+        metadata = bytes(status.metadata_bytes),
         garbage = bytes(space.garbage_bytes),
         reserved = bytes(space.reserved_bytes),
         free = bytes(space.free_bytes),
         repairs = repairs(status),
+        packing = packing(status),
         fs = filesystem_table(&status.filesystems),
         drives = drive_table(&status.drives),
     )

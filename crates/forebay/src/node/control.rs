@@ -37,22 +37,30 @@ fn no_filesystem(name: &str) -> AdminError {
 impl Node {
     pub(super) async fn status_now(&self) -> Result<NodeStatus> {
         let mut state = self.state.lock().await;
-        let drives = self.drive_infos(&state);
+        let mut drives = self.drive_infos(&state);
         let mut filesystems = Vec::new();
         let State { drives: drives_now, filesystems: entries, map, .. } = &mut *state;
         for entry in entries.values_mut() {
             entry.unmount_dead();
-            filesystems.push(entry.info(map, drives_now).await?);
+            filesystems.push(entry.info(&self.env, map, drives_now).await?);
+            let owed = entry.owed_bytes(map).await?;
+            for drive in &mut drives {
+                drive.space.set_aside(owed.get(&DriveId(drive.id)).copied().unwrap_or(0));
+            }
         }
         let mut space = SpaceInfo::default();
         for drive in &drives {
             space.capacity_bytes += drive.space.capacity_bytes;
             space.live_bytes += drive.space.live_bytes;
+            space.owed_bytes += drive.space.owed_bytes;
             space.garbage_bytes += drive.space.garbage_bytes;
             space.reserved_bytes += drive.space.reserved_bytes;
             space.free_bytes += drive.space.free_bytes;
         }
-        let control = self.control_files.info();
+        let control = self.control_files.info(&self.env);
+        let ledgers = filesystems.iter().map(|filesystem| &filesystem.ledger);
+        let copies = ledgers.flat_map(|ledger| &ledger.copies).chain(&control);
+        let metadata_bytes = copies.map(|copy| copy.size_bytes).sum();
         let problems = problems(&drives, &filesystems, &control);
         let upkeep = self.upkeep_info();
         Ok(NodeStatus {
@@ -64,6 +72,7 @@ impl Node {
             dir: self.dir.root().display().to_string(),
             uptime_s: (self.env.clock.boot_ns() - self.started_ns) / 1_000_000_000,
             space,
+            metadata_bytes,
             upkeep,
             control,
             drives,
@@ -103,7 +112,7 @@ impl Node {
         self.publish(&mut state)?;
         let State { drives, filesystems, map, .. } = &*state;
         match filesystems.get(name) {
-            Some(entry) => entry.info(map, drives).await,
+            Some(entry) => entry.info(&self.env, map, drives).await,
             None => bail!("no such filesystem: name={name}"),
         }
     }
@@ -147,7 +156,7 @@ impl Node {
             &state.drives,
         )
         .await?;
-        let info = entry.info(&map, &state.drives).await?;
+        let info = entry.info(&self.env, &map, &state.drives).await?;
         state.filesystems.insert(request.name, entry);
         self.publish(&mut state)?;
         Ok(info)
@@ -325,7 +334,7 @@ impl NodeControl for Node {
             let kept = entry.record.mount.clone().map(PathBuf::from);
             let path = request.path.map(PathBuf::from).or(kept).unwrap_or_else(|| self.dir.default_mount());
             self.mount_and_remember(entry, path, request.options).await.map_err(failed)?;
-            let info = entry.info(map, drives).await.map_err(failed)?;
+            let info = entry.info(&self.env, map, drives).await.map_err(failed)?;
             drop(state);
             self.write_node_file().await.map_err(failed)?;
             Ok(info)
@@ -346,7 +355,7 @@ impl NodeControl for Node {
                     "cannot unmount {path}: {error:#}; close the files that are open on it"
                 ))
             })?;
-            let info = entry.info(map, drives).await.map_err(failed)?;
+            let info = entry.info(&self.env, map, drives).await.map_err(failed)?;
             drop(state);
             self.write_node_file().await.map_err(failed)?;
             Ok(info)

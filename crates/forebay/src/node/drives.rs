@@ -111,6 +111,7 @@ impl DriveEntry {
         let space = stat.as_ref().map_or(SpaceInfo::default(), |stat| SpaceInfo {
             capacity_bytes: stat.capacity_bytes,
             live_bytes: stat.live_bytes,
+            owed_bytes: 0,
             garbage_bytes: stat.garbage_bytes,
             reserved_bytes: stat.reserved_bytes,
             free_bytes: stat.free_bytes,

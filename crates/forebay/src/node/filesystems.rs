@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use admin::{FilesystemInfo, LedgerInfo, RepairInfo};
+use admin::{FilesystemInfo, LedgerInfo, OrphanInfo, PackInfo, RepairInfo};
 use anyhow::{Context, Result};
 use base::env::Env;
 use base::units::{GIB, MIB};
@@ -19,7 +19,7 @@ use meta::owner::{Owner, OwnerOptions, OwnerStat};
 use posix::fuse::{Mount, MountFlags, MountOptions, UnmountMode};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use upkeep::{Pace, Reclaimer, Repairer};
+use upkeep::{OrphanCollector, OrphanOptions, Pace, PackOptions, PackWait, Packer, Reclaimer, Repairer};
 use wire::drive::DriveService;
 
 use super::NodeDir;
@@ -51,6 +51,8 @@ pub(super) struct FilesystemEntry {
     pub(super) write_set: WriteSet,
     reclaimer: Reclaimer,
     pub(super) repairer: Repairer,
+    packer: Packer,
+    orphans: OrphanCollector,
     mount: Option<Mount>,
 }
 
@@ -135,6 +137,10 @@ impl FilesystemEntry {
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
         let repairer = Repairer::start(env.clone(), client.clone(), pace.clone(), runtime);
+        let (env, pace) = (env.clone(), pace.clone());
+        let packing = PackOptions::default();
+        let packer = Packer::start(env.clone(), client.clone(), pace.clone(), packing, runtime);
+        let orphans = OrphanCollector::start(env, client.clone(), pace, OrphanOptions::default(), runtime);
         Ok(Self {
             record,
             files,
@@ -144,6 +150,8 @@ impl FilesystemEntry {
             write_set,
             reclaimer,
             repairer,
+            packer,
+            orphans,
             mount: None,
         })
     }
@@ -199,6 +207,8 @@ impl FilesystemEntry {
     /// Unmounts, writes everything out and ends the ledger's threads.
     pub(super) async fn stop(mut self) -> Result<()> {
         let unmounted = self.unmount(UnmountMode::Detach).await;
+        self.packer.stop().await;
+        self.orphans.stop().await;
         self.reclaimer.stop().await;
         self.repairer.stop().await;
         let closed = tokio::time::timeout(CLOSE_DEADLINE, self.client.close()).await;
@@ -211,6 +221,7 @@ impl FilesystemEntry {
 
     pub(super) async fn info(
         &self,
+        env: &Env,
         map: &ClusterMap,
         drives: &BTreeMap<DriveId, DriveEntry>,
     ) -> Result<FilesystemInfo> {
@@ -240,7 +251,7 @@ impl FilesystemEntry {
                 stored_seq: ledger.stored_seq,
                 state: ledger_state(&ledger).to_owned(),
                 reason: self.owner.problem(),
-                copies: self.files.info(),
+                copies: self.files.info(env),
             },
             owed_shards: owed.len() as u64,
             owed_bytes,
@@ -248,7 +259,46 @@ impl FilesystemEntry {
             owed_drives: owed_drives.iter().map(|drive| drive.0).collect(),
             reclaimed_extents: reclaim.deleted_extents,
             waiting_extents: reclaim.waiting_extents,
+            pack: self.pack_info(),
+            orphans: self.orphan_info(env),
         })
+    }
+
+    fn pack_info(&self) -> PackInfo {
+        let stat = self.packer.stat();
+        let state = match stat.waits {
+            Some(PackWait::Paused) => "paused",
+            Some(PackWait::Repair) => "repair_first",
+            Some(PackWait::Room) => "no_room",
+            None if stat.left_bytes + stat.convert_bytes > 0 => "packing",
+            None => "idle",
+        };
+        PackInfo {
+            sweeps: stat.sweeps,
+            state: state.to_owned(),
+            packed_bytes: stat.packed_bytes,
+            extents: stat.extents,
+            left_bytes: stat.left_bytes,
+            convert_bytes: stat.convert_bytes,
+            bytes_per_s: stat.bytes_per_s,
+            eta_s: stat.eta_s(),
+            stored_bytes: stat.stored_bytes,
+            inline_bytes: stat.inline_bytes,
+            allocated_bytes: stat.allocated_bytes,
+            waste_bytes: stat.allocated_bytes.saturating_sub(stat.ideal_bytes),
+        }
+    }
+
+    fn orphan_info(&self, env: &Env) -> OrphanInfo {
+        let stat = self.orphans.stat();
+        let age_s = |at_ns: u64| env.clock.boot_ns().saturating_sub(at_ns) / 1_000_000_000;
+        OrphanInfo {
+            open_ranges: stat.open_ranges,
+            closed_ranges: stat.closed_ranges,
+            verified_ranges: stat.verified_ranges,
+            deleted_extents: stat.deleted_extents,
+            searched_s: stat.swept_ns.map(age_s),
+        }
     }
 
     /// The drive that gets an owed shard: the one that has its position now.
@@ -282,6 +332,18 @@ impl FilesystemEntry {
             eta_s: (stat.bytes_per_s > 0).then(|| left.div_ceil(stat.bytes_per_s)),
             lost_extents: stat.lost_extents,
         }
+    }
+
+    /// Bytes that are owed to each drive.
+    pub(super) async fn owed_bytes(&self, map: &ClusterMap) -> Result<BTreeMap<DriveId, u64>> {
+        let mut bytes = BTreeMap::new();
+        if !self.owner.stat().halted {
+            for entry in self.client.owed(OWED_COUNTED_MAX).await? {
+                *bytes.entry(self.holder(map, &entry)).or_insert(0) +=
+                    u64::from(shard_len(entry.extent_len, entry.k));
+            }
+        }
+        Ok(bytes)
     }
 
     /// The drives that shards are owed to.

@@ -182,9 +182,18 @@ fn mark(env: &Env, dir: &Path) -> Result<()> {
     made.and_then(|_| env.files.sync_dir(dir)).with_context(|| format!("cannot write to {}", dir.display()))
 }
 
+/// What the files in a directory have, as far as it can be told: one that is gone a moment later has nothing.
+fn files_bytes(env: &Env, dir: &Path) -> u64 {
+    let size = |path: PathBuf| {
+        let file = env.files.open(&path, OpenMode::Existing, Caching::Buffered).ok()?;
+        file.len().ok()
+    };
+    env.files.list(dir).unwrap_or_default().into_iter().filter_map(size).sum()
+}
+
 impl LedgerFiles {
     /// Each directory, and what is wrong with the copy in it.
-    pub(super) fn info(&self) -> Vec<MetaCopyInfo> {
+    pub(super) fn info(&self, env: &Env) -> Vec<MetaCopyInfo> {
         let replicas = self.state.replicas();
         let copies = self.log.copies().into_iter().map(|copy| {
             let base = copy.dir.parent().unwrap_or(&copy.dir).to_owned();
@@ -199,6 +208,7 @@ impl LedgerFiles {
                 store_problem.map(|reason| format!("local store: {reason}; made anew at the next start"));
             MetaCopyInfo {
                 dir: base.parent().unwrap_or(&base).display().to_string(),
+                size_bytes: files_bytes(env, &base) + files_bytes(env, &copy.dir),
                 log_complete: log_problem.is_none(),
                 stored_seq: store.and_then(Result::ok).map(|seq| seq.0),
                 problem: log_problem.or(store_problem),

@@ -389,7 +389,7 @@ impl Op<'_> {
             R::PurgeStep => self.purge_step(),
             R::ScanMap { after, limit } => self.scan_map(*after, *limit),
             R::Repack { extent, owed, moves } => self.repack(extent, owed, moves),
-            R::ClosedRanges => self.closed_ranges(),
+            R::ExtentRanges => self.extent_ranges(),
             R::ConfirmOrphans { ids } => self.confirm_orphans(ids),
             R::RangeVerified { first } => self.range_verified(*first),
         }

@@ -109,15 +109,16 @@ impl Op<'_> {
         Ok(now.and_then(|now| now.clip(from, to)).as_ref() == Some(&step.piece))
     }
 
-    pub(super) fn closed_ranges(&mut self) -> Outcome {
-        let mut closed = Vec::new();
+    pub(super) fn extent_ranges(&mut self) -> Outcome {
+        let (mut closed, mut open) = (Vec::new(), 0);
         for (key, bytes) in self.txn.scan(&self.keys.ranges(), usize::MAX)? {
             let range: IdRange = crate::store::decode(&key, &bytes)?;
-            if range.open == RangeState::Closed {
-                closed.push((Keys::first_of_range(&key), range.count));
+            match range.open {
+                RangeState::Closed => closed.push((Keys::first_of_range(&key), range.count)),
+                RangeState::Open => open += 1,
             }
         }
-        Ok(MetaReply::Ranges(closed))
+        Ok(MetaReply::Ranges { closed, open })
     }
 
     /// # Errors
@@ -128,7 +129,7 @@ impl Op<'_> {
             return Err(FsError::WouldBlock.into());
         }
         let freed: HashSet<ExtentId> = frees.iter().map(|(key, _)| Keys::free_of_key(key).1).collect();
-        let MetaReply::Ranges(closed) = self.closed_ranges()? else { return Err(FsError::Io.into()) };
+        let MetaReply::Ranges { closed, .. } = self.extent_ranges()? else { return Err(FsError::Io.into()) };
         let mut orphans = Vec::new();
         for id in ids {
             let in_closed = closed.iter().any(|(first, count)| id >= first && id.0 - first.0 < *count);

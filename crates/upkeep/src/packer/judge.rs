@@ -1,0 +1,213 @@
+//! Which pieces move, and with which others.
+
+use base::ExtentId;
+use base::checksum::crc32c;
+use client::{MapEntry, PACK_ALIGN, PackTarget};
+use layout::shard_len;
+use wire::meta::{Content, PACK_MOVES_MAX};
+
+/// Inline content shorter than this costs less in the metadata than elsewhere.
+const INLINE_BYTES_MIN: u64 = 1024;
+/// An extent of which less than one part in so many is alive is rewritten.
+const SPARSE: u64 = 2;
+
+/// Whether a piece moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It lies well.
+    Stay,
+    /// Once it has been seen unchanged for a while, with enough others.
+    WhenOld,
+    /// With enough others.
+    Move,
+    /// However few there are: it is not protected as it should be.
+    MoveAlone,
+}
+
+pub(super) fn judge(entry: &MapEntry, target: &PackTarget) -> Verdict {
+    let extent = match &entry.piece.content {
+        Content::Inline(_) if entry.piece.len < INLINE_BYTES_MIN => return Verdict::Stay,
+        Content::Inline(_) => return Verdict::WhenOld,
+        Content::Extent(extent) => extent,
+    };
+    let extent_len = u64::from(extent.extent_len);
+    let live_bytes = entry.live_bytes.unwrap_or(extent_len);
+    if live_bytes > extent_len {
+        // Shared by clones: each would get a copy of its own.
+        return Verdict::Stay;
+    }
+    let small = extent.k == 1 && extent.extent_len <= target.copies_bytes;
+    let profile = target.profile;
+    let right =
+        if small { extent.n == profile.m() + 1 } else { (extent.k, extent.n) == (profile.k(), profile.n()) };
+    match () {
+        () if !right && !target.narrowed => Verdict::MoveAlone,
+        () if small => Verdict::WhenOld,
+        () if live_bytes * SPARSE < extent_len => Verdict::Move,
+        () => Verdict::Stay,
+    }
+}
+
+/// Tells whether a piece is the one that was seen before.
+pub(super) fn fingerprint(entry: &MapEntry) -> u64 {
+    match &entry.piece.content {
+        Content::Inline(bytes) => u64::from(crc32c(bytes)) << 32 | entry.piece.len,
+        Content::Extent(extent) => {
+            let ExtentId(id) = extent.id;
+            id ^ u64::from(extent.extent_off).rotate_left(40)
+        }
+    }
+}
+
+/// What the extent of a piece takes on all drives, divided among its live bytes.
+pub(super) fn share_bytes(entry: &MapEntry) -> u64 {
+    let Content::Extent(extent) = &entry.piece.content else { return 0 };
+    let whole = u128::from(shard_len(extent.extent_len, extent.k)) * u128::from(extent.n);
+    let live_bytes = entry.live_bytes.unwrap_or(extent.extent_len.into()).max(1);
+    (whole * u128::from(entry.piece.len) / u128::from(live_bytes)) as u64
+}
+
+/// Pieces that go into the next extent.
+#[derive(Default)]
+pub(super) struct Load {
+    pub(super) entries: Vec<MapEntry>,
+    pub(super) bytes: u64,
+    /// What their extents take on drives for them.
+    pub(super) share_bytes: u64,
+    /// One of them moves however few there are.
+    urgent: bool,
+}
+
+impl Load {
+    pub(super) fn takes(&self, entry: &MapEntry, target: &PackTarget) -> bool {
+        let bytes = self.bytes + entry.piece.len.next_multiple_of(PACK_ALIGN);
+        self.entries.len() < PACK_MOVES_MAX && bytes <= u64::from(target.extent_bytes)
+    }
+
+    pub(super) fn put(&mut self, entry: MapEntry, verdict: Verdict) {
+        self.bytes += entry.piece.len.next_multiple_of(PACK_ALIGN);
+        self.share_bytes += share_bytes(&entry);
+        self.urgent |= verdict == Verdict::MoveAlone;
+        self.entries.push(entry);
+    }
+
+    /// Whether the drives have more room when this is packed.
+    pub(super) fn saves(&self, target: &PackTarget) -> bool {
+        let bytes = self.bytes.min(u64::from(target.extent_bytes)) as u32;
+        let (k, n) = if bytes > target.copies_bytes {
+            (target.profile.k(), target.profile.n())
+        } else {
+            (1, target.profile.m() + 1)
+        };
+        u64::from(shard_len(bytes, k)) * u64::from(n) < self.share_bytes
+    }
+
+    /// Whether it is worth an extent that is not full.
+    pub(super) fn pays(&self, target: &PackTarget, least_bytes: Option<u64>) -> bool {
+        let quarter = u64::from(target.extent_bytes) / 4;
+        self.urgent || self.bytes > least_bytes.unwrap_or(quarter.max(u64::from(target.copies_bytes)))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use base::{MapId, PgId};
+    use bytes::Bytes;
+    use layout::extent_bytes_max;
+    use wire::meta::{ExtentRef, MapPiece};
+
+    fn target(profile: &str) -> PackTarget {
+        let profile = profile.parse().unwrap();
+        let extent_bytes = extent_bytes_max(profile);
+        PackTarget { profile, narrowed: false, extent_bytes, copies_bytes: 256 << 10 }
+    }
+
+    /// A piece of an extent of `k` of `n` shards and `extent_len` bytes, of which `live` are alive.
+    fn extent(k: u8, n: u8, extent_len: u32, live: Option<u64>) -> MapEntry {
+        let extent = ExtentRef { id: ExtentId(7), pg: PgId(0), k, n, extent_len, extent_off: 0 };
+        let len = live.unwrap_or(extent_len.into()).min(extent_len.into());
+        let piece = MapPiece { off: 0, len, content: Content::Extent(extent) };
+        MapEntry { map: MapId(1), piece, live_bytes: live }
+    }
+
+    fn inline(len: usize) -> MapEntry {
+        let content = Content::Inline(Bytes::from(vec![1; len]));
+        MapEntry { map: MapId(1), piece: MapPiece { off: 0, len: len as u64, content }, live_bytes: None }
+    }
+
+    #[test]
+    fn fragments_move_and_full_extents_stay() {
+        let mib = 1 << 20;
+        let cases = [
+            (inline(100), Verdict::Stay),
+            (inline(4096), Verdict::WhenOld),
+            (extent(1, 3, 9000, None), Verdict::WhenOld),
+            (extent(4, 6, 4 * mib, None), Verdict::Stay),
+            (extent(4, 6, 4 * mib, Some(3 << 20)), Verdict::Stay),
+            (extent(4, 6, 4 * mib, Some(1 << 20)), Verdict::Move),
+            // Two clones of a whole extent, and of half of one.
+            (extent(4, 6, 4 * mib, Some(8 << 20)), Verdict::Stay),
+            (extent(1, 3, 9000, Some(18_000)), Verdict::Stay),
+            // Narrow, of another profile, with fewer copies.
+            (extent(2, 4, 2 * mib, None), Verdict::MoveAlone),
+            (extent(1, 2, mib, None), Verdict::MoveAlone),
+            (extent(1, 1, 9000, None), Verdict::MoveAlone),
+        ];
+        for (entry, expected) in cases {
+            assert_eq!(judge(&entry, &target("4+2")), expected, "{entry:?}");
+        }
+    }
+
+    #[test]
+    fn while_drives_are_missing_nothing_is_made_narrow() {
+        let narrowed = PackTarget { narrowed: true, ..target("2+2") };
+        assert_eq!(judge(&extent(4, 6, 4 << 20, None), &narrowed), Verdict::Stay);
+        assert_eq!(judge(&extent(1, 3, 9000, None), &narrowed), Verdict::WhenOld);
+    }
+
+    #[test]
+    fn extents_are_shared_among_what_is_alive_of_them() {
+        let mib = 1 << 20;
+        assert_eq!(share_bytes(&inline(5000)), 0);
+        assert_eq!(share_bytes(&extent(1, 3, 9000, None)), 3 * 12_288);
+        assert_eq!(share_bytes(&extent(4, 6, 4 * mib, None)), 6 << 20);
+        assert_eq!(share_bytes(&extent(4, 6, 4 * mib, Some(1 << 20))), 6 << 20);
+        // Two clones of all of it: half for each.
+        assert_eq!(share_bytes(&extent(4, 6, 4 * mib, Some(8 << 20))), 3 << 20);
+    }
+
+    #[test]
+    fn what_saves_room_is_told_from_what_takes_some() {
+        let loads = [
+            (extent(1, 3, 200_000, None), "4+2", 5, true),
+            (extent(2, 4, 2 << 20, None), "4+2", 2, true),
+            (extent(1, 2, 1 << 20, None), "r3", 1, false),
+            (inline(4096), "4+2", 200, false),
+        ];
+        for (entry, profile, count, saves) in loads {
+            let mut load = Load::default();
+            (0..count).for_each(|_| load.put(entry.clone(), Verdict::Move));
+            assert_eq!(load.saves(&target(profile)), saves, "{entry:?}");
+        }
+    }
+
+    #[test]
+    fn a_load_fits_an_extent_and_little_is_not_worth_one() {
+        let target = target("4+2");
+        let mut load = Load::default();
+        while load.takes(&extent(1, 3, 1_000_000, None), &target) {
+            assert_eq!(load.pays(&target, None), load.bytes > 1 << 20);
+            load.put(extent(1, 3, 1_000_000, None), Verdict::Move);
+        }
+        assert_eq!(load.entries.len(), 4);
+        let mut whole = Load::default();
+        assert!(whole.takes(&extent(4, 5, 4 << 20, None), &target));
+        whole.put(extent(1, 1, 5, None), Verdict::MoveAlone);
+        assert!(whole.pays(&target, None), "what is not protected moves however little it is");
+        let mut many = Load::default();
+        (0..PACK_MOVES_MAX).for_each(|_| many.put(inline(1024), Verdict::Move));
+        assert!(!many.takes(&inline(1024), &target));
+    }
+}

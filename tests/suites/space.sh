@@ -1,0 +1,192 @@
+#!/usr/bin/env bash
+# Space: small files are packed, what nobody refers to is collected, other profiles are converted to, and all of it adds
+# up at any time.
+source "$(dirname "$0")/../lib.sh"
+[ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no drives"; exit 0; }
+COUNT=${FOREBAY_SPACE_FILES:-20000}
+
+json() { "$FOREBAY" status "$WORK/$1" --json; }
+fs_number() { json "$1" | jq ".filesystems[0].$2"; }
+live_bytes() { json "$1" | jq .space.live_bytes; }
+fs_is() { json "$1" | jq -e ".filesystems[0] | $2" >/dev/null; }
+fail_drive() { "$FOREBAY" drive fail "$WORK/$1" "$2"; }
+show() { json "$1" | jq -c '.space, (.filesystems[0] | .pack, .orphans, {narrow_bytes, owed_bytes, waiting_extents})'; }
+
+# reaches SECONDS NODE CONDITION: what status says of the filesystem becomes so.
+reaches() { wait_until "$1" fs_is "$2" "$3" || { show "$2" && return 1; }; }
+
+# sums DIR FILE: the sums of all files.
+sums() { (cd "$1" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 -r sha256sum) >"$2"; }
+
+# same NODE DIR: everything is what it was, and nothing comes from the kernel's caches.
+same() {
+    node_unmount "$1" && node_mount "$1" && sums "$WORK/$1/mnt/$2" "$WORK/now.sums" && cmp "$WORK/$1-$2.sums" "$WORK/now.sums"
+}
+
+# durable NODE DIR: remembers the sums of what was written.
+durable() {
+    find "$WORK/$1/mnt/$2" -type f -print0 | xargs -0 -n 500 sync && sums "$WORK/$1/mnt/$2" "$WORK/$1-$2.sums"
+}
+
+# A file for each 4 KiB of random bytes.
+write_small() {
+    mkdir -p "$WORK/$1/mnt/$2" && head -c $(($3 * 4096)) /dev/urandom | split -b 4096 -a 5 -d - "$WORK/$1/mnt/$2/f" && durable "$1" "$2"
+}
+
+# write_large NODE DIR MIB: files of about 3 MiB, and some small ones.
+write_large() {
+    mkdir -p "$WORK/$1/mnt/$2" && head -c $(($3 << 20)) /dev/urandom | split -b 3000000 -a 4 -d - "$WORK/$1/mnt/$2/large" &&
+        head -c 2000000 /dev/urandom | split -b 20000 -a 4 -d - "$WORK/$1/mnt/$2/small" && durable "$1" "$2"
+}
+
+# Raw space is what it is made of, of every drive and of all, whatever goes on. Until it is told to stop.
+watch_sums() {
+    local samples=0 wrong
+    while [ ! -e "$WORK/$1.stop" ]; do
+        # While the node is down there is nothing to add up.
+        json "$1" >"$WORK/$1.status" 2>/dev/null || { sleep 0.2 && continue; }
+        wrong=$(jq -c '.metadata_bytes as $metadata | .space, .drives[].space | select(.live_bytes + .owed_bytes + .garbage_bytes +
+            .reserved_bytes + .free_bytes != .capacity_bytes or $metadata == 0)' "$WORK/$1.status")
+        [ -z "$wrong" ] || echo "$wrong" >>"$WORK/$1.wrong"
+        samples=$((samples + 1))
+        sleep 0.2
+        echo "$samples" >"$WORK/$1.samples"
+    done
+}
+adds_up() {
+    echo "$(cat "$WORK/$1.samples") samples"
+    [ ! -e "$WORK/$1.wrong" ] || { head "$WORK/$1.wrong" && return 1; }
+    [ "$(cat "$WORK/$1.samples")" -gt 20 ]
+}
+
+# Less than a quarter of an extent is left for the next ones, and the old extents are gone.
+PACKED='.pack.sweeps > 0 and .pack.left_bytes <= 1048576 and .pack.convert_bytes == 0 and .waiting_extents == 0'
+# little_waste NODE BYTES: of so much content stored as 4+2 the drives have at most a tenth more than that takes.
+little_waste() {
+    reaches 240 "$1" "$PACKED and .pack.waste_bytes * 10 <= .pack.allocated_bytes"
+    wait_until 60 allocated_at_most "$1" $(($2 * 3 / 2 * 11 / 10)) || { show "$1" && return 1; }
+    json "$1" | jq -r '.filesystems[0].pack | "status: \(.allocated_bytes) allocated for \(.stored_bytes), \(.inline_bytes) inline, waste \(.waste_bytes * 1000 / .allocated_bytes | round / 10) %"'
+    echo "drives: $(live_bytes "$1") live with frame headers for $2 of content, waste $((1000 - $2 * 1500 / $(live_bytes "$1"))) per mille"
+}
+allocated_at_most() { [ "$(live_bytes "$1")" -le "$2" ]; }
+
+thin_out() {
+    find "$WORK/$1/mnt/$2" -type f -name '*[!0369]' -delete && durable "$1" "$2"
+}
+
+# crash_writer DIR: writes and syncs files until there is nothing to write to any more.
+crash_writer() {
+    local number=0
+    while dd if=/dev/urandom of="$1.$number" bs=400k count=1 conv=fsync status=none 2>/dev/null; do number=$((number + 1)); done
+}
+
+# crash_with_orphans NODE: kills the node while extents are on their way, until some are left without a reference.
+crash_with_orphans() {
+    local attempt number live writers
+    for attempt in 1 2 3 4 5 6 7 8; do
+        mkdir -p "$WORK/$1/mnt/crash-$attempt"
+        live=$(live_bytes "$1")
+        writers=()
+        for number in 1 2 3 4 5 6 7 8; do
+            crash_writer "$WORK/$1/mnt/crash-$attempt/$number" &
+            writers+=($!)
+        done
+        wait_until 30 allocated_more "$1" $((live + (4 << 20) * attempt))
+        node_kill "$1"
+        umount -l "$WORK/$1/mnt"
+        wait "${writers[@]}"
+        "$FOREBAY" fsck "$WORK/$1" --json >"$WORK/$1.fsck"
+        jq -c '.[0].counts' "$WORK/$1.fsck"
+        node_start "$1" && rm -rf "$WORK/$1/mnt"/crash-*
+        if jq -e '.[0].counts.unreferenced_shards > 0' "$WORK/$1.fsck" >/dev/null; then return 0; fi
+    done
+    echo "no crash left an orphan"
+    return 1
+}
+allocated_more() { [ "$(live_bytes "$1")" -gt "$2" ]; }
+
+# What the crash left behind goes, and nothing else.
+orphans_go() {
+    reaches 180 "$1" '.orphans.closed_ranges == 0 and .orphans.searched_s != null and .orphans.deleted_extents > 0'
+    wait_until 60 nothing_unreferenced "$1" || { cat "$WORK/$1.fsck" && return 1; }
+    wait_until 60 allocated_at_most "$1" $(($2 * 101 / 100)) || { echo "was $2" && show "$1" && return 1; }
+    echo "$(fs_number "$1" orphans.deleted_extents) orphans deleted, $(live_bytes "$1") live, $2 before"
+}
+nothing_unreferenced() {
+    "$FOREBAY" fsck "$WORK/$1" --json >"$WORK/$1.fsck" && jq -e '.[0].counts.unreferenced_shards == 0' "$WORK/$1.fsck" >/dev/null
+}
+
+narrow_becomes_wide() {
+    fail_drive "$1" 1 && fail_drive "$1" 4 && reaches 30 "$1" '.write_profile == "2+2"'
+    write_large "$1" narrow 24
+    reaches 30 "$1" '.narrow_bytes > 20000000'
+    "$FOREBAY" drive return "$WORK/$1" 1 && "$FOREBAY" drive return "$WORK/$1" 4
+    reaches 180 "$1" '.write_profile == "4+2" and .owed_shards == 0 and .narrow_bytes == 0 and .pack.convert_bytes == 0'
+}
+
+# convert NODE PROFILE N/K: paused it waits, then all extents have the new shape, and the old ones are gone.
+convert() {
+    local node=$1 profile=$2 shape=$3 file
+    "$FOREBAY" upkeep "$WORK/$node" --pause && "$FOREBAY" fs set "$WORK/$node" main --profile "$profile"
+    reaches 60 "$node" '.pack.state == "paused" and .pack.convert_bytes > 20000000'
+    "$FOREBAY" upkeep "$WORK/$node" --rate 8MiB && "$FOREBAY" upkeep "$WORK/$node" --resume
+    reaches 60 "$node" '.pack.state == "packing" and .pack.bytes_per_s > 0 and .pack.eta_s > 0'
+    "$FOREBAY" status "$WORK/$node" | grep 'to convert'
+    "$FOREBAY" upkeep "$WORK/$node" --rate 256MiB
+    reaches 240 "$node" "$PACKED"
+    for file in "$WORK/$node/mnt/large"/*; do
+        "$FOREBAY" why "$file" --json | jq -e --arg shape "$shape" 'all(.extents[]; .kind != "coded" or .shape == $shape)' >/dev/null || {
+            "$FOREBAY" why "$file"
+            return 1
+        }
+    done
+}
+
+# ratio NODE N K: the drives have as much as full extents of that shape, and a tenth.
+ratio() {
+    local stored
+    stored=$(fs_number "$1" pack.stored_bytes)
+    wait_until 60 allocated_at_most "$1" $((stored * $2 / $3 * 11 / 10)) || { show "$1" && return 1; }
+    echo "$(live_bytes "$1") live for $stored as $2/$3"
+}
+
+check "small: the node starts" node_start small --drives 6 --drive-size 192M --profile 4+2 || exit 0
+watch_sums small &
+WATCH=$!
+check "small: $COUNT files of 4 KiB are written" write_small small files "$COUNT"
+check "small: packed, the drives waste at most a tenth" little_waste small $((COUNT * 4096))
+check "small: every file is as it was" same small files
+check "small: most files go" thin_out small files
+check "small: packed again, the drives waste at most a tenth" little_waste small $(($(wc -l <"$WORK/small-files.sums") * 4096))
+check "small: what is left is as it was" same small files
+check "small: a file system check finds nothing" node_fsck small
+LIVE=$(live_bytes small)
+check "small: a killed node leaves orphans" crash_with_orphans small
+check "small: they are collected, and space is what it was" orphans_go small "$LIVE"
+check "small: every file is as it was after that" same small files
+check "small: extents written without two drives are widened when these are back" narrow_becomes_wide small
+check "small: these files are as they were" same small narrow
+touch "$WORK/small.stop"
+wait "$WATCH"
+check "small: space added up at any time" adds_up small
+check "small: a file system check finds nothing at the end" node_fsck small
+check "small: the node stops" node_stop small
+check "small: nor does one of the stopped node" node_fsck small
+rm -rf --one-file-system "${WORK:?}/small"
+
+check "convert: the node starts" node_start convert --drives 6 --drive-size 192M --profile r2 || exit 0
+check "convert: a tree is written" write_large convert large 48
+check "convert: r2 becomes r3" convert convert r3 3/1
+check "convert: r3 takes three times as much" ratio convert 3 1
+check "convert: every file is as it was" same convert large
+check "convert: r3 becomes r2" convert convert r2 2/1
+check "convert: r2 becomes 4+2" convert convert 4+2 6/4
+check "convert: 4+2 becomes 2+2" convert convert 2+2 4/2
+check "convert: 2+2 takes twice as much" ratio convert 4 2
+check "convert: every file is as it was with 2+2" same convert large
+check "convert: 2+2 becomes 4+2" convert convert 4+2 6/4
+check "convert: 4+2 takes half as much again" ratio convert 6 4
+check "convert: every file is as it was with 4+2" same convert large
+check "convert: a file system check finds nothing" node_fsck convert
+check "convert: the node stops" node_stop convert
+exit 0
