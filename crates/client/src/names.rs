@@ -93,7 +93,11 @@ impl Client {
     }
 
     pub(crate) fn drop_if_idle(&self, ino: Ino) {
-        if let Some(lease) = self.inner.nodes.drop_if_idle(ino) {
+        if let Some((lease, awaits_answers)) = self.inner.nodes.drop_if_idle(ino) {
+            // Before it is given back: a late answer must not make it look held.
+            if awaits_answers {
+                self.void(lease);
+            }
             self.inner.to_release.lock().expect("no holder of this lock panics").push(lease);
         }
     }

@@ -138,6 +138,26 @@ fn a_grant_that_was_recalled_before_its_answer_came_is_not_used() {
 }
 
 #[test]
+fn a_grant_that_was_given_back_before_its_first_answer_came_is_not_used() {
+    run("4+2", |world| async move {
+        let (one, wire) = world.wired_client().await;
+        wire.hold(|request| matches!(request, MetaRequest::Make(_)));
+        let maker = one.clone();
+        let making = tokio::spawn(async move { maker.make(new_file("file")).await.unwrap().ino });
+        wire.holding.acquire().await.unwrap().forget();
+        // Another process here finds the file and forgets it, so its lease is given back.
+        let ino = find(&one, "file").await.unwrap().ino;
+        one.forget(ino, 1);
+        until(|| wire.take_asked().iter().any(|asked| matches!(asked, MetaRequest::ReleaseAll { .. }))).await;
+        wire.held.add_permits(1);
+        assert_eq!(making.await.unwrap(), ino);
+        one.write(ino, 0, b"kept").await.unwrap();
+        one.fsync(ino).await.expect("the lease is asked for again");
+        assert_eq!(read_all(&one, ino).await.unwrap(), b"kept");
+    });
+}
+
+#[test]
 fn attributes_from_before_a_recall_are_not_taken_for_current() {
     run("4+2", |world| async move {
         let ((one, wire), two) = (world.wired_client().await, world.client().await);
