@@ -101,6 +101,14 @@ impl NodeState {
         }
     }
 
+    /// As [`NodeState::learn`], for an answer that an own change may have overtaken: it may be newer than what is
+    /// known, and is no replacement for what was forgotten because of that change.
+    pub(crate) fn learn_overtaken(&mut self, attr: Attr) {
+        if self.attr.is_some() {
+            self.learn(attr);
+        }
+    }
+
     pub(crate) fn learn_lease(&mut self, lease: Option<LeaseGrant>) {
         let Some(new) = lease else { return };
         // Answers may overtake each other; the newest names the grant as it is.

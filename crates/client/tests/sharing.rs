@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base::{FsError, Ino};
-use client::{Client, OpenIntent, RenameMode, SetAttr};
+use client::{Client, FileKind, MakeNode, OpenIntent, RenameMode, SetAttr};
 use common::{create, find, new_file, pattern, read_all, run, until};
 use wire::meta::MetaRequest;
 
@@ -177,6 +177,26 @@ fn attributes_from_before_a_recall_are_not_taken_for_current() {
         one.write(ino, 6, b"7").await.unwrap();
         assert_eq!(one.getattr(ino).await.unwrap().size, 7);
         assert_eq!(read_all(&one, ino).await.unwrap(), b"1234567");
+    });
+}
+
+#[test]
+fn attributes_in_the_answer_to_a_rename_do_not_hide_a_later_change() {
+    run("4+2", |world| async move {
+        let (one, wire) = world.wired_client().await;
+        let dir = MakeNode { kind: FileKind::Directory, open: OpenIntent::None, ..new_file("dir") };
+        let dir = one.make(dir).await.unwrap().ino;
+        one.make(MakeNode { parent: dir, ..new_file("file") }).await.unwrap();
+        wire.hold(|request| matches!(request, MetaRequest::Rename { .. }));
+        let mover = one.clone();
+        let moving = tokio::spawn(async move {
+            mover.rename((Ino::ROOT, b"dir"), (Ino::ROOT, b"moved"), RenameMode::Replace).await.unwrap()
+        });
+        wire.holding.acquire().await.unwrap().forget();
+        one.unlink(dir, b"file").await.unwrap();
+        wire.held.add_permits(1);
+        moving.await.unwrap();
+        assert_eq!(one.getattr(dir).await.unwrap().size, 0, "its file is gone");
     });
 }
 
