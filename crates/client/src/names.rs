@@ -136,13 +136,15 @@ impl Client {
         match self.call(MetaRequest::Make(make)).await? {
             MetaReply::Entry { attr, lease } => {
                 self.changed(parent);
-                let attr = self.note(attr, lease, 1, asked);
+                let made = attr;
+                let attr = self.note(made, lease, 1, asked);
                 if opened {
                     let node = self.inner.nodes.get(attr.ino);
                     let mut state = node.lock();
                     state.opens += 1;
                     state.registered = true;
-                    if state.lease.is_some() {
+                    // Others here may have found and written it before this answer came.
+                    if state.lease.is_some() && attr.data_ver == made.data_ver {
                         state.map.learn_empty();
                     }
                 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base::{FsError, Ino};
-use client::{Client, FileKind, MakeNode, OpenIntent, RenameMode, SetAttr};
+use client::{AllocateMode, Client, FileKind, MakeNode, OpenIntent, RenameMode, SetAttr};
 use common::{create, find, new_file, pattern, read_all, run, until};
 use wire::meta::MetaRequest;
 
@@ -158,6 +158,23 @@ fn a_grant_that_was_given_back_before_its_first_answer_came_is_not_used() {
 }
 
 #[test]
+fn a_file_that_was_written_before_its_maker_had_the_answer_is_not_empty() {
+    run("4+2", |world| async move {
+        let (one, wire) = world.wired_client().await;
+        wire.hold(|request| matches!(request, MetaRequest::Make(_)));
+        let maker = one.clone();
+        let making = tokio::spawn(async move { maker.make(new_file("file")).await.unwrap().ino });
+        wire.holding.acquire().await.unwrap().forget();
+        let ino = find(&one, "file").await.unwrap().ino;
+        one.write(ino, 0, b"written").await.unwrap();
+        one.fsync(ino).await.unwrap();
+        wire.held.add_permits(1);
+        assert_eq!(making.await.unwrap(), ino);
+        assert_eq!(read_all(&one, ino).await.unwrap(), b"written");
+    });
+}
+
+#[test]
 fn attributes_from_before_a_recall_are_not_taken_for_current() {
     run("4+2", |world| async move {
         let ((one, wire), two) = (world.wired_client().await, world.client().await);
@@ -197,6 +214,30 @@ fn attributes_in_the_answer_to_a_rename_do_not_hide_a_later_change() {
         wire.held.add_permits(1);
         moving.await.unwrap();
         assert_eq!(one.getattr(dir).await.unwrap().size, 0, "its file is gone");
+    });
+}
+
+#[test]
+fn what_was_read_while_a_hole_is_punched_comes_before_the_hole() {
+    run("4+2", |world| async move {
+        let (one, wire) = world.wired_client().await;
+        let ino = create(&one, "file").await;
+        one.write(ino, 0, &[1; 100]).await.unwrap();
+        one.fsync(ino).await.unwrap();
+        wire.hold(|request| matches!(request, MetaRequest::Punch { .. }));
+        let puncher = one.clone();
+        let punching =
+            tokio::spawn(async move { puncher.allocate(ino, 10, 50, AllocateMode::Punch).await.unwrap() });
+        wire.holding.acquire().await.unwrap().forget();
+        one.write(ino, 40, &[2; 40]).await.unwrap();
+        let early = read_all(&one, ino).await.unwrap();
+        assert_eq!((early[10], early[40]), (1, 2));
+        wire.held.add_permits(1);
+        punching.await.unwrap();
+        let parts = [vec![1; 10], vec![0; 50], vec![2; 20], vec![1; 20]];
+        assert_eq!(read_all(&one, ino).await.unwrap(), parts.concat());
+        one.fsync(ino).await.unwrap();
+        assert_eq!(read_all(&one, ino).await.unwrap(), parts.concat());
     });
 }
 
