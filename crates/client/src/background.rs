@@ -183,7 +183,7 @@ impl Client {
     }
 
     /// Remembers that a grant is given up, for answers that are still on their way.
-    fn void(&self, lease: LeaseGrant) {
+    pub(crate) fn void(&self, lease: LeaseGrant) {
         let now = self.inner.env.clock.boot_ns();
         self.inner.given_up.lock().expect("no holder of this lock panics").note(lease, now);
     }

@@ -101,6 +101,16 @@ impl Dirty {
         }
     }
 
+    /// Makes zeros of the bytes in `[from, to)`.
+    pub(crate) fn zero(&mut self, from: u64, to: u64) {
+        let reaching = self.runs.range(..from).next_back().map(|(start, _)| *start);
+        for (start, run) in self.runs.range_mut(reaching.unwrap_or(from)..to) {
+            let end = start + run.len() as u64;
+            let (part_from, part_to) = (from.clamp(*start, end), to.clamp(*start, end));
+            run[(part_from - start) as usize..(part_to - start) as usize].fill(0);
+        }
+    }
+
     /// Takes everything.
     pub(crate) fn take_all(&mut self) -> BTreeMap<u64, Bytes> {
         self.bytes = 0;
@@ -154,6 +164,7 @@ mod tests {
     enum Step {
         Write(u64, Vec<u8>),
         Discard(u64, u64),
+        Zero(u64, u64),
         TakeFull,
         TakeAll,
         FailedFlush,
@@ -164,6 +175,7 @@ mod tests {
             8 => (0..80u64, proptest::collection::vec(any::<u8>(), 1..40))
                 .prop_map(|(off, bytes)| Step::Write(off, bytes)),
             2 => (0..80u64, 0..40u64).prop_map(|(from, len)| Step::Discard(from, from + len)),
+            2 => (0..80u64, 0..40u64).prop_map(|(from, len)| Step::Zero(from, from + len)),
             1 => Just(Step::TakeFull),
             1 => Just(Step::TakeAll),
             1 => Just(Step::FailedFlush),
@@ -184,6 +196,10 @@ mod tests {
                     Step::Discard(from, to) => {
                         dirty.discard(from, to);
                         model.retain(|at, _| *at < from || *at >= to);
+                    }
+                    Step::Zero(from, to) => {
+                        dirty.zero(from, to);
+                        model.range_mut(from..to).for_each(|(_, byte)| *byte = 0);
                     }
                     Step::TakeFull => for (off, run) in dirty.take_full(WINDOW) {
                         prop_assert_eq!((off % WINDOW, run.len() as u64), (0, WINDOW));

@@ -49,8 +49,9 @@ impl Client {
         } else {
             state.learn_lease(lease);
         }
-        if !old {
-            state.learn(attr);
+        match old {
+            true => state.learn_overtaken(attr),
+            false => state.learn(attr),
         }
         state.pins += pins;
         state.attr().unwrap_or(attr)
@@ -93,7 +94,11 @@ impl Client {
     }
 
     pub(crate) fn drop_if_idle(&self, ino: Ino) {
-        if let Some(lease) = self.inner.nodes.drop_if_idle(ino) {
+        if let Some((lease, awaits_answers)) = self.inner.nodes.drop_if_idle(ino) {
+            // Before it is given back: a late answer must not make it look held.
+            if awaits_answers {
+                self.void(lease);
+            }
             self.inner.to_release.lock().expect("no holder of this lock panics").push(lease);
         }
     }
@@ -131,13 +136,15 @@ impl Client {
         match self.call(MetaRequest::Make(make)).await? {
             MetaReply::Entry { attr, lease } => {
                 self.changed(parent);
-                let attr = self.note(attr, lease, 1, asked);
+                let made = attr;
+                let attr = self.note(made, lease, 1, asked);
                 if opened {
                     let node = self.inner.nodes.get(attr.ino);
                     let mut state = node.lock();
                     state.opens += 1;
                     state.registered = true;
-                    if state.lease.is_some() {
+                    // Others here may have found and written it before this answer came.
+                    if state.lease.is_some() && attr.data_ver == made.data_ver {
                         state.map.learn_empty();
                     }
                 }
@@ -175,20 +182,23 @@ impl Client {
     }
 
     async fn remove(&self, parent: Ino, request: MetaRequest) -> Result<(), FsError> {
+        let asked = self.asking();
         let reply = self.call(request).await?;
         self.changed(parent);
         match reply {
             MetaReply::Attr(attr) => {
-                self.learn_if_known(attr);
+                self.learn_if_known(attr, asked);
                 Ok(())
             }
             other => unexpected(&other),
         }
     }
 
-    fn learn_if_known(&self, attr: Attr) {
+    fn learn_if_known(&self, attr: Attr, asked: u64) {
         match self.inner.nodes.find(attr.ino) {
-            Some(node) => node.lock().learn(attr),
+            Some(_) => {
+                self.note(attr, None, 0, asked);
+            }
             None => self.overtake(attr.ino),
         }
     }
@@ -236,13 +246,14 @@ impl Client {
         self.flush_before_rename(from.0, from.1).await?;
         let (parent, new_parent) = (from.0, to.0);
         let (name, new_name) = (owned(from.1), owned(to.1));
+        let asked = self.asking();
         let reply = self.call(MetaRequest::Rename { parent, name, new_parent, new_name, mode }).await?;
         self.changed(parent);
         self.changed(new_parent);
         match reply {
             MetaReply::Renamed { moved, other } => {
-                self.learn_if_known(moved);
-                other.into_iter().for_each(|attr| self.learn_if_known(attr));
+                self.learn_if_known(moved, asked);
+                other.into_iter().for_each(|attr| self.learn_if_known(attr, asked));
                 Ok(())
             }
             other => unexpected(&other),

@@ -35,6 +35,8 @@ pub(crate) struct NodeState {
     /// As the owner last told; valid while there is a lease.
     attr: Option<Attr>,
     pub(crate) lease: Option<LeaseGrant>,
+    /// Answers that carried it.
+    answers: u64,
     pub(crate) dirty: Dirty,
     /// Taken from `dirty`, on the way to drives; older than what is in `dirty`.
     pub(crate) flushing: BTreeMap<u64, Bytes>,
@@ -99,13 +101,33 @@ impl NodeState {
         }
     }
 
-    pub(crate) fn learn_lease(&mut self, lease: Option<LeaseGrant>) {
-        // Answers may overtake each other; the newest names the grant as it is.
-        let older = |new: LeaseGrant| self.lease.is_some_and(|held| held.id == new.id && held.seq > new.seq);
-        if let Some(lease) = lease.filter(|lease| !older(*lease)) {
-            self.lease = Some(lease);
-            self.yielding = false;
+    /// As [`NodeState::learn`], for an answer that an own change may have overtaken: it may be newer than what is
+    /// known, and is no replacement for what was forgotten because of that change.
+    pub(crate) fn learn_overtaken(&mut self, attr: Attr) {
+        if self.attr.is_some() {
+            self.learn(attr);
         }
+    }
+
+    pub(crate) fn learn_lease(&mut self, lease: Option<LeaseGrant>) {
+        let Some(new) = lease else { return };
+        // Answers may overtake each other; the newest names the grant as it is.
+        match self.lease {
+            Some(held) if held.id == new.id => {
+                self.answers += 1;
+                if held.seq > new.seq {
+                    return;
+                }
+            }
+            _ => self.answers = 1,
+        }
+        self.lease = Some(new);
+        self.yielding = false;
+    }
+
+    /// Whether an answer that carries the grant held here may still be on its way.
+    fn awaits_answers(&self) -> bool {
+        self.lease.is_some_and(|lease| lease.seq > self.answers)
     }
 
     pub(crate) fn forget_attr(&mut self) {
@@ -275,15 +297,18 @@ impl NodeTable {
         self.shard(ino).get(&ino).cloned()
     }
 
-    /// Forgets the inode if nothing depends on it here. Returns the lease to give back.
-    pub(crate) fn drop_if_idle(&self, ino: Ino) -> Option<LeaseGrant> {
+    /// Forgets the inode if nothing depends on it here. Returns the lease to give back, and whether an answer that
+    /// carries it may still come.
+    pub(crate) fn drop_if_idle(&self, ino: Ino) -> Option<(LeaseGrant, bool)> {
         let mut shard = self.shard(ino);
         let node = shard.get(&ino)?;
         // Another holder of the Arc is in the middle of an operation on it.
         if Arc::strong_count(node) > 1 || !node.lock().is_idle() {
             return None;
         }
-        shard.remove(&ino)?.lock().lease
+        let node = shard.remove(&ino)?;
+        let state = node.lock();
+        state.lease.map(|lease| (lease, state.awaits_answers()))
     }
 
     /// Inodes that `wanted` picks.

@@ -71,6 +71,8 @@ impl Client {
             };
             let mut state = node.lock();
             state.map.remove(from, next_off);
+            // Who read meanwhile saw what was written meanwhile over the old bytes: those writes came first.
+            state.dirty.zero(from, next_off.min(end));
             state.learn(attr);
             if next_off <= from {
                 return Err(FsError::Io);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base::{FsError, Ino};
-use client::{Client, OpenIntent, RenameMode, SetAttr};
+use client::{AllocateMode, Client, FileKind, MakeNode, OpenIntent, RenameMode, SetAttr};
 use common::{create, find, new_file, pattern, read_all, run, until};
 use wire::meta::MetaRequest;
 
@@ -138,6 +138,43 @@ fn a_grant_that_was_recalled_before_its_answer_came_is_not_used() {
 }
 
 #[test]
+fn a_grant_that_was_given_back_before_its_first_answer_came_is_not_used() {
+    run("4+2", |world| async move {
+        let (one, wire) = world.wired_client().await;
+        wire.hold(|request| matches!(request, MetaRequest::Make(_)));
+        let maker = one.clone();
+        let making = tokio::spawn(async move { maker.make(new_file("file")).await.unwrap().ino });
+        wire.holding.acquire().await.unwrap().forget();
+        // Another process here finds the file and forgets it, so its lease is given back.
+        let ino = find(&one, "file").await.unwrap().ino;
+        one.forget(ino, 1);
+        until(|| wire.take_asked().iter().any(|asked| matches!(asked, MetaRequest::ReleaseAll { .. }))).await;
+        wire.held.add_permits(1);
+        assert_eq!(making.await.unwrap(), ino);
+        one.write(ino, 0, b"kept").await.unwrap();
+        one.fsync(ino).await.expect("the lease is asked for again");
+        assert_eq!(read_all(&one, ino).await.unwrap(), b"kept");
+    });
+}
+
+#[test]
+fn a_file_that_was_written_before_its_maker_had_the_answer_is_not_empty() {
+    run("4+2", |world| async move {
+        let (one, wire) = world.wired_client().await;
+        wire.hold(|request| matches!(request, MetaRequest::Make(_)));
+        let maker = one.clone();
+        let making = tokio::spawn(async move { maker.make(new_file("file")).await.unwrap().ino });
+        wire.holding.acquire().await.unwrap().forget();
+        let ino = find(&one, "file").await.unwrap().ino;
+        one.write(ino, 0, b"written").await.unwrap();
+        one.fsync(ino).await.unwrap();
+        wire.held.add_permits(1);
+        assert_eq!(making.await.unwrap(), ino);
+        assert_eq!(read_all(&one, ino).await.unwrap(), b"written");
+    });
+}
+
+#[test]
 fn attributes_from_before_a_recall_are_not_taken_for_current() {
     run("4+2", |world| async move {
         let ((one, wire), two) = (world.wired_client().await, world.client().await);
@@ -157,6 +194,50 @@ fn attributes_from_before_a_recall_are_not_taken_for_current() {
         one.write(ino, 6, b"7").await.unwrap();
         assert_eq!(one.getattr(ino).await.unwrap().size, 7);
         assert_eq!(read_all(&one, ino).await.unwrap(), b"1234567");
+    });
+}
+
+#[test]
+fn attributes_in_the_answer_to_a_rename_do_not_hide_a_later_change() {
+    run("4+2", |world| async move {
+        let (one, wire) = world.wired_client().await;
+        let dir = MakeNode { kind: FileKind::Directory, open: OpenIntent::None, ..new_file("dir") };
+        let dir = one.make(dir).await.unwrap().ino;
+        one.make(MakeNode { parent: dir, ..new_file("file") }).await.unwrap();
+        wire.hold(|request| matches!(request, MetaRequest::Rename { .. }));
+        let mover = one.clone();
+        let moving = tokio::spawn(async move {
+            mover.rename((Ino::ROOT, b"dir"), (Ino::ROOT, b"moved"), RenameMode::Replace).await.unwrap()
+        });
+        wire.holding.acquire().await.unwrap().forget();
+        one.unlink(dir, b"file").await.unwrap();
+        wire.held.add_permits(1);
+        moving.await.unwrap();
+        assert_eq!(one.getattr(dir).await.unwrap().size, 0, "its file is gone");
+    });
+}
+
+#[test]
+fn what_was_read_while_a_hole_is_punched_comes_before_the_hole() {
+    run("4+2", |world| async move {
+        let (one, wire) = world.wired_client().await;
+        let ino = create(&one, "file").await;
+        one.write(ino, 0, &[1; 100]).await.unwrap();
+        one.fsync(ino).await.unwrap();
+        wire.hold(|request| matches!(request, MetaRequest::Punch { .. }));
+        let puncher = one.clone();
+        let punching =
+            tokio::spawn(async move { puncher.allocate(ino, 10, 50, AllocateMode::Punch).await.unwrap() });
+        wire.holding.acquire().await.unwrap().forget();
+        one.write(ino, 40, &[2; 40]).await.unwrap();
+        let early = read_all(&one, ino).await.unwrap();
+        assert_eq!((early[10], early[40]), (1, 2));
+        wire.held.add_permits(1);
+        punching.await.unwrap();
+        let parts = [vec![1; 10], vec![0; 50], vec![2; 20], vec![1; 20]];
+        assert_eq!(read_all(&one, ino).await.unwrap(), parts.concat());
+        one.fsync(ino).await.unwrap();
+        assert_eq!(read_all(&one, ino).await.unwrap(), parts.concat());
     });
 }
 

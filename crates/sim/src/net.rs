@@ -194,7 +194,8 @@ impl MetaService for Link {
             let (queue, inbox) = mpsc::unbounded_channel();
             let (world, dice, name) = (self.world.clone(), self.dice.clone(), self.name);
             tokio::spawn(carry_events(world, dice, name, inbox, events));
-            let session = self.owner.connect(Arc::new(Queue(queue))).await?;
+            let queue = Queue { world: self.world.clone(), events: queue };
+            let session = self.owner.connect(Arc::new(queue)).await?;
             self.world.trace.event(format_args!("net {name} session {session}"));
             let mut promises = self.world.promises();
             if !promises.sessions.insert(session.0) {
@@ -214,12 +215,18 @@ impl MetaService for Link {
     }
 }
 
-struct Queue(mpsc::UnboundedSender<OwnerEvent>);
+struct Queue {
+    world: Arc<World>,
+    events: mpsc::UnboundedSender<OwnerEvent>,
+}
 
 impl EventSink for Queue {
     fn event(&self, event: OwnerEvent) {
+        if let OwnerEvent::Revoked { lease } = &event {
+            self.world.note_revoked(lease.ino);
+        }
         // A client that is gone has no leases to recall.
-        let _ = self.0.send(event);
+        let _ = self.events.send(event);
     }
 }
 
@@ -233,9 +240,6 @@ async fn carry_events(
     while let Some(event) = inbox.recv().await {
         travel(&dice).await;
         world.trace.event(format_args!("net {name} event {event:?}"));
-        if let OwnerEvent::Revoked { lease } = &event {
-            world.note_revoked(lease.ino);
-        }
         events.event(event);
     }
 }
