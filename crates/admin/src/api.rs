@@ -485,7 +485,7 @@ pub trait NodeControl: Send + Sync + 'static {
     fn scrub_drive(&self, id: Option<u32>) -> BoxFuture<'_, Result<Vec<DriveInfo>, AdminError>>;
     /// Changes the limits of background work.
     fn set_upkeep(&self, request: SetUpkeep) -> BoxFuture<'_, Result<UpkeepInfo, AdminError>>;
-    /// Changes the profile of new data.
+    /// Changes the profile. New data has it at once, the rest is converted in the background.
     fn set_profile(
         &self,
         name: String,

@@ -139,7 +139,7 @@ impl AdminClient {
         self.call(Method::POST, "/v1/upkeep", Some(request)).await
     }
 
-    /// Changes the profile of new data.
+    /// Changes the profile. New data has it at once, the rest is converted in the background.
     pub async fn set_profile(&self, name: &str, request: &SetProfile) -> Result<FilesystemInfo, CallError> {
         let path = format!("/v1/filesystems/{}/profile", percent_encode(name.as_bytes()));
         self.call(Method::POST, &path, Some(request)).await

@@ -20,8 +20,9 @@ use crate::task::{Stopped, Task};
 
 /// Ranges looked at in one pass: a few megabytes of memory.
 const RANGES: usize = 64;
-/// A pass may take this part of the time: the pause after it is so many times longer.
+/// A pass may take this part of the time: the pause after it is so many times longer, up to a limit.
 const REST: u32 = 8;
+const REST_MAX: Duration = Duration::from_secs(120);
 
 /// When an orphan collector acts.
 #[derive(Debug, Clone, Copy)]
@@ -112,7 +113,7 @@ impl Work {
                 tracing::warn!(%error, "looking for orphans pauses");
             }
             let took = Duration::from_nanos(self.env.clock.boot_ns().saturating_sub(began_ns));
-            self.stopped.or_after(self.options.pause.max(took * REST)).await;
+            self.stopped.or_after(self.options.pause.max((took * REST).min(REST_MAX))).await;
         }
     }
 

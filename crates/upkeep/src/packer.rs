@@ -26,8 +26,10 @@ use judge::{Load, Verdict, fingerprint, judge, share_bytes};
 
 /// Young pieces remembered from one sweep to the next.
 const YOUNG_MAX: usize = 262_144;
-/// A sweep may take this part of the time: the pause after it is so many times longer.
+/// Looking at everything may take this part of the time: the pause after a sweep is so many times longer ...
 const REST: u32 = 8;
+/// ... but no longer than this, whatever held it up.
+const REST_MAX: Duration = Duration::from_secs(120);
 /// Pause before it is asked again whether repair is done.
 const REPAIR_POLL: Duration = Duration::from_millis(500);
 
@@ -133,8 +135,9 @@ impl Packer {
     pub fn start(env: Env, client: Client, pace: Arc<Pace>, options: PackOptions, runtime: &Handle) -> Self {
         let stat: Arc<Mutex<PackStat>> = Arc::default();
         let told = Arc::clone(&stat);
-        let (young, swept) = Default::default();
-        let work = |stopped| Work { env, client, pace, options, stat: told, stopped, young, swept }.run();
+        let (looked, young, swept) = Default::default();
+        let work =
+            |stopped| Work { env, client, pace, options, stat: told, stopped, looked, young, swept }.run();
         Self { stat, task: Task::start(runtime, work) }
     }
 
@@ -160,6 +163,8 @@ struct Work {
     options: PackOptions,
     stat: Arc<Mutex<PackStat>>,
     stopped: Stopped,
+    /// How long it took to look at everything.
+    looked: Duration,
     /// Small pieces, with what they looked like and when that was seen first.
     young: HashMap<PiecePosition, (u64, u64)>,
     /// The ledger's version and the target at the last sweep, if that left nothing for later.
@@ -181,12 +186,11 @@ struct Sweep {
 impl Work {
     async fn run(mut self) {
         while !self.stopped.now() {
-            let began_ns = self.env.clock.boot_ns();
             if let Err(error) = self.sweep().await {
                 tracing::warn!(%error, "packing pauses");
             }
-            let took = Duration::from_nanos(self.env.clock.boot_ns().saturating_sub(began_ns));
-            self.stopped.or_after(self.options.pause.max(took * REST)).await;
+            let rest = (std::mem::take(&mut self.looked) * REST).min(REST_MAX);
+            self.stopped.or_after(self.options.pause.max(rest)).await;
         }
     }
 
@@ -206,7 +210,10 @@ impl Work {
             return Ok(());
         }
         let target = now.1;
-        let Some(found) = self.survey(&target).await? else { return Ok(()) };
+        let began_ns = self.env.clock.boot_ns();
+        let found = self.survey(&target).await?;
+        self.looked = Duration::from_nanos(self.env.clock.boot_ns().saturating_sub(began_ns));
+        let Some(found) = found else { return Ok(()) };
         lock(&self.stat).survey(&found);
         if found.left_bytes + found.convert_bytes == 0 {
             (self.swept, self.young) = (Some(now), HashMap::new());
