@@ -512,3 +512,26 @@ pub trait NodeControl: Send + Sync + 'static {
     /// Explains where a path's bytes are.
     fn why(&self, name: String, path: String) -> BoxFuture<'_, Result<WhyInfo, AdminError>>;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owed_room_comes_out_of_what_is_free_and_the_sum_stays() {
+        for (owed_bytes, free_bytes) in [(0, 30), (20, 10), (500, 0)] {
+            let mut space =
+                SpaceInfo { capacity_bytes: 100, live_bytes: 50, free_bytes: 30, ..SpaceInfo::default() };
+            (space.garbage_bytes, space.reserved_bytes) = (15, 5);
+            space.set_aside(owed_bytes);
+            let parts = [
+                space.live_bytes,
+                space.owed_bytes,
+                space.garbage_bytes,
+                space.reserved_bytes,
+                space.free_bytes,
+            ];
+            assert_eq!((space.free_bytes, parts.iter().sum()), (free_bytes, space.capacity_bytes));
+        }
+    }
+}
