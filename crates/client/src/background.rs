@@ -101,6 +101,11 @@ impl Client {
                 continue;
             };
             let mut state = node.lock();
+            // Its maker may not have the answer yet, and has it open then.
+            if state.registered && self.inner.makes.is_under_way(state.makes_before) {
+                self.note_closed(node.ino);
+                continue;
+            }
             if state.opens == 0 && std::mem::take(&mut state.registered) {
                 ended.push(node.ino);
                 gates.push(gate);

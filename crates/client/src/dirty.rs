@@ -12,12 +12,18 @@ use bytes::Bytes;
 pub(crate) struct Dirty {
     runs: BTreeMap<u64, Vec<u8>>,
     bytes: u64,
+    changes: u64,
 }
 
 impl Dirty {
     /// Bytes held.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Counts changes of the file's content from here.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// The end of the last run.
@@ -27,6 +33,7 @@ impl Dirty {
 
     /// Puts bytes in, over what was there. Returns whether a window is full now.
     pub(crate) fn write(&mut self, off: u64, bytes: &[u8], window: u64) -> bool {
+        self.changes += 1;
         let mut full = false;
         let (mut off, mut rest) = (off, bytes);
         while !rest.is_empty() {
@@ -84,6 +91,7 @@ impl Dirty {
 
     /// Forgets bytes in `[from, to)`.
     pub(crate) fn discard(&mut self, from: u64, to: u64) {
+        self.changes += 1;
         let reaching = self.runs.range(..from).next_back().map(|(start, _)| *start);
         let first = reaching.unwrap_or(from);
         let touched: Vec<u64> = self.runs.range(first..to).map(|(start, _)| *start).collect();
@@ -103,6 +111,7 @@ impl Dirty {
 
     /// Makes zeros of the bytes in `[from, to)`.
     pub(crate) fn zero(&mut self, from: u64, to: u64) {
+        self.changes += 1;
         let reaching = self.runs.range(..from).next_back().map(|(start, _)| *start);
         for (start, run) in self.runs.range_mut(reaching.unwrap_or(from)..to) {
             let end = start + run.len() as u64;

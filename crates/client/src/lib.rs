@@ -13,6 +13,7 @@ mod flush;
 mod gather;
 mod given_up;
 mod latency;
+mod makes;
 mod map_cache;
 mod names;
 mod node;
@@ -43,6 +44,7 @@ use wire::meta::{EventSink, LeaseGrant, MetaReply, MetaRequest, MetaService, Own
 use extents::ExtentIo;
 use flush::InlineBudget;
 use given_up::GivenUp;
+use makes::Makes;
 use node::NodeTable;
 use session::Session;
 
@@ -148,6 +150,7 @@ struct Inner {
     closed: Mutex<Vec<Ino>>,
     closed_some: Notify,
     given_up: Mutex<GivenUp>,
+    makes: Makes,
     /// Counts answers to changes of names.
     changes: AtomicU64,
     invalidate: Mutex<Option<Arc<dyn Invalidate>>>,
@@ -194,6 +197,7 @@ impl Client {
             closed: Mutex::new(Vec::new()),
             closed_some: Notify::new(),
             given_up: Mutex::default(),
+            makes: Makes::default(),
             changes: AtomicU64::new(0),
             invalidate: Mutex::new(None),
             notes_reads: AtomicBool::new(true),

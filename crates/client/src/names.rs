@@ -94,13 +94,16 @@ impl Client {
     }
 
     pub(crate) fn drop_if_idle(&self, ino: Ino) {
-        if let Some((lease, awaits_answers)) = self.inner.nodes.drop_if_idle(ino) {
-            // Before it is given back: a late answer must not make it look held.
-            if awaits_answers {
-                self.void(lease);
-            }
-            self.inner.to_release.lock().expect("no holder of this lock panics").push(lease);
+        let Some(dropped) = self.inner.nodes.drop_if_idle(ino) else { return };
+        if dropped.was_changed {
+            self.overtake(ino);
         }
+        let Some(lease) = dropped.lease else { return };
+        // Before it is given back: a late answer must not make it look held.
+        if dropped.awaits_answers {
+            self.void(lease);
+        }
+        self.inner.to_release.lock().expect("no holder of this lock panics").push(lease);
     }
 
     /// Finds a name and pins what it refers to.
@@ -132,6 +135,7 @@ impl Client {
     /// Creates an inode and pins it.
     pub async fn make(&self, make: MakeNode) -> Result<Attr, FsError> {
         let (parent, opened) = (make.parent, make.open != OpenIntent::None);
+        let _under_way = opened.then(|| self.inner.makes.begin());
         let asked = self.asking();
         match self.call(MetaRequest::Make(make)).await? {
             MetaReply::Entry { attr, lease } => {
@@ -387,13 +391,14 @@ impl Client {
         }
         let flush = if intent == OpenIntent::Truncate { Some(node.flush.lock().await) } else { None };
         let _resizing = flush.as_ref().map(|_| Resizing::new(&node));
-        let asked = self.asking();
+        let (asked, makes_before) = (self.asking(), self.inner.makes.begun());
         let reply = self.call(MetaRequest::Open { ino, intent }).await?;
         let MetaReply::Entry { attr, lease } = reply else { return unexpected(&reply) };
         {
             let mut state = node.lock();
             state.opens += 1;
             state.registered = true;
+            state.makes_before = makes_before;
             if flush.is_some() {
                 let dropped = state.dirty.bytes();
                 state.dirty.truncate(0);

@@ -37,6 +37,8 @@ pub(crate) struct NodeState {
     pub(crate) lease: Option<LeaseGrant>,
     /// Answers that carried it.
     answers: u64,
+    /// The attributes changed since they were first learned.
+    was_changed: bool,
     pub(crate) dirty: Dirty,
     /// Taken from `dirty`, on the way to drives; older than what is in `dirty`.
     pub(crate) flushing: BTreeMap<u64, Bytes>,
@@ -49,6 +51,8 @@ pub(crate) struct NodeState {
     pub(crate) opens: u32,
     /// The owner counts this inode as open by this session.
     pub(crate) registered: bool,
+    /// Creations that had begun when the owner was asked to open it.
+    pub(crate) makes_before: u64,
     /// References by the protocol above: FUSE lookups.
     pub(crate) pins: u64,
     /// A flush that failed; told to the next fsync or close.
@@ -97,6 +101,7 @@ impl NodeState {
     /// Takes attributes from the owner, unless newer ones are here already.
     pub(crate) fn learn(&mut self, attr: Attr) {
         if self.attr.is_none_or(|known| known.attr_ver <= attr.attr_ver) {
+            self.was_changed |= self.attr.is_some_and(|known| known.attr_ver < attr.attr_ver);
             self.attr = Some(attr);
         }
     }
@@ -264,6 +269,16 @@ impl Node {
     }
 }
 
+/// What was known of an inode that was forgotten, as far as late answers depend on it.
+pub(crate) struct Dropped {
+    /// To be given back.
+    pub(crate) lease: Option<LeaseGrant>,
+    /// An answer that carries the grant as it is here, or as it was, may still come.
+    pub(crate) awaits_answers: bool,
+    /// Late answers may be older than what was known here.
+    pub(crate) was_changed: bool,
+}
+
 const SHARDS: u64 = 64;
 
 /// All inodes that the client knows.
@@ -297,9 +312,8 @@ impl NodeTable {
         self.shard(ino).get(&ino).cloned()
     }
 
-    /// Forgets the inode if nothing depends on it here. Returns the lease to give back, and whether an answer that
-    /// carries it may still come.
-    pub(crate) fn drop_if_idle(&self, ino: Ino) -> Option<(LeaseGrant, bool)> {
+    /// Forgets the inode if nothing depends on it here.
+    pub(crate) fn drop_if_idle(&self, ino: Ino) -> Option<Dropped> {
         let mut shard = self.shard(ino);
         let node = shard.get(&ino)?;
         // Another holder of the Arc is in the middle of an operation on it.
@@ -308,7 +322,11 @@ impl NodeTable {
         }
         let node = shard.remove(&ino)?;
         let state = node.lock();
-        state.lease.map(|lease| (lease, state.awaits_answers()))
+        Some(Dropped {
+            lease: state.lease,
+            awaits_answers: state.awaits_answers(),
+            was_changed: state.was_changed,
+        })
     }
 
     /// Inodes that `wanted` picks.

@@ -53,6 +53,8 @@ struct Snapshot {
 struct Moment {
     /// While it is held, nobody else changes the content.
     lease: Option<LeaseId>,
+    /// Changes made here.
+    changes: u64,
     /// The part ends where the file ended.
     is_last: bool,
 }
@@ -65,9 +67,10 @@ impl Client {
         let (mut done, mut first, mut restarts) = (0, None, 0);
         while done < len {
             let (part, moment) = self.read_some(&node, off + done as u64, len - done).await?;
-            let lease = *first.get_or_insert(moment.lease);
-            if !parts.is_empty() && (lease.is_none() || lease != moment.lease) && restarts < ATTEMPTS {
-                // Somebody else may have written in between: a read mixes no two contents.
+            let now = (moment.lease, moment.changes);
+            let before = *first.get_or_insert(now);
+            if !parts.is_empty() && (now.0.is_none() || before != now) && restarts < ATTEMPTS {
+                // Somebody may have written in between: a read mixes no two contents.
                 (done, first, restarts) = (0, None, restarts + 1);
                 parts.clear();
                 continue;
@@ -119,9 +122,9 @@ impl Client {
     fn look(&self, node: &Node, off: u64, len: usize) -> Found {
         let mut state = node.lock();
         let Some(attr) = state.attr() else { return Found::NoMap { generation: state.map.generation() } };
-        let lease = state.lease.map(|lease| lease.id);
+        let (lease, changes) = (state.lease.map(|lease| lease.id), state.dirty.changes());
         if off >= attr.size {
-            return Found::End(Moment { lease, is_last: true });
+            return Found::End(Moment { lease, changes, is_last: true });
         }
         let now = self.inner.env.clock.wall_ns();
         let notes = self.inner.notes_reads.load(Ordering::Relaxed);
@@ -134,7 +137,7 @@ impl Client {
             return Found::NoMap { generation: state.map.generation() };
         }
         let pieces = state.map.pieces(off, end);
-        let moment = Moment { lease, is_last: end == attr.size };
+        let moment = Moment { lease, changes, is_last: end == attr.size };
         Found::Known(Snapshot {
             len: (end - off) as usize,
             pieces,

@@ -175,6 +175,81 @@ fn a_file_that_was_written_before_its_maker_had_the_answer_is_not_empty() {
 }
 
 #[test]
+fn a_file_stays_open_for_its_maker_though_another_process_closed_it_before_the_answer() {
+    run("4+2", |world| async move {
+        let (one, wire) = world.wired_client().await;
+        let other = create(&one, "other").await;
+        wire.hold(|request| matches!(request, MetaRequest::Make(_)));
+        let maker = one.clone();
+        let making = tokio::spawn(async move { maker.make(new_file("file")).await.unwrap().ino });
+        wire.holding.acquire().await.unwrap().forget();
+        let ino = find(&one, "file").await.unwrap().ino;
+        one.open_file(ino, OpenIntent::Read).await.unwrap();
+        one.close_file(ino);
+        one.close_file(other);
+        let told =
+            |asked: &MetaRequest| matches!(asked, MetaRequest::Close { inos } if inos.contains(&other));
+        until(|| wire.take_asked().iter().any(told)).await;
+        wire.held.add_permits(1);
+        assert_eq!(making.await.unwrap(), ino);
+        one.unlink(Ino::ROOT, b"file").await.unwrap();
+        one.write(ino, 0, b"nameless").await.unwrap();
+        one.fsync(ino).await.expect("it is open");
+        assert_eq!(read_all(&one, ino).await.unwrap(), b"nameless");
+        one.close_file(ino);
+        until(|| wire.take_asked().iter().any(|asked| matches!(asked, MetaRequest::Close { .. }))).await;
+    });
+}
+
+#[test]
+fn an_answer_from_before_a_change_is_old_even_if_the_file_was_forgotten_in_between() {
+    run("4+2", |world| async move {
+        let (one, wire) = world.wired_client().await;
+        let ino = create(&one, "file").await;
+        wire.hold(|request| matches!(request, MetaRequest::Lookup { .. }));
+        let asker = one.clone();
+        let asking = tokio::spawn(async move { find(&asker, "file").await.unwrap() });
+        wire.holding.acquire().await.unwrap().forget();
+        one.write(ino, 0, b"123456").await.unwrap();
+        one.fsync(ino).await.unwrap();
+        one.forget(ino, 1);
+        one.close_file(ino);
+        until(|| wire.take_asked().iter().any(|asked| matches!(asked, MetaRequest::Close { .. }))).await;
+        until(|| one.cached_attr(ino).is_none()).await;
+        wire.held.add_permits(1);
+        assert_eq!(asking.await.unwrap().size, 0, "as it was when it was asked");
+        assert_eq!(one.getattr(ino).await.unwrap().size, 6);
+    });
+}
+
+#[test]
+fn a_read_in_parts_does_not_mix_what_was_before_and_after_a_write_here() {
+    run("4+2", |world| async move {
+        let (one, wire) = world.wired_client().await;
+        let two = world.client().await;
+        let ino = create(&two, "file").await;
+        // More pieces than come with one answer.
+        for piece in 0..100 {
+            two.write(ino, piece * 200, &[1; 100]).await.unwrap();
+            two.fsync(ino).await.unwrap();
+        }
+        let beyond = 150 * 100;
+        wire.hold(
+            move |request| matches!(request, MetaRequest::GetMap { off, .. } if *off > 100 && *off < beyond),
+        );
+        let reader = one.clone();
+        let reading = tokio::spawn(async move { reader.read(ino, 100, 20_000).await.unwrap() });
+        wire.holding.acquire().await.unwrap().forget();
+        one.write(ino, 200, &[2; 100]).await.unwrap();
+        one.write(ino, 19_800, &[2; 100]).await.unwrap();
+        wire.hold(|_| false);
+        wire.held.add_permits(1);
+        let bytes = reading.await.unwrap();
+        assert_eq!((bytes[100], bytes[19_700]), (2, 2));
+    });
+}
+
+#[test]
 fn attributes_from_before_a_recall_are_not_taken_for_current() {
     run("4+2", |world| async move {
         let ((one, wire), two) = (world.wired_client().await, world.client().await);

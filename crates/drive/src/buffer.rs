@@ -1,15 +1,68 @@
 //! Memory that `O_DIRECT` accepts: aligned to 4096 bytes, a multiple of 4096 long.
+//!
+//! Large buffers are kept for the next use, because making zeros of a mebibyte costs as much as its checksum.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::{LazyLock, Mutex};
 
 use base::units::{BLOCK_BYTES, align_up};
 
-/// An owned, aligned, zeroed run of bytes; dereferences to a slice.
+/// Smaller ones are left to the allocator.
+const KEPT_BYTES_MIN: usize = 32 << 10;
+/// Kept in all.
+const SPARE_BYTES_MAX: usize = 32 << 20;
+
+static SPARE: LazyLock<Mutex<Spare>> = LazyLock::new(Mutex::default);
+
+/// Memory that nobody uses, by capacity.
+#[derive(Default)]
+struct Spare {
+    by_capacity: HashMap<usize, Vec<NonNull<u8>>>,
+    bytes: usize,
+}
+
+// SAFETY: it owns the memory that its pointers lead to, and nobody else has them.
+unsafe impl Send for Spare {}
+
+impl Spare {
+    fn take(&mut self, capacity: usize) -> Option<NonNull<u8>> {
+        let start = self.by_capacity.get_mut(&capacity)?.pop()?;
+        self.bytes -= capacity;
+        Some(start)
+    }
+
+    /// Keeps memory. Returns what must be freed: it itself, or everything else when that is too much.
+    fn put(&mut self, start: NonNull<u8>, capacity: usize) -> Vec<(NonNull<u8>, usize)> {
+        if capacity < KEPT_BYTES_MIN || capacity > SPARE_BYTES_MAX || capacity != reused_capacity(capacity) {
+            return vec![(start, capacity)];
+        }
+        let mut freed = Vec::new();
+        if self.bytes + capacity > SPARE_BYTES_MAX {
+            for (capacity, starts) in self.by_capacity.drain() {
+                freed.extend(starts.into_iter().map(|start| (start, capacity)));
+            }
+            self.bytes = 0;
+        }
+        self.by_capacity.entry(capacity).or_default().push(start);
+        self.bytes += capacity;
+        freed
+    }
+}
+
+/// Four capacities from one power of two to the next, so that buffers of about the same length serve each other.
+fn reused_capacity(len_bytes: usize) -> usize {
+    let step = (len_bytes.next_power_of_two() / 8).max(BLOCK_BYTES as usize);
+    len_bytes.next_multiple_of(step)
+}
+
+/// An owned, aligned run of initialised bytes; dereferences to a slice.
 pub(crate) struct AlignedBuf {
     start: NonNull<u8>,
     len_bytes: usize,
+    capacity: usize,
 }
 
 // SAFETY: the buffer owns its memory and hands it out only through `&self` and `&mut self`.
@@ -21,16 +74,20 @@ impl AlignedBuf {
     /// At least `len_bytes` zero bytes, rounded up to whole blocks; at least one block.
     pub(crate) fn zeroed(len_bytes: usize) -> Self {
         let len_bytes = align_up(len_bytes.max(1) as u64, BLOCK_BYTES) as usize;
-        let layout = Self::layout(len_bytes);
-        // SAFETY: the layout's size is not zero: it is at least one block.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Self { start, len_bytes }
+        Self { start: allocate(len_bytes), len_bytes, capacity: len_bytes }
     }
 
     /// The given blocks of 4096 bytes, all zero.
     pub(crate) fn blocks(blocks: u32) -> Self {
         Self::zeroed(blocks as usize * BLOCK_BYTES as usize)
+    }
+
+    /// The given blocks of 4096 bytes with anything in them, for who fills them all.
+    pub(crate) fn any_blocks(blocks: u32) -> Self {
+        let len_bytes = blocks.max(1) as usize * BLOCK_BYTES as usize;
+        let capacity = reused_capacity(len_bytes);
+        let spare = SPARE.lock().expect("no holder of this lock panics").take(capacity);
+        Self { start: spare.unwrap_or_else(|| allocate(capacity)), len_bytes, capacity }
     }
 
     /// A copy of `bytes`, padded with zeros to whole blocks.
@@ -39,10 +96,19 @@ impl AlignedBuf {
         buffer[..bytes.len()].copy_from_slice(bytes);
         buffer
     }
+}
 
-    fn layout(len_bytes: usize) -> Layout {
-        Layout::from_size_align(len_bytes, BLOCK_BYTES as usize).expect("lengths are far below isize::MAX")
-    }
+fn layout(capacity: usize) -> Layout {
+    Layout::from_size_align(capacity, BLOCK_BYTES as usize).expect("lengths are far below isize::MAX")
+}
+
+/// Zero bytes; `capacity` is at least one block.
+fn allocate(capacity: usize) -> NonNull<u8> {
+    let layout = layout(capacity);
+    // SAFETY: the layout's size is not zero: it is at least one block.
+    let start = unsafe { alloc_zeroed(layout) };
+    let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+    start
 }
 
 impl Deref for AlignedBuf {
@@ -69,8 +135,11 @@ impl AsRef<[u8]> for AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with the same layout and freed only here.
-        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len_bytes)) }
+        let freed = SPARE.lock().expect("no holder of this lock panics").put(self.start, self.capacity);
+        for (start, capacity) in freed {
+            // SAFETY: it came from `allocate` with this capacity, and nobody has it any more.
+            unsafe { dealloc(start.as_ptr(), layout(capacity)) }
+        }
     }
 }
 
@@ -88,5 +157,42 @@ mod tests {
             assert!(buffer.iter().all(|byte| *byte == 0));
         }
         assert_eq!(&AlignedBuf::copy_of(b"abc")[..4], b"abc\0");
+    }
+
+    #[test]
+    fn large_buffers_are_used_again_and_zeroed_ones_are_zero() {
+        // A length that no other test uses.
+        let blocks = 77;
+        let mut first = AlignedBuf::any_blocks(blocks);
+        first.fill(7);
+        let place = first.as_ptr();
+        drop(first);
+        assert!(AlignedBuf::blocks(blocks).iter().all(|byte| *byte == 0));
+        let second = AlignedBuf::any_blocks(blocks);
+        assert_eq!((second.as_ptr(), second.len()), (place, 77 * 4096));
+    }
+
+    #[test]
+    fn no_more_is_kept_than_allowed() {
+        let mut spare = Spare::default();
+        let place = NonNull::dangling();
+        assert_eq!(spare.put(place, 4096), [(place, 4096)], "small ones are left to the allocator");
+        assert!(spare.put(place, SPARE_BYTES_MAX).is_empty());
+        assert!(spare.put(place, KEPT_BYTES_MIN) == [(place, SPARE_BYTES_MAX)], "the others make room");
+        assert!(spare.take(SPARE_BYTES_MAX).is_none());
+        assert!(spare.take(KEPT_BYTES_MIN).is_some());
+        assert_eq!(spare.bytes, 0);
+    }
+
+    #[test]
+    fn capacities_are_few_and_little_larger() {
+        for len in (1..=4096).map(|blocks| blocks * 4096) {
+            let capacity = reused_capacity(len);
+            assert!(
+                capacity >= len && capacity - len <= len / 4 && capacity % 4096 == 0,
+                "{len}: {capacity}"
+            );
+            assert_eq!(reused_capacity(capacity), capacity);
+        }
     }
 }

@@ -142,7 +142,7 @@ impl Drive {
     }
 
     async fn start_read(&self, offset: u64, blocks: u32, (via, class): How) -> Result<Started, Miss> {
-        let mut buffer = AlignedBuf::blocks(blocks);
+        let mut buffer = AlignedBuf::any_blocks(blocks);
         if via == ReadVia::Cache && self.read_without_waiting(&mut buffer, offset) {
             return Ok(Started::Done(buffer));
         }

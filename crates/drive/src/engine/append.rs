@@ -259,7 +259,7 @@ fn encode_frame(
 ) {
     let header_blocks = header_blocks(frame.record_bytes);
     let lead = usize::from(frame.opens);
-    let mut buffer = AlignedBuf::blocks(lead as u32 + frame.blocks());
+    let mut buffer = AlignedBuf::any_blocks(lead as u32 + frame.blocks());
     if frame.opens {
         let header =
             SegmentHeader { uuid, segment: frame.segment, generation: frame.generation, class: frame.class };
@@ -281,7 +281,9 @@ fn encode_frame(
     let (mut payload_block, mut record_at) = (header_blocks, FRAME_FIXED_BYTES);
     for item in frame.items {
         let at = payload_block as usize * BLOCK;
-        bytes[at..at + item.payload.len()].copy_from_slice(&item.payload);
+        let (end, padded) = (at + item.payload.len(), at + item.payload_blocks() as usize * BLOCK);
+        bytes[at..end].copy_from_slice(&item.payload);
+        bytes[end..padded].fill(0);
         let sums_at = (record_at + record_bytes(0)) as u32;
         record_at += record_bytes(item.sums.len());
         let taken = item.payload_blocks();

@@ -209,7 +209,7 @@ impl Engine {
             self.reads.insert(token, Reading::Cleaner);
             waiting.insert(token, first);
             let offset = self.shared.geometry.offset(cleaning.victim, first);
-            let buffer = AlignedBuf::blocks(end - first);
+            let buffer = AlignedBuf::any_blocks(end - first);
             device.submit(Op::Read { token, offset, buffer, via: ReadVia::Direct });
         }
         cleaning.stage = if waiting.is_empty() { Stage::Ready } else { Stage::Reading { waiting } };
