@@ -4,6 +4,7 @@
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no drives"; exit 0; }
 COUNT=${FOREBAY_SPACE_FILES:-20000}
+LIMIT_S=600
 
 json() { "$FOREBAY" status "$WORK/$1" --json; }
 fs_number() { json "$1" | jq ".filesystems[0].$2"; }
@@ -23,9 +24,9 @@ same() {
     node_unmount "$1" && node_mount "$1" && sums "$WORK/$1/mnt/$2" "$WORK/now.sums" && cmp "$WORK/$1-$2.sums" "$WORK/now.sums"
 }
 
-# durable NODE DIR: remembers the sums of what was written.
+# durable NODE DIR: remembers the sums of what was written, once it is written out.
 durable() {
-    find "$WORK/$1/mnt/$2" -type f -print0 | xargs -0 -n 500 sync && sums "$WORK/$1/mnt/$2" "$WORK/$1-$2.sums"
+    sums "$WORK/$1/mnt/$2" "$WORK/$1-$2.sums" && node_unmount "$1" && node_mount "$1"
 }
 
 # A file for each 4 KiB of random bytes.
