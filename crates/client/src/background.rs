@@ -94,6 +94,7 @@ impl Client {
         let nodes: Vec<_> = closed.iter().filter_map(|ino| self.inner.nodes.find(*ino)).collect();
         let mut gates = Vec::new();
         let mut ended = Vec::new();
+        self.inner.close_rounds.fetch_add(1, Ordering::SeqCst);
         for node in &nodes {
             // Somebody is opening it right now, with what result only the next round knows.
             let Ok(gate) = node.gate.try_lock() else {
@@ -116,6 +117,7 @@ impl Client {
         {
             tracing::warn!(%error, "owner was not told of closed files");
         }
+        self.inner.close_rounds.fetch_add(1, Ordering::SeqCst);
         drop(gates);
         drop(nodes);
         closed.iter().for_each(|ino| self.drop_if_idle(*ino));

@@ -120,7 +120,7 @@ fn split(parcel: &Parcel, bytes_max: u32) -> Vec<Parcel> {
     cuts.map(cut).filter(|parcel| !parcel.parts.is_empty()).collect()
 }
 
-fn extents_of(pieces: &[CommitPiece]) -> impl Iterator<Item = ExtentRef> {
+pub(crate) fn extents_of(pieces: &[CommitPiece]) -> impl Iterator<Item = ExtentRef> {
     pieces.iter().filter_map(|commit| match commit.piece.content {
         Content::Extent(extent) => Some(extent),
         Content::Inline(_) => None,
@@ -337,6 +337,49 @@ impl Client {
                 return Ok(());
             }
         }
+    }
+
+    /// Makes bytes durable that are not of any file yet: on drives, unless they are so few that they go with the
+    /// request that names them.
+    pub(crate) async fn write_body(&self, body: &Bytes) -> Result<Vec<CommitPiece>, FsError> {
+        if body.is_empty() {
+            return Ok(Vec::new());
+        }
+        if !self.has_room(body.len() as u64) {
+            self.wait_for_room(body.len() as u64).await?;
+        }
+        let (inline, rest) = self.split_inline(&BTreeMap::from([(0, body.clone())]));
+        if let Some((off, run)) = inline.into_iter().next() {
+            let piece = MapPiece { off, len: run.len() as u64, content: Content::Inline(run) };
+            return Ok(vec![CommitPiece { piece, owed: Vec::new() }]);
+        }
+        let mut wait = RoomWait::default();
+        loop {
+            match self.write_whole(&rest).await {
+                Err(FsError::NoSpace) if wait.step(self).await.unwrap_or(false) => {}
+                written => return written,
+            }
+        }
+    }
+
+    async fn write_whole(&self, runs: &BTreeMap<u64, Bytes>) -> Result<Vec<CommitPiece>, FsError> {
+        let window = self.inner.window as usize;
+        let cut = |(off, run): (&u64, &Bytes)| {
+            let whole = Parcel { data: run.clone(), parts: vec![(*off, 0, run.len() as u32)] };
+            split(&whole, window as u32)
+        };
+        let cuts: Vec<Parcel> = runs.iter().flat_map(cut).collect();
+        let mut pieces = Vec::new();
+        for group in cuts.chunks(EXTENTS_PER_COMMIT) {
+            let written = try_join_all(group.iter().map(|parcel| self.write_parcel(parcel))).await?;
+            pieces.extend(written.into_iter().flatten());
+        }
+        Ok(pieces)
+    }
+
+    /// A request that names these pieces failed. Without a definite answer they may be in the ledger.
+    pub(crate) async fn discard_body(&self, pieces: &[CommitPiece]) {
+        self.inner.extents.discard_refused(extents_of(pieces)).await;
     }
 
     /// Which runs go into the commit itself.

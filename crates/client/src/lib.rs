@@ -17,6 +17,7 @@ mod makes;
 mod map_cache;
 mod names;
 mod node;
+mod objects;
 mod orphans;
 mod pack;
 mod ranges;
@@ -50,6 +51,7 @@ use session::Session;
 
 pub use file::NotTaken;
 pub use names::DirPage;
+pub use objects::{CompleteUpload, CopyObject, PutOptions, PutPart};
 pub use orphans::{ClosedRange, ExtentRanges, Inventory};
 pub use pack::{PACK_ALIGN, PackOutcome, PackTarget};
 pub use ranges::{AllocateMode, SeekKind};
@@ -62,6 +64,7 @@ pub use wire::meta::{
     SetAttr, XattrMode,
 };
 pub use wire::meta::{MapEntry, PiecePosition};
+pub use wire::object;
 
 /// What a client is made of.
 pub struct ClientOptions {
@@ -149,6 +152,8 @@ struct Inner {
     /// Files whose last handle was closed since the closer looked.
     closed: Mutex<Vec<Ino>>,
     closed_some: Notify,
+    /// Odd while the owner is being told of closed files; grows with each time it is.
+    close_rounds: AtomicU64,
     given_up: Mutex<GivenUp>,
     makes: Makes,
     /// Counts answers to changes of names.
@@ -196,6 +201,7 @@ impl Client {
             to_release: Mutex::new(Vec::new()),
             closed: Mutex::new(Vec::new()),
             closed_some: Notify::new(),
+            close_rounds: AtomicU64::new(0),
             given_up: Mutex::default(),
             makes: Makes::default(),
             changes: AtomicU64::new(0),

@@ -36,7 +36,7 @@ impl Client {
     /// Notes what the owner said about an inode and pins it. Returns its attributes as seen from here.
     ///
     /// `asked` is what [`Client::asking`] said before the question was sent.
-    fn note(&self, attr: Attr, lease: Option<LeaseGrant>, pins: u64, asked: u64) -> Attr {
+    pub(crate) fn note(&self, attr: Attr, lease: Option<LeaseGrant>, pins: u64, asked: u64) -> Attr {
         let node = self.inner.nodes.get(attr.ino);
         let mut state = node.lock();
         let (void, old) = {
@@ -198,7 +198,7 @@ impl Client {
         }
     }
 
-    fn learn_if_known(&self, attr: Attr, asked: u64) {
+    pub(crate) fn learn_if_known(&self, attr: Attr, asked: u64) {
         match self.inner.nodes.find(attr.ino) {
             Some(_) => {
                 self.note(attr, None, 0, asked);

@@ -7,7 +7,7 @@ use crate::Client;
 use crate::node::{Node, Resizing};
 
 /// Longest range that one clone request takes.
-const CLONE_BYTES: u64 = 1 << 30;
+pub(crate) const CLONE_BYTES: u64 = 1 << 30;
 /// How often a copy looks again at a source that is getting shorter.
 const CLONE_ATTEMPTS: u32 = 16;
 

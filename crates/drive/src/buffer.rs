@@ -36,7 +36,9 @@ impl Spare {
 
     /// Keeps memory. Returns what must be freed: it itself, or everything else when that is too much.
     fn put(&mut self, start: NonNull<u8>, capacity: usize) -> Vec<(NonNull<u8>, usize)> {
-        if capacity < KEPT_BYTES_MIN || capacity > SPARE_BYTES_MAX || capacity != reused_capacity(capacity) {
+        let kept =
+            (KEPT_BYTES_MIN..=SPARE_BYTES_MAX).contains(&capacity) && capacity == reused_capacity(capacity);
+        if !kept {
             return vec![(start, capacity)];
         }
         let mut freed = Vec::new();
@@ -189,7 +191,7 @@ mod tests {
         for len in (1..=4096).map(|blocks| blocks * 4096) {
             let capacity = reused_capacity(len);
             assert!(
-                capacity >= len && capacity - len <= len / 4 && capacity % 4096 == 0,
+                capacity >= len && capacity - len <= len / 4 && capacity.is_multiple_of(4096),
                 "{len}: {capacity}"
             );
             assert_eq!(reused_capacity(capacity), capacity);

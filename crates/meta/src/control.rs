@@ -1,7 +1,9 @@
-//! The control ledger: the cluster's identity, drives, placement groups and filesystems.
+//! The control ledger: the cluster's identity, drives, placement groups, filesystems and users.
 //!
 //! It is ledger 0: the same log and the same kind of batches as a filesystem's, with records in JSON, because
 //! there are few of them and operators read them. Every change is durable when the call returns.
+
+mod users;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +21,8 @@ use crate::keys::Keys;
 use crate::log::{LedgerLog, MemLog};
 use crate::owner::{OwnerError, recover};
 use crate::state::{Applied, State};
+
+pub use users::{AccessKeyRecord, RoleRecord, UserRecord, UsersRecord};
 
 /// The control ledger's number.
 pub const CONTROL_LEDGER: LedgerId = LedgerId(0);

@@ -222,6 +222,71 @@ impl Keys {
         Ino(u64_at(key, 5))
     }
 
+    /// Table A: an upload.
+    pub fn upload(&self, bucket: Ino, key: &[u8], upload: u64) -> Vec<u8> {
+        let mut whole = self.with_u64(b'A', bucket.0);
+        whole.extend_from_slice(key);
+        whole.push(0);
+        whole.extend_from_slice(&upload.to_be_bytes());
+        whole
+    }
+
+    /// Uploads to a bucket whose keys are at least `from`.
+    pub fn uploads(&self, bucket: Ino, from: &[u8]) -> KeyRange {
+        let mut first = self.with_u64(b'A', bucket.0);
+        first.extend_from_slice(from);
+        (first, self.with_u64(b'A', bucket.0 + 1))
+    }
+
+    /// The object's key and the upload in a key of table A.
+    pub fn upload_of_key(key: &[u8]) -> (&[u8], u64) {
+        (&key[13..key.len() - 9], u64_at(key, key.len() - 8))
+    }
+
+    /// Table G: a part of an upload.
+    pub fn part(&self, upload: u64, number: u16) -> Vec<u8> {
+        let mut key = self.with_u64(b'G', upload);
+        key.extend_from_slice(&number.to_be_bytes());
+        key
+    }
+
+    /// All parts of an upload.
+    pub fn parts(&self, upload: u64) -> KeyRange {
+        (self.with_u64(b'G', upload), self.with_u64(b'G', upload + 1))
+    }
+
+    /// The number in a key of table G.
+    pub fn number_of_part(key: &[u8]) -> u16 {
+        u16::from_be_bytes(key[13..15].try_into().expect("keys of this table are this long"))
+    }
+
+    /// Table K: a bucket that is gone while uploads to it are left.
+    pub fn gone_bucket(&self, bucket: Ino) -> Vec<u8> {
+        self.with_u64(b'K', bucket.0)
+    }
+
+    /// All of them.
+    pub fn gone_buckets(&self) -> KeyRange {
+        self.table(b'K')
+    }
+
+    /// The bucket in a key of table K.
+    pub fn bucket_of_gone(key: &[u8]) -> Ino {
+        Ino(u64_at(key, 5))
+    }
+
+    /// Entries of a directory that sort at or behind these bytes, which may end in `/`.
+    pub fn dentries_from(&self, dir: Ino, sort_name: &[u8]) -> KeyRange {
+        let mut first = self.with_u64(b'D', dir.0);
+        first.extend_from_slice(sort_name);
+        (first, self.with_u64(b'D', dir.0 + 1))
+    }
+
+    /// What an entry sorts by: its name, and `/` if it is a directory's.
+    pub fn sort_name_of_dentry(key: &[u8]) -> &[u8] {
+        &key[13..key.len() - 5]
+    }
+
     /// Table C: a session.
     pub fn session(&self, session: SessionId) -> Vec<u8> {
         self.with_u64(b'C', session.0)
@@ -260,6 +325,13 @@ impl Keys {
     pub fn control(&self, table: u8, id: u32) -> Vec<u8> {
         let mut key = self.start(table, 4);
         key.extend_from_slice(&id.to_be_bytes());
+        key
+    }
+
+    /// A record of the control ledger that has a name instead of a number: access key, role.
+    pub fn control_named(&self, table: u8, name: &str) -> Vec<u8> {
+        let mut key = self.start(table, name.len());
+        key.extend_from_slice(name.as_bytes());
         key
     }
 

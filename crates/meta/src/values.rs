@@ -7,8 +7,14 @@ use base::{ExtentId, Ino, MapId, PgId, SessionId};
 use bytes::Bytes;
 use wire::meta::{Attr, Content, ExtentRef, FileKind, MapPiece};
 
+mod objects;
+
+pub use objects::{ObjectParts, ObjectRecord, ObjectTag, ObjectTags, Part, Upload};
+
 /// The format number that this version writes.
 const FORMAT: u8 = 1;
+/// The format number of an inode that is an object and says so.
+const FORMAT_OBJECT: u8 = 2;
 
 /// A value that can be stored.
 pub trait Value: Sized {
@@ -54,7 +60,7 @@ fn kind_of(code: u8) -> Result<FileKind, DecodeError> {
     })
 }
 
-/// Which map holds a range of a file, and where in it. One segment for now; concatenation adds more.
+/// Which map holds a range of a file, and where in it. A regular file has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapSegment {
     /// First byte in the file.
@@ -72,7 +78,7 @@ pub struct MapSegment {
 pub struct Inode {
     /// Everything that `stat` tells.
     pub attr: Attr,
-    /// Bit 0: directory made implicitly by an S3 key; 1: append-only; 2: immutable. None is set yet.
+    /// Bit 0: see [`Inode::IMPLICIT`]; 1: append-only; 2: immutable. The latter are not set yet.
     pub flags: u16,
     /// User, group and project quota; 0 is none.
     pub quotas: [u32; 3],
@@ -86,9 +92,19 @@ pub struct Inode {
     pub segments: Vec<MapSegment>,
     /// Of a symbolic link.
     pub target: Bytes,
+    /// Of an object that was put as one. On a directory: it is a directory object.
+    pub object: Option<ObjectTag>,
 }
 
 impl Inode {
+    /// A directory that exists because keys below it do, and goes with the last of them. Never without entries.
+    pub const IMPLICIT: u16 = 1;
+
+    /// Whether it is a directory that goes with the last key below it.
+    pub fn is_implicit(&self) -> bool {
+        self.flags & Self::IMPLICIT != 0
+    }
+
     /// The map of the content, if there is any.
     pub fn map(&self) -> Option<MapId> {
         self.segments.first().map(|segment| segment.map)
@@ -98,7 +114,8 @@ impl Inode {
 impl Value for Inode {
     fn encode(&self) -> Vec<u8> {
         let attr = &self.attr;
-        let mut w = start();
+        let mut w = Writer::new();
+        w.u8(if self.object.is_some() { FORMAT_OBJECT } else { FORMAT });
         w.u8(kind_code(attr.kind)).u16(self.flags).u64(attr.ino.0);
         w.u32(attr.mode).u32(attr.uid).u32(attr.gid).u32(attr.nlink).u32(attr.rdev);
         w.u64(attr.size).u64(attr.stored_bytes);
@@ -111,11 +128,18 @@ impl Value for Inode {
             w.u64(segment.file_off).u64(segment.len).u64(segment.map.0).u64(segment.map_off);
         }
         w.blob(&self.target);
+        if let Some(object) = &self.object {
+            object.write(&mut w);
+        }
         w.finish()
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "inode format")?;
+        let mut r = Reader::new(bytes);
+        let format = r.u8("inode format")?;
+        if !matches!(format, FORMAT | FORMAT_OBJECT) {
+            return Err(DecodeError { field: "inode format" });
+        }
         let kind = kind_of(r.u8("kind")?)?;
         let flags = r.u16("flags")?;
         let attr = Attr {
@@ -151,8 +175,9 @@ impl Value for Inode {
             })
             .collect::<Result<_, DecodeError>>()?;
         let target = Bytes::copy_from_slice(r.blob("target")?);
+        let object = if format == FORMAT_OBJECT { Some(ObjectTag::read(&mut r)?) } else { None };
         r.finish("inode end")?;
-        Ok(Self { attr, flags, quotas, tier_policy, parent, next_cookie, segments, target })
+        Ok(Self { attr, flags, quotas, tier_policy, parent, next_cookie, segments, target, object })
     }
 }
 
@@ -191,21 +216,48 @@ pub struct Piece {
     /// The layer it was written in.
     pub birth_layer: u32,
     /// What is there.
-    pub content: Content,
+    pub content: PieceContent,
 }
+
+/// What a piece of a map is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PieceContent {
+    /// Bytes, inline or of an extent.
+    Data(Content),
+    /// A range of another map, of which this piece is the only owner. Only in composed maps.
+    Map {
+        /// Which.
+        map: MapId,
+        /// Where in it the range begins.
+        off: u64,
+    },
+}
+
+/// Maps whose number has this bit are composed: ranges of other maps may be pieces of theirs.
+pub const COMPOSED_MAP: u64 = 1 << 63;
 
 const PIECE_INLINE: u8 = 1;
 const PIECE_EXTENT: u8 = 2;
+const PIECE_MAP: u8 = 3;
 
 impl Piece {
-    /// The piece at its place in the file.
-    pub fn at(self, off: u64) -> MapPiece {
-        MapPiece { off, len: self.len, content: self.content }
+    /// The piece at its place in the map, if it is bytes.
+    pub fn at(self, off: u64) -> Option<MapPiece> {
+        match self.content {
+            PieceContent::Data(content) => Some(MapPiece { off, len: self.len, content }),
+            PieceContent::Map { .. } => None,
+        }
     }
 
     /// What to store for a piece of the map.
     pub fn of(piece: &MapPiece) -> Self {
-        Self { len: piece.len, birth_layer: crate::keys::LIVE_LAYER, content: piece.content.clone() }
+        let content = PieceContent::Data(piece.content.clone());
+        Self { len: piece.len, birth_layer: crate::keys::LIVE_LAYER, content }
+    }
+
+    /// What to store for a range of another map.
+    pub fn of_map(map: MapId, off: u64, len: u64) -> Self {
+        Self { len, birth_layer: crate::keys::LIVE_LAYER, content: PieceContent::Map { map, off } }
     }
 }
 
@@ -213,10 +265,13 @@ impl Value for Piece {
     fn encode(&self) -> Vec<u8> {
         let mut w = start();
         match &self.content {
-            Content::Inline(bytes) => {
+            PieceContent::Data(Content::Inline(bytes)) => {
                 w.u8(PIECE_INLINE).u64(self.len).u32(self.birth_layer).blob(bytes);
             }
-            Content::Extent(extent) => {
+            PieceContent::Map { map, off } => {
+                w.u8(PIECE_MAP).u64(self.len).u32(self.birth_layer).u64(map.0).u64(*off);
+            }
+            PieceContent::Data(Content::Extent(extent)) => {
                 w.u8(PIECE_EXTENT).u64(self.len).u32(self.birth_layer);
                 w.u64(extent.id.0).u32(extent.pg.0).u8(extent.k).u8(extent.n);
                 w.u32(extent.extent_len).u32(extent.extent_off);
@@ -236,7 +291,7 @@ impl Value for Piece {
                 if bytes.len() as u64 != len {
                     return Err(DecodeError { field: "inline length" });
                 }
-                Content::Inline(Bytes::copy_from_slice(bytes))
+                PieceContent::Data(Content::Inline(Bytes::copy_from_slice(bytes)))
             }
             PIECE_EXTENT => {
                 let extent = ExtentRef {
@@ -252,7 +307,14 @@ impl Value for Piece {
                 if !inside || extent.k == 0 || extent.n < extent.k || extent.n > layout::SHARDS_MAX {
                     return Err(DecodeError { field: "extent shape" });
                 }
-                Content::Extent(extent)
+                PieceContent::Data(Content::Extent(extent))
+            }
+            PIECE_MAP => {
+                let (map, off) = (MapId(r.u64("map")?), r.u64("map offset")?);
+                if map.0 & COMPOSED_MAP != 0 || off.checked_add(len).is_none() {
+                    return Err(DecodeError { field: "map range" });
+                }
+                PieceContent::Map { map, off }
             }
             _ => return Err(DecodeError { field: "piece kind" }),
         };

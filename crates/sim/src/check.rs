@@ -7,7 +7,7 @@ use std::sync::Arc;
 use base::{DriveId, ExtentId, Ino};
 use meta::keys::Keys;
 use meta::state::State;
-use meta::values::{Dentry, ExtentUse, Inode, Piece, Usage, Value};
+use meta::values::{Dentry, ExtentUse, Inode, Piece, PieceContent, Usage, Value};
 use wire::drive::{DriveService, ShardEntry};
 use wire::meta::{Content, ExtentRef, FileKind};
 
@@ -156,7 +156,7 @@ impl Tables {
                 wrong.push(format!("I16: inode {ino} has pieces behind its end"));
             }
             for (_, piece) in pieces {
-                if let Content::Extent(extent) = &piece.content {
+                if let PieceContent::Data(Content::Extent(extent)) = &piece.content {
                     let none = ExtentUse { refs: 0, live_bytes: 0 };
                     let (_, used) = live.entry(extent.id).or_insert((*extent, none));
                     used.refs += 1;

@@ -4,6 +4,7 @@
 
 pub mod drive;
 pub mod meta;
+pub mod object;
 
 use std::future::Future;
 use std::pin::Pin;

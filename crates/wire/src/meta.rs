@@ -10,6 +10,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::BoxFuture;
+use crate::object::{ObjectReply, ObjectRequest};
 
 /// Longest name of a directory entry, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -529,6 +530,8 @@ pub enum MetaRequest {
     RangeVerified {
         first: ExtentId,
     },
+    /// Answer: `Object`.
+    Object(Box<ObjectRequest>),
 }
 
 /// Where a directory listing goes on: after this name.
@@ -619,6 +622,7 @@ pub enum MetaReply {
         open: u64,
     },
     Orphans(Vec<ExtentId>),
+    Object(Box<ObjectReply>),
 }
 
 /// A piece among those of all maps.

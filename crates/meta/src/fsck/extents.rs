@@ -9,7 +9,7 @@ use wire::meta::Content;
 
 use super::{Check, FsckError, SUSPECTS_MAX, u64_at};
 use crate::keys::Keys;
-use crate::values::{ExtentPlace, ExtentUse, IdRange, Piece};
+use crate::values::{ExtentPlace, ExtentUse, IdRange, Piece, PieceContent};
 
 /// Extents for which a file is looked up: each costs two scans.
 const FILES_MAX: u64 = 20;
@@ -112,7 +112,9 @@ impl Check<'_> {
         let next_extent = self.number("next_extent")?;
         let range = self.keys.table(b'M');
         self.each::<Piece>(&range, 25..=25, |check, _, piece| {
-            let Content::Extent(extent) = piece.content else { return ControlFlow::Continue(()) };
+            let PieceContent::Data(Content::Extent(extent)) = piece.content else {
+                return ControlFlow::Continue(());
+            };
             let id = extent.id.0;
             if !window.holds(id) || !check.wanted(id) {
                 return ControlFlow::Continue(());

@@ -1,19 +1,49 @@
 //! Maps of files: pieces do not overlap, belong to somebody, and what is summed up is right.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 use base::{Ino, MapId};
+use wire::meta::Content;
 
 use super::{Check, FsckError, u64_at};
 use crate::keys::Keys;
-use crate::values::{Inode, Piece, Usage};
+use crate::values::{COMPOSED_MAP, Inode, Part, Piece, PieceContent, Upload, Usage, Value};
 
 /// The pieces of a map.
 struct Map {
     map: u64,
     stored: u64,
     end: u64,
-    owner: Option<u64>,
+    owner: Option<Owner>,
+}
+
+/// What a map belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Inode(u64),
+    Part {
+        upload: u64,
+        number: u16,
+    },
+    /// It is put together from others.
+    Map(u64),
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Owner::Inode(ino) => write!(f, "inode {ino}"),
+            Owner::Part { upload, number } => write!(f, "part {number} of upload {upload}"),
+            Owner::Map(map) => write!(f, "map {map}"),
+        }
+    }
+}
+
+/// The map with this number in a window.
+fn map_in(maps: &mut [Map], map: u64) -> Option<&mut Map> {
+    let at = maps.binary_search_by_key(&map, |map| map.map).ok()?;
+    Some(&mut maps[at])
 }
 
 const PIECE_KEY: std::ops::RangeInclusive<usize> = 25..=25;
@@ -24,10 +54,12 @@ impl Check<'_> {
         loop {
             let (mut maps, to) = self.maps_from(from)?;
             self.owners_into(&mut maps, from, to)?;
+            self.parts_into(&mut maps, from, to)?;
+            self.ranges_into(&mut maps, from, to)?;
             for map in &maps {
                 let purged = self.input.state.get(&self.keys.purge(MapId(map.map)))?.is_some();
                 if map.owner.is_some() == purged {
-                    let owner = map.owner.map_or("nobody".to_owned(), |ino| format!("inode {ino}"));
+                    let owner = map.owner.as_ref().map_or("nobody".to_owned(), Owner::to_string);
                     let not = if purged { "" } else { "not " };
                     self.find(
                         "map_owner",
@@ -55,6 +87,7 @@ impl Check<'_> {
         let limit = self.window;
         let next_map = self.number("next_map")?;
         let range = (self.keys.piece(MapId(from), 0), self.keys.table_end(b'M'));
+        let mut failed = None;
         self.each::<Piece>(&range, PIECE_KEY, |check, key, piece| {
             let (map, off) = (u64_at(key, 5), Keys::off_of_piece(key));
             if maps.last().is_none_or(|last| last.map != map) {
@@ -63,7 +96,7 @@ impl Check<'_> {
                     return ControlFlow::Break(());
                 }
                 maps.push(Map { map, stored: 0, end: 0, owner: None });
-                if map >= next_map {
+                if map & !COMPOSED_MAP >= next_map {
                     check.find(
                         "map_number",
                         format!("map {map} exists and the next number is {next_map}"),
@@ -83,11 +116,99 @@ impl Check<'_> {
                     "what the file reads there is not certain: restore it",
                 );
             }
-            last.stored += piece.len;
+            last.stored += match piece.content {
+                PieceContent::Data(_) => piece.len,
+                PieceContent::Map { map, off } => match check.stored_in(map, off, piece.len) {
+                    Ok(stored) => stored,
+                    Err(error) => {
+                        failed = Some(error);
+                        return ControlFlow::Break(());
+                    }
+                },
+            };
             last.end = last.end.max(off.saturating_add(piece.len));
             ControlFlow::Continue(())
         })?;
-        Ok((maps, to))
+        match failed {
+            Some(error) => Err(error),
+            None => Ok((maps, to)),
+        }
+    }
+
+    /// Bytes of the pieces in a range of a map that a composed one refers to.
+    fn stored_in(&self, map: MapId, off: u64, len: u64) -> Result<u64, FsckError> {
+        let mut stored = 0;
+        let end = off.saturating_add(len);
+        let range = self.keys.pieces(map, off, end);
+        self.input.state.scan(&range, &mut |key, value| {
+            // A piece that reaches out of the range belongs to two.
+            let inside = end - Keys::off_of_piece(key).min(end);
+            stored += Piece::decode(value).map_or(0, |piece| piece.len.min(inside));
+            ControlFlow::Continue(())
+        })?;
+        Ok(stored)
+    }
+
+    /// Parts of uploads own maps as inodes do.
+    fn parts_into(&mut self, maps: &mut [Map], from: u64, to: u64) -> Result<(), FsckError> {
+        let mut uploads = HashSet::new();
+        if from == 0 {
+            self.each::<Upload>(&self.keys.table(b'A'), 23..=1100, |_, key, _| {
+                uploads.insert(Keys::upload_of_key(key).1);
+                ControlFlow::Continue(())
+            })?;
+        }
+        self.each::<Part>(&self.keys.table(b'G'), 15..=15, |check, key, part| {
+            let (upload, number) = (u64_at(key, 5), Keys::number_of_part(key));
+            if from == 0 && !uploads.contains(&upload) {
+                check.find(
+                    "part_without_upload",
+                    format!("part {number} belongs to upload {upload}, which does not exist"),
+                    "its space does not come back",
+                );
+            }
+            if !(from..to).contains(&part.map.0) {
+                return ControlFlow::Continue(());
+            }
+            let owner = Owner::Part { upload, number };
+            let found = map_in(maps, part.map.0);
+            let (stored, end) = found.as_ref().map_or((0, 0), |map| (map.stored, map.end));
+            check.own(found, owner);
+            if part.stored_bytes != stored || end > part.len {
+                check.find(
+                    "stored_bytes",
+                    format!(
+                        "{owner} says {} stored bytes and length {}; its pieces have {stored} bytes and end at {end}",
+                        part.stored_bytes, part.len
+                    ),
+                    "usage is wrong by that much",
+                );
+            }
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// Composed maps own those that they refer to. Several ranges of one may be left of a part that was cut.
+    fn ranges_into(&mut self, maps: &mut [Map], from: u64, to: u64) -> Result<(), FsckError> {
+        let range = (self.keys.piece(MapId(COMPOSED_MAP), 0), self.keys.table_end(b'M'));
+        self.each::<Piece>(&range, PIECE_KEY, |check, key, piece| {
+            if let PieceContent::Map { map, .. } = piece.content
+                && (from..to).contains(&map.0)
+            {
+                let owner = Owner::Map(u64_at(key, 5));
+                let found = map_in(maps, map.0).filter(|map| map.owner != Some(owner));
+                check.own(found, owner);
+            }
+            ControlFlow::Continue(())
+        })
+    }
+
+    fn own(&mut self, map: Option<&mut Map>, owner: Owner) {
+        let Some(map) = map else { return };
+        if let Some(other) = map.owner.replace(owner) {
+            let what = format!("map {} belongs to {other} and {owner}", map.map);
+            self.find("map_owner", what, "copy both files, remove one");
+        }
     }
 
     /// Compares inodes with the maps in `[from, to)`.
@@ -103,13 +224,9 @@ impl Check<'_> {
             if !(from..to).contains(&map) {
                 return ControlFlow::Continue(());
             }
-            let found = maps.binary_search_by_key(&map, |map| map.map).ok();
-            let (stored, end) = found.map_or((0, 0), |at| (maps[at].stored, maps[at].end));
-            if let Some(at) = found
-                && let Some(other) = maps[at].owner.replace(ino)
-            {
-                check.find("map_owner", format!("map {map} belongs to inodes {other} and {ino}"), "copy both files, remove one");
-            }
+            let found = map_in(maps, map);
+            let (stored, end) = found.as_ref().map_or((0, 0), |map| (map.stored, map.end));
+            check.own(found, Owner::Inode(ino));
             if inode.attr.stored_bytes != stored || end > inode.attr.size {
                 check.find(
                     "stored_bytes",
@@ -120,6 +237,10 @@ impl Check<'_> {
                     "usage is wrong by that much",
                 );
             }
+            ControlFlow::Continue(())
+        })?;
+        self.each::<Part>(&self.keys.table(b'G'), 15..=15, |_, _, part| {
+            total.stored_bytes = total.stored_bytes.wrapping_add(part.stored_bytes);
             ControlFlow::Continue(())
         })?;
         let usage = self.get::<Usage>(&self.keys.value("usage"))?.unwrap_or_default();
@@ -142,9 +263,8 @@ impl Check<'_> {
     pub(super) fn file_of_extent(&self, extent: u64) -> Result<String, FsckError> {
         let mut map = None;
         self.input.state.scan(&self.keys.table(b'M'), &mut |key, value| {
-            use crate::values::Value;
             let refers = Piece::decode(value).is_ok_and(
-                |piece| matches!(piece.content, wire::meta::Content::Extent(found) if found.id.0 == extent),
+                |piece| matches!(piece.content, PieceContent::Data(Content::Extent(found)) if found.id.0 == extent),
             );
             map = refers.then(|| u64_at(key, 5));
             if refers { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -152,7 +272,6 @@ impl Check<'_> {
         let Some(map) = map else { return Ok("no file".to_owned()) };
         let mut ino = None;
         self.input.state.scan(&self.keys.table(b'I'), &mut |key, value| {
-            use crate::values::Value;
             let owns = Inode::decode(value).is_ok_and(|inode| inode.map() == Some(MapId(map)));
             ino = owns.then(|| Ino(u64_at(key, 5)));
             if owns { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -13,7 +13,8 @@ use crate::batch::Batch;
 use crate::log::{LedgerLog, MemLog};
 use crate::state::{Applied, MemState, Overlaid};
 use crate::values::{
-    Dentry, ExtentPlace, ExtentUse, IdRange, Inode, MapSegment, Orphan, Piece, RangeState, Usage,
+    COMPOSED_MAP, Dentry, ExtentPlace, ExtentUse, IdRange, Inode, MapSegment, ObjectRecord, Orphan, Part,
+    Piece, PieceContent, RangeState, Upload, Usage,
 };
 
 const LEDGER: LedgerId = LedgerId(1);
@@ -87,18 +88,19 @@ fn inode(
         next_cookie: 9,
         segments: map.map(segment).into_iter().collect(),
         target: bytes::Bytes::new(),
+        object: None,
     }
 }
 
 fn piece(extent: u64, len: u64, extent_off: u32) -> Piece {
-    let content = Content::Extent(ExtentRef {
+    let content = PieceContent::Data(Content::Extent(ExtentRef {
         id: ExtentId(extent),
         pg: PgId(0),
         k: 2,
         n: 3,
         extent_len: 8192,
         extent_off,
-    });
+    }));
     Piece { len, birth_layer: 1, content }
 }
 
@@ -160,6 +162,22 @@ impl World {
             let shards = held.into_iter().map(|extent| (extent, drive as u8)).collect();
             world.shards.insert(DriveId(drive), shards);
         }
+        world
+    }
+
+    /// As [`World::sound`], with file 6 put together from map 21, directory 2 implied, and a part of 5 bytes waiting.
+    fn with_objects() -> Self {
+        let (mut world, keys) = (Self::sound(), KEYS());
+        let composed = COMPOSED_MAP | 30;
+        world.put(keys.inode(Ino(6)), inode(6, FileKind::Regular, 0, 8192, 0, Some(composed), 8192));
+        world.put(keys.piece(MapId(composed), 0), Piece::of_map(MapId(21), 0, 8192));
+        let implied = Inode { flags: Inode::IMPLICIT, ..inode(2, FileKind::Directory, 3, 2, 1, None, 0) };
+        world.put(keys.inode(Ino(2)), implied);
+        world.put(keys.upload(Ino(2), b"a/key", 1), sample_upload());
+        world.put(keys.part(1, 7), sample_part(5));
+        let content = PieceContent::Data(Content::Inline(bytes::Bytes::from_static(b"bytes")));
+        world.put(keys.piece(MapId(31), 0), Piece { len: 5, birth_layer: 1, content });
+        world.put(keys.value("usage"), Usage { stored_bytes: 20_485, inodes: 6 });
         world
     }
 
@@ -268,6 +286,45 @@ fn damage_of_maps_and_sums_is_found() {
     check("map_number", |world| world.put(keys.value("next_map"), 22u64));
 }
 
+fn sample_upload() -> Upload {
+    let caller = wire::object::Caller::root();
+    Upload { started_ns: 0, caller, record: ObjectRecord::default(), tags: vec![] }
+}
+
+fn sample_part(stored_bytes: u64) -> Part {
+    Part { map: MapId(31), len: 5, stored_bytes, mtime_ns: 0, etag: "e".into(), checksum: None }
+}
+
+#[test]
+fn objects_uploads_and_parts_are_sound_and_damage_of_them_is_found() {
+    let keys = KEYS();
+    for window in [1, 2, WINDOW] {
+        let report = World::with_objects().check(window);
+        assert!(report.is_clean(), "window={window} {:#?}", report.findings);
+    }
+    let check = |code: &str, damage: &dyn Fn(&mut World)| {
+        for window in [1, 2, WINDOW] {
+            let mut world = World::with_objects();
+            damage(&mut world);
+            let report = world.check(window);
+            assert!(codes(&report).contains(code), "{code} window={window} {:#?}", report.findings);
+        }
+    };
+    let composed = MapId(COMPOSED_MAP | 30);
+    check("map_owner", &|world| world.remove(keys.piece(composed, 0)));
+    check("stored_bytes", &|world| world.put(keys.piece(composed, 0), Piece::of_map(MapId(21), 0, 4096)));
+    check("map_owner", &|world| world.put(keys.piece(composed, 0), Piece::of_map(MapId(20), 0, 8192)));
+    check("map_owner", &|world| world.remove(keys.part(1, 7)));
+    check("map_owner", &|world| world.put(keys.purge(MapId(31)), 0u64));
+    check("stored_bytes", &|world| world.put(keys.part(1, 7), sample_part(6)));
+    check("usage", &|world| world.put(keys.part(1, 7), sample_part(6)));
+    check("part_without_upload", &|world| world.remove(keys.upload(Ino(2), b"a/key", 1)));
+    check("implicit", &|world| {
+        let implied = Inode { flags: Inode::IMPLICIT, ..inode(3, FileKind::Directory, 2, 0, 2, None, 0) };
+        world.put(keys.inode(Ino(3)), implied);
+    });
+}
+
 #[test]
 fn damage_of_extents_and_shards_is_found() {
     let keys = KEYS();
@@ -279,7 +336,7 @@ fn damage_of_extents_and_shards_is_found() {
     check("extent_number", |world| world.put(keys.value("next_extent"), 14u64));
     check("extent_shape", |world| {
         let mut other = piece(10, 4096, 0);
-        if let Content::Extent(extent) = &mut other.content {
+        if let PieceContent::Data(Content::Extent(extent)) = &mut other.content {
             extent.k = 1;
         }
         world.put(keys.piece(MapId(20), 8192), other);
@@ -297,7 +354,7 @@ fn damage_of_extents_and_shards_is_found() {
     check("leaked_shard", |world| world.remove(keys.range(ExtentId(1))));
     check("no_group", |world| {
         let mut other = piece(13, 8192, 0);
-        if let Content::Extent(extent) = &mut other.content {
+        if let PieceContent::Data(Content::Extent(extent)) = &mut other.content {
             extent.pg = PgId(7);
         }
         world.put(keys.piece(MapId(21), 0), other);

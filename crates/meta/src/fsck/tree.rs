@@ -20,6 +20,8 @@ struct Node {
     nlink: u32,
     size: u64,
     parent: u64,
+    /// It goes with the last key below it.
+    implicit: bool,
     names: u32,
     entries: u64,
     subdirs: u32,
@@ -99,7 +101,18 @@ impl Check<'_> {
             let attr = &inode.attr;
             let (kind, nlink, size) = (attr.kind, attr.nlink, attr.size);
             let parent = inode.parent.0;
-            window.nodes.push(Node { ino, kind, nlink, size, parent, names: 0, entries: 0, subdirs: 0 });
+            let implicit = inode.is_implicit();
+            window.nodes.push(Node {
+                ino,
+                kind,
+                nlink,
+                size,
+                parent,
+                implicit,
+                names: 0,
+                entries: 0,
+                subdirs: 0,
+            });
             ControlFlow::Continue(())
         })?;
         Ok(window)
@@ -209,6 +222,13 @@ impl Check<'_> {
                 "entries",
                 format!("directory {ino} says {} entries and has {found}", node.size),
                 "it may not be removable",
+            );
+        }
+        if node.implicit && (kind != FileKind::Directory || found == 0) {
+            self.find(
+                "implicit",
+                format!("inode {ino} is only there for the keys below it, and there are none"),
+                "remove the directory if nobody uses it",
             );
         }
         Ok(())

@@ -86,6 +86,25 @@ impl Acl {
         part(USER_OBJ) << 6 | group << 3 | part(OTHER)
     }
 
+    /// Whether somebody who is not the owner may do all of `want`. `member`: whether they are in a group, given its
+    /// id or `None` for that of the inode.
+    pub fn allows(&self, uid: u32, member: impl Fn(Option<u32>) -> bool, want: u32) -> bool {
+        let mask = self.perm(MASK).unwrap_or(7);
+        let grants = |entry: &Entry| u32::from(entry.perm) & mask & want == want;
+        if let Some(entry) = self.entries.iter().find(|entry| entry.tag == USER && entry.id == uid) {
+            return grants(entry);
+        }
+        let mine = |entry: &&Entry| match entry.tag {
+            GROUP_OBJ => member(None),
+            GROUP => member(Some(entry.id)),
+            _ => false,
+        };
+        if self.entries.iter().any(|entry| mine(&entry)) {
+            return self.entries.iter().filter(mine).any(grants);
+        }
+        self.perm(OTHER).unwrap_or(0) & want == want
+    }
+
     /// The list after `chmod(mode)`.
     pub fn with_mode(mut self, mode: u32) -> Self {
         self.set(USER_OBJ, mode >> 6);
@@ -120,6 +139,27 @@ mod tests {
         assert_eq!(access.perm(MASK), Some(6));
         assert_eq!(access.perm(GROUP_OBJ), Some(5));
         assert_eq!(access.mode(), 0o660);
+    }
+
+    #[test]
+    fn named_users_and_groups_have_what_the_mask_leaves_them() {
+        let list = acl(&[
+            (USER_OBJ, 7, 0),
+            (USER, 6, 1000),
+            (GROUP_OBJ, 4, 0),
+            (GROUP, 2, 50),
+            (MASK, 6, 0),
+            (OTHER, 1, 0),
+        ]);
+        let check = |uid, groups: &'static [Option<u32>], want| {
+            list.allows(uid, |group| groups.contains(&group), want)
+        };
+        assert!(check(1000, &[], 6) && !check(1000, &[], 1), "a named user, and no further");
+        assert!(check(1, &[None], 4) && !check(1, &[None], 2), "the inode's group");
+        assert!(check(1, &[None, Some(50)], 2), "any group that grants it");
+        assert!(!check(1, &[None, Some(50)], 6), "no single group grants both");
+        assert!(!check(1, &[Some(50)], 1), "whoever is in a group is not one of the others");
+        assert!(check(1, &[], 1) && !check(1, &[], 4));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use wire::meta::{
 
 use super::{Intent, Op, Outcome};
 use crate::keys::Keys;
-use crate::values::{ExtentPlace, ExtentUse, Inode, Piece};
+use crate::values::{COMPOSED_MAP, ExtentPlace, ExtentUse, Inode, Piece, PieceContent};
 
 /// Most pieces that one operation removes; what is left goes in further ones. Keeps batches bounded.
 const PIECES_PER_OP_MAX: usize = 20_000;
@@ -24,7 +24,7 @@ impl Op<'_> {
         }
     }
 
-    /// Pieces that intersect `[from, to)`, at most `limit`, in order.
+    /// Pieces that intersect `[from, to)`, at most `limit`, in order; ranges of other maps are resolved.
     pub(super) fn pieces(
         &self,
         map: MapId,
@@ -32,6 +32,52 @@ impl Op<'_> {
         to: u64,
         limit: usize,
     ) -> Result<Vec<MapPiece>, FsError> {
+        let mut pieces = Vec::new();
+        self.pieces_into(&mut pieces, map, (from, to), limit)?;
+        Ok(pieces)
+    }
+
+    fn pieces_into(
+        &self,
+        out: &mut Vec<MapPiece>,
+        map: MapId,
+        (from, to): (u64, u64),
+        limit: usize,
+    ) -> Result<(), FsError> {
+        let mut at = from;
+        while out.len() < limit {
+            let asked = limit - out.len();
+            let found = self.stored_pieces(map, at, to, asked)?;
+            let more = found.len() == asked;
+            for stored in found {
+                if out.len() >= limit {
+                    return Ok(());
+                }
+                at = stored.end();
+                match stored.piece.content {
+                    PieceContent::Data(content) => {
+                        out.push(MapPiece { off: stored.off, len: stored.piece.len, content });
+                    }
+                    PieceContent::Map { map: inner, off } => {
+                        let (start, end) = (stored.off.max(from), stored.end().min(to));
+                        let range = (start - stored.off + off, end - stored.off + off);
+                        let first = out.len();
+                        self.pieces_into(out, inner, range, limit)?;
+                        for piece in &mut out[first..] {
+                            piece.off = piece.off - off + stored.off;
+                        }
+                    }
+                }
+            }
+            if !more {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Op::pieces`], as they are stored.
+    fn stored_pieces(&self, map: MapId, from: u64, to: u64, limit: usize) -> Result<Vec<Stored>, FsError> {
         let mut pieces = Vec::new();
         if let Some(before) = self.piece_before(map, from)?
             && before.end() > from
@@ -41,18 +87,21 @@ impl Op<'_> {
         let left = limit.saturating_sub(pieces.len());
         for (key, bytes) in self.txn.scan(&self.keys.pieces(map, from, to), left)? {
             let piece: Piece = crate::store::decode(&key, &bytes)?;
-            pieces.push(piece.at(Keys::off_of_piece(&key)));
+            pieces.push(Stored { off: Keys::off_of_piece(&key), piece });
         }
         Ok(pieces)
     }
 
     /// The piece that begins last before `off`, if it is near enough to reach it.
-    fn piece_before(&self, map: MapId, off: u64) -> Result<Option<MapPiece>, FsError> {
-        // No piece is longer than an extent, so it begins at most that far below.
-        let from = off.saturating_sub(PIECE_BYTES_MAX);
-        let Some((key, bytes)) = self.txn.last(&self.keys.pieces(map, from, off))? else { return Ok(None) };
+    fn piece_before(&self, map: MapId, off: u64) -> Result<Option<Stored>, FsError> {
+        // No piece is longer than an extent, so it begins at most that far below, unless it is a whole part.
+        let reach = if map.0 & COMPOSED_MAP == 0 { PIECE_BYTES_MAX } else { FILE_BYTES_MAX };
+        let Some((key, bytes)) = self.txn.last(&self.keys.pieces(map, off.saturating_sub(reach), off))?
+        else {
+            return Ok(None);
+        };
         let piece: Piece = crate::store::decode(&key, &bytes)?;
-        Ok(Some(piece.at(Keys::off_of_piece(&key))))
+        Ok(Some(Stored { off: Keys::off_of_piece(&key), piece }))
     }
 
     pub(super) fn getmap(&mut self, ino: Ino, off: u64, limit: u32) -> Outcome {
@@ -99,7 +148,7 @@ impl Op<'_> {
         Ok(MetaReply::Attr(inode.attr))
     }
 
-    fn check_piece(&self, piece: &MapPiece) -> Result<(), FsError> {
+    pub(super) fn check_piece(&self, piece: &MapPiece) -> Result<(), FsError> {
         if piece.len == 0 || piece.off.checked_add(piece.len).is_none_or(|end| end > FILE_BYTES_MAX) {
             return Err(FsError::TooLarge);
         }
@@ -127,7 +176,7 @@ impl Op<'_> {
         })
     }
 
-    fn record_owed(&mut self, commit: &CommitPiece) {
+    pub(super) fn record_owed(&mut self, commit: &CommitPiece) {
         if let Content::Extent(extent) = &commit.piece.content {
             self.owe(extent, &commit.owed);
         }
@@ -147,7 +196,7 @@ impl Op<'_> {
     }
 
     /// Puts a piece in place of whatever is there.
-    fn replace(&mut self, inode: &mut Inode, piece: &MapPiece) -> Result<(), FsError> {
+    pub(super) fn replace(&mut self, inode: &mut Inode, piece: &MapPiece) -> Result<(), FsError> {
         let map = inode.map().ok_or(FsError::Io)?;
         let removed = self.remove_range(map, piece.off, piece.end(), usize::MAX)?;
         self.txn.put(self.keys.piece(map, piece.off), &Piece::of(piece));
@@ -178,24 +227,48 @@ impl Op<'_> {
         to: u64,
         limit: usize,
     ) -> Result<Removed, FsError> {
-        let pieces = self.pieces(map, from, to, limit)?;
-        let done =
-            if pieces.len() < limit { to } else { pieces.last().map_or(to, |piece| piece.end().min(to)) };
-        let mut bytes = 0;
-        for piece in pieces {
-            let Some(cut) = piece.clip(from, to) else { continue };
-            bytes += cut.len;
-            self.txn.delete(self.keys.piece(map, piece.off));
-            let kept = [piece.clip(0, from), piece.clip(to, u64::MAX)];
-            let parts = kept.iter().flatten().count() as u32;
-            for part in kept.iter().flatten() {
-                self.txn.put(self.keys.piece(map, part.off), &Piece::of(part));
+        let found = self.stored_pieces(map, from, to, limit)?;
+        let all = found.len() < limit;
+        let mut removed = Removed { bytes: 0, pieces: 0, done: from };
+        for stored in &found {
+            let left = limit.saturating_sub(removed.pieces);
+            if left == 0 {
+                return Ok(removed);
             }
-            if let Content::Extent(extent) = &piece.content {
-                self.unuse(extent, cut.len, parts)?;
+            let (start, end) = (stored.off.max(from), stored.end().min(to));
+            if start >= end {
+                continue;
+            }
+            let kept = [stored.clip(0, from), stored.clip(to, u64::MAX)];
+            match &stored.piece.content {
+                PieceContent::Data(content) => {
+                    removed.bytes += end - start;
+                    if let Content::Extent(extent) = content {
+                        self.unuse(extent, end - start, kept.iter().flatten().count() as u32)?;
+                    }
+                }
+                PieceContent::Map { map: inner, off } => {
+                    let range = (start - stored.off + off, end - stored.off + off);
+                    let inside = self.remove_range(*inner, range.0, range.1, left)?;
+                    removed.bytes += inside.bytes;
+                    removed.pieces += inside.pieces;
+                    if inside.done < range.1 {
+                        removed.done = inside.done - off + stored.off;
+                        return Ok(removed);
+                    }
+                }
+            }
+            removed.pieces += 1;
+            removed.done = end;
+            self.txn.delete(self.keys.piece(map, stored.off));
+            for part in kept.into_iter().flatten() {
+                self.txn.put(self.keys.piece(map, part.off), &part.piece);
             }
         }
-        Ok(Removed { bytes, done })
+        if all {
+            removed.done = to;
+        }
+        Ok(removed)
     }
 
     /// One reference to an extent becomes `parts` references, with `dead_bytes` less in total.
@@ -249,8 +322,7 @@ impl Op<'_> {
     /// The lowest offset at or above `size` with at most [`PIECES_PER_OP_MAX`] pieces from there on.
     fn cut_point(&self, map: MapId, size: u64, end: u64) -> Result<u64, FsError> {
         let few = |from: u64| -> Result<bool, FsError> {
-            let range = self.keys.pieces(map, from, FILE_BYTES_MAX);
-            Ok(self.txn.scan(&range, PIECES_PER_OP_MAX + 1)?.len() <= PIECES_PER_OP_MAX)
+            Ok(self.pieces(map, from, FILE_BYTES_MAX, PIECES_PER_OP_MAX + 1)?.len() <= PIECES_PER_OP_MAX)
         };
         let (mut low, mut high) = (size, end);
         if few(low)? {
@@ -319,7 +391,7 @@ impl Op<'_> {
 }
 
 /// Pieces of one commit may not overlap: one that covers another would free the extent that both may share.
-fn check_apart(pieces: &[CommitPiece]) -> Result<(), FsError> {
+pub(super) fn check_apart(pieces: &[CommitPiece]) -> Result<(), FsError> {
     let mut ranges: Vec<(u64, u64)> =
         pieces.iter().map(|commit| (commit.piece.off, commit.piece.len)).collect();
     ranges.sort_unstable();
@@ -328,7 +400,7 @@ fn check_apart(pieces: &[CommitPiece]) -> Result<(), FsError> {
 }
 
 /// Counters that do not add up mean that the ledger is damaged: nothing is changed, and somebody is told.
-fn inconsistent(what: &str) -> FsError {
+pub(super) fn inconsistent(what: &str) -> FsError {
     tracing::error!(what, "ledger is inconsistent");
     FsError::Io
 }
@@ -339,10 +411,40 @@ pub(super) struct CommitTimes<'a> {
     pub(super) set: &'a SetAttr,
 }
 
+/// A piece of a map as it is stored.
+struct Stored {
+    off: u64,
+    piece: Piece,
+}
+
+impl Stored {
+    fn end(&self) -> u64 {
+        self.off + self.piece.len
+    }
+
+    /// The part inside `[from, to)`, if any.
+    fn clip(&self, from: u64, to: u64) -> Option<Stored> {
+        let (start, end) = (self.off.max(from), self.end().min(to));
+        if start >= end {
+            return None;
+        }
+        let piece = match &self.piece.content {
+            PieceContent::Data(content) => {
+                let whole = MapPiece { off: self.off, len: self.piece.len, content: content.clone() };
+                Piece::of(&whole.clip(from, to)?)
+            }
+            PieceContent::Map { map, off } => Piece::of_map(*map, off + (start - self.off), end - start),
+        };
+        Some(Stored { off: start, piece })
+    }
+}
+
 /// What emptying a range took out.
 pub(super) struct Removed {
     /// Sum of the lengths.
     pub(super) bytes: u64,
+    /// How many pieces.
+    pieces: usize,
     /// Everything below is empty now.
     pub(super) done: u64,
 }

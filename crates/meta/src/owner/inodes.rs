@@ -12,6 +12,11 @@ use super::{Intent, Op, Outcome, Stop};
 use crate::keys::Keys;
 use crate::values::{Inode, Orphan, Value};
 
+/// Attributes with these names belong to objects and buckets; nobody sees them as attributes.
+fn is_reserved(name: &[u8]) -> bool {
+    name.starts_with(b"s3.")
+}
+
 impl Op<'_> {
     pub(super) fn getattr(&mut self, ino: Ino) -> Outcome {
         self.clear(ino, Intent::Read)?;
@@ -100,6 +105,9 @@ impl Op<'_> {
             inode.attr.data_ver += 1;
         }
         self.set(&mut inode, set)?;
+        if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
+            inode.flags &= !Inode::IMPLICIT;
+        }
         self.touch(&mut inode.attr);
         self.put_inode(&inode);
         Ok(MetaReply::Attr(inode.attr))
@@ -136,6 +144,9 @@ impl Op<'_> {
         if value.len() > XATTR_BYTES_MAX {
             return Err(FsError::ValueTooLarge.into());
         }
+        if is_reserved(name) {
+            return Err(FsError::Unsupported.into());
+        }
         let mut inode = self.inode(ino)?;
         self.clear(ino, Intent::Change)?;
         let key = self.keys.xattr(ino, name);
@@ -145,7 +156,8 @@ impl Op<'_> {
             _ => {}
         }
         let all = self.txn.scan(&self.keys.xattrs(ino), usize::MAX)?;
-        let others = all.iter().filter(|(other, _)| *other != key);
+        let others =
+            all.iter().filter(|(other, _)| *other != key && !is_reserved(Keys::name_of_xattr(other)));
         let total: usize = others.map(|(other, value)| Keys::name_of_xattr(other).len() + value.len()).sum();
         if total + name.len() + value.len() > XATTRS_TOTAL_BYTES_MAX {
             return Err(FsError::NoSpace.into());
@@ -160,6 +172,7 @@ impl Op<'_> {
             }
             self.txn.put_bytes(key, value.to_vec());
         }
+        inode.flags &= !Inode::IMPLICIT;
         self.touch(&mut inode.attr);
         self.put_inode(&inode);
         Ok(MetaReply::Attr(inode.attr))
@@ -179,6 +192,9 @@ impl Op<'_> {
 
     pub(super) fn getxattr(&mut self, ino: Ino, name: &Bytes) -> Outcome {
         self.inode(ino)?;
+        if is_reserved(name) {
+            return Err(FsError::NoAttribute.into());
+        }
         let value = self.txn.get_bytes(&self.keys.xattr(ino, name))?.ok_or(FsError::NoAttribute)?;
         Ok(MetaReply::Bytes(value.into()))
     }
@@ -186,15 +202,15 @@ impl Op<'_> {
     pub(super) fn listxattr(&mut self, ino: Ino) -> Outcome {
         self.inode(ino)?;
         let all = self.txn.scan(&self.keys.xattrs(ino), usize::MAX)?;
-        let names = all.iter().map(|(key, _)| Bytes::copy_from_slice(Keys::name_of_xattr(key)));
-        Ok(MetaReply::Names(names.collect()))
+        let names = all.iter().map(|(key, _)| Keys::name_of_xattr(key)).filter(|name| !is_reserved(name));
+        Ok(MetaReply::Names(names.map(Bytes::copy_from_slice).collect()))
     }
 
     pub(super) fn removexattr(&mut self, ino: Ino, name: &Bytes) -> Outcome {
         let mut inode = self.inode(ino)?;
         self.clear(ino, Intent::Change)?;
         let key = self.keys.xattr(ino, name);
-        if self.txn.get_bytes(&key)?.is_none() {
+        if is_reserved(name) || self.txn.get_bytes(&key)?.is_none() {
             return Err(FsError::NoAttribute.into());
         }
         self.txn.delete(key);

@@ -144,6 +144,13 @@ impl LeaseTable {
         })
     }
 
+    /// Whether a session other than this one may have what the owner does not know yet.
+    pub fn is_written(&self, ino: Ino, session: SessionId) -> bool {
+        self.inodes.get(&ino).is_some_and(|holders| {
+            holders.iter().any(|held| held.session != session && held.kind == LeaseKind::Exclusive)
+        })
+    }
+
     /// Forgets every lease of a session that has ended.
     pub fn drop_session(&mut self, session: SessionId) {
         self.inodes.retain(|_, holders| {

@@ -9,6 +9,7 @@ mod data;
 mod inodes;
 mod lease;
 mod names;
+mod objects;
 mod pressure;
 mod recovery;
 mod server;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 
 use base::{ExtentId, FsError, Ino, LedgerId, MapId, Seq, SessionId};
 use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId};
+use wire::object::{ObjectError, ObjectReply};
 
 use crate::batch::Batch;
 use crate::keys::Keys;
@@ -48,6 +50,14 @@ enum Stop {
     Fail(FsError),
     /// Until leases on this inode are released.
     Wait(Ino),
+    /// With a reason that only requests about objects have.
+    Refuse(ObjectError),
+}
+
+impl From<ObjectError> for Stop {
+    fn from(error: ObjectError) -> Self {
+        Stop::Refuse(error)
+    }
 }
 
 impl From<FsError> for Stop {
@@ -167,7 +177,7 @@ impl Core {
                 Ok(())
             }
             Err(Stop::Fail(error)) => Err(error),
-            Err(Stop::Wait(_)) => Err(FsError::Io),
+            Err(Stop::Wait(_) | Stop::Refuse(_)) => Err(FsError::Io),
         }
     }
 
@@ -239,6 +249,12 @@ impl Core {
                 let (_, newest) = op.txn.finish();
                 let after = if newest > self.committed { newest } else { Seq(0) };
                 Executed::Reply { reply: Err(error), after }
+            }
+            Err(Stop::Refuse(error)) => {
+                let (_, newest) = op.txn.finish();
+                let after = if newest > self.committed { newest } else { Seq(0) };
+                let reply = MetaReply::Object(Box::new(ObjectReply::Refused(error)));
+                Executed::Reply { reply: Ok(reply), after }
             }
             Err(Stop::Wait(ino)) => Executed::Wait(ino),
         }
@@ -392,6 +408,7 @@ impl Op<'_> {
             R::ExtentRanges => self.extent_ranges(),
             R::ConfirmOrphans { ids } => self.confirm_orphans(ids),
             R::RangeVerified { first } => self.range_verified(*first),
+            R::Object(request) => self.object(request).map(|reply| MetaReply::Object(Box::new(reply))),
         }
     }
 
@@ -518,6 +535,7 @@ impl Op<'_> {
             next_cookie: FIRST_COOKIE,
             segments: Vec::new(),
             target: bytes::Bytes::new(),
+            object: None,
         }
     }
 

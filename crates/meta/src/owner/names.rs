@@ -19,7 +19,7 @@ const SET_GID: u32 = 0o2000;
 /// Which inode of the pair a name in a directory stands for.
 pub(super) type Place<'a> = (Ino, &'a Bytes);
 
-fn check_name(name: &[u8]) -> Result<(), FsError> {
+pub(super) fn check_name(name: &[u8]) -> Result<(), FsError> {
     if name.len() > NAME_BYTES_MAX {
         return Err(FsError::NameTooLong);
     }
@@ -27,8 +27,15 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
     if special || name.contains(&b'/') || name.contains(&0) { Err(FsError::Invalid) } else { Ok(()) }
 }
 
+/// Whoever takes the last entry out of a directory by its name, not by a key, sees the directory and keeps it.
+fn keep_emptied(dir: &mut Inode) {
+    if dir.attr.size == 0 {
+        dir.flags &= !Inode::IMPLICIT;
+    }
+}
+
 impl Op<'_> {
-    fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<Dentry>, FsError> {
+    pub(super) fn find(&self, dir: Ino, name: &[u8]) -> Result<Option<Dentry>, FsError> {
         for kind in [FileKind::Regular, FileKind::Directory] {
             if let Some(dentry) = self.txn.get(&self.keys.dentry(dir, name, kind))? {
                 return Ok(Some(dentry));
@@ -111,13 +118,7 @@ impl Op<'_> {
             FileKind::Regular => inode.segments = self.new_segments()?,
             FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice => {}
         }
-        if parent.attr.mode & SET_GID != 0 {
-            inode.attr.gid = parent.attr.gid;
-            if make.kind == FileKind::Directory {
-                inode.attr.mode |= SET_GID;
-            }
-        }
-        self.inherit_acl(make, &mut inode)?;
+        self.inherit(&parent, make.umask, &mut inode)?;
         self.put_inode(&inode);
         self.add_name(&mut parent, &make.name, ino, make.kind);
         self.put_inode(&parent);
@@ -134,17 +135,25 @@ impl Op<'_> {
         Ok(MetaReply::Entry { attr: inode.attr, lease })
     }
 
-    /// A default ACL of the directory replaces the umask and is handed down.
-    fn inherit_acl(&mut self, make: &MakeNode, inode: &mut Inode) -> Result<(), FsError> {
-        if make.kind == FileKind::Symlink {
+    /// What a new inode has from the directory that it is made in: the group of a set-gid directory; a default ACL,
+    /// which replaces the umask and is handed down.
+    pub(super) fn inherit(&mut self, dir: &Inode, umask: u32, inode: &mut Inode) -> Result<(), FsError> {
+        let kind = inode.attr.kind;
+        if dir.attr.mode & SET_GID != 0 {
+            inode.attr.gid = dir.attr.gid;
+            if kind == FileKind::Directory {
+                inode.attr.mode |= SET_GID;
+            }
+        }
+        if kind == FileKind::Symlink {
             return Ok(());
         }
-        let bytes = self.txn.get_bytes(&self.keys.xattr(make.parent, acl::DEFAULT))?;
+        let bytes = self.txn.get_bytes(&self.keys.xattr(dir.attr.ino, acl::DEFAULT))?;
         let Some(default) = bytes.as_deref().and_then(Acl::parse) else {
-            inode.attr.mode &= !(make.umask & 0o777);
+            inode.attr.mode &= !(umask & 0o777);
             return Ok(());
         };
-        if make.kind == FileKind::Directory {
+        if kind == FileKind::Directory {
             self.txn.put_bytes(self.keys.xattr(inode.attr.ino, acl::DEFAULT), default.encode());
         }
         let (access, mode) = default.inherit(inode.attr.mode);
@@ -156,7 +165,7 @@ impl Op<'_> {
     }
 
     /// Adds an entry to a directory whose inode the caller puts afterwards.
-    fn add_name(&mut self, dir: &mut Inode, name: &[u8], ino: Ino, kind: FileKind) {
+    pub(super) fn add_name(&mut self, dir: &mut Inode, name: &[u8], ino: Ino, kind: FileKind) {
         let dentry = Dentry { ino, kind, cookie: dir.next_cookie };
         dir.next_cookie += 1;
         self.txn.put(self.keys.dentry(dir.attr.ino, name, kind), &dentry);
@@ -167,7 +176,7 @@ impl Op<'_> {
         self.touch_content(&mut dir.attr);
     }
 
-    fn remove_name(&mut self, dir: &mut Inode, name: &[u8], kind: FileKind) {
+    pub(super) fn remove_name(&mut self, dir: &mut Inode, name: &[u8], kind: FileKind) {
         self.txn.delete(self.keys.dentry(dir.attr.ino, name, kind));
         dir.attr.size -= 1;
         if kind == FileKind::Directory {
@@ -222,6 +231,7 @@ impl Op<'_> {
         self.clear_entry(parent, Intent::Change, Some((parent, name.clone())))?;
         self.clear_entry(dentry.ino, Intent::Change, Some((parent, name.clone())))?;
         self.remove_name(&mut dir, name, dentry.kind);
+        keep_emptied(&mut dir);
         self.put_inode(&dir);
         self.drop_link(dentry.ino).map(MetaReply::Attr)
     }
@@ -236,6 +246,7 @@ impl Op<'_> {
         self.clear_entry(dentry.ino, Intent::Change, Some((parent, name.clone())))?;
         self.check_empty(dentry.ino)?;
         self.remove_name(&mut dir, name, dentry.kind);
+        keep_emptied(&mut dir);
         self.put_inode(&dir);
         self.drop_link(dentry.ino).map(MetaReply::Attr)
     }
@@ -245,7 +256,7 @@ impl Op<'_> {
     }
 
     /// Takes one name from an inode. Without any it goes, unless it is open: then it stays until it is closed.
-    fn drop_link(&mut self, ino: Ino) -> Result<Attr, Stop> {
+    pub(super) fn drop_link(&mut self, ino: Ino) -> Result<Attr, Stop> {
         let mut inode = self.inode(ino)?;
         let gone = inode.attr.kind == FileKind::Directory;
         inode.attr.nlink = if gone { 0 } else { inode.attr.nlink - 1 };
@@ -328,6 +339,9 @@ impl Op<'_> {
         }
         let mut old_dir = self.directory(from.0)?;
         self.remove_name(&mut old_dir, from.1, source.kind);
+        if from.0 != to.0 {
+            keep_emptied(&mut old_dir);
+        }
         self.put_inode(&old_dir);
         let mut new_dir = self.directory(to.0)?;
         let mut other = None;
@@ -358,6 +372,7 @@ impl Op<'_> {
         let mut inode = self.inode(moved.ino)?;
         if inode.attr.kind == FileKind::Directory {
             inode.parent = dir;
+            inode.flags &= !Inode::IMPLICIT;
         }
         self.touch(&mut inode.attr);
         self.put_inode(&inode);
@@ -374,6 +389,11 @@ impl Op<'_> {
             && (inode.attr.stored_bytes > 0 || inode.attr.size > 0)
         {
             self.txn.put_bytes(self.keys.purge(map), 0u64.encode());
+        }
+        if inode.attr.kind == FileKind::Directory
+            && !self.txn.scan(&self.keys.uploads(ino, b""), 1)?.is_empty()
+        {
+            self.txn.put(self.keys.gone_bucket(ino), &0u64);
         }
         self.txn.delete(self.keys.inode(ino));
         self.txn.delete(self.keys.orphan(ino));

@@ -4,6 +4,7 @@
 //! that. Reads always go on.
 
 use wire::meta::MetaRequest;
+use wire::object::ObjectRequest;
 
 /// How short of room an owner is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +32,11 @@ fn needs_room(request: &MetaRequest) -> bool {
     use MetaRequest as R;
     match request {
         R::SetAttr { set, .. } => set.size.is_none(),
+        R::Object(request) => {
+            let makes_room =
+                matches!(**request, ObjectRequest::Delete { .. } | ObjectRequest::AbortUpload { .. });
+            !makes_room && !is_object_read(request)
+        }
         R::Make(_)
         | R::Rename { .. }
         | R::Link { .. }
@@ -42,8 +48,24 @@ fn needs_room(request: &MetaRequest) -> bool {
     }
 }
 
+fn is_object_read(request: &ObjectRequest) -> bool {
+    use ObjectRequest as R;
+    matches!(
+        request,
+        R::Get { .. }
+            | R::Head { .. }
+            | R::List { .. }
+            | R::ListParts { .. }
+            | R::ListUploads { .. }
+            | R::BucketSettings { .. }
+    )
+}
+
 fn is_read(request: &MetaRequest) -> bool {
     use MetaRequest as R;
+    if let R::Object(request) = request {
+        return is_object_read(request);
+    }
     matches!(
         request,
         R::Heartbeat { .. }

@@ -103,7 +103,7 @@ impl Op<'_> {
 
     pub(super) fn purge_step(&mut self) -> Outcome {
         let Some((key, _)) = self.txn.scan(&self.keys.purges(), 1)?.pop() else {
-            return Ok(MetaReply::Purged { more: false });
+            return self.purge_bucket();
         };
         let removed = self.remove_range(Keys::map_of_purge(&key), 0, FILE_BYTES_MAX, PURGE_PIECES)?;
         if removed.done >= FILE_BYTES_MAX {

@@ -17,7 +17,7 @@ use wire::meta::{
 use super::data::PIECE_BYTES_MAX;
 use super::{Op, Outcome};
 use crate::keys::Keys;
-use crate::values::{ExtentUse, IdRange, Piece, RangeState};
+use crate::values::{ExtentUse, IdRange, Piece, PieceContent, RangeState};
 
 const SCAN_PIECES_MAX: u32 = 4096;
 /// Inline bytes after which a page of a scan ends.
@@ -32,12 +32,18 @@ impl Op<'_> {
         let found = self.txn.scan(&range, limit)?;
         let mut more = found.len() == limit;
         let (mut entries, mut inline_bytes) = (Vec::with_capacity(found.len()), 0);
+        let mut last = None;
         for (key, bytes) in found {
             if inline_bytes > SCAN_INLINE_BYTES {
                 more = true;
                 break;
             }
-            let piece = crate::store::decode::<Piece>(&key, &bytes)?.at(Keys::off_of_piece(&key));
+            last = Some(PiecePosition { map: Keys::map_of_piece(&key), off: Keys::off_of_piece(&key) });
+            let Some(piece) = crate::store::decode::<Piece>(&key, &bytes)?.at(Keys::off_of_piece(&key))
+            else {
+                // A range of another map, which is scanned on its own account.
+                continue;
+            };
             let live_bytes = match &piece.content {
                 Content::Inline(bytes) => {
                     inline_bytes += bytes.len();
@@ -49,7 +55,7 @@ impl Op<'_> {
             };
             entries.push(MapEntry { map: Keys::map_of_piece(&key), piece, live_bytes });
         }
-        let next = if more { entries.last().map(MapEntry::position) } else { None };
+        let next = if more { last } else { None };
         Ok(MetaReply::Scan { entries, next })
     }
 
@@ -65,7 +71,7 @@ impl Op<'_> {
             let piece = Piece {
                 len: step.piece.len,
                 birth_layer: crate::keys::LIVE_LAYER,
-                content: Content::Extent(moved),
+                content: PieceContent::Data(Content::Extent(moved)),
             };
             self.txn.put(self.keys.piece(step.map, step.piece.off), &piece);
             used = ExtentUse { refs: used.refs + 1, live_bytes: used.live_bytes + step.piece.len };

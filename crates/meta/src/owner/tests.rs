@@ -4,6 +4,8 @@ mod audit;
 mod content;
 mod model;
 mod names;
+mod objects;
+mod objects_model;
 mod sessions;
 
 use std::collections::{BTreeMap, HashMap};

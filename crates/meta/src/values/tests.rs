@@ -1,5 +1,8 @@
 use super::*;
 use proptest::prelude::*;
+use wire::object::{
+    Caller, Checksum, ChecksumAlgorithm, ChecksumKind, ChecksumType, ObjectHeaders, ObjectPart,
+};
 
 fn sample_inode() -> Inode {
     Inode {
@@ -27,18 +30,19 @@ fn sample_inode() -> Inode {
         next_cookie: 10,
         segments: vec![MapSegment { file_off: 0, len: 1 << 60, map: MapId(11), map_off: 0 }],
         target: Bytes::new(),
+        object: None,
     }
 }
 
 fn sample_extent() -> Piece {
-    let content = Content::Extent(ExtentRef {
+    let content = PieceContent::Data(Content::Extent(ExtentRef {
         id: ExtentId(3),
         pg: PgId(4),
         k: 4,
         n: 6,
         extent_len: 8192,
         extent_off: 4096,
-    });
+    }));
     Piece { len: 4096, birth_layer: 1, content }
 }
 
@@ -78,8 +82,86 @@ fn pieces_keep_their_bytes() {
         sample_extent(),
         "01 02 0010000000000000 01000000 0300000000000000 04000000 04 06 00200000 00100000",
     );
-    let inline = Piece { len: 3, birth_layer: 1, content: Content::Inline(Bytes::from_static(b"abc")) };
+    let content = PieceContent::Data(Content::Inline(Bytes::from_static(b"abc")));
+    let inline = Piece { len: 3, birth_layer: 1, content };
     check(inline, "01 01 0300000000000000 01000000 03000000 616263");
+}
+
+#[test]
+fn ranges_of_maps_keep_their_bytes() {
+    check(
+        Piece::of_map(MapId(5), 16, 4096),
+        "01 03 0010000000000000 01000000 0500000000000000 1000000000000000",
+    );
+    let composed = Piece::of_map(MapId(COMPOSED_MAP | 5), 0, 1);
+    assert!(Piece::decode(&composed.encode()).is_err(), "composed maps refer to plain ones only");
+}
+
+fn sample_checksum() -> Checksum {
+    let of = ChecksumType { algorithm: ChecksumAlgorithm::Crc32c, kind: ChecksumKind::Composite };
+    Checksum { of, value: Bytes::from_static(&[0xaa, 0xbb]) }
+}
+
+fn sample_record() -> ObjectRecord {
+    let headers = ObjectHeaders {
+        content_type: Some("t".into()),
+        website_redirect: Some("/".into()),
+        ..ObjectHeaders::default()
+    };
+    ObjectRecord { headers, user: vec![("k".into(), "v".into())], checksum: Some(sample_checksum()) }
+}
+
+#[test]
+fn objects_keep_their_bytes() {
+    let tag = ObjectTag { etag: "e".into(), data_ver: 5, checksum: Some(sample_checksum().of), body_len: 7 };
+    let inode = Inode { object: Some(tag), flags: Inode::IMPLICIT, ..sample_inode() };
+    let plain = sample_inode().encode();
+    let (bytes, tail) = (inode.encode(), "01000000 65 0500000000000000 02 01 07000000");
+    assert_eq!((bytes[0], &bytes[2..4], &bytes[4..plain.len()]), (2, &[1, 0][..], &plain[4..]));
+    let hex: String = bytes[plain.len()..].iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(hex, tail.replace(' ', ""));
+    assert_eq!(Inode::decode(&bytes).unwrap(), inode);
+    for cut in 0..bytes.len() {
+        assert!(Inode::decode(&bytes[..cut]).is_err(), "an inode cut at {cut} was accepted");
+    }
+    check(
+        sample_record(),
+        "01 02 01 01000000 74 07 01000000 2f 01000000 01000000 6b 01000000 76 02 01 02000000 aabb",
+    );
+    check(ObjectTags(vec![("k".into(), "v".into())]), "01 01000000 01000000 6b 01000000 76");
+    check(
+        ObjectParts(vec![
+            ObjectPart { number: 3, len: 9, checksum: Some(Bytes::from_static(&[0xcc])) },
+            ObjectPart { number: 4, len: 1, checksum: None },
+        ]),
+        "01 0200 0300 0900000000000000 01000000 cc 0400 0100000000000000 00000000",
+    );
+}
+
+#[test]
+fn uploads_and_parts_keep_their_bytes() {
+    check(
+        Upload {
+            started_ns: 9,
+            caller: Caller { uid: 1, gid: 2, groups: vec![3] },
+            record: ObjectRecord::default(),
+            tags: vec![("k".into(), "v".into())],
+        },
+        "01 0900000000000000 01000000 02000000 01000000 03000000
+         08000000 01 00 00000000 00 00 01000000 01000000 6b 01000000 76",
+    );
+    check(
+        Part {
+            map: MapId(5),
+            len: 6,
+            stored_bytes: 7,
+            mtime_ns: 8,
+            etag: "e".into(),
+            checksum: Some(sample_checksum()),
+        },
+        "01 0500000000000000 0600000000000000 0700000000000000 0800000000000000 01000000 65
+         02 01 02000000 aabb",
+    );
 }
 
 #[test]
@@ -124,6 +206,11 @@ proptest! {
             let _ = IdRange::decode(&bytes);
             let _ = Slot::decode(&bytes);
             let _ = Orphan::decode(&bytes);
+            let _ = ObjectRecord::decode(&bytes);
+            let _ = ObjectTags::decode(&bytes);
+            let _ = ObjectParts::decode(&bytes);
+            let _ = Upload::decode(&bytes);
+            let _ = Part::decode(&bytes);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use wire::meta::{Content, FileKind};
 
 use super::*;
-use crate::values::{Dentry, ExtentUse, Orphan, Piece, Usage, Value};
+use crate::values::{Dentry, ExtentUse, Orphan, Part, Piece, PieceContent, Usage, Value};
 
 #[derive(Default)]
 struct Tables {
@@ -19,6 +19,9 @@ struct Tables {
     orphans: BTreeMap<u64, Orphan>,
     sessions: BTreeSet<u64>,
     xattr_owners: BTreeSet<u64>,
+    /// By upload and number.
+    parts: BTreeMap<(u64, u16), Part>,
+    uploads: BTreeSet<u64>,
     usage: Usage,
 }
 
@@ -44,6 +47,11 @@ fn tables(dump: &Dump) -> Tables {
             b'P' => drop(tables.purges.insert(first(key))),
             b'O' => drop(tables.orphans.insert(first(key), Orphan::decode(value).unwrap())),
             b'C' => drop(tables.sessions.insert(first(key))),
+            b'A' => drop(tables.uploads.insert(Keys::upload_of_key(key).1)),
+            b'G' => {
+                let at = (first(key), Keys::number_of_part(key));
+                tables.parts.insert(at, Part::decode(value).unwrap());
+            }
             b'X' => drop(tables.xattr_owners.insert(first(key))),
             b'V' if key.ends_with(b"usage") => tables.usage = Usage::decode(value).unwrap(),
             _ => {}
@@ -88,6 +96,8 @@ fn audit_tree(tables: &Tables) {
         }
         let (count, subdirs) = entries.get(ino).copied().unwrap_or_default();
         assert_eq!(inode.attr.size, count, "entries of {ino}");
+        assert!(!inode.is_implicit() || count > 0, "implicit directory {ino} is empty");
+        assert!(!inode.is_implicit() || inode.object.is_none(), "directory object {ino} is implicit");
         if inode.attr.nlink == 0 {
             assert_eq!((found, count), (0, 0), "removed directory {ino}");
             continue;
@@ -116,17 +126,32 @@ fn audit_orphans(tables: &Tables) {
     }
 }
 
-/// Every piece belongs to a file or waits for its purge; stored bytes are their sum.
+/// Bytes of data pieces of a map in a range, and of the maps that it refers to; those are noted as owned.
+fn stored_in(tables: &Tables, map: u64, (from, to): (u64, u64), owned: &mut BTreeSet<u64>) -> u64 {
+    let mut stored = 0;
+    for ((_, off), piece) in tables.pieces.range((map, from)..(map, to)) {
+        assert!(off + piece.len <= to, "a piece of map {map} at {off} belongs to two");
+        match piece.content {
+            PieceContent::Data(_) => stored += piece.len,
+            PieceContent::Map { map, off } => {
+                owned.insert(map.0);
+                stored += stored_in(tables, map.0, (off, off + piece.len), owned);
+            }
+        }
+    }
+    stored
+}
+
+/// Every piece belongs to a file or a part, or waits for its purge; stored bytes are their sum.
 fn audit_maps(tables: &Tables) {
-    let mut stored: BTreeMap<u64, u64> = BTreeMap::new();
     let mut ends: BTreeMap<u64, u64> = BTreeMap::new();
     for ((map, off), piece) in &tables.pieces {
-        *stored.entry(*map).or_default() += piece.len;
         let end = ends.insert(*map, off + piece.len).unwrap_or(0);
         assert!(end <= *off, "pieces overlap: map={map} off={off}");
     }
     let mut total = Usage::default();
     let mut owned = BTreeSet::new();
+    let all = (0, u64::MAX);
     for (ino, inode) in &tables.inodes {
         total.inodes += 1;
         total.stored_bytes += inode.attr.stored_bytes;
@@ -135,22 +160,24 @@ fn audit_maps(tables: &Tables) {
             continue;
         };
         assert!(owned.insert(map.0), "map {map} has two owners");
-        assert_eq!(
-            inode.attr.stored_bytes,
-            stored.get(&map.0).copied().unwrap_or(0),
-            "stored bytes of {ino}"
-        );
-        assert!(
-            ends.get(&map.0).copied().unwrap_or(0) <= inode.attr.size,
-            "content of {ino} ends with the file"
-        );
+        let stored = stored_in(tables, map.0, all, &mut owned);
+        assert_eq!(inode.attr.stored_bytes, stored, "stored bytes of {ino}");
+        let end = ends.get(&map.0).copied().unwrap_or(0);
+        assert!(end <= inode.attr.size, "content of {ino} ends with the file");
+    }
+    for ((upload, number), part) in &tables.parts {
+        assert!(tables.uploads.contains(upload), "part {number} of upload {upload}, which is gone");
+        assert!(owned.insert(part.map.0), "map {} of a part has two owners", part.map);
+        assert_eq!(part.stored_bytes, stored_in(tables, part.map.0, all, &mut owned), "part {number}");
+        total.stored_bytes += part.stored_bytes;
     }
     assert_eq!(tables.usage, total);
-    for map in stored.keys() {
-        assert!(
-            owned.contains(map) != tables.purges.contains(map),
-            "map {map} belongs to one file or to none"
-        );
+    for map in &tables.purges {
+        assert!(!owned.contains(map), "map {map} in use is to be removed");
+        stored_in(tables, *map, all, &mut owned);
+    }
+    for map in ends.keys() {
+        assert!(owned.contains(map) || tables.purges.contains(map), "map {map} belongs to nobody");
     }
 }
 
@@ -158,7 +185,7 @@ fn audit_maps(tables: &Tables) {
 fn audit_extents(tables: &Tables, issued: &BTreeSet<u64>) {
     let mut uses: BTreeMap<u64, (ExtentUse, u64)> = BTreeMap::new();
     for piece in tables.pieces.values() {
-        if let Content::Extent(extent) = &piece.content {
+        if let PieceContent::Data(Content::Extent(extent)) = &piece.content {
             let none = (ExtentUse { refs: 0, live_bytes: 0 }, u64::from(extent.extent_len));
             let (count, _) = uses.entry(extent.id.0).or_insert(none);
             count.refs += 1;

@@ -15,7 +15,7 @@ use super::*;
 use FileKind::{Directory, Regular};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cell {
+pub(super) enum Cell {
     Hole,
     Inline(u8),
     Extent(u64, u32),
@@ -287,7 +287,7 @@ fn shown(reply: &MetaReply) -> Shown {
     }
 }
 
-fn cells_of(pieces: &[MapPiece], size: u64) -> Vec<Cell> {
+pub(super) fn cells_of(pieces: &[MapPiece], size: u64) -> Vec<Cell> {
     let mut cells = vec![Cell::Hole; size as usize];
     for piece in pieces {
         for at in 0..piece.len {

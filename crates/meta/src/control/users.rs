@@ -1,0 +1,208 @@
+//! Users, access keys and roles in the control ledger. `docs/formats/users.md` describes the records.
+
+use serde::{Deserialize, Serialize};
+
+use super::{CONTROL_LEDGER, Control, ControlChange, ControlError};
+use crate::keys::Keys;
+
+const USERS: u8 = b'u';
+const ACCESS_KEYS: u8 = b'k';
+const ROLES: u8 = b'r';
+const COUNTER: &str = "users";
+
+/// What is known of users as such. It exists from the moment on that the first one did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UsersRecord {
+    /// The next user's number.
+    pub next_user: u32,
+}
+
+/// A user.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UserRecord {
+    /// Its number, never used again.
+    pub id: u32,
+    /// Its name, unique; free again once the user is gone.
+    pub name: String,
+    /// User number on the filesystem.
+    pub uid: u32,
+    /// Group of what it creates.
+    pub gid: u32,
+    /// Its other groups.
+    pub groups: Vec<u32>,
+    /// Whether it needs no policy.
+    pub admin: bool,
+    /// Whether its keys do not count.
+    pub disabled: bool,
+    /// What it may do, as JSON text.
+    pub policy: Option<String>,
+    /// Nanoseconds since 1970.
+    pub created_ns: i64,
+}
+
+/// An access key.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AccessKeyRecord {
+    /// Its id, unique; free again once the key is gone.
+    pub access_key: String,
+    /// Whose it is.
+    pub user: u32,
+    /// Its secret, sealed, in base64.
+    pub sealed_secret: String,
+    /// Whether it does not count.
+    pub disabled: bool,
+    /// Nanoseconds since 1970.
+    pub created_ns: i64,
+    /// When it ends, seconds since 1970.
+    pub expires_s: Option<i64>,
+}
+
+/// A role: what keys that take it are limited to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RoleRecord {
+    /// Its name, unique.
+    pub name: String,
+    /// JSON text.
+    pub policy: String,
+}
+
+impl ControlChange {
+    /// Sets the counter of users.
+    pub fn users(&mut self, record: &UsersRecord) -> &mut Self {
+        self.put(Keys::new(CONTROL_LEDGER).value(COUNTER), record)
+    }
+
+    /// Adds or changes a user.
+    pub fn user(&mut self, record: &UserRecord) -> &mut Self {
+        self.put(Keys::new(CONTROL_LEDGER).control(USERS, record.id), record)
+    }
+
+    /// Removes a user, but not its keys.
+    pub fn remove_user(&mut self, id: u32) -> &mut Self {
+        self.remove(Keys::new(CONTROL_LEDGER).control(USERS, id))
+    }
+
+    /// Adds or changes an access key.
+    pub fn access_key(&mut self, record: &AccessKeyRecord) -> &mut Self {
+        self.put(Keys::new(CONTROL_LEDGER).control_named(ACCESS_KEYS, &record.access_key), record)
+    }
+
+    /// Removes an access key.
+    pub fn remove_access_key(&mut self, access_key: &str) -> &mut Self {
+        self.remove(Keys::new(CONTROL_LEDGER).control_named(ACCESS_KEYS, access_key))
+    }
+
+    /// Adds or changes a role.
+    pub fn role(&mut self, record: &RoleRecord) -> &mut Self {
+        self.put(Keys::new(CONTROL_LEDGER).control_named(ROLES, &record.name), record)
+    }
+
+    /// Removes a role.
+    pub fn remove_role(&mut self, name: &str) -> &mut Self {
+        self.remove(Keys::new(CONTROL_LEDGER).control_named(ROLES, name))
+    }
+
+    fn remove(&mut self, key: Vec<u8>) -> &mut Self {
+        self.changes.push((key, None));
+        self
+    }
+}
+
+impl Control {
+    /// The counter of users, unless there was never one.
+    pub fn users_record(&self) -> Result<Option<UsersRecord>, ControlError> {
+        let bytes = self.state.get(&self.keys.value(COUNTER));
+        let bytes = bytes.map_err(|error| ControlError::Failed(error.to_string()))?;
+        Ok(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?)
+    }
+
+    /// All users by number.
+    pub fn users(&self) -> Result<Vec<UserRecord>, ControlError> {
+        self.all(USERS)
+    }
+
+    /// All access keys by id.
+    pub fn access_keys(&self) -> Result<Vec<AccessKeyRecord>, ControlError> {
+        self.all(ACCESS_KEYS)
+    }
+
+    /// All roles by name.
+    pub fn roles(&self) -> Result<Vec<RoleRecord>, ControlError> {
+        self.all(ROLES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::log::{LedgerLog, MemLog};
+    use crate::state::MemState;
+
+    fn user() -> UserRecord {
+        let name = "ann".to_owned();
+        UserRecord {
+            id: 7,
+            name,
+            uid: 1000,
+            gid: 1000,
+            groups: vec![4],
+            admin: false,
+            disabled: false,
+            policy: Some("{}".to_owned()),
+            created_ns: 5,
+        }
+    }
+
+    fn access_key() -> AccessKeyRecord {
+        AccessKeyRecord {
+            access_key: "AKIAANN".to_owned(),
+            user: 7,
+            sealed_secret: "c2VhbGVk".to_owned(),
+            disabled: false,
+            created_ns: 5,
+            expires_s: Some(9),
+        }
+    }
+
+    #[tokio::test]
+    async fn users_keys_and_roles_come_and_go() {
+        let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
+        let role = RoleRecord { name: "reader".to_owned(), policy: "{}".to_owned() };
+        {
+            let control = Control::open(log.clone(), Arc::new(MemState::default())).await.unwrap();
+            assert_eq!(control.users_record().unwrap(), None);
+            let mut change = ControlChange::default();
+            change.users(&UsersRecord { next_user: 8 }).user(&user()).access_key(&access_key()).role(&role);
+            control.commit(change).await.unwrap();
+        }
+        let control = Control::open(log, Arc::new(MemState::default())).await.unwrap();
+        assert_eq!(control.users_record().unwrap(), Some(UsersRecord { next_user: 8 }));
+        assert_eq!(control.users().unwrap(), [user()]);
+        assert!(control.access_keys().unwrap() == [access_key()]);
+        assert_eq!(control.roles().unwrap(), [role]);
+        let mut change = ControlChange::default();
+        change.remove_user(7).remove_access_key("AKIAANN").remove_role("reader");
+        control.commit(change).await.unwrap();
+        assert!(control.users().unwrap().is_empty() && control.roles().unwrap().is_empty());
+        assert!(control.access_keys().unwrap().is_empty());
+    }
+
+    #[test]
+    fn records_are_those_of_the_documentation_and_unknown_members_are_refused() {
+        let text = r#"{"id":7,"name":"ann","uid":1000,"gid":1000,"groups":[4],"admin":false,"disabled":false,"policy":"{}","created_ns":5}"#;
+        assert_eq!(serde_json::to_string(&user()).unwrap(), text);
+        let key = r#"{"access_key":"AKIAANN","user":7,"sealed_secret":"c2VhbGVk","disabled":false,"created_ns":5,"expires_s":9}"#;
+        assert_eq!(serde_json::to_string(&access_key()).unwrap(), key);
+        let more = |text: &str| text.replacen('{', r#"{"more":1,"#, 1);
+        assert!(serde_json::from_str::<UserRecord>(&more(text)).is_err());
+        assert!(serde_json::from_str::<AccessKeyRecord>(&more(key)).is_err());
+        assert!(serde_json::from_str::<UsersRecord>(r#"{"next_user":1,"more":1}"#).is_err());
+        assert!(serde_json::from_str::<RoleRecord>(r#"{"name":"a","policy":"","more":1}"#).is_err());
+    }
+}

@@ -1,0 +1,201 @@
+//! Objects: requests that name a whole key below a bucket and do everything in one step.
+//!
+//! A file below a bucket is an object, whoever made it; a directory is one if it was put as one. What is only stored
+//! for objects is in attributes of the inode named `s3.*`, and what listings show in the inode itself. Directories
+//! that keys imply are made and removed with them. Leases stand in the way exactly as they do for names.
+
+mod access;
+mod conditions;
+mod list;
+mod put;
+mod record;
+mod remove;
+mod uploads;
+
+use base::{FsError, Ino};
+use bytes::Bytes;
+use wire::meta::{FileKind, LeaseKind, OpenIntent};
+use wire::object::{
+    Caller, Conditions, KEY_BYTES_MAX, ObjectError, ObjectInfo, ObjectName, ObjectReply, ObjectRequest,
+};
+
+use super::{Intent, Op, Stop};
+use crate::values::Inode;
+use access::{EXECUTE, READ};
+use uploads::NewPart;
+
+/// Longest name of a bucket's setting, in bytes.
+const SETTING_NAME_BYTES_MAX: usize = 200;
+
+type ObjectOutcome = Result<ObjectReply, Stop>;
+
+/// How far the directories of a key exist.
+struct Walk {
+    /// The last one that does.
+    dir: Inode,
+    /// Those that do not.
+    missing: Vec<Bytes>,
+}
+
+fn check_name(name: &ObjectName) -> Result<(), FsError> {
+    let len: usize = name.parts.iter().map(|part| part.len() + 1).sum();
+    if name.parts.is_empty() {
+        return Err(FsError::Invalid);
+    }
+    if len > KEY_BYTES_MAX + 1 {
+        return Err(FsError::NameTooLong);
+    }
+    name.parts.iter().try_for_each(|part| super::names::check_name(part))
+}
+
+impl Op<'_> {
+    pub(super) fn object(&mut self, request: &ObjectRequest) -> ObjectOutcome {
+        use ObjectRequest as R;
+        match request {
+            R::Stage => self.stage(),
+            R::Put { name, body, meta, conditions, caller } => {
+                self.put_object(name, body, meta, conditions, caller)
+            }
+            R::PutCopy { source, source_ver, name, staged, meta, tags, conditions, caller } => {
+                let meta = self.copied_meta(source, *source_ver, meta.as_ref(), tags.as_ref(), caller)?;
+                let body = wire::object::ObjectBody::Staged(*staged);
+                self.put_object(name, &body, &meta, conditions, caller)
+            }
+            R::Get { name, conditions, caller } => {
+                self.get_object(name, conditions, caller, OpenIntent::Read)
+            }
+            R::Head { name, conditions, caller } => {
+                self.get_object(name, conditions, caller, OpenIntent::None)
+            }
+            R::Delete { keys, caller } => self.delete_objects(keys, caller),
+            R::List { query, caller } => self.list_objects(query, caller),
+            R::SetMeta { name, change, conditions, caller } => {
+                self.set_object_meta(name, change, conditions, caller)
+            }
+            R::CreateUpload { name, meta, caller } => self.create_upload(name, meta, caller),
+            R::PutPart { upload, number, body, etag, checksum, caller } => {
+                let part = NewPart { number: *number, etag, checksum: checksum.as_ref() };
+                self.put_part(upload, part, body, caller)
+            }
+            R::ListParts { upload, after, limit, caller } => self.list_parts(upload, *after, *limit, caller),
+            R::ListUploads { query, caller } => self.list_uploads(query, caller),
+            R::CompleteUpload { .. } => self.complete_upload(request),
+            R::AbortUpload { upload, caller } => self.abort_upload(upload, caller),
+            R::BucketSettings { bucket } => self.bucket_settings(*bucket),
+            R::SetBucketSetting { bucket, name, value } => {
+                self.set_bucket_setting(*bucket, name, value.as_ref())
+            }
+        }
+    }
+
+    /// The directories of a key, as far as they exist. The caller may search them all.
+    ///
+    /// # Errors
+    /// `ParentIsFile` if one is no directory.
+    fn walk(&self, name: &ObjectName, caller: &Caller) -> Result<Walk, Stop> {
+        check_name(name)?;
+        let mut dir = self.living_directory(name.bucket)?;
+        let (_, parents) = name.parts.split_last().ok_or(FsError::Invalid)?;
+        for (at, part) in parents.iter().enumerate() {
+            self.demand(&dir, caller, EXECUTE)?;
+            match self.find(dir.attr.ino, part)? {
+                None => return Ok(Walk { dir, missing: parents[at..].to_vec() }),
+                Some(dentry) if dentry.kind == FileKind::Directory => dir = self.directory(dentry.ino)?,
+                Some(_) => return Err(ObjectError::ParentIsFile.into()),
+            }
+        }
+        self.demand(&dir, caller, EXECUTE)?;
+        Ok(Walk { dir, missing: Vec::new() })
+    }
+
+    /// The object that a key names.
+    fn find_object(&self, name: &ObjectName, caller: &Caller) -> Result<Option<Inode>, Stop> {
+        let walk = match self.walk(name, caller) {
+            Ok(walk) => walk,
+            Err(Stop::Refuse(ObjectError::ParentIsFile)) => return Ok(None),
+            Err(stop) => return Err(stop),
+        };
+        if !walk.missing.is_empty() {
+            return Ok(None);
+        }
+        Ok(self.object_in(&walk.dir, name)?)
+    }
+
+    /// The object that the last part of a key names in its directory.
+    fn object_in(&self, dir: &Inode, name: &ObjectName) -> Result<Option<Inode>, FsError> {
+        let last = name.parts.last().ok_or(FsError::Invalid)?;
+        let kind = if name.directory { FileKind::Directory } else { FileKind::Regular };
+        let Some(dentry) = self.find(dir.attr.ino, last)?.filter(|dentry| dentry.kind == kind) else {
+            return Ok(None);
+        };
+        let inode = self.inode(dentry.ino)?;
+        Ok(Some(inode).filter(|inode| !name.directory || inode.object.is_some()))
+    }
+
+    fn get_object(
+        &mut self,
+        name: &ObjectName,
+        conditions: &Conditions,
+        caller: &Caller,
+        intent: OpenIntent,
+    ) -> ObjectOutcome {
+        let inode = self.find_object(name, caller)?.ok_or(ObjectError::NoSuchKey)?;
+        let ino = inode.attr.ino;
+        self.demand(&inode, caller, READ)?;
+        self.clear(ino, Intent::Read)?;
+        self.check_reading(&inode, conditions)?;
+        let info = self.object_info(&inode)?;
+        let mut lease = None;
+        if intent == OpenIntent::Read && !name.directory {
+            lease = self.grant(ino, LeaseKind::Read);
+            let opens = self.volatile.opens.entry(ino).or_default();
+            if !opens.contains(&self.session) {
+                opens.push(self.session);
+            }
+        }
+        Ok(ObjectReply::Info { info: Box::new(info), lease, changed: Vec::new() })
+    }
+
+    /// The answer to a change of an object: without what is stored with it, which whoever asked knows. An answer is
+    /// kept for repetitions, so it is short.
+    fn changed_info(&self, inode: &Inode, changed: Vec<wire::meta::Attr>) -> ObjectReply {
+        let info = ObjectInfo {
+            attr: inode.attr,
+            size: record::size_of(inode),
+            etag: record::etag_of(inode),
+            meta: wire::object::ObjectMeta::default(),
+            directory: inode.attr.kind == FileKind::Directory,
+            body: Bytes::new(),
+        };
+        ObjectReply::Info { info: Box::new(info), lease: None, changed }
+    }
+
+    fn bucket_settings(&self, bucket: Ino) -> ObjectOutcome {
+        self.living_directory(bucket)?;
+        let mut settings = Vec::new();
+        for (key, value) in self.txn.scan(&self.keys.xattrs(bucket), usize::MAX)? {
+            let name = crate::keys::Keys::name_of_xattr(&key).strip_prefix(record::SETTING);
+            if let Some(name) = name {
+                settings.push((String::from_utf8_lossy(name).into_owned(), Bytes::from(value)));
+            }
+        }
+        Ok(ObjectReply::Settings(settings))
+    }
+
+    fn set_bucket_setting(&mut self, bucket: Ino, name: &str, value: Option<&Bytes>) -> ObjectOutcome {
+        let mut dir = self.living_directory(bucket)?;
+        let bad_name = name.is_empty() || name.len() > SETTING_NAME_BYTES_MAX || name.contains('\0');
+        if bad_name || value.is_some_and(|value| value.len() > wire::meta::XATTR_BYTES_MAX) {
+            return Err(FsError::Invalid.into());
+        }
+        self.clear(bucket, Intent::Change)?;
+        let key = self.keys.xattr(bucket, &[record::SETTING, name.as_bytes()].concat());
+        match value {
+            Some(value) => self.txn.put_bytes(key, value.to_vec()),
+            None => self.txn.delete(key),
+        }
+        self.touch(&mut dir.attr);
+        self.put_inode(&dir);
+        Ok(ObjectReply::Done)
+    }
+}

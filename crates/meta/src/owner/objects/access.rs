@@ -1,0 +1,47 @@
+//! Who may do what: permission bits and access control lists, as POSIX has them.
+
+use base::FsError;
+use wire::object::Caller;
+
+use super::super::Op;
+use super::super::acl::{self, Acl};
+use crate::values::Inode;
+
+pub(super) const READ: u32 = 4;
+pub(super) const WRITE: u32 = 2;
+/// Of a directory: reach what is in it.
+pub(super) const EXECUTE: u32 = 1;
+const STICKY: u32 = 0o1000;
+
+impl Op<'_> {
+    pub(super) fn may(&self, inode: &Inode, caller: &Caller, want: u32) -> Result<bool, FsError> {
+        let attr = &inode.attr;
+        if caller.uid == 0 {
+            return Ok(true);
+        }
+        if caller.uid == attr.uid {
+            return Ok(attr.mode >> 6 & want == want);
+        }
+        let member = |group: Option<u32>| {
+            let group = group.unwrap_or(attr.gid);
+            caller.gid == group || caller.groups.contains(&group)
+        };
+        let bytes = self.txn.get_bytes(&self.keys.xattr(attr.ino, acl::ACCESS))?;
+        if let Some(list) = bytes.as_deref().and_then(Acl::parse) {
+            return Ok(list.allows(caller.uid, member, want));
+        }
+        let shift = if member(None) { 3 } else { 0 };
+        Ok(attr.mode >> shift & want == want)
+    }
+
+    pub(super) fn demand(&self, inode: &Inode, caller: &Caller, want: u32) -> Result<(), FsError> {
+        if self.may(inode, caller, want)? { Ok(()) } else { Err(FsError::Denied) }
+    }
+
+    /// Whether the caller may take `victim` out of `dir`.
+    pub(super) fn demand_removal(&self, dir: &Inode, victim: &Inode, caller: &Caller) -> Result<(), FsError> {
+        self.demand(dir, caller, WRITE | EXECUTE)?;
+        let owns = [0, dir.attr.uid, victim.attr.uid].contains(&caller.uid);
+        if dir.attr.mode & STICKY == 0 || owns { Ok(()) } else { Err(FsError::Denied) }
+    }
+}

@@ -1,0 +1,530 @@
+//! What the owner of a ledger is asked about objects: files and directories below a bucket, named by whole keys.
+//!
+//! A request is one batch: what it checks (the caller's rights, conditions) and what it changes (names, implicit
+//! parents, metadata) is of one moment.
+
+use base::{FsError, Ino};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::meta::{Attr, CommitPiece, LeaseGrant};
+
+/// Longest key, in bytes.
+pub const KEY_BYTES_MAX: usize = 1024;
+/// Most parts of a multipart upload.
+pub const PARTS_MAX: u16 = 10_000;
+/// Most entries in one page of a listing.
+pub const LIST_ENTRIES_MAX: u32 = 10_000;
+/// Largest body of a directory object, in bytes.
+pub const DIRECTORY_BODY_BYTES_MAX: usize = 64 << 10;
+/// Most bytes of all metadata of an object.
+pub const OBJECT_META_BYTES_MAX: usize = 64 << 10;
+/// Most keys that one request deletes.
+pub const DELETE_KEYS_MAX: usize = 1000;
+
+/// Where an object is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ObjectName {
+    /// The bucket: a directory.
+    pub bucket: Ino,
+    /// The components of the key, at least one.
+    pub parts: Vec<Bytes>,
+    /// Whether the key ends in `/`: a directory object.
+    pub directory: bool,
+}
+
+impl ObjectName {
+    /// The key below the bucket.
+    pub fn key(&self) -> Vec<u8> {
+        let mut key = self.parts.join(&b'/');
+        if self.directory {
+            key.push(b'/');
+        }
+        key
+    }
+}
+
+/// Who asks. Permission bits and ACLs are checked for them; user 0 may do everything.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caller {
+    /// User, and owner of what is created.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Further groups.
+    pub groups: Vec<u32>,
+}
+
+impl Caller {
+    /// Who may do everything.
+    pub fn root() -> Self {
+        Self { uid: 0, gid: 0, groups: Vec::new() }
+    }
+}
+
+/// Which ETags a condition means.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EtagMatch {
+    /// `*`: any object.
+    Any,
+    /// One of these, without quotes.
+    List(Vec<String>),
+}
+
+/// What must hold, as RFC 9110 section 13 says. The default is nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conditions {
+    /// The object exists and its ETag is one of these.
+    pub if_match: Option<EtagMatch>,
+    /// There is no object with one of these ETags.
+    pub if_none_match: Option<EtagMatch>,
+    /// Changed after this; ignored with `if_none_match`. Nanoseconds since 1970, compared in whole seconds.
+    pub if_modified_since_ns: Option<i64>,
+    /// Not changed after this; ignored with `if_match`.
+    pub if_unmodified_since_ns: Option<i64>,
+    /// The content's last change is exactly this second.
+    pub if_modified_at_ns: Option<i64>,
+    /// The object has this many bytes.
+    pub if_size: Option<u64>,
+}
+
+impl Conditions {
+    /// Whether nothing is asked.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A checksum's algorithm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the algorithms")]
+pub enum ChecksumAlgorithm {
+    Crc32,
+    Crc32c,
+    Crc64Nvme,
+    Sha1,
+    Sha256,
+}
+
+/// What a checksum covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ChecksumKind {
+    /// All bytes.
+    FullObject,
+    /// The checksums of the parts.
+    Composite,
+}
+
+/// Algorithm and coverage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ChecksumType {
+    /// Algorithm.
+    pub algorithm: ChecksumAlgorithm,
+    /// Coverage.
+    pub kind: ChecksumKind,
+}
+
+/// A checksum that was verified when the bytes came.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checksum {
+    /// Which.
+    pub of: ChecksumType,
+    /// Its bytes, big-endian.
+    pub value: Bytes,
+}
+
+/// A part that an object was put together from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectPart {
+    /// Its number in the upload.
+    pub number: u16,
+    /// Bytes.
+    pub len: u64,
+    /// Its checksum's bytes, by the object's algorithm.
+    pub checksum: Option<Bytes>,
+}
+
+/// System headers that are stored with an object.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields are named after the HTTP headers")]
+pub struct ObjectHeaders {
+    pub content_type: Option<String>,
+    pub cache_control: Option<String>,
+    pub content_disposition: Option<String>,
+    pub content_encoding: Option<String>,
+    pub content_language: Option<String>,
+    pub expires: Option<String>,
+    pub website_redirect: Option<String>,
+}
+
+/// What is stored with an object beside its bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectMeta {
+    /// Without quotes. `None`: derived from inode and version.
+    pub etag: Option<String>,
+    /// System headers.
+    pub headers: ObjectHeaders,
+    /// User metadata: names without `x-amz-meta-`, in order.
+    pub user: Vec<(String, String)>,
+    /// Of the whole object.
+    pub checksum: Option<Checksum>,
+    /// Tags, in order.
+    pub tags: Vec<(String, String)>,
+    /// Of a multipart object, its parts in order.
+    pub parts: Vec<ObjectPart>,
+}
+
+/// An object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectInfo {
+    /// Attributes of the file or directory.
+    pub attr: Attr,
+    /// Bytes of the object; of a directory object, of its body.
+    pub size: u64,
+    /// As it is served, without quotes. See [`etag`].
+    pub etag: String,
+    /// What is stored with it. `etag` here is as stored; checksum and parts are left out if the content changed
+    /// since.
+    pub meta: ObjectMeta,
+    /// Whether it is a directory object.
+    pub directory: bool,
+    /// The bytes of a directory object.
+    pub body: Bytes,
+}
+
+/// The ETag of an inode: the stored one, given with the version of the content that it describes, while that is the
+/// version; else one that no client takes for an MD5.
+pub fn etag(attr: &Attr, stored: Option<(&str, u64)>) -> String {
+    match stored {
+        Some((etag, data_ver)) if data_ver == attr.data_ver => etag.to_owned(),
+        _ => format!("{:x}-{:x}", attr.ino.0, attr.data_ver),
+    }
+}
+
+/// The bytes of a new object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ObjectBody {
+    /// A staged inode of the session, durable as far as it is wanted.
+    Staged(Ino),
+    /// Pieces in order, durable on drives or inline, and the size.
+    Pieces {
+        /// The pieces.
+        pieces: Vec<CommitPiece>,
+        /// Bytes.
+        size: u64,
+    },
+}
+
+/// What a deletion did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deleted {
+    /// Whether there was an object.
+    pub existed: bool,
+}
+
+/// Where a listing goes on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ListFrom {
+    /// At the beginning.
+    Start,
+    /// After this key.
+    After(Bytes),
+    /// After every key that begins with this.
+    Past(Bytes),
+}
+
+/// Which keys are listed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListQuery {
+    /// The bucket.
+    pub bucket: Ino,
+    /// Only keys that begin with this.
+    pub prefix: Bytes,
+    /// Keys with this after the prefix are grouped by what is before it, and it. Empty: none are.
+    pub delimiter: Bytes,
+    /// Where to go on.
+    pub from: ListFrom,
+    /// Most entries: keys and groups, at most [`LIST_ENTRIES_MAX`]. There may be fewer although more follow.
+    pub limit: u32,
+}
+
+/// A key in a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedObject {
+    /// The whole key.
+    pub key: Bytes,
+    /// Inode.
+    pub ino: Ino,
+    /// Owner.
+    pub uid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Last change of content.
+    pub mtime_ns: i64,
+    /// As served, without quotes.
+    pub etag: String,
+    /// Which checksum is stored with it.
+    pub checksum: Option<ChecksumType>,
+}
+
+/// An entry of a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ListEntry {
+    /// A key.
+    Object(ListedObject),
+    /// What a group of keys has in common, with the delimiter.
+    Prefix(Bytes),
+}
+
+/// A page of a listing, in byte order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectPage {
+    /// Keys and groups.
+    pub entries: Vec<ListEntry>,
+    /// Where to go on, if there may be more.
+    pub next: Option<ListFrom>,
+}
+
+/// A change of what is stored with an object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MetaChange {
+    /// Other tags.
+    Tags(Vec<(String, String)>),
+    /// Other headers and user metadata.
+    Headers {
+        /// System headers.
+        headers: ObjectHeaders,
+        /// User metadata.
+        user: Vec<(String, String)>,
+    },
+}
+
+/// A multipart upload.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct UploadRef {
+    /// What it will be.
+    pub name: ObjectName,
+    /// Never given twice in a filesystem.
+    pub id: u64,
+}
+
+/// A part that was uploaded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartInfo {
+    /// 1 to [`PARTS_MAX`].
+    pub number: u16,
+    /// Bytes.
+    pub len: u64,
+    /// Without quotes.
+    pub etag: String,
+    /// If one was given.
+    pub checksum: Option<Checksum>,
+    /// When it came, nanoseconds since 1970.
+    pub mtime_ns: i64,
+}
+
+/// Parts in order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartPage {
+    /// What the object will have.
+    pub meta: ObjectMeta,
+    /// Who began it.
+    pub caller: Caller,
+    /// When it was begun, nanoseconds since 1970.
+    pub started_ns: i64,
+    /// The parts.
+    pub parts: Vec<PartInfo>,
+    /// Whether more follow.
+    pub more: bool,
+}
+
+/// A part as the one who completes an upload names it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompletePart {
+    /// Which.
+    pub number: u16,
+    /// Its ETag, without quotes.
+    pub etag: String,
+    /// Its checksum's bytes, if named.
+    pub checksum: Option<Bytes>,
+}
+
+/// Which uploads are listed, ordered by key and id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UploadQuery {
+    /// The bucket.
+    pub bucket: Ino,
+    /// Only keys that begin with this.
+    pub prefix: Bytes,
+    /// Groups keys as in [`ListQuery`].
+    pub delimiter: Bytes,
+    /// After every upload of this key; with an id, after that one.
+    pub after: Option<(Bytes, Option<u64>)>,
+    /// After all keys that begin with this, as well.
+    pub past: Option<Bytes>,
+    /// Most entries.
+    pub limit: u32,
+}
+
+/// An entry of a list of uploads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum UploadEntry {
+    /// An upload.
+    Upload {
+        /// The whole key.
+        key: Bytes,
+        /// Its id.
+        id: u64,
+        /// When it was begun, nanoseconds since 1970.
+        started_ns: i64,
+        /// Who began it.
+        uid: u32,
+        /// Which checksum its parts have.
+        checksum: Option<ChecksumType>,
+    },
+    /// What a group of keys has in common, with the delimiter.
+    Prefix(Bytes),
+}
+
+/// A page of uploads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UploadPage {
+    /// Uploads and groups.
+    pub entries: Vec<UploadEntry>,
+    /// Whether more follow.
+    pub more: bool,
+}
+
+/// A request about objects.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields are the arguments of the S3 calls they are named after")]
+pub enum ObjectRequest {
+    /// Makes an inode without a name that goes with the session's last handle on it, opened, with an exclusive
+    /// lease. Answer: `Staged`.
+    Stage,
+    /// Answer: `Info`.
+    Put { name: ObjectName, body: ObjectBody, meta: ObjectMeta, conditions: Conditions, caller: Caller },
+    /// Publishes a staged copy of an object, if that is still as it was when it was copied, with its metadata if
+    /// none is given. Answer: `Info`.
+    PutCopy {
+        source: ObjectName,
+        source_ver: (Ino, u64),
+        name: ObjectName,
+        staged: Ino,
+        meta: Option<ObjectMeta>,
+        tags: Option<Vec<(String, String)>>,
+        conditions: Conditions,
+        caller: Caller,
+    },
+    /// Answer: `Info`, opened for reading by the session unless it is a directory object.
+    Get { name: ObjectName, conditions: Conditions, caller: Caller },
+    /// Answer: `Info`.
+    Head { name: ObjectName, conditions: Conditions, caller: Caller },
+    /// Answer: `Deleted`, one result per key in order.
+    Delete { keys: Vec<(ObjectName, Conditions)>, caller: Caller },
+    /// Answer: `Listed`.
+    List { query: ListQuery, caller: Caller },
+    /// Answer: `Info`.
+    SetMeta { name: ObjectName, change: MetaChange, conditions: Conditions, caller: Caller },
+    /// Answer: `Upload`.
+    CreateUpload { name: ObjectName, meta: ObjectMeta, caller: Caller },
+    /// Answer: `Done`.
+    PutPart {
+        upload: UploadRef,
+        number: u16,
+        body: ObjectBody,
+        etag: String,
+        checksum: Option<Checksum>,
+        caller: Caller,
+    },
+    /// Answer: `Parts`.
+    ListParts { upload: UploadRef, after: u16, limit: u32, caller: Caller },
+    /// Answer: `Uploads`.
+    ListUploads { query: UploadQuery, caller: Caller },
+    /// Answer: `Info`.
+    CompleteUpload {
+        upload: UploadRef,
+        parts: Vec<CompletePart>,
+        part_bytes_min: u64,
+        etag: Option<String>,
+        checksum: Option<Checksum>,
+        conditions: Conditions,
+        caller: Caller,
+    },
+    /// Answer: `Done`.
+    AbortUpload { upload: UploadRef, caller: Caller },
+    /// Answer: `Settings`, in order of names.
+    BucketSettings { bucket: Ino },
+    /// Answer: `Done`.
+    SetBucketSetting { bucket: Ino, name: String, value: Option<Bytes> },
+}
+
+/// The answer to a request about objects.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the variants are named by the requests they answer")]
+#[allow(clippy::large_enum_variant, reason = "answers are moved once; a box would cost more")]
+pub enum ObjectReply {
+    Done,
+    Staged {
+        attr: Attr,
+        lease: Option<LeaseGrant>,
+    },
+    Info {
+        info: Box<ObjectInfo>,
+        lease: Option<LeaseGrant>,
+        changed: Vec<Attr>,
+    },
+    Deleted {
+        results: Vec<Result<Deleted, ObjectError>>,
+        changed: Vec<Attr>,
+    },
+    Listed(ObjectPage),
+    Upload(u64),
+    Parts(PartPage),
+    Uploads(UploadPage),
+    Settings(Vec<(String, Bytes)>),
+    /// Nothing was changed.
+    Refused(ObjectError),
+}
+
+/// Why a request about objects was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum ObjectError {
+    /// Anything that is not particular to objects. `NotFound`: no such bucket; `Denied`: permission bits or ACL.
+    #[error(transparent)]
+    Fs(#[from] FsError),
+    /// There is no such object.
+    #[error("no such key")]
+    NoSuchKey,
+    /// A condition does not hold.
+    #[error("precondition failed")]
+    PreconditionFailed,
+    /// The reader has it already.
+    #[error("not modified")]
+    NotModified,
+    /// A parent in the key is a file.
+    #[error("object parent is file")]
+    ParentIsFile,
+    /// The key names a directory with entries.
+    #[error("existing object is directory")]
+    ExistingIsDirectory,
+    /// There is no such upload.
+    #[error("no such upload")]
+    NoSuchUpload,
+    /// A part was not uploaded, or is another one.
+    #[error("invalid part: number={0}")]
+    InvalidPart(u16),
+    /// Parts are not in ascending order.
+    #[error("invalid part order")]
+    InvalidPartOrder,
+    /// A part other than the last is too small.
+    #[error("part is too small: number={0}")]
+    PartTooSmall(u16),
+    /// The metadata is too large.
+    #[error("metadata too large")]
+    MetadataTooLarge,
+    /// The source changed while it was copied: to be tried again.
+    #[error("source changed")]
+    SourceChanged,
+}
