@@ -1,5 +1,41 @@
-//! S3 to the client. Today only the rules by which object keys are paths; the protocol is not served yet.
+//! S3 to the client: the protocol, its server, users and keys, policies, the audit log.
+//!
+//! [`Server`] listens and hands requests to the [`Gate`], which verifies signatures, asks [`Identities`] whether a request
+//! may be done, and does it with the object operations of one [`client::Client`]. A bucket is a top-level directory,
+//! a key the path of a file below it.
 
+mod access;
+mod accounts;
+mod api;
+mod audit;
+mod bucket;
+mod cors;
+mod error;
+mod gate;
+mod hash;
+mod identity;
+mod instant;
 mod key;
+mod multirange;
+mod ops;
+pub mod policy;
+mod read;
+mod route;
+mod seal;
+mod server;
+pub mod sts;
+mod tls;
 
+pub use accounts::{
+    AccountKey, AccountSet, AccountUser, Accounts, SESSION_KEY_PREFIX, new_access_key, new_secret,
+};
+pub use audit::{AuditLog, AuditStat, audit_files};
+pub use gate::{Gate, GateOptions};
+pub use identity::{
+    Audit, AuditEntry, AuditRecord, Identities, Identity, IdentityError, PolicyRequest, Secret, User, Verdict,
+};
+pub use instant::format_s as format_instant;
 pub use key::{EntryIs, KeyError, ObjectKey, sort_name};
+pub use seal::{NodeKey, Purpose, from_base64, to_base64};
+pub use server::{Limits, ListenError, Server};
+pub use tls::{TlsConfig, TlsError, TlsFiles};

@@ -1,0 +1,402 @@
+//! Who sent a request, whether they may, and which bucket it is about.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use hyper::Uri;
+use hyper::header::{self, HeaderMap};
+use s3s::access::{S3Access, S3AccessContext};
+use s3s::auth::{S3Auth, SecretKey};
+use s3s::host::{S3Host, VirtualHost};
+use s3s::validation::NameValidation;
+use s3s::{S3Error, S3Result, s3_error};
+
+use crate::bucket::Bucket;
+use crate::gate::{Asker, Core, RequestContext};
+use crate::identity::{Identities, Identity, IdentityError, PolicyRequest, Verdict};
+
+const NAME_BYTES_MAX: usize = 255;
+
+/// Operations by name, each with the action that policies know it by.
+const ACTIONS: &[(&str, &str)] = &[
+    ("AbortMultipartUpload", "s3:AbortMultipartUpload"),
+    ("CompleteMultipartUpload", "s3:PutObject"),
+    ("CopyObject", "s3:PutObject"),
+    ("CreateBucket", "s3:CreateBucket"),
+    ("CreateMultipartUpload", "s3:PutObject"),
+    ("DeleteBucket", "s3:DeleteBucket"),
+    ("DeleteBucketCors", "s3:PutBucketCORS"),
+    ("DeleteBucketPolicy", "s3:DeleteBucketPolicy"),
+    ("DeleteBucketTagging", "s3:PutBucketTagging"),
+    ("DeleteObject", "s3:DeleteObject"),
+    ("DeleteObjectTagging", "s3:DeleteObjectTagging"),
+    ("DeleteObjects", ""),
+    ("GetBucketAcl", "s3:GetBucketAcl"),
+    ("GetBucketCors", "s3:GetBucketCORS"),
+    ("GetBucketLocation", "s3:GetBucketLocation"),
+    ("GetBucketPolicy", "s3:GetBucketPolicy"),
+    ("GetBucketTagging", "s3:GetBucketTagging"),
+    ("GetBucketVersioning", "s3:GetBucketVersioning"),
+    ("GetObject", "s3:GetObject"),
+    ("GetObjectAcl", "s3:GetObjectAcl"),
+    ("GetObjectAttributes", "s3:GetObject"),
+    ("GetObjectTagging", "s3:GetObjectTagging"),
+    ("HeadBucket", "s3:ListBucket"),
+    ("HeadObject", "s3:GetObject"),
+    ("ListBuckets", "s3:ListAllMyBuckets"),
+    ("ListMultipartUploads", "s3:ListBucketMultipartUploads"),
+    ("ListObjects", "s3:ListBucket"),
+    ("ListObjectsV2", "s3:ListBucket"),
+    ("ListParts", "s3:ListMultipartUploadParts"),
+    ("PostObject", ""),
+    ("PutBucketAcl", "s3:PutBucketAcl"),
+    ("PutBucketCors", "s3:PutBucketCORS"),
+    ("PutBucketPolicy", "s3:PutBucketPolicy"),
+    ("PutBucketTagging", "s3:PutBucketTagging"),
+    ("PutObject", "s3:PutObject"),
+    ("PutObjectAcl", "s3:PutObjectAcl"),
+    ("PutObjectTagging", "s3:PutObjectTagging"),
+    ("UploadPart", "s3:PutObject"),
+    ("UploadPartCopy", "s3:PutObject"),
+];
+
+/// Gives the protocol library the secrets to verify signatures with.
+pub(crate) struct Secrets {
+    pub(crate) identities: Arc<dyn Identities>,
+}
+
+#[async_trait]
+impl S3Auth for Secrets {
+    async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
+        match self.identities.secret(access_key) {
+            Some(secret) => Ok(SecretKey::from(secret.expose())),
+            None => Err(s3_error!(
+                InvalidAccessKeyId,
+                "The AWS Access Key Id you provided does not exist in our records."
+            )),
+        }
+    }
+}
+
+/// Decides about requests whose signature is right, or that have none.
+pub(crate) struct Access {
+    pub(crate) core: Arc<Core>,
+}
+
+#[async_trait]
+impl S3Access for Access {
+    async fn check(&self, cx: &mut S3AccessContext<'_>) -> S3Result<()> {
+        let context = context(cx.extensions_mut())?;
+        let name = cx.s3_op().name();
+        let known = ACTIONS.binary_search_by_key(&name, |(operation, _)| operation);
+        let (operation, action) = known.map_or(("Other", "s3:Other"), |at| ACTIONS[at]);
+        let path = cx.s3_path();
+        let (bucket, key) = match path.as_object() {
+            Some((bucket, key)) => (Some(bucket), Some(key)),
+            None => (path.as_bucket(), None),
+        };
+        let question = Question { operation, action, bucket, key, uri: cx.uri(), headers: cx.headers() };
+        let access_key = cx.credentials().map(|credentials| credentials.access_key.clone());
+        self.core.authorize(&context, &question, access_key.as_deref(), name).await
+    }
+}
+
+/// The context that came with a request.
+pub(crate) fn context(extensions: &hyper::http::Extensions) -> S3Result<Arc<RequestContext>> {
+    extensions.get::<Arc<RequestContext>>().cloned().ok_or_else(|| s3_error!(InternalError))
+}
+
+/// What is asked.
+pub(crate) struct Question<'a> {
+    pub(crate) operation: &'static str,
+    /// Empty: what is asked for is checked piece by piece later.
+    pub(crate) action: &'a str,
+    pub(crate) bucket: Option<&'a str>,
+    pub(crate) key: Option<&'a str>,
+    pub(crate) uri: &'a Uri,
+    pub(crate) headers: &'a HeaderMap,
+}
+
+impl Core {
+    /// Finds out who asks and whether they may.
+    pub(crate) async fn authorize(
+        &self,
+        context: &RequestContext,
+        question: &Question<'_>,
+        access_key: Option<&str>,
+        name: &str,
+    ) -> S3Result<()> {
+        {
+            let mut told = context.told.lock().expect("no holder of this lock panics");
+            told.operation = question.operation;
+            told.access_key = access_key.map(Arc::from);
+            told.bucket = question.bucket.map(str::to_owned);
+            told.key = question.key.map(str::to_owned);
+        }
+        let identity = match access_key {
+            Some(access_key) => Some(self.identify(context, access_key, question.uri, question.headers)?),
+            None => None,
+        };
+        let found = match question.bucket {
+            Some(bucket) if question.operation != "CreateBucket" => Some(self.buckets.get(bucket).await),
+            _ => None,
+        };
+        // Nobody learns which buckets there are without a signature.
+        let bucket = match found {
+            Some(Err(_)) if identity.is_none() => return Err(unsigned()),
+            Some(Err(error)) if question.operation == "Other" => return Err(error),
+            Some(Ok(bucket)) => Some(bucket),
+            Some(Err(error)) => {
+                self.may(context, identity.as_ref(), None, question)?;
+                return Err(error);
+            }
+            None => None,
+        };
+        if question.operation == "Other" {
+            return match identity {
+                Some(_) => Err(s3_error!(NotImplemented, "{name} is not implemented.")),
+                None => Err(unsigned()),
+            };
+        }
+        if !question.action.is_empty() {
+            self.may(context, identity.as_ref(), bucket.as_deref(), question)?;
+        } else if identity.is_none() && bucket.as_ref().is_none_or(|bucket| bucket.policy.is_none()) {
+            return Err(unsigned());
+        }
+        let _ = context.asker.set(Asker { identity, bucket });
+        Ok(())
+    }
+
+    /// Finds out whose key it is.
+    pub(crate) fn identify(
+        &self,
+        context: &RequestContext,
+        access_key: &str,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> S3Result<Identity> {
+        let token = session_token(uri, headers);
+        let identity = self.identities.identify(access_key, token.as_deref()).map_err(identity_error)?;
+        let mut told = context.told.lock().expect("no holder of this lock panics");
+        told.access_key = Some(identity.access_key.clone());
+        told.user = Some(identity.user.name.clone());
+        Ok(identity)
+    }
+
+    fn may(
+        &self,
+        context: &RequestContext,
+        identity: Option<&Identity>,
+        bucket: Option<&Bucket>,
+        question: &Question<'_>,
+    ) -> S3Result<()> {
+        let query = Listing::of(question);
+        let verdict = self.identities.may(&PolicyRequest {
+            identity,
+            action: question.action,
+            bucket: question.bucket.unwrap_or_default(),
+            key: question.key,
+            bucket_policy: bucket.and_then(|bucket| bucket.policy.as_deref()),
+            source_ip: Some(context.origin.ip),
+            is_secure: context.origin.is_secure,
+            now_s: self.env.clock.wall_ns() / 1_000_000_000,
+            prefix: query.prefix.as_deref(),
+            delimiter: query.delimiter.as_deref(),
+            max_keys: query.max_keys,
+        });
+        decide(verdict, identity, question.action)
+    }
+
+    /// Whether the asker may do something with another key or bucket as well.
+    pub(crate) fn may_also(
+        &self,
+        context: &RequestContext,
+        action: &str,
+        bucket: &Bucket,
+        key: &str,
+    ) -> S3Result<()> {
+        let identity = context.asker.get().and_then(|asker| asker.identity.as_ref());
+        let verdict = self.identities.may(&PolicyRequest {
+            identity,
+            action,
+            bucket: &bucket.name,
+            key: Some(key),
+            bucket_policy: bucket.policy.as_deref(),
+            source_ip: Some(context.origin.ip),
+            is_secure: context.origin.is_secure,
+            now_s: self.env.clock.wall_ns() / 1_000_000_000,
+            prefix: None,
+            delimiter: None,
+            max_keys: None,
+        });
+        decide(verdict, identity, action)
+    }
+}
+
+fn decide(verdict: Verdict, identity: Option<&Identity>, action: &str) -> S3Result<()> {
+    match verdict {
+        Verdict::Allowed => Ok(()),
+        Verdict::Denied => Err(s3_error!(AccessDenied, "Access Denied: a policy denies {action}.")),
+        Verdict::NotAllowed if identity.is_none() => Err(unsigned()),
+        Verdict::NotAllowed => Err(s3_error!(AccessDenied, "Access Denied: no policy allows {action}.")),
+    }
+}
+
+fn unsigned() -> S3Error {
+    s3_error!(AccessDenied, "Access Denied: requests must be signed.")
+}
+
+fn identity_error(error: IdentityError) -> S3Error {
+    match error {
+        IdentityError::UnknownKey => {
+            s3_error!(InvalidAccessKeyId, "The AWS Access Key Id you provided does not exist in our records.")
+        }
+        IdentityError::Expired => s3_error!(ExpiredToken, "The provided token has expired."),
+        IdentityError::InvalidToken => {
+            s3_error!(InvalidToken, "The provided token is malformed or otherwise invalid.")
+        }
+    }
+}
+
+/// Parameters of listings that policies may look at.
+#[derive(Default)]
+struct Listing {
+    prefix: Option<String>,
+    delimiter: Option<String>,
+    max_keys: Option<u32>,
+}
+
+impl Listing {
+    fn of(question: &Question<'_>) -> Self {
+        if question.action != "s3:ListBucket" {
+            return Self::default();
+        }
+        let query = question.uri.query().unwrap_or_default();
+        Self {
+            prefix: parameter(query, "prefix"),
+            delimiter: parameter(query, "delimiter"),
+            max_keys: parameter(query, "max-keys").and_then(|value| value.parse().ok()),
+        }
+    }
+}
+
+/// A decoded parameter of a query.
+pub(crate) fn parameter(query: &str, wanted: &str) -> Option<String> {
+    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let (_, value) = pairs.find(|(name, _)| *name == wanted)?;
+    let value = value.replace('+', " ");
+    urlencoding::decode(&value).ok().map(Cow::into_owned)
+}
+
+fn session_token(uri: &Uri, headers: &HeaderMap) -> Option<String> {
+    let header = headers.get("x-amz-security-token").and_then(|value| value.to_str().ok());
+    let query = || parameter(uri.query()?, "X-Amz-Security-Token");
+    header.map(str::to_owned).or_else(query)
+}
+
+/// Names below which buckets are host names.
+pub(crate) struct Names {
+    domains: Vec<String>,
+}
+
+impl Names {
+    pub(crate) fn new(mut domains: Vec<String>) -> Self {
+        domains.push("localhost".to_owned());
+        Self { domains }
+    }
+
+    /// The bucket that a host name begins with.
+    fn host_bucket<'a>(&self, host: &'a str) -> Option<&'a str> {
+        let host = match host.rsplit_once(':') {
+            Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+            _ => host,
+        };
+        let below = |domain: &String| {
+            let at = host.len().checked_sub(domain.len() + 1)?;
+            let (bucket, rest) = (host.get(..at)?, host.get(at + 1..)?);
+            (host.as_bytes()[at] == b'.' && rest.eq_ignore_ascii_case(domain) && !bucket.is_empty())
+                .then_some(bucket)
+        };
+        self.domains.iter().find_map(below)
+    }
+
+    /// Bucket and key of a request; both may be missing.
+    pub(crate) fn split(&self, uri: &Uri, headers: &HeaderMap) -> Option<(String, String)> {
+        let path = urlencoding::decode(uri.path()).ok()?;
+        let path = path.strip_prefix('/')?;
+        let host = headers.get(header::HOST).and_then(|value| value.to_str().ok());
+        let host = host.or_else(|| uri.authority().map(|authority| authority.as_str()));
+        if let Some(bucket) = host.filter(|host| !is_address(host)).and_then(|host| self.host_bucket(host)) {
+            return Some((bucket.to_owned(), path.to_owned()));
+        }
+        let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
+        Some((bucket.to_owned(), key.to_owned()))
+    }
+
+    /// The bucket of a request.
+    pub(crate) fn bucket(&self, uri: &Uri, headers: &HeaderMap) -> Option<String> {
+        self.split(uri, headers).map(|(bucket, _)| bucket).filter(|bucket| !bucket.is_empty())
+    }
+}
+
+fn is_address(host: &str) -> bool {
+    host.parse::<std::net::SocketAddr>().is_ok() || host.parse::<IpAddr>().is_ok()
+}
+
+/// Host names and bucket names for the protocol library.
+pub(crate) struct Hosts {
+    pub(crate) names: Arc<Names>,
+}
+
+impl S3Host for Hosts {
+    fn parse_host_header<'a>(&'a self, host: &'a str) -> S3Result<VirtualHost<'a>> {
+        let virtual_host = VirtualHost::new(host);
+        Ok(match self.names.host_bucket(host) {
+            Some(bucket) => virtual_host.with_bucket(bucket),
+            None => virtual_host,
+        })
+    }
+}
+
+impl NameValidation for Hosts {
+    /// Any directory is a bucket; which names a new one may have is checked when it is made.
+    fn validate_bucket_name(&self, name: &str) -> bool {
+        !name.is_empty()
+            && name.len() <= NAME_BYTES_MAX
+            && name != "."
+            && name != ".."
+            && !name.contains(['/', '\0'])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn actions_are_in_order() {
+        assert!(ACTIONS.is_sorted_by_key(|(operation, _)| operation));
+    }
+
+    #[track_caller]
+    fn check(host: &str, uri: &str, expected: (&str, &str)) {
+        let names = Names::new(vec!["s3.example.com".to_owned()]);
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, host.parse().unwrap());
+        let (bucket, key) = names.split(&uri.parse().unwrap(), &headers).unwrap();
+        assert_eq!((bucket.as_str(), key.as_str()), expected);
+    }
+
+    #[test]
+    fn buckets_are_in_paths_or_host_names() {
+        check("127.0.0.1:9000", "/b/a/c%20d", ("b", "a/c d"));
+        check("localhost:9000", "/b/k", ("b", "k"));
+        check("b.localhost:9000", "/k/l", ("b", "k/l"));
+        check("My.bucket.S3.Example.com", "/k", ("My.bucket", "k"));
+        check("s3.example.com", "/b", ("b", ""));
+        check("other.example.com", "/b/k", ("b", "k"));
+        check("127.0.0.1:9000", "/", ("", ""));
+    }
+}

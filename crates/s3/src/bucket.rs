@@ -1,0 +1,159 @@
+//! Buckets: the top-level directories, found by name without a message as long as the filesystem vouches for it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use base::{FsError, Ino};
+use bytes::Bytes;
+use client::{Client, FileKind, Invalidate};
+use s3s::{S3Error, S3Result, s3_error};
+
+use crate::cors::CorsRules;
+use crate::error::object_error;
+use crate::policy::{Policy, PolicyOf};
+
+/// Buckets that are remembered.
+const BUCKETS_MAX: usize = 10_000;
+
+pub(crate) const POLICY: &str = "policy";
+pub(crate) const CORS: &str = "cors";
+pub(crate) const TAGS: &str = "tags";
+
+/// A bucket, with what is set for it.
+pub(crate) struct Bucket {
+    pub(crate) name: String,
+    pub(crate) ino: Ino,
+    pub(crate) policy: Option<Arc<Policy>>,
+    pub(crate) cors: Option<Arc<CorsRules>>,
+    settings: Vec<(String, Bytes)>,
+}
+
+impl Bucket {
+    /// A setting as it is stored.
+    pub(crate) fn setting(&self, name: &str) -> Option<&Bytes> {
+        self.settings.iter().find(|(other, _)| other == name).map(|(_, value)| value)
+    }
+}
+
+/// What is known of buckets. An entry holds while the client has a lease on the directory: when somebody else renames,
+/// removes or changes it, the lease is recalled, and [`Invalidate`] is called before that change is acknowledged.
+pub(crate) struct Buckets {
+    client: Client,
+    known: Mutex<HashMap<String, Arc<Bucket>>>,
+    /// Counts invalidations: what was asked before one is not remembered.
+    changes: AtomicU64,
+}
+
+impl Buckets {
+    pub(crate) fn new(client: Client) -> Arc<Self> {
+        Arc::new(Self { client, known: Mutex::default(), changes: AtomicU64::new(0) })
+    }
+
+    /// Finds a bucket.
+    pub(crate) async fn get(&self, name: &str) -> S3Result<Arc<Bucket>> {
+        if let Some(bucket) = self.known(name) {
+            return Ok(bucket);
+        }
+        let changes = self.changes.load(Ordering::Acquire);
+        let attr = match self.client.lookup(Ino::ROOT, name.as_bytes()).await {
+            Ok(attr) => attr,
+            Err(FsError::NotFound | FsError::NameTooLong | FsError::Invalid) => return Err(no_such(name)),
+            Err(error) => return Err(object_error(error.into())),
+        };
+        if attr.kind != FileKind::Directory {
+            self.client.forget(attr.ino, 1);
+            return Err(no_such(name));
+        }
+        let settings = match self.client.bucket_settings(attr.ino).await {
+            Ok(settings) => settings,
+            Err(error) => {
+                self.client.forget(attr.ino, 1);
+                return Err(object_error(error));
+            }
+        };
+        let bucket = Arc::new(Self::read(name, attr.ino, settings)?);
+        self.remember(&bucket, changes);
+        Ok(bucket)
+    }
+
+    fn read(name: &str, ino: Ino, settings: Vec<(String, Bytes)>) -> S3Result<Bucket> {
+        let find = |wanted: &str| settings.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
+        let unreadable = |what: &str| {
+            tracing::error!(bucket = name, setting = what, "setting of a bucket cannot be read");
+            s3_error!(InternalError, "The {what} setting of the bucket cannot be read: set it again.")
+        };
+        // A policy that cannot be read may deny: nothing is served without it.
+        let policy = match find(POLICY) {
+            Some(text) => {
+                Some(Arc::new(Policy::parse(text, PolicyOf::Bucket(name)).map_err(|_| unreadable(POLICY))?))
+            }
+            None => None,
+        };
+        let cors = find(CORS).and_then(|text| CorsRules::parse(text)).map(Arc::new);
+        Ok(Bucket { name: name.to_owned(), ino, policy, cors, settings })
+    }
+
+    fn known(&self, name: &str) -> Option<Arc<Bucket>> {
+        let known = self.known.lock().expect("no holder of this lock panics");
+        let bucket = known.get(name)?;
+        self.client.cached_attr(bucket.ino)?;
+        Some(bucket.clone())
+    }
+
+    fn remember(&self, bucket: &Arc<Bucket>, changes: u64) {
+        let mut known = self.known.lock().expect("no holder of this lock panics");
+        let is_current = self.changes.load(Ordering::Acquire) == changes;
+        let old = if is_current && known.len() < BUCKETS_MAX {
+            known.insert(bucket.name.clone(), bucket.clone()).map(|old| old.ino)
+        } else {
+            Some(bucket.ino)
+        };
+        drop(known);
+        if let Some(ino) = old {
+            self.client.forget(ino, 1);
+        }
+    }
+
+    /// Forgets a bucket that this gate changes.
+    pub(crate) fn forget(&self, name: &str) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        let old = self.known.lock().expect("no holder of this lock panics").remove(name);
+        if let Some(bucket) = old {
+            self.client.forget(bucket.ino, 1);
+        }
+    }
+
+    /// Sets or removes a setting.
+    pub(crate) async fn set(&self, bucket: &Bucket, name: &str, value: Option<Bytes>) -> S3Result<()> {
+        let result = self.client.set_bucket_setting(bucket.ino, name, value).await;
+        self.forget(&bucket.name);
+        result.map_err(object_error)
+    }
+
+    fn drop_where(&self, gone: impl Fn(&Bucket) -> bool) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        let mut known = self.known.lock().expect("no holder of this lock panics");
+        let names: Vec<String> =
+            known.values().filter(|bucket| gone(bucket)).map(|bucket| bucket.name.clone()).collect();
+        let dropped: Vec<_> = names.iter().filter_map(|name| known.remove(name)).collect();
+        drop(known);
+        dropped.iter().for_each(|bucket| self.client.forget(bucket.ino, 1));
+    }
+}
+
+impl Invalidate for Buckets {
+    fn inode(&self, ino: Ino) {
+        self.drop_where(|bucket| bucket.ino == ino);
+    }
+
+    fn entry(&self, parent: Ino, name: &[u8]) {
+        if parent == Ino::ROOT {
+            self.drop_where(|bucket| bucket.name.as_bytes() == name);
+        }
+    }
+}
+
+fn no_such(name: &str) -> S3Error {
+    s3_error!(NoSuchBucket, "The specified bucket does not exist: there is no top-level directory {name}.")
+}

@@ -1,0 +1,376 @@
+//! What happens to every request before and after the operation: number, account, origin rules, limits.
+
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Poll};
+
+use base::env::Env;
+use bytes::Bytes;
+use client::Client;
+use client::object::Caller;
+use hyper::body::{Body as _, Frame, Incoming, SizeHint};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use s3s::config::{S3Config, StaticConfigProvider};
+use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::{Body, S3Error, StdError, s3_error};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+use crate::access::{Access, Hosts, Names, Secrets};
+use crate::accounts::Accounts;
+use crate::api::Api;
+use crate::bucket::{Bucket, Buckets};
+use crate::cors;
+use crate::identity::{Audit, AuditEntry, Identities, Identity};
+use crate::multirange::RangeRoute;
+use crate::read::StreamBudget;
+use crate::route::{Routes, TokenRoute};
+use crate::server::{BodyRules, Finisher, Limits, RequestBody, Unread};
+use crate::server::{Chunked, Signing};
+
+/// Largest document in a request: a list of 10,000 parts with checksums takes 2.5 MiB.
+const XML_BYTES_MAX: usize = 4 << 20;
+/// Largest file in a form; it is held in memory.
+pub(crate) const FORM_FILE_BYTES_MAX: u64 = 64 << 20;
+/// Forms at once.
+const FORMS_MAX: usize = 2;
+/// Other fields of a form.
+const FORM_FIELDS_BYTES_MAX: usize = 64 << 10;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
+const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
+
+/// What serves S3.
+pub struct GateOptions {
+    /// Clock and randomness.
+    pub env: Env,
+    /// The runtime that requests run on.
+    pub runtime: Handle,
+    /// The filesystem whose top-level directories are the buckets. A client of its own, used for nothing else.
+    pub client: Client,
+    /// Users, keys and policies; also makes short-lived keys.
+    pub accounts: Arc<Accounts>,
+    /// Takes the account of every request.
+    pub audit: Arc<dyn Audit>,
+    /// Names below which buckets are host names: `bucket.name`. `localhost` always is one.
+    pub domains: Vec<String>,
+}
+
+/// Where a request came from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Origin {
+    pub(crate) ip: IpAddr,
+    pub(crate) is_secure: bool,
+}
+
+/// What operations share.
+pub(crate) struct Core {
+    pub(crate) env: Env,
+    pub(crate) client: Client,
+    pub(crate) identities: Arc<dyn Identities>,
+    pub(crate) buckets: Arc<Buckets>,
+    pub(crate) streams: Arc<StreamBudget>,
+    pub(crate) finisher: Finisher,
+}
+
+/// What is known of a request; goes with it through the protocol library.
+pub(crate) struct RequestContext {
+    pub(crate) origin: Origin,
+    /// Set once the request is authorized.
+    pub(crate) asker: OnceLock<Asker>,
+    /// For the account.
+    pub(crate) told: Mutex<Told>,
+    /// As the response will name it.
+    pub(crate) request_id: String,
+}
+
+/// Who asks, and about which bucket.
+pub(crate) struct Asker {
+    pub(crate) identity: Option<Identity>,
+    pub(crate) bucket: Option<Arc<Bucket>>,
+}
+
+impl Asker {
+    /// As the filesystem knows them. Without a signature: nobody.
+    pub(crate) fn caller(&self) -> Caller {
+        const NOBODY: u32 = 65534;
+        match &self.identity {
+            Some(identity) => {
+                let user = &identity.user;
+                Caller { uid: user.uid, gid: user.gid, groups: user.groups.clone() }
+            }
+            None => Caller { uid: NOBODY, gid: NOBODY, groups: Vec::new() },
+        }
+    }
+}
+
+/// What authorization learnt, for the account.
+#[derive(Default)]
+pub(crate) struct Told {
+    pub(crate) operation: &'static str,
+    pub(crate) user: Option<Arc<str>>,
+    pub(crate) access_key: Option<Arc<str>>,
+    pub(crate) bucket: Option<String>,
+    pub(crate) key: Option<String>,
+}
+
+/// Serves S3 requests.
+pub struct Gate {
+    core: Arc<Core>,
+    service: S3Service,
+    audit: Arc<dyn Audit>,
+    names: Arc<Names>,
+    forms: Semaphore,
+    /// Request ids: a random start, then one after another.
+    ids: AtomicU64,
+}
+
+impl Gate {
+    /// Puts it together.
+    pub fn new(options: GateOptions) -> Arc<Self> {
+        let GateOptions { env, runtime, client, accounts, audit, domains } = options;
+        let buckets = Buckets::new(client.clone());
+        client.set_invalidate(Some(buckets.clone()));
+        let core = Arc::new(Core {
+            buckets,
+            client,
+            identities: accounts.clone(),
+            streams: Arc::new(StreamBudget::default()),
+            finisher: Finisher::new(runtime),
+            env,
+        });
+        let names = Arc::new(Names::new(domains));
+        let mut config = S3Config::default();
+        config.xml_max_body_size = XML_BYTES_MAX;
+        config.post_object_max_file_size = FORM_FILE_BYTES_MAX;
+        config.form_max_field_size = FORM_FIELDS_BYTES_MAX;
+        config.form_max_fields_size = FORM_FIELDS_BYTES_MAX;
+        let mut builder = S3ServiceBuilder::new(Api { core: core.clone() });
+        builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
+        builder.set_auth(Secrets { identities: core.identities.clone() });
+        builder.set_access(Access { core: core.clone() });
+        builder.set_host(Hosts { names: names.clone() });
+        builder.set_validation(Hosts { names: names.clone() });
+        let ranges = RangeRoute { core: core.clone(), names: names.clone() };
+        builder.set_route(Routes { ranges, tokens: TokenRoute { core: core.clone(), accounts } });
+        let ids = AtomicU64::new(core.env.random.next_u64());
+        Arc::new(Self { core, service: builder.build(), audit, names, forms: Semaphore::new(FORMS_MAX), ids })
+    }
+
+    pub(crate) fn finisher(&self) -> &Finisher {
+        &self.core.finisher
+    }
+
+    /// Waits for requests that nobody waits for any more.
+    pub(crate) async fn finish(&self) {
+        self.core.finisher.finish().await;
+    }
+
+    /// Answers a request.
+    pub(crate) async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        origin: Origin,
+        limits: Arc<Limits>,
+    ) -> Response<Answer> {
+        let mut entry = AuditEntry::begin(self.audit.clone()).await;
+        entry.record.began_ns = self.core.env.clock.wall_ns();
+        let begun_ns = self.core.env.clock.boot_ns();
+        let id = format!("{:016X}", self.ids.fetch_add(1, Ordering::Relaxed));
+        entry.record.source_ip = Some(origin.ip);
+        let context = Arc::new(RequestContext {
+            origin,
+            asker: OnceLock::new(),
+            told: Mutex::default(),
+            request_id: id.clone(),
+        });
+        let cross = cors::Cross::of(request.method(), request.headers());
+        let bucket = cross.as_ref().and_then(|_| self.names.bucket(request.uri(), request.headers()));
+        let unread = Arc::new(Unread::default());
+        let mut response = if request.method() == Method::OPTIONS {
+            self.preflight(cross.as_ref(), bucket.as_deref()).await
+        } else {
+            self.serve(request, &context, &unread, &limits).await
+        };
+        if let (Some(cross), Some(bucket)) = (&cross, bucket.as_deref()) {
+            self.allow_origin(cross, bucket, response.headers_mut()).await;
+        }
+        let headers = response.headers_mut();
+        headers.insert(header::SERVER, HeaderValue::from_static("Forebay"));
+        headers.insert(REQUEST_ID, HeaderValue::from_str(&id).expect("hexadecimal digits are valid"));
+        if response.status() == StatusCode::NO_CONTENT {
+            response.headers_mut().remove(header::CONTENT_LENGTH);
+        }
+        note(&mut entry, &context, &response);
+        entry.record.request_id = id;
+        entry.record.bytes_in = unread.bytes();
+        let clock = self.core.env.clock.clone();
+        response.map(|body| Answer { body, entry, clock, begun_ns })
+    }
+
+    async fn serve(
+        &self,
+        request: Request<Incoming>,
+        context: &Arc<RequestContext>,
+        unread: &Arc<Unread>,
+        limits: &Limits,
+    ) -> Response<Body> {
+        let (mut parts, incoming) = request.into_parts();
+        let waits = parts.headers.contains_key(header::EXPECT);
+        let is_form = is_form(&parts.headers);
+        parts.extensions.insert(context.clone());
+        let is_empty = incoming.is_end_stream();
+        let version = parts.version;
+        let body = if is_empty {
+            Body::empty()
+        } else {
+            let rules =
+                BodyRules { idle_timeout: limits.idle_timeout, bytes_per_s_min: limits.body_bytes_per_s_min };
+            Body::http_body(RequestBody::new(incoming, chunked(&parts.headers), rules, unread.clone()))
+        };
+        let _form = if is_form { Some(self.forms.acquire().await) } else { None };
+        let mut response = match self.service.call(Request::from_parts(parts, body)).await {
+            Ok(response) => response,
+            Err(error) => {
+                tracing::error!(error = ?StdError::from(error), "S3 answer could not be put together");
+                refuse(s3_error!(InternalError))
+            }
+        };
+        // A client that waits for `100 Continue` has sent nothing yet.
+        let refused = response.status().as_u16() >= 400;
+        if refused && !waits {
+            unread.drain().await;
+        }
+        // botocore mistakes the answer to the next request on a connection on which it got one instead of that.
+        if waits && (refused || is_empty) && version == hyper::Version::HTTP_11 {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    async fn preflight(&self, cross: Option<&cors::Cross>, bucket: Option<&str>) -> Response<Body> {
+        let Some(cross) = cross else {
+            return refuse(s3_error!(
+                InvalidRequest,
+                "Insufficient information. Origin request header needed."
+            ));
+        };
+        let rules = match bucket {
+            Some(bucket) => self.core.buckets.get(bucket).await.ok().and_then(|bucket| bucket.cors.clone()),
+            None => None,
+        };
+        match rules.is_some_and(|rules| rules.matching(cross).is_some()) {
+            true => Response::new(Body::empty()),
+            false => refuse(s3_error!(
+                AccessDenied,
+                "CORSResponse: This CORS request is not allowed. This is usually because the evaluation of Origin, \
+                 request method / Access-Control-Request-Method or Access-Control-Request-Headers are not whitelisted \
+                 by the resource's CORS spec."
+            )),
+        }
+    }
+
+    async fn allow_origin(&self, cross: &cors::Cross, bucket: &str, headers: &mut HeaderMap) {
+        if let Ok(bucket) = self.core.buckets.get(bucket).await
+            && let Some(rules) = &bucket.cors
+            && let Some(rule) = rules.matching(cross)
+        {
+            rule.answer(cross, headers);
+        }
+    }
+}
+
+/// An error as a response.
+pub(crate) fn refuse(error: S3Error) -> Response<Body> {
+    error.to_http_response().unwrap_or_else(|_| {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        response
+    })
+}
+
+fn is_form(headers: &HeaderMap) -> bool {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    value.is_some_and(|value| value.starts_with("multipart/form-data"))
+}
+
+/// Whether the body is in frames of `aws-chunked`.
+fn chunked(headers: &HeaderMap) -> Option<Chunked> {
+    let value = headers.get(CONTENT_SHA256)?.to_str().ok()?;
+    let signing = match value {
+        "STREAMING-UNSIGNED-PAYLOAD-TRAILER" => Signing::None,
+        _ if value.starts_with("STREAMING-") => Signing::Frames,
+        _ => return None,
+    };
+    Some(Chunked::new(signing))
+}
+
+/// Puts what is known of a request and its response into its account.
+fn note(entry: &mut AuditEntry, context: &RequestContext, response: &Response<Body>) {
+    let told = std::mem::take(&mut *context.told.lock().expect("no holder of this lock panics"));
+    let record = &mut entry.record;
+    record.operation = told.operation;
+    record.user = told.user;
+    record.access_key = told.access_key;
+    record.bucket = told.bucket;
+    record.key = told.key;
+    record.status = response.status().as_u16();
+    if record.status >= 400 {
+        record.error = response.body().bytes().and_then(|body| error_code(&body));
+    }
+}
+
+/// The code in an error's document.
+fn error_code(body: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(body).ok()?;
+    let (_, rest) = text.split_once("<Code>")?;
+    rest.split_once("</Code>").map(|(code, _)| code.to_owned())
+}
+
+/// A response's body. The account of the request is closed with it.
+pub(crate) struct Answer {
+    body: Body,
+    entry: AuditEntry,
+    clock: Arc<dyn base::env::Clock>,
+    begun_ns: u64,
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = StdError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
+        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(context));
+        match &frame {
+            Some(Ok(frame)) => {
+                self.entry.record.bytes_out += frame.data_ref().map_or(0, Bytes::len) as u64;
+            }
+            Some(Err(error)) => {
+                tracing::warn!(%error, "S3 response broke off");
+                self.entry.record.error = Some("InternalError".to_owned());
+            }
+            None => {}
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.entry.record.duration_ns = self.clock.boot_ns().saturating_sub(self.begun_ns);
+    }
+}

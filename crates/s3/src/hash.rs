@@ -1,0 +1,333 @@
+//! Digests of a body while it passes: MD5 for the ETag, and the one checksum that the client chose.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use client::object::{Checksum, ChecksumAlgorithm, ChecksumKind, ChecksumType};
+use hyper::StatusCode;
+use hyper::header::HeaderMap;
+use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
+use s3s::{S3Result, TrailingHeaders, s3_error};
+
+use crate::error::custom;
+
+const ALGORITHMS: [ChecksumAlgorithm; 5] = [
+    ChecksumAlgorithm::Crc32,
+    ChecksumAlgorithm::Crc32c,
+    ChecksumAlgorithm::Crc64Nvme,
+    ChecksumAlgorithm::Sha1,
+    ChecksumAlgorithm::Sha256,
+];
+
+/// As `x-amz-checksum-algorithm` has it.
+pub(crate) fn name(algorithm: ChecksumAlgorithm) -> &'static str {
+    match algorithm {
+        ChecksumAlgorithm::Crc32 => "CRC32",
+        ChecksumAlgorithm::Crc32c => "CRC32C",
+        ChecksumAlgorithm::Crc64Nvme => "CRC64NVME",
+        ChecksumAlgorithm::Sha1 => "SHA1",
+        ChecksumAlgorithm::Sha256 => "SHA256",
+    }
+}
+
+/// The algorithm of a name.
+pub(crate) fn algorithm(wanted: &str) -> S3Result<ChecksumAlgorithm> {
+    let found = ALGORITHMS.into_iter().find(|algorithm| name(*algorithm).eq_ignore_ascii_case(wanted));
+    found.ok_or_else(|| {
+        s3_error!(InvalidRequest, "Checksum algorithm provided is unsupported: {wanted} is none of CRC32, CRC32C, CRC64NVME, SHA1, SHA256.")
+    })
+}
+
+fn header(algorithm: ChecksumAlgorithm) -> &'static str {
+    match algorithm {
+        ChecksumAlgorithm::Crc32 => "x-amz-checksum-crc32",
+        ChecksumAlgorithm::Crc32c => "x-amz-checksum-crc32c",
+        ChecksumAlgorithm::Crc64Nvme => "x-amz-checksum-crc64nvme",
+        ChecksumAlgorithm::Sha1 => "x-amz-checksum-sha1",
+        ChecksumAlgorithm::Sha256 => "x-amz-checksum-sha256",
+    }
+}
+
+enum Sum {
+    Crc32(Crc32),
+    Crc32c(Crc32c),
+    Crc64Nvme(Crc64Nvme),
+    Sha1(Sha1),
+    Sha256(Sha256),
+}
+
+impl Sum {
+    fn new(algorithm: ChecksumAlgorithm) -> Self {
+        match algorithm {
+            ChecksumAlgorithm::Crc32 => Self::Crc32(Crc32::new()),
+            ChecksumAlgorithm::Crc32c => Self::Crc32c(Crc32c::new()),
+            ChecksumAlgorithm::Crc64Nvme => Self::Crc64Nvme(Crc64Nvme::new()),
+            ChecksumAlgorithm::Sha1 => Self::Sha1(Sha1::new()),
+            ChecksumAlgorithm::Sha256 => Self::Sha256(Sha256::new()),
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Crc32(sum) => sum.update(bytes),
+            Self::Crc32c(sum) => sum.update(bytes),
+            Self::Crc64Nvme(sum) => sum.update(bytes),
+            Self::Sha1(sum) => sum.update(bytes),
+            Self::Sha256(sum) => sum.update(bytes),
+        }
+    }
+
+    fn finish(self) -> Vec<u8> {
+        match self {
+            Self::Crc32(sum) => sum.finalize().to_vec(),
+            Self::Crc32c(sum) => sum.finalize().to_vec(),
+            Self::Crc64Nvme(sum) => sum.finalize().to_vec(),
+            Self::Sha1(sum) => sum.finalize().to_vec(),
+            Self::Sha256(sum) => sum.finalize().to_vec(),
+        }
+    }
+}
+
+/// What a client says about the body it sends.
+pub(crate) struct Claims {
+    md5: Option<Vec<u8>>,
+    algorithm: Option<ChecksumAlgorithm>,
+    /// In a header; otherwise a trailer brings it.
+    value: Option<Vec<u8>>,
+    in_trailer: bool,
+}
+
+impl Claims {
+    /// Reads them from a request. `chosen` is the algorithm that was agreed on before, for parts.
+    pub(crate) fn of(headers: &HeaderMap, chosen: Option<ChecksumAlgorithm>) -> S3Result<Self> {
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let md5 =
+            match headers.get("content-md5") {
+                Some(value) => {
+                    let md5 = unbase64(value.as_bytes());
+                    let md5 = md5.filter(|md5| md5.len() == 16);
+                    Some(md5.ok_or_else(|| {
+                        s3_error!(InvalidDigest, "The Content-MD5 you specified was invalid.")
+                    })?)
+                }
+                None => None,
+            };
+        let mut given =
+            ALGORITHMS.into_iter().filter_map(|algorithm| Some((algorithm, text(header(algorithm))?)));
+        let trailer = text("x-amz-trailer").unwrap_or_default().to_ascii_lowercase();
+        let in_trailer = ALGORITHMS.into_iter().find(|algorithm| trailer.trim() == header(*algorithm));
+        let named = text("x-amz-sdk-checksum-algorithm").or_else(|| text("x-amz-checksum-algorithm"));
+        let (algorithm, value) = match (given.next(), in_trailer) {
+            (Some(_), Some(_)) => return Err(several()),
+            (Some((algorithm, value)), None) => {
+                let value = unbase64(value.as_bytes()).ok_or_else(|| {
+                    s3_error!(InvalidRequest, "Value for {} header is invalid.", header(algorithm))
+                })?;
+                (Some(algorithm), Some(value))
+            }
+            (None, Some(algorithm)) => (Some(algorithm), None),
+            (None, None) => (named.map(self::algorithm).transpose()?.or(chosen), None),
+        };
+        if given.next().is_some() {
+            return Err(several());
+        }
+        Ok(Self { md5, algorithm, value, in_trailer: in_trailer.is_some() })
+    }
+
+    /// The checksum that is computed.
+    pub(crate) fn algorithm(&self) -> Option<ChecksumAlgorithm> {
+        self.algorithm
+    }
+}
+
+fn several() -> s3s::S3Error {
+    s3_error!(
+        InvalidRequest,
+        "Expecting a single x-amz-checksum- header. Multiple checksum types are not allowed."
+    )
+}
+
+/// Digests in the making.
+pub(crate) struct Digests {
+    claims: Claims,
+    md5: Md5,
+    sum: Option<(ChecksumAlgorithm, Sum)>,
+}
+
+/// What a body's digests are.
+pub(crate) struct Digested {
+    pub(crate) md5: [u8; 16],
+    pub(crate) checksum: Option<Checksum>,
+}
+
+impl Digested {
+    /// The ETag of an object that was put in one piece.
+    pub(crate) fn etag(&self) -> String {
+        hex(&self.md5)
+    }
+}
+
+impl Digests {
+    pub(crate) fn new(claims: Claims) -> Self {
+        let sum = claims.algorithm.map(|algorithm| (algorithm, Sum::new(algorithm)));
+        Self { claims, md5: Md5::new(), sum }
+    }
+
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.md5.update(bytes);
+        if let Some((_, sum)) = &mut self.sum {
+            sum.update(bytes);
+        }
+    }
+
+    /// Compares with what the client said.
+    pub(crate) fn finish(self, trailers: Option<&TrailingHeaders>) -> S3Result<Digested> {
+        let md5: [u8; 16] = self.md5.finalize().as_ref().try_into().expect("an MD5 has 16 bytes");
+        if self.claims.md5.is_some_and(|claimed| claimed != md5) {
+            return Err(s3_error!(
+                BadDigest,
+                "The Content-MD5 you specified did not match what we received."
+            ));
+        }
+        let Some((algorithm, sum)) = self.sum else { return Ok(Digested { md5, checksum: None }) };
+        let value = sum.finish();
+        let mut claimed = self.claims.value;
+        if self.claims.in_trailer {
+            let text = trailers.and_then(|trailers| {
+                trailers
+                    .read(|headers| Some(headers.get(header(algorithm))?.to_str().ok()?.trim().to_owned()))?
+            });
+            let text = text.ok_or_else(|| {
+                custom(
+                    "MalformedTrailerError",
+                    StatusCode::BAD_REQUEST,
+                    "The request named a trailing checksum and did not send it.",
+                )
+            })?;
+            let value = unbase64(text.as_bytes()).ok_or_else(|| {
+                s3_error!(InvalidRequest, "Value for {} trailing header is invalid.", header(algorithm))
+            })?;
+            claimed = Some(value);
+        }
+        if claimed.is_some_and(|claimed| claimed != value) {
+            return Err(s3_error!(
+                BadDigest,
+                "The {} you specified did not match the calculated checksum.",
+                name(algorithm)
+            ));
+        }
+        let of = ChecksumType { algorithm, kind: ChecksumKind::FullObject };
+        Ok(Digested { md5, checksum: Some(Checksum { of, value: value.into() }) })
+    }
+}
+
+/// Lowercase hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
+/// The bytes of an MD5 in hexadecimal digits, if it is one.
+pub(crate) fn unhex(text: &str) -> Option<[u8; 16]> {
+    if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
+}
+
+/// Standard base64, with padding.
+pub(crate) fn base64(bytes: &[u8]) -> String {
+    STANDARD.encode(bytes)
+}
+
+/// The bytes of standard base64.
+pub(crate) fn unbase64(text: &[u8]) -> Option<Vec<u8>> {
+    STANDARD.decode(text).ok()
+}
+
+/// The checksum of all bytes of several parts, from their checksums and lengths; only CRCs can be combined.
+pub(crate) fn combine(algorithm: ChecksumAlgorithm, parts: &[(Vec<u8>, u64)]) -> Option<Vec<u8>> {
+    let (kind, width) = match algorithm {
+        ChecksumAlgorithm::Crc32 => (crc_fast::CrcAlgorithm::Crc32IsoHdlc, 4),
+        ChecksumAlgorithm::Crc32c => (crc_fast::CrcAlgorithm::Crc32Iscsi, 4),
+        ChecksumAlgorithm::Crc64Nvme => (crc_fast::CrcAlgorithm::Crc64Nvme, 8),
+        ChecksumAlgorithm::Sha1 | ChecksumAlgorithm::Sha256 => return None,
+    };
+    let number = |bytes: &[u8]| bytes.iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
+    let mut parts = parts.iter();
+    let first = number(&parts.next()?.0);
+    let all =
+        parts.fold(first, |all, (value, len)| crc_fast::checksum_combine(kind, all, number(value), *len));
+    Some(all.to_be_bytes()[8 - width..].to_vec())
+}
+
+/// The checksum of the checksums of several parts.
+pub(crate) fn composite(algorithm: ChecksumAlgorithm, parts: &[(Vec<u8>, u64)]) -> Vec<u8> {
+    let mut sum = Sum::new(algorithm);
+    parts.iter().for_each(|(value, _)| sum.update(value));
+    sum.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn digest(algorithm: ChecksumAlgorithm, bytes: &[u8]) -> Vec<u8> {
+        let mut sum = Sum::new(algorithm);
+        sum.update(bytes);
+        sum.finish()
+    }
+
+    #[track_caller]
+    fn check(headers: &[(&'static str, &str)], body: &[u8], expected: Result<&str, &str>) {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.append(*name, value.parse().unwrap());
+        }
+        let result = Claims::of(&map, None).and_then(|claims| {
+            let mut digests = Digests::new(claims);
+            body.chunks(3).for_each(|bytes| digests.update(bytes));
+            digests.finish(None)
+        });
+        match (result, expected) {
+            (Ok(digested), Ok(etag)) => assert_eq!(digested.etag(), etag),
+            (Err(error), Err(code)) => assert_eq!(error.code().as_str(), code),
+            (result, _) => panic!("{:?}", result.map(|digested| digested.etag())),
+        }
+    }
+
+    const ETAG: &str = "5d41402abc4b2a76b9719d911017c592";
+
+    #[test]
+    fn claims_are_compared() {
+        check(&[], b"hello", Ok(ETAG));
+        check(&[("content-md5", "XUFAKrxLKna5cZ2REBfFkg==")], b"hello", Ok(ETAG));
+        check(&[("content-md5", "XUFAKrxLKna5cZ2REBfFkg==")], b"hellx", Err("BadDigest"));
+        check(&[("content-md5", "XUFA")], b"hello", Err("InvalidDigest"));
+        check(&[("x-amz-checksum-crc32", "NhCmhg==")], b"hello", Ok(ETAG));
+        check(&[("x-amz-checksum-crc32", "NhCmhw==")], b"hello", Err("BadDigest"));
+        check(&[("x-amz-checksum-crc32", "%")], b"hello", Err("InvalidRequest"));
+        check(&[("x-amz-checksum-crc32c", "mnG7TA==")], b"hello", Ok(ETAG));
+        check(&[("x-amz-checksum-sha1", "qvTGHdzF6KLavt4PO0gs2a6pQ00=")], b"hello", Ok(ETAG));
+        check(
+            &[("x-amz-checksum-crc32", "NhCmhg=="), ("x-amz-checksum-crc32c", "mnG7TA==")],
+            b"hello",
+            Err("InvalidRequest"),
+        );
+        check(&[("x-amz-sdk-checksum-algorithm", "CRC99")], b"hello", Err("InvalidRequest"));
+        check(&[("x-amz-trailer", "x-amz-checksum-crc32")], b"hello", Err("MalformedTrailerError"));
+    }
+
+    proptest! {
+        #[test]
+        fn checksums_of_parts_combine(parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..6)) {
+            for algorithm in ALGORITHMS {
+                let sums: Vec<_> = parts.iter().map(|part| (digest(algorithm, part), part.len() as u64)).collect();
+                if let Some(all) = combine(algorithm, &sums) {
+                    prop_assert_eq!(all, digest(algorithm, &parts.concat()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Copies inside the filesystem: bytes are shared, not moved.
+
+use std::sync::Arc;
+
+use client::object::{
+    Checksum as StoredChecksum, Conditions, MetaChange, ObjectInfo, ObjectMeta, ObjectName,
+};
+use client::{CopyObject, PutPart};
+use s3s::crypto::{Checksum as _, Md5};
+use s3s::dto::*;
+use s3s::{S3Request, S3Response, S3Result, s3_error};
+
+use super::get::checksum_fields;
+use super::multipart::{begun, part_number, upload};
+use super::put::{check_object, object_meta};
+use super::{Asked, check_version, object_name, read_conditions, strong, timestamp};
+use crate::error::object_error;
+use crate::gate::Core;
+use crate::hash::{self, Claims, Digests};
+use crate::read::Source;
+
+const COPY_BYTES_MAX: u64 = 5 << 30;
+/// Bytes read at a time when a checksum of a copied part must be computed.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// Where a copy comes from.
+struct From {
+    bucket: Arc<crate::bucket::Bucket>,
+    key: String,
+    name: ObjectName,
+}
+
+async fn source(core: &Core, asked: &Asked, source: &CopySource) -> S3Result<From> {
+    let CopySource::Bucket { bucket, key, version_id } = source else {
+        return Err(s3_error!(NotImplemented, "Access points are not implemented."));
+    };
+    check_version(version_id.as_deref())?;
+    let bucket = core.buckets.get(bucket).await?;
+    core.may_also(&asked.context, "s3:GetObject", &bucket, key)?;
+    let name = object_name(bucket.ino, key)?;
+    Ok(From { bucket, key: key.to_string(), name })
+}
+
+/// A condition on a source that does not hold is an error, also where a reader would be told "not modified".
+fn source_error(error: client::object::ObjectError) -> s3s::S3Error {
+    use client::object::ObjectError;
+    match error {
+        ObjectError::NotModified => object_error(ObjectError::PreconditionFailed),
+        error => object_error(error),
+    }
+}
+
+pub(crate) async fn copy_object(
+    core: &Arc<Core>,
+    request: S3Request<CopyObjectInput>,
+) -> S3Result<S3Response<CopyObjectOutput>> {
+    let asked = Asked::of(&request.extensions)?;
+    let mut input = request.input;
+    check_object!(input);
+    super::refuse_unsupported(&[("SSE-C", input.copy_source_sse_customer_algorithm.is_some())])?;
+    let from = source(core, &asked, &input.copy_source).await?;
+    let to = asked.name(&input.key)?;
+    let from_conditions = read_conditions(
+        input.copy_source_if_match.as_ref(),
+        input.copy_source_if_none_match.as_ref(),
+        input.copy_source_if_modified_since.as_ref(),
+        input.copy_source_if_unmodified_since.as_ref(),
+    );
+    let replaces = input
+        .metadata_directive
+        .as_ref()
+        .is_some_and(|directive| directive.as_str() == MetadataDirective::REPLACE);
+    let replaces_tags = input
+        .tagging_directive
+        .as_ref()
+        .is_some_and(|directive| directive.as_str() == TaggingDirective::REPLACE);
+    if replaces_tags {
+        core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, &input.key)?;
+    }
+    let given = object_meta!(input);
+    let conditions = destination_conditions(&request.headers)?;
+    let is_same = from.bucket.ino == asked.bucket()?.ino && from.key == input.key;
+    if is_same && !replaces && !replaces_tags {
+        return Err(s3_error!(
+            InvalidRequest,
+            "This copy request is illegal because it is trying to copy an object to itself without changing the \
+             object's metadata, storage class, website redirect location or encryption attributes."
+        ));
+    }
+    let head = core.client.head_object(from.name.clone(), from_conditions.clone(), asked.caller()).await;
+    let head = head.map_err(source_error)?;
+    if head.size > COPY_BYTES_MAX {
+        return Err(s3_error!(
+            InvalidRequest,
+            "The specified copy source is larger than the maximum allowable size for a copy source: 5368709120"
+        ));
+    }
+    let info = if is_same {
+        change(core, &asked, to, given, (replaces, replaces_tags), conditions).await?
+    } else {
+        let tags = replaces_tags.then(|| given.tags.clone());
+        let meta = replaces.then(|| ObjectMeta {
+            etag: head.meta.etag.as_ref().map(|_| head.etag.clone()),
+            checksum: head.meta.checksum.clone(),
+            parts: head.meta.parts.clone(),
+            tags: head.meta.tags.clone(),
+            ..given
+        });
+        let copy = CopyObject {
+            from: from.name,
+            from_conditions,
+            to,
+            conditions,
+            meta,
+            tags,
+            caller: asked.caller(),
+        };
+        core.client.copy_object(copy).await.map_err(source_error)?
+    };
+    let result = describe_copy(info);
+    Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(result), ..CopyObjectOutput::default() }))
+}
+
+/// What the answer says of a copy.
+fn describe_copy(info: ObjectInfo) -> CopyObjectResult {
+    let fields = info.meta.checksum.as_ref().map(|sum| checksum_fields(sum, info.meta.parts.len()));
+    let fields = fields.unwrap_or_default();
+    CopyObjectResult {
+        checksum_crc32: fields.checksum_crc32,
+        checksum_crc32c: fields.checksum_crc32c,
+        checksum_crc64nvme: fields.checksum_crc64nvme,
+        checksum_sha1: fields.checksum_sha1,
+        checksum_sha256: fields.checksum_sha256,
+        checksum_type: fields.checksum_type,
+        e_tag: Some(strong(info.etag)),
+        last_modified: Some(timestamp(info.attr.mtime_ns)),
+    }
+}
+
+/// `If-Match` and `If-None-Match` are about the object that is there; the protocol library does not read them here.
+fn destination_conditions(headers: &hyper::HeaderMap) -> S3Result<Conditions> {
+    let read = |name: hyper::header::HeaderName| -> S3Result<Option<ETagCondition>> {
+        let Some(value) = headers.get(&name) else { return Ok(None) };
+        let condition = ETagCondition::parse_http_header(value.as_bytes());
+        condition.map(Some).map_err(|_| s3_error!(InvalidArgument, "Invalid header: {name}"))
+    };
+    let if_match = read(hyper::header::IF_MATCH)?;
+    let if_none_match = read(hyper::header::IF_NONE_MATCH)?;
+    Ok(super::write_conditions(if_match.as_ref(), if_none_match.as_ref()))
+}
+
+/// A copy of an object onto itself changes what is stored with it.
+async fn change(
+    core: &Core,
+    asked: &Asked,
+    name: ObjectName,
+    given: ObjectMeta,
+    (headers, tags): (bool, bool),
+    conditions: Conditions,
+) -> S3Result<ObjectInfo> {
+    let mut changes = Vec::new();
+    if headers {
+        changes.push(MetaChange::Headers { headers: given.headers, user: given.user });
+    }
+    if tags {
+        changes.push(MetaChange::Tags(given.tags));
+    }
+    let mut info = None;
+    for change in changes {
+        let changed =
+            core.client.set_object_meta(name.clone(), change, conditions.clone(), asked.caller()).await;
+        info = Some(changed.map_err(object_error)?);
+    }
+    info.ok_or_else(|| s3_error!(InvalidRequest, "Nothing is to be changed."))
+}
+
+/// `bytes=a-b`, nothing else.
+fn copied_range(range: Option<&str>, size: u64) -> S3Result<std::ops::Range<u64>> {
+    let Some(range) = range else { return Ok(0..size) };
+    let bad = || {
+        s3_error!(
+            InvalidArgument,
+            "The x-amz-copy-source-range value must be of the form bytes=first-last where first and last are the zero-based offsets of the first and last bytes to copy"
+        )
+    };
+    let Ok(Range::Int { first, last: Some(last) }) = Range::parse(range) else { return Err(bad()) };
+    if last >= size {
+        return Err(s3_error!(
+            InvalidRange,
+            "Range specified is not valid for source object of size: {size}"
+        ));
+    }
+    Ok(first..last + 1)
+}
+
+pub(crate) async fn upload_part_copy(
+    core: &Arc<Core>,
+    request: S3Request<UploadPartCopyInput>,
+) -> S3Result<S3Response<UploadPartCopyOutput>> {
+    let asked = Asked::of(&request.extensions)?;
+    let input = request.input;
+    let upload = upload(&asked, &input.key, &input.upload_id)?;
+    let number = part_number(input.part_number)?;
+    let from = source(core, &asked, &input.copy_source).await?;
+    let conditions = read_conditions(
+        input.copy_source_if_match.as_ref(),
+        input.copy_source_if_none_match.as_ref(),
+        input.copy_source_if_modified_since.as_ref(),
+        input.copy_source_if_unmodified_since.as_ref(),
+    );
+    let of = begun(core, &upload, asked.caller()).await?.meta.checksum.map(|checksum| checksum.of);
+    let info = core.client.get_object(from.name, conditions, asked.caller()).await.map_err(source_error)?;
+    let source = Source::new(&core.client, info);
+    let range = copied_range(input.copy_source_range.as_deref(), source.info().size)?;
+    if range.end - range.start > COPY_BYTES_MAX {
+        return Err(s3_error!(
+            InvalidRequest,
+            "The copied range is longer than the maximum allowable size: 5368709120"
+        ));
+    }
+    let staged = core.client.stage().await.map_err(object_error)?;
+    let copied = async {
+        share(core, &source, range.clone(), staged).await?;
+        let (etag, checksum) = describe(core, &source, range, of.map(|of| of.algorithm)).await?;
+        let part = PutPart {
+            upload,
+            number,
+            etag: etag.clone(),
+            checksum: checksum.clone(),
+            caller: asked.caller(),
+        };
+        core.client.put_part(part, staged).await.map_err(object_error)?;
+        Ok((etag, checksum))
+    };
+    let (etag, checksum) = copied.await.inspect_err(|_: &s3s::S3Error| core.client.discard(staged))?;
+    let fields = checksum.as_ref().map(|checksum| checksum_fields(checksum, 0)).unwrap_or_default();
+    let result = CopyPartResult {
+        checksum_crc32: fields.checksum_crc32,
+        checksum_crc32c: fields.checksum_crc32c,
+        checksum_crc64nvme: fields.checksum_crc64nvme,
+        checksum_sha1: fields.checksum_sha1,
+        checksum_sha256: fields.checksum_sha256,
+        e_tag: Some(strong(etag)),
+        last_modified: Some(timestamp(core.env.clock.wall_ns())),
+    };
+    Ok(S3Response::new(UploadPartCopyOutput {
+        copy_part_result: Some(result),
+        ..UploadPartCopyOutput::default()
+    }))
+}
+
+/// Makes the staged file share a range of the source.
+async fn share(core: &Core, source: &Source, range: std::ops::Range<u64>, staged: base::Ino) -> S3Result<()> {
+    let info = source.info();
+    if info.directory {
+        let bytes = &info.body[range.start as usize..range.end as usize];
+        return core.client.write(staged, 0, bytes).await.map_err(|error| object_error(error.into()));
+    }
+    let mut done = 0;
+    let len = range.end - range.start;
+    while done < len {
+        let copied =
+            core.client.copy_range((info.attr.ino, range.start + done), (staged, done), len - done).await;
+        match copied.map_err(|error| object_error(error.into()))? {
+            0 => return Err(object_error(client::object::ObjectError::SourceChanged)),
+            more => done += more,
+        }
+    }
+    Ok(())
+}
+
+/// ETag and checksum of a copied part. Bytes are only read if there must be a checksum; without, the ETag of a range is
+/// no MD5, and says so by its dash.
+async fn describe(
+    core: &Core,
+    source: &Source,
+    range: std::ops::Range<u64>,
+    algorithm: Option<client::object::ChecksumAlgorithm>,
+) -> S3Result<(String, Option<StoredChecksum>)> {
+    let info = source.info();
+    let whole = range == (0..info.size);
+    if algorithm.is_none() {
+        if whole && hash::unhex(&info.etag).is_some() {
+            return Ok((info.etag.clone(), None));
+        }
+        let mut md5 = Md5::new();
+        md5.update(format!("{} {} {}", info.etag, range.start, range.end).as_bytes());
+        return Ok((format!("{}-0", hash::hex(md5.finalize().as_ref())), None));
+    }
+    let mut digests = Digests::new(Claims::of(&hyper::HeaderMap::new(), algorithm)?);
+    let mut at = range.start;
+    while at < range.end {
+        let end = (at + PIECE_BYTES).min(range.end);
+        let bytes = if info.directory {
+            info.body.slice(at as usize..end as usize)
+        } else {
+            let read = core.client.read(info.attr.ino, at, (end - at) as usize).await;
+            read.map_err(|error| object_error(error.into()))?
+        };
+        if bytes.len() as u64 != end - at {
+            return Err(object_error(client::object::ObjectError::SourceChanged));
+        }
+        digests.update(&bytes);
+        at = end;
+    }
+    let digested = digests.finish(None)?;
+    Ok((digested.etag(), digested.checksum))
+}

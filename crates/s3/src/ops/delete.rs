@@ -1,0 +1,108 @@
+//! Deleting objects.
+
+use std::sync::Arc;
+
+use client::object::{Conditions, EtagMatch, ObjectError};
+use s3s::dto::*;
+use s3s::{S3Error, S3Request, S3Response, S3Result, s3_error};
+
+use super::{Asked, check_version, nanoseconds, write_conditions};
+use crate::error::object_error;
+use crate::gate::Core;
+
+const KEYS_MAX: usize = 1000;
+
+/// What is not there is deleted: also if it never could be there.
+fn is_gone(error: ObjectError) -> bool {
+    matches!(error, ObjectError::NoSuchKey | ObjectError::ParentIsFile | ObjectError::ExistingIsDirectory)
+}
+
+pub(crate) async fn delete_object(
+    core: &Arc<Core>,
+    request: S3Request<DeleteObjectInput>,
+) -> S3Result<S3Response<DeleteObjectOutput>> {
+    let asked = Asked::of(&request.extensions)?;
+    let input = request.input;
+    check_version(input.version_id.as_deref())?;
+    let mut conditions = write_conditions(input.if_match.as_ref(), None);
+    conditions.if_modified_at_ns = input.if_match_last_modified_time.as_ref().map(nanoseconds);
+    conditions.if_size = input.if_match_size.and_then(|size| u64::try_from(size).ok());
+    let is_conditional = !conditions.is_empty();
+    let name = asked.name(&input.key)?;
+    match core.client.delete_object(name, conditions, asked.caller()).await {
+        Ok(_) => {}
+        Err(error) if is_gone(error) && !is_conditional => {}
+        Err(error) => return Err(object_error(error)),
+    }
+    Ok(S3Response::with_status(DeleteObjectOutput::default(), hyper::StatusCode::NO_CONTENT))
+}
+
+pub(crate) async fn delete_objects(
+    core: &Arc<Core>,
+    request: S3Request<DeleteObjectsInput>,
+) -> S3Result<S3Response<DeleteObjectsOutput>> {
+    let asked = Asked::of(&request.extensions)?;
+    let input = request.input;
+    let objects = input.delete.objects;
+    if objects.is_empty() || objects.len() > KEYS_MAX {
+        return Err(s3_error!(MalformedXML, "A request deletes 1 to 1000 keys."));
+    }
+    let quiet = input.delete.quiet.unwrap_or(false);
+    let bucket = asked.bucket()?;
+    let mut outcomes: Vec<(String, S3Result<()>)> = Vec::with_capacity(objects.len());
+    let mut wanted = Vec::new();
+    for object in objects {
+        let checked = check_version(object.version_id.as_deref())
+            .and_then(|()| core.may_also(&asked.context, "s3:DeleteObject", bucket, &object.key))
+            .and_then(|()| asked.name(&object.key));
+        let outcome = checked.map(|name| {
+            let conditions = Conditions {
+                if_match: object.e_tag.as_ref().map(etag_match),
+                if_modified_at_ns: object.last_modified_time.as_ref().map(nanoseconds),
+                if_size: object.size.and_then(|size| u64::try_from(size).ok()),
+                ..Conditions::default()
+            };
+            wanted.push((outcomes.len(), (name, conditions)));
+        });
+        outcomes.push((object.key, outcome));
+    }
+    let (places, keys): (Vec<usize>, Vec<_>) = wanted.into_iter().unzip();
+    let conditional: Vec<bool> = keys.iter().map(|(_, conditions)| !conditions.is_empty()).collect();
+    if !keys.is_empty() {
+        let results = core.client.delete_objects(keys, asked.caller()).await.map_err(object_error)?;
+        for ((place, result), conditional) in places.into_iter().zip(results).zip(conditional) {
+            outcomes[place].1 = match result {
+                Ok(_) => Ok(()),
+                Err(error) if is_gone(error) && !conditional => Ok(()),
+                Err(error) => Err(object_error(error)),
+            };
+        }
+    }
+    let mut output = DeleteObjectsOutput::default();
+    let (mut deleted, mut errors) = (Vec::new(), Vec::new());
+    for (key, outcome) in outcomes {
+        match outcome {
+            Ok(()) => deleted.push(DeletedObject { key: Some(key), ..DeletedObject::default() }),
+            Err(error) => errors.push(entry(key, &error)),
+        }
+    }
+    output.deleted = (!quiet).then_some(deleted);
+    output.errors = Some(errors).filter(|errors| !errors.is_empty());
+    Ok(S3Response::new(output))
+}
+
+fn etag_match(etag: &ETag) -> EtagMatch {
+    match etag.value() {
+        "*" => EtagMatch::Any,
+        value => EtagMatch::List(vec![value.to_owned()]),
+    }
+}
+
+fn entry(key: String, error: &S3Error) -> Error {
+    Error {
+        code: Some(error.code().as_str().to_owned()),
+        key: Some(key),
+        message: error.message().map(str::to_owned),
+        version_id: None,
+    }
+}

@@ -1,0 +1,323 @@
+//! Reading objects.
+
+use std::ops::Range as Bytes;
+use std::sync::Arc;
+
+use client::object::{
+    Checksum as StoredChecksum, ChecksumKind, Conditions, ObjectError, ObjectInfo, ObjectName,
+};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use s3s::dto::*;
+use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
+
+use super::{Asked, check_version, http_date, read_conditions, refuse_unsupported, strong, timestamp};
+use crate::error::{custom, object_error};
+use crate::gate::Core;
+use crate::hash;
+use crate::read::Source;
+
+pub(crate) const DEFAULT_TYPE: &str = "binary/octet-stream";
+const PARTS_PAGE: i32 = 1000;
+/// How often a read begins again because the file was cut while it was read.
+const ATTEMPTS: u32 = 4;
+
+/// The parts of an object that a response is about.
+struct Selection {
+    bytes: Bytes<u64>,
+    content_range: Option<String>,
+    parts_count: Option<i32>,
+}
+
+fn unsatisfiable(info: &ObjectInfo) -> S3Error {
+    let mut error = s3_error!(InvalidRange, "The requested range is not satisfiable");
+    let mut headers = HeaderMap::new();
+    let value = format!("bytes */{}", info.size);
+    headers.insert(header::CONTENT_RANGE, HeaderValue::from_str(&value).expect("digits are valid"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+    error.set_headers(headers);
+    error
+}
+
+fn select(info: &ObjectInfo, range: Option<&Range>, part: Option<i32>) -> S3Result<Selection> {
+    let size = info.size;
+    let ranged = |bytes: Bytes<u64>, parts_count| {
+        let content_range = format!("bytes {}-{}/{size}", bytes.start, bytes.end - 1);
+        Selection { bytes, content_range: Some(content_range), parts_count }
+    };
+    match (range, part) {
+        (Some(_), Some(_)) => {
+            Err(s3_error!(InvalidRequest, "Cannot specify both Range header and partNumber query parameter"))
+        }
+        (Some(range), None) => {
+            let bytes = range.check(size).map_err(|_| unsatisfiable(info))?;
+            // The last bytes of nothing are nothing.
+            if bytes.is_empty() {
+                return Err(unsatisfiable(info));
+            }
+            Ok(ranged(bytes, None))
+        }
+        (None, Some(part)) => {
+            let parts = &info.meta.parts;
+            let none = || {
+                let message = "The requested partnumber is not satisfiable";
+                custom("InvalidPartNumber", hyper::StatusCode::RANGE_NOT_SATISFIABLE, message)
+            };
+            let mut index =
+                usize::try_from(part).ok().and_then(|part| part.checked_sub(1)).ok_or_else(none)?;
+            let count = parts.len() as i32;
+            if parts.is_empty() {
+                return if index == 0 {
+                    Ok(Selection { bytes: 0..size, content_range: None, parts_count: None })
+                } else {
+                    Err(none())
+                };
+            }
+            if let Some(at) = parts.iter().position(|other| i32::from(other.number) == part) {
+                index = at;
+            }
+            let start: u64 = parts.iter().take(index).map(|part| part.len).sum();
+            let len = parts.get(index).ok_or_else(none)?.len;
+            if len == 0 {
+                return Ok(Selection { bytes: 0..0, content_range: None, parts_count: Some(count) });
+            }
+            Ok(ranged(start..start + len, Some(count)))
+        }
+        (None, None) => Ok(Selection { bytes: 0..size, content_range: None, parts_count: None }),
+    }
+}
+
+/// Puts the fields that GET and HEAD share into an output.
+macro_rules! describe {
+    ($output:expr, $info:expr, $mode:expr, $whole:expr) => {{
+        let info: &ObjectInfo = $info;
+        let headers = &info.meta.headers;
+        $output.accept_ranges = Some("bytes".to_owned());
+        $output.e_tag = Some(strong(info.etag.as_str()));
+        $output.last_modified = Some(timestamp(info.attr.mtime_ns));
+        $output.content_type =
+            Some(headers.content_type.clone().unwrap_or_else(|| DEFAULT_TYPE.to_owned()).into());
+        $output.cache_control = headers.cache_control.clone();
+        $output.content_disposition = headers.content_disposition.clone();
+        $output.content_encoding = headers.content_encoding.clone();
+        $output.content_language = headers.content_language.clone();
+        $output.expires = headers
+            .expires
+            .as_deref()
+            .and_then(|text| Timestamp::parse(TimestampFormat::HttpDate, text).ok());
+        $output.website_redirect_location = headers.website_redirect.clone();
+        if !info.meta.user.is_empty() {
+            $output.metadata = Some(info.meta.user.iter().cloned().collect());
+        }
+        let wanted = $mode.is_some_and(|mode: ChecksumMode| mode.as_str() == ChecksumMode::ENABLED);
+        if wanted
+            && $whole
+            && let Some(checksum) = &info.meta.checksum
+        {
+            let fields = checksum_fields(checksum, info.meta.parts.len());
+            $output.checksum_crc32 = fields.checksum_crc32;
+            $output.checksum_crc32c = fields.checksum_crc32c;
+            $output.checksum_crc64nvme = fields.checksum_crc64nvme;
+            $output.checksum_sha1 = fields.checksum_sha1;
+            $output.checksum_sha256 = fields.checksum_sha256;
+            $output.checksum_type = fields.checksum_type;
+        }
+    }};
+}
+
+/// A checksum as S3 writes it.
+pub(crate) fn checksum_fields(checksum: &StoredChecksum, parts: usize) -> Checksum {
+    use client::object::ChecksumAlgorithm as Algorithm;
+    let mut value = hash::base64(&checksum.value);
+    let kind = match checksum.of.kind {
+        ChecksumKind::FullObject => ChecksumType::FULL_OBJECT,
+        ChecksumKind::Composite => ChecksumType::COMPOSITE,
+    };
+    if checksum.of.kind == ChecksumKind::Composite && parts > 0 {
+        value = format!("{value}-{parts}");
+    }
+    let mut fields = Checksum { checksum_type: Some(ChecksumType::from_static(kind)), ..Checksum::default() };
+    match checksum.of.algorithm {
+        Algorithm::Crc32 => fields.checksum_crc32 = Some(value),
+        Algorithm::Crc32c => fields.checksum_crc32c = Some(value),
+        Algorithm::Crc64Nvme => fields.checksum_crc64nvme = Some(value),
+        Algorithm::Sha1 => fields.checksum_sha1 = Some(value),
+        Algorithm::Sha256 => fields.checksum_sha256 = Some(value),
+    }
+    fields
+}
+
+/// An error of a read; "not modified" tells what the reader has.
+pub(crate) async fn read_error(core: &Core, name: ObjectName, asked: &Asked, error: ObjectError) -> S3Error {
+    let mut answer = object_error(error);
+    if error == ObjectError::NotModified
+        && let Ok(info) = core.client.head_object(name, Conditions::default(), asked.caller()).await
+    {
+        let mut headers = HeaderMap::new();
+        if let Ok(etag) = HeaderValue::from_str(&format!("\"{}\"", info.etag)) {
+            headers.insert(header::ETAG, etag);
+        }
+        let date =
+            http_date(&timestamp(info.attr.mtime_ns)).and_then(|date| HeaderValue::from_str(&date).ok());
+        if let Some(date) = date {
+            headers.insert(header::LAST_MODIFIED, date);
+        }
+        answer.set_headers(headers);
+    }
+    answer
+}
+
+/// Opens an object for reading.
+pub(crate) async fn open(core: &Core, asked: &Asked, key: &str, conditions: Conditions) -> S3Result<Source> {
+    let name = asked.name(key)?;
+    match core.client.get_object(name.clone(), conditions, asked.caller()).await {
+        Ok(info) => Ok(Source::new(&core.client, info)),
+        Err(error) => Err(read_error(core, name, asked, error).await),
+    }
+}
+
+pub(crate) async fn get_object(
+    core: &Arc<Core>,
+    request: S3Request<GetObjectInput>,
+) -> S3Result<S3Response<GetObjectOutput>> {
+    let asked = Asked::of(&request.extensions)?;
+    let input = request.input;
+    check_version(input.version_id.as_deref())?;
+    refuse_unsupported(&[("SSE-C", input.sse_customer_algorithm.is_some())])?;
+    let conditions = read_conditions(
+        input.if_match.as_ref(),
+        input.if_none_match.as_ref(),
+        input.if_modified_since.as_ref(),
+        input.if_unmodified_since.as_ref(),
+    );
+    for attempt in 1.. {
+        let source = open(core, &asked, &input.key, conditions.clone()).await?;
+        let info = source.info();
+        let selection = select(info, input.range.as_ref(), input.part_number)?;
+        let body = match source.body(core, selection.bytes.clone()).await {
+            Ok(body) => body,
+            Err(base::FsError::Stale) if attempt < ATTEMPTS => continue,
+            Err(error) => return Err(object_error(error.into())),
+        };
+        let whole = selection.bytes == (0..info.size);
+        let mut output = GetObjectOutput {
+            body: Some(body.into()),
+            content_length: Some((selection.bytes.end - selection.bytes.start) as i64),
+            content_range: selection.content_range,
+            parts_count: selection.parts_count,
+            tag_count: Some(info.meta.tags.len() as i32).filter(|count| *count > 0),
+            ..GetObjectOutput::default()
+        };
+        describe!(output, info, input.checksum_mode, whole);
+        return Ok(S3Response::new(output));
+    }
+    Err(s3_error!(InternalError))
+}
+
+pub(crate) async fn head_object(
+    core: &Arc<Core>,
+    request: S3Request<HeadObjectInput>,
+) -> S3Result<S3Response<HeadObjectOutput>> {
+    let asked = Asked::of(&request.extensions)?;
+    let input = request.input;
+    check_version(input.version_id.as_deref())?;
+    refuse_unsupported(&[("SSE-C", input.sse_customer_algorithm.is_some())])?;
+    let conditions = read_conditions(
+        input.if_match.as_ref(),
+        input.if_none_match.as_ref(),
+        input.if_modified_since.as_ref(),
+        input.if_unmodified_since.as_ref(),
+    );
+    let name = asked.name(&input.key)?;
+    let info = match core.client.head_object(name.clone(), conditions, asked.caller()).await {
+        Ok(info) => info,
+        Err(error) => return Err(read_error(core, name, &asked, error).await),
+    };
+    let selection = select(&info, input.range.as_ref(), input.part_number)?;
+    let whole = selection.bytes == (0..info.size);
+    let is_partial = selection.content_range.is_some();
+    let mut output = HeadObjectOutput {
+        content_length: Some((selection.bytes.end - selection.bytes.start) as i64),
+        content_range: selection.content_range,
+        parts_count: selection.parts_count,
+        ..HeadObjectOutput::default()
+    };
+    describe!(output, &info, input.checksum_mode, whole);
+    let mut response = S3Response::new(output);
+    // The same status as GET has.
+    response.status = is_partial.then_some(hyper::StatusCode::PARTIAL_CONTENT);
+    Ok(response)
+}
+
+pub(crate) async fn get_object_attributes(
+    core: &Arc<Core>,
+    request: S3Request<GetObjectAttributesInput>,
+) -> S3Result<S3Response<GetObjectAttributesOutput>> {
+    let asked = Asked::of(&request.extensions)?;
+    let input = request.input;
+    check_version(input.version_id.as_deref())?;
+    let name = asked.name(&input.key)?;
+    let info =
+        core.client.head_object(name, Conditions::default(), asked.caller()).await.map_err(object_error)?;
+    // One header holds them all, or several do.
+    let named = input.object_attributes.iter().flat_map(|names| names.as_str().split(',').map(str::trim));
+    let named: Vec<&str> = named.collect();
+    let wants = |what: &str| named.contains(&what);
+    let mut output = GetObjectAttributesOutput {
+        last_modified: Some(timestamp(info.attr.mtime_ns)),
+        ..GetObjectAttributesOutput::default()
+    };
+    if wants(ObjectAttributes::ETAG) {
+        output.e_tag = Some(strong(info.etag.as_str()));
+    }
+    if wants(ObjectAttributes::OBJECT_SIZE) {
+        output.object_size = Some(info.size as i64);
+    }
+    if wants(ObjectAttributes::STORAGE_CLASS) {
+        output.storage_class = Some(StorageClass::from_static(StorageClass::STANDARD));
+    }
+    if wants(ObjectAttributes::CHECKSUM) {
+        output.checksum =
+            info.meta.checksum.as_ref().map(|checksum| checksum_fields(checksum, info.meta.parts.len()));
+    }
+    if wants(ObjectAttributes::OBJECT_PARTS) && !info.meta.parts.is_empty() {
+        output.object_parts = Some(parts(&info, input.part_number_marker, input.max_parts)?);
+    }
+    Ok(S3Response::new(output))
+}
+
+fn parts(info: &ObjectInfo, after: Option<i32>, most: Option<i32>) -> S3Result<GetObjectAttributesParts> {
+    let most = most.unwrap_or(PARTS_PAGE);
+    let limit = usize::try_from(most)
+        .map_err(|_| S3Error::with_message(S3ErrorCode::InvalidArgument, "max-parts must not be negative"))?;
+    let after = after.unwrap_or(0);
+    let of = info.meta.checksum.as_ref().map(|checksum| checksum.of);
+    let mut rest = info.meta.parts.iter().filter(|part| i32::from(part.number) > after).peekable();
+    let mut page = Vec::new();
+    while page.len() < limit.min(PARTS_PAGE as usize)
+        && let Some(part) = rest.next()
+    {
+        let mut out = ObjectPart {
+            part_number: Some(part.number.into()),
+            size: Some(part.len as i64),
+            ..ObjectPart::default()
+        };
+        if let (Some(value), Some(of)) = (&part.checksum, of) {
+            let fields = checksum_fields(&StoredChecksum { of, value: value.clone() }, 0);
+            out.checksum_crc32 = fields.checksum_crc32;
+            out.checksum_crc32c = fields.checksum_crc32c;
+            out.checksum_crc64nvme = fields.checksum_crc64nvme;
+            out.checksum_sha1 = fields.checksum_sha1;
+            out.checksum_sha256 = fields.checksum_sha256;
+        }
+        page.push(out);
+    }
+    Ok(GetObjectAttributesParts {
+        is_truncated: Some(rest.peek().is_some()),
+        max_parts: Some(most),
+        next_part_number_marker: page.last().and_then(|part| part.part_number),
+        part_number_marker: Some(after),
+        total_parts_count: Some(info.meta.parts.len() as i32),
+        // S3 lists parts only if they have checksums.
+        parts: Some(page).filter(|_| of.is_some()),
+    })
+}

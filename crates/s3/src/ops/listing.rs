@@ -1,0 +1,265 @@
+//! Listings of objects.
+
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use client::object::{ChecksumKind, ListEntry, ListFrom, ListQuery, ListedObject};
+use s3s::dto::*;
+use s3s::{S3Request, S3Response, S3Result, s3_error};
+
+use super::acl::owner;
+use super::{Asked, strong, timestamp};
+use crate::error::object_error;
+use crate::gate::Core;
+use crate::hash;
+
+const KEYS_MAX: i32 = 1000;
+/// What is not encoded in keys, besides letters and digits.
+const PLAIN: &[u8] = b"-._~/*";
+
+/// How keys are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Encoding {
+    Plain,
+    Url,
+}
+
+impl Encoding {
+    pub(crate) fn of(encoding: Option<&EncodingType>) -> S3Result<Self> {
+        match encoding.map(EncodingType::as_str) {
+            None => Ok(Self::Plain),
+            Some(EncodingType::URL) => Ok(Self::Url),
+            Some(_) => Err(s3_error!(InvalidArgument, "Invalid Encoding Method specified in Request")),
+        }
+    }
+
+    /// A key as text. Plain, it must be text that XML can hold: other names are only seen encoded.
+    pub(crate) fn write(self, key: &[u8]) -> Option<String> {
+        if self == Self::Plain {
+            let text = std::str::from_utf8(key).ok()?;
+            return (!text.chars().any(char::is_control)).then(|| text.to_owned());
+        }
+        let mut text = String::with_capacity(key.len());
+        for byte in key {
+            if byte.is_ascii_alphanumeric() || PLAIN.contains(byte) {
+                text.push(char::from(*byte));
+            } else {
+                use std::fmt::Write as _;
+                let _ = write!(text, "%{byte:02X}");
+            }
+        }
+        Some(text)
+    }
+
+    pub(crate) fn write_text(self, text: &str) -> String {
+        self.write(text.as_bytes()).unwrap_or_else(|| text.to_owned())
+    }
+}
+
+/// A token is where the next page begins.
+fn token(from: &ListFrom) -> Option<String> {
+    let (kind, key) = match from {
+        ListFrom::Start => return None,
+        ListFrom::After(key) => (b'a', key),
+        ListFrom::Past(prefix) => (b'p', prefix),
+    };
+    Some(URL_SAFE_NO_PAD.encode([&[kind], &key[..]].concat()))
+}
+
+fn parse_token(token: &str) -> S3Result<ListFrom> {
+    let bytes = URL_SAFE_NO_PAD.decode(token).unwrap_or_default();
+    match bytes.split_first() {
+        Some((b'a', key)) => Ok(ListFrom::After(Bytes::copy_from_slice(key))),
+        Some((b'p', prefix)) => Ok(ListFrom::Past(Bytes::copy_from_slice(prefix))),
+        _ => Err(s3_error!(InvalidArgument, "The continuation token provided is incorrect")),
+    }
+}
+
+/// Where a listing after `marker` begins. A marker that is a common prefix stands for all keys in it.
+pub(crate) fn after(marker: &str, prefix: &str, delimiter: &str) -> ListFrom {
+    let rest = marker.strip_prefix(prefix).unwrap_or_default();
+    let is_group =
+        !delimiter.is_empty() && rest.find(delimiter).is_some_and(|at| at + delimiter.len() == rest.len());
+    let marker = Bytes::copy_from_slice(marker.as_bytes());
+    if is_group { ListFrom::Past(marker) } else { ListFrom::After(marker) }
+}
+
+struct Page {
+    contents: Vec<Object>,
+    prefixes: Vec<CommonPrefix>,
+    next: Option<ListFrom>,
+    /// The last key or prefix, as it is.
+    last: Option<Bytes>,
+}
+
+/// What both versions are asked.
+struct Wanted<'a> {
+    prefix: &'a str,
+    delimiter: &'a str,
+    from: ListFrom,
+    limit: u32,
+    encoding: Encoding,
+    owners: bool,
+}
+
+async fn page(core: &Core, asked: &Asked, wanted: Wanted<'_>) -> S3Result<Page> {
+    let mut page = Page { contents: Vec::new(), prefixes: Vec::new(), next: None, last: None };
+    if wanted.limit == 0 {
+        return Ok(page);
+    }
+    let query = ListQuery {
+        bucket: asked.bucket()?.ino,
+        prefix: Bytes::copy_from_slice(wanted.prefix.as_bytes()),
+        delimiter: Bytes::copy_from_slice(wanted.delimiter.as_bytes()),
+        from: wanted.from,
+        limit: wanted.limit,
+    };
+    let found = core.client.list_objects(query, asked.caller()).await.map_err(object_error)?;
+    page.next = found.next;
+    page.contents.reserve(found.entries.len());
+    for entry in found.entries {
+        match entry {
+            ListEntry::Object(object) => {
+                page.last = Some(object.key.clone());
+                if let Some(key) = wanted.encoding.write(&object.key) {
+                    page.contents.push(describe(key, object, wanted.owners));
+                }
+            }
+            ListEntry::Prefix(prefix) => {
+                if let Some(prefix) = wanted.encoding.write(&prefix) {
+                    page.prefixes.push(CommonPrefix { prefix: Some(prefix) });
+                }
+                page.last = Some(prefix);
+            }
+        }
+    }
+    Ok(page)
+}
+
+fn describe(key: String, object: ListedObject, owners: bool) -> Object {
+    let checksum_type = object.checksum.map(|checksum| match checksum.kind {
+        ChecksumKind::FullObject => ChecksumType::from_static(ChecksumType::FULL_OBJECT),
+        ChecksumKind::Composite => ChecksumType::from_static(ChecksumType::COMPOSITE),
+    });
+    let algorithms =
+        object.checksum.map(|checksum| vec![ChecksumAlgorithm::from_static(hash::name(checksum.algorithm))]);
+    Object {
+        checksum_algorithm: algorithms,
+        checksum_type,
+        e_tag: Some(strong(object.etag)),
+        key: Some(key),
+        last_modified: Some(timestamp(object.mtime_ns)),
+        owner: owners.then(|| owner(object.uid)),
+        restore_status: None,
+        size: Some(object.size as i64),
+        storage_class: Some(ObjectStorageClass::from_static(ObjectStorageClass::STANDARD)),
+    }
+}
+
+fn limit(max_keys: Option<i32>) -> S3Result<u32> {
+    let max_keys = max_keys.unwrap_or(KEYS_MAX);
+    u32::try_from(max_keys.min(KEYS_MAX)).map_err(|_| {
+        s3_error!(InvalidArgument, "Argument maxKeys must be an integer between 0 and 2147483647")
+    })
+}
+
+pub(crate) async fn list_objects(
+    core: &Arc<Core>,
+    request: S3Request<ListObjectsInput>,
+) -> S3Result<S3Response<ListObjectsOutput>> {
+    let asked = Asked::of(&request.extensions)?;
+    let input = request.input;
+    let prefix = input.prefix.clone().unwrap_or_default();
+    let delimiter = input.delimiter.clone().unwrap_or_default();
+    let encoding = Encoding::of(input.encoding_type.as_ref())?;
+    let limit = limit(input.max_keys)?;
+    let from = match input.marker.as_deref() {
+        None | Some("") => ListFrom::Start,
+        Some(marker) => after(marker, &prefix, &delimiter),
+    };
+    let wanted = Wanted { prefix: &prefix, delimiter: &delimiter, from, limit, encoding, owners: true };
+    let page = page(core, &asked, wanted).await?;
+    let next_marker = page.next.as_ref().and(page.last).and_then(|last| encoding.write(&last));
+    Ok(S3Response::new(ListObjectsOutput {
+        name: Some(input.bucket),
+        prefix: Some(encoding.write_text(&prefix)),
+        marker: Some(encoding.write_text(input.marker.as_deref().unwrap_or_default())),
+        max_keys: Some(limit as i32),
+        is_truncated: Some(page.next.is_some()),
+        contents: Some(page.contents),
+        common_prefixes: Some(page.prefixes),
+        delimiter: input.delimiter.map(|delimiter| encoding.write_text(&delimiter)),
+        next_marker,
+        encoding_type: input.encoding_type,
+        request_charged: None,
+    }))
+}
+
+pub(crate) async fn list_objects_v2(
+    core: &Arc<Core>,
+    request: S3Request<ListObjectsV2Input>,
+) -> S3Result<S3Response<ListObjectsV2Output>> {
+    let asked = Asked::of(&request.extensions)?;
+    let input = request.input;
+    let prefix = input.prefix.clone().unwrap_or_default();
+    let delimiter = input.delimiter.clone().unwrap_or_default();
+    let encoding = Encoding::of(input.encoding_type.as_ref())?;
+    let limit = limit(input.max_keys)?;
+    let from = match (input.continuation_token.as_deref(), input.start_after.as_deref()) {
+        (Some(token), _) => parse_token(token)?,
+        (None, None | Some("")) => ListFrom::Start,
+        (None, Some(start)) => after(start, &prefix, &delimiter),
+    };
+    let owners = input.fetch_owner.unwrap_or(false);
+    let wanted = Wanted { prefix: &prefix, delimiter: &delimiter, from, limit, encoding, owners };
+    let page = page(core, &asked, wanted).await?;
+    Ok(S3Response::new(ListObjectsV2Output {
+        name: Some(input.bucket),
+        prefix: Some(encoding.write_text(&prefix)),
+        max_keys: Some(limit as i32),
+        key_count: Some((page.contents.len() + page.prefixes.len()) as i32),
+        continuation_token: input.continuation_token,
+        is_truncated: Some(page.next.is_some()),
+        next_continuation_token: page.next.as_ref().and_then(token),
+        contents: Some(page.contents),
+        common_prefixes: Some(page.prefixes),
+        delimiter: input.delimiter.map(|delimiter| encoding.write_text(&delimiter)),
+        encoding_type: input.encoding_type,
+        start_after: input.start_after.map(|start| encoding.write_text(&start)),
+        request_charged: None,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_say_where_to_go_on() {
+        for from in [ListFrom::After("a/b".into()), ListFrom::Past(Bytes::from_static(b"\xff/"))] {
+            assert_eq!(parse_token(&token(&from).unwrap()).unwrap(), from);
+        }
+        for bad in ["", "x", "zz", "%%%"] {
+            assert_eq!(parse_token(bad).unwrap_err().code().as_str(), "InvalidArgument");
+        }
+    }
+
+    #[test]
+    fn a_common_prefix_as_marker_stands_for_its_keys() {
+        assert_eq!(after("a/", "", "/"), ListFrom::Past("a/".into()));
+        assert_eq!(after("p/a/", "p/", "/"), ListFrom::Past("p/a/".into()));
+        assert_eq!(after("a/b", "", "/"), ListFrom::After("a/b".into()));
+        assert_eq!(after("a/", "", ""), ListFrom::After("a/".into()));
+        assert_eq!(after("a/", "b", "/"), ListFrom::After("a/".into()));
+    }
+
+    #[test]
+    fn keys_that_xml_cannot_hold_are_only_seen_encoded() {
+        assert_eq!(Encoding::Url.write(b"a b/\xff+\x01").unwrap(), "a%20b/%FF%2B%01");
+        assert_eq!(Encoding::Plain.write("a b/ß+".as_bytes()).unwrap(), "a b/ß+");
+        assert_eq!(Encoding::Plain.write(b"\xff"), None);
+        assert_eq!(Encoding::Plain.write(b"\x01"), None);
+    }
+}

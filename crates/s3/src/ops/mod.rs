@@ -1,0 +1,164 @@
+//! What the operations do, and what they have in common.
+
+pub(crate) mod acl;
+pub(crate) mod buckets;
+pub(crate) mod copy;
+pub(crate) mod delete;
+pub(crate) mod get;
+pub(crate) mod listing;
+pub(crate) mod multipart;
+pub(crate) mod put;
+pub(crate) mod settings;
+pub(crate) mod tags;
+
+use std::sync::Arc;
+
+use base::Ino;
+use bytes::Bytes;
+use client::object::{Caller, Conditions, EtagMatch, ObjectName};
+use hyper::http::Extensions;
+use s3s::dto::{ETag, ETagCondition, Timestamp, TimestampFormat};
+use s3s::{S3Result, s3_error};
+
+use crate::access::context;
+use crate::bucket::Bucket;
+use crate::error::key_error;
+use crate::gate::RequestContext;
+use crate::key::ObjectKey;
+
+/// Who asks, about which bucket.
+pub(crate) struct Asked {
+    pub(crate) context: Arc<RequestContext>,
+}
+
+impl Asked {
+    pub(crate) fn of(extensions: &Extensions) -> S3Result<Self> {
+        let context = context(extensions)?;
+        match context.asker.get() {
+            Some(_) => Ok(Self { context }),
+            None => Err(s3_error!(AccessDenied)),
+        }
+    }
+
+    pub(crate) fn caller(&self) -> Caller {
+        self.context.asker.get().expect("checked when this was made").caller()
+    }
+
+    /// The name of who asks.
+    pub(crate) fn user(&self) -> String {
+        let identity = self.context.asker.get().and_then(|asker| asker.identity.as_ref());
+        identity.map(|identity| identity.user.name.to_string()).unwrap_or_default()
+    }
+
+    pub(crate) fn bucket(&self) -> S3Result<&Arc<Bucket>> {
+        let asker = self.context.asker.get().expect("checked when this was made");
+        asker.bucket.as_ref().ok_or_else(|| s3_error!(NoSuchBucket))
+    }
+
+    /// An object in the bucket.
+    pub(crate) fn name(&self, key: &str) -> S3Result<ObjectName> {
+        object_name(self.bucket()?.ino, key)
+    }
+}
+
+/// The object of a key.
+pub(crate) fn object_name(bucket: Ino, key: &str) -> S3Result<ObjectName> {
+    let parsed = ObjectKey::parse(key).map_err(key_error)?;
+    let whole = Bytes::copy_from_slice(key.as_bytes());
+    let part = |part: &str| whole.slice_ref(&whole[offset(key, part)..offset(key, part) + part.len()]);
+    let mut parts: Vec<Bytes> = parsed.parents().map(part).collect();
+    parts.push(part(parsed.name()));
+    Ok(ObjectName { bucket, parts, directory: parsed.is_directory() })
+}
+
+/// Where a part of a text begins.
+fn offset(whole: &str, part: &str) -> usize {
+    part.as_ptr() as usize - whole.as_ptr() as usize
+}
+
+fn etags(condition: Option<&ETagCondition>) -> Option<EtagMatch> {
+    Some(match condition? {
+        ETagCondition::Any => EtagMatch::Any,
+        ETagCondition::ETag(etag) => EtagMatch::List(vec![etag.value().to_owned()]),
+    })
+}
+
+/// Conditions of a reader.
+pub(crate) fn read_conditions(
+    if_match: Option<&ETagCondition>,
+    if_none_match: Option<&ETagCondition>,
+    if_modified_since: Option<&Timestamp>,
+    if_unmodified_since: Option<&Timestamp>,
+) -> Conditions {
+    Conditions {
+        if_match: etags(if_match),
+        if_none_match: etags(if_none_match),
+        if_modified_since_ns: if_modified_since.map(nanoseconds),
+        if_unmodified_since_ns: if_unmodified_since.map(nanoseconds),
+        ..Conditions::default()
+    }
+}
+
+/// Conditions of a writer.
+pub(crate) fn write_conditions(
+    if_match: Option<&ETagCondition>,
+    if_none_match: Option<&ETagCondition>,
+) -> Conditions {
+    Conditions { if_match: etags(if_match), if_none_match: etags(if_none_match), ..Conditions::default() }
+}
+
+/// Nanoseconds since 1970.
+pub(crate) fn nanoseconds(timestamp: &Timestamp) -> i64 {
+    let time = time::OffsetDateTime::from(timestamp.clone());
+    i64::try_from(time.unix_timestamp_nanos()).unwrap_or(i64::MAX)
+}
+
+/// A time, in whole seconds, as HTTP tells it.
+pub(crate) fn timestamp(ns: i64) -> Timestamp {
+    let time = time::OffsetDateTime::from_unix_timestamp(ns.div_euclid(1_000_000_000));
+    Timestamp::from(time.unwrap_or(time::OffsetDateTime::UNIX_EPOCH))
+}
+
+/// A date as HTTP writes it.
+pub(crate) fn http_date(timestamp: &Timestamp) -> Option<String> {
+    let mut text = Vec::new();
+    timestamp.format(TimestampFormat::HttpDate, &mut text).ok()?;
+    String::from_utf8(text).ok()
+}
+
+pub(crate) fn strong(etag: impl Into<String>) -> ETag {
+    ETag::Strong(etag.into())
+}
+
+/// There are no versions.
+pub(crate) fn check_version(version: Option<&str>) -> S3Result<()> {
+    match version {
+        None | Some("null") => Ok(()),
+        Some(_) => Err(s3_error!(
+            NoSuchVersion,
+            "The specified version does not exist: versioning is not implemented."
+        )),
+    }
+}
+
+/// A header that asks for something that is not there must not be ignored.
+pub(crate) fn refuse_unsupported(asked: &[(&str, bool)]) -> S3Result<()> {
+    match asked.iter().find(|(_, is_asked)| *is_asked) {
+        Some((what, _)) => Err(s3_error!(NotImplemented, "{what} is not implemented.")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_become_names() {
+        let name = object_name(Ino(7), "a/größe/c/").unwrap();
+        assert_eq!(name.parts, ["a", "größe", "c"]);
+        assert!(name.directory);
+        assert_eq!(name.key(), "a/größe/c/".as_bytes());
+        assert!(object_name(Ino(7), "a//b").is_err());
+    }
+}

@@ -1,0 +1,324 @@
+//! Writing objects: bytes first, the name when they are durable.
+
+use std::sync::Arc;
+
+use base::Ino;
+use bytes::{Bytes, BytesMut};
+use client::PutOptions;
+use client::object::{ObjectHeaders, ObjectInfo, ObjectMeta, ObjectName};
+use futures_util::StreamExt;
+use s3s::dto::*;
+use s3s::stream::ByteStream;
+use s3s::{S3Request, S3Response, S3Result, TrailingHeaders, s3_error};
+
+use super::get::checksum_fields;
+use super::{Asked, refuse_unsupported, strong, write_conditions};
+use crate::error::{body_error, object_error};
+use crate::gate::Core;
+use crate::hash::{Claims, Digested, Digests};
+
+/// Largest object that is put in one piece, and largest part.
+const PUT_BYTES_MAX: u64 = 5 << 30;
+/// Bodies up to this size are held in memory and stored with one request.
+const WHOLE_BYTES_MAX: u64 = 64 << 10;
+/// User metadata: names and values together.
+const METADATA_BYTES_MAX: usize = 2048;
+
+/// A body that was received and compared with what the client said of it.
+pub(crate) struct Received {
+    pub(crate) body: ReceivedBody,
+    pub(crate) digested: Digested,
+}
+
+pub(crate) enum ReceivedBody {
+    Whole(Bytes),
+    Staged(Ino),
+}
+
+/// What is known of a body before it comes.
+pub(crate) struct Incoming<'a> {
+    pub(crate) stream: Option<StreamingBlob>,
+    pub(crate) content_length: Option<i64>,
+    pub(crate) trailers: Option<&'a TrailingHeaders>,
+}
+
+/// Receives a body: small ones into memory, others into a staged file.
+pub(crate) async fn receive(core: &Core, incoming: Incoming<'_>, claims: Claims) -> S3Result<Received> {
+    // Of a form, the length in the header is that of the form.
+    let exact = incoming.stream.as_ref().and_then(|stream| stream.remaining_length().exact());
+    let length = match (exact, incoming.content_length) {
+        (Some(exact), None) => Some(exact as u64),
+        (_, Some(length)) => u64::try_from(length).ok(),
+        (None, None) => None,
+    };
+    let length = match (length, &incoming.stream) {
+        (Some(length), _) => length,
+        (None, None) => 0,
+        (None, Some(_)) => {
+            return Err(s3_error!(MissingContentLength, "You must provide the Content-Length HTTP header."));
+        }
+    };
+    if length > PUT_BYTES_MAX {
+        return Err(s3_error!(
+            EntityTooLarge,
+            "Your proposed upload exceeds the maximum allowed object size: one request takes 5 GiB, a multipart upload more."
+        ));
+    }
+    let mut digests = Digests::new(claims);
+    let stream = incoming.stream;
+    let body = if length <= WHOLE_BYTES_MAX {
+        ReceivedBody::Whole(collect(stream, length, &mut digests).await?)
+    } else {
+        ReceivedBody::Staged(store(core, stream, length, &mut digests).await?)
+    };
+    match digests.finish(incoming.trailers) {
+        Ok(digested) => Ok(Received { body, digested }),
+        Err(error) => {
+            discard(core, &body);
+            Err(error)
+        }
+    }
+}
+
+/// Drops what was received and not used.
+pub(crate) fn discard(core: &Core, body: &ReceivedBody) {
+    if let ReceivedBody::Staged(ino) = body {
+        core.client.discard(*ino);
+    }
+}
+
+fn incomplete(length: u64, came: u64) -> s3s::S3Error {
+    s3_error!(
+        IncompleteBody,
+        "You did not provide the number of bytes specified by the Content-Length HTTP header: bytes={came} of={length}."
+    )
+}
+
+async fn collect(stream: Option<StreamingBlob>, length: u64, digests: &mut Digests) -> S3Result<Bytes> {
+    let mut whole = Bytes::new();
+    let mut joined = BytesMut::new();
+    if let Some(mut stream) = stream {
+        while let Some(bytes) = stream.next().await {
+            let bytes = bytes.map_err(|error| body_error(&error))?;
+            digests.update(&bytes);
+            let came = whole.len().max(joined.len()) + bytes.len();
+            if came as u64 > length {
+                return Err(incomplete(length, came as u64));
+            }
+            if whole.is_empty() && joined.is_empty() {
+                whole = bytes;
+            } else {
+                if joined.is_empty() {
+                    joined.reserve(length as usize);
+                    joined.extend_from_slice(&std::mem::take(&mut whole));
+                }
+                joined.extend_from_slice(&bytes);
+            }
+        }
+    }
+    let body = if joined.is_empty() { whole } else { joined.freeze() };
+    if body.len() as u64 != length {
+        return Err(incomplete(length, body.len() as u64));
+    }
+    Ok(body)
+}
+
+async fn store(
+    core: &Core,
+    stream: Option<StreamingBlob>,
+    length: u64,
+    digests: &mut Digests,
+) -> S3Result<Ino> {
+    let staged = core.client.stage().await.map_err(object_error)?;
+    let result = fill(core, staged, stream, length, digests).await;
+    if result.is_err() {
+        core.client.discard(staged);
+    }
+    result.map(|()| staged)
+}
+
+async fn fill(
+    core: &Core,
+    staged: Ino,
+    stream: Option<StreamingBlob>,
+    length: u64,
+    digests: &mut Digests,
+) -> S3Result<()> {
+    let mut off = 0;
+    if let Some(mut stream) = stream {
+        while let Some(bytes) = stream.next().await {
+            let bytes = bytes.map_err(|error| body_error(&error))?;
+            if off + bytes.len() as u64 > length {
+                return Err(incomplete(length, off + bytes.len() as u64));
+            }
+            core.client.write(staged, off, &bytes).await.map_err(|error| object_error(error.into()))?;
+            digests.update(&bytes);
+            off += bytes.len() as u64;
+        }
+    }
+    if off == length { Ok(()) } else { Err(incomplete(length, off)) }
+}
+
+/// Gives a received body its name. What was staged is gone or used afterwards.
+async fn publish(core: &Core, name: ObjectName, body: ReceivedBody, put: PutOptions) -> S3Result<ObjectInfo> {
+    match body {
+        ReceivedBody::Whole(bytes) => {
+            core.client.put_object_bytes(name, bytes, put).await.map_err(object_error)
+        }
+        ReceivedBody::Staged(ino) => core.client.put_object(name, ino, put).await.map_err(|error| {
+            core.client.discard(ino);
+            object_error(error)
+        }),
+    }
+}
+
+/// `aws-chunked` is how the body came, not what it is.
+fn content_encoding(encoding: Option<String>) -> Option<String> {
+    let encoding = encoding?;
+    let kept: Vec<&str> = encoding
+        .split(',')
+        .map(str::trim)
+        .filter(|coding| !coding.eq_ignore_ascii_case("aws-chunked"))
+        .collect();
+    (!kept.is_empty() && !kept[0].is_empty()).then(|| kept.join(","))
+}
+
+/// User metadata in the order that it is stored in.
+pub(crate) fn user_metadata(metadata: Option<Metadata>) -> S3Result<Vec<(String, String)>> {
+    let mut user: Vec<(String, String)> = metadata.unwrap_or_default().into_iter().collect();
+    user.sort_unstable();
+    let bytes: usize = user.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if bytes > METADATA_BYTES_MAX {
+        return Err(s3_error!(
+            MetadataTooLarge,
+            "Your metadata headers exceed the maximum allowed metadata size: bytes={bytes} most=2048."
+        ));
+    }
+    Ok(user)
+}
+
+/// Headers and metadata of a new object, from any of the inputs that have them.
+macro_rules! object_meta {
+    ($input:ident) => {{
+        let tags = match $input.tagging.as_deref() {
+            Some(text) => $crate::ops::tags::parse_header(text)?,
+            None => Vec::new(),
+        };
+        $crate::ops::put::meta(
+            client::object::ObjectHeaders {
+                content_type: $input.content_type.take(),
+                cache_control: $input.cache_control.take(),
+                content_disposition: $input.content_disposition.take(),
+                content_encoding: $input.content_encoding.take(),
+                content_language: $input.content_language.take(),
+                expires: $input.expires.as_ref().and_then($crate::ops::http_date),
+                website_redirect: $input.website_redirect_location.take(),
+            },
+            $input.metadata.take(),
+            tags,
+        )?
+    }};
+}
+pub(crate) use object_meta;
+
+pub(crate) fn meta(
+    mut headers: ObjectHeaders,
+    metadata: Option<Metadata>,
+    tags: Vec<(String, String)>,
+) -> S3Result<ObjectMeta> {
+    headers.content_encoding = content_encoding(headers.content_encoding);
+    // An empty header says nothing.
+    headers.content_type = headers.content_type.filter(|value| !value.is_empty());
+    Ok(ObjectMeta { headers, user: user_metadata(metadata)?, tags, ..ObjectMeta::default() })
+}
+
+/// Refuses what an object cannot have here.
+macro_rules! check_object {
+    ($input:ident) => {{
+        $crate::ops::refuse_unsupported(&[
+            ("Object lock", $input.object_lock_mode.is_some()),
+            ("Object lock", $input.object_lock_legal_hold_status.is_some()),
+            ("Object lock", $input.object_lock_retain_until_date.is_some()),
+            ("SSE-C", $input.sse_customer_algorithm.is_some()),
+            ("Server-side encryption", $input.server_side_encryption.is_some()),
+        ])?;
+        $crate::ops::put::check_storage_class($input.storage_class.as_ref())?;
+        $crate::ops::acl::check_object_acl_header($input.acl.as_ref())?;
+        $crate::ops::acl::check_grants(&[
+            $input.grant_full_control.as_deref(),
+            $input.grant_read.as_deref(),
+            $input.grant_read_acp.as_deref(),
+            $input.grant_write_acp.as_deref(),
+        ])?;
+    }};
+}
+pub(crate) use check_object;
+
+pub(crate) fn check_storage_class(class: Option<&StorageClass>) -> S3Result<()> {
+    match class.map(StorageClass::as_str) {
+        None | Some(StorageClass::STANDARD | StorageClass::REDUCED_REDUNDANCY) => Ok(()),
+        Some(_) => Err(s3_error!(
+            InvalidStorageClass,
+            "The storage class you specified is not valid: there is only STANDARD."
+        )),
+    }
+}
+
+pub(crate) async fn put_object(
+    core: &Arc<Core>,
+    request: S3Request<PutObjectInput>,
+) -> S3Result<S3Response<PutObjectOutput>> {
+    let asked = Asked::of(&request.extensions)?;
+    let mut input = request.input;
+    check_object!(input);
+    refuse_unsupported(&[("Appending", input.write_offset_bytes.is_some())])?;
+    // A form has key and length in its fields, which come after authorization.
+    let is_form = request.method == hyper::Method::POST;
+    if is_form {
+        core.may_also(&asked.context, "s3:PutObject", asked.bucket()?, &input.key)?;
+    }
+    let name = asked.name(&input.key)?;
+    if input.tagging.is_some() {
+        core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, &input.key)?;
+    }
+    let mut meta = object_meta!(input);
+    let conditions = write_conditions(input.if_match.as_ref(), input.if_none_match.as_ref());
+    let claims = Claims::of(&request.headers, None)?;
+    let incoming = Incoming {
+        stream: input.body.take(),
+        content_length: input.content_length.filter(|_| !is_form),
+        trailers: request.trailing_headers.as_ref(),
+    };
+    let received = receive(core, incoming, claims).await?;
+    let etag = received.digested.etag();
+    let checksum = received.digested.checksum.clone();
+    meta.etag = Some(etag);
+    meta.checksum = received.digested.checksum;
+    let put = PutOptions { meta, conditions, caller: asked.caller() };
+    let info = publish(core, name, received.body, put).await?;
+    let fields = checksum.map(|checksum| checksum_fields(&checksum, 0)).unwrap_or_default();
+    Ok(S3Response::new(PutObjectOutput {
+        e_tag: Some(strong(info.etag)),
+        checksum_crc32: fields.checksum_crc32,
+        checksum_crc32c: fields.checksum_crc32c,
+        checksum_crc64nvme: fields.checksum_crc64nvme,
+        checksum_sha1: fields.checksum_sha1,
+        checksum_sha256: fields.checksum_sha256,
+        checksum_type: fields.checksum_type,
+        ..PutObjectOutput::default()
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aws_chunked_is_no_encoding_of_the_object() {
+        let kept = |text: &str| content_encoding(Some(text.to_owned()));
+        assert_eq!(kept("aws-chunked"), None);
+        assert_eq!(kept("aws-chunked, gzip"), Some("gzip".to_owned()));
+        assert_eq!(kept("gzip,AWS-chunked"), Some("gzip".to_owned()));
+        assert_eq!(kept(""), None);
+    }
+}

@@ -1,0 +1,218 @@
+//! An object's bytes on their way out: read ahead a little, bounded for one request and for all together.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use base::{FsError, Ino};
+use bytes::Bytes;
+use client::Client;
+use client::object::ObjectInfo;
+use futures_util::Stream;
+use s3s::dto::StreamingBlob;
+use s3s::stream::{ByteStream, RemainingLength};
+use s3s::{Body, StdError};
+
+use crate::gate::Core;
+
+/// Bytes read ahead of what clients have taken, for all requests together.
+const AHEAD_BYTES: u64 = 96 << 20;
+/// The same for one request, at least and at most.
+const WINDOW_BYTES_MIN: u64 = 128 << 10;
+const WINDOW_BYTES_MAX: u64 = 4 << 20;
+/// Bytes of one read.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Ranges up to this size are read at once and sent from memory.
+const WHOLE_BYTES_MAX: u64 = 256 << 10;
+
+/// Shares memory between responses.
+#[derive(Default)]
+pub(crate) struct StreamBudget {
+    streams: AtomicU64,
+}
+
+impl StreamBudget {
+    fn window(&self) -> u64 {
+        let streams = self.streams.load(Ordering::Relaxed).max(1);
+        (AHEAD_BYTES / streams).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
+    }
+}
+
+/// The object was cut while it was read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read object to its end: {0}")]
+struct ReadError(FsError);
+
+/// A handle on an object that is closed in the end.
+pub(crate) struct OpenObject {
+    client: Client,
+    ino: Ino,
+}
+
+impl OpenObject {
+    fn new(client: &Client, ino: Ino) -> Self {
+        Self { client: client.clone(), ino }
+    }
+}
+
+impl Drop for OpenObject {
+    fn drop(&mut self) {
+        self.client.close_file(self.ino);
+    }
+}
+
+/// An object that was opened by [`Client::get_object`].
+pub(crate) struct Source {
+    info: ObjectInfo,
+    open: Option<Arc<OpenObject>>,
+}
+
+impl Source {
+    pub(crate) fn new(client: &Client, info: ObjectInfo) -> Self {
+        let open = (!info.directory).then(|| Arc::new(OpenObject::new(client, info.attr.ino)));
+        Self { info, open }
+    }
+
+    pub(crate) fn info(&self) -> &ObjectInfo {
+        &self.info
+    }
+
+    /// The bytes of a range, at once if there are few.
+    pub(crate) async fn body(&self, core: &Core, range: Range<u64>) -> Result<Body, FsError> {
+        if range.is_empty() {
+            return Ok(Body::empty());
+        }
+        let Some(open) = &self.open else {
+            return Ok(Body::from(self.info.body.slice(range.start as usize..range.end as usize)));
+        };
+        if range.end - range.start <= WHOLE_BYTES_MAX {
+            let len = (range.end - range.start) as usize;
+            let bytes = core.client.read(open.ino, range.start, len).await?;
+            // The file was cut since: whoever asks again sees it as it is.
+            return if bytes.len() == len { Ok(Body::from(bytes)) } else { Err(FsError::Stale) };
+        }
+        Ok(StreamingBlob::new(self.stream(core, vec![range])).into())
+    }
+
+    /// The bytes of several ranges, one after another.
+    pub(crate) fn stream(&self, core: &Core, ranges: Vec<Range<u64>>) -> ObjectStream {
+        core.streams.streams.fetch_add(1, Ordering::Relaxed);
+        let left = ranges.iter().map(|range| range.end - range.start).sum();
+        ObjectStream {
+            client: core.client.clone(),
+            open: self.open.clone(),
+            body: self.info.body.clone(),
+            budget: core.streams.clone(),
+            ranges: ranges.into(),
+            left,
+            reads: Mutex::default(),
+        }
+    }
+}
+
+type Read = Pin<Box<dyn Future<Output = Result<Bytes, FsError>> + Send>>;
+
+enum Piece {
+    Running(Read, u64),
+    Done(Bytes),
+}
+
+/// Bytes of an object in order. Several reads run at once; each is polled when the consumer asks.
+pub(crate) struct ObjectStream {
+    client: Client,
+    open: Option<Arc<OpenObject>>,
+    body: Bytes,
+    budget: Arc<StreamBudget>,
+    ranges: VecDeque<Range<u64>>,
+    left: u64,
+    reads: Mutex<VecDeque<Piece>>,
+}
+
+impl Drop for ObjectStream {
+    fn drop(&mut self) {
+        self.budget.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl ObjectStream {
+    /// Starts reads until the window is full.
+    fn fill(&mut self) {
+        let window = self.budget.window();
+        let piece = PIECE_BYTES.min(window / 2).max(64 << 10);
+        let reads = self.reads.get_mut().expect("no holder of this lock panics");
+        let mut ahead: u64 = reads
+            .iter()
+            .map(|read| match read {
+                Piece::Running(_, len) => *len,
+                Piece::Done(bytes) => bytes.len() as u64,
+            })
+            .sum();
+        while ahead < window
+            && let Some(range) = self.ranges.front_mut()
+        {
+            // Pieces are aligned, so that each lies in few extents.
+            let end = ((range.start / piece + 1) * piece).min(range.end);
+            let (off, len) = (range.start, end - range.start);
+            range.start = end;
+            if range.is_empty() {
+                self.ranges.pop_front();
+            }
+            ahead += len;
+            match &self.open {
+                None => reads.push_back(Piece::Done(self.body.slice(off as usize..end as usize))),
+                Some(open) => {
+                    let (client, open) = (self.client.clone(), open.clone());
+                    let read = async move {
+                        let bytes = client.read(open.ino, off, len as usize).await?;
+                        if bytes.len() as u64 == len { Ok(bytes) } else { Err(FsError::Stale) }
+                    };
+                    reads.push_back(Piece::Running(Box::pin(read), len));
+                }
+            }
+        }
+    }
+}
+
+impl Stream for ObjectStream {
+    type Item = Result<Bytes, StdError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        this.fill();
+        let reads = this.reads.get_mut().expect("no holder of this lock panics");
+        let mut failed = None;
+        for piece in reads.iter_mut() {
+            if let Piece::Running(read, _) = piece
+                && let Poll::Ready(result) = read.as_mut().poll(context)
+            {
+                match result {
+                    Ok(bytes) => *piece = Piece::Done(bytes),
+                    Err(error) => failed = failed.or(Some(error)),
+                }
+            }
+        }
+        if let Some(error) = failed {
+            this.ranges.clear();
+            reads.clear();
+            return Poll::Ready(Some(Err(Box::new(ReadError(error)))));
+        }
+        match reads.front() {
+            None => Poll::Ready(None),
+            Some(Piece::Running(..)) => Poll::Pending,
+            Some(Piece::Done(_)) => {
+                let Some(Piece::Done(bytes)) = reads.pop_front() else { return Poll::Ready(None) };
+                this.left -= bytes.len() as u64;
+                Poll::Ready(Some(Ok(bytes)))
+            }
+        }
+    }
+}
+
+impl ByteStream for ObjectStream {
+    fn remaining_length(&self) -> RemainingLength {
+        RemainingLength::new_exact(self.left as usize)
+    }
+}

@@ -1,0 +1,175 @@
+//! A request's body as it comes: with deadlines, a limit, a count, and what is left of it.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use super::chunked::{Chunked, ChunkedError};
+
+/// Unread bytes of a refused request that are taken all the same, so that the client reads the answer instead of
+/// meeting a closed connection.
+const DRAIN_BYTES_MAX: u64 = 8 << 20;
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Why a body ended early.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum BodyError {
+    /// The client sent too little for too long.
+    #[error("request body came too slowly")]
+    TooSlow,
+    /// The connection broke.
+    #[error("request body broke off")]
+    Broken(#[source] hyper::Error),
+    /// The framing of `aws-chunked` is wrong.
+    #[error(transparent)]
+    Chunked(#[from] ChunkedError),
+}
+
+/// How fast a body must come.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BodyRules {
+    pub(crate) idle_timeout: Duration,
+    pub(crate) bytes_per_s_min: u64,
+}
+
+/// What others see of a body: its bytes so far, and the rest of it once nobody reads it any more.
+#[derive(Default)]
+pub(crate) struct Unread {
+    bytes: AtomicU64,
+    rest: Mutex<Option<Incoming>>,
+}
+
+impl Unread {
+    /// Bytes that came.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Takes what is left, within limits.
+    pub(crate) async fn drain(&self) {
+        let rest = self.rest.lock().expect("no holder of this lock panics").take();
+        let Some(mut rest) = rest else { return };
+        let drain = async {
+            let mut left = DRAIN_BYTES_MAX;
+            while let Some(Ok(frame)) = std::future::poll_fn(|cx| Pin::new(&mut rest).poll_frame(cx)).await {
+                let len = frame.data_ref().map_or(0, Bytes::len) as u64;
+                let Some(now) = left.checked_sub(len) else { return };
+                left = now;
+            }
+        };
+        let _ = tokio::time::timeout(DRAIN_TIME_MAX, drain).await;
+    }
+}
+
+/// The body.
+pub(crate) struct RequestBody {
+    inner: Option<Incoming>,
+    chunked: Option<Chunked>,
+    seen: Arc<Unread>,
+    rules: BodyRules,
+    began: Instant,
+    /// Set while bytes are waited for.
+    waiting: Option<Pin<Box<Sleep>>>,
+}
+
+impl RequestBody {
+    pub(crate) fn new(
+        inner: Incoming,
+        chunked: Option<Chunked>,
+        rules: BodyRules,
+        seen: Arc<Unread>,
+    ) -> Self {
+        Self { inner: Some(inner), chunked, seen, rules, began: Instant::now(), waiting: None }
+    }
+
+    /// When the next bytes must have come: after the idle timeout, or sooner if it was slow altogether.
+    fn deadline(&self) -> Instant {
+        let idle = Instant::now() + self.rules.idle_timeout;
+        let earned = Duration::from_secs(self.seen.bytes() / self.rules.bytes_per_s_min.max(1));
+        idle.min(self.began + self.rules.idle_timeout + earned)
+    }
+
+    fn poll_inner(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+        loop {
+            let Some(inner) = self.inner.as_mut() else { return Poll::Ready(None) };
+            match Pin::new(inner).poll_frame(context) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    self.waiting = None;
+                    // Trailers of HTTP itself mean nothing to S3.
+                    let Ok(bytes) = frame.into_data() else { continue };
+                    self.seen.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                    return Poll::Ready(Some(Ok(bytes)));
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    self.inner = None;
+                    return Poll::Ready(Some(Err(BodyError::Broken(error))));
+                }
+                Poll::Ready(None) => {
+                    self.inner = None;
+                    return Poll::Ready(None);
+                }
+                Poll::Pending => {
+                    let deadline = self.deadline();
+                    let waiting =
+                        self.waiting.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+                    std::task::ready!(waiting.as_mut().poll(context));
+                    self.inner = None;
+                    return Poll::Ready(Some(Err(BodyError::TooSlow)));
+                }
+            }
+        }
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        loop {
+            if let Some(chunked) = &mut this.chunked
+                && let Some(bytes) = chunked.next()
+            {
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            }
+            let bytes = match std::task::ready!(this.poll_inner(context)) {
+                Some(Ok(bytes)) => bytes,
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
+            };
+            match &mut this.chunked {
+                None => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                Some(chunked) => {
+                    if let Err(error) = chunked.take(bytes) {
+                        return Poll::Ready(Some(Err(error.into())));
+                    }
+                }
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match (&self.inner, &self.chunked) {
+            (Some(inner), None) => inner.size_hint(),
+            (Some(_), Some(_)) => SizeHint::default(),
+            (None, _) => SizeHint::with_exact(0),
+        }
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        *self.seen.rest.lock().expect("no holder of this lock panics") = self.inner.take();
+    }
+}

@@ -1,0 +1,118 @@
+//! One connection: TLS or not, HTTP/1.1 or 2, and its end.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+
+use super::io::TimedIo;
+use super::{Limits, Phase};
+use crate::gate::{Gate, Origin};
+
+/// First byte of a TLS record with a handshake (RFC 8446, section 5.1).
+const TLS_HANDSHAKE: u8 = 22;
+/// Bytes that a connection's headers and read buffer take at most.
+const BUFFER_BYTES_MAX: usize = 128 << 10;
+const HEADERS_MAX: usize = 128;
+/// HTTP/2: requests at once on a connection, and bytes of their headers.
+const STREAMS_MAX: u32 = 64;
+const HEADER_LIST_BYTES_MAX: u32 = 64 << 10;
+/// HTTP/2: bytes that a client may send ahead, for each request and for all.
+const WINDOW_BYTES: u32 = 1 << 20;
+const WINDOWS_BYTES: u32 = 4 << 20;
+
+pub(super) struct Connection {
+    pub(super) gate: Arc<Gate>,
+    pub(super) tls: TlsAcceptor,
+    pub(super) limits: Arc<Limits>,
+    pub(super) phase: watch::Receiver<Phase>,
+    pub(super) peer: SocketAddr,
+}
+
+impl Connection {
+    pub(super) async fn serve(self, stream: TcpStream) {
+        // Answers are written whole; waiting to fill a segment only delays them.
+        let _ = stream.set_nodelay(true);
+        let mut first = [0];
+        let timeout = self.limits.header_timeout;
+        match tokio::time::timeout(timeout, stream.peek(&mut first)).await {
+            Ok(Ok(1)) if first[0] == TLS_HANDSHAKE => {
+                let handshake = self.tls.accept(TimedIo::new(stream, self.limits.idle_timeout));
+                match tokio::time::timeout(timeout, handshake).await {
+                    Ok(Ok(stream)) => {
+                        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                        self.serve_http(stream, is_http2, true).await;
+                    }
+                    Ok(Err(error)) => tracing::debug!(peer = %self.peer, %error, "TLS handshake failed"),
+                    Err(_) => tracing::debug!(peer = %self.peer, "TLS handshake took too long"),
+                }
+            }
+            Ok(Ok(1)) => {
+                let stream = TimedIo::new(stream, self.limits.idle_timeout);
+                self.serve_http(stream, false, false).await;
+            }
+            // Nobody spoke.
+            _ => {}
+        }
+    }
+
+    async fn serve_http<S>(mut self, stream: S, is_http2: bool, is_secure: bool)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let origin = Origin { ip: self.peer.ip(), is_secure };
+        let (gate, limits) = (self.gate.clone(), self.limits.clone());
+        let service = service_fn(move |request: Request<Incoming>| {
+            let finisher = gate.finisher().clone();
+            let answer = gate.clone().answer(request, origin, limits.clone());
+            async move { Ok::<_, Infallible>(finisher.run(answer).await) }
+        });
+        let io = TokioIo::new(stream);
+        let served = if is_http2 {
+            let connection = http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(STREAMS_MAX)
+                .max_header_list_size(HEADER_LIST_BYTES_MAX)
+                .initial_stream_window_size(WINDOW_BYTES)
+                .initial_connection_window_size(WINDOWS_BYTES)
+                .keep_alive_interval(self.limits.header_timeout)
+                .keep_alive_timeout(self.limits.idle_timeout)
+                .serve_connection(io, service);
+            tokio::pin!(connection);
+            tokio::select! {
+                served = &mut connection => served,
+                _ = self.phase.changed() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            }
+        } else {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(self.limits.header_timeout)
+                .max_buf_size(BUFFER_BYTES_MAX)
+                .max_headers(HEADERS_MAX)
+                .serve_connection(io, service);
+            tokio::pin!(connection);
+            tokio::select! {
+                served = &mut connection => served,
+                _ = self.phase.changed() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            }
+        };
+        if let Err(error) = served {
+            tracing::debug!(peer = %self.peer, %error, "S3 connection ended early");
+        }
+    }
+}

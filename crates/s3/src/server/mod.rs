@@ -1,0 +1,172 @@
+//! The listener: one address for HTTP/1.1, HTTP/2 and TLS, a bounded number of connections, an orderly end.
+//!
+//! A connection's first byte tells whether it speaks TLS. Requests are handed to [`Gate`]; nothing here knows S3.
+
+mod body;
+mod chunked;
+mod connection;
+mod finish;
+mod io;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_rustls::TlsAcceptor;
+
+use crate::gate::Gate;
+use connection::Connection;
+
+pub(crate) use body::{BodyRules, RequestBody, Unread};
+pub(crate) use chunked::{Chunked, Signing};
+pub(crate) use finish::Finisher;
+
+/// What one client, or all together, may take.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Connections at once; more wait until one closes.
+    pub connections_max: usize,
+    /// How long a handshake, a request's headers, or the wait for the next request may take.
+    pub header_timeout: Duration,
+    /// How long a client may neither send nor take a byte while it should.
+    pub idle_timeout: Duration,
+    /// A body must come at this many bytes per second, after an idle timeout's start.
+    pub body_bytes_per_s_min: u64,
+    /// How long requests under way may go on when the server stops.
+    pub grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections_max: 2048,
+            header_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(30),
+            body_bytes_per_s_min: 512,
+            grace: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why the server did not start.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen for S3: address={address}")]
+pub struct ListenError {
+    address: SocketAddr,
+    #[source]
+    source: std::io::Error,
+}
+
+/// How far the end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Serving,
+    /// Requests under way end, no new ones begin.
+    Draining,
+}
+
+/// A server that listens.
+pub struct Server {
+    address: SocketAddr,
+    gate: Arc<Gate>,
+    phase: watch::Sender<Phase>,
+    accepting: JoinHandle<()>,
+    grace: Duration,
+}
+
+impl Server {
+    /// Starts to serve on `listen`; port 0 takes a free one.
+    pub async fn start(
+        runtime: &Handle,
+        listen: SocketAddr,
+        gate: Arc<Gate>,
+        tls: Arc<rustls::ServerConfig>,
+        limits: Limits,
+    ) -> Result<Self, ListenError> {
+        let failed = |source| ListenError { address: listen, source };
+        let listener = TcpListener::bind(listen).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let (phase, _) = watch::channel(Phase::Serving);
+        let grace = limits.grace;
+        let accept = Accept {
+            listener,
+            gate: gate.clone(),
+            tls: TlsAcceptor::from(tls),
+            limits: Arc::new(limits),
+            phase: phase.subscribe(),
+        };
+        Ok(Self { address, gate, phase, accepting: runtime.spawn(accept.run()), grace })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Takes no new connections, lets requests under way end for a while, then cuts them. What was begun on the
+    /// filesystem is over when this returns.
+    pub async fn stop(self) {
+        let _ = self.phase.send(Phase::Draining);
+        let mut accepting = self.accepting;
+        if tokio::time::timeout(self.grace, &mut accepting).await.is_err() {
+            // Dropping the connections' tasks leaves their requests to the finisher, which lets them fail.
+            accepting.abort();
+            let _ = accepting.await;
+        }
+        self.gate.finish().await;
+    }
+}
+
+struct Accept {
+    listener: TcpListener,
+    gate: Arc<Gate>,
+    tls: TlsAcceptor,
+    limits: Arc<Limits>,
+    phase: watch::Receiver<Phase>,
+}
+
+/// How long to wait after an accept that failed: out of descriptors, mostly.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+impl Accept {
+    async fn run(mut self) {
+        let room = Arc::new(Semaphore::new(self.limits.connections_max));
+        let mut connections: JoinSet<()> = JoinSet::new();
+        loop {
+            let next = async {
+                let permit = room.clone().acquire_owned().await;
+                (permit, self.listener.accept().await)
+            };
+            let (permit, accepted) = tokio::select! {
+                _ = self.phase.changed() => break,
+                Some(_) = connections.join_next() => continue,
+                next = next => next,
+            };
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept S3 connections");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let connection = Connection {
+                gate: self.gate.clone(),
+                tls: self.tls.clone(),
+                limits: self.limits.clone(),
+                phase: self.phase.clone(),
+                peer,
+            };
+            connections.spawn(async move {
+                let _permit = permit;
+                connection.serve(stream).await;
+            });
+        }
+        drop(self.listener);
+        while connections.join_next().await.is_some() {}
+    }
+}
