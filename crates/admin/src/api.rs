@@ -6,6 +6,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
 
+use crate::users::{AuditInfo, UserControl};
+
 /// Why a request was refused: a code for programs, a sentence for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
@@ -305,8 +307,13 @@ pub struct NodeStatus {
     pub metadata_bytes: u64,
     /// Limits of background work.
     pub upkeep: UpkeepInfo,
+    /// Where S3 is served: a URL.
+    #[serde(default)]
+    pub s3: Option<String>,
     /// The control ledger's copies.
     pub control: Vec<MetaCopyInfo>,
+    /// The audit log.
+    pub audit: AuditInfo,
     /// Each drive.
     pub drives: Vec<DriveInfo>,
     /// Each filesystem.
@@ -468,7 +475,7 @@ pub struct FsckInfo {
 }
 
 /// What a node lets its operator see and do.
-pub trait NodeControl: Send + Sync + 'static {
+pub trait NodeControl: UserControl + 'static {
     /// Everything at a glance.
     fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
     /// Adds a drive; new data uses it at once.

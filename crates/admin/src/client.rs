@@ -1,5 +1,7 @@
 //! Calls the REST interface of a node on this machine.
 
+mod users;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -6,6 +6,7 @@
 mod api;
 mod client;
 mod server;
+mod users;
 
 pub use api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FilesystemInfo, FsckFilesystem,
@@ -15,3 +16,6 @@ pub use api::{
 };
 pub use client::{AdminClient, CallError};
 pub use server::{ServeError, serve};
+pub use users::{
+    AddKey, AddUser, AuditInfo, KeyInfo, NewKey, PolicyInfo, PolicyTarget, Standing, UserControl, UserInfo,
+};

@@ -1,5 +1,7 @@
 //! The REST server.
 
+mod users;
+
 use std::path::Path as FsPath;
 use std::sync::Arc;
 
@@ -89,6 +91,7 @@ fn router(node: Node) -> Router {
     Router::new()
         .route("/v1/status", get(async |State(node): State<Node>| answer(node.status().await)))
         .merge(drive_router())
+        .merge(users::router())
         .route(
             "/v1/upkeep",
             post(async |State(node): State<Node>, Json(request): Json<SetUpkeep>| {

@@ -1,11 +1,18 @@
 //! The commands and their options.
 
+mod users;
+
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use layout::Profile;
 
-use crate::node::IoChoice;
+use crate::node::{IoChoice, S3Options};
+
+pub(crate) use users::{
+    AddKeyArgs, AddUserArgs, KeyCommand, OneKeyArgs, OneUserArgs, PolicyCommand, TargetArgs, UserCommand,
+};
 
 /// Software-defined storage: local drives become one protected filesystem.
 #[derive(Debug, Parser)]
@@ -110,6 +117,15 @@ pub(crate) enum Command {
     /// Look at the copies of the metadata, add and remove directories for them.
     #[command(subcommand)]
     Meta(MetaCommand),
+    /// Add, list and remove users of the S3 endpoint.
+    #[command(subcommand)]
+    User(UserCommand),
+    /// Add, list and remove access keys of users.
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Say what users, roles and buckets allow.
+    #[command(subcommand)]
+    Policy(PolicyCommand),
     /// Understand protection profiles.
     #[command(subcommand)]
     Profile(ProfileCommand),
@@ -195,12 +211,45 @@ pub(crate) struct StartArgs {
     /// Start although a copy of the metadata that may be newer is missing: what was acknowledged only there is lost.
     #[arg(long)]
     pub(crate) force_stale_metadata: bool,
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
     /// Report readiness on standard output and detach: how `start` runs itself in the background.
     #[arg(long, hide = true)]
     pub(crate) background_child: bool,
+}
+
+/// Where and how S3 is served. What is given is remembered for the next start.
+#[derive(Debug, Args)]
+pub(crate) struct S3Args {
+    /// Serve S3 at this address; HTTP and TLS on the same port. Default: as last time, or a free port of 127.0.0.1.
+    #[arg(long = "s3", value_name = "ADDRESS:PORT")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Do not serve S3.
+    #[arg(long, conflicts_with = "listen")]
+    pub(crate) no_s3: bool,
+    /// Buckets are also host names below this one: BUCKET.NAME; may be repeated. BUCKET.localhost always works.
+    #[arg(long = "s3-domain", value_name = "NAME", conflicts_with = "no_s3")]
+    pub(crate) domains: Vec<String>,
+    /// Certificate for TLS, with those that vouch for it, in PEM. Default: DIR/s3/cert.pem, made at the first start.
+    #[arg(long = "s3-cert", value_name = "PATH", requires = "key", conflicts_with = "no_s3")]
+    pub(crate) certificate: Option<PathBuf>,
+    /// Its private key, in PEM.
+    #[arg(long = "s3-key", value_name = "PATH", requires = "certificate")]
+    pub(crate) key: Option<PathBuf>,
+}
+
+impl S3Args {
+    pub(crate) fn options(&self) -> S3Options {
+        S3Options {
+            off: self.no_s3,
+            listen: self.listen,
+            domains: self.domains.clone(),
+            tls: self.certificate.clone().zip(self.key.clone()),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

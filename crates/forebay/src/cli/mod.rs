@@ -9,6 +9,7 @@ mod output;
 mod plan;
 mod start;
 mod status;
+mod users;
 
 use std::future::Future;
 use std::path::Path;
@@ -81,6 +82,9 @@ fn run_command(command: Command) -> Result<()> {
         Command::Meta(MetaCommand::List { dir, json }) => meta::list(&dir, json.into()),
         Command::Meta(MetaCommand::AddDir { dir, path, json }) => meta::add(&dir, &path, json.into()),
         Command::Meta(MetaCommand::RemoveDir { dir, path, json }) => meta::remove(&dir, &path, json.into()),
+        Command::User(command) => users::user(command),
+        Command::Key(command) => users::key(command),
+        Command::Policy(command) => users::policy(command),
         Command::Profile(ProfileCommand::Explain { profile, domains, json }) => {
             plan::explain(profile, domains, json.into())
         }

@@ -41,11 +41,13 @@ fn options(args: &StartArgs) -> StartOptions {
         out_after: Some(Duration::from_secs(args.out_after)),
         meta_dirs: args.meta_dirs.clone(),
         force_stale_metadata: args.force_stale_metadata,
+        s3: args.s3.options(),
     }
 }
 
 /// Runs this program again, detached, and waits for its one line: ready, or why not.
 fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
+    let known_admin = env().files.exists(&dir.admin_credentials());
     let program = std::env::current_exe().context("finding this program")?;
     let mut child = Command::new(program)
         .args(std::env::args_os().skip(1))
@@ -68,6 +70,7 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
         bail!("{text}");
     }
     let status = ask(dir.root(), |client| async move { client.status().await })?;
+    let new_key = if known_admin { String::new() } else { first_admin(dir)? };
     print(Format::from(args.json), &status, |status| {
         let mounts = status.filesystems.iter().map(|filesystem| {
             let mount = filesystem.mount.as_deref().unwrap_or("not mounted");
@@ -76,8 +79,9 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
                 filesystem.name, filesystem.profile, filesystem.protection
             )
         });
+        let s3 = status.s3.as_ref().map(|url| format!("  {:<10} {url}\n", "s3")).unwrap_or_default();
         format!(
-            "node is ready: pid={}\n{}  {:<10} {} in {}\n  {:<10} {}\n  {:<10} {}\n  {:<10} forebay stop {}",
+            "node is ready: pid={}\n{}{s3}  {:<10} {} in {}\n  {:<10} {}\n  {:<10} {}\n  {:<10} forebay stop {}{new_key}",
             status.pid,
             mounts.collect::<String>(),
             "drives",
@@ -91,6 +95,25 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
             status.dir,
         )
     })
+}
+
+/// The key that a new cluster begins with: shown this once.
+fn first_admin(dir: &NodeDir) -> Result<String> {
+    let path = dir.admin_credentials();
+    let text = env().files.read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.map(|value| value.trim_start_matches([' ', '=']).to_owned()).unwrap_or_default()
+    };
+    Ok(format!(
+        "\n\nnew administrator of the S3 endpoint, shown once and kept in {}:\n  {:<10} {}\n  {:<10} {}",
+        path.display(),
+        "access key",
+        value("aws_access_key_id"),
+        "secret key",
+        value("aws_secret_access_key"),
+    ))
 }
 
 /// What the background process prints once it serves.
@@ -116,7 +139,7 @@ impl Write for LogFile {
 
 fn start_logging(dir: &NodeDir, args: &StartArgs) -> Result<()> {
     let filter =
-        EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=error"));
+        EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=error,s3s=off"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
     if args.foreground && !args.background_child {
         builder.with_writer(std::io::stderr).init();

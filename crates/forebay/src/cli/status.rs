@@ -89,8 +89,10 @@ fn text(status: &NodeStatus) -> String {
     let problems: String = status.problems.iter().map(|problem| format!("  ! {problem}\n")).collect();
     let threads = status.drives.iter().any(|drive| drive.io_path.as_deref() == Some("thread_pool"));
     let io = if threads { "  drives use threads: io_uring is not available or not wanted\n" } else { "" };
+    let s3 =
+        status.s3.as_ref().map(|url| format!("  S3 at {url}, TLS on the same port\n")).unwrap_or_default();
     format!(
-        "{state}  cluster={cluster} version={version} pid={pid} up={up}s\n{problems}{io}\n\
+        "{state}  cluster={cluster} version={version} pid={pid} up={up}s\n{problems}{io}{s3}\n\
          space  raw {raw} = live {live} + owed {owed} + garbage {garbage} + reserved {reserved} + free {free}; \
          metadata {metadata}\n{repairs}{packing}\n{fs}\n\n{drives}",
         state = status.state,

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use admin::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, FsckInfo, MetaCopyInfo, MetaDir,
-    MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep, SpaceInfo,
-    UpkeepInfo, WhyInfo,
+    AddDrive, AdminError, AuditInfo, CreateFilesystem, DriveInfo, FilesystemInfo, FsckInfo, MetaCopyInfo,
+    MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep,
+    SpaceInfo, UpkeepInfo, WhyInfo,
 };
 use anyhow::{Result, bail};
 use base::env::Env;
@@ -61,7 +61,9 @@ impl Node {
         let ledgers = filesystems.iter().map(|filesystem| &filesystem.ledger);
         let copies = ledgers.flat_map(|ledger| &ledger.copies).chain(&control);
         let metadata_bytes = copies.map(|copy| copy.size_bytes).sum();
-        let problems = problems(&drives, &filesystems, &control);
+        let mut problems = problems(&drives, &filesystems, &control);
+        let audit = self.audit_info();
+        problems.extend(access_problems(&audit, self.unreadable_keys()?));
         let upkeep = self.upkeep_info();
         Ok(NodeStatus {
             state: if problems.is_empty() { "healthy" } else { "degraded" }.to_owned(),
@@ -74,10 +76,22 @@ impl Node {
             space,
             metadata_bytes,
             upkeep,
+            s3: self.s3_url(),
             control,
+            audit,
             drives,
             filesystems,
         })
+    }
+
+    fn audit_info(&self) -> AuditInfo {
+        let stat = self.audit.stat();
+        AuditInfo {
+            written: stat.written,
+            queued: stat.queued as u64,
+            lost: stat.lost,
+            problem: stat.problem,
+        }
     }
 
     fn upkeep_info(&self) -> UpkeepInfo {
@@ -173,6 +187,24 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// What is wrong with the audit log and the secrets of access keys.
+fn access_problems(audit: &AuditInfo, unreadable_keys: usize) -> Vec<String> {
+    let mut problems = Vec::new();
+    if let Some(problem) = &audit.problem {
+        problems.push(format!("{problem}; requests go on, and what the queue cannot hold is lost"));
+    }
+    if audit.lost > 0 {
+        problems.push(format!("{} requests are missing in the audit log since the start", audit.lost));
+    }
+    if unreadable_keys > 0 {
+        problems.push(format!(
+            "secrets of {unreadable_keys} access keys were sealed with another node.key: restore that file, or remove \
+             these keys (forebay key list)"
+        ));
+    }
+    problems
 }
 
 /// What is wrong with copies of a ledger.

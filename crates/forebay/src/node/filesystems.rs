@@ -156,6 +156,26 @@ impl FilesystemEntry {
         })
     }
 
+    /// Another client on the filesystem, with caches of its own, for another protocol.
+    pub(super) async fn open_client(
+        &self,
+        env: &Env,
+        runtime: &Handle,
+        dirty_bytes_max: u64,
+    ) -> Result<Client> {
+        let options = ClientOptions {
+            env: env.clone(),
+            runtime: runtime.clone(),
+            ledger: self.record.ledger,
+            meta: self.owner.clone(),
+            topology: self.topology.subscribe(),
+            profile: self.record.profile,
+            provisioned_bytes: self.record.provisioned_bytes,
+            dirty_bytes_max,
+        };
+        Client::open(options).await.context("registering with the owner of the ledger")
+    }
+
     /// Tells the client about changed drives or groups.
     pub(super) fn update(&mut self, map: &ClusterMap, drives: &BTreeMap<DriveId, DriveEntry>) {
         self.topology.send_replace(topology(map, drives, &self.record, &self.write_set));

@@ -2,6 +2,7 @@
 
 mod control;
 mod drives;
+mod endpoint;
 mod filesystems;
 mod fsck;
 mod groups;
@@ -12,6 +13,7 @@ mod node_file;
 mod paths;
 mod scrub;
 mod start;
+mod users;
 mod why;
 
 use std::collections::BTreeMap;
@@ -23,6 +25,7 @@ use base::env::{Env, File};
 use base::{ClusterId, DriveId};
 use layout::ClusterMap;
 use meta::control::Control;
+use s3::{Accounts, AuditLog};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
@@ -33,6 +36,7 @@ use filesystems::FilesystemEntry;
 use ledgers::{LedgerFiles, MetaDirs};
 
 pub(crate) use control::read_node_file;
+pub(crate) use endpoint::S3Options;
 pub(crate) use fsck::fsck_stopped;
 pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
@@ -45,6 +49,10 @@ pub(crate) struct Node {
     cluster: ClusterId,
     control: Control,
     control_files: LedgerFiles,
+    accounts: Arc<Accounts>,
+    /// Changes of users are made one at a time.
+    users_lock: Mutex<()>,
+    audit: Arc<AuditLog>,
     runtime: Handle,
     io: IoChoice,
     started_ns: u64,
@@ -57,6 +65,7 @@ pub(crate) struct Node {
     monitor: std::sync::Mutex<Option<JoinHandle<()>>>,
     fsck: std::sync::Mutex<fsck::FsckJob>,
     stop_serving: watch::Sender<bool>,
+    s3: std::sync::Mutex<Option<endpoint::Endpoint>>,
     /// Held for as long as the node runs.
     _lock: Arc<dyn File>,
 }
@@ -79,7 +88,7 @@ impl Node {
             // It ends after the step under way; a panic has ended the process.
             let _ = monitor.await;
         }
-        let mut result = Ok(());
+        let mut result = self.stop_s3().await;
         let mut state = self.state.lock().await;
         result = result.and(self.keep_scrub_marks(&mut state).await);
         let scrubber = self.scrubber.lock().expect("no holder of this lock panics").take();
@@ -95,6 +104,9 @@ impl Node {
             let closed = entry.close().await.with_context(|| format!("closing drive {id}"));
             result = result.and(closed);
         }
+        let audit = self.audit.clone();
+        let stopped = tokio::task::spawn_blocking(move || audit.stop()).await;
+        result = result.and(stopped.context("ending the audit log"));
         for path in [self.dir.node_json(), self.dir.run().join("admin.sock")] {
             if self.env.files.exists(&path) {
                 result = result.and(self.env.files.remove_file(&path).context("removing the runtime files"));
@@ -110,6 +122,7 @@ impl Node {
             pid: std::process::id(),
             mount: first.and_then(|entry| entry.mount_path()),
             addresses: Addresses { admin: self.dir.run().join("admin.sock") },
+            s3: self.s3_url(),
             filesystem: first.map(|entry| entry.record.name.clone()).unwrap_or_default(),
             cluster: self.cluster,
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -15,6 +15,9 @@ pub(crate) struct NodeFile {
     pub(crate) mount: Option<PathBuf>,
     /// Where it listens.
     pub(crate) addresses: Addresses,
+    /// Where it serves S3: a URL. TLS is spoken on the same port.
+    #[serde(default)]
+    pub(crate) s3: Option<String>,
     /// Its first filesystem.
     pub(crate) filesystem: String,
     /// The cluster's identity.

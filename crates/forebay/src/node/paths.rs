@@ -48,6 +48,20 @@ impl NodeDir {
         self.root.join("log").join("forebay.log")
     }
 
+    /// What seals the secrets of access keys.
+    pub(crate) fn node_key(&self) -> PathBuf {
+        self.root.join("node.key")
+    }
+
+    /// The first administrator's access key.
+    pub(crate) fn admin_credentials(&self) -> PathBuf {
+        self.root.join("admin-credentials")
+    }
+
+    pub(crate) fn audit(&self) -> PathBuf {
+        self.root.join("audit")
+    }
+
     pub(crate) fn drives(&self) -> PathBuf {
         self.root.join("drives")
     }
@@ -64,6 +78,11 @@ impl NodeDir {
     /// A ledger's copy in a directory with metadata.
     pub(crate) fn ledger_in(dir: &Path, ledger: LedgerId) -> PathBuf {
         dir.join(format!("ledger-{ledger}"))
+    }
+
+    /// What belongs to the S3 endpoint: its settings, certificate and key.
+    pub(crate) fn s3(&self) -> PathBuf {
+        self.root.join("s3")
     }
 
     pub(crate) fn run(&self) -> PathBuf {

@@ -12,6 +12,7 @@ use base::{DriveId, LedgerId};
 use layout::{ClusterMap, DriveState, Profile};
 use meta::control::{CONTROL_LEDGER, Control, ControlChange, ControlError, FilesystemRecord};
 use meta::log::StaleCopies;
+use s3::AuditLog;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 use upkeep::{Pace, ScrubTargets};
@@ -19,7 +20,8 @@ use upkeep::{Pace, ScrubTargets};
 use super::drives::{DriveEntry, format_drives, plan_drives};
 use super::filesystems::{FilesystemEntry, plan_groups, reads_survive};
 use super::ledgers::{LedgerFiles, MetaDirs};
-use super::{Node, NodeDir, State};
+use super::users::open_accounts;
+use super::{Node, NodeDir, S3Options, State};
 
 /// How long a killed process may take to go.
 const DYING_S_MAX: u64 = 20;
@@ -56,6 +58,7 @@ pub(crate) struct StartOptions {
     pub(crate) out_after: Option<Duration>,
     pub(crate) meta_dirs: Vec<PathBuf>,
     pub(crate) force_stale_metadata: bool,
+    pub(crate) s3: S3Options,
 }
 
 /// The directory is there, writable, and no other node's.
@@ -66,7 +69,7 @@ fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
     let lock = lock.with_context(|| format!("cannot write to directory {root}"))?;
     take_lock(env, dir, &*lock)?;
     let private = rustix::fs::Mode::RWXU;
-    for path in [dir.run(), dir.drives()] {
+    for path in [dir.run(), dir.drives(), dir.audit()] {
         env.files.create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         rustix::fs::chmod(&path, private).with_context(|| format!("cannot protect {}", path.display()))?;
     }
@@ -240,6 +243,7 @@ impl Node {
         let (control, control_files) = open_control(&env, &dir, &mut meta_dirs, &options).await?;
         remove_leftovers(&env, &dir)?;
         let cluster = control.cluster()?.id;
+        let accounts = open_accounts(&env, &dir, &control).await?;
         let mut drives = BTreeMap::new();
         for record in control.drives()? {
             drives.insert(record.id, DriveEntry::open(&env, cluster, record, options.io));
@@ -258,6 +262,9 @@ impl Node {
         let (scrub_targets, _) = watch::channel(ScrubTargets::default());
         let node = Arc::new(Self {
             started_ns: env.clock.boot_ns(),
+            accounts,
+            users_lock: Mutex::new(()),
+            audit: Arc::new(AuditLog::start(&env, &dir.audit())),
             env,
             dir,
             cluster,
@@ -273,6 +280,7 @@ impl Node {
             monitor: std::sync::Mutex::new(None),
             fsck: std::sync::Mutex::default(),
             stop_serving,
+            s3: std::sync::Mutex::default(),
             _lock: lock,
         });
         if let Err(error) = node.finish_start(&options).await {
@@ -290,6 +298,7 @@ impl Node {
         let monitor = super::monitor::run(Arc::downgrade(self), self.stop_serving.subscribe());
         let monitor = self.runtime.spawn(monitor);
         *self.monitor.lock().expect("no holder of this lock panics") = Some(monitor);
+        self.start_s3(&options.s3).await?;
         admin::serve(self.clone(), socket.as_path(), self.stop_serving.subscribe())?;
         self.write_node_file().await
     }
