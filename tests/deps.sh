@@ -20,6 +20,7 @@ PACKAGES=(
     "xfsprogs /usr/sbin/mkfs.xfs"
     "e2fsprogs /usr/sbin/mkfs.ext4"
     "util-linux /usr/sbin/losetup"
+    "python3-venv /usr/share/doc/python3-venv"
     "ca-certificates /etc/ssl/certs/ca-certificates.crt"
 )
 LONG_PACKAGES=(
@@ -30,8 +31,15 @@ LONG_PACKAGES=(
     "dpkg-dev /usr/bin/dpkg-source"
     "make /usr/bin/make"
     "libisal-dev /usr/include/isa-l.h"
+    "s3cmd /usr/bin/s3cmd"
+    "rclone /usr/bin/rclone"
+    "restic /usr/bin/restic"
+    "s3fs /usr/bin/s3fs"
 )
-TOOLS=("pjdfstest 0.2.2" "fsx 0.3.2")
+TOOLS=("pjdfstest 0.2.2" "fsx 0.3.2" "s3s-e2e 0.14.1")
+# S3 clients, in virtual environments.
+CLIENTS=("boto3==1.43.11" "awscli==1.45.11")
+LONG_CLIENTS=("pyarrow" "pandas" "s3fs" "deltalake")
 TOOLS_DIR="$HOME/.cache/forebay/tools"
 
 [ "${1:-}" = long ] && PACKAGES+=("${LONG_PACKAGES[@]}")
@@ -60,3 +68,15 @@ for line in "${TOOLS[@]}"; do
         cargo install --locked --root "$TOOLS_DIR" "$tool@$version" </dev/null
     fi
 done
+# clients DIR PACKAGE…: a virtual environment; the file in it says what it has.
+clients() {
+    local dir=$1
+    shift
+    [ "$(cat "$dir/clients" 2>/dev/null)" != "$*" ] || return 0
+    echo "installing $*"
+    python3 -m venv --clear "$dir"
+    "$dir/bin/pip" install --quiet --disable-pip-version-check "$@" </dev/null
+    echo "$*" >"$dir/clients"
+}
+clients "$HOME/.cache/forebay/venv" "${CLIENTS[@]}"
+[ "${1:-}" != long ] || clients "$HOME/.cache/forebay/venv-clients" "${LONG_CLIENTS[@]}"

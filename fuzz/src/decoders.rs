@@ -37,6 +37,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("admin", admin),
     ("messages", messages),
     ("texts", texts),
+    ("policy", policy),
 ];
 
 fuzz_target!(|data: &[u8]| {
@@ -97,12 +98,18 @@ fn control(data: &[u8]) {
     json::<meta::control::DriveRecord>(data);
     json::<meta::control::FilesystemRecord>(data);
     json::<layout::PlacementGroup>(data);
+    json::<meta::control::UserRecord>(data);
+    json::<meta::control::AccessKeyRecord>(data);
+    json::<meta::control::RoleRecord>(data);
 }
 
 fn admin(data: &[u8]) {
     json::<admin::AddDrive>(data);
     json::<admin::CreateFilesystem>(data);
     json::<admin::MountRequest>(data);
+    json::<admin::AddUser>(data);
+    json::<admin::AddKey>(data);
+    json::<admin::PolicyInfo>(data);
 }
 
 fn message<T: DeserializeOwned + Serialize + PartialEq + Debug>(data: &[u8]) {
@@ -135,4 +142,42 @@ fn texts(data: &[u8]) {
     let _ = base::units::parse_size(input);
     let _ = input.parse::<posix::fuse::MountFlags>();
     let _ = s3::ObjectKey::parse(input);
+}
+
+/// Policies of users and buckets, and what they say about a request. A denial of everything must win.
+fn policy(data: &[u8]) {
+    use s3::policy::{Policy, PolicyOf, decide};
+    let request = s3::PolicyRequest {
+        identity: None,
+        action: "s3:ListBucket",
+        bucket: "b",
+        key: Some("home/ann/ß"),
+        bucket_policy: None,
+        source_ip: Some(std::net::Ipv4Addr::LOCALHOST.into()),
+        is_secure: true,
+        now_s: 1_795_320_306,
+        prefix: Some("home/"),
+        delimiter: None,
+        max_keys: Some(1000),
+    };
+    let user = |policy, limits| {
+        let policy = Some(std::sync::Arc::new(policy));
+        let (name, groups) = ("ann".into(), Vec::new());
+        let user = s3::User { id: 7, name, uid: 0, gid: 0, groups, admin: true, policy };
+        s3::Identity { user: user.into(), access_key: "AKIA".into(), limits, is_session: false }
+    };
+    if let Ok(policy) = Policy::parse(data, PolicyOf::Bucket("b")) {
+        let _ = decide(&s3::PolicyRequest { bucket_policy: Some(&policy), ..request });
+        let denied = user(Policy::deny_everything(), Vec::new());
+        let verdict =
+            decide(&s3::PolicyRequest { bucket_policy: Some(&policy), identity: Some(&denied), ..request });
+        assert_eq!(verdict, s3::Verdict::Denied);
+    }
+    if let Ok(policy) = Policy::parse(data, PolicyOf::User) {
+        let limited = user(policy, vec![Policy::deny_everything().into()]);
+        assert_eq!(
+            decide(&s3::PolicyRequest { identity: Some(&limited), ..request }),
+            s3::Verdict::Denied
+        );
+    }
 }

@@ -48,6 +48,9 @@ fn main() {
     for (index, text) in TEXTS.iter().enumerate() {
         put("texts", &format!("text-{index}"), text.as_bytes());
     }
+    for (index, text) in POLICIES.iter().enumerate() {
+        put("policy", &format!("policy-{index}"), text.as_bytes());
+    }
     let request = MetaRequest::GetAttr { ino: Ino(1) };
     put("messages", "request", &postcard_bytes(&request));
     put("messages", "empty", &[0; 32]);
@@ -92,7 +95,16 @@ const JSON: &[&str] = &[
     r#"{"id":1,"name":"main","ledger":1,"profile":"4+2","groups":[0,1],"provisioned_bytes":null,"mount":"/mnt"}"#,
     r#"{"id":1,"epoch":1,"members":[0,1,2,3,4,5]}"#,
     r#"{"pid":1,"mount":null,"addresses":{"admin":"/run/admin.sock"},"filesystem":"main","cluster":"00112233-4455-6677-8899-aabbccddeeff","version":"0.1.0"}"#,
+    r#"{"id":7,"name":"ann","uid":1000,"gid":1000,"groups":[4],"admin":false,"disabled":false,"policy":"{}","created_ns":5}"#,
+    r#"{"access_key":"AKIAANN","user":7,"sealed_secret":"c2VhbGVk","disabled":false,"created_ns":5,"expires_s":9}"#,
+    r#"{"target":{"bucket":"b"},"policy":"{}"}"#,
     r#"{"path":null,"size":null,"size_bytes":1073741824,"name":"a","profile":"r3"}"#,
+];
+
+const POLICIES: &[&str] = &[
+    r#"{"Version":"2012-10-17","Statement":[{"Sid":"a","Effect":"Allow","Principal":{"AWS":["ann","arn:aws:iam::1:user/bob"]},"Action":["s3:Get*","s3:List?ucket"],"Resource":["arn:aws:s3:::b","arn:aws:s3:::b/${aws:username}/*"]}]}"#,
+    r#"{"Version":"2012-10-17","Statement":{"Effect":"Deny","NotAction":"s3:*","NotResource":"arn:aws:s3:::b/x","Condition":{"IpAddress":{"aws:SourceIp":["10.0.0.0/8","::1"]},"StringLikeIfExists":{"s3:prefix":"home/${aws:username}/*"},"Bool":{"aws:SecureTransport":"true"}}}}"#,
+    r#"{"Version":"2008-10-17","Id":"x","Statement":[{"Effect":"Allow","NotPrincipal":"*","Action":"*","Resource":"*","Condition":{"NumericLessThan":{"s3:max-keys":5},"DateGreaterThan":{"aws:CurrentTime":"2026-11-22T04:05:06Z"},"Null":{"s3:delimiter":true}}}]}"#,
 ];
 
 const TEXTS: &[&str] = &[

@@ -234,6 +234,94 @@ stop_after_kill() {
 }
 check "stop after a crash says that it does not run" stop_after_kill
 
+# --- users, access keys and policies -------------------------------------------------------------------------------
+
+admin_credentials() {
+    [ "$(stat -c %a "$RUNNING/admin-credentials")" = 600 ] && [ "$(stat -c %a "$RUNNING/node.key")" = 600 ]
+    grep -Pzq '^\[default\]\naws_access_key_id = AKIA[A-Z2-7]{16}\naws_secret_access_key = [A-Za-z0-9]{40}\n$' \
+        "$RUNNING/admin-credentials"
+}
+check "the first start makes an administrator's key" admin_credentials
+json "the first user is the administrator" 'length == 1 and .[0].name == "admin" and .[0].admin and .[0].keys == 1' \
+    user list "$RUNNING" --json
+row "user add" ok 'added' user add "$RUNNING" ann --uid 1000 --gid 1000 --groups 4,5 --policy readwrite
+row "a user twice" fails 'exists: name=ann' user add "$RUNNING" ann
+row "a bad name of a user" fails 'bad name' user add "$RUNNING" 'a/b'
+row "user list for people" ok 'ann .*4,5' user list "$RUNNING"
+row "key add for nobody" fails 'no such user: name=bob' key add "$RUNNING" bob
+row "key add shows the secret" ok 'secret key +[A-Za-z0-9]{40}' key add "$RUNNING" ann
+secret_is_shown_once() {
+    local secret
+    "$FOREBAY" key add "$RUNNING" ann --expires 1h --json >"$WORK/key"
+    secret=$(jq -r .secret_key "$WORK/key")
+    [ "${#secret}" = 40 ]
+    jq -e '.expires_s > now + 3500 and .expires_s < now + 3700' "$WORK/key"
+    not grep -rqF "$secret" "$RUNNING/meta" "$RUNNING/log" "$RUNNING/audit"
+    "$FOREBAY" key list "$RUNNING" --json >"$WORK/keys"
+    not grep -qF "$secret" "$WORK/keys"
+    jq -e 'map(select(.user == "ann")) | length == 2 and all(.state == "active")' "$WORK/keys"
+}
+check "the secret is nowhere else" secret_is_shown_once
+row "a time that is none" fails 'must be a number and' key add "$RUNNING" ann --expires soon
+take_over() {
+    echo 'minio-secret!' | "$FOREBAY" key add "$RUNNING" ann --access-key minioadmin --secret-stdin >"$WORK/out"
+    not grep -q 'minio-secret' "$WORK/out"
+    echo 'minio-secret!' | expect_fail 'access key exists' "$FOREBAY" key add "$RUNNING" ann --access-key minioadmin --secret-stdin
+    echo 'short' | expect_fail 'bad secret' "$FOREBAY" key add "$RUNNING" ann --access-key other --secret-stdin
+    echo 'minio-secret!' | expect_fail 'short-lived' "$FOREBAY" key add "$RUNNING" ann --access-key ASIAX --secret-stdin
+}
+check "a key of another system is taken over" take_over
+row "key disable" ok 'disabled' key disable "$RUNNING" minioadmin
+json "a disabled key is shown as such" 'map(select(.access_key == "minioadmin"))[0].state == "disabled"' key list "$RUNNING" --json
+row "key enable" ok 'active' key enable "$RUNNING" minioadmin
+row "user disable" ok 'disabled' user disable "$RUNNING" ann
+json "a disabled user's keys are, too" 'map(select(.user == "ann")) | all(.state == "disabled")' key list "$RUNNING" --json
+row "user enable" ok 'enabled' user enable "$RUNNING" ann
+row "key list of one user" ok 'minioadmin' key list "$RUNNING" --user ann
+row "key list of nobody" fails 'no such user' key list "$RUNNING" --user bob
+row "key remove" ok 'removed' key remove "$RUNNING" minioadmin
+row "key remove of what is not there" fails 'no such access key' key remove "$RUNNING" minioadmin
+policies() {
+    echo '{"Statement":{"Effect":"Allow","Action":"s3:Get*","Resource":"arn:aws:s3:::b/*"}}' >"$WORK/policy"
+    "$FOREBAY" policy set "$RUNNING" --user ann "$WORK/policy"
+    "$FOREBAY" policy show "$RUNNING" --user ann | diff - "$WORK/policy"
+    "$FOREBAY" policy set "$RUNNING" --role reader - <"$WORK/policy"
+    "$FOREBAY" policy list "$RUNNING" --json | jq -e 'map(.target) == [{"user":"ann"},{"role":"reader"}]'
+    sed 's/Effect/Effekt/' "$WORK/policy" >"$WORK/wrong"
+    expect_fail 'Statement\[0\].Effekt: element is not known' "$FOREBAY" policy set "$RUNNING" --user ann "$WORK/wrong"
+    expect_fail 'Principal is missing' "$FOREBAY" policy set "$RUNNING" --bucket b "$WORK/policy"
+    expect_fail 'no such bucket' "$FOREBAY" policy show "$RUNNING" --bucket b
+    expect_fail 'no such role' "$FOREBAY" policy show "$RUNNING" --role writer
+    expect_fail 'required' "$FOREBAY" policy show "$RUNNING"
+    expect_fail 'cannot be used' "$FOREBAY" policy show "$RUNNING" --role reader --user ann
+    "$FOREBAY" policy remove "$RUNNING" --role reader
+    "$FOREBAY" policy remove "$RUNNING" --user ann
+    expect_fail 'user has no policy' "$FOREBAY" policy show "$RUNNING" --user ann
+}
+check "policies are set, shown, listed and removed" policies
+names_are_free_again() {
+    local before
+    before=$("$FOREBAY" user list "$RUNNING" --json | jq '.[] | select(.name == "ann").id')
+    "$FOREBAY" user remove "$RUNNING" ann
+    "$FOREBAY" key list "$RUNNING" --json | jq -e 'all(.user == "admin")'
+    "$FOREBAY" user add "$RUNNING" ann
+    "$FOREBAY" user list "$RUNNING" --json | jq -e ".[] | select(.name == \"ann\") | .id > $before and .keys == 0"
+}
+check "a name is free again at once, without the keys" names_are_free_again
+json "the audit log is well" '.audit.lost == 0 and .audit.problem == null' status "$RUNNING" --json
+lost_node_key() {
+    "$FOREBAY" stop "$RUNNING"
+    mv "$RUNNING/node.key" "$WORK/node.key"
+    node_start running
+    "$FOREBAY" status "$RUNNING" --json | jq -e '.problems | any(test("1 access keys.*node.key"))'
+    "$FOREBAY" key list "$RUNNING" --json | jq -e '.[0].state == "unreadable"'
+    "$FOREBAY" stop "$RUNNING"
+    mv "$WORK/node.key" "$RUNNING/node.key"
+    node_start running
+    "$FOREBAY" key list "$RUNNING" --json | jq -e '.[0].state == "active"'
+}
+check "a lost node.key is reported, and the right one works again" lost_node_key
+
 check "drives given by path" node_start stopped --drive "$WORK/da" --drive "$WORK/db" --drive "$WORK/dc" --drive-size 64M --profile r3
 drives_are_there() { [ "$(find "$WORK" -maxdepth 1 -name 'd[abc]' -size +60M | wc -l)" = 3 ]; }
 check "they are where they were asked for" drives_are_there

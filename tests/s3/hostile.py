@@ -1,0 +1,191 @@
+"""Requests that no client should send: each must be refused clearly, and leave nothing behind.
+
+hostile.py GROUP…   ENDPOINT, MNT and AWS credentials come from the environment.
+"""
+
+import base64
+import datetime
+import hashlib
+import os
+import socket
+import sys
+import urllib.parse
+import zlib
+
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from botocore.session import Session
+
+from matrix import MIB, body, bucket, client, data, keys, refused, s3
+
+ENDPOINT = os.environ["ENDPOINT"]
+HOST = urllib.parse.urlsplit(ENDPOINT).netloc
+KEYS = Session().get_credentials().get_frozen_credentials()
+
+
+class Auth(S3SigV4Auth):
+    """Signs a payload hash that may be wrong."""
+
+    digest = ""
+
+    def payload(self, request):
+        return self.digest
+
+
+def signed(method, path, headers=None, payload=b"", secret=None, digest=None):
+    """Head of a signed request."""
+    request = AWSRequest(method=method, url=ENDPOINT + path, data=payload, headers=dict(headers or {}))
+    auth = Auth(Credentials(KEYS.access_key, secret or KEYS.secret_key), "s3", "us-east-1")
+    auth.digest = digest or hashlib.sha256(payload).hexdigest()
+    auth.add_auth(request)
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {HOST}"]
+    lines += [f"{name}: {value}" for name, value in request.headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def exchange(raw, close=False):
+    """Sends bytes, returns status line and everything that comes until the server closes or is done."""
+    host, port = HOST.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=20) as peer:
+        try:
+            peer.sendall(raw)
+            if close:
+                return ""
+            answer = b""
+            while not done(answer):
+                more = peer.recv(65536)
+                if not more:
+                    break
+                answer += more
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    return answer.decode("latin-1")
+
+
+def done(answer):
+    head, found, rest = answer.partition(b"\r\n\r\n")
+    for line in head.split(b"\r\n"):
+        if line.lower().startswith(b"content-length:"):
+            return bool(found) and len(rest) >= int(line.split(b":")[1])
+    return bool(found) and b" 204 " in head
+
+
+def expect(answer, status, code=""):
+    assert answer.startswith(f"HTTP/1.1 {status}"), answer[:600]
+    assert f"<Code>{code}</Code>" in answer or not code, answer[:600]
+
+
+def signatures():
+    b = bucket()
+    s3.put_object(Bucket=b, Key="k", Body=b"x")
+    expect(exchange(signed("GET", f"/{b}/k")), 200)
+    expect(exchange(signed("GET", f"/{b}/k", secret="wrong")), 403, "SignatureDoesNotMatch")
+    expect(exchange(signed("GET", f"/{b}/k").replace(b"/k HTTP", b"/l HTTP", 1)), 403, "SignatureDoesNotMatch")
+    expect(exchange(signed("GET", f"/{b}/k").replace(KEYS.access_key.encode(), b"AKIANOBODY")), 403, "InvalidAccessKeyId")
+    expect(exchange(f"GET /{b}/k HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()), 403, "AccessDenied")
+    expect(exchange(f"PUT /{b}/k HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 1\r\n\r\nx".encode()), 403, "AccessDenied")
+    expect(exchange(f"GET /no-such-bucket HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()), 403, "AccessDenied")
+    expect(exchange(f"GET / HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: rubbish\r\n\r\n".encode()), 400)
+    # The body is not what was signed.
+    raw = signed("PUT", f"/{b}/k", {"Content-Length": "5"}, digest=hashlib.sha256(b"other").hexdigest()) + b"hello"
+    expect(exchange(raw), 400, "XAmzContentSHA256Mismatch")
+    assert body(b, "k") == b"x"
+
+
+def clock():
+    b = bucket()
+    real = datetime.datetime
+
+    class Shifted(real):
+        @classmethod
+        def utcnow(cls):
+            return real.utcnow() - datetime.timedelta(hours=1)
+
+        @classmethod
+        def now(cls, tz=None):
+            return real.now(tz) - datetime.timedelta(hours=1)
+
+    import botocore.auth
+    import botocore.compat
+
+    def shifted_now(remove_tzinfo=True):
+        now = real.now(datetime.timezone.utc) - datetime.timedelta(hours=1)
+        return now.replace(tzinfo=None) if remove_tzinfo else now
+
+    kept = getattr(botocore.auth, "get_current_datetime", None)
+    if kept:
+        botocore.auth.get_current_datetime = shifted_now
+    else:
+        botocore.auth.datetime.datetime = Shifted
+    expect(exchange(signed("GET", f"/{b}")), 403, "RequestTimeTooSkewed")
+    if kept:
+        botocore.auth.get_current_datetime = kept
+
+
+def rubbish():
+    b = bucket()
+    for raw in (b"\x00" * 100, b"GET\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b"GET / HTTP/9.9\r\n\r\n", os.urandom(4000)):
+        exchange(raw)
+    answer = exchange(b"GET / HTTP/1.1\r\nHost: " + HOST.encode() + b"\r\n" + b"X-A: " + b"a" * 300_000 + b"\r\n\r\n")
+    # The server closes before it has read everything, which may overtake its answer.
+    assert answer == "" or answer.startswith("HTTP/1.1 431"), answer[:400]
+    many = b"".join(b"X-%d: 1\r\n" % number for number in range(500))
+    expect(exchange(b"GET / HTTP/1.1\r\nHost: " + HOST.encode() + b"\r\n" + many + b"\r\n"), 431)
+    for xml in (b"<", b"rubbish", b"<Delete>" * 5000, b"\xff" * 1000, b'<!DOCTYPE a [<!ENTITY b "c">]><Delete>&b;</Delete>', b""):
+        head = signed("POST", f"/{b}?delete=", {"Content-Length": str(len(xml))}, xml)
+        answer = exchange(head + xml)
+        assert answer.startswith("HTTP/1.1 400"), (xml[:40], answer[:400])
+    expect(exchange(signed("GET", f"/{b}/%ff%fe")), 400, "InvalidURI")
+    expect(exchange(signed("PATCH", f"/{b}/k")), 501, "NotImplemented")
+    assert client().list_buckets()["Buckets"], "it still serves"
+
+
+def lengths():
+    b = bucket()
+    put = lambda length, digest="UNSIGNED-PAYLOAD", **more: signed("PUT", f"/{b}/k", {"Content-Length": str(length), **more}, digest=digest)
+    expect(exchange(put(5 << 40)), 400, "EntityTooLarge")
+    expect(exchange(put(0)), 200)
+    assert s3.head_object(Bucket=b, Key="k")["ContentLength"] == 0
+    # aws-chunked: wrong sizes, no end, a frame that claims terabytes, a trailer that never comes.
+    streaming = {"Content-Encoding": "aws-chunked", "X-Amz-Trailer": "x-amz-checksum-crc32"}
+    def chunked(decoded, raw):
+        more = {**streaming, "X-Amz-Decoded-Content-Length": str(decoded)}
+        return exchange(put(len(raw), "STREAMING-UNSIGNED-PAYLOAD-TRAILER", **more) + raw)
+    for decoded, raw in ((5, b"zz\r\nhello\r\n0\r\n\r\n"), (9, b"5\r\nhello\r\n0\r\nx-amz-checksum-crc32:NhCmhg==\r\n\r\n"), (5, b"5\r\nhello\r\n0\r\n\r\n"), (5, b"5\r\nhello\r\n0\r\nx-amz-checksum-crc32:AAAAAA==\r\n\r\n"), (3, b"5\r\nhello\r\n0\r\nx-amz-checksum-crc32:NhCmhg==\r\n\r\n"), (5, b"ffffffffff\r\nhello")):
+        answer = chunked(decoded, raw)
+        assert answer.startswith("HTTP/1.1 400") or answer == "", (raw, answer[:400])
+    assert s3.head_object(Bucket=b, Key="k")["ContentLength"] == 0, "nothing of it became an object"
+    expect(chunked(5, b"5\r\nhello\r\n0\r\nx-amz-checksum-crc32:NhCmhg==\r\n\r\n"), 200)
+    assert body(b, "k") == b"hello"
+    # One frame of any size is cut, not held.
+    sent = data(24 * MIB)
+    crc = base64.b64encode(zlib.crc32(sent).to_bytes(4, "big"))
+    expect(chunked(len(sent), b"%x\r\n" % len(sent) + sent + b"\r\n0\r\nx-amz-checksum-crc32:" + crc + b"\r\n\r\n"), 200)
+    assert body(b, "k") == sent
+
+
+def broken():
+    """Connections that end in every phase of a request."""
+    b = bucket()
+    sent = data(4 * MIB)
+    upload = s3.create_multipart_upload(Bucket=b, Key="m")["UploadId"]
+    paths = (f"/{b}/new", f"/{b}/m?partNumber=1&uploadId={upload}")
+    for path in paths:
+        head = signed("PUT", path, {"Content-Length": str(len(sent))}, digest="UNSIGNED-PAYLOAD")
+        for cut in (10, len(head) - 2, len(head), len(head) + 1, len(head) + MIB, len(head) + len(sent) - 1):
+            exchange((head + sent)[:cut], close=True)
+    s3.put_object(Bucket=b, Key="big", Body=data(32 * MIB))
+    for _ in range(8):
+        exchange(signed("GET", f"/{b}/big"), close=True)
+        s3.get_object(Bucket=b, Key="big")["Body"].read(1000)
+    assert "Parts" not in s3.list_parts(Bucket=b, Key="m", UploadId=upload)
+    s3.abort_multipart_upload(Bucket=b, Key="m", UploadId=upload)
+    refused("404", 404, s3.head_object, Bucket=b, Key="new")
+    s3.delete_object(Bucket=b, Key="big")
+    assert keys(b) == []
+    s3.delete_bucket(Bucket=b)
+
+
+for group in sys.argv[1:]:
+    globals()[group]()
