@@ -17,6 +17,7 @@ URL=$(jq -er .s3 "$NODE/node.json") || exit 0
 CREDENTIALS=$NODE/admin-credentials
 AWS_ACCESS_KEY_ID=$(awk -F' = ' '/access_key_id/ { print $2 }' "$CREDENTIALS")
 AWS_SECRET_ACCESS_KEY=$(awk -F' = ' '/secret/ { print $2 }' "$CREDENTIALS")
+unset AWS_PROFILE AWS_CA_BUNDLE
 export URL AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_DEFAULT_REGION=us-east-1 AWS_EC2_METADATA_DISABLED=true
 mkdir "$MNT/clients"
 stage_tree $([ "$LONG" = 1 ] && echo 4000 || echo 400) "$TREE"
