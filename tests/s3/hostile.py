@@ -187,5 +187,64 @@ def broken():
     s3.delete_bucket(Bucket=b)
 
 
+def additions():
+    """Headers that nobody signed do not count: a put is not made a copy."""
+    b, secret = bucket(), bucket()
+    s3.put_object(Bucket=secret, Key="key", Body=b"secret")
+    copy = f"x-amz-copy-source: {secret}/key"
+    put = client(signature_version="s3v4").generate_presigned_url("put_object", Params={"Bucket": b, "Key": "k"})
+    path = put[len(ENDPOINT) :]
+    head = f"PUT {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 0\r\n"
+    expect(exchange(f"{head}{copy}\r\n\r\n".encode()), 403, "AccessDenied")
+    expect(exchange(f"{head}x-amz-tagging: a=b\r\n\r\n".encode()), 403, "AccessDenied")
+    plain = signed("PUT", f"/{b}/k").decode()
+    expect(exchange(plain.replace("\r\n\r\n", f"\r\n{copy}\r\n\r\n").encode()), 403, "AccessDenied")
+    assert keys(b) == []
+    expect(exchange(f"{head}\r\n".encode()), 200)
+    assert keys(b) == ["k"]
+
+
+def subresources():
+    """What is not implemented is refused, and never taken for the operation without it."""
+    b, empty = bucket(), bucket()
+    s3.put_object(Bucket=b, Key="kept", Body=b"kept")
+    for name in ("encryption", "restore", "retention", "legal-hold", "policy", "uploads=", "partNumber=1", "foo"):
+        for method in ("PUT", "DELETE"):
+            answer = exchange(signed(method, f"/{b}/kept?{name}", {"Content-Length": "0"}))
+            assert " 501 " in answer[:20] or " 400 " in answer[:20], (method, name, answer[:300])
+        answer = exchange(signed("DELETE", f"/{empty}?{name}"))
+        if name not in ("policy", "encryption"):
+            assert " 501 " in answer[:20] or " 400 " in answer[:20], (name, answer[:300])
+    assert body(b, "kept") == b"kept"
+    expect(exchange(signed("GET", f"/{b}?abac")), 501, "NotImplemented")
+    s3.head_bucket(Bucket=empty)
+
+
+def slow_forms():
+    """Forms that come slowly do not keep others waiting."""
+    host, port = HOST.rsplit(":", 1)
+    start = (
+        f"POST /x HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: multipart/form-data; boundary=B\r\n"
+        'Content-Length: 60000\r\n\r\n--B\r\nContent-Disposition: form-data; name="q"\r\n\r\n'
+    )
+    slow = [socket.create_connection((host, int(port)), timeout=20) for _ in range(20)]
+    try:
+        for peer in slow:
+            peer.sendall(start.encode())
+        b = bucket()
+        post = s3.generate_presigned_post(b, "formed")
+        fields = "".join(
+            f'--B\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+            for name, value in post["fields"].items()
+        )
+        text = f'{fields}--B\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\nbytes\r\n--B--\r\n'
+        head = f"POST /{b} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: multipart/form-data; boundary=B\r\n"
+        expect(exchange(f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()), 204)
+        assert body(b, "formed") == b"bytes"
+    finally:
+        for peer in slow:
+            peer.close()
+
+
 for group in sys.argv[1:]:
     globals()[group]()

@@ -16,6 +16,7 @@ use s3s::{S3Error, S3Result, s3_error};
 use crate::bucket::Bucket;
 use crate::gate::{Asker, Core, RequestContext};
 use crate::identity::{Identities, Identity, IdentityError, PolicyRequest, Verdict};
+use crate::screen;
 
 const NAME_BYTES_MAX: usize = 255;
 
@@ -139,6 +140,10 @@ impl Core {
             Some(access_key) => Some(self.identify(context, access_key, question.uri, question.headers)?),
             None => None,
         };
+        if identity.is_some() {
+            screen::check_signed_headers(question.uri, question.headers)?;
+            screen::check_date(question.headers, self.env.clock.wall_ns() / 1_000_000_000)?;
+        }
         let found = match question.bucket {
             Some(bucket) if question.operation != "CreateBucket" => Some(self.buckets.get(bucket).await),
             _ => None,
@@ -160,6 +165,7 @@ impl Core {
                 None => Err(unsigned()),
             };
         }
+        screen::check_parameters(question.operation, question.uri)?;
         if !question.action.is_empty() {
             self.may(context, identity.as_ref(), bucket.as_deref(), question)?;
         } else if identity.is_none() && bucket.as_ref().is_none_or(|bucket| bucket.policy.is_none()) {
@@ -285,7 +291,8 @@ impl Listing {
 /// A decoded parameter of a query.
 pub(crate) fn parameter(query: &str, wanted: &str) -> Option<String> {
     let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    let (_, value) = pairs.find(|(name, _)| *name == wanted)?;
+    let is_wanted = |name: &str| urlencoding::decode(name).is_ok_and(|name| name == wanted);
+    let (_, value) = pairs.find(|(name, _)| is_wanted(name))?;
     let value = value.replace('+', " ");
     urlencoding::decode(&value).ok().map(Cow::into_owned)
 }
@@ -378,6 +385,12 @@ mod tests {
     #[test]
     fn actions_are_in_order() {
         assert!(ACTIONS.is_sorted_by_key(|(operation, _)| operation));
+    }
+
+    #[test]
+    fn names_of_parameters_are_decoded() {
+        assert_eq!(parameter("list-type=2&pref%69x=hidden%2F+a", "prefix").as_deref(), Some("hidden/ a"));
+        assert_eq!(parameter("prefixes=1", "prefix"), None);
     }
 
     #[track_caller]

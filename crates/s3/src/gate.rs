@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use base::env::Env;
 use bytes::Bytes;
@@ -17,7 +18,7 @@ use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::{Body, S3Error, StdError, s3_error};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::access::{Access, Hosts, Names, Secrets};
 use crate::accounts::Accounts;
@@ -35,8 +36,12 @@ use crate::server::{Chunked, Signing};
 const XML_BYTES_MAX: usize = 4 << 20;
 /// Largest file in a form; it is held in memory.
 pub(crate) const FORM_FILE_BYTES_MAX: u64 = 64 << 20;
-/// Forms at once.
-const FORMS_MAX: usize = 2;
+/// Forms that are read at once, in KiB: all of one is held in memory before its signature can be looked at.
+const FORMS_KIB: u32 = 256 << 10;
+/// How long a form waits for that.
+const FORM_WAIT: Duration = Duration::from_secs(10);
+/// A slower form is given up, so that few slow ones do not keep the others waiting.
+const FORM_BYTES_PER_S_MIN: u64 = 64 << 10;
 /// Other fields of a form.
 const FORM_FIELDS_BYTES_MAX: usize = 64 << 10;
 
@@ -157,7 +162,14 @@ impl Gate {
         let ranges = RangeRoute { core: core.clone(), names: names.clone() };
         builder.set_route(Routes { ranges, tokens: TokenRoute { core: core.clone(), accounts } });
         let ids = AtomicU64::new(core.env.random.next_u64());
-        Arc::new(Self { core, service: builder.build(), audit, names, forms: Semaphore::new(FORMS_MAX), ids })
+        Arc::new(Self {
+            core,
+            service: builder.build(),
+            audit,
+            names,
+            forms: Semaphore::new(FORMS_KIB as usize),
+            ids,
+        })
     }
 
     pub(crate) fn finisher(&self) -> &Finisher {
@@ -220,18 +232,25 @@ impl Gate {
     ) -> Response<Body> {
         let (mut parts, incoming) = request.into_parts();
         let waits = parts.headers.contains_key(header::EXPECT);
-        let is_form = is_form(&parts.headers);
+        let is_form = parts.method == Method::POST && is_form(&parts.headers);
         parts.extensions.insert(context.clone());
         let is_empty = incoming.is_end_stream();
         let version = parts.version;
+        let _form = if is_form {
+            let Some(permit) = self.room_for_form(&parts.headers).await else {
+                return refuse(s3_error!(SlowDown, "Too many forms at once: try again."));
+            };
+            Some(permit)
+        } else {
+            None
+        };
         let body = if is_empty {
             Body::empty()
         } else {
-            let rules =
-                BodyRules { idle_timeout: limits.idle_timeout, bytes_per_s_min: limits.body_bytes_per_s_min };
+            let bytes_per_s_min = if is_form { FORM_BYTES_PER_S_MIN } else { limits.body_bytes_per_s_min };
+            let rules = BodyRules { idle_timeout: limits.idle_timeout, bytes_per_s_min };
             Body::http_body(RequestBody::new(incoming, chunked(&parts.headers), rules, unread.clone()))
         };
-        let _form = if is_form { Some(self.forms.acquire().await) } else { None };
         let mut response = match self.service.call(Request::from_parts(parts, body)).await {
             Ok(response) => response,
             Err(error) => {
@@ -249,6 +268,14 @@ impl Gate {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+
+    /// Waits until a form of the length that the headers tell fits into memory beside the others.
+    async fn room_for_form(&self, headers: &HeaderMap) -> Option<SemaphorePermit<'_>> {
+        let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let bytes = length.unwrap_or(FORM_FILE_BYTES_MAX).min(FORM_FILE_BYTES_MAX);
+        let room = self.forms.acquire_many((bytes >> 10) as u32 + 1);
+        tokio::time::timeout(FORM_WAIT, room).await.ok()?.ok()
     }
 
     async fn preflight(&self, cross: Option<&cors::Cross>, bucket: Option<&str>) -> Response<Body> {

@@ -21,6 +21,7 @@ mod ops;
 pub mod policy;
 mod read;
 mod route;
+mod screen;
 mod seal;
 mod server;
 pub mod sts;
