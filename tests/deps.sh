@@ -36,13 +36,15 @@ LONG_PACKAGES=(
     "restic /usr/bin/restic"
     "s3fs /usr/bin/s3fs"
 )
-TOOLS=("pjdfstest 0.2.2" "fsx 0.3.2" "s3s-e2e 0.14.1")
+TOOLS=("pjdfstest 0.2.2" "fsx 0.3.2")
+# Takes minutes to build.
+LONG_TOOLS=("s3s-e2e 0.14.1")
 # S3 clients, in virtual environments.
 CLIENTS=("boto3==1.43.11" "awscli==1.45.11")
 LONG_CLIENTS=("pyarrow" "pandas" "s3fs" "deltalake")
 TOOLS_DIR="$HOME/.cache/forebay/tools"
 
-[ "${1:-}" = long ] && PACKAGES+=("${LONG_PACKAGES[@]}")
+[ "${1:-}" = long ] && PACKAGES+=("${LONG_PACKAGES[@]}") && TOOLS+=("${LONG_TOOLS[@]}")
 missing=()
 for line in "${PACKAGES[@]}"; do
     read -r package file <<<"$line"

@@ -20,7 +20,7 @@ AWS_SECRET_ACCESS_KEY=$(awk -F' = ' '/secret/ { print $2 }' "$CREDENTIALS")
 unset AWS_PROFILE AWS_CA_BUNDLE
 export URL AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_DEFAULT_REGION=us-east-1 AWS_EC2_METADATA_DISABLED=true
 mkdir "$MNT/clients"
-stage_tree $([ "$LONG" = 1 ] && echo 4000 || echo 400) "$TREE"
+stage_tree "$([ "$LONG" = 1 ] && echo 4000 || echo 400)" "$TREE"
 # Objects have no links.
 find "$TREE" -type l -delete
 find "$TREE" -type d -empty -delete
