@@ -13,7 +13,7 @@ use crate::Client;
 use crate::node::Node;
 
 const TICK: Duration = Duration::from_millis(250);
-const TICKS_PER_HEARTBEAT: u64 = 4;
+const TICKS_PER_ROUND: u64 = 4;
 /// What was written is made durable after this long at the latest.
 const DIRTY_AGE_NS: u64 = 5_000_000_000;
 /// How long what was written stays in memory after the last close.
@@ -29,11 +29,12 @@ pub(crate) async fn ticker(client: Client) {
     for tick in 0u64.. {
         interval.tick().await;
         client.refresh_room();
-        if !tick.is_multiple_of(TICKS_PER_HEARTBEAT) {
-            continue;
-        }
+        // Often: deleted space comes back when the heartbeats of all sessions say that nobody reads it any more.
         if let Err(error) = client.inner.session.heartbeat().await {
             tracing::warn!(%error, "heartbeat was not answered");
+        }
+        if !tick.is_multiple_of(TICKS_PER_ROUND) {
+            continue;
         }
         client.flush_aged();
         client.release_unused().await;

@@ -111,9 +111,8 @@ impl Session {
     pub(crate) async fn heartbeat(&self) -> Result<(), FsError> {
         let in_use_ver = {
             let reads = self.reads.lock().expect("no holder of this lock panics");
-            // A read that starts later uses a map no older than what the last heartbeat brought.
-            let idle = self.version.load(Ordering::Acquire) + 1;
-            reads.first_key_value().map_or(idle, |(oldest, _)| *oldest)
+            // A read that starts later and finds an extent gone asks for the map again, so it needs nothing kept.
+            reads.first_key_value().map_or(u64::MAX, |(oldest, _)| *oldest)
         };
         if let MetaReply::Version(version) = self.call(MetaRequest::Heartbeat { in_use_ver }).await? {
             self.version.store(version, Ordering::Release);

@@ -149,6 +149,8 @@ impl Node {
         let endpoint = self.s3.lock().expect("no holder of this lock panics").take();
         let Some(Endpoint { server, client }) = endpoint else { return Ok(()) };
         server.stop().await;
+        // It refers to the client, and the client to it.
+        client.set_invalidate(None);
         client.close().await.context("writing out what came through S3")
     }
 }
