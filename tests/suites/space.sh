@@ -64,7 +64,7 @@ adds_up() {
 PACKED='.pack.sweeps > 0 and .pack.left_bytes <= 1048576 and .pack.convert_bytes == 0 and .waiting_extents == 0'
 # little_waste NODE BYTES: of so much content stored as 4+2 the drives have at most a tenth more than that takes.
 little_waste() {
-    reaches 240 "$1" "$PACKED and .pack.waste_bytes * 10 <= .pack.allocated_bytes"
+    reaches 240 "$1" "$PACKED and .pack.allocated_bytes > 0 and .pack.waste_bytes * 10 <= .pack.allocated_bytes"
     wait_until 60 allocated_at_most "$1" $(($2 * 3 / 2 * 11 / 10)) || { show "$1" && return 1; }
     json "$1" | jq -r '.filesystems[0].pack | "status: \(.allocated_bytes) allocated for \(.stored_bytes), \(.inline_bytes) inline, waste \(.waste_bytes * 1000 / .allocated_bytes | round / 10) %"'
     echo "drives: $(live_bytes "$1") live with frame headers for $2 of content, waste $((1000 - $2 * 1500 / $(live_bytes "$1"))) per mille"
