@@ -5,10 +5,10 @@
 
 use std::path::Path;
 
-use base::{ExtentId, Ino, PgId};
+use base::{ExtentId, Ino, MapId, PgId};
 use bytes::Bytes;
 use meta::batch::Batch;
-use meta::values::{Dentry, ExtentPlace, ExtentUse, Piece, Usage, Value};
+use meta::values::{Dentry, ExtentPlace, ExtentUse, Piece, PieceContent, Usage, Value};
 use wire::meta::{Content, ExtentRef, FileKind, MetaRequest};
 
 /// Packed blocks: number and bytes; see `crates/drive/tests/golden.rs`.
@@ -70,8 +70,9 @@ fn values() -> Vec<Vec<u8>> {
     vec![
         inode,
         tagged(1, Dentry { ino: Ino(5), kind: FileKind::Directory, cookie: 9 }.encode()),
-        tagged(2, piece(Content::Inline(Bytes::from_static(b"abc")))),
-        tagged(2, Piece { len: 4096, birth_layer: 1, content: Content::Extent(extent) }.encode()),
+        tagged(2, piece(PieceContent::Data(Content::Inline(Bytes::from_static(b"abc"))))),
+        tagged(2, Piece { len: 4096, birth_layer: 1, content: PieceContent::Data(Content::Extent(extent)) }.encode()),
+        tagged(2, piece(PieceContent::Map { map: MapId(1 << 63 | 7), off: 4096 })),
         tagged(3, ExtentUse { refs: 2, live_bytes: 8192 }.encode()),
         tagged(5, ExtentPlace { pg: PgId(1), n: 6, k: 4, shard: 0, extent_len: 9 }.encode()),
         tagged(8, Usage::default().encode()),
