@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
 
+use crate::stores::StoreControl;
 use crate::users::{AuditInfo, UserControl};
 
 /// Why a request was refused: a code for programs, a sentence for people.
@@ -475,7 +476,7 @@ pub struct FsckInfo {
 }
 
 /// What a node lets its operator see and do.
-pub trait NodeControl: UserControl + 'static {
+pub trait NodeControl: StoreControl + UserControl + 'static {
     /// Everything at a glance.
     fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
     /// Adds a drive; new data uses it at once.

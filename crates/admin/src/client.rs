@@ -1,5 +1,6 @@
 //! Calls the REST interface of a node on this machine.
 
+mod stores;
 mod users;
 
 use std::path::{Path, PathBuf};

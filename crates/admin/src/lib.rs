@@ -6,6 +6,7 @@
 mod api;
 mod client;
 mod server;
+mod stores;
 mod users;
 
 pub use api::{
@@ -16,6 +17,7 @@ pub use api::{
 };
 pub use client::{AdminClient, CallError};
 pub use server::{ServeError, serve};
+pub use stores::{SetStore, StoreCheckInfo, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 pub use users::{
     AddKey, AddUser, AuditInfo, KeyInfo, NewKey, PolicyInfo, PolicyTarget, Standing, UserControl, UserInfo,
 };

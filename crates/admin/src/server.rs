@@ -1,5 +1,6 @@
 //! The REST server.
 
+mod stores;
 mod users;
 
 use std::path::Path as FsPath;
@@ -91,6 +92,7 @@ fn router(node: Node) -> Router {
     Router::new()
         .route("/v1/status", get(async |State(node): State<Node>| answer(node.status().await)))
         .merge(drive_router())
+        .merge(stores::router())
         .merge(users::router())
         .route(
             "/v1/upkeep",

@@ -8,8 +8,10 @@
 //! - [`ErasureCode`]: parity from data, lost shards from the others.
 //! - [`plan_placement_groups`]: which drives hold a stripe together.
 //! - [`plan_capacity`]: what remains of raw space for users.
+//! - [`BlobBuilder`], [`BlobIndex`]: ranges of files in one object of an object store.
 //! - [`ClusterMap`]: drives and placement groups as the control ledger publishes them.
 
+mod blob;
 mod capacity;
 mod cluster_map;
 pub mod erasure;
@@ -17,6 +19,10 @@ mod placement;
 mod profile;
 mod stripe;
 
+pub use blob::{
+    BLOB_BYTES_MAX, BLOB_BYTES_MIN, BLOB_HEADER_BYTES, Blob, BlobBuilder, BlobHeader, BlobId, BlobIndex,
+    BlobRange,
+};
 pub use capacity::{CapacityError, CapacityPlan, CapacityRequest, RESERVE_PERCENT, plan_capacity};
 pub use cluster_map::{ClusterMap, DriveState, MapDrive};
 pub use erasure::{ErasureCode, ErasureCodeError, ReconstructError};

@@ -1,8 +1,9 @@
-//! The control ledger: the cluster's identity, drives, placement groups, filesystems and users.
+//! The control ledger: the cluster's identity, drives, placement groups, filesystems, object stores and users.
 //!
 //! It is ledger 0: the same log and the same kind of batches as a filesystem's, with records in JSON, because
 //! there are few of them and operators read them. Every change is durable when the call returns.
 
+mod stores;
 mod users;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::log::{LedgerLog, MemLog};
 use crate::owner::{OwnerError, recover};
 use crate::state::{Applied, State};
 
+pub use stores::{StoreRecord, StoresRecord};
 pub use users::{AccessKeyRecord, RoleRecord, UserRecord, UsersRecord};
 
 /// The control ledger's number.
@@ -159,6 +161,11 @@ impl ControlChange {
         self
     }
 
+    fn remove(&mut self, key: Vec<u8>) -> &mut Self {
+        self.changes.push((key, None));
+        self
+    }
+
     /// Sets the cluster's record.
     pub fn cluster(&mut self, record: &ClusterRecord) -> &mut Self {
         self.put(Keys::new(CONTROL_LEDGER).value("cluster"), record)
@@ -263,6 +270,12 @@ impl Control {
         stored.map_err(|error| ControlError::Failed(error.to_string()))
     }
 
+    fn one<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ControlError> {
+        let bytes = self.state.get(&self.keys.value(name));
+        let bytes = bytes.map_err(|error| ControlError::Failed(error.to_string()))?;
+        Ok(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?)
+    }
+
     fn all<T: DeserializeOwned>(&self, table: u8) -> Result<Vec<T>, ControlError> {
         let mut records = Vec::new();
         let visited = self.state.scan(&self.keys.controls(table), &mut |_, bytes| {
@@ -275,9 +288,7 @@ impl Control {
 
     /// The cluster, unless this is a new directory.
     pub fn cluster(&self) -> Result<ClusterRecord, ControlError> {
-        let bytes = self.state.get(&self.keys.value("cluster"));
-        let bytes = bytes.map_err(|error| ControlError::Failed(error.to_string()))?;
-        Ok(serde_json::from_slice(&bytes.ok_or(ControlError::NoCluster)?)?)
+        self.one("cluster")?.ok_or(ControlError::NoCluster)
     }
 
     /// All drives by number.

@@ -22,6 +22,7 @@ const SECRET_BYTES: usize = 30;
 pub struct NodeKey {
     secrets: LessSafeKey,
     tokens: LessSafeKey,
+    stores: LessSafeKey,
     session_secrets: hmac::Key,
     random: Arc<dyn Random>,
 }
@@ -33,6 +34,8 @@ pub enum Purpose {
     AccessKeySecret,
     /// A session token.
     SessionToken,
+    /// The secret that requests to an object store are signed with, in the ledger.
+    StoreSecret,
 }
 
 impl NodeKey {
@@ -50,6 +53,7 @@ impl NodeKey {
         Self {
             secrets: sealing("forebay access key secret"),
             tokens: sealing("forebay session token"),
+            stores: sealing("forebay object store secret"),
             session_secrets: hmac::Key::new(hmac::HMAC_SHA256, derive("forebay session secret").as_ref()),
             random,
         }
@@ -59,6 +63,7 @@ impl NodeKey {
         match purpose {
             Purpose::AccessKeySecret => &self.secrets,
             Purpose::SessionToken => &self.tokens,
+            Purpose::StoreSecret => &self.stores,
         }
     }
 
@@ -128,6 +133,7 @@ mod tests {
         assert_eq!(key.open(USE, b"context", &sealed).unwrap(), b"secret");
         assert_eq!(key.open(USE, b"another", &sealed), None);
         assert_eq!(key.open(Purpose::SessionToken, b"context", &sealed), None);
+        assert_eq!(key.open(Purpose::StoreSecret, b"context", &sealed), None);
         assert_eq!(node_key(2).open(USE, b"context", &sealed), None);
         assert_ne!(key.seal(USE, b"context", b"secret"), sealed);
         for at in 0..sealed.len() {

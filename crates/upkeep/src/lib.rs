@@ -2,7 +2,8 @@
 //!
 //! [`Reclaimer`] returns the space of removed files. [`Repairer`] stores the shards that commits went ahead
 //! without, and rebuilds the shards of lost drives on others. [`Scrubber`] looks for damage. [`Packer`] gathers small
-//! pieces into full extents, [`OrphanCollector`] deletes what nothing refers to. [`Pace`] limits what they move.
+//! pieces into full extents, [`OrphanCollector`] deletes what nothing refers to. [`Pace`] limits what they move. [`S3Store`] is where
+//! tiers lie.
 
 mod orphans;
 mod pace;
@@ -10,6 +11,7 @@ mod packer;
 mod reclaim;
 mod repair;
 mod scrub;
+mod store;
 mod task;
 
 pub use orphans::{OrphanCollector, OrphanOptions, OrphanStat};
@@ -18,3 +20,4 @@ pub use packer::{PackOptions, PackStat, PackWait, Packer};
 pub use reclaim::{ReclaimStat, Reclaimer};
 pub use repair::{RepairStat, Repairer};
 pub use scrub::{ScrubMark, ScrubStat, ScrubTargets, Scrubber};
+pub use store::{S3Store, StoreCheck, StoreSettings, StoreSettingsError, StoreValidation};

@@ -5,6 +5,7 @@
 pub mod drive;
 pub mod meta;
 pub mod object;
+pub mod store;
 
 use std::future::Future;
 use std::pin::Pin;

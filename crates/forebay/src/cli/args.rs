@@ -1,5 +1,7 @@
 //! The commands and their options.
 
+mod blobs;
+mod stores;
 mod users;
 
 use std::net::SocketAddr;
@@ -10,6 +12,8 @@ use layout::Profile;
 
 use crate::node::{IoChoice, S3Options};
 
+pub(crate) use blobs::BlobCommand;
+pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
 pub(crate) use users::{
     AddKeyArgs, AddUserArgs, KeyCommand, OneKeyArgs, OneUserArgs, PolicyCommand, TargetArgs, UserCommand,
 };
@@ -123,6 +127,12 @@ pub(crate) enum Command {
     /// Add, list and remove access keys of users.
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Add, list, try and remove object stores.
+    #[command(subcommand)]
+    Store(StoreCommand),
+    /// Read blobs that tiering wrote, without a cluster.
+    #[command(subcommand)]
+    Blob(BlobCommand),
     /// Say what users, roles and buckets allow.
     #[command(subcommand)]
     Policy(PolicyCommand),

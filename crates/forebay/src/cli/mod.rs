@@ -1,6 +1,7 @@
 //! The command line. Every command prints text for people, or with `--json` what a program needs.
 
 mod args;
+mod blobs;
 mod drives;
 mod filesystems;
 mod fsck;
@@ -9,6 +10,7 @@ mod output;
 mod plan;
 mod start;
 mod status;
+mod stores;
 mod users;
 
 use std::future::Future;
@@ -85,6 +87,8 @@ fn run_command(command: Command) -> Result<()> {
         Command::User(command) => users::user(command),
         Command::Key(command) => users::key(command),
         Command::Policy(command) => users::policy(command),
+        Command::Blob(command) => blobs::blob(command),
+        Command::Store(command) => stores::store(command),
         Command::Profile(ProfileCommand::Explain { profile, domains, json }) => {
             plan::explain(profile, domains, json.into())
         }

@@ -208,7 +208,7 @@ fn read_policy(source: &str) -> Result<String> {
 }
 
 /// A file, or standard input.
-fn read_text(source: &str) -> Result<String> {
+pub(super) fn read_text(source: &str) -> Result<String> {
     let mut text = String::new();
     if source == "-" {
         let mut input = std::io::stdin().take(INPUT_BYTES_MAX);

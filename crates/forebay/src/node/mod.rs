@@ -13,6 +13,7 @@ mod node_file;
 mod paths;
 mod scrub;
 mod start;
+mod stores;
 mod users;
 mod why;
 
@@ -52,6 +53,8 @@ pub(crate) struct Node {
     accounts: Arc<Accounts>,
     /// Changes of users are made one at a time.
     users_lock: Mutex<()>,
+    /// So are changes of object stores.
+    stores_lock: Mutex<()>,
     audit: Arc<AuditLog>,
     runtime: Handle,
     io: IoChoice,

@@ -264,6 +264,7 @@ impl Node {
             started_ns: env.clock.boot_ns(),
             accounts,
             users_lock: Mutex::new(()),
+            stores_lock: Mutex::new(()),
             audit: Arc::new(AuditLog::start(&env, &dir.audit())),
             env,
             dir,

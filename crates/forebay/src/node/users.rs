@@ -158,7 +158,7 @@ fn account_set(control: &Control, accounts: &Accounts) -> Result<AccountSet> {
     Ok(set)
 }
 
-fn check_name(what: &str, name: &str) -> Result<(), AdminError> {
+pub(super) fn check_name(what: &str, name: &str) -> Result<(), AdminError> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "._@+=-".contains(c);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || name.starts_with('-') || !name.chars().all(fits) {
         return Err(AdminError::invalid(format!(

@@ -105,19 +105,12 @@ impl ControlChange {
     pub fn remove_role(&mut self, name: &str) -> &mut Self {
         self.remove(Keys::new(CONTROL_LEDGER).control_named(ROLES, name))
     }
-
-    fn remove(&mut self, key: Vec<u8>) -> &mut Self {
-        self.changes.push((key, None));
-        self
-    }
 }
 
 impl Control {
     /// The counter of users, unless there was never one.
     pub fn users_record(&self) -> Result<Option<UsersRecord>, ControlError> {
-        let bytes = self.state.get(&self.keys.value(COUNTER));
-        let bytes = bytes.map_err(|error| ControlError::Failed(error.to_string()))?;
-        Ok(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?)
+        self.one(COUNTER)
     }
 
     /// All users by number.

@@ -1,0 +1,307 @@
+//! Object stores: settings in the control ledger, and trying them.
+
+use ::s3::Purpose;
+use admin::{AdminError, SetStore, StoreCheckInfo, StoreControl, StoreInfo, StoreValidationInfo, Verify};
+use meta::control::{ControlChange, StoreRecord, StoresRecord};
+use upkeep::{S3Store, StoreSettings, StoreValidation};
+use wire::BoxFuture;
+use wire::store::{StoreAuth, StoreLimits, StoreProtocol};
+
+use super::Node;
+use super::users::check_name;
+
+/// Stores that there may be at most.
+const STORES_MAX: usize = 2048;
+const DEFAULT_REGION: &str = "us-east-1";
+/// The number of this node in the names of validation objects.
+const NODE: u32 = 0;
+const SECOND_NS: i64 = 1_000_000_000;
+
+/// What a sealed secret is bound to: whoever can change records cannot have it sent to another host.
+fn seal_context(record: &StoreRecord) -> Vec<u8> {
+    format!("{} {} {} {}", record.id, record.host, record.port, record.access_key).into_bytes()
+}
+
+/// What is asked for over what there is.
+fn changed(old: StoreRecord, settings: &SetStore) -> StoreRecord {
+    let (bucket, prefix) = match &settings.bucket {
+        None => (old.bucket.clone(), old.prefix.clone()),
+        Some(bucket) => {
+            let (bucket, prefix) = bucket.split_once('/').unwrap_or((bucket, ""));
+            (bucket.to_owned(), prefix.trim_end_matches('/').to_owned())
+        }
+    };
+    let protocol = settings.protocol.unwrap_or(old.protocol);
+    // A port that was only the protocol's own changes with it.
+    let usual = old.port == old.protocol.default_port();
+    let port = if usual { protocol.default_port() } else { old.port };
+    let limits = StoreLimits {
+        blob_bytes: settings.blob_bytes.unwrap_or(old.limits.blob_bytes),
+        uploads_max: settings.uploads_max.unwrap_or(old.limits.uploads_max),
+        downloads_max: settings.downloads_max.unwrap_or(old.limits.downloads_max),
+        removals_max: settings.removals_max.unwrap_or(old.limits.removals_max),
+    };
+    StoreRecord {
+        protocol,
+        host: settings.hostname.clone().unwrap_or_else(|| old.host.clone()),
+        port: settings.port.unwrap_or(port),
+        bucket,
+        prefix,
+        region: settings.region.clone().unwrap_or_else(|| old.region.clone()),
+        auth: settings.auth_method.unwrap_or(old.auth),
+        access_key: settings.access_key_id.clone().unwrap_or_else(|| old.access_key.clone()),
+        ca: settings.ca.clone().map_or(old.ca.clone(), |ca| Some(ca).filter(|ca| !ca.trim().is_empty())),
+        limits,
+        ..old
+    }
+}
+
+/// A store of which nothing is known but its name.
+fn blank(id: u32, name: &str, created_ns: i64) -> StoreRecord {
+    StoreRecord {
+        id,
+        name: name.to_owned(),
+        protocol: StoreProtocol::Https,
+        host: String::new(),
+        port: StoreProtocol::Https.default_port(),
+        bucket: String::new(),
+        prefix: String::new(),
+        region: DEFAULT_REGION.to_owned(),
+        auth: StoreAuth::V4,
+        access_key: String::new(),
+        sealed_secret: String::new(),
+        ca: None,
+        limits: StoreLimits::default(),
+        created_ns,
+    }
+}
+
+fn settings_of(record: &StoreRecord, secret_key: String) -> StoreSettings {
+    StoreSettings {
+        protocol: record.protocol,
+        host: record.host.clone(),
+        port: record.port,
+        bucket: record.bucket.clone(),
+        prefix: record.prefix.clone(),
+        region: record.region.clone(),
+        auth: record.auth,
+        access_key: record.access_key.clone(),
+        secret_key,
+        ca: record.ca.clone(),
+        limits: record.limits,
+    }
+}
+
+fn no_store(name: &str) -> AdminError {
+    AdminError::not_found(format!("no such store: name={name} (see `forebay store list`)"))
+}
+
+fn validation_info(validation: StoreValidation) -> StoreValidationInfo {
+    let passed = validation.passed();
+    let checks = validation.checks.into_iter().map(|check| StoreCheckInfo {
+        verb: check.verb,
+        key: check.key,
+        problem: check.problem,
+        advice: check.advice,
+    });
+    StoreValidationInfo { passed, checks: checks.collect() }
+}
+
+/// Why a store that does not work is refused.
+fn refusal(validation: &StoreValidationInfo) -> AdminError {
+    let failed = validation.checks.iter().find(|check| check.problem.is_some());
+    let Some(failed) = failed else { return AdminError::failed("the store was not tried") };
+    AdminError::invalid(format!(
+        "the store does not work: {} {}: {} ({}; --skip-verification keeps the settings all the same)",
+        failed.verb,
+        failed.key,
+        failed.problem.as_deref().unwrap_or_default(),
+        failed.advice.as_deref().unwrap_or_default(),
+    ))
+}
+
+impl Node {
+    fn store_records(&self) -> Result<Vec<StoreRecord>, AdminError> {
+        self.control.stores().map_err(AdminError::failed)
+    }
+
+    fn store_record(&self, name: &str) -> Result<StoreRecord, AdminError> {
+        self.store_records()?.into_iter().find(|record| record.name == name).ok_or_else(|| no_store(name))
+    }
+
+    fn store_secret(&self, record: &StoreRecord) -> Option<String> {
+        let sealed = ::s3::from_base64(&record.sealed_secret)?;
+        let opened = self.accounts.node_key().open(Purpose::StoreSecret, &seal_context(record), &sealed)?;
+        String::from_utf8(opened).ok()
+    }
+
+    fn store_info(&self, record: &StoreRecord) -> StoreInfo {
+        let lost = "its secret is sealed with another node.key: give it again with `forebay store update`";
+        let slash = if record.prefix.is_empty() { "" } else { "/" };
+        StoreInfo {
+            name: record.name.clone(),
+            id: record.id,
+            protocol: record.protocol,
+            hostname: record.host.clone(),
+            port: record.port,
+            bucket: format!("{}{slash}{}", record.bucket, record.prefix),
+            region: record.region.clone(),
+            auth_method: record.auth,
+            access_key_id: record.access_key.clone(),
+            has_ca: record.ca.is_some(),
+            limits: record.limits,
+            created_s: record.created_ns / SECOND_NS,
+            problem: self.store_secret(record).is_none().then(|| lost.to_owned()),
+        }
+    }
+
+    /// Changes of a record, its secret, and the store that they make. The secret must be given again where it would
+    /// otherwise go to a host that it was not meant for.
+    fn prepare(
+        &self,
+        old: StoreRecord,
+        settings: &SetStore,
+    ) -> Result<(StoreRecord, std::sync::Arc<S3Store>), AdminError> {
+        let known = self.store_secret(&old);
+        let mut record = changed(old, settings);
+        let secret = settings.secret_key.clone().or(known);
+        let secret = secret.ok_or_else(|| {
+            AdminError::invalid("the secret key is needed: use --secret-key or --secret-stdin")
+        })?;
+        let sealed =
+            self.accounts.node_key().seal(Purpose::StoreSecret, &seal_context(&record), secret.as_bytes());
+        record.sealed_secret = ::s3::to_base64(&sealed);
+        let store = S3Store::new(self.env.clone(), settings_of(&record, secret));
+        let store = store.map_err(|error| AdminError::invalid(error.to_string()))?;
+        Ok((record, store))
+    }
+
+    async fn verify(&self, store: &S3Store, verify: Verify) -> Result<(), AdminError> {
+        if verify == Verify::Skip {
+            return Ok(());
+        }
+        let validation = validation_info(store.validate(self.cluster, NODE).await);
+        if validation.passed { Ok(()) } else { Err(refusal(&validation)) }
+    }
+
+    async fn stores_now(&self) -> Result<Vec<StoreInfo>, AdminError> {
+        Ok(self.store_records()?.iter().map(|record| self.store_info(record)).collect())
+    }
+
+    async fn add_store_now(&self, name: &str, settings: SetStore) -> Result<StoreInfo, AdminError> {
+        check_name("store", name)?;
+        let _one_at_a_time = self.stores_lock.lock().await;
+        let records = self.store_records()?;
+        if records.iter().any(|record| record.name == name) {
+            return Err(AdminError::conflict(format!("store exists: name={name}")));
+        }
+        if records.len() >= STORES_MAX {
+            return Err(AdminError::conflict(format!("there are {STORES_MAX} stores, no more are possible")));
+        }
+        let counter = self.control.stores_record().map_err(AdminError::failed)?;
+        let id = counter.map_or(1, |counter| counter.next_store);
+        let (record, store) = self.prepare(blank(id, name, self.env.clock.wall_ns()), &settings)?;
+        self.verify(&store, settings.verify).await?;
+        let mut change = ControlChange::default();
+        change.stores(&StoresRecord { next_store: id + 1 }).store(&record);
+        self.control.commit(change).await.map_err(AdminError::failed)?;
+        Ok(self.store_info(&record))
+    }
+
+    async fn update_store_now(&self, name: &str, settings: SetStore) -> Result<StoreInfo, AdminError> {
+        let _one_at_a_time = self.stores_lock.lock().await;
+        let (record, store) = self.prepare(self.store_record(name)?, &settings)?;
+        self.verify(&store, settings.verify).await?;
+        let mut change = ControlChange::default();
+        change.store(&record);
+        self.control.commit(change).await.map_err(AdminError::failed)?;
+        Ok(self.store_info(&record))
+    }
+
+    async fn remove_store_now(&self, name: &str) -> Result<StoreInfo, AdminError> {
+        let _one_at_a_time = self.stores_lock.lock().await;
+        let record = self.store_record(name)?;
+        let mut change = ControlChange::default();
+        change.remove_store(record.id);
+        self.control.commit(change).await.map_err(AdminError::failed)?;
+        Ok(self.store_info(&record))
+    }
+
+    async fn try_store_now(&self, name: &str, settings: SetStore) -> Result<StoreValidationInfo, AdminError> {
+        let old = match self.store_record(name) {
+            Ok(record) => record,
+            Err(_) => blank(0, name, 0),
+        };
+        let (_, store) = self.prepare(old, &settings)?;
+        Ok(validation_info(store.validate(self.cluster, NODE).await))
+    }
+}
+
+impl StoreControl for Node {
+    fn stores(&self) -> BoxFuture<'_, Result<Vec<StoreInfo>, AdminError>> {
+        Box::pin(self.stores_now())
+    }
+
+    fn add_store(&self, name: String, settings: SetStore) -> BoxFuture<'_, Result<StoreInfo, AdminError>> {
+        Box::pin(async move { self.add_store_now(&name, settings).await })
+    }
+
+    fn update_store(&self, name: String, settings: SetStore) -> BoxFuture<'_, Result<StoreInfo, AdminError>> {
+        Box::pin(async move { self.update_store_now(&name, settings).await })
+    }
+
+    fn remove_store(&self, name: String) -> BoxFuture<'_, Result<StoreInfo, AdminError>> {
+        Box::pin(async move { self.remove_store_now(&name).await })
+    }
+
+    fn validate_store(&self, name: String) -> BoxFuture<'_, Result<StoreValidationInfo, AdminError>> {
+        Box::pin(async move {
+            self.store_record(&name)?;
+            self.try_store_now(&name, SetStore::default()).await
+        })
+    }
+
+    fn try_store(
+        &self,
+        name: String,
+        settings: SetStore,
+    ) -> BoxFuture<'_, Result<StoreValidationInfo, AdminError>> {
+        Box::pin(async move { self.try_store_now(&name, settings).await })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(change: fn(&mut SetStore)) -> SetStore {
+        let mut settings = SetStore::default();
+        change(&mut settings);
+        settings
+    }
+
+    #[test]
+    fn what_is_not_said_stays_as_it_was() {
+        let first = set(|set| {
+            set.hostname = Some("s3.example.org".to_owned());
+            set.bucket = Some("Bucket/a/b/".to_owned());
+            set.auth_method = Some(StoreAuth::V2);
+            set.blob_bytes = Some(8 << 20);
+        });
+        let record = changed(blank(1, "cold", 5), &first);
+        assert_eq!((record.bucket.as_str(), record.prefix.as_str()), ("Bucket", "a/b"));
+        assert_eq!((record.port, record.auth, record.limits.blob_bytes), (443, StoreAuth::V2, 8 << 20));
+        let again = changed(record.clone(), &SetStore::default());
+        assert!(again == record);
+        let region = changed(record.clone(), &set(|set| set.region = Some("eu-1".to_owned())));
+        assert!(region == StoreRecord { region: "eu-1".to_owned(), ..record });
+    }
+
+    #[test]
+    fn the_port_follows_the_protocol_unless_it_was_chosen() {
+        let http = set(|set| set.protocol = Some(StoreProtocol::Http));
+        assert_eq!(changed(blank(1, "cold", 0), &http).port, 80);
+        let chosen = changed(blank(1, "cold", 0), &set(|set| set.port = Some(9000)));
+        assert_eq!(changed(chosen, &http).port, 9000);
+    }
+}

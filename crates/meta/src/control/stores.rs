@@ -1,0 +1,135 @@
+//! Object stores in the control ledger. `docs/formats/stores.md` describes the records.
+
+use serde::{Deserialize, Serialize};
+use wire::store::{StoreAuth, StoreLimits, StoreProtocol};
+
+use super::{CONTROL_LEDGER, Control, ControlChange, ControlError};
+use crate::keys::Keys;
+
+const STORES: u8 = b's';
+const COUNTER: &str = "stores";
+
+/// What is known of object stores as such. It exists from the moment on that the first one did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoresRecord {
+    /// The next store's number.
+    pub next_store: u32,
+}
+
+/// An object store. No `Debug`: it holds a secret, if a sealed one.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreRecord {
+    /// Its number, never used again.
+    pub id: u32,
+    /// Its name, unique; free again once the store is gone.
+    pub name: String,
+    /// How the connection is made.
+    pub protocol: StoreProtocol,
+    /// Its name or address.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Its bucket.
+    pub bucket: String,
+    /// What all keys begin with, without a slash at the end; empty for nothing.
+    pub prefix: String,
+    /// Part of signatures of version 4.
+    pub region: String,
+    /// How requests are signed.
+    pub auth: StoreAuth,
+    /// Id of the key that they are signed with.
+    pub access_key: String,
+    /// Its secret, sealed, in base64.
+    pub sealed_secret: String,
+    /// Certificates (PEM) that vouch for it, beside those of the system.
+    pub ca: Option<String>,
+    /// How much is asked of it at a time.
+    pub limits: StoreLimits,
+    /// Nanoseconds since 1970.
+    pub created_ns: i64,
+}
+
+impl ControlChange {
+    /// Sets the counter of stores.
+    pub fn stores(&mut self, record: &StoresRecord) -> &mut Self {
+        self.put(Keys::new(CONTROL_LEDGER).value(COUNTER), record)
+    }
+
+    /// Adds or changes a store.
+    pub fn store(&mut self, record: &StoreRecord) -> &mut Self {
+        self.put(Keys::new(CONTROL_LEDGER).control(STORES, record.id), record)
+    }
+
+    /// Removes a store.
+    pub fn remove_store(&mut self, id: u32) -> &mut Self {
+        self.remove(Keys::new(CONTROL_LEDGER).control(STORES, id))
+    }
+}
+
+impl Control {
+    /// The counter of stores, unless there was never one.
+    pub fn stores_record(&self) -> Result<Option<StoresRecord>, ControlError> {
+        self.one(COUNTER)
+    }
+
+    /// All stores by number.
+    pub fn stores(&self) -> Result<Vec<StoreRecord>, ControlError> {
+        self.all(STORES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::log::{LedgerLog, MemLog};
+    use crate::state::MemState;
+
+    fn store() -> StoreRecord {
+        StoreRecord {
+            id: 3,
+            name: "cold".to_owned(),
+            protocol: StoreProtocol::HttpsUnverified,
+            host: "s3.example.org".to_owned(),
+            port: 443,
+            bucket: "Bucket".to_owned(),
+            prefix: "a/b".to_owned(),
+            region: "us-east-1".to_owned(),
+            auth: StoreAuth::V4,
+            access_key: "AKIACOLD".to_owned(),
+            sealed_secret: "c2VhbGVk".to_owned(),
+            ca: None,
+            limits: StoreLimits::default(),
+            created_ns: 5,
+        }
+    }
+
+    #[tokio::test]
+    async fn stores_come_and_go_and_their_numbers_are_counted() {
+        let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
+        {
+            let control = Control::open(log.clone(), Arc::new(MemState::default())).await.unwrap();
+            assert_eq!(control.stores_record().unwrap(), None);
+            let mut change = ControlChange::default();
+            change.stores(&StoresRecord { next_store: 4 }).store(&store());
+            control.commit(change).await.unwrap();
+        }
+        let control = Control::open(log, Arc::new(MemState::default())).await.unwrap();
+        assert_eq!(control.stores_record().unwrap(), Some(StoresRecord { next_store: 4 }));
+        assert!(control.stores().unwrap() == [store()]);
+        let mut change = ControlChange::default();
+        change.remove_store(3);
+        control.commit(change).await.unwrap();
+        assert!(control.stores().unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_record_is_that_of_the_documentation_and_unknown_members_are_refused() {
+        let text = r#"{"id":3,"name":"cold","protocol":"HTTPS_UNVERIFIED","host":"s3.example.org","port":443,"bucket":"Bucket","prefix":"a/b","region":"us-east-1","auth":"AWSSignature4","access_key":"AKIACOLD","sealed_secret":"c2VhbGVk","ca":null,"limits":{"blob_bytes":67108864,"uploads_max":64,"downloads_max":64,"removals_max":64},"created_ns":5}"#;
+        assert_eq!(serde_json::to_string(&store()).unwrap(), text);
+        assert!(serde_json::from_str::<StoreRecord>(&text.replacen('{', r#"{"more":1,"#, 1)).is_err());
+    }
+}

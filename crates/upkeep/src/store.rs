@@ -1,0 +1,196 @@
+//! An S3 store over HTTP: signed requests on connections that are kept, to all addresses of the host in turn.
+//!
+//! It asks for no more than PutObject, GetObject and DeleteObject. Each request has a deadline; those that may pass are
+//! repeated with growing, random pauses. So many requests of each kind are under way at most.
+
+mod answer;
+mod connect;
+mod settings;
+mod sign;
+#[cfg(test)]
+mod tests;
+mod validate;
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use backon::{ExponentialBuilder, Retryable};
+use base::env::Env;
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+use hyper::header::{CONTENT_LENGTH, RANGE, USER_AGENT};
+use hyper::{Method, Request};
+use tokio::sync::Semaphore;
+use wire::BoxFuture;
+use wire::store::{ObjectStore, StoreError, StoreLimits};
+
+pub use settings::{StoreSettings, StoreSettingsError};
+pub use validate::{StoreCheck, StoreValidation};
+
+/// What requests say of who sends them.
+const AGENT: &str = concat!("Forebay/", env!("CARGO_PKG_VERSION"));
+/// A connection that is not there by then is not made.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A request ends after this and what its body takes at the slowest rate.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+/// A transfer is given up when it is slower than this.
+const BYTES_PER_S_MIN: u64 = 256 << 10;
+/// Pauses between attempts: they double from the first to the last.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+const ATTEMPTS_MAX: usize = 5;
+
+/// A store as requests see it.
+pub struct S3Store {
+    env: Env,
+    http: reqwest::Client,
+    settings: StoreSettings,
+    limits: StoreLimits,
+    uploads: Semaphore,
+    downloads: Semaphore,
+    removals: Semaphore,
+}
+
+/// A request but for what depends on the moment.
+struct Ask {
+    method: Method,
+    key: String,
+    range: Option<Range<u64>>,
+    parts: Vec<Bytes>,
+}
+
+impl Ask {
+    fn new(method: Method, key: String) -> Self {
+        Self { method, key, range: None, parts: Vec::new() }
+    }
+
+    /// Bytes that go out or are expected.
+    fn bytes(&self) -> u64 {
+        let out: u64 = self.parts.iter().map(|part| part.len() as u64).sum();
+        let expected = self.range.as_ref().map_or(0, |range| range.end - range.start);
+        out + expected
+    }
+}
+
+impl S3Store {
+    /// A store with these settings. Nothing is sent yet.
+    pub fn new(env: Env, settings: StoreSettings) -> Result<Arc<Self>, StoreSettingsError> {
+        settings.check()?;
+        let http = connect::client(&settings)?;
+        let limits = settings.limits;
+        Ok(Arc::new(Self {
+            env,
+            http,
+            uploads: Semaphore::new(usize::from(limits.uploads_max)),
+            downloads: Semaphore::new(usize::from(limits.downloads_max)),
+            removals: Semaphore::new(usize::from(limits.removals_max)),
+            settings,
+            limits,
+        }))
+    }
+
+    /// Its limits.
+    pub fn limits(&self) -> StoreLimits {
+        self.limits
+    }
+
+    /// One request, repeated as long as that may help. Returns the body of the answer.
+    async fn ask(&self, ask: Ask) -> Result<Bytes, StoreError> {
+        let under_way = match ask.method {
+            Method::PUT => &self.uploads,
+            Method::DELETE => &self.removals,
+            _ => &self.downloads,
+        };
+        let _permit = under_way.acquire().await.expect("it is never closed");
+        let pauses = ExponentialBuilder::default()
+            .with_min_delay(PAUSE_MIN)
+            .with_max_delay(PAUSE_MAX)
+            .with_max_times(ATTEMPTS_MAX - 1)
+            .with_jitter();
+        let attempts = || self.once(&ask);
+        attempts.retry(pauses).when(StoreError::is_passing).await
+    }
+
+    /// One request, once.
+    async fn once(&self, ask: &Ask) -> Result<Bytes, StoreError> {
+        let slowest = Duration::from_secs(ask.bytes() / BYTES_PER_S_MIN);
+        let answer = tokio::time::timeout(REQUEST_TIMEOUT + slowest, self.exchange(ask)).await;
+        answer.unwrap_or_else(|_| Err(StoreError::Unavailable("it took too long".to_owned())))
+    }
+
+    async fn exchange(&self, ask: &Ask) -> Result<Bytes, StoreError> {
+        let uri = self.settings.uri(&ask.key);
+        let mut request = Request::builder().method(ask.method.clone()).uri(uri).header(USER_AGENT, AGENT);
+        if let Some(range) = &ask.range {
+            request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end - 1));
+        }
+        let body = Parts(ask.parts.iter().cloned().collect());
+        if ask.method == Method::PUT {
+            request = request.header(CONTENT_LENGTH, body.len());
+        }
+        let request = request.body(body).map_err(|error| StoreError::Unexpected(error.to_string()))?;
+        let request = sign::sign(&self.settings, request, self.env.clock.wall_ns())?;
+        let request = reqwest::Request::try_from(request.map(reqwest::Body::wrap));
+        let request = request.map_err(|error| StoreError::Unexpected(error.to_string()))?;
+        let answer = self.http.execute(request).await.map_err(|error| answer::of_connection(&error))?;
+        answer::body(answer, ask.range.as_ref()).await
+    }
+}
+
+impl ObjectStore for S3Store {
+    fn put(&self, key: String, parts: Vec<Bytes>) -> BoxFuture<'_, Result<(), StoreError>> {
+        let ask = Ask { parts, ..Ask::new(Method::PUT, key) };
+        Box::pin(async { self.ask(ask).await.map(drop) })
+    }
+
+    fn get(&self, key: String, range: Option<Range<u64>>) -> BoxFuture<'_, Result<Bytes, StoreError>> {
+        let ask = Ask { range, ..Ask::new(Method::GET, key) };
+        Box::pin(self.ask(ask))
+    }
+
+    fn delete(&self, key: String) -> BoxFuture<'_, Result<(), StoreError>> {
+        let ask = Ask::new(Method::DELETE, key);
+        Box::pin(async {
+            match self.ask(ask).await {
+                Ok(_) => Ok(()),
+                // Some stores say so, others do not; a bucket that is not there is told by the code.
+                Err(StoreError::NotFound(text)) if !answer::is_about_bucket(&text) => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
+    }
+}
+
+/// A body in parts, without copying them together.
+struct Parts(VecDeque<Bytes>);
+
+impl Parts {
+    fn len(&self) -> u64 {
+        self.0.iter().map(|part| part.len() as u64).sum()
+    }
+}
+
+impl Body for Parts {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop_front().map(|part| Ok(Frame::data(part))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.len())
+    }
+}

@@ -1,0 +1,134 @@
+//! What the answers of a store mean.
+
+use std::error::Error;
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+use hyper::StatusCode;
+use reqwest::Response;
+use wire::store::StoreError;
+
+/// As much of an error's document as is read.
+const ERROR_BYTES_MAX: usize = 16 << 10;
+/// The longest object that is read whole.
+const WHOLE_BYTES_MAX: u64 = 64 << 20;
+/// The code of an error that is about the bucket, not about an object in it.
+const NO_BUCKET: &str = "NoSuchBucket";
+
+/// A request that got no answer: what went wrong, down to the cause that people know.
+pub(super) fn of_connection(error: &reqwest::Error) -> StoreError {
+    let mut texts = vec![error.to_string()];
+    let mut source = error.source();
+    while let Some(cause) = source {
+        texts.push(cause.to_string());
+        source = cause.source();
+    }
+    // The first names the whole URL again, the last the reason.
+    let reason = texts.pop().unwrap_or_default();
+    match error.is_connect() {
+        true => StoreError::Unavailable(format!("cannot connect: {reason}")),
+        false => StoreError::Unavailable(reason),
+    }
+}
+
+/// The body of an answer, if it is what was asked for.
+pub(super) async fn body(answer: Response, range: Option<&Range<u64>>) -> Result<Bytes, StoreError> {
+    let status = answer.status();
+    if !status.is_success() {
+        let text = read(answer, ERROR_BYTES_MAX).await.unwrap_or_default();
+        return Err(of_status(status, &String::from_utf8_lossy(&text)));
+    }
+    let Some(range) = range else {
+        return read(answer, WHOLE_BYTES_MAX as usize).await;
+    };
+    if status != StatusCode::PARTIAL_CONTENT {
+        let text = format!("a range was asked for, and status {status} came back");
+        return Err(StoreError::Unexpected(text));
+    }
+    let wanted = range.end - range.start;
+    let bytes = read(answer, wanted.min(WHOLE_BYTES_MAX) as usize).await?;
+    if bytes.len() as u64 != wanted {
+        return Err(StoreError::Unavailable(format!("{} of {wanted} bytes came back", bytes.len())));
+    }
+    Ok(bytes)
+}
+
+/// Reads a body of at most `most` bytes.
+async fn read(mut answer: Response, most: usize) -> Result<Bytes, StoreError> {
+    let expected = answer.content_length();
+    let mut bytes = BytesMut::with_capacity(expected.unwrap_or(0).min(most as u64) as usize);
+    while let Some(part) = answer.chunk().await.map_err(|error| of_connection(&error))? {
+        if bytes.len() + part.len() > most {
+            return Err(StoreError::Unexpected(format!("more than {most} bytes came back")));
+        }
+        bytes.extend_from_slice(&part);
+    }
+    Ok(bytes.freeze())
+}
+
+/// What a status means, with the store's own code and sentence.
+fn of_status(status: StatusCode, document: &str) -> StoreError {
+    let code = element(document, "Code").unwrap_or_default();
+    let message = element(document, "Message").unwrap_or_default();
+    let number = status.as_u16();
+    let text = match (code.is_empty(), message.is_empty()) {
+        (true, _) => format!("status {number}"),
+        (false, true) => format!("status {number}, {code}"),
+        (false, false) => format!("status {number}, {code}: {message}"),
+    };
+    match (number, code) {
+        (_, "SlowDown" | "RequestTimeout" | "ServiceUnavailable") | (429, _) => StoreError::Busy(text),
+        (507, _) | (_, "QuotaExceeded" | "XMinioStorageFull" | "InsufficientStorage") => {
+            StoreError::Full(text)
+        }
+        (404, _) => StoreError::NotFound(text),
+        (400..=499, _) => StoreError::Denied(text),
+        (500..=599, _) => StoreError::Unavailable(text),
+        _ => StoreError::Unexpected(text),
+    }
+}
+
+/// The text of the first element of that name.
+fn element<'a>(document: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = document.split_once(&format!("<{name}>"))?;
+    rest.split_once("</").map(|(text, _)| text.trim())
+}
+
+/// Whether the text of an error says that the bucket does not exist.
+pub(super) fn is_about_bucket(text: &str) -> bool {
+    text.contains(NO_BUCKET)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(status: u16, code: &str, expected: fn(String) -> StoreError) {
+        let document = format!("<?xml?><Error><Code>{code}</Code><Message>why</Message></Error>");
+        let status = StatusCode::from_u16(status).expect("a status");
+        let text = format!("status {}, {code}: why", status.as_u16());
+        assert_eq!(of_status(status, &document), expected(text));
+    }
+
+    #[test]
+    fn the_status_decides_unless_the_code_says_more() {
+        check(404, "NoSuchKey", StoreError::NotFound);
+        check(403, "SignatureDoesNotMatch", StoreError::Denied);
+        check(503, "SlowDown", StoreError::Busy);
+        check(400, "RequestTimeout", StoreError::Busy);
+        check(429, "TooManyRequests", StoreError::Busy);
+        check(507, "InsufficientStorage", StoreError::Full);
+        check(403, "QuotaExceeded", StoreError::Full);
+        check(500, "InternalError", StoreError::Unavailable);
+        check(302, "Moved", StoreError::Unexpected);
+    }
+
+    #[test]
+    fn documents_of_any_kind_are_told_as_they_are() {
+        let told = |document: &str| of_status(StatusCode::FORBIDDEN, document);
+        assert_eq!(told("<html>no</html>"), StoreError::Denied("status 403".to_owned()));
+        assert_eq!(told("<Code>X</Code>"), StoreError::Denied("status 403, X".to_owned()));
+        assert_eq!(told("<Code>"), StoreError::Denied("status 403".to_owned()));
+    }
+}

@@ -1,0 +1,154 @@
+use std::sync::Mutex;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+use super::settings::tests::settings;
+use super::*;
+
+/// A server that gives prepared answers in turn, the last one again and again, and keeps what it was asked.
+struct Server {
+    asked: Arc<Mutex<Vec<String>>>,
+    store: Arc<S3Store>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn read_request(stream: &mut TcpStream) -> Option<String> {
+    let mut bytes = Vec::new();
+    loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            let length = text.lines().find_map(|line| line.strip_prefix("content-length: "));
+            let length = length.map_or(0, |length| length.parse().unwrap());
+            if bytes.len() >= end + 4 + length {
+                return Some(text);
+            }
+        }
+        let mut more = [0; 4096];
+        match stream.read(&mut more).await {
+            Ok(0) | Err(_) => return None,
+            Ok(len) => bytes.extend_from_slice(&more[..len]),
+        }
+    }
+}
+
+async fn serve(listener: TcpListener, answers: Vec<String>, asked: Arc<Mutex<Vec<String>>>) {
+    let mut turn = 0;
+    loop {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        while let Some(request) = read_request(&mut stream).await {
+            asked.lock().unwrap().push(request);
+            let answer = &answers[turn.min(answers.len() - 1)];
+            turn += 1;
+            // An empty answer is a broken connection.
+            if answer.is_empty() || stream.write_all(answer.as_bytes()).await.is_err() {
+                break;
+            }
+        }
+    }
+}
+
+impl Server {
+    async fn start(answers: &[&str]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let answers = answers.iter().map(|answer| (*answer).to_owned()).collect();
+        let task = tokio::spawn(serve(listener, answers, asked.clone()));
+        let store = S3Store::new(Env::real(), StoreSettings { port, ..settings() }).unwrap();
+        Self { asked, store, task }
+    }
+
+    fn first_lines(&self) -> Vec<String> {
+        let asked = self.asked.lock().unwrap();
+        asked.iter().map(|request| request.lines().next().unwrap().to_owned()).collect()
+    }
+}
+
+const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+const BUSY: &str = "HTTP/1.1 503 Slow\r\ncontent-length: 21\r\n\r\n<Code>SlowDown</Code>";
+const PART: &str = "HTTP/1.1 206 Part\r\ncontent-length: 3\r\n\r\nabc";
+
+fn key() -> String {
+    "B_1/k".to_owned()
+}
+
+#[tokio::test]
+async fn an_object_goes_out_whole_and_signed() {
+    let server = Server::start(&[OK]).await;
+    let parts = vec![Bytes::from_static(b"one "), Bytes::from_static(b"two")];
+    server.store.put(key(), parts).await.unwrap();
+    let request = server.asked.lock().unwrap()[0].clone();
+    assert!(request.starts_with("PUT /Bucket/B_1/k HTTP/1.1\r\n"), "{request}");
+    assert!(request.contains("content-length: 7\r\n") && request.ends_with("\r\n\r\none two"), "{request}");
+    assert!(request.contains("authorization: AWS4-HMAC-SHA256 ") && request.contains("user-agent: Forebay/"));
+}
+
+#[tokio::test]
+async fn a_range_is_exactly_what_was_asked_for() {
+    let server = Server::start(&[PART]).await;
+    assert_eq!(server.store.get(key(), Some(5..8)).await.unwrap(), "abc");
+    assert!(server.asked.lock().unwrap()[0].contains("range: bytes=5-7\r\n"));
+    let whole = Server::start(&["HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc"]).await;
+    assert!(matches!(whole.store.get(key(), Some(5..8)).await, Err(StoreError::Unexpected(_))));
+    let longer = Server::start(&["HTTP/1.1 206 Part\r\ncontent-length: 4\r\n\r\nabcd"]).await;
+    assert!(matches!(longer.store.get(key(), Some(5..8)).await, Err(StoreError::Unexpected(_))));
+}
+
+#[tokio::test]
+async fn what_may_pass_is_tried_again_and_the_rest_is_not() {
+    let server = Server::start(&[BUSY, "", "HTTP/1.1 206 Part\r\ncontent-length: 2\r\n\r\nab", PART]).await;
+    assert_eq!(server.store.get(key(), Some(0..3)).await.unwrap(), "abc");
+    assert_eq!(server.first_lines().len(), 4);
+    let denied = Server::start(&["HTTP/1.1 403 No\r\ncontent-length: 0\r\n\r\n", OK]).await;
+    assert!(matches!(denied.store.put(key(), Vec::new()).await, Err(StoreError::Denied(_))));
+    assert_eq!(denied.first_lines().len(), 1);
+}
+
+#[tokio::test]
+async fn removing_what_is_not_there_succeeds_unless_the_bucket_is_not_there() {
+    let missing = "HTTP/1.1 404 No\r\ncontent-length: 22\r\n\r\n<Code>NoSuchKey</Code>";
+    let server = Server::start(&["HTTP/1.1 204 Gone\r\n\r\n", missing]).await;
+    server.store.delete(key()).await.unwrap();
+    server.store.delete(key()).await.unwrap();
+    let bucket = "HTTP/1.1 404 No\r\ncontent-length: 25\r\n\r\n<Code>NoSuchBucket</Code>";
+    let server = Server::start(&[bucket]).await;
+    assert!(matches!(server.store.delete(key()).await, Err(StoreError::NotFound(_))));
+}
+
+#[tokio::test]
+async fn a_validation_stores_reads_and_removes_and_stops_at_what_fails() {
+    let byte = "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nf";
+    let server = Server::start(&[OK, byte, "HTTP/1.1 204 Gone\r\n\r\n"]).await;
+    let cluster = base::ClusterId([0xab; 16]);
+    let validation = server.store.validate(cluster, 0).await;
+    assert!(validation.passed(), "{validation:?}");
+    let verbs: Vec<_> = validation.checks.iter().map(|check| check.verb.as_str()).collect();
+    assert_eq!(verbs, ["PUT", "GET", "DELETE", "DELETE"]);
+    assert_eq!(server.first_lines().len(), 4);
+
+    let no = "HTTP/1.1 403 No\r\ncontent-length: 34\r\n\r\n<Code>SignatureDoesNotMatch</Code>\n";
+    let server = Server::start(&[no]).await;
+    let validation = server.store.validate(cluster, 0).await;
+    assert!(!validation.passed() && validation.checks.len() == 1);
+    let check = &validation.checks[0];
+    assert_eq!(check.problem.as_deref(), Some("refused: status 403, SignatureDoesNotMatch"));
+    assert!(check.advice.as_ref().unwrap().contains("--auth-method"));
+}
+
+#[tokio::test]
+async fn nobody_there_is_said_with_the_reason() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let store = S3Store::new(Env::real(), StoreSettings { port, ..settings() }).unwrap();
+    let error = store.once(&Ask::new(Method::GET, key())).await.unwrap_err();
+    assert!(error.to_string().contains("cannot connect"), "{error}");
+}

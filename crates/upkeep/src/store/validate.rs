@@ -1,0 +1,115 @@
+//! Whether a store can be used: what will be done with it, done once.
+
+use base::ClusterId;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use wire::store::{ObjectStore, StoreError};
+
+use super::S3Store;
+
+/// The one byte that is stored.
+const BYTE: &[u8] = b"f";
+
+/// One step of a validation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreCheck {
+    /// `PUT`, `GET` or `DELETE`.
+    pub verb: String,
+    /// The object.
+    pub key: String,
+    /// What went wrong; `None`: it worked.
+    pub problem: Option<String>,
+    /// What to look at then.
+    pub advice: Option<String>,
+}
+
+/// What a validation found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreValidation {
+    /// Steps in order, up to the first that failed.
+    pub checks: Vec<StoreCheck>,
+}
+
+impl StoreValidation {
+    /// Whether everything worked.
+    pub fn passed(&self) -> bool {
+        self.checks.iter().all(|check| check.problem.is_none())
+    }
+}
+
+/// Keys of the objects that a node validates with.
+fn keys(cluster: ClusterId, node: u32) -> (String, String) {
+    let guid = cluster.to_string();
+    let (prefix, suffix) = guid.split_once('-').expect("a cluster's id is written with dashes");
+    (format!("{prefix}/verify/{node}/rw/{suffix}"), format!("{prefix}/verify/{node}/remove/{suffix}"))
+}
+
+/// What people look at first, by what they were told.
+fn advice(error: &StoreError) -> &'static str {
+    match error {
+        StoreError::NotFound(_) => "check the name of the bucket: case counts, and it must exist",
+        StoreError::Denied(text) if text.contains("RequestTimeTooSkewed") => "check the clock of this node",
+        StoreError::Denied(text) if text.contains("SignatureDoesNotMatch") => {
+            "check the secret key, the region and the kind of signature (--auth-method)"
+        }
+        StoreError::Denied(text) if text.contains("InvalidAccessKeyId") => "check the access key",
+        StoreError::Denied(_) => "the key needs the right to put, get and delete objects in the bucket",
+        StoreError::Full(_) => "make room in the bucket, or raise its quota",
+        StoreError::Unavailable(text) if text.contains("ertificate") || text.contains("InvalidCert") => {
+            "check that the certificate names the host and is vouched for (--ca), or use HTTPS_UNVERIFIED"
+        }
+        StoreError::Unavailable(_) => {
+            "check the name of the host, that it resolves, the port and the protocol"
+        }
+        _ => "check that an S3 store answers there",
+    }
+}
+
+impl S3Store {
+    /// Stores a byte, reads it, and removes an object that does not exist and then the byte.
+    pub async fn validate(&self, cluster: ClusterId, node: u32) -> StoreValidation {
+        let (stored, absent) = keys(cluster, node);
+        let mut validation = StoreValidation { checks: Vec::new() };
+        let put = self.put(stored.clone(), vec![Bytes::from_static(BYTE)]).await;
+        if !validation.note("PUT", &stored, put) {
+            return validation;
+        }
+        let got = self.get(stored.clone(), None).await.and_then(|bytes| match &bytes[..] == BYTE {
+            true => Ok(()),
+            false => Err(StoreError::Unexpected("other bytes came back than were stored".to_owned())),
+        });
+        if validation.note("GET", &stored, got) {
+            let removed = self.delete(absent.clone()).await;
+            validation.note("DELETE", &absent, removed);
+        }
+        let removed = self.delete(stored.clone()).await;
+        validation.note("DELETE", &stored, removed);
+        validation
+    }
+}
+
+impl StoreValidation {
+    fn note(&mut self, verb: &str, key: &str, result: Result<(), StoreError>) -> bool {
+        let error = result.err();
+        let check = StoreCheck {
+            verb: verb.to_owned(),
+            key: key.to_owned(),
+            advice: error.as_ref().map(|error| advice(error).to_owned()),
+            problem: error.as_ref().map(StoreError::to_string),
+        };
+        self.checks.push(check);
+        error.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn validation_objects_have_their_documented_names() {
+        let (stored, absent) = keys(ClusterId([0xab; 16]), 3);
+        assert_eq!(stored, "abababab/verify/3/rw/abab-abab-abab-abababababab");
+        assert_eq!(absent, "abababab/verify/3/remove/abab-abab-abab-abababababab");
+    }
+}

@@ -1,0 +1,151 @@
+//! What is asked of an object store (whole objects in, ranges out, removal), and how one is reached.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use bytes::Bytes;
+use layout::BLOB_BYTES_MAX;
+use serde::{Deserialize, Serialize};
+
+use crate::BoxFuture;
+
+/// Why a store did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// There is no such object. The text is the store's.
+    #[error("no such object or bucket: {0}")]
+    NotFound(String),
+    /// The store knows the caller and refuses, or does not know it: a person must act.
+    #[error("refused: {0}")]
+    Denied(String),
+    /// The bucket has no room: nothing can be stored until somebody makes some.
+    #[error("the store is full: {0}")]
+    Full(String),
+    /// The store wants to be asked less often.
+    #[error("the store is busy: {0}")]
+    Busy(String),
+    /// Nothing came back in time, or not all of it; or the store failed. Asking again may help.
+    #[error("no answer: {0}")]
+    Unavailable(String),
+    /// The store gave an answer that makes no sense.
+    #[error("unexpected answer: {0}")]
+    Unexpected(String),
+}
+
+impl StoreError {
+    /// Whether asking again, a little later, may help.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Busy(_) | Self::Unavailable(_))
+    }
+}
+
+/// An object store with a bucket, and a prefix if it has one, that all keys are below.
+pub trait ObjectStore: Send + Sync {
+    /// Stores an object: afterwards it is there as a whole and durable as far as the store promises.
+    fn put(&self, key: String, parts: Vec<Bytes>) -> BoxFuture<'_, Result<(), StoreError>>;
+    /// Bytes of an object: exactly the range, which is not empty; without one, all of it.
+    fn get(&self, key: String, range: Option<Range<u64>>) -> BoxFuture<'_, Result<Bytes, StoreError>>;
+    /// Removes an object; succeeds if it does not exist.
+    fn delete(&self, key: String) -> BoxFuture<'_, Result<(), StoreError>>;
+}
+
+/// How the connection is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum StoreProtocol {
+    /// Nothing is encrypted.
+    Http,
+    /// TLS, and the certificate must be vouched for.
+    Https,
+    /// TLS with whoever answers.
+    HttpsUnverified,
+}
+
+impl StoreProtocol {
+    /// The port that it has unless another one is named.
+    pub fn default_port(self) -> u16 {
+        match self {
+            Self::Http => 80,
+            Self::Https | Self::HttpsUnverified => 443,
+        }
+    }
+}
+
+/// How requests are signed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StoreAuth {
+    /// AWS signature version 4.
+    #[serde(rename = "AWSSignature4")]
+    V4,
+    /// AWS signature version 2.
+    #[serde(rename = "AWSSignature2")]
+    V2,
+}
+
+/// The text is none of the choices.
+#[derive(Debug, thiserror::Error)]
+#[error("not one of {choices}")]
+pub struct ParseChoiceError {
+    choices: &'static str,
+}
+
+macro_rules! text {
+    ($type:ident: $($variant:ident = $text:literal),* ; $choices:literal) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$variant => $text),* })
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = ParseChoiceError;
+
+            fn from_str(text: &str) -> Result<Self, ParseChoiceError> {
+                match text {
+                    $(text if text.eq_ignore_ascii_case($text) => Ok(Self::$variant),)*
+                    _ => Err(ParseChoiceError { choices: $choices }),
+                }
+            }
+        }
+    };
+}
+
+text!(StoreProtocol: Http = "HTTP", Https = "HTTPS", HttpsUnverified = "HTTPS_UNVERIFIED"; "HTTP, HTTPS, HTTPS_UNVERIFIED");
+text!(StoreAuth: V4 = "AWSSignature4", V2 = "AWSSignature2"; "AWSSignature4, AWSSignature2");
+
+/// How much is asked of a store at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreLimits {
+    /// Largest blob in bytes, header included.
+    pub blob_bytes: u32,
+    /// Uploads under way at most.
+    pub uploads_max: u16,
+    /// Downloads under way at most.
+    pub downloads_max: u16,
+    /// Removals under way at most.
+    pub removals_max: u16,
+}
+
+impl Default for StoreLimits {
+    fn default() -> Self {
+        Self { blob_bytes: BLOB_BYTES_MAX, uploads_max: 64, downloads_max: 64, removals_max: 64 }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_protocols_and_signatures_come_back() {
+        for protocol in [StoreProtocol::Http, StoreProtocol::Https, StoreProtocol::HttpsUnverified] {
+            assert_eq!(protocol.to_string().parse::<StoreProtocol>().unwrap(), protocol);
+        }
+        assert_eq!("awssignature2".parse::<StoreAuth>().unwrap(), StoreAuth::V2);
+        assert!("FTP".parse::<StoreProtocol>().is_err());
+    }
+}
