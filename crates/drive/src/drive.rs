@@ -157,6 +157,7 @@ pub struct Drive {
     clock: Arc<dyn Clock>,
     io_path: IoPath,
     report: RecoveryReport,
+    rescans: u32,
 }
 
 impl Drive {
@@ -197,6 +198,8 @@ impl Drive {
         let files = DeviceFiles { direct, cached };
         let Recovered { index, next_seq, checkpoint, previous, report } = recovered;
         (superblock.checkpoint, superblock.previous) = (checkpoint, previous);
+        superblock.rescans += u32::from(report.rescanned);
+        let rescans = superblock.rescans;
         claim(&*files.direct, &mut superblock).map_err(io)?;
         let limits = options.limits();
         let admission = Admission::new(limits.batch_bytes, limits.batch_records as u64);
@@ -220,7 +223,7 @@ impl Drive {
         tracing::info!(%drive, uuid = %shared.uuid, ?report, "drive opened");
         let (runner, io_path) = Runner::start(engine, &files, options.io);
         let clock = env.clock.clone();
-        Ok(Arc::new(Self { shared, files, runner, clock, io_path, report }))
+        Ok(Arc::new(Self { shared, files, runner, clock, io_path, report, rescans }))
     }
 
     /// What the recovery at open met.
@@ -446,6 +449,7 @@ impl DriveService for Drive {
             free_bytes: summary.usage.free_bytes,
             shards: summary.shards,
             bad_shards: summary.bad_shards,
+            rescans: self.rescans,
         }
     }
 }

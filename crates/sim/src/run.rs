@@ -58,6 +58,7 @@ pub fn run(scenario: Scenario, keep_lines: bool) -> Outcome {
     world.files.set_latency(Duration::from_micros(10), Duration::from_micros(20 + latency_us));
     let mut boot = 0;
     while failures.is_empty() && boot < world.scenario.boots {
+        faults::rot_checkpoints(&world, boot);
         match run_boot(&world, &history, boot) {
             Ended::PowerLost => crashes += 1,
             Ended::AtRest => {}
@@ -171,6 +172,7 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
 
 async fn come_to_rest(world: &Arc<World>, mut node: Node) -> Ended {
     node.stop_packing().await;
+    node.scrub();
     tokio::time::sleep(REST).await;
     let (state, drives) = match node.stop().await {
         Ok(stopped) => stopped,

@@ -86,8 +86,6 @@ pub(crate) struct Promises {
     pub(crate) shards: BTreeMap<ShardKey, Vec<u32>>,
     /// Drives whose content was damaged on purpose, or that missed writes.
     pub(crate) hurt_drives: BTreeSet<u32>,
-    /// A damaged drive could not be opened.
-    pub(crate) drive_lost: bool,
     /// Inodes whose leases were revoked: what was dirty under them is lost, and the next fsync says so.
     pub(crate) revoked: BTreeSet<u64>,
     /// What must never have happened.
@@ -137,7 +135,7 @@ impl World {
 
     /// Whether drives fail in this run so that I/O may.
     pub(crate) fn is_faulty(&self) -> bool {
-        self.scenario.drives_die || self.scenario.syncs_fail || self.promises().drive_lost
+        self.scenario.drives_die || self.scenario.syncs_fail
     }
 
     /// A lease was revoked. Without a fault every recall is answered in time.

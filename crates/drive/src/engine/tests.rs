@@ -53,6 +53,7 @@ fn engine() -> Engine {
         closed: false,
         checkpoint: CheckpointPointer::default(),
         previous: CheckpointPointer::default(),
+        rescans: 0,
     };
     let shared = Arc::new(Shared::new(
         DriveId(1),
