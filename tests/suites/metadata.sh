@@ -81,6 +81,20 @@ lost_store() {
     intact
 }
 
+# The disk lost the file while the node runs.
+store_comes_back() {
+    rm "$B/meta/ledger-1/state.redb"
+    write_files beside
+    wait_until 60 test -e "$B/meta/ledger-1/state.redb"
+    wait_until 60 copies_are 2
+    node_stop n
+    # What came back is complete: alone it is all there is.
+    rm "$A/meta/ledger-1/state.redb"
+    node_start n
+    copies_are 2
+    intact
+}
+
 # A disk that is away: without it nobody knows whether it went on alone.
 refused_without() {
     node_stop n
@@ -162,6 +176,7 @@ check "it recovers by itself" recovers "$A"
 check "the same with the other disk" eval 'names_end_with_enospc "$B" && reading_and_deleting_go_on && recovers "$B"'
 check "damaged copies are repaired" damaged_copies
 check "a lost store is made anew" lost_store
+check "a store that is lost comes back while the node runs" store_comes_back
 check "after a crash both are complete" crash
 check "without a disk the node does not start" refused_without "$B"
 check "it does if told so" forced

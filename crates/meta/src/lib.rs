@@ -5,9 +5,12 @@ pub mod control;
 pub mod fsck;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod keeper;
 pub mod keys;
 pub mod log;
 pub mod owner;
 pub mod state;
 pub mod store;
 pub mod values;
+
+pub use keeper::Keeper;

@@ -10,6 +10,7 @@ use admin::{MetaCopyInfo, MetaDir, NodeStatus};
 use anyhow::{Context, Result, bail};
 use base::LedgerId;
 use base::env::{Caching, Env, OpenMode};
+use meta::Keeper;
 use meta::control::CONTROL_LEDGER;
 use meta::log::{CopyIo, CopyState, LedgerLog, MirrorOptions, MirroredLog, StaleCopies};
 use meta::state::{MirroredState, StateError};
@@ -46,6 +47,8 @@ pub(super) struct MetaDirs {
 pub(super) struct LedgerFiles {
     pub(super) log: Arc<MirroredLog>,
     pub(super) state: Arc<MirroredState>,
+    /// Brings lost replicas of the store back.
+    _keeper: Arc<Keeper>,
 }
 
 impl MetaDirs {
@@ -165,7 +168,9 @@ impl MetaDirs {
                 .context(format!("no local store of ledger {ledger} can be used: {}", dirs[0].display())),
             error => error.into(),
         })?;
-        Ok(LedgerFiles { log: Arc::new(log), state: Arc::new(state) })
+        let state = Arc::new(state);
+        let keeper = Arc::new(state.keep());
+        Ok(LedgerFiles { log: Arc::new(log), state, _keeper: keeper })
     }
 }
 
@@ -204,8 +209,8 @@ impl LedgerFiles {
                 CopyState::Lost(reason) => Some(format!("log: {reason}")),
             };
             let store_problem = store.as_ref().and_then(|store| store.as_ref().err());
-            let store_problem =
-                store_problem.map(|reason| format!("local store: {reason}; made anew at the next start"));
+            let store_problem = store_problem
+                .map(|reason| format!("local store: {reason}; it is made anew as soon as that works"));
             MetaCopyInfo {
                 dir: base.parent().unwrap_or(&base).display().to_string(),
                 size_bytes: files_bytes(env, &base) + files_bytes(env, &copy.dir),

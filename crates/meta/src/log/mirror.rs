@@ -10,23 +10,20 @@ mod open;
 mod tests;
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use base::env::{Env, File, spawn_thread};
 use base::{Epoch, Seq};
 use wire::BoxFuture;
 
+use crate::keeper::Keeper;
+
 use super::file::{BATCHES_MAX, Copied, FileLog, Sizes, frames};
 use super::frame::BATCH_BYTES_MAX;
 use super::members::{Member, Members};
 use super::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, Room, Tail};
-
-/// How often a lost copy is tried again: at first, and at most after many failures.
-const REJOIN_FIRST: Duration = Duration::from_secs(5);
-const REJOIN_MAX: Duration = Duration::from_secs(300);
 
 /// How copies are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -149,30 +146,6 @@ impl Drop for Worker {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-    }
-}
-
-/// The thread that brings lost copies back.
-struct Keeper {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn keep(shared: &Shared, stopped: &Receiver<()>) {
-    let mut pause = REJOIN_FIRST;
-    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
-        let lost = shared.inner().copies.iter().any(|copy| copy.state.is_err());
-        let failed = lost && shared.rejoin() > 0;
-        pause = if failed { (pause * 2).min(REJOIN_MAX) } else { REJOIN_FIRST };
     }
 }
 
@@ -523,10 +496,8 @@ impl MirroredLog {
         if self.shared.io == CopyIo::Inline || alone || keeper.is_some() {
             return;
         }
-        let (stop, stopped) = channel();
         let shared = self.shared.clone();
-        let thread = spawn_thread("log-keeper", move || keep(&shared, &stopped));
-        *keeper = Some(Keeper { stop: Some(stop), thread: Some(thread) });
+        *keeper = Some(Keeper::start("log-keeper", move || shared.rejoin()));
     }
 }
 

@@ -1,11 +1,12 @@
 //! A store in several files on different disks, all brought forward from the same log.
 //!
 //! Each replica says itself how far it is, so none needs to know of the others: the newest counts. Reading goes to
-//! the first that works; a replica that fails is left out until the next start, which makes it anew from another one.
+//! the first that works; a replica that fails is left out, and made anew from another one at the next start or by
+//! [`MirroredState::keep`] while the others go on.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use base::checksum::crc32c;
 use base::env::Env;
@@ -13,10 +14,14 @@ use base::units::MIB;
 use base::{Epoch, Seq};
 
 use super::{Applied, Pair, RedbState, State, StateError, Visit, every_key};
+use crate::keeper::Keeper;
 use crate::keys::KeyRange;
 
-/// Bytes copied in one transaction when a replica is made anew.
-const COPY_BYTES: usize = 16 * MIB as usize;
+/// Bytes copied in one transaction when a replica is made anew. Changes wait meanwhile.
+const COPY_BYTES: usize = if cfg!(test) { 1 << 10 } else { 4 * MIB as usize };
+
+/// The position of a replica that has not everything yet.
+const INCOMPLETE: Applied = Applied { seq: Seq(0), epoch: Epoch(0) };
 
 /// A replica, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,24 +32,38 @@ pub struct ReplicaStatus {
     pub state: Result<Seq, String>,
 }
 
-struct Replica {
+pub(super) struct Replica {
     path: PathBuf,
     state: RwLock<Result<Arc<RedbState>, String>>,
 }
 
 /// A store of a few replicas.
 pub struct MirroredState {
-    replicas: Vec<Replica>,
+    env: Env,
+    cache_bytes: usize,
+    pub(super) replicas: Vec<Replica>,
+    /// The replica that is being made anew beside the others: what is applied to them goes into it as well. Held
+    /// while changes are applied.
+    joining: Mutex<Option<Arc<RedbState>>>,
 }
 
 impl Replica {
-    fn healthy(&self) -> Option<Arc<RedbState>> {
+    pub(super) fn healthy(&self) -> Option<Arc<RedbState>> {
         self.state.read().expect("no holder of this lock panics").as_ref().ok().cloned()
     }
 
-    fn lose(&self, error: &StateError) {
+    pub(super) fn lose(&self, error: &StateError) {
         tracing::error!(path = %self.path.display(), %error, "replica of the metadata store is left out");
         *self.state.write().expect("no holder of this lock panics") = Err(error.to_string());
+    }
+
+    /// It could not be made anew. One that still serves, because only the name of its file is gone, goes on.
+    fn still_lost(&self, error: &StateError) {
+        tracing::warn!(path = %self.path.display(), %error, "replica of the metadata store cannot be made anew");
+        let mut state = self.state.write().expect("no holder of this lock panics");
+        if state.is_err() {
+            *state = Err(error.to_string());
+        }
     }
 }
 
@@ -93,7 +112,56 @@ impl MirroredState {
             });
             replicas.push(Replica { path: path.clone(), state: RwLock::new(state) });
         }
-        Ok(Self { replicas })
+        Ok(Self { env: env.clone(), cache_bytes, replicas, joining: Mutex::default() })
+    }
+
+    /// Brings lost replicas back by a thread, as long as the keeper is kept.
+    pub fn keep(self: &Arc<Self>) -> Keeper {
+        let state = self.clone();
+        Keeper::start("store-keeper", move || state.rejoin())
+    }
+
+    /// Tries to make anew each replica that was left out or whose file is gone. Returns how many are still lost.
+    pub fn rejoin(&self) -> usize {
+        let mut still_lost = 0;
+        for replica in &self.replicas {
+            let gone = !self.env.files.exists(&replica.path);
+            if replica.healthy().is_some() && !gone {
+                continue;
+            }
+            let others =
+                self.replicas.iter().any(|other| !std::ptr::eq(other, replica) && other.healthy().is_some());
+            if gone && others {
+                replica.lose(&StateError::Failed("its file is gone".to_owned()));
+            }
+            match self.make_anew_beside(replica) {
+                Ok(()) => {
+                    tracing::info!(path = %replica.path.display(), "replica of the metadata store is complete again");
+                }
+                Err(error) => {
+                    still_lost += 1;
+                    replica.still_lost(&error);
+                }
+            }
+        }
+        still_lost
+    }
+
+    fn make_anew_beside(&self, replica: &Replica) -> Result<(), StateError> {
+        let mut copying = self.begin_copy(replica)?;
+        while !copying.step()? {}
+        Ok(())
+    }
+
+    /// Begins to make a replica anew while the others are used.
+    pub(super) fn begin_copy<'a>(&'a self, replica: &'a Replica) -> Result<Copying<'a>, StateError> {
+        if !replica.path.parent().is_some_and(|parent| self.env.files.exists(parent)) {
+            return Err(missing_directory(&replica.path));
+        }
+        let (staged, copy) = open_staged(&self.env, &replica.path, self.cache_bytes)?;
+        let copy = Arc::new(copy);
+        *self.joining.lock().expect("no holder of this lock panics") = Some(copy.clone());
+        Ok(Copying { state: self, replica, staged, copy, next: every_key().0 })
     }
 
     /// Each replica and how far it is.
@@ -129,9 +197,102 @@ impl MirroredState {
     }
 }
 
+/// A replica that is being made anew while the others are used.
+///
+/// The keys are copied in order, a part at a time, each in one step with reading it; what is applied between the
+/// steps goes into the copy as well, so behind every step it has what the others have up to where the step came.
+pub(super) struct Copying<'a> {
+    state: &'a MirroredState,
+    replica: &'a Replica,
+    staged: PathBuf,
+    copy: Arc<RedbState>,
+    next: Vec<u8>,
+}
+
+impl Copying<'_> {
+    /// Copies the next part. Returns whether that was the last one; then the replica is in use.
+    pub(super) fn step(&mut self) -> Result<bool, StateError> {
+        let mut joining = self.state.joining.lock().expect("no holder of this lock panics");
+        if joining.is_none() {
+            return Err(StateError::Failed("its disk failed while it was made anew".to_owned()));
+        }
+        let sources = self.state.replicas.iter();
+        // The replica itself, if only its file's name is gone.
+        let source = sources.filter_map(Replica::healthy).next();
+        let source = source.ok_or_else(|| StateError::Failed("no replica is left".to_owned()))?;
+        let range = (self.next.clone(), every_key().1);
+        let (pairs, last) = first_pairs(&source, &range)?;
+        put_all(&self.copy, &pairs, INCOMPLETE)?;
+        let Some(end) = pairs.last().map(|(key, _)| [key.as_slice(), &[0]].concat()) else {
+            return self.finish(&mut joining, source.applied()?);
+        };
+        if first_pairs(&self.copy, &(range.0, end.clone()))?.0 != pairs {
+            return Err(reads_back_differently(&self.staged));
+        }
+        self.next = end;
+        if last { self.finish(&mut joining, source.applied()?) } else { Ok(false) }
+    }
+
+    fn finish(&self, joining: &mut Option<Arc<RedbState>>, applied: Applied) -> Result<bool, StateError> {
+        put_all(&self.copy, &[], applied)?;
+        put_in_place(&self.state.env, &self.staged, &self.replica.path)?;
+        *joining = None;
+        *self.replica.state.write().expect("no holder of this lock panics") = Ok(self.copy.clone());
+        Ok(true)
+    }
+}
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        *self.state.joining.lock().expect("no holder of this lock panics") = None;
+    }
+}
+
+/// The first pairs of a range, and whether that is all.
+fn first_pairs(state: &RedbState, range: &KeyRange) -> Result<(Vec<Pair>, bool), StateError> {
+    let (mut pairs, mut bytes, mut last) = (Vec::new(), 0, true);
+    state.scan(range, &mut |key, value| {
+        if bytes >= COPY_BYTES {
+            last = false;
+            return ControlFlow::Break(());
+        }
+        bytes += key.len() + value.len();
+        pairs.push((key.to_vec(), value.to_vec()));
+        ControlFlow::Continue(())
+    })?;
+    Ok((pairs, last))
+}
+
+fn missing_directory(path: &Path) -> StateError {
+    StateError::Failed(format!("directory is missing: path={}", path.display()))
+}
+
+fn reads_back_differently(path: &Path) -> StateError {
+    StateError::Failed(format!("what was copied reads back differently: path={}", path.display()))
+}
+
+fn io(error: std::io::Error) -> StateError {
+    StateError::Failed(error.to_string())
+}
+
+/// An empty store beside the place of `path`.
+fn open_staged(env: &Env, path: &Path, cache_bytes: usize) -> Result<(PathBuf, RedbState), StateError> {
+    let staged = path.with_extension("redb.new");
+    if env.files.exists(&staged) {
+        env.files.remove_file(&staged).map_err(io)?;
+    }
+    let copy = RedbState::open(env, &staged, cache_bytes)?;
+    Ok((staged, copy))
+}
+
+fn put_in_place(env: &Env, staged: &Path, path: &Path) -> Result<(), StateError> {
+    env.files.rename(staged, path).map_err(io)?;
+    env.files.sync_dir(path.parent().unwrap_or(Path::new(""))).map_err(io)
+}
+
 fn open_one(env: &Env, path: &Path, cache_bytes: usize) -> Result<Arc<RedbState>, StateError> {
     if !path.parent().is_some_and(|parent| env.files.exists(parent)) {
-        return Err(StateError::Failed(format!("directory is missing: path={}", path.display())));
+        return Err(missing_directory(path));
     }
     RedbState::open(env, path, cache_bytes).map(Arc::new)
 }
@@ -144,14 +305,8 @@ fn make_anew(
     source: &RedbState,
 ) -> Result<Arc<RedbState>, StateError> {
     tracing::warn!(path = %path.display(), "replica of the metadata store is made anew");
-    let staged = path.with_extension("redb.new");
-    let io = |error: std::io::Error| StateError::Failed(error.to_string());
-    if env.files.exists(&staged) {
-        env.files.remove_file(&staged).map_err(io)?;
-    }
-    let copy = RedbState::open(env, &staged, cache_bytes)?;
+    let (staged, copy) = open_staged(env, path, cache_bytes)?;
     let applied = source.applied()?;
-    let incomplete = Applied { seq: Seq(0), epoch: Epoch(0) };
     let mut pairs: Vec<Pair> = Vec::new();
     let (mut bytes, mut sum, mut result) = (0, Sum::default(), Ok(()));
     source.scan(&every_key(), &mut |key, value| {
@@ -159,7 +314,7 @@ fn make_anew(
         bytes += key.len() + value.len();
         pairs.push((key.to_vec(), value.to_vec()));
         if bytes >= COPY_BYTES {
-            result = put_all(&copy, &pairs, incomplete);
+            result = put_all(&copy, &pairs, INCOMPLETE);
             pairs.clear();
             bytes = 0;
         }
@@ -173,13 +328,9 @@ fn make_anew(
         ControlFlow::Continue(())
     })?;
     if found != sum {
-        return Err(StateError::Failed(format!(
-            "what was copied reads back differently: path={}",
-            staged.display()
-        )));
+        return Err(reads_back_differently(&staged));
     }
-    env.files.rename(&staged, path).map_err(io)?;
-    env.files.sync_dir(path.parent().unwrap_or(Path::new(""))).map_err(io)?;
+    put_in_place(env, &staged, path)?;
     Ok(Arc::new(copy))
 }
 
@@ -233,6 +384,7 @@ impl State for MirroredState {
         applied: Applied,
     ) -> Result<(), StateError> {
         let changes: Vec<_> = changes.collect();
+        let mut joining = self.joining.lock().expect("no holder of this lock panics");
         let mut done = 0;
         let mut failures = Vec::new();
         for replica in &self.replicas {
@@ -241,6 +393,13 @@ impl State for MirroredState {
                 Ok(()) => done += 1,
                 Err(error) => failures.push((replica, error)),
             }
+        }
+        if done > 0
+            && let Some(copy) = &*joining
+            && let Err(error) = copy.apply(&mut changes.iter().copied(), INCOMPLETE)
+        {
+            tracing::warn!(%error, "replica of the metadata store cannot be made anew");
+            *joining = None;
         }
         // A full disk is waited for: applying again what the others have does no harm.
         if let Some((_, error)) = failures.iter().find(|(_, error)| matches!(error, StateError::NoSpace(_))) {

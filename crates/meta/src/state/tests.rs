@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use base::env::sim::{Sim, SimRandom};
 use base::env::{Files, Random};
 
+use super::mirror::{Copying, Replica};
 use super::*;
 
 const CACHE_BYTES: usize = 1 << 20;
@@ -168,6 +169,108 @@ fn making_a_replica_anew_survives_a_crash_at_any_point() {
         sim.files.crash();
         let state = open(&sim, 12).unwrap_or_else(|error| panic!("seed={seed}: {error}"));
         assert!(content(&state) == model(12), "seed={seed}");
+    }
+}
+
+/// Two replicas, of which the one at `lost` is left out because its file went away.
+fn one_lost(seed: u64, lost: usize) -> (Sim, MirroredState) {
+    let sim = two_replicas(seed, 40);
+    let state = open(&sim, 1).unwrap();
+    sim.files.remove_file(&paths()[lost]).unwrap();
+    state.replicas[lost].lose(&StateError::Failed("gone".to_owned()));
+    (sim, state)
+}
+
+#[test]
+fn a_lost_replica_is_made_anew_while_the_other_goes_on() {
+    for lost in 0..2 {
+        let (sim, state) = one_lost(1, lost);
+        let (mut seq, mut copying) = (40, state.begin_copy(&state.replicas[lost]).unwrap());
+        while !copying.step().unwrap() {
+            seq += 1;
+            apply(&state, seq).unwrap();
+        }
+        drop(copying);
+        assert!(seq > 50, "changes came in between: {seq}");
+        assert_eq!(healthy(&state), [true, true]);
+        seq += 1;
+        apply(&state, seq).unwrap();
+        drop(state);
+        let anew = RedbState::open(&sim.env(), &paths()[lost], CACHE_BYTES).unwrap();
+        assert_eq!(anew.applied().unwrap().seq, Seq(seq));
+        assert!(content(&anew) == model(seq), "lost={lost}");
+    }
+}
+
+#[test]
+fn a_file_that_was_removed_is_noticed_and_made_anew() {
+    let sim = two_replicas(1, 40);
+    let state = open(&sim, 1).unwrap();
+    // One of two, and then the two at once: each still has what the other needs.
+    for lost in [&paths()[1..], &paths()[..]] {
+        lost.iter().for_each(|path| sim.files.remove_file(path).unwrap());
+        assert_eq!(state.rejoin(), 0);
+        assert_eq!(healthy(&state), [true, true]);
+        for path in paths() {
+            assert!(sim.env().files.exists(&path), "{path:?}");
+        }
+    }
+    drop(state);
+    for path in paths() {
+        assert!(content(&RedbState::open(&sim.env(), &path, CACHE_BYTES).unwrap()) == model(40));
+    }
+}
+
+#[test]
+fn a_replica_whose_disk_fails_again_stays_left_out() {
+    for failing in 0..12 {
+        let (sim, state) = one_lost(1, 1);
+        sim.files.fail_sync_after(failing);
+        let (mut seq, mut copying) = (40, state.begin_copy(&state.replicas[1]));
+        loop {
+            seq += 1;
+            // Either the copy fails, or the only replica that is left: then nothing goes on.
+            let applied = apply(&state, seq);
+            match copying.as_mut().map(Copying::step) {
+                Ok(Ok(false)) if applied.is_ok() => {}
+                _ => break,
+            }
+        }
+        drop(copying);
+        sim.files.clear_faults();
+        if healthy(&state)[0] {
+            assert_eq!(state.rejoin(), 0, "failing={failing}");
+            apply(&state, seq + 1).unwrap();
+            assert_eq!(healthy(&state), [true, true], "failing={failing}");
+            let contents = state.replicas.iter().map(|replica| content(&*replica.healthy().unwrap()));
+            let contents: Vec<_> = contents.collect();
+            assert!(contents[0] == contents[1], "failing={failing}");
+        }
+    }
+}
+
+#[test]
+fn making_a_replica_anew_beside_the_other_survives_a_crash_at_any_point() {
+    for seed in 0..150 {
+        let (sim, state) = one_lost(seed, 0);
+        sim.files.cut_power_after(seed % 75);
+        let mut seq = 40;
+        if let Ok(mut copying) = state.begin_copy(&state.replicas[0]) {
+            while let Ok(false) = copying.step() {
+                if apply(&state, seq + 1).is_err() {
+                    break;
+                }
+                seq += 1;
+            }
+        }
+        drop(state);
+        sim.files.crash();
+        let state = open(&sim, 1).unwrap_or_else(|error| panic!("seed={seed}: {error}"));
+        let newest = state.newest().unwrap().seq.0;
+        assert!((seq..=seq + 1).contains(&newest), "seed={seed}: {newest} {seq}");
+        let newest_one = |replica: &&Replica| replica.healthy().unwrap().applied().unwrap().seq.0 == newest;
+        let newest_one = state.replicas.iter().find(newest_one).unwrap().healthy().unwrap();
+        assert!(content(&*newest_one) == model(newest), "seed={seed}");
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use base::DriveId;
+
 use super::audit::audit;
 use super::*;
 use crate::values::{IdRange, RangeState};
