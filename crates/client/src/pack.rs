@@ -109,6 +109,31 @@ impl Client {
         let read: Vec<(MapEntry, Bytes)> =
             reads.buffered(READS).filter_map(|read| async move { read }).collect().await;
         let (data, moves) = lay_out(read);
+        self.write_packed(data, moves, wanted).await
+    }
+
+    /// Moves pieces of one extent to a new one, in which they lie over each other as they do now: what clones share
+    /// stays shared. There may be [`PACK_MOVES_MAX`] of them at most, over no more bytes than a full extent has.
+    ///
+    /// # Errors
+    /// If the extent could not be written; then nothing has changed.
+    pub async fn pack_shared(&self, entries: Vec<MapEntry>) -> Result<PackOutcome, FsError> {
+        let wanted: u64 = entries.iter().map(|entry| entry.piece.len).sum();
+        let left = Ok(PackOutcome { moved_bytes: 0, left_bytes: wanted });
+        let Some(Overlaid { extent, len, moves }) = lay_over(entries) else { return left };
+        let mut data = BytesMut::zeroed(len);
+        if self.inner.extents.read_into(&extent, extent.extent_off, &mut data).await.is_err() {
+            return left;
+        }
+        self.write_packed(data.freeze(), moves, wanted).await
+    }
+
+    async fn write_packed(
+        &self,
+        data: Bytes,
+        moves: Vec<PackMove>,
+        wanted: u64,
+    ) -> Result<PackOutcome, FsError> {
         if moves.is_empty() || moves.len() > PACK_MOVES_MAX {
             return Ok(PackOutcome { moved_bytes: 0, left_bytes: wanted });
         }
@@ -174,6 +199,39 @@ fn lay_out(mut read: Vec<(MapEntry, Bytes)>) -> (Bytes, Vec<PackMove>) {
         moves.push(PackMove { map: entry.map, piece: entry.piece, extent_off });
     }
     (data.freeze(), moves)
+}
+
+/// Pieces that lie over each other in one extent.
+struct Overlaid {
+    /// From where on they lie in it.
+    extent: ExtentRef,
+    len: usize,
+    /// Where each lies in a copy of that.
+    moves: Vec<PackMove>,
+}
+
+/// `None` if they are not of one extent.
+fn lay_over(entries: Vec<MapEntry>) -> Option<Overlaid> {
+    let extents = entries.iter().map(|entry| match entry.piece.content {
+        Content::Extent(extent) => Some((extent, u64::from(extent.extent_off) + entry.piece.len)),
+        Content::Inline(_) => None,
+    });
+    let extents: Vec<(ExtentRef, u64)> = extents.collect::<Option<_>>()?;
+    let (whole, _) = *extents.first()?;
+    let first = extents.iter().map(|(extent, _)| extent.extent_off).min()?;
+    // Whole blocks stay whole.
+    let from = first - first % BLOCK_BYTES as u32;
+    let end = extents.iter().map(|(_, end)| *end).max()?;
+    if extents.iter().any(|(extent, _)| extent.id != whole.id) || end > u64::from(whole.extent_len) {
+        return None;
+    }
+    let moves = entries.into_iter().zip(&extents).map(|(entry, (extent, _))| PackMove {
+        map: entry.map,
+        piece: entry.piece,
+        extent_off: extent.extent_off - from,
+    });
+    let len = (end - u64::from(from)) as usize;
+    Some(Overlaid { extent: ExtentRef { extent_off: from, ..whole }, len, moves: moves.collect() })
 }
 
 #[cfg(test)]

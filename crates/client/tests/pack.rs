@@ -216,3 +216,47 @@ fn shards_without_a_reference_are_deleted_once_their_range_is_closed() {
         assert_eq!(client.extent_ranges().await.unwrap().closed, []);
     });
 }
+
+#[test]
+fn clones_share_the_new_extent_as_they_shared_the_old_one() {
+    run("4+2", |world| async move {
+        let (one, packer) = (world.client().await, world.client().await);
+        let bytes = pattern(1, 1 << 20);
+        let source = create(&one, "source").await;
+        one.write(source, 0, &bytes).await.unwrap();
+        one.fsync(source).await.unwrap();
+        let mut files = vec![(source, bytes.clone())];
+        // All of it, and a part at another place.
+        for (name, from, to, len) in [("all", 0, 0, bytes.len()), ("part", 300_000, 8192, 500_000)] {
+            let clone = create(&one, name).await;
+            one.copy_range((source, from as u64), (clone, to as u64), len as u64).await.unwrap();
+            one.fsync(clone).await.unwrap();
+            let content = [&vec![0; to], &bytes[from..from + len]].concat();
+            files.push((clone, content));
+        }
+        let extents = |entries: &[MapEntry]| {
+            let id = |entry: &MapEntry| match entry.piece.content {
+                Content::Extent(extent) => Some(extent.id),
+                Content::Inline(_) => None,
+            };
+            entries.iter().filter_map(id).collect::<std::collections::BTreeSet<_>>()
+        };
+        let entries = scan(&packer).await;
+        let old = extents(&entries);
+        assert_eq!((old.len(), entries.len()), (1, 3), "{entries:?}");
+        let moved = packer.pack_shared(entries).await.unwrap();
+        assert_eq!(moved, PackOutcome { moved_bytes: (2 << 20) + 500_000, left_bytes: 0 });
+        let entries = scan(&packer).await;
+        let new = extents(&entries);
+        assert_eq!((new.len(), entries.len()), (1, 3), "{entries:?}");
+        assert!(new.is_disjoint(&old));
+        check_files(&one, &files).await;
+        check_files(&world.client().await, &files).await;
+        // What lies over each other must have done so before.
+        let mixed = [files[0].0, files[1].0];
+        one.write(mixed[0], 0, &pattern(2, 300_000)).await.unwrap();
+        one.fsync(mixed[0]).await.unwrap();
+        let outcome = packer.pack_shared(scan(&packer).await).await.unwrap();
+        assert_eq!(outcome.moved_bytes, 0, "pieces of two extents");
+    });
+}

@@ -9,6 +9,7 @@
 //! What is less protected than it should be goes first: while repair can restore something, nothing is packed.
 
 mod judge;
+mod shared;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -23,6 +24,7 @@ use wire::meta::Content;
 use crate::pace::{Leave, Pace};
 use crate::task::{Stopped, Task};
 use judge::{Load, Verdict, fingerprint, judge, share_bytes};
+use shared::Shared;
 
 /// Young pieces remembered from one sweep to the next.
 const YOUNG_MAX: usize = 262_144;
@@ -119,7 +121,7 @@ impl PackStat {
         match verdict {
             Verdict::Stay => {}
             Verdict::WhenOld | Verdict::Move => self.left_bytes += len,
-            Verdict::MoveAlone => self.convert_bytes += len,
+            Verdict::MoveAlone | Verdict::MoveShared => self.convert_bytes += len,
         }
     }
 }
@@ -180,7 +182,17 @@ struct Sweep {
     held_back: bool,
     /// Fragments, and pieces that fill a good part of an extent.
     loads: [Load; 2],
+    shared: Shared,
     young: HashMap<PiecePosition, (u64, u64)>,
+}
+
+/// How the pieces of a load lie in their new extent.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// One behind the other.
+    Apart,
+    /// As they lie in the one extent that they all are of.
+    Shared,
 }
 
 impl Work {
@@ -219,9 +231,9 @@ impl Work {
             (self.swept, self.young) = (Some(now), HashMap::new());
             return Ok(());
         }
-        let (loads, young) = Default::default();
+        let (loads, shared, young) = Default::default();
         let began_ns = self.env.clock.boot_ns();
-        let mut sweep = Sweep { target, began_ns, moved_bytes: 0, held_back: false, loads, young };
+        let mut sweep = Sweep { target, began_ns, moved_bytes: 0, held_back: false, loads, shared, young };
         self.waits(None);
         if !self.move_pieces(&mut sweep).await? {
             return Ok(());
@@ -263,7 +275,7 @@ impl Work {
                     let kind = usize::from(long);
                     if !sweep.loads[kind].takes(&part, &sweep.target) {
                         let load = std::mem::take(&mut sweep.loads[kind]);
-                        self.ship(load, sweep).await?;
+                        self.ship(load, sweep, Kind::Apart).await?;
                     }
                     sweep.loads[kind].put(part, verdict);
                 }
@@ -279,10 +291,13 @@ impl Work {
         }
         for load in std::mem::take(&mut sweep.loads) {
             if load.pays(&sweep.target, self.options.least_bytes) {
-                self.ship(load, sweep).await?;
+                self.ship(load, sweep, Kind::Apart).await?;
             }
         }
-        Ok(true)
+        for load in std::mem::take(&mut sweep.shared).loads(&sweep.target) {
+            self.ship(load, sweep, Kind::Shared).await?;
+        }
+        Ok(!self.stopped.now())
     }
 
     /// The parts of a piece that move now; what is too young is remembered.
@@ -299,6 +314,10 @@ impl Work {
             if known.is_some() && self.is_old(since) {
                 verdict = Verdict::Move;
             }
+        }
+        if verdict == Verdict::MoveShared {
+            sweep.held_back |= !sweep.shared.put(entry);
+            return Vec::new();
         }
         if matches!(verdict, Verdict::Stay | Verdict::WhenOld) {
             return Vec::new();
@@ -333,7 +352,7 @@ impl Work {
     }
 
     /// Packs a load when that is possible.
-    async fn ship(&mut self, load: Load, sweep: &mut Sweep) -> Result<(), FsError> {
+    async fn ship(&mut self, load: Load, sweep: &mut Sweep, kind: Kind) -> Result<(), FsError> {
         if load.entries.is_empty() {
             return Ok(());
         }
@@ -343,10 +362,13 @@ impl Work {
         }
         let (mut moved_alone, mut moved) = (0, 0);
         for entry in &load.entries {
-            let alone = judge(entry, &sweep.target) == Verdict::MoveAlone;
+            let alone = matches!(judge(entry, &sweep.target), Verdict::MoveAlone | Verdict::MoveShared);
             *(if alone { &mut moved_alone } else { &mut moved }) += entry.piece.len;
         }
-        let outcome = self.client.pack(load.entries).await?;
+        let outcome = match kind {
+            Kind::Apart => self.client.pack(load.entries).await?,
+            Kind::Shared => self.client.pack_shared(load.entries).await?,
+        };
         sweep.moved_bytes += outcome.moved_bytes;
         let elapsed_ns = self.env.clock.boot_ns().saturating_sub(sweep.began_ns).max(1);
         let mut stat = lock(&self.stat);

@@ -28,6 +28,26 @@ const FREES_MAX: usize = 65_536;
 const DOUBT_IDS: u64 = 1 << 20;
 const DOUBT_RANGES_MAX: u64 = 4096;
 
+/// Where a move puts its piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    from: u64,
+    end: u64,
+    /// Which extent it comes from, and how far it is moved against that.
+    shift: Option<(ExtentId, i64)>,
+}
+
+impl Place {
+    fn of(step: &PackMove) -> Self {
+        let shift = match &step.piece.content {
+            Content::Extent(old) => Some((old.id, i64::from(step.extent_off) - i64::from(old.extent_off))),
+            Content::Inline(_) => None,
+        };
+        let from = u64::from(step.extent_off);
+        Self { from, end: from.saturating_add(step.piece.len), shift }
+    }
+}
+
 impl Op<'_> {
     pub(super) fn scan_map(&mut self, after: Option<PiecePosition>, limit: u32) -> Outcome {
         let limit = limit.clamp(1, SCAN_PIECES_MAX) as usize;
@@ -89,7 +109,7 @@ impl Op<'_> {
     }
 
     /// The new extent must be one that this session may commit, and every move must lie in it, apart from the
-    /// others.
+    /// others unless they lay over each other before.
     fn check_pack(&self, extent: &ExtentRef, moves: &[PackMove]) -> Result<(), FsError> {
         let shaped = extent.k >= 1 && extent.k <= extent.n && extent.n <= layout::SHARDS_MAX;
         let short = u64::from(extent.extent_len) <= PIECE_BYTES_MAX && moves.len() <= PACK_MOVES_MAX;
@@ -97,13 +117,19 @@ impl Op<'_> {
         if !shaped || !short || !new {
             return Err(FsError::Invalid);
         }
-        let mut ranges: Vec<(u64, u64)> = moves
-            .iter()
-            .map(|step| (u64::from(step.extent_off), u64::from(step.extent_off) + step.piece.len))
-            .collect();
-        ranges.sort_unstable();
-        let apart = ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0);
-        let inside = ranges.iter().all(|range| range.1 <= u64::from(extent.extent_len));
+        let mut places: Vec<Place> = moves.iter().map(Place::of).collect();
+        places.sort_unstable();
+        // What lay over each other may do so again.
+        let (mut end, mut shift, mut apart) = (0, None, true);
+        for place in &places {
+            if place.from >= end {
+                (end, shift) = (place.end, place.shift);
+            } else {
+                apart &= shift.is_some() && place.shift == shift;
+                end = end.max(place.end);
+            }
+        }
+        let inside = places.iter().all(|place| place.end <= u64::from(extent.extent_len));
         if apart && inside { Ok(()) } else { Err(FsError::Invalid) }
     }
 

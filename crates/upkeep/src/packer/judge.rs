@@ -22,6 +22,8 @@ pub(super) enum Verdict {
     Move,
     /// However few there are: it is not protected as it should be.
     MoveAlone,
+    /// The same, together with all that refers to the same bytes.
+    MoveShared,
 }
 
 pub(super) fn judge(entry: &MapEntry, target: &PackTarget) -> Verdict {
@@ -32,16 +34,16 @@ pub(super) fn judge(entry: &MapEntry, target: &PackTarget) -> Verdict {
     };
     let extent_len = u64::from(extent.extent_len);
     let live_bytes = entry.live_bytes.unwrap_or(extent_len);
-    if live_bytes > extent_len {
-        // Shared by clones: each would get a copy of its own.
-        return Verdict::Stay;
-    }
+    // By clones: moved one by one, each would get a copy of its own.
+    let shared = live_bytes > extent_len;
     let small = extent.k == 1 && extent.extent_len <= target.copies_bytes;
     let profile = target.profile;
     let right =
         if small { extent.n == profile.m() + 1 } else { (extent.k, extent.n) == (profile.k(), profile.n()) };
     match () {
+        () if !right && !target.narrowed && shared => Verdict::MoveShared,
         () if !right && !target.narrowed => Verdict::MoveAlone,
+        () if shared => Verdict::Stay,
         () if small => Verdict::WhenOld,
         () if live_bytes * SPARSE < extent_len => Verdict::Move,
         () => Verdict::Stay,
@@ -150,6 +152,9 @@ mod tests {
             // Two clones of a whole extent, and of half of one.
             (extent(4, 6, 4 * mib, Some(8 << 20)), Verdict::Stay),
             (extent(1, 3, 9000, Some(18_000)), Verdict::Stay),
+            // The same, narrow or with fewer copies.
+            (extent(2, 4, 2 * mib, Some(4 << 20)), Verdict::MoveShared),
+            (extent(1, 2, 9000, Some(18_000)), Verdict::MoveShared),
             // Narrow, of another profile, with fewer copies.
             (extent(2, 4, 2 * mib, None), Verdict::MoveAlone),
             (extent(1, 2, mib, None), Verdict::MoveAlone),
