@@ -14,6 +14,7 @@ mod linear;
 mod model;
 mod net;
 mod node;
+mod reads;
 mod run;
 mod runs;
 mod scenario;

@@ -82,11 +82,13 @@ impl Route {
     async fn deliver(&self, Parcel { id, request, reply }: Parcel) {
         let name = self.name;
         self.world.trace.event(format_args!("net {name} {} {}", show_id(id), show_request(&request)));
+        let asked_at = self.world.promises().reads.asked(id.session, &request);
         let result = if self.dice.once_in(self.world.scenario.repeat_once_in) {
             self.deliver_twice(id, &request).await
         } else {
             self.owner.call(id, request.clone()).await
         };
+        self.note_reads(id.session, &request, &result, asked_at);
         travel(&self.dice).await;
         self.world.trace.event(format_args!("net {name} {} answer {}", show_id(id), show_answer(&result)));
         if let Ok(answer) = &result {
@@ -113,6 +115,28 @@ impl Route {
             self.world.promises().violate(what);
         }
         second
+    }
+
+    /// I5: nothing is to be deleted that a session has said it reads.
+    fn note_reads(
+        &self,
+        session: SessionId,
+        request: &MetaRequest,
+        result: &Result<MetaReply, FsError>,
+        asked_at: u64,
+    ) {
+        let mut promises = self.world.promises();
+        promises.reads.answered(session, request);
+        if let Ok(MetaReply::Free(extents)) = result {
+            for extent in extents {
+                if let Some(reader) = promises.reads.reader(extent.free_ver, asked_at) {
+                    promises.violate(format!(
+                        "I5: extent {} of version {} is to be deleted while session {reader} reads",
+                        extent.id, extent.free_ver
+                    ));
+                }
+            }
+        }
     }
 
     /// I15: what is handed out is new.

@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 use crate::faults;
 use crate::history::History;
 use crate::node::{self, Node};
+use crate::reads::Reads;
 use crate::scenario::Scenario;
 use crate::trace::Fnv;
 use crate::workload::Process;
@@ -112,6 +113,7 @@ fn run_boot(world: &Arc<World>, history: &Arc<History>, boot: u64) -> Ended {
     let ended = runtime.block_on(async {
         world.clock.start(dice.below(10_000_000_000));
         world.trace.event(format_args!("boot {boot}"));
+        world.promises().reads = Reads::default();
         world.trace.cut_after(cut_after);
         let life = live(world, history, boot, is_last);
         let ended = tokio::select! {

@@ -10,6 +10,7 @@ use base::env::{Clock, Env, Random};
 use tokio::time::Instant;
 use wire::drive::ShardKey;
 
+use crate::reads::Reads;
 use crate::scenario::Scenario;
 use crate::trace::{Trace, sum};
 
@@ -86,6 +87,8 @@ pub(crate) struct Promises {
     pub(crate) shards: BTreeMap<ShardKey, Vec<u32>>,
     /// Drives whose content was damaged on purpose, or that missed writes.
     pub(crate) hurt_drives: BTreeSet<u32>,
+    /// What sessions have told the owner of their reads.
+    pub(crate) reads: Reads,
     /// Inodes whose leases were revoked: what was dirty under them is lost, and the next fsync says so.
     pub(crate) revoked: BTreeSet<u64>,
     /// What must never have happened.
