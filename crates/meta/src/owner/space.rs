@@ -10,14 +10,31 @@ use crate::values::{ExtentPlace, IdRange, RangeState, Usage};
 /// Pieces removed by one step of a purge.
 const PURGE_PIECES: usize = 2048;
 const FREE_PAGE_MAX: u32 = 4096;
+/// Ranges that a session may commit ids of: nothing that it writes takes as long as it takes to use up all others.
+pub(super) const OPEN_RANGES_MAX: usize = 64;
 
 impl Op<'_> {
     pub(super) fn alloc_extents(&mut self) -> Outcome {
         let first = ExtentId(self.advance("next_extent", EXTENT_RANGE_IDS)?);
         let range = IdRange { session: self.session, count: EXTENT_RANGE_IDS, open: RangeState::Open };
         self.txn.put(self.keys.range(first), &range);
+        self.close_oldest_ranges();
         self.volatile.ranges.push(OpenRange { first, count: EXTENT_RANGE_IDS, session: self.session });
         Ok(MetaReply::Range { first, count: EXTENT_RANGE_IDS })
+    }
+
+    /// A session that lasts for long leaves no more behind than one that ends: what it used up is closed, looked
+    /// through for orphans and forgotten.
+    fn close_oldest_ranges(&mut self) {
+        let own = self.volatile.ranges.iter().filter(|range| range.session == self.session);
+        let mut own: Vec<ExtentId> = own.map(|range| range.first).collect();
+        own.sort_unstable();
+        let surplus = (own.len() + 1).saturating_sub(OPEN_RANGES_MAX);
+        for first in own.into_iter().take(surplus) {
+            let closed = IdRange { session: self.session, count: EXTENT_RANGE_IDS, open: RangeState::Closed };
+            self.txn.put(self.keys.range(first), &closed);
+            self.volatile.ranges.retain(|range| range.first != first);
+        }
     }
 
     pub(super) fn close_ranges(&mut self, session: SessionId) -> Result<(), Stop> {

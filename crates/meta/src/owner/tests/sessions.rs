@@ -6,6 +6,9 @@ use base::DriveId;
 
 use super::audit::audit;
 use super::*;
+use wire::meta::EXTENT_RANGE_IDS;
+
+use crate::owner::space::OPEN_RANGES_MAX;
 use crate::values::{IdRange, RangeState};
 
 use FileKind::{Directory, Regular};
@@ -223,4 +226,21 @@ fn a_rescanned_drive_puts_forgotten_ids_in_doubt_once() {
     assert_eq!(doubt(&mut ledger, 3, 1), (vec![], 1), "it was looked at for this rescan");
     assert_eq!(doubt(&mut ledger, 3, 2), all);
     assert_eq!(doubt(&mut ledger, 4, 1), all, "and is being looked at");
+}
+
+#[test]
+fn a_long_session_has_a_bounded_number_of_open_ranges() {
+    let mut ledger = Ledger::new();
+    let (me, other) = (ledger.session(), ledger.session());
+    let others = ledger.extents(other);
+    let ids: Vec<u64> = (0..OPEN_RANGES_MAX + 6).map(|_| ledger.extents(me)).collect();
+    let ino = ledger.make(me, Ino::ROOT, "file", Regular);
+    let ranges = ledger.ask(me, MetaRequest::ExtentRanges).unwrap();
+    let closed: Vec<_> = ids[..6].iter().map(|first| (ExtentId(*first), EXTENT_RANGE_IDS)).collect();
+    assert_eq!(ranges, MetaReply::Ranges { closed, open: OPEN_RANGES_MAX as u64 + 1 });
+    for (id, expected) in [(ids[5], Err(FsError::Invalid)), (ids[6], Ok(())), (others, Err(FsError::Invalid))]
+    {
+        let written = ledger.write(me, ino, &[piece(0, 10, id, 0, 10)]).map(drop);
+        assert_eq!(written, expected, "{id}");
+    }
 }
