@@ -117,6 +117,9 @@ refused "drives that are no number" 'drives|invalid' --drives six --drive-size 6
 refused "a size that is none" 'size' --drives 6 --drive-size big --profile 4+2
 refused "a size of zero" 'size|small|least' --drives 6 --drive-size 0 --profile 4+2
 refused "drives that are too small" 'size|small|least' --drives 6 --drive-size 4K --profile 4+2
+truncate -s 48M "$WORK/small.img"
+refused "a file that is too small for a drive" 'too small.*least' --drive "$WORK/small.img" --profile 1+0
+rm -f "$WORK/small.img"
 refused "drives larger than the disk" 'space|size' --drives 6 --drive-size 4T --profile 4+2
 refused "a device that does not exist" 'drive|device|no such' --drive /dev/forebay-no-such-device --drive-size 64M --profile 1+0
 rm -f /dev/forebay-no-such-device

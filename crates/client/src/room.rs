@@ -9,9 +9,9 @@ use crate::Client;
 
 /// Pause between two looks at whether room has come back.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Looks without any progress after which the drives are taken to be full. Longer than two heartbeats of another
-/// session, for which deleted space waits.
-const IDLE_ROUNDS_MAX: u32 = 20;
+/// Looks without any progress after which the drives are taken to be full. Longer than a few heartbeats of a session
+/// that reads: until the next one after its read, deleted space waits for it.
+const IDLE_ROUNDS_MAX: u32 = 15;
 /// Looks altogether: a writer does not wait longer, even if room comes back too slowly.
 const ROUNDS_MAX: u32 = 200;
 /// Purge steps and pages of free extents per look.

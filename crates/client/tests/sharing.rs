@@ -5,6 +5,7 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use base::{FsError, Ino};
 use client::{AllocateMode, Client, FileKind, MakeNode, OpenIntent, RenameMode, SetAttr};
@@ -451,5 +452,27 @@ fn a_file_that_went_with_its_last_handle_is_no_reason_to_fail_a_sync() {
         one.sync().await.unwrap();
         wire.hold(|_| false);
         wire.held.add_permits(1);
+    });
+}
+
+#[test]
+fn an_idle_session_does_not_hold_back_what_is_deleted() {
+    run("r2", |world| async move {
+        let ((idle, wire), one) = (world.wired_client().await, world.client().await);
+        // The owner has heard of it once, and hears nothing more: its next heartbeat waits for an answer.
+        wire.hold(|request| matches!(request, MetaRequest::Heartbeat { .. }));
+        wire.holding.acquire().await.unwrap().forget();
+        let ino = create(&one, "file").await;
+        one.write(ino, 0, &pattern(1, 300_000)).await.unwrap();
+        one.fsync(ino).await.unwrap();
+        assert!(world.drives.iter().all(|drive| !drive.entries().is_empty()));
+        one.close_file(ino);
+        one.unlink(Ino::ROOT, b"file").await.unwrap();
+        while world.drives.iter().any(|drive| !drive.entries().is_empty()) {
+            one.purge_step().await.unwrap();
+            one.reclaim_step(None).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        drop(idle);
     });
 }

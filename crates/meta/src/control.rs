@@ -47,6 +47,19 @@ pub struct ClusterRecord {
     pub next_group: u32,
     /// The next filesystem's number.
     pub next_filesystem: u32,
+    /// Limits of background work.
+    #[serde(default)]
+    pub upkeep: UpkeepRecord,
+}
+
+/// How fast background work may go, as far as somebody has said so.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UpkeepRecord {
+    /// Bytes per second.
+    pub rate_bytes_per_s: Option<u64>,
+    /// Whether it rests.
+    pub paused: bool,
 }
 
 /// A drive.
@@ -249,7 +262,14 @@ impl Control {
     pub fn new_cluster(env: &Env) -> ClusterRecord {
         let mut id = [0; 16];
         env.random.fill(&mut id);
-        ClusterRecord { id: ClusterId(id), map_epoch: 1, next_drive: 0, next_group: 0, next_filesystem: 1 }
+        ClusterRecord {
+            id: ClusterId(id),
+            map_epoch: 1,
+            next_drive: 0,
+            next_group: 0,
+            next_filesystem: 1,
+            upkeep: UpkeepRecord::default(),
+        }
     }
 
     /// Makes changes durable, all or none. One commit at a time.

@@ -12,8 +12,9 @@ use anyhow::{Result, bail};
 use base::env::Env;
 use base::{DriveId, LedgerId};
 use layout::Profile;
-use meta::control::{ControlChange, FilesystemRecord};
+use meta::control::{ControlChange, FilesystemRecord, UpkeepRecord};
 use posix::fuse::UnmountMode;
+use upkeep::Pace;
 use wire::BoxFuture;
 
 use super::filesystems::{FilesystemEntry, plan_groups};
@@ -129,6 +130,21 @@ impl Node {
             Some(entry) => entry.info(&self.env, map, drives).await,
             None => bail!("no such filesystem: name={name}"),
         }
+    }
+
+    /// Changes the limits of background work, for good.
+    async fn keep_upkeep(&self, request: SetUpkeep) -> Result<()> {
+        let _alone = self.state.lock().await;
+        let mut cluster = self.control.cluster()?;
+        let upkeep = &mut cluster.upkeep;
+        upkeep.rate_bytes_per_s = request.rate_bytes_per_s.or(upkeep.rate_bytes_per_s);
+        upkeep.paused = request.paused.unwrap_or(upkeep.paused);
+        let upkeep = cluster.upkeep;
+        let mut change = ControlChange::default();
+        change.cluster(&cluster);
+        self.control.commit(change).await?;
+        apply_upkeep(&self.pace, upkeep);
+        Ok(())
     }
 
     async fn create_filesystem_now(&self, request: CreateFilesystem) -> Result<FilesystemInfo> {
@@ -309,18 +325,15 @@ impl NodeControl for Node {
 
     fn set_upkeep(&self, request: SetUpkeep) -> BoxFuture<'_, Result<UpkeepInfo, AdminError>> {
         Box::pin(async move {
-            if let Some(rate) = request.rate_bytes_per_s {
-                if rate < upkeep::BYTES_PER_S_MIN {
-                    let least = base::units::format_size(upkeep::BYTES_PER_S_MIN);
-                    return Err(AdminError::invalid(format!(
-                        "rate is too low: bytes_per_s={rate} least={least}"
-                    )));
-                }
-                self.pace.set_bytes_per_s(rate);
+            if let Some(rate) = request.rate_bytes_per_s
+                && rate < upkeep::BYTES_PER_S_MIN
+            {
+                let least = base::units::format_size(upkeep::BYTES_PER_S_MIN);
+                return Err(AdminError::invalid(format!(
+                    "rate is too low: bytes_per_s={rate} least={least}"
+                )));
             }
-            if let Some(paused) = request.paused {
-                self.pace.set_paused(paused);
-            }
+            self.keep_upkeep(request).await.map_err(failed)?;
             Ok(self.upkeep_info())
         })
     }
@@ -413,4 +426,12 @@ impl NodeControl for Node {
     fn why(&self, name: String, path: String) -> BoxFuture<'_, Result<WhyInfo, AdminError>> {
         Box::pin(async move { self.why_now(&name, &path).await })
     }
+}
+
+/// Has background work keep to its limits.
+pub(super) fn apply_upkeep(pace: &Pace, upkeep: UpkeepRecord) {
+    if let Some(rate) = upkeep.rate_bytes_per_s {
+        pace.set_bytes_per_s(rate);
+    }
+    pace.set_paused(upkeep.paused);
 }

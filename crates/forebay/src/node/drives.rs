@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use admin::{DriveInfo, ScrubInfo, SpaceInfo};
 use anyhow::{Context, Result, bail};
-use base::env::Env;
+use base::env::{Caching, Env, OpenMode};
 use base::units::{GIB, MIB, format_size};
 use base::{ClusterId, DriveId, DriveUuid};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, PreferIo, RecoveryReport};
@@ -229,9 +229,17 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
     if path.starts_with("/dev") && !env.files.exists(&path) {
         bail!("no such device: path={}", path.display());
     }
-    if let Some(size) = new_drive.size_bytes
-        && size < BYTES_MIN
-    {
+    let size = match new_drive.size_bytes {
+        Some(size) => size,
+        None => {
+            let device = env.files.open(&path, OpenMode::Existing, Caching::Buffered);
+            device
+                .and_then(|device| device.len())
+                .with_context(|| format!("cannot open {}", path.display()))?
+        }
+    };
+    // Smaller ones have segments that take no shard of usual length.
+    if size < BYTES_MIN {
         bail!(
             "drive is too small: path={} size={} least={}",
             path.display(),
@@ -254,13 +262,12 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
         preallocate: Preallocate::Reserve,
     };
     Drive::format(env, &path, &options).map_err(anyhow::Error::new)?;
-    let file = env.files.open(&path, base::env::OpenMode::Existing, base::env::Caching::Buffered)?;
     Ok(DriveRecord {
         id,
         uuid,
         path: path.to_string_lossy().into_owned(),
         domain: u64::from(id.0),
-        capacity_bytes: new_drive.size_bytes.unwrap_or(file.len()?),
+        capacity_bytes: size,
         state: DriveState::Up,
         scrub: ScrubRecord::default(),
     })

@@ -133,7 +133,9 @@ pub(crate) struct StoppedCheck {
 impl<'a> Stopped<'a> {
     fn look(env: &'a Env, records: &'a [DriveRecord]) -> Self {
         let (mut drives, mut unreadable, mut kept) = (Vec::new(), Vec::new(), 0);
-        for record in records.iter().filter(|record| record.state == DriveState::Up) {
+        // What is leaving is read until it is empty.
+        let serves = |record: &&DriveRecord| matches!(record.state, DriveState::Up | DriveState::Leaving);
+        for record in records.iter().filter(serves) {
             match drive::inventory(env, Path::new(&record.path), record.uuid) {
                 Ok(shards) => {
                     kept += shards.len();

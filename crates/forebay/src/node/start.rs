@@ -10,13 +10,14 @@ use anyhow::{Context, Result, bail};
 use base::env::{Caching, Env, File, OpenMode};
 use base::{DriveId, LedgerId};
 use layout::{ClusterMap, DriveState, Profile};
-use meta::control::{CONTROL_LEDGER, Control, ControlChange, ControlError, FilesystemRecord};
+use meta::control::{CONTROL_LEDGER, ClusterRecord, Control, ControlChange, ControlError, FilesystemRecord};
 use meta::log::StaleCopies;
 use s3::AuditLog;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 use upkeep::{Pace, ScrubTargets};
 
+use super::control::apply_upkeep;
 use super::drives::{DriveEntry, format_drives, plan_drives};
 use super::filesystems::{FilesystemEntry, plan_groups, reads_survive};
 use super::ledgers::{LedgerFiles, MetaDirs};
@@ -242,7 +243,7 @@ impl Node {
         let mut meta_dirs = MetaDirs::load(&env, &dir, &options.meta_dirs, stale)?;
         let (control, control_files) = open_control(&env, &dir, &mut meta_dirs, &options).await?;
         remove_leftovers(&env, &dir)?;
-        let cluster = control.cluster()?.id;
+        let ClusterRecord { id: cluster, upkeep, .. } = control.cluster()?;
         let accounts = open_accounts(&env, &dir, &control).await?;
         let mut drives = BTreeMap::new();
         for record in control.drives()? {
@@ -252,6 +253,7 @@ impl Node {
         let map = control.map()?;
         check_enough(&records, &map, &drives, &options)?;
         let pace = Arc::new(Pace::new(env.clone()));
+        apply_upkeep(&pace, upkeep);
         let mut filesystems = BTreeMap::new();
         for record in records {
             let name = record.name.clone();
