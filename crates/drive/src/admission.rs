@@ -1,10 +1,11 @@
 //! Whether a put may queue: a drive takes as much as it does in about a tenth of a second, and refuses the rest.
 //!
 //! Whoever is refused knows at once and when to come back, instead of waiting in a line without end. New data and
-//! repairs are counted apart, so that neither keeps the other out.
+//! repairs are counted apart, so that neither keeps the other out. While cleaning is behind, new data also needs
+//! credits, of which there are so many bytes per second.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use base::units::MIB;
 use wire::drive::PutPurpose;
@@ -14,9 +15,10 @@ const WAIT_NS: u64 = 100_000_000;
 /// What may wait in any case, however slow the drive: one large shard, or a group commit of small ones.
 const ALWAYS_BYTES: u64 = 2 * MIB;
 const ALWAYS_PUTS: u64 = 64;
-/// What may wait at most, however fast the drive: it is memory.
-const QUEUE_BYTES: u64 = 64 * MIB;
+/// Puts that may wait at most, however fast the drive; their bytes are bounded by its memory.
 const QUEUE_PUTS: u64 = 4096;
+/// Credits that are kept for later, at least: a large shard.
+const CREDITS_KEPT_MIN: u64 = MIB;
 /// Longest time that a refused writer is sent away for.
 const RETRY_MS_MAX: u64 = 500;
 
@@ -32,12 +34,23 @@ struct Queue {
 pub(crate) struct Admission {
     batch_bytes: u64,
     batch_puts: u64,
+    queue_bytes: u64,
     writes: Queue,
     repairs: Queue,
     /// How long a group commit takes lately.
     batch_ns: AtomicU64,
     /// When the one under way began; 0 if none is.
     began_ns: AtomicU64,
+    /// Bytes of new data per second; 0 if there is no limit.
+    limit: AtomicU64,
+    credits: Mutex<Credits>,
+}
+
+/// Bytes that may come now, while there is a limit.
+#[derive(Debug, Default)]
+struct Credits {
+    bytes: u64,
+    filled_ns: u64,
 }
 
 /// A place in a queue, given back when dropped.
@@ -57,15 +70,18 @@ impl Drop for Place {
 }
 
 impl Admission {
-    /// For a drive whose group commits take so much at most.
-    pub(crate) fn new(batch_bytes: u64, batch_puts: u64) -> Arc<Self> {
+    /// For a drive whose group commits take so much at most, and where so many bytes may wait.
+    pub(crate) fn new(batch_bytes: u64, batch_puts: u64, queue_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             batch_bytes,
             batch_puts,
+            queue_bytes,
             writes: Queue::default(),
             repairs: Queue::default(),
             batch_ns: AtomicU64::new(0),
             began_ns: AtomicU64::new(0),
+            limit: AtomicU64::new(0),
+            credits: Mutex::default(),
         })
     }
 
@@ -84,6 +100,9 @@ impl Admission {
         now_ns: u64,
     ) -> Result<Place, u32> {
         let queue = self.queue(purpose);
+        if purpose == PutPurpose::Write {
+            self.take_credits(bytes, now_ns)?;
+        }
         // Taken first, so that many who ask at once do not all see the same room.
         let place = Place { admission: self.clone(), purpose, bytes };
         let bytes = queue.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -92,7 +111,7 @@ impl Admission {
             return Ok(place);
         }
         let wait_ns = self.wait_ns(purpose, bytes, puts, now_ns);
-        if wait_ns <= WAIT_NS && bytes <= QUEUE_BYTES && puts <= QUEUE_PUTS {
+        if wait_ns <= WAIT_NS && bytes <= self.queue_bytes && puts <= QUEUE_PUTS {
             return Ok(place);
         }
         let retry_ms = wait_ns.saturating_sub(WAIT_NS / 2) / 1_000_000;
@@ -113,6 +132,41 @@ impl Admission {
             PutPurpose::Repair => 1,
         };
         batches.saturating_mul(batch_ns).saturating_mul(turns)
+    }
+
+    /// Takes the credits of new data, or says in how many milliseconds there may be some.
+    fn take_credits(&self, bytes: u64, now_ns: u64) -> Result<(), u32> {
+        let limit = self.limit.load(Ordering::Relaxed);
+        if limit == 0 {
+            return Ok(());
+        }
+        let mut credits = self.credits.lock().expect("no holder of this lock panics");
+        let since_ns = now_ns.saturating_sub(credits.filled_ns);
+        let earned = u128::from(limit) * u128::from(since_ns) / 1_000_000_000;
+        // Time that earned nothing is not lost, or many who ask at once would get nothing for ever.
+        if earned > 0 {
+            let kept_max = (limit / 4).max(CREDITS_KEPT_MIN);
+            credits.bytes = (u128::from(credits.bytes) + earned).min(u128::from(kept_max)) as u64;
+            credits.filled_ns = now_ns;
+        }
+        // A large shard may be more than is ever kept: it comes when there are enough for a usual one, and takes all.
+        if credits.bytes >= bytes.min(CREDITS_KEPT_MIN) {
+            credits.bytes = credits.bytes.saturating_sub(bytes);
+            return Ok(());
+        }
+        let missing = bytes.min(CREDITS_KEPT_MIN) - credits.bytes;
+        Err((missing * 1000 / limit).clamp(1, RETRY_MS_MAX) as u32)
+    }
+
+    /// Sets how many bytes of new data may come per second, `None` for any number. Whether that is a change.
+    pub(crate) fn limit(&self, bytes_per_s: Option<u64>) -> bool {
+        let limit = bytes_per_s.unwrap_or(0);
+        self.limit.swap(limit, Ordering::Relaxed) != limit
+    }
+
+    /// Bytes of new data that may come per second, if that is limited.
+    pub(crate) fn write_limit_bytes_per_s(&self) -> Option<u64> {
+        Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit > 0)
     }
 
     /// A group commit begins.
@@ -139,7 +193,7 @@ mod tests {
 
     /// Places that a drive whose batches take `batch_ms` gives out for puts of so many bytes.
     fn places(batch_ms: u64, bytes: u64) -> (usize, u32) {
-        let admission = Admission::new(8 * MIB, 1024);
+        let admission = Admission::new(8 * MIB, 1024, 64 * MIB);
         for round in 0..100 {
             admission.batch_began(round * batch_ms * MS + 1);
             admission.batch_ended((round + 1) * batch_ms * MS + 1);
@@ -168,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_drive_that_stands_still_refuses_and_takes_again_when_it_moves() {
-        let admission = Admission::new(8 * MIB, 1024);
+        let admission = Admission::new(8 * MIB, 1024, 64 * MIB);
         admission.batch_began(1);
         let enter = |now_ms: u64| admission.enter(PutPurpose::Write, 2 * MIB, now_ms * MS);
         let _first = enter(0).unwrap();
@@ -181,8 +235,28 @@ mod tests {
     }
 
     #[test]
+    fn with_a_limit_so_many_bytes_come_per_second_and_repairs_are_free() {
+        let admission = Admission::new(8 * MIB, 1024, 64 * MIB);
+        assert!(admission.limit(Some(10 * MIB)) && !admission.limit(Some(10 * MIB)));
+        assert_eq!(admission.write_limit_bytes_per_s(), Some(10 * MIB));
+        let (mut came, mut now_ns) = (0, 7_000 * MS);
+        while now_ns < 17_000 * MS {
+            match admission.enter(PutPurpose::Write, 64 << 10, now_ns) {
+                Ok(_) => came += 64 << 10,
+                Err(retry_ms) => now_ns += u64::from(retry_ms) * MS,
+            }
+        }
+        assert!((98 * MIB..=104 * MIB).contains(&came), "{} MiB in 10 s", came / MIB);
+        assert!(admission.enter(PutPurpose::Repair, MIB, now_ns).is_ok());
+        // One that is larger than what is ever kept comes too.
+        assert!((0..2000).any(|ms| admission.enter(PutPurpose::Write, 16 * MIB, now_ns + ms * MS).is_ok()));
+        assert!(admission.limit(None));
+        assert!(admission.enter(PutPurpose::Write, MIB, now_ns).is_ok());
+    }
+
+    #[test]
     fn neither_new_data_nor_repairs_keep_the_other_out() {
-        let admission = Admission::new(8 * MIB, 1024);
+        let admission = Admission::new(8 * MIB, 1024, 64 * MIB);
         for purpose in [PutPurpose::Write, PutPurpose::Repair] {
             let mut places = Vec::new();
             while let Ok(place) = admission.enter(purpose, MIB, 0) {

@@ -12,22 +12,31 @@ use base::units::{BLOCK_BYTES, align_up};
 
 /// Smaller ones are left to the allocator.
 const KEPT_BYTES_MIN: usize = 32 << 10;
-/// Kept in all.
+/// Kept in all, unless somebody says otherwise.
 const SPARE_BYTES_MAX: usize = 32 << 20;
 
-static SPARE: LazyLock<Mutex<Spare>> = LazyLock::new(Mutex::default);
+static SPARE: LazyLock<Mutex<Spare>> = LazyLock::new(|| Mutex::new(Spare::new(SPARE_BYTES_MAX)));
+
+/// Keeps at most so many bytes of buffers for their next use, for all drives of the process.
+pub fn keep_spare_buffers(bytes_max: usize) {
+    SPARE.lock().expect("no holder of this lock panics").bytes_max = bytes_max;
+}
 
 /// Memory that nobody uses, by capacity.
-#[derive(Default)]
 struct Spare {
     by_capacity: HashMap<usize, Vec<NonNull<u8>>>,
     bytes: usize,
+    bytes_max: usize,
 }
 
 // SAFETY: it owns the memory that its pointers lead to, and nobody else has them.
 unsafe impl Send for Spare {}
 
 impl Spare {
+    fn new(bytes_max: usize) -> Self {
+        Self { by_capacity: HashMap::new(), bytes: 0, bytes_max }
+    }
+
     fn take(&mut self, capacity: usize) -> Option<NonNull<u8>> {
         let start = self.by_capacity.get_mut(&capacity)?.pop()?;
         self.bytes -= capacity;
@@ -37,12 +46,12 @@ impl Spare {
     /// Keeps memory. Returns what must be freed: it itself, or everything else when that is too much.
     fn put(&mut self, start: NonNull<u8>, capacity: usize) -> Vec<(NonNull<u8>, usize)> {
         let kept =
-            (KEPT_BYTES_MIN..=SPARE_BYTES_MAX).contains(&capacity) && capacity == reused_capacity(capacity);
+            (KEPT_BYTES_MIN..=self.bytes_max).contains(&capacity) && capacity == reused_capacity(capacity);
         if !kept {
             return vec![(start, capacity)];
         }
         let mut freed = Vec::new();
-        if self.bytes + capacity > SPARE_BYTES_MAX {
+        if self.bytes + capacity > self.bytes_max {
             for (capacity, starts) in self.by_capacity.drain() {
                 freed.extend(starts.into_iter().map(|start| (start, capacity)));
             }
@@ -176,7 +185,7 @@ mod tests {
 
     #[test]
     fn no_more_is_kept_than_allowed() {
-        let mut spare = Spare::default();
+        let mut spare = Spare::new(SPARE_BYTES_MAX);
         let place = NonNull::dangling();
         assert_eq!(spare.put(place, 4096), [(place, 4096)], "small ones are left to the allocator");
         assert!(spare.put(place, SPARE_BYTES_MAX).is_empty());

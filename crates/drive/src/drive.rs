@@ -67,6 +67,18 @@ pub enum ReadCache {
     Bypass,
 }
 
+/// Whether space that is not used is given back to the filesystem or device below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Trim {
+    /// On devices. A file keeps its room, so that no write fails because others have filled the disk.
+    #[default]
+    Devices,
+    /// On devices and files.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
 /// How a drive is opened.
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
@@ -82,6 +94,12 @@ pub struct OpenOptions {
     pub checkpoint_every_bytes: u64,
     /// Payload of one group commit. Default 8 MiB, at most 16 MiB.
     pub batch_bytes: u64,
+    /// Puts that may wait, in bytes: new data and repairs each. Default 64 MiB.
+    pub queue_bytes: u64,
+    /// Whether unused space is given back.
+    pub trim: Trim,
+    /// The shortest dead run inside a segment that is. Default 1 MiB.
+    pub trim_run_bytes: u64,
 }
 
 impl OpenOptions {
@@ -94,16 +112,25 @@ impl OpenOptions {
             sums_cache_bytes: 32 * MIB,
             checkpoint_every_bytes: 256 * MIB,
             batch_bytes: 8 * MIB,
+            queue_bytes: 64 * MIB,
+            trim: Trim::Devices,
+            trim_run_bytes: MIB,
         }
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self, file: &dyn File) -> Limits {
         // A batch may exceed its bytes by one shard, and a frame must stay within its limit.
         let batch_max = u64::from(PAYLOAD_BLOCKS_MAX) * BLOCK_BYTES / 2;
+        let trims = match self.trim {
+            Trim::Devices => file.is_device(),
+            Trim::Always => true,
+            Trim::Never => false,
+        };
         Limits {
             batch_bytes: self.batch_bytes.min(batch_max),
             batch_records: 1024,
             checkpoint_every_bytes: self.checkpoint_every_bytes,
+            trim_run_bytes: trims.then_some(self.trim_run_bytes),
         }
     }
 }
@@ -201,8 +228,8 @@ impl Drive {
         superblock.rescans += u32::from(report.rescanned);
         let rescans = superblock.rescans;
         claim(&*files.direct, &mut superblock).map_err(io)?;
-        let limits = options.limits();
-        let admission = Admission::new(limits.batch_bytes, limits.batch_records as u64);
+        let limits = options.limits(&*files.direct);
+        let admission = Admission::new(limits.batch_bytes, limits.batch_records as u64, options.queue_bytes);
         let cache_bytes = options.sums_cache_bytes;
         let shared = Arc::new(Shared::new(drive, superblock.uuid, index, cache_bytes, admission));
         let mut engine = Engine::new(shared.clone(), superblock, next_seq, limits, env.clock.clone());
@@ -447,6 +474,8 @@ impl DriveService for Drive {
             garbage_bytes: summary.usage.garbage_bytes,
             reserved_bytes: summary.usage.reserved_bytes,
             free_bytes: summary.usage.free_bytes,
+            trimmed_bytes: self.shared.trimmed_bytes(),
+            write_limit_bytes_per_s: self.shared.admission.write_limit_bytes_per_s(),
             shards: summary.shards,
             bad_shards: summary.bad_shards,
             rescans: self.rescans,

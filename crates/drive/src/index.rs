@@ -63,6 +63,8 @@ pub(crate) struct Segment {
     pub(crate) live_bytes: u64,
     /// The last frame in it.
     pub(crate) last_seq: u64,
+    /// A free one that was given back to the host.
+    pub(crate) trimmed: bool,
 }
 
 /// For whom a new segment is opened: each stops at another level of free space.
@@ -153,6 +155,8 @@ pub(crate) struct Index {
     segments: Vec<Segment>,
     totals: Totals,
     free: VecDeque<u32>,
+    /// A free segment that is being given back to the host: not to be taken meanwhile.
+    held: Option<u32>,
     /// The segments that frames are appended to, at most one of a class.
     open: Vec<u32>,
 }
@@ -167,6 +171,7 @@ impl Index {
             used_blocks: 0,
             live_bytes: 0,
             last_seq: 0,
+            trimmed: false,
         };
         vec![free; geometry.segments as usize]
     }
@@ -180,6 +185,7 @@ impl Index {
             segments: Self::free_drive(geometry),
             totals: Totals::default(),
             free: (0..geometry.segments).collect(),
+            held: None,
             open: Vec::new(),
         }
     }
@@ -353,7 +359,7 @@ impl Index {
     }
 
     /// Free segments and the tails of open ones.
-    fn room_bytes(&self) -> u64 {
+    pub(crate) fn room_bytes(&self) -> u64 {
         u64::from(self.free_segments()) * self.geometry.segment_bytes + self.totals.tail_bytes
     }
 
@@ -393,8 +399,10 @@ impl Index {
         class: SegmentClass,
         generation: u64,
     ) -> Option<u32> {
-        let id = self.free.pop_front()?;
-        let taken = Segment { state, class, generation, used_blocks: 1, live_bytes: 0, last_seq: 0 };
+        let at = self.free.iter().position(|id| Some(*id) != self.held)?;
+        let id = self.free.remove(at).expect("it was found there");
+        let taken =
+            Segment { state, class, generation, used_blocks: 1, live_bytes: 0, last_seq: 0, trimmed: false };
         self.change(id, |segment| *segment = taken);
         if state == SegmentState::Open {
             self.open.push(id);
@@ -425,6 +433,22 @@ impl Index {
         assert!(segment.state != SegmentState::Free, "a segment is released once");
         self.change(id, |segment| (segment.state, segment.used_blocks) = (SegmentState::Free, 0));
         self.free.push_back(id);
+    }
+
+    /// Keeps the free segment that will be taken last from being taken, if it was not given back to the host yet.
+    pub(crate) fn hold_untrimmed(&mut self) -> Option<u32> {
+        // The last one may be needed any moment.
+        if self.free.len() < 2 {
+            return None;
+        }
+        self.held = self.free.iter().rev().copied().find(|id| !self.segment(*id).trimmed);
+        self.held
+    }
+
+    /// The segment was given back, or could not be.
+    pub(crate) fn end_hold(&mut self, id: u32) {
+        self.held = None;
+        self.segments[id as usize].trimmed = true;
     }
 
     /// Sealed segments without a live shard: free once a checkpoint that knows it is durable.

@@ -23,7 +23,8 @@ mod shared;
 mod sums;
 mod tools;
 
-pub use drive::{Drive, OpenOptions, PreferIo, ReadCache};
+pub use buffer::keep_spare_buffers;
+pub use drive::{Drive, OpenOptions, PreferIo, ReadCache, Trim};
 pub use error::{FormatDriveError, OpenDriveError};
 pub use format::FORMAT_VERSION;
 pub use format::frame::{FrameHeader, RecordOp};

@@ -151,6 +151,7 @@ fn segments_of(content: &CheckpointContent, geometry: Geometry, basis: &Basis) -
             used_blocks: note.used_blocks,
             live_bytes: 0,
             last_seq: note.last_seq,
+            trimmed: false,
         };
     }
     for id in basis.pointer.segments.iter().chain(&basis.previous.segments) {

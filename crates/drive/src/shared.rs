@@ -69,6 +69,7 @@ pub(crate) struct Shared {
     failed: AtomicBool,
     failure: Mutex<Option<String>>,
     corrupt_reads: AtomicU64,
+    trimmed_bytes: AtomicU64,
 }
 
 impl Shared {
@@ -90,6 +91,7 @@ impl Shared {
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             corrupt_reads: AtomicU64::new(0),
+            trimmed_bytes: AtomicU64::new(0),
         }
     }
 
@@ -138,6 +140,15 @@ impl Shared {
         self.index_mut().mark_bad(key, entry);
         self.corrupt_reads.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(drive = %self.drive, ?key, "shard is damaged on the drive");
+    }
+
+    /// Counts space that was given back to the host.
+    pub(crate) fn note_trimmed(&self, len_bytes: u64) {
+        self.trimmed_bytes.fetch_add(len_bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn trimmed_bytes(&self) -> u64 {
+        self.trimmed_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn corrupt_reads(&self) -> u64 {

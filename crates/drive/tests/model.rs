@@ -14,7 +14,7 @@ use std::sync::Arc;
 use base::env::sim::Sim;
 use base::units::MIB;
 use common::*;
-use drive::{Drive, OpenOptions, Superblock};
+use drive::{Drive, OpenOptions, Superblock, Trim};
 use proptest::prelude::*;
 use wire::drive::{DriveService, GetShardError, PutShardError, ShardKey};
 
@@ -34,6 +34,8 @@ enum Step {
     Close,
     FailSyncAfter(u64),
     FailWriteAfter(u64),
+    /// Nobody asks for anything for a while: time to clean and to give space back.
+    Idle,
     /// Damages the newest index checkpoint where there is one before it, then crashes.
     DamageIndex,
     /// Damages all index checkpoints, then crashes: shards that were deleted may come back.
@@ -60,6 +62,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u64..12).prop_map(Step::FailWriteAfter),
         1 => Just(Step::DamageIndex),
         1 => Just(Step::DamageIndexes),
+        2 => Just(Step::Idle),
     ]
 }
 
@@ -87,7 +90,9 @@ impl Run {
     fn new(seed: u64, checkpoint_every_bytes: u64) -> Self {
         let sim = Sim::new(seed);
         format(&sim.env(), Path::new(PATH), CAPACITY);
-        let options = OpenOptions { checkpoint_every_bytes, ..OpenOptions::new(CLUSTER) };
+        let (trim, trim_run_bytes) = (Trim::Always, 8192);
+        let options =
+            OpenOptions { checkpoint_every_bytes, trim, trim_run_bytes, ..OpenOptions::new(CLUSTER) };
         let (model, may_rise) = Default::default();
         let mut run = Self { sim, drive: None, model, options, deletes: 0, may_rise, risen: 0 };
         run.reopen();
@@ -100,7 +105,10 @@ impl Run {
 
     fn reopen(&mut self) {
         self.drive = None;
-        self.drive = Some(open_with(&self.sim.env(), Path::new(PATH), &self.options).unwrap());
+        let drive = open_with(&self.sim.env(), Path::new(PATH), &self.options).unwrap();
+        // No block was damaged here, only an index: what was given back must not be looked at.
+        assert_eq!(drive.recovery().damaged_records, 0);
+        self.drive = Some(drive);
         self.check();
     }
 
@@ -160,6 +168,18 @@ impl Run {
 
     fn damage_run(&self, segment: u32) {
         self.sim.files.flip_bit(Path::new(PATH), MIB + u64::from(segment) * MIB + 4096 + 40, 3);
+    }
+
+    fn idle(&mut self) {
+        self.idle_steps(12);
+    }
+
+    fn idle_steps(&mut self, steps: u32) {
+        for _ in 0..steps {
+            self.sim.clock.advance_ns(300_000_000);
+            // Something must look at the clock: on a real drive its thread does.
+            let _ = block_on(self.drive().scrub(None, 1));
+        }
     }
 
     fn known(&self, key: ShardKey) -> Known {
@@ -287,6 +307,7 @@ impl Run {
             }
             Step::FailSyncAfter(count) => self.sim.files.fail_sync_after(*count),
             Step::FailWriteAfter(count) => self.sim.files.fail_write_after(*count),
+            Step::Idle => self.idle(),
             Step::DamageIndex => {
                 self.damage_index();
             }
@@ -327,10 +348,11 @@ fn shards_survive_reuse_cleaning_and_crashes() {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) % limit
         };
-        let mut damaged = 0;
+        let (mut damaged, mut trimmed_bytes) = (0, 0);
         for round in 0..1200 {
             let extent = 1 + next(220);
             if round % 100 == 99 {
+                trimmed_bytes += run.drive().stat().trimmed_bytes;
                 damaged += u32::from(run.damage_index());
             } else if round % 100 == 49 {
                 run.damage_indexes();
@@ -338,6 +360,7 @@ fn shards_survive_reuse_cleaning_and_crashes() {
             match next(10) {
                 0..=5 => run.puts(&[(extent, 1 + next(60) as u32)]),
                 6..=8 => run.deletes(&[extent, 1 + next(220)]),
+                _ if round % 3 == 0 => run.idle(),
                 _ if round % 5 == 0 => run.sim.files.cut_power_after(next(60)),
                 _ => {}
             }
@@ -347,6 +370,26 @@ fn shards_survive_reuse_cleaning_and_crashes() {
         run.crash();
         assert!(damaged > 3, "an older checkpoint was used {damaged} times");
         risen += run.risen;
+        assert!(trimmed_bytes > 10 * MIB, "{trimmed_bytes} bytes were given back");
     }
     assert!(risen > 0, "a rescan finds what was deleted and not overwritten");
+}
+
+/// What is given back must not be needed by the checkpoint before the newest either, however short the idle time was
+/// in which it was given back.
+#[test]
+fn a_recovery_from_the_older_checkpoint_misses_nothing_that_was_given_back() {
+    let mut trimmed_bytes = 0;
+    for steps in 0..40 {
+        let mut run = Run::new(u64::from(steps), 256 << 20);
+        run.crash();
+        let shards: Vec<(u64, u32)> = (1..60).map(|extent| (extent, 20)).collect();
+        shards.chunks(4).for_each(|some| run.puts(some));
+        run.deletes(&(1..60).step_by(12).collect::<Vec<_>>());
+        run.idle_steps(steps);
+        trimmed_bytes = run.drive().stat().trimmed_bytes;
+        run.damage_index();
+    }
+    // All free segments, and runs in those that stay.
+    assert!(trimmed_bytes > 10 * MIB && !trimmed_bytes.is_multiple_of(MIB), "{trimmed_bytes}");
 }

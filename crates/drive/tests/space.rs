@@ -4,12 +4,13 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use base::env::sim::Sim;
 use base::units::MIB;
 use common::*;
-use drive::Drive;
+use drive::{Drive, OpenOptions, Trim};
 use wire::drive::{DriveService, PutPurpose, PutShard, PutShardError};
 
 const PATH: &str = "drive";
@@ -144,6 +145,75 @@ fn idle_time_is_used_for_cleaning_and_users_are_not() {
     for extent in (4..400).step_by(4) {
         assert_eq!(get(&drive, key(extent), 0, 20).unwrap().bytes, content(key(extent), 20));
     }
+}
+
+fn be_idle(sim: &Sim, drive: &Drive) {
+    for _ in 0..200 {
+        sim.clock.advance_ns(500_000_000);
+        block_on(drive.scrub(None, 1)).unwrap();
+        check_stat(drive);
+    }
+}
+
+/// Blocks that lie somewhere on the device.
+fn blocks_on_disk(sim: &Sim) -> HashSet<Vec<u8>> {
+    let image = sim.env().files.read(Path::new(PATH)).unwrap();
+    image.chunks_exact(4096).map(<[u8]>::to_vec).collect()
+}
+
+/// Of 300 shards every `dead_every`th is deleted, too few in each segment to be worth cleaning. How many of them still
+/// lie on an idle drive.
+fn dead_on_disk(trim: Trim, dead_every: u64) -> usize {
+    let (sim, path) = (Sim::new(8), Path::new(PATH));
+    format(&sim.env(), path, 65 * MIB);
+    let options = OpenOptions { trim, trim_run_bytes: 80 << 10, ..OpenOptions::new(CLUSTER) };
+    let mut drive = open_with(&sim.env(), path, &options).unwrap();
+    for extent in 1..300 {
+        block_on(drive.put(put(key(extent), 20))).unwrap();
+    }
+    let dead: Vec<_> = (1..300).filter(|extent| extent % dead_every == 0).map(key).collect();
+    block_on(drive.delete(dead.clone())).unwrap();
+    let garbage_bytes = drive.stat().garbage_bytes;
+    be_idle(&sim, &drive);
+    assert!(drive.stat().garbage_bytes > garbage_bytes / 2, "the segments stay: {:?}", drive.stat());
+    let trimmed_bytes = drive.stat().trimmed_bytes;
+    be_idle(&sim, &drive);
+    assert_eq!(drive.stat().trimmed_bytes, trimmed_bytes, "nothing is given back twice");
+    drop(drive);
+    let blocks = blocks_on_disk(&sim);
+    sim.files.crash();
+    assert!(drive::fsck(&sim.env(), path).unwrap().clean);
+    drive = open_with(&sim.env(), path, &options).unwrap();
+    assert_eq!(drive.recovery().damaged_records, 0);
+    for extent in (1..300).filter(|extent| extent % dead_every != 0) {
+        assert_eq!(get(&drive, key(extent), 0, 20).unwrap().bytes, content(key(extent), 20));
+    }
+    dead.iter().filter(|key| blocks.contains(&content(**key, 20)[4096..8192])).count()
+}
+
+#[test]
+fn long_dead_runs_in_segments_that_stay_are_given_back() {
+    assert_eq!(dead_on_disk(Trim::Never, 12), 24);
+    assert_eq!(dead_on_disk(Trim::Devices, 12), 24, "this is a file");
+    // What is in the segment that is still written to stays.
+    let left = dead_on_disk(Trim::Always, 12);
+    assert!(left <= 2, "{left} dead shards are still there");
+}
+
+#[test]
+fn free_segments_are_given_back_once() {
+    let (sim, path) = (Sim::new(8), Path::new(PATH));
+    format(&sim.env(), path, 65 * MIB);
+    let options = OpenOptions { trim: Trim::Always, ..OpenOptions::new(CLUSTER) };
+    let drive = open_with(&sim.env(), path, &options).unwrap();
+    block_on(drive.put(put(key(1), 20))).unwrap();
+    be_idle(&sim, &drive);
+    // All of them, but for those that hold the shard and the index.
+    let all = drive.stat().trimmed_bytes;
+    assert!((60 * MIB..64 * MIB).contains(&all), "{all}");
+    be_idle(&sim, &drive);
+    assert_eq!(drive.stat().trimmed_bytes, all);
+    assert!(fill(&drive, 2, 20) > 500, "and all of them are used");
 }
 
 #[test]

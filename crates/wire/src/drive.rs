@@ -141,6 +141,10 @@ pub struct DriveStat {
     pub reserved_bytes: u64,
     /// Room for new shards.
     pub free_bytes: u64,
+    /// Given back to the filesystem or device below since the drive was opened.
+    pub trimmed_bytes: u64,
+    /// New data that it takes per second while cleaning is behind; `None` if that is not limited.
+    pub write_limit_bytes_per_s: Option<u64>,
     /// Shards stored.
     pub shards: u64,
     /// Of these, the ones known to be damaged: found so by a read, by a scrub or by the cleaner.

@@ -96,14 +96,20 @@ pub trait File: Send + Sync {
     fn set_len(&self, len_bytes: u64) -> io::Result<()>;
     /// Reserves space for the first `len_bytes` bytes and extends the file to at least that.
     fn allocate(&self, len_bytes: u64) -> io::Result<()>;
-    /// Gives `len` bytes at `offset` back to the filesystem or device; they read as zeros, or as before where
-    /// that is not supported.
+    /// Gives `len_bytes` bytes at `offset` back to the filesystem or device; they read as zeros.
+    ///
+    /// # Errors
+    /// `Unsupported` where that is not possible without writing; nothing has changed then.
     fn punch(&self, offset: u64, len_bytes: u64) -> io::Result<()>;
     /// Takes an exclusive advisory lock for the life of this file.
     ///
     /// # Errors
     /// `WouldBlock` if another process holds it.
     fn try_lock(&self) -> io::Result<()>;
+    /// Whether it is a block device.
+    fn is_device(&self) -> bool {
+        false
+    }
     /// The descriptor for io_uring, if there is a real one.
     fn raw_fd(&self) -> Option<RawFd>;
     /// How long whoever may not block has to wait for one operation; `None` if operations simply block.

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -178,14 +178,16 @@ impl File for RealFile {
 
     fn punch(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match rustix::fs::fallocate(&self.file, flags, offset, len_bytes) {
-            Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
-            other => Ok(other?),
-        }
+        // On a device the kernel makes zeros by deallocating, and refuses where that means writing.
+        Ok(rustix::fs::fallocate(&self.file, flags, offset, len_bytes)?)
     }
 
     fn try_lock(&self) -> io::Result<()> {
         Ok(rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive)?)
+    }
+
+    fn is_device(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
     }
 
     fn raw_fd(&self) -> Option<RawFd> {

@@ -243,6 +243,8 @@ impl DriveService for MemDrive {
             capacity_bytes,
             live_bytes,
             garbage_bytes: 0,
+            trimmed_bytes: 0,
+            write_limit_bytes_per_s: None,
             reserved_bytes: 0,
             free_bytes: capacity_bytes.saturating_sub(live_bytes),
             shards: self.shards.lock().unwrap().len() as u64,

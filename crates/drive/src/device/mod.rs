@@ -31,6 +31,8 @@ pub(crate) enum Op {
     Write { token: u64, offset: u64, buffer: AlignedBuf },
     /// Makes every write that completed before durable.
     Sync { token: u64 },
+    /// Gives a range back to the filesystem or device below.
+    Punch { token: u64, offset: u64, len_bytes: u64 },
 }
 
 /// The end of an operation.
@@ -88,6 +90,9 @@ impl DeviceFiles {
                 Done { token, result, buffer: Some(buffer) }
             }
             Op::Sync { token } => Done { token, result: self.direct.sync_data(), buffer: None },
+            Op::Punch { token, offset, len_bytes } => {
+                Done { token, result: self.direct.punch(offset, len_bytes), buffer: None }
+            }
         }
     }
 }

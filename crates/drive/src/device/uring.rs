@@ -22,6 +22,8 @@ enum Kind {
     Read(RawFd),
     Write(RawFd),
     Sync(RawFd),
+    /// Descriptor and bytes.
+    Punch(RawFd, u64),
 }
 
 /// An operation that the kernel works on. Its buffer stays here until the completion has arrived.
@@ -104,6 +106,10 @@ impl UringDevice {
             Kind::Read(fd) => opcode::Read::new(types::Fd(fd), start, len).offset(offset).build(),
             Kind::Write(fd) => opcode::Write::new(types::Fd(fd), start, len).offset(offset).build(),
             Kind::Sync(fd) => opcode::Fsync::new(types::Fd(fd)).flags(types::FsyncFlags::DATASYNC).build(),
+            Kind::Punch(fd, len_bytes) => opcode::Fallocate::new(types::Fd(fd), len_bytes)
+                .offset(offset)
+                .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
+                .build(),
         };
         entry.user_data(token)
     }
@@ -199,6 +205,9 @@ impl Device for UringDevice {
                 (token, Kind::Write(descriptor(ReadVia::Direct)), offset, Some(buffer))
             }
             Op::Sync { token } => (token, Kind::Sync(descriptor(ReadVia::Direct)), 0, None),
+            Op::Punch { token, offset, len_bytes } => {
+                (token, Kind::Punch(descriptor(ReadVia::Direct), len_bytes), offset, None)
+            }
         };
         self.in_flight.insert(token, InFlight { kind, offset, buffer, moved: 0 });
         self.waiting.push_back(token);

@@ -39,7 +39,9 @@ impl Engine {
         drop(index);
         self.shared.admission.batch_began(self.clock.boot_ns());
         let encoded = plan.encode(shared.geometry, shared.uuid, self.counters.durable_seq);
-        self.appended_bytes += encoded.writes.iter().map(|(_, buffer)| buffer.len() as u64).sum::<u64>();
+        let written_bytes = encoded.writes.iter().map(|(_, buffer)| buffer.len() as u64).sum::<u64>();
+        self.appended_bytes += written_bytes;
+        self.sums.written_bytes += written_bytes;
         let then = Then::Batch { replies, changes: encoded.changes, headers: encoded.headers, last_seq };
         Some(Job { writes: encoded.writes, durability: Durability::Now, then })
     }

@@ -243,6 +243,7 @@ impl Engine {
             unneeded.extend(replaced.segments);
         }
         self.leaving = checkpoint.dead;
+        self.sums.reclaimed_bytes += checkpoint.leaving.len() as u64 * self.shared.geometry.segment_bytes;
         let mut index = self.shared.index_mut();
         for segment in unneeded.into_iter().chain(checkpoint.leaving) {
             index.release(segment);

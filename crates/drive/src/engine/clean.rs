@@ -101,7 +101,10 @@ impl Engine {
 
     /// How long to wait for work in idle time, if there may be some.
     pub(crate) fn idle_wait(&self) -> Option<Duration> {
-        let waits = self.running.is_none() && self.closing.is_none() && !self.shared.has_failed();
+        let waits = self.running.is_none()
+            && self.closing.is_none()
+            && !self.shared.has_failed()
+            && !self.trimming.is_under_way();
         if !waits || self.nothing_idle {
             return None;
         }
@@ -113,7 +116,7 @@ impl Engine {
     /// Chooses a victim, searches its shards, starts reads.
     pub(super) fn step_cleaning(&mut self, device: &mut dyn Device) {
         if self.cleaning.is_none() {
-            self.choose_victim();
+            self.choose_victim(device);
         } else if !self.may_step(&self.shared.index()) {
             return;
         }
@@ -136,7 +139,7 @@ impl Engine {
         }
     }
 
-    fn choose_victim(&mut self) {
+    fn choose_victim(&mut self, device: &mut dyn Device) {
         let index = self.shared.index();
         let worth = if self.pressed { WORTH_IN_NEED } else { WORTH };
         let gain_min_bytes = index.geometry.segment_bytes / worth;
@@ -151,7 +154,7 @@ impl Engine {
         drop(index);
         let Some(victim) = victim else {
             if self.idle_work_ready() {
-                self.clean_up_idle();
+                self.clean_up_idle(device);
             }
             return;
         };
@@ -164,14 +167,15 @@ impl Engine {
         });
     }
 
-    /// Nothing is worth moving: what is dead as a whole comes back with a checkpoint or two, if that is worth one.
-    fn clean_up_idle(&mut self) {
+    /// Nothing is worth moving: what is dead as a whole comes back with a checkpoint or two, if that is worth one. Then
+    /// there is time to give space back.
+    fn clean_up_idle(&mut self, device: &mut dyn Device) {
         let index = self.shared.index();
         let due = index.dead_count() > index.geometry.segments / 32;
         drop(index);
         if due && self.checkpoint.is_none() && self.running.is_none() {
             self.start_checkpoint();
-        } else if !due {
+        } else if !due && !self.step_trimming(device) {
             self.nothing_idle = true;
         }
     }
@@ -261,9 +265,12 @@ impl Engine {
             return None;
         }
         let last_seq = plan.commit_space(&mut index);
+        self.sums.needed_moves += u64::from(self.is_needed(&index));
         drop(index);
         let encoded = plan.encode(shared.geometry, shared.uuid, self.counters.durable_seq);
-        self.appended_bytes += encoded.writes.iter().map(|(_, buffer)| buffer.len() as u64).sum::<u64>();
+        let moved_bytes = encoded.writes.iter().map(|(_, buffer)| buffer.len() as u64).sum::<u64>();
+        self.appended_bytes += moved_bytes;
+        self.sums.reclaimed_bytes = self.sums.reclaimed_bytes.saturating_sub(moved_bytes);
         let then = Then::Moved { changes: encoded.changes, headers: encoded.headers, last_seq };
         Some(Job { writes: encoded.writes, durability: Durability::Now, then })
     }

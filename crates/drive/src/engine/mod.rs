@@ -11,6 +11,8 @@ pub(crate) mod append;
 mod batch;
 mod checkpoint;
 mod clean;
+mod debt;
+mod trim;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -29,6 +31,8 @@ use crate::shared::Shared;
 use append::{Change, Counters, HeaderBlocks};
 use checkpoint::Checkpointing;
 use clean::Cleaning;
+use debt::{Debt, Look};
+use trim::Trimming;
 
 /// What became of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +93,7 @@ pub(crate) enum Request {
 enum Reading {
     Caller(oneshot::Sender<io::Result<AlignedBuf>>, ReadClass),
     Cleaner,
+    Trimming,
 }
 
 /// Whether a job ends with its writes or with a sync after them.
@@ -135,6 +140,8 @@ pub(crate) struct Limits {
     pub(crate) batch_records: usize,
     /// Bytes appended between checkpoints, at least.
     pub(crate) checkpoint_every_bytes: u64,
+    /// Shortest dead run that is given back to the host; `None` if no space is.
+    pub(crate) trim_run_bytes: Option<u64>,
 }
 
 /// See the module.
@@ -155,6 +162,10 @@ pub(crate) struct Engine {
     /// Segments that were dead when the last checkpoint started; the next one sets them free.
     leaving: Vec<u32>,
     cleaning: Option<Cleaning>,
+    trimming: Trimming,
+    debt: Debt,
+    /// Sums for it since the drive was opened.
+    sums: Look,
     next_token: u64,
     appended_bytes: u64,
     /// The last job was in the background: the next one is for users.
@@ -198,6 +209,9 @@ impl Engine {
             checkpoint: None,
             leaving: Vec::new(),
             cleaning: None,
+            trimming: Trimming::new(limits.trim_run_bytes),
+            debt: Debt::default(),
+            sums: Look::default(),
             next_token: 0,
             appended_bytes: 0,
             background_was_last: false,
@@ -252,7 +266,7 @@ impl Engine {
 
     /// Whether the engine has nothing to do any more: closed, or failed and asked to close.
     pub(crate) fn has_ended(&self) -> bool {
-        self.ended && self.reads.is_empty() && self.running.is_none()
+        self.ended && self.reads.is_empty() && self.running.is_none() && !self.trimming.is_under_way()
     }
 
     /// Whether [`Engine::pump`] would go on without a completion.
@@ -263,7 +277,10 @@ impl Engine {
         match &self.cleaning {
             _ if self.checkpoint.is_some() => true,
             Some(cleaning) => cleaning.wants_step() && self.may_step(&self.shared.index()),
-            None => self.idle_work_ready() || (self.pressed && self.can_reclaim(&self.shared.index())),
+            None => {
+                (self.idle_work_ready() && !self.trimming.is_under_way())
+                    || (self.pressed && self.can_reclaim(&self.shared.index()))
+            }
         }
     }
 
@@ -333,7 +350,11 @@ impl Engine {
                     drop(reply.send(result));
                 }
                 Reading::Cleaner => self.cleaner_read(done.token, result),
+                Reading::Trimming => self.header_read(result),
             }
+            return;
+        }
+        if self.punched(done.token, &done.result) {
             return;
         }
         let Some(running) = &mut self.running else { return };
@@ -365,6 +386,7 @@ impl Engine {
                 self.cleaned_in_vain = 0;
                 self.shared.admission.batch_ended(self.clock.boot_ns());
                 self.apply(&changes, &headers, last_seq);
+                self.look_at_debt();
                 for (reply, place) in replies.puts {
                     drop(place);
                     let _ = reply.send(PutOutcome::Stored);
@@ -393,6 +415,23 @@ impl Engine {
             self.shared.remember_header(header);
         }
         self.counters.durable_seq = last_seq;
+    }
+
+    /// Whether deleted bytes grow faster than cleaning gives them back decides how fast new data may come.
+    fn look_at_debt(&mut self) {
+        let now_ns = self.clock.boot_ns();
+        if !self.debt.is_due(now_ns) {
+            return;
+        }
+        let (garbage_bytes, room_bytes) = {
+            let index = self.shared.index();
+            (index.usage().garbage_bytes, index.room_bytes())
+        };
+        let limit = self.debt.look(now_ns, Look { garbage_bytes, room_bytes, ..self.sums });
+        if self.shared.admission.limit(limit) {
+            let limit_mib_per_s = limit.map(|limit| limit >> 20);
+            tracing::info!(drive = %self.shared.drive, ?limit_mib_per_s, "reclaim debt changes what is taken");
+        }
     }
 
     /// Fails everything that waits. Reads in flight still end by themselves.

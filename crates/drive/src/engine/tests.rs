@@ -27,6 +27,7 @@ impl Device for Manual {
             Op::Read { token, .. } => self.reads.push(token),
             Op::Write { token, .. } => self.writes.push(token),
             Op::Sync { token } => self.syncs.push(token),
+            Op::Punch { .. } => unreachable!("these engines give nothing back"),
         }
     }
 
@@ -60,9 +61,14 @@ fn engine() -> Engine {
         superblock.uuid,
         Index::new(geometry),
         1 << 20,
-        Admission::new(1 << 20, 100),
+        Admission::new(1 << 20, 100, 64 << 20),
     ));
-    let limits = Limits { batch_bytes: 1 << 20, batch_records: 100, checkpoint_every_bytes: 1 << 30 };
+    let limits = Limits {
+        batch_bytes: 1 << 20,
+        batch_records: 100,
+        checkpoint_every_bytes: 1 << 30,
+        trim_run_bytes: None,
+    };
     Engine::new(shared, superblock, 1, limits, Arc::new(SimClock::default()))
 }
 

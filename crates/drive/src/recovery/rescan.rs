@@ -132,6 +132,7 @@ impl Rescan {
             used_blocks: scan.end_block,
             live_bytes: 0,
             last_seq,
+            trimmed: false,
         };
         let known = scan.frames.iter().map(|frame| frame.header.durable_seq).max().unwrap_or(0);
         let durable = self.durable.entry(generation >> INCARNATION_SHIFT).or_default();
