@@ -8,6 +8,7 @@
 #   FOREBAY_TEST_DIR   where temporary directories are made         (default: $TMPDIR or /tmp)
 #   FOREBAY_TEST_LONG  1: larger trees, more operations
 #   FOREBAY_TEST_SEED  first seed of the suites that take one       (default: 1)
+#   FOREBAY_TEST_MEMORY  memory of each node, such as 2048MiB   (default: 512MiB, the least)
 #   FOREBAY_PLAIN      1: use a plain directory instead of a node, to test the suites themselves
 
 set -uo pipefail
@@ -26,6 +27,9 @@ LOGS=${FOREBAY_LOGS:-$(mktemp -d "${TMPDIR:-/tmp}/forebay-logs.XXXXXX")}
 WORK=$(mktemp -d "${FOREBAY_TEST_DIR:-${TMPDIR:-/tmp}}/forebay-$SUITE.XXXXXX")
 JOB=
 TIMER=
+
+# Memory of each node, in MiB: the least that is allowed.
+MEMORY=${FOREBAY_TEST_MEMORY:-512MiB}
 
 # Seconds after which one check counts as hanging.
 LIMIT_S=${LIMIT_S:-300}
@@ -161,7 +165,7 @@ node_start() {
     if [ -e "$dir" ]; then
         timeout 120 "$FOREBAY" start "$dir" </dev/null
     else
-        timeout 120 "$FOREBAY" start "$dir" --mount "$dir/mnt" "$@" </dev/null
+        timeout 120 "$FOREBAY" start "$dir" --mount "$dir/mnt" --memory "$MEMORY" "$@" </dev/null
     fi
     mountpoint -q "$dir/mnt" || {
         echo "started but not mounted: $dir/mnt"
@@ -169,7 +173,19 @@ node_start() {
     }
 }
 
-node_stop() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" stop "$WORK/$1" </dev/null; }
+node_stop() {
+    local within=0
+    [ "$PLAIN" = 1 ] && return
+    node_within_memory "$1" || within=1
+    timeout 120 "$FOREBAY" stop "$WORK/$1" </dev/null && [ "$within" = 0 ]
+}
+# The process never had more memory than its budget since it was started.
+node_within_memory() {
+    local peak_kib
+    peak_kib=$(awk '/^VmHWM:/ { print $2 }' "/proc/$(node_pid "$1")/status")
+    echo "memory: $((peak_kib >> 10)) MiB at most, budget $MEMORY"
+    [ "$peak_kib" -le $((${MEMORY%MiB} << 10)) ]
+}
 # Everything a node keeps is as it must be, whether it runs or not.
 node_fsck() { [ "$PLAIN" = 1 ] || timeout 300 "$FOREBAY" fsck "$WORK/$1" </dev/null; }
 node_unmount() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" umount "$WORK/$1" </dev/null; }

@@ -101,6 +101,10 @@ row "drive list of a directory that does not exist" fails 'no such|not .*(exist|
 
 # --- starts that are refused ---------------------------------------------------------------------------------------
 
+refused "too little memory" 'too little: memory=100 MiB least=512 MiB' --memory 100M
+refused "more memory than there is" 'machine has less memory' --memory 900TiB
+refused "memory that is no size" 'memory' --memory much
+refused "drives that give back what they do not know" 'trim' --trim sometimes
 refused "a profile that is none" 'profile' --drives 6 --drive-size 64M --profile four
 refused "an empty profile" 'profile|value' --drives 6 --drive-size 64M --profile ''
 refused "a profile with k = 0" 'profile|k' --drives 6 --drive-size 64M --profile 0+2
@@ -169,6 +173,7 @@ check "node.json names the running process" pid_is_the_node
 json "status as JSON" 'type == "object"' status "$RUNNING" --json
 json "drive list as JSON has six drives" '[.. | arrays | select(length == 6)] | length > 0' drive list "$RUNNING" --json
 row "status for people" ok '[a-z]' status "$RUNNING"
+json "status has the memory that was given" '.memory.budget_bytes == 536870912 and .memory.resident_bytes > 0' status "$RUNNING" --json
 row "drive list for people" ok '[a-z]' drive list "$RUNNING"
 
 row "a second start says that it runs" fails 'already|running' start "$RUNNING"
@@ -214,6 +219,7 @@ row "status of a node that does not run" fails 'not running|no node' status "$RU
 row "mount of a node that does not run" fails 'not running|no node' mount "$RUNNING"
 check "a second start needs no options" node_start running
 check "and has the data" still_mounted
+json "and the memory that was given" '.memory.budget_bytes == 536870912' status "$RUNNING" --json
 
 restart_with_other_profile() {
     "$FOREBAY" stop "$RUNNING"

@@ -86,6 +86,10 @@ pub struct DriveInfo {
     pub space: SpaceInfo,
     /// Shards on it.
     pub shards: u64,
+    /// Given back to the filesystem or device below since it was opened.
+    pub trimmed_bytes: u64,
+    /// New data that it takes per second while deleted space grows faster than it is cleaned; `None` is no limit.
+    pub write_limit_bytes_per_s: Option<u64>,
     /// Placement groups that need it: as a member, or for what was not moved off it yet.
     pub groups: u32,
     /// Its scrub.
@@ -308,6 +312,8 @@ pub struct NodeStatus {
     pub metadata_bytes: u64,
     /// Limits of background work.
     pub upkeep: UpkeepInfo,
+    /// Memory of the process.
+    pub memory: MemoryInfo,
     /// Where S3 is served: a URL.
     #[serde(default)]
     pub s3: Option<String>,
@@ -319,6 +325,15 @@ pub struct NodeStatus {
     pub drives: Vec<DriveInfo>,
     /// Each filesystem.
     pub filesystems: Vec<FilesystemInfo>,
+}
+
+/// Memory of a node's process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryInfo {
+    /// What it may take: `start --memory`, or what suits the machine.
+    pub budget_bytes: u64,
+    /// What it has now.
+    pub resident_bytes: u64,
 }
 
 /// A drive to add.

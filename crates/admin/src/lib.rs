@@ -11,9 +11,9 @@ mod users;
 
 pub use api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FilesystemInfo, FsckFilesystem,
-    FsckFinding, FsckInfo, LedgerInfo, MetaCopyInfo, MetaDir, MountRequest, NodeControl, NodeStatus,
-    OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetProfile, SetUpkeep, ShardInfo,
-    SpaceInfo, UpkeepInfo, WhyInfo,
+    FsckFinding, FsckInfo, LedgerInfo, MemoryInfo, MetaCopyInfo, MetaDir, MountRequest, NodeControl,
+    NodeStatus, OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetProfile,
+    SetUpkeep, ShardInfo, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 pub use client::{AdminClient, CallError};
 pub use server::{ServeError, serve};

@@ -37,6 +37,7 @@ pub(crate) async fn ticker(client: Client) {
             continue;
         }
         client.flush_aged();
+        client.forget_maps();
         client.release_unused().await;
     }
 }
@@ -81,6 +82,24 @@ impl Client {
         }
         drop(node);
         self.drop_if_idle(ino);
+    }
+
+    /// Forgets where closed files have their bytes, if that is too much; whoever opens one of them asks again.
+    fn forget_maps(&self) {
+        let mut bytes = self.inner.nodes.sum(|state| state.map.memory_bytes());
+        if bytes <= self.inner.map_bytes_max {
+            return;
+        }
+        for node in self.inner.nodes.select(|state| state.opens == 0 && state.map.memory_bytes() > 0) {
+            let mut state = node.lock();
+            if state.opens == 0 {
+                bytes -= bytes.min(state.map.memory_bytes());
+                state.map.forget();
+            }
+            if bytes <= self.inner.map_bytes_max / 2 {
+                return;
+            }
+        }
     }
 
     /// Leaves a file to the closer.

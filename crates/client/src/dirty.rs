@@ -54,7 +54,7 @@ impl Dirty {
                 let at = (off - start) as usize;
                 let overlap = part.len().min(run.len() - at);
                 run[at..at + overlap].copy_from_slice(&part[..overlap]);
-                run.extend_from_slice(&part[overlap..]);
+                extend(run, &part[overlap..], window);
                 self.bytes += (part.len() - overlap) as u64;
                 *start
             }
@@ -64,12 +64,12 @@ impl Dirty {
                 off
             }
         };
-        self.absorb_following(start, window_start + window);
+        self.absorb_following(start, window_start + window, window);
         self.runs[&start].len() as u64 == window
     }
 
     /// Joins the run at `start` with those that it reaches.
-    fn absorb_following(&mut self, start: u64, window_end: u64) {
+    fn absorb_following(&mut self, start: u64, window_end: u64, window: u64) {
         loop {
             let end = start + self.runs[&start].len() as u64;
             let Some((&next, _)) = self.runs.range(start + 1..window_end).next() else { return };
@@ -80,7 +80,7 @@ impl Dirty {
             let covered = ((end - next) as usize).min(following.len());
             self.bytes -= covered as u64;
             let run = self.runs.get_mut(&start).expect("the caller's run");
-            run.extend_from_slice(&following[covered..]);
+            extend(run, &following[covered..], window);
         }
     }
 
@@ -162,6 +162,16 @@ impl Dirty {
     }
 }
 
+/// Appends, with room for at most a window: memory that is not counted must not be more than what is.
+fn extend(run: &mut Vec<u8>, part: &[u8], window: u64) {
+    let len = run.len() + part.len();
+    if len > run.capacity() {
+        let capacity = len.next_power_of_two().min(window as usize).max(len);
+        run.reserve_exact(capacity - run.len());
+    }
+    run.extend_from_slice(part);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,6 +243,7 @@ mod tests {
                 prop_assert_eq!(dirty.bytes(), model.len() as u64);
                 prop_assert_eq!(dirty.end(), model.last_key_value().map_or(0, |(at, _)| at + 1));
                 for (off, run) in &dirty.runs {
+                    prop_assert!(run.capacity() as u64 <= WINDOW);
                     prop_assert!(off / WINDOW == (off + run.len() as u64 - 1) / WINDOW && !run.is_empty());
                 }
                 let seen: BTreeMap<u64, u8> = dirty.copies(10, 60).flat_map(|(off, run)| (off..).zip(run)).collect();

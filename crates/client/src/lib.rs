@@ -85,6 +85,8 @@ pub struct ClientOptions {
     pub provisioned_bytes: Option<u64>,
     /// Bytes written but not durable at most; more writers wait.
     pub dirty_bytes_max: u64,
+    /// Memory for what is known of where closed files have their bytes.
+    pub map_bytes_max: u64,
 }
 
 /// Told when caches above the client must forget something. Called from a thread of its own, never from a
@@ -136,6 +138,7 @@ struct Inner {
     window: u64,
     provisioned_bytes: Option<u64>,
     dirty_bytes_max: u64,
+    map_bytes_max: u64,
     dirty_bytes: AtomicU64,
     /// Wakes writers that wait for dirty bytes to drain.
     drained: Notify,
@@ -192,6 +195,7 @@ impl Client {
             window: u64::from(extent_bytes_max(options.profile)),
             provisioned_bytes: options.provisioned_bytes,
             dirty_bytes_max: options.dirty_bytes_max,
+            map_bytes_max: options.map_bytes_max,
             dirty_bytes: AtomicU64::new(0),
             drained: Notify::new(),
             stalled: Mutex::new(None),

@@ -7,6 +7,8 @@ use wire::meta::{Content, MapPiece};
 
 /// Most pieces remembered per file, about 25 MB of them; more are asked for again.
 const PIECES_MAX: usize = 262_144;
+/// What a piece takes in memory, about.
+const PIECE_BYTES: u64 = 128;
 /// Changes remembered for answers that were asked for before them.
 const CHANGES_MAX: usize = 64;
 /// Most bytes of inline content remembered per file.
@@ -41,6 +43,11 @@ impl MapCache {
     /// Whether the map is known up to `off`, but not there: a reader in sequence will ask for what follows.
     pub(crate) fn ends_at(&self, off: u64) -> bool {
         self.known.range(..off).next_back().is_some_and(|(_, end)| *end == off)
+    }
+
+    /// Memory that is taken, about.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.pieces.len() as u64 * PIECE_BYTES + self.inline_bytes as u64
     }
 
     /// How many pieces are remembered.

@@ -329,6 +329,15 @@ impl NodeTable {
         })
     }
 
+    /// The sum of a number over all inodes.
+    pub(crate) fn sum(&self, number: impl Fn(&NodeState) -> u64) -> u64 {
+        let of_shard = |shard: &Mutex<HashMap<Ino, Arc<Node>>>| -> u64 {
+            let shard = shard.lock().expect("no holder of this lock panics");
+            shard.values().map(|node| number(&node.lock())).sum()
+        };
+        self.shards.iter().map(of_shard).sum()
+    }
+
     /// Inodes that `wanted` picks.
     pub(crate) fn select(&self, wanted: impl Fn(&NodeState) -> bool) -> Vec<Arc<Node>> {
         let mut found = Vec::new();

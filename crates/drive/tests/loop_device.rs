@@ -4,13 +4,14 @@
 
 mod common;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use base::env::{Caching, Env, OpenMode};
 use base::units::MIB;
 use common::*;
-use drive::{Drive, FormatOptions, OpenDriveError, fsck};
+use drive::{Drive, Existing, FormatOptions, OpenDriveError, fsck};
 use wire::drive::DriveService;
 
 /// A loop device over a file; detached when dropped.
@@ -33,6 +34,43 @@ impl Drop for Loop {
     fn drop(&mut self) {
         let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
     }
+}
+
+/// Bytes that a file takes on its filesystem.
+fn taken_bytes(file: &Path) -> u64 {
+    std::fs::metadata(file).unwrap().blocks() * 512
+}
+
+#[test]
+fn an_idle_drive_tells_its_device_what_is_free() {
+    let env = Env::real();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("backing");
+    env.files.write_atomic(&file, &vec![7; 64 * MIB as usize]).unwrap();
+    let device = match Loop::over(&file) {
+        Ok(device) => device,
+        Err(reason) => {
+            eprintln!("skipped: no loop device: {reason}");
+            return;
+        }
+    };
+    let existing = Existing::Overwrite;
+    let options = FormatOptions { capacity_bytes: None, existing, ..format_options(0) };
+    Drive::format(&env, &device.device, &options).unwrap();
+    let drive = open(&env, &device.device).unwrap();
+    block_on(drive.put(put(key(1), 20))).unwrap();
+    assert!(taken_bytes(&file) >= 64 * MIB);
+    // The drive's thread does it by itself, some time after the put.
+    let clock = env.clock.clone();
+    let deadline_ns = clock.boot_ns() + 60_000_000_000;
+    while drive.stat().trimmed_bytes < 60 * MIB {
+        assert!(clock.boot_ns() < deadline_ns, "{:?}", drive.stat());
+        std::thread::park_timeout(std::time::Duration::from_millis(5));
+    }
+    assert!(taken_bytes(&file) < 8 * MIB, "{} bytes are still taken", taken_bytes(&file));
+    assert_eq!(get(&drive, key(1), 0, 20).unwrap().bytes, content(key(1), 20));
+    block_on(drive.close()).unwrap();
+    assert!(fsck(&env, &device.device).unwrap().clean);
 }
 
 #[test]

@@ -108,7 +108,8 @@ fn runtime() -> Runtime {
 }
 
 fn open(sim: &Sim, log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Owner {
-    Owner::open(OwnerOptions { ledger: LEDGER, log, state, env: sim.env() }).unwrap()
+    Owner::open(OwnerOptions { ledger: LEDGER, log, state, env: sim.env(), unstored_bytes_max: 256 << 20 })
+        .unwrap()
 }
 
 fn store(sim: &Sim) -> Arc<RedbState> {

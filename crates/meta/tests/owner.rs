@@ -35,7 +35,7 @@ fn runtime() -> Runtime {
 }
 
 fn open(sim: &Sim, log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Result<Owner, OwnerError> {
-    Owner::open(OwnerOptions { ledger: LEDGER, log, state, env: sim.env() })
+    Owner::open(OwnerOptions { ledger: LEDGER, log, state, env: sim.env(), unstored_bytes_max: 256 << 20 })
 }
 
 /// An owner whose log and store are on the simulated disk.

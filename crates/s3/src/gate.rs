@@ -62,6 +62,8 @@ pub struct GateOptions {
     pub audit: Arc<dyn Audit>,
     /// Names below which buckets are host names: `bucket.name`. `localhost` always is one.
     pub domains: Vec<String>,
+    /// Bytes read ahead of what clients have taken, for all responses together.
+    pub ahead_bytes: u64,
 }
 
 /// Where a request came from.
@@ -136,14 +138,14 @@ pub struct Gate {
 impl Gate {
     /// Puts it together.
     pub fn new(options: GateOptions) -> Arc<Self> {
-        let GateOptions { env, runtime, client, accounts, audit, domains } = options;
+        let GateOptions { env, runtime, client, accounts, audit, domains, ahead_bytes } = options;
         let buckets = Buckets::new(client.clone());
         client.set_invalidate(Some(buckets.clone()));
         let core = Arc::new(Core {
             buckets,
             client,
             identities: accounts.clone(),
-            streams: Arc::new(StreamBudget::default()),
+            streams: Arc::new(StreamBudget::new(ahead_bytes)),
             finisher: Finisher::new(runtime),
             env,
         });

@@ -18,9 +18,7 @@ use s3s::{Body, StdError};
 
 use crate::gate::Core;
 
-/// Bytes read ahead of what clients have taken, for all requests together.
-const AHEAD_BYTES: u64 = 96 << 20;
-/// The same for one request, at least and at most.
+/// Bytes read ahead of what a client has taken, at least and at most.
 const WINDOW_BYTES_MIN: u64 = 128 << 10;
 const WINDOW_BYTES_MAX: u64 = 4 << 20;
 /// Bytes of one read.
@@ -29,15 +27,20 @@ const PIECE_BYTES: u64 = 1 << 20;
 const WHOLE_BYTES_MAX: u64 = 256 << 10;
 
 /// Shares memory between responses.
-#[derive(Default)]
 pub(crate) struct StreamBudget {
     streams: AtomicU64,
+    /// Bytes read ahead of what clients have taken, for all responses together.
+    ahead_bytes: u64,
 }
 
 impl StreamBudget {
+    pub(crate) fn new(ahead_bytes: u64) -> Self {
+        Self { streams: AtomicU64::new(0), ahead_bytes }
+    }
+
     fn window(&self) -> u64 {
         let streams = self.streams.load(Ordering::Relaxed).max(1);
-        (AHEAD_BYTES / streams).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
+        (self.ahead_bytes / streams).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
     }
 }
 

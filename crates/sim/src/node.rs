@@ -8,7 +8,7 @@ use std::time::Duration;
 use base::units::MIB;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, LedgerId, PgId};
 use client::{Client, ClientOptions, Topology};
-use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate};
+use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, Trim};
 use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup};
 use meta::log::{CopyIo, LedgerLog, MirrorOptions, MirroredLog};
 use meta::owner::{Owner, OwnerOptions};
@@ -120,6 +120,7 @@ fn open_drives(world: &Arc<World>, boot: u64) -> Result<(Topology, Drives), Stri
         let (id, uuid) = (DriveId(number), DriveUuid([number as u8; 16]));
         let mut options = OpenOptions::new(CLUSTER);
         options.checkpoint_every_bytes = 2 * MIB;
+        (options.trim, options.trim_run_bytes) = (Trim::Always, 64 << 10);
         let opened = Drive::open(&world.env(), id, &drive_path(number), &options);
         topology.map.drives.push(MapDrive { id, uuid, domain: u64::from(number), state: DriveState::Up });
         let drive = match opened {
@@ -152,7 +153,8 @@ impl Node {
         let state = MirroredState::open(&env, &stores, MIB as usize, log.first());
         let log = Arc::new(WatchedLog::new(world, boot, log));
         let state: Arc<dyn State> = Arc::new(state.map_err(|error| text(&error))?);
-        let options = OwnerOptions { ledger: LEDGER, log, state: state.clone(), env };
+        let options =
+            OwnerOptions { ledger: LEDGER, log, state: state.clone(), env, unstored_bytes_max: 256 << 20 };
         let owner = Arc::new(Owner::open_here(options).await.map_err(|error| text(&error))?);
         let (publish, topology) = watch::channel(Arc::new(topology));
         let mut clients = Vec::new();
@@ -166,6 +168,7 @@ impl Node {
                 profile: world.scenario.profile,
                 provisioned_bytes: None,
                 dirty_bytes_max: 4 * MIB,
+                map_bytes_max: 4096,
             };
             clients.push(Client::open(options).await.map_err(|error| text(&error))?);
         }

@@ -327,7 +327,14 @@ impl World {
         let sim = Sim::new(1);
         let profile: layout::Profile = profile.parse().unwrap();
         let (log, state) = (Arc::new(MemLog::new()), Arc::new(MemState::default()));
-        let owner = Owner::open(OwnerOptions { ledger: LEDGER, log, state, env: sim.env() }).unwrap();
+        let owner = Owner::open(OwnerOptions {
+            ledger: LEDGER,
+            log,
+            state,
+            env: sim.env(),
+            unstored_bytes_max: 256 << 20,
+        })
+        .unwrap();
         let ids = 0..u32::from(profile.n()) + spares;
         let drives: Vec<Arc<MemDrive>> = ids.clone().map(|id| Arc::new(MemDrive::new(id))).collect();
         let map_drives = ids.clone().map(|id| MapDrive {
@@ -394,6 +401,7 @@ impl World {
             profile: self.profile,
             provisioned_bytes: None,
             dirty_bytes_max: 64 << 20,
+            map_bytes_max: 64 << 20,
         };
         Client::open(options).await.unwrap()
     }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use layout::Profile;
 
-use crate::node::{IoChoice, S3Options};
+use crate::node::{IoChoice, S3Options, TrimChoice};
 
 pub(crate) use blobs::BlobCommand;
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
@@ -211,6 +211,13 @@ pub(crate) struct StartArgs {
     /// How long a drive may be away, in seconds, before others take over what it held (if there are any to spare).
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub(crate) out_after: u64,
+    /// Memory that the node may use, such as 4GiB; at least 512MiB. Kept for the next start. Default: a quarter of the
+    /// machine's, or of what its control group allows, at most 4 GiB.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<u64>,
+    /// Whether drives give space that they do not use back to what they lie on. Kept for the next start. Default: devices.
+    #[arg(long, value_enum, value_name = "WHICH")]
+    pub(crate) trim: Option<TrimChoice>,
     /// Serve even if more drives are missing than the profile survives: some reads will fail.
     #[arg(long)]
     pub(crate) degraded: bool,

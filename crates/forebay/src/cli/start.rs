@@ -42,6 +42,8 @@ fn options(args: &StartArgs) -> StartOptions {
         meta_dirs: args.meta_dirs.clone(),
         force_stale_metadata: args.force_stale_metadata,
         s3: args.s3.options(),
+        memory_bytes: args.memory,
+        trim: args.trim,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use admin::{FilesystemInfo, NodeStatus, SetUpkeep};
+use admin::{DriveInfo, FilesystemInfo, NodeStatus, SetUpkeep};
 use anyhow::Result;
 
 use super::ask;
@@ -84,17 +84,32 @@ fn packing(status: &NodeStatus) -> String {
     status.filesystems.iter().filter_map(line).collect()
 }
 
+/// Drives that take new data only as fast as they clean.
+fn debt(status: &NodeStatus) -> String {
+    let line = |drive: &DriveInfo| {
+        let limit = drive.write_limit_bytes_per_s?;
+        Some(format!(
+            "debt   drive {}: deleted space grows faster than it is cleaned, so it takes {}/s of new data\n",
+            drive.id,
+            bytes(limit)
+        ))
+    };
+    status.drives.iter().filter_map(line).collect()
+}
+
 fn text(status: &NodeStatus) -> String {
     let space = &status.space;
     let problems: String = status.problems.iter().map(|problem| format!("  ! {problem}\n")).collect();
     let threads = status.drives.iter().any(|drive| drive.io_path.as_deref() == Some("thread_pool"));
     let io = if threads { "  drives use threads: io_uring is not available or not wanted\n" } else { "" };
+    let memory =
+        format!("memory {} of {}\n", bytes(status.memory.resident_bytes), bytes(status.memory.budget_bytes));
     let s3 =
         status.s3.as_ref().map(|url| format!("  S3 at {url}, TLS on the same port\n")).unwrap_or_default();
     format!(
         "{state}  cluster={cluster} version={version} pid={pid} up={up}s\n{problems}{io}{s3}\n\
          space  raw {raw} = live {live} + owed {owed} + garbage {garbage} + reserved {reserved} + free {free}; \
-         metadata {metadata}\n{repairs}{packing}\n{fs}\n\n{drives}",
+         metadata {metadata}\n{memory}{repairs}{packing}{debt}\n{fs}\n\n{drives}",
         state = status.state,
         cluster = status.cluster,
         version = status.version,
@@ -109,6 +124,7 @@ fn text(status: &NodeStatus) -> String {
         free = bytes(space.free_bytes),
         repairs = repairs(status),
         packing = packing(status),
+        debt = debt(status),
         fs = filesystem_table(&status.filesystems),
         drives = drive_table(&status.drives),
     )

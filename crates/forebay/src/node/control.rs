@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use admin::{
-    AddDrive, AdminError, AuditInfo, CreateFilesystem, DriveInfo, FilesystemInfo, FsckInfo, MetaCopyInfo,
-    MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep,
-    SpaceInfo, UpkeepInfo, WhyInfo,
+    AddDrive, AdminError, AuditInfo, CreateFilesystem, DriveInfo, FilesystemInfo, FsckInfo, MemoryInfo,
+    MetaCopyInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetProfile,
+    SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 use anyhow::{Result, bail};
 use base::env::Env;
@@ -17,8 +17,9 @@ use posix::fuse::UnmountMode;
 use upkeep::Pace;
 use wire::BoxFuture;
 
-use super::filesystems::{FilesystemEntry, plan_groups};
+use super::filesystems::{FilesystemEntry, NodeParts, plan_groups};
 use super::groups::WriteSet;
+use super::memory::resident_bytes;
 use super::{Node, NodeDir, NodeFile, State};
 
 /// `node.json`, if a node wrote one.
@@ -77,6 +78,7 @@ impl Node {
             space,
             metadata_bytes,
             upkeep,
+            memory: MemoryInfo { budget_bytes: self.memory.budget_bytes, resident_bytes: resident_bytes() },
             s3: self.s3_url(),
             control,
             audit,
@@ -176,16 +178,16 @@ impl Node {
         });
         self.control.commit(change).await?;
         let map = self.control.map()?;
-        let entry = FilesystemEntry::open(
-            &self.env,
-            &state.meta_dirs,
-            &self.runtime,
-            record,
-            &self.pace,
-            &map,
-            &state.drives,
-        )
-        .await?;
+        let parts = NodeParts {
+            env: &self.env,
+            meta_dirs: &state.meta_dirs,
+            runtime: &self.runtime,
+            pace: &self.pace,
+            map: &map,
+            drives: &state.drives,
+            memory: &self.memory,
+        };
+        let entry = FilesystemEntry::open(&parts, record).await?;
         let info = entry.info(&self.env, &map, &state.drives).await?;
         state.filesystems.insert(request.name, entry);
         self.publish(&mut state)?;

@@ -14,6 +14,8 @@ use meta::control::{DriveRecord, ScrubRecord};
 use wire::drive::{DriveHealth, DriveService, IoPath};
 
 use super::NodeDir;
+use super::memory::DriveMemory;
+use super::settings::TrimChoice;
 use super::start::IoChoice;
 
 /// Size of a drive file if nobody says otherwise and there is room.
@@ -29,6 +31,14 @@ pub(super) struct DriveEntry {
     pub(super) problem: Option<String>,
 }
 
+/// How drives are opened.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DriveSettings {
+    pub(super) io: IoChoice,
+    pub(super) trim: TrimChoice,
+    pub(super) memory: DriveMemory,
+}
+
 /// Where the bytes of a new drive go.
 #[derive(Debug, Clone)]
 pub(super) struct NewDrive {
@@ -40,15 +50,19 @@ pub(super) struct NewDrive {
 
 impl DriveEntry {
     /// Opens a drive. One that cannot be opened stays in the list with the reason.
-    pub(super) fn open(env: &Env, cluster: ClusterId, record: DriveRecord, io: IoChoice) -> Self {
+    pub(super) fn open(env: &Env, cluster: ClusterId, record: DriveRecord, settings: DriveSettings) -> Self {
         if matches!(record.state, DriveState::Failed | DriveState::Out) {
             return Self { record, service: None, problem: None };
         }
         let mut options = OpenOptions::new(cluster);
-        options.io = match io {
+        options.io = match settings.io {
             IoChoice::Auto => PreferIo::Auto,
             IoChoice::Threads => PreferIo::ThreadPool,
         };
+        options.trim = settings.trim.into();
+        options.sums_cache_bytes = settings.memory.sums_cache_bytes;
+        options.queue_bytes = settings.memory.queue_bytes;
+        options.batch_bytes = settings.memory.batch_bytes;
         match Drive::open(env, record.id, Path::new(&record.path), &options) {
             Ok(drive) if drive.stat().uuid == record.uuid => {
                 Self { record, service: Some(drive), problem: None }
@@ -134,6 +148,8 @@ impl DriveEntry {
             io_path: io_path.map(str::to_owned),
             space,
             shards: stat.as_ref().map_or(0, |stat| stat.shards),
+            trimmed_bytes: stat.as_ref().map_or(0, |stat| stat.trimmed_bytes),
+            write_limit_bytes_per_s: stat.as_ref().and_then(|stat| stat.write_limit_bytes_per_s),
             groups: 0,
             scrub: ScrubInfo::default(),
         }

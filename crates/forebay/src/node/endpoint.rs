@@ -4,15 +4,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use base::units::MIB;
 use client::Client;
 use s3::{Gate, GateOptions, Limits, Server, TlsFiles};
 use serde::{Deserialize, Serialize};
 
 use super::{Node, State};
 
-/// What is written through S3 and not durable, at most.
-const DIRTY_BYTES: u64 = 128 * MIB;
 /// The filesystem that is served.
 const FILESYSTEM: &str = "main";
 
@@ -60,7 +57,7 @@ impl Node {
         let client = {
             let state: &State = &*self.state.lock().await;
             let Some(entry) = state.filesystems.get(FILESYSTEM) else { return Ok(()) };
-            entry.open_client(&self.env, &self.runtime, DIRTY_BYTES).await?
+            entry.open_client(&self.env, &self.runtime, &self.memory).await?
         };
         let gate = Gate::new(GateOptions {
             env: self.env.clone(),
@@ -69,10 +66,12 @@ impl Node {
             accounts: self.accounts.clone(),
             audit: self.audit.clone(),
             domains: settings.domains.clone(),
+            ahead_bytes: self.memory.s3_ahead_bytes,
         });
         let wanted = settings.listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        let limits = Limits { connections_max: self.memory.s3_connections, ..Limits::default() };
         let start =
-            |address| Server::start(&self.runtime, address, gate.clone(), tls.clone(), Limits::default());
+            |address| Server::start(&self.runtime, address, gate.clone(), tls.clone(), limits.clone());
         let server = match start(wanted).await {
             // The port was any free one, and is not free any more.
             Err(_) if !settings.asked => start(SocketAddr::new(wanted.ip(), 0)).await,

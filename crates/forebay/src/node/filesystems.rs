@@ -8,7 +8,6 @@ use std::time::Duration;
 use admin::{FilesystemInfo, LedgerInfo, OrphanInfo, PackInfo, RepairInfo};
 use anyhow::{Context, Result};
 use base::env::Env;
-use base::units::{GIB, MIB};
 use base::{DriveId, PgId};
 use client::{Client, ClientOptions, FsStat, OwedEntry, Topology};
 use layout::{
@@ -26,17 +25,12 @@ use super::NodeDir;
 use super::drives::DriveEntry;
 use super::groups::WriteSet;
 use super::ledgers::{LedgerFiles, MetaDirs};
+use super::memory::MemoryPlan;
 
 /// Groups per position when each group has all drives.
 const ORDERS: u32 = 8;
 /// Owed shards counted for `status`; more are as bad.
 const OWED_COUNTED_MAX: usize = 100_000;
-/// Page cache of a filesystem's local store.
-const STORE_CACHE_BYTES: usize = 256 << 20;
-/// What is written and not durable, at most, on a machine with memory and on a small one.
-const DIRTY_BYTES: u64 = 256 * MIB;
-const DIRTY_BYTES_SMALL: u64 = 64 * MIB;
-const SMALL_MEMORY_BYTES: u64 = 8 * GIB;
 /// How long writing out may take when the node stops.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
 
@@ -54,6 +48,17 @@ pub(super) struct FilesystemEntry {
     packer: Packer,
     orphans: OrphanCollector,
     mount: Option<Mount>,
+}
+
+/// What the filesystems of a node share.
+pub(super) struct NodeParts<'a> {
+    pub(super) env: &'a Env,
+    pub(super) meta_dirs: &'a MetaDirs,
+    pub(super) runtime: &'a Handle,
+    pub(super) pace: &'a Arc<Pace>,
+    pub(super) map: &'a ClusterMap,
+    pub(super) drives: &'a BTreeMap<DriveId, DriveEntry>,
+    pub(super) memory: &'a MemoryPlan,
 }
 
 /// What clients see of the drives.
@@ -104,20 +109,14 @@ pub(super) fn plan_groups(
 
 impl FilesystemEntry {
     /// Opens the ledger and starts a client and upkeep on it.
-    pub(super) async fn open(
-        env: &Env,
-        meta_dirs: &MetaDirs,
-        runtime: &Handle,
-        record: FilesystemRecord,
-        pace: &Arc<Pace>,
-        map: &ClusterMap,
-        drives: &BTreeMap<DriveId, DriveEntry>,
-    ) -> Result<Self> {
+    pub(super) async fn open(parts: &NodeParts<'_>, record: FilesystemRecord) -> Result<Self> {
+        let NodeParts { env, meta_dirs, runtime, pace, map, drives, memory } = *parts;
         let (ledger, owner_env, meta_dirs) = (record.ledger, env.clone(), meta_dirs.clone());
+        let (cache_bytes, unstored_bytes_max) = (memory.store_cache_bytes, memory.unstored_bytes);
         let open = move || -> Result<_> {
-            let files = meta_dirs.open(ledger, STORE_CACHE_BYTES)?;
+            let files = meta_dirs.open(ledger, cache_bytes)?;
             let (log, state) = (files.log.clone(), files.state.clone());
-            let owner = Owner::open(OwnerOptions { ledger, log, state, env: owner_env })?;
+            let owner = Owner::open(OwnerOptions { ledger, log, state, env: owner_env, unstored_bytes_max })?;
             Ok((files, Arc::new(owner)))
         };
         let (files, owner) = tokio::task::spawn_blocking(open).await??;
@@ -132,7 +131,8 @@ impl FilesystemEntry {
             topology: receiver,
             profile: record.profile,
             provisioned_bytes: record.provisioned_bytes,
-            dirty_bytes_max: dirty_bytes_max(),
+            dirty_bytes_max: memory.dirty_bytes,
+            map_bytes_max: memory.map_bytes,
         };
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
@@ -161,7 +161,7 @@ impl FilesystemEntry {
         &self,
         env: &Env,
         runtime: &Handle,
-        dirty_bytes_max: u64,
+        memory: &MemoryPlan,
     ) -> Result<Client> {
         let options = ClientOptions {
             env: env.clone(),
@@ -171,7 +171,8 @@ impl FilesystemEntry {
             topology: self.topology.subscribe(),
             profile: self.record.profile,
             provisioned_bytes: self.record.provisioned_bytes,
-            dirty_bytes_max,
+            dirty_bytes_max: memory.s3_dirty_bytes,
+            map_bytes_max: memory.map_bytes,
         };
         Client::open(options).await.context("registering with the owner of the ledger")
     }
@@ -439,10 +440,4 @@ fn ledger_state(stat: &OwnerStat) -> &'static str {
         OwnerStat { no_space: true, .. } => "no_space",
         _ => "serving",
     }
-}
-
-fn dirty_bytes_max() -> u64 {
-    let memory = rustix::system::sysinfo();
-    let total = memory.totalram as u64 * u64::from(memory.mem_unit);
-    if total < SMALL_MEMORY_BYTES { DIRTY_BYTES_SMALL } else { DIRTY_BYTES }
 }

@@ -118,6 +118,11 @@ impl MetaDirs {
         &self.record.dirs
     }
 
+    /// Local stores that each ledger has.
+    pub(super) fn stores(&self) -> usize {
+        self.record.dirs.len().min(STORES_MAX)
+    }
+
     /// Adds a directory to the list. Copies are made by the caller.
     pub(super) fn add(&mut self, dir: &Path) -> Result<()> {
         if self.record.dirs.iter().any(|known| known == dir) {

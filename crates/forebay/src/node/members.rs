@@ -234,8 +234,8 @@ impl Node {
     /// Opens a drive that the control ledger knows, and tells everybody.
     async fn take_in(&self, state: &mut State, record: DriveRecord) -> Result<DriveInfo> {
         let id = record.id;
-        let (env, cluster, io) = (self.env.clone(), self.cluster, self.io);
-        let open = move || DriveEntry::open(&env, cluster, record, io);
+        let (env, cluster, settings) = (self.env.clone(), self.cluster, self.drive_settings);
+        let open = move || DriveEntry::open(&env, cluster, record, settings);
         state.drives.insert(id, tokio::task::spawn_blocking(open).await?);
         self.publish(state)?;
         self.drive_info(state, id)
@@ -385,8 +385,9 @@ impl Node {
     async fn open_again(&self, record: DriveRecord) -> Result<DriveEntry> {
         let mut attempt = 0;
         loop {
-            let (env, cluster, io, record) = (self.env.clone(), self.cluster, self.io, record.clone());
-            let open = move || DriveEntry::open(&env, cluster, record, io);
+            let (env, cluster, record) = (self.env.clone(), self.cluster, record.clone());
+            let settings = self.drive_settings;
+            let open = move || DriveEntry::open(&env, cluster, record, settings);
             let opened = tokio::task::spawn_blocking(open).await?;
             attempt += 1;
             // Requests under way on the old service keep the device for as long as they last.

@@ -8,10 +8,12 @@ mod fsck;
 mod groups;
 mod ledgers;
 mod members;
+mod memory;
 mod monitor;
 mod node_file;
 mod paths;
 mod scrub;
+mod settings;
 mod start;
 mod stores;
 mod users;
@@ -32,15 +34,17 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 use upkeep::{Pace, ScrubTargets, Scrubber};
 
-use drives::DriveEntry;
+use drives::{DriveEntry, DriveSettings};
 use filesystems::FilesystemEntry;
 use ledgers::{LedgerFiles, MetaDirs};
+use memory::MemoryPlan;
 
 pub(crate) use control::read_node_file;
 pub(crate) use endpoint::S3Options;
 pub(crate) use fsck::fsck_stopped;
 pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
+pub(crate) use settings::TrimChoice;
 pub(crate) use start::{IoChoice, StartOptions};
 
 /// A running node.
@@ -57,7 +61,8 @@ pub(crate) struct Node {
     stores_lock: Mutex<()>,
     audit: Arc<AuditLog>,
     runtime: Handle,
-    io: IoChoice,
+    drive_settings: DriveSettings,
+    memory: MemoryPlan,
     started_ns: u64,
     state: Mutex<State>,
     pace: Arc<Pace>,

@@ -116,8 +116,8 @@ impl Node {
                 continue;
             }
             (*due_ns, *pause_ns) = (now + *pause_ns, (*pause_ns * 2).min(REOPEN_NS_MAX));
-            let (env, cluster, io) = (self.env.clone(), self.cluster, self.io);
-            let open = move || DriveEntry::open(&env, cluster, record, io);
+            let (env, cluster, settings) = (self.env.clone(), self.cluster, self.drive_settings);
+            let open = move || DriveEntry::open(&env, cluster, record, settings);
             let opened = tokio::task::spawn_blocking(open).await?;
             let mut state = self.state.lock().await;
             if let Some(entry) = state.drives.get_mut(&id).filter(|entry| entry.is_missing()) {

@@ -80,6 +80,11 @@ impl NodeDir {
         dir.join(format!("ledger-{ledger}"))
     }
 
+    /// What a start was told and the next one remembers.
+    pub(crate) fn settings(&self) -> PathBuf {
+        self.root.join("settings.json")
+    }
+
     /// What belongs to the S3 endpoint: its settings, certificate and key.
     pub(crate) fn s3(&self) -> PathBuf {
         self.root.join("s3")

@@ -18,9 +18,11 @@ use tokio::sync::{Mutex, watch};
 use upkeep::{Pace, ScrubTargets};
 
 use super::control::apply_upkeep;
-use super::drives::{DriveEntry, format_drives, plan_drives};
-use super::filesystems::{FilesystemEntry, plan_groups, reads_survive};
+use super::drives::{DriveEntry, DriveSettings, format_drives, plan_drives};
+use super::filesystems::{FilesystemEntry, NodeParts, plan_groups, reads_survive};
 use super::ledgers::{LedgerFiles, MetaDirs};
+use super::memory::{self, MemoryPlan};
+use super::settings::{Settings, TrimChoice};
 use super::users::open_accounts;
 use super::{Node, NodeDir, S3Options, State};
 
@@ -60,6 +62,10 @@ pub(crate) struct StartOptions {
     pub(crate) meta_dirs: Vec<PathBuf>,
     pub(crate) force_stale_metadata: bool,
     pub(crate) s3: S3Options,
+    /// Memory that the node may use; `None` is what was given last.
+    pub(crate) memory_bytes: Option<u64>,
+    /// Whether drives give space back; `None` is what was given last.
+    pub(crate) trim: Option<TrimChoice>,
 }
 
 /// The directory is there, writable, and no other node's.
@@ -115,7 +121,7 @@ fn is_dying(pid: u32) -> bool {
 }
 
 /// Files of /proc have no size that tells how much to read.
-fn read_proc(path: &Path) -> Result<String> {
+pub(super) fn read_proc(path: &Path) -> Result<String> {
     let file = rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
     let mut text = String::new();
     std::fs::File::from(file).read_to_string(&mut text)?;
@@ -234,30 +240,57 @@ fn check_enough(
     Ok(())
 }
 
+/// What was remembered, changed by what is asked for now. Wrong values change nothing.
+fn settings(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Settings> {
+    let known = Settings::load(env, dir)?;
+    let mut settings = known;
+    settings.memory_bytes = options.memory_bytes.or(known.memory_bytes);
+    settings.trim = options.trim.unwrap_or(known.trim);
+    memory::budget(env, settings.memory_bytes)?;
+    if settings != known {
+        settings.save(env, dir)?;
+    }
+    Ok(settings)
+}
+
 impl Node {
     /// Starts serving. On an error nothing runs and nothing is mounted.
     pub(crate) async fn start(env: Env, dir: NodeDir, options: StartOptions) -> Result<Arc<Self>> {
         let runtime = Handle::current();
         let lock = prepare_dir(&env, &dir)?;
+        let settings = settings(&env, &dir, &options)?;
         let stale = if options.force_stale_metadata { StaleCopies::Use } else { StaleCopies::Refuse };
         let mut meta_dirs = MetaDirs::load(&env, &dir, &options.meta_dirs, stale)?;
         let (control, control_files) = open_control(&env, &dir, &mut meta_dirs, &options).await?;
         remove_leftovers(&env, &dir)?;
         let ClusterRecord { id: cluster, upkeep, .. } = control.cluster()?;
         let accounts = open_accounts(&env, &dir, &control).await?;
+        let (records, drive_records) = (control.filesystems()?, control.drives()?);
+        let budget_bytes = memory::budget(&env, settings.memory_bytes)?;
+        let memory = MemoryPlan::new(budget_bytes, drive_records.len(), records.len(), meta_dirs.stores());
+        drive::keep_spare_buffers(memory.spare_bytes);
+        let drive_settings = DriveSettings { io: options.io, trim: settings.trim, memory: memory.drive };
         let mut drives = BTreeMap::new();
-        for record in control.drives()? {
-            drives.insert(record.id, DriveEntry::open(&env, cluster, record, options.io));
+        for record in drive_records {
+            drives.insert(record.id, DriveEntry::open(&env, cluster, record, drive_settings));
         }
-        let records = control.filesystems()?;
         let map = control.map()?;
         check_enough(&records, &map, &drives, &options)?;
         let pace = Arc::new(Pace::new(env.clone()));
         apply_upkeep(&pace, upkeep);
+        let parts = NodeParts {
+            env: &env,
+            meta_dirs: &meta_dirs,
+            runtime: &runtime,
+            pace: &pace,
+            map: &map,
+            drives: &drives,
+            memory: &memory,
+        };
         let mut filesystems = BTreeMap::new();
         for record in records {
             let name = record.name.clone();
-            let entry = FilesystemEntry::open(&env, &meta_dirs, &runtime, record, &pace, &map, &drives).await;
+            let entry = FilesystemEntry::open(&parts, record).await;
             filesystems.insert(name.clone(), entry.with_context(|| format!("opening filesystem {name}"))?);
         }
         let (stop_serving, _) = watch::channel(false);
@@ -274,7 +307,8 @@ impl Node {
             control,
             control_files,
             runtime,
-            io: options.io,
+            drive_settings,
+            memory,
             state: Mutex::new(State { drives, filesystems, map, meta_dirs }),
             pace,
             scrubber: std::sync::Mutex::new(None),

@@ -26,10 +26,8 @@ use crate::log::{AppendError, LedgerLog, Room};
 use crate::state::{Applied, State, StateError};
 use crate::store::{ChangeTable, Store};
 
-/// Changes in memory above which nothing new is executed until the local store has caught up.
-const UNSTORED_BYTES_MAX: usize = 256 << 20;
-/// Changes in memory above which they are written to the local store without waiting for the tick.
-const STORE_BYTES: usize = 32 << 20;
+/// Of what may wait for the local store, the part above which it is written without waiting for the tick.
+const STORE_PART: usize = 8;
 const TICK: Duration = Duration::from_millis(500);
 /// How often a full log is tried before those who wait are told.
 const FULL_RETRIES: u32 = 50;
@@ -45,6 +43,9 @@ pub struct OwnerOptions {
     pub state: Arc<dyn State>,
     /// Clock.
     pub env: Env,
+    /// Changes in memory above which nothing new is executed until the local store has caught up, in bytes. Those that
+    /// are being written to it come on top.
+    pub unstored_bytes_max: usize,
 }
 
 /// What an owner is doing, for people.
@@ -147,7 +148,7 @@ impl Owner {
         options: OwnerOptions,
         (epoch, tail): (Epoch, Seq),
     ) -> Result<(Self, BoxFuture<'static, ()>, BoxFuture<'static, ()>), OwnerError> {
-        let OwnerOptions { ledger, log, state, env } = options;
+        let OwnerOptions { ledger, log, state, env, unstored_bytes_max } = options;
         let mut core = Core::new(ledger, Store::new(state), tail);
         let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
         core.start(now(&env)).map_err(damaged)?;
@@ -158,7 +159,7 @@ impl Owner {
             env,
             epoch,
             log,
-            desk: Mutex::new(Desk::new(core, stores)),
+            desk: Mutex::new(Desk::new(core, stores, unstored_bytes_max)),
             work: Notify::new(),
             committed: AtomicU64::new(tail.0),
             stored: AtomicU64::new(tail.0),
@@ -331,6 +332,7 @@ enum Event {
 /// The state machine and the requests around it. Held for the time of one request, never during I/O on the log.
 struct Desk {
     core: Core,
+    unstored_bytes_max: usize,
     /// A batch is on its way to the log.
     appending: bool,
     /// The append that a caller began and the background thread is to finish.
@@ -360,9 +362,10 @@ struct Desk {
 }
 
 impl Desk {
-    fn new(core: Core, stores: mpsc::Sender<StoreJob>) -> Self {
+    fn new(core: Core, stores: mpsc::Sender<StoreJob>, unstored_bytes_max: usize) -> Self {
         Self {
             core,
+            unstored_bytes_max,
             appending: false,
             handed_over: None,
             pending: Vec::new(),
@@ -454,7 +457,7 @@ impl Shared {
     /// that are in memory only.
     fn is_roomy(&self, desk: &Desk) -> bool {
         let bounded = desk.core.pending_bytes() < self.log.caps().batch_bytes_max / 4
-            && desk.core.unstored_bytes() < UNSTORED_BYTES_MAX;
+            && desk.core.unstored_bytes() < desk.unstored_bytes_max;
         // What waits for a disk is refused, not kept waiting.
         bounded || desk.pressure() == Pressure::Exhausted
     }
@@ -549,7 +552,7 @@ impl Shared {
         }
         let (seq, batch) = desk.core.take_batch()?;
         desk.appending = true;
-        if desk.store_due || desk.core.unstored_bytes() > STORE_BYTES {
+        if desk.store_due || desk.core.unstored_bytes() > desk.unstored_bytes_max / STORE_PART {
             self.freeze(desk);
         }
         let work = Box::pin(append(self.log.clone(), self.epoch, seq, batch.encode(), self.events.clone()));
@@ -755,9 +758,9 @@ impl Shared {
 impl Desk {
     fn pressure(&self) -> Pressure {
         let unstored = self.core.unstored_bytes();
-        if self.log_stuck || (self.store_full && unstored >= UNSTORED_BYTES_MAX) {
+        if self.log_stuck || (self.store_full && unstored >= self.unstored_bytes_max) {
             Pressure::Exhausted
-        } else if self.log_tight || (self.store_full && unstored >= UNSTORED_BYTES_MAX / 2) {
+        } else if self.log_tight || (self.store_full && unstored >= self.unstored_bytes_max / 2) {
             Pressure::Reserve
         } else {
             Pressure::None
