@@ -5,6 +5,7 @@ source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no drives"; exit 0; }
 COUNT=${FOREBAY_SPACE_FILES:-20000}
 LIMIT_S=600
+OVERWRITE_S=$([ "$LONG" = 1 ] && echo 300 || echo 20)
 
 json() { "$FOREBAY" status "$WORK/$1" --json; }
 fs_number() { json "$1" | jq ".filesystems[0].$2"; }
@@ -157,6 +158,34 @@ ratio() {
     echo "$(live_bytes "$1") live for $stored as $2/$3"
 }
 
+# overwrite_nearly_full NODE SECONDS: 85 % of the room are taken, then files are overwritten at random. Every write
+# succeeds, and in no tenth of the time nothing gets done.
+overwrite_nearly_full() {
+    local dir=$WORK/$1/mnt/files room count number part end done
+    mkdir -p "$dir" && head -c 1048576 /dev/urandom >"$WORK/block"
+    room=$(df --output=avail -B 1 "$dir" | tail -n 1)
+    count=$((room * 85 / 100 / 1048576))
+    for ((number = 0; number < count; number++)); do overwrite_one "$dir" "$number" first; done
+    for part in 1 2 3 4 5 6 7 8 9 10; do
+        end=$((SECONDS + $2 / 10)) done=0
+        while [ $SECONDS -lt "$end" ]; do
+            overwrite_one "$dir" $((RANDOM % count)) "$part-$done"
+            done=$((done + 1))
+        done
+        echo "part $part: $done of $count files overwritten, $(json "$1" | jq -c '[.drives[].write_limit_bytes_per_s]')"
+        [ "$done" -gt 0 ]
+    done
+    node_unmount "$1" && node_mount "$1"
+    for ((number = 0; number < count; number++)); do
+        { cat "$WORK/written-$number" && tail -c +65 "$WORK/block"; } | cmp - "$dir/$number"
+    done
+}
+# overwrite_one DIR NUMBER MARK: a file whose first 64 bytes say which file and write it is.
+overwrite_one() {
+    printf '%-64s' "$2 $3" >"$WORK/written-$2"
+    { cat "$WORK/written-$2" && tail -c +65 "$WORK/block"; } | dd of="$1/$2" bs=1M iflag=fullblock conv=notrunc,fsync status=none
+}
+
 check "small: the node starts" node_start small --drives 6 --drive-size 192M --profile 4+2 || exit 0
 watch_sums small &
 WATCH=$!
@@ -180,6 +209,28 @@ check "small: a file system check finds nothing at the end" node_fsck small
 check "small: the node stops" node_stop small
 check "small: nor does one of the stopped node" node_fsck small
 rm -rf --one-file-system "${WORK:?}/small"
+
+check "overwrite: the node starts" node_start overwrite --drives 6 --drive-size 256M --profile 4+2 --trim always || exit 0
+check "overwrite: nearly full drives take it for as long as it lasts" overwrite_nearly_full overwrite "$OVERWRITE_S"
+# gives_back NODE: what was deleted is given back by the drive files, while they stay as large as they were.
+gives_back() {
+    rm -r "$WORK/$1/mnt/files"
+    wait_until 120 files_take_less_than_half "$1" || { ls -ls "$WORK/$1/drives" && json "$1" | jq -c '[.drives[].trimmed_bytes]' && return 1; }
+    ls -ls "$WORK/$1/drives"
+}
+files_take_less_than_half() {
+    local taken size
+    taken=$(du -c -B 1 "$WORK/$1/drives"/*.img | tail -n 1 | cut -f1)
+    size=$(du -c -B 1 --apparent-size "$WORK/$1/drives"/*.img | tail -n 1 | cut -f1)
+    [ $((taken * 2)) -lt "$size" ]
+}
+check "overwrite: what is deleted is given back by the drive files" gives_back overwrite
+check "overwrite: a file system check finds nothing" node_fsck overwrite
+check "overwrite: the node stops" node_stop overwrite
+# Whatever was given back of the drive files was nothing that anybody needs.
+drives_are_clean() { for drive in "$WORK/overwrite/drives"/*.img; do "$FOREBAY" drive fsck "$drive"; done; }
+check "overwrite: drives with holes are clean" drives_are_clean
+rm -rf --one-file-system "${WORK:?}/overwrite"
 
 check "convert: the node starts" node_start convert --drives 6 --drive-size 192M --profile r2 || exit 0
 check "convert: a tree is written" write_large convert large 48

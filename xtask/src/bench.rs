@@ -172,6 +172,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
             binary: binary.clone(),
             profile: profile.to_owned(),
             drives: Drives::Files { count: DRIVES, size: scale.drive_size.to_owned() },
+            memory_mib: None,
         };
         match Subject::node(&directory, &options) {
             Ok(subject) => {

@@ -146,6 +146,7 @@ fn make_subject(setup: &Setup, arguments: &Arguments) -> Result<(Subject, PathBu
             [] => Drives::Files { count, size: format!("{mib}MiB") },
             devices => Drives::Devices(devices.to_vec()),
         },
+        memory_mib: None,
     };
     let below = storage.as_ref().map_or(setup.directory.as_path(), Storage::path);
     // The log stays readable when the disks are gone.

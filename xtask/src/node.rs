@@ -23,6 +23,8 @@ pub(crate) struct NodeOptions {
     pub(crate) binary: PathBuf,
     pub(crate) profile: String,
     pub(crate) drives: Drives,
+    /// Memory that it may use; `None` is what suits the machine.
+    pub(crate) memory_mib: Option<u64>,
 }
 
 /// Drives of a new node.
@@ -63,6 +65,9 @@ impl Node {
             }
         }
         command.args(["--profile", &options.profile]).arg("--mount").arg(mount);
+        if let Some(memory_mib) = options.memory_mib {
+            command.arg("--memory").arg(format!("{memory_mib}MiB"));
+        }
         run(&mut command)?;
         node.remember_pid()?;
         Ok(node)

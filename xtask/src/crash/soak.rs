@@ -24,6 +24,8 @@ const OPTIONS: &[&str] =
 
 /// A change by more than this factor is called a drift.
 const DRIFT: f64 = 1.25;
+/// What the node may have: the least that is allowed.
+const MEMORY_MIB: u64 = 512;
 /// Windows at the start that do not count: caches fill, files are few.
 const WARM_UP: usize = 2;
 
@@ -62,6 +64,7 @@ pub(crate) fn run(words: &[&str]) -> Result<bool> {
             count: arguments.value("drives", 6)?,
             size: format!("{}MiB", arguments.value("drive-mib", 1024)?),
         },
+        memory_mib: Some(MEMORY_MIB),
     };
     let node = Node::create(&options, &directory.join("node"), &root)?;
     worker::prepare(&root)?;
@@ -122,6 +125,11 @@ fn measure(node: &Node, workers: &mut [Worker], length: Duration) -> Result<Wind
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         line.split_whitespace().next()?.parse::<f64>().ok()
     };
+    let peak_mib = field("VmHWM:").context("VmHWM")? / 1024.0;
+    ensure!(
+        peak_mib <= MEMORY_MIB as f64,
+        "memory is above the budget: peak={peak_mib:.0} MiB budget={MEMORY_MIB} MiB"
+    );
     Ok(Window {
         rate: latencies.operations() as f64 / elapsed.as_secs_f64(),
         p99_us: latencies.percentile(0.99).as_secs_f64() * 1e6,
