@@ -101,7 +101,7 @@ row "drive list of a directory that does not exist" fails 'no such|not .*(exist|
 
 # --- starts that are refused ---------------------------------------------------------------------------------------
 
-refused "too little memory" 'too little: memory=100 MiB least=512 MiB' --memory 100M
+refused "too little memory" 'too little: memory=100.00 MiB least=512.00 MiB' --memory 100M
 refused "more memory than there is" 'machine has less memory' --memory 900TiB
 refused "memory that is no size" 'memory' --memory much
 refused "drives that give back what they do not know" 'trim' --trim sometimes

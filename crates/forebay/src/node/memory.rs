@@ -169,7 +169,7 @@ mod tests {
         check(8, None, Ok(2 * GIB));
         check(1, None, Ok(512 * MIB));
         check(24, Some(512 * MIB), Ok(512 * MIB));
-        check(24, Some(511 * MIB), Err("too little: memory=511 MiB least=512 MiB"));
+        check(24, Some(511 * MIB), Err("too little: memory=511.00 MiB least=512.00 MiB"));
         check(24, Some(25 * GIB), Err("this machine has less memory"));
     }
 
