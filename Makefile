@@ -22,7 +22,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export FOREBAY ?= $(TARGET)/release/forebay
 export FOREBAY_XTASK ?= $(TARGET)/release/xtask
 
-.PHONY: help run stop build test test-long crash conformance sim fuzz soak bench lint deps packages
+.PHONY: help run stop build test test-long crash conformance sim fuzz soak bench bench-s3 lint deps packages
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -63,6 +63,10 @@ sim: ## simulated nodes with crashes and faults, by the hundred; SEEDS=10000 FIR
 bench: build ## speed beside ext4 and an empty FUSE filesystem; BENCH="--quick" for a short one
 	@tests/deps.sh long
 	@tests/bench.sh $(BENCH)
+
+bench-s3: build ## the S3 endpoint beside MinIO and plain files, about ten minutes; BENCH="--quick" for two
+	@tests/deps.sh bench
+	@tests/bench-s3.sh $(BENCH)
 
 lint: ## formatting, clippy, the rules of STYLE.md
 	@tests/run.sh lint

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# deps.sh [packages|long]: installs what building and testing need and is missing; with `packages`, what running needs;
-# with `long`, also what the conformance suites and the fuzzers need.
+# deps.sh [packages|long|bench]: installs what building and testing need and is missing; with `packages`, what running
+# needs; with `long`, also what the conformance suites and the fuzzers need; with `bench`, what `make bench-s3` needs.
 # Quick when nothing is missing.
 set -euo pipefail
 
@@ -62,6 +62,16 @@ command -v cargo >/dev/null || {
     exit 1
 }
 [ "${1:-}" = packages ] && exit 0
+if [ "${1:-}" = bench ]; then
+    [ ! -x "$TOOLS_DIR/bin/minio" ] || exit 0
+    command -v go >/dev/null || {
+        echo "go is missing, which MinIO is built with: see https://go.dev/dl" >&2
+        exit 1
+    }
+    echo "installing MinIO"
+    GOBIN="$TOOLS_DIR/bin" go install github.com/minio/minio@latest </dev/null
+    exit 0
+fi
 for line in "${TOOLS[@]}"; do
     read -r tool version <<<"$line"
     # The file in which cargo records what it installed.

@@ -6,7 +6,7 @@
 
 mod aims;
 pub(crate) mod latency;
-mod meter;
+pub(crate) mod meter;
 mod names;
 mod table;
 mod workload;

@@ -2,11 +2,13 @@
 
 mod arguments;
 mod bench;
+mod bench_s3;
 mod crash;
 mod disks;
 mod node;
 mod nullfs;
 mod random;
+mod s3;
 mod tidy;
 
 use std::path::Path;
@@ -22,6 +24,7 @@ fn main() -> Result<ExitCode> {
         ["crash", ref rest @ ..] => Ok(exit_code(crash::run(rest)?)),
         ["soak", ref rest @ ..] => Ok(exit_code(crash::soak::run(rest)?)),
         ["bench", ref rest @ ..] => bench::run(rest).map(|()| ExitCode::SUCCESS),
+        ["bench-s3", ref rest @ ..] => bench_s3::run(rest).map(|()| ExitCode::SUCCESS),
         ["disks", ref rest @ ..] => disks::run(rest).map(|()| ExitCode::SUCCESS),
         ["nullfs", mount] => nullfs::run(Path::new(mount)).map(|()| ExitCode::SUCCESS),
         _ => {
@@ -32,11 +35,13 @@ fn main() -> Result<ExitCode> {
                  {}\n      load a node for a long time and report what drifts\n\n\
                  {}\n      serve disks that forget what was not flushed, and fail on command\n\n\
                  {}\n      measure it beside ext4 and an empty FUSE filesystem\n\n\
+                 {}\n      measure its S3 endpoint beside MinIO and plain files\n\n\
                  {}\n      serve a filesystem in memory, to see what FUSE itself costs",
                 crash::USAGE,
                 crash::soak::USAGE,
                 disks::USAGE,
                 bench::USAGE,
+                bench_s3::USAGE,
                 nullfs::USAGE,
             );
             Ok(ExitCode::from(2))

@@ -200,7 +200,7 @@ impl Meter {
 }
 
 /// User and system time of a process with all its threads.
-fn process_ticks(pid: Pid) -> Result<u64> {
+pub(crate) fn process_ticks(pid: Pid) -> Result<u64> {
     let path = format!("/proc/{}/stat", pid.as_raw_pid());
     let stat = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     // Fields are counted from the third, after the name in parentheses.
