@@ -12,7 +12,7 @@ use base::env::{Caching, Env, File, OpenMode};
 use base::units::MIB;
 use base::{Epoch, Seq};
 use redb::{
-    Database, DatabaseError, Durability, ReadTransaction, ReadableDatabase, StorageBackend, TableDefinition,
+    Database, DatabaseError, Durability, ReadOnlyTable, ReadableDatabase, StorageBackend, TableDefinition,
 };
 
 use super::{Applied, Pair, State, StateError, Visit};
@@ -30,7 +30,24 @@ pub struct RedbState {
     file: Arc<dyn File>,
     cache_bytes: usize,
     /// `None` after it could not be opened again.
-    database: RwLock<Option<Database>>,
+    opened: RwLock<Option<Opened>>,
+}
+
+/// A database, and what the last transaction left in it: to begin a transaction and to find the table in it for every
+/// read takes several times as long as the read. Dropped in this order.
+struct Opened {
+    newest: Snapshot,
+    database: Database,
+}
+
+impl Opened {
+    fn new(database: Database) -> Result<Self, StateError> {
+        Ok(Self { newest: Snapshot::of(&database)?, database })
+    }
+}
+
+fn closed() -> StateError {
+    StateError::Failed("it is closed".to_owned())
 }
 
 impl RedbState {
@@ -47,19 +64,18 @@ impl RedbState {
             std::io::ErrorKind::WouldBlock => StateError::InUse(format!("path={}", path.display())),
             _ => failed_io(error),
         })?;
-        let database = open_database(&file, cache_bytes)?;
+        let opened = Opened::new(open_database(&file, cache_bytes)?)?;
         // The log is trimmed up to what is in here, so a crash must not take the file's name away.
         if let Some(parent) = path.parent() {
             env.files.sync_dir(parent).map_err(failed_io)?;
         }
         let (env, dir) = (env.clone(), path.parent().unwrap_or(Path::new("")).to_owned());
-        Ok(Self { env, dir, file, cache_bytes, database: RwLock::new(Some(database)) })
+        Ok(Self { env, dir, file, cache_bytes, opened: RwLock::new(Some(opened)) })
     }
 
-    fn read<T>(&self, read: impl FnOnce(&ReadTransaction) -> Result<T, StateError>) -> Result<T, StateError> {
-        let database = self.database.read().expect("no holder of this lock panics");
-        let database = database.as_ref().ok_or_else(|| StateError::Failed("it is closed".to_owned()))?;
-        read(&database.begin_read().map_err(failed)?)
+    fn read<T>(&self, read: impl FnOnce(&Snapshot) -> Result<T, StateError>) -> Result<T, StateError> {
+        let opened = self.opened.read().expect("no holder of this lock panics");
+        read(&opened.as_ref().ok_or_else(closed)?.newest)
     }
 
     fn write(
@@ -67,8 +83,8 @@ impl RedbState {
         changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,
         applied: Applied,
     ) -> Result<(), StateError> {
-        let database = self.database.read().expect("no holder of this lock panics");
-        let database = database.as_ref().ok_or_else(|| StateError::Failed("it is closed".to_owned()))?;
+        let opened = self.opened.read().expect("no holder of this lock panics");
+        let database = &opened.as_ref().ok_or_else(closed)?.database;
         let mut txn = database.begin_write().map_err(failed)?;
         txn.set_durability(Durability::Immediate).map_err(failed)?;
         {
@@ -83,15 +99,22 @@ impl RedbState {
             position.insert("seq", applied.seq.0).map_err(failed)?;
             position.insert("epoch", applied.epoch.0).map_err(failed)?;
         }
-        txn.commit().map_err(failed)
+        txn.commit().map_err(failed)?;
+        let newest = Snapshot::of(database)?;
+        drop(opened);
+        // Writers come one after another, so nobody put a newer one there.
+        if let Some(opened) = self.opened.write().expect("no holder of this lock panics").as_mut() {
+            opened.newest = newest;
+        }
+        Ok(())
     }
 
     /// Begins anew with what the last durable transaction left.
     fn open_again(&self) {
-        let mut database = self.database.write().expect("no holder of this lock panics");
-        drop(database.take());
-        match open_database(&self.file, self.cache_bytes) {
-            Ok(again) => *database = Some(again),
+        let mut opened = self.opened.write().expect("no holder of this lock panics");
+        drop(opened.take());
+        match open_database(&self.file, self.cache_bytes).and_then(Opened::new) {
+            Ok(again) => *opened = Some(again),
             Err(error) => {
                 tracing::error!(dir = %self.dir.display(), %error, "store cannot be opened again")
             }
@@ -147,47 +170,17 @@ fn failed_io(error: std::io::Error) -> StateError {
     }
 }
 
-fn get(txn: &ReadTransaction, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
-    let table = txn.open_table(TABLE).map_err(failed)?;
-    let value = table.get(key).map_err(failed)?;
-    Ok(value.map(|guard| guard.value().to_vec()))
-}
-
-fn scan(txn: &ReadTransaction, (from, to): &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
-    let table = txn.open_table(TABLE).map_err(failed)?;
-    for entry in table.range(from.as_slice()..to.as_slice()).map_err(failed)? {
-        let (key, value) = entry.map_err(failed)?;
-        if let ControlFlow::Break(()) = visit(key.value(), value.value()) {
-            break;
-        }
-    }
-    Ok(())
-}
-
-fn last(txn: &ReadTransaction, (from, to): &KeyRange) -> Result<Option<Pair>, StateError> {
-    let table = txn.open_table(TABLE).map_err(failed)?;
-    let mut range = table.range(from.as_slice()..to.as_slice()).map_err(failed)?;
-    let last = range.next_back().transpose().map_err(failed)?;
-    Ok(last.map(|(key, value)| (key.value().to_vec(), value.value().to_vec())))
-}
-
-fn applied(txn: &ReadTransaction) -> Result<Applied, StateError> {
-    let table = txn.open_table(POSITION).map_err(failed)?;
-    let get = |name: &str| Ok(table.get(name).map_err(failed)?.map_or(0, |guard| guard.value()));
-    Ok(Applied { seq: Seq(get("seq")?), epoch: Epoch(get("epoch")?) })
-}
-
 impl State for RedbState {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
-        self.read(|txn| get(txn, key))
+        self.read(|newest| newest.get(key))
     }
 
     fn scan(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
-        self.read(|txn| scan(txn, range, visit))
+        self.read(|newest| newest.scan(range, visit))
     }
 
     fn last(&self, range: &KeyRange) -> Result<Option<Pair>, StateError> {
-        self.read(|txn| last(txn, range))
+        self.read(|newest| newest.last(range))
     }
 
     fn apply(
@@ -207,32 +200,49 @@ impl State for RedbState {
     }
 
     fn applied(&self) -> Result<Applied, StateError> {
-        self.read(applied)
+        self.read(Snapshot::applied)
     }
 
     fn snapshot(&self) -> Result<Arc<dyn State>, StateError> {
-        let database = self.database.read().expect("no holder of this lock panics");
-        let database = database.as_ref().ok_or_else(|| StateError::Failed("it is closed".to_owned()))?;
-        Ok(Arc::new(Snapshot { txn: database.begin_read().map_err(failed)? }))
+        let opened = self.opened.read().expect("no holder of this lock panics");
+        Ok(Arc::new(Snapshot::of(&opened.as_ref().ok_or_else(closed)?.database)?))
     }
 }
 
 /// The store as it was at one moment.
 struct Snapshot {
-    txn: ReadTransaction,
+    table: ReadOnlyTable<&'static [u8], &'static [u8]>,
+    position: ReadOnlyTable<&'static str, u64>,
+}
+
+impl Snapshot {
+    fn of(database: &Database) -> Result<Self, StateError> {
+        let txn = database.begin_read().map_err(failed)?;
+        let table = txn.open_table(TABLE).map_err(failed)?;
+        Ok(Self { table, position: txn.open_table(POSITION).map_err(failed)? })
+    }
 }
 
 impl State for Snapshot {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
-        get(&self.txn, key)
+        let value = self.table.get(key).map_err(failed)?;
+        Ok(value.map(|guard| guard.value().to_vec()))
     }
 
-    fn scan(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
-        scan(&self.txn, range, visit)
+    fn scan(&self, (from, to): &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
+        for entry in self.table.range(from.as_slice()..to.as_slice()).map_err(failed)? {
+            let (key, value) = entry.map_err(failed)?;
+            if let ControlFlow::Break(()) = visit(key.value(), value.value()) {
+                break;
+            }
+        }
+        Ok(())
     }
 
-    fn last(&self, range: &KeyRange) -> Result<Option<Pair>, StateError> {
-        last(&self.txn, range)
+    fn last(&self, (from, to): &KeyRange) -> Result<Option<Pair>, StateError> {
+        let mut range = self.table.range(from.as_slice()..to.as_slice()).map_err(failed)?;
+        let last = range.next_back().transpose().map_err(failed)?;
+        Ok(last.map(|(key, value)| (key.value().to_vec(), value.value().to_vec())))
     }
 
     fn apply(
@@ -244,7 +254,8 @@ impl State for Snapshot {
     }
 
     fn applied(&self) -> Result<Applied, StateError> {
-        applied(&self.txn)
+        let get = |name: &str| Ok(self.position.get(name).map_err(failed)?.map_or(0, |guard| guard.value()));
+        Ok(Applied { seq: Seq(get("seq")?), epoch: Epoch(get("epoch")?) })
     }
 
     fn snapshot(&self) -> Result<Arc<dyn State>, StateError> {
