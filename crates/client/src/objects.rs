@@ -232,17 +232,29 @@ impl Client {
         conditions: Conditions,
         caller: Caller,
     ) -> Result<ObjectInfo, ObjectError> {
+        self.open_object(ObjectRequest::Get { name, conditions, caller }).await
+    }
+
+    /// As [`Client::get_object`], but small files are not opened either: if `info.body` is not empty, it has all bytes.
+    pub async fn read_object(
+        &self,
+        name: ObjectName,
+        conditions: Conditions,
+        caller: Caller,
+    ) -> Result<ObjectInfo, ObjectError> {
+        self.open_object(ObjectRequest::Read { name, conditions, caller }).await
+    }
+
+    async fn open_object(&self, request: ObjectRequest) -> Result<ObjectInfo, ObjectError> {
+        let brings_body = matches!(request, ObjectRequest::Read { .. });
         for _ in 0..OPEN_ATTEMPTS {
-            let request = ObjectRequest::Get {
-                name: name.clone(),
-                conditions: conditions.clone(),
-                caller: caller.clone(),
-            };
             let (asked, round) = (self.asking(), self.inner.close_rounds.load(Ordering::SeqCst));
             let makes_before = self.inner.makes.begun();
-            let reply = self.object(request).await?;
+            let reply = self.object(request.clone()).await?;
             let ObjectReply::Info { info, lease, .. } = reply else { return unexpected(&reply) };
-            if info.directory || self.opened(&info, lease, (asked, round, makes_before)).await? {
+            let has_body =
+                info.directory || (brings_body && info.size > 0 && info.body.len() as u64 == info.size);
+            if has_body || self.opened(&info, lease, (asked, round, makes_before)).await? {
                 return Ok(*info);
             }
         }

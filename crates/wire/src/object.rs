@@ -418,6 +418,8 @@ pub enum ObjectRequest {
     },
     /// Answer: `Info`, opened for reading by the session unless it is a directory object.
     Get { name: ObjectName, conditions: Conditions, caller: Caller },
+    /// As `Get`, but a small file whose bytes are in the metadata is not opened: they are in the answer.
+    Read { name: ObjectName, conditions: Conditions, caller: Caller },
     /// Answer: `Info`.
     Head { name: ObjectName, conditions: Conditions, caller: Caller },
     /// Answer: `Deleted`, one result per key in order.

@@ -323,7 +323,7 @@ pub struct World {
 
 impl World {
     /// With one group on the first drives, and `spares` more drives.
-    fn new(profile: &str, spares: u32) -> Self {
+    pub fn new(profile: &str, spares: u32) -> Self {
         let sim = Sim::new(1);
         let profile: layout::Profile = profile.parse().unwrap();
         let (log, state) = (Arc::new(MemLog::new()), Arc::new(MemState::default()));

@@ -14,7 +14,7 @@ mod uploads;
 
 use base::{FsError, Ino};
 use bytes::Bytes;
-use wire::meta::{FileKind, LeaseKind, OpenIntent};
+use wire::meta::{Content, FileKind, INLINE_BYTES_MAX, LeaseKind};
 use wire::object::{
     Caller, Conditions, KEY_BYTES_MAX, ObjectError, ObjectInfo, ObjectName, ObjectReply, ObjectRequest,
 };
@@ -28,6 +28,15 @@ use uploads::NewPart;
 const SETTING_NAME_BYTES_MAX: usize = 200;
 
 type ObjectOutcome = Result<ObjectReply, Stop>;
+
+/// Whether a reader opens an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    Never,
+    Always,
+    /// A small one comes with its bytes instead.
+    UnlessSmall,
+}
 
 /// How far the directories of a key exist.
 struct Walk {
@@ -61,12 +70,11 @@ impl Op<'_> {
                 let body = wire::object::ObjectBody::Staged(*staged);
                 self.put_object(name, &body, &meta, conditions, caller)
             }
-            R::Get { name, conditions, caller } => {
-                self.get_object(name, conditions, caller, OpenIntent::Read)
+            R::Get { name, conditions, caller } => self.get_object(name, conditions, caller, Opening::Always),
+            R::Read { name, conditions, caller } => {
+                self.get_object(name, conditions, caller, Opening::UnlessSmall)
             }
-            R::Head { name, conditions, caller } => {
-                self.get_object(name, conditions, caller, OpenIntent::None)
-            }
+            R::Head { name, conditions, caller } => self.get_object(name, conditions, caller, Opening::Never),
             R::Delete { keys, caller } => self.delete_objects(keys, caller),
             R::List { query, caller } => self.list_objects(query, caller),
             R::SetMeta { name, change, conditions, caller } => {
@@ -137,16 +145,21 @@ impl Op<'_> {
         name: &ObjectName,
         conditions: &Conditions,
         caller: &Caller,
-        intent: OpenIntent,
+        opening: Opening,
     ) -> ObjectOutcome {
         let inode = self.find_object(name, caller)?.ok_or(ObjectError::NoSuchKey)?;
         let ino = inode.attr.ino;
         self.demand(&inode, caller, READ)?;
         self.clear(ino, Intent::Read)?;
         self.check_reading(&inode, conditions)?;
-        let info = self.object_info(&inode)?;
+        let mut info = self.object_info(&inode)?;
+        let small = if opening == Opening::UnlessSmall { self.small_content(&inode)? } else { None };
+        let opens = opening != Opening::Never && !name.directory && small.is_none();
+        if let Some(bytes) = small {
+            info.body = bytes;
+        }
         let mut lease = None;
-        if intent == OpenIntent::Read && !name.directory {
+        if opens {
             lease = self.grant(ino, LeaseKind::Read);
             let opens = self.volatile.opens.entry(ino).or_default();
             if !opens.contains(&self.session) {
@@ -154,6 +167,21 @@ impl Op<'_> {
             }
         }
         Ok(ObjectReply::Info { info: Box::new(info), lease, changed: Vec::new() })
+    }
+
+    /// All bytes of a file, if they are in the metadata and in one piece.
+    fn small_content(&self, inode: &Inode) -> Result<Option<Bytes>, FsError> {
+        let (kind, size) = (inode.attr.kind, inode.attr.size);
+        let Some(map) = inode.map().filter(|_| kind == FileKind::Regular && size <= INLINE_BYTES_MAX as u64)
+        else {
+            return Ok(None);
+        };
+        let mut pieces = self.pieces(map, 0, size, 2)?;
+        let only = pieces.pop().filter(|piece| pieces.is_empty() && piece.off == 0);
+        Ok(only.and_then(|piece| match piece.content {
+            Content::Inline(bytes) if bytes.len() as u64 == size => Some(bytes),
+            _ => None,
+        }))
     }
 
     /// The answer to a change of an object: without what is stored with it, which whoever asked knows. An answer is

@@ -53,6 +53,7 @@ fn is_object_read(request: &ObjectRequest) -> bool {
     matches!(
         request,
         R::Get { .. }
+            | R::Read { .. }
             | R::Head { .. }
             | R::List { .. }
             | R::ListParts { .. }
