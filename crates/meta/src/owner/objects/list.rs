@@ -164,7 +164,7 @@ impl Op<'_> {
         }
     }
 
-    fn find_directory(&self, dir: Ino, name: &[u8]) -> Result<Option<Inode>, FsError> {
+    pub(super) fn find_directory(&self, dir: Ino, name: &[u8]) -> Result<Option<Inode>, FsError> {
         let key = self.keys.dentry(dir, name, FileKind::Directory);
         match self.txn.get::<Dentry>(&key)? {
             Some(dentry) => self.inode(dentry.ino).map(Some),

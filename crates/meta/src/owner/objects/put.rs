@@ -1,6 +1,7 @@
 //! New objects: staged inodes, and names swapped over to them.
 
 use base::{FsError, Ino};
+use bytes::Bytes;
 use wire::meta::{Attr, CommitPiece, Content, FILE_BYTES_MAX, FileKind, LeaseKind};
 use wire::object::{
     Caller, Conditions, DIRECTORY_BODY_BYTES_MAX, ObjectBody, ObjectError, ObjectMeta, ObjectName,
@@ -11,7 +12,7 @@ use super::super::data::check_apart;
 use super::super::{Intent, Op, Stop};
 use super::access::{EXECUTE, WRITE};
 use super::{ObjectOutcome, Walk, record};
-use crate::values::{Inode, MapSegment, Orphan};
+use crate::values::{Dentry, Inode, MapSegment, Orphan};
 
 const FILE_MODE: u32 = 0o666;
 const DIRECTORY_MODE: u32 = 0o777;
@@ -57,6 +58,14 @@ impl Op<'_> {
         self.publish(name, Source::Body(body), meta, conditions, caller)
     }
 
+    /// The directories of a key, its last part, and what has that name now.
+    fn look_up(&self, name: &ObjectName, caller: &Caller) -> Result<(Walk, Bytes, Option<Dentry>), Stop> {
+        let walk = self.walk(name, caller)?;
+        let last = name.parts.last().ok_or(FsError::Invalid)?.clone();
+        let there = if walk.missing.is_empty() { self.find(walk.dir.attr.ino, &last)? } else { None };
+        Ok((walk, last, there))
+    }
+
     /// Gives a new object its name, in place of what has it.
     pub(super) fn publish(
         &mut self,
@@ -66,9 +75,7 @@ impl Op<'_> {
         conditions: &Conditions,
         caller: &Caller,
     ) -> ObjectOutcome {
-        let walk = self.walk(name, caller)?;
-        let last = name.parts.last().ok_or(FsError::Invalid)?.clone();
-        let there = if walk.missing.is_empty() { self.find(walk.dir.attr.ino, &last)? } else { None };
+        let (walk, last, there) = self.look_up(name, caller)?;
         let old = there.map(|dentry| self.inode(dentry.ino)).transpose()?;
         if old.as_ref().is_some_and(|old| {
             old.attr.kind == FileKind::Directory && (old.attr.size > 0 || old.object.is_some())
@@ -207,9 +214,7 @@ impl Op<'_> {
         caller: &Caller,
     ) -> ObjectOutcome {
         let body = self.directory_body(body)?;
-        let walk = self.walk(name, caller)?;
-        let last = name.parts.last().ok_or(FsError::Invalid)?.clone();
-        let there = if walk.missing.is_empty() { self.find(walk.dir.attr.ino, &last)? } else { None };
+        let (walk, last, there) = self.look_up(name, caller)?;
         let old = match there {
             Some(dentry) if dentry.kind != FileKind::Directory => {
                 return Err(ObjectError::ParentIsFile.into());

@@ -19,7 +19,7 @@ use super::list::{behind, group_of};
 use super::put::Source;
 use super::{ObjectOutcome, check_name, record};
 use crate::keys::Keys;
-use crate::values::{COMPOSED_MAP, MapSegment, ObjectRecord, Part, Piece, Upload, Value};
+use crate::values::{COMPOSED_MAP, Inode, MapSegment, ObjectRecord, Part, Piece, Upload, Value};
 
 const PAGE_MAX: u32 = 1000;
 
@@ -200,7 +200,13 @@ impl Op<'_> {
                     page.more = true;
                     break 'pages;
                 }
-                if let Some(group) = group_of(key, &query.prefix, &query.delimiter) {
+                let group = group_of(key, &query.prefix, &query.delimiter);
+                if let Some(closed) = self.closed_directory(&bucket, group.unwrap_or(key), caller)? {
+                    let Some(next) = behind(closed) else { break 'pages };
+                    from = self.keys.uploads(query.bucket, &next).0;
+                    continue 'pages;
+                }
+                if let Some(group) = group {
                     page.entries.push(UploadEntry::Prefix(Bytes::copy_from_slice(group)));
                     let Some(next) = behind(group) else { break 'pages };
                     from = self.keys.uploads(query.bucket, &next).0;
@@ -217,6 +223,26 @@ impl Op<'_> {
             }
         }
         Ok(ObjectReply::Uploads(page))
+    }
+
+    /// The first directory on the way to a key, with its slash, whose names the caller may not see.
+    fn closed_directory<'a>(
+        &self,
+        bucket: &Inode,
+        key: &'a [u8],
+        caller: &Caller,
+    ) -> Result<Option<&'a [u8]>, FsError> {
+        let (mut dir, mut begin) = (bucket.attr.ino, 0);
+        let parents = key.strip_suffix(b"/").unwrap_or(key);
+        while let Some(len) = parents[begin..].iter().position(|byte| *byte == b'/') {
+            let Some(inode) = self.find_directory(dir, &key[begin..begin + len])? else { return Ok(None) };
+            begin += len + 1;
+            if !self.may(&inode, caller, super::access::READ | EXECUTE)? {
+                return Ok(Some(&key[..begin]));
+            }
+            dir = inode.attr.ino;
+        }
+        Ok(None)
     }
 
     /// The parts that are named, checked, in order; and the others.

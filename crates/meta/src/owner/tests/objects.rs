@@ -2,7 +2,7 @@
 
 use wire::object::{
     Caller, CompletePart, Conditions, EtagMatch, ListEntry, ListFrom, ListQuery, ObjectBody, ObjectError,
-    ObjectInfo, ObjectMeta, ObjectName, ObjectReply, ObjectRequest, UploadRef,
+    ObjectInfo, ObjectMeta, ObjectName, ObjectReply, ObjectRequest, UploadEntry, UploadQuery, UploadRef,
 };
 
 use super::audit::audit;
@@ -275,6 +275,41 @@ fn permissions_are_those_of_files() {
         panic!()
     };
     assert_eq!(results, [Err(ObjectError::Fs(FsError::Denied))]);
+}
+
+#[test]
+fn uploads_are_listed_as_far_as_their_directories_may_be_read() {
+    let mut ledger = Ledger::new();
+    let session = ledger.session();
+    let made = MakeNode { mode: 0o755, ..node(Ino::ROOT, "bucket", FileKind::Directory) };
+    let bucket = ledger.attr(session, MetaRequest::Make(made)).ino;
+    for at in ["open/there", "shut/there"] {
+        ledger.put(session, bucket, at);
+    }
+    let shut = match ledger.ask(session, MetaRequest::Lookup { parent: bucket, name: name("shut") }) {
+        Ok(MetaReply::Entry { attr, .. }) => attr.ino,
+        other => panic!("{other:?}"),
+    };
+    let set = wire::meta::SetAttr { mode: Some(0o700), ..Default::default() };
+    ledger.ask(session, MetaRequest::SetAttr { ino: shut, set }).unwrap();
+    for at in ["a", "new/x", "open/x", "shut/x", "shut/y/x", "z"] {
+        let (name, meta, caller) = (key(bucket, at), ObjectMeta::default(), Caller::root());
+        ledger.object(session, ObjectRequest::CreateUpload { name, meta, caller }).unwrap();
+    }
+    let mut list = |delimiter: &str, caller: Caller| {
+        let (prefix, delimiter) = (name(""), name(delimiter));
+        let query = UploadQuery { bucket, prefix, delimiter, after: None, past: None, limit: 10 };
+        let reply = ledger.object(session, ObjectRequest::ListUploads { query, caller });
+        let Ok(ObjectReply::Uploads(page)) = reply else { panic!("{reply:?}") };
+        let keys = page.entries.into_iter().map(|entry| match entry {
+            UploadEntry::Upload { key, .. } | UploadEntry::Prefix(key) => key,
+        });
+        keys.map(|key| String::from_utf8(key.to_vec()).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(list("", Caller::root()), ["a", "new/x", "open/x", "shut/x", "shut/y/x", "z"]);
+    assert_eq!(list("", user(6)), ["a", "new/x", "open/x", "z"]);
+    // That there is a directory is seen in the one above it.
+    assert_eq!(list("/", user(6)), ["a", "new/", "open/", "shut/", "z"]);
 }
 
 #[test]
