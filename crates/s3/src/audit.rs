@@ -28,6 +28,8 @@ const QUEUE_RECORDS_MAX: usize = 16 * 1024;
 const BATCH_RECORDS_MAX: usize = 1024;
 /// How long a request waits for room.
 const RESERVE_WAIT: Duration = Duration::from_secs(2);
+/// How long more records are waited for once there is one: to wake the thread for each costs more than to write it.
+const GATHER: Duration = Duration::from_millis(20);
 /// How often what was written is made durable, and how often a disk that refused is tried again.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -157,12 +159,12 @@ impl Audit for AuditLog {
     }
 
     fn record(&self, record: AuditRecord) {
-        let was_empty = {
+        let wakes = {
             let mut queue = self.shared.lock();
             queue.push(record);
-            queue.records.len() == 1
+            [1, BATCH_RECORDS_MAX].contains(&queue.records.len())
         };
-        if was_empty {
+        if wakes {
             self.shared.work.notify_one();
         }
     }
@@ -217,6 +219,11 @@ fn take(shared: &Shared, batch: &mut Vec<AuditRecord>, behind: bool) -> (u64, bo
         queue = waited.expect("no holder of this lock panics").0;
     } else {
         queue = shared.work.wait_while(queue, idle).expect("no holder of this lock panics");
+    }
+    let few = |queue: &mut Queue| !queue.stopping && queue.records.len() < BATCH_RECORDS_MAX;
+    if !queue.records.is_empty() {
+        let waited = shared.work.wait_timeout_while(queue, GATHER, few);
+        queue = waited.expect("no holder of this lock panics").0;
     }
     let count = queue.records.len().min(BATCH_RECORDS_MAX.saturating_sub(batch.len()));
     batch.extend(queue.records.drain(..count));
