@@ -15,7 +15,8 @@ use crate::node::{IoChoice, S3Options, TrimChoice};
 pub(crate) use blobs::BlobCommand;
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
 pub(crate) use users::{
-    AddKeyArgs, AddUserArgs, KeyCommand, OneKeyArgs, OneUserArgs, PolicyCommand, TargetArgs, UserCommand,
+    AddKeyArgs, AddUserArgs, AuditCommand, KeyCommand, OneKeyArgs, OneUserArgs, PolicyCommand, TargetArgs,
+    UserCommand,
 };
 
 /// Software-defined storage: local drives become one protected filesystem.
@@ -136,6 +137,9 @@ pub(crate) enum Command {
     /// Say what users, roles and buckets allow.
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// See who asked what of the S3 endpoint.
+    #[command(subcommand)]
+    Audit(AuditCommand),
     /// Understand protection profiles.
     #[command(subcommand)]
     Profile(ProfileCommand),

@@ -1,6 +1,7 @@
 //! The command line. Every command prints text for people, or with `--json` what a program needs.
 
 mod args;
+mod audit;
 mod blobs;
 mod drives;
 mod filesystems;
@@ -22,7 +23,7 @@ use anyhow::{Context, Result};
 use base::env::Env;
 
 pub(crate) use args::Cli;
-use args::{CapacityCommand, Command, DriveCommand, FsCommand, MetaCommand, ProfileCommand};
+use args::{AuditCommand, CapacityCommand, Command, DriveCommand, FsCommand, MetaCommand, ProfileCommand};
 
 use crate::node::NodeDir;
 
@@ -89,6 +90,9 @@ fn run_command(command: Command) -> Result<()> {
         Command::Policy(command) => users::policy(command),
         Command::Blob(command) => blobs::blob(command),
         Command::Store(command) => stores::store(command),
+        Command::Audit(AuditCommand::Tail { dir, lines, follow, json }) => {
+            audit::tail(&dir, lines, follow, json.into())
+        }
         Command::Profile(ProfileCommand::Explain { profile, domains, json }) => {
             plan::explain(profile, domains, json.into())
         }

@@ -83,7 +83,7 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
         });
         let s3 = status.s3.as_ref().map(|url| format!("  {:<10} {url}\n", "s3")).unwrap_or_default();
         format!(
-            "node is ready: pid={}\n{}{s3}  {:<10} {} in {}\n  {:<10} {}\n  {:<10} {}\n  {:<10} forebay stop {}{new_key}",
+            "node is ready: pid={}\n{}{s3}  {:<10} {} in {}\n  {:<10} {}\n  {:<10} {}\n  {:<10} forebay stop {}\n\n{new_key}",
             status.pid,
             mounts.collect::<String>(),
             "drives",
@@ -109,7 +109,7 @@ fn first_admin(dir: &NodeDir) -> Result<String> {
         line.map(|value| value.trim_start_matches([' ', '=']).to_owned()).unwrap_or_default()
     };
     Ok(format!(
-        "\n\nnew administrator of the S3 endpoint, shown once and kept in {}:\n  {:<10} {}\n  {:<10} {}",
+        "new administrator of the S3 endpoint, shown once and kept in {}:\n  {:<10} {}\n  {:<10} {}",
         path.display(),
         "access key",
         value("aws_access_key_id"),
@@ -171,6 +171,7 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
         let trace = std::backtrace::Backtrace::force_capture();
         tracing::error!("panic, the node ends: {panic}\n{trace}");
     }));
+    let known_admin = env().files.exists(&dir.admin_credentials());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
@@ -180,6 +181,8 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
         if args.background_child {
             println!("{READY}");
             std::io::stdout().flush()?;
+        } else if !known_admin {
+            println!("{}", first_admin(dir)?);
         }
         tokio::select! {
             _ = terminate.recv() => tracing::info!("asked to stop"),

@@ -238,3 +238,24 @@ mod tests {
         }
     }
 }
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AuditCommand {
+    /// Print the last requests, one a line: when, status, result, who, what, bytes, time, from where.
+    #[command(
+        after_help = "Example:\n  forebay audit tail /srv/forebay --follow --json | jq 'select(.status == 403)'"
+    )]
+    Tail {
+        /// The node's directory; the node need not run.
+        dir: PathBuf,
+        /// How many.
+        #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
+        lines: usize,
+        /// Go on with those that come.
+        #[arg(long, short)]
+        follow: bool,
+        /// Print the lines as they are in the log, which is JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
