@@ -91,6 +91,17 @@ def signatures():
     raw = signed("PUT", f"/{b}/k", {"Content-Length": "5"}, digest=hashlib.sha256(b"other").hexdigest()) + b"hello"
     expect(exchange(raw), 400, "XAmzContentSHA256Mismatch")
     assert body(b, "k") == b"x"
+    # Nor is the document.
+    xml = b"<Delete><Object><Key>k</Key></Object></Delete>"
+    length = {"Content-Length": str(len(xml))}
+    remove = lambda more={}, digest=None: signed("POST", f"/{b}?delete=", dict(length, **more), xml, digest=digest) + xml
+    expect(exchange(remove(digest=hashlib.sha256(b"other").hexdigest())), 400, "XAmzContentSHA256Mismatch")
+    md5 = lambda content: {"Content-MD5": base64.b64encode(hashlib.md5(content).digest()).decode()}
+    expect(exchange(remove(md5(b"other"))), 400, "BadDigest")
+    expect(exchange(remove({"Content-MD5": "rubbish"})), 400, "InvalidDigest")
+    assert body(b, "k") == b"x"
+    expect(exchange(remove(md5(xml))), 200)
+    refused("NoSuchKey", 404, s3.get_object, Bucket=b, Key="k")
 
 
 def clock():

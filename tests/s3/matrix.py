@@ -53,6 +53,17 @@ def body(b, key, **arguments):
     return s3.get_object(Bucket=b, Key=key, **arguments)["Body"].read()
 
 
+def with_headers(call, headers, **arguments):
+    """A call with headers that boto3 has no parameters for."""
+    operation = call.__name__.title().replace("_", "")
+    add = lambda request, **_: [request.headers.add_header(*pair) for pair in headers.items()]
+    s3.meta.events.register(f"before-sign.s3.{operation}", add)
+    try:
+        return call(**arguments)
+    finally:
+        s3.meta.events.unregister(f"before-sign.s3.{operation}", add)
+
+
 def on_mount(b, key):
     with open(os.path.join(MNT, b, key), "rb") as file:
         return file.read()
@@ -196,6 +207,18 @@ def ranges():
     got = [part.split(b"\r\n\r\n", 1) for part in parts[1:-1]]
     assert [one[1][:-2] for one in got] == [sent[:10], sent[1000:2000001], sent[-5:]]
     assert f"Content-Range: bytes 1000-2000000/{len(sent)}".encode() in got[1][0]
+    head = s3.head_object(Bucket=b, Key="k", Range="bytes=5-9")
+    assert head["ResponseMetadata"]["HTTPStatusCode"] == 206 and head["ContentLength"] == 5, head
+    assert "ContentRange" not in s3.head_object(Bucket=b, Key="k")
+    # A range of the object that the client has a part of, else all of it.
+    head = s3.head_object(Bucket=b, Key="k")
+    date = head["ResponseMetadata"]["HTTPHeaders"]["last-modified"]
+    for value, fits in ((head["ETag"], True), (date, True), ('"other"', False), ("Thu, 01 Jan 2004 00:00:00 GMT", False), ("W/" + head["ETag"], False)):
+        for text, want in (("bytes=5-9", sent[5:10]), ("bytes=0-1,2-3", None)):
+            answer = with_headers(s3.get_object, {"If-Range": value}, Bucket=b, Key="k", Range=text)
+            assert answer["ResponseMetadata"]["HTTPStatusCode"] == (206 if fits else 200), (value, text)
+            got = answer["Body"].read()
+            assert got == (want if fits and want else got) and (fits or got == sent), (value, text)
 
 
 def conditions():
@@ -213,6 +236,11 @@ def conditions():
         refused("304", 304, call, Bucket=b, Key="k", IfModifiedSince="2037-01-01T00:00:00Z")
         refused(code, 412, call, Bucket=b, Key="k", IfUnmodifiedSince="2001-01-01T00:00:00Z")
         call(Bucket=b, Key="k", IfMatch=new, IfNoneMatch=etag, IfModifiedSince="2001-01-01T00:00:00Z")
+    listed = f'"0123", {new}'
+    s3.get_object(Bucket=b, Key="k", IfMatch=listed)
+    refused("304", 304, s3.get_object, Bucket=b, Key="k", IfNoneMatch=listed)
+    refused("PreconditionFailed", 412, s3.get_object, Bucket=b, Key="k", IfMatch=f'"0123",{etag}')
+    new = s3.put_object(Bucket=b, Key="k", Body=b"3", IfMatch=listed)["ETag"]
     # One of many wins.
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         def race(number):
@@ -439,10 +467,10 @@ def presigned():
     assert client(signature_version="s3").get_object(Bucket=b, Key="k")["Body"].read() == sent, "signature version 2"
     form = s3.generate_presigned_post(b, "posted/${filename}", Conditions=[["content-length-range", 1, 1000]])
     boundary = "boundary7"
-    def send(content):
-        fields = dict(form["fields"], key="posted/x")
+    def send(content, key="posted/${filename}"):
+        fields = dict(form["fields"], key=key)
         text = "".join(f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields.items())
-        text += f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="x"\r\nContent-Type: text/plain\r\n\r\n'
+        text += f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="C:\\tmp\\x"\r\nContent-Type: text/plain\r\n\r\n'
         raw = text.encode() + content + f"\r\n--{boundary}--\r\n".encode()
         kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
         return urllib.request.urlopen(urllib.request.Request(form["url"], data=raw, headers=kind, method="POST"))

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 import uuid
 
 import boto3
@@ -145,6 +147,40 @@ def addresses():
     ann.get_object(**read)
 
 
+def post(form):
+    """The status of a form that is sent."""
+    part = lambda name: f'--boundary\r\nContent-Disposition: form-data; name="{name}"'
+    text = "".join(f"{part(name)}\r\n\r\n{value}\r\n" for name, value in form["fields"].items())
+    raw = f'{text}{part("file")}; filename="f"\r\n\r\nhello\r\n--boundary--\r\n'.encode()
+    kind = {"Content-Type": "multipart/form-data; boundary=boundary"}
+    try:
+        return urllib.request.urlopen(urllib.request.Request(form["url"], data=raw, headers=kind, method="POST")).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def renamed():
+    """The policy of a bucket goes with it."""
+    b = bucket()
+    name, other = user(b), f"{b}-renamed"
+    own = key(name)
+    read = lambda where: client(own).get_object(Bucket=where, Key=f"open/{name}")
+    admin.put_object(Bucket=b, Key=f"open/{name}", Body=b"")
+    refused("AccessDenied", lambda: read(b))
+    admin.put_bucket_policy(
+        Bucket=b,
+        Policy=policy(
+            {"Effect": "Allow", "Principal": {"AWS": name}, "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{b}/open/*"},
+            {"Effect": "Deny", "Principal": "*", "Action": "s3:DeleteObject", "Resource": f"arn:aws:s3:::{b[:5]}*"},
+        ),
+    )
+    read(b)
+    os.rename(f"{NODE}/mnt/{b}", f"{NODE}/mnt/{other}")
+    read(other)
+    refused("AccessDenied", lambda: client(own).get_object(Bucket=other, Key="shut"))
+    refused("AccessDenied", lambda: admin.delete_object(Bucket=other, Key=f"open/{name}"))
+
+
 def sessions():
     b = bucket()
     name = user(b)
@@ -160,9 +196,16 @@ def sessions():
     refused("AccessDenied", job.get_object, Bucket=b, Key="home/bob/x")
     refused("InvalidToken", client(short[:2]).get_object, **read)
     refused("SignatureDoesNotMatch", client((short[0], "x" * 40, short[2])).get_object, **read)
+    # In a URL of signature version 2 and in a form.
+    old = client(short, signature_version="s3")
+    url = old.generate_presigned_url("get_object", Params=read)
+    assert "security-token" in url and urllib.request.urlopen(url).status == 200, url
+    form = client(short).generate_presigned_post(b, f"home/{name}/x")
+    assert post(form) == 403, "the session may not write"
     given = sts.get_session_token()["Credentials"]
     short = given["AccessKeyId"], given["SecretAccessKey"], given["SessionToken"]
     client(short).put_object(Bucket=b, Key=f"home/{name}/z", Body=b"")
+    assert post(client(short).generate_presigned_post(b, f"home/{name}/form")) == 204
     refused("AccessDenied", client(short, "sts").get_session_token)
     assert sts.get_caller_identity()["Arn"].endswith(name)
     # It ends with the key that asked for it.
@@ -185,6 +228,9 @@ def audited():
     assert [line["status"] for line in found] == [200, 403], found
     assert [line["key"] for line in found] == [f"home/{name}/x", "home/bob/x"], found
     assert own[1] not in json.dumps(found)
+    tail = forebay("audit", "tail", NODE, "-n", "1000")
+    assert f"{b}/home/bob/x" in tail and "AccessDenied" in tail, tail
+    assert json.loads(forebay("audit", "tail", NODE, "--json", "-n", "1"))["status"] > 0
 
 
 if __name__ == "__main__":

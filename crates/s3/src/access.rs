@@ -142,7 +142,6 @@ impl Core {
         };
         if identity.is_some() {
             screen::check_signed_headers(question.uri, question.headers)?;
-            screen::check_date(question.headers, self.env.clock.wall_ns() / 1_000_000_000)?;
         }
         let found = match question.bucket {
             Some(bucket) if question.operation != "CreateBucket" => Some(self.buckets.get(bucket).await),
@@ -183,8 +182,10 @@ impl Core {
         uri: &Uri,
         headers: &HeaderMap,
     ) -> S3Result<Identity> {
+        screen::check_date(uri, headers, self.env.clock.wall_ns() / 1_000_000_000)?;
         let token = session_token(uri, headers);
-        let identity = self.identities.identify(access_key, token.as_deref()).map_err(identity_error)?;
+        let token = token.as_deref().or_else(|| context.unread.form_token());
+        let identity = self.identities.identify(access_key, token).map_err(identity_error)?;
         let mut told = context.told.lock().expect("no holder of this lock panics");
         told.access_key = Some(identity.access_key.clone());
         told.user = Some(identity.user.name.clone());

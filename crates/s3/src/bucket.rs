@@ -86,7 +86,9 @@ impl Buckets {
         // A policy that cannot be read may deny: nothing is served without it.
         let policy = match find(POLICY) {
             Some(text) => {
-                Some(Arc::new(Policy::parse(text, PolicyOf::Bucket(name)).map_err(|_| unreadable(POLICY))?))
+                let policy = Policy::parse(text, PolicyOf::Bucket(name))
+                    .or_else(|_| Policy::parse(text, PolicyOf::RenamedBucket(name)));
+                Some(Arc::new(policy.map_err(|_| unreadable(POLICY))?))
             }
             None => None,
         };

@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use base::FsError;
 use client::object::ObjectError;
 use hyper::StatusCode;
-use s3s::{S3Error, S3ErrorCode, StdError, s3_error};
+use s3s::{S3Error, S3ErrorCode, s3_error};
 
+use crate::hash::sha256_mismatch;
 use crate::key::KeyError;
 
 /// An error whose code the protocol library does not know.
@@ -120,15 +121,11 @@ pub(crate) fn key_error(error: KeyError) -> S3Error {
 }
 
 /// Why a request's body ended early. The types that say so are private to the protocol library, their texts are not.
-pub(crate) fn body_error(error: &StdError) -> S3Error {
+pub(crate) fn body_error(error: &(dyn std::error::Error + 'static)) -> S3Error {
     let text = error.to_string();
     let has = |part: &str| text.contains(part);
     if has("Sha256Mismatch") {
-        return custom(
-            "XAmzContentSHA256Mismatch",
-            StatusCode::BAD_REQUEST,
-            "The provided 'x-amz-content-sha256' header does not match what was computed.",
-        );
+        return sha256_mismatch();
     }
     if has("SignatureMismatch") {
         return s3_error!(SignatureDoesNotMatch, "The signature of a part of the body does not match.");

@@ -16,7 +16,7 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::service::{S3Service, S3ServiceBuilder};
-use s3s::{Body, S3Error, StdError, s3_error};
+use s3s::{Body, S3Error, S3Result, StdError, s3_error};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -25,12 +25,13 @@ use crate::accounts::Accounts;
 use crate::api::Api;
 use crate::bucket::{Bucket, Buckets};
 use crate::cors;
+use crate::hash::DocumentCheck;
 use crate::identity::{Audit, AuditEntry, Identities, Identity};
 use crate::multirange::RangeRoute;
 use crate::read::StreamBudget;
 use crate::route::{Routes, TokenRoute};
-use crate::server::{BodyRules, Finisher, Limits, RequestBody, Unread};
-use crate::server::{Chunked, Signing};
+use crate::screen;
+use crate::server::{BodyRules, Chunked, Coding, Finisher, FormHead, Limits, RequestBody, Signing, Unread};
 
 /// Largest document in a request: a list of 10,000 parts with checksums takes 2.5 MiB.
 const XML_BYTES_MAX: usize = 4 << 20;
@@ -44,6 +45,9 @@ const FORM_WAIT: Duration = Duration::from_secs(10);
 const FORM_BYTES_PER_S_MIN: u64 = 64 << 10;
 /// Other fields of a form.
 const FORM_FIELDS_BYTES_MAX: usize = 64 << 10;
+
+/// How long after its signature a form may be used, whatever its policy says; requests have [`screen::check_date`].
+const FORM_AGE_S_MAX: u32 = 7 * 24 * 3600;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
 const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
@@ -90,6 +94,8 @@ pub(crate) struct RequestContext {
     pub(crate) asker: OnceLock<Asker>,
     /// For the account.
     pub(crate) told: Mutex<Told>,
+    /// What came of the body.
+    pub(crate) unread: Arc<Unread>,
     /// As the response will name it.
     pub(crate) request_id: String,
 }
@@ -153,6 +159,8 @@ impl Gate {
         let mut config = S3Config::default();
         config.xml_max_body_size = XML_BYTES_MAX;
         config.post_object_max_file_size = FORM_FILE_BYTES_MAX;
+        // It is one limit for requests and forms, and a form may be used for as long as its policy says.
+        config.presigned_url_max_skew_time_secs = FORM_AGE_S_MAX;
         config.form_max_field_size = FORM_FIELDS_BYTES_MAX;
         config.form_max_fields_size = FORM_FIELDS_BYTES_MAX;
         let mut builder = S3ServiceBuilder::new(Api { core: core.clone() });
@@ -199,15 +207,15 @@ impl Gate {
             origin,
             asker: OnceLock::new(),
             told: Mutex::default(),
+            unread: Arc::default(),
             request_id: id.clone(),
         });
         let cross = cors::Cross::of(request.method(), request.headers());
         let bucket = cross.as_ref().and_then(|_| self.names.bucket(request.uri(), request.headers()));
-        let unread = Arc::new(Unread::default());
         let mut response = if request.method() == Method::OPTIONS {
             self.preflight(cross.as_ref(), bucket.as_deref()).await
         } else {
-            self.serve(request, &context, &unread, &limits).await
+            self.serve(request, &context, &limits).await
         };
         if let (Some(cross), Some(bucket)) = (&cross, bucket.as_deref()) {
             self.allow_origin(cross, bucket, response.headers_mut()).await;
@@ -220,7 +228,7 @@ impl Gate {
         }
         note(&mut entry, &context, &response);
         entry.record.request_id = id;
-        entry.record.bytes_in = unread.bytes();
+        entry.record.bytes_in = context.unread.bytes();
         let clock = self.core.env.clock.clone();
         response.map(|body| Answer { body, entry, clock, begun_ns })
     }
@@ -229,12 +237,14 @@ impl Gate {
         &self,
         request: Request<Incoming>,
         context: &Arc<RequestContext>,
-        unread: &Arc<Unread>,
         limits: &Limits,
     ) -> Response<Body> {
+        let unread = &context.unread;
         let (mut parts, incoming) = request.into_parts();
         let waits = parts.headers.contains_key(header::EXPECT);
         let is_form = parts.method == Method::POST && is_form(&parts.headers);
+        let is_head = parts.method == Method::HEAD;
+        screen::move_signed_parameters(&parts.uri, &mut parts.headers);
         parts.extensions.insert(context.clone());
         let is_empty = incoming.is_end_stream();
         let version = parts.version;
@@ -251,7 +261,11 @@ impl Gate {
         } else {
             let bytes_per_s_min = if is_form { FORM_BYTES_PER_S_MIN } else { limits.body_bytes_per_s_min };
             let rules = BodyRules { idle_timeout: limits.idle_timeout, bytes_per_s_min };
-            Body::http_body(RequestBody::new(incoming, chunked(&parts.headers), rules, unread.clone()))
+            let coding = match self.coding(&parts, is_form) {
+                Ok(coding) => coding,
+                Err(error) => return refuse(error),
+            };
+            Body::http_body(RequestBody::new(incoming, coding, rules, unread.clone()))
         };
         let mut response = match self.service.call(Request::from_parts(parts, body)).await {
             Ok(response) => response,
@@ -260,6 +274,18 @@ impl Gate {
                 refuse(s3_error!(InternalError))
             }
         };
+        if response.status() == StatusCode::INTERNAL_SERVER_ERROR
+            && let Some(error) = unread.failure()
+        {
+            response = refuse(error);
+        }
+        // The protocol library knows one status for HEAD; it is that of a GET.
+        if is_head
+            && response.status() == StatusCode::OK
+            && response.headers().contains_key(header::CONTENT_RANGE)
+        {
+            *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        }
         // A client that waits for `100 Continue` has sent nothing yet.
         let refused = response.status().as_u16() >= 400;
         if refused && !waits {
@@ -272,10 +298,29 @@ impl Gate {
         response
     }
 
+    /// How a body is to be read.
+    fn coding(&self, parts: &hyper::http::request::Parts, is_form: bool) -> S3Result<Coding> {
+        if let Some(chunked) = chunked(&parts.headers) {
+            return Ok(Coding::Chunked(chunked));
+        }
+        if is_form {
+            let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+            return Ok(content_type.and_then(FormHead::new).map_or(Coding::Plain, Coding::Form));
+        }
+        let has_key = || {
+            let names = self.names.split(&parts.uri, &parts.headers);
+            names.is_some_and(|(_, key)| !key.is_empty())
+        };
+        let is_document = screen::brings_document(&parts.method, &parts.uri, has_key);
+        match content_length(&parts.headers).filter(|length| is_document && *length <= XML_BYTES_MAX as u64) {
+            Some(length) => Ok(Coding::Document(Box::new(DocumentCheck::of(&parts.headers, length)?))),
+            None => Ok(Coding::Plain),
+        }
+    }
+
     /// Waits until a form of the length that the headers tell fits into memory beside the others.
     async fn room_for_form(&self, headers: &HeaderMap) -> Option<SemaphorePermit<'_>> {
-        let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        let bytes = length.unwrap_or(FORM_FILE_BYTES_MAX).min(FORM_FILE_BYTES_MAX);
+        let bytes = content_length(headers).unwrap_or(FORM_FILE_BYTES_MAX).min(FORM_FILE_BYTES_MAX);
         let room = self.forms.acquire_many((bytes >> 10) as u32 + 1);
         tokio::time::timeout(FORM_WAIT, room).await.ok()?.ok()
     }
@@ -319,6 +364,10 @@ pub(crate) fn refuse(error: S3Error) -> Response<Body> {
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
         response
     })
+}
+
+fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 fn is_form(headers: &HeaderMap) -> bool {

@@ -88,6 +88,7 @@ impl Sum {
 }
 
 /// What a client says about the body it sends.
+#[derive(Default)]
 pub(crate) struct Claims {
     md5: Option<Vec<u8>>,
     algorithm: Option<ChecksumAlgorithm>,
@@ -220,6 +221,51 @@ impl Digests {
     }
 }
 
+/// Digests of a document in a request, compared with what the client said as soon as all of it has come.
+pub(crate) struct DocumentCheck {
+    digests: Digests,
+    sha256: Option<(Sha256, String)>,
+    left: u64,
+}
+
+impl DocumentCheck {
+    /// For a document of `len` bytes.
+    pub(crate) fn of(headers: &HeaderMap, len: u64) -> S3Result<Self> {
+        let text = headers.get("x-amz-content-sha256").and_then(|value| value.to_str().ok());
+        let is_digest = |text: &&str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let sha256 = text.filter(is_digest).map(|text| (Sha256::new(), text.to_ascii_lowercase()));
+        Ok(Self { digests: Digests::new(Claims::of(headers, None)?), sha256, left: len })
+    }
+
+    /// Takes the next bytes; with the last ones comes the verdict.
+    pub(crate) fn update(&mut self, bytes: &[u8]) -> S3Result<()> {
+        self.digests.update(bytes);
+        if let Some((sum, _)) = &mut self.sha256 {
+            sum.update(bytes);
+        }
+        self.left = self.left.saturating_sub(bytes.len() as u64);
+        if self.left > 0 {
+            return Ok(());
+        }
+        if let Some((sum, claimed)) = self.sha256.take()
+            && hex(&sum.finalize()) != claimed
+        {
+            return Err(sha256_mismatch());
+        }
+        let digests = std::mem::replace(&mut self.digests, Digests::new(Claims::default()));
+        digests.finish(None).map(drop)
+    }
+}
+
+/// The body is not what was signed.
+pub(crate) fn sha256_mismatch() -> s3s::S3Error {
+    custom(
+        "XAmzContentSHA256Mismatch",
+        StatusCode::BAD_REQUEST,
+        "The provided 'x-amz-content-sha256' header does not match what was computed.",
+    )
+}
+
 /// Lowercase hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -317,6 +363,27 @@ mod tests {
         );
         check(&[("x-amz-sdk-checksum-algorithm", "CRC99")], b"hello", Err("InvalidRequest"));
         check(&[("x-amz-trailer", "x-amz-checksum-crc32")], b"hello", Err("MalformedTrailerError"));
+    }
+
+    #[track_caller]
+    fn check_document(name: &'static str, value: &str, expected: Result<(), &str>) {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, value.parse().unwrap());
+        let mut check = DocumentCheck::of(&headers, 5).unwrap();
+        check.update(b"he").unwrap();
+        let verdict = check.update(b"llo");
+        assert_eq!(verdict.as_ref().map_err(|error| error.code().as_str()).copied(), expected, "{name}");
+    }
+
+    #[test]
+    fn documents_are_compared_with_what_was_signed() {
+        let sha256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+        check_document("x-amz-content-sha256", sha256, Ok(()));
+        check_document("x-amz-content-sha256", &sha256.replace('2', "3"), Err("XAmzContentSHA256Mismatch"));
+        check_document("x-amz-content-sha256", "UNSIGNED-PAYLOAD", Ok(()));
+        check_document("content-md5", "XUFAKrxLKna5cZ2REBfFkg==", Ok(()));
+        check_document("content-md5", "XUFAKrxLKna5cZ2REBfFkQ==", Err("BadDigest"));
+        check_document("x-amz-checksum-crc32", "NhCmhw==", Err("BadDigest"));
     }
 
     proptest! {

@@ -24,7 +24,7 @@ use crate::access::{Names, Question, context};
 use crate::error::object_error;
 use crate::gate::Core;
 use crate::ops::get::{DEFAULT_TYPE, open};
-use crate::ops::{Asked, http_date, read_conditions, timestamp};
+use crate::ops::{Asked, http_date, read_conditions, timestamp, wants_range};
 use crate::read::{ObjectStream, Source};
 
 /// Ranges in one request.
@@ -99,6 +99,7 @@ impl S3Route for RangeRoute {
         let text = request.headers.get(header::RANGE).and_then(|value| value.to_str().ok());
         let source = open(&self.core, &asked, &key, conditions(&request.headers)?).await?;
         let info = source.info();
+        let text = text.filter(|_| wants_range(&request.headers, info));
         match parse(text.unwrap_or_default(), info.size) {
             Wanted::Everything => {
                 let body = source.body(&self.core, 0..info.size).await;

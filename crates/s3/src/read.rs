@@ -67,7 +67,7 @@ impl Drop for OpenObject {
     }
 }
 
-/// An object that was opened by [`Client::get_object`].
+/// An object that was opened by [`Client::get_object`] or [`Client::read_object`].
 pub(crate) struct Source {
     info: ObjectInfo,
     open: Option<Arc<OpenObject>>,
@@ -75,7 +75,8 @@ pub(crate) struct Source {
 
 impl Source {
     pub(crate) fn new(client: &Client, info: ObjectInfo) -> Self {
-        let open = (!info.directory).then(|| Arc::new(OpenObject::new(client, info.attr.ino)));
+        let is_here = info.directory || (info.size > 0 && info.body.len() as u64 == info.size);
+        let open = (!is_here).then(|| Arc::new(OpenObject::new(client, info.attr.ino)));
         Self { info, open }
     }
 

@@ -3,8 +3,8 @@
 
 use std::borrow::Cow;
 
-use hyper::Uri;
 use hyper::header::{self, HeaderMap};
+use hyper::{Method, Uri};
 use s3s::dto::{Timestamp, TimestampFormat};
 use s3s::{S3Result, s3_error};
 
@@ -139,21 +139,68 @@ pub(crate) fn check_signed_headers(uri: &Uri, headers: &HeaderMap) -> S3Result<(
     }
 }
 
-/// Refuses a signature of version 2 that was made long ago: one in a header has no end of its own.
-pub(crate) fn check_date(headers: &HeaderMap, now_s: i64) -> S3Result<()> {
+/// Refuses a signature in headers that was made long ago, and any from the future. A URL has an end of its own.
+pub(crate) fn check_date(uri: &Uri, headers: &HeaderMap, now_s: i64) -> S3Result<()> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    if !text("authorization").is_some_and(|value| value.starts_with("AWS ")) {
-        return Ok(());
-    }
-    let date = text("x-amz-date").or_else(|| text("date")).unwrap_or_default();
-    let at = Timestamp::parse(TimestampFormat::HttpDate, date).ok();
-    let at_s = at.map(|at| time::OffsetDateTime::from(at).unix_timestamp());
-    match at_s.is_some_and(|at_s| (at_s - now_s).abs() <= SKEW_S) {
+    let presigned = parameter(uri.query().unwrap_or_default(), "X-Amz-Date");
+    let (at_s, oldest_s) = match (text("authorization"), presigned) {
+        (Some(value), _) if value.starts_with("AWS4-") => {
+            (text("x-amz-date").and_then(amz_date_s), now_s - SKEW_S)
+        }
+        (Some(value), _) if value.starts_with("AWS ") => {
+            let date = text("x-amz-date").or_else(|| text("date")).unwrap_or_default();
+            let at = Timestamp::parse(TimestampFormat::HttpDate, date).ok();
+            (at.map(|at| time::OffsetDateTime::from(at).unix_timestamp()), now_s - SKEW_S)
+        }
+        (None, Some(date)) => (amz_date_s(&date), i64::MIN),
+        _ => return Ok(()),
+    };
+    match at_s.is_some_and(|at_s| (oldest_s..=now_s + SKEW_S).contains(&at_s)) {
         true => Ok(()),
         false => Err(s3_error!(
             RequestTimeTooSkewed,
             "The difference between the request time and the current time is too large."
         )),
+    }
+}
+
+/// Seconds since 1970 of `20130524T000000Z`.
+fn amz_date_s(text: &str) -> Option<i64> {
+    let is_digits = |text: &&str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let digits = |range| text.get(range).filter(is_digits)?.parse::<u16>().ok();
+    let byte = |range: std::ops::Range<usize>| u8::try_from(digits(range)?).ok();
+    let month = time::Month::try_from(byte(4..6)?).ok()?;
+    let date = time::Date::from_calendar_date(digits(0..4)?.into(), month, byte(6..8)?).ok()?;
+    let time = time::Time::from_hms(byte(9..11)?, byte(11..13)?, byte(13..15)?).ok()?;
+    (text.len() == 16).then(|| time::PrimitiveDateTime::new(date, time).assume_utc().unix_timestamp())
+}
+
+/// Makes headers of the parameters of a URL signed by version 2 that stand for headers: they are signed as such, which
+/// the protocol library does not know.
+pub(crate) fn move_signed_parameters(uri: &Uri, headers: &mut HeaderMap) {
+    const TOKEN: &str = "x-amz-security-token";
+    let query = uri.query().unwrap_or_default();
+    if query.contains("Signature=")
+        && parameter(query, "AWSAccessKeyId").is_some()
+        && let Some(token) = parameter(query, TOKEN)
+        && let Ok(token) = token.parse()
+    {
+        headers.entry(TOKEN).or_insert(token);
+    }
+}
+
+/// Whether the body of a request is a document rather than an object's bytes. `has_key` tells whether it names a key.
+pub(crate) fn brings_document(method: &Method, uri: &Uri, has_key: impl FnOnce() -> bool) -> bool {
+    let names = uri.query().unwrap_or_default().split('&');
+    let name = |pair: &str| pair.split_once('=').map_or(pair, |(name, _)| name).to_owned();
+    match *method {
+        Method::POST => true,
+        // The only one of them that brings an object's bytes has an upload.
+        Method::PUT => {
+            let mut names = names.map(name);
+            names.any(|name| name != "uploadId" && SUBRESOURCES.contains(&name.as_str())) || !has_key()
+        }
+        _ => false,
     }
 }
 
@@ -204,7 +251,47 @@ mod tests {
     }
 
     #[test]
+    fn dates_of_signatures_are_near() {
+        let none = HeaderMap::new();
+        let mut signed = HeaderMap::new();
+        signed.insert("authorization", "AWS4-HMAC-SHA256 Credential=a".parse().unwrap());
+        signed.insert("x-amz-date", "20130524T000000Z".parse().unwrap());
+        let at_s = 1_369_353_600;
+        let plain: Uri = "/b/k".parse().unwrap();
+        let presigned: Uri = "/b/k?X-Amz-Date=20130524T000000Z&X-Amz-Expires=9".parse().unwrap();
+        let check = |uri: &Uri, headers: &HeaderMap, now_s| check_date(uri, headers, now_s).is_ok();
+        assert!(check(&plain, &none, 0));
+        assert!(check(&plain, &signed, at_s + 900) && check(&plain, &signed, at_s - 900));
+        assert!(!check(&plain, &signed, at_s + 901) && !check(&plain, &signed, at_s - 901));
+        assert!(check(&presigned, &none, at_s + 100_000) && !check(&presigned, &none, at_s - 901));
+        for bad in ["20130524T000000", "20131324T000000Z", "today", "2013+524T000000Z1"] {
+            signed.insert("x-amz-date", bad.parse().unwrap());
+            assert!(!check(&plain, &signed, at_s), "{bad}");
+        }
+    }
+
+    #[test]
+    fn documents_are_known_by_method_and_parameters() {
+        let check = |method: Method, uri: &str, has_key, expected| {
+            assert_eq!(
+                brings_document(&method, &uri.parse().unwrap(), || has_key),
+                expected,
+                "{method} {uri}"
+            );
+        };
+        check(Method::POST, "/b?delete", false, true);
+        check(Method::POST, "/b/k?uploadId=1", true, true);
+        check(Method::PUT, "/b", false, true);
+        check(Method::PUT, "/b/k", true, false);
+        check(Method::PUT, "/b/k?tagging", true, true);
+        check(Method::PUT, "/b/k?partNumber=1&uploadId=x", true, false);
+        check(Method::GET, "/b?policy", false, false);
+    }
+
+    #[test]
     fn an_old_signature_of_version_2_is_refused() {
+        let uri: Uri = "/b/k".parse().unwrap();
+        let check_date = |headers: &HeaderMap, now_s| check_date(&uri, headers, now_s);
         let mut headers = HeaderMap::new();
         headers.insert("authorization", "AWS a:b".parse().unwrap());
         assert!(check_date(&headers, 0).is_err());

@@ -26,8 +26,6 @@ pub struct StsAnswer {
     pub body: String,
     /// For the audit log.
     pub operation: &'static str,
-    /// The error code of a failure.
-    pub error: Option<&'static str>,
 }
 
 /// Why there is no key.
@@ -68,7 +66,6 @@ pub fn answer(
                 escape(request_id)
             ),
             operation,
-            error: None,
         },
         Err(Refusal { status, code, message }) => StsAnswer {
             status,
@@ -79,7 +76,6 @@ pub fn answer(
                 escape(request_id)
             ),
             operation,
-            error: Some(code),
         },
     }
 }

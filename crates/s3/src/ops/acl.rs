@@ -34,7 +34,21 @@ pub(crate) fn check_bucket_acl_header(acl: Option<&BucketCannedACL>) -> S3Result
     check_canned(acl.map(BucketCannedACL::as_str))
 }
 
-pub(crate) fn check_grants(grants: &[Option<&str>]) -> S3Result<()> {
+/// Refuses grants in headers: those that objects and buckets have, and further ones by name.
+macro_rules! check_grants {
+    ($input:ident $(, $more:ident)?) => {
+        $crate::ops::acl::refuse_grants(&[
+            $input.grant_full_control.as_deref(),
+            $input.grant_read.as_deref(),
+            $input.grant_read_acp.as_deref(),
+            $input.grant_write_acp.as_deref(),
+            $($input.$more.as_deref(),)?
+        ])?
+    };
+}
+pub(crate) use check_grants;
+
+pub(crate) fn refuse_grants(grants: &[Option<&str>]) -> S3Result<()> {
     if grants.iter().any(Option::is_some) { Err(unsupported()) } else { Ok(()) }
 }
 
@@ -96,13 +110,7 @@ pub(crate) async fn put_bucket_acl(
         return Err(unsupported());
     }
     check_bucket_acl_header(input.acl.as_ref())?;
-    check_grants(&[
-        input.grant_full_control.as_deref(),
-        input.grant_read.as_deref(),
-        input.grant_read_acp.as_deref(),
-        input.grant_write.as_deref(),
-        input.grant_write_acp.as_deref(),
-    ])?;
+    check_grants!(input, grant_write);
     Ok(S3Response::new(PutBucketAclOutput::default()))
 }
 
@@ -117,13 +125,7 @@ pub(crate) async fn put_object_acl(
         return Err(unsupported());
     }
     check_object_acl_header(input.acl.as_ref())?;
-    check_grants(&[
-        input.grant_full_control.as_deref(),
-        input.grant_read.as_deref(),
-        input.grant_read_acp.as_deref(),
-        input.grant_write.as_deref(),
-        input.grant_write_acp.as_deref(),
-    ])?;
+    check_grants!(input, grant_write);
     let name = asked.name(&input.key)?;
     core.client.head_object(name, Conditions::default(), asked.caller()).await.map_err(object_error)?;
     Ok(S3Response::new(PutObjectAclOutput::default()))

@@ -82,13 +82,7 @@ pub(crate) async fn create_bucket(
     let asked = Asked::of(&request.extensions)?;
     let input = request.input;
     check_bucket_acl_header(input.acl.as_ref())?;
-    check_grants(&[
-        input.grant_full_control.as_deref(),
-        input.grant_read.as_deref(),
-        input.grant_read_acp.as_deref(),
-        input.grant_write.as_deref(),
-        input.grant_write_acp.as_deref(),
-    ])?;
+    check_grants!(input, grant_write);
     refuse_unsupported(&[("Object lock", input.object_lock_enabled_for_bucket.unwrap_or(false))])?;
     if !check_bucket_name(&input.bucket) {
         return Err(s3_error!(InvalidBucketName, "The specified bucket is not valid."));

@@ -10,7 +10,7 @@ use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
-use super::get::checksum_fields;
+use super::checksum::set_checksum;
 use super::multipart::{begun, part_number, upload};
 use super::put::{check_object, object_meta};
 use super::{Asked, check_version, object_name, read_conditions, strong, timestamp};
@@ -123,18 +123,15 @@ pub(crate) async fn copy_object(
 
 /// What the answer says of a copy.
 fn describe_copy(info: ObjectInfo) -> CopyObjectResult {
-    let fields = info.meta.checksum.as_ref().map(|sum| checksum_fields(sum, info.meta.parts.len()));
-    let fields = fields.unwrap_or_default();
-    CopyObjectResult {
-        checksum_crc32: fields.checksum_crc32,
-        checksum_crc32c: fields.checksum_crc32c,
-        checksum_crc64nvme: fields.checksum_crc64nvme,
-        checksum_sha1: fields.checksum_sha1,
-        checksum_sha256: fields.checksum_sha256,
-        checksum_type: fields.checksum_type,
+    let mut result = CopyObjectResult {
         e_tag: Some(strong(info.etag)),
         last_modified: Some(timestamp(info.attr.mtime_ns)),
+        ..CopyObjectResult::default()
+    };
+    if let Some(checksum) = &info.meta.checksum {
+        result.checksum_type = set_checksum!(result, checksum, info.meta.parts.len());
     }
+    result
 }
 
 /// `If-Match` and `If-None-Match` are about the object that is there; the protocol library does not read them here.
@@ -233,16 +230,14 @@ pub(crate) async fn upload_part_copy(
         Ok((etag, checksum))
     };
     let (etag, checksum) = copied.await.inspect_err(|_: &s3s::S3Error| core.client.discard(staged))?;
-    let fields = checksum.as_ref().map(|checksum| checksum_fields(checksum, 0)).unwrap_or_default();
-    let result = CopyPartResult {
-        checksum_crc32: fields.checksum_crc32,
-        checksum_crc32c: fields.checksum_crc32c,
-        checksum_crc64nvme: fields.checksum_crc64nvme,
-        checksum_sha1: fields.checksum_sha1,
-        checksum_sha256: fields.checksum_sha256,
+    let mut result = CopyPartResult {
         e_tag: Some(strong(etag)),
         last_modified: Some(timestamp(core.env.clock.wall_ns())),
+        ..CopyPartResult::default()
     };
+    if let Some(checksum) = &checksum {
+        set_checksum!(result, checksum, 0);
+    }
     Ok(S3Response::new(UploadPartCopyOutput {
         copy_part_result: Some(result),
         ..UploadPartCopyOutput::default()

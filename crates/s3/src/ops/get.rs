@@ -3,17 +3,17 @@
 use std::ops::Range as Bytes;
 use std::sync::Arc;
 
-use client::object::{
-    Checksum as StoredChecksum, ChecksumKind, Conditions, ObjectError, ObjectInfo, ObjectName,
-};
+use client::object::{Checksum as StoredChecksum, Conditions, ObjectError, ObjectInfo, ObjectName};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
-use super::{Asked, check_version, http_date, read_conditions, refuse_unsupported, strong, timestamp};
+use super::checksum::{checksum_fields, set_checksum};
+use super::{
+    Asked, check_version, http_date, read_conditions, refuse_unsupported, strong, timestamp, wants_range,
+};
 use crate::error::{custom, object_error};
 use crate::gate::Core;
-use crate::hash;
 use crate::read::Source;
 
 pub(crate) const DEFAULT_TYPE: &str = "binary/octet-stream";
@@ -88,7 +88,7 @@ fn select(info: &ObjectInfo, range: Option<&Range>, part: Option<i32>) -> S3Resu
 
 /// Puts the fields that GET and HEAD share into an output.
 macro_rules! describe {
-    ($output:expr, $info:expr, $mode:expr, $whole:expr) => {{
+    ($output:ident, $info:expr, $mode:expr, $whole:expr) => {{
         let info: &ObjectInfo = $info;
         let headers = &info.meta.headers;
         $output.accept_ranges = Some("bytes".to_owned());
@@ -113,37 +113,9 @@ macro_rules! describe {
             && $whole
             && let Some(checksum) = &info.meta.checksum
         {
-            let fields = checksum_fields(checksum, info.meta.parts.len());
-            $output.checksum_crc32 = fields.checksum_crc32;
-            $output.checksum_crc32c = fields.checksum_crc32c;
-            $output.checksum_crc64nvme = fields.checksum_crc64nvme;
-            $output.checksum_sha1 = fields.checksum_sha1;
-            $output.checksum_sha256 = fields.checksum_sha256;
-            $output.checksum_type = fields.checksum_type;
+            $output.checksum_type = set_checksum!($output, checksum, info.meta.parts.len());
         }
     }};
-}
-
-/// A checksum as S3 writes it.
-pub(crate) fn checksum_fields(checksum: &StoredChecksum, parts: usize) -> Checksum {
-    use client::object::ChecksumAlgorithm as Algorithm;
-    let mut value = hash::base64(&checksum.value);
-    let kind = match checksum.of.kind {
-        ChecksumKind::FullObject => ChecksumType::FULL_OBJECT,
-        ChecksumKind::Composite => ChecksumType::COMPOSITE,
-    };
-    if checksum.of.kind == ChecksumKind::Composite && parts > 0 {
-        value = format!("{value}-{parts}");
-    }
-    let mut fields = Checksum { checksum_type: Some(ChecksumType::from_static(kind)), ..Checksum::default() };
-    match checksum.of.algorithm {
-        Algorithm::Crc32 => fields.checksum_crc32 = Some(value),
-        Algorithm::Crc32c => fields.checksum_crc32c = Some(value),
-        Algorithm::Crc64Nvme => fields.checksum_crc64nvme = Some(value),
-        Algorithm::Sha1 => fields.checksum_sha1 = Some(value),
-        Algorithm::Sha256 => fields.checksum_sha256 = Some(value),
-    }
-    fields
 }
 
 /// An error of a read; "not modified" tells what the reader has.
@@ -169,7 +141,7 @@ pub(crate) async fn read_error(core: &Core, name: ObjectName, asked: &Asked, err
 /// Opens an object for reading.
 pub(crate) async fn open(core: &Core, asked: &Asked, key: &str, conditions: Conditions) -> S3Result<Source> {
     let name = asked.name(key)?;
-    match core.client.get_object(name.clone(), conditions, asked.caller()).await {
+    match core.client.read_object(name.clone(), conditions, asked.caller()).await {
         Ok(info) => Ok(Source::new(&core.client, info)),
         Err(error) => Err(read_error(core, name, asked, error).await),
     }
@@ -192,7 +164,8 @@ pub(crate) async fn get_object(
     for attempt in 1.. {
         let source = open(core, &asked, &input.key, conditions.clone()).await?;
         let info = source.info();
-        let selection = select(info, input.range.as_ref(), input.part_number)?;
+        let range = input.range.as_ref().filter(|_| wants_range(&request.headers, info));
+        let selection = select(info, range, input.part_number)?;
         let body = match source.body(core, selection.bytes.clone()).await {
             Ok(body) => body,
             Err(base::FsError::Stale) if attempt < ATTEMPTS => continue,
@@ -232,9 +205,9 @@ pub(crate) async fn head_object(
         Ok(info) => info,
         Err(error) => return Err(read_error(core, name, &asked, error).await),
     };
-    let selection = select(&info, input.range.as_ref(), input.part_number)?;
+    let range = input.range.as_ref().filter(|_| wants_range(&request.headers, &info));
+    let selection = select(&info, range, input.part_number)?;
     let whole = selection.bytes == (0..info.size);
-    let is_partial = selection.content_range.is_some();
     let mut output = HeadObjectOutput {
         content_length: Some((selection.bytes.end - selection.bytes.start) as i64),
         content_range: selection.content_range,
@@ -242,10 +215,7 @@ pub(crate) async fn head_object(
         ..HeadObjectOutput::default()
     };
     describe!(output, &info, input.checksum_mode, whole);
-    let mut response = S3Response::new(output);
-    // The same status as GET has.
-    response.status = is_partial.then_some(hyper::StatusCode::PARTIAL_CONTENT);
-    Ok(response)
+    Ok(S3Response::new(output))
 }
 
 pub(crate) async fn get_object_attributes(
@@ -302,12 +272,7 @@ fn parts(info: &ObjectInfo, after: Option<i32>, most: Option<i32>) -> S3Result<G
             ..ObjectPart::default()
         };
         if let (Some(value), Some(of)) = (&part.checksum, of) {
-            let fields = checksum_fields(&StoredChecksum { of, value: value.clone() }, 0);
-            out.checksum_crc32 = fields.checksum_crc32;
-            out.checksum_crc32c = fields.checksum_crc32c;
-            out.checksum_crc64nvme = fields.checksum_crc64nvme;
-            out.checksum_sha1 = fields.checksum_sha1;
-            out.checksum_sha256 = fields.checksum_sha256;
+            set_checksum!(out, &StoredChecksum { of, value: value.clone() }, 0);
         }
         page.push(out);
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod acl;
 pub(crate) mod buckets;
+pub(crate) mod checksum;
 pub(crate) mod copy;
 pub(crate) mod delete;
 pub(crate) mod get;
@@ -15,7 +16,8 @@ use std::sync::Arc;
 
 use base::Ino;
 use bytes::Bytes;
-use client::object::{Caller, Conditions, EtagMatch, ObjectName};
+use client::object::{Caller, Conditions, EtagMatch, ObjectInfo, ObjectName};
+use hyper::header::{self, HeaderMap};
 use hyper::http::Extensions;
 use s3s::dto::{ETag, ETagCondition, Timestamp, TimestampFormat};
 use s3s::{S3Result, s3_error};
@@ -79,8 +81,30 @@ fn offset(whole: &str, part: &str) -> usize {
 fn etags(condition: Option<&ETagCondition>) -> Option<EtagMatch> {
     Some(match condition? {
         ETagCondition::Any => EtagMatch::Any,
-        ETagCondition::ETag(etag) => EtagMatch::List(vec![etag.value().to_owned()]),
+        ETagCondition::ETag(etag) => EtagMatch::List(listed(etag.value())),
     })
+}
+
+/// The ETags of a list. The protocol library takes `"a", "b"` for one ETag, `a", "b`; none has quotes in it.
+fn listed(value: &str) -> Vec<String> {
+    let parts: Vec<&str> = value.split('"').collect();
+    let is_comma = |between: &str| matches!(between.trim().strip_suffix("W/").unwrap_or(between).trim(), ",");
+    match parts.iter().skip(1).step_by(2).all(|between| is_comma(between)) {
+        true => parts.into_iter().step_by(2).map(str::to_owned).collect(),
+        false => vec![value.to_owned()],
+    }
+}
+
+/// Whether the ranges of a request are wanted of an object as it is: `If-Range` names the one that the client has a
+/// part of.
+pub(crate) fn wants_range(headers: &HeaderMap, info: &ObjectInfo) -> bool {
+    let Some(value) = headers.get(header::IF_RANGE) else { return true };
+    let text = value.to_str().unwrap_or_default();
+    match Timestamp::parse(TimestampFormat::HttpDate, text) {
+        Ok(at) => at == timestamp(info.attr.mtime_ns),
+        // A weak ETag is never enough.
+        Err(_) => text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text) == info.etag,
+    }
 }
 
 /// Conditions of a reader.
@@ -152,6 +176,22 @@ pub(crate) fn refuse_unsupported(asked: &[(&str, bool)]) -> S3Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[track_caller]
+    fn check_listed(header: &str, expected: &[&str]) {
+        let condition = ETagCondition::parse_http_header(header.as_bytes()).unwrap();
+        let expected = expected.iter().map(|etag| (*etag).to_owned()).collect();
+        assert_eq!(etags(Some(&condition)), Some(EtagMatch::List(expected)), "{header}");
+    }
+
+    #[test]
+    fn conditions_take_lists_of_etags() {
+        check_listed("\"a\"", &["a"]);
+        check_listed("a", &["a"]);
+        check_listed("\"a\", \"b-2\",\"c\"", &["a", "b-2", "c"]);
+        check_listed("W/\"a\", W/\"b\"", &["a", "b"]);
+        check_listed("\"a\" \"b\"", &["a\" \"b"]);
+    }
 
     #[test]
     fn keys_become_names() {

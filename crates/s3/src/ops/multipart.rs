@@ -13,7 +13,7 @@ use s3s::dto::*;
 use s3s::{S3Error, S3Request, S3Response, S3Result, s3_error};
 
 use super::acl::owner;
-use super::get::checksum_fields;
+use super::checksum::{checksum_fields, checksum_kind, checksums_of, set_checksum};
 use super::listing::Encoding;
 use super::put::{Incoming, ReceivedBody, check_object, discard, object_meta, receive};
 use super::{Asked, strong, timestamp, write_conditions};
@@ -103,16 +103,9 @@ pub(crate) async fn create_multipart_upload(
         key: Some(input.key),
         upload_id: Some(write_id(upload.id)),
         checksum_algorithm: of.map(|of| ChecksumAlgorithm::from_static(hash::name(of.algorithm))),
-        checksum_type: of.map(|of| kind(of.kind)),
+        checksum_type: of.map(|of| checksum_kind(of.kind)),
         ..CreateMultipartUploadOutput::default()
     }))
-}
-
-fn kind(kind: ChecksumKind) -> ChecksumType {
-    ChecksumType::from_static(match kind {
-        ChecksumKind::FullObject => ChecksumType::FULL_OBJECT,
-        ChecksumKind::Composite => ChecksumType::COMPOSITE,
-    })
 }
 
 /// What an upload was begun with.
@@ -149,10 +142,13 @@ pub(crate) async fn upload_part(
     let received = receive(core, incoming, claims).await?;
     let etag = received.digested.etag();
     let checksum = received.digested.checksum;
-    let fields = checksum.as_ref().map(|checksum| checksum_fields(checksum, 0)).unwrap_or_default();
+    let mut output = UploadPartOutput { e_tag: Some(strong(&*etag)), ..UploadPartOutput::default() };
+    if let Some(checksum) = &checksum {
+        set_checksum!(output, checksum, 0);
+    }
     // What an upload without an algorithm brings is verified, and not needed again.
     let kept = checksum.filter(|_| of.is_some());
-    let part = PutPart { upload, number, etag: etag.clone(), checksum: kept, caller: asked.caller() };
+    let part = PutPart { upload, number, etag, checksum: kept, caller: asked.caller() };
     let stored = match received.body {
         ReceivedBody::Whole(bytes) => core.client.put_part_bytes(part, bytes).await,
         ReceivedBody::Staged(ino) => core.client.put_part(part, ino).await.inspect_err(|_| {
@@ -160,15 +156,7 @@ pub(crate) async fn upload_part(
         }),
     };
     stored.map_err(object_error)?;
-    Ok(S3Response::new(UploadPartOutput {
-        e_tag: Some(strong(etag)),
-        checksum_crc32: fields.checksum_crc32,
-        checksum_crc32c: fields.checksum_crc32c,
-        checksum_crc64nvme: fields.checksum_crc64nvme,
-        checksum_sha1: fields.checksum_sha1,
-        checksum_sha256: fields.checksum_sha256,
-        ..UploadPartOutput::default()
-    }))
+    Ok(S3Response::new(output))
 }
 
 /// All parts of an upload that are named.
@@ -202,14 +190,7 @@ fn combined_etag(parts: &[CompletePart]) -> String {
 
 /// The one checksum that a part of the list names.
 fn named_checksum(part: &CompletedPart) -> S3Result<Option<Bytes>> {
-    let values = [
-        &part.checksum_crc32,
-        &part.checksum_crc32c,
-        &part.checksum_crc64nvme,
-        &part.checksum_sha1,
-        &part.checksum_sha256,
-    ];
-    match values.into_iter().flatten().next() {
+    match checksums_of!(part).into_iter().flatten().next() {
         Some(text) => {
             let value = hash::unbase64(text.as_bytes());
             Ok(Some(
@@ -267,24 +248,13 @@ fn check_claim(
     parts: usize,
 ) -> S3Result<()> {
     let ours = checksum_fields(checksum, parts);
-    let claims = [
-        (&input.checksum_crc32, ours.checksum_crc32),
-        (&input.checksum_crc32c, ours.checksum_crc32c),
-        (&input.checksum_crc64nvme, ours.checksum_crc64nvme),
-        (&input.checksum_sha1, ours.checksum_sha1),
-        (&input.checksum_sha256, ours.checksum_sha256),
-    ];
-    for (claim, ours) in claims {
-        if let Some(claim) = claim
-            && Some(claim) != ours.as_ref()
-        {
-            return Err(s3_error!(
-                BadDigest,
-                "The checksum you specified did not match the calculated checksum."
-            ));
+    let mut claims = checksums_of!(input).into_iter().zip(checksums_of!(ours));
+    match claims.any(|(claim, ours)| claim.is_some() && claim != ours) {
+        true => {
+            Err(s3_error!(BadDigest, "The checksum you specified did not match the calculated checksum."))
         }
+        false => Ok(()),
     }
-    Ok(())
 }
 
 pub(crate) async fn complete_multipart_upload(
@@ -312,20 +282,17 @@ pub(crate) async fn complete_multipart_upload(
         Err(error) => return Err(error),
     };
     let count = etag.rsplit_once('-').and_then(|(_, count)| count.parse().ok()).unwrap_or(0);
-    let fields = checksum.map(|checksum| checksum_fields(&checksum, count)).unwrap_or_default();
-    Ok(S3Response::new(CompleteMultipartUploadOutput {
+    let mut output = CompleteMultipartUploadOutput {
         location: Some(format!("/{}/{}", input.bucket, Encoding::Url.write_text(&input.key))),
         bucket: Some(input.bucket),
         key: Some(input.key),
         e_tag: Some(strong(etag)),
-        checksum_crc32: fields.checksum_crc32,
-        checksum_crc32c: fields.checksum_crc32c,
-        checksum_crc64nvme: fields.checksum_crc64nvme,
-        checksum_sha1: fields.checksum_sha1,
-        checksum_sha256: fields.checksum_sha256,
-        checksum_type: fields.checksum_type,
         ..CompleteMultipartUploadOutput::default()
-    }))
+    };
+    if let Some(checksum) = &checksum {
+        output.checksum_type = set_checksum!(output, checksum, count);
+    }
+    Ok(S3Response::new(output))
 }
 
 async fn finish(
@@ -379,18 +346,17 @@ pub(crate) async fn abort_multipart_upload(
 }
 
 fn describe_part(part: PartInfo) -> Part {
-    let fields = part.checksum.as_ref().map(|checksum| checksum_fields(checksum, 0)).unwrap_or_default();
-    Part {
-        checksum_crc32: fields.checksum_crc32,
-        checksum_crc32c: fields.checksum_crc32c,
-        checksum_crc64nvme: fields.checksum_crc64nvme,
-        checksum_sha1: fields.checksum_sha1,
-        checksum_sha256: fields.checksum_sha256,
+    let mut described = Part {
         e_tag: Some(strong(part.etag)),
         last_modified: Some(timestamp(part.mtime_ns)),
         part_number: Some(part.number.into()),
         size: Some(part.len as i64),
+        ..Part::default()
+    };
+    if let Some(checksum) = &part.checksum {
+        set_checksum!(described, checksum, 0);
     }
+    described
 }
 
 fn page_limit(most: Option<i32>) -> S3Result<i32> {
@@ -434,7 +400,7 @@ pub(crate) async fn list_parts(
         is_truncated: Some(page.more),
         parts: Some(page.parts.into_iter().map(describe_part).collect()),
         checksum_algorithm: of.map(|of| ChecksumAlgorithm::from_static(hash::name(of.algorithm))),
-        checksum_type: of.map(|of| kind(of.kind)),
+        checksum_type: of.map(|of| checksum_kind(of.kind)),
         ..ListPartsOutput::default()
     }))
 }
@@ -485,7 +451,7 @@ pub(crate) async fn list_multipart_uploads(
                 uploads.push(MultipartUpload {
                     checksum_algorithm: checksum
                         .map(|of| ChecksumAlgorithm::from_static(hash::name(of.algorithm))),
-                    checksum_type: checksum.map(|of| kind(of.kind)),
+                    checksum_type: checksum.map(|of| checksum_kind(of.kind)),
                     initiated: Some(timestamp(started_ns)),
                     initiator: Some(Initiator { display_name: None, id: user.id.clone() }),
                     owner: Some(user),

@@ -11,7 +11,7 @@ use s3s::dto::*;
 use s3s::stream::ByteStream;
 use s3s::{S3Request, S3Response, S3Result, TrailingHeaders, s3_error};
 
-use super::get::checksum_fields;
+use super::checksum::set_checksum;
 use super::{Asked, refuse_unsupported, strong, write_conditions};
 use crate::error::{body_error, object_error};
 use crate::gate::Core;
@@ -99,7 +99,7 @@ async fn collect(stream: Option<StreamingBlob>, length: u64, digests: &mut Diges
     let mut joined = BytesMut::new();
     if let Some(mut stream) = stream {
         while let Some(bytes) = stream.next().await {
-            let bytes = bytes.map_err(|error| body_error(&error))?;
+            let bytes = bytes.map_err(|error| body_error(&*error))?;
             digests.update(&bytes);
             let came = whole.len().max(joined.len()) + bytes.len();
             if came as u64 > length {
@@ -147,7 +147,7 @@ async fn fill(
     let mut off = 0;
     if let Some(mut stream) = stream {
         while let Some(bytes) = stream.next().await {
-            let bytes = bytes.map_err(|error| body_error(&error))?;
+            let bytes = bytes.map_err(|error| body_error(&*error))?;
             if off + bytes.len() as u64 > length {
                 return Err(incomplete(length, off + bytes.len() as u64));
             }
@@ -244,12 +244,7 @@ macro_rules! check_object {
         ])?;
         $crate::ops::put::check_storage_class($input.storage_class.as_ref())?;
         $crate::ops::acl::check_object_acl_header($input.acl.as_ref())?;
-        $crate::ops::acl::check_grants(&[
-            $input.grant_full_control.as_deref(),
-            $input.grant_read.as_deref(),
-            $input.grant_read_acp.as_deref(),
-            $input.grant_write_acp.as_deref(),
-        ])?;
+        $crate::ops::acl::check_grants!($input);
     }};
 }
 pub(crate) use check_object;
@@ -296,17 +291,11 @@ pub(crate) async fn put_object(
     meta.checksum = received.digested.checksum;
     let put = PutOptions { meta, conditions, caller: asked.caller() };
     let info = publish(core, name, received.body, put).await?;
-    let fields = checksum.map(|checksum| checksum_fields(&checksum, 0)).unwrap_or_default();
-    Ok(S3Response::new(PutObjectOutput {
-        e_tag: Some(strong(info.etag)),
-        checksum_crc32: fields.checksum_crc32,
-        checksum_crc32c: fields.checksum_crc32c,
-        checksum_crc64nvme: fields.checksum_crc64nvme,
-        checksum_sha1: fields.checksum_sha1,
-        checksum_sha256: fields.checksum_sha256,
-        checksum_type: fields.checksum_type,
-        ..PutObjectOutput::default()
-    }))
+    let mut output = PutObjectOutput { e_tag: Some(strong(info.etag)), ..PutObjectOutput::default() };
+    if let Some(checksum) = &checksum {
+        output.checksum_type = set_checksum!(output, checksum, 0);
+    }
+    Ok(S3Response::new(output))
 }
 
 #[cfg(test)]

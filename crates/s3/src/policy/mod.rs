@@ -39,6 +39,14 @@ pub enum PolicyOf<'a> {
     Session,
     /// The bucket of this name: each statement names principals, and resources of this bucket only.
     Bucket(&'a str),
+    /// The same for a bucket that was renamed since: its resources name it as it was called, and mean it as it is.
+    RenamedBucket(&'a str),
+}
+
+impl PolicyOf<'_> {
+    fn is_bucket(self) -> bool {
+        matches!(self, Self::Bucket(_) | Self::RenamedBucket(_))
+    }
 }
 
 /// Why a text is no policy.

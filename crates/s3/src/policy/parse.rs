@@ -103,7 +103,7 @@ impl Reader<'_> {
             }
         }
         let missing = |name: &str| place.fault(&format!("{name} is missing"));
-        if matches!(self.of, PolicyOf::Bucket(_)) && principals.is_none() {
+        if self.of.is_bucket() && principals.is_none() {
             return Err(missing("Principal"));
         }
         let (actions, not_actions) = actions.ok_or_else(|| missing("Action"))?;
@@ -120,7 +120,7 @@ impl Reader<'_> {
     }
 
     fn principals(&self, json: Json, place: &Place) -> Result<Principals, Fault> {
-        if !matches!(self.of, PolicyOf::Bucket(_)) {
+        if !self.of.is_bucket() {
             return Err(place.fault("only policies of buckets have principals"));
         }
         match json {
@@ -157,8 +157,15 @@ impl Reader<'_> {
         let Some(resource) = text.strip_prefix(ARN).filter(|resource| !resource.is_empty()) else {
             return Err(place.fault("resource must be * or arn:aws:s3:::BUCKET or arn:aws:s3:::BUCKET/KEY"));
         };
+        let named = resource.split('/').next().unwrap_or(resource);
+        if let PolicyOf::RenamedBucket(bucket) = self.of
+            && !named.contains("${")
+        {
+            // A wildcard in the name goes on into keys.
+            let keys = if named == resource && named.contains('*') { "*" } else { &resource[named.len()..] };
+            return pattern(&format!("{bucket}{keys}"), syntax, place);
+        }
         if let PolicyOf::Bucket(bucket) = self.of {
-            let named = resource.split('/').next().unwrap_or(resource);
             let is_of_bucket = named.contains("${")
                 || pattern(named, syntax, place)?.matches(bucket, Values::default(), Case::Differs);
             if !is_of_bucket {

@@ -312,6 +312,32 @@ fn policies_of_buckets_name_principals_and_their_bucket() {
     }
 }
 
+/// Whether a policy of the bucket `old` allows `s3:GetObject` of something once it is called `new`.
+#[track_caller]
+fn check_renamed(resource: &str, place: &str, expected: Verdict) {
+    let members = format!(r#""Effect":"Allow","Action":"*","Principal":"*","Resource":"{resource}""#);
+    let bucket = Policy::parse(policy(&members).as_bytes(), PolicyOf::RenamedBucket("new")).unwrap();
+    let request = PolicyRequest { bucket_policy: Some(&bucket), ..request("s3:GetObject", place) };
+    assert_eq!(decide(&request), expected, "{resource} {place}");
+}
+
+#[test]
+fn the_policy_of_a_renamed_bucket_is_about_the_same_things() {
+    for (resource, bucket, in_a, in_b) in [
+        ("arn:aws:s3:::old", OK, NO, NO),
+        ("arn:aws:s3:::old/*", NO, OK, OK),
+        ("arn:aws:s3:::old/a/*", NO, OK, NO),
+        ("arn:aws:s3:::ol?/a/*", NO, OK, NO),
+        ("arn:aws:s3:::o*/a/*", NO, OK, NO),
+        ("arn:aws:s3:::o*", OK, OK, OK),
+        ("*", OK, OK, OK),
+    ] {
+        check_renamed(resource, "new", bucket);
+        check_renamed(resource, "new/a/k", in_a);
+        check_renamed(resource, "new/b/k", in_b);
+    }
+}
+
 /// Some statement, as JSON.
 fn any_statement() -> impl Strategy<Value = String> {
     let action = prop::sample::select(vec!["*", "s3:*", "s3:Get*", "s3:PutObject", "s3:GetObject"]);

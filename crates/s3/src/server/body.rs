@@ -2,15 +2,19 @@
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use s3s::S3Error;
 use tokio::time::{Instant, Sleep};
 
 use super::chunked::{Chunked, ChunkedError};
+use super::form::{FormHead, FormStart};
+use crate::error::body_error;
+use crate::hash::DocumentCheck;
 
 /// Unread bytes of a refused request that are taken all the same, so that the client reads the answer instead of
 /// meeting a closed connection.
@@ -30,6 +34,9 @@ pub(crate) enum BodyError {
     /// The framing of `aws-chunked` is wrong.
     #[error(transparent)]
     Chunked(#[from] ChunkedError),
+    /// It is a document and not what the client said of it.
+    #[error("document does not match its digest")]
+    Document,
 }
 
 /// How fast a body must come.
@@ -44,12 +51,28 @@ pub(crate) struct BodyRules {
 pub(crate) struct Unread {
     bytes: AtomicU64,
     rest: Mutex<Option<Incoming>>,
+    failure: Mutex<Option<S3Error>>,
+    form_token: OnceLock<String>,
 }
 
 impl Unread {
     /// Bytes that came.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Why it ended early. The protocol library calls that an internal error where it reads documents.
+    pub(crate) fn failure(&self) -> Option<S3Error> {
+        self.failure.lock().expect("no holder of this lock panics").take()
+    }
+
+    /// The session token in the fields of a form that was read.
+    pub(crate) fn form_token(&self) -> Option<&str> {
+        self.form_token.get().map(String::as_str)
+    }
+
+    fn fail(&self, error: S3Error) {
+        *self.failure.lock().expect("no holder of this lock panics") = Some(error);
     }
 
     /// Takes what is left, within limits.
@@ -68,10 +91,22 @@ impl Unread {
     }
 }
 
+/// What is done with the bytes on their way.
+pub(crate) enum Coding {
+    /// Nothing.
+    Plain,
+    /// They are in frames.
+    Chunked(Chunked),
+    /// They are a document, which is compared with its digests.
+    Document(Box<DocumentCheck>),
+    /// They are the beginning of a form.
+    Form(FormHead),
+}
+
 /// The body.
 pub(crate) struct RequestBody {
     inner: Option<Incoming>,
-    chunked: Option<Chunked>,
+    coding: Coding,
     seen: Arc<Unread>,
     rules: BodyRules,
     began: Instant,
@@ -80,13 +115,8 @@ pub(crate) struct RequestBody {
 }
 
 impl RequestBody {
-    pub(crate) fn new(
-        inner: Incoming,
-        chunked: Option<Chunked>,
-        rules: BodyRules,
-        seen: Arc<Unread>,
-    ) -> Self {
-        Self { inner: Some(inner), chunked, seen, rules, began: Instant::now(), waiting: None }
+    pub(crate) fn new(inner: Incoming, coding: Coding, rules: BodyRules, seen: Arc<Unread>) -> Self {
+        Self { inner: Some(inner), coding, seen, rules, began: Instant::now(), waiting: None }
     }
 
     /// When the next bytes must have come: after the idle timeout, or sooner if it was slow altogether.
@@ -128,6 +158,26 @@ impl RequestBody {
     }
 }
 
+impl RequestBody {
+    /// The beginning of a form, with which it goes on as it comes.
+    fn begin_form(&mut self, start: FormStart) -> Bytes {
+        if let Some(token) = start.token {
+            // A form has one beginning.
+            let _ = self.seen.form_token.set(token);
+        }
+        self.coding = Coding::Plain;
+        start.bytes
+    }
+
+    /// What a short form held back to its end.
+    fn held_back(&mut self) -> Option<Result<Frame<Bytes>, BodyError>> {
+        let Coding::Form(head) = &mut self.coding else { return None };
+        let start = head.finish();
+        let bytes = self.begin_form(start);
+        (!bytes.is_empty()).then(|| Ok(Frame::data(bytes)))
+    }
+}
+
 impl Body for RequestBody {
     type Data = Bytes;
     type Error = BodyError;
@@ -138,20 +188,36 @@ impl Body for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
         loop {
-            if let Some(chunked) = &mut this.chunked
+            if let Coding::Chunked(chunked) = &mut this.coding
                 && let Some(bytes) = chunked.next()
             {
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
             let bytes = match std::task::ready!(this.poll_inner(context)) {
                 Some(Ok(bytes)) => bytes,
-                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-                None => return Poll::Ready(None),
+                Some(Err(error)) => {
+                    this.seen.fail(body_error(&error));
+                    return Poll::Ready(Some(Err(error)));
+                }
+                None => return Poll::Ready(this.held_back()),
             };
-            match &mut this.chunked {
-                None => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
-                Some(chunked) => {
+            match &mut this.coding {
+                Coding::Form(head) => {
+                    if let Some(start) = head.take(&bytes) {
+                        return Poll::Ready(Some(Ok(Frame::data(this.begin_form(start)))));
+                    }
+                }
+                Coding::Plain => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                Coding::Document(check) => {
+                    let checked = check.update(&bytes).map_err(|error| {
+                        this.seen.fail(error);
+                        BodyError::Document
+                    });
+                    return Poll::Ready(Some(checked.map(|()| Frame::data(bytes))));
+                }
+                Coding::Chunked(chunked) => {
                     if let Err(error) = chunked.take(bytes) {
+                        this.seen.fail(body_error(&error));
                         return Poll::Ready(Some(Err(error.into())));
                     }
                 }
@@ -160,9 +226,9 @@ impl Body for RequestBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match (&self.inner, &self.chunked) {
-            (Some(inner), None) => inner.size_hint(),
-            (Some(_), Some(_)) => SizeHint::default(),
+        match (&self.inner, &self.coding) {
+            (_, Coding::Form(_)) | (Some(_), Coding::Chunked(_)) => SizeHint::default(),
+            (Some(inner), _) => inner.size_hint(),
             (None, _) => SizeHint::with_exact(0),
         }
     }

@@ -31,11 +31,16 @@ const WINDOW_BYTES: u32 = 1 << 20;
 const WINDOWS_BYTES: u32 = 4 << 20;
 
 pub(super) struct Connection {
-    pub(super) gate: Arc<Gate>,
     pub(super) tls: TlsAcceptor,
-    pub(super) limits: Arc<Limits>,
-    pub(super) phase: watch::Receiver<Phase>,
-    pub(super) peer: SocketAddr,
+    pub(super) http: Http,
+}
+
+/// What speaks HTTP on it.
+pub(crate) struct Http {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) peer: SocketAddr,
 }
 
 impl Connection {
@@ -43,29 +48,31 @@ impl Connection {
         // Answers are written whole; waiting to fill a segment only delays them.
         let _ = stream.set_nodelay(true);
         let mut first = [0];
-        let timeout = self.limits.header_timeout;
+        let Self { tls, http } = self;
+        let (timeout, idle_timeout) = (http.limits.header_timeout, http.limits.idle_timeout);
         match tokio::time::timeout(timeout, stream.peek(&mut first)).await {
             Ok(Ok(1)) if first[0] == TLS_HANDSHAKE => {
-                let handshake = self.tls.accept(TimedIo::new(stream, self.limits.idle_timeout));
+                let handshake = tls.accept(TimedIo::new(stream, idle_timeout));
                 match tokio::time::timeout(timeout, handshake).await {
                     Ok(Ok(stream)) => {
                         let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                        self.serve_http(stream, is_http2, true).await;
+                        http.serve(stream, is_http2, true).await;
                     }
-                    Ok(Err(error)) => tracing::debug!(peer = %self.peer, %error, "TLS handshake failed"),
-                    Err(_) => tracing::debug!(peer = %self.peer, "TLS handshake took too long"),
+                    Ok(Err(error)) => tracing::debug!(peer = %http.peer, %error, "TLS handshake failed"),
+                    Err(_) => tracing::debug!(peer = %http.peer, "TLS handshake took too long"),
                 }
             }
             Ok(Ok(1)) => {
-                let stream = TimedIo::new(stream, self.limits.idle_timeout);
-                self.serve_http(stream, false, false).await;
+                http.serve(TimedIo::new(stream, idle_timeout), false, false).await;
             }
             // Nobody spoke.
             _ => {}
         }
     }
+}
 
-    async fn serve_http<S>(mut self, stream: S, is_http2: bool, is_secure: bool)
+impl Http {
+    pub(crate) async fn serve<S>(mut self, stream: S, is_http2: bool, is_secure: bool)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {

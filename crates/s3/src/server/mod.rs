@@ -6,6 +6,7 @@ mod body;
 mod chunked;
 mod connection;
 mod finish;
+mod form;
 mod io;
 
 use std::net::SocketAddr;
@@ -19,11 +20,12 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 
 use crate::gate::Gate;
-use connection::Connection;
+use connection::{Connection, Http};
 
-pub(crate) use body::{BodyRules, RequestBody, Unread};
+pub(crate) use body::{BodyRules, Coding, RequestBody, Unread};
 pub(crate) use chunked::{Chunked, Signing};
 pub(crate) use finish::Finisher;
+pub(crate) use form::FormHead;
 
 /// What one client, or all together, may take.
 #[derive(Debug, Clone)]
@@ -121,6 +123,17 @@ impl Server {
     }
 }
 
+/// A door for the fuzzer: serves one connection of HTTP/1.1 over a stream in memory, until its client ends it.
+#[cfg(fuzzing)]
+pub async fn serve_stream<S>(gate: Arc<Gate>, stream: S, limits: Limits)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let (_phase, phase) = watch::channel(Phase::Serving);
+    let peer = SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 1));
+    Http { gate, limits: Arc::new(limits), phase, peer }.serve(stream, false, false).await;
+}
+
 struct Accept {
     listener: TcpListener,
     gate: Arc<Gate>,
@@ -154,13 +167,13 @@ impl Accept {
                     continue;
                 }
             };
-            let connection = Connection {
+            let http = Http {
                 gate: self.gate.clone(),
-                tls: self.tls.clone(),
                 limits: self.limits.clone(),
                 phase: self.phase.clone(),
                 peer,
             };
+            let connection = Connection { tls: self.tls.clone(), http };
             connections.spawn(async move {
                 let _permit = permit;
                 connection.serve(stream).await;

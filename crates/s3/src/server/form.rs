@@ -1,0 +1,189 @@
+//! What a form says before its file: `${filename}` in its key is replaced, and its session token is read.
+//!
+//! The protocol library does neither, and has no place to do it. A form's signature covers its policy only, and its
+//! policy is compared with the key that results.
+
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+
+/// Most bytes before the file: what the protocol library takes as fields, and the heads of all of them.
+const HEAD_BYTES_MAX: usize = 128 << 10;
+const VARIABLE: &str = "${filename}";
+
+/// The beginning of a form, held back until the file begins.
+pub(crate) struct FormHead {
+    boundary: Vec<u8>,
+    held: BytesMut,
+    /// It is looked at again when there is as much: twice what there was, or many small pieces would take long.
+    enough: usize,
+}
+
+/// A form up to its file.
+#[derive(Debug, PartialEq, Eq)]
+struct Fields {
+    key: Option<Range<usize>>,
+    token: Option<String>,
+    filename: String,
+}
+
+/// How far a form can be understood.
+#[derive(Debug, PartialEq, Eq)]
+enum Scan {
+    /// The file has not begun yet.
+    More,
+    /// Not at all, or there is no file: what it is worth is for others to say.
+    Nothing,
+    File(Fields),
+}
+
+/// What goes on.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct FormStart {
+    pub(crate) bytes: Bytes,
+    pub(crate) token: Option<String>,
+}
+
+impl FormHead {
+    /// For a form of this content type.
+    pub(crate) fn new(content_type: &str) -> Option<Self> {
+        let (_, value) = content_type.split_once("boundary=")?;
+        let value = value.split(';').next().unwrap_or_default().trim().trim_matches('"');
+        let boundary = format!("--{value}").into_bytes();
+        (!value.is_empty()).then(|| Self { boundary, held: BytesMut::new(), enough: 0 })
+    }
+
+    /// Takes the next bytes; returns all that was held back some time after the file begins.
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> Option<FormStart> {
+        self.held.extend_from_slice(bytes);
+        if self.held.len() < self.enough.min(HEAD_BYTES_MAX) {
+            return None;
+        }
+        self.enough = self.held.len() * 2;
+        match scan(&self.held, &self.boundary) {
+            Scan::More if self.held.len() < HEAD_BYTES_MAX => None,
+            found => Some(self.go_on(found)),
+        }
+    }
+
+    /// What is held back when nothing more comes.
+    pub(crate) fn finish(&mut self) -> FormStart {
+        let found = scan(&self.held, &self.boundary);
+        self.go_on(found)
+    }
+
+    fn go_on(&mut self, found: Scan) -> FormStart {
+        let whole = self.held.split().freeze();
+        let Scan::File(fields) = found else { return FormStart { bytes: whole, token: None } };
+        let bytes = fields.key.and_then(|key| named(&whole, key, &fields.filename)).unwrap_or(whole);
+        FormStart { bytes, token: fields.token }
+    }
+}
+
+/// The same with the file's name in its key; `None` if nothing is to be replaced.
+fn named(whole: &[u8], key: Range<usize>, filename: &str) -> Option<Bytes> {
+    let text = std::str::from_utf8(&whole[key.clone()]).ok().filter(|text| text.contains(VARIABLE))?;
+    // Some browsers tell the whole path.
+    let name = filename.rsplit(['/', '\\']).next().unwrap_or(filename);
+    let replaced = text.replace(VARIABLE, name);
+    Some([&whole[..key.start], replaced.as_bytes(), &whole[key.end..]].concat().into())
+}
+
+fn find(bytes: &[u8], from: usize, wanted: &[u8]) -> Option<usize> {
+    let tail = bytes.get(from..)?;
+    tail.windows(wanted.len()).position(|window| window == wanted).map(|at| from + at)
+}
+
+/// The value of a parameter in the head of a part.
+fn parameter<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    let line = head.lines().find(|line| {
+        line.split_once(':').is_some_and(|(name, _)| name.trim().eq_ignore_ascii_case("content-disposition"))
+    })?;
+    let (_, rest) = line.split_once(&format!("; {name}=\""))?;
+    rest.split_once('"').map(|(value, _)| value)
+}
+
+fn scan(form: &[u8], boundary: &[u8]) -> Scan {
+    let mut fields = Fields { key: None, token: None, filename: String::new() };
+    if form.len() >= boundary.len() && !form.starts_with(boundary) {
+        return Scan::Nothing;
+    }
+    let mut at = 0;
+    loop {
+        let head_from = at + boundary.len();
+        let Some(head_to) = find(form, head_from, b"\r\n\r\n") else { return Scan::More };
+        let Ok(head) = std::str::from_utf8(&form[head_from..head_to]) else { return Scan::Nothing };
+        let Some(name) = parameter(head, "name") else { return Scan::Nothing };
+        if name.eq_ignore_ascii_case("file") {
+            fields.filename = parameter(head, "filename").unwrap_or_default().to_owned();
+            return Scan::File(fields);
+        }
+        let value_from = head_to + 4;
+        let end = [b"\r\n", boundary].concat();
+        let Some(value_to) = find(form, value_from, &end) else { return Scan::More };
+        if name.eq_ignore_ascii_case("key") {
+            fields.key = Some(value_from..value_to);
+        } else if name.eq_ignore_ascii_case("x-amz-security-token") {
+            fields.token = std::str::from_utf8(&form[value_from..value_to]).ok().map(str::to_owned);
+        }
+        at = value_to + 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn form(key: &str, filename: &str) -> String {
+        format!(
+            "--b\r\nContent-Disposition: form-data; name=\"key\"\r\n\r\n{key}\r\n\
+             --b\r\nContent-Disposition: form-data; name=\"x-amz-security-token\"\r\n\r\ntoken\r\n\
+             --b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{filename}\"\r\n\
+             Content-Type: text/plain\r\n\r\n--b ${{filename}}\r\n--b--\r\n"
+        )
+    }
+
+    #[track_caller]
+    fn check(key: &str, filename: &str, expected: &str) {
+        let (sent, expected) = (form(key, filename), form(expected, filename));
+        for step in [1, 7, 100, sent.len()] {
+            let mut head = FormHead::new("multipart/form-data; boundary=b").unwrap();
+            let mut start = None;
+            let mut rest = Vec::new();
+            for piece in sent.as_bytes().chunks(step) {
+                match &start {
+                    Some(_) => rest.extend_from_slice(piece),
+                    None => start = head.take(piece),
+                }
+            }
+            let start = start.unwrap_or_else(|| head.finish());
+            let got = [&start.bytes[..], &rest].concat();
+            assert_eq!(String::from_utf8(got).unwrap(), expected, "in steps of {step}");
+            assert_eq!(start.token.as_deref(), Some("token"));
+        }
+    }
+
+    #[test]
+    fn keys_get_the_name_of_the_file() {
+        check("user/${filename}", "a b.txt", "user/a b.txt");
+        check("${filename}-${filename}", "x", "x-x");
+        check("user/${filename}", "C:\\pictures\\x.jpg", "user/x.jpg");
+        check("user/${filename}", "", "user/");
+        check("plain", "x", "plain");
+    }
+
+    #[test]
+    fn what_is_no_form_passes_as_it_is() {
+        for sent in ["hello", "--c\r\n\r\n", "--b\r\nContent-Disposition: form-data\r\n\r\nx"] {
+            let mut head = FormHead::new("multipart/form-data; boundary=\"b\"").unwrap();
+            let start = head.take(sent.as_bytes()).unwrap();
+            assert_eq!(start, FormStart { bytes: sent.into(), token: None });
+        }
+        let mut head = FormHead::new("multipart/form-data; boundary=b").unwrap();
+        assert_eq!(head.take(b"--b\r\nContent"), None);
+        assert_eq!(head.finish().bytes, "--b\r\nContent");
+        assert_eq!(head.take(b"--b\r\n"), None);
+        assert!(head.take(&vec![b'-'; HEAD_BYTES_MAX + 1]).is_some());
+        assert!(FormHead::new("multipart/form-data").is_none());
+    }
+}
