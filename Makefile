@@ -43,7 +43,7 @@ test-long: deps ## the same with larger trees, more operations and more crashes
 	@tests/run.sh --long
 
 crash: deps build ## SIGKILL, power cuts, bad and full disks: ROUNDS=240 in all, SEED=1
-	@FOREBAY_CRASH_ROUNDS=$(or $(ROUNDS),240) FOREBAY_TEST_SEED=$(or $(SEED),1) tests/run.sh crash full
+	@FOREBAY_CRASH_ROUNDS=$(or $(ROUNDS),240) FOREBAY_TEST_SEED=$(or $(SEED),1) tests/run.sh crash s3-crash full
 
 conformance: build ## real programs at full length, about 40 minutes; PARTS="fsx fio" for some of them
 	@tests/deps.sh long
