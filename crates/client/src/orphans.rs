@@ -175,20 +175,6 @@ impl Client {
         join_all(deletes).await.into_iter().all(|done| done)
     }
 
-    /// Drives that rebuilt their index from what lies on them, so that shards that were deleted may be there again,
-    /// and how often each did.
-    pub fn rescanned_drives(&self) -> Vec<(DriveId, u32)> {
-        let topology = self.inner.extents.topology();
-        let rescans = |id: DriveId| topology.readable(id).map(|service| (id, service.stat().rescans));
-        let drives = topology.map.drives.iter().filter_map(|drive| rescans(drive.id));
-        drives.filter(|(_, rescans)| *rescans > 0).collect()
-    }
-
-    /// Looks for orphans among all extents once more, unless that has begun for this rescan of the drive.
-    pub async fn doubt_extents(&self, drive: DriveId, rescans: u32) -> Result<(), FsError> {
-        self.call(MetaRequest::DoubtExtents { drive, rescans }).await.map(drop)
-    }
-
     /// No drive holds an orphan of this range: it is forgotten.
     pub async fn range_verified(&self, range: ClosedRange) -> Result<(), FsError> {
         self.call(MetaRequest::RangeVerified { first: range.first }).await.map(drop)

@@ -184,7 +184,6 @@ pub struct Drive {
     clock: Arc<dyn Clock>,
     io_path: IoPath,
     report: RecoveryReport,
-    rescans: u32,
 }
 
 impl Drive {
@@ -225,8 +224,6 @@ impl Drive {
         let files = DeviceFiles { direct, cached };
         let Recovered { index, next_seq, checkpoint, previous, report } = recovered;
         (superblock.checkpoint, superblock.previous) = (checkpoint, previous);
-        superblock.rescans += u32::from(report.rescanned);
-        let rescans = superblock.rescans;
         claim(&*files.direct, &mut superblock).map_err(io)?;
         let limits = options.limits(&*files.direct);
         let admission = Admission::new(limits.batch_bytes, limits.batch_records as u64, options.queue_bytes);
@@ -250,7 +247,7 @@ impl Drive {
         tracing::info!(%drive, uuid = %shared.uuid, ?report, "drive opened");
         let (runner, io_path) = Runner::start(engine, &files, options.io);
         let clock = env.clock.clone();
-        Ok(Arc::new(Self { shared, files, runner, clock, io_path, report, rescans }))
+        Ok(Arc::new(Self { shared, files, runner, clock, io_path, report }))
     }
 
     /// What the recovery at open met.
@@ -478,7 +475,6 @@ impl DriveService for Drive {
             write_limit_bytes_per_s: self.shared.admission.write_limit_bytes_per_s(),
             shards: summary.shards,
             bad_shards: summary.bad_shards,
-            rescans: self.rescans,
         }
     }
 }

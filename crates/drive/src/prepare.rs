@@ -115,7 +115,6 @@ fn write_superblocks(file: &dyn File, geometry: Geometry, options: &FormatOption
         closed: true,
         checkpoint: CheckpointPointer::default(),
         previous: CheckpointPointer::default(),
-        rescans: 0,
     };
     for _ in 0..2 {
         superblock.sequence += 1;

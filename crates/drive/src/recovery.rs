@@ -3,10 +3,6 @@
 //! A frame that is not intact was either never acknowledged (a crash tore it) or damaged later. Frames say
 //! up to which one everything was durable when they were written, so the two can be told apart: below that
 //! number it is damage, and costs the records concerned only.
-//!
-//! Without a checkpoint that can be read, all frames of all segments are read instead: see [`rescan`].
-
-mod rescan;
 
 use std::collections::BTreeMap;
 
@@ -31,9 +27,6 @@ pub struct RecoveryReport {
     pub was_closed: bool,
     /// Whether the newest checkpoint was damaged and the one before was used.
     pub fell_back: bool,
-    /// Whether no checkpoint could be read and the frames of all segments were read instead. Shards that were
-    /// deleted may be there again.
-    pub rescanned: bool,
     /// Shards in the checkpoint.
     pub checkpoint_entries: u64,
     /// Frames replayed.
@@ -60,21 +53,13 @@ pub(crate) struct Recovered {
 /// Rebuilds the index.
 ///
 /// # Errors
-/// A sentence for people if the checkpoint and the one before it are damaged, and a segment cannot be read.
+/// A sentence for people if the checkpoint and the one before it are damaged.
 pub(crate) fn recover(
     file: &dyn File,
     geometry: Geometry,
     superblock: &Superblock,
 ) -> Result<Recovered, String> {
-    let (basis, content) = match basis(file, geometry, superblock) {
-        Ok(basis) => basis,
-        Err(reason) => {
-            let uuid = superblock.uuid;
-            tracing::warn!(%uuid, reason, "index checkpoints are damaged, reading the frames of all segments");
-            return rescan::rescan(file, geometry, superblock)
-                .map_err(|second| format!("{reason}; {second}"));
-        }
-    };
+    let (basis, content) = basis(file, geometry, superblock)?;
     let Basis { pointer, previous, closed, fell_back, .. } = basis.clone();
     let mut segments = segments_of(&content, geometry, &basis);
     let mut report = RecoveryReport {

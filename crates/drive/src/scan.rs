@@ -161,8 +161,7 @@ pub(crate) fn scan_segment(file: &dyn File, geometry: Geometry, from: ScanFrom) 
     let mut last_seq = from.last_seq;
     let mut block = from.block;
     while block < geometry.segment_blocks() {
-        let found = frame_at(&mut window, geometry, from.segment, block);
-        let Some(found) = found.filter(|found| found.header.generation == from.generation) else {
+        let Some(found) = frame_at(&mut window, geometry, from, block) else {
             block += 1;
             continue;
         };
@@ -177,17 +176,10 @@ pub(crate) fn scan_segment(file: &dyn File, geometry: Geometry, from: ScanFrom) 
     scan
 }
 
-/// The generation of the first frame that can be read, for a segment whose own header cannot.
-pub(crate) fn first_generation(file: &dyn File, geometry: Geometry, segment: u32) -> Option<u64> {
-    let mut window = Window::new(file, geometry, segment);
-    let mut blocks = 1..geometry.segment_blocks();
-    blocks.find_map(|block| Some(frame_at(&mut window, geometry, segment, block)?.header.generation))
-}
-
-/// A frame that says of itself that it is here.
-fn frame_at(window: &mut Window<'_>, geometry: Geometry, segment: u32, block: u32) -> Option<FoundFrame> {
+fn frame_at(window: &mut Window<'_>, geometry: Geometry, from: ScanFrom, block: u32) -> Option<FoundFrame> {
     let header = FrameHeader::peek(window.block(block)?).ok()?;
-    let here = header.segment == segment
+    let here = header.generation == from.generation
+        && header.segment == from.segment
         && header.start_block == block
         && header.seq > header.prev_seq
         && header.header_blocks <= HEADER_BLOCKS_MAX

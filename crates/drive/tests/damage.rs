@@ -324,102 +324,13 @@ fn a_damaged_checkpoint_is_replaced_by_the_one_before() {
     }
 }
 
-#[test]
-fn a_drive_without_a_readable_checkpoint_is_rebuilt_from_its_frames() {
-    for left in [Left::Closed, Left::Crashed] {
-        let sim = Sim::new(1);
-        let mut shards = filled(&sim, 60, Left::Closed);
-        let drive = open(&sim.env(), path()).unwrap();
-        block_on(drive.put(put(key(61), 2))).unwrap();
-        block_on(drive.delete(vec![key(1)])).unwrap();
-        shards.push((key(61), 2));
-        if left == Left::Closed {
-            block_on(drive.close()).unwrap();
-        }
-        drop(drive);
-        sim.files.crash();
-        for rescans in 1..=2 {
-            flip_checkpoints(&sim);
-            let report = fsck(&sim.env(), path()).unwrap();
-            assert!(report.recovery.rescanned && !report.clean, "{report:?}");
-            assert_eq!((report.damaged_shards, report.shards), (0, 60), "{report:?}");
-            let drive = open(&sim.env(), path()).unwrap();
-            assert!(drive.recovery().rescanned);
-            assert_eq!(drive.stat().rescans, rescans);
-            assert_eq!(check_answers(&drive, &shards), 60);
-            assert!(get(&drive, key(1), 0, 1).is_err(), "it was deleted");
-            drop(drive);
-            sim.files.crash();
-        }
-        let drive = open(&sim.env(), path()).unwrap();
-        assert!(!drive.recovery().rescanned, "the open wrote a checkpoint");
-        assert_eq!(drive.stat().rescans, 2, "what came back may still be there");
-        block_on(drive.put(put(key(62), 2))).unwrap();
-        block_on(drive.close()).unwrap();
-        drop(drive);
-        assert!(fsck(&sim.env(), path()).unwrap().clean);
-    }
-}
-
-#[test]
-fn nothing_is_written_to_a_drive_that_cannot_be_scanned() {
-    let sim = Sim::new(1);
-    filled(&sim, 10, Left::Closed);
-    flip_checkpoints(&sim);
-    sim.files.break_range(path(), MIB..2 * MIB);
-    let written = sim.files.operations().0;
-    assert!(matches!(open(&sim.env(), path()), Err(OpenDriveError::IndexDamaged { .. })));
-    assert_eq!(sim.files.operations().0, written);
-}
-
-#[test]
-fn a_rescan_needs_no_segment_header() {
-    let sim = Sim::new(1);
-    let shards = filled(&sim, 60, Left::Closed);
-    flip_checkpoints(&sim);
-    sim.files.flip_bit(path(), MIB + 16, 1);
-    assert_eq!(check_answers(&open(&sim.env(), path()).unwrap(), &shards), 60);
-}
-
-#[test]
-fn a_rescan_takes_nothing_of_the_drive_that_was_here_before() {
-    let sim = Sim::new(1);
-    filled(&sim, 30, Left::Closed);
-    let other = drive::FormatOptions {
-        existing: Existing::Overwrite,
-        uuid: base::DriveUuid([8; 16]),
-        ..format_options(CAPACITY)
-    };
-    Drive::format(&sim.env(), path(), &other).unwrap();
-    block_on(open(&sim.env(), path()).unwrap().close()).unwrap();
-    flip_checkpoints(&sim);
-    let drive = open(&sim.env(), path()).unwrap();
-    assert_eq!((drive.recovery().rescanned, drive.stat().shards), (true, 0));
-}
-
 /// Damages the first run of the checkpoint that the newest superblock points to.
 fn flip_newest_checkpoint(sim: &Sim) {
-    let checkpoint = newest_superblock(sim).checkpoint;
-    flip_run(sim, checkpoint.segments[0]);
-}
-
-/// Damages all checkpoints.
-fn flip_checkpoints(sim: &Sim) {
-    let superblock = newest_superblock(sim);
-    let pointers = [superblock.checkpoint, superblock.previous];
-    let first: std::collections::BTreeSet<u32> =
-        pointers.iter().filter_map(|pointer| pointer.segments.first()).copied().collect();
-    first.into_iter().for_each(|segment| flip_run(sim, segment));
-}
-
-fn newest_superblock(sim: &Sim) -> drive::Superblock {
     let dump = dump(&sim.env(), path()).unwrap();
-    let slots = dump.superblocks.into_iter().filter_map(|slot| slot.superblock);
-    slots.max_by_key(|superblock| superblock.sequence).unwrap()
-}
-
-fn flip_run(sim: &Sim, segment: u32) {
-    sim.files.flip_bit(path(), MIB + u64::from(segment) * MIB + 4096 + 40, 0);
+    let slots = dump.superblocks.iter().filter_map(|slot| slot.superblock.as_ref());
+    let newest = slots.max_by_key(|superblock| superblock.sequence).unwrap();
+    let at = MIB + u64::from(newest.checkpoint.segments[0]) * newest.segment_bytes + 4096;
+    sim.files.flip_bit(path(), at + 40, 0);
 }
 
 #[test]
@@ -510,6 +421,11 @@ fn drives_that_cannot_be_used_are_refused_each_with_its_reason() {
     check_refused(
         |sim| sim.files.put_image(path(), &[0; 4096]),
         |error| matches!(error, OpenDriveError::NotDrive { .. }),
+    );
+    // The first run of the checkpoint: segment 1 was the first one that was free at close.
+    check_refused(
+        |sim| sim.files.flip_bit(path(), 2 * MIB + 4096 + 40, 0),
+        |error| matches!(error, OpenDriveError::IndexDamaged { .. }),
     );
 }
 

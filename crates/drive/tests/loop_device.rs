@@ -57,9 +57,9 @@ fn an_idle_drive_tells_its_device_what_is_free() {
     let existing = Existing::Overwrite;
     let options = FormatOptions { capacity_bytes: None, existing, ..format_options(0) };
     Drive::format(&env, &device.device, &options).unwrap();
+    assert!(taken_bytes(&file) >= 64 * MIB);
     let drive = open(&env, &device.device).unwrap();
     block_on(drive.put(put(key(1), 20))).unwrap();
-    assert!(taken_bytes(&file) >= 64 * MIB);
     // The drive's thread does it by itself, some time after the put.
     let clock = env.clock.clone();
     let deadline_ns = clock.boot_ns() + 60_000_000_000;

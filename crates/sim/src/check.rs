@@ -212,9 +212,6 @@ pub(crate) async fn check(world: &World, state: Arc<dyn State>, drives: &Drives)
     }
     check_shards(world, &tables, &live, &inventory, &mut wrong);
     check_leaks(world, &tables, &live, &inventory, &mut wrong);
-    if world.scenario.scrubs && !world.is_faulty() {
-        check_damage(&live, drives, &mut wrong).await;
-    }
     wrong.truncate(20);
     wrong
 }
@@ -236,19 +233,6 @@ fn check_shards(
             if !entries.contains_key(&(*id, shard)) && !tables.owed.contains(&(drive, *id)) {
                 wrong.push(format!("I4: shard {shard} of extent {id} is neither on drive {drive} nor owed"));
             }
-        }
-    }
-}
-
-/// I7: what was damaged was found and repaired, though perhaps nobody has read it.
-async fn check_damage(live: &BTreeMap<ExtentId, ExtentRef>, drives: &Drives, wrong: &mut Vec<String>) {
-    for (number, drive) in drives {
-        let Ok(step) = drive.scrub(None, u64::MAX).await else { continue };
-        for key in step.bad.iter().filter(|key| live.contains_key(&key.extent)) {
-            wrong.push(format!(
-                "I7: shard {} of extent {} on drive {number} is damaged",
-                key.shard, key.extent
-            ));
         }
     }
 }

@@ -1,10 +1,7 @@
 //! What goes wrong while a node works.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-
-use base::units::MIB;
 
 use crate::node::{Drives, drive_path, log_dir};
 use crate::world::World;
@@ -42,28 +39,6 @@ pub(crate) async fn inject(world: Arc<World>, drives: Drives, boot: u64) {
             }
             _ => {}
         }
-    }
-}
-
-/// Damages every index checkpoint of a drive while nobody uses it: everything is in its frames.
-pub(crate) fn rot_checkpoints(world: &World, boot: u64) {
-    let dice = world.dice(0xc4_0000 + (boot << 32));
-    if !world.scenario.checkpoints_rot || dice.once_in(2) {
-        return;
-    }
-    let number = dice.below(u64::from(world.scenario.drives)) as u32;
-    let path = drive_path(number);
-    let Ok(dump) = drive::dump(&world.env(), &path) else { return };
-    let superblocks = dump.superblocks.iter().filter_map(|slot| slot.superblock.as_ref());
-    let Some(newest) = superblocks.max_by_key(|superblock| superblock.sequence) else { return };
-    let pointers = [&newest.checkpoint, &newest.previous];
-    let first: BTreeSet<u32> =
-        pointers.iter().filter_map(|pointer| pointer.segments.first()).copied().collect();
-    for segment in first {
-        world.trace.event(format_args!("drive {number} checkpoint in segment {segment} rots"));
-        // In the first run of it, behind the segment's header.
-        let byte = MIB + u64::from(segment) * newest.segment_bytes + 4096 + dice.below(4096);
-        world.files.flip_bit(&path, byte, dice.below(8) as u8);
     }
 }
 

@@ -15,9 +15,7 @@ use meta::owner::{Owner, OwnerOptions};
 use meta::state::{MirroredState, State};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use upkeep::{
-    OrphanCollector, OrphanOptions, Pace, PackOptions, Packer, Reclaimer, Repairer, ScrubTargets, Scrubber,
-};
+use upkeep::{OrphanCollector, OrphanOptions, Pace, PackOptions, Packer, Reclaimer, Repairer};
 use wire::drive::DriveService;
 
 use crate::disks::SimDrive;
@@ -52,9 +50,7 @@ pub(crate) struct Node {
     repairer: Repairer,
     packer: Option<Packer>,
     orphans: OrphanCollector,
-    scrubber: Option<Scrubber>,
     _publish: watch::Sender<Arc<Topology>>,
-    _targets: watch::Sender<ScrubTargets>,
 }
 
 /// Where a copy of the log is.
@@ -125,6 +121,11 @@ fn open_drives(world: &Arc<World>, boot: u64) -> Result<(Topology, Drives), Stri
         topology.map.drives.push(MapDrive { id, uuid, domain: u64::from(number), state: DriveState::Up });
         let drive = match opened {
             Ok(drive) => drive,
+            // Damaged beyond use: it counts as lost, and the others make up for it.
+            Err(_) if world.promises().hurt_drives.contains(&number) => {
+                world.promises().drive_lost = true;
+                continue;
+            }
             Err(error) => return Err(format!("drive {number}: {}", text(&error))),
         };
         let drive = Arc::new(SimDrive::new(world, boot, id, drive));
@@ -178,38 +179,9 @@ impl Node {
         let repairer = Repairer::start(world.env(), client.clone(), pace.clone(), &runtime);
         let start_packer = || Packer::start(world.env(), client.clone(), pace.clone(), PACKING, &runtime);
         let packer = world.scenario.packs.then(start_packer);
-        let orphans = OrphanCollector::start(world.env(), client.clone(), pace.clone(), ORPHANS, &runtime);
-        let services =
-            drives.iter().map(|(number, drive)| (DriveId(*number), drive.clone() as Arc<dyn DriveService>));
-        let targets =
-            ScrubTargets { drives: services.collect(), clients: BTreeMap::from([(LEDGER, client)]) };
-        let (_targets, targets) = watch::channel(targets);
-        let start_scrubber = || Scrubber::start(world.env(), [], targets, pace, &runtime);
-        let scrubber = world.scenario.scrubs.then(start_scrubber);
+        let orphans = OrphanCollector::start(world.env(), client, pace, ORPHANS, &runtime);
         world.trace.event(format_args!("node is up boot={boot}"));
-        let _publish = publish;
-        let node = Self {
-            owner,
-            state,
-            drives,
-            clients,
-            reclaimer,
-            repairer,
-            packer,
-            orphans,
-            scrubber,
-            _publish,
-            _targets,
-        };
-        node.scrub();
-        Ok(node)
-    }
-
-    /// Everything on the drives is verified, from now on.
-    pub(crate) fn scrub(&self) {
-        if let Some(scrubber) = &self.scrubber {
-            self.drives.keys().for_each(|number| scrubber.scrub_now(DriveId(*number)));
-        }
+        Ok(Self { owner, state, drives, clients, reclaimer, repairer, packer, orphans, _publish: publish })
     }
 
     /// Moves nothing any more, so that everything can come to rest.
@@ -226,9 +198,6 @@ impl Node {
     pub(crate) async fn stop(mut self) -> Result<(Arc<dyn State>, Drives), String> {
         self.stop_packing().await;
         self.orphans.stop().await;
-        if let Some(scrubber) = self.scrubber.take() {
-            scrubber.stop().await;
-        }
         self.repairer.stop().await;
         self.reclaimer.stop().await;
         for client in &self.clients {

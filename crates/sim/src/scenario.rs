@@ -39,10 +39,6 @@ pub struct Scenario {
     pub fills: bool,
     /// What is small is packed, very soon.
     pub packs: bool,
-    /// While the node is down, all index checkpoints of a drive are damaged now and then.
-    pub checkpoints_rot: bool,
-    /// Drives are scrubbed at each start and at the end.
-    pub scrubs: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -73,8 +69,6 @@ impl Scenario {
             drives_slow: dice.once_in(4),
             fills,
             packs: dice.once_in(2),
-            checkpoints_rot: dice.once_in(4),
-            scrubs: dice.once_in(2),
         }
     }
 }

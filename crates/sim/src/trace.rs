@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use base::env::Clock;
 use base::env::sim::SimFiles;
@@ -20,8 +20,8 @@ const LINES_KEPT: usize = 400_000;
 pub(crate) struct Trace {
     inner: Mutex<Inner>,
     clock: Arc<WorldClock>,
-    /// Where power is cut.
-    files: OnceLock<Arc<SimFiles>>,
+    /// Where power is cut. They watch what happens for this trace, so it does not keep them.
+    files: OnceLock<Weak<SimFiles>>,
     /// Told when power was cut.
     pub(crate) cut: Notify,
 }
@@ -76,8 +76,8 @@ impl Trace {
         Self { inner: Mutex::new(inner), clock, files: OnceLock::new(), cut: Notify::new() }
     }
 
-    pub(crate) fn cut_power_of(&self, files: Arc<SimFiles>) {
-        assert!(self.files.set(files).is_ok(), "a world has one disk");
+    pub(crate) fn cut_power_of(&self, files: &Arc<SimFiles>) {
+        assert!(self.files.set(Arc::downgrade(files)).is_ok(), "a world has one disk");
     }
 
     /// Notes an event, and cuts the power if this is the one.
@@ -98,7 +98,7 @@ impl Trace {
             inner.cut_at = None;
             inner.is_cut = true;
             drop(inner);
-            if let Some(files) = self.files.get() {
+            if let Some(files) = self.files.get().and_then(Weak::upgrade) {
                 files.cut_power();
             }
             self.cut.notify_one();

@@ -89,6 +89,8 @@ pub(crate) struct Promises {
     pub(crate) hurt_drives: BTreeSet<u32>,
     /// What sessions have told the owner of their reads.
     pub(crate) reads: Reads,
+    /// A damaged drive could not be opened.
+    pub(crate) drive_lost: bool,
     /// Inodes whose leases were revoked: what was dirty under them is lost, and the next fsync says so.
     pub(crate) revoked: BTreeSet<u64>,
     /// What must never have happened.
@@ -120,7 +122,7 @@ impl World {
         let clock = Arc::new(WorldClock::default());
         let files = Arc::new(SimFiles::new(seed ^ 0xd15c));
         let trace = Arc::new(Trace::new(clock.clone(), keep_lines));
-        trace.cut_power_of(files.clone());
+        trace.cut_power_of(&files);
         let watched = trace.clone();
         files.set_watch(Box::new(move |file, event| note_disk_event(&watched, file, event)));
         let random = Arc::new(SimRandom::new(seed ^ 0x7a5d));
@@ -138,7 +140,7 @@ impl World {
 
     /// Whether drives fail in this run so that I/O may.
     pub(crate) fn is_faulty(&self) -> bool {
-        self.scenario.drives_die || self.scenario.syncs_fail
+        self.scenario.drives_die || self.scenario.syncs_fail || self.promises().drive_lost
     }
 
     /// A lease was revoked. Without a fault every recall is answered in time.

@@ -2,8 +2,7 @@
 //! committed.
 //!
 //! Only ids of closed ranges are looked at, and only some time after a range was closed, when no write of its
-//! session can still arrive at a drive. When a drive had to rebuild its index from what lies on it, shards that were
-//! deleted may be there again: then all ids are looked at once more. First the drives say what they hold, then all maps are scanned, then the
+//! session can still arrive at a drive. First the drives say what they hold, then all maps are scanned, then the
 //! owner confirms. A range is forgotten when every drive was asked; a drive that is away keeps it closed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,9 +18,8 @@ use wire::meta::Content;
 use crate::pace::Pace;
 use crate::task::{Stopped, Task};
 
-/// Ranges looked at in one pass, and ids in them: a few megabytes of memory.
+/// Ranges looked at in one pass: a few megabytes of memory.
 const RANGES: usize = 64;
-const IDS: u64 = 1 << 26;
 /// A pass may take this part of the time: the pause after it is so many times longer, up to a limit.
 const REST: u32 = 8;
 const REST_MAX: Duration = Duration::from_secs(120);
@@ -72,10 +70,9 @@ impl OrphanCollector {
         runtime: &Handle,
     ) -> Self {
         let stat: Arc<Mutex<OrphanStat>> = Arc::default();
-        let (closed, asked, doubted) = Default::default();
+        let (closed, asked) = Default::default();
         let told = Arc::clone(&stat);
-        let work =
-            |stopped| Work { env, client, pace, options, stat: told, stopped, closed, asked, doubted }.run();
+        let work = |stopped| Work { env, client, pace, options, stat: told, stopped, closed, asked }.run();
         Self { stat, task: Task::start(runtime, work) }
     }
 
@@ -106,8 +103,6 @@ struct Work {
     /// Drives that had something to say about a range when it was looked at: without others it is not looked
     /// at again.
     asked: BTreeMap<ClosedRange, BTreeSet<DriveId>>,
-    /// Drives whose rescans the ledger knows of.
-    doubted: BTreeMap<DriveId, u32>,
 }
 
 impl Work {
@@ -124,7 +119,6 @@ impl Work {
 
     /// Looks at the ranges that are due.
     async fn pass(&mut self) -> Result<(), FsError> {
-        self.doubt().await?;
         let now = self.env.clock.boot_ns();
         let ranges = self.client.extent_ranges().await?;
         let closed: BTreeSet<ClosedRange> = ranges.closed.into_iter().collect();
@@ -141,28 +135,11 @@ impl Work {
         let settled = |since: &u64| now.saturating_sub(*since) >= self.options.settle.as_nanos() as u64;
         let news = |range: &ClosedRange| self.asked.get(range).is_none_or(|asked| !ready.is_subset(asked));
         let due = self.closed.iter().filter(|(range, since)| settled(since) && news(range));
-        let mut ids = 0;
-        let fits = |range: &ClosedRange| {
-            ids += range.count;
-            ids == range.count || ids <= IDS
-        };
-        let due: Vec<ClosedRange> = due.map(|(range, _)| *range).take(RANGES).take_while(fits).collect();
+        let due: Vec<ClosedRange> = due.map(|(range, _)| *range).take(RANGES).collect();
         if due.is_empty() || self.pace.is_paused() {
             return Ok(());
         }
         self.collect(&due, ready).await
-    }
-
-    /// Has the ledger note which drives may hold again what was deleted.
-    async fn doubt(&mut self) -> Result<(), FsError> {
-        for (drive, rescans) in self.client.rescanned_drives() {
-            if self.doubted.get(&drive) != Some(&rescans) {
-                self.client.doubt_extents(drive, rescans).await?;
-                self.doubted.insert(drive, rescans);
-                self.asked.clear();
-            }
-        }
-        Ok(())
     }
 
     /// Deletes the orphans of these ranges.

@@ -149,8 +149,6 @@ pub struct DriveStat {
     pub shards: u64,
     /// Of these, the ones known to be damaged: found so by a read, by a scrub or by the cleaner.
     pub bad_shards: u64,
-    /// How often its index was rebuilt from what lies on it: each time shards that were deleted may have come back.
-    pub rescans: u32,
 }
 
 /// What one step of a scrub found.

@@ -532,12 +532,6 @@ pub enum MetaRequest {
     },
     /// Answer: `Object`.
     Object(Box<ObjectRequest>),
-    /// Shards that were deleted may be on this drive again, which had to rebuild its index for the so manyeth time:
-    /// every id that was given out and is in no range comes into a closed one. Answer: `Done`.
-    DoubtExtents {
-        drive: DriveId,
-        rescans: u32,
-    },
 }
 
 /// Where a directory listing goes on: after this name.

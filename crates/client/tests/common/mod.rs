@@ -249,7 +249,6 @@ impl DriveService for MemDrive {
             free_bytes: capacity_bytes.saturating_sub(live_bytes),
             shards: self.shards.lock().unwrap().len() as u64,
             bad_shards: 0,
-            rescans: 0,
         }
     }
 }

@@ -54,7 +54,6 @@ fn engine() -> Engine {
         closed: false,
         checkpoint: CheckpointPointer::default(),
         previous: CheckpointPointer::default(),
-        rescans: 0,
     };
     let shared = Arc::new(Shared::new(
         DriveId(1),

@@ -9,8 +9,6 @@ use crate::buffer::AlignedBuf;
 /// First bytes of every Forebay device.
 pub(crate) const MAGIC: [u8; 8] = *b"FOREBAYD";
 const CRC_AT: usize = 8;
-/// Behind everything of variable length.
-const RESCANS_AT: usize = 4088;
 /// Index segments that a superblock can name for each of its two checkpoints.
 pub(crate) const INDEX_SEGMENTS_MAX: usize = 480;
 
@@ -70,8 +68,6 @@ pub struct Superblock {
     pub checkpoint: CheckpointPointer,
     /// The checkpoint before, in case the newer one turns out to be damaged; generation 0 if there is none.
     pub previous: CheckpointPointer,
-    /// How often the index was rebuilt from frames: each time shards that were deleted may have come back.
-    pub rescans: u32,
 }
 
 impl Superblock {
@@ -91,7 +87,6 @@ impl Superblock {
         encode_pointer(&mut writer, &self.checkpoint);
         encode_pointer(&mut writer, &self.previous);
         let mut block = AlignedBuf::copy_of(&writer.finish());
-        block[RESCANS_AT..RESCANS_AT + 4].copy_from_slice(&self.rescans.to_le_bytes());
         seal_crc(&mut block, CRC_AT);
         block
     }
@@ -123,7 +118,6 @@ impl Superblock {
             closed: reader.u32("closed")? == 1,
             checkpoint: CheckpointPointer::default(),
             previous: CheckpointPointer::default(),
-            rescans: Reader::new(&block[RESCANS_AT..]).u32("rescans")?,
         };
         if version > FORMAT_VERSION || features.incompat & !KNOWN_FEATURES.incompat != 0 {
             return Ok(superblock);
@@ -200,7 +194,6 @@ mod tests {
                 entries: 9,
                 segments: (0..63).cycle().take(INDEX_SEGMENTS_MAX).collect(),
             },
-            rescans: 5,
         }
     }
 

@@ -61,7 +61,6 @@ pub fn fsck(env: &Env, path: &Path) -> Result<FsckReport, ToolError> {
     report.clean = report.superblocks == 2
         && report.index_error.is_none()
         && !report.recovery.fell_back
-        && !report.recovery.rescanned
         && report.damaged_shards == 0
         && report.unexplained_shards == 0
         && report.lost_frames == 0

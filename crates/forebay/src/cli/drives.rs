@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use comfy_table::Table;
 use layout::Profile;
 
+use super::args::DriveCommand;
 use super::output::{Format, bytes, print, table};
 use super::{absolute, ask, env};
 
@@ -20,6 +21,26 @@ pub(super) enum Force {
 impl From<bool> for Force {
     fn from(force: bool) -> Self {
         if force { Force::Yes } else { Force::No }
+    }
+}
+
+pub(super) fn drive(command: DriveCommand) -> Result<()> {
+    match command {
+        DriveCommand::List { dir, json } => list(&dir, json.into()),
+        DriveCommand::Show { dir, id, json } => show(&dir, id, json.into()),
+        DriveCommand::Add { dir, path, size, json } => add(&dir, path, size, json.into()),
+        DriveCommand::Fail { dir, id, force, json } => fail(&dir, id, force.into(), json.into()),
+        DriveCommand::Scrub { dir, id, now: true, json } => scrub_now(&dir, id, json.into()),
+        DriveCommand::Scrub { dir, id, now: false, json } => show_scrub(&dir, id, json.into()),
+        DriveCommand::Return { dir, id, json } => return_(&dir, id, json.into()),
+        DriveCommand::Remove { dir, id, force, json } => remove(&dir, id, RemoveDrive { force }, json.into()),
+        DriveCommand::Replace { dir, id, path, size, force, json } => {
+            let request = ReplaceDrive { path: absolute(&path)?, size_bytes: size, force };
+            replace(&dir, id, &request, json.into())
+        }
+        DriveCommand::Dump { path, segment, json } => dump(&path, segment, json.into()),
+        DriveCommand::Fsck { path, json } => fsck(&path, json.into()),
+        DriveCommand::Bench { path, size, operations, json } => bench(&path, size, operations, json.into()),
     }
 }
 
@@ -47,12 +68,12 @@ fn show_one(format: Format, info: &DriveInfo) -> Result<()> {
     print(format, info, |info| drive_table(std::slice::from_ref(info)).to_string())
 }
 
-pub(super) fn list(dir: &Path, format: Format) -> Result<()> {
+fn list(dir: &Path, format: Format) -> Result<()> {
     let status = ask(dir, |client| async move { client.status().await })?;
     print(format, &status.drives, |drives| drive_table(drives).to_string())
 }
 
-pub(super) fn show(dir: &Path, id: u32, format: Format) -> Result<()> {
+fn show(dir: &Path, id: u32, format: Format) -> Result<()> {
     let status = ask(dir, |client| async move { client.status().await })?;
     match status.drives.iter().find(|drive| drive.id == id) {
         Some(info) => show_one(format, info),
@@ -60,13 +81,13 @@ pub(super) fn show(dir: &Path, id: u32, format: Format) -> Result<()> {
     }
 }
 
-pub(super) fn add(dir: &Path, path: Option<PathBuf>, size_bytes: Option<u64>, format: Format) -> Result<()> {
+fn add(dir: &Path, path: Option<PathBuf>, size_bytes: Option<u64>, format: Format) -> Result<()> {
     let path = path.as_deref().map(absolute).transpose()?;
     let info = ask(dir, |client| async move { client.add_drive(&AddDrive { path, size_bytes }).await })?;
     show_one(format, &info)
 }
 
-pub(super) fn fail(dir: &Path, id: u32, force: Force, format: Format) -> Result<()> {
+fn fail(dir: &Path, id: u32, force: Force, format: Format) -> Result<()> {
     let status = ask(dir, |client| async move { client.status().await })?;
     for filesystem in &status.filesystems {
         // A drive that is owed shards is as good as lost to the extents concerned.
@@ -106,33 +127,33 @@ fn scrub_table(drives: &[DriveInfo]) -> Table {
     table
 }
 
-pub(super) fn scrub_now(dir: &Path, id: Option<u32>, format: Format) -> Result<()> {
+fn scrub_now(dir: &Path, id: Option<u32>, format: Format) -> Result<()> {
     let drives = ask(dir, |client| async move { client.scrub_drive(id).await })?;
     print(format, &drives, |drives| scrub_table(drives).to_string())
 }
 
-pub(super) fn show_scrub(dir: &Path, id: Option<u32>, format: Format) -> Result<()> {
+fn show_scrub(dir: &Path, id: Option<u32>, format: Format) -> Result<()> {
     let mut drives = ask(dir, |client| async move { client.status().await })?.drives;
     drives.retain(|drive| id.is_none_or(|id| drive.id == id));
     print(format, &drives, |drives| scrub_table(drives).to_string())
 }
 
-pub(super) fn return_(dir: &Path, id: u32, format: Format) -> Result<()> {
+fn return_(dir: &Path, id: u32, format: Format) -> Result<()> {
     let info = ask(dir, |client| async move { client.return_drive(id).await })?;
     show_one(format, &info)
 }
 
-pub(super) fn remove(dir: &Path, id: u32, request: RemoveDrive, format: Format) -> Result<()> {
+fn remove(dir: &Path, id: u32, request: RemoveDrive, format: Format) -> Result<()> {
     let info = ask(dir, |client| async move { client.remove_drive(id, &request).await })?;
     show_one(format, &info)
 }
 
-pub(super) fn replace(dir: &Path, id: u32, request: &ReplaceDrive, format: Format) -> Result<()> {
+fn replace(dir: &Path, id: u32, request: &ReplaceDrive, format: Format) -> Result<()> {
     let info = ask(dir, |client| async move { client.replace_drive(id, request).await })?;
     show_one(format, &info)
 }
 
-pub(super) fn dump(path: &Path, segment: Option<u32>, format: Format) -> Result<()> {
+fn dump(path: &Path, segment: Option<u32>, format: Format) -> Result<()> {
     let dump = drive::dump(&env(), path)?;
     let segments: Vec<_> = match segment {
         Some(id) => match dump.segment(id) {
@@ -146,13 +167,13 @@ pub(super) fn dump(path: &Path, segment: Option<u32>, format: Format) -> Result<
     print(format, &value, |value| serde_json::to_string_pretty(value).unwrap_or_default())
 }
 
-pub(super) fn fsck(path: &Path, format: Format) -> Result<()> {
+fn fsck(path: &Path, format: Format) -> Result<()> {
     let report = drive::fsck(&env(), path)?;
     print(format, &report, |report| serde_json::to_string_pretty(report).unwrap_or_default())?;
     if report.clean { Ok(()) } else { bail!("drive has errors: path={}", path.display()) }
 }
 
-pub(super) fn bench(path: &Path, capacity_bytes: u64, operations: u64, format: Format) -> Result<()> {
+fn bench(path: &Path, capacity_bytes: u64, operations: u64, format: Format) -> Result<()> {
     let existing = drive::Existing::Keep;
     let is_file = !env().files.exists(path);
     let options = drive::BenchOptions {

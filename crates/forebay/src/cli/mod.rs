@@ -18,12 +18,12 @@ use std::future::Future;
 use std::path::Path;
 use std::process::ExitCode;
 
-use admin::{AdminClient, RemoveDrive, ReplaceDrive};
+use admin::AdminClient;
 use anyhow::{Context, Result};
 use base::env::Env;
 
 pub(crate) use args::Cli;
-use args::{AuditCommand, CapacityCommand, Command, DriveCommand, FsCommand, MetaCommand, ProfileCommand};
+use args::{AuditCommand, CapacityCommand, Command, FsCommand, MetaCommand, ProfileCommand};
 
 use crate::node::NodeDir;
 
@@ -53,35 +53,7 @@ fn run_command(command: Command) -> Result<()> {
             filesystems::set(&dir, &name, profile, json.into())
         }
         Command::Fs(FsCommand::Show { dir, name, json }) => filesystems::show(&dir, &name, json.into()),
-        Command::Drive(DriveCommand::List { dir, json }) => drives::list(&dir, json.into()),
-        Command::Drive(DriveCommand::Show { dir, id, json }) => drives::show(&dir, id, json.into()),
-        Command::Drive(DriveCommand::Add { dir, path, size, json }) => {
-            drives::add(&dir, path, size, json.into())
-        }
-        Command::Drive(DriveCommand::Fail { dir, id, force, json }) => {
-            drives::fail(&dir, id, force.into(), json.into())
-        }
-        Command::Drive(DriveCommand::Scrub { dir, id, now: true, json }) => {
-            drives::scrub_now(&dir, id, json.into())
-        }
-        Command::Drive(DriveCommand::Scrub { dir, id, now: false, json }) => {
-            drives::show_scrub(&dir, id, json.into())
-        }
-        Command::Drive(DriveCommand::Return { dir, id, json }) => drives::return_(&dir, id, json.into()),
-        Command::Drive(DriveCommand::Remove { dir, id, force, json }) => {
-            drives::remove(&dir, id, RemoveDrive { force }, json.into())
-        }
-        Command::Drive(DriveCommand::Replace { dir, id, path, size, force, json }) => {
-            let request = ReplaceDrive { path: absolute(&path)?, size_bytes: size, force };
-            drives::replace(&dir, id, &request, json.into())
-        }
-        Command::Drive(DriveCommand::Dump { path, segment, json }) => {
-            drives::dump(&path, segment, json.into())
-        }
-        Command::Drive(DriveCommand::Fsck { path, json }) => drives::fsck(&path, json.into()),
-        Command::Drive(DriveCommand::Bench { path, size, operations, json }) => {
-            drives::bench(&path, size, operations, json.into())
-        }
+        Command::Drive(command) => drives::drive(command),
         Command::Meta(MetaCommand::List { dir, json }) => meta::list(&dir, json.into()),
         Command::Meta(MetaCommand::AddDir { dir, path, json }) => meta::add(&dir, &path, json.into()),
         Command::Meta(MetaCommand::RemoveDir { dir, path, json }) => meta::remove(&dir, &path, json.into()),

@@ -40,7 +40,7 @@ pub(super) fn store(command: StoreCommand) -> Result<()> {
         }
         StoreCommand::Validate(OneStoreArgs { dir, name, json }) => {
             let found = ask(&dir, |client| async move { client.validate_store(&name).await })?;
-            print(json.into(), &found, |found| validation_text(found))?;
+            print(json.into(), &found, validation_text)?;
             if found.passed { Ok(()) } else { bail!("the store does not work") }
         }
     }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use base::env::{Caching, Env, OpenMode};
 use base::units::{GIB, MIB, format_size};
 use base::{ClusterId, DriveId, DriveUuid};
-use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, PreferIo, RecoveryReport};
+use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, PreferIo};
 use layout::{DriveSlot, DriveState};
 use meta::control::{DriveRecord, ScrubRecord};
 use wire::drive::{DriveHealth, DriveService, IoPath};
@@ -140,11 +140,7 @@ impl DriveEntry {
             uuid: self.record.uuid.to_string(),
             path: self.record.path.clone(),
             state: self.state().to_owned(),
-            reason: self
-                .problem
-                .clone()
-                .or_else(|| stat.as_ref().and_then(|stat| stat.failure.clone()))
-                .or_else(|| rescan_note(self.service.as_ref()?.recovery())),
+            reason: self.problem.clone().or_else(|| stat.as_ref().and_then(|stat| stat.failure.clone())),
             io_path: io_path.map(str::to_owned),
             space,
             shards: stat.as_ref().map_or(0, |stat| stat.shards),
@@ -154,17 +150,6 @@ impl DriveEntry {
             scrub: ScrubInfo::default(),
         }
     }
-}
-
-/// What people should know of a drive whose index was rebuilt when it was opened.
-fn rescan_note(report: RecoveryReport) -> Option<String> {
-    let RecoveryReport { rescanned, frames, lost_frames, .. } = report;
-    let lost = if lost_frames == 0 {
-        String::new()
-    } else {
-        format!(", {lost_frames} are damaged: run `forebay fsck`")
-    };
-    rescanned.then(|| format!("its index was damaged and rebuilt from {frames} frames{lost}"))
 }
 
 /// The drives of a new cluster: those named, or `count` files in the node's directory.

@@ -10,7 +10,9 @@ use anyhow::{Context, Result, bail};
 use base::env::{Caching, Env, File, OpenMode};
 use base::{DriveId, LedgerId};
 use layout::{ClusterMap, DriveState, Profile};
-use meta::control::{CONTROL_LEDGER, ClusterRecord, Control, ControlChange, ControlError, FilesystemRecord};
+use meta::control::{
+    CONTROL_LEDGER, ClusterRecord, Control, ControlChange, ControlError, DriveRecord, FilesystemRecord,
+};
 use meta::log::StaleCopies;
 use s3::AuditLog;
 use tokio::runtime::Handle;
@@ -270,10 +272,8 @@ impl Node {
         let memory = MemoryPlan::new(budget_bytes, drive_records.len(), records.len(), meta_dirs.stores());
         drive::keep_spare_buffers(memory.spare_bytes);
         let drive_settings = DriveSettings { io: options.io, trim: settings.trim, memory: memory.drive };
-        let mut drives = BTreeMap::new();
-        for record in drive_records {
-            drives.insert(record.id, DriveEntry::open(&env, cluster, record, drive_settings));
-        }
+        let open = |record: DriveRecord| (record.id, DriveEntry::open(&env, cluster, record, drive_settings));
+        let drives: BTreeMap<_, _> = drive_records.into_iter().map(open).collect();
         let map = control.map()?;
         check_enough(&records, &map, &drives, &options)?;
         let pace = Arc::new(Pace::new(env.clone()));

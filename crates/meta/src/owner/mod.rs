@@ -408,7 +408,6 @@ impl Op<'_> {
             R::ExtentRanges => self.extent_ranges(),
             R::ConfirmOrphans { ids } => self.confirm_orphans(ids),
             R::RangeVerified { first } => self.range_verified(*first),
-            R::DoubtExtents { drive, rescans } => self.doubt_extents(*drive, *rescans),
             R::Object(request) => self.object(request).map(|reply| MetaReply::Object(Box::new(reply))),
         }
     }

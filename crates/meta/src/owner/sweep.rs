@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 
-use base::{DriveId, ExtentId, FsError};
+use base::{ExtentId, FsError};
 use wire::meta::{
     Content, ExtentRef, MapEntry, MetaReply, OwedShard, PACK_MOVES_MAX, PackMove, PiecePosition,
 };
@@ -24,9 +24,6 @@ const SCAN_PIECES_MAX: u32 = 4096;
 const SCAN_INLINE_BYTES: usize = 1 << 20;
 /// Most extents waiting for deletion beside which orphans are looked for.
 const FREES_MAX: usize = 65_536;
-/// Ids of a range that is looked at once more, at least, and how many such ranges are made at most beside others.
-const DOUBT_IDS: u64 = 1 << 20;
-const DOUBT_RANGES_MAX: u64 = 4096;
 
 /// Where a move puts its piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -174,33 +171,6 @@ impl Op<'_> {
             }
         }
         Ok(MetaReply::Orphans(orphans))
-    }
-
-    /// Closes a range over every id that was given out and forgotten, once for each rescan of a drive.
-    pub(super) fn doubt_extents(&mut self, drive: DriveId, rescans: u32) -> Outcome {
-        let key = self.keys.value(&format!("rescans.{}", drive.0));
-        if self.txn.get::<u64>(&key)?.unwrap_or(0) >= u64::from(rescans) {
-            return Ok(MetaReply::Done);
-        }
-        self.txn.put(key, &u64::from(rescans));
-        let end = self.number("next_extent")?;
-        let count = DOUBT_IDS.max(end.div_ceil(DOUBT_RANGES_MAX));
-        let mut known = Vec::new();
-        for (key, bytes) in self.txn.scan(&self.keys.ranges(), usize::MAX)? {
-            let range: IdRange = crate::store::decode(&key, &bytes)?;
-            known.push((Keys::first_of_range(&key).0, range.count));
-        }
-        let mut at = 1;
-        for (first, len) in known.into_iter().chain([(end, 0)]) {
-            while at < first {
-                let count = count.min(first - at);
-                let range = IdRange { session: self.session, count, open: RangeState::Closed };
-                self.txn.put(self.keys.range(ExtentId(at)), &range);
-                at += count;
-            }
-            at = first + len;
-        }
-        Ok(MetaReply::Done)
     }
 
     pub(super) fn range_verified(&mut self, first: ExtentId) -> Outcome {

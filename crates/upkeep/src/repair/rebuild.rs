@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 
 use base::{ExtentId, FsError, PgId};
 use client::RebuildGroup;
-use wire::meta::Content;
 
 use super::{Kind, PARALLEL, Work};
 
@@ -51,7 +50,7 @@ impl Work {
         for some in groups.chunk_by(|one, other| one.exposed == other.exposed) {
             let swept = self.sweep(&some.iter().map(|group| group.pg).collect()).await?;
             short.extend(swept.short.iter().copied());
-            self.conclude(some, &swept).await?;
+            self.conclude(some, &swept);
             // Another drive may have been lost meanwhile, which changes the order.
             if self.stopped.now() || swept.unfinished {
                 break;
@@ -95,7 +94,7 @@ impl Work {
     }
 
     /// Notes what is done. Extents with too few shards are looked at again until it is certain that they are lost.
-    async fn conclude(&mut self, groups: &[RebuildGroup], swept: &Swept) -> Result<(), FsError> {
+    fn conclude(&mut self, groups: &[RebuildGroup], swept: &Swept) {
         let now = self.env.clock.boot_ns();
         let short: HashSet<ExtentId> = swept.short.iter().copied().collect();
         for id in &short {
@@ -104,35 +103,15 @@ impl Work {
         let settled = |id: &ExtentId| now.saturating_sub(self.rebuild.short[id]) >= SHORT_NS;
         let complete = groups.iter().all(|group| group.complete);
         if swept.unfinished || !short.iter().all(settled) || !(short.is_empty() || complete) {
-            return Ok(());
+            return;
         }
         if !short.is_empty() {
-            let lost = self.referred(&short).await?;
-            let some: Vec<&ExtentId> = lost.iter().take(16).collect();
-            if !lost.is_empty() {
-                tracing::error!(extents = lost.len(), ?some, "extents have too few shards left to be read");
-            }
-            self.progress.add_lost(lost.len() as u64);
+            let some: Vec<&ExtentId> = short.iter().take(16).collect();
+            tracing::error!(extents = short.len(), ?some, "extents have too few shards left to be read");
+            self.progress.add_lost(short.len() as u64);
         }
         for group in groups {
             self.progress.set_rebuilt(group.pg, group.epoch);
-        }
-        Ok(())
-    }
-
-    /// Those of the extents that a map refers to: what is left of others may lie on drives until it is collected.
-    async fn referred(&self, ids: &HashSet<ExtentId>) -> Result<HashSet<ExtentId>, FsError> {
-        let (mut referred, mut after) = (HashSet::new(), None);
-        loop {
-            let (entries, next) = self.client.scan_map(after).await?;
-            referred.extend(entries.iter().filter_map(|entry| match entry.piece.content {
-                Content::Extent(extent) => ids.contains(&extent.id).then_some(extent.id),
-                _ => None,
-            }));
-            after = next;
-            if after.is_none() {
-                return Ok(referred);
-            }
         }
     }
 

@@ -206,29 +206,6 @@ fn a_ledger_of_a_newer_format_is_refused() {
 }
 
 #[test]
-fn a_rescanned_drive_puts_forgotten_ids_in_doubt_once() {
-    let mut ledger = Ledger::new();
-    let (old, me) = (ledger.session(), ledger.session());
-    let forgotten = ledger.extents(old);
-    let open = ledger.extents(me);
-    ledger.ask(old, MetaRequest::CloseSession).unwrap();
-    ledger.ask(me, MetaRequest::RangeVerified { first: ExtentId(forgotten) }).unwrap();
-    let doubt = |ledger: &mut Ledger, drive, rescans| {
-        ledger.ask(me, MetaRequest::DoubtExtents { drive: DriveId(drive), rescans }).unwrap();
-        match ledger.ask(me, MetaRequest::ExtentRanges).unwrap() {
-            MetaReply::Ranges { closed, open } => (closed, open),
-            other => panic!("{other:?}"),
-        }
-    };
-    let all = (vec![(ExtentId(forgotten), open - forgotten)], 1);
-    assert_eq!(doubt(&mut ledger, 3, 1), all, "all but what a session may still use");
-    ledger.ask(me, MetaRequest::RangeVerified { first: ExtentId(forgotten) }).unwrap();
-    assert_eq!(doubt(&mut ledger, 3, 1), (vec![], 1), "it was looked at for this rescan");
-    assert_eq!(doubt(&mut ledger, 3, 2), all);
-    assert_eq!(doubt(&mut ledger, 4, 1), all, "and is being looked at");
-}
-
-#[test]
 fn a_long_session_has_a_bounded_number_of_open_ranges() {
     let mut ledger = Ledger::new();
     let (me, other) = (ledger.session(), ledger.session());
