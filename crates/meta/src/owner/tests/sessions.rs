@@ -2,8 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use base::DriveId;
-
 use super::audit::audit;
 use super::*;
 use wire::meta::EXTENT_RANGE_IDS;
