@@ -70,6 +70,8 @@ fn an_idle_drive_tells_its_device_what_is_free() {
     assert!(taken_bytes(&file) < 8 * MIB, "{} bytes are still taken", taken_bytes(&file));
     assert_eq!(get(&drive, key(1), 0, 20).unwrap().bytes, content(key(1), 20));
     block_on(drive.close()).unwrap();
+    // The device is locked for as long as the drive is there.
+    drop(drive);
     assert!(fsck(&env, &device.device).unwrap().clean);
 }
 
