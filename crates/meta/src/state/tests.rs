@@ -80,9 +80,11 @@ fn healthy(state: &MirroredState) -> Vec<bool> {
 
 #[test]
 fn a_flipped_bit_anywhere_is_noticed_and_the_replica_is_made_anew() {
+    /// All keys are there, so more pages are in use than after a few.
+    const BATCHES: u64 = 70;
     let mut noticed = 0;
     for seed in 0..60 {
-        let sim = two_replicas(seed, 30);
+        let sim = two_replicas(seed, BATCHES);
         let random = SimRandom::new(seed);
         let path = &paths()[(seed % 2) as usize];
         let len = sim.files.read(path).unwrap().len() as u64;
@@ -92,17 +94,17 @@ fn a_flipped_bit_anywhere_is_noticed_and_the_replica_is_made_anew() {
             sim.files.flip_bit(path, byte, (random.next_u64() % 8) as u8);
         }
         noticed += u32::from(RedbState::open(&sim.env(), path, CACHE_BYTES).is_err());
-        let state = open(&sim, 31).unwrap_or_else(|error| panic!("seed={seed} at={at}: {error}"));
+        let state = open(&sim, BATCHES + 1).unwrap_or_else(|error| panic!("seed={seed} at={at}: {error}"));
         assert_eq!(healthy(&state), [true, true], "seed={seed} at={at}");
-        assert_eq!(state.applied().unwrap().seq, Seq(30), "seed={seed} at={at}");
+        assert_eq!(state.applied().unwrap().seq, Seq(BATCHES), "seed={seed} at={at}");
         drop(state);
         for path in paths() {
             let state = RedbState::open(&sim.env(), &path, CACHE_BYTES).unwrap();
-            assert!(content(&state) == model(30), "seed={seed} at={at} path={path:?}");
+            assert!(content(&state) == model(BATCHES), "seed={seed} at={at} path={path:?}");
         }
     }
     // Most pages hold what earlier transactions left.
-    assert!(noticed > 4, "{noticed}");
+    assert!(noticed > 10, "{noticed}");
 }
 
 #[test]
