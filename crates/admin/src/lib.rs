@@ -17,7 +17,7 @@ pub use api::{
 };
 pub use client::{AdminClient, CallError};
 pub use server::{ServeError, serve};
-pub use stores::{SetStore, StoreCheckInfo, StoreControl, StoreInfo, StoreValidationInfo, Verify};
+pub use stores::{SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 pub use users::{
     AddKey, AddUser, AuditInfo, KeyInfo, NewKey, PolicyInfo, PolicyTarget, Standing, UserControl, UserInfo,
 };

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
-use wire::store::{StoreAuth, StoreLimits, StoreProtocol};
+use wire::store::{StoreAuth, StoreCheck, StoreLimits, StoreProtocol};
 
 use crate::api::AdminError;
 
@@ -82,26 +82,13 @@ pub struct SetStore {
     pub verify: Verify,
 }
 
-/// One step of trying a store.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StoreCheckInfo {
-    /// `PUT`, `GET` or `DELETE`.
-    pub verb: String,
-    /// The object, without the prefix of the store.
-    pub key: String,
-    /// What went wrong, in the store's words; `None`: it worked.
-    pub problem: Option<String>,
-    /// What to look at then.
-    pub advice: Option<String>,
-}
-
 /// What trying a store found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreValidationInfo {
     /// Whether every step worked.
     pub passed: bool,
     /// Steps in order, up to the first that failed.
-    pub checks: Vec<StoreCheckInfo>,
+    pub checks: Vec<StoreCheck>,
 }
 
 /// Object stores of a node.

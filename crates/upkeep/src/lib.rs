@@ -20,4 +20,4 @@ pub use packer::{PackOptions, PackStat, PackWait, Packer};
 pub use reclaim::{ReclaimStat, Reclaimer};
 pub use repair::{RepairStat, Repairer};
 pub use scrub::{ScrubMark, ScrubStat, ScrubTargets, Scrubber};
-pub use store::{S3Store, StoreCheck, StoreSettings, StoreSettingsError, StoreValidation};
+pub use store::{S3Store, StoreSettings, StoreSettingsError};

@@ -27,10 +27,9 @@ use hyper::header::{CONTENT_LENGTH, RANGE, USER_AGENT};
 use hyper::{Method, Request};
 use tokio::sync::Semaphore;
 use wire::BoxFuture;
-use wire::store::{ObjectStore, StoreError, StoreLimits};
+use wire::store::{ObjectStore, StoreError};
 
 pub use settings::{StoreSettings, StoreSettingsError};
-pub use validate::{StoreCheck, StoreValidation};
 
 /// What requests say of who sends them.
 const AGENT: &str = concat!("Forebay/", env!("CARGO_PKG_VERSION"));
@@ -50,7 +49,6 @@ pub struct S3Store {
     env: Env,
     http: reqwest::Client,
     settings: StoreSettings,
-    limits: StoreLimits,
     uploads: Semaphore,
     downloads: Semaphore,
     removals: Semaphore,
@@ -82,7 +80,7 @@ impl S3Store {
     pub fn new(env: Env, settings: StoreSettings) -> Result<Arc<Self>, StoreSettingsError> {
         settings.check()?;
         let http = connect::client(&settings)?;
-        let limits = settings.limits;
+        let limits = settings.address.limits;
         Ok(Arc::new(Self {
             env,
             http,
@@ -90,13 +88,7 @@ impl S3Store {
             downloads: Semaphore::new(usize::from(limits.downloads_max)),
             removals: Semaphore::new(usize::from(limits.removals_max)),
             settings,
-            limits,
         }))
-    }
-
-    /// Its limits.
-    pub fn limits(&self) -> StoreLimits {
-        self.limits
     }
 
     /// One request, repeated as long as that may help. Returns the body of the answer.

@@ -135,6 +135,45 @@ impl Default for StoreLimits {
     }
 }
 
+/// How a store is reached, but for the secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreAddress {
+    /// How the connection is made.
+    pub protocol: StoreProtocol,
+    /// Its name or address.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Its bucket. Case counts.
+    pub bucket: String,
+    /// What all keys begin with, followed by a slash; empty for nothing.
+    pub prefix: String,
+    /// Part of signatures of version 4.
+    pub region: String,
+    /// How requests are signed.
+    pub auth: StoreAuth,
+    /// Id of the key that they are signed with.
+    pub access_key: String,
+    /// Certificates (PEM) that vouch for it, beside those of the system.
+    pub ca: Option<String>,
+    /// How much is asked of it at a time.
+    pub limits: StoreLimits,
+}
+
+/// One step of trying a store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreCheck {
+    /// `PUT`, `GET` or `DELETE`.
+    pub verb: String,
+    /// The object, without the prefix of the store.
+    pub key: String,
+    /// What went wrong, in the store's words; `None`: it worked.
+    pub problem: Option<String>,
+    /// What to look at then.
+    pub advice: Option<String>,
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {

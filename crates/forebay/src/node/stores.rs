@@ -1,11 +1,11 @@
 //! Object stores: settings in the control ledger, and trying them.
 
 use ::s3::Purpose;
-use admin::{AdminError, SetStore, StoreCheckInfo, StoreControl, StoreInfo, StoreValidationInfo, Verify};
+use admin::{AdminError, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 use meta::control::{ControlChange, StoreRecord, StoresRecord};
-use upkeep::{S3Store, StoreSettings, StoreValidation};
+use upkeep::{S3Store, StoreSettings};
 use wire::BoxFuture;
-use wire::store::{StoreAuth, StoreLimits, StoreProtocol};
+use wire::store::{StoreAddress, StoreAuth, StoreCheck, StoreLimits, StoreProtocol};
 
 use super::Node;
 use super::users::check_name;
@@ -19,13 +19,14 @@ const SECOND_NS: i64 = 1_000_000_000;
 
 /// What a sealed secret is bound to: whoever can change records cannot have it sent to another host.
 fn seal_context(record: &StoreRecord) -> Vec<u8> {
-    format!("{} {} {} {}", record.id, record.host, record.port, record.access_key).into_bytes()
+    let StoreAddress { host, port, access_key, .. } = &record.address;
+    format!("{} {host} {port} {access_key}", record.id).into_bytes()
 }
 
 /// What is asked for over what there is.
-fn changed(old: StoreRecord, settings: &SetStore) -> StoreRecord {
+fn changed(old: StoreAddress, settings: &SetStore) -> StoreAddress {
     let (bucket, prefix) = match &settings.bucket {
-        None => (old.bucket.clone(), old.prefix.clone()),
+        None => (old.bucket, old.prefix),
         Some(bucket) => {
             let (bucket, prefix) = bucket.split_once('/').unwrap_or((bucket, ""));
             (bucket.to_owned(), prefix.trim_end_matches('/').to_owned())
@@ -35,32 +36,29 @@ fn changed(old: StoreRecord, settings: &SetStore) -> StoreRecord {
     // A port that was only the protocol's own changes with it.
     let usual = old.port == old.protocol.default_port();
     let port = if usual { protocol.default_port() } else { old.port };
-    let limits = StoreLimits {
-        blob_bytes: settings.blob_bytes.unwrap_or(old.limits.blob_bytes),
-        uploads_max: settings.uploads_max.unwrap_or(old.limits.uploads_max),
-        downloads_max: settings.downloads_max.unwrap_or(old.limits.downloads_max),
-        removals_max: settings.removals_max.unwrap_or(old.limits.removals_max),
-    };
-    StoreRecord {
+    let ca = settings.ca.clone().map_or(old.ca, |ca| Some(ca).filter(|ca| !ca.trim().is_empty()));
+    StoreAddress {
         protocol,
-        host: settings.hostname.clone().unwrap_or_else(|| old.host.clone()),
+        host: settings.hostname.clone().unwrap_or(old.host),
         port: settings.port.unwrap_or(port),
         bucket,
         prefix,
-        region: settings.region.clone().unwrap_or_else(|| old.region.clone()),
+        region: settings.region.clone().unwrap_or(old.region),
         auth: settings.auth_method.unwrap_or(old.auth),
-        access_key: settings.access_key_id.clone().unwrap_or_else(|| old.access_key.clone()),
-        ca: settings.ca.clone().map_or(old.ca.clone(), |ca| Some(ca).filter(|ca| !ca.trim().is_empty())),
-        limits,
-        ..old
+        access_key: settings.access_key_id.clone().unwrap_or(old.access_key),
+        ca,
+        limits: StoreLimits {
+            blob_bytes: settings.blob_bytes.unwrap_or(old.limits.blob_bytes),
+            uploads_max: settings.uploads_max.unwrap_or(old.limits.uploads_max),
+            downloads_max: settings.downloads_max.unwrap_or(old.limits.downloads_max),
+            removals_max: settings.removals_max.unwrap_or(old.limits.removals_max),
+        },
     }
 }
 
 /// A store of which nothing is known but its name.
 fn blank(id: u32, name: &str, created_ns: i64) -> StoreRecord {
-    StoreRecord {
-        id,
-        name: name.to_owned(),
+    let address = StoreAddress {
         protocol: StoreProtocol::Https,
         host: String::new(),
         port: StoreProtocol::Https.default_port(),
@@ -69,42 +67,18 @@ fn blank(id: u32, name: &str, created_ns: i64) -> StoreRecord {
         region: DEFAULT_REGION.to_owned(),
         auth: StoreAuth::V4,
         access_key: String::new(),
-        sealed_secret: String::new(),
         ca: None,
         limits: StoreLimits::default(),
-        created_ns,
-    }
-}
-
-fn settings_of(record: &StoreRecord, secret_key: String) -> StoreSettings {
-    StoreSettings {
-        protocol: record.protocol,
-        host: record.host.clone(),
-        port: record.port,
-        bucket: record.bucket.clone(),
-        prefix: record.prefix.clone(),
-        region: record.region.clone(),
-        auth: record.auth,
-        access_key: record.access_key.clone(),
-        secret_key,
-        ca: record.ca.clone(),
-        limits: record.limits,
-    }
+    };
+    StoreRecord { id, name: name.to_owned(), address, sealed_secret: String::new(), created_ns }
 }
 
 fn no_store(name: &str) -> AdminError {
     AdminError::not_found(format!("no such store: name={name} (see `forebay store list`)"))
 }
 
-fn validation_info(validation: StoreValidation) -> StoreValidationInfo {
-    let passed = validation.passed();
-    let checks = validation.checks.into_iter().map(|check| StoreCheckInfo {
-        verb: check.verb,
-        key: check.key,
-        problem: check.problem,
-        advice: check.advice,
-    });
-    StoreValidationInfo { passed, checks: checks.collect() }
+fn validation_info(checks: Vec<StoreCheck>) -> StoreValidationInfo {
+    StoreValidationInfo { passed: checks.iter().all(|check| check.problem.is_none()), checks }
 }
 
 /// Why a store that does not work is refused.
@@ -137,19 +111,20 @@ impl Node {
 
     fn store_info(&self, record: &StoreRecord) -> StoreInfo {
         let lost = "its secret is sealed with another node.key: give it again with `forebay store update`";
-        let slash = if record.prefix.is_empty() { "" } else { "/" };
+        let address = &record.address;
+        let slash = if address.prefix.is_empty() { "" } else { "/" };
         StoreInfo {
             name: record.name.clone(),
             id: record.id,
-            protocol: record.protocol,
-            hostname: record.host.clone(),
-            port: record.port,
-            bucket: format!("{}{slash}{}", record.bucket, record.prefix),
-            region: record.region.clone(),
-            auth_method: record.auth,
-            access_key_id: record.access_key.clone(),
-            has_ca: record.ca.is_some(),
-            limits: record.limits,
+            protocol: address.protocol,
+            hostname: address.host.clone(),
+            port: address.port,
+            bucket: format!("{}{slash}{}", address.bucket, address.prefix),
+            region: address.region.clone(),
+            auth_method: address.auth,
+            access_key_id: address.access_key.clone(),
+            has_ca: address.ca.is_some(),
+            limits: address.limits,
             created_s: record.created_ns / SECOND_NS,
             problem: self.store_secret(record).is_none().then(|| lost.to_owned()),
         }
@@ -163,15 +138,18 @@ impl Node {
         settings: &SetStore,
     ) -> Result<(StoreRecord, std::sync::Arc<S3Store>), AdminError> {
         let known = self.store_secret(&old);
-        let mut record = changed(old, settings);
-        let secret = settings.secret_key.clone().or(known);
-        let secret = secret.ok_or_else(|| {
+        let mut record = StoreRecord { address: changed(old.address, settings), ..old };
+        let secret_key = settings.secret_key.clone().or(known).ok_or_else(|| {
             AdminError::invalid("the secret key is needed: use --secret-key or --secret-stdin")
         })?;
-        let sealed =
-            self.accounts.node_key().seal(Purpose::StoreSecret, &seal_context(&record), secret.as_bytes());
+        let sealed = self.accounts.node_key().seal(
+            Purpose::StoreSecret,
+            &seal_context(&record),
+            secret_key.as_bytes(),
+        );
         record.sealed_secret = ::s3::to_base64(&sealed);
-        let store = S3Store::new(self.env.clone(), settings_of(&record, secret));
+        let reach = StoreSettings { address: record.address.clone(), secret_key };
+        let store = S3Store::new(self.env.clone(), reach);
         let store = store.map_err(|error| AdminError::invalid(error.to_string()))?;
         Ok((record, store))
     }
@@ -288,20 +266,19 @@ mod tests {
             set.auth_method = Some(StoreAuth::V2);
             set.blob_bytes = Some(8 << 20);
         });
-        let record = changed(blank(1, "cold", 5), &first);
-        assert_eq!((record.bucket.as_str(), record.prefix.as_str()), ("Bucket", "a/b"));
-        assert_eq!((record.port, record.auth, record.limits.blob_bytes), (443, StoreAuth::V2, 8 << 20));
-        let again = changed(record.clone(), &SetStore::default());
-        assert!(again == record);
-        let region = changed(record.clone(), &set(|set| set.region = Some("eu-1".to_owned())));
-        assert!(region == StoreRecord { region: "eu-1".to_owned(), ..record });
+        let address = changed(blank(1, "cold", 5).address, &first);
+        assert_eq!((address.bucket.as_str(), address.prefix.as_str()), ("Bucket", "a/b"));
+        assert_eq!((address.port, address.auth, address.limits.blob_bytes), (443, StoreAuth::V2, 8 << 20));
+        assert_eq!(changed(address.clone(), &SetStore::default()), address);
+        let region = changed(address.clone(), &set(|set| set.region = Some("eu-1".to_owned())));
+        assert_eq!(region, StoreAddress { region: "eu-1".to_owned(), ..address });
     }
 
     #[test]
     fn the_port_follows_the_protocol_unless_it_was_chosen() {
         let http = set(|set| set.protocol = Some(StoreProtocol::Http));
-        assert_eq!(changed(blank(1, "cold", 0), &http).port, 80);
-        let chosen = changed(blank(1, "cold", 0), &set(|set| set.port = Some(9000)));
+        assert_eq!(changed(blank(1, "cold", 0).address, &http).port, 80);
+        let chosen = changed(blank(1, "cold", 0).address, &set(|set| set.port = Some(9000)));
         assert_eq!(changed(chosen, &http).port, 9000);
     }
 }

@@ -1,7 +1,7 @@
 //! Object stores in the control ledger. `docs/formats/stores.md` describes the records.
 
 use serde::{Deserialize, Serialize};
-use wire::store::{StoreAuth, StoreLimits, StoreProtocol};
+use wire::store::StoreAddress;
 
 use super::{CONTROL_LEDGER, Control, ControlChange, ControlError};
 use crate::keys::Keys;
@@ -25,28 +25,10 @@ pub struct StoreRecord {
     pub id: u32,
     /// Its name, unique; free again once the store is gone.
     pub name: String,
-    /// How the connection is made.
-    pub protocol: StoreProtocol,
-    /// Its name or address.
-    pub host: String,
-    /// Its port.
-    pub port: u16,
-    /// Its bucket.
-    pub bucket: String,
-    /// What all keys begin with, without a slash at the end; empty for nothing.
-    pub prefix: String,
-    /// Part of signatures of version 4.
-    pub region: String,
-    /// How requests are signed.
-    pub auth: StoreAuth,
-    /// Id of the key that they are signed with.
-    pub access_key: String,
-    /// Its secret, sealed, in base64.
+    /// How it is reached.
+    pub address: StoreAddress,
+    /// Secret of its access key, sealed, in base64.
     pub sealed_secret: String,
-    /// Certificates (PEM) that vouch for it, beside those of the system.
-    pub ca: Option<String>,
-    /// How much is asked of it at a time.
-    pub limits: StoreLimits,
     /// Nanoseconds since 1970.
     pub created_ns: i64,
 }
@@ -84,14 +66,14 @@ impl Control {
 mod tests {
     use std::sync::Arc;
 
+    use wire::store::{StoreAuth, StoreLimits, StoreProtocol};
+
     use super::*;
     use crate::log::{LedgerLog, MemLog};
     use crate::state::MemState;
 
     fn store() -> StoreRecord {
-        StoreRecord {
-            id: 3,
-            name: "cold".to_owned(),
+        let address = StoreAddress {
             protocol: StoreProtocol::HttpsUnverified,
             host: "s3.example.org".to_owned(),
             port: 443,
@@ -100,11 +82,11 @@ mod tests {
             region: "us-east-1".to_owned(),
             auth: StoreAuth::V4,
             access_key: "AKIACOLD".to_owned(),
-            sealed_secret: "c2VhbGVk".to_owned(),
             ca: None,
             limits: StoreLimits::default(),
-            created_ns: 5,
-        }
+        };
+        let sealed_secret = "c2VhbGVk".to_owned();
+        StoreRecord { id: 3, name: "cold".to_owned(), address, sealed_secret, created_ns: 5 }
     }
 
     #[tokio::test]
@@ -128,7 +110,7 @@ mod tests {
 
     #[test]
     fn the_record_is_that_of_the_documentation_and_unknown_members_are_refused() {
-        let text = r#"{"id":3,"name":"cold","protocol":"HTTPS_UNVERIFIED","host":"s3.example.org","port":443,"bucket":"Bucket","prefix":"a/b","region":"us-east-1","auth":"AWSSignature4","access_key":"AKIACOLD","sealed_secret":"c2VhbGVk","ca":null,"limits":{"blob_bytes":67108864,"uploads_max":64,"downloads_max":64,"removals_max":64},"created_ns":5}"#;
+        let text = r#"{"id":3,"name":"cold","address":{"protocol":"HTTPS_UNVERIFIED","host":"s3.example.org","port":443,"bucket":"Bucket","prefix":"a/b","region":"us-east-1","auth":"AWSSignature4","access_key":"AKIACOLD","ca":null,"limits":{"blob_bytes":67108864,"uploads_max":64,"downloads_max":64,"removals_max":64}},"sealed_secret":"c2VhbGVk","created_ns":5}"#;
         assert_eq!(serde_json::to_string(&store()).unwrap(), text);
         assert!(serde_json::from_str::<StoreRecord>(&text.replacen('{', r#"{"more":1,"#, 1)).is_err());
     }

@@ -42,7 +42,7 @@ fn tls(settings: &StoreSettings) -> Result<ClientConfig, StoreSettingsError> {
     let builder = ClientConfig::builder_with_provider(provider.clone());
     let builder = builder.with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| StoreSettingsError::Client(error.to_string()))?;
-    if settings.protocol == StoreProtocol::HttpsUnverified {
+    if settings.address.protocol == StoreProtocol::HttpsUnverified {
         let anybody = Arc::new(Anybody(provider.signature_verification_algorithms));
         return Ok(builder.dangerous().with_custom_certificate_verifier(anybody).with_no_client_auth());
     }
@@ -52,12 +52,12 @@ fn tls(settings: &StoreSettings) -> Result<ClientConfig, StoreSettingsError> {
 /// Certificates of the system and those that the operator gave.
 fn roots(settings: &StoreSettings) -> Result<RootCertStore, StoreSettingsError> {
     let mut roots = RootCertStore::empty();
-    if settings.protocol == StoreProtocol::Http {
+    if settings.address.protocol == StoreProtocol::Http {
         return Ok(roots);
     }
     // Those that cannot be read vouch for nobody, and the handshake says so.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    let Some(pem) = &settings.ca else { return Ok(roots) };
+    let Some(pem) = &settings.address.ca else { return Ok(roots) };
     let mut given = 0;
     for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
         let certificate = certificate.map_err(|error| StoreSettingsError::Certificates(error.to_string()))?;

@@ -1,7 +1,7 @@
 //! How a store is reached.
 
 use layout::{BLOB_BYTES_MAX, BLOB_BYTES_MIN};
-use wire::store::{StoreAuth, StoreLimits, StoreProtocol};
+use wire::store::{StoreAddress, StoreLimits, StoreProtocol};
 
 /// Requests of one kind that may be under way at most.
 const REQUESTS_MAX: u16 = 1024;
@@ -12,28 +12,10 @@ const OWN_KEY_BYTES: usize = 160;
 /// How a store is reached. No `Debug`: it holds a secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoreSettings {
-    /// How the connection is made.
-    pub protocol: StoreProtocol,
-    /// Its name or address.
-    pub host: String,
-    /// Its port.
-    pub port: u16,
-    /// Its bucket. Case counts.
-    pub bucket: String,
-    /// What all keys begin with, followed by a slash; empty for nothing.
-    pub prefix: String,
-    /// Part of signatures of version 4.
-    pub region: String,
-    /// How requests are signed.
-    pub auth: StoreAuth,
-    /// Id of the key that they are signed with.
-    pub access_key: String,
-    /// Its secret.
+    /// Where it is, and how much is asked of it.
+    pub address: StoreAddress,
+    /// Secret of the key that requests are signed with.
     pub secret_key: String,
-    /// Certificates (PEM) that vouch for it, beside those of the system.
-    pub ca: Option<String>,
-    /// How much is asked of it at a time.
-    pub limits: StoreLimits,
 }
 
 /// Why settings make no sense.
@@ -69,47 +51,44 @@ fn require(
 
 impl StoreSettings {
     pub(super) fn check(&self) -> Result<(), StoreSettingsError> {
+        let StoreAddress { host, port, bucket, prefix, region, access_key, limits, .. } = &self.address;
         let host_rule = "must be a name or an address, without protocol, port or path";
-        let is_address = self.host.parse::<std::net::IpAddr>().is_ok();
-        let is_name = !self.host.is_empty()
-            && self.host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
-        require(is_address || is_name, "hostname", host_rule, &self.host)?;
-        require(self.port != 0, "port", "must be between 1 and 65535", self.port)?;
+        let is_address = host.parse::<std::net::IpAddr>().is_ok();
+        let is_name = !host.is_empty()
+            && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+        require(is_address || is_name, "hostname", host_rule, host)?;
+        require(*port != 0, "port", "must be between 1 and 65535", port)?;
         let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
-        let is_bucket = !self.bucket.is_empty() && plain(&self.bucket) && !self.bucket.contains('/');
-        require(
-            is_bucket,
-            "bucket",
-            "must be the name of a bucket, as BUCKET or BUCKET/PREFIX",
-            &self.bucket,
-        )?;
-        let is_prefix = self.prefix.len() <= KEY_BYTES_MAX - OWN_KEY_BYTES
-            && plain(&self.prefix)
-            && self.prefix.split('/').all(|part| self.prefix.is_empty() || !matches!(part, "" | "." | ".."));
+        let is_bucket = !bucket.is_empty() && plain(bucket) && !bucket.contains('/');
+        require(is_bucket, "bucket", "must be the name of a bucket, as BUCKET or BUCKET/PREFIX", bucket)?;
+        let is_prefix = prefix.len() <= KEY_BYTES_MAX - OWN_KEY_BYTES
+            && plain(prefix)
+            && prefix.split('/').all(|part| prefix.is_empty() || !matches!(part, "" | "." | ".."));
         let prefix_rule =
             "must be printable, with no empty part and no dots for one, and of at most 864 bytes";
-        require(is_prefix, "prefix", prefix_rule, &self.prefix)?;
-        require(!self.region.is_empty() && plain(&self.region), "region", "must not be empty", &self.region)?;
-        let is_key = !self.access_key.is_empty() && plain(&self.access_key);
-        require(is_key, "access-key-id", "must be printable and not empty", &self.access_key)?;
+        require(is_prefix, "prefix", prefix_rule, prefix)?;
+        require(!region.is_empty() && plain(region), "region", "must not be empty", region)?;
+        let is_key = !access_key.is_empty() && plain(access_key);
+        require(is_key, "access-key-id", "must be printable and not empty", access_key)?;
         let is_secret = !self.secret_key.is_empty() && plain(&self.secret_key);
         require(is_secret, "secret-key", "must be printable and not empty", "(not shown)")?;
-        check_limits(&self.limits)
+        check_limits(limits)
     }
 
     /// Where an object is, in path style.
     pub(super) fn uri(&self, key: &str) -> String {
-        let scheme = if self.protocol == StoreProtocol::Http { "http" } else { "https" };
-        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
-        let authority =
-            if self.port == self.protocol.default_port() { host } else { format!("{host}:{}", self.port) };
+        let StoreAddress { protocol, host, port, .. } = &self.address;
+        let scheme = if *protocol == StoreProtocol::Http { "http" } else { "https" };
+        let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+        let authority = if *port == protocol.default_port() { host } else { format!("{host}:{port}") };
         format!("{scheme}://{authority}{}", self.path(key))
     }
 
     /// The path of an object, percent-encoded as signatures want it.
-    pub(super) fn path(&self, key: &str) -> String {
-        let slash = if self.prefix.is_empty() { "" } else { "/" };
-        let whole = format!("{}/{}{slash}{key}", self.bucket, self.prefix);
+    fn path(&self, key: &str) -> String {
+        let StoreAddress { bucket, prefix, .. } = &self.address;
+        let slash = if prefix.is_empty() { "" } else { "/" };
+        let whole = format!("{bucket}/{prefix}{slash}{key}");
         let encoded: Vec<_> = whole.split('/').map(|part| urlencoding::encode(part)).collect();
         format!("/{}", encoded.join("/"))
     }
@@ -133,9 +112,10 @@ fn check_limits(limits: &StoreLimits) -> Result<(), StoreSettingsError> {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 pub(super) mod tests {
     use super::*;
+    use wire::store::StoreAuth;
 
     pub(crate) fn settings() -> StoreSettings {
-        StoreSettings {
+        let address = StoreAddress {
             protocol: StoreProtocol::Http,
             host: "127.0.0.1".to_owned(),
             port: 9000,
@@ -144,30 +124,32 @@ pub(super) mod tests {
             region: "us-east-1".to_owned(),
             auth: StoreAuth::V4,
             access_key: "AKIA".to_owned(),
-            secret_key: "secret".to_owned(),
             ca: None,
             limits: StoreLimits::default(),
-        }
+        };
+        StoreSettings { address, secret_key: "secret".to_owned() }
     }
 
     #[test]
     fn objects_are_below_bucket_and_prefix() {
-        let with = |prefix: &str| StoreSettings { prefix: prefix.to_owned(), ..settings() };
+        let with = |prefix: &str| {
+            let mut settings = settings();
+            settings.address.prefix = prefix.to_owned();
+            settings
+        };
         assert_eq!(with("").uri("B_1/x"), "http://127.0.0.1:9000/Bucket/B_1/x");
         assert_eq!(with("a b/c").uri("k"), "http://127.0.0.1:9000/Bucket/a%20b/c/k");
-        let tls = StoreSettings {
-            protocol: StoreProtocol::HttpsUnverified,
-            host: "::1".to_owned(),
-            port: 443,
-            ..settings()
-        };
+        let mut tls = settings();
+        let address = &mut tls.address;
+        (address.protocol, address.host, address.port) =
+            (StoreProtocol::HttpsUnverified, "::1".to_owned(), 443);
         assert_eq!(tls.uri("k"), "https://[::1]/Bucket/k");
     }
 
     #[test]
     fn settings_that_make_no_sense_are_refused_by_name() {
         settings().check().unwrap();
-        type Change = fn(&mut StoreSettings);
+        type Change = fn(&mut StoreAddress);
         let wrong: [(&str, Change); 10] = [
             ("hostname", |s| s.host = "http://host".to_owned()),
             ("hostname", |s| s.host = "host:80".to_owned()),
@@ -182,7 +164,7 @@ pub(super) mod tests {
         ];
         for (field, change) in wrong {
             let mut changed = settings();
-            change(&mut changed);
+            change(&mut changed.address);
             let text = changed.check().unwrap_err().to_string();
             assert!(text.starts_with(field), "{text}");
         }

@@ -28,7 +28,7 @@ pub(super) fn sign<B>(
     wall_ns: i64,
 ) -> Result<Request<B>, StoreError> {
     let now = SystemTime::UNIX_EPOCH + Duration::from_nanos(wall_ns.max(0).cast_unsigned());
-    match settings.auth {
+    match settings.address.auth {
         StoreAuth::V4 => version_4(settings, request, now),
         StoreAuth::V2 => version_2(settings, request, now),
     }
@@ -39,7 +39,8 @@ fn version_4<B>(
     mut request: Request<B>,
     now: SystemTime,
 ) -> Result<Request<B>, StoreError> {
-    let identity = Credentials::new(&settings.access_key, &settings.secret_key, None, None, "forebay").into();
+    let identity =
+        Credentials::new(&settings.address.access_key, &settings.secret_key, None, None, "forebay").into();
     let mut how = SigningSettings::default();
     // What S3 wants, other than the rest of AWS.
     how.percent_encoding_mode = PercentEncodingMode::Single;
@@ -47,7 +48,7 @@ fn version_4<B>(
     how.payload_checksum_kind = PayloadChecksumKind::XAmzSha256;
     let params = v4::SigningParams::builder()
         .identity(&identity)
-        .region(&settings.region)
+        .region(&settings.address.region)
         .name("s3")
         .time(now)
         .settings(how)
@@ -81,7 +82,7 @@ fn version_2<B>(
     let text = format!("{}\n\n\n{date}\n{}", request.method(), request.uri().path());
     let key = hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, settings.secret_key.as_bytes());
     let signature = STANDARD.encode(hmac::sign(&key, text.as_bytes()));
-    let authorization = format!("AWS {}:{signature}", settings.access_key);
+    let authorization = format!("AWS {}:{signature}", settings.address.access_key);
     request.headers_mut().insert(DATE, HeaderValue::try_from(date).map_err(failed)?);
     request.headers_mut().insert(AUTHORIZATION, HeaderValue::try_from(authorization).map_err(failed)?);
     Ok(request)
@@ -95,12 +96,10 @@ mod tests {
 
     /// The keys of the examples in Amazon's documentation.
     fn example(auth: StoreAuth) -> StoreSettings {
-        StoreSettings {
-            auth,
-            access_key: "AKIAIOSFODNN7EXAMPLE".to_owned(),
-            secret_key: "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY".to_owned(),
-            ..settings()
-        }
+        let mut settings = settings();
+        (settings.address.auth, settings.address.access_key) = (auth, "AKIAIOSFODNN7EXAMPLE".to_owned());
+        settings.secret_key = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY".to_owned();
+        settings
     }
 
     fn get(uri: &str) -> Request<()> {

@@ -2,40 +2,12 @@
 
 use base::ClusterId;
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
-use wire::store::{ObjectStore, StoreError};
+use wire::store::{ObjectStore, StoreCheck, StoreError};
 
 use super::S3Store;
 
 /// The one byte that is stored.
 const BYTE: &[u8] = b"f";
-
-/// One step of a validation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StoreCheck {
-    /// `PUT`, `GET` or `DELETE`.
-    pub verb: String,
-    /// The object.
-    pub key: String,
-    /// What went wrong; `None`: it worked.
-    pub problem: Option<String>,
-    /// What to look at then.
-    pub advice: Option<String>,
-}
-
-/// What a validation found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StoreValidation {
-    /// Steps in order, up to the first that failed.
-    pub checks: Vec<StoreCheck>,
-}
-
-impl StoreValidation {
-    /// Whether everything worked.
-    pub fn passed(&self) -> bool {
-        self.checks.iter().all(|check| check.problem.is_none())
-    }
-}
 
 /// Keys of the objects that a node validates with.
 fn keys(cluster: ClusterId, node: u32) -> (String, String) {
@@ -65,40 +37,38 @@ fn advice(error: &StoreError) -> &'static str {
     }
 }
 
+fn note(checks: &mut Vec<StoreCheck>, verb: &str, key: &str, result: Result<(), StoreError>) -> bool {
+    let error = result.err();
+    checks.push(StoreCheck {
+        verb: verb.to_owned(),
+        key: key.to_owned(),
+        advice: error.as_ref().map(|error| advice(error).to_owned()),
+        problem: error.as_ref().map(StoreError::to_string),
+    });
+    error.is_none()
+}
+
 impl S3Store {
-    /// Stores a byte, reads it, and removes an object that does not exist and then the byte.
-    pub async fn validate(&self, cluster: ClusterId, node: u32) -> StoreValidation {
+    /// Stores a byte, reads it, and removes an object that does not exist and then the byte. Without the byte it ends
+    /// there. Returns the steps in order.
+    pub async fn validate(&self, cluster: ClusterId, node: u32) -> Vec<StoreCheck> {
         let (stored, absent) = keys(cluster, node);
-        let mut validation = StoreValidation { checks: Vec::new() };
+        let mut checks = Vec::new();
         let put = self.put(stored.clone(), vec![Bytes::from_static(BYTE)]).await;
-        if !validation.note("PUT", &stored, put) {
-            return validation;
+        if !note(&mut checks, "PUT", &stored, put) {
+            return checks;
         }
         let got = self.get(stored.clone(), None).await.and_then(|bytes| match &bytes[..] == BYTE {
             true => Ok(()),
             false => Err(StoreError::Unexpected("other bytes came back than were stored".to_owned())),
         });
-        if validation.note("GET", &stored, got) {
+        if note(&mut checks, "GET", &stored, got) {
             let removed = self.delete(absent.clone()).await;
-            validation.note("DELETE", &absent, removed);
+            note(&mut checks, "DELETE", &absent, removed);
         }
         let removed = self.delete(stored.clone()).await;
-        validation.note("DELETE", &stored, removed);
-        validation
-    }
-}
-
-impl StoreValidation {
-    fn note(&mut self, verb: &str, key: &str, result: Result<(), StoreError>) -> bool {
-        let error = result.err();
-        let check = StoreCheck {
-            verb: verb.to_owned(),
-            key: key.to_owned(),
-            advice: error.as_ref().map(|error| advice(error).to_owned()),
-            problem: error.as_ref().map(StoreError::to_string),
-        };
-        self.checks.push(check);
-        error.is_none()
+        note(&mut checks, "DELETE", &stored, removed);
+        checks
     }
 }
 
