@@ -13,11 +13,9 @@ HOST=$(rustc -vV | sed -n 's/^host: //p')
 TARGET=${CARGO_TARGET_DIR:-$PWD/../target}/fuzz
 # With --target, build scripts and macros are not instrumented.
 RUSTFLAGS=$FLAGS cargo build --release --quiet --locked --target "$HOST" --target-dir "$TARGET" --bin decoders || exit 1
-RUSTFLAGS="--cfg fuzzing" cargo build --release --quiet --locked --target "$HOST" --target-dir "$TARGET-seeds" --bin seeds ||
-    exit 1
 DECODERS=$TARGET/$HOST/release/decoders
 mkdir -p corpus artifacts
-"$TARGET-seeds/$HOST/release/seeds" corpus || exit 1
+FUZZ_SEEDS=corpus "$DECODERS" || exit 1
 
 if [ $# = 0 ]; then mapfile -t TARGETS < <(sed -n 's/^    ("\([a-z]*\)", .*/\1/p' src/decoders.rs); else TARGETS=("$@"); fi
 

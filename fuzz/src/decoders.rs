@@ -1,4 +1,5 @@
-//! Every decoder under libFuzzer. `FUZZ_TARGET` names the one to run; see docs/develop/testing.md.
+//! Every decoder under libFuzzer. `FUZZ_TARGET` names the one to run; see docs/develop/testing.md. With `FUZZ_SEEDS=DIR`
+//! it writes first inputs for all of them and ends.
 //!
 //! No input may panic, hang or take memory out of proportion. What a decoder accepts must be the same after it was
 //! encoded and decoded again.
@@ -17,6 +18,7 @@ use serde::de::DeserializeOwned;
 #[path = "../../crates/forebay/src/node/node_file.rs"]
 #[allow(dead_code, reason = "only its shape matters here")]
 mod node_file;
+mod seeds;
 
 const BLOCK_BYTES: usize = base::units::BLOCK_BYTES as usize;
 
@@ -38,9 +40,17 @@ const TARGETS: &[(&str, Target)] = &[
     ("messages", messages),
     ("texts", texts),
     ("policy", policy),
+    ("blob", layout::fuzz_blob),
 ];
 
-fuzz_target!(|data: &[u8]| {
+fn write_seeds() {
+    if let Some(directory) = std::env::var_os("FUZZ_SEEDS") {
+        seeds::write(directory.as_ref());
+        std::process::exit(0);
+    }
+}
+
+fuzz_target!(init: write_seeds(), |data: &[u8]| {
     static TARGET: OnceLock<Target> = OnceLock::new();
     TARGET.get_or_init(|| {
         let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
@@ -101,6 +111,7 @@ fn control(data: &[u8]) {
     json::<meta::control::UserRecord>(data);
     json::<meta::control::AccessKeyRecord>(data);
     json::<meta::control::RoleRecord>(data);
+    json::<meta::control::StoreRecord>(data);
 }
 
 fn admin(data: &[u8]) {
@@ -175,9 +186,6 @@ fn policy(data: &[u8]) {
     }
     if let Ok(policy) = Policy::parse(data, PolicyOf::User) {
         let limited = user(policy, vec![Policy::deny_everything().into()]);
-        assert_eq!(
-            decide(&s3::PolicyRequest { identity: Some(&limited), ..request }),
-            s3::Verdict::Denied
-        );
+        assert_eq!(decide(&s3::PolicyRequest { identity: Some(&limited), ..request }), s3::Verdict::Denied);
     }
 }

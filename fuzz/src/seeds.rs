@@ -1,12 +1,10 @@
-//! Writes first inputs for the fuzzers: `seeds DIR` makes DIR/TARGET/….
-//!
-//! They come from the golden files and from encoders, so they are of the format of today.
-#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a tool of the tests")]
+//! First inputs for the fuzzers. They come from the golden files and from encoders, so they are of the format of today.
 
 use std::path::Path;
 
-use base::{ExtentId, Ino, MapId, PgId};
+use base::{ClusterId, Epoch, ExtentId, Ino, LedgerId, MapId, PgId};
 use bytes::Bytes;
+use layout::{BlobId, BlobRange};
 use meta::batch::Batch;
 use meta::values::{Dentry, ExtentPlace, ExtentUse, Piece, PieceContent, Usage, Value};
 use wire::meta::{Content, ExtentRef, FileKind, MetaRequest};
@@ -14,10 +12,10 @@ use wire::meta::{Content, ExtentRef, FileKind, MetaRequest};
 /// Packed blocks: number and bytes; see `crates/drive/tests/golden.rs`.
 const DRIVE: &[u8] = include_bytes!("../../crates/drive/tests/golden/drive-v1.bin");
 
-fn main() {
-    let directory = std::env::args().nth(1).expect("usage: seeds DIR");
+/// Makes `directory/TARGET/…`.
+pub fn write(directory: &Path) {
     let put = |target: &str, name: &str, bytes: &[u8]| {
-        let directory = Path::new(&directory).join(target);
+        let directory = directory.join(target);
         std::fs::create_dir_all(&directory).unwrap();
         std::fs::write(directory.join(name), bytes).unwrap();
     };
@@ -51,6 +49,7 @@ fn main() {
     for (index, text) in POLICIES.iter().enumerate() {
         put("policy", &format!("policy-{index}"), text.as_bytes());
     }
+    put("blob", "one", &blob());
     let request = MetaRequest::GetAttr { ino: Ino(1) };
     put("messages", "request", &postcard_bytes(&request));
     put("messages", "empty", &[0; 32]);
@@ -58,6 +57,19 @@ fn main() {
 
 fn postcard_bytes(request: &MetaRequest) -> Vec<u8> {
     postcard::to_stdvec(request).unwrap()
+}
+
+/// The front of a blob with two ranges.
+fn blob() -> Vec<u8> {
+    let mut builder = layout::BlobBuilder::new(layout::BLOB_BYTES_MIN);
+    for number in 1..3 {
+        let (map, extent) = (MapId(number), ExtentId(number));
+        let range =
+            BlobRange { ino: Ino(number), map, off: 0, len: 0, block: 0, extent, layer: 1, crc32c: 0 };
+        builder.push(range, Bytes::from(vec![1; 5000]));
+    }
+    let id = BlobId { ledger: LedgerId(1), serial: 7, term: Epoch(2) };
+    builder.finish(ClusterId([7; 16]), id, 1).parts[..2].concat()
 }
 
 /// A byte that chooses the table, as `decoders` reads it, and a value.
@@ -71,7 +83,11 @@ fn values() -> Vec<Vec<u8>> {
         inode,
         tagged(1, Dentry { ino: Ino(5), kind: FileKind::Directory, cookie: 9 }.encode()),
         tagged(2, piece(PieceContent::Data(Content::Inline(Bytes::from_static(b"abc"))))),
-        tagged(2, Piece { len: 4096, birth_layer: 1, content: PieceContent::Data(Content::Extent(extent)) }.encode()),
+        tagged(
+            2,
+            Piece { len: 4096, birth_layer: 1, content: PieceContent::Data(Content::Extent(extent)) }
+                .encode(),
+        ),
         tagged(2, piece(PieceContent::Map { map: MapId(1 << 63 | 7), off: 4096 })),
         tagged(3, ExtentUse { refs: 2, live_bytes: 8192 }.encode()),
         tagged(5, ExtentPlace { pg: PgId(1), n: 6, k: 4, shard: 0, extent_len: 9 }.encode()),
@@ -109,6 +125,18 @@ const POLICIES: &[&str] = &[
 ];
 
 const TEXTS: &[&str] = &[
-    "4+2", "12/7/9", "r3", "1+0", "20/10/15", "drive", "rack", "10GiB", "1.5 TB", "4096", "ro,noatime,direct",
-    "00112233-4455-6677-8899-aabbccddeeff", "a/b//c", "photos/2026/",
+    "4+2",
+    "12/7/9",
+    "r3",
+    "1+0",
+    "20/10/15",
+    "drive",
+    "rack",
+    "10GiB",
+    "1.5 TB",
+    "4096",
+    "ro,noatime,direct",
+    "00112233-4455-6677-8899-aabbccddeeff",
+    "a/b//c",
+    "photos/2026/",
 ];

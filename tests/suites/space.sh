@@ -72,8 +72,9 @@ little_waste() {
 }
 allocated_at_most() { [ "$(live_bytes "$1")" -le "$2" ]; }
 
+# What is left of an extent is more than half of it, so that it moves only because everything else is at rest.
 thin_out() {
-    find "$WORK/$1/mnt/$2" -type f -name '*[!0369]' -delete && durable "$1" "$2"
+    find "$WORK/$1/mnt/$2" -type f -name '*[1478]' -delete && durable "$1" "$2"
 }
 
 # crash_writer DIR: writes and syncs files until there is nothing to write to any more.
@@ -192,7 +193,7 @@ WATCH=$!
 check "small: $COUNT files of 4 KiB are written" write_small small files "$COUNT"
 check "small: packed, the drives waste at most a tenth" little_waste small $((COUNT * 4096))
 check "small: every file is as it was" same small files
-check "small: most files go" thin_out small files
+check "small: four of ten files go" thin_out small files
 check "small: packed again, the drives waste at most a tenth" little_waste small $(($(wc -l <"$WORK/small-files.sums") * 4096))
 check "small: what is left is as it was" same small files
 check "small: a file system check finds nothing" node_fsck small

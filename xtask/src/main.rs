@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 fn main() -> Result<ExitCode> {
+    base::env::abort_on_panic();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {

@@ -6,6 +6,7 @@ mod node;
 use clap::Parser;
 
 fn main() -> std::process::ExitCode {
+    base::env::abort_on_panic();
     match cli::run(cli::Cli::parse()) {
         Ok(status) => status,
         Err(error) => {

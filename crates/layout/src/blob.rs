@@ -317,6 +317,32 @@ fn require(holds: bool, field: &'static str) -> Result<(), DecodeError> {
     if holds { Ok(()) } else { Err(DecodeError { field }) }
 }
 
+/// Decodes the front of a blob, after it got the right checksums: for the fuzzer.
+#[cfg(fuzzing)]
+pub fn fuzz_blob(data: &[u8]) {
+    let mut front = data[..data.len().min(BLOB_HEADER_BYTES)].to_vec();
+    front.resize(BLOB_HEADER_BYTES, 0);
+    front[..MAGIC.len()].copy_from_slice(&MAGIC);
+    let sign = |front: &mut [u8]| {
+        front[CRC_AT].fill(0);
+        let crc = crc32c(front);
+        front[CRC_AT].copy_from_slice(&crc.to_le_bytes());
+    };
+    sign(&mut front);
+    let Ok(header) = BlobHeader::decode(&front) else { return };
+    assert_eq!(header.encode()[..72], front[..72]);
+    let mut bytes = data.get(BLOB_HEADER_BYTES..).unwrap_or_default().to_vec();
+    bytes.resize(header.index_bytes(), 0);
+    let header = BlobHeader { index_crc32c: crc32c(&bytes), ..header };
+    if let Ok(index) = BlobIndex::decode(&header, &bytes) {
+        let again = index.encode();
+        assert_eq!(
+            BlobIndex::decode(&BlobHeader { index_crc32c: crc32c(&again), ..header }, &again),
+            Ok(index)
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

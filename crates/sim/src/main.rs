@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use base::env::spawn_thread;
+use base::env::{abort_on_panic, spawn_thread};
 use sim::{Outcome, Scenario, run};
 
 fn main() -> ExitCode {
+    abort_on_panic();
     let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|text| text.parse().ok()).collect();
     let first = numbers.first().copied().unwrap_or(1);
     let count = numbers.get(1).copied().unwrap_or(1);

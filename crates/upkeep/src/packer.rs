@@ -4,7 +4,8 @@
 //! The packer sweeps over all maps in order, so that what lies together in a directory or file and was written at
 //! the same time is packed together. Small pieces and inline content must have been seen unchanged for a while:
 //! most of what is young is overwritten or removed soon. Only fragments are rewritten, never the large extents
-//! around them, so a file that is changed here and there does not cost more than its changes.
+//! around them, so a file that is changed here and there does not cost more than its changes. Only when nothing has
+//! changed since the last sweep, and still much is wasted, extents that are nearly full are rewritten as well.
 //!
 //! What is less protected than it should be goes first: while repair can restore something, nothing is packed.
 
@@ -23,7 +24,7 @@ use wire::meta::Content;
 
 use crate::pace::{Leave, Pace};
 use crate::task::{Stopped, Task};
-use judge::{Load, Verdict, fingerprint, judge, share_bytes};
+use judge::{Density, Load, Verdict, fingerprint, judge, share_bytes};
 use shared::Shared;
 
 /// Young pieces remembered from one sweep to the next.
@@ -32,6 +33,8 @@ const YOUNG_MAX: usize = 262_144;
 const REST: u32 = 8;
 /// ... but no longer than this, whatever held it up.
 const REST_MAX: Duration = Duration::from_secs(120);
+/// Extents that stay may waste one part in so many of what all of them take.
+const WASTE: u64 = 12;
 /// Pause before it is asked again whether repair is done.
 const REPAIR_POLL: Duration = Duration::from_millis(500);
 
@@ -95,6 +98,11 @@ impl PackStat {
     /// How long the rest takes at the present rate.
     pub fn eta_s(&self) -> Option<u64> {
         (self.left_bytes + self.convert_bytes).checked_div(self.bytes_per_s)
+    }
+
+    /// Whether more is wasted than need be.
+    fn is_wasteful(&self) -> bool {
+        self.allocated_bytes.saturating_sub(self.ideal_bytes) * WASTE > self.allocated_bytes
     }
 
     /// Takes over what a look at everything found.
@@ -169,13 +177,14 @@ struct Work {
     looked: Duration,
     /// Small pieces, with what they looked like and when that was seen first.
     young: HashMap<PiecePosition, (u64, u64)>,
-    /// The ledger's version and the target at the last sweep, if that left nothing for later.
-    swept: Option<(u64, PackTarget)>,
+    /// The ledger's version and the target at the last sweep, and whether that left nothing for later.
+    swept: Option<(u64, PackTarget, bool)>,
 }
 
 /// What one sweep moves.
 struct Sweep {
     target: PackTarget,
+    density: Density,
     began_ns: u64,
     moved_bytes: u64,
     /// Something should have moved and did not.
@@ -217,30 +226,34 @@ impl Work {
 
     /// One look at every piece there is, and another one that moves what should move.
     async fn sweep(&mut self) -> Result<(), FsError> {
-        let now = (self.client.ledger_version(), self.client.pack_target());
-        if self.swept == Some(now) {
+        let (version, target) = (self.client.ledger_version(), self.client.pack_target());
+        let unchanged = matches!(self.swept, Some((v, t, _)) if (v, t) == (version, target));
+        if unchanged && matches!(self.swept, Some((_, _, true))) {
             return Ok(());
         }
-        let target = now.1;
         let began_ns = self.env.clock.boot_ns();
         let found = self.survey(&target).await?;
         self.looked = Duration::from_nanos(self.env.clock.boot_ns().saturating_sub(began_ns));
         let Some(found) = found else { return Ok(()) };
         lock(&self.stat).survey(&found);
-        if found.left_bytes + found.convert_bytes == 0 {
-            (self.swept, self.young) = (Some(now), HashMap::new());
+        let density = if unchanged && found.is_wasteful() { Density::FULL } else { Density::HALF };
+        let done = density == Density::FULL || !found.is_wasteful();
+        if found.left_bytes + found.convert_bytes == 0 && density == Density::HALF {
+            (self.swept, self.young) = (Some((version, target, done)), HashMap::new());
             return Ok(());
         }
         let (loads, shared, young) = Default::default();
         let began_ns = self.env.clock.boot_ns();
-        let mut sweep = Sweep { target, began_ns, moved_bytes: 0, held_back: false, loads, shared, young };
+        let mut sweep =
+            Sweep { target, density, began_ns, moved_bytes: 0, held_back: false, loads, shared, young };
         self.waits(None);
         if !self.move_pieces(&mut sweep).await? {
             return Ok(());
         }
         // What is old enough and was left would be left again, until something changes.
         let ripens = sweep.young.values().any(|(_, since)| !self.is_old(*since));
-        self.swept = (!ripens && !sweep.held_back && sweep.moved_bytes == 0).then_some(now);
+        let ended = !ripens && !sweep.held_back && sweep.moved_bytes == 0;
+        self.swept = Some((version, target, done && ended));
         self.young = sweep.young;
         Ok(())
     }
@@ -251,7 +264,7 @@ impl Work {
         loop {
             let (entries, next) = self.client.scan_map(after).await?;
             for entry in &entries {
-                found.count(entry, judge(entry, target), target);
+                found.count(entry, judge(entry, target, Density::HALF), target);
             }
             after = next;
             if after.is_none() {
@@ -302,7 +315,7 @@ impl Work {
 
     /// The parts of a piece that move now; what is too young is remembered.
     fn wanted(&self, entry: MapEntry, sweep: &mut Sweep) -> Vec<(MapEntry, Verdict)> {
-        let mut verdict = judge(&entry, &sweep.target);
+        let mut verdict = judge(&entry, &sweep.target, sweep.density);
         if verdict == Verdict::WhenOld {
             let now = self.env.clock.boot_ns();
             let print = fingerprint(&entry);
@@ -362,7 +375,10 @@ impl Work {
         }
         let (mut moved_alone, mut moved) = (0, 0);
         for entry in &load.entries {
-            let alone = matches!(judge(entry, &sweep.target), Verdict::MoveAlone | Verdict::MoveShared);
+            let alone = matches!(
+                judge(entry, &sweep.target, sweep.density),
+                Verdict::MoveAlone | Verdict::MoveShared
+            );
             *(if alone { &mut moved_alone } else { &mut moved }) += entry.piece.len;
         }
         let outcome = match kind {

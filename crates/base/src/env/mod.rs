@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use real::{after_blocking, blocking_allowed, spawn_thread, with_blocking};
+pub use real::{abort_on_panic, after_blocking, blocking_allowed, spawn_thread, with_blocking};
 
 /// Clock, randomness and files of the process, or of a simulated node.
 #[derive(Clone)]

@@ -27,6 +27,16 @@ pub fn spawn_thread<T: Send + 'static>(
     std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("the system has threads left")
 }
 
+/// From now on a panic, of any thread, ends the process once it was printed. What an invariant says does not hold must
+/// not be written anywhere, and nobody shall wait for a thread that is gone.
+pub fn abort_on_panic() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        print(panic);
+        std::process::abort();
+    }));
+}
+
 type Job = Box<dyn FnOnce()>;
 
 thread_local! {

@@ -8,8 +8,20 @@ use wire::meta::{Content, PACK_MOVES_MAX};
 
 /// Inline content shorter than this costs less in the metadata than elsewhere.
 const INLINE_BYTES_MIN: u64 = 1024;
-/// An extent of which less than one part in so many is alive is rewritten.
-const SPARSE: u64 = 2;
+/// Sixteenths of an extent that must be alive, or it is rewritten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Density(u64);
+
+impl Density {
+    /// While things change: most of what is dead of an extent today is joined by more tomorrow.
+    pub(super) const HALF: Self = Self(8);
+    /// When nothing changes any more, and too much is wasted.
+    pub(super) const FULL: Self = Self(15);
+
+    fn is_reached(self, live_bytes: u64, extent_len: u64) -> bool {
+        live_bytes * 16 >= extent_len * self.0
+    }
+}
 
 /// Whether a piece moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +38,7 @@ pub(super) enum Verdict {
     MoveShared,
 }
 
-pub(super) fn judge(entry: &MapEntry, target: &PackTarget) -> Verdict {
+pub(super) fn judge(entry: &MapEntry, target: &PackTarget, density: Density) -> Verdict {
     let extent = match &entry.piece.content {
         Content::Inline(_) if entry.piece.len < INLINE_BYTES_MIN => return Verdict::Stay,
         Content::Inline(_) => return Verdict::WhenOld,
@@ -45,7 +57,7 @@ pub(super) fn judge(entry: &MapEntry, target: &PackTarget) -> Verdict {
         () if !right && !target.narrowed => Verdict::MoveAlone,
         () if shared => Verdict::Stay,
         () if small => Verdict::WhenOld,
-        () if live_bytes * SPARSE < extent_len => Verdict::Move,
+        () if !density.is_reached(live_bytes, extent_len) => Verdict::Move,
         () => Verdict::Stay,
     }
 }
@@ -161,15 +173,27 @@ mod tests {
             (extent(1, 1, 9000, None), Verdict::MoveAlone),
         ];
         for (entry, expected) in cases {
-            assert_eq!(judge(&entry, &target("4+2")), expected, "{entry:?}");
+            assert_eq!(judge(&entry, &target("4+2"), Density::HALF), expected, "{entry:?}");
         }
     }
 
     #[test]
     fn while_drives_are_missing_nothing_is_made_narrow() {
         let narrowed = PackTarget { narrowed: true, ..target("2+2") };
-        assert_eq!(judge(&extent(4, 6, 4 << 20, None), &narrowed), Verdict::Stay);
-        assert_eq!(judge(&extent(1, 3, 9000, None), &narrowed), Verdict::WhenOld);
+        assert_eq!(judge(&extent(4, 6, 4 << 20, None), &narrowed, Density::HALF), Verdict::Stay);
+        assert_eq!(judge(&extent(1, 3, 9000, None), &narrowed, Density::HALF), Verdict::WhenOld);
+    }
+
+    #[test]
+    fn what_is_nearly_full_moves_only_when_everything_should_be() {
+        let of_sixteen = |live: u64| extent(4, 6, 4 << 20, Some(live << 18));
+        let verdict = |live, density| judge(&of_sixteen(live), &target("4+2"), density);
+        assert_eq!(verdict(7, Density::HALF), Verdict::Move);
+        assert_eq!(verdict(8, Density::HALF), Verdict::Stay);
+        assert_eq!(verdict(14, Density::FULL), Verdict::Move);
+        assert_eq!(verdict(15, Density::FULL), Verdict::Stay);
+        let clones = extent(4, 6, 4 << 20, Some(8 << 20));
+        assert_eq!(judge(&clones, &target("4+2"), Density::FULL), Verdict::Stay);
     }
 
     #[test]

@@ -80,12 +80,16 @@ fn version_2<B>(
 ) -> Result<Request<B>, StoreError> {
     let date = httpdate::fmt_http_date(now);
     let text = format!("{}\n\n\n{date}\n{}", request.method(), request.uri().path());
-    let key = hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, settings.secret_key.as_bytes());
-    let signature = STANDARD.encode(hmac::sign(&key, text.as_bytes()));
+    let signature = version_2_signature(&settings.secret_key, &text);
     let authorization = format!("AWS {}:{signature}", settings.address.access_key);
     request.headers_mut().insert(DATE, HeaderValue::try_from(date).map_err(failed)?);
     request.headers_mut().insert(AUTHORIZATION, HeaderValue::try_from(authorization).map_err(failed)?);
     Ok(request)
+}
+
+fn version_2_signature(secret_key: &str, text: &str) -> String {
+    let key = hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, secret_key.as_bytes());
+    STANDARD.encode(hmac::sign(&key, text.as_bytes()))
 }
 
 #[cfg(test)]
@@ -108,12 +112,22 @@ mod tests {
 
     #[test]
     fn version_2_gives_the_signature_of_the_documentation() {
-        // "Object GET" of "Signing and authenticating REST requests" in path style: 2007-03-27 19:36:42.
-        let wall_ns = 1_175_024_202_000_000_000;
-        let request = get("http://s3.us-west-1.amazonaws.com/awsexamplebucket1/photos/puppy.jpg");
-        let signed = sign(&example(StoreAuth::V2), request, wall_ns).unwrap();
+        // "Object GET" of "Signing and authenticating REST requests". It writes the zone as a number, HTTP as GMT.
+        let resource = "/awsexamplebucket1/photos/puppy.jpg";
+        let text = format!("GET\n\n\nTue, 27 Mar 2007 19:36:42 +0000\n{resource}");
+        let settings = example(StoreAuth::V2);
+        assert_eq!(version_2_signature(&settings.secret_key, &text), "qgk2+6Sv9/oM7G3qLEjTH1a1l1g=");
+    }
+
+    #[test]
+    fn version_2_signs_method_date_and_path() {
+        let settings = example(StoreAuth::V2);
+        let signed =
+            sign(&settings, get("http://127.0.0.1:9000/Bucket/a%20b"), 1_175_024_202_000_000_000).unwrap();
         assert_eq!(signed.headers()[DATE], "Tue, 27 Mar 2007 19:36:42 GMT");
-        let expected = "AWS AKIAIOSFODNN7EXAMPLE:qgk2+6Sv9/oM7G3qLEjTH1a1l1g=";
+        let text = "GET\n\n\nTue, 27 Mar 2007 19:36:42 GMT\n/Bucket/a%20b";
+        let expected =
+            format!("AWS AKIAIOSFODNN7EXAMPLE:{}", version_2_signature(&settings.secret_key, text));
         assert_eq!(signed.headers()[AUTHORIZATION], expected);
     }
 
