@@ -22,7 +22,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("admin", &["base", "wire", "client"]),
     ("forebay", &["base", "layout", "wire", "drive", "meta", "client", "posix", "s3", "upkeep", "admin"]),
     ("sim", &["base", "layout", "wire", "drive", "meta", "client", "posix", "s3", "upkeep", "admin"]),
-    ("xtask", &[]),
+    ("xtask", &["base"]),
 ];
 
 /// Crates of others that only some of ours may use.
