@@ -222,9 +222,8 @@ impl Drive {
             }
         };
         let files = DeviceFiles { direct, cached };
-        let Recovered { index, next_seq, checkpoint, previous, report } = recovered;
-        (superblock.checkpoint, superblock.previous) = (checkpoint, previous);
-        claim(&*files.direct, &mut superblock).map_err(io)?;
+        claim(&*files.direct, &mut superblock, &recovered).map_err(io)?;
+        let Recovered { index, next_seq, report, .. } = recovered;
         let limits = options.limits(&*files.direct);
         let admission = Admission::new(limits.batch_bytes, limits.batch_records as u64, options.queue_bytes);
         let cache_bytes = options.sums_cache_bytes;
@@ -510,7 +509,15 @@ fn usable_superblock(path: &Path, file: &dyn File, cluster: ClusterId) -> Result
 
 /// Writes down that the drive is open, in both superblocks one after the other, and makes durable whatever a
 /// process before this one left in caches.
-fn claim(file: &dyn File, superblock: &mut Superblock) -> io::Result<()> {
+///
+/// Where the checkpoint before was used, both stay named until there is a new one: a recovery that starts from the older
+/// one must know that it does, as segments that it calls full may have been used again since.
+fn claim(file: &dyn File, superblock: &mut Superblock, recovered: &Recovered) -> io::Result<()> {
+    let newest = superblock.checkpoint.generation;
+    let pointers = (recovered.checkpoint.clone(), recovered.previous.clone());
+    if !recovered.report.fell_back {
+        (superblock.checkpoint, superblock.previous) = pointers.clone();
+    }
     superblock.incarnation += 1;
     superblock.closed = false;
     for _ in 0..2 {
@@ -519,6 +526,9 @@ fn claim(file: &dyn File, superblock: &mut Superblock) -> io::Result<()> {
         file.write_at(&superblock.encode(), slot)?;
         file.sync_data()?;
     }
+    (superblock.checkpoint, superblock.previous) = pointers;
+    // No run of the next checkpoint may pass for one of the damaged.
+    superblock.checkpoint.generation = newest;
     Ok(())
 }
 

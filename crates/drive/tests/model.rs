@@ -357,3 +357,29 @@ fn a_recovery_from_the_older_checkpoint_misses_nothing_that_was_given_back() {
     // All free segments, and runs in those that stay.
     assert!(trimmed_bytes > 10 * MIB && !trimmed_bytes.is_multiple_of(MIB), "{trimmed_bytes}");
 }
+
+/// The older checkpoint takes a segment for full that died and was used again since. Whoever falls back to it must see
+/// that, also after a crash between the fall back and the next checkpoint.
+#[test]
+fn a_segment_that_was_used_again_is_found_from_the_checkpoint_before() {
+    let mut used = 0;
+    for seed in 0..24 {
+        let mut run = Run::new(seed, 1 << 20);
+        let mut random = seed;
+        let mut next = move |limit: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % limit
+        };
+        for extent in 1..160 {
+            run.puts(&[(extent, 1 + next(80) as u32)]);
+            run.deletes(&[1 + next(extent), extent.saturating_sub(9).max(1)]);
+            match next(24) {
+                // What is dead when a drive is closed is free when it is opened.
+                0 => run.step(&Step::Close),
+                1 => used += u32::from(run.damage_index()),
+                _ => {}
+            }
+        }
+    }
+    assert!(used > 12, "an older checkpoint was used {used} times");
+}
