@@ -11,7 +11,10 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-use meta::values::{Dentry, ExtentPlace, ExtentUse, IdRange, Inode, Orphan, Piece, Slot, Usage, Value};
+use meta::values::{
+    BlobRecord, Dentry, ExtentPlace, ExtentUse, IdRange, Inode, LooseBlob, Orphan, Piece, Residence, Slot, TierState,
+    Usage, Value,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -81,7 +84,7 @@ fn value<V: Value>(data: &[u8]) {
 
 fn values(data: &[u8]) {
     let Some((table, data)) = data.split_first() else { return };
-    match table % 10 {
+    match table % 14 {
         0 => value::<Inode>(data),
         1 => value::<Dentry>(data),
         2 => value::<Piece>(data),
@@ -91,6 +94,10 @@ fn values(data: &[u8]) {
         6 => value::<Slot>(data),
         7 => value::<Orphan>(data),
         8 => value::<Usage>(data),
+        9 => value::<Residence>(data),
+        10 => value::<BlobRecord>(data),
+        11 => value::<LooseBlob>(data),
+        12 => value::<TierState>(data),
         _ => value::<u64>(data),
     }
 }

@@ -4,6 +4,7 @@
 //! has to be compared is taken in windows of at most [`WINDOW`] inodes, maps or extents, and tables are read once more
 //! for each further window. On top come the inventories of one drive and the table of id ranges.
 
+mod blobs;
 mod extents;
 mod maps;
 #[cfg(test)]
@@ -61,6 +62,10 @@ pub struct FsckReport {
     pub extents: u64,
     /// Extents that wait for deletion.
     pub free_extents: u64,
+    /// Extents that only blobs have.
+    pub away_extents: u64,
+    /// Blobs that hold extents.
+    pub blobs: u64,
     /// Shards found on drives.
     pub shards: u64,
     /// Shards that drives are owed.
@@ -193,6 +198,7 @@ impl Fsck<'_> {
         if only.is_none() {
             check.tree()?;
             check.maps()?;
+            check.blobs()?;
         }
         check.extents()?;
         Ok((check.report, check.suspects))

@@ -314,6 +314,63 @@ impl Keys {
         (self.with_u64(b'U', session.0), self.with_u64(b'U', session.0 + 1))
     }
 
+    /// Table L: where a tiered extent lies.
+    pub fn residence(&self, extent: ExtentId) -> Vec<u8> {
+        self.with_u64(b'L', extent.0)
+    }
+
+    /// Table T: an extent by its stage and age.
+    pub fn aged(&self, stage: u8, written_s: u64, extent: ExtentId) -> Vec<u8> {
+        let mut key = self.start(b'T', 17);
+        key.push(stage);
+        key.extend_from_slice(&written_s.to_be_bytes());
+        key.extend_from_slice(&extent.0.to_be_bytes());
+        key
+    }
+
+    /// Extents of a stage that were written at or before `before_s`.
+    pub fn aged_before(&self, stage: u8, before_s: u64) -> KeyRange {
+        let first = self.aged(stage, 0, ExtentId(0));
+        (first, self.aged(stage, before_s.saturating_add(1), ExtentId(0)))
+    }
+
+    /// Time of writing and extent in a key of table T.
+    pub fn aged_of_key(key: &[u8]) -> (u64, ExtentId) {
+        (u64_at(key, 6), ExtentId(u64_at(key, 14)))
+    }
+
+    /// Table B: a blob in use.
+    pub fn blob(&self, serial: u64) -> Vec<u8> {
+        self.with_u64(b'B', serial)
+    }
+
+    /// Table Y: an extent in a blob.
+    pub fn in_blob(&self, serial: u64, extent: ExtentId) -> Vec<u8> {
+        let mut key = self.with_u64(b'Y', serial);
+        key.extend_from_slice(&extent.0.to_be_bytes());
+        key
+    }
+
+    /// All extents in a blob.
+    pub fn all_in_blob(&self, serial: u64) -> KeyRange {
+        (self.with_u64(b'Y', serial), self.with_u64(b'Y', serial + 1))
+    }
+
+    /// Table Z: a blob that is being stored, or is to be deleted.
+    pub fn loose_blob(&self, serial: u64) -> Vec<u8> {
+        self.with_u64(b'Z', serial)
+    }
+
+    /// The number at the front of a key of tables B, L, Y and Z.
+    pub fn number_in_key(key: &[u8]) -> u64 {
+        u64_at(key, 5)
+    }
+
+    /// The extent in a key of table Y.
+    pub fn extent_in_blob(key: &[u8]) -> ExtentId {
+        ExtentId(u64_at(key, 13))
+    }
+
     /// Table V: a single value of the ledger.
     pub fn value(&self, name: &str) -> Vec<u8> {
         let mut key = self.start(b'V', name.len());

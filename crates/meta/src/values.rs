@@ -8,8 +8,11 @@ use bytes::Bytes;
 use wire::meta::{Attr, Content, ExtentRef, FileKind, MapPiece};
 
 mod objects;
+mod tier;
 
 pub use objects::{ObjectParts, ObjectRecord, ObjectTag, ObjectTags, Part, Upload};
+pub use tier::{BlobRecord, LooseBlob, Residence, TierState};
+pub(crate) use tier::{place_of, stage_in_key};
 
 /// The format number that this version writes.
 const FORMAT: u8 = 1;
@@ -251,7 +254,7 @@ impl Piece {
 
     /// What to store for a piece of the map.
     pub fn of(piece: &MapPiece) -> Self {
-        let content = PieceContent::Data(piece.content.clone());
+        let content = PieceContent::Data(piece.stored().content);
         Self { len: piece.len, birth_layer: crate::keys::LIVE_LAYER, content }
     }
 
@@ -271,7 +274,7 @@ impl Value for Piece {
             PieceContent::Map { map, off } => {
                 w.u8(PIECE_MAP).u64(self.len).u32(self.birth_layer).u64(map.0).u64(*off);
             }
-            PieceContent::Data(Content::Extent(extent)) => {
+            PieceContent::Data(Content::Extent(extent) | Content::Away(extent, _)) => {
                 w.u8(PIECE_EXTENT).u64(self.len).u32(self.birth_layer);
                 w.u64(extent.id.0).u32(extent.pg.0).u8(extent.k).u8(extent.n);
                 w.u32(extent.extent_len).u32(extent.extent_off);

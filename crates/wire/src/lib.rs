@@ -6,6 +6,7 @@ pub mod drive;
 pub mod meta;
 pub mod object;
 pub mod store;
+pub mod tier;
 
 use std::future::Future;
 use std::pin::Pin;

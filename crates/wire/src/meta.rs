@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::BoxFuture;
 use crate::object::{ObjectReply, ObjectRequest};
+use crate::tier::{BlobPlace, TierReply, TierRequest};
 
 /// Longest name of a directory entry, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -121,6 +122,18 @@ pub enum Content {
     Inline(Bytes),
     /// Bytes of an extent on drives.
     Extent(ExtentRef),
+    /// Bytes of an extent that only a blob has. Maps do not say so: the owner adds it to its answers.
+    Away(ExtentRef, BlobPlace),
+}
+
+impl Content {
+    /// The extent, wherever it lies.
+    pub fn extent(&self) -> Option<&ExtentRef> {
+        match self {
+            Self::Inline(_) => None,
+            Self::Extent(extent) | Self::Away(extent, _) => Some(extent),
+        }
+    }
 }
 
 /// A piece of a file's map. Gaps between pieces are holes.
@@ -152,8 +165,19 @@ impl MapPiece {
             Content::Extent(extent) => {
                 Content::Extent(ExtentRef { extent_off: extent.extent_off + skip as u32, ..*extent })
             }
+            Content::Away(extent, place) => {
+                Content::Away(ExtentRef { extent_off: extent.extent_off + skip as u32, ..*extent }, *place)
+            }
         };
         Some(MapPiece { off, len: end - off, content })
+    }
+
+    /// The piece as maps have it: they do not say where an extent lies.
+    pub fn stored(&self) -> MapPiece {
+        match &self.content {
+            Content::Away(extent, _) => MapPiece { content: Content::Extent(*extent), ..*self },
+            _ => self.clone(),
+        }
     }
 }
 
@@ -532,6 +556,16 @@ pub enum MetaRequest {
     },
     /// Answer: `Object`.
     Object(Box<ObjectRequest>),
+    /// Lets a piece of a file, if it still is what was read, refer to a new extent that holds the same bytes, which were
+    /// fetched from a blob. Answer: `Repacked`.
+    Rehydrate {
+        ino: Ino,
+        piece: MapPiece,
+        extent: ExtentRef,
+        owed: Vec<OwedShard>,
+    },
+    /// Answer: `Tier`.
+    Tier(TierRequest),
 }
 
 /// Where a directory listing goes on: after this name.
@@ -623,6 +657,7 @@ pub enum MetaReply {
     },
     Orphans(Vec<ExtentId>),
     Object(Box<ObjectReply>),
+    Tier(TierReply),
 }
 
 /// A piece among those of all maps.

@@ -6,10 +6,11 @@ use std::ops::ControlFlow;
 use base::{DriveId, ExtentId, PgId};
 use wire::drive::ShardEntry;
 use wire::meta::Content;
+use wire::tier::Stage;
 
 use super::{Check, FsckError, SUSPECTS_MAX, u64_at};
 use crate::keys::Keys;
-use crate::values::{ExtentPlace, ExtentUse, IdRange, Piece, PieceContent};
+use crate::values::{ExtentPlace, ExtentUse, IdRange, Piece, PieceContent, Residence};
 
 /// Extents for which a file is looked up: each costs two scans.
 const FILES_MAX: u64 = 20;
@@ -28,6 +29,8 @@ struct Extent {
     k: u8,
     n: u8,
     free: bool,
+    /// Only a blob has it.
+    away: bool,
     counted: bool,
     present: u32,
     owed: u32,
@@ -73,6 +76,7 @@ impl Check<'_> {
             let mut window =
                 Window { extents: HashMap::new(), from, to: u64::MAX, limit: self.window.max(2) };
             self.references_into(&mut window)?;
+            self.residences_into(&mut window)?;
             self.frees_into(&mut window)?;
             self.compare_uses(&mut window)?;
             self.owed_into(&mut window)?;
@@ -152,7 +156,8 @@ impl Check<'_> {
                 return ControlFlow::Continue(());
             }
             let Some(entry) = window.entry(id) else { return ControlFlow::Continue(()) };
-            let (used, twice) = (entry.refs > 0, entry.free);
+            // What only a blob has is deleted from the drives while it is used.
+            let (used, twice) = (entry.refs > 0 && !entry.away, entry.free);
             entry.free = true;
             if used {
                 check.find(
@@ -163,6 +168,31 @@ impl Check<'_> {
             } else if twice {
                 check.find("freed_twice", format!("extent {id} waits for deletion twice"), "harmless");
             }
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// I20: what is said to be tiered is in use.
+    fn residences_into(&mut self, window: &mut Window) -> Result<(), FsckError> {
+        let range = (self.keys.residence(ExtentId(window.from)), self.keys.table_end(b'L'));
+        self.each::<Residence>(&range, 13..=13, |check, key, residence| {
+            let id = Keys::number_in_key(key);
+            if id >= window.to {
+                return ControlFlow::Break(());
+            }
+            if !check.wanted(id) {
+                return ControlFlow::Continue(());
+            }
+            let Some(entry) = window.extents.get_mut(&id) else {
+                check.find(
+                    "residence_of_nothing",
+                    format!("extent {id} is tiered and nothing refers to it"),
+                    "its blob is kept for ever: report this",
+                );
+                return ControlFlow::Continue(());
+            };
+            entry.away = residence.stage == Stage::Away;
+            check.report.away_extents += u64::from(entry.away);
             ControlFlow::Continue(())
         })
     }
@@ -316,6 +346,10 @@ impl Check<'_> {
                 continue;
             }
             self.report.extents += 1;
+            if extent.away {
+                self.report.free_extents += u64::from(extent.free);
+                continue;
+            }
             let Some(group) = self.input.map.group(PgId(extent.pg)) else {
                 self.find(
                     "no_group",

@@ -7,14 +7,16 @@ use layout::{DriveState, MapDrive, PlacementGroup, Rebuilding};
 use proptest::prelude::*;
 use wire::drive::{ShardKey, ShardShape};
 use wire::meta::{Attr, Content, ExtentRef, FileKind};
+use wire::tier::{Stage, StageStat, TierMode, TierStat};
 
 use super::*;
 use crate::batch::Batch;
 use crate::log::{LedgerLog, MemLog};
 use crate::state::{Applied, MemState, Overlaid};
 use crate::values::{
-    COMPOSED_MAP, Dentry, ExtentPlace, ExtentUse, IdRange, Inode, MapSegment, ObjectRecord, Orphan, Part,
-    Piece, PieceContent, RangeState, Upload, Usage,
+    BlobRecord, COMPOSED_MAP, Dentry, ExtentPlace, ExtentUse, IdRange, Inode, LooseBlob, MapSegment,
+    ObjectRecord, Orphan, Part, Piece, PieceContent, RangeState, Residence, TierState, Upload, Usage,
+    stage_in_key,
 };
 
 const LEDGER: LedgerId = LedgerId(1);
@@ -480,5 +482,74 @@ proptest! {
             let range: Vec<_> = model.clone().into_iter().filter(|(key, _)| *key >= vec![from] && *key < vec![to]).take(limit).collect();
             prop_assert_eq!(found, range);
         }
+    }
+}
+
+/// Extent 13 in a blob only, 10 in both places, 14 waiting.
+fn tiered() -> World {
+    let (mut world, keys) = (World::sound(), KEYS());
+    let place = ExtentPlace { extent_len: 8192, ..PLACE };
+    let mut stat = TierStat { mode: TierMode::On, blobs: 1, stored_bytes: 40_960, ..TierStat::default() };
+    for (id, stage, off) in [(13, Stage::Away, 8192), (10, Stage::Both, 16_384), (14, Stage::Queued, 0)] {
+        let id = ExtentId(id);
+        let blob = if stage == Stage::Queued { None } else { Some((7, off)) };
+        world.put(keys.residence(id), Residence { stage, written_s: 5, place, blob });
+        let sum = match stage {
+            Stage::Queued => &mut stat.queued,
+            Stage::Both => &mut stat.both,
+            Stage::Away => &mut stat.away,
+        };
+        *sum = StageStat { extents: 1, bytes: 8192 };
+        if stage != Stage::Away {
+            world.put(keys.aged(stage_in_key(stage), 5, id), place);
+        }
+        if blob.is_some() {
+            world.put(keys.in_blob(7, id), u64::from(off));
+            stat.live_bytes += 8192;
+        }
+    }
+    let live_bytes = stat.live_bytes;
+    world.put(keys.blob(7), BlobRecord { term: Epoch(1), bytes: 40_960, extents: 2, live_bytes });
+    world.put(keys.value("tier"), TierState { stat, ..TierState::default() });
+    (0..3).for_each(|drive| world.lose(drive, 13));
+    world
+}
+
+#[test]
+fn what_is_in_blobs_need_not_be_on_drives() {
+    let report = tiered().check(WINDOW);
+    assert_eq!(report.findings, []);
+    assert_eq!((report.away_extents, report.blobs), (1, 1));
+}
+
+#[test]
+fn damage_of_tiers_is_found() {
+    let keys = KEYS();
+    type Damage = fn(&mut World, Keys);
+    let damages: [(&str, Damage); 9] = [
+        ("unreadable", |world, keys| world.remove(keys.residence(ExtentId(13)))),
+        ("residence_of_nothing", |world, keys| {
+            let residence = world.pairs[&keys.residence(ExtentId(10))].clone();
+            world.pairs.insert(keys.residence(ExtentId(99)), residence);
+        }),
+        ("tier_sums", |world, keys| world.put(keys.value("tier"), TierState::default())),
+        ("tier_age", |world, keys| world.remove(keys.aged(2, 5, ExtentId(10)))),
+        ("tier_age", |world, keys| world.put(keys.aged(1, 5, ExtentId(10)), PLACE)),
+        ("tier_place", |world, keys| world.remove(keys.in_blob(7, ExtentId(13)))),
+        ("blob_use", |world, keys| {
+            let blob = BlobRecord { term: Epoch(1), bytes: 40_960, extents: 2, live_bytes: 1 };
+            world.put(keys.blob(7), blob);
+        }),
+        ("unknown_blob", |world, keys| world.remove(keys.blob(7))),
+        ("live_blob_deleted", |world, keys| {
+            let loose = LooseBlob { term: Epoch(1), session: SessionId(0), free_ver: 3 };
+            world.put(keys.loose_blob(7), loose);
+        }),
+    ];
+    for (code, damage) in damages {
+        let mut world = tiered();
+        damage(&mut world, keys);
+        let report = world.check(WINDOW);
+        assert!(report.findings.iter().any(|found| found.code == code), "{code}: {:?}", report.findings);
     }
 }

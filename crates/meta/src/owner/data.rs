@@ -111,6 +111,7 @@ impl Op<'_> {
         let Some(map) = inode.map() else { return Ok(MetaReply::Map { pieces: Vec::new(), end: true }) };
         let pieces = self.pieces(map, off, FILE_BYTES_MAX, limit)?;
         let end = pieces.len() < limit;
+        let pieces = pieces.into_iter().map(|piece| self.resolve(piece)).collect::<Result<_, _>>()?;
         Ok(MetaReply::Map { pieces, end })
     }
 
@@ -166,6 +167,7 @@ impl Op<'_> {
                 }
                 Ok(())
             }
+            Content::Away(..) => Err(FsError::Invalid),
         }
     }
 
@@ -200,6 +202,9 @@ impl Op<'_> {
         let map = inode.map().ok_or(FsError::Io)?;
         let removed = self.remove_range(map, piece.off, piece.end(), usize::MAX)?;
         self.txn.put(self.keys.piece(map, piece.off), &Piece::of(piece));
+        if let Content::Extent(extent) = &piece.content {
+            self.enqueue_new(extent)?;
+        }
         if let Content::Extent(extent) = &piece.content
             && u64::from(extent.extent_len) != piece.len
         {
@@ -278,24 +283,29 @@ impl Op<'_> {
         let used = self.txn.get::<ExtentUse>(&key)?.unwrap_or(whole);
         let refs = used.refs - 1 + parts;
         if refs == 0 {
+            if self.forget_extent(extent.id)? {
+                let place = ExtentPlace { pg: extent.pg, n: extent.n, k: extent.k, shard: 0, extent_len: 0 };
+                self.txn.put(self.keys.free(self.seq.0, extent.id), &place);
+            }
             self.txn.delete(key);
-            let place = ExtentPlace { pg: extent.pg, n: extent.n, k: extent.k, shard: 0, extent_len: 0 };
-            self.txn.put(self.keys.free(self.seq.0, extent.id), &place);
-        } else {
-            let live_bytes = used.live_bytes.checked_sub(dead_bytes);
-            let live_bytes = live_bytes.ok_or_else(|| inconsistent("live bytes of an extent"))?;
-            self.txn.put(key, &ExtentUse { refs, live_bytes });
+            return Ok(());
         }
-        Ok(())
+        let live_bytes = used.live_bytes.checked_sub(dead_bytes);
+        let live_bytes = live_bytes.ok_or_else(|| inconsistent("live bytes of an extent"))?;
+        self.use_extent(extent, ExtentUse { refs, live_bytes })
     }
 
     fn share(&mut self, extent: &ExtentRef, bytes: u64) -> Result<(), FsError> {
         let key = self.keys.extent(extent.id);
         let whole = ExtentUse { refs: 1, live_bytes: u64::from(extent.extent_len) };
         let used = self.txn.get::<ExtentUse>(&key)?.unwrap_or(whole);
-        let next = ExtentUse { refs: used.refs + 1, live_bytes: used.live_bytes + bytes };
-        self.txn.put(key, &next);
-        Ok(())
+        self.use_extent(extent, ExtentUse { refs: used.refs + 1, live_bytes: used.live_bytes + bytes })
+    }
+
+    fn use_extent(&mut self, extent: &ExtentRef, used: ExtentUse) -> Result<(), FsError> {
+        let before = self.live_before(extent)?;
+        self.txn.put(self.keys.extent(extent.id), &used);
+        self.note_live(extent, before)
     }
 
     /// Sets the size. Cutting off very many pieces is done in steps, each a shorter file: the caller sees

@@ -229,6 +229,7 @@ impl Op<'_> {
     /// Leases, opens and id ranges of a session are gone; what only it kept alive goes too.
     pub(super) fn end_session(&mut self, session: SessionId) -> Result<(), Stop> {
         self.close_ranges(session)?;
+        self.abandon_all(session)?;
         for (key, bytes) in self.txn.scan(&self.keys.orphans(), usize::MAX)? {
             let orphan: Orphan = crate::store::decode(&key, &bytes)?;
             if orphan.sessions.contains(&session) {

@@ -15,6 +15,7 @@ mod recovery;
 mod server;
 mod space;
 mod sweep;
+mod tier;
 
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ mod tests;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use base::{ExtentId, FsError, Ino, LedgerId, MapId, Seq, SessionId};
+use base::{Epoch, ExtentId, FsError, Ino, LedgerId, MapId, Seq, SessionId};
 use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId};
 use wire::object::{ObjectError, ObjectReply};
 
@@ -109,6 +110,8 @@ struct Volatile {
     events: Events,
     /// Inodes that requests may wait for no longer, because they are gone.
     gone: Vec<Ino>,
+    /// Whether extents of this ledger are tiered, or were.
+    tiers: bool,
 }
 
 /// The state machine of an owner.
@@ -121,11 +124,12 @@ pub struct Core {
     /// The batch that the next change goes into.
     next_seq: Seq,
     committed: Seq,
+    epoch: Epoch,
 }
 
 impl Core {
-    /// An owner whose log ends at `tail`; everything up to there is in `bottom` or was applied to `store`.
-    pub fn new(ledger: LedgerId, store: Store, tail: Seq) -> Self {
+    /// An owner of this epoch whose log ends at `tail`; everything up to there was applied to `store`.
+    pub fn new(ledger: LedgerId, store: Store, (epoch, tail): (Epoch, Seq)) -> Self {
         let volatile = Volatile {
             leases: LeaseTable::default(),
             opens: HashMap::new(),
@@ -133,10 +137,12 @@ impl Core {
             sessions: HashMap::new(),
             events: Events::new(),
             gone: Vec::new(),
+            tiers: false,
         };
         let next_seq = Seq(tail.0 + 1);
         let keys = Keys::new(ledger);
-        Self { keys, store, volatile, pending: BTreeMap::new(), pending_bytes: 0, next_seq, committed: tail }
+        let (pending, pending_bytes, committed) = (BTreeMap::new(), 0, tail);
+        Self { keys, store, volatile, pending, pending_bytes, next_seq, committed, epoch }
     }
 
     /// Creates the root directory of a new ledger, or checks the format of an existing one, and ends every
@@ -153,6 +159,7 @@ impl Core {
                 }
                 None => {}
             }
+            self.volatile.tiers = txn.get_bytes(&keys.value("tier"))?.is_some();
             let sessions = txn.scan(&keys.sessions(), usize::MAX)?;
             sessions.iter().map(|(key, _)| Keys::session_of_key(key)).collect()
         };
@@ -190,6 +197,7 @@ impl Core {
             now,
             seq: self.next_seq,
             committed: self.committed,
+            epoch: self.epoch,
         }
     }
 
@@ -339,6 +347,7 @@ struct Op<'a> {
     now: Now,
     seq: Seq,
     committed: Seq,
+    epoch: Epoch,
 }
 
 impl Op<'_> {
@@ -408,6 +417,8 @@ impl Op<'_> {
             R::ExtentRanges => self.extent_ranges(),
             R::ConfirmOrphans { ids } => self.confirm_orphans(ids),
             R::RangeVerified { first } => self.range_verified(*first),
+            R::Rehydrate { ino, piece, extent, owed } => self.rehydrate(*ino, piece, extent, owed),
+            R::Tier(request) => self.tier(request),
             R::Object(request) => self.object(request).map(|reply| MetaReply::Object(Box::new(reply))),
         }
     }

@@ -149,7 +149,7 @@ impl Owner {
         (epoch, tail): (Epoch, Seq),
     ) -> Result<(Self, BoxFuture<'static, ()>, BoxFuture<'static, ()>), OwnerError> {
         let OwnerOptions { ledger, log, state, env, unstored_bytes_max } = options;
-        let mut core = Core::new(ledger, Store::new(state), tail);
+        let mut core = Core::new(ledger, Store::new(state), (epoch, tail));
         let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
         core.start(now(&env)).map_err(damaged)?;
         let (stores, store_jobs) = mpsc::channel(1);

@@ -37,7 +37,9 @@ struct Place {
 impl Place {
     fn of(step: &PackMove) -> Self {
         let shift = match &step.piece.content {
-            Content::Extent(old) => Some((old.id, i64::from(step.extent_off) - i64::from(old.extent_off))),
+            Content::Extent(old) | Content::Away(old, _) => {
+                Some((old.id, i64::from(step.extent_off) - i64::from(old.extent_off)))
+            }
             Content::Inline(_) => None,
         };
         let from = u64::from(step.extent_off);
@@ -69,10 +71,11 @@ impl Op<'_> {
                     inline_bytes += bytes.len();
                     None
                 }
-                Content::Extent(extent) => {
+                Content::Extent(extent) | Content::Away(extent, _) => {
                     self.txn.get::<ExtentUse>(&self.keys.extent(extent.id))?.map(|used| used.live_bytes)
                 }
             };
+            let piece = self.resolve(piece)?;
             entries.push(MapEntry { map: Keys::map_of_piece(&key), piece, live_bytes });
         }
         let next = if more { last } else { None };
@@ -82,9 +85,14 @@ impl Op<'_> {
     pub(super) fn repack(&mut self, extent: &ExtentRef, owed: &[OwedShard], moves: &[PackMove]) -> Outcome {
         self.check_pack(extent, moves)?;
         let mut used = ExtentUse { refs: 0, live_bytes: 0 };
+        let mut written_s = None;
         for step in moves {
             if !self.is_still(step)? {
                 continue;
+            }
+            if let Some(old) = step.piece.content.extent() {
+                // As old as the youngest of what is in it.
+                written_s = written_s.max(self.written_s(old.id)?);
             }
             self.remove_range(step.map, step.piece.off, step.piece.end(), usize::MAX)?;
             let moved = ExtentRef { extent_off: step.extent_off, ..*extent };
@@ -101,6 +109,10 @@ impl Op<'_> {
                 self.txn.put(self.keys.extent(extent.id), &used);
             }
             self.owe(extent, owed);
+            match written_s {
+                Some(written_s) => self.enqueue_aged(extent, written_s)?,
+                None => self.enqueue_new(extent)?,
+            }
         }
         Ok(MetaReply::Repacked { moved_bytes: used.live_bytes })
     }
@@ -138,7 +150,7 @@ impl Op<'_> {
         }
         let (from, to) = (step.piece.off, step.piece.end());
         let now = self.pieces(step.map, from, to, 1)?.pop();
-        Ok(now.and_then(|now| now.clip(from, to)).as_ref() == Some(&step.piece))
+        Ok(now.and_then(|now| now.clip(from, to)).as_ref() == Some(&step.piece.stored()))
     }
 
     pub(super) fn extent_ranges(&mut self) -> Outcome {

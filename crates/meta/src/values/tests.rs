@@ -1,8 +1,10 @@
 use super::*;
+use base::Epoch;
 use proptest::prelude::*;
 use wire::object::{
     Caller, Checksum, ChecksumAlgorithm, ChecksumKind, ChecksumType, ObjectHeaders, ObjectPart,
 };
+use wire::tier::{Stage, StageStat, TierMode, TierStat};
 
 fn sample_inode() -> Inode {
     Inode {
@@ -183,6 +185,29 @@ fn small_values_keep_their_bytes() {
     check(Orphan { sessions: vec![SessionId(3)] }, "01 01000000 0300000000000000");
     check(Usage { stored_bytes: 10, inodes: 2 }, "01 0a00000000000000 0200000000000000");
     check(42u64, "01 2a00000000000000");
+    let place = ExtentPlace { pg: PgId(1), n: 6, k: 4, shard: 0, extent_len: 4096 };
+    check(
+        Residence { stage: Stage::Both, written_s: 9, place, blob: Some((7, 8192)) },
+        "01 02 0900000000000000 0700000000000000 00200000 01 01000000 06 04 00 00100000",
+    );
+    check(
+        BlobRecord { term: Epoch(3), bytes: 65536, extents: 2, live_bytes: 300 },
+        "01 0300000000000000 00000100 02000000 2c01000000000000",
+    );
+    check(
+        LooseBlob { term: Epoch(3), session: SessionId(0), free_ver: 5 },
+        "01 0300000000000000 0000000000000000 0500000000000000",
+    );
+    let queued = StageStat { extents: 1, bytes: 4096 };
+    let stat = TierStat { mode: TierMode::On, queueing: true, queued, ..TierStat::default() };
+    check(
+        TierState { since_s: 2, queue_from: Some((1, 0)), stat },
+        &format!(
+            "01 01 01 0200000000000000 0100000000000000 {} 0100000000000000 0010000000000000 {}",
+            "00".repeat(8),
+            "00".repeat(56)
+        ),
+    );
 }
 
 #[test]

@@ -3,9 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use wire::meta::{Content, FileKind};
+use wire::tier::{Stage, StageStat, TierMode, TierStat};
 
 use super::*;
-use crate::values::{Dentry, ExtentUse, Orphan, Part, Piece, PieceContent, Usage, Value};
+use crate::values::{
+    BlobRecord, Dentry, ExtentPlace, ExtentUse, LooseBlob, Orphan, Part, Piece, PieceContent, Residence,
+    TierState, Usage, Value, stage_in_key,
+};
 
 #[derive(Default)]
 struct Tables {
@@ -23,6 +27,14 @@ struct Tables {
     parts: BTreeMap<(u64, u16), Part>,
     uploads: BTreeSet<u64>,
     usage: Usage,
+    residences: BTreeMap<u64, Residence>,
+    /// By stage, time and extent.
+    aged: BTreeMap<(u8, u64, u64), ExtentPlace>,
+    blobs: BTreeMap<u64, BlobRecord>,
+    /// By blob and extent.
+    in_blobs: BTreeMap<(u64, u64), u64>,
+    loose: BTreeMap<u64, LooseBlob>,
+    tier: TierState,
 }
 
 fn first(key: &[u8]) -> u64 {
@@ -53,6 +65,19 @@ fn tables(dump: &Dump) -> Tables {
                 tables.parts.insert(at, Part::decode(value).unwrap());
             }
             b'X' => drop(tables.xattr_owners.insert(first(key))),
+            b'L' => drop(tables.residences.insert(first(key), Residence::decode(value).unwrap())),
+            b'T' => {
+                let (written_s, id) = Keys::aged_of_key(key);
+                let at = (key[5], written_s, id.0);
+                tables.aged.insert(at, ExtentPlace::decode(value).unwrap());
+            }
+            b'B' => drop(tables.blobs.insert(first(key), BlobRecord::decode(value).unwrap())),
+            b'Y' => {
+                let at = (first(key), Keys::extent_in_blob(key).0);
+                tables.in_blobs.insert(at, u64::decode(value).unwrap());
+            }
+            b'Z' => drop(tables.loose.insert(first(key), LooseBlob::decode(value).unwrap())),
+            b'V' if key.ends_with(b"tier") => tables.tier = TierState::decode(value).unwrap(),
             b'V' if key.ends_with(b"usage") => tables.usage = Usage::decode(value).unwrap(),
             _ => {}
         }
@@ -68,6 +93,7 @@ pub(super) fn audit(dump: &Dump, issued: &BTreeSet<u64>) {
     audit_orphans(&tables);
     audit_maps(&tables);
     audit_extents(&tables, issued);
+    audit_tiers(&tables);
 }
 
 /// I14: one tree, rooted; link counts and directory sizes are what a count gives.
@@ -199,7 +225,77 @@ fn audit_extents(tables: &Tables, issued: &BTreeSet<u64>) {
     for id in tables.uses.keys() {
         assert!(uses.contains_key(id), "extent {id} is counted but not used");
     }
-    let mut accounted: Vec<u64> = uses.keys().chain(&tables.frees).copied().collect();
+    // What is in a blob only is used, and its shards may wait for deletion.
+    let away = |id: &u64| tables.residences.get(id).is_some_and(|found| found.stage == Stage::Away);
+    let on_drives = uses.keys().filter(|id| !away(id));
+    let mut accounted: Vec<u64> = on_drives.chain(&tables.frees).copied().collect();
     accounted.sort_unstable();
     assert_eq!(accounted, issued.iter().copied().collect::<Vec<_>>(), "each extent is in use or free, once");
+}
+
+/// I20, I21: the tables of tiering say the same, and their sums are what a count gives.
+fn audit_tiers(tables: &Tables) {
+    let used: BTreeMap<u64, u64> = tables
+        .pieces
+        .values()
+        .filter_map(|piece| match &piece.content {
+            PieceContent::Data(Content::Extent(extent)) => Some((extent.id.0, u64::from(extent.extent_len))),
+            _ => None,
+        })
+        .collect();
+    let mut stat =
+        TierStat { mode: tables.tier.stat.mode, queueing: tables.tier.stat.queueing, ..TierStat::default() };
+    let (mut aged, mut blobs) = (0, BTreeMap::<u64, (u32, u64)>::new());
+    for (id, residence) in &tables.residences {
+        let Residence { stage, written_s, place, blob } = *residence;
+        assert_eq!(
+            used.get(id),
+            Some(&u64::from(place.extent_len)),
+            "residence of extent {id}, which nothing refers to"
+        );
+        let sum = match stage {
+            Stage::Queued => &mut stat.queued,
+            Stage::Both => &mut stat.both,
+            Stage::Away => &mut stat.away,
+        };
+        *sum = StageStat { extents: sum.extents + 1, bytes: sum.bytes + u64::from(place.extent_len) };
+        if stage != Stage::Away {
+            aged += 1;
+            assert_eq!(
+                tables.aged.get(&(stage_in_key(stage), written_s, *id)),
+                Some(&place),
+                "age of extent {id}"
+            );
+        }
+        assert_eq!(blob.is_some(), stage != Stage::Queued);
+        let Some((serial, off)) = blob else { continue };
+        assert_eq!(
+            tables.in_blobs.get(&(serial, *id)),
+            Some(&u64::from(off)),
+            "extent {id} in blob {serial}"
+        );
+        assert!(off < tables.blobs[&serial].bytes);
+        let live =
+            tables.uses.get(id).map_or(u64::MAX, |used| used.live_bytes).min(u64::from(place.extent_len));
+        let sum = blobs.entry(serial).or_default();
+        *sum = (sum.0 + 1, sum.1 + live);
+    }
+    assert_eq!(aged, tables.aged.len());
+    assert_eq!(blobs.values().map(|sum| sum.0 as usize).sum::<usize>(), tables.in_blobs.len());
+    for (serial, blob) in &tables.blobs {
+        assert_eq!(
+            blobs.get(serial),
+            Some(&(blob.extents, blob.live_bytes)),
+            "what is alive of blob {serial}"
+        );
+        assert!(!tables.loose.contains_key(serial), "blob {serial} is in use and to be deleted");
+        stat.blobs += 1;
+        stat.stored_bytes += u64::from(blob.bytes);
+        stat.live_bytes += blob.live_bytes;
+    }
+    for loose in tables.loose.values().filter(|loose| loose.session != SessionId(0)) {
+        assert!(tables.sessions.contains(&loose.session.0), "a blob is being stored by nobody");
+    }
+    assert_eq!(tables.tier.stat, stat);
+    assert!(stat.mode != TierMode::Off || tables.residences.is_empty());
 }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::env::Random;
 use base::env::sim::SimRandom;
 use wire::meta::{MapEntry, PackMove, PiecePosition, RenameMode, SetAttr};
+use wire::tier::{Stage, TierMode, TierReply, TierRequest, Uploaded};
 
 use super::audit::audit;
 use super::*;
@@ -293,7 +294,9 @@ pub(super) fn cells_of(pieces: &[MapPiece], size: u64) -> Vec<Cell> {
         for at in 0..piece.len {
             cells[(piece.off + at) as usize] = match &piece.content {
                 Content::Inline(bytes) => Cell::Inline(bytes[at as usize]),
-                Content::Extent(extent) => Cell::Extent(extent.id.0, extent.extent_off + at as u32),
+                Content::Extent(extent) | Content::Away(extent, _) => {
+                    Cell::Extent(extent.id.0, extent.extent_off + at as u32)
+                }
             };
         }
     }
@@ -318,6 +321,8 @@ struct Run {
     on_drives: BTreeSet<u64>,
     /// A search for orphans under way.
     search: Option<Search>,
+    /// Blobs in the store.
+    stored: BTreeSet<u64>,
 }
 
 /// Extents of closed ranges, less those that the scan has met so far.
@@ -345,6 +350,7 @@ impl Run {
             scanned: Vec::new(),
             on_drives: BTreeSet::new(),
             search: None,
+            stored: BTreeSet::new(),
         }
     }
 
@@ -420,7 +426,7 @@ impl Run {
         };
         let (entries, next) = self.scan(search.after);
         for entry in entries {
-            if let Content::Extent(extent) = entry.piece.content {
+            if let Some(extent) = entry.piece.content.extent() {
                 search.candidates.remove(&extent.id.0);
             }
         }
@@ -457,7 +463,7 @@ impl Run {
             let (entries, next) = self.scan(after);
             referred.extend(entries.iter().filter_map(|entry| match &entry.piece.content {
                 Content::Extent(extent) => Some(extent.id.0),
-                Content::Inline(_) => None,
+                Content::Inline(_) | Content::Away(..) => None,
             }));
             after = next;
             if after.is_none() {
@@ -599,9 +605,157 @@ impl Run {
         self.ledger.ask(session, MetaRequest::Freed { extents, drives: Vec::new() }).unwrap();
     }
 
+    fn tier(&mut self, session: SessionId, request: TierRequest) -> TierReply {
+        match self.ledger.ask(session, MetaRequest::Tier(request.clone())) {
+            Ok(MetaReply::Tier(reply)) => reply,
+            other => panic!("seed={} {request:?}: {other:?}", self.seed),
+        }
+    }
+
+    fn due(&mut self, session: SessionId, stage: Stage) -> Vec<ExtentId> {
+        let request = TierRequest::Due { stage, before_s: u64::MAX, after: None, limit: 1000 };
+        let TierReply::Due(due) = self.tier(session, request) else { panic!() };
+        let some = due.iter().map(|due| due.extent.id).filter(|_| self.below(3) > 0);
+        some.collect()
+    }
+
+    /// Stores a blob, or does not get to it.
+    fn store_blob(&mut self, session: SessionId, extents: Vec<Uploaded>) {
+        let TierReply::Reserved { serial, .. } = self.tier(session, TierRequest::Reserve) else { panic!() };
+        // Nothing is stored under a number that is not durable.
+        self.commit();
+        self.stored.insert(serial);
+        match self.below(6) {
+            0 => drop(self.tier(session, TierRequest::Abandon { serial })),
+            1 => {}
+            _ => {
+                // Meanwhile much may happen.
+                (0..self.below(4)).for_each(|_| self.step());
+                if self.sessions.iter().any(|(known, _)| *known == session) {
+                    self.tier(session, TierRequest::Commit { serial, bytes: 1 << 20, extents });
+                }
+            }
+        }
+    }
+
+    /// One step of what upkeep does for tiering.
+    fn tier_step(&mut self) {
+        let at = self.below(self.sessions.len() as u64) as usize;
+        let session = self.sessions[at].0;
+        if self.tier_mode(session) == TierMode::Off {
+            self.tier(session, TierRequest::Attach);
+        }
+        match self.below(12) {
+            0 => drop(self.tier(session, TierRequest::QueueStep)),
+            1..4 => {
+                let due = self.due(session, Stage::Queued);
+                let extents = (0..).zip(due).map(|(off, id)| Uploaded { id, off: off * 4096, from: None });
+                let extents = extents.collect();
+                self.store_blob(session, extents);
+            }
+            4..6 => {
+                let ids = self.due(session, Stage::Both);
+                self.tier(session, TierRequest::Release { ids });
+            }
+            6 => {
+                let request = TierRequest::Blobs { after: None, limit: 1000 };
+                let TierReply::Blobs(blobs) = self.tier(session, request) else { panic!() };
+                if blobs.is_empty() {
+                    return;
+                }
+                let serial = blobs[self.below(blobs.len() as u64) as usize].serial;
+                let request = TierRequest::Inside { serial, after: None, limit: 1000 };
+                let TierReply::Inside(inside) = self.tier(session, request) else { panic!() };
+                let extents = (0..).zip(inside).map(|(off, one)| {
+                    assert_eq!(one.place.serial, serial);
+                    Uploaded { id: one.extent.id, off: off * 4096, from: Some(serial) }
+                });
+                let extents = extents.collect();
+                self.store_blob(session, extents);
+            }
+            7 => self.delete_blobs(session),
+            8 if self.below(6) == 0 => drop(self.tier(session, TierRequest::Leave)),
+            8 => drop(self.tier(session, TierRequest::LeaveStep)),
+            _ => self.rehydrate(at),
+        }
+    }
+
+    fn tier_mode(&mut self, session: SessionId) -> TierMode {
+        let TierReply::Stat(stat) = self.tier(session, TierRequest::Stat) else { panic!() };
+        stat.mode
+    }
+
+    fn delete_blobs(&mut self, session: SessionId) {
+        self.commit();
+        self.sessions.clone().iter().for_each(|(session, _)| self.ledger.beat(*session));
+        let TierReply::Dead(dead) = self.tier(session, TierRequest::Dead { limit: 1000 }) else { panic!() };
+        let serials: Vec<u64> = dead.iter().map(|(serial, _)| *serial).collect();
+        // After a crash perhaps once more.
+        self.stored.retain(|serial| !serials.contains(serial));
+        self.tier(session, TierRequest::Deleted { serials });
+    }
+
+    /// Brings a piece of a file back, as it is or as it was some time ago.
+    fn rehydrate(&mut self, at: usize) {
+        let (session, id) = self.sessions[at];
+        let files: Vec<u64> =
+            self.model.nodes.iter().filter(|(_, node)| node.kind == Regular).map(|(ino, _)| *ino).collect();
+        if files.is_empty() {
+            return;
+        }
+        let ino = Ino(files[self.below(files.len() as u64) as usize]);
+        let away = |piece: &MapPiece| matches!(piece.content, Content::Away(..));
+        let Some(piece) = self.ledger.map(session, ino).into_iter().find(away) else { return };
+        self.sessions[at].1 = id + 1;
+        self.on_drives.insert(id);
+        let extent_len = piece.len as u32;
+        let cells = cells_of(&[MapPiece { off: 0, ..piece.clone() }], piece.len);
+        for (at, cell) in (0..).zip(cells) {
+            self.packed.insert((id, at), self.unpacked(cell));
+        }
+        if self.below(4) == 0 {
+            self.step();
+        }
+        if !self.sessions.iter().any(|(known, _)| *known == session) {
+            return;
+        }
+        let extent = ExtentRef { id: ExtentId(id), pg: PgId(0), k: 4, n: 6, extent_len, extent_off: 0 };
+        let request = MetaRequest::Rehydrate { ino, piece, extent, owed: Vec::new() };
+        match self.ledger.ask(session, request) {
+            Ok(MetaReply::Repacked { moved_bytes: 0 }) | Err(FsError::Stale) => {}
+            Ok(MetaReply::Repacked { .. }) => drop(self.model.issued.insert(id)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Everything comes back to drives, and nothing is left of tiering.
+    fn leave(&mut self) {
+        let session = self.sessions[0].0;
+        self.tier(session, TierRequest::Leave);
+        self.scanned.clear();
+        for _ in 0..1000 {
+            let TierReply::Stat(stat) = self.tier(session, TierRequest::Stat) else { panic!() };
+            if stat.mode == TierMode::Off {
+                assert_eq!(stat, wire::tier::TierStat::default());
+                assert!(self.stored.is_empty(), "seed={} left: {:?}", self.seed, self.stored);
+                return;
+            }
+            self.pack();
+            self.ledger.purge(session);
+            self.tier(session, TierRequest::LeaveStep);
+            self.delete_blobs(session);
+        }
+        panic!("seed={} does not end", self.seed);
+    }
+
     fn check(&mut self) {
         audit(&self.ledger.dump(), &self.model.issued);
         let session = self.sessions[0].0;
+        let request = TierRequest::Blobs { after: None, limit: 1000 };
+        let TierReply::Blobs(blobs) = self.tier(session, request) else { panic!() };
+        for blob in blobs {
+            assert!(self.stored.contains(&blob.serial), "seed={} blob {} is gone", self.seed, blob.serial);
+        }
         for (ino, node) in self.model.nodes.clone() {
             let attr = self.ledger.stat(session, Ino(ino));
             assert_eq!(Some((ino, attr.nlink, attr.size)), self.model.show(ino), "seed={}", self.seed);
@@ -646,6 +800,7 @@ impl Run {
                 13..25 => self.write(),
                 25..29 => self.pack(),
                 29..34 => self.search(),
+                34..44 => self.tier_step(),
                 _ => self.step(),
             }
             if step % 16 == 0 {
@@ -653,6 +808,13 @@ impl Run {
             }
         }
         self.commit();
+        self.check();
+        for (session, _) in std::mem::take(&mut self.sessions) {
+            self.ledger.ask(session, MetaRequest::CloseSession).unwrap();
+            self.model.close(session);
+        }
+        self.connect();
+        self.leave();
         self.check();
         self.search_to_the_end();
     }

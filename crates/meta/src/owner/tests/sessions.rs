@@ -199,7 +199,7 @@ fn a_ledger_of_a_newer_format_is_refused() {
     let keys = Keys::new(LEDGER);
     let mut store = Store::new(Arc::new(ledger.state.clone()));
     store.apply(Seq(1), [(keys.value("format"), Some(crate::values::Value::encode(&2u64)))]);
-    let mut core = Core::new(LEDGER, store, Seq(1));
+    let mut core = Core::new(LEDGER, store, (Epoch(1), Seq(1)));
     assert_eq!(core.start(ledger.now), Err(FsError::Unsupported));
 }
 

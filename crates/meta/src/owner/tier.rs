@@ -1,0 +1,546 @@
+//! Which extents lie on drives, in blobs of an object store, or both.
+//!
+//! Table L has every tiered extent, T the same by stage and age, B the blobs in use, Y what is in them, and Z blobs that
+//! are being stored or are to be deleted. All are changed in [`Op::reside`] and [`Op::note_live`] only, together with
+//! the sums, so that they always agree. An extent leaves the drives only when a blob has it, and a blob is deleted only
+//! when no extent lies in it and no reader knows it.
+
+use base::{ExtentId, FsError, Ino, MapId, SessionId};
+use wire::meta::{Content, ExtentRef, FILE_BYTES_MAX, FileKind, MapPiece, MetaReply, OwedShard};
+use wire::tier::{
+    BlobPlace, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TIER_EXTENTS_MAX, TierMode,
+    TierReply, TierRequest, Uploaded,
+};
+
+use super::data::inconsistent;
+use super::{Op, Outcome, Stop};
+use crate::keys::Keys;
+use crate::values::{
+    BlobRecord, ExtentPlace, ExtentUse, LooseBlob, Piece, PieceContent, Residence, TierState, place_of,
+    stage_in_key,
+};
+
+/// Pieces or extents looked at by one step.
+const STEP: usize = 2048;
+/// Longest answer of a list.
+const PAGE_MAX: u32 = 4096;
+
+/// The reply to a request about tiering.
+type TierOutcome = Result<TierReply, Stop>;
+
+fn page(limit: u32) -> usize {
+    limit.clamp(1, PAGE_MAX) as usize
+}
+
+impl Op<'_> {
+    pub(super) fn tier(&mut self, request: &TierRequest) -> Outcome {
+        let reply = match request {
+            TierRequest::Attach => self.attach(),
+            TierRequest::QueueStep => self.queue_step(),
+            TierRequest::Leave => self.leave(),
+            TierRequest::LeaveStep => self.leave_step(),
+            TierRequest::Due { stage, before_s, after, limit } => {
+                self.due(*stage, *before_s, *after, page(*limit))
+            }
+            TierRequest::Reserve => self.reserve(),
+            TierRequest::Commit { serial, bytes, extents } => self.commit_blob(*serial, *bytes, extents),
+            TierRequest::Abandon { serial } => self.abandon(*serial),
+            TierRequest::Release { ids } => self.release_extents(ids),
+            TierRequest::Blobs { after, limit } => self.blobs(*after, page(*limit)),
+            TierRequest::Inside { serial, after, limit } => self.inside(*serial, *after, page(*limit)),
+            TierRequest::Dead { limit } => self.dead_blobs(page(*limit)),
+            TierRequest::Deleted { serials } => self.deleted_blobs(serials),
+            TierRequest::Parts { ino, off, limit } => self.parts_of(*ino, *off, page(*limit)),
+            TierRequest::Stat => {
+                self.tier_state().map(|state| TierReply::Stat(state.stat)).map_err(Stop::Fail)
+            }
+        };
+        reply.map(MetaReply::Tier)
+    }
+
+    fn tier_state(&self) -> Result<TierState, FsError> {
+        if !self.volatile.tiers {
+            return Ok(TierState::default());
+        }
+        Ok(self.txn.get(&self.keys.value("tier"))?.unwrap_or_default())
+    }
+
+    fn put_tier_state(&mut self, state: &TierState) {
+        self.txn.put(self.keys.value("tier"), state);
+    }
+
+    fn residence(&self, id: ExtentId) -> Result<Option<Residence>, FsError> {
+        if !self.volatile.tiers {
+            return Ok(None);
+        }
+        self.txn.get(&self.keys.residence(id))
+    }
+
+    fn now_s(&self) -> u64 {
+        u64::try_from(self.now.wall_ns / 1_000_000_000).unwrap_or(0)
+    }
+
+    // --- attaching and leaving ---------------------------------------------------------------------------------------
+
+    fn attach(&mut self) -> TierOutcome {
+        self.volatile.tiers = true;
+        let mut state = self.tier_state()?;
+        match state.stat.mode {
+            TierMode::On => return Ok(TierReply::Done),
+            // What is away would be mixed with what another store has.
+            TierMode::Leaving => return Err(FsError::WouldBlock.into()),
+            TierMode::Off => {}
+        }
+        (state.since_s, state.queue_from) = (self.now_s(), None);
+        (state.stat.mode, state.stat.queueing) = (TierMode::On, true);
+        self.put_tier_state(&state);
+        Ok(TierReply::Done)
+    }
+
+    fn queue_step(&mut self) -> TierOutcome {
+        let mut state = self.tier_state()?;
+        if state.stat.mode != TierMode::On || !state.stat.queueing {
+            return Ok(TierReply::More(false));
+        }
+        let after = state.queue_from.map(|(map, off)| (MapId(map), off));
+        let found = self.txn.scan(&self.keys.all_pieces(after), STEP)?;
+        for (key, bytes) in &found {
+            if let PieceContent::Data(Content::Extent(extent)) =
+                crate::store::decode::<Piece>(key, bytes)?.content
+                && self.residence(extent.id)?.is_none()
+            {
+                self.enqueue(&extent, state.since_s)?;
+            }
+        }
+        state = self.tier_state()?;
+        match found.last() {
+            Some((key, _)) if found.len() == STEP => {
+                state.queue_from = Some((Keys::map_of_piece(key).0, Keys::off_of_piece(key)));
+            }
+            _ => state.stat.queueing = false,
+        }
+        self.put_tier_state(&state);
+        Ok(TierReply::More(state.stat.queueing))
+    }
+
+    fn leave(&mut self) -> TierOutcome {
+        let mut state = self.tier_state()?;
+        if state.stat.mode == TierMode::On {
+            (state.stat.mode, state.stat.queueing) = (TierMode::Leaving, false);
+            self.put_tier_state(&state);
+        }
+        Ok(TierReply::Done)
+    }
+
+    fn leave_step(&mut self) -> TierOutcome {
+        if self.tier_state()?.stat.mode != TierMode::Leaving {
+            return Ok(TierReply::More(false));
+        }
+        for stage in [Stage::Queued, Stage::Both] {
+            let range = self.keys.aged_before(stage_in_key(stage), u64::MAX - 1);
+            let found = self.txn.scan(&range, STEP)?;
+            for (key, _) in &found {
+                self.reside(Keys::aged_of_key(key).1, None)?;
+            }
+            if !found.is_empty() {
+                return Ok(TierReply::More(true));
+            }
+        }
+        let state = self.tier_state()?;
+        let loose = !self.txn.scan(&self.keys.table(b'Z'), 1)?.is_empty();
+        if state.stat.away.extents == 0 && !loose {
+            self.put_tier_state(&TierState::default());
+        }
+        Ok(TierReply::More(false))
+    }
+
+    // --- where an extent lies ----------------------------------------------------------------------------------------
+
+    /// A new extent waits for its upload, if the ledger tiers.
+    pub(super) fn enqueue_new(&mut self, extent: &ExtentRef) -> Result<(), FsError> {
+        self.enqueue_aged(extent, self.now_s())
+    }
+
+    /// The same for one whose bytes were written earlier.
+    pub(super) fn enqueue_aged(&mut self, extent: &ExtentRef, written_s: u64) -> Result<(), FsError> {
+        let state = self.tier_state()?;
+        if state.stat.mode != TierMode::On || self.residence(extent.id)?.is_some() {
+            return Ok(());
+        }
+        self.enqueue(extent, written_s.max(state.since_s))
+    }
+
+    fn enqueue(&mut self, extent: &ExtentRef, written_s: u64) -> Result<(), FsError> {
+        let place = place_of(extent);
+        self.reside(extent.id, Some(Residence { stage: Stage::Queued, written_s, place, blob: None }))
+    }
+
+    /// When the extent was written; `None` if it is not tiered.
+    pub(super) fn written_s(&self, id: ExtentId) -> Result<Option<u64>, FsError> {
+        Ok(self.residence(id)?.map(|residence| residence.written_s))
+    }
+
+    /// Changes where an extent lies; `None`: it is not tiered any more.
+    fn reside(&mut self, id: ExtentId, new: Option<Residence>) -> Result<(), FsError> {
+        let old = self.residence(id)?;
+        let mut state = self.tier_state()?;
+        let wrong = || inconsistent("sums of tiering");
+        let blob_of = |residence: Option<Residence>| residence.and_then(|residence| residence.blob);
+        let moves = blob_of(old) != blob_of(new);
+        for (residence, adds) in [(old, false), (new, true)] {
+            let Some(Residence { stage, written_s, place, blob }) = residence else { continue };
+            let sum = match stage {
+                Stage::Queued => &mut state.stat.queued,
+                Stage::Both => &mut state.stat.both,
+                Stage::Away => &mut state.stat.away,
+            };
+            let (extents, bytes) =
+                if adds { (1, i64::from(place.extent_len)) } else { (-1, -i64::from(place.extent_len)) };
+            sum.extents = sum.extents.checked_add_signed(extents).ok_or_else(wrong)?;
+            sum.bytes = sum.bytes.checked_add_signed(bytes).ok_or_else(wrong)?;
+            let aged = self.keys.aged(stage_in_key(stage), written_s, id);
+            match (adds, stage) {
+                (_, Stage::Away) => {}
+                (true, _) => self.txn.put(aged, &place),
+                (false, _) => self.txn.delete(aged),
+            }
+            let Some((serial, off)) = blob.filter(|_| moves) else { continue };
+            let in_blob = self.keys.in_blob(serial, id);
+            if adds {
+                self.txn.put(in_blob, &u64::from(off))
+            } else {
+                self.txn.delete(in_blob)
+            }
+            let live = self.live_of(id, place.extent_len)?;
+            let change = if adds { live as i64 } else { -(live as i64) };
+            self.change_blob(&mut state, serial, extents, change)?;
+        }
+        match &new {
+            Some(new) => self.txn.put(self.keys.residence(id), new),
+            None => self.txn.delete(self.keys.residence(id)),
+        }
+        self.put_tier_state(&state);
+        Ok(())
+    }
+
+    /// Bytes of an extent that pieces refer to, each counted once at most.
+    fn live_of(&self, id: ExtentId, extent_len: u32) -> Result<u64, FsError> {
+        let len = u64::from(extent_len);
+        let used = self.txn.get::<ExtentUse>(&self.keys.extent(id))?;
+        Ok(used.map_or(len, |used| used.live_bytes.min(len)))
+    }
+
+    fn change_blob(
+        &mut self,
+        state: &mut TierState,
+        serial: u64,
+        extents: i64,
+        live: i64,
+    ) -> Result<(), FsError> {
+        let wrong = || inconsistent("what is alive of a blob");
+        let key = self.keys.blob(serial);
+        let mut blob = self.txn.get::<BlobRecord>(&key)?.ok_or_else(wrong)?;
+        blob.extents = blob.extents.checked_add_signed(extents as i32).ok_or_else(wrong)?;
+        blob.live_bytes = blob.live_bytes.checked_add_signed(live).ok_or_else(wrong)?;
+        state.stat.live_bytes = state.stat.live_bytes.checked_add_signed(live).ok_or_else(wrong)?;
+        if blob.extents > 0 {
+            self.txn.put(key, &blob);
+            return Ok(());
+        }
+        self.txn.delete(key);
+        state.stat.blobs -= 1;
+        state.stat.stored_bytes -= u64::from(blob.bytes);
+        self.put_loose(serial, LooseBlob { term: blob.term, session: SessionId(0), free_ver: self.seq.0 });
+        Ok(())
+    }
+
+    fn put_loose(&mut self, serial: u64, loose: LooseBlob) {
+        self.txn.put(self.keys.loose_blob(serial), &loose);
+    }
+
+    /// What is alive of an extent, to be given to [`Op::note_live`] after that has changed. `None` if no blob has it.
+    pub(super) fn live_before(&self, extent: &ExtentRef) -> Result<Option<(u64, u64)>, FsError> {
+        let Some((serial, _)) = self.residence(extent.id)?.and_then(|residence| residence.blob) else {
+            return Ok(None);
+        };
+        Ok(Some((serial, self.live_of(extent.id, extent.extent_len)?)))
+    }
+
+    /// The pieces that refer to an extent have changed.
+    pub(super) fn note_live(
+        &mut self,
+        extent: &ExtentRef,
+        before: Option<(u64, u64)>,
+    ) -> Result<(), FsError> {
+        let Some((serial, before)) = before else { return Ok(()) };
+        let now = self.live_of(extent.id, extent.extent_len)?;
+        if now == before {
+            return Ok(());
+        }
+        let mut state = self.tier_state()?;
+        self.change_blob(&mut state, serial, 0, now as i64 - before as i64)?;
+        self.put_tier_state(&state);
+        Ok(())
+    }
+
+    /// Nothing refers to an extent any more. Returns whether drives may still have it without being told to delete it.
+    pub(super) fn forget_extent(&mut self, id: ExtentId) -> Result<bool, FsError> {
+        let Some(residence) = self.residence(id)? else { return Ok(true) };
+        self.reside(id, None)?;
+        Ok(residence.stage != Stage::Away)
+    }
+
+    /// Adds to a piece where its bytes are, if no drive has them.
+    pub(super) fn resolve(&self, mut piece: MapPiece) -> Result<MapPiece, FsError> {
+        if let Content::Extent(extent) = &piece.content
+            && let Some(place) = self.away_place(extent.id)?
+        {
+            piece.content = Content::Away(*extent, place);
+        }
+        Ok(piece)
+    }
+
+    fn away_place(&self, id: ExtentId) -> Result<Option<BlobPlace>, FsError> {
+        match self.residence(id)? {
+            Some(Residence { stage: Stage::Away, blob: Some(blob), .. }) => self.blob_place(blob).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn blob_place(&self, (serial, off): (u64, u32)) -> Result<BlobPlace, FsError> {
+        let blob = self.txn.get::<BlobRecord>(&self.keys.blob(serial))?;
+        let blob = blob.ok_or_else(|| inconsistent("an extent's blob"))?;
+        Ok(BlobPlace { serial, term: blob.term, off })
+    }
+
+    // --- blobs -------------------------------------------------------------------------------------------------------
+
+    fn due(
+        &mut self,
+        stage: Stage,
+        before_s: u64,
+        after: Option<(u64, ExtentId)>,
+        limit: usize,
+    ) -> TierOutcome {
+        if stage == Stage::Away || !self.volatile.tiers {
+            return Ok(TierReply::Due(Vec::new()));
+        }
+        let mut range = self.keys.aged_before(stage_in_key(stage), before_s.min(u64::MAX - 1));
+        if let Some((written_s, id)) = after {
+            range.0 = self.keys.aged(stage_in_key(stage), written_s, id);
+            range.0.push(0);
+        }
+        let mut due = Vec::new();
+        for (key, bytes) in self.txn.scan(&range, limit)? {
+            let (written_s, id) = Keys::aged_of_key(&key);
+            let ExtentPlace { pg, n, k, extent_len, .. } = crate::store::decode(&key, &bytes)?;
+            due.push(DueExtent { extent: wire::tier::whole(id, pg, (k, n), extent_len), written_s });
+        }
+        Ok(TierReply::Due(due))
+    }
+
+    fn reserve(&mut self) -> TierOutcome {
+        if self.tier_state()?.stat.mode == TierMode::Off {
+            return Err(FsError::Invalid.into());
+        }
+        let (serial, term) = (self.advance("next_blob", 1)?, self.epoch);
+        self.put_loose(serial, LooseBlob { term, session: self.session, free_ver: 0 });
+        Ok(TierReply::Reserved { serial, term })
+    }
+
+    /// A blob that this session is storing.
+    fn reserved(&self, serial: u64) -> Result<LooseBlob, FsError> {
+        let loose = self.txn.get::<LooseBlob>(&self.keys.loose_blob(serial))?;
+        loose.filter(|loose| loose.session == self.session).ok_or(FsError::Invalid)
+    }
+
+    fn commit_blob(&mut self, serial: u64, bytes: u32, extents: &[Uploaded]) -> TierOutcome {
+        let loose = self.reserved(serial)?;
+        if extents.len() > TIER_EXTENTS_MAX {
+            return Err(FsError::Invalid.into());
+        }
+        let mut taken = Vec::new();
+        for uploaded in extents {
+            let Some(residence) = self.residence(uploaded.id)? else { continue };
+            // Whatever happened to it meanwhile, its bytes in the new blob are dead then.
+            if residence.blob.map(|(serial, _)| serial) == uploaded.from && uploaded.off < bytes {
+                let stage = if residence.stage == Stage::Queued { Stage::Both } else { residence.stage };
+                taken.push((
+                    uploaded.id,
+                    Residence { stage, blob: Some((serial, uploaded.off)), ..residence },
+                ));
+            }
+        }
+        self.txn.delete(self.keys.loose_blob(serial));
+        if taken.is_empty() {
+            self.put_loose(serial, LooseBlob { session: SessionId(0), free_ver: self.seq.0, ..loose });
+            return Ok(TierReply::Committed { bytes: 0 });
+        }
+        let mut state = self.tier_state()?;
+        state.stat.blobs += 1;
+        state.stat.stored_bytes += u64::from(bytes);
+        self.put_tier_state(&state);
+        let blob = BlobRecord { term: loose.term, bytes, extents: 0, live_bytes: 0 };
+        self.txn.put(self.keys.blob(serial), &blob);
+        let bytes = taken.iter().map(|(_, residence)| u64::from(residence.place.extent_len)).sum();
+        for (id, residence) in taken {
+            self.reside(id, Some(residence))?;
+        }
+        Ok(TierReply::Committed { bytes })
+    }
+
+    fn abandon(&mut self, serial: u64) -> TierOutcome {
+        let loose = self.reserved(serial)?;
+        self.put_loose(serial, LooseBlob { session: SessionId(0), free_ver: self.seq.0, ..loose });
+        Ok(TierReply::Done)
+    }
+
+    /// What the session was storing may be in the store or not.
+    pub(super) fn abandon_all(&mut self, session: SessionId) -> Result<(), FsError> {
+        if !self.volatile.tiers {
+            return Ok(());
+        }
+        for (key, bytes) in self.txn.scan(&self.keys.table(b'Z'), usize::MAX)? {
+            let loose: LooseBlob = crate::store::decode(&key, &bytes)?;
+            if loose.session == session {
+                self.txn.put(key, &LooseBlob { session: SessionId(0), free_ver: self.seq.0, ..loose });
+            }
+        }
+        Ok(())
+    }
+
+    fn release_extents(&mut self, ids: &[ExtentId]) -> TierOutcome {
+        if ids.len() > TIER_EXTENTS_MAX {
+            return Err(FsError::Invalid.into());
+        }
+        let mut released = StageStat::default();
+        // What comes back is not taken away again.
+        if self.tier_state()?.stat.mode != TierMode::On {
+            return Ok(TierReply::Released(released));
+        }
+        for id in ids {
+            let Some(residence) = self.residence(*id)?.filter(|found| found.stage == Stage::Both) else {
+                continue;
+            };
+            self.reside(*id, Some(Residence { stage: Stage::Away, ..residence }))?;
+            let place = ExtentPlace { extent_len: 0, ..residence.place };
+            self.txn.put(self.keys.free(self.seq.0, *id), &place);
+            released.extents += 1;
+            released.bytes += u64::from(residence.place.extent_len);
+        }
+        Ok(TierReply::Released(released))
+    }
+
+    fn blobs(&mut self, after: Option<u64>, limit: usize) -> TierOutcome {
+        let mut range = self.keys.table(b'B');
+        if let Some(serial) = after {
+            range.0 = self.keys.blob(serial + 1);
+        }
+        let mut blobs = Vec::new();
+        for (key, bytes) in self.txn.scan(&range, limit)? {
+            let BlobRecord { term, bytes, live_bytes, .. } = crate::store::decode(&key, &bytes)?;
+            blobs.push(BlobStat { serial: Keys::number_in_key(&key), term, bytes, live_bytes });
+        }
+        Ok(TierReply::Blobs(blobs))
+    }
+
+    fn inside(&mut self, serial: u64, after: Option<ExtentId>, limit: usize) -> TierOutcome {
+        let mut range = self.keys.all_in_blob(serial);
+        if let Some(id) = after {
+            range.0 = self.keys.in_blob(serial, ExtentId(id.0 + 1));
+        }
+        let mut inside = Vec::new();
+        for (key, _) in self.txn.scan(&range, limit)? {
+            let id = Keys::extent_in_blob(&key);
+            let residence = self.residence(id)?.ok_or_else(|| inconsistent("an extent in a blob"))?;
+            let blob = residence.blob.ok_or_else(|| inconsistent("an extent in a blob"))?;
+            let (extent, stage) = (residence.extent(id), residence.stage);
+            inside.push(InBlob { extent, place: self.blob_place(blob)?, stage });
+        }
+        Ok(TierReply::Inside(inside))
+    }
+
+    fn dead_blobs(&mut self, limit: usize) -> TierOutcome {
+        let in_use = self.volatile.sessions.values().min().copied().unwrap_or(u64::MAX);
+        let before = in_use.min(self.committed.0 + 1);
+        let mut dead = Vec::new();
+        for (key, bytes) in self.txn.scan(&self.keys.table(b'Z'), usize::MAX)? {
+            let loose: LooseBlob = crate::store::decode(&key, &bytes)?;
+            if loose.session == SessionId(0) && loose.free_ver < before {
+                dead.push((Keys::number_in_key(&key), loose.term));
+            }
+            if dead.len() == limit {
+                break;
+            }
+        }
+        Ok(TierReply::Dead(dead))
+    }
+
+    fn deleted_blobs(&mut self, serials: &[u64]) -> TierOutcome {
+        for serial in serials {
+            let key = self.keys.loose_blob(*serial);
+            let dead = |loose: &LooseBlob| loose.session == SessionId(0);
+            if self.txn.get::<LooseBlob>(&key)?.as_ref().is_some_and(dead) {
+                self.txn.delete(key);
+            }
+        }
+        Ok(TierReply::Done)
+    }
+
+    fn parts_of(&mut self, ino: Ino, off: u64, limit: usize) -> TierOutcome {
+        let inode = self.inode(ino)?;
+        let (Some(map), FileKind::Regular) = (inode.map(), inode.attr.kind) else {
+            return Ok(TierReply::Parts { parts: Vec::new(), next: None });
+        };
+        let pieces = self.pieces(map, off, FILE_BYTES_MAX, limit)?;
+        let next = pieces.last().filter(|_| pieces.len() == limit).map(MapPiece::end);
+        let parts = pieces.iter().map(|piece| {
+            let extent = piece.content.extent().map(|extent| extent.id);
+            let stage = match extent {
+                Some(id) => self.residence(id)?.map(|residence| residence.stage),
+                None => None,
+            };
+            Ok(FilePart { bytes: piece.len, extent, stage })
+        });
+        let parts = parts.collect::<Result<_, FsError>>()?;
+        Ok(TierReply::Parts { parts, next })
+    }
+
+    // --- coming back -------------------------------------------------------------------------------------------------
+
+    pub(super) fn rehydrate(
+        &mut self,
+        ino: Ino,
+        piece: &MapPiece,
+        extent: &ExtentRef,
+        owed: &[OwedShard],
+    ) -> Outcome {
+        let inode = self.inode(ino)?;
+        let (Some(map), Content::Away(from, _)) = (inode.map(), &piece.content) else {
+            return Err(FsError::Invalid.into());
+        };
+        let new = self.may_commit(extent.id) && self.txn.get_bytes(&self.keys.extent(extent.id))?.is_none();
+        let shaped = extent.k >= 1 && extent.k <= extent.n && extent.n <= layout::SHARDS_MAX;
+        if !new || !shaped || u64::from(extent.extent_len) != piece.len || extent.extent_off != 0 {
+            return Err(FsError::Invalid.into());
+        }
+        let (start, end) = (piece.off, piece.end());
+        let now = self.pieces(map, start, end, 1)?.pop().and_then(|now| now.clip(start, end));
+        let residence = self.residence(from.id)?.filter(|residence| residence.stage == Stage::Away);
+        let (Some(residence), true) = (residence, now == Some(piece.stored())) else {
+            return Ok(MetaReply::Repacked { moved_bytes: 0 });
+        };
+        // The bytes are in the blob whichever extent they are called by.
+        let blob = residence.blob.map(|(serial, off)| (serial, off + from.extent_off));
+        let mode = self.tier_state()?.stat.mode;
+        if mode == TierMode::On {
+            let (place, written_s) = (place_of(extent), self.now_s());
+            self.reside(extent.id, Some(Residence { stage: Stage::Both, written_s, place, blob }))?;
+        }
+        self.remove_range(map, start, end, usize::MAX)?;
+        let moved = MapPiece { content: Content::Extent(*extent), ..*piece };
+        self.txn.put(self.keys.piece(map, start), &Piece::of(&moved));
+        self.owe(extent, owed);
+        Ok(MetaReply::Repacked { moved_bytes: piece.len })
+    }
+}

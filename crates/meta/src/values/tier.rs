@@ -1,0 +1,195 @@
+//! Values of the tables that tiering has.
+
+use base::codec::{DecodeError, Reader};
+use base::{Epoch, ExtentId, SessionId};
+use wire::meta::ExtentRef;
+use wire::tier::{Stage, StageStat, TierMode, TierStat};
+
+use super::{ExtentPlace, Value, open, start};
+
+fn stage_code(stage: Stage) -> u8 {
+    match stage {
+        Stage::Queued => 1,
+        Stage::Both => 2,
+        Stage::Away => 3,
+    }
+}
+
+fn stage_of(code: u8) -> Result<Stage, DecodeError> {
+    match code {
+        1 => Ok(Stage::Queued),
+        2 => Ok(Stage::Both),
+        3 => Ok(Stage::Away),
+        _ => Err(DecodeError { field: "stage" }),
+    }
+}
+
+/// The stage as keys of table T begin with it.
+pub(crate) fn stage_in_key(stage: Stage) -> u8 {
+    stage_code(stage)
+}
+
+/// Table L: where an extent lies, if it is tiered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Residence {
+    /// Where it lies.
+    pub stage: Stage,
+    /// When it was written, in seconds since 1970.
+    pub written_s: u64,
+    /// Where its shards lie, or lay; `shard` is 0.
+    pub place: ExtentPlace,
+    /// The blob's number and where in it the extent begins. Unless it is queued.
+    pub blob: Option<(u64, u32)>,
+}
+
+impl Residence {
+    /// The extent as a whole.
+    pub fn extent(&self, id: ExtentId) -> ExtentRef {
+        let ExtentPlace { pg, n, k, extent_len, .. } = self.place;
+        wire::tier::whole(id, pg, (k, n), extent_len)
+    }
+}
+
+/// What of an extent's reference does not depend on who refers to it.
+pub(crate) fn place_of(extent: &ExtentRef) -> ExtentPlace {
+    let ExtentRef { pg, k, n, extent_len, .. } = *extent;
+    ExtentPlace { pg, n, k, shard: 0, extent_len }
+}
+
+impl Value for Residence {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u8(stage_code(self.stage)).u64(self.written_s);
+        let (serial, off) = self.blob.unwrap_or((0, 0));
+        w.u64(serial).u32(off);
+        let mut bytes = w.finish();
+        bytes.extend(self.place.encode());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (front, place) = bytes.split_at_checked(22).ok_or(DecodeError { field: "residence length" })?;
+        let mut r = open(front, "residence format")?;
+        let (stage, written_s) = (stage_of(r.u8("stage")?)?, r.u64("written_s")?);
+        let (serial, off) = (r.u64("serial")?, r.u32("off")?);
+        let blob = if serial == 0 { None } else { Some((serial, off)) };
+        if blob.is_none() != (stage == Stage::Queued) || (serial == 0 && off != 0) {
+            return Err(DecodeError { field: "serial" });
+        }
+        Ok(Self { stage, written_s, place: ExtentPlace::decode(place)?, blob })
+    }
+}
+
+/// Table B: a blob that is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlobRecord {
+    /// Epoch of the owner that numbered it.
+    pub term: Epoch,
+    /// Bytes of the object.
+    pub bytes: u32,
+    /// Extents in it, as table Y has them.
+    pub extents: u32,
+    /// Sum of what is alive of each, at most its length.
+    pub live_bytes: u64,
+}
+
+impl Value for BlobRecord {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u64(self.term.0).u32(self.bytes).u32(self.extents).u64(self.live_bytes);
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "blob format")?;
+        let (term, bytes) = (Epoch(r.u64("term")?), r.u32("bytes")?);
+        let record = Self { term, bytes, extents: r.u32("extents")?, live_bytes: r.u64("live_bytes")? };
+        r.finish("blob end")?;
+        Ok(record)
+    }
+}
+
+/// Table Z: a blob that is being stored, or is to be deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LooseBlob {
+    /// Epoch of the owner that numbered it.
+    pub term: Epoch,
+    /// Who stores it; 0: it is to be deleted.
+    pub session: SessionId,
+    /// The ledger version that dropped the last reference.
+    pub free_ver: u64,
+}
+
+impl Value for LooseBlob {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u64(self.term.0).u64(self.session.0).u64(self.free_ver);
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "loose blob format")?;
+        let (term, session) = (Epoch(r.u64("term")?), SessionId(r.u64("session")?));
+        let loose = Self { term, session, free_ver: r.u64("free_ver")? };
+        r.finish("loose blob end")?;
+        Ok(loose)
+    }
+}
+
+/// Table V, `tier`: whether the ledger tiers, and its sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TierState {
+    /// Since when, in seconds since 1970: no age is counted from before.
+    pub since_s: u64,
+    /// The piece of the maps at which queueing goes on.
+    pub queue_from: Option<(u64, u64)>,
+    /// The sums. What of them can be derived is not stored.
+    pub stat: TierStat,
+}
+
+impl Value for TierState {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        let stat = &self.stat;
+        let mode = match stat.mode {
+            TierMode::Off => 0,
+            TierMode::On => 1,
+            TierMode::Leaving => 2,
+        };
+        let (map, off) = self.queue_from.unwrap_or_default();
+        w.u8(mode).u8(u8::from(stat.queueing)).u64(self.since_s).u64(map).u64(off);
+        for stage in [stat.queued, stat.both, stat.away] {
+            w.u64(stage.extents).u64(stage.bytes);
+        }
+        w.u64(stat.blobs).u64(stat.stored_bytes).u64(stat.live_bytes);
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "tier format")?;
+        let mode = match r.u8("mode")? {
+            0 => TierMode::Off,
+            1 => TierMode::On,
+            2 => TierMode::Leaving,
+            _ => return Err(DecodeError { field: "mode" }),
+        };
+        let queueing = match r.u8("queueing")? {
+            0 => false,
+            1 => true,
+            _ => return Err(DecodeError { field: "queueing" }),
+        };
+        let since_s = r.u64("since_s")?;
+        let from = (r.u64("map")?, r.u64("off")?);
+        let queue_from = if from == (0, 0) { None } else { Some(from) };
+        let (queued, both, away) = (stage_stat(&mut r)?, stage_stat(&mut r)?, stage_stat(&mut r)?);
+        let (blobs, stored_bytes) = (r.u64("blobs")?, r.u64("stored_bytes")?);
+        let live_bytes = r.u64("live_bytes")?;
+        r.finish("tier end")?;
+        let stat = TierStat { mode, queueing, queued, both, away, blobs, stored_bytes, live_bytes };
+        Ok(Self { since_s, queue_from, stat })
+    }
+}
+
+fn stage_stat(r: &mut Reader<'_>) -> Result<StageStat, DecodeError> {
+    Ok(StageStat { extents: r.u64("extents")?, bytes: r.u64("bytes")? })
+}
