@@ -414,7 +414,7 @@ pub struct ExtentInfo {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// `inline`, `copies` or `coded`.
+    /// `inline`, `copies`, `coded` or `object_store`.
     pub kind: String,
     /// The extent's number.
     pub extent: Option<u64>,

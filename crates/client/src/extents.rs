@@ -74,6 +74,8 @@ pub(crate) enum ReadExtentError {
     Doubtful,
     /// Fewer than k shards can be read.
     Unreadable,
+    /// Only an object store has it, and that does not give it.
+    Away,
 }
 
 /// Why a shard was not restored.
@@ -91,7 +93,9 @@ impl From<ReadExtentError> for RestoreShardError {
     fn from(error: ReadExtentError) -> Self {
         match error {
             ReadExtentError::Gone => Self::Gone,
-            ReadExtentError::Doubtful | ReadExtentError::Unreadable => Self::Unreadable,
+            ReadExtentError::Doubtful | ReadExtentError::Unreadable | ReadExtentError::Away => {
+                Self::Unreadable
+            }
         }
     }
 }

@@ -123,7 +123,7 @@ fn split(parcel: &Parcel, bytes_max: u32) -> Vec<Parcel> {
 pub(crate) fn extents_of(pieces: &[CommitPiece]) -> impl Iterator<Item = ExtentRef> {
     pieces.iter().filter_map(|commit| match commit.piece.content {
         Content::Extent(extent) => Some(extent),
-        Content::Inline(_) => None,
+        Content::Inline(_) | Content::Away(..) => None,
     })
 }
 

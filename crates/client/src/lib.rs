@@ -5,6 +5,7 @@
 //! metadata operations are durable when they return; data is durable after [`Client::fsync`], and soon after
 //! the last close.
 
+mod away;
 mod background;
 mod dirty;
 mod extents;
@@ -27,6 +28,7 @@ mod reclaim;
 mod repair;
 mod room;
 mod session;
+mod tier;
 mod topology;
 
 use std::sync::Arc;
@@ -34,7 +36,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use base::env::Env;
-use base::{FsError, Ino, LedgerId};
+use base::{ClusterId, FsError, Ino, LedgerId};
 use bytes::Bytes;
 use layout::{Profile, extent_bytes_max};
 use tokio::runtime::Handle;
@@ -42,6 +44,9 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use wire::meta::{EventSink, LeaseGrant, MetaReply, MetaRequest, MetaService, OwnerEvent};
 
+use wire::store::ObjectStore;
+
+use away::Away;
 use extents::ExtentIo;
 use flush::InlineBudget;
 use given_up::GivenUp;
@@ -58,6 +63,7 @@ pub use ranges::{AllocateMode, SeekKind};
 pub use rebuild::{MissingPage, RebuildGroup};
 pub use reclaim::{FreeCursor, ReclaimStep};
 pub use repair::{OwedCursor, OwedPage, RepairOutcome};
+pub use tier::{FileTiers, PartsPage, UploadError};
 pub use topology::Topology;
 pub use wire::meta::{
     Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, OwedEntry, RenameMode, SYMLINK_BYTES_MAX,
@@ -87,6 +93,27 @@ pub struct ClientOptions {
     pub dirty_bytes_max: u64,
     /// Memory for what is known of where closed files have their bytes.
     pub map_bytes_max: u64,
+    /// The object store that extents may lie in.
+    pub tier: TierLink,
+}
+
+/// How a client reaches the object store that extents of its filesystem lie in.
+#[derive(Clone)]
+pub struct TierLink {
+    /// Part of the names of blobs.
+    pub cluster: ClusterId,
+    /// The number of the filesystem, for whoever reads blobs without metadata.
+    pub filesystem: u32,
+    /// The store, if there is one.
+    pub store: watch::Receiver<Option<Arc<dyn ObjectStore>>>,
+}
+
+impl TierLink {
+    /// For a filesystem that has no store and will not get one.
+    pub fn none() -> Self {
+        let (_, store) = watch::channel(None);
+        Self { cluster: ClusterId([0; 16]), filesystem: 0, store }
+    }
 }
 
 /// Told when caches above the client must forget something. Called from a thread of its own, never from a
@@ -132,6 +159,7 @@ struct Inner {
     runtime: Handle,
     session: Session,
     extents: ExtentIo,
+    away: Away,
     nodes: NodeTable,
     ledger: LedgerId,
     profile: Profile,
@@ -185,6 +213,7 @@ impl Client {
         let room = options.topology.borrow().room_bytes();
         let inner = Inner {
             extents: ExtentIo::new(options.env.clone(), options.ledger, options.topology),
+            away: Away::new(options.ledger, options.tier),
             inline: Mutex::new(InlineBudget::new(options.env.clock.boot_ns())),
             env: options.env,
             runtime: options.runtime.clone(),

@@ -157,6 +157,16 @@ impl MapCache {
         self.known.insert(from, to);
     }
 
+    /// The pieces that reach into `[from, to)`, as far as they are known.
+    pub(crate) fn whole_pieces(&self, from: u64, to: u64) -> Vec<MapPiece> {
+        let first = self.pieces.range(..from).next_back().map_or(from, |(off, _)| *off);
+        self.pieces
+            .range(first..to)
+            .map(|(_, piece)| piece.clone())
+            .filter(|piece| piece.end() > from)
+            .collect()
+    }
+
     /// The pieces in `[from, to)`, cut to it.
     pub(crate) fn pieces(&self, from: u64, to: u64) -> Vec<MapPiece> {
         let first = self.pieces.range(..from).next_back().map_or(from, |(off, _)| *off);
@@ -167,7 +177,7 @@ impl MapCache {
 fn inline_len(piece: &MapPiece) -> usize {
     match &piece.content {
         Content::Inline(bytes) => bytes.len(),
-        Content::Extent(_) => 0,
+        Content::Extent(_) | Content::Away(..) => 0,
     }
 }
 

@@ -182,6 +182,11 @@ impl Client {
                 self.inner.extents.read_into(extent, extent.extent_off, &mut out).await?;
                 Ok(out.freeze())
             }
+            Content::Away(extent, place) => {
+                let mut out = BytesMut::zeroed(piece.len as usize);
+                self.inner.away.read_into(*place, extent.extent_off, &mut out).await?;
+                Ok(out.freeze())
+            }
         }
     }
 }
@@ -214,7 +219,7 @@ struct Overlaid {
 fn lay_over(entries: Vec<MapEntry>) -> Option<Overlaid> {
     let extents = entries.iter().map(|entry| match entry.piece.content {
         Content::Extent(extent) => Some((extent, u64::from(extent.extent_off) + entry.piece.len)),
-        Content::Inline(_) => None,
+        Content::Inline(_) | Content::Away(..) => None,
     });
     let extents: Vec<(ExtentRef, u64)> = extents.collect::<Option<_>>()?;
     let (whole, _) = *extents.first()?;

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use base::{FsError, Ino, LeaseId};
 use bytes::{Bytes, BytesMut};
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
 
 use crate::Client;
@@ -26,7 +26,7 @@ fn attempts(error: ReadExtentError) -> u32 {
     match error {
         ReadExtentError::Gone => ATTEMPTS,
         ReadExtentError::Doubtful => ATTEMPTS_DOUBTFUL,
-        ReadExtentError::Unreadable => 0,
+        ReadExtentError::Unreadable | ReadExtentError::Away => 0,
     }
 }
 
@@ -103,8 +103,14 @@ impl Client {
                 }
             };
             let moment = snapshot.moment;
+            let away = snapshot.pieces.iter().any(|piece| matches!(piece.content, Content::Away(..)));
             match self.fetch(off, snapshot).await {
-                Ok(bytes) => return Ok((bytes, moment)),
+                Ok(bytes) => {
+                    if away {
+                        self.bring_back(node, off, bytes.len() as u64);
+                    }
+                    return Ok((bytes, moment));
+                }
                 // Upkeep moves content without telling anybody. While drives are silent it cannot be seen whether
                 // an extent is deleted or unreadable: a fresh map says.
                 Err(error) if retries < attempts(error) => {
@@ -176,7 +182,7 @@ impl Client {
             return bytes;
         }
         let mut out = BytesMut::zeroed(len);
-        let mut reads = Vec::new();
+        let (mut reads, mut fetches) = (Vec::new(), Vec::new());
         let mut rest = &mut out[..];
         let mut at = off;
         for piece in &pieces {
@@ -193,9 +199,13 @@ impl Client {
                 Content::Extent(extent) => {
                     reads.push(self.inner.extents.read_into(extent, extent.extent_off, part));
                 }
+                Content::Away(extent, place) => {
+                    fetches.push(self.inner.away.read_into(*place, extent.extent_off, part));
+                }
             }
         }
-        join_all(reads).await.into_iter().collect::<Result<(), _>>()?;
+        let (reads, fetches) = join(join_all(reads), join_all(fetches)).await;
+        reads.into_iter().chain(fetches).collect::<Result<(), _>>()?;
         for (run_off, run) in above {
             let start = (run_off - off) as usize;
             out[start..start + run.len()].copy_from_slice(&run);

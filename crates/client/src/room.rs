@@ -12,8 +12,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Looks without any progress after which the drives are taken to be full. Longer than a few heartbeats of a session
 /// that reads: until the next one after its read, deleted space waits for it.
 const IDLE_ROUNDS_MAX: u32 = 15;
+/// The same where a blob may be on its way to a store: so long it may take.
+const IDLE_ROUNDS_TIERED: u32 = 150;
 /// Looks altogether: a writer does not wait longer, even if room comes back too slowly.
 const ROUNDS_MAX: u32 = 200;
+/// Bytes that are taken from the drives at each look, if a store has them.
+const RELEASED_PER_ROUND: u64 = 64 << 20;
 /// Purge steps and pages of free extents per look.
 const STEPS_PER_ROUND: u32 = 64;
 
@@ -23,6 +27,7 @@ pub(crate) struct RoomWait {
     rounds: u32,
     idle: u32,
     used_bytes: u64,
+    uploaded_bytes: u64,
 }
 
 impl RoomWait {
@@ -30,14 +35,20 @@ impl RoomWait {
     pub(crate) async fn step(&mut self, client: &Client) -> Result<bool, FsError> {
         // Everybody who finds the drives full waits for the same work.
         let _one = client.inner.making_room.lock().await;
+        let released = client.make_room_in_tier().await?;
         let deleted = client.hasten_reclaim().await?;
         tokio::time::sleep(PAUSE).await;
         let used_bytes = client.inner.extents.topology().used_bytes();
-        let progress = deleted > 0 || used_bytes < self.used_bytes;
-        self.used_bytes = used_bytes;
+        let uploaded_bytes = client.uploaded_bytes();
+        let leaves = released > 0 || uploaded_bytes > self.uploaded_bytes;
+        let progress = deleted > 0 || used_bytes < self.used_bytes || leaves;
+        (self.used_bytes, self.uploaded_bytes) = (used_bytes, uploaded_bytes);
         self.idle = if progress { 0 } else { self.idle + 1 };
-        self.rounds += 1;
-        Ok(self.idle <= IDLE_ROUNDS_MAX && self.rounds <= ROUNDS_MAX)
+        // As long as content leaves for the store, room is on its way.
+        self.rounds += u32::from(!leaves);
+        let tiers = client.inner.away.store().is_some();
+        let idle_max = if tiers { IDLE_ROUNDS_TIERED } else { IDLE_ROUNDS_MAX };
+        Ok(self.idle <= idle_max && self.rounds <= ROUNDS_MAX)
     }
 }
 
@@ -73,6 +84,14 @@ impl Client {
                 return Err(FsError::NoSpace);
             }
         }
+    }
+
+    /// Takes from the drives what the store has, oldest first, whatever its age. Returns how many extents.
+    async fn make_room_in_tier(&self) -> Result<u64, FsError> {
+        if self.inner.away.store().is_none() {
+            return Ok(0);
+        }
+        self.release_by(u64::MAX - 1, RELEASED_PER_ROUND).await.map(|released| released.extents)
     }
 
     /// What the reclaimer does in its own time. Returns how many extents were deleted.

@@ -235,10 +235,7 @@ fn clones_share_the_new_extent_as_they_shared_the_old_one() {
             files.push((clone, content));
         }
         let extents = |entries: &[MapEntry]| {
-            let id = |entry: &MapEntry| match entry.piece.content {
-                Content::Extent(extent) => Some(extent.id),
-                Content::Inline(_) => None,
-            };
+            let id = |entry: &MapEntry| entry.piece.content.extent().map(|extent| extent.id);
             entries.iter().filter_map(id).collect::<std::collections::BTreeSet<_>>()
         };
         let entries = scan(&packer).await;

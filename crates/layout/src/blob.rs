@@ -238,6 +238,32 @@ pub struct Blob {
     pub parts: Vec<Bytes>,
 }
 
+/// Tells what fits into a blob before there are any bytes.
+#[derive(Debug)]
+pub struct BlobPlan {
+    bytes_max: usize,
+    ranges: usize,
+    blocks: usize,
+}
+
+impl BlobPlan {
+    /// A blob of at most `bytes_max` bytes.
+    pub fn new(bytes_max: u32) -> Self {
+        Self { bytes_max: bytes_max as usize, ranges: 0, blocks: 0 }
+    }
+
+    /// Adds a range of so many bytes, if it still fits.
+    pub fn add(&mut self, len: u32) -> bool {
+        let (ranges, blocks) = (self.ranges + 1, self.blocks + (len as usize).div_ceil(BLOCK));
+        let index = (ranges * RANGE_BYTES + blocks * 4).next_multiple_of(BLOCK);
+        let fits = BLOB_HEADER_BYTES + index + blocks * BLOCK <= self.bytes_max;
+        if fits {
+            (self.ranges, self.blocks) = (ranges, blocks);
+        }
+        fits
+    }
+}
+
 /// Gathers ranges into a blob.
 #[derive(Debug)]
 pub struct BlobBuilder {
@@ -257,6 +283,11 @@ impl BlobBuilder {
     /// Whether there is nothing in it.
     pub fn is_empty(&self) -> bool {
         self.index.ranges.is_empty()
+    }
+
+    /// The block of data at which the next range begins.
+    pub fn next_block(&self) -> u32 {
+        self.index.sums.len() as u32
     }
 
     /// Bytes of the longest range that still fits; 0 if none does.
@@ -439,6 +470,11 @@ mod tests {
                 builder.push(range(2), vec![4; last as usize].into());
             }
             assert_eq!(builder.room(), 0);
+            let (mut plan, mut planned) = (BlobPlan::new(BLOB_BYTES_MIN), 0);
+            while plan.add(len as u32) {
+                planned += 1;
+            }
+            assert_eq!(planned, builder.index.ranges.len() - usize::from(last > 0), "len {len}");
             let blob = builder.finish(CLUSTER, ID, 1);
             let size = blob.header.blob_bytes();
             assert_eq!(size, blob.parts.iter().map(Bytes::len).sum::<usize>());

@@ -23,7 +23,7 @@ mod stripe;
 pub use blob::fuzz_blob;
 pub use blob::{
     BLOB_BYTES_MAX, BLOB_BYTES_MIN, BLOB_HEADER_BYTES, Blob, BlobBuilder, BlobHeader, BlobId, BlobIndex,
-    BlobRange,
+    BlobPlan, BlobRange,
 };
 pub use capacity::{CapacityError, CapacityPlan, CapacityRequest, RESERVE_PERCENT, plan_capacity};
 pub use cluster_map::{ClusterMap, DriveState, MapDrive};

@@ -167,7 +167,9 @@ fn show_id(id: RequestId) -> String {
 fn show_piece(piece: &MapPiece) -> String {
     match &piece.content {
         Content::Inline(bytes) => format!("{}+{}:{}", piece.off, piece.len, crate::trace::sum(bytes)),
-        Content::Extent(extent) => format!("{}+{}@{}+{}", piece.off, piece.len, extent.id, extent.extent_off),
+        Content::Extent(extent) | Content::Away(extent, _) => {
+            format!("{}+{}@{}+{}", piece.off, piece.len, extent.id, extent.extent_off)
+        }
     }
 }
 

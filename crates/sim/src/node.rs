@@ -170,6 +170,7 @@ impl Node {
                 provisioned_bytes: None,
                 dirty_bytes_max: 4 * MIB,
                 map_bytes_max: 4096,
+                tier: client::TierLink::none(),
             };
             clients.push(Client::open(options).await.map_err(|error| text(&error))?);
         }

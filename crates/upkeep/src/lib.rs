@@ -2,8 +2,8 @@
 //!
 //! [`Reclaimer`] returns the space of removed files. [`Repairer`] stores the shards that commits went ahead
 //! without, and rebuilds the shards of lost drives on others. [`Scrubber`] looks for damage. [`Packer`] gathers small
-//! pieces into full extents, [`OrphanCollector`] deletes what nothing refers to. [`Pace`] limits what they move. [`S3Store`] is where
-//! tiers lie.
+//! pieces into full extents, [`OrphanCollector`] deletes what nothing refers to, [`Tiering`] moves what has aged to an object store.
+//! [`Pace`] limits what they move. [`S3Store`] is such a store.
 
 mod orphans;
 mod pace;
@@ -13,6 +13,7 @@ mod repair;
 mod scrub;
 mod store;
 mod task;
+mod tiering;
 
 pub use orphans::{OrphanCollector, OrphanOptions, OrphanStat};
 pub use pace::{BYTES_PER_S_MIN, Pace};
@@ -21,3 +22,4 @@ pub use reclaim::{ReclaimStat, Reclaimer};
 pub use repair::{RepairStat, Repairer};
 pub use scrub::{ScrubMark, ScrubStat, ScrubTargets, Scrubber};
 pub use store::{S3Store, StoreSettings, StoreSettingsError};
+pub use tiering::{TierOptions, Tiering, TieringStat};

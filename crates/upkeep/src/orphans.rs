@@ -13,7 +13,6 @@ use base::env::Env;
 use base::{DriveId, ExtentId, FsError};
 use client::{Client, ClosedRange};
 use tokio::runtime::Handle;
-use wire::meta::Content;
 
 use crate::pace::Pace;
 use crate::task::{Stopped, Task};
@@ -149,7 +148,7 @@ impl Work {
         loop {
             let (entries, next) = self.client.scan_map(after).await?;
             for entry in entries {
-                if let Content::Extent(extent) = entry.piece.content {
+                if let Some(extent) = entry.piece.content.extent() {
                     inventory.referred(extent.id);
                 }
             }

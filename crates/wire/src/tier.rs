@@ -17,6 +17,8 @@ pub struct BlobPlace {
     pub term: Epoch,
     /// Where in the blob the extent's first byte is.
     pub off: u32,
+    /// Bytes of the whole blob.
+    pub blob_bytes: u32,
 }
 
 /// Where an extent lies.

@@ -401,6 +401,7 @@ impl World {
             provisioned_bytes: None,
             dirty_bytes_max: 64 << 20,
             map_bytes_max: 64 << 20,
+            tier: client::TierLink::none(),
         };
         Client::open(options).await.unwrap()
     }

@@ -133,6 +133,7 @@ impl FilesystemEntry {
             provisioned_bytes: record.provisioned_bytes,
             dirty_bytes_max: memory.dirty_bytes,
             map_bytes_max: memory.map_bytes,
+            tier: client::TierLink::none(),
         };
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
@@ -173,6 +174,7 @@ impl FilesystemEntry {
             provisioned_bytes: self.record.provisioned_bytes,
             dirty_bytes_max: memory.s3_dirty_bytes,
             map_bytes_max: memory.map_bytes,
+            tier: client::TierLink::none(),
         };
         Client::open(options).await.context("registering with the owner of the ledger")
     }

@@ -72,19 +72,25 @@ fn explain_extent(
     }
 }
 
+/// A piece that has no shards.
+fn not_on_drives(piece: &MapPiece, kind: &str) -> ExtentInfo {
+    ExtentInfo {
+        offset: piece.off,
+        len: piece.len,
+        kind: kind.to_owned(),
+        extent: piece.content.extent().map(|extent| extent.id.0),
+        shape: None,
+        group: None,
+        shards: Vec::new(),
+        state: "ok".to_owned(),
+    }
+}
+
 fn explain_piece(state: &State, map: &ClusterMap, owed: &Owed, piece: &MapPiece) -> ExtentInfo {
     match &piece.content {
         Content::Extent(extent) => explain_extent(state, map, owed, piece, extent),
-        Content::Inline(_) => ExtentInfo {
-            offset: piece.off,
-            len: piece.len,
-            kind: "inline".to_owned(),
-            extent: None,
-            shape: None,
-            group: None,
-            shards: Vec::new(),
-            state: "ok".to_owned(),
-        },
+        Content::Inline(_) => not_on_drives(piece, "inline"),
+        Content::Away(..) => not_on_drives(piece, "object_store"),
     }
 }
 

@@ -310,7 +310,7 @@ impl Op<'_> {
     fn blob_place(&self, (serial, off): (u64, u32)) -> Result<BlobPlace, FsError> {
         let blob = self.txn.get::<BlobRecord>(&self.keys.blob(serial))?;
         let blob = blob.ok_or_else(|| inconsistent("an extent's blob"))?;
-        Ok(BlobPlace { serial, term: blob.term, off })
+        Ok(BlobPlace { serial, term: blob.term, off, blob_bytes: blob.bytes })
     }
 
     // --- blobs -------------------------------------------------------------------------------------------------------

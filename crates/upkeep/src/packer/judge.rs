@@ -43,6 +43,8 @@ pub(super) fn judge(entry: &MapEntry, target: &PackTarget, density: Density) -> 
         Content::Inline(_) if entry.piece.len < INLINE_BYTES_MIN => return Verdict::Stay,
         Content::Inline(_) => return Verdict::WhenOld,
         Content::Extent(extent) => extent,
+        // To bring it back only to pack it would cost more than it gives.
+        Content::Away(..) => return Verdict::Stay,
     };
     let extent_len = u64::from(extent.extent_len);
     let live_bytes = entry.live_bytes.unwrap_or(extent_len);
@@ -66,7 +68,7 @@ pub(super) fn judge(entry: &MapEntry, target: &PackTarget, density: Density) -> 
 pub(super) fn fingerprint(entry: &MapEntry) -> u64 {
     match &entry.piece.content {
         Content::Inline(bytes) => u64::from(crc32c(bytes)) << 32 | entry.piece.len,
-        Content::Extent(extent) => {
+        Content::Extent(extent) | Content::Away(extent, _) => {
             let ExtentId(id) = extent.id;
             id ^ u64::from(extent.extent_off).rotate_left(40)
         }

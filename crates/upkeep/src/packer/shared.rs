@@ -43,7 +43,7 @@ impl Shared {
 fn extent_of(entry: &MapEntry) -> Option<ExtentRef> {
     match entry.piece.content {
         Content::Extent(extent) => Some(extent),
-        Content::Inline(_) => None,
+        Content::Inline(_) | Content::Away(..) => None,
     }
 }
 

@@ -1,0 +1,242 @@
+//! Reading extents that only an object store has: ranges of blobs, verified by the sums in the blob's front.
+//!
+//! A long range is read in aligned windows that are kept for a moment, so that a reader in sequence and what brings the
+//! extent back behind it fetch every byte once. A short one is read exactly, in whole blocks. Whoever asks for what is
+//! being fetched waits for that. The front of a blob comes at the same time as the first window of it: one round trip.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use base::LedgerId;
+use base::units::BLOCK_BYTES;
+use bytes::Bytes;
+use futures_util::future::{join, join_all};
+use layout::{BLOB_HEADER_BYTES, BlobHeader, BlobId, BlobIndex};
+use tokio::sync::{OnceCell, Semaphore};
+use wire::store::{ObjectStore, StoreError};
+use wire::tier::BlobPlace;
+
+use crate::TierLink;
+use crate::extents::ReadExtentError;
+
+const BLOCK: u64 = BLOCK_BYTES;
+/// Length of a window, and what it is aligned to.
+const WINDOW: u64 = 1 << 20;
+/// A read of so many bytes is one of windows.
+const LONG: u64 = 128 << 10;
+/// Windows that are kept.
+const WINDOWS_MAX: usize = 32;
+/// Fronts that are kept, each some 100 KiB.
+const FRONTS_MAX: usize = 64;
+/// What is read at first of a blob's front: nearly always all of it.
+const FRONT_GUESS: u64 = 128 << 10;
+/// Files' pieces that are brought back at a time.
+pub(crate) const COMING_BACK_MAX: usize = 8;
+
+/// The newest things of a kind, each fetched once however many ask for it.
+struct Kept<K, V> {
+    cells: Mutex<VecDeque<(K, Arc<OnceCell<V>>)>>,
+    most: usize,
+}
+
+impl<K: PartialEq, V> Kept<K, V> {
+    fn new(most: usize) -> Self {
+        Self { cells: Mutex::default(), most }
+    }
+
+    fn cell(&self, key: K) -> Arc<OnceCell<V>> {
+        let mut cells = self.cells.lock().expect("no holder of this lock panics");
+        if let Some((_, cell)) = cells.iter().find(|(known, _)| *known == key) {
+            return cell.clone();
+        }
+        if cells.len() >= self.most {
+            cells.pop_front();
+        }
+        let cell = Arc::new(OnceCell::new());
+        cells.push_back((key, cell.clone()));
+        cell
+    }
+
+    fn forget(&self) {
+        self.cells.lock().expect("no holder of this lock panics").clear();
+    }
+}
+
+/// What a blob says of itself.
+struct Front {
+    data_off: u64,
+    blob_bytes: u64,
+    index: BlobIndex,
+}
+
+/// Blobs of one ledger.
+pub(crate) struct Away {
+    ledger: LedgerId,
+    pub(crate) link: TierLink,
+    fronts: Kept<u64, Arc<Front>>,
+    windows: Kept<(u64, u64), Bytes>,
+    fetched_bytes: AtomicU64,
+    pub(crate) uploaded_bytes: AtomicU64,
+    pub(crate) coming_back: Arc<Semaphore>,
+    /// Pieces that are being brought back, by file and offset.
+    pub(crate) pieces: Mutex<std::collections::HashSet<(base::Ino, u64)>>,
+}
+
+impl Away {
+    pub(crate) fn new(ledger: LedgerId, link: TierLink) -> Self {
+        Self {
+            ledger,
+            link,
+            fronts: Kept::new(FRONTS_MAX),
+            windows: Kept::new(WINDOWS_MAX),
+            fetched_bytes: AtomicU64::new(0),
+            uploaded_bytes: AtomicU64::new(0),
+            coming_back: Arc::new(Semaphore::new(COMING_BACK_MAX)),
+            pieces: Mutex::default(),
+        }
+    }
+
+    /// Bytes of blobs that came from the store.
+    pub(crate) fn fetched_bytes(&self) -> u64 {
+        self.fetched_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn store(&self) -> Option<Arc<dyn ObjectStore>> {
+        self.link.store.borrow().clone()
+    }
+
+    /// The name of a blob.
+    pub(crate) fn id(&self, serial: u64, term: base::Epoch) -> BlobId {
+        BlobId { ledger: self.ledger, serial, term }
+    }
+
+    /// Reads `out.len()` bytes of an extent, from `off` on.
+    pub(crate) async fn read_into(
+        &self,
+        place: BlobPlace,
+        off: u32,
+        out: &mut [u8],
+    ) -> Result<(), ReadExtentError> {
+        let from = u64::from(place.off) + u64::from(off);
+        let end = from + out.len() as u64;
+        let mut rest = out;
+        let mut parts = Vec::new();
+        for cut in self.cuts(&place, from..end) {
+            let wanted = from.max(cut.start)..end.min(cut.end);
+            let (part, later) = rest.split_at_mut((wanted.end - wanted.start) as usize);
+            rest = later;
+            parts.push(async move {
+                let bytes = self.cut_bytes(&place, cut.clone(), wanted).await?;
+                part.copy_from_slice(&bytes);
+                Ok(())
+            });
+        }
+        join_all(parts).await.into_iter().collect()
+    }
+
+    /// The ranges of the blob that are fetched for these bytes.
+    fn cuts(&self, place: &BlobPlace, wanted: Range<u64>) -> Vec<Range<u64>> {
+        let blob_end = u64::from(place.blob_bytes);
+        if wanted.end - wanted.start < LONG {
+            // Blocks of data begin at multiples of a block in the blob, too.
+            let from = wanted.start / BLOCK * BLOCK;
+            return vec![from..wanted.end.next_multiple_of(BLOCK).min(blob_end)];
+        }
+        let first = wanted.start / WINDOW * WINDOW;
+        (first..wanted.end).step_by(WINDOW as usize).map(|from| from..(from + WINDOW).min(blob_end)).collect()
+    }
+
+    /// Bytes `wanted` of the range `cut`.
+    async fn cut_bytes(
+        &self,
+        place: &BlobPlace,
+        cut: Range<u64>,
+        wanted: Range<u64>,
+    ) -> Result<Bytes, ReadExtentError> {
+        let of_window = || cut.start % WINDOW == 0 && cut.end - cut.start > LONG;
+        let bytes = if of_window() {
+            let cell = self.windows.cell((place.serial, cut.start));
+            cell.get_or_try_init(|| self.verified(place, cut.clone())).await?.clone()
+        } else {
+            self.verified(place, cut.clone()).await?
+        };
+        let at = |off: u64| (off - cut.start) as usize;
+        if at(wanted.end) > bytes.len() {
+            return Err(ReadExtentError::Away);
+        }
+        Ok(bytes.slice(at(wanted.start)..at(wanted.end)))
+    }
+
+    /// A range of a blob, as the blob's own sums vouch for it. What comes damaged is fetched once more.
+    async fn verified(&self, place: &BlobPlace, cut: Range<u64>) -> Result<Bytes, ReadExtentError> {
+        for attempt in 0..2 {
+            let (front, bytes) = join(self.front(place), self.get(place, cut.clone())).await;
+            let (front, bytes) = (front?, bytes?);
+            // A window may begin in the front.
+            let skip = front.data_off.saturating_sub(cut.start).min(bytes.len() as u64);
+            let first = (cut.start + skip).saturating_sub(front.data_off) / BLOCK;
+            if cut.end <= front.blob_bytes && front.index.blocks_match(first as u32, &bytes[skip as usize..])
+            {
+                return Ok(bytes);
+            }
+            tracing::error!(blob = %self.key(place), from = cut.start, end = cut.end, attempt, "bytes of a blob are not what was stored");
+        }
+        Err(ReadExtentError::Away)
+    }
+
+    async fn front(&self, place: &BlobPlace) -> Result<Arc<Front>, ReadExtentError> {
+        let cell = self.fronts.cell(place.serial);
+        cell.get_or_try_init(|| self.get_front(place)).await.cloned()
+    }
+
+    async fn get_front(&self, place: &BlobPlace) -> Result<Arc<Front>, ReadExtentError> {
+        let blob_bytes = u64::from(place.blob_bytes);
+        let guess = self.get(place, 0..FRONT_GUESS.min(blob_bytes)).await?;
+        let damaged = |what: &dyn std::fmt::Display| {
+            tracing::error!(blob = %self.key(place), %what, "the front of a blob is not what was stored");
+            ReadExtentError::Away
+        };
+        let head = guess.get(..BLOB_HEADER_BYTES).ok_or_else(|| damaged(&"it is too short"))?;
+        let header = BlobHeader::decode(head).map_err(|error| damaged(&error))?;
+        if header.id != self.id(place.serial, place.term) || header.blob_bytes() as u64 != blob_bytes {
+            return Err(damaged(&"it is of another blob"));
+        }
+        let data_off = header.data_off() as u64;
+        let rest = match data_off.saturating_sub(guess.len() as u64) {
+            0 => Bytes::new(),
+            _ => self.get(place, guess.len() as u64..data_off).await?,
+        };
+        let index = [&guess[BLOB_HEADER_BYTES..guess.len().min(data_off as usize)], &rest].concat();
+        let index = BlobIndex::decode(&header, &index).map_err(|error| damaged(&error))?;
+        Ok(Arc::new(Front { data_off, blob_bytes, index }))
+    }
+
+    async fn get(&self, place: &BlobPlace, range: Range<u64>) -> Result<Bytes, ReadExtentError> {
+        let Some(store) = self.store() else {
+            tracing::error!(blob = %self.key(place), "no store is attached that has this blob");
+            return Err(ReadExtentError::Away);
+        };
+        match store.get(self.key(place), Some(range)).await {
+            Ok(bytes) => {
+                self.fetched_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                Ok(bytes)
+            }
+            // The map that named it may be old: a blob is deleted when nothing lies in it any more.
+            Err(StoreError::NotFound(error)) => {
+                tracing::warn!(blob = %self.key(place), error, "the store does not have this blob");
+                self.fronts.forget();
+                Err(ReadExtentError::Doubtful)
+            }
+            Err(error) => {
+                tracing::error!(blob = %self.key(place), %error, "a blob cannot be read");
+                Err(ReadExtentError::Away)
+            }
+        }
+    }
+
+    fn key(&self, place: &BlobPlace) -> String {
+        self.id(place.serial, place.term).key(self.link.cluster)
+    }
+}

@@ -1,0 +1,450 @@
+//! Steps of tiering: upload extents, take them from the drives, bring them back, empty and delete blobs.
+//!
+//! Every step ends with one request to the owner that takes effect only on what is still as it was, so steps may be cut
+//! off anywhere: a blob that nothing refers to is found again by its number.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use base::{Epoch, ExtentId, FsError, Ino, MapId};
+use bytes::{Bytes, BytesMut};
+use futures_util::{StreamExt, stream};
+use layout::{BlobBuilder, BlobRange};
+use wire::drive::PutPurpose;
+use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
+use wire::store::StoreError;
+use wire::tier::{
+    BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TierReply, TierRequest, TierStat, Uploaded,
+};
+
+use crate::Client;
+use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError};
+use crate::node::Node;
+
+/// Extents read at a time.
+const READS: usize = 4;
+/// A reader in sequence finds so many bytes on drives when it gets there.
+const AHEAD_BYTES: u64 = 8 << 20;
+/// Extents asked for at a time.
+const PAGE: u32 = 1024;
+
+/// Why a blob was not made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UploadError {
+    /// The ledger.
+    #[error("the owner did not answer: {0}")]
+    Owner(#[from] FsError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Where the bytes of a file lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FileTiers {
+    /// On drives, and in no blob.
+    pub drives_bytes: u64,
+    /// On drives and in blobs.
+    pub both_bytes: u64,
+    /// In blobs only.
+    pub away_bytes: u64,
+}
+
+/// Parts of a file, and where to go on.
+#[derive(Debug, Clone, Default)]
+pub struct PartsPage {
+    /// In order.
+    pub parts: Vec<FilePart>,
+    /// The offset that the next page begins with, if there may be more.
+    pub next: Option<u64>,
+}
+
+impl PartsPage {
+    /// What lies where.
+    pub fn add_to(&self, sum: &mut FileTiers) {
+        for part in &self.parts {
+            match part.stage {
+                None | Some(Stage::Queued) => sum.drives_bytes += part.bytes,
+                Some(Stage::Both) => sum.both_bytes += part.bytes,
+                Some(Stage::Away) => sum.away_bytes += part.bytes,
+            }
+        }
+    }
+}
+
+/// An extent that is to be uploaded, and where its bytes are.
+enum Source {
+    Drives(DueExtent),
+    Blob(InBlob),
+}
+
+impl Source {
+    fn id(&self) -> ExtentId {
+        match self {
+            Self::Drives(due) => due.extent.id,
+            Self::Blob(inside) => inside.extent.id,
+        }
+    }
+
+    fn from(&self) -> Option<u64> {
+        match self {
+            Self::Drives(_) => None,
+            Self::Blob(inside) => Some(inside.place.serial),
+        }
+    }
+}
+
+impl Client {
+    async fn tier(&self, request: TierRequest) -> Result<TierReply, FsError> {
+        match self.call(MetaRequest::Tier(request)).await? {
+            MetaReply::Tier(reply) => Ok(reply),
+            _ => Err(FsError::Io),
+        }
+    }
+
+    /// New extents wait for their upload from now on, and step by step all others.
+    ///
+    /// # Errors
+    /// `WouldBlock` while everything comes back from another store.
+    pub async fn tier_attach(&self) -> Result<(), FsError> {
+        self.tier(TierRequest::Attach).await.map(drop)
+    }
+
+    /// Nothing is uploaded or taken from the drives any more.
+    pub async fn tier_leave(&self) -> Result<(), FsError> {
+        self.tier(TierRequest::Leave).await.map(drop)
+    }
+
+    /// Queues extents that were there before. Returns whether there are more.
+    pub async fn tier_queue_step(&self) -> Result<bool, FsError> {
+        Ok(self.tier(TierRequest::QueueStep).await? == TierReply::More(true))
+    }
+
+    /// Forgets extents in blobs that are on drives too, after [`Client::tier_leave`]. Returns whether there are more.
+    pub async fn tier_leave_step(&self) -> Result<bool, FsError> {
+        Ok(self.tier(TierRequest::LeaveStep).await? == TierReply::More(true))
+    }
+
+    /// The sums.
+    pub async fn tier_stat(&self) -> Result<TierStat, FsError> {
+        match self.tier(TierRequest::Stat).await? {
+            TierReply::Stat(stat) => Ok(stat),
+            _ => Err(FsError::Io),
+        }
+    }
+
+    /// Bytes that came from the store since the client was opened.
+    pub fn fetched_bytes(&self) -> u64 {
+        self.inner.away.fetched_bytes()
+    }
+
+    /// Bytes of extents that went to the store since the client was opened.
+    pub fn uploaded_bytes(&self) -> u64 {
+        self.inner.away.uploaded_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How full the drives are, in thousandths; what is on its way back to them does not count.
+    pub fn fill_per_mille(&self) -> u64 {
+        let capacity = self.capacity_bytes().max(1);
+        let room = self.inner.extents.topology().reclaimable_bytes().min(capacity);
+        1000 - (u128::from(room) * 1000 / u128::from(capacity)) as u64
+    }
+
+    /// Bytes of file data that the drives can hold.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.inner.extents.topology().capacity_bytes(self.inner.profile)
+    }
+
+    /// Extents in a stage that were written by then, oldest first, beyond the one given.
+    pub async fn tier_due(
+        &self,
+        stage: Stage,
+        before_s: u64,
+        after: Option<(u64, ExtentId)>,
+    ) -> Result<Vec<DueExtent>, FsError> {
+        match self.tier(TierRequest::Due { stage, before_s, after, limit: PAGE }).await? {
+            TierReply::Due(due) => Ok(due),
+            _ => Err(FsError::Io),
+        }
+    }
+
+    /// How many of these extents, from the first, go into one blob of at most `blob_bytes`.
+    pub fn fitting(due: &[DueExtent], blob_bytes: u32) -> usize {
+        let mut builder = layout::BlobPlan::new(blob_bytes);
+        due.iter().take_while(|due| builder.add(due.extent.extent_len)).count()
+    }
+
+    /// Stores extents in one new blob. Those that are gone or cannot be read are left out. Returns how many bytes of
+    /// extents are in it.
+    pub async fn upload(&self, due: Vec<DueExtent>, blob_bytes: u32) -> Result<u64, UploadError> {
+        self.make_blob(due.into_iter().map(Source::Drives).collect(), blob_bytes).await
+    }
+
+    async fn make_blob(&self, sources: Vec<Source>, blob_bytes: u32) -> Result<u64, UploadError> {
+        let away = &self.inner.away;
+        let store = away.store().ok_or_else(|| StoreError::Unavailable("no store is attached".to_owned()))?;
+        let reads = stream::iter(sources).map(|source| async move {
+            let bytes = self.source_bytes(&source).await;
+            (source, bytes)
+        });
+        let mut reads = reads.buffered(READS);
+        let (mut builder, mut extents) = (BlobBuilder::new(blob_bytes), Vec::new());
+        while let Some((source, bytes)) = reads.next().await {
+            let id = source.id();
+            let bytes = match bytes {
+                Ok(bytes) if bytes.len() <= builder.room() as usize => bytes,
+                Ok(_) => continue,
+                Err(error) => {
+                    tracing::debug!(%id, ?error, "extent is not uploaded now");
+                    continue;
+                }
+            };
+            extents.push((source, builder.next_block()));
+            builder.push(range_of(id), bytes);
+        }
+        drop(reads);
+        if extents.is_empty() {
+            return Ok(0);
+        }
+        let TierReply::Reserved { serial, term } = self.tier(TierRequest::Reserve).await? else {
+            return Err(FsError::Io.into());
+        };
+        let id = away.id(serial, term);
+        let blob = builder.finish(away.link.cluster, id, away.link.filesystem);
+        let (data_off, bytes) = (blob.header.data_off() as u32, blob.header.blob_bytes() as u32);
+        if let Err(error) = store.put(id.key(away.link.cluster), blob.parts).await {
+            self.tier(TierRequest::Abandon { serial }).await?;
+            return Err(error.into());
+        }
+        let place = |block: u32| data_off + block * base::units::BLOCK_BYTES as u32;
+        let extents = extents.iter().map(|(source, block)| Uploaded {
+            id: source.id(),
+            off: place(*block),
+            from: source.from(),
+        });
+        let commit = TierRequest::Commit { serial, bytes, extents: extents.collect() };
+        match self.tier(commit).await? {
+            TierReply::Committed { bytes } => {
+                away.uploaded_bytes.fetch_add(bytes, Ordering::Relaxed);
+                Ok(bytes)
+            }
+            _ => Err(FsError::Io.into()),
+        }
+    }
+
+    async fn source_bytes(&self, source: &Source) -> Result<Bytes, ReadExtentError> {
+        let (extent, blob) = match source {
+            Source::Drives(due) => (due.extent, None),
+            Source::Blob(inside) if inside.stage == Stage::Away => (inside.extent, Some(inside.place)),
+            Source::Blob(inside) => (inside.extent, None),
+        };
+        let _reading = self.inner.session.reading();
+        let mut out = BytesMut::zeroed(extent.extent_len as usize);
+        match blob {
+            Some(place) => self.inner.away.read_into(place, 0, &mut out).await?,
+            None => self.inner.extents.read_into(&extent, 0, &mut out).await?,
+        }
+        Ok(out.freeze())
+    }
+
+    /// Takes extents that are in blobs too from the drives, oldest first, up to those written by `before_s` and until
+    /// `bytes` are on their way back. Returns what was taken.
+    pub async fn release_by(&self, before_s: u64, bytes: u64) -> Result<StageStat, FsError> {
+        let mut sum = StageStat::default();
+        while sum.bytes < bytes {
+            let due = self.tier_due(Stage::Both, before_s, None).await?;
+            let mut left = bytes - sum.bytes;
+            let ids: Vec<ExtentId> = due
+                .iter()
+                .take_while(|due| {
+                    let more = left > 0;
+                    left = left.saturating_sub(due.extent.extent_len.into());
+                    more
+                })
+                .map(|due| due.extent.id)
+                .collect();
+            let released = self.release_extents(ids).await?;
+            sum.extents += released.extents;
+            sum.bytes += released.bytes;
+            if released.extents == 0 {
+                break;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Takes these extents from the drives, as far as blobs have them.
+    pub async fn release_extents(&self, ids: Vec<ExtentId>) -> Result<StageStat, FsError> {
+        if ids.is_empty() {
+            return Ok(StageStat::default());
+        }
+        match self.tier(TierRequest::Release { ids }).await? {
+            TierReply::Released(released) => Ok(released),
+            _ => Err(FsError::Io),
+        }
+    }
+
+    /// Blobs in use beyond the one given.
+    pub async fn blobs(&self, after: Option<u64>) -> Result<Vec<BlobStat>, FsError> {
+        match self.tier(TierRequest::Blobs { after, limit: PAGE }).await? {
+            TierReply::Blobs(blobs) => Ok(blobs),
+            _ => Err(FsError::Io),
+        }
+    }
+
+    /// Stores what is alive of some blobs in new ones, so that the old ones can be deleted. Returns the bytes stored.
+    pub async fn empty_blobs(&self, serials: &[u64], blob_bytes: u32) -> Result<u64, UploadError> {
+        let (mut stored, mut sources, mut plan) = (0, Vec::new(), layout::BlobPlan::new(blob_bytes));
+        for serial in serials {
+            let mut after = None;
+            loop {
+                let request = TierRequest::Inside { serial: *serial, after, limit: PAGE };
+                let TierReply::Inside(inside) = self.tier(request).await? else {
+                    return Err(FsError::Io.into());
+                };
+                after = inside.last().map(|last| last.extent.id);
+                for one in inside {
+                    if !plan.add(one.extent.extent_len) {
+                        stored += self.make_blob(std::mem::take(&mut sources), blob_bytes).await?;
+                        plan = layout::BlobPlan::new(blob_bytes);
+                        plan.add(one.extent.extent_len);
+                    }
+                    sources.push(Source::Blob(one));
+                }
+                if after.is_none() {
+                    break;
+                }
+            }
+        }
+        if !sources.is_empty() {
+            stored += self.make_blob(sources, blob_bytes).await?;
+        }
+        Ok(stored)
+    }
+
+    /// Blobs that nothing refers to and no reader uses.
+    pub async fn dead_blobs(&self) -> Result<Vec<(u64, Epoch)>, FsError> {
+        match self.tier(TierRequest::Dead { limit: PAGE }).await? {
+            TierReply::Dead(dead) => Ok(dead),
+            _ => Err(FsError::Io),
+        }
+    }
+
+    /// Deletes a blob from the store.
+    pub async fn delete_blob(&self, (serial, term): (u64, Epoch)) -> Result<(), StoreError> {
+        let away = &self.inner.away;
+        let store = away.store().ok_or_else(|| StoreError::Unavailable("no store is attached".to_owned()))?;
+        store.delete(away.id(serial, term).key(away.link.cluster)).await
+    }
+
+    /// Notes that blobs are deleted.
+    pub async fn blobs_deleted(&self, serials: Vec<u64>) -> Result<(), FsError> {
+        self.tier(TierRequest::Deleted { serials }).await.map(drop)
+    }
+
+    /// Parts of a file from `off` on, and where they lie.
+    pub async fn file_parts(&self, ino: Ino, off: u64) -> Result<PartsPage, FsError> {
+        match self.tier(TierRequest::Parts { ino, off, limit: PAGE }).await? {
+            TierReply::Parts { parts, next } => Ok(PartsPage { parts, next }),
+            _ => Err(FsError::Io),
+        }
+    }
+
+    /// Brings what only blobs have of a file back to drives, from `off` on. Returns how many bytes came and where to go
+    /// on, if there may be more.
+    pub async fn fetch_file(&self, ino: Ino, off: u64) -> Result<(u64, Option<u64>), FsError> {
+        let MetaReply::Map { pieces, end } =
+            self.call(MetaRequest::GetMap { ino, off, limit: COMING_BACK as u32 }).await?
+        else {
+            return Err(FsError::Io);
+        };
+        let next = pieces.last().filter(|_| !end).map(MapPiece::end);
+        let away = pieces.into_iter().filter(|piece| matches!(piece.content, Content::Away(..)));
+        let mut fetches = stream::iter(away).map(|piece| self.rehydrate(ino, piece)).buffered(READS);
+        let mut bytes = 0;
+        while let Some(fetched) = fetches.next().await {
+            bytes += fetched?;
+        }
+        if let Some(node) = self.inner.nodes.find(ino) {
+            node.lock().map.forget();
+        }
+        Ok((bytes, next))
+    }
+
+    /// Somebody has read what only a blob has: brings it and what follows back to drives, in the background.
+    pub(crate) fn bring_back(&self, node: &Node, off: u64, len: u64) {
+        let reaches = if len >= AHEAD_FROM { off + len + AHEAD_BYTES } else { off + len };
+        let pieces = node.lock().map.whole_pieces(off, reaches);
+        let away = pieces.into_iter().filter(|piece| matches!(piece.content, Content::Away(..)));
+        for piece in away {
+            let (ino, key) = (node.ino, (node.ino, piece.off));
+            if !self.has_room(2 * piece.len) {
+                return;
+            }
+            let Ok(permit) = Arc::clone(&self.inner.away.coming_back).try_acquire_owned() else { return };
+            if !self.inner.away.pieces.lock().expect("no holder of this lock panics").insert(key) {
+                continue;
+            }
+            let client = self.clone();
+            self.inner.runtime.spawn(async move {
+                match client.rehydrate(ino, piece).await {
+                    Ok(_) => {
+                        if let Some(node) = client.inner.nodes.find(ino) {
+                            node.lock().map.forget();
+                        }
+                    }
+                    Err(error) => tracing::debug!(%ino, %error, "what was read stays away"),
+                }
+                client.inner.away.pieces.lock().expect("no holder of this lock panics").remove(&key);
+                drop(permit);
+            });
+        }
+    }
+
+    /// Stores a piece that only a blob has on drives. Returns its bytes; 0 if it has changed meanwhile.
+    async fn rehydrate(&self, ino: Ino, piece: MapPiece) -> Result<u64, FsError> {
+        let Content::Away(extent, place) = &piece.content else { return Ok(0) };
+        let mut moved = 0;
+        // Extents may be shorter now than they were.
+        let step = u64::from(self.pack_target().extent_bytes);
+        for at in (piece.off..piece.end()).step_by(step as usize) {
+            let Some(part) = piece.clip(at, at + step) else { continue };
+            let mut out = BytesMut::zeroed(part.len as usize);
+            let off = extent.extent_off + (part.off - piece.off) as u32;
+            let _reading = self.inner.session.reading();
+            self.inner.away.read_into(*place, off, &mut out).await.map_err(|_| FsError::Io)?;
+            let coded = out.len() > COPIES_BYTES_MAX as usize;
+            let protection = if coded { Protection::Coded } else { Protection::Copies };
+            let next_id = || self.inner.session.next_extent();
+            let written =
+                self.inner.extents.write(out.freeze(), protection, PutPurpose::Write, next_id).await;
+            let written = written.map_err(|_| FsError::Io)?;
+            let (extent, owed) = (written.extent, written.owed);
+            match self.call(MetaRequest::Rehydrate { ino, piece: part, extent, owed }).await {
+                Ok(MetaReply::Repacked { moved_bytes: 0 }) => {
+                    self.inner.extents.discard_refused([extent].into_iter()).await;
+                }
+                Ok(MetaReply::Repacked { moved_bytes }) => moved += moved_bytes,
+                Ok(_) => return Err(FsError::Io),
+                Err(error) => {
+                    if !matches!(error, FsError::Unavailable | FsError::Io) {
+                        self.inner.extents.discard_refused([extent].into_iter()).await;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(moved)
+    }
+}
+
+/// Reads of so many bytes look like those of a program that reads on.
+const AHEAD_FROM: u64 = 128 << 10;
+/// Pieces of a file that one step brings back.
+const COMING_BACK: usize = 64;
+
+/// A range that is a whole extent: which files it belongs to is the ledger's business, and may change.
+fn range_of(extent: ExtentId) -> BlobRange {
+    BlobRange { ino: Ino(0), map: MapId(0), off: 0, len: 0, block: 0, extent, layer: 0, crc32c: 0 }
+}

@@ -1,0 +1,468 @@
+//! Moves extents between drives and an object store as they age, and keeps the space on both sides bounded.
+//!
+//! What was written a while ago (the cue) is uploaded, oldest first, in blobs as full as can be; what has been there for
+//! longer (the retention) leaves the drives, and earlier when these fill up. When the blobs hold much that no file has,
+//! those with the most of it are emptied into new ones and deleted. Every step may be cut off anywhere.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use base::env::Env;
+use base::{ExtentId, FsError};
+use client::{Client, MapEntry, UploadError};
+use futures_util::{StreamExt, stream};
+use tokio::runtime::Handle;
+use tokio::task::{JoinError, JoinSet};
+use wire::meta::Content;
+use wire::store::StoreError;
+use wire::tier::{BlobStat, DueExtent, Stage, TierMode, TierStat};
+
+use crate::pace::{Leave, Pace};
+use crate::task::{Stopped, Task};
+
+/// Pause when there is nothing to do.
+const IDLE: Duration = Duration::from_millis(500);
+/// Pauses after a failure: they double from the first to the last.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How long what is due waits for more, so that blobs are full.
+const GATHER_S: u64 = 10;
+/// Drives fuller than this give back what blobs have, whatever its age ...
+const RELEASE_PER_MILLE: u64 = 900;
+/// ... down to this.
+const RELEASE_TO_PER_MILLE: u64 = 850;
+/// Drives fuller than this make everything due at once.
+const HURRY_PER_MILLE: u64 = 950;
+/// Bytes in the store beyond what files have, at which blobs begin to be emptied, and at which that ends.
+const OVERHEAD_BEGIN_PER_MILLE: u64 = 130;
+const OVERHEAD_END_PER_MILLE: u64 = 70;
+/// Less of a blob need not be dead for it to be left as it is, in thousandths.
+const DEAD_PER_MILLE: u64 = 50;
+/// Blobs emptied in one step.
+const EMPTIED_MAX: usize = 64;
+/// Extents of which so much less than all is alive keep a blob from being emptied well: 7/8.
+const THIN: (u64, u64) = (7, 8);
+/// Deletions under way.
+const DELETIONS: usize = 8;
+
+/// How a filesystem tiers.
+#[derive(Debug, Clone, Copy)]
+pub struct TierOptions {
+    /// How long what was uploaded stays on drives too, in seconds.
+    pub retention_s: u64,
+    /// How long after it was written anything is uploaded, in seconds.
+    pub cue_s: u64,
+    /// Largest blob.
+    pub blob_bytes: u32,
+    /// Blobs made at a time: each is in memory until it is stored.
+    pub uploads: usize,
+    /// Everything comes back, and the store is left.
+    pub detaching: bool,
+}
+
+/// What tiering has done since it was started, and what it found last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TieringStat {
+    /// The sums of the ledger.
+    pub tier: TierStat,
+    /// Bytes of extents that were uploaded.
+    pub uploaded_bytes: u64,
+    /// Bytes of extents that left the drives.
+    pub released_bytes: u64,
+    /// Those of them that left before their time, because drives were filling up.
+    pub released_early_bytes: u64,
+    /// Blobs deleted from the store.
+    pub deleted_blobs: u64,
+    /// Bytes that came back because the store is being left.
+    pub returned_bytes: u64,
+    /// Bytes of extents that were stored again, so that their blobs could be deleted.
+    pub rewritten_bytes: u64,
+    /// Why something does not go on; `None`: nothing holds it up.
+    pub problem: Option<String>,
+    /// The store is left: nothing of this filesystem is in it any more.
+    pub detached: bool,
+}
+
+/// Tiers one filesystem, in the background.
+pub struct Tiering {
+    stat: Arc<Mutex<TieringStat>>,
+    task: Task,
+}
+
+impl Tiering {
+    /// Starts.
+    pub fn start(env: Env, client: Client, pace: Arc<Pace>, options: TierOptions, runtime: &Handle) -> Self {
+        let stat: Arc<Mutex<TieringStat>> = Arc::default();
+        let told = Arc::clone(&stat);
+        let work = |stopped| {
+            let (uploads, under_way) = Default::default();
+            Work { env, client, pace, options, stat: told, stopped, uploads, under_way, reclaiming: false }
+                .run()
+        };
+        Self { stat, task: Task::start(runtime, work) }
+    }
+
+    /// Ends after the steps under way.
+    pub async fn stop(self) {
+        self.task.stop().await;
+    }
+
+    /// What it has done.
+    pub fn stat(&self) -> TieringStat {
+        lock(&self.stat).clone()
+    }
+}
+
+fn lock(stat: &Mutex<TieringStat>) -> MutexGuard<'_, TieringStat> {
+    stat.lock().expect("no holder of this lock panics")
+}
+
+/// Why a step did not come to its end.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error(transparent)]
+    Upload(#[from] UploadError),
+    #[error("{0}")]
+    Owner(#[from] FsError),
+    #[error("a blob cannot be deleted: {0}")]
+    Delete(StoreError),
+    #[error("the drives have no room for what is in the store: free some, or add drives")]
+    NoRoom,
+    #[error("{0} bytes cannot be read from the store now")]
+    Unreadable(u64),
+}
+
+/// What became of an upload, and of which extents it was.
+type Upload = (Vec<ExtentId>, Result<u64, UploadError>);
+
+struct Work {
+    env: Env,
+    client: Client,
+    pace: Arc<Pace>,
+    options: TierOptions,
+    stat: Arc<Mutex<TieringStat>>,
+    stopped: Stopped,
+    uploads: JoinSet<Upload>,
+    /// Extents of these uploads.
+    under_way: HashSet<ExtentId>,
+    /// Blobs are being emptied until the overhead is low again.
+    reclaiming: bool,
+}
+
+impl Work {
+    async fn run(mut self) {
+        let mut pause = PAUSE_MIN;
+        while !self.stopped.now() {
+            match self.step().await {
+                Ok(busy) => {
+                    pause = PAUSE_MIN;
+                    lock(&self.stat).problem = None;
+                    if !busy {
+                        self.rest(IDLE).await;
+                    }
+                }
+                Err(trouble) => {
+                    let text = trouble.to_string();
+                    tracing::warn!(trouble = text, "tiering pauses");
+                    lock(&self.stat).problem = Some(text);
+                    self.rest(pause).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+        }
+        while self.uploads.join_next().await.is_some() {}
+    }
+
+    /// Rests; uploads go on meanwhile.
+    async fn rest(&mut self, pause: Duration) {
+        let mut stopped = self.stopped.clone();
+        let rest = stopped.or_after(pause);
+        tokio::pin!(rest);
+        loop {
+            tokio::select! {
+                () = &mut rest => return,
+                Some(done) = self.uploads.join_next() => {
+                    if let Err(error) = self.uploaded(done) {
+                        tracing::warn!(%error, "a blob was not stored");
+                        lock(&self.stat).problem = Some(error.to_string());
+                    }
+                }
+            }
+        }
+    }
+
+    fn now_s(&self) -> u64 {
+        u64::try_from(self.env.clock.wall_ns() / 1_000_000_000).unwrap_or(0)
+    }
+
+    /// Does some of everything that is due. Returns whether there is more to do at once.
+    async fn step(&mut self) -> Result<bool, Trouble> {
+        let tier = self.client.tier_stat().await?;
+        lock(&self.stat).tier = tier;
+        if self.options.detaching {
+            return self.leave(tier).await;
+        }
+        if tier.mode != TierMode::On {
+            self.client.tier_attach().await?;
+        }
+        let mut busy = tier.queueing && self.client.tier_queue_step().await?;
+        let fill = self.client.fill_per_mille();
+        self.release(fill).await?;
+        busy |= self.upload(fill >= HURRY_PER_MILLE).await?;
+        busy |= self.delete_dead().await?;
+        busy |= self.reclaim(tier).await?;
+        Ok(busy)
+    }
+
+    // --- to the store ------------------------------------------------------------------------------------------------
+
+    async fn upload(&mut self, hurry: bool) -> Result<bool, Trouble> {
+        let mut failed = None;
+        while let Some(done) = self.uploads.try_join_next() {
+            failed = self.uploaded(done).err().or(failed);
+        }
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        let now = self.now_s();
+        let before_s = if hurry { now } else { now.saturating_sub(self.options.cue_s) };
+        let mut after = None;
+        while self.uploads.len() < self.options.uploads.max(1) {
+            let (load, full) = self.gather(before_s, &mut after).await?;
+            let Some(oldest) = load.first() else { return Ok(false) };
+            if !full && !hurry && oldest.written_s + GATHER_S > before_s {
+                return Ok(false);
+            }
+            let bytes = load.iter().map(|due| u64::from(due.extent.extent_len)).sum();
+            if self.pace.leave(bytes, self.client.strained() && !hurry).await == Leave::NotYet {
+                return Ok(true);
+            }
+            let ids: Vec<ExtentId> = load.iter().map(|due| due.extent.id).collect();
+            self.under_way.extend(&ids);
+            let (client, blob_bytes) = (self.client.clone(), self.options.blob_bytes);
+            self.uploads.spawn(async move { (ids, client.upload(load, blob_bytes).await) });
+        }
+        // All places are taken: wait for one.
+        match self.uploads.join_next().await {
+            Some(done) => self.uploaded(done).map(|()| true).map_err(Trouble::from),
+            None => Ok(false),
+        }
+    }
+
+    /// What goes into the next blob, and whether that is full.
+    async fn gather(
+        &self,
+        before_s: u64,
+        after: &mut Option<(u64, ExtentId)>,
+    ) -> Result<(Vec<DueExtent>, bool), Trouble> {
+        let mut load: Vec<DueExtent> = Vec::new();
+        loop {
+            let due = self.client.tier_due(Stage::Queued, before_s, *after).await?;
+            let Some(last) = due.last() else { return Ok((load, false)) };
+            let end = (last.written_s, last.extent.id);
+            load.extend(due.into_iter().filter(|due| !self.under_way.contains(&due.extent.id)));
+            let fitting = Client::fitting(&load, self.options.blob_bytes);
+            if fitting < load.len() {
+                load.truncate(fitting);
+                *after = load.last().map(|last| (last.written_s, last.extent.id));
+                return Ok((load, true));
+            }
+            *after = Some(end);
+        }
+    }
+
+    fn uploaded(&mut self, done: Result<Upload, JoinError>) -> Result<(), UploadError> {
+        // A task that panicked has ended the process already.
+        let Ok((ids, result)) = done else { return Ok(()) };
+        for id in ids {
+            self.under_way.remove(&id);
+        }
+        lock(&self.stat).uploaded_bytes += result?;
+        Ok(())
+    }
+
+    // --- from the drives ---------------------------------------------------------------------------------------------
+
+    async fn release(&mut self, fill: u64) -> Result<(), Trouble> {
+        let before_s = self.now_s().saturating_sub(self.options.retention_s);
+        let released = self.client.release_by(before_s, u64::MAX).await?;
+        lock(&self.stat).released_bytes += released.bytes;
+        if fill < RELEASE_PER_MILLE {
+            return Ok(());
+        }
+        let excess = (fill - RELEASE_TO_PER_MILLE) * (self.client.capacity_bytes() / 1000);
+        let early = self.client.release_by(u64::MAX - 1, excess).await?;
+        if early.extents > 0 {
+            let bytes = early.bytes;
+            tracing::warn!(
+                bytes,
+                fill,
+                "drives are filling up: content leaves them before its retention is over"
+            );
+            let mut stat = lock(&self.stat);
+            stat.released_bytes += bytes;
+            stat.released_early_bytes += bytes;
+        }
+        Ok(())
+    }
+
+    // --- in the store ------------------------------------------------------------------------------------------------
+
+    async fn delete_dead(&mut self) -> Result<bool, Trouble> {
+        let dead = self.client.dead_blobs().await?;
+        if dead.is_empty() {
+            return Ok(false);
+        }
+        let deletions = dead.into_iter().map(|blob| {
+            let client = self.client.clone();
+            async move { (blob.0, client.delete_blob(blob).await) }
+        });
+        let deleted: Vec<_> = stream::iter(deletions).buffer_unordered(DELETIONS).collect().await;
+        let (mut serials, mut failed) = (Vec::new(), None);
+        for (serial, result) in deleted {
+            match result {
+                Ok(()) => serials.push(serial),
+                Err(error) => failed = Some(error),
+            }
+        }
+        lock(&self.stat).deleted_blobs += serials.len() as u64;
+        self.client.blobs_deleted(serials).await?;
+        failed.map_or(Ok(true), |error| Err(Trouble::Delete(error)))
+    }
+
+    async fn reclaim(&mut self, tier: TierStat) -> Result<bool, Trouble> {
+        let overhead = tier.overhead_per_mille();
+        self.reclaiming = if self.reclaiming {
+            overhead >= OVERHEAD_END_PER_MILLE
+        } else {
+            overhead > OVERHEAD_BEGIN_PER_MILLE
+        };
+        if !self.reclaiming || tier.blobs == 0 {
+            return Ok(false);
+        }
+        let candidates = self.most_dead().await?;
+        let live: u64 = candidates.iter().map(|blob| blob.live_bytes).sum();
+        if candidates.is_empty() {
+            self.reclaiming = false;
+            return Ok(false);
+        }
+        if self.pace.leave(2 * live, self.client.strained()).await == Leave::NotYet {
+            return Ok(true);
+        }
+        // Extents of which little is alive take as much room in a new blob: what is alive comes back and goes again.
+        let returned = self.bring_back(|entry| is_thin(entry)).await?;
+        if returned > 0 {
+            return Ok(true);
+        }
+        let serials: Vec<u64> = candidates.iter().map(|blob| blob.serial).collect();
+        let stored = self.client.empty_blobs(&serials, self.options.blob_bytes).await?;
+        lock(&self.stat).rewritten_bytes += stored;
+        if stored == 0 {
+            self.reclaiming = false;
+        }
+        Ok(stored > 0)
+    }
+
+    /// Blobs of which enough is dead, those with the most first.
+    async fn most_dead(&self) -> Result<Vec<BlobStat>, Trouble> {
+        let (mut dead, mut after) = (Vec::new(), None);
+        loop {
+            let blobs = self.client.blobs(after).await?;
+            let Some(last) = blobs.last() else { break };
+            after = Some(last.serial);
+            dead.extend(blobs.into_iter().filter(|blob| dead_per_mille(blob) > DEAD_PER_MILLE));
+            dead.sort_by_key(|blob| std::cmp::Reverse(dead_per_mille(blob)));
+            dead.truncate(EMPTIED_MAX);
+        }
+        Ok(dead)
+    }
+
+    // --- back --------------------------------------------------------------------------------------------------------
+
+    async fn leave(&mut self, tier: TierStat) -> Result<bool, Trouble> {
+        if tier.mode == TierMode::Off {
+            lock(&self.stat).detached = true;
+            return Ok(false);
+        }
+        if tier.mode == TierMode::On {
+            self.client.tier_leave().await?;
+        }
+        let returned = self.bring_back(|_| true).await?;
+        lock(&self.stat).returned_bytes += returned;
+        let more = self.client.tier_leave_step().await?;
+        let deleted = self.delete_dead().await?;
+        Ok(more || deleted || returned > 0)
+    }
+
+    /// Brings pieces that only blobs have back to drives. Returns how many bytes came.
+    async fn bring_back(&mut self, wanted: impl Fn(&MapEntry) -> bool) -> Result<u64, Trouble> {
+        let full = u64::from(self.client.pack_target().extent_bytes);
+        let (mut after, mut load, mut bytes, mut sum) = (None, Vec::new(), 0, (0, 0));
+        loop {
+            let (entries, next) = self.client.scan_map(after).await?;
+            let away = entries.into_iter().filter(|entry| matches!(entry.piece.content, Content::Away(..)));
+            for entry in away.filter(|entry| wanted(entry)) {
+                for part in cut(&entry, full) {
+                    if bytes + part.piece.len > full {
+                        self.return_load(std::mem::take(&mut load), std::mem::take(&mut bytes), &mut sum)
+                            .await?;
+                    }
+                    bytes += part.piece.len.next_multiple_of(client::PACK_ALIGN);
+                    load.push(part);
+                }
+            }
+            after = next;
+            if after.is_none() || self.stopped.now() {
+                break;
+            }
+        }
+        self.return_load(load, bytes, &mut sum).await?;
+        match sum {
+            (0, left) if left > 0 => Err(Trouble::Unreadable(left)),
+            (returned, _) => Ok(returned),
+        }
+    }
+
+    async fn return_load(
+        &self,
+        load: Vec<MapEntry>,
+        bytes: u64,
+        sum: &mut (u64, u64),
+    ) -> Result<(), Trouble> {
+        if load.is_empty() {
+            return Ok(());
+        }
+        if !self.client.has_spare_room(bytes) {
+            return Err(Trouble::NoRoom);
+        }
+        while self.pace.leave(bytes, self.client.strained()).await == Leave::NotYet {
+            if self.stopped.now() {
+                return Ok(());
+            }
+        }
+        for some in load.chunks(wire::meta::PACK_MOVES_MAX) {
+            let outcome = self.client.pack(some.to_vec()).await?;
+            sum.0 += outcome.moved_bytes;
+            sum.1 += outcome.left_bytes;
+        }
+        Ok(())
+    }
+}
+
+fn dead_per_mille(blob: &BlobStat) -> u64 {
+    let bytes = u64::from(blob.bytes).max(1);
+    bytes.saturating_sub(blob.live_bytes) * 1000 / bytes
+}
+
+fn is_thin(entry: &MapEntry) -> bool {
+    let extent_len = entry.piece.content.extent().map_or(0, |extent| u64::from(extent.extent_len));
+    entry.live_bytes.is_some_and(|live| live * THIN.1 < extent_len * THIN.0)
+}
+
+/// A piece in parts that fit into an extent.
+fn cut(entry: &MapEntry, full: u64) -> Vec<MapEntry> {
+    let (from, end) = (entry.piece.off, entry.piece.end());
+    let part = |at: u64| entry.piece.clip(at, at + full).map(|piece| MapEntry { piece, ..entry.clone() });
+    (from..end).step_by(full as usize).filter_map(part).collect()
+}
