@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use base::{Epoch, ExtentId, FsError, Ino, MapId};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
-use layout::{BlobBuilder, BlobRange};
+use layout::{BlobBuilder, BlobPlan, BlobRange};
 use wire::drive::PutPurpose;
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
 use wire::store::StoreError;
@@ -84,6 +84,13 @@ impl Source {
         match self {
             Self::Drives(due) => due.extent.id,
             Self::Blob(inside) => inside.extent.id,
+        }
+    }
+
+    fn extent_len(&self) -> u32 {
+        match self {
+            Self::Drives(due) => due.extent.extent_len,
+            Self::Blob(inside) => inside.extent.extent_len,
         }
     }
 
@@ -171,8 +178,8 @@ impl Client {
 
     /// How many of these extents, from the first, go into one blob of at most `blob_bytes`.
     pub fn fitting(due: &[DueExtent], blob_bytes: u32) -> usize {
-        let mut builder = layout::BlobPlan::new(blob_bytes);
-        due.iter().take_while(|due| builder.add(due.extent.extent_len)).count()
+        let mut plan = BlobPlan::new(blob_bytes);
+        due.iter().take_while(|due| plan.add(due.extent.extent_len)).count()
     }
 
     /// Stores extents in one new blob. Those that are gone or cannot be read are left out. Returns how many bytes of
@@ -184,12 +191,16 @@ impl Client {
     async fn make_blob(&self, sources: Vec<Source>, blob_bytes: u32) -> Result<u64, UploadError> {
         let away = &self.inner.away;
         let store = away.store().ok_or_else(|| StoreError::Unavailable("no store is attached".to_owned()))?;
+        let mut plan = BlobPlan::new(blob_bytes);
+        sources.iter().for_each(|source| {
+            let _ = plan.add(source.extent_len());
+        });
         let reads = stream::iter(sources).map(|source| async move {
             let bytes = self.source_bytes(&source).await;
             (source, bytes)
         });
         let mut reads = reads.buffered(READS);
-        let (mut builder, mut extents) = (BlobBuilder::new(blob_bytes), Vec::new());
+        let (mut builder, mut extents) = (BlobBuilder::new(plan.limit()), Vec::new());
         while let Some((source, bytes)) = reads.next().await {
             let id = source.id();
             let bytes = match bytes {
@@ -295,7 +306,7 @@ impl Client {
 
     /// Stores what is alive of some blobs in new ones, so that the old ones can be deleted. Returns the bytes stored.
     pub async fn empty_blobs(&self, serials: &[u64], blob_bytes: u32) -> Result<u64, UploadError> {
-        let (mut stored, mut sources, mut plan) = (0, Vec::new(), layout::BlobPlan::new(blob_bytes));
+        let (mut stored, mut sources, mut plan) = (0, Vec::new(), BlobPlan::new(blob_bytes));
         for serial in serials {
             let mut after = None;
             loop {
@@ -307,7 +318,7 @@ impl Client {
                 for one in inside {
                     if !plan.add(one.extent.extent_len) {
                         stored += self.make_blob(std::mem::take(&mut sources), blob_bytes).await?;
-                        plan = layout::BlobPlan::new(blob_bytes);
+                        plan = BlobPlan::new(blob_bytes);
                         plan.add(one.extent.extent_len);
                     }
                     sources.push(Source::Blob(one));

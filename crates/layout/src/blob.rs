@@ -252,15 +252,24 @@ impl BlobPlan {
         Self { bytes_max: bytes_max as usize, ranges: 0, blocks: 0 }
     }
 
-    /// Adds a range of so many bytes, if it still fits.
+    /// Adds a range of so many bytes, if it still fits. The first one always does: the blob is larger then, if need be.
     pub fn add(&mut self, len: u32) -> bool {
         let (ranges, blocks) = (self.ranges + 1, self.blocks + (len as usize).div_ceil(BLOCK));
-        let index = (ranges * RANGE_BYTES + blocks * 4).next_multiple_of(BLOCK);
-        let fits = BLOB_HEADER_BYTES + index + blocks * BLOCK <= self.bytes_max;
+        let fits = self.ranges == 0 || Self { ranges, blocks, ..*self }.bytes() <= self.bytes_max;
         if fits {
             (self.ranges, self.blocks) = (ranges, blocks);
         }
         fits
+    }
+
+    fn bytes(&self) -> usize {
+        let index = (self.ranges * RANGE_BYTES + self.blocks * 4).next_multiple_of(BLOCK);
+        BLOB_HEADER_BYTES + index + self.blocks * BLOCK
+    }
+
+    /// The limit that a blob of these ranges needs.
+    pub fn limit(&self) -> u32 {
+        self.bytes().max(self.bytes_max) as u32
     }
 }
 

@@ -2,16 +2,17 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::env::sim::Sim;
-use base::{DriveId, DriveUuid, Epoch, FsError, Ino, LedgerId, PgId, SessionId};
+use base::{ClusterId, DriveId, DriveUuid, Epoch, FsError, Ino, LedgerId, PgId, SessionId};
 use bytes::Bytes;
-use client::{Attr, Client, ClientOptions, FileKind, MakeNode, OpenIntent, Topology};
+use client::{Attr, Client, ClientOptions, FileKind, MakeNode, OpenIntent, TierLink, Topology};
 use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup};
 use meta::log::MemLog;
 use meta::owner::{Owner, OwnerOptions};
@@ -23,6 +24,7 @@ use wire::drive::{
     PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
 use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId};
+use wire::store::{ObjectStore, StoreError};
 
 const LEDGER: LedgerId = LedgerId(1);
 /// Longer than any test takes that does not hang.
@@ -390,7 +392,19 @@ impl World {
         self.client_over(self.wire(true)).await
     }
 
+    /// A client of a filesystem that is attached to a store.
+    pub async fn tiered_client(&self, store: &Arc<MemStore>) -> Client {
+        let store: Arc<dyn ObjectStore> = store.clone();
+        let (_, store) = watch::channel(Some(store));
+        let tier = TierLink { cluster: ClusterId([7; 16]), filesystem: 1, store };
+        self.client_with(self.wire(false), tier).await
+    }
+
     async fn client_over(&self, meta: Arc<Wire>) -> Client {
+        self.client_with(meta, TierLink::none()).await
+    }
+
+    async fn client_with(&self, meta: Arc<Wire>, tier: TierLink) -> Client {
         let options = ClientOptions {
             env: self.sim.env(),
             runtime: tokio::runtime::Handle::current(),
@@ -401,7 +415,7 @@ impl World {
             provisioned_bytes: None,
             dirty_bytes_max: 64 << 20,
             map_bytes_max: 64 << 20,
-            tier: client::TierLink::none(),
+            tier,
         };
         Client::open(options).await.unwrap()
     }
@@ -476,4 +490,69 @@ pub async fn read_in_parts(client: &Client, ino: Ino, part: usize) -> Result<Vec
 
 pub async fn read_all(client: &Client, ino: Ino) -> Result<Vec<u8>, FsError> {
     read_in_parts(client, ino, 1 << 20).await
+}
+
+/// An object store in memory that fails when it is told to.
+#[derive(Default)]
+pub struct MemStore {
+    pub objects: Mutex<BTreeMap<String, Bytes>>,
+    pub down: AtomicBool,
+    /// One bit of every answer is wrong.
+    pub lies: AtomicBool,
+    pub gets: Mutex<Vec<(String, u64)>>,
+}
+
+impl MemStore {
+    fn up(&self) -> Result<(), StoreError> {
+        if self.down.load(Ordering::SeqCst) {
+            return Err(StoreError::Unavailable("down".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Bytes that were asked for.
+    pub fn got_bytes(&self) -> u64 {
+        self.gets.lock().unwrap().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    pub fn keys(&self) -> Vec<String> {
+        self.objects.lock().unwrap().keys().cloned().collect()
+    }
+}
+
+impl ObjectStore for MemStore {
+    fn put(&self, key: String, parts: Vec<Bytes>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            self.up()?;
+            let before = self.objects.lock().unwrap().insert(key, parts.concat().into());
+            assert!(before.is_none(), "a blob was stored twice");
+            Ok(())
+        })
+    }
+
+    fn get(&self, key: String, range: Option<Range<u64>>) -> BoxFuture<'_, Result<Bytes, StoreError>> {
+        Box::pin(async move {
+            self.up()?;
+            let whole = self.objects.lock().unwrap().get(&key).cloned();
+            let whole = whole.ok_or_else(|| StoreError::NotFound(key.clone()))?;
+            let range = range.unwrap_or(0..whole.len() as u64);
+            let bytes = whole.slice(range.start as usize..range.end as usize);
+            self.gets.lock().unwrap().push((key, bytes.len() as u64));
+            if !self.lies.load(Ordering::SeqCst) {
+                return Ok(bytes);
+            }
+            let mut wrong = bytes.to_vec();
+            let middle = wrong.len() / 2;
+            wrong[middle] ^= 1;
+            Ok(wrong.into())
+        })
+    }
+
+    fn delete(&self, key: String) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            self.up()?;
+            self.objects.lock().unwrap().remove(&key);
+            Ok(())
+        })
+    }
 }

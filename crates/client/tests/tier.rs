@@ -1,0 +1,229 @@
+//! Extents in an object store: what was uploaded and taken from the drives is read as before, comes back, and leaves
+//! nothing behind.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use base::{FsError, Ino};
+use client::{Client, FileTiers};
+use common::{MemStore, World, create, pattern, read_all, read_in_parts, run};
+use wire::tier::{Stage, TierMode};
+
+const BLOB: u32 = 4 << 20;
+/// Copies, an extent, and several.
+const SIZES: [usize; 5] = [9000, 100_000, 300_000, 3 << 20, (9 << 20) + 777];
+
+async fn write_files(client: &Client) -> Vec<(Ino, Vec<u8>)> {
+    let mut files = Vec::new();
+    for (number, len) in SIZES.into_iter().enumerate() {
+        let ino = create(client, &format!("file {number}")).await;
+        let bytes = pattern(number as u64, len);
+        client.write(ino, 0, &bytes).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        files.push((ino, bytes));
+    }
+    files
+}
+
+async fn upload_all(client: &Client) {
+    loop {
+        let mut due = client.tier_due(Stage::Queued, u64::MAX - 1, None).await.unwrap();
+        due.truncate(Client::fitting(&due, BLOB));
+        if due.is_empty() {
+            return;
+        }
+        assert!(client.upload(due, BLOB).await.unwrap() > 0);
+    }
+}
+
+/// Everything goes to the store and from the drives.
+async fn send_away(world: &World, client: &Client) {
+    upload_all(client).await;
+    client.release_by(u64::MAX - 1, u64::MAX).await.unwrap();
+    let stat = client.tier_stat().await.unwrap();
+    assert_eq!((stat.queued.extents, stat.both.extents), (0, 0));
+    assert!(stat.away.extents > 0);
+    while world.drives.iter().any(|drive| !drive.entries().is_empty()) {
+        client.reclaim_step(None).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn tiers(client: &Client, ino: Ino) -> FileTiers {
+    let (mut sum, mut off) = (FileTiers::default(), Some(0));
+    while let Some(at) = off {
+        let page = client.file_parts(ino, at).await.unwrap();
+        page.add_to(&mut sum);
+        off = page.next;
+    }
+    sum
+}
+
+async fn delete_dead(client: &Client) {
+    for blob in client.dead_blobs().await.unwrap() {
+        client.delete_blob(blob).await.unwrap();
+        client.blobs_deleted(vec![blob.0]).await.unwrap();
+    }
+}
+
+#[test]
+fn what_left_the_drives_is_read_as_before_and_comes_back() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let client = world.tiered_client(&store).await;
+        let early = write_files(&client).await;
+        client.tier_attach().await.unwrap();
+        while client.tier_queue_step().await.unwrap() {}
+        send_away(&world, &client).await;
+        for (ino, bytes) in &early {
+            let found = tiers(&client, *ino).await;
+            assert_eq!(found, FileTiers { away_bytes: bytes.len() as u64, ..FileTiers::default() });
+        }
+        let cold = world.tiered_client(&store).await;
+        for (ino, bytes) in &early {
+            assert!(read_in_parts(&cold, *ino, 128 << 10).await.unwrap() == *bytes, "len={}", bytes.len());
+        }
+        // Every byte came once, and the fronts of the blobs.
+        let whole: u64 = early.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let fronts = 2 * 128 * 1024 * store.keys().len() as u64;
+        assert!(store.got_bytes() < whole * 21 / 20 + fronts + 8192, "{} of {whole}", store.got_bytes());
+        while tiers(&cold, early[4].0).await.away_bytes > 0 {
+            read_all(&cold, early[4].0).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        // On drives again, and in the blob as before: nothing has to be uploaded.
+        assert_eq!(tiers(&cold, early[4].0).await.both_bytes, early[4].1.len() as u64);
+        let gets = store.gets.lock().unwrap().len();
+        let third = world.client().await;
+        assert!(read_all(&third, early[4].0).await.unwrap() == early[4].1);
+        assert_eq!(store.gets.lock().unwrap().len(), gets);
+    });
+}
+
+#[test]
+fn a_short_read_fetches_little_however_long_the_file_is() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let client = world.tiered_client(&store).await;
+        let (ino, bytes) = write_files(&client).await.pop().unwrap();
+        client.tier_attach().await.unwrap();
+        while client.tier_queue_step().await.unwrap() {}
+        send_away(&world, &client).await;
+        let cold = world.tiered_client(&store).await;
+        let off = bytes.len() - 160;
+        assert_eq!(cold.read(ino, off as u64, 160).await.unwrap(), bytes[off..]);
+        let first: Vec<u64> = store.gets.lock().unwrap().iter().take(2).map(|(_, bytes)| *bytes).collect();
+        assert!(first.iter().sum::<u64>() <= (128 << 10) + 8192, "{first:?}");
+    });
+}
+
+#[test]
+fn a_store_that_is_down_or_lies_costs_an_error_and_nothing_else() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let client = world.tiered_client(&store).await;
+        let files = write_files(&client).await;
+        client.tier_attach().await.unwrap();
+        while client.tier_queue_step().await.unwrap() {}
+        send_away(&world, &client).await;
+        for fault in [&store.down, &store.lies] {
+            fault.store(true, Ordering::SeqCst);
+            let cold = world.tiered_client(&store).await;
+            for (ino, _) in &files {
+                assert_eq!(read_all(&cold, *ino).await, Err(FsError::Io));
+            }
+            let other = create(&cold, "other").await;
+            cold.write(other, 0, b"other").await.unwrap();
+            cold.fsync(other).await.unwrap();
+            assert_eq!(read_all(&cold, other).await.unwrap(), b"other");
+            cold.unlink(Ino::ROOT, b"other").await.unwrap();
+            fault.store(false, Ordering::SeqCst);
+            for (ino, bytes) in &files {
+                assert!(read_all(&cold, *ino).await.unwrap() == *bytes, "after the fault");
+            }
+            // For the next fault, everything leaves again.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            send_away(&world, &cold).await;
+        }
+        store.down.store(true, Ordering::SeqCst);
+        let ino = create(&client, "new").await;
+        client.write(ino, 0, &pattern(9, 50_000)).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        let due = client.tier_due(Stage::Queued, u64::MAX - 1, None).await.unwrap();
+        assert_eq!(due.len(), 1);
+        client.upload(due, BLOB).await.unwrap_err();
+        store.down.store(false, Ordering::SeqCst);
+        upload_all(&client).await;
+        assert_eq!(tiers(&client, ino).await.both_bytes, 50_000);
+    });
+}
+
+#[test]
+fn blobs_go_when_nothing_of_them_is_left_and_are_emptied_when_little_is() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let client = world.tiered_client(&store).await;
+        client.tier_attach().await.unwrap();
+        let files = write_files(&client).await;
+        send_away(&world, &client).await;
+        let before = client.tier_stat().await.unwrap();
+        let (gone, kept) = files.split_at(3);
+        for (number, (ino, _)) in gone.iter().enumerate() {
+            client.close_file(*ino);
+            client.unlink(Ino::ROOT, format!("file {number}").as_bytes()).await.unwrap();
+        }
+        loop {
+            while client.purge_step().await.unwrap() {}
+            if client.tier_stat().await.unwrap().live_bytes < before.live_bytes - 300_000 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let blobs: Vec<u64> = client.blobs(None).await.unwrap().iter().map(|blob| blob.serial).collect();
+        assert!(client.empty_blobs(&blobs, BLOB).await.unwrap() > 0);
+        let stat = client.tier_stat().await.unwrap();
+        assert!(stat.overhead_per_mille() < 20, "{stat:?}");
+        while !client.dead_blobs().await.unwrap().is_empty() || store.keys().len() as u64 > stat.blobs {
+            delete_dead(&client).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let cold = world.tiered_client(&store).await;
+        for (ino, bytes) in kept {
+            assert!(read_all(&cold, *ino).await.unwrap() == *bytes);
+        }
+    });
+}
+
+#[test]
+fn a_store_is_left_when_everything_is_back() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let client = world.tiered_client(&store).await;
+        client.tier_attach().await.unwrap();
+        let files = write_files(&client).await;
+        send_away(&world, &client).await;
+        client.tier_leave().await.unwrap();
+        assert_eq!(client.tier_attach().await, Err(FsError::WouldBlock));
+        for (ino, _) in &files {
+            let mut off = Some(0);
+            while let Some(at) = off {
+                off = client.fetch_file(*ino, at).await.unwrap().1;
+            }
+        }
+        while client.tier_stat().await.unwrap().mode != TierMode::Off {
+            client.tier_leave_step().await.unwrap();
+            delete_dead(&client).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(store.keys().is_empty());
+        let plain = world.client().await;
+        for (ino, bytes) in &files {
+            assert!(read_all(&plain, *ino).await.unwrap() == *bytes);
+        }
+        client.tier_attach().await.unwrap();
+    });
+}
