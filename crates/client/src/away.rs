@@ -4,13 +4,13 @@
 //! extent back behind it fetch every byte once. A short one is read exactly, in whole blocks. Whoever asks for what is
 //! being fetched waits for that. The front of a blob comes at the same time as the first window of it: one round trip.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use base::LedgerId;
 use base::units::BLOCK_BYTES;
+use base::{Epoch, Ino, LedgerId};
 use bytes::Bytes;
 use futures_util::future::{join, join_all};
 use layout::{BLOB_HEADER_BYTES, BlobHeader, BlobId, BlobIndex};
@@ -81,7 +81,7 @@ pub(crate) struct Away {
     pub(crate) uploaded_bytes: AtomicU64,
     pub(crate) coming_back: Arc<Semaphore>,
     /// Pieces that are being brought back, by file and offset.
-    pub(crate) pieces: Mutex<std::collections::HashSet<(base::Ino, u64)>>,
+    pub(crate) pieces: Mutex<HashSet<(Ino, u64)>>,
 }
 
 impl Away {
@@ -108,7 +108,7 @@ impl Away {
     }
 
     /// The name of a blob.
-    pub(crate) fn id(&self, serial: u64, term: base::Epoch) -> BlobId {
+    pub(crate) fn id(&self, serial: u64, term: Epoch) -> BlobId {
         BlobId { ledger: self.ledger, serial, term }
     }
 
@@ -137,15 +137,13 @@ impl Away {
     }
 
     /// The ranges of the blob that are fetched for these bytes.
-    fn cuts(&self, place: &BlobPlace, wanted: Range<u64>) -> Vec<Range<u64>> {
-        let blob_end = u64::from(place.blob_bytes);
-        if wanted.end - wanted.start < LONG {
-            // Blocks of data begin at multiples of a block in the blob, too.
-            let from = wanted.start / BLOCK * BLOCK;
-            return vec![from..wanted.end.next_multiple_of(BLOCK).min(blob_end)];
-        }
-        let first = wanted.start / WINDOW * WINDOW;
-        (first..wanted.end).step_by(WINDOW as usize).map(|from| from..(from + WINDOW).min(blob_end)).collect()
+    fn cuts(&self, place: &BlobPlace, wanted: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        // Blocks of data begin at multiples of a block in the blob, too.
+        let step = if wanted.end - wanted.start < LONG { BLOCK } else { WINDOW };
+        let first = wanted.start / step * step;
+        let end = wanted.end.next_multiple_of(step).min(place.blob_bytes.into());
+        let len = if step == BLOCK { end - first } else { WINDOW };
+        (first..end).step_by(len as usize).map(move |from| from..(from + len).min(end))
     }
 
     /// Bytes `wanted` of the range `cut`.
@@ -155,8 +153,8 @@ impl Away {
         cut: Range<u64>,
         wanted: Range<u64>,
     ) -> Result<Bytes, ReadExtentError> {
-        let of_window = || cut.start % WINDOW == 0 && cut.end - cut.start > LONG;
-        let bytes = if of_window() {
+        let is_window = cut.start.is_multiple_of(WINDOW) && cut.end - cut.start > LONG;
+        let bytes = if is_window {
             let cell = self.windows.cell((place.serial, cut.start));
             cell.get_or_try_init(|| self.verified(place, cut.clone())).await?.clone()
         } else {

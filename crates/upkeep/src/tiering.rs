@@ -351,7 +351,7 @@ impl Work {
             return Ok(true);
         }
         // Extents of which little is alive take as much room in a new blob: what is alive comes back and goes again.
-        let returned = self.bring_back(|entry| is_thin(entry)).await?;
+        let returned = self.bring_back(is_thin).await?;
         if returned > 0 {
             return Ok(true);
         }
