@@ -1,4 +1,4 @@
-//! Sizes in bytes, alignment, and how people write them.
+//! Sizes in bytes, alignment, durations, and how people write them.
 
 /// The unit of checksum and device I/O.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -66,9 +66,91 @@ pub fn format_size(bytes: u64) -> String {
     format!("{value:.2} {}", UNITS[unit])
 }
 
+/// Why a duration could not be understood.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a duration: text={0:?} (write numbers with s, m, h, d or w: 30s, 2h, 1d5h, 1w)")]
+pub struct ParseDurationError(String);
+
+/// Units of durations and their seconds, the longest first.
+const DURATION_UNITS: [(char, u64); 5] = [('w', 604_800), ('d', 86_400), ('h', 3600), ('m', 60), ('s', 1)];
+
+/// Parses `30s`, `2h`, `1d5h`, `1w`. Returns seconds.
+pub fn parse_duration(text: &str) -> Result<u64, ParseDurationError> {
+    let refuse = || ParseDurationError(text.to_owned());
+    let mut rest = text.trim();
+    let mut seconds = 0_u64;
+    loop {
+        let end = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(refuse)?;
+        let number: u64 = rest[..end].parse().map_err(|_| refuse())?;
+        let unit = rest[end..].chars().next().ok_or_else(refuse)?;
+        let (_, factor) = DURATION_UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(refuse)?;
+        let part = number.checked_mul(*factor).ok_or_else(refuse)?;
+        seconds = seconds.checked_add(part).ok_or_else(refuse)?;
+        rest = &rest[end + unit.len_utf8()..];
+        if rest.is_empty() {
+            return Ok(seconds);
+        }
+    }
+}
+
+/// Formats seconds for people, as [`parse_duration`] takes them: `1d5h`.
+pub fn format_duration(seconds: u64) -> String {
+    let (mut text, mut rest) = (String::new(), seconds);
+    for (unit, factor) in DURATION_UNITS {
+        if rest >= factor {
+            text.push_str(&format!("{}{unit}", rest / factor));
+            rest %= factor;
+        }
+    }
+    if text.is_empty() { "0s".to_owned() } else { text }
+}
+
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn durations_are_read_as_people_write_them() {
+        for (text, seconds) in [
+            ("3s", 3),
+            ("2h", 7200),
+            ("4m", 240),
+            ("1d", 86_400),
+            ("1d5h", 104_400),
+            ("1w", 604_800),
+            (" 0s ", 0),
+            ("1h1h", 7200),
+        ] {
+            assert_eq!(parse_duration(text), Ok(seconds), "{text}");
+        }
+        let too_long = ["99999999999999w", "18446744073709551615s1s", "18446744073709551616s"];
+        for text in
+            ["", " ", "3", "s", "1x", "-1s", "1.5h", "1d 5h", "1d5", "1é", "1é5s"].iter().chain(&too_long)
+        {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+        let told = parse_duration("soon").unwrap_err().to_string();
+        assert_eq!(
+            told,
+            "not a duration: text=\"soon\" (write numbers with s, m, h, d or w: 30s, 2h, 1d5h, 1w)"
+        );
+    }
+
+    #[test]
+    fn durations_are_written_as_they_are_read() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (59, "59s"),
+            (3600, "1h"),
+            (104_400, "1d5h"),
+            (604_800, "1w"),
+            (694_861, "1w1d1h1m1s"),
+        ] {
+            assert_eq!(format_duration(seconds), text);
+        }
+        assert_eq!(parse_duration(&format_duration(u64::MAX)), Ok(u64::MAX));
+    }
 
     #[test]
     fn sizes_are_read_as_people_write_them() {

@@ -11,19 +11,13 @@ const POLICY_HELP: &str =
   readwrite  everything with objects and buckets
   writeonly  store objects, nothing else";
 
-/// A time such as `90s`, `15m`, `12h` or `30d`.
+/// A time such as `90s`, `12h` or `1d5h`, and some of it.
 fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("must be a number and s, m, h or d, such as 12h: {text}");
-    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
-    let seconds = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86_400,
-        _ => return Err(wrong()),
-    };
-    let number: u64 = number.parse().map_err(|_| wrong())?;
-    number.checked_mul(seconds).filter(|seconds| *seconds > 0).map(Duration::from_secs).ok_or_else(wrong)
+    match base::units::parse_duration(text) {
+        Ok(0) => Err("must be longer than nothing, such as 12h".to_owned()),
+        Ok(seconds) => Ok(Duration::from_secs(seconds)),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// A new user.
