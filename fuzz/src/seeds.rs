@@ -110,6 +110,7 @@ const JSON: &[&str] = &[
     r#"{"id":"00112233-4455-6677-8899-aabbccddeeff","map_epoch":1,"next_drive":6,"next_group":9,"next_filesystem":2}"#,
     r#"{"id":0,"uuid":"00112233-4455-6677-8899-aabbccddeeff","path":"/x","domain":0,"capacity_bytes":1073741824,"state":"up"}"#,
     r#"{"id":1,"name":"main","ledger":1,"profile":"4+2","groups":[0,1],"provisioned_bytes":null,"mount":"/mnt"}"#,
+    r#"{"id":1,"name":"main","ledger":1,"profile":"4+2","groups":[0],"provisioned_bytes":null,"mount":null,"tier":{"store":1,"retention_s":86400,"cue_s":3600,"detaching":false}}"#,
     r#"{"id":1,"epoch":1,"members":[0,1,2,3,4,5]}"#,
     r#"{"pid":1,"mount":null,"addresses":{"admin":"/run/admin.sock"},"filesystem":"main","cluster":"00112233-4455-6677-8899-aabbccddeeff","version":"0.1.0"}"#,
     r#"{"id":7,"name":"ann","uid":1000,"gid":1000,"groups":[4],"admin":false,"disabled":false,"policy":"{}","created_ns":5}"#,

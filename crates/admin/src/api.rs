@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
 
 use crate::stores::StoreControl;
+use crate::tiers::{TierControl, TierInfo};
 use crate::users::{AuditInfo, UserControl};
 
 /// Why a request was refused: a code for programs, a sentence for people.
@@ -287,6 +288,9 @@ pub struct FilesystemInfo {
     pub pack: PackInfo,
     /// The search for orphans.
     pub orphans: OrphanInfo,
+    /// Its object store, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<TierInfo>,
 }
 
 /// The node as a whole.
@@ -491,7 +495,7 @@ pub struct FsckInfo {
 }
 
 /// What a node lets its operator see and do.
-pub trait NodeControl: StoreControl + UserControl + 'static {
+pub trait NodeControl: StoreControl + TierControl + UserControl + 'static {
     /// Everything at a glance.
     fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
     /// Adds a drive; new data uses it at once.

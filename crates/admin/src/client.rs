@@ -1,6 +1,7 @@
 //! Calls the REST interface of a node on this machine.
 
 mod stores;
+mod tiers;
 mod users;
 
 use std::path::{Path, PathBuf};

@@ -7,6 +7,7 @@ mod api;
 mod client;
 mod server;
 mod stores;
+mod tiers;
 mod users;
 
 pub use api::{
@@ -18,6 +19,9 @@ pub use api::{
 pub use client::{AdminClient, CallError};
 pub use server::{ServeError, serve};
 pub use stores::{SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
+pub use tiers::{
+    AttachStore, FetchStep, FetchStepInfo, ReleaseInfo, TierControl, TierFile, TierInfo, TierLocationInfo,
+};
 pub use users::{
     AddKey, AddUser, AuditInfo, KeyInfo, NewKey, PolicyInfo, PolicyTarget, Standing, UserControl, UserInfo,
 };

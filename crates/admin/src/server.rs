@@ -1,6 +1,7 @@
 //! The REST server.
 
 mod stores;
+mod tiers;
 mod users;
 
 use std::path::Path as FsPath;
@@ -93,6 +94,7 @@ fn router(node: Node) -> Router {
         .route("/v1/status", get(async |State(node): State<Node>| answer(node.status().await)))
         .merge(drive_router())
         .merge(stores::router())
+        .merge(tiers::router())
         .merge(users::router())
         .route(
             "/v1/upkeep",

@@ -26,14 +26,19 @@ const BLOCK: u64 = BLOCK_BYTES;
 const WINDOW: u64 = 1 << 20;
 /// A read of so many bytes is one of windows.
 const LONG: u64 = 128 << 10;
-/// Windows that are kept.
-const WINDOWS_MAX: usize = 32;
-/// Fronts that are kept, each some 100 KiB.
-const FRONTS_MAX: usize = 64;
+/// Windows that are kept if there is little memory, and if there is much.
+const WINDOWS_MIN: u64 = 4;
+const WINDOWS_MAX: u64 = 32;
+/// Fronts that are kept for each window: a blob's front is some 100 KiB at most.
+const FRONTS_PER_WINDOW: u64 = 2;
+/// What a window and its fronts take.
+const WINDOW_COST: u64 = 5 * WINDOW / 4;
 /// What is read at first of a blob's front: nearly always all of it.
 const FRONT_GUESS: u64 = 128 << 10;
-/// Files' pieces that are brought back at a time.
-pub(crate) const COMING_BACK_MAX: usize = 8;
+/// Files' pieces that are brought back at a time, and the windows that each may use: more would drive out those that a
+/// reader is in.
+const COMING_BACK_MAX: u64 = 8;
+const WINDOWS_PER_PIECE: u64 = 4;
 
 /// The newest things of a kind, each fetched once however many ask for it.
 struct Kept<K, V> {
@@ -86,14 +91,16 @@ pub(crate) struct Away {
 
 impl Away {
     pub(crate) fn new(ledger: LedgerId, link: TierLink) -> Self {
+        let windows: u64 = (link.fetched_bytes_max / WINDOW_COST).clamp(WINDOWS_MIN, WINDOWS_MAX);
+        let coming_back = (windows / WINDOWS_PER_PIECE).min(COMING_BACK_MAX);
         Self {
             ledger,
             link,
-            fronts: Kept::new(FRONTS_MAX),
-            windows: Kept::new(WINDOWS_MAX),
+            fronts: Kept::new((FRONTS_PER_WINDOW * windows) as usize),
+            windows: Kept::new(windows as usize),
             fetched_bytes: AtomicU64::new(0),
             uploaded_bytes: AtomicU64::new(0),
-            coming_back: Arc::new(Semaphore::new(COMING_BACK_MAX)),
+            coming_back: Arc::new(Semaphore::new(coming_back as usize)),
             pieces: Mutex::default(),
         }
     }

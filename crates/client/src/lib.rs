@@ -104,6 +104,8 @@ pub struct TierLink {
     pub cluster: ClusterId,
     /// The number of the filesystem, for whoever reads blobs without metadata.
     pub filesystem: u32,
+    /// Memory for what was fetched a moment ago.
+    pub fetched_bytes_max: u64,
     /// The store, if there is one.
     pub store: watch::Receiver<Option<Arc<dyn ObjectStore>>>,
 }
@@ -112,7 +114,7 @@ impl TierLink {
     /// For a filesystem that has no store and will not get one.
     pub fn none() -> Self {
         let (_, store) = watch::channel(None);
-        Self { cluster: ClusterId([0; 16]), filesystem: 0, store }
+        Self { cluster: ClusterId([0; 16]), filesystem: 0, fetched_bytes_max: 0, store }
     }
 }
 
@@ -306,7 +308,11 @@ impl Client {
             return Err(FsError::Io);
         };
         let room = self.inner.extents.topology().reclaimable_bytes();
-        let holds = || self.inner.extents.topology().capacity_bytes(self.inner.profile);
+        let holds = || {
+            let capacity = self.inner.extents.topology().capacity_bytes(self.inner.profile);
+            // What only a store has takes nothing of what the drives hold.
+            if self.inner.away.store().is_some() { capacity.max(used_bytes + room) } else { capacity }
+        };
         let total_bytes = self.inner.provisioned_bytes.unwrap_or_else(holds);
         let free_bytes = total_bytes.saturating_sub(used_bytes).min(room);
         Ok(FsStat { total_bytes, free_bytes, used_bytes, inodes })

@@ -151,10 +151,15 @@ impl Client {
         self.inner.away.uploaded_bytes.load(Ordering::Relaxed)
     }
 
+    /// Bytes of file data that the drives have room for, with what is on its way back to them.
+    pub fn free_bytes(&self) -> u64 {
+        self.inner.extents.topology().reclaimable_bytes()
+    }
+
     /// How full the drives are, in thousandths; what is on its way back to them does not count.
     pub fn fill_per_mille(&self) -> u64 {
         let capacity = self.capacity_bytes().max(1);
-        let room = self.inner.extents.topology().reclaimable_bytes().min(capacity);
+        let room = self.free_bytes().min(capacity);
         1000 - (u128::from(room) * 1000 / u128::from(capacity)) as u64
     }
 

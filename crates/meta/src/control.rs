@@ -23,7 +23,7 @@ use crate::log::{LedgerLog, MemLog};
 use crate::owner::{OwnerError, recover};
 use crate::state::{Applied, State};
 
-pub use stores::{StoreRecord, StoresRecord};
+pub use stores::{StoreRecord, StoresRecord, TierRecord};
 pub use users::{AccessKeyRecord, RoleRecord, UserRecord, UsersRecord};
 
 /// The control ledger's number.
@@ -130,6 +130,9 @@ pub struct FilesystemRecord {
     /// With which options.
     #[serde(default)]
     pub mount_options: String,
+    /// The object store that its data moves to, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<TierRecord>,
 }
 
 /// Why the control ledger could not be read or changed.
@@ -354,6 +357,7 @@ mod tests {
             provisioned_bytes: None,
             mount: None,
             mount_options: String::new(),
+            tier: None,
         };
         {
             let control = Control::open(log.clone(), Arc::new(MemState::default())).await.unwrap();
@@ -366,5 +370,17 @@ mod tests {
         assert_eq!(control.cluster().unwrap(), cluster);
         assert_eq!(control.filesystems().unwrap(), [filesystem]);
         assert!(control.drives().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_filesystem_without_a_store_has_the_record_that_it_always_had() {
+        let old = r#"{"id":1,"name":"main","ledger":1,"profile":"4+2","groups":[0],"sets":[],"provisioned_bytes":null,"mount":null,"mount_options":""}"#;
+        let mut record: FilesystemRecord = serde_json::from_str(old).unwrap();
+        assert_eq!(record.tier, None);
+        assert_eq!(serde_json::to_string(&record).unwrap(), old);
+        record.tier = Some(TierRecord { store: 3, retention_s: 86_400, cue_s: 3600, detaching: false });
+        let text = serde_json::to_string(&record).unwrap();
+        assert!(text.ends_with(r#""tier":{"store":3,"retention_s":86400,"cue_s":3600,"detaching":false}}"#));
+        assert_eq!(serde_json::from_str::<FilesystemRecord>(&text).unwrap(), record);
     }
 }

@@ -2,6 +2,7 @@
 
 mod blobs;
 mod stores;
+mod tiers;
 mod users;
 
 use std::net::SocketAddr;
@@ -14,6 +15,7 @@ use crate::node::{IoChoice, S3Options, TrimChoice};
 
 pub(crate) use blobs::BlobCommand;
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
+pub(crate) use tiers::{AttachArgs, TierCommand};
 pub(crate) use users::{
     AddKeyArgs, AddUserArgs, AuditCommand, KeyCommand, OneKeyArgs, OneUserArgs, PolicyCommand, TargetArgs,
     UserCommand,
@@ -131,6 +133,9 @@ pub(crate) enum Command {
     /// Add, list, try and remove object stores.
     #[command(subcommand)]
     Store(StoreCommand),
+    /// See what of filesystems is where, bring files back from object stores, take them from the drives.
+    #[command(subcommand)]
+    Tier(TierCommand),
     /// Read blobs that tiering wrote, without a cluster.
     #[command(subcommand)]
     Blob(BlobCommand),
@@ -311,6 +316,25 @@ pub(crate) enum FsCommand {
         /// How its data is protected.
         #[arg(long, value_name = "P")]
         profile: Profile,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Move data of a filesystem to an object store as it ages. With the store that it has, change how.
+    Attach(AttachArgs),
+    /// Bring everything back from the object store, and leave it. Files can be read and written meanwhile.
+    #[command(after_help = "Refuses if the drives have no room for what only the store has.
+
+Example:
+  forebay fs detach /srv/forebay main --wait")]
+    Detach {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Its name.
+        name: String,
+        /// Wait until nothing is in the store any more. Without it, `forebay tier status` shows how far that is.
+        #[arg(long)]
+        wait: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,

@@ -28,8 +28,14 @@ pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
     table
 }
 
+/// The table, and what has an object store.
+fn listing(filesystems: &[FilesystemInfo]) -> String {
+    let tiers = filesystems.iter().filter_map(|filesystem| filesystem.tier.as_ref());
+    format!("{}\n{}", filesystem_table(filesystems), tiers.map(super::tiers::line).collect::<String>())
+}
+
 fn show_one(format: Format, info: &FilesystemInfo) -> Result<()> {
-    print(format, info, |info| filesystem_table(std::slice::from_ref(info)).to_string())
+    print(format, info, |info| listing(std::slice::from_ref(info)))
 }
 
 pub(super) fn mount(
@@ -71,7 +77,7 @@ pub(super) fn set(dir: &Path, name: &str, profile: Profile, format: Format) -> R
 
 pub(super) fn list(dir: &Path, format: Format) -> Result<()> {
     let status = ask(dir, |client| async move { client.status().await })?;
-    print(format, &status.filesystems, |filesystems| filesystem_table(filesystems).to_string())
+    print(format, &status.filesystems, |filesystems| listing(filesystems))
 }
 
 pub(super) fn show(dir: &Path, name: &str, format: Format) -> Result<()> {
@@ -83,14 +89,14 @@ pub(super) fn show(dir: &Path, name: &str, format: Format) -> Result<()> {
 }
 
 /// A mount of ours: the node's directory, the filesystem, and the path below the mount point.
-struct Mounted {
-    dir: PathBuf,
-    filesystem: String,
-    inside: String,
+pub(super) struct Mounted {
+    pub(super) dir: PathBuf,
+    pub(super) filesystem: String,
+    pub(super) inside: String,
 }
 
 /// Finds the mount that holds a path. Its source in the mount table is `DIR#FILESYSTEM`.
-fn find_mount(path: &Path) -> Result<Mounted> {
+pub(super) fn find_mount(path: &Path) -> Result<Mounted> {
     let path = PathBuf::from(absolute(path)?);
     let mounts = posix::fuse::forebay_mounts().context("reading the mount table")?;
     let holding = mounts.iter().filter(|mount| path.starts_with(&mount.path));
@@ -138,7 +144,11 @@ fn explain(why: &WhyInfo) -> String {
             number(extent.extent),
             extent.shape.clone().unwrap_or_else(|| "-".to_owned()),
             number(extent.group.map(u64::from)),
-            if drives.is_empty() { "in the ledger".to_owned() } else { drives.join(" ") },
+            match extent.kind.as_str() {
+                "object_store" => "in the object store".to_owned(),
+                _ if drives.is_empty() => "in the ledger".to_owned(),
+                _ => drives.join(" "),
+            },
             extent.state.clone(),
         ]);
     }

@@ -1,6 +1,5 @@
 //! `fsck`.
 
-use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,14 +11,13 @@ use base::env::spawn_thread;
 use meta::fsck::FsckProgress;
 
 use super::output::{Format, bytes, print};
+use super::progress::Progress;
 use super::{ask, env};
 use crate::node::{NodeDir, fsck_stopped};
 
 const FINDINGS: u8 = 1;
 const CANNOT_CHECK: u8 = 2;
 const POLL: Duration = Duration::from_millis(100);
-/// Shorter checks show no progress.
-const SHOW_AFTER_NS: u64 = 2_000_000_000;
 
 pub(super) fn fsck(dir: &Path, format: Format) -> ExitCode {
     let node_dir = NodeDir::new(dir);
@@ -68,44 +66,15 @@ fn text(filesystem: &FsckFilesystem) -> String {
     text
 }
 
-/// One line on a terminal that says how far it is.
-struct Bar {
-    begun_ns: u64,
-    shown: bool,
-}
-
-impl Bar {
-    fn new() -> Self {
-        Self { begun_ns: env().clock.boot_ns(), shown: false }
-    }
-
-    fn show(&mut self, phase: &str, items: u64) {
-        let long = env().clock.boot_ns() - self.begun_ns > SHOW_AFTER_NS;
-        if long && std::io::stderr().is_terminal() {
-            self.shown = true;
-            // A terminal that is gone is no reason to stop.
-            let _ = write!(std::io::stderr(), "\rchecking {phase}: {items}\x1b[K");
-        }
-    }
-}
-
-impl Drop for Bar {
-    fn drop(&mut self) {
-        if self.shown {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
-    }
-}
-
 fn stopped(dir: &NodeDir) -> Result<Vec<FsckFilesystem>> {
     let progress = Arc::new(FsckProgress::default());
     let (dir, told) = (dir.clone(), progress.clone());
     let work = spawn_thread("fsck", move || fsck_stopped(&env(), &dir, &told));
-    let mut bar = Bar::new();
+    let mut bar = Progress::new();
     while !work.is_finished() {
         std::thread::park_timeout(POLL);
         let (phase, items) = progress.now();
-        bar.show(phase, items);
+        bar.show(&format!("checking {phase}: {items}"));
     }
     drop(bar);
     let checked = work.join().map_err(|_| anyhow::anyhow!("the check has panicked"))??;
@@ -117,10 +86,10 @@ fn stopped(dir: &NodeDir) -> Result<Vec<FsckFilesystem>> {
 
 fn running(dir: &Path) -> Result<Vec<FsckFilesystem>> {
     let mut info: FsckInfo = ask(dir, |client| async move { client.start_fsck().await })?;
-    let mut bar = Bar::new();
+    let mut bar = Progress::new();
     while info.running {
         std::thread::park_timeout(POLL);
-        bar.show(&info.phase, info.items);
+        bar.show(&format!("checking {}: {}", info.phase, info.items));
         info = ask(dir, |client| async move { client.fsck().await })?;
     }
     drop(bar);

@@ -9,9 +9,11 @@ mod fsck;
 mod meta;
 mod output;
 mod plan;
+mod progress;
 mod start;
 mod status;
 mod stores;
+mod tiers;
 mod users;
 
 use std::future::Future;
@@ -52,6 +54,10 @@ fn run_command(command: Command) -> Result<()> {
         Command::Fs(FsCommand::Set { dir, name, profile, json }) => {
             filesystems::set(&dir, &name, profile, json.into())
         }
+        Command::Fs(FsCommand::Attach(args)) => tiers::attach(args),
+        Command::Fs(FsCommand::Detach { dir, name, wait, json }) => {
+            tiers::detach(&dir, &name, wait.into(), json.into())
+        }
         Command::Fs(FsCommand::Show { dir, name, json }) => filesystems::show(&dir, &name, json.into()),
         Command::Drive(command) => drives::drive(command),
         Command::Meta(MetaCommand::List { dir, json }) => meta::list(&dir, json.into()),
@@ -62,6 +68,7 @@ fn run_command(command: Command) -> Result<()> {
         Command::Policy(command) => users::policy(command),
         Command::Blob(command) => blobs::blob(command),
         Command::Store(command) => stores::store(command),
+        Command::Tier(command) => tiers::tier(command),
         Command::Audit(AuditCommand::Tail { dir, lines, follow, json }) => {
             audit::tail(&dir, lines, follow, json.into())
         }

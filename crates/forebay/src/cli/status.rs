@@ -84,6 +84,16 @@ fn packing(status: &NodeStatus) -> String {
     status.filesystems.iter().filter_map(line).collect()
 }
 
+/// What has an object store, one line each.
+fn tiers(status: &NodeStatus) -> String {
+    status
+        .filesystems
+        .iter()
+        .filter_map(|filesystem| filesystem.tier.as_ref())
+        .map(super::tiers::line)
+        .collect()
+}
+
 /// Drives that take new data only as fast as they clean.
 fn debt(status: &NodeStatus) -> String {
     let line = |drive: &DriveInfo| {
@@ -109,7 +119,7 @@ fn text(status: &NodeStatus) -> String {
     format!(
         "{state}  cluster={cluster} version={version} pid={pid} up={up}s\n{problems}{io}{s3}\n\
          space  raw {raw} = live {live} + owed {owed} + garbage {garbage} + reserved {reserved} + free {free}; \
-         metadata {metadata}\n{memory}{repairs}{packing}{debt}\n{fs}\n\n{drives}",
+         metadata {metadata}\n{memory}{repairs}{packing}{tiers}{debt}\n{fs}\n\n{drives}",
         state = status.state,
         cluster = status.cluster,
         version = status.version,
@@ -124,6 +134,7 @@ fn text(status: &NodeStatus) -> String {
         free = bytes(space.free_bytes),
         repairs = repairs(status),
         packing = packing(status),
+        tiers = tiers(status),
         debt = debt(status),
         fs = filesystem_table(&status.filesystems),
         drives = drive_table(&status.drives),

@@ -32,7 +32,7 @@ fn failed(error: anyhow::Error) -> AdminError {
     AdminError::failed(format!("{error:#}"))
 }
 
-fn no_filesystem(name: &str) -> AdminError {
+pub(super) fn no_filesystem(name: &str) -> AdminError {
     AdminError::not_found(format!("no such filesystem: name={name} (see `forebay fs list`)"))
 }
 
@@ -44,7 +44,9 @@ impl Node {
         let State { drives: drives_now, filesystems: entries, map, .. } = &mut *state;
         for entry in entries.values_mut() {
             entry.unmount_dead();
-            filesystems.push(entry.info(&self.env, map, drives_now).await?);
+            let mut info = entry.info(&self.env, map, drives_now).await?;
+            info.tier.iter_mut().for_each(|tier| self.add_s3_traffic(tier));
+            filesystems.push(info);
             let owed = entry.owed_bytes(map).await?;
             for drive in &mut drives {
                 drive.space.set_aside(owed.get(&DriveId(drive.id)).copied().unwrap_or(0));
@@ -170,6 +172,7 @@ impl Node {
             provisioned_bytes: request.size_bytes,
             mount: None,
             mount_options: String::new(),
+            tier: None,
         };
         let mut change = ControlChange::default();
         change.cluster(&cluster).filesystem(&record);
@@ -180,6 +183,7 @@ impl Node {
         let map = self.control.map()?;
         let parts = NodeParts {
             env: &self.env,
+            cluster: self.cluster,
             meta_dirs: &state.meta_dirs,
             runtime: &self.runtime,
             pace: &self.pace,
@@ -280,6 +284,11 @@ fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo], control: &[Met
             problems.push(format!(
                 "DATA LOSS: {count} extents of {name} have fewer shards left than reading needs; the log names them"
             ));
+        }
+        if let Some((tier, problem)) =
+            filesystem.tier.as_ref().and_then(|tier| Some((tier, tier.problem.as_ref()?)))
+        {
+            problems.push(format!("filesystem {} and store {}: {problem}", filesystem.name, tier.store));
         }
         if filesystem.waiting_extents > 0 {
             let count = filesystem.waiting_extents;

@@ -137,6 +137,12 @@ impl Node {
         Ok(files.load(&self.env)?)
     }
 
+    /// The filesystem that is served, and bytes that came from its object store for that.
+    pub(super) fn s3_fetched(&self) -> (&'static str, u64) {
+        let endpoint = self.s3.lock().expect("no holder of this lock panics");
+        (FILESYSTEM, endpoint.as_ref().map_or(0, |endpoint| endpoint.client.fetched_bytes()))
+    }
+
     /// Where S3 is served.
     pub(super) fn s3_url(&self) -> Option<String> {
         let endpoint = self.s3.lock().expect("no holder of this lock panics");

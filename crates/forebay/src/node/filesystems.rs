@@ -8,7 +8,7 @@ use std::time::Duration;
 use admin::{FilesystemInfo, LedgerInfo, OrphanInfo, PackInfo, RepairInfo};
 use anyhow::{Context, Result};
 use base::env::Env;
-use base::{DriveId, PgId};
+use base::{ClusterId, DriveId, PgId};
 use client::{Client, ClientOptions, FsStat, OwedEntry, Topology};
 use layout::{
     ClusterMap, DriveSlot, PlacementGroup, Profile, plan_placement_groups, shard_len, suggested_pg_count,
@@ -26,6 +26,7 @@ use super::drives::DriveEntry;
 use super::groups::WriteSet;
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::memory::MemoryPlan;
+use super::tiers::TierEntry;
 
 /// Groups per position when each group has all drives.
 const ORDERS: u32 = 8;
@@ -47,12 +48,15 @@ pub(super) struct FilesystemEntry {
     pub(super) repairer: Repairer,
     packer: Packer,
     orphans: OrphanCollector,
+    /// The object store.
+    pub(super) tier: TierEntry,
     mount: Option<Mount>,
 }
 
 /// What the filesystems of a node share.
 pub(super) struct NodeParts<'a> {
     pub(super) env: &'a Env,
+    pub(super) cluster: ClusterId,
     pub(super) meta_dirs: &'a MetaDirs,
     pub(super) runtime: &'a Handle,
     pub(super) pace: &'a Arc<Pace>,
@@ -110,7 +114,7 @@ pub(super) fn plan_groups(
 impl FilesystemEntry {
     /// Opens the ledger and starts a client and upkeep on it.
     pub(super) async fn open(parts: &NodeParts<'_>, record: FilesystemRecord) -> Result<Self> {
-        let NodeParts { env, meta_dirs, runtime, pace, map, drives, memory } = *parts;
+        let NodeParts { env, cluster, meta_dirs, runtime, pace, map, drives, memory } = *parts;
         let (ledger, owner_env, meta_dirs) = (record.ledger, env.clone(), meta_dirs.clone());
         let (cache_bytes, unstored_bytes_max) = (memory.store_cache_bytes, memory.unstored_bytes);
         let open = move || -> Result<_> {
@@ -123,6 +127,7 @@ impl FilesystemEntry {
         // What is missing now may come in a moment: narrower groups are planned later, if at all.
         let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
         let (sender, receiver) = watch::channel(topology(map, drives, &record, &write_set));
+        let tier = TierEntry::new(cluster, record.id, memory);
         let options = ClientOptions {
             env: env.clone(),
             runtime: runtime.clone(),
@@ -133,7 +138,7 @@ impl FilesystemEntry {
             provisioned_bytes: record.provisioned_bytes,
             dirty_bytes_max: memory.dirty_bytes,
             map_bytes_max: memory.map_bytes,
-            tier: client::TierLink::none(),
+            tier: tier.link(),
         };
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
@@ -153,6 +158,7 @@ impl FilesystemEntry {
             repairer,
             packer,
             orphans,
+            tier,
             mount: None,
         })
     }
@@ -174,7 +180,7 @@ impl FilesystemEntry {
             provisioned_bytes: self.record.provisioned_bytes,
             dirty_bytes_max: memory.s3_dirty_bytes,
             map_bytes_max: memory.map_bytes,
-            tier: client::TierLink::none(),
+            tier: self.tier.link(),
         };
         Client::open(options).await.context("registering with the owner of the ledger")
     }
@@ -230,6 +236,7 @@ impl FilesystemEntry {
     /// Unmounts, writes everything out and ends the ledger's threads.
     pub(super) async fn stop(mut self) -> Result<()> {
         let unmounted = self.unmount(UnmountMode::Detach).await;
+        self.tier.stop().await;
         self.packer.stop().await;
         self.orphans.stop().await;
         self.reclaimer.stop().await;
@@ -284,6 +291,7 @@ impl FilesystemEntry {
             waiting_extents: reclaim.waiting_extents,
             pack: self.pack_info(),
             orphans: self.orphan_info(env),
+            tier: self.tier_info().await?,
         })
     }
 

@@ -101,6 +101,7 @@ mod tests {
             provisioned_bytes: None,
             mount: None,
             mount_options: String::new(),
+            tier: None,
         };
         let drive = |id| MapDrive {
             id: DriveId(id),

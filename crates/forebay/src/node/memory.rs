@@ -38,6 +38,10 @@ pub(crate) struct MemoryPlan {
     pub(crate) s3_ahead_bytes: u64,
     /// S3 connections at once; each has buffers.
     pub(crate) s3_connections: usize,
+    /// Blobs that a filesystem makes for its object store.
+    pub(crate) blobs_bytes: u64,
+    /// What a client fetched from an object store a moment ago.
+    pub(crate) fetched_bytes: u64,
     /// Of each drive.
     pub(crate) drive: DriveMemory,
     /// Buffers that drives keep for the next use.
@@ -69,13 +73,15 @@ impl MemoryPlan {
             s3_dirty_bytes: part(16).min(128 * MIB),
             map_bytes: (part(32) / (filesystems + 1)).clamp(4 * MIB, 256 * MIB),
             s3_ahead_bytes: part(16).min(96 * MIB),
+            blobs_bytes: (part(16) / filesystems).clamp(4 * MIB, 128 * MIB),
+            fetched_bytes: (part(32) / (filesystems + 1)).clamp(4 * MIB, 40 * MIB),
             s3_connections: (part(16) / CONNECTION_BYTES).clamp(128, 2048) as usize,
             drive: DriveMemory {
                 sums_cache_bytes: (part(32) / drives).clamp(MIB, 32 * MIB),
                 queue_bytes: (part(12) / drives).clamp(4 * MIB, 64 * MIB),
                 batch_bytes: (part(32) / drives).clamp(MIB, 8 * MIB),
             },
-            spare_bytes: part(32).min(64 * MIB) as usize,
+            spare_bytes: part(64).min(64 * MIB) as usize,
         }
     }
 }
@@ -186,6 +192,8 @@ mod tests {
                 + plan.s3_dirty_bytes
                 + plan.map_bytes * (filesystems + 1)
                 + plan.s3_ahead_bytes
+                + plan.blobs_bytes * filesystems
+                + plan.fetched_bytes * (filesystems + 1)
                 + plan.s3_connections as u64 * CONNECTION_BYTES
                 + (plan.drive.sums_cache_bytes + plan.drive.queue_bytes + plan.drive.batch_bytes) * drives
                 + plan.spare_bytes as u64;

@@ -16,6 +16,7 @@ mod scrub;
 mod settings;
 mod start;
 mod stores;
+mod tiers;
 mod users;
 mod why;
 

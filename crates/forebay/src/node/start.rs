@@ -175,6 +175,7 @@ async fn create_cluster(env: &Env, dir: &NodeDir, control: &Control, options: &S
         provisioned_bytes: None,
         mount: None,
         mount_options: options.mount_options.clone().unwrap_or_default(),
+        tier: None,
     };
     let mut change = ControlChange::default();
     change.cluster(&cluster).filesystem(&filesystem);
@@ -280,6 +281,7 @@ impl Node {
         apply_upkeep(&pace, upkeep);
         let parts = NodeParts {
             env: &env,
+            cluster,
             meta_dirs: &meta_dirs,
             runtime: &runtime,
             pace: &pace,
@@ -329,6 +331,7 @@ impl Node {
     }
 
     async fn finish_start(self: &Arc<Self>, options: &StartOptions) -> Result<()> {
+        self.start_tiers().await?;
         self.mount_at_start(options).await?;
         let socket = self.dir.socket();
         self.start_scrub().await;

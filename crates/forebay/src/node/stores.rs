@@ -1,7 +1,10 @@
 //! Object stores: settings in the control ledger, and trying them.
 
-use ::s3::Purpose;
+use std::sync::Arc;
+
+use ::s3::{Accounts, Purpose};
 use admin::{AdminError, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
+use base::env::Env;
 use meta::control::{ControlChange, StoreRecord, StoresRecord};
 use upkeep::{S3Store, StoreSettings};
 use wire::BoxFuture;
@@ -16,6 +19,8 @@ const DEFAULT_REGION: &str = "us-east-1";
 /// The number of this node in the names of validation objects.
 const NODE: u32 = 0;
 const SECOND_NS: i64 = 1_000_000_000;
+const SECRET_LOST: &str =
+    "its secret is sealed with another node.key: give it again with `forebay store update`";
 
 /// What a sealed secret is bound to: whoever can change records cannot have it sent to another host.
 fn seal_context(record: &StoreRecord) -> Vec<u8> {
@@ -94,23 +99,33 @@ fn refusal(validation: &StoreValidationInfo) -> AdminError {
     ))
 }
 
+/// The store of a record, or why it cannot be used.
+pub(super) fn open_store(
+    env: &Env,
+    accounts: &Accounts,
+    record: &StoreRecord,
+) -> Result<Arc<S3Store>, String> {
+    let secret_key = secret(accounts, record).ok_or_else(|| SECRET_LOST.to_owned())?;
+    let reach = StoreSettings { address: record.address.clone(), secret_key };
+    S3Store::new(env.clone(), reach).map_err(|error| error.to_string())
+}
+
+fn secret(accounts: &Accounts, record: &StoreRecord) -> Option<String> {
+    let sealed = ::s3::from_base64(&record.sealed_secret)?;
+    let opened = accounts.node_key().open(Purpose::StoreSecret, &seal_context(record), &sealed)?;
+    String::from_utf8(opened).ok()
+}
+
 impl Node {
     fn store_records(&self) -> Result<Vec<StoreRecord>, AdminError> {
         self.control.stores().map_err(AdminError::failed)
     }
 
-    fn store_record(&self, name: &str) -> Result<StoreRecord, AdminError> {
+    pub(super) fn store_record(&self, name: &str) -> Result<StoreRecord, AdminError> {
         self.store_records()?.into_iter().find(|record| record.name == name).ok_or_else(|| no_store(name))
     }
 
-    fn store_secret(&self, record: &StoreRecord) -> Option<String> {
-        let sealed = ::s3::from_base64(&record.sealed_secret)?;
-        let opened = self.accounts.node_key().open(Purpose::StoreSecret, &seal_context(record), &sealed)?;
-        String::from_utf8(opened).ok()
-    }
-
     fn store_info(&self, record: &StoreRecord) -> StoreInfo {
-        let lost = "its secret is sealed with another node.key: give it again with `forebay store update`";
         let address = &record.address;
         let slash = if address.prefix.is_empty() { "" } else { "/" };
         StoreInfo {
@@ -126,7 +141,7 @@ impl Node {
             has_ca: address.ca.is_some(),
             limits: address.limits,
             created_s: record.created_ns / SECOND_NS,
-            problem: self.store_secret(record).is_none().then(|| lost.to_owned()),
+            problem: secret(&self.accounts, record).is_none().then(|| SECRET_LOST.to_owned()),
         }
     }
 
@@ -136,8 +151,8 @@ impl Node {
         &self,
         old: StoreRecord,
         settings: &SetStore,
-    ) -> Result<(StoreRecord, std::sync::Arc<S3Store>), AdminError> {
-        let known = self.store_secret(&old);
+    ) -> Result<(StoreRecord, Arc<S3Store>), AdminError> {
+        let known = secret(&self.accounts, &old);
         let mut record = StoreRecord { address: changed(old.address, settings), ..old };
         let secret_key = settings.secret_key.clone().or(known).ok_or_else(|| {
             AdminError::invalid("the secret key is needed: use --secret-key or --secret-stdin")
@@ -193,12 +208,14 @@ impl Node {
         let mut change = ControlChange::default();
         change.store(&record);
         self.control.commit(change).await.map_err(AdminError::failed)?;
+        self.change_store_of_tiers(&record, store).await;
         Ok(self.store_info(&record))
     }
 
     async fn remove_store_now(&self, name: &str) -> Result<StoreInfo, AdminError> {
         let _one_at_a_time = self.stores_lock.lock().await;
         let record = self.store_record(name)?;
+        self.check_unused(&record)?;
         let mut change = ControlChange::default();
         change.remove_store(record.id);
         self.control.commit(change).await.map_err(AdminError::failed)?;

@@ -13,7 +13,7 @@ type Owed = std::collections::HashSet<(base::DriveId, base::ExtentId)>;
 /// Pieces shown at most.
 const PIECES_MAX: u32 = 4096;
 
-async fn walk(client: &Client, path: &str) -> Result<Attr, FsError> {
+pub(super) async fn walk(client: &Client, path: &str) -> Result<Attr, FsError> {
     let mut attr = client.getattr(Ino::ROOT).await?;
     for name in path.split('/').filter(|name| !name.is_empty()) {
         let next = client.lookup(attr.ino, name.as_bytes()).await?;

@@ -33,6 +33,20 @@ pub struct StoreRecord {
     pub created_ns: i64,
 }
 
+/// How a filesystem uses an object store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierRecord {
+    /// The store's number.
+    pub store: u32,
+    /// How long what was uploaded stays on drives too, in seconds.
+    pub retention_s: u64,
+    /// How long after it was written anything is uploaded, in seconds.
+    pub cue_s: u64,
+    /// Everything comes back, and the store is left.
+    pub detaching: bool,
+}
+
 impl ControlChange {
     /// Sets the counter of stores.
     pub fn stores(&mut self, record: &StoresRecord) -> &mut Self {

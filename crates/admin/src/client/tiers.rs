@@ -1,0 +1,45 @@
+//! Calls about tiering.
+
+use hyper::Method;
+
+use super::{AdminClient, CallError, percent_encode};
+use crate::tiers::{
+    AttachStore, FetchStep, FetchStepInfo, ReleaseInfo, TierFile, TierInfo, TierLocationInfo,
+};
+
+fn path(name: &str, step: &str) -> String {
+    format!("/v1/filesystems/{}/tier{step}", percent_encode(name.as_bytes()))
+}
+
+impl AdminClient {
+    /// Filesystems that have a store.
+    pub async fn tiers(&self) -> Result<Vec<TierInfo>, CallError> {
+        self.call(Method::GET, "/v1/tiers", None::<&()>).await
+    }
+
+    /// Moves data of a filesystem to a store from now on; with the store that it has, changes how.
+    pub async fn attach_store(&self, name: &str, request: &AttachStore) -> Result<TierInfo, CallError> {
+        self.call(Method::POST, &path(name, ""), Some(request)).await
+    }
+
+    /// Brings everything back, and then leaves the store.
+    pub async fn detach_store(&self, name: &str) -> Result<TierInfo, CallError> {
+        self.call(Method::DELETE, &path(name, ""), None::<&()>).await
+    }
+
+    /// Where a file's bytes are.
+    pub async fn tier_location(&self, name: &str, file: &str) -> Result<TierLocationInfo, CallError> {
+        let query = format!("/location?path={}", percent_encode(file.as_bytes()));
+        self.call(Method::GET, &path(name, &query), None::<&()>).await
+    }
+
+    /// Brings some of a file back to drives. How long that takes is up to the store.
+    pub async fn tier_fetch(&self, name: &str, step: &FetchStep) -> Result<FetchStepInfo, CallError> {
+        self.call_unbounded(Method::POST, &path(name, "/fetch"), Some(step)).await
+    }
+
+    /// Takes what the store has of a file from the drives.
+    pub async fn tier_release(&self, name: &str, file: &TierFile) -> Result<ReleaseInfo, CallError> {
+        self.call_unbounded(Method::POST, &path(name, "/release"), Some(file)).await
+    }
+}

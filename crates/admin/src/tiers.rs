@@ -1,0 +1,150 @@
+//! Filesystems and the object stores that they move data to: what can be asked of a node, and the answers.
+
+use serde::{Deserialize, Serialize};
+use wire::BoxFuture;
+
+use crate::api::AdminError;
+
+/// The store that a filesystem is to use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttachStore {
+    /// Its name.
+    pub store: String,
+    /// How long what was uploaded stays on drives too, in seconds. `None`: as it was, or a day.
+    pub retention_s: Option<u64>,
+    /// How long after it was written anything is uploaded, in seconds. `None`: as it was, or an hour, or a third of the
+    /// retention if that is less.
+    pub cue_s: Option<u64>,
+}
+
+/// A filesystem that has a store. Sums of what was done are since it was attached or the node was started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierInfo {
+    /// The filesystem.
+    pub filesystem: String,
+    /// The store.
+    pub store: String,
+    /// How long what was uploaded stays on drives too, in seconds.
+    pub retention_s: u64,
+    /// How long after it was written anything is uploaded, in seconds.
+    pub cue_s: u64,
+    /// `tiering` or `detaching`.
+    pub state: String,
+    /// Why something does not go on.
+    pub problem: Option<String>,
+    /// What was there before it was attached is not all queued yet.
+    pub queueing: bool,
+    /// Extents that wait for their upload.
+    pub queued_extents: u64,
+    /// Their bytes.
+    pub queued_bytes: u64,
+    /// Extents on drives and in the store.
+    pub both_extents: u64,
+    /// Their bytes.
+    pub both_bytes: u64,
+    /// Extents in the store only.
+    pub away_extents: u64,
+    /// Their bytes.
+    pub away_bytes: u64,
+    /// Blobs in use.
+    pub blobs: u64,
+    /// Their bytes in the store.
+    pub stored_bytes: u64,
+    /// Bytes of them that files have.
+    pub live_bytes: u64,
+    /// Bytes in the store beyond these, in percent of them, rounded up; `None`: files have nothing of what is there.
+    pub overhead_percent: Option<u64>,
+    /// Bytes of extents that were uploaded.
+    pub uploaded_bytes: u64,
+    /// Bytes of extents that left the drives.
+    pub released_bytes: u64,
+    /// Those of them that left before their time, because drives were filling up.
+    pub released_early_bytes: u64,
+    /// Blobs deleted from the store.
+    pub deleted_blobs: u64,
+    /// Bytes of extents that were stored again, so that their blobs could be deleted.
+    pub rewritten_bytes: u64,
+    /// Bytes that came back because the store is being left.
+    pub returned_bytes: u64,
+    /// Bytes of blobs that came from the store.
+    pub fetched_bytes: u64,
+    /// How full the drives are, in percent.
+    pub fill_percent: u64,
+}
+
+/// A file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierFile {
+    /// Its path inside the filesystem.
+    pub path: String,
+}
+
+/// A step of bringing a file back to drives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FetchStep {
+    /// Its path inside the filesystem.
+    pub path: String,
+    /// Where in the file the step begins.
+    pub offset: u64,
+}
+
+/// Where a file's bytes are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierLocationInfo {
+    /// The path inside the filesystem.
+    pub path: String,
+    /// The filesystem.
+    pub filesystem: String,
+    /// Its inode.
+    pub inode: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Bytes on drives only.
+    pub ssd_write_cache_bytes: u64,
+    /// Bytes on drives and in the store.
+    pub ssd_read_cache_bytes: u64,
+    /// Bytes in the store only.
+    pub object_store_bytes: u64,
+}
+
+/// What a step brought back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FetchStepInfo {
+    /// Bytes that came back.
+    pub bytes: u64,
+    /// Where the next step begins; `None`: the file is on drives.
+    pub next_offset: Option<u64>,
+}
+
+/// What left the drives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReleaseInfo {
+    /// Bytes of extents that left the drives.
+    pub released_bytes: u64,
+    /// Bytes of the file that are not uploaded yet, and stay.
+    pub not_uploaded_bytes: u64,
+}
+
+/// Tiering of a node's filesystems.
+pub trait TierControl: Send + Sync {
+    /// Filesystems that have a store.
+    fn tiers(&self) -> BoxFuture<'_, Result<Vec<TierInfo>, AdminError>>;
+    /// Moves data of a filesystem to a store from now on; with the store that it has, changes how.
+    fn attach_store(&self, name: String, request: AttachStore)
+    -> BoxFuture<'_, Result<TierInfo, AdminError>>;
+    /// Brings everything back, and then leaves the store.
+    fn detach_store(&self, name: String) -> BoxFuture<'_, Result<TierInfo, AdminError>>;
+    /// Where a file's bytes are.
+    fn tier_location(
+        &self,
+        name: String,
+        path: String,
+    ) -> BoxFuture<'_, Result<TierLocationInfo, AdminError>>;
+    /// Brings some of a file back to drives.
+    fn tier_fetch(&self, name: String, step: FetchStep) -> BoxFuture<'_, Result<FetchStepInfo, AdminError>>;
+    /// Takes what the store has of a file from the drives.
+    fn tier_release(&self, name: String, file: TierFile) -> BoxFuture<'_, Result<ReleaseInfo, AdminError>>;
+}

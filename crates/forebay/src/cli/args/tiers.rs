@@ -1,0 +1,114 @@
+//! Commands about tiering.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+fn duration(text: &str) -> Result<u64, String> {
+    base::units::parse_duration(text).map_err(|error| error.to_string())
+}
+
+/// A filesystem and the store that it is to use.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "What is already there moves, too. Times are such as 30s, 2h, 1d5h or 1w. When drives are filling up, what the
+store has leaves them earlier.
+
+Example:
+  forebay fs attach /srv/forebay main cold --retention 1w --tiering-cue 4h"
+)]
+pub(crate) struct AttachArgs {
+    /// The node's directory.
+    pub(crate) dir: PathBuf,
+    /// The filesystem.
+    pub(crate) name: String,
+    /// The store: see `forebay store list`.
+    pub(crate) store: String,
+    /// How long what was written stays on drives. Default: as it was, or 1d.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) retention: Option<u64>,
+    /// How long after it was written anything is copied to the store: at least 10s, at most a third of the retention.
+    /// Default: as it was, or 1h, or a third of the retention if that is less.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) tiering_cue: Option<u64>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TierCommand {
+    /// Show filesystems that have an object store: what is where, what is under way, what does not go on.
+    #[command(after_help = "Example:\n  forebay tier status /srv/forebay")]
+    Status {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show how much of files is on drives only, in both places, and in the store only.
+    #[command(after_help = "Example:\n  forebay tier location /srv/forebay/mnt/some/file")]
+    Location {
+        /// Files on mounted filesystems.
+        #[arg(required = true, value_name = "PATH")]
+        paths: Vec<PathBuf>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Bring files back to the drives. They age anew: after the retention they leave again.
+    #[command(after_help = "Example:\n  forebay tier fetch /srv/forebay/mnt/some/file")]
+    Fetch {
+        /// Files on mounted filesystems.
+        #[arg(required = true, value_name = "PATH")]
+        paths: Vec<PathBuf>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take what the store has of files from the drives now. What is not uploaded yet stays.
+    #[command(after_help = "Example:\n  forebay tier release /srv/forebay/mnt/some/file")]
+    Release {
+        /// Files on mounted filesystems.
+        #[arg(required = true, value_name = "PATH")]
+        paths: Vec<PathBuf>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use clap::Parser;
+
+    use super::super::{Cli, Command, FsCommand};
+    use super::*;
+
+    fn parse(text: &str) -> Result<Command, String> {
+        let words = text.split(' ');
+        Cli::try_parse_from(words).map(|cli| cli.command).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn times_are_read_and_what_is_wrong_with_them_is_said() {
+        let attach = parse("forebay fs attach /dir main cold --retention 1d5h --tiering-cue 30s").unwrap();
+        let Command::Fs(FsCommand::Attach(args)) = attach else { panic!("{attach:?} is something else") };
+        assert_eq!((args.name.as_str(), args.store.as_str()), ("main", "cold"));
+        assert_eq!((args.retention, args.tiering_cue), (Some(104_400), Some(30)));
+        let error = parse("forebay fs attach /dir main cold --retention 1y").unwrap_err();
+        assert!(error.contains("numbers with s, m, h, d or w"), "{error}");
+    }
+
+    #[test]
+    fn files_are_named_and_at_least_one() {
+        let fetch = parse("forebay tier fetch /mnt/a /mnt/b --json").unwrap();
+        let Command::Tier(TierCommand::Fetch { paths, json: true }) = fetch else {
+            panic!("{fetch:?} is something else")
+        };
+        assert_eq!(paths.len(), 2);
+        assert!(parse("forebay tier fetch").is_err());
+    }
+}

@@ -1,0 +1,76 @@
+//! How far something is that takes long.
+
+use std::io::{IsTerminal, Write};
+
+use super::env;
+use super::output::bytes;
+
+/// What is over sooner shows no progress.
+const SHOW_AFTER_NS: u64 = 2_000_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// One line on a terminal that says how far it is. It goes when this does.
+pub(super) struct Progress {
+    begun_ns: u64,
+    shown: bool,
+}
+
+impl Progress {
+    pub(super) fn new() -> Self {
+        Self { begun_ns: env().clock.boot_ns(), shown: false }
+    }
+
+    fn elapsed_ns(&self) -> u64 {
+        env().clock.boot_ns() - self.begun_ns
+    }
+
+    pub(super) fn show(&mut self, text: &str) {
+        if self.elapsed_ns() > SHOW_AFTER_NS && std::io::stderr().is_terminal() {
+            self.shown = true;
+            // A terminal that is gone is no reason to stop.
+            let _ = write!(std::io::stderr(), "\r{text}\x1b[K");
+        }
+    }
+
+    /// Shows how many bytes are left of what there was at the beginning, how fast it goes and how long it will take.
+    pub(super) fn show_bytes(&mut self, what: &str, left: u64, of: u64) {
+        let rate = rate(of.saturating_sub(left), self.elapsed_ns());
+        self.show(&format!("{what}: {}", left_text(left, rate)));
+    }
+
+    /// Clears the line, and says something that stays.
+    pub(super) fn say(&mut self, text: &str) {
+        let clear = if std::mem::take(&mut self.shown) { "\r\x1b[K" } else { "" };
+        let _ = writeln!(std::io::stderr(), "{clear}{text}");
+    }
+}
+
+fn rate(done: u64, elapsed_ns: u64) -> u64 {
+    (u128::from(done) * u128::from(SECOND_NS) / u128::from(elapsed_ns.max(1))) as u64
+}
+
+fn left_text(left: u64, bytes_per_s: u64) -> String {
+    let eta = (bytes_per_s > 0).then(|| base::units::format_duration(left.div_ceil(bytes_per_s)));
+    let eta = eta.map_or(String::new(), |eta| format!(", {eta} left"));
+    format!("{} to go, {}/s{eta}", bytes(left), bytes(bytes_per_s))
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_takes_as_long_as_it_did_so_far() {
+        assert_eq!(rate(10 << 20, 2 * SECOND_NS), 5 << 20);
+        assert_eq!(left_text(60 << 20, 1 << 20), "60.00 MiB to go, 1.00 MiB/s, 1m left");
+        assert_eq!(left_text(60 << 20, 0), "60.00 MiB to go, 0 B/s");
+    }
+}

@@ -1,0 +1,255 @@
+//! `tier`, `fs attach` and `fs detach`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use admin::{AttachStore, FetchStep, TierFile, TierInfo, TierLocationInfo};
+use anyhow::{Context, Result};
+use base::units::format_duration;
+use serde::Serialize;
+
+use super::args::{AttachArgs, TierCommand};
+use super::ask;
+use super::filesystems::{Mounted, find_mount};
+use super::output::{Format, bytes, print, table};
+use super::progress::Progress;
+
+const POLL: Duration = Duration::from_millis(300);
+
+/// Whether to wait for the end of what was begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    No,
+    Yes,
+}
+
+impl From<bool> for Wait {
+    fn from(wait: bool) -> Self {
+        if wait { Wait::Yes } else { Wait::No }
+    }
+}
+
+/// What came back of a file.
+#[derive(Debug, Serialize)]
+struct Fetched {
+    path: String,
+    fetched_bytes: u64,
+}
+
+/// What left the drives of a file.
+#[derive(Debug, Serialize)]
+struct Released {
+    path: String,
+    released_bytes: u64,
+    not_uploaded_bytes: u64,
+}
+
+pub(super) fn tier(command: TierCommand) -> Result<()> {
+    match command {
+        TierCommand::Status { dir, json } => {
+            let tiers = ask(&dir, |client| async move { client.tiers().await })?;
+            print(json.into(), &tiers, |tiers| match tiers.as_slice() {
+                [] => "no filesystem has an object store (see `forebay fs attach`)".to_owned(),
+                tiers => tiers.iter().map(details).collect::<Vec<_>>().join("\n"),
+            })
+        }
+        TierCommand::Location { paths, json } => location(&paths, json.into()),
+        TierCommand::Fetch { paths, json } => fetch(&paths, json.into()),
+        TierCommand::Release { paths, json } => release(&paths, json.into()),
+    }
+}
+
+pub(super) fn attach(args: AttachArgs) -> Result<()> {
+    let AttachArgs { dir, name, store, retention, tiering_cue, json } = args;
+    let request = AttachStore { store, retention_s: retention, cue_s: tiering_cue };
+    let info = ask(&dir, |client| async move { client.attach_store(&name, &request).await })?;
+    print(json.into(), &info, |info| {
+        format!(
+            "filesystem {} moves data to store {}: copied after {}, from the drives after {}",
+            info.filesystem,
+            info.store,
+            format_duration(info.cue_s),
+            format_duration(info.retention_s)
+        )
+    })
+}
+
+pub(super) fn detach(dir: &Path, name: &str, wait: Wait, format: Format) -> Result<()> {
+    let mut info = ask(dir, |client| async move { client.detach_store(name).await })?;
+    if wait == Wait::Yes {
+        info = wait_for_detach(dir, info)?;
+    }
+    print(format, &info, |info| match info.state.as_str() {
+        "detached" => format!("filesystem {} has left store {}", info.filesystem, info.store),
+        _ => format!(
+            "everything comes back from store {} to filesystem {}: {} to go (see `forebay tier status {}`)",
+            info.store,
+            info.filesystem,
+            bytes(info.away_bytes),
+            dir.display()
+        ),
+    })
+}
+
+/// Shows how far it is until nothing is in the store any more.
+fn wait_for_detach(dir: &Path, mut info: TierInfo) -> Result<TierInfo> {
+    let (mut progress, mut told) = (Progress::new(), None);
+    let mut most = info.away_bytes;
+    loop {
+        most = most.max(info.away_bytes);
+        progress.show_bytes(&format!("from store {}", info.store), info.away_bytes, most);
+        if info.problem != told {
+            info.problem.iter().for_each(|problem| progress.say(&format!("it does not go on: {problem}")));
+            told = info.problem.clone();
+        }
+        std::thread::park_timeout(POLL);
+        let tiers = ask(dir, |client| async move { client.tiers().await })?;
+        match tiers.into_iter().find(|tier| tier.filesystem == info.filesystem) {
+            Some(tier) => info = tier,
+            None => {
+                let state = "detached".to_owned();
+                return Ok(TierInfo { state, problem: None, away_extents: 0, away_bytes: 0, ..info });
+            }
+        }
+    }
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// The mounts that paths are on. All of them are found before anything is done.
+fn mounted(paths: &[PathBuf]) -> Result<Vec<(&PathBuf, Mounted)>> {
+    paths.iter().map(|path| Ok((path, find_mount(path)?))).collect()
+}
+
+fn locate(mounted: &Mounted) -> Result<TierLocationInfo> {
+    let (name, inside) = (mounted.filesystem.as_str(), mounted.inside.as_str());
+    ask(&mounted.dir, |client| async move { client.tier_location(name, inside).await })
+}
+
+fn location(paths: &[PathBuf], format: Format) -> Result<()> {
+    let mut files = Vec::new();
+    for (path, mounted) in mounted(paths)? {
+        files.push(TierLocationInfo { path: shown(path), ..locate(&mounted)? });
+    }
+    print(format, &files, |files| {
+        let mut table = table(&["FILE", "SIZE", "SSD WRITE CACHE", "SSD READ CACHE", "OBJECT STORE"]);
+        for file in files {
+            table.add_row([
+                file.path.clone(),
+                exact(file.size),
+                exact(file.ssd_write_cache_bytes),
+                exact(file.ssd_read_cache_bytes),
+                exact(file.object_store_bytes),
+            ]);
+        }
+        table.to_string()
+    })
+}
+
+/// Bytes, and what that is for people.
+fn exact(count: u64) -> String {
+    if count < 1024 { bytes(count) } else { format!("{count} ({})", bytes(count)) }
+}
+
+fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
+    let mut files = Vec::new();
+    for (path, mounted) in mounted(paths)? {
+        let of = locate(&mounted)?.object_store_bytes;
+        let fetched_bytes = fetch_one(path, &mounted, of).with_context(|| shown(path))?;
+        files.push(Fetched { path: shown(path), fetched_bytes });
+    }
+    print(format, &files, |files| {
+        let line = |file: &Fetched| format!("{}: {} came back\n", file.path, bytes(file.fetched_bytes));
+        files.iter().map(line).collect()
+    })
+}
+
+/// Brings a file back, step by step. Returns how many bytes came.
+fn fetch_one(path: &Path, mounted: &Mounted, of: u64) -> Result<u64> {
+    let (mut progress, mut fetched, mut next) = (Progress::new(), 0, Some(0));
+    let name = mounted.filesystem.as_str();
+    while let Some(offset) = next {
+        progress.show_bytes(&shown(path), of.saturating_sub(fetched), of);
+        let step = FetchStep { path: mounted.inside.clone(), offset };
+        let done = ask(&mounted.dir, |client| async move { client.tier_fetch(name, &step).await })?;
+        fetched += done.bytes;
+        next = done.next_offset;
+    }
+    Ok(fetched)
+}
+
+fn release(paths: &[PathBuf], format: Format) -> Result<()> {
+    let mut files = Vec::new();
+    for (path, mounted) in mounted(paths)? {
+        let (name, file) = (mounted.filesystem.as_str(), TierFile { path: mounted.inside.clone() });
+        let done = ask(&mounted.dir, |client| async move { client.tier_release(name, &file).await });
+        let done = done.with_context(|| shown(path))?;
+        files.push(Released {
+            path: shown(path),
+            released_bytes: done.released_bytes,
+            not_uploaded_bytes: done.not_uploaded_bytes,
+        });
+    }
+    print(format, &files, |files| files.iter().map(released_text).collect())
+}
+
+fn released_text(file: &Released) -> String {
+    let stays = match file.not_uploaded_bytes {
+        0 => String::new(),
+        stays => format!(", {} stay until they are uploaded", bytes(stays)),
+    };
+    format!("{}: {} left the drives{stays}\n", file.path, bytes(file.released_bytes))
+}
+
+/// One line for `status`.
+pub(super) fn line(tier: &TierInfo) -> String {
+    let leaving = if tier.state == "detaching" { ", everything comes back" } else { "" };
+    format!(
+        "tier    {}: store {}, {} not uploaded, {} in both places, {} in the store only{leaving}\n",
+        tier.filesystem,
+        tier.store,
+        bytes(tier.queued_bytes),
+        bytes(tier.both_bytes),
+        bytes(tier.away_bytes),
+    )
+}
+
+fn details(tier: &TierInfo) -> String {
+    let extents = |count: u64, size: u64| format!("{} in {count} extents", bytes(size));
+    let queueing = if tier.queueing { ", older content is still being counted" } else { "" };
+    let overhead = match tier.overhead_percent {
+        Some(percent) => format!("{percent} % more than files have of them"),
+        None => "files have nothing of them any more".to_owned(),
+    };
+    let mut lines = vec![
+        ("filesystem", tier.filesystem.clone()),
+        ("store", tier.store.clone()),
+        ("state", tier.state.clone()),
+        (
+            "times",
+            format!("cue {}, retention {}", format_duration(tier.cue_s), format_duration(tier.retention_s)),
+        ),
+        ("not uploaded", format!("{}{queueing}", extents(tier.queued_extents, tier.queued_bytes))),
+        ("in both", extents(tier.both_extents, tier.both_bytes)),
+        ("store only", extents(tier.away_extents, tier.away_bytes)),
+        ("blobs", format!("{}, {}: {overhead}", tier.blobs, bytes(tier.stored_bytes))),
+        ("drives", format!("{} % full", tier.fill_percent)),
+        (
+            "since start",
+            format!(
+                "{} uploaded, {} released ({} early), {} fetched, {} rewritten, {} returned, {} blobs deleted",
+                bytes(tier.uploaded_bytes),
+                bytes(tier.released_bytes),
+                bytes(tier.released_early_bytes),
+                bytes(tier.fetched_bytes),
+                bytes(tier.rewritten_bytes),
+                bytes(tier.returned_bytes),
+                tier.deleted_blobs,
+            ),
+        ),
+    ];
+    lines.extend(tier.problem.clone().map(|problem| ("problem", problem)));
+    lines.iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect()
+}

@@ -1,0 +1,574 @@
+//! Filesystems and their object stores: attaching, detaching, and where files lie.
+//!
+//! The record of a filesystem says what should be. Whoever changes that holds `stores_lock`, so that no store goes away
+//! meanwhile. Tiering is stopped without the lock of the node's state: what it has under way may take a while.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use admin::{
+    AdminError, AttachStore, FetchStep, FetchStepInfo, ReleaseInfo, TierControl, TierFile, TierInfo,
+    TierLocationInfo,
+};
+use anyhow::Result;
+use base::ClusterId;
+use base::units::{format_duration, format_size};
+use client::{Attr, Client, FileTiers, TierLink};
+use layout::{BLOB_BYTES_MAX, extent_bytes_max};
+use meta::control::{ControlChange, ControlError, FilesystemRecord, StoreRecord, TierRecord};
+use tokio::sync::watch;
+use upkeep::{S3Store, TierOptions, Tiering};
+use wire::BoxFuture;
+use wire::store::ObjectStore;
+use wire::tier::Stage;
+
+use super::control::no_filesystem;
+use super::filesystems::FilesystemEntry;
+use super::memory::MemoryPlan;
+use super::stores::open_store;
+use super::why::walk;
+use super::{Node, State};
+
+/// What a filesystem gets unless somebody says otherwise.
+const RETENTION_S: u64 = 86_400;
+const CUE_S: u64 = 3600;
+/// Bounds of the cue: so long at least, and this part of the retention at most.
+const CUE_S_MIN: u64 = 10;
+const CUE_PART: u64 = 3;
+/// Blobs made at a time.
+const UPLOADS_MAX: u64 = 64;
+/// How long uploads under way are waited for. Cut off, they leave a blob that is found and deleted later.
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The object store of a filesystem that is being served, if it has one.
+pub(super) struct TierEntry {
+    cluster: ClusterId,
+    filesystem: u32,
+    /// Memory for blobs that are made.
+    blobs_bytes: u64,
+    fetched_bytes_max: u64,
+    /// All clients on the filesystem look here.
+    sender: watch::Sender<Option<Arc<dyn ObjectStore>>>,
+    store: String,
+    /// Largest blob, and uploads under way, as the store has them.
+    limits: (u32, u16),
+    /// Why the store cannot be used.
+    problem: Option<String>,
+    tiering: Option<Tiering>,
+}
+
+impl TierEntry {
+    /// Without a store.
+    pub(super) fn new(cluster: ClusterId, filesystem: u32, memory: &MemoryPlan) -> Self {
+        Self {
+            cluster,
+            filesystem,
+            blobs_bytes: memory.blobs_bytes,
+            fetched_bytes_max: memory.fetched_bytes,
+            sender: watch::channel(None).0,
+            store: String::new(),
+            limits: (BLOB_BYTES_MAX, 1),
+            problem: None,
+            tiering: None,
+        }
+    }
+
+    /// For a client.
+    pub(super) fn link(&self) -> TierLink {
+        TierLink {
+            cluster: self.cluster,
+            filesystem: self.filesystem,
+            fetched_bytes_max: self.fetched_bytes_max,
+            store: self.sender.subscribe(),
+        }
+    }
+
+    /// Ends tiering. The clients keep the store: what is away can still be read.
+    pub(super) async fn stop(&mut self) {
+        end(self.tiering.take()).await;
+    }
+
+    fn set_store(&mut self, record: &StoreRecord, store: Result<Arc<S3Store>, String>) {
+        let limits = record.address.limits;
+        (self.store, self.limits) = (record.name.clone(), (limits.blob_bytes, limits.uploads_max));
+        let store = store.map_err(|problem| self.problem = Some(problem)).ok();
+        if store.is_some() {
+            self.problem = None;
+        }
+        self.sender.send_replace(store.map(|store| store as Arc<dyn ObjectStore>));
+    }
+
+    fn options(&self, record: &FilesystemRecord, tier: TierRecord) -> TierOptions {
+        let (blob_bytes, uploads) = plan_uploads(self.blobs_bytes, self.limits, extent_bytes(record));
+        let TierRecord { retention_s, cue_s, detaching, .. } = tier;
+        TierOptions { retention_s, cue_s, blob_bytes, uploads, detaching }
+    }
+}
+
+async fn end(tiering: Option<Tiering>) {
+    if let Some(tiering) = tiering
+        && tokio::time::timeout(STOP_DEADLINE, tiering.stop()).await.is_err()
+    {
+        tracing::warn!("uploads under way are not waited for any longer");
+    }
+}
+
+/// The longest extents of a filesystem.
+fn extent_bytes(record: &FilesystemRecord) -> u32 {
+    record.all_sets().map(|(profile, _)| extent_bytes_max(profile)).max().unwrap_or_default()
+}
+
+/// Largest blob, and how many are made at a time, in so much memory. A single extent may make a larger one.
+fn plan_uploads(memory_bytes: u64, limits: (u32, u16), extent_bytes: u32) -> (u32, usize) {
+    let (blob_bytes_max, uploads_max) = limits;
+    let blob_bytes = memory_bytes.min(blob_bytes_max.into());
+    let most = UPLOADS_MAX.min(uploads_max.max(1).into());
+    let uploads = memory_bytes / blob_bytes.max(extent_bytes.into()).max(1);
+    (blob_bytes as u32, uploads.clamp(1, most) as usize)
+}
+
+/// What the record of a filesystem becomes when a store is attached.
+fn next_tier(known: Option<TierRecord>, store: u32, request: &AttachStore) -> Result<TierRecord, AdminError> {
+    let known = known.filter(|known| known.store == store);
+    let known_retention_s = known.map(|known| known.retention_s);
+    let retention_s = request.retention_s.or(known_retention_s).unwrap_or(RETENTION_S);
+    let most = retention_s / CUE_PART;
+    let cue_s = request.cue_s.or(known.map(|known| known.cue_s)).unwrap_or(CUE_S.min(most));
+    if !(CUE_S_MIN..=most).contains(&cue_s) {
+        return Err(AdminError::invalid(format!(
+            "the cue must be between 10s and a third of the retention: cue={} retention={}",
+            format_duration(cue_s),
+            format_duration(retention_s)
+        )));
+    }
+    Ok(TierRecord { store, retention_s, cue_s, detaching: false })
+}
+
+fn no_store_attached(name: &str) -> AdminError {
+    AdminError::conflict(format!("filesystem {name} has no object store (see `forebay fs attach`)"))
+}
+
+impl FilesystemEntry {
+    /// How tiering goes, if there is a store.
+    pub(super) async fn tier_info(&self) -> Result<Option<TierInfo>> {
+        let Some(record) = self.record.tier else { return Ok(None) };
+        let done = self.tier.tiering.as_ref().map(Tiering::stat).unwrap_or_default();
+        let tier = if self.owner.stat().halted { done.tier } else { self.client.tier_stat().await? };
+        let problem = self.tier.problem.clone().map(|problem| format!("it cannot be used: {problem}"));
+        let overhead = Some(tier.overhead_per_mille()).filter(|overhead| *overhead < u64::MAX);
+        Ok(Some(TierInfo {
+            filesystem: self.record.name.clone(),
+            store: self.tier.store.clone(),
+            retention_s: record.retention_s,
+            cue_s: record.cue_s,
+            state: if record.detaching { "detaching" } else { "tiering" }.to_owned(),
+            problem: problem.or(done.problem),
+            queueing: tier.queueing,
+            queued_extents: tier.queued.extents,
+            queued_bytes: tier.queued.bytes,
+            both_extents: tier.both.extents,
+            both_bytes: tier.both.bytes,
+            away_extents: tier.away.extents,
+            away_bytes: tier.away.bytes,
+            blobs: tier.blobs,
+            stored_bytes: tier.stored_bytes,
+            live_bytes: tier.live_bytes,
+            overhead_percent: overhead.map(|per_mille| per_mille.div_ceil(10)),
+            uploaded_bytes: done.uploaded_bytes,
+            released_bytes: done.released_bytes,
+            released_early_bytes: done.released_early_bytes,
+            deleted_blobs: done.deleted_blobs,
+            rewritten_bytes: done.rewritten_bytes,
+            returned_bytes: done.returned_bytes,
+            fetched_bytes: self.client.fetched_bytes(),
+            fill_percent: self.client.fill_per_mille().div_ceil(10),
+        }))
+    }
+
+    /// Refuses another store than the one that is attached, and all while everything comes back.
+    fn check_attachable(&self, store: &StoreRecord) -> Result<(), AdminError> {
+        let (name, present) = (&self.record.name, &self.tier.store);
+        match self.record.tier {
+            Some(TierRecord { detaching: true, .. }) => Err(AdminError::conflict(format!(
+                "filesystem {name} is leaving store {present}: wait until that is done (forebay fs detach --wait)"
+            ))),
+            Some(tier) if tier.store != store.id => Err(AdminError::conflict(format!(
+                "filesystem {name} has store {present} already: detach it first (forebay fs detach --wait)"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses to bring everything back to drives that cannot hold it.
+    async fn check_detachable(&self) -> Result<(), AdminError> {
+        let away = self.client.tier_stat().await.map_err(AdminError::failed)?.away.bytes;
+        let room = self.client.free_bytes();
+        if away <= room {
+            return Ok(());
+        }
+        Err(AdminError::conflict(format!(
+            "the drives have no room for what only store {} has of filesystem {}: away={} room={} (delete some of it, or \
+             add drives with `forebay drive add`)",
+            self.tier.store,
+            self.record.name,
+            format_size(away),
+            format_size(room)
+        )))
+    }
+}
+
+fn entry_of<'a>(state: &'a mut State, name: &str) -> Result<&'a mut FilesystemEntry, AdminError> {
+    state.filesystems.get_mut(name).ok_or_else(|| no_filesystem(name))
+}
+
+async fn info_of(entry: &FilesystemEntry) -> Result<TierInfo, AdminError> {
+    let info = entry.tier_info().await.map_err(|error| AdminError::failed(format!("{error:#}")))?;
+    info.ok_or_else(|| no_store_attached(&entry.record.name))
+}
+
+/// Where a file's bytes are.
+async fn location(client: &Client, attr: &Attr) -> Result<FileTiers, AdminError> {
+    let (mut tiers, mut next) = (FileTiers::default(), Some(0));
+    while let Some(off) = next {
+        let page = client.file_parts(attr.ino, off).await.map_err(AdminError::failed)?;
+        page.add_to(&mut tiers);
+        next = page.next;
+    }
+    Ok(tiers)
+}
+
+impl Node {
+    /// Gives filesystems their stores, and has them tier. Before anything of them is read.
+    pub(super) async fn start_tiers(&self) -> Result<()> {
+        let stores = self.control.stores()?;
+        let mut state = self.state.lock().await;
+        for entry in state.filesystems.values_mut() {
+            let Some(tier) = entry.record.tier else { continue };
+            match stores.iter().find(|store| store.id == tier.store) {
+                Some(store) => {
+                    entry.tier.set_store(store, open_store(&self.env, &self.accounts, store));
+                }
+                None => {
+                    entry.tier.store = tier.store.to_string();
+                    entry.tier.problem = Some(format!("it is not known: id={}", tier.store));
+                }
+            }
+            self.begin_tiering(entry);
+        }
+        Ok(())
+    }
+
+    fn begin_tiering(&self, entry: &mut FilesystemEntry) {
+        let Some(tier) = entry.record.tier else { return };
+        let options = entry.tier.options(&entry.record, tier);
+        let (env, client, pace) = (self.env.clone(), entry.client.clone(), self.pace.clone());
+        entry.tier.tiering = Some(Tiering::start(env, client, pace, options, &self.runtime));
+    }
+
+    async fn commit_tier(
+        &self,
+        entry: &mut FilesystemEntry,
+        tier: Option<TierRecord>,
+    ) -> Result<(), ControlError> {
+        let record = FilesystemRecord { tier, ..entry.record.clone() };
+        let mut change = ControlChange::default();
+        change.filesystem(&record);
+        self.control.commit(change).await?;
+        entry.record = record;
+        Ok(())
+    }
+
+    /// Has the filesystems that have left their stores forget them; and has those tier that do not, because whoever was
+    /// changing how did not get to the end.
+    pub(super) async fn finish_detached(&self, state: &mut State) -> Result<()> {
+        for entry in state.filesystems.values_mut() {
+            let Some(tier) = entry.record.tier else { continue };
+            let Some(tiering) = &entry.tier.tiering else {
+                self.begin_tiering(entry);
+                continue;
+            };
+            if !tier.detaching || !tiering.stat().detached {
+                continue;
+            }
+            self.commit_tier(entry, None).await?;
+            entry.tier.stop().await;
+            let (filesystem, store) = (&entry.record.name, std::mem::take(&mut entry.tier.store));
+            tracing::info!(filesystem, store, "everything came back from the object store");
+            entry.tier.problem = None;
+            entry.tier.sender.send_replace(None);
+        }
+        Ok(())
+    }
+
+    /// A store that filesystems use stays.
+    pub(super) fn check_unused(&self, store: &StoreRecord) -> Result<(), AdminError> {
+        let filesystems = self.control.filesystems().map_err(AdminError::failed)?;
+        let uses = |record: &&FilesystemRecord| record.tier.is_some_and(|tier| tier.store == store.id);
+        match filesystems.iter().find(uses) {
+            None => Ok(()),
+            Some(user) => Err(AdminError::conflict(format!(
+                "store {} is used by filesystem {}: detach it first (forebay fs detach --wait)",
+                store.name, user.name
+            ))),
+        }
+    }
+
+    /// Filesystems that use a store reach it as it says now.
+    pub(super) async fn change_store_of_tiers(&self, record: &StoreRecord, store: Arc<S3Store>) {
+        let mut state = self.state.lock().await;
+        let users = state.filesystems.values_mut();
+        for entry in users.filter(|entry| entry.record.tier.is_some_and(|tier| tier.store == record.id)) {
+            let before = entry.tier.limits;
+            entry.tier.set_store(record, Ok(store.clone()));
+            if entry.tier.limits != before {
+                // What the old one has under way comes to its end.
+                self.begin_tiering(entry);
+            }
+        }
+    }
+
+    /// Adds what S3 has fetched, which has a client of its own.
+    pub(super) fn add_s3_traffic(&self, tier: &mut TierInfo) {
+        let (filesystem, bytes) = self.s3_fetched();
+        if tier.filesystem == filesystem {
+            tier.fetched_bytes += bytes;
+        }
+    }
+
+    async fn tiers_now(&self) -> Result<Vec<TierInfo>, AdminError> {
+        let state = self.state.lock().await;
+        let mut tiers = Vec::new();
+        for entry in state.filesystems.values().filter(|entry| entry.record.tier.is_some()) {
+            let mut info = info_of(entry).await?;
+            self.add_s3_traffic(&mut info);
+            tiers.push(info);
+        }
+        Ok(tiers)
+    }
+
+    async fn attach_store_now(&self, name: &str, request: AttachStore) -> Result<TierInfo, AdminError> {
+        let _one_at_a_time = self.stores_lock.lock().await;
+        let record = self.store_record(&request.store)?;
+        let store = open_store(&self.env, &self.accounts, &record).map_err(|problem| {
+            AdminError::conflict(format!("store {} cannot be used: {problem}", record.name))
+        })?;
+        let (tier, running) = {
+            let mut state = self.state.lock().await;
+            let entry = entry_of(&mut state, name)?;
+            entry.check_attachable(&record)?;
+            (next_tier(entry.record.tier, record.id, &request)?, entry.tier.tiering.take())
+        };
+        end(running).await;
+        let mut state = self.state.lock().await;
+        let entry = entry_of(&mut state, name)?;
+        let committed = self.commit_tier(entry, Some(tier)).await;
+        if committed.is_ok() {
+            entry.tier.set_store(&record, Ok(store));
+        }
+        self.begin_tiering(entry);
+        committed.map_err(AdminError::failed)?;
+        info_of(entry).await
+    }
+
+    async fn detach_store_now(&self, name: &str) -> Result<TierInfo, AdminError> {
+        let _one_at_a_time = self.stores_lock.lock().await;
+        let (tier, running) = {
+            let mut state = self.state.lock().await;
+            let entry = entry_of(&mut state, name)?;
+            let tier = entry.record.tier.ok_or_else(|| no_store_attached(name))?;
+            if tier.detaching {
+                return info_of(entry).await;
+            }
+            entry.check_detachable().await?;
+            (tier, entry.tier.tiering.take())
+        };
+        end(running).await;
+        let mut state = self.state.lock().await;
+        let entry = entry_of(&mut state, name)?;
+        let committed = self.commit_tier(entry, Some(TierRecord { detaching: true, ..tier })).await;
+        self.begin_tiering(entry);
+        committed.map_err(AdminError::failed)?;
+        info_of(entry).await
+    }
+
+    /// A file, written out, and a client that reaches it. The state's lock is not held while the store is asked.
+    async fn tier_file(&self, name: &str, path: &str) -> Result<(Client, Attr), AdminError> {
+        let client = {
+            let mut state = self.state.lock().await;
+            entry_of(&mut state, name)?.client.clone()
+        };
+        let attr = walk(&client, path)
+            .await
+            .map_err(|error| AdminError::not_found(format!("{error}: path={path} filesystem={name}")))?;
+        if attr.kind != client::FileKind::Regular {
+            return Err(AdminError::invalid(format!("not a regular file: path={path} filesystem={name}")));
+        }
+        client.fsync(attr.ino).await.map_err(AdminError::failed)?;
+        Ok((client, attr))
+    }
+
+    async fn tier_location_now(&self, name: String, path: String) -> Result<TierLocationInfo, AdminError> {
+        let (client, attr) = self.tier_file(&name, &path).await?;
+        let tiers = location(&client, &attr).await?;
+        Ok(TierLocationInfo {
+            path,
+            filesystem: name,
+            inode: attr.ino.0,
+            size: attr.size,
+            ssd_write_cache_bytes: tiers.drives_bytes,
+            ssd_read_cache_bytes: tiers.both_bytes,
+            object_store_bytes: tiers.away_bytes,
+        })
+    }
+
+    async fn tier_fetch_now(&self, name: &str, step: FetchStep) -> Result<FetchStepInfo, AdminError> {
+        let FetchStep { path, offset } = step;
+        let (client, attr) = self.tier_file(name, &path).await?;
+        if offset == 0 {
+            let (away, room) = (location(&client, &attr).await?.away_bytes, client.free_bytes());
+            if away > room {
+                return Err(AdminError::conflict(format!(
+                    "the drives have no room for the file: path={path} away={} room={} (take others from the drives with \
+                     `forebay tier release`, or delete some)",
+                    format_size(away),
+                    format_size(room)
+                )));
+            }
+        }
+        let (bytes, next_offset) = client.fetch_file(attr.ino, offset).await.map_err(|error| {
+            AdminError::failed(format!(
+                "a part of the file did not come back: {error}: path={path} offset={offset} (is the store reached, and is \
+                 there room? see `forebay tier status` and the log file)"
+            ))
+        })?;
+        Ok(FetchStepInfo { bytes, next_offset })
+    }
+
+    async fn tier_release_now(&self, name: &str, path: &str) -> Result<ReleaseInfo, AdminError> {
+        let tier = {
+            let mut state = self.state.lock().await;
+            entry_of(&mut state, name)?.record.tier
+        };
+        match tier {
+            None => return Err(no_store_attached(name)),
+            Some(tier) if tier.detaching => {
+                return Err(AdminError::conflict(format!(
+                    "everything of filesystem {name} comes back to the drives: nothing leaves them now"
+                )));
+            }
+            Some(_) => {}
+        }
+        let (client, attr) = self.tier_file(name, path).await?;
+        let mut info = ReleaseInfo { released_bytes: 0, not_uploaded_bytes: 0 };
+        let mut next = Some(0);
+        while let Some(off) = next {
+            let page = client.file_parts(attr.ino, off).await.map_err(AdminError::failed)?;
+            let mut ids = HashSet::new();
+            for part in &page.parts {
+                match (part.extent, part.stage) {
+                    (Some(id), Some(Stage::Both)) => {
+                        ids.insert(id);
+                    }
+                    (Some(_), None | Some(Stage::Queued)) => info.not_uploaded_bytes += part.bytes,
+                    _ => {}
+                }
+            }
+            let released = client.release_extents(ids.into_iter().collect()).await;
+            info.released_bytes += released.map_err(AdminError::failed)?.bytes;
+            next = page.next;
+        }
+        Ok(info)
+    }
+}
+
+impl TierControl for Node {
+    fn tiers(&self) -> BoxFuture<'_, Result<Vec<TierInfo>, AdminError>> {
+        Box::pin(self.tiers_now())
+    }
+
+    fn attach_store(
+        &self,
+        name: String,
+        request: AttachStore,
+    ) -> BoxFuture<'_, Result<TierInfo, AdminError>> {
+        Box::pin(async move { self.attach_store_now(&name, request).await })
+    }
+
+    fn detach_store(&self, name: String) -> BoxFuture<'_, Result<TierInfo, AdminError>> {
+        Box::pin(async move { self.detach_store_now(&name).await })
+    }
+
+    fn tier_location(
+        &self,
+        name: String,
+        path: String,
+    ) -> BoxFuture<'_, Result<TierLocationInfo, AdminError>> {
+        Box::pin(self.tier_location_now(name, path))
+    }
+
+    fn tier_fetch(&self, name: String, step: FetchStep) -> BoxFuture<'_, Result<FetchStepInfo, AdminError>> {
+        Box::pin(async move { self.tier_fetch_now(&name, step).await })
+    }
+
+    fn tier_release(&self, name: String, file: TierFile) -> BoxFuture<'_, Result<ReleaseInfo, AdminError>> {
+        Box::pin(async move { self.tier_release_now(&name, &file.path).await })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use base::units::MIB;
+
+    use super::*;
+
+    const KNOWN: TierRecord = TierRecord { store: 1, retention_s: 7200, cue_s: 60, detaching: false };
+
+    #[track_caller]
+    fn check(
+        known: Option<TierRecord>,
+        asked: (Option<u64>, Option<u64>),
+        expected: Result<(u64, u64), &str>,
+    ) {
+        let request = AttachStore { store: "cold".to_owned(), retention_s: asked.0, cue_s: asked.1 };
+        match (next_tier(known, 1, &request), expected) {
+            (Ok(tier), Ok(times)) => assert_eq!((tier.retention_s, tier.cue_s), times),
+            (Err(error), Err(text)) => assert!(error.message.ends_with(text), "{error}"),
+            (got, _) => panic!("{got:?} is not {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_not_said_about_times_is_as_it_was_or_suits_the_rest() {
+        check(None, (None, None), Ok((86_400, 3600)));
+        check(None, (Some(60), None), Ok((60, 20)));
+        check(Some(KNOWN), (None, None), Ok((7200, 60)));
+        check(Some(KNOWN), (None, Some(90)), Ok((7200, 90)));
+        check(Some(KNOWN), (Some(3600), None), Ok((3600, 60)));
+    }
+
+    #[test]
+    fn the_cue_is_at_least_ten_seconds_and_at_most_a_third_of_the_retention() {
+        check(None, (Some(30), Some(10)), Ok((30, 10)));
+        check(None, (Some(30), Some(11)), Err("a third of the retention: cue=11s retention=30s"));
+        check(None, (None, Some(9)), Err("between 10s and a third of the retention: cue=9s retention=1d"));
+        check(None, (Some(29), None), Err("cue=9s retention=29s"));
+        check(Some(KNOWN), (Some(90), None), Err("cue=1m retention=1m30s"));
+    }
+
+    #[test]
+    fn uploads_follow_the_memory_that_there_is() {
+        let mib = |mib: u32| mib << 20;
+        for (memory_mib, limits, extent, expected) in [
+            (128, (mib(64), 64), mib(4), (mib(64), 2)),
+            (128, (mib(4), 64), mib(2), (mib(4), 32)),
+            (128, (mib(4), 8), mib(2), (mib(4), 8)),
+            (32, (mib(64), 64), mib(4), (mib(32), 1)),
+            (128, (mib(4), 64), mib(12), (mib(4), 10)),
+            (4, (mib(64), 64), mib(12), (mib(4), 1)),
+        ] {
+            assert_eq!(plan_uploads(memory_mib * MIB, limits, extent), expected);
+        }
+    }
+}
