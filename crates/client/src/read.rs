@@ -91,6 +91,8 @@ impl Client {
     /// Reads some bytes at `off`; none only at the end of the file.
     async fn read_some(&self, node: &Node, off: u64, len: usize) -> Result<(Bytes, Moment), FsError> {
         let mut retries = 0;
+        // What the store did not give. Content may have come back since: then a fresh map names other pieces.
+        let mut refused: Option<Vec<MapPiece>> = None;
         loop {
             let reading = self.inner.session.reading();
             let snapshot = match self.look(node, off, len) {
@@ -104,6 +106,11 @@ impl Client {
             };
             let moment = snapshot.moment;
             let away = snapshot.pieces.iter().any(|piece| matches!(piece.content, Content::Away(..)));
+            if away && refused.as_ref() == Some(&snapshot.pieces) {
+                tracing::error!(ino = %node.ino, off, len, "read failed: only the object store has this");
+                return Err(FsError::Io);
+            }
+            let asked = away.then(|| snapshot.pieces.clone());
             match self.fetch(off, snapshot).await {
                 Ok(bytes) => {
                     if away {
@@ -115,6 +122,10 @@ impl Client {
                 // an extent is deleted or unreadable: a fresh map says.
                 Err(error) if retries < attempts(error) => {
                     retries += 1;
+                    node.lock().map.forget();
+                }
+                Err(ReadExtentError::Away) if refused.is_none() => {
+                    refused = asked;
                     node.lock().map.forget();
                 }
                 Err(error) => {

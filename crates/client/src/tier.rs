@@ -398,12 +398,18 @@ impl Client {
             if !self.has_room(2 * piece.len) {
                 return;
             }
-            let Ok(permit) = Arc::clone(&self.inner.away.coming_back).try_acquire_owned() else { return };
-            if !self.inner.away.pieces.lock().expect("no holder of this lock panics").insert(key) {
-                continue;
+            {
+                let mut waiting = self.inner.away.pieces.lock().expect("no holder of this lock panics");
+                if waiting.len() >= WAITING_MAX {
+                    return;
+                }
+                if !waiting.insert(key) {
+                    continue;
+                }
             }
             let client = self.clone();
             self.inner.runtime.spawn(async move {
+                let turn = Arc::clone(&client.inner.away.coming_back).acquire_owned().await;
                 match client.rehydrate(ino, piece).await {
                     Ok(_) => {
                         if let Some(node) = client.inner.nodes.find(ino) {
@@ -413,7 +419,7 @@ impl Client {
                     Err(error) => tracing::debug!(%ino, %error, "what was read stays away"),
                 }
                 client.inner.away.pieces.lock().expect("no holder of this lock panics").remove(&key);
-                drop(permit);
+                drop(turn);
             });
         }
     }
@@ -457,6 +463,8 @@ impl Client {
 
 /// Reads of so many bytes look like those of a program that reads on.
 const AHEAD_FROM: u64 = 128 << 10;
+/// Pieces that wait to be brought back; what is read beyond that stays away until it is read again.
+const WAITING_MAX: usize = 4096;
 /// Pieces of a file that one step brings back.
 const COMING_BACK: usize = 64;
 

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::{FsError, Ino};
-use client::{Client, FileTiers};
+use client::{Client, FileTiers, OpenIntent, SeekKind};
 use common::{MemStore, World, create, pattern, read_all, read_in_parts, run};
 use wire::tier::{Stage, TierMode};
 
@@ -206,6 +206,12 @@ fn a_store_is_left_when_everything_is_back() {
         client.tier_attach().await.unwrap();
         let files = write_files(&client).await;
         send_away(&world, &client).await;
+        // Knows where everything is, and does not hear that it comes back.
+        let old = world.tiered_client(&store).await;
+        for (ino, bytes) in &files {
+            old.open_file(*ino, OpenIntent::Read).await.unwrap();
+            assert_eq!(old.seek(*ino, 0, SeekKind::Data).await.unwrap(), 0, "len={}", bytes.len());
+        }
         client.tier_leave().await.unwrap();
         assert_eq!(client.tier_attach().await, Err(FsError::WouldBlock));
         for (ino, _) in &files {
@@ -223,6 +229,10 @@ fn a_store_is_left_when_everything_is_back() {
         let plain = world.client().await;
         for (ino, bytes) in &files {
             assert!(read_all(&plain, *ino).await.unwrap() == *bytes);
+        }
+        store.down.store(true, Ordering::SeqCst);
+        for (ino, bytes) in &files {
+            assert!(read_all(&old, *ino).await.unwrap() == *bytes, "through an old map");
         }
         client.tier_attach().await.unwrap();
     });
