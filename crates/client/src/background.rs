@@ -1,10 +1,12 @@
 //! What a client does on its own account: heartbeats, flushing what has been dirty for long, recalls.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::{FsError, Ino};
+use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
 use wire::meta::{LeaseGrant, LeaseKind, MetaRequest, OwnerEvent};
@@ -22,6 +24,8 @@ const CLOSE_DELAY: Duration = Duration::from_millis(20);
 const CLOSES_AT_ONCE: usize = 64;
 /// Rounds of flushing before a lease is given up whatever comes.
 const FLUSH_ROUNDS: u32 = 8;
+/// Events of the owner that are handled together.
+const EVENTS_AT_ONCE: usize = 1024;
 
 pub(crate) async fn ticker(client: Client) {
     let mut interval = tokio::time::interval(TICK);
@@ -173,7 +177,7 @@ impl Client {
     ///
     /// The lease stays usable until the last moment, so that a write under way never waits for a lease while
     /// invalidation waits for that write.
-    async fn recalled(&self, lease: LeaseGrant, keep: Option<LeaseKind>, entry: Option<(Ino, bytes::Bytes)>) {
+    async fn recalled(&self, lease: LeaseGrant, keep: Option<LeaseKind>) {
         self.void(lease);
         let Some(node) = self.inner.nodes.find(lease.ino) else {
             self.release(lease, None).await;
@@ -188,7 +192,9 @@ impl Client {
                 return;
             }
             if keep.is_none() && round == 0 {
-                self.invalidate_above(lease, entry.clone()).await;
+                // What they are told from now on they do not keep.
+                node.lock().recalled = true;
+                self.invalidate_above(lease).await;
             }
             if self.give_up(&node, lease, keep) {
                 self.release(lease, keep).await;
@@ -224,6 +230,7 @@ impl Client {
         if state.lease.is_some_and(|held| held.id == lease.id) {
             state.lease = keep.map(|kind| LeaseGrant { kind, ..lease });
             state.yielding = false;
+            state.recalled = false;
         }
         if keep.is_none() {
             state.map.forget();
@@ -232,23 +239,8 @@ impl Client {
         true
     }
 
-    async fn invalidate_above(&self, lease: LeaseGrant, entry: Option<(Ino, bytes::Bytes)>) {
-        let invalidate = self.inner.invalidate.lock().expect("no holder of this lock panics").clone();
-        let Some(invalidate) = invalidate else { return };
-        let work = move || {
-            if let Some((parent, name)) = entry {
-                invalidate.entry(parent, &name);
-            }
-            invalidate.inode(lease.ino);
-        };
-        // The kernel may make this wait for requests that are under way: never on a runtime worker.
-        if tokio::task::spawn_blocking(work).await.is_err() {
-            tracing::error!("invalidation of kernel caches was cut off");
-        }
-    }
-
     async fn release(&self, lease: LeaseGrant, keep: Option<LeaseKind>) {
-        match self.call(MetaRequest::Release { lease, keep }).await {
+        match self.answer(MetaRequest::Release { lease, keep }).await {
             Ok(_) | Err(FsError::Unavailable) => {}
             Err(error) => tracing::warn!(ino = %lease.ino, %error, "lease was not given back"),
         }
@@ -264,6 +256,7 @@ impl Client {
         }
         state.lease = None;
         state.yielding = false;
+        state.recalled = false;
         state.map.forget();
         state.forget_attr();
         let lost = state.dirty.bytes();
@@ -283,16 +276,28 @@ impl Client {
 }
 
 pub(crate) async fn events(client: Client, mut inbox: mpsc::UnboundedReceiver<OwnerEvent>) {
-    while let Some(event) = inbox.recv().await {
+    let mut happened = Vec::new();
+    while inbox.recv_many(&mut happened, EVENTS_AT_ONCE).await > 0 {
         if client.inner.closing.load(Ordering::Relaxed) {
             return;
         }
-        match event {
-            OwnerEvent::Recall { lease, keep, entry } => {
-                let client = client.clone();
-                tokio::spawn(async move { client.recalled(lease, keep, entry).await });
+        let mut names: BTreeMap<Ino, Vec<(Bytes, u64)>> = BTreeMap::new();
+        for event in happened.drain(..) {
+            match event {
+                OwnerEvent::Recall { lease, keep } => {
+                    let client = client.clone();
+                    tokio::spawn(async move { client.recalled(lease, keep).await });
+                }
+                OwnerEvent::Revoked { lease } => client.revoked(lease),
+                OwnerEvent::Forget { dir, name, number } => {
+                    names.entry(dir).or_default().push((name, number));
+                }
             }
-            OwnerEvent::Revoked { lease } => client.revoked(lease),
+        }
+        // Names of one directory share a message; a directory that is busy above keeps no other waiting.
+        for (dir, names) in names {
+            let client = client.clone();
+            tokio::spawn(async move { client.forget_names(dir, names).await });
         }
     }
 }

@@ -5,6 +5,7 @@
 //! metadata operations are durable when they return; data is durable after [`Client::fsync`], and soon after
 //! the last close.
 
+mod above;
 mod away;
 mod background;
 mod dirty;
@@ -46,6 +47,7 @@ use wire::meta::{EventSink, LeaseGrant, MetaReply, MetaRequest, MetaService, Own
 
 use wire::store::ObjectStore;
 
+use above::Forgotten;
 use away::Away;
 use extents::ExtentIo;
 use flush::InlineBudget;
@@ -54,6 +56,7 @@ use makes::Makes;
 use node::NodeTable;
 use session::Session;
 
+pub use above::NameTerm;
 pub use file::NotTaken;
 pub use names::DirPage;
 pub use objects::{CompleteUpload, CopyObject, PutOptions, PutPart};
@@ -123,7 +126,7 @@ impl TierLink {
 pub trait Invalidate: Send + Sync {
     /// Attributes and content of an inode changed elsewhere.
     fn inode(&self, ino: Ino);
-    /// A name changed elsewhere.
+    /// A name is about to change elsewhere. What asks for it meanwhile is told that it may not keep it.
     fn entry(&self, parent: Ino, name: &[u8]);
 }
 
@@ -188,6 +191,7 @@ struct Inner {
     /// Odd while the owner is being told of closed files; grows with each time it is.
     close_rounds: AtomicU64,
     given_up: Mutex<GivenUp>,
+    forgotten: Forgotten,
     makes: Makes,
     /// Counts answers to changes of names.
     changes: AtomicU64,
@@ -238,6 +242,7 @@ impl Client {
             closed_some: Notify::new(),
             close_rounds: AtomicU64::new(0),
             given_up: Mutex::default(),
+            forgotten: Forgotten::default(),
             makes: Makes::default(),
             changes: AtomicU64::new(0),
             invalidate: Mutex::new(None),
@@ -258,6 +263,11 @@ impl Client {
     /// Sends a request to the owner.
     async fn call(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
         self.inner.session.call(request).await
+    }
+
+    /// Sends an answer to an event of the owner. It passes requests that wait for the answers of others.
+    async fn answer(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
+        self.inner.session.answer(request).await
     }
 
     /// Sets who is told when something changes elsewhere.

@@ -9,7 +9,7 @@ use wire::meta::{
 };
 
 use crate::node::{Node, Resizing};
-use crate::{Client, owned};
+use crate::{Client, NameTerm, owned};
 
 /// Pieces of a file's map that are remembered while nobody has it open.
 const MAP_KEPT_MAX: usize = 1024;
@@ -25,6 +25,8 @@ pub struct DirPage {
     pub parent: Ino,
     /// There are no entries after these.
     pub end: bool,
+    /// How long the names may be kept.
+    pub term: NameTerm,
 }
 
 fn unexpected<T>(reply: &MetaReply) -> Result<T, FsError> {
@@ -108,9 +110,17 @@ impl Client {
 
     /// Finds a name and pins what it refers to.
     pub async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
-        let asked = self.asking();
+        self.find(parent, name).await?.0.ok_or(FsError::NotFound)
+    }
+
+    /// As [`Client::lookup`], for a cache above: with how long it may keep the name, or that there is none.
+    pub async fn find(&self, parent: Ino, name: &[u8]) -> Result<(Option<Attr>, NameTerm), FsError> {
+        let (asked, term) = (self.asking(), self.asking_names(parent));
         match self.call(MetaRequest::Lookup { parent, name: owned(name) }).await? {
-            MetaReply::Entry { attr, lease } => Ok(self.note(attr, lease, 1, asked)),
+            MetaReply::Entry { attr, lease, keep } => {
+                Ok((Some(self.note(attr, lease, 1, asked)), NameTerm { keep, ..term }))
+            }
+            MetaReply::Missing { keep } => Ok((None, NameTerm { keep, ..term })),
             other => unexpected(&other),
         }
     }
@@ -127,18 +137,23 @@ impl Client {
         }
         let asked = self.asking();
         match self.call(MetaRequest::GetAttr { ino }).await? {
-            MetaReply::Entry { attr, lease } => Ok(self.note(attr, lease, 0, asked)),
+            MetaReply::Entry { attr, lease, .. } => Ok(self.note(attr, lease, 0, asked)),
             other => unexpected(&other),
         }
     }
 
     /// Creates an inode and pins it.
     pub async fn make(&self, make: MakeNode) -> Result<Attr, FsError> {
+        self.make_named(make).await.map(|(attr, _)| attr)
+    }
+
+    /// As [`Client::make`], for a cache above: with how long it may keep the name.
+    pub async fn make_named(&self, make: MakeNode) -> Result<(Attr, NameTerm), FsError> {
         let (parent, opened) = (make.parent, make.open != OpenIntent::None);
         let _under_way = opened.then(|| self.inner.makes.begin());
-        let asked = self.asking();
+        let (asked, term) = (self.asking(), self.asking_names(parent));
         match self.call(MetaRequest::Make(make)).await? {
-            MetaReply::Entry { attr, lease } => {
+            MetaReply::Entry { attr, lease, keep } => {
                 self.changed(parent);
                 let made = attr;
                 let attr = self.note(made, lease, 1, asked);
@@ -152,7 +167,7 @@ impl Client {
                         state.map.learn_empty();
                     }
                 }
-                Ok(attr)
+                Ok((attr, NameTerm { keep, ..term }))
             }
             other => unexpected(&other),
         }
@@ -165,8 +180,11 @@ impl Client {
         after: Option<DirPosition>,
         limit: u32,
     ) -> Result<DirPage, FsError> {
+        let term = self.asking_names(ino);
         match self.call(MetaRequest::ReadDir { ino, after, limit }).await? {
-            MetaReply::Dir { entries, parent, end } => Ok(DirPage { entries, parent, end }),
+            MetaReply::Dir { entries, parent, end, keep } => {
+                Ok(DirPage { entries, parent, end, term: NameTerm { keep, ..term } })
+            }
             other => unexpected(&other),
         }
     }
@@ -224,12 +242,11 @@ impl Client {
             return Ok(());
         }
         let asked = self.asking();
-        let MetaReply::Entry { attr, lease } =
-            self.call(MetaRequest::Lookup { parent, name: owned(name) }).await?
-        else {
-            return Err(FsError::Io);
+        let attr = match self.call(MetaRequest::Lookup { parent, name: owned(name) }).await? {
+            MetaReply::Entry { attr, lease, .. } => self.note(attr, lease, 0, asked),
+            MetaReply::Missing { .. } => return Err(FsError::NotFound),
+            other => return unexpected(&other),
         };
-        self.note(attr, lease, 0, asked);
         match self.inner.nodes.find(attr.ino) {
             Some(node) if node.lock().has_dirty() => match self.flush(&node).await {
                 // It has lost this name meanwhile, and every other: whatever is there now is moved.
@@ -266,12 +283,18 @@ impl Client {
 
     /// Adds a name to a file, and pins it.
     pub async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
+        self.link_named(ino, parent, name).await.map(|(attr, _)| attr)
+    }
+
+    /// As [`Client::link`], for a cache above: with how long it may keep the name.
+    pub async fn link_named(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<(Attr, NameTerm), FsError> {
+        let term = self.asking_names(parent);
         match self.call(MetaRequest::Link { ino, parent, name: owned(name) }).await? {
-            MetaReply::Attr(attr) => {
+            MetaReply::Entry { attr, keep, .. } => {
                 self.changed(parent);
                 // The inode may be forgotten here before an older answer about it comes.
                 self.overtake(ino);
-                Ok(self.note(attr, None, 1, self.asking()))
+                Ok((self.note(attr, None, 1, self.asking()), NameTerm { keep, ..term }))
             }
             other => unexpected(&other),
         }
@@ -393,7 +416,7 @@ impl Client {
         let _resizing = flush.as_ref().map(|_| Resizing::new(&node));
         let (asked, makes_before) = (self.asking(), self.inner.makes.begun());
         let reply = self.call(MetaRequest::Open { ino, intent }).await?;
-        let MetaReply::Entry { attr, lease } = reply else { return unexpected(&reply) };
+        let MetaReply::Entry { attr, lease, .. } = reply else { return unexpected(&reply) };
         {
             let mut state = node.lock();
             state.opens += 1;

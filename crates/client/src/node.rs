@@ -60,6 +60,8 @@ pub(crate) struct NodeState {
     pub(crate) flush_scheduled: bool,
     /// The lease is about to be given up: nothing may begin under it.
     pub(crate) yielding: bool,
+    /// Caches above were told to forget the attributes, and may not keep them again under this lease.
+    pub(crate) recalled: bool,
     /// The owner may have changed size and map already, and has not answered: see [`Resizing`].
     resizing: bool,
     /// Attributes changed under the exclusive lease; the owner learns of them with the next commit.
@@ -128,6 +130,7 @@ impl NodeState {
         }
         self.lease = Some(new);
         self.yielding = false;
+        self.recalled = false;
     }
 
     /// Whether an answer that carries the grant held here may still be on its way.

@@ -1,8 +1,8 @@
 //! Objects: files and directories below a bucket, named by whole keys.
 //!
 //! Every call is one batch of the owner, so what it checks and what it changes are of one moment. Other clients'
-//! leases are recalled as for names and attributes; what a program above *this* client caches on its own account
-//! (a kernel) is not told: a process that mounts a filesystem and serves its objects needs a client for each.
+//! leases are recalled and names forgotten as for any change; what a program above *this* client caches on its own
+//! account (a kernel) is not told: a process that mounts a filesystem and serves its objects needs a client for each.
 
 use std::sync::atomic::Ordering;
 

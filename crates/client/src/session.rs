@@ -10,12 +10,28 @@ use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
 
 /// Requests under way at once.
 const SLOTS: usize = 64;
+/// Answers to events of the owner, which wait for nobody, on their way at once.
+const ANSWER_SLOTS: usize = 16;
+
+/// Slots that requests take one after another.
+struct Lane {
+    permits: Semaphore,
+    slots: Mutex<Vec<(u32, u64)>>,
+}
+
+impl Lane {
+    fn new(slots: std::ops::Range<usize>) -> Self {
+        let permits = Semaphore::new(slots.len());
+        Self { permits, slots: Mutex::new(slots.map(|slot| (slot as u32, 0)).collect()) }
+    }
+}
 
 pub(crate) struct Session {
     meta: Arc<dyn MetaService>,
     id: SessionId,
-    permits: Semaphore,
-    slots: Mutex<Vec<(u32, u64)>>,
+    requests: Lane,
+    /// Of their own: requests may wait for answers that others can only give after these.
+    answers: Lane,
     ids: AsyncMutex<std::ops::Range<u64>>,
     /// The newest ledger version that a heartbeat brought.
     version: AtomicU64,
@@ -25,14 +41,14 @@ pub(crate) struct Session {
 
 /// Gives a slot back when the request is over or given up.
 struct SlotGuard<'a> {
-    session: &'a Session,
+    lane: &'a Lane,
     slot: u32,
     seq: u64,
 }
 
 impl Drop for SlotGuard<'_> {
     fn drop(&mut self) {
-        let mut slots = self.session.slots.lock().expect("no holder of this lock panics");
+        let mut slots = self.lane.slots.lock().expect("no holder of this lock panics");
         slots.push((self.slot, self.seq));
     }
 }
@@ -61,12 +77,11 @@ impl Session {
         events: Arc<dyn EventSink>,
     ) -> Result<Self, FsError> {
         let id = meta.connect(events).await?;
-        let slots = (0..SLOTS as u32).map(|slot| (slot, 0)).collect();
         Ok(Self {
             meta,
             id,
-            permits: Semaphore::new(SLOTS),
-            slots: Mutex::new(slots),
+            requests: Lane::new(0..SLOTS),
+            answers: Lane::new(SLOTS..SLOTS + ANSWER_SLOTS),
             ids: AsyncMutex::new(0..0),
             version: AtomicU64::new(0),
             reads: Mutex::new(BTreeMap::new()),
@@ -75,10 +90,19 @@ impl Session {
 
     /// Sends a request; at most [`SLOTS`] at a time, more wait here.
     pub(crate) async fn call(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
-        let _permit = self.permits.acquire().await.map_err(|_| FsError::Unavailable)?;
-        let slot = self.slots.lock().expect("no holder of this lock panics").pop();
+        self.send(&self.requests, request).await
+    }
+
+    /// Sends an answer to an event, in slots of its own.
+    pub(crate) async fn answer(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
+        self.send(&self.answers, request).await
+    }
+
+    async fn send(&self, lane: &Lane, request: MetaRequest) -> Result<MetaReply, FsError> {
+        let _permit = lane.permits.acquire().await.map_err(|_| FsError::Unavailable)?;
+        let slot = lane.slots.lock().expect("no holder of this lock panics").pop();
         let (slot, seq) = slot.expect("there are as many slots as permits");
-        let guard = SlotGuard { session: self, slot, seq: seq + 1 };
+        let guard = SlotGuard { lane, slot, seq: seq + 1 };
         let id = RequestId { session: self.id, slot, seq: guard.seq };
         self.meta.call(id, request).await
     }

@@ -70,7 +70,11 @@ impl<'a> Asker<'a> {
     }
 
     fn lookup(&mut self, name: &str) -> Result<MetaReply, FsError> {
-        self.ask(MetaRequest::Lookup { parent: Ino::ROOT, name: Bytes::copy_from_slice(name.as_bytes()) })
+        let name = Bytes::copy_from_slice(name.as_bytes());
+        match self.ask(MetaRequest::Lookup { parent: Ino::ROOT, name })? {
+            MetaReply::Missing { .. } => Err(FsError::NotFound),
+            found => Ok(found),
+        }
     }
 
     fn unlink(&mut self, name: &str) -> Result<MetaReply, FsError> {

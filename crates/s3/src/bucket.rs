@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use base::{FsError, Ino};
 use bytes::Bytes;
-use client::{Client, FileKind, Invalidate};
+use client::{Client, FileKind, Invalidate, NameTerm};
 use s3s::{S3Error, S3Result, s3_error};
 
 use crate::cors::CorsRules;
@@ -37,7 +37,8 @@ impl Bucket {
 }
 
 /// What is known of buckets. An entry holds while the client has a lease on the directory: when somebody else renames,
-/// removes or changes it, the lease is recalled, and [`Invalidate`] is called before that change is acknowledged.
+/// removes or changes it, the lease is recalled, and [`Invalidate`] is called before that change is acknowledged. One that
+/// changes its name while it is asked for is told that too.
 pub(crate) struct Buckets {
     client: Client,
     known: Mutex<HashMap<String, Arc<Bucket>>>,
@@ -56,9 +57,11 @@ impl Buckets {
             return Ok(bucket);
         }
         let changes = self.changes.load(Ordering::Acquire);
-        let attr = match self.client.lookup(Ino::ROOT, name.as_bytes()).await {
-            Ok(attr) => attr,
-            Err(FsError::NotFound | FsError::NameTooLong | FsError::Invalid) => return Err(no_such(name)),
+        let (attr, term) = match self.client.find(Ino::ROOT, name.as_bytes()).await {
+            Ok((Some(attr), term)) => (attr, term),
+            Ok((None, _)) | Err(FsError::NotFound | FsError::NameTooLong | FsError::Invalid) => {
+                return Err(no_such(name));
+            }
             Err(error) => return Err(object_error(error.into())),
         };
         if attr.kind != FileKind::Directory {
@@ -73,7 +76,7 @@ impl Buckets {
             }
         };
         let bucket = Arc::new(Self::read(name, attr.ino, settings)?);
-        self.remember(&bucket, changes);
+        self.remember(&bucket, &term, changes);
         Ok(bucket)
     }
 
@@ -103,9 +106,11 @@ impl Buckets {
         Some(bucket.clone())
     }
 
-    fn remember(&self, bucket: &Arc<Bucket>, changes: u64) {
+    fn remember(&self, bucket: &Arc<Bucket>, term: &NameTerm, changes: u64) {
         let mut known = self.known.lock().expect("no holder of this lock panics");
-        let is_current = self.changes.load(Ordering::Acquire) == changes;
+        let is_vouched =
+            !self.client.name_term(term).is_zero() && !self.client.attr_term(bucket.ino).is_zero();
+        let is_current = is_vouched && self.changes.load(Ordering::Acquire) == changes;
         let old = if is_current && known.len() < BUCKETS_MAX {
             known.insert(bucket.name.clone(), bucket.clone()).map(|old| old.ino)
         } else {

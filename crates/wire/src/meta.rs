@@ -4,6 +4,7 @@
 //! arrives. A request carries `(session, slot, seq)`; sent again, it has no second effect.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::{DriveId, ExtentId, FsError, Ino, LeaseId, MapId, PgId, SessionId, ShardIndex};
 use bytes::Bytes;
@@ -27,6 +28,10 @@ pub const XATTRS_TOTAL_BYTES_MAX: usize = 256 << 10;
 pub const LINKS_MAX: u32 = i32::MAX as u32;
 /// Most bytes of file content that travel inside a commit.
 pub const INLINE_BYTES_MAX: usize = 8 << 10;
+/// How long a cache above a client may keep what an answer said of a name, or attributes, unless it is told earlier.
+pub const NAME_TERM: Duration = Duration::from_secs(10);
+/// What is longer on its way than this tells no name that may be kept.
+pub const ANSWER_AGE_MAX: Duration = Duration::from_secs(2);
 /// Extent ids handed to a session at a time.
 pub const EXTENT_RANGE_IDS: u64 = 1 << 16;
 
@@ -221,7 +226,7 @@ pub struct OwedEntry {
 /// What a client may cache and do on an inode. Each kind includes the ones before it, except `Shared`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum LeaseKind {
-    /// Attributes; of a directory, also what lookups in it found.
+    /// Attributes.
     Attr,
     /// Attributes, content and map.
     Read,
@@ -255,8 +260,16 @@ pub enum OwnerEvent {
         lease: LeaseGrant,
         /// What may be kept.
         keep: Option<LeaseKind>,
-        /// The name of the inode that is about to go, and the directory it is in.
-        entry: Option<(Ino, Bytes)>,
+    },
+    /// The name is about to come, go or mean something else: make caches above forget it, also that it is missing.
+    /// Answer with [`MetaRequest::Forgot`].
+    Forget {
+        /// The directory.
+        dir: Ino,
+        /// The name in it.
+        name: Bytes,
+        /// Names this event in the answer.
+        number: u64,
     },
     /// The lease was taken away: what was cached or dirty under it is void.
     Revoked {
@@ -383,7 +396,7 @@ pub enum MetaRequest {
     Heartbeat {
         in_use_ver: u64,
     },
-    /// Answer: `Entry`.
+    /// Answer: `Entry` or `Missing`.
     Lookup {
         parent: Ino,
         name: Bytes,
@@ -436,7 +449,7 @@ pub enum MetaRequest {
         new_name: Bytes,
         mode: RenameMode,
     },
-    /// Answer: `Attr`.
+    /// Answer: `Entry`.
     Link {
         ino: Ino,
         parent: Ino,
@@ -508,6 +521,11 @@ pub enum MetaRequest {
     /// Gives leases back altogether that nobody asked for.
     ReleaseAll {
         leases: Vec<LeaseGrant>,
+    },
+    /// Caches above the client do not have these names in `dir` any more, each with the number of the event that asked.
+    Forgot {
+        dir: Ino,
+        names: Vec<(Bytes, u64)>,
     },
     /// Extents that nothing refers to and no reader uses, beyond the one given. Answer: `Free`.
     NextFree {
@@ -595,16 +613,23 @@ pub struct FreeExtent {
 #[allow(missing_docs, reason = "the variants are named by the requests they answer")]
 pub enum MetaReply {
     Done,
-    /// What a name or inode is, and the lease that came with it.
+    /// What a name or inode is, and the lease that came with it. `keep`: caches above may keep the name.
     Entry {
         attr: Attr,
         lease: Option<LeaseGrant>,
+        keep: bool,
+    },
+    /// There is no such name. `keep`: caches above may keep that.
+    Missing {
+        keep: bool,
     },
     Attr(Attr),
+    /// `keep`: caches above may keep the names.
     Dir {
         entries: Vec<DirEntry>,
         parent: Ino,
         end: bool,
+        keep: bool,
     },
     Bytes(Bytes),
     Names(Vec<Bytes>),

@@ -59,7 +59,7 @@ impl Op<'_> {
                 self.txn.put(self.keys.orphan(ino), &orphan);
             }
         }
-        Ok(MetaReply::Entry { attr: inode.attr, lease })
+        Ok(MetaReply::Entry { attr: inode.attr, lease, keep: false })
     }
 
     pub(super) fn close(&mut self, inos: &[Ino]) -> Outcome {
@@ -241,6 +241,7 @@ impl Op<'_> {
         }
         self.txn.delete(self.keys.session(session));
         self.volatile.leases.drop_session(session);
+        self.volatile.watches.drop_session(session);
         self.volatile.sessions.remove(&session);
         for sessions in self.volatile.opens.values_mut() {
             sessions.retain(|open| *open != session);

@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 
 use base::{Ino, LeaseId, SessionId};
-use bytes::Bytes;
 use wire::meta::{LeaseGrant, LeaseKind, OwnerEvent};
 
 /// A recall without an answer for this long ends in revocation.
@@ -60,7 +59,6 @@ impl LeaseTable {
         ino: Ino,
         session: SessionId,
         intent: Intent,
-        entry: Option<(Ino, Bytes)>,
         now_ns: u64,
         events: &mut Events,
     ) -> bool {
@@ -79,7 +77,7 @@ impl LeaseTable {
                 let since_ns = holder.recall.map_or(now_ns, |recall| recall.since_ns);
                 holder.recall = Some(Recall { keep, since_ns });
                 let lease = holder.grant(ino);
-                events.push((holder.session, OwnerEvent::Recall { lease, keep, entry: entry.clone() }));
+                events.push((holder.session, OwnerEvent::Recall { lease, keep }));
             }
         }
         clear

@@ -16,6 +16,7 @@ mod server;
 mod space;
 mod sweep;
 mod tier;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use crate::store::{ChangeTable, Store, Txn};
 use crate::values::{Inode, MapSegment, Slot, Usage};
 use data::CommitTimes;
 use lease::{Events, Intent, LeaseTable};
+use watch::WatchTable;
 
 #[cfg(fuzzing)]
 pub(crate) use acl::Acl;
@@ -49,7 +51,7 @@ const LEDGER_FORMAT: u64 = 1;
 enum Stop {
     /// With an error, for good.
     Fail(FsError),
-    /// Until leases on this inode are released.
+    /// Until something on this inode is released or forgotten.
     Wait(Ino),
     /// With a reason that only requests about objects have.
     Refuse(ObjectError),
@@ -68,6 +70,15 @@ impl From<FsError> for Stop {
 }
 
 type Outcome = Result<MetaReply, Stop>;
+
+/// What a request is about to change, and others may have cached.
+#[derive(Debug)]
+enum Touched {
+    /// Attributes or content.
+    Inode(Ino),
+    /// What a name in a directory means.
+    Name(Ino, bytes::Bytes),
+}
 
 /// The present, as one operation sees it.
 #[derive(Debug, Clone, Copy)]
@@ -103,6 +114,7 @@ struct OpenRange {
 #[derive(Debug)]
 struct Volatile {
     leases: LeaseTable,
+    watches: WatchTable,
     opens: HashMap<Ino, Vec<SessionId>>,
     ranges: Vec<OpenRange>,
     /// Sessions and the oldest map version that their reads use.
@@ -132,6 +144,7 @@ impl Core {
     pub fn new(ledger: LedgerId, store: Store, (epoch, tail): (Epoch, Seq)) -> Self {
         let volatile = Volatile {
             leases: LeaseTable::default(),
+            watches: WatchTable::default(),
             opens: HashMap::new(),
             ranges: Vec::new(),
             sessions: HashMap::new(),
@@ -278,10 +291,13 @@ impl Core {
         std::mem::take(&mut self.volatile.events)
     }
 
-    /// Revokes leases whose recall was not answered. Returns inodes that waiting requests may retry.
+    /// Revokes leases whose recall was not answered, and takes names for forgotten that nobody has any more. Returns
+    /// inodes that waiting requests may retry.
     pub fn expire_recalls(&mut self, now: Now) -> Vec<Ino> {
-        let Volatile { leases, events, .. } = &mut self.volatile;
-        leases.expire(now.boot_ns, events)
+        let Volatile { leases, watches, events, .. } = &mut self.volatile;
+        let mut touched = leases.expire(now.boot_ns, events);
+        touched.extend(watches.expire(now.boot_ns));
+        touched
     }
 
     /// Bytes of changes that are not in a batch yet.
@@ -407,6 +423,12 @@ impl Op<'_> {
                 }
                 Ok(MetaReply::Done)
             }
+            R::Forgot { dir, names } => {
+                for (name, number) in names {
+                    self.volatile.watches.forgot(*dir, self.session, name, *number);
+                }
+                Ok(MetaReply::Done)
+            }
             R::NextFree { after, limit } => self.next_free(*after, *limit),
             R::Freed { extents, drives } => self.freed(extents, drives),
             R::Owed { after, limit } => self.owed(*after, *limit),
@@ -469,21 +491,32 @@ impl Op<'_> {
 
     /// Waits until nobody else's lease stands in the way.
     fn clear(&mut self, ino: Ino, intent: Intent) -> Result<(), Stop> {
-        self.clear_entry(ino, intent, None)
+        let Volatile { leases, events, .. } = &mut *self.volatile;
+        let clear = leases.clear(ino, self.session, intent, self.now.boot_ns, events);
+        if clear { Ok(()) } else { Err(Stop::Wait(ino)) }
     }
 
-    fn clear_entry(
-        &mut self,
-        ino: Ino,
-        intent: Intent,
-        entry: Option<(Ino, bytes::Bytes)>,
-    ) -> Result<(), Stop> {
-        let Volatile { leases, events, .. } = &mut *self.volatile;
-        if leases.clear(ino, self.session, intent, entry, self.now.boot_ns, events) {
-            Ok(())
-        } else {
-            Err(Stop::Wait(ino))
+    /// Waits until nobody else caches any of this. All who do are asked at once.
+    fn clear_all(&mut self, touched: &[Touched]) -> Result<(), Stop> {
+        let Volatile { leases, watches, events, .. } = &mut *self.volatile;
+        let now_ns = self.now.boot_ns;
+        let mut last = None;
+        for touched in touched {
+            let (ino, clear) = match touched {
+                Touched::Inode(ino) => {
+                    (*ino, leases.clear(*ino, self.session, Intent::Change, now_ns, events))
+                }
+                Touched::Name(dir, name) => (*dir, watches.clear(*dir, name, self.session, now_ns, events)),
+            };
+            last = if clear { last } else { Some(ino) };
         }
+        // Answers come about in the order of the questions: with the last one, most are there.
+        last.map_or(Ok(()), |ino| Err(Stop::Wait(ino)))
+    }
+
+    /// Notes that the caller is told of a name. Returns whether it may keep it.
+    fn watch_name(&mut self, dir: Ino, name: &bytes::Bytes) -> bool {
+        self.volatile.watches.watch_name(dir, self.session, name, self.now.boot_ns)
     }
 
     fn grant(&mut self, ino: Ino, kind: LeaseKind) -> Option<LeaseGrant> {
@@ -493,7 +526,7 @@ impl Op<'_> {
     /// An attribute lease if nobody stands in the way.
     fn entry(&mut self, attr: Attr) -> MetaReply {
         let lease = self.grant(attr.ino, LeaseKind::Attr);
-        MetaReply::Entry { attr, lease }
+        MetaReply::Entry { attr, lease, keep: false }
     }
 
     fn acquire(&mut self, ino: Ino, kind: LeaseKind) -> Outcome {

@@ -8,7 +8,7 @@ use wire::meta::{
 };
 
 use super::acl::{self, Acl};
-use super::{Intent, Op, Outcome, Stop};
+use super::{Intent, Op, Outcome, Stop, Touched, Volatile};
 use crate::keys::Keys;
 use crate::values::{Dentry, Inode, Orphan, Value};
 
@@ -49,27 +49,24 @@ impl Op<'_> {
     }
 
     pub(super) fn lookup(&mut self, parent: Ino, name: &Bytes) -> Outcome {
-        let ino = match name.as_ref() {
-            b"." => parent,
-            b".." => self.directory(parent)?.parent,
+        let (ino, is_name) = match name.as_ref() {
+            b"." => (parent, false),
+            b".." => (self.directory(parent)?.parent, false),
             _ => {
                 if name.len() > NAME_BYTES_MAX {
                     return Err(FsError::NameTooLong.into());
                 }
                 self.directory(parent)?;
                 match self.find(parent, name)? {
-                    Some(dentry) => dentry.ino,
-                    None => {
-                        // The caller may remember that: whoever creates the name recalls this first.
-                        self.grant(parent, LeaseKind::Attr);
-                        return Err(FsError::NotFound.into());
-                    }
+                    Some(dentry) => (dentry.ino, true),
+                    None => return Ok(MetaReply::Missing { keep: self.watch_name(parent, name) }),
                 }
             }
         };
         self.clear(ino, Intent::Read)?;
         let attr = self.inode(ino)?.attr;
-        Ok(self.entry(attr))
+        let keep = is_name && self.watch_name(parent, name);
+        Ok(MetaReply::Entry { attr, lease: self.grant(ino, LeaseKind::Attr), keep })
     }
 
     pub(super) fn readdir(&mut self, ino: Ino, after: Option<&DirPosition>, limit: u32) -> Outcome {
@@ -90,7 +87,8 @@ impl Op<'_> {
             let lease = self.grant(dentry.ino, LeaseKind::Attr);
             entries.push(DirEntry { name, cookie: dentry.cookie, attr, lease });
         }
-        Ok(MetaReply::Dir { entries, parent, end })
+        let keep = self.volatile.watches.watch_all(ino, self.session, self.now.boot_ns);
+        Ok(MetaReply::Dir { entries, parent, end, keep })
     }
 
     pub(super) fn make(&mut self, make: &MakeNode) -> Outcome {
@@ -102,7 +100,7 @@ impl Op<'_> {
         if self.find(make.parent, &make.name)?.is_some() {
             return Err(FsError::Exists.into());
         }
-        self.clear_entry(make.parent, Intent::Change, Some((make.parent, make.name.clone())))?;
+        self.clear_all(&[Touched::Inode(make.parent), Touched::Name(make.parent, make.name.clone())])?;
         let ino = Ino(self.advance("next_ino", 1)?);
         let mut inode = self.new_inode(ino, make.kind, make.mode & 0o7777);
         inode.attr.uid = make.uid;
@@ -132,7 +130,7 @@ impl Op<'_> {
             self.volatile.opens.entry(ino).or_default().push(self.session);
         }
         let lease = self.grant(ino, kind);
-        Ok(MetaReply::Entry { attr: inode.attr, lease })
+        Ok(MetaReply::Entry { attr: inode.attr, lease, keep: self.watch_name(make.parent, &make.name) })
     }
 
     /// What a new inode has from the directory that it is made in: the group of a set-gid directory; a default ACL,
@@ -212,14 +210,13 @@ impl Op<'_> {
         if self.find(parent, name)?.is_some() {
             return Err(FsError::Exists.into());
         }
-        self.clear_entry(parent, Intent::Change, Some((parent, name.clone())))?;
-        self.clear(ino, Intent::Change)?;
+        self.clear_all(&[Touched::Inode(parent), Touched::Name(parent, name.clone()), Touched::Inode(ino)])?;
         inode.attr.nlink += 1;
         self.touch(&mut inode.attr);
         self.put_inode(&inode);
         self.add_name(&mut dir, name, ino, inode.attr.kind);
         self.put_inode(&dir);
-        Ok(MetaReply::Attr(inode.attr))
+        Ok(MetaReply::Entry { attr: inode.attr, lease: None, keep: self.watch_name(parent, name) })
     }
 
     pub(super) fn unlink(&mut self, parent: Ino, name: &Bytes) -> Outcome {
@@ -228,8 +225,7 @@ impl Op<'_> {
         if dentry.kind == FileKind::Directory {
             return Err(FsError::IsDirectory.into());
         }
-        self.clear_entry(parent, Intent::Change, Some((parent, name.clone())))?;
-        self.clear_entry(dentry.ino, Intent::Change, Some((parent, name.clone())))?;
+        self.clear_removal((parent, name), dentry)?;
         self.remove_name(&mut dir, name, dentry.kind);
         keep_emptied(&mut dir);
         self.put_inode(&dir);
@@ -242,13 +238,17 @@ impl Op<'_> {
         if dentry.kind != FileKind::Directory {
             return Err(FsError::NotDirectory.into());
         }
-        self.clear_entry(parent, Intent::Change, Some((parent, name.clone())))?;
-        self.clear_entry(dentry.ino, Intent::Change, Some((parent, name.clone())))?;
+        self.clear_removal((parent, name), dentry)?;
         self.check_empty(dentry.ino)?;
         self.remove_name(&mut dir, name, dentry.kind);
         keep_emptied(&mut dir);
         self.put_inode(&dir);
         self.drop_link(dentry.ino).map(MetaReply::Attr)
+    }
+
+    /// Clears the way for a name that goes from what it stands for.
+    fn clear_removal(&mut self, (dir, name): Place<'_>, dentry: Dentry) -> Result<(), Stop> {
+        self.clear_all(&[Touched::Inode(dir), Touched::Name(dir, name.clone()), Touched::Inode(dentry.ino)])
     }
 
     fn check_empty(&self, dir: Ino) -> Result<(), FsError> {
@@ -290,22 +290,29 @@ impl Op<'_> {
         }
         if target.is_some_and(|target| target.ino == source.ino) {
             let moved = self.inode(source.ino)?.attr;
+            self.watch_moved(to);
             return Ok(MetaReply::Renamed { moved, other: None });
         }
         self.check_no_loop(source, to.0)?;
         if let (RenameMode::Exchange, Some(target)) = (mode, target) {
             self.check_no_loop(target, from.0)?;
         }
+        let mut touched = Vec::new();
         for (place, dentry) in [(from, Some(source)), (to, target)] {
-            self.clear_entry(place.0, Intent::Change, Some((place.0, place.1.clone())))?;
-            if let Some(dentry) = dentry {
-                self.clear_entry(dentry.ino, Intent::Change, Some((place.0, place.1.clone())))?;
-            }
+            touched.extend([Touched::Inode(place.0), Touched::Name(place.0, place.1.clone())]);
+            touched.extend(dentry.map(|dentry| Touched::Inode(dentry.ino)));
         }
+        self.clear_all(&touched)?;
         match (mode, target) {
             (RenameMode::Exchange, Some(target)) => self.exchange(from, source, to, target),
             (_, target) => self.move_name(from, source, to, target),
         }
+    }
+
+    /// A cache above the caller has what it moved under its new name now, for as long as it had it under the old one.
+    fn watch_moved(&mut self, (dir, name): Place<'_>) {
+        let Volatile { watches, events, .. } = &mut *self.volatile;
+        watches.watch_moved(dir, self.session, name, self.now.boot_ns, events);
     }
 
     fn check_no_loop(&self, moved: Dentry, into: Ino) -> Result<(), FsError> {
@@ -352,6 +359,7 @@ impl Op<'_> {
         self.add_name(&mut new_dir, to.1, source.ino, source.kind);
         self.put_inode(&new_dir);
         let moved = self.settle(source, to.0)?;
+        self.watch_moved(to);
         Ok(MetaReply::Renamed { moved, other })
     }
 
@@ -364,6 +372,8 @@ impl Op<'_> {
         }
         let moved = self.settle(source, to.0)?;
         let other = Some(self.settle(target, from.0)?);
+        self.watch_moved(from);
+        self.watch_moved(to);
         Ok(MetaReply::Renamed { moved, other })
     }
 
@@ -399,6 +409,7 @@ impl Op<'_> {
         self.txn.delete(self.keys.orphan(ino));
         self.volatile.opens.remove(&ino);
         self.volatile.leases.drop_inode(ino);
+        self.volatile.watches.drop_inode(ino);
         self.volatile.gone.push(ino);
         self.account(-(inode.attr.stored_bytes as i64), -1)
     }

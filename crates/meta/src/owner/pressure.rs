@@ -81,6 +81,7 @@ fn is_read(request: &MetaRequest) -> bool {
             | R::Acquire { .. }
             | R::Release { .. }
             | R::ReleaseAll { .. }
+            | R::Forgot { .. }
             | R::NextFree { .. }
             | R::Owed { .. }
     )

@@ -338,7 +338,7 @@ struct Desk {
     /// The append that a caller began and the background thread is to finish.
     handed_over: Option<Appending>,
     pending: Vec<Pending>,
-    /// Requests that wait for leases on an inode.
+    /// Requests that wait for something on an inode to be released or forgotten.
     waiting: BTreeMap<Ino, VecDeque<Call>>,
     /// Requests that wait for the log or the local store to catch up, in order of arrival.
     backlog: VecDeque<Call>,
@@ -473,6 +473,7 @@ impl Shared {
                 let mut released = match &call.request {
                     MetaRequest::Release { lease, .. } => vec![lease.ino],
                     MetaRequest::ReleaseAll { leases } => leases.iter().map(|lease| lease.ino).collect(),
+                    MetaRequest::Forgot { dir, .. } => vec![*dir],
                     MetaRequest::CloseSession => desk.waiting.keys().copied().collect(),
                     _ => Vec::new(),
                 };

@@ -1,6 +1,7 @@
 //! The owner without threads: what each operation does and refuses, and that the whole state stays consistent.
 
 mod audit;
+mod coherence;
 mod content;
 mod model;
 mod names;
@@ -91,7 +92,7 @@ impl Ledger {
         self.ask_as(id, &request)
     }
 
-    /// Asks until there is a reply; whoever has a lease in the way gives it up at once.
+    /// Asks until there is a reply; whoever has a lease or a name in the way gives it up at once.
     fn ask_as(&mut self, id: RequestId, request: &MetaRequest) -> Result<MetaReply, FsError> {
         self.now.wall_ns += 1;
         for _ in 0..10 {
@@ -105,11 +106,19 @@ impl Ledger {
 
     fn answer_recalls(&mut self) {
         for (session, event) in self.core.take_events() {
-            if let OwnerEvent::Recall { lease, keep, .. } = event {
-                let id = RequestId { session, slot: 1, seq: 1 };
-                self.core.execute(id, &MetaRequest::Release { lease, keep }, self.now);
-            }
+            self.answer_event(session, event);
         }
+    }
+
+    fn answer_event(&mut self, session: SessionId, event: OwnerEvent) {
+        let answer = match event {
+            OwnerEvent::Recall { lease, keep } => MetaRequest::Release { lease, keep },
+            OwnerEvent::Forget { dir, name, number } => {
+                MetaRequest::Forgot { dir, names: vec![(name, number)] }
+            }
+            OwnerEvent::Revoked { .. } => return,
+        };
+        self.core.execute(RequestId { session, slot: 1, seq: 1 }, &answer, self.now);
     }
 
     fn dump(&self) -> Dump {

@@ -4,8 +4,10 @@
 //! stream remembers the page that it is in. For a cookie that is not there (after `seekdir`, or from an NFS
 //! client after a restart) the directory is scanned from its beginning.
 
+use std::time::Duration;
+
 use base::{FsError, Ino};
-use client::{Client, DirEntry, DirPosition};
+use client::{Client, DirEntry, DirPosition, NameTerm};
 
 /// Entries asked for at a time.
 const PAGE: u32 = 512;
@@ -18,22 +20,29 @@ pub(super) const DOT_DOT: u64 = 2;
 pub(super) struct DirStream {
     ino: Ino,
     page: Vec<DirEntry>,
+    term: Option<NameTerm>,
     page_is_last: bool,
     parent: Ino,
 }
 
 impl DirStream {
     pub(super) fn new(ino: Ino) -> Self {
-        Self { ino, page: Vec::new(), page_is_last: false, parent: Ino(0) }
+        Self { ino, page: Vec::new(), term: None, page_is_last: false, parent: Ino(0) }
     }
 
     pub(super) fn parent(&self) -> Ino {
         self.parent
     }
 
+    /// How long the kernel may keep the names of the page if it is given them now.
+    pub(super) fn term(&self, client: &Client) -> Duration {
+        self.term.map_or(Duration::ZERO, |term| client.name_term(&term))
+    }
+
     async fn load(&mut self, client: &Client, after: Option<DirPosition>) -> Result<(), FsError> {
         let page = client.readdir(self.ino, after, PAGE).await?;
         self.page = page.entries;
+        self.term = Some(page.term);
         self.page_is_last = page.end;
         self.parent = page.parent;
         Ok(())

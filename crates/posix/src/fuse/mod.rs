@@ -17,7 +17,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use base::Ino;
 use client::{AccessTimes, Client, Invalidate};
@@ -257,8 +256,6 @@ fn raise_readahead(path: &Path) {
 }
 
 const READAHEAD_KIB: u32 = 4096;
-/// How long the kernel may use what it was told, under a lease that says when it changes.
-const CACHE_TERM: Duration = Duration::from_secs(10);
 
 struct Fuse {
     client: Client,

@@ -11,7 +11,8 @@ use std::time::{Duration, SystemTime};
 
 use base::{FsError, Ino};
 use client::{
-    AllocateMode, Attr, FileKind, MakeNode, NotTaken, OpenIntent, RenameMode, SeekKind, SetAttr, XattrMode,
+    AllocateMode, Attr, Client, FileKind, MakeNode, NameTerm, NotTaken, OpenIntent, RenameMode, SeekKind,
+    SetAttr, XattrMode,
 };
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
@@ -22,7 +23,7 @@ use fuser::{
 
 use super::attr::{errno, file_attr, file_type, kind_of_mode, no_inode, ns_of};
 use super::dir::{DOT, DOT_DOT, DirStream};
-use super::{CACHE_TERM, CacheMode, Fuse, requests};
+use super::{CacheMode, Fuse, requests};
 
 /// Bytes of one request at most.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
@@ -98,7 +99,7 @@ impl Fuse {
 
     fn make_and_reply(&self, make: MakeNode, reply: ReplyEntry) {
         let client = self.client.clone();
-        self.run(async move { reply_entry(reply, client.make(make).await) });
+        self.run(async move { reply_entry(&client, reply, client.make_named(make).await) });
     }
 
     fn open_flags(&self) -> FopenFlags {
@@ -111,16 +112,19 @@ impl Fuse {
     }
 }
 
-fn reply_entry(reply: ReplyEntry, result: Result<Attr, FsError>) {
+fn reply_entry(client: &Client, reply: ReplyEntry, result: Result<(Attr, NameTerm), FsError>) {
     match result {
-        Ok(attr) => reply.entry(&CACHE_TERM, &file_attr(&attr), GENERATION),
+        Ok((attr, term)) => {
+            let (attr_term, name_term) = (client.attr_term(attr.ino), client.name_term(&term));
+            reply.entry_with_ttls(&attr_term, &name_term, &file_attr(&attr), GENERATION);
+        }
         Err(error) => reply.error(errno(error)),
     }
 }
 
-fn reply_attr(reply: ReplyAttr, result: Result<Attr, FsError>) {
+fn reply_attr(client: &Client, reply: ReplyAttr, result: Result<Attr, FsError>) {
     match result {
-        Ok(attr) => reply.attr(&CACHE_TERM, &file_attr(&attr)),
+        Ok(attr) => reply.attr(&client.attr_term(attr.ino), &file_attr(&attr)),
         Err(error) => reply.error(errno(error)),
     }
 }
@@ -172,10 +176,11 @@ impl Filesystem for Fuse {
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (client, name) = (self.client.clone(), name.to_owned());
         self.run(async move {
-            match client.lookup(ino_of(parent), name.as_bytes()).await {
-                // Inode 0: the kernel remembers that the name is not there. The directory's lease covers that.
-                Err(FsError::NotFound) => reply.entry(&CACHE_TERM, &no_inode(), GENERATION),
-                result => reply_entry(reply, result),
+            match client.find(ino_of(parent), name.as_bytes()).await {
+                Ok((Some(attr), term)) => reply_entry(&client, reply, Ok((attr, term))),
+                // Inode 0: the kernel remembers that the name is not there.
+                Ok((None, term)) => reply.entry(&client.name_term(&term), &no_inode(), GENERATION),
+                Err(error) => reply.error(errno(error)),
             }
         });
     }
@@ -187,10 +192,10 @@ impl Filesystem for Fuse {
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let ino = ino_of(ino);
         if let Some(attr) = self.client.cached_attr(ino) {
-            return reply_attr(reply, Ok(attr));
+            return reply_attr(&self.client, reply, Ok(attr));
         }
         let client = self.client.clone();
-        self.run(async move { reply_attr(reply, client.getattr(ino).await) });
+        self.run(async move { reply_attr(&client, reply, client.getattr(ino).await) });
     }
 
     fn setattr(
@@ -229,7 +234,7 @@ impl Filesystem for Fuse {
             {
                 set.mode = without_set_id(attr.mode);
             }
-            reply_attr(reply, client.setattr(ino, set).await);
+            reply_attr(&client, reply, client.setattr(ino, set).await);
         });
     }
 
@@ -305,7 +310,8 @@ impl Filesystem for Fuse {
     fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let (client, name) = (self.client.clone(), newname.to_owned());
         self.run(async move {
-            reply_entry(reply, client.link(ino_of(ino), ino_of(newparent), name.as_bytes()).await);
+            let linked = client.link_named(ino_of(ino), ino_of(newparent), name.as_bytes()).await;
+            reply_entry(&client, reply, linked);
         });
     }
 
@@ -341,17 +347,22 @@ impl Filesystem for Fuse {
         let (client, opened, name) = (self.client.clone(), self.open_flags(), name.to_owned());
         let exclusive = flags & libc::O_EXCL != 0;
         self.run(async move {
-            let mut result = client.make(make).await;
+            let mut result = client.make_named(make).await;
             if matches!(result, Err(FsError::Exists)) && !exclusive {
                 // Somebody else was faster: then this is an open.
-                result = match client.lookup(ino_of(parent), name.as_bytes()).await {
-                    Ok(attr) => client.open_file(attr.ino, open_intent(OpenFlags(flags))).await,
+                result = match client.find(ino_of(parent), name.as_bytes()).await {
+                    Ok((Some(attr), term)) => {
+                        let opened = client.open_file(attr.ino, open_intent(OpenFlags(flags))).await;
+                        opened.map(|attr| (attr, term))
+                    }
+                    Ok((None, _)) => Err(FsError::NotFound),
                     Err(error) => Err(error),
                 };
             }
             match result {
-                Ok(attr) => {
-                    reply.created(&CACHE_TERM, &file_attr(&attr), GENERATION, WRITER, opened);
+                Ok((attr, term)) => {
+                    let term = client.name_term(&term).min(client.attr_term(attr.ino));
+                    reply.created(&term, &file_attr(&attr), GENERATION, WRITER, opened);
                 }
                 Err(error) => reply.error(errno(error)),
             }
@@ -516,13 +527,13 @@ impl Filesystem for Fuse {
                     Ok(attr) => file_attr(&attr),
                     Err(error) => return reply.error(errno(error)),
                 };
-                if reply.add(attr.ino, cookie, name, &CACHE_TERM, &attr, GENERATION) {
+                if reply.add(attr.ino, cookie, name, &client.attr_term(number), &attr, GENERATION) {
                     return reply.ok();
                 }
             }
             for entry in entries {
                 let attr = client.pin_entry(&entry);
-                let term = if entry.lease.is_some() { CACHE_TERM } else { Duration::ZERO };
+                let term = stream.term(&client).min(client.attr_term(attr.ino));
                 let (name, attr) = (OsStr::from_bytes(&entry.name), file_attr(&attr));
                 if reply.add(attr.ino, entry.cookie, name, &term, &attr, GENERATION) {
                     // It did not fit, so the kernel does not count it.

@@ -8,7 +8,7 @@ fn session(number: u64) -> SessionId {
 }
 
 fn clear(table: &mut LeaseTable, who: u64, intent: Intent, events: &mut Events) -> bool {
-    table.clear(INO, session(who), intent, None, 0, events)
+    table.clear(INO, session(who), intent, 0, events)
 }
 
 #[test]
@@ -18,7 +18,7 @@ fn a_reader_makes_the_exclusive_holder_flush_and_both_may_read() {
     let exclusive = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
     assert!(!clear(&mut table, 2, Intent::Read, &mut events));
     let keep = Some(LeaseKind::Read);
-    assert_eq!(events, [(session(1), OwnerEvent::Recall { lease: exclusive, keep, entry: None })]);
+    assert_eq!(events, [(session(1), OwnerEvent::Recall { lease: exclusive, keep })]);
     assert!(table.may_write(INO, session(1), exclusive.id), "the flush under the recall is accepted");
     table.release(session(1), exclusive, keep);
     assert!(!table.may_write(INO, session(1), exclusive.id));
@@ -121,7 +121,7 @@ proptest! {
             match step {
                 Step::Want(who, kind) => {
                     let intent = if kind >= LeaseKind::Shared { Intent::Change } else { Intent::Read };
-                    if table.clear(INO, session(who), intent, None, now, &mut events) {
+                    if table.clear(INO, session(who), intent, now, &mut events) {
                         table.grant(INO, session(who), kind);
                     }
                 }

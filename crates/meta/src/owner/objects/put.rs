@@ -9,7 +9,7 @@ use wire::object::{
 };
 
 use super::super::data::check_apart;
-use super::super::{Intent, Op, Stop};
+use super::super::{Intent, Op, Stop, Touched};
 use super::access::{EXECUTE, WRITE};
 use super::{ObjectOutcome, Walk, record};
 use crate::values::{Dentry, Inode, MapSegment, Orphan};
@@ -90,10 +90,9 @@ impl Op<'_> {
         }
         let first = walk.missing.first().unwrap_or(&last).clone();
         let at = walk.dir.attr.ino;
-        self.clear_entry(at, Intent::Change, Some((at, first.clone())))?;
-        if let Some(old) = &old {
-            self.clear_entry(old.attr.ino, Intent::Change, Some((at, last.clone())))?;
-        }
+        let mut touched = vec![Touched::Inode(at), Touched::Name(at, first)];
+        touched.extend(old.as_ref().map(|old| Touched::Inode(old.attr.ino)));
+        self.clear_all(&touched)?;
         let mut inode = self.new_object(source, caller)?;
         let mut changed = Vec::new();
         let mut dir = self.make_parents(walk, caller, &mut changed)?;
@@ -236,7 +235,7 @@ impl Op<'_> {
                 self.demand(&walk.dir, caller, WRITE | EXECUTE)?;
                 let first = walk.missing.first().unwrap_or(&last).clone();
                 let at = walk.dir.attr.ino;
-                self.clear_entry(at, Intent::Change, Some((at, first)))?;
+                self.clear_all(&[Touched::Inode(at), Touched::Name(at, first)])?;
                 let mut dir = self.make_parents(walk, caller, &mut changed)?;
                 let made = self.make_directory(&dir, caller, 0)?;
                 self.add_name(&mut dir, &last, made.attr.ino, FileKind::Directory);

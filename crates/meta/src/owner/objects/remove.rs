@@ -4,7 +4,7 @@ use base::FsError;
 use wire::meta::{Attr, FileKind};
 use wire::object::{Caller, Conditions, DELETE_KEYS_MAX, Deleted, ObjectError, ObjectName, ObjectReply};
 
-use super::super::{Intent, Op, Stop};
+use super::super::{Intent, Op, Stop, Touched};
 use super::ObjectOutcome;
 use super::access::WRITE;
 use crate::values::Inode;
@@ -18,9 +18,11 @@ impl Op<'_> {
         if keys.len() > DELETE_KEYS_MAX {
             return Err(FsError::Invalid.into());
         }
+        let mut touched = Vec::new();
         for (name, _) in keys {
-            self.clear_for_removal(name, caller)?;
+            self.touched_by_removal(name, caller, keys.len(), &mut touched)?;
         }
+        self.clear_all(&touched)?;
         let (mut results, mut changed) = (Vec::with_capacity(keys.len()), Vec::new());
         for (name, conditions) in keys {
             // A refusal comes before anything of its own key is changed.
@@ -103,8 +105,9 @@ impl Op<'_> {
     ) -> Result<(), Stop> {
         for part in name.parts.iter().rev() {
             let at = dir.attr.ino;
-            self.clear_entry(at, Intent::Change, Some((at, part.clone())))?;
-            self.clear_entry(victim.attr.ino, Intent::Change, Some((at, part.clone())))?;
+            let touched =
+                [Touched::Inode(at), Touched::Name(at, part.clone()), Touched::Inode(victim.attr.ino)];
+            self.clear_all(&touched)?;
             self.remove_name(&mut dir, part, victim.attr.kind);
             self.put_inode(&dir);
             changed.push(dir.attr);
@@ -118,9 +121,15 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Recalls what may stand in the way of a deletion, so that none waits once another has begun: what an operation
-    /// does to leases and opens is not undone.
-    fn clear_for_removal(&mut self, name: &ObjectName, caller: &Caller) -> Result<(), Stop> {
+    /// What the deletion of a key may change, one of `count` in a batch. All is cleared before the first begins, so that
+    /// none waits once another has begun: what an operation does to leases and opens is not undone.
+    fn touched_by_removal(
+        &self,
+        name: &ObjectName,
+        caller: &Caller,
+        count: usize,
+        touched: &mut Vec<Touched>,
+    ) -> Result<(), FsError> {
         let Ok(walk) = self.walk(name, caller) else { return Ok(()) };
         if !walk.missing.is_empty() {
             return Ok(());
@@ -129,9 +138,9 @@ impl Op<'_> {
         for part in name.parts.iter().rev() {
             let at = dir.attr.ino;
             let Some(dentry) = self.find(at, part)? else { return Ok(()) };
-            self.clear_entry(at, Intent::Change, Some((at, part.clone())))?;
-            self.clear_entry(dentry.ino, Intent::Change, Some((at, part.clone())))?;
-            if !dir.is_implicit() || at == name.bucket {
+            touched.extend([Touched::Inode(at), Touched::Name(at, part.clone()), Touched::Inode(dentry.ino)]);
+            // No key takes more than one name from a directory.
+            if !dir.is_implicit() || at == name.bucket || dir.attr.size > count as u64 {
                 break;
             }
             dir = self.directory(dir.parent)?;

@@ -577,7 +577,7 @@ fn every_request_repeated_gives_its_first_answer_and_has_no_second_effect() {
 }
 
 #[test]
-fn leases_on_the_old_object_and_the_directory_are_recalled() {
+fn leases_on_the_old_object_and_the_directory_are_recalled_and_its_name_is_forgotten() {
     let mut ledger = Ledger::new();
     let (session, bucket) = ledger.bucket();
     let other = ledger.session();
@@ -587,17 +587,19 @@ fn leases_on_the_old_object_and_the_directory_are_recalled() {
     ledger.core.take_events();
     let request = MetaRequest::Object(Box::new(put(key(bucket, "a/x"), "new")));
     let id = ledger.next_id(session);
-    let mut recalled = Vec::new();
+    let (mut recalled, mut forgotten) = (Vec::new(), Vec::new());
     while let Executed::Wait(_) = ledger.core.execute(id, &request, ledger.now) {
         for (holder, event) in ledger.core.take_events() {
-            let OwnerEvent::Recall { lease, keep, entry } = event else { panic!("{event:?}") };
-            assert_eq!((holder, keep, entry), (other, None, Some((dir, name("x")))));
-            recalled.push(lease.ino);
-            let id = RequestId { session: holder, slot: 1, seq: 1 };
-            ledger.core.execute(id, &MetaRequest::Release { lease, keep }, ledger.now);
+            assert_eq!(holder, other);
+            match &event {
+                OwnerEvent::Recall { lease, keep: None } => recalled.push(lease.ino),
+                OwnerEvent::Forget { dir, name, .. } => forgotten.push((*dir, name.clone())),
+                event => panic!("{event:?}"),
+            }
+            ledger.answer_event(holder, event);
         }
     }
-    assert_eq!(recalled, [dir, old]);
+    assert_eq!((recalled, forgotten), (vec![dir, old], vec![(dir, name("x"))]));
     // Whoever writes is asked for what the owner does not know before it is listed or read.
     let new = ledger.head(session, bucket, "a/x").unwrap().attr.ino;
     ledger.write_lease(other, new);

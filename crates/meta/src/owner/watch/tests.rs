@@ -1,0 +1,178 @@
+use super::*;
+use proptest::prelude::*;
+
+const DIR: Ino = Ino(9);
+
+fn session(number: u64) -> SessionId {
+    SessionId(number)
+}
+
+fn name(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+fn forget(who: u64, text: &str, number: u64) -> (SessionId, OwnerEvent) {
+    (session(who), OwnerEvent::Forget { dir: DIR, name: name(text), number })
+}
+
+#[test]
+fn a_name_is_told_once_and_again_when_it_was_asked_for_again() {
+    let (mut table, mut events) = (WatchTable::default(), Events::new());
+    assert!(table.clear(DIR, &name("a"), session(1), 0, &mut events), "nobody watches");
+    assert!(table.watch_name(DIR, session(2), &name("a"), 0));
+    for _ in 0..2 {
+        assert!(!table.clear(DIR, &name("a"), session(1), 0, &mut events));
+        assert_eq!(events, [forget(2, "a", 1)]);
+    }
+    assert!(table.clear(DIR, &name("a"), session(2), 0, &mut events), "its own cache knows");
+    table.forgot(DIR, session(2), &name("a"), 1);
+    assert!(table.clear(DIR, &name("a"), session(1), 0, &mut events));
+    assert!(table.watch_name(DIR, session(2), &name("a"), 0));
+    assert!(!table.clear(DIR, &name("a"), session(1), 0, &mut events));
+    assert_eq!(events.last(), Some(&forget(2, "a", 2)));
+}
+
+#[test]
+fn an_answer_to_an_older_event_changes_nothing() {
+    let (mut table, mut events) = (WatchTable::default(), Events::new());
+    table.watch_name(DIR, session(2), &name("a"), 0);
+    table.clear(DIR, &name("a"), session(1), 0, &mut events);
+    table.watch_moved(DIR, session(2), &name("a"), 0, &mut events);
+    assert_eq!(events, [forget(2, "a", 1), forget(2, "a", 2)]);
+    for (number, clear) in [(1, false), (2, true), (1, true)] {
+        table.forgot(DIR, session(2), &name("a"), number);
+        assert_eq!(table.clear(DIR, &name("a"), session(1), 0, &mut events), clear, "{number}");
+    }
+    assert_eq!(events.len(), 2);
+}
+
+#[test]
+fn a_listing_may_bring_back_every_name() {
+    let (mut table, mut events) = (WatchTable::default(), Events::new());
+    table.watch_all(DIR, session(2), 0);
+    assert!(!table.clear(DIR, &name("a"), session(1), 0, &mut events));
+    assert!(!table.watch_all(DIR, session(2), 0), "one of them is about to change");
+    table.forgot(DIR, session(2), &name("a"), 1);
+    assert!(table.clear(DIR, &name("a"), session(1), 0, &mut events));
+    assert!(table.watch_all(DIR, session(2), 0));
+    assert!(!table.clear(DIR, &name("a"), session(1), 0, &mut events));
+}
+
+#[test]
+fn watches_run_out_and_so_do_names_that_nobody_answers_for() {
+    let (mut table, mut events) = (WatchTable::default(), Events::new());
+    table.watch_name(DIR, session(2), &name("a"), 0);
+    table.watch_name(Ino(10), session(2), &name("a"), 0);
+    assert!(!table.clear(DIR, &name("a"), session(1), 5, &mut events));
+    assert!(table.clear(Ino(10), &name("a"), session(1), KEPT_NS, &mut events));
+    table.watch_name(DIR, session(2), &name("b"), 6);
+    assert!(table.expire(KEPT_NS + 4).is_empty());
+    assert_eq!(table.expire(KEPT_NS + 5), [DIR]);
+    assert!(table.clear(DIR, &name("a"), session(1), KEPT_NS + 5, &mut events));
+    assert!(!table.clear(DIR, &name("b"), session(1), KEPT_NS + 5, &mut events), "it was asked for later");
+    assert_eq!(table.expire(2 * KEPT_NS + 5), [DIR]);
+    assert!(table.dirs.is_empty(), "nothing is left");
+}
+
+#[test]
+fn what_is_remembered_as_told_is_bounded() {
+    let (mut table, mut events) = (WatchTable::default(), Events::new());
+    table.watch_all(DIR, session(2), 0);
+    for number in 0..3 * TOLD_MAX {
+        let name = name(&number.to_string());
+        assert!(!table.clear(DIR, &name, session(1), 0, &mut events));
+        table.forgot(DIR, session(2), &name, number as u64 + 1);
+        assert!(table.clear(DIR, &name, session(1), 0, &mut events), "{number}");
+        assert!(table.dirs[&DIR][0].told.len() <= TOLD_MAX);
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Ask(u64, usize),
+    List(u64),
+    Move(u64, usize),
+    Change(u64, usize),
+    Answer(u64),
+    DropSession(u64),
+    Wait(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (who, which) = (1..4u64, 0..3usize);
+    prop_oneof![
+        6 => (who.clone(), which.clone()).prop_map(|(who, which)| Step::Ask(who, which)),
+        1 => who.clone().prop_map(Step::List),
+        2 => (who.clone(), which.clone()).prop_map(|(who, which)| Step::Move(who, which)),
+        8 => (who.clone(), which).prop_map(|(who, which)| Step::Change(who, which)),
+        6 => who.clone().prop_map(Step::Answer),
+        1 => who.prop_map(Step::DropSession),
+        2 => (1..KEPT_NS).prop_map(Step::Wait),
+    ]
+}
+
+proptest! {
+    /// Nobody has a name in a cache that another changes, whenever events are handled, and every name can be changed
+    /// in the end.
+    #[test]
+    fn nobody_has_a_name_that_changes(steps in proptest::collection::vec(step(), 0..200)) {
+        let names = ["a", "b", "c"].map(name);
+        let mut table = WatchTable::default();
+        let mut events = Events::new();
+        // What each session has, until when, and the events on their way to it.
+        let mut caches: HashMap<(u64, usize), u64> = HashMap::new();
+        let mut inboxes: BTreeMap<u64, Vec<(Bytes, u64)>> = BTreeMap::new();
+        let mut now = 0;
+        let term_ns = NAME_TERM.as_nanos() as u64;
+        for step in steps {
+            match step {
+                Step::Ask(who, which) => {
+                    if table.watch_name(DIR, session(who), &names[which], now) {
+                        caches.insert((who, which), now + term_ns);
+                    }
+                }
+                Step::List(who) => {
+                    if table.watch_all(DIR, session(who), now) {
+                        caches.extend((0..3).map(|which| ((who, which), now + term_ns)));
+                    }
+                }
+                Step::Move(who, which) => {
+                    if table.clear(DIR, &names[which], session(who), now, &mut events) {
+                        table.watch_moved(DIR, session(who), &names[which], now, &mut events);
+                        caches.insert((who, which), now + term_ns);
+                    }
+                }
+                Step::Change(who, which) => {
+                    if table.clear(DIR, &names[which], session(who), now, &mut events) {
+                        let stale = (1..4).filter(|other| *other != who)
+                            .find(|other| caches.get(&(*other, which)).is_some_and(|until| *until > now));
+                        prop_assert!(stale.is_none(), "{stale:?} has {which}");
+                    }
+                }
+                Step::Answer(who) => {
+                    for (name, number) in inboxes.remove(&who).unwrap_or_default() {
+                        let which = names.iter().position(|other| *other == name).unwrap();
+                        caches.remove(&(who, which));
+                        table.forgot(DIR, session(who), &name, number);
+                    }
+                }
+                Step::DropSession(who) => {
+                    table.drop_session(session(who));
+                    inboxes.remove(&who);
+                    caches.retain(|(holder, _), _| *holder != who);
+                }
+                Step::Wait(ns) => {
+                    now += ns;
+                    table.expire(now);
+                }
+            }
+            for (who, event) in events.drain(..) {
+                let OwnerEvent::Forget { name, number, .. } = event else { panic!("{event:?}") };
+                inboxes.entry(who.0).or_default().push((name, number));
+            }
+        }
+        table.clear(DIR, &names[0], session(1), now, &mut events);
+        table.expire(now + KEPT_NS);
+        prop_assert!(table.clear(DIR, &names[0], session(1), now + KEPT_NS, &mut events));
+    }
+}
