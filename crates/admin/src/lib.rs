@@ -21,6 +21,7 @@ pub use server::{ServeError, serve};
 pub use stores::{SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 pub use tiers::{
     AttachStore, FetchStep, FetchStepInfo, ReleaseInfo, TierControl, TierFile, TierInfo, TierLocationInfo,
+    TierOpsInfo,
 };
 pub use users::{
     AddKey, AddUser, AuditInfo, KeyInfo, NewKey, PolicyInfo, PolicyTarget, Standing, UserControl, UserInfo,

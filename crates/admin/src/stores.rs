@@ -78,6 +78,8 @@ pub struct SetStore {
     pub downloads_max: Option<u16>,
     /// Removals under way at most. Default: 64.
     pub removals_max: Option<u16>,
+    /// Millions of bits per second, both ways together; 0 for as many as it takes. Default: 0.
+    pub bandwidth_mbps: Option<u32>,
     /// Whether it is tried first.
     pub verify: Verify,
 }

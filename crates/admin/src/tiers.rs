@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
+use wire::store::{StoreHealth, StoreOp};
 
 use crate::api::AdminError;
 
@@ -71,6 +72,19 @@ pub struct TierInfo {
     pub fetched_bytes: u64,
     /// How full the drives are, in percent.
     pub fill_percent: u64,
+    /// Whether the store answers.
+    pub store_health: StoreHealth,
+}
+
+/// Requests to the store of a filesystem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierOpsInfo {
+    /// The filesystem.
+    pub filesystem: String,
+    /// The store.
+    pub store: String,
+    /// Those under way, then those that ended lately, the newest first.
+    pub ops: Vec<StoreOp>,
 }
 
 /// A file.
@@ -132,6 +146,8 @@ pub struct ReleaseInfo {
 pub trait TierControl: Send + Sync {
     /// Filesystems that have a store.
     fn tiers(&self) -> BoxFuture<'_, Result<Vec<TierInfo>, AdminError>>;
+    /// Requests to their stores.
+    fn tier_ops(&self) -> BoxFuture<'_, Result<Vec<TierOpsInfo>, AdminError>>;
     /// Moves data of a filesystem to a store from now on; with the store that it has, changes how.
     fn attach_store(&self, name: String, request: AttachStore)
     -> BoxFuture<'_, Result<TierInfo, AdminError>>;

@@ -324,7 +324,9 @@ impl Client {
             if self.inner.away.store().is_some() { capacity.max(used_bytes + room) } else { capacity }
         };
         let total_bytes = self.inner.provisioned_bytes.unwrap_or_else(holds);
-        let free_bytes = total_bytes.saturating_sub(used_bytes).min(room);
+        // What is provisioned beyond the drives fits all the same if content leaves them.
+        let beyond = self.inner.provisioned_bytes.is_some() && self.inner.away.store().is_some();
+        let free_bytes = total_bytes.saturating_sub(used_bytes).min(if beyond { u64::MAX } else { room });
         Ok(FsStat { total_bytes, free_bytes, used_bytes, inodes })
     }
 

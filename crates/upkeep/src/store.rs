@@ -9,6 +9,7 @@ mod settings;
 mod sign;
 #[cfg(test)]
 mod tests;
+mod traffic;
 mod validate;
 
 use std::collections::VecDeque;
@@ -27,7 +28,9 @@ use hyper::header::{CONTENT_LENGTH, RANGE, USER_AGENT};
 use hyper::{Method, Request};
 use tokio::sync::Semaphore;
 use wire::BoxFuture;
-use wire::store::{ObjectStore, StoreError};
+use wire::store::{ObjectStore, StoreError, StoreHealth, StoreOp};
+
+use traffic::Traffic;
 
 pub use settings::{StoreSettings, StoreSettingsError};
 
@@ -39,6 +42,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 /// A transfer is given up when it is slower than this.
 const BYTES_PER_S_MIN: u64 = 256 << 10;
+/// An object that is asked for to see whether the store answers; there need not be one.
+const ALIVE: &str = "alive";
+/// How often, on average, and how long an answer may take.
+const LOOK_EVERY_MS: u64 = 1000;
+const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pauses between attempts: they double from the first to the last.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -52,6 +60,7 @@ pub struct S3Store {
     uploads: Semaphore,
     downloads: Semaphore,
     removals: Semaphore,
+    traffic: Traffic,
 }
 
 /// A request but for what depends on the moment.
@@ -82,11 +91,12 @@ impl S3Store {
         let http = connect::client(&settings)?;
         let limits = settings.address.limits;
         Ok(Arc::new(Self {
-            env,
             http,
             uploads: Semaphore::new(usize::from(limits.uploads_max)),
             downloads: Semaphore::new(usize::from(limits.downloads_max)),
             removals: Semaphore::new(usize::from(limits.removals_max)),
+            traffic: Traffic::new(env.clone(), limits.bandwidth_mbps),
+            env,
             settings,
         }))
     }
@@ -98,14 +108,47 @@ impl S3Store {
             Method::DELETE => &self.removals,
             _ => &self.downloads,
         };
+        let op = self.traffic.begin(ask.method.as_str(), &ask.key, ask.bytes());
         let _permit = under_way.acquire().await.expect("it is never closed");
         let pauses = ExponentialBuilder::default()
             .with_min_delay(PAUSE_MIN)
             .with_max_delay(PAUSE_MAX)
             .with_max_times(ATTEMPTS_MAX - 1)
             .with_jitter();
-        let attempts = || self.once(&ask);
+        let attempts = || async {
+            self.traffic.pace(ask.bytes()).await;
+            op.attempt();
+            let result = self.once(&ask).await;
+            op.answered(&result);
+            result
+        };
         attempts.retry(pauses).when(StoreError::is_passing).await
+    }
+
+    /// Requests under way, then those that ended lately, the newest first.
+    pub fn ops(&self) -> Vec<StoreOp> {
+        self.traffic.ops()
+    }
+
+    /// Whether it answers, if somebody [looks](Self::watch).
+    pub fn health(&self) -> StoreHealth {
+        self.traffic.health()
+    }
+
+    /// Looks about once a second whether the store answers. Never ends.
+    pub async fn watch(&self) {
+        let ask = Ask::new(Method::GET, ALIVE.to_owned());
+        loop {
+            let found = match tokio::time::timeout(LOOK_TIMEOUT, self.once(&ask)).await {
+                // There is no such object: that is an answer, unless it is about the bucket.
+                Ok(Err(StoreError::NotFound(text))) if !answer::is_about_bucket(&text) => Ok(()),
+                Ok(found) => found.map(drop),
+                Err(_) => Err(StoreError::Unavailable("it took too long".to_owned())),
+            };
+            self.traffic.looked(found);
+            let random_ms = self.env.random.next_u64() % LOOK_EVERY_MS;
+            tokio::time::sleep(Duration::from_millis(LOOK_EVERY_MS / 2 + random_ms)).await;
+        }
     }
 
     /// One request, once.

@@ -127,12 +127,64 @@ pub struct StoreLimits {
     pub downloads_max: u16,
     /// Removals under way at most.
     pub removals_max: u16,
+    /// Bytes per second of bodies, both ways together, in millions of bits; `None`: as fast as it goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_mbps: Option<u32>,
 }
 
 impl Default for StoreLimits {
     fn default() -> Self {
-        Self { blob_bytes: BLOB_BYTES_MAX, uploads_max: 64, downloads_max: 64, removals_max: 64 }
+        let blob_bytes = BLOB_BYTES_MAX;
+        Self { blob_bytes, uploads_max: 64, downloads_max: 64, removals_max: 64, bandwidth_mbps: None }
     }
+}
+
+/// How far a request to a store is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OpState {
+    /// It waits for its turn: so many of its kind, or so much bandwidth, are taken.
+    Waiting,
+    /// It is under way.
+    Running,
+    /// It was answered as it should be.
+    Done,
+    /// It was not, after all attempts.
+    Failed,
+}
+
+/// A request to a store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreOp {
+    /// Counts requests of the process to this store.
+    pub id: u64,
+    /// `PUT`, `GET` or `DELETE`.
+    pub verb: String,
+    /// The object, without the prefix of the store.
+    pub key: String,
+    /// Bytes that go out or are expected.
+    pub bytes: u64,
+    /// When it was asked for, seconds since 1970.
+    pub began_s: i64,
+    /// How long it took, or takes so far, waiting included.
+    pub took_ms: u64,
+    /// Attempts so far.
+    pub attempts: u32,
+    /// How far it is.
+    pub state: OpState,
+    /// What went wrong last, in the store's words.
+    pub problem: Option<String>,
+}
+
+/// Whether a store answers.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct StoreHealth {
+    /// It did when it was asked last; `None`: it was not asked yet.
+    pub up: Option<bool>,
+    /// Since when, seconds since 1970.
+    pub since_s: i64,
+    /// What it, or the way to it, says if not.
+    pub problem: Option<String>,
 }
 
 /// How a store is reached, but for the secret.

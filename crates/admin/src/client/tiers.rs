@@ -4,7 +4,7 @@ use hyper::Method;
 
 use super::{AdminClient, CallError, percent_encode};
 use crate::tiers::{
-    AttachStore, FetchStep, FetchStepInfo, ReleaseInfo, TierFile, TierInfo, TierLocationInfo,
+    AttachStore, FetchStep, FetchStepInfo, ReleaseInfo, TierFile, TierInfo, TierLocationInfo, TierOpsInfo,
 };
 
 fn path(name: &str, step: &str) -> String {
@@ -15,6 +15,11 @@ impl AdminClient {
     /// Filesystems that have a store.
     pub async fn tiers(&self) -> Result<Vec<TierInfo>, CallError> {
         self.call(Method::GET, "/v1/tiers", None::<&()>).await
+    }
+
+    /// Requests to their stores.
+    pub async fn tier_ops(&self) -> Result<Vec<TierOpsInfo>, CallError> {
+        self.call(Method::GET, "/v1/tiers/ops", None::<&()>).await
     }
 
     /// Moves data of a filesystem to a store from now on; with the store that it has, changes how.

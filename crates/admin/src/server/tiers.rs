@@ -10,6 +10,7 @@ use crate::tiers::{AttachStore, FetchStep, TierFile};
 pub(super) fn router() -> Router<Node> {
     Router::new()
         .route("/v1/tiers", get(async |State(node): State<Node>| answer(node.tiers().await)))
+        .route("/v1/tiers/ops", get(async |State(node): State<Node>| answer(node.tier_ops().await)))
         .route(
             "/v1/filesystems/{name}/tier",
             post(

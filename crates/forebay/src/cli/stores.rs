@@ -69,6 +69,7 @@ fn set_store(args: StoreSettingsArgs) -> Result<SetStore> {
         uploads_max: args.max_up,
         downloads_max: args.max_down,
         removals_max: args.max_remove,
+        bandwidth_mbps: args.bandwidth,
         verify: if args.skip_verification { Verify::Skip } else { Verify::First },
     })
 }
@@ -107,6 +108,10 @@ fn show(store: &StoreInfo) -> String {
                 "{} uploads, {} downloads, {} removals at most",
                 limits.uploads_max, limits.downloads_max, limits.removals_max
             ),
+        ),
+        (
+            "bandwidth",
+            limits.bandwidth_mbps.map_or("not limited".to_owned(), |mbps| format!("{mbps} Mbit/s")),
         ),
         ("added", s3::format_instant(store.created_s)),
     ];

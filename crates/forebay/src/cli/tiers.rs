@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use admin::{AttachStore, FetchStep, TierFile, TierInfo, TierLocationInfo};
+use admin::{AttachStore, FetchStep, TierFile, TierInfo, TierLocationInfo, TierOpsInfo};
 use anyhow::{Context, Result};
 use base::units::format_duration;
+use comfy_table::Table;
 use serde::Serialize;
+use wire::store::{OpState, StoreHealth};
 
 use super::args::{AttachArgs, TierCommand};
 use super::ask;
@@ -52,6 +54,11 @@ pub(super) fn tier(command: TierCommand) -> Result<()> {
                 [] => "no filesystem has an object store (see `forebay fs attach`)".to_owned(),
                 tiers => tiers.iter().map(details).collect::<Vec<_>>().join("\n"),
             })
+        }
+        TierCommand::Ops { dir, store, json } => {
+            let mut ops = ask(&dir, |client| async move { client.tier_ops().await })?;
+            ops.retain(|of| store.as_ref().is_none_or(|store| of.store == *store));
+            print(json.into(), &ops, |ops| ops_table(ops).to_string())
         }
         TierCommand::Location { paths, json } => location(&paths, json.into()),
         TierCommand::Fetch { paths, json } => fetch(&paths, json.into()),
@@ -112,6 +119,32 @@ fn wait_for_detach(dir: &Path, mut info: TierInfo) -> Result<TierInfo> {
             }
         }
     }
+}
+
+fn ops_table(all: &[TierOpsInfo]) -> Table {
+    let mut table = table(&["STORE", "FILESYSTEM", "VERB", "OBJECT", "BYTES", "BEGAN", "TOOK", "STATE"]);
+    for of in all {
+        for op in &of.ops {
+            let state = match op.state {
+                OpState::Waiting => "waiting".to_owned(),
+                OpState::Running if op.attempts > 1 => format!("attempt {}", op.attempts),
+                OpState::Running => "running".to_owned(),
+                OpState::Done => "done".to_owned(),
+                OpState::Failed => op.problem.clone().unwrap_or_else(|| "given up".to_owned()),
+            };
+            table.add_row([
+                of.store.clone(),
+                of.filesystem.clone(),
+                op.verb.clone(),
+                op.key.clone(),
+                bytes(op.bytes),
+                s3::format_instant(op.began_s),
+                format!("{}.{:03} s", op.took_ms / 1000, op.took_ms % 1000),
+                state,
+            ]);
+        }
+    }
+    table
 }
 
 fn shown(path: &Path) -> String {
@@ -216,6 +249,14 @@ pub(super) fn line(tier: &TierInfo) -> String {
     )
 }
 
+fn health(health: &StoreHealth) -> String {
+    match health.up {
+        Some(true) => format!("UP since {}", s3::format_instant(health.since_s)),
+        Some(false) => format!("DOWN since {}", s3::format_instant(health.since_s)),
+        None => "not asked yet".to_owned(),
+    }
+}
+
 fn details(tier: &TierInfo) -> String {
     let extents = |count: u64, size: u64| format!("{} in {count} extents", bytes(size));
     let queueing = if tier.queueing { ", older content is still being counted" } else { "" };
@@ -225,7 +266,7 @@ fn details(tier: &TierInfo) -> String {
     };
     let mut lines = vec![
         ("filesystem", tier.filesystem.clone()),
-        ("store", tier.store.clone()),
+        ("store", format!("{} ({})", tier.store, health(&tier.store_health))),
         ("state", tier.state.clone()),
         (
             "times",

@@ -256,6 +256,19 @@ fn settings(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Settings
     Ok(settings)
 }
 
+async fn open_filesystems(
+    parts: &NodeParts<'_>,
+    records: Vec<FilesystemRecord>,
+) -> Result<BTreeMap<String, FilesystemEntry>> {
+    let mut filesystems = BTreeMap::new();
+    for record in records {
+        let name = record.name.clone();
+        let entry = FilesystemEntry::open(parts, record).await;
+        filesystems.insert(name.clone(), entry.with_context(|| format!("opening filesystem {name}"))?);
+    }
+    Ok(filesystems)
+}
+
 impl Node {
     /// Starts serving. On an error nothing runs and nothing is mounted.
     pub(crate) async fn start(env: Env, dir: NodeDir, options: StartOptions) -> Result<Arc<Self>> {
@@ -289,12 +302,7 @@ impl Node {
             drives: &drives,
             memory: &memory,
         };
-        let mut filesystems = BTreeMap::new();
-        for record in records {
-            let name = record.name.clone();
-            let entry = FilesystemEntry::open(&parts, record).await;
-            filesystems.insert(name.clone(), entry.with_context(|| format!("opening filesystem {name}"))?);
-        }
+        let filesystems = open_filesystems(&parts, records).await?;
         let (stop_serving, _) = watch::channel(false);
         let (scrub_targets, _) = watch::channel(ScrubTargets::default());
         let node = Arc::new(Self {

@@ -57,6 +57,7 @@ fn changed(old: StoreAddress, settings: &SetStore) -> StoreAddress {
             uploads_max: settings.uploads_max.unwrap_or(old.limits.uploads_max),
             downloads_max: settings.downloads_max.unwrap_or(old.limits.downloads_max),
             removals_max: settings.removals_max.unwrap_or(old.limits.removals_max),
+            bandwidth_mbps: settings.bandwidth_mbps.or(old.limits.bandwidth_mbps).filter(|mbps| *mbps > 0),
         },
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use admin::{
     AdminError, AttachStore, FetchStep, FetchStepInfo, ReleaseInfo, TierControl, TierFile, TierInfo,
-    TierLocationInfo,
+    TierLocationInfo, TierOpsInfo,
 };
 use anyhow::Result;
 use base::ClusterId;
@@ -17,7 +17,9 @@ use base::units::{format_duration, format_size};
 use client::{Attr, Client, FileTiers, TierLink};
 use layout::{BLOB_BYTES_MAX, extent_bytes_max};
 use meta::control::{ControlChange, ControlError, FilesystemRecord, StoreRecord, TierRecord};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use upkeep::{S3Store, TierOptions, Tiering};
 use wire::BoxFuture;
 use wire::store::ObjectStore;
@@ -50,6 +52,7 @@ pub(super) struct TierEntry {
     fetched_bytes_max: u64,
     /// All clients on the filesystem look here.
     sender: watch::Sender<Option<Arc<dyn ObjectStore>>>,
+    reached: Option<Reached>,
     store: String,
     /// Largest blob, and uploads under way, as the store has them.
     limits: (u32, u16),
@@ -67,6 +70,7 @@ impl TierEntry {
             blobs_bytes: memory.blobs_bytes,
             fetched_bytes_max: memory.fetched_bytes,
             sender: watch::channel(None).0,
+            reached: None,
             store: String::new(),
             limits: (BLOB_BYTES_MAX, 1),
             problem: None,
@@ -89,20 +93,45 @@ impl TierEntry {
         end(self.tiering.take()).await;
     }
 
-    fn set_store(&mut self, record: &StoreRecord, store: Result<Arc<S3Store>, String>) {
+    fn set_store(&mut self, record: &StoreRecord, store: Result<Arc<S3Store>, String>, runtime: &Handle) {
         let limits = record.address.limits;
         (self.store, self.limits) = (record.name.clone(), (limits.blob_bytes, limits.uploads_max));
         let store = store.map_err(|problem| self.problem = Some(problem)).ok();
         if store.is_some() {
             self.problem = None;
         }
+        self.reached = store.clone().map(|store| Reached::new(store, runtime));
         self.sender.send_replace(store.map(|store| store as Arc<dyn ObjectStore>));
+    }
+
+    fn forget_store(&mut self) {
+        (self.problem, self.reached) = (None, None);
+        self.sender.send_replace(None);
     }
 
     fn options(&self, record: &FilesystemRecord, tier: TierRecord) -> TierOptions {
         let (blob_bytes, uploads) = plan_uploads(self.blobs_bytes, self.limits, extent_bytes(record));
         let TierRecord { retention_s, cue_s, detaching, .. } = tier;
         TierOptions { retention_s, cue_s, blob_bytes, uploads, detaching }
+    }
+}
+
+/// A store that is in use, and what looks whether it answers.
+struct Reached {
+    store: Arc<S3Store>,
+    looks: JoinHandle<()>,
+}
+
+impl Reached {
+    fn new(store: Arc<S3Store>, runtime: &Handle) -> Self {
+        let watched = store.clone();
+        Self { store, looks: runtime.spawn(async move { watched.watch().await }) }
+    }
+}
+
+impl Drop for Reached {
+    fn drop(&mut self) {
+        self.looks.abort();
     }
 }
 
@@ -155,7 +184,10 @@ impl FilesystemEntry {
         let Some(record) = self.record.tier else { return Ok(None) };
         let done = self.tier.tiering.as_ref().map(Tiering::stat).unwrap_or_default();
         let tier = if self.owner.stat().halted { done.tier } else { self.client.tier_stat().await? };
-        let problem = self.tier.problem.clone().map(|problem| format!("it cannot be used: {problem}"));
+        let store_health =
+            self.tier.reached.as_ref().map(|reached| reached.store.health()).unwrap_or_default();
+        let unusable = self.tier.problem.clone().map(|problem| format!("it cannot be used: {problem}"));
+        let down = store_health.problem.clone().map(|problem| format!("it does not answer: {problem}"));
         let overhead = Some(tier.overhead_per_mille()).filter(|overhead| *overhead < u64::MAX);
         Ok(Some(TierInfo {
             filesystem: self.record.name.clone(),
@@ -163,7 +195,7 @@ impl FilesystemEntry {
             retention_s: record.retention_s,
             cue_s: record.cue_s,
             state: if record.detaching { "detaching" } else { "tiering" }.to_owned(),
-            problem: problem.or(done.problem),
+            problem: unusable.or(down).or(done.problem),
             queueing: tier.queueing,
             queued_extents: tier.queued.extents,
             queued_bytes: tier.queued.bytes,
@@ -183,6 +215,7 @@ impl FilesystemEntry {
             returned_bytes: done.returned_bytes,
             fetched_bytes: self.client.fetched_bytes(),
             fill_percent: self.client.fill_per_mille().div_ceil(10),
+            store_health,
         }))
     }
 
@@ -247,7 +280,8 @@ impl Node {
             let Some(tier) = entry.record.tier else { continue };
             match stores.iter().find(|store| store.id == tier.store) {
                 Some(store) => {
-                    entry.tier.set_store(store, open_store(&self.env, &self.accounts, store));
+                    let opened = open_store(&self.env, &self.accounts, store);
+                    entry.tier.set_store(store, opened, &self.runtime);
                 }
                 None => {
                     entry.tier.store = tier.store.to_string();
@@ -295,8 +329,7 @@ impl Node {
             entry.tier.stop().await;
             let (filesystem, store) = (&entry.record.name, std::mem::take(&mut entry.tier.store));
             tracing::info!(filesystem, store, "everything came back from the object store");
-            entry.tier.problem = None;
-            entry.tier.sender.send_replace(None);
+            entry.tier.forget_store();
         }
         Ok(())
     }
@@ -320,7 +353,7 @@ impl Node {
         let users = state.filesystems.values_mut();
         for entry in users.filter(|entry| entry.record.tier.is_some_and(|tier| tier.store == record.id)) {
             let before = entry.tier.limits;
-            entry.tier.set_store(record, Ok(store.clone()));
+            entry.tier.set_store(record, Ok(store.clone()), &self.runtime);
             if entry.tier.limits != before {
                 // What the old one has under way comes to its end.
                 self.begin_tiering(entry);
@@ -347,6 +380,16 @@ impl Node {
         Ok(tiers)
     }
 
+    async fn tier_ops_now(&self) -> Vec<TierOpsInfo> {
+        let state = self.state.lock().await;
+        let ops = state.filesystems.values().filter_map(|entry| {
+            let reached = entry.tier.reached.as_ref()?;
+            let (filesystem, store) = (entry.record.name.clone(), entry.tier.store.clone());
+            Some(TierOpsInfo { filesystem, store, ops: reached.store.ops() })
+        });
+        ops.collect()
+    }
+
     async fn attach_store_now(&self, name: &str, request: AttachStore) -> Result<TierInfo, AdminError> {
         let _one_at_a_time = self.stores_lock.lock().await;
         let record = self.store_record(&request.store)?;
@@ -364,7 +407,7 @@ impl Node {
         let entry = entry_of(&mut state, name)?;
         let committed = self.commit_tier(entry, Some(tier)).await;
         if committed.is_ok() {
-            entry.tier.set_store(&record, Ok(store));
+            entry.tier.set_store(&record, Ok(store), &self.runtime);
         }
         self.begin_tiering(entry);
         committed.map_err(AdminError::failed)?;
@@ -485,6 +528,10 @@ impl Node {
 impl TierControl for Node {
     fn tiers(&self) -> BoxFuture<'_, Result<Vec<TierInfo>, AdminError>> {
         Box::pin(self.tiers_now())
+    }
+
+    fn tier_ops(&self) -> BoxFuture<'_, Result<Vec<TierOpsInfo>, AdminError>> {
+        Box::pin(async move { Ok(self.tier_ops_now().await) })
     }
 
     fn attach_store(

@@ -102,6 +102,8 @@ fn check_limits(limits: &StoreLimits) -> Result<(), StoreSettingsError> {
         ("max-down", limits.downloads_max),
         ("max-remove", limits.removals_max),
     ];
+    let rate = limits.bandwidth_mbps.unwrap_or(1);
+    require(rate > 0, "bandwidth", "must be at least 1 (Mbit/s)", rate)?;
     for (field, count) in counts {
         require((1..=REQUESTS_MAX).contains(&count), field, "must be between 1 and 1024", count)?;
     }

@@ -64,6 +64,9 @@ pub(crate) struct StoreSettingsArgs {
     /// Removals under way at most. Default: 64.
     #[arg(long, value_name = "N")]
     pub(crate) max_remove: Option<u16>,
+    /// Mbit/s that uploads and downloads take together; 0 for as many as there are. Default: 0.
+    #[arg(long, value_name = "MBPS")]
+    pub(crate) bandwidth: Option<u32>,
     /// Keep the settings without trying them.
     #[arg(long)]
     pub(crate) skip_verification: bool,

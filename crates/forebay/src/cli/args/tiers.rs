@@ -57,6 +57,16 @@ pub(crate) enum TierCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Show requests to object stores: those under way, and those that ended lately.
+    Ops {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Of this store only.
+        store: Option<String>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Bring files back to the drives. They age anew: after the retention they leave again.
     #[command(after_help = "Example:\n  forebay tier fetch /srv/forebay/mnt/some/file")]
     Fetch {
