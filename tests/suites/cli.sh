@@ -271,7 +271,7 @@ secret_is_shown_once() {
     jq -e 'map(select(.user == "ann")) | length == 2 and all(.state == "active")' "$WORK/keys"
 }
 check "the secret is nowhere else" secret_is_shown_once
-row "a time that is none" fails 'must be a number and' key add "$RUNNING" ann --expires soon
+row "a time that is none" fails 'not a duration' key add "$RUNNING" ann --expires soon
 take_over() {
     echo 'minio-secret!' | "$FOREBAY" key add "$RUNNING" ann --access-key minioadmin --secret-stdin >"$WORK/out"
     not grep -q 'minio-secret' "$WORK/out"

@@ -227,7 +227,8 @@ mod tests {
         check("15m", Some(900));
         check("12h", Some(43_200));
         check("30d", Some(2_592_000));
-        for text in ["", "h", "12", "0s", "-1h", "1.5h", "1w", "ü", "99999999999999999d"] {
+        check("1w", Some(604_800));
+        for text in ["", "h", "12", "0s", "-1h", "1.5h", "1y", "ü", "99999999999999999d"] {
             check(text, None);
         }
     }
