@@ -93,6 +93,10 @@ unverified() {
 check "settings can be kept untried" unverified
 
 updates() {
+    store update cold --bandwidth 800
+    shown cold '.limits.bandwidth_mbps == 800'
+    store update cold --bandwidth 0
+    shown cold '.limits | has("bandwidth_mbps") | not'
     store update cold --region eu-1 --blob-size 8MiB --max-up 3
     shown cold '.region == "eu-1" and .limits.blob_bytes == 8388608 and .limits.uploads_max == 3'
     shown cold ".auth_method == \"AWSSignature4\" and .port == $PORT and .bucket == \"Archive/cold\""

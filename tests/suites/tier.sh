@@ -84,6 +84,9 @@ uploaded() {
     find "$BUCKET" -type f -print0 | while read -rd '' blob; do "$FOREBAY" blob dump "$blob" >/dev/null; done
     [ "$(blobs)" = "$(tier_status | jq '.[0].blobs')" ]
     [ "$(find "$BUCKET" -type f -size +8M | wc -l)" = 0 ]
+    tier ops "$NODE" cold --json | jq -e '.[0].ops | map(select(.verb == "PUT" and .state == "done")) | length > 0'
+    tier ops "$NODE" none --json | jq -e '. == []'
+    tier_is '.store_health.up and .problem == null'
     echo "$(blobs) blobs, $(stored_kib) KiB"
 }
 check "what has aged is uploaded in blobs that are what they say" uploaded
@@ -134,12 +137,12 @@ store_down() {
     random_file "$MNT/meanwhile" 1000000
     sync -f "$MNT"
     sha256sum "$MNT/tiny" "$MNT/meanwhile" >/dev/null
-    wait_until 60 tier_is '.problem != null'
+    wait_until 60 tier_is '.problem != null and .store_health.up == false'
     "$FOREBAY" status "$NODE" | grep -i 'cold'
     node_start store
     "$FOREBAY" store update "$NODE" cold --port "$(jq -er .s3 "$WORK/store/node.json" | sed 's/.*://; s,/$,,')"
     note_sums
-    wait_until 60 tier_is '.problem == null and .queued_extents == 0'
+    wait_until 60 tier_is '.problem == null and .store_health.up and .queued_extents == 0'
 }
 check "a store that is down costs an error, is named, and is used again" store_down
 killed() {
