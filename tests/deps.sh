@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# deps.sh [packages|long|bench]: installs what building and testing need and is missing; with `packages`, what running
-# needs; with `long`, also what the conformance suites and the fuzzers need; with `bench`, what `make bench-s3` needs.
+# deps.sh [packages|long|bench|tier]: installs what building and testing need and is missing; with `packages`, what running
+# needs; with `long`, also what the conformance suites and the fuzzers need; with `bench`, what `make bench-s3` needs, with `tier`, what `make tier` does.
 # Quick when nothing is missing.
 set -euo pipefail
 
@@ -62,16 +62,20 @@ command -v cargo >/dev/null || {
     exit 1
 }
 [ "${1:-}" = packages ] && exit 0
-if [ "${1:-}" = bench ]; then
-    [ ! -x "$TOOLS_DIR/bin/minio" ] || exit 0
+# S3 servers, each by its module.
+SERVERS=()
+[ "${1:-}" = bench ] && SERVERS=("github.com/minio/minio")
+[ "${1:-}" = tier ] && SERVERS=("github.com/minio/minio" "github.com/versity/versitygw/cmd/versitygw")
+for module in "${SERVERS[@]}"; do
+    [ ! -x "$TOOLS_DIR/bin/$(basename "$module")" ] || continue
     command -v go >/dev/null || {
-        echo "go is missing, which MinIO is built with: see https://go.dev/dl" >&2
+        echo "go is missing, which $module is built with: see https://go.dev/dl" >&2
         exit 1
     }
-    echo "installing MinIO"
-    GOBIN="$TOOLS_DIR/bin" go install github.com/minio/minio@latest </dev/null
-    exit 0
-fi
+    echo "installing $module"
+    GOBIN="$TOOLS_DIR/bin" go install "$module@latest" </dev/null
+done
+[ "${1:-}" = bench ] && exit 0
 for line in "${TOOLS[@]}"; do
     read -r tool version <<<"$line"
     # The file in which cargo records what it installed.

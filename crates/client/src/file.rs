@@ -21,6 +21,14 @@ pub enum NotTaken {
 impl Client {
     /// Takes a write if nothing must be waited for.
     pub fn try_write(&self, ino: Ino, off: u64, bytes: &[u8]) -> Result<(), NotTaken> {
+        self.take(ino, off, bytes).map_err(|not_taken| match not_taken {
+            // What was deleted since may be on its way back.
+            NotTaken::Failed(FsError::NoSpace) => NotTaken::WouldWait,
+            other => other,
+        })
+    }
+
+    fn take(&self, ino: Ino, off: u64, bytes: &[u8]) -> Result<(), NotTaken> {
         let end = off.checked_add(bytes.len() as u64).filter(|end| *end <= FILE_BYTES_MAX);
         end.ok_or(NotTaken::Failed(FsError::TooLarge))?;
         if let Some(error) = self.stalled() {
@@ -63,10 +71,18 @@ impl Client {
 
     /// Writes. Waits while too much is dirty already, or for the lease.
     pub async fn write(&self, ino: Ino, off: u64, bytes: &[u8]) -> Result<(), FsError> {
+        let mut waited = false;
         loop {
             let drained = self.inner.drained.notified();
-            match self.try_write(ino, off, bytes) {
+            match self.take(ino, off, bytes) {
                 Ok(()) => return Ok(()),
+                Err(NotTaken::Failed(FsError::NoSpace)) if !waited => {
+                    waited = true;
+                    self.flush_oldest();
+                    let dirty = self.inner.dirty_bytes.load(Ordering::Relaxed);
+                    self.wait_for_room(dirty + bytes.len() as u64).await?;
+                    continue;
+                }
                 Err(NotTaken::Failed(error)) => return Err(error),
                 Err(NotTaken::WouldWait) => {}
             }

@@ -38,6 +38,9 @@ pub enum UploadError {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// None of the extents can be read now.
+    #[error("{0} extents that are due cannot be read: see `forebay status` for what drives lack")]
+    Unreadable(usize),
 }
 
 /// Where the bytes of a file lie.
@@ -205,7 +208,7 @@ impl Client {
             (source, bytes)
         });
         let mut reads = reads.buffered(READS);
-        let (mut builder, mut extents) = (BlobBuilder::new(plan.limit()), Vec::new());
+        let (mut builder, mut extents, mut unreadable) = (BlobBuilder::new(plan.limit()), Vec::new(), 0);
         while let Some((source, bytes)) = reads.next().await {
             let id = source.id();
             let bytes = match bytes {
@@ -213,6 +216,7 @@ impl Client {
                 Ok(_) => continue,
                 Err(error) => {
                     tracing::debug!(%id, ?error, "extent is not uploaded now");
+                    unreadable += usize::from(error != ReadExtentError::Gone);
                     continue;
                 }
             };
@@ -221,7 +225,7 @@ impl Client {
         }
         drop(reads);
         if extents.is_empty() {
-            return Ok(0);
+            return if unreadable == 0 { Ok(0) } else { Err(UploadError::Unreadable(unreadable)) };
         }
         let TierReply::Reserved { serial, term } = self.tier(TierRequest::Reserve).await? else {
             return Err(FsError::Io.into());
