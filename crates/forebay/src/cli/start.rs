@@ -48,10 +48,14 @@ fn options(args: &StartArgs) -> StartOptions {
 }
 
 /// Runs this program again, detached, and waits for its one line: ready, or why not.
+/// Heaps of the C library. It would make eight for each core, and what one thread has freed is of no use to the others.
+const ARENAS: &str = "2";
+
 fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
     let known_admin = env().files.exists(&dir.admin_credentials());
     let program = std::env::current_exe().context("finding this program")?;
     let mut child = Command::new(program)
+        .env("MALLOC_ARENA_MAX", ARENAS)
         .args(std::env::args_os().skip(1))
         .arg("--background-child")
         .stdin(Stdio::null())

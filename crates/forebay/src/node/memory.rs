@@ -74,14 +74,14 @@ impl MemoryPlan {
             map_bytes: (part(32) / (filesystems + 1)).clamp(4 * MIB, 256 * MIB),
             s3_ahead_bytes: part(16).min(96 * MIB),
             blobs_bytes: (part(16) / filesystems).clamp(4 * MIB, 128 * MIB),
-            fetched_bytes: (part(32) / (filesystems + 1)).clamp(4 * MIB, 40 * MIB),
+            fetched_bytes: (part(64) / (filesystems + 1)).clamp(4 * MIB, 40 * MIB),
             s3_connections: (part(16) / CONNECTION_BYTES).clamp(128, 2048) as usize,
             drive: DriveMemory {
                 sums_cache_bytes: (part(32) / drives).clamp(MIB, 32 * MIB),
                 queue_bytes: (part(12) / drives).clamp(4 * MIB, 64 * MIB),
                 batch_bytes: (part(32) / drives).clamp(MIB, 8 * MIB),
             },
-            spare_bytes: part(64).min(64 * MIB) as usize,
+            spare_bytes: part(32).min(64 * MIB) as usize,
         }
     }
 }
