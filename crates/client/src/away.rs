@@ -35,6 +35,8 @@ const FRONTS_PER_WINDOW: u64 = 2;
 const WINDOW_COST: u64 = 5 * WINDOW / 4;
 /// What is read at first of a blob's front: nearly always all of it.
 const FRONT_GUESS: u64 = 128 << 10;
+/// How often what comes damaged is fetched.
+const ATTEMPTS: u32 = 2;
 /// Files' pieces that are brought back at a time, and the windows that each may use: more would drive out those that a
 /// reader is in.
 const COMING_BACK_MAX: u64 = 8;
@@ -176,7 +178,7 @@ impl Away {
 
     /// A range of a blob, as the blob's own sums vouch for it. What comes damaged is fetched once more.
     async fn verified(&self, place: &BlobPlace, cut: Range<u64>) -> Result<Bytes, ReadExtentError> {
-        for attempt in 0..2 {
+        for attempt in 0..ATTEMPTS {
             let (front, bytes) = join(self.front(place), self.get(place, cut.clone())).await;
             let (front, bytes) = (front?, bytes?);
             // A window may begin in the front.
@@ -193,20 +195,38 @@ impl Away {
 
     async fn front(&self, place: &BlobPlace) -> Result<Arc<Front>, ReadExtentError> {
         let cell = self.fronts.cell(place.serial);
-        cell.get_or_try_init(|| self.get_front(place)).await.cloned()
+        let fetched = async || {
+            for _ in 0..ATTEMPTS {
+                if let Some(front) = self.get_front(place).await? {
+                    return Ok(Arc::new(front));
+                }
+            }
+            Err(ReadExtentError::Away)
+        };
+        cell.get_or_try_init(fetched).await.cloned()
     }
 
-    async fn get_front(&self, place: &BlobPlace) -> Result<Arc<Front>, ReadExtentError> {
+    /// `None` if it is not what was stored.
+    async fn get_front(&self, place: &BlobPlace) -> Result<Option<Front>, ReadExtentError> {
         let blob_bytes = u64::from(place.blob_bytes);
         let guess = self.get(place, 0..FRONT_GUESS.min(blob_bytes)).await?;
         let damaged = |what: &dyn std::fmt::Display| {
             tracing::error!(blob = %self.key(place), %what, "the front of a blob is not what was stored");
-            ReadExtentError::Away
         };
-        let head = guess.get(..BLOB_HEADER_BYTES).ok_or_else(|| damaged(&"it is too short"))?;
-        let header = BlobHeader::decode(head).map_err(|error| damaged(&error))?;
+        let Some(head) = guess.get(..BLOB_HEADER_BYTES) else {
+            damaged(&"it is too short");
+            return Ok(None);
+        };
+        let header = match BlobHeader::decode(head) {
+            Ok(header) => header,
+            Err(error) => {
+                damaged(&error);
+                return Ok(None);
+            }
+        };
         if header.id != self.id(place.serial, place.term) || header.blob_bytes() as u64 != blob_bytes {
-            return Err(damaged(&"it is of another blob"));
+            damaged(&"it is of another blob");
+            return Ok(None);
         }
         let data_off = header.data_off() as u64;
         let rest = match data_off.saturating_sub(guess.len() as u64) {
@@ -214,8 +234,13 @@ impl Away {
             _ => self.get(place, guess.len() as u64..data_off).await?,
         };
         let index = [&guess[BLOB_HEADER_BYTES..guess.len().min(data_off as usize)], &rest].concat();
-        let index = BlobIndex::decode(&header, &index).map_err(|error| damaged(&error))?;
-        Ok(Arc::new(Front { data_off, blob_bytes, index }))
+        match BlobIndex::decode(&header, &index) {
+            Ok(index) => Ok(Some(Front { data_off, blob_bytes, index })),
+            Err(error) => {
+                damaged(&error);
+                Ok(None)
+            }
+        }
     }
 
     async fn get(&self, place: &BlobPlace, range: Range<u64>) -> Result<Bytes, ReadExtentError> {

@@ -40,6 +40,16 @@ async fn upload_all(client: &Client) {
     }
 }
 
+/// A client whose filesystem has files that were there before it was attached, and are in the store only.
+async fn all_away(world: &World, store: &Arc<MemStore>) -> (Client, Vec<(Ino, Vec<u8>)>) {
+    let client = world.tiered_client(store).await;
+    let files = write_files(&client).await;
+    client.tier_attach().await.unwrap();
+    while client.tier_queue_step().await.unwrap() {}
+    send_away(world, &client).await;
+    (client, files)
+}
+
 /// Everything goes to the store and from the drives.
 async fn send_away(world: &World, client: &Client) {
     upload_all(client).await;
@@ -74,11 +84,7 @@ async fn delete_dead(client: &Client) {
 fn what_left_the_drives_is_read_as_before_and_comes_back() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
-        let client = world.tiered_client(&store).await;
-        let early = write_files(&client).await;
-        client.tier_attach().await.unwrap();
-        while client.tier_queue_step().await.unwrap() {}
-        send_away(&world, &client).await;
+        let (client, early) = all_away(&world, &store).await;
         for (ino, bytes) in &early {
             let found = tiers(&client, *ino).await;
             assert_eq!(found, FileTiers { away_bytes: bytes.len() as u64, ..FileTiers::default() });
@@ -108,11 +114,7 @@ fn what_left_the_drives_is_read_as_before_and_comes_back() {
 fn a_short_read_fetches_little_however_long_the_file_is() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
-        let client = world.tiered_client(&store).await;
-        let (ino, bytes) = write_files(&client).await.pop().unwrap();
-        client.tier_attach().await.unwrap();
-        while client.tier_queue_step().await.unwrap() {}
-        send_away(&world, &client).await;
+        let (ino, bytes) = all_away(&world, &store).await.1.pop().unwrap();
         let cold = world.tiered_client(&store).await;
         let off = bytes.len() - 160;
         assert_eq!(cold.read(ino, off as u64, 160).await.unwrap(), bytes[off..]);
@@ -125,11 +127,7 @@ fn a_short_read_fetches_little_however_long_the_file_is() {
 fn a_store_that_is_down_or_lies_costs_an_error_and_nothing_else() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
-        let client = world.tiered_client(&store).await;
-        let files = write_files(&client).await;
-        client.tier_attach().await.unwrap();
-        while client.tier_queue_step().await.unwrap() {}
-        send_away(&world, &client).await;
+        let (client, files) = all_away(&world, &store).await;
         for fault in [&store.down, &store.lies] {
             fault.store(true, Ordering::SeqCst);
             let cold = world.tiered_client(&store).await;
@@ -159,6 +157,19 @@ fn a_store_that_is_down_or_lies_costs_an_error_and_nothing_else() {
         store.down.store(false, Ordering::SeqCst);
         upload_all(&client).await;
         assert_eq!(tiers(&client, ino).await.both_bytes, 50_000);
+    });
+}
+
+#[test]
+fn a_front_that_comes_damaged_is_fetched_once_more() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (_client, files) = all_away(&world, &store).await;
+        let cold = world.tiered_client(&store).await;
+        for (ino, bytes) in &files {
+            store.spoils_header.store(true, Ordering::SeqCst);
+            assert!(read_all(&cold, *ino).await.unwrap() == *bytes, "len={}", bytes.len());
+        }
     });
 }
 

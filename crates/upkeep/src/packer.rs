@@ -84,8 +84,6 @@ pub struct PackStat {
     pub sweeps: u64,
     /// Bytes of content in extents.
     pub stored_bytes: u64,
-    /// Bytes of content in an object store only.
-    pub away_bytes: u64,
     /// Bytes of content in the metadata.
     pub inline_bytes: u64,
     /// What the extents take on drives, without frame headers.
@@ -112,7 +110,6 @@ impl PackStat {
         self.left_bytes = found.left_bytes;
         self.convert_bytes = found.convert_bytes;
         self.stored_bytes = found.stored_bytes;
-        self.away_bytes = found.away_bytes;
         self.inline_bytes = found.inline_bytes;
         self.allocated_bytes = found.allocated_bytes;
         self.ideal_bytes = found.ideal_bytes;
@@ -125,7 +122,7 @@ impl PackStat {
         match &entry.piece.content {
             Content::Inline(_) => self.inline_bytes += len,
             Content::Extent(_) => self.stored_bytes += len,
-            Content::Away(..) => self.away_bytes += len,
+            Content::Away(..) => {}
         }
         self.allocated_bytes += share_bytes(entry);
         let (k, n) = (u64::from(target.profile.k()), u64::from(target.profile.n()));

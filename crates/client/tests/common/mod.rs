@@ -500,6 +500,8 @@ pub struct MemStore {
     pub down: AtomicBool,
     /// One bit of every answer is wrong.
     pub lies: AtomicBool,
+    /// The next answer that begins with a blob's first byte has a wrong bit in the header.
+    pub spoils_header: AtomicBool,
     pub gets: Mutex<Vec<(String, u64)>>,
 }
 
@@ -539,6 +541,11 @@ impl ObjectStore for MemStore {
             let range = range.unwrap_or(0..whole.len() as u64);
             let bytes = whole.slice(range.start as usize..range.end as usize);
             self.gets.lock().unwrap().push((key, bytes.len() as u64));
+            if range.start == 0 && self.spoils_header.swap(false, Ordering::SeqCst) {
+                let mut wrong = bytes.to_vec();
+                wrong[20] ^= 1;
+                return Ok(wrong.into());
+            }
             if !self.lies.load(Ordering::SeqCst) {
                 return Ok(bytes);
             }
