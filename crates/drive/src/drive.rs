@@ -22,7 +22,7 @@ use crate::device::delayed::DelayedDevice;
 use crate::device::inline::InlineDevice;
 use crate::device::pool::PoolDevice;
 use crate::device::uring::UringDevice;
-use crate::device::{Device, DeviceFiles, Wake};
+use crate::device::{self, Device, DeviceFiles, Wake};
 use crate::engine::{DeleteRequest, Engine, Limits, PutOutcome, PutRequest, ReadClass, Request, run_inline};
 use crate::error::{FormatDriveError, OpenDriveError};
 use crate::format::frame::PAYLOAD_BLOCKS_MAX;
@@ -207,7 +207,7 @@ impl Drive {
     ) -> Result<Arc<Self>, OpenDriveError> {
         let io = |source| OpenDriveError::Io { path: path.to_owned(), source };
         let direct = env.files.open(path, OpenMode::Existing, Caching::Direct).map_err(io)?;
-        direct.try_lock().map_err(|source| match source.kind() {
+        device::lock(&*direct).map_err(|source| match source.kind() {
             io::ErrorKind::WouldBlock => OpenDriveError::InUse { path: path.to_owned() },
             _ => io(source),
         })?;

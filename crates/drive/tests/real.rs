@@ -7,12 +7,13 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use base::LedgerId;
-use base::env::{Env, spawn_thread};
+use base::env::{Caching, Env, OpenMode, spawn_thread};
 use base::units::MIB;
 use common::*;
-use drive::{Drive, FormatDriveError, OpenDriveError, OpenOptions, PreferIo, ReadCache, fsck};
+use drive::{Drive, FormatDriveError, OpenDriveError, OpenOptions, PreferIo, ReadCache, fsck, inventory};
 use wire::drive::{DriveService, GetShardError, IoPath, PutShardError, ShardKey};
 
 fn options(io: PreferIo, read_cache: ReadCache) -> OpenOptions {
@@ -223,5 +224,27 @@ fn puts_beside_a_close_are_stored_or_refused() {
             assert_eq!(get(&drive, key(extent), 0, 1).unwrap().bytes, content(key(extent), 1));
         }
         block_on(drive.close()).unwrap();
+    }
+}
+
+/// The kernel ends what a killed process had asked of a device some time after the process.
+#[test]
+fn a_device_that_somebody_lets_go_of_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (env, path) = (Env::real(), dir.path().join("drive"));
+    format(&env, &path, 64 * MIB);
+    for opens in [true, false] {
+        let other = env.files.open(&path, OpenMode::Existing, Caching::Buffered).unwrap();
+        other.try_lock().unwrap();
+        let letting_go = spawn_thread("other", move || {
+            std::thread::park_timeout(Duration::from_millis(300));
+            drop(other);
+        });
+        if opens {
+            drop(open(&env, &path).unwrap());
+        } else {
+            inventory(&env, &path, UUID).unwrap();
+        }
+        letting_go.join().unwrap();
     }
 }

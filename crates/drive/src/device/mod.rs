@@ -14,6 +14,25 @@ use wire::drive::IoPath;
 
 use crate::buffer::AlignedBuf;
 
+/// How often, and how long each time, whoever uses a device is waited for.
+const LOCK_ATTEMPTS: u32 = 60;
+const LOCK_POLL: Duration = Duration::from_millis(50);
+
+/// Takes a device for this process alone. What a killed process had asked of it may hold on to it for a moment after the
+/// process is gone.
+///
+/// # Errors
+/// `WouldBlock` if somebody goes on using it.
+pub(crate) fn lock(file: &dyn File) -> io::Result<()> {
+    for _ in 1..LOCK_ATTEMPTS {
+        match file.try_lock() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::park_timeout(LOCK_POLL),
+            taken => return taken,
+        }
+    }
+    file.try_lock()
+}
+
 /// Through which descriptor a read goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadVia {

@@ -84,7 +84,7 @@ impl Found {
     fn lock(env: &Env, path: &Path) -> Result<Self, ToolError> {
         let io = |source| ToolError::Io { path: path.to_owned(), source };
         let file = env.files.open(path, OpenMode::Existing, Caching::Direct).map_err(io)?;
-        file.try_lock().map_err(|source| match source.kind() {
+        crate::device::lock(&*file).map_err(|source| match source.kind() {
             io::ErrorKind::WouldBlock => ToolError::InUse { path: path.to_owned() },
             _ => io(source),
         })?;

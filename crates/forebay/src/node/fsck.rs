@@ -44,6 +44,8 @@ fn answer(name: &str, report: FsckReport) -> FsckFilesystem {
         ("pieces", report.pieces),
         ("extents", report.extents),
         ("free_extents", report.free_extents),
+        ("away_extents", report.away_extents),
+        ("blobs", report.blobs),
         ("shards", report.shards),
         ("owed_shards", report.owed_shards),
         ("stale_owed", report.stale_owed),
