@@ -5,6 +5,7 @@
 //! pieces into full extents, [`OrphanCollector`] deletes what nothing refers to, [`Tiering`] moves what has aged to an object store.
 //! [`Pace`] limits what they move. [`S3Store`] is such a store.
 
+mod bucket;
 mod orphans;
 mod pace;
 mod packer;

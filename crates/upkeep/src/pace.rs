@@ -1,11 +1,12 @@
 //! How fast background work may go: a token bucket that all reconcilers of a node share.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::env::Env;
 use base::units::MIB;
+
+use crate::bucket::Bucket;
 
 /// Bytes per second unless somebody says otherwise.
 const DEFAULT_BYTES_PER_S: u64 = 256 * MIB;
@@ -30,14 +31,13 @@ pub struct Pace {
     env: Env,
     bytes_per_s: AtomicU64,
     paused: AtomicBool,
-    /// Bytes that may be moved, below zero after a large step, and when that was reckoned.
-    tokens: Mutex<(i64, u64)>,
+    tokens: Bucket,
 }
 
 impl Pace {
     /// At the default rate.
     pub fn new(env: Env) -> Self {
-        let tokens = Mutex::new((0, env.clock.boot_ns()));
+        let tokens = Bucket::new(env.clock.boot_ns());
         Self { env, bytes_per_s: AtomicU64::new(DEFAULT_BYTES_PER_S), paused: AtomicBool::new(false), tokens }
     }
 
@@ -67,18 +67,7 @@ impl Pace {
             return Err(WAIT_MAX);
         }
         let rate = self.bytes_per_s() / if strained { 2 } else { 1 };
-        let mut guard = self.tokens.lock().expect("no holder of this lock panics");
-        let (tokens, reckoned_ns) = &mut *guard;
-        let elapsed_ns = now_ns.saturating_sub(*reckoned_ns).min(BURST_S * 1_000_000_000);
-        let earned = u128::from(elapsed_ns) * u128::from(rate) / 1_000_000_000;
-        *tokens = (*tokens + earned as i64).min((rate * BURST_S) as i64);
-        *reckoned_ns = now_ns;
-        if *tokens < 0 {
-            let wait_ns = tokens.unsigned_abs() as u128 * 1_000_000_000 / u128::from(rate);
-            return Err(Duration::from_nanos(wait_ns as u64).min(WAIT_MAX));
-        }
-        *tokens -= bytes as i64;
-        Ok(())
+        self.tokens.take(bytes, rate, rate * BURST_S, now_ns).map_err(|wait| wait.min(WAIT_MAX))
     }
 
     /// Waits for leave to move `bytes`, for a moment at most.

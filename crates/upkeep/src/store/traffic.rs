@@ -7,6 +7,8 @@ use std::time::Duration;
 use base::env::Env;
 use wire::store::{OpState, StoreError, StoreHealth, StoreOp};
 
+use crate::bucket::Bucket;
+
 /// Requests that are remembered after their end.
 const RECENT_MAX: usize = 256;
 /// What may go at once after a rest.
@@ -16,8 +18,7 @@ const BURST_MS: u64 = 250;
 pub(super) struct Traffic {
     env: Env,
     bytes_per_s: Option<u64>,
-    /// Bytes that may go, below zero after a large body, and when that was reckoned.
-    tokens: Mutex<(i64, u64)>,
+    tokens: Bucket,
     ops: Mutex<Ops>,
     health: Mutex<StoreHealth>,
 }
@@ -39,7 +40,7 @@ pub(super) struct Op<'a> {
 impl Traffic {
     pub(super) fn new(env: Env, bandwidth_mbps: Option<u32>) -> Self {
         let bytes_per_s = bandwidth_mbps.map(|mbps| u64::from(mbps) * 1_000_000 / 8);
-        let tokens = Mutex::new((0, env.clock.boot_ns()));
+        let tokens = Bucket::new(env.clock.boot_ns());
         Self { env, bytes_per_s, tokens, ops: Mutex::default(), health: Mutex::default() }
     }
 
@@ -76,25 +77,17 @@ impl Traffic {
         live.chain(ops.recent.iter().rev().cloned()).collect()
     }
 
-    /// How long `bytes` must wait; from then on they count.
-    fn wait_for(&self, bytes: u64, now_ns: u64) -> Duration {
-        let Some(rate) = self.bytes_per_s.filter(|_| bytes > 0) else { return Duration::ZERO };
-        let mut guard = self.tokens.lock().expect("no holder of this lock panics");
-        let (tokens, reckoned_ns) = &mut *guard;
-        let earned = u128::from(now_ns.saturating_sub(*reckoned_ns)) * u128::from(rate) / 1_000_000_000;
-        let burst = (rate * BURST_MS / 1000) as i64;
-        *tokens = tokens.saturating_add(i64::try_from(earned).unwrap_or(i64::MAX)).min(burst);
-        *reckoned_ns = now_ns;
-        // Who comes later waits for what is taken here.
-        let debt = (*tokens).min(0).unsigned_abs();
-        *tokens = tokens.saturating_sub_unsigned(bytes);
-        Duration::from_nanos((u128::from(debt) * 1_000_000_000 / u128::from(rate)) as u64)
+    /// Takes `bytes` if they may go now; otherwise says how long to wait.
+    fn take(&self, bytes: u64, now_ns: u64) -> Result<(), Duration> {
+        match self.bytes_per_s {
+            Some(rate) if bytes > 0 => self.tokens.take(bytes, rate, rate * BURST_MS / 1000, now_ns),
+            _ => Ok(()),
+        }
     }
 
     /// Waits until `bytes` may go.
     pub(super) async fn pace(&self, bytes: u64) {
-        let wait = self.wait_for(bytes, self.env.clock.boot_ns());
-        if wait > Duration::ZERO {
+        while let Err(wait) = self.take(bytes, self.env.clock.boot_ns()) {
             tokio::time::sleep(wait).await;
         }
     }
@@ -172,16 +165,17 @@ mod tests {
     #[test]
     fn bodies_go_as_fast_as_the_bandwidth_allows() {
         let sim = Sim::new(1);
+        // 10 MB/s.
         let traffic = Traffic::new(sim.env(), Some(80));
-        // 10 MB/s: the first goes at once, the others behind each other.
-        let waits: Vec<u64> =
-            (0..4).map(|_| traffic.wait_for(5_000_000, 1_000_000_000).as_millis() as u64).collect();
-        assert_eq!(waits[0], 0);
-        assert!(
-            (200..=300).contains(&waits[1]) && waits[2] == waits[1] + 500 && waits[3] == waits[2] + 500,
-            "{waits:?}"
-        );
-        assert_eq!(Traffic::new(sim.env(), None).wait_for(u64::MAX, 5), Duration::ZERO);
+        let (mut now_ns, mut bytes) = (1_000_000_000, 0);
+        while now_ns < 11_000_000_000 {
+            match traffic.take(5_000_000, now_ns) {
+                Ok(()) => bytes += 5_000_000u64,
+                Err(wait) => now_ns += (wait.as_nanos() as u64).max(1000),
+            }
+        }
+        assert!((100_000_000..=110_000_000).contains(&bytes), "{bytes}");
+        assert_eq!(Traffic::new(sim.env(), None).take(u64::MAX, 5), Ok(()));
     }
 
     #[test]
