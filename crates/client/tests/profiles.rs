@@ -203,3 +203,33 @@ fn shards_of_a_failed_drive_are_deleted_when_it_is_back() {
         assert_eq!(reclaim(&client).await, 0);
     });
 }
+
+/// What could not be written makes others wait for room, not fail, once something was deleted.
+#[test]
+fn a_write_after_deleting_waits_for_the_room_although_another_has_failed() {
+    run("4+2", |world| async move {
+        let client = world.client().await;
+        world.drives.iter().for_each(|drive| drive.capacity_bytes.store(6 << 20, Ordering::Relaxed));
+        let mut kept = Vec::new();
+        loop {
+            let ino = create(&client, &format!("{}", kept.len())).await;
+            let written = client.write(ino, 0, &pattern(1, 3 << 20)).await;
+            if written.and(client.fsync(ino).await).is_err() {
+                // Still open, and dirty.
+                break;
+            }
+            kept.push(ino);
+        }
+        for (number, ino) in kept.iter().enumerate() {
+            client.unlink(Ino::ROOT, format!("{number}").as_bytes()).await.unwrap();
+            client.close_file(*ino);
+            client.forget(*ino, 1);
+        }
+        while reclaim(&client).await == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let ino = create(&client, "new").await;
+        client.write(ino, 0, &pattern(2, 2 << 20)).await.unwrap();
+        client.fsync(ino).await.unwrap();
+    });
+}
