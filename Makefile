@@ -22,7 +22,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export FOREBAY ?= $(TARGET)/release/forebay
 export FOREBAY_XTASK ?= $(TARGET)/release/xtask
 
-.PHONY: help run stop build test test-long crash conformance sim fuzz soak bench bench-s3 tier lint deps packages
+.PHONY: help run stop build test test-long crash conformance sim fuzz soak bench bench-s3 bench-tier tier lint deps packages
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -67,6 +67,10 @@ bench: build ## speed beside ext4 and an empty FUSE filesystem; BENCH="--quick" 
 bench-s3: build ## the S3 endpoint beside MinIO and plain files, about ten minutes; BENCH="--quick" for two
 	@tests/deps.sh bench
 	@tests/bench-s3.sh $(BENCH)
+
+bench-tier: build ## tiering beside what its store can do, some 25 minutes; BENCH="--quick" for three
+	@tests/deps.sh bench
+	@tests/bench-tier.sh $(BENCH)
 
 tier: deps build ## tiering to several S3 servers, and through a proxy that harms requests, about half an hour; STORES="minio:0 minio:10" for some
 	@tests/deps.sh tier

@@ -49,6 +49,15 @@ good_store() {
     expect_fail 'store exists: name=cold' added cold
 }
 check "a store is tried and added, and leaves nothing behind" good_store
+measured() {
+    store bench cold --size 1MiB --parallel 4 --seconds 1 --json |
+        jq -e '.plan.parallel == 4 and .put_bytes_per_s > 0 and .get_bytes_per_s > 0 and .round_trip_us > 0'
+    store bench cold --size 100KiB --parallel 1 --seconds 1 | grep -E '^PUT .*/s, 1 of 100 KiB at a time'
+    nothing_is_left
+    expect_fail 'memory' store bench cold --parallel 1000
+    expect_fail 'no such store' store bench nowhere
+}
+check "its speed is measured, and nothing is left" measured
 secret_is_sealed() {
     not grep -qF "$SECRET" <(store show cold; store show cold --json; store list --json)
     not grep -rqF "$SECRET" "$NODE/meta" "$NODE/log" "$NODE/node.json"

@@ -9,7 +9,7 @@ pub(crate) mod latency;
 pub(crate) mod meter;
 mod names;
 mod table;
-mod workload;
+pub(crate) mod workload;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -7,7 +7,7 @@ mod aims;
 mod files;
 mod load;
 mod measure;
-mod server;
+pub(crate) mod server;
 mod table;
 
 use std::path::PathBuf;

@@ -3,6 +3,7 @@
 mod arguments;
 mod bench;
 mod bench_s3;
+mod bench_tier;
 mod crash;
 mod disks;
 mod node;
@@ -26,6 +27,7 @@ fn main() -> Result<ExitCode> {
         ["soak", ref rest @ ..] => Ok(exit_code(crash::soak::run(rest)?)),
         ["bench", ref rest @ ..] => bench::run(rest).map(|()| ExitCode::SUCCESS),
         ["bench-s3", ref rest @ ..] => bench_s3::run(rest).map(|()| ExitCode::SUCCESS),
+        ["bench-tier", ref rest @ ..] => bench_tier::run(rest).map(|()| ExitCode::SUCCESS),
         ["disks", ref rest @ ..] => disks::run(rest).map(|()| ExitCode::SUCCESS),
         ["nullfs", mount] => nullfs::run(Path::new(mount)).map(|()| ExitCode::SUCCESS),
         _ => {
@@ -37,12 +39,14 @@ fn main() -> Result<ExitCode> {
                  {}\n      serve disks that forget what was not flushed, and fail on command\n\n\
                  {}\n      measure it beside ext4 and an empty FUSE filesystem\n\n\
                  {}\n      measure its S3 endpoint beside MinIO and plain files\n\n\
+                 {}\n      measure tiering beside what its store can do\n\n\
                  {}\n      serve a filesystem in memory, to see what FUSE itself costs",
                 crash::USAGE,
                 crash::soak::USAGE,
                 disks::USAGE,
                 bench::USAGE,
                 bench_s3::USAGE,
+                bench_tier::USAGE,
                 nullfs::USAGE,
             );
             Ok(ExitCode::from(2))

@@ -18,7 +18,7 @@ pub use api::{
 };
 pub use client::{AdminClient, CallError};
 pub use server::{ServeError, serve};
-pub use stores::{SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
+pub use stores::{BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 pub use tiers::{
     AttachStore, FetchStep, FetchStepInfo, ReleaseInfo, TierControl, TierFile, TierInfo, TierLocationInfo,
     TierOpsInfo,

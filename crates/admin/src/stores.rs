@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
-use wire::store::{StoreAuth, StoreCheck, StoreLimits, StoreProtocol};
+use wire::store::{StoreAuth, StoreCheck, StoreLimits, StoreProtocol, StoreSpeed};
 
 use crate::api::AdminError;
 
@@ -93,6 +93,18 @@ pub struct StoreValidationInfo {
     pub checks: Vec<StoreCheck>,
 }
 
+/// What is done to see how fast a store is; what is not said is as tiering does it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BenchStore {
+    /// Bytes of each object. Default: a blob.
+    pub object_bytes: Option<u32>,
+    /// Requests under way. Default: blobs made at a time.
+    pub parallel: Option<u16>,
+    /// How long objects are put, and then got. Default: 5.
+    pub seconds: Option<u16>,
+}
+
 /// Object stores of a node.
 pub trait StoreControl: Send + Sync {
     /// All stores by number.
@@ -105,6 +117,9 @@ pub trait StoreControl: Send + Sync {
     fn remove_store(&self, name: String) -> BoxFuture<'_, Result<StoreInfo, AdminError>>;
     /// Tries one: stores, reads and removes objects.
     fn validate_store(&self, name: String) -> BoxFuture<'_, Result<StoreValidationInfo, AdminError>>;
+    /// Measures how fast one is: puts, gets and removes objects.
+    fn bench_store(&self, name: String, request: BenchStore)
+    -> BoxFuture<'_, Result<StoreSpeed, AdminError>>;
     /// Tries settings without keeping them. If there is a store of that name, they are changes to it.
     fn try_store(
         &self,

@@ -131,6 +131,8 @@ pub struct FetchStepInfo {
     pub bytes: u64,
     /// Where the next step begins; `None`: the file is on drives.
     pub next_offset: Option<u64>,
+    /// In the first step: how many bytes only the store had.
+    pub away_bytes: Option<u64>,
 }
 
 /// What left the drives.

@@ -1,8 +1,8 @@
 //! Reading extents that only an object store has: ranges of blobs, verified by the sums in the blob's front.
 //!
 //! A long range is read in aligned windows that are kept for a moment, so that a reader in sequence and what brings the
-//! extent back behind it fetch every byte once. A short one is read exactly, in whole blocks. Whoever asks for what is
-//! being fetched waits for that. The front of a blob comes at the same time as the first window of it: one round trip.
+//! extent back behind it fetch every byte once; so is a short extent, as a whole. A short range of a long extent is read
+//! exactly, in whole blocks. Whoever asks for what is being fetched waits for that. The front of a blob comes at the same time as the first window of it: one round trip.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -14,7 +14,7 @@ use base::{Epoch, Ino, LedgerId};
 use bytes::Bytes;
 use futures_util::future::{join, join_all};
 use layout::{BLOB_HEADER_BYTES, BlobHeader, BlobId, BlobIndex};
-use tokio::sync::{OnceCell, Semaphore};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use wire::store::{ObjectStore, StoreError};
 use wire::tier::BlobPlace;
 
@@ -24,7 +24,7 @@ use crate::extents::ReadExtentError;
 const BLOCK: u64 = BLOCK_BYTES;
 /// Length of a window, and what it is aligned to.
 const WINDOW: u64 = 1 << 20;
-/// A read of so many bytes is one of windows.
+/// A read of so many bytes is one of windows. Of an extent that is no longer, all is read.
 const LONG: u64 = 128 << 10;
 /// Windows that are kept if there is little memory, and if there is much.
 const WINDOWS_MIN: u64 = 4;
@@ -37,10 +37,46 @@ const WINDOW_COST: u64 = 5 * WINDOW / 4;
 const FRONT_GUESS: u64 = 128 << 10;
 /// How often what comes damaged is fetched.
 const ATTEMPTS: u32 = 2;
-/// Files' pieces that are brought back at a time, and the windows that each may use: more would drive out those that a
-/// reader is in.
-const COMING_BACK_MAX: u64 = 8;
-const WINDOWS_PER_PIECE: u64 = 4;
+/// The part of the windows that pieces which are being brought back may use: more would drive out those that a reader is
+/// in.
+const COMING_BACK: (u64, u64) = (3, 4);
+
+/// What of a blob is fetched for a few bytes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Whole windows if they are many, else the extent if it is short, else no more than them in whole blocks.
+    Usual,
+    /// Whole windows: what is beside them will be asked for, too.
+    Windows,
+}
+
+/// A range of a blob that is fetched at once.
+struct Cut {
+    range: Range<u64>,
+    /// It is kept for a moment.
+    is_kept: bool,
+}
+
+/// The ranges of a blob that are fetched for `wanted`, which lies in `extent`.
+fn cuts(
+    place: &BlobPlace,
+    extent: Range<u64>,
+    wanted: Range<u64>,
+    reach: Reach,
+) -> impl Iterator<Item = Cut> {
+    let windows = reach == Reach::Windows || wanted.end - wanted.start >= LONG;
+    let is_whole = !windows && extent.end - extent.start <= LONG;
+    let range = if is_whole { extent } else { wanted };
+    // Blocks of data begin at multiples of a block in the blob, too.
+    let step = if windows { WINDOW } else { BLOCK };
+    let first = range.start / step * step;
+    let end = range.end.next_multiple_of(step).min(place.blob_bytes.into());
+    let len = if windows { WINDOW } else { end - first };
+    let is_kept = windows || is_whole;
+    (first..end)
+        .step_by(len.max(1) as usize)
+        .map(move |from| Cut { range: from..(from + len).min(end), is_kept })
+}
 
 /// The newest things of a kind, each fetched once however many ask for it.
 struct Kept<K, V> {
@@ -83,10 +119,12 @@ pub(crate) struct Away {
     ledger: LedgerId,
     pub(crate) link: TierLink,
     fronts: Kept<u64, Arc<Front>>,
-    windows: Kept<(u64, u64), Bytes>,
+    windows: Kept<(u64, u64, u64), Bytes>,
     fetched_bytes: AtomicU64,
     pub(crate) uploaded_bytes: AtomicU64,
-    pub(crate) coming_back: Arc<Semaphore>,
+    /// A permit for each window that pieces may use which are being brought back.
+    coming_back: Arc<Semaphore>,
+    coming_back_most: u32,
     /// Pieces that are being brought back, by file and offset.
     pub(crate) pieces: Mutex<HashSet<(Ino, u64)>>,
 }
@@ -94,7 +132,7 @@ pub(crate) struct Away {
 impl Away {
     pub(crate) fn new(ledger: LedgerId, link: TierLink) -> Self {
         let windows: u64 = (link.fetched_bytes_max / WINDOW_COST).clamp(WINDOWS_MIN, WINDOWS_MAX);
-        let coming_back = (windows / WINDOWS_PER_PIECE).min(COMING_BACK_MAX);
+        let coming_back = windows * COMING_BACK.0 / COMING_BACK.1;
         Self {
             ledger,
             link,
@@ -103,6 +141,7 @@ impl Away {
             fetched_bytes: AtomicU64::new(0),
             uploaded_bytes: AtomicU64::new(0),
             coming_back: Arc::new(Semaphore::new(coming_back as usize)),
+            coming_back_most: coming_back as u32,
             pieces: Mutex::default(),
         }
     }
@@ -110,6 +149,13 @@ impl Away {
     /// Bytes of blobs that came from the store.
     pub(crate) fn fetched_bytes(&self) -> u64 {
         self.fetched_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Waits until a piece of this length can be brought back without driving others out.
+    pub(crate) async fn turn(&self, len: u64) -> OwnedSemaphorePermit {
+        let windows = (len.div_ceil(WINDOW) as u32 + 1).min(self.coming_back_most);
+        let permits = Arc::clone(&self.coming_back).acquire_many_owned(windows).await;
+        permits.expect("it is never closed")
     }
 
     pub(crate) fn store(&self) -> Option<Arc<dyn ObjectStore>> {
@@ -121,23 +167,26 @@ impl Away {
         BlobId { ledger: self.ledger, serial, term }
     }
 
-    /// Reads `out.len()` bytes of an extent, from `off` on.
+    /// Reads `out.len()` bytes of an extent of `extent_len`, from `off` on.
     pub(crate) async fn read_into(
         &self,
         place: BlobPlace,
+        extent_len: u32,
         off: u32,
         out: &mut [u8],
+        reach: Reach,
     ) -> Result<(), ReadExtentError> {
-        let from = u64::from(place.off) + u64::from(off);
+        let extent = u64::from(place.off)..u64::from(place.off) + u64::from(extent_len);
+        let from = extent.start + u64::from(off);
         let end = from + out.len() as u64;
         let mut rest = out;
         let mut parts = Vec::new();
-        for cut in self.cuts(&place, from..end) {
-            let wanted = from.max(cut.start)..end.min(cut.end);
+        for cut in cuts(&place, extent, from..end, reach) {
+            let wanted = from.max(cut.range.start)..end.min(cut.range.end);
             let (part, later) = rest.split_at_mut((wanted.end - wanted.start) as usize);
             rest = later;
             parts.push(async move {
-                let bytes = self.cut_bytes(&place, cut.clone(), wanted).await?;
+                let bytes = self.cut_bytes(&place, cut, wanted).await?;
                 part.copy_from_slice(&bytes);
                 Ok(())
             });
@@ -145,31 +194,29 @@ impl Away {
         join_all(parts).await.into_iter().collect()
     }
 
-    /// The ranges of the blob that are fetched for these bytes.
-    fn cuts(&self, place: &BlobPlace, wanted: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-        // Blocks of data begin at multiples of a block in the blob, too.
-        let step = if wanted.end - wanted.start < LONG { BLOCK } else { WINDOW };
-        let first = wanted.start / step * step;
-        let end = wanted.end.next_multiple_of(step).min(place.blob_bytes.into());
-        let len = if step == BLOCK { end - first } else { WINDOW };
-        (first..end).step_by(len as usize).map(move |from| from..(from + len).min(end))
+    /// Reads a range that is not kept.
+    pub(crate) async fn read(&self, place: &BlobPlace, range: Range<u64>) -> Result<Bytes, ReadExtentError> {
+        let end = range.end.next_multiple_of(BLOCK).min(place.blob_bytes.into());
+        let bytes = self.verified(place, range.start / BLOCK * BLOCK..end).await?;
+        let (from, len) = ((range.start % BLOCK) as usize, (range.end - range.start) as usize);
+        if bytes.len() < from + len { Err(ReadExtentError::Away) } else { Ok(bytes.slice(from..from + len)) }
     }
 
     /// Bytes `wanted` of the range `cut`.
     async fn cut_bytes(
         &self,
         place: &BlobPlace,
-        cut: Range<u64>,
+        cut: Cut,
         wanted: Range<u64>,
     ) -> Result<Bytes, ReadExtentError> {
-        let is_window = cut.start.is_multiple_of(WINDOW) && cut.end - cut.start > LONG;
-        let bytes = if is_window {
-            let cell = self.windows.cell((place.serial, cut.start));
-            cell.get_or_try_init(|| self.verified(place, cut.clone())).await?.clone()
+        let Cut { range, is_kept } = cut;
+        let bytes = if is_kept {
+            let cell = self.windows.cell((place.serial, range.start, range.end));
+            cell.get_or_try_init(|| self.verified(place, range.clone())).await?.clone()
         } else {
-            self.verified(place, cut.clone()).await?
+            self.verified(place, range.clone()).await?
         };
-        let at = |off: u64| (off - cut.start) as usize;
+        let at = |off: u64| (off - range.start) as usize;
         if at(wanted.end) > bytes.len() {
             return Err(ReadExtentError::Away);
         }

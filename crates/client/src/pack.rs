@@ -15,6 +15,7 @@ use wire::meta::{
 };
 
 use crate::Client;
+use crate::away::Reach;
 use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError};
 
 /// Pieces asked for at a time.
@@ -184,7 +185,10 @@ impl Client {
             }
             Content::Away(extent, place) => {
                 let mut out = BytesMut::zeroed(piece.len as usize);
-                self.inner.away.read_into(*place, extent.extent_off, &mut out).await?;
+                self.inner
+                    .away
+                    .read_into(*place, extent.extent_len, extent.extent_off, &mut out, Reach::Usual)
+                    .await?;
                 Ok(out.freeze())
             }
         }

@@ -8,6 +8,7 @@ use futures_util::future::{join, join_all};
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
 
 use crate::Client;
+use crate::away::Reach;
 use crate::extents::ReadExtentError;
 use crate::node::Node;
 
@@ -211,7 +212,13 @@ impl Client {
                     reads.push(self.inner.extents.read_into(extent, extent.extent_off, part));
                 }
                 Content::Away(extent, place) => {
-                    fetches.push(self.inner.away.read_into(*place, extent.extent_off, part));
+                    fetches.push(self.inner.away.read_into(
+                        *place,
+                        extent.extent_len,
+                        extent.extent_off,
+                        part,
+                        Reach::Usual,
+                    ));
                 }
             }
         }

@@ -3,26 +3,36 @@
 //! Every step ends with one request to the owner that takes effect only on what is still as it was, so steps may be cut
 //! off anywhere: a blob that nothing refers to is found again by its number.
 
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use base::{Epoch, ExtentId, FsError, Ino, MapId};
 use bytes::{Bytes, BytesMut};
+use futures_util::future::try_join_all;
 use futures_util::{StreamExt, stream};
 use layout::{BlobBuilder, BlobPlan, BlobRange};
 use wire::drive::PutPurpose;
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
 use wire::store::StoreError;
 use wire::tier::{
-    BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TierReply, TierRequest, TierStat, Uploaded,
+    BlobPlace, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TierReply, TierRequest, TierStat,
+    Uploaded,
 };
 
 use crate::Client;
+use crate::away::Reach;
 use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError};
 use crate::node::Node;
 
 /// Extents read at a time.
 const READS: usize = 4;
+/// Pieces of a file that are brought back at a time, if there is memory for so many.
+const FETCHES: usize = 16;
+/// What is fetched at once for pieces that lie side by side, with gaps below this.
+const LOAD_BYTES: u64 = 4 << 20;
+const GAP: u64 = 64 << 10;
+/// No more than this is one short piece.
+const SHORT: u64 = 128 << 10;
 /// A reader in sequence finds so many bytes on drives when it gets there.
 const AHEAD_BYTES: u64 = 8 << 20;
 /// Extents asked for at a time.
@@ -262,7 +272,9 @@ impl Client {
         let _reading = self.inner.session.reading();
         let mut out = BytesMut::zeroed(extent.extent_len as usize);
         match blob {
-            Some(place) => self.inner.away.read_into(place, 0, &mut out).await?,
+            Some(place) => {
+                self.inner.away.read_into(place, extent.extent_len, 0, &mut out, Reach::Usual).await?
+            }
             None => self.inner.extents.read_into(&extent, 0, &mut out).await?,
         }
         Ok(out.freeze())
@@ -380,8 +392,8 @@ impl Client {
             return Err(FsError::Io);
         };
         let next = pieces.last().filter(|_| !end).map(MapPiece::end);
-        let away = pieces.into_iter().filter(|piece| matches!(piece.content, Content::Away(..)));
-        let mut fetches = stream::iter(away).map(|piece| self.rehydrate(ino, piece)).buffered(READS);
+        let fetches = loads(pieces).into_iter().map(|load| self.rehydrate_load(ino, load));
+        let mut fetches = stream::iter(fetches).buffered(FETCHES);
         let mut bytes = 0;
         while let Some(fetched) = fetches.next().await {
             bytes += fetched?;
@@ -413,8 +425,8 @@ impl Client {
             }
             let client = self.clone();
             self.inner.runtime.spawn(async move {
-                let turn = Arc::clone(&client.inner.away.coming_back).acquire_owned().await;
-                match client.rehydrate(ino, piece).await {
+                let turn = client.inner.away.turn(piece.len).await;
+                match client.rehydrate(ino, piece, &Coming::Blob(Reach::Usual)).await {
                     Ok(_) => {
                         if let Some(node) = client.inner.nodes.find(ino) {
                             node.lock().map.forget();
@@ -428,23 +440,49 @@ impl Client {
         }
     }
 
+    /// Stores pieces on drives that lie side by side in one blob. Returns their bytes, without those that have changed
+    /// meanwhile.
+    async fn rehydrate_load(&self, ino: Ino, load: Vec<MapPiece>) -> Result<u64, FsError> {
+        let Some((place, span)) = span_of(&load) else { return Ok(0) };
+        let _turn = self.inner.away.turn(span.end - span.start).await;
+        // Short files that are fetched together mostly lie together, too: of those, windows are fetched.
+        let source = if span.end - span.start > SHORT {
+            let _reading = self.inner.session.reading();
+            let bytes = self.inner.away.read(&place, span.clone()).await.map_err(|_| FsError::Io)?;
+            Coming::Fetched(span.start, bytes)
+        } else {
+            Coming::Blob(Reach::Windows)
+        };
+        let pieces = load.into_iter().map(|piece| self.rehydrate(ino, piece, &source));
+        Ok(try_join_all(pieces).await?.into_iter().sum())
+    }
+
     /// Stores a piece that only a blob has on drives. Returns its bytes; 0 if it has changed meanwhile.
-    async fn rehydrate(&self, ino: Ino, piece: MapPiece) -> Result<u64, FsError> {
+    async fn rehydrate(&self, ino: Ino, piece: MapPiece, source: &Coming) -> Result<u64, FsError> {
         let Content::Away(extent, place) = &piece.content else { return Ok(0) };
         let mut moved = 0;
         // Extents may be shorter now than they were.
         let step = u64::from(self.pack_target().extent_bytes);
         for at in (piece.off..piece.end()).step_by(step as usize) {
             let Some(part) = piece.clip(at, at + step) else { continue };
-            let mut out = BytesMut::zeroed(part.len as usize);
             let off = extent.extent_off + (part.off - piece.off) as u32;
             let _reading = self.inner.session.reading();
-            self.inner.away.read_into(*place, off, &mut out).await.map_err(|_| FsError::Io)?;
+            let out = match source {
+                Coming::Fetched(start, bytes) => {
+                    let from = (u64::from(place.off) + u64::from(off) - start) as usize;
+                    bytes.slice(from..from + part.len as usize)
+                }
+                Coming::Blob(reach) => {
+                    let mut out = BytesMut::zeroed(part.len as usize);
+                    let read = self.inner.away.read_into(*place, extent.extent_len, off, &mut out, *reach);
+                    read.await.map_err(|_| FsError::Io)?;
+                    out.freeze()
+                }
+            };
             let coded = out.len() > COPIES_BYTES_MAX as usize;
             let protection = if coded { Protection::Coded } else { Protection::Copies };
             let next_id = || self.inner.session.next_extent();
-            let written =
-                self.inner.extents.write(out.freeze(), protection, PutPurpose::Write, next_id).await;
+            let written = self.inner.extents.write(out, protection, PutPurpose::Write, next_id).await;
             let written = written.map_err(|_| FsError::Io)?;
             let (extent, owed) = (written.extent, written.owed);
             match self.call(MetaRequest::Rehydrate { ino, piece: part, extent, owed }).await {
@@ -462,6 +500,48 @@ impl Client {
             }
         }
         Ok(moved)
+    }
+}
+
+/// Where pieces come from that go back to drives.
+enum Coming {
+    /// Bytes of their blob that were fetched, and where in it they begin.
+    Fetched(u64, Bytes),
+    /// They are still to be fetched.
+    Blob(Reach),
+}
+
+/// Pieces that only blobs have, in runs that lie side by side in one blob.
+fn loads(pieces: Vec<MapPiece>) -> Vec<Vec<MapPiece>> {
+    let mut loads: Vec<Vec<MapPiece>> = Vec::new();
+    for piece in pieces {
+        let Content::Away(_, place) = &piece.content else { continue };
+        let place = *place;
+        let joins = loads.last().and_then(|load| span_of(load)).is_some_and(|(first, span)| {
+            let end = u64::from(place.off) + extent_len(&piece);
+            let gap = u64::from(place.off).checked_sub(span.end);
+            first.serial == place.serial && gap.is_some_and(|gap| gap < GAP) && end - span.start <= LOAD_BYTES
+        });
+        match loads.last_mut() {
+            Some(load) if joins => load.push(piece),
+            _ => loads.push(vec![piece]),
+        }
+    }
+    loads
+}
+
+fn extent_len(piece: &MapPiece) -> u64 {
+    piece.content.extent().map_or(0, |extent| extent.extent_len.into())
+}
+
+/// The blob of pieces that lie side by side, and their extents' range in it.
+fn span_of(load: &[MapPiece]) -> Option<(BlobPlace, Range<u64>)> {
+    let (first, last) = (load.first()?, load.last()?);
+    match (&first.content, &last.content) {
+        (Content::Away(_, from), Content::Away(_, to)) => {
+            Some((*from, u64::from(from.off)..u64::from(to.off) + extent_len(last)))
+        }
+        _ => None,
     }
 }
 

@@ -111,6 +111,57 @@ fn what_left_the_drives_is_read_as_before_and_comes_back() {
 }
 
 #[test]
+fn short_files_that_are_read_come_back_with_the_same_bytes() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let client = world.tiered_client(&store).await;
+        client.tier_attach().await.unwrap();
+        let mut files = Vec::new();
+        for number in 0..20 {
+            let ino = create(&client, &format!("short {number}")).await;
+            client.write(ino, 0, &pattern(number, 60_000)).await.unwrap();
+            client.fsync(ino).await.unwrap();
+            files.push(ino);
+        }
+        send_away(&world, &client).await;
+        let cold = world.tiered_client(&store).await;
+        for (number, ino) in files.iter().enumerate() {
+            assert!(read_all(&cold, *ino).await.unwrap() == pattern(number as u64, 60_000));
+            while tiers(&cold, *ino).await.away_bytes > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+        // Whole blocks of each, once, and the front of the blob.
+        let (blocks, fronts) = (20 * 15 * 4096, 128 * 1024 * store.keys().len() as u64);
+        assert!(store.got_bytes() <= blocks + fronts, "{} of {blocks}", store.got_bytes());
+    });
+}
+
+#[test]
+fn a_file_is_fetched_with_few_requests_and_no_more_than_it_has() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (client, files) = all_away(&world, &store).await;
+        let (ino, bytes) = &files[4];
+        let requests = || store.gets.lock().unwrap().len();
+        let (gets, got) = (requests(), store.got_bytes());
+        let (mut fetched, mut next) = (0, Some(0));
+        while let Some(off) = next {
+            let step = client.fetch_file(*ino, off).await.unwrap();
+            (fetched, next) = (fetched + step.0, step.1);
+        }
+        assert_eq!(fetched, bytes.len() as u64);
+        assert_eq!(tiers(&client, *ino).await.away_bytes, 0);
+        let (gets, got) = (requests() - gets, store.got_bytes() - got);
+        // Blobs of 4 MiB hold it: each is asked once for its front, and for what it has of the file about once.
+        assert!(gets <= 12, "{gets} requests");
+        let fronts = 128 * 1024 * store.keys().len() as u64;
+        assert!(got <= fetched * 21 / 20 + fronts, "{got} of {fetched}");
+        assert!(read_all(&client, *ino).await.unwrap() == *bytes);
+    });
+}
+
+#[test]
 fn a_short_read_fetches_little_however_long_the_file_is() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());

@@ -70,6 +70,12 @@ impl Pace {
         self.tokens.take(bytes, rate, rate * BURST_S, now_ns).map_err(|wait| wait.min(WAIT_MAX))
     }
 
+    /// The same for work that has a limit of its own and moves data from drives only: it holds back when it is in the
+    /// way of others, or paused.
+    pub(crate) async fn leave_if_strained(&self, bytes: u64, strained: bool) -> Leave {
+        if strained || self.is_paused() { self.leave(bytes, strained).await } else { Leave::Given }
+    }
+
     /// Waits for leave to move `bytes`, for a moment at most.
     pub(crate) async fn leave(&self, bytes: u64, strained: bool) -> Leave {
         match self.take(bytes, strained, self.env.clock.boot_ns()) {

@@ -7,6 +7,7 @@ mod answer;
 mod connect;
 mod settings;
 mod sign;
+mod speed;
 #[cfg(test)]
 mod tests;
 mod traffic;

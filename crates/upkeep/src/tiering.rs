@@ -235,7 +235,9 @@ impl Work {
                 return Ok(false);
             }
             let bytes = load.iter().map(|due| u64::from(due.extent.extent_len)).sum();
-            if self.pace.leave(bytes, self.client.strained() && !hurry).await == Leave::NotYet {
+            // The store has a limit of its own.
+            let strained = self.client.strained() && !hurry;
+            if self.pace.leave_if_strained(bytes, strained).await == Leave::NotYet {
                 return Ok(true);
             }
             let ids: Vec<ExtentId> = load.iter().map(|due| due.extent.id).collect();

@@ -226,6 +226,31 @@ pub struct StoreCheck {
     pub advice: Option<String>,
 }
 
+/// What is done to see how fast a store is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpeedPlan {
+    /// Bytes of each object.
+    pub object_bytes: u32,
+    /// Requests under way.
+    pub parallel: u16,
+    /// How long objects are put, and then got. What is under way by then is finished and counted.
+    pub seconds: u16,
+}
+
+/// How fast a store is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreSpeed {
+    /// What was done.
+    pub plan: SpeedPlan,
+    /// Median time of a request for a few bytes, one after another.
+    pub round_trip_us: u64,
+    /// Bytes per second in.
+    pub put_bytes_per_s: u64,
+    /// Bytes per second out.
+    pub get_bytes_per_s: u64,
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {

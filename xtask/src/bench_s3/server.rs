@@ -15,7 +15,8 @@ use crate::s3::{Keys, Target};
 
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
-const NAME: &str = "forebay-bench";
+/// Access key and secret of MinIO.
+pub(crate) const NAME: &str = "forebay-bench";
 
 /// A server that runs.
 pub(super) struct Server {
@@ -72,28 +73,41 @@ impl Server {
 
     /// MinIO as it starts on one directory.
     pub(super) fn minio(binary: &str, directory: &Path) -> Result<Self> {
-        std::fs::create_dir(directory)?;
-        let free = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?.local_addr()?;
-        let log = std::fs::File::create(directory.join("log"))?;
-        let child = Command::new(binary)
-            .args(["server", "--quiet", "--address", &free.to_string()])
-            .arg(directory.join("data"))
-            .env("MINIO_ROOT_USER", NAME)
-            .env("MINIO_ROOT_PASSWORD", NAME)
-            .env("MINIO_BROWSER", "off")
-            .env("HOME", directory)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("run {binary}; tests/deps.sh bench installs it"))?;
+        let (child, address) = start_minio(binary, directory, None)?;
         let pid = Pid::from_raw(i32::try_from(child.id())?).context("a child has a process id")?;
         let process = Process::Child(child);
         let deadline = Instant::now() + PATIENCE;
-        while !is_ready(free) {
+        while !is_ready(address) {
             ensure!(Instant::now() < deadline, "MinIO is not ready");
             std::thread::sleep(Duration::from_millis(50));
         }
-        Ok(Self { target: Target::new(free, Keys::new(NAME, NAME)), pid, _process: process })
+        Ok(Self { target: Target::new(address, Keys::new(NAME, NAME)), pid, _process: process })
     }
+}
+
+/// Begins to start MinIO in a directory of its own; over TLS if there is a directory with a certificate.
+pub(crate) fn start_minio(
+    binary: &str,
+    directory: &Path,
+    certificates: Option<&Path>,
+) -> Result<(Child, SocketAddr)> {
+    std::fs::create_dir_all(directory)?;
+    let free = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?.local_addr()?;
+    let log = std::fs::File::create(directory.join("log"))?;
+    let mut command = Command::new(binary);
+    command.args(["server", "--quiet", "--address", &free.to_string()]).arg(directory.join("data"));
+    if let Some(certificates) = certificates {
+        command.arg("--certs-dir").arg(certificates);
+    }
+    let child = command
+        .env("MINIO_ROOT_USER", NAME)
+        .env("MINIO_ROOT_PASSWORD", NAME)
+        .env("MINIO_BROWSER", "off")
+        .env("HOME", directory)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("run {binary}; tests/deps.sh bench installs it"))?;
+    Ok((child, free))
 }

@@ -1,9 +1,10 @@
 //! Calls about object stores.
 
 use hyper::Method;
+use wire::store::StoreSpeed;
 
 use super::{AdminClient, CallError, percent_encode};
-use crate::stores::{SetStore, StoreInfo, StoreValidationInfo};
+use crate::stores::{BenchStore, SetStore, StoreInfo, StoreValidationInfo};
 
 fn path(name: &str, step: &str) -> String {
     format!("/v1/stores/{}{step}", percent_encode(name.as_bytes()))
@@ -33,6 +34,11 @@ impl AdminClient {
     /// Tries a store.
     pub async fn validate_store(&self, name: &str) -> Result<StoreValidationInfo, CallError> {
         self.call(Method::POST, &path(name, "/validate"), None::<&()>).await
+    }
+
+    /// Measures how fast a store is.
+    pub async fn bench_store(&self, name: &str, request: &BenchStore) -> Result<StoreSpeed, CallError> {
+        self.call(Method::POST, &path(name, "/bench"), Some(request)).await
     }
 
     /// Tries settings without keeping them.

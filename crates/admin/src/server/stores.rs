@@ -5,7 +5,7 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 
 use super::{Node, answer};
-use crate::stores::SetStore;
+use crate::stores::{BenchStore, SetStore};
 
 pub(super) fn router() -> Router<Node> {
     Router::new()
@@ -31,6 +31,16 @@ pub(super) fn router() -> Router<Node> {
             post(async |State(node): State<Node>, Path(name): Path<String>| {
                 answer(node.validate_store(name).await)
             }),
+        )
+        .route(
+            "/v1/stores/{name}/bench",
+            post(
+                async |State(node): State<Node>,
+                       Path(name): Path<String>,
+                       Json(request): Json<BenchStore>| {
+                    answer(node.bench_store(name, request).await)
+                },
+            ),
         )
         .route(
             "/v1/stores/{name}/try",

@@ -1,6 +1,7 @@
 //! How far something is that takes long.
 
 use std::io::{IsTerminal, Write};
+use std::time::Duration;
 
 use super::env;
 use super::output::bytes;
@@ -8,6 +9,7 @@ use super::output::bytes;
 /// What is over sooner shows no progress.
 const SHOW_AFTER_NS: u64 = 2_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
+const TICK: Duration = Duration::from_millis(500);
 
 /// One line on a terminal that says how far it is. It goes when this does.
 pub(super) struct Progress {
@@ -42,6 +44,18 @@ impl Progress {
     pub(super) fn say(&mut self, text: &str) {
         let clear = if std::mem::take(&mut self.shown) { "\r\x1b[K" } else { "" };
         let _ = writeln!(std::io::stderr(), "{clear}{text}");
+    }
+}
+
+/// Waits for work of which nobody knows how far it is, and shows for how long.
+pub(super) async fn while_shown<T>(what: &str, work: impl Future<Output = T>) -> T {
+    let mut progress = Progress::new();
+    tokio::pin!(work);
+    loop {
+        match tokio::time::timeout(TICK, &mut work).await {
+            Ok(done) => return done,
+            Err(_) => progress.show(&format!("{what}: {} s", progress.elapsed_ns() / SECOND_NS)),
+        }
     }
 }
 

@@ -1,11 +1,13 @@
 //! `store`.
 
-use admin::{SetStore, StoreInfo, StoreValidationInfo, Verify};
+use admin::{BenchStore, SetStore, StoreInfo, StoreValidationInfo, Verify};
 use anyhow::{Context, Result, bail};
 use comfy_table::Table;
+use wire::store::StoreSpeed;
 
 use super::args::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
 use super::output::{bytes, print, table};
+use super::progress::while_shown;
 use super::users::read_text;
 use super::{ask, env};
 
@@ -42,6 +44,14 @@ pub(super) fn store(command: StoreCommand) -> Result<()> {
             let found = ask(&dir, |client| async move { client.validate_store(&name).await })?;
             print(json.into(), &found, validation_text)?;
             if found.passed { Ok(()) } else { bail!("the store does not work") }
+        }
+        StoreCommand::Bench { store: OneStoreArgs { dir, name, json }, size, parallel, seconds } => {
+            let request = BenchStore { object_bytes: size, parallel, seconds };
+            let speed = ask(&dir, |client| async move {
+                let work = client.bench_store(&name, &request);
+                while_shown(&format!("measuring store {name}"), work).await
+            })?;
+            print(json.into(), &speed, speed_text)
         }
     }
 }
@@ -117,6 +127,22 @@ fn show(store: &StoreInfo) -> String {
     ];
     lines.extend(store.problem.clone().map(|problem| ("problem", problem)));
     lines.iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect()
+}
+
+fn speed_text(speed: &StoreSpeed) -> String {
+    let size = bytes(speed.plan.object_bytes.into());
+    let rate = |name: &str, rate: u64| {
+        format!("{name:<13} {}/s, {} of {size} at a time\n", bytes(rate), speed.plan.parallel)
+    };
+    let micros = speed.round_trip_us;
+    rate("PUT", speed.put_bytes_per_s)
+        + &rate("GET", speed.get_bytes_per_s)
+        + &format!(
+            "{:<13} {}.{:03} ms, median of requests for a few bytes\n",
+            "round trip",
+            micros / 1000,
+            micros % 1000
+        )
 }
 
 fn validation_text(found: &StoreValidationInfo) -> String {

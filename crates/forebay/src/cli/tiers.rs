@@ -1,12 +1,16 @@
 //! `tier`, `fs attach` and `fs detach`.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use admin::{AttachStore, FetchStep, TierFile, TierInfo, TierLocationInfo, TierOpsInfo};
+use admin::{
+    AdminClient, AttachStore, FetchStep, FetchStepInfo, TierFile, TierInfo, TierLocationInfo, TierOpsInfo,
+};
 use anyhow::{Context, Result};
 use base::units::format_duration;
 use comfy_table::Table;
+use futures_util::{StreamExt, TryStreamExt};
 use serde::Serialize;
 use wire::store::{OpState, StoreHealth};
 
@@ -15,7 +19,10 @@ use super::ask;
 use super::filesystems::{Mounted, find_mount};
 use super::output::{Format, bytes, print, table};
 use super::progress::Progress;
+use crate::node::NodeDir;
 
+/// Files fetched at a time.
+const FETCHES: usize = 16;
 const POLL: Duration = Duration::from_millis(300);
 
 /// Whether to wait for the end of what was begun.
@@ -186,31 +193,65 @@ fn exact(count: u64) -> String {
     if count < 1024 { bytes(count) } else { format!("{count} ({})", bytes(count)) }
 }
 
+/// Brings files back, some at a time.
 fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
-    let mut files = Vec::new();
-    for (path, mounted) in mounted(paths)? {
-        let of = locate(&mounted)?.object_store_bytes;
-        let fetched_bytes = fetch_one(path, &mounted, of).with_context(|| shown(path))?;
-        files.push(Fetched { path: shown(path), fetched_bytes });
-    }
-    print(format, &files, |files| {
+    let files = mounted(paths)?;
+    let progress = RefCell::new(FetchProgress::new(files.len()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let steps = files.into_iter().map(|(path, mounted)| fetch_one(path, mounted, &progress));
+    let fetched: Vec<Fetched> =
+        runtime.block_on(futures_util::stream::iter(steps).buffered(FETCHES).try_collect())?;
+    drop(progress);
+    print(format, &fetched, |files| {
         let line = |file: &Fetched| format!("{}: {} came back\n", file.path, bytes(file.fetched_bytes));
         files.iter().map(line).collect()
     })
 }
 
-/// Brings a file back, step by step. Returns how many bytes came.
-fn fetch_one(path: &Path, mounted: &Mounted, of: u64) -> Result<u64> {
-    let (mut progress, mut fetched, mut next) = (Progress::new(), 0, Some(0));
-    let name = mounted.filesystem.as_str();
+/// Brings a file back, step by step.
+async fn fetch_one(path: &Path, mounted: Mounted, progress: &RefCell<FetchProgress>) -> Result<Fetched> {
+    let client = AdminClient::new(NodeDir::new(&mounted.dir).socket().as_path());
+    let (mut fetched_bytes, mut next) = (0, Some(0));
     while let Some(offset) = next {
-        progress.show_bytes(&shown(path), of.saturating_sub(fetched), of);
         let step = FetchStep { path: mounted.inside.clone(), offset };
-        let done = ask(&mounted.dir, |client| async move { client.tier_fetch(name, &step).await })?;
-        fetched += done.bytes;
+        let done = client.tier_fetch(&mounted.filesystem, &step).await.with_context(|| shown(path))?;
+        fetched_bytes += done.bytes;
         next = done.next_offset;
+        progress.borrow_mut().fetched(&done);
     }
-    Ok(fetched)
+    Ok(Fetched { path: shown(path), fetched_bytes })
+}
+
+/// How far it is with files of which only those that were begun have a known size.
+struct FetchProgress {
+    line: Progress,
+    files: usize,
+    begun: usize,
+    ended: usize,
+    known_bytes: u64,
+    fetched_bytes: u64,
+}
+
+impl FetchProgress {
+    fn new(files: usize) -> Self {
+        let line = Progress::new();
+        Self { line, files, begun: 0, ended: 0, known_bytes: 0, fetched_bytes: 0 }
+    }
+
+    fn fetched(&mut self, step: &FetchStepInfo) {
+        self.fetched_bytes += step.bytes;
+        self.begun += usize::from(step.away_bytes.is_some());
+        self.known_bytes += step.away_bytes.unwrap_or_default();
+        self.ended += usize::from(step.next_offset.is_none());
+        let Self { line, files, begun, ended, known_bytes, fetched_bytes } = self;
+        // Files that are still to be begun are taken for as large as the others.
+        let all_bytes = *known_bytes / (*begun).max(1) as u64 * *files as u64;
+        line.show_bytes(
+            &format!("file {ended} of {files}"),
+            all_bytes.saturating_sub(*fetched_bytes),
+            all_bytes,
+        );
+    }
 }
 
 fn release(paths: &[PathBuf], format: Format) -> Result<()> {

@@ -73,7 +73,7 @@ impl MemoryPlan {
             s3_dirty_bytes: part(16).min(128 * MIB),
             map_bytes: (part(32) / (filesystems + 1)).clamp(4 * MIB, 256 * MIB),
             s3_ahead_bytes: part(16).min(96 * MIB),
-            blobs_bytes: (part(16) / filesystems).clamp(4 * MIB, 128 * MIB),
+            blobs_bytes: (part(16) / filesystems).clamp(4 * MIB, 512 * MIB),
             fetched_bytes: (part(64) / (filesystems + 1)).clamp(4 * MIB, 40 * MIB),
             s3_connections: (part(16) / CONNECTION_BYTES).clamp(128, 2048) as usize,
             drive: DriveMemory {

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use ::s3::{Accounts, Purpose};
-use admin::{AdminError, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
+use admin::{AdminError, BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 use base::env::Env;
 use meta::control::{ControlChange, StoreRecord, StoresRecord};
 use upkeep::{S3Store, StoreSettings};
 use wire::BoxFuture;
-use wire::store::{StoreAddress, StoreAuth, StoreCheck, StoreLimits, StoreProtocol};
+use wire::store::{SpeedPlan, StoreAddress, StoreAuth, StoreCheck, StoreLimits, StoreProtocol, StoreSpeed};
 
 use super::Node;
+use super::tiers::plan_uploads;
 use super::users::check_name;
 
 /// Stores that there may be at most.
@@ -18,6 +19,11 @@ const STORES_MAX: usize = 2048;
 const DEFAULT_REGION: &str = "us-east-1";
 /// The number of this node in the names of validation objects.
 const NODE: u32 = 0;
+/// How long the speed of a store is measured, each way, unless it is said, and at most.
+const SPEED_S: u16 = 5;
+const SPEED_S_MAX: u16 = 40;
+/// Requests under way meanwhile, at most.
+const SPEED_PARALLEL_MAX: u64 = 64;
 const SECOND_NS: i64 = 1_000_000_000;
 const SECRET_LOST: &str =
     "its secret is sealed with another node.key: give it again with `forebay store update`";
@@ -77,6 +83,29 @@ fn blank(id: u32, name: &str, created_ns: i64) -> StoreRecord {
         limits: StoreLimits::default(),
     };
     StoreRecord { id, name: name.to_owned(), address, sealed_secret: String::new(), created_ns }
+}
+
+/// What is measured: no more at a time than tiering has memory for.
+fn speed_plan(memory_bytes: u64, limits: StoreLimits, request: BenchStore) -> Result<SpeedPlan, AdminError> {
+    let (blob_bytes, uploads) = plan_uploads(memory_bytes, (limits.blob_bytes, limits.uploads_max), 0);
+    let usual = u16::try_from(uploads).unwrap_or(u16::MAX);
+    let object_bytes = request.object_bytes.unwrap_or(blob_bytes);
+    let (parallel, seconds) = (request.parallel.unwrap_or(usual), request.seconds.unwrap_or(SPEED_S));
+    if object_bytes == 0 || u64::from(object_bytes) > memory_bytes {
+        return Err(AdminError::invalid(format!(
+            "an object must have 1 byte to {memory_bytes}, as a blob here: size={object_bytes}"
+        )));
+    }
+    let most = (memory_bytes / u64::from(object_bytes)).clamp(1, SPEED_PARALLEL_MAX);
+    if parallel == 0 || u64::from(parallel) > most {
+        return Err(AdminError::invalid(format!(
+            "there is memory for 1 to {most} objects of {object_bytes} bytes at a time: parallel={parallel}"
+        )));
+    }
+    if !(1..=SPEED_S_MAX).contains(&seconds) {
+        return Err(AdminError::invalid(format!("must be 1 to {SPEED_S_MAX}: seconds={seconds}")));
+    }
+    Ok(SpeedPlan { object_bytes, parallel, seconds })
 }
 
 fn no_store(name: &str) -> AdminError {
@@ -223,6 +252,16 @@ impl Node {
         Ok(self.store_info(&record))
     }
 
+    async fn bench_store_now(&self, name: &str, request: BenchStore) -> Result<StoreSpeed, AdminError> {
+        let record = self.store_record(name)?;
+        let plan = speed_plan(self.memory.blobs_bytes, record.address.limits, request)?;
+        let (_, store) = self.prepare(record, &SetStore::default())?;
+        store
+            .speed(self.cluster, NODE, plan)
+            .await
+            .map_err(|error| AdminError::failed(format!("store {name}: {error}")))
+    }
+
     async fn try_store_now(&self, name: &str, settings: SetStore) -> Result<StoreValidationInfo, AdminError> {
         let old = match self.store_record(name) {
             Ok(record) => record,
@@ -255,6 +294,14 @@ impl StoreControl for Node {
             self.store_record(&name)?;
             self.try_store_now(&name, SetStore::default()).await
         })
+    }
+
+    fn bench_store(
+        &self,
+        name: String,
+        request: BenchStore,
+    ) -> BoxFuture<'_, Result<StoreSpeed, AdminError>> {
+        Box::pin(async move { self.bench_store_now(&name, request).await })
     }
 
     fn try_store(
@@ -290,6 +337,26 @@ mod tests {
         assert_eq!(changed(address.clone(), &SetStore::default()), address);
         let region = changed(address.clone(), &set(|set| set.region = Some("eu-1".to_owned())));
         assert_eq!(region, StoreAddress { region: "eu-1".to_owned(), ..address });
+    }
+
+    #[test]
+    fn speed_is_measured_in_the_memory_of_tiering() {
+        let plan = |request| speed_plan(128 << 20, StoreLimits::default(), request);
+        let usual = plan(BenchStore::default()).unwrap();
+        assert_eq!(usual, SpeedPlan { object_bytes: 64 << 20, parallel: 2, seconds: 5 });
+        let small = BenchStore { object_bytes: Some(1), parallel: Some(64), seconds: Some(1) };
+        assert_eq!(plan(small).unwrap().parallel, 64);
+        for wrong in [
+            BenchStore { object_bytes: Some(0), ..small },
+            BenchStore { object_bytes: Some(1 << 30), ..small },
+            BenchStore { parallel: Some(0), ..small },
+            BenchStore { parallel: Some(65), ..small },
+            BenchStore { object_bytes: Some(64 << 20), parallel: Some(3), ..small },
+            BenchStore { seconds: Some(0), ..small },
+            BenchStore { seconds: Some(41), ..small },
+        ] {
+            assert!(plan(wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

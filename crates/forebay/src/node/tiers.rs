@@ -149,7 +149,7 @@ fn extent_bytes(record: &FilesystemRecord) -> u32 {
 }
 
 /// Largest blob, and how many are made at a time, in so much memory. A single extent may make a larger one.
-fn plan_uploads(memory_bytes: u64, limits: (u32, u16), extent_bytes: u32) -> (u32, usize) {
+pub(super) fn plan_uploads(memory_bytes: u64, limits: (u32, u16), extent_bytes: u32) -> (u32, usize) {
     let (blob_bytes_max, uploads_max) = limits;
     let blob_bytes = memory_bytes.min(blob_bytes_max.into());
     let most = UPLOADS_MAX.min(uploads_max.max(1).into());
@@ -468,6 +468,7 @@ impl Node {
     async fn tier_fetch_now(&self, name: &str, step: FetchStep) -> Result<FetchStepInfo, AdminError> {
         let FetchStep { path, offset } = step;
         let (client, attr) = self.tier_file(name, &path).await?;
+        let mut away_bytes = None;
         if offset == 0 {
             let (away, room) = (location(&client, &attr).await?.away_bytes, client.free_bytes());
             if away > room {
@@ -478,6 +479,7 @@ impl Node {
                     format_size(room)
                 )));
             }
+            away_bytes = Some(away);
         }
         let (bytes, next_offset) = client.fetch_file(attr.ino, offset).await.map_err(|error| {
             AdminError::failed(format!(
@@ -485,7 +487,7 @@ impl Node {
                  there room? see `forebay tier status` and the log file)"
             ))
         })?;
-        Ok(FetchStepInfo { bytes, next_offset })
+        Ok(FetchStepInfo { bytes, next_offset, away_bytes })
     }
 
     async fn tier_release_now(&self, name: &str, path: &str) -> Result<ReleaseInfo, AdminError> {

@@ -11,9 +11,14 @@ const BYTE: &[u8] = b"f";
 
 /// Keys of the objects that a node validates with.
 fn keys(cluster: ClusterId, node: u32) -> (String, String) {
+    (key(cluster, node, "rw"), key(cluster, node, "remove"))
+}
+
+/// The key of an object that a node tries a store with.
+pub(super) fn key(cluster: ClusterId, node: u32, what: &str) -> String {
     let guid = cluster.to_string();
     let (prefix, suffix) = guid.split_once('-').expect("a cluster's id is written with dashes");
-    (format!("{prefix}/verify/{node}/rw/{suffix}"), format!("{prefix}/verify/{node}/remove/{suffix}"))
+    format!("{prefix}/verify/{node}/{what}/{suffix}")
 }
 
 /// What people look at first, by what they were told.

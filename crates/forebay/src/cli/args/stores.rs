@@ -11,6 +11,10 @@ fn blob_size(text: &str) -> Result<u32, String> {
     u32::try_from(size(text)?).map_err(|_| "must be 4MiB to 64MiB".to_owned())
 }
 
+fn object_size(text: &str) -> Result<u32, String> {
+    u32::try_from(size(text)?).map_err(|_| "must be 4GiB at most".to_owned())
+}
+
 fn protocol(text: &str) -> Result<StoreProtocol, String> {
     text.parse().map_err(|error: wire::store::ParseChoiceError| error.to_string())
 }
@@ -123,4 +127,19 @@ pub(crate) enum StoreCommand {
     /// Put, read and remove objects, and say what does not work and what to look at.
     #[command(after_help = "Exit status 1 if something does not work.")]
     Validate(OneStoreArgs),
+    /// Measure how fast a store is for this node: objects are put, got and removed as tiering does it.
+    #[command(after_help = "Example:\n  forebay store bench /srv/forebay cold --size 8MiB --parallel 16")]
+    Bench {
+        #[command(flatten)]
+        store: OneStoreArgs,
+        /// Bytes of each object. Default: a blob.
+        #[arg(long, value_name = "SIZE", value_parser = object_size)]
+        size: Option<u32>,
+        /// Requests under way. Default: as many blobs as tiering stores at a time.
+        #[arg(long, value_name = "N")]
+        parallel: Option<u16>,
+        /// How long objects are put, and then got. Default: 5.
+        #[arg(long, value_name = "N")]
+        seconds: Option<u16>,
+    },
 }
