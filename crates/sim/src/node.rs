@@ -10,7 +10,7 @@ use base::{ClusterId, DriveId, DriveUuid, Epoch, LedgerId, PgId};
 use client::{Client, ClientOptions, Topology};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, Trim};
 use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup};
-use meta::log::{CopyIo, LedgerLog, MirrorOptions, MirroredLog};
+use meta::log::{CopyIo, LedgerLog, LogSizes, MirrorOptions, MirroredLog};
 use meta::owner::{Owner, OwnerOptions};
 use meta::state::{MirroredState, State};
 use tokio::runtime::Handle;
@@ -27,6 +27,9 @@ const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub(crate) const LEDGER: LedgerId = LedgerId(1);
 /// Directories with a local store; a third has a log only.
 const STORES_MAX: usize = 2;
+/// Short files: a boot fills some of them, and what is zeroed ahead is read whenever a log is opened.
+const LOG_SIZES: LogSizes =
+    LogSizes { file_bytes: 128 << 10, zero_ahead_bytes: 32 << 10, reserve_bytes: 32 << 10 };
 /// Pieces are packed soon, and often with few others.
 const PACKING: PackOptions = PackOptions {
     age: Duration::from_secs(1),
@@ -147,7 +150,7 @@ impl Node {
         for dir in &logs {
             env.files.create_dir_all(dir).map_err(|error| text(&error))?;
         }
-        let options = MirrorOptions { io: CopyIo::Inline, ..MirrorOptions::default() };
+        let options = MirrorOptions { io: CopyIo::Inline, sizes: LOG_SIZES, ..MirrorOptions::default() };
         let log = MirroredLog::open(&env, &logs, options).map_err(|error| text(&error))?;
         let stores: Vec<PathBuf> =
             logs.iter().take(STORES_MAX).map(|dir| dir.with_file_name("state.redb")).collect();
