@@ -102,6 +102,28 @@ fn packed_files_are_read_by_everybody_also_through_old_maps() {
 }
 
 #[test]
+fn an_old_map_is_asked_for_anew_when_the_only_drive_says_late_that_an_extent_is_gone() {
+    run("1+0", |world| async move {
+        let (one, packer) = (world.client().await, world.client().await);
+        let files = write_files(&one, 12).await;
+        check_files(&one, &files).await;
+        let drive = &world.drives[0];
+        let old: Vec<ExtentId> = drive.entries().iter().map(|entry| entry.key.extent).collect();
+        pack_all(&packer).await;
+        while drive.entries().iter().any(|entry| old.contains(&entry.key.extent)) {
+            packer.reclaim_step(None).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        drive.set(Fault::Hanging);
+        let hanging = async {
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            drive.set(Fault::None);
+        };
+        tokio::join!(check_files(&one, &files), hanging);
+    });
+}
+
+#[test]
 fn an_old_map_is_asked_for_anew_while_a_drive_is_silent() {
     run("4+2", |world| async move {
         let (one, packer) = (world.client().await, world.client().await);
