@@ -22,6 +22,25 @@ enum Lack {
     Unavailable,
 }
 
+impl Lack {
+    fn missing(self) -> usize {
+        usize::from(self == Self::NotFound)
+    }
+}
+
+/// Why an extent cannot be read of which so many shards are not there.
+fn unreadable(extent: &ExtentRef, missing: usize) -> ReadExtentError {
+    // If more shards say "deleted" than could be owed, the whole extent was.
+    if missing > usize::from(extent.n - extent.k) {
+        return ReadExtentError::Gone;
+    }
+    tracing::error!(extent = %extent.id, pg = %extent.pg, missing, "extent cannot be read");
+    match missing {
+        0 => ReadExtentError::Unreadable,
+        _ => ReadExtentError::Doubtful,
+    }
+}
+
 impl ExtentIo {
     /// Reads `out.len()` bytes of an extent, from `off` on.
     pub(crate) async fn read_into(
@@ -75,23 +94,28 @@ impl ExtentIo {
         let blocks = match tokio::time::timeout(patience, &mut direct).await {
             Ok(Ok(blocks)) => blocks,
             Ok(Err(lack)) => {
-                let blocks = self.recover_blocks(extent, read, lack).await?;
+                let recovered = self.recover_blocks(extent, read).await;
+                let blocks = recovered.map_err(|missing| unreadable(extent, missing + lack.missing()))?;
                 if lack == Lack::NotFound {
                     self.note_damaged(extent, read.shard);
                 }
                 blocks
             }
             Err(_) => {
-                let others = self.recover_blocks(extent, read, Lack::Unavailable);
+                let others = self.recover_blocks(extent, read);
                 tokio::pin!(others);
                 match select(direct, others).await {
                     Either::Left((Ok(blocks), _)) => blocks,
-                    Either::Left((Err(_), others)) => others.await?,
+                    Either::Left((Err(lack), others)) => {
+                        others.await.map_err(|missing| unreadable(extent, missing + lack.missing()))?
+                    }
                     Either::Right((Ok(blocks), _)) => {
                         self.note_late(extent, read.shard);
                         blocks
                     }
-                    Either::Right((Err(error), direct)) => direct.await.map_err(|_| error)?,
+                    Either::Right((Err(missing), direct)) => {
+                        direct.await.map_err(|lack| unreadable(extent, missing + lack.missing()))?
+                    }
                 }
             }
         };
@@ -166,14 +190,10 @@ impl ExtentIo {
         }
     }
 
-    /// The same blocks from k other shards: k are asked, and another one for each that fails or is late.
-    async fn recover_blocks(
-        &self,
-        extent: &ExtentRef,
-        read: ShardRead,
-        first: Lack,
-    ) -> Result<Bytes, ReadExtentError> {
-        let mut missing = usize::from(first == Lack::NotFound);
+    /// The same blocks from k other shards: k are asked, and another one for each that fails or is late. If that fails,
+    /// says how many of them are not there.
+    async fn recover_blocks(&self, extent: &ExtentRef, read: ShardRead) -> Result<Bytes, usize> {
+        let mut missing = 0;
         let mut present: Vec<(ShardIndex, Bytes)> = Vec::new();
         let k = usize::from(extent.k);
         let mut others: Vec<ShardIndex> =
@@ -195,7 +215,7 @@ impl ExtentIo {
                 Some((shard, got)) = gets.next() => match got {
                     Ok(bytes) => present.push((shard, bytes)),
                     Err(lack) => {
-                        missing += usize::from(lack == Lack::NotFound);
+                        missing += lack.missing();
                         gets.extend(others.pop().map(get));
                     }
                 },
@@ -203,19 +223,9 @@ impl ExtentIo {
             }
         }
         if present.len() < k {
-            // If more shards say "deleted" than could be owed, the whole extent was.
-            let deleted = missing > usize::from(extent.n - extent.k);
-            let error = match missing {
-                _ if deleted => ReadExtentError::Gone,
-                0 => ReadExtentError::Unreadable,
-                _ => ReadExtentError::Doubtful,
-            };
-            if !deleted {
-                tracing::error!(extent = %extent.id, pg = %extent.pg, present = present.len(), k, "extent cannot be read");
-            }
-            return Err(error);
+            return Err(missing);
         }
-        self.reconstruct(extent, read.shard, present)
+        self.reconstruct(extent, read.shard, present).ok_or(missing)
     }
 
     fn reconstruct(
@@ -223,19 +233,19 @@ impl ExtentIo {
         extent: &ExtentRef,
         shard: ShardIndex,
         mut present: Vec<(ShardIndex, Bytes)>,
-    ) -> Result<Bytes, ReadExtentError> {
+    ) -> Option<Bytes> {
         if extent.k == 1 {
-            return Ok(present.remove(0).1);
+            return Some(present.remove(0).1);
         }
         let mut out = vec![0u8; present[0].1.len()];
         let sources: Vec<(ShardIndex, &[u8])> =
             present.iter().map(|(shard, bytes)| (*shard, bytes.as_ref())).collect();
         let code = self.code(extent.k, extent.n);
         match code.reconstruct(&sources, &mut [(shard, &mut out)]) {
-            Ok(()) => Ok(Bytes::from(out)),
+            Ok(()) => Some(Bytes::from(out)),
             Err(error) => {
                 tracing::error!(extent = %extent.id, %error, "extent cannot be reconstructed");
-                Err(ReadExtentError::Unreadable)
+                None
             }
         }
     }

@@ -39,14 +39,16 @@ pub struct ExtentRanges {
 pub struct Inventory {
     /// One bit per id of each range.
     found: BTreeMap<ClosedRange, Vec<u64>>,
-    /// Drives that have not said what they hold.
+    /// Drives that have said what they hold.
+    pub asked: Vec<DriveId>,
+    /// Those that have not.
     pub silent: Vec<DriveId>,
 }
 
 impl Inventory {
     fn of(ranges: &[ClosedRange]) -> Self {
         let bits = |range: &ClosedRange| (*range, vec![0; range.count.div_ceil(64) as usize]);
-        Self { found: ranges.iter().map(bits).collect(), silent: Vec::new() }
+        Self { found: ranges.iter().map(bits).collect(), ..Self::default() }
     }
 
     fn bit(&mut self, id: ExtentId) -> Option<(&mut u64, u64)> {
@@ -103,9 +105,8 @@ impl Client {
         let (ready, silent) = self.drives_to_ask();
         inventory.silent = silent;
         for drive in ready {
-            if self.take_stock(drive, ranges, &mut inventory).await.is_none() {
-                inventory.silent.push(drive);
-            }
+            let listed = self.take_stock(drive, ranges, &mut inventory).await.is_some();
+            (if listed { &mut inventory.asked } else { &mut inventory.silent }).push(drive);
         }
         inventory
     }
@@ -139,21 +140,21 @@ impl Client {
         Some(())
     }
 
-    /// Deletes those of the extents that the owner confirms to be orphans from every drive that answers. A whole
-    /// scan of all maps, begun after their ranges were closed, must not have met any of them. Returns how many,
-    /// and whether every drive did its part.
-    pub async fn delete_orphans(&self, ids: &[ExtentId]) -> Result<(u64, bool), FsError> {
+    /// Deletes what is left in the inventory, as far as the owner confirms that these are orphans, from every drive
+    /// that answered. A whole scan of all maps, begun after their ranges were closed, must not have met any of them.
+    /// Returns how many, and whether each of these drives did its part.
+    pub async fn delete_orphans(&self, inventory: &Inventory) -> Result<(u64, bool), FsError> {
         let (mut deleted, mut everywhere) = (0, true);
-        for some in ids.chunks(CONFIRM) {
+        for some in inventory.ids().chunks(CONFIRM) {
             let request = MetaRequest::ConfirmOrphans { ids: some.to_vec() };
             let MetaReply::Orphans(orphans) = self.call(request).await? else { return Err(FsError::Io) };
             deleted += orphans.len() as u64;
-            everywhere &= self.delete_everywhere(&orphans).await;
+            everywhere &= self.delete_from(&inventory.asked, &orphans).await;
         }
         Ok((deleted, everywhere))
     }
 
-    async fn delete_everywhere(&self, ids: &[ExtentId]) -> bool {
+    async fn delete_from(&self, drives: &[DriveId], ids: &[ExtentId]) -> bool {
         // Nobody may restore a shard of an extent that is being deleted.
         let _deleting = self.inner.deleting.write().await;
         let topology = self.inner.extents.topology();
@@ -163,12 +164,14 @@ impl Client {
             (0..SHARDS).map(move |shard| ShardKey { ledger, extent, shard: ShardIndex(shard) })
         };
         let keys: Vec<ShardKey> = ids.iter().flat_map(shards).collect();
-        let deletes = self.drives_to_ask().0.into_iter().map(|drive| {
-            let (service, keys) = (topology.readable(drive).cloned(), keys.clone());
+        let deletes = drives.iter().map(|drive| {
+            let (service, keys) = (topology.readable(*drive).cloned(), keys.clone());
+            // One that went out of use meanwhile is never read again.
+            let is_out = topology.is_out(*drive);
             async move {
                 match service {
                     Some(service) => service.delete(keys).await.is_ok(),
-                    None => false,
+                    None => is_out,
                 }
             }
         });

@@ -12,9 +12,9 @@ use layout::{PlacementGroup, shard_len};
 use wire::drive::{ShardEntry, ShardKey, ShardShape};
 use wire::meta::OwedEntry;
 
+use crate::Client;
 use crate::extents::COPIES_BYTES_MAX;
 use crate::topology::Topology;
-use crate::{Client, RepairOutcome};
 
 /// Shards asked for at a time from each drive.
 const PAGE: usize = 4096;
@@ -209,12 +209,6 @@ impl Client {
             }
         }
         Ok(parts)
-    }
-
-    /// Restores one missing shard. An extent that is deleted meanwhile stays deleted.
-    pub async fn rebuild_shard(&self, missing: &OwedEntry) -> RepairOutcome {
-        let _not_deleting = self.inner.deleting.read().await;
-        self.repair_shard(missing).await
     }
 
     /// Whether foreground requests to drives take twice as long as usual: then upkeep holds back.

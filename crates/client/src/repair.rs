@@ -65,9 +65,11 @@ impl Client {
         Ok(OwedPage { payable: page.into_iter().filter(can_pay).collect(), next })
     }
 
-    /// Reconstructs an owed shard and stores it on the drive that has its position in the group now. The owner
-    /// hears of it from [`Client::tell_repaired`].
+    /// Reconstructs a shard that is owed, missing or damaged, and stores it on the drive that has its position in the
+    /// group now. The owner hears of one that was owed from [`Client::tell_repaired`]. An extent that is deleted
+    /// meanwhile stays deleted.
     pub async fn repair_shard(&self, entry: &OwedEntry) -> RepairOutcome {
+        let _not_deleting = self.inner.deleting.read().await;
         let OwedEntry { id, pg, k, n, extent_len, .. } = *entry;
         let extent = ExtentRef { id, pg, k, n, extent_len, extent_off: 0 };
         match self.inner.extents.restore_shard(&extent, entry.shard).await {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use base::{Epoch, ExtentId, FsError, Ino, MapId};
 use bytes::{Bytes, BytesMut};
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use layout::{BlobBuilder, BlobPlan, BlobRange};
 use wire::drive::PutPurpose;
@@ -355,6 +355,30 @@ impl Client {
         Ok(stored)
     }
 
+    /// Bytes of the blobs that [`Client::empty_blobs`] would make: what lies in some is not always worth storing again.
+    pub async fn refilled_bytes(&self, serials: &[u64], blob_bytes: u32) -> Result<u64, FsError> {
+        let (mut bytes, mut plan) = (0, BlobPlan::new(blob_bytes));
+        for serial in serials {
+            let mut after = None;
+            loop {
+                let request = TierRequest::Inside { serial: *serial, after, limit: PAGE };
+                let TierReply::Inside(inside) = self.tier(request).await? else { return Err(FsError::Io) };
+                after = inside.last().map(|last| last.extent.id);
+                for one in inside {
+                    if !plan.add(one.extent.extent_len) {
+                        bytes += plan.bytes() as u64;
+                        plan = BlobPlan::new(blob_bytes);
+                        plan.add(one.extent.extent_len);
+                    }
+                }
+                if after.is_none() {
+                    break;
+                }
+            }
+        }
+        Ok(bytes + plan.bytes() as u64)
+    }
+
     /// Blobs that nothing refers to and no reader uses.
     pub async fn dead_blobs(&self) -> Result<Vec<(u64, Epoch)>, FsError> {
         match self.tier(TierRequest::Dead { limit: PAGE }).await? {
@@ -393,15 +417,14 @@ impl Client {
         };
         let next = pieces.last().filter(|_| !end).map(MapPiece::end);
         let fetches = loads(pieces).into_iter().map(|load| self.rehydrate_load(ino, load));
-        let mut fetches = stream::iter(fetches).buffered(FETCHES);
-        let mut bytes = 0;
-        while let Some(fetched) = fetches.next().await {
-            bytes += fetched?;
-        }
+        let fetches = stream::iter(fetches).buffered(FETCHES);
+        // Each comes to its end, whatever becomes of the others: one cut off would leave shards behind.
+        let fetched: Vec<Result<u64, FsError>> = fetches.collect().await;
+        let bytes = fetched.into_iter().sum::<Result<u64, FsError>>();
         if let Some(node) = self.inner.nodes.find(ino) {
             node.lock().map.forget();
         }
-        Ok((bytes, next))
+        Ok((bytes?, next))
     }
 
     /// Somebody has read what only a blob has: brings it and what follows back to drives, in the background.
@@ -454,7 +477,8 @@ impl Client {
             Coming::Blob(Reach::Windows)
         };
         let pieces = load.into_iter().map(|piece| self.rehydrate(ino, piece, &source));
-        Ok(try_join_all(pieces).await?.into_iter().sum())
+        // Each comes to its end here, too.
+        join_all(pieces).await.into_iter().sum()
     }
 
     /// Stores a piece that only a blob has on drives. Returns its bytes; 0 if it has changed meanwhile.

@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use base::{ExtentId, Ino, ShardIndex};
-use client::{Client, ClosedRange, MapEntry, PackOutcome, SetAttr};
+use client::{Client, ClosedRange, Inventory, MapEntry, PackOutcome, SetAttr};
 use common::{Fault, World, create, pattern, read_all, run};
 use wire::meta::Content;
 
@@ -102,6 +102,28 @@ fn packed_files_are_read_by_everybody_also_through_old_maps() {
 }
 
 #[test]
+fn an_old_map_is_asked_for_anew_when_the_only_drive_says_late_that_an_extent_is_gone() {
+    run("1+0", |world| async move {
+        let (one, packer) = (world.client().await, world.client().await);
+        let files = write_files(&one, 12).await;
+        check_files(&one, &files).await;
+        let drive = &world.drives[0];
+        let old: Vec<ExtentId> = drive.entries().iter().map(|entry| entry.key.extent).collect();
+        pack_all(&packer).await;
+        while drive.entries().iter().any(|entry| old.contains(&entry.key.extent)) {
+            packer.reclaim_step(None).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        drive.set(Fault::Hanging);
+        let hanging = async {
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            drive.set(Fault::None);
+        };
+        tokio::join!(check_files(&one, &files), hanging);
+    });
+}
+
+#[test]
 fn an_old_map_is_asked_for_anew_while_a_drive_is_silent() {
     run("4+2", |world| async move {
         let (one, packer) = (world.client().await, world.client().await);
@@ -176,14 +198,20 @@ fn what_changed_since_it_was_read_stays_as_it_is() {
 
 /// One whole search. Returns how many extents were deleted, and whether every drive was asked.
 async fn search(client: &Client, ranges: &[ClosedRange]) -> (u64, bool) {
+    let inventory = orphans(client, ranges).await;
+    let (deleted, everywhere) = client.delete_orphans(&inventory).await.unwrap();
+    (deleted, everywhere && inventory.silent.is_empty())
+}
+
+/// What drives hold and no map refers to.
+async fn orphans(client: &Client, ranges: &[ClosedRange]) -> Inventory {
     let mut inventory = client.inventory(ranges).await;
     for entry in scan(client).await {
         if let Content::Extent(extent) = entry.piece.content {
             inventory.referred(extent.id);
         }
     }
-    let (deleted, everywhere) = client.delete_orphans(&inventory.ids()).await.unwrap();
-    (deleted, everywhere && inventory.silent.is_empty())
+    inventory
 }
 
 #[test]
@@ -204,8 +232,11 @@ fn shards_without_a_reference_are_deleted_once_their_range_is_closed() {
         let held = |number: usize| {
             world.drives[number].entries().iter().any(|entry| entry.key.extent == orphan.key.extent)
         };
+        let listed = orphans(&client, &closed).await;
         world.drives[3].set(Fault::Failed);
-        assert_eq!(search(&client, &closed).await, (1, false), "one drive was not asked");
+        let deleted = client.delete_orphans(&listed).await.unwrap();
+        assert_eq!(deleted, (1, false), "one drive went away after it was asked");
+        assert_eq!(search(&client, &closed).await, (0, false), "one drive was not asked");
         assert_eq!([0, 1, 2, 3].map(held), [false, false, false, true]);
         world.drives[3].set(Fault::None);
         assert_eq!(search(&client, &closed).await, (1, true));

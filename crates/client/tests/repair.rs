@@ -116,6 +116,38 @@ fn repairing_twice_and_a_late_shard_do_no_harm() {
 }
 
 #[test]
+fn a_shard_that_is_restored_while_its_extent_is_deleted_is_not_left_behind() {
+    run("4+2", |world| async move {
+        let client = world.client().await;
+        fail(&world, &[4], Fault::Failed);
+        let ino = create(&client, "file").await;
+        client.write(ino, 0, &pattern(1, 3 << 20)).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        fail(&world, &[], Fault::None);
+        let entry = client.owed_page(None).await.unwrap().payable[0];
+        client.unlink(Ino::ROOT, b"file").await.unwrap();
+        client.close_file(ino);
+        client.forget(ino, 1);
+        world.drives[4].set(Fault::Storing);
+        let reclaim = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            while world.drives[0].shards() > 0 {
+                while client.purge_step().await.unwrap() {}
+                client.reclaim_step(None).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let stored = async {
+            tokio::time::sleep(Duration::from_millis(600)).await;
+            world.drives[4].set(Fault::None);
+        };
+        let (outcome, (), ()) = tokio::join!(client.repair_shard(&entry), reclaim, stored);
+        assert!(matches!(outcome, RepairOutcome::Stored { .. }), "{outcome:?}");
+        assert_eq!(world.drives[4].shards(), 0);
+    });
+}
+
+#[test]
 fn what_is_stored_of_an_extent_that_was_freed_meanwhile_is_deleted_again() {
     run("4+2", |world| async move {
         let client = world.client().await;
@@ -202,7 +234,7 @@ async fn rebuild(client: &Client) -> u64 {
         let page = client.missing_page(&groups, after).await.unwrap();
         assert_eq!(page.short, []);
         for missing in &page.missing {
-            match client.rebuild_shard(missing).await {
+            match client.repair_shard(missing).await {
                 RepairOutcome::Stored { bytes: stored } => bytes += stored,
                 outcome => panic!("{outcome:?}"),
             }
@@ -330,7 +362,7 @@ fn a_damaged_or_vanished_shard_that_a_read_meets_is_restored() {
             check_files(&client, &files).await;
             for entry in client.take_damaged() {
                 assert!(entry.drive.0 <= 1, "{entry:?} is well");
-                assert!(matches!(client.rebuild_shard(&entry).await, RepairOutcome::Stored { .. }));
+                assert!(matches!(client.repair_shard(&entry).await, RepairOutcome::Stored { .. }));
             }
         }
         check_redundant(&world, &client, &files, &[2, 3, 4, 5]).await;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use base::{FsError, Ino};
 use client::{Client, FileTiers, OpenIntent, SeekKind};
-use common::{MemStore, World, create, pattern, read_all, read_in_parts, run};
+use common::{Fault, MemStore, World, create, pattern, read_all, read_in_parts, run};
 use wire::tier::{Stage, TierMode};
 
 const BLOB: u32 = 4 << 20;
@@ -297,5 +297,59 @@ fn a_store_is_left_when_everything_is_back() {
             assert!(read_all(&old, *ino).await.unwrap() == *bytes, "through an old map");
         }
         client.tier_attach().await.unwrap();
+    });
+}
+
+#[test]
+fn a_blob_that_would_be_as_large_again_is_told_from_two_that_would_become_one() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let client = world.tiered_client(&store).await;
+        client.tier_attach().await.unwrap();
+        for name in ["one", "two"] {
+            let ino = create(&client, name).await;
+            client.write(ino, 0, &pattern(1, 9000)).await.unwrap();
+            client.fsync(ino).await.unwrap();
+            upload_all(&client).await;
+        }
+        let blobs = client.blobs(None).await.unwrap();
+        assert_eq!(blobs.len(), 2);
+        let bytes: u64 = blobs.iter().map(|blob| u64::from(blob.bytes)).sum();
+        for blob in &blobs {
+            assert!(blob.live_bytes * 2 < u64::from(blob.bytes), "little is alive of a small blob");
+            let refilled = client.refilled_bytes(&[blob.serial], BLOB).await.unwrap();
+            assert_eq!(refilled, u64::from(blob.bytes));
+        }
+        let serials: Vec<u64> = blobs.iter().map(|blob| blob.serial).collect();
+        let refilled = client.refilled_bytes(&serials, BLOB).await.unwrap();
+        client.empty_blobs(&serials, BLOB).await.unwrap();
+        let blobs = client.blobs(None).await.unwrap();
+        let stored: Vec<u64> = blobs.iter().map(|blob| blob.bytes.into()).collect();
+        assert_eq!(stored, [refilled]);
+        assert!(refilled < bytes * 7 / 8);
+    });
+}
+
+#[test]
+fn what_the_store_has_of_a_file_comes_back_though_it_lacks_a_part() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (client, mut files) = all_away(&world, &store).await;
+        let (ino, bytes) = files.pop().unwrap();
+        let first = client.file_parts(ino, 0).await.unwrap().parts[0].bytes;
+        let missing = store.keys().into_iter().find(|key| {
+            let objects = store.objects.lock().unwrap();
+            objects[key].chunks(4096).any(|block| block == &bytes[..4096])
+        });
+        store.objects.lock().unwrap().remove(&missing.unwrap()).unwrap();
+        world.drives.iter().for_each(|drive| drive.set(Fault::Hanging));
+        let answer = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            world.drives.iter().for_each(|drive| drive.set(Fault::None));
+        };
+        let (fetched, ()) = tokio::join!(client.fetch_file(ino, 0), answer);
+        assert_eq!(fetched, Err(FsError::Io));
+        let found = tiers(&client, ino).await;
+        assert!(found.away_bytes >= first && found.both_bytes > 0, "{found:?}");
     });
 }

@@ -262,7 +262,8 @@ impl BlobPlan {
         fits
     }
 
-    fn bytes(&self) -> usize {
+    /// Bytes of a blob of these ranges.
+    pub fn bytes(&self) -> usize {
         let index = (self.ranges * RANGE_BYTES + self.blocks * 4).next_multiple_of(BLOCK);
         BLOB_HEADER_BYTES + index + self.blocks * BLOCK
     }

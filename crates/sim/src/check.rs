@@ -1,20 +1,31 @@
 //! What must hold when everything has come to rest: in the state of the ledger, and between it and the drives.
 
+mod blobs;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use base::{DriveId, ExtentId, Ino};
+use layout::DriveState;
 use meta::keys::Keys;
 use meta::state::State;
-use meta::values::{Dentry, ExtentUse, Inode, Piece, PieceContent, Usage, Value};
-use wire::drive::{DriveService, ShardEntry};
+use meta::values::{BlobRecord, Dentry, ExtentUse, Inode, Piece, PieceContent, Residence, Usage, Value};
+use wire::drive::DriveService;
 use wire::meta::{Content, ExtentRef, FileKind};
+use wire::tier::Stage;
 
+use crate::disks::SimDrive;
 use crate::node::{Drives, LEDGER};
 use crate::world::World;
 
+use blobs::{Shards, TierTables, run_fsck};
+
 const TABLE_AT: usize = 4;
+/// Extent ids that a session gets at a time.
+const EXTENT_RANGE: u64 = 65_536;
+/// Up to this length an extent is kept as copies.
+const COPIES_BYTES_MAX: u32 = 256 << 10;
 
 /// Everything in the ledger's state.
 #[derive(Default)]
@@ -26,9 +37,12 @@ struct Tables {
     uses: BTreeMap<ExtentId, ExtentUse>,
     owed: BTreeSet<(DriveId, ExtentId)>,
     free: BTreeSet<ExtentId>,
+    /// First ids of ranges that orphans may be in.
+    ranges: BTreeSet<ExtentId>,
     purges: BTreeSet<u64>,
     orphans: BTreeSet<Ino>,
     usage: Usage,
+    tier: TierTables,
     damaged: Vec<String>,
 }
 
@@ -66,13 +80,34 @@ impl Tables {
             }
             b'E' => drop(self.uses.insert(ExtentId(u64_at(key, 5)), ExtentUse::decode(value).ok()?)),
             b'W' => drop(self.owed.insert(Keys::owed_of_key(key))),
+            b'R' => drop(self.ranges.insert(ExtentId(Keys::number_in_key(key)))),
             b'F' => drop(self.free.insert(Keys::free_of_key(key).1)),
             b'P' => drop(self.purges.insert(Keys::map_of_purge(key).0)),
             b'O' => drop(self.orphans.insert(Keys::ino_of_orphan(key))),
+            b'L' => {
+                let id = ExtentId(Keys::number_in_key(key));
+                self.tier.residences.insert(id, Residence::decode(value).ok()?);
+            }
+            b'B' => {
+                let blob = BlobRecord::decode(value).ok()?;
+                self.tier.blobs.insert(Keys::number_in_key(key), blob);
+            }
+            b'Z' => drop(self.tier.loose.insert(Keys::number_in_key(key))),
             b'V' if key.ends_with(b"usage") => self.usage = Usage::decode(value).ok()?,
             _ => {}
         }
         Some(())
+    }
+
+    /// Whether the extent may be an orphan that was not looked for yet.
+    fn is_in_range(&self, id: ExtentId) -> bool {
+        let first = self.ranges.range(..=id).next_back();
+        first.is_some_and(|first| id.0 - first.0 < EXTENT_RANGE)
+    }
+
+    /// Whether the extent is in a blob only.
+    fn is_away(&self, id: ExtentId) -> bool {
+        self.tier.residences.get(&id).is_some_and(|residence| residence.stage == Stage::Away)
     }
 
     /// I14: the directories are a tree, and links are counted right.
@@ -177,7 +212,7 @@ impl Tables {
             if counted != *used {
                 wrong.push(format!("I5: extent {id} is counted as {counted:?} and used as {used:?}"));
             }
-            if self.free.contains(id) {
+            if self.free.contains(id) && !self.is_away(*id) {
                 wrong.push(format!("I5: extent {id} is in use and to be deleted"));
             }
         }
@@ -204,12 +239,20 @@ pub(crate) async fn check(world: &World, state: Arc<dyn State>, drives: &Drives)
     if tables.free.iter().next().is_some() && !world.is_faulty() {
         wrong.push(format!("I6: extents are not deleted: {:?}", tables.free));
     }
-    let mut inventory: BTreeMap<DriveId, BTreeMap<(ExtentId, u8), ShardEntry>> = BTreeMap::new();
+    let mut inventory = Shards::new();
     for (number, drive) in drives {
+        if world.cluster().state(DriveId(*number)) == DriveState::Out {
+            continue;
+        }
+        if world.scenario.scrubs {
+            check_scrubbed(*number, drive, &live, &mut wrong).await;
+        }
         let Ok(entries) = drive.list(None, usize::MAX).await else { continue };
         let entries = entries.into_iter().map(|entry| ((entry.key.extent, entry.key.shard.0), entry));
         inventory.insert(DriveId(*number), entries.collect());
     }
+    tables.tier.check(world, &mut wrong);
+    run_fsck(world, &*state, &inventory, &mut wrong);
     check_shards(world, &tables, &live, &inventory, &mut wrong);
     check_leaks(world, &tables, &live, &inventory, &mut wrong);
     wrong.truncate(20);
@@ -221,18 +264,52 @@ fn check_shards(
     world: &World,
     tables: &Tables,
     live: &BTreeMap<ExtentId, ExtentRef>,
-    inventory: &BTreeMap<DriveId, BTreeMap<(ExtentId, u8), ShardEntry>>,
+    inventory: &Shards,
     wrong: &mut Vec<String>,
 ) {
-    let drives = world.scenario.drives;
+    let cluster = world.cluster();
     let hurt = world.promises().hurt_drives.clone();
-    for (id, extent) in live {
-        for shard in 0..extent.n {
-            let drive = DriveId((extent.pg.0 + u32::from(shard)) % drives);
+    let is_out = |id: &DriveId| cluster.state(*id) == DriveState::Out;
+    for (id, extent) in live.iter().filter(|(id, _)| !tables.is_away(**id)) {
+        let is_copies = extent.k == 1 && extent.extent_len <= COPIES_BYTES_MAX;
+        if world.scenario.packs && !world.is_faulty() && !cluster.fits((extent.k, extent.n), is_copies) {
+            wrong.push(format!(
+                "extent {id} of {}/{} shards has another shape than new ones",
+                extent.k, extent.n
+            ));
+        }
+        let Some(group) = cluster.map.group(extent.pg) else {
+            wrong.push(format!("I9: extent {id} is in group {}, which does not exist", extent.pg));
+            continue;
+        };
+        for (shard, drive) in (0..extent.n).zip(group.members.iter().copied()) {
+            if cluster.map.drives.iter().any(|out| is_out(&out.id) && tables.owed.contains(&(out.id, *id))) {
+                continue;
+            }
             let Some(entries) = inventory.get(&drive).filter(|_| !hurt.contains(&drive.0)) else { continue };
             if !entries.contains_key(&(*id, shard)) && !tables.owed.contains(&(drive, *id)) {
                 wrong.push(format!("I4: shard {shard} of extent {id} is neither on drive {drive} nor owed"));
             }
+        }
+    }
+}
+
+/// No drive has a shard that is damaged: the scrub has found it, and repair has put it right.
+async fn check_scrubbed(
+    number: u32,
+    drive: &SimDrive,
+    live: &BTreeMap<ExtentId, ExtentRef>,
+    wrong: &mut Vec<String>,
+) {
+    let mut after = None;
+    // A drive that failed is not asked any more.
+    while let Ok(step) = drive.scrub(after, u64::MAX).await {
+        for key in step.bad.iter().filter(|key| live.contains_key(&key.extent)) {
+            wrong.push(format!("drive {number} has damaged {key:?}"));
+        }
+        after = step.next;
+        if after.is_none() {
+            break;
         }
     }
 }
@@ -243,15 +320,22 @@ fn check_leaks(
     world: &World,
     tables: &Tables,
     live: &BTreeMap<ExtentId, ExtentRef>,
-    inventory: &BTreeMap<DriveId, BTreeMap<(ExtentId, u8), ShardEntry>>,
+    inventory: &Shards,
     wrong: &mut Vec<String>,
 ) {
     if world.is_faulty() {
         return;
     }
-    for (drive, entries) in inventory {
+    let victim = DriveId(world.scenario.victim());
+    let hurt = world.promises().hurt_drives.clone();
+    // A flipped bit in the record of a deletion undoes it on that drive.
+    for (drive, entries) in inventory.iter().filter(|(drive, _)| !hurt.contains(&drive.0)) {
         for (id, shard) in entries.keys() {
-            if !live.contains_key(id) && !tables.free.contains(id) {
+            // What a writer gives up while a drive is set aside stays there until its range is closed.
+            if world.scenario.narrows && *drive == victim && tables.is_in_range(*id) {
+                continue;
+            }
+            if (!live.contains_key(id) || tables.is_away(*id)) && !tables.free.contains(id) {
                 wrong
                     .push(format!("I6: drive {drive} holds shard {shard} of extent {id}, which nobody uses"));
             }

@@ -16,13 +16,14 @@ use crate::net::delay;
 use crate::world::{Dice, World};
 
 /// See the module.
+#[derive(Clone)]
 pub(crate) struct SimDrive {
     world: Arc<World>,
     id: DriveId,
     inner: Arc<Drive>,
-    dice: Dice,
-    dead: AtomicBool,
-    slow_ms: AtomicU64,
+    dice: Arc<Dice>,
+    dead: Arc<AtomicBool>,
+    slow_ms: Arc<AtomicU64>,
 }
 
 impl SimDrive {
@@ -32,9 +33,9 @@ impl SimDrive {
             world: world.clone(),
             id,
             inner,
-            dice,
-            dead: AtomicBool::new(false),
-            slow_ms: AtomicU64::new(0),
+            dice: Arc::new(dice),
+            dead: Arc::default(),
+            slow_ms: Arc::default(),
         }
     }
 
@@ -120,7 +121,11 @@ impl DriveService for SimDrive {
         Box::pin(async move {
             let drive = self.id;
             self.world.trace.event(format_args!("drive {drive} delete {keys:?}"));
-            let result = self.ask(DriveFailed { drive }, self.inner.delete(keys)).await;
+            // It arrives, though whoever sent it waits no longer.
+            let this = self.clone();
+            let sent =
+                tokio::spawn(async move { this.ask(DriveFailed { drive }, this.inner.delete(keys)).await });
+            let result = sent.await.unwrap_or(Err(DriveFailed { drive }));
             self.world.trace.event(format_args!("drive {drive} delete {result:?}"));
             result
         })

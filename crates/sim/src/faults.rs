@@ -10,8 +10,7 @@ use crate::world::World;
 pub(crate) async fn inject(world: Arc<World>, drives: Drives, boot: u64) {
     let dice = world.dice(0xfa_0000 + (boot << 32));
     let scenario = world.scenario.clone();
-    // The same drive in every boot: what one drive misses or forgets, the others make up for.
-    let victim = (scenario.seed % u64::from(scenario.drives)) as u32;
+    let victim = scenario.victim();
     loop {
         tokio::time::sleep(Duration::from_millis(20 + dice.below(3000))).await;
         let number = dice.below(u64::from(scenario.drives)) as u32;

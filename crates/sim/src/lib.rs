@@ -6,6 +6,7 @@
 //! `docs/develop/simulation.md` says how to run it, what it checks and what it has found.
 
 mod check;
+mod cluster;
 mod disks;
 mod faults;
 mod history;
@@ -18,6 +19,7 @@ mod reads;
 mod run;
 mod runs;
 mod scenario;
+mod store;
 mod trace;
 mod workload;
 mod world;

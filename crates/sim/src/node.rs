@@ -1,32 +1,38 @@
 //! A running node: what a crash ends.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::units::MIB;
-use base::{ClusterId, DriveId, DriveUuid, Epoch, LedgerId, PgId};
+use base::{ClusterId, DriveId, DriveUuid, LedgerId};
 use client::{Client, ClientOptions, Topology};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, Trim};
-use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup};
-use meta::log::{CopyIo, LedgerLog, MirrorOptions, MirroredLog};
+use layout::DriveState;
+use meta::log::{CopyIo, LedgerLog, LogSizes, MirrorOptions, MirroredLog};
 use meta::owner::{Owner, OwnerOptions};
 use meta::state::{MirroredState, State};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use upkeep::{OrphanCollector, OrphanOptions, Pace, PackOptions, Packer, Reclaimer, Repairer};
+use upkeep::{
+    OrphanCollector, OrphanOptions, Pace, PackOptions, Packer, Reclaimer, Repairer, ScrubTargets, Scrubber,
+};
 use wire::drive::DriveService;
 
 use crate::disks::SimDrive;
 use crate::ledger::WatchedLog;
 use crate::net::Link;
+use crate::store::Tier;
 use crate::world::World;
 
-const CLUSTER: ClusterId = ClusterId([7; 16]);
+pub(crate) const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub(crate) const LEDGER: LedgerId = LedgerId(1);
 /// Directories with a local store; a third has a log only.
 const STORES_MAX: usize = 2;
+/// Short files: a boot fills some of them, and what is zeroed ahead is read whenever a log is opened.
+const LOG_SIZES: LogSizes =
+    LogSizes { file_bytes: 128 << 10, zero_ahead_bytes: 32 << 10, reserve_bytes: 32 << 10 };
 /// Pieces are packed soon, and often with few others.
 const PACKING: PackOptions = PackOptions {
     age: Duration::from_secs(1),
@@ -36,6 +42,9 @@ const PACKING: PackOptions = PackOptions {
 /// Ranges are closed by crashes only, so no write to a drive is under way in one.
 const ORPHANS: OrphanOptions =
     OrphanOptions { settle: Duration::from_secs(3), pause: Duration::from_millis(1500) };
+
+/// How often it is looked at what follows from the state of the drives.
+const TEND_EVERY: Duration = Duration::from_millis(900);
 
 /// The drives that could be opened, by number.
 pub(crate) type Drives = BTreeMap<u32, Arc<SimDrive>>;
@@ -50,7 +59,11 @@ pub(crate) struct Node {
     repairer: Repairer,
     packer: Option<Packer>,
     orphans: OrphanCollector,
-    _publish: watch::Sender<Arc<Topology>>,
+    scrubber: Scrubber,
+    tier: tokio::sync::Mutex<Tier>,
+    pace: Arc<Pace>,
+    publish: watch::Sender<Arc<Topology>>,
+    _scrubbed: watch::Sender<ScrubTargets>,
 }
 
 /// Where a copy of the log is.
@@ -89,37 +102,18 @@ pub(crate) fn format(world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// Placement groups over all drives: every rotation of them, cut to the profile's width.
-fn groups(world: &World) -> Vec<PlacementGroup> {
-    let (drives, n) = (world.scenario.drives, u32::from(world.scenario.profile.n()));
-    let count = if drives > n { drives } else { 1 };
-    let group = |number: u32| PlacementGroup {
-        id: PgId(number),
-        epoch: Epoch(1),
-        members: (0..n).map(|at| DriveId((number + at) % drives)).collect(),
-        rebuilding: Vec::new(),
-    };
-    (0..count).map(group).collect()
-}
-
-fn open_drives(world: &Arc<World>, boot: u64) -> Result<(Topology, Drives), String> {
-    let groups = groups(world);
-    let mut topology = Topology {
-        groups: groups.iter().map(|group| group.id).collect(),
-        map: ClusterMap { epoch: Epoch(1), drives: Vec::new(), groups },
-        drives: HashMap::new(),
-        profile: world.scenario.profile,
-        narrow: Vec::new(),
-    };
+/// Opens the drives that are not given up.
+fn open_drives(world: &Arc<World>, boot: u64) -> Result<Drives, String> {
     let mut drives = Drives::new();
     for number in 0..world.scenario.drives {
-        let (id, uuid) = (DriveId(number), DriveUuid([number as u8; 16]));
+        let id = DriveId(number);
+        if world.cluster().state(id) == DriveState::Out {
+            continue;
+        }
         let mut options = OpenOptions::new(CLUSTER);
         options.checkpoint_every_bytes = 2 * MIB;
         (options.trim, options.trim_run_bytes) = (Trim::Always, 64 << 10);
-        let opened = Drive::open(&world.env(), id, &drive_path(number), &options);
-        topology.map.drives.push(MapDrive { id, uuid, domain: u64::from(number), state: DriveState::Up });
-        let drive = match opened {
+        let drive = match Drive::open(&world.env(), id, &drive_path(number), &options) {
             Ok(drive) => drive,
             // Damaged beyond use: it counts as lost, and the others make up for it.
             Err(_) if world.promises().hurt_drives.contains(&number) => {
@@ -128,11 +122,9 @@ fn open_drives(world: &Arc<World>, boot: u64) -> Result<(Topology, Drives), Stri
             }
             Err(error) => return Err(format!("drive {number}: {}", text(&error))),
         };
-        let drive = Arc::new(SimDrive::new(world, boot, id, drive));
-        topology.drives.insert(id, drive.clone() as Arc<dyn DriveService>);
-        drives.insert(number, drive);
+        drives.insert(number, Arc::new(SimDrive::new(world, boot, id, drive)));
     }
-    Ok((topology, drives))
+    Ok(drives)
 }
 
 impl Node {
@@ -142,12 +134,14 @@ impl Node {
     /// Why it does not start, for people.
     pub(crate) async fn start(world: &Arc<World>, boot: u64) -> Result<Self, String> {
         let env = world.env();
-        let (topology, drives) = open_drives(world, boot)?;
+        let drives = open_drives(world, boot)?;
+        world.cluster().take_back();
+        let topology = world.cluster().topology(&drives);
         let logs: Vec<PathBuf> = (0..world.scenario.meta_dirs).map(log_dir).collect();
         for dir in &logs {
             env.files.create_dir_all(dir).map_err(|error| text(&error))?;
         }
-        let options = MirrorOptions { io: CopyIo::Inline, ..MirrorOptions::default() };
+        let options = MirrorOptions { io: CopyIo::Inline, sizes: LOG_SIZES, ..MirrorOptions::default() };
         let log = MirroredLog::open(&env, &logs, options).map_err(|error| text(&error))?;
         let stores: Vec<PathBuf> =
             logs.iter().take(STORES_MAX).map(|dir| dir.with_file_name("state.redb")).collect();
@@ -158,6 +152,7 @@ impl Node {
             OwnerOptions { ledger: LEDGER, log, state: state.clone(), env, unstored_bytes_max: 256 << 20 };
         let owner = Arc::new(Owner::open_here(options).await.map_err(|error| text(&error))?);
         let (publish, topology) = watch::channel(Arc::new(topology));
+        let mut tier = Tier::new(world, boot);
         let mut clients = Vec::new();
         for number in 0..world.scenario.clients {
             let options = ClientOptions {
@@ -166,11 +161,11 @@ impl Node {
                 ledger: LEDGER,
                 meta: Link::new(world, boot, number, owner.clone()),
                 topology: topology.clone(),
-                profile: world.scenario.profile,
+                profile: world.cluster().profile,
                 provisioned_bytes: None,
                 dirty_bytes_max: 4 * MIB,
                 map_bytes_max: 4096,
-                tier: client::TierLink::none(),
+                tier: tier.link(),
             };
             clients.push(Client::open(options).await.map_err(|error| text(&error))?);
         }
@@ -180,9 +175,101 @@ impl Node {
         let repairer = Repairer::start(world.env(), client.clone(), pace.clone(), &runtime);
         let start_packer = || Packer::start(world.env(), client.clone(), pace.clone(), PACKING, &runtime);
         let packer = world.scenario.packs.then(start_packer);
-        let orphans = OrphanCollector::start(world.env(), client, pace, ORPHANS, &runtime);
+        let orphans = OrphanCollector::start(world.env(), client.clone(), pace.clone(), ORPHANS, &runtime);
+        let service = |(number, drive): (&u32, &Arc<SimDrive>)| {
+            (DriveId(*number), Arc::clone(drive) as Arc<dyn DriveService>)
+        };
+        let targets =
+            ScrubTargets { drives: drives.iter().map(service).collect(), clients: [(LEDGER, client)].into() };
+        let (scrubbed, targets) = watch::channel(targets);
+        let scrubber = Scrubber::start(world.env(), [], targets, pace.clone(), &runtime);
+        tier.start(&clients[0], &pace);
         world.trace.event(format_args!("node is up boot={boot}"));
-        Ok(Self { owner, state, drives, clients, reclaimer, repairer, packer, orphans, _publish: publish })
+        Ok(Self {
+            owner,
+            state,
+            drives,
+            clients,
+            reclaimer,
+            repairer,
+            packer,
+            orphans,
+            scrubber,
+            tier: tokio::sync::Mutex::new(tier),
+            pace,
+            publish,
+            _scrubbed: scrubbed,
+        })
+    }
+
+    /// Tells everybody about the drives and groups as they are now.
+    pub(crate) fn publish(&self, world: &World) {
+        let topology = world.cluster().topology(&self.drives);
+        self.publish.send_replace(Arc::new(topology));
+    }
+
+    /// Begins to leave the object store, unless that was begun.
+    pub(crate) async fn detach(&self, world: &World) {
+        let mut tier = self.tier.lock().await;
+        if world.promises().detaching && tier.is_running() {
+            return;
+        }
+        world.trace.event(format_args!("the store is left from now on"));
+        world.promises().detaching = true;
+        tier.stop().await;
+        tier.start(&self.clients[0], &self.pace);
+    }
+
+    /// What tiering has not come to yet.
+    pub(crate) async fn untiered(&self) -> Option<String> {
+        if let Ok(dead) = self.clients[0].dead_blobs().await
+            && !dead.is_empty()
+        {
+            return Some(format!("blobs are not deleted: {dead:?}"));
+        }
+        self.tier.lock().await.unfinished()
+    }
+
+    /// Does what follows from how the drives are, until it is dropped.
+    pub(crate) async fn tend(&self, world: &World) {
+        loop {
+            tokio::time::sleep(TEND_EVERY).await;
+            let rebuilt = self.repairer.rebuilt();
+            if world.cluster().finish(&rebuilt) {
+                world.trace.event(format_args!("placement groups are rebuilt"));
+                self.publish(world);
+            }
+            if world.scenario.scrubs {
+                self.scrub(world);
+            }
+        }
+    }
+
+    /// Verifies everything, unless that is under way.
+    fn scrub(&self, world: &World) {
+        let stats = self.scrubber.stats();
+        for number in self.drives.keys() {
+            let id = DriveId(*number);
+            let under_way = stats.get(&id).is_some_and(|stat| stat.now);
+            if !under_way && world.cluster().state(id) != DriveState::Out {
+                self.scrubber.scrub_now(id);
+            }
+        }
+    }
+
+    /// Waits, while what follows from the drives is done.
+    pub(crate) async fn rest(&self, world: &World, time: Duration) {
+        // It does not end by itself.
+        let _ = tokio::time::timeout(time, self.tend(world)).await;
+    }
+
+    /// What upkeep has not come to yet.
+    pub(crate) fn unfinished(&self, world: &World) -> Option<String> {
+        if !world.cluster().is_whole() {
+            return Some("placement groups are not rebuilt".to_owned());
+        }
+        let left = self.packer.as_ref().map_or(0, |packer| packer.stat().convert_bytes);
+        (left > 0).then(|| format!("{left} bytes lie in extents of another shape"))
     }
 
     /// Moves nothing any more, so that everything can come to rest.
@@ -198,6 +285,8 @@ impl Node {
     /// What could not be made durable or does not end.
     pub(crate) async fn stop(mut self) -> Result<(Arc<dyn State>, Drives), String> {
         self.stop_packing().await;
+        self.tier.lock().await.stop().await;
+        self.scrubber.stop().await;
         self.orphans.stop().await;
         self.repairer.stop().await;
         self.reclaimer.stop().await;

@@ -13,12 +13,15 @@ use crate::scenario::Scenario;
 use crate::trace::Fnv;
 use crate::workload::Process;
 use crate::world::World;
-use crate::{check, linear};
+use crate::{check, cluster, linear, store};
 
 /// No boot takes longer, in simulated time.
 const BOOT_MAX: Duration = Duration::from_secs(7200);
 /// Long enough for every background task to have had several turns.
 const REST: Duration = Duration::from_secs(20);
+
+/// More turns, if what was done to drives or profile needs them.
+const RESTS_MAX: u32 = 10;
 
 /// What a run gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,13 +151,28 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
     };
     process(0).survey().await;
     let faults = tokio::spawn(faults::inject(world.clone(), node.drives.clone(), boot));
+    let store_fails = world.scenario.store_fails;
+    let trouble = store_fails.then(|| tokio::spawn(store::trouble(world.clone(), boot)));
     let mut work = JoinSet::new();
     for number in 0..world.scenario.processes {
         work.spawn(process(number).work(world.scenario.operations));
     }
-    while work.join_next().await.is_some() {}
+    let working = async { while work.join_next().await.is_some() {} };
+    tokio::select! {
+        biased;
+        () = working => {}
+        () = node.tend(world) => {}
+        () = cluster::change(world, &node, boot) => {}
+    }
     faults.abort();
+    if let Some(trouble) = trouble {
+        trouble.abort();
+        world.bucket.set_down(world, false);
+    }
     faults::mend(&node.drives);
+    if world.cluster().take_back() {
+        node.publish(world);
+    }
     if world.trace.is_cut() {
         return Ended::PowerLost;
     }
@@ -166,7 +184,7 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
             Ended::Wrong("the owner halted".to_owned())
         };
     }
-    tokio::time::sleep(REST).await;
+    node.rest(world, REST).await;
     process(1).survey().await;
     if !is_last || world.trace.is_cut() {
         return Ended::PowerLost;
@@ -175,8 +193,31 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
 }
 
 async fn come_to_rest(world: &Arc<World>, mut node: Node) -> Ended {
+    let mut unfinished = node.unfinished(world);
+    for _ in 0..RESTS_MAX {
+        if unfinished.is_some() {
+            node.rest(world, REST).await;
+            unfinished = node.unfinished(world);
+        }
+    }
+    if let Some(what) = unfinished.filter(|_| !world.is_faulty()) {
+        return Ended::Wrong(what);
+    }
     node.stop_packing().await;
-    tokio::time::sleep(REST).await;
+    if world.scenario.detaches {
+        node.detach(world).await;
+    }
+    node.rest(world, REST).await;
+    let mut untiered = node.untiered().await;
+    for _ in 0..RESTS_MAX {
+        if untiered.is_some() {
+            node.rest(world, REST).await;
+            untiered = node.untiered().await;
+        }
+    }
+    if let Some(what) = untiered.filter(|_| !world.is_faulty()) {
+        return Ended::Wrong(what);
+    }
     let (state, drives) = match node.stop().await {
         Ok(stopped) => stopped,
         Err(_) if world.is_faulty() => return Ended::AtRest,

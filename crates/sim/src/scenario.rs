@@ -39,6 +39,20 @@ pub struct Scenario {
     pub fills: bool,
     /// What is small is packed, very soon.
     pub packs: bool,
+    /// Everything on the drives is verified every few seconds.
+    pub scrubs: bool,
+    /// A drive is set aside for a while, so that what is new is narrower if need be.
+    pub narrows: bool,
+    /// A drive is given up, or emptied, and others take its place.
+    pub loses: bool,
+    /// The filesystem gets other profiles.
+    pub converts: bool,
+    /// What is not quite new goes to an object store.
+    pub tiers: bool,
+    /// The store is down at times, its answers get lost, and what it returns is damaged now and then.
+    pub store_fails: bool,
+    /// The store is left in the last boot.
+    pub detaches: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -52,7 +66,7 @@ impl Scenario {
         let spare = profile.m() > 0 && dice.once_in(2);
         let drives_die = spare && dice.once_in(2);
         let fills = dice.once_in(6);
-        Self {
+        let mut scenario = Self {
             seed,
             profile,
             drives: u32::from(profile.n()) + u32::from(spare),
@@ -69,6 +83,28 @@ impl Scenario {
             drives_slow: dice.once_in(4),
             fills,
             packs: dice.once_in(2),
-        }
+            scrubs: dice.once_in(3),
+            narrows: dice.once_in(2),
+            loses: dice.once_in(2) && spare && !fills,
+            converts: dice.once_in(4) && profile.m() > 0 && !fills,
+            tiers: dice.once_in(2),
+            store_fails: dice.once_in(2),
+            detaches: dice.once_in(3),
+        };
+        scenario.narrows &= !fills && profile.narrowed(scenario.drives - 1).is_some();
+        // What is to get another shape gets it from the packer.
+        scenario.packs |= scenario.narrows || scenario.converts;
+        scenario.scrubs |= scenario.bits_flip;
+        (scenario.store_fails, scenario.detaches) =
+            (scenario.store_fails && scenario.tiers, scenario.detaches && scenario.tiers && !fills);
+        // A rebuild waits for writes that began before it, of the client that it works for.
+        scenario.clients = if scenario.loses { 1 } else { scenario.clients };
+        scenario
+    }
+
+    /// The drive that is lost or damaged, the same in every boot: what one drive misses or forgets, the others make
+    /// up for.
+    pub(crate) fn victim(&self) -> u32 {
+        (self.seed % u64::from(self.drives)) as u32
     }
 }

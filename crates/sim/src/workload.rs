@@ -65,6 +65,8 @@ impl Process {
 
     /// Does some random operations, then closes what is open. Ends early if the service has gone.
     pub(crate) async fn work(mut self, operations: u32) {
+        // Tiering waits ten seconds for more to upload.
+        let pause_ms = if self.world.scenario.tiers { 4000 } else { 400 };
         for _ in 0..operations {
             let op = self.choose();
             let ret = self.perform(op).await;
@@ -72,7 +74,7 @@ impl Process {
                 return;
             }
             if self.dice.once_in(8) {
-                tokio::time::sleep(Duration::from_millis(self.dice.below(400))).await;
+                tokio::time::sleep(Duration::from_millis(self.dice.below(pause_ms))).await;
             }
         }
         while let Some(ino) = self.handles.last().copied() {
@@ -223,7 +225,8 @@ impl Process {
         let Ret::Failed(error) = ret else { return };
         let faulty = self.world.is_faulty();
         let explained = match error {
-            FsError::Io | FsError::StaleLease | FsError::Unavailable => faulty,
+            FsError::Io => faulty || scenario.store_fails,
+            FsError::StaleLease | FsError::Unavailable => faulty,
             FsError::NoSpace => scenario.fills || faulty,
             _ => true,
         };

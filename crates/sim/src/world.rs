@@ -10,8 +10,10 @@ use base::env::{Clock, Env, Random};
 use tokio::time::Instant;
 use wire::drive::ShardKey;
 
+use crate::cluster::Cluster;
 use crate::reads::Reads;
 use crate::scenario::Scenario;
+use crate::store::Bucket;
 use crate::trace::{Trace, sum};
 
 /// Simulated time: goes on from where the last boot ended.
@@ -89,6 +91,8 @@ pub(crate) struct Promises {
     pub(crate) hurt_drives: BTreeSet<u32>,
     /// What sessions have told the owner of their reads.
     pub(crate) reads: Reads,
+    /// The object store is being left.
+    pub(crate) detaching: bool,
     /// A damaged drive could not be opened.
     pub(crate) drive_lost: bool,
     /// Inodes whose leases were revoked: what was dirty under them is lost, and the next fsync says so.
@@ -113,6 +117,9 @@ pub(crate) struct World {
     pub(crate) files: Arc<SimFiles>,
     pub(crate) trace: Arc<Trace>,
     promises: Mutex<Promises>,
+    cluster: Mutex<Cluster>,
+    /// What the object store holds.
+    pub(crate) bucket: Bucket,
     random: Arc<SimRandom>,
 }
 
@@ -126,7 +133,9 @@ impl World {
         let watched = trace.clone();
         files.set_watch(Box::new(move |file, event| note_disk_event(&watched, file, event)));
         let random = Arc::new(SimRandom::new(seed ^ 0x7a5d));
-        Arc::new(Self { scenario, clock, files, trace, promises: Mutex::default(), random })
+        let (promises, cluster) = (Mutex::default(), Mutex::new(Cluster::new(&scenario)));
+        let bucket = Bucket::default();
+        Arc::new(Self { scenario, clock, files, trace, promises, cluster, bucket, random })
     }
 
     /// What the code under test gets.
@@ -136,6 +145,11 @@ impl World {
 
     pub(crate) fn promises(&self) -> MutexGuard<'_, Promises> {
         self.promises.lock().expect("no holder of this lock panics")
+    }
+
+    /// Drives, groups and profile as they are now.
+    pub(crate) fn cluster(&self) -> MutexGuard<'_, Cluster> {
+        self.cluster.lock().expect("no holder of this lock panics")
     }
 
     /// Whether drives fail in this run so that I/O may.

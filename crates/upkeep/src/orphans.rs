@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use base::env::Env;
-use base::{DriveId, ExtentId, FsError};
+use base::{DriveId, FsError};
 use client::{Client, ClosedRange};
 use tokio::runtime::Handle;
 
@@ -138,11 +138,11 @@ impl Work {
         if due.is_empty() || self.pace.is_paused() {
             return Ok(());
         }
-        self.collect(&due, ready).await
+        self.collect(&due).await
     }
 
     /// Deletes the orphans of these ranges.
-    async fn collect(&mut self, ranges: &[ClosedRange], ready: BTreeSet<DriveId>) -> Result<(), FsError> {
+    async fn collect(&mut self, ranges: &[ClosedRange]) -> Result<(), FsError> {
         let mut inventory = self.client.inventory(ranges).await;
         let mut after = None;
         loop {
@@ -161,8 +161,7 @@ impl Work {
             }
             tokio::task::yield_now().await;
         }
-        let ids: Vec<ExtentId> = inventory.ids();
-        let (deleted, everywhere) = self.client.delete_orphans(&ids).await?;
+        let (deleted, everywhere) = self.client.delete_orphans(&inventory).await?;
         lock(&self.stat).deleted_extents += deleted;
         if deleted > 0 {
             tracing::info!(deleted, "extents that nothing refers to were deleted");
@@ -175,7 +174,7 @@ impl Work {
                 stat.verified_ranges += 1;
                 stat.closed_ranges = stat.closed_ranges.saturating_sub(1);
             } else if everywhere {
-                self.asked.insert(*range, ready.clone());
+                self.asked.insert(*range, inventory.asked.iter().copied().collect());
             }
         }
         lock(&self.stat).swept_ns = Some(self.env.clock.boot_ns());

@@ -136,12 +136,7 @@ impl Work {
             }
         }
         let client = &self.client;
-        let outcomes = join_all(wanted.iter().map(|shard| async move {
-            match kind {
-                Kind::Owed => client.repair_shard(shard).await,
-                Kind::Missing | Kind::Damaged => client.rebuild_shard(shard).await,
-            }
-        }));
+        let outcomes = join_all(wanted.iter().map(|shard| client.repair_shard(shard)));
         for (shard, outcome) in wanted.iter().zip(outcomes.await) {
             match outcome {
                 RepairOutcome::Stored { bytes } => {

@@ -96,9 +96,22 @@ impl Tiering {
         let stat: Arc<Mutex<TieringStat>> = Arc::default();
         let told = Arc::clone(&stat);
         let work = |stopped| {
-            let (uploads, under_way) = Default::default();
-            Work { env, client, pace, options, stat: told, stopped, uploads, under_way, reclaiming: false }
-                .run()
+            let (uploads, under_way, reclaiming, futile, returned) = Default::default();
+            let stat = told;
+            Work {
+                env,
+                client,
+                pace,
+                options,
+                stat,
+                stopped,
+                uploads,
+                under_way,
+                reclaiming,
+                futile,
+                returned,
+            }
+            .run()
         };
         Self { stat, task: Task::start(runtime, work) }
     }
@@ -148,6 +161,10 @@ struct Work {
     under_way: HashSet<ExtentId>,
     /// Blobs are being emptied until the overhead is low again.
     reclaiming: bool,
+    /// Blobs, their bytes and what is alive of them, when nothing was to be gained by that.
+    futile: Option<(u64, u64, u64)>,
+    /// The same when thin extents were brought back last.
+    returned: Option<(u64, u64, u64)>,
 }
 
 impl Work {
@@ -181,6 +198,7 @@ impl Work {
         tokio::pin!(rest);
         loop {
             tokio::select! {
+                biased;
                 () = &mut rest => return,
                 Some(done) = self.uploads.join_next() => {
                     if let Err(error) = self.uploaded(done) {
@@ -340,7 +358,8 @@ impl Work {
         } else {
             overhead > OVERHEAD_BEGIN_PER_MILLE
         };
-        if !self.reclaiming || tier.blobs == 0 {
+        let sums = (tier.blobs, tier.stored_bytes, tier.live_bytes);
+        if !self.reclaiming || tier.blobs == 0 || self.futile == Some(sums) {
             return Ok(false);
         }
         let candidates = self.most_dead().await?;
@@ -353,17 +372,45 @@ impl Work {
             return Ok(true);
         }
         // Extents of which little is alive take as much room in a new blob: what is alive comes back and goes again.
-        let returned = self.bring_back(is_thin).await?;
-        if returned > 0 {
-            return Ok(true);
+        // Small pieces begin at multiples of something, so what was brought back may be thin again.
+        if self.returned != Some(sums) {
+            self.returned = Some(sums);
+            if self.bring_back(is_thin).await? > 0 {
+                return Ok(true);
+            }
         }
-        let serials: Vec<u64> = candidates.iter().map(|blob| blob.serial).collect();
+        let serials = self.worth_emptying(&candidates).await?;
+        if serials.is_empty() {
+            (self.reclaiming, self.futile) = (false, Some(sums));
+            return Ok(false);
+        }
         let stored = self.client.empty_blobs(&serials, self.options.blob_bytes).await?;
         lock(&self.stat).rewritten_bytes += stored;
         if stored == 0 {
             self.reclaiming = false;
         }
         Ok(stored > 0)
+    }
+
+    /// Those of these blobs whose content takes less room in new ones; all of them, if it does so together only. What
+    /// surrounds little content, and the end of a block, is dead in new blobs, too.
+    async fn worth_emptying(&self, candidates: &[BlobStat]) -> Result<Vec<u64>, Trouble> {
+        let blob_bytes = self.options.blob_bytes;
+        let mut worth = Vec::new();
+        for blob in candidates {
+            let refilled = self.client.refilled_bytes(&[blob.serial], blob_bytes).await?;
+            if saves(blob.bytes.into(), refilled) {
+                worth.push(blob.serial);
+            }
+        }
+        if worth.is_empty() && candidates.len() > 1 {
+            let serials: Vec<u64> = candidates.iter().map(|blob| blob.serial).collect();
+            let bytes = candidates.iter().map(|blob| u64::from(blob.bytes)).sum();
+            if saves(bytes, self.client.refilled_bytes(&serials, blob_bytes).await?) {
+                return Ok(serials);
+            }
+        }
+        Ok(worth)
     }
 
     /// Blobs of which enough is dead, those with the most first.
@@ -450,6 +497,11 @@ impl Work {
         }
         Ok(())
     }
+}
+
+/// Whether storing blobs again is worth it.
+fn saves(bytes: u64, refilled_bytes: u64) -> bool {
+    bytes.saturating_sub(refilled_bytes) * 1000 > bytes * DEAD_PER_MILLE
 }
 
 fn dead_per_mille(blob: &BlobStat) -> u64 {

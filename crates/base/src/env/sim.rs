@@ -15,12 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 mod image;
+mod pending;
 
 use super::{Caching, Clock, Env, File, Files, OpenMode, Random};
 use crate::units::BLOCK_BYTES;
 use image::Image;
-
-const SECTOR: usize = 512;
+use pending::{Pending, Written, tear};
 
 /// Clock, randomness and disk of a simulated node.
 #[derive(Clone)]
@@ -118,12 +118,6 @@ impl SplitMix {
 }
 
 type InodeId = u64;
-
-/// A write that was not synced.
-struct Pending {
-    offset: usize,
-    bytes: Vec<u8>,
-}
 
 #[derive(Default)]
 struct Inode {
@@ -402,7 +396,7 @@ impl Inode {
             let write = pending.remove(next);
             match random.below(3) {
                 0 => {}
-                1 => self.durable.write(write.offset, &write.bytes),
+                1 => write.apply(&mut self.durable),
                 _ => tear(&mut self.durable, &write, random),
             }
         }
@@ -425,7 +419,7 @@ impl Inode {
     fn sync(&mut self) {
         if self.doubtful {
             for write in self.pending.drain(..) {
-                self.durable.write(write.offset, &write.bytes);
+                write.apply(&mut self.durable);
             }
             self.durable.resize(self.current.len());
             return;
@@ -437,21 +431,9 @@ impl Inode {
         }
         self.durable.resize(self.current.len());
         for write in self.pending.drain(..) {
-            self.durable.share(&self.current, write.offset, write.bytes.len());
+            self.durable.share(&self.current, write.offset, write.written.len());
         }
         self.differs = false;
-    }
-}
-
-/// Writes sectors of `write` or leaves them, one by one. Sectors are those of the file.
-fn tear(content: &mut Image, write: &Pending, random: &mut SplitMix) {
-    let mut at = 0;
-    while at < write.bytes.len() {
-        let len = (SECTOR - (write.offset + at) % SECTOR).min(write.bytes.len() - at);
-        if random.below(2) == 0 {
-            content.write(write.offset + at, &write.bytes[at..at + len]);
-        }
-        at += len;
     }
 }
 
@@ -630,15 +612,15 @@ impl SimFile {
         Err(io::Error::new(io::ErrorKind::InvalidInput, "simulated: not aligned for O_DIRECT"))
     }
 
-    fn write_pending(&self, disk: &mut Disk, bytes: Vec<u8>, offset: u64) -> io::Result<()> {
+    fn write_pending(&self, disk: &mut Disk, written: Written, offset: u64) -> io::Result<()> {
         disk.step()?;
         disk.writes += 1;
         let offset = usize::try_from(offset).map_err(io::Error::other)?;
-        disk.grow(self.inode, offset + bytes.len())?;
+        disk.grow(self.inode, offset + written.len())?;
         let fails = counts_down(&mut disk.faults.write_after);
         let Disk { inodes, random, .. } = disk;
         let inode = inodes.get_mut(&self.inode).ok_or_else(missing)?;
-        let write = Pending { offset, bytes };
+        let write = Pending { offset, written };
         inode.differs = true;
         if fails {
             tear(&mut inode.current, &write, random);
@@ -646,7 +628,7 @@ impl SimFile {
             inode.pending.push(write);
             return Err(eio("write error"));
         }
-        inode.current.write(write.offset, &write.bytes);
+        write.apply(&mut inode.current);
         inode.pending.push(write);
         Ok(())
     }
@@ -668,7 +650,7 @@ impl File for SimFile {
         self.check_alignment(bytes.as_ptr(), bytes.len(), offset)?;
         self.tell(DiskEvent::Write { offset, bytes });
         let mut disk = self.alive()?;
-        self.write_pending(&mut disk, bytes.to_vec(), offset)
+        self.write_pending(&mut disk, Written::Bytes(bytes.to_vec()), offset)
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -706,8 +688,8 @@ impl File for SimFile {
         // Writes behind the cut never reach the disk; the cut itself is durable with the next sync, and
         // for a crash before it, bytes behind the old end that come back are a harmless superset.
         inode.pending.retain_mut(|write| {
-            write.bytes.truncate((len_bytes as usize).saturating_sub(write.offset));
-            !write.bytes.is_empty()
+            write.written.truncate((len_bytes as usize).saturating_sub(write.offset));
+            write.written.len() > 0
         });
         Ok(())
     }
@@ -723,7 +705,7 @@ impl File for SimFile {
         let have = disk.inodes.get(&self.inode).ok_or_else(missing)?.current.len() as u64;
         let len = len_bytes.min(have.saturating_sub(offset));
         // Not told to the watch: nothing depends on when a hole appears.
-        self.write_pending(&mut disk, vec![0; len as usize], offset)
+        self.write_pending(&mut disk, Written::Zeros(len as usize), offset)
     }
 
     fn try_lock(&self) -> io::Result<()> {

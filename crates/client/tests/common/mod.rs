@@ -44,6 +44,8 @@ pub enum Fault {
     Missing,
     /// Nothing is ever answered.
     Hanging,
+    /// What is to be stored takes as long as that; the rest is answered.
+    Storing,
 }
 
 /// A drive in memory.
@@ -183,6 +185,9 @@ impl DriveService for MemDrive {
     fn put(&self, request: PutShard) -> BoxFuture<'_, Result<(), PutShardError>> {
         Box::pin(async move {
             self.answering().await;
+            while self.fault() == Fault::Storing {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
             self.put_now(request)
         })
     }

@@ -164,7 +164,7 @@ impl MetaDirs {
             }
         }
         let logs: Vec<PathBuf> = dirs.iter().map(|dir| dir.join("log")).collect();
-        let options = MirrorOptions { io: CopyIo::Threads, stale: self.stale };
+        let options = MirrorOptions { io: CopyIo::Threads, stale: self.stale, ..MirrorOptions::default() };
         let log = MirroredLog::open(&self.env, &logs, options)?;
         let stores: Vec<PathBuf> = dirs.iter().take(STORES_MAX).map(|dir| dir.join("state.redb")).collect();
         let state = MirroredState::open(&self.env, &stores, cache_bytes, log.first());

@@ -11,14 +11,13 @@ use base::env::{Env, Files, Random};
 use base::{Epoch, Seq};
 use wire::BoxFuture;
 
-use super::file::Sizes;
 use super::frame::BATCH_BYTES_MAX;
 use super::{
-    AppendError, CopyIo, FileLog, LedgerLog, LogEntry, LogError, MemLog, MirrorOptions, MirroredLog,
+    AppendError, CopyIo, FileLog, LedgerLog, LogEntry, LogError, LogSizes, MemLog, MirrorOptions, MirroredLog,
 };
 
 /// Small, so that a test fills several files.
-pub(super) const SIZES: Sizes = Sizes { file_bytes: 8192, zero_ahead_bytes: 1024, reserve_bytes: 512 };
+pub(super) const SIZES: LogSizes = LogSizes { file_bytes: 8192, zero_ahead_bytes: 1024, reserve_bytes: 512 };
 
 /// Engines do their work when polled and never wait.
 pub(super) fn now<T>(mut future: BoxFuture<'_, T>) -> T {
@@ -74,8 +73,8 @@ impl Mirrored {
 
 impl Engine for Mirrored {
     fn open(&self) -> Result<Arc<dyn LedgerLog>, LogError> {
-        let options = MirrorOptions { io: self.io, ..MirrorOptions::default() };
-        Ok(Arc::new(MirroredLog::open_sized(&self.env, &self.dirs, options, Some(SIZES))?))
+        let options = MirrorOptions { io: self.io, sizes: SIZES, ..MirrorOptions::default() };
+        Ok(Arc::new(MirroredLog::open(&self.env, &self.dirs, options)?))
     }
 }
 

@@ -17,29 +17,33 @@ use wire::BoxFuture;
 use super::frame::{BATCH_BYTES_MAX, BadFrame, Frame, FrameKind, HEADER_BYTES};
 use super::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, Room, Tail};
 
-const SIZES: Sizes = Sizes { file_bytes: 256 * MIB, zero_ahead_bytes: 8 * MIB, reserve_bytes: 8 * MIB };
-
 pub(super) const BATCHES_MAX: usize = 64;
 /// Bytes copied at a time.
 const COPY_BYTES: u64 = 4 * MIB;
 const STAGED: &str = "next.tmp";
 
-/// Sizes that tests make small.
+/// Sizes that tests and simulations make small.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sizes {
+pub struct LogSizes {
     /// A file that has grown to this is not appended to any more.
-    pub(super) file_bytes: u64,
+    pub file_bytes: u64,
     /// Zeroed at a time.
-    pub(super) zero_ahead_bytes: u64,
+    pub zero_ahead_bytes: u64,
     /// Zeroed at least behind the append point, as long as the disk has room: what a full disk leaves.
-    pub(super) reserve_bytes: u64,
+    pub reserve_bytes: u64,
+}
+
+impl Default for LogSizes {
+    fn default() -> Self {
+        Self { file_bytes: 256 * MIB, zero_ahead_bytes: 8 * MIB, reserve_bytes: 8 * MIB }
+    }
 }
 
 /// A log in a directory of its own.
 pub struct FileLog {
     env: Env,
     dir: PathBuf,
-    sizes: Sizes,
+    sizes: LogSizes,
     inner: Mutex<Inner>,
 }
 
@@ -65,7 +69,7 @@ struct Writer {
     file: Arc<dyn File>,
     at: u64,
     zeroed: u64,
-    sizes: Sizes,
+    sizes: LogSizes,
 }
 
 /// How far a copy of a log's files has come, by path in the source.
@@ -119,10 +123,15 @@ impl FileLog {
             inner.epoch = inner.epoch.max(scanned.epoch);
             inner.tail = scanned.tail;
         }
-        Ok(Self { env: env.clone(), dir: dir.to_owned(), sizes: SIZES, inner: Mutex::new(inner) })
+        Ok(Self {
+            env: env.clone(),
+            dir: dir.to_owned(),
+            sizes: LogSizes::default(),
+            inner: Mutex::new(inner),
+        })
     }
 
-    pub(super) fn with_sizes(self, sizes: Sizes) -> Self {
+    pub(super) fn with_sizes(self, sizes: LogSizes) -> Self {
         Self { sizes, ..self }
     }
 

@@ -20,7 +20,7 @@ use wire::BoxFuture;
 
 use crate::keeper::Keeper;
 
-use super::file::{BATCHES_MAX, Copied, FileLog, Sizes, frames};
+use super::file::{BATCHES_MAX, Copied, FileLog, LogSizes, frames};
 use super::frame::BATCH_BYTES_MAX;
 use super::members::{Member, Members};
 use super::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, Room, Tail};
@@ -52,6 +52,8 @@ pub struct MirrorOptions {
     pub io: CopyIo,
     /// What to do if a copy that may be newer is not there.
     pub stale: StaleCopies,
+    /// How long the files are.
+    pub sizes: LogSizes,
 }
 
 /// Whether a copy counts.
@@ -81,7 +83,7 @@ pub struct MirroredLog {
 struct Shared {
     env: Env,
     io: CopyIo,
-    sizes: Option<Sizes>,
+    sizes: LogSizes,
     inner: Mutex<Inner>,
     /// Held while a copy is made anew, which happens beside appends.
     rejoining: Mutex<()>,
@@ -422,11 +424,7 @@ impl Shared {
     }
 
     fn open_file_log(&self, dir: &Path) -> Result<FileLog, LogError> {
-        let log = FileLog::open(&self.env, dir)?;
-        Ok(match self.sizes {
-            Some(sizes) => log.with_sizes(sizes),
-            None => log,
-        })
+        Ok(FileLog::open(&self.env, dir)?.with_sizes(self.sizes))
     }
 }
 

@@ -16,7 +16,7 @@ mod mirror;
 use base::{Epoch, Seq};
 use wire::BoxFuture;
 
-pub use file::FileLog;
+pub use file::{FileLog, LogSizes};
 pub use mem::MemLog;
 pub use mirror::{CopyIo, CopyState, CopyStatus, MirrorOptions, MirroredLog, StaleCopies};
 

@@ -1,6 +1,7 @@
 //! The bytes of a simulated file: pages that copies share, and nothing where there are only zeros.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 const PAGE: usize = 4096;
@@ -70,6 +71,25 @@ impl Image {
         }
     }
 
+    /// Writes zeros, extending the file if need be.
+    pub(super) fn zero(&mut self, offset: usize, len: usize) {
+        self.len = self.len.max(offset + len);
+        for used in self.used_ranges(offset..offset + len) {
+            if used.len() == PAGE {
+                self.pages.remove(&(used.start / PAGE));
+            } else if let Some(page) = self.pages.get_mut(&(used.start / PAGE)) {
+                Arc::make_mut(page)[used.start % PAGE..][..used.len()].fill(0);
+            }
+        }
+    }
+
+    /// The parts of a range that lie in pages that hold anything, page by page.
+    pub(super) fn used_ranges(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        let pages = self.pages.range(range.start / PAGE..range.end.div_ceil(PAGE));
+        let part = |page: usize| range.start.max(page * PAGE)..range.end.min((page + 1) * PAGE);
+        pages.map(|(page, _)| part(*page)).collect()
+    }
+
     /// Takes the pages that `[offset, offset + len)` touches from `other`.
     pub(super) fn share(&mut self, other: &Image, offset: usize, len: usize) {
         let pages = offset / PAGE..(offset + len).div_ceil(PAGE);
@@ -95,7 +115,7 @@ impl Image {
 }
 
 /// Cuts a range at page borders: offset in the range, page, bytes of the page.
-fn parts(offset: usize, len: usize) -> impl Iterator<Item = (usize, usize, std::ops::Range<usize>)> {
+fn parts(offset: usize, len: usize) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
     let mut at = 0;
     std::iter::from_fn(move || {
         if at >= len {
@@ -117,6 +137,7 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Step {
         Write(usize, usize, u8),
+        Zero(usize, usize),
         Resize(usize),
         Flip(usize),
     }
@@ -124,6 +145,7 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             4 => (0..20_000usize, 0..9_000usize, 0..3u8).prop_map(|(at, len, byte)| Step::Write(at, len, byte)),
+            1 => (0..20_000usize, 0..9_000usize).prop_map(|(at, len)| Step::Zero(at, len)),
             1 => (0..30_000usize).prop_map(Step::Resize),
             1 => (0..30_000usize).prop_map(Step::Flip),
         ]
@@ -142,6 +164,15 @@ mod tests {
                             model.resize(at + len, 0);
                         }
                         model[at..at + len].fill(byte);
+                        copy.resize(image.len());
+                        copy.share(&image, at, len);
+                    }
+                    Step::Zero(at, len) => {
+                        image.zero(at, len);
+                        if model.len() < at + len {
+                            model.resize(at + len, 0);
+                        }
+                        model[at..at + len].fill(0);
                         copy.resize(image.len());
                         copy.share(&image, at, len);
                     }

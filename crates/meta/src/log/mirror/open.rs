@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use base::env::{Caching, Env, File, OpenMode};
 use base::{Epoch, Seq};
 
-use super::super::file::{FileLog, Sizes};
+use super::super::file::FileLog;
 use super::super::members::Members;
 use super::super::{LedgerLog, LogError};
 use super::{Complete, Copy, CopyIo, Inner, MirrorOptions, MirroredLog, Shared, StaleCopies, Worker, reason};
@@ -229,15 +229,6 @@ impl MirroredLog {
     /// # Errors
     /// `Stale` if a copy that may be newer is missing, `Damaged`, `NewerFormat`, `Io`.
     pub fn open(env: &Env, dirs: &[PathBuf], options: MirrorOptions) -> Result<Self, LogError> {
-        Self::open_sized(env, dirs, options, None)
-    }
-
-    pub(in crate::log) fn open_sized(
-        env: &Env,
-        dirs: &[PathBuf],
-        options: MirrorOptions,
-        sizes: Option<Sizes>,
-    ) -> Result<Self, LogError> {
         let found: Vec<Found> = dirs.iter().map(|dir| look(env, dir)).collect();
         let busy =
             found.iter().find(|found| found.content.as_ref().err().is_some_and(|error| error == IN_USE));
@@ -257,7 +248,7 @@ impl MirroredLog {
         let shared = Shared {
             env: env.clone(),
             io: options.io,
-            sizes,
+            sizes: options.sizes,
             inner: Mutex::new(inner),
             rejoining: Mutex::new(()),
         };

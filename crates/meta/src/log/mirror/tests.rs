@@ -117,8 +117,8 @@ impl Machine {
     }
 
     fn open(&self, stale: StaleCopies) -> Result<MirroredLog, LogError> {
-        let options = MirrorOptions { io: CopyIo::Inline, stale };
-        MirroredLog::open_sized(&self.env(), &self.dirs, options, Some(SIZES))
+        let options = MirrorOptions { io: CopyIo::Inline, stale, sizes: SIZES };
+        MirroredLog::open(&self.env(), &self.dirs, options)
     }
 
     fn kill(&self, disk: &str) {
