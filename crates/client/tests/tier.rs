@@ -11,6 +11,7 @@ use std::time::Duration;
 use base::{FsError, Ino};
 use client::{Client, FileTiers, OpenIntent, SeekKind};
 use common::{MemStore, World, create, pattern, read_all, read_in_parts, run};
+use wire::store::StoreError;
 use wire::tier::{Stage, TierMode};
 
 const BLOB: u32 = 4 << 20;
@@ -97,9 +98,12 @@ fn what_left_the_drives_is_read_as_before_and_comes_back() {
         let whole: u64 = early.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         let fronts = 2 * 128 * 1024 * store.keys().len() as u64;
         assert!(store.got_bytes() < whole * 21 / 20 + fronts + 8192, "{} of {whole}", store.got_bytes());
-        while tiers(&cold, early[4].0).await.away_bytes > 0 {
-            read_all(&cold, early[4].0).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        // All of them: what is still on its way would be counted below.
+        for (ino, _) in &early {
+            while tiers(&cold, *ino).await.away_bytes > 0 {
+                read_all(&cold, *ino).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
         }
         // On drives again, and in the blob as before: nothing has to be uploaded.
         assert_eq!(tiers(&cold, early[4].0).await.both_bytes, early[4].1.len() as u64);
@@ -120,6 +124,26 @@ fn a_short_read_fetches_little_however_long_the_file_is() {
         assert_eq!(cold.read(ino, off as u64, 160).await.unwrap(), bytes[off..]);
         let first: Vec<u64> = store.gets.lock().unwrap().iter().take(2).map(|(_, bytes)| *bytes).collect();
         assert!(first.iter().sum::<u64>() <= (128 << 10) + 8192, "{first:?}");
+    });
+}
+
+#[test]
+fn blobs_are_looked_for_in_another_store_before_it_is_used() {
+    run("4+2", |world| async move {
+        let (store, other) = (Arc::new(MemStore::default()), MemStore::default());
+        let client = world.tiered_client(&store).await;
+        assert_eq!(client.missing_blob(&other).await, Ok(None));
+        let (client, _) = all_away(&world, &store).await;
+        assert_eq!(client.missing_blob(&*store).await, Ok(None));
+        let (key, error) = client.missing_blob(&other).await.unwrap().unwrap();
+        assert!(store.keys().contains(&key) && matches!(error, StoreError::NotFound(_)), "{key}: {error}");
+        let objects = store.objects.lock().unwrap().clone();
+        *other.objects.lock().unwrap() = objects.clone();
+        assert_eq!(client.missing_blob(&other).await, Ok(None));
+        let strange = objects.values().next().unwrap().slice(4096..);
+        other.objects.lock().unwrap().values_mut().for_each(|bytes| *bytes = strange.clone());
+        let (_, error) = client.missing_blob(&other).await.unwrap().unwrap();
+        assert!(matches!(error, StoreError::Unexpected(_)), "{error}");
     });
 }
 
