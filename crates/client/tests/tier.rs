@@ -148,6 +148,37 @@ fn blobs_are_looked_for_in_another_store_before_it_is_used() {
 }
 
 #[test]
+fn a_writer_that_waits_for_room_can_be_seen() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let client = world.tiered_client(&store).await;
+        client.tier_attach().await.unwrap();
+        world.drives.iter().for_each(|drive| drive.capacity_bytes.store(6 << 20, Ordering::Relaxed));
+        let writer = client.clone();
+        let writes = tokio::spawn(async move {
+            for number in 0..12 {
+                let ino = create(&writer, &format!("{number}")).await;
+                writer.write(ino, 0, &pattern(number, 4 << 20)).await.unwrap();
+                writer.fsync(ino).await.unwrap();
+            }
+        });
+        assert!(!client.makes_room());
+        let mut waited = 0;
+        while !writes.is_finished() {
+            // What nobody waits for is not due yet.
+            if client.makes_room() {
+                waited += 1;
+                upload_all(&client).await;
+            }
+            while client.reclaim_step(None).await.unwrap().deleted > 0 {}
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        writes.await.unwrap();
+        assert!(waited > 0 && !client.makes_room());
+    });
+}
+
+#[test]
 fn a_store_that_is_down_or_lies_costs_an_error_and_nothing_else() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());

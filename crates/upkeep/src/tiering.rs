@@ -106,6 +106,7 @@ impl Tiering {
                 uploads: JoinSet::new(),
                 under_way: HashSet::new(),
                 held: Held::default(),
+                reclaim_held: Held::default(),
                 unreadable: None,
                 reclaiming: false,
             };
@@ -169,7 +170,9 @@ struct Work {
     uploads: JoinSet<Upload>,
     /// Extents of these uploads.
     under_way: HashSet<ExtentId>,
+    /// Uploads that fail, and reclamation.
     held: Held,
+    reclaim_held: Held,
     /// An upload failed for want of its extents: others need not.
     unreadable: Option<UploadError>,
     /// Blobs are being emptied until the overhead is low again.
@@ -183,7 +186,7 @@ impl Work {
             match self.step().await {
                 Ok(busy) => {
                     pause = PAUSE_MIN;
-                    lock(&self.stat).problem = self.held.reason();
+                    lock(&self.stat).problem = self.held.reason().or(self.reclaim_held.reason());
                     if !busy {
                         self.rest(IDLE).await;
                     }
@@ -230,9 +233,11 @@ impl Work {
         let mut busy = tier.queueing && self.client.tier_queue_step().await?;
         let fill = self.client.fill_per_mille();
         self.release(fill).await?;
-        busy |= self.upload(fill >= HURRY_PER_MILLE).await?;
+        // Writers wait less long for room than the cue may be, and drives may be full of what is not cleaned yet.
+        let hurry = fill >= HURRY_PER_MILLE || self.client.makes_room();
+        busy |= self.upload(hurry).await?;
         busy |= self.delete_dead().await?;
-        busy |= self.reclaim(tier).await?;
+        busy |= self.reclaim_unless_held(tier).await;
         Ok(busy)
     }
 
@@ -245,7 +250,7 @@ impl Work {
         if let Some(error) = self.unreadable.take() {
             return Err(error.into());
         }
-        let most = self.held.uploads_max(self.options.uploads, self.env.clock.boot_ns());
+        let most = self.held.tries_max(self.options.uploads, self.env.clock.boot_ns());
         if most == 0 {
             return Ok(false);
         }
@@ -370,6 +375,25 @@ impl Work {
         lock(&self.stat).deleted_blobs += serials.len() as u64;
         self.client.blobs_deleted(serials).await?;
         failed.map_or(Ok(true), |error| Err(Trouble::Delete(error)))
+    }
+
+    /// Uploads do not wait for it: full drives keep blobs from being emptied, and uploads make room on them.
+    async fn reclaim_unless_held(&mut self, tier: TierStat) -> bool {
+        if self.reclaim_held.tries_max(1, self.env.clock.boot_ns()) == 0 {
+            return false;
+        }
+        match self.reclaim(tier).await {
+            Ok(busy) => {
+                self.reclaim_held.clear();
+                busy
+            }
+            Err(trouble) => {
+                let text = format!("blobs are not emptied now: {}", trouble.explained());
+                tracing::warn!(trouble = text, "reclamation pauses");
+                self.reclaim_held.failed(text, self.env.clock.boot_ns());
+                false
+            }
+        }
     }
 
     async fn reclaim(&mut self, tier: TierStat) -> Result<bool, Trouble> {

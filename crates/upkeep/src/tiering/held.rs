@@ -1,5 +1,5 @@
-//! Uploads that fail hold up those that follow, longer each time, until one succeeds. Nothing else waits for that: what a
-//! full store needs is deletions.
+//! What fails is left alone for a while, longer each time, until it succeeds. Nothing else waits for that: what a full store
+//! needs is deletions, and what full drives need is uploads.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// What is known of uploads that failed last. Times are those of the clock of deadlines.
+/// What is known of steps of a kind that failed last. Times are those of the clock of deadlines.
 #[derive(Debug, Default)]
 pub(super) struct Held(Option<Failure>);
 
@@ -19,7 +19,7 @@ struct Failure {
 }
 
 impl Held {
-    /// An upload failed at `now_ns`. Those that were under way together count once.
+    /// One failed at `now_ns`. Those that were under way together count once.
     pub(super) fn failed(&mut self, reason: String, now_ns: u64) {
         let (pause, until_ns) = match &self.0 {
             Some(known) if now_ns < known.until_ns => (known.pause, known.until_ns),
@@ -31,20 +31,20 @@ impl Held {
         self.0 = Some(Failure { reason, pause, until_ns });
     }
 
-    /// An upload succeeded, or there is nothing left to upload.
+    /// One succeeded, or there is nothing left to do.
     pub(super) fn clear(&mut self) {
         self.0 = None;
     }
 
-    /// Uploads that may be under way at `now_ns`: one finds out whether it works again.
-    pub(super) fn uploads_max(&self, most: usize, now_ns: u64) -> usize {
+    /// How many of at most `most` may be under way at `now_ns`: one finds out whether it works again.
+    pub(super) fn tries_max(&self, most: usize, now_ns: u64) -> usize {
         match &self.0 {
             None => most.max(1),
             Some(known) => usize::from(now_ns >= known.until_ns),
         }
     }
 
-    /// Why uploads pause.
+    /// Why they pause.
     pub(super) fn reason(&self) -> Option<String> {
         self.0.as_ref().map(|known| known.reason.clone())
     }
@@ -57,32 +57,32 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     #[test]
-    fn pauses_grow_until_an_upload_succeeds() {
+    fn pauses_grow_until_one_succeeds() {
         let mut held = Held::default();
-        assert_eq!((held.uploads_max(4, 0), held.reason()), (4, None));
+        assert_eq!((held.tries_max(4, 0), held.reason()), (4, None));
         let (mut now, mut pauses) = (5 * S, Vec::new());
         for _ in 0..7 {
             held.failed("full".to_owned(), now);
             let began = now;
-            while held.uploads_max(4, now) == 0 {
+            while held.tries_max(4, now) == 0 {
                 now += S;
             }
             pauses.push((now - began) / S);
-            assert_eq!((held.uploads_max(4, now), held.reason().as_deref()), (1, Some("full")));
+            assert_eq!((held.tries_max(4, now), held.reason().as_deref()), (1, Some("full")));
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
         held.clear();
-        assert_eq!((held.uploads_max(4, now), held.reason()), (4, None));
+        assert_eq!((held.tries_max(4, now), held.reason()), (4, None));
         held.failed("full".to_owned(), now);
-        assert_eq!(held.uploads_max(4, now + S), 1);
+        assert_eq!(held.tries_max(4, now + S), 1);
     }
 
     #[test]
-    fn uploads_that_fail_together_count_once() {
+    fn what_fails_together_counts_once() {
         let mut held = Held::default();
         for at in 0..4 {
             held.failed(format!("failure {at}"), at);
         }
-        assert_eq!((held.uploads_max(4, S), held.reason().as_deref()), (1, Some("failure 3")));
+        assert_eq!((held.tries_max(4, S), held.reason().as_deref()), (1, Some("failure 3")));
     }
 }
