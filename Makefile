@@ -68,11 +68,11 @@ bench-s3: build ## the S3 endpoint beside MinIO and plain files, about ten minut
 	@tests/deps.sh bench
 	@tests/bench-s3.sh $(BENCH)
 
-bench-tier: build ## tiering beside what its store can do, some 25 minutes; BENCH="--quick" for three
+bench-tier: build ## tiering beside what its store can do, some 25 minutes; BENCH="--quick" for four
 	@tests/deps.sh bench
 	@tests/bench-tier.sh $(BENCH)
 
-tier: deps build ## tiering to several S3 servers, and through a proxy that harms requests, about half an hour; STORES="minio:0 minio:10" for some
+tier: deps build ## tiering to several S3 servers, and through a proxy that harms requests, over an hour; STORES="minio:0 minio:10" for some
 	@tests/deps.sh tier
 	@tests/tier.sh $(STORES)
 

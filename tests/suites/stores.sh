@@ -137,6 +137,39 @@ survives() {
     [ "$(store list --json | jq 'del(.[].port)')" = "$(jq 'del(.[].port)' <<<"$before")" ]
     store validate cold
 }
+# A store that a filesystem has blobs in: they must be where it is to be from now on.
+moves() {
+    local second=$WORK/second
+    mkdir "$second"
+    mkdir "$NODE/mnt/Archive/empty" "$NODE/mnt/Other"
+    added blobs --bucket Archive/empty
+    "$FOREBAY" fs create "$NODE" second --profile 1+0
+    "$FOREBAY" mount "$NODE" "$second" --fs second
+    "$FOREBAY" fs attach "$NODE" second blobs --retention 1h --tiering-cue 10s
+    # Nothing is there yet.
+    store update blobs --bucket Archive/blobs
+    head -c 9000000 /dev/urandom | tee "$WORK/file" >"$second/file"
+    sync -f "$second"
+    wait_until 60 has_blobs
+    expect_fail 'second has blobs in store blobs that are not at the new place: bucket Other .*NoSuchKey' \
+        store update blobs --bucket Other
+    expect_fail 'not at the new place' store update blobs --bucket Archive/empty --skip-verification
+    expect_fail 'not at the new place: .*at 127.0.0.1:9: .*cannot connect' store update blobs --port 9 --skip-verification
+    shown blobs ".bucket == \"Archive/blobs\" and .port == $PORT"
+    store update blobs --hostname localhost --max-up 5
+    cp -r "$NODE/mnt/Archive/blobs/." "$NODE/mnt/Other"
+    store update blobs --bucket Other
+    rm -r "$NODE/mnt/Archive/blobs"
+    "$FOREBAY" tier release "$second/file"
+    cmp "$second/file" "$WORK/file"
+    "$FOREBAY" fs detach "$NODE" second --wait
+    [ -z "$(find "$NODE/mnt/Other" -type f)" ]
+    store remove blobs
+    "$FOREBAY" umount "$NODE" --fs second
+}
+has_blobs() { "$FOREBAY" tier status "$NODE" --json | jq -e '.[0] | .blobs > 0 and .queued_extents == 0'; }
+check "a store with blobs moves only to where they are" moves
+
 check "stores survive SIGKILL" survives
 lost_key() {
     "$FOREBAY" stop "$NODE"

@@ -1,10 +1,13 @@
 """A proxy before an S3 store that does what bad networks and busy stores do: it says SlowDown and 500, cuts answers off,
 changes a byte of them, waits, and closes connections. One request for each connection.
 
-faulty.py PORT STORE-PORT SEED [PERCENT]   so many of a hundred requests are harmed, 10 unless it is said
+faulty.py PORT STORE-PORT SEED [PERCENT [FILE]]   so many of a hundred requests are harmed, 10 unless it is said; while there
+                                                  is a FILE, `VERB STATUS CODE` in it is the answer to all such requests
+                                                  (`*`: to all), which is how stores say that they are full or do not know a key
 """
 
 import asyncio
+import pathlib
 import random
 import sys
 
@@ -50,8 +53,8 @@ async def pass_body(reader, writer, length, harm=None):
 
 
 class Proxy:
-    def __init__(self, port, seed, percent):
-        self.port, self.percent, self.random = port, percent, random.Random(seed)
+    def __init__(self, port, seed, percent, file):
+        self.port, self.percent, self.random, self.file = port, percent, random.Random(seed), file
         self.harmed = {}
 
     def choose(self):
@@ -60,6 +63,13 @@ class Proxy:
         fault = self.random.choice(FAULTS)
         self.harmed[fault] = self.harmed.get(fault, 0) + 1
         return fault
+
+    def refusal(self, first):
+        """The answer that requests get now, if there is one for this."""
+        if not self.file or not self.file.exists():
+            return None
+        verb, status, code = self.file.read_text().split()
+        return error(f"{status} Refused", code) if verb in ("*", first.split()[0].decode()) else None
 
     async def serve(self, reader, writer):
         try:
@@ -72,14 +82,17 @@ class Proxy:
     async def request(self, reader, writer):
         first, fields = await read_head(reader)
         length = int(fields.get(b"content-length", b"0"))
-        fault = self.choose()
+        fault, refusal = self.choose(), self.refusal(first)
         if fault == "close":
             return
-        if fault in ("slow_down", "server_error"):
+        if fault == "slow_down":
+            refusal = error("503 Slow Down", "SlowDown")
+        if fault == "server_error":
+            refusal = error("500 Error", "InternalError")
+        if refusal:
             while length > 0:
                 length -= len(await reader.readexactly(min(PART, length)))
-            slow = fault == "slow_down"
-            writer.write(error("503 Slow Down", "SlowDown") if slow else error("500 Error", "InternalError"))
+            writer.write(refusal)
             await writer.drain()
             return
         if fault == "wait":
@@ -103,8 +116,8 @@ class Proxy:
             store_writer.close()
 
 
-async def main(port, store_port, seed, percent):
-    proxy = Proxy(store_port, seed, percent)
+async def main(port, store_port, seed, percent=10, file=None):
+    proxy = Proxy(store_port, seed, percent, file and pathlib.Path(file))
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", port, limit=1 << 20)
     print("ready", flush=True)
     async with server:
@@ -114,5 +127,4 @@ async def main(port, store_port, seed, percent):
 
 
 if __name__ == "__main__":
-    arguments = [int(argument) for argument in sys.argv[1:]]
-    asyncio.run(main(*(arguments + [10])[:4]))
+    asyncio.run(main(*map(int, sys.argv[1:5]), *sys.argv[5:]))

@@ -69,6 +69,11 @@ impl Client {
         dirty + bytes <= self.inner.room_bytes.load(Ordering::Relaxed)
     }
 
+    /// Whether somebody waits for room right now, however much of it is on its way back.
+    pub fn makes_room(&self) -> bool {
+        self.inner.making_room.try_lock().is_err()
+    }
+
     /// Hastens and awaits the return of deleted space.
     ///
     /// # Errors

@@ -10,10 +10,10 @@ use base::{Epoch, ExtentId, FsError, Ino, MapId};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
-use layout::{BlobBuilder, BlobPlan, BlobRange};
+use layout::{BLOB_HEADER_BYTES, BlobBuilder, BlobHeader, BlobPlan, BlobRange};
 use wire::drive::PutPurpose;
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
-use wire::store::StoreError;
+use wire::store::{ObjectStore, StoreError};
 use wire::tier::{
     BlobPlace, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TierReply, TierRequest, TierStat,
     Uploaded,
@@ -392,6 +392,28 @@ impl Client {
         let away = &self.inner.away;
         let store = away.store().ok_or_else(|| StoreError::Unavailable("no store is attached".to_owned()))?;
         store.delete(away.id(serial, term).key(away.link.cluster)).await
+    }
+
+    /// Looks for the first and the last of the blobs in use in `store`, which need not be the one that is attached.
+    /// Returns the key of one that it does not have, and what it says instead.
+    pub async fn missing_blob(
+        &self,
+        store: &dyn ObjectStore,
+    ) -> Result<Option<(String, StoreError)>, FsError> {
+        let blobs = self.blobs(None).await?;
+        for blob in blobs.first().into_iter().chain(blobs.last()) {
+            let cluster = self.inner.away.link.cluster;
+            let id = self.inner.away.id(blob.serial, blob.term);
+            let front = store.get(id.key(cluster), Some(0..BLOB_HEADER_BYTES as u64)).await;
+            let found = front.and_then(|front| match BlobHeader::decode(&front) {
+                Ok(header) if header.id == id && header.cluster == cluster => Ok(()),
+                _ => Err(StoreError::Unexpected("it is not this blob".to_owned())),
+            });
+            if let Err(error) = found {
+                return Ok(Some((id.key(cluster), error)));
+            }
+        }
+        Ok(None)
     }
 
     /// Notes that blobs are deleted.

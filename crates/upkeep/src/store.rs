@@ -138,17 +138,22 @@ impl S3Store {
 
     /// Looks about once a second whether the store answers. Never ends.
     pub async fn watch(&self) {
-        let ask = Ask::new(Method::GET, ALIVE.to_owned());
         loop {
-            let found = match tokio::time::timeout(LOOK_TIMEOUT, self.once(&ask)).await {
-                // There is no such object: that is an answer, unless it is about the bucket.
-                Ok(Err(StoreError::NotFound(text))) if !answer::is_about_bucket(&text) => Ok(()),
-                Ok(found) => found.map(drop),
-                Err(_) => Err(StoreError::Unavailable("it took too long".to_owned())),
-            };
-            self.traffic.looked(found);
+            self.traffic.looked(self.look().await);
             let random_ms = self.env.random.next_u64() % LOOK_EVERY_MS;
             tokio::time::sleep(Duration::from_millis(LOOK_EVERY_MS / 2 + random_ms)).await;
+        }
+    }
+
+    async fn look(&self) -> Result<(), StoreError> {
+        let ask = Ask::new(Method::GET, ALIVE.to_owned());
+        match tokio::time::timeout(LOOK_TIMEOUT, self.once(&ask)).await {
+            // There is no such object: that is an answer, unless it is about the bucket.
+            Ok(Err(StoreError::NotFound(text))) if !answer::is_about_bucket(&text) => Ok(()),
+            // A key that may not list is not told what there is not.
+            Ok(Err(StoreError::Denied(text))) if answer::is_about_rights(&text) => Ok(()),
+            Ok(found) => found.map(drop),
+            Err(_) => Err(StoreError::Unavailable("it took too long".to_owned())),
         }
     }
 

@@ -4,6 +4,8 @@
 //! longer (the retention) leaves the drives, and earlier when these fill up. When the blobs hold much that no file has,
 //! those with the most of it are emptied into new ones and deleted. Every step may be cut off anywhere.
 
+mod held;
+
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -20,12 +22,10 @@ use wire::tier::{BlobStat, DueExtent, Stage, TierMode, TierStat};
 
 use crate::pace::{Leave, Pace};
 use crate::task::{Stopped, Task};
+use held::{Held, PAUSE_MAX, PAUSE_MIN};
 
 /// Pause when there is nothing to do.
 const IDLE: Duration = Duration::from_millis(500);
-/// Pauses after a failure: they double from the first to the last.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// How long what is due waits for more, so that blobs are full.
 const GATHER_S: u64 = 10;
 /// Drives fuller than this give back what blobs have, whatever its age ...
@@ -96,22 +96,23 @@ impl Tiering {
         let stat: Arc<Mutex<TieringStat>> = Arc::default();
         let told = Arc::clone(&stat);
         let work = |stopped| {
-            let (uploads, under_way, reclaiming, futile, returned) = Default::default();
-            let stat = told;
-            Work {
+            let work = Work {
                 env,
                 client,
                 pace,
                 options,
-                stat,
+                stat: told,
                 stopped,
-                uploads,
-                under_way,
-                reclaiming,
-                futile,
-                returned,
-            }
-            .run()
+                uploads: JoinSet::new(),
+                under_way: HashSet::new(),
+                held: Held::default(),
+                reclaim_held: Held::default(),
+                unreadable: None,
+                reclaiming: false,
+                futile: None,
+                returned: None,
+            };
+            work.run()
         };
         Self { stat, task: Task::start(runtime, work) }
     }
@@ -146,6 +147,18 @@ enum Trouble {
     Unreadable(u64),
 }
 
+impl Trouble {
+    /// With what to do about it, where it is the store's.
+    fn explained(&self) -> String {
+        match self {
+            Self::Upload(UploadError::Store(error)) | Self::Delete(error) => {
+                format!("{self} ({})", error.advice())
+            }
+            _ => self.to_string(),
+        }
+    }
+}
+
 /// What became of an upload, and of which extents it was.
 type Upload = (Vec<ExtentId>, Result<u64, UploadError>);
 
@@ -159,6 +172,11 @@ struct Work {
     uploads: JoinSet<Upload>,
     /// Extents of these uploads.
     under_way: HashSet<ExtentId>,
+    /// Uploads that fail, and reclamation.
+    held: Held,
+    reclaim_held: Held,
+    /// An upload failed for want of its extents: others need not.
+    unreadable: Option<UploadError>,
     /// Blobs are being emptied until the overhead is low again.
     reclaiming: bool,
     /// Blobs, their bytes and what is alive of them, when nothing was to be gained by that.
@@ -174,13 +192,13 @@ impl Work {
             match self.step().await {
                 Ok(busy) => {
                     pause = PAUSE_MIN;
-                    lock(&self.stat).problem = None;
+                    lock(&self.stat).problem = self.held.reason().or(self.reclaim_held.reason());
                     if !busy {
                         self.rest(IDLE).await;
                     }
                 }
                 Err(trouble) => {
-                    let text = trouble.to_string();
+                    let text = trouble.explained();
                     tracing::warn!(trouble = text, "tiering pauses");
                     lock(&self.stat).problem = Some(text);
                     self.rest(pause).await;
@@ -200,12 +218,7 @@ impl Work {
             tokio::select! {
                 biased;
                 () = &mut rest => return,
-                Some(done) = self.uploads.join_next() => {
-                    if let Err(error) = self.uploaded(done) {
-                        tracing::warn!(%error, "a blob was not stored");
-                        lock(&self.stat).problem = Some(error.to_string());
-                    }
-                }
+                Some(done) = self.uploads.join_next() => self.uploaded(done),
             }
         }
     }
@@ -227,28 +240,38 @@ impl Work {
         let mut busy = tier.queueing && self.client.tier_queue_step().await?;
         let fill = self.client.fill_per_mille();
         self.release(fill).await?;
-        busy |= self.upload(fill >= HURRY_PER_MILLE).await?;
+        // Writers wait less long for room than the cue may be, and drives may be full of what is not cleaned yet.
+        let hurry = fill >= HURRY_PER_MILLE || self.client.makes_room();
+        busy |= self.upload(hurry).await?;
         busy |= self.delete_dead().await?;
-        busy |= self.reclaim(tier).await?;
+        busy |= self.reclaim_unless_held(tier).await;
         Ok(busy)
     }
 
     // --- to the store ------------------------------------------------------------------------------------------------
 
     async fn upload(&mut self, hurry: bool) -> Result<bool, Trouble> {
-        let mut failed = None;
         while let Some(done) = self.uploads.try_join_next() {
-            failed = self.uploaded(done).err().or(failed);
+            self.uploaded(done);
         }
-        if let Some(error) = failed {
+        if let Some(error) = self.unreadable.take() {
             return Err(error.into());
+        }
+        let most = self.held.tries_max(self.options.uploads, self.env.clock.boot_ns());
+        if most == 0 {
+            return Ok(false);
         }
         let now = self.now_s();
         let before_s = if hurry { now } else { now.saturating_sub(self.options.cue_s) };
         let mut after = None;
-        while self.uploads.len() < self.options.uploads.max(1) {
+        while self.uploads.len() < most {
             let (load, full) = self.gather(before_s, &mut after).await?;
-            let Some(oldest) = load.first() else { return Ok(false) };
+            let Some(oldest) = load.first() else {
+                if self.uploads.is_empty() {
+                    self.held.clear();
+                }
+                return Ok(false);
+            };
             if !full && !hurry && oldest.written_s + GATHER_S > before_s {
                 return Ok(false);
             }
@@ -265,9 +288,10 @@ impl Work {
         }
         // All places are taken: wait for one.
         match self.uploads.join_next().await {
-            Some(done) => self.uploaded(done).map(|()| true).map_err(Trouble::from),
-            None => Ok(false),
+            Some(done) => self.uploaded(done),
+            None => return Ok(false),
         }
+        Ok(true)
     }
 
     /// What goes into the next blob, and whether that is full.
@@ -292,14 +316,25 @@ impl Work {
         }
     }
 
-    fn uploaded(&mut self, done: Result<Upload, JoinError>) -> Result<(), UploadError> {
+    fn uploaded(&mut self, done: Result<Upload, JoinError>) {
         // A task that panicked has ended the process already.
-        let Ok((ids, result)) = done else { return Ok(()) };
+        let Ok((ids, result)) = done else { return };
         for id in ids {
             self.under_way.remove(&id);
         }
-        lock(&self.stat).uploaded_bytes += result?;
-        Ok(())
+        match result {
+            Ok(bytes) => {
+                self.held.clear();
+                lock(&self.stat).uploaded_bytes += bytes;
+            }
+            Err(error @ UploadError::Unreadable(_)) => self.unreadable = Some(error),
+            Err(error) => {
+                let text = format!("uploads pause: {}", Trouble::from(error).explained());
+                tracing::warn!(trouble = text, "a blob was not stored");
+                lock(&self.stat).problem = Some(text.clone());
+                self.held.failed(text, self.env.clock.boot_ns());
+            }
+        }
     }
 
     // --- from the drives ---------------------------------------------------------------------------------------------
@@ -351,6 +386,25 @@ impl Work {
         failed.map_or(Ok(true), |error| Err(Trouble::Delete(error)))
     }
 
+    /// Uploads do not wait for it: full drives keep blobs from being emptied, and uploads make room on them.
+    async fn reclaim_unless_held(&mut self, tier: TierStat) -> bool {
+        if self.reclaim_held.tries_max(1, self.env.clock.boot_ns()) == 0 {
+            return false;
+        }
+        match self.reclaim(tier).await {
+            Ok(busy) => {
+                self.reclaim_held.clear();
+                busy
+            }
+            Err(trouble) => {
+                let text = format!("blobs are not emptied now: {}", trouble.explained());
+                tracing::warn!(trouble = text, "reclamation pauses");
+                self.reclaim_held.failed(text, self.env.clock.boot_ns());
+                false
+            }
+        }
+    }
+
     async fn reclaim(&mut self, tier: TierStat) -> Result<bool, Trouble> {
         let overhead = tier.overhead_per_mille();
         self.reclaiming = if self.reclaiming {
@@ -359,7 +413,9 @@ impl Work {
             overhead > OVERHEAD_BEGIN_PER_MILLE
         };
         let sums = (tier.blobs, tier.stored_bytes, tier.live_bytes);
-        if !self.reclaiming || tier.blobs == 0 || self.futile == Some(sums) {
+        let nothing_to_do = !self.reclaiming || tier.blobs == 0 || self.futile == Some(sums);
+        // What is emptied has to be stored first.
+        if nothing_to_do || self.held.reason().is_some() {
             return Ok(false);
         }
         let candidates = self.most_dead().await?;

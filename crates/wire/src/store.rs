@@ -39,6 +39,51 @@ impl StoreError {
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Busy(_) | Self::Unavailable(_))
     }
+
+    /// What people look at first, by what they are told.
+    pub fn advice(&self) -> &'static str {
+        match self {
+            Self::NotFound(_) => "check the name of the bucket: case counts, and it must exist",
+            Self::Denied(text) => advice_on_denial(text),
+            Self::Full(_) => "make room in the bucket, or raise its quota",
+            Self::Busy(_) => "the store is asked again by itself; see whether others keep it busy",
+            Self::Unavailable(text) if text.contains("ertificate") || text.contains("InvalidCert") => {
+                "check that the certificate names the host and is vouched for (--ca), or use HTTPS_UNVERIFIED"
+            }
+            Self::Unavailable(_) => "check the name of the host, that it resolves, the port and the protocol",
+            Self::Unexpected(_) => "check that an S3 store answers there",
+        }
+    }
+
+    /// What went wrong and what to do about it.
+    pub fn explained(&self) -> String {
+        format!("{self} ({})", self.advice())
+    }
+}
+
+/// By the codes that stores give. What says nothing of the key, its secret or the time is about rights.
+fn advice_on_denial(text: &str) -> &'static str {
+    const BY_CODE: [(&[&str], &str); 5] = [
+        (
+            &["RequestTimeTooSkewed", "RequestExpired"],
+            "the clocks of this node and of the store differ too much: set them",
+        ),
+        (
+            &["InvalidAccessKeyId", "KeyDisabled", "InvalidClientTokenId"],
+            "the store does not know the access key: check it, or give another one (forebay store update)",
+        ),
+        (
+            &["ExpiredToken", "TokenRefreshRequired", "InvalidToken", "InvalidSecurity"],
+            "the key is not good any more: give another one (forebay store update)",
+        ),
+        (
+            &["SignatureDoesNotMatch"],
+            "check the secret key, the region and the kind of signature (--auth-method)",
+        ),
+        (&["AuthorizationHeaderMalformed"], "check the region (--region)"),
+    ];
+    let named = BY_CODE.iter().find(|(codes, _)| codes.iter().any(|code| text.contains(code)));
+    named.map_or("the key needs the right to put, get and delete objects in the bucket", |(_, advice)| advice)
 }
 
 /// An object store with a bucket, and a prefix if it has one, that all keys are below.
@@ -255,6 +300,22 @@ pub struct StoreSpeed {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+
+    #[track_caller]
+    fn check_denied(code: &str, expected: &str) {
+        let explained = StoreError::Denied(format!("status 403, {code}: why")).explained();
+        assert!(explained.starts_with("refused: status 403") && explained.contains(expected), "{explained}");
+    }
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        check_denied("InvalidAccessKeyId", "does not know the access key");
+        check_denied("SignatureDoesNotMatch", "secret key");
+        check_denied("ExpiredToken", "not good any more");
+        check_denied("RequestTimeTooSkewed", "clocks");
+        check_denied("AuthorizationHeaderMalformed", "--region");
+        check_denied("AccessDenied", "right to put, get and delete");
+    }
 
     #[test]
     fn names_of_protocols_and_signatures_come_back() {

@@ -68,6 +68,11 @@ fn changed(old: StoreAddress, settings: &SetStore) -> StoreAddress {
     }
 }
 
+/// What decides which objects are found.
+fn place(address: &StoreAddress) -> (&str, u16, &str, &str) {
+    (&address.host, address.port, &address.bucket, &address.prefix)
+}
+
 /// A store of which nothing is known but its name.
 fn blank(id: u32, name: &str, created_ns: i64) -> StoreRecord {
     let address = StoreAddress {
@@ -233,12 +238,14 @@ impl Node {
 
     async fn update_store_now(&self, name: &str, settings: SetStore) -> Result<StoreInfo, AdminError> {
         let _one_at_a_time = self.stores_lock.lock().await;
-        let (record, store) = self.prepare(self.store_record(name)?, &settings)?;
+        let old = self.store_record(name)?;
+        let (record, store) = self.prepare(old.clone(), &settings)?;
         self.verify(&store, settings.verify).await?;
-        let mut change = ControlChange::default();
-        change.store(&record);
-        self.control.commit(change).await.map_err(AdminError::failed)?;
-        self.change_store_of_tiers(&record, store).await;
+        if place(&old.address) == place(&record.address) {
+            self.change_store(&record, store).await?;
+        } else {
+            self.move_store(&record, store).await?;
+        }
         Ok(self.store_info(&record))
     }
 

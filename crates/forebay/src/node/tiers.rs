@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use upkeep::{S3Store, TierOptions, Tiering};
 use wire::BoxFuture;
-use wire::store::ObjectStore;
+use wire::store::{ObjectStore, StoreAddress, StoreError};
 use wire::tier::Stage;
 
 use super::control::no_filesystem;
@@ -135,11 +135,21 @@ impl Drop for Reached {
     }
 }
 
-async fn end(tiering: Option<Tiering>) {
-    if let Some(tiering) = tiering
-        && tokio::time::timeout(STOP_DEADLINE, tiering.stop()).await.is_err()
-    {
-        tracing::warn!("uploads under way are not waited for any longer");
+/// Whether what was under way had come to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    InTime,
+    NotYet,
+}
+
+async fn end(tiering: Option<Tiering>) -> Ended {
+    let Some(tiering) = tiering else { return Ended::InTime };
+    match tokio::time::timeout(STOP_DEADLINE, tiering.stop()).await {
+        Ok(()) => Ended::InTime,
+        Err(_) => {
+            tracing::warn!("uploads under way are not waited for any longer");
+            Ended::NotYet
+        }
     }
 }
 
@@ -187,7 +197,6 @@ impl FilesystemEntry {
         let store_health =
             self.tier.reached.as_ref().map(|reached| reached.store.health()).unwrap_or_default();
         let unusable = self.tier.problem.clone().map(|problem| format!("it cannot be used: {problem}"));
-        let down = store_health.problem.clone().map(|problem| format!("it does not answer: {problem}"));
         let overhead = Some(tier.overhead_per_mille()).filter(|overhead| *overhead < u64::MAX);
         Ok(Some(TierInfo {
             filesystem: self.record.name.clone(),
@@ -195,7 +204,7 @@ impl FilesystemEntry {
             retention_s: record.retention_s,
             cue_s: record.cue_s,
             state: if record.detaching { "detaching" } else { "tiering" }.to_owned(),
-            problem: unusable.or(down).or(done.problem),
+            problem: unusable.or(store_health.problem.clone()).or(done.problem),
             queueing: tier.queueing,
             queued_extents: tier.queued.extents,
             queued_bytes: tier.queued.bytes,
@@ -233,6 +242,23 @@ impl FilesystemEntry {
         }
     }
 
+    /// Refuses while the first blob may be on its way to the place that the store is at now. With others in use that is
+    /// the same place as the new one.
+    async fn check_no_first_blob_is_on_its_way(&mut self) -> Result<(), AdminError> {
+        let blobs = |client: Client| async move { client.tier_stat().await.map_err(AdminError::failed) };
+        if blobs(self.client.clone()).await?.blobs > 0 {
+            return Ok(());
+        }
+        let ended = end(self.tier.tiering.take()).await;
+        if ended == Ended::InTime && blobs(self.client.clone()).await?.blobs == 0 {
+            return Ok(());
+        }
+        Err(AdminError::conflict(format!(
+            "filesystem {} is just storing its first blobs: try again in a minute",
+            self.record.name
+        )))
+    }
+
     /// Refuses to bring everything back to drives that cannot hold it.
     async fn check_detachable(&self) -> Result<(), AdminError> {
         let away = self.client.tier_stat().await.map_err(AdminError::failed)?.away.bytes;
@@ -249,6 +275,21 @@ impl FilesystemEntry {
             format_size(room)
         )))
     }
+}
+
+/// A place that does not have what it should.
+fn lacks_blobs(filesystem: &str, record: &StoreRecord, key: &str, error: &StoreError) -> AdminError {
+    let StoreAddress { host, port, bucket, .. } = &record.address;
+    AdminError::conflict(format!(
+        "filesystem {filesystem} has blobs in store {} that are not at the new place: bucket {bucket} at {host}:{port}: GET \
+         {key}: {error} (copy all of the store there first, or `forebay fs detach --wait` from the old place)",
+        record.name
+    ))
+}
+
+fn users_of(state: &mut State, store: u32) -> impl Iterator<Item = &mut FilesystemEntry> {
+    let uses = move |entry: &&mut FilesystemEntry| entry.record.tier.is_some_and(|tier| tier.store == store);
+    state.filesystems.values_mut().filter(uses)
 }
 
 fn entry_of<'a>(state: &'a mut State, name: &str) -> Result<&'a mut FilesystemEntry, AdminError> {
@@ -347,18 +388,60 @@ impl Node {
         }
     }
 
-    /// Filesystems that use a store reach it as it says now.
-    pub(super) async fn change_store_of_tiers(&self, record: &StoreRecord, store: Arc<S3Store>) {
+    /// Keeps the settings of a store. Filesystems that use it reach it as they say from then on.
+    pub(super) async fn change_store(
+        &self,
+        record: &StoreRecord,
+        store: Arc<S3Store>,
+    ) -> Result<(), AdminError> {
         let mut state = self.state.lock().await;
-        let users = state.filesystems.values_mut();
-        for entry in users.filter(|entry| entry.record.tier.is_some_and(|tier| tier.store == record.id)) {
+        self.change_store_in(&mut state, record, store).await
+    }
+
+    async fn change_store_in(
+        &self,
+        state: &mut State,
+        record: &StoreRecord,
+        store: Arc<S3Store>,
+    ) -> Result<(), AdminError> {
+        let mut change = ControlChange::default();
+        change.store(record);
+        self.control.commit(change).await.map_err(AdminError::failed)?;
+        for entry in users_of(state, record.id) {
             let before = entry.tier.limits;
             entry.tier.set_store(record, Ok(store.clone()), &self.runtime);
-            if entry.tier.limits != before {
+            if entry.tier.limits != before || entry.tier.tiering.is_none() {
                 // What the old one has under way comes to its end.
                 self.begin_tiering(entry);
             }
         }
+        Ok(())
+    }
+
+    /// The same for a store that is at another place from now on. Refuses if filesystems have blobs in it that are not
+    /// there: all that only these hold would be gone.
+    pub(super) async fn move_store(
+        &self,
+        record: &StoreRecord,
+        store: Arc<S3Store>,
+    ) -> Result<(), AdminError> {
+        let users: Vec<_> = {
+            let mut state = self.state.lock().await;
+            users_of(&mut state, record.id)
+                .map(|user| (user.record.name.clone(), user.client.clone()))
+                .collect()
+        };
+        for (name, client) in users {
+            let missing = client.missing_blob(&*store).await.map_err(AdminError::failed)?;
+            if let Some((key, error)) = missing {
+                return Err(lacks_blobs(&name, record, &key, &error));
+            }
+        }
+        let mut state = self.state.lock().await;
+        for user in users_of(&mut state, record.id) {
+            user.check_no_first_blob_is_on_its_way().await?;
+        }
+        self.change_store_in(&mut state, record, store).await
     }
 
     /// Adds what S3 has fetched, which has a client of its own.

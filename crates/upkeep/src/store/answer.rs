@@ -14,6 +14,10 @@ const ERROR_BYTES_MAX: usize = 16 << 10;
 const WHOLE_BYTES_MAX: u64 = 64 << 20;
 /// The code of an error that is about the bucket, not about an object in it.
 const NO_BUCKET: &str = "NoSuchBucket";
+/// The code of an error that is about what the key may do, not about who has it.
+const NO_RIGHT: &str = "AccessDenied";
+/// What codes of errors contain that are about room: each store has its own.
+const NO_ROOM: [&str; 3] = ["Quota", "StorageFull", "InsufficientStorage"];
 
 /// A request that got no answer: what went wrong, down to the cause that people know.
 pub(super) fn of_connection(error: &reqwest::Error) -> StoreError {
@@ -78,9 +82,8 @@ fn of_status(status: StatusCode, document: &str) -> StoreError {
     };
     match (number, code) {
         (_, "SlowDown" | "RequestTimeout" | "ServiceUnavailable") | (429, _) => StoreError::Busy(text),
-        (507, _) | (_, "QuotaExceeded" | "XMinioStorageFull" | "InsufficientStorage") => {
-            StoreError::Full(text)
-        }
+        (507, _) => StoreError::Full(text),
+        (_, code) if NO_ROOM.iter().any(|part| code.contains(part)) => StoreError::Full(text),
         (404, _) => StoreError::NotFound(text),
         (400..=499, _) => StoreError::Denied(text),
         (500..=599, _) => StoreError::Unavailable(text),
@@ -97,6 +100,11 @@ fn element<'a>(document: &'a str, name: &str) -> Option<&'a str> {
 /// Whether the text of an error says that the bucket does not exist.
 pub(super) fn is_about_bucket(text: &str) -> bool {
     text.contains(NO_BUCKET)
+}
+
+/// Whether the text of an error says that the key may not do this.
+pub(super) fn is_about_rights(text: &str) -> bool {
+    text.contains(NO_RIGHT)
 }
 
 #[cfg(test)]
@@ -120,6 +128,10 @@ mod tests {
         check(429, "TooManyRequests", StoreError::Busy);
         check(507, "InsufficientStorage", StoreError::Full);
         check(403, "QuotaExceeded", StoreError::Full);
+        check(507, "XMinioStorageFull", StoreError::Full);
+        check(400, "XMinioAdminBucketQuotaExceeded", StoreError::Full);
+        check(400, "ExpiredToken", StoreError::Denied);
+        check(403, "RequestTimeTooSkewed", StoreError::Denied);
         check(500, "InternalError", StoreError::Unavailable);
         check(302, "Moved", StoreError::Unexpected);
     }

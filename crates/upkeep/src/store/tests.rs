@@ -150,6 +150,21 @@ async fn a_validation_stores_reads_and_removes_and_stops_at_what_fails() {
 }
 
 #[tokio::test]
+async fn a_look_takes_any_answer_but_about_the_bucket_and_the_key() {
+    async fn looks(code: &str) -> Result<(), StoreError> {
+        let status = if code.starts_with("NoSuch") { 404 } else { 403 };
+        let body = format!("<Code>{code}</Code>");
+        let answer = format!("HTTP/1.1 {status} No\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        Server::start(&[&answer]).await.store.look().await
+    }
+    assert_eq!(looks("NoSuchKey").await, Ok(()));
+    assert_eq!(looks("AccessDenied").await, Ok(()));
+    assert!(matches!(looks("NoSuchBucket").await, Err(StoreError::NotFound(_))));
+    assert!(matches!(looks("InvalidAccessKeyId").await, Err(StoreError::Denied(_))));
+    assert!(matches!(looks("ExpiredToken").await, Err(StoreError::Denied(_))));
+}
+
+#[tokio::test]
 async fn nobody_there_is_said_with_the_reason() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -21,33 +21,12 @@ pub(super) fn key(cluster: ClusterId, node: u32, what: &str) -> String {
     format!("{prefix}/verify/{node}/{what}/{suffix}")
 }
 
-/// What people look at first, by what they were told.
-fn advice(error: &StoreError) -> &'static str {
-    match error {
-        StoreError::NotFound(_) => "check the name of the bucket: case counts, and it must exist",
-        StoreError::Denied(text) if text.contains("RequestTimeTooSkewed") => "check the clock of this node",
-        StoreError::Denied(text) if text.contains("SignatureDoesNotMatch") => {
-            "check the secret key, the region and the kind of signature (--auth-method)"
-        }
-        StoreError::Denied(text) if text.contains("InvalidAccessKeyId") => "check the access key",
-        StoreError::Denied(_) => "the key needs the right to put, get and delete objects in the bucket",
-        StoreError::Full(_) => "make room in the bucket, or raise its quota",
-        StoreError::Unavailable(text) if text.contains("ertificate") || text.contains("InvalidCert") => {
-            "check that the certificate names the host and is vouched for (--ca), or use HTTPS_UNVERIFIED"
-        }
-        StoreError::Unavailable(_) => {
-            "check the name of the host, that it resolves, the port and the protocol"
-        }
-        _ => "check that an S3 store answers there",
-    }
-}
-
 fn note(checks: &mut Vec<StoreCheck>, verb: &str, key: &str, result: Result<(), StoreError>) -> bool {
     let error = result.err();
     checks.push(StoreCheck {
         verb: verb.to_owned(),
         key: key.to_owned(),
-        advice: error.as_ref().map(|error| advice(error).to_owned()),
+        advice: error.as_ref().map(|error| error.advice().to_owned()),
         problem: error.as_ref().map(StoreError::to_string),
     });
     error.is_none()
