@@ -20,8 +20,8 @@ pub use client::{AdminClient, CallError};
 pub use server::{ServeError, serve};
 pub use stores::{BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 pub use tiers::{
-    AttachStore, FetchStep, FetchStepInfo, ReleaseInfo, TierControl, TierFile, TierInfo, TierLocationInfo,
-    TierOpsInfo,
+    AttachStore, FetchStep, FetchStepInfo, ForecastInfo, ForecastRequest, ReleaseInfo, TierControl, TierFile,
+    TierInfo, TierLocationInfo, TierOpsInfo,
 };
 pub use users::{
     AddKey, AddUser, AuditInfo, KeyInfo, NewKey, PolicyInfo, PolicyTarget, Standing, UserControl, UserInfo,

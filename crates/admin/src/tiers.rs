@@ -87,6 +87,43 @@ pub struct TierOpsInfo {
     pub ops: Vec<StoreOp>,
 }
 
+/// What a filesystem takes with a retention, from how old its content is now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForecastInfo {
+    /// The filesystem.
+    pub filesystem: String,
+    /// Its store.
+    pub store: String,
+    /// The retention.
+    pub retention_s: u64,
+    /// Whether it is the one that the filesystem has.
+    pub is_present: bool,
+    /// Bytes of content on drives.
+    pub drive_bytes: u64,
+    /// The same with redundancy.
+    pub drive_raw_bytes: u64,
+    /// Bytes of content in the store.
+    pub store_bytes: u64,
+    /// Bytes written each day that are still there: what goes to the store.
+    pub written_bytes_per_day: u64,
+    /// Blobs stored each day.
+    pub puts_per_day: u64,
+    /// How far back what is known reaches. A longer retention is reckoned from the rate of writing.
+    pub known_s: u64,
+    /// Bytes that came from the store since this node serves the filesystem, and for how long it does.
+    pub fetched_bytes: u64,
+    /// See `fetched_bytes`.
+    pub fetched_s: u64,
+}
+
+/// What is asked of a forecast.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ForecastRequest {
+    /// A retention beside the one that each filesystem has.
+    pub retention_s: Option<u64>,
+}
+
 /// A file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -150,6 +187,9 @@ pub trait TierControl: Send + Sync {
     fn tiers(&self) -> BoxFuture<'_, Result<Vec<TierInfo>, AdminError>>;
     /// Requests to their stores.
     fn tier_ops(&self) -> BoxFuture<'_, Result<Vec<TierOpsInfo>, AdminError>>;
+    /// What retentions take: of each filesystem that has a store, its own, and the one that is asked for.
+    fn tier_forecast(&self, request: ForecastRequest)
+    -> BoxFuture<'_, Result<Vec<ForecastInfo>, AdminError>>;
     /// Moves data of a filesystem to a store from now on; with the store that it has, changes how.
     fn attach_store(&self, name: String, request: AttachStore)
     -> BoxFuture<'_, Result<TierInfo, AdminError>>;

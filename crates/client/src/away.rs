@@ -78,6 +78,9 @@ fn cuts(
         .map(move |from| Cut { range: from..(from + len).min(end), is_kept })
 }
 
+/// When something could not be brought back behind a reader, nothing is for so long: full drives stay full for a while.
+const REST_NS: u64 = 2_000_000_000;
+
 /// The newest things of a kind, each fetched once however many ask for it.
 struct Kept<K, V> {
     cells: Mutex<VecDeque<(K, Arc<OnceCell<V>>)>>,
@@ -107,6 +110,22 @@ impl<K: PartialEq, V> Kept<K, V> {
     }
 }
 
+/// A blob on its way, as long as this is there.
+struct Uploading<'a>(&'a AtomicU64);
+
+impl<'a> Uploading<'a> {
+    fn begin(count: &'a AtomicU64) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Uploading<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// What a blob says of itself.
 struct Front {
     data_off: u64,
@@ -122,9 +141,13 @@ pub(crate) struct Away {
     windows: Kept<(u64, u64, u64), Bytes>,
     fetched_bytes: AtomicU64,
     pub(crate) uploaded_bytes: AtomicU64,
+    /// Blobs on their way to the store.
+    uploading: AtomicU64,
     /// A permit for each window that pieces may use which are being brought back.
     coming_back: Arc<Semaphore>,
     coming_back_most: u32,
+    /// Nothing is brought back behind readers before.
+    rests_until_ns: AtomicU64,
     /// Pieces that are being brought back, by file and offset.
     pub(crate) pieces: Mutex<HashSet<(Ino, u64)>>,
 }
@@ -140,8 +163,10 @@ impl Away {
             windows: Kept::new(windows as usize),
             fetched_bytes: AtomicU64::new(0),
             uploaded_bytes: AtomicU64::new(0),
+            uploading: AtomicU64::new(0),
             coming_back: Arc::new(Semaphore::new(coming_back as usize)),
             coming_back_most: coming_back as u32,
+            rests_until_ns: AtomicU64::new(0),
             pieces: Mutex::default(),
         }
     }
@@ -149,6 +174,28 @@ impl Away {
     /// Bytes of blobs that came from the store.
     pub(crate) fn fetched_bytes(&self) -> u64 {
         self.fetched_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing is to be brought back behind readers now.
+    pub(crate) fn rests(&self, now_ns: u64) -> bool {
+        now_ns < self.rests_until_ns.load(Ordering::Relaxed)
+    }
+
+    /// Something could not be brought back.
+    pub(crate) fn rest(&self, now_ns: u64) {
+        self.rests_until_ns.store(now_ns + REST_NS, Ordering::Relaxed);
+    }
+
+    /// Whether a blob is on its way to the store.
+    pub(crate) fn is_uploading(&self) -> bool {
+        self.uploading.load(Ordering::Relaxed) > 0
+    }
+
+    /// Stores a blob.
+    pub(crate) async fn put(&self, id: BlobId, parts: Vec<Bytes>) -> Result<(), StoreError> {
+        let store = self.store().ok_or_else(|| StoreError::Unavailable("no store is attached".to_owned()))?;
+        let _uploading = Uploading::begin(&self.uploading);
+        store.put(id.key(self.link.cluster), parts).await
     }
 
     /// Waits until a piece of this length can be brought back without driving others out.

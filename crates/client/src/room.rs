@@ -12,9 +12,11 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Looks without any progress after which the drives are taken to be full. Longer than a few heartbeats of a session
 /// that reads: until the next one after its read, deleted space waits for it.
 const IDLE_ROUNDS_MAX: u32 = 15;
-/// The same where a blob may be on its way to a store: so long it may take.
+/// The same with a store, which may not be asked at once.
 const IDLE_ROUNDS_TIERED: u32 = 150;
-/// Looks altogether: a writer does not wait longer, even if room comes back too slowly.
+/// The same while blobs are on their way to it: so long a large one takes on a slow line.
+const IDLE_ROUNDS_UPLOADING: u32 = 900;
+/// Looks while nothing leaves for a store: a writer does not wait longer, even if room comes back too slowly.
 const ROUNDS_MAX: u32 = 200;
 /// Bytes that are taken from the drives at each look, if a store has them.
 const RELEASED_PER_ROUND: u64 = 64 << 20;
@@ -43,12 +45,22 @@ impl RoomWait {
         let leaves = released > 0 || uploaded_bytes > self.uploaded_bytes;
         let progress = deleted > 0 || used_bytes < self.used_bytes || leaves;
         (self.used_bytes, self.uploaded_bytes) = (used_bytes, uploaded_bytes);
+        let away = &client.inner.away;
+        let idle_max = match (away.is_uploading(), away.store().is_some()) {
+            (true, _) => IDLE_ROUNDS_UPLOADING,
+            (false, true) => IDLE_ROUNDS_TIERED,
+            (false, false) => IDLE_ROUNDS_MAX,
+        };
+        Ok(self.goes_on(progress, leaves, idle_max))
+    }
+
+    /// Whether to look again after a look that saw `progress`, or that content `leaves` for a store.
+    fn goes_on(&mut self, progress: bool, leaves: bool, idle_max: u32) -> bool {
         self.idle = if progress { 0 } else { self.idle + 1 };
         // As long as content leaves for the store, room is on its way.
-        self.rounds += u32::from(!leaves);
-        let tiers = client.inner.away.store().is_some();
-        let idle_max = if tiers { IDLE_ROUNDS_TIERED } else { IDLE_ROUNDS_MAX };
-        Ok(self.idle <= idle_max && self.rounds <= ROUNDS_MAX)
+        let waits_for_blobs = leaves || idle_max == IDLE_ROUNDS_UPLOADING;
+        self.rounds = if leaves { 0 } else { self.rounds + u32::from(!waits_for_blobs) };
+        self.idle <= idle_max && self.rounds <= ROUNDS_MAX
     }
 }
 
@@ -117,5 +129,31 @@ impl Client {
             }
         }
         Ok(deleted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writer_waits_as_long_as_blobs_arrive_in_a_store_however_slow_it_is() {
+        let mut wait = RoomWait::default();
+        for look in 0..10_000 {
+            let leaves = look % 400 == 0;
+            assert!(wait.goes_on(leaves, leaves, IDLE_ROUNDS_UPLOADING), "look {look}");
+        }
+        // Others make room and take it: that ends.
+        let looks = (0..10_000).take_while(|_| wait.goes_on(true, false, IDLE_ROUNDS_TIERED)).count();
+        assert_eq!(looks, ROUNDS_MAX as usize);
+    }
+
+    #[test]
+    fn a_writer_does_not_wait_for_a_store_that_takes_nothing() {
+        for idle_max in [IDLE_ROUNDS_MAX, IDLE_ROUNDS_TIERED, IDLE_ROUNDS_UPLOADING] {
+            let mut wait = RoomWait::default();
+            let looks = (0..10_000).take_while(|_| wait.goes_on(false, false, idle_max)).count();
+            assert_eq!(looks, idle_max as usize);
+        }
     }
 }

@@ -15,8 +15,8 @@ use wire::drive::PutPurpose;
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
 use wire::store::{ObjectStore, StoreError};
 use wire::tier::{
-    BlobPlace, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TierReply, TierRequest, TierStat,
-    Uploaded,
+    AgedExtent, BlobPlace, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TierReply, TierRequest,
+    TierStat, Uploaded,
 };
 
 use crate::Client;
@@ -194,6 +194,17 @@ impl Client {
         }
     }
 
+    /// How old extents are that tier, and where to go on.
+    pub async fn tier_ages(
+        &self,
+        after: Option<ExtentId>,
+    ) -> Result<(Vec<AgedExtent>, Option<ExtentId>), FsError> {
+        match self.tier(TierRequest::Ages { after, limit: PAGE }).await? {
+            TierReply::Ages { ages, next } => Ok((ages, next)),
+            _ => Err(FsError::Io),
+        }
+    }
+
     /// How many of these extents, from the first, go into one blob of at most `blob_bytes`.
     pub fn fitting(due: &[DueExtent], blob_bytes: u32) -> usize {
         let mut plan = BlobPlan::new(blob_bytes);
@@ -208,7 +219,9 @@ impl Client {
 
     async fn make_blob(&self, sources: Vec<Source>, blob_bytes: u32) -> Result<u64, UploadError> {
         let away = &self.inner.away;
-        let store = away.store().ok_or_else(|| StoreError::Unavailable("no store is attached".to_owned()))?;
+        if away.store().is_none() {
+            return Err(StoreError::Unavailable("no store is attached".to_owned()).into());
+        }
         let mut plan = BlobPlan::new(blob_bytes);
         sources.iter().for_each(|source| {
             let _ = plan.add(source.extent_len());
@@ -243,7 +256,7 @@ impl Client {
         let id = away.id(serial, term);
         let blob = builder.finish(away.link.cluster, id, away.link.filesystem);
         let (data_off, bytes) = (blob.header.data_off() as u32, blob.header.blob_bytes() as u32);
-        if let Err(error) = store.put(id.key(away.link.cluster), blob.parts).await {
+        if let Err(error) = away.put(id, blob.parts).await {
             self.tier(TierRequest::Abandon { serial }).await?;
             return Err(error.into());
         }
@@ -451,6 +464,9 @@ impl Client {
 
     /// Somebody has read what only a blob has: brings it and what follows back to drives, in the background.
     pub(crate) fn bring_back(&self, node: &Node, off: u64, len: u64) {
+        if self.inner.away.rests(self.inner.env.clock.boot_ns()) {
+            return;
+        }
         let reaches = if len >= AHEAD_FROM { off + len + AHEAD_BYTES } else { off + len };
         let pieces = node.lock().map.whole_pieces(off, reaches);
         let away = pieces.into_iter().filter(|piece| matches!(piece.content, Content::Away(..)));
@@ -471,13 +487,20 @@ impl Client {
             let client = self.clone();
             self.inner.runtime.spawn(async move {
                 let turn = client.inner.away.turn(piece.len).await;
+                if client.inner.away.rests(client.inner.env.clock.boot_ns()) {
+                    client.inner.away.pieces.lock().expect("no holder of this lock panics").remove(&key);
+                    return;
+                }
                 match client.rehydrate(ino, piece, &Coming::Blob(Reach::Usual)).await {
                     Ok(_) => {
                         if let Some(node) = client.inner.nodes.find(ino) {
                             node.lock().map.forget();
                         }
                     }
-                    Err(error) => tracing::debug!(%ino, %error, "what was read stays away"),
+                    Err(error) => {
+                        tracing::debug!(%ino, %error, "what was read stays away");
+                        client.inner.away.rest(client.inner.env.clock.boot_ns());
+                    }
                 }
                 client.inner.away.pieces.lock().expect("no holder of this lock panics").remove(&key);
                 drop(turn);

@@ -319,6 +319,11 @@ impl Keys {
         self.with_u64(b'L', extent.0)
     }
 
+    /// Extent in a key of table L.
+    pub fn extent_of_residence(key: &[u8]) -> ExtentId {
+        ExtentId(u64_at(key, 5))
+    }
+
     /// Table T: an extent by its stage and age.
     pub fn aged(&self, stage: u8, written_s: u64, extent: ExtentId) -> Vec<u8> {
         let mut key = self.start(b'T', 17);

@@ -6,6 +6,7 @@
 //! [`Pace`] limits what they move. [`S3Store`] is such a store.
 
 mod bucket;
+mod forecast;
 mod orphans;
 mod pace;
 mod packer;
@@ -16,6 +17,7 @@ mod store;
 mod task;
 mod tiering;
 
+pub use forecast::{Ages, Forecast};
 pub use orphans::{OrphanCollector, OrphanOptions, OrphanStat};
 pub use pace::{BYTES_PER_S_MIN, Pace};
 pub use packer::{PackOptions, PackStat, PackWait, Packer};

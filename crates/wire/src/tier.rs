@@ -42,6 +42,17 @@ pub struct DueExtent {
     pub written_s: u64,
 }
 
+/// How old an extent is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgedExtent {
+    /// When it was written, or attached if that was later, in seconds since 1970.
+    pub written_s: u64,
+    /// Its bytes.
+    pub bytes: u32,
+    /// What they take on drives.
+    pub raw_bytes: u32,
+}
+
 /// An extent in a new blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Uploaded {
@@ -159,6 +170,8 @@ pub enum TierRequest {
     /// Extents in this stage that were written at or before `before_s`, oldest first, beyond the one given.
     /// Answer: `Due`.
     Due { stage: Stage, before_s: u64, after: Option<(u64, ExtentId)>, limit: u32 },
+    /// All extents that tier, wherever they lie, beyond the one given. Answer: `Ages`.
+    Ages { after: Option<ExtentId>, limit: u32 },
     /// A number for a new blob. Answer: `Reserved`.
     Reserve,
     /// The blob is stored. Answer: `Committed`.
@@ -188,6 +201,11 @@ pub enum TierReply {
     Done,
     More(bool),
     Due(Vec<DueExtent>),
+    /// `next`: where to go on, if there may be more.
+    Ages {
+        ages: Vec<AgedExtent>,
+        next: Option<ExtentId>,
+    },
     Reserved {
         serial: u64,
         term: Epoch,

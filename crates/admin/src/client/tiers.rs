@@ -4,7 +4,8 @@ use hyper::Method;
 
 use super::{AdminClient, CallError, percent_encode};
 use crate::tiers::{
-    AttachStore, FetchStep, FetchStepInfo, ReleaseInfo, TierFile, TierInfo, TierLocationInfo, TierOpsInfo,
+    AttachStore, FetchStep, FetchStepInfo, ForecastInfo, ReleaseInfo, TierFile, TierInfo, TierLocationInfo,
+    TierOpsInfo,
 };
 
 fn path(name: &str, step: &str) -> String {
@@ -20,6 +21,12 @@ impl AdminClient {
     /// Requests to their stores.
     pub async fn tier_ops(&self) -> Result<Vec<TierOpsInfo>, CallError> {
         self.call(Method::GET, "/v1/tiers/ops", None::<&()>).await
+    }
+
+    /// What retentions take.
+    pub async fn tier_forecast(&self, retention_s: Option<u64>) -> Result<Vec<ForecastInfo>, CallError> {
+        let query = retention_s.map_or_else(String::new, |retention_s| format!("?retention_s={retention_s}"));
+        self.call(Method::GET, &format!("/v1/tiers/forecast{query}"), None::<&()>).await
     }
 
     /// Moves data of a filesystem to a store from now on; with the store that it has, changes how.

@@ -5,12 +5,18 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 
 use super::{Node, answer};
-use crate::tiers::{AttachStore, FetchStep, TierFile};
+use crate::tiers::{AttachStore, FetchStep, ForecastRequest, TierFile};
 
 pub(super) fn router() -> Router<Node> {
     Router::new()
         .route("/v1/tiers", get(async |State(node): State<Node>| answer(node.tiers().await)))
         .route("/v1/tiers/ops", get(async |State(node): State<Node>| answer(node.tier_ops().await)))
+        .route(
+            "/v1/tiers/forecast",
+            get(async |State(node): State<Node>, Query(request): Query<ForecastRequest>| {
+                answer(node.tier_forecast(request).await)
+            }),
+        )
         .route(
             "/v1/filesystems/{name}/tier",
             post(

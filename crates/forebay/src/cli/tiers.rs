@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use admin::{
-    AdminClient, AttachStore, FetchStep, FetchStepInfo, TierFile, TierInfo, TierLocationInfo, TierOpsInfo,
+    AdminClient, AttachStore, FetchStep, FetchStepInfo, ForecastInfo, TierFile, TierInfo, TierLocationInfo,
+    TierOpsInfo,
 };
 use anyhow::{Context, Result};
 use base::units::format_duration;
@@ -23,6 +24,8 @@ use crate::node::NodeDir;
 
 /// Files fetched at a time.
 const FETCHES: usize = 16;
+const HOUR_S: u64 = 3600;
+const DAY_S: u64 = 24 * HOUR_S;
 const POLL: Duration = Duration::from_millis(300);
 
 /// Whether to wait for the end of what was begun.
@@ -66,6 +69,10 @@ pub(super) fn tier(command: TierCommand) -> Result<()> {
             let mut ops = ask(&dir, |client| async move { client.tier_ops().await })?;
             ops.retain(|of| store.as_ref().is_none_or(|store| of.store == *store));
             print(json.into(), &ops, |ops| ops_table(ops).to_string())
+        }
+        TierCommand::Forecast { dir, retention, json } => {
+            let found = ask(&dir, |client| async move { client.tier_forecast(retention).await })?;
+            print(json.into(), &found, |found| forecast_text(found))
         }
         TierCommand::Location { paths, json } => location(&paths, json.into()),
         TierCommand::Fetch { paths, json } => fetch(&paths, json.into()),
@@ -126,6 +133,49 @@ fn wait_for_detach(dir: &Path, mut info: TierInfo) -> Result<TierInfo> {
             }
         }
     }
+}
+
+fn forecast_text(all: &[ForecastInfo]) -> String {
+    let mut table = table(&[
+        "FILESYSTEM",
+        "STORE",
+        "RETENTION",
+        "ON DRIVES",
+        "WITH REDUNDANCY",
+        "IN STORE",
+        "PER DAY",
+        "BLOBS PER DAY",
+        "FETCHED PER DAY",
+    ]);
+    for one in all {
+        let present = if one.is_present { " (now)" } else { "" };
+        // What was fetched in a minute says nothing of a day.
+        let fetched = match one.fetched_s {
+            seconds if seconds >= HOUR_S => bytes(one.fetched_bytes / seconds.max(1) * DAY_S),
+            _ => "-".to_owned(),
+        };
+        let reckoned = if one.known_s < one.retention_s { "~" } else { "" };
+        table.add_row([
+            one.filesystem.clone(),
+            one.store.clone(),
+            format!("{}{present}", format_duration(one.retention_s)),
+            format!("{reckoned}{}", bytes(one.drive_bytes)),
+            format!("{reckoned}{}", bytes(one.drive_raw_bytes)),
+            bytes(one.store_bytes),
+            bytes(one.written_bytes_per_day),
+            one.puts_per_day.to_string(),
+            fetched,
+        ]);
+    }
+    let known = all.iter().filter(|one| one.known_s < one.retention_s);
+    let known = known.map(|one| {
+        format!(
+            "\n~ content of {} is known for {} only: the rest is reckoned from the rate of writing",
+            one.filesystem,
+            format_duration(one.known_s)
+        )
+    });
+    format!("{table}{}", known.collect::<String>())
 }
 
 fn ops_table(all: &[TierOpsInfo]) -> Table {

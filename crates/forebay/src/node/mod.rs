@@ -4,6 +4,7 @@ mod control;
 mod drives;
 mod endpoint;
 mod filesystems;
+mod forecast;
 mod fsck;
 mod groups;
 mod ledgers;

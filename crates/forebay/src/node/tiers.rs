@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use admin::{
-    AdminError, AttachStore, FetchStep, FetchStepInfo, ReleaseInfo, TierControl, TierFile, TierInfo,
-    TierLocationInfo, TierOpsInfo,
+    AdminError, AttachStore, FetchStep, FetchStepInfo, ForecastInfo, ForecastRequest, ReleaseInfo,
+    TierControl, TierFile, TierInfo, TierLocationInfo, TierOpsInfo,
 };
 use anyhow::Result;
 use base::ClusterId;
+use base::env::Env;
 use base::units::{format_duration, format_size};
 use client::{Attr, Client, FileTiers, TierLink};
 use layout::{BLOB_BYTES_MAX, extent_bytes_max};
@@ -47,13 +48,14 @@ const STOP_DEADLINE: Duration = Duration::from_secs(5);
 pub(super) struct TierEntry {
     cluster: ClusterId,
     filesystem: u32,
+    pub(super) served_from_ns: u64,
     /// Memory for blobs that are made.
     blobs_bytes: u64,
     fetched_bytes_max: u64,
     /// All clients on the filesystem look here.
     sender: watch::Sender<Option<Arc<dyn ObjectStore>>>,
     reached: Option<Reached>,
-    store: String,
+    pub(super) store: String,
     /// Largest blob, and uploads under way, as the store has them.
     limits: (u32, u16),
     /// Why the store cannot be used.
@@ -63,10 +65,11 @@ pub(super) struct TierEntry {
 
 impl TierEntry {
     /// Without a store.
-    pub(super) fn new(cluster: ClusterId, filesystem: u32, memory: &MemoryPlan) -> Self {
+    pub(super) fn new(env: &Env, cluster: ClusterId, filesystem: u32, memory: &MemoryPlan) -> Self {
         Self {
             cluster,
             filesystem,
+            served_from_ns: env.clock.boot_ns(),
             blobs_bytes: memory.blobs_bytes,
             fetched_bytes_max: memory.fetched_bytes,
             sender: watch::channel(None).0,
@@ -109,7 +112,7 @@ impl TierEntry {
         self.sender.send_replace(None);
     }
 
-    fn options(&self, record: &FilesystemRecord, tier: TierRecord) -> TierOptions {
+    pub(super) fn options(&self, record: &FilesystemRecord, tier: TierRecord) -> TierOptions {
         let (blob_bytes, uploads) = plan_uploads(self.blobs_bytes, self.limits, extent_bytes(record));
         let TierRecord { retention_s, cue_s, detaching, .. } = tier;
         TierOptions { retention_s, cue_s, blob_bytes, uploads, detaching }
@@ -617,6 +620,13 @@ impl TierControl for Node {
 
     fn tier_ops(&self) -> BoxFuture<'_, Result<Vec<TierOpsInfo>, AdminError>> {
         Box::pin(async move { Ok(self.tier_ops_now().await) })
+    }
+
+    fn tier_forecast(
+        &self,
+        request: ForecastRequest,
+    ) -> BoxFuture<'_, Result<Vec<ForecastInfo>, AdminError>> {
+        Box::pin(self.tier_forecast_now(request))
     }
 
     fn attach_store(

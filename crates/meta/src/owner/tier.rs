@@ -8,8 +8,8 @@
 use base::{ExtentId, FsError, Ino, MapId, SessionId};
 use wire::meta::{Content, ExtentRef, FILE_BYTES_MAX, FileKind, MapPiece, MetaReply, OwedShard};
 use wire::tier::{
-    BlobPlace, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TIER_EXTENTS_MAX, TierMode,
-    TierReply, TierRequest, Uploaded,
+    AgedExtent, BlobPlace, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TIER_EXTENTS_MAX,
+    TierMode, TierReply, TierRequest, Uploaded,
 };
 
 use super::data::inconsistent;
@@ -42,6 +42,7 @@ impl Op<'_> {
             TierRequest::Due { stage, before_s, after, limit } => {
                 self.due(*stage, *before_s, *after, page(*limit))
             }
+            TierRequest::Ages { after, limit } => self.ages(*after, page(*limit)),
             TierRequest::Reserve => self.reserve(),
             TierRequest::Commit { serial, bytes, extents } => self.commit_blob(*serial, *bytes, extents),
             TierRequest::Abandon { serial } => self.abandon(*serial),
@@ -337,6 +338,24 @@ impl Op<'_> {
             due.push(DueExtent { extent: wire::tier::whole(id, pg, (k, n), extent_len), written_s });
         }
         Ok(TierReply::Due(due))
+    }
+
+    fn ages(&mut self, after: Option<ExtentId>, limit: usize) -> TierOutcome {
+        let mut range = self.keys.table(b'L');
+        if let Some(after) = after {
+            range.0 = self.keys.residence(after);
+            range.0.push(0);
+        }
+        let (mut ages, mut last) = (Vec::new(), None);
+        for (key, bytes) in self.txn.scan(&range, limit)? {
+            let Residence { written_s, place, .. } = crate::store::decode(&key, &bytes)?;
+            let ExtentPlace { n, k, extent_len, .. } = place;
+            let raw_bytes = extent_len.div_ceil(u32::from(k).max(1)) * u32::from(n);
+            ages.push(AgedExtent { written_s, bytes: extent_len, raw_bytes });
+            last = Some(Keys::extent_of_residence(&key));
+        }
+        let next = last.filter(|_| ages.len() >= limit);
+        Ok(TierReply::Ages { ages, next })
     }
 
     fn reserve(&mut self) -> TierOutcome {

@@ -67,6 +67,18 @@ pub(crate) enum TierCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Show what another retention would take of drives and store, from how old content is now.
+    #[command(after_help = "Example:\n  forebay tier forecast /srv/forebay --retention 7d")]
+    Forecast {
+        /// The node's directory.
+        dir: PathBuf,
+        /// The retention to compare with the present one.
+        #[arg(long, value_name = "TIME", value_parser = duration)]
+        retention: Option<u64>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Bring files back to the drives. They age anew: after the retention they leave again.
     #[command(after_help = "Example:\n  forebay tier fetch /srv/forebay/mnt/some/file")]
     Fetch {

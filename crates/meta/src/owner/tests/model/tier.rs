@@ -1,6 +1,6 @@
 //! What upkeep does for tiering, mixed with everything else: upload, release, move to other blobs, bring back, leave.
 
-use wire::tier::{Stage, TierMode, TierReply, TierRequest, Uploaded};
+use wire::tier::{Stage, StageStat, TierMode, TierReply, TierRequest, Uploaded};
 
 use super::*;
 
@@ -88,11 +88,32 @@ impl Run {
     fn delete_blobs(&mut self, session: SessionId) {
         self.commit();
         self.sessions.clone().iter().for_each(|(session, _)| self.ledger.beat(*session));
+        self.look_at_ages(session);
         let TierReply::Dead(dead) = self.tier(session, TierRequest::Dead { limit: 1000 }) else { panic!() };
         let serials: Vec<u64> = dead.iter().map(|(serial, _)| *serial).collect();
         // After a crash perhaps once more.
         self.stored.retain(|serial| !serials.contains(serial));
         self.tier(session, TierRequest::Deleted { serials });
+    }
+
+    /// Every extent that tiers has an age, once.
+    fn look_at_ages(&mut self, session: SessionId) {
+        let TierReply::Stat(stat) = self.tier(session, TierRequest::Stat) else { panic!() };
+        let (mut found, mut after) = (StageStat::default(), None);
+        loop {
+            let reply = self.tier(session, TierRequest::Ages { after, limit: 3 });
+            let TierReply::Ages { ages, next } = reply else { panic!("{reply:?}") };
+            found.extents += ages.len() as u64;
+            found.bytes += ages.iter().map(|extent| u64::from(extent.bytes)).sum::<u64>();
+            after = next;
+            if after.is_none() {
+                break;
+            }
+        }
+        let stages = [stat.queued, stat.both, stat.away];
+        let (extents, bytes) =
+            stages.iter().fold((0, 0), |sum, one| (sum.0 + one.extents, sum.1 + one.bytes));
+        assert_eq!(found, StageStat { extents, bytes }, "seed={}", self.seed);
     }
 
     /// Brings a piece of a file back, as it is or as it was some time ago.
