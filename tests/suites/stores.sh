@@ -52,7 +52,7 @@ check "a store is tried and added, and leaves nothing behind" good_store
 measured() {
     store bench cold --size 1MiB --parallel 4 --seconds 1 --json |
         jq -e '.plan.parallel == 4 and .put_bytes_per_s > 0 and .get_bytes_per_s > 0 and .round_trip_us > 0'
-    store bench cold --size 100KiB --parallel 1 --seconds 1 | grep -E '^PUT .*/s, 1 of 100 KiB at a time'
+    store bench cold --size 100KiB --parallel 1 --seconds 1 | grep -E '^PUT .*/s, 1 of 100(.00)? KiB at a time'
     nothing_is_left
     expect_fail 'memory' store bench cold --parallel 1000
     expect_fail 'no such store' store bench nowhere

@@ -58,9 +58,12 @@ forecast() {
     expect_fail 'not a duration' tier forecast "$NODE" --retention 7
 }
 check "a forecast says what retentions take" forecast
+# What was released can be read from the drives until it is deleted there: big files are gone when little is live.
+left_the_drives() { "$FOREBAY" status "$NODE" --json | jq -e '.space.live_bytes < 50000000' >/dev/null; }
 released() {
     tier release "$MNT/big" "$MNT/before" "$MNT/small/7"
     located "$MNT/big" 0 0 60000000
+    wait_until 30 left_the_drives
     cold_cache
     same_sums
     wait_until 30 came_back "$MNT/small/7" 131079
@@ -102,6 +105,7 @@ store_down() {
     local began=$SECONDS
     wait_until 90 tier_is '.queued_extents == 0'
     tier release "$MNT/big"
+    wait_until 30 left_the_drives
     cold_cache
     store_kill
     expect_fail 'Input/output error' sha256sum "$MNT/big"
