@@ -127,7 +127,7 @@ impl FilesystemEntry {
         // What is missing now may come in a moment: narrower groups are planned later, if at all.
         let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
         let (sender, receiver) = watch::channel(topology(map, drives, &record, &write_set));
-        let tier = TierEntry::new(&env, cluster, record.id, memory);
+        let tier = TierEntry::new(env, cluster, record.id, memory);
         let options = ClientOptions {
             env: env.clone(),
             runtime: runtime.clone(),
