@@ -106,7 +106,7 @@ pub(super) fn measure(rig: &Rig, scale: &Scale, results: &mut Results) -> Result
         ("start of a program of 6 MiB".to_owned(), path("program"), reads, false, &execute),
     ];
     std::thread::sleep(SETTLED);
-    rig.upload_all()?;
+    rig.upload_all(0)?;
     for (name, path, times, is_tail, work) in jobs {
         let mut medians = [Duration::ZERO; 2];
         for (median, away) in medians.iter_mut().zip([false, true]) {
@@ -146,7 +146,8 @@ pub(super) fn foreground(rig: &Rig, scale: &Scale) -> Result<Vec<Foreground>> {
     std::thread::sleep(SETTLED);
     let at_least = Instant::now() + Duration::from_secs(scale.foreground_s);
     let alone = work("alone", &worked_on, &|| Instant::now() < at_least)?;
-    let out = beside("while content goes to the store", &worked_on, || rig.upload_all())?;
+    // What is being written has to go there again and again.
+    let out = beside("while content goes to the store", &worked_on, || rig.upload_all(2 * WORKED_ON_BYTES))?;
     rig.tier("release", std::slice::from_ref(&moved))?;
     let back =
         beside("while content comes back", &worked_on, || rig.tier("fetch", std::slice::from_ref(&moved)))?;
