@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
 use wire::store::{StoreHealth, StoreOp};
+use wire::tier::Forecast;
 
 use crate::api::AdminError;
 
@@ -98,18 +99,9 @@ pub struct ForecastInfo {
     pub retention_s: u64,
     /// Whether it is the one that the filesystem has.
     pub is_present: bool,
-    /// Bytes of content on drives.
-    pub drive_bytes: u64,
-    /// The same with redundancy.
-    pub drive_raw_bytes: u64,
-    /// Bytes of content in the store.
-    pub store_bytes: u64,
-    /// Bytes written each day that are still there: what goes to the store.
-    pub written_bytes_per_day: u64,
-    /// Blobs stored each day.
-    pub puts_per_day: u64,
-    /// How far back what is known reaches. A longer retention is reckoned from the rate of writing.
-    pub known_s: u64,
+    /// What it takes.
+    #[serde(flatten)]
+    pub forecast: Forecast,
     /// Bytes that came from the store since this node serves the filesystem, and for how long it does.
     pub fetched_bytes: u64,
     /// See `fetched_bytes`.

@@ -2,7 +2,8 @@
 //!
 //! A long range is read in aligned windows that are kept for a moment, so that a reader in sequence and what brings the
 //! extent back behind it fetch every byte once; so is a short extent, as a whole. A short range of a long extent is read
-//! exactly, in whole blocks. Whoever asks for what is being fetched waits for that. The front of a blob comes at the same time as the first window of it: one round trip.
+//! exactly, in whole blocks. Whoever asks for what is being fetched waits for that. The front of a blob comes at the same
+//! time as the first window of it: one round trip.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -25,7 +26,7 @@ const BLOCK: u64 = BLOCK_BYTES;
 /// Length of a window, and what it is aligned to.
 const WINDOW: u64 = 1 << 20;
 /// A read of so many bytes is one of windows. Of an extent that is no longer, all is read.
-const LONG: u64 = 128 << 10;
+pub(crate) const LONG: u64 = 128 << 10;
 /// Windows that are kept if there is little memory, and if there is much.
 const WINDOWS_MIN: u64 = 4;
 const WINDOWS_MAX: u64 = 32;

@@ -20,7 +20,7 @@ use wire::tier::{
 };
 
 use crate::Client;
-use crate::away::Reach;
+use crate::away::{LONG, Reach};
 use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError};
 use crate::node::Node;
 
@@ -31,8 +31,6 @@ const FETCHES: usize = 16;
 /// What is fetched at once for pieces that lie side by side, with gaps below this.
 const LOAD_BYTES: u64 = 4 << 20;
 const GAP: u64 = 64 << 10;
-/// No more than this is one short piece.
-const SHORT: u64 = 128 << 10;
 /// A reader in sequence finds so many bytes on drives when it gets there.
 const AHEAD_BYTES: u64 = 8 << 20;
 /// Extents asked for at a time.
@@ -487,24 +485,27 @@ impl Client {
             let client = self.clone();
             self.inner.runtime.spawn(async move {
                 let turn = client.inner.away.turn(piece.len).await;
-                if client.inner.away.rests(client.inner.env.clock.boot_ns()) {
-                    client.inner.away.pieces.lock().expect("no holder of this lock panics").remove(&key);
-                    return;
-                }
-                match client.rehydrate(ino, piece, &Coming::Blob(Reach::Usual)).await {
-                    Ok(_) => {
-                        if let Some(node) = client.inner.nodes.find(ino) {
-                            node.lock().map.forget();
-                        }
-                    }
-                    Err(error) => {
-                        tracing::debug!(%ino, %error, "what was read stays away");
-                        client.inner.away.rest(client.inner.env.clock.boot_ns());
-                    }
-                }
+                client.bring_piece_back(ino, piece).await;
                 client.inner.away.pieces.lock().expect("no holder of this lock panics").remove(&key);
                 drop(turn);
             });
+        }
+    }
+
+    async fn bring_piece_back(&self, ino: Ino, piece: MapPiece) {
+        if self.inner.away.rests(self.inner.env.clock.boot_ns()) {
+            return;
+        }
+        match self.rehydrate(ino, piece, &Coming::Blob(Reach::Usual)).await {
+            Ok(_) => {
+                if let Some(node) = self.inner.nodes.find(ino) {
+                    node.lock().map.forget();
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%ino, %error, "what was read stays away");
+                self.inner.away.rest(self.inner.env.clock.boot_ns());
+            }
         }
     }
 
@@ -514,7 +515,7 @@ impl Client {
         let Some((place, span)) = span_of(&load) else { return Ok(0) };
         let _turn = self.inner.away.turn(span.end - span.start).await;
         // Short files that are fetched together mostly lie together, too: of those, windows are fetched.
-        let source = if span.end - span.start > SHORT {
+        let source = if span.end - span.start > LONG {
             let _reading = self.inner.session.reading();
             let bytes = self.inner.away.read(&place, span.clone()).await.map_err(|_| FsError::Io)?;
             Coming::Fetched(span.start, bytes)

@@ -115,19 +115,25 @@ fn repairing_twice_and_a_late_shard_do_no_harm() {
     });
 }
 
+/// A shard that drive 4 lacks, of a file that nobody has any more.
+async fn owed_of_a_removed_file(world: &World, client: &Client) -> OwedEntry {
+    fail(world, &[4], Fault::Failed);
+    let ino = create(client, "file").await;
+    client.write(ino, 0, &pattern(1, 3 << 20)).await.unwrap();
+    client.fsync(ino).await.unwrap();
+    fail(world, &[], Fault::None);
+    let entry = client.owed_page(None).await.unwrap().payable[0];
+    client.unlink(Ino::ROOT, b"file").await.unwrap();
+    client.close_file(ino);
+    client.forget(ino, 1);
+    entry
+}
+
 #[test]
 fn a_shard_that_is_restored_while_its_extent_is_deleted_is_not_left_behind() {
     run("4+2", |world| async move {
         let client = world.client().await;
-        fail(&world, &[4], Fault::Failed);
-        let ino = create(&client, "file").await;
-        client.write(ino, 0, &pattern(1, 3 << 20)).await.unwrap();
-        client.fsync(ino).await.unwrap();
-        fail(&world, &[], Fault::None);
-        let entry = client.owed_page(None).await.unwrap().payable[0];
-        client.unlink(Ino::ROOT, b"file").await.unwrap();
-        client.close_file(ino);
-        client.forget(ino, 1);
+        let entry = owed_of_a_removed_file(&world, &client).await;
         world.drives[4].set(Fault::Storing);
         let reclaim = async {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -151,15 +157,7 @@ fn a_shard_that_is_restored_while_its_extent_is_deleted_is_not_left_behind() {
 fn what_is_stored_of_an_extent_that_was_freed_meanwhile_is_deleted_again() {
     run("4+2", |world| async move {
         let client = world.client().await;
-        fail(&world, &[4], Fault::Failed);
-        let ino = create(&client, "file").await;
-        client.write(ino, 0, &pattern(1, 3 << 20)).await.unwrap();
-        client.fsync(ino).await.unwrap();
-        fail(&world, &[], Fault::None);
-        let entry = client.owed_page(None).await.unwrap().payable[0];
-        client.unlink(Ino::ROOT, b"file").await.unwrap();
-        client.close_file(ino);
-        client.forget(ino, 1);
+        let entry = owed_of_a_removed_file(&world, &client).await;
         // Everything but the owner's note is as if the deletion came between the two.
         let stale = world.drives[0].entries()[0];
         while world.drives[0].shards() > 0 {

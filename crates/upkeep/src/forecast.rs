@@ -1,27 +1,10 @@
 //! What another retention would take, from how old content is now.
 
-use wire::tier::AgedExtent;
+use wire::tier::{AgedExtent, Forecast};
 
 const DAY_S: u64 = 86_400;
 /// Content of so long is what the rate of writing is taken from, or of as long as there is.
 const WINDOW_S: u64 = 7 * DAY_S;
-
-/// What a retention takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Forecast {
-    /// Bytes of content on drives.
-    pub drive_bytes: u64,
-    /// The same with redundancy.
-    pub drive_raw_bytes: u64,
-    /// Bytes of content in the store: what is older than the cue.
-    pub store_bytes: u64,
-    /// Bytes written each day that are still there.
-    pub written_bytes_per_day: u64,
-    /// Blobs stored each day.
-    pub puts_per_day: u64,
-    /// How far back what is known reaches, in seconds. A longer retention is reckoned from the rate of writing.
-    pub known_s: u64,
-}
 
 /// Sums over extents, as they come.
 #[derive(Debug, Clone, Copy)]

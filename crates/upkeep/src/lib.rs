@@ -17,7 +17,7 @@ mod store;
 mod task;
 mod tiering;
 
-pub use forecast::{Ages, Forecast};
+pub use forecast::Ages;
 pub use orphans::{OrphanCollector, OrphanOptions, OrphanStat};
 pub use pace::{BYTES_PER_S_MIN, Pace};
 pub use packer::{PackOptions, PackStat, PackWait, Packer};

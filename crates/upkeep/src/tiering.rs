@@ -6,11 +6,12 @@
 
 mod held;
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use base::env::Env;
+use base::units::BLOCK_BYTES;
 use base::{ExtentId, FsError};
 use client::{Client, MapEntry, UploadError};
 use futures_util::{StreamExt, stream};
@@ -43,6 +44,8 @@ const DEAD_PER_MILLE: u64 = 50;
 const EMPTIED_MAX: usize = 64;
 /// Extents of which so much less than all is alive keep a blob from being emptied well: 7/8.
 const THIN: (u64, u64) = (7, 8);
+/// States in which thin extents were brought back that are remembered.
+const RETURNED: usize = 16;
 /// Deletions under way.
 const DELETIONS: usize = 8;
 
@@ -110,7 +113,7 @@ impl Tiering {
                 unreadable: None,
                 reclaiming: false,
                 futile: None,
-                returned: None,
+                returned: VecDeque::new(),
             };
             work.run()
         };
@@ -181,8 +184,8 @@ struct Work {
     reclaiming: bool,
     /// Blobs, their bytes and what is alive of them, when nothing was to be gained by that.
     futile: Option<(u64, u64, u64)>,
-    /// The same when thin extents were brought back last.
-    returned: Option<(u64, u64, u64)>,
+    /// The same when thin extents were brought back lately: that may lead to the same again, by way of others.
+    returned: VecDeque<(u64, u64, u64)>,
 }
 
 impl Work {
@@ -429,8 +432,9 @@ impl Work {
         }
         // Extents of which little is alive take as much room in a new blob: what is alive comes back and goes again.
         // Small pieces begin at multiples of something, so what was brought back may be thin again.
-        if self.returned != Some(sums) {
-            self.returned = Some(sums);
+        if !self.returned.contains(&sums) {
+            self.returned.truncate(RETURNED - 1);
+            self.returned.push_front(sums);
             if self.bring_back(is_thin).await? > 0 {
                 return Ok(true);
             }
@@ -567,7 +571,8 @@ fn dead_per_mille(blob: &BlobStat) -> u64 {
 
 fn is_thin(entry: &MapEntry) -> bool {
     let extent_len = entry.piece.content.extent().map_or(0, |extent| u64::from(extent.extent_len));
-    entry.live_bytes.is_some_and(|live| live * THIN.1 < extent_len * THIN.0)
+    // What is within a block takes a block in any blob.
+    entry.live_bytes.is_some_and(|live| extent_len > BLOCK_BYTES && live * THIN.1 < extent_len * THIN.0)
 }
 
 /// A piece in parts that fit into an extent.

@@ -53,6 +53,23 @@ pub struct AgedExtent {
     pub raw_bytes: u32,
 }
 
+/// What a retention takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forecast {
+    /// Bytes of content on drives.
+    pub drive_bytes: u64,
+    /// The same with redundancy.
+    pub drive_raw_bytes: u64,
+    /// Bytes of content in the store: what is older than the cue.
+    pub store_bytes: u64,
+    /// Bytes written each day that are still there.
+    pub written_bytes_per_day: u64,
+    /// Blobs stored each day.
+    pub puts_per_day: u64,
+    /// How far back what is known reaches, in seconds. A longer retention is reckoned from the rate of writing.
+    pub known_s: u64,
+}
+
 /// An extent in a new blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Uploaded {

@@ -47,10 +47,10 @@ fn options(args: &StartArgs) -> StartOptions {
     }
 }
 
-/// Runs this program again, detached, and waits for its one line: ready, or why not.
 /// Heaps of the C library. It would make eight for each core, and what one thread has freed is of no use to the others.
 const ARENAS: &str = "2";
 
+/// Runs this program again, detached, and waits for its one line: ready, or why not.
 fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
     let known_admin = env().files.exists(&dir.admin_credentials());
     let program = std::env::current_exe().context("finding this program")?;

@@ -154,25 +154,25 @@ fn forecast_text(all: &[ForecastInfo]) -> String {
             seconds if seconds >= HOUR_S => bytes(one.fetched_bytes / seconds.max(1) * DAY_S),
             _ => "-".to_owned(),
         };
-        let reckoned = if one.known_s < one.retention_s { "~" } else { "" };
+        let reckoned = if one.forecast.known_s < one.retention_s { "~" } else { "" };
         table.add_row([
             one.filesystem.clone(),
             one.store.clone(),
             format!("{}{present}", format_duration(one.retention_s)),
-            format!("{reckoned}{}", bytes(one.drive_bytes)),
-            format!("{reckoned}{}", bytes(one.drive_raw_bytes)),
-            bytes(one.store_bytes),
-            bytes(one.written_bytes_per_day),
-            one.puts_per_day.to_string(),
+            format!("{reckoned}{}", bytes(one.forecast.drive_bytes)),
+            format!("{reckoned}{}", bytes(one.forecast.drive_raw_bytes)),
+            bytes(one.forecast.store_bytes),
+            bytes(one.forecast.written_bytes_per_day),
+            one.forecast.puts_per_day.to_string(),
             fetched,
         ]);
     }
-    let known = all.iter().filter(|one| one.known_s < one.retention_s);
+    let known = all.iter().filter(|one| one.forecast.known_s < one.retention_s);
     let known = known.map(|one| {
         format!(
             "\n~ content of {} is known for {} only: the rest is reckoned from the rate of writing",
             one.filesystem,
-            format_duration(one.known_s)
+            format_duration(one.forecast.known_s)
         )
     });
     format!("{table}{}", known.collect::<String>())

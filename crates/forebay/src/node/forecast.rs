@@ -4,7 +4,8 @@ use admin::{AdminError, ForecastInfo, ForecastRequest};
 use base::env::Env;
 use client::Client;
 use meta::control::TierRecord;
-use upkeep::{Ages, Forecast};
+use upkeep::Ages;
+use wire::tier::Forecast;
 
 use super::Node;
 use super::filesystems::FilesystemEntry;
@@ -35,18 +36,13 @@ impl Asked {
         })
     }
 
-    fn info(&self, forecast: &Forecast, retention_s: u64, is_present: bool) -> ForecastInfo {
+    fn info(&self, forecast: Forecast, retention_s: u64, is_present: bool) -> ForecastInfo {
         ForecastInfo {
             filesystem: self.filesystem.clone(),
             store: self.store.clone(),
             retention_s,
             is_present,
-            drive_bytes: forecast.drive_bytes,
-            drive_raw_bytes: forecast.drive_raw_bytes,
-            store_bytes: forecast.store_bytes,
-            written_bytes_per_day: forecast.written_bytes_per_day,
-            puts_per_day: forecast.puts_per_day,
-            known_s: forecast.known_s,
+            forecast,
             fetched_bytes: self.client.fetched_bytes(),
             fetched_s: self.fetched_s,
         }
@@ -84,7 +80,7 @@ impl Node {
             }
             infos.extend(ages.iter().zip(retentions.into_iter().flatten()).map(|(ages, retention_s)| {
                 let is_present = retention_s == of.tier.retention_s;
-                of.info(&ages.forecast(of.blob_bytes), retention_s, is_present)
+                of.info(ages.forecast(of.blob_bytes), retention_s, is_present)
             }));
         }
         Ok(infos)
