@@ -581,3 +581,26 @@ fn cut(entry: &MapEntry, full: u64) -> Vec<MapEntry> {
     let part = |at: u64| entry.piece.clip(at, at + full).map(|piece| MapEntry { piece, ..entry.clone() });
     (from..end).step_by(full as usize).filter_map(part).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use base::{MapId, PgId};
+    use wire::meta::{ExtentRef, MapPiece};
+
+    use super::*;
+
+    fn thin(extent_len: u32, live: u64) -> bool {
+        let extent = ExtentRef { id: ExtentId(1), pg: PgId(0), k: 1, n: 1, extent_len, extent_off: 0 };
+        let piece = MapPiece { off: 0, len: live, content: Content::Extent(extent) };
+        is_thin(&MapEntry { map: MapId(1), piece, live_bytes: Some(live) })
+    }
+
+    #[test]
+    fn what_is_within_a_block_is_not_thin() {
+        // Two pieces of 49 bytes, the second at a multiple of 64.
+        assert!(!thin(94, 49));
+        assert!(!thin(4096, 1));
+        assert!(thin(8192, 49) && thin(1 << 20, 900_000));
+        assert!(!thin(1 << 20, 1_000_000));
+    }
+}
