@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
 use meta::values::{
-    BlobRecord, Dentry, ExtentPlace, ExtentUse, IdRange, Inode, LooseBlob, Orphan, Piece, Residence, Slot, TierState,
-    Usage, Value,
+    BlobRecord, Dentry, ExtentPlace, ExtentUse, IdRange, Inode, LooseBlob, Orphan, Piece, Residence, Slot,
+    TierState, Usage, Value,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -21,6 +21,10 @@ use serde::de::DeserializeOwned;
 #[path = "../../crates/forebay/src/node/node_file.rs"]
 #[allow(dead_code, reason = "only its shape matters here")]
 mod node_file;
+#[path = "../../crates/client/tests/common/mod.rs"]
+mod world;
+
+mod http;
 mod seeds;
 
 const BLOCK_BYTES: usize = base::units::BLOCK_BYTES as usize;
@@ -44,6 +48,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("texts", texts),
     ("policy", policy),
     ("blob", layout::fuzz_blob),
+    ("http", http::http),
 ];
 
 fn write_seeds() {

@@ -50,6 +50,9 @@ pub fn write(directory: &Path) {
         put("policy", &format!("policy-{index}"), text.as_bytes());
     }
     put("blob", "one", &blob());
+    for (index, bytes) in crate::http::seeds().into_iter().enumerate() {
+        put("http", &format!("request-{index}"), &bytes);
+    }
     let request = MetaRequest::GetAttr { ino: Ino(1) };
     put("messages", "request", &postcard_bytes(&request));
     put("messages", "empty", &[0; 32]);

@@ -87,6 +87,15 @@ def signatures():
     expect(exchange(f"PUT /{b}/k HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 1\r\n\r\nx".encode()), 403, "AccessDenied")
     expect(exchange(f"GET /no-such-bucket HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()), 403, "AccessDenied")
     expect(exchange(f"GET / HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: rubbish\r\n\r\n".encode()), 400)
+    # Dates in which no digit is where one must be: in the scope of a signature, in a header, in a presigned address.
+    for date, scope in (("20261123T010203Z", "2026*123"), ("2026*123T010203Z", "20261123"), ("!!!!!!!!T!!!!!!Z", "!!!!!!!!")):
+        credential = f"AKIA/{scope}/us-east-1/s3/aws4_request"
+        header = f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders=host, Signature=00"
+        expect(exchange(f"GET /{b} HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: {header}\r\nx-amz-date: {date}\r\n\r\n".encode()), 400)
+        query = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential={credential}&X-Amz-Date={date}&X-Amz-Expires=60"
+        query += "&X-Amz-SignedHeaders=host&X-Amz-Signature=" + "0" * 64
+        answer = exchange(f"GET /{b}/k?{query} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+        assert answer.startswith(("HTTP/1.1 400", "HTTP/1.1 403")), answer[:600]
     # The body is not what was signed.
     raw = signed("PUT", f"/{b}/k", {"Content-Length": "5"}, digest=hashlib.sha256(b"other").hexdigest()) + b"hello"
     expect(exchange(raw), 400, "XAmzContentSHA256Mismatch")

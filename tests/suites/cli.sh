@@ -194,6 +194,15 @@ unmounted() { not mountpoint -q "$RUNNING/mnt"; }
 check "umount unmounts" unmounted
 row "umount when not mounted" fails 'not mounted' umount "$RUNNING"
 json "status while not mounted" 'type == "object"' status "$RUNNING" --json
+row "mount with an option that is not known" fails 'unknown mount option.*readahead' mount "$RUNNING" -o fast
+row "mount with a read-ahead that is none" fails 'readahead.*64MiB' mount "$RUNNING" -o readahead=1TiB
+row "mount with a read-ahead" ok '' mount "$RUNNING" -o readahead=16MiB
+reads_ahead() { [ "$(cat "/sys/class/bdi/$(mountpoint -d "$RUNNING/mnt")/read_ahead_kb")" = "$1" ]; }
+check "the kernel reads so far ahead" reads_ahead 16384
+row "umount after that" ok '' umount "$RUNNING"
+row "mount with the default read-ahead" ok '' mount "$RUNNING" -o rw
+check "the kernel reads 4 MiB ahead" reads_ahead 4096
+row "umount again" ok '' umount "$RUNNING"
 row "mount" ok '' mount "$RUNNING"
 check "mount mounts, with the data" still_mounted
 
@@ -220,6 +229,10 @@ row "mount of a node that does not run" fails 'not running|no node' mount "$RUNN
 check "a second start needs no options" node_start running
 check "and has the data" still_mounted
 json "and the memory that was given" '.memory.budget_bytes == 536870912' status "$RUNNING" --json
+
+json "no event that matters" 'length == 0' events "$RUNNING" --severity warning --since 1h --json
+row "events of a severity that is none" fails 'none of info, warning, error' events "$RUNNING" --severity bad
+row "events of a node that does not run" fails 'not running|no node' events "$WORK/nowhere"
 
 restart_with_other_profile() {
     "$FOREBAY" stop "$RUNNING"

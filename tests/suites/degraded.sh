@@ -17,6 +17,8 @@ forget_cache() {
 copy() { cp -a "$WORK/source" "$WORK/$1/mnt/$2" && sync_tree "$WORK/$1/mnt/$2"; }
 sync_tree() { find "$1" -type f -print0 | xargs -0 -n 200 sync; }
 fail_drive() { "$FOREBAY" drive fail "$WORK/$1" "$2" "${@:3}"; }
+# failures_are NODE COUNT: so many drives failed, and each was told once.
+failures_are() { "$FOREBAY" events "$WORK/$1" --severity error --json | jq -e "[.[] | select(.kind == \"failed\").subject] | length == $2 and unique == ." >/dev/null; }
 state_is() { [ "$("$FOREBAY" status "$WORK/$1" --json | jq -r .state)" = "$2" ]; }
 
 # write_fails NODE: with too few drives for w shards, fsync says so within a bounded time, and nothing hangs.
@@ -63,6 +65,7 @@ profile_survives() {
         check "$profile: and that is readable" same "$node" during
         check "$profile: also after a restart" restart "$node"
         check "$profile: readable after a restart" same "$node" during
+        check "$profile: each failure is an event, and no start tells it again" wait_until 10 failures_are "$node" "$both"
     fi
     for ((; gone < reads; gone++)); do check "$profile: drive $gone fails" fail_drive "$node" "$gone"; done
     check "$profile: everything is readable without $reads" same "$node" before

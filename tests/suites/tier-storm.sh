@@ -63,7 +63,7 @@ check "every byte is as it was written" as_written
 
 # What must be so when the load stops: everything is in the store, which has little else.
 settled() {
-    wait_until 240 tier_is '.queued_extents == 0 and .problem == null and .overhead_percent < 13' || {
+    wait_until 240 tier_is ".queued_extents == 0 and .problem == null and $DENSE" || {
         tier_status
         return 1
     }

@@ -124,6 +124,14 @@ store_down() {
     "$FOREBAY" store update "$NODE" cold --port "$(reached_port)"
     note_sums
     wait_until 60 tier_is '.problem == null and .store_health.up and .queued_extents == 0'
+    wait_until 60 happened 'store cold' down up
+}
+# happened SUBJECT KIND…: of this, these were the last events, in this order.
+happened() {
+    local subject=$1
+    shift
+    "$FOREBAY" events "$NODE" --json |
+        jq -e --arg subject "$subject" '[.[] | select(.subject == $subject).kind][-($ARGS.positional | length):] == $ARGS.positional' --args "$@"
 }
 check "a store that is down costs an error, is named, and is used again" store_down
 killed() {
@@ -208,7 +216,7 @@ shrinks() {
     rm "$MNT"/more*
     random_file "$MNT/last" 1000000
     note_sums
-    wait_until 120 tier_is '.queued_extents == 0 and .overhead_percent < 13'
+    wait_until 120 tier_is ".queued_extents == 0 and $DENSE"
     wait_until 60 orphans_are_gone
     [ "$(stored_kib)" -lt $((before / 3)) ]
     echo "$before KiB before, $(stored_kib) KiB now"

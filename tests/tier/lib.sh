@@ -91,6 +91,8 @@ stored_kib() { listing | jq 'add // 0 | . / 1024 | floor'; }
 fs() { "$FOREBAY" fs "$1" "$NODE" "${@:2}"; }
 tier() { "$FOREBAY" tier "$@"; }
 tier_status() { tier status "$NODE" --json; }
+# The store holds less than 13 % more than files have. (`overhead_percent` is rounded up.)
+DENSE='(.stored_bytes - .live_bytes) * 100 < 13 * .live_bytes'
 # Whether the status of tiering fits a filter of jq.
 tier_is() { tier_status | jq -e ".[0] | $1" >/dev/null; }
 # located PATH WRITE-CACHE READ-CACHE STORE: how many bytes of a file lie where.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
+use wire::event::Event;
 
 use crate::stores::StoreControl;
 use crate::tiers::{TierControl, TierInfo};
@@ -498,6 +499,8 @@ pub struct FsckInfo {
 pub trait NodeControl: StoreControl + TierControl + UserControl + 'static {
     /// Everything at a glance.
     fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
+    /// The last events, oldest first.
+    fn events(&self) -> BoxFuture<'_, Result<Vec<Event>, AdminError>>;
     /// Adds a drive; new data uses it at once.
     fn add_drive(&self, request: AddDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
     /// Takes a drive out of service for good, as if it had died.

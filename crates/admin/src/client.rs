@@ -14,6 +14,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use wire::event::Event;
 
 use crate::api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, FsckInfo, MetaDir, MountRequest,
@@ -105,6 +106,11 @@ impl AdminClient {
     /// Everything at a glance.
     pub async fn status(&self) -> Result<NodeStatus, CallError> {
         self.call(Method::GET, "/v1/status", None::<&()>).await
+    }
+
+    /// The last events, oldest first.
+    pub async fn events(&self) -> Result<Vec<Event>, CallError> {
+        self.call(Method::GET, "/v1/events", None::<&()>).await
     }
 
     /// Adds a drive.

@@ -92,6 +92,7 @@ fn drive_router() -> Router<Node> {
 fn router(node: Node) -> Router {
     Router::new()
         .route("/v1/status", get(async |State(node): State<Node>| answer(node.status().await)))
+        .route("/v1/events", get(async |State(node): State<Node>| answer(node.events().await)))
         .merge(drive_router())
         .merge(stores::router())
         .merge(tiers::router())

@@ -26,6 +26,11 @@ impl Dirty {
         self.changes
     }
 
+    /// The owner changed the content for this client.
+    pub(crate) fn remapped(&mut self) {
+        self.changes += 1;
+    }
+
     /// The end of the last run.
     pub(crate) fn end(&self) -> u64 {
         self.runs.last_key_value().map_or(0, |(off, run)| off + run.len() as u64)
@@ -109,17 +114,6 @@ impl Dirty {
         }
     }
 
-    /// Makes zeros of the bytes in `[from, to)`.
-    pub(crate) fn zero(&mut self, from: u64, to: u64) {
-        self.changes += 1;
-        let reaching = self.runs.range(..from).next_back().map(|(start, _)| *start);
-        for (start, run) in self.runs.range_mut(reaching.unwrap_or(from)..to) {
-            let end = start + run.len() as u64;
-            let (part_from, part_to) = (from.clamp(*start, end), to.clamp(*start, end));
-            run[(part_from - start) as usize..(part_to - start) as usize].fill(0);
-        }
-    }
-
     /// Takes everything.
     pub(crate) fn take_all(&mut self) -> BTreeMap<u64, Bytes> {
         self.bytes = 0;
@@ -183,7 +177,6 @@ mod tests {
     enum Step {
         Write(u64, Vec<u8>),
         Discard(u64, u64),
-        Zero(u64, u64),
         TakeFull,
         TakeAll,
         FailedFlush,
@@ -194,7 +187,6 @@ mod tests {
             8 => (0..80u64, proptest::collection::vec(any::<u8>(), 1..40))
                 .prop_map(|(off, bytes)| Step::Write(off, bytes)),
             2 => (0..80u64, 0..40u64).prop_map(|(from, len)| Step::Discard(from, from + len)),
-            2 => (0..80u64, 0..40u64).prop_map(|(from, len)| Step::Zero(from, from + len)),
             1 => Just(Step::TakeFull),
             1 => Just(Step::TakeAll),
             1 => Just(Step::FailedFlush),
@@ -215,10 +207,6 @@ mod tests {
                     Step::Discard(from, to) => {
                         dirty.discard(from, to);
                         model.retain(|at, _| *at < from || *at >= to);
-                    }
-                    Step::Zero(from, to) => {
-                        dirty.zero(from, to);
-                        model.range_mut(from..to).for_each(|(_, byte)| *byte = 0);
                     }
                     Step::TakeFull => for (off, run) in dirty.take_full(WINDOW) {
                         prop_assert_eq!((off % WINDOW, run.len() as u64), (0, WINDOW));

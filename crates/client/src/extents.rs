@@ -35,6 +35,8 @@ const DISCARD_TIMEOUT: Duration = Duration::from_millis(500);
 const DAMAGED_MAX: usize = 4096;
 /// How long a write that found too few drives waits for other groups.
 const TOPOLOGY_PATIENCE: Duration = Duration::from_millis(2500);
+/// How often it looks for them. A `watch` would wake several writes in a random order.
+const TOPOLOGY_LOOK: Duration = Duration::from_millis(20);
 
 /// How the bytes of an extent are protected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -224,10 +226,11 @@ impl ExtentIo {
 
     /// Waits a moment for other drives or groups: who plans them needs to see first that drives are gone.
     async fn other_topology(&self, known: &Arc<Topology>, patience: Duration) {
-        let mut topology = self.topology.clone();
-        let changed = topology.wait_for(|now| !Arc::ptr_eq(now, known));
+        let until = tokio::time::Instant::now() + patience;
         // Without a change the next attempt may still find a better group.
-        let _ = tokio::time::timeout(patience, changed).await;
+        while Arc::ptr_eq(&self.topology.borrow(), known) && tokio::time::Instant::now() < until {
+            tokio::time::sleep(TOPOLOGY_LOOK).await;
+        }
     }
 
     /// Notes a write under a version of the cluster map for as long as the result lives.

@@ -7,7 +7,7 @@ use base::{FsError, Ino};
 use wire::meta::{FILE_BYTES_MAX, LeaseKind, MetaReply, MetaRequest, SetAttr};
 
 use crate::Client;
-use crate::node::{Node, Resizing};
+use crate::node::Node;
 
 /// Why a write was not taken at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,8 +34,7 @@ impl Client {
         if let Some(error) = self.stalled() {
             return Err(NotTaken::Failed(error));
         }
-        let dirty = self.inner.dirty_bytes.load(Ordering::Relaxed) + bytes.len() as u64;
-        if dirty > self.inner.dirty_bytes_max || !self.has_room(bytes.len() as u64) {
+        if self.is_above_limit(bytes.len() as u64) || !self.has_room(bytes.len() as u64) {
             return Err(NotTaken::WouldWait);
         }
         let node = self.inner.nodes.get(ino);
@@ -44,7 +43,7 @@ impl Client {
             if !Node::is_regular(&state) {
                 return Err(NotTaken::Failed(FsError::Invalid));
             }
-            if !state.holds(LeaseKind::Exclusive) || state.attr().is_none() {
+            if !state.may_write() || state.attr().is_none() {
                 return Err(NotTaken::WouldWait);
             }
             let before = state.dirty.bytes();
@@ -58,6 +57,11 @@ impl Client {
             self.schedule_full_windows(node);
         }
         Ok(())
+    }
+
+    /// Whether `bytes` more are more than may be dirty.
+    fn is_above_limit(&self, bytes: u64) -> bool {
+        self.inner.dirty_bytes.load(Ordering::Relaxed) + bytes > self.inner.dirty_bytes_max
     }
 
     /// Why nothing more is taken: what is dirty could not be written. Over once nothing is dirty any more.
@@ -87,9 +91,10 @@ impl Client {
                 Err(NotTaken::WouldWait) => {}
             }
             let node = self.inner.nodes.get(ino);
-            let (exclusive, known) = {
+            let (exclusive, known, remapping) = {
                 let state = node.lock();
-                (state.holds(LeaseKind::Exclusive), state.attr().is_some())
+                let exclusive = state.holds(LeaseKind::Exclusive);
+                (exclusive, state.attr().is_some(), exclusive && !state.may_write())
             };
             if !self.has_room(bytes.len() as u64) {
                 self.flush_oldest();
@@ -98,10 +103,13 @@ impl Client {
                 self.acquire(&node, LeaseKind::Exclusive).await?;
             } else if !known {
                 self.getattr(ino).await?;
-            } else {
+            } else if remapping {
+                node.remapped().await;
+            } else if self.is_above_limit(bytes.len() as u64) {
                 self.flush_oldest();
                 drained.await;
             }
+            // What it waited for may have come meanwhile.
         }
     }
 
@@ -148,10 +156,8 @@ impl Client {
         let size = set.size.ok_or(FsError::Invalid)?;
         let _flush = node.flush.lock().await;
         // What is cut altogether stays visible until it is, and need not be written.
-        if size > 0 || !node.lock().held.set.is_empty() {
-            self.flush_locked(node).await?;
-        }
-        let _resizing = Resizing::new(node);
+        let is_kept = || size > 0 || !node.lock().held.set.is_empty();
+        let _remapping = self.remap(node, is_kept).await?;
         loop {
             let asked = self.asking();
             let reply = self.call(MetaRequest::SetAttr { ino: node.ino, set: set.clone() }).await?;

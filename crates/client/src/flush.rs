@@ -18,7 +18,7 @@ use wire::meta::{
 
 use crate::Client;
 use crate::extents::{Protection, WriteExtentError};
-use crate::node::{Held, Node, NodeState};
+use crate::node::{Held, Node, NodeState, Remapping};
 use crate::room::RoomWait;
 
 const COPIES_BYTES_MAX: usize = crate::extents::COPIES_BYTES_MAX as usize;
@@ -195,6 +195,24 @@ impl Client {
             Wrote::Something => Ok(()),
             Wrote::Nothing => self.send_held(node).await,
         }
+    }
+
+    /// Begins a change of size and map by the owner, for a caller that holds the flush lock. What was written before
+    /// is durable then, if `is_kept`.
+    pub(crate) async fn remap<'a>(
+        &self,
+        node: &'a Node,
+        is_kept: impl Fn() -> bool,
+    ) -> Result<Remapping<'a>, FsError> {
+        if is_kept() {
+            self.flush_locked(node).await?;
+        }
+        let remapping = Remapping::new(node);
+        // What was written during that: less, so that reads and writes wait for less.
+        if is_kept() {
+            self.flush_locked(node).await?;
+        }
+        Ok(remapping)
     }
 
     /// Drops what was written to a file that is gone for good: nobody can read these bytes any more, so that they

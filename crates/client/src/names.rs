@@ -8,7 +8,7 @@ use wire::meta::{
     RenameMode, SetAttr, XattrMode,
 };
 
-use crate::node::{Node, Resizing};
+use crate::node::{Node, Remapping};
 use crate::{Client, NameTerm, owned};
 
 /// Pieces of a file's map that are remembered while nobody has it open.
@@ -413,7 +413,7 @@ impl Client {
             }
         }
         let flush = if intent == OpenIntent::Truncate { Some(node.flush.lock().await) } else { None };
-        let _resizing = flush.as_ref().map(|_| Resizing::new(&node));
+        let _remapping = flush.as_ref().map(|_| Remapping::new(&node));
         let (asked, makes_before) = (self.asking(), self.inner.makes.begun());
         let reply = self.call(MetaRequest::Open { ino, intent }).await?;
         let MetaReply::Entry { attr, lease, .. } = reply else { return unexpected(&reply) };
@@ -426,7 +426,8 @@ impl Client {
                 let dropped = state.dirty.bytes();
                 state.dirty.truncate(0);
                 state.dirty_since_ns = None;
-                state.map.learn_empty();
+                // Not taken for empty: others may have written since, if the lease was given back meanwhile.
+                state.map.forget();
                 state.learn(attr);
                 self.dirty_gone(dropped);
             }

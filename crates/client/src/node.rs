@@ -62,8 +62,8 @@ pub(crate) struct NodeState {
     pub(crate) yielding: bool,
     /// Caches above were told to forget the attributes, and may not keep them again under this lease.
     pub(crate) recalled: bool,
-    /// The owner may have changed size and map already, and has not answered: see [`Resizing`].
-    resizing: bool,
+    /// The owner may have changed size and map already, and has not answered: see [`Remapping`].
+    remapping: bool,
     /// Attributes changed under the exclusive lease; the owner learns of them with the next commit.
     pub(crate) held: Held,
     /// A read moved the access time; the owner does not know yet.
@@ -126,7 +126,13 @@ impl NodeState {
                     return;
                 }
             }
-            _ => self.answers = 1,
+            held => {
+                self.answers = 1;
+                if held.is_none() {
+                    // Nobody vouched for what was learned since the last one.
+                    self.map.forget();
+                }
+            }
         }
         self.lease = Some(new);
         self.yielding = false;
@@ -182,7 +188,7 @@ impl NodeState {
     pub(crate) fn hold(&mut self, set: &SetAttr, now_ns: i64) -> bool {
         let in_use = self.opens > 0 || self.has_dirty();
         let regular = self.attr.is_some_and(|attr| attr.kind == FileKind::Regular && attr.nlink > 0);
-        if !in_use || !regular || set.size.is_some() || !self.holds(LeaseKind::Exclusive) {
+        if !in_use || !regular || set.size.is_some() || !self.may_write() {
             return false;
         }
         self.held.set = set.over(&self.held.set);
@@ -222,34 +228,41 @@ impl NodeState {
         !self.yielding && self.lease.is_some_and(|lease| lease.kind >= kind)
     }
 
+    /// Whether what is changed here may wait here until it is committed.
+    pub(crate) fn may_write(&self) -> bool {
+        self.holds(LeaseKind::Exclusive) && !self.remapping
+    }
+
     fn is_idle(&self) -> bool {
         self.pins == 0 && self.opens == 0 && !self.registered && !self.is_behind() && !self.flush_scheduled
     }
 }
 
 /// While the owner changes size and map of a file in one step, a map that is asked for may be from after the step,
-/// and the size here is from before. So nobody asks for a map then. Belongs to the holder of the flush lock.
-pub(crate) struct Resizing<'a>(&'a Node);
+/// and the size here is from before: nobody asks for a map then. Nor is anything written here: it would be seen
+/// over what was before the step, and a crash could leave the step without it. Belongs to the holder of the flush
+/// lock.
+pub(crate) struct Remapping<'a>(&'a Node);
 
-impl<'a> Resizing<'a> {
+impl<'a> Remapping<'a> {
     pub(crate) fn new(node: &'a Node) -> Self {
         let mut state = node.lock();
-        state.resizing = true;
+        state.remapping = true;
         state.map.outdate();
         Self(node)
     }
 }
 
-impl Drop for Resizing<'_> {
+impl Drop for Remapping<'_> {
     fn drop(&mut self) {
-        self.0.lock().resizing = false;
+        self.0.lock().remapping = false;
     }
 }
 
 impl Node {
     /// Waits until size and map are of one moment.
-    pub(crate) async fn resized(&self) {
-        while self.lock().resizing {
+    pub(crate) async fn remapped(&self) {
+        while self.lock().remapping {
             drop(self.flush.lock().await);
         }
     }
@@ -351,5 +364,23 @@ impl NodeTable {
         // The same order in every run.
         found.sort_unstable_by_key(|node| node.ino);
         found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_learned_without_a_lease_is_not_known_under_the_next() {
+        let grant =
+            |id| LeaseGrant { ino: Ino(3), id: base::LeaseId(id), kind: LeaseKind::Exclusive, seq: 1 };
+        let mut state = NodeState::default();
+        state.map.learn_empty();
+        state.learn_lease(Some(grant(1)));
+        assert_eq!(state.map.known_end(0), 0);
+        state.map.learn_empty();
+        state.learn_lease(Some(LeaseGrant { seq: 2, ..grant(1) }));
+        assert_eq!(state.map.known_end(0), u64::MAX, "it was vouched for all the time");
     }
 }

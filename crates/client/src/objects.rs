@@ -123,13 +123,11 @@ impl Client {
         match self.object(ObjectRequest::Stage).await? {
             ObjectReply::Staged { attr, lease } => {
                 let node = self.inner.nodes.get(attr.ino);
-                {
-                    let mut state = node.lock();
-                    state.opens += 1;
-                    state.registered = true;
-                    state.map.learn_empty();
-                }
                 self.note(attr, lease, 0, asked);
+                let mut state = node.lock();
+                state.opens += 1;
+                state.registered = true;
+                state.map.learn_empty();
                 Ok(attr.ino)
             }
             other => unexpected(&other),

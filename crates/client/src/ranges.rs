@@ -4,7 +4,7 @@ use base::{FsError, Ino};
 use wire::meta::{FILE_BYTES_MAX, MetaReply, MetaRequest, SetAttr};
 
 use crate::Client;
-use crate::node::{Node, Resizing};
+use crate::node::Node;
 
 /// Longest range that one clone request takes.
 pub(crate) const CLONE_BYTES: u64 = 1 << 30;
@@ -62,7 +62,7 @@ impl Client {
     async fn punch(&self, ino: Ino, off: u64, end: u64) -> Result<(), FsError> {
         let node = self.inner.nodes.get(ino);
         let _flush = node.flush.lock().await;
-        self.flush_locked(&node).await?;
+        let _remapping = self.remap(&node, || true).await?;
         let mut from = off;
         while from < end {
             let request = MetaRequest::Punch { ino, off: from, len: end - from };
@@ -71,8 +71,7 @@ impl Client {
             };
             let mut state = node.lock();
             state.map.remove(from, next_off);
-            // Who read meanwhile saw what was written meanwhile over the old bytes: those writes came first.
-            state.dirty.zero(from, next_off.min(end));
+            state.dirty.remapped();
             state.learn(attr);
             if next_off <= from {
                 return Err(FsError::Io);
@@ -134,7 +133,7 @@ impl Client {
         let _second = if from.0 == to.0 { None } else { Some(second.flush.lock().await) };
         for attempt in 1.. {
             self.flush_locked(&source).await?;
-            self.flush_locked(&target).await?;
+            let _remapping = self.remap(&target, || true).await?;
             let size = self.getattr(from.0).await?.size;
             let len = len.min(size.saturating_sub(from.1)).min(CLONE_BYTES);
             if len == 0 {
@@ -143,13 +142,15 @@ impl Client {
             if from.0 == to.0 && from.1 < to.1 + len && to.1 < from.1 + len {
                 return Err(FsError::Invalid);
             }
-            let _resizing = Resizing::new(&target);
             let request =
                 MetaRequest::CloneRange { from: from.0, from_off: from.1, to: to.0, to_off: to.1, len };
             let asked = self.asking();
             match self.call(request).await {
                 Ok(reply) => {
-                    target.lock().map.forget();
+                    let mut state = target.lock();
+                    state.map.forget();
+                    state.dirty.remapped();
+                    drop(state);
                     self.learned(to.0, reply, asked)?;
                     return Ok(len);
                 }

@@ -166,7 +166,7 @@ impl Client {
 
     /// Asks for the map from `off` on. What comes is dropped if the map changed meanwhile; the caller looks again.
     pub(crate) async fn fetch_map(&self, node: &Node, off: u64, generation: u64) -> Result<(), FsError> {
-        node.resized().await;
+        node.remapped().await;
         if node.lock().attr().is_none() {
             self.getattr(node.ino).await?;
         }

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::{FsError, Ino};
-use client::{AllocateMode, Client, FileKind, MakeNode, OpenIntent, RenameMode, SetAttr};
-use common::{create, find, new_file, pattern, read_all, run, until};
+use client::{AllocateMode, Client, FileKind, MakeNode, NotTaken, OpenIntent, RenameMode, SetAttr};
+use common::{World, create, find, new_file, pattern, read_all, run, until};
 use wire::meta::MetaRequest;
 
 #[test]
@@ -293,27 +293,87 @@ fn attributes_in_the_answer_to_a_rename_do_not_hide_a_later_change() {
     });
 }
 
+/// Writes to a file of a hundred ones while the owner has made a `change` of its map and not answered.
+async fn write_beside<F: Future<Output = ()> + Send + 'static>(
+    world: Arc<World>,
+    is_change: impl Fn(&MetaRequest) -> bool + Send + Sync + 'static,
+    change: impl FnOnce(Client, Ino) -> F,
+    expected: Vec<u8>,
+) {
+    let (one, wire) = world.wired_client().await;
+    let ino = create(&one, "file").await;
+    one.write(ino, 0, &[1; 100]).await.unwrap();
+    one.fsync(ino).await.unwrap();
+    wire.hold(is_change);
+    let changing = tokio::spawn(change(one.clone(), ino));
+    wire.holding.acquire().await.unwrap().forget();
+    assert_eq!(one.try_write(ino, 40, &[2; 5]), Err(NotTaken::WouldWait));
+    let writer = one.clone();
+    let writing = tokio::spawn(async move { writer.write(ino, 40, &[2; 5]).await.unwrap() });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!(
+        !writing.is_finished(),
+        "it would be lost at a crash that leaves the change, though it came before it"
+    );
+    assert_eq!(read_all(&one, ino).await.unwrap(), [1; 100]);
+    wire.held.add_permits(9);
+    changing.await.unwrap();
+    writing.await.unwrap();
+    assert_eq!(read_all(&one, ino).await.unwrap(), expected);
+    one.fsync(ino).await.unwrap();
+    assert_eq!(read_all(&one, ino).await.unwrap(), expected);
+}
+
 #[test]
-fn what_was_read_while_a_hole_is_punched_comes_before_the_hole() {
-    run("4+2", |world| async move {
-        let (one, wire) = world.wired_client().await;
+fn what_is_written_while_a_hole_is_punched_comes_after_the_hole() {
+    run("4+2", |world| {
+        let punch = |client: Client, ino| async move {
+            client.allocate(ino, 10, 50, AllocateMode::Punch).await.unwrap();
+        };
+        let expected = [vec![1; 10], vec![0; 30], vec![2; 5], vec![0; 15], vec![1; 40]].concat();
+        write_beside(world, |request| matches!(request, MetaRequest::Punch { .. }), punch, expected)
+    });
+}
+
+#[test]
+fn writes_beside_many_holes_never_wait_for_nothing() {
+    run("r2", |world| async move {
+        let one = world.client().await;
         let ino = create(&one, "file").await;
         one.write(ino, 0, &[1; 100]).await.unwrap();
-        one.fsync(ino).await.unwrap();
-        wire.hold(|request| matches!(request, MetaRequest::Punch { .. }));
         let puncher = one.clone();
-        let punching =
-            tokio::spawn(async move { puncher.allocate(ino, 10, 50, AllocateMode::Punch).await.unwrap() });
-        wire.holding.acquire().await.unwrap().forget();
-        one.write(ino, 40, &[2; 40]).await.unwrap();
-        let early = read_all(&one, ino).await.unwrap();
-        assert_eq!((early[10], early[40]), (1, 2));
-        wire.held.add_permits(1);
+        let punching = tokio::spawn(async move {
+            for _ in 0..20_000 {
+                puncher.allocate(ino, 10, 50, AllocateMode::Punch).await.unwrap();
+            }
+        });
+        while !punching.is_finished() {
+            one.write(ino, 40, &[2; 5]).await.unwrap();
+        }
         punching.await.unwrap();
-        let parts = [vec![1; 10], vec![0; 50], vec![2; 20], vec![1; 20]];
-        assert_eq!(read_all(&one, ino).await.unwrap(), parts.concat());
-        one.fsync(ino).await.unwrap();
-        assert_eq!(read_all(&one, ino).await.unwrap(), parts.concat());
+    });
+}
+
+#[test]
+fn what_is_written_while_a_file_is_cut_comes_after_the_cut() {
+    run("4+2", |world| {
+        let cut = |client: Client, ino| async move {
+            let size = SetAttr { size: Some(10), ..SetAttr::default() };
+            client.setattr(ino, size).await.unwrap();
+        };
+        let expected = [vec![1; 10], vec![0; 30], vec![2; 5]].concat();
+        write_beside(world, |request| matches!(request, MetaRequest::SetAttr { .. }), cut, expected)
+    });
+}
+
+#[test]
+fn what_is_written_while_a_range_is_copied_comes_after_the_copy() {
+    run("4+2", |world| {
+        let copy = |client: Client, ino| async move {
+            assert_eq!(client.copy_range((ino, 0), (ino, 200), 10).await, Ok(10));
+        };
+        let copied = [vec![1; 40], vec![2; 5], vec![1; 55], vec![0; 100], vec![1; 10]].concat();
+        write_beside(world, |request| matches!(request, MetaRequest::CloneRange { .. }), copy, copied)
     });
 }
 

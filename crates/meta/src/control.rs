@@ -1,8 +1,9 @@
-//! The control ledger: the cluster's identity, drives, placement groups, filesystems, object stores and users.
+//! The control ledger: the cluster's identity, drives, placement groups, filesystems, object stores, users and events.
 //!
 //! It is ledger 0: the same log and the same kind of batches as a filesystem's, with records in JSON, because
 //! there are few of them and operators read them. Every change is durable when the call returns.
 
+mod events;
 mod stores;
 mod users;
 

@@ -67,6 +67,22 @@ impl Cluster {
         groups
     }
 
+    /// I9: groups with two members in one failure domain.
+    pub(crate) fn crowded(&self) -> Vec<String> {
+        let domain = |id: &DriveId| self.map.drive(*id).map(|drive| drive.domain);
+        let is_crowded = |group: &&PlacementGroup| {
+            let domains: BTreeSet<_> = group.members.iter().map(domain).collect();
+            domains.len() < group.members.len() || domains.contains(&None)
+        };
+        let say = |group: &PlacementGroup| {
+            format!(
+                "I9: at map {} two members of group {} share a domain: {:?}",
+                self.map.epoch, group.id, group.members
+            )
+        };
+        self.map.groups.iter().filter(is_crowded).map(say).collect()
+    }
+
     /// What clients are told.
     pub(crate) fn topology(&mut self, drives: &Drives) -> Topology {
         let (profile, groups) = self.write_set();

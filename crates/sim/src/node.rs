@@ -204,7 +204,11 @@ impl Node {
 
     /// Tells everybody about the drives and groups as they are now.
     pub(crate) fn publish(&self, world: &World) {
-        let topology = world.cluster().topology(&self.drives);
+        let (topology, crowded) = {
+            let mut cluster = world.cluster();
+            (cluster.topology(&self.drives), cluster.crowded())
+        };
+        crowded.into_iter().for_each(|what| world.promises().violate(what));
         self.publish.send_replace(Arc::new(topology));
     }
 

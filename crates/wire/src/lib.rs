@@ -3,6 +3,7 @@
 //! A service in the same process implements its trait directly: that is the in-memory transport.
 
 pub mod drive;
+pub mod event;
 pub mod meta;
 pub mod object;
 pub mod store;

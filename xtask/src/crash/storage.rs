@@ -53,6 +53,8 @@ pub(crate) struct Storage {
 /// Room for metadata, in MiB.
 const META_MIB: u64 = 1024;
 const PATIENCE: Duration = Duration::from_secs(20);
+/// By how much less is taken if so much is not there.
+const FILL_STEP: u64 = 64 << 10;
 
 impl Storage {
     /// Makes the disks below `directory`, and the filesystem on the first one.
@@ -131,8 +133,14 @@ impl Storage {
     pub(crate) fn fill(&self, left_bytes: u64) -> Result<()> {
         let file = std::fs::File::create(self.filler()).context("create a filler")?;
         let free = rustix::fs::fstatvfs(&file)?;
-        let len = (free.f_bavail * free.f_frsize).saturating_sub(left_bytes);
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len.max(1)).context("fill up")
+        let mut len = (free.f_bavail * free.f_frsize).saturating_sub(left_bytes);
+        // The node may have taken some of it meanwhile, and the filesystem needs some for its own records.
+        loop {
+            match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len.max(1)) {
+                Err(rustix::io::Errno::NOSPC) if len > FILL_STEP => len -= FILL_STEP,
+                filled => return filled.context("fill up"),
+            }
+        }
     }
 
     pub(crate) fn empty(&self) -> Result<()> {

@@ -153,6 +153,18 @@ fn a_put_and_a_delete_of_one_shard_never_share_a_batch() {
 }
 
 #[test]
+fn a_put_that_was_given_up_while_it_waited_is_not_stored_after_the_delete() {
+    let (mut engine, mut device) = (engine(), Manual::default());
+    let _under_way = put(&mut engine, &mut device, 1, ShardClass::Small);
+    engine.pump(&mut device);
+    drop(put(&mut engine, &mut device, 2, ShardClass::Small));
+    let mut gone = delete(&mut engine, &mut device, 2);
+    settle(&mut engine, &mut device);
+    assert_eq!(gone.try_recv(), Ok(Ok(())));
+    assert!(engine.shared.index().get(&key(2)).is_none(), "nobody would delete it any more");
+}
+
+#[test]
 fn after_a_failed_sync_everything_fails_and_nothing_is_written() {
     let (mut engine, mut device) = (engine(), Manual::default());
     let mut first = put(&mut engine, &mut device, 1, ShardClass::Small);
@@ -176,8 +188,9 @@ fn a_segment_is_free_only_when_no_checkpoint_in_either_superblock_needs_it() {
     let (mut engine, mut device) = (engine(), Manual::default());
     // Enough to seal the first segment, all of it deleted again.
     for extent in 0..300 {
-        drop(put(&mut engine, &mut device, extent, ShardClass::Small));
+        let mut stored = put(&mut engine, &mut device, extent, ShardClass::Small);
         settle(&mut engine, &mut device);
+        assert_eq!(stored.try_recv(), Ok(PutOutcome::Stored));
     }
     for extent in 0..300 {
         drop(delete(&mut engine, &mut device, extent));

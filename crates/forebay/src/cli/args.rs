@@ -1,6 +1,7 @@
 //! The commands and their options.
 
 mod blobs;
+mod events;
 mod stores;
 mod tiers;
 mod users;
@@ -14,6 +15,7 @@ use layout::Profile;
 use crate::node::{IoChoice, S3Options, TrimChoice};
 
 pub(crate) use blobs::BlobCommand;
+pub(crate) use events::EventsArgs;
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
 pub(crate) use tiers::{AttachArgs, TierCommand};
 pub(crate) use users::{
@@ -39,6 +41,7 @@ const MOUNT_HELP: &str = "Options:
   direct      the page cache is not used
   ro, rw      without or with changes
   relatime, noatime, nodiratime
+  readahead=SIZE  read at most so far ahead of who reads in sequence, 0 to 64MiB; default 4MiB
 
 Examples:
   forebay mount /srv/forebay /mnt/data
@@ -145,6 +148,8 @@ pub(crate) enum Command {
     /// See who asked what of the S3 endpoint.
     #[command(subcommand)]
     Audit(AuditCommand),
+    /// See what happened: drives that failed or came back, rebuilds, stores that were down, content that left early.
+    Events(EventsArgs),
     /// Understand protection profiles.
     #[command(subcommand)]
     Profile(ProfileCommand),

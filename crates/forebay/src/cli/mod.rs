@@ -4,6 +4,7 @@ mod args;
 mod audit;
 mod blobs;
 mod drives;
+mod events;
 mod filesystems;
 mod fsck;
 mod meta;
@@ -72,6 +73,7 @@ fn run_command(command: Command) -> Result<()> {
         Command::Audit(AuditCommand::Tail { dir, lines, follow, json }) => {
             audit::tail(&dir, lines, follow, json.into())
         }
+        Command::Events(args) => events::events(&args.dir, &args),
         Command::Profile(ProfileCommand::Explain { profile, domains, json }) => {
             plan::explain(profile, domains, json.into())
         }

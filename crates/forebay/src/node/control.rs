@@ -16,6 +16,7 @@ use meta::control::{ControlChange, FilesystemRecord, UpkeepRecord};
 use posix::fuse::UnmountMode;
 use upkeep::Pace;
 use wire::BoxFuture;
+use wire::event::Event;
 
 use super::filesystems::{FilesystemEntry, NodeParts, plan_groups};
 use super::groups::WriteSet;
@@ -301,6 +302,10 @@ fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo], control: &[Met
 impl NodeControl for Node {
     fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>> {
         Box::pin(async { self.status_now().await.map_err(failed) })
+    }
+
+    fn events(&self) -> BoxFuture<'_, Result<Vec<Event>, AdminError>> {
+        Box::pin(async { self.control.events().map_err(AdminError::failed) })
     }
 
     fn add_drive(&self, request: AddDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>> {

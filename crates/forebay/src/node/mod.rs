@@ -3,6 +3,7 @@
 mod control;
 mod drives;
 mod endpoint;
+mod events;
 mod filesystems;
 mod forecast;
 mod fsck;
@@ -61,6 +62,8 @@ pub(crate) struct Node {
     users_lock: Mutex<()>,
     /// So are changes of object stores.
     stores_lock: Mutex<()>,
+    /// The number of the next event.
+    next_event: Mutex<u32>,
     audit: Arc<AuditLog>,
     runtime: Handle,
     drive_settings: DriveSettings,

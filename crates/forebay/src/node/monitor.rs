@@ -14,6 +14,7 @@ use meta::control::ControlChange;
 use tokio::sync::watch;
 
 use super::drives::DriveEntry;
+use super::events::Watch;
 use super::filesystems::plan_groups;
 use super::groups::{Choice, Patience, WriteSet, choose_groups};
 use super::{Node, State};
@@ -37,6 +38,7 @@ struct Seen {
     reopen: BTreeMap<DriveId, (u64, u64)>,
     /// When the marks of the scrub were written down.
     marked_ns: u64,
+    events: Watch,
 }
 
 impl Seen {
@@ -97,7 +99,8 @@ impl Node {
             seen.marked_ns = now;
             self.keep_scrub_marks(&mut state).await?;
         }
-        Ok(())
+        drop(state);
+        self.watch(&mut seen.events).await
     }
 
     /// Opens drives that were missing and are there again. A drive that failed is left alone: what it did not

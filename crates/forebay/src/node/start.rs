@@ -21,6 +21,7 @@ use upkeep::{Pace, ScrubTargets};
 
 use super::control::apply_upkeep;
 use super::drives::{DriveEntry, DriveSettings, format_drives, plan_drives};
+use super::events::next_event;
 use super::filesystems::{FilesystemEntry, NodeParts, plan_groups, reads_survive};
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::memory::{self, MemoryPlan};
@@ -310,6 +311,7 @@ impl Node {
             accounts,
             users_lock: Mutex::new(()),
             stores_lock: Mutex::new(()),
+            next_event: Mutex::new(next_event(&control)?),
             audit: Arc::new(AuditLog::start(&env, &dir.audit())),
             env,
             dir,

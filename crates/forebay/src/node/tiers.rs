@@ -27,6 +27,7 @@ use wire::store::{ObjectStore, StoreAddress, StoreError};
 use wire::tier::Stage;
 
 use super::control::no_filesystem;
+use super::events::TierSigns;
 use super::filesystems::FilesystemEntry;
 use super::memory::MemoryPlan;
 use super::stores::open_store;
@@ -105,6 +106,17 @@ impl TierEntry {
         }
         self.reached = store.clone().map(|store| Reached::new(store, runtime));
         self.sender.send_replace(store.map(|store| store as Arc<dyn ObjectStore>));
+    }
+
+    /// For the list of events.
+    pub(super) fn signs(&self) -> TierSigns {
+        let health = self.reached.as_ref().map(|reached| reached.store.health()).unwrap_or_default();
+        let done = self.tiering.as_ref().map(Tiering::stat).unwrap_or_default();
+        TierSigns {
+            is_down: health.up == Some(false),
+            problem: self.problem.clone().or(health.problem).or(done.problem),
+            released_early_bytes: done.released_early_bytes,
+        }
     }
 
     fn forget_store(&mut self) {

@@ -19,6 +19,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use base::Ino;
+use base::units::parse_size;
 use client::{AccessTimes, Client, Invalidate};
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, SessionACL};
 use rustix::mount::{UnmountFlags, unmount};
@@ -64,7 +65,7 @@ pub enum Access {
 }
 
 /// What `-o` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MountFlags {
     /// How much is kept in memory.
     pub cache: CacheMode,
@@ -72,17 +73,43 @@ pub struct MountFlags {
     pub access: Access,
     /// Which reads are noted.
     pub access_times: AccessTimes,
+    /// How far the kernel reads ahead of who reads in sequence, at most. It begins with little, doubles it while
+    /// the reads go on in sequence, and reads nothing ahead of random ones.
+    pub read_ahead_bytes: u64,
 }
 
-/// An option that is not known.
+impl Default for MountFlags {
+    fn default() -> Self {
+        Self {
+            cache: CacheMode::default(),
+            access: Access::default(),
+            access_times: AccessTimes::default(),
+            // The kernel's own 128 KiB keep one drive busy; an extent is on several.
+            read_ahead_bytes: 4 << 20,
+        }
+    }
+}
+
+/// More is refused: every reader takes that much of the page cache.
+const READ_AHEAD_BYTES_MAX: u64 = 64 << 20;
+
+/// An option that cannot be taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown mount option: {0:?} (known: ro, rw, noatime, relatime, writecache, readcache, direct)")]
-pub struct UnknownMountOption(String);
+pub enum BadMountOption {
+    /// It is not known.
+    #[error(
+        "unknown mount option: {0:?} (known: ro, rw, noatime, relatime, writecache, readcache, direct, readahead=SIZE)"
+    )]
+    Unknown(String),
+    /// Not a size, or too much.
+    #[error("mount option readahead={0:?}: not a size from 0 to 64MiB, such as 16MiB")]
+    ReadAhead(String),
+}
 
 impl std::str::FromStr for MountFlags {
-    type Err = UnknownMountOption;
+    type Err = BadMountOption;
 
-    fn from_str(text: &str) -> Result<Self, UnknownMountOption> {
+    fn from_str(text: &str) -> Result<Self, BadMountOption> {
         let mut flags = Self::default();
         for option in text.split(',').filter(|option| !option.is_empty()) {
             match option {
@@ -94,11 +121,19 @@ impl std::str::FromStr for MountFlags {
                 "writecache" => flags.cache = CacheMode::Write,
                 "readcache" => flags.cache = CacheMode::Read,
                 "direct" => flags.cache = CacheMode::Direct,
-                unknown => return Err(UnknownMountOption(unknown.to_owned())),
+                other => match other.strip_prefix("readahead=") {
+                    Some(size) => flags.read_ahead_bytes = read_ahead(size)?,
+                    None => return Err(BadMountOption::Unknown(other.to_owned())),
+                },
             }
         }
         Ok(flags)
     }
+}
+
+fn read_ahead(size: &str) -> Result<u64, BadMountOption> {
+    let bytes = parse_size(size).ok().filter(|bytes| *bytes <= READ_AHEAD_BYTES_MAX);
+    bytes.ok_or_else(|| BadMountOption::ReadAhead(size.to_owned()))
 }
 
 /// Why a filesystem was not mounted.
@@ -170,7 +205,7 @@ impl Mount {
         let failed = |source| MountError::Failed { path: path.clone(), source };
         let session = fuser::Session::new(fuse, path, &config).map_err(failed)?.spawn().map_err(failed)?;
         client.set_invalidate(Some(Arc::new(KernelCaches { notifier: session.notifier() })));
-        raise_readahead(path);
+        set_read_ahead(path, options.flags.read_ahead_bytes);
         Ok(Self { session: Some(session), client, path: path.clone() })
     }
 
@@ -242,20 +277,17 @@ fn clear_dead_mounts(source: &str) {
     }
 }
 
-/// The kernel's default read-ahead of 128 KiB keeps one drive busy; an extent is on several.
-fn raise_readahead(path: &Path) {
+fn set_read_ahead(path: &Path, bytes: u64) {
     let Ok(stat) = rustix::fs::stat(path) else { return };
     let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
     let knob = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
     let flags = rustix::fs::OFlags::WRONLY;
     let written = rustix::fs::open(&knob, flags, rustix::fs::Mode::empty())
-        .and_then(|file| rustix::io::write(&file, READAHEAD_KIB.to_string().as_bytes()));
+        .and_then(|file| rustix::io::write(&file, (bytes >> 10).to_string().as_bytes()));
     if let Err(error) = written {
         tracing::debug!(%error, knob, "read-ahead stays as it is");
     }
 }
-
-const READAHEAD_KIB: u32 = 4096;
 
 struct Fuse {
     client: Client,
@@ -291,6 +323,13 @@ mod tests {
         assert_eq!(flags.access, Access::ReadOnly);
         assert_eq!(flags.access_times, AccessTimes::Never);
         assert_eq!(flags.cache, CacheMode::Direct);
-        assert_eq!("rw,nocrc".parse::<MountFlags>(), Err(UnknownMountOption("nocrc".to_owned())));
+        assert_eq!("rw,nocrc".parse::<MountFlags>(), Err(BadMountOption::Unknown("nocrc".to_owned())));
+        let ahead = |text: &str| text.parse::<MountFlags>().map(|flags| flags.read_ahead_bytes);
+        assert_eq!(ahead("ro"), Ok(4 << 20));
+        assert_eq!(ahead("readahead=16MiB,ro"), Ok(16 << 20));
+        assert_eq!(ahead("readahead=0"), Ok(0));
+        for bad in ["65MiB", "", "much"] {
+            assert_eq!(ahead(&format!("readahead={bad}")), Err(BadMountOption::ReadAhead(bad.to_owned())));
+        }
     }
 }

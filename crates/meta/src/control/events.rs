@@ -1,0 +1,67 @@
+//! The last events of the cluster.
+
+use wire::event::Event;
+
+use super::{CONTROL_LEDGER, Control, ControlChange, ControlError};
+use crate::keys::Keys;
+
+const EVENTS: u8 = b'e';
+/// Events that are kept; older ones are forgotten.
+const EVENTS_MAX: u32 = 4096;
+
+impl ControlChange {
+    /// Adds an event, and forgets the one that is too many.
+    pub fn event(&mut self, event: &Event) -> &mut Self {
+        let keys = Keys::new(CONTROL_LEDGER);
+        if let Some(old) = event.id.checked_sub(EVENTS_MAX) {
+            self.remove(keys.control(EVENTS, old));
+        }
+        self.put(keys.control(EVENTS, event.id), event)
+    }
+}
+
+impl Control {
+    /// The last events, oldest first.
+    pub fn events(&self) -> Result<Vec<Event>, ControlError> {
+        self.all(EVENTS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use wire::event::Severity;
+
+    use super::*;
+    use crate::log::{LedgerLog, MemLog};
+    use crate::state::MemState;
+
+    fn event(id: u32) -> Event {
+        let (subject, kind) = ("drive 3".to_owned(), "failed".to_owned());
+        let text = "a write failed: /dev/sdb".to_owned();
+        Event { id, time_s: 1_795_392_000, severity: Severity::Error, subject, kind, text }
+    }
+
+    #[tokio::test]
+    async fn the_last_events_are_kept_in_their_order() {
+        let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
+        let control = Control::open(log, Arc::new(MemState::default())).await.unwrap();
+        for first in (1..=EVENTS_MAX + 50).step_by(97) {
+            let mut change = ControlChange::default();
+            (first..(first + 97).min(EVENTS_MAX + 51)).for_each(|id| {
+                change.event(&event(id));
+            });
+            control.commit(change).await.unwrap();
+        }
+        let ids: Vec<u32> = control.events().unwrap().into_iter().map(|event| event.id).collect();
+        assert!(ids == (51..=EVENTS_MAX + 50).collect::<Vec<_>>(), "{:?}", &ids[..3]);
+    }
+
+    #[test]
+    fn the_record_is_that_of_the_documentation_and_unknown_members_are_refused() {
+        let text = r#"{"id":7,"time_s":1795392000,"severity":"error","subject":"drive 3","kind":"failed","text":"a write failed: /dev/sdb"}"#;
+        assert_eq!(serde_json::to_string(&event(7)).unwrap(), text);
+        assert!(serde_json::from_str::<Event>(&text.replacen('{', r#"{"more":1,"#, 1)).is_err());
+    }
+}
