@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::FsError;
+use tokio::time::{sleep, timeout};
 
 use crate::Client;
 
@@ -39,11 +40,13 @@ impl RoomWait {
         let _one = client.inner.making_room.lock().await;
         let released = client.make_room_in_tier().await?;
         let deleted = client.hasten_reclaim().await?;
-        tokio::time::sleep(PAUSE).await;
+        let drives = client.inner.extents.topology();
+        let (made, ()) = tokio::join!(timeout(PAUSE, drives.make_room()), sleep(PAUSE));
         let used_bytes = client.inner.extents.topology().used_bytes();
         let uploaded_bytes = client.uploaded_bytes();
         let leaves = released > 0 || uploaded_bytes > self.uploaded_bytes;
-        let progress = deleted > 0 || used_bytes < self.used_bytes || leaves;
+        // A drive that has not answered makes room still.
+        let progress = deleted > 0 || used_bytes < self.used_bytes || leaves || made.is_err();
         (self.used_bytes, self.uploaded_bytes) = (used_bytes, uploaded_bytes);
         let away = &client.inner.away;
         let idle_max = match (away.is_uploading(), away.store().is_some()) {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use base::{DriveId, PgId, ShardIndex};
+use futures_util::future::join_all;
 use layout::{ClusterMap, DriveState, PlacementGroup, Profile};
 use wire::drive::{DriveHealth, DriveService, DriveStat};
 
@@ -112,6 +113,12 @@ impl Topology {
     /// Bytes of the drives that are not free, whatever for.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.drives.values().map(|drive| drive.stat()).map(|stat| stat.capacity_bytes - stat.free_bytes).sum()
+    }
+
+    /// Has the drives turn dead space into room. Returns once each has enough or no more to give.
+    pub(crate) async fn make_room(&self) {
+        let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
+        join_all(usable.map(|service| service.make_room())).await;
     }
 
     /// Bytes of file data that the drives hold when they are empty and all up.

@@ -206,6 +206,23 @@ fn shards_of_a_failed_drive_are_deleted_when_it_is_back() {
 
 /// What could not be written makes others wait for room, not fail, once something was deleted.
 #[test]
+fn a_writer_without_room_has_the_drives_turn_dead_space_into_room() {
+    run("4+2", |world| async move {
+        let client = world.client().await;
+        world.drives.iter().for_each(|drive| {
+            drive.capacity_bytes.store(6 << 20, Ordering::Relaxed);
+            drive.garbage_bytes.store(6 << 20, Ordering::Relaxed);
+        });
+        let ino = create(&client, "a").await;
+        // How much room there is is looked at now and then.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        client.write(ino, 0, &pattern(1, 3 << 20)).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        assert!(world.drives.iter().all(|drive| drive.garbage_bytes.load(Ordering::Relaxed) == 0));
+    });
+}
+
+#[test]
 fn a_write_after_deleting_waits_for_the_room_although_another_has_failed() {
     run("4+2", |world| async move {
         let client = world.client().await;

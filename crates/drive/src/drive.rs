@@ -453,6 +453,14 @@ impl DriveService for Drive {
         Box::pin(self.scrub_step(after, budget_bytes))
     }
 
+    fn make_room(&self) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        Box::pin(async {
+            let (reply, answer) = oneshot::channel();
+            self.send(Request::MakeRoom(reply)).await?;
+            self.wait(answer).await.ok_or_else(|| self.failed())
+        })
+    }
+
     fn health(&self) -> DriveHealth {
         if self.shared.has_failed() { DriveHealth::Failed } else { DriveHealth::Up }
     }

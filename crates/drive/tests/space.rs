@@ -98,6 +98,28 @@ fn repairs_go_on_where_new_data_stops_and_deletes_where_repairs_stop() {
     assert!(fill(&drive, 20_000, 60) - 20_000 > full / 3, "room comes back for new data too");
 }
 
+/// Writers look at how much room there is before they send anything.
+#[test]
+fn thin_garbage_of_a_full_drive_becomes_room_for_whoever_asks_first() {
+    let sim = Sim::new(7);
+    format(&sim.env(), Path::new(PATH), 65 * MIB);
+    let drive = open(&sim.env(), Path::new(PATH)).unwrap();
+    let end = fill(&drive, 1, 15);
+    for extent in (1..end).step_by(10) {
+        block_on(drive.delete(vec![key(extent)])).unwrap();
+    }
+    assert_eq!(drive.stat().free_bytes, 0, "no segment gives back enough to be cleaned for nobody");
+    block_on(drive.make_room()).unwrap();
+    let stat = drive.stat();
+    assert!(stat.free_bytes >= 2 * MIB, "{stat:?}");
+    check_stat(&drive);
+    // Nothing more comes back: nobody waits for it.
+    let full = fill(&drive, 10_000, 15);
+    assert!(full > 10_000 + end / 20, "{full}");
+    block_on(drive.make_room()).unwrap();
+    assert!(drive.stat().free_bytes < MIB, "{:?}", drive.stat());
+}
+
 #[test]
 fn churn_on_a_half_full_drive_never_runs_out() {
     let sim = Sim::new(8);

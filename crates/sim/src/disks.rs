@@ -147,6 +147,10 @@ impl DriveService for SimDrive {
         Box::pin(self.ask(DriveFailed { drive: self.id }, self.inner.scrub(after, bytes_max)))
     }
 
+    fn make_room(&self) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        Box::pin(self.ask(DriveFailed { drive: self.id }, self.inner.make_room()))
+    }
+
     fn health(&self) -> DriveHealth {
         if self.is_dead() { DriveHealth::Failed } else { self.inner.health() }
     }

@@ -277,6 +277,10 @@ pub trait DriveService: Send + Sync {
         budget_bytes: u64,
     ) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>>;
 
+    /// Makes room for new data out of dead space, however little each part gives back. Returns once there is room for
+    /// a few requests or nothing more comes back. Goes on only as long as it is waited for.
+    fn make_room(&self) -> BoxFuture<'_, Result<(), DriveFailed>>;
+
     /// Whether it serves. Costs nothing.
     fn health(&self) -> DriveHealth;
 

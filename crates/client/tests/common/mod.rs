@@ -54,6 +54,8 @@ pub struct MemDrive {
     shards: Mutex<HashMap<ShardKey, PutShard>>,
     fault: Mutex<Fault>,
     pub capacity_bytes: AtomicU64,
+    /// Dead space, until somebody asks for room.
+    pub garbage_bytes: AtomicU64,
     pub puts: AtomicU64,
     pub gets: AtomicU64,
 }
@@ -65,6 +67,7 @@ impl MemDrive {
             shards: Mutex::default(),
             fault: Mutex::new(Fault::None),
             capacity_bytes: AtomicU64::new(1 << 30),
+            garbage_bytes: AtomicU64::new(0),
             puts: AtomicU64::new(0),
             gets: AtomicU64::new(0),
         }
@@ -141,7 +144,7 @@ impl MemDrive {
         }
         let sums = base::checksum::block_checksums(request.key.extent, request.key.shard, 0, &request.bytes);
         assert_eq!(sums, request.checksums, "the client computes the sums of what it sends");
-        let room = self.capacity_bytes.load(Ordering::Relaxed);
+        let room = self.capacity_bytes.load(Ordering::Relaxed) - self.garbage_bytes.load(Ordering::Relaxed);
         if self.used_bytes() + request.bytes.len() as u64 > room {
             return Err(PutShardError::NoSpace { drive });
         }
@@ -236,12 +239,21 @@ impl DriveService for MemDrive {
         Box::pin(async { unreachable!("no client scrubs drives") })
     }
 
+    fn make_room(&self) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        Box::pin(async {
+            self.answering().await;
+            self.garbage_bytes.store(0, Ordering::Relaxed);
+            Ok(())
+        })
+    }
+
     fn health(&self) -> DriveHealth {
         if self.fault() == Fault::Failed { DriveHealth::Failed } else { DriveHealth::Up }
     }
 
     fn stat(&self) -> DriveStat {
         let (capacity_bytes, live_bytes) = (self.capacity_bytes.load(Ordering::Relaxed), self.used_bytes());
+        let garbage_bytes = self.garbage_bytes.load(Ordering::Relaxed);
         DriveStat {
             uuid: DriveUuid([self.id.0 as u8; 16]),
             health: self.health(),
@@ -249,11 +261,11 @@ impl DriveService for MemDrive {
             io_path: IoPath::Simulated,
             capacity_bytes,
             live_bytes,
-            garbage_bytes: 0,
+            garbage_bytes,
             trimmed_bytes: 0,
             write_limit_bytes_per_s: None,
             reserved_bytes: 0,
-            free_bytes: capacity_bytes.saturating_sub(live_bytes),
+            free_bytes: capacity_bytes.saturating_sub(live_bytes + garbage_bytes),
             shards: self.shards.lock().unwrap().len() as u64,
             bad_shards: 0,
         }

@@ -148,15 +148,13 @@ impl Engine {
                 let _ = request.reply.send(outcome);
                 continue;
             }
-            // Whoever gave it up may have deleted the shard meanwhile: stored now, it would stay. Until there is room
-            // for it, it keeps the cleaner going all the same: they will come back.
-            let is_wanted = !request.reply.is_closed();
-            if !is_wanted && has_room(index, &request) {
+            // Whoever gave it up may have deleted the shard meanwhile: stored now, it would stay.
+            if request.reply.is_closed() {
                 continue;
             }
             let item = put_item(&request);
             let class = SegmentClass::from(request.put.class);
-            if is_wanted && plan.add(index, &mut self.counters, class, purpose(&request), item).is_ok() {
+            if plan.add(index, &mut self.counters, class, purpose(&request), item).is_ok() {
                 keys.insert(request.put.key);
                 replies.puts.push((request.reply, request.place));
             } else if plan.is_empty() && !self.can_reclaim(index) && self.running.is_none() {
@@ -177,11 +175,6 @@ fn verdict(index: &Index, request: &PutRequest) -> Verdict {
         (Some(entry), Some(replaced)) if entry == replaced => Verdict::Add,
         (Some(_), _) => Verdict::Answer(PutOutcome::Exists),
     }
-}
-
-fn has_room(index: &Index, request: &PutRequest) -> bool {
-    let blocks = (request.put.bytes.len() / BLOCK) as u32;
-    index.may_append(purpose(request), blocks) && index.may_open(purpose(request))
 }
 
 fn purpose(request: &PutRequest) -> Purpose {

@@ -57,9 +57,10 @@ impl Engine {
         let index_bytes = index.len() as u64 * ENTRY_BYTES as u64;
         // A large index is written less often, so that it costs at most a quarter of the bandwidth.
         let mut due = self.appended_bytes >= self.limits.checkpoint_every_bytes.max(4 * index_bytes);
-        if !due && index.free_segments() <= index.user_reserve() + 2 {
+        let pressed = self.is_pressed();
+        if !due && (pressed || index.free_segments() <= index.user_reserve() + 2) {
             let dead = index.dead_count();
-            due = dead > 0 && (self.pressed || self.cleaning.is_none() || dead >= index.user_reserve() / 2);
+            due = dead > 0 && (pressed || self.cleaning.is_none() || dead >= index.user_reserve() / 2);
         }
         drop(index);
         if due {

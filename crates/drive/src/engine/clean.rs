@@ -26,6 +26,8 @@ const MOVE_RECORDS: usize = 256;
 /// reserve leaves room for 2 % of tombstones, and what those make dead is more than this part of some segment.
 const WORTH: u64 = 4;
 const WORTH_IN_NEED: u64 = 256;
+/// Room that ends the wait for it: for a few requests, at most 3 % of a small drive, at least a segment.
+const ROOM_BYTES: u64 = 4 << 20;
 /// How long no user has asked for anything when the time is used for cleaning.
 const IDLE_NS: u64 = 200_000_000;
 /// Segments per second that are cleaned in idle time, in bytes: flash that nobody waits for should not wear.
@@ -69,7 +71,9 @@ impl Engine {
             return true;
         }
         // The same conditions as in `choose_victim`, so that whoever waits for cleaning waits for something.
-        self.may_clean(index) && index.victim(index.geometry.segment_bytes / WORTH_IN_NEED).is_some()
+        self.may_clean(index)
+            && self.vain_worth < WORTH_IN_NEED
+            && index.victim(index.geometry.segment_bytes / WORTH_IN_NEED).is_some()
     }
 
     fn may_clean(&self, index: &Index) -> bool {
@@ -78,9 +82,34 @@ impl Engine {
             && self.cleaned_in_vain <= index.geometry.segments
     }
 
+    /// Whether somebody waits for room: then little dead space must do.
+    pub(super) fn is_pressed(&self) -> bool {
+        self.pressed || !self.room_waiters.is_empty()
+    }
+
+    /// Tells those that can stop waiting.
+    pub(super) fn answer_room_waiters(&mut self) {
+        self.room_waiters.retain(|waiter| !waiter.is_closed());
+        if self.room_waiters.is_empty() {
+            return;
+        }
+        let index = self.shared.index();
+        let wanted =
+            (ROOM_BYTES / index.geometry.segment_bytes).min((index.geometry.segments / 32).into()).max(1);
+        let has_room = u64::from(index.free_segments()) >= u64::from(index.user_reserve()) + wanted;
+        let is_over = has_room || (self.running.is_none() && !self.can_reclaim(&index));
+        drop(index);
+        if is_over {
+            for waiter in self.room_waiters.drain(..) {
+                // Whoever gave up meanwhile does not mind.
+                let _ = waiter.send(());
+            }
+        }
+    }
+
     /// Whether room is short, or somebody waits for it.
     fn is_needed(&self, index: &Index) -> bool {
-        self.pressed || index.free_segments() <= index.user_reserve() + 1 + index.geometry.segments / 32
+        self.is_pressed() || index.free_segments() <= index.user_reserve() + 1 + index.geometry.segments / 32
     }
 
     /// Whether no user has asked for anything for a while.
@@ -141,11 +170,13 @@ impl Engine {
 
     fn choose_victim(&mut self, device: &mut dyn Device) {
         let index = self.shared.index();
-        let worth = if self.pressed { WORTH_IN_NEED } else { WORTH };
+        let worth = if self.is_pressed() { WORTH_IN_NEED } else { WORTH };
         let gain_min_bytes = index.geometry.segment_bytes / worth;
         let may_clean = self.may_clean(&index);
         let victim = if self.is_needed(&index) {
-            index.victim(gain_min_bytes).filter(|_| may_clean)
+            let found = if self.vain_worth < worth { index.victim(gain_min_bytes) } else { None };
+            self.vain_worth = if found.is_none() { self.vain_worth.max(worth) } else { 0 };
+            found.filter(|_| may_clean)
         } else if self.idle_work_ready() {
             index.old_victim(gain_min_bytes, self.counters.durable_seq).filter(|_| may_clean)
         } else {

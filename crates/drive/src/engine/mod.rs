@@ -86,6 +86,8 @@ pub(crate) enum Request {
     Put(Box<PutRequest>),
     Delete(DeleteRequest),
     Read(ReadRequest),
+    /// Clean until there is room, or nothing more comes back.
+    MakeRoom(oneshot::Sender<()>),
     /// Write everything out, checkpoint, and end.
     Close(oneshot::Sender<Result<(), Ended>>),
 }
@@ -172,8 +174,12 @@ pub(crate) struct Engine {
     background_was_last: bool,
     /// A request found no room and waits for cleaning.
     pressed: bool,
+    /// Who waits for room without having sent anything.
+    room_waiters: Vec<oneshot::Sender<()>>,
     /// Segments cleaned since a user's request last succeeded.
     cleaned_in_vain: u32,
+    /// No segment gives back one part in so many, and none has changed since. Looking at all of them takes long.
+    vain_worth: u64,
     background_reads: usize,
     /// When a user last asked for something that the page cache did not have.
     last_request_ns: u64,
@@ -216,7 +222,9 @@ impl Engine {
             appended_bytes: 0,
             background_was_last: false,
             pressed: false,
+            room_waiters: Vec::new(),
             cleaned_in_vain: 0,
+            vain_worth: 0,
             background_reads: 0,
             last_request_ns: 0,
             idle_not_before_ns: 0,
@@ -245,6 +253,7 @@ impl Engine {
                 self.reads.insert(token, Reading::Caller(reply, class));
                 device.submit(Op::Read { token, offset, buffer, via });
             }
+            Request::MakeRoom(reply) => self.room_waiters.push(reply),
             Request::Close(reply) => self.closing = Some(reply),
         }
     }
@@ -279,6 +288,7 @@ impl Engine {
             Some(cleaning) => cleaning.wants_step() && self.may_step(&self.shared.index()),
             None => {
                 (self.idle_work_ready() && !self.trimming.is_under_way())
+                    || !self.room_waiters.is_empty()
                     || (self.pressed && self.can_reclaim(&self.shared.index()))
             }
         }
@@ -295,6 +305,7 @@ impl Engine {
             return;
         }
         self.pressed &= self.backlog() > 0;
+        self.answer_room_waiters();
         self.step_cleaning(device);
         self.maybe_start_checkpoint();
         if self.running.is_none()
@@ -381,6 +392,7 @@ impl Engine {
     }
 
     fn finish(&mut self, then: Then) {
+        self.vain_worth = 0;
         match then {
             Then::Batch { replies, changes, headers, last_seq } => {
                 self.cleaned_in_vain = 0;
@@ -445,6 +457,7 @@ impl Engine {
         for request in self.deletes.drain(..) {
             let _ = request.reply.send(Err(Ended));
         }
+        self.room_waiters.clear();
         self.checkpoint = None;
         self.cleaning = None;
         if let Some(reply) = self.closing.take() {
