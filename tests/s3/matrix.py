@@ -475,11 +475,13 @@ def presigned():
         kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
         return urllib.request.urlopen(urllib.request.Request(form["url"], data=raw, headers=kind, method="POST"))
     assert send(b"in a form").status == 204 and body(b, "posted/x") == b"in a form" == on_mount(b, "posted/x")
-    try:
-        send(b"x" * 2000)
-        raise AssertionError("too long for the policy")
-    except urllib.error.HTTPError as error:
-        assert error.code == 400, error
+    for content, key, status, code in ((b"x" * 2000, "posted/x", 400, "EntityTooLarge"), (b"x", "elsewhere", 403, "AccessDenied")):
+        try:
+            send(content, key)
+            raise AssertionError(code)
+        except urllib.error.HTTPError as error:
+            text = error.read().decode()
+            assert error.code == status and f"<Code>{code}</Code>" in text, (error, text)
 
 
 def transport():

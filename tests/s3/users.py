@@ -213,6 +213,30 @@ def sessions():
     refused("InvalidAccessKeyId", client(short).get_object, **read)
 
 
+def copies():
+    """Tags go along only where they may be read and set; attributes have a right of their own beside the bytes."""
+    b = bucket()
+    name = f"cat-{uuid.uuid4().hex[:8]}"
+    rights = lambda *actions: policy({"Effect": "Allow", "Action": list(actions), "Resource": f"arn:aws:s3:::{b}/*"})
+    forebay("user", "add", NODE, name, "--policy", "-", input=rights("s3:GetObject", "s3:PutObject"))
+    cat = client(key(name))
+    admin.put_object(Bucket=b, Key="plain", Body=b"1")
+    admin.put_object(Bucket=b, Key="tagged", Body=b"2", Tagging="x=1")
+    copy = lambda source: cat.copy_object(Bucket=b, Key="copy", CopySource={"Bucket": b, "Key": source})
+    attributes = {"Bucket": b, "Key": "plain", "ObjectAttributes": ["ObjectSize"]}
+    copy("plain")
+    refused("AccessDenied", copy, source="tagged")
+    refused("AccessDenied", cat.get_object_attributes, **attributes)
+    for more, may in (("GetObjectTagging", False), ("PutObjectTagging", False), ("*ObjectTagging", True)):
+        text = rights("s3:GetObject", "s3:PutObject", f"s3:{more}", "s3:GetObjectAttributes")
+        forebay("policy", "set", NODE, "--user", name, "-", input=text)
+        copy("tagged") if may else refused("AccessDenied", copy, source="tagged")
+        assert cat.get_object_attributes(**attributes)["ObjectSize"] == 1
+    assert admin.get_object_tagging(Bucket=b, Key="copy")["TagSet"] == [{"Key": "x", "Value": "1"}]
+    forebay("policy", "set", NODE, "--user", name, "-", input=rights("s3:GetObjectAttributes"))
+    refused("AccessDenied", cat.get_object_attributes, **attributes)
+
+
 def audited():
     b = bucket()
     name = user(b)

@@ -37,7 +37,7 @@ for group in signatures clock rubbish lengths broken additions subresources slow
 done
 
 users() { NODE=$NODE FOREBAY=$FOREBAY "$PYTHON" "$ROOT/tests/s3/users.py" "$1"; }
-for group in prefixes disabled expiring addresses renamed sessions audited; do
+for group in prefixes disabled expiring addresses renamed sessions copies audited; do
     check "users: $group" users "$group"
 done
 

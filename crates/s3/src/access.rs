@@ -42,7 +42,7 @@ const ACTIONS: &[(&str, &str)] = &[
     ("GetBucketVersioning", "s3:GetBucketVersioning"),
     ("GetObject", "s3:GetObject"),
     ("GetObjectAcl", "s3:GetObjectAcl"),
-    ("GetObjectAttributes", "s3:GetObject"),
+    ("GetObjectAttributes", "s3:GetObjectAttributes"),
     ("GetObjectTagging", "s3:GetObjectTagging"),
     ("HeadBucket", "s3:ListBucket"),
     ("HeadObject", "s3:GetObject"),

@@ -279,6 +279,9 @@ impl Gate {
         {
             response = refuse(error);
         }
+        if is_form {
+            response = forbid_form(response);
+        }
         // The protocol library knows one status for HEAD; it is that of a GET.
         if is_head
             && response.status() == StatusCode::OK
@@ -364,6 +367,22 @@ pub(crate) fn refuse(error: S3Error) -> Response<Body> {
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
         response
     })
+}
+
+/// The protocol library answers 400 to a form that its policy does not allow, as to a policy that cannot be read.
+fn forbid_form(response: Response<Body>) -> Response<Body> {
+    let is_refusal = |text: &String| {
+        text.contains("<Code>InvalidPolicyDocument</Code>")
+            && (text.contains("<Message>Policy condition ") || text.contains(" does not match "))
+    };
+    let text = response.body().bytes().and_then(|body| String::from_utf8(body.to_vec()).ok());
+    let Some(text) = text.filter(is_refusal) else { return response };
+    let text = text.replacen("InvalidPolicyDocument", "AccessDenied", 1);
+    let text = text.replacen("<Message>", "<Message>Invalid according to Policy: ", 1);
+    let (mut parts, _) = response.into_parts();
+    parts.status = StatusCode::FORBIDDEN;
+    parts.headers.remove(header::CONTENT_LENGTH);
+    Response::from_parts(parts, Body::from(Bytes::from(text)))
 }
 
 fn content_length(headers: &HeaderMap) -> Option<u64> {

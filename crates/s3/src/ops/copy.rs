@@ -98,7 +98,11 @@ pub(crate) async fn copy_object(
     let info = if is_same {
         change(core, &asked, to, given, (replaces, replaces_tags), conditions).await?
     } else {
-        let tags = replaces_tags.then(|| given.tags.clone());
+        let tags = if replaces_tags {
+            Some(given.tags.clone())
+        } else {
+            copied_tags(core, &asked, &from, &input.key, &head)?
+        };
         let meta = replaces.then(|| ObjectMeta {
             etag: head.meta.etag.as_ref().map(|_| head.etag.clone()),
             checksum: head.meta.checksum.clone(),
@@ -119,6 +123,25 @@ pub(crate) async fn copy_object(
     };
     let result = describe_copy(info);
     Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(result), ..CopyObjectOutput::default() }))
+}
+
+/// The tags of a copy that takes those of its source: `None` for what they are by then. Who may not read and set tags
+/// may copy what has none.
+fn copied_tags(
+    core: &Core,
+    asked: &Asked,
+    from: &From,
+    to: &str,
+    head: &ObjectInfo,
+) -> S3Result<Option<Vec<(String, String)>>> {
+    let may = core
+        .may_also(&asked.context, "s3:GetObjectTagging", &from.bucket, &from.key)
+        .and_then(|()| core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, to));
+    match may {
+        Ok(()) => Ok(None),
+        Err(_) if head.meta.tags.is_empty() => Ok(Some(Vec::new())),
+        Err(error) => Err(error),
+    }
 }
 
 /// What the answer says of a copy.
