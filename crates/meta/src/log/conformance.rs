@@ -283,6 +283,25 @@ fn a_missing_file_is_reported() {
 }
 
 #[test]
+fn files_that_are_not_appended_to_any_more_keep_nothing_of_what_was_zeroed_ahead() {
+    let sim = Sim::new(1);
+    let engine = log_of_four(&sim);
+    let log = engine.open().unwrap();
+    now(log.seal(Epoch(2))).unwrap();
+    let end = 5 + 3 * SIZES.file_bytes / batch(5).len() as u64;
+    (5..=end).for_each(|seq| append(&*log, 2, seq..=seq).unwrap());
+    let mut files = sim.files.list(Path::new("/node/log")).unwrap();
+    files.sort();
+    let (_, before) = files.split_last().unwrap();
+    assert!(before.len() > 2, "{before:?}");
+    for (file, next) in before.iter().zip(&files[1..]) {
+        let first = u64::from_str_radix(next.file_stem().unwrap().to_str().unwrap(), 16).unwrap();
+        assert!(sim.files.read(file).unwrap().ends_with(&batch(first - 1)), "{}", file.display());
+    }
+    check_entries(&*engine.open().unwrap(), 1, end);
+}
+
+#[test]
 fn a_frame_of_a_newer_version_is_refused() {
     let sim = Sim::new(1);
     let engine = log_of_four(&sim);

@@ -53,6 +53,8 @@ struct Inner {
     /// Oldest first. Entries of a file are below the first entry of the next.
     files: Vec<LogFile>,
     writer: Option<Writer>,
+    /// Where the newest file ends, if it is not being written.
+    end: u64,
     /// After a failed write nothing is known about the file, so nothing is appended any more.
     broken: bool,
     /// The disk had no room when the reserve was to be filled up.
@@ -79,6 +81,8 @@ pub(super) type Copied = std::collections::BTreeMap<PathBuf, u64>;
 struct Scanned {
     epoch: Epoch,
     tail: Seq,
+    /// Behind the last frame.
+    end: u64,
 }
 
 impl FileLog {
@@ -101,7 +105,7 @@ impl FileLog {
         }
         files.sort_by_key(|file| file.first);
         let mut inner =
-            Inner { epoch: Epoch(0), tail: Seq(0), files, writer: None, broken: false, full: false };
+            Inner { epoch: Epoch(0), tail: Seq(0), files, writer: None, end: 0, broken: false, full: false };
         if let Some(first) = inner.files.first() {
             inner.tail = Seq(first.first.0 - 1);
         }
@@ -122,6 +126,7 @@ impl FileLog {
             let scanned = scan(env, file, &mut |_, _| {})?;
             inner.epoch = inner.epoch.max(scanned.epoch);
             inner.tail = scanned.tail;
+            inner.end = scanned.end;
         }
         Ok(Self {
             env: env.clone(),
@@ -206,7 +211,7 @@ impl FileLog {
         }
         self.begin_file(&mut inner, epoch)?;
         inner.epoch = epoch;
-        inner.writer = None;
+        inner.stop_writing();
         Ok(())
     }
 
@@ -214,6 +219,13 @@ impl FileLog {
     fn begin_file(&self, inner: &mut Inner, epoch: Epoch) -> Result<(), std::io::Error> {
         let first = Seq(inner.tail.0 + 1);
         let writer = self.start_file(first, epoch)?;
+        inner.stop_writing();
+        if let Some(before) = inner.files.last().filter(|file| file.first < first) {
+            // Costs room at most if it fails: nothing there was acknowledged, or it is zeros.
+            let file = self.env.files.open(&before.path, OpenMode::Existing, Caching::Buffered);
+            let _ =
+                file.and_then(|file| if file.len()? > inner.end { file.set_len(inner.end) } else { Ok(()) });
+        }
         // A file that never got an entry has the same name; it held at most an older seal. One that begins later
         // holds entries that were cut off.
         let cut: Vec<LogFile> = inner.files.extract_if(.., |file| file.first >= first).collect();
@@ -233,7 +245,7 @@ impl FileLog {
         }
         // Until this has succeeded nobody may append: it may already have replaced the file of the old owner.
         inner.broken = true;
-        inner.writer = None;
+        inner.stop_writing();
         self.begin_file(&mut inner, epoch)?;
         inner.epoch = epoch;
         inner.broken = false;
@@ -370,6 +382,14 @@ impl FileLog {
     }
 }
 
+impl Inner {
+    fn stop_writing(&mut self) {
+        if let Some(writer) = self.writer.take() {
+            self.end = writer.at;
+        }
+    }
+}
+
 /// The frames of one append.
 pub(super) fn frames(epoch: Epoch, first: Seq, batches: &[Vec<u8>]) -> Result<Vec<u8>, AppendError> {
     if batches.len() > BATCHES_MAX || batches.iter().any(|batch| batch.len() > BATCH_BYTES_MAX) {
@@ -433,7 +453,7 @@ impl Writer {
 /// Visits the valid frames of a file in order, with their offsets, and checks that they follow each other.
 fn scan(env: &Env, file: &LogFile, visit: &mut dyn FnMut(Frame<'_>, usize)) -> Result<Scanned, LogError> {
     let bytes = env.files.read(&file.path)?;
-    let mut scanned = Scanned { epoch: Epoch(0), tail: Seq(file.first.0 - 1) };
+    let mut scanned = Scanned { epoch: Epoch(0), tail: Seq(file.first.0 - 1), end: 0 };
     let mut at = 0;
     loop {
         let frame = match Frame::parse(&bytes[at..]) {
@@ -455,6 +475,7 @@ fn scan(env: &Env, file: &LogFile, visit: &mut dyn FnMut(Frame<'_>, usize)) -> R
         visit(frame, at);
         at += frame.len_bytes();
     }
+    scanned.end = at as u64;
     refuse_later_frames(file, &bytes[at..], scanned.tail)?;
     Ok(scanned)
 }
