@@ -81,11 +81,7 @@ pub(crate) async fn copy_object(
     let conditions = destination_conditions(&request.headers)?;
     let is_same = from.bucket.ino == asked.bucket()?.ino && from.key == input.key;
     if is_same && !replaces && !replaces_tags {
-        return Err(s3_error!(
-            InvalidRequest,
-            "This copy request is illegal because it is trying to copy an object to itself without changing the \
-             object's metadata, storage class, website redirect location or encryption attributes."
-        ));
+        return Err(changes_nothing());
     }
     let head = core.client.head_object(from.name.clone(), from_conditions.clone(), asked.caller()).await;
     let head = head.map_err(source_error)?;
@@ -123,6 +119,14 @@ pub(crate) async fn copy_object(
     };
     let result = describe_copy(info);
     Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(result), ..CopyObjectOutput::default() }))
+}
+
+fn changes_nothing() -> s3s::S3Error {
+    s3_error!(
+        InvalidRequest,
+        "This copy request is illegal because it is trying to copy an object to itself without changing the \
+         object's metadata, storage class, website redirect location or encryption attributes."
+    )
 }
 
 /// The tags of a copy that takes those of its source: `None` for what they are by then. Who may not read and set tags
