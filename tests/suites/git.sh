@@ -15,6 +15,8 @@ commit_tree() {
     cd "$REPO"
     # Every object is fsynced, as on a machine that matters.
     git config core.fsync all
+    # It would begin by itself in the background, and go on into what follows.
+    git config gc.auto 0
     git add -A
     git commit -q -m first
     for i in 1 2 3; do

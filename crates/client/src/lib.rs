@@ -14,6 +14,7 @@ mod file;
 mod flush;
 mod gather;
 mod given_up;
+mod in_use;
 mod latency;
 mod makes;
 mod map_cache;
@@ -58,6 +59,7 @@ use session::Session;
 
 pub use above::NameTerm;
 pub use file::NotTaken;
+pub use in_use::LastUse;
 pub use names::DirPage;
 pub use objects::{CompleteUpload, CopyObject, PutOptions, PutPart};
 pub use orphans::{ClosedRange, ExtentRanges, Inventory};
@@ -98,6 +100,8 @@ pub struct ClientOptions {
     pub map_bytes_max: u64,
     /// The object store that extents may lie in.
     pub tier: TierLink,
+    /// Shared by the clients of this filesystem.
+    pub last_use: LastUse,
 }
 
 /// How a client reaches the object store that extents of its filesystem lie in.
@@ -197,6 +201,7 @@ struct Inner {
     changes: AtomicU64,
     invalidate: Mutex<Option<Arc<dyn Invalidate>>>,
     notes_reads: AtomicBool,
+    last_use: LastUse,
     closing: AtomicBool,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -247,6 +252,7 @@ impl Client {
             changes: AtomicU64::new(0),
             invalidate: Mutex::new(None),
             notes_reads: AtomicBool::new(true),
+            last_use: options.last_use,
             closing: AtomicBool::new(false),
             tasks: Mutex::new(Vec::new()),
         };

@@ -201,6 +201,7 @@ impl Gate {
         let mut entry = AuditEntry::begin(self.audit.clone()).await;
         entry.record.began_ns = self.core.env.clock.wall_ns();
         let begun_ns = self.core.env.clock.boot_ns();
+        self.core.client.note_use();
         let id = format!("{:016X}", self.ids.fetch_add(1, Ordering::Relaxed));
         entry.record.source_ip = Some(origin.ip);
         let context = Arc::new(RequestContext {

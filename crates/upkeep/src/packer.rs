@@ -33,6 +33,10 @@ const YOUNG_MAX: usize = 262_144;
 const REST: u32 = 8;
 /// ... but no longer than this, whatever held it up.
 const REST_MAX: Duration = Duration::from_secs(120);
+/// While somebody uses the filesystem, every step is followed by a rest so many times as long ...
+const REST_IN_USE: u32 = 3;
+/// ... that ends soon after they have stopped.
+const REST_SLICE: Duration = Duration::from_millis(20);
 /// Extents that stay may waste one part in so many of what all of them take.
 const WASTE: u64 = 12;
 /// Pause before it is asked again whether repair is done.
@@ -221,6 +225,21 @@ impl Work {
         u128::from(age_ns) >= self.options.age.as_nanos()
     }
 
+    fn since(&self, began_ns: u64) -> Duration {
+        Duration::from_nanos(self.env.clock.boot_ns().saturating_sub(began_ns))
+    }
+
+    /// Rests after a step, while somebody uses the filesystem and nobody waits for the room that packing gives.
+    async fn step_back(&mut self, worked: Duration) {
+        tokio::task::yield_now().await;
+        let mut rest = worked * REST_IN_USE;
+        while !rest.is_zero() && self.client.is_in_use() && !self.client.makes_room() && !self.stopped.now() {
+            let slice = rest.min(REST_SLICE);
+            self.stopped.or_after(slice).await;
+            rest -= slice;
+        }
+    }
+
     fn waits(&self, why: Option<PackWait>) {
         lock(&self.stat).waits = why;
     }
@@ -232,9 +251,7 @@ impl Work {
         if unchanged && matches!(self.swept, Some((_, _, true))) {
             return Ok(());
         }
-        let began_ns = self.env.clock.boot_ns();
         let found = self.survey(&target).await?;
-        self.looked = Duration::from_nanos(self.env.clock.boot_ns().saturating_sub(began_ns));
         let Some(found) = found else { return Ok(()) };
         lock(&self.stat).survey(&found);
         let density = if unchanged && found.is_wasteful() { Density::FULL } else { Density::HALF };
@@ -260,13 +277,17 @@ impl Work {
     }
 
     /// Counts everything; `None` if it was stopped.
-    async fn survey(&self, target: &PackTarget) -> Result<Option<PackStat>, FsError> {
+    async fn survey(&mut self, target: &PackTarget) -> Result<Option<PackStat>, FsError> {
         let (mut found, mut after) = (PackStat::default(), None);
+        self.looked = Duration::ZERO;
         loop {
+            let began_ns = self.env.clock.boot_ns();
             let (entries, next) = self.client.scan_map(after).await?;
             for entry in &entries {
                 found.count(entry, judge(entry, target, Density::HALF), target);
             }
+            let worked = self.since(began_ns);
+            self.looked += worked;
             after = next;
             if after.is_none() {
                 return Ok(Some(found));
@@ -274,7 +295,7 @@ impl Work {
             if self.stopped.now() {
                 return Ok(None);
             }
-            tokio::task::yield_now().await;
+            self.step_back(worked).await;
         }
     }
 
@@ -282,7 +303,9 @@ impl Work {
     async fn move_pieces(&mut self, sweep: &mut Sweep) -> Result<bool, FsError> {
         let mut after = None;
         loop {
+            let began_ns = self.env.clock.boot_ns();
             let (entries, next) = self.client.scan_map(after).await?;
+            let worked = self.since(began_ns);
             for entry in entries {
                 for (part, verdict) in self.wanted(entry, sweep) {
                     let long = part.piece.len * 4 > u64::from(sweep.target.extent_bytes);
@@ -301,7 +324,7 @@ impl Work {
             if after.is_none() {
                 break;
             }
-            tokio::task::yield_now().await;
+            self.step_back(worked).await;
         }
         for load in std::mem::take(&mut sweep.loads) {
             if load.pays(&sweep.target, self.options.least_bytes) {
@@ -382,10 +405,12 @@ impl Work {
             );
             *(if alone { &mut moved_alone } else { &mut moved }) += entry.piece.len;
         }
+        let began_ns = self.env.clock.boot_ns();
         let outcome = match kind {
             Kind::Apart => self.client.pack(load.entries).await?,
             Kind::Shared => self.client.pack_shared(load.entries).await?,
         };
+        self.step_back(self.since(began_ns)).await;
         sweep.moved_bytes += outcome.moved_bytes;
         let elapsed_ns = self.env.clock.boot_ns().saturating_sub(sweep.began_ns).max(1);
         let mut stat = lock(&self.stat);

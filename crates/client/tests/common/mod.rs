@@ -12,7 +12,7 @@ use std::time::Duration;
 use base::env::sim::Sim;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, FsError, Ino, LedgerId, PgId, SessionId};
 use bytes::Bytes;
-use client::{Attr, Client, ClientOptions, FileKind, MakeNode, OpenIntent, TierLink, Topology};
+use client::{Attr, Client, ClientOptions, FileKind, LastUse, MakeNode, OpenIntent, TierLink, Topology};
 use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup};
 use meta::log::MemLog;
 use meta::owner::{Owner, OwnerOptions};
@@ -434,6 +434,7 @@ impl World {
             dirty_bytes_max: 64 << 20,
             map_bytes_max: 64 << 20,
             tier,
+            last_use: LastUse::default(),
         };
         Client::open(options).await.unwrap()
     }

@@ -71,6 +71,7 @@ fn without_set_id(mode: u32) -> Option<u32> {
 
 impl Fuse {
     fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.client.note_use();
         requests::run(&self.runtime, work);
     }
 
@@ -405,6 +406,7 @@ impl Filesystem for Fuse {
         let kills_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
             && self.client.cached_attr(ino).is_none_or(|attr| without_set_id(attr.mode).is_some());
         if !kills_set_id {
+            self.client.note_use();
             match self.client.try_write(ino, offset, data) {
                 Ok(()) => return reply.written(data.len() as u32),
                 Err(NotTaken::Failed(error)) => return reply.error(errno(error)),
