@@ -120,6 +120,8 @@ store_down() {
     sha256sum "$MNT/tiny" "$MNT/meanwhile" >/dev/null
     wait_until 60 tier_is '.problem != null and .store_health.up == false'
     "$FOREBAY" status "$NODE" | grep -i 'cold'
+    # What is over within seconds is no event.
+    wait_until 60 happened 'store cold' down
     store_start
     "$FOREBAY" store update "$NODE" cold --port "$(reached_port)"
     note_sums
