@@ -11,8 +11,8 @@ use crate::Client;
 /// Pause between two looks at whether room has come back.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Looks without any progress after which the drives are taken to be full. Longer than a few heartbeats of a session
-/// that reads: until the next one after its read, deleted space waits for it.
-const IDLE_ROUNDS_MAX: u32 = 15;
+/// that reads, also on a busy machine: until the next one after its read, deleted space waits for it.
+const IDLE_ROUNDS_MAX: u32 = 40;
 /// The same with a store, which may not be asked at once.
 const IDLE_ROUNDS_TIERED: u32 = 150;
 /// The same while blobs are on their way to it: so long a large one takes on a slow line.
