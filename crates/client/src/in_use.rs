@@ -41,10 +41,8 @@ mod tests {
 
     #[test]
     fn a_filesystem_is_in_use_for_a_moment_after_each_request_to_any_of_its_clients() {
-        let (gate, upkeep) = {
-            let last_use = LastUse::default();
-            (last_use.clone(), last_use)
-        };
+        let gate = LastUse::default();
+        let upkeep = gate.clone();
         assert!(!upkeep.is_recent(1), "nobody has asked yet");
         gate.note(1_000_000_000);
         assert!(upkeep.is_recent(1_000_000_000 + IN_USE_NS - 1));

@@ -118,6 +118,7 @@ impl Topology {
     /// Has the drives turn dead space into room. Returns once each has enough or no more to give.
     pub(crate) async fn make_room(&self) {
         let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
+        // One that fails has no more to give.
         join_all(usable.map(|service| service.make_room())).await;
     }
 

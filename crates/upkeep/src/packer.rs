@@ -221,8 +221,7 @@ impl Work {
     }
 
     fn is_old(&self, since_ns: u64) -> bool {
-        let age_ns = self.env.clock.boot_ns().saturating_sub(since_ns);
-        u128::from(age_ns) >= self.options.age.as_nanos()
+        self.since(since_ns) >= self.options.age
     }
 
     fn since(&self, began_ns: u64) -> Duration {
@@ -279,7 +278,6 @@ impl Work {
     /// Counts everything; `None` if it was stopped.
     async fn survey(&mut self, target: &PackTarget) -> Result<Option<PackStat>, FsError> {
         let (mut found, mut after) = (PackStat::default(), None);
-        self.looked = Duration::ZERO;
         loop {
             let began_ns = self.env.clock.boot_ns();
             let (entries, next) = self.client.scan_map(after).await?;
