@@ -22,6 +22,8 @@ pub struct ReclaimStep {
     pub deleted: u64,
     /// Extents that wait for a drive that does not answer.
     pub waiting: u64,
+    /// More are free once that is durable and reads have ended which may still use them.
+    pub withheld: bool,
 }
 
 const PAGE: u32 = 1024;
@@ -39,22 +41,21 @@ impl Client {
 
     /// Deletes the shards of a page of extents that nothing refers to and no read uses.
     pub async fn reclaim_step(&self, after: FreeCursor) -> Result<ReclaimStep, FsError> {
-        let MetaReply::Free(free) = self.call(MetaRequest::NextFree { after, limit: PAGE }).await? else {
-            return Err(FsError::Io);
-        };
-        let next = if free.len() < PAGE as usize {
+        let reply = self.call(MetaRequest::NextFree { after, limit: PAGE }).await?;
+        let MetaReply::Free { extents, withheld } = reply else { return Err(FsError::Io) };
+        let next = if extents.len() < PAGE as usize {
             None
         } else {
-            free.last().map(|extent| (extent.free_ver, extent.id))
+            extents.last().map(|extent| (extent.free_ver, extent.id))
         };
-        let found = free.len() as u64;
-        let gone = self.delete_shards(free).await;
+        let found = extents.len() as u64;
+        let gone = self.delete_shards(extents).await;
         let deleted = gone.len() as u64;
         if !gone.is_empty() {
             let drives = self.inner.extents.topology().map.drives.iter().map(|drive| drive.id).collect();
             self.call(MetaRequest::Freed { extents: gone, drives }).await?;
         }
-        Ok(ReclaimStep { next, deleted, waiting: found - deleted })
+        Ok(ReclaimStep { next, deleted, waiting: found - deleted, withheld })
     }
 
     /// Shards that commits went ahead without. At most about `limit`.

@@ -10,9 +10,11 @@ use crate::Client;
 
 /// Pause between two looks at whether room has come back.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Looks without any progress after which the drives are taken to be full. Longer than a few heartbeats of a session
-/// that reads, also on a busy machine: until the next one after its read, deleted space waits for it.
-const IDLE_ROUNDS_MAX: u32 = 40;
+/// Looks without any progress after which the drives are taken to be full.
+const IDLE_ROUNDS_MAX: u32 = 10;
+/// The same while deleted space waits for reads that may use it. Sessions say every 3 s which they run: longer than a
+/// few times that, also on a busy machine.
+const IDLE_ROUNDS_WITHHELD: u32 = 100;
 /// The same with a store, which may not be asked at once.
 const IDLE_ROUNDS_TIERED: u32 = 150;
 /// The same while blobs are on their way to it: so long a large one takes on a slow line.
@@ -33,26 +35,36 @@ pub(crate) struct RoomWait {
     uploaded_bytes: u64,
 }
 
+/// What hastening reclamation did.
+#[derive(Debug, Clone, Copy)]
+struct Reclaimed {
+    /// Something was deleted, or there is more to do.
+    progress: bool,
+    /// Deleted space waits for reads that may use it.
+    withheld: bool,
+}
+
 impl RoomWait {
     /// Hastens reclamation and gives the drives a moment. Returns whether it is worth trying again.
     pub(crate) async fn step(&mut self, client: &Client) -> Result<bool, FsError> {
         // Everybody who finds the drives full waits for the same work.
         let _one = client.inner.making_room.lock().await;
         let released = client.make_room_in_tier().await?;
-        let deleted = client.hasten_reclaim().await?;
+        let reclaimed = client.hasten_reclaim().await?;
         let drives = client.inner.extents.topology();
         let (made, ()) = tokio::join!(timeout(PAUSE, drives.make_room()), sleep(PAUSE));
         let used_bytes = client.inner.extents.topology().used_bytes();
         let uploaded_bytes = client.uploaded_bytes();
         let leaves = released > 0 || uploaded_bytes > self.uploaded_bytes;
         // A drive that has not answered makes room still.
-        let progress = deleted > 0 || used_bytes < self.used_bytes || leaves || made.is_err();
+        let progress = reclaimed.progress || used_bytes < self.used_bytes || leaves || made.is_err();
         (self.used_bytes, self.uploaded_bytes) = (used_bytes, uploaded_bytes);
         let away = &client.inner.away;
-        let idle_max = match (away.is_uploading(), away.store().is_some()) {
-            (true, _) => IDLE_ROUNDS_UPLOADING,
-            (false, true) => IDLE_ROUNDS_TIERED,
-            (false, false) => IDLE_ROUNDS_MAX,
+        let idle_max = match (away.is_uploading(), away.store().is_some(), reclaimed.withheld) {
+            (true, ..) => IDLE_ROUNDS_UPLOADING,
+            (_, true, _) => IDLE_ROUNDS_TIERED,
+            (_, _, true) => IDLE_ROUNDS_WITHHELD,
+            _ => IDLE_ROUNDS_MAX,
         };
         Ok(self.goes_on(progress, leaves, idle_max))
     }
@@ -114,24 +126,28 @@ impl Client {
         self.release_by(u64::MAX - 1, RELEASED_PER_ROUND).await.map(|released| released.extents)
     }
 
-    /// What the reclaimer does in its own time. Returns how many extents were deleted.
-    async fn hasten_reclaim(&self) -> Result<u64, FsError> {
+    /// What the reclaimer does in its own time.
+    async fn hasten_reclaim(&self) -> Result<Reclaimed, FsError> {
         self.inner.session.heartbeat().await?;
+        let mut purging = true;
         for _ in 0..STEPS_PER_ROUND {
-            if !self.purge_step().await? {
+            purging = self.purge_step().await?;
+            if !purging {
                 break;
             }
         }
-        let (mut cursor, mut deleted) = (None, 0);
+        let mut reclaimed = Reclaimed { progress: purging, withheld: false };
+        let mut cursor = None;
         for _ in 0..STEPS_PER_ROUND {
             let step = self.reclaim_step(cursor).await?;
-            deleted += step.deleted;
+            reclaimed.progress |= step.deleted > 0;
+            reclaimed.withheld = step.withheld;
             cursor = step.next;
             if cursor.is_none() {
                 break;
             }
         }
-        Ok(deleted)
+        Ok(reclaimed)
     }
 }
 
@@ -153,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_writer_does_not_wait_for_a_store_that_takes_nothing() {
-        for idle_max in [IDLE_ROUNDS_MAX, IDLE_ROUNDS_TIERED, IDLE_ROUNDS_UPLOADING] {
+        for idle_max in [IDLE_ROUNDS_MAX, IDLE_ROUNDS_WITHHELD, IDLE_ROUNDS_TIERED, IDLE_ROUNDS_UPLOADING] {
             let mut wait = RoomWait::default();
             let looks = (0..10_000).take_while(|_| wait.goes_on(false, false, idle_max)).count();
             assert_eq!(looks, idle_max as usize);

@@ -3,12 +3,14 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::{FsError, Ino};
 use client::Client;
 use common::{Fault, World, create, pattern, read_all, run};
+use wire::meta::{EventSink, MetaRequest, MetaService, OwnerEvent, RequestId};
 
 /// Files of every form of storage: inline, copies, one and several coded extents.
 const SIZES: [usize; 5] = [100, 9000, 200_000, 3 << 20, (9 << 20) + 5];
@@ -248,5 +250,50 @@ fn a_write_after_deleting_waits_for_the_room_although_another_has_failed() {
         let ino = create(&client, "new").await;
         client.write(ino, 0, &pattern(2, 2 << 20)).await.unwrap();
         client.fsync(ino).await.unwrap();
+    });
+}
+
+#[test]
+fn a_writer_waits_for_space_that_a_read_of_another_client_still_holds() {
+    run("4+2", |world| async move {
+        struct Deaf;
+        impl EventSink for Deaf {
+            fn event(&self, _: OwnerEvent) {}
+        }
+        let client = world.client().await;
+        world.drives.iter().for_each(|drive| drive.capacity_bytes.store(6 << 20, Ordering::Relaxed));
+        let session = world.owner.connect(Arc::new(Deaf)).await.unwrap();
+        let reads = |seq, in_use_ver| {
+            let id = RequestId { session, slot: 0, seq };
+            world.owner.call(id, MetaRequest::Heartbeat { in_use_ver })
+        };
+        reads(1, 0).await.unwrap();
+        let mut names = Vec::new();
+        loop {
+            let name = format!("{}", names.len());
+            let ino = create(&client, &name).await;
+            let written = client.write(ino, 0, &pattern(1, 3 << 20)).await;
+            let full = written.and(client.fsync(ino).await).is_err();
+            client.setattr(ino, client::SetAttr { size: Some(0), ..Default::default() }).await.unwrap();
+            client.close_file(ino);
+            if full {
+                break;
+            }
+            names.push(name);
+        }
+        assert!(!names.is_empty());
+        let ino = create(&client, "new").await;
+        let (written, ()) = tokio::join!(
+            async {
+                client.write(ino, 0, &pattern(2, 2 << 20)).await?;
+                client.fsync(ino).await
+            },
+            async {
+                // Longer than for what is not on its way back.
+                tokio::time::sleep(Duration::from_secs(3)).await;
+                reads(2, u64::MAX).await.unwrap();
+            }
+        );
+        assert_eq!(written, Ok(()));
     });
 }

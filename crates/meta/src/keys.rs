@@ -187,6 +187,11 @@ impl Keys {
         (self.start(b'F', 0), self.with_u64(b'F', before))
     }
 
+    /// Extents that became free in ledger version `first` or later.
+    pub fn frees_from(&self, first: u64) -> KeyRange {
+        (self.with_u64(b'F', first), self.table_end(b'F'))
+    }
+
     /// The version and extent in a key of table F.
     pub fn free_of_key(key: &[u8]) -> (u64, ExtentId) {
         (u64_at(key, 5), ExtentId(u64_at(key, 13)))

@@ -127,7 +127,7 @@ impl Route {
     ) {
         let mut promises = self.world.promises();
         promises.reads.answered(session, request);
-        if let Ok(MetaReply::Free(extents)) = result {
+        if let Ok(MetaReply::Free { extents, .. }) = result {
             for extent in extents {
                 if let Some(reader) = promises.reads.reader(extent.free_ver, asked_at) {
                     promises.violate(format!(

@@ -659,7 +659,11 @@ pub enum MetaReply {
         inodes: u64,
     },
     Lease(LeaseGrant),
-    Free(Vec<FreeExtent>),
+    /// `withheld`: there are more, which become free once they are durable and running reads have ended.
+    Free {
+        extents: Vec<FreeExtent>,
+        withheld: bool,
+    },
     Owed(Vec<OwedEntry>),
     NotOwed(Vec<(DriveId, ExtentId)>),
     Purged {

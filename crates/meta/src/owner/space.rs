@@ -63,7 +63,7 @@ impl Op<'_> {
         let in_use = self.volatile.sessions.values().min().copied().unwrap_or(u64::MAX);
         let before = in_use.min(self.committed.0 + 1);
         let limit = limit.clamp(1, FREE_PAGE_MAX) as usize;
-        let mut free = Vec::new();
+        let mut extents = Vec::new();
         let mut range = self.keys.frees(before);
         if let Some((free_ver, id)) = after {
             range.0 = self.keys.free(free_ver, id);
@@ -72,9 +72,10 @@ impl Op<'_> {
         for (key, bytes) in self.txn.scan(&range, limit)? {
             let (free_ver, id) = Keys::free_of_key(&key);
             let place: ExtentPlace = crate::store::decode(&key, &bytes)?;
-            free.push(FreeExtent { free_ver, id, pg: place.pg, n: place.n });
+            extents.push(FreeExtent { free_ver, id, pg: place.pg, n: place.n });
         }
-        Ok(MetaReply::Free(free))
+        let withheld = !self.txn.scan(&self.keys.frees_from(before), 1)?.is_empty();
+        Ok(MetaReply::Free { extents, withheld })
     }
 
     pub(super) fn freed(&mut self, extents: &[FreeExtent], drives: &[DriveId]) -> Outcome {

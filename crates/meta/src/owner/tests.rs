@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use base::{Epoch, LeaseId, PgId};
 use bytes::Bytes;
-use wire::meta::{CommitPiece, Content, ExtentRef, MakeNode, MapPiece, OpenIntent};
+use wire::meta::{CommitPiece, Content, ExtentRef, FreeExtent, MakeNode, MapPiece, OpenIntent};
 
 use super::*;
 use crate::state::{Applied, MemState};
@@ -202,8 +202,12 @@ impl Ledger {
     }
 
     fn free(&mut self, session: SessionId) -> Vec<u64> {
+        self.next_free(session).0.iter().map(|extent| extent.id.0).collect()
+    }
+
+    fn next_free(&mut self, session: SessionId) -> (Vec<FreeExtent>, bool) {
         match self.ask(session, MetaRequest::NextFree { after: None, limit: 1000 }) {
-            Ok(MetaReply::Free(free)) => free.iter().map(|extent| extent.id.0).collect(),
+            Ok(MetaReply::Free { extents, withheld }) => (extents, withheld),
             other => panic!("{other:?}"),
         }
     }

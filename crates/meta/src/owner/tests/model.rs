@@ -599,7 +599,7 @@ impl Run {
             self.ledger.beat(session);
         }
         let reply = self.ledger.ask(session, MetaRequest::NextFree { after: None, limit: 1000 });
-        let Ok(MetaReply::Free(extents)) = reply else { panic!("{reply:?}") };
+        let Ok(MetaReply::Free { extents, .. }) = reply else { panic!("{reply:?}") };
         for extent in &extents {
             assert!(self.model.issued.remove(&extent.id.0), "seed={} freed twice: {extent:?}", self.seed);
             self.on_drives.remove(&extent.id.0);
