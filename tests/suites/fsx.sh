@@ -7,11 +7,18 @@ OPERATIONS=${FOREBAY_FSX_OPERATIONS:-$([ "$LONG" = 1 ] && echo 200000 || echo 20
 LARGE=$((OPERATIONS / 4))
 LIMIT_S=$((400 + OPERATIONS / 100))
 
+# Operations of one process: it keeps some of what it maps, and each of that makes mapping and cutting off slower.
+AT_ONCE=20000
+
 # run_fsx NAME OPERATIONS SEED [option]…
 run_fsx() {
-    local file=$WORK/n/mnt/$1-$3 operations=$2 seed=$3
+    local file=$WORK/n/mnt/$1-$3 left=$2 seed=$3
     shift 3
-    "$TOOLS/fsx" -N "$operations" -S "$seed" -P "$WORK" "$@" "$file"
+    while [ "$left" -gt 0 ]; do
+        "$TOOLS/fsx" -N $((left < AT_ONCE ? left : AT_ONCE)) -S "$seed" -P "$WORK" "$@" "$file" || return 1
+        left=$((left - AT_ONCE))
+        seed=$((seed + 1000))
+    done
     rm "$file"
 }
 

@@ -3,7 +3,7 @@
 # and leaves nothing behind, while the store fails and the node is killed.
 source "$(dirname "$0")/../lib.sh"
 # A harmed request costs a pause or a wait of up to 2 s, and what does not fit on the drives takes some thousand of them.
-LIMIT_S=$([ "${FOREBAY_TIER_FAULTS:-0}" = 0 ] && echo 240 || echo 600)
+LIMIT_S=$([ "${FOREBAY_TIER_FAULTS:-0}" = 0 ] && echo 300 || echo 660)
 source "$ROOT/tests/tier/lib.sh"
 
 check "the store starts: $STORE, $FAULTS of 100 requests harmed" store_start || exit 0
@@ -209,7 +209,32 @@ overcommitted() {
     same_sums
 }
 check "more is written than the drives hold" overcommitted
+on_ssd() { "$FOREBAY" fs show "$NODE" main --json | jq -e ".ssd_used_bytes $1"; }
+limited() {
+    local i
+    expect_fail 'ssd=2.00 GiB size=1.00 GiB' fs set main --size 1GiB --ssd 2GiB
+    expect_fail 'holds more than that' fs set main --size 100MiB
+    fs set main --size 2GiB --ssd 128MiB
+    # What is there leaves until the quota holds.
+    wait_until 60 on_ssd '<= 128 * 1048576'
+    for i in $(seq 13 16); do random_file "$MNT/more$i" 70000000; done
+    sync -f "$MNT"
+    on_ssd '<= 128 * 1048576'
+    [ "$(df -B1 --output=size "$MNT" | tail -1)" = $((2 << 30)) ]
+    note_sums
+    cold_cache
+    same_sums
+    fs set main --size 1300MiB
+    expect_fail 'No space left' random_file "$MNT/toomuch" 400000000
+    rm "$MNT/toomuch"
+    refuses_detach
+    node_kill home
+    node_start home
+    [ "$(df -B1 --output=size "$MNT" | tail -1)" = $((1300 << 20)) ]
+    fs set main --size none --ssd none
+}
 refuses_detach() { expect_fail 'drives' fs detach main; }
+check "quotas hold, and what is beyond that of the drives leaves for the store" limited
 check "a store is not left while the drives cannot hold everything" refuses_detach
 shrinks() {
     local before

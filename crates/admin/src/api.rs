@@ -269,6 +269,15 @@ pub struct FilesystemInfo {
     pub free_bytes: u64,
     /// Bytes of content stored, before redundancy.
     pub used_bytes: u64,
+    /// What it may hold at most; `None`: whatever the drives do.
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
+    /// Those of them that may lie on drives.
+    #[serde(default)]
+    pub ssd_bytes: Option<u64>,
+    /// Bytes of content on drives, before redundancy.
+    #[serde(default)]
+    pub ssd_used_bytes: u64,
     /// Files, directories and the rest.
     pub inodes: u64,
     /// Its metadata.
@@ -387,8 +396,23 @@ pub struct CreateFilesystem {
     pub name: String,
     /// How its data is protected.
     pub profile: String,
-    /// Size as `df` shows it; `None`: whatever the drives hold.
+    /// Bytes that it may hold, and size as `df` shows it; `None` or 0: whatever the drives hold.
     pub size_bytes: Option<u64>,
+    /// Those of them that may lie on drives; `None` or 0: whatever these hold.
+    #[serde(default)]
+    pub ssd_bytes: Option<u64>,
+}
+
+/// How much a filesystem may hold. `None`: as before; 0: whatever the drives hold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetLimits {
+    /// In all, and size as `df` shows it.
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
+    /// On drives.
+    #[serde(default)]
+    pub ssd_bytes: Option<u64>,
 }
 
 /// Where to mount.
@@ -520,6 +544,12 @@ pub trait NodeControl: StoreControl + TierControl + UserControl + 'static {
         &self,
         name: String,
         request: SetProfile,
+    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
+    /// Changes how much a filesystem may hold.
+    fn set_limits(
+        &self,
+        name: String,
+        request: SetLimits,
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
     /// Creates a filesystem.
     fn create_filesystem(

@@ -18,7 +18,7 @@ use wire::event::Event;
 
 use crate::api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, FsckInfo, MetaDir, MountRequest,
-    NodeStatus, RemoveDrive, ReplaceDrive, SetProfile, SetUpkeep, UpkeepInfo, WhyInfo,
+    NodeStatus, RemoveDrive, ReplaceDrive, SetLimits, SetProfile, SetUpkeep, UpkeepInfo, WhyInfo,
 };
 
 /// Longest wait for an answer.
@@ -152,6 +152,12 @@ impl AdminClient {
     /// Changes the profile. New data has it at once, the rest is converted in the background.
     pub async fn set_profile(&self, name: &str, request: &SetProfile) -> Result<FilesystemInfo, CallError> {
         let path = format!("/v1/filesystems/{}/profile", percent_encode(name.as_bytes()));
+        self.call(Method::POST, &path, Some(request)).await
+    }
+
+    /// Changes how much a filesystem may hold.
+    pub async fn set_limits(&self, name: &str, request: &SetLimits) -> Result<FilesystemInfo, CallError> {
+        let path = format!("/v1/filesystems/{}/limits", percent_encode(name.as_bytes()));
         self.call(Method::POST, &path, Some(request)).await
     }
 

@@ -13,8 +13,8 @@ mod users;
 pub use api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FilesystemInfo, FsckFilesystem,
     FsckFinding, FsckInfo, LedgerInfo, MemoryInfo, MetaCopyInfo, MetaDir, MountRequest, NodeControl,
-    NodeStatus, OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetProfile,
-    SetUpkeep, ShardInfo, SpaceInfo, UpkeepInfo, WhyInfo,
+    NodeStatus, OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetLimits,
+    SetProfile, SetUpkeep, ShardInfo, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 pub use client::{AdminClient, CallError};
 pub use server::{ServeError, serve};

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::api::{
     AddDrive, AdminError, CreateFilesystem, MetaDir, MountRequest, NodeControl, RemoveDrive, ReplaceDrive,
-    SetProfile, SetUpkeep,
+    SetLimits, SetProfile, SetUpkeep,
 };
 
 /// The socket could not be created.
@@ -89,18 +89,12 @@ fn drive_router() -> Router<Node> {
         )
 }
 
-fn router(node: Node) -> Router {
+fn filesystem_router() -> Router<Node> {
     Router::new()
-        .route("/v1/status", get(async |State(node): State<Node>| answer(node.status().await)))
-        .route("/v1/events", get(async |State(node): State<Node>| answer(node.events().await)))
-        .merge(drive_router())
-        .merge(stores::router())
-        .merge(tiers::router())
-        .merge(users::router())
         .route(
-            "/v1/upkeep",
-            post(async |State(node): State<Node>, Json(request): Json<SetUpkeep>| {
-                answer(node.set_upkeep(request).await)
+            "/v1/filesystems",
+            post(async |State(node): State<Node>, Json(request): Json<CreateFilesystem>| {
+                answer(node.create_filesystem(request).await)
             }),
         )
         .route(
@@ -114,24 +108,12 @@ fn router(node: Node) -> Router {
             ),
         )
         .route(
-            "/v1/fsck",
-            get(async |State(node): State<Node>| answer(node.fsck().await))
-                .post(async |State(node): State<Node>| answer(node.start_fsck().await)),
-        )
-        .route(
-            "/v1/meta/dirs",
-            post(async |State(node): State<Node>, Json(request): Json<MetaDir>| {
-                answer(node.add_meta_dir(request).await)
-            })
-            .delete(async |State(node): State<Node>, Json(request): Json<MetaDir>| {
-                answer(node.remove_meta_dir(request).await)
-            }),
-        )
-        .route(
-            "/v1/filesystems",
-            post(async |State(node): State<Node>, Json(request): Json<CreateFilesystem>| {
-                answer(node.create_filesystem(request).await)
-            }),
+            "/v1/filesystems/{name}/limits",
+            post(
+                async |State(node): State<Node>, Path(name): Path<String>, Json(request): Json<SetLimits>| {
+                    answer(node.set_limits(name, request).await)
+                },
+            ),
         )
         .route(
             "/v1/filesystems/{name}/mount",
@@ -150,6 +132,37 @@ fn router(node: Node) -> Router {
             "/v1/filesystems/{name}/why",
             get(async |State(node): State<Node>, Path(name): Path<String>, Query(query): Query<WhyQuery>| {
                 answer(node.why(name, query.path).await)
+            }),
+        )
+}
+
+fn router(node: Node) -> Router {
+    Router::new()
+        .route("/v1/status", get(async |State(node): State<Node>| answer(node.status().await)))
+        .route("/v1/events", get(async |State(node): State<Node>| answer(node.events().await)))
+        .merge(drive_router())
+        .merge(filesystem_router())
+        .merge(stores::router())
+        .merge(tiers::router())
+        .merge(users::router())
+        .route(
+            "/v1/upkeep",
+            post(async |State(node): State<Node>, Json(request): Json<SetUpkeep>| {
+                answer(node.set_upkeep(request).await)
+            }),
+        )
+        .route(
+            "/v1/fsck",
+            get(async |State(node): State<Node>| answer(node.fsck().await))
+                .post(async |State(node): State<Node>| answer(node.start_fsck().await)),
+        )
+        .route(
+            "/v1/meta/dirs",
+            post(async |State(node): State<Node>, Json(request): Json<MetaDir>| {
+                answer(node.add_meta_dir(request).await)
+            })
+            .delete(async |State(node): State<Node>, Json(request): Json<MetaDir>| {
+                answer(node.remove_meta_dir(request).await)
             }),
         )
         .with_state(node)

@@ -32,11 +32,11 @@ pub(crate) async fn ticker(client: Client) {
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     for tick in 0u64.. {
         interval.tick().await;
-        client.refresh_room();
         // Often: deleted space comes back when the heartbeats of all sessions say that nobody reads it any more.
         if let Err(error) = client.inner.session.heartbeat().await {
             tracing::warn!(%error, "heartbeat was not answered");
         }
+        client.refresh_room();
         if !tick.is_multiple_of(TICKS_PER_ROUND) {
             continue;
         }

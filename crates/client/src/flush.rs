@@ -258,6 +258,7 @@ impl Client {
                 *stalled = None;
                 state.settle_held(&held);
                 drop(state);
+                self.inner.room.stored(bytes);
                 self.dirty_gone(bytes);
                 Ok(Wrote::Something)
             }
@@ -366,6 +367,7 @@ impl Client {
         if !self.has_room(body.len() as u64) {
             self.wait_for_room(body.len() as u64).await?;
         }
+        self.inner.room.stored(body.len() as u64);
         let (inline, rest) = self.split_inline(&BTreeMap::from([(0, body.clone())]));
         if let Some((off, run)) = inline.into_iter().next() {
             let piece = MapPiece { off, len: run.len() as u64, content: Content::Inline(run) };

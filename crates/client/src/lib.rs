@@ -55,6 +55,7 @@ use flush::InlineBudget;
 use given_up::GivenUp;
 use makes::Makes;
 use node::NodeTable;
+use room::Room;
 use session::Session;
 
 pub use above::NameTerm;
@@ -69,7 +70,7 @@ pub use rebuild::{MissingPage, RebuildGroup};
 pub use reclaim::{FreeCursor, ReclaimStep};
 pub use repair::{OwedCursor, OwedPage, RepairOutcome};
 pub use tier::{FileTiers, PartsPage, UploadError};
-pub use topology::Topology;
+pub use topology::{Limits, Topology};
 pub use wire::meta::{
     Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, OwedEntry, RenameMode, SYMLINK_BYTES_MAX,
     SetAttr, XattrMode,
@@ -92,8 +93,6 @@ pub struct ClientOptions {
     /// The filesystem's profile: file data is gathered up to the size of its extents. What the topology says
     /// decides how each extent is protected.
     pub profile: Profile,
-    /// Size of the filesystem as `statfs` tells it, in bytes; `None`: whatever the drives hold.
-    pub provisioned_bytes: Option<u64>,
     /// Bytes written but not durable at most; more writers wait.
     pub dirty_bytes_max: u64,
     /// Memory for what is known of where closed files have their bytes.
@@ -153,6 +152,8 @@ pub struct FsStat {
     pub free_bytes: u64,
     /// Bytes of content stored, before redundancy.
     pub used_bytes: u64,
+    /// Those of them on drives, as of the last heartbeat; whole extents if it tiers.
+    pub drive_bytes: u64,
     /// Inodes in use.
     pub inodes: u64,
 }
@@ -173,7 +174,6 @@ struct Inner {
     ledger: LedgerId,
     profile: Profile,
     window: u64,
-    provisioned_bytes: Option<u64>,
     dirty_bytes_max: u64,
     map_bytes_max: u64,
     dirty_bytes: AtomicU64,
@@ -181,8 +181,7 @@ struct Inner {
     drained: Notify,
     /// The last flush anywhere failed: writers get the error instead of waiting.
     stalled: Mutex<Option<FsError>>,
-    /// Bytes of file data that fit on the drives, as of the last look.
-    room_bytes: AtomicU64,
+    room: Room,
     /// Held by whoever waits for deleted space to come back.
     making_room: tokio::sync::Mutex<()>,
     /// Deletions hold it alone: what rebuild has begun to restore is either stored before them or finds nothing.
@@ -221,7 +220,7 @@ impl Client {
     pub async fn open(options: ClientOptions) -> Result<Self, FsError> {
         let (events, inbox) = mpsc::unbounded_channel();
         let session = Session::open(options.meta, Arc::new(EventQueue(events))).await?;
-        let room = options.topology.borrow().room_bytes();
+        session.heartbeat().await?;
         let inner = Inner {
             extents: ExtentIo::new(options.env.clone(), options.ledger, options.topology),
             away: Away::new(options.ledger, options.tier),
@@ -233,13 +232,12 @@ impl Client {
             ledger: options.ledger,
             profile: options.profile,
             window: u64::from(extent_bytes_max(options.profile)),
-            provisioned_bytes: options.provisioned_bytes,
             dirty_bytes_max: options.dirty_bytes_max,
             map_bytes_max: options.map_bytes_max,
             dirty_bytes: AtomicU64::new(0),
             drained: Notify::new(),
             stalled: Mutex::new(None),
-            room_bytes: AtomicU64::new(room),
+            room: Room::default(),
             making_room: tokio::sync::Mutex::new(()),
             deleting: tokio::sync::RwLock::new(()),
             to_release: Mutex::new(Vec::new()),
@@ -257,6 +255,7 @@ impl Client {
             tasks: Mutex::new(Vec::new()),
         };
         let client = Self { inner: Arc::new(inner) };
+        client.refresh_room();
         let tasks = vec![
             options.runtime.spawn(background::events(client.clone(), inbox)),
             options.runtime.spawn(background::ticker(client.clone())),
@@ -323,17 +322,20 @@ impl Client {
         let MetaReply::StatFs { used_bytes, inodes } = self.call(MetaRequest::StatFs).await? else {
             return Err(FsError::Io);
         };
-        let room = self.inner.extents.topology().reclaimable_bytes();
+        let topology = self.inner.extents.topology();
+        let Limits { provisioned_bytes, ssd_bytes } = topology.limits;
+        let room = self.free_bytes();
         let holds = || {
-            let capacity = self.inner.extents.topology().capacity_bytes(self.inner.profile);
+            let capacity = topology.capacity_bytes(self.inner.profile).min(ssd_bytes.unwrap_or(u64::MAX));
             // What only a store has takes nothing of what the drives hold.
             if self.inner.away.store().is_some() { capacity.max(used_bytes + room) } else { capacity }
         };
-        let total_bytes = self.inner.provisioned_bytes.unwrap_or_else(holds);
+        let total_bytes = provisioned_bytes.unwrap_or_else(holds);
         // What is provisioned beyond the drives fits all the same if content leaves them.
-        let beyond = self.inner.provisioned_bytes.is_some() && self.inner.away.store().is_some();
+        let beyond = provisioned_bytes.is_some() && self.inner.away.store().is_some();
         let free_bytes = total_bytes.saturating_sub(used_bytes).min(if beyond { u64::MAX } else { room });
-        Ok(FsStat { total_bytes, free_bytes, used_bytes, inodes })
+        let (_, drive_bytes) = self.inner.session.used();
+        Ok(FsStat { total_bytes, free_bytes, used_bytes, drive_bytes, inodes })
     }
 
     /// What of an inode lies where: pieces of its map, for people.

@@ -93,7 +93,7 @@ impl Client {
     /// Whether new data of users would find room for twice as much: what is packed lies on the drives twice until
     /// the old extents are deleted.
     pub fn has_spare_room(&self, bytes: u64) -> bool {
-        self.has_room(bytes.saturating_mul(2))
+        self.inner.room.drives() >= bytes.saturating_mul(2)
     }
 
     /// Gathers pieces into one new extent. There may be [`PACK_MOVES_MAX`] of them at most, and no more bytes than a

@@ -1,12 +1,13 @@
 //! Room on the drives: how much there is, and waiting for more when what was deleted is on its way back.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::FsError;
 use tokio::time::{sleep, timeout};
 
 use crate::Client;
+use crate::topology::Limits;
 
 /// Pause between two looks at whether room has come back.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -26,9 +27,59 @@ const RELEASED_PER_ROUND: u64 = 64 << 20;
 /// Purge steps and pages of free extents per look.
 const STEPS_PER_ROUND: u32 = 64;
 
+/// How many more bytes of content may be stored, as of the last look.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    /// So much fits on the drives.
+    drives: AtomicU64,
+    /// So much more of them the filesystem may take.
+    quota: AtomicU64,
+    /// So much more it may hold, wherever that lies.
+    provisioned: AtomicU64,
+}
+
+impl Room {
+    fn look(&self, drives: u64, limits: Limits, (used, on_drives): (u64, u64)) {
+        let beyond = |limit: Option<u64>, used| limit.map_or(u64::MAX, |limit| limit.saturating_sub(used));
+        self.drives.store(drives, Ordering::Relaxed);
+        self.quota.store(beyond(limits.ssd_bytes, on_drives), Ordering::Relaxed);
+        self.provisioned.store(beyond(limits.provisioned_bytes, used), Ordering::Relaxed);
+    }
+
+    /// So many bytes were stored since the last look.
+    pub(crate) fn stored(&self, bytes: u64) {
+        for limit in [&self.quota, &self.provisioned] {
+            let less = |left: u64| (left < u64::MAX).then(|| left.saturating_sub(bytes));
+            let _unlimited = limit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+    }
+
+    pub(crate) fn drives(&self) -> u64 {
+        self.drives.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn fits_on_drives(&self, bytes: u64) -> bool {
+        bytes <= self.drives().min(self.quota.load(Ordering::Relaxed))
+    }
+
+    fn provisioned(&self) -> u64 {
+        self.provisioned.load(Ordering::Relaxed)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.drives().min(self.quota.load(Ordering::Relaxed)).min(self.provisioned())
+    }
+}
+
+fn per_mille(used: u64, of: u64) -> u64 {
+    (u128::from(used.min(of)) * 1000).div_ceil(u128::from(of.max(1))) as u64
+}
+
 /// Somebody's wait for deleted space.
 #[derive(Debug, Default)]
 pub(crate) struct RoomWait {
+    /// How much more than what is dirty is to be taken, if that is what it is for.
+    taking: Option<u64>,
     rounds: u32,
     idle: u32,
     used_bytes: u64,
@@ -49,6 +100,9 @@ impl RoomWait {
     pub(crate) async fn step(&mut self, client: &Client) -> Result<bool, FsError> {
         // Everybody who finds the drives full waits for the same work.
         let _one = client.inner.making_room.lock().await;
+        if self.is_beyond_provisioned(client) {
+            return self.wait_for_deletion(client).await;
+        }
         let released = client.make_room_in_tier().await?;
         let reclaimed = client.hasten_reclaim().await?;
         let drives = client.inner.extents.topology();
@@ -69,6 +123,21 @@ impl RoomWait {
         Ok(self.goes_on(progress, leaves, idle_max))
     }
 
+    fn is_beyond_provisioned(&self, client: &Client) -> bool {
+        let dirty = client.inner.dirty_bytes.load(Ordering::Relaxed);
+        self.taking.is_some_and(|bytes| dirty + bytes > client.inner.room.provisioned())
+    }
+
+    /// Nothing helps but deleting. What has just been deleted, and is being closed, is waited for.
+    async fn wait_for_deletion(&mut self, client: &Client) -> Result<bool, FsError> {
+        sleep(PAUSE).await;
+        client.inner.session.heartbeat().await?;
+        let (used_bytes, _) = client.inner.session.used();
+        let progress = used_bytes < self.used_bytes;
+        self.used_bytes = used_bytes;
+        Ok(self.goes_on(progress, false, IDLE_ROUNDS_MAX))
+    }
+
     /// Whether to look again after a look that saw `progress`, or that content `leaves` for a store.
     fn goes_on(&mut self, progress: bool, leaves: bool, idle_max: u32) -> bool {
         self.idle = if progress { 0 } else { self.idle + 1 };
@@ -80,11 +149,13 @@ impl RoomWait {
 }
 
 impl Client {
-    /// Looks at how much room the drives have.
+    /// Looks at how much room there is.
     pub(crate) fn refresh_room(&self) {
-        let room = self.inner.extents.topology().room_bytes();
-        self.inner.room_bytes.store(room, Ordering::Relaxed);
+        let topology = self.inner.extents.topology();
+        let drives = topology.room_bytes();
+        self.inner.room.look(drives, topology.limits, self.inner.session.used());
         let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
+        let room = self.inner.room.bytes();
         if *stalled == Some(FsError::NoSpace) && room / 2 > self.inner.dirty_bytes.load(Ordering::Relaxed) {
             *stalled = None;
         }
@@ -93,7 +164,7 @@ impl Client {
     /// Whether there is room for what is dirty and `bytes` more.
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         let dirty = self.inner.dirty_bytes.load(Ordering::Relaxed);
-        dirty + bytes <= self.inner.room_bytes.load(Ordering::Relaxed)
+        dirty + bytes <= self.inner.room.bytes()
     }
 
     /// Whether somebody waits for room right now, however much of it is on its way back.
@@ -106,7 +177,8 @@ impl Client {
     /// # Errors
     /// `NoSpace` when nothing more comes back.
     pub(crate) async fn wait_for_room(&self, bytes: u64) -> Result<(), FsError> {
-        let mut wait = RoomWait::default();
+        let mut wait = RoomWait { taking: Some(bytes), ..RoomWait::default() };
+        self.inner.session.heartbeat().await?;
         loop {
             self.refresh_room();
             if self.has_room(bytes) {
@@ -116,6 +188,36 @@ impl Client {
                 return Err(FsError::NoSpace);
             }
         }
+    }
+
+    /// Bytes of file data that the drives have room for, with what is on its way back to them.
+    pub fn free_bytes(&self) -> u64 {
+        let topology = self.inner.extents.topology();
+        let (_, on_drives) = self.inner.session.used();
+        let quota = topology.limits.ssd_bytes.map_or(u64::MAX, |quota| quota.saturating_sub(on_drives));
+        topology.reclaimable_bytes().min(quota)
+    }
+
+    /// How full the drives are, or what the filesystem may take of them if that is fuller, in thousandths; what is on its
+    /// way back to them does not count.
+    pub fn fill_per_mille(&self) -> u64 {
+        self.fills().map(|(used, capacity)| per_mille(used, capacity)).max().unwrap_or_default()
+    }
+
+    /// Bytes that must leave the drives until they are no fuller than this.
+    pub fn excess_bytes(&self, to_per_mille: u64) -> u64 {
+        let excess = |(used, capacity): (u64, u64)| used.saturating_sub(capacity / 1000 * to_per_mille);
+        self.fills().map(excess).max().unwrap_or_default()
+    }
+
+    /// Bytes in use, and how many there may be: of all drives, and of what this filesystem may take of them.
+    fn fills(&self) -> impl Iterator<Item = (u64, u64)> {
+        let topology = self.inner.extents.topology();
+        let capacity = topology.capacity_bytes(self.inner.profile);
+        let used = capacity.saturating_sub(topology.reclaimable_bytes());
+        let (_, on_drives) = self.inner.session.used();
+        let quota = topology.limits.ssd_bytes.map(|quota| (on_drives, quota));
+        std::iter::once((used, capacity)).chain(quota)
     }
 
     /// Takes from the drives what the store has, oldest first, whatever its age. Returns how many extents.

@@ -35,6 +35,9 @@ pub(crate) struct Session {
     ids: AsyncMutex<std::ops::Range<u64>>,
     /// The newest ledger version that a heartbeat brought.
     version: AtomicU64,
+    /// Bytes of content, and of those on drives, as of then.
+    used_bytes: AtomicU64,
+    drive_bytes: AtomicU64,
     /// Ledger versions that running reads started at, with how many started there.
     reads: Mutex<BTreeMap<u64, u64>>,
 }
@@ -84,6 +87,8 @@ impl Session {
             answers: Lane::new(SLOTS..SLOTS + ANSWER_SLOTS),
             ids: AsyncMutex::new(0..0),
             version: AtomicU64::new(0),
+            used_bytes: AtomicU64::new(0),
+            drive_bytes: AtomicU64::new(0),
             reads: Mutex::new(BTreeMap::new()),
         })
     }
@@ -119,6 +124,11 @@ impl Session {
         ids.next().map(ExtentId).ok_or(FsError::Io)
     }
 
+    /// Bytes of content, and those of them on drives, as of the last heartbeat.
+    pub(crate) fn used(&self) -> (u64, u64) {
+        (self.used_bytes.load(Ordering::Relaxed), self.drive_bytes.load(Ordering::Relaxed))
+    }
+
     /// The newest ledger version that a heartbeat brought.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -138,9 +148,11 @@ impl Session {
             // A read that starts later and finds an extent gone asks for the map again, so it needs nothing kept.
             reads.first_key_value().map_or(u64::MAX, |(oldest, _)| *oldest)
         };
-        if let MetaReply::Version(version) = self.call(MetaRequest::Heartbeat { in_use_ver }).await? {
-            self.version.store(version, Ordering::Release);
-        }
+        let reply = self.call(MetaRequest::Heartbeat { in_use_ver }).await?;
+        let MetaReply::Beat { version, used_bytes, drive_bytes } = reply else { return Err(FsError::Io) };
+        self.version.store(version, Ordering::Release);
+        self.used_bytes.store(used_bytes, Ordering::Relaxed);
+        self.drive_bytes.store(drive_bytes, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -162,23 +162,6 @@ impl Client {
         self.inner.away.uploaded_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of file data that the drives have room for, with what is on its way back to them.
-    pub fn free_bytes(&self) -> u64 {
-        self.inner.extents.topology().reclaimable_bytes()
-    }
-
-    /// How full the drives are, in thousandths; what is on its way back to them does not count.
-    pub fn fill_per_mille(&self) -> u64 {
-        let capacity = self.capacity_bytes().max(1);
-        let room = self.free_bytes().min(capacity);
-        1000 - (u128::from(room) * 1000 / u128::from(capacity)) as u64
-    }
-
-    /// Bytes of file data that the drives can hold.
-    pub fn capacity_bytes(&self) -> u64 {
-        self.inner.extents.topology().capacity_bytes(self.inner.profile)
-    }
-
     /// Extents in a stage that were written by then, oldest first, beyond the one given.
     pub async fn tier_due(
         &self,
@@ -470,7 +453,7 @@ impl Client {
         let away = pieces.into_iter().filter(|piece| matches!(piece.content, Content::Away(..)));
         for piece in away {
             let (ino, key) = (node.ino, (node.ino, piece.off));
-            if !self.has_room(2 * piece.len) {
+            if !self.inner.room.fits_on_drives(2 * piece.len) {
                 return;
             }
             {

@@ -21,12 +21,23 @@ pub struct Topology {
     pub profile: Profile,
     /// Groups whose extents are narrower than the filesystem's profile has them.
     pub narrow: Vec<PgId>,
+    /// How much the filesystem may hold.
+    pub limits: Limits,
+}
+
+/// How much a filesystem may hold, in bytes of content; `None`: as much as the drives do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// In all, wherever it lies.
+    pub provisioned_bytes: Option<u64>,
+    /// On drives.
+    pub ssd_bytes: Option<u64>,
 }
 
 impl Default for Topology {
     fn default() -> Self {
         let (map, drives, groups, narrow) = Default::default();
-        Self { map, drives, groups, profile: Profile::SINGLE, narrow }
+        Self { map, drives, groups, profile: Profile::SINGLE, narrow, limits: Limits::default() }
     }
 }
 

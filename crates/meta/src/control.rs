@@ -124,8 +124,11 @@ pub struct FilesystemRecord {
     /// profiles. They are used again when they fit.
     #[serde(default)]
     pub sets: Vec<GroupSet>,
-    /// Size as `statfs` tells it; `None`: whatever the drives hold.
+    /// Bytes of content that it may hold, wherever they lie; `None`: whatever the drives hold.
     pub provisioned_bytes: Option<u64>,
+    /// Those of them that may lie on drives; `None`: whatever these hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ssd_bytes: Option<u64>,
     /// Where the node mounts it when it starts.
     pub mount: Option<String>,
     /// With which options.
@@ -356,6 +359,7 @@ mod tests {
             groups: vec![PgId(0)],
             sets: vec![GroupSet { profile: "2+2".parse().unwrap(), groups: vec![PgId(1)] }],
             provisioned_bytes: None,
+            ssd_bytes: None,
             mount: None,
             mount_options: String::new(),
             tier: None,

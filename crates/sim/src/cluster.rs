@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use base::{DriveId, DriveUuid, Epoch, PgId};
-use client::Topology;
+use client::{Limits, Topology};
 use layout::{ClusterMap, DriveSlot, DriveState, MapDrive, PlacementGroup, Profile, replace_members};
 use wire::drive::DriveService;
 
@@ -96,6 +96,7 @@ impl Cluster {
             drives: drives.iter().map(service).collect(),
             groups,
             profile,
+            limits: Limits::default(),
         }
     }
 

@@ -162,7 +162,6 @@ impl Node {
                 meta: Link::new(world, boot, number, owner.clone()),
                 topology: topology.clone(),
                 profile: world.cluster().profile,
-                provisioned_bytes: None,
                 dirty_bytes_max: 4 * MIB,
                 map_bytes_max: 4096,
                 tier: tier.link(),

@@ -349,7 +349,7 @@ impl Work {
         if fill < RELEASE_PER_MILLE {
             return Ok(());
         }
-        let excess = (fill - RELEASE_TO_PER_MILLE) * (self.client.capacity_bytes() / 1000);
+        let excess = self.client.excess_bytes(RELEASE_TO_PER_MILLE);
         let early = self.client.release_by(u64::MAX - 1, excess).await?;
         if early.extents > 0 {
             let bytes = early.bytes;

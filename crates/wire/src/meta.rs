@@ -392,7 +392,7 @@ pub enum MetaRequest {
     /// Ends a session: leases, opens and id ranges of it are gone.
     CloseSession,
     /// Says that the session lives and that none of its reads uses a map older than `in_use_ver`.
-    /// Answer: `Version`.
+    /// Answer: `Beat`.
     Heartbeat {
         in_use_ver: u64,
     },
@@ -648,8 +648,13 @@ pub enum MetaReply {
         attr: Attr,
         next_off: u64,
     },
-    /// The newest batch that is durable.
-    Version(u64),
+    /// `version`: the newest batch that is durable. `used_bytes`: content of the filesystem. `drive_bytes`: what of it is
+    /// on drives, whole extents where it tiers.
+    Beat {
+        version: u64,
+        used_bytes: u64,
+        drive_bytes: u64,
+    },
     Range {
         first: ExtentId,
         count: u64,

@@ -12,7 +12,9 @@ use std::time::Duration;
 use base::env::sim::Sim;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, FsError, Ino, LedgerId, PgId, SessionId};
 use bytes::Bytes;
-use client::{Attr, Client, ClientOptions, FileKind, LastUse, MakeNode, OpenIntent, TierLink, Topology};
+use client::{
+    Attr, Client, ClientOptions, FileKind, LastUse, Limits, MakeNode, OpenIntent, TierLink, Topology,
+};
 use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup};
 use meta::log::MemLog;
 use meta::owner::{Owner, OwnerOptions};
@@ -371,6 +373,7 @@ impl World {
             groups: vec![PgId(0)],
             profile,
             narrow: Vec::new(),
+            limits: Limits::default(),
         }));
         Self { sim, owner: Arc::new(owner), drives, profile, topology, publish }
     }
@@ -430,7 +433,6 @@ impl World {
             meta,
             topology: self.topology.clone(),
             profile: self.profile,
-            provisioned_bytes: None,
             dirty_bytes_max: 64 << 20,
             map_bytes_max: 64 << 20,
             tier,

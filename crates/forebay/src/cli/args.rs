@@ -57,6 +57,14 @@ Exit status:
 Example:
   forebay fsck /srv/forebay --json";
 
+/// A size, or none, which is 0.
+fn limit(text: &str) -> Result<u64, String> {
+    match text {
+        "none" => Ok(0),
+        _ => size(text),
+    }
+}
+
 fn size(text: &str) -> Result<u64, String> {
     base::units::parse_size(text).map_err(|error| error.to_string())
 }
@@ -283,6 +291,18 @@ impl S3Args {
     }
 }
 
+/// How much a filesystem may hold.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct LimitArgs {
+    /// What it may hold, on drives and in its object store, and what `df` shows; `none`: whatever the drives hold, which
+    /// is the default.
+    #[arg(long, value_name = "SIZE", value_parser = limit)]
+    pub(crate) size: Option<u64>,
+    /// What of that may lie on drives, before redundancy; `none`: whatever these hold, which is the default.
+    #[arg(long, value_name = "SIZE", value_parser = limit)]
+    pub(crate) ssd: Option<u64>,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum FsCommand {
     /// Create a filesystem on the node's drives.
@@ -295,9 +315,8 @@ pub(crate) enum FsCommand {
         /// How its data is protected.
         #[arg(long, value_name = "P")]
         profile: Profile,
-        /// Size as `df` shows it. Default: whatever the drives hold.
-        #[arg(long, value_name = "SIZE", value_parser = size)]
-        size: Option<u64>,
+        #[command(flatten)]
+        limits: LimitArgs,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -311,16 +330,21 @@ pub(crate) enum FsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Change a filesystem. New data gets the new profile at once; what is stored stays as it is.
-    #[command(after_help = "Example:\n  forebay fs set /srv/forebay main --profile 4+2")]
+    /// Change a filesystem. New data gets a new profile at once, and what is stored is written anew in the background.
+    /// Limits hold at once.
+    #[command(after_help = "Examples:
+  forebay fs set /srv/forebay main --profile 4+2
+  forebay fs set /srv/forebay main --size 10TiB --ssd 500GiB")]
     Set {
         /// The node's directory.
         dir: PathBuf,
         /// Its name.
         name: String,
         /// How its data is protected.
-        #[arg(long, value_name = "P")]
-        profile: Profile,
+        #[arg(long, value_name = "P", required_unless_present_any = ["size", "ssd"])]
+        profile: Option<Profile>,
+        #[command(flatten)]
+        limits: LimitArgs,
         /// Print JSON.
         #[arg(long)]
         json: bool,

@@ -2,17 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use admin::{CreateFilesystem, FilesystemInfo, MountRequest, SetProfile, WhyInfo};
+use admin::{CreateFilesystem, FilesystemInfo, MountRequest, SetLimits, SetProfile, WhyInfo};
 use anyhow::{Context, Result, bail};
 use comfy_table::Table;
 use layout::Profile;
 
+use super::args::LimitArgs;
 use super::output::{Format, bytes, print, table};
 use super::{absolute, ask};
 
 pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
     let mut table =
-        table(&["FILESYSTEM", "PROFILE", "USED", "FREE", "TOTAL", "INODES", "MOUNT", "PROTECTION"]);
+        table(&["FILESYSTEM", "PROFILE", "USED", "FREE", "TOTAL", "ON SSD", "INODES", "MOUNT", "PROTECTION"]);
     for filesystem in filesystems {
         table.add_row([
             filesystem.name.clone(),
@@ -20,12 +21,19 @@ pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
             bytes(filesystem.used_bytes),
             bytes(filesystem.free_bytes),
             bytes(filesystem.total_bytes),
+            on_ssd(filesystem),
             filesystem.inodes.to_string(),
             filesystem.mount.clone().unwrap_or_else(|| "-".to_owned()),
             filesystem.protection.clone(),
         ]);
     }
     table
+}
+
+/// What is on drives, and of how much that may be.
+fn on_ssd(filesystem: &FilesystemInfo) -> String {
+    let used = bytes(filesystem.ssd_used_bytes);
+    filesystem.ssd_bytes.map_or(used.clone(), |quota| format!("{used} of {}", bytes(quota)))
 }
 
 /// The table, and what has an object store.
@@ -61,18 +69,32 @@ pub(super) fn create(
     dir: &Path,
     name: String,
     profile: String,
-    size_bytes: Option<u64>,
+    LimitArgs { size, ssd }: LimitArgs,
     format: Format,
 ) -> Result<()> {
-    let request = CreateFilesystem { name, profile, size_bytes };
+    let request = CreateFilesystem { name, profile, size_bytes: size, ssd_bytes: ssd };
     let info = ask(dir, |client| async move { client.create_filesystem(&request).await })?;
     show_one(format, &info)
 }
 
-pub(super) fn set(dir: &Path, name: &str, profile: Profile, format: Format) -> Result<()> {
-    let request = SetProfile { profile: profile.to_string() };
-    let info = ask(dir, |client| async move { client.set_profile(name, &request).await })?;
-    show_one(format, &info)
+/// The limits first: they are refused more easily.
+pub(super) fn set(
+    dir: &Path,
+    name: &str,
+    profile: Option<Profile>,
+    LimitArgs { size, ssd }: LimitArgs,
+    format: Format,
+) -> Result<()> {
+    let mut info = None;
+    if size.is_some() || ssd.is_some() {
+        let request = SetLimits { size_bytes: size, ssd_bytes: ssd };
+        info = Some(ask(dir, |client| async move { client.set_limits(name, &request).await })?);
+    }
+    if let Some(profile) = profile {
+        let request = SetProfile { profile: profile.to_string() };
+        info = Some(ask(dir, |client| async move { client.set_profile(name, &request).await })?);
+    }
+    show_one(format, &info.context("nothing to change")?)
 }
 
 pub(super) fn list(dir: &Path, format: Format) -> Result<()> {

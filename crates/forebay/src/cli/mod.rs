@@ -48,12 +48,12 @@ fn run_command(command: Command) -> Result<()> {
             filesystems::mount(&dir, path, options, &fs, json.into())
         }
         Command::Umount { dir, fs, json } => filesystems::unmount(&dir, &fs, json.into()),
-        Command::Fs(FsCommand::Create { dir, name, profile, size, json }) => {
-            filesystems::create(&dir, name, profile.to_string(), size, json.into())
+        Command::Fs(FsCommand::Create { dir, name, profile, limits, json }) => {
+            filesystems::create(&dir, name, profile.to_string(), limits, json.into())
         }
         Command::Fs(FsCommand::List { dir, json }) => filesystems::list(&dir, json.into()),
-        Command::Fs(FsCommand::Set { dir, name, profile, json }) => {
-            filesystems::set(&dir, &name, profile, json.into())
+        Command::Fs(FsCommand::Set { dir, name, profile, limits, json }) => {
+            filesystems::set(&dir, &name, profile, limits, json.into())
         }
         Command::Fs(FsCommand::Attach(args)) => tiers::attach(args),
         Command::Fs(FsCommand::Detach { dir, name, wait, json }) => {

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use admin::{
     AddDrive, AdminError, AuditInfo, CreateFilesystem, DriveInfo, FilesystemInfo, FsckInfo, MemoryInfo,
-    MetaCopyInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetProfile,
-    SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
+    MetaCopyInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetLimits,
+    SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 use anyhow::{Result, bail};
 use base::env::Env;
 use base::{DriveId, LedgerId};
+use client::Limits;
 use layout::Profile;
 use meta::control::{ControlChange, FilesystemRecord, UpkeepRecord};
 use posix::fuse::UnmountMode;
@@ -20,6 +21,7 @@ use wire::event::Event;
 
 use super::filesystems::{FilesystemEntry, NodeParts, plan_groups};
 use super::groups::WriteSet;
+use super::limits::{check_limits, limit};
 use super::memory::resident_bytes;
 use super::{Node, NodeDir, NodeFile, State};
 
@@ -29,7 +31,7 @@ pub(crate) fn read_node_file(env: &Env, dir: &NodeDir) -> Option<NodeFile> {
     serde_json::from_slice(&bytes).ok()
 }
 
-fn failed(error: anyhow::Error) -> AdminError {
+pub(super) fn failed(error: anyhow::Error) -> AdminError {
     AdminError::failed(format!("{error:#}"))
 }
 
@@ -170,7 +172,8 @@ impl Node {
             profile,
             groups: groups.iter().map(|group| group.id).collect(),
             sets: Vec::new(),
-            provisioned_bytes: request.size_bytes,
+            provisioned_bytes: request.size_bytes.and_then(limit),
+            ssd_bytes: request.ssd_bytes.and_then(limit),
             mount: None,
             mount_options: String::new(),
             tier: None,
@@ -368,12 +371,22 @@ impl NodeControl for Node {
         })
     }
 
+    fn set_limits(
+        &self,
+        name: String,
+        request: SetLimits,
+    ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
+        Box::pin(async move { self.set_limits_now(&name, request).await })
+    }
+
     fn create_filesystem(
         &self,
         request: CreateFilesystem,
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async {
             self.check_name(&request.name).await?;
+            let (size, ssd) = (request.size_bytes.and_then(limit), request.ssd_bytes.and_then(limit));
+            check_limits(&request.name, Limits { provisioned_bytes: size, ssd_bytes: ssd })?;
             self.create_filesystem_now(request).await.map_err(failed)
         })
     }

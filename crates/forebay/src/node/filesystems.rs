@@ -25,6 +25,7 @@ use super::NodeDir;
 use super::drives::DriveEntry;
 use super::groups::WriteSet;
 use super::ledgers::{LedgerFiles, MetaDirs};
+use super::limits::limits_of;
 use super::memory::MemoryPlan;
 use super::tiers::TierEntry;
 
@@ -84,6 +85,7 @@ fn topology(
         groups: write_set.groups.clone(),
         profile: write_set.profile,
         narrow: narrow.flat_map(|(_, groups)| groups.to_vec()).collect(),
+        limits: limits_of(record),
     })
 }
 
@@ -137,7 +139,6 @@ impl FilesystemEntry {
             meta: owner.clone(),
             topology: receiver,
             profile: record.profile,
-            provisioned_bytes: record.provisioned_bytes,
             dirty_bytes_max: memory.dirty_bytes,
             map_bytes_max: memory.map_bytes,
             tier: tier.link(),
@@ -181,7 +182,6 @@ impl FilesystemEntry {
             meta: self.owner.clone(),
             topology: self.topology.subscribe(),
             profile: self.record.profile,
-            provisioned_bytes: self.record.provisioned_bytes,
             dirty_bytes_max: memory.s3_dirty_bytes,
             map_bytes_max: memory.map_bytes,
             tier: self.tier.link(),
@@ -262,7 +262,7 @@ impl FilesystemEntry {
     ) -> Result<FilesystemInfo> {
         let ledger = self.owner.stat();
         // A halted ledger answers nothing, and that is what must be shown then.
-        let unknown = FsStat { total_bytes: 0, free_bytes: 0, used_bytes: 0, inodes: 0 };
+        let unknown = FsStat { total_bytes: 0, free_bytes: 0, used_bytes: 0, drive_bytes: 0, inodes: 0 };
         let stat = if ledger.halted { unknown } else { self.client.statfs().await? };
         let owed = if ledger.halted { Vec::new() } else { self.client.owed(OWED_COUNTED_MAX).await? };
         let owed_bytes = owed.iter().map(|entry| u64::from(shard_len(entry.extent_len, entry.k))).sum();
@@ -278,6 +278,9 @@ impl FilesystemEntry {
             total_bytes: stat.total_bytes,
             free_bytes: stat.free_bytes,
             used_bytes: stat.used_bytes,
+            size_bytes: self.record.provisioned_bytes,
+            ssd_bytes: self.record.ssd_bytes,
+            ssd_used_bytes: stat.drive_bytes,
             inodes: stat.inodes,
             ledger: LedgerInfo {
                 id: self.record.ledger.0,

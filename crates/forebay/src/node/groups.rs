@@ -99,6 +99,7 @@ mod tests {
             groups: Vec::new(),
             sets: Vec::new(),
             provisioned_bytes: None,
+            ssd_bytes: None,
             mount: None,
             mount_options: String::new(),
             tier: None,

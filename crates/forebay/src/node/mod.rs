@@ -9,6 +9,7 @@ mod forecast;
 mod fsck;
 mod groups;
 mod ledgers;
+mod limits;
 mod members;
 mod memory;
 mod monitor;

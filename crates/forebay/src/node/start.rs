@@ -174,6 +174,7 @@ async fn create_cluster(env: &Env, dir: &NodeDir, control: &Control, options: &S
         groups: groups.iter().map(|group| group.id).collect(),
         sets: Vec::new(),
         provisioned_bytes: None,
+        ssd_bytes: None,
         mount: None,
         mount_options: options.mount_options.clone().unwrap_or_default(),
         tier: None,

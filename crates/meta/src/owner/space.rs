@@ -49,13 +49,22 @@ impl Op<'_> {
     }
 
     pub(super) fn statfs(&mut self) -> Outcome {
-        let usage = self.txn.get::<Usage>(&self.keys.value("usage"))?.unwrap_or_default();
+        let usage = self.usage()?;
         Ok(MetaReply::StatFs { used_bytes: usage.stored_bytes, inodes: usage.inodes })
+    }
+
+    fn usage(&self) -> Result<Usage, Stop> {
+        Ok(self.txn.get(&self.keys.value("usage"))?.unwrap_or_default())
     }
 
     pub(super) fn heartbeat(&mut self, in_use_ver: u64) -> Outcome {
         self.volatile.sessions.insert(self.session, in_use_ver);
-        Ok(MetaReply::Version(self.committed.0))
+        let used_bytes = self.usage()?.stored_bytes;
+        let tier = self.tier_state()?.stat;
+        // Before all extents are queued their sum is too small; dead parts of what is away are not on drives.
+        let staged = tier.queued.bytes + tier.both.bytes;
+        let drive_bytes = staged.max(used_bytes.saturating_sub(tier.away.bytes));
+        Ok(MetaReply::Beat { version: self.committed.0, used_bytes, drive_bytes })
     }
 
     /// Extents whose last reference went in a durable batch that every running read has seen.

@@ -59,7 +59,7 @@ impl Op<'_> {
         reply.map(MetaReply::Tier)
     }
 
-    fn tier_state(&self) -> Result<TierState, FsError> {
+    pub(super) fn tier_state(&self) -> Result<TierState, FsError> {
         if !self.volatile.tiers {
             return Ok(TierState::default());
         }

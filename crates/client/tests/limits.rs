@@ -1,0 +1,84 @@
+//! What a filesystem may hold at most.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use base::{FsError, Ino};
+use client::{Client, Limits};
+use common::{World, create, pattern, read_all, run};
+
+const FILE_BYTES: usize = 1 << 20;
+const FILES: u64 = 16;
+/// What fits beside full files.
+const SPARE: u64 = 4096;
+
+fn limit(world: &World, limits: Limits) {
+    world.change(|topology| topology.limits = limits);
+}
+
+async fn write(client: &Client, name: &str) -> Result<Ino, FsError> {
+    let ino = create(client, name).await;
+    client.write(ino, 0, &pattern(7, FILE_BYTES)).await?;
+    client.fsync(ino).await.map(|()| ino)
+}
+
+async fn remove(client: &Client, ino: Ino, name: &str) {
+    client.unlink(Ino::ROOT, name.as_bytes()).await.unwrap();
+    client.close_file(ino);
+    client.forget(ino, 1);
+}
+
+fn hold_exactly_what_they_say(limits: Limits) {
+    run("4+2", |world| async move {
+        let client = world.client().await;
+        limit(&world, limits);
+        let mut files = Vec::new();
+        for number in 0..FILES {
+            files.push(write(&client, &number.to_string()).await.unwrap());
+        }
+        assert_eq!(client.statfs().await.unwrap().free_bytes, SPARE);
+        assert_eq!(write(&client, "one more").await, Err(FsError::NoSpace));
+        for ino in &files {
+            assert!(read_all(&client, *ino).await.unwrap() == pattern(7, FILE_BYTES));
+        }
+        // What was refused takes nothing, and what was deleted makes room at once.
+        remove(&client, files[3], "3").await;
+        write(&client, "instead").await.unwrap();
+        assert_eq!(write(&client, "two more").await, Err(FsError::NoSpace));
+        limit(&world, Limits::default());
+        write(&client, "three more").await.unwrap();
+    });
+}
+
+#[test]
+fn no_more_is_taken_than_is_provisioned() {
+    let provisioned_bytes = Some(FILES * FILE_BYTES as u64 + SPARE);
+    hold_exactly_what_they_say(Limits { provisioned_bytes, ssd_bytes: None });
+}
+
+#[test]
+fn no_more_lies_on_drives_than_the_quota_of_them() {
+    let ssd_bytes = Some(FILES * FILE_BYTES as u64 + SPARE);
+    hold_exactly_what_they_say(Limits { provisioned_bytes: None, ssd_bytes });
+}
+
+#[test]
+fn clients_that_write_at_the_same_time_share_what_is_provisioned() {
+    run("4+2", |world| async move {
+        let (one, other) = (world.client().await, world.client().await);
+        let provisioned_bytes = Some(FILES * FILE_BYTES as u64);
+        limit(&world, Limits { provisioned_bytes, ssd_bytes: None });
+        let fill = |client: Client, tag: &'static str| async move {
+            let mut written = 0;
+            while write(&client, &format!("{tag}{written}")).await.is_ok() {
+                written += 1;
+            }
+            written
+        };
+        let (a, b) = tokio::join!(fill(one.clone(), "a"), fill(other, "b"));
+        assert!(a + b >= FILES, "{a} + {b}");
+        // Each knows of what the other has stored with its next heartbeat.
+        assert!(one.statfs().await.unwrap().free_bytes == 0);
+        assert_eq!(write(&one, "more").await, Err(FsError::NoSpace));
+    });
+}

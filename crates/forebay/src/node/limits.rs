@@ -1,0 +1,123 @@
+//! How much a filesystem may hold: in all, and on drives.
+
+use admin::{AdminError, FilesystemInfo, SetLimits};
+use anyhow::{Context, Result};
+use base::units::format_size;
+use client::Limits;
+use meta::control::{ControlChange, FilesystemRecord};
+
+use super::control::{failed, no_filesystem};
+use super::filesystems::FilesystemEntry;
+use super::{Node, State};
+
+/// What a filesystem may have at least: content of a few files has to fit in it.
+const BYTES_MIN: u64 = 64 << 20;
+
+pub(super) fn limits_of(record: &FilesystemRecord) -> Limits {
+    Limits { provisioned_bytes: record.provisioned_bytes, ssd_bytes: record.ssd_bytes }
+}
+
+/// Zero stands for none.
+pub(super) fn limit(bytes: u64) -> Option<u64> {
+    Some(bytes).filter(|bytes| *bytes > 0)
+}
+
+/// Refuses limits that contradict each other, or that nothing fits in.
+pub(super) fn check_limits(name: &str, limits: Limits) -> Result<(), AdminError> {
+    let Limits { provisioned_bytes, ssd_bytes } = limits;
+    for (what, bytes) in [("size", provisioned_bytes), ("SSD quota", ssd_bytes)] {
+        if let Some(bytes) = bytes.filter(|bytes| *bytes < BYTES_MIN) {
+            return Err(AdminError::invalid(format!(
+                "the {what} of filesystem {name} is too small: {} (at least {})",
+                format_size(bytes),
+                format_size(BYTES_MIN)
+            )));
+        }
+    }
+    match (provisioned_bytes, ssd_bytes) {
+        (Some(size), Some(ssd)) if ssd > size => Err(AdminError::invalid(format!(
+            "the SSD quota of filesystem {name} is larger than all of it: ssd={} size={}",
+            format_size(ssd),
+            format_size(size)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses limits below what is there already, unless that can leave for the store.
+async fn check_fits(entry: &FilesystemEntry, limits: Limits) -> Result<(), AdminError> {
+    let name = &entry.record.name;
+    let used = entry.client.statfs().await.map_err(AdminError::failed)?;
+    if let Some(size) = limits.provisioned_bytes.filter(|size| *size < used.used_bytes) {
+        return Err(AdminError::conflict(format!(
+            "filesystem {name} holds more than that: used={} size={} (delete some of it first)",
+            format_size(used.used_bytes),
+            format_size(size)
+        )));
+    }
+    let leaves = entry.record.tier.is_some_and(|tier| !tier.detaching);
+    match limits.ssd_bytes {
+        Some(ssd) if !leaves && ssd < used.drive_bytes => Err(AdminError::conflict(format!(
+            "filesystem {name} has more than that on drives: used={} ssd={} (delete some of it, or attach an object store \
+             with `forebay fs attach`)",
+            format_size(used.drive_bytes),
+            format_size(ssd)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+impl Node {
+    /// Changes how much a filesystem may hold, for good and at once.
+    pub(super) async fn set_limits_now(
+        &self,
+        name: &str,
+        request: SetLimits,
+    ) -> Result<FilesystemInfo, AdminError> {
+        let mut state = self.state.lock().await;
+        let entry = state.filesystems.get_mut(name).ok_or_else(|| no_filesystem(name))?;
+        let record = FilesystemRecord {
+            provisioned_bytes: request.size_bytes.map_or(entry.record.provisioned_bytes, limit),
+            ssd_bytes: request.ssd_bytes.map_or(entry.record.ssd_bytes, limit),
+            ..entry.record.clone()
+        };
+        check_limits(name, limits_of(&record))?;
+        check_fits(entry, limits_of(&record)).await?;
+        self.keep_limits(&mut state, name, record).await.map_err(failed)
+    }
+
+    async fn keep_limits(
+        &self,
+        state: &mut State,
+        name: &str,
+        record: FilesystemRecord,
+    ) -> Result<FilesystemInfo> {
+        let mut change = ControlChange::default();
+        change.filesystem(&record);
+        self.control.commit(change).await?;
+        let State { drives, filesystems, map, .. } = &mut *state;
+        let entry = filesystems.get_mut(name).context("the filesystem is gone")?;
+        entry.record = record;
+        entry.update(map, drives);
+        entry.info(&self.env, map, drives).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_refused_that_contradict_each_other() {
+        let check = |size: u64, ssd: u64| {
+            let limits = Limits { provisioned_bytes: limit(size), ssd_bytes: limit(ssd) };
+            check_limits("main", limits).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(0, 0), Ok(()));
+        assert_eq!(check(0, 1 << 30), Ok(()));
+        assert_eq!(check(1 << 30, 1 << 30), Ok(()));
+        assert!(check(1 << 30, 2 << 30).unwrap_err().contains("ssd=2.00 GiB size=1.00 GiB"));
+        assert!(check(1 << 20, 0).unwrap_err().contains("size of filesystem main is too small"));
+        assert!(check(0, 1).unwrap_err().contains("SSD quota of filesystem main is too small"));
+    }
+}
