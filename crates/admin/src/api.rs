@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
 use wire::event::Event;
 
+use crate::filesystem_groups::FilesystemGroupControl;
 use crate::stores::StoreControl;
 use crate::tiers::{TierControl, TierInfo};
 use crate::users::{AuditInfo, UserControl};
@@ -289,6 +290,9 @@ pub struct FilesystemInfo {
     pub pack: PackInfo,
     /// The search for orphans.
     pub orphans: OrphanInfo,
+    /// The filesystem group that it belongs to.
+    #[serde(default)]
+    pub group: String,
     /// Its object store, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<TierInfo>,
@@ -389,6 +393,9 @@ pub struct CreateFilesystem {
     pub profile: String,
     /// Size as `df` shows it; `None`: whatever the drives hold.
     pub size_bytes: Option<u64>,
+    /// The filesystem group that it is to belong to; `None`: `default`.
+    #[serde(default)]
+    pub group: Option<String>,
 }
 
 /// Where to mount.
@@ -496,7 +503,7 @@ pub struct FsckInfo {
 }
 
 /// What a node lets its operator see and do.
-pub trait NodeControl: StoreControl + TierControl + UserControl + 'static {
+pub trait NodeControl: FilesystemGroupControl + StoreControl + TierControl + UserControl + 'static {
     /// Everything at a glance.
     fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
     /// The last events, oldest first.

@@ -1,5 +1,6 @@
 //! The REST server.
 
+mod filesystem_groups;
 mod stores;
 mod tiers;
 mod users;
@@ -94,6 +95,7 @@ fn router(node: Node) -> Router {
         .route("/v1/status", get(async |State(node): State<Node>| answer(node.status().await)))
         .route("/v1/events", get(async |State(node): State<Node>| answer(node.events().await)))
         .merge(drive_router())
+        .merge(filesystem_groups::router())
         .merge(stores::router())
         .merge(tiers::router())
         .merge(users::router())

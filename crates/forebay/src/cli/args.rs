@@ -2,6 +2,7 @@
 
 mod blobs;
 mod events;
+mod filesystem_groups;
 mod stores;
 mod tiers;
 mod users;
@@ -16,6 +17,7 @@ use crate::node::{IoChoice, S3Options, TrimChoice};
 
 pub(crate) use blobs::BlobCommand;
 pub(crate) use events::EventsArgs;
+pub(crate) use filesystem_groups::{FsGroupCommand, OneGroupArgs};
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
 pub(crate) use tiers::{AttachArgs, TierCommand};
 pub(crate) use users::{
@@ -298,6 +300,9 @@ pub(crate) enum FsCommand {
         /// Size as `df` shows it. Default: whatever the drives hold.
         #[arg(long, value_name = "SIZE", value_parser = size)]
         size: Option<u64>,
+        /// The filesystem group that it belongs to: see `forebay fs group list`. Default: default.
+        #[arg(long, value_name = "NAME")]
+        group: Option<String>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -311,20 +316,28 @@ pub(crate) enum FsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Change a filesystem. New data gets the new profile at once; what is stored stays as it is.
-    #[command(after_help = "Example:\n  forebay fs set /srv/forebay main --profile 4+2")]
+    /// Change a filesystem. New data gets the new profile at once; what is stored stays as it is. A new group counts at once.
+    #[command(
+        after_help = "Examples:\n  forebay fs set /srv/forebay main --profile 4+2\n  forebay fs set /srv/forebay main --group archive"
+    )]
     Set {
         /// The node's directory.
         dir: PathBuf,
         /// Its name.
         name: String,
         /// How its data is protected.
-        #[arg(long, value_name = "P")]
-        profile: Profile,
+        #[arg(long, value_name = "P", required_unless_present = "group")]
+        profile: Option<Profile>,
+        /// The filesystem group that it belongs to from now on: see `forebay fs group list`.
+        #[arg(long, value_name = "NAME")]
+        group: Option<String>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
+    /// Create, look at, change and remove filesystem groups: filesystems with the same retention and tiering cue.
+    #[command(subcommand)]
+    Group(FsGroupCommand),
     /// Move data of a filesystem to an object store as it ages. With the store that it has, change how.
     Attach(AttachArgs),
     /// Bring everything back from the object store, and leave it. Files can be read and written meanwhile.

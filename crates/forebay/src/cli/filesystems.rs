@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use admin::{CreateFilesystem, FilesystemInfo, MountRequest, SetProfile, WhyInfo};
+use admin::{CreateFilesystem, FilesystemInfo, MountRequest, MoveFilesystem, SetProfile, WhyInfo};
 use anyhow::{Context, Result, bail};
 use comfy_table::Table;
 use layout::Profile;
@@ -12,10 +12,11 @@ use super::{absolute, ask};
 
 pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
     let mut table =
-        table(&["FILESYSTEM", "PROFILE", "USED", "FREE", "TOTAL", "INODES", "MOUNT", "PROTECTION"]);
+        table(&["FILESYSTEM", "GROUP", "PROFILE", "USED", "FREE", "TOTAL", "INODES", "MOUNT", "PROTECTION"]);
     for filesystem in filesystems {
         table.add_row([
             filesystem.name.clone(),
+            filesystem.group.clone(),
             filesystem.profile.clone(),
             bytes(filesystem.used_bytes),
             bytes(filesystem.free_bytes),
@@ -57,22 +58,33 @@ pub(super) fn unmount(dir: &Path, name: &str, format: Format) -> Result<()> {
     print(format, &info, |info| format!("{} is unmounted", info.name))
 }
 
-pub(super) fn create(
-    dir: &Path,
-    name: String,
-    profile: String,
-    size_bytes: Option<u64>,
-    format: Format,
-) -> Result<()> {
-    let request = CreateFilesystem { name, profile, size_bytes };
-    let info = ask(dir, |client| async move { client.create_filesystem(&request).await })?;
+pub(super) fn create(dir: &Path, request: &CreateFilesystem, format: Format) -> Result<()> {
+    let info = ask(dir, |client| async move { client.create_filesystem(request).await })?;
     show_one(format, &info)
 }
 
-pub(super) fn set(dir: &Path, name: &str, profile: Profile, format: Format) -> Result<()> {
-    let request = SetProfile { profile: profile.to_string() };
-    let info = ask(dir, |client| async move { client.set_profile(name, &request).await })?;
-    show_one(format, &info)
+/// Changes what is named. If the second change is refused, the first stays.
+pub(super) fn set(
+    dir: &Path,
+    name: &str,
+    profile: Option<Profile>,
+    group: Option<String>,
+    format: Format,
+) -> Result<()> {
+    let mut info = None;
+    if let Some(profile) = profile {
+        let request = SetProfile { profile: profile.to_string() };
+        info = Some(ask(dir, |client| async move { client.set_profile(name, &request).await })?);
+    }
+    if let Some(group) = group {
+        let request = MoveFilesystem { group };
+        let moved = ask(dir, |client| async move { client.move_filesystem(name, &request).await });
+        info = Some(match info {
+            Some(_) => moved.context("the profile is changed, the group is not")?,
+            None => moved?,
+        });
+    }
+    show_one(format, &info.context("nothing to change: give --profile or --group")?)
 }
 
 pub(super) fn list(dir: &Path, format: Format) -> Result<()> {

@@ -5,6 +5,7 @@ mod audit;
 mod blobs;
 mod drives;
 mod events;
+mod filesystem_groups;
 mod filesystems;
 mod fsck;
 mod meta;
@@ -21,7 +22,7 @@ use std::future::Future;
 use std::path::Path;
 use std::process::ExitCode;
 
-use admin::AdminClient;
+use admin::{AdminClient, CreateFilesystem};
 use anyhow::{Context, Result};
 use base::env::Env;
 
@@ -48,13 +49,15 @@ fn run_command(command: Command) -> Result<()> {
             filesystems::mount(&dir, path, options, &fs, json.into())
         }
         Command::Umount { dir, fs, json } => filesystems::unmount(&dir, &fs, json.into()),
-        Command::Fs(FsCommand::Create { dir, name, profile, size, json }) => {
-            filesystems::create(&dir, name, profile.to_string(), size, json.into())
+        Command::Fs(FsCommand::Create { dir, name, profile, size, group, json }) => {
+            let request = CreateFilesystem { name, profile: profile.to_string(), size_bytes: size, group };
+            filesystems::create(&dir, &request, json.into())
         }
         Command::Fs(FsCommand::List { dir, json }) => filesystems::list(&dir, json.into()),
-        Command::Fs(FsCommand::Set { dir, name, profile, json }) => {
-            filesystems::set(&dir, &name, profile, json.into())
+        Command::Fs(FsCommand::Set { dir, name, profile, group, json }) => {
+            filesystems::set(&dir, &name, profile, group, json.into())
         }
+        Command::Fs(FsCommand::Group(command)) => filesystem_groups::group(command),
         Command::Fs(FsCommand::Attach(args)) => tiers::attach(args),
         Command::Fs(FsCommand::Detach { dir, name, wait, json }) => {
             tiers::detach(&dir, &name, wait.into(), json.into())
