@@ -17,7 +17,7 @@ use crate::node::{IoChoice, S3Options, TrimChoice};
 
 pub(crate) use blobs::BlobCommand;
 pub(crate) use events::EventsArgs;
-pub(crate) use filesystem_groups::{FsGroupCommand, OneGroupArgs};
+pub(crate) use filesystem_groups::{FsGroupCommand, OneFsGroupArgs};
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
 pub(crate) use tiers::{AttachArgs, TierCommand};
 pub(crate) use users::{

@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use base::units::format_duration;
 use comfy_table::Table;
 
-use super::args::{FsGroupCommand, OneGroupArgs};
+use super::args::{FsGroupCommand, OneFsGroupArgs};
 use super::ask;
 use super::output::{print, table};
 
@@ -23,7 +23,7 @@ pub(super) fn group(command: FsGroupCommand) -> Result<()> {
             let groups = ask(&dir, |client| async move { client.filesystem_groups().await })?;
             print(json.into(), &groups, |groups| group_table(groups).to_string())
         }
-        FsGroupCommand::Show(OneGroupArgs { dir, name, json }) => {
+        FsGroupCommand::Show(OneFsGroupArgs { dir, name, json }) => {
             let groups = ask(&dir, |client| async move { client.filesystem_groups().await })?;
             let Some(group) = groups.into_iter().find(|group| group.name == name) else {
                 bail!(
@@ -41,7 +41,7 @@ pub(super) fn group(command: FsGroupCommand) -> Result<()> {
                 format!("filesystem group {} is changed: {}", group.name, times(group))
             })
         }
-        FsGroupCommand::Remove(OneGroupArgs { dir, name, json }) => {
+        FsGroupCommand::Remove(OneFsGroupArgs { dir, name, json }) => {
             let group = ask(&dir, |client| async move { client.remove_filesystem_group(&name).await })?;
             print(json.into(), &group, |group| format!("filesystem group {} is removed", group.name))
         }

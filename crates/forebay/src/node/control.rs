@@ -196,7 +196,7 @@ impl Node {
             memory: &self.memory,
         };
         let mut entry = FilesystemEntry::open(&parts, record).await?;
-        entry.tier.group = group;
+        entry.tier.filesystem_group = group;
         let info = entry.info(&self.env, &map, &state.drives).await?;
         state.filesystems.insert(request.name, entry);
         self.publish(&mut state)?;

@@ -20,7 +20,7 @@ use super::users::check_name;
 use super::{Node, State};
 
 /// Filesystem groups that there may be at most.
-const GROUPS_MAX: usize = 2048;
+const FILESYSTEM_GROUPS_MAX: usize = 2048;
 /// Bounds of the cue: so long at least, and this part of the retention at most.
 const CUE_S_MIN: u64 = 10;
 const CUE_PART: u64 = 3;
@@ -93,7 +93,7 @@ fn new_group(id: u32, name: &str, settings: SetFilesystemGroup) -> Result<Filesy
     changed(FilesystemGroupRecord { id, name: name.to_owned(), retention_s, cue_s }, settings)
 }
 
-fn no_group(name: &str) -> AdminError {
+fn no_filesystem_group(name: &str) -> AdminError {
     AdminError::not_found(format!("no such filesystem group: name={name} (see `forebay fs group list`)"))
 }
 
@@ -160,7 +160,7 @@ impl Node {
         self.filesystem_groups_now()?
             .into_iter()
             .find(|group| group.name == name)
-            .ok_or_else(|| no_group(name))
+            .ok_or_else(|| no_filesystem_group(name))
     }
 
     /// The group of a new filesystem.
@@ -176,7 +176,7 @@ impl Node {
         let groups = self.control.filesystem_groups()?;
         for entry in state.filesystems.values_mut() {
             match groups.iter().find(|group| group.has(&entry.record)) {
-                Some(group) => entry.tier.group = group.clone(),
+                Some(group) => entry.tier.filesystem_group = group.clone(),
                 None => tracing::error!(
                     filesystem = entry.record.name,
                     group = entry.record.filesystem_group,
@@ -212,8 +212,9 @@ impl Node {
                 "filesystem group exists: name={name} (change it with `forebay fs group update`)"
             )));
         }
-        if groups.len() >= GROUPS_MAX {
-            let message = format!("there are {GROUPS_MAX} filesystem groups, no more are possible");
+        if groups.len() >= FILESYSTEM_GROUPS_MAX {
+            let message =
+                format!("there are {FILESYSTEM_GROUPS_MAX} filesystem groups, no more are possible");
             return Err(AdminError::conflict(message));
         }
         let id = groups.last().map_or(0, |last| last.id) + 1;
@@ -297,7 +298,7 @@ impl Node {
             let is_retimed = entry.is_retimed_by(group);
             if committed.is_ok() {
                 entry.record.filesystem_group = group.reference();
-                entry.tier.group = group.clone();
+                entry.tier.filesystem_group = group.clone();
             }
             if is_retimed {
                 self.begin_tiering(entry);

@@ -46,8 +46,8 @@ const STOP_DEADLINE: Duration = Duration::from_secs(5);
 pub(super) struct TierEntry {
     cluster: ClusterId,
     filesystem: u32,
-    /// The filesystem group, whether there is a store or not.
-    pub(super) group: FilesystemGroupRecord,
+    /// Whether there is a store or not.
+    pub(super) filesystem_group: FilesystemGroupRecord,
     pub(super) served_from_ns: u64,
     /// Memory for blobs that are made.
     blobs_bytes: u64,
@@ -69,7 +69,7 @@ impl TierEntry {
         Self {
             cluster,
             filesystem,
-            group: FilesystemGroupRecord::default(),
+            filesystem_group: FilesystemGroupRecord::default(),
             served_from_ns: env.clock.boot_ns(),
             blobs_bytes: memory.blobs_bytes,
             fetched_bytes_max: memory.fetched_bytes,
@@ -126,7 +126,7 @@ impl TierEntry {
 
     /// Those of the filesystem, and of its group for the rest.
     pub(super) fn times(&self, tier: TierRecord) -> Times {
-        Times::of(tier, &self.group)
+        Times::of(tier, &self.filesystem_group)
     }
 
     pub(super) fn options(&self, record: &FilesystemRecord, tier: TierRecord) -> TierOptions {
@@ -224,7 +224,7 @@ impl FilesystemEntry {
         Ok(Some(TierInfo {
             filesystem: self.record.name.clone(),
             store: self.tier.store.clone(),
-            group: self.tier.group.name.clone(),
+            group: self.tier.filesystem_group.name.clone(),
             retention_s: times.retention_s,
             has_own_retention: record.retention_s.is_some(),
             cue_s: times.cue_s,
@@ -510,7 +510,7 @@ impl Node {
             let mut state = self.state.lock().await;
             let entry = entry_of(&mut state, name)?;
             entry.check_attachable(&record)?;
-            let tier = next_tier(entry.record.tier, record.id, &request, &entry.tier.group)?;
+            let tier = next_tier(entry.record.tier, record.id, &request, &entry.tier.filesystem_group)?;
             (tier, entry.tier.tiering.take())
         };
         end(running).await;

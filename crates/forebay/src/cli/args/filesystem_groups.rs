@@ -9,7 +9,7 @@ use super::tiers::duration;
 
 /// A filesystem group.
 #[derive(Debug, Args)]
-pub(crate) struct OneGroupArgs {
+pub(crate) struct OneFsGroupArgs {
     /// The node's directory.
     pub(crate) dir: PathBuf,
     /// Its name.
@@ -55,7 +55,7 @@ Example:
     },
     /// Show one filesystem group.
     #[command(after_help = "Example:\n  forebay fs group show /srv/forebay archive")]
-    Show(OneGroupArgs),
+    Show(OneFsGroupArgs),
     /// Change times of a filesystem group, at once for all filesystems that have none of their own.
     #[command(
         after_help = "Refuses times that do not fit those that a filesystem of the group has of its own.
@@ -81,7 +81,7 @@ Example:
     },
     /// Remove a filesystem group that no filesystem belongs to.
     #[command(after_help = "Example:\n  forebay fs group remove /srv/forebay archive")]
-    Remove(OneGroupArgs),
+    Remove(OneFsGroupArgs),
 }
 
 #[cfg(test)]
