@@ -170,6 +170,120 @@ moves() {
 has_blobs() { "$FOREBAY" tier status "$NODE" --json | jq -e '.[0] | .blobs > 0 and .queued_extents == 0'; }
 check "a store with blobs moves only to where they are" moves
 
+# Filesystem groups: the times that filesystems share, and those that they have of their own.
+group() { "$FOREBAY" fs group "$1" "$NODE" "${@:2}"; }
+attach() { "$FOREBAY" fs attach "$NODE" "$1" grouped "${@:2}"; }
+# timed FILESYSTEM GROUP RETENTION OWN CUE OWN
+timed() {
+    "$FOREBAY" tier status "$NODE" --json | jq -e --arg filesystem "$1" --arg times "$2 $3 $4 $5 $6" '.[]
+        | select(.filesystem == $filesystem)
+        | "\(.group) \(.retention_s) \(.has_own_retention) \(.cue_s) \(.has_own_cue)" == $times' || {
+        echo "$*:"
+        "$FOREBAY" tier status "$NODE" --json | jq -c '.[] | [.filesystem, .group, .retention_s, .has_own_retention, .cue_s, .has_own_cue]'
+        return 1
+    }
+}
+group_refusals() {
+    group list --json | jq -e '. == [{"name": "default", "retention_s": 86400, "cue_s": 3600, "filesystems": ["main", "second"]}]'
+    expect_fail 'cue must be between 10s and a third of the retention: cue=11s retention=30s' \
+        group create wrong --retention 30s --tiering-cue 11s
+    expect_fail 'cue=9s' group create wrong --tiering-cue 9s
+    expect_fail 'not a duration' group create wrong --retention 1y
+    expect_fail 'bad name of a filesystem group' group create 'a/b'
+    expect_fail 'value is required' group create ''
+    expect_fail 'no such filesystem group: name=none .*fs group list' group show none
+    expect_fail 'no such filesystem group: name=none .*fs group list' group update none --retention 1d
+    expect_fail 'no such filesystem group: name=none .*fs group list' group remove none
+    expect_fail 'no such filesystem group: name=none' "$FOREBAY" fs create "$NODE" third --profile 1+0 --group none
+    expect_fail 'no such filesystem group: name=none' "$FOREBAY" fs set "$NODE" main --group none
+    expect_fail 'no such filesystem: name=none' "$FOREBAY" fs set "$NODE" none --group default
+    expect_fail 'group default stays' group remove default
+    group list --json | jq -e 'length == 1'
+}
+check "filesystem groups that make no sense are refused" group_refusals
+groups() {
+    group create fast --retention 1h --tiering-cue 4m --json | jq -e '.filesystems == [] and .retention_s == 3600 and .cue_s == 240'
+    group create slow --retention 60s
+    group show slow | grep -E 'slow +1m +20s +-'
+    expect_fail 'exists: name=fast' group create fast
+    "$FOREBAY" fs create "$NODE" third --profile 1+0 --group fast | grep -E 'third +fast'
+    "$FOREBAY" fs set "$NODE" second --group fast | grep -E 'second +fast'
+    "$FOREBAY" fs list "$NODE" --json | jq -e '[.[] | .group] == ["default", "fast", "fast"]'
+    group show fast --json | jq -e '.filesystems == ["second", "third"]'
+    mkdir "$NODE/mnt/Grouped"
+    added grouped --bucket Grouped
+    attach second | grep 'copied after 4m, from the drives after 1h, both as filesystem group fast says'
+    attach third
+    timed second fast 3600 false 240 false
+    timed third fast 3600 false 240 false
+    group update fast --retention 2h --tiering-cue 10m
+    timed second fast 7200 false 600 false
+    timed third fast 7200 false 600 false
+    expect_fail 'cue=10m retention=29m' group update fast --retention 29m
+    timed third fast 7200 false 600 false
+    expect_fail 'fast has filesystem second: give it another' group remove fast
+}
+check "a filesystem group is changed for all its filesystems" groups
+own_times() {
+    expect_fail 'the cue is that of filesystem group fast: give --tiering-cue too' attach third --retention 1m
+    attach third --tiering-cue 30m
+    attach third
+    timed third fast 7200 false 1800 true
+    "$FOREBAY" fs show "$NODE" third | grep -F 'cue 30m (its own), retention 2h (the group'
+    expect_fail 'filesystem third has times of its own that do not fit .*cue=30m retention=1h' group update fast --retention 1h
+    timed second fast 7200 false 600 false
+    group update fast --retention 3h
+    timed second fast 10800 false 600 false
+    timed third fast 10800 false 1800 true
+    expect_fail 'third has times of its own that do not fit .*group slow' "$FOREBAY" fs set "$NODE" third --group slow
+    "$FOREBAY" fs set "$NODE" second --group slow
+    timed second slow 60 false 20 false
+    attach third --group-times
+    timed third fast 10800 false 600 false
+    attach third --retention 1d --tiering-cue 1h
+    group update fast --retention 1w
+    timed third fast 86400 true 3600 true
+}
+check "times of a filesystem's own stay" own_times
+# What a group says is what is done: content leaves when its new times say so.
+group_takes_effect() {
+    local third=$WORK/third
+    mkdir "$third"
+    attach third --group-times
+    "$FOREBAY" mount "$NODE" "$third" --fs third
+    head -c 3000000 /dev/urandom >"$third/file"
+    sync -f "$third"
+    sleep 12
+    not third_is '.both_extents + .away_extents > 0'
+    group update fast --retention 30s --tiering-cue 10s
+    wait_until 60 third_is '.queued_extents == 0 and .both_extents + .away_extents > 0'
+    wait_until 60 third_is '.away_extents > 0'
+    "$FOREBAY" umount "$NODE" --fs third
+}
+third_is() { "$FOREBAY" tier status "$NODE" --json | jq -e ".[] | select(.filesystem == \"third\") | $1" >/dev/null; }
+check "times of a filesystem group are what is done" group_takes_effect
+groups_survive() {
+    local before
+    group update default --retention 2d
+    attach third --retention 1d
+    before=$(group list --json)
+    node_kill node
+    node_start node
+    [ "$(group list --json)" = "$before" ]
+    jq -e '.[0] == {"name": "default", "retention_s": 172800, "cue_s": 3600, "filesystems": ["main"]}' <<<"$before"
+    timed second slow 60 false 20 false
+    timed third fast 86400 true 10 false
+    PORT=$(jq -er .s3 "$NODE/node.json" | sed 's/.*://; s,/$,,')
+    store update grouped --port "$PORT"
+    "$FOREBAY" fs detach "$NODE" second --wait
+    "$FOREBAY" fs detach "$NODE" third --wait
+    store remove grouped
+    "$FOREBAY" fs set "$NODE" second --group default
+    group remove slow | grep 'slow is removed'
+    not group show slow
+}
+check "filesystem groups survive SIGKILL" groups_survive
+
 check "stores survive SIGKILL" survives
 lost_key() {
     "$FOREBAY" stop "$NODE"

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
 use wire::event::Event;
 
+use crate::filesystem_groups::FilesystemGroupControl;
 use crate::stores::StoreControl;
 use crate::tiers::{TierControl, TierInfo};
 use crate::users::{AuditInfo, UserControl};
@@ -298,6 +299,9 @@ pub struct FilesystemInfo {
     pub pack: PackInfo,
     /// The search for orphans.
     pub orphans: OrphanInfo,
+    /// The filesystem group that it belongs to.
+    #[serde(default)]
+    pub group: String,
     /// Its object store, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<TierInfo>,
@@ -401,6 +405,9 @@ pub struct CreateFilesystem {
     /// Those of them that may lie on drives; `None` or 0: whatever these hold.
     #[serde(default)]
     pub ssd_bytes: Option<u64>,
+    /// The filesystem group that it is to belong to; `None`: `default`.
+    #[serde(default)]
+    pub group: Option<String>,
 }
 
 /// How much a filesystem may hold. `None`: as before; 0: whatever the drives hold.
@@ -520,7 +527,7 @@ pub struct FsckInfo {
 }
 
 /// What a node lets its operator see and do.
-pub trait NodeControl: StoreControl + TierControl + UserControl + 'static {
+pub trait NodeControl: FilesystemGroupControl + StoreControl + TierControl + UserControl + 'static {
     /// Everything at a glance.
     fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
     /// The last events, oldest first.

@@ -1,5 +1,6 @@
 //! Calls the REST interface of a node on this machine.
 
+mod filesystem_groups;
 mod stores;
 mod tiers;
 mod users;

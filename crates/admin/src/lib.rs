@@ -5,6 +5,7 @@
 
 mod api;
 mod client;
+mod filesystem_groups;
 mod server;
 mod stores;
 mod tiers;
@@ -17,6 +18,9 @@ pub use api::{
     SetProfile, SetUpkeep, ShardInfo, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 pub use client::{AdminClient, CallError};
+pub use filesystem_groups::{
+    FilesystemGroupControl, FilesystemGroupInfo, MoveFilesystem, SetFilesystemGroup,
+};
 pub use server::{ServeError, serve};
 pub use stores::{BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 pub use tiers::{

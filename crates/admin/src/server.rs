@@ -1,5 +1,6 @@
 //! The REST server.
 
+mod filesystem_groups;
 mod stores;
 mod tiers;
 mod users;
@@ -142,6 +143,7 @@ fn router(node: Node) -> Router {
         .route("/v1/events", get(async |State(node): State<Node>| answer(node.events().await)))
         .merge(drive_router())
         .merge(filesystem_router())
+        .merge(filesystem_groups::router())
         .merge(stores::router())
         .merge(tiers::router())
         .merge(users::router())

@@ -13,11 +13,13 @@ use crate::api::AdminError;
 pub struct AttachStore {
     /// Its name.
     pub store: String,
-    /// How long what was uploaded stays on drives too, in seconds. `None`: as it was, or a day.
+    /// How long what was uploaded stays on drives too, in seconds. `None`: as it was, or as the filesystem group says.
     pub retention_s: Option<u64>,
-    /// How long after it was written anything is uploaded, in seconds. `None`: as it was, or an hour, or a third of the
-    /// retention if that is less.
+    /// How long after it was written anything is uploaded, in seconds. `None`: as it was, or as the filesystem group says.
     pub cue_s: Option<u64>,
+    /// Times that the filesystem had of its own are forgotten: those of its group count again.
+    #[serde(default)]
+    pub group_times: bool,
 }
 
 /// A filesystem that has a store. Sums of what was done are since it was attached or the node was started.
@@ -27,10 +29,19 @@ pub struct TierInfo {
     pub filesystem: String,
     /// The store.
     pub store: String,
+    /// Its filesystem group.
+    #[serde(default)]
+    pub group: String,
     /// How long what was uploaded stays on drives too, in seconds.
     pub retention_s: u64,
+    /// Whether that is the filesystem's own, not what its group says.
+    #[serde(default)]
+    pub has_own_retention: bool,
     /// How long after it was written anything is uploaded, in seconds.
     pub cue_s: u64,
+    /// Whether that is the filesystem's own, not what its group says.
+    #[serde(default)]
+    pub has_own_cue: bool,
     /// `tiering` or `detaching`.
     pub state: String,
     /// Why something does not go on.

@@ -1,9 +1,11 @@
-//! The control ledger: the cluster's identity, drives, placement groups, filesystems, object stores, users and events.
+//! The control ledger: the cluster's identity, drives, placement groups, filesystems and their groups, object stores, users
+//! and events.
 //!
 //! It is ledger 0: the same log and the same kind of batches as a filesystem's, with records in JSON, because
 //! there are few of them and operators read them. Every change is durable when the call returns.
 
 mod events;
+mod filesystem_groups;
 mod stores;
 mod users;
 
@@ -24,6 +26,7 @@ use crate::log::{LedgerLog, MemLog};
 use crate::owner::{OwnerError, recover};
 use crate::state::{Applied, State};
 
+pub use filesystem_groups::FilesystemGroupRecord;
 pub use stores::{StoreRecord, StoresRecord, TierRecord};
 pub use users::{AccessKeyRecord, RoleRecord, UserRecord, UsersRecord};
 
@@ -137,6 +140,9 @@ pub struct FilesystemRecord {
     /// The object store that its data moves to, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<TierRecord>,
+    /// The number of its filesystem group; `None` is the group `default`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filesystem_group: Option<u32>,
 }
 
 /// Why the control ledger could not be read or changed.
@@ -363,6 +369,7 @@ mod tests {
             mount: None,
             mount_options: String::new(),
             tier: None,
+            filesystem_group: None,
         };
         {
             let control = Control::open(log.clone(), Arc::new(MemState::default())).await.unwrap();
@@ -383,7 +390,8 @@ mod tests {
         let mut record: FilesystemRecord = serde_json::from_str(old).unwrap();
         assert_eq!(record.tier, None);
         assert_eq!(serde_json::to_string(&record).unwrap(), old);
-        record.tier = Some(TierRecord { store: 3, retention_s: 86_400, cue_s: 3600, detaching: false });
+        let (retention_s, cue_s) = (Some(86_400), Some(3600));
+        record.tier = Some(TierRecord { store: 3, retention_s, cue_s, detaching: false });
         let text = serde_json::to_string(&record).unwrap();
         assert!(text.ends_with(r#""tier":{"store":3,"retention_s":86400,"cue_s":3600,"detaching":false}}"#));
         assert_eq!(serde_json::from_str::<FilesystemRecord>(&text).unwrap(), record);

@@ -2,6 +2,7 @@
 
 mod blobs;
 mod events;
+mod filesystem_groups;
 mod stores;
 mod tiers;
 mod users;
@@ -16,6 +17,7 @@ use crate::node::{IoChoice, S3Options, TrimChoice};
 
 pub(crate) use blobs::BlobCommand;
 pub(crate) use events::EventsArgs;
+pub(crate) use filesystem_groups::{FsGroupCommand, OneFsGroupArgs};
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
 pub(crate) use tiers::{AttachArgs, TierCommand};
 pub(crate) use users::{
@@ -317,6 +319,9 @@ pub(crate) enum FsCommand {
         profile: Profile,
         #[command(flatten)]
         limits: LimitArgs,
+        /// The filesystem group that it belongs to: see `forebay fs group list`. Default: default.
+        #[arg(long, value_name = "NAME")]
+        group: Option<String>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -331,24 +336,31 @@ pub(crate) enum FsCommand {
         json: bool,
     },
     /// Change a filesystem. New data gets a new profile at once, and what is stored is written anew in the background.
-    /// Limits hold at once.
+    /// Limits and a new group hold at once.
     #[command(after_help = "Examples:
   forebay fs set /srv/forebay main --profile 4+2
-  forebay fs set /srv/forebay main --size 10TiB --ssd 500GiB")]
+  forebay fs set /srv/forebay main --size 10TiB --ssd 500GiB
+  forebay fs set /srv/forebay main --group archive")]
     Set {
         /// The node's directory.
         dir: PathBuf,
         /// Its name.
         name: String,
         /// How its data is protected.
-        #[arg(long, value_name = "P", required_unless_present_any = ["size", "ssd"])]
+        #[arg(long, value_name = "P", required_unless_present_any = ["size", "ssd", "group"])]
         profile: Option<Profile>,
         #[command(flatten)]
         limits: LimitArgs,
+        /// The filesystem group that it belongs to from now on: see `forebay fs group list`.
+        #[arg(long, value_name = "NAME")]
+        group: Option<String>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
+    /// Create, look at, change and remove filesystem groups: filesystems with the same retention and tiering cue.
+    #[command(subcommand)]
+    Group(FsGroupCommand),
     /// Move data of a filesystem to an object store as it ages. With the store that it has, change how.
     Attach(AttachArgs),
     /// Bring everything back from the object store, and leave it. Files can be read and written meanwhile.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use admin::{CreateFilesystem, FilesystemInfo, MountRequest, SetLimits, SetProfile, WhyInfo};
+use admin::{CreateFilesystem, FilesystemInfo, MountRequest, MoveFilesystem, SetLimits, SetProfile, WhyInfo};
 use anyhow::{Context, Result, bail};
 use comfy_table::Table;
 use layout::Profile;
@@ -12,11 +12,22 @@ use super::output::{Format, bytes, print, table};
 use super::{absolute, ask};
 
 pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
-    let mut table =
-        table(&["FILESYSTEM", "PROFILE", "USED", "FREE", "TOTAL", "ON SSD", "INODES", "MOUNT", "PROTECTION"]);
+    let mut table = table(&[
+        "FILESYSTEM",
+        "GROUP",
+        "PROFILE",
+        "USED",
+        "FREE",
+        "TOTAL",
+        "ON SSD",
+        "INODES",
+        "MOUNT",
+        "PROTECTION",
+    ]);
     for filesystem in filesystems {
         table.add_row([
             filesystem.name.clone(),
+            filesystem.group.clone(),
             filesystem.profile.clone(),
             bytes(filesystem.used_bytes),
             bytes(filesystem.free_bytes),
@@ -65,36 +76,42 @@ pub(super) fn unmount(dir: &Path, name: &str, format: Format) -> Result<()> {
     print(format, &info, |info| format!("{} is unmounted", info.name))
 }
 
-pub(super) fn create(
-    dir: &Path,
-    name: String,
-    profile: String,
-    LimitArgs { size, ssd }: LimitArgs,
-    format: Format,
-) -> Result<()> {
-    let request = CreateFilesystem { name, profile, size_bytes: size, ssd_bytes: ssd };
-    let info = ask(dir, |client| async move { client.create_filesystem(&request).await })?;
+pub(super) fn create(dir: &Path, request: &CreateFilesystem, format: Format) -> Result<()> {
+    let info = ask(dir, |client| async move { client.create_filesystem(request).await })?;
     show_one(format, &info)
 }
 
-/// The limits first: they are refused more easily.
-pub(super) fn set(
-    dir: &Path,
-    name: &str,
-    profile: Option<Profile>,
-    LimitArgs { size, ssd }: LimitArgs,
-    format: Format,
-) -> Result<()> {
+/// What may be changed of a filesystem.
+pub(super) struct Changes {
+    pub(super) limits: LimitArgs,
+    pub(super) group: Option<String>,
+    pub(super) profile: Option<Profile>,
+}
+
+/// Changes what is named, what is refused more easily first. If one is refused, those before it stay.
+pub(super) fn set(dir: &Path, name: &str, changes: Changes, format: Format) -> Result<()> {
+    let Changes { limits: LimitArgs { size, ssd }, group, profile } = changes;
     let mut info = None;
     if size.is_some() || ssd.is_some() {
         let request = SetLimits { size_bytes: size, ssd_bytes: ssd };
         info = Some(ask(dir, |client| async move { client.set_limits(name, &request).await })?);
     }
+    if let Some(group) = group {
+        let request = MoveFilesystem { group };
+        let moved = ask(dir, |client| async move { client.move_filesystem(name, &request).await });
+        info = Some(if info.is_some() {
+            moved.context("limits are changed, the group is not")?
+        } else {
+            moved?
+        });
+    }
     if let Some(profile) = profile {
         let request = SetProfile { profile: profile.to_string() };
-        info = Some(ask(dir, |client| async move { client.set_profile(name, &request).await })?);
+        let set = ask(dir, |client| async move { client.set_profile(name, &request).await });
+        info = Some(if info.is_some() { set.context("all but the profile is changed")? } else { set? });
     }
-    show_one(format, &info.context("nothing to change")?)
+    let info = info.context("nothing to change: give --size, --ssd, --group or --profile")?;
+    show_one(format, &info)
 }
 
 pub(super) fn list(dir: &Path, format: Format) -> Result<()> {

@@ -5,6 +5,7 @@ mod audit;
 mod blobs;
 mod drives;
 mod events;
+mod filesystem_groups;
 mod filesystems;
 mod fsck;
 mod meta;
@@ -21,12 +22,12 @@ use std::future::Future;
 use std::path::Path;
 use std::process::ExitCode;
 
-use admin::AdminClient;
+use admin::{AdminClient, CreateFilesystem};
 use anyhow::{Context, Result};
 use base::env::Env;
 
 pub(crate) use args::Cli;
-use args::{AuditCommand, CapacityCommand, Command, FsCommand, MetaCommand, ProfileCommand};
+use args::{AuditCommand, CapacityCommand, Command, FsCommand, LimitArgs, MetaCommand, ProfileCommand};
 
 use crate::node::NodeDir;
 
@@ -48,13 +49,16 @@ fn run_command(command: Command) -> Result<()> {
             filesystems::mount(&dir, path, options, &fs, json.into())
         }
         Command::Umount { dir, fs, json } => filesystems::unmount(&dir, &fs, json.into()),
-        Command::Fs(FsCommand::Create { dir, name, profile, limits, json }) => {
-            filesystems::create(&dir, name, profile.to_string(), limits, json.into())
+        Command::Fs(FsCommand::Create { dir, name, profile, limits, group, json }) => {
+            let (profile, LimitArgs { size, ssd }) = (profile.to_string(), limits);
+            let request = CreateFilesystem { name, profile, size_bytes: size, ssd_bytes: ssd, group };
+            filesystems::create(&dir, &request, json.into())
         }
         Command::Fs(FsCommand::List { dir, json }) => filesystems::list(&dir, json.into()),
-        Command::Fs(FsCommand::Set { dir, name, profile, limits, json }) => {
-            filesystems::set(&dir, &name, profile, limits, json.into())
+        Command::Fs(FsCommand::Set { dir, name, profile, limits, group, json }) => {
+            filesystems::set(&dir, &name, filesystems::Changes { limits, group, profile }, json.into())
         }
+        Command::Fs(FsCommand::Group(command)) => filesystem_groups::group(command),
         Command::Fs(FsCommand::Attach(args)) => tiers::attach(args),
         Command::Fs(FsCommand::Detach { dir, name, wait, json }) => {
             tiers::detach(&dir, &name, wait.into(), json.into())

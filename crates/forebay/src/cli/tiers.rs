@@ -81,16 +81,17 @@ pub(super) fn tier(command: TierCommand) -> Result<()> {
 }
 
 pub(super) fn attach(args: AttachArgs) -> Result<()> {
-    let AttachArgs { dir, name, store, retention, tiering_cue, json } = args;
-    let request = AttachStore { store, retention_s: retention, cue_s: tiering_cue };
+    let AttachArgs { dir, name, store, retention, tiering_cue, group_times, json } = args;
+    let request = AttachStore { store, retention_s: retention, cue_s: tiering_cue, group_times };
     let info = ask(&dir, |client| async move { client.attach_store(&name, &request).await })?;
     print(json.into(), &info, |info| {
         format!(
-            "filesystem {} moves data to store {}: copied after {}, from the drives after {}",
+            "filesystem {} moves data to store {}: copied after {}, from the drives after {}{}",
             info.filesystem,
             info.store,
             format_duration(info.cue_s),
-            format_duration(info.retention_s)
+            format_duration(info.retention_s),
+            as_group_says(info)
         )
     })
 }
@@ -327,13 +328,37 @@ fn released_text(file: &Released) -> String {
     format!("{}: {} left the drives{stays}\n", file.path, bytes(file.released_bytes))
 }
 
+/// Which times are not the filesystem's own.
+fn as_group_says(tier: &TierInfo) -> String {
+    let which = match (tier.has_own_cue, tier.has_own_retention) {
+        (false, false) => "both",
+        (false, true) => "the first",
+        (true, false) => "the second",
+        (true, true) => return String::new(),
+    };
+    format!(", {which} as filesystem group {} says", tier.group)
+}
+
+/// Both times, and whose they are.
+fn times(tier: &TierInfo) -> String {
+    let whose = |is_own: bool| if is_own { "its own" } else { "the group's" };
+    format!(
+        "cue {} ({}), retention {} ({})",
+        format_duration(tier.cue_s),
+        whose(tier.has_own_cue),
+        format_duration(tier.retention_s),
+        whose(tier.has_own_retention)
+    )
+}
+
 /// One line for `status`.
 pub(super) fn line(tier: &TierInfo) -> String {
     let leaving = if tier.state == "detaching" { ", everything comes back" } else { "" };
     format!(
-        "tier    {}: store {}, {} not uploaded, {} in both places, {} in the store only{leaving}\n",
+        "tier    {}: store {}, {}, {} not uploaded, {} in both places, {} in the store only{leaving}\n",
         tier.filesystem,
         tier.store,
+        times(tier),
         bytes(tier.queued_bytes),
         bytes(tier.both_bytes),
         bytes(tier.away_bytes),
@@ -359,10 +384,8 @@ fn details(tier: &TierInfo) -> String {
         ("filesystem", tier.filesystem.clone()),
         ("store", format!("{} ({})", tier.store, health(&tier.store_health))),
         ("state", tier.state.clone()),
-        (
-            "times",
-            format!("cue {}, retention {}", format_duration(tier.cue_s), format_duration(tier.retention_s)),
-        ),
+        ("group", tier.group.clone()),
+        ("times", times(tier)),
         ("not uploaded", format!("{}{queueing}", extents(tier.queued_extents, tier.queued_bytes))),
         ("in both", extents(tier.both_extents, tier.both_bytes)),
         ("store only", extents(tier.away_extents, tier.away_bytes)),

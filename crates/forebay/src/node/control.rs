@@ -31,8 +31,9 @@ pub(crate) fn read_node_file(env: &Env, dir: &NodeDir) -> Option<NodeFile> {
     serde_json::from_slice(&bytes).ok()
 }
 
+/// What was refused on the way stays refused with its own code.
 pub(super) fn failed(error: anyhow::Error) -> AdminError {
-    AdminError::failed(format!("{error:#}"))
+    error.downcast().unwrap_or_else(|error| AdminError::failed(format!("{error:#}")))
 }
 
 pub(super) fn no_filesystem(name: &str) -> AdminError {
@@ -157,6 +158,7 @@ impl Node {
     async fn create_filesystem_now(&self, request: CreateFilesystem) -> Result<FilesystemInfo> {
         let profile: Profile = request.profile.parse()?;
         let mut state = self.state.lock().await;
+        let group = self.filesystem_group_or_default(request.group.as_deref())?;
         let mut cluster = self.control.cluster()?;
         let id = cluster.next_filesystem;
         let up: Vec<_> =
@@ -177,6 +179,7 @@ impl Node {
             mount: None,
             mount_options: String::new(),
             tier: None,
+            filesystem_group: group.reference(),
         };
         let mut change = ControlChange::default();
         change.cluster(&cluster).filesystem(&record);
@@ -195,7 +198,8 @@ impl Node {
             drives: &state.drives,
             memory: &self.memory,
         };
-        let entry = FilesystemEntry::open(&parts, record).await?;
+        let mut entry = FilesystemEntry::open(&parts, record).await?;
+        entry.tier.filesystem_group = group;
         let info = entry.info(&self.env, &map, &state.drives).await?;
         state.filesystems.insert(request.name, entry);
         self.publish(&mut state)?;

@@ -270,6 +270,7 @@ impl FilesystemEntry {
         let reclaim = self.reclaimer.stat();
         Ok(FilesystemInfo {
             name: self.record.name.clone(),
+            group: self.tier.filesystem_group.name.clone(),
             profile: self.record.profile.to_string(),
             write_profile: self.write_set.profile.to_string(),
             narrow_bytes: self.repairer.stat().narrow_bytes,

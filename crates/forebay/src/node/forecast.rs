@@ -3,11 +3,11 @@
 use admin::{AdminError, ForecastInfo, ForecastRequest};
 use base::env::Env;
 use client::Client;
-use meta::control::TierRecord;
 use upkeep::Ages;
 use wire::tier::Forecast;
 
 use super::Node;
+use super::filesystem_groups::Times;
 use super::filesystems::FilesystemEntry;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -16,7 +16,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 struct Asked {
     filesystem: String,
     store: String,
-    tier: TierRecord,
+    times: Times,
     client: Client,
     blob_bytes: u32,
     fetched_s: u64,
@@ -29,7 +29,7 @@ impl Asked {
         Some(Self {
             filesystem: entry.record.name.clone(),
             store: entry.tier.store.clone(),
-            tier,
+            times: entry.tier.times(tier),
             client: entry.client.clone(),
             blob_bytes: entry.tier.options(&entry.record, tier).blob_bytes,
             fetched_s: (env.clock.boot_ns() - entry.tier.served_from_ns) / SECOND_NS,
@@ -62,12 +62,12 @@ impl Node {
         let now_s = u64::try_from(self.env.clock.wall_ns() / 1_000_000_000).unwrap_or(0);
         let mut infos = Vec::new();
         for of in asked {
-            let other = request.retention_s.filter(|other| *other != of.tier.retention_s);
-            let retentions = [Some(of.tier.retention_s), other];
+            let other = request.retention_s.filter(|other| *other != of.times.retention_s);
+            let retentions = [Some(of.times.retention_s), other];
             let mut ages: Vec<Ages> = retentions
                 .into_iter()
                 .flatten()
-                .map(|retention_s| Ages::new(now_s, retention_s, of.tier.cue_s))
+                .map(|retention_s| Ages::new(now_s, retention_s, of.times.cue_s))
                 .collect();
             let mut after = None;
             loop {
@@ -79,7 +79,7 @@ impl Node {
                 }
             }
             infos.extend(ages.iter().zip(retentions.into_iter().flatten()).map(|(ages, retention_s)| {
-                let is_present = retention_s == of.tier.retention_s;
+                let is_present = retention_s == of.times.retention_s;
                 of.info(ages.forecast(of.blob_bytes), retention_s, is_present)
             }));
         }

@@ -103,6 +103,7 @@ mod tests {
             mount: None,
             mount_options: String::new(),
             tier: None,
+            filesystem_group: None,
         };
         let drive = |id| MapDrive {
             id: DriveId(id),

@@ -4,6 +4,7 @@ mod control;
 mod drives;
 mod endpoint;
 mod events;
+mod filesystem_groups;
 mod filesystems;
 mod forecast;
 mod fsck;
@@ -61,7 +62,7 @@ pub(crate) struct Node {
     accounts: Arc<Accounts>,
     /// Changes of users are made one at a time.
     users_lock: Mutex<()>,
-    /// So are changes of object stores.
+    /// So are changes of object stores, and of when content moves to them.
     stores_lock: Mutex<()>,
     /// The number of the next event.
     next_event: Mutex<u32>,

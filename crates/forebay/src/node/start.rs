@@ -178,6 +178,7 @@ async fn create_cluster(env: &Env, dir: &NodeDir, control: &Control, options: &S
         mount: None,
         mount_options: options.mount_options.clone().unwrap_or_default(),
         tier: None,
+        filesystem_group: None,
     };
     let mut change = ControlChange::default();
     change.cluster(&cluster).filesystem(&filesystem);

@@ -14,10 +14,12 @@ use admin::{
 use anyhow::Result;
 use base::ClusterId;
 use base::env::Env;
-use base::units::{format_duration, format_size};
+use base::units::format_size;
 use client::{Attr, Client, FileTiers, TierLink};
 use layout::{BLOB_BYTES_MAX, extent_bytes_max};
-use meta::control::{ControlChange, ControlError, FilesystemRecord, StoreRecord, TierRecord};
+use meta::control::{
+    ControlChange, ControlError, FilesystemGroupRecord, FilesystemRecord, StoreRecord, TierRecord,
+};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -28,18 +30,13 @@ use wire::tier::Stage;
 
 use super::control::no_filesystem;
 use super::events::TierSigns;
+use super::filesystem_groups::{Times, check_own_times};
 use super::filesystems::FilesystemEntry;
 use super::memory::MemoryPlan;
 use super::stores::open_store;
 use super::why::walk;
 use super::{Node, State};
 
-/// What a filesystem gets unless somebody says otherwise.
-const RETENTION_S: u64 = 86_400;
-const CUE_S: u64 = 3600;
-/// Bounds of the cue: so long at least, and this part of the retention at most.
-const CUE_S_MIN: u64 = 10;
-const CUE_PART: u64 = 3;
 /// Blobs made at a time.
 const UPLOADS_MAX: u64 = 64;
 /// How long uploads under way are waited for. Cut off, they leave a blob that is found and deleted later.
@@ -49,6 +46,8 @@ const STOP_DEADLINE: Duration = Duration::from_secs(5);
 pub(super) struct TierEntry {
     cluster: ClusterId,
     filesystem: u32,
+    /// Whether there is a store or not.
+    pub(super) filesystem_group: FilesystemGroupRecord,
     pub(super) served_from_ns: u64,
     /// Memory for blobs that are made.
     blobs_bytes: u64,
@@ -61,7 +60,7 @@ pub(super) struct TierEntry {
     limits: (u32, u16),
     /// Why the store cannot be used.
     problem: Option<String>,
-    tiering: Option<Tiering>,
+    pub(super) tiering: Option<Tiering>,
 }
 
 impl TierEntry {
@@ -70,6 +69,7 @@ impl TierEntry {
         Self {
             cluster,
             filesystem,
+            filesystem_group: FilesystemGroupRecord::default(),
             served_from_ns: env.clock.boot_ns(),
             blobs_bytes: memory.blobs_bytes,
             fetched_bytes_max: memory.fetched_bytes,
@@ -124,10 +124,15 @@ impl TierEntry {
         self.sender.send_replace(None);
     }
 
+    /// Those of the filesystem, and of its group for the rest.
+    pub(super) fn times(&self, tier: TierRecord) -> Times {
+        Times::of(tier, &self.filesystem_group)
+    }
+
     pub(super) fn options(&self, record: &FilesystemRecord, tier: TierRecord) -> TierOptions {
         let (blob_bytes, uploads) = plan_uploads(self.blobs_bytes, self.limits, extent_bytes(record));
-        let TierRecord { retention_s, cue_s, detaching, .. } = tier;
-        TierOptions { retention_s, cue_s, blob_bytes, uploads, detaching }
+        let Times { retention_s, cue_s } = self.times(tier);
+        TierOptions { retention_s, cue_s, blob_bytes, uploads, detaching: tier.detaching }
     }
 }
 
@@ -152,12 +157,13 @@ impl Drop for Reached {
 
 /// Whether what was under way had come to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ended {
+pub(super) enum Ended {
     InTime,
     NotYet,
 }
 
-async fn end(tiering: Option<Tiering>) -> Ended {
+/// Ends tiering, and waits for what it has under way, if not for ever.
+pub(super) async fn end(tiering: Option<Tiering>) -> Ended {
     let Some(tiering) = tiering else { return Ended::InTime };
     match tokio::time::timeout(STOP_DEADLINE, tiering.stop()).await {
         Ok(()) => Ended::InTime,
@@ -183,20 +189,21 @@ pub(super) fn plan_uploads(memory_bytes: u64, limits: (u32, u16), extent_bytes: 
 }
 
 /// What the record of a filesystem becomes when a store is attached.
-fn next_tier(known: Option<TierRecord>, store: u32, request: &AttachStore) -> Result<TierRecord, AdminError> {
-    let known = known.filter(|known| known.store == store);
-    let known_retention_s = known.map(|known| known.retention_s);
-    let retention_s = request.retention_s.or(known_retention_s).unwrap_or(RETENTION_S);
-    let most = retention_s / CUE_PART;
-    let cue_s = request.cue_s.or(known.map(|known| known.cue_s)).unwrap_or(CUE_S.min(most));
-    if !(CUE_S_MIN..=most).contains(&cue_s) {
-        return Err(AdminError::invalid(format!(
-            "the cue must be between 10s and a third of the retention: cue={} retention={}",
-            format_duration(cue_s),
-            format_duration(retention_s)
-        )));
-    }
-    Ok(TierRecord { store, retention_s, cue_s, detaching: false })
+fn next_tier(
+    known: Option<TierRecord>,
+    store: u32,
+    request: &AttachStore,
+    group: &FilesystemGroupRecord,
+) -> Result<TierRecord, AdminError> {
+    let known = known.filter(|known| known.store == store && !request.group_times);
+    let tier = TierRecord {
+        store,
+        retention_s: request.retention_s.or(known.and_then(|known| known.retention_s)),
+        cue_s: request.cue_s.or(known.and_then(|known| known.cue_s)),
+        detaching: false,
+    };
+    check_own_times(tier, group)?;
+    Ok(tier)
 }
 
 fn no_store_attached(name: &str) -> AdminError {
@@ -207,6 +214,7 @@ impl FilesystemEntry {
     /// How tiering goes, if there is a store.
     pub(super) async fn tier_info(&self) -> Result<Option<TierInfo>> {
         let Some(record) = self.record.tier else { return Ok(None) };
+        let times = self.tier.times(record);
         let done = self.tier.tiering.as_ref().map(Tiering::stat).unwrap_or_default();
         let tier = if self.owner.stat().halted { done.tier } else { self.client.tier_stat().await? };
         let store_health =
@@ -216,8 +224,11 @@ impl FilesystemEntry {
         Ok(Some(TierInfo {
             filesystem: self.record.name.clone(),
             store: self.tier.store.clone(),
-            retention_s: record.retention_s,
-            cue_s: record.cue_s,
+            group: self.tier.filesystem_group.name.clone(),
+            retention_s: times.retention_s,
+            has_own_retention: record.retention_s.is_some(),
+            cue_s: times.cue_s,
+            has_own_cue: record.cue_s.is_some(),
             state: if record.detaching { "detaching" } else { "tiering" }.to_owned(),
             problem: unusable.or(store_health.problem.clone()).or(done.problem),
             queueing: tier.queueing,
@@ -328,10 +339,11 @@ async fn location(client: &Client, attr: &Attr) -> Result<FileTiers, AdminError>
 }
 
 impl Node {
-    /// Gives filesystems their stores, and has them tier. Before anything of them is read.
+    /// Gives filesystems their groups and stores, and has them tier. Before anything of them is read.
     pub(super) async fn start_tiers(&self) -> Result<()> {
         let stores = self.control.stores()?;
         let mut state = self.state.lock().await;
+        self.join_filesystem_groups(&mut state)?;
         for entry in state.filesystems.values_mut() {
             let Some(tier) = entry.record.tier else { continue };
             match stores.iter().find(|store| store.id == tier.store) {
@@ -349,7 +361,7 @@ impl Node {
         Ok(())
     }
 
-    fn begin_tiering(&self, entry: &mut FilesystemEntry) {
+    pub(super) fn begin_tiering(&self, entry: &mut FilesystemEntry) {
         let Some(tier) = entry.record.tier else { return };
         let options = entry.tier.options(&entry.record, tier);
         let (env, client, pace) = (self.env.clone(), entry.client.clone(), self.pace.clone());
@@ -498,7 +510,8 @@ impl Node {
             let mut state = self.state.lock().await;
             let entry = entry_of(&mut state, name)?;
             entry.check_attachable(&record)?;
-            (next_tier(entry.record.tier, record.id, &request)?, entry.tier.tiering.take())
+            let tier = next_tier(entry.record.tier, record.id, &request, &entry.tier.filesystem_group)?;
+            (tier, entry.tier.tiering.take())
         };
         end(running).await;
         let mut state = self.state.lock().await;
@@ -677,38 +690,52 @@ mod tests {
 
     use super::*;
 
-    const KNOWN: TierRecord = TierRecord { store: 1, retention_s: 7200, cue_s: 60, detaching: false };
+    type Asked = (Option<u64>, Option<u64>);
+
+    const KNOWN: TierRecord =
+        TierRecord { store: 1, retention_s: Some(7200), cue_s: Some(60), detaching: false };
+
+    fn request((retention_s, cue_s): Asked) -> AttachStore {
+        AttachStore { store: "cold".to_owned(), retention_s, cue_s, group_times: false }
+    }
 
     #[track_caller]
-    fn check(
-        known: Option<TierRecord>,
-        asked: (Option<u64>, Option<u64>),
-        expected: Result<(u64, u64), &str>,
-    ) {
-        let request = AttachStore { store: "cold".to_owned(), retention_s: asked.0, cue_s: asked.1 };
-        match (next_tier(known, 1, &request), expected) {
+    fn check(known: Option<TierRecord>, request: AttachStore, expected: Result<Asked, &str>) {
+        match (next_tier(known, 1, &request, &FilesystemGroupRecord::default()), expected) {
             (Ok(tier), Ok(times)) => assert_eq!((tier.retention_s, tier.cue_s), times),
-            (Err(error), Err(text)) => assert!(error.message.ends_with(text), "{error}"),
+            (Err(error), Err(text)) => assert!(error.message.contains(text), "{error}"),
             (got, _) => panic!("{got:?} is not {expected:?}"),
         }
     }
 
     #[test]
-    fn what_is_not_said_about_times_is_as_it_was_or_suits_the_rest() {
-        check(None, (None, None), Ok((86_400, 3600)));
-        check(None, (Some(60), None), Ok((60, 20)));
-        check(Some(KNOWN), (None, None), Ok((7200, 60)));
-        check(Some(KNOWN), (None, Some(90)), Ok((7200, 90)));
-        check(Some(KNOWN), (Some(3600), None), Ok((3600, 60)));
+    fn what_is_not_said_about_times_is_as_it_was_or_left_to_the_group() {
+        check(None, request((None, None)), Ok((None, None)));
+        check(None, request((Some(90_000), None)), Ok((Some(90_000), None)));
+        check(Some(KNOWN), request((None, None)), Ok((Some(7200), Some(60))));
+        check(Some(KNOWN), request((None, Some(90))), Ok((Some(7200), Some(90))));
+        check(Some(KNOWN), request((Some(3600), None)), Ok((Some(3600), Some(60))));
+        let other = TierRecord { store: 2, ..KNOWN };
+        check(Some(other), request((None, None)), Ok((None, None)));
+        let group_times = AttachStore { group_times: true, ..request((None, None)) };
+        check(Some(KNOWN), group_times, Ok((None, None)));
     }
 
     #[test]
     fn the_cue_is_at_least_ten_seconds_and_at_most_a_third_of_the_retention() {
-        check(None, (Some(30), Some(10)), Ok((30, 10)));
-        check(None, (Some(30), Some(11)), Err("a third of the retention: cue=11s retention=30s"));
-        check(None, (None, Some(9)), Err("between 10s and a third of the retention: cue=9s retention=1d"));
-        check(None, (Some(29), None), Err("cue=9s retention=29s"));
-        check(Some(KNOWN), (Some(90), None), Err("cue=1m retention=1m30s"));
+        check(None, request((Some(30), Some(10))), Ok((Some(30), Some(10))));
+        check(None, request((Some(30), Some(11))), Err("a third of the retention: cue=11s retention=30s"));
+        check(
+            None,
+            request((None, Some(9))),
+            Err("between 10s and a third of the retention: cue=9s retention=1d"),
+        );
+        check(
+            None,
+            request((Some(60), None)),
+            Err("cue=1h retention=1m (the cue is that of filesystem group default"),
+        );
+        check(Some(KNOWN), request((Some(90), None)), Err("cue=1m retention=1m30s"));
     }
 
     #[test]

@@ -39,10 +39,12 @@ pub struct StoreRecord {
 pub struct TierRecord {
     /// The store's number.
     pub store: u32,
-    /// How long what was uploaded stays on drives too, in seconds.
-    pub retention_s: u64,
-    /// How long after it was written anything is uploaded, in seconds.
-    pub cue_s: u64,
+    /// How long what was uploaded stays on drives too, in seconds; `None`: as long as its filesystem group says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention_s: Option<u64>,
+    /// How long after it was written anything is uploaded, in seconds; `None`: when its filesystem group says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cue_s: Option<u64>,
     /// Everything comes back, and the store is left.
     pub detaching: bool,
 }
@@ -120,6 +122,19 @@ mod tests {
         change.remove_store(3);
         control.commit(change).await.unwrap();
         assert!(control.stores().unwrap().is_empty());
+    }
+
+    #[test]
+    fn times_that_are_not_in_the_record_are_those_of_the_group() {
+        for (text, times) in [
+            (r#"{"store":3,"retention_s":86400,"cue_s":3600,"detaching":false}"#, (Some(86_400), Some(3600))),
+            (r#"{"store":3,"cue_s":3600,"detaching":false}"#, (None, Some(3600))),
+            (r#"{"store":3,"detaching":false}"#, (None, None)),
+        ] {
+            let record: TierRecord = serde_json::from_str(text).unwrap();
+            assert_eq!((record.retention_s, record.cue_s), times);
+            assert_eq!(serde_json::to_string(&record).unwrap(), text);
+        }
     }
 
     #[test]

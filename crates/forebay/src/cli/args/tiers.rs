@@ -24,13 +24,17 @@ pub(crate) struct AttachArgs {
     pub(crate) name: String,
     /// The store: see `forebay store list`.
     pub(crate) store: String,
-    /// How long what was written stays on drives. Default: as it was, or 1d.
+    /// How long what was written stays on drives, whatever the filesystem's group says. Default: as it was, or as the group
+    /// says.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) retention: Option<u64>,
-    /// How long after it was written anything is copied to the store: at least 10s, at most a third of the retention.
-    /// Default: as it was, or 1h, or a third of the retention if that is less.
+    /// How long after it was written anything is copied to the store, whatever the filesystem's group says: at least 10s, at
+    /// most a third of the retention. Default: as it was, or as the group says.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) tiering_cue: Option<u64>,
+    /// Give up times of its own: those of the filesystem's group count again.
+    #[arg(long, conflicts_with_all = ["retention", "tiering_cue"])]
+    pub(crate) group_times: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,0 +1,135 @@
+//! Filesystem groups in the control ledger: what filesystems share of tiering. They have nothing to do with placement
+//! groups. `docs/formats/stores.md` describes the records.
+
+use serde::{Deserialize, Serialize};
+
+use super::{CONTROL_LEDGER, Control, ControlChange, ControlError, FilesystemRecord};
+use crate::keys::Keys;
+
+/// *Times* of tiering.
+const FILESYSTEM_GROUPS: u8 = b't';
+const DEFAULT_ID: u32 = 0;
+const DEFAULT_NAME: &str = "default";
+const DEFAULT_RETENTION_S: u64 = 86_400;
+const DEFAULT_CUE_S: u64 = 3600;
+
+/// A filesystem group. The one that is called `default` always exists.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FilesystemGroupRecord {
+    /// Its number; 0 is `default`.
+    pub id: u32,
+    /// Its name, unique.
+    pub name: String,
+    /// How long what was uploaded stays on drives too, in seconds.
+    pub retention_s: u64,
+    /// How long after it was written anything is uploaded, in seconds.
+    pub cue_s: u64,
+}
+
+/// The group `default`, as long as nobody has changed it.
+impl Default for FilesystemGroupRecord {
+    fn default() -> Self {
+        Self {
+            id: DEFAULT_ID,
+            name: DEFAULT_NAME.to_owned(),
+            retention_s: DEFAULT_RETENTION_S,
+            cue_s: DEFAULT_CUE_S,
+        }
+    }
+}
+
+impl FilesystemGroupRecord {
+    /// Whether it is the one that every cluster has.
+    pub fn is_default(&self) -> bool {
+        self.id == DEFAULT_ID
+    }
+
+    /// Whether a filesystem belongs to it.
+    pub fn has(&self, filesystem: &FilesystemRecord) -> bool {
+        filesystem.filesystem_group.unwrap_or(DEFAULT_ID) == self.id
+    }
+
+    /// What the record of a filesystem that belongs to it says.
+    pub fn reference(&self) -> Option<u32> {
+        (!self.is_default()).then_some(self.id)
+    }
+}
+
+impl ControlChange {
+    /// Adds or changes a filesystem group.
+    pub fn filesystem_group(&mut self, record: &FilesystemGroupRecord) -> &mut Self {
+        self.put(Keys::new(CONTROL_LEDGER).control(FILESYSTEM_GROUPS, record.id), record)
+    }
+
+    /// Removes a filesystem group.
+    pub fn remove_filesystem_group(&mut self, id: u32) -> &mut Self {
+        self.remove(Keys::new(CONTROL_LEDGER).control(FILESYSTEM_GROUPS, id))
+    }
+}
+
+impl Control {
+    /// All filesystem groups by number: `default` is the first, also in a cluster that never said anything of it.
+    pub fn filesystem_groups(&self) -> Result<Vec<FilesystemGroupRecord>, ControlError> {
+        let mut groups: Vec<FilesystemGroupRecord> = self.all(FILESYSTEM_GROUPS)?;
+        if !groups.first().is_some_and(FilesystemGroupRecord::is_default) {
+            groups.insert(0, FilesystemGroupRecord::default());
+        }
+        Ok(groups)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::log::{LedgerLog, MemLog};
+    use crate::state::MemState;
+
+    fn group(id: u32, name: &str) -> FilesystemGroupRecord {
+        FilesystemGroupRecord { id, name: name.to_owned(), retention_s: 7200, cue_s: 60 }
+    }
+
+    #[tokio::test]
+    async fn there_is_always_a_default_and_others_come_and_go() {
+        let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
+        let control = Control::open(log.clone(), Arc::new(MemState::default())).await.unwrap();
+        assert_eq!(control.filesystem_groups().unwrap(), [FilesystemGroupRecord::default()]);
+        let mut change = ControlChange::default();
+        change.filesystem_group(&group(1, "fast"));
+        control.commit(change).await.unwrap();
+        assert_eq!(
+            control.filesystem_groups().unwrap(),
+            [FilesystemGroupRecord::default(), group(1, "fast")]
+        );
+        let mut change = ControlChange::default();
+        change.filesystem_group(&group(0, "default")).remove_filesystem_group(1);
+        control.commit(change).await.unwrap();
+        drop(control);
+        let control = Control::open(log, Arc::new(MemState::default())).await.unwrap();
+        assert_eq!(control.filesystem_groups().unwrap(), [group(0, "default")]);
+    }
+
+    #[test]
+    fn the_record_is_that_of_the_documentation_and_unknown_members_are_refused() {
+        let text = r#"{"id":1,"name":"fast","retention_s":7200,"cue_s":60}"#;
+        assert_eq!(serde_json::to_string(&group(1, "fast")).unwrap(), text);
+        assert_eq!(serde_json::from_str::<FilesystemGroupRecord>(text).unwrap(), group(1, "fast"));
+        let more = text.replacen('{', r#"{"more":1,"#, 1);
+        assert!(serde_json::from_str::<FilesystemGroupRecord>(&more).is_err());
+    }
+
+    #[test]
+    fn a_filesystem_that_names_no_group_is_in_the_default_one() {
+        let text = r#"{"id":1,"name":"main","ledger":1,"profile":"4+2","groups":[0],"sets":[],"provisioned_bytes":null,"mount":null,"mount_options":""}"#;
+        let mut filesystem: FilesystemRecord = serde_json::from_str(text).unwrap();
+        let (default, fast) = (FilesystemGroupRecord::default(), group(1, "fast"));
+        assert!(default.has(&filesystem) && !fast.has(&filesystem));
+        filesystem.filesystem_group = fast.reference();
+        assert!(fast.has(&filesystem) && !default.has(&filesystem));
+        assert!(serde_json::to_string(&filesystem).unwrap().ends_with(r#","filesystem_group":1}"#));
+        filesystem.filesystem_group = default.reference();
+        assert_eq!(serde_json::to_string(&filesystem).unwrap(), text);
+    }
+}
