@@ -225,7 +225,10 @@ groups() {
 }
 check "a filesystem group is changed for all its filesystems" groups
 own_times() {
-    expect_fail 'the cue is that of filesystem group fast: give --tiering-cue too' attach third --retention 1m
+    expect_fail 'cue=9s retention=29s' attach third --retention 29s
+    attach third --retention 1m
+    timed third fast 60 true 20 false
+    attach third --group-times
     attach third --tiering-cue 30m
     attach third
     timed third fast 7200 false 1800 true

@@ -82,7 +82,7 @@ pub struct TierInfo {
     pub returned_bytes: u64,
     /// Bytes of blobs that came from the store.
     pub fetched_bytes: u64,
-    /// How full the drives are, in percent.
+    /// How full the drives are, or the filesystem's quota of them if that is fuller, in percent.
     pub fill_percent: u64,
     /// Whether the store answers.
     pub store_health: StoreHealth,

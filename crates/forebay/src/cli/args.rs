@@ -59,6 +59,12 @@ Exit status:
 Example:
   forebay fsck /srv/forebay --json";
 
+#[cfg(test)]
+fn parse(text: &str) -> Result<Command, String> {
+    use clap::Parser;
+    Cli::try_parse_from(text.split(' ')).map(|cli| cli.command).map_err(|error| error.to_string())
+}
+
 /// A size, or none, which is 0.
 fn limit(text: &str) -> Result<u64, String> {
     match text {

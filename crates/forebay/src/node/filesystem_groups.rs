@@ -35,10 +35,8 @@ pub(super) struct Times {
 impl Times {
     /// What a filesystem says itself, and its group for the rest.
     pub(super) fn of(tier: TierRecord, group: &FilesystemGroupRecord) -> Self {
-        Self {
-            retention_s: tier.retention_s.unwrap_or(group.retention_s),
-            cue_s: tier.cue_s.unwrap_or(group.cue_s),
-        }
+        let retention_s = tier.retention_s.unwrap_or(group.retention_s);
+        Self { retention_s, cue_s: tier.cue_s.unwrap_or_else(|| suiting(group.cue_s, retention_s)) }
     }
 
     /// Why they make no sense, if they do not.
@@ -55,6 +53,11 @@ impl Times {
     }
 }
 
+/// A cue that nobody asked for: shorter where the retention needs that.
+fn suiting(cue_s: u64, retention_s: u64) -> u64 {
+    cue_s.min(retention_s / CUE_PART)
+}
+
 /// Refuses times of a filesystem that make no sense with those of its group.
 pub(super) fn check_own_times(tier: TierRecord, group: &FilesystemGroupRecord) -> Result<(), AdminError> {
     let Some(problem) = Times::of(tier, group).problem() else { return Ok(()) };
@@ -63,7 +66,6 @@ pub(super) fn check_own_times(tier: TierRecord, group: &FilesystemGroupRecord) -
         (None, Some(_)) => {
             format!(" (the retention is that of filesystem group {name}: give --retention too)")
         }
-        (Some(_), None) => format!(" (the cue is that of filesystem group {name}: give --tiering-cue too)"),
         _ => String::new(),
     };
     Err(AdminError::invalid(problem + &advice))
@@ -89,7 +91,7 @@ fn changed(
 fn new_group(id: u32, name: &str, settings: SetFilesystemGroup) -> Result<FilesystemGroupRecord, AdminError> {
     let usual = FilesystemGroupRecord::default();
     let retention_s = settings.retention_s.unwrap_or(usual.retention_s);
-    let cue_s = usual.cue_s.min(retention_s / CUE_PART);
+    let cue_s = suiting(usual.cue_s, retention_s);
     changed(FilesystemGroupRecord { id, name: name.to_owned(), retention_s, cue_s }, settings)
 }
 
@@ -394,6 +396,7 @@ mod tests {
         for (tier, retention_s, cue_s) in [
             (own(None, None), 7200, 60),
             (own(Some(600), None), 600, 60),
+            (own(Some(90), None), 90, 30),
             (own(None, Some(90)), 7200, 90),
             (own(Some(30), Some(10)), 30, 10),
         ] {
@@ -401,7 +404,7 @@ mod tests {
             assert_eq!(check_own_times(tier, &group), Ok(()));
         }
         for (tier, text) in [
-            (own(Some(179), None), "(the cue is that of filesystem group fast: give --tiering-cue too)"),
+            (own(Some(29), None), "cue=9s retention=29s"),
             (own(None, Some(2401)), "(the retention is that of filesystem group fast: give --retention too)"),
             (own(Some(30), Some(11)), "cue=11s retention=30s"),
         ] {

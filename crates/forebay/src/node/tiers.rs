@@ -711,7 +711,7 @@ mod tests {
     #[test]
     fn what_is_not_said_about_times_is_as_it_was_or_left_to_the_group() {
         check(None, request((None, None)), Ok((None, None)));
-        check(None, request((Some(90_000), None)), Ok((Some(90_000), None)));
+        check(None, request((Some(60), None)), Ok((Some(60), None)));
         check(Some(KNOWN), request((None, None)), Ok((Some(7200), Some(60))));
         check(Some(KNOWN), request((None, Some(90))), Ok((Some(7200), Some(90))));
         check(Some(KNOWN), request((Some(3600), None)), Ok((Some(3600), Some(60))));
@@ -730,11 +730,7 @@ mod tests {
             request((None, Some(9))),
             Err("between 10s and a third of the retention: cue=9s retention=1d"),
         );
-        check(
-            None,
-            request((Some(60), None)),
-            Err("cue=1h retention=1m (the cue is that of filesystem group default"),
-        );
+        check(None, request((Some(29), None)), Err("cue=9s retention=29s"));
         check(Some(KNOWN), request((Some(90), None)), Err("cue=1m retention=1m30s"));
     }
 

@@ -87,15 +87,8 @@ Example:
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use clap::Parser;
-
-    use super::super::{Cli, Command, FsCommand};
+    use super::super::{Command, FsCommand, parse};
     use super::*;
-
-    fn parse(text: &str) -> Result<Command, String> {
-        let words = text.split(' ');
-        Cli::try_parse_from(words).map(|cli| cli.command).map_err(|error| error.to_string())
-    }
 
     #[test]
     fn a_group_has_times() {

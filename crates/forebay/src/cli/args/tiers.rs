@@ -29,7 +29,7 @@ pub(crate) struct AttachArgs {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) retention: Option<u64>,
     /// How long after it was written anything is copied to the store, whatever the filesystem's group says: at least 10s, at
-    /// most a third of the retention. Default: as it was, or as the group says.
+    /// most a third of the retention. Default: as it was, or as the group says, or a third of the retention if that is less.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) tiering_cue: Option<u64>,
     /// Give up times of its own: those of the filesystem's group count again.
@@ -108,15 +108,8 @@ pub(crate) enum TierCommand {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use clap::Parser;
-
-    use super::super::{Cli, Command, FsCommand};
+    use super::super::{Command, FsCommand, parse};
     use super::*;
-
-    fn parse(text: &str) -> Result<Command, String> {
-        let words = text.split(' ');
-        Cli::try_parse_from(words).map(|cli| cli.command).map_err(|error| error.to_string())
-    }
 
     #[test]
     fn times_are_read_and_what_is_wrong_with_them_is_said() {
