@@ -69,7 +69,7 @@ fn blob() -> Vec<u8> {
         let (map, extent) = (MapId(number), ExtentId(number));
         let range =
             BlobRange { ino: Ino(number), map, off: 0, len: 0, block: 0, extent, layer: 1, crc32c: 0 };
-        builder.push(range, Bytes::from(vec![1; 5000]));
+        builder.push(range, vec![Bytes::from(vec![1; 5000])]);
     }
     let id = BlobId { ledger: LedgerId(1), serial: 7, term: Epoch(2) };
     builder.finish(ClusterId([7; 16]), id, 1).parts[..2].concat()

@@ -106,6 +106,11 @@ updates() {
     shown cold '.limits.bandwidth_mbps == 800'
     store update cold --bandwidth 0
     shown cold '.limits | has("bandwidth_mbps") | not'
+    store update cold --max-cluster 16
+    shown cold '.limits.cluster_max == 16'
+    store show cold | grep -F '64 removals at most per node, 16 of each in all'
+    store update cold --max-cluster 0
+    shown cold '.limits | has("cluster_max") | not'
     store update cold --region eu-1 --blob-size 8MiB --max-up 3
     shown cold '.region == "eu-1" and .limits.blob_bytes == 8388608 and .limits.uploads_max == 3'
     shown cold ".auth_method == \"AWSSignature4\" and .port == $PORT and .bucket == \"Archive/cold\""
@@ -224,6 +229,13 @@ groups() {
     expect_fail 'fast has filesystem second: give it another' group remove fast
 }
 check "a filesystem group is changed for all its filesystems" groups
+shared() {
+    "$FOREBAY" tier ops "$NODE" grouped --json | jq -e '[.[] | [.store, .filesystems]] == [["grouped", ["second", "third"]]]'
+    store update grouped --max-cluster 2
+    "$FOREBAY" tier ops "$NODE" grouped --json | jq -e '[.[] | .filesystems] == [["second", "third"]]'
+    store update grouped --max-cluster 0
+}
+check "filesystems reach their store together" shared
 own_times() {
     expect_fail 'cue=9s retention=29s' attach third --retention 29s
     attach third --retention 1m

@@ -46,7 +46,7 @@ uploaded() {
     rm -r "$WORK/blobs"
     tier ops "$NODE" cold --json | jq -e '.[0].ops | map(select(.verb == "PUT" and .state == "done")) | length > 0'
     tier ops "$NODE" none --json | jq -e '. == []'
-    tier_is '.store_health.up and .problem == null'
+    tier_is '.store_health.up and .problem == null and [.store_health.nodes[] | [.node, .up]] == [[0, true]]'
     echo "$(blobs) blobs, $(stored_kib) KiB"
 }
 check "what has aged is uploaded in blobs that are what they say" uploaded

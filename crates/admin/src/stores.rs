@@ -80,6 +80,8 @@ pub struct SetStore {
     pub removals_max: Option<u16>,
     /// Millions of bits per second, both ways together; 0 for as many as it takes. Default: 0.
     pub bandwidth_mbps: Option<u32>,
+    /// Requests of each kind that all nodes together have under way at most; 0 for what each of them may. Default: 0.
+    pub cluster_max: Option<u16>,
     /// Whether it is tried first.
     pub verify: Verify,
 }

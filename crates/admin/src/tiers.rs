@@ -88,11 +88,11 @@ pub struct TierInfo {
     pub store_health: StoreHealth,
 }
 
-/// Requests to the store of a filesystem.
+/// Requests to a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierOpsInfo {
-    /// The filesystem.
-    pub filesystem: String,
+    /// The filesystems that use it.
+    pub filesystems: Vec<String>,
     /// The store.
     pub store: String,
     /// Those under way, then those that ended lately, the newest first.

@@ -11,6 +11,27 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
+/// CRC-32C of bytes that come in parts.
+pub struct Crc32c(crc_fast::Digest);
+
+impl Default for Crc32c {
+    fn default() -> Self {
+        Self(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi))
+    }
+}
+
+impl Crc32c {
+    /// Adds bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// Of all of them.
+    pub fn finish(&self) -> u32 {
+        self.0.finalize() as u32
+    }
+}
+
 /// The checksum of block `block` of a shard: CRC-32C of its bytes, xor the CRC-32C of its identity.
 ///
 /// The identity is 16 little-endian bytes: extent u64, block u32, shard u8, three zero bytes.
@@ -54,6 +75,17 @@ mod tests {
     #[test]
     fn crc32c_gives_the_rfc_3720_test_vector() {
         assert_eq!(crc32c(&[0u8; 32]), 0x8a91_36aa);
+    }
+
+    #[test]
+    fn parts_have_the_sum_of_the_whole() {
+        let bytes: Vec<u8> = (0..10_000u32).map(|i| (i * 7) as u8).collect();
+        let mut parts = Crc32c::default();
+        assert_eq!(parts.finish(), crc32c(&[]));
+        for part in [&bytes[..1], &bytes[1..1], &bytes[1..4097], &bytes[4097..]] {
+            parts.update(part);
+        }
+        assert_eq!(parts.finish(), crc32c(&bytes));
     }
 
     #[test]

@@ -15,8 +15,8 @@ use base::{Epoch, Ino, LedgerId};
 use bytes::Bytes;
 use futures_util::future::{join, join_all};
 use layout::{BLOB_HEADER_BYTES, BlobHeader, BlobId, BlobIndex};
-use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
-use wire::store::{ObjectStore, StoreError};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use wire::store::{ObjectStore, Outgoing, StoreError};
 use wire::tier::BlobPlace;
 
 use crate::TierLink;
@@ -41,6 +41,9 @@ const ATTEMPTS: u32 = 2;
 /// The part of the windows that pieces which are being brought back may use: more would drive out those that a reader is
 /// in.
 const COMING_BACK: (u64, u64) = (3, 4);
+
+/// What is fetched at a time, when somebody has asked for all of a file, while others use the filesystem.
+const GENTLY_BYTES: u64 = 4 << 20;
 
 /// What of a blob is fetched for a few bytes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,6 +150,8 @@ pub(crate) struct Away {
     /// A permit for each window that pieces may use which are being brought back.
     coming_back: Arc<Semaphore>,
     coming_back_most: u32,
+    /// A permit for each short extent that is fetched while somebody uses the filesystem.
+    gently: Semaphore,
     /// Nothing is brought back behind readers before.
     rests_until_ns: AtomicU64,
     /// Pieces that are being brought back, by file and offset.
@@ -167,6 +172,7 @@ impl Away {
             uploading: AtomicU64::new(0),
             coming_back: Arc::new(Semaphore::new(coming_back as usize)),
             coming_back_most: coming_back as u32,
+            gently: Semaphore::new((GENTLY_BYTES / LONG) as usize),
             rests_until_ns: AtomicU64::new(0),
             pieces: Mutex::default(),
         }
@@ -193,10 +199,10 @@ impl Away {
     }
 
     /// Stores a blob.
-    pub(crate) async fn put(&self, id: BlobId, parts: Vec<Bytes>) -> Result<(), StoreError> {
+    pub(crate) async fn put(&self, id: BlobId, blob: Outgoing) -> Result<(), StoreError> {
         let store = self.store().ok_or_else(|| StoreError::Unavailable("no store is attached".to_owned()))?;
         let _uploading = Uploading::begin(&self.uploading);
-        store.put(id.key(self.link.cluster), parts).await
+        store.put(id.key(self.link.cluster), blob).await
     }
 
     /// Waits until a piece of this length can be brought back without driving others out.
@@ -204,6 +210,12 @@ impl Away {
         let windows = (len.div_ceil(WINDOW) as u32 + 1).min(self.coming_back_most);
         let permits = Arc::clone(&self.coming_back).acquire_many_owned(windows).await;
         permits.expect("it is never closed")
+    }
+
+    /// Waits until so many bytes can be fetched without being much in the way of those who use the filesystem.
+    pub(crate) async fn gentle_turn(&self, len: u64) -> SemaphorePermit<'_> {
+        let permits = len.clamp(1, GENTLY_BYTES).div_ceil(LONG) as u32;
+        self.gently.acquire_many(permits).await.expect("it is never closed")
     }
 
     pub(crate) fn store(&self) -> Option<Arc<dyn ObjectStore>> {

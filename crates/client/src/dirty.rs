@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
+/// Runs that are shorter than this part of a window on average were not written in sequence.
+const SCATTERED: u64 = 8;
+
 /// Runs of written bytes by file offset.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
@@ -15,10 +18,58 @@ pub(crate) struct Dirty {
     changes: u64,
 }
 
+/// Runs on their way to drives, by file offset. They do not overlap.
+#[derive(Debug, Default)]
+pub(crate) struct Flushing {
+    runs: BTreeMap<u64, Bytes>,
+    bytes: u64,
+}
+
+impl Flushing {
+    pub(crate) fn new(runs: BTreeMap<u64, Bytes>) -> Self {
+        let bytes = runs.values().map(|run| run.len() as u64).sum();
+        Self { runs, bytes }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn runs(&self) -> &BTreeMap<u64, Bytes> {
+        &self.runs
+    }
+
+    /// The end of the last run.
+    pub(crate) fn end(&self) -> u64 {
+        self.runs.last_key_value().map_or(0, |(off, run)| off + run.len() as u64)
+    }
+
+    /// The run that begins at `off` is there. Returns its length, if there was one.
+    pub(crate) fn arrived(&mut self, off: u64) -> u64 {
+        let len = self.runs.remove(&off).map_or(0, |run| run.len() as u64);
+        self.bytes -= len;
+        len
+    }
+
+    /// What is in `[from, to)`, in order.
+    pub(crate) fn slices(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, Bytes)> {
+        let first = self.runs.range(..from).next_back().map_or(from, |(start, _)| *start);
+        self.runs.range(first..to.max(first)).filter_map(move |(off, run)| {
+            let (start, end) = ((*off).max(from), (off + run.len() as u64).min(to));
+            (start < end).then(|| (start, run.slice((start - off) as usize..(end - off) as usize)))
+        })
+    }
+}
+
 impl Dirty {
     /// Bytes held.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Whether it is in many short runs, which no writer in sequence leaves.
+    pub(crate) fn is_scattered(&self, window: u64) -> bool {
+        self.bytes < self.runs.len() as u64 * (window / SCATTERED)
     }
 
     /// Counts changes of the file's content from here.
@@ -215,10 +266,20 @@ mod tests {
                         }
                     }
                     Step::TakeAll => {
-                        let taken = dirty.take_all();
-                        let bytes: BTreeMap<u64, u8> =
-                            taken.into_iter().flat_map(|(off, run)| (off..).zip(run)).collect();
-                        prop_assert_eq!(&bytes, &model);
+                        let mut flushing = Flushing::new(dirty.take_all());
+                        let bytes_in = |flushing: &Flushing, from, to| -> BTreeMap<u64, u8> {
+                            flushing.slices(from, to).flat_map(|(off, run)| (off..).zip(run)).collect()
+                        };
+                        prop_assert_eq!(&bytes_in(&flushing, 0, u64::MAX), &model);
+                        prop_assert_eq!(flushing.bytes(), model.len() as u64);
+                        prop_assert_eq!(flushing.end(), model.last_key_value().map_or(0, |(at, _)| at + 1));
+                        for (from, to) in [(0, 0), (5, 6), (17, 43), (43, 17), (60, 200)] {
+                            let part = model.iter().filter(|(at, _)| (from..to).contains(*at));
+                            prop_assert_eq!(bytes_in(&flushing, from, to), part.map(|(at, byte)| (*at, *byte)).collect());
+                        }
+                        let offs: Vec<u64> = flushing.runs().keys().copied().collect();
+                        let arrived: u64 = offs.into_iter().map(|off| flushing.arrived(off)).sum();
+                        prop_assert_eq!((arrived, flushing.bytes(), flushing.arrived(3)), (model.len() as u64, 0, 0));
                         model.clear();
                     }
                     Step::FailedFlush => {

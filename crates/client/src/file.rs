@@ -9,6 +9,9 @@ use wire::meta::{FILE_BYTES_MAX, LeaseKind, MetaReply, MetaRequest, SetAttr};
 use crate::Client;
 use crate::node::Node;
 
+/// What is scattered over a file is written out when it is more than this part of what may be dirty.
+const EARLY: u64 = 4;
+
 /// Why a write was not taken at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotTaken {
@@ -38,7 +41,7 @@ impl Client {
             return Err(NotTaken::WouldWait);
         }
         let node = self.inner.nodes.get(ino);
-        let full = {
+        let (full, early) = {
             let mut state = node.lock();
             if !Node::is_regular(&state) {
                 return Err(NotTaken::Failed(FsError::Invalid));
@@ -51,10 +54,16 @@ impl Client {
             self.inner.dirty_bytes.fetch_add(state.dirty.bytes() - before, Ordering::Relaxed);
             state.wrote(self.inner.env.clock.wall_ns());
             state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
-            full && !std::mem::replace(&mut state.flush_scheduled, true)
+            // Written out before there is so much that somebody has to wait for it.
+            let much = state.dirty.bytes() > self.inner.dirty_bytes_max / EARLY;
+            let early = !full && much && state.dirty.is_scattered(self.inner.window);
+            let flush = (full || early) && !std::mem::replace(&mut state.flush_scheduled, true);
+            (flush && full, flush && early)
         };
         if full {
             self.schedule_full_windows(node);
+        } else if early {
+            self.schedule_flush(node);
         }
         Ok(())
     }

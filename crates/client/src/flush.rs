@@ -1,8 +1,8 @@
 //! Making dirty bytes durable: inline in the commit, as copies, or erasure coded.
 //!
-//! One flush of a file runs at a time. It takes runs out of the dirty buffer, writes their extents in parallel,
-//! and publishes them with one commit; until then reads see them in `flushing`. If anything fails, the runs go
-//! back below what was written since, and the error is told to the next fsync or close.
+//! One flush of a file runs at a time. It takes runs out of the dirty buffer, writes some extents of them in parallel
+//! while those before are committed; until then reads see them in `flushing`. If anything fails, the runs that are left
+//! go back below what was written since, and the error is told to the next fsync or close.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,13 +10,14 @@ use std::sync::Arc;
 use base::FsError;
 use base::units::BLOCK_BYTES;
 use bytes::{Bytes, BytesMut};
-use futures_util::future::try_join_all;
+use futures_util::future::{join, try_join_all};
 use wire::drive::PutPurpose;
 use wire::meta::{
     CommitPiece, Content, ExtentRef, INLINE_BYTES_MAX, LeaseKind, MapPiece, MetaReply, MetaRequest, SetAttr,
 };
 
 use crate::Client;
+use crate::dirty::Flushing;
 use crate::extents::{Protection, WriteExtentError};
 use crate::node::{Held, Node, NodeState, Remapping};
 use crate::room::RoomWait;
@@ -132,8 +133,10 @@ impl Client {
     pub(crate) fn schedule_flush(&self, node: Arc<Node>) {
         let client = self.clone();
         self.inner.runtime.spawn(async move {
+            let _flush = node.flush.lock().await;
+            // Until then no other one waits.
             node.lock().flush_scheduled = false;
-            if let Err(error) = client.flush(&node).await {
+            if let Err(error) = client.flush_all_locked(&node).await {
                 tracing::error!(ino = %node.ino, %error, "data could not be written; trying again");
             }
         });
@@ -172,6 +175,11 @@ impl Client {
     /// Makes everything written to the file so far durable.
     pub(crate) async fn flush(&self, node: &Arc<Node>) -> Result<(), FsError> {
         let _flush = node.flush.lock().await;
+        self.flush_all_locked(node).await
+    }
+
+    /// As [`Client::flush`], for a caller that holds the flush lock.
+    async fn flush_all_locked(&self, node: &Node) -> Result<(), FsError> {
         self.flush_locked(node).await?;
         let atime_ns = node.lock().atime_ns.take();
         if atime_ns.is_some() {
@@ -185,7 +193,7 @@ impl Client {
         Ok(())
     }
 
-    /// As [`Client::flush`], for a caller that holds the flush lock.
+    /// Makes content and size durable, for a caller that holds the flush lock.
     pub(crate) async fn flush_locked(&self, node: &Node) -> Result<(), FsError> {
         let everything = |state: &mut NodeState| {
             state.dirty_since_ns = None;
@@ -232,34 +240,29 @@ impl Client {
         node: &Node,
         take: impl FnOnce(&mut NodeState) -> BTreeMap<u64, Bytes>,
     ) -> Result<Wrote, FsError> {
-        let (runs, held) = {
+        let held = {
             // In one step: a read in between must find the bytes in one place or the other.
             let mut state = node.lock();
-            let runs = take(&mut state);
-            state.flushing = runs.clone();
+            state.flushing = Flushing::new(take(&mut state));
+            if state.flushing.bytes() == 0 {
+                return Ok(Wrote::Nothing);
+            }
             // A commit sets the time of the last write: attributes go with the last of the content, not before.
-            let held = if state.dirty.bytes() == 0 { state.held.clone() } else { Held::default() };
-            (runs, held)
+            if state.dirty.bytes() == 0 { state.held.clone() } else { Held::default() }
         };
-        if runs.is_empty() {
-            return Ok(Wrote::Nothing);
-        }
-        let bytes: u64 = runs.values().map(|run| run.len() as u64).sum();
         let mut wait = RoomWait::default();
-        let mut result = self.write_and_commit(node, &runs, &held.set).await;
+        let mut result = self.write_and_commit(node, &held.set).await;
         while result == Err(FsError::NoSpace) && wait.step(self).await.unwrap_or(false) {
-            result = self.write_and_commit(node, &runs, &held.set).await;
+            result = self.write_and_commit(node, &held.set).await;
         }
         let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
         let mut state = node.lock();
-        state.flushing.clear();
+        let left = std::mem::take(&mut state.flushing);
+        let bytes = left.bytes();
         match result {
             Ok(()) => {
                 *stalled = None;
                 state.settle_held(&held);
-                drop(state);
-                self.inner.room.stored(bytes);
-                self.dirty_gone(bytes);
                 Ok(Wrote::Something)
             }
             Err(FsError::Stale) if state.opens == 0 => {
@@ -279,7 +282,7 @@ impl Client {
                     state.lease = None;
                     *stalled = None;
                 } else {
-                    state.dirty.put_back(&runs, self.inner.window);
+                    state.dirty.put_back(left.runs(), self.inner.window);
                     state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
                     *stalled = Some(error);
                 }
@@ -324,38 +327,47 @@ impl Client {
         }
     }
 
-    /// The attributes in `set` change with the last of the content.
-    async fn write_and_commit(
-        &self,
-        node: &Node,
-        runs: &BTreeMap<u64, Bytes>,
-        set: &SetAttr,
-    ) -> Result<(), FsError> {
-        let (inline, rest) = self.split_inline(runs);
-        let mut pieces: Vec<CommitPiece> = inline
-            .into_iter()
-            .map(|(off, run)| {
+    /// Makes what is in `flushing` durable, and takes out of it what is. The attributes in `set` change with the last of
+    /// the content.
+    async fn write_and_commit(&self, node: &Node, set: &SetAttr) -> Result<(), FsError> {
+        let (inline, parcels) = {
+            let runs = node.lock().flushing.runs().clone();
+            let (inline, rest) = self.split_inline(&runs);
+            (inline, parcels(&rest, self.inner.window as usize))
+        };
+        if !inline.is_empty() {
+            let pieces = inline.into_iter().map(|(off, run)| {
                 let piece = MapPiece { off, len: run.len() as u64, content: Content::Inline(run) };
                 CommitPiece { piece, owed: Vec::new() }
-            })
-            .collect();
-        let parcels = parcels(&rest, self.inner.window as usize);
-        let mut groups = parcels.chunks(EXTENTS_PER_COMMIT).peekable();
-        loop {
-            if let Some(group) = groups.next() {
-                let written = try_join_all(group.iter().map(|parcel| self.write_parcel(parcel))).await?;
-                pieces.extend(written.into_iter().flatten());
-            }
-            if pieces.is_empty() {
-                return Ok(());
-            }
-            let last = groups.peek().is_none();
-            let set = if last { set.clone() } else { SetAttr::default() };
-            self.commit(node, std::mem::take(&mut pieces), set).await?;
-            if last {
-                return Ok(());
-            }
+            });
+            return self.commit(node, pieces.collect(), set.clone()).await;
         }
+        // What is committed need not stay in memory until all is.
+        let mut parcels = parcels.into_iter();
+        let mut next_group = || parcels.by_ref().take(EXTENTS_PER_COMMIT).collect::<Vec<_>>();
+        let mut pieces = self.write_group(next_group()).await?;
+        while !pieces.is_empty() {
+            let group = next_group();
+            if group.is_empty() {
+                return self.commit(node, pieces, set.clone()).await;
+            }
+            let committed = self.commit(node, pieces, SetAttr::default());
+            let (committed, written) = join(committed, self.write_group(group)).await;
+            if let Err(error) = committed {
+                // These were in no request.
+                let written = written.unwrap_or_default();
+                self.inner.extents.discard_refused(extents_of(&written)).await;
+                return Err(error);
+            }
+            pieces = written?;
+        }
+        Ok(())
+    }
+
+    /// Writes parcels in parallel.
+    async fn write_group(&self, group: Vec<Parcel>) -> Result<Vec<CommitPiece>, FsError> {
+        let written = try_join_all(group.iter().map(|parcel| self.write_parcel(parcel))).await?;
+        Ok(written.into_iter().flatten().collect())
     }
 
     /// Makes bytes durable that are not of any file yet: on drives, unless they are so few that they go with the
@@ -391,8 +403,7 @@ impl Client {
         let cuts: Vec<Parcel> = runs.iter().flat_map(cut).collect();
         let mut pieces = Vec::new();
         for group in cuts.chunks(EXTENTS_PER_COMMIT) {
-            let written = try_join_all(group.iter().map(|parcel| self.write_parcel(parcel))).await?;
-            pieces.extend(written.into_iter().flatten());
+            pieces.extend(self.write_group(group.to_vec()).await?);
         }
         Ok(pieces)
     }
@@ -465,10 +476,16 @@ impl Client {
             }
         };
         let mut state = node.lock();
+        let mut bytes = 0;
         for commit in &pieces {
             state.map.replace(&commit.piece);
+            // All of a run is committed at once.
+            bytes += state.flushing.arrived(commit.piece.off);
         }
         state.learn(attr);
+        drop(state);
+        self.inner.room.stored(bytes);
+        self.dirty_gone(bytes);
         Ok(())
     }
 }

@@ -64,6 +64,12 @@ impl ExtentIo {
         join_all(parts).await.into_iter().collect()
     }
 
+    /// Reads an extent as a whole without copying it: what each drive has, in order, all but the last in whole blocks.
+    pub(crate) async fn read_parts(&self, extent: &ExtentRef) -> Result<Vec<Bytes>, ReadExtentError> {
+        let reads = read_plan(extent.extent_len, extent.k, 0, extent.extent_len);
+        join_all(reads.map(|read| self.read_shard(extent, read))).await.into_iter().collect()
+    }
+
     /// Reads bytes that lie on one drive without copying them; `None` if they lie on several.
     pub(crate) async fn read_one(
         &self,

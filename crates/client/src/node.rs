@@ -1,13 +1,13 @@
 //! What a client knows and owes about one inode.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::{FsError, Ino};
 use bytes::Bytes;
 use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, SetAttr};
 
-use crate::dirty::Dirty;
+use crate::dirty::{Dirty, Flushing};
 use crate::map_cache::MapCache;
 
 /// One inode.
@@ -41,7 +41,7 @@ pub(crate) struct NodeState {
     was_changed: bool,
     pub(crate) dirty: Dirty,
     /// Taken from `dirty`, on the way to drives; older than what is in `dirty`.
-    pub(crate) flushing: BTreeMap<u64, Bytes>,
+    pub(crate) flushing: Flushing,
     /// When the oldest byte in `dirty` was written (boot clock).
     pub(crate) dirty_since_ns: Option<u64>,
     /// When it was last written (wall clock).
@@ -80,8 +80,7 @@ impl NodeState {
         if self.has_dirty() {
             attr.size = attr.size.max(self.dirty_end());
             // Programs that look for holes must not take a file for empty because its bytes are still here.
-            let flushing: u64 = self.flushing.values().map(|run| run.len() as u64).sum();
-            attr.stored_bytes += self.dirty.bytes() + flushing;
+            attr.stored_bytes += self.dirty.bytes() + self.flushing.bytes();
             attr.mtime_ns = self.written_ns;
             attr.ctime_ns = attr.ctime_ns.max(self.written_ns);
         }
@@ -175,7 +174,7 @@ impl NodeState {
     }
 
     pub(crate) fn has_dirty(&self) -> bool {
-        self.dirty.bytes() > 0 || !self.flushing.is_empty()
+        self.dirty.bytes() + self.flushing.bytes() > 0
     }
 
     /// Whether the owner does not know everything yet.
@@ -220,8 +219,7 @@ impl NodeState {
     }
 
     pub(crate) fn dirty_end(&self) -> u64 {
-        let flushing = self.flushing.last_key_value().map_or(0, |(off, run)| off + run.len() as u64);
-        self.dirty.end().max(flushing)
+        self.dirty.end().max(self.flushing.end())
     }
 
     pub(crate) fn holds(&self, kind: LeaseKind) -> bool {
@@ -273,11 +271,7 @@ impl Node {
 
     /// Everything in `[from, to)` that is not durable yet, older bytes first.
     pub(crate) fn above(state: &NodeState, from: u64, to: u64) -> Vec<(u64, Bytes)> {
-        let flushing = state.flushing.iter().filter_map(|(off, run)| {
-            let (start, end) = ((*off).max(from), (off + run.len() as u64).min(to));
-            (start < end).then(|| (start, run.slice((start - off) as usize..(end - off) as usize)))
-        });
-        flushing.chain(state.dirty.copies(from, to)).collect()
+        state.flushing.slices(from, to).chain(state.dirty.copies(from, to)).collect()
     }
 
     pub(crate) fn is_regular(state: &NodeState) -> bool {

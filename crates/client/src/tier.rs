@@ -4,6 +4,7 @@
 //! off anywhere: a blob that nothing refers to is found again by its number.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use base::{Epoch, ExtentId, FsError, Ino, MapId};
@@ -13,7 +14,7 @@ use futures_util::{StreamExt, stream};
 use layout::{BLOB_HEADER_BYTES, BlobBuilder, BlobHeader, BlobPlan, BlobRange};
 use wire::drive::PutPurpose;
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
-use wire::store::{ObjectStore, StoreError};
+use wire::store::{ObjectStore, Outgoing, SendPace, Steps, StoreError};
 use wire::tier::{
     AgedExtent, BlobPlace, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TierReply, TierRequest,
     TierStat, Uploaded,
@@ -193,12 +194,22 @@ impl Client {
     }
 
     /// Stores extents in one new blob. Those that are gone or cannot be read are left out. Returns how many bytes of
-    /// extents are in it.
-    pub async fn upload(&self, due: Vec<DueExtent>, blob_bytes: u32) -> Result<u64, UploadError> {
-        self.make_blob(due.into_iter().map(Source::Drives).collect(), blob_bytes).await
+    /// extents are in it. Reading them and sending the blob each keep to `pace`.
+    pub async fn upload(
+        &self,
+        due: Vec<DueExtent>,
+        blob_bytes: u32,
+        pace: Option<Arc<dyn SendPace>>,
+    ) -> Result<u64, UploadError> {
+        self.make_blob(due.into_iter().map(Source::Drives).collect(), blob_bytes, pace).await
     }
 
-    async fn make_blob(&self, sources: Vec<Source>, blob_bytes: u32) -> Result<u64, UploadError> {
+    async fn make_blob(
+        &self,
+        sources: Vec<Source>,
+        blob_bytes: u32,
+        pace: Option<Arc<dyn SendPace>>,
+    ) -> Result<u64, UploadError> {
         let away = &self.inner.away;
         if away.store().is_none() {
             return Err(StoreError::Unavailable("no store is attached".to_owned()).into());
@@ -208,15 +219,16 @@ impl Client {
             let _ = plan.add(source.extent_len());
         });
         let reads = stream::iter(sources).map(|source| async move {
-            let bytes = self.source_bytes(&source).await;
-            (source, bytes)
+            let parts = self.source_parts(&source).await;
+            (source, parts)
         });
         let mut reads = reads.buffered(READS);
         let (mut builder, mut extents, mut unreadable) = (BlobBuilder::new(plan.limit()), Vec::new(), 0);
-        while let Some((source, bytes)) = reads.next().await {
+        let mut steps = Steps::new(pace.clone());
+        while let Some((source, parts)) = reads.next().await {
             let id = source.id();
-            let bytes = match bytes {
-                Ok(bytes) if bytes.len() <= builder.room() as usize => bytes,
+            let parts = match parts {
+                Ok(parts) if source.extent_len() <= builder.room() => parts,
                 Ok(_) => continue,
                 Err(error) => {
                     tracing::debug!(%id, ?error, "extent is not uploaded now");
@@ -224,8 +236,12 @@ impl Client {
                     continue;
                 }
             };
+            let rest = steps.went(source.extent_len().into());
             extents.push((source, builder.next_block()));
-            builder.push(range_of(id), bytes);
+            builder.push(range_of(id), parts);
+            if let Some(rest) = rest {
+                tokio::time::sleep(rest).await;
+            }
         }
         drop(reads);
         if extents.is_empty() {
@@ -237,7 +253,7 @@ impl Client {
         let id = away.id(serial, term);
         let blob = builder.finish(away.link.cluster, id, away.link.filesystem);
         let (data_off, bytes) = (blob.header.data_off() as u32, blob.header.blob_bytes() as u32);
-        if let Err(error) = away.put(id, blob.parts).await {
+        if let Err(error) = away.put(id, Outgoing { parts: blob.parts, pace }).await {
             self.tier(TierRequest::Abandon { serial }).await?;
             return Err(error.into());
         }
@@ -257,21 +273,18 @@ impl Client {
         }
     }
 
-    async fn source_bytes(&self, source: &Source) -> Result<Bytes, ReadExtentError> {
+    /// The bytes of an extent, in parts that follow each other, all but the last in whole blocks.
+    async fn source_parts(&self, source: &Source) -> Result<Vec<Bytes>, ReadExtentError> {
         let (extent, blob) = match source {
             Source::Drives(due) => (due.extent, None),
             Source::Blob(inside) if inside.stage == Stage::Away => (inside.extent, Some(inside.place)),
             Source::Blob(inside) => (inside.extent, None),
         };
         let _reading = self.inner.session.reading();
+        let Some(place) = blob else { return self.inner.extents.read_parts(&extent).await };
         let mut out = BytesMut::zeroed(extent.extent_len as usize);
-        match blob {
-            Some(place) => {
-                self.inner.away.read_into(place, extent.extent_len, 0, &mut out, Reach::Usual).await?
-            }
-            None => self.inner.extents.read_into(&extent, 0, &mut out).await?,
-        }
-        Ok(out.freeze())
+        self.inner.away.read_into(place, extent.extent_len, 0, &mut out, Reach::Usual).await?;
+        Ok(vec![out.freeze()])
     }
 
     /// Takes extents that are in blobs too from the drives, oldest first, up to those written by `before_s` and until
@@ -332,7 +345,7 @@ impl Client {
                 after = inside.last().map(|last| last.extent.id);
                 for one in inside {
                     if !plan.add(one.extent.extent_len) {
-                        stored += self.make_blob(std::mem::take(&mut sources), blob_bytes).await?;
+                        stored += self.make_blob(std::mem::take(&mut sources), blob_bytes, None).await?;
                         plan = BlobPlan::new(blob_bytes);
                         plan.add(one.extent.extent_len);
                     }
@@ -344,7 +357,7 @@ impl Client {
             }
         }
         if !sources.is_empty() {
-            stored += self.make_blob(sources, blob_bytes).await?;
+            stored += self.make_blob(sources, blob_bytes, None).await?;
         }
         Ok(stored)
     }
@@ -496,9 +509,11 @@ impl Client {
     /// meanwhile.
     async fn rehydrate_load(&self, ino: Ino, load: Vec<MapPiece>) -> Result<u64, FsError> {
         let Some((place, span)) = span_of(&load) else { return Ok(0) };
-        let _turn = self.inner.away.turn(span.end - span.start).await;
+        let len = span.end - span.start;
+        let _gentle = if self.is_in_use() { Some(self.inner.away.gentle_turn(len).await) } else { None };
+        let _turn = self.inner.away.turn(len).await;
         // Short files that are fetched together mostly lie together, too: of those, windows are fetched.
-        let source = if span.end - span.start > LONG {
+        let source = if len > LONG {
             let _reading = self.inner.session.reading();
             let bytes = self.inner.away.read(&place, span.clone()).await.map_err(|_| FsError::Io)?;
             Coming::Fetched(span.start, bytes)

@@ -37,7 +37,7 @@ async fn upload_all(client: &Client) {
         if due.is_empty() {
             return;
         }
-        assert!(client.upload(due, BLOB).await.unwrap() > 0);
+        assert!(client.upload(due, BLOB, None).await.unwrap() > 0);
     }
 }
 
@@ -259,7 +259,7 @@ fn a_store_that_is_down_or_lies_costs_an_error_and_nothing_else() {
         client.fsync(ino).await.unwrap();
         let due = client.tier_due(Stage::Queued, u64::MAX - 1, None).await.unwrap();
         assert_eq!(due.len(), 1);
-        client.upload(due, BLOB).await.unwrap_err();
+        client.upload(due, BLOB, None).await.unwrap_err();
         store.down.store(false, Ordering::SeqCst);
         upload_all(&client).await;
         assert_eq!(tiers(&client, ino).await.both_bytes, 50_000);

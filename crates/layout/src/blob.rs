@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use base::checksum::crc32c;
+use base::checksum::{Crc32c, crc32c};
 use base::codec::{DecodeError, Reader, Writer};
 use base::units::BLOCK_BYTES;
 use base::{ClusterId, Epoch, ExtentId, Ino, LedgerId, MapId};
@@ -316,28 +316,32 @@ impl BlobBuilder {
         (most.saturating_sub(used) * BLOCK) as u32
     }
 
-    /// Adds a range. Its place and checksum are filled in.
+    /// Adds a range in parts that follow each other, all but the last in whole blocks. Its place and checksum are filled
+    /// in.
     ///
     /// # Panics
     /// If it is empty or there is no [`room`](Self::room) for it.
-    pub fn push(&mut self, range: BlobRange, bytes: Bytes) {
-        assert!(!bytes.is_empty() && bytes.len() <= self.room() as usize, "the caller asked for the room");
-        let range = BlobRange {
-            len: bytes.len() as u32,
-            block: self.index.sums.len() as u32,
-            crc32c: crc32c(&bytes),
-            ..range
-        };
-        let (whole, rest) = bytes.split_at(bytes.len() / BLOCK * BLOCK);
-        self.index.sums.extend(whole.chunks_exact(BLOCK).map(crc32c));
-        self.data.push(bytes.slice(..whole.len()));
-        if !rest.is_empty() {
-            let mut last = rest.to_vec();
-            last.resize(BLOCK, 0);
-            self.index.sums.push(crc32c(&last));
-            self.data.push(last.into());
+    pub fn push(&mut self, range: BlobRange, parts: Vec<Bytes>) {
+        let len: usize = parts.iter().map(Bytes::len).sum();
+        assert!(len > 0 && len <= self.room() as usize, "the caller asked for the room");
+        let block = self.index.sums.len() as u32;
+        let mut digest = Crc32c::default();
+        let mut ended = false;
+        for bytes in parts {
+            assert!(!ended, "only the last part may end within a block");
+            digest.update(&bytes);
+            let (whole, rest) = bytes.split_at(bytes.len() / BLOCK * BLOCK);
+            self.index.sums.extend(whole.chunks_exact(BLOCK).map(crc32c));
+            self.data.push(bytes.slice(..whole.len()));
+            if !rest.is_empty() {
+                let mut last = rest.to_vec();
+                last.resize(BLOCK, 0);
+                self.index.sums.push(crc32c(&last));
+                self.data.push(last.into());
+                ended = true;
+            }
         }
-        self.index.ranges.push(range);
+        self.index.ranges.push(BlobRange { len: len as u32, block, crc32c: digest.finish(), ..range });
     }
 
     /// The blob, under its name.
@@ -412,7 +416,7 @@ mod tests {
     fn blob_of(contents: &[Bytes]) -> Blob {
         let mut builder = BlobBuilder::new(BLOB_BYTES_MIN);
         for (ino, bytes) in (1..).zip(contents) {
-            builder.push(range(ino), bytes.clone());
+            builder.push(range(ino), vec![bytes.clone()]);
         }
         builder.finish(CLUSTER, ID, 1)
     }
@@ -454,6 +458,16 @@ mod tests {
     }
 
     #[test]
+    fn it_does_not_matter_in_which_parts_the_bytes_come() {
+        let bytes: Bytes = (0..20_000u32).map(|i| (i % 251) as u8).collect();
+        let mut parts = BlobBuilder::new(BLOB_BYTES_MIN);
+        let cut = |range: Range<usize>| bytes.slice(range);
+        parts.push(range(1), vec![cut(0..8192), cut(8192..8192), cut(8192..12_288), cut(12_288..20_000)]);
+        let blob = parts.finish(CLUSTER, ID, 1);
+        assert_eq!(blob.parts.concat(), blob_of(&[bytes]).parts.concat());
+    }
+
+    #[test]
     fn a_flipped_bit_is_noticed_wherever_it_is() {
         let blob = blob_of(&[vec![1u8; 5000].into(), vec![2u8; 100].into()]);
         let bytes = blob.parts.concat();
@@ -473,11 +487,11 @@ mod tests {
         for len in [1usize, 100, 4096, 5000, 128 << 10, 3 << 20] {
             let mut builder = BlobBuilder::new(BLOB_BYTES_MIN);
             while builder.room() as usize >= len {
-                builder.push(range(1), vec![3; len].into());
+                builder.push(range(1), vec![vec![3; len].into()]);
             }
             let last = builder.room();
             if last > 0 {
-                builder.push(range(2), vec![4; last as usize].into());
+                builder.push(range(2), vec![vec![4; last as usize].into()]);
             }
             assert_eq!(builder.room(), 0);
             let (mut plan, mut planned) = (BlobPlan::new(BLOB_BYTES_MIN), 0);

@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::{Pace, TierOptions, Tiering};
 use wire::BoxFuture;
-use wire::store::{ObjectStore, StoreError};
+use wire::store::{ObjectStore, Outgoing, StoreError};
 
 use crate::net::delay;
 use crate::node::CLUSTER;
@@ -97,9 +97,9 @@ impl SimStore {
 }
 
 impl ObjectStore for SimStore {
-    fn put(&self, key: String, parts: Vec<Bytes>) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn put(&self, key: String, object: Outgoing) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            let bytes: Bytes = parts.concat().into();
+            let bytes: Bytes = object.parts.concat().into();
             let put = || {
                 let before = self.world.bucket.objects().insert(key.clone(), bytes.clone());
                 if before.is_some_and(|before| before != bytes) {

@@ -238,6 +238,7 @@ impl Process {
 
     async fn execute(&self, op: &Op) -> Result<Ret, FsError> {
         let client = &self.client;
+        client.note_use();
         match op {
             Op::Make { parent, name, kind } => self.make(*parent, name, *kind).await,
             Op::Lookup { parent, name } => {

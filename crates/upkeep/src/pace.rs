@@ -61,6 +61,12 @@ impl Pace {
         self.paused.store(paused, Ordering::Relaxed);
     }
 
+    /// How long work that is not urgent rests after moving `bytes` while users ask for something: so it goes at half the
+    /// rate, and evenly.
+    pub(crate) fn rest_in_use(&self, bytes: u64) -> Duration {
+        Duration::from_nanos(bytes.saturating_mul(2_000_000_000) / self.bytes_per_s())
+    }
+
     /// Takes `bytes` if they may be moved now; otherwise says how long to wait.
     fn take(&self, bytes: u64, strained: bool, now_ns: u64) -> Result<(), Duration> {
         if self.is_paused() {
@@ -116,6 +122,14 @@ mod tests {
             let moved = moved(&pace, 10, strained);
             assert!((expected * 10..=expected * 11 + 2 * MIB).contains(&moved), "{moved}");
         }
+    }
+
+    #[test]
+    fn what_is_not_urgent_goes_at_half_the_rate_while_somebody_uses_the_filesystem() {
+        let pace = Pace::new(Sim::new(1).env());
+        pace.set_bytes_per_s(64 * MIB);
+        assert_eq!(pace.rest_in_use(MIB / 4) * 4 * 32, Duration::from_secs(1));
+        assert!(pace.rest_in_use(u64::MAX) > Duration::from_secs(200));
     }
 
     #[test]

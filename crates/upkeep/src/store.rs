@@ -18,7 +18,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
@@ -28,8 +28,9 @@ use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_LENGTH, RANGE, USER_AGENT};
 use hyper::{Method, Request};
 use tokio::sync::Semaphore;
+use tokio::time::Sleep;
 use wire::BoxFuture;
-use wire::store::{ObjectStore, StoreError, StoreHealth, StoreOp};
+use wire::store::{ObjectStore, Outgoing, SeenBy, Steps, StoreError, StoreOp};
 
 use traffic::Traffic;
 
@@ -69,17 +70,17 @@ struct Ask {
     method: Method,
     key: String,
     range: Option<Range<u64>>,
-    parts: Vec<Bytes>,
+    object: Outgoing,
 }
 
 impl Ask {
     fn new(method: Method, key: String) -> Self {
-        Self { method, key, range: None, parts: Vec::new() }
+        Self { method, key, range: None, object: Outgoing::default() }
     }
 
     /// Bytes that go out or are expected.
     fn bytes(&self) -> u64 {
-        let out: u64 = self.parts.iter().map(|part| part.len() as u64).sum();
+        let out: u64 = self.object.parts.iter().map(|part| part.len() as u64).sum();
         let expected = self.range.as_ref().map_or(0, |range| range.end - range.start);
         out + expected
     }
@@ -131,8 +132,8 @@ impl S3Store {
         self.traffic.ops()
     }
 
-    /// Whether it answers, if somebody [looks](Self::watch).
-    pub fn health(&self) -> StoreHealth {
+    /// Whether it answers this node, if somebody [looks](Self::watch).
+    pub fn health(&self) -> SeenBy {
         self.traffic.health()
     }
 
@@ -170,7 +171,7 @@ impl S3Store {
         if let Some(range) = &ask.range {
             request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end - 1));
         }
-        let body = Parts(ask.parts.iter().cloned().collect());
+        let body = Parts::new(&ask.object);
         if ask.method == Method::PUT {
             request = request.header(CONTENT_LENGTH, body.len());
         }
@@ -184,8 +185,8 @@ impl S3Store {
 }
 
 impl ObjectStore for S3Store {
-    fn put(&self, key: String, parts: Vec<Bytes>) -> BoxFuture<'_, Result<(), StoreError>> {
-        let ask = Ask { parts, ..Ask::new(Method::PUT, key) };
+    fn put(&self, key: String, object: Outgoing) -> BoxFuture<'_, Result<(), StoreError>> {
+        let ask = Ask { object, ..Ask::new(Method::PUT, key) };
         Box::pin(async { self.ask(ask).await.map(drop) })
     }
 
@@ -208,11 +209,32 @@ impl ObjectStore for S3Store {
 }
 
 /// A body in parts, without copying them together.
-struct Parts(VecDeque<Bytes>);
+struct Parts {
+    parts: VecDeque<Bytes>,
+    steps: Steps,
+    /// Nothing more goes before this is over.
+    rest: Option<Pin<Box<Sleep>>>,
+}
 
 impl Parts {
+    fn new(object: &Outgoing) -> Self {
+        let steps = Steps::new(object.pace.clone());
+        Self { parts: object.parts.iter().cloned().collect(), steps, rest: None }
+    }
+
     fn len(&self) -> u64 {
-        self.0.iter().map(|part| part.len() as u64).sum()
+        self.parts.iter().map(|part| part.len() as u64).sum()
+    }
+
+    fn next(&mut self) -> Option<Bytes> {
+        let mut part = self.parts.pop_front()?;
+        let most = self.steps.bytes_max().min(part.len() as u64);
+        let some = part.split_to(most as usize);
+        if !part.is_empty() {
+            self.parts.push_front(part);
+        }
+        self.rest = self.steps.went(most).map(|rest| Box::pin(tokio::time::sleep(rest)));
+        Some(some)
     }
 }
 
@@ -222,13 +244,17 @@ impl Body for Parts {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _context: &mut Context<'_>,
+        context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.0.pop_front().map(|part| Ok(Frame::data(part))))
+        if let Some(rest) = &mut self.rest {
+            ready!(rest.as_mut().poll(context));
+            self.rest = None;
+        }
+        Poll::Ready(self.next().map(|part| Ok(Frame::data(part))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_empty()
+        self.parts.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {

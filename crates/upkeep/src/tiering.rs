@@ -4,6 +4,7 @@
 //! longer (the retention) leaves the drives, and earlier when these fill up. When the blobs hold much that no file has,
 //! those with the most of it are emptied into new ones and deleted. Every step may be cut off anywhere.
 
+mod gives_way;
 mod held;
 
 use std::collections::{HashSet, VecDeque};
@@ -18,11 +19,12 @@ use futures_util::{StreamExt, stream};
 use tokio::runtime::Handle;
 use tokio::task::{JoinError, JoinSet};
 use wire::meta::Content;
-use wire::store::StoreError;
+use wire::store::{SendPace, StoreError};
 use wire::tier::{BlobStat, DueExtent, Stage, TierMode, TierStat};
 
 use crate::pace::{Leave, Pace};
 use crate::task::{Stopped, Task};
+use gives_way::GivesWay;
 use held::{Held, PAUSE_MAX, PAUSE_MIN};
 
 /// Pause when there is nothing to do.
@@ -35,6 +37,10 @@ const RELEASE_PER_MILLE: u64 = 900;
 const RELEASE_TO_PER_MILLE: u64 = 850;
 /// Drives fuller than this make everything due at once.
 const HURRY_PER_MILLE: u64 = 950;
+/// Uploads do not give way to users when drives are fuller than this ...
+const CROWDED_PER_MILLE: u64 = 800;
+/// ... or when the oldest has waited for so long beyond the cue.
+const LATE_S: u64 = 300;
 /// Bytes in the store beyond what files have, at which blobs begin to be emptied, and at which that ends.
 const OVERHEAD_BEGIN_PER_MILLE: u64 = 130;
 const OVERHEAD_END_PER_MILLE: u64 = 70;
@@ -243,9 +249,7 @@ impl Work {
         let mut busy = tier.queueing && self.client.tier_queue_step().await?;
         let fill = self.client.fill_per_mille();
         self.release(fill).await?;
-        // Writers wait less long for room than the cue may be, and drives may be full of what is not cleaned yet.
-        let hurry = fill >= HURRY_PER_MILLE || self.client.makes_room();
-        busy |= self.upload(hurry).await?;
+        busy |= self.upload(fill).await?;
         busy |= self.delete_dead().await?;
         busy |= self.reclaim_unless_held(tier).await;
         Ok(busy)
@@ -253,7 +257,9 @@ impl Work {
 
     // --- to the store ------------------------------------------------------------------------------------------------
 
-    async fn upload(&mut self, hurry: bool) -> Result<bool, Trouble> {
+    async fn upload(&mut self, fill: u64) -> Result<bool, Trouble> {
+        // Writers wait less long for room than the cue may be, and drives may be full of what is not cleaned yet.
+        let hurry = fill >= HURRY_PER_MILLE || self.client.makes_room();
         while let Some(done) = self.uploads.try_join_next() {
             self.uploaded(done);
         }
@@ -278,6 +284,10 @@ impl Work {
             if !full && !hurry && oldest.written_s + GATHER_S > before_s {
                 return Ok(false);
             }
+            let is_urgent = fill >= CROWDED_PER_MILLE || hurry || oldest.written_s + LATE_S < before_s;
+            if !is_urgent && !self.uploads.is_empty() && self.client.is_in_use() {
+                break;
+            }
             let bytes = load.iter().map(|due| u64::from(due.extent.extent_len)).sum();
             // The store has a limit of its own.
             let strained = self.client.strained() && !hurry;
@@ -287,9 +297,11 @@ impl Work {
             let ids: Vec<ExtentId> = load.iter().map(|due| due.extent.id).collect();
             self.under_way.extend(&ids);
             let (client, blob_bytes) = (self.client.clone(), self.options.blob_bytes);
-            self.uploads.spawn(async move { (ids, client.upload(load, blob_bytes).await) });
+            let gives_way = || GivesWay { client: client.clone(), pace: self.pace.clone() };
+            let pace = (!is_urgent).then(|| Arc::new(gives_way()) as Arc<dyn SendPace>);
+            self.uploads.spawn(async move { (ids, client.upload(load, blob_bytes, pace).await) });
         }
-        // All places are taken: wait for one.
+        // No more at a time: wait for one.
         match self.uploads.join_next().await {
             Some(done) => self.uploaded(done),
             None => return Ok(false),

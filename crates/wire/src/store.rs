@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use layout::BLOB_BYTES_MAX;
@@ -86,10 +88,62 @@ fn advice_on_denial(text: &str) -> &'static str {
     named.map_or("the key needs the right to put, get and delete objects in the bucket", |(_, advice)| advice)
 }
 
+/// How fast bytes may go to a store: it is asked again and again while they go.
+pub trait SendPace: Send + Sync {
+    /// How long to rest after sending `bytes`.
+    fn rest_after(&self, bytes: u64) -> Duration;
+}
+
+/// Bytes that go without a rest: timers are too coarse to rest after each few.
+const STEP_BYTES: u64 = 256 << 10;
+
+/// Keeps to a pace, in however small parts the bytes go.
+pub struct Steps {
+    pace: Option<Arc<dyn SendPace>>,
+    bytes: u64,
+}
+
+impl Steps {
+    /// `None`: there are no rests.
+    pub fn new(pace: Option<Arc<dyn SendPace>>) -> Self {
+        Self { pace, bytes: 0 }
+    }
+
+    /// What may go at once at most.
+    pub fn bytes_max(&self) -> u64 {
+        if self.pace.is_some() { STEP_BYTES } else { u64::MAX }
+    }
+
+    /// So many bytes went. Says how long to rest now, if at all.
+    pub fn went(&mut self, bytes: u64) -> Option<Duration> {
+        self.bytes += bytes;
+        if self.bytes < STEP_BYTES {
+            return None;
+        }
+        let rest = self.pace.as_ref()?.rest_after(std::mem::take(&mut self.bytes));
+        Some(rest).filter(|rest| !rest.is_zero())
+    }
+}
+
+/// Bytes of an object on their way to a store.
+#[derive(Clone, Default)]
+pub struct Outgoing {
+    /// In parts that follow each other.
+    pub parts: Vec<Bytes>,
+    /// How fast they may go; `None`: as fast as they can.
+    pub pace: Option<Arc<dyn SendPace>>,
+}
+
+impl From<Vec<Bytes>> for Outgoing {
+    fn from(parts: Vec<Bytes>) -> Self {
+        Self { parts, pace: None }
+    }
+}
+
 /// An object store with a bucket, and a prefix if it has one, that all keys are below.
 pub trait ObjectStore: Send + Sync {
     /// Stores an object: afterwards it is there as a whole and durable as far as the store promises.
-    fn put(&self, key: String, parts: Vec<Bytes>) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn put(&self, key: String, object: Outgoing) -> BoxFuture<'_, Result<(), StoreError>>;
     /// Bytes of an object: exactly the range, which is not empty; without one, all of it.
     fn get(&self, key: String, range: Option<Range<u64>>) -> BoxFuture<'_, Result<Bytes, StoreError>>;
     /// Removes an object; succeeds if it does not exist.
@@ -175,12 +229,34 @@ pub struct StoreLimits {
     /// Bytes per second of bodies, both ways together, in millions of bits; `None`: as fast as it goes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_mbps: Option<u32>,
+    /// Requests of each kind that all nodes together have under way at most; `None`: what each of them may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster_max: Option<u16>,
 }
 
 impl Default for StoreLimits {
     fn default() -> Self {
-        let blob_bytes = BLOB_BYTES_MAX;
-        Self { blob_bytes, uploads_max: 64, downloads_max: 64, removals_max: 64, bandwidth_mbps: None }
+        Self {
+            blob_bytes: BLOB_BYTES_MAX,
+            uploads_max: 64,
+            downloads_max: 64,
+            removals_max: 64,
+            bandwidth_mbps: None,
+            cluster_max: None,
+        }
+    }
+}
+
+impl StoreLimits {
+    /// What each of so many nodes keeps to: at least one request of each kind.
+    pub fn of_node(self, nodes: u16) -> Self {
+        let share = self.cluster_max.map_or(u16::MAX, |most| (most / nodes.max(1)).max(1));
+        Self {
+            uploads_max: self.uploads_max.min(share),
+            downloads_max: self.downloads_max.min(share),
+            removals_max: self.removals_max.min(share),
+            ..self
+        }
     }
 }
 
@@ -221,15 +297,52 @@ pub struct StoreOp {
     pub problem: Option<String>,
 }
 
-/// Whether a store answers.
+/// Whether a store answers a node.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct StoreHealth {
+pub struct SeenBy {
+    /// The node's number.
+    pub node: u32,
     /// It did when it was asked last; `None`: it was not asked yet.
     pub up: Option<bool>,
     /// Since when, seconds since 1970.
     pub since_s: i64,
     /// What it, or the way to it, says if not.
     pub problem: Option<String>,
+}
+
+/// Whether a store answers: it is down only if no node reaches it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct StoreHealth {
+    /// It answered a node when that asked last; `None`: nobody has asked yet.
+    pub up: Option<bool>,
+    /// Since when, seconds since 1970.
+    pub since_s: i64,
+    /// What it, or the way to it, says to those that it does not answer.
+    pub problem: Option<String>,
+    /// As each node sees it.
+    pub nodes: Vec<SeenBy>,
+}
+
+impl StoreHealth {
+    /// What nodes see, taken together.
+    pub fn of(nodes: Vec<SeenBy>) -> Self {
+        let since = |up: bool| nodes.iter().filter(move |seen| seen.up == Some(up)).map(|seen| seen.since_s);
+        // Up since the first of them reaches it, down since the last of them did.
+        let (up, since_s) = match (since(true).min(), since(false).max()) {
+            (Some(since_s), _) => (Some(true), since_s),
+            (None, Some(since_s)) => (Some(false), since_s),
+            (None, None) => (None, 0),
+        };
+        let told = nodes.iter().filter_map(|seen| seen.problem.as_ref().map(|problem| (seen.node, problem)));
+        let problem = match (up, nodes.len()) {
+            (Some(true), 2..) => {
+                let alone = told.map(|(node, problem)| format!("node {node} does not reach it: {problem}"));
+                Some(alone.collect::<Vec<_>>().join("; ")).filter(|text| !text.is_empty())
+            }
+            _ => told.map(|(_, problem)| problem.clone()).next(),
+        };
+        Self { up, since_s, problem, nodes }
+    }
 }
 
 /// How a store is reached, but for the secret.
@@ -315,6 +428,57 @@ mod tests {
         check_denied("RequestTimeTooSkewed", "clocks");
         check_denied("AuthorizationHeaderMalformed", "--region");
         check_denied("AccessDenied", "right to put, get and delete");
+    }
+
+    #[test]
+    fn a_store_is_down_when_no_node_reaches_it() {
+        let seen = |node, up: Option<bool>, since_s| {
+            let problem = (up == Some(false)).then(|| format!("why {node}"));
+            SeenBy { node, up, since_s, problem }
+        };
+        let sum = |nodes: &[SeenBy]| {
+            let health = StoreHealth::of(nodes.to_vec());
+            assert_eq!(health.nodes, nodes);
+            (health.up, health.since_s, health.problem)
+        };
+        let (up, down, new) = (Some(true), Some(false), None);
+        assert_eq!(sum(&[]), (None, 0, None));
+        assert_eq!(sum(&[seen(0, new, 0)]), (None, 0, None));
+        assert_eq!(sum(&[seen(0, up, 5)]), (up, 5, None));
+        assert_eq!(sum(&[seen(0, down, 5)]), (down, 5, Some("why 0".to_owned())));
+        let alone = "node 1 does not reach it: why 1".to_owned();
+        assert_eq!(sum(&[seen(0, up, 5), seen(1, down, 9), seen(2, up, 3)]), (up, 3, Some(alone)));
+        assert_eq!(sum(&[seen(0, down, 5), seen(1, down, 9)]), (down, 9, Some("why 0".to_owned())));
+        assert_eq!(sum(&[seen(0, down, 5), seen(1, new, 0)]).0, down);
+    }
+
+    #[test]
+    fn small_parts_rest_together() {
+        struct Pace;
+        impl SendPace for Pace {
+            fn rest_after(&self, bytes: u64) -> Duration {
+                Duration::from_nanos(bytes)
+            }
+        }
+        let mut steps = Steps::new(Some(Arc::new(Pace)));
+        let rests: Vec<Duration> = (0..128).filter_map(|_| steps.went(4096)).collect();
+        assert_eq!(rests, [Duration::from_nanos(STEP_BYTES); 2]);
+        assert_eq!(steps.went(1 << 20), Some(Duration::from_nanos(1 << 20)));
+        assert_eq!(Steps::new(None).went(1 << 30), None);
+    }
+
+    #[test]
+    fn nodes_share_what_the_cluster_may_have_under_way() {
+        let limits = |cluster_max| StoreLimits { downloads_max: 7, cluster_max, ..StoreLimits::default() };
+        let of = |cluster_max, nodes| {
+            let StoreLimits { uploads_max, downloads_max, removals_max, .. } =
+                limits(cluster_max).of_node(nodes);
+            (uploads_max, downloads_max, removals_max)
+        };
+        assert_eq!(of(None, 100), (64, 7, 64));
+        assert_eq!(of(Some(40), 4), (10, 7, 10));
+        assert_eq!(of(Some(3), 8), (1, 1, 1));
+        assert_eq!(of(Some(1000), 1), (64, 7, 64));
     }
 
     #[test]

@@ -26,7 +26,7 @@ use wire::drive::{
     PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
 use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId};
-use wire::store::{ObjectStore, StoreError};
+use wire::store::{ObjectStore, Outgoing, StoreError};
 
 const LEDGER: LedgerId = LedgerId(1);
 /// Longer than any test takes that does not hang.
@@ -544,10 +544,10 @@ impl MemStore {
 }
 
 impl ObjectStore for MemStore {
-    fn put(&self, key: String, parts: Vec<Bytes>) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn put(&self, key: String, object: Outgoing) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             self.up()?;
-            let before = self.objects.lock().unwrap().insert(key, parts.concat().into());
+            let before = self.objects.lock().unwrap().insert(key, object.parts.concat().into());
             assert!(before.is_none(), "a blob was stored twice");
             Ok(())
         })

@@ -184,8 +184,8 @@ mod tests {
             layer: 0,
             crc32c: 0,
         };
-        builder.push(range(5), bytes::Bytes::from_static(b"first"));
-        builder.push(range(6), vec![6; 5000].into());
+        builder.push(range(5), vec![bytes::Bytes::from_static(b"first")]);
+        builder.push(range(6), vec![vec![6; 5000].into()]);
         let id = BlobId { ledger: LedgerId(1), serial: 12, term: Epoch(3) };
         builder.finish(ClusterId([1; 16]), id, 1).parts.concat()
     }

@@ -80,6 +80,7 @@ fn set_store(args: StoreSettingsArgs) -> Result<SetStore> {
         downloads_max: args.max_down,
         removals_max: args.max_remove,
         bandwidth_mbps: args.bandwidth,
+        cluster_max: args.max_cluster,
         verify: if args.skip_verification { Verify::Skip } else { Verify::First },
     })
 }
@@ -115,8 +116,11 @@ fn show(store: &StoreInfo) -> String {
         (
             "under way",
             format!(
-                "{} uploads, {} downloads, {} removals at most",
-                limits.uploads_max, limits.downloads_max, limits.removals_max
+                "{} uploads, {} downloads, {} removals at most per node{}",
+                limits.uploads_max,
+                limits.downloads_max,
+                limits.removals_max,
+                limits.cluster_max.map_or(String::new(), |most| format!(", {most} of each in all")),
             ),
         ),
         (

@@ -180,7 +180,7 @@ fn forecast_text(all: &[ForecastInfo]) -> String {
 }
 
 fn ops_table(all: &[TierOpsInfo]) -> Table {
-    let mut table = table(&["STORE", "FILESYSTEM", "VERB", "OBJECT", "BYTES", "BEGAN", "TOOK", "STATE"]);
+    let mut table = table(&["STORE", "FILESYSTEMS", "VERB", "OBJECT", "BYTES", "BEGAN", "TOOK", "STATE"]);
     for of in all {
         for op in &of.ops {
             let state = match op.state {
@@ -192,7 +192,7 @@ fn ops_table(all: &[TierOpsInfo]) -> Table {
             };
             table.add_row([
                 of.store.clone(),
-                of.filesystem.clone(),
+                of.filesystems.join(", "),
                 op.verb.clone(),
                 op.key.clone(),
                 bytes(op.bytes),
@@ -365,12 +365,23 @@ pub(super) fn line(tier: &TierInfo) -> String {
     )
 }
 
-fn health(health: &StoreHealth) -> String {
-    match health.up {
-        Some(true) => format!("UP since {}", s3::format_instant(health.since_s)),
-        Some(false) => format!("DOWN since {}", s3::format_instant(health.since_s)),
+fn answers(up: Option<bool>, since_s: i64) -> String {
+    match up {
+        Some(true) => format!("UP since {}", s3::format_instant(since_s)),
+        Some(false) => format!("DOWN since {}", s3::format_instant(since_s)),
         None => "not asked yet".to_owned(),
     }
+}
+
+/// With each node's view, if there are several.
+fn health(health: &StoreHealth) -> String {
+    let mut text = answers(health.up, health.since_s);
+    if health.nodes.len() > 1 {
+        for seen in &health.nodes {
+            text += &format!("; node {} {}", seen.node, answers(seen.up, seen.since_s));
+        }
+    }
+    text
 }
 
 fn details(tier: &TierInfo) -> String {

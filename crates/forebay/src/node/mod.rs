@@ -16,6 +16,7 @@ mod memory;
 mod monitor;
 mod node_file;
 mod paths;
+mod reached;
 mod scrub;
 mod settings;
 mod start;
@@ -64,6 +65,8 @@ pub(crate) struct Node {
     users_lock: Mutex<()>,
     /// So are changes of object stores, and of when content moves to them.
     stores_lock: Mutex<()>,
+    /// Those that filesystems use.
+    reached: reached::ReachedStores,
     /// The number of the next event.
     next_event: Mutex<u32>,
     audit: Arc<AuditLog>,

@@ -25,6 +25,7 @@ use super::events::next_event;
 use super::filesystems::{FilesystemEntry, NodeParts, plan_groups, reads_survive};
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::memory::{self, MemoryPlan};
+use super::reached::ReachedStores;
 use super::settings::{Settings, TrimChoice};
 use super::users::open_accounts;
 use super::{Node, NodeDir, S3Options, State};
@@ -313,6 +314,7 @@ impl Node {
             accounts,
             users_lock: Mutex::new(()),
             stores_lock: Mutex::new(()),
+            reached: ReachedStores::default(),
             next_event: Mutex::new(next_event(&control)?),
             audit: Arc::new(AuditLog::start(&env, &dir.audit())),
             env,

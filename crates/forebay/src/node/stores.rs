@@ -6,19 +6,21 @@ use ::s3::{Accounts, Purpose};
 use admin::{AdminError, BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 use base::env::Env;
 use meta::control::{ControlChange, StoreRecord, StoresRecord};
-use upkeep::{S3Store, StoreSettings};
+use upkeep::{S3Store, StoreSettings, StoreSettingsError};
 use wire::BoxFuture;
 use wire::store::{SpeedPlan, StoreAddress, StoreAuth, StoreCheck, StoreLimits, StoreProtocol, StoreSpeed};
 
 use super::Node;
+use super::reached::Reached;
 use super::tiers::plan_uploads;
 use super::users::check_name;
 
 /// Stores that there may be at most.
 const STORES_MAX: usize = 2048;
 const DEFAULT_REGION: &str = "us-east-1";
-/// The number of this node in the names of validation objects.
-const NODE: u32 = 0;
+/// The number of this node, and how many there are.
+pub(super) const NODE: u32 = 0;
+const NODES: u16 = 1;
 /// How long the speed of a store is measured, each way, unless it is said, and at most.
 const SPEED_S: u16 = 5;
 const SPEED_S_MAX: u16 = 40;
@@ -64,6 +66,7 @@ fn changed(old: StoreAddress, settings: &SetStore) -> StoreAddress {
             downloads_max: settings.downloads_max.unwrap_or(old.limits.downloads_max),
             removals_max: settings.removals_max.unwrap_or(old.limits.removals_max),
             bandwidth_mbps: settings.bandwidth_mbps.or(old.limits.bandwidth_mbps).filter(|mbps| *mbps > 0),
+            cluster_max: settings.cluster_max.or(old.limits.cluster_max).filter(|most| *most > 0),
         },
     }
 }
@@ -134,15 +137,22 @@ fn refusal(validation: &StoreValidationInfo) -> AdminError {
     ))
 }
 
-/// The store of a record, or why it cannot be used.
-pub(super) fn open_store(
+/// This node's share of the limits.
+pub(super) fn limits_here(address: &StoreAddress) -> StoreLimits {
+    address.limits.of_node(NODES)
+}
+
+/// The store of a record, for this node.
+fn open_store(
     env: &Env,
-    accounts: &Accounts,
     record: &StoreRecord,
-) -> Result<Arc<S3Store>, String> {
-    let secret_key = secret(accounts, record).ok_or_else(|| SECRET_LOST.to_owned())?;
-    let reach = StoreSettings { address: record.address.clone(), secret_key };
-    S3Store::new(env.clone(), reach).map_err(|error| error.to_string())
+    secret_key: String,
+) -> Result<Arc<S3Store>, StoreSettingsError> {
+    let mut settings = StoreSettings { address: record.address.clone(), secret_key };
+    // What nobody may ask for is refused as it was asked for.
+    settings.check()?;
+    settings.address.limits = limits_here(&record.address);
+    S3Store::new(env.clone(), settings)
 }
 
 fn secret(accounts: &Accounts, record: &StoreRecord) -> Option<String> {
@@ -152,6 +162,16 @@ fn secret(accounts: &Accounts, record: &StoreRecord) -> Option<String> {
 }
 
 impl Node {
+    /// The store of a record as filesystems use it, or why they cannot.
+    pub(super) fn reach(&self, record: &StoreRecord) -> Result<Arc<Reached>, String> {
+        if let Some(reached) = self.reached.find(record.id) {
+            return Ok(reached);
+        }
+        let secret_key = secret(&self.accounts, record).ok_or_else(|| SECRET_LOST.to_owned())?;
+        let store = open_store(&self.env, record, secret_key).map_err(|error| error.to_string())?;
+        Ok(self.reached.set(record.id, store, &self.runtime))
+    }
+
     fn store_records(&self) -> Result<Vec<StoreRecord>, AdminError> {
         self.control.stores().map_err(AdminError::failed)
     }
@@ -198,8 +218,7 @@ impl Node {
             secret_key.as_bytes(),
         );
         record.sealed_secret = ::s3::to_base64(&sealed);
-        let reach = StoreSettings { address: record.address.clone(), secret_key };
-        let store = S3Store::new(self.env.clone(), reach);
+        let store = open_store(&self.env, &record, secret_key);
         let store = store.map_err(|error| AdminError::invalid(error.to_string()))?;
         Ok((record, store))
     }
@@ -261,7 +280,7 @@ impl Node {
 
     async fn bench_store_now(&self, name: &str, request: BenchStore) -> Result<StoreSpeed, AdminError> {
         let record = self.store_record(name)?;
-        let plan = speed_plan(self.memory.blobs_bytes, record.address.limits, request)?;
+        let plan = speed_plan(self.memory.blobs_bytes, limits_here(&record.address), request)?;
         let (_, store) = self.prepare(record, &SetStore::default())?;
         store
             .speed(self.cluster, NODE, plan)

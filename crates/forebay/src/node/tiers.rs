@@ -20,12 +20,10 @@ use layout::{BLOB_BYTES_MAX, extent_bytes_max};
 use meta::control::{
     ControlChange, ControlError, FilesystemGroupRecord, FilesystemRecord, StoreRecord, TierRecord,
 };
-use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use upkeep::{S3Store, TierOptions, Tiering};
 use wire::BoxFuture;
-use wire::store::{ObjectStore, StoreAddress, StoreError};
+use wire::store::{ObjectStore, SeenBy, StoreAddress, StoreError, StoreHealth};
 use wire::tier::Stage;
 
 use super::control::no_filesystem;
@@ -33,7 +31,8 @@ use super::events::TierSigns;
 use super::filesystem_groups::{Times, check_own_times};
 use super::filesystems::FilesystemEntry;
 use super::memory::MemoryPlan;
-use super::stores::open_store;
+use super::reached::Reached;
+use super::stores::{NODE, limits_here};
 use super::why::walk;
 use super::{Node, State};
 
@@ -54,7 +53,7 @@ pub(super) struct TierEntry {
     fetched_bytes_max: u64,
     /// All clients on the filesystem look here.
     sender: watch::Sender<Option<Arc<dyn ObjectStore>>>,
-    reached: Option<Reached>,
+    reached: Option<Arc<Reached>>,
     pub(super) store: String,
     /// Largest blob, and uploads under way, as the store has them.
     limits: (u32, u16),
@@ -97,20 +96,26 @@ impl TierEntry {
         end(self.tiering.take()).await;
     }
 
-    fn set_store(&mut self, record: &StoreRecord, store: Result<Arc<S3Store>, String>, runtime: &Handle) {
-        let limits = record.address.limits;
+    fn set_store(&mut self, record: &StoreRecord, reached: Result<Arc<Reached>, String>) {
+        let limits = limits_here(&record.address);
         (self.store, self.limits) = (record.name.clone(), (limits.blob_bytes, limits.uploads_max));
-        let store = store.map_err(|problem| self.problem = Some(problem)).ok();
-        if store.is_some() {
-            self.problem = None;
-        }
-        self.reached = store.clone().map(|store| Reached::new(store, runtime));
-        self.sender.send_replace(store.map(|store| store as Arc<dyn ObjectStore>));
+        (self.reached, self.problem) = match reached {
+            Ok(reached) => (Some(reached), None),
+            Err(problem) => (None, Some(problem)),
+        };
+        let store = self.reached.as_ref().map(|reached| reached.store().clone() as Arc<dyn ObjectStore>);
+        self.sender.send_replace(store);
+    }
+
+    /// As all nodes see it.
+    fn store_health(&self) -> StoreHealth {
+        let seen = self.reached.iter().map(|reached| SeenBy { node: NODE, ..reached.store().health() });
+        StoreHealth::of(seen.collect())
     }
 
     /// For the list of events.
     pub(super) fn signs(&self) -> TierSigns {
-        let health = self.reached.as_ref().map(|reached| reached.store.health()).unwrap_or_default();
+        let health = self.store_health();
         let done = self.tiering.as_ref().map(Tiering::stat).unwrap_or_default();
         TierSigns {
             is_down: health.up == Some(false),
@@ -133,25 +138,6 @@ impl TierEntry {
         let (blob_bytes, uploads) = plan_uploads(self.blobs_bytes, self.limits, extent_bytes(record));
         let Times { retention_s, cue_s } = self.times(tier);
         TierOptions { retention_s, cue_s, blob_bytes, uploads, detaching: tier.detaching }
-    }
-}
-
-/// A store that is in use, and what looks whether it answers.
-struct Reached {
-    store: Arc<S3Store>,
-    looks: JoinHandle<()>,
-}
-
-impl Reached {
-    fn new(store: Arc<S3Store>, runtime: &Handle) -> Self {
-        let watched = store.clone();
-        Self { store, looks: runtime.spawn(async move { watched.watch().await }) }
-    }
-}
-
-impl Drop for Reached {
-    fn drop(&mut self) {
-        self.looks.abort();
     }
 }
 
@@ -217,8 +203,7 @@ impl FilesystemEntry {
         let times = self.tier.times(record);
         let done = self.tier.tiering.as_ref().map(Tiering::stat).unwrap_or_default();
         let tier = if self.owner.stat().halted { done.tier } else { self.client.tier_stat().await? };
-        let store_health =
-            self.tier.reached.as_ref().map(|reached| reached.store.health()).unwrap_or_default();
+        let store_health = self.tier.store_health();
         let unusable = self.tier.problem.clone().map(|problem| format!("it cannot be used: {problem}"));
         let overhead = Some(tier.overhead_per_mille()).filter(|overhead| *overhead < u64::MAX);
         Ok(Some(TierInfo {
@@ -348,8 +333,7 @@ impl Node {
             let Some(tier) = entry.record.tier else { continue };
             match stores.iter().find(|store| store.id == tier.store) {
                 Some(store) => {
-                    let opened = open_store(&self.env, &self.accounts, store);
-                    entry.tier.set_store(store, opened, &self.runtime);
+                    entry.tier.set_store(store, self.reach(store));
                 }
                 None => {
                     entry.tier.store = tier.store.to_string();
@@ -434,9 +418,10 @@ impl Node {
         let mut change = ControlChange::default();
         change.store(record);
         self.control.commit(change).await.map_err(AdminError::failed)?;
+        let reached = self.reached.set(record.id, store, &self.runtime);
         for entry in users_of(state, record.id) {
             let before = entry.tier.limits;
-            entry.tier.set_store(record, Ok(store.clone()), &self.runtime);
+            entry.tier.set_store(record, Ok(reached.clone()));
             if entry.tier.limits != before || entry.tier.tiering.is_none() {
                 // What the old one has under way comes to its end.
                 self.begin_tiering(entry);
@@ -492,18 +477,26 @@ impl Node {
 
     async fn tier_ops_now(&self) -> Vec<TierOpsInfo> {
         let state = self.state.lock().await;
-        let ops = state.filesystems.values().filter_map(|entry| {
-            let reached = entry.tier.reached.as_ref()?;
-            let (filesystem, store) = (entry.record.name.clone(), entry.tier.store.clone());
-            Some(TierOpsInfo { filesystem, store, ops: reached.store.ops() })
-        });
-        ops.collect()
+        let mut infos: Vec<TierOpsInfo> = Vec::new();
+        for entry in state.filesystems.values() {
+            let Some(reached) = &entry.tier.reached else { continue };
+            let filesystem = entry.record.name.clone();
+            match infos.iter_mut().find(|info| info.store == entry.tier.store) {
+                Some(info) => info.filesystems.push(filesystem),
+                None => infos.push(TierOpsInfo {
+                    filesystems: vec![filesystem],
+                    store: entry.tier.store.clone(),
+                    ops: reached.store().ops(),
+                }),
+            }
+        }
+        infos
     }
 
     async fn attach_store_now(&self, name: &str, request: AttachStore) -> Result<TierInfo, AdminError> {
         let _one_at_a_time = self.stores_lock.lock().await;
         let record = self.store_record(&request.store)?;
-        let store = open_store(&self.env, &self.accounts, &record).map_err(|problem| {
+        let reached = self.reach(&record).map_err(|problem| {
             AdminError::conflict(format!("store {} cannot be used: {problem}", record.name))
         })?;
         let (tier, running) = {
@@ -518,7 +511,7 @@ impl Node {
         let entry = entry_of(&mut state, name)?;
         let committed = self.commit_tier(entry, Some(tier)).await;
         if committed.is_ok() {
-            entry.tier.set_store(&record, Ok(store), &self.runtime);
+            entry.tier.set_store(&record, Ok(reached));
         }
         self.begin_tiering(entry);
         committed.map_err(AdminError::failed)?;

@@ -50,7 +50,8 @@ fn require(
 }
 
 impl StoreSettings {
-    pub(super) fn check(&self) -> Result<(), StoreSettingsError> {
+    /// Refuses what cannot be.
+    pub fn check(&self) -> Result<(), StoreSettingsError> {
         let StoreAddress { host, port, bucket, prefix, region, access_key, limits, .. } = &self.address;
         let host_rule = "must be a name or an address, without protocol, port or path";
         let is_address = host.parse::<std::net::IpAddr>().is_ok();
@@ -102,6 +103,8 @@ fn check_limits(limits: &StoreLimits) -> Result<(), StoreSettingsError> {
         ("max-down", limits.downloads_max),
         ("max-remove", limits.removals_max),
     ];
+    let most = limits.cluster_max.unwrap_or(1);
+    require(most > 0, "max-cluster", "must be at least 1", most)?;
     let rate = limits.bandwidth_mbps.unwrap_or(1);
     require(rate > 0, "bandwidth", "must be at least 1 (Mbit/s)", rate)?;
     for (field, count) in counts {

@@ -43,7 +43,7 @@ impl S3Store {
         self.env.random.fill(&mut bytes);
         let bytes = Bytes::from(bytes);
         let whole = 0..u64::from(plan.object_bytes);
-        let put = |key| self.put(key, vec![bytes.clone()]);
+        let put = |key| self.put(key, vec![bytes.clone()].into());
         let put_bytes_per_s = self.rate(keys, plan, &put).await?;
         let get = |key| -> BoxFuture<'_, Result<(), StoreError>> {
             let got = self.get(key, Some(whole.clone()));

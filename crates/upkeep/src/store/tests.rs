@@ -4,6 +4,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
+use wire::store::SendPace;
+
 use super::settings::tests::settings;
 use super::*;
 
@@ -90,11 +92,35 @@ fn key() -> String {
 async fn an_object_goes_out_whole_and_signed() {
     let server = Server::start(&[OK]).await;
     let parts = vec![Bytes::from_static(b"one "), Bytes::from_static(b"two")];
-    server.store.put(key(), parts).await.unwrap();
+    server.store.put(key(), parts.into()).await.unwrap();
     let request = server.asked.lock().unwrap()[0].clone();
     assert!(request.starts_with("PUT /Bucket/B_1/k HTTP/1.1\r\n"), "{request}");
     assert!(request.contains("content-length: 7\r\n") && request.ends_with("\r\n\r\none two"), "{request}");
     assert!(request.contains("authorization: AWS4-HMAC-SHA256 ") && request.contains("user-agent: Forebay/"));
+}
+
+/// Rests a millisecond after every 64 KiB.
+struct Slow;
+
+impl SendPace for Slow {
+    fn rest_after(&self, bytes: u64) -> Duration {
+        Duration::from_millis(bytes >> 16)
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_is_not_urgent_goes_out_whole_with_rests() {
+    let server = Server::start(&[OK]).await;
+    let parts: Vec<Bytes> = vec![vec![b'a'; 1 << 20].into(), vec![b'b'; 300_000].into()];
+    let began_ns = server.store.env.clock.boot_ns();
+    let object = Outgoing { parts: parts.clone(), pace: Some(Arc::new(Slow)) };
+    server.store.put(key(), object).await.unwrap();
+    // Five rests of 4 ms before the last bytes.
+    let took_ns = server.store.env.clock.boot_ns() - began_ns;
+    assert!(took_ns >= 20_000_000, "{took_ns} ns");
+    let request = server.asked.lock().unwrap()[0].clone();
+    let sent = parts.concat();
+    assert!(request.as_bytes().ends_with(&sent), "{} bytes came", request.len());
 }
 
 #[tokio::test]
@@ -114,7 +140,7 @@ async fn what_may_pass_is_tried_again_and_the_rest_is_not() {
     assert_eq!(server.store.get(key(), Some(0..3)).await.unwrap(), "abc");
     assert_eq!(server.first_lines().len(), 4);
     let denied = Server::start(&["HTTP/1.1 403 No\r\ncontent-length: 0\r\n\r\n", OK]).await;
-    assert!(matches!(denied.store.put(key(), Vec::new()).await, Err(StoreError::Denied(_))));
+    assert!(matches!(denied.store.put(key(), Outgoing::default()).await, Err(StoreError::Denied(_))));
     assert_eq!(denied.first_lines().len(), 1);
 }
 

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use base::env::Env;
-use wire::store::{OpState, StoreError, StoreHealth, StoreOp};
+use wire::store::{OpState, SeenBy, StoreError, StoreOp};
 
 use crate::bucket::Bucket;
 
@@ -20,7 +20,7 @@ pub(super) struct Traffic {
     bytes_per_s: Option<u64>,
     tokens: Bucket,
     ops: Mutex<Ops>,
-    health: Mutex<StoreHealth>,
+    health: Mutex<SeenBy>,
 }
 
 #[derive(Default)]
@@ -93,7 +93,7 @@ impl Traffic {
     }
 
     /// Whether the store answers, as of the last look.
-    pub(super) fn health(&self) -> StoreHealth {
+    pub(super) fn health(&self) -> SeenBy {
         self.health.lock().expect("no holder of this lock panics").clone()
     }
 

@@ -38,7 +38,7 @@ impl S3Store {
     pub async fn validate(&self, cluster: ClusterId, node: u32) -> Vec<StoreCheck> {
         let (stored, absent) = keys(cluster, node);
         let mut checks = Vec::new();
-        let put = self.put(stored.clone(), vec![Bytes::from_static(BYTE)]).await;
+        let put = self.put(stored.clone(), vec![Bytes::from_static(BYTE)].into()).await;
         if !note(&mut checks, "PUT", &stored, put) {
             return checks;
         }

@@ -59,15 +59,18 @@ pub(crate) struct StoreSettingsArgs {
     /// Largest blob, 4MiB to 64MiB. Default: 64MiB.
     #[arg(long, value_name = "SIZE", value_parser = blob_size)]
     pub(crate) blob_size: Option<u32>,
-    /// Uploads under way at most. Default: 64.
+    /// Uploads that a node has under way at most. Default: 64.
     #[arg(long, value_name = "N")]
     pub(crate) max_up: Option<u16>,
-    /// Downloads under way at most. Default: 64.
+    /// Downloads that a node has under way at most. Default: 64.
     #[arg(long, value_name = "N")]
     pub(crate) max_down: Option<u16>,
-    /// Removals under way at most. Default: 64.
+    /// Removals that a node has under way at most. Default: 64.
     #[arg(long, value_name = "N")]
     pub(crate) max_remove: Option<u16>,
+    /// Requests of each kind that all nodes together have under way at most; 0 for what each of them may. Default: 0.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_cluster: Option<u16>,
     /// Mbit/s that uploads and downloads take together; 0 for as many as there are. Default: 0.
     #[arg(long, value_name = "MBPS")]
     pub(crate) bandwidth: Option<u32>,
