@@ -10,7 +10,7 @@ use std::sync::Arc;
 use base::FsError;
 use base::units::BLOCK_BYTES;
 use bytes::{Bytes, BytesMut};
-use futures_util::future::{join, try_join_all};
+use futures_util::future::{join, join_all};
 use wire::drive::PutPurpose;
 use wire::meta::{
     CommitPiece, Content, ExtentRef, INLINE_BYTES_MAX, LeaseKind, MapPiece, MetaReply, MetaRequest, SetAttr,
@@ -356,7 +356,7 @@ impl Client {
             if let Err(error) = committed {
                 // These were in no request.
                 let written = written.unwrap_or_default();
-                self.inner.extents.discard_refused(extents_of(&written)).await;
+                self.discard_uncommitted(&written).await;
                 return Err(error);
             }
             pieces = written?;
@@ -364,10 +364,21 @@ impl Client {
         Ok(())
     }
 
-    /// Writes parcels in parallel.
+    /// Writes parcels in parallel: all, or nothing of them stays on drives.
     async fn write_group(&self, group: Vec<Parcel>) -> Result<Vec<CommitPiece>, FsError> {
-        let written = try_join_all(group.iter().map(|parcel| self.write_parcel(parcel))).await?;
-        Ok(written.into_iter().flatten().collect())
+        let mut pieces = Vec::new();
+        let written = join_all(group.iter().map(|parcel| self.write_parcel(parcel))).await;
+        let failed = written.into_iter().filter_map(|(written, result)| {
+            pieces.extend(written);
+            result.err()
+        });
+        match failed.reduce(|first, _| first) {
+            None => Ok(pieces),
+            Some(error) => {
+                self.discard_uncommitted(&pieces).await;
+                Err(error)
+            }
+        }
     }
 
     /// Makes bytes durable that are not of any file yet: on drives, unless they are so few that they go with the
@@ -403,14 +414,22 @@ impl Client {
         let cuts: Vec<Parcel> = runs.iter().flat_map(cut).collect();
         let mut pieces = Vec::new();
         for group in cuts.chunks(EXTENTS_PER_COMMIT) {
-            pieces.extend(self.write_group(group.to_vec()).await?);
+            match self.write_group(group.to_vec()).await {
+                Ok(written) => pieces.extend(written),
+                Err(error) => {
+                    self.discard_uncommitted(&pieces).await;
+                    return Err(error);
+                }
+            }
         }
         Ok(pieces)
     }
 
-    /// A request that names these pieces failed. Without a definite answer they may be in the ledger.
-    pub(crate) async fn discard_body(&self, pieces: &[CommitPiece]) {
-        self.inner.extents.discard_refused(extents_of(pieces)).await;
+    /// Deletes what is on drives and in no commit. A request that named it and got no definite answer may be one.
+    pub(crate) async fn discard_uncommitted(&self, pieces: &[CommitPiece]) {
+        // Many pieces may be of one extent.
+        let extents: BTreeMap<_, _> = extents_of(pieces).map(|extent| (extent.id, extent)).collect();
+        self.inner.extents.discard_refused(extents.into_values()).await;
     }
 
     /// Which runs go into the commit itself.
@@ -427,7 +446,8 @@ impl Client {
         }
     }
 
-    async fn write_parcel(&self, parcel: &Parcel) -> Result<Vec<CommitPiece>, FsError> {
+    /// Writes a parcel. Returns what is on drives, and what kept the rest from it.
+    async fn write_parcel(&self, parcel: &Parcel) -> (Vec<CommitPiece>, Result<(), FsError>) {
         let mut rest = vec![parcel.clone()];
         let mut pieces = Vec::new();
         while let Some(parcel) = rest.pop() {
@@ -442,7 +462,7 @@ impl Client {
                     rest.extend(split(&parcel, bytes_max));
                     continue;
                 }
-                Err(WriteExtentError::Failed(error)) => return Err(error),
+                Err(WriteExtentError::Failed(error)) => return (pieces, Err(error)),
             };
             let mut owed = written.owed;
             pieces.extend(parcel.parts.iter().map(|(off, extent_off, len)| {
@@ -451,7 +471,7 @@ impl Client {
                 CommitPiece { piece, owed: std::mem::take(&mut owed) }
             }));
         }
-        Ok(pieces)
+        (pieces, Ok(()))
     }
 
     async fn commit(&self, node: &Node, pieces: Vec<CommitPiece>, set: SetAttr) -> Result<(), FsError> {
@@ -470,7 +490,7 @@ impl Client {
             Err(error) => {
                 // Only a definite refusal makes the extents garbage: without an answer they may be in the ledger.
                 if !matches!(error, FsError::Unavailable | FsError::Io) {
-                    self.inner.extents.discard_refused(extents_of(&pieces)).await;
+                    self.discard_uncommitted(&pieces).await;
                 }
                 return Err(error);
             }

@@ -202,7 +202,7 @@ impl Client {
         let reply = self.object(request(ObjectBody::Pieces { pieces: pieces.clone(), size })).await;
         let unknown = matches!(reply, Err(ObjectError::Fs(FsError::Unavailable | FsError::Io)));
         if reply.is_err() && !unknown {
-            self.discard_body(&pieces).await;
+            self.discard_uncommitted(&pieces).await;
         }
         reply
     }

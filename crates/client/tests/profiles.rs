@@ -136,6 +136,35 @@ async fn reclaim(client: &Client) -> u64 {
 }
 
 #[test]
+fn what_did_not_fit_leaves_nothing_on_drives() {
+    run("4+2", |world| async move {
+        let client = world.client().await;
+        let ino = create(&client, "file").await;
+        // Much of it waits for drives when they turn out to be smaller than they said.
+        world.drives.iter().for_each(|drive| drive.set(Fault::Storing));
+        client.write(ino, 0, &pattern(1, 40 << 20)).await.unwrap();
+        world.drives.iter().for_each(|drive| {
+            drive.capacity_bytes.store(3 << 20, Ordering::Relaxed);
+            drive.set(Fault::None);
+        });
+        assert_eq!(client.fsync(ino).await, Err(FsError::NoSpace));
+        client.unlink(Ino::ROOT, b"file").await.unwrap();
+        client.close_file(ino);
+        client.forget(ino, 1);
+        let left = || world.drives.iter().map(|drive| drive.shards()).sum::<usize>();
+        // What was committed goes with the file, and nobody looks for what was not.
+        for _ in 0..200 {
+            reclaim(&client).await;
+            if left() == 0 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(left(), 0);
+    });
+}
+
+#[test]
 fn full_drives_refuse_what_does_not_fit_and_deleting_makes_room() {
     run("4+2", |world| async move {
         let client = world.client().await;
