@@ -114,22 +114,6 @@ impl<K: PartialEq, V> Kept<K, V> {
     }
 }
 
-/// A blob on its way, as long as this is there.
-struct Uploading<'a>(&'a AtomicU64);
-
-impl<'a> Uploading<'a> {
-    fn begin(count: &'a AtomicU64) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for Uploading<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// What a blob says of itself.
 struct Front {
     data_off: u64,
@@ -144,9 +128,6 @@ pub(crate) struct Away {
     fronts: Kept<u64, Arc<Front>>,
     windows: Kept<(u64, u64, u64), Bytes>,
     fetched_bytes: AtomicU64,
-    pub(crate) uploaded_bytes: AtomicU64,
-    /// Blobs on their way to the store.
-    uploading: AtomicU64,
     /// A permit for each window that pieces may use which are being brought back.
     coming_back: Arc<Semaphore>,
     coming_back_most: u32,
@@ -168,8 +149,6 @@ impl Away {
             fronts: Kept::new((FRONTS_PER_WINDOW * windows) as usize),
             windows: Kept::new(windows as usize),
             fetched_bytes: AtomicU64::new(0),
-            uploaded_bytes: AtomicU64::new(0),
-            uploading: AtomicU64::new(0),
             coming_back: Arc::new(Semaphore::new(coming_back as usize)),
             coming_back_most: coming_back as u32,
             gently: Semaphore::new((GENTLY_BYTES / LONG) as usize),
@@ -193,15 +172,9 @@ impl Away {
         self.rests_until_ns.store(now_ns + REST_NS, Ordering::Relaxed);
     }
 
-    /// Whether a blob is on its way to the store.
-    pub(crate) fn is_uploading(&self) -> bool {
-        self.uploading.load(Ordering::Relaxed) > 0
-    }
-
     /// Stores a blob.
     pub(crate) async fn put(&self, id: BlobId, blob: Outgoing) -> Result<(), StoreError> {
         let store = self.store().ok_or_else(|| StoreError::Unavailable("no store is attached".to_owned()))?;
-        let _uploading = Uploading::begin(&self.uploading);
         store.put(id.key(self.link.cluster), blob).await
     }
 

@@ -7,13 +7,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::FsError;
 use base::units::BLOCK_BYTES;
+use base::{FsError, LeaseId};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{join, join_all};
 use wire::drive::PutPurpose;
 use wire::meta::{
-    CommitPiece, Content, ExtentRef, INLINE_BYTES_MAX, LeaseKind, MapPiece, MetaReply, MetaRequest, SetAttr,
+    CommitPiece, Content, ExtentRef, INLINE_BYTES_MAX, LeaseGrant, LeaseKind, MapPiece, MetaReply,
+    MetaRequest, SetAttr,
 };
 
 use crate::Client;
@@ -152,7 +153,11 @@ impl Client {
             loop {
                 match client.write_runs(&node, |state| state.dirty.take_full(window)).await {
                     Ok(Wrote::Something) => {}
-                    Ok(Wrote::Nothing) => return,
+                    Ok(Wrote::Nothing) => {
+                        // Who waits took this for a flush of all.
+                        client.inner.drained.notify_waiters();
+                        return;
+                    }
                     Err(error) => {
                         tracing::error!(ino = %node.ino, %error, "data could not be written; trying again");
                         return;
@@ -240,7 +245,7 @@ impl Client {
         node: &Node,
         take: impl FnOnce(&mut NodeState) -> BTreeMap<u64, Bytes>,
     ) -> Result<Wrote, FsError> {
-        let held = {
+        let (held, lease) = {
             // In one step: a read in between must find the bytes in one place or the other.
             let mut state = node.lock();
             state.flushing = Flushing::new(take(&mut state));
@@ -248,12 +253,17 @@ impl Client {
                 return Ok(Wrote::Nothing);
             }
             // A commit sets the time of the last write: attributes go with the last of the content, not before.
-            if state.dirty.bytes() == 0 { state.held.clone() } else { Held::default() }
+            let held = if state.dirty.bytes() == 0 { state.held.clone() } else { Held::default() };
+            (held, state.lease.map(|lease| lease.id))
         };
         let mut wait = RoomWait::default();
-        let mut result = self.write_and_commit(node, &held.set).await;
-        while result == Err(FsError::NoSpace) && wait.step(self).await.unwrap_or(false) {
-            result = self.write_and_commit(node, &held.set).await;
+        let mut result = self.write_and_commit(node, lease, &held.set).await;
+        // What has lost its last name is not worth the wait, and holds what others wait for.
+        while result == Err(FsError::NoSpace)
+            && !node.lock().may_be_gone()
+            && wait.step(self).await.unwrap_or(false)
+        {
+            result = self.write_and_commit(node, lease, &held.set).await;
         }
         let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
         let mut state = node.lock();
@@ -278,8 +288,11 @@ impl Client {
                 let lost = matches!(error, FsError::StaleLease | FsError::Stale);
                 let before = state.dirty.bytes();
                 if lost {
-                    state.drop_held();
-                    state.lease = None;
+                    // What was written under a lease that came since stays.
+                    if state.lease.map(|lease| lease.id) == lease {
+                        state.drop_held();
+                        state.lease = None;
+                    }
                     *stalled = None;
                 } else {
                     state.dirty.put_back(left.runs(), self.inner.window);
@@ -328,8 +341,13 @@ impl Client {
     }
 
     /// Makes what is in `flushing` durable, and takes out of it what is. The attributes in `set` change with the last of
-    /// the content.
-    async fn write_and_commit(&self, node: &Node, set: &SetAttr) -> Result<(), FsError> {
+    /// the content. All of it was written under `lease`.
+    async fn write_and_commit(
+        &self,
+        node: &Node,
+        lease: Option<LeaseId>,
+        set: &SetAttr,
+    ) -> Result<(), FsError> {
         let (inline, parcels) = {
             let runs = node.lock().flushing.runs().clone();
             let (inline, rest) = self.split_inline(&runs);
@@ -340,7 +358,7 @@ impl Client {
                 let piece = MapPiece { off, len: run.len() as u64, content: Content::Inline(run) };
                 CommitPiece { piece, owed: Vec::new() }
             });
-            return self.commit(node, pieces.collect(), set.clone()).await;
+            return self.commit(node, lease, pieces.collect(), set.clone()).await;
         }
         // What is committed need not stay in memory until all is.
         let mut parcels = parcels.into_iter();
@@ -349,9 +367,9 @@ impl Client {
         while !pieces.is_empty() {
             let group = next_group();
             if group.is_empty() {
-                return self.commit(node, pieces, set.clone()).await;
+                return self.commit(node, lease, pieces, set.clone()).await;
             }
-            let committed = self.commit(node, pieces, SetAttr::default());
+            let committed = self.commit(node, lease, pieces, SetAttr::default());
             let (committed, written) = join(committed, self.write_group(group)).await;
             if let Err(error) = committed {
                 // These were in no request.
@@ -474,12 +492,22 @@ impl Client {
         (pieces, Ok(()))
     }
 
-    async fn commit(&self, node: &Node, pieces: Vec<CommitPiece>, set: SetAttr) -> Result<(), FsError> {
-        let (lease, mtime_ns) = {
+    async fn commit(
+        &self,
+        node: &Node,
+        lease: Option<LeaseId>,
+        pieces: Vec<CommitPiece>,
+        set: SetAttr,
+    ) -> Result<(), FsError> {
+        let held = {
             let state = node.lock();
-            let lease =
-                state.lease.filter(|lease| lease.kind >= LeaseKind::Shared).ok_or(FsError::StaleLease)?;
-            (lease.id, state.written_ns)
+            // Under one that came since, others may have written meanwhile.
+            let same = |held: &LeaseGrant| held.kind >= LeaseKind::Shared && Some(held.id) == lease;
+            state.lease.filter(same).map(|held| (held.id, state.written_ns))
+        };
+        let Some((lease, mtime_ns)) = held else {
+            self.discard_uncommitted(&pieces).await;
+            return Err(FsError::StaleLease);
         };
         let size = pieces.iter().map(|commit| commit.piece.end()).max().unwrap_or(0);
         let request =

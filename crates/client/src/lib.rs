@@ -14,7 +14,6 @@ mod file;
 mod flush;
 mod gather;
 mod given_up;
-mod in_use;
 mod latency;
 mod makes;
 mod map_cache;
@@ -23,6 +22,7 @@ mod node;
 mod objects;
 mod orphans;
 mod pack;
+mod peers;
 mod ranges;
 mod read;
 mod rebuild;
@@ -60,11 +60,11 @@ use session::Session;
 
 pub use above::NameTerm;
 pub use file::NotTaken;
-pub use in_use::LastUse;
 pub use names::DirPage;
 pub use objects::{CompleteUpload, CopyObject, PutOptions, PutPart};
 pub use orphans::{ClosedRange, ExtentRanges, Inventory};
 pub use pack::{PACK_ALIGN, PackOutcome, PackTarget};
+pub use peers::Peers;
 pub use ranges::{AllocateMode, SeekKind};
 pub use rebuild::{MissingPage, RebuildGroup};
 pub use reclaim::{FreeCursor, ReclaimStep};
@@ -100,7 +100,7 @@ pub struct ClientOptions {
     /// The object store that extents may lie in.
     pub tier: TierLink,
     /// Shared by the clients of this filesystem.
-    pub last_use: LastUse,
+    pub peers: Peers,
 }
 
 /// How a client reaches the object store that extents of its filesystem lie in.
@@ -182,8 +182,6 @@ struct Inner {
     /// The last flush anywhere failed: writers get the error instead of waiting.
     stalled: Mutex<Option<FsError>>,
     room: Room,
-    /// Held by whoever waits for deleted space to come back.
-    making_room: tokio::sync::Mutex<()>,
     /// Deletions hold it alone: what rebuild has begun to restore is either stored before them or finds nothing.
     deleting: tokio::sync::RwLock<()>,
     inline: Mutex<InlineBudget>,
@@ -200,7 +198,7 @@ struct Inner {
     changes: AtomicU64,
     invalidate: Mutex<Option<Arc<dyn Invalidate>>>,
     notes_reads: AtomicBool,
-    last_use: LastUse,
+    peers: Peers,
     closing: AtomicBool,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -238,7 +236,6 @@ impl Client {
             drained: Notify::new(),
             stalled: Mutex::new(None),
             room: Room::default(),
-            making_room: tokio::sync::Mutex::new(()),
             deleting: tokio::sync::RwLock::new(()),
             to_release: Mutex::new(Vec::new()),
             closed: Mutex::new(Vec::new()),
@@ -250,7 +247,7 @@ impl Client {
             changes: AtomicU64::new(0),
             invalidate: Mutex::new(None),
             notes_reads: AtomicBool::new(true),
-            last_use: options.last_use,
+            peers: options.peers,
             closing: AtomicBool::new(false),
             tasks: Mutex::new(Vec::new()),
         };

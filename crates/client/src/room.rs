@@ -99,7 +99,7 @@ impl RoomWait {
     /// Hastens reclamation and gives the drives a moment. Returns whether it is worth trying again.
     pub(crate) async fn step(&mut self, client: &Client) -> Result<bool, FsError> {
         // Everybody who finds the drives full waits for the same work.
-        let _one = client.inner.making_room.lock().await;
+        let _one = client.inner.peers.0.making_room.lock().await;
         if self.is_beyond_provisioned(client) {
             return self.wait_for_deletion(client).await;
         }
@@ -114,7 +114,7 @@ impl RoomWait {
         let progress = reclaimed.progress || used_bytes < self.used_bytes || leaves || made.is_err();
         (self.used_bytes, self.uploaded_bytes) = (used_bytes, uploaded_bytes);
         let away = &client.inner.away;
-        let idle_max = match (away.is_uploading(), away.store().is_some(), reclaimed.withheld) {
+        let idle_max = match (client.is_uploading(), away.store().is_some(), reclaimed.withheld) {
             (true, ..) => IDLE_ROUNDS_UPLOADING,
             (_, true, _) => IDLE_ROUNDS_TIERED,
             (_, _, true) => IDLE_ROUNDS_WITHHELD,
@@ -165,11 +165,6 @@ impl Client {
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         let dirty = self.inner.dirty_bytes.load(Ordering::Relaxed);
         dirty + bytes <= self.inner.room.bytes()
-    }
-
-    /// Whether somebody waits for room right now, however much of it is on its way back.
-    pub fn makes_room(&self) -> bool {
-        self.inner.making_room.try_lock().is_err()
     }
 
     /// Hastens and awaits the return of deleted space.

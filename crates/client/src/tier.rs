@@ -160,7 +160,7 @@ impl Client {
 
     /// Bytes of extents that went to the store since the client was opened.
     pub fn uploaded_bytes(&self) -> u64 {
-        self.inner.away.uploaded_bytes.load(Ordering::Relaxed)
+        self.inner.peers.0.uploaded_bytes.load(Ordering::Relaxed)
     }
 
     /// Extents in a stage that were written by then, oldest first, beyond the one given.
@@ -214,6 +214,7 @@ impl Client {
         if away.store().is_none() {
             return Err(StoreError::Unavailable("no store is attached".to_owned()).into());
         }
+        let _uploading = self.inner.peers.begin_upload();
         let mut plan = BlobPlan::new(blob_bytes);
         sources.iter().for_each(|source| {
             let _ = plan.add(source.extent_len());
@@ -266,7 +267,7 @@ impl Client {
         let commit = TierRequest::Commit { serial, bytes, extents: extents.collect() };
         match self.tier(commit).await? {
             TierReply::Committed { bytes } => {
-                away.uploaded_bytes.fetch_add(bytes, Ordering::Relaxed);
+                self.inner.peers.0.uploaded_bytes.fetch_add(bytes, Ordering::Relaxed);
                 Ok(bytes)
             }
             _ => Err(FsError::Io.into()),
@@ -407,8 +408,14 @@ impl Client {
         &self,
         store: &dyn ObjectStore,
     ) -> Result<Option<(String, StoreError)>, FsError> {
-        let blobs = self.blobs(None).await?;
-        for blob in blobs.first().into_iter().chain(blobs.last()) {
+        let (mut first, mut last) = (None, None);
+        loop {
+            let page = self.blobs(last.map(|blob: BlobStat| blob.serial)).await?;
+            let Some(newest) = page.last() else { break };
+            first = first.or(page.first().copied());
+            last = Some(*newest);
+        }
+        for blob in first.into_iter().chain(last) {
             let cluster = self.inner.away.link.cluster;
             let id = self.inner.away.id(blob.serial, blob.term);
             let front = store.get(id.key(cluster), Some(0..BLOB_HEADER_BYTES as u64)).await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use base::{FsError, Ino};
 use client::{AllocateMode, Client, FileKind, MakeNode, NotTaken, OpenIntent, RenameMode, SetAttr};
-use common::{World, create, find, new_file, pattern, read_all, run, until};
+use common::{Fault, World, create, find, new_file, pattern, read_all, run, until};
 use wire::meta::MetaRequest;
 
 #[test]
@@ -468,6 +468,42 @@ fn a_client_that_does_not_answer_loses_that_inode_only() {
         deaf.close().await.unwrap();
         assert_eq!(read_all(&other, kept).await.unwrap(), b"kept");
         assert_eq!(read_all(&other, lost).await.unwrap(), b"again");
+    });
+}
+
+#[test]
+fn what_was_written_under_a_lost_lease_is_not_committed_under_the_next() {
+    run("4+2", |world| async move {
+        let (deaf, wire) = world.deaf_wired_client().await;
+        let other = world.client().await;
+        let ino = create(&deaf, "file").await;
+        let (len, at) = (48 << 20, 44 << 20);
+        world.drives.iter().for_each(|drive| drive.set(Fault::Storing));
+        deaf.write(ino, 0, &pattern(1, len)).await.unwrap();
+        // A flush of several commits, and its writer does not hear that the first one went well.
+        wire.hold(|request| matches!(request, MetaRequest::Commit { pieces, .. } if pieces.len() >= 8));
+        world.drives.iter().for_each(|drive| drive.set(Fault::None));
+        let flusher = deaf.clone();
+        let flushing = tokio::spawn(async move { flusher.fsync(ino).await });
+        wire.holding.acquire().await.unwrap().forget();
+        let writer = other.clone();
+        let writing = tokio::spawn(async move {
+            writer.write(ino, at as u64, &pattern(2, len - at)).await.unwrap();
+            writer.fsync(ino).await.unwrap();
+        });
+        while !writing.is_finished() {
+            world.sim.clock.advance_ns(1_000_000_000);
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        writing.await.unwrap();
+        deaf.write(ino, 0, b"again").await.unwrap();
+        wire.held.add_permits(100);
+        assert!(flushing.await.unwrap().is_err(), "its writer is told");
+        // What came under the new lease is not lost with what did not.
+        deaf.fsync(ino).await.unwrap();
+        let found = read_all(&deaf, ino).await.unwrap();
+        assert_eq!(found[..5], *b"again");
+        assert!(found[at..] == pattern(2, len - at), "what another made durable stays");
     });
 }
 

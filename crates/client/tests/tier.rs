@@ -199,13 +199,55 @@ fn blobs_are_looked_for_in_another_store_before_it_is_used() {
 }
 
 #[test]
+fn the_newest_blob_is_looked_for_however_many_there_are() {
+    run("r2", |world| async move {
+        let (store, other) = (Arc::new(MemStore::default()), MemStore::default());
+        let client = world.tiered_client(&store).await;
+        client.tier_attach().await.unwrap();
+        let ino = create(&client, "file").await;
+        // More than a page of them, one extent each.
+        for number in 0..1100_u64 {
+            client.write(ino, number * 32768, &pattern(number, 20_000)).await.unwrap();
+            client.fsync(ino).await.unwrap();
+        }
+        let mut uploads = Vec::new();
+        let mut after = None;
+        loop {
+            let due = client.tier_due(Stage::Queued, u64::MAX - 1, after).await.unwrap();
+            let Some(last) = due.last() else { break };
+            after = Some((last.written_s, last.extent.id));
+            uploads.extend(due);
+        }
+        for due in uploads {
+            client.upload(vec![due], 8 << 20, None).await.unwrap();
+        }
+        let keys = store.keys();
+        assert!(keys.len() > 1024, "{}", keys.len());
+        let objects = store.objects.lock().unwrap().clone();
+        *other.objects.lock().unwrap() = objects;
+        assert_eq!(client.missing_blob(&other).await, Ok(None));
+        let newest = client.blobs(None).await.unwrap().last().unwrap().serial;
+        let newest = client.blobs(Some(newest)).await.unwrap().last().unwrap().serial;
+        let lost = |key: &String| {
+            let bytes = other.objects.lock().unwrap()[key].clone();
+            layout::BlobHeader::decode(&bytes[..layout::BLOB_HEADER_BYTES]).unwrap().id.serial == newest
+        };
+        let lost = keys.into_iter().find(lost).unwrap();
+        other.objects.lock().unwrap().remove(&lost);
+        let (key, error) = client.missing_blob(&other).await.unwrap().unwrap();
+        assert!(key == lost && matches!(error, StoreError::NotFound(_)), "{key}: {error}");
+    });
+}
+
+#[test]
 fn a_writer_that_waits_for_room_can_be_seen() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let client = world.tiered_client(&store).await;
         client.tier_attach().await.unwrap();
         world.drives.iter().for_each(|drive| drive.capacity_bytes.store(6 << 20, Ordering::Relaxed));
-        let writer = client.clone();
+        // By whatever client of the filesystem it waits.
+        let writer = world.tiered_client(&store).await;
         let writes = tokio::spawn(async move {
             for number in 0..12 {
                 let ino = create(&writer, &format!("{number}")).await;
@@ -226,6 +268,42 @@ fn a_writer_that_waits_for_room_can_be_seen() {
         }
         writes.await.unwrap();
         assert!(waited > 0 && !client.makes_room());
+    });
+}
+
+#[test]
+fn a_closed_file_that_waits_for_room_holds_up_no_other_and_goes_when_it_is_removed() {
+    run("4+2", |world| async move {
+        let client = world.tiered_client(&Arc::new(MemStore::default())).await;
+        client.tier_attach().await.unwrap();
+        let removed = create(&client, "removed").await;
+        client.write(removed, 0, &pattern(1, 1 << 20)).await.unwrap();
+        client.fsync(removed).await.unwrap();
+        client.unlink(Ino::ROOT, b"removed").await.unwrap();
+        // Drives that turn out to be full; nothing leaves them, so who waits for room waits for long.
+        world.drives.iter().for_each(|drive| drive.set(Fault::Storing));
+        let large = create(&client, "large").await;
+        client.write(large, 0, &pattern(2, 8 << 20)).await.unwrap();
+        world.drives.iter().for_each(|drive| {
+            drive.capacity_bytes.store(drive.used_bytes(), Ordering::Relaxed);
+            drive.set(Fault::None);
+        });
+        client.close_file(large);
+        while !client.makes_room() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let began = std::time::Instant::now();
+        client.close_file(removed);
+        let inodes = || async { client.statfs().await.unwrap().inodes };
+        while inodes().await > 2 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        client.unlink(Ino::ROOT, b"large").await.unwrap();
+        client.forget(large, 1);
+        while inodes().await > 1 || client.makes_room() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     });
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base::units::MIB;
 use base::{ClusterId, DriveId, DriveUuid, LedgerId};
-use client::{Client, ClientOptions, LastUse, Topology};
+use client::{Client, ClientOptions, Peers, Topology};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, Trim};
 use layout::DriveState;
 use meta::log::{CopyIo, LedgerLog, LogSizes, MirrorOptions, MirroredLog};
@@ -165,7 +165,7 @@ impl Node {
                 dirty_bytes_max: 4 * MIB,
                 map_bytes_max: 4096,
                 tier: tier.link(),
-                last_use: LastUse::default(),
+                peers: Peers::default(),
             };
             clients.push(Client::open(options).await.map_err(|error| text(&error))?);
         }

@@ -286,7 +286,8 @@ impl Work {
             }
             let is_urgent = fill >= CROWDED_PER_MILLE || hurry || oldest.written_s + LATE_S < before_s;
             if !is_urgent && !self.uploads.is_empty() && self.client.is_in_use() {
-                break;
+                // One at a time, and it takes its time: the rest of tiering does not wait for it.
+                return Ok(false);
             }
             let bytes = load.iter().map(|due| u64::from(due.extent.extent_len)).sum();
             // The store has a limit of its own.
@@ -297,7 +298,7 @@ impl Work {
             let ids: Vec<ExtentId> = load.iter().map(|due| due.extent.id).collect();
             self.under_way.extend(&ids);
             let (client, blob_bytes) = (self.client.clone(), self.options.blob_bytes);
-            let gives_way = || GivesWay { client: client.clone(), pace: self.pace.clone() };
+            let gives_way = || GivesWay::new(client.clone(), self.pace.clone(), self.stopped.clone());
             let pace = (!is_urgent).then(|| Arc::new(gives_way()) as Arc<dyn SendPace>);
             self.uploads.spawn(async move { (ids, client.upload(load, blob_bytes, pace).await) });
         }

@@ -13,7 +13,7 @@ use base::env::sim::Sim;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, FsError, Ino, LedgerId, PgId, SessionId};
 use bytes::Bytes;
 use client::{
-    Attr, Client, ClientOptions, FileKind, LastUse, Limits, MakeNode, OpenIntent, TierLink, Topology,
+    Attr, Client, ClientOptions, FileKind, Limits, MakeNode, OpenIntent, Peers, TierLink, Topology,
 };
 use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup};
 use meta::log::MemLog;
@@ -339,6 +339,7 @@ pub struct World {
     profile: layout::Profile,
     topology: watch::Receiver<Arc<Topology>>,
     publish: watch::Sender<Arc<Topology>>,
+    peers: Peers,
 }
 
 impl World {
@@ -375,7 +376,7 @@ impl World {
             narrow: Vec::new(),
             limits: Limits::default(),
         }));
-        Self { sim, owner: Arc::new(owner), drives, profile, topology, publish }
+        Self { sim, owner: Arc::new(owner), drives, profile, topology, publish, peers: Peers::default() }
     }
 
     /// Publishes a changed cluster map, as the control ledger would.
@@ -409,7 +410,13 @@ impl World {
 
     /// A client that never hears of a recall.
     pub async fn deaf_client(&self) -> Client {
-        self.client_over(self.wire(true)).await
+        self.deaf_wired_client().await.0
+    }
+
+    /// The same, and its way to the owner.
+    pub async fn deaf_wired_client(&self) -> (Client, Arc<Wire>) {
+        let wire = self.wire(true);
+        (self.client_over(wire.clone()).await, wire)
     }
 
     /// A client of a filesystem that is attached to a store.
@@ -436,7 +443,7 @@ impl World {
             dirty_bytes_max: 64 << 20,
             map_bytes_max: 64 << 20,
             tier,
-            last_use: LastUse::default(),
+            peers: self.peers.clone(),
         };
         Client::open(options).await.unwrap()
     }

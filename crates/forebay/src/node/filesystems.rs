@@ -9,7 +9,7 @@ use admin::{FilesystemInfo, LedgerInfo, OrphanInfo, PackInfo, RepairInfo};
 use anyhow::{Context, Result};
 use base::env::Env;
 use base::{ClusterId, DriveId, PgId};
-use client::{Client, ClientOptions, FsStat, LastUse, OwedEntry, Topology};
+use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Topology};
 use layout::{
     ClusterMap, DriveSlot, PlacementGroup, Profile, plan_placement_groups, shard_len, suggested_pg_count,
 };
@@ -51,7 +51,7 @@ pub(super) struct FilesystemEntry {
     orphans: OrphanCollector,
     /// The object store.
     pub(super) tier: TierEntry,
-    last_use: LastUse,
+    peers: Peers,
     mount: Option<Mount>,
 }
 
@@ -131,7 +131,7 @@ impl FilesystemEntry {
         let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
         let (sender, receiver) = watch::channel(topology(map, drives, &record, &write_set));
         let tier = TierEntry::new(env, cluster, record.id, memory);
-        let last_use = LastUse::default();
+        let peers = Peers::default();
         let options = ClientOptions {
             env: env.clone(),
             runtime: runtime.clone(),
@@ -142,7 +142,7 @@ impl FilesystemEntry {
             dirty_bytes_max: memory.dirty_bytes,
             map_bytes_max: memory.map_bytes,
             tier: tier.link(),
-            last_use: last_use.clone(),
+            peers: peers.clone(),
         };
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
@@ -163,7 +163,7 @@ impl FilesystemEntry {
             packer,
             orphans,
             tier,
-            last_use,
+            peers,
             mount: None,
         })
     }
@@ -185,7 +185,7 @@ impl FilesystemEntry {
             dirty_bytes_max: memory.s3_dirty_bytes,
             map_bytes_max: memory.map_bytes,
             tier: self.tier.link(),
-            last_use: self.last_use.clone(),
+            peers: self.peers.clone(),
         };
         Client::open(options).await.context("registering with the owner of the ledger")
     }

@@ -253,19 +253,14 @@ impl FilesystemEntry {
         }
     }
 
-    /// Refuses while the first blob may be on its way to the place that the store is at now. With others in use that is
-    /// the same place as the new one.
-    async fn check_no_first_blob_is_on_its_way(&mut self) -> Result<(), AdminError> {
-        let blobs = |client: Client| async move { client.tier_stat().await.map_err(AdminError::failed) };
-        if blobs(self.client.clone()).await?.blobs > 0 {
-            return Ok(());
-        }
-        let ended = end(self.tier.tiering.take()).await;
-        if ended == Ended::InTime && blobs(self.client.clone()).await?.blobs == 0 {
+    /// Ends tiering, or refuses while a blob is on its way to the place that the store is at now.
+    async fn end_uploads(&mut self) -> Result<(), AdminError> {
+        end(self.tier.tiering.take()).await;
+        if !self.client.is_uploading() {
             return Ok(());
         }
         Err(AdminError::conflict(format!(
-            "filesystem {} is just storing its first blobs: try again in a minute",
+            "filesystem {} has blobs on their way to the place that the store is at now: try again in a minute",
             self.record.name
         )))
     }
@@ -285,6 +280,19 @@ impl FilesystemEntry {
             format_size(away),
             format_size(room)
         )))
+    }
+}
+
+/// Refuses a place for a store that does not have the blobs of a filesystem.
+async fn check_place(
+    filesystem: &str,
+    client: &Client,
+    record: &StoreRecord,
+    store: &S3Store,
+) -> Result<(), AdminError> {
+    match client.missing_blob(store).await.map_err(AdminError::failed)? {
+        None => Ok(()),
+        Some((key, error)) => Err(lacks_blobs(filesystem, record, &key, &error)),
     }
 }
 
@@ -443,17 +451,30 @@ impl Node {
                 .map(|user| (user.record.name.clone(), user.client.clone()))
                 .collect()
         };
+        // A place that lacks them, or does not answer, is refused before anything is held up.
         for (name, client) in users {
-            let missing = client.missing_blob(&*store).await.map_err(AdminError::failed)?;
-            if let Some((key, error)) = missing {
-                return Err(lacks_blobs(&name, record, &key, &error));
-            }
+            check_place(&name, &client, record, &*store).await?;
         }
         let mut state = self.state.lock().await;
-        for user in users_of(&mut state, record.id) {
-            user.check_no_first_blob_is_on_its_way().await?;
+        let moved = self.move_store_in(&mut state, record, store).await;
+        for user in users_of(&mut state, record.id).filter(|user| user.tier.tiering.is_none()) {
+            self.begin_tiering(user);
         }
-        self.change_store_in(&mut state, record, store).await
+        moved
+    }
+
+    /// While nothing is uploaded, so that no blob is at the old place only.
+    async fn move_store_in(
+        &self,
+        state: &mut State,
+        record: &StoreRecord,
+        store: Arc<S3Store>,
+    ) -> Result<(), AdminError> {
+        for user in users_of(state, record.id) {
+            user.end_uploads().await?;
+            check_place(&user.record.name, &user.client, record, &*store).await?;
+        }
+        self.change_store_in(state, record, store).await
     }
 
     /// Adds what S3 has fetched, which has a client of its own.
