@@ -39,12 +39,14 @@ LONG_PACKAGES=(
 TOOLS=("pjdfstest 0.2.2" "fsx 0.3.2")
 # Takes minutes to build.
 LONG_TOOLS=("s3s-e2e 0.14.1")
+TIER_TOOLS=("garage 2.5.0")
 # S3 clients, in virtual environments.
 CLIENTS=("boto3==1.43.11" "awscli==1.45.11")
 LONG_CLIENTS=("pyarrow" "pandas" "s3fs" "deltalake")
 TOOLS_DIR="$HOME/.cache/forebay/tools"
 
 [ "${1:-}" = long ] && PACKAGES+=("${LONG_PACKAGES[@]}") && TOOLS+=("${LONG_TOOLS[@]}")
+[ "${1:-}" = tier ] && TOOLS+=("${TIER_TOOLS[@]}")
 missing=()
 for line in "${PACKAGES[@]}"; do
     read -r package file <<<"$line"

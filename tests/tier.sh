@@ -3,7 +3,7 @@
 # are harmed. Ends with a table of what works with which store. FOREBAY_TIER_SUITES: only these suites.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-if [ $# = 0 ]; then set -- forebay:0 forebay-https:0 minio:0 versitygw:0 minio:10 versitygw:10; fi
+if [ $# = 0 ]; then set -- forebay:0 forebay-https:0 minio:0 versitygw:0 garage:0 minio:10 versitygw:10; fi
 SAID=$(mktemp -d "${TMPDIR:-/tmp}/forebay-tier.XXXXXX")
 trap 'rm -rf "$SAID"' EXIT
 status=0

@@ -2,10 +2,11 @@
 //! memory. Whoever asks may do everything with the bucket `b` but end that, so that what is not signed gets as far as the
 //! operations.
 //!
-//! The first byte of an input says how it is sent: as it is, or as a request whose body is framed and summed rightly,
-//! so that the fuzzer need not find out lengths and checksums.
+//! The first byte of an input says how it is sent: as it is, or as a request whose body is framed and summed rightly and
+//! that an administrator signed, so that the fuzzer need not find out lengths, checksums and signatures.
 
 use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,7 +16,10 @@ use base::Ino;
 use base::env::Env;
 use bytes::Bytes;
 use client::{FileKind, MakeNode};
-use s3::{Accounts, Audit, AuditRecord, Gate, GateOptions, Limits, NodeKey};
+use ring::{digest, hmac};
+use s3::{
+    AccountKey, AccountSet, AccountUser, Accounts, Audit, AuditRecord, Gate, GateOptions, Limits, NodeKey, Secret, User,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 
@@ -32,6 +36,10 @@ const POLICY: &[u8] = br#"{"Version":"2012-10-17","Statement":[{"Effect":"Allow"
 const FRAMED: u8 = 1;
 const SUMMED: u8 = 2;
 const CHUNKED: u8 = 4;
+const SIGNED: u8 = 8;
+
+const ACCESS_KEY: &str = "AKIAFUZZ";
+const SECRET: &str = "secret";
 
 /// Forgets.
 struct NoAudit;
@@ -65,19 +73,28 @@ impl Stage {
             let bucket = client.make(MakeNode { open: client::OpenIntent::None, ..directory }).await.unwrap();
             assert_ne!(bucket.ino, Ino::ROOT);
             client.set_bucket_setting(bucket.ino, "policy", Some(Bytes::from_static(POLICY))).await.unwrap();
-            let env = world.sim.env();
+            // Signatures are checked by the time that it is.
+            let env = Env::real();
             let key = NodeKey::new(&[7; NodeKey::BYTES], Env::real().random);
+            let accounts = Accounts::new(env.clone(), key);
+            accounts.replace(administrator());
             Gate::new(GateOptions {
-                env: env.clone(),
+                env,
                 runtime: tokio::runtime::Handle::current(),
                 client,
-                accounts: Arc::new(Accounts::new(env, key)),
+                accounts: Arc::new(accounts),
                 audit: Arc::new(NoAudit),
                 domains: vec!["s3.example".into()],
                 ahead_bytes: 64 << 20,
             })
         });
         Self { runtime: Some(runtime), world, gate, inputs: 0 }
+    }
+
+    /// The time, as signatures have it.
+    fn date() -> String {
+        let now_s = Env::real().clock.wall_ns().div_euclid(1_000_000_000);
+        s3::format_instant(now_s).replace(['-', ':'], "")
     }
 
     /// What the server answers to all that is sent.
@@ -111,54 +128,123 @@ impl Drop for Stage {
     }
 }
 
+/// One user who may do everything, and the key that [`sign`] signs with.
+fn administrator() -> AccountSet {
+    let (uid, gid, groups) = (0, 0, Vec::new());
+    let user = Arc::new(User { id: 1, name: "admin".into(), uid, gid, groups, admin: true, policy: None });
+    let access_key: Arc<str> = ACCESS_KEY.into();
+    let key = AccountKey {
+        access_key: access_key.clone(),
+        secret: Some(Secret::new(SECRET)),
+        user: 1,
+        disabled: false,
+        created_ns: 0,
+        expires_s: None,
+    };
+    AccountSet {
+        users: HashMap::from([(1, AccountUser { user, disabled: false })]),
+        keys: HashMap::from([(access_key, key)]),
+        roles: HashMap::new(),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    hex(digest::digest(&digest::SHA256, bytes).as_ref())
+}
+
+/// The header that signs a request (version 4) with these lines, sent at `date`. Of a target that is not written as
+/// it has to be signed, the signature is wrong.
+fn sign(lines: &str, payload: &str, date: &str) -> String {
+    let mut lines = lines.split("\r\n");
+    let mut words = lines.next().unwrap_or_default().split(' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let with_value = |pair: &str| if pair.contains('=') { pair.to_owned() } else { format!("{pair}=") };
+    let mut query: Vec<String> = query.split('&').filter(|pair| !pair.is_empty()).map(with_value).collect();
+    query.sort();
+    let mut headers: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (name, value) in lines.filter_map(|line| line.split_once(':')) {
+        let name = name.to_ascii_lowercase();
+        if name == "host" || name.starts_with("x-amz-") {
+            headers.entry(name).or_default().push(value.trim());
+        }
+    }
+    let names = headers.keys().map(String::as_str).collect::<Vec<_>>().join(";");
+    let headers: String = headers.iter().map(|(name, values)| format!("{name}:{}\n", values.join(","))).collect();
+    let canonical = format!("{method}\n{path}\n{}\n{headers}\n{names}\n{payload}", query.join("&"));
+    let scope = format!("{}/us-east-1/s3/aws4_request", &date[..8]);
+    let text = format!("AWS4-HMAC-SHA256\n{date}\n{scope}\n{}", sha256(canonical.as_bytes()));
+    let mac = |key: &[u8], text: &str| hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes());
+    let key = mac(format!("AWS4{SECRET}").as_bytes(), &date[..8]);
+    let parts = ["us-east-1", "s3", "aws4_request", &text];
+    let signature = parts.iter().fold(key, |key, part| mac(key.as_ref(), part));
+    let signature = hex(signature.as_ref());
+    format!(
+        "authorization: AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/{scope}, SignedHeaders={names}, Signature={signature}\r\n"
+    )
+}
+
 fn crc32(bytes: &[u8]) -> u32 {
     let step = |crc: u32, _| (crc >> 1) ^ (0xedb8_8320 & 0_u32.wrapping_sub(crc & 1));
     !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
 }
 
-/// The input as it is sent.
-fn request(data: &[u8]) -> Vec<u8> {
+/// The input as it is sent at `date`.
+fn request(data: &[u8], date: &str) -> Vec<u8> {
     let Some((how, rest)) = data.split_first() else { return Vec::new() };
     if how & FRAMED == 0 {
         return rest.to_vec();
     }
     let end = rest.windows(2).position(|pair| pair == b"\n\n");
     let (head, body) = end.map_or((rest, &[][..]), |at| (&rest[..at], &rest[at + 2..]));
-    let mut sent = Vec::new();
+    let mut lines: Vec<u8> = Vec::new();
     for line in head.split(|byte| *byte == b'\n') {
-        sent.extend_from_slice(line);
-        sent.extend_from_slice(b"\r\n");
+        lines.extend_from_slice(line);
+        lines.extend_from_slice(b"\r\n");
     }
-    sent.extend_from_slice(b"host: localhost\r\nconnection: close\r\n");
+    lines.extend_from_slice(b"host: localhost\r\nconnection: close\r\n");
     let sum = s3::to_base64(&crc32(body).to_be_bytes());
+    let mut body = body.to_vec();
+    let mut payload = sha256(&body);
     if how & CHUNKED != 0 {
-        let framed = [format!("{:x}\r\n", body.len()).as_bytes(), body, b"\r\n0\r\n"].concat();
-        let framed = [&framed[..], format!("x-amz-checksum-crc32:{sum}\r\n\r\n").as_bytes()].concat();
+        payload = "STREAMING-UNSIGNED-PAYLOAD-TRAILER".to_owned();
         let head = format!(
-            "x-amz-content-sha256: STREAMING-UNSIGNED-PAYLOAD-TRAILER\r\ncontent-encoding: aws-chunked\r\n\
-             x-amz-trailer: x-amz-checksum-crc32\r\nx-amz-decoded-content-length: {}\r\ncontent-length: {}\r\n\r\n",
-            body.len(),
-            framed.len()
+            "content-encoding: aws-chunked\r\nx-amz-trailer: x-amz-checksum-crc32\r\nx-amz-decoded-content-length: {}\r\n",
+            body.len()
         );
-        return [&sent[..], head.as_bytes(), &framed].concat();
+        lines.extend_from_slice(head.as_bytes());
+        let framed = [format!("{:x}\r\n", body.len()).as_bytes(), &body, b"\r\n0\r\n"].concat();
+        body = [&framed[..], format!("x-amz-checksum-crc32:{sum}\r\n\r\n").as_bytes()].concat();
+    } else if how & SUMMED != 0 {
+        lines.extend_from_slice(format!("x-amz-checksum-crc32: {sum}\r\n").as_bytes());
     }
-    if how & SUMMED != 0 {
-        sent.extend_from_slice(format!("x-amz-checksum-crc32: {sum}\r\n").as_bytes());
+    if how & (CHUNKED | SIGNED) != 0 {
+        lines.extend_from_slice(format!("x-amz-content-sha256: {payload}\r\n").as_bytes());
     }
-    sent.extend_from_slice(format!("content-length: {}\r\n\r\n", body.len()).as_bytes());
-    sent.extend_from_slice(body);
-    sent
+    if how & SIGNED != 0 {
+        lines.extend_from_slice(format!("x-amz-date: {date}\r\n").as_bytes());
+        let signature = sign(&String::from_utf8_lossy(&lines), &payload, date);
+        lines.extend_from_slice(signature.as_bytes());
+    }
+    lines.extend_from_slice(format!("content-length: {}\r\n\r\n", body.len()).as_bytes());
+    lines.extend_from_slice(&body);
+    lines
 }
 
 /// Whatever comes is answered within the deadline, never as an error of ours.
 pub fn http(data: &[u8]) {
     thread_local!(static STAGE: RefCell<Option<Stage>> = const { RefCell::new(None) });
-    let sent = request(data);
     STAGE.with_borrow_mut(|stage| {
         if stage.as_ref().is_some_and(|stage| stage.inputs >= INPUTS_MAX) {
             *stage = None;
         }
-        let answers = stage.get_or_insert_with(Stage::new).answers(&sent);
+        let stage = stage.get_or_insert_with(Stage::new);
+        let sent = request(data, &Stage::date());
+        let answers = stage.answers(&sent);
         let answers = String::from_utf8_lossy(&answers);
         assert!(!answers.contains("HTTP/1.1 500"), "{}\n{answers}", String::from_utf8_lossy(&sent));
     });
@@ -169,7 +255,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let framed = |how: u8, text: &str| [&[FRAMED | how][..], text.as_bytes()].concat();
     let mut seeds: Vec<Vec<u8>> = DOCUMENTS.iter().map(|text| framed(SUMMED, text)).collect();
     seeds.extend(PLAIN.iter().map(|text| framed(0, text)));
-    seeds.push(framed(CHUNKED, "PUT /b/chunked HTTP/1.1\n\nsome bytes"));
+    seeds.extend(DOCUMENTS.iter().map(|text| framed(SIGNED, text)));
+    seeds.extend(PLAIN.iter().map(|text| framed(SIGNED, text)));
+    seeds.extend([0, SIGNED].map(|signed| framed(CHUNKED | signed, "PUT /b/chunked HTTP/1.1\n\nsome bytes")));
     seeds.extend(RAW.iter().map(|text| [&[0][..], text.replace('\n', "\r\n").as_bytes()].concat()));
     seeds
 }

@@ -1,6 +1,6 @@
 # What the suites of tiering share: a store, a node whose filesystem is attached to it, and what both are asked. Sourced.
 #
-#   FOREBAY_TIER_STORE   the server: forebay (default; the endpoint of another node), forebay-https, minio, versitygw
+#   FOREBAY_TIER_STORE   the server: forebay (default; the endpoint of another node), forebay-https, minio, versitygw, garage
 #   FOREBAY_TIER_FAULTS  so many of a hundred requests are harmed on their way: see faulty.py (default: 0)
 
 if [ "$PLAIN" = 1 ]; then
@@ -39,8 +39,24 @@ end_process() {
     wait_until 30 process_is_gone "$(cat "$AT/$1.pid")"
     rm "$AT/$1.pid"
 }
-store_key() { [ -e "$WORK/store/admin-credentials" ] && awk -F' = ' '/access_key_id/ { print $2 }' "$WORK/store/admin-credentials" || echo tester; }
-store_secret() { [ -e "$WORK/store/admin-credentials" ] && awk -F' = ' '/secret/ { print $2 }' "$WORK/store/admin-credentials" || echo tester-secret; }
+# The key of servers that take any; garage wants its own form.
+KEY=tester SECRET=tester-secret
+[ "$STORE" != garage ] || KEY=GK$(printf '5a%.0s' {1..12}) SECRET=$(printf '5a%.0s' {1..32})
+store_key() { [ -e "$WORK/store/admin-credentials" ] && awk -F' = ' '/access_key_id/ { print $2 }' "$WORK/store/admin-credentials" || echo "$KEY"; }
+store_secret() { [ -e "$WORK/store/admin-credentials" ] && awk -F' = ' '/secret/ { print $2 }' "$WORK/store/admin-credentials" || echo "$SECRET"; }
+garage_config() {
+    cat <<EOF
+metadata_dir = "$WORK/store/meta"
+data_dir = "$WORK/store/data"
+db_engine = "lmdb"
+replication_factor = 1
+rpc_bind_addr = "127.0.0.1:$(free_port)"
+rpc_secret = "$(printf '5a%.0s' {1..32})"
+[s3_api]
+s3_region = "us-east-1"
+api_bind_addr = "127.0.0.1:$1"
+EOF
+}
 # Starts the store, for the first time or again, and the proxy before it.
 store_start() {
     local port
@@ -53,14 +69,22 @@ store_start() {
     minio)
         mkdir -p "$WORK/store/cold"
         port=$(free_port)
-        begin_process store "$port" env MINIO_ROOT_USER=tester MINIO_ROOT_PASSWORD=tester-secret \
+        begin_process store "$port" env MINIO_ROOT_USER="$KEY" MINIO_ROOT_PASSWORD="$SECRET" \
             "$TOOLS/minio" server --quiet --address "127.0.0.1:$port" --console-address 127.0.0.1:0 "$WORK/store"
         ;;
     versitygw)
         mkdir -p "$WORK/store/cold"
         port=$(free_port)
-        begin_process store "$port" "$TOOLS/versitygw" --access tester --secret tester-secret --port "127.0.0.1:$port" \
+        begin_process store "$port" "$TOOLS/versitygw" --access "$KEY" --secret "$SECRET" --port "127.0.0.1:$port" \
             posix "$WORK/store"
+        ;;
+    garage)
+        port=$(free_port)
+        mkdir -p "$WORK/store"
+        garage_config "$port" >"$WORK/garage.toml"
+        begin_process store "$port" env GARAGE_DEFAULT_ACCESS_KEY="$KEY" GARAGE_DEFAULT_SECRET_KEY="$SECRET" \
+            GARAGE_DEFAULT_BUCKET=cold "$TOOLS/garage" -c "$WORK/garage.toml" server --single-node --default-bucket
+        wait_until 30 aws_store s3api head-bucket --bucket cold
         ;;
     *)
         echo "no such store: $STORE"

@@ -453,7 +453,7 @@ impl Node {
         };
         // A place that lacks them, or does not answer, is refused before anything is held up.
         for (name, client) in users {
-            check_place(&name, &client, record, &*store).await?;
+            check_place(&name, &client, record, &store).await?;
         }
         let mut state = self.state.lock().await;
         let moved = self.move_store_in(&mut state, record, store).await;
@@ -472,7 +472,7 @@ impl Node {
     ) -> Result<(), AdminError> {
         for user in users_of(state, record.id) {
             user.end_uploads().await?;
-            check_place(&user.record.name, &user.client, record, &*store).await?;
+            check_place(&user.record.name, &user.client, record, &store).await?;
         }
         self.change_store_in(state, record, store).await
     }
