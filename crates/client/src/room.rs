@@ -82,6 +82,8 @@ pub(crate) struct RoomWait {
     taking: Option<u64>,
     rounds: u32,
     idle: u32,
+    /// Looks since the store last got something, while blobs are on their way to it.
+    on_their_way: u32,
     used_bytes: u64,
     uploaded_bytes: u64,
 }
@@ -141,10 +143,11 @@ impl RoomWait {
     /// Whether to look again after a look that saw `progress`, or that content `leaves` for a store.
     fn goes_on(&mut self, progress: bool, leaves: bool, idle_max: u32) -> bool {
         self.idle = if progress { 0 } else { self.idle + 1 };
-        // As long as content leaves for the store, room is on its way.
+        // As long as content leaves for the store, room is on its way; whatever else goes on, not for ever.
         let waits_for_blobs = leaves || idle_max == IDLE_ROUNDS_UPLOADING;
         self.rounds = if leaves { 0 } else { self.rounds + u32::from(!waits_for_blobs) };
-        self.idle <= idle_max && self.rounds <= ROUNDS_MAX
+        self.on_their_way = if leaves || !waits_for_blobs { 0 } else { self.on_their_way + 1 };
+        self.idle <= idle_max && self.rounds <= ROUNDS_MAX && self.on_their_way <= IDLE_ROUNDS_UPLOADING
     }
 }
 
@@ -271,5 +274,9 @@ mod tests {
             let looks = (0..10_000).take_while(|_| wait.goes_on(false, false, idle_max)).count();
             assert_eq!(looks, idle_max as usize);
         }
+        // Nor does a drive that does not answer make it wait for such a store.
+        let mut wait = RoomWait::default();
+        let looks = (0..10_000).take_while(|_| wait.goes_on(true, false, IDLE_ROUNDS_UPLOADING)).count();
+        assert_eq!(looks, IDLE_ROUNDS_UPLOADING as usize);
     }
 }
