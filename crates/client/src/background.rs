@@ -1,15 +1,13 @@
 //! What a client does on its own account: heartbeats, flushing what has been dirty for long, recalls.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::{FsError, Ino};
 use bytes::Bytes;
-use futures_util::StreamExt;
 use futures_util::future::join_all;
-use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 use wire::meta::{LeaseGrant, LeaseKind, MetaRequest, OwnerEvent};
 
@@ -22,9 +20,7 @@ const TICKS_PER_ROUND: u64 = 4;
 const DIRTY_AGE_NS: u64 = 5_000_000_000;
 /// How long what was written stays in memory after the last close.
 const CLOSE_DELAY: Duration = Duration::from_millis(20);
-/// How long those who are told together wait for each other.
-const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
-/// Closed files that are flushed at a time.
+/// Closed files that are flushed together.
 const CLOSES_AT_ONCE: usize = 64;
 /// Rounds of flushing before a lease is given up whatever comes.
 const FLUSH_ROUNDS: u32 = 8;
@@ -50,43 +46,17 @@ pub(crate) async fn ticker(client: Client) {
     }
 }
 
-/// Makes closed files durable and tells the owner. Files closed one after another share batches and messages. One that
-/// waits for room holds up no other: what those give back may be that room.
+/// Makes closed files durable and tells the owner. Files closed one after another share batches and messages.
 pub(crate) async fn closer(client: Client) {
-    let (mut waiting, mut flushes) = (VecDeque::new(), FuturesUnordered::new());
     loop {
-        let mut done = Vec::new();
-        if waiting.is_empty() {
-            tokio::select! {
-                biased;
-                () = client.inner.closed_some.notified() => tokio::time::sleep(CLOSE_DELAY).await,
-                Some(flushed) = flushes.next() => done.push(flushed),
-            }
+        client.inner.closed_some.notified().await;
+        tokio::time::sleep(CLOSE_DELAY).await;
+        let closed = std::mem::take(&mut *client.inner.closed.lock().expect("no holder of this lock panics"));
+        for some in closed.chunks(CLOSES_AT_ONCE) {
+            let unnamed = join_all(some.iter().map(|ino| client.flush_closed(*ino))).await;
+            client.tell_closed(some).await;
+            join_all(unnamed.into_iter().flatten().map(|node| client.settle_unnamed(node))).await;
         }
-        waiting
-            .extend(std::mem::take(&mut *client.inner.closed.lock().expect("no holder of this lock panics")));
-        let some = waiting.len().min(CLOSES_AT_ONCE - flushes.len());
-        flushes.extend(waiting.drain(..some).map(|ino| {
-            let client = &client;
-            async move { (ino, client.flush_closed(ino).await) }
-        }));
-        let patience = tokio::time::sleep(CLOSE_PATIENCE);
-        tokio::pin!(patience);
-        loop {
-            let flushed = tokio::select! {
-                biased;
-                flushed = flushes.next() => flushed,
-                () = &mut patience => None,
-            };
-            match flushed {
-                Some(flushed) => done.push(flushed),
-                None => break,
-            }
-        }
-        let closed: Vec<Ino> = done.iter().map(|(ino, _)| *ino).collect();
-        client.tell_closed(&closed).await;
-        let unnamed = done.into_iter().filter_map(|(_, unnamed)| unnamed);
-        join_all(unnamed.map(|node| client.settle_unnamed(node))).await;
     }
 }
 
@@ -100,9 +70,7 @@ impl Client {
         if let Err(error) = self.flush(&node).await {
             tracing::error!(%ino, %error, "data could not be written after close; trying again");
         }
-        // It may have lost its name meanwhile.
-        let is_unnamed = node.lock().may_be_gone();
-        is_unnamed.then_some(node)
+        None
     }
 
     /// What was written to a file without a name is of use only if another client has it open.

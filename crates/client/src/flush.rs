@@ -258,11 +258,7 @@ impl Client {
         };
         let mut wait = RoomWait::default();
         let mut result = self.write_and_commit(node, lease, &held.set).await;
-        // What has lost its last name is not worth the wait, and holds what others wait for.
-        while result == Err(FsError::NoSpace)
-            && !node.lock().may_be_gone()
-            && wait.step(self).await.unwrap_or(false)
-        {
+        while result == Err(FsError::NoSpace) && wait.step(self).await.unwrap_or(false) {
             result = self.write_and_commit(node, lease, &held.set).await;
         }
         let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
@@ -285,25 +281,24 @@ impl Client {
                 Ok(Wrote::Something)
             }
             Err(error) => {
+                // After a lease others may have written; what was written under one that came since stays.
+                let is_held = state.lease.map(|held| held.id) == lease;
+                let error = if is_held { error } else { FsError::StaleLease };
                 let lost = matches!(error, FsError::StaleLease | FsError::Stale);
-                let before = state.dirty.bytes();
-                if lost {
-                    // What was written under a lease that came since stays.
-                    if state.lease.map(|lease| lease.id) == lease {
-                        state.drop_held();
-                        state.lease = None;
-                    }
+                let gone = if lost {
                     *stalled = None;
+                    bytes + if is_held { state.lose_lease() } else { 0 }
                 } else {
+                    let before = state.dirty.bytes();
                     state.dirty.put_back(left.runs(), self.inner.window);
                     state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
                     *stalled = Some(error);
-                }
-                let returned = state.dirty.bytes() - before;
+                    bytes - (state.dirty.bytes() - before)
+                };
                 state.error = Some(if lost { FsError::Io } else { error });
                 drop(state);
                 drop(stalled);
-                self.dirty_gone(bytes - returned);
+                self.dirty_gone(gone);
                 Err(error)
             }
         }
@@ -525,8 +520,12 @@ impl Client {
         };
         let mut state = node.lock();
         let mut bytes = 0;
+        // What is known under a lease that came since is newer.
+        let is_held = state.lease.is_some_and(|held| held.id == lease);
         for commit in &pieces {
-            state.map.replace(&commit.piece);
+            if is_held {
+                state.map.replace(&commit.piece);
+            }
             // All of a run is committed at once.
             bytes += state.flushing.arrived(commit.piece.off);
         }

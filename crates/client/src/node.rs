@@ -214,6 +214,16 @@ impl NodeState {
         }
     }
 
+    /// The owner took the lease away: what was written under it is lost. Returns how many bytes.
+    pub(crate) fn lose_lease(&mut self) -> u64 {
+        let bytes = self.dirty.bytes();
+        self.lease = None;
+        self.drop_held();
+        self.dirty.truncate(0);
+        self.dirty_since_ns = None;
+        bytes
+    }
+
     pub(crate) fn drop_held(&mut self) {
         self.held.set = SetAttr::default();
     }

@@ -272,43 +272,6 @@ fn a_writer_that_waits_for_room_can_be_seen() {
 }
 
 #[test]
-fn a_closed_file_that_waits_for_room_holds_up_no_other_and_goes_when_it_is_removed() {
-    run("4+2", |world| async move {
-        let client = world.tiered_client(&Arc::new(MemStore::default())).await;
-        client.tier_attach().await.unwrap();
-        let removed = create(&client, "removed").await;
-        client.write(removed, 0, &pattern(1, 1 << 20)).await.unwrap();
-        client.fsync(removed).await.unwrap();
-        client.unlink(Ino::ROOT, b"removed").await.unwrap();
-        // Drives that turn out to be full; nothing leaves them, so who waits for room waits for long.
-        world.drives.iter().for_each(|drive| drive.set(Fault::Storing));
-        let large = create(&client, "large").await;
-        client.write(large, 0, &pattern(2, 8 << 20)).await.unwrap();
-        world.drives.iter().for_each(|drive| {
-            drive.capacity_bytes.store(drive.used_bytes(), Ordering::Relaxed);
-            drive.set(Fault::None);
-        });
-        client.close_file(large);
-        while !client.makes_room() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        let inodes = || async { client.statfs().await.unwrap().inodes };
-        let both_go = async {
-            client.close_file(removed);
-            while inodes().await > 2 {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            client.unlink(Ino::ROOT, b"large").await.unwrap();
-            client.forget(large, 1);
-            while inodes().await > 1 || client.makes_room() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(8), both_go).await.expect("one of them waits for the other");
-    });
-}
-
-#[test]
 fn a_store_that_is_down_or_lies_costs_an_error_and_nothing_else() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());

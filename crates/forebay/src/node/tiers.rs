@@ -16,6 +16,7 @@ use base::ClusterId;
 use base::env::Env;
 use base::units::format_size;
 use client::{Attr, Client, FileTiers, TierLink};
+use futures_util::future::join_all;
 use layout::{BLOB_BYTES_MAX, extent_bytes_max};
 use meta::control::{
     ControlChange, ControlError, FilesystemGroupRecord, FilesystemRecord, StoreRecord, TierRecord,
@@ -40,6 +41,8 @@ use super::{Node, State};
 const UPLOADS_MAX: u64 = 64;
 /// How long uploads under way are waited for. Cut off, they leave a blob that is found and deleted later.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
+/// How long tiering is stopped at most to move a store, half of it for uploads under way.
+const MOVE_DEADLINE: Duration = Duration::from_secs(100);
 
 /// The object store of a filesystem that is being served, if it has one.
 pub(super) struct TierEntry {
@@ -60,6 +63,8 @@ pub(super) struct TierEntry {
     /// Why the store cannot be used.
     problem: Option<String>,
     pub(super) tiering: Option<Tiering>,
+    /// Nobody starts tiering before, but who stopped it: its store is being moved.
+    stopped_until_ns: u64,
 }
 
 impl TierEntry {
@@ -78,6 +83,7 @@ impl TierEntry {
             limits: (BLOB_BYTES_MAX, 1),
             problem: None,
             tiering: None,
+            stopped_until_ns: 0,
         }
     }
 
@@ -253,10 +259,9 @@ impl FilesystemEntry {
         }
     }
 
-    /// Ends tiering, or refuses while a blob is on its way to the place that the store is at now.
-    async fn end_uploads(&mut self) -> Result<(), AdminError> {
-        end(self.tier.tiering.take()).await;
-        if !self.client.is_uploading() {
+    /// Refuses while a blob is on its way to the place that the store is at now.
+    fn check_nothing_is_uploaded(&self) -> Result<(), AdminError> {
+        if self.tier.tiering.is_none() && !self.client.is_uploading() {
             return Ok(());
         }
         Err(AdminError::conflict(format!(
@@ -283,17 +288,22 @@ impl FilesystemEntry {
     }
 }
 
-/// Refuses a place for a store that does not have the blobs of a filesystem.
+fn check_uploads(state: &mut State, store: u32) -> Result<(), AdminError> {
+    users_of(state, store).try_for_each(|user| user.check_nothing_is_uploaded())
+}
+
+/// Refuses a place for a store that does not have the blobs of these filesystems.
 async fn check_place(
-    filesystem: &str,
-    client: &Client,
+    users: &[(String, Client)],
     record: &StoreRecord,
     store: &S3Store,
 ) -> Result<(), AdminError> {
-    match client.missing_blob(store).await.map_err(AdminError::failed)? {
-        None => Ok(()),
-        Some((key, error)) => Err(lacks_blobs(filesystem, record, &key, &error)),
+    for (filesystem, client) in users {
+        if let Some((key, error)) = client.missing_blob(store).await.map_err(AdminError::failed)? {
+            return Err(lacks_blobs(filesystem, record, &key, &error));
+        }
     }
+    Ok(())
 }
 
 /// A place that does not have what it should.
@@ -379,7 +389,9 @@ impl Node {
         for entry in state.filesystems.values_mut() {
             let Some(tier) = entry.record.tier else { continue };
             let Some(tiering) = &entry.tier.tiering else {
-                self.begin_tiering(entry);
+                if self.env.clock.boot_ns() >= entry.tier.stopped_until_ns {
+                    self.begin_tiering(entry);
+                }
                 continue;
             };
             if !tier.detaching || !tiering.stat().detached {
@@ -452,29 +464,41 @@ impl Node {
                 .collect()
         };
         // A place that lacks them, or does not answer, is refused before anything is held up.
-        for (name, client) in users {
-            check_place(&name, &client, record, &store).await?;
+        check_place(&users, record, &store).await?;
+        self.stop_uploads(record.id).await;
+        // Nothing is uploaded before, while and after the place is looked at: no blob is at the old one only.
+        let mut checked = check_uploads(&mut *self.state.lock().await, record.id);
+        if checked.is_ok() {
+            checked = check_place(&users, record, &store).await;
         }
         let mut state = self.state.lock().await;
-        let moved = self.move_store_in(&mut state, record, store).await;
-        for user in users_of(&mut state, record.id).filter(|user| user.tier.tiering.is_none()) {
-            self.begin_tiering(user);
+        let moved = match checked.and(check_uploads(&mut state, record.id)) {
+            Ok(()) => self.change_store_in(&mut state, record, store).await,
+            Err(refused) => Err(refused),
+        };
+        for user in users_of(&mut state, record.id) {
+            user.tier.stopped_until_ns = 0;
+            if user.tier.tiering.is_none() {
+                self.begin_tiering(user);
+            }
         }
         moved
     }
 
-    /// While nothing is uploaded, so that no blob is at the old place only.
-    async fn move_store_in(
-        &self,
-        state: &mut State,
-        record: &StoreRecord,
-        store: Arc<S3Store>,
-    ) -> Result<(), AdminError> {
-        for user in users_of(state, record.id) {
-            user.end_uploads().await?;
-            check_place(&user.record.name, &user.client, record, &store).await?;
+    /// Ends tiering of all that use a store for as long as moving it takes, and waits for what is on its way.
+    async fn stop_uploads(&self, store: u32) {
+        let mut stopping = Vec::new();
+        {
+            let mut state = self.state.lock().await;
+            for user in users_of(&mut state, store) {
+                user.tier.stopped_until_ns = self.env.clock.boot_ns() + MOVE_DEADLINE.as_nanos() as u64;
+                stopping.extend(user.tier.tiering.take());
+            }
         }
-        self.change_store_in(state, record, store).await
+        let stopped = join_all(stopping.into_iter().map(Tiering::stop));
+        if tokio::time::timeout(MOVE_DEADLINE / 2, stopped).await.is_err() {
+            tracing::warn!(store, "uploads under way are not waited for any longer");
+        }
     }
 
     /// Adds what S3 has fetched, which has a client of its own.
