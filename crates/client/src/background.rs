@@ -254,19 +254,13 @@ impl Client {
         if state.lease.is_none_or(|held| held.id != lease.id) {
             return;
         }
-        state.lease = None;
-        state.yielding = false;
-        state.recalled = false;
-        state.map.forget();
-        state.forget_attr();
-        let lost = state.dirty.bytes();
-        if !state.held.set.is_empty() {
-            state.drop_held();
+        let is_changed = !state.held.set.is_empty();
+        let lost = state.lose_lease();
+        if is_changed {
             state.error = Some(FsError::Io);
             tracing::error!(ino = %lease.ino, "lease was revoked, a change of attributes is lost");
         }
         if lost > 0 {
-            state.dirty.truncate(0);
             state.error = Some(FsError::Io);
             tracing::error!(ino = %lease.ino, lost, "lease was revoked, unwritten data is lost");
         }

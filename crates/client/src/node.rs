@@ -218,9 +218,12 @@ impl NodeState {
     pub(crate) fn lose_lease(&mut self) -> u64 {
         let bytes = self.dirty.bytes();
         self.lease = None;
+        self.yielding = false;
+        self.recalled = false;
+        self.map.forget();
+        self.forget_attr();
         self.drop_held();
         self.dirty.truncate(0);
-        self.dirty_since_ns = None;
         bytes
     }
 
