@@ -88,6 +88,23 @@ fetched() {
     same_sums
 }
 check "a file is fetched before it is read" fetched
+# Written in turns and due at once, and less than blobs are emptied for when half of it goes.
+by_directory() {
+    local i before
+    fs attach main cold --tiering-cue 20m
+    mkdir "$MNT/this" "$MNT/that"
+    for i in $(seq 36); do random_file "$MNT/this/$i" 250000 && random_file "$MNT/that/$i" 250000; done
+    sync -f "$MNT"
+    wait_until 10 tier_is '.queued_bytes >= 17000000'
+    sleep 12
+    fs attach main cold --tiering-cue 10s
+    wait_until 90 tier_is '.queued_extents == 0'
+    before=$(blobs)
+    rm -r "$MNT/this"
+    wait_until 60 has_fewer_blobs "$before"
+    note_sums
+}
+check "what lies in a directory lies together in the store" by_directory
 check "a file system check finds nothing" node_fsck home
 
 overwritten() {
@@ -194,7 +211,6 @@ named() {
     end_process refuser
     same_sums
 }
-has_fewer_blobs() { [ "$(blobs)" -lt "$1" ]; }
 check "a store that is full or refuses is named, and used again by itself" named
 
 overcommitted() {

@@ -107,6 +107,7 @@ aws_store() {
 # Sizes of all objects, as the store says.
 listing() { aws_store s3api list-objects-v2 --bucket cold --output json | jq -s '[.[].Contents // [] | .[].Size]'; }
 blobs() { listing | jq length; }
+has_fewer_blobs() { [ "$(blobs)" -lt "$1" ]; }
 stored_kib() { listing | jq 'add // 0 | . / 1024 | floor'; }
 
 # --- the filesystem ------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::{FsError, Ino};
-use client::{Client, FileTiers, OpenIntent, SeekKind};
-use common::{Fault, MemStore, World, create, pattern, read_all, read_in_parts, run};
+use client::{Client, FileKind, FileTiers, MakeNode, OpenIntent, RenameMode, SeekKind};
+use common::{Fault, MemStore, World, create, new_file, pattern, read_all, read_in_parts, run};
 use wire::store::StoreError;
 use wire::tier::{Stage, TierMode};
 
@@ -424,6 +424,36 @@ fn a_blob_that_would_be_as_large_again_is_told_from_two_that_would_become_one() 
         let stored: Vec<u64> = blobs.iter().map(|blob| blob.bytes.into()).collect();
         assert_eq!(stored, [refilled]);
         assert!(refilled < bytes * 7 / 8);
+    });
+}
+
+#[test]
+fn what_is_due_tells_the_directory_that_it_was_written_in() {
+    run("4+2", |world| async move {
+        let client = world.tiered_client(&Arc::default()).await;
+        client.tier_attach().await.unwrap();
+        while client.tier_queue_step().await.unwrap() {}
+        let mut directories = Vec::new();
+        for name in ["one", "two"] {
+            let make = MakeNode { kind: FileKind::Directory, open: OpenIntent::None, ..new_file(name) };
+            directories.push(client.make(make).await.unwrap().ino);
+        }
+        let (one, two) = (directories[0], directories[1]);
+        let file = client.make(MakeNode { parent: one, ..new_file("file") }).await.unwrap().ino;
+        let told = async || {
+            let due = client.tier_due(Stage::Queued, u64::MAX - 1, None).await.unwrap();
+            due.iter().map(|due| due.directory).collect::<Vec<_>>()
+        };
+        let write = async |off: u64| {
+            client.write(file, off, &pattern(off, 100_000)).await.unwrap();
+            client.fsync(file).await.unwrap();
+        };
+        write(0).await;
+        assert_eq!(told().await, [one]);
+        client.rename((one, b"file"), (two, b"other"), RenameMode::Replace).await.unwrap();
+        write(100_000).await;
+        // What was written before stays with what it was written beside.
+        assert_eq!(told().await, [one, two]);
     });
 }
 

@@ -11,8 +11,8 @@ mod objects;
 mod tier;
 
 pub use objects::{ObjectParts, ObjectRecord, ObjectTag, ObjectTags, Part, Upload};
+pub(crate) use tier::{Aged, place_of, stage_in_key};
 pub use tier::{BlobRecord, LooseBlob, Residence, TierState};
-pub(crate) use tier::{place_of, stage_in_key};
 
 /// The format number that this version writes.
 const FORMAT: u8 = 1;
@@ -87,7 +87,8 @@ pub struct Inode {
     pub quotas: [u32; 3],
     /// Tier policy; 0 is the filesystem's.
     pub tier_policy: u32,
-    /// Of a directory, the one it is in.
+    /// Of a directory, the one it is in. Of anything else, the one it was made in or moved to last, which may be gone;
+    /// 0 if it never had a name.
     pub parent: Ino,
     /// Of a directory, the next readdir cookie.
     pub next_cookie: u64,
@@ -106,6 +107,11 @@ impl Inode {
     /// Whether it is a directory that goes with the last key below it.
     pub fn is_implicit(&self) -> bool {
         self.flags & Self::IMPLICIT != 0
+    }
+
+    /// What its content lies beside in an object store: the directory it was made in or moved to, or it alone.
+    pub fn packed_with(&self) -> Ino {
+        if self.parent == Ino(0) { self.attr.ino } else { self.parent }
     }
 
     /// The map of the content, if there is any.

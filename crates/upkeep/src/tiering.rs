@@ -1,11 +1,12 @@
 //! Moves extents between drives and an object store as they age, and keeps the space on both sides bounded.
 //!
-//! What was written a while ago (the cue) is uploaded, oldest first, in blobs as full as can be; what has been there for
+//! What was written a while ago (the cue) is uploaded, oldest first, in blobs as full as can be and by directory; what has been there for
 //! longer (the retention) leaves the drives, and earlier when these fill up. When the blobs hold much that no file has,
 //! those with the most of it are emptied into new ones and deleted. Every step may be cut off anywhere.
 
 mod gives_way;
 mod held;
+mod queue;
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,12 +21,13 @@ use tokio::runtime::Handle;
 use tokio::task::{JoinError, JoinSet};
 use wire::meta::Content;
 use wire::store::{SendPace, StoreError};
-use wire::tier::{BlobStat, DueExtent, Stage, TierMode, TierStat};
+use wire::tier::{BlobStat, TierMode, TierStat};
 
 use crate::pace::{Leave, Pace};
 use crate::task::{Stopped, Task};
 use gives_way::GivesWay;
 use held::{Held, PAUSE_MAX, PAUSE_MIN};
+use queue::Queue;
 
 /// Pause when there is nothing to do.
 const IDLE: Duration = Duration::from_millis(500);
@@ -272,9 +274,9 @@ impl Work {
         }
         let now = self.now_s();
         let before_s = if hurry { now } else { now.saturating_sub(self.options.cue_s) };
-        let mut after = None;
+        let mut queue = Queue::new(before_s, self.options.blob_bytes);
         while self.uploads.len() < most {
-            let (load, full) = self.gather(before_s, &mut after).await?;
+            let (load, full) = queue.next_load(&self.client, &self.under_way).await?;
             let Some(oldest) = load.first() else {
                 if self.uploads.is_empty() {
                     self.held.clear();
@@ -308,28 +310,6 @@ impl Work {
             None => return Ok(false),
         }
         Ok(true)
-    }
-
-    /// What goes into the next blob, and whether that is full.
-    async fn gather(
-        &self,
-        before_s: u64,
-        after: &mut Option<(u64, ExtentId)>,
-    ) -> Result<(Vec<DueExtent>, bool), Trouble> {
-        let mut load: Vec<DueExtent> = Vec::new();
-        loop {
-            let due = self.client.tier_due(Stage::Queued, before_s, *after).await?;
-            let Some(last) = due.last() else { return Ok((load, false)) };
-            let end = (last.written_s, last.extent.id);
-            load.extend(due.into_iter().filter(|due| !self.under_way.contains(&due.extent.id)));
-            let fitting = Client::fitting(&load, self.options.blob_bytes);
-            if fitting < load.len() {
-                load.truncate(fitting);
-                *after = load.last().map(|last| (last.written_s, last.extent.id));
-                return Ok((load, true));
-            }
-            *after = Some(end);
-        }
     }
 
     fn uploaded(&mut self, done: Result<Upload, JoinError>) {

@@ -3,7 +3,7 @@
 //! An extent is uploaded as a whole, so maps of files never change for it. Every answer that names a blob's place is
 //! valid as long as extents of the same map are: a blob is deleted only when no read uses a map from before.
 
-use base::{Epoch, ExtentId, PgId};
+use base::{Epoch, ExtentId, Ino, PgId};
 use serde::{Deserialize, Serialize};
 
 use crate::meta::ExtentRef;
@@ -40,6 +40,8 @@ pub struct DueExtent {
     pub extent: ExtentRef,
     /// When it was written, or attached if that was later, in seconds since 1970.
     pub written_s: u64,
+    /// The directory of the file that it was written for, or that file if it had none; 0: not known.
+    pub directory: Ino,
 }
 
 /// How old an extent is.
@@ -206,7 +208,7 @@ pub enum TierRequest {
     /// They are no longer in the store.
     Deleted { serials: Vec<u64> },
     /// Parts of a file from `off` on, in order. Answer: `Parts`.
-    Parts { ino: base::Ino, off: u64, limit: u32 },
+    Parts { ino: Ino, off: u64, limit: u32 },
     /// Answer: `Stat`.
     Stat,
 }

@@ -8,7 +8,7 @@ use wire::tier::{Stage, TierStat};
 
 use super::{Check, FsckError, u64_at};
 use crate::keys::Keys;
-use crate::values::{BlobRecord, ExtentPlace, ExtentUse, LooseBlob, Residence, TierState, stage_in_key};
+use crate::values::{Aged, BlobRecord, ExtentUse, LooseBlob, Residence, TierState, stage_in_key};
 
 const DAMAGED: &str = "tiering may release or delete what is needed: detach the store and report this";
 
@@ -48,7 +48,7 @@ impl Check<'_> {
         stat: &mut TierStat,
         inside: &mut BTreeMap<u64, (u32, u64)>,
     ) -> Result<(), FsckError> {
-        let Residence { stage, written_s, place, blob } = *residence;
+        let Residence { stage, written_s, place, blob, .. } = *residence;
         let sum = match stage {
             Stage::Queued => &mut stat.queued,
             Stage::Both => &mut stat.both,
@@ -57,7 +57,7 @@ impl Check<'_> {
         sum.extents += 1;
         sum.bytes += u64::from(place.extent_len);
         let aged = self.keys.aged(stage_in_key(stage), written_s, id);
-        if stage != Stage::Away && self.get::<ExtentPlace>(&aged)? != Some(place) {
+        if stage != Stage::Away && self.get::<Aged>(&aged)? != Some(residence.aged()) {
             self.find(
                 "tier_age",
                 format!("extent {id} is not in the order of ages"),
@@ -78,7 +78,7 @@ impl Check<'_> {
     /// There are no other entries in the order of ages.
     fn ages(&mut self, stat: &TierStat) -> Result<(), FsckError> {
         let (range, mut count) = (self.keys.table(b'T'), 0);
-        self.each::<ExtentPlace>(&range, 22..=22, |_, _, _| {
+        self.each::<Aged>(&range, 22..=22, |_, _, _| {
             count += 1;
             ControlFlow::Continue(())
         })?;

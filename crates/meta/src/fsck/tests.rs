@@ -493,7 +493,8 @@ fn tiered() -> World {
     for (id, stage, off) in [(13, Stage::Away, 8192), (10, Stage::Both, 16_384), (14, Stage::Queued, 0)] {
         let id = ExtentId(id);
         let blob = if stage == Stage::Queued { None } else { Some((7, off)) };
-        world.put(keys.residence(id), Residence { stage, written_s: 5, place, blob });
+        let residence = Residence { stage, written_s: 5, place, directory: Ino(1), blob };
+        world.put(keys.residence(id), residence);
         let sum = match stage {
             Stage::Queued => &mut stat.queued,
             Stage::Both => &mut stat.both,
@@ -501,7 +502,7 @@ fn tiered() -> World {
         };
         *sum = StageStat { extents: 1, bytes: 8192 };
         if stage != Stage::Away {
-            world.put(keys.aged(stage_in_key(stage), 5, id), place);
+            world.put(keys.aged(stage_in_key(stage), 5, id), residence.aged());
         }
         if blob.is_some() {
             world.put(keys.in_blob(7, id), u64::from(off));

@@ -203,7 +203,7 @@ impl Op<'_> {
         let removed = self.remove_range(map, piece.off, piece.end(), usize::MAX)?;
         self.txn.put(self.keys.piece(map, piece.off), &Piece::of(piece));
         if let Content::Extent(extent) = &piece.content {
-            self.enqueue_new(extent)?;
+            self.enqueue_new(extent, inode.packed_with())?;
         }
         if let Content::Extent(extent) = &piece.content
             && u64::from(extent.extent_len) != piece.len

@@ -107,10 +107,10 @@ impl Op<'_> {
         inode.attr.gid = make.gid;
         inode.attr.rdev = make.rdev;
         inode.target = make.target.clone();
+        inode.parent = make.parent;
         match make.kind {
             FileKind::Directory => {
                 inode.attr.nlink = 2;
-                inode.parent = make.parent;
             }
             FileKind::Symlink => inode.attr.size = make.target.len() as u64,
             FileKind::Regular => inode.segments = self.new_segments()?,
@@ -377,11 +377,11 @@ impl Op<'_> {
         Ok(MetaReply::Renamed { moved, other })
     }
 
-    /// Notes in a moved inode that it moved, and of a directory, where to.
+    /// Notes in a moved inode that it moved, and where to.
     fn settle(&mut self, moved: Dentry, dir: Ino) -> Result<Attr, FsError> {
         let mut inode = self.inode(moved.ino)?;
+        inode.parent = dir;
         if inode.attr.kind == FileKind::Directory {
-            inode.parent = dir;
             inode.flags &= !Inode::IMPLICIT;
         }
         self.touch(&mut inode.attr);

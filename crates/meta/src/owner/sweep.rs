@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 
-use base::{ExtentId, FsError};
+use base::{ExtentId, FsError, Ino};
 use wire::meta::{
     Content, ExtentRef, MapEntry, MetaReply, OwedShard, PACK_MOVES_MAX, PackMove, PiecePosition,
 };
@@ -85,14 +85,17 @@ impl Op<'_> {
     pub(super) fn repack(&mut self, extent: &ExtentRef, owed: &[OwedShard], moves: &[PackMove]) -> Outcome {
         self.check_pack(extent, moves)?;
         let mut used = ExtentUse { refs: 0, live_bytes: 0 };
-        let mut written_s = None;
+        let (mut written_s, mut directory) = (None, Ino(0));
         for step in moves {
             if !self.is_still(step)? {
                 continue;
             }
             if let Some(old) = step.piece.content.extent() {
-                // As old as the youngest of what is in it.
-                written_s = written_s.max(self.written_s(old.id)?);
+                // As old as the youngest of what is in it, and where that was written.
+                let written = self.written(old.id)?;
+                if let Some((at_s, from)) = written.filter(|(at_s, _)| written_s.is_none_or(|s| *at_s >= s)) {
+                    (written_s, directory) = (Some(at_s), from);
+                }
             }
             self.remove_range(step.map, step.piece.off, step.piece.end(), usize::MAX)?;
             let moved = ExtentRef { extent_off: step.extent_off, ..*extent };
@@ -110,8 +113,8 @@ impl Op<'_> {
             }
             self.owe(extent, owed);
             match written_s {
-                Some(written_s) => self.enqueue_aged(extent, written_s)?,
-                None => self.enqueue_new(extent)?,
+                Some(written_s) => self.enqueue_aged(extent, written_s, directory)?,
+                None => self.enqueue_new(extent, directory)?,
             }
         }
         Ok(MetaReply::Repacked { moved_bytes: used.live_bytes })

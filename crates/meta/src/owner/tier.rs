@@ -16,7 +16,7 @@ use super::data::inconsistent;
 use super::{Op, Outcome, Stop};
 use crate::keys::Keys;
 use crate::values::{
-    BlobRecord, ExtentPlace, ExtentUse, LooseBlob, Piece, PieceContent, Residence, TierState, place_of,
+    Aged, BlobRecord, ExtentPlace, ExtentUse, LooseBlob, Piece, PieceContent, Residence, TierState, place_of,
     stage_in_key,
 };
 
@@ -110,7 +110,7 @@ impl Op<'_> {
                 crate::store::decode::<Piece>(key, bytes)?.content
                 && self.residence(extent.id)?.is_none()
             {
-                self.enqueue(&extent, state.since_s)?;
+                self.enqueue(&extent, state.since_s, Ino(0))?;
             }
         }
         state = self.tier_state()?;
@@ -157,28 +157,36 @@ impl Op<'_> {
 
     // --- where an extent lies ----------------------------------------------------------------------------------------
 
-    /// A new extent waits for its upload, if the ledger tiers.
-    pub(super) fn enqueue_new(&mut self, extent: &ExtentRef) -> Result<(), FsError> {
-        self.enqueue_aged(extent, self.now_s())
+    /// A new extent waits for its upload, if the ledger tiers. `directory` is as in [`Residence`].
+    pub(super) fn enqueue_new(&mut self, extent: &ExtentRef, directory: Ino) -> Result<(), FsError> {
+        self.enqueue_aged(extent, self.now_s(), directory)
     }
 
     /// The same for one whose bytes were written earlier.
-    pub(super) fn enqueue_aged(&mut self, extent: &ExtentRef, written_s: u64) -> Result<(), FsError> {
+    pub(super) fn enqueue_aged(
+        &mut self,
+        extent: &ExtentRef,
+        written_s: u64,
+        directory: Ino,
+    ) -> Result<(), FsError> {
         let state = self.tier_state()?;
         if state.stat.mode != TierMode::On || self.residence(extent.id)?.is_some() {
             return Ok(());
         }
-        self.enqueue(extent, written_s.max(state.since_s))
+        self.enqueue(extent, written_s.max(state.since_s), directory)
     }
 
-    fn enqueue(&mut self, extent: &ExtentRef, written_s: u64) -> Result<(), FsError> {
+    fn enqueue(&mut self, extent: &ExtentRef, written_s: u64, directory: Ino) -> Result<(), FsError> {
         let place = place_of(extent);
-        self.reside(extent.id, Some(Residence { stage: Stage::Queued, written_s, place, blob: None }))
+        self.reside(
+            extent.id,
+            Some(Residence { stage: Stage::Queued, written_s, place, directory, blob: None }),
+        )
     }
 
-    /// When the extent was written; `None` if it is not tiered.
-    pub(super) fn written_s(&self, id: ExtentId) -> Result<Option<u64>, FsError> {
-        Ok(self.residence(id)?.map(|residence| residence.written_s))
+    /// When the extent was written, and in which directory; `None` if it is not tiered.
+    pub(super) fn written(&self, id: ExtentId) -> Result<Option<(u64, Ino)>, FsError> {
+        Ok(self.residence(id)?.map(|residence| (residence.written_s, residence.directory)))
     }
 
     /// Changes where an extent lies; `None`: it is not tiered any more.
@@ -189,7 +197,8 @@ impl Op<'_> {
         let blob_of = |residence: Option<Residence>| residence.and_then(|residence| residence.blob);
         let moves = blob_of(old) != blob_of(new);
         for (residence, adds) in [(old, false), (new, true)] {
-            let Some(Residence { stage, written_s, place, blob }) = residence else { continue };
+            let Some(residence) = residence else { continue };
+            let Residence { stage, written_s, place, blob, .. } = residence;
             let sum = match stage {
                 Stage::Queued => &mut state.stat.queued,
                 Stage::Both => &mut state.stat.both,
@@ -202,7 +211,7 @@ impl Op<'_> {
             let aged = self.keys.aged(stage_in_key(stage), written_s, id);
             match (adds, stage) {
                 (_, Stage::Away) => {}
-                (true, _) => self.txn.put(aged, &place),
+                (true, _) => self.txn.put(aged, &residence.aged()),
                 (false, _) => self.txn.delete(aged),
             }
             let Some((serial, off)) = blob.filter(|_| moves) else { continue };
@@ -334,8 +343,13 @@ impl Op<'_> {
         let mut due = Vec::new();
         for (key, bytes) in self.txn.scan(&range, limit)? {
             let (written_s, id) = Keys::aged_of_key(&key);
-            let ExtentPlace { pg, n, k, extent_len, .. } = crate::store::decode(&key, &bytes)?;
-            due.push(DueExtent { extent: wire::tier::whole(id, pg, (k, n), extent_len), written_s });
+            let Aged { place, directory } = crate::store::decode(&key, &bytes)?;
+            let ExtentPlace { pg, n, k, extent_len, .. } = place;
+            due.push(DueExtent {
+                extent: wire::tier::whole(id, pg, (k, n), extent_len),
+                written_s,
+                directory,
+            });
         }
         Ok(TierReply::Due(due))
     }
@@ -554,7 +568,11 @@ impl Op<'_> {
         let mode = self.tier_state()?.stat.mode;
         if mode == TierMode::On {
             let (place, written_s) = (place_of(extent), self.now_s());
-            self.reside(extent.id, Some(Residence { stage: Stage::Both, written_s, place, blob }))?;
+            let directory = inode.packed_with();
+            self.reside(
+                extent.id,
+                Some(Residence { stage: Stage::Both, written_s, place, directory, blob }),
+            )?;
         }
         self.remove_range(map, start, end, usize::MAX)?;
         let moved = MapPiece { content: Content::Extent(*extent), ..*piece };

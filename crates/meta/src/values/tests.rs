@@ -49,6 +49,12 @@ fn sample_extent() -> Piece {
 }
 
 #[track_caller]
+fn unhex(text: &str) -> Vec<u8> {
+    let digits = text.replace(' ', "");
+    let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
+    (0..digits.len()).step_by(2).map(byte).collect()
+}
+
 fn check<V: Value + PartialEq + std::fmt::Debug>(value: V, golden: &str) {
     let bytes = value.encode();
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -61,7 +67,7 @@ fn check<V: Value + PartialEq + std::fmt::Debug>(value: V, golden: &str) {
     longer.push(0);
     assert!(V::decode(&longer).is_err(), "a longer value was accepted");
     let mut newer = bytes;
-    newer[0] = 2;
+    newer[0] = 99;
     assert!(V::decode(&newer).is_err(), "an unknown format was accepted");
 }
 
@@ -187,9 +193,10 @@ fn small_values_keep_their_bytes() {
     check(42u64, "01 2a00000000000000");
     let place = ExtentPlace { pg: PgId(1), n: 6, k: 4, shard: 0, extent_len: 4096 };
     check(
-        Residence { stage: Stage::Both, written_s: 9, place, blob: Some((7, 8192)) },
-        "01 02 0900000000000000 0700000000000000 00200000 01 01000000 06 04 00 00100000",
+        Residence { stage: Stage::Both, written_s: 9, place, directory: Ino(3), blob: Some((7, 8192)) },
+        "02 02 0900000000000000 0700000000000000 00200000 0300000000000000 01 01000000 06 04 00 00100000",
     );
+    check(Aged { place, directory: Ino(3) }, "02 0300000000000000 01 01000000 06 04 00 00100000");
     check(
         BlobRecord { term: Epoch(3), bytes: 65536, extents: 2, live_bytes: 300 },
         "01 0300000000000000 00000100 02000000 2c01000000000000",
@@ -208,6 +215,19 @@ fn small_values_keep_their_bytes() {
             "00".repeat(56)
         ),
     );
+}
+
+#[test]
+fn residences_from_before_directories_were_noted_are_read() {
+    let place = ExtentPlace { pg: PgId(1), n: 6, k: 4, shard: 0, extent_len: 4096 };
+    let old = "01 02 0900000000000000 0700000000000000 00200000 01 01000000 06 04 00 00100000";
+    let residence =
+        Residence { stage: Stage::Both, written_s: 9, place, directory: Ino(0), blob: Some((7, 8192)) };
+    assert_eq!(Residence::decode(&unhex(old)), Ok(residence));
+    assert_eq!(Aged::decode(&unhex("01 01000000 06 04 00 00100000")), Ok(residence.aged()));
+    for damaged in ["", "02", "03 0300000000000000 01 01000000 06 04 00 00100000"] {
+        assert!(Aged::decode(&unhex(damaged)).is_err() && Residence::decode(&unhex(damaged)).is_err());
+    }
 }
 
 #[test]

@@ -1,11 +1,14 @@
 //! Values of the tables that tiering has.
 
-use base::codec::{DecodeError, Reader};
-use base::{Epoch, ExtentId, SessionId};
+use base::codec::{DecodeError, Reader, Writer};
+use base::{Epoch, ExtentId, Ino, SessionId};
 use wire::meta::ExtentRef;
 use wire::tier::{Stage, StageStat, TierMode, TierStat};
 
-use super::{ExtentPlace, Value, open, start};
+use super::{ExtentPlace, FORMAT, Value, open, start};
+
+/// Of a residence and an age, with the directory.
+const FORMAT_DIRECTORY: u8 = 2;
 
 fn stage_code(stage: Stage) -> u8 {
     match stage {
@@ -38,6 +41,8 @@ pub struct Residence {
     pub written_s: u64,
     /// Where its shards lie, or lay; `shard` is 0.
     pub place: ExtentPlace,
+    /// The directory of the file that it was written for, or that file if it had none; 0: not known.
+    pub directory: Ino,
     /// The blob's number and where in it the extent begins. Unless it is queued.
     pub blob: Option<(u64, u32)>,
 }
@@ -47,6 +52,41 @@ impl Residence {
     pub fn extent(&self, id: ExtentId) -> ExtentRef {
         let ExtentPlace { pg, n, k, extent_len, .. } = self.place;
         wire::tier::whole(id, pg, (k, n), extent_len)
+    }
+
+    /// What table T says of it.
+    pub(crate) fn aged(&self) -> Aged {
+        Aged { place: self.place, directory: self.directory }
+    }
+}
+
+/// Table T: what is told of an extent when its time for the next step has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Aged {
+    pub(crate) place: ExtentPlace,
+    pub(crate) directory: Ino,
+}
+
+impl Value for Aged {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::new();
+        w.u8(FORMAT_DIRECTORY).u64(self.directory.0);
+        let mut bytes = w.finish();
+        bytes.extend(self.place.encode());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        if bytes.first() == Some(&FORMAT) {
+            return Ok(Self { place: ExtentPlace::decode(bytes)?, directory: Ino(0) });
+        }
+        let (front, place) = bytes.split_at_checked(9).ok_or(DecodeError { field: "age length" })?;
+        let mut r = Reader::new(front);
+        if r.u8("age format")? != FORMAT_DIRECTORY {
+            return Err(DecodeError { field: "age format" });
+        }
+        let directory = Ino(r.u64("directory")?);
+        Ok(Self { place: ExtentPlace::decode(place)?, directory })
     }
 }
 
@@ -58,25 +98,33 @@ pub(crate) fn place_of(extent: &ExtentRef) -> ExtentPlace {
 
 impl Value for Residence {
     fn encode(&self) -> Vec<u8> {
-        let mut w = start();
-        w.u8(stage_code(self.stage)).u64(self.written_s);
+        let mut w = Writer::new();
+        w.u8(FORMAT_DIRECTORY).u8(stage_code(self.stage)).u64(self.written_s);
         let (serial, off) = self.blob.unwrap_or((0, 0));
-        w.u64(serial).u32(off);
+        w.u64(serial).u32(off).u64(self.directory.0);
         let mut bytes = w.finish();
         bytes.extend(self.place.encode());
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let (front, place) = bytes.split_at_checked(22).ok_or(DecodeError { field: "residence length" })?;
-        let mut r = open(front, "residence format")?;
+        let format = bytes.first().copied();
+        let front_bytes = match format {
+            Some(FORMAT) => 22,
+            Some(FORMAT_DIRECTORY) => 30,
+            _ => return Err(DecodeError { field: "residence format" }),
+        };
+        let (front, place) =
+            bytes.split_at_checked(front_bytes).ok_or(DecodeError { field: "residence length" })?;
+        let mut r = Reader::new(&front[1..]);
         let (stage, written_s) = (stage_of(r.u8("stage")?)?, r.u64("written_s")?);
         let (serial, off) = (r.u64("serial")?, r.u32("off")?);
         let blob = if serial == 0 { None } else { Some((serial, off)) };
         if blob.is_none() != (stage == Stage::Queued) || (serial == 0 && off != 0) {
             return Err(DecodeError { field: "serial" });
         }
-        Ok(Self { stage, written_s, place: ExtentPlace::decode(place)?, blob })
+        let directory = Ino(if format == Some(FORMAT) { 0 } else { r.u64("directory")? });
+        Ok(Self { stage, written_s, place: ExtentPlace::decode(place)?, directory, blob })
     }
 }
 

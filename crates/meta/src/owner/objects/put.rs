@@ -93,13 +93,14 @@ impl Op<'_> {
         let mut touched = vec![Touched::Inode(at), Touched::Name(at, first)];
         touched.extend(old.as_ref().map(|old| Touched::Inode(old.attr.ino)));
         self.clear_all(&touched)?;
-        let mut inode = self.new_object(source, caller)?;
+        let mut inode = self.new_object(source, at, caller)?;
         let mut changed = Vec::new();
         let mut dir = self.make_parents(walk, caller, &mut changed)?;
         if let Some(old) = &old {
             self.remove_name(&mut dir, &last, old.attr.kind);
             changed.push(self.drop_link(old.attr.ino)?);
         }
+        inode.parent = dir.attr.ino;
         self.inherit(&dir, UMASK, &mut inode)?;
         self.save_meta(&mut inode, meta, b"")?;
         self.put_inode(&inode);
@@ -140,8 +141,9 @@ impl Op<'_> {
         Ok(inode)
     }
 
-    /// The inode of a new object with its content, which the caller puts.
-    fn new_object(&mut self, source: Source<'_>, caller: &Caller) -> Result<Inode, Stop> {
+    /// The inode of a new object with its content, which the caller puts. `dir` is, of what its key names, the last
+    /// directory that is there.
+    fn new_object(&mut self, source: Source<'_>, dir: Ino, caller: &Caller) -> Result<Inode, Stop> {
         let mut inode = match source {
             Source::Body(ObjectBody::Staged(ino)) => {
                 let mut inode = self.staged(*ino)?;
@@ -155,6 +157,7 @@ impl Op<'_> {
                 let ino = Ino(self.advance("next_ino", 1)?);
                 let mut inode = self.new_inode(ino, FileKind::Regular, FILE_MODE);
                 inode.segments = self.new_segments()?;
+                inode.parent = dir;
                 self.account(0, 1)?;
                 self.fill(&mut inode, pieces, *size)?;
                 inode

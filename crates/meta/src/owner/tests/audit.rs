@@ -7,8 +7,8 @@ use wire::tier::{Stage, StageStat, TierMode, TierStat};
 
 use super::*;
 use crate::values::{
-    BlobRecord, Dentry, ExtentPlace, ExtentUse, LooseBlob, Orphan, Part, Piece, PieceContent, Residence,
-    TierState, Usage, Value, stage_in_key,
+    Aged, BlobRecord, Dentry, ExtentUse, LooseBlob, Orphan, Part, Piece, PieceContent, Residence, TierState,
+    Usage, Value, stage_in_key,
 };
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ struct Tables {
     usage: Usage,
     residences: BTreeMap<u64, Residence>,
     /// By stage, time and extent.
-    aged: BTreeMap<(u8, u64, u64), ExtentPlace>,
+    aged: BTreeMap<(u8, u64, u64), Aged>,
     blobs: BTreeMap<u64, BlobRecord>,
     /// By blob and extent.
     in_blobs: BTreeMap<(u64, u64), u64>,
@@ -69,7 +69,7 @@ fn tables(dump: &Dump) -> Tables {
             b'T' => {
                 let (written_s, id) = Keys::aged_of_key(key);
                 let at = (key[5], written_s, id.0);
-                tables.aged.insert(at, ExtentPlace::decode(value).unwrap());
+                tables.aged.insert(at, Aged::decode(value).unwrap());
             }
             b'B' => drop(tables.blobs.insert(first(key), BlobRecord::decode(value).unwrap())),
             b'Y' => {
@@ -247,7 +247,7 @@ fn audit_tiers(tables: &Tables) {
         TierStat { mode: tables.tier.stat.mode, queueing: tables.tier.stat.queueing, ..TierStat::default() };
     let (mut aged, mut blobs) = (0, BTreeMap::<u64, (u32, u64)>::new());
     for (id, residence) in &tables.residences {
-        let Residence { stage, written_s, place, blob } = *residence;
+        let Residence { stage, written_s, place, blob, .. } = *residence;
         assert_eq!(
             used.get(id),
             Some(&u64::from(place.extent_len)),
@@ -263,7 +263,7 @@ fn audit_tiers(tables: &Tables) {
             aged += 1;
             assert_eq!(
                 tables.aged.get(&(stage_in_key(stage), written_s, *id)),
-                Some(&place),
+                Some(&residence.aged()),
                 "age of extent {id}"
             );
         }
