@@ -86,6 +86,8 @@ impl Stage {
                 audit: Arc::new(NoAudit),
                 domains: vec!["s3.example".into()],
                 ahead_bytes: 64 << 20,
+                requests_max: 64,
+                bodies_bytes: 16 << 20,
             })
         });
         Self { runtime: Some(runtime), world, gate, inputs: 0 }

@@ -7,8 +7,10 @@ import base64
 import datetime
 import hashlib
 import os
+import resource
 import socket
 import sys
+import time
 import urllib.parse
 import zlib
 
@@ -263,6 +265,25 @@ def slow_forms():
         assert body(b, "formed") == b"bytes"
     finally:
         for peer in slow:
+            peer.close()
+
+
+def crowd():
+    """Connections that ask for nothing do not keep others out, however many they are."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    host, port = HOST.rsplit(":", 1)
+    idle = []
+    try:
+        # Some more than a node with the least memory has.
+        for _ in range(1100):
+            idle.append(socket.create_connection((host, int(port)), timeout=5))
+        began = time.monotonic()
+        b = bucket()
+        expect(exchange(signed("GET", f"/{b}")), 200)
+        assert time.monotonic() - began < 20
+    finally:
+        for peer in idle:
             peer.close()
 
 

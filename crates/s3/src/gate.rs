@@ -41,6 +41,8 @@ pub(crate) const FORM_FILE_BYTES_MAX: u64 = 64 << 20;
 const FORMS_KIB: u32 = 256 << 10;
 /// How long a form waits for that.
 const FORM_WAIT: Duration = Duration::from_secs(10);
+/// How long a request waits for its turn.
+const REQUEST_WAIT: Duration = Duration::from_secs(10);
 /// A slower form is given up, so that few slow ones do not keep the others waiting.
 const FORM_BYTES_PER_S_MIN: u64 = 64 << 10;
 /// Other fields of a form.
@@ -68,6 +70,10 @@ pub struct GateOptions {
     pub domains: Vec<String>,
     /// Bytes read ahead of what clients have taken, for all responses together.
     pub ahead_bytes: u64,
+    /// Requests under way at once, until their answers begin; more wait, and in the end get `SlowDown`.
+    pub requests_max: usize,
+    /// Bytes of bodies that are held in memory and not as written files, all together.
+    pub bodies_bytes: u64,
 }
 
 /// Where a request came from.
@@ -84,6 +90,8 @@ pub(crate) struct Core {
     pub(crate) identities: Arc<dyn Identities>,
     pub(crate) buckets: Arc<Buckets>,
     pub(crate) streams: Arc<StreamBudget>,
+    /// KiB of bodies that may be held in memory.
+    pub(crate) bodies: Arc<Semaphore>,
     pub(crate) finisher: Finisher,
 }
 
@@ -137,6 +145,7 @@ pub struct Gate {
     audit: Arc<dyn Audit>,
     names: Arc<Names>,
     forms: Semaphore,
+    requests: Semaphore,
     /// Request ids: a random start, then one after another.
     ids: AtomicU64,
 }
@@ -144,7 +153,17 @@ pub struct Gate {
 impl Gate {
     /// Puts it together.
     pub fn new(options: GateOptions) -> Arc<Self> {
-        let GateOptions { env, runtime, client, accounts, audit, domains, ahead_bytes } = options;
+        let GateOptions {
+            env,
+            runtime,
+            client,
+            accounts,
+            audit,
+            domains,
+            ahead_bytes,
+            requests_max,
+            bodies_bytes,
+        } = options;
         let buckets = Buckets::new(client.clone());
         client.set_invalidate(Some(buckets.clone()));
         let core = Arc::new(Core {
@@ -152,6 +171,7 @@ impl Gate {
             client,
             identities: accounts.clone(),
             streams: Arc::new(StreamBudget::new(ahead_bytes)),
+            bodies: Arc::new(Semaphore::new((bodies_bytes >> 10) as usize)),
             finisher: Finisher::new(runtime),
             env,
         });
@@ -178,6 +198,7 @@ impl Gate {
             audit,
             names,
             forms: Semaphore::new(FORMS_KIB as usize),
+            requests: Semaphore::new(requests_max),
             ids,
         })
     }
@@ -240,6 +261,9 @@ impl Gate {
         context: &Arc<RequestContext>,
         limits: &Limits,
     ) -> Response<Body> {
+        let Ok(_turn) = tokio::time::timeout(REQUEST_WAIT, self.requests.acquire()).await else {
+            return refuse(s3_error!(SlowDown, "Too many requests at once: try again."));
+        };
         let unread = &context.unread;
         let (mut parts, incoming) = request.into_parts();
         let waits = parts.headers.contains_key(header::EXPECT);

@@ -2,13 +2,21 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use client::object::{Checksum, ChecksumAlgorithm, ChecksumKind, ChecksumType};
 use hyper::StatusCode;
 use hyper::header::HeaderMap;
 use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
 use s3s::{S3Result, TrailingHeaders, s3_error};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 use crate::error::custom;
+
+/// Digests of larger bodies are made beside.
+const BESIDE_BYTES: u64 = 128 << 10;
+/// Parts of a body, of up to 128 KiB, that wait for that.
+const BESIDE_PARTS: usize = 4;
 
 const ALGORITHMS: [ChecksumAlgorithm; 5] = [
     ChecksumAlgorithm::Crc32,
@@ -221,6 +229,49 @@ impl Digests {
     }
 }
 
+/// Digests of a body that is received meanwhile. Those of a large one are made beside its way to the drives, on another
+/// core if one is idle: MD5 alone takes as long as that.
+pub(crate) enum Passing {
+    Here(Box<Digests>),
+    Beside { bodies: mpsc::Sender<Bytes>, digests: JoinHandle<Digests> },
+}
+
+impl Passing {
+    /// For a body of `len` bytes.
+    pub(crate) fn new(mut digests: Digests, len: u64) -> Self {
+        if len <= BESIDE_BYTES {
+            return Self::Here(Box::new(digests));
+        }
+        let (bodies, mut coming) = mpsc::channel::<Bytes>(BESIDE_PARTS);
+        let work = async move {
+            while let Some(bytes) = coming.recv().await {
+                digests.update(&bytes);
+            }
+            digests
+        };
+        Self::Beside { bodies, digests: tokio::spawn(work) }
+    }
+
+    pub(crate) async fn update(&mut self, bytes: &Bytes) {
+        match self {
+            Self::Here(digests) => digests.update(bytes),
+            // It ends only if it panics, which ends the process.
+            Self::Beside { bodies, .. } => drop(bodies.send(bytes.clone()).await),
+        }
+    }
+
+    /// When all has been looked at.
+    pub(crate) async fn end(self) -> S3Result<Digests> {
+        match self {
+            Self::Here(digests) => Ok(*digests),
+            Self::Beside { bodies, digests } => {
+                drop(bodies);
+                digests.await.map_err(|_| s3_error!(InternalError))
+            }
+        }
+    }
+}
+
 /// Digests of a document in a request, compared with what the client said as soon as all of it has come.
 pub(crate) struct DocumentCheck {
     digests: Digests,
@@ -323,6 +374,25 @@ mod tests {
         let mut sum = Sum::new(algorithm);
         sum.update(bytes);
         sum.finish()
+    }
+
+    #[tokio::test]
+    async fn digests_that_are_made_beside_are_the_same() {
+        let body = Bytes::from_iter((0..1 << 20).map(|at: u32| (at % 251) as u8));
+        for len in [0, 1, BESIDE_BYTES as usize, BESIDE_BYTES as usize + 1, body.len()] {
+            let body = body.slice(..len);
+            let claims = || Claims { algorithm: Some(ChecksumAlgorithm::Crc32c), ..Claims::default() };
+            let mut plain = Digests::new(claims());
+            plain.update(&body);
+            let plain = plain.finish(None).unwrap();
+            let mut passing = Passing::new(Digests::new(claims()), len as u64);
+            assert_eq!(matches!(passing, Passing::Beside { .. }), len as u64 > BESIDE_BYTES);
+            for at in (0..len).step_by(10_000) {
+                passing.update(&body.slice(at..len.min(at + 10_000))).await;
+            }
+            let digested = passing.end().await.unwrap().finish(None).unwrap();
+            assert_eq!((digested.etag(), digested.checksum), (plain.etag(), plain.checksum), "len={len}");
+        }
     }
 
     #[track_caller]

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use super::measure::{Before, Column, Tally, peak_bytes};
 use super::server::Server;
 use super::{KIB, Scale, figure_name};
+use crate::bench::meter::process_ticks;
 use crate::random::{Random, mix};
 use crate::s3::{Ask, Connection, element, sha256_hex};
 
@@ -136,6 +137,10 @@ struct Bench<'a> {
 
 /// Long enough for anything that has an end.
 const NO_END: Duration = Duration::from_secs(3600);
+/// How long a server may go on with what it was asked for before, and what it may do when that is over.
+const SETTLE: Duration = Duration::from_secs(20);
+const SETTLE_STEP: Duration = Duration::from_millis(500);
+const SETTLED_TICKS: u64 = 3;
 const BUCKETS: u64 = 100;
 const BUCKET_WORKERS: u64 = 64;
 /// Turns in which one and many buckets are measured.
@@ -168,6 +173,19 @@ impl Bench<'_> {
         self.column.keep(name, tally, &before, Some(self.server.pid))
     }
 
+    /// Waits until the server is done with what was asked of it before, if it ever is: nobody waited for all of that.
+    async fn settle(&self) -> Result<()> {
+        let end = Instant::now() + SETTLE;
+        while Instant::now() < end {
+            let before = process_ticks(self.server.pid)?;
+            tokio::time::sleep(SETTLE_STEP).await;
+            if process_ticks(self.server.pid)? - before <= SETTLED_TICKS {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Does a job to its end, with nobody looking.
     async fn prepare(&self, job: &Arc<Job>) -> Result<()> {
         crowd(self.server, job, 64, NO_END).await.map(drop)
@@ -190,6 +208,7 @@ impl Bench<'_> {
             }
             let path = move |key| format!("/bench/put-{size}/{workers}/{:02}/{key}", key % 100);
             let put = Arc::new(Job::put(path, keys, &content));
+            self.settle().await?;
             self.measure(figure_name("PUT", size, *workers), &put, *workers).await?;
             let delete = Arc::new(Job::new(Method::DELETE, Order::Once, path, put.taken()));
             self.measure(figure_name("DELETE", size, *workers), &delete, *workers).await?;
@@ -201,6 +220,9 @@ impl Bench<'_> {
         }
         let (path, keys) = (move |key| format!("/bench/get-{size}/{key}"), keys.min(2000));
         self.prepare(&Arc::new(Job { order: Order::Once, ..Job::put(path, keys, &content) })).await?;
+        self.settle().await?;
+        // The system's page cache has them from now on, as far as a server makes use of that.
+        self.prepare(&Arc::new(Job::new(Method::GET, Order::Once, path, keys))).await?;
         for (verb, method) in [("GET", Method::GET), ("HEAD", Method::HEAD)] {
             for workers in self.scale.workers.iter().copied() {
                 let name = figure_name(verb, size, workers);
@@ -234,6 +256,7 @@ impl Bench<'_> {
             }
             let job = Job::put(path, self.scale.keys, &Content::new(8));
             self.prepare(&Arc::new(Job { order: Order::Once, ..job })).await?;
+            self.settle().await?;
             let before = Before::now(Some(self.server.pid))?;
             let tally = self.list(shape).await?;
             self.column.keep(name, tally, &before, Some(self.server.pid))?;

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use base::env::{Caching, OpenMode};
-use rustix::process::{Pid, Signal, kill_process, setsid, test_kill_process};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit, setsid, test_kill_process,
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -164,12 +166,21 @@ fn start_logging(dir: &NodeDir, args: &StartArgs) -> Result<()> {
     Ok(())
 }
 
+/// Open files are mostly connections. Shells and service managers set a low limit that a process may raise by itself.
+fn raise_file_limit() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
 fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
     if args.background_child {
         // Fails only for a process that leads a group already, and then it is detached enough.
         let _ = setsid();
     }
     start_logging(dir, &args)?;
+    raise_file_limit();
     // A panic ends the process; standard error may be nobody's by then, so the log has the reason.
     std::panic::set_hook(Box::new(|panic| {
         let trace = std::backtrace::Backtrace::force_capture();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use client::Client;
+use rustix::process::{Resource, getrlimit};
 use s3::{Gate, GateOptions, Limits, Server, TlsFiles};
 use serde::{Deserialize, Serialize};
 
@@ -67,9 +68,14 @@ impl Node {
             audit: self.audit.clone(),
             domains: settings.domains.clone(),
             ahead_bytes: self.memory.s3_ahead_bytes,
+            requests_max: self.memory.s3_requests,
+            bodies_bytes: self.memory.s3_bodies_bytes,
         });
         let wanted = settings.listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        let limits = Limits { connections_max: self.memory.s3_connections, ..Limits::default() };
+        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let connections_max =
+            self.memory.s3_connections.min(usize::try_from(files / 2).unwrap_or(usize::MAX));
+        let limits = Limits { connections_max, ..Limits::default() };
         let start =
             |address| Server::start(&self.runtime, address, gate.clone(), tls.clone(), limits.clone());
         let server = match start(wanted).await {

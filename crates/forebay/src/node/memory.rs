@@ -16,8 +16,9 @@ pub(crate) const MEMORY_BYTES_MIN: u64 = 512 * MIB;
 const DEFAULT_BYTES_MAX: u64 = 4 * GIB;
 const DEFAULT_PART: u64 = 4;
 
-/// What an S3 connection has of a request, about.
-const CONNECTION_BYTES: u64 = 128 << 10;
+/// What an S3 connection that waits for a request has, about, and what it has of a request besides.
+const CONNECTION_BYTES: u64 = 32 << 10;
+const REQUEST_BYTES: u64 = 128 << 10;
 
 /// The parts. Nothing that is not in here grows with load; what grows with content is said in the documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,12 +33,15 @@ pub(crate) struct MemoryPlan {
     pub(crate) dirty_bytes: u64,
     /// The same through S3.
     pub(crate) s3_dirty_bytes: u64,
+    /// What is received through S3 and held until it is durable.
+    pub(crate) s3_bodies_bytes: u64,
     /// What a client remembers of where closed files have their bytes.
     pub(crate) map_bytes: u64,
     /// Read ahead for S3, all responses together.
     pub(crate) s3_ahead_bytes: u64,
-    /// S3 connections at once; each has buffers.
+    /// S3 connections at once, and requests that are not answered yet.
     pub(crate) s3_connections: usize,
+    pub(crate) s3_requests: usize,
     /// Blobs that a filesystem makes for its object store.
     pub(crate) blobs_bytes: u64,
     /// What a client fetched from an object store a moment ago.
@@ -70,12 +74,14 @@ impl MemoryPlan {
             store_cache_bytes: (part(8) / stores).clamp(4 * MIB, GIB) as usize,
             unstored_bytes: (part(32) / filesystems).clamp(4 * MIB, 256 * MIB) as usize,
             dirty_bytes: (part(12) / filesystems).clamp(16 * MIB, 256 * MIB),
-            s3_dirty_bytes: part(16).min(128 * MIB),
+            s3_dirty_bytes: part(24).min(128 * MIB),
+            s3_bodies_bytes: part(64).min(64 * MIB),
             map_bytes: (part(32) / (filesystems + 1)).clamp(4 * MIB, 256 * MIB),
             s3_ahead_bytes: part(16).min(96 * MIB),
             blobs_bytes: (part(16) / filesystems).clamp(4 * MIB, 512 * MIB),
             fetched_bytes: (part(64) / (filesystems + 1)).clamp(4 * MIB, 40 * MIB),
-            s3_connections: (part(16) / CONNECTION_BYTES).clamp(128, 2048) as usize,
+            s3_connections: (part(24) / CONNECTION_BYTES).min(4096) as usize,
+            s3_requests: (part(40) / REQUEST_BYTES).min(2048) as usize,
             drive: DriveMemory {
                 sums_cache_bytes: (part(32) / drives).clamp(MIB, 32 * MIB),
                 queue_bytes: (part(12) / drives).clamp(4 * MIB, 64 * MIB),
@@ -190,11 +196,13 @@ mod tests {
                 + 2 * plan.unstored_bytes as u64 * filesystems
                 + plan.dirty_bytes * filesystems
                 + plan.s3_dirty_bytes
+                + plan.s3_bodies_bytes
                 + plan.map_bytes * (filesystems + 1)
                 + plan.s3_ahead_bytes
                 + plan.blobs_bytes * filesystems
                 + plan.fetched_bytes * (filesystems + 1)
                 + plan.s3_connections as u64 * CONNECTION_BYTES
+                + plan.s3_requests as u64 * REQUEST_BYTES
                 + (plan.drive.sums_cache_bytes + plan.drive.queue_bytes + plan.drive.batch_bytes) * drives
                 + plan.spare_bytes as u64;
             assert!(sum <= budget_mib * MIB * 3 / 4, "{} of {budget_mib} MiB: {plan:?}", sum / MIB);

@@ -150,7 +150,7 @@ pub(crate) async fn upload_part(
     let kept = checksum.filter(|_| of.is_some());
     let part = PutPart { upload, number, etag, checksum: kept, caller: asked.caller() };
     let stored = match received.body {
-        ReceivedBody::Whole(bytes) => core.client.put_part_bytes(part, bytes).await,
+        ReceivedBody::Whole(bytes, _memory) => core.client.put_part_bytes(part, bytes).await,
         ReceivedBody::Staged(ino) => core.client.put_part(part, ino).await.inspect_err(|_| {
             discard(core, &ReceivedBody::Staged(ino));
         }),

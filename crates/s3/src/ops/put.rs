@@ -10,17 +10,20 @@ use futures_util::StreamExt;
 use s3s::dto::*;
 use s3s::stream::ByteStream;
 use s3s::{S3Request, S3Response, S3Result, TrailingHeaders, s3_error};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::checksum::set_checksum;
 use super::{Asked, refuse_unsupported, strong, write_conditions};
 use crate::error::{body_error, object_error};
 use crate::gate::Core;
-use crate::hash::{Claims, Digested, Digests};
+use crate::hash::{Claims, Digested, Digests, Passing};
 
 /// Largest object that is put in one piece, and largest part.
 const PUT_BYTES_MAX: u64 = 5 << 30;
-/// Bodies up to this size are held in memory and stored with one request.
-const WHOLE_BYTES_MAX: u64 = 64 << 10;
+/// Bodies up to this size are held in memory and stored with one request ...
+const SMALL_BYTES_MAX: u64 = 64 << 10;
+/// ... and these if there is memory for them.
+const WHOLE_BYTES_MAX: u64 = 2 << 20;
 /// User metadata: names and values together.
 const METADATA_BYTES_MAX: usize = 2048;
 
@@ -31,7 +34,8 @@ pub(crate) struct Received {
 }
 
 pub(crate) enum ReceivedBody {
-    Whole(Bytes),
+    /// With its place among those that are held in memory; a small one is held without, if there is none.
+    Whole(Bytes, Option<OwnedSemaphorePermit>),
     Staged(Ino),
 }
 
@@ -64,14 +68,19 @@ pub(crate) async fn receive(core: &Core, incoming: Incoming<'_>, claims: Claims)
             "Your proposed upload exceeds the maximum allowed object size: one request takes 5 GiB, a multipart upload more."
         ));
     }
-    let mut digests = Digests::new(claims);
+    let mut digests = Passing::new(Digests::new(claims), length);
     let stream = incoming.stream;
-    let body = if length <= WHOLE_BYTES_MAX {
-        ReceivedBody::Whole(collect(stream, length, &mut digests).await?)
+    let memory = if length <= WHOLE_BYTES_MAX {
+        core.bodies.clone().try_acquire_many_owned((length >> 10) as u32 + 1).ok()
+    } else {
+        None
+    };
+    let body = if length <= SMALL_BYTES_MAX || memory.is_some() {
+        ReceivedBody::Whole(collect(stream, length, &mut digests).await?, memory)
     } else {
         ReceivedBody::Staged(store(core, stream, length, &mut digests).await?)
     };
-    match digests.finish(incoming.trailers) {
+    match digests.end().await.and_then(|digests| digests.finish(incoming.trailers)) {
         Ok(digested) => Ok(Received { body, digested }),
         Err(error) => {
             discard(core, &body);
@@ -94,13 +103,13 @@ fn incomplete(length: u64, came: u64) -> s3s::S3Error {
     )
 }
 
-async fn collect(stream: Option<StreamingBlob>, length: u64, digests: &mut Digests) -> S3Result<Bytes> {
+async fn collect(stream: Option<StreamingBlob>, length: u64, digests: &mut Passing) -> S3Result<Bytes> {
     let mut whole = Bytes::new();
     let mut joined = BytesMut::new();
     if let Some(mut stream) = stream {
         while let Some(bytes) = stream.next().await {
             let bytes = bytes.map_err(|error| body_error(&*error))?;
-            digests.update(&bytes);
+            digests.update(&bytes).await;
             let came = whole.len().max(joined.len()) + bytes.len();
             if came as u64 > length {
                 return Err(incomplete(length, came as u64));
@@ -127,7 +136,7 @@ async fn store(
     core: &Core,
     stream: Option<StreamingBlob>,
     length: u64,
-    digests: &mut Digests,
+    digests: &mut Passing,
 ) -> S3Result<Ino> {
     let staged = core.client.stage().await.map_err(object_error)?;
     let result = fill(core, staged, stream, length, digests).await;
@@ -142,7 +151,7 @@ async fn fill(
     staged: Ino,
     stream: Option<StreamingBlob>,
     length: u64,
-    digests: &mut Digests,
+    digests: &mut Passing,
 ) -> S3Result<()> {
     let mut off = 0;
     if let Some(mut stream) = stream {
@@ -152,7 +161,7 @@ async fn fill(
                 return Err(incomplete(length, off + bytes.len() as u64));
             }
             core.client.write(staged, off, &bytes).await.map_err(|error| object_error(error.into()))?;
-            digests.update(&bytes);
+            digests.update(&bytes).await;
             off += bytes.len() as u64;
         }
     }
@@ -162,7 +171,7 @@ async fn fill(
 /// Gives a received body its name. What was staged is gone or used afterwards.
 async fn publish(core: &Core, name: ObjectName, body: ReceivedBody, put: PutOptions) -> S3Result<ObjectInfo> {
     match body {
-        ReceivedBody::Whole(bytes) => {
+        ReceivedBody::Whole(bytes, _memory) => {
             core.client.put_object_bytes(name, bytes, put).await.map_err(object_error)
         }
         ReceivedBody::Staged(ino) => core.client.put_object(name, ino, put).await.map_err(|error| {

@@ -11,7 +11,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsAcceptor;
 
 use super::io::TimedIo;
@@ -40,6 +40,8 @@ pub(crate) struct Http {
     pub(crate) gate: Arc<Gate>,
     pub(crate) limits: Arc<Limits>,
     pub(crate) phase: watch::Receiver<Phase>,
+    /// Others need its place.
+    pub(crate) leave: Arc<Notify>,
     pub(crate) peer: SocketAddr,
 }
 
@@ -50,7 +52,11 @@ impl Connection {
         let mut first = [0];
         let Self { tls, http } = self;
         let (timeout, idle_timeout) = (http.limits.header_timeout, http.limits.idle_timeout);
-        match tokio::time::timeout(timeout, stream.peek(&mut first)).await {
+        let spoken = tokio::select! {
+            () = http.leave.notified() => return,
+            spoken = tokio::time::timeout(timeout, stream.peek(&mut first)) => spoken,
+        };
+        match spoken {
             Ok(Ok(1)) if first[0] == TLS_HANDSHAKE => {
                 let handshake = tls.accept(TimedIo::new(stream, idle_timeout));
                 match tokio::time::timeout(timeout, handshake).await {
@@ -97,7 +103,7 @@ impl Http {
             tokio::pin!(connection);
             tokio::select! {
                 served = &mut connection => served,
-                _ = self.phase.changed() => {
+                () = self.asked_to_end() => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
                 }
@@ -112,7 +118,7 @@ impl Http {
             tokio::pin!(connection);
             tokio::select! {
                 served = &mut connection => served,
-                _ = self.phase.changed() => {
+                () = self.asked_to_end() => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
                 }
@@ -120,6 +126,13 @@ impl Http {
         };
         if let Err(error) = served {
             tracing::debug!(peer = %self.peer, %error, "S3 connection ended early");
+        }
+    }
+
+    async fn asked_to_end(&mut self) {
+        tokio::select! {
+            _ = self.phase.changed() => {}
+            () = self.leave.notified() => {}
         }
     }
 }

@@ -1,4 +1,5 @@
 //! The listener: one address for HTTP/1.1, HTTP/2 and TLS, a bounded number of connections, an orderly end.
+//! When there are too many, the oldest make room for new ones, each when it has been answered.
 //!
 //! A connection's first byte tells whether it speaks TLS. Requests are handed to [`Gate`]; nothing here knows S3.
 
@@ -13,9 +14,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 
@@ -30,7 +31,7 @@ pub(crate) use form::FormHead;
 /// What one client, or all together, may take.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Connections at once; more wait until one closes.
+    /// Connections at once; for more, the oldest are closed when they have been answered.
     pub connections_max: usize,
     /// How long a handshake, a request's headers, or the wait for the next request may take.
     pub header_timeout: Duration,
@@ -90,7 +91,7 @@ impl Server {
         limits: Limits,
     ) -> Result<Self, ListenError> {
         let failed = |source| ListenError { address: listen, source };
-        let listener = TcpListener::bind(listen).await.map_err(failed)?;
+        let listener = bind(listen).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let (phase, _) = watch::channel(Phase::Serving);
         let grace = limits.grace;
@@ -100,6 +101,7 @@ impl Server {
             tls: TlsAcceptor::from(tls),
             limits: Arc::new(limits),
             phase: phase.subscribe(),
+            leave: Arc::default(),
         };
         Ok(Self { address, gate, phase, accepting: runtime.spawn(accept.run()), grace })
     }
@@ -131,7 +133,9 @@ where
 {
     let (_phase, phase) = watch::channel(Phase::Serving);
     let peer = SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 1));
-    Http { gate, limits: Arc::new(limits), phase, peer }.serve(stream, false, false).await;
+    Http { gate, limits: Arc::new(limits), phase, leave: Arc::default(), peer }
+        .serve(stream, false, false)
+        .await;
 }
 
 struct Accept {
@@ -140,24 +144,34 @@ struct Accept {
     tls: TlsAcceptor,
     limits: Arc<Limits>,
     phase: watch::Receiver<Phase>,
+    /// Each notice goes to the connection that has listened for longest.
+    leave: Arc<Notify>,
 }
 
 /// How long to wait after an accept that failed: out of descriptors, mostly.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Connections that the kernel keeps until they are accepted, if it is allowed so many.
+const BACKLOG: u32 = 4096;
+/// How long a connection that was told to leave has before the next one is told.
+const LEAVE_PAUSE: Duration = Duration::from_millis(20);
+
+fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // As a node that was just stopped had it.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
 
 impl Accept {
     async fn run(mut self) {
         let room = Arc::new(Semaphore::new(self.limits.connections_max));
         let mut connections: JoinSet<()> = JoinSet::new();
         loop {
-            let next = async {
-                let permit = room.clone().acquire_owned().await;
-                (permit, self.listener.accept().await)
-            };
-            let (permit, accepted) = tokio::select! {
+            let accepted = tokio::select! {
                 _ = self.phase.changed() => break,
                 Some(_) = connections.join_next() => continue,
-                next = next => next,
+                accepted = self.listener.accept() => accepted,
             };
             let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,
@@ -167,10 +181,15 @@ impl Accept {
                     continue;
                 }
             };
+            let permit = tokio::select! {
+                _ = self.phase.changed() => break,
+                permit = make_room(&room, &self.leave) => permit,
+            };
             let http = Http {
                 gate: self.gate.clone(),
                 limits: self.limits.clone(),
                 phase: self.phase.clone(),
+                leave: self.leave.clone(),
                 peer,
             };
             let connection = Connection { tls: self.tls.clone(), http };
@@ -181,5 +200,18 @@ impl Accept {
         }
         drop(self.listener);
         while connections.join_next().await.is_some() {}
+    }
+}
+
+/// Waits until there may be one more connection.
+async fn make_room(room: &Arc<Semaphore>, leave: &Notify) -> OwnedSemaphorePermit {
+    loop {
+        if let Ok(permit) = room.clone().try_acquire_owned() {
+            return permit;
+        }
+        leave.notify_one();
+        if let Ok(permit) = tokio::time::timeout(LEAVE_PAUSE, room.clone().acquire_owned()).await {
+            return permit.expect("nobody closes it");
+        }
     }
 }
