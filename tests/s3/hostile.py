@@ -4,6 +4,7 @@ hostile.py GROUP…   ENDPOINT, MNT and AWS credentials come from the environmen
 """
 
 import base64
+import contextlib
 import datetime
 import hashlib
 import os
@@ -23,6 +24,8 @@ from matrix import MIB, body, bucket, client, data, keys, refused, s3
 
 ENDPOINT = os.environ["ENDPOINT"]
 HOST = urllib.parse.urlsplit(ENDPOINT).netloc
+# What the node may use.
+MEMORY_MIB = int(os.environ.get("FOREBAY_TEST_MEMORY", "512MiB").removesuffix("MiB"))
 KEYS = Session().get_credentials().get_frozen_credentials()
 
 
@@ -268,23 +271,44 @@ def slow_forms():
             peer.close()
 
 
-def crowd():
-    """Connections that ask for nothing do not keep others out, however many they are."""
+@contextlib.contextmanager
+def connections(count):
+    """So many connections."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     host, port = HOST.rsplit(":", 1)
-    idle = []
-    try:
-        # Some more than a node with the least memory has.
-        for _ in range(1100):
-            idle.append(socket.create_connection((host, int(port)), timeout=5))
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection((host, int(port)), timeout=5)) for _ in range(count)]
+
+
+def crowd():
+    """Connections that ask for nothing do not keep others out, however many they are."""
+    with connections(MEMORY_MIB * 16 // 15 + 100):
         began = time.monotonic()
         b = bucket()
         expect(exchange(signed("GET", f"/{b}")), 200)
         assert time.monotonic() - began < 20
-    finally:
-        for peer in idle:
-            peer.close()
+
+
+def slow_puts():
+    """Uploads that hang leave places to other requests, and more of them are told to slow down."""
+    b = bucket()
+    s3.put_object(Bucket=b, Key="kept", Body=b"kept")
+
+    def put(name):
+        return signed("PUT", f"/{b}/{name}", {"Content-Length": "100000"}, digest="UNSIGNED-PAYLOAD")
+
+    with connections(MEMORY_MIB // 4 + 20) as slow:
+        for number, peer in enumerate(slow):
+            peer.sendall(put(f"slow{number}") + b"x" * 1000)
+        time.sleep(1)
+        began = time.monotonic()
+        assert body(b, "kept") == b"kept"
+        s3.delete_object(Bucket=b, Key="kept")
+        assert time.monotonic() - began < 5
+        expect(exchange(put("more") + b"x" * 100000), 503, "SlowDown")
+    s3.put_object(Bucket=b, Key="after", Body=b"x" * 100000)
+    assert keys(b) == ["after"]
 
 
 for group in sys.argv[1:]:

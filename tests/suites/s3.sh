@@ -32,7 +32,7 @@ for group in buckets objects names directories metadata tagging ranges condition
     checksums presigned transport cross_origin; do
     check "boto3: $group" matrix "$group"
 done
-for group in signatures clock rubbish lengths broken additions subresources slow_forms crowd; do
+for group in signatures clock rubbish lengths broken additions subresources slow_forms crowd slow_puts; do
     check "hostile: $group" hostile "$group"
 done
 

@@ -18,7 +18,7 @@ use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::{Body, S3Error, S3Result, StdError, s3_error};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::access::{Access, Hosts, Names, Secrets};
 use crate::accounts::Accounts;
@@ -70,7 +70,8 @@ pub struct GateOptions {
     pub domains: Vec<String>,
     /// Bytes read ahead of what clients have taken, for all responses together.
     pub ahead_bytes: u64,
-    /// Requests under way at once, until their answers begin; more wait, and in the end get `SlowDown`.
+    /// Requests under way at once, until all of their answers is on its way; more wait, and in the end get `SlowDown`. A
+    /// quarter is for those without a body, so that what makes room is not kept out by what waits for room.
     pub requests_max: usize,
     /// Bytes of bodies that are held in memory and not as written files, all together.
     pub bodies_bytes: u64,
@@ -145,7 +146,9 @@ pub struct Gate {
     audit: Arc<dyn Audit>,
     names: Arc<Names>,
     forms: Semaphore,
-    requests: Semaphore,
+    requests: Arc<Semaphore>,
+    /// Those of them that bring a body.
+    writes: Arc<Semaphore>,
     /// Request ids: a random start, then one after another.
     ids: AtomicU64,
 }
@@ -198,7 +201,8 @@ impl Gate {
             audit,
             names,
             forms: Semaphore::new(FORMS_KIB as usize),
-            requests: Semaphore::new(requests_max),
+            requests: Arc::new(Semaphore::new(requests_max)),
+            writes: Arc::new(Semaphore::new((requests_max * 3 / 4).max(1))),
             ids,
         })
     }
@@ -212,12 +216,26 @@ impl Gate {
         self.core.finisher.finish().await;
     }
 
+    /// Waits until a request may begin; not for ever.
+    pub(crate) async fn turn(&self, request: &Request<Incoming>) -> Option<Turn> {
+        let turn = async {
+            let write = if request.body().is_end_stream() {
+                None
+            } else {
+                Some(self.writes.clone().acquire_owned().await.ok()?)
+            };
+            Some(Turn { _one: self.requests.clone().acquire_owned().await.ok()?, _write: write })
+        };
+        tokio::time::timeout(REQUEST_WAIT, turn).await.ok()?
+    }
+
     /// Answers a request.
     pub(crate) async fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
         origin: Origin,
         limits: Arc<Limits>,
+        mut turn: Option<Turn>,
     ) -> Response<Answer> {
         let mut entry = AuditEntry::begin(self.audit.clone()).await;
         entry.record.began_ns = self.core.env.clock.wall_ns();
@@ -237,7 +255,7 @@ impl Gate {
         let mut response = if request.method() == Method::OPTIONS {
             self.preflight(cross.as_ref(), bucket.as_deref()).await
         } else {
-            self.serve(request, &context, &limits).await
+            self.serve(request, &context, &limits, &mut turn).await
         };
         if let (Some(cross), Some(bucket)) = (&cross, bucket.as_deref()) {
             self.allow_origin(cross, bucket, response.headers_mut()).await;
@@ -252,7 +270,7 @@ impl Gate {
         entry.record.request_id = id;
         entry.record.bytes_in = context.unread.bytes();
         let clock = self.core.env.clock.clone();
-        response.map(|body| Answer { body, entry, clock, begun_ns })
+        response.map(|body| Answer { body, entry, clock, begun_ns, _turn: turn })
     }
 
     async fn serve(
@@ -260,11 +278,9 @@ impl Gate {
         request: Request<Incoming>,
         context: &Arc<RequestContext>,
         limits: &Limits,
+        turn: &mut Option<Turn>,
     ) -> Response<Body> {
-        let Ok(_turn) = tokio::time::timeout(REQUEST_WAIT, self.requests.acquire()).await else {
-            return refuse(s3_error!(SlowDown, "Too many requests at once: try again."));
-        };
-        let unread = &context.unread;
+        let (unread, has_turn) = (&context.unread, turn.is_some());
         let (mut parts, incoming) = request.into_parts();
         let waits = parts.headers.contains_key(header::EXPECT);
         let is_form = parts.method == Method::POST && is_form(&parts.headers);
@@ -274,6 +290,8 @@ impl Gate {
         let is_empty = incoming.is_end_stream();
         let version = parts.version;
         let _form = if is_form {
+            // It takes a place among forms while it comes, which may take long.
+            *turn = None;
             let Some(permit) = self.room_for_form(&parts.headers).await else {
                 return refuse(s3_error!(SlowDown, "Too many forms at once: try again."));
             };
@@ -292,12 +310,16 @@ impl Gate {
             };
             Body::http_body(RequestBody::new(incoming, coding, rules, unread.clone()))
         };
-        let mut response = match self.service.call(Request::from_parts(parts, body)).await {
-            Ok(response) => response,
-            Err(error) => {
+        let request = Request::from_parts(parts, body);
+        let mut response = if !has_turn {
+            // With what is left of its body, which is read below.
+            let _body = request;
+            refuse(s3_error!(SlowDown, "Too many requests at once: try again."))
+        } else {
+            self.service.call(request).await.unwrap_or_else(|error| {
                 tracing::error!(error = ?StdError::from(error), "S3 answer could not be put together");
                 refuse(s3_error!(InternalError))
-            }
+            })
         };
         if response.status() == StatusCode::INTERNAL_SERVER_ERROR
             && let Some(error) = unread.failure()
@@ -316,6 +338,9 @@ impl Gate {
         }
         // A client that waits for `100 Continue` has sent nothing yet.
         let refused = response.status().as_u16() >= 400;
+        if refused {
+            *turn = None;
+        }
         if refused && !waits {
             unread.drain().await;
         }
@@ -458,6 +483,13 @@ pub(crate) struct Answer {
     entry: AuditEntry,
     clock: Arc<dyn base::env::Clock>,
     begun_ns: u64,
+    _turn: Option<Turn>,
+}
+
+/// A place among the requests under way, until this is dropped.
+pub(crate) struct Turn {
+    _one: OwnedSemaphorePermit,
+    _write: Option<OwnedSemaphorePermit>,
 }
 
 impl hyper::body::Body for Answer {

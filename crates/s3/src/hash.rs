@@ -1,5 +1,7 @@
 //! Digests of a body while it passes: MD5 for the ETag, and the one checksum that the client chose.
 
+use std::sync::Arc;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -8,15 +10,17 @@ use hyper::StatusCode;
 use hyper::header::HeaderMap;
 use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
 use s3s::{S3Result, TrailingHeaders, s3_error};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
 use crate::error::custom;
 
 /// Digests of larger bodies are made beside.
 const BESIDE_BYTES: u64 = 128 << 10;
-/// Parts of a body, of up to 128 KiB, that wait for that.
-const BESIDE_PARTS: usize = 4;
+/// Parts of a body, of up to 128 KiB each, that wait for that, and memory that they take with the one that is looked at
+/// and the one that is to wait.
+const BESIDE_PARTS: usize = 2;
+const BESIDE_KIB: u32 = 512;
 
 const ALGORITHMS: [ChecksumAlgorithm; 5] = [
     ChecksumAlgorithm::Crc32,
@@ -233,15 +237,15 @@ impl Digests {
 /// core if one is idle: MD5 alone takes as long as that.
 pub(crate) enum Passing {
     Here(Box<Digests>),
-    Beside { bodies: mpsc::Sender<Bytes>, digests: JoinHandle<Digests> },
+    Beside { bodies: mpsc::Sender<Bytes>, digests: JoinHandle<Digests>, _memory: OwnedSemaphorePermit },
 }
 
 impl Passing {
-    /// For a body of `len` bytes.
-    pub(crate) fn new(mut digests: Digests, len: u64) -> Self {
-        if len <= BESIDE_BYTES {
-            return Self::Here(Box::new(digests));
-        }
+    /// For a body of `len` bytes. `memory` counts KiB.
+    pub(crate) fn new(mut digests: Digests, len: u64, memory: &Arc<Semaphore>) -> Self {
+        let wanted =
+            if len > BESIDE_BYTES { memory.clone().try_acquire_many_owned(BESIDE_KIB).ok() } else { None };
+        let Some(permit) = wanted else { return Self::Here(Box::new(digests)) };
         let (bodies, mut coming) = mpsc::channel::<Bytes>(BESIDE_PARTS);
         let work = async move {
             while let Some(bytes) = coming.recv().await {
@@ -249,7 +253,7 @@ impl Passing {
             }
             digests
         };
-        Self::Beside { bodies, digests: tokio::spawn(work) }
+        Self::Beside { bodies, digests: tokio::spawn(work), _memory: permit }
     }
 
     pub(crate) async fn update(&mut self, bytes: &Bytes) {
@@ -264,7 +268,7 @@ impl Passing {
     pub(crate) async fn end(self) -> S3Result<Digests> {
         match self {
             Self::Here(digests) => Ok(*digests),
-            Self::Beside { bodies, digests } => {
+            Self::Beside { bodies, digests, _memory } => {
                 drop(bodies);
                 digests.await.map_err(|_| s3_error!(InternalError))
             }
@@ -385,8 +389,14 @@ mod tests {
             let mut plain = Digests::new(claims());
             plain.update(&body);
             let plain = plain.finish(None).unwrap();
-            let mut passing = Passing::new(Digests::new(claims()), len as u64);
-            assert_eq!(matches!(passing, Passing::Beside { .. }), len as u64 > BESIDE_BYTES);
+            let memory = Arc::new(Semaphore::new(BESIDE_KIB as usize));
+            let mut passing = Passing::new(Digests::new(claims()), len as u64, &memory);
+            let is_beside = |passing: &Passing| matches!(passing, Passing::Beside { .. });
+            assert_eq!(is_beside(&passing), len as u64 > BESIDE_BYTES);
+            // There is memory for one.
+            let other = Passing::new(Digests::new(claims()), 1 << 20, &memory);
+            assert_eq!(is_beside(&other), !is_beside(&passing));
+            drop(other);
             for at in (0..len).step_by(10_000) {
                 passing.update(&body.slice(at..len.min(at + 10_000))).await;
             }

@@ -17,7 +17,7 @@ const DEFAULT_BYTES_MAX: u64 = 4 * GIB;
 const DEFAULT_PART: u64 = 4;
 
 /// What an S3 connection that waits for a request has, about, and what it has of a request besides.
-const CONNECTION_BYTES: u64 = 32 << 10;
+const CONNECTION_BYTES: u64 = 24 << 10;
 const REQUEST_BYTES: u64 = 128 << 10;
 
 /// The parts. Nothing that is not in here grows with load; what grows with content is said in the documentation.
@@ -33,13 +33,13 @@ pub(crate) struct MemoryPlan {
     pub(crate) dirty_bytes: u64,
     /// The same through S3.
     pub(crate) s3_dirty_bytes: u64,
-    /// What is received through S3 and held until it is durable.
+    /// What is received through S3 and held until it is durable, or until its digests are made.
     pub(crate) s3_bodies_bytes: u64,
     /// What a client remembers of where closed files have their bytes.
     pub(crate) map_bytes: u64,
     /// Read ahead for S3, all responses together.
     pub(crate) s3_ahead_bytes: u64,
-    /// S3 connections at once, and requests that are not answered yet.
+    /// S3 connections at once, and requests under way.
     pub(crate) s3_connections: usize,
     pub(crate) s3_requests: usize,
     /// Blobs that a filesystem makes for its object store.
@@ -80,8 +80,8 @@ impl MemoryPlan {
             s3_ahead_bytes: part(16).min(96 * MIB),
             blobs_bytes: (part(16) / filesystems).clamp(4 * MIB, 512 * MIB),
             fetched_bytes: (part(64) / (filesystems + 1)).clamp(4 * MIB, 40 * MIB),
-            s3_connections: (part(24) / CONNECTION_BYTES).min(4096) as usize,
-            s3_requests: (part(40) / REQUEST_BYTES).min(2048) as usize,
+            s3_connections: (part(40) / CONNECTION_BYTES).min(4096) as usize,
+            s3_requests: (part(24) / REQUEST_BYTES).min(2048) as usize,
             drive: DriveMemory {
                 sums_cache_bytes: (part(32) / drives).clamp(MIB, 32 * MIB),
                 queue_bytes: (part(12) / drives).clamp(4 * MIB, 64 * MIB),

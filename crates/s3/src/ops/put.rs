@@ -68,13 +68,13 @@ pub(crate) async fn receive(core: &Core, incoming: Incoming<'_>, claims: Claims)
             "Your proposed upload exceeds the maximum allowed object size: one request takes 5 GiB, a multipart upload more."
         ));
     }
-    let mut digests = Passing::new(Digests::new(claims), length);
-    let stream = incoming.stream;
     let memory = if length <= WHOLE_BYTES_MAX {
         core.bodies.clone().try_acquire_many_owned((length >> 10) as u32 + 1).ok()
     } else {
         None
     };
+    let mut digests = Passing::new(Digests::new(claims), length, &core.bodies);
+    let stream = incoming.stream;
     let body = if length <= SMALL_BYTES_MAX || memory.is_some() {
         ReceivedBody::Whole(collect(stream, length, &mut digests).await?, memory)
     } else {

@@ -27,8 +27,8 @@ const HEADERS_MAX: usize = 128;
 const STREAMS_MAX: u32 = 64;
 const HEADER_LIST_BYTES_MAX: u32 = 64 << 10;
 /// HTTP/2: bytes that a client may send ahead, for each request and for all.
-const WINDOW_BYTES: u32 = 1 << 20;
-const WINDOWS_BYTES: u32 = 4 << 20;
+const WINDOW_BYTES: u32 = 128 << 10;
+const WINDOWS_BYTES: u32 = 256 << 10;
 
 pub(super) struct Connection {
     pub(super) tls: TlsAcceptor,
@@ -53,13 +53,19 @@ impl Connection {
         let Self { tls, http } = self;
         let (timeout, idle_timeout) = (http.limits.header_timeout, http.limits.idle_timeout);
         let spoken = tokio::select! {
-            () = http.leave.notified() => return,
+            biased;
             spoken = tokio::time::timeout(timeout, stream.peek(&mut first)) => spoken,
+            () = http.leave.notified() => return,
         };
         match spoken {
             Ok(Ok(1)) if first[0] == TLS_HANDSHAKE => {
                 let handshake = tls.accept(TimedIo::new(stream, idle_timeout));
-                match tokio::time::timeout(timeout, handshake).await {
+                let shaken = tokio::select! {
+                    biased;
+                    shaken = tokio::time::timeout(timeout, handshake) => shaken,
+                    () = http.leave.notified() => return,
+                };
+                match shaken {
                     Ok(Ok(stream)) => {
                         let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                         http.serve(stream, is_http2, true).await;
@@ -86,8 +92,13 @@ impl Http {
         let (gate, limits) = (self.gate.clone(), self.limits.clone());
         let service = service_fn(move |request: Request<Incoming>| {
             let finisher = gate.finisher().clone();
-            let answer = gate.clone().answer(request, origin, limits.clone());
-            async move { Ok::<_, Infallible>(finisher.run(answer).await) }
+            let (gate, limits) = (gate.clone(), limits.clone());
+            async move {
+                // Whoever goes away before it is their turn is not waited for.
+                let turn = gate.turn(&request).await;
+                let answer = gate.answer(request, origin, limits, turn);
+                Ok::<_, Infallible>(finisher.run(answer).await)
+            }
         });
         let io = TokioIo::new(stream);
         let served = if is_http2 {
@@ -102,6 +113,7 @@ impl Http {
                 .serve_connection(io, service);
             tokio::pin!(connection);
             tokio::select! {
+                biased;
                 served = &mut connection => served,
                 () = self.asked_to_end() => {
                     connection.as_mut().graceful_shutdown();
@@ -117,6 +129,7 @@ impl Http {
                 .serve_connection(io, service);
             tokio::pin!(connection);
             tokio::select! {
+                biased;
                 served = &mut connection => served,
                 () = self.asked_to_end() => {
                     connection.as_mut().graceful_shutdown();

@@ -152,7 +152,8 @@ struct Accept {
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Connections that the kernel keeps until they are accepted, if it is allowed so many.
 const BACKLOG: u32 = 4096;
-/// How long a connection that was told to leave has before the next one is told.
+/// How long one that was just accepted has to ask for something, and the last that was told to leave for its answer,
+/// before the next one is told.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 
 fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
@@ -206,12 +207,9 @@ impl Accept {
 /// Waits until there may be one more connection.
 async fn make_room(room: &Arc<Semaphore>, leave: &Notify) -> OwnedSemaphorePermit {
     loop {
-        if let Ok(permit) = room.clone().try_acquire_owned() {
-            return permit;
-        }
-        leave.notify_one();
         if let Ok(permit) = tokio::time::timeout(LEAVE_PAUSE, room.clone().acquire_owned()).await {
             return permit.expect("nobody closes it");
         }
+        leave.notify_one();
     }
 }

@@ -104,6 +104,7 @@ impl Op<'_> {
                 // Only a place for the content: it never becomes an inode.
                 let mut inode = self.new_inode(Ino(0), FileKind::Regular, 0);
                 inode.segments = self.new_segments()?;
+                inode.parent = upload.name.bucket;
                 self.fill(&mut inode, pieces, *size)?;
                 inode
             }
