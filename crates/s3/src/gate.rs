@@ -302,12 +302,11 @@ impl Gate {
         let body = if is_empty {
             Body::empty()
         } else {
-            let bytes_per_s_min = if is_form { FORM_BYTES_PER_S_MIN } else { limits.body_bytes_per_s_min };
-            let rules = BodyRules { idle_timeout: limits.idle_timeout, bytes_per_s_min };
             let coding = match self.coding(&parts, is_form) {
                 Ok(coding) => coding,
                 Err(error) => return refuse(error),
             };
+            let rules = body_rules(limits, is_form);
             Body::http_body(RequestBody::new(incoming, coding, rules, unread.clone()))
         };
         let request = Request::from_parts(parts, body);
@@ -316,10 +315,7 @@ impl Gate {
             let _body = request;
             refuse(s3_error!(SlowDown, "Too many requests at once: try again."))
         } else {
-            self.service.call(request).await.unwrap_or_else(|error| {
-                tracing::error!(error = ?StdError::from(error), "S3 answer could not be put together");
-                refuse(s3_error!(InternalError))
-            })
+            self.call(request).await
         };
         if response.status() == StatusCode::INTERNAL_SERVER_ERROR
             && let Some(error) = unread.failure()
@@ -329,12 +325,8 @@ impl Gate {
         if is_form {
             response = forbid_form(response);
         }
-        // The protocol library knows one status for HEAD; it is that of a GET.
-        if is_head
-            && response.status() == StatusCode::OK
-            && response.headers().contains_key(header::CONTENT_RANGE)
-        {
-            *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        if is_head {
+            mark_partial(&mut response);
         }
         // A client that waits for `100 Continue` has sent nothing yet.
         let refused = response.status().as_u16() >= 400;
@@ -349,6 +341,13 @@ impl Gate {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+
+    async fn call(&self, request: Request<Body>) -> Response<Body> {
+        self.service.call(request).await.unwrap_or_else(|error| {
+            tracing::error!(error = ?StdError::from(error), "S3 answer could not be put together");
+            refuse(s3_error!(InternalError))
+        })
     }
 
     /// How a body is to be read.
@@ -433,6 +432,18 @@ fn forbid_form(response: Response<Body>) -> Response<Body> {
     parts.status = StatusCode::FORBIDDEN;
     parts.headers.remove(header::CONTENT_LENGTH);
     Response::from_parts(parts, Body::from(Bytes::from(text)))
+}
+
+fn body_rules(limits: &Limits, is_form: bool) -> BodyRules {
+    let bytes_per_s_min = if is_form { FORM_BYTES_PER_S_MIN } else { limits.body_bytes_per_s_min };
+    BodyRules { idle_timeout: limits.idle_timeout, bytes_per_s_min }
+}
+
+/// The protocol library knows one status for HEAD; it is that of a GET.
+fn mark_partial(response: &mut Response<Body>) {
+    if response.status() == StatusCode::OK && response.headers().contains_key(header::CONTENT_RANGE) {
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+    }
 }
 
 fn content_length(headers: &HeaderMap) -> Option<u64> {
