@@ -298,7 +298,8 @@ def slow_puts():
     def put(name):
         return signed("PUT", f"/{b}/{name}", {"Content-Length": "100000"}, digest="UNSIGNED-PAYLOAD")
 
-    with connections(MEMORY_MIB // 4 + 20) as slow:
+    # More than may be under way in all.
+    with connections(MEMORY_MIB // 3 + 20) as slow:
         for number, peer in enumerate(slow):
             peer.sendall(put(f"slow{number}") + b"x" * 1000)
         time.sleep(1)

@@ -70,8 +70,9 @@ pub struct GateOptions {
     pub domains: Vec<String>,
     /// Bytes read ahead of what clients have taken, for all responses together.
     pub ahead_bytes: u64,
-    /// Requests under way at once, until all of their answers is on its way; more wait, and in the end get `SlowDown`. A
-    /// quarter is for those without a body, so that what makes room is not kept out by what waits for room.
+    /// Requests under way at once, until all of their answers is on its way; more wait, and in the end get `SlowDown`.
+    /// At most 7/16 bring a body and 7/16 read objects, so that each kind goes on when many of the other take long, and
+    /// what makes room always does.
     pub requests_max: usize,
     /// Bytes of bodies that are held in memory and not as written files, all together.
     pub bodies_bytes: u64,
@@ -147,8 +148,9 @@ pub struct Gate {
     names: Arc<Names>,
     forms: Semaphore,
     requests: Arc<Semaphore>,
-    /// Those of them that bring a body.
+    /// Those of them that bring a body, and those that read.
     writes: Arc<Semaphore>,
+    reads: Arc<Semaphore>,
     /// Request ids: a random start, then one after another.
     ids: AtomicU64,
 }
@@ -202,7 +204,8 @@ impl Gate {
             names,
             forms: Semaphore::new(FORMS_KIB as usize),
             requests: Arc::new(Semaphore::new(requests_max)),
-            writes: Arc::new(Semaphore::new((requests_max * 3 / 4).max(1))),
+            writes: Arc::new(Semaphore::new((requests_max * 7 / 16).max(1))),
+            reads: Arc::new(Semaphore::new((requests_max * 7 / 16).max(1))),
             ids,
         })
     }
@@ -219,12 +222,18 @@ impl Gate {
     /// Waits until a request may begin; not for ever.
     pub(crate) async fn turn(&self, request: &Request<Incoming>) -> Option<Turn> {
         let turn = async {
-            let write = if request.body().is_end_stream() {
-                None
+            let kind = if !request.body().is_end_stream() {
+                Some(&self.writes)
+            } else if request.method() == Method::GET {
+                Some(&self.reads)
             } else {
-                Some(self.writes.clone().acquire_owned().await.ok()?)
+                None
             };
-            Some(Turn { _one: self.requests.clone().acquire_owned().await.ok()?, _write: write })
+            let kind = match kind {
+                Some(kind) => Some(kind.clone().acquire_owned().await.ok()?),
+                None => None,
+            };
+            Some(Turn { _one: self.requests.clone().acquire_owned().await.ok()?, _kind: kind })
         };
         tokio::time::timeout(REQUEST_WAIT, turn).await.ok()?
     }
@@ -328,12 +337,12 @@ impl Gate {
         if is_head {
             mark_partial(&mut response);
         }
-        // A client that waits for `100 Continue` has sent nothing yet.
+        // A client that waits for `100 Continue` has sent nothing yet, unless it had to wait for long.
         let refused = response.status().as_u16() >= 400;
         if refused {
             *turn = None;
         }
-        if refused && !waits {
+        if refused && (!waits || !has_turn) {
             unread.drain().await;
         }
         // botocore mistakes the answer to the next request on a connection on which it got one instead of that.
@@ -452,7 +461,8 @@ fn content_length(headers: &HeaderMap) -> Option<u64> {
 
 fn is_form(headers: &HeaderMap) -> bool {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    value.is_some_and(|value| value.starts_with("multipart/form-data"))
+    // As the protocol library has it: letter case does not matter.
+    value.is_some_and(|value| value.trim_start().to_ascii_lowercase().starts_with("multipart/form-data"))
 }
 
 /// Whether the body is in frames of `aws-chunked`.
@@ -500,7 +510,7 @@ pub(crate) struct Answer {
 /// A place among the requests under way, until this is dropped.
 pub(crate) struct Turn {
     _one: OwnedSemaphorePermit,
-    _write: Option<OwnedSemaphorePermit>,
+    _kind: Option<OwnedSemaphorePermit>,
 }
 
 impl hyper::body::Body for Answer {

@@ -1,4 +1,4 @@
-//! One connection: TLS or not, HTTP/1.1 or 2, and its end.
+//! One connection: TLS or not, and its end.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use hyper::Request;
 use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsAcceptor;
 
 use super::io::TimedIo;
-use super::{Limits, Phase};
+use super::{LEAVE_PAUSE, Limits, Phase};
 use crate::gate::{Gate, Origin};
 
 /// First byte of a TLS record with a handshake (RFC 8446, section 5.1).
@@ -23,12 +23,6 @@ const TLS_HANDSHAKE: u8 = 22;
 /// Bytes that a connection's headers and read buffer take at most.
 const BUFFER_BYTES_MAX: usize = 128 << 10;
 const HEADERS_MAX: usize = 128;
-/// HTTP/2: requests at once on a connection, and bytes of their headers.
-const STREAMS_MAX: u32 = 64;
-const HEADER_LIST_BYTES_MAX: u32 = 64 << 10;
-/// HTTP/2: bytes that a client may send ahead, for each request and for all.
-const WINDOW_BYTES: u32 = 128 << 10;
-const WINDOWS_BYTES: u32 = 256 << 10;
 
 pub(super) struct Connection {
     pub(super) tls: TlsAcceptor,
@@ -51,15 +45,17 @@ impl Connection {
         let _ = stream.set_nodelay(true);
         let mut first = [0];
         let Self { tls, http } = self;
-        let (timeout, idle_timeout) = (http.limits.header_timeout, http.limits.idle_timeout);
+        let timeout = http.limits.header_timeout;
+        let (idle_timeout, rate) = (http.limits.idle_timeout, http.limits.body_bytes_per_s_min);
+        let timed = |stream| TimedIo::new(stream, idle_timeout, rate);
         let spoken = tokio::select! {
             biased;
             spoken = tokio::time::timeout(timeout, stream.peek(&mut first)) => spoken,
-            () = http.leave.notified() => return,
+            () = http.told_to_leave() => return,
         };
         match spoken {
             Ok(Ok(1)) if first[0] == TLS_HANDSHAKE => {
-                let handshake = tls.accept(TimedIo::new(stream, idle_timeout));
+                let handshake = tls.accept(timed(stream));
                 let shaken = tokio::select! {
                     biased;
                     shaken = tokio::time::timeout(timeout, handshake) => shaken,
@@ -67,15 +63,14 @@ impl Connection {
                 };
                 match shaken {
                     Ok(Ok(stream)) => {
-                        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                        http.serve(stream, is_http2, true).await;
+                        http.serve(stream, true).await;
                     }
                     Ok(Err(error)) => tracing::debug!(peer = %http.peer, %error, "TLS handshake failed"),
                     Err(_) => tracing::debug!(peer = %http.peer, "TLS handshake took too long"),
                 }
             }
             Ok(Ok(1)) => {
-                http.serve(TimedIo::new(stream, idle_timeout), false, false).await;
+                http.serve(timed(stream), false).await;
             }
             // Nobody spoke.
             _ => {}
@@ -84,7 +79,7 @@ impl Connection {
 }
 
 impl Http {
-    pub(crate) async fn serve<S>(mut self, stream: S, is_http2: bool, is_secure: bool)
+    pub(crate) async fn serve<S>(mut self, stream: S, is_secure: bool)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -100,46 +95,30 @@ impl Http {
                 Ok::<_, Infallible>(finisher.run(answer).await)
             }
         });
-        let io = TokioIo::new(stream);
-        let served = if is_http2 {
-            let connection = http2::Builder::new(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .max_concurrent_streams(STREAMS_MAX)
-                .max_header_list_size(HEADER_LIST_BYTES_MAX)
-                .initial_stream_window_size(WINDOW_BYTES)
-                .initial_connection_window_size(WINDOWS_BYTES)
-                .keep_alive_interval(self.limits.header_timeout)
-                .keep_alive_timeout(self.limits.idle_timeout)
-                .serve_connection(io, service);
-            tokio::pin!(connection);
-            tokio::select! {
-                biased;
-                served = &mut connection => served,
-                () = self.asked_to_end() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            }
-        } else {
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(self.limits.header_timeout)
-                .max_buf_size(BUFFER_BYTES_MAX)
-                .max_headers(HEADERS_MAX)
-                .serve_connection(io, service);
-            tokio::pin!(connection);
-            tokio::select! {
-                biased;
-                served = &mut connection => served,
-                () = self.asked_to_end() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.limits.header_timeout)
+            .max_buf_size(BUFFER_BYTES_MAX)
+            .max_headers(HEADERS_MAX)
+            .serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        let served = tokio::select! {
+            biased;
+            served = &mut connection => served,
+            () = self.asked_to_end() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
             }
         };
         if let Err(error) = served {
             tracing::debug!(peer = %self.peer, %error, "S3 connection ended early");
         }
+    }
+
+    /// A connection that was just made has a moment to speak.
+    async fn told_to_leave(&self) {
+        tokio::time::sleep(LEAVE_PAUSE).await;
+        self.leave.notified().await;
     }
 
     async fn asked_to_end(&mut self) {

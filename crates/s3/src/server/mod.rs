@@ -1,4 +1,4 @@
-//! The listener: one address for HTTP/1.1, HTTP/2 and TLS, a bounded number of connections, an orderly end.
+//! The listener: one address for HTTP/1.1 and TLS, a bounded number of connections, an orderly end.
 //! When there are too many, the oldest make room for new ones, each when it has been answered.
 //!
 //! A connection's first byte tells whether it speaks TLS. Requests are handed to [`Gate`]; nothing here knows S3.
@@ -37,7 +37,7 @@ pub struct Limits {
     pub header_timeout: Duration,
     /// How long a client may neither send nor take a byte while it should.
     pub idle_timeout: Duration,
-    /// A body must come at this many bytes per second, after an idle timeout's start.
+    /// A body must come, and an answer be taken, at this many bytes per second, after an idle timeout's start.
     pub body_bytes_per_s_min: u64,
     /// How long requests under way may go on when the server stops.
     pub grace: Duration,
@@ -133,9 +133,7 @@ where
 {
     let (_phase, phase) = watch::channel(Phase::Serving);
     let peer = SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 1));
-    Http { gate, limits: Arc::new(limits), phase, leave: Arc::default(), peer }
-        .serve(stream, false, false)
-        .await;
+    Http { gate, limits: Arc::new(limits), phase, leave: Arc::default(), peer }.serve(stream, false).await;
 }
 
 struct Accept {
@@ -207,9 +205,12 @@ impl Accept {
 /// Waits until there may be one more connection.
 async fn make_room(room: &Arc<Semaphore>, leave: &Notify) -> OwnedSemaphorePermit {
     loop {
+        if let Ok(permit) = room.clone().try_acquire_owned() {
+            return permit;
+        }
+        leave.notify_one();
         if let Ok(permit) = tokio::time::timeout(LEAVE_PAUSE, room.clone().acquire_owned()).await {
             return permit.expect("nobody closes it");
         }
-        leave.notify_one();
     }
 }
