@@ -49,5 +49,6 @@ def delta():
 for group in sys.argv[1:]:
     globals()[group]()
 # Threads that arrow leaves behind after it read a Delta table may abort the process at its end.
-sys.stdout.flush()
-os._exit(0)
+if "delta" in sys.argv:
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,8 +1,8 @@
 //! Moves extents between drives and an object store as they age, and keeps the space on both sides bounded.
 //!
-//! What was written a while ago (the cue) is uploaded, oldest first, in blobs as full as can be and by directory; what has been there for
-//! longer (the retention) leaves the drives, and earlier when these fill up. When the blobs hold much that no file has,
-//! those with the most of it are emptied into new ones and deleted. Every step may be cut off anywhere.
+//! What was written a while ago (the cue) is uploaded, oldest first, in blobs as full as can be and by directory; what has
+//! been there for longer (the retention) leaves the drives, and earlier when these fill up. When the blobs hold much that no
+//! file has, those with the most of it are emptied into new ones and deleted. Every step may be cut off anywhere.
 
 mod gives_way;
 mod held;

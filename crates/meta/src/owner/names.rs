@@ -109,9 +109,7 @@ impl Op<'_> {
         inode.target = make.target.clone();
         inode.parent = make.parent;
         match make.kind {
-            FileKind::Directory => {
-                inode.attr.nlink = 2;
-            }
+            FileKind::Directory => inode.attr.nlink = 2,
             FileKind::Symlink => inode.attr.size = make.target.len() as u64,
             FileKind::Regular => inode.segments = self.new_segments()?,
             FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice => {}
