@@ -7,6 +7,7 @@ import base64
 import contextlib
 import datetime
 import hashlib
+import json
 import os
 import resource
 import socket
@@ -272,13 +273,21 @@ def slow_forms():
 
 
 @contextlib.contextmanager
-def connections(count):
-    """So many connections."""
+def connections(count, received_bytes=None):
+    """So many connections, with so little room for what comes."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     host, port = HOST.rsplit(":", 1)
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(socket.create_connection((host, int(port)), timeout=5)) for _ in range(count)]
+        peers = []
+        for _ in range(count):
+            peer = stack.enter_context(socket.socket())
+            peer.settimeout(5)
+            if received_bytes:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received_bytes)
+            peer.connect((host, int(port)))
+            peers.append(peer)
+        yield peers
 
 
 def crowd():
@@ -310,6 +319,40 @@ def slow_puts():
         expect(exchange(put("more") + b"x" * 100000), 503, "SlowDown")
     s3.put_object(Bucket=b, Key="after", Body=b"x" * 100000)
     assert keys(b) == ["after"]
+
+
+def resident_mib():
+    """What the node has in memory now."""
+    with open(os.path.join(os.environ["NODE"], "node.json")) as file:
+        pid = json.load(file)["pid"]
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS:")) >> 10
+
+
+def slow_gets():
+    """Answers that nobody takes stay within the node's memory, to their last byte, and leave places to other requests."""
+    b = bucket()
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        # More than the kernel takes for a client that takes nothing.
+        s3.put_object(Bucket=b, Key=name, Body=data(8 * MIB))
+    # Fewer than there may be connections.
+    with connections(MEMORY_MIB, received_bytes=4096) as slow:
+        for number, peer in enumerate(slow):
+            peer.sendall(signed("GET", f"/{b}/{names[number % len(names)]}"))
+        peak = 0
+        for _ in range(50):
+            time.sleep(0.1)
+            peak = max(peak, resident_mib())
+        began = time.monotonic()
+        s3.put_object(Bucket=b, Key="put", Body=b"x" * 100000)
+        s3.head_object(Bucket=b, Key="put")
+        s3.delete_object(Bucket=b, Key="put")
+        assert time.monotonic() - began < 5
+        expect(exchange(signed("GET", f"/{b}/a")), 503, "SlowDown")
+        print(f"peak {peak} MiB")
+        assert peak < MEMORY_MIB, peak
+    assert len(body(b, "a")) == 8 * MIB
 
 
 for group in sys.argv[1:]:

@@ -17,7 +17,7 @@ export AWS_SHARED_CREDENTIALS_FILE=$NODE/admin-credentials AWS_DEFAULT_REGION=us
 unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_PROFILE AWS_CA_BUNDLE
 
 matrix() { "$PYTHON" "$ROOT/tests/s3/matrix.py" "$@"; }
-hostile() { "$PYTHON" "$ROOT/tests/s3/hostile.py" "$@"; }
+hostile() { NODE=$NODE "$PYTHON" "$ROOT/tests/s3/hostile.py" "$@"; }
 aws() { "$VENV/bin/aws" --endpoint-url "$ENDPOINT" "$@"; }
 endpoint() { jq -er .s3 "$NODE/node.json"; }
 
@@ -32,7 +32,7 @@ for group in buckets objects names directories metadata tagging ranges condition
     checksums presigned transport cross_origin; do
     check "boto3: $group" matrix "$group"
 done
-for group in signatures clock rubbish lengths broken additions subresources slow_forms crowd slow_puts; do
+for group in signatures clock rubbish lengths broken additions subresources slow_forms crowd slow_puts slow_gets; do
     check "hostile: $group" hostile "$group"
 done
 

@@ -64,25 +64,21 @@ impl ExtentIo {
         join_all(parts).await.into_iter().collect()
     }
 
-    /// Reads an extent as a whole without copying it: what each drive has, in order, all but the last in whole blocks.
-    pub(crate) async fn read_parts(&self, extent: &ExtentRef) -> Result<Vec<Bytes>, ReadExtentError> {
-        let reads = read_plan(extent.extent_len, extent.k, 0, extent.extent_len);
-        join_all(reads.map(|read| self.read_shard(extent, read))).await.into_iter().collect()
-    }
-
-    /// Reads bytes that lie on one drive without copying them; `None` if they lie on several.
-    pub(crate) async fn read_one(
+    /// Reads `len` bytes of an extent, from `off` on, without copying them: what each drive has, in order. Of a whole
+    /// extent, all but the last part are whole blocks.
+    pub(crate) async fn read_parts(
         &self,
         extent: &ExtentRef,
         off: u32,
         len: u32,
-    ) -> Option<Result<Bytes, ReadExtentError>> {
-        let mut plan = read_plan(extent.extent_len, extent.k, off, len);
-        let read = plan.next()?;
-        if plan.next().is_some() {
-            return None;
+    ) -> Result<Vec<Bytes>, ReadExtentError> {
+        let mut reads = read_plan(extent.extent_len, extent.k, off, len);
+        if reads.len() == 1
+            && let Some(read) = reads.next()
+        {
+            return Ok(vec![self.read_shard(extent, read).await?]);
         }
-        Some(self.read_shard(extent, read).await)
+        join_all(reads.map(|read| self.read_shard(extent, read))).await.into_iter().collect()
     }
 
     /// Wanted bytes of one shard. If its drive is late, others are asked at the same time, and whoever comes first

@@ -233,7 +233,8 @@ impl Client {
         self.open_object(ObjectRequest::Get { name, conditions, caller }).await
     }
 
-    /// As [`Client::get_object`], but small files are not opened either: if `info.body` is not empty, it has all bytes.
+    /// As [`Client::get_object`], but small files are not opened either: if there is `info.pieces`, they are read with
+    /// [`Client::read_small`].
     pub async fn read_object(
         &self,
         name: ObjectName,
@@ -244,15 +245,13 @@ impl Client {
     }
 
     async fn open_object(&self, request: ObjectRequest) -> Result<ObjectInfo, ObjectError> {
-        let brings_body = matches!(request, ObjectRequest::Read { .. });
         for _ in 0..OPEN_ATTEMPTS {
             let (asked, round) = (self.asking(), self.inner.close_rounds.load(Ordering::SeqCst));
             let makes_before = self.inner.makes.begun();
             let reply = self.object(request.clone()).await?;
             let ObjectReply::Info { info, lease, .. } = reply else { return unexpected(&reply) };
-            let has_body =
-                info.directory || (brings_body && info.size > 0 && info.body.len() as u64 == info.size);
-            if has_body || self.opened(&info, lease, (asked, round, makes_before)).await? {
+            let is_open = !info.directory && info.pieces.is_none();
+            if !is_open || self.opened(&info, lease, (asked, round, makes_before)).await? {
                 return Ok(*info);
             }
         }

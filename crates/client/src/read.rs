@@ -1,11 +1,13 @@
 //! Reading: what is dirty here, over what the map says, over zeros.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use base::{FsError, Ino, LeaseId};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{join, join_all};
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
+use wire::object::ObjectInfo;
 
 use crate::Client;
 use crate::away::Reach;
@@ -63,11 +65,16 @@ struct Moment {
 impl Client {
     /// Reads up to `len` bytes; fewer only at the end of the file.
     pub async fn read(&self, ino: Ino, off: u64, len: usize) -> Result<Bytes, FsError> {
+        self.read_parts(ino, off, len).await.map(joined)
+    }
+
+    /// As [`Client::read`], in several parts if that saves copying them.
+    pub async fn read_parts(&self, ino: Ino, off: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
         let node = self.inner.nodes.get(ino);
         let mut parts: Vec<Bytes> = Vec::new();
         let (mut done, mut first, mut restarts) = (0, None, 0);
         while done < len {
-            let (part, moment) = self.read_some(&node, off + done as u64, len - done).await?;
+            let (more, moment) = self.read_some(&node, off + done as u64, len - done).await?;
             let now = (moment.lease, moment.changes);
             let before = *first.get_or_insert(now);
             if !parts.is_empty() && (now.0.is_none() || before != now) && restarts < ATTEMPTS {
@@ -76,28 +83,24 @@ impl Client {
                 parts.clear();
                 continue;
             }
-            done += part.len();
-            parts.push(part);
+            done += len_of(&more);
+            parts.extend(more);
             if moment.is_last {
                 break;
             }
         }
-        // Nearly always one part: only a very fragmented file has a map that does not fit in a page.
-        match parts.len() {
-            0 | 1 => Ok(parts.pop().unwrap_or_default()),
-            _ => Ok(parts.concat().into()),
-        }
+        Ok(parts)
     }
 
     /// Reads some bytes at `off`; none only at the end of the file.
-    async fn read_some(&self, node: &Node, off: u64, len: usize) -> Result<(Bytes, Moment), FsError> {
+    async fn read_some(&self, node: &Node, off: u64, len: usize) -> Result<(Vec<Bytes>, Moment), FsError> {
         let mut retries = 0;
         // What the store did not give. Content may have come back since: then a fresh map names other pieces.
         let mut refused: Option<Vec<MapPiece>> = None;
         loop {
             let reading = self.inner.session.reading();
             let snapshot = match self.look(node, off, len) {
-                Found::End(moment) => return Ok((Bytes::new(), moment)),
+                Found::End(moment) => return Ok((Vec::new(), moment)),
                 Found::Known(snapshot) => snapshot,
                 Found::NoMap { generation } => {
                     drop(reading);
@@ -112,12 +115,13 @@ impl Client {
                 return Err(FsError::Io);
             }
             let asked = away.then(|| snapshot.pieces.clone());
-            match self.fetch(off, snapshot).await {
-                Ok(bytes) => {
+            let Snapshot { len, pieces, above, .. } = snapshot;
+            match self.fetch(off, len, pieces, above).await {
+                Ok(parts) => {
                     if away {
-                        self.bring_back(node, off, bytes.len() as u64);
+                        self.bring_back(node, off, len_of(&parts) as u64);
                     }
-                    return Ok((bytes, moment));
+                    return Ok((parts, moment));
                 }
                 // Upkeep moves content without telling anybody. While drives are silent it cannot be seen whether
                 // an extent is deleted or unreadable: a fresh map says.
@@ -182,16 +186,41 @@ impl Client {
         Ok(())
     }
 
-    async fn fetch(&self, off: u64, snapshot: Snapshot) -> Result<Bytes, ReadExtentError> {
-        let Snapshot { len, pieces, above, .. } = snapshot;
+    /// Reads bytes of a small object that [`Client::read_object`] told of and did not open; `range` lies in it.
+    ///
+    /// # Errors
+    /// `Stale` if they cannot be read where they were then: [`Client::get_object`] tells where they are.
+    pub async fn read_small(&self, info: &ObjectInfo, range: Range<u64>) -> Result<Bytes, FsError> {
+        let pieces = info.pieces.iter().flatten().filter_map(|piece| piece.clip(range.start, range.end));
+        let len = (range.end - range.start) as usize;
+        let parts = self.fetch(range.start, len, pieces.collect(), Vec::new()).await;
+        parts.map(joined).map_err(|error| {
+            tracing::debug!(ino = %info.attr.ino, ?range, ?error, "small object is not where it was");
+            FsError::Stale
+        })
+    }
+
+    /// Reads `len` bytes from `off` on: what is above, over the pieces of the map, over zeros. What is one piece is not
+    /// copied and comes as its drives have it.
+    async fn fetch(
+        &self,
+        off: u64,
+        len: usize,
+        pieces: Vec<MapPiece>,
+        above: Vec<(u64, Bytes)>,
+    ) -> Result<Vec<Bytes>, ReadExtentError> {
         if let [piece] = pieces.as_slice()
             && above.is_empty()
             && piece.off == off
             && piece.len == len as u64
-            && let Content::Extent(extent) = &piece.content
-            && let Some(bytes) = self.inner.extents.read_one(extent, extent.extent_off, len as u32).await
         {
-            return bytes;
+            match &piece.content {
+                Content::Inline(bytes) => return Ok(vec![bytes.clone()]),
+                Content::Extent(extent) => {
+                    return self.inner.extents.read_parts(extent, extent.extent_off, len as u32).await;
+                }
+                Content::Away(..) => {}
+            }
         }
         let mut out = BytesMut::zeroed(len);
         let (mut reads, mut fetches) = (Vec::new(), Vec::new());
@@ -228,6 +257,17 @@ impl Client {
             let start = (run_off - off) as usize;
             out[start..start + run.len()].copy_from_slice(&run);
         }
-        Ok(out.freeze())
+        Ok(vec![out.freeze()])
+    }
+}
+
+fn len_of(parts: &[Bytes]) -> usize {
+    parts.iter().map(Bytes::len).sum()
+}
+
+fn joined(mut parts: Vec<Bytes>) -> Bytes {
+    match parts.len() {
+        0 | 1 => parts.pop().unwrap_or_default(),
+        _ => parts.concat().into(),
     }
 }

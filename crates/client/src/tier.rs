@@ -282,7 +282,9 @@ impl Client {
             Source::Blob(inside) => (inside.extent, None),
         };
         let _reading = self.inner.session.reading();
-        let Some(place) = blob else { return self.inner.extents.read_parts(&extent).await };
+        let Some(place) = blob else {
+            return self.inner.extents.read_parts(&extent, 0, extent.extent_len).await;
+        };
         let mut out = BytesMut::zeroed(extent.extent_len as usize);
         self.inner.away.read_into(place, extent.extent_len, 0, &mut out, Reach::Usual).await?;
         Ok(vec![out.freeze()])

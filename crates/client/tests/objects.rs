@@ -9,7 +9,7 @@ use client::object::{
     Caller, CompletePart, Conditions, EtagMatch, ListEntry, ListFrom, ListQuery, ObjectError, ObjectMeta,
     ObjectName, UploadRef,
 };
-use client::{Client, CompleteUpload, CopyObject, OpenIntent, PutOptions, PutPart};
+use client::{Client, CompleteUpload, CopyObject, OpenIntent, PutOptions, PutPart, SetAttr};
 use common::{World, new_file, pattern, read_all, run};
 
 fn name(bucket: Ino, key: &str) -> ObjectName {
@@ -90,38 +90,93 @@ fn an_object_is_a_file_and_a_file_is_an_object() {
     });
 }
 
+/// Reads an object as GET does. Returns its ETag, too.
+async fn read(objects: &Client, at: &ObjectName) -> Result<(Bytes, String), ObjectError> {
+    let info = objects.read_object(at.clone(), Conditions::default(), Caller::root()).await?;
+    if info.pieces.is_some() {
+        return Ok((objects.read_small(&info, 0..info.size).await?, info.etag));
+    }
+    let bytes = objects.read(info.attr.ino, 0, info.size as usize).await;
+    objects.close_file(info.attr.ino);
+    Ok((bytes?, info.etag))
+}
+
 #[test]
-fn a_small_object_comes_with_its_bytes_and_as_it_was_written_last() {
+fn a_small_object_comes_with_its_map_and_as_it_was_written_last() {
     run("4+2", |w| async move {
         let (_, names, bucket) = world(&w).await;
         let (objects, wire) = w.wired_client().await;
-        for (len, is_small) in [(0, false), (1, true), (8 << 10, true), ((8 << 10) + 1, false)] {
-            let at = name(bucket, "a");
+        let at = name(bucket, "a");
+        for len in [0, 1, 8 << 10, (8 << 10) + 1, 256 << 10, (256 << 10) + 1] {
             let body = pattern(len as u64, len);
             objects.put_object_bytes(at.clone(), body.clone().into(), options("tag")).await.unwrap();
-            let read = || objects.read_object(at.clone(), Conditions::default(), Caller::root());
             wire.take_asked();
-            let info = read().await.unwrap();
-            assert!(info.body == if is_small { body.clone() } else { Vec::new() }, "len={len}");
-            assert_eq!(wire.take_asked().len(), 1);
-            if !is_small {
-                assert!(objects.read(info.attr.ino, 0, len).await.unwrap() == body, "len={len}");
-                objects.close_file(info.attr.ino);
+            assert!(read(&objects, &at).await.unwrap().0 == body, "len={len}");
+            if len <= 256 << 10 {
+                assert_eq!(wire.take_asked().len(), 1, "len={len}");
+            }
+            if len == 0 {
                 continue;
             }
             // Bytes that somebody else has written and not committed yet; they may be a piece of their own.
             let file = names.lookup(bucket, b"a").await.unwrap();
             names.open_file(file.ino, OpenIntent::Write).await.unwrap();
             names.write(file.ino, 0, b"!").await.unwrap();
-            let info = read().await.unwrap();
-            assert!(info.etag.contains('-'), "{}", info.etag);
-            let bytes = match info.body.is_empty() {
-                true => objects.read(info.attr.ino, 0, len).await.unwrap(),
-                false => info.body,
-            };
+            let (bytes, etag) = read(&objects, &at).await.unwrap();
+            assert!(etag.contains('-'), "{etag}");
             assert!(bytes == [b"!", &body[1..]].concat(), "len={len}");
             names.close_file(file.ino);
         }
+    });
+}
+
+#[test]
+fn a_small_object_in_many_pieces_or_with_holes_is_read_as_it_is() {
+    run("4+2", |w| async move {
+        let (objects, names, bucket) = world(&w).await;
+        for pieces in [1, 8, 9, 30] {
+            let file_name = format!("of {pieces}");
+            let mut make = new_file(&file_name);
+            make.parent = bucket;
+            let file = names.make(make).await.unwrap();
+            let at = name(bucket, &file_name);
+            let mut content = vec![0; pieces * 6000 + 500];
+            for at in 0..pieces {
+                let bytes = pattern(at as u64, 3000);
+                names.write(file.ino, (at * 6000 + 1000) as u64, &bytes).await.unwrap();
+                content[at * 6000 + 1000..at * 6000 + 4000].copy_from_slice(&bytes);
+            }
+            let set = SetAttr { size: Some(content.len() as u64), ..SetAttr::default() };
+            names.setattr(file.ino, set).await.unwrap();
+            assert!(read(&objects, &at).await.unwrap().0 == content, "pieces={pieces}");
+            let info = objects.read_object(at.clone(), Conditions::default(), Caller::root()).await.unwrap();
+            match &info.pieces {
+                Some(_) => {
+                    let part = objects.read_small(&info, 1500..5000).await.unwrap();
+                    assert!(part == content[1500..5000], "pieces={pieces}");
+                }
+                None => objects.close_file(info.attr.ino),
+            }
+            assert_eq!(info.pieces.is_some(), pieces <= 8, "pieces={pieces}");
+            names.close_file(file.ino);
+        }
+    });
+}
+
+#[test]
+fn a_small_object_that_was_replaced_and_reclaimed_is_stale() {
+    run("4+2", |w| async move {
+        let (objects, _, bucket) = world(&w).await;
+        let at = name(bucket, "a");
+        let old = pattern(1, 100_000);
+        objects.put_object_bytes(at.clone(), old.into(), options("old")).await.unwrap();
+        let info = objects.read_object(at.clone(), Conditions::default(), Caller::root()).await.unwrap();
+        objects.put_object_bytes(at.clone(), pattern(2, 100_000).into(), options("new")).await.unwrap();
+        for _ in 0..3 {
+            reclaim(&objects).await;
+        }
+        assert_eq!(objects.read_small(&info, 0..info.size).await, Err(FsError::Stale));
+        assert_eq!(read(&objects, &at).await.unwrap().1, "new");
     });
 }
 

@@ -279,7 +279,7 @@ impl Gate {
         entry.record.request_id = id;
         entry.record.bytes_in = context.unread.bytes();
         let clock = self.core.env.clock.clone();
-        response.map(|body| Answer { body, entry, clock, begun_ns, _turn: turn })
+        response.map(|body| Answer { body, entry, clock, begun_ns, turn: turn.map(Arc::new) })
     }
 
     async fn serve(
@@ -504,7 +504,30 @@ pub(crate) struct Answer {
     entry: AuditEntry,
     clock: Arc<dyn base::env::Clock>,
     begun_ns: u64,
-    _turn: Option<Turn>,
+    turn: Option<Arc<Turn>>,
+}
+
+/// A piece of an answer up to this size waits for its client in what a connection may have anyway.
+const SMALL_BYTES_MAX: usize = 16 << 10;
+
+/// A piece of an answer that keeps its request's place until the client has taken it: the last pieces of an answer
+/// wait in its connection when the answer itself is gone.
+struct Held {
+    bytes: Bytes,
+    _turn: Arc<Turn>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+fn hold(bytes: Bytes, turn: Option<&Arc<Turn>>) -> Bytes {
+    match turn {
+        Some(turn) if bytes.len() > SMALL_BYTES_MAX => Bytes::from_owner(Held { bytes, _turn: turn.clone() }),
+        _ => bytes,
+    }
 }
 
 /// A place among the requests under way, until this is dropped.
@@ -532,6 +555,8 @@ impl hyper::body::Body for Answer {
             }
             None => {}
         }
+        let turn = self.turn.as_ref();
+        let frame = frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| hold(bytes, turn))));
         Poll::Ready(frame)
     }
 
@@ -547,5 +572,27 @@ impl hyper::body::Body for Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         self.entry.record.duration_ns = self.clock.boot_ns().saturating_sub(self.begun_ns);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_place_is_kept_until_the_last_large_piece_of_an_answer_was_taken() {
+        let places = Arc::new(Semaphore::new(1));
+        for (len, is_kept) in [(SMALL_BYTES_MAX, false), (SMALL_BYTES_MAX + 1, true)] {
+            let one = places.clone().try_acquire_owned().unwrap();
+            let turn = Arc::new(Turn { _one: one, _kind: None });
+            let piece = hold(Bytes::from(vec![7; len]), Some(&turn));
+            drop(turn);
+            let rest = piece.slice(1..);
+            drop(piece);
+            assert_eq!(places.available_permits() == 0, is_kept, "len={len}");
+            assert_eq!(rest.len(), len - 1);
+            drop(rest);
+            assert_eq!(places.available_permits(), 1);
+        }
     }
 }

@@ -97,7 +97,7 @@ impl S3Route for RangeRoute {
         let asked = Asked::of(&request.extensions)?;
         let (_, key) = self.split(&request.uri, &request.headers)?;
         let text = request.headers.get(header::RANGE).and_then(|value| value.to_str().ok());
-        let source = open(&self.core, &asked, &key, conditions(&request.headers)?).await?;
+        let source = open(&self.core, &asked, &key, conditions(&request.headers)?, true).await?;
         let info = source.info();
         let text = text.filter(|_| wants_range(&request.headers, info));
         match parse(text.unwrap_or_default(), info.size) {

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use base::{FsError, Ino};
 use bytes::Bytes;
 use client::Client;
-use client::object::ObjectInfo;
+use client::object::{ObjectInfo, SMALL_BYTES_MAX};
 use futures_util::Stream;
 use s3s::dto::StreamingBlob;
 use s3s::stream::{ByteStream, RemainingLength};
@@ -23,8 +23,6 @@ const WINDOW_BYTES_MIN: u64 = 128 << 10;
 const WINDOW_BYTES_MAX: u64 = 4 << 20;
 /// Bytes of one read.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Ranges up to this size are read at once and sent from memory.
-const WHOLE_BYTES_MAX: u64 = 256 << 10;
 
 /// Shares memory between responses.
 pub(crate) struct StreamBudget {
@@ -67,7 +65,7 @@ impl Drop for OpenObject {
     }
 }
 
-/// An object that was opened by [`Client::get_object`] or [`Client::read_object`].
+/// An object that [`Client::get_object`] or [`Client::read_object`] told of.
 pub(crate) struct Source {
     info: ObjectInfo,
     open: Option<Arc<OpenObject>>,
@@ -75,8 +73,8 @@ pub(crate) struct Source {
 
 impl Source {
     pub(crate) fn new(client: &Client, info: ObjectInfo) -> Self {
-        let is_here = info.directory || (info.size > 0 && info.body.len() as u64 == info.size);
-        let open = (!is_here).then(|| Arc::new(OpenObject::new(client, info.attr.ino)));
+        let is_open = !info.directory && info.pieces.is_none();
+        let open = is_open.then(|| Arc::new(OpenObject::new(client, info.attr.ino)));
         Self { info, open }
     }
 
@@ -84,15 +82,18 @@ impl Source {
         &self.info
     }
 
-    /// The bytes of a range, at once if there are few.
+    /// The bytes of a range, at once and from memory if there are at most [`SMALL_BYTES_MAX`].
     pub(crate) async fn body(&self, core: &Core, range: Range<u64>) -> Result<Body, FsError> {
         if range.is_empty() {
             return Ok(Body::empty());
         }
+        if self.info.pieces.is_some() {
+            return core.client.read_small(&self.info, range).await.map(Body::from);
+        }
         let Some(open) = &self.open else {
             return Ok(Body::from(self.info.body.slice(range.start as usize..range.end as usize)));
         };
-        if range.end - range.start <= WHOLE_BYTES_MAX {
+        if range.end - range.start <= SMALL_BYTES_MAX {
             let len = (range.end - range.start) as usize;
             let bytes = core.client.read(open.ino, range.start, len).await?;
             // The file was cut since: whoever asks again sees it as it is.
@@ -101,7 +102,7 @@ impl Source {
         Ok(StreamingBlob::new(self.stream(core, vec![range])).into())
     }
 
-    /// The bytes of several ranges, one after another.
+    /// The bytes of several ranges of an object that [`Client::get_object`] told of, one after another.
     pub(crate) fn stream(&self, core: &Core, ranges: Vec<Range<u64>>) -> ObjectStream {
         core.streams.streams.fetch_add(1, Ordering::Relaxed);
         let left = ranges.iter().map(|range| range.end - range.start).sum();
@@ -117,11 +118,12 @@ impl Source {
     }
 }
 
-type Read = Pin<Box<dyn Future<Output = Result<Bytes, FsError>> + Send>>;
+type Read = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, FsError>> + Send>>;
 
 enum Piece {
     Running(Read, u64),
-    Done(Bytes),
+    /// What it consists of, as far as the consumer has not got it.
+    Done(VecDeque<Bytes>),
 }
 
 /// Bytes of an object in order. Several reads run at once; each is polled when the consumer asks.
@@ -151,7 +153,7 @@ impl ObjectStream {
             .iter()
             .map(|read| match read {
                 Piece::Running(_, len) => *len,
-                Piece::Done(bytes) => bytes.len() as u64,
+                Piece::Done(parts) => parts.iter().map(|part| part.len() as u64).sum(),
             })
             .sum();
         while ahead < window
@@ -166,12 +168,16 @@ impl ObjectStream {
             }
             ahead += len;
             match &self.open {
-                None => reads.push_back(Piece::Done(self.body.slice(off as usize..end as usize))),
+                None => {
+                    let part = self.body.slice(off as usize..end as usize);
+                    reads.push_back(Piece::Done(VecDeque::from([part])));
+                }
                 Some(open) => {
                     let (client, open) = (self.client.clone(), open.clone());
                     let read = async move {
-                        let bytes = client.read(open.ino, off, len as usize).await?;
-                        if bytes.len() as u64 == len { Ok(bytes) } else { Err(FsError::Stale) }
+                        let parts = client.read_parts(open.ino, off, len as usize).await?;
+                        let read = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+                        if read == len { Ok(parts) } else { Err(FsError::Stale) }
                     };
                     reads.push_back(Piece::Running(Box::pin(read), len));
                 }
@@ -193,7 +199,7 @@ impl Stream for ObjectStream {
                 && let Poll::Ready(result) = read.as_mut().poll(context)
             {
                 match result {
-                    Ok(bytes) => *piece = Piece::Done(bytes),
+                    Ok(parts) => *piece = Piece::Done(parts.into()),
                     Err(error) => failed = failed.or(Some(error)),
                 }
             }
@@ -203,15 +209,16 @@ impl Stream for ObjectStream {
             reads.clear();
             return Poll::Ready(Some(Err(Box::new(ReadError(error)))));
         }
-        match reads.front() {
-            None => Poll::Ready(None),
-            Some(Piece::Running(..)) => Poll::Pending,
-            Some(Piece::Done(_)) => {
-                let Some(Piece::Done(bytes)) = reads.pop_front() else { return Poll::Ready(None) };
-                this.left -= bytes.len() as u64;
-                Poll::Ready(Some(Ok(bytes)))
-            }
+        let part = match reads.front_mut() {
+            None => return Poll::Ready(None),
+            Some(Piece::Running(..)) => return Poll::Pending,
+            Some(Piece::Done(parts)) => parts.pop_front().unwrap_or_default(),
+        };
+        if matches!(reads.front(), Some(Piece::Done(parts)) if parts.is_empty()) {
+            reads.pop_front();
         }
+        this.left -= part.len() as u64;
+        Poll::Ready(Some(Ok(part)))
     }
 }
 

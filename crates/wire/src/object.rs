@@ -7,7 +7,7 @@ use base::{FsError, Ino};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::meta::{Attr, CommitPiece, LeaseGrant};
+use crate::meta::{Attr, CommitPiece, LeaseGrant, MapPiece};
 
 /// Longest key, in bytes.
 pub const KEY_BYTES_MAX: usize = 1024;
@@ -21,6 +21,8 @@ pub const DIRECTORY_BODY_BYTES_MAX: usize = 64 << 10;
 pub const OBJECT_META_BYTES_MAX: usize = 64 << 10;
 /// Most keys that one request deletes.
 pub const DELETE_KEYS_MAX: usize = 1000;
+/// Objects up to this size may be read without being opened.
+pub const SMALL_BYTES_MAX: u64 = 256 << 10;
 
 /// Where an object is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -190,6 +192,8 @@ pub struct ObjectInfo {
     pub directory: bool,
     /// The bytes of a directory object.
     pub body: Bytes,
+    /// Where the bytes of a small file are, in the answer to a reader who has not opened it.
+    pub pieces: Option<Vec<MapPiece>>,
 }
 
 /// The ETag of an inode: the stored one, given with the version of the content that it describes, while that is the
@@ -418,7 +422,8 @@ pub enum ObjectRequest {
     },
     /// Answer: `Info`, opened for reading by the session unless it is a directory object.
     Get { name: ObjectName, conditions: Conditions, caller: Caller },
-    /// As `Get`, but a small file whose bytes are in the metadata is not opened: they are in the answer.
+    /// As `Get`, but a file of at most [`SMALL_BYTES_MAX`] in few pieces, all of them here, is not opened: the answer
+    /// has its map.
     Read { name: ObjectName, conditions: Conditions, caller: Caller },
     /// Answer: `Info`.
     Head { name: ObjectName, conditions: Conditions, caller: Caller },

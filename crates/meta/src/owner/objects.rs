@@ -14,9 +14,10 @@ mod uploads;
 
 use base::{FsError, Ino};
 use bytes::Bytes;
-use wire::meta::{Content, FileKind, INLINE_BYTES_MAX, LeaseKind};
+use wire::meta::{Content, FileKind, LeaseKind, MapPiece};
 use wire::object::{
     Caller, Conditions, KEY_BYTES_MAX, ObjectError, ObjectInfo, ObjectName, ObjectReply, ObjectRequest,
+    SMALL_BYTES_MAX,
 };
 
 use super::{Intent, Op, Stop};
@@ -29,12 +30,15 @@ const SETTING_NAME_BYTES_MAX: usize = 200;
 
 type ObjectOutcome = Result<ObjectReply, Stop>;
 
+/// Most pieces of a file that is read without being opened.
+const SMALL_PIECES_MAX: usize = 8;
+
 /// Whether a reader opens an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Opening {
     Never,
     Always,
-    /// A small one comes with its bytes instead.
+    /// A small one comes with its map instead.
     UnlessSmall,
 }
 
@@ -153,11 +157,10 @@ impl Op<'_> {
         self.clear(ino, Intent::Read)?;
         self.check_reading(&inode, conditions)?;
         let mut info = self.object_info(&inode)?;
-        let small = if opening == Opening::UnlessSmall { self.small_content(&inode)? } else { None };
-        let opens = opening != Opening::Never && !name.directory && small.is_none();
-        if let Some(bytes) = small {
-            info.body = bytes;
+        if opening == Opening::UnlessSmall {
+            info.pieces = self.small_map(&inode)?;
         }
+        let opens = opening != Opening::Never && !name.directory && info.pieces.is_none();
         let mut lease = None;
         if opens {
             lease = self.grant(ino, LeaseKind::Read);
@@ -169,19 +172,16 @@ impl Op<'_> {
         Ok(ObjectReply::Info { info: Box::new(info), lease, changed: Vec::new() })
     }
 
-    /// All bytes of a file, if they are in the metadata and in one piece.
-    fn small_content(&self, inode: &Inode) -> Result<Option<Bytes>, FsError> {
+    /// The map of a small file, if it is short and nothing of the file has to be fetched.
+    fn small_map(&self, inode: &Inode) -> Result<Option<Vec<MapPiece>>, FsError> {
         let (kind, size) = (inode.attr.kind, inode.attr.size);
-        let Some(map) = inode.map().filter(|_| kind == FileKind::Regular && size <= INLINE_BYTES_MAX as u64)
-        else {
+        let Some(map) = inode.map().filter(|_| kind == FileKind::Regular && size <= SMALL_BYTES_MAX) else {
             return Ok(None);
         };
-        let mut pieces = self.pieces(map, 0, size, 2)?;
-        let only = pieces.pop().filter(|piece| pieces.is_empty() && piece.off == 0);
-        Ok(only.and_then(|piece| match piece.content {
-            Content::Inline(bytes) if bytes.len() as u64 == size => Some(bytes),
-            _ => None,
-        }))
+        let pieces = self.pieces(map, 0, size, SMALL_PIECES_MAX + 1)?;
+        let is_here = |piece: &MapPiece| !matches!(piece.content, Content::Away(..));
+        let fits = pieces.len() <= SMALL_PIECES_MAX && pieces.iter().all(is_here);
+        Ok(fits.then(|| pieces.iter().filter_map(|piece| piece.clip(0, size)).collect()))
     }
 
     /// The answer to a change of an object: without what is stored with it, which whoever asked knows. An answer is
@@ -194,6 +194,7 @@ impl Op<'_> {
             meta: wire::object::ObjectMeta::default(),
             directory: inode.attr.kind == FileKind::Directory,
             body: Bytes::new(),
+            pieces: None,
         };
         ObjectReply::Info { info: Box::new(info), lease: None, changed }
     }

@@ -176,6 +176,7 @@ impl Op<'_> {
             meta: self.load_meta(inode)?,
             directory,
             body: Bytes::from(body),
+            pieces: None,
         })
     }
 
