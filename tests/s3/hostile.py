@@ -15,6 +15,8 @@ import sys
 import time
 import urllib.parse
 import zlib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -50,10 +52,10 @@ def signed(method, path, headers=None, payload=b"", secret=None, digest=None):
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def exchange(raw, close=False):
+def exchange(raw, close=False, timeout=20):
     """Sends bytes, returns status line and everything that comes until the server closes or is done."""
     host, port = HOST.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=20) as peer:
+    with socket.create_connection((host, int(port)), timeout=timeout) as peer:
         try:
             peer.sendall(raw)
             if close:
@@ -353,6 +355,35 @@ def slow_gets():
         print(f"peak {peak} MiB")
         assert peak < MEMORY_MIB, peak
     assert len(body(b, "a")) == 8 * MIB
+
+
+def full_puts():
+    """Uploads to full drives, more than may be under way, are all answered and leave places to those who make room."""
+    b, kept, removed = os.environ["BUCKET"], os.environ["KEPT"], os.environ["REMOVED"]
+    body_of = {number: f"{number:08}".encode() * (MIB // 8) for number in range(MEMORY_MIB // 3 + 20)}
+
+    def put(number):
+        length = {"Content-Length": str(MIB)}
+        return exchange(signed("PUT", f"/{b}/put{number}", length, digest="UNSIGNED-PAYLOAD") + body_of[number], timeout=60)
+
+    with ThreadPoolExecutor(len(body_of)) as pool:
+        answers = pool.map(put, body_of)
+        time.sleep(1)
+        began = time.monotonic()
+        size = s3.head_object(Bucket=b, Key=kept)["ContentLength"]
+        assert len(body(b, kept)) == size
+        s3.delete_object(Bucket=b, Key=removed)
+        took_s = time.monotonic() - began
+        statuses = [answer.split(" ", 2)[1] for answer in answers]
+    print(f"reading and removing took {took_s:.1f} s; answers:", Counter(statuses))
+    assert took_s < 15
+    assert set(statuses) <= {"200", "503", "507"} and "507" in statuses, Counter(statuses)
+    for number, status in enumerate(statuses):
+        if status == "200":
+            assert body(b, f"put{number}") == body_of[number]
+            s3.delete_object(Bucket=b, Key=f"put{number}")
+        else:
+            refused("404", 404, s3.head_object, Bucket=b, Key=f"put{number}")
 
 
 for group in sys.argv[1:]:

@@ -89,6 +89,20 @@ after_crash() {
     acknowledged_is_intact
 }
 
+# Through S3 as well: the first of the acknowledged files is removed meanwhile, the second is read.
+uploads_when_full() {
+    local first second
+    [ "$PLAIN" = 1 ] && return
+    first=$(awk 'NR == 1 { print $2 }' "$WORK/sums")
+    second=$(awk 'NR == 2 { print $2 }' "$WORK/sums")
+    ENDPOINT=$(jq -er .s3 "$WORK/n/node.json") CERTIFICATE=$WORK/n/s3/cert.pem NODE=$WORK/n MNT=$MNT \
+        AWS_SHARED_CREDENTIALS_FILE=$WORK/n/admin-credentials AWS_DEFAULT_REGION=us-east-1 PYTHONPATH=$ROOT/tests/s3 \
+        BUCKET=first REMOVED=${first#first/} KEPT=${second#first/} PYTHONDONTWRITEBYTECODE=1 \
+        "$HOME/.cache/forebay/venv/bin/python3" "$ROOT/tests/s3/hostile.py" full_puts
+    sed -i 1d "$WORK/sums"
+    acknowledged_is_intact
+}
+
 delete_half() {
     find "$MNT" -maxdepth 1 -name 'small-*' -delete
     local file
@@ -156,6 +170,7 @@ check "the file that did not fit is not torn" failed_file_is_not_torn
 check "df adds up when full" numbers_make_sense
 check "acknowledged files are intact after a restart" after_restart
 check "acknowledged files are intact after a crash" after_crash
+check "uploads to full drives are answered and keep nobody from making room" uploads_when_full
 check "deleting works when full" delete_half &&
     check "space returns within $RETURN_S s" space_returns &&
     check "writing works again" writing_works_again &&

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use base::{FsError, Ino};
 use bytes::Bytes;
+use futures_util::StreamExt;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 use wire::meta::{LeaseGrant, LeaseKind, MetaRequest, OwnerEvent};
 
@@ -20,6 +22,8 @@ const TICKS_PER_ROUND: u64 = 4;
 const DIRTY_AGE_NS: u64 = 5_000_000_000;
 /// How long what was written stays in memory after the last close.
 const CLOSE_DELAY: Duration = Duration::from_millis(20);
+/// How long the others of a batch wait for one that takes longer to be written.
+const CLOSE_PATIENCE: Duration = Duration::from_millis(200);
 /// Closed files that are flushed together.
 const CLOSES_AT_ONCE: usize = 64;
 /// Rounds of flushing before a lease is given up whatever comes.
@@ -46,31 +50,58 @@ pub(crate) async fn ticker(client: Client) {
     }
 }
 
-/// Makes closed files durable and tells the owner. Files closed one after another share batches and messages.
+/// Makes closed files durable and tells the owner. Files closed one after another share batches and messages. One that
+/// takes long, because it waits for room, keeps no other waiting: what those give back may be the room.
 pub(crate) async fn closer(client: Client) {
     loop {
         client.inner.closed_some.notified().await;
         tokio::time::sleep(CLOSE_DELAY).await;
+        let flushed =
+            std::mem::take(&mut *client.inner.flushed.lock().expect("no holder of this lock panics"));
         let closed = std::mem::take(&mut *client.inner.closed.lock().expect("no holder of this lock panics"));
-        for some in closed.chunks(CLOSES_AT_ONCE) {
-            let unnamed = join_all(some.iter().map(|ino| client.flush_closed(*ino))).await;
+        for some in flushed.chunks(CLOSES_AT_ONCE) {
             client.tell_closed(some).await;
-            join_all(unnamed.into_iter().flatten().map(|node| client.settle_unnamed(node))).await;
+        }
+        for some in closed.chunks(CLOSES_AT_ONCE) {
+            client.end_closed(some).await;
         }
     }
 }
 
 impl Client {
+    async fn end_closed(&self, closed: &[Ino]) {
+        let flushes = closed.iter().map(|ino| self.clone().flush_closed(*ino));
+        let mut flushes: FuturesUnordered<_> = flushes.collect();
+        let (mut ended, mut unnamed) = (Vec::new(), Vec::new());
+        let deadline = tokio::time::Instant::now() + CLOSE_PATIENCE;
+        while let Ok(Some((ino, node))) = tokio::time::timeout_at(deadline, flushes.next()).await {
+            ended.push(ino);
+            unnamed.extend(node);
+        }
+        self.tell_closed(&ended).await;
+        let client = self.clone();
+        tokio::spawn(async move {
+            let settled = join_all(unnamed.into_iter().map(|node| client.settle_unnamed(node)));
+            let flushed = async {
+                while let Some((ino, _)) = flushes.next().await {
+                    client.inner.flushed.lock().expect("no holder of this lock panics").push(ino);
+                    client.inner.closed_some.notify_one();
+                }
+            };
+            tokio::join!(settled, flushed);
+        });
+    }
+
     /// Flushes, unless the file may be gone as soon as the owner knows that it is closed: then it is returned.
-    async fn flush_closed(&self, ino: Ino) -> Option<Arc<Node>> {
-        let node = self.inner.nodes.find(ino)?;
+    async fn flush_closed(self, ino: Ino) -> (Ino, Option<Arc<Node>>) {
+        let Some(node) = self.inner.nodes.find(ino) else { return (ino, None) };
         if node.lock().may_be_gone() {
-            return Some(node);
+            return (ino, Some(node));
         }
         if let Err(error) = self.flush(&node).await {
             tracing::error!(%ino, %error, "data could not be written after close; trying again");
         }
-        None
+        (ino, None)
     }
 
     /// What was written to a file without a name is of use only if another client has it open.

@@ -188,6 +188,8 @@ struct Inner {
     to_release: Mutex<Vec<LeaseGrant>>,
     /// Files whose last handle was closed since the closer looked.
     closed: Mutex<Vec<Ino>>,
+    /// Those of them that took long and have been written since.
+    flushed: Mutex<Vec<Ino>>,
     closed_some: Notify,
     /// Odd while the owner is being told of closed files; grows with each time it is.
     close_rounds: AtomicU64,
@@ -239,6 +241,7 @@ impl Client {
             deleting: tokio::sync::RwLock::new(()),
             to_release: Mutex::new(Vec::new()),
             closed: Mutex::new(Vec::new()),
+            flushed: Mutex::default(),
             closed_some: Notify::new(),
             close_rounds: AtomicU64::new(0),
             given_up: Mutex::default(),

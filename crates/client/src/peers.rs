@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Client;
+use crate::room::Look;
 
 /// How long after a request a filesystem counts as in use.
 const IN_USE_NS: u64 = 50_000_000;
@@ -17,8 +18,10 @@ pub struct Peers(pub(crate) Arc<Shared>);
 pub(crate) struct Shared {
     /// When a user last asked for something.
     last_use_ns: AtomicU64,
-    /// Held by whoever waits for deleted space to come back.
-    pub(crate) making_room: tokio::sync::Mutex<()>,
+    /// Held by whoever hastens the return of deleted space, and what the last of them saw.
+    pub(crate) making_room: tokio::sync::Mutex<Look>,
+    /// How many of them have begun.
+    pub(crate) looks: AtomicU64,
     /// Blobs that are being made or are on their way to the store.
     uploading: AtomicU64,
     /// Bytes of extents that the store has got.

@@ -89,7 +89,7 @@ pub(crate) struct RoomWait {
 }
 
 /// What hastening reclamation did.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Reclaimed {
     /// Something was deleted, or there is more to do.
     progress: bool,
@@ -97,23 +97,30 @@ struct Reclaimed {
     withheld: bool,
 }
 
+/// What one of the looks at whether room has come back did and saw. Whoever waited since before it serves them all: as
+/// many writers as there are find out together that the drives are full.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Look {
+    /// Looks are counted as they begin.
+    number: u64,
+    /// Extents that were taken from the drives because a store has them.
+    released: u64,
+    reclaimed: Reclaimed,
+    /// A drive has not answered: it makes room still.
+    is_late: bool,
+}
+
 impl RoomWait {
     /// Hastens reclamation and gives the drives a moment. Returns whether it is worth trying again.
     pub(crate) async fn step(&mut self, client: &Client) -> Result<bool, FsError> {
-        // Everybody who finds the drives full waits for the same work.
-        let _one = client.inner.peers.0.making_room.lock().await;
         if self.is_beyond_provisioned(client) {
             return self.wait_for_deletion(client).await;
         }
-        let released = client.make_room_in_tier().await?;
-        let reclaimed = client.hasten_reclaim().await?;
-        let drives = client.inner.extents.topology();
-        let (made, ()) = tokio::join!(timeout(PAUSE, drives.make_room()), sleep(PAUSE));
+        let Look { released, reclaimed, is_late, .. } = client.look_for_room().await?;
         let used_bytes = client.inner.extents.topology().used_bytes();
         let uploaded_bytes = client.uploaded_bytes();
         let leaves = released > 0 || uploaded_bytes > self.uploaded_bytes;
-        // A drive that has not answered makes room still.
-        let progress = reclaimed.progress || used_bytes < self.used_bytes || leaves || made.is_err();
+        let progress = reclaimed.progress || used_bytes < self.used_bytes || leaves || is_late;
         (self.used_bytes, self.uploaded_bytes) = (used_bytes, uploaded_bytes);
         let away = &client.inner.away;
         let idle_max = match (client.is_uploading(), away.store().is_some(), reclaimed.withheld) {
@@ -152,6 +159,25 @@ impl RoomWait {
 }
 
 impl Client {
+    /// Hastens the return of deleted space, unless somebody began to after this was called: then waits for that.
+    async fn look_for_room(&self) -> Result<Look, FsError> {
+        let peers = &self.inner.peers.0;
+        let begun = peers.looks.load(Ordering::Acquire);
+        let mut last = peers.making_room.lock().await;
+        if last.number > begun {
+            // How much is used is told to each session for itself.
+            self.inner.session.heartbeat().await?;
+            return Ok(*last);
+        }
+        let number = peers.looks.fetch_add(1, Ordering::AcqRel) + 1;
+        let released = self.make_room_in_tier().await?;
+        let reclaimed = self.hasten_reclaim().await?;
+        let drives = self.inner.extents.topology();
+        let (made, ()) = tokio::join!(timeout(PAUSE, drives.make_room()), sleep(PAUSE));
+        *last = Look { number, released, reclaimed, is_late: made.is_err() };
+        Ok(*last)
+    }
+
     /// Looks at how much room there is.
     pub(crate) fn refresh_room(&self) {
         let topology = self.inner.extents.topology();

@@ -3,6 +3,9 @@
 
 mod common;
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use base::{FsError, Ino};
 use bytes::Bytes;
 use client::object::{
@@ -11,6 +14,7 @@ use client::object::{
 };
 use client::{Client, CompleteUpload, CopyObject, OpenIntent, PutOptions, PutPart, SetAttr};
 use common::{World, new_file, pattern, read_all, run};
+use futures_util::future::join_all;
 
 fn name(bucket: Ino, key: &str) -> ObjectName {
     let parts = key.trim_end_matches('/').split('/').map(|part| Bytes::copy_from_slice(part.as_bytes()));
@@ -256,6 +260,31 @@ fn complete(upload: UploadRef, count: u16) -> CompleteUpload {
         conditions: Conditions::default(),
         caller: Caller::root(),
     }
+}
+
+#[test]
+fn as_many_writers_as_there_are_find_out_together_that_the_drives_are_full() {
+    run("4+2", |w| async move {
+        let (objects, _, bucket) = world(&w).await;
+        w.drives.iter().for_each(|drive| drive.capacity_bytes.store(6 << 20, Ordering::Relaxed));
+        let put = async |key: String| {
+            let body = Bytes::from(pattern(1, 1 << 20));
+            objects.put_object_bytes(name(bucket, &key), body, options("tag")).await
+        };
+        let mut stored = 0;
+        while put(format!("fill{stored}")).await.is_ok() {
+            stored += 1;
+        }
+        assert!(stored > 10, "{stored}");
+        // A writer looks for a second at least; one after another, they would take more than a minute.
+        let all = join_all((0..60).map(|number| put(format!("more{number}"))));
+        for result in
+            tokio::time::timeout(Duration::from_secs(20), all).await.expect("they wait side by side")
+        {
+            assert_eq!(result.map(|_| ()), Err(ObjectError::Fs(FsError::NoSpace)));
+        }
+        assert_eq!(keys(&objects, bucket).await.len(), stored);
+    });
 }
 
 #[test]

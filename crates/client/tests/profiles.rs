@@ -213,6 +213,37 @@ fn full_drives_refuse_what_does_not_fit_and_deleting_makes_room() {
 }
 
 #[test]
+fn a_closed_file_that_cannot_be_written_holds_up_no_other() {
+    run("4+2", |world| async move {
+        let (client, other) = (world.client().await, world.client().await);
+        let removed = create(&client, "removed").await;
+        client.write(removed, 0, &pattern(1, 3 << 20)).await.unwrap();
+        client.fsync(removed).await.unwrap();
+        client.unlink(Ino::ROOT, b"removed").await.unwrap();
+        let stuck = create(&client, "stuck").await;
+        client.write(stuck, 0, &pattern(2, 100_000)).await.unwrap();
+        world.drives.iter().for_each(|drive| drive.set(Fault::Hanging));
+        client.close_file(stuck);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        client.close_file(removed);
+        // A drive that does not answer is given up after ten seconds.
+        let gone = async {
+            // One that has asked before keeps what it was told.
+            while world.client().await.getattr(removed).await != Err(FsError::Stale) {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                while other.purge_step().await.unwrap() {}
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), gone)
+            .await
+            .expect("the owner was told that it is closed");
+        repair(&world);
+        client.fsync(stuck).await.unwrap();
+        assert!(read_all(&other, stuck).await.unwrap() == pattern(2, 100_000));
+    });
+}
+
+#[test]
 fn shards_of_a_failed_drive_are_deleted_when_it_is_back() {
     run("4+2", |world| async move {
         let client = world.client().await;
