@@ -70,7 +70,7 @@ pub struct GateOptions {
     pub domains: Vec<String>,
     /// Bytes read ahead of what clients have taken, for all responses together.
     pub ahead_bytes: u64,
-    /// Requests under way at once, until all of their answers is on its way; more wait, and in the end get `SlowDown`.
+    /// Requests under way at once, until their answers were taken but for little; more wait, and get `SlowDown` in the end.
     /// At most 7/16 bring a body and 7/16 read objects, so that each kind goes on when many of the other take long, and
     /// what makes room always does.
     pub requests_max: usize,
