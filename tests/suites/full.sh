@@ -98,7 +98,7 @@ uploads_when_full() {
     ENDPOINT=$(jq -er .s3 "$WORK/n/node.json") CERTIFICATE=$WORK/n/s3/cert.pem NODE=$WORK/n MNT=$MNT \
         AWS_SHARED_CREDENTIALS_FILE=$WORK/n/admin-credentials AWS_DEFAULT_REGION=us-east-1 PYTHONPATH=$ROOT/tests/s3 \
         BUCKET=first REMOVED=${first#first/} KEPT=${second#first/} PYTHONDONTWRITEBYTECODE=1 \
-        "$HOME/.cache/forebay/venv/bin/python3" "$ROOT/tests/s3/hostile.py" full_puts
+        env -u AWS_ACCESS_KEY_ID -u AWS_SECRET_ACCESS_KEY -u AWS_PROFILE -u AWS_CA_BUNDLE "$HOME/.cache/forebay/venv/bin/python3" "$ROOT/tests/s3/hostile.py" full_puts
     sed -i 1d "$WORK/sums"
     acknowledged_is_intact
 }

@@ -11,6 +11,7 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use wire::meta::{LeaseGrant, LeaseKind, MetaRequest, OwnerEvent};
 
 use crate::Client;
@@ -24,6 +25,8 @@ const DIRTY_AGE_NS: u64 = 5_000_000_000;
 const CLOSE_DELAY: Duration = Duration::from_millis(20);
 /// How long the others of a batch wait for one that takes longer to be written.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(200);
+/// Batches of which some files are written still, while the next one begins.
+const LATE_BATCHES_MAX: usize = 256;
 /// Closed files that are flushed together.
 const CLOSES_AT_ONCE: usize = 64;
 /// Rounds of flushing before a lease is given up whatever comes.
@@ -53,6 +56,7 @@ pub(crate) async fn ticker(client: Client) {
 /// Makes closed files durable and tells the owner. Files closed one after another share batches and messages. One that
 /// takes long, because it waits for room, keeps no other waiting: what those give back may be the room.
 pub(crate) async fn closer(client: Client) {
+    let mut late = JoinSet::new();
     loop {
         client.inner.closed_some.notified().await;
         tokio::time::sleep(CLOSE_DELAY).await;
@@ -63,13 +67,18 @@ pub(crate) async fn closer(client: Client) {
             client.tell_closed(some).await;
         }
         for some in closed.chunks(CLOSES_AT_ONCE) {
-            client.end_closed(some).await;
+            client.end_closed(some, &mut late).await;
         }
     }
 }
 
 impl Client {
-    async fn end_closed(&self, closed: &[Ino]) {
+    /// Flushes files and tells the owner of them, but for what takes long: that is left to a task in `late`.
+    async fn end_closed(&self, closed: &[Ino], late: &mut JoinSet<()>) {
+        while late.try_join_next().is_some() {}
+        if late.len() >= LATE_BATCHES_MAX {
+            late.join_next().await;
+        }
         let flushes = closed.iter().map(|ino| self.clone().flush_closed(*ino));
         let mut flushes: FuturesUnordered<_> = flushes.collect();
         let (mut ended, mut unnamed) = (Vec::new(), Vec::new());
@@ -79,8 +88,11 @@ impl Client {
             unnamed.extend(node);
         }
         self.tell_closed(&ended).await;
+        if flushes.is_empty() && unnamed.is_empty() {
+            return;
+        }
         let client = self.clone();
-        tokio::spawn(async move {
+        late.spawn(async move {
             let settled = join_all(unnamed.into_iter().map(|node| client.settle_unnamed(node)));
             let flushed = async {
                 while let Some((ino, _)) = flushes.next().await {
