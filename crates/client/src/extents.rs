@@ -17,7 +17,7 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use layout::{ErasureCode, PlacementGroup, Profile, ShardRead, extent_bytes_max, shard_len};
 use tokio::sync::watch;
-use wire::drive::{PutPurpose, PutShard, PutShardError, ShardClass, ShardKey, ShardShape};
+use wire::drive::{GetPurpose, PutPurpose, PutShard, PutShardError, ShardClass, ShardKey, ShardShape};
 use wire::meta::{ExtentRef, OwedShard};
 
 use crate::latency::{Asked, Latencies};
@@ -410,7 +410,7 @@ impl ExtentIo {
         let blocks = len_bytes / BLOCK_BYTES as u32;
         let read = ShardRead { shard, first_block: 0, blocks, skip_bytes: 0, len_bytes };
         // A late shard may have landed after all, and a drive that is being emptied may have it.
-        let bytes = self.read_shard(extent, read).await?;
+        let bytes = self.read_shard(extent, read, GetPurpose::Move).await?;
         let put = Put { drive, purpose: PutPurpose::Repair, bytes };
         self.put_shard(&topology, group, extent, shard, put).await.map_err(|error| {
             tracing::debug!(%drive, %error, "restored shard was not stored");

@@ -1,5 +1,7 @@
 //! Reading extents: verify, ask other drives when one is late, reconstruct what is missing.
 
+use std::time::Duration;
+
 use base::checksum::blocks_match;
 use base::units::BLOCK_BYTES;
 use base::{DriveId, ShardIndex};
@@ -8,11 +10,14 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, join_all, select};
 use futures_util::stream::FuturesUnordered;
 use layout::{ShardRead, read_plan};
-use wire::drive::{DriveService, GetShard, GetShardError, ShardKey};
+use wire::drive::{DriveService, GetPurpose, GetShard, GetShardError, ShardKey};
 use wire::meta::ExtentRef;
 
 use crate::extents::{DRIVE_TIMEOUT, ExtentIo, ReadExtentError};
 use crate::latency::Asked;
+
+/// When data is moved, others are asked for what a drive has not given by then.
+const MOVE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why a shard's blocks are not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +53,7 @@ impl ExtentIo {
         extent: &ExtentRef,
         off: u32,
         out: &mut [u8],
+        purpose: GetPurpose,
     ) -> Result<(), ReadExtentError> {
         let len = u32::try_from(out.len()).expect("a piece is at most 16 MiB");
         let mut rest = out;
@@ -56,7 +62,7 @@ impl ExtentIo {
             let (part, later) = rest.split_at_mut(read.len_bytes as usize);
             rest = later;
             parts.push(async move {
-                let bytes = self.read_shard(extent, read).await?;
+                let bytes = self.read_shard(extent, read, purpose).await?;
                 part.copy_from_slice(&bytes);
                 Ok(())
             });
@@ -71,14 +77,15 @@ impl ExtentIo {
         extent: &ExtentRef,
         off: u32,
         len: u32,
+        purpose: GetPurpose,
     ) -> Result<Vec<Bytes>, ReadExtentError> {
         let mut reads = read_plan(extent.extent_len, extent.k, off, len);
         if reads.len() == 1
             && let Some(read) = reads.next()
         {
-            return Ok(vec![self.read_shard(extent, read).await?]);
+            return Ok(vec![self.read_shard(extent, read, purpose).await?]);
         }
-        join_all(reads.map(|read| self.read_shard(extent, read))).await.into_iter().collect()
+        join_all(reads.map(|read| self.read_shard(extent, read, purpose))).await.into_iter().collect()
     }
 
     /// Wanted bytes of one shard. If its drive is late, others are asked at the same time, and whoever comes first
@@ -87,16 +94,17 @@ impl ExtentIo {
         &self,
         extent: &ExtentRef,
         read: ShardRead,
+        purpose: GetPurpose,
     ) -> Result<Bytes, ReadExtentError> {
         let start = read.skip_bytes as usize;
         let wanted = start..start + read.len_bytes as usize;
-        let direct = self.get_blocks(extent, read.shard, read);
+        let direct = self.get_blocks(extent, read.shard, read, purpose);
         tokio::pin!(direct);
-        let patience = self.latencies.read_patience();
+        let patience = self.patience(purpose);
         let blocks = match tokio::time::timeout(patience, &mut direct).await {
             Ok(Ok(blocks)) => blocks,
             Ok(Err(lack)) => {
-                let recovered = self.recover_blocks(extent, read).await;
+                let recovered = self.recover_blocks(extent, read, purpose).await;
                 let blocks = recovered.map_err(|missing| unreadable(extent, missing + lack.missing()))?;
                 if lack == Lack::NotFound {
                     self.note_damaged(extent, read.shard);
@@ -104,7 +112,7 @@ impl ExtentIo {
                 blocks
             }
             Err(_) => {
-                let others = self.recover_blocks(extent, read);
+                let others = self.recover_blocks(extent, read, purpose);
                 tokio::pin!(others);
                 match select(direct, others).await {
                     Either::Left((Ok(blocks), _)) => blocks,
@@ -112,7 +120,9 @@ impl ExtentIo {
                         others.await.map_err(|missing| unreadable(extent, missing + lack.missing()))?
                     }
                     Either::Right((Ok(blocks), _)) => {
-                        self.note_late(extent, read.shard);
+                        if purpose == GetPurpose::Read {
+                            self.note_late(extent, read.shard);
+                        }
                         blocks
                     }
                     Either::Right((Err(missing), direct)) => {
@@ -122,6 +132,15 @@ impl ExtentIo {
             }
         };
         Ok(blocks.slice(wanted))
+    }
+
+    /// After so long without an answer others are asked.
+    fn patience(&self, purpose: GetPurpose) -> Duration {
+        match purpose {
+            GetPurpose::Read => self.latencies.read_patience(),
+            // It waits for reads of users, which says nothing of the drive.
+            GetPurpose::Move => MOVE_PATIENCE,
+        }
     }
 
     /// The drive of a shard was so late that others answered in its place.
@@ -139,12 +158,13 @@ impl ExtentIo {
         extent: &ExtentRef,
         shard: ShardIndex,
         read: ShardRead,
+        purpose: GetPurpose,
     ) -> Result<Bytes, Lack> {
         let topology = self.topology();
         let mut lack = Lack::Unavailable;
         for drive in topology.holders(extent.pg, shard) {
             let Some(service) = topology.readable(drive) else { continue };
-            match self.get_from(drive, &**service, extent, shard, read).await {
+            match self.get_from(drive, &**service, extent, (shard, read, purpose)).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(error) => lack = error,
             }
@@ -160,15 +180,16 @@ impl ExtentIo {
         drive: DriveId,
         service: &dyn DriveService,
         extent: &ExtentRef,
-        shard: ShardIndex,
-        read: ShardRead,
+        (shard, read, purpose): (ShardIndex, ShardRead, GetPurpose),
     ) -> Result<Bytes, Lack> {
         let key = ShardKey { ledger: self.ledger, extent: extent.id, shard };
-        let request = GetShard { key, first_block: read.first_block, blocks: read.blocks };
+        let request = GetShard { key, first_block: read.first_block, blocks: read.blocks, purpose };
         let started_ns = self.env.clock.boot_ns();
         let answer = tokio::time::timeout(DRIVE_TIMEOUT, service.get(request)).await;
-        let now = self.env.clock.boot_ns();
-        self.latencies.answered(drive, Asked::Read, now.saturating_sub(started_ns), now);
+        if purpose == GetPurpose::Read {
+            let now = self.env.clock.boot_ns();
+            self.latencies.answered(drive, Asked::Read, now.saturating_sub(started_ns), now);
+        }
         match answer.map_err(|_| Lack::Unavailable)? {
             Ok(blocks) => {
                 let whole = blocks.bytes.len() as u64 == u64::from(read.blocks) * BLOCK_BYTES;
@@ -194,7 +215,12 @@ impl ExtentIo {
 
     /// The same blocks from k other shards: k are asked, and another one for each that fails or is late. If that fails,
     /// says how many of them are not there.
-    async fn recover_blocks(&self, extent: &ExtentRef, read: ShardRead) -> Result<Bytes, usize> {
+    async fn recover_blocks(
+        &self,
+        extent: &ExtentRef,
+        read: ShardRead,
+        purpose: GetPurpose,
+    ) -> Result<Bytes, usize> {
         let mut missing = 0;
         let mut present: Vec<(ShardIndex, Bytes)> = Vec::new();
         let k = usize::from(extent.k);
@@ -208,10 +234,10 @@ impl ExtentIo {
         };
         others.sort_by_key(|shard| (slow(shard), *shard));
         others.reverse();
-        let get = |shard| async move { (shard, self.get_blocks(extent, shard, read).await) };
+        let get = |shard| async move { (shard, self.get_blocks(extent, shard, read, purpose).await) };
         let mut gets: FuturesUnordered<_> = (0..k).filter_map(|_| others.pop()).map(get).collect();
         while present.len() < k && !gets.is_empty() {
-            let patience = tokio::time::sleep(self.latencies.read_patience());
+            let patience = tokio::time::sleep(self.patience(purpose));
             tokio::select! {
                 biased;
                 Some((shard, got)) = gets.next() => match got {

@@ -33,6 +33,9 @@ const SMOOTHING: u32 = 4;
 /// The same for a drive that is slow, so that the few requests it gets show soon that it is well again.
 const SMOOTHING_SLOW: u32 = 2;
 
+/// Nothing is strained that was not asked for so long.
+const STRAIN_NS: u64 = 1_000_000_000;
+
 /// What was asked of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asked {
@@ -81,8 +84,18 @@ pub(crate) struct Latencies {
     samples: AtomicU64,
     read_bound_ns: AtomicU64,
     write_bound_ns: AtomicU64,
-    /// The smoothed latency of all requests now, and the lowest that it was for a while.
-    recent: Mutex<(Smoothed, u64)>,
+    recent: Mutex<Recent>,
+}
+
+/// Latency of all requests.
+#[derive(Debug, Clone, Copy, Default)]
+struct Recent {
+    /// Now.
+    smoothed: Smoothed,
+    /// The lowest for a while.
+    lowest_ns: u64,
+    /// When the last of them was answered.
+    at_ns: u64,
 }
 
 impl Latencies {
@@ -110,10 +123,11 @@ impl Latencies {
     pub(crate) fn answered(&self, drive: DriveId, asked: Asked, ns: u64, now_ns: u64) {
         self.sample(drive, asked, ns, now_ns, 0);
         let mut recent = self.recent.lock().expect("no holder of this lock panics");
-        recent.0.take(ns, SMOOTHING);
-        let mean = recent.0.mean_ns.max(1);
+        recent.smoothed.take(ns, SMOOTHING);
+        recent.at_ns = now_ns;
+        let (mean, lowest) = (recent.smoothed.mean_ns.max(1), recent.lowest_ns);
         // The lowest is forgotten slowly, so that a drive that got slower for good is not held against repair.
-        recent.1 = if recent.1 == 0 { mean } else { mean.min(recent.1 + (recent.1 >> 12) + 1) };
+        recent.lowest_ns = if lowest == 0 { mean } else { mean.min(lowest + (lowest >> 12) + 1) };
     }
 
     /// A drive did not answer within `ns`, and others did its work.
@@ -189,10 +203,12 @@ impl Latencies {
         drives.iter().filter(|(_, drive)| drive.slow).map(|(id, _)| *id).collect()
     }
 
-    /// Whether requests take more than twice as long as in the better times before.
-    pub(crate) fn strained(&self) -> bool {
+    /// Whether requests take more than twice as long as in the better times before; not if there are none.
+    pub(crate) fn strained(&self, now_ns: u64) -> bool {
         let recent = self.recent.lock().expect("no holder of this lock panics");
-        recent.0.mean_ns > 2 * recent.1 && recent.0.mean_ns > SLOW_FLOOR_NS / 5
+        let mean_ns = recent.smoothed.mean_ns;
+        let is_asked = now_ns.saturating_sub(recent.at_ns) < STRAIN_NS;
+        is_asked && mean_ns > 2 * recent.lowest_ns && mean_ns > SLOW_FLOOR_NS / 5
     }
 }
 
@@ -256,10 +272,11 @@ mod tests {
     fn strain_is_twice_the_latency_of_before() {
         let latencies = Latencies::new();
         feed(&latencies, &[(0, 2), (1, 2)], 0, 10);
-        assert!(!latencies.strained());
+        assert!(!latencies.strained(10_000 * MS));
         feed(&latencies, &[(0, 9), (1, 9)], 10, 13);
-        assert!(latencies.strained());
+        assert!(latencies.strained(13_000 * MS));
+        assert!(!latencies.strained(14_000 * MS), "nobody has asked for a second");
         feed(&latencies, &[(0, 2), (1, 2)], 13, 20);
-        assert!(!latencies.strained());
+        assert!(!latencies.strained(20_000 * MS));
     }
 }

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use futures_util::stream;
 use layout::{Profile, extent_bytes_max};
-use wire::drive::PutPurpose;
+use wire::drive::{GetPurpose, PutPurpose};
 use wire::meta::{
     Content, ExtentRef, MapEntry, MapPiece, MetaReply, MetaRequest, PACK_MOVES_MAX, PackMove, PiecePosition,
 };
@@ -123,7 +123,13 @@ impl Client {
         let left = Ok(PackOutcome { moved_bytes: 0, left_bytes: wanted });
         let Some(Overlaid { extent, len, moves }) = lay_over(entries) else { return left };
         let mut data = BytesMut::zeroed(len);
-        if self.inner.extents.read_into(&extent, extent.extent_off, &mut data).await.is_err() {
+        if self
+            .inner
+            .extents
+            .read_into(&extent, extent.extent_off, &mut data, GetPurpose::Move)
+            .await
+            .is_err()
+        {
             return left;
         }
         self.write_packed(data.freeze(), moves, wanted).await
@@ -180,7 +186,7 @@ impl Client {
             Content::Inline(bytes) => Ok(bytes.clone()),
             Content::Extent(extent) => {
                 let mut out = BytesMut::zeroed(piece.len as usize);
-                self.inner.extents.read_into(extent, extent.extent_off, &mut out).await?;
+                self.inner.extents.read_into(extent, extent.extent_off, &mut out, GetPurpose::Move).await?;
                 Ok(out.freeze())
             }
             Content::Away(extent, place) => {

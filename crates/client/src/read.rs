@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use base::{FsError, Ino, LeaseId};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{join, join_all};
+use wire::drive::GetPurpose;
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
 use wire::object::ObjectInfo;
 
@@ -217,7 +218,11 @@ impl Client {
             match &piece.content {
                 Content::Inline(bytes) => return Ok(vec![bytes.clone()]),
                 Content::Extent(extent) => {
-                    return self.inner.extents.read_parts(extent, extent.extent_off, len as u32).await;
+                    return self
+                        .inner
+                        .extents
+                        .read_parts(extent, extent.extent_off, len as u32, GetPurpose::Read)
+                        .await;
                 }
                 Content::Away(..) => {}
             }
@@ -238,7 +243,12 @@ impl Client {
             match &piece.content {
                 Content::Inline(bytes) => part.copy_from_slice(bytes),
                 Content::Extent(extent) => {
-                    reads.push(self.inner.extents.read_into(extent, extent.extent_off, part));
+                    reads.push(self.inner.extents.read_into(
+                        extent,
+                        extent.extent_off,
+                        part,
+                        GetPurpose::Read,
+                    ));
                 }
                 Content::Away(extent, place) => {
                     fetches.push(self.inner.away.read_into(

@@ -213,7 +213,7 @@ impl Client {
 
     /// Whether foreground requests to drives take twice as long as usual: then upkeep holds back.
     pub fn strained(&self) -> bool {
-        self.inner.extents.latencies.strained()
+        self.inner.extents.latencies.strained(self.inner.env.clock.boot_ns())
     }
 
     /// Drives that are much slower than their peers, or do not answer: spared where others do.

@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use layout::{BLOB_HEADER_BYTES, BlobBuilder, BlobHeader, BlobPlan, BlobRange};
-use wire::drive::PutPurpose;
+use wire::drive::{GetPurpose, PutPurpose};
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
 use wire::store::{ObjectStore, Outgoing, SendPace, Steps, StoreError};
 use wire::tier::{
@@ -283,7 +283,7 @@ impl Client {
         };
         let _reading = self.inner.session.reading();
         let Some(place) = blob else {
-            return self.inner.extents.read_parts(&extent, 0, extent.extent_len).await;
+            return self.inner.extents.read_parts(&extent, 0, extent.extent_len, GetPurpose::Move).await;
         };
         let mut out = BytesMut::zeroed(extent.extent_len as usize);
         self.inner.away.read_into(place, extent.extent_len, 0, &mut out, Reach::Usual).await?;

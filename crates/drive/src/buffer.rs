@@ -43,7 +43,8 @@ impl Spare {
         Some(start)
     }
 
-    /// Keeps memory. Returns what must be freed: it itself, or everything else when that is too much.
+    /// Keeps memory. Returns what must be freed: memory of other capacities, which is not in use now, or it itself when
+    /// that is not enough.
     fn put(&mut self, start: NonNull<u8>, capacity: usize) -> Vec<(NonNull<u8>, usize)> {
         let kept =
             (KEPT_BYTES_MIN..=self.bytes_max).contains(&capacity) && capacity == reused_capacity(capacity);
@@ -51,11 +52,17 @@ impl Spare {
             return vec![(start, capacity)];
         }
         let mut freed = Vec::new();
-        if self.bytes + capacity > self.bytes_max {
-            for (capacity, starts) in self.by_capacity.drain() {
-                freed.extend(starts.into_iter().map(|start| (start, capacity)));
+        for (other, starts) in self.by_capacity.iter_mut().filter(|(other, _)| **other != capacity) {
+            while self.bytes + capacity > self.bytes_max
+                && let Some(start) = starts.pop()
+            {
+                self.bytes -= other;
+                freed.push((start, *other));
             }
-            self.bytes = 0;
+        }
+        if self.bytes + capacity > self.bytes_max {
+            freed.push((start, capacity));
+            return freed;
         }
         self.by_capacity.entry(capacity).or_default().push(start);
         self.bytes += capacity;
@@ -193,6 +200,10 @@ mod tests {
         assert!(spare.take(SPARE_BYTES_MAX).is_none());
         assert!(spare.take(KEPT_BYTES_MIN).is_some());
         assert_eq!(spare.bytes, 0);
+        let most = SPARE_BYTES_MAX / (1 << 20);
+        let freed: Vec<usize> = (0..most + 3).map(|_| spare.put(place, 1 << 20).len()).collect();
+        assert_eq!(freed.iter().sum::<usize>(), 3, "what there is too much of is not kept");
+        assert_eq!((spare.bytes, freed[most]), (SPARE_BYTES_MAX, 1));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use base::{ClusterId, DriveId};
 use tokio::sync::{mpsc, oneshot};
 use wire::BoxFuture;
 use wire::drive::{
-    DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, IoPath, PutShard,
+    DriveFailed, DriveHealth, DriveService, DriveStat, GetPurpose, GetShard, GetShardError, IoPath, PutShard,
     PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
 
@@ -383,8 +383,8 @@ impl Drive {
             return Ok(Comparison::Damaged(entry));
         }
         // What only the page cache still has is not stored.
-        let stored = GetShard { key, first_block: 0, blocks: entry.blocks };
-        match self.read(stored, ReadClass::Background).await {
+        let stored = GetShard { key, first_block: 0, blocks: entry.blocks, purpose: GetPurpose::Move };
+        match self.read_device(stored).await {
             Ok(stored) if stored.checksums == request.checksums => Ok(Comparison::Same),
             Ok(_) => Err(PutShardError::Conflict { drive, key }),
             Err(GetShardError::Corrupt { .. }) => Ok(Comparison::Damaged(entry)),
@@ -425,7 +425,7 @@ impl DriveService for Drive {
     }
 
     fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>> {
-        Box::pin(self.read(request, ReadClass::Foreground))
+        Box::pin(self.read(request))
     }
 
     fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>> {

@@ -1,5 +1,5 @@
 //! Reading blocks: from the page cache on the caller's thread if they are there, else through the drive's
-//! thread.
+//! thread. What users read is kept in the page cache; what is moved comes past it into buffers that are used again.
 //!
 //! A shard may be moved or deleted, and its segment reused, while it is read. So bytes count only if the
 //! index still names the same place in the same generation of its segment after the read.
@@ -11,7 +11,7 @@ use base::checksum::blocks_match;
 use bytes::Bytes;
 use rustix::io::ReadWriteFlags;
 use tokio::sync::oneshot;
-use wire::drive::{GetShard, GetShardError, ShardBlocks};
+use wire::drive::{GetPurpose, GetShard, GetShardError, ShardBlocks};
 
 use crate::buffer::AlignedBuf;
 use crate::device::ReadVia;
@@ -31,8 +31,29 @@ struct Place {
     generation: u64,
 }
 
-/// Through which descriptor, and for whom.
-type How = (ReadVia, ReadClass);
+/// Where blocks are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// In the page cache, which keeps what it has to read.
+    PageCache,
+    /// On the device. A look at what the page cache has would make the kernel read ahead into it.
+    Device,
+    /// On the device, and the checksums, too.
+    DeviceOnly,
+}
+
+impl Look {
+    /// The descriptor for what is not in memory.
+    fn via(self) -> ReadVia {
+        match self {
+            Self::PageCache => ReadVia::Cache,
+            Self::Device | Self::DeviceOnly => ReadVia::Direct,
+        }
+    }
+}
+
+/// Where, and for whom.
+type How = (Look, ReadClass);
 
 /// Why an attempt gave nothing.
 #[derive(Debug)]
@@ -45,21 +66,26 @@ enum Miss {
 }
 
 impl Drive {
-    /// Reads and verifies blocks of a shard: for a user from the page cache first, for a scrub only past it.
-    pub(crate) async fn read(
-        &self,
-        request: GetShard,
-        class: ReadClass,
-    ) -> Result<ShardBlocks, GetShardError> {
-        let GetShard { key, first_block, blocks } = request;
+    /// Reads and verifies blocks of a shard.
+    pub(crate) async fn read(&self, request: GetShard) -> Result<ShardBlocks, GetShardError> {
+        match request.purpose {
+            GetPurpose::Read => self.look(request, (Look::PageCache, ReadClass::Foreground)).await,
+            GetPurpose::Move => self.look(request, (Look::Device, ReadClass::Background)).await,
+        }
+    }
+
+    /// The same as the device has them now.
+    pub(crate) async fn read_device(&self, request: GetShard) -> Result<ShardBlocks, GetShardError> {
+        self.look(request, (Look::DeviceOnly, ReadClass::Background)).await
+    }
+
+    async fn look(&self, request: GetShard, how: How) -> Result<ShardBlocks, GetShardError> {
+        let GetShard { key, first_block, blocks, .. } = request;
         let drive = self.shared.drive;
         if self.shared.has_failed() {
             return Err(GetShardError::Failed { drive });
         }
-        let mut via = match class {
-            ReadClass::Foreground => ReadVia::Cache,
-            ReadClass::Background => ReadVia::Direct,
-        };
+        let (mut look, class) = how;
         for _ in 0..ROUNDS_MAX {
             let Some(place) = self.place(&request) else {
                 return Err(GetShardError::NotFound { drive, key });
@@ -71,12 +97,12 @@ impl Drive {
             if place.entry.damaged {
                 return Err(GetShardError::Corrupt { drive, key });
             }
-            match self.attempt(&request, &place, (via, class)).await {
+            match self.attempt(&request, &place, (look, class)).await {
                 Ok(blocks) => return Ok(blocks),
                 Err(Miss::Moved) => {}
                 Err(Miss::Ended) => return Err(GetShardError::Failed { drive }),
                 // The page cache may hold what was there before the shard; the device decides.
-                Err(Miss::Bad) if via == ReadVia::Cache => via = ReadVia::Direct,
+                Err(Miss::Bad) if look != Look::DeviceOnly => look = Look::DeviceOnly,
                 Err(Miss::Bad) => {
                     self.shared.note_corrupt(key, &place.entry);
                     return Err(GetShardError::Corrupt { drive, key });
@@ -121,7 +147,7 @@ impl Drive {
         let end = (at + len).div_ceil(BLOCK) as u32;
         let id = |block| BlockId { segment: place.entry.segment, generation: place.generation, block };
         let mut bytes = Vec::with_capacity((end - first) as usize * BLOCK);
-        if how.0 == ReadVia::Cache {
+        if how.0 != Look::DeviceOnly {
             for block in first..end {
                 let Some(cached) = self.shared.sums.get(&id(block)) else { break };
                 bytes.extend_from_slice(&cached[..]);
@@ -141,13 +167,13 @@ impl Drive {
         Ok(sums.map(|sum| u32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]])).collect())
     }
 
-    async fn start_read(&self, offset: u64, blocks: u32, (via, class): How) -> Result<Started, Miss> {
+    async fn start_read(&self, offset: u64, blocks: u32, (look, class): How) -> Result<Started, Miss> {
         let mut buffer = AlignedBuf::any_blocks(blocks);
-        if via == ReadVia::Cache && self.read_without_waiting(&mut buffer, offset) {
+        if look == Look::PageCache && self.read_without_waiting(&mut buffer, offset) {
             return Ok(Started::Done(buffer));
         }
         let (reply, answer) = oneshot::channel();
-        let request = ReadRequest { offset, buffer, via, class, reply };
+        let request = ReadRequest { offset, buffer, via: look.via(), class, reply };
         self.send(Request::Read(request)).await.map_err(|_| Miss::Ended)?;
         Ok(Started::Waiting(answer))
     }

@@ -1,9 +1,8 @@
 //! Scrub: reads stored shards past every cache and compares them with their checksums.
 
-use wire::drive::{DriveFailed, GetShard, GetShardError, ScrubStep, ShardKey};
+use wire::drive::{DriveFailed, GetPurpose, GetShard, GetShardError, ScrubStep, ShardKey};
 
 use crate::drive::Drive;
-use crate::engine::ReadClass;
 use crate::format::BLOCK;
 
 /// Shards looked up at a time.
@@ -32,7 +31,8 @@ impl Drive {
             }
             for (key, blocks) in page {
                 let len_bytes = u64::from(blocks) * BLOCK as u64;
-                match self.read(GetShard { key, first_block: 0, blocks }, ReadClass::Background).await {
+                let whole = GetShard { key, first_block: 0, blocks, purpose: GetPurpose::Move };
+                match self.read_device(whole).await {
                     Ok(_) => step.verified_bytes += len_bytes,
                     Err(GetShardError::Corrupt { .. }) => step.bad.push(key),
                     Err(GetShardError::Failed { .. }) => return Err(self.failed()),

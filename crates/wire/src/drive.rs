@@ -67,6 +67,15 @@ pub struct PutShard {
     pub checksums: Vec<u32>,
 }
 
+/// What blocks are read for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum GetPurpose {
+    /// Somebody waits for them, and may soon read what is beside them.
+    Read,
+    /// Data is moved. Reads of users go first, and nothing is kept in a cache for it.
+    Move,
+}
+
 /// Reads blocks of one shard.
 #[derive(Debug, Clone, Copy)]
 pub struct GetShard {
@@ -76,6 +85,8 @@ pub struct GetShard {
     pub first_block: u32,
     /// How many blocks; at least one.
     pub blocks: u32,
+    /// What they are read for.
+    pub purpose: GetPurpose,
 }
 
 /// Blocks as they lie on the drive. The reader verifies them against the checksums: end to end.

@@ -53,6 +53,9 @@ pub(super) fn measure(
     let directory = rig.mount().join("moved");
     let paths = write_files(&directory, source)?;
     let written = Instant::now();
+    // Both ways, with some time for what is around.
+    let measuring = Duration::from_secs(2 * scale.limit_s + 1);
+    std::thread::sleep(SETTLED.saturating_sub(written.elapsed() + measuring));
     let limit = rig.limit(scale.limit_s)?;
     eprintln!("{name}: the store puts {:.0} MB/s, gets {:.0} MB/s", limit.put_mb_s, limit.get_mb_s);
     std::thread::sleep(SETTLED.saturating_sub(written.elapsed()));

@@ -77,7 +77,7 @@ pub(crate) struct ReadRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadClass {
     Foreground,
-    /// A scrub: few of these are under way at a time, and they are no sign that the drive is in use.
+    /// Upkeep: few of these are under way at a time, and they are no sign that the drive is in use.
     Background,
 }
 
@@ -263,7 +263,7 @@ impl Engine {
         self.puts.len() + self.repairs.len() + self.deletes.len()
     }
 
-    /// Reads of a scrub under way.
+    /// Reads of upkeep under way.
     pub(crate) fn background_reads(&self) -> usize {
         self.background_reads
     }

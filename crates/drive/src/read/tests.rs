@@ -4,7 +4,7 @@ use std::sync::Arc;
 use base::checksum::block_checksums;
 use base::env::sim::Sim;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, ShardIndex};
-use wire::drive::{DriveService, PutPurpose, PutShard, ShardClass, ShardKey, ShardShape};
+use wire::drive::{DriveService, GetPurpose, PutPurpose, PutShard, ShardClass, ShardKey, ShardShape};
 
 use super::*;
 use crate::{Existing, FormatOptions, OpenOptions, Preallocate};
@@ -45,10 +45,10 @@ fn a_place_that_another_shard_took_meanwhile_gives_nothing() {
     runtime.block_on(async {
         let (mine, other) = (put(1, 0x11), put(2, 0x22));
         drive.put(mine.clone()).await.unwrap();
-        let request = GetShard { key: mine.key, first_block: 0, blocks: 1 };
+        let request = GetShard { key: mine.key, first_block: 0, blocks: 1, purpose: GetPurpose::Read };
         let place = drive.place(&request).unwrap();
         assert_eq!(
-            drive.attempt(&request, &place, (ReadVia::Direct, ReadClass::Foreground)).await.unwrap().bytes,
+            drive.attempt(&request, &place, (Look::DeviceOnly, ReadClass::Foreground)).await.unwrap().bytes,
             mine.bytes
         );
         drive.delete(vec![mine.key]).await.unwrap();
@@ -62,15 +62,12 @@ fn a_place_that_another_shard_took_meanwhile_gives_nothing() {
             drive.delete(vec![other.key]).await.unwrap();
         }
         let blind =
-            drive.read_place(&request, &place, (ReadVia::Direct, ReadClass::Foreground)).await.unwrap();
+            drive.read_place(&request, &place, (Look::DeviceOnly, ReadClass::Foreground)).await.unwrap();
         assert_eq!(blind.bytes, other.bytes, "checksums alone do not tell ledgers apart");
         assert!(matches!(
-            drive.attempt(&request, &place, (ReadVia::Direct, ReadClass::Foreground)).await,
+            drive.attempt(&request, &place, (Look::DeviceOnly, ReadClass::Foreground)).await,
             Err(Miss::Moved)
         ));
-        assert!(matches!(
-            drive.read(request, ReadClass::Foreground).await,
-            Err(GetShardError::NotFound { .. })
-        ));
+        assert!(matches!(drive.read(request).await, Err(GetShardError::NotFound { .. })));
     });
 }

@@ -12,7 +12,8 @@ use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, Shard
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 use wire::drive::{
-    DriveService, GetShard, IoPath, PutPurpose, PutShard, PutShardError, ShardClass, ShardKey, ShardShape,
+    DriveService, GetPurpose, GetShard, IoPath, PutPurpose, PutShard, PutShardError, ShardClass, ShardKey,
+    ShardShape,
 };
 
 use super::ToolError;
@@ -174,8 +175,12 @@ impl Bench<'_> {
             let drive = drive.clone();
             // Any mixing of the bits will do: the point is that neighbours in time are not neighbours in place.
             let mixed = index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
-            let get =
-                GetShard { key: key(mixed % shards), first_block: (mixed / shards % 256) as u32, blocks: 1 };
+            let get = GetShard {
+                key: key(mixed % shards),
+                first_block: (mixed / shards % 256) as u32,
+                blocks: 1,
+                purpose: GetPurpose::Read,
+            };
             async move { drive.get(get).await.map(drop).map_err(|error| error.to_string()) }
         })
     }
@@ -233,7 +238,7 @@ impl Bench<'_> {
 
     fn warm(&self, drive: &Drive, shards: u64) -> Result<(), ToolError> {
         for extent in 0..shards {
-            let get = GetShard { key: key(extent), first_block: 0, blocks: 256 };
+            let get = GetShard { key: key(extent), first_block: 0, blocks: 256, purpose: GetPurpose::Read };
             let got = self.runtime.block_on(drive.get(get));
             got.map_err(|error| ToolError::Measure { reason: error.to_string() })?;
         }

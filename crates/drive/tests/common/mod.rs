@@ -15,8 +15,8 @@ use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, Shard
 use bytes::Bytes;
 use drive::{Drive, Existing, FormatOptions, OpenDriveError, OpenOptions, Preallocate};
 use wire::drive::{
-    DriveService, GetShard, GetShardError, PutPurpose, PutShard, ShardBlocks, ShardClass, ShardKey,
-    ShardShape,
+    DriveService, GetPurpose, GetShard, GetShardError, PutPurpose, PutShard, ShardBlocks, ShardClass,
+    ShardKey, ShardShape,
 };
 
 pub const CLUSTER: ClusterId = ClusterId([7; 16]);
@@ -94,7 +94,7 @@ pub fn get(
     first_block: u32,
     blocks: u32,
 ) -> Result<ShardBlocks, GetShardError> {
-    block_on(drive.get(GetShard { key, first_block, blocks }))
+    block_on(drive.get(GetShard { key, first_block, blocks, purpose: GetPurpose::Read }))
 }
 
 pub fn format_options(capacity: u64) -> FormatOptions {

@@ -12,8 +12,8 @@ use wire::store::{ObjectStore, SpeedPlan, StoreError, StoreSpeed};
 use super::S3Store;
 use super::validate::key;
 
-/// Objects there are at a time. They are written again and again.
-const OBJECTS: usize = 16;
+/// Objects there are at most: then they are written again, which takes a store less than new ones.
+const OBJECTS_MAX: usize = 64;
 /// Requests for a few bytes, of which the median is taken.
 const ROUND_TRIPS: usize = 31;
 /// What each of them asks for.
@@ -28,28 +28,34 @@ impl S3Store {
         node: u32,
         plan: SpeedPlan,
     ) -> Result<StoreSpeed, StoreError> {
-        let objects = OBJECTS.max(plan.parallel.into());
         let keys: Vec<String> =
-            (0..objects).map(|number| key(cluster, node, &format!("speed-{number}"))).collect();
-        let measured = self.put_and_get(&keys, plan).await;
-        let removals = keys.into_iter().map(|key| self.delete(key));
+            (0..OBJECTS_MAX).map(|number| key(cluster, node, &format!("speed-{number}"))).collect();
+        let puts = AtomicUsize::new(0);
+        let measured = self.put_and_get(&keys, &puts, plan).await;
+        let removals = keys.into_iter().take(puts.into_inner()).map(|key| self.delete(key));
         let removed: Result<Vec<()>, StoreError> = join_all(removals).await.into_iter().collect();
         let speed = measured?;
         removed.map(|_| speed)
     }
 
-    async fn put_and_get(&self, keys: &[String], plan: SpeedPlan) -> Result<StoreSpeed, StoreError> {
+    async fn put_and_get(
+        &self,
+        keys: &[String],
+        puts: &AtomicUsize,
+        plan: SpeedPlan,
+    ) -> Result<StoreSpeed, StoreError> {
         let mut bytes = vec![0; plan.object_bytes as usize];
         self.env.random.fill(&mut bytes);
         let bytes = Bytes::from(bytes);
         let whole = 0..u64::from(plan.object_bytes);
         let put = |key| self.put(key, vec![bytes.clone()].into());
-        let put_bytes_per_s = self.rate(keys, plan, &put).await?;
+        let put_bytes_per_s = self.rate(keys, puts, plan, &put).await?;
+        let keys = &keys[..keys.len().min(puts.load(Ordering::Relaxed))];
         let get = |key| -> BoxFuture<'_, Result<(), StoreError>> {
             let got = self.get(key, Some(whole.clone()));
             Box::pin(async { got.await.map(drop) })
         };
-        let get_bytes_per_s = self.rate(keys, plan, &get).await?;
+        let get_bytes_per_s = self.rate(keys, &AtomicUsize::new(0), plan, &get).await?;
         let mut round_trips_us = Vec::new();
         for key in keys.iter().cycle().take(ROUND_TRIPS) {
             let began_ns = self.env.clock.boot_ns();
@@ -61,28 +67,27 @@ impl S3Store {
         Ok(StoreSpeed { plan, round_trip_us, put_bytes_per_s, get_bytes_per_s })
     }
 
-    /// Does the same with all objects in turn, until the time is over and each had its turn. Returns bytes per second.
+    /// Does the same with all objects in turn, until the time is over; once at least. Counts in `turns` how often.
+    /// Returns bytes per second.
     async fn rate<'a>(
         &self,
         keys: &[String],
+        turns: &AtomicUsize,
         plan: SpeedPlan,
         once: &(dyn Fn(String) -> BoxFuture<'a, Result<(), StoreError>> + Sync),
     ) -> Result<u64, StoreError> {
         let began_ns = self.env.clock.boot_ns();
         let elapsed_ns = || u128::from(self.env.clock.boot_ns() - began_ns);
-        let (time, turns) = (Duration::from_secs(plan.seconds.into()).as_nanos(), AtomicUsize::new(0));
+        let time = Duration::from_secs(plan.seconds.into()).as_nanos();
         let workers = (0..plan.parallel).map(|_| async {
-            loop {
+            while turns.load(Ordering::Relaxed) == 0 || elapsed_ns() < time {
                 let turn = turns.fetch_add(1, Ordering::Relaxed);
-                if turn >= keys.len() && elapsed_ns() >= time {
-                    return Ok(());
-                }
                 once(keys[turn % keys.len()].clone()).await?;
             }
+            Ok(())
         });
         try_join_all(workers).await?;
-        // Each worker took a last turn and did nothing with it.
-        let done = turns.into_inner() - usize::from(plan.parallel);
+        let done = turns.load(Ordering::Relaxed);
         let rate = done as u128 * u128::from(plan.object_bytes) * SECOND_NS / elapsed_ns().max(1);
         Ok(u64::try_from(rate).unwrap_or(u64::MAX))
     }
