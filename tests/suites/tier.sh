@@ -88,6 +88,21 @@ fetched() {
     same_sums
 }
 check "a file is fetched before it is read" fetched
+# Files are short and of several blobs; one of them is a link, another is in the metadata.
+fetched_tree() {
+    mkdir "$MNT/small/deeper"
+    cp "$MNT/tiny" "$MNT/small/deeper/tiny"
+    cp --reflink=auto "$MNT/before" "$MNT/small/deeper/before"
+    ln -s ../big "$MNT/small/link"
+    tier release "$MNT/small"
+    tier location "$MNT/small" --json | jq -e 'length == 62 and (map(.object_store_bytes) | add) >= 60 * 131072 + 3000000'
+    cold_cache
+    tier fetch "$MNT/small" --json | jq -e 'length == 62 and (map(.fetched_bytes) | add) >= 60 * 131072 + 3000000'
+    tier location "$MNT/small" --json | jq -e 'map(.object_store_bytes) | add == 0'
+    same_sums
+    rm -r "$MNT/small/deeper" "$MNT/small/link"
+}
+check "a tree is fetched before it is read" fetched_tree
 # Written in turns and due at once, and less than blobs are emptied for when half of it goes.
 by_directory() {
     local i before

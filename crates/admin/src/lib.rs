@@ -24,8 +24,8 @@ pub use filesystem_groups::{
 pub use server::{ServeError, serve};
 pub use stores::{BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 pub use tiers::{
-    AttachStore, FetchStep, FetchStepInfo, ForecastInfo, ForecastRequest, ReleaseInfo, TierControl, TierFile,
-    TierInfo, TierLocationInfo, TierOpsInfo,
+    AttachStore, FETCH_FILES_MAX, FetchFile, FetchFileInfo, FetchStep, ForecastInfo, ForecastRequest,
+    ReleaseInfo, TierControl, TierFile, TierInfo, TierLocationInfo, TierOpsInfo,
 };
 pub use users::{
     AddKey, AddUser, AuditInfo, KeyInfo, NewKey, PolicyInfo, PolicyTarget, Standing, UserControl, UserInfo,

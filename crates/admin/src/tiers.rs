@@ -135,10 +135,21 @@ pub struct TierFile {
     pub path: String,
 }
 
-/// A step of bringing a file back to drives.
+/// A step of bringing files back to drives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FetchStep {
+    /// The files; at most [`FETCH_FILES_MAX`].
+    pub files: Vec<FetchFile>,
+}
+
+/// Files in one step at most.
+pub const FETCH_FILES_MAX: usize = 256;
+
+/// A file that is brought back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FetchFile {
     /// Its path inside the filesystem.
     pub path: String,
     /// Where in the file the step begins.
@@ -164,15 +175,17 @@ pub struct TierLocationInfo {
     pub object_store_bytes: u64,
 }
 
-/// What a step brought back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FetchStepInfo {
+/// What a step brought back of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FetchFileInfo {
     /// Bytes that came back.
     pub bytes: u64,
-    /// Where the next step begins; `None`: the file is on drives.
+    /// Where the next step begins; `None`: the file is on drives, unless there is a problem.
     pub next_offset: Option<u64>,
-    /// In the first step: how many bytes only the store had.
+    /// If the step began with the file: how many bytes only the store had.
     pub away_bytes: Option<u64>,
+    /// Why it is not.
+    pub problem: Option<String>,
 }
 
 /// What left the drives.
@@ -204,8 +217,12 @@ pub trait TierControl: Send + Sync {
         name: String,
         path: String,
     ) -> BoxFuture<'_, Result<TierLocationInfo, AdminError>>;
-    /// Brings some of a file back to drives.
-    fn tier_fetch(&self, name: String, step: FetchStep) -> BoxFuture<'_, Result<FetchStepInfo, AdminError>>;
+    /// Brings some of files back to drives. Answers in their order; a step may bring nothing of the last ones.
+    fn tier_fetch(
+        &self,
+        name: String,
+        step: FetchStep,
+    ) -> BoxFuture<'_, Result<Vec<FetchFileInfo>, AdminError>>;
     /// Takes what the store has of a file from the drives.
     fn tier_release(&self, name: String, file: TierFile) -> BoxFuture<'_, Result<ReleaseInfo, AdminError>>;
 }

@@ -42,6 +42,11 @@ const ATTEMPTS: u32 = 2;
 /// in.
 const COMING_BACK: (u64, u64) = (3, 4);
 
+/// Memory for what comes back of files that somebody asked for, if there is little ...
+const RETURNING_MIN: u64 = 4 << 20;
+/// ... and how much of it is fetched at once: a quarter of it, so that some is written meanwhile, and not more than this.
+const LOAD_MAX: u64 = 8 << 20;
+
 /// What is fetched at a time, when somebody has asked for all of a file, while others use the filesystem.
 const GENTLY_BYTES: u64 = 4 << 20;
 
@@ -131,6 +136,9 @@ pub(crate) struct Away {
     /// A permit for each window that pieces may use which are being brought back.
     coming_back: Arc<Semaphore>,
     coming_back_most: u32,
+    /// A permit for each KiB that is on its way back because somebody asked for a file.
+    returning: Semaphore,
+    returning_bytes: u64,
     /// A permit for each short extent that is fetched while somebody uses the filesystem.
     gently: Semaphore,
     /// Nothing is brought back behind readers before.
@@ -143,6 +151,7 @@ impl Away {
     pub(crate) fn new(ledger: LedgerId, link: TierLink) -> Self {
         let windows: u64 = (link.fetched_bytes_max / WINDOW_COST).clamp(WINDOWS_MIN, WINDOWS_MAX);
         let coming_back = windows * COMING_BACK.0 / COMING_BACK.1;
+        let returning_bytes = link.returning_bytes_max.max(RETURNING_MIN);
         Self {
             ledger,
             link,
@@ -151,6 +160,8 @@ impl Away {
             fetched_bytes: AtomicU64::new(0),
             coming_back: Arc::new(Semaphore::new(coming_back as usize)),
             coming_back_most: coming_back as u32,
+            returning: Semaphore::new((returning_bytes >> 10) as usize),
+            returning_bytes,
             gently: Semaphore::new((GENTLY_BYTES / LONG) as usize),
             rests_until_ns: AtomicU64::new(0),
             pieces: Mutex::default(),
@@ -183,6 +194,17 @@ impl Away {
         let windows = (len.div_ceil(WINDOW) as u32 + 1).min(self.coming_back_most);
         let permits = Arc::clone(&self.coming_back).acquire_many_owned(windows).await;
         permits.expect("it is never closed")
+    }
+
+    /// How much is fetched at once of what comes back because somebody asked for it.
+    pub(crate) fn load_bytes(&self) -> u64 {
+        LOAD_MAX.min(self.returning_bytes / 4)
+    }
+
+    /// Waits for memory for so many bytes that are fetched at once.
+    pub(crate) async fn load_turn(&self, len: u64) -> SemaphorePermit<'_> {
+        let kib = len.min(self.returning_bytes).div_ceil(1 << 10) as u32;
+        self.returning.acquire_many(kib).await.expect("it is never closed")
     }
 
     /// Waits until so many bytes can be fetched without being much in the way of those who use the filesystem.

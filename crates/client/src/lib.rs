@@ -10,6 +10,7 @@ mod away;
 mod background;
 mod dirty;
 mod extents;
+mod fetch;
 mod file;
 mod flush;
 mod gather;
@@ -59,6 +60,7 @@ use room::Room;
 use session::Session;
 
 pub use above::NameTerm;
+pub use fetch::Fetched;
 pub use file::NotTaken;
 pub use names::DirPage;
 pub use objects::{CompleteUpload, CopyObject, PutOptions, PutPart};
@@ -112,6 +114,8 @@ pub struct TierLink {
     pub filesystem: u32,
     /// Memory for what was fetched a moment ago.
     pub fetched_bytes_max: u64,
+    /// Memory for what is on its way back to drives because somebody asked for whole files.
+    pub returning_bytes_max: u64,
     /// The store, if there is one.
     pub store: watch::Receiver<Option<Arc<dyn ObjectStore>>>,
 }
@@ -120,7 +124,13 @@ impl TierLink {
     /// For a filesystem that has no store and will not get one.
     pub fn none() -> Self {
         let (_, store) = watch::channel(None);
-        Self { cluster: ClusterId([0; 16]), filesystem: 0, fetched_bytes_max: 0, store }
+        Self {
+            cluster: ClusterId([0; 16]),
+            filesystem: 0,
+            fetched_bytes_max: 0,
+            returning_bytes_max: 0,
+            store,
+        }
     }
 }
 

@@ -1,39 +1,29 @@
-//! Steps of tiering: upload extents, take them from the drives, bring them back, empty and delete blobs.
+//! Steps of tiering: upload extents, take them from the drives, empty and delete blobs. `fetch` brings them back.
 //!
 //! Every step ends with one request to the owner that takes effect only on what is still as it was, so steps may be cut
 //! off anywhere: a blob that nothing refers to is found again by its number.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use base::{Epoch, ExtentId, FsError, Ino, MapId};
 use bytes::{Bytes, BytesMut};
-use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use layout::{BLOB_HEADER_BYTES, BlobBuilder, BlobHeader, BlobPlan, BlobRange};
-use wire::drive::{GetPurpose, PutPurpose};
-use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
+use wire::drive::GetPurpose;
+use wire::meta::{MetaReply, MetaRequest};
 use wire::store::{ObjectStore, Outgoing, SendPace, Steps, StoreError};
 use wire::tier::{
-    AgedExtent, BlobPlace, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TierReply, TierRequest,
-    TierStat, Uploaded,
+    AgedExtent, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TierReply, TierRequest, TierStat,
+    Uploaded,
 };
 
 use crate::Client;
-use crate::away::{LONG, Reach};
-use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError};
-use crate::node::Node;
+use crate::away::Reach;
+use crate::extents::ReadExtentError;
 
 /// Extents read at a time.
 const READS: usize = 4;
-/// Pieces of a file that are brought back at a time, if there is memory for so many.
-const FETCHES: usize = 16;
-/// What is fetched at once for pieces that lie side by side, with gaps below this.
-const LOAD_BYTES: u64 = 4 << 20;
-const GAP: u64 = 64 << 10;
-/// A reader in sequence finds so many bytes on drives when it gets there.
-const AHEAD_BYTES: u64 = 8 << 20;
 /// Extents asked for at a time.
 const PAGE: u32 = 1024;
 
@@ -444,190 +434,7 @@ impl Client {
             _ => Err(FsError::Io),
         }
     }
-
-    /// Brings what only blobs have of a file back to drives, from `off` on. Returns how many bytes came and where to go
-    /// on, if there may be more.
-    pub async fn fetch_file(&self, ino: Ino, off: u64) -> Result<(u64, Option<u64>), FsError> {
-        let MetaReply::Map { pieces, end } =
-            self.call(MetaRequest::GetMap { ino, off, limit: COMING_BACK as u32 }).await?
-        else {
-            return Err(FsError::Io);
-        };
-        let next = pieces.last().filter(|_| !end).map(MapPiece::end);
-        let fetches = loads(pieces).into_iter().map(|load| self.rehydrate_load(ino, load));
-        let fetches = stream::iter(fetches).buffered(FETCHES);
-        // Each comes to its end, whatever becomes of the others: one cut off would leave shards behind.
-        let fetched: Vec<Result<u64, FsError>> = fetches.collect().await;
-        let bytes = fetched.into_iter().sum::<Result<u64, FsError>>();
-        if let Some(node) = self.inner.nodes.find(ino) {
-            node.lock().map.forget();
-        }
-        Ok((bytes?, next))
-    }
-
-    /// Somebody has read what only a blob has: brings it and what follows back to drives, in the background.
-    pub(crate) fn bring_back(&self, node: &Node, off: u64, len: u64) {
-        if self.inner.away.rests(self.inner.env.clock.boot_ns()) {
-            return;
-        }
-        let reaches = if len >= AHEAD_FROM { off + len + AHEAD_BYTES } else { off + len };
-        let pieces = node.lock().map.whole_pieces(off, reaches);
-        let away = pieces.into_iter().filter(|piece| matches!(piece.content, Content::Away(..)));
-        for piece in away {
-            let (ino, key) = (node.ino, (node.ino, piece.off));
-            if !self.inner.room.fits_on_drives(2 * piece.len) {
-                return;
-            }
-            {
-                let mut waiting = self.inner.away.pieces.lock().expect("no holder of this lock panics");
-                if waiting.len() >= WAITING_MAX {
-                    return;
-                }
-                if !waiting.insert(key) {
-                    continue;
-                }
-            }
-            let client = self.clone();
-            self.inner.runtime.spawn(async move {
-                let turn = client.inner.away.turn(piece.len).await;
-                client.bring_piece_back(ino, piece).await;
-                client.inner.away.pieces.lock().expect("no holder of this lock panics").remove(&key);
-                drop(turn);
-            });
-        }
-    }
-
-    async fn bring_piece_back(&self, ino: Ino, piece: MapPiece) {
-        if self.inner.away.rests(self.inner.env.clock.boot_ns()) {
-            return;
-        }
-        match self.rehydrate(ino, piece, &Coming::Blob(Reach::Usual)).await {
-            Ok(_) => {
-                if let Some(node) = self.inner.nodes.find(ino) {
-                    node.lock().map.forget();
-                }
-            }
-            Err(error) => {
-                tracing::debug!(%ino, %error, "what was read stays away");
-                self.inner.away.rest(self.inner.env.clock.boot_ns());
-            }
-        }
-    }
-
-    /// Stores pieces on drives that lie side by side in one blob. Returns their bytes, without those that have changed
-    /// meanwhile.
-    async fn rehydrate_load(&self, ino: Ino, load: Vec<MapPiece>) -> Result<u64, FsError> {
-        let Some((place, span)) = span_of(&load) else { return Ok(0) };
-        let len = span.end - span.start;
-        let _gentle = if self.is_in_use() { Some(self.inner.away.gentle_turn(len).await) } else { None };
-        let _turn = self.inner.away.turn(len).await;
-        // Short files that are fetched together mostly lie together, too: of those, windows are fetched.
-        let source = if len > LONG {
-            let _reading = self.inner.session.reading();
-            let bytes = self.inner.away.read(&place, span.clone()).await.map_err(|_| FsError::Io)?;
-            Coming::Fetched(span.start, bytes)
-        } else {
-            Coming::Blob(Reach::Windows)
-        };
-        let pieces = load.into_iter().map(|piece| self.rehydrate(ino, piece, &source));
-        // Each comes to its end here, too.
-        join_all(pieces).await.into_iter().sum()
-    }
-
-    /// Stores a piece that only a blob has on drives. Returns its bytes; 0 if it has changed meanwhile.
-    async fn rehydrate(&self, ino: Ino, piece: MapPiece, source: &Coming) -> Result<u64, FsError> {
-        let Content::Away(extent, place) = &piece.content else { return Ok(0) };
-        let mut moved = 0;
-        // Extents may be shorter now than they were.
-        let step = u64::from(self.pack_target().extent_bytes);
-        for at in (piece.off..piece.end()).step_by(step as usize) {
-            let Some(part) = piece.clip(at, at + step) else { continue };
-            let off = extent.extent_off + (part.off - piece.off) as u32;
-            let _reading = self.inner.session.reading();
-            let out = match source {
-                Coming::Fetched(start, bytes) => {
-                    let from = (u64::from(place.off) + u64::from(off) - start) as usize;
-                    bytes.slice(from..from + part.len as usize)
-                }
-                Coming::Blob(reach) => {
-                    let mut out = BytesMut::zeroed(part.len as usize);
-                    let read = self.inner.away.read_into(*place, extent.extent_len, off, &mut out, *reach);
-                    read.await.map_err(|_| FsError::Io)?;
-                    out.freeze()
-                }
-            };
-            let coded = out.len() > COPIES_BYTES_MAX as usize;
-            let protection = if coded { Protection::Coded } else { Protection::Copies };
-            let next_id = || self.inner.session.next_extent();
-            let written = self.inner.extents.write(out, protection, PutPurpose::Write, next_id).await;
-            let written = written.map_err(|_| FsError::Io)?;
-            let (extent, owed) = (written.extent, written.owed);
-            match self.call(MetaRequest::Rehydrate { ino, piece: part, extent, owed }).await {
-                Ok(MetaReply::Repacked { moved_bytes: 0 }) => {
-                    self.inner.extents.discard_refused([extent].into_iter()).await;
-                }
-                Ok(MetaReply::Repacked { moved_bytes }) => moved += moved_bytes,
-                Ok(_) => return Err(FsError::Io),
-                Err(error) => {
-                    if !matches!(error, FsError::Unavailable | FsError::Io) {
-                        self.inner.extents.discard_refused([extent].into_iter()).await;
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        Ok(moved)
-    }
 }
-
-/// Where pieces come from that go back to drives.
-enum Coming {
-    /// Bytes of their blob that were fetched, and where in it they begin.
-    Fetched(u64, Bytes),
-    /// They are still to be fetched.
-    Blob(Reach),
-}
-
-/// Pieces that only blobs have, in runs that lie side by side in one blob.
-fn loads(pieces: Vec<MapPiece>) -> Vec<Vec<MapPiece>> {
-    let mut loads: Vec<Vec<MapPiece>> = Vec::new();
-    for piece in pieces {
-        let Content::Away(_, place) = &piece.content else { continue };
-        let place = *place;
-        let joins = loads.last().and_then(|load| span_of(load)).is_some_and(|(first, span)| {
-            let end = u64::from(place.off) + extent_len(&piece);
-            let gap = u64::from(place.off).checked_sub(span.end);
-            first.serial == place.serial && gap.is_some_and(|gap| gap < GAP) && end - span.start <= LOAD_BYTES
-        });
-        match loads.last_mut() {
-            Some(load) if joins => load.push(piece),
-            _ => loads.push(vec![piece]),
-        }
-    }
-    loads
-}
-
-fn extent_len(piece: &MapPiece) -> u64 {
-    piece.content.extent().map_or(0, |extent| extent.extent_len.into())
-}
-
-/// The blob of pieces that lie side by side, and their extents' range in it.
-fn span_of(load: &[MapPiece]) -> Option<(BlobPlace, Range<u64>)> {
-    let (first, last) = (load.first()?, load.last()?);
-    match (&first.content, &last.content) {
-        (Content::Away(_, from), Content::Away(_, to)) => {
-            Some((*from, u64::from(from.off)..u64::from(to.off) + extent_len(last)))
-        }
-        _ => None,
-    }
-}
-
-/// Reads of so many bytes look like those of a program that reads on.
-const AHEAD_FROM: u64 = 128 << 10;
-/// Pieces that wait to be brought back; what is read beyond that stays away until it is read again.
-const WAITING_MAX: usize = 4096;
-/// Pieces of a file that one step brings back.
-const COMING_BACK: usize = 64;
 
 /// A range that is a whole extent: which files it belongs to is the ledger's business, and may change.
 fn range_of(extent: ExtentId) -> BlobRange {

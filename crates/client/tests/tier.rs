@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::{FsError, Ino};
-use client::{Client, FileKind, FileTiers, MakeNode, OpenIntent, RenameMode, SeekKind};
+use client::{Client, Fetched, FileKind, FileTiers, MakeNode, OpenIntent, RenameMode, SeekKind};
 use common::{Fault, MemStore, World, create, new_file, pattern, read_all, read_in_parts, run};
 use wire::store::StoreError;
 use wire::tier::{Stage, TierMode};
@@ -151,8 +151,8 @@ fn a_file_is_fetched_with_few_requests_and_no_more_than_it_has() {
         let (gets, got) = (requests(), store.got_bytes());
         let (mut fetched, mut next) = (0, Some(0));
         while let Some(off) = next {
-            let step = client.fetch_file(*ino, off).await.unwrap();
-            (fetched, next) = (fetched + step.0, step.1);
+            let step = client.fetch_files(&[(*ino, off)]).await[0].unwrap();
+            (fetched, next) = (fetched + step.bytes, step.next);
         }
         assert_eq!(fetched, bytes.len() as u64);
         assert_eq!(tiers(&client, *ino).await.away_bytes, 0);
@@ -162,6 +162,37 @@ fn a_file_is_fetched_with_few_requests_and_no_more_than_it_has() {
         let fronts = 128 * 1024 * store.keys().len() as u64;
         assert!(got <= fetched * 21 / 20 + fronts, "{got} of {fetched}");
         assert!(read_all(&client, *ino).await.unwrap() == *bytes);
+    });
+}
+
+#[test]
+fn short_files_are_fetched_together_and_one_that_is_gone_holds_up_no_other() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let client = world.tiered_client(&store).await;
+        client.tier_attach().await.unwrap();
+        let mut files = Vec::new();
+        for number in 0..30 {
+            let ino = create(&client, &format!("short {number}")).await;
+            client.write(ino, 0, &pattern(number, 60_000)).await.unwrap();
+            client.fsync(ino).await.unwrap();
+            files.push(ino);
+        }
+        send_away(&world, &client).await;
+        assert_eq!(store.keys().len(), 1, "one blob has them");
+        let gets = store.gets.lock().unwrap().len();
+        let mut wanted: Vec<(Ino, u64)> = files.iter().map(|ino| (*ino, 0)).collect();
+        wanted.insert(7, (Ino(1 << 40), 0));
+        let mut fetched = client.fetch_files(&wanted).await;
+        assert_eq!(fetched.remove(7), Err(FsError::Stale));
+        assert!(fetched.iter().all(|file| *file == Ok(Fetched { bytes: 60_000, next: None })), "{fetched:?}");
+        // The front of the blob, and all of them at once.
+        let gets = store.gets.lock().unwrap().len() - gets;
+        assert!(gets <= 2, "{gets} requests");
+        for (number, ino) in files.iter().enumerate() {
+            assert_eq!(tiers(&client, *ino).await.both_bytes, 60_000);
+            assert!(read_all(&client, *ino).await.unwrap() == pattern(number as u64, 60_000));
+        }
     });
 }
 
@@ -376,7 +407,7 @@ fn a_store_is_left_when_everything_is_back() {
         for (ino, _) in &files {
             let mut off = Some(0);
             while let Some(at) = off {
-                off = client.fetch_file(*ino, at).await.unwrap().1;
+                off = client.fetch_files(&[(*ino, at)]).await[0].unwrap().next;
             }
         }
         while client.tier_stat().await.unwrap().mode != TierMode::Off {
@@ -474,8 +505,9 @@ fn what_the_store_has_of_a_file_comes_back_though_it_lacks_a_part() {
             tokio::time::sleep(Duration::from_millis(300)).await;
             world.drives.iter().for_each(|drive| drive.set(Fault::None));
         };
-        let (fetched, ()) = tokio::join!(client.fetch_file(ino, 0), answer);
-        assert_eq!(fetched, Err(FsError::Io));
+        let wanted = [(ino, 0)];
+        let (fetched, ()) = tokio::join!(client.fetch_files(&wanted), answer);
+        assert_eq!(fetched, [Err(FsError::Io)]);
         let found = tiers(&client, ino).await;
         assert!(found.away_bytes >= first && found.both_bytes > 0, "{found:?}");
     });

@@ -166,7 +166,13 @@ impl Tier {
 
     /// For a client.
     pub(crate) fn link(&self) -> TierLink {
-        TierLink { cluster: CLUSTER, filesystem: 1, fetched_bytes_max: 0, store: self.store.subscribe() }
+        TierLink {
+            cluster: CLUSTER,
+            filesystem: 1,
+            fetched_bytes_max: 0,
+            returning_bytes_max: 0,
+            store: self.store.subscribe(),
+        }
     }
 
     /// Begins or goes on, with small blobs and little patience.
@@ -214,7 +220,7 @@ pub(crate) async fn move_file(client: &Client, dice: &Dice) {
     // It goes on to its end, whoever waits for it. A file that is gone, or a store that is down, is its end, too.
     let step = async move {
         if comes {
-            return client.fetch_file(ino, 0).await.map(drop);
+            return client.fetch_files(&[(ino, 0)]).await.remove(0).map(drop);
         }
         let page = client.file_parts(ino, 0).await?;
         let ids: Vec<ExtentId> = page.parts.iter().filter_map(|part| part.extent).collect();

@@ -574,14 +574,9 @@ pub enum MetaRequest {
     },
     /// Answer: `Object`.
     Object(Box<ObjectRequest>),
-    /// Lets a piece of a file, if it still is what was read, refer to a new extent that holds the same bytes, which were
-    /// fetched from a blob. Answer: `Repacked`.
-    Rehydrate {
-        ino: Ino,
-        piece: MapPiece,
-        extent: ExtentRef,
-        owed: Vec<OwedShard>,
-    },
+    /// Lets pieces of files, each if it still is what was read, refer to new extents that hold the same bytes, which were
+    /// fetched from blobs; at most [`REHYDRATED_MAX`]. Answer: `Rehydrated`.
+    Rehydrate(Vec<Rehydrated>),
     /// Answer: `Tier`.
     Tier(TierRequest),
 }
@@ -683,6 +678,10 @@ pub enum MetaReply {
     Repacked {
         moved_bytes: u64,
     },
+    /// For each piece whether it refers to its new extent now; if not, that is garbage.
+    Rehydrated {
+        moved: Vec<bool>,
+    },
     Ranges {
         /// The first id and the length of those that no commit may use any more and that nobody has verified yet.
         closed: Vec<(ExtentId, u64)>,
@@ -731,6 +730,22 @@ pub struct PackMove {
     /// Where its bytes begin in the new extent.
     pub extent_off: u32,
 }
+
+/// A piece of a file that only a blob has, and the new extent that holds the same bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rehydrated {
+    /// The file.
+    pub ino: Ino,
+    /// The piece as it was read.
+    pub piece: MapPiece,
+    /// All of it is this piece.
+    pub extent: ExtentRef,
+    /// Shards that it lacks.
+    pub owed: Vec<OwedShard>,
+}
+
+/// Most pieces in one [`MetaRequest::Rehydrate`].
+pub const REHYDRATED_MAX: usize = 256;
 
 /// Most pieces that one [`MetaRequest::Repack`] moves: an extent is filled by one request or never.
 pub const PACK_MOVES_MAX: usize = 2048;

@@ -4,7 +4,7 @@ use hyper::Method;
 
 use super::{AdminClient, CallError, percent_encode};
 use crate::tiers::{
-    AttachStore, FetchStep, FetchStepInfo, ForecastInfo, ReleaseInfo, TierFile, TierInfo, TierLocationInfo,
+    AttachStore, FetchFileInfo, FetchStep, ForecastInfo, ReleaseInfo, TierFile, TierInfo, TierLocationInfo,
     TierOpsInfo,
 };
 
@@ -45,8 +45,8 @@ impl AdminClient {
         self.call(Method::GET, &path(name, &query), None::<&()>).await
     }
 
-    /// Brings some of a file back to drives. How long that takes is up to the store.
-    pub async fn tier_fetch(&self, name: &str, step: &FetchStep) -> Result<FetchStepInfo, CallError> {
+    /// Brings some of files back to drives. How long that takes is up to the store.
+    pub async fn tier_fetch(&self, name: &str, step: &FetchStep) -> Result<Vec<FetchFileInfo>, CallError> {
         self.call_unbounded(Method::POST, &path(name, "/fetch"), Some(step)).await
     }
 

@@ -423,8 +423,13 @@ impl World {
     pub async fn tiered_client(&self, store: &Arc<MemStore>) -> Client {
         let store: Arc<dyn ObjectStore> = store.clone();
         let (_, store) = watch::channel(Some(store));
-        let tier =
-            TierLink { cluster: ClusterId([7; 16]), filesystem: 1, fetched_bytes_max: 40 << 20, store };
+        let tier = TierLink {
+            cluster: ClusterId([7; 16]),
+            filesystem: 1,
+            fetched_bytes_max: 40 << 20,
+            returning_bytes_max: 64 << 20,
+            store,
+        };
         self.client_with(self.wire(false), tier).await
     }
 

@@ -1,17 +1,18 @@
 //! `tier`, `fs attach` and `fs detach`.
 
-use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use admin::{
-    AdminClient, AttachStore, FetchStep, FetchStepInfo, ForecastInfo, TierFile, TierInfo, TierLocationInfo,
-    TierOpsInfo,
+    AdminClient, AttachStore, FETCH_FILES_MAX, FetchFile, FetchFileInfo, FetchStep, ForecastInfo, TierFile,
+    TierInfo, TierLocationInfo, TierOpsInfo,
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use base::units::format_duration;
 use comfy_table::Table;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use serde::Serialize;
 use wire::store::{OpState, StoreHealth};
 
@@ -22,8 +23,8 @@ use super::output::{Format, bytes, print, table};
 use super::progress::Progress;
 use crate::node::NodeDir;
 
-/// Files fetched at a time.
-const FETCHES: usize = 16;
+/// Steps of fetching that are under way: while one ends, the next has begun.
+const STEPS: usize = 2;
 const HOUR_S: u64 = 3600;
 const DAY_S: u64 = 24 * HOUR_S;
 const POLL: Duration = Duration::from_millis(300);
@@ -214,6 +215,32 @@ fn mounted(paths: &[PathBuf]) -> Result<Vec<(&PathBuf, Mounted)>> {
     paths.iter().map(|path| Ok((path, find_mount(path)?))).collect()
 }
 
+/// Files as they are named, and those below directories, in the order of their names.
+fn files_below(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let (mut files, mut left) = (Vec::new(), Vec::new());
+    for path in paths {
+        if !path.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        left.push(path.clone());
+        while let Some(directory) = left.pop() {
+            let inside = std::fs::read_dir(&directory).with_context(|| shown(&directory))?;
+            let mut inside = inside.collect::<Result<Vec<_>, _>>().with_context(|| shown(&directory))?;
+            inside.sort_by_key(std::fs::DirEntry::file_name);
+            for entry in inside {
+                let kind = entry.file_type().with_context(|| shown(&entry.path()))?;
+                match kind.is_dir() {
+                    true => left.push(entry.path()),
+                    false if kind.is_file() => files.push(entry.path()),
+                    false => {}
+                }
+            }
+        }
+    }
+    Ok(files)
+}
+
 fn locate(mounted: &Mounted) -> Result<TierLocationInfo> {
     let (name, inside) = (mounted.filesystem.as_str(), mounted.inside.as_str());
     ask(&mounted.dir, |client| async move { client.tier_location(name, inside).await })
@@ -221,7 +248,7 @@ fn locate(mounted: &Mounted) -> Result<TierLocationInfo> {
 
 fn location(paths: &[PathBuf], format: Format) -> Result<()> {
     let mut files = Vec::new();
-    for (path, mounted) in mounted(paths)? {
+    for (path, mounted) in mounted(&files_below(paths)?)? {
         files.push(TierLocationInfo { path: shown(path), ..locate(&mounted)? });
     }
     print(format, &files, |files| {
@@ -244,14 +271,30 @@ fn exact(count: u64) -> String {
     if count < 1024 { bytes(count) } else { format!("{count} ({})", bytes(count)) }
 }
 
-/// Brings files back, some at a time.
+/// A file that is fetched: its number, and what is asked for next.
+type Pending = (usize, FetchFile);
+
+/// Brings files back, many in a step: what they have in one blob comes at once.
 fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
-    let files = mounted(paths)?;
-    let progress = RefCell::new(FetchProgress::new(files.len()));
+    let paths = files_below(paths)?;
+    let files = mounted(&paths)?;
+    let mut fetched: Vec<Fetched> =
+        files.iter().map(|(path, _)| Fetched { path: shown(path), fetched_bytes: 0 }).collect();
+    // Files of one filesystem mostly follow each other.
+    let mut pending: BTreeMap<(PathBuf, String), VecDeque<Pending>> = BTreeMap::new();
+    for (number, (_, mounted)) in files.into_iter().enumerate() {
+        let file = FetchFile { path: mounted.inside, offset: 0 };
+        pending.entry((mounted.dir, mounted.filesystem)).or_default().push_back((number, file));
+    }
+    let mut progress = FetchProgress::new(fetched.len());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let steps = files.into_iter().map(|(path, mounted)| fetch_one(path, mounted, &progress));
-    let fetched: Vec<Fetched> =
-        runtime.block_on(futures_util::stream::iter(steps).buffered(FETCHES).try_collect())?;
+    for ((dir, filesystem), files) in pending {
+        let client = AdminClient::new(NodeDir::new(&dir).socket().as_path());
+        runtime.block_on(fetch_all(&client, &filesystem, files, |number, info| {
+            fetched[number].fetched_bytes += info.bytes;
+            progress.fetched(info);
+        }))?;
+    }
     drop(progress);
     print(format, &fetched, |files| {
         let line = |file: &Fetched| format!("{}: {} came back\n", file.path, bytes(file.fetched_bytes));
@@ -259,18 +302,32 @@ fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
     })
 }
 
-/// Brings a file back, step by step.
-async fn fetch_one(path: &Path, mounted: Mounted, progress: &RefCell<FetchProgress>) -> Result<Fetched> {
-    let client = AdminClient::new(NodeDir::new(&mounted.dir).socket().as_path());
-    let (mut fetched_bytes, mut next) = (0, Some(0));
-    while let Some(offset) = next {
-        let step = FetchStep { path: mounted.inside.clone(), offset };
-        let done = client.tier_fetch(&mounted.filesystem, &step).await.with_context(|| shown(path))?;
-        fetched_bytes += done.bytes;
-        next = done.next_offset;
-        progress.borrow_mut().fetched(&done);
+/// Brings files of one filesystem back, step by step.
+async fn fetch_all(
+    client: &AdminClient,
+    filesystem: &str,
+    mut pending: VecDeque<Pending>,
+    mut came: impl FnMut(usize, &FetchFileInfo),
+) -> Result<()> {
+    let mut steps = FuturesUnordered::new();
+    loop {
+        while steps.len() < STEPS && !pending.is_empty() {
+            let share = pending.len().div_ceil(STEPS - steps.len()).min(FETCH_FILES_MAX);
+            let some: Vec<Pending> = pending.drain(..share).collect();
+            let step = FetchStep { files: some.iter().map(|(_, file)| file.clone()).collect() };
+            steps.push(async move { (some, client.tier_fetch(filesystem, &step).await) });
+        }
+        let Some((some, infos)) = steps.next().await else { return Ok(()) };
+        for ((number, file), info) in some.into_iter().zip(infos?).rev() {
+            came(number, &info);
+            if let Some(problem) = info.problem {
+                bail!(problem);
+            }
+            if let Some(offset) = info.next_offset {
+                pending.push_front((number, FetchFile { offset, ..file }));
+            }
+        }
     }
-    Ok(Fetched { path: shown(path), fetched_bytes })
 }
 
 /// How far it is with files of which only those that were begun have a known size.
@@ -289,11 +346,11 @@ impl FetchProgress {
         Self { line, files, begun: 0, ended: 0, known_bytes: 0, fetched_bytes: 0 }
     }
 
-    fn fetched(&mut self, step: &FetchStepInfo) {
-        self.fetched_bytes += step.bytes;
-        self.begun += usize::from(step.away_bytes.is_some());
-        self.known_bytes += step.away_bytes.unwrap_or_default();
-        self.ended += usize::from(step.next_offset.is_none());
+    fn fetched(&mut self, file: &FetchFileInfo) {
+        self.fetched_bytes += file.bytes;
+        self.begun += usize::from(file.away_bytes.is_some());
+        self.known_bytes += file.away_bytes.unwrap_or_default();
+        self.ended += usize::from(file.next_offset.is_none());
         let Self { line, files, begun, ended, known_bytes, fetched_bytes } = self;
         // Files that are still to be begun are taken for as large as the others.
         let all_bytes = *known_bytes / (*begun).max(1) as u64 * *files as u64;
@@ -307,7 +364,7 @@ impl FetchProgress {
 
 fn release(paths: &[PathBuf], format: Format) -> Result<()> {
     let mut files = Vec::new();
-    for (path, mounted) in mounted(paths)? {
+    for (path, mounted) in mounted(&files_below(paths)?)? {
         let (name, file) = (mounted.filesystem.as_str(), TierFile { path: mounted.inside.clone() });
         let done = ask(&mounted.dir, |client| async move { client.tier_release(name, &file).await });
         let done = done.with_context(|| shown(path))?;

@@ -46,6 +46,8 @@ pub(crate) struct MemoryPlan {
     pub(crate) blobs_bytes: u64,
     /// What a client fetched from an object store a moment ago.
     pub(crate) fetched_bytes: u64,
+    /// What comes back from it to drives because somebody asked for files.
+    pub(crate) returning_bytes: u64,
     /// Of each drive.
     pub(crate) drive: DriveMemory,
     /// Buffers that drives keep for the next use.
@@ -77,8 +79,9 @@ impl MemoryPlan {
             s3_dirty_bytes: part(24).min(128 * MIB),
             s3_bodies_bytes: part(64).min(64 * MIB),
             map_bytes: (part(32) / (filesystems + 1)).clamp(4 * MIB, 256 * MIB),
-            s3_ahead_bytes: part(16).min(96 * MIB),
+            s3_ahead_bytes: part(20).min(96 * MIB),
             blobs_bytes: (part(16) / filesystems).clamp(4 * MIB, 512 * MIB),
+            returning_bytes: (part(64) / filesystems).clamp(4 * MIB, 128 * MIB),
             fetched_bytes: (part(64) / (filesystems + 1)).clamp(4 * MIB, 40 * MIB),
             s3_connections: (part(40) / CONNECTION_BYTES).min(4096) as usize,
             s3_requests: (part(24) / REQUEST_BYTES).min(2048) as usize,
@@ -201,6 +204,7 @@ mod tests {
                 + plan.s3_ahead_bytes
                 + plan.blobs_bytes * filesystems
                 + plan.fetched_bytes * (filesystems + 1)
+                + plan.returning_bytes * filesystems
                 + plan.s3_connections as u64 * CONNECTION_BYTES
                 + plan.s3_requests as u64 * REQUEST_BYTES
                 + (plan.drive.sums_cache_bytes + plan.drive.queue_bytes + plan.drive.batch_bytes) * drives

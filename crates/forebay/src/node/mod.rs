@@ -21,6 +21,7 @@ mod scrub;
 mod settings;
 mod start;
 mod stores;
+mod tiered_files;
 mod tiers;
 mod users;
 mod why;

@@ -3,19 +3,18 @@
 //! The record of a filesystem says what should be. Whoever changes that holds `stores_lock`, so that no store goes away
 //! meanwhile. Tiering is stopped without the lock of the node's state: what it has under way may take a while.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use admin::{
-    AdminError, AttachStore, FetchStep, FetchStepInfo, ForecastInfo, ForecastRequest, ReleaseInfo,
+    AdminError, AttachStore, FetchFileInfo, FetchStep, ForecastInfo, ForecastRequest, ReleaseInfo,
     TierControl, TierFile, TierInfo, TierLocationInfo, TierOpsInfo,
 };
 use anyhow::Result;
 use base::ClusterId;
 use base::env::Env;
 use base::units::format_size;
-use client::{Attr, Client, FileTiers, TierLink};
+use client::{Client, TierLink};
 use futures_util::future::join_all;
 use layout::{BLOB_BYTES_MAX, extent_bytes_max};
 use meta::control::{
@@ -25,7 +24,6 @@ use tokio::sync::watch;
 use upkeep::{S3Store, TierOptions, Tiering};
 use wire::BoxFuture;
 use wire::store::{ObjectStore, SeenBy, StoreAddress, StoreError, StoreHealth};
-use wire::tier::Stage;
 
 use super::control::no_filesystem;
 use super::events::TierSigns;
@@ -34,7 +32,6 @@ use super::filesystems::FilesystemEntry;
 use super::memory::MemoryPlan;
 use super::reached::Reached;
 use super::stores::{NODE, limits_here};
-use super::why::walk;
 use super::{Node, State};
 
 /// Blobs made at a time.
@@ -54,6 +51,7 @@ pub(super) struct TierEntry {
     /// Memory for blobs that are made.
     blobs_bytes: u64,
     fetched_bytes_max: u64,
+    returning_bytes_max: u64,
     /// All clients on the filesystem look here.
     sender: watch::Sender<Option<Arc<dyn ObjectStore>>>,
     reached: Option<Arc<Reached>>,
@@ -77,6 +75,7 @@ impl TierEntry {
             served_from_ns: env.clock.boot_ns(),
             blobs_bytes: memory.blobs_bytes,
             fetched_bytes_max: memory.fetched_bytes,
+            returning_bytes_max: memory.returning_bytes,
             sender: watch::channel(None).0,
             reached: None,
             store: String::new(),
@@ -93,6 +92,7 @@ impl TierEntry {
             cluster: self.cluster,
             filesystem: self.filesystem,
             fetched_bytes_max: self.fetched_bytes_max,
+            returning_bytes_max: self.returning_bytes_max,
             store: self.sender.subscribe(),
         }
     }
@@ -198,7 +198,7 @@ fn next_tier(
     Ok(tier)
 }
 
-fn no_store_attached(name: &str) -> AdminError {
+pub(super) fn no_store_attached(name: &str) -> AdminError {
     AdminError::conflict(format!("filesystem {name} has no object store (see `forebay fs attach`)"))
 }
 
@@ -321,24 +321,13 @@ fn users_of(state: &mut State, store: u32) -> impl Iterator<Item = &mut Filesyst
     state.filesystems.values_mut().filter(uses)
 }
 
-fn entry_of<'a>(state: &'a mut State, name: &str) -> Result<&'a mut FilesystemEntry, AdminError> {
+pub(super) fn entry_of<'a>(state: &'a mut State, name: &str) -> Result<&'a mut FilesystemEntry, AdminError> {
     state.filesystems.get_mut(name).ok_or_else(|| no_filesystem(name))
 }
 
 async fn info_of(entry: &FilesystemEntry) -> Result<TierInfo, AdminError> {
     let info = entry.tier_info().await.map_err(|error| AdminError::failed(format!("{error:#}")))?;
     info.ok_or_else(|| no_store_attached(&entry.record.name))
-}
-
-/// Where a file's bytes are.
-async fn location(client: &Client, attr: &Attr) -> Result<FileTiers, AdminError> {
-    let (mut tiers, mut next) = (FileTiers::default(), Some(0));
-    while let Some(off) = next {
-        let page = client.file_parts(attr.ino, off).await.map_err(AdminError::failed)?;
-        page.add_to(&mut tiers);
-        next = page.next;
-    }
-    Ok(tiers)
 }
 
 impl Node {
@@ -583,97 +572,6 @@ impl Node {
         committed.map_err(AdminError::failed)?;
         info_of(entry).await
     }
-
-    /// A file, written out, and a client that reaches it. The state's lock is not held while the store is asked.
-    async fn tier_file(&self, name: &str, path: &str) -> Result<(Client, Attr), AdminError> {
-        let client = {
-            let mut state = self.state.lock().await;
-            entry_of(&mut state, name)?.client.clone()
-        };
-        let attr = walk(&client, path)
-            .await
-            .map_err(|error| AdminError::not_found(format!("{error}: path={path} filesystem={name}")))?;
-        if attr.kind != client::FileKind::Regular {
-            return Err(AdminError::invalid(format!("not a regular file: path={path} filesystem={name}")));
-        }
-        client.fsync(attr.ino).await.map_err(AdminError::failed)?;
-        Ok((client, attr))
-    }
-
-    async fn tier_location_now(&self, name: String, path: String) -> Result<TierLocationInfo, AdminError> {
-        let (client, attr) = self.tier_file(&name, &path).await?;
-        let tiers = location(&client, &attr).await?;
-        Ok(TierLocationInfo {
-            path,
-            filesystem: name,
-            inode: attr.ino.0,
-            size: attr.size,
-            ssd_write_cache_bytes: tiers.drives_bytes,
-            ssd_read_cache_bytes: tiers.both_bytes,
-            object_store_bytes: tiers.away_bytes,
-        })
-    }
-
-    async fn tier_fetch_now(&self, name: &str, step: FetchStep) -> Result<FetchStepInfo, AdminError> {
-        let FetchStep { path, offset } = step;
-        let (client, attr) = self.tier_file(name, &path).await?;
-        let mut away_bytes = None;
-        if offset == 0 {
-            let (away, room) = (location(&client, &attr).await?.away_bytes, client.free_bytes());
-            if away > room {
-                return Err(AdminError::conflict(format!(
-                    "the drives have no room for the file: path={path} away={} room={} (take others from the drives with \
-                     `forebay tier release`, or delete some)",
-                    format_size(away),
-                    format_size(room)
-                )));
-            }
-            away_bytes = Some(away);
-        }
-        let (bytes, next_offset) = client.fetch_file(attr.ino, offset).await.map_err(|error| {
-            AdminError::failed(format!(
-                "a part of the file did not come back: {error}: path={path} offset={offset} (is the store reached, and is \
-                 there room? see `forebay tier status` and the log file)"
-            ))
-        })?;
-        Ok(FetchStepInfo { bytes, next_offset, away_bytes })
-    }
-
-    async fn tier_release_now(&self, name: &str, path: &str) -> Result<ReleaseInfo, AdminError> {
-        let tier = {
-            let mut state = self.state.lock().await;
-            entry_of(&mut state, name)?.record.tier
-        };
-        match tier {
-            None => return Err(no_store_attached(name)),
-            Some(tier) if tier.detaching => {
-                return Err(AdminError::conflict(format!(
-                    "everything of filesystem {name} comes back to the drives: nothing leaves them now"
-                )));
-            }
-            Some(_) => {}
-        }
-        let (client, attr) = self.tier_file(name, path).await?;
-        let mut info = ReleaseInfo { released_bytes: 0, not_uploaded_bytes: 0 };
-        let mut next = Some(0);
-        while let Some(off) = next {
-            let page = client.file_parts(attr.ino, off).await.map_err(AdminError::failed)?;
-            let mut ids = HashSet::new();
-            for part in &page.parts {
-                match (part.extent, part.stage) {
-                    (Some(id), Some(Stage::Both)) => {
-                        ids.insert(id);
-                    }
-                    (Some(_), None | Some(Stage::Queued)) => info.not_uploaded_bytes += part.bytes,
-                    _ => {}
-                }
-            }
-            let released = client.release_extents(ids.into_iter().collect()).await;
-            info.released_bytes += released.map_err(AdminError::failed)?.bytes;
-            next = page.next;
-        }
-        Ok(info)
-    }
 }
 
 impl TierControl for Node {
@@ -712,7 +610,11 @@ impl TierControl for Node {
         Box::pin(self.tier_location_now(name, path))
     }
 
-    fn tier_fetch(&self, name: String, step: FetchStep) -> BoxFuture<'_, Result<FetchStepInfo, AdminError>> {
+    fn tier_fetch(
+        &self,
+        name: String,
+        step: FetchStep,
+    ) -> BoxFuture<'_, Result<Vec<FetchFileInfo>, AdminError>> {
         Box::pin(async move { self.tier_fetch_now(&name, step).await })
     }
 

@@ -439,7 +439,7 @@ impl Op<'_> {
             R::ExtentRanges => self.extent_ranges(),
             R::ConfirmOrphans { ids } => self.confirm_orphans(ids),
             R::RangeVerified { first } => self.range_verified(*first),
-            R::Rehydrate { ino, piece, extent, owed } => self.rehydrate(*ino, piece, extent, owed),
+            R::Rehydrate(pieces) => self.rehydrate(pieces),
             R::Tier(request) => self.tier(request),
             R::Object(request) => self.object(request).map(|reply| MetaReply::Object(Box::new(reply))),
         }

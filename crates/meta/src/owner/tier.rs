@@ -5,8 +5,12 @@
 //! the sums, so that they always agree. An extent leaves the drives only when a blob has it, and a blob is deleted only
 //! when no extent lies in it and no reader knows it.
 
+use std::collections::HashSet;
+
 use base::{ExtentId, FsError, Ino, MapId, SessionId};
-use wire::meta::{Content, ExtentRef, FILE_BYTES_MAX, FileKind, MapPiece, MetaReply, OwedShard};
+use wire::meta::{
+    Content, ExtentRef, FILE_BYTES_MAX, FileKind, MapPiece, MetaReply, REHYDRATED_MAX, Rehydrated,
+};
 use wire::tier::{
     AgedExtent, BlobPlace, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TIER_EXTENTS_MAX,
     TierMode, TierReply, TierRequest, Uploaded,
@@ -541,27 +545,41 @@ impl Op<'_> {
 
     // --- coming back -------------------------------------------------------------------------------------------------
 
-    pub(super) fn rehydrate(
-        &mut self,
-        ino: Ino,
-        piece: &MapPiece,
-        extent: &ExtentRef,
-        owed: &[OwedShard],
-    ) -> Outcome {
-        let inode = self.inode(ino)?;
-        let (Some(map), Content::Away(from, _)) = (inode.map(), &piece.content) else {
-            return Err(FsError::Invalid.into());
-        };
-        let new = self.may_commit(extent.id) && self.txn.get_bytes(&self.keys.extent(extent.id))?.is_none();
-        let shaped = extent.k >= 1 && extent.k <= extent.n && extent.n <= layout::SHARDS_MAX;
-        if !new || !shaped || u64::from(extent.extent_len) != piece.len || extent.extent_off != 0 {
+    pub(super) fn rehydrate(&mut self, pieces: &[Rehydrated]) -> Outcome {
+        let ids: HashSet<ExtentId> = pieces.iter().map(|piece| piece.extent.id).collect();
+        if pieces.len() > REHYDRATED_MAX || ids.len() < pieces.len() {
             return Err(FsError::Invalid.into());
         }
+        for piece in pieces {
+            self.check_rehydrated(piece)?;
+        }
+        let moved = pieces.iter().map(|piece| self.rehydrate_one(piece));
+        Ok(MetaReply::Rehydrated { moved: moved.collect::<Result<_, _>>()? })
+    }
+
+    /// The new extent must be one that this session may commit, and as long as the piece.
+    fn check_rehydrated(&self, rehydrated: &Rehydrated) -> Result<(), FsError> {
+        let Rehydrated { piece, extent, .. } = rehydrated;
+        let new = self.may_commit(extent.id) && self.txn.get_bytes(&self.keys.extent(extent.id))?.is_none();
+        let shaped = extent.k >= 1 && extent.k <= extent.n && extent.n <= layout::SHARDS_MAX;
+        let same_len = u64::from(extent.extent_len) == piece.len && extent.extent_off == 0;
+        let is_away = matches!(piece.content, Content::Away(..));
+        if new && shaped && same_len && is_away { Ok(()) } else { Err(FsError::Invalid) }
+    }
+
+    /// Returns whether the piece was still what was read.
+    fn rehydrate_one(&mut self, rehydrated: &Rehydrated) -> Result<bool, FsError> {
+        let Rehydrated { ino, piece, extent, owed } = rehydrated;
+        let inode = match self.inode(*ino) {
+            Err(FsError::Stale) => return Ok(false),
+            inode => inode?,
+        };
+        let (Some(map), Content::Away(from, _)) = (inode.map(), &piece.content) else { return Ok(false) };
         let (start, end) = (piece.off, piece.end());
         let now = self.pieces(map, start, end, 1)?.pop().and_then(|now| now.clip(start, end));
         let residence = self.residence(from.id)?.filter(|residence| residence.stage == Stage::Away);
         let (Some(residence), true) = (residence, now == Some(piece.stored())) else {
-            return Ok(MetaReply::Repacked { moved_bytes: 0 });
+            return Ok(false);
         };
         // The bytes are in the blob whichever extent they are called by.
         let blob = residence.blob.map(|(serial, off)| (serial, off + from.extent_off));
@@ -578,6 +596,6 @@ impl Op<'_> {
         let moved = MapPiece { content: Content::Extent(*extent), ..*piece };
         self.txn.put(self.keys.piece(map, start), &Piece::of(&moved));
         self.owe(extent, owed);
-        Ok(MetaReply::Repacked { moved_bytes: piece.len })
+        Ok(true)
     }
 }

@@ -54,7 +54,7 @@ pub(crate) enum TierCommand {
     /// Show how much of files is on drives only, in both places, and in the store only.
     #[command(after_help = "Example:\n  forebay tier location /srv/forebay/mnt/some/file")]
     Location {
-        /// Files on mounted filesystems.
+        /// Files on mounted filesystems, and directories for all files below.
         #[arg(required = true, value_name = "PATH")]
         paths: Vec<PathBuf>,
         /// Print JSON.
@@ -84,9 +84,11 @@ pub(crate) enum TierCommand {
         json: bool,
     },
     /// Bring files back to the drives. They age anew: after the retention they leave again.
-    #[command(after_help = "Example:\n  forebay tier fetch /srv/forebay/mnt/some/file")]
+    #[command(
+        after_help = "Example:\n  forebay tier fetch /srv/forebay/mnt/some/file /srv/forebay/mnt/project"
+    )]
     Fetch {
-        /// Files on mounted filesystems.
+        /// Files on mounted filesystems, and directories for all files below.
         #[arg(required = true, value_name = "PATH")]
         paths: Vec<PathBuf>,
         /// Print JSON.
@@ -96,7 +98,7 @@ pub(crate) enum TierCommand {
     /// Take what the store has of files from the drives now. What is not uploaded yet stays.
     #[command(after_help = "Example:\n  forebay tier release /srv/forebay/mnt/some/file")]
     Release {
-        /// Files on mounted filesystems.
+        /// Files on mounted filesystems, and directories for all files below.
         #[arg(required = true, value_name = "PATH")]
         paths: Vec<PathBuf>,
         /// Print JSON.

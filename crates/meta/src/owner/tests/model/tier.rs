@@ -1,5 +1,6 @@
 //! What upkeep does for tiering, mixed with everything else: upload, release, move to other blobs, bring back, leave.
 
+use wire::meta::Rehydrated;
 use wire::tier::{Stage, StageStat, TierMode, TierReply, TierRequest, Uploaded};
 
 use super::*;
@@ -141,10 +142,13 @@ impl Run {
             return;
         }
         let extent = ExtentRef { id: ExtentId(id), pg: PgId(0), k: 4, n: 6, extent_len, extent_off: 0 };
-        let request = MetaRequest::Rehydrate { ino, piece, extent, owed: Vec::new() };
-        match self.ledger.ask(session, request) {
-            Ok(MetaReply::Repacked { moved_bytes: 0 }) | Err(FsError::Stale) => {}
-            Ok(MetaReply::Repacked { .. }) => drop(self.model.issued.insert(id)),
+        let piece = Rehydrated { ino, piece, extent, owed: Vec::new() };
+        // The second is refused with all that come along: two pieces cannot each be all of one extent.
+        let twice = MetaRequest::Rehydrate(vec![piece.clone(), piece.clone()]);
+        assert_eq!(self.ledger.ask(session, twice), Err(FsError::Invalid));
+        match self.ledger.ask(session, MetaRequest::Rehydrate(vec![piece])) {
+            Ok(MetaReply::Rehydrated { moved }) if moved == [true] => drop(self.model.issued.insert(id)),
+            Ok(MetaReply::Rehydrated { moved }) if moved == [false] => {}
             other => panic!("{other:?}"),
         }
     }

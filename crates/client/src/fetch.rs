@@ -1,0 +1,300 @@
+//! What only blobs have comes back to drives: files that somebody asks for, and what a reader has read.
+//!
+//! What lies side by side in a blob is fetched at once, whichever files it belongs to, and noted in the ledger at once.
+
+use std::ops::Range;
+
+use base::{FsError, Ino};
+use bytes::{Bytes, BytesMut};
+use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
+use wire::drive::PutPurpose;
+use wire::meta::{Content, MapPiece, MetaReply, MetaRequest, REHYDRATED_MAX, Rehydrated};
+use wire::tier::BlobPlace;
+
+use crate::Client;
+use crate::away::{LONG, Reach};
+use crate::extents::{COPIES_BYTES_MAX, Protection};
+use crate::node::Node;
+
+/// Runs of pieces that are fetched at a time, if there is memory for so many.
+const FETCHES: usize = 32;
+/// Maps that are asked for at a time.
+const MAPS: usize = 16;
+/// What is fetched at once for pieces that lie side by side, with gaps below this.
+const GAP: u64 = 64 << 10;
+/// Pieces of a file that one step brings back.
+const COMING_BACK: usize = 256;
+/// A step begins with no further file when those before have so much that comes back.
+const STEP_BYTES: u64 = 256 << 20;
+/// A reader in sequence finds so many bytes on drives when it gets there.
+const AHEAD_BYTES: u64 = 8 << 20;
+/// Reads of so many bytes look like those of a program that reads on.
+const AHEAD_FROM: u64 = 128 << 10;
+/// Pieces that wait to be brought back; what is read beyond that stays away until it is read again.
+const WAITING_MAX: usize = 4096;
+
+/// What a step brought back of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fetched {
+    /// Bytes that came.
+    pub bytes: u64,
+    /// Where to go on, if there may be more.
+    pub next: Option<u64>,
+}
+
+/// A piece that only a blob has, and the number of its file among those of the step.
+#[derive(Debug, Clone)]
+struct Wanted {
+    file: usize,
+    ino: Ino,
+    piece: MapPiece,
+}
+
+/// Where pieces come from that go back to drives.
+enum Coming {
+    /// Bytes of their blob that were fetched, and where in it they begin.
+    Fetched(u64, Bytes),
+    /// They are still to be fetched.
+    Blob(Reach),
+}
+
+impl Client {
+    /// Brings some of what only blobs have of these files back to drives, of each from an offset on. Says in their order
+    /// what came. A step is bounded: it may bring nothing of the last files, and go on where it began.
+    pub async fn fetch_files(&self, files: &[(Ino, u64)]) -> Vec<Result<Fetched, FsError>> {
+        let _reading = self.inner.session.reading();
+        let (mut wanted, mut fetched, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let mut maps =
+            stream::iter(files.to_vec()).map(|(ino, off)| self.away_pieces(ino, off)).buffered(MAPS);
+        while bytes < STEP_BYTES
+            && let Some(found) = maps.next().await
+        {
+            let file = fetched.len();
+            fetched.push(found.map(|(pieces, next)| {
+                bytes += pieces.iter().map(|piece| piece.len).sum::<u64>();
+                wanted.extend(pieces.into_iter().map(|piece| Wanted { file, ino: files[file].0, piece }));
+                Fetched { bytes: 0, next }
+            }));
+        }
+        drop(maps);
+        let load_bytes = self.inner.away.load_bytes();
+        let loads = loads(wanted, load_bytes).into_iter().map(|load| self.fetch_load(load));
+        // Each comes to its end, whatever becomes of the others: one cut off would leave shards behind.
+        let loads: Vec<_> = stream::iter(loads).buffer_unordered(FETCHES).collect().await;
+        for (file, moved) in loads.into_iter().flatten() {
+            match (&mut fetched[file], moved) {
+                (Ok(fetched), Ok(moved)) => fetched.bytes += moved,
+                (failed @ Ok(_), Err(error)) => *failed = Err(error),
+                (Err(_), _) => {}
+            }
+        }
+        for (ino, _) in &files[..fetched.len()] {
+            if let Some(node) = self.inner.nodes.find(*ino) {
+                node.lock().map.forget();
+            }
+        }
+        fetched
+            .extend(files[fetched.len()..].iter().map(|(_, off)| Ok(Fetched { bytes: 0, next: Some(*off) })));
+        fetched
+    }
+
+    /// Pieces of a file that only blobs have, from `off` on, and where to go on.
+    async fn away_pieces(&self, ino: Ino, off: u64) -> Result<(Vec<MapPiece>, Option<u64>), FsError> {
+        let request = MetaRequest::GetMap { ino, off, limit: COMING_BACK as u32 };
+        let MetaReply::Map { mut pieces, end } = self.call(request).await? else { return Err(FsError::Io) };
+        let next = pieces.last().filter(|_| !end).map(MapPiece::end);
+        pieces.retain(|piece| matches!(piece.content, Content::Away(..)));
+        Ok((pieces, next))
+    }
+
+    /// Stores pieces on drives that lie side by side in one blob. Says for each what came of it: nothing if it has changed
+    /// meanwhile.
+    async fn fetch_load(&self, load: Vec<Wanted>) -> Vec<(usize, Result<u64, FsError>)> {
+        let Some((place, span)) = span_of(&load) else { return Vec::new() };
+        let len = span.end - span.start;
+        let away = &self.inner.away;
+        let _gentle = if self.is_in_use() { Some(away.gentle_turn(len).await) } else { None };
+        let _turn = away.load_turn(len).await;
+        // Of what is short, what lies beside it may be asked for, too.
+        let source = if len > LONG {
+            match away.read(&place, span.clone()).await {
+                Ok(bytes) => Coming::Fetched(span.start, bytes),
+                Err(_) => return load.iter().map(|wanted| (wanted.file, Err(FsError::Io))).collect(),
+            }
+        } else {
+            Coming::Blob(Reach::Windows)
+        };
+        let written = join_all(load.iter().map(|wanted| self.write_back(wanted.ino, &wanted.piece, &source)));
+        let (mut outcomes, mut parts, mut of) = (Vec::new(), Vec::new(), Vec::new());
+        for (wanted, (written, error)) in load.iter().zip(written.await) {
+            outcomes.extend(error.map(|error| (wanted.file, Err(error))));
+            of.extend(written.iter().map(|_| wanted.file));
+            parts.extend(written);
+        }
+        outcomes.extend(of.into_iter().zip(self.commit_back(parts).await));
+        outcomes
+    }
+
+    /// Somebody has read what only a blob has: brings it and what follows back to drives, in the background.
+    pub(crate) fn bring_back(&self, node: &Node, off: u64, len: u64) {
+        if self.inner.away.rests(self.inner.env.clock.boot_ns()) {
+            return;
+        }
+        let reaches = if len >= AHEAD_FROM { off + len + AHEAD_BYTES } else { off + len };
+        let pieces = node.lock().map.whole_pieces(off, reaches);
+        let away = pieces.into_iter().filter(|piece| matches!(piece.content, Content::Away(..)));
+        for piece in away {
+            let (ino, key) = (node.ino, (node.ino, piece.off));
+            if !self.inner.room.fits_on_drives(2 * piece.len) {
+                return;
+            }
+            {
+                let mut waiting = self.inner.away.pieces.lock().expect("no holder of this lock panics");
+                if waiting.len() >= WAITING_MAX {
+                    return;
+                }
+                if !waiting.insert(key) {
+                    continue;
+                }
+            }
+            let client = self.clone();
+            self.inner.runtime.spawn(async move {
+                let turn = client.inner.away.turn(piece.len).await;
+                client.bring_piece_back(ino, piece).await;
+                client.inner.away.pieces.lock().expect("no holder of this lock panics").remove(&key);
+                drop(turn);
+            });
+        }
+    }
+
+    async fn bring_piece_back(&self, ino: Ino, piece: MapPiece) {
+        if self.inner.away.rests(self.inner.env.clock.boot_ns()) {
+            return;
+        }
+        let _reading = self.inner.session.reading();
+        let (written, mut error) = self.write_back(ino, &piece, &Coming::Blob(Reach::Usual)).await;
+        for moved in self.commit_back(written).await {
+            error = error.or(moved.err());
+        }
+        if let Some(error) = error {
+            tracing::debug!(%ino, %error, "what was read stays away");
+            self.inner.away.rest(self.inner.env.clock.boot_ns());
+        }
+        if let Some(node) = self.inner.nodes.find(ino) {
+            node.lock().map.forget();
+        }
+    }
+
+    /// Writes a piece to drives, in parts as long as extents are now. Returns those that are durable, and why the others
+    /// are not.
+    async fn write_back(
+        &self,
+        ino: Ino,
+        piece: &MapPiece,
+        source: &Coming,
+    ) -> (Vec<Rehydrated>, Option<FsError>) {
+        let step = u64::from(self.pack_target().extent_bytes);
+        let mut written = Vec::new();
+        for at in (piece.off..piece.end()).step_by(step as usize) {
+            let Some(part) = piece.clip(at, at + step) else { continue };
+            match self.write_part_back(ino, part, source).await {
+                Ok(part) => written.push(part),
+                Err(error) => return (written, Some(error)),
+            }
+        }
+        (written, None)
+    }
+
+    async fn write_part_back(
+        &self,
+        ino: Ino,
+        piece: MapPiece,
+        source: &Coming,
+    ) -> Result<Rehydrated, FsError> {
+        let Content::Away(extent, place) = &piece.content else { return Err(FsError::Io) };
+        let out = match source {
+            Coming::Fetched(start, bytes) => {
+                let from = (u64::from(place.off) + u64::from(extent.extent_off) - start) as usize;
+                bytes.slice(from..from + piece.len as usize)
+            }
+            Coming::Blob(reach) => {
+                let mut out = BytesMut::zeroed(piece.len as usize);
+                let away = &self.inner.away;
+                let read = away.read_into(*place, extent.extent_len, extent.extent_off, &mut out, *reach);
+                read.await.map_err(|_| FsError::Io)?;
+                out.freeze()
+            }
+        };
+        let coded = out.len() > COPIES_BYTES_MAX as usize;
+        let protection = if coded { Protection::Coded } else { Protection::Copies };
+        let next_id = || self.inner.session.next_extent();
+        let written = self.inner.extents.write(out, protection, PutPurpose::Write, next_id).await;
+        let written = written.map_err(|_| FsError::Io)?;
+        Ok(Rehydrated { ino, piece, extent: written.extent, owed: written.owed })
+    }
+
+    /// Lets files refer to what was written. Says for each how many bytes of it count: none if it has changed meanwhile.
+    async fn commit_back(&self, written: Vec<Rehydrated>) -> Vec<Result<u64, FsError>> {
+        let mut outcomes = Vec::with_capacity(written.len());
+        for some in written.chunks(REHYDRATED_MAX) {
+            let answer = self.call(MetaRequest::Rehydrate(some.to_vec())).await;
+            let moved = match answer {
+                Ok(MetaReply::Rehydrated { moved }) if moved.len() == some.len() => moved,
+                answer => {
+                    let error = answer.err().unwrap_or(FsError::Io);
+                    // Without an answer they may be in the ledger.
+                    if !matches!(error, FsError::Unavailable | FsError::Io) {
+                        self.inner.extents.discard_refused(some.iter().map(|part| part.extent)).await;
+                    }
+                    outcomes.extend(some.iter().map(|_| Err(error)));
+                    continue;
+                }
+            };
+            let refused = some.iter().zip(&moved).filter(|(_, moved)| !**moved);
+            self.inner.extents.discard_refused(refused.map(|(part, _)| part.extent)).await;
+            let bytes = |(part, moved): (&Rehydrated, &bool)| Ok(if *moved { part.piece.len } else { 0 });
+            outcomes.extend(some.iter().zip(&moved).map(bytes));
+        }
+        outcomes
+    }
+}
+
+/// Pieces in runs that lie side by side in one blob, of at most about `bytes` each.
+fn loads(mut wanted: Vec<Wanted>, bytes: u64) -> Vec<Vec<Wanted>> {
+    let place = |wanted: &Wanted| match &wanted.piece.content {
+        Content::Away(_, place) => (place.serial, place.off),
+        _ => (0, 0),
+    };
+    wanted.sort_by_key(place);
+    let mut loads: Vec<Vec<Wanted>> = Vec::new();
+    for one in wanted {
+        let (serial, off) = place(&one);
+        let joins = loads.last().and_then(|load| span_of(load)).is_some_and(|(first, span)| {
+            let end = span.end.max(u64::from(off) + extent_len(&one.piece));
+            first.serial == serial && u64::from(off) < span.end + GAP && end - span.start <= bytes
+        });
+        match loads.last_mut() {
+            Some(load) if joins => load.push(one),
+            _ => loads.push(vec![one]),
+        }
+    }
+    loads
+}
+
+fn extent_len(piece: &MapPiece) -> u64 {
+    piece.content.extent().map_or(0, |extent| extent.extent_len.into())
+}
+
+/// The blob of pieces that lie side by side, and their extents' range in it.
+fn span_of(load: &[Wanted]) -> Option<(BlobPlace, Range<u64>)> {
+    let mut span: Option<(BlobPlace, Range<u64>)> = None;
+    for wanted in load {
+        let Content::Away(extent, place) = &wanted.piece.content else { continue };
+        let range = u64::from(place.off)..u64::from(place.off) + u64::from(extent.extent_len);
+        let (first, known) = span.get_or_insert((*place, range.clone()));
+        debug_assert_eq!(first.serial, place.serial, "one blob");
+        *known = known.start.min(range.start)..known.end.max(range.end);
+    }
+    span
+}
