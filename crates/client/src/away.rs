@@ -9,6 +9,7 @@ use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use base::units::BLOCK_BYTES;
 use base::{Epoch, Ino, LedgerId};
@@ -47,8 +48,9 @@ const RETURNING_MIN: u64 = 4 << 20;
 /// ... and how much of it is fetched at once: a quarter of it, so that some is written meanwhile, and not more than this.
 const LOAD_MAX: u64 = 8 << 20;
 
-/// What is fetched at a time, when somebody has asked for all of a file, while others use the filesystem.
+/// What is fetched at a time, when somebody has asked for all of a file, while others use the filesystem; in loads of this.
 const GENTLY_BYTES: u64 = 4 << 20;
+const GENTLE_LOAD_BYTES: u64 = 1 << 20;
 
 /// What of a blob is fetched for a few bytes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +143,8 @@ pub(crate) struct Away {
     returning_bytes: u64,
     /// A permit for each short extent that is fetched while somebody uses the filesystem.
     gently: Semaphore,
+    /// Held while one of those rests: what comes back in parallel keeps to one pace.
+    resting: tokio::sync::Mutex<()>,
     /// Nothing is brought back behind readers before.
     rests_until_ns: AtomicU64,
     /// Pieces that are being brought back, by file and offset.
@@ -163,6 +167,7 @@ impl Away {
             returning: Semaphore::new((returning_bytes >> 10) as usize),
             returning_bytes,
             gently: Semaphore::new((GENTLY_BYTES / LONG) as usize),
+            resting: tokio::sync::Mutex::default(),
             rests_until_ns: AtomicU64::new(0),
             pieces: Mutex::default(),
         }
@@ -199,6 +204,17 @@ impl Away {
     /// How much is fetched at once of what comes back because somebody asked for it.
     pub(crate) fn load_bytes(&self) -> u64 {
         LOAD_MAX.min(self.returning_bytes / 4)
+    }
+
+    /// The same while others use the filesystem.
+    pub(crate) fn gentle_load_bytes(&self) -> u64 {
+        GENTLE_LOAD_BYTES.min(self.load_bytes())
+    }
+
+    /// Rests, one after the other.
+    pub(crate) async fn rest_in_turn(&self, rest: Duration) {
+        let _turn = self.resting.lock().await;
+        tokio::time::sleep(rest).await;
     }
 
     /// Waits for memory for so many bytes that are fetched at once.

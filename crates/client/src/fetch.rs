@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use wire::drive::PutPurpose;
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest, REHYDRATED_MAX, Rehydrated};
+use wire::store::MovePace;
 use wire::tier::BlobPlace;
 
 use crate::Client;
@@ -25,8 +26,10 @@ const MAPS: usize = 16;
 const GAP: u64 = 64 << 10;
 /// Pieces of a file that one step brings back.
 const COMING_BACK: usize = 256;
-/// A step begins with no further file when those before have so much that comes back.
+/// A step begins with no further file when those before have so much that comes back ...
 const STEP_BYTES: u64 = 256 << 20;
+/// ... or this while others use the filesystem.
+const GENTLE_STEP_BYTES: u64 = 16 << 20;
 /// A reader in sequence finds so many bytes on drives when it gets there.
 const AHEAD_BYTES: u64 = 8 << 20;
 /// Reads of so many bytes look like those of a program that reads on.
@@ -61,13 +64,23 @@ enum Coming {
 
 impl Client {
     /// Brings some of what only blobs have of these files back to drives, of each from an offset on. Says in their order
-    /// what came. A step is bounded: it may bring nothing of the last files, and go on where it began.
-    pub async fn fetch_files(&self, files: &[(Ino, u64)]) -> Vec<Result<Fetched, FsError>> {
+    /// what came. A step is bounded: it may bring nothing of the last files, and go on where it began. While others use the
+    /// filesystem it keeps to `pace`.
+    pub async fn fetch_files(
+        &self,
+        files: &[(Ino, u64)],
+        pace: Option<&dyn MovePace>,
+    ) -> Vec<Result<Fetched, FsError>> {
         let _reading = self.inner.session.reading();
+        let away = &self.inner.away;
+        let (step_bytes, load_bytes) = match self.is_in_use() {
+            true => (GENTLE_STEP_BYTES, away.gentle_load_bytes()),
+            false => (STEP_BYTES, away.load_bytes()),
+        };
         let (mut wanted, mut fetched, mut bytes) = (Vec::new(), Vec::new(), 0);
         let mut maps =
             stream::iter(files.to_vec()).map(|(ino, off)| self.away_pieces(ino, off)).buffered(MAPS);
-        while bytes < STEP_BYTES
+        while bytes < step_bytes
             && let Some(found) = maps.next().await
         {
             let file = fetched.len();
@@ -78,8 +91,7 @@ impl Client {
             }));
         }
         drop(maps);
-        let load_bytes = self.inner.away.load_bytes();
-        let loads = loads(wanted, load_bytes).into_iter().map(|load| self.fetch_load(load));
+        let loads = loads(wanted, load_bytes).into_iter().map(|load| self.fetch_load(load, pace));
         // Each comes to its end, whatever becomes of the others: one cut off would leave shards behind.
         let loads: Vec<_> = stream::iter(loads).buffer_unordered(FETCHES).collect().await;
         for (file, moved) in loads.into_iter().flatten() {
@@ -110,11 +122,15 @@ impl Client {
 
     /// Stores pieces on drives that lie side by side in one blob. Says for each what came of it: nothing if it has changed
     /// meanwhile.
-    async fn fetch_load(&self, load: Vec<Wanted>) -> Vec<(usize, Result<u64, FsError>)> {
+    async fn fetch_load(
+        &self,
+        load: Vec<Wanted>,
+        pace: Option<&dyn MovePace>,
+    ) -> Vec<(usize, Result<u64, FsError>)> {
         let Some((place, span)) = span_of(&load) else { return Vec::new() };
         let len = span.end - span.start;
         let away = &self.inner.away;
-        let _gentle = if self.is_in_use() { Some(away.gentle_turn(len).await) } else { None };
+        let gentle = if self.is_in_use() { Some(away.gentle_turn(len).await) } else { None };
         let _turn = away.load_turn(len).await;
         // Of what is short, what lies beside it may be asked for, too.
         let source = if len > LONG {
@@ -133,6 +149,9 @@ impl Client {
             parts.extend(written);
         }
         outcomes.extend(of.into_iter().zip(self.commit_back(parts).await));
+        if let (Some(_), Some(pace)) = (gentle, pace) {
+            away.rest_in_turn(pace.rest_after(len)).await;
+        }
         outcomes
     }
 

@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use layout::{BLOB_HEADER_BYTES, BlobBuilder, BlobHeader, BlobPlan, BlobRange};
 use wire::drive::GetPurpose;
 use wire::meta::{MetaReply, MetaRequest};
-use wire::store::{ObjectStore, Outgoing, SendPace, Steps, StoreError};
+use wire::store::{MovePace, ObjectStore, Outgoing, Steps, StoreError};
 use wire::tier::{
     AgedExtent, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TierReply, TierRequest, TierStat,
     Uploaded,
@@ -189,7 +189,7 @@ impl Client {
         &self,
         due: Vec<DueExtent>,
         blob_bytes: u32,
-        pace: Option<Arc<dyn SendPace>>,
+        pace: Option<Arc<dyn MovePace>>,
     ) -> Result<u64, UploadError> {
         self.make_blob(due.into_iter().map(Source::Drives).collect(), blob_bytes, pace).await
     }
@@ -198,7 +198,7 @@ impl Client {
         &self,
         sources: Vec<Source>,
         blob_bytes: u32,
-        pace: Option<Arc<dyn SendPace>>,
+        pace: Option<Arc<dyn MovePace>>,
     ) -> Result<u64, UploadError> {
         let away = &self.inner.away;
         if away.store().is_none() {

@@ -5,13 +5,13 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::{FsError, Ino};
 use client::{Client, Fetched, FileKind, FileTiers, MakeNode, OpenIntent, RenameMode, SeekKind};
 use common::{Fault, MemStore, World, create, new_file, pattern, read_all, read_in_parts, run};
-use wire::store::StoreError;
+use wire::store::{MovePace, StoreError};
 use wire::tier::{Stage, TierMode};
 
 const BLOB: u32 = 4 << 20;
@@ -151,7 +151,7 @@ fn a_file_is_fetched_with_few_requests_and_no_more_than_it_has() {
         let (gets, got) = (requests(), store.got_bytes());
         let (mut fetched, mut next) = (0, Some(0));
         while let Some(off) = next {
-            let step = client.fetch_files(&[(*ino, off)]).await[0].unwrap();
+            let step = client.fetch_files(&[(*ino, off)], None).await[0].unwrap();
             (fetched, next) = (fetched + step.bytes, step.next);
         }
         assert_eq!(fetched, bytes.len() as u64);
@@ -183,7 +183,7 @@ fn short_files_are_fetched_together_and_one_that_is_gone_holds_up_no_other() {
         let gets = store.gets.lock().unwrap().len();
         let mut wanted: Vec<(Ino, u64)> = files.iter().map(|ino| (*ino, 0)).collect();
         wanted.insert(7, (Ino(1 << 40), 0));
-        let mut fetched = client.fetch_files(&wanted).await;
+        let mut fetched = client.fetch_files(&wanted, None).await;
         assert_eq!(fetched.remove(7), Err(FsError::Stale));
         assert!(fetched.iter().all(|file| *file == Ok(Fetched { bytes: 60_000, next: None })), "{fetched:?}");
         // The front of the blob, and all of them at once.
@@ -193,6 +193,47 @@ fn short_files_are_fetched_together_and_one_that_is_gone_holds_up_no_other() {
             assert_eq!(tiers(&client, *ino).await.both_bytes, 60_000);
             assert!(read_all(&client, *ino).await.unwrap() == pattern(number as u64, 60_000));
         }
+    });
+}
+
+/// Counts what came.
+#[derive(Default)]
+struct Counts {
+    bytes: AtomicU64,
+}
+
+impl MovePace for Counts {
+    fn rest_after(&self, bytes: u64) -> Duration {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Duration::from_millis(1)
+    }
+}
+
+#[test]
+fn what_is_fetched_keeps_to_a_pace_while_others_use_the_filesystem() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (client, files) = all_away(&world, &store).await;
+        let (ino, bytes) = &files[4];
+        let pace = Counts::default();
+        // The clock stands still.
+        world.sim.clock.advance_ns(1_000_000_000);
+        client.note_use();
+        let (mut fetched, mut next) = (0, Some(0));
+        while let Some(off) = next {
+            let step = client.fetch_files(&[(*ino, off)], Some(&pace)).await[0].unwrap();
+            (fetched, next) = (fetched + step.bytes, step.next);
+        }
+        assert_eq!(fetched, bytes.len() as u64);
+        let paced = pace.bytes.into_inner();
+        assert!(paced >= fetched, "{paced} of {fetched} bytes");
+        let (ino, _) = &files[3];
+        let pace = Counts::default();
+        // Nobody has used it for a while.
+        world.sim.clock.advance_ns(1_000_000_000);
+        let step = client.fetch_files(&[(*ino, 0)], Some(&pace)).await[0].unwrap();
+        assert!(step.bytes > 0);
+        assert_eq!(pace.bytes.into_inner(), 0);
     });
 }
 
@@ -407,7 +448,7 @@ fn a_store_is_left_when_everything_is_back() {
         for (ino, _) in &files {
             let mut off = Some(0);
             while let Some(at) = off {
-                off = client.fetch_files(&[(*ino, at)]).await[0].unwrap().next;
+                off = client.fetch_files(&[(*ino, at)], None).await[0].unwrap().next;
             }
         }
         while client.tier_stat().await.unwrap().mode != TierMode::Off {
@@ -506,7 +547,7 @@ fn what_the_store_has_of_a_file_comes_back_though_it_lacks_a_part() {
             world.drives.iter().for_each(|drive| drive.set(Fault::None));
         };
         let wanted = [(ino, 0)];
-        let (fetched, ()) = tokio::join!(client.fetch_files(&wanted), answer);
+        let (fetched, ()) = tokio::join!(client.fetch_files(&wanted, None), answer);
         assert_eq!(fetched, [Err(FsError::Io)]);
         let found = tiers(&client, ino).await;
         assert!(found.away_bytes >= first && found.both_bytes > 0, "{found:?}");

@@ -220,7 +220,7 @@ pub(crate) async fn move_file(client: &Client, dice: &Dice) {
     // It goes on to its end, whoever waits for it. A file that is gone, or a store that is down, is its end, too.
     let step = async move {
         if comes {
-            return client.fetch_files(&[(ino, 0)]).await.remove(0).map(drop);
+            return client.fetch_files(&[(ino, 0)], None).await.remove(0).map(drop);
         }
         let page = client.file_parts(ino, 0).await?;
         let ids: Vec<ExtentId> = page.parts.iter().filter_map(|part| part.extent).collect();

@@ -25,4 +25,4 @@ pub use reclaim::{ReclaimStat, Reclaimer};
 pub use repair::{RepairStat, Repairer};
 pub use scrub::{ScrubMark, ScrubStat, ScrubTargets, Scrubber};
 pub use store::{S3Store, StoreSettings, StoreSettingsError};
-pub use tiering::{TierOptions, Tiering, TieringStat};
+pub use tiering::{GivesWay, TierOptions, Tiering, TieringStat};

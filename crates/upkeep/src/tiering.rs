@@ -20,12 +20,12 @@ use futures_util::{StreamExt, stream};
 use tokio::runtime::Handle;
 use tokio::task::{JoinError, JoinSet};
 use wire::meta::Content;
-use wire::store::{SendPace, StoreError};
+use wire::store::{MovePace, StoreError};
 use wire::tier::{BlobStat, TierMode, TierStat};
 
 use crate::pace::{Leave, Pace};
 use crate::task::{Stopped, Task};
-use gives_way::GivesWay;
+pub use gives_way::GivesWay;
 use held::{Held, PAUSE_MAX, PAUSE_MIN};
 use queue::Queue;
 
@@ -300,8 +300,7 @@ impl Work {
             let ids: Vec<ExtentId> = load.iter().map(|due| due.extent.id).collect();
             self.under_way.extend(&ids);
             let (client, blob_bytes) = (self.client.clone(), self.options.blob_bytes);
-            let gives_way = || GivesWay::new(client.clone(), self.pace.clone(), self.stopped.clone());
-            let pace = (!is_urgent).then(|| Arc::new(gives_way()) as Arc<dyn SendPace>);
+            let pace = (!is_urgent).then(|| self.gives_way());
             self.uploads.spawn(async move { (ids, client.upload(load, blob_bytes, pace).await) });
         }
         // No more at a time: wait for one.
@@ -310,6 +309,15 @@ impl Work {
             None => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Nobody is helped by rests who waits for room, or for the end of this, nor where drives are filling up.
+    fn gives_way(&self) -> Arc<dyn MovePace> {
+        let stopped = self.stopped.clone();
+        let is_urgent = move |client: &Client| {
+            stopped.now() || client.makes_room() || client.fill_per_mille() >= CROWDED_PER_MILLE
+        };
+        Arc::new(GivesWay::new(self.client.clone(), self.pace.clone(), is_urgent))
     }
 
     fn uploaded(&mut self, done: Result<Upload, JoinError>) {

@@ -88,9 +88,9 @@ fn advice_on_denial(text: &str) -> &'static str {
     named.map_or("the key needs the right to put, get and delete objects in the bucket", |(_, advice)| advice)
 }
 
-/// How fast bytes may go to a store: it is asked again and again while they go.
-pub trait SendPace: Send + Sync {
-    /// How long to rest after sending `bytes`.
+/// How fast bytes may go to a store, or come from it: it is asked again and again meanwhile.
+pub trait MovePace: Send + Sync {
+    /// How long to rest after `bytes` more.
     fn rest_after(&self, bytes: u64) -> Duration;
 }
 
@@ -99,13 +99,13 @@ const STEP_BYTES: u64 = 256 << 10;
 
 /// Keeps to a pace, in however small parts the bytes go.
 pub struct Steps {
-    pace: Option<Arc<dyn SendPace>>,
+    pace: Option<Arc<dyn MovePace>>,
     bytes: u64,
 }
 
 impl Steps {
     /// `None`: there are no rests.
-    pub fn new(pace: Option<Arc<dyn SendPace>>) -> Self {
+    pub fn new(pace: Option<Arc<dyn MovePace>>) -> Self {
         Self { pace, bytes: 0 }
     }
 
@@ -131,7 +131,7 @@ pub struct Outgoing {
     /// In parts that follow each other.
     pub parts: Vec<Bytes>,
     /// How fast they may go; `None`: as fast as they can.
-    pub pace: Option<Arc<dyn SendPace>>,
+    pub pace: Option<Arc<dyn MovePace>>,
 }
 
 impl From<Vec<Bytes>> for Outgoing {
@@ -455,7 +455,7 @@ mod tests {
     #[test]
     fn small_parts_rest_together() {
         struct Pace;
-        impl SendPace for Pace {
+        impl MovePace for Pace {
             fn rest_after(&self, bytes: u64) -> Duration {
                 Duration::from_nanos(bytes)
             }

@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::rig::{Limit, Protocol, Rig, SETTLED, Ticks};
+use super::rig::{Protocol, Rig, SETTLED, Ticks};
 use super::{MIB, Scale, Source};
 use crate::random::Random;
 
@@ -22,7 +22,7 @@ pub(super) struct Move {
     /// CPU time of node and store.
     pub(super) node_cpu: Duration,
     pub(super) store_cpu: Duration,
-    /// What the store did just before, in MB/s.
+    /// What the store did before and after, the mean of both, in MB/s.
     pub(super) limit_mb_s: f64,
 }
 
@@ -51,16 +51,15 @@ pub(super) fn measure(
 ) -> Result<()> {
     let name = name(rig.protocol, blob_mib, source);
     let directory = rig.mount().join("moved");
-    let paths = write_files(&directory, source)?;
+    write_files(&directory, source)?;
     let written = Instant::now();
     // Both ways, with some time for what is around.
     let measuring = Duration::from_secs(2 * scale.limit_s + 1);
     std::thread::sleep(SETTLED.saturating_sub(written.elapsed() + measuring));
-    let limit = rig.limit(scale.limit_s)?;
-    eprintln!("{name}: the store puts {:.0} MB/s, gets {:.0} MB/s", limit.put_mb_s, limit.get_mb_s);
+    let first = rig.limit(scale.limit_s)?;
     std::thread::sleep(SETTLED.saturating_sub(written.elapsed()));
     let bytes = source.file_bytes * source.files;
-    let mut keep = |is_out: bool, time: Duration, (before, after): (Ticks, Ticks), limit: Limit| {
+    let moved = |is_out: bool, time: Duration, before: Ticks, after: Ticks, limits: [f64; 2]| {
         let ticks = |ticks: u64| Duration::from_millis(10 * ticks);
         let moved = Move {
             name: name.clone(),
@@ -70,45 +69,49 @@ pub(super) fn measure(
             time,
             node_cpu: ticks(after.node - before.node),
             store_cpu: ticks(after.store - before.store),
-            limit_mb_s: if is_out { limit.put_mb_s } else { limit.get_mb_s },
+            limit_mb_s: f64::midpoint(limits[0], limits[1]),
         };
-        let way = if is_out { "out" } else { "in" };
-        eprintln!("  {way}: {:.0} MB/s, {:.0} % of it", moved.mb_s(), 100.0 * moved.part());
-        moves.push(moved);
+        let (way, [before, after]) = (if is_out { "out" } else { "in" }, limits);
+        let (mb_s, part) = (moved.mb_s(), 100.0 * moved.part());
+        eprintln!(
+            "{name} {way}: {mb_s:.0} MB/s, the store {before:.0} before and {after:.0} after: {part:.0} %"
+        );
+        moved
     };
 
     let before = rig.ticks()?;
     let time = upload(rig)?;
-    keep(true, time, (before, rig.ticks()?), limit);
-    rig.tier("release", &paths)?;
+    let after = rig.ticks()?;
+    let second = rig.limit(scale.limit_s)?;
+    moves.push(moved(true, time, before, after, [first.put_mb_s, second.put_mb_s]));
+    let whole = std::slice::from_ref(&directory);
+    rig.tier("release", whole)?;
     rig.make_cold()?;
     let (before, began) = (rig.ticks()?, Instant::now());
-    rig.tier("fetch", &paths)?;
-    keep(false, began.elapsed(), (before, rig.ticks()?), limit);
+    rig.tier("fetch", whole)?;
+    let (time, after) = (began.elapsed(), rig.ticks()?);
+    let third = rig.limit(scale.limit_s)?;
+    moves.push(moved(false, time, before, after, [second.get_mb_s, third.get_mb_s]));
 
     std::fs::remove_dir_all(&directory)?;
     rig.wait_until("removal of blobs", |rig| Ok(rig.status(["blobs"])? == [0]))
 }
 
-fn write_files(directory: &Path, source: &Source) -> Result<Vec<PathBuf>> {
+fn write_files(directory: &Path, source: &Source) -> Result<()> {
     std::fs::create_dir(directory)?;
     let mut random = Random::new(source.file_bytes);
     let data: Vec<u8> = (0..MIB / 8).flat_map(|_| random.next().to_le_bytes()).collect();
-    let mut paths = Vec::new();
     for number in 0..source.files {
-        let path = directory.join(number.to_string());
-        let mut file = File::create(&path)?;
+        let mut file = File::create(directory.join(number.to_string()))?;
         let mut left = source.file_bytes;
         while left > 0 {
             let len = left.min(data.len() as u64);
             file.write_all(&data[..len as usize])?;
             left -= len;
         }
-        paths.push(path);
     }
     let root = File::open(directory)?;
-    rustix::fs::syncfs(&root).context("sync the files")?;
-    Ok(paths)
+    rustix::fs::syncfs(&root).context("sync the files")
 }
 
 /// Lets what is settled go to the store. Returns how long that took: until the last bytes were counted.

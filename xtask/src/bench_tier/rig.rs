@@ -201,12 +201,18 @@ impl Rig {
         self.attach("1h")
     }
 
-    /// `tier fetch` or `tier release` of files.
+    /// `tier fetch` or `tier release` of files and directories.
     pub(super) fn tier(&self, verb: &str, paths: &[PathBuf]) -> Result<()> {
-        for some in paths.chunks(4000) {
-            run(Command::new(&self.forebay).args(["tier", verb]).args(some))?;
-        }
-        Ok(())
+        run(Command::new(&self.forebay).args(["tier", verb]).args(paths))
+    }
+
+    /// How long the slowest of the last requests took that the store was sent for content since the node was started.
+    pub(super) fn slowest_answer(&self) -> Result<Duration> {
+        let operations = self.ask(&["tier", "ops"], &[])?;
+        let operations = operations.as_array().context("operations of the store")?;
+        let took = operations.iter().flat_map(|store| store["ops"].as_array().into_iter().flatten());
+        let took = took.filter(|one| one["verb"] == "GET").filter_map(|one| one["took_ms"].as_u64()).max();
+        Ok(Duration::from_millis(took.context("the store was asked for nothing")?))
     }
 
     pub(super) fn ticks(&self) -> Result<Ticks> {

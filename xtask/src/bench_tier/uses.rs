@@ -31,7 +31,9 @@ pub(super) struct Use {
     pub(super) name: String,
     pub(super) on_drives: Duration,
     pub(super) in_store: Duration,
-    /// It reads the end of a file: no more than a round trip and 5 ms.
+    /// How long the store took for the slowest answer of those that had to be waited for.
+    pub(super) answer: Duration,
+    /// It reads the end of a file: no more than that answer and 5 ms.
     pub(super) is_tail: bool,
 }
 
@@ -41,6 +43,8 @@ pub(super) struct Foreground {
     pub(super) name: &'static str,
     pub(super) latencies: Latencies,
     pub(super) operations_per_s: f64,
+    /// How fast content was moved meanwhile.
+    pub(super) moved_mb_s: f64,
 }
 
 /// What is done, and how often.
@@ -89,6 +93,11 @@ fn md5(path: &Path) -> Result<()> {
     Ok(())
 }
 
+fn middle(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
 /// Does all of it with files on drives, and then with the same in the store.
 pub(super) fn measure(rig: &Rig, scale: &Scale, results: &mut Results) -> Result<()> {
     let directory = rig.mount().join("used");
@@ -108,7 +117,7 @@ pub(super) fn measure(rig: &Rig, scale: &Scale, results: &mut Results) -> Result
     std::thread::sleep(SETTLED);
     rig.upload_all(0)?;
     for (name, path, times, is_tail, work) in jobs {
-        let mut medians = [Duration::ZERO; 2];
+        let (mut medians, mut answers) = ([Duration::ZERO; 2], Vec::new());
         for (median, away) in medians.iter_mut().zip([false, true]) {
             let mut took = Vec::new();
             for _ in 0..times {
@@ -121,14 +130,18 @@ pub(super) fn measure(rig: &Rig, scale: &Scale, results: &mut Results) -> Result
                 let began = Instant::now();
                 work(&path)?;
                 took.push(began.elapsed());
+                if away {
+                    answers.push(rig.slowest_answer()?);
+                }
             }
-            took.sort_unstable();
-            *median = took[took.len() / 2];
+            *median = middle(took);
             rig.tier("fetch", std::slice::from_ref(&path))?;
         }
-        let [on_drives, in_store] = medians;
-        eprintln!("use: {name}: {on_drives:.1?} on drives, {in_store:.1?} in the store");
-        results.uses.push(Use { name, on_drives, in_store, is_tail });
+        let ([on_drives, in_store], answer) = (medians, middle(answers));
+        eprintln!(
+            "use: {name}: {on_drives:.1?} on drives, {in_store:.1?} in the store, which took {answer:.1?}"
+        );
+        results.uses.push(Use { name, on_drives, in_store, answer, is_tail });
     }
     results.round_trip_ms = rig.limit(1)?.round_trip_ms;
     std::fs::remove_dir_all(&directory)?;
@@ -147,16 +160,23 @@ pub(super) fn foreground(rig: &Rig, scale: &Scale) -> Result<Vec<Foreground>> {
     let at_least = Instant::now() + Duration::from_secs(scale.foreground_s);
     let alone = work("alone", &worked_on, &|| Instant::now() < at_least)?;
     // What is being written has to go there again and again.
-    let out = beside("while content goes to the store", &worked_on, || rig.upload_all(2 * WORKED_ON_BYTES))?;
-    rig.tier("release", std::slice::from_ref(&moved))?;
-    let back =
-        beside("while content comes back", &worked_on, || rig.tier("fetch", std::slice::from_ref(&moved)))?;
+    let bytes = 4 * scale.big_bytes;
+    let upload = || rig.upload_all(2 * WORKED_ON_BYTES);
+    let out = beside("while content goes to the store", &worked_on, bytes, upload)?;
+    let moved = [moved];
+    rig.tier("release", &moved)?;
+    let back = beside("while content comes back", &worked_on, bytes, || rig.tier("fetch", &moved))?;
     std::fs::remove_dir_all(&directory)?;
     Ok(vec![alone, out, back])
 }
 
-fn beside(name: &'static str, path: &Path, other: impl FnOnce() -> Result<()> + Send) -> Result<Foreground> {
-    let over = AtomicBool::new(false);
+fn beside(
+    name: &'static str,
+    path: &Path,
+    bytes: u64,
+    other: impl FnOnce() -> Result<()> + Send,
+) -> Result<Foreground> {
+    let (over, began) = (AtomicBool::new(false), Instant::now());
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
             let result = other();
@@ -165,7 +185,8 @@ fn beside(name: &'static str, path: &Path, other: impl FnOnce() -> Result<()> + 
         });
         let measured = work(name, path, &|| !over.load(Ordering::Acquire));
         other.join().expect("a panic ends the process")?;
-        measured
+        let moved_mb_s = bytes as f64 / 1e6 / began.elapsed().as_secs_f64();
+        Ok(Foreground { moved_mb_s, ..measured? })
     })
 }
 
@@ -190,5 +211,5 @@ fn work(name: &'static str, path: &Path, goes_on: &(dyn Fn() -> bool + Sync)) ->
     let operations_per_s = done.operations as f64 / done.busy.as_secs_f64();
     let latencies = done.latencies.context("latencies are measured")?;
     eprintln!("foreground {name}: {operations_per_s:.0}/s, 99 % within {:.2?}", latencies.percentile(0.99));
-    Ok(Foreground { name, latencies, operations_per_s })
+    Ok(Foreground { name, latencies, operations_per_s, moved_mb_s: 0.0 })
 }

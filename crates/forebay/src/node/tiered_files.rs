@@ -9,6 +9,7 @@ use base::units::format_size;
 use base::{FsError, Ino};
 use client::{Attr, Client, FileKind, FileTiers};
 use futures_util::{StreamExt, stream};
+use upkeep::GivesWay;
 use wire::tier::Stage;
 
 use super::Node;
@@ -82,7 +83,9 @@ impl Node {
             infos.push(FetchFileInfo { bytes: 0, next_offset: None, away_bytes: None, problem });
         }
         let (numbers, wanted): (Vec<usize>, Vec<_>) = wanted.into_iter().unzip();
-        for (number, fetched) in numbers.into_iter().zip(client.fetch_files(&wanted).await) {
+        // Somebody asked for it, but others come first.
+        let pace = GivesWay::new(client.clone(), self.pace.clone(), |_| false);
+        for (number, fetched) in numbers.into_iter().zip(client.fetch_files(&wanted, Some(&pace)).await) {
             let (info, file) = (&mut infos[number], &files[number]);
             match fetched {
                 Ok(fetched) => {

@@ -4,7 +4,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-use wire::store::SendPace;
+use wire::store::MovePace;
 
 use super::settings::tests::settings;
 use super::*;
@@ -102,7 +102,7 @@ async fn an_object_goes_out_whole_and_signed() {
 /// Rests a millisecond after every 64 KiB.
 struct Slow;
 
-impl SendPace for Slow {
+impl MovePace for Slow {
     fn rest_after(&self, bytes: u64) -> Duration {
         Duration::from_millis(bytes >> 16)
     }

@@ -1,42 +1,39 @@
-//! Uploads give way to users, unless they are urgent.
+//! Content that moves gives way to users, unless it is urgent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use client::Client;
-use wire::store::SendPace;
+use wire::store::MovePace;
 
-use super::CROWDED_PER_MILLE;
 use crate::pace::Pace;
-use crate::task::Stopped;
 
-/// All rests of one blob together: a request to a store has a deadline, which must leave time for slow lines.
+/// All rests together of one blob, or of one step of fetching: a request has a deadline, which must leave time for slow lines.
 const RESTS_MAX: Duration = Duration::from_secs(60);
 
-/// The pace of a blob that is not urgent.
-pub(super) struct GivesWay {
+/// The pace of a blob, or of a step of fetching: half the rate of background work while users ask for something.
+pub struct GivesWay {
     client: Client,
     pace: Arc<Pace>,
-    stopped: Stopped,
+    is_urgent: Box<dyn Fn(&Client) -> bool + Send + Sync>,
     rested_ns: AtomicU64,
 }
 
 impl GivesWay {
-    pub(super) fn new(client: Client, pace: Arc<Pace>, stopped: Stopped) -> Self {
-        Self { client, pace, stopped, rested_ns: AtomicU64::new(0) }
-    }
-
-    /// Whether nobody is helped by rests: who waits for room, or for the end of this, and drives that are filling up.
-    fn is_urgent_now(&self) -> bool {
-        let client = &self.client;
-        self.stopped.now() || client.makes_room() || client.fill_per_mille() >= CROWDED_PER_MILLE
+    /// There are no rests while `is_urgent` says that they would help nobody.
+    pub fn new(
+        client: Client,
+        pace: Arc<Pace>,
+        is_urgent: impl Fn(&Client) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self { client, pace, is_urgent: Box::new(is_urgent), rested_ns: AtomicU64::new(0) }
     }
 }
 
-impl SendPace for GivesWay {
+impl MovePace for GivesWay {
     fn rest_after(&self, bytes: u64) -> Duration {
-        if !self.client.is_in_use() || self.is_urgent_now() {
+        if !self.client.is_in_use() || (self.is_urgent)(&self.client) {
             return Duration::ZERO;
         }
         let rest = self.pace.rest_in_use(bytes);
