@@ -22,6 +22,8 @@ pub(crate) struct Shared {
     pub(crate) making_room: tokio::sync::Mutex<Look>,
     /// How many of them have begun.
     pub(crate) looks: AtomicU64,
+    /// Held while a blob is filled from drives, unless it gives way to users.
+    pub(crate) reading_blob: tokio::sync::Mutex<()>,
     /// Blobs that are being made or are on their way to the store.
     uploading: AtomicU64,
     /// Bytes of extents that the store has got.

@@ -23,7 +23,7 @@ use crate::away::Reach;
 use crate::extents::ReadExtentError;
 
 /// Extents read at a time.
-const READS: usize = 4;
+const READS: usize = 8;
 /// Extents asked for at a time.
 const PAGE: u32 = 1024;
 
@@ -205,38 +205,9 @@ impl Client {
             return Err(StoreError::Unavailable("no store is attached".to_owned()).into());
         }
         let _uploading = self.inner.peers.begin_upload();
-        let mut plan = BlobPlan::new(blob_bytes);
-        sources.iter().for_each(|source| {
-            let _ = plan.add(source.extent_len());
-        });
-        let reads = stream::iter(sources).map(|source| async move {
-            let parts = self.source_parts(&source).await;
-            (source, parts)
-        });
-        let mut reads = reads.buffered(READS);
-        let (mut builder, mut extents, mut unreadable) = (BlobBuilder::new(plan.limit()), Vec::new(), 0);
-        let mut steps = Steps::new(pace.clone());
-        while let Some((source, parts)) = reads.next().await {
-            let id = source.id();
-            let parts = match parts {
-                Ok(parts) if source.extent_len() <= builder.room() => parts,
-                Ok(_) => continue,
-                Err(error) => {
-                    tracing::debug!(%id, ?error, "extent is not uploaded now");
-                    unreadable += usize::from(error != ReadExtentError::Gone);
-                    continue;
-                }
-            };
-            let rest = steps.went(source.extent_len().into());
-            extents.push((source, builder.next_block()));
-            builder.push(range_of(id), parts);
-            if let Some(rest) = rest {
-                tokio::time::sleep(rest).await;
-            }
-        }
-        drop(reads);
+        let (builder, extents) = self.fill_blob(sources, blob_bytes, pace.clone()).await?;
         if extents.is_empty() {
-            return if unreadable == 0 { Ok(0) } else { Err(UploadError::Unreadable(unreadable)) };
+            return Ok(0);
         }
         let TierReply::Reserved { serial, term } = self.tier(TierRequest::Reserve).await? else {
             return Err(FsError::Io.into());
@@ -262,6 +233,53 @@ impl Client {
             }
             _ => Err(FsError::Io.into()),
         }
+    }
+
+    /// Reads as much as fits into a blob. Says of what is in it where it begins.
+    async fn fill_blob(
+        &self,
+        sources: Vec<Source>,
+        blob_bytes: u32,
+        pace: Option<Arc<dyn MovePace>>,
+    ) -> Result<(BlobBuilder, Vec<(Source, u32)>), UploadError> {
+        let mut plan = BlobPlan::new(blob_bytes);
+        sources.iter().for_each(|source| {
+            let _ = plan.add(source.extent_len());
+        });
+        // Drives fill one blob after the other, so that the store gets the first while the second is read.
+        let from_drives = sources.iter().all(|source| matches!(source, Source::Drives(_)));
+        let reads = stream::iter(sources).map(|source| async move {
+            let parts = self.source_parts(&source).await;
+            (source, parts)
+        });
+        let mut turn = if from_drives { Some(self.inner.peers.0.reading_blob.lock().await) } else { None };
+        let mut reads = reads.buffered(READS);
+        let (mut builder, mut extents, mut unreadable) = (BlobBuilder::new(plan.limit()), Vec::new(), 0);
+        let mut steps = Steps::new(pace);
+        while let Some((source, parts)) = reads.next().await {
+            let id = source.id();
+            let parts = match parts {
+                Ok(parts) if source.extent_len() <= builder.room() => parts,
+                Ok(_) => continue,
+                Err(error) => {
+                    tracing::debug!(%id, ?error, "extent is not uploaded now");
+                    unreadable += usize::from(error != ReadExtentError::Gone);
+                    continue;
+                }
+            };
+            let rest = steps.went(source.extent_len().into());
+            extents.push((source, builder.next_block()));
+            builder.push(range_of(id), parts);
+            if let Some(rest) = rest {
+                turn = None;
+                tokio::time::sleep(rest).await;
+            }
+        }
+        drop((reads, turn));
+        if extents.is_empty() && unreadable > 0 {
+            return Err(UploadError::Unreadable(unreadable));
+        }
+        Ok((builder, extents))
     }
 
     /// The bytes of an extent, in parts that follow each other, all but the last in whole blocks.

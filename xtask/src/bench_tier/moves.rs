@@ -86,7 +86,8 @@ pub(super) fn measure(
     moves.push(moved(true, time, before, after, [first.put_mb_s, second.put_mb_s]));
     let whole = std::slice::from_ref(&directory);
     rig.tier("release", whole)?;
-    rig.make_cold()?;
+    // What the store has cached stays: it had when its limit was measured.
+    rig.restart()?;
     let (before, began) = (rig.ticks()?, Instant::now());
     rig.tier("fetch", whole)?;
     let (time, after) = (began.elapsed(), rig.ticks()?);

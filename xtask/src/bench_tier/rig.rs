@@ -220,10 +220,15 @@ impl Rig {
         Ok(Ticks { node: process_ticks(self.node.pid()?)?, store: process_ticks(store)? })
     }
 
-    /// Forgets what is cached: in the kernel, and by a restart in the node.
-    pub(super) fn make_cold(&self) -> Result<()> {
+    /// Makes the node forget what it has cached.
+    pub(super) fn restart(&self) -> Result<()> {
         self.node.stop()?;
-        self.node.start()?;
+        self.node.start()
+    }
+
+    /// Forgets what is cached: in the kernel, also for the store, and by a restart in the node.
+    pub(super) fn make_cold(&self) -> Result<()> {
+        self.restart()?;
         rustix::fs::sync();
         std::fs::write("/proc/sys/vm/drop_caches", "3").context("drop caches; this needs root")
     }
