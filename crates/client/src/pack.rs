@@ -260,7 +260,7 @@ mod tests {
         let entry = |(index, len): (usize, &usize)| {
             let bytes = Bytes::from(vec![index as u8 + 1; *len]);
             let piece = MapPiece { off: 0, len: *len as u64, content: Content::Inline(bytes.clone()) };
-            (MapEntry { map: MapId(index as u64), piece, live_bytes: None }, bytes)
+            (MapEntry { map: MapId(index as u64), piece, live_bytes: None, in_store: false }, bytes)
         };
         let (data, moves) = lay_out(lens.iter().enumerate().map(entry).collect());
         let places: Vec<_> = moves.iter().map(|step| (step.map.0, step.extent_off)).collect();

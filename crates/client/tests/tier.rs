@@ -178,6 +178,11 @@ fn short_files_are_fetched_together_and_one_that_is_gone_holds_up_no_other() {
             client.fsync(ino).await.unwrap();
             files.push(ino);
         }
+        let in_store = async || {
+            let (entries, _) = client.scan_map(None).await.unwrap();
+            entries.iter().filter(|entry| entry.in_store).count()
+        };
+        assert_eq!(in_store().await, 0);
         send_away(&world, &client).await;
         assert_eq!(store.keys().len(), 1, "one blob has them");
         let gets = store.gets.lock().unwrap().len();
@@ -186,6 +191,8 @@ fn short_files_are_fetched_together_and_one_that_is_gone_holds_up_no_other() {
         let mut fetched = client.fetch_files(&wanted, None).await;
         assert_eq!(fetched.remove(7), Err(FsError::Stale));
         assert!(fetched.iter().all(|file| *file == Ok(Fetched { bytes: 60_000, next: None })), "{fetched:?}");
+        // Nobody need pack them again: they would have to be uploaded once more.
+        assert_eq!(in_store().await, files.len());
         // The front of the blob, and all of them at once.
         let gets = store.gets.lock().unwrap().len() - gets;
         assert!(gets <= 2, "{gets} requests");

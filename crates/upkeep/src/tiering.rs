@@ -593,7 +593,7 @@ mod tests {
     fn thin(extent_len: u32, live: u64) -> bool {
         let extent = ExtentRef { id: ExtentId(1), pg: PgId(0), k: 1, n: 1, extent_len, extent_off: 0 };
         let piece = MapPiece { off: 0, len: live, content: Content::Extent(extent) };
-        is_thin(&MapEntry { map: MapId(1), piece, live_bytes: Some(live) })
+        is_thin(&MapEntry { map: MapId(1), piece, live_bytes: Some(live), in_store: false })
     }
 
     #[test]

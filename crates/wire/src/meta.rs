@@ -711,6 +711,8 @@ pub struct MapEntry {
     pub piece: MapPiece,
     /// Of an extent that is shared or partly dead: the sum of the lengths of all pieces that refer to it.
     pub live_bytes: Option<u64>,
+    /// Its extent is on drives, and a blob has it as well.
+    pub in_store: bool,
 }
 
 impl MapEntry {

@@ -76,7 +76,11 @@ impl Op<'_> {
                 }
             };
             let piece = self.resolve(piece)?;
-            entries.push(MapEntry { map: Keys::map_of_piece(&key), piece, live_bytes });
+            let in_store = match &piece.content {
+                Content::Extent(extent) => self.is_in_both(extent.id)?,
+                Content::Inline(_) | Content::Away(..) => false,
+            };
+            entries.push(MapEntry { map: Keys::map_of_piece(&key), piece, live_bytes, in_store });
         }
         let next = if more { last } else { None };
         Ok(MetaReply::Scan { entries, next })

@@ -81,6 +81,11 @@ impl Op<'_> {
         self.txn.get(&self.keys.residence(id))
     }
 
+    /// Whether an extent is on drives and a blob has it as well.
+    pub(super) fn is_in_both(&self, id: ExtentId) -> Result<bool, FsError> {
+        Ok(self.residence(id)?.is_some_and(|residence| residence.stage == Stage::Both))
+    }
+
     fn now_s(&self) -> u64 {
         u64::try_from(self.now.wall_ns / 1_000_000_000).unwrap_or(0)
     }

@@ -57,7 +57,8 @@ pub(super) fn judge(entry: &MapEntry, target: &PackTarget, density: Density) -> 
     match () {
         () if !right && !target.narrowed && shared => Verdict::MoveShared,
         () if !right && !target.narrowed => Verdict::MoveAlone,
-        () if shared => Verdict::Stay,
+        // It would have to be uploaded again, and leaves the drives anyway.
+        () if shared || entry.in_store => Verdict::Stay,
         () if small => Verdict::WhenOld,
         () if !density.is_reached(live_bytes, extent_len) => Verdict::Move,
         () => Verdict::Stay,
@@ -145,12 +146,17 @@ mod tests {
         let extent = ExtentRef { id: ExtentId(7), pg: PgId(0), k, n, extent_len, extent_off: 0 };
         let len = live.unwrap_or(extent_len.into()).min(extent_len.into());
         let piece = MapPiece { off: 0, len, content: Content::Extent(extent) };
-        MapEntry { map: MapId(1), piece, live_bytes: live }
+        MapEntry { map: MapId(1), piece, live_bytes: live, in_store: false }
     }
 
     fn inline(len: usize) -> MapEntry {
         let content = Content::Inline(Bytes::from(vec![1; len]));
-        MapEntry { map: MapId(1), piece: MapPiece { off: 0, len: len as u64, content }, live_bytes: None }
+        MapEntry {
+            map: MapId(1),
+            piece: MapPiece { off: 0, len: len as u64, content },
+            live_bytes: None,
+            in_store: false,
+        }
     }
 
     #[test]
@@ -177,6 +183,14 @@ mod tests {
         for (entry, expected) in cases {
             assert_eq!(judge(&entry, &target("4+2"), Density::HALF), expected, "{entry:?}");
         }
+    }
+
+    #[test]
+    fn what_a_blob_has_as_well_moves_only_if_it_is_not_protected_as_it_should_be() {
+        let judged = |entry| judge(&MapEntry { in_store: true, ..entry }, &target("4+2"), Density::FULL);
+        assert_eq!(judged(extent(1, 3, 9000, None)), Verdict::Stay);
+        assert_eq!(judged(extent(4, 6, 4 << 20, Some(1 << 20))), Verdict::Stay);
+        assert_eq!(judged(extent(1, 2, 9000, None)), Verdict::MoveAlone);
     }
 
     #[test]

@@ -85,7 +85,7 @@ mod tests {
     fn piece(id: u64, map: u64, off: u64, extent_off: u32, len: u64) -> MapEntry {
         let extent = ExtentRef { id: ExtentId(id), pg: PgId(0), k: 4, n: 6, extent_len: 4000, extent_off };
         let piece = MapPiece { off, len, content: Content::Extent(extent) };
-        MapEntry { map: MapId(map), piece, live_bytes: Some(8000) }
+        MapEntry { map: MapId(map), piece, live_bytes: Some(8000), in_store: false }
     }
 
     #[test]
