@@ -25,6 +25,8 @@ use crate::node::NodeDir;
 
 /// Steps of fetching that are under way: while one ends, the next has begun.
 const STEPS: usize = 2;
+/// Files that may fail to come back before nothing more is asked for: a store that is down costs each of them half a minute.
+const PROBLEMS_MAX: usize = 16;
 const HOUR_S: u64 = 3600;
 const DAY_S: u64 = 24 * HOUR_S;
 const POLL: Duration = Duration::from_millis(300);
@@ -47,6 +49,9 @@ impl From<bool> for Wait {
 struct Fetched {
     path: String,
     fetched_bytes: u64,
+    /// Why no more of it came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
 }
 
 /// What left the drives of a file.
@@ -274,12 +279,15 @@ fn exact(count: u64) -> String {
 /// A file that is fetched: its number, and what is asked for next.
 type Pending = (usize, FetchFile);
 
-/// Brings files back, many in a step: what they have in one blob comes at once.
+/// Brings files back, many in a step: what they have in one blob comes at once. A file that does not come back holds up
+/// no other.
 fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
     let paths = files_below(paths)?;
     let files = mounted(&paths)?;
-    let mut fetched: Vec<Fetched> =
-        files.iter().map(|(path, _)| Fetched { path: shown(path), fetched_bytes: 0 }).collect();
+    let mut fetched: Vec<Fetched> = files
+        .iter()
+        .map(|(path, _)| Fetched { path: shown(path), fetched_bytes: 0, problem: None })
+        .collect();
     // Files of one filesystem mostly follow each other.
     let mut pending: BTreeMap<(PathBuf, String), VecDeque<Pending>> = BTreeMap::new();
     for (number, (_, mounted)) in files.into_iter().enumerate() {
@@ -288,41 +296,56 @@ fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
     }
     let mut progress = FetchProgress::new(fetched.len());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (mut problems, mut left) = (Vec::new(), 0);
     for ((dir, filesystem), files) in pending {
         let client = AdminClient::new(NodeDir::new(&dir).socket().as_path());
-        runtime.block_on(fetch_all(&client, &filesystem, files, |number, info| {
-            fetched[number].fetched_bytes += info.bytes;
+        let came = |number: usize, info: &FetchFileInfo| {
+            let file: &mut Fetched = &mut fetched[number];
+            file.fetched_bytes += info.bytes;
+            file.problem.clone_from(&info.problem);
+            problems.extend(info.problem.iter().map(|problem| format!("{}: {problem}", file.path)));
             progress.fetched(info);
-        }))?;
+            problems.len() < PROBLEMS_MAX
+        };
+        for (number, _) in runtime.block_on(fetch_all(&client, &filesystem, files, came))? {
+            fetched[number].problem = Some("given up, as too many others did not come back".to_owned());
+            left += 1;
+        }
     }
     drop(progress);
     print(format, &fetched, |files| {
-        let line = |file: &Fetched| format!("{}: {} came back\n", file.path, bytes(file.fetched_bytes));
-        files.iter().map(line).collect()
-    })
+        let came = files.iter().filter(|file| file.problem.is_none());
+        came.map(|file| format!("{}: {} came back\n", file.path, bytes(file.fetched_bytes))).collect()
+    })?;
+    problems.iter().for_each(|problem| eprintln!("{problem}"));
+    match (problems.len(), left) {
+        (0, _) => Ok(()),
+        (count, 0) => bail!("files that did not come back: {count} of {}", fetched.len()),
+        (count, left) => bail!(
+            "files that did not come back: {count} of {}; given up, with {left} others still to come",
+            fetched.len()
+        ),
+    }
 }
 
-/// Brings files of one filesystem back, step by step.
+/// Brings files of one filesystem back, step by step, for as long as `came` says so. Returns what is left then.
 async fn fetch_all(
     client: &AdminClient,
     filesystem: &str,
     mut pending: VecDeque<Pending>,
-    mut came: impl FnMut(usize, &FetchFileInfo),
-) -> Result<()> {
-    let mut steps = FuturesUnordered::new();
+    mut came: impl FnMut(usize, &FetchFileInfo) -> bool,
+) -> Result<VecDeque<Pending>> {
+    let (mut steps, mut goes_on) = (FuturesUnordered::new(), true);
     loop {
-        while steps.len() < STEPS && !pending.is_empty() {
+        while goes_on && steps.len() < STEPS && !pending.is_empty() {
             let share = pending.len().div_ceil(STEPS - steps.len()).min(FETCH_FILES_MAX);
             let some: Vec<Pending> = pending.drain(..share).collect();
             let step = FetchStep { files: some.iter().map(|(_, file)| file.clone()).collect() };
             steps.push(async move { (some, client.tier_fetch(filesystem, &step).await) });
         }
-        let Some((some, infos)) = steps.next().await else { return Ok(()) };
+        let Some((some, infos)) = steps.next().await else { return Ok(pending) };
         for ((number, file), info) in some.into_iter().zip(infos?).rev() {
-            came(number, &info);
-            if let Some(problem) = info.problem {
-                bail!(problem);
-            }
+            goes_on &= came(number, &info);
             if let Some(offset) = info.next_offset {
                 pending.push_front((number, FetchFile { offset, ..file }));
             }
