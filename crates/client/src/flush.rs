@@ -143,15 +143,13 @@ impl Client {
         });
     }
 
-    /// Flushes full windows in the background; the caller has set `flush_scheduled`.
+    /// Flushes full windows in the background; the caller has set `flush_scheduled`. A writer that never pauses always has
+    /// another one: whoever else wants to flush, because of a recall or an fsync, has a turn between two.
     pub(crate) fn schedule_full_windows(&self, node: Arc<Node>) {
         let client = self.clone();
         self.inner.runtime.spawn(async move {
-            let _flush = node.flush.lock().await;
-            node.lock().flush_scheduled = false;
-            let window = client.inner.window;
             loop {
-                match client.write_runs(&node, |state| state.dirty.take_full(window)).await {
+                match client.flush_full_windows(&node).await {
                     Ok(Wrote::Something) => {}
                     Ok(Wrote::Nothing) => {
                         // Who waits took this for a flush of all.
@@ -163,8 +161,20 @@ impl Client {
                         return;
                     }
                 }
+                if std::mem::replace(&mut node.lock().flush_scheduled, true) {
+                    // Somebody else goes on.
+                    return;
+                }
             }
         });
+    }
+
+    /// Writes the windows that are full now.
+    async fn flush_full_windows(&self, node: &Node) -> Result<Wrote, FsError> {
+        let _flush = node.flush.lock().await;
+        node.lock().flush_scheduled = false;
+        let window = self.inner.window;
+        self.write_runs(node, |state| state.dirty.take_full(window)).await
     }
 
     /// Starts to flush the file that has been dirty for longest.

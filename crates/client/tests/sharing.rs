@@ -79,12 +79,15 @@ fn concurrent_writers_of_one_file_lose_nothing() {
     });
 }
 
-#[test]
-fn a_writer_that_never_pauses_gives_way_to_a_reader_and_loses_nothing() {
+/// One client overwrites blocks of a file in turns without a pause, while another reads it.
+fn check_hammered(block: usize, blocks: u64, drives: Fault) {
     run("4+2", |world| async move {
+        world.drives.iter().for_each(|drive| drive.set(drives));
         let (one, two) = (world.client().await, world.client().await);
         let ino = create(&one, "file").await;
-        one.write(ino, 0, &pattern(0, 4096)).await.unwrap();
+        for number in 0..blocks {
+            one.write(ino, number * block as u64, &pattern(0, block)).await.unwrap();
+        }
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (writer, stopped, done) = (one.clone(), stop.clone(), rounds.clone());
         let runtime = tokio::runtime::Handle::current();
@@ -92,29 +95,39 @@ fn a_writer_that_never_pauses_gives_way_to_a_reader_and_loses_nothing() {
             let mut round = 0u64;
             while round == 0 || !stopped.load(Ordering::Relaxed) {
                 round += 1;
-                let bytes = [round as u8; 4096];
-                if writer.try_write(ino, 0, &bytes).is_err() {
-                    runtime.block_on(writer.write(ino, 0, &bytes)).unwrap();
+                let (off, bytes) = (round % blocks * block as u64, vec![round as u8; block]);
+                if writer.try_write(ino, off, &bytes).is_err() {
+                    runtime.block_on(writer.write(ino, off, &bytes)).unwrap();
                 }
                 done.store(round, Ordering::Relaxed);
             }
-            round as u8
+            round
         });
-        for _ in 0..30 {
+        for _ in 0..15 {
             let before = rounds.load(Ordering::Relaxed);
             until(|| rounds.load(Ordering::Relaxed) > before).await;
-            let bytes = two.read(ino, 0, 4096).await.unwrap();
-            assert_eq!(bytes.len(), 4096);
+            let bytes = two.read(ino, 0, block).await.unwrap();
+            assert_eq!(bytes.len(), block);
             one.fsync(ino).await.expect("a client that answers recalls loses nothing");
         }
         stop.store(true, Ordering::Relaxed);
         let last = hammer.await.unwrap();
         one.fsync(ino).await.unwrap();
-        let found = two.read(ino, 0, 4096).await.unwrap();
-        let here = one.read(ino, 0, 4096).await.unwrap();
-        assert_eq!((found[0], here[0]), (last, last));
-        assert!(found == vec![last; 4096]);
+        for reader in [&two, &one] {
+            let found = reader.read(ino, last % blocks * block as u64, block).await.unwrap();
+            assert!(found == vec![last as u8; block]);
+        }
     });
+}
+
+#[test]
+fn a_writer_that_never_pauses_gives_way_to_a_reader_and_loses_nothing() {
+    check_hammered(4096, 1, Fault::None);
+}
+
+#[test]
+fn a_writer_of_whole_windows_gives_way_to_a_reader_and_loses_nothing() {
+    check_hammered(1 << 20, 16, Fault::Slow);
 }
 
 #[test]

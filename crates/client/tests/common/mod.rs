@@ -48,6 +48,8 @@ pub enum Fault {
     Hanging,
     /// What is to be stored takes as long as that; the rest is answered.
     Storing,
+    /// What is to be stored takes 20 ms.
+    Slow,
 }
 
 /// A drive in memory.
@@ -190,6 +192,9 @@ impl DriveService for MemDrive {
     fn put(&self, request: PutShard) -> BoxFuture<'_, Result<(), PutShardError>> {
         Box::pin(async move {
             self.answering().await;
+            if self.fault() == Fault::Slow {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
             while self.fault() == Fault::Storing {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -530,6 +535,10 @@ pub async fn read_all(client: &Client, ino: Ino) -> Result<Vec<u8>, FsError> {
 pub struct MemStore {
     pub objects: Mutex<BTreeMap<String, Bytes>>,
     pub down: AtomicBool,
+    /// How long an answer to a GET takes.
+    pub get_ms: AtomicU64,
+    /// GETs, whatever came of them.
+    pub asked: AtomicU64,
     /// One bit of every answer is wrong.
     pub lies: AtomicBool,
     /// The next answer that begins with a blob's first byte has a wrong bit in the header.
@@ -567,6 +576,8 @@ impl ObjectStore for MemStore {
 
     fn get(&self, key: String, range: Option<Range<u64>>) -> BoxFuture<'_, Result<Bytes, StoreError>> {
         Box::pin(async move {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(self.get_ms.load(Ordering::SeqCst))).await;
             self.up()?;
             let whole = self.objects.lock().unwrap().get(&key).cloned();
             let whole = whole.ok_or_else(|| StoreError::NotFound(key.clone()))?;
