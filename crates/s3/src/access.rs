@@ -16,7 +16,7 @@ use s3s::{S3Error, S3Result, s3_error};
 use crate::bucket::Bucket;
 use crate::gate::{Asker, Core, RequestContext};
 use crate::identity::{Identities, Identity, IdentityError, PolicyRequest, Verdict};
-use crate::screen;
+use crate::screen::{self, Signed};
 
 const NAME_BYTES_MAX: usize = 255;
 
@@ -141,7 +141,7 @@ impl Core {
             None => None,
         };
         if identity.is_some() {
-            screen::check_signed_headers(question.uri, question.headers)?;
+            Signed::of(question.uri, question.headers)?.check_headers(question.headers)?;
         }
         let found = match question.bucket {
             Some(bucket) if question.operation != "CreateBucket" => Some(self.buckets.get(bucket).await),
@@ -182,7 +182,8 @@ impl Core {
         uri: &Uri,
         headers: &HeaderMap,
     ) -> S3Result<Identity> {
-        screen::check_date(uri, headers, self.env.clock.wall_ns() / 1_000_000_000)?;
+        let now_s = self.env.clock.wall_ns() / 1_000_000_000;
+        Signed::of(uri, headers)?.check_date(uri, headers, now_s)?;
         let token = session_token(uri, headers);
         let token = token.as_deref().or_else(|| context.unread.form_token());
         let identity = self.identities.identify(access_key, token).map_err(identity_error)?;

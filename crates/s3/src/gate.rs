@@ -48,7 +48,7 @@ const FORM_BYTES_PER_S_MIN: u64 = 64 << 10;
 /// Other fields of a form.
 const FORM_FIELDS_BYTES_MAX: usize = 64 << 10;
 
-/// How long after its signature a form may be used, whatever its policy says; requests have [`screen::check_date`].
+/// How long after its signature a form may be used, whatever its policy says; requests have [`screen::Signed::check_date`].
 const FORM_AGE_S_MAX: u32 = 7 * 24 * 3600;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");

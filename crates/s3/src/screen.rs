@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use hyper::header::{self, HeaderMap};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Uri};
 use s3s::dto::{Timestamp, TimestampFormat};
 use s3s::{S3Result, s3_error};
@@ -111,57 +111,110 @@ pub(crate) fn check_parameters(operation: &str, uri: &Uri) -> S3Result<()> {
     Ok(())
 }
 
-/// Refuses `x-amz-` headers that a signature of version 4 does not cover: whoever sees a signed request could add
-/// some, and make a copy of a put.
-pub(crate) fn check_signed_headers(uri: &Uri, headers: &HeaderMap) -> S3Result<()> {
-    let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let signed = match authorization {
-        Some(text) if text.starts_with("AWS4-") => text
-            .split(['=', ',', ' '])
-            .skip_while(|part| *part != "SignedHeaders")
-            .nth(1)
-            .unwrap_or_default()
-            .to_owned(),
-        Some(_) => return Ok(()),
-        None => match parameter(uri.query().unwrap_or_default(), "X-Amz-SignedHeaders") {
-            Some(signed) => signed,
-            None => return Ok(()),
-        },
-    };
-    let is_signed = |name: &str| signed.split(';').any(|signed| signed.eq_ignore_ascii_case(name));
-    let mut names = headers.keys().map(|name| name.as_str()).filter(|name| name.starts_with("x-amz-"));
-    match names.find(|name| !SIGNED_OTHERWISE.contains(name) && !is_signed(name)) {
-        Some(name) => Err(s3_error!(
-            AccessDenied,
-            "There were headers present in the request which were not signed: {name}."
-        )),
-        None => Ok(()),
+/// How a request says that it is signed. A form says so in its fields.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Signed {
+    Not,
+    /// In headers, by version 2.
+    Two,
+    /// In headers, by version 4, with the names of the headers that are signed.
+    Four(String),
+    /// In the URL, by version 2.
+    UrlTwo,
+    /// In the URL, by version 4.
+    UrlFour(String),
+}
+
+impl Signed {
+    /// Refuses what may be read in several ways: the protocol library takes any word for an algorithm, which is not
+    /// signed, and looks at the URL first.
+    pub(crate) fn of(uri: &Uri, headers: &HeaderMap) -> S3Result<Self> {
+        let query = uri.query().unwrap_or_default();
+        let mut header = headers.get_all(header::AUTHORIZATION).iter();
+        let found = (
+            parameter(query, "X-Amz-Signature").is_some(),
+            parameter(query, "Signature").is_some(),
+            header.next().map(HeaderValue::to_str),
+        );
+        match found {
+            (false, false, None) => Ok(Self::Not),
+            (true, false, None) => {
+                Ok(Self::UrlFour(parameter(query, "X-Amz-SignedHeaders").unwrap_or_default()))
+            }
+            (false, true, None) => Ok(Self::UrlTwo),
+            (false, false, Some(Ok(text))) if header.next().is_none() => {
+                if text.starts_with("AWS ") {
+                    return Ok(Self::Two);
+                }
+                let Some(rest) = text.strip_prefix("AWS4-HMAC-SHA256 ") else {
+                    return Err(s3_error!(
+                        InvalidArgument,
+                        "Unsupported Authorization Type: AWS4-HMAC-SHA256 and AWS are supported."
+                    ));
+                };
+                let fields = rest.split(',').filter_map(|field| field.trim().split_once('='));
+                let signed: Vec<_> = fields.filter(|(name, _)| *name == "SignedHeaders").collect();
+                match signed.as_slice() {
+                    [(_, signed)] => Ok(Self::Four((*signed).to_owned())),
+                    _ => Err(s3_error!(
+                        AuthorizationHeaderMalformed,
+                        "The authorization header names signed headers once."
+                    )),
+                }
+            }
+            _ => Err(s3_error!(
+                InvalidArgument,
+                "Only one way of signing is allowed: X-Amz-Signature or Signature in the query, or one Authorization header."
+            )),
+        }
+    }
+
+    /// Refuses `x-amz-` headers that a signature of version 4 does not cover: whoever sees a signed request could add
+    /// some, and make a copy of a put.
+    pub(crate) fn check_headers(&self, headers: &HeaderMap) -> S3Result<()> {
+        let (Self::Four(signed) | Self::UrlFour(signed)) = self else { return Ok(()) };
+        let is_signed = |name: &str| signed.split(';').any(|signed| signed.eq_ignore_ascii_case(name));
+        let mut names = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with("x-amz-"));
+        match names.find(|name| !SIGNED_OTHERWISE.contains(name) && !is_signed(name)) {
+            Some(name) => Err(s3_error!(
+                AccessDenied,
+                "There were headers present in the request which were not signed: {name}."
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a signature in headers that was made long ago, and any from the future. A URL has an end of its own, and
+    /// a form has its policy's.
+    pub(crate) fn check_date(&self, uri: &Uri, headers: &HeaderMap, now_s: i64) -> S3Result<()> {
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let (at_s, oldest_s) = match self {
+            Self::Four(_) => (text("x-amz-date").and_then(amz_date_s), now_s - SKEW_S),
+            Self::Two => {
+                let date = text("x-amz-date").or_else(|| text("date")).unwrap_or_default();
+                (mail_date_s(date), now_s - SKEW_S)
+            }
+            Self::UrlFour(_) => {
+                let date = parameter(uri.query().unwrap_or_default(), "X-Amz-Date");
+                (date.as_deref().and_then(amz_date_s), i64::MIN)
+            }
+            Self::UrlTwo | Self::Not => return Ok(()),
+        };
+        match at_s.is_some_and(|at_s| (oldest_s..=now_s + SKEW_S).contains(&at_s)) {
+            true => Ok(()),
+            false => Err(s3_error!(
+                RequestTimeTooSkewed,
+                "The difference between the request time and the current time is too large."
+            )),
+        }
     }
 }
 
-/// Refuses a signature in headers that was made long ago, and any from the future. A URL has an end of its own.
-pub(crate) fn check_date(uri: &Uri, headers: &HeaderMap, now_s: i64) -> S3Result<()> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let presigned = parameter(uri.query().unwrap_or_default(), "X-Amz-Date");
-    let (at_s, oldest_s) = match (text("authorization"), presigned) {
-        (Some(value), _) if value.starts_with("AWS4-") => {
-            (text("x-amz-date").and_then(amz_date_s), now_s - SKEW_S)
-        }
-        (Some(value), _) if value.starts_with("AWS ") => {
-            let date = text("x-amz-date").or_else(|| text("date")).unwrap_or_default();
-            let at = Timestamp::parse(TimestampFormat::HttpDate, date).ok();
-            (at.map(|at| time::OffsetDateTime::from(at).unix_timestamp()), now_s - SKEW_S)
-        }
-        (None, Some(date)) => (amz_date_s(&date), i64::MIN),
-        _ => return Ok(()),
-    };
-    match at_s.is_some_and(|at_s| (oldest_s..=now_s + SKEW_S).contains(&at_s)) {
-        true => Ok(()),
-        false => Err(s3_error!(
-            RequestTimeTooSkewed,
-            "The difference between the request time and the current time is too large."
-        )),
-    }
+/// Seconds since 1970 of `Tue, 24 Nov 2026 14:01:57 GMT`, or with `+0000` instead, as in mail (RFC 2822).
+fn mail_date_s(text: &str) -> Option<i64> {
+    let at = time::OffsetDateTime::parse(text, &time::format_description::well_known::Rfc2822);
+    let http = || Timestamp::parse(TimestampFormat::HttpDate, text).ok().map(time::OffsetDateTime::from);
+    at.ok().or_else(http).map(|at| at.unix_timestamp())
 }
 
 /// Seconds since 1970 of `20130524T000000Z`.
@@ -239,27 +292,67 @@ mod tests {
         headers.insert("x-amz-date", "now".parse().unwrap());
         headers.insert("x-amz-content-sha256", "0".parse().unwrap());
         headers.insert("x-amz-meta-a", "1".parse().unwrap());
-        assert!(check_signed_headers(&uri, &headers).is_ok());
+        let check = |uri: &Uri, headers: &HeaderMap| {
+            Signed::of(uri, headers).and_then(|signed| signed.check_headers(headers)).is_ok()
+        };
+        assert!(check(&uri, &headers));
         headers.insert("x-amz-copy-source", "secret/key".parse().unwrap());
-        assert!(check_signed_headers(&uri, &headers).is_err());
+        assert!(!check(&uri, &headers));
         headers.remove(header::AUTHORIZATION);
-        assert!(check_signed_headers(&uri, &headers).is_ok(), "nothing is signed");
-        let presigned = |signed: &str| format!("/b/k?X-Amz-SignedHeaders={signed}").parse().unwrap();
+        assert!(check(&uri, &headers), "nothing is signed");
+        let presigned =
+            |signed: &str| format!("/b/k?X-Amz-Signature=0&X-Amz-SignedHeaders={signed}").parse().unwrap();
         headers.remove("x-amz-meta-a");
-        assert!(check_signed_headers(&presigned("host"), &headers).is_err());
-        assert!(check_signed_headers(&presigned("host%3Bx-amz-copy-source"), &headers).is_ok());
+        assert!(!check(&presigned("host"), &headers));
+        assert!(check(&presigned("host%3Bx-amz-copy-source"), &headers));
+    }
+
+    #[test]
+    fn a_request_is_signed_in_one_known_way() {
+        #[track_caller]
+        fn check(query: &str, authorizations: &[&str], expected: Option<Signed>) {
+            let uri: Uri = format!("/b/k?{query}").parse().unwrap();
+            let mut headers = HeaderMap::new();
+            for authorization in authorizations {
+                headers.append(header::AUTHORIZATION, authorization.parse().unwrap());
+            }
+            assert_eq!(Signed::of(&uri, &headers).ok(), expected, "{query} {authorizations:?}");
+        }
+        let four = "AWS4-HMAC-SHA256 Credential=a/b, SignedHeaders=host;x-amz-date, Signature=0";
+        check("", &[], Some(Signed::Not));
+        check("", &[four], Some(Signed::Four("host;x-amz-date".to_owned())));
+        check("", &[&four.replace(", ", ",")], Some(Signed::Four("host;x-amz-date".to_owned())));
+        check("", &["AWS id:signature"], Some(Signed::Two));
+        check("Signature=0", &[], Some(Signed::UrlTwo));
+        let presigned = "X-Amz-Signature=0&X-Amz-SignedHeaders=host";
+        check(presigned, &[], Some(Signed::UrlFour("host".to_owned())));
+        check("X-Amz%2DSignature=0&X-Amz-SignedHeaders=host", &[], Some(Signed::UrlFour("host".to_owned())));
+        for other in ["aws4-hmac-sha256", "AWS3", "foo", "AWS4-HMAC-SHA512"] {
+            check("", &[&four.replace("AWS4-HMAC-SHA256", other)], None);
+        }
+        check("", &["AWS4-HMAC-SHA256 Credential=a/b, Signature=0"], None);
+        check("", &[&format!("{four}, SignedHeaders=host")], None);
+        for second in ["", "Bearer x", "Basic abc", "rubbish", "AWS id:signature", four] {
+            check(presigned, &[second], None);
+            check("Signature=0", &[second], None);
+            check("", &[four, second], None);
+        }
+        check("X-Amz-Signature=0&Signature=0", &[], None);
     }
 
     #[test]
     fn dates_of_signatures_are_near() {
         let none = HeaderMap::new();
         let mut signed = HeaderMap::new();
-        signed.insert("authorization", "AWS4-HMAC-SHA256 Credential=a".parse().unwrap());
+        let four = "AWS4-HMAC-SHA256 Credential=a, SignedHeaders=host, Signature=0";
+        signed.insert("authorization", four.parse().unwrap());
         signed.insert("x-amz-date", "20130524T000000Z".parse().unwrap());
         let at_s = 1_369_353_600;
         let plain: Uri = "/b/k".parse().unwrap();
-        let presigned: Uri = "/b/k?X-Amz-Date=20130524T000000Z&X-Amz-Expires=9".parse().unwrap();
-        let check = |uri: &Uri, headers: &HeaderMap, now_s| check_date(uri, headers, now_s).is_ok();
+        let presigned: Uri = "/b/k?X-Amz-Signature=0&X-Amz-Date=20130524T000000Z".parse().unwrap();
+        let check = |uri: &Uri, headers: &HeaderMap, now_s| {
+            Signed::of(uri, headers).and_then(|signed| signed.check_date(uri, headers, now_s)).is_ok()
+        };
         assert!(check(&plain, &none, 0));
         assert!(check(&plain, &signed, at_s + 900) && check(&plain, &signed, at_s - 900));
         assert!(!check(&plain, &signed, at_s + 901) && !check(&plain, &signed, at_s - 901));
@@ -291,15 +384,17 @@ mod tests {
     #[test]
     fn an_old_signature_of_version_2_is_refused() {
         let uri: Uri = "/b/k".parse().unwrap();
-        let check_date = |headers: &HeaderMap, now_s| check_date(&uri, headers, now_s);
+        let check_date = |headers: &HeaderMap, now_s| Signed::Two.check_date(&uri, headers, now_s);
         let mut headers = HeaderMap::new();
-        headers.insert("authorization", "AWS a:b".parse().unwrap());
         assert!(check_date(&headers, 0).is_err());
         headers.insert("date", "Thu, 01 Nov 2001 00:00:00 GMT".parse().unwrap());
         let at_s = 1_004_572_800;
         assert!(check_date(&headers, at_s + 899).is_ok());
         assert!(check_date(&headers, at_s + 901).is_err());
-        headers.insert("date", "yesterday".parse().unwrap());
+        headers.insert("x-amz-date", "Thu, 01 Nov 2001 00:30:00 +0000".parse().unwrap());
+        assert!(check_date(&headers, at_s + 1800).is_ok(), "as s3cmd writes it, and before the other date");
+        assert!(check_date(&headers, at_s).is_err());
+        headers.insert("x-amz-date", "yesterday".parse().unwrap());
         assert!(check_date(&headers, at_s).is_err());
     }
 }
