@@ -92,18 +92,37 @@ fn cuts(
 /// When something could not be brought back behind a reader, nothing is for so long: full drives stay full for a while.
 const REST_NS: u64 = 2_000_000_000;
 
+/// What was fetched, or is not there.
+type Cell<V> = Arc<OnceCell<Result<V, ReadExtentError>>>;
+
 /// The newest things of a kind, each fetched once however many ask for it.
 struct Kept<K, V> {
-    cells: Mutex<VecDeque<(K, Arc<OnceCell<V>>)>>,
+    cells: Mutex<VecDeque<(K, Cell<V>)>>,
     most: usize,
 }
 
-impl<K: PartialEq, V> Kept<K, V> {
+impl<K: PartialEq, V: Clone> Kept<K, V> {
     fn new(most: usize) -> Self {
         Self { cells: Mutex::default(), most }
     }
 
-    fn cell(&self, key: K) -> Arc<OnceCell<V>> {
+    /// Fetches it, unless it is there or on its way. Whoever waits for a fetch that fails has failed, too: with each trying
+    /// for itself, one after the other, the last would wait for all of them.
+    async fn get(
+        &self,
+        key: K,
+        fetch: impl Future<Output = Result<V, ReadExtentError>>,
+    ) -> Result<V, ReadExtentError> {
+        let cell = self.cell(key);
+        let result = cell.get_or_init(|| fetch).await.clone();
+        if result.is_err() {
+            let mut cells = self.cells.lock().expect("no holder of this lock panics");
+            cells.retain(|(_, kept)| !Arc::ptr_eq(kept, &cell));
+        }
+        result
+    }
+
+    fn cell(&self, key: K) -> Cell<V> {
         let mut cells = self.cells.lock().expect("no holder of this lock panics");
         if let Some((_, cell)) = cells.iter().find(|(known, _)| *known == key) {
             return cell.clone();
@@ -282,8 +301,8 @@ impl Away {
     ) -> Result<Bytes, ReadExtentError> {
         let Cut { range, is_kept } = cut;
         let bytes = if is_kept {
-            let cell = self.windows.cell((place.serial, range.start, range.end));
-            cell.get_or_try_init(|| self.verified(place, range.clone())).await?.clone()
+            let key = (place.serial, range.start, range.end);
+            self.windows.get(key, self.verified(place, range.clone())).await?
         } else {
             self.verified(place, range.clone()).await?
         };
@@ -312,8 +331,7 @@ impl Away {
     }
 
     async fn front(&self, place: &BlobPlace) -> Result<Arc<Front>, ReadExtentError> {
-        let cell = self.fronts.cell(place.serial);
-        let fetched = async || {
+        let fetch = async {
             for _ in 0..ATTEMPTS {
                 if let Some(front) = self.get_front(place).await? {
                     return Ok(Arc::new(front));
@@ -321,7 +339,7 @@ impl Away {
             }
             Err(ReadExtentError::Away)
         };
-        cell.get_or_try_init(fetched).await.cloned()
+        self.fronts.get(place.serial, fetch).await
     }
 
     /// `None` if it is not what was stored.

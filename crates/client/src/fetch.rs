@@ -15,7 +15,7 @@ use wire::tier::BlobPlace;
 
 use crate::Client;
 use crate::away::{LONG, Reach};
-use crate::extents::{COPIES_BYTES_MAX, Protection};
+use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError};
 use crate::node::Node;
 
 /// Runs of pieces that are fetched at a time, if there is memory for so many.
@@ -54,6 +54,21 @@ struct Wanted {
     piece: MapPiece,
 }
 
+/// What became of a piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moved {
+    /// So much of it is on drives.
+    Bytes(u64),
+    /// The file is not any more what it was, from this offset on.
+    Changed(u64),
+}
+
+/// Why a piece was not written to drives.
+enum WriteBackError {
+    Blob(ReadExtentError),
+    Drives(FsError),
+}
+
 /// Where pieces come from that go back to drives.
 enum Coming {
     /// Bytes of their blob that were fetched, and where in it they begin.
@@ -71,7 +86,6 @@ impl Client {
         files: &[(Ino, u64)],
         pace: Option<&dyn MovePace>,
     ) -> Vec<Result<Fetched, FsError>> {
-        let _reading = self.inner.session.reading();
         let away = &self.inner.away;
         let (step_bytes, load_bytes) = match self.is_in_use() {
             true => (GENTLE_STEP_BYTES, away.gentle_load_bytes()),
@@ -96,7 +110,11 @@ impl Client {
         let loads: Vec<_> = stream::iter(loads).buffer_unordered(FETCHES).collect().await;
         for (file, moved) in loads.into_iter().flatten() {
             match (&mut fetched[file], moved) {
-                (Ok(fetched), Ok(moved)) => fetched.bytes += moved,
+                (Ok(fetched), Ok(Moved::Bytes(moved))) => fetched.bytes += moved,
+                // What it is now is for the next step.
+                (Ok(fetched), Ok(Moved::Changed(off))) => {
+                    fetched.next = Some(fetched.next.map_or(off, |next| next.min(off)));
+                }
                 (failed @ Ok(_), Err(error)) => *failed = Err(error),
                 (Err(_), _) => {}
             }
@@ -120,13 +138,13 @@ impl Client {
         Ok((pieces, next))
     }
 
-    /// Stores pieces on drives that lie side by side in one blob. Says for each what came of it: nothing if it has changed
-    /// meanwhile.
+    /// Stores pieces on drives that lie side by side in one blob. Says for each what became of it. Nobody waits for this to
+    /// read drives: what is deleted there meanwhile may be used again.
     async fn fetch_load(
         &self,
         load: Vec<Wanted>,
         pace: Option<&dyn MovePace>,
-    ) -> Vec<(usize, Result<u64, FsError>)> {
+    ) -> Vec<(usize, Result<Moved, FsError>)> {
         let Some((place, span)) = span_of(&load) else { return Vec::new() };
         let len = span.end - span.start;
         let away = &self.inner.away;
@@ -136,15 +154,20 @@ impl Client {
         let source = if len > LONG {
             match away.read(&place, span.clone()).await {
                 Ok(bytes) => Coming::Fetched(span.start, bytes),
-                Err(_) => return load.iter().map(|wanted| (wanted.file, Err(FsError::Io))).collect(),
+                Err(error) => {
+                    let failed = load.iter().map(async |wanted| {
+                        (wanted.file, self.why_not_back(wanted.ino, &wanted.piece, error).await)
+                    });
+                    return join_all(failed).await;
+                }
             }
         } else {
             Coming::Blob(Reach::Windows)
         };
         let written = join_all(load.iter().map(|wanted| self.write_back(wanted.ino, &wanted.piece, &source)));
         let (mut outcomes, mut parts, mut of) = (Vec::new(), Vec::new(), Vec::new());
-        for (wanted, (written, error)) in load.iter().zip(written.await) {
-            outcomes.extend(error.map(|error| (wanted.file, Err(error))));
+        for (wanted, (written, failed)) in load.iter().zip(written.await) {
+            outcomes.extend(failed.map(|failed| (wanted.file, failed)));
             of.extend(written.iter().map(|_| wanted.file));
             parts.extend(written);
         }
@@ -191,8 +214,8 @@ impl Client {
         if self.inner.away.rests(self.inner.env.clock.boot_ns()) {
             return;
         }
-        let _reading = self.inner.session.reading();
-        let (written, mut error) = self.write_back(ino, &piece, &Coming::Blob(Reach::Usual)).await;
+        let (written, failed) = self.write_back(ino, &piece, &Coming::Blob(Reach::Usual)).await;
+        let mut error = failed.and_then(Result::err);
         for moved in self.commit_back(written).await {
             error = error.or(moved.err());
         }
@@ -205,21 +228,43 @@ impl Client {
         }
     }
 
-    /// Writes a piece to drives, in parts as long as extents are now. Returns those that are durable, and why the others
-    /// are not.
+    /// Why a piece did not come: a blob that is gone, of which the ledger knows nothing any more, is no error.
+    async fn why_not_back(
+        &self,
+        ino: Ino,
+        piece: &MapPiece,
+        error: ReadExtentError,
+    ) -> Result<Moved, FsError> {
+        if error != ReadExtentError::Doubtful {
+            return Err(FsError::Io);
+        }
+        let (now, _) = self.away_pieces(ino, piece.off).await?;
+        let serial = |piece: &MapPiece| match &piece.content {
+            Content::Away(_, place) => Some(place.serial),
+            _ => None,
+        };
+        let is_named = now.iter().any(|now| now.off < piece.end() && serial(now) == serial(piece));
+        if is_named { Err(FsError::Io) } else { Ok(Moved::Changed(piece.off)) }
+    }
+
+    /// Writes a piece to drives, in parts as long as extents are now. Returns those that are durable, and what became of
+    /// the others.
     async fn write_back(
         &self,
         ino: Ino,
         piece: &MapPiece,
         source: &Coming,
-    ) -> (Vec<Rehydrated>, Option<FsError>) {
+    ) -> (Vec<Rehydrated>, Option<Result<Moved, FsError>>) {
         let step = u64::from(self.pack_target().extent_bytes);
         let mut written = Vec::new();
         for at in (piece.off..piece.end()).step_by(step as usize) {
             let Some(part) = piece.clip(at, at + step) else { continue };
             match self.write_part_back(ino, part, source).await {
                 Ok(part) => written.push(part),
-                Err(error) => return (written, Some(error)),
+                Err(WriteBackError::Drives(error)) => return (written, Some(Err(error))),
+                Err(WriteBackError::Blob(error)) => {
+                    return (written, Some(self.why_not_back(ino, piece, error).await));
+                }
             }
         }
         (written, None)
@@ -230,8 +275,10 @@ impl Client {
         ino: Ino,
         piece: MapPiece,
         source: &Coming,
-    ) -> Result<Rehydrated, FsError> {
-        let Content::Away(extent, place) = &piece.content else { return Err(FsError::Io) };
+    ) -> Result<Rehydrated, WriteBackError> {
+        let Content::Away(extent, place) = &piece.content else {
+            return Err(WriteBackError::Drives(FsError::Io));
+        };
         let out = match source {
             Coming::Fetched(start, bytes) => {
                 let from = (u64::from(place.off) + u64::from(extent.extent_off) - start) as usize;
@@ -241,7 +288,7 @@ impl Client {
                 let mut out = BytesMut::zeroed(piece.len as usize);
                 let away = &self.inner.away;
                 let read = away.read_into(*place, extent.extent_len, extent.extent_off, &mut out, *reach);
-                read.await.map_err(|_| FsError::Io)?;
+                read.await.map_err(WriteBackError::Blob)?;
                 out.freeze()
             }
         };
@@ -249,12 +296,17 @@ impl Client {
         let protection = if coded { Protection::Coded } else { Protection::Copies };
         let next_id = || self.inner.session.next_extent();
         let written = self.inner.extents.write(out, protection, PutPurpose::Write, next_id).await;
-        let written = written.map_err(|_| FsError::Io)?;
+        let written = written.map_err(|error| {
+            WriteBackError::Drives(match error {
+                WriteExtentError::Failed(error) => error,
+                WriteExtentError::TooLong { .. } => FsError::Io,
+            })
+        })?;
         Ok(Rehydrated { ino, piece, extent: written.extent, owed: written.owed })
     }
 
-    /// Lets files refer to what was written. Says for each how many bytes of it count: none if it has changed meanwhile.
-    async fn commit_back(&self, written: Vec<Rehydrated>) -> Vec<Result<u64, FsError>> {
+    /// Lets files refer to what was written. Says for each what became of it.
+    async fn commit_back(&self, written: Vec<Rehydrated>) -> Vec<Result<Moved, FsError>> {
         let mut outcomes = Vec::with_capacity(written.len());
         for some in written.chunks(REHYDRATED_MAX) {
             let answer = self.call(MetaRequest::Rehydrate(some.to_vec())).await;
@@ -272,8 +324,9 @@ impl Client {
             };
             let refused = some.iter().zip(&moved).filter(|(_, moved)| !**moved);
             self.inner.extents.discard_refused(refused.map(|(part, _)| part.extent)).await;
-            let bytes = |(part, moved): (&Rehydrated, &bool)| Ok(if *moved { part.piece.len } else { 0 });
-            outcomes.extend(some.iter().zip(&moved).map(bytes));
+            outcomes.extend(some.iter().zip(&moved).map(|(part, moved)| {
+                Ok(if *moved { Moved::Bytes(part.piece.len) } else { Moved::Changed(part.piece.off) })
+            }));
         }
         outcomes
     }
@@ -281,17 +334,15 @@ impl Client {
 
 /// Pieces in runs that lie side by side in one blob, of at most about `bytes` each.
 fn loads(mut wanted: Vec<Wanted>, bytes: u64) -> Vec<Vec<Wanted>> {
-    let place = |wanted: &Wanted| match &wanted.piece.content {
-        Content::Away(_, place) => (place.serial, place.off),
-        _ => (0, 0),
-    };
+    let place = |wanted: &Wanted| part_of(&wanted.piece).map(|(place, range)| (place.serial, range.start));
     wanted.sort_by_key(place);
     let mut loads: Vec<Vec<Wanted>> = Vec::new();
     for one in wanted {
-        let (serial, off) = place(&one);
+        let Some((place, range)) = part_of(&one.piece) else { continue };
         let joins = loads.last().and_then(|load| span_of(load)).is_some_and(|(first, span)| {
-            let end = span.end.max(u64::from(off) + extent_len(&one.piece));
-            first.serial == serial && u64::from(off) < span.end + GAP && end - span.start <= bytes
+            let is_within = range.end <= span.end;
+            let is_beside = range.start < span.end + GAP && range.end - span.start <= bytes;
+            first.serial == place.serial && (is_within || is_beside)
         });
         match loads.last_mut() {
             Some(load) if joins => load.push(one),
@@ -301,17 +352,18 @@ fn loads(mut wanted: Vec<Wanted>, bytes: u64) -> Vec<Vec<Wanted>> {
     loads
 }
 
-fn extent_len(piece: &MapPiece) -> u64 {
-    piece.content.extent().map_or(0, |extent| extent.extent_len.into())
+/// The blob of a piece, and its range there.
+fn part_of(piece: &MapPiece) -> Option<(BlobPlace, Range<u64>)> {
+    let Content::Away(extent, place) = &piece.content else { return None };
+    let start = u64::from(place.off) + u64::from(extent.extent_off);
+    Some((*place, start..start + piece.len))
 }
 
-/// The blob of pieces that lie side by side, and their extents' range in it.
+/// The blob of pieces that lie side by side, and their range in it.
 fn span_of(load: &[Wanted]) -> Option<(BlobPlace, Range<u64>)> {
     let mut span: Option<(BlobPlace, Range<u64>)> = None;
-    for wanted in load {
-        let Content::Away(extent, place) = &wanted.piece.content else { continue };
-        let range = u64::from(place.off)..u64::from(place.off) + u64::from(extent.extent_len);
-        let (first, known) = span.get_or_insert((*place, range.clone()));
+    for (place, range) in load.iter().filter_map(|wanted| part_of(&wanted.piece)) {
+        let (first, known) = span.get_or_insert((place, range.clone()));
         debug_assert_eq!(first.serial, place.serial, "one blob");
         *known = known.start.min(range.start)..known.end.max(range.end);
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use base::{FsError, Ino};
 use client::{Client, Fetched, FileKind, FileTiers, MakeNode, OpenIntent, RenameMode, SeekKind};
-use common::{Fault, MemStore, World, create, new_file, pattern, read_all, read_in_parts, run};
+use common::{Fault, MemStore, World, create, new_file, pattern, read_all, read_in_parts, run, until};
 use wire::store::{MovePace, StoreError};
 use wire::tier::{Stage, TierMode};
 
@@ -149,11 +149,7 @@ fn a_file_is_fetched_with_few_requests_and_no_more_than_it_has() {
         let (ino, bytes) = &files[4];
         let requests = || store.gets.lock().unwrap().len();
         let (gets, got) = (requests(), store.got_bytes());
-        let (mut fetched, mut next) = (0, Some(0));
-        while let Some(off) = next {
-            let step = client.fetch_files(&[(*ino, off)], None).await[0].unwrap();
-            (fetched, next) = (fetched + step.bytes, step.next);
-        }
+        let fetched = fetch_whole(&client, *ino).await;
         assert_eq!(fetched, bytes.len() as u64);
         assert_eq!(tiers(&client, *ino).await.away_bytes, 0);
         let (gets, got) = (requests() - gets, store.got_bytes() - got);
@@ -200,6 +196,80 @@ fn short_files_are_fetched_together_and_one_that_is_gone_holds_up_no_other() {
             assert_eq!(tiers(&client, *ino).await.both_bytes, 60_000);
             assert!(read_all(&client, *ino).await.unwrap() == pattern(number as u64, 60_000));
         }
+    });
+}
+
+/// Fetches a file to its end. Returns what came.
+async fn fetch_whole(client: &Client, ino: Ino) -> u64 {
+    let (mut fetched, mut next) = (0, Some(0));
+    while let Some(off) = next {
+        let step = client.fetch_files(&[(ino, off)], None).await[0].unwrap();
+        (fetched, next) = (fetched + step.bytes, step.next);
+    }
+    fetched
+}
+
+#[test]
+fn what_is_left_of_an_overwritten_file_is_fetched_once() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (client, files) = all_away(&world, &store).await;
+        let (ino, bytes) = &files[3];
+        let mut expected = bytes.clone();
+        for off in (0..bytes.len()).step_by(32 << 10) {
+            client.write(*ino, off as u64, &[7; 4096]).await.unwrap();
+            expected[off..off + 4096].fill(7);
+        }
+        client.fsync(*ino).await.unwrap();
+        let got = store.got_bytes();
+        let fetched = fetch_whole(&client, *ino).await;
+        assert_eq!(fetched, bytes.len() as u64 / 8 * 7);
+        let (got, fronts) = (store.got_bytes() - got, 128 * 1024 * store.keys().len() as u64);
+        assert!(got <= bytes.len() as u64 * 21 / 20 + fronts, "{got} of {fetched}");
+        assert_eq!(tiers(&client, *ino).await.away_bytes, 0);
+        assert!(read_all(&client, *ino).await.unwrap() == expected);
+    });
+}
+
+#[test]
+fn what_changes_while_it_is_fetched_does_not_keep_the_rest_away() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (client, files) = all_away(&world, &store).await;
+        let (ino, bytes) = &files[3];
+        store.get_ms.store(300, Ordering::SeqCst);
+        let asked = store.asked.load(Ordering::SeqCst);
+        let (fetching, file) = (client.clone(), *ino);
+        let step = tokio::spawn(async move { fetching.fetch_files(&[(file, 0)], None).await[0] });
+        until(|| store.asked.load(Ordering::SeqCst) > asked).await;
+        client.write(*ino, 1 << 20, &[7; 4096]).await.unwrap();
+        client.fsync(*ino).await.unwrap();
+        let step = step.await.unwrap().unwrap();
+        assert!(step.next.is_some_and(|next| next <= 1 << 20), "{step:?}");
+        fetch_whole(&client, *ino).await;
+        let found = tiers(&client, *ino).await;
+        assert_eq!((found.away_bytes, found.both_bytes), (0, bytes.len() as u64 - 4096));
+    });
+}
+
+#[test]
+fn whoever_waits_for_a_store_that_fails_has_failed_too() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (ino, _) = all_away(&world, &store).await.1.pop().unwrap();
+        let cold = world.tiered_client(&store).await;
+        store.get_ms.store(200, Ordering::SeqCst);
+        store.down.store(true, Ordering::SeqCst);
+        let asked = store.asked.load(Ordering::SeqCst);
+        let reads = (0..20).map(|_| cold.read(ino, 0, 4096));
+        for read in futures_util::future::join_all(reads).await {
+            assert_eq!(read, Err(FsError::Io));
+        }
+        // The front, and the bytes of each reader.
+        let asked = store.asked.load(Ordering::SeqCst) - asked;
+        assert!(asked <= 21, "{asked} requests");
+        store.down.store(false, Ordering::SeqCst);
+        assert_eq!(cold.read(ino, 0, 4096).await.unwrap().len(), 4096);
     });
 }
 
@@ -453,10 +523,7 @@ fn a_store_is_left_when_everything_is_back() {
         client.tier_leave().await.unwrap();
         assert_eq!(client.tier_attach().await, Err(FsError::WouldBlock));
         for (ino, _) in &files {
-            let mut off = Some(0);
-            while let Some(at) = off {
-                off = client.fetch_files(&[(*ino, at)], None).await[0].unwrap().next;
-            }
+            fetch_whole(&client, *ino).await;
         }
         while client.tier_stat().await.unwrap().mode != TierMode::Off {
             client.tier_leave_step().await.unwrap();

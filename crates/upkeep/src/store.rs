@@ -53,6 +53,9 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 const ATTEMPTS_MAX: usize = 5;
+/// What somebody waits for is not tried again after this, so that they learn of a store that never answers after two
+/// attempts.
+const GET_PATIENCE_NS: u64 = 20_000_000_000;
 
 /// A store as requests see it.
 pub struct S3Store {
@@ -124,7 +127,12 @@ impl S3Store {
             op.answered(&result);
             result
         };
-        attempts.retry(pauses).when(StoreError::is_passing).await
+        let begun_ns = self.env.clock.boot_ns();
+        let is_worth_it = |error: &StoreError| {
+            let waits = ask.method == Method::GET;
+            error.is_passing() && !(waits && self.env.clock.boot_ns() - begun_ns > GET_PATIENCE_NS)
+        };
+        attempts.retry(pauses).when(is_worth_it).await
     }
 
     /// Requests under way, then those that ended lately, the newest first.

@@ -57,8 +57,9 @@ pub(super) fn judge(entry: &MapEntry, target: &PackTarget, density: Density) -> 
     match () {
         () if !right && !target.narrowed && shared => Verdict::MoveShared,
         () if !right && !target.narrowed => Verdict::MoveAlone,
+        () if shared => Verdict::Stay,
         // It would have to be uploaded again, and leaves the drives anyway.
-        () if shared || entry.in_store => Verdict::Stay,
+        () if small && entry.in_store => Verdict::Stay,
         () if small => Verdict::WhenOld,
         () if !density.is_reached(live_bytes, extent_len) => Verdict::Move,
         () => Verdict::Stay,
@@ -186,10 +187,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_blob_has_as_well_moves_only_if_it_is_not_protected_as_it_should_be() {
+    fn what_is_small_and_in_a_blob_as_well_moves_only_if_it_is_not_protected_as_it_should_be() {
         let judged = |entry| judge(&MapEntry { in_store: true, ..entry }, &target("4+2"), Density::FULL);
         assert_eq!(judged(extent(1, 3, 9000, None)), Verdict::Stay);
-        assert_eq!(judged(extent(4, 6, 4 << 20, Some(1 << 20))), Verdict::Stay);
+        assert_eq!(judged(extent(4, 6, 4 << 20, None)), Verdict::Stay);
+        // What is dead of it is dead in the blob, too.
+        assert_eq!(judged(extent(4, 6, 4 << 20, Some(1 << 20))), Verdict::Move);
         assert_eq!(judged(extent(1, 2, 9000, None)), Verdict::MoveAlone);
     }
 
