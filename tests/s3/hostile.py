@@ -227,6 +227,15 @@ def additions():
     expect(exchange(f"{head}x-amz-tagging: a=b\r\n\r\n".encode()), 403, "AccessDenied")
     plain = signed("PUT", f"/{b}/k").decode()
     expect(exchange(plain.replace("\r\n\r\n", f"\r\n{copy}\r\n\r\n").encode()), 403, "AccessDenied")
+    # Nor is any word but the known ones an algorithm, or a second signature looked over.
+    for word in ("aws4-hmac-sha256", "AWS3", "foo"):
+        other = plain.replace("AWS4-HMAC-SHA256 Credential", f"{word} Credential")
+        assert other != plain
+        expect(exchange(other.encode()), 400)
+        expect(exchange(other.replace("\r\n\r\n", f"\r\n{copy}\r\n\r\n").encode()), 400)
+    for second in ("Bearer x", "Basic abc", "rubbish", "AWS a:b", "AWS4-HMAC-SHA256 Credential=a/b, SignedHeaders=host;x-amz-copy-source, Signature=0"):
+        answer = exchange(f"{head}Authorization: {second}\r\n{copy}\r\n\r\n".encode())
+        assert " 400 " in answer[:20] or " 403 " in answer[:20], (second, answer[:300])
     assert keys(b) == []
     expect(exchange(f"{head}\r\n".encode()), 200)
     assert keys(b) == ["k"]

@@ -432,14 +432,18 @@ def checksums():
         for number, part in enumerate(parts, 1):
             answer = s3.upload_part(**same, PartNumber=number, Body=part, ChecksumAlgorithm=algorithm)
             named.append({"PartNumber": number, "ETag": answer["ETag"], f"Checksum{algorithm}": answer[f"Checksum{algorithm}"]})
-        s3.complete_multipart_upload(**same, MultipartUpload={"Parts": named})
-        got = s3.get_object_attributes(Bucket=b, Key="m", ObjectAttributes=["Checksum", "ObjectParts"])
         if kind == "FULL_OBJECT":
             want = base64.b64encode(zlib.crc32(b"".join(parts)).to_bytes(4, "big")).decode()
         else:
             sums = b"".join(base64.b64decode(part[f"Checksum{algorithm}"]) for part in named)
             raw = zlib.crc32(sums).to_bytes(4, "big") if algorithm == "CRC32" else hashlib.sha256(sums).digest()
             want = base64.b64encode(raw).decode() + "-2"
+        wrong = base64.b64encode(bytes(len(base64.b64decode(want.removesuffix("-2"))))).decode() + want[len(want.removesuffix("-2")) :]
+        complete = {**same, "MultipartUpload": {"Parts": named}}
+        refused("BadDigest", 400, s3.complete_multipart_upload, **complete, **{f"Checksum{algorithm}": wrong})
+        refused("InvalidRequest", 400, s3.complete_multipart_upload, **complete, ChecksumType="COMPOSITE" if kind == "FULL_OBJECT" else "FULL_OBJECT")
+        s3.complete_multipart_upload(**complete, ChecksumType=kind, **{f"Checksum{algorithm}": want})
+        got = s3.get_object_attributes(Bucket=b, Key="m", ObjectAttributes=["Checksum", "ObjectParts"])
         assert got["Checksum"][f"Checksum{algorithm}"] == want and got["Checksum"]["ChecksumType"] == kind, got
 
 

@@ -389,12 +389,20 @@ impl Client {
                 Err(error) => return Err(error.into()),
             }
         }
+        // What tells of the bytes is that of the bytes that were shared.
+        let meta = copy.meta.clone().map(|meta| ObjectMeta {
+            etag: source.meta.etag.as_ref().map(|_| source.etag.clone()),
+            checksum: source.meta.checksum.clone(),
+            parts: source.meta.parts.clone(),
+            tags: source.meta.tags.clone(),
+            ..meta
+        });
         let request = ObjectRequest::PutCopy {
             source: copy.from.clone(),
             source_ver: (source.attr.ino, source.attr.data_ver),
             name: copy.to.clone(),
             staged,
-            meta: copy.meta.clone(),
+            meta,
             tags: copy.tags.clone(),
             conditions: copy.conditions.clone(),
             caller: copy.caller.clone(),

@@ -20,7 +20,7 @@ use s3s::{Body, S3Error, S3Result, StdError, s3_error};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
-use crate::access::{Access, Hosts, Names, Secrets};
+use crate::access::{Access, Hosts, Names, Secrets, parameter};
 use crate::accounts::Accounts;
 use crate::api::Api;
 use crate::bucket::{Bucket, Buckets};
@@ -374,7 +374,12 @@ impl Gate {
         };
         let is_document = screen::brings_document(&parts.method, &parts.uri, has_key);
         match content_length(&parts.headers).filter(|length| is_document && *length <= XML_BYTES_MAX as u64) {
-            Some(length) => Ok(Coding::Document(Box::new(DocumentCheck::of(&parts.headers, length)?))),
+            Some(length) => {
+                let query = parts.uri.query().unwrap_or_default();
+                let completes = parts.method == Method::POST && parameter(query, "uploadId").is_some();
+                let check = if completes { DocumentCheck::beside_object } else { DocumentCheck::of };
+                Ok(Coding::Document(Box::new(check(&parts.headers, length)?)))
+            }
             None => Ok(Coding::Plain),
         }
     }

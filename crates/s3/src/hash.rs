@@ -113,17 +113,7 @@ impl Claims {
     /// Reads them from a request. `chosen` is the algorithm that was agreed on before, for parts.
     pub(crate) fn of(headers: &HeaderMap, chosen: Option<ChecksumAlgorithm>) -> S3Result<Self> {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        let md5 =
-            match headers.get("content-md5") {
-                Some(value) => {
-                    let md5 = unbase64(value.as_bytes());
-                    let md5 = md5.filter(|md5| md5.len() == 16);
-                    Some(md5.ok_or_else(|| {
-                        s3_error!(InvalidDigest, "The Content-MD5 you specified was invalid.")
-                    })?)
-                }
-                None => None,
-            };
+        let md5 = Self::md5_of(headers)?;
         let mut given =
             ALGORITHMS.into_iter().filter_map(|algorithm| Some((algorithm, text(header(algorithm))?)));
         let trailer = text("x-amz-trailer").unwrap_or_default().to_ascii_lowercase();
@@ -144,6 +134,14 @@ impl Claims {
             return Err(several());
         }
         Ok(Self { md5, algorithm, value, in_trailer: in_trailer.is_some() })
+    }
+
+    fn md5_of(headers: &HeaderMap) -> S3Result<Option<Vec<u8>>> {
+        let Some(value) = headers.get("content-md5") else { return Ok(None) };
+        match unbase64(value.as_bytes()).filter(|md5| md5.len() == 16) {
+            Some(md5) => Ok(Some(md5)),
+            None => Err(s3_error!(InvalidDigest, "The Content-MD5 you specified was invalid.")),
+        }
     }
 
     /// The checksum that is computed.
@@ -286,10 +284,20 @@ pub(crate) struct DocumentCheck {
 impl DocumentCheck {
     /// For a document of `len` bytes.
     pub(crate) fn of(headers: &HeaderMap, len: u64) -> S3Result<Self> {
+        Ok(Self::new(headers, len, Claims::of(headers, None)?))
+    }
+
+    /// The same, of a request whose checksums are those of an object.
+    pub(crate) fn beside_object(headers: &HeaderMap, len: u64) -> S3Result<Self> {
+        let md5 = Claims::md5_of(headers)?;
+        Ok(Self::new(headers, len, Claims { md5, ..Claims::default() }))
+    }
+
+    fn new(headers: &HeaderMap, len: u64, claims: Claims) -> Self {
         let text = headers.get("x-amz-content-sha256").and_then(|value| value.to_str().ok());
         let is_digest = |text: &&str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let sha256 = text.filter(is_digest).map(|text| (Sha256::new(), text.to_ascii_lowercase()));
-        Ok(Self { digests: Digests::new(Claims::of(headers, None)?), sha256, left: len })
+        Self { digests: Digests::new(claims), sha256, left: len }
     }
 
     /// Takes the next bytes; with the last ones comes the verdict.

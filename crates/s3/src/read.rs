@@ -42,7 +42,7 @@ impl StreamBudget {
     }
 }
 
-/// The object was cut while it was read.
+/// The object changed in place while it was read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read object to its end: {0}")]
 struct ReadError(FsError);
@@ -51,11 +51,20 @@ struct ReadError(FsError);
 pub(crate) struct OpenObject {
     client: Client,
     ino: Ino,
+    data_ver: u64,
 }
 
 impl OpenObject {
-    fn new(client: &Client, ino: Ino) -> Self {
-        Self { client: client.clone(), ino }
+    fn new(client: &Client, info: &ObjectInfo) -> Self {
+        Self { client: client.clone(), ino: info.attr.ino, data_ver: info.attr.data_ver }
+    }
+
+    /// Bytes of the object that its ETag and headers belong to, and no others: whoever asks again sees it as it is.
+    async fn read_parts(&self, off: u64, len: u64) -> Result<Vec<Bytes>, FsError> {
+        let parts = self.client.read_parts(self.ino, off, len as usize).await?;
+        let read = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+        let now = self.client.getattr(self.ino).await?;
+        if read == len && now.data_ver == self.data_ver { Ok(parts) } else { Err(FsError::Stale) }
     }
 }
 
@@ -74,7 +83,7 @@ pub(crate) struct Source {
 impl Source {
     pub(crate) fn new(client: &Client, info: ObjectInfo) -> Self {
         let is_open = !info.directory && info.pieces.is_none();
-        let open = is_open.then(|| Arc::new(OpenObject::new(client, info.attr.ino)));
+        let open = is_open.then(|| Arc::new(OpenObject::new(client, &info)));
         Self { info, open }
     }
 
@@ -94,10 +103,11 @@ impl Source {
             return Ok(Body::from(self.info.body.slice(range.start as usize..range.end as usize)));
         };
         if range.end - range.start <= SMALL_BYTES_MAX {
-            let len = (range.end - range.start) as usize;
-            let bytes = core.client.read(open.ino, range.start, len).await?;
-            // The file was cut since: whoever asks again sees it as it is.
-            return if bytes.len() == len { Ok(Body::from(bytes)) } else { Err(FsError::Stale) };
+            let parts = open.read_parts(range.start, range.end - range.start).await?;
+            return Ok(Body::from(match parts.as_slice() {
+                [part] => part.clone(),
+                parts => Bytes::from(parts.concat()),
+            }));
         }
         Ok(StreamingBlob::new(self.stream(core, vec![range])).into())
     }
@@ -107,7 +117,6 @@ impl Source {
         core.streams.streams.fetch_add(1, Ordering::Relaxed);
         let left = ranges.iter().map(|range| range.end - range.start).sum();
         ObjectStream {
-            client: core.client.clone(),
             open: self.open.clone(),
             body: self.info.body.clone(),
             budget: core.streams.clone(),
@@ -128,7 +137,6 @@ enum Piece {
 
 /// Bytes of an object in order. Several reads run at once; each is polled when the consumer asks.
 pub(crate) struct ObjectStream {
-    client: Client,
     open: Option<Arc<OpenObject>>,
     body: Bytes,
     budget: Arc<StreamBudget>,
@@ -173,12 +181,8 @@ impl ObjectStream {
                     reads.push_back(Piece::Done(VecDeque::from([part])));
                 }
                 Some(open) => {
-                    let (client, open) = (self.client.clone(), open.clone());
-                    let read = async move {
-                        let parts = client.read_parts(open.ino, off, len as usize).await?;
-                        let read = parts.iter().map(|part| part.len() as u64).sum::<u64>();
-                        if read == len { Ok(parts) } else { Err(FsError::Stale) }
-                    };
+                    let open = open.clone();
+                    let read = async move { open.read_parts(off, len).await };
                     reads.push_back(Piece::Running(Box::pin(read), len));
                 }
             }

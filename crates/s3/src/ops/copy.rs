@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use client::object::{
-    Checksum as StoredChecksum, Conditions, MetaChange, ObjectInfo, ObjectMeta, ObjectName,
+    Checksum as StoredChecksum, ChecksumAlgorithm as StoredAlgorithm, Conditions, MetaChange, ObjectInfo,
+    ObjectMeta, ObjectName, UploadRef,
 };
 use client::{CopyObject, PutPart};
 use s3s::crypto::{Checksum as _, Md5};
@@ -20,6 +21,8 @@ use crate::hash::{self, Claims, Digests};
 use crate::read::Source;
 
 const COPY_BYTES_MAX: u64 = 5 << 30;
+/// How often a part is copied whose source changes meanwhile.
+const COPY_ATTEMPTS: u32 = 16;
 /// Bytes read at a time when a checksum of a copied part must be computed.
 const PIECE_BYTES: u64 = 1 << 20;
 
@@ -99,13 +102,7 @@ pub(crate) async fn copy_object(
         } else {
             copied_tags(core, &asked, &from, &input.key, &head)?
         };
-        let meta = replaces.then(|| ObjectMeta {
-            etag: head.meta.etag.as_ref().map(|_| head.etag.clone()),
-            checksum: head.meta.checksum.clone(),
-            parts: head.meta.parts.clone(),
-            tags: head.meta.tags.clone(),
-            ..given
-        });
+        let meta = replaces.then_some(given);
         let copy = CopyObject {
             from: from.name,
             from_conditions,
@@ -232,31 +229,21 @@ pub(crate) async fn upload_part_copy(
         input.copy_source_if_modified_since.as_ref(),
         input.copy_source_if_unmodified_since.as_ref(),
     );
-    let of = begun(core, &upload, asked.caller()).await?.meta.checksum.map(|checksum| checksum.of);
-    let info = core.client.get_object(from.name, conditions, asked.caller()).await.map_err(source_error)?;
-    let source = Source::new(&core.client, info);
-    let range = copied_range(input.copy_source_range.as_deref(), source.info().size)?;
-    if range.end - range.start > COPY_BYTES_MAX {
-        return Err(s3_error!(
-            InvalidRequest,
-            "The copied range is longer than the maximum allowable size: 5368709120"
-        ));
+    let begun = begun(core, &upload, asked.caller()).await?;
+    let algorithm = begun.meta.checksum.map(|checksum| checksum.of.algorithm);
+    let part = Part { upload, number, algorithm, range: input.copy_source_range.as_deref() };
+    let mut copied = None;
+    for _ in 0..COPY_ATTEMPTS {
+        let info = core.client.get_object(from.name.clone(), conditions.clone(), asked.caller()).await;
+        let source = Source::new(&core.client, info.map_err(source_error)?);
+        copied = copy_part(core, &asked, &source, &part).await?;
+        if copied.is_some() {
+            break;
+        }
     }
-    let staged = core.client.stage().await.map_err(object_error)?;
-    let copied = async {
-        share(core, &source, range.clone(), staged).await?;
-        let (etag, checksum) = describe(core, &source, range, of.map(|of| of.algorithm)).await?;
-        let part = PutPart {
-            upload,
-            number,
-            etag: etag.clone(),
-            checksum: checksum.clone(),
-            caller: asked.caller(),
-        };
-        core.client.put_part(part, staged).await.map_err(object_error)?;
-        Ok((etag, checksum))
+    let Some((etag, checksum)) = copied else {
+        return Err(object_error(client::object::ObjectError::SourceChanged));
     };
-    let (etag, checksum) = copied.await.inspect_err(|_: &s3s::S3Error| core.client.discard(staged))?;
     let mut result = CopyPartResult {
         e_tag: Some(strong(etag)),
         last_modified: Some(timestamp(core.env.clock.wall_ns())),
@@ -271,12 +258,66 @@ pub(crate) async fn upload_part_copy(
     }))
 }
 
-/// Makes the staged file share a range of the source.
-async fn share(core: &Core, source: &Source, range: std::ops::Range<u64>, staged: base::Ino) -> S3Result<()> {
+/// A part that is copied.
+struct Part<'a> {
+    upload: UploadRef,
+    number: u16,
+    algorithm: Option<StoredAlgorithm>,
+    range: Option<&'a str>,
+}
+
+/// Copies a part and says what its ETag and checksum are; nothing if the source changed meanwhile.
+async fn copy_part(
+    core: &Core,
+    asked: &Asked,
+    source: &Source,
+    part: &Part<'_>,
+) -> S3Result<Option<(String, Option<StoredChecksum>)>> {
+    let info = source.info();
+    let range = copied_range(part.range, info.size)?;
+    if range.end - range.start > COPY_BYTES_MAX {
+        return Err(s3_error!(
+            InvalidRequest,
+            "The copied range is longer than the maximum allowable size: 5368709120"
+        ));
+    }
+    let staged = core.client.stage().await.map_err(object_error)?;
+    let copied = async {
+        let is_shared = share(core, source, range.clone(), staged).await?;
+        let now = core.client.getattr(info.attr.ino).await.map_err(|error| object_error(error.into()))?;
+        if !is_shared || (!info.directory && now.data_ver != info.attr.data_ver) {
+            return Ok(None);
+        }
+        let (etag, checksum) = describe(core, source, range, part.algorithm, staged).await?;
+        let put = PutPart {
+            upload: part.upload.clone(),
+            number: part.number,
+            etag: etag.clone(),
+            checksum: checksum.clone(),
+            caller: asked.caller(),
+        };
+        core.client.put_part(put, staged).await.map_err(object_error)?;
+        Ok(Some((etag, checksum)))
+    };
+    let copied = copied.await;
+    if !matches!(copied, Ok(Some(_))) {
+        core.client.discard(staged);
+    }
+    copied
+}
+
+/// Makes the staged file share a range of the source. Whether it could: not if the source is shorter by now.
+async fn share(
+    core: &Core,
+    source: &Source,
+    range: std::ops::Range<u64>,
+    staged: base::Ino,
+) -> S3Result<bool> {
     let info = source.info();
     if info.directory {
         let bytes = &info.body[range.start as usize..range.end as usize];
-        return core.client.write(staged, 0, bytes).await.map_err(|error| object_error(error.into()));
+        let written = core.client.write(staged, 0, bytes).await;
+        return written.map(|()| true).map_err(|error| object_error(error.into()));
     }
     let mut done = 0;
     let len = range.end - range.start;
@@ -284,11 +325,11 @@ async fn share(core: &Core, source: &Source, range: std::ops::Range<u64>, staged
         let copied =
             core.client.copy_range((info.attr.ino, range.start + done), (staged, done), len - done).await;
         match copied.map_err(|error| object_error(error.into()))? {
-            0 => return Err(object_error(client::object::ObjectError::SourceChanged)),
+            0 => return Ok(false),
             more => done += more,
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// ETag and checksum of a copied part. Bytes are only read if there must be a checksum; without, the ETag of a range is
@@ -297,7 +338,8 @@ async fn describe(
     core: &Core,
     source: &Source,
     range: std::ops::Range<u64>,
-    algorithm: Option<client::object::ChecksumAlgorithm>,
+    algorithm: Option<StoredAlgorithm>,
+    staged: base::Ino,
 ) -> S3Result<(String, Option<StoredChecksum>)> {
     let info = source.info();
     let whole = range == (0..info.size);
@@ -310,15 +352,11 @@ async fn describe(
         return Ok((format!("{}-0", hash::hex(md5.finalize().as_ref())), None));
     }
     let mut digests = Digests::new(Claims::of(&hyper::HeaderMap::new(), algorithm)?);
-    let mut at = range.start;
-    while at < range.end {
-        let end = (at + PIECE_BYTES).min(range.end);
-        let bytes = if info.directory {
-            info.body.slice(at as usize..end as usize)
-        } else {
-            let read = core.client.read(info.attr.ino, at, (end - at) as usize).await;
-            read.map_err(|error| object_error(error.into()))?
-        };
+    let (mut at, len) = (0, range.end - range.start);
+    while at < len {
+        let end = (at + PIECE_BYTES).min(len);
+        let read = core.client.read(staged, at, (end - at) as usize).await;
+        let bytes = read.map_err(|error| object_error(error.into()))?;
         if bytes.len() as u64 != end - at {
             return Err(object_error(client::object::ObjectError::SourceChanged));
         }

@@ -248,6 +248,16 @@ fn check_claim(
     parts: usize,
 ) -> S3Result<()> {
     let ours = checksum_fields(checksum, parts);
+    if let (Some(claim), Some(ours)) = (&input.checksum_type, &ours.checksum_type)
+        && claim.as_str() != ours.as_str()
+    {
+        return Err(s3_error!(
+            InvalidRequest,
+            "The upload was created with the checksum type {}, and is completed with {}.",
+            ours.as_str(),
+            claim.as_str()
+        ));
+    }
     let mut claims = checksums_of!(input).into_iter().zip(checksums_of!(ours));
     match claims.any(|(claim, ours)| claim.is_some() && claim != ours) {
         true => {
