@@ -469,25 +469,39 @@ def presigned():
     except urllib.error.HTTPError as error:
         assert error.code in (400, 403)
     assert client(signature_version="s3").get_object(Bucket=b, Key="k")["Body"].read() == sent, "signature version 2"
+
+
+def post(form, content, **fields):
+    """Posts a form; returns status and answer."""
+    fields, boundary = dict(form["fields"], **fields), "boundary7"
+    text = "".join(f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields.items())
+    text += f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="C:\\tmp\\x"\r\nContent-Type: text/plain\r\n\r\n'
+    raw = text.encode() + content + f"\r\n--{boundary}--\r\n".encode()
+    kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    try:
+        answer = urllib.request.urlopen(urllib.request.Request(form["url"], data=raw, headers=kind, method="POST"))
+        return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def forms():
+    b = bucket()
     form = s3.generate_presigned_post(b, "posted/${filename}", Conditions=[["content-length-range", 1, 1000]])
-    boundary = "boundary7"
-    def send(content, key="posted/${filename}"):
-        fields = dict(form["fields"], key=key)
-        text = "".join(f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields.items())
-        text += f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="C:\\tmp\\x"\r\nContent-Type: text/plain\r\n\r\n'
-        raw = text.encode() + content + f"\r\n--{boundary}--\r\n".encode()
-        kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
-        return urllib.request.urlopen(urllib.request.Request(form["url"], data=raw, headers=kind, method="POST"))
-    assert send(b"in a form").status == 204 and body(b, "posted/x") == b"in a form" == on_mount(b, "posted/x")
+    assert post(form, b"in a form")[0] == 204 and body(b, "posted/x") == b"in a form" == on_mount(b, "posted/x")
     for content, key, status, code in ((b"x" * 2000, "posted/x", 400, "EntityTooLarge"), (b"x", "elsewhere", 403, "AccessDenied")):
-        try:
-            send(content, key)
-            raise AssertionError(code)
-        except urllib.error.HTTPError as error:
-            text = error.read().decode()
-            assert error.code == status and f"<Code>{code}</Code>" in text, (error, text)
-
-
+        got, text = post(form, content, key=key)
+        assert got == status and f"<Code>{code}</Code>" in text, (got, text)
+    def with_fields(fields, content=b"hello"):
+        return post(s3.generate_presigned_post(b, "k", Fields=fields, Conditions=[{name: value} for name, value in fields.items()]), content)
+    # What no header can hold would make every GET fail.
+    for name, value in (("x-amz-meta-ü", "1"), ("x-amz-meta-a b", "1"), ("x-amz-meta-a:b", "1"), ("Content-Type", "a\r\nX-Evil: 1"), ("x-amz-website-redirect-location", "a\r\nb")):
+        status, text = with_fields({name: value})
+        assert status == 400 and "<Code>InvalidArgument</Code>" in text, (name, status, text)
+        assert "k" not in keys(b)
+    assert with_fields({"x-amz-meta-u": "ü", "Content-Type": "a/b", "Cache-Control": "max-age=1"})[0] == 204
+    head = s3.head_object(Bucket=b, Key="k")
+    assert head["ContentType"] == "a/b" and head["CacheControl"] == "max-age=1" and "u" in head["Metadata"], head
 def transport():
     b, sent = bucket(), data(3 * MIB)
     secure = boto3.client("s3", endpoint_url=ENDPOINT.replace("http://", "https://"), region_name="us-east-1", verify=os.environ["CERTIFICATE"])

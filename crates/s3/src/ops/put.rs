@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use client::PutOptions;
 use client::object::{ObjectHeaders, ObjectInfo, ObjectMeta, ObjectName};
 use futures_util::StreamExt;
+use hyper::header::{HeaderName, HeaderValue};
 use s3s::dto::*;
 use s3s::stream::ByteStream;
 use s3s::{S3Request, S3Response, S3Result, TrailingHeaders, s3_error};
@@ -238,7 +239,35 @@ pub(crate) fn meta(
     headers.content_encoding = content_encoding(headers.content_encoding);
     // An empty header says nothing.
     headers.content_type = headers.content_type.filter(|value| !value.is_empty());
-    Ok(ObjectMeta { headers, user: user_metadata(metadata)?, tags, ..ObjectMeta::default() })
+    let user = user_metadata(metadata)?;
+    check_headers(&headers, &user)?;
+    Ok(ObjectMeta { headers, user, tags, ..ObjectMeta::default() })
+}
+
+/// Whether the headers of an answer can hold it all. What came in headers is such; what came in the fields of a form may
+/// be anything. Values of user metadata are encoded where they must be.
+fn check_headers(headers: &ObjectHeaders, user: &[(String, String)]) -> S3Result<()> {
+    let values = [
+        ("Content-Type", &headers.content_type),
+        ("Cache-Control", &headers.cache_control),
+        ("Content-Disposition", &headers.content_disposition),
+        ("Content-Encoding", &headers.content_encoding),
+        ("Content-Language", &headers.content_language),
+        ("x-amz-website-redirect-location", &headers.website_redirect),
+    ];
+    let is_bad = |value: &str| HeaderValue::from_bytes(value.as_bytes()).is_err();
+    if let Some((name, _)) = values.iter().find(|(_, value)| value.as_deref().is_some_and(is_bad)) {
+        return Err(s3_error!(InvalidArgument, "A header cannot hold the value of {name}."));
+    }
+    let is_name = |name: &str| HeaderName::try_from(format!("x-amz-meta-{name}")).is_ok();
+    match user.iter().find(|(name, _)| !is_name(name)) {
+        Some((name, _)) => Err(s3_error!(
+            InvalidArgument,
+            "x-amz-meta-{} cannot be the name of a header.",
+            name.escape_debug()
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Refuses what an object cannot have here.
@@ -318,5 +347,26 @@ mod tests {
         assert_eq!(kept("aws-chunked, gzip"), Some("gzip".to_owned()));
         assert_eq!(kept("gzip,AWS-chunked"), Some("gzip".to_owned()));
         assert_eq!(kept(""), None);
+    }
+
+    #[track_caller]
+    fn check_meta(content_type: &str, name: &str, value: &str, is_fine: bool) {
+        let headers =
+            ObjectHeaders { content_type: Some(content_type.to_owned()), ..ObjectHeaders::default() };
+        let user = Metadata::from([(name.to_owned(), value.to_owned())]);
+        let found = meta(headers, Some(user), Vec::new());
+        let code = found.as_ref().err().map(|error| error.code().as_str());
+        assert_eq!(code, (!is_fine).then_some("InvalidArgument"), "{content_type:?} {name:?} {value:?}");
+    }
+
+    #[test]
+    fn what_no_header_can_hold_is_refused() {
+        check_meta("text/plain", "a_b.c", "1", true);
+        check_meta("ü/b", "a", "ü\r\n", true);
+        check_meta("a\r\nX-Evil: 1", "a", "1", false);
+        check_meta("a\0", "a", "1", false);
+        for name in ["ü", "a b", "a:b", "a\r\nb"] {
+            check_meta("text/plain", name, "1", false);
+        }
     }
 }
