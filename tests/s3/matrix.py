@@ -167,7 +167,12 @@ def metadata():
     refused("AccessControlListNotSupported", 400, s3.put_object, Bucket=b, Key="m", Body=b"", ACL="public-read")
     refused("NotImplemented", 501, s3.put_object, Bucket=b, Key="m", Body=b"", ServerSideEncryption="AES256")
     refused("InvalidStorageClass", 400, s3.put_object, Bucket=b, Key="m", Body=b"", StorageClass="GLACIER")
-    assert s3.get_object_acl(Bucket=b, Key="k")["Grants"][0]["Permission"] == "FULL_CONTROL"
+    for get, put, of in ((s3.get_object_acl, s3.put_object_acl, {"Bucket": b, "Key": "k"}), (s3.get_bucket_acl, s3.put_bucket_acl, {"Bucket": b})):
+        acl = {name: value for name, value in get(**of).items() if name in ("Grants", "Owner")}
+        assert [grant["Permission"] for grant in acl["Grants"]] == ["FULL_CONTROL"]
+        put(**of, AccessControlPolicy=acl)
+        public = {"Grantee": {"Type": "Group", "URI": "http://acs.amazonaws.com/groups/global/AllUsers"}, "Permission": "READ"}
+        refused("AccessControlListNotSupported", 400, put, **of, AccessControlPolicy={**acl, "Grants": [*acl["Grants"], public]})
 
 
 def tagging():

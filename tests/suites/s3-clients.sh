@@ -33,6 +33,11 @@ s3cmd_tree() {
     mkdir "$WORK/s3cmd"
     s3cmd_ --quiet sync s3://clients/s3cmd/ "$WORK/s3cmd/"
     diff -r "$TREE" "$WORK/s3cmd"
+    # These put the ACL of the source on the copy.
+    s3cmd_ --quiet cp s3://clients/s3cmd/big s3://clients/s3cmd/copied
+    s3cmd_ --quiet mv s3://clients/s3cmd/copied s3://clients/s3cmd/moved
+    cmp "$TREE/big" "$MNT/clients/s3cmd/moved"
+    not ls "$MNT/clients/s3cmd/copied"
     s3cmd_ --quiet del --recursive s3://clients/s3cmd/
     not ls "$MNT/clients/s3cmd"
 }

@@ -71,6 +71,23 @@ fn full_control(uid: u32) -> Vec<Grant> {
     }]
 }
 
+/// An ACL that says what holds anyway, as reading it answers: programs that copy put it back.
+fn check_policy(policy: Option<&AccessControlPolicy>, uid: u32) -> S3Result<()> {
+    let Some(policy) = policy else { return Ok(()) };
+    let id = uid.to_string();
+    let is_owner = |owner: &Owner| owner.id.as_deref().is_none_or(|owner| owner == id);
+    let gives_all = |grant: &Grant| {
+        let permission = grant.permission.as_ref().map(Permission::as_str);
+        let grantee = grant.grantee.as_ref().and_then(|grantee| grantee.id.as_deref());
+        permission == Some(Permission::FULL_CONTROL) && grantee == Some(id.as_str())
+    };
+    let grants = policy.grants.as_deref().unwrap_or_default();
+    match grants {
+        [grant] if gives_all(grant) && policy.owner.as_ref().is_none_or(is_owner) => Ok(()),
+        _ => Err(unsupported()),
+    }
+}
+
 pub(crate) async fn get_bucket_acl(
     core: &Arc<Core>,
     request: S3Request<GetBucketAclInput>,
@@ -100,17 +117,15 @@ pub(crate) async fn get_object_acl(
 }
 
 pub(crate) async fn put_bucket_acl(
-    _core: &Arc<Core>,
+    core: &Arc<Core>,
     request: S3Request<PutBucketAclInput>,
 ) -> S3Result<S3Response<PutBucketAclOutput>> {
     let asked = Asked::of(&request.extensions)?;
-    asked.bucket()?;
     let input = request.input;
-    if input.access_control_policy.is_some() {
-        return Err(unsupported());
-    }
     check_bucket_acl_header(input.acl.as_ref())?;
     check_grants!(input, grant_write);
+    let attr = core.client.getattr(asked.bucket()?.ino).await.map_err(|error| object_error(error.into()))?;
+    check_policy(input.access_control_policy.as_ref(), attr.uid)?;
     Ok(S3Response::new(PutBucketAclOutput::default()))
 }
 
@@ -121,12 +136,37 @@ pub(crate) async fn put_object_acl(
     let asked = Asked::of(&request.extensions)?;
     let input = request.input;
     check_version(input.version_id.as_deref())?;
-    if input.access_control_policy.is_some() {
-        return Err(unsupported());
-    }
     check_object_acl_header(input.acl.as_ref())?;
     check_grants!(input, grant_write);
     let name = asked.name(&input.key)?;
-    core.client.head_object(name, Conditions::default(), asked.caller()).await.map_err(object_error)?;
+    let info =
+        core.client.head_object(name, Conditions::default(), asked.caller()).await.map_err(object_error)?;
+    check_policy(input.access_control_policy.as_ref(), info.attr.uid)?;
     Ok(S3Response::new(PutObjectAclOutput::default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(grants: Vec<Grant>, owner_uid: u32, is_fine: bool) {
+        let policy = AccessControlPolicy { grants: Some(grants), owner: Some(owner(owner_uid)) };
+        let found = check_policy(Some(&policy), 7);
+        let code = found.as_ref().err().map(|error| error.code().as_str());
+        assert_eq!(code, (!is_fine).then_some("AccessControlListNotSupported"));
+    }
+
+    #[test]
+    fn an_acl_may_be_put_back_as_it_was_read() {
+        check(full_control(7), 7, true);
+        check(full_control(8), 7, false);
+        check(full_control(7), 8, false);
+        check(Vec::new(), 7, false);
+        check([full_control(7), full_control(8)].concat(), 7, false);
+        let mut grants = full_control(7);
+        grants[0].permission = Some(Permission::from_static(Permission::READ));
+        check(grants, 7, false);
+        assert!(check_policy(None, 7).is_ok());
+    }
 }
