@@ -507,6 +507,24 @@ def forms():
     assert with_fields({"x-amz-meta-u": "ü", "Content-Type": "a/b", "Cache-Control": "max-age=1"})[0] == 204
     head = s3.head_object(Bucket=b, Key="k")
     assert head["ContentType"] == "a/b" and head["CacheControl"] == "max-age=1" and "u" in head["Metadata"], head
+    s3.delete_object(Bucket=b, Key="k")
+    sha256, md5 = (base64.b64encode(digest(b"hello").digest()).decode() for digest in (hashlib.sha256, hashlib.md5))
+    for name, value, code in (
+        ("acl", "public-read", "AccessControlListNotSupported"),
+        ("tagging", "<Tagging>", "MalformedXML"),
+        ("x-amz-checksum-sha256", sha256[::-1], "InvalidRequest"),
+        ("x-amz-checksum-sha256", base64.b64encode(b"x" * 32).decode(), "BadDigest"),
+        ("x-amz-checksum-crc32", "AAAAAA==", "BadDigest"),
+        ("Content-MD5", base64.b64encode(b"x" * 16).decode(), "BadDigest"),
+        ("Content-MD5", "x", "InvalidDigest"),
+    ):
+        status, text = with_fields({name: value})
+        assert status == 400 and f"<Code>{code}</Code>" in text, (name, status, text)
+        assert "k" not in keys(b)
+    tags = "<Tagging><TagSet><Tag><Key>a</Key><Value>1</Value></Tag></TagSet></Tagging>"
+    assert with_fields({"acl": "private", "tagging": tags, "x-amz-checksum-sha256": sha256, "Content-MD5": md5})[0] == 204
+    assert s3.get_object_tagging(Bucket=b, Key="k")["TagSet"] == [{"Key": "a", "Value": "1"}]
+    assert s3.head_object(Bucket=b, Key="k", ChecksumMode="ENABLED")["ChecksumSHA256"] == sha256
 def transport():
     b, sent = bucket(), data(3 * MIB)
     secure = boto3.client("s3", endpoint_url=ENDPOINT.replace("http://", "https://"), region_name="us-east-1", verify=os.environ["CERTIFICATE"])

@@ -185,7 +185,7 @@ impl Core {
         let now_s = self.env.clock.wall_ns() / 1_000_000_000;
         Signed::of(uri, headers)?.check_date(uri, headers, now_s)?;
         let token = session_token(uri, headers);
-        let token = token.as_deref().or_else(|| context.unread.form_token());
+        let token = token.as_deref().or_else(|| context.unread.form()?.token.as_deref());
         let identity = self.identities.identify(access_key, token).map_err(identity_error)?;
         let mut told = context.told.lock().expect("no holder of this lock panics");
         told.access_key = Some(identity.access_key.clone());

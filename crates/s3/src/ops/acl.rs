@@ -19,7 +19,7 @@ fn unsupported() -> S3Error {
 }
 
 /// Canned ACLs that mean what holds anyway.
-fn check_canned(acl: Option<&str>) -> S3Result<()> {
+pub(crate) fn check_canned(acl: Option<&str>) -> S3Result<()> {
     match acl {
         None | Some("private" | "bucket-owner-full-control" | "bucket-owner-read") => Ok(()),
         Some(_) => Err(unsupported()),

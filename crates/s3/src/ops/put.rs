@@ -7,14 +7,14 @@ use bytes::{Bytes, BytesMut};
 use client::PutOptions;
 use client::object::{ObjectHeaders, ObjectInfo, ObjectMeta, ObjectName};
 use futures_util::StreamExt;
-use hyper::header::{HeaderName, HeaderValue};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use s3s::dto::*;
 use s3s::stream::ByteStream;
 use s3s::{S3Request, S3Response, S3Result, TrailingHeaders, s3_error};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::checksum::set_checksum;
-use super::{Asked, refuse_unsupported, strong, write_conditions};
+use super::{Asked, acl, refuse_unsupported, strong, tags, write_conditions};
 use crate::error::{body_error, object_error};
 use crate::gate::Core;
 use crate::hash::{Claims, Digested, Digests, Passing};
@@ -307,16 +307,25 @@ pub(crate) async fn put_object(
     refuse_unsupported(&[("Appending", input.write_offset_bytes.is_some())])?;
     // A form has key and length in its fields, which come after authorization.
     let is_form = request.method == hyper::Method::POST;
+    let form = asked.context.unread.form().filter(|_| is_form);
     if is_form {
         core.may_also(&asked.context, "s3:PutObject", asked.bucket()?, &input.key)?;
     }
+    acl::check_canned(form.and_then(|form| form.acl.as_deref()))?;
     let name = asked.name(&input.key)?;
-    if input.tagging.is_some() {
+    let document = form.and_then(|form| form.tagging.as_deref());
+    if input.tagging.is_some() || document.is_some() {
         core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, &input.key)?;
     }
     let mut meta = object_meta!(input);
+    if let Some(document) = document {
+        meta.tags = tags::parse_document(document)?;
+    }
     let conditions = write_conditions(input.if_match.as_ref(), input.if_none_match.as_ref());
-    let claims = Claims::of(&request.headers, None)?;
+    let claims = match is_form {
+        true => Claims::of(&digest_headers(&input)?, None)?,
+        false => Claims::of(&request.headers, None)?,
+    };
     let incoming = Incoming {
         stream: input.body.take(),
         content_length: input.content_length.filter(|_| !is_form),
@@ -334,6 +343,31 @@ pub(crate) async fn put_object(
         output.checksum_type = set_checksum!(output, checksum, 0);
     }
     Ok(S3Response::new(output))
+}
+
+/// What the fields of a form say of the digests of its file, as headers would.
+fn digest_headers(input: &PutObjectInput) -> S3Result<HeaderMap> {
+    let algorithm = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str().to_owned());
+    let fields = [
+        ("content-md5", &input.content_md5),
+        ("x-amz-sdk-checksum-algorithm", &algorithm),
+        ("x-amz-checksum-crc32", &input.checksum_crc32),
+        ("x-amz-checksum-crc32c", &input.checksum_crc32c),
+        ("x-amz-checksum-crc64nvme", &input.checksum_crc64nvme),
+        ("x-amz-checksum-sha1", &input.checksum_sha1),
+        ("x-amz-checksum-sha256", &input.checksum_sha256),
+    ];
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields {
+        if let Some(value) = value {
+            let value = HeaderValue::from_str(value);
+            headers.insert(
+                name,
+                value.map_err(|_| s3_error!(InvalidDigest, "The {name} you specified was invalid."))?,
+            );
+        }
+    }
+    Ok(headers)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use client::object::{Conditions, MetaChange};
 use s3s::dto::*;
+use s3s::xml::{Deserialize as _, Deserializer};
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 use super::{Asked, check_version};
@@ -55,6 +56,15 @@ pub(crate) fn parse_header(text: &str) -> S3Result<Tags> {
         s3_error!(InvalidArgument, "The header 'x-amz-tagging' shall be encoded as UTF-8 then URLEncoded URL query parameters without tag name duplicates.")
     })?;
     check(tags, OBJECT_TAGS_MAX)
+}
+
+/// Tags as the field `tagging` of a form has them: a document.
+pub(crate) fn parse_document(text: &str) -> S3Result<Tags> {
+    let mut reader = Deserializer::new(text.as_bytes());
+    let tagging = Tagging::deserialize(&mut reader).and_then(|tagging| reader.expect_eof().map(|()| tagging));
+    let tagging =
+        tagging.map_err(|_| s3_error!(MalformedXML, "The field 'tagging' shall be a Tagging document."))?;
+    from_set(tagging.tag_set, OBJECT_TAGS_MAX)
 }
 
 fn from_set(set: TagSet, most: usize) -> S3Result<Tags> {
@@ -164,5 +174,14 @@ mod tests {
         check_header("a=%ff", Err("InvalidArgument"));
         check_header(&"x".repeat(129), Err("InvalidTag"));
         check_header("a&b&c&d&e&f&g&h&i&j&k", Err("BadRequest"));
+    }
+
+    #[test]
+    fn tags_in_forms() {
+        let one = "<Tagging><TagSet><Tag><Key>a</Key><Value>x &amp; y</Value></Tag></TagSet></Tagging>";
+        assert_eq!(parse_document(one).unwrap(), [("a".to_owned(), "x & y".to_owned())]);
+        for bad in ["", "a=1", "<Tagging>", "<Delete/>"] {
+            assert_eq!(parse_document(bad).unwrap_err().code().as_str(), "MalformedXML", "{bad}");
+        }
     }
 }

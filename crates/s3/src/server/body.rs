@@ -12,7 +12,7 @@ use s3s::S3Error;
 use tokio::time::{Instant, Sleep};
 
 use super::chunked::{Chunked, ChunkedError};
-use super::form::{FormHead, FormStart};
+use super::form::{FormFields, FormHead, FormStart};
 use crate::error::body_error;
 use crate::hash::DocumentCheck;
 
@@ -52,7 +52,7 @@ pub(crate) struct Unread {
     bytes: AtomicU64,
     rest: Mutex<Option<Incoming>>,
     failure: Mutex<Option<S3Error>>,
-    form_token: OnceLock<String>,
+    form: OnceLock<FormFields>,
 }
 
 impl Unread {
@@ -66,9 +66,9 @@ impl Unread {
         self.failure.lock().expect("no holder of this lock panics").take()
     }
 
-    /// The session token in the fields of a form that was read.
-    pub(crate) fn form_token(&self) -> Option<&str> {
-        self.form_token.get().map(String::as_str)
+    /// Fields of a form that was read.
+    pub(crate) fn form(&self) -> Option<&FormFields> {
+        self.form.get()
     }
 
     fn fail(&self, error: S3Error) {
@@ -161,10 +161,8 @@ impl RequestBody {
 impl RequestBody {
     /// The beginning of a form, with which it goes on as it comes.
     fn begin_form(&mut self, start: FormStart) -> Bytes {
-        if let Some(token) = start.token {
-            // A form has one beginning.
-            let _ = self.seen.form_token.set(token);
-        }
+        // A form has one beginning.
+        let _ = self.seen.form.set(start.fields);
         self.coding = Coding::Plain;
         start.bytes
     }

@@ -1,6 +1,7 @@
-//! What a form says before its file: `${filename}` in its key is replaced, and its session token is read.
+//! What a form says before its file: `${filename}` in its key is replaced, and fields are read that the protocol library
+//! does not know.
 //!
-//! The protocol library does neither, and has no place to do it. A form's signature covers its policy only, and its
+//! The library does neither, and has no place to do it. A form's signature covers its policy only, and its
 //! policy is compared with the key that results.
 
 use std::ops::Range;
@@ -19,12 +20,23 @@ pub(crate) struct FormHead {
     enough: usize,
 }
 
+/// Fields that the protocol library ignores. Of several with one name the last counts, as there.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct FormFields {
+    /// The session token.
+    pub(crate) token: Option<String>,
+    /// A canned ACL.
+    pub(crate) acl: Option<String>,
+    /// Tags, as a document.
+    pub(crate) tagging: Option<String>,
+}
+
 /// A form up to its file.
-#[derive(Debug, PartialEq, Eq)]
-struct Fields {
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Start {
     key: Option<Range<usize>>,
-    token: Option<String>,
     filename: String,
+    fields: FormFields,
 }
 
 /// How far a form can be understood.
@@ -34,14 +46,14 @@ enum Scan {
     More,
     /// Not at all, or there is no file: what it is worth is for others to say.
     Nothing,
-    File(Fields),
+    File(Start),
 }
 
 /// What goes on.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FormStart {
     pub(crate) bytes: Bytes,
-    pub(crate) token: Option<String>,
+    pub(crate) fields: FormFields,
 }
 
 impl FormHead {
@@ -74,9 +86,11 @@ impl FormHead {
 
     fn go_on(&mut self, found: Scan) -> FormStart {
         let whole = self.held.split().freeze();
-        let Scan::File(fields) = found else { return FormStart { bytes: whole, token: None } };
-        let bytes = fields.key.and_then(|key| named(&whole, key, &fields.filename)).unwrap_or(whole);
-        FormStart { bytes, token: fields.token }
+        let Scan::File(start) = found else {
+            return FormStart { bytes: whole, fields: FormFields::default() };
+        };
+        let bytes = start.key.and_then(|key| named(&whole, key, &start.filename)).unwrap_or(whole);
+        FormStart { bytes, fields: start.fields }
     }
 }
 
@@ -104,7 +118,7 @@ fn parameter<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 }
 
 fn scan(form: &[u8], boundary: &[u8]) -> Scan {
-    let mut fields = Fields { key: None, token: None, filename: String::new() };
+    let mut start = Start::default();
     if form.len() >= boundary.len() && !form.starts_with(boundary) {
         return Scan::Nothing;
     }
@@ -115,16 +129,19 @@ fn scan(form: &[u8], boundary: &[u8]) -> Scan {
         let Ok(head) = std::str::from_utf8(&form[head_from..head_to]) else { return Scan::Nothing };
         let Some(name) = parameter(head, "name") else { return Scan::Nothing };
         if name.eq_ignore_ascii_case("file") {
-            fields.filename = parameter(head, "filename").unwrap_or_default().to_owned();
-            return Scan::File(fields);
+            start.filename = parameter(head, "filename").unwrap_or_default().to_owned();
+            return Scan::File(start);
         }
         let value_from = head_to + 4;
         let end = [b"\r\n", boundary].concat();
         let Some(value_to) = find(form, value_from, &end) else { return Scan::More };
-        if name.eq_ignore_ascii_case("key") {
-            fields.key = Some(value_from..value_to);
-        } else if name.eq_ignore_ascii_case("x-amz-security-token") {
-            fields.token = std::str::from_utf8(&form[value_from..value_to]).ok().map(str::to_owned);
+        let value = || std::str::from_utf8(&form[value_from..value_to]).ok().map(str::to_owned);
+        match name.to_ascii_lowercase().as_str() {
+            "key" => start.key = Some(value_from..value_to),
+            "x-amz-security-token" => start.fields.token = value(),
+            "acl" => start.fields.acl = value(),
+            "tagging" => start.fields.tagging = value(),
+            _ => {}
         }
         at = value_to + 2;
     }
@@ -138,6 +155,7 @@ mod tests {
         format!(
             "--b\r\nContent-Disposition: form-data; name=\"key\"\r\n\r\n{key}\r\n\
              --b\r\nContent-Disposition: form-data; name=\"x-amz-security-token\"\r\n\r\ntoken\r\n\
+             --b\r\nContent-Disposition: form-data; name=\"Tagging\"\r\n\r\n<Tagging/>\r\n\
              --b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{filename}\"\r\n\
              Content-Type: text/plain\r\n\r\n--b ${{filename}}\r\n--b--\r\n"
         )
@@ -159,7 +177,12 @@ mod tests {
             let start = start.unwrap_or_else(|| head.finish());
             let got = [&start.bytes[..], &rest].concat();
             assert_eq!(String::from_utf8(got).unwrap(), expected, "in steps of {step}");
-            assert_eq!(start.token.as_deref(), Some("token"));
+            let fields = FormFields {
+                token: Some("token".to_owned()),
+                acl: None,
+                tagging: Some("<Tagging/>".to_owned()),
+            };
+            assert_eq!(start.fields, fields);
         }
     }
 
@@ -177,7 +200,7 @@ mod tests {
         for sent in ["hello", "--c\r\n\r\n", "--b\r\nContent-Disposition: form-data\r\n\r\nx"] {
             let mut head = FormHead::new("multipart/form-data; boundary=\"b\"").unwrap();
             let start = head.take(sent.as_bytes()).unwrap();
-            assert_eq!(start, FormStart { bytes: sent.into(), token: None });
+            assert_eq!(start, FormStart { bytes: sent.into(), fields: FormFields::default() });
         }
         let mut head = FormHead::new("multipart/form-data; boundary=b").unwrap();
         assert_eq!(head.take(b"--b\r\nContent"), None);
