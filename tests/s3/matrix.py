@@ -391,6 +391,13 @@ def multipart():
     head = s3.head_object(Bucket=b, Key="m/k", PartNumber=2)
     assert head["ContentLength"] == len(parts[1]) and head["PartsCount"] == 3 and head["Metadata"] == {"m": "1"}
     assert body(b, "m/k", PartNumber=3) == parts[2]
+    refused("InvalidPartNumber", 416, s3.get_object, Bucket=b, Key="m/k", PartNumber=4)
+    # The numbers of an upload may have gaps, those of an object have none.
+    gaps = {"Bucket": b, "Key": "gaps", "UploadId": s3.create_multipart_upload(Bucket=b, Key="gaps")["UploadId"]}
+    named = [{"PartNumber": number, "ETag": s3.upload_part(**gaps, PartNumber=number, Body=part)["ETag"]} for number, part in ((2, parts[0]), (3, parts[2]))]
+    s3.complete_multipart_upload(**gaps, MultipartUpload={"Parts": named})
+    assert [body(b, "gaps", PartNumber=number) for number in (1, 2)] == [parts[0], parts[2]]
+    refused("InvalidPartNumber", 416, s3.get_object, Bucket=b, Key="gaps", PartNumber=3)
     refused("NoSuchUpload", 404, s3.upload_part, **same, PartNumber=1, Body=b"x")
     attributes = s3.get_object_attributes(Bucket=b, Key="m/k", ObjectAttributes=["ETag", "ObjectSize", "ObjectParts"])
     assert attributes["ObjectSize"] == len(whole) and attributes["ObjectParts"]["TotalPartsCount"] == 3
@@ -585,8 +592,8 @@ def buckets():
     refused("NoSuchBucketPolicy", 404, s3.get_bucket_policy, Bucket=b)
     policy = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":"*","Action":"s3:GetObject","Resource":"arn:aws:s3:::%s/*"}]}' % b
     s3.put_object(Bucket=b, Key="k", Body=b"x")
-    def anonymous():
-        return urllib.request.urlopen(f"{ENDPOINT}/{b}/k").read()
+    def anonymous(query=""):
+        return urllib.request.urlopen(f"{ENDPOINT}/{b}/k{query}").read()
     try:
         anonymous()
         raise AssertionError("no anonymous access by default")
@@ -594,6 +601,11 @@ def buckets():
         assert error.code == 403
     s3.put_bucket_policy(Bucket=b, Policy=policy)
     assert s3.get_bucket_policy(Bucket=b)["Policy"] == policy and anonymous() == b"x"
+    try:
+        anonymous("?response-content-type=text%2Fhtml")
+        raise AssertionError("headers of the answer are for requests with a signature")
+    except urllib.error.HTTPError as error:
+        assert error.code == 400 and b"<Code>InvalidRequest</Code>" in error.read()
     s3.delete_bucket_policy(Bucket=b)
     try:
         anonymous()

@@ -3,7 +3,9 @@
 use std::ops::Range as Bytes;
 use std::sync::Arc;
 
-use client::object::{Checksum as StoredChecksum, Conditions, ObjectError, ObjectInfo, ObjectName};
+use client::object::{
+    Checksum as StoredChecksum, Conditions, ObjectError, ObjectInfo, ObjectName, ObjectPart as StoredPart,
+};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
@@ -38,6 +40,15 @@ fn unsatisfiable(info: &ObjectInfo) -> S3Error {
     error
 }
 
+/// Where a part is. The first is 1, whatever number it was uploaded with: so it is on AWS, and whoever reads part after
+/// part knows no more than their count.
+fn part_bytes(parts: &[StoredPart], part: i32) -> Option<Bytes<u64>> {
+    let index = usize::try_from(part).ok()?.checked_sub(1)?;
+    let len = parts.get(index)?.len;
+    let start: u64 = parts.iter().take(index).map(|part| part.len).sum();
+    Some(start..start + len)
+}
+
 fn select(info: &ObjectInfo, range: Option<&Range>, part: Option<i32>) -> S3Result<Selection> {
     let size = info.size;
     let ranged = |bytes: Bytes<u64>, parts_count| {
@@ -57,30 +68,22 @@ fn select(info: &ObjectInfo, range: Option<&Range>, part: Option<i32>) -> S3Resu
             Ok(ranged(bytes, None))
         }
         (None, Some(part)) => {
-            let parts = &info.meta.parts;
-            let none = || {
-                let message = "The requested partnumber is not satisfiable";
-                custom("InvalidPartNumber", hyper::StatusCode::RANGE_NOT_SATISFIABLE, message)
-            };
-            let mut index =
-                usize::try_from(part).ok().and_then(|part| part.checked_sub(1)).ok_or_else(none)?;
-            let count = parts.len() as i32;
-            if parts.is_empty() {
-                return if index == 0 {
+            let count = info.meta.parts.len() as i32;
+            match part_bytes(&info.meta.parts, part) {
+                // What was put in one piece has one part, and no count of them.
+                None if count == 0 && part == 1 => {
                     Ok(Selection { bytes: 0..size, content_range: None, parts_count: None })
-                } else {
-                    Err(none())
-                };
+                }
+                None => Err(custom(
+                    "InvalidPartNumber",
+                    hyper::StatusCode::RANGE_NOT_SATISFIABLE,
+                    "The requested partnumber is not satisfiable",
+                )),
+                Some(bytes) if bytes.is_empty() => {
+                    Ok(Selection { bytes: 0..0, content_range: None, parts_count: Some(count) })
+                }
+                Some(bytes) => Ok(ranged(bytes, Some(count))),
             }
-            if let Some(at) = parts.iter().position(|other| i32::from(other.number) == part) {
-                index = at;
-            }
-            let start: u64 = parts.iter().take(index).map(|part| part.len).sum();
-            let len = parts.get(index).ok_or_else(none)?.len;
-            if len == 0 {
-                return Ok(Selection { bytes: 0..0, content_range: None, parts_count: Some(count) });
-            }
-            Ok(ranged(start..start + len, Some(count)))
         }
         (None, None) => Ok(Selection { bytes: 0..size, content_range: None, parts_count: None }),
     }
@@ -157,6 +160,23 @@ pub(crate) async fn open(
     }
 }
 
+/// Who needs no signature could make the server say anything of a file that everybody may read.
+fn check_overrides(asked: &Asked, input: &GetObjectInput) -> S3Result<()> {
+    let overrides = input.response_cache_control.is_some()
+        || input.response_content_disposition.is_some()
+        || input.response_content_encoding.is_some()
+        || input.response_content_language.is_some()
+        || input.response_content_type.is_some()
+        || input.response_expires.is_some();
+    match overrides && asked.is_anonymous() {
+        true => Err(s3_error!(
+            InvalidRequest,
+            "Request specific response headers cannot be used for anonymous GET requests."
+        )),
+        false => Ok(()),
+    }
+}
+
 pub(crate) async fn get_object(
     core: &Arc<Core>,
     request: S3Request<GetObjectInput>,
@@ -165,6 +185,7 @@ pub(crate) async fn get_object(
     let input = request.input;
     check_version(input.version_id.as_deref())?;
     refuse_unsupported(&[("SSE-C", input.sse_customer_algorithm.is_some())])?;
+    check_overrides(&asked, &input)?;
     let conditions = read_conditions(
         input.if_match.as_ref(),
         input.if_none_match.as_ref(),
@@ -297,4 +318,28 @@ fn parts(info: &ObjectInfo, after: Option<i32>, most: Option<i32>) -> S3Result<G
         // S3 lists parts only if they have checksums.
         parts: Some(page).filter(|_| of.is_some()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(numbers: [u16; 2], part: i32, expected: Option<Bytes<u64>>) {
+        let part_of = |(number, len)| StoredPart { number, len, checksum: None };
+        let parts = numbers.into_iter().zip([5, 3]).map(part_of).collect::<Vec<_>>();
+        assert_eq!(part_bytes(&parts, part), expected, "{numbers:?} {part}");
+    }
+
+    #[test]
+    fn parts_are_counted_from_one() {
+        for numbers in [[1, 2], [2, 3], [7, 9]] {
+            check(numbers, 1, Some(0..5));
+            check(numbers, 2, Some(5..8));
+            check(numbers, 3, None);
+            check(numbers, 7, None);
+            check(numbers, 0, None);
+            check(numbers, -1, None);
+        }
+    }
 }

@@ -52,6 +52,11 @@ impl Asked {
         identity.map(|identity| identity.user.name.to_string()).unwrap_or_default()
     }
 
+    /// Whether the request has no signature.
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.context.asker.get().is_some_and(|asker| asker.identity.is_none())
+    }
+
     pub(crate) fn bucket(&self) -> S3Result<&Arc<Bucket>> {
         let asker = self.context.asker.get().expect("checked when this was made");
         asker.bucket.as_ref().ok_or_else(|| s3_error!(NoSuchBucket))
