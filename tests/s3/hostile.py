@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import urllib.parse
+import xml.dom.minidom
 import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -167,6 +168,30 @@ def rubbish():
     expect(exchange(signed("GET", f"/{b}/%ff%fe")), 400, "InvalidURI")
     expect(exchange(signed("PATCH", f"/{b}/k")), 501, "NotImplemented")
     assert client().list_buckets()["Buckets"], "it still serves"
+
+
+def unprintable():
+    """Names that XML cannot hold: answers are XML all the same."""
+    b = bucket()
+    bad, plain = ("a\ufffe", "a\uffff", "a\x01"), "a b"
+    for key in (*bad, plain):
+        s3.put_object(Bucket=b, Key=key, Body=b"x")
+    assert keys(b) == sorted((*bad, plain), key=str.encode), "boto3 lists with encoding-type=url"
+    def answer(raw):
+        head, _, text = exchange(raw).partition("\r\n\r\n")
+        return xml.dom.minidom.parseString(text.encode("latin-1"))
+    names = lambda document, tag: [key.firstChild.data for entry in document.getElementsByTagName(tag) for key in entry.getElementsByTagName("Key")]
+    for version in ("list-type=2&", ""):
+        assert names(answer(signed("GET", f"/{b}?{version}prefix=a")), "Contents") == [plain]
+        assert names(answer(signed("GET", f"/{b}?{version}prefix=a%EF%BF%BE")), "Contents") == []
+    wanted = "".join(f"<Object><Key>{key}</Key></Object>" for key in (*bad, plain))
+    wanted = f"<Delete>{wanted}</Delete>".encode()
+    deletion = answer(signed("POST", f"/{b}?delete=", {"Content-Length": str(len(wanted))}, wanted) + wanted)
+    assert names(deletion, "Deleted") == [plain], deletion.toxml()
+    assert names(deletion, "Error") == [urllib.parse.quote(key) for key in bad], deletion.toxml()
+    for key in bad:
+        s3.delete_object(Bucket=b, Key=key)
+    assert keys(b) == []
 
 
 def lengths():

@@ -32,7 +32,7 @@ for group in buckets objects names directories metadata tagging ranges condition
     checksums presigned forms transport cross_origin; do
     check "boto3: $group" matrix "$group"
 done
-for group in signatures clock rubbish lengths broken additions subresources slow_forms crowd slow_puts slow_gets; do
+for group in signatures clock rubbish unprintable lengths broken additions subresources slow_forms crowd slow_puts slow_gets; do
     check "hostile: $group" hostile "$group"
 done
 

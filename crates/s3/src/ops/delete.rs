@@ -6,6 +6,7 @@ use client::object::{Conditions, EtagMatch, ObjectError};
 use s3s::dto::*;
 use s3s::{S3Error, S3Request, S3Response, S3Result, s3_error};
 
+use super::listing::{Encoding, is_xml_char};
 use super::{Asked, check_version, nanoseconds, write_conditions};
 use crate::error::object_error;
 use crate::gate::Core;
@@ -52,7 +53,8 @@ pub(crate) async fn delete_objects(
     let mut outcomes: Vec<(String, S3Result<()>)> = Vec::with_capacity(objects.len());
     let mut wanted = Vec::new();
     for object in objects {
-        let checked = check_version(object.version_id.as_deref())
+        let checked = check_answerable(&object.key)
+            .and_then(|()| check_version(object.version_id.as_deref()))
             .and_then(|()| core.may_also(&asked.context, "s3:DeleteObject", bucket, &object.key))
             .and_then(|()| asked.name(&object.key));
         let outcome = checked.map(|name| {
@@ -91,6 +93,17 @@ pub(crate) async fn delete_objects(
     Ok(S3Response::new(output))
 }
 
+/// The answer names the key, in XML.
+fn check_answerable(key: &str) -> S3Result<()> {
+    match key.chars().all(is_xml_char) {
+        true => Ok(()),
+        false => Err(s3_error!(
+            InvalidArgument,
+            "XML cannot hold this key, which is percent-encoded here: delete it with a request of its own."
+        )),
+    }
+}
+
 fn etag_match(etag: &ETag) -> EtagMatch {
     match etag.value() {
         "*" => EtagMatch::Any,
@@ -99,6 +112,7 @@ fn etag_match(etag: &ETag) -> EtagMatch {
 }
 
 fn entry(key: String, error: &S3Error) -> Error {
+    let key = if check_answerable(&key).is_ok() { key } else { Encoding::Url.write_text(&key) };
     Error {
         code: Some(error.code().as_str().to_owned()),
         key: Some(key),
