@@ -17,6 +17,7 @@ import uuid
 import zlib
 
 import boto3
+import botocore.handlers
 from botocore.client import Config
 from botocore.exceptions import ClientError
 
@@ -301,6 +302,24 @@ def listing():
     assert "p/q/file" in keys(b)
     page = s3.list_objects_v2(Bucket=b, Prefix="p/", EncodingType="url")
     assert [entry["Key"] for entry in page["Contents"]] == ["p/q/file", "p/q/%FF%01"], page["Contents"]
+    # Names that are no text cannot be markers: pages of version 1 end at others.
+    names = [b"a", b"zz", b"\xe4pfel", b"\xe4\xb8\xad1", b"\xe5\xad\x97", b"\xe9t\xe9", b"\xef\xbf\xbdz", b"\xf6l"]
+    os.mkdir(f"{MNT}/{b}/v1")
+    for name in names:
+        open(os.fsencode(f"{MNT}/{b}/v1/") + name, "w").close()
+    plain = client()
+    plain.meta.events.unregister("before-parameter-build.s3.ListObjects", botocore.handlers.set_list_objects_encoding_type_url)
+    def version_1(prefix, **arguments):
+        found, page = [], {"IsTruncated": True, "NextMarker": ""}
+        while page["IsTruncated"]:
+            page = plain.list_objects(Bucket=b, Prefix=prefix, Marker=urllib.parse.unquote(page["NextMarker"]), **arguments)
+            found += [urllib.parse.unquote_to_bytes(entry["Key"]).removeprefix(prefix.encode()) for entry in page.get("Contents", [])]
+        return found
+    for size in (1, 2, 3, 10):
+        assert version_1("v1/", EncodingType="url", MaxKeys=size) == names, size
+    for size in (1, 2, 10):
+        texts = [name for name in names if name.decode(errors="replace").encode() == name]
+        assert version_1("v1/", MaxKeys=size) == texts, size
 
 
 def coherence():

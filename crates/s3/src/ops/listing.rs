@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
-use client::object::{ChecksumKind, ListEntry, ListFrom, ListQuery, ListedObject};
+use client::object::{ChecksumKind, ListEntry, ListFrom, ListQuery, ListedObject, ObjectPage};
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
@@ -16,6 +16,8 @@ use crate::gate::Core;
 use crate::hash;
 
 const KEYS_MAX: i32 = 1000;
+/// Pages that one of version 1 may be put together of.
+const PAGES_MAX: usize = 100;
 /// What is not encoded in keys, besides letters and digits.
 const PLAIN: &[u8] = b"-._~/*";
 
@@ -98,56 +100,98 @@ pub(crate) fn after(marker: &str, prefix: &str, delimiter: &str) -> ListFrom {
     if is_group { ListFrom::Past(marker) } else { ListFrom::After(marker) }
 }
 
-struct Page {
-    contents: Vec<Object>,
-    prefixes: Vec<CommonPrefix>,
-    next: Option<ListFrom>,
-    /// The last key or prefix, as it is.
-    last: Option<Bytes>,
-}
-
 /// What both versions are asked.
 struct Wanted<'a> {
     prefix: &'a str,
     delimiter: &'a str,
-    from: ListFrom,
     limit: u32,
     encoding: Encoding,
     owners: bool,
 }
 
-async fn page(core: &Core, asked: &Asked, wanted: Wanted<'_>) -> S3Result<Page> {
-    let mut page = Page { contents: Vec::new(), prefixes: Vec::new(), next: None, last: None };
+impl Wanted<'_> {
+    /// A place as the next request of version 1 names it, if it can.
+    fn marker(&self, place: &ListFrom) -> Option<String> {
+        let key = match place {
+            ListFrom::Start => return None,
+            ListFrom::After(key) | ListFrom::Past(key) => key,
+        };
+        std::str::from_utf8(key).ok()?;
+        self.encoding.write(key)
+    }
+
+    /// Ends a page at its last entry that can be a marker, if the page has to go on and has one.
+    fn end_at_marker(&self, page: &mut ObjectPage) {
+        if page.next.as_ref().is_none_or(|next| self.marker(next).is_some()) {
+            return;
+        }
+        if let Some(last) = page.entries.iter().rposition(|entry| self.marker(&behind(entry)).is_some()) {
+            page.next = Some(behind(&page.entries[last]));
+            page.entries.truncate(last + 1);
+        }
+    }
+}
+
+/// Where a listing goes on after an entry.
+fn behind(entry: &ListEntry) -> ListFrom {
+    match entry {
+        ListEntry::Object(object) => ListFrom::After(object.key.clone()),
+        ListEntry::Prefix(prefix) => ListFrom::Past(prefix.clone()),
+    }
+}
+
+async fn fetch(core: &Core, asked: &Asked, wanted: &Wanted<'_>, from: ListFrom) -> S3Result<ObjectPage> {
     if wanted.limit == 0 {
-        return Ok(page);
+        return Ok(ObjectPage { entries: Vec::new(), next: None });
     }
     let query = ListQuery {
         bucket: asked.bucket()?.ino,
         prefix: Bytes::copy_from_slice(wanted.prefix.as_bytes()),
         delimiter: Bytes::copy_from_slice(wanted.delimiter.as_bytes()),
-        from: wanted.from,
+        from,
         limit: wanted.limit,
     };
-    let found = core.client.list_objects(query, asked.caller()).await.map_err(object_error)?;
-    page.next = found.next;
-    page.contents.reserve(found.entries.len());
-    for entry in found.entries {
+    core.client.list_objects(query, asked.caller()).await.map_err(object_error)
+}
+
+/// A page that ends where the next request can begin by a name. It is cut there, or goes on until there.
+async fn fetch_to_marker(
+    core: &Core,
+    asked: &Asked,
+    wanted: &Wanted<'_>,
+    mut from: ListFrom,
+) -> S3Result<ObjectPage> {
+    let mut entries = Vec::new();
+    for _ in 0..PAGES_MAX {
+        let mut page = fetch(core, asked, wanted, from).await?;
+        wanted.end_at_marker(&mut page);
+        entries.append(&mut page.entries);
+        match page.next {
+            Some(next) if wanted.marker(&next).is_none() => from = next,
+            next => return Ok(ObjectPage { entries, next }),
+        }
+    }
+    Err(s3_error!(InvalidRequest, "Too many names in a row that cannot be markers: use ListObjectsV2."))
+}
+
+/// Objects and common prefixes as they are written. What cannot be is left out.
+fn write_entries(found: Vec<ListEntry>, wanted: &Wanted<'_>) -> (Vec<Object>, Vec<CommonPrefix>) {
+    let (mut contents, mut prefixes) = (Vec::with_capacity(found.len()), Vec::new());
+    for entry in found {
         match entry {
             ListEntry::Object(object) => {
-                page.last = Some(object.key.clone());
                 if let Some(key) = wanted.encoding.write(&object.key) {
-                    page.contents.push(describe(key, object, wanted.owners));
+                    contents.push(describe(key, object, wanted.owners));
                 }
             }
             ListEntry::Prefix(prefix) => {
                 if let Some(prefix) = wanted.encoding.write(&prefix) {
-                    page.prefixes.push(CommonPrefix { prefix: Some(prefix) });
+                    prefixes.push(CommonPrefix { prefix: Some(prefix) });
                 }
-                page.last = Some(prefix);
             }
         }
     }
-    Ok(page)
+    (contents, prefixes)
 }
 
 fn describe(key: String, object: ListedObject, owners: bool) -> Object {
@@ -191,19 +235,19 @@ pub(crate) async fn list_objects(
         None | Some("") => ListFrom::Start,
         Some(marker) => after(marker, &prefix, &delimiter),
     };
-    let wanted = Wanted { prefix: &prefix, delimiter: &delimiter, from, limit, encoding, owners: true };
-    let page = page(core, &asked, wanted).await?;
-    let next_marker = page.next.as_ref().and(page.last).and_then(|last| encoding.write(&last));
+    let wanted = Wanted { prefix: &prefix, delimiter: &delimiter, limit, encoding, owners: true };
+    let page = fetch_to_marker(core, &asked, &wanted, from).await?;
+    let (contents, common_prefixes) = write_entries(page.entries, &wanted);
     Ok(S3Response::new(ListObjectsOutput {
         name: Some(input.bucket),
         prefix: Some(encoding.write_text(&prefix)),
         marker: Some(encoding.write_text(input.marker.as_deref().unwrap_or_default())),
         max_keys: Some(limit as i32),
         is_truncated: Some(page.next.is_some()),
-        contents: Some(page.contents),
-        common_prefixes: Some(page.prefixes),
+        contents: Some(contents),
+        common_prefixes: Some(common_prefixes),
         delimiter: input.delimiter.map(|delimiter| encoding.write_text(&delimiter)),
-        next_marker,
+        next_marker: page.next.as_ref().and_then(|next| wanted.marker(next)),
         encoding_type: input.encoding_type,
         request_charged: None,
     }))
@@ -225,18 +269,19 @@ pub(crate) async fn list_objects_v2(
         (None, Some(start)) => after(start, &prefix, &delimiter),
     };
     let owners = input.fetch_owner.unwrap_or(false);
-    let wanted = Wanted { prefix: &prefix, delimiter: &delimiter, from, limit, encoding, owners };
-    let page = page(core, &asked, wanted).await?;
+    let wanted = Wanted { prefix: &prefix, delimiter: &delimiter, limit, encoding, owners };
+    let page = fetch(core, &asked, &wanted, from).await?;
+    let (contents, common_prefixes) = write_entries(page.entries, &wanted);
     Ok(S3Response::new(ListObjectsV2Output {
         name: Some(input.bucket),
         prefix: Some(encoding.write_text(&prefix)),
         max_keys: Some(limit as i32),
-        key_count: Some((page.contents.len() + page.prefixes.len()) as i32),
+        key_count: Some((contents.len() + common_prefixes.len()) as i32),
         continuation_token: input.continuation_token,
         is_truncated: Some(page.next.is_some()),
         next_continuation_token: page.next.as_ref().and_then(token),
-        contents: Some(page.contents),
-        common_prefixes: Some(page.prefixes),
+        contents: Some(contents),
+        common_prefixes: Some(common_prefixes),
         delimiter: input.delimiter.map(|delimiter| encoding.write_text(&delimiter)),
         encoding_type: input.encoding_type,
         start_after: input.start_after.map(|start| encoding.write_text(&start)),
@@ -265,6 +310,23 @@ mod tests {
         assert_eq!(after("a/b", "", "/"), ListFrom::After("a/b".into()));
         assert_eq!(after("a/", "", ""), ListFrom::After("a/".into()));
         assert_eq!(after("a/", "b", "/"), ListFrom::After("a/".into()));
+    }
+
+    #[track_caller]
+    fn check_end(prefixes: &[&'static [u8]], count: usize, next: &'static [u8]) {
+        let wanted = Wanted { prefix: "", delimiter: "/", limit: 9, encoding: Encoding::Url, owners: false };
+        let entries: Vec<_> =
+            prefixes.iter().map(|prefix| ListEntry::Prefix(Bytes::from_static(prefix))).collect();
+        let mut page = ObjectPage { next: entries.last().map(behind), entries };
+        wanted.end_at_marker(&mut page);
+        assert_eq!((page.entries.len(), page.next), (count, Some(ListFrom::Past(Bytes::from_static(next)))));
+    }
+
+    #[test]
+    fn pages_end_at_names_that_can_be_markers() {
+        check_end(&[b"\xff/", b"b/"], 2, b"b/");
+        check_end(&[b"a/", b"b/", b"\xfe/", b"\xff/"], 2, b"b/");
+        check_end(&[b"\xfe/", b"\xff/"], 2, b"\xff/");
     }
 
     #[test]
