@@ -202,7 +202,9 @@ def ranges():
         assert answer["ResponseMetadata"]["HTTPStatusCode"] == 206 and answer["Body"].read() == want, text
         start = len(sent) - len(want) if text.startswith("-") else int(text.split("-")[0])
         assert answer["ContentRange"] == f"bytes {start}-{start + len(want) - 1}/{len(sent)}"
-    refused("InvalidRange", 416, s3.get_object, Bucket=b, Key="k", Range=f"bytes={len(sent)}-")
+    for wanted in (f"bytes={len(sent)}-", f"bytes={len(sent)}-,{len(sent) + 9}-"):
+        error = refused("InvalidRange", 416, s3.get_object, Bucket=b, Key="k", Range=wanted)
+        assert error.response["ResponseMetadata"]["HTTPHeaders"]["content-range"] == f"bytes */{len(sent)}", wanted
     assert body(b, "k", Range="lines=1-2") == sent, "a header that is no range of bytes is ignored"
     answer = s3.get_object(Bucket=b, Key="k", Range="bytes=0-9, 1000-2000000, -5")
     kind = answer["ContentType"]
@@ -531,6 +533,8 @@ def forms():
         assert status == 400 and "<Code>InvalidArgument</Code>" in text, (name, status, text)
         assert "k" not in keys(b)
     assert with_fields({"x-amz-meta-u": "ü", "Content-Type": "a/b", "Cache-Control": "max-age=1"})[0] == 204
+    status, text = with_fields({"success_action_status": "201", "x-amz-meta-u": "ü", "Content-Type": "a/b", "Cache-Control": "max-age=1"})
+    assert status == 201 and f"<ETag>&quot;{hashlib.md5(b'hello').hexdigest()}&quot;</ETag>" in text, text
     head = s3.head_object(Bucket=b, Key="k")
     assert head["ContentType"] == "a/b" and head["CacheControl"] == "max-age=1" and "u" in head["Metadata"], head
     s3.delete_object(Bucket=b, Key="k")

@@ -23,7 +23,7 @@ use s3s::{Body, S3Request, S3Response, S3Result, StdError, s3_error};
 use crate::access::{Names, Question, context};
 use crate::error::object_error;
 use crate::gate::Core;
-use crate::ops::get::{DEFAULT_TYPE, open};
+use crate::ops::get::{DEFAULT_TYPE, open, unsatisfiable};
 use crate::ops::{Asked, http_date, read_conditions, timestamp, wants_range};
 use crate::read::{ObjectStream, Source};
 
@@ -106,7 +106,7 @@ impl S3Route for RangeRoute {
                 let body = body.map_err(|error| object_error(error.into()))?;
                 Ok(respond(info, StatusCode::OK, content_type(info), info.size, body))
             }
-            Wanted::Nothing => Err(s3_error!(InvalidRange, "The requested range is not satisfiable")),
+            Wanted::Nothing => Err(unsatisfiable(info)),
             Wanted::Ranges(ranges) => Ok(self.send(&source, ranges)),
         }
     }

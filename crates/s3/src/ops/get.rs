@@ -30,7 +30,8 @@ struct Selection {
     parts_count: Option<i32>,
 }
 
-fn unsatisfiable(info: &ObjectInfo) -> S3Error {
+/// The error that tells how large the object is.
+pub(crate) fn unsatisfiable(info: &ObjectInfo) -> S3Error {
     let mut error = s3_error!(InvalidRange, "The requested range is not satisfiable");
     let mut headers = HeaderMap::new();
     let value = format!("bytes */{}", info.size);

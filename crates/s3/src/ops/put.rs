@@ -338,7 +338,9 @@ pub(crate) async fn put_object(
     meta.checksum = received.digested.checksum;
     let put = PutOptions { meta, conditions, caller: asked.caller() };
     let info = publish(core, name, received.body, put).await?;
-    let mut output = PutObjectOutput { e_tag: Some(strong(info.etag)), ..PutObjectOutput::default() };
+    // The answer to a form has it as text, to which the protocol library adds no quotes.
+    let etag = if is_form { format!("\"{}\"", info.etag) } else { info.etag };
+    let mut output = PutObjectOutput { e_tag: Some(strong(etag)), ..PutObjectOutput::default() };
     if let Some(checksum) = &checksum {
         output.checksum_type = set_checksum!(output, checksum, 0);
     }
