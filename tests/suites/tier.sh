@@ -103,6 +103,15 @@ fetched_tree() {
     rm -r "$MNT/small/deeper" "$MNT/small/link"
 }
 check "a tree is fetched before it is read" fetched_tree
+# A pipe cannot come back.
+fetched_beside() {
+    mkfifo "$MNT/pipe"
+    tier release "$MNT/small/7"
+    expect_fail 'not a regular file.*did not come back: 1 of 2$' tier fetch "$MNT/pipe" "$MNT/small/7"
+    located "$MNT/small/7" 0 131079 0
+    rm "$MNT/pipe"
+}
+check "a file that does not come back holds up no other" fetched_beside
 # Written in turns and due at once, and less than blobs are emptied for when half of it goes.
 by_directory() {
     local i before

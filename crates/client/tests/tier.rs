@@ -199,6 +199,25 @@ fn short_files_are_fetched_together_and_one_that_is_gone_holds_up_no_other() {
     });
 }
 
+#[test]
+fn clones_of_what_the_store_has_take_nothing_of_the_drives() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (client, files) = all_away(&world, &store).await;
+        let (ino, bytes) = &files[4];
+        for number in 0..3 {
+            let clone = create(&client, &format!("clone {number}")).await;
+            client.copy_range((*ino, 0), (clone, 0), bytes.len() as u64).await.unwrap();
+        }
+        let stat = client.statfs().await.unwrap();
+        assert!(stat.used_bytes >= 4 * bytes.len() as u64);
+        // The next heartbeat says so.
+        while client.statfs().await.unwrap().drive_bytes > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+}
+
 /// Fetches a file to its end. Returns what came.
 async fn fetch_whole(client: &Client, ino: Ino) -> u64 {
     let (mut fetched, mut next) = (0, Some(0));

@@ -2,6 +2,7 @@
 
 use base::{DriveId, ExtentId, SessionId, ShardIndex};
 use wire::meta::{EXTENT_RANGE_IDS, FILE_BYTES_MAX, FreeExtent, MetaReply, OwedEntry};
+use wire::tier::TierMode;
 
 use super::{Op, OpenRange, Outcome, Stop};
 use crate::keys::Keys;
@@ -61,9 +62,12 @@ impl Op<'_> {
         self.volatile.sessions.insert(self.session, in_use_ver);
         let used_bytes = self.usage()?.stored_bytes;
         let tier = self.tier_state()?.stat;
-        // Before all extents are queued their sum is too small; dead parts of what is away are not on drives.
         let staged = tier.queued.bytes + tier.both.bytes;
-        let drive_bytes = staged.max(used_bytes.saturating_sub(tier.away.bytes));
+        let drive_bytes = match tier.mode {
+            TierMode::On if !tier.queueing => staged,
+            // Not all extents are counted, and clones are as often as there are.
+            _ => staged.max(used_bytes.saturating_sub(tier.away.bytes)),
+        };
         Ok(MetaReply::Beat { version: self.committed.0, used_bytes, drive_bytes })
     }
 
