@@ -340,9 +340,9 @@ fn loads(mut wanted: Vec<Wanted>, bytes: u64) -> Vec<Vec<Wanted>> {
     for one in wanted {
         let Some((place, range)) = part_of(&one.piece) else { continue };
         let joins = loads.last().and_then(|load| span_of(load)).is_some_and(|(first, span)| {
-            let is_within = range.end <= span.end;
-            let is_beside = range.start < span.end + GAP && range.end - span.start <= bytes;
-            first.serial == place.serial && (is_within || is_beside)
+            let is_within = || range.end <= span.end;
+            let is_beside = || range.start < span.end + GAP && range.end - span.start <= bytes;
+            first.serial == place.serial && (is_within() || is_beside())
         });
         match loads.last_mut() {
             Some(load) if joins => load.push(one),
@@ -368,4 +368,63 @@ fn span_of(load: &[Wanted]) -> Option<(BlobPlace, Range<u64>)> {
         *known = known.start.min(range.start)..known.end.max(range.end);
     }
     span
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Epoch, ExtentId, PgId};
+    use wire::meta::ExtentRef;
+
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+
+    /// `len` bytes at `at` of a blob, of an extent that begins at `extent_at`.
+    fn wanted(serial: u64, extent_at: u64, at: u64, len: u64) -> Wanted {
+        let extent_off = (at - extent_at) as u32;
+        let extent = ExtentRef { id: ExtentId(7), pg: PgId(0), k: 4, n: 6, extent_len: 4 << 20, extent_off };
+        let place = BlobPlace { serial, term: Epoch(1), off: extent_at as u32, blob_bytes: 64 << 20 };
+        Wanted {
+            file: 0,
+            ino: Ino(1),
+            piece: MapPiece { off: 0, len, content: Content::Away(extent, place) },
+        }
+    }
+
+    /// Blob and range of each load.
+    #[track_caller]
+    fn check(wanted: Vec<Wanted>, bytes: u64, expected: &[(u64, Range<u64>)]) {
+        let loads = loads(wanted, bytes);
+        let spans: Vec<_> = loads.iter().filter_map(|load| span_of(load)).collect();
+        let spans: Vec<_> = spans.into_iter().map(|(place, span)| (place.serial, span)).collect();
+        assert_eq!(spans, expected);
+    }
+
+    #[test]
+    fn what_lies_side_by_side_is_one_load() {
+        check(Vec::new(), MIB, &[]);
+        // Of one extent, with gaps, and not all of it.
+        let pieces = (0..8).map(|index| wanted(1, 0, index * 32 * KIB, 28 * KIB)).collect();
+        check(pieces, MIB, &[(1, 0..252 * KIB)]);
+        // More than a load, or too far away.
+        check(
+            vec![wanted(1, 0, 0, 700 * KIB), wanted(1, 0, 700 * KIB, 400 * KIB)],
+            MIB,
+            &[(1, 0..700 * KIB), (1, 700 * KIB..1100 * KIB)],
+        );
+        check(
+            vec![wanted(1, 0, 0, KIB), wanted(1, 0, 65 * KIB, KIB)],
+            MIB,
+            &[(1, 0..KIB), (1, 65 * KIB..66 * KIB)],
+        );
+        // Clones of what is longer than a load.
+        check(vec![wanted(1, 0, 0, 4 * MIB), wanted(1, 0, 0, 4 * MIB)], MIB, &[(1, 0..4 * MIB)]);
+        // What the next blob has lies before what this one has.
+        check(
+            vec![wanted(2, 0, 0, KIB), wanted(1, 0, 2 * MIB, KIB)],
+            MIB,
+            &[(1, 2 * MIB..2 * MIB + KIB), (2, 0..KIB)],
+        );
+    }
 }
