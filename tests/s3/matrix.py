@@ -555,6 +555,8 @@ def forms():
     assert with_fields({"acl": "private", "tagging": tags, "x-amz-checksum-sha256": sha256, "Content-MD5": md5})[0] == 204
     assert s3.get_object_tagging(Bucket=b, Key="k")["TagSet"] == [{"Key": "a", "Value": "1"}]
     assert s3.head_object(Bucket=b, Key="k", ChecksumMode="ENABLED")["ChecksumSHA256"] == sha256
+
+
 def transport():
     b, sent = bucket(), data(3 * MIB)
     secure = boto3.client("s3", endpoint_url=ENDPOINT.replace("http://", "https://"), region_name="us-east-1", verify=os.environ["CERTIFICATE"])

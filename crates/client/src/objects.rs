@@ -47,7 +47,7 @@ pub struct CopyObject {
     pub to: ObjectName,
     /// What must hold of the object that is there.
     pub conditions: Conditions,
-    /// Headers, user metadata and checksum of the copy; `None`: the source's. A copy has one ETag or none.
+    /// Headers and user metadata of the copy; `None`: the source's. All else of it is the source's anyway.
     pub meta: Option<ObjectMeta>,
     /// Tags of the copy; `None`: the source's.
     pub tags: Option<Vec<(String, String)>>,
@@ -390,12 +390,11 @@ impl Client {
             }
         }
         // What tells of the bytes is that of the bytes that were shared.
-        let meta = copy.meta.clone().map(|meta| ObjectMeta {
+        let meta = copy.meta.clone().map(|new| ObjectMeta {
+            headers: new.headers,
+            user: new.user,
             etag: source.meta.etag.as_ref().map(|_| source.etag.clone()),
-            checksum: source.meta.checksum.clone(),
-            parts: source.meta.parts.clone(),
-            tags: source.meta.tags.clone(),
-            ..meta
+            ..source.meta.clone()
         });
         let request = ObjectRequest::PutCopy {
             source: copy.from.clone(),

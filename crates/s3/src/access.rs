@@ -140,9 +140,6 @@ impl Core {
             Some(access_key) => Some(self.identify(context, access_key, question.uri, question.headers)?),
             None => None,
         };
-        if identity.is_some() {
-            Signed::of(question.uri, question.headers)?.check_headers(question.headers)?;
-        }
         let found = match question.bucket {
             Some(bucket) if question.operation != "CreateBucket" => Some(self.buckets.get(bucket).await),
             _ => None,
@@ -182,8 +179,9 @@ impl Core {
         uri: &Uri,
         headers: &HeaderMap,
     ) -> S3Result<Identity> {
-        let now_s = self.env.clock.wall_ns() / 1_000_000_000;
-        Signed::of(uri, headers)?.check_date(uri, headers, now_s)?;
+        let signed = Signed::of(uri, headers)?;
+        signed.check_date(uri, headers, self.env.clock.wall_ns() / 1_000_000_000)?;
+        signed.check_headers(headers)?;
         let token = session_token(uri, headers);
         let token = token.as_deref().or_else(|| context.unread.form()?.token.as_deref());
         let identity = self.identities.identify(access_key, token).map_err(identity_error)?;

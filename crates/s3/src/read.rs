@@ -59,12 +59,24 @@ impl OpenObject {
         Self { client: client.clone(), ino: info.attr.ino, data_ver: info.attr.data_ver }
     }
 
-    /// Bytes of the object that its ETag and headers belong to, and no others: whoever asks again sees it as it is.
-    async fn read_parts(&self, off: u64, len: u64) -> Result<Vec<Bytes>, FsError> {
-        let parts = self.client.read_parts(self.ino, off, len as usize).await?;
-        let read = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+    /// Refuses bytes that are not all, or not of the object that its ETag and headers belong to: whoever asks again sees
+    /// it as it is.
+    async fn check(&self, read: usize, len: usize) -> Result<(), FsError> {
         let now = self.client.getattr(self.ino).await?;
-        if read == len && now.data_ver == self.data_ver { Ok(parts) } else { Err(FsError::Stale) }
+        if read == len && now.data_ver == self.data_ver { Ok(()) } else { Err(FsError::Stale) }
+    }
+
+    async fn read(&self, off: u64, len: usize) -> Result<Bytes, FsError> {
+        let bytes = self.client.read(self.ino, off, len).await?;
+        self.check(bytes.len(), len).await?;
+        Ok(bytes)
+    }
+
+    /// The same, as the drives have it.
+    async fn read_parts(&self, off: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
+        let parts = self.client.read_parts(self.ino, off, len).await?;
+        self.check(parts.iter().map(Bytes::len).sum(), len).await?;
+        Ok(parts)
     }
 }
 
@@ -103,11 +115,7 @@ impl Source {
             return Ok(Body::from(self.info.body.slice(range.start as usize..range.end as usize)));
         };
         if range.end - range.start <= SMALL_BYTES_MAX {
-            let parts = open.read_parts(range.start, range.end - range.start).await?;
-            return Ok(Body::from(match parts.as_slice() {
-                [part] => part.clone(),
-                parts => Bytes::from(parts.concat()),
-            }));
+            return open.read(range.start, (range.end - range.start) as usize).await.map(Body::from);
         }
         Ok(StreamingBlob::new(self.stream(core, vec![range])).into())
     }
@@ -182,7 +190,7 @@ impl ObjectStream {
                 }
                 Some(open) => {
                     let open = open.clone();
-                    let read = async move { open.read_parts(off, len).await };
+                    let read = async move { open.read_parts(off, len as usize).await };
                     reads.push_back(Piece::Running(Box::pin(read), len));
                 }
             }

@@ -299,6 +299,7 @@ fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
     let (mut problems, mut left) = (Vec::new(), 0);
     for ((dir, filesystem), files) in pending {
         let client = AdminClient::new(NodeDir::new(&dir).socket().as_path());
+        let has_enough = problems.len() >= PROBLEMS_MAX;
         let came = |number: usize, info: &FetchFileInfo| {
             let file: &mut Fetched = &mut fetched[number];
             file.fetched_bytes += info.bytes;
@@ -307,7 +308,11 @@ fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
             progress.fetched(info);
             problems.len() < PROBLEMS_MAX
         };
-        for (number, _) in runtime.block_on(fetch_all(&client, &filesystem, files, came))? {
+        let rest = match has_enough {
+            true => files,
+            false => runtime.block_on(fetch_all(&client, &filesystem, files, came))?,
+        };
+        for (number, _) in rest {
             fetched[number].problem = Some("given up, as too many others did not come back".to_owned());
             left += 1;
         }

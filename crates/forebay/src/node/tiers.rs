@@ -274,14 +274,15 @@ impl FilesystemEntry {
     async fn check_detachable(&self) -> Result<(), AdminError> {
         let extents = self.client.tier_stat().await.map_err(AdminError::failed)?.away.bytes;
         let stat = self.client.statfs().await.map_err(AdminError::failed)?;
-        // Of clones each comes back as content of its own.
+        // Of clones each comes back as content of its own. How much that is, only the sum of all content tells, some of which
+        // is in the metadata: too much rather than too little.
         let away = extents.max(stat.used_bytes.saturating_sub(stat.drive_bytes));
         let room = self.client.free_bytes();
         if away <= room {
             return Ok(());
         }
         Err(AdminError::conflict(format!(
-            "the drives have no room for what only store {} has of filesystem {}: away={} room={} (delete some of it, or \
+            "the drives have no room for what only store {} has of filesystem {}: away_max={} room={} (delete some of it, or \
              add drives with `forebay drive add`)",
             self.tier.store,
             self.record.name,
