@@ -77,10 +77,10 @@ thin_out() {
     find "$WORK/$1/mnt/$2" -type f -name '*[1478]' -delete && durable "$1" "$2"
 }
 
-# crash_writer DIR: writes and syncs files until there is nothing to write to any more.
+# crash_writer PATH SIZE: writes and syncs files until there is nothing to write to any more.
 crash_writer() {
     local number=0
-    while dd if=/dev/urandom of="$1.$number" bs=400k count=1 conv=fsync status=none 2>/dev/null; do number=$((number + 1)); done
+    while dd if=/dev/urandom of="$1.$number" bs="$2" count=1 conv=fsync status=none 2>/dev/null; do number=$((number + 1)); done
 }
 
 # crash_with_orphans NODE: kills the node while extents are on their way, until some are left without a reference.
@@ -91,7 +91,8 @@ crash_with_orphans() {
         live=$(live_bytes "$1")
         writers=()
         for number in 1 2 3 4 5 6 7 8; do
-            crash_writer "$WORK/$1/mnt/crash-$attempt/$number" &
+            # Of different lengths, so that they are not all in step: some are between drives and ledger at any time.
+            crash_writer "$WORK/$1/mnt/crash-$attempt/$number" "$((number * 100))k" &
             writers+=($!)
         done
         wait_until 30 allocated_more "$1" $((live + (4 << 20) * attempt))
