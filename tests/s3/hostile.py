@@ -173,21 +173,21 @@ def rubbish():
 def unprintable():
     """Names that XML cannot hold: answers are XML all the same."""
     b = bucket()
-    bad, plain = ("a\ufffe", "a\uffff", "a\x01"), "a b"
-    for key in (*bad, plain):
+    bad, plain = ("a\ufffe", "a\uffff", "a\x01"), ["a\rb", "a b"]
+    for key in (*bad, *plain):
         s3.put_object(Bucket=b, Key=key, Body=b"x")
-    assert keys(b) == sorted((*bad, plain), key=str.encode), "boto3 lists with encoding-type=url"
+    assert keys(b) == sorted((*bad, *plain), key=str.encode), "boto3 lists with encoding-type=url"
     def answer(raw):
         head, _, text = exchange(raw).partition("\r\n\r\n")
         return xml.dom.minidom.parseString(text.encode("latin-1"))
     names = lambda document, tag: [key.firstChild.data for entry in document.getElementsByTagName(tag) for key in entry.getElementsByTagName("Key")]
     for version in ("list-type=2&", ""):
-        assert names(answer(signed("GET", f"/{b}?{version}prefix=a")), "Contents") == [plain]
+        assert names(answer(signed("GET", f"/{b}?{version}prefix=a")), "Contents") == plain
         assert names(answer(signed("GET", f"/{b}?{version}prefix=a%EF%BF%BE")), "Contents") == []
-    wanted = "".join(f"<Object><Key>{key}</Key></Object>" for key in (*bad, plain))
+    wanted = "".join(f"<Object><Key>{key}</Key></Object>" for key in (*bad, *(key.replace("\r", "&#13;") for key in plain)))
     wanted = f"<Delete>{wanted}</Delete>".encode()
     deletion = answer(signed("POST", f"/{b}?delete=", {"Content-Length": str(len(wanted))}, wanted) + wanted)
-    assert names(deletion, "Deleted") == [plain], deletion.toxml()
+    assert names(deletion, "Deleted") == plain, deletion.toxml()
     assert names(deletion, "Error") == [urllib.parse.quote(key) for key in bad], deletion.toxml()
     for key in bad:
         s3.delete_object(Bucket=b, Key=key)
@@ -211,6 +211,18 @@ def lengths():
     assert s3.head_object(Bucket=b, Key="k")["ContentLength"] == 0, "nothing of it became an object"
     expect(chunked(5, b"5\r\nhello\r\n0\r\nx-amz-checksum-crc32:NhCmhg==\r\n\r\n"), 200)
     assert body(b, "k") == b"hello"
+    # Nor is a body whole without its last frame, or framed without a length, whoever signs it.
+    answer = chunked(5, b"5\r\nhello\r\n")
+    assert answer.startswith("HTTP/1.1 400") or answer == "", answer[:400]
+    url = client(signature_version="s3").generate_presigned_url("put_object", Params={"Bucket": b, "Key": "framed"})
+    def framed(raw, *more):
+        lines = [f"PUT {url[len(ENDPOINT):]} HTTP/1.1", f"Host: {HOST}", f"Content-Length: {len(raw)}", "Content-Encoding: aws-chunked", *more]
+        return exchange("\r\n".join(lines).encode() + b"\r\n\r\n" + raw)
+    whole = b"5\r\nhello\r\n0\r\n\r\n"
+    expect(framed(whole), 411, "MissingContentLength")
+    # Of x-amz- headers, version 2 signs all: the length must be signed too.
+    expect(framed(whole, "X-Amz-Decoded-Content-Length: 5"), 403, "SignatureDoesNotMatch")
+    refused("404", 404, s3.head_object, Bucket=b, Key="framed")
     # One frame of any size is cut, not held.
     sent = data(24 * MIB)
     crc = base64.b64encode(zlib.crc32(sent).to_bytes(4, "big"))

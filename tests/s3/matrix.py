@@ -7,6 +7,7 @@ import base64
 import concurrent.futures
 import hashlib
 import io
+import json
 import os
 import socket
 import sys
@@ -18,6 +19,7 @@ import zlib
 
 import boto3
 import botocore.handlers
+from botocore import UNSIGNED
 from botocore.client import Config
 from botocore.exceptions import ClientError
 
@@ -131,6 +133,13 @@ def names():
     s3.put_object(Bucket=b, Key="dir/below", Body=b"x")
     refused("ExistingObjectIsDirectory", 409, s3.put_object, Bucket=b, Key="dir", Body=b"x")
     refused("NoSuchKey", 404, s3.get_object, Bucket=b, Key="dir")
+    # What readers of XML would make a line feed of.
+    odd = "odd/a\rb\r\nc"
+    assert s3.create_multipart_upload(Bucket=b, Key=odd)["Key"] == odd
+    assert [entry["Key"] for entry in s3.list_multipart_uploads(Bucket=b)["Uploads"]] == [odd]
+    s3.put_object(Bucket=b, Key=odd, Body=b"x")
+    assert keys(b, Prefix="odd/") == [odd]
+    assert s3.delete_objects(Bucket=b, Delete={"Objects": [{"Key": odd}]})["Deleted"] == [{"Key": odd}]
 
 
 def directories():
@@ -206,6 +215,7 @@ def ranges():
         error = refused("InvalidRange", 416, s3.get_object, Bucket=b, Key="k", Range=wanted)
         assert error.response["ResponseMetadata"]["HTTPHeaders"]["content-range"] == f"bytes */{len(sent)}", wanted
     assert body(b, "k", Range="lines=1-2") == sent, "a header that is no range of bytes is ignored"
+    assert body(b, "k", Range="bytes=0-,0-,0-") == sent, "no answer is longer than the object"
     answer = s3.get_object(Bucket=b, Key="k", Range="bytes=0-9, 1000-2000000, -5")
     kind = answer["ContentType"]
     assert answer["ResponseMetadata"]["HTTPStatusCode"] == 206 and kind.startswith("multipart/byteranges; boundary="), kind
@@ -379,6 +389,8 @@ def copies():
     assert head["Metadata"] == {"o": "3"} and head["ETag"] == etag and body(b, "new") == sent
     refused("PreconditionFailed", 412, s3.copy_object, Bucket=b, Key="x", CopySource=source, CopySourceIfMatch='"0"')
     refused("PreconditionFailed", 412, s3.copy_object, Bucket=b, Key="x", CopySource=source, CopySourceIfNoneMatch=etag)
+    for directive in ("MetadataDirective", "TaggingDirective"):
+        refused("InvalidArgument", 400, s3.copy_object, Bucket=b, Key="x", CopySource=source, **{directive: "OTHER"})
     refused("NoSuchKey", 404, s3.copy_object, Bucket=b, Key="x", CopySource={"Bucket": b, "Key": "none"})
     refused("NoSuchBucket", 404, s3.copy_object, Bucket=b, Key="x", CopySource={"Bucket": "no-such-bucket", "Key": "k"})
     s3.put_object(Bucket=b, Key="a b/ß", Body=b"changed")
@@ -501,7 +513,32 @@ def presigned():
         raise AssertionError("expired")
     except urllib.error.HTTPError as error:
         assert error.code in (400, 403)
-    assert client(signature_version="s3").get_object(Bucket=b, Key="k")["Body"].read() == sent, "signature version 2"
+    long = client(signature_version="s3v4").generate_presigned_url("get_object", Params={"Bucket": b, "Key": "k"}, ExpiresIn=8 * 24 * 3600)
+    assert urlopen_error(long) == (400, "AuthorizationQueryParametersError")
+    # Signed by version 2: as an address of the bucket, `/bucket/` is signed and `/bucket` sent.
+    for style, old in (("path", client(signature_version="s3")), ("virtual", virtual(signature_version="s3"))):
+        assert old.get_object(Bucket=b, Key="k")["Body"].read() == sent
+        assert [entry["Key"] for entry in old.list_objects_v2(Bucket=b)["Contents"]] == ["k"]
+        old.get_bucket_location(Bucket=b)
+        old.put_object(Bucket=b, Key="gone", Body=b"")
+        assert [entry["Key"] for entry in old.delete_objects(Bucket=b, Delete={"Objects": [{"Key": "gone"}]})["Deleted"]] == ["gone"]
+        made = f"{b}-{style}"
+        old.create_bucket(Bucket=made)
+        old.delete_bucket(Bucket=made)
+        url = old.generate_presigned_url("list_objects_v2", Params={"Bucket": b})
+        assert b"<Key>k</Key>" in urllib.request.urlopen(url).read()
+        assert urlopen_error(url.replace("Signature=", "Signature=A")) == (403, "SignatureDoesNotMatch")
+
+
+def urlopen_error(url):
+    """Status and code of a request that must fail; it says why, and which it was."""
+    try:
+        urllib.request.urlopen(url)
+    except urllib.error.HTTPError as error:
+        text = error.read().decode()
+        assert "<Message>" in text and f"<RequestId>{error.headers['x-amz-request-id']}</RequestId>" in text, text
+        return error.code, text.partition("<Code>")[2].partition("</Code>")[0]
+    raise AssertionError(f"must be refused: {url}")
 
 
 def post(form, content, **fields):
@@ -557,17 +594,30 @@ def forms():
     assert s3.head_object(Bucket=b, Key="k", ChecksumMode="ENABLED")["ChecksumSHA256"] == sha256
 
 
+def virtual(**settings):
+    """A client that has buckets as host names."""
+    # Names below localhost need not resolve.
+    resolve = socket.getaddrinfo
+    socket.getaddrinfo = lambda host, *rest, **more: resolve("127.0.0.1" if host.endswith("localhost") else host, *rest, **more)
+    url = f"http://localhost:{urllib.parse.urlsplit(ENDPOINT).port}"
+    return boto3.client("s3", endpoint_url=url, region_name="us-east-1", config=Config(s3={"addressing_style": "virtual"}, **settings))
+
+
 def transport():
     b, sent = bucket(), data(3 * MIB)
     secure = boto3.client("s3", endpoint_url=ENDPOINT.replace("http://", "https://"), region_name="us-east-1", verify=os.environ["CERTIFICATE"])
     secure.put_object(Bucket=b, Key="tls", Body=sent)
     assert secure.get_object(Bucket=b, Key="tls")["Body"].read() == sent == on_mount(b, "tls")
-    port = urllib.parse.urlsplit(ENDPOINT).port
-    # Names below localhost need not resolve.
-    resolve = socket.getaddrinfo
-    socket.getaddrinfo = lambda host, *rest, **more: resolve("127.0.0.1" if host.endswith("localhost") else host, *rest, **more)
-    virtual = boto3.client("s3", endpoint_url=f"http://localhost:{port}", region_name="us-east-1", config=Config(s3={"addressing_style": "virtual"}))
-    assert virtual.get_object(Bucket=b, Key="tls")["Body"].read() == sent
+    assert virtual().get_object(Bucket=b, Key="tls")["Body"].read() == sent
+    # Nobody in particular, in frames that only Content-Encoding tells of.
+    os.chmod(f"{MNT}/{b}", 0o777)
+    anyone = {"Effect": "Allow", "Principal": "*", "Action": "s3:PutObject", "Resource": f"arn:aws:s3:::{b}/*"}
+    s3.put_bucket_policy(Bucket=b, Policy=json.dumps({"Version": "2012-10-17", "Statement": [anyone]}))
+    nobody = boto3.client("s3", endpoint_url=ENDPOINT.replace("http://", "https://"), region_name="us-east-1", verify=os.environ["CERTIFICATE"], config=Config(signature_version=UNSIGNED))
+    for algorithm in ("CRC32", "SHA256"):
+        assert f"Checksum{algorithm}" in nobody.put_object(Bucket=b, Key="open", Body=io.BytesIO(sent), ChecksumAlgorithm=algorithm)
+        assert body(b, "open") == sent == on_mount(b, "open")
+        assert "ContentEncoding" not in s3.head_object(Bucket=b, Key="open")
     for signed in (True, False):
         plain = client(s3={"addressing_style": "path", "payload_signing_enabled": signed})
         plain.put_object(Bucket=b, Key="p", Body=sent)

@@ -252,6 +252,17 @@ def audited():
     assert [line["status"] for line in found] == [200, 403], found
     assert [line["key"] for line in found] == [f"home/{name}/x", "home/bob/x"], found
     assert own[1] not in json.dumps(found)
+    # Of many keys that go at once, each is named.
+    right = {"Effect": "Allow", "Principal": {"AWS": name}, "Action": "s3:DeleteObject", "Resource": f"arn:aws:s3:::{b}/home/{name}/*"}
+    admin.put_bucket_policy(Bucket=b, Policy=policy(right))
+    gone = [f"home/{name}/{number}" for number in range(3)] + ["home/bob/x"]
+    client(own).delete_objects(Bucket=b, Delete={"Objects": [{"Key": key} for key in gone]})
+    end, named = time.monotonic() + 30, []
+    while len(named) < len(gone):
+        assert time.monotonic() < end, f"audited: {named}"
+        lines = [json.loads(line) for file in sorted(glob.glob(f"{NODE}/audit/*.jsonl")) for line in open(file)]
+        named = [line for line in lines if line.get("access_key") == own[0] and line["operation"] == "DeleteObjects" and "key" in line]
+    assert [(line["key"], line["status"]) for line in named] == [(key, 403 if "bob" in key else 204) for key in gone], named
     tail = forebay("audit", "tail", NODE, "-n", "1000")
     assert f"{b}/home/bob/x" in tail and "AccessDenied" in tail, tail
     assert json.loads(forebay("audit", "tail", NODE, "--json", "-n", "1"))["status"] > 0

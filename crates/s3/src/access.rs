@@ -14,7 +14,8 @@ use s3s::validation::NameValidation;
 use s3s::{S3Error, S3Result, s3_error};
 
 use crate::bucket::Bucket;
-use crate::gate::{Asker, Core, RequestContext};
+use crate::error::custom;
+use crate::gate::{Asker, Core, PROBED, RequestContext};
 use crate::identity::{Identities, Identity, IdentityError, PolicyRequest, Verdict};
 use crate::screen::{self, Signed};
 
@@ -129,6 +130,9 @@ impl Core {
         access_key: Option<&str>,
         name: &str,
     ) -> S3Result<()> {
+        if context.is_probe {
+            return Err(custom("Probed", PROBED, ""));
+        }
         {
             let mut told = context.told.lock().expect("no holder of this lock panics");
             told.operation = question.operation;

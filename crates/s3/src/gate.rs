@@ -13,7 +13,8 @@ use client::Client;
 use client::object::Caller;
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::http::request::Parts;
+use hyper::{Method, Request, Response, StatusCode, Uri};
 use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::{Body, S3Error, S3Result, StdError, s3_error};
@@ -22,6 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::access::{Access, Hosts, Names, Secrets, parameter};
 use crate::accounts::Accounts;
+use crate::answer;
 use crate::api::Api;
 use crate::bucket::{Bucket, Buckets};
 use crate::cors;
@@ -30,8 +32,8 @@ use crate::identity::{Audit, AuditEntry, Identities, Identity};
 use crate::multirange::RangeRoute;
 use crate::read::StreamBudget;
 use crate::route::{Routes, TokenRoute};
-use crate::screen;
-use crate::server::{BodyRules, Chunked, Coding, Finisher, FormHead, Limits, RequestBody, Signing, Unread};
+use crate::screen::{self, Signed};
+use crate::server::{BodyRules, Chunked, Coding, Finisher, FormHead, Framing, Limits, RequestBody, Unread};
 
 /// Largest document in a request: a list of 10,000 parts with checksums takes 2.5 MiB.
 const XML_BYTES_MAX: usize = 4 << 20;
@@ -53,6 +55,10 @@ const FORM_AGE_S_MAX: u32 = 7 * 24 * 3600;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
 const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
+const DECODED_LENGTH: HeaderName = HeaderName::from_static("x-amz-decoded-content-length");
+
+/// The answer to a probe whose signature is right; no other request gets it.
+pub(crate) const PROBED: StatusCode = StatusCode::IM_A_TEAPOT;
 
 /// What serves S3.
 pub struct GateOptions {
@@ -95,6 +101,7 @@ pub(crate) struct Core {
     /// KiB of bodies that may be held in memory.
     pub(crate) bodies: Arc<Semaphore>,
     pub(crate) finisher: Finisher,
+    pub(crate) audit: Arc<dyn Audit>,
 }
 
 /// What is known of a request; goes with it through the protocol library.
@@ -108,6 +115,25 @@ pub(crate) struct RequestContext {
     pub(crate) unread: Arc<Unread>,
     /// As the response will name it.
     pub(crate) request_id: String,
+    /// Only the signature is looked at.
+    pub(crate) is_probe: bool,
+}
+
+impl RequestContext {
+    fn new(origin: Origin, request_id: String) -> Self {
+        let (asker, told, unread) = (OnceLock::new(), Mutex::default(), Arc::default());
+        Self { origin, asker, told, unread, request_id, is_probe: false }
+    }
+
+    /// What is sent in place of an answer that the protocol library put together.
+    fn complete(&self, response: Response<Body>) -> Response<Body> {
+        let response = match self.unread.failure() {
+            Some(error) if response.status() == StatusCode::INTERNAL_SERVER_ERROR => refuse(error),
+            _ => response,
+        };
+        let operation = self.told.lock().expect("no holder of this lock panics").operation;
+        answer::complete(response, operation, &self.request_id)
+    }
 }
 
 /// Who asks, and about which bucket.
@@ -144,7 +170,6 @@ pub(crate) struct Told {
 pub struct Gate {
     core: Arc<Core>,
     service: S3Service,
-    audit: Arc<dyn Audit>,
     names: Arc<Names>,
     forms: Semaphore,
     requests: Arc<Semaphore>,
@@ -178,6 +203,7 @@ impl Gate {
             streams: Arc::new(StreamBudget::new(ahead_bytes)),
             bodies: Arc::new(Semaphore::new((bodies_bytes >> 10) as usize)),
             finisher: Finisher::new(runtime),
+            audit,
             env,
         });
         let names = Arc::new(Names::new(domains));
@@ -200,7 +226,6 @@ impl Gate {
         Arc::new(Self {
             core,
             service: builder.build(),
-            audit,
             names,
             forms: Semaphore::new(FORMS_KIB as usize),
             requests: Arc::new(Semaphore::new(requests_max)),
@@ -246,19 +271,13 @@ impl Gate {
         limits: Arc<Limits>,
         mut turn: Option<Turn>,
     ) -> Response<Answer> {
-        let mut entry = AuditEntry::begin(self.audit.clone()).await;
+        let mut entry = AuditEntry::begin(self.core.audit.clone()).await;
         entry.record.began_ns = self.core.env.clock.wall_ns();
         let begun_ns = self.core.env.clock.boot_ns();
         self.core.client.note_use();
         let id = format!("{:016X}", self.ids.fetch_add(1, Ordering::Relaxed));
         entry.record.source_ip = Some(origin.ip);
-        let context = Arc::new(RequestContext {
-            origin,
-            asker: OnceLock::new(),
-            told: Mutex::default(),
-            unread: Arc::default(),
-            request_id: id.clone(),
-        });
+        let context = Arc::new(RequestContext::new(origin, id.clone()));
         let cross = cors::Cross::of(request.method(), request.headers());
         let bucket = cross.as_ref().and_then(|_| self.names.bucket(request.uri(), request.headers()));
         let mut response = if request.method() == Method::OPTIONS {
@@ -295,6 +314,7 @@ impl Gate {
         let is_form = parts.method == Method::POST && is_form(&parts.headers);
         let is_head = parts.method == Method::HEAD;
         screen::move_signed_parameters(&parts.uri, &mut parts.headers);
+        self.take_path_as_signed(&mut parts, context.origin).await;
         parts.extensions.insert(context.clone());
         let is_empty = incoming.is_end_stream();
         let version = parts.version;
@@ -311,7 +331,7 @@ impl Gate {
         let body = if is_empty {
             Body::empty()
         } else {
-            let coding = match self.coding(&parts, is_form) {
+            let coding = match self.coding(&mut parts, is_form) {
                 Ok(coding) => coding,
                 Err(error) => return refuse(error),
             };
@@ -319,21 +339,15 @@ impl Gate {
             Body::http_body(RequestBody::new(incoming, coding, rules, unread.clone()))
         };
         let request = Request::from_parts(parts, body);
-        let mut response = if !has_turn {
+        let response = if !has_turn {
             // With what is left of its body, which is read below.
             let _body = request;
             refuse(s3_error!(SlowDown, "Too many requests at once: try again."))
         } else {
             self.call(request).await
         };
-        if response.status() == StatusCode::INTERNAL_SERVER_ERROR
-            && let Some(error) = unread.failure()
-        {
-            response = refuse(error);
-        }
-        if is_form {
-            response = forbid_form(response);
-        }
+        let response = if is_form { forbid_form(response) } else { response };
+        let mut response = context.complete(response);
         if is_head {
             mark_partial(&mut response);
         }
@@ -359,14 +373,37 @@ impl Gate {
         })
     }
 
-    /// How a body is to be read.
-    fn coding(&self, parts: &hyper::http::request::Parts, is_form: bool) -> S3Result<Coding> {
-        if let Some(chunked) = chunked(&parts.headers) {
-            return Ok(Coding::Chunked(chunked));
+    /// A client of version 2 may sign `/bucket/` and send `/bucket`: then it is the first that is looked at.
+    async fn take_path_as_signed(&self, parts: &mut Parts, origin: Origin) {
+        let is_two = || matches!(Signed::of(&parts.uri, &parts.headers), Ok(Signed::Two | Signed::UrlTwo));
+        let names = || self.names.split(&parts.uri, &parts.headers);
+        if parts.uri.path().ends_with('/') || !is_two() || names().is_none_or(|(_, key)| !key.is_empty()) {
+            return;
         }
+        let query = parts.uri.query().map_or(String::new(), |query| format!("?{query}"));
+        let Ok(uri) = format!("{}/{query}", parts.uri.path()).parse::<Uri>() else { return };
+        let mut probe = Request::new(Body::empty());
+        *probe.method_mut() = parts.method.clone();
+        *probe.uri_mut() = uri.clone();
+        *probe.headers_mut() = parts.headers.clone();
+        let context = RequestContext { is_probe: true, ..RequestContext::new(origin, String::new()) };
+        probe.extensions_mut().insert(Arc::new(context));
+        if self.call(probe).await.status() == PROBED {
+            parts.uri = uri;
+        }
+    }
+
+    /// How a body is to be read.
+    fn coding(&self, parts: &mut Parts, is_form: bool) -> S3Result<Coding> {
         if is_form {
             let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
             return Ok(content_type.and_then(FormHead::new).map_or(Coding::Plain, Coding::Form));
+        }
+        if let Some(framing) = framing(parts) {
+            if framing == Framing::Removed {
+                announce_decoded(&mut parts.headers)?;
+            }
+            return Ok(Coding::Chunked(Chunked::new(framing)));
         }
         let has_key = || {
             let names = self.names.split(&parts.uri, &parts.headers);
@@ -442,10 +479,9 @@ fn forbid_form(response: Response<Body>) -> Response<Body> {
     let Some(text) = text.filter(is_refusal) else { return response };
     let text = text.replacen("InvalidPolicyDocument", "AccessDenied", 1);
     let text = text.replacen("<Message>", "<Message>Invalid according to Policy: ", 1);
-    let (mut parts, _) = response.into_parts();
-    parts.status = StatusCode::FORBIDDEN;
-    parts.headers.remove(header::CONTENT_LENGTH);
-    Response::from_parts(parts, Body::from(Bytes::from(text)))
+    let mut response = answer::with_body(response, text.into_bytes());
+    *response.status_mut() = StatusCode::FORBIDDEN;
+    response
 }
 
 fn body_rules(limits: &Limits, is_form: bool) -> BodyRules {
@@ -470,15 +506,32 @@ fn is_form(headers: &HeaderMap) -> bool {
     value.is_some_and(|value| value.trim_start().to_ascii_lowercase().starts_with("multipart/form-data"))
 }
 
-/// Whether the body is in frames of `aws-chunked`.
-fn chunked(headers: &HeaderMap) -> Option<Chunked> {
-    let value = headers.get(CONTENT_SHA256)?.to_str().ok()?;
-    let signing = match value {
-        "STREAMING-UNSIGNED-PAYLOAD-TRAILER" => Signing::None,
-        _ if value.starts_with("STREAMING-") => Signing::Frames,
-        _ => return None,
+/// What becomes of the frames of a body in `aws-chunked`. A client that does not sign says so in `Content-Encoding` only.
+fn framing(parts: &Parts) -> Option<Framing> {
+    let text = |name: &HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let digest = text(&CONTENT_SHA256).filter(|value| value.starts_with("STREAMING-"));
+    let is_chunked = |coding: &str| coding.trim().eq_ignore_ascii_case("aws-chunked");
+    if digest.is_none() && !text(&header::CONTENT_ENCODING)?.split(',').any(is_chunked) {
+        return None;
+    }
+    match (digest, Signed::of(&parts.uri, &parts.headers)) {
+        (Some("STREAMING-UNSIGNED-PAYLOAD-TRAILER"), Ok(Signed::Four(_))) => Some(Framing::Unsigned),
+        (Some(_), Ok(Signed::Four(_))) => Some(Framing::Signed),
+        _ => Some(Framing::Removed),
+    }
+}
+
+/// Says how long a body is without its frames, as the protocol library does where it removes them.
+fn announce_decoded(headers: &mut HeaderMap) -> S3Result<()> {
+    let missing = || {
+        s3_error!(
+            MissingContentLength,
+            "A body in aws-chunked needs the x-amz-decoded-content-length header."
+        )
     };
-    Some(Chunked::new(signing))
+    let length = headers.get(DECODED_LENGTH).cloned().ok_or_else(missing)?;
+    headers.insert(header::CONTENT_LENGTH, length);
+    Ok(())
 }
 
 /// Puts what is known of a request and its response into its account.

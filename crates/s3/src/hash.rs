@@ -9,7 +9,7 @@ use client::object::{Checksum, ChecksumAlgorithm, ChecksumKind, ChecksumType};
 use hyper::StatusCode;
 use hyper::header::HeaderMap;
 use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
-use s3s::{S3Result, TrailingHeaders, s3_error};
+use s3s::{S3Result, s3_error};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
@@ -190,8 +190,8 @@ impl Digests {
         }
     }
 
-    /// Compares with what the client said.
-    pub(crate) fn finish(self, trailers: Option<&TrailingHeaders>) -> S3Result<Digested> {
+    /// Compares with what the client said; `trailer` gives a trailer of the body.
+    pub(crate) fn finish(self, trailer: impl FnOnce(&str) -> Option<String>) -> S3Result<Digested> {
         let md5: [u8; 16] = self.md5.finalize().as_ref().try_into().expect("an MD5 has 16 bytes");
         if self.claims.md5.is_some_and(|claimed| claimed != md5) {
             return Err(s3_error!(
@@ -203,18 +203,14 @@ impl Digests {
         let value = sum.finish();
         let mut claimed = self.claims.value;
         if self.claims.in_trailer {
-            let text = trailers.and_then(|trailers| {
-                trailers
-                    .read(|headers| Some(headers.get(header(algorithm))?.to_str().ok()?.trim().to_owned()))?
-            });
-            let text = text.ok_or_else(|| {
+            let text = trailer(header(algorithm)).ok_or_else(|| {
                 custom(
                     "MalformedTrailerError",
                     StatusCode::BAD_REQUEST,
                     "The request named a trailing checksum and did not send it.",
                 )
             })?;
-            let value = unbase64(text.as_bytes()).ok_or_else(|| {
+            let value = unbase64(text.trim().as_bytes()).ok_or_else(|| {
                 s3_error!(InvalidRequest, "Value for {} trailing header is invalid.", header(algorithm))
             })?;
             claimed = Some(value);
@@ -316,7 +312,7 @@ impl DocumentCheck {
             return Err(sha256_mismatch());
         }
         let digests = std::mem::replace(&mut self.digests, Digests::new(Claims::default()));
-        digests.finish(None).map(drop)
+        digests.finish(|_| None).map(drop)
     }
 }
 
@@ -396,7 +392,7 @@ mod tests {
             let claims = || Claims { algorithm: Some(ChecksumAlgorithm::Crc32c), ..Claims::default() };
             let mut plain = Digests::new(claims());
             plain.update(&body);
-            let plain = plain.finish(None).unwrap();
+            let plain = plain.finish(|_| None).unwrap();
             let memory = Arc::new(Semaphore::new(BESIDE_KIB as usize));
             let mut passing = Passing::new(Digests::new(claims()), len as u64, &memory);
             let is_beside = |passing: &Passing| matches!(passing, Passing::Beside { .. });
@@ -408,7 +404,7 @@ mod tests {
             for at in (0..len).step_by(10_000) {
                 passing.update(&body.slice(at..len.min(at + 10_000))).await;
             }
-            let digested = passing.end().await.unwrap().finish(None).unwrap();
+            let digested = passing.end().await.unwrap().finish(|_| None).unwrap();
             assert_eq!((digested.etag(), digested.checksum), (plain.etag(), plain.checksum), "len={len}");
         }
     }
@@ -422,7 +418,7 @@ mod tests {
         let result = Claims::of(&map, None).and_then(|claims| {
             let mut digests = Digests::new(claims);
             body.chunks(3).for_each(|bytes| digests.update(bytes));
-            digests.finish(None)
+            digests.finish(|_| None)
         });
         match (result, expected) {
             (Ok(digested), Ok(etag)) => assert_eq!(digested.etag(), etag),

@@ -6,6 +6,7 @@
 
 mod access;
 mod accounts;
+mod answer;
 mod api;
 mod audit;
 mod bucket;

@@ -59,7 +59,9 @@ fn parse(text: &str, size: u64) -> Wanted {
             ranges.push(range);
         }
     }
-    if list.split(',').count() > RANGES_MAX {
+    // Ranges that overlap could make an answer many times the object.
+    let bytes = ranges.iter().fold(0u64, |bytes, range| bytes.saturating_add(range.end - range.start));
+    if list.split(',').count() > RANGES_MAX || bytes > size {
         return Wanted::Everything;
     }
     if ranges.is_empty() { Wanted::Nothing } else { Wanted::Ranges(ranges) }
@@ -273,6 +275,13 @@ mod tests {
         check("bytes=50-", ranges([(50, 100)]));
         check("bytes=0-1,200-300", ranges([(0, 2)]));
         check("bytes=100-,200-300", Wanted::Nothing);
+    }
+
+    #[test]
+    fn an_answer_is_no_longer_than_the_object() {
+        check("bytes=0-49,50-99", ranges([(0, 50), (50, 100)]));
+        check("bytes=0-49,50-99,0-0", Wanted::Everything);
+        check("bytes=0-,0-,0-", Wanted::Everything);
     }
 
     #[test]

@@ -4,11 +4,12 @@
 use std::borrow::Cow;
 
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
-use hyper::{Method, Uri};
+use hyper::{Method, StatusCode, Uri};
 use s3s::dto::{Timestamp, TimestampFormat};
 use s3s::{S3Result, s3_error};
 
 use crate::access::parameter;
+use crate::error::custom;
 
 /// Query parameters that make another operation of a request. Where they fit no operation, the library takes the one
 /// without them: a PUT of a retention would replace the object.
@@ -63,6 +64,8 @@ const SIGNED_OTHERWISE: &[&str] = &["x-amz-content-sha256", "x-amz-date"];
 
 /// How far the clock of a client may be off.
 const SKEW_S: i64 = 15 * 60;
+/// How long a URL signed by version 4 may be good for.
+const URL_AGE_S_MAX: u32 = 7 * 24 * 3600;
 
 /// The parameters that belong to an operation, of those that change something: all. Of the others: subresources.
 fn own_parameters(operation: &str) -> &'static [&'static str] {
@@ -187,6 +190,7 @@ impl Signed {
     /// Refuses a signature in headers that was made long ago, and any from the future. A URL has an end of its own, and
     /// a form has its policy's.
     pub(crate) fn check_date(&self, uri: &Uri, headers: &HeaderMap, now_s: i64) -> S3Result<()> {
+        self.check_age(uri)?;
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let (at_s, oldest_s) = match self {
             Self::Four(_) => (text("x-amz-date").and_then(amz_date_s), now_s - SKEW_S),
@@ -205,6 +209,20 @@ impl Signed {
             false => Err(s3_error!(
                 RequestTimeTooSkewed,
                 "The difference between the request time and the current time is too large."
+            )),
+        }
+    }
+
+    /// Refuses a URL that is good for longer than any may be.
+    fn check_age(&self, uri: &Uri) -> S3Result<()> {
+        let Self::UrlFour(_) = self else { return Ok(()) };
+        let age = parameter(uri.query().unwrap_or_default(), "X-Amz-Expires");
+        match age.and_then(|text| text.parse::<u32>().ok()).is_some_and(|age_s| age_s <= URL_AGE_S_MAX) {
+            true => Ok(()),
+            false => Err(custom(
+                "AuthorizationQueryParametersError",
+                StatusCode::BAD_REQUEST,
+                "X-Amz-Expires is a number of seconds and at most 604800, a week.",
             )),
         }
     }
@@ -349,7 +367,9 @@ mod tests {
         signed.insert("x-amz-date", "20130524T000000Z".parse().unwrap());
         let at_s = 1_369_353_600;
         let plain: Uri = "/b/k".parse().unwrap();
-        let presigned: Uri = "/b/k?X-Amz-Signature=0&X-Amz-Date=20130524T000000Z".parse().unwrap();
+        let url = "/b/k?X-Amz-Signature=0&X-Amz-Date=20130524T000000Z&X-Amz-Expires=";
+        let lasting = |age: &str| format!("{url}{age}").parse::<Uri>().unwrap();
+        let presigned = lasting("604800");
         let check = |uri: &Uri, headers: &HeaderMap, now_s| {
             Signed::of(uri, headers).and_then(|signed| signed.check_date(uri, headers, now_s)).is_ok()
         };
@@ -357,6 +377,9 @@ mod tests {
         assert!(check(&plain, &signed, at_s + 900) && check(&plain, &signed, at_s - 900));
         assert!(!check(&plain, &signed, at_s + 901) && !check(&plain, &signed, at_s - 901));
         assert!(check(&presigned, &none, at_s + 100_000) && !check(&presigned, &none, at_s - 901));
+        for bad in ["604801", "-1", "", "x"] {
+            assert!(!check(&lasting(bad), &none, at_s), "{bad}");
+        }
         for bad in ["20130524T000000", "20131324T000000Z", "today", "2013+524T000000Z1"] {
             signed.insert("x-amz-date", bad.parse().unwrap());
             assert!(!check(&plain, &signed, at_s), "{bad}");

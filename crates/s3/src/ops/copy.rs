@@ -69,14 +69,9 @@ pub(crate) async fn copy_object(
         input.copy_source_if_modified_since.as_ref(),
         input.copy_source_if_unmodified_since.as_ref(),
     );
-    let replaces = input
-        .metadata_directive
-        .as_ref()
-        .is_some_and(|directive| directive.as_str() == MetadataDirective::REPLACE);
-    let replaces_tags = input
-        .tagging_directive
-        .as_ref()
-        .is_some_and(|directive| directive.as_str() == TaggingDirective::REPLACE);
+    let replaces = is_replace("metadata", input.metadata_directive.as_ref().map(MetadataDirective::as_str))?;
+    let replaces_tags =
+        is_replace("tagging", input.tagging_directive.as_ref().map(TaggingDirective::as_str))?;
     if replaces_tags {
         core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, &input.key)?;
     }
@@ -116,6 +111,17 @@ pub(crate) async fn copy_object(
     };
     let result = describe_copy(info);
     Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(result), ..CopyObjectOutput::default() }))
+}
+
+/// Whether a directive is to replace what the source has, rather than to copy it.
+fn is_replace(of: &str, directive: Option<&str>) -> S3Result<bool> {
+    match directive {
+        None | Some("COPY") => Ok(false),
+        Some("REPLACE") => Ok(true),
+        Some(other) => {
+            Err(s3_error!(InvalidArgument, "Unknown {of} directive: {other} is neither COPY nor REPLACE."))
+        }
+    }
 }
 
 fn changes_nothing() -> s3s::S3Error {
@@ -363,6 +369,6 @@ async fn describe(
         digests.update(&bytes);
         at = end;
     }
-    let digested = digests.finish(None)?;
+    let digested = digests.finish(|_| None)?;
     Ok((digested.etag(), digested.checksum))
 }

@@ -10,6 +10,7 @@ use super::listing::{Encoding, is_xml_char};
 use super::{Asked, check_version, nanoseconds, write_conditions};
 use crate::error::object_error;
 use crate::gate::Core;
+use crate::identity::{AuditEntry, AuditRecord};
 
 const KEYS_MAX: usize = 1000;
 
@@ -80,6 +81,9 @@ pub(crate) async fn delete_objects(
             };
         }
     }
+    for (key, outcome) in &outcomes {
+        account(core, &asked, key, outcome).await;
+    }
     let mut output = DeleteObjectsOutput::default();
     let (mut deleted, mut errors) = (Vec::new(), Vec::new());
     for (key, outcome) in outcomes {
@@ -91,6 +95,28 @@ pub(crate) async fn delete_objects(
     output.deleted = (!quiet).then_some(deleted);
     output.errors = Some(errors).filter(|errors| !errors.is_empty());
     Ok(S3Response::new(output))
+}
+
+/// A line of the audit log for one of many keys.
+async fn account(core: &Core, asked: &Asked, key: &str, outcome: &S3Result<()>) {
+    let mut entry = AuditEntry::begin(core.audit.clone()).await;
+    let identity = asked.identity();
+    entry.record = AuditRecord {
+        began_ns: core.env.clock.wall_ns(),
+        request_id: asked.context.request_id.clone(),
+        user: identity.map(|identity| identity.user.name.clone()),
+        access_key: identity.map(|identity| identity.access_key.clone()),
+        operation: "DeleteObjects",
+        bucket: asked.bucket().ok().map(|bucket| bucket.name.clone()),
+        key: Some(key.to_owned()),
+        status: match outcome {
+            Ok(()) => 204,
+            Err(error) => error.status_code().map_or(500, |status| status.as_u16()),
+        },
+        error: outcome.as_ref().err().map(|error| error.code().as_str().to_owned()),
+        source_ip: Some(asked.context.origin.ip),
+        ..AuditRecord::default()
+    };
 }
 
 /// The answer names the key, in XML.

@@ -21,14 +21,9 @@ const PAGES_MAX: usize = 100;
 /// What is not encoded in keys, besides letters and digits.
 const PLAIN: &[u8] = b"-._~/*";
 
-/// Whether XML can hold a character.
+/// Whether XML 1.0 can hold a character.
 pub(crate) fn is_xml_char(char: char) -> bool {
     matches!(char, '\t' | '\n' | '\r') || (char >= ' ' && !matches!(char, '\u{fffe}' | '\u{ffff}'))
-}
-
-/// Whether a character of a name is written as it is.
-fn is_plain(char: char) -> bool {
-    is_xml_char(char) && !char.is_control()
 }
 
 /// How keys are written.
@@ -51,7 +46,7 @@ impl Encoding {
     pub(crate) fn write(self, key: &[u8]) -> Option<String> {
         if self == Self::Plain {
             let text = std::str::from_utf8(key).ok()?;
-            return text.chars().all(is_plain).then(|| text.to_owned());
+            return text.chars().all(is_xml_char).then(|| text.to_owned());
         }
         let mut text = String::with_capacity(key.len());
         for byte in key {
@@ -67,7 +62,8 @@ impl Encoding {
 
     /// What a request said, as text. Plain, what XML cannot hold is replaced.
     pub(crate) fn write_text(self, text: &str) -> String {
-        let replaced = || text.chars().map(|char| if is_plain(char) { char } else { '\u{fffd}' }).collect();
+        let replaced =
+            || text.chars().map(|char| if is_xml_char(char) { char } else { '\u{fffd}' }).collect();
         self.write(text.as_bytes()).unwrap_or_else(replaced)
     }
 }
@@ -335,8 +331,9 @@ mod tests {
         assert_eq!(Encoding::Plain.write("a b/ß+".as_bytes()).unwrap(), "a b/ß+");
         assert_eq!(Encoding::Plain.write(b"\xff"), None);
         assert_eq!(Encoding::Plain.write(b"\x01"), None);
+        assert_eq!(Encoding::Plain.write(b"\r\n\t").unwrap(), "\r\n\t");
         assert_eq!(Encoding::Plain.write("a\u{fffd}\u{10ffff}".as_bytes()).unwrap(), "a\u{fffd}\u{10ffff}");
-        for text in ["\u{fffe}", "a\u{ffff}", "\r"] {
+        for text in ["\u{fffe}", "a\u{ffff}"] {
             assert_eq!(Encoding::Plain.write(text.as_bytes()), None);
         }
         assert_eq!(Encoding::Plain.write_text("a\u{fffe}\x01b"), "a\u{fffd}\u{fffd}b");

@@ -26,6 +26,7 @@ use crate::access::context;
 use crate::bucket::Bucket;
 use crate::error::key_error;
 use crate::gate::RequestContext;
+use crate::identity::Identity;
 use crate::key::ObjectKey;
 
 /// Who asks, about which bucket.
@@ -46,15 +47,19 @@ impl Asked {
         self.context.asker.get().expect("checked when this was made").caller()
     }
 
+    /// Who asks; nobody without a signature.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.context.asker.get()?.identity.as_ref()
+    }
+
     /// The name of who asks.
     pub(crate) fn user(&self) -> String {
-        let identity = self.context.asker.get().and_then(|asker| asker.identity.as_ref());
-        identity.map(|identity| identity.user.name.to_string()).unwrap_or_default()
+        self.identity().map(|identity| identity.user.name.to_string()).unwrap_or_default()
     }
 
     /// Whether the request has no signature.
     pub(crate) fn is_anonymous(&self) -> bool {
-        self.context.asker.get().is_some_and(|asker| asker.identity.is_none())
+        self.identity().is_none()
     }
 
     pub(crate) fn bucket(&self) -> S3Result<&Arc<Bucket>> {

@@ -138,6 +138,7 @@ pub(crate) async fn upload_part(
         stream: input.body.take(),
         content_length: input.content_length,
         trailers: request.trailing_headers.as_ref(),
+        unread: &asked.context.unread,
     };
     let received = receive(core, incoming, claims).await?;
     let etag = received.digested.etag();

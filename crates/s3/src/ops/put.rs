@@ -18,6 +18,7 @@ use super::{Asked, acl, refuse_unsupported, strong, tags, write_conditions};
 use crate::error::{body_error, object_error};
 use crate::gate::Core;
 use crate::hash::{Claims, Digested, Digests, Passing};
+use crate::server::Unread;
 
 /// Largest object that is put in one piece, and largest part.
 const PUT_BYTES_MAX: u64 = 5 << 30;
@@ -45,10 +46,21 @@ pub(crate) struct Incoming<'a> {
     pub(crate) stream: Option<StreamingBlob>,
     pub(crate) content_length: Option<i64>,
     pub(crate) trailers: Option<&'a TrailingHeaders>,
+    pub(crate) unread: &'a Unread,
+}
+
+impl Incoming<'_> {
+    /// A trailer of a body that has come.
+    fn trailer(&self, name: &str) -> Option<String> {
+        let decoded = self.trailers.and_then(|trailers| {
+            trailers.read(|headers| headers.get(name)?.to_str().ok().map(str::to_owned))?
+        });
+        decoded.or_else(|| self.unread.trailer(name).map(str::to_owned))
+    }
 }
 
 /// Receives a body: small ones into memory, others into a staged file.
-pub(crate) async fn receive(core: &Core, incoming: Incoming<'_>, claims: Claims) -> S3Result<Received> {
+pub(crate) async fn receive(core: &Core, mut incoming: Incoming<'_>, claims: Claims) -> S3Result<Received> {
     // Of a form, the length in the header is that of the form.
     let exact = incoming.stream.as_ref().and_then(|stream| stream.remaining_length().exact());
     let length = match (exact, incoming.content_length) {
@@ -75,13 +87,13 @@ pub(crate) async fn receive(core: &Core, incoming: Incoming<'_>, claims: Claims)
         None
     };
     let mut digests = Passing::new(Digests::new(claims), length, &core.bodies);
-    let stream = incoming.stream;
+    let stream = incoming.stream.take();
     let body = if length <= SMALL_BYTES_MAX || memory.is_some() {
         ReceivedBody::Whole(collect(stream, length, &mut digests).await?, memory)
     } else {
         ReceivedBody::Staged(store(core, stream, length, &mut digests).await?)
     };
-    match digests.end().await.and_then(|digests| digests.finish(incoming.trailers)) {
+    match digests.end().await.and_then(|digests| digests.finish(|name| incoming.trailer(name))) {
         Ok(digested) => Ok(Received { body, digested }),
         Err(error) => {
             discard(core, &body);
@@ -330,6 +342,7 @@ pub(crate) async fn put_object(
         stream: input.body.take(),
         content_length: input.content_length.filter(|_| !is_form),
         trailers: request.trailing_headers.as_ref(),
+        unread: &asked.context.unread,
     };
     let received = receive(core, incoming, claims).await?;
     let etag = received.digested.etag();

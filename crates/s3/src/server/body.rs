@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::header::HeaderMap;
 use s3s::S3Error;
 use tokio::time::{Instant, Sleep};
 
@@ -53,6 +54,7 @@ pub(crate) struct Unread {
     rest: Mutex<Option<Incoming>>,
     failure: Mutex<Option<S3Error>>,
     form: OnceLock<FormFields>,
+    trailers: OnceLock<HeaderMap>,
 }
 
 impl Unread {
@@ -69,6 +71,11 @@ impl Unread {
     /// Fields of a form that was read.
     pub(crate) fn form(&self) -> Option<&FormFields> {
         self.form.get()
+    }
+
+    /// A trailer of a body that was read, if the protocol library does not know it.
+    pub(crate) fn trailer(&self, name: &str) -> Option<&str> {
+        self.trailers.get()?.get(name)?.to_str().ok()
     }
 
     fn fail(&self, error: S3Error) {
@@ -167,12 +174,27 @@ impl RequestBody {
         start.bytes
     }
 
-    /// What a short form held back to its end.
-    fn held_back(&mut self) -> Option<Result<Frame<Bytes>, BodyError>> {
-        let Coding::Form(head) = &mut self.coding else { return None };
-        let start = head.finish();
-        let bytes = self.begin_form(start);
-        (!bytes.is_empty()).then(|| Ok(Frame::data(bytes)))
+    /// At the end of what came: what a short form held back.
+    fn finish(&mut self) -> Option<Result<Frame<Bytes>, BodyError>> {
+        match &mut self.coding {
+            Coding::Form(head) => {
+                let start = head.finish();
+                let bytes = self.begin_form(start);
+                (!bytes.is_empty()).then(|| Ok(Frame::data(bytes)))
+            }
+            Coding::Chunked(chunked) => match chunked.finish() {
+                Ok(trailers) => {
+                    // A body ends once; whoever asks again is told so again.
+                    let _ = self.seen.trailers.set(trailers);
+                    None
+                }
+                Err(error) => {
+                    self.seen.fail(body_error(&error));
+                    Some(Err(error.into()))
+                }
+            },
+            Coding::Plain | Coding::Document(_) => None,
+        }
     }
 }
 
@@ -197,7 +219,7 @@ impl Body for RequestBody {
                     this.seen.fail(body_error(&error));
                     return Poll::Ready(Some(Err(error)));
                 }
-                None => return Poll::Ready(this.held_back()),
+                None => return Poll::Ready(this.finish()),
             };
             match &mut this.coding {
                 Coding::Form(head) => {

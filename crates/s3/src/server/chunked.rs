@@ -1,11 +1,13 @@
-//! Keeps the frames of `aws-chunked` small.
+//! The frames of `aws-chunked`: kept small, or removed.
 //!
 //! What decodes and verifies them holds a whole frame in memory. A client may send a body of any size as one frame:
-//! without signatures such a frame is cut into smaller ones here, a signed one must be small as it comes.
+//! without signatures such a frame is cut into smaller ones here, a signed one must be small as it comes. The protocol
+//! library decodes only what is signed by version 4 in headers; from other requests the frames are removed here.
 
 use std::collections::VecDeque;
 
 use bytes::{Buf, Bytes, BytesMut};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// Longest frame that is passed on.
 const FRAME_BYTES_MAX: u64 = 256 << 10;
@@ -13,6 +15,8 @@ const FRAME_BYTES_MAX: u64 = 256 << 10;
 const SIGNED_BYTES_MAX: u64 = 16 << 20;
 /// Longest line before a frame: size, extension, signature.
 const LINE_BYTES_MAX: usize = 256;
+/// Longest trailers that are read here.
+const TRAILERS_BYTES_MAX: usize = 4 << 10;
 
 /// What is wrong with the framing.
 #[derive(Debug, thiserror::Error)]
@@ -24,13 +28,20 @@ pub(crate) enum ChunkedError {
     /// A signed frame is too long to be held in memory.
     #[error("signed frame of aws-chunked is too long: bytes={0} most=16777216")]
     TooLong(u64),
+    /// The last frame did not come.
+    #[error("aws-chunked framing broke off")]
+    BrokenOff,
 }
 
-/// Whether frames are signed.
+/// What becomes of the frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Signing {
-    Frames,
-    None,
+pub(crate) enum Framing {
+    /// They are signed, and passed on as they are.
+    Signed,
+    /// They are not, and cut.
+    Unsigned,
+    /// Only their bytes are passed on.
+    Removed,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -47,15 +58,17 @@ enum State {
 
 /// The frames on their way.
 pub(crate) struct Chunked {
-    signing: Signing,
+    framing: Framing,
     state: State,
     line: BytesMut,
+    trailers: BytesMut,
     out: VecDeque<Bytes>,
 }
 
 impl Chunked {
-    pub(crate) fn new(signing: Signing) -> Self {
-        Self { signing, state: State::Line, line: BytesMut::new(), out: VecDeque::new() }
+    pub(crate) fn new(framing: Framing) -> Self {
+        let (line, trailers) = (BytesMut::new(), BytesMut::new());
+        Self { framing, state: State::Line, line, trailers, out: VecDeque::new() }
     }
 
     /// The next bytes to pass on.
@@ -78,14 +91,36 @@ impl Chunked {
                         return Err(ChunkedError::Malformed);
                     }
                     self.state = if left == 2 { State::End(1) } else { State::Line };
-                    if left == 1 && self.signing == Signing::Frames {
+                    if left == 1 && self.framing == Framing::Signed {
                         self.out.push_back(Bytes::from_static(b"\r\n"));
+                    }
+                }
+                State::Trailers if self.framing == Framing::Removed => {
+                    self.trailers.extend_from_slice(&std::mem::take(&mut bytes));
+                    if self.trailers.len() > TRAILERS_BYTES_MAX {
+                        return Err(ChunkedError::Malformed);
                     }
                 }
                 State::Trailers => self.out.push_back(std::mem::take(&mut bytes)),
             }
         }
         Ok(())
+    }
+
+    /// Ends with the body. The trailers, if they are not passed on.
+    pub(crate) fn finish(&mut self) -> Result<HeaderMap, ChunkedError> {
+        if self.state != State::Trailers {
+            return Err(ChunkedError::BrokenOff);
+        }
+        let text = std::str::from_utf8(&self.trailers).map_err(|_| ChunkedError::Malformed)?;
+        let mut trailers = HeaderMap::new();
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            let (name, value) = line.split_once(':').ok_or(ChunkedError::Malformed)?;
+            let name = HeaderName::try_from(name.trim()).map_err(|_| ChunkedError::Malformed)?;
+            let value = HeaderValue::try_from(value.trim()).map_err(|_| ChunkedError::Malformed)?;
+            trailers.insert(name, value);
+        }
+        Ok(trailers)
     }
 
     fn take_line(&mut self, bytes: &mut Bytes) -> Result<(), ChunkedError> {
@@ -112,11 +147,13 @@ impl Chunked {
         }
         let len = u64::from_str_radix(digits, 16).map_err(|_| ChunkedError::Malformed)?;
         if len == 0 {
-            self.out.push_back(line);
+            if self.framing != Framing::Removed {
+                self.out.push_back(line);
+            }
             self.state = State::Trailers;
             return Ok(());
         }
-        if self.signing == Signing::Frames {
+        if self.framing == Framing::Signed {
             if len > SIGNED_BYTES_MAX {
                 return Err(ChunkedError::TooLong(len));
             }
@@ -126,9 +163,9 @@ impl Chunked {
         Ok(())
     }
 
-    /// Passes bytes of a frame on: unsigned, in frames of their own.
+    /// Passes bytes of a frame on: unsigned ones in frames of their own.
     fn pass(&mut self, mut bytes: Bytes) {
-        if self.signing == Signing::Frames {
+        if self.framing != Framing::Unsigned {
             self.out.push_back(bytes);
             return;
         }
@@ -147,8 +184,8 @@ mod tests {
     use proptest::prelude::*;
 
     /// What comes out when `text` comes in pieces of `step` bytes.
-    fn run(signing: Signing, text: &[u8], step: usize) -> Result<Vec<u8>, ChunkedError> {
-        let mut chunked = Chunked::new(signing);
+    fn run(framing: Framing, text: &[u8], step: usize) -> Result<Vec<u8>, ChunkedError> {
+        let mut chunked = Chunked::new(framing);
         let mut out = Vec::new();
         for piece in text.chunks(step) {
             chunked.take(Bytes::copy_from_slice(piece))?;
@@ -193,7 +230,7 @@ mod tests {
             }
             text.extend_from_slice(b"0\r\nx-amz-checksum-crc32:AAAAAA==\r\n\r\n");
             let step = step.max(text.len() / 5_000 + 1);
-            let (got, longest, trailers) = decode(&run(Signing::None, &text, step).unwrap());
+            let (got, longest, trailers) = decode(&run(Framing::Unsigned, &text, step).unwrap());
             prop_assert!(got == data);
             prop_assert!(longest as u64 <= FRAME_BYTES_MAX);
             prop_assert_eq!(trailers, b"x-amz-checksum-crc32:AAAAAA==\r\n\r\n".to_vec());
@@ -204,23 +241,49 @@ mod tests {
     fn signed_frames_pass_unchanged() {
         let text = b"5;chunk-signature=ab\r\nhello\r\n0;chunk-signature=cd\r\n\r\n";
         for step in 1..text.len() {
-            assert_eq!(run(Signing::Frames, text, step).unwrap(), text);
+            assert_eq!(run(Framing::Signed, text, step).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn removed_frames_leave_bytes_and_trailers() {
+        let text = b"5;chunk-signature=ab\r\nhello\r\n2\r\n!?\r\n0\r\nX-Amz-Checksum-Crc32: AAAAAA==\r\n\r\n";
+        for step in 1..text.len() {
+            let mut chunked = Chunked::new(Framing::Removed);
+            let mut out = Vec::new();
+            for piece in text.chunks(step) {
+                chunked.take(Bytes::copy_from_slice(piece)).unwrap();
+                out.extend(std::iter::from_fn(|| chunked.next()).flatten());
+            }
+            assert_eq!(out, b"hello!?");
+            assert_eq!(chunked.finish().unwrap()["x-amz-checksum-crc32"], "AAAAAA==");
+        }
+    }
+
+    #[test]
+    fn the_last_frame_must_come() {
+        for framing in [Framing::Signed, Framing::Unsigned, Framing::Removed] {
+            let mut chunked = Chunked::new(framing);
+            chunked.take(Bytes::from_static(b"5\r\nhello\r\n")).unwrap();
+            assert!(chunked.finish().unwrap_err().to_string().contains("broke off"));
+            chunked.take(Bytes::from_static(b"0\r\n")).unwrap();
+            assert!(chunked.finish().unwrap().is_empty());
         }
     }
 
     #[track_caller]
-    fn check_refused(signing: Signing, text: &[u8], expected: &str) {
-        let error = run(signing, text, 7).unwrap_err();
+    fn check_refused(framing: Framing, text: &[u8], expected: &str) {
+        let error = run(framing, text, 7).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     }
 
     #[test]
     fn what_is_no_framing_is_refused() {
-        check_refused(Signing::None, b"hello\r\n", "malformed");
-        check_refused(Signing::None, b"+5\r\nhello\r\n", "malformed");
-        check_refused(Signing::None, b"5\r\nhello!!", "malformed");
-        check_refused(Signing::None, &[b'0'; 400], "malformed");
-        check_refused(Signing::None, b"fffffffffffffffff\r\n", "malformed");
-        check_refused(Signing::Frames, b"ffffffff;chunk-signature=ab\r\n", "too long");
+        check_refused(Framing::Unsigned, b"hello\r\n", "malformed");
+        check_refused(Framing::Unsigned, b"+5\r\nhello\r\n", "malformed");
+        check_refused(Framing::Unsigned, b"5\r\nhello!!", "malformed");
+        check_refused(Framing::Unsigned, &[b'0'; 400], "malformed");
+        check_refused(Framing::Unsigned, b"fffffffffffffffff\r\n", "malformed");
+        check_refused(Framing::Signed, b"ffffffff;chunk-signature=ab\r\n", "too long");
     }
 }
