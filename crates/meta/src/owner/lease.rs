@@ -8,8 +8,10 @@ use std::collections::HashMap;
 use base::{Ino, LeaseId, SessionId};
 use wire::meta::{LeaseGrant, LeaseKind, OwnerEvent};
 
-/// A recall without an answer for this long ends in revocation.
-pub const RECALL_TIMEOUT_NS: u64 = 10_000_000_000;
+/// A recall without an answer ends in revocation when the holder has not committed anything for this long ...
+pub const RECALL_IDLE_NS: u64 = 10_000_000_000;
+/// ... or, however much it still writes, after this long.
+pub const RECALL_TIMEOUT_NS: u64 = 60_000_000_000;
 
 /// What an operation is about to do to an inode that others may have leases on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +26,14 @@ pub enum Intent {
 struct Recall {
     keep: Option<LeaseKind>,
     since_ns: u64,
+    /// When the holder last committed something under the lease, or the recall was sent.
+    progress_ns: u64,
+}
+
+impl Recall {
+    fn is_late(&self, now_ns: u64) -> bool {
+        now_ns >= self.progress_ns + RECALL_IDLE_NS || now_ns >= self.since_ns + RECALL_TIMEOUT_NS
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -74,8 +84,8 @@ impl LeaseTable {
             clear = false;
             let stricter = holder.recall.is_none_or(|recall| recall.keep.is_some() && keep.is_none());
             if stricter {
-                let since_ns = holder.recall.map_or(now_ns, |recall| recall.since_ns);
-                holder.recall = Some(Recall { keep, since_ns });
+                let before = holder.recall.unwrap_or(Recall { keep, since_ns: now_ns, progress_ns: now_ns });
+                holder.recall = Some(Recall { keep, ..before });
                 let lease = holder.grant(ino);
                 events.push((holder.session, OwnerEvent::Recall { lease, keep }));
             }
@@ -142,6 +152,14 @@ impl LeaseTable {
         })
     }
 
+    /// The session has committed something under the lease: it is slow, and not gone.
+    pub fn note_progress(&mut self, ino: Ino, session: SessionId, now_ns: u64) {
+        let holders = self.inodes.get_mut(&ino).into_iter().flatten();
+        for recall in holders.filter(|held| held.session == session).filter_map(|held| held.recall.as_mut()) {
+            recall.progress_ns = now_ns;
+        }
+    }
+
     /// Whether a session other than this one may have what the owner does not know yet.
     pub fn is_written(&self, ino: Ino, session: SessionId) -> bool {
         self.inodes.get(&ino).is_some_and(|holders| {
@@ -162,13 +180,13 @@ impl LeaseTable {
         self.inodes.remove(&ino);
     }
 
-    /// Revokes what was recalled too long ago. Returns the inodes concerned.
+    /// Revokes what was recalled and is not given back. Returns the inodes concerned.
     pub fn expire(&mut self, now_ns: u64, events: &mut Events) -> Vec<Ino> {
         let (mut touched, mut revoked) = (Vec::new(), Vec::new());
         for (ino, holders) in &mut self.inodes {
             let before = holders.len();
             holders.retain(|holder| {
-                let late = holder.recall.is_some_and(|recall| now_ns >= recall.since_ns + RECALL_TIMEOUT_NS);
+                let late = holder.recall.is_some_and(|recall| recall.is_late(now_ns));
                 if late {
                     revoked.push((holder.session, holder.grant(*ino)));
                 }

@@ -55,12 +55,41 @@ fn an_unanswered_recall_ends_in_revocation_of_that_inode_only() {
     let lost = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
     let kept = table.grant(Ino(10), session(1), LeaseKind::Exclusive).unwrap();
     assert!(!clear(&mut table, 2, Intent::Change, &mut events));
-    assert!(table.expire(RECALL_TIMEOUT_NS - 1, &mut events).is_empty());
-    assert_eq!(table.expire(RECALL_TIMEOUT_NS, &mut events), [INO]);
+    assert!(table.expire(RECALL_IDLE_NS - 1, &mut events).is_empty());
+    assert_eq!(table.expire(RECALL_IDLE_NS, &mut events), [INO]);
     assert_eq!(events.last(), Some(&(session(1), OwnerEvent::Revoked { lease: lost })));
     assert!(!table.may_write(INO, session(1), lost.id));
     assert!(table.may_write(Ino(10), session(1), kept.id));
     assert!(clear(&mut table, 2, Intent::Change, &mut events));
+}
+
+#[test]
+fn a_holder_that_still_writes_has_time_to_flush_but_not_for_ever() {
+    let mut table = LeaseTable::default();
+    let mut events = Events::new();
+    let lease = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
+    assert!(!clear(&mut table, 2, Intent::Change, &mut events));
+    let mut now_ns = 0;
+    while now_ns + RECALL_IDLE_NS < RECALL_TIMEOUT_NS {
+        now_ns += RECALL_IDLE_NS - 1;
+        assert!(table.expire(now_ns, &mut events).is_empty());
+        table.note_progress(INO, session(2), now_ns);
+        table.note_progress(INO, session(1), now_ns);
+        assert!(!clear(&mut table, 2, Intent::Change, &mut events));
+    }
+    assert!(table.expire(RECALL_TIMEOUT_NS - 1, &mut events).is_empty());
+    assert_eq!(table.expire(RECALL_TIMEOUT_NS, &mut events), [INO]);
+    assert!(!table.may_write(INO, session(1), lease.id));
+}
+
+#[test]
+fn what_others_commit_is_no_progress() {
+    let mut table = LeaseTable::default();
+    let mut events = Events::new();
+    table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
+    assert!(!clear(&mut table, 2, Intent::Change, &mut events));
+    table.note_progress(INO, session(2), RECALL_IDLE_NS - 1);
+    assert_eq!(table.expire(RECALL_IDLE_NS, &mut events), [INO]);
 }
 
 #[test]
