@@ -161,6 +161,7 @@ store_down() {
     sha256sum "$MNT/tiny" "$MNT/meanwhile" >/dev/null
     wait_until 60 tier_is '.problem != null and .store_health.up == false'
     "$FOREBAY" status "$NODE" | grep -i 'cold'
+    known_to_be_down
     # What is over within seconds is no event.
     wait_until 60 happened 'store cold' down
     store_start
@@ -168,6 +169,15 @@ store_down() {
     note_sums
     wait_until 60 tier_is '.problem == null and .store_health.up and .queued_extents == 0'
     wait_until 60 happened 'store cold' down up
+}
+# Nobody waits long for it.
+known_to_be_down() {
+    local began=$SECONDS
+    expect_fail 'Input/output error' sha256sum "$MNT/big"
+    # The first says why; what is on the drives comes all the same.
+    expect_fail 'store cold is DOWN: ' tier fetch "$MNT/big" "$MNT/meanwhile"
+    echo "EIO and no fetch after $((SECONDS - began)) s"
+    [ $((SECONDS - began)) -le 15 ]
 }
 # happened SUBJECT KIND…: of this, these were the last events, in this order.
 happened() {

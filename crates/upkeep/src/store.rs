@@ -56,6 +56,8 @@ const ATTEMPTS_MAX: usize = 5;
 /// What somebody waits for is not tried again after this, so that they learn of a store that never answers after two
 /// attempts.
 const GET_PATIENCE_NS: u64 = 20_000_000_000;
+/// What somebody waits for of a store that is down is tried once, for so long.
+const GET_TIMEOUT_DOWN: Duration = Duration::from_secs(3);
 
 /// A store as requests see it.
 pub struct S3Store {
@@ -120,17 +122,24 @@ impl S3Store {
             .with_max_delay(PAUSE_MAX)
             .with_max_times(ATTEMPTS_MAX - 1)
             .with_jitter();
+        let waits = ask.method == Method::GET;
         let attempts = || async {
             self.traffic.pace(ask.bytes()).await;
             op.attempt();
-            let result = self.once(&ask).await;
+            let result = match waits && self.traffic.is_down() {
+                true => self.within(GET_TIMEOUT_DOWN, &ask).await,
+                false => self.once(&ask).await,
+            };
             op.answered(&result);
+            if result.is_ok() {
+                self.traffic.answers();
+            }
             result
         };
         let begun_ns = self.env.clock.boot_ns();
         let is_worth_it = |error: &StoreError| {
-            let waits = ask.method == Method::GET;
-            error.is_passing() && !(waits && self.env.clock.boot_ns() - begun_ns > GET_PATIENCE_NS)
+            let is_late = || self.env.clock.boot_ns() - begun_ns > GET_PATIENCE_NS;
+            error.is_passing() && !(waits && (self.traffic.is_down() || is_late()))
         };
         attempts.retry(pauses).when(is_worth_it).await
     }
@@ -156,20 +165,23 @@ impl S3Store {
 
     async fn look(&self) -> Result<(), StoreError> {
         let ask = Ask::new(Method::GET, ALIVE.to_owned());
-        match tokio::time::timeout(LOOK_TIMEOUT, self.once(&ask)).await {
+        match self.within(LOOK_TIMEOUT, &ask).await {
             // There is no such object: that is an answer, unless it is about the bucket.
-            Ok(Err(StoreError::NotFound(text))) if !answer::is_about_bucket(&text) => Ok(()),
+            Err(StoreError::NotFound(text)) if !answer::is_about_bucket(&text) => Ok(()),
             // A key that may not list is not told what there is not.
-            Ok(Err(StoreError::Denied(text))) if answer::is_about_rights(&text) => Ok(()),
-            Ok(found) => found.map(drop),
-            Err(_) => Err(StoreError::Unavailable("it took too long".to_owned())),
+            Err(StoreError::Denied(text)) if answer::is_about_rights(&text) => Ok(()),
+            found => found.map(drop),
         }
     }
 
     /// One request, once.
     async fn once(&self, ask: &Ask) -> Result<Bytes, StoreError> {
         let slowest = Duration::from_secs(ask.bytes() / BYTES_PER_S_MIN);
-        let answer = tokio::time::timeout(REQUEST_TIMEOUT + slowest, self.exchange(ask)).await;
+        self.within(REQUEST_TIMEOUT + slowest, ask).await
+    }
+
+    async fn within(&self, timeout: Duration, ask: &Ask) -> Result<Bytes, StoreError> {
+        let answer = tokio::time::timeout(timeout, self.exchange(ask)).await;
         answer.unwrap_or_else(|_| Err(StoreError::Unavailable("it took too long".to_owned())))
     }
 

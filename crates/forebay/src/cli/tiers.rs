@@ -25,7 +25,7 @@ use crate::node::NodeDir;
 
 /// Steps of fetching that are under way: while one ends, the next has begun.
 const STEPS: usize = 2;
-/// Files that may fail to come back before nothing more is asked for: a store that is down costs each of them half a minute.
+/// Files that may fail to come back before nothing more is asked for.
 const PROBLEMS_MAX: usize = 16;
 const HOUR_S: u64 = 3600;
 const DAY_S: u64 = 24 * HOUR_S;

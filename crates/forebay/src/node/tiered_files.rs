@@ -26,6 +26,12 @@ impl Node {
         Ok(entry_of(&mut state, name)?.client.clone())
     }
 
+    /// What is said of the store of a filesystem if it is down.
+    async fn why_down(&self, name: &str) -> Result<Option<String>, AdminError> {
+        let mut state = self.state.lock().await;
+        Ok(entry_of(&mut state, name)?.tier.why_down())
+    }
+
     /// A file, written out, and a client that reaches it.
     async fn tier_file(&self, name: &str, path: &str) -> Result<(Client, Attr), AdminError> {
         let client = self.client_of(name).await?;
@@ -67,11 +73,13 @@ impl Node {
         let found =
             stream::iter(files.clone()).map(|file| find_away(&client, name, file)).buffered(FILES_AT_ONCE);
         let found: Vec<_> = found.collect().await;
+        let down = self.why_down(name).await?;
         let (mut room, mut wanted) = (client.free_bytes(), Vec::new());
         let mut infos = Vec::with_capacity(files.len());
         for (file, found) in files.iter().zip(found) {
             let problem = match found {
                 Ok((_, Some(away))) if away > room => Some(no_room(&file.path, away, room)),
+                Ok((_, away)) if away != Some(0) && down.is_some() => down.clone(),
                 Ok((ino, away_bytes)) => {
                     room -= away_bytes.unwrap_or(0);
                     wanted.push((infos.len(), (ino, file.offset)));
@@ -85,7 +93,9 @@ impl Node {
         let (numbers, wanted): (Vec<usize>, Vec<_>) = wanted.into_iter().unzip();
         // Somebody asked for it, but others come first.
         let pace = GivesWay::new(client.clone(), self.pace.clone(), |_| false);
-        for (number, fetched) in numbers.into_iter().zip(client.fetch_files(&wanted, Some(&pace)).await) {
+        let fetched = client.fetch_files(&wanted, Some(&pace)).await;
+        let down = if fetched.iter().any(Result::is_err) { self.why_down(name).await? } else { None };
+        for (number, fetched) in numbers.into_iter().zip(fetched) {
             let (info, file) = (&mut infos[number], &files[number]);
             match fetched {
                 Ok(fetched) => {
@@ -93,7 +103,7 @@ impl Node {
                     // It was not begun with.
                     info.away_bytes.take_if(|_| fetched.next == Some(file.offset));
                 }
-                Err(error) => info.problem = Some(not_back(file, error)),
+                Err(error) => info.problem = Some(down.clone().unwrap_or_else(|| not_back(file, error))),
             }
         }
         Ok(infos)

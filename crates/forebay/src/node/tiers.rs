@@ -119,6 +119,13 @@ impl TierEntry {
         StoreHealth::of(seen.collect())
     }
 
+    /// What is said of the store if it is down.
+    pub(super) fn why_down(&self) -> Option<String> {
+        let health = self.store_health();
+        let problem = health.problem.unwrap_or_default();
+        (health.up == Some(false)).then(|| format!("store {} is DOWN: {problem}", self.store))
+    }
+
     /// For the list of events.
     pub(super) fn signs(&self) -> TierSigns {
         let health = self.store_health();

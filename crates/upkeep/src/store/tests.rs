@@ -49,6 +49,9 @@ async fn serve(listener: TcpListener, answers: Vec<String>, asked: Arc<Mutex<Vec
             asked.lock().unwrap().push(request);
             let answer = &answers[turn.min(answers.len() - 1)];
             turn += 1;
+            if answer == SILENCE {
+                std::future::pending::<()>().await;
+            }
             // An empty answer is a broken connection.
             if answer.is_empty() || stream.write_all(answer.as_bytes()).await.is_err() {
                 break;
@@ -80,6 +83,8 @@ impl Server {
     }
 }
 
+/// No answer, and the connection stays.
+const SILENCE: &str = "...";
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 const BUSY: &str = "HTTP/1.1 503 Slow\r\ncontent-length: 21\r\n\r\n<Code>SlowDown</Code>";
 const PART: &str = "HTTP/1.1 206 Part\r\ncontent-length: 3\r\n\r\nabc";
@@ -142,6 +147,54 @@ async fn what_may_pass_is_tried_again_and_the_rest_is_not() {
     let denied = Server::start(&["HTTP/1.1 403 No\r\ncontent-length: 0\r\n\r\n", OK]).await;
     assert!(matches!(denied.store.put(key(), Outgoing::default()).await, Err(StoreError::Denied(_))));
     assert_eq!(denied.first_lines().len(), 1);
+}
+
+/// The store does not answer those who look.
+fn goes_down(store: &S3Store) {
+    for _ in 0..3 {
+        store.traffic.looked(Err(StoreError::Unavailable("why".to_owned())));
+    }
+    assert_eq!(store.health().up, Some(false));
+}
+
+#[tokio::test]
+async fn a_store_that_is_down_is_asked_once_for_what_somebody_waits_for() {
+    let server = Server::start(&[BUSY, PART, PART]).await;
+    goes_down(&server.store);
+    assert!(matches!(server.store.get(key(), Some(0..3)).await, Err(StoreError::Busy(_))));
+    assert_eq!(server.first_lines().len(), 1);
+    // What it gives is taken, and says that it is there again.
+    assert_eq!(server.store.get(key(), Some(0..3)).await.unwrap(), "abc");
+    assert_eq!(server.store.health().up, Some(true));
+    // What nobody waits for is still tried again.
+    let server = Server::start(&[BUSY, OK]).await;
+    goes_down(&server.store);
+    server.store.put(key(), Outgoing::default()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_down_and_silent_is_not_waited_for() {
+    let server = Server::start(&[SILENCE]).await;
+    goes_down(&server.store);
+    let began = tokio::time::Instant::now();
+    let error = server.store.get(key(), Some(0..64 << 20)).await.unwrap_err();
+    let took = began.elapsed();
+    assert!(took <= Duration::from_secs(5), "{error} after {took:?}");
+}
+
+#[tokio::test]
+async fn whoever_waits_for_a_store_that_goes_down_does_not_try_again() {
+    let server = Server::start(&[BUSY, BUSY, PART]).await;
+    let get = server.store.get(key(), Some(0..3));
+    let down = async {
+        while server.first_lines().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        goes_down(&server.store);
+    };
+    let (got, ()) = futures_util::future::join(get, down).await;
+    assert!(matches!(got, Err(StoreError::Busy(_))), "{got:?}");
+    assert!(server.first_lines().len() <= 2);
 }
 
 #[tokio::test]

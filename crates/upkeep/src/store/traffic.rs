@@ -13,6 +13,8 @@ use crate::bucket::Bucket;
 const RECENT_MAX: usize = 256;
 /// What may go at once after a rest.
 const BURST_MS: u64 = 250;
+/// Looks in a row that fail before the store is down: one alone may be bad luck.
+const FAILED_LOOKS: u32 = 3;
 
 /// All of it, for one store.
 pub(super) struct Traffic {
@@ -20,7 +22,14 @@ pub(super) struct Traffic {
     bytes_per_s: Option<u64>,
     tokens: Bucket,
     ops: Mutex<Ops>,
-    health: Mutex<SeenBy>,
+    health: Mutex<Health>,
+}
+
+#[derive(Default)]
+struct Health {
+    seen: SeenBy,
+    /// Looks that failed since the last that did not.
+    failed: u32,
 }
 
 #[derive(Default)]
@@ -92,22 +101,37 @@ impl Traffic {
         }
     }
 
-    /// Whether the store answers, as of the last look.
+    /// Whether the store answers.
     pub(super) fn health(&self) -> SeenBy {
-        self.health.lock().expect("no holder of this lock panics").clone()
+        self.health.lock().expect("no holder of this lock panics").seen.clone()
+    }
+
+    /// Whether it is known not to answer.
+    pub(super) fn is_down(&self) -> bool {
+        self.health.lock().expect("no holder of this lock panics").seen.up == Some(false)
+    }
+
+    /// The store did what it was asked for.
+    pub(super) fn answers(&self) {
+        self.looked(Ok(()));
     }
 
     /// Notes what a look at the store found.
     pub(super) fn looked(&self, found: Result<(), StoreError>) {
         let mut health = self.health.lock().expect("no holder of this lock panics");
         let up = found.is_ok();
-        if health.up != Some(up) {
-            if health.up.is_some() || !up {
+        health.failed = if up { 0 } else { health.failed + 1 };
+        if !up && health.failed < FAILED_LOOKS {
+            return;
+        }
+        let seen = &mut health.seen;
+        if seen.up != Some(up) {
+            if seen.up.is_some() || !up {
                 tracing::warn!(up, problem = ?found.as_ref().err().map(ToString::to_string), "object store");
             }
-            (health.up, health.since_s) = (Some(up), self.now_s());
+            (seen.up, seen.since_s) = (Some(up), self.now_s());
         }
-        health.problem = found.err().map(|error| error.explained());
+        seen.problem = found.err().map(|error| error.explained());
     }
 }
 
@@ -209,11 +233,20 @@ mod tests {
         let up = traffic.health();
         sim.clock.advance_ns(9_000_000_000);
         traffic.looked(Ok(()));
+        let failed = || traffic.looked(Err(StoreError::Denied("why".to_owned())));
+        // One that fails is not all of them.
+        for _ in 0..3 {
+            (1..FAILED_LOOKS).for_each(|_| failed());
+            traffic.looked(Ok(()));
+        }
+        (1..FAILED_LOOKS).for_each(|_| failed());
         assert_eq!(traffic.health(), up);
-        traffic.looked(Err(StoreError::Denied("why".to_owned())));
+        failed();
         let down = traffic.health();
         assert_eq!(down.up, Some(false));
         assert!(down.problem.as_ref().unwrap().starts_with("refused: why (the key needs"));
-        assert!(down.since_s > up.since_s);
+        assert!(down.since_s > up.since_s && traffic.is_down());
+        traffic.answers();
+        assert_eq!((traffic.health().up, traffic.health().problem), (Some(true), None));
     }
 }
