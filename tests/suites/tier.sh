@@ -300,6 +300,27 @@ shrinks() {
     same_sums
 }
 check "the bucket shrinks when files are removed" shrinks
+# While the store is down nothing comes back, so the detach is still under way.
+stays() {
+    local waiter
+    tier release "$MNT/last" "$MNT/small"
+    store_kill
+    fs detach main
+    fs detach main --wait >"$WORK/waiting" 2>&1 &
+    waiter=$!
+    expect_fail 'nothing leaves them now' tier release "$MNT/last"
+    wait_until 30 tier_is '.problem != null'
+    fs attach main cold | grep 'the detach is cancelled'
+    not wait "$waiter"
+    grep 'attached to store cold again' "$WORK/waiting"
+    tier_is '.state == "tiering" and .away_bytes > 0'
+    store_start
+    "$FOREBAY" store update "$NODE" cold --port "$(reached_port)"
+    wait_until 90 tier_is '.queued_extents == 0 and (.queueing | not) and .problem == null'
+    cold_cache
+    same_sums
+}
+check "a detach that is under way is cancelled" stays
 detached() {
     fs detach main --wait
     tier_status | jq -e '. == []'

@@ -112,10 +112,8 @@ impl Client {
         }
     }
 
-    /// New extents wait for their upload from now on, and step by step all others.
-    ///
-    /// # Errors
-    /// `WouldBlock` while everything comes back from another store.
+    /// New extents wait for their upload from now on, and step by step all others. While everything comes back from a store,
+    /// that ends: it must be the same store.
     pub async fn tier_attach(&self) -> Result<(), FsError> {
         self.tier(TierRequest::Attach).await.map(drop)
     }

@@ -540,7 +540,6 @@ fn a_store_is_left_when_everything_is_back() {
             assert_eq!(old.seek(*ino, 0, SeekKind::Data).await.unwrap(), 0, "len={}", bytes.len());
         }
         client.tier_leave().await.unwrap();
-        assert_eq!(client.tier_attach().await, Err(FsError::WouldBlock));
         for (ino, _) in &files {
             fetch_whole(&client, *ino).await;
         }
@@ -559,6 +558,37 @@ fn a_store_is_left_when_everything_is_back() {
             assert!(read_all(&old, *ino).await.unwrap() == *bytes, "through an old map");
         }
         client.tier_attach().await.unwrap();
+    });
+}
+
+#[test]
+fn a_store_that_was_being_left_is_used_again() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (client, files) = all_away(&world, &store).await;
+        client.tier_leave().await.unwrap();
+        let (came, stays) = files.split_at(3);
+        for (ino, _) in came {
+            fetch_whole(&client, *ino).await;
+        }
+        while client.tier_leave_step().await.unwrap() {}
+        client.tier_attach().await.unwrap();
+        // What came back stays where it is, and so does what did not.
+        for (ino, bytes) in came {
+            assert_eq!(tiers(&client, *ino).await.drives_bytes, bytes.len() as u64);
+        }
+        for (ino, bytes) in stays {
+            assert_eq!(tiers(&client, *ino).await.away_bytes, bytes.len() as u64);
+        }
+        while client.tier_queue_step().await.unwrap() {}
+        let queued: usize = came.iter().map(|(_, bytes)| bytes.len()).sum();
+        assert_eq!(client.tier_stat().await.unwrap().queued.bytes, queued as u64);
+        send_away(&world, &client).await;
+        delete_dead(&client).await;
+        let cold = world.tiered_client(&store).await;
+        for (ino, bytes) in &files {
+            assert!(read_all(&cold, *ino).await.unwrap() == *bytes, "len={}", bytes.len());
+        }
     });
 }
 

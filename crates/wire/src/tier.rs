@@ -177,7 +177,8 @@ impl TierStat {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are named as what they hold is elsewhere")]
 pub enum TierRequest {
-    /// From now on new extents wait for their upload, and step by step all others.
+    /// From now on new extents wait for their upload, and step by step all others. Those that are away must be in the same
+    /// store: whoever was leaving it stays.
     Attach,
     /// Queues a bounded number of the extents that were there before. Answer: `More`.
     QueueStep,

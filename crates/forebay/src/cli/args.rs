@@ -370,10 +370,13 @@ pub(crate) enum FsCommand {
     /// Move data of a filesystem to an object store as it ages. With the store that it has, change how.
     Attach(AttachArgs),
     /// Bring everything back from the object store, and leave it. Files can be read and written meanwhile.
-    #[command(after_help = "Refuses if the drives have no room for what only the store has.
+    #[command(
+        after_help = "Refuses if the drives have no room for what only the store has. Until it is done, `forebay fs attach` \
+with the same store goes back: what has come stays on the drives, the rest in the store.
 
 Example:
-  forebay fs detach /srv/forebay main --wait")]
+  forebay fs detach /srv/forebay main --wait"
+    )]
     Detach {
         /// The node's directory.
         dir: PathBuf,

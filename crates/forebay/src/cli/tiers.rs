@@ -89,10 +89,19 @@ pub(super) fn tier(command: TierCommand) -> Result<()> {
 pub(super) fn attach(args: AttachArgs) -> Result<()> {
     let AttachArgs { dir, name, store, retention, tiering_cue, group_times, json } = args;
     let request = AttachStore { store, retention_s: retention, cue_s: tiering_cue, group_times };
-    let info = ask(&dir, |client| async move { client.attach_store(&name, &request).await })?;
+    let (info, was_leaving) = ask(&dir, |client| async move {
+        let was_leaving =
+            client.tiers().await?.iter().any(|tier| tier.filesystem == name && is_leaving(tier));
+        Ok((client.attach_store(&name, &request).await?, was_leaving))
+    })?;
     print(json.into(), &info, |info| {
+        let stays = if was_leaving {
+            "the detach is cancelled, what came back stays on the drives until it is due; "
+        } else {
+            ""
+        };
         format!(
-            "filesystem {} moves data to store {}: copied after {}, from the drives after {}{}",
+            "{stays}filesystem {} moves data to store {}: copied after {}, from the drives after {}{}",
             info.filesystem,
             info.store,
             format_duration(info.cue_s),
@@ -133,13 +142,18 @@ fn wait_for_detach(dir: &Path, mut info: TierInfo) -> Result<TierInfo> {
         std::thread::park_timeout(POLL);
         let tiers = ask(dir, |client| async move { client.tiers().await })?;
         match tiers.into_iter().find(|tier| tier.filesystem == info.filesystem) {
-            Some(tier) => info = tier,
+            Some(tier) if is_leaving(&tier) => info = tier,
+            Some(tier) => bail!("filesystem {} was attached to store {} again", tier.filesystem, tier.store),
             None => {
                 let state = "detached".to_owned();
                 return Ok(TierInfo { state, problem: None, away_extents: 0, away_bytes: 0, ..info });
             }
         }
     }
+}
+
+fn is_leaving(tier: &TierInfo) -> bool {
+    tier.state == "detaching"
 }
 
 fn forecast_text(all: &[ForecastInfo]) -> String {
@@ -438,7 +452,7 @@ fn times(tier: &TierInfo) -> String {
 
 /// One line for `status`.
 pub(super) fn line(tier: &TierInfo) -> String {
-    let leaving = if tier.state == "detaching" { ", everything comes back" } else { "" };
+    let leaving = if is_leaving(tier) { ", everything comes back" } else { "" };
     format!(
         "tier    {}: store {}, {}, {} not uploaded, {} in both places, {} in the store only{leaving}\n",
         tier.filesystem,

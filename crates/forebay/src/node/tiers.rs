@@ -252,14 +252,15 @@ impl FilesystemEntry {
         }))
     }
 
-    /// Refuses another store than the one that is attached, and all while everything comes back.
+    /// Refuses another store than the one that is attached, or that everything comes back from.
     fn check_attachable(&self, store: &StoreRecord) -> Result<(), AdminError> {
         let (name, present) = (&self.record.name, &self.tier.store);
-        match self.record.tier {
+        match self.record.tier.filter(|tier| tier.store != store.id) {
             Some(TierRecord { detaching: true, .. }) => Err(AdminError::conflict(format!(
-                "filesystem {name} is leaving store {present}: wait until that is done (forebay fs detach --wait)"
+                "filesystem {name} is leaving store {present}: wait until that is done (forebay fs detach --wait), or have it \
+                 stay (forebay fs attach with store {present})"
             ))),
-            Some(tier) if tier.store != store.id => Err(AdminError::conflict(format!(
+            Some(_) => Err(AdminError::conflict(format!(
                 "filesystem {name} has store {present} already: detach it first (forebay fs detach --wait)"
             ))),
             _ => Ok(()),

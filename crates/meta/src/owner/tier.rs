@@ -95,12 +95,10 @@ impl Op<'_> {
     fn attach(&mut self) -> TierOutcome {
         self.volatile.tiers = true;
         let mut state = self.tier_state()?;
-        match state.stat.mode {
-            TierMode::On => return Ok(TierReply::Done),
-            // What is away would be mixed with what another store has.
-            TierMode::Leaving => return Err(FsError::WouldBlock.into()),
-            TierMode::Off => {}
+        if state.stat.mode == TierMode::On {
+            return Ok(TierReply::Done);
         }
+        // Whoever was leaving stays: what is away still is, and what came back is queued like what was there before.
         (state.since_s, state.queue_from) = (self.now_s(), None);
         (state.stat.mode, state.stat.queueing) = (TierMode::On, true);
         self.put_tier_state(&state);

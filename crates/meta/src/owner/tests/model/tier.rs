@@ -76,6 +76,8 @@ impl Run {
             }
             7 => self.delete_blobs(session),
             8 if self.below(6) == 0 => drop(self.tier(session, TierRequest::Leave)),
+            // Perhaps while it is leaving.
+            8 if self.below(6) == 0 => drop(self.tier(session, TierRequest::Attach)),
             8 => drop(self.tier(session, TierRequest::LeaveStep)),
             _ => self.rehydrate(at),
         }
