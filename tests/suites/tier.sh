@@ -112,6 +112,37 @@ fetched_beside() {
     rm "$MNT/pipe"
 }
 check "a file that does not come back holds up no other" fetched_beside
+# Names that are not UTF-8 cannot be asked for.
+odd_names() {
+    local verb odd=$MNT/small/$'caf\xe9'
+    random_file "$odd" 20000
+    for verb in location fetch release; do
+        expect_fail ' 1 of 61$' tier "$verb" "$MNT/small"
+        not tier "$verb" "$MNT/small" --json >"$WORK/asked" 2>/dev/null
+        jq -e 'length == 60' "$WORK/asked"
+    done
+    rm "$odd"
+}
+check "a name that is not UTF-8 is told and holds up no other" odd_names
+changing_tree() {
+    local changes round rounds=0
+    (while [ ! -e "$WORK/enough" ]; do
+        mkdir "$MNT/small/now"
+        touch "$MNT"/small/now/{1..20} "$MNT"/small/now{1..20}
+        rm -r "$MNT"/small/now*
+    done) &
+    changes=$!
+    for round in $(seq 15); do
+        tier location "$MNT/small" --json >"$WORK/asked" && tier fetch "$MNT/small" >/dev/null || break
+        rounds=$round
+    done
+    touch "$WORK/enough"
+    wait "$changes"
+    [ "$rounds" = 15 ]
+    jq -e 'length >= 60' "$WORK/asked"
+    tier release "$MNT/small"
+}
+check "a tree that changes is gone through" changing_tree
 # Written in turns and due at once, and less than blobs are emptied for when half of it goes.
 by_directory() {
     local i before

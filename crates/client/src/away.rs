@@ -302,7 +302,11 @@ impl Away {
         let Cut { range, is_kept } = cut;
         let bytes = if is_kept {
             let key = (place.serial, range.start, range.end);
-            self.windows.get(key, self.verified(place, range.clone())).await?
+            match self.windows.get(key, self.verified(place, range.clone())).await {
+                // It may be something else in the window that is damaged.
+                Err(ReadExtentError::Damaged) if wanted != range => return self.read(place, wanted).await,
+                bytes => bytes?,
+            }
         } else {
             self.verified(place, range.clone()).await?
         };
@@ -327,7 +331,7 @@ impl Away {
             }
             tracing::error!(blob = %self.key(place), from = cut.start, end = cut.end, attempt, "bytes of a blob are not what was stored");
         }
-        Err(ReadExtentError::Away)
+        Err(ReadExtentError::Damaged)
     }
 
     async fn front(&self, place: &BlobPlace) -> Result<Arc<Front>, ReadExtentError> {

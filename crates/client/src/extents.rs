@@ -78,6 +78,8 @@ pub(crate) enum ReadExtentError {
     Unreadable,
     /// Only an object store has it, and that does not give it.
     Away,
+    /// The same, and what it gives is not what was stored. Other ranges of the blob may be.
+    Damaged,
 }
 
 /// Why a shard was not restored.
@@ -95,9 +97,10 @@ impl From<ReadExtentError> for RestoreShardError {
     fn from(error: ReadExtentError) -> Self {
         match error {
             ReadExtentError::Gone => Self::Gone,
-            ReadExtentError::Doubtful | ReadExtentError::Unreadable | ReadExtentError::Away => {
-                Self::Unreadable
-            }
+            ReadExtentError::Doubtful
+            | ReadExtentError::Unreadable
+            | ReadExtentError::Away
+            | ReadExtentError::Damaged => Self::Unreadable,
         }
     }
 }

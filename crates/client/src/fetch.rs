@@ -154,6 +154,8 @@ impl Client {
         let source = if len > LONG {
             match away.read(&place, span.clone()).await {
                 Ok(bytes) => Coming::Fetched(span.start, bytes),
+                // The others do not stay away because of the piece that is damaged.
+                Err(ReadExtentError::Damaged) if load.len() > 1 => Coming::Blob(Reach::Usual),
                 Err(error) => {
                     let failed = load.iter().map(async |wanted| {
                         (wanted.file, self.why_not_back(wanted.ino, &wanted.piece, error).await)

@@ -30,7 +30,7 @@ fn attempts(error: ReadExtentError) -> u32 {
     match error {
         ReadExtentError::Gone => ATTEMPTS,
         ReadExtentError::Doubtful => ATTEMPTS_DOUBTFUL,
-        ReadExtentError::Unreadable | ReadExtentError::Away => 0,
+        ReadExtentError::Unreadable | ReadExtentError::Away | ReadExtentError::Damaged => 0,
     }
 }
 
@@ -130,7 +130,7 @@ impl Client {
                     retries += 1;
                     node.lock().map.forget();
                 }
-                Err(ReadExtentError::Away) if refused.is_none() => {
+                Err(ReadExtentError::Away | ReadExtentError::Damaged) if refused.is_none() => {
                     refused = asked;
                     node.lock().map.forget();
                 }

@@ -652,6 +652,69 @@ fn what_is_due_tells_the_directory_that_it_was_written_in() {
     });
 }
 
+/// Fetches files of `len` bytes that lie side by side in a blob of which one block of the file 3 is wrong for good.
+async fn fetch_beside_damage(world: Arc<World>, len: usize) {
+    let store = Arc::new(MemStore::default());
+    let client = world.tiered_client(&store).await;
+    client.tier_attach().await.unwrap();
+    let mut files = Vec::new();
+    for number in 0..6 {
+        let ino = create(&client, &format!("file {number}")).await;
+        client.write(ino, 0, &pattern(number, len)).await.unwrap();
+        client.fsync(ino).await.unwrap();
+        files.push((ino, 0));
+    }
+    send_away(&world, &client).await;
+    assert_eq!(store.keys().len(), 1, "one blob has them");
+    let block = pattern(3, len)[4096..8192].to_vec();
+    for blob in store.objects.lock().unwrap().values_mut() {
+        let mut wrong = blob.to_vec();
+        let at = wrong.chunks(4096).position(|found| found == block).unwrap() * 4096;
+        wrong[at] ^= 1;
+        *blob = wrong.into();
+    }
+    let cold = world.tiered_client(&store).await;
+    for (number, fetched) in cold.fetch_files(&files, None).await.into_iter().enumerate() {
+        let expected =
+            if number == 3 { Err(FsError::Io) } else { Ok(Fetched { bytes: len as u64, next: None }) };
+        assert_eq!(fetched, expected, "file {number} of {len} bytes");
+    }
+    for (number, (ino, _)) in files.iter().enumerate() {
+        let read = read_all(&cold, *ino).await;
+        if number == 3 {
+            assert_eq!(read, Err(FsError::Io));
+        } else {
+            assert!(read.unwrap() == pattern(number as u64, len), "file {number} of {len} bytes");
+        }
+    }
+}
+
+#[test]
+fn what_lies_beside_damaged_bytes_comes_back() {
+    for len in [12_000, 40_000, 150_000, 300_000] {
+        run("4+2", move |world| fetch_beside_damage(world, len));
+    }
+}
+
+#[test]
+fn what_is_read_of_a_window_need_not_be_all_of_it() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (client, files) = all_away(&world, &store).await;
+        let (ino, bytes) = &files[3];
+        let block = &bytes[8192..12_288];
+        for blob in store.objects.lock().unwrap().values_mut() {
+            let Some(at) = blob.chunks(4096).position(|found| found == block) else { continue };
+            let mut wrong = blob.to_vec();
+            wrong[at * 4096] ^= 1;
+            *blob = wrong.into();
+        }
+        assert_eq!(client.read(*ino, 0, 256 << 10).await, Err(FsError::Io));
+        let read = client.read(*ino, 256 << 10, 256 << 10).await.unwrap();
+        assert!(read[..] == bytes[256 << 10..512 << 10]);
+    });
+}
+
 #[test]
 fn what_the_store_has_of_a_file_comes_back_though_it_lacks_a_part() {
     run("4+2", |world| async move {

@@ -6,6 +6,7 @@ use admin::{CreateFilesystem, FilesystemInfo, MountRequest, MoveFilesystem, SetL
 use anyhow::{Context, Result, bail};
 use comfy_table::Table;
 use layout::Profile;
+use posix::fuse::MountedFilesystem;
 
 use super::args::LimitArgs;
 use super::output::{Format, bytes, print, table};
@@ -134,27 +135,35 @@ pub(super) struct Mounted {
     pub(super) inside: String,
 }
 
-/// Finds the mount that holds a path. Its source in the mount table is `DIR#FILESYSTEM`.
-pub(super) fn find_mount(path: &Path) -> Result<Mounted> {
-    let path = PathBuf::from(absolute(path)?);
-    let mounts = posix::fuse::forebay_mounts().context("reading the mount table")?;
-    let holding = mounts.iter().filter(|mount| path.starts_with(&mount.path));
-    // Of mounts inside each other the innermost counts, of those at one place the last.
-    let best = holding.max_by_key(|mount| mount.path.as_os_str().len());
-    let found = best.and_then(|mount| {
-        let (dir, filesystem) = mount.source.rsplit_once('#')?;
-        let inside = path.strip_prefix(&mount.path).ok()?.to_str()?;
-        Some(Mounted {
-            dir: PathBuf::from(dir),
-            filesystem: filesystem.to_owned(),
-            inside: format!("/{inside}"),
-        })
-    });
-    found.with_context(|| format!("{} is not on a mounted Forebay filesystem", path.display()))
+/// All mounts of ours.
+pub(super) struct Mounts(Vec<MountedFilesystem>);
+
+impl Mounts {
+    pub(super) fn read() -> Result<Self> {
+        posix::fuse::forebay_mounts().map(Self).context("reading the mount table")
+    }
+
+    /// Finds the mount that holds a path. Its source in the mount table is `DIR#FILESYSTEM`.
+    pub(super) fn find(&self, path: &Path) -> Result<Mounted> {
+        let path = PathBuf::from(absolute(path)?);
+        let holding = self.0.iter().filter(|mount| path.starts_with(&mount.path));
+        // Of mounts inside each other the innermost counts, of those at one place the last.
+        let best = holding.max_by_key(|mount| mount.path.as_os_str().len());
+        let found = best.and_then(|mount| {
+            let (dir, filesystem) = mount.source.rsplit_once('#')?;
+            let inside = path.strip_prefix(&mount.path).ok()?.to_str()?;
+            Some(Mounted {
+                dir: PathBuf::from(dir),
+                filesystem: filesystem.to_owned(),
+                inside: format!("/{inside}"),
+            })
+        });
+        found.with_context(|| format!("{} is not on a mounted Forebay filesystem", path.display()))
+    }
 }
 
 pub(super) fn why(path: &Path, format: Format) -> Result<()> {
-    let mounted = find_mount(path)?;
+    let mounted = Mounts::read()?.find(path)?;
     let (name, inside) = (mounted.filesystem.as_str(), mounted.inside.as_str());
     let why = ask(&mounted.dir, |client| async move { client.why(name, inside).await })?;
     print(format, &why, explain)

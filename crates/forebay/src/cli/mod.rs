@@ -16,6 +16,7 @@ mod start;
 mod status;
 mod stores;
 mod tiers;
+mod tree;
 mod users;
 
 use std::future::Future;
@@ -116,5 +117,7 @@ fn env() -> Env {
 
 fn absolute(path: &Path) -> Result<String> {
     let path = std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))?;
-    path.into_os_string().into_string().map_err(|path| anyhow::anyhow!("path is not UTF-8: {path:?}"))
+    path.into_os_string()
+        .into_string()
+        .map_err(|path| anyhow::anyhow!("path is not UTF-8: {}", path.display()))
 }

@@ -8,7 +8,7 @@ use admin::{
     AdminClient, AttachStore, FETCH_FILES_MAX, FetchFile, FetchFileInfo, FetchStep, ForecastInfo, TierFile,
     TierInfo, TierLocationInfo, TierOpsInfo,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use base::units::format_duration;
 use comfy_table::Table;
 use futures_util::StreamExt;
@@ -18,9 +18,10 @@ use wire::store::{OpState, StoreHealth};
 
 use super::args::{AttachArgs, TierCommand};
 use super::ask;
-use super::filesystems::{Mounted, find_mount};
+use super::filesystems::Mounted;
 use super::output::{Format, bytes, print, table};
 use super::progress::Progress;
+use super::tree::{Tree, TreeFile};
 use crate::node::NodeDir;
 
 /// Steps of fetching that are under way: while one ends, the next has begun.
@@ -52,6 +53,9 @@ struct Fetched {
     /// Why no more of it came.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
+    /// It is not there any more, and nobody misses it.
+    #[serde(skip)]
+    is_gone: bool,
 }
 
 /// What left the drives of a file.
@@ -225,51 +229,14 @@ fn ops_table(all: &[TierOpsInfo]) -> Table {
     table
 }
 
-fn shown(path: &Path) -> String {
-    path.display().to_string()
-}
-
-/// The mounts that paths are on. All of them are found before anything is done.
-fn mounted(paths: &[PathBuf]) -> Result<Vec<(&PathBuf, Mounted)>> {
-    paths.iter().map(|path| Ok((path, find_mount(path)?))).collect()
-}
-
-/// Files as they are named, and those below directories, in the order of their names.
-fn files_below(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let (mut files, mut left) = (Vec::new(), Vec::new());
-    for path in paths {
-        if !path.is_dir() {
-            files.push(path.clone());
-            continue;
-        }
-        left.push(path.clone());
-        while let Some(directory) = left.pop() {
-            let inside = std::fs::read_dir(&directory).with_context(|| shown(&directory))?;
-            let mut inside = inside.collect::<Result<Vec<_>, _>>().with_context(|| shown(&directory))?;
-            inside.sort_by_key(std::fs::DirEntry::file_name);
-            for entry in inside {
-                let kind = entry.file_type().with_context(|| shown(&entry.path()))?;
-                match kind.is_dir() {
-                    true => left.push(entry.path()),
-                    false if kind.is_file() => files.push(entry.path()),
-                    false => {}
-                }
-            }
-        }
-    }
-    Ok(files)
-}
-
 fn locate(mounted: &Mounted) -> Result<TierLocationInfo> {
     let (name, inside) = (mounted.filesystem.as_str(), mounted.inside.as_str());
     ask(&mounted.dir, |client| async move { client.tier_location(name, inside).await })
 }
 
 fn location(paths: &[PathBuf], format: Format) -> Result<()> {
-    let mut files = Vec::new();
-    for (path, mounted) in mounted(&files_below(paths)?)? {
-        files.push(TierLocationInfo { path: shown(path), ..locate(&mounted)? });
-    }
+    let tree = Tree::of(paths)?;
+    let files = tree.each(|file| Ok(TierLocationInfo { path: file.shown(), ..locate(&file.mounted)? }))?;
     print(format, &files, |files| {
         let mut table = table(&["FILE", "SIZE", "SSD WRITE CACHE", "SSD READ CACHE", "OBJECT STORE"]);
         for file in files {
@@ -282,7 +249,8 @@ fn location(paths: &[PathBuf], format: Format) -> Result<()> {
             ]);
         }
         table.to_string()
-    })
+    })?;
+    tree.end()
 }
 
 /// Bytes, and what that is for people.
@@ -296,17 +264,18 @@ type Pending = (usize, FetchFile);
 /// Brings files back, many in a step: what they have in one blob comes at once. A file that does not come back holds up
 /// no other.
 fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
-    let paths = files_below(paths)?;
-    let files = mounted(&paths)?;
-    let mut fetched: Vec<Fetched> = files
+    let tree = Tree::of(paths)?;
+    let mut fetched: Vec<Fetched> = tree
+        .files
         .iter()
-        .map(|(path, _)| Fetched { path: shown(path), fetched_bytes: 0, problem: None })
+        .map(|file| Fetched { path: file.shown(), fetched_bytes: 0, problem: None, is_gone: false })
         .collect();
     // Files of one filesystem mostly follow each other.
     let mut pending: BTreeMap<(PathBuf, String), VecDeque<Pending>> = BTreeMap::new();
-    for (number, (_, mounted)) in files.into_iter().enumerate() {
-        let file = FetchFile { path: mounted.inside, offset: 0 };
-        pending.entry((mounted.dir, mounted.filesystem)).or_default().push_back((number, file));
+    for (number, TreeFile { mounted, .. }) in tree.files.iter().enumerate() {
+        let file = FetchFile { path: mounted.inside.clone(), offset: 0 };
+        let filesystem = (mounted.dir.clone(), mounted.filesystem.clone());
+        pending.entry(filesystem).or_default().push_back((number, file));
     }
     let mut progress = FetchProgress::new(fetched.len());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -317,8 +286,11 @@ fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
         let came = |number: usize, info: &FetchFileInfo| {
             let file: &mut Fetched = &mut fetched[number];
             file.fetched_bytes += info.bytes;
-            file.problem.clone_from(&info.problem);
-            problems.extend(info.problem.iter().map(|problem| format!("{}: {problem}", file.path)));
+            file.is_gone = info.problem.is_some() && tree.files[number].is_gone();
+            if !file.is_gone {
+                file.problem.clone_from(&info.problem);
+                problems.extend(info.problem.iter().map(|problem| format!("{}: {problem}", file.path)));
+            }
             progress.fetched(info);
             problems.len() < PROBLEMS_MAX
         };
@@ -332,17 +304,25 @@ fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
         }
     }
     drop(progress);
+    fetched.retain(|file| !file.is_gone);
+    problems.extend(tree.problems);
+    fetch_end(&fetched, &problems, left, format)
+}
+
+/// Says what came back. Fails if something did not.
+fn fetch_end(fetched: &[Fetched], problems: &[String], left: usize, format: Format) -> Result<()> {
     print(format, &fetched, |files| {
         let came = files.iter().filter(|file| file.problem.is_none());
         came.map(|file| format!("{}: {} came back\n", file.path, bytes(file.fetched_bytes))).collect()
     })?;
     problems.iter().for_each(|problem| eprintln!("{problem}"));
+    let came = fetched.iter().filter(|file| file.problem.is_none()).count();
+    let all = came + problems.len() + left;
     match (problems.len(), left) {
         (0, _) => Ok(()),
-        (count, 0) => bail!("files that did not come back: {count} of {}", fetched.len()),
+        (count, 0) => bail!("files that did not come back: {count} of {all}"),
         (count, left) => bail!(
-            "files that did not come back: {count} of {}; given up, with {left} others still to come",
-            fetched.len()
+            "files that did not come back: {count} of {all}; given up, with {left} others still to come"
         ),
     }
 }
@@ -405,18 +385,19 @@ impl FetchProgress {
 }
 
 fn release(paths: &[PathBuf], format: Format) -> Result<()> {
-    let mut files = Vec::new();
-    for (path, mounted) in mounted(&files_below(paths)?)? {
-        let (name, file) = (mounted.filesystem.as_str(), TierFile { path: mounted.inside.clone() });
-        let done = ask(&mounted.dir, |client| async move { client.tier_release(name, &file).await });
-        let done = done.with_context(|| shown(path))?;
-        files.push(Released {
-            path: shown(path),
+    let tree = Tree::of(paths)?;
+    let files = tree.each(|file| {
+        let mounted = &file.mounted;
+        let (name, inside) = (mounted.filesystem.as_str(), TierFile { path: mounted.inside.clone() });
+        let done = ask(&mounted.dir, |client| async move { client.tier_release(name, &inside).await })?;
+        Ok(Released {
+            path: file.shown(),
             released_bytes: done.released_bytes,
             not_uploaded_bytes: done.not_uploaded_bytes,
-        });
-    }
-    print(format, &files, |files| files.iter().map(released_text).collect())
+        })
+    })?;
+    print(format, &files, |files| files.iter().map(released_text).collect())?;
+    tree.end()
 }
 
 fn released_text(file: &Released) -> String {
