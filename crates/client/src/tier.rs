@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use base::{Epoch, ExtentId, FsError, Ino, MapId};
 use bytes::{Bytes, BytesMut};
@@ -26,6 +27,9 @@ use crate::extents::ReadExtentError;
 const READS: usize = 8;
 /// Extents asked for at a time.
 const PAGE: u32 = 1024;
+/// How often a blob is looked for before a store is said not to have it: an answer alone may be damaged.
+const LOOKS: u32 = 4;
+const LOOK_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why a blob was not made.
 #[derive(Debug, thiserror::Error)]
@@ -424,18 +428,31 @@ impl Client {
             last = Some(*newest);
         }
         for blob in first.into_iter().chain(last) {
-            let cluster = self.inner.away.link.cluster;
-            let id = self.inner.away.id(blob.serial, blob.term);
+            if let Err(error) = self.find_blob(store, &blob).await {
+                let id = self.inner.away.id(blob.serial, blob.term);
+                return Ok(Some((id.key(self.inner.away.link.cluster), error)));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn find_blob(&self, store: &dyn ObjectStore, blob: &BlobStat) -> Result<(), StoreError> {
+        let cluster = self.inner.away.link.cluster;
+        let id = self.inner.away.id(blob.serial, blob.term);
+        let mut looks = 1;
+        loop {
             let front = store.get(id.key(cluster), Some(0..BLOB_HEADER_BYTES as u64)).await;
             let found = front.and_then(|front| match BlobHeader::decode(&front) {
                 Ok(header) if header.id == id && header.cluster == cluster => Ok(()),
                 _ => Err(StoreError::Unexpected("it is not this blob".to_owned())),
             });
-            if let Err(error) = found {
-                return Ok(Some((id.key(cluster), error)));
+            match found {
+                // What may pass was tried again already.
+                Err(error) if looks < LOOKS && !error.is_passing() => looks += 1,
+                found => return found,
             }
+            tokio::time::sleep(LOOK_PAUSE).await;
         }
-        Ok(None)
     }
 
     /// Notes that blobs are deleted.

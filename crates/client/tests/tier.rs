@@ -359,6 +359,10 @@ fn blobs_are_looked_for_in_another_store_before_it_is_used() {
         let objects = store.objects.lock().unwrap().clone();
         *other.objects.lock().unwrap() = objects.clone();
         assert_eq!(client.missing_blob(&other).await, Ok(None));
+        // Damage on the way is no other blob.
+        other.spoils_headers.store(3, Ordering::SeqCst);
+        assert_eq!(client.missing_blob(&other).await, Ok(None));
+        assert_eq!(other.spoils_headers.load(Ordering::SeqCst), 0);
         let strange = objects.values().next().unwrap().slice(4096..);
         other.objects.lock().unwrap().values_mut().for_each(|bytes| *bytes = strange.clone());
         let (_, error) = client.missing_blob(&other).await.unwrap().unwrap();
@@ -483,7 +487,7 @@ fn a_front_that_comes_damaged_is_fetched_once_more() {
         let (_client, files) = all_away(&world, &store).await;
         let cold = world.tiered_client(&store).await;
         for (ino, bytes) in &files {
-            store.spoils_header.store(true, Ordering::SeqCst);
+            store.spoils_headers.store(1, Ordering::SeqCst);
             assert!(read_all(&cold, *ino).await.unwrap() == *bytes, "len={}", bytes.len());
         }
     });

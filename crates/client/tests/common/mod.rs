@@ -541,8 +541,8 @@ pub struct MemStore {
     pub asked: AtomicU64,
     /// One bit of every answer is wrong.
     pub lies: AtomicBool,
-    /// The next answer that begins with a blob's first byte has a wrong bit in the header.
-    pub spoils_header: AtomicBool,
+    /// So many of the next answers that begin with a blob's first byte have a wrong bit in the header.
+    pub spoils_headers: AtomicU64,
     pub gets: Mutex<Vec<(String, u64)>>,
 }
 
@@ -552,6 +552,11 @@ impl MemStore {
             return Err(StoreError::Unavailable("down".to_owned()));
         }
         Ok(())
+    }
+
+    fn spoils(&self) -> bool {
+        let less = |left: u64| left.checked_sub(1);
+        self.spoils_headers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok()
     }
 
     /// Bytes that were asked for.
@@ -584,7 +589,7 @@ impl ObjectStore for MemStore {
             let range = range.unwrap_or(0..whole.len() as u64);
             let bytes = whole.slice(range.start as usize..range.end as usize);
             self.gets.lock().unwrap().push((key, bytes.len() as u64));
-            if range.start == 0 && self.spoils_header.swap(false, Ordering::SeqCst) {
+            if range.start == 0 && self.spoils() {
                 let mut wrong = bytes.to_vec();
                 wrong[20] ^= 1;
                 return Ok(wrong.into());

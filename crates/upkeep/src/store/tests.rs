@@ -219,6 +219,14 @@ async fn a_validation_stores_reads_and_removes_and_stops_at_what_fails() {
     assert_eq!(verbs, ["PUT", "GET", "DELETE", "DELETE"]);
     assert_eq!(server.first_lines().len(), 4);
 
+    let other = "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\ng";
+    let server = Server::start(&[OK, other, byte, "HTTP/1.1 204 Gone\r\n\r\n"]).await;
+    let checks = server.store.validate(cluster, 0).await;
+    assert!(checks.iter().all(|check| check.problem.is_none()), "one answer is damaged: {checks:?}");
+    let server = Server::start(&[OK, other]).await;
+    let checks = server.store.validate(cluster, 0).await;
+    assert!(checks[1].problem.as_ref().unwrap().contains("other bytes"), "{checks:?}");
+
     let no = "HTTP/1.1 403 No\r\ncontent-length: 34\r\n\r\n<Code>SignatureDoesNotMatch</Code>\n";
     let server = Server::start(&[no]).await;
     let checks = server.store.validate(cluster, 0).await;

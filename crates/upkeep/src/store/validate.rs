@@ -8,6 +8,8 @@ use super::S3Store;
 
 /// The one byte that is stored.
 const BYTE: &[u8] = b"f";
+/// How often it is read if other bytes come back.
+const READS: u32 = 3;
 
 /// Keys of the objects that a node validates with.
 fn keys(cluster: ClusterId, node: u32) -> (String, String) {
@@ -42,10 +44,7 @@ impl S3Store {
         if !note(&mut checks, "PUT", &stored, put) {
             return checks;
         }
-        let got = self.get(stored.clone(), None).await.and_then(|bytes| match &bytes[..] == BYTE {
-            true => Ok(()),
-            false => Err(StoreError::Unexpected("other bytes came back than were stored".to_owned())),
-        });
+        let got = self.get_byte(&stored).await;
         if note(&mut checks, "GET", &stored, got) {
             let removed = self.delete(absent.clone()).await;
             note(&mut checks, "DELETE", &absent, removed);
@@ -53,6 +52,15 @@ impl S3Store {
         let removed = self.delete(stored.clone()).await;
         note(&mut checks, "DELETE", &stored, removed);
         checks
+    }
+
+    async fn get_byte(&self, key: &str) -> Result<(), StoreError> {
+        for _ in 0..READS {
+            if self.get(key.to_owned(), None).await? == BYTE {
+                return Ok(());
+            }
+        }
+        Err(StoreError::Unexpected("other bytes came back than were stored".to_owned()))
     }
 }
 
