@@ -239,6 +239,8 @@ check "SIGKILL while blobs are made and left" killed
 refuse() { echo "$*" >"$WORK/refusal.new" && mv "$WORK/refusal.new" "$WORK/refusal"; }
 # What holds tiering up, as people are told.
 told() { tier_status | jq -r '.[0].problem // ""' | grep -Ei -- "$1"; }
+# A deletion is under way.
+deletes() { tier ops "$NODE" cold --json | jq -e '.[0].ops | any(.verb == "DELETE" and .state == "running")' >/dev/null; }
 named() {
     local port before
     port=$(free_port)
@@ -267,6 +269,16 @@ named() {
     tier_is '.queued_bytes >= 10000000 and .store_health.up'
     refuse PUT 403 QuotaExceeded
     wait_until 60 told 'QuotaExceeded'
+    # Deletions that take for ever are waited for by nobody.
+    refuse DELETE slow 60
+    rm -r "$MNT/that"
+    sed -i '\,\./that/,d' "$SUMS"
+    wait_until 30 deletes
+    random_file "$MNT/beside" 10000000
+    sync -f "$MNT"
+    note_sums
+    wait_until 45 tier_is '.queued_extents == 0'
+    deletes
     rm "$WORK/refusal"
     wait_until 90 tier_is '.queued_extents == 0 and .problem == null'
     case "$STORE" in

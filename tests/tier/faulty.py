@@ -3,7 +3,8 @@ changes a byte of them, waits, and closes connections. One request for each conn
 
 faulty.py PORT STORE-PORT SEED [PERCENT [FILE]]   so many of a hundred requests are harmed, 10 unless it is said; while there
                                                   is a FILE, `VERB STATUS CODE` in it is the answer to all such requests
-                                                  (`*`: to all), which is how stores say that they are full or do not know a key
+                                                  (`*`: to all), which is how stores say that they are full or do not know a key;
+                                                  with `VERB slow SECONDS` these requests wait before they are passed on
 """
 
 import asyncio
@@ -64,12 +65,14 @@ class Proxy:
         self.harmed[fault] = self.harmed.get(fault, 0) + 1
         return fault
 
-    def refusal(self, first):
-        """The answer that requests get now, if there is one for this."""
+    async def refusal(self, first):
+        """The answer that requests get now, if there is one for this. Slow ones wait here."""
         if not self.file or not self.file.exists():
             return None
         verb, status, code = self.file.read_text().split()
-        return error(f"{status} Refused", code) if verb in ("*", first.split()[0].decode()) else None
+        if verb not in ("*", first.split()[0].decode()):
+            return None
+        return error(f"{status} Refused", code) if status != "slow" else await asyncio.sleep(float(code))
 
     async def serve(self, reader, writer):
         try:
@@ -82,7 +85,7 @@ class Proxy:
     async def request(self, reader, writer):
         first, fields = await read_head(reader)
         length = int(fields.get(b"content-length", b"0"))
-        fault, refusal = self.choose(), self.refusal(first)
+        fault, refusal = self.choose(), await self.refusal(first)
         if fault == "close":
             return
         if fault == "slow_down":

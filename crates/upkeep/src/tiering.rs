@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use base::env::Env;
 use base::units::BLOCK_BYTES;
-use base::{ExtentId, FsError};
+use base::{Epoch, ExtentId, FsError};
 use client::{Client, MapEntry, UploadError};
 use futures_util::{StreamExt, stream};
 use tokio::runtime::Handle;
@@ -56,6 +56,8 @@ const THIN: (u64, u64) = (7, 8);
 const RETURNED: usize = 16;
 /// Deletions under way.
 const DELETIONS: usize = 8;
+/// Blobs that the ledger is told of together.
+const DELETED_AT_ONCE: usize = 64;
 
 /// How a filesystem tiers.
 #[derive(Debug, Clone, Copy)]
@@ -116,7 +118,9 @@ impl Tiering {
                 stopped,
                 uploads: JoinSet::new(),
                 under_way: HashSet::new(),
+                deletions: JoinSet::new(),
                 held: Held::default(),
+                delete_held: Held::default(),
                 reclaim_held: Held::default(),
                 unreadable: None,
                 reclaiming: false,
@@ -183,8 +187,11 @@ struct Work {
     uploads: JoinSet<Upload>,
     /// Extents of these uploads.
     under_way: HashSet<ExtentId>,
-    /// Uploads that fail, and reclamation.
+    /// At most one: it deletes several blobs at a time.
+    deletions: JoinSet<Result<(), Trouble>>,
+    /// Uploads that fail, deletions, and reclamation.
     held: Held,
+    delete_held: Held,
     reclaim_held: Held,
     /// An upload failed for want of its extents: others need not.
     unreadable: Option<UploadError>,
@@ -203,7 +210,7 @@ impl Work {
             match self.step().await {
                 Ok(busy) => {
                     pause = PAUSE_MIN;
-                    lock(&self.stat).problem = self.held.reason().or(self.reclaim_held.reason());
+                    lock(&self.stat).problem = self.trouble();
                     if !busy {
                         self.rest(IDLE).await;
                     }
@@ -218,6 +225,12 @@ impl Work {
             }
         }
         while self.uploads.join_next().await.is_some() {}
+        while self.deletions.join_next().await.is_some() {}
+    }
+
+    /// What does not go on, although the rest does.
+    fn trouble(&self) -> Option<String> {
+        [&self.held, &self.delete_held, &self.reclaim_held].into_iter().find_map(Held::reason)
     }
 
     /// Rests; uploads go on meanwhile.
@@ -368,26 +381,35 @@ impl Work {
 
     // --- in the store ------------------------------------------------------------------------------------------------
 
+    /// Deletes blobs that nothing refers to, in the background: a store may be slow in that, and uploads do not wait for it.
+    /// Returns whether some were deleted since the last call.
     async fn delete_dead(&mut self) -> Result<bool, Trouble> {
+        let now_ns = self.env.clock.boot_ns();
+        let deleted = match self.deletions.try_join_next() {
+            // A task that panicked has ended the process already.
+            None | Some(Err(_)) => false,
+            Some(Ok(Ok(()))) => {
+                self.delete_held.clear();
+                true
+            }
+            Some(Ok(Err(trouble))) => {
+                let text = trouble.explained();
+                tracing::warn!(trouble = text, "blobs are not deleted now");
+                self.delete_held.failed(text, now_ns);
+                false
+            }
+        };
+        if !self.deletions.is_empty() || self.delete_held.tries_max(1, now_ns) == 0 {
+            return Ok(deleted);
+        }
         let dead = self.client.dead_blobs().await?;
         if dead.is_empty() {
-            return Ok(false);
+            self.delete_held.clear();
+        } else {
+            let (client, stopped, stat) = (self.client.clone(), self.stopped.clone(), self.stat.clone());
+            self.deletions.spawn(async move { delete(&client, dead, &stopped, &stat).await });
         }
-        let deletions = dead.into_iter().map(|blob| {
-            let client = self.client.clone();
-            async move { (blob.0, client.delete_blob(blob).await) }
-        });
-        let deleted: Vec<_> = stream::iter(deletions).buffer_unordered(DELETIONS).collect().await;
-        let (mut serials, mut failed) = (Vec::new(), None);
-        for (serial, result) in deleted {
-            match result {
-                Ok(()) => serials.push(serial),
-                Err(error) => failed = Some(error),
-            }
-        }
-        lock(&self.stat).deleted_blobs += serials.len() as u64;
-        self.client.blobs_deleted(serials).await?;
-        failed.map_or(Ok(true), |error| Err(Trouble::Delete(error)))
+        Ok(deleted)
     }
 
     /// Uploads do not wait for it: full drives keep blobs from being emptied, and uploads make room on them.
@@ -558,6 +580,39 @@ impl Work {
         }
         Ok(())
     }
+}
+
+/// Deletes blobs, and has the ledger forget them. Begins with none after it is to end.
+async fn delete(
+    client: &Client,
+    blobs: Vec<(u64, Epoch)>,
+    stopped: &Stopped,
+    stat: &Mutex<TieringStat>,
+) -> Result<(), Trouble> {
+    let deletions = blobs.into_iter().take_while(|_| !stopped.now());
+    let deletions = deletions.map(async |blob| (blob.0, client.delete_blob(blob).await));
+    let mut deletions = stream::iter(deletions).buffer_unordered(DELETIONS);
+    let (mut serials, mut failed) = (Vec::new(), None);
+    while let Some((serial, result)) = deletions.next().await {
+        match result {
+            Ok(()) => serials.push(serial),
+            Err(error) => failed = Some(error),
+        }
+        if serials.len() >= DELETED_AT_ONCE {
+            forget(client, &mut serials, stat).await?;
+        }
+    }
+    forget(client, &mut serials, stat).await?;
+    failed.map_or(Ok(()), |error| Err(Trouble::Delete(error)))
+}
+
+async fn forget(client: &Client, serials: &mut Vec<u64>, stat: &Mutex<TieringStat>) -> Result<(), Trouble> {
+    let deleted = serials.len() as u64;
+    if deleted > 0 {
+        client.blobs_deleted(std::mem::take(serials)).await?;
+        lock(stat).deleted_blobs += deleted;
+    }
+    Ok(())
 }
 
 /// Whether storing blobs again is worth it.
