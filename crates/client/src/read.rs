@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use base::{FsError, Ino, LeaseId};
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
 use futures_util::future::{join, join_all};
 use wire::drive::GetPurpose;
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
@@ -14,6 +15,7 @@ use crate::Client;
 use crate::away::Reach;
 use crate::extents::ReadExtentError;
 use crate::node::Node;
+use crate::session::ReadGuard;
 
 /// Pieces asked for at a time, by a reader that goes on where the known map ends.
 const MAP_PAGE: u32 = 2048;
@@ -117,7 +119,7 @@ impl Client {
             }
             let asked = away.then(|| snapshot.pieces.clone());
             let Snapshot { len, pieces, above, .. } = snapshot;
-            match self.fetch(off, len, pieces, above).await {
+            match self.fetch(off, len, pieces, above, Some(reading)).await {
                 Ok(parts) => {
                     if away {
                         self.bring_back(node, off, len_of(&parts) as u64);
@@ -194,7 +196,7 @@ impl Client {
     pub async fn read_small(&self, info: &ObjectInfo, range: Range<u64>) -> Result<Bytes, FsError> {
         let pieces = info.pieces.iter().flatten().filter_map(|piece| piece.clip(range.start, range.end));
         let len = (range.end - range.start) as usize;
-        let parts = self.fetch(range.start, len, pieces.collect(), Vec::new()).await;
+        let parts = self.fetch(range.start, len, pieces.collect(), Vec::new(), None).await;
         parts.map(joined).map_err(|error| {
             tracing::debug!(ino = %info.attr.ino, ?range, ?error, "small object is not where it was");
             FsError::Stale
@@ -202,13 +204,15 @@ impl Client {
     }
 
     /// Reads `len` bytes from `off` on: what is above, over the pieces of the map, over zeros. What is one piece is not
-    /// copied and comes as its drives have it.
+    /// copied and comes as its drives have it. What is deleted stays on drives while they are read, not while a store is
+    /// waited for: a blob that goes meanwhile is `Doubtful`, and no other is ever called like it.
     async fn fetch(
         &self,
         off: u64,
         len: usize,
         pieces: Vec<MapPiece>,
         above: Vec<(u64, Bytes)>,
+        reading: Option<ReadGuard<'_>>,
     ) -> Result<Vec<Bytes>, ReadExtentError> {
         if let [piece] = pieces.as_slice()
             && above.is_empty()
@@ -261,7 +265,8 @@ impl Client {
                 }
             }
         }
-        let (reads, fetches) = join(join_all(reads), join_all(fetches)).await;
+        let reads = join_all(reads).inspect(move |_| drop(reading));
+        let (reads, fetches) = join(reads, join_all(fetches)).await;
         reads.into_iter().chain(fetches).collect::<Result<(), _>>()?;
         for (run_off, run) in above {
             let start = (run_off - off) as usize;

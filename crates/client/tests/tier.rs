@@ -481,6 +481,36 @@ fn a_store_that_is_down_or_lies_costs_an_error_and_nothing_else() {
 }
 
 #[test]
+fn what_is_deleted_while_a_reader_waits_for_the_store_leaves_the_drives() {
+    run("4+2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (client, files) = all_away(&world, &store).await;
+        let (ino, bytes) = &files[2];
+        let other = create(&client, "other").await;
+        client.write(other, 0, &pattern(9, 3 << 20)).await.unwrap();
+        client.fsync(other).await.unwrap();
+        store.get_ms.store(10_000, Ordering::SeqCst);
+        let gone = async {
+            // A heartbeat tells of the reader.
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            client.close_file(other);
+            client.unlink(Ino::ROOT, b"other").await.unwrap();
+            while world.drives.iter().any(|drive| !drive.entries().is_empty()) {
+                client.purge_step().await.unwrap();
+                client.reclaim_step(None).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::select! {
+            read = read_all(&client, *ino) => panic!("{} bytes came first", read.unwrap().len()),
+            () = gone => {}
+        }
+        store.get_ms.store(0, Ordering::SeqCst);
+        assert!(read_all(&client, *ino).await.unwrap() == *bytes);
+    });
+}
+
+#[test]
 fn a_front_that_comes_damaged_is_fetched_once_more() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
