@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -20,6 +21,8 @@ import zlib
 import boto3
 import botocore.handlers
 from botocore import UNSIGNED
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
 from botocore.client import Config
 from botocore.exceptions import ClientError
 
@@ -528,6 +531,87 @@ def presigned():
         url = old.generate_presigned_url("list_objects_v2", Params={"Bucket": b})
         assert b"<Key>k</Key>" in urllib.request.urlopen(url).read()
         assert urlopen_error(url.replace("Signature=", "Signature=A")) == (403, "SignatureDoesNotMatch")
+
+
+def signed_url(path, **parameters):
+    """An address signed by version 4 with parameters that stand for headers, as signers of some libraries make it."""
+    query = urllib.parse.urlencode({name.replace("_", "-"): value for name, value in parameters.items()})
+    request = AWSRequest(method="PUT", url=f"{ENDPOINT}{path}?{query}")
+    keys = boto3.Session().get_credentials().get_frozen_credentials()
+    S3SigV4QueryAuth(keys, "s3", "us-east-1", expires=60).add_auth(request)
+    return urllib.request.Request(request.url, method="PUT", data=b"hi", headers={"Content-Type": ""})
+
+
+def parameters():
+    b = bucket()
+    put = lambda **more: urllib.request.urlopen(signed_url(f"/{b}/k", **more))
+    put(x_amz_meta_foo="b r", x_amz_tagging="a=b", x_amz_checksum_crc32=crc32(b"hi"))
+    assert s3.head_object(Bucket=b, Key="k")["Metadata"] == {"foo": "b r"}
+    assert s3.get_object_tagging(Bucket=b, Key="k")["TagSet"] == [{"Key": "a", "Value": "b"}]
+    assert urlopen_error(signed_url(f"/{b}/k", x_amz_checksum_crc32="AAAAAA==")) == (400, "BadDigest")
+    assert urlopen_error(signed_url(f"/{b}/k", x_amz_server_side_encryption="aws:kms")) == (501, "NotImplemented")
+    assert urlopen_error(signed_url(f"/{b}/k", x_amz_acl="public-read")) == (400, "AccessControlListNotSupported")
+    s3.put_object(Bucket=b, Key="source", Body=b"source")
+    put(x_amz_copy_source=f"{b}/source")
+    assert body(b, "k") == b"source"
+    # What is in the address counts, not a header that nobody signed.
+    more = signed_url(f"/{b}/k", x_amz_meta_foo="signed")
+    more.add_header("x-amz-meta-foo", "other")
+    urllib.request.urlopen(more)
+    assert s3.head_object(Bucket=b, Key="k")["Metadata"] == {"foo": "signed"}
+
+
+def crc32(content):
+    return base64.b64encode(zlib.crc32(content).to_bytes(4, "big")).decode()
+
+
+def owners():
+    """Whoever says whose bucket it must be is not served with another one."""
+    b = bucket()
+    s3.put_object(Bucket=b, Key="k", Body=b"x")
+    right = s3.get_bucket_acl(Bucket=b)["Owner"]["ID"]
+    assert s3.get_object(Bucket=b, Key="k", ExpectedBucketOwner=right)["Body"].read() == b"x"
+    source = {"Bucket": b, "Key": "k"}
+    s3.copy_object(Bucket=b, Key="l", CopySource=source, ExpectedSourceBucketOwner=right)
+    refused("AccessDenied", 403, s3.copy_object, Bucket=b, Key="l", CopySource=source, ExpectedSourceBucketOwner="999")
+    for call in (s3.get_object, s3.delete_object, s3.put_object):
+        refused("AccessDenied", 403, call, Bucket=b, Key="k", ExpectedBucketOwner="999")
+    refused("AccessDenied", 403, s3.delete_objects, Bucket=b, Delete={"Objects": [{"Key": "k"}]}, ExpectedBucketOwner="999")
+    assert keys(b) == ["k", "l"]
+
+
+def renewed():
+    """A copy of an object onto itself is a new object, and of the one that was named."""
+    b = bucket()
+    s3.put_object(Bucket=b, Key="k", Body=b"x", Metadata={"a": "1"}, Tagging="t=1")
+    before, source = s3.head_object(Bucket=b, Key="k")["LastModified"], {"Bucket": b, "Key": "k"}
+    time.sleep(1.1)
+    after = s3.copy_object(Bucket=b, Key="k", CopySource=source, MetadataDirective="REPLACE", Metadata={"b": "2"})["CopyObjectResult"]["LastModified"]
+    head = s3.head_object(Bucket=b, Key="k")
+    assert head["LastModified"] == after > before and head["Metadata"] == {"b": "2"}, head
+    assert s3.get_object_tagging(Bucket=b, Key="k")["TagSet"] == [{"Key": "t", "Value": "1"}]
+    assert s3.get_object(Bucket=b, Key="k", IfModifiedSince=before)["Metadata"] == {"b": "2"}
+    s3.copy_object(Bucket=b, Key="k", CopySource=source, StorageClass="STANDARD")
+    refused("NotImplemented", 501, s3.copy_object, Bucket=b, Key="k", CopySource=source, StorageClass="STANDARD", WebsiteRedirectLocation="/x")
+    bodies = [b"one", b"two"]
+    etags = [f'"{hashlib.md5(content).hexdigest()}"' for content in bodies]
+    end = time.monotonic() + 2
+    def write(content):
+        while time.monotonic() < end:
+            s3.put_object(Bucket=b, Key="k", Body=content)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write, content) for content in bodies]
+        done = 0
+        while time.monotonic() < end:
+            try:
+                copied = s3.copy_object(Bucket=b, Key="k", CopySource=source, CopySourceIfMatch=etags[0], MetadataDirective="REPLACE")
+                assert copied["CopyObjectResult"]["ETag"] == etags[0], copied
+                done += 1
+            except ClientError as error:
+                assert error.response["Error"]["Code"] in ("PreconditionFailed", "OperationAborted"), error
+        for writer in writers:
+            writer.result()
+    assert done > 0
 
 
 def urlopen_error(url):

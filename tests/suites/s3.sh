@@ -29,7 +29,7 @@ shows_endpoint() { "$FOREBAY" status "$NODE" | grep -F "$ENDPOINT" && "$FOREBAY"
 check "status shows it" shows_endpoint
 
 for group in buckets objects names directories metadata tagging ranges conditions listing coherence copies multipart \
-    checksums presigned forms transport cross_origin; do
+    checksums presigned parameters owners renewed forms transport cross_origin; do
     check "boto3: $group" matrix "$group"
 done
 for group in signatures clock rubbish unprintable lengths broken additions subresources slow_forms crowd slow_puts slow_gets; do

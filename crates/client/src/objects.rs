@@ -12,9 +12,9 @@ use wire::meta::{
     CommitPiece, Content, INLINE_BYTES_MAX, LeaseGrant, MapPiece, MetaReply, MetaRequest, OpenIntent,
 };
 use wire::object::{
-    self, Caller, Checksum, CompletePart, Conditions, Deleted, ListQuery, MetaChange, ObjectBody,
-    ObjectError, ObjectInfo, ObjectMeta, ObjectName, ObjectPage, ObjectReply, ObjectRequest, PartPage,
-    UploadPage, UploadQuery, UploadRef,
+    self, Caller, Checksum, CompletePart, Conditions, Deleted, ListQuery, ObjectBody, ObjectError,
+    ObjectInfo, ObjectMeta, ObjectName, ObjectPage, ObjectReply, ObjectRequest, PartPage, UploadPage,
+    UploadQuery, UploadRef,
 };
 
 use crate::Client;
@@ -338,15 +338,14 @@ impl Client {
         }
     }
 
-    /// Changes what is stored with an object.
-    pub async fn set_object_meta(
+    /// Gives an object other tags.
+    pub async fn set_object_tags(
         &self,
         name: ObjectName,
-        change: MetaChange,
-        conditions: Conditions,
+        tags: Vec<(String, String)>,
         caller: Caller,
     ) -> Result<ObjectInfo, ObjectError> {
-        self.info(ObjectRequest::SetMeta { name, change, conditions, caller }).await
+        self.info(ObjectRequest::SetTags { name, tags, caller }).await
     }
 
     /// Copies an object without moving its bytes.

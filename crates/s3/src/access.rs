@@ -14,7 +14,7 @@ use s3s::validation::NameValidation;
 use s3s::{S3Error, S3Result, s3_error};
 
 use crate::bucket::Bucket;
-use crate::error::custom;
+use crate::error::{custom, object_error};
 use crate::gate::{Asker, Core, PROBED, RequestContext};
 use crate::identity::{Identities, Identity, IdentityError, PolicyRequest, Verdict};
 use crate::screen::{self, Signed};
@@ -171,8 +171,23 @@ impl Core {
         } else if identity.is_none() && bucket.as_ref().is_none_or(|bucket| bucket.policy.is_none()) {
             return Err(unsigned());
         }
+        let expected = question.headers.get("x-amz-expected-bucket-owner");
+        if let (Some(bucket), Some(owner)) = (&bucket, expected) {
+            self.check_owner(bucket, owner.to_str().unwrap_or_default()).await?;
+        }
         let _ = context.asker.set(Asker { identity, bucket });
         Ok(())
+    }
+
+    /// Refuses to work on a bucket of somebody else than the client takes its owner for.
+    pub(crate) async fn check_owner(&self, bucket: &Bucket, expected: &str) -> S3Result<()> {
+        let attr = self.client.getattr(bucket.ino).await.map_err(|error| object_error(error.into()))?;
+        match expected == attr.uid.to_string() {
+            true => Ok(()),
+            false => {
+                Err(s3_error!(AccessDenied, "Access Denied: the bucket has another owner, {}.", attr.uid))
+            }
+        }
     }
 
     /// Finds out whose key it is.
@@ -185,7 +200,7 @@ impl Core {
     ) -> S3Result<Identity> {
         let signed = Signed::of(uri, headers)?;
         signed.check_date(uri, headers, self.env.clock.wall_ns() / 1_000_000_000)?;
-        signed.check_headers(headers)?;
+        signed.check_headers(uri, headers)?;
         let token = session_token(uri, headers);
         let token = token.as_deref().or_else(|| context.unread.form()?.token.as_deref());
         let identity = self.identities.identify(access_key, token).map_err(identity_error)?;
@@ -297,6 +312,11 @@ pub(crate) fn parameter(query: &str, wanted: &str) -> Option<String> {
     let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
     let is_wanted = |name: &str| urlencoding::decode(name).is_ok_and(|name| name == wanted);
     let (_, value) = pairs.find(|(name, _)| is_wanted(name))?;
+    decoded(value)
+}
+
+/// The value of a parameter of a query.
+pub(crate) fn decoded(value: &str) -> Option<String> {
     let value = value.replace('+', " ");
     urlencoding::decode(&value).ok().map(Cow::into_owned)
 }

@@ -27,13 +27,16 @@ use crate::answer;
 use crate::api::Api;
 use crate::bucket::{Bucket, Buckets};
 use crate::cors;
+use crate::error::body_error;
 use crate::hash::DocumentCheck;
 use crate::identity::{Audit, AuditEntry, Identities, Identity};
 use crate::multirange::RangeRoute;
 use crate::read::StreamBudget;
 use crate::route::{Routes, TokenRoute};
 use crate::screen::{self, Signed};
-use crate::server::{BodyRules, Chunked, Coding, Finisher, FormHead, Framing, Limits, RequestBody, Unread};
+use crate::server::{
+    BodyRules, Chunked, ChunkedError, Coding, Finisher, FormHead, Framing, Limits, RequestBody, Unread,
+};
 
 /// Largest document in a request: a list of 10,000 parts with checksums takes 2.5 MiB.
 const XML_BYTES_MAX: usize = 4 << 20;
@@ -313,7 +316,9 @@ impl Gate {
         let waits = parts.headers.contains_key(header::EXPECT);
         let is_form = parts.method == Method::POST && is_form(&parts.headers);
         let is_head = parts.method == Method::HEAD;
-        screen::move_signed_parameters(&parts.uri, &mut parts.headers);
+        if let Err(error) = screen::move_signed_parameters(&parts.uri, &mut parts.headers) {
+            return context.complete(refuse(error));
+        }
         self.take_path_as_signed(&mut parts, context.origin).await;
         parts.extensions.insert(context.clone());
         let is_empty = incoming.is_end_stream();
@@ -328,13 +333,13 @@ impl Gate {
         } else {
             None
         };
+        let coding = match self.coding(&mut parts, unread, is_form, is_empty) {
+            Ok(coding) => coding,
+            Err(error) => return context.complete(refuse(error)),
+        };
         let body = if is_empty {
             Body::empty()
         } else {
-            let coding = match self.coding(&mut parts, is_form) {
-                Ok(coding) => coding,
-                Err(error) => return refuse(error),
-            };
             let rules = body_rules(limits, is_form);
             Body::http_body(RequestBody::new(incoming, coding, rules, unread.clone()))
         };
@@ -394,22 +399,31 @@ impl Gate {
     }
 
     /// How a body is to be read.
-    fn coding(&self, parts: &mut Parts, is_form: bool) -> S3Result<Coding> {
-        if is_form {
-            let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-            return Ok(content_type.and_then(FormHead::new).map_or(Coding::Plain, Coding::Form));
-        }
-        if let Some(framing) = framing(parts) {
-            if framing == Framing::Removed {
-                announce_decoded(&mut parts.headers)?;
-            }
-            return Ok(Coding::Chunked(Chunked::new(framing)));
-        }
+    fn coding(&self, parts: &mut Parts, unread: &Unread, is_form: bool, is_empty: bool) -> S3Result<Coding> {
         let has_key = || {
             let names = self.names.split(&parts.uri, &parts.headers);
             names.is_some_and(|(_, key)| !key.is_empty())
         };
         let is_document = screen::brings_document(&parts.method, &parts.uri, has_key);
+        if is_form {
+            let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+            return Ok(content_type.and_then(FormHead::new).map_or(Coding::Plain, Coding::Form));
+        }
+        if let Some(framing) = framing(parts) {
+            if is_document {
+                return Err(s3_error!(InvalidRequest, "A document must not come in frames of aws-chunked."));
+            }
+            if is_empty {
+                return Err(body_error(&ChunkedError::BrokenOff));
+            }
+            if framing == Framing::Removed {
+                announce_decoded(&mut parts.headers, unread)?;
+            }
+            return Ok(Coding::Chunked(Chunked::new(framing)));
+        }
+        if is_empty {
+            return Ok(Coding::Plain);
+        }
         match content_length(&parts.headers).filter(|length| is_document && *length <= XML_BYTES_MAX as u64) {
             Some(length) => {
                 let query = parts.uri.query().unwrap_or_default();
@@ -506,12 +520,14 @@ fn is_form(headers: &HeaderMap) -> bool {
     value.is_some_and(|value| value.trim_start().to_ascii_lowercase().starts_with("multipart/form-data"))
 }
 
-/// What becomes of the frames of a body in `aws-chunked`. A client that does not sign says so in `Content-Encoding` only.
+/// What becomes of the frames of a body in `aws-chunked`. A client that does not sign says so in `Content-Encoding` only,
+/// and how long the body is without them; others have that encoding from a store that did not remove it.
 fn framing(parts: &Parts) -> Option<Framing> {
     let text = |name: &HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
     let digest = text(&CONTENT_SHA256).filter(|value| value.starts_with("STREAMING-"));
     let is_chunked = |coding: &str| coding.trim().eq_ignore_ascii_case("aws-chunked");
-    if digest.is_none() && !text(&header::CONTENT_ENCODING)?.split(',').any(is_chunked) {
+    let says_so = || text(&header::CONTENT_ENCODING).is_some_and(|value| value.split(',').any(is_chunked));
+    if digest.is_none() && !(parts.headers.contains_key(DECODED_LENGTH) && says_so()) {
         return None;
     }
     match (digest, Signed::of(&parts.uri, &parts.headers)) {
@@ -521,16 +537,18 @@ fn framing(parts: &Parts) -> Option<Framing> {
     }
 }
 
-/// Says how long a body is without its frames, as the protocol library does where it removes them.
-fn announce_decoded(headers: &mut HeaderMap) -> S3Result<()> {
-    let missing = || {
-        s3_error!(
+/// Says how long a body is without its frames. The header that tells its length may be signed, and stays.
+fn announce_decoded(headers: &mut HeaderMap, unread: &Unread) -> S3Result<()> {
+    let length = headers.get(DECODED_LENGTH).cloned();
+    let bytes = length.as_ref().and_then(|length| length.to_str().ok()?.parse().ok());
+    let (Some(length), Some(bytes)) = (length, bytes) else {
+        return Err(s3_error!(
             MissingContentLength,
             "A body in aws-chunked needs the x-amz-decoded-content-length header."
-        )
+        ));
     };
-    let length = headers.get(DECODED_LENGTH).cloned().ok_or_else(missing)?;
-    headers.insert(header::CONTENT_LENGTH, length);
+    unread.announce(bytes);
+    headers.entry(header::CONTENT_LENGTH).or_insert(length);
     Ok(())
 }
 

@@ -116,8 +116,14 @@ impl Claims {
         let md5 = Self::md5_of(headers)?;
         let mut given =
             ALGORITHMS.into_iter().filter_map(|algorithm| Some((algorithm, text(header(algorithm))?)));
-        let trailer = text("x-amz-trailer").unwrap_or_default().to_ascii_lowercase();
-        let in_trailer = ALGORITHMS.into_iter().find(|algorithm| trailer.trim() == header(*algorithm));
+        let mut trailers = named_trailers(text("x-amz-trailer").unwrap_or_default())?;
+        let in_trailer = trailers.pop();
+        if !trailers.is_empty() {
+            return Err(several());
+        }
+        for name in headers.keys() {
+            check_name(name.as_str())?;
+        }
         let named = text("x-amz-sdk-checksum-algorithm").or_else(|| text("x-amz-checksum-algorithm"));
         let (algorithm, value) = match (given.next(), in_trailer) {
             (Some(_), Some(_)) => return Err(several()),
@@ -148,6 +154,24 @@ impl Claims {
     pub(crate) fn algorithm(&self) -> Option<ChecksumAlgorithm> {
         self.algorithm
     }
+}
+
+/// What headers about checksums there are that bring none.
+const ABOUT: [&str; 3] = ["x-amz-checksum-algorithm", "x-amz-checksum-mode", "x-amz-checksum-type"];
+
+/// Refuses a checksum that nobody would compare.
+fn check_name(name: &str) -> S3Result<Option<ChecksumAlgorithm>> {
+    let known = ALGORITHMS.into_iter().find(|algorithm| name == header(*algorithm));
+    if known.is_none() && name.starts_with("x-amz-checksum-") && !ABOUT.contains(&name) {
+        return Err(s3_error!(InvalidRequest, "The checksum {name} is not supported."));
+    }
+    Ok(known)
+}
+
+/// The checksums that come after a body.
+fn named_trailers(text: &str) -> S3Result<Vec<ChecksumAlgorithm>> {
+    let names = text.split(',').map(|name| name.trim().to_ascii_lowercase());
+    names.filter_map(|name| check_name(&name).transpose()).collect()
 }
 
 fn several() -> s3s::S3Error {
@@ -275,7 +299,12 @@ pub(crate) struct DocumentCheck {
     digests: Digests,
     sha256: Option<(Sha256, String)>,
     left: u64,
+    /// The last bytes that came.
+    tail: Vec<u8>,
 }
+
+/// What the protocol library leaves out of the text around it: another key than the one that is meant.
+const LITERAL: &[u8] = b"<![CDATA[";
 
 impl DocumentCheck {
     /// For a document of `len` bytes.
@@ -293,11 +322,25 @@ impl DocumentCheck {
         let text = headers.get("x-amz-content-sha256").and_then(|value| value.to_str().ok());
         let is_digest = |text: &&str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let sha256 = text.filter(is_digest).map(|text| (Sha256::new(), text.to_ascii_lowercase()));
-        Self { digests: Digests::new(claims), sha256, left: len }
+        Self { digests: Digests::new(claims), sha256, left: len, tail: Vec::new() }
+    }
+
+    /// Refuses literal text, also where it comes in pieces.
+    fn check_text(&mut self, bytes: &[u8]) -> S3Result<()> {
+        self.tail.extend_from_slice(bytes);
+        if self.tail.windows(LITERAL.len()).any(|part| part == LITERAL) {
+            return Err(s3_error!(
+                MalformedXML,
+                "CDATA sections are not supported: use references such as &amp; instead."
+            ));
+        }
+        self.tail.drain(..self.tail.len().saturating_sub(LITERAL.len()));
+        Ok(())
     }
 
     /// Takes the next bytes; with the last ones comes the verdict.
     pub(crate) fn update(&mut self, bytes: &[u8]) -> S3Result<()> {
+        self.check_text(bytes)?;
         self.digests.update(bytes);
         if let Some((sum, _)) = &mut self.sha256 {
             sum.update(bytes);

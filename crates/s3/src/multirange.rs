@@ -77,7 +77,9 @@ impl S3Route for RangeRoute {
     fn is_match(&self, method: &Method, uri: &Uri, headers: &HeaderMap, _: &mut Extensions) -> bool {
         // Requests about something else of the object have a query.
         let is_plain = uri.query().is_none_or(|query| query.split('&').all(is_about_signature));
-        method == Method::GET && is_plain && headers.get(header::RANGE).is_some_and(|value| !is_single(value))
+        let has_key = || self.names.split(uri, headers).is_some_and(|(_, key)| !key.is_empty());
+        let is_other = || headers.get(header::RANGE).is_some_and(|value| !is_single(value));
+        method == Method::GET && is_plain && is_other() && has_key()
     }
 
     async fn check_access(&self, request: &mut S3Request<Body>) -> S3Result<()> {
@@ -115,7 +117,9 @@ impl S3Route for RangeRoute {
 }
 
 fn is_about_signature(pair: &str) -> bool {
-    pair.is_empty() || pair.starts_with("X-Amz-") || pair.starts_with("x-id=")
+    let name = pair.split_once('=').map_or(pair, |(name, _)| name);
+    let is_amz = name.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("x-amz-"));
+    is_amz || ["", "x-id", "AWSAccessKeyId", "Signature", "Expires"].contains(&name)
 }
 
 fn content_type(info: &ObjectInfo) -> &str {
@@ -161,8 +165,17 @@ fn respond(
     if let Some(date) = http_date(&timestamp(info.attr.mtime_ns)) {
         set(header::LAST_MODIFIED, &date);
     }
-    if let Some(encoding) = &info.meta.headers.content_encoding {
-        set(header::CONTENT_ENCODING, encoding);
+    let kept = &info.meta.headers;
+    for (name, value) in [
+        (header::CONTENT_ENCODING, &kept.content_encoding),
+        (header::CONTENT_DISPOSITION, &kept.content_disposition),
+        (header::CONTENT_LANGUAGE, &kept.content_language),
+        (header::CACHE_CONTROL, &kept.cache_control),
+        (header::EXPIRES, &kept.expires),
+    ] {
+        if let Some(text) = value {
+            set(name, text);
+        }
     }
     for (name, value) in &info.meta.user {
         if let Ok(name) = HeaderName::try_from(format!("x-amz-meta-{name}")) {

@@ -8,7 +8,7 @@ use hyper::{Method, StatusCode, Uri};
 use s3s::dto::{Timestamp, TimestampFormat};
 use s3s::{S3Result, s3_error};
 
-use crate::access::parameter;
+use crate::access::{decoded, parameter};
 use crate::error::custom;
 
 /// Query parameters that make another operation of a request. Where they fit no operation, the library takes the one
@@ -174,9 +174,18 @@ impl Signed {
 
     /// Refuses `x-amz-` headers that a signature of version 4 does not cover: whoever sees a signed request could add
     /// some, and make a copy of a put.
-    pub(crate) fn check_headers(&self, headers: &HeaderMap) -> S3Result<()> {
-        let (Self::Four(signed) | Self::UrlFour(signed)) = self else { return Ok(()) };
-        let is_signed = |name: &str| signed.split(';').any(|signed| signed.eq_ignore_ascii_case(name));
+    pub(crate) fn check_headers(&self, uri: &Uri, headers: &HeaderMap) -> S3Result<()> {
+        let (signed, query) = match self {
+            Self::Four(signed) => (signed, ""),
+            // A parameter in place of a header is part of what is signed.
+            Self::UrlFour(signed) => (signed, uri.query().unwrap_or_default()),
+            _ => return Ok(()),
+        };
+        let parameters =
+            query.split('&').filter_map(|pair| urlencoding::decode(pair.split_once('=')?.0).ok());
+        let parameters: Vec<_> = parameters.collect();
+        let names = || signed.split(';').chain(parameters.iter().map(AsRef::as_ref));
+        let is_signed = |name: &str| names().any(|signed| signed.eq_ignore_ascii_case(name));
         let mut names = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with("x-amz-"));
         match names.find(|name| !SIGNED_OTHERWISE.contains(name) && !is_signed(name)) {
             Some(name) => Err(s3_error!(
@@ -246,11 +255,46 @@ fn amz_date_s(text: &str) -> Option<i64> {
     (text.len() == 16).then(|| time::PrimitiveDateTime::new(date, time).assume_utc().unix_timestamp())
 }
 
-/// Makes headers of the parameters of a URL signed by version 2 that stand for headers: they are signed as such, which
-/// the protocol library does not know.
-pub(crate) fn move_signed_parameters(uri: &Uri, headers: &mut HeaderMap) {
-    const TOKEN: &str = "x-amz-security-token";
+/// The parameters of a signature of version 4 in a URL, which stand for nothing else.
+const OF_SIGNATURE: [&str; 7] = [
+    "x-amz-algorithm",
+    "x-amz-credential",
+    "x-amz-date",
+    "x-amz-expires",
+    "x-amz-security-token",
+    "x-amz-signature",
+    "x-amz-signedheaders",
+];
+
+/// Makes headers of the parameters of a signed URL that stand for headers, for the protocol library ignores them: of
+/// version 4 all that headers could be, in place of headers of these names, which nobody signed; of version 2 the token,
+/// which is signed as a header.
+pub(crate) fn move_signed_parameters(uri: &Uri, headers: &mut HeaderMap) -> S3Result<()> {
     let query = uri.query().unwrap_or_default();
+    if parameter(query, "X-Amz-Signature").is_none() {
+        move_token(query, headers);
+        return Ok(());
+    }
+    for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+        let name = urlencoding::decode(name).unwrap_or(Cow::Borrowed(name)).to_ascii_lowercase();
+        if !name.starts_with("x-amz-") || OF_SIGNATURE.contains(&name.as_str()) {
+            continue;
+        }
+        let moved =
+            HeaderName::try_from(&name).ok().zip(decoded(value).and_then(|value| value.try_into().ok()));
+        let Some((name, value)) = moved else {
+            return Err(s3_error!(
+                InvalidArgument,
+                "The parameter {name} stands for a header that cannot be one."
+            ));
+        };
+        headers.insert(name, value);
+    }
+    Ok(())
+}
+
+fn move_token(query: &str, headers: &mut HeaderMap) {
+    const TOKEN: &str = "x-amz-security-token";
     if query.contains("Signature=")
         && parameter(query, "AWSAccessKeyId").is_some()
         && let Some(token) = parameter(query, TOKEN)
@@ -311,7 +355,7 @@ mod tests {
         headers.insert("x-amz-content-sha256", "0".parse().unwrap());
         headers.insert("x-amz-meta-a", "1".parse().unwrap());
         let check = |uri: &Uri, headers: &HeaderMap| {
-            Signed::of(uri, headers).and_then(|signed| signed.check_headers(headers)).is_ok()
+            Signed::of(uri, headers).and_then(|signed| signed.check_headers(uri, headers)).is_ok()
         };
         assert!(check(&uri, &headers));
         headers.insert("x-amz-copy-source", "secret/key".parse().unwrap());
@@ -323,6 +367,26 @@ mod tests {
         headers.remove("x-amz-meta-a");
         assert!(!check(&presigned("host"), &headers));
         assert!(check(&presigned("host%3Bx-amz-copy-source"), &headers));
+        assert!(check(&presigned("host&X-Amz-Copy%2DSource=secret%2Fkey"), &headers));
+    }
+
+    #[test]
+    fn parameters_of_a_signed_url_stand_for_headers() {
+        let mut headers = HeaderMap::new();
+        headers.insert("x-amz-acl", "public-read".parse().unwrap());
+        let query =
+            "X-Amz-Signature=0&X-Amz-Date=1&x-amz-meta-a=b%20c&x-id=PutObject&X-Amz-Acl=private&versionId=1";
+        let uri: Uri = format!("/b/k?{query}").parse().unwrap();
+        move_signed_parameters(&uri, &mut headers).unwrap();
+        let mut found: Vec<_> =
+            headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+        found.sort_unstable();
+        assert_eq!(found, [("x-amz-acl", &b"private"[..]), ("x-amz-meta-a", b"b c")]);
+        let uri: Uri = "/b/k?X-Amz-Signature=0&x-amz-meta-a=%0D%0A".parse().unwrap();
+        assert!(move_signed_parameters(&uri, &mut headers).is_err());
+        let (uri, mut headers): (Uri, _) = ("/b/k?x-amz-meta-a=b".parse().unwrap(), HeaderMap::new());
+        move_signed_parameters(&uri, &mut headers).unwrap();
+        assert!(headers.is_empty(), "it is not signed");
     }
 
     #[test]

@@ -289,20 +289,6 @@ pub struct ObjectPage {
     pub next: Option<ListFrom>,
 }
 
-/// A change of what is stored with an object.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MetaChange {
-    /// Other tags.
-    Tags(Vec<(String, String)>),
-    /// Other headers and user metadata.
-    Headers {
-        /// System headers.
-        headers: ObjectHeaders,
-        /// User metadata.
-        user: Vec<(String, String)>,
-    },
-}
-
 /// A multipart upload.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct UploadRef {
@@ -432,7 +418,7 @@ pub enum ObjectRequest {
     /// Answer: `Listed`.
     List { query: ListQuery, caller: Caller },
     /// Answer: `Info`.
-    SetMeta { name: ObjectName, change: MetaChange, conditions: Conditions, caller: Caller },
+    SetTags { name: ObjectName, tags: Vec<(String, String)>, caller: Caller },
     /// Answer: `Upload`.
     CreateUpload { name: ObjectName, meta: ObjectMeta, caller: Caller },
     /// Answer: `Done`.

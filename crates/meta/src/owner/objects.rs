@@ -81,9 +81,7 @@ impl Op<'_> {
             R::Head { name, conditions, caller } => self.get_object(name, conditions, caller, Opening::Never),
             R::Delete { keys, caller } => self.delete_objects(keys, caller),
             R::List { query, caller } => self.list_objects(query, caller),
-            R::SetMeta { name, change, conditions, caller } => {
-                self.set_object_meta(name, change, conditions, caller)
-            }
+            R::SetTags { name, tags, caller } => self.set_object_tags(name, tags, caller),
             R::CreateUpload { name, meta, caller } => self.create_upload(name, meta, caller),
             R::PutPart { upload, number, body, etag, checksum, caller } => {
                 let part = NewPart { number: *number, etag, checksum: checksum.as_ref() };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use client::object::{
-    Checksum as StoredChecksum, ChecksumAlgorithm as StoredAlgorithm, Conditions, MetaChange, ObjectInfo,
-    ObjectMeta, ObjectName, UploadRef,
+    Checksum as StoredChecksum, ChecksumAlgorithm as StoredAlgorithm, Conditions, ObjectInfo, ObjectName,
+    UploadRef,
 };
 use client::{CopyObject, PutPart};
 use s3s::crypto::{Checksum as _, Md5};
@@ -33,13 +33,21 @@ struct From {
     name: ObjectName,
 }
 
-async fn source(core: &Core, asked: &Asked, source: &CopySource) -> S3Result<From> {
+async fn source(
+    core: &Core,
+    asked: &Asked,
+    source: &CopySource,
+    expected_owner: Option<&str>,
+) -> S3Result<From> {
     let CopySource::Bucket { bucket, key, version_id } = source else {
         return Err(s3_error!(NotImplemented, "Access points are not implemented."));
     };
     check_version(version_id.as_deref())?;
     let bucket = core.buckets.get(bucket).await?;
     core.may_also(&asked.context, "s3:GetObject", &bucket, key)?;
+    if let Some(owner) = expected_owner {
+        core.check_owner(&bucket, owner).await?;
+    }
     let name = object_name(bucket.ino, key)?;
     Ok(From { bucket, key: key.to_string(), name })
 }
@@ -61,7 +69,8 @@ pub(crate) async fn copy_object(
     let mut input = request.input;
     check_object!(input);
     super::refuse_unsupported(&[("SSE-C", input.copy_source_sse_customer_algorithm.is_some())])?;
-    let from = source(core, &asked, &input.copy_source).await?;
+    let from =
+        source(core, &asked, &input.copy_source, input.expected_source_bucket_owner.as_deref()).await?;
     let to = asked.name(&input.key)?;
     let from_conditions = read_conditions(
         input.copy_source_if_match.as_ref(),
@@ -78,9 +87,15 @@ pub(crate) async fn copy_object(
     let given = object_meta!(input);
     let conditions = destination_conditions(&request.headers)?;
     let is_same = from.bucket.ino == asked.bucket()?.ino && from.key == input.key;
-    if is_same && !replaces && !replaces_tags {
+    // There is one storage class, and the checksum of an object stays what it is; to name them is to want a new object.
+    let is_renewed = input.storage_class.is_some() || input.checksum_algorithm.is_some();
+    if is_same && !replaces && !replaces_tags && !is_renewed {
         return Err(changes_nothing());
     }
+    super::refuse_unsupported(&[(
+        "x-amz-website-redirect-location without x-amz-metadata-directive: REPLACE",
+        given.headers.website_redirect.is_some() && !replaces,
+    )])?;
     let head = core.client.head_object(from.name.clone(), from_conditions.clone(), asked.caller()).await;
     let head = head.map_err(source_error)?;
     if head.size > COPY_BYTES_MAX {
@@ -89,26 +104,15 @@ pub(crate) async fn copy_object(
             "The specified copy source is larger than the maximum allowable size for a copy source: 5368709120"
         ));
     }
-    let info = if is_same {
-        change(core, &asked, to, given, (replaces, replaces_tags), conditions).await?
+    let tags = if replaces_tags {
+        Some(given.tags.clone())
     } else {
-        let tags = if replaces_tags {
-            Some(given.tags.clone())
-        } else {
-            copied_tags(core, &asked, &from, &input.key, &head)?
-        };
-        let meta = replaces.then_some(given);
-        let copy = CopyObject {
-            from: from.name,
-            from_conditions,
-            to,
-            conditions,
-            meta,
-            tags,
-            caller: asked.caller(),
-        };
-        core.client.copy_object(copy).await.map_err(source_error)?
+        copied_tags(core, &asked, &from, &input.key, &head)?
     };
+    let meta = replaces.then_some(given);
+    let (from, caller) = (from.name, asked.caller());
+    let copy = CopyObject { from, from_conditions, to, conditions, meta, tags, caller };
+    let info = core.client.copy_object(copy).await.map_err(source_error)?;
     let result = describe_copy(info);
     Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(result), ..CopyObjectOutput::default() }))
 }
@@ -176,31 +180,6 @@ fn destination_conditions(headers: &hyper::HeaderMap) -> S3Result<Conditions> {
     Ok(super::write_conditions(if_match.as_ref(), if_none_match.as_ref()))
 }
 
-/// A copy of an object onto itself changes what is stored with it.
-async fn change(
-    core: &Core,
-    asked: &Asked,
-    name: ObjectName,
-    given: ObjectMeta,
-    (headers, tags): (bool, bool),
-    conditions: Conditions,
-) -> S3Result<ObjectInfo> {
-    let mut changes = Vec::new();
-    if headers {
-        changes.push(MetaChange::Headers { headers: given.headers, user: given.user });
-    }
-    if tags {
-        changes.push(MetaChange::Tags(given.tags));
-    }
-    let mut info = None;
-    for change in changes {
-        let changed =
-            core.client.set_object_meta(name.clone(), change, conditions.clone(), asked.caller()).await;
-        info = Some(changed.map_err(object_error)?);
-    }
-    info.ok_or_else(|| s3_error!(InvalidRequest, "Nothing is to be changed."))
-}
-
 /// `bytes=a-b`, nothing else.
 fn copied_range(range: Option<&str>, size: u64) -> S3Result<std::ops::Range<u64>> {
     let Some(range) = range else { return Ok(0..size) };
@@ -228,7 +207,8 @@ pub(crate) async fn upload_part_copy(
     let input = request.input;
     let upload = upload(&asked, &input.key, &input.upload_id)?;
     let number = part_number(input.part_number)?;
-    let from = source(core, &asked, &input.copy_source).await?;
+    let from =
+        source(core, &asked, &input.copy_source, input.expected_source_bucket_owner.as_deref()).await?;
     let conditions = read_conditions(
         input.copy_source_if_match.as_ref(),
         input.copy_source_if_none_match.as_ref(),

@@ -55,7 +55,7 @@ pub(crate) async fn delete_objects(
     let mut wanted = Vec::new();
     for object in objects {
         let checked = check_answerable(&object.key)
-            .and_then(|()| check_version(object.version_id.as_deref()))
+            .and_then(|()| check_version(object.version_id.as_deref().filter(|version| !version.is_empty())))
             .and_then(|()| core.may_also(&asked.context, "s3:DeleteObject", bucket, &object.key))
             .and_then(|()| asked.name(&object.key));
         let outcome = checked.map(|name| {
@@ -72,7 +72,17 @@ pub(crate) async fn delete_objects(
     let (places, keys): (Vec<usize>, Vec<_>) = wanted.into_iter().unzip();
     let conditional: Vec<bool> = keys.iter().map(|(_, conditions)| !conditions.is_empty()).collect();
     if !keys.is_empty() {
-        let results = core.client.delete_objects(keys, asked.caller()).await.map_err(object_error)?;
+        let results = core.client.delete_objects(keys, asked.caller()).await;
+        let results = match results {
+            Ok(results) => results,
+            Err(error) => {
+                for (key, outcome) in outcomes {
+                    let outcome = outcome.and_then(|()| Err(object_error(error)));
+                    account(core, &asked, &key, &outcome).await;
+                }
+                return Err(object_error(error));
+            }
+        };
         for ((place, result), conditional) in places.into_iter().zip(results).zip(conditional) {
             outcomes[place].1 = match result {
                 Ok(_) => Ok(()),

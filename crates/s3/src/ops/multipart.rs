@@ -456,7 +456,8 @@ pub(crate) async fn list_multipart_uploads(
     for entry in page.entries {
         match entry {
             UploadEntry::Upload { key, id, started_ns, uid, checksum } => {
-                let text = encoding.write(&key);
+                // One that XML cannot hold is there all the same: pages go on behind it.
+                let text = encoding.write(&key).or_else(|| String::from_utf8(key.to_vec()).ok());
                 next = Some((text.clone(), Some(write_id(id))));
                 let user = owner(uid);
                 uploads.push(MultipartUpload {
@@ -472,7 +473,7 @@ pub(crate) async fn list_multipart_uploads(
                 });
             }
             UploadEntry::Prefix(prefix) => {
-                let prefix = encoding.write(&prefix);
+                let prefix = encoding.write(&prefix).or_else(|| String::from_utf8(prefix.to_vec()).ok());
                 next = Some((prefix.clone(), None));
                 prefixes.push(CommonPrefix { prefix });
             }

@@ -63,10 +63,11 @@ impl Incoming<'_> {
 pub(crate) async fn receive(core: &Core, mut incoming: Incoming<'_>, claims: Claims) -> S3Result<Received> {
     // Of a form, the length in the header is that of the form.
     let exact = incoming.stream.as_ref().and_then(|stream| stream.remaining_length().exact());
-    let length = match (exact, incoming.content_length) {
-        (Some(exact), None) => Some(exact as u64),
-        (_, Some(length)) => u64::try_from(length).ok(),
-        (None, None) => None,
+    let length = match (incoming.unread.decoded_bytes(), exact, incoming.content_length) {
+        (Some(decoded), ..) => Some(decoded),
+        (None, Some(exact), None) => Some(exact as u64),
+        (None, _, Some(length)) => u64::try_from(length).ok(),
+        (None, None, None) => None,
     };
     let length = match (length, &incoming.stream) {
         (Some(length), _) => length,

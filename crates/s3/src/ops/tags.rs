@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use client::object::{Conditions, MetaChange};
+use client::object::Conditions;
 use s3s::dto::*;
 use s3s::xml::{Deserialize as _, Deserializer};
 use s3s::{S3Request, S3Response, S3Result, s3_error};
@@ -90,8 +90,7 @@ pub(crate) async fn get_object_tagging(
 
 async fn set_tags(core: &Core, asked: &Asked, key: &str, tags: Tags) -> S3Result<()> {
     let name = asked.name(key)?;
-    let change = MetaChange::Tags(tags);
-    let set = core.client.set_object_meta(name, change, Conditions::default(), asked.caller()).await;
+    let set = core.client.set_object_tags(name, tags, asked.caller()).await;
     set.map(|_| ()).map_err(object_error)
 }
 

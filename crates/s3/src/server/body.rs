@@ -55,6 +55,7 @@ pub(crate) struct Unread {
     failure: Mutex<Option<S3Error>>,
     form: OnceLock<FormFields>,
     trailers: OnceLock<HeaderMap>,
+    decoded: OnceLock<u64>,
 }
 
 impl Unread {
@@ -71,6 +72,17 @@ impl Unread {
     /// Fields of a form that was read.
     pub(crate) fn form(&self) -> Option<&FormFields> {
         self.form.get()
+    }
+
+    /// Notes how long the body is without its frames, which are removed here.
+    pub(crate) fn announce(&self, bytes: u64) {
+        // A request has one body.
+        let _ = self.decoded.set(bytes);
+    }
+
+    /// How long it is without frames that are removed here.
+    pub(crate) fn decoded_bytes(&self) -> Option<u64> {
+        self.decoded.get().copied()
     }
 
     /// A trailer of a body that was read, if the protocol library does not know it.

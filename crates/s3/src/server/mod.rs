@@ -24,7 +24,7 @@ use crate::gate::Gate;
 use connection::{Connection, Http};
 
 pub(crate) use body::{BodyRules, Coding, RequestBody, Unread};
-pub(crate) use chunked::{Chunked, Framing};
+pub(crate) use chunked::{Chunked, ChunkedError, Framing};
 pub(crate) use finish::Finisher;
 pub(crate) use form::FormHead;
 

@@ -4,8 +4,8 @@ use base::{FsError, Ino};
 use bytes::Bytes;
 use wire::meta::FileKind;
 use wire::object::{
-    Caller, Conditions, MetaChange, OBJECT_META_BYTES_MAX, ObjectError, ObjectHeaders, ObjectInfo,
-    ObjectMeta, ObjectName, ObjectPart, PARTS_MAX, etag,
+    Caller, OBJECT_META_BYTES_MAX, ObjectError, ObjectHeaders, ObjectInfo, ObjectMeta, ObjectName,
+    ObjectPart, PARTS_MAX, etag,
 };
 
 use super::super::{Intent, Op, Stop};
@@ -210,24 +210,17 @@ impl Op<'_> {
         Ok(copied)
     }
 
-    pub(super) fn set_object_meta(
+    pub(super) fn set_object_tags(
         &mut self,
         name: &ObjectName,
-        change: &MetaChange,
-        conditions: &Conditions,
+        tags: &[(String, String)],
         caller: &Caller,
     ) -> ObjectOutcome {
         let mut inode = self.find_object(name, caller)?.ok_or(ObjectError::NoSuchKey)?;
         self.demand(&inode, caller, WRITE)?;
-        self.check_changing(Some(&inode), conditions)?;
         self.clear(inode.attr.ino, Intent::Change)?;
         let mut meta = self.load_meta(&inode)?;
-        match change {
-            MetaChange::Tags(tags) => meta.tags = tags.clone(),
-            MetaChange::Headers { headers, user } => {
-                (meta.headers, meta.user) = (headers.clone(), user.clone());
-            }
-        }
+        meta.tags = tags.to_vec();
         check_meta(&meta)?;
         let body = self.txn.get_bytes(&self.keys.xattr(inode.attr.ino, BODY))?.unwrap_or_default();
         // The ETag of a directory object stays what it was given for.

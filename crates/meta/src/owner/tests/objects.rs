@@ -542,7 +542,7 @@ fn every_request_repeated_gives_its_first_answer_and_has_no_second_effect() {
         meta: ObjectMeta::default(),
         caller: Caller::root(),
     };
-    let tags = wire::object::MetaChange::Tags(vec![("a".into(), "b".into())]);
+    let tags = vec![("a".into(), "b".into())];
     let conditions = Conditions::default();
     let (caller, at) = (Caller::root(), key(bucket, "x/y"));
     let requests = [
@@ -552,12 +552,7 @@ fn every_request_repeated_gives_its_first_answer_and_has_no_second_effect() {
         put_part(&one, 1, body(&[inline(0, "part")])),
         put_part(&one, 2, body(&[inline(0, "part")])),
         complete(&one, &[1, 2]),
-        ObjectRequest::SetMeta {
-            name: at.clone(),
-            change: tags,
-            conditions: conditions.clone(),
-            caller: caller.clone(),
-        },
+        ObjectRequest::SetTags { name: at.clone(), tags, caller: caller.clone() },
         ObjectRequest::AbortUpload { upload: two, caller: caller.clone() },
         ObjectRequest::Stage,
         ObjectRequest::SetBucketSetting { bucket, name: "a".into(), value: Some(name("b")) },

@@ -6,8 +6,8 @@ use base::env::Random;
 use base::env::sim::SimRandom;
 use wire::meta::{RenameMode, SetAttr};
 use wire::object::{
-    Caller, CompletePart, Conditions, EtagMatch, MetaChange, ObjectBody, ObjectError, ObjectMeta,
-    ObjectReply, ObjectRequest, UploadRef,
+    Caller, CompletePart, Conditions, EtagMatch, ObjectBody, ObjectError, ObjectMeta, ObjectReply,
+    ObjectRequest, UploadRef,
 };
 
 use super::audit::audit;
@@ -393,12 +393,8 @@ impl Run {
     fn tag(&mut self) {
         let ((_, session), path) = (self.session(), self.path());
         let tags = vec![("step".to_owned(), self.etag())];
-        let request = ObjectRequest::SetMeta {
-            name: key(self.bucket, &path),
-            change: MetaChange::Tags(tags.clone()),
-            conditions: Conditions::default(),
-            caller: Caller::root(),
-        };
+        let name = key(self.bucket, &path);
+        let request = ObjectRequest::SetTags { name, tags: tags.clone(), caller: Caller::root() };
         let found = self.object(session, request).map(|_| ());
         let expected = match self.model.files.get_mut(&path) {
             Some(file) => {
