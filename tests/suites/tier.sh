@@ -201,9 +201,11 @@ store_down() {
     wait_until 60 tier_is '.problem == null and .store_health.up and .queued_extents == 0'
     wait_until 60 happened 'store cold' down up
 }
-# Nobody waits long for it.
+# Nobody waits long for it, once it has been so for 20 s.
 known_to_be_down() {
-    local began=$SECONDS
+    local began
+    sleep 20
+    began=$SECONDS
     expect_fail 'Input/output error' sha256sum "$MNT/big"
     # The first says why; what is on the drives comes all the same.
     expect_fail 'store cold is DOWN: ' tier fetch "$MNT/big" "$MNT/meanwhile"

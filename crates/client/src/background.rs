@@ -31,6 +31,8 @@ const LATE_BATCHES_MAX: usize = 256;
 const CLOSES_AT_ONCE: usize = 64;
 /// Rounds of flushing before a lease is given up whatever comes.
 const FLUSH_ROUNDS: u32 = 8;
+/// How long a flush that failed is not tried again.
+const FLUSH_PAUSE: Duration = Duration::from_millis(250);
 /// Events of the owner that are handled together.
 const EVENTS_AT_ONCE: usize = 1024;
 
@@ -226,13 +228,19 @@ impl Client {
             self.release(lease, None).await;
             return;
         };
-        for round in 0..FLUSH_ROUNDS {
+        let mut round = 0;
+        while round < FLUSH_ROUNDS {
             // A writer that never pauses would always have something dirty. Caches above were told in the first
             // round, so nobody waits for the writes that wait from now on.
             node.lock().yielding = round > 0;
             if let Err(error) = self.flush_for_recall(&node).await {
                 tracing::error!(ino = %lease.ino, %error, "data could not be written before giving up a lease");
-                return;
+                if node.lock().lease.is_none_or(|held| held.id != lease.id) {
+                    return;
+                }
+                // It still has it, and others wait: what goes wrong may pass.
+                tokio::time::sleep(FLUSH_PAUSE).await;
+                continue;
             }
             if keep.is_none() && round == 0 {
                 // What they are told from now on they do not keep.
@@ -243,6 +251,7 @@ impl Client {
                 self.release(lease, keep).await;
                 return;
             }
+            round += 1;
         }
         tracing::error!(ino = %lease.ino, "lease could not be given up: data is dirty again and again");
     }

@@ -148,7 +148,8 @@ impl Session {
             // A read that starts later and finds an extent gone asks for the map again, so it needs nothing kept.
             reads.first_key_value().map_or(u64::MAX, |(oldest, _)| *oldest)
         };
-        let reply = self.call(MetaRequest::Heartbeat { in_use_ver }).await?;
+        // Requests that wait for somebody's lease may have all other slots for a minute.
+        let reply = self.answer(MetaRequest::Heartbeat { in_use_ver }).await?;
         let MetaReply::Beat { version, used_bytes, drive_bytes } = reply else { return Err(FsError::Io) };
         self.version.store(version, Ordering::Release);
         self.used_bytes.store(used_bytes, Ordering::Relaxed);

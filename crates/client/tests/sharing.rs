@@ -121,6 +121,28 @@ fn check_hammered(block: usize, blocks: u64, drives: Fault) {
 }
 
 #[test]
+fn a_flush_for_a_reader_that_failed_is_tried_again() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let (ino, bytes) = (create(&one, "file").await, pattern(1, 3 << 20));
+        one.write(ino, 0, &bytes).await.unwrap();
+        world.drives.iter().for_each(|drive| drive.set(Fault::Erring));
+        let mends = async {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            world.drives.iter().for_each(|drive| drive.set(Fault::None));
+        };
+        let began = tokio::time::Instant::now();
+        let (attr, ()) = tokio::join!(two.getattr(ino), mends);
+        assert_eq!(attr.unwrap().size, bytes.len() as u64);
+        assert!(read_all(&two, ino).await.unwrap() == bytes);
+        assert!(began.elapsed() < Duration::from_secs(12), "the lease was given back, not taken");
+        // The writer may be told once that the drives refused.
+        let _ = one.fsync(ino).await;
+        one.fsync(ino).await.unwrap();
+    });
+}
+
+#[test]
 fn a_writer_that_never_pauses_gives_way_to_a_reader_and_loses_nothing() {
     check_hammered(4096, 1, Fault::None);
 }

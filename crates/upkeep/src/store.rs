@@ -56,7 +56,7 @@ const ATTEMPTS_MAX: usize = 5;
 /// What somebody waits for is not tried again after this, so that they learn of a store that never answers after two
 /// attempts.
 const GET_PATIENCE_NS: u64 = 20_000_000_000;
-/// What somebody waits for of a store that is down is tried once, for so long.
+/// What somebody waits for of a store that has been down for long is tried once, for so long.
 const GET_TIMEOUT_DOWN: Duration = Duration::from_secs(3);
 
 /// A store as requests see it.
@@ -126,7 +126,7 @@ impl S3Store {
         let attempts = || async {
             self.traffic.pace(ask.bytes()).await;
             op.attempt();
-            let result = match waits && self.traffic.is_down() {
+            let result = match waits && self.traffic.is_long_down() {
                 true => self.within(GET_TIMEOUT_DOWN, &ask).await,
                 false => self.once(&ask).await,
             };
@@ -139,7 +139,7 @@ impl S3Store {
         let begun_ns = self.env.clock.boot_ns();
         let is_worth_it = |error: &StoreError| {
             let is_late = || self.env.clock.boot_ns() - begun_ns > GET_PATIENCE_NS;
-            error.is_passing() && !(waits && (self.traffic.is_down() || is_late()))
+            error.is_passing() && !(waits && (self.traffic.is_long_down() || is_late()))
         };
         attempts.retry(pauses).when(is_worth_it).await
     }

@@ -9,6 +9,7 @@ mod held;
 mod queue;
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -440,8 +441,9 @@ impl Work {
         };
         let sums = (tier.blobs, tier.stored_bytes, tier.live_bytes);
         let nothing_to_do = !self.reclaiming || tier.blobs == 0 || self.futile == Some(sums);
-        // What is emptied has to be stored first.
-        if nothing_to_do || self.held.reason().is_some() {
+        // What is emptied has to be stored first, and without deletions that only makes the bucket larger.
+        let holds = self.held.reason().is_some() || self.delete_held.reason().is_some();
+        if nothing_to_do || holds {
             return Ok(false);
         }
         let candidates = self.most_dead().await?;
@@ -582,21 +584,25 @@ impl Work {
     }
 }
 
-/// Deletes blobs, and has the ledger forget them. Begins with none after it is to end.
+/// Deletes blobs, and has the ledger forget them. Begins with none after it is to end, or one could not be deleted.
 async fn delete(
     client: &Client,
     blobs: Vec<(u64, Epoch)>,
     stopped: &Stopped,
     stat: &Mutex<TieringStat>,
 ) -> Result<(), Trouble> {
-    let deletions = blobs.into_iter().take_while(|_| !stopped.now());
+    let refused = AtomicBool::new(false);
+    let deletions = blobs.into_iter().take_while(|_| !stopped.now() && !refused.load(Ordering::Relaxed));
     let deletions = deletions.map(async |blob| (blob.0, client.delete_blob(blob).await));
     let mut deletions = stream::iter(deletions).buffer_unordered(DELETIONS);
     let (mut serials, mut failed) = (Vec::new(), None);
     while let Some((serial, result)) = deletions.next().await {
         match result {
             Ok(()) => serials.push(serial),
-            Err(error) => failed = Some(error),
+            Err(error) => {
+                refused.store(true, Ordering::Relaxed);
+                failed = Some(error);
+            }
         }
         if serials.len() >= DELETED_AT_ONCE {
             forget(client, &mut serials, stat).await?;

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use base::{Ino, LeaseId, SessionId};
 use wire::meta::{LeaseGrant, LeaseKind, OwnerEvent};
 
-/// A recall without an answer ends in revocation when the holder has not committed anything for this long ...
-pub const RECALL_IDLE_NS: u64 = 10_000_000_000;
+/// A recall without an answer ends in revocation when the holder has not committed anything for this long, in which a drive
+/// that does not answer is given up and the bytes are written elsewhere, ...
+pub const RECALL_IDLE_NS: u64 = 20_000_000_000;
 /// ... or, however much it still writes, after this long.
 pub const RECALL_TIMEOUT_NS: u64 = 60_000_000_000;
 

@@ -155,6 +155,7 @@ fn goes_down(store: &S3Store) {
         store.traffic.looked(Err(StoreError::Unavailable("why".to_owned())));
     }
     assert_eq!(store.health().up, Some(false));
+    store.traffic.went_down_long_ago();
 }
 
 #[tokio::test]
@@ -166,6 +167,10 @@ async fn a_store_that_is_down_is_asked_once_for_what_somebody_waits_for() {
     // What it gives is taken, and says that it is there again.
     assert_eq!(server.store.get(key(), Some(0..3)).await.unwrap(), "abc");
     assert_eq!(server.store.health().up, Some(true));
+    // One that may be back in a moment is waited for.
+    let server = Server::start(&[BUSY, PART]).await;
+    (0..3).for_each(|_| server.store.traffic.looked(Err(StoreError::Unavailable("why".to_owned()))));
+    assert_eq!(server.store.get(key(), Some(0..3)).await.unwrap(), "abc");
     // What nobody waits for is still tried again.
     let server = Server::start(&[BUSY, OK]).await;
     goes_down(&server.store);

@@ -15,6 +15,8 @@ const RECENT_MAX: usize = 256;
 const BURST_MS: u64 = 250;
 /// Looks in a row that fail before the store is down: one alone may be bad luck.
 const FAILED_LOOKS: u32 = 3;
+/// After this it is not expected back in a moment: a gateway starts again within seconds.
+const LONG_DOWN_NS: u64 = 20_000_000_000;
 
 /// All of it, for one store.
 pub(super) struct Traffic {
@@ -30,6 +32,8 @@ struct Health {
     seen: SeenBy,
     /// Looks that failed since the last that did not.
     failed: u32,
+    /// When it went down.
+    down_ns: u64,
 }
 
 #[derive(Default)]
@@ -106,14 +110,21 @@ impl Traffic {
         self.health.lock().expect("no holder of this lock panics").seen.clone()
     }
 
-    /// Whether it is known not to answer.
-    pub(super) fn is_down(&self) -> bool {
-        self.health.lock().expect("no holder of this lock panics").seen.up == Some(false)
+    /// Whether it has not answered for so long that nobody waits for it.
+    pub(super) fn is_long_down(&self) -> bool {
+        let health = self.health.lock().expect("no holder of this lock panics");
+        health.seen.up == Some(false) && self.env.clock.boot_ns() >= health.down_ns + LONG_DOWN_NS
     }
 
     /// The store did what it was asked for.
     pub(super) fn answers(&self) {
         self.looked(Ok(()));
+    }
+
+    /// As if it had gone down long ago.
+    #[cfg(test)]
+    pub(super) fn went_down_long_ago(&self) {
+        self.health.lock().expect("no holder of this lock panics").down_ns = 0;
     }
 
     /// Notes what a look at the store found.
@@ -123,6 +134,9 @@ impl Traffic {
         health.failed = if up { 0 } else { health.failed + 1 };
         if !up && health.failed < FAILED_LOOKS {
             return;
+        }
+        if !up && health.seen.up != Some(false) {
+            health.down_ns = self.env.clock.boot_ns();
         }
         let seen = &mut health.seen;
         if seen.up != Some(up) {
@@ -245,7 +259,12 @@ mod tests {
         let down = traffic.health();
         assert_eq!(down.up, Some(false));
         assert!(down.problem.as_ref().unwrap().starts_with("refused: why (the key needs"));
-        assert!(down.since_s > up.since_s && traffic.is_down());
+        assert!(down.since_s > up.since_s && !traffic.is_long_down());
+        sim.clock.advance_ns(LONG_DOWN_NS - 1);
+        failed();
+        assert!(!traffic.is_long_down());
+        sim.clock.advance_ns(1);
+        assert!(traffic.is_long_down());
         traffic.answers();
         assert_eq!((traffic.health().up, traffic.health().problem), (Some(true), None));
     }
