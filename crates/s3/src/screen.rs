@@ -183,7 +183,8 @@ impl Signed {
         };
         let parameters =
             query.split('&').filter_map(|pair| urlencoding::decode(pair.split_once('=')?.0).ok());
-        let parameters: Vec<_> = parameters.collect();
+        let stands = |name: &Cow<'_, str>| !OF_SIGNATURE.iter().any(|own| own.eq_ignore_ascii_case(name));
+        let parameters: Vec<_> = parameters.filter(stands).collect();
         let names = || signed.split(';').chain(parameters.iter().map(AsRef::as_ref));
         let is_signed = |name: &str| names().any(|signed| signed.eq_ignore_ascii_case(name));
         let mut names = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with("x-amz-"));
@@ -368,6 +369,8 @@ mod tests {
         assert!(!check(&presigned("host"), &headers));
         assert!(check(&presigned("host%3Bx-amz-copy-source"), &headers));
         assert!(check(&presigned("host&X-Amz-Copy%2DSource=secret%2Fkey"), &headers));
+        headers.insert("x-amz-security-token", "other".parse().unwrap());
+        assert!(!check(&presigned("host&X-Amz-Copy-Source=k&X-Amz-Security-Token=own"), &headers));
     }
 
     #[test]
