@@ -228,6 +228,15 @@ def ranges():
     got = [part.split(b"\r\n\r\n", 1) for part in parts[1:-1]]
     assert [one[1][:-2] for one in got] == [sent[:10], sent[1000:2000001], sent[-5:]]
     assert f"Content-Range: bytes 1000-2000000/{len(sent)}".encode() in got[1][0]
+    # So they do from an address, of either version, with what is stored of the object besides.
+    s3.put_object(Bucket=b, Key="l", Body=b"0123456789", CacheControl="no-store", ContentDisposition="inline", ContentLanguage="de")
+    for version in ("s3v4", "s3"):
+        url = client(signature_version=version).generate_presigned_url("get_object", Params={"Bucket": b, "Key": "l"})
+        answer = urllib.request.urlopen(urllib.request.Request(url, headers={"Range": "bytes=0-1,4-5"}))
+        assert answer.status == 206 and answer.headers["Cache-Control"] == "no-store", (version, answer.headers)
+        assert answer.headers["Content-Disposition"] == "inline" and answer.headers["Content-Language"] == "de"
+    # A list is of no bytes.
+    assert with_headers(s3.list_objects_v2, {"Range": "bytes=0-1,4-5"}, Bucket=b)["KeyCount"] == 2
     head = s3.head_object(Bucket=b, Key="k", Range="bytes=5-9")
     assert head["ResponseMetadata"]["HTTPStatusCode"] == 206 and head["ContentLength"] == 5, head
     assert "ContentRange" not in s3.head_object(Bucket=b, Key="k")

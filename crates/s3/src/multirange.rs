@@ -26,6 +26,7 @@ use crate::gate::Core;
 use crate::ops::get::{DEFAULT_TYPE, open, unsatisfiable};
 use crate::ops::{Asked, http_date, read_conditions, timestamp, wants_range};
 use crate::read::{ObjectStream, Source};
+use crate::screen;
 
 /// Ranges in one request.
 const RANGES_MAX: usize = 256;
@@ -76,7 +77,7 @@ fn is_single(value: &HeaderValue) -> bool {
 impl S3Route for RangeRoute {
     fn is_match(&self, method: &Method, uri: &Uri, headers: &HeaderMap, _: &mut Extensions) -> bool {
         // Requests about something else of the object have a query.
-        let is_plain = uri.query().is_none_or(|query| query.split('&').all(is_about_signature));
+        let is_plain = uri.query().is_none_or(screen::is_plain);
         let has_key = || self.names.split(uri, headers).is_some_and(|(_, key)| !key.is_empty());
         let is_other = || headers.get(header::RANGE).is_some_and(|value| !is_single(value));
         method == Method::GET && is_plain && is_other() && has_key()
@@ -114,12 +115,6 @@ impl S3Route for RangeRoute {
             Wanted::Ranges(ranges) => Ok(self.send(&source, ranges)),
         }
     }
-}
-
-fn is_about_signature(pair: &str) -> bool {
-    let name = pair.split_once('=').map_or(pair, |(name, _)| name);
-    let is_amz = name.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("x-amz-"));
-    is_amz || ["", "x-id", "AWSAccessKeyId", "Signature", "Expires"].contains(&name)
 }
 
 fn content_type(info: &ObjectInfo) -> &str {

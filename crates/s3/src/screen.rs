@@ -93,15 +93,30 @@ fn reads(operation: &str) -> bool {
     ["Get", "Head", "List"].iter().any(|verb| operation.starts_with(verb))
 }
 
+/// Names and values of a query's parameters; the names are decoded.
+fn pairs(query: &str) -> impl Iterator<Item = (Cow<'_, str>, &str)> {
+    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (urlencoding::decode(name).unwrap_or(Cow::Borrowed(name)), value)
+    })
+}
+
+/// Whether a parameter fits every operation, for it is about the signature, stands for a header or names the operation.
+fn fits_anywhere(name: &str) -> bool {
+    let is_amz = name.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("x-amz-"));
+    is_amz || ANYWHERE.iter().any(|known| known.eq_ignore_ascii_case(name))
+}
+
+/// Whether a query says nothing of what is asked for.
+pub(crate) fn is_plain(query: &str) -> bool {
+    pairs(query).all(|(name, _)| fits_anywhere(&name))
+}
+
 /// Refuses parameters that the operation does not have.
 pub(crate) fn check_parameters(operation: &str, uri: &Uri) -> S3Result<()> {
     let own = own_parameters(operation);
-    for pair in uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-        let name = pair.split_once('=').map_or(pair, |(name, _)| name);
-        let name = urlencoding::decode(name).unwrap_or(Cow::Borrowed(name));
-        let is_amz = name.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("x-amz-"));
-        let fits_anywhere = ANYWHERE.iter().any(|known| known.eq_ignore_ascii_case(&name));
-        if is_amz || fits_anywhere || own.contains(&name.as_ref()) {
+    for (name, _) in pairs(uri.query().unwrap_or_default()) {
+        if fits_anywhere(&name) || own.contains(&name.as_ref()) {
             continue;
         }
         if !reads(operation) || SUBRESOURCES.contains(&name.as_ref()) {
@@ -181,10 +196,8 @@ impl Signed {
             Self::UrlFour(signed) => (signed, uri.query().unwrap_or_default()),
             _ => return Ok(()),
         };
-        let parameters =
-            query.split('&').filter_map(|pair| urlencoding::decode(pair.split_once('=')?.0).ok());
         let stands = |name: &Cow<'_, str>| !OF_SIGNATURE.iter().any(|own| own.eq_ignore_ascii_case(name));
-        let parameters: Vec<_> = parameters.filter(stands).collect();
+        let parameters: Vec<_> = pairs(query).map(|(name, _)| name).filter(stands).collect();
         let names = || signed.split(';').chain(parameters.iter().map(AsRef::as_ref));
         let is_signed = |name: &str| names().any(|signed| signed.eq_ignore_ascii_case(name));
         let mut names = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with("x-amz-"));
@@ -276,8 +289,8 @@ pub(crate) fn move_signed_parameters(uri: &Uri, headers: &mut HeaderMap) -> S3Re
         move_token(query, headers);
         return Ok(());
     }
-    for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
-        let name = urlencoding::decode(name).unwrap_or(Cow::Borrowed(name)).to_ascii_lowercase();
+    for (name, value) in pairs(query) {
+        let name = name.to_ascii_lowercase();
         if !name.starts_with("x-amz-") || OF_SIGNATURE.contains(&name.as_str()) {
             continue;
         }
