@@ -74,7 +74,7 @@ impl Topology {
     fn fitness(&self, group: &PlacementGroup, n: usize, is_slow: &dyn Fn(DriveId) -> bool) -> (usize, u64) {
         let members = group.members.iter().take(n).filter(|id| !is_slow(**id));
         let rooms: Vec<u64> =
-            members.filter_map(|id| self.usable(*id)).map(|drive| drive.stat().free_bytes).collect();
+            members.filter_map(|id| self.usable(*id)).map(|drive| drive.stat().room_bytes()).collect();
         (rooms.len(), rooms.iter().min().copied().unwrap_or(0))
     }
 
@@ -102,7 +102,7 @@ impl Topology {
     pub(crate) fn room_bytes(&self) -> u64 {
         let profile = self.profile;
         let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
-        let rooms: Vec<u64> = usable.map(|service| service.stat().free_bytes).collect();
+        let rooms: Vec<u64> = usable.map(|service| service.stat().room_bytes()).collect();
         if rooms.len() < usize::from(profile.w()) {
             return u64::MAX;
         }
@@ -115,8 +115,10 @@ impl Topology {
     pub(crate) fn reclaimable_bytes(&self) -> u64 {
         let profile = self.profile;
         let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
-        let rooms: Vec<u64> =
-            usable.map(|service| service.stat()).map(|stat| stat.free_bytes + stat.garbage_bytes).collect();
+        let rooms: Vec<u64> = usable
+            .map(|service| service.stat())
+            .map(|stat| if stat.host_full { 0 } else { stat.free_bytes + stat.garbage_bytes })
+            .collect();
         let width = rooms.len().min(usize::from(profile.n()));
         if rooms.len() < usize::from(profile.w()) { 0 } else { spread(rooms, width, profile.k()) }
     }

@@ -233,12 +233,8 @@ impl Drive {
             // What the replay decided is written down before anything is appended, so that the next
             // recovery decides the same; twice, so that there are two to read again.
             let mut device = InlineDevice::new(files.clone());
-            engine.start_checkpoint_alone();
+            engine.cover_replay();
             run_inline(&mut engine, &mut device);
-            if !shared.has_failed() {
-                engine.start_checkpoint();
-                run_inline(&mut engine, &mut device);
-            }
             if let Some(reason) = shared.failure() {
                 return Err(io(io::Error::other(reason)));
             }
@@ -478,6 +474,7 @@ impl DriveService for Drive {
             garbage_bytes: summary.usage.garbage_bytes,
             reserved_bytes: summary.usage.reserved_bytes,
             free_bytes: summary.usage.free_bytes,
+            host_full: self.shared.is_host_full(),
             trimmed_bytes: self.shared.trimmed_bytes(),
             write_limit_bytes_per_s: self.shared.admission.write_limit_bytes_per_s(),
             shards: summary.shards,

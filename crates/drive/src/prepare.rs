@@ -29,6 +29,8 @@ pub enum Existing {
 /// How a file gets its room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Preallocate {
+    /// It takes room as it is written, and the filesystem may turn out to be full then.
+    Nothing,
     /// It is reserved. Quick, but the filesystem commits its journal at each first write of a range, which
     /// about halves the speed of puts until every segment was written once.
     Reserve,
@@ -74,10 +76,14 @@ pub(crate) fn format(env: &Env, path: &Path, options: &FormatOptions) -> Result<
         segment_bytes,
     })?;
     if len_bytes < capacity_bytes {
-        file.allocate(capacity_bytes).map_err(io)?;
-        if options.preallocate == Preallocate::WriteZeros {
-            write_zeros(&*file, len_bytes, capacity_bytes).map_err(io)?;
+        match options.preallocate {
+            Preallocate::Nothing => file.set_len(capacity_bytes),
+            Preallocate::Reserve => file.allocate(capacity_bytes),
+            Preallocate::WriteZeros => {
+                file.allocate(capacity_bytes).and_then(|()| write_zeros(&*file, len_bytes, capacity_bytes))
+            }
         }
+        .map_err(io)?;
     }
     write_superblocks(&*file, geometry, options).map_err(io)?;
     if let Some(parent) = path.parent() {

@@ -68,6 +68,7 @@ pub(crate) struct Shared {
     summary: Mutex<Summary>,
     failed: AtomicBool,
     failure: Mutex<Option<String>>,
+    host_full: AtomicBool,
     corrupt_reads: AtomicU64,
     trimmed_bytes: AtomicU64,
 }
@@ -90,6 +91,7 @@ impl Shared {
             index: RwLock::new(index),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
+            host_full: AtomicBool::new(false),
             corrupt_reads: AtomicU64::new(0),
             trimmed_bytes: AtomicU64::new(0),
         }
@@ -121,6 +123,15 @@ impl Shared {
 
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
+    }
+
+    /// The filesystem that holds the drive has no room, or has again.
+    pub(crate) fn set_host_full(&self, full: bool) {
+        self.host_full.store(full, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_host_full(&self) -> bool {
+        self.host_full.load(Ordering::Relaxed)
     }
 
     pub(crate) fn failure(&self) -> Option<String> {

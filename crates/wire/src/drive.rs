@@ -152,6 +152,8 @@ pub struct DriveStat {
     pub reserved_bytes: u64,
     /// Room for new shards.
     pub free_bytes: u64,
+    /// The filesystem that holds the drive has no room: nothing is written until it has, reads go on.
+    pub host_full: bool,
     /// Given back to the filesystem or device below since the drive was opened.
     pub trimmed_bytes: u64,
     /// New data that it takes per second while cleaning is behind; `None` if that is not limited.
@@ -160,6 +162,13 @@ pub struct DriveStat {
     pub shards: u64,
     /// Of these, the ones known to be damaged: found so by a read, by a scrub or by the cleaner.
     pub bad_shards: u64,
+}
+
+impl DriveStat {
+    /// Bytes of new shards that it would take now.
+    pub fn room_bytes(&self) -> u64 {
+        if self.host_full { 0 } else { self.free_bytes }
+    }
 }
 
 /// What one step of a scrub found.

@@ -135,6 +135,8 @@ struct Inode {
     bad: Vec<Range<u64>>,
     /// The sync after so many more fails.
     sync_after: Option<u64>,
+    /// From this offset on nothing was allocated, and the filesystem is full.
+    full_from: Option<u64>,
     /// The handle that holds the lock.
     locked_by: Option<u64>,
 }
@@ -312,6 +314,17 @@ impl SimFiles {
     /// After that many more writes and syncs everything fails, until [`SimFiles::crash`].
     pub fn cut_power_after(&self, operations: u64) {
         self.disk().faults.power_after = Some(operations);
+    }
+
+    /// The filesystem that holds the file is full: from `offset` on, nothing of the file is allocated and writes fail with
+    /// `ENOSPC`, some of them after a part of their bytes.
+    pub fn fill_host_of(&self, path: &Path, offset: u64) {
+        self.disk().inode_of(path).full_from = Some(offset);
+    }
+
+    /// It has room again.
+    pub fn free_host_of(&self, path: &Path) {
+        self.disk().inode_of(path).full_from = None;
     }
 
     /// Files may hold so many bytes together; beyond, extending one fails with `ENOSPC`.
@@ -650,6 +663,12 @@ impl File for SimFile {
         self.check_alignment(bytes.as_ptr(), bytes.len(), offset)?;
         self.tell(DiskEvent::Write { offset, bytes });
         let mut disk = self.alive()?;
+        let full_from = disk.inodes.get(&self.inode).and_then(|inode| inode.full_from);
+        if full_from.is_some_and(|from| offset + bytes.len() as u64 > from) {
+            let kept = (disk.random.below(bytes.len() + 4096)) / 4096 * 4096;
+            self.write_pending(&mut disk, Written::Bytes(bytes[..kept.min(bytes.len())].to_vec()), offset)?;
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "simulated: the host is full"));
+        }
         self.write_pending(&mut disk, Written::Bytes(bytes.to_vec()), offset)
     }
 

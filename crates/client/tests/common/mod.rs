@@ -100,6 +100,17 @@ impl MemDrive {
         shards.len()
     }
 
+    /// Flips a bit in this block of every shard that has it.
+    pub fn rot_block(&self, block: usize) {
+        for put in self.shards.lock().unwrap().values_mut() {
+            let mut bytes = put.bytes.to_vec();
+            if let Some(byte) = bytes.get_mut(block * 4096 + 9) {
+                *byte ^= 4;
+            }
+            put.bytes = bytes.into();
+        }
+    }
+
     pub fn forget_all(&self) {
         self.shards.lock().unwrap().clear();
     }
@@ -271,6 +282,7 @@ impl DriveService for MemDrive {
             garbage_bytes,
             trimmed_bytes: 0,
             write_limit_bytes_per_s: None,
+            host_full: false,
             reserved_bytes: 0,
             free_bytes: capacity_bytes.saturating_sub(live_bytes + garbage_bytes),
             shards: self.shards.lock().unwrap().len() as u64,

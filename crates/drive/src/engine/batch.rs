@@ -21,7 +21,7 @@ enum Verdict {
 impl Engine {
     /// The next group commit, if anything waits and there is room.
     pub(super) fn user_job(&mut self) -> Option<Job> {
-        if self.backlog() == 0 || self.is_sealed() {
+        if self.backlog() == 0 || self.is_sealed() || self.host.is_covering() {
             return None;
         }
         let shared = self.shared.clone();

@@ -44,13 +44,27 @@ pub(super) struct Checkpointing {
     used_blocks: u32,
     stage: Stage,
     closes: bool,
+    /// Whether it covers frames that were left.
+    covers: bool,
+}
+
+impl Checkpointing {
+    /// Whether a superblock may point to it.
+    pub(super) fn may_be_named(&self) -> bool {
+        matches!(self.stage, Stage::FirstSuperblock | Stage::SecondSuperblock)
+    }
+
+    /// It is one of those that cover frames that were left.
+    pub(super) fn covers(&mut self) {
+        self.covers = true;
+    }
 }
 
 impl Engine {
     /// Starts a checkpoint if one is due and none is under way.
     pub(super) fn maybe_start_checkpoint(&mut self) {
         // Between jobs everything written is durable: that is what the frontier says.
-        if self.checkpoint.is_some() || self.running.is_some() {
+        if self.checkpoint.is_some() || self.running.is_some() || self.waits_for_host() {
             return;
         }
         let index = self.shared.index();
@@ -107,6 +121,7 @@ impl Engine {
             used_blocks: 0,
             stage: Stage::Entries,
             closes: false,
+            covers: false,
         });
     }
 
@@ -128,6 +143,9 @@ impl Engine {
 
     /// The next writes of the checkpoint under way.
     pub(super) fn checkpoint_job(&mut self) -> Option<Job> {
+        if self.waits_for_host() {
+            return None;
+        }
         let mut checkpoint = self.checkpoint.take()?;
         let mut writes = Vec::new();
         while writes.len() < RUNS_PER_JOB && matches!(checkpoint.stage, Stage::Entries | Stage::Segments) {
@@ -250,6 +268,9 @@ impl Engine {
             index.release(segment);
         }
         drop(index);
+        if checkpoint.covers {
+            self.covered();
+        }
         if checkpoint.closes
             && let Some(reply) = self.closing.take()
         {
@@ -259,14 +280,20 @@ impl Engine {
     }
 
     /// There was no segment left for the checkpoint: the one before stays valid.
-    fn abort_checkpoint(&mut self, checkpoint: &Checkpointing) {
+    pub(super) fn abort_checkpoint(&mut self, checkpoint: &Checkpointing) {
         tracing::warn!(drive = %self.shared.drive, "no room for an index checkpoint");
+        self.pause_writing();
         self.nothing_idle = true;
         let mut index = self.shared.index_mut();
         for segment in &checkpoint.pointer.segments {
             index.release(*segment);
         }
         drop(index);
+        self.end_closing();
+    }
+
+    /// Ends without a last checkpoint, if the drive is being closed.
+    pub(super) fn end_closing(&mut self) {
         if let Some(reply) = self.closing.take() {
             // Everything acknowledged is durable; only the next open has more to replay.
             self.ended = true;

@@ -130,6 +130,10 @@ impl Engine {
 
     /// How long to wait for work in idle time, if there may be some.
     pub(crate) fn idle_wait(&self) -> Option<Duration> {
+        if let Some(retry_ns) = self.host_retry_ns() {
+            let left_ns = retry_ns.saturating_sub(self.clock.boot_ns());
+            return Some(Duration::from_nanos(left_ns).max(Duration::from_millis(1)));
+        }
         let waits = self.running.is_none()
             && self.closing.is_none()
             && !self.shared.has_failed()

@@ -5,13 +5,15 @@
 //!   acknowledged only when every earlier frame is durable.
 //! - The index changes only when the batch that says so is durable.
 //! - A segment is released only by a durable checkpoint that does not need it.
-//! - After a failed write or sync nothing is written again.
+//! - After a failed write or sync nothing is written again, unless the filesystem below was full: then the job counts
+//!   for nothing, and its segments are left (`host_full`).
 
 pub(crate) mod append;
 mod batch;
 mod checkpoint;
 mod clean;
 mod debt;
+mod host_full;
 mod trim;
 
 use std::collections::{HashMap, VecDeque};
@@ -32,6 +34,7 @@ use append::{Change, Counters, HeaderBlocks};
 use checkpoint::Checkpointing;
 use clean::Cleaning;
 use debt::{Debt, Look};
+use host_full::HostRoom;
 use trim::Trimming;
 
 /// What became of a put.
@@ -131,6 +134,8 @@ struct Running {
     writes_left: usize,
     durability: Durability,
     then: Then,
+    /// Why one of its writes found no room.
+    full: Option<io::Error>,
 }
 
 /// How large batches and checkpoints get.
@@ -188,6 +193,7 @@ pub(crate) struct Engine {
     /// There was nothing to clean in idle time, and no request since.
     nothing_idle: bool,
     closing: Option<oneshot::Sender<Result<(), Ended>>>,
+    host: HostRoom,
     ended: bool,
 }
 
@@ -230,6 +236,7 @@ impl Engine {
             idle_not_before_ns: 0,
             nothing_idle: false,
             closing: None,
+            host: HostRoom::default(),
             ended: false,
         }
     }
@@ -284,7 +291,7 @@ impl Engine {
             return false;
         }
         match &self.cleaning {
-            _ if self.checkpoint.is_some() => true,
+            _ if self.checkpoint.is_some() || self.host.is_covering() => !self.waits_for_host(),
             Some(cleaning) => cleaning.wants_step() && self.may_step(&self.shared.index()),
             None => {
                 (self.idle_work_ready() && !self.trimming.is_under_way())
@@ -306,8 +313,13 @@ impl Engine {
         }
         self.pressed &= self.backlog() > 0;
         self.answer_room_waiters();
-        self.step_cleaning(device);
-        self.maybe_start_checkpoint();
+        if self.host.is_covering() {
+            self.refuse_changes();
+            self.cover();
+        } else {
+            self.step_cleaning(device);
+            self.maybe_start_checkpoint();
+        }
         if self.running.is_none()
             && let Some(job) = self.next_job()
         {
@@ -342,8 +354,12 @@ impl Engine {
 
     fn start(&mut self, job: Job, device: &mut dyn Device) {
         assert!(!job.writes.is_empty(), "a job writes something");
-        self.running =
-            Some(Running { writes_left: job.writes.len(), durability: job.durability, then: job.then });
+        self.running = Some(Running {
+            writes_left: job.writes.len(),
+            durability: job.durability,
+            then: job.then,
+            full: None,
+        });
         for (offset, buffer) in job.writes {
             let token = self.token();
             device.submit(Op::Write { token, offset, buffer });
@@ -369,15 +385,24 @@ impl Engine {
             return;
         }
         let Some(running) = &mut self.running else { return };
-        if let Err(error) = done.result {
-            self.shared.fail(format!("write or sync: {error}"));
-            // The other writes of the job may still be in flight; their completions find no job.
-            self.running = None;
-            self.give_up();
-            return;
+        match done.result {
+            Ok(()) => {}
+            Err(error) if host_full::is_full(&error) => running.full = Some(error),
+            Err(error) => {
+                self.shared.fail(format!("write or sync: {error}"));
+                // The other writes of the job may still be in flight; their completions find no job.
+                self.running = None;
+                self.give_up();
+                return;
+            }
         }
         running.writes_left = running.writes_left.saturating_sub(1);
         if running.writes_left > 0 {
+            return;
+        }
+        if let Some(error) = running.full.take() {
+            let running = self.running.take().expect("it was there a moment ago");
+            self.leave_job(running.then, &error);
             return;
         }
         if running.durability == Durability::Now {
