@@ -10,7 +10,7 @@ use std::time::Duration;
 use base::checksum::block_checksums;
 use base::env::Env;
 use base::units::BLOCK_BYTES;
-use base::{DriveId, Epoch, ExtentId, FsError, LedgerId, PgId, ShardIndex};
+use base::{DriveId, ExtentId, FsError, LedgerId, PgId, ShardIndex};
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -21,6 +21,7 @@ use wire::drive::{GetPurpose, PutPurpose, PutShard, PutShardError, ShardClass, S
 use wire::meta::{ExtentRef, OwedShard};
 
 use crate::latency::{Asked, Latencies};
+use crate::peers::{Peers, Writing};
 use crate::topology::Topology;
 
 /// Extents above this are erasure coded at once, smaller ones are kept as copies.
@@ -112,28 +113,9 @@ pub(crate) struct ExtentIo {
     topology: watch::Receiver<Arc<Topology>>,
     codes: Mutex<HashMap<(u8, u8), Arc<ErasureCode>>>,
     pub(crate) latencies: Latencies,
-    /// Writes under way, by the cluster map that placed them.
-    writing: Mutex<BTreeMap<Epoch, u32>>,
+    peers: Peers,
     /// Shards that reads found damaged or missing, for repair.
     damaged: Mutex<BTreeMap<(ExtentId, ShardIndex), ExtentRef>>,
-}
-
-/// A write under way.
-struct Writing<'a> {
-    extents: &'a ExtentIo,
-    epoch: Epoch,
-}
-
-impl Drop for Writing<'_> {
-    fn drop(&mut self) {
-        let mut writing = self.extents.writing.lock().expect("no holder of this lock panics");
-        if let Some(count) = writing.get_mut(&self.epoch) {
-            *count -= 1;
-            if *count == 0 {
-                writing.remove(&self.epoch);
-            }
-        }
-    }
 }
 
 /// One extent's shards on the way to drives.
@@ -152,9 +134,14 @@ struct Put {
 }
 
 impl ExtentIo {
-    pub(crate) fn new(env: Env, ledger: LedgerId, topology: watch::Receiver<Arc<Topology>>) -> Self {
-        let (codes, writing, damaged) = Default::default();
-        Self { env, ledger, topology, codes, latencies: Latencies::new(), writing, damaged }
+    pub(crate) fn new(
+        env: Env,
+        ledger: LedgerId,
+        topology: watch::Receiver<Arc<Topology>>,
+        peers: Peers,
+    ) -> Self {
+        let (codes, damaged) = Default::default();
+        Self { env, ledger, topology, codes, latencies: Latencies::new(), peers, damaged }
     }
 
     pub(crate) fn topology(&self) -> Arc<Topology> {
@@ -193,7 +180,7 @@ impl ExtentIo {
         let mut stripe: Option<Stripe> = None;
         let mut patience = TOPOLOGY_PATIENCE;
         for attempt in 0..WRITE_ATTEMPTS {
-            let topology = self.topology();
+            let (topology, _writing) = self.begin_write();
             let profile = Self::shape(topology.profile, protection);
             let bytes_max = extent_bytes_max(topology.profile);
             if protection == Protection::Coded && data.len() > bytes_max as usize {
@@ -210,7 +197,6 @@ impl ExtentIo {
                 return Err(WriteExtentError::Failed(FsError::Io));
             };
             let id = next_id().await.map_err(WriteExtentError::Failed)?;
-            let _writing = self.writing(topology.map.epoch);
             match self.put_all(&topology, group, id, stripe).await {
                 Ok(written) => return Ok(written),
                 Err(failed) => {
@@ -236,15 +222,16 @@ impl ExtentIo {
         }
     }
 
-    /// Notes a write under a version of the cluster map for as long as the result lives.
-    fn writing(&self, epoch: Epoch) -> Writing<'_> {
-        *self.writing.lock().expect("no holder of this lock panics").entry(epoch).or_insert(0) += 1;
-        Writing { extents: self, epoch }
-    }
-
-    /// The oldest cluster map by which a write under way was placed.
-    pub(crate) fn oldest_writing(&self) -> Option<Epoch> {
-        self.writing.lock().expect("no holder of this lock panics").keys().next().copied()
+    /// The present cluster map, and a note for all clients of the filesystem that a write is placed by it.
+    fn begin_write(&self) -> (Arc<Topology>, Writing) {
+        loop {
+            let topology = self.topology();
+            let writing = self.peers.begin_write(topology.map.epoch);
+            // A map that came before the note may have found no write under the old one.
+            if self.topology.borrow().map.epoch == topology.map.epoch {
+                return (topology, writing);
+            }
+        }
     }
 
     fn encode(&self, data: Bytes, profile: Profile, purpose: PutPurpose) -> Stripe {

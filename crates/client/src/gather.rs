@@ -5,11 +5,12 @@ use std::time::Duration;
 use base::checksum::blocks_match;
 use base::units::BLOCK_BYTES;
 use base::{DriveId, ShardIndex};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use futures_util::future::{Either, join_all, select};
 use futures_util::stream::FuturesUnordered;
 use layout::{ShardRead, read_plan};
+use wire::BoxFuture;
 use wire::drive::{DriveService, GetPurpose, GetShard, GetShardError, ShardKey};
 use wire::meta::ExtentRef;
 
@@ -27,14 +28,25 @@ enum Lack {
     Unavailable,
 }
 
-impl Lack {
-    fn missing(self) -> usize {
-        usize::from(self == Self::NotFound)
+/// How many shards lack blocks that are wanted, by the reason.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lacks {
+    not_found: usize,
+    damaged: usize,
+}
+
+impl Lacks {
+    fn with(self, lack: Lack) -> Self {
+        Self {
+            not_found: self.not_found + usize::from(lack == Lack::NotFound),
+            damaged: self.damaged + usize::from(lack == Lack::Damaged),
+        }
     }
 }
 
-/// Why an extent cannot be read of which so many shards are not there.
-fn unreadable(extent: &ExtentRef, missing: usize) -> ReadExtentError {
+/// Why an extent cannot be read of which these shards lack blocks.
+fn unreadable(extent: &ExtentRef, lacks: Lacks) -> ReadExtentError {
+    let missing = lacks.not_found;
     // If more shards say "deleted" than could be owed, the whole extent was.
     if missing > usize::from(extent.n - extent.k) {
         return ReadExtentError::Gone;
@@ -88,8 +100,7 @@ impl ExtentIo {
         join_all(reads.map(|read| self.read_shard(extent, read, purpose))).await.into_iter().collect()
     }
 
-    /// Wanted bytes of one shard. If its drive is late, others are asked at the same time, and whoever comes first
-    /// is taken.
+    /// Wanted bytes of one shard.
     pub(crate) async fn read_shard(
         &self,
         extent: &ExtentRef,
@@ -98,40 +109,71 @@ impl ExtentIo {
     ) -> Result<Bytes, ReadExtentError> {
         let start = read.skip_bytes as usize;
         let wanted = start..start + read.len_bytes as usize;
+        let blocks = self.read_blocks(extent, read, purpose).await;
+        blocks.map(|blocks| blocks.slice(wanted)).map_err(|lacks| unreadable(extent, lacks))
+    }
+
+    /// Blocks of one shard. Where damage keeps all of them from coming from the same shards, they are read in halves,
+    /// down to single blocks: damage of other blocks in other shards does not count then.
+    fn read_blocks<'a>(
+        &'a self,
+        extent: &'a ExtentRef,
+        read: ShardRead,
+        purpose: GetPurpose,
+    ) -> BoxFuture<'a, Result<Bytes, Lacks>> {
+        Box::pin(async move {
+            match self.read_together(extent, read, purpose).await {
+                Err(lacks) if lacks.damaged > 0 && read.blocks > 1 => {}
+                done => return done,
+            }
+            let mut joined = BytesMut::with_capacity(read.blocks as usize * BLOCK_BYTES as usize);
+            let half = read.blocks / 2;
+            for (first, blocks) in [(0, half), (half, read.blocks - half)] {
+                let (first_block, len_bytes) = (read.first_block + first, blocks * BLOCK_BYTES as u32);
+                let part = ShardRead { shard: read.shard, first_block, blocks, skip_bytes: 0, len_bytes };
+                joined.extend_from_slice(&self.read_blocks(extent, part, purpose).await?);
+            }
+            Ok(joined.freeze())
+        })
+    }
+
+    /// Blocks of one shard, all from its drive or all from the same others. If its drive is late, others are asked at
+    /// the same time, and the first answer is taken.
+    async fn read_together(
+        &self,
+        extent: &ExtentRef,
+        read: ShardRead,
+        purpose: GetPurpose,
+    ) -> Result<Bytes, Lacks> {
         let direct = self.get_blocks(extent, read.shard, read, purpose);
         tokio::pin!(direct);
         let patience = self.patience(purpose);
-        let blocks = match tokio::time::timeout(patience, &mut direct).await {
-            Ok(Ok(blocks)) => blocks,
+        match tokio::time::timeout(patience, &mut direct).await {
+            Ok(Ok(blocks)) => Ok(blocks),
             Ok(Err(lack)) => {
                 let recovered = self.recover_blocks(extent, read, purpose).await;
-                let blocks = recovered.map_err(|missing| unreadable(extent, missing + lack.missing()))?;
+                let blocks = recovered.map_err(|lacks| lacks.with(lack))?;
                 if lack == Lack::NotFound {
                     self.note_damaged(extent, read.shard);
                 }
-                blocks
+                Ok(blocks)
             }
             Err(_) => {
                 let others = self.recover_blocks(extent, read, purpose);
                 tokio::pin!(others);
                 match select(direct, others).await {
-                    Either::Left((Ok(blocks), _)) => blocks,
-                    Either::Left((Err(lack), others)) => {
-                        others.await.map_err(|missing| unreadable(extent, missing + lack.missing()))?
-                    }
+                    Either::Left((Ok(blocks), _)) => Ok(blocks),
+                    Either::Left((Err(lack), others)) => others.await.map_err(|lacks| lacks.with(lack)),
                     Either::Right((Ok(blocks), _)) => {
                         if purpose == GetPurpose::Read {
                             self.note_late(extent, read.shard);
                         }
-                        blocks
+                        Ok(blocks)
                     }
-                    Either::Right((Err(missing), direct)) => {
-                        direct.await.map_err(|lack| unreadable(extent, missing + lack.missing()))?
-                    }
+                    Either::Right((Err(lacks), direct)) => direct.await.map_err(|lack| lacks.with(lack)),
                 }
             }
-        };
-        Ok(blocks.slice(wanted))
+        }
     }
 
     /// After so long without an answer others are asked.
@@ -214,14 +256,14 @@ impl ExtentIo {
     }
 
     /// The same blocks from k other shards: k are asked, and another one for each that fails or is late. If that fails,
-    /// says how many of them are not there.
+    /// says what the others lack.
     async fn recover_blocks(
         &self,
         extent: &ExtentRef,
         read: ShardRead,
         purpose: GetPurpose,
-    ) -> Result<Bytes, usize> {
-        let mut missing = 0;
+    ) -> Result<Bytes, Lacks> {
+        let mut lacks = Lacks::default();
         let mut present: Vec<(ShardIndex, Bytes)> = Vec::new();
         let k = usize::from(extent.k);
         let mut others: Vec<ShardIndex> =
@@ -243,7 +285,7 @@ impl ExtentIo {
                 Some((shard, got)) = gets.next() => match got {
                     Ok(bytes) => present.push((shard, bytes)),
                     Err(lack) => {
-                        missing += lack.missing();
+                        lacks = lacks.with(lack);
                         gets.extend(others.pop().map(get));
                     }
                 },
@@ -251,9 +293,9 @@ impl ExtentIo {
             }
         }
         if present.len() < k {
-            return Err(missing);
+            return Err(lacks);
         }
-        self.reconstruct(extent, read.shard, present).ok_or(missing)
+        self.reconstruct(extent, read.shard, present).ok_or(lacks)
     }
 
     fn reconstruct(

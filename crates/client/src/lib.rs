@@ -232,7 +232,12 @@ impl Client {
         let session = Session::open(options.meta, Arc::new(EventQueue(events))).await?;
         session.heartbeat().await?;
         let inner = Inner {
-            extents: ExtentIo::new(options.env.clone(), options.ledger, options.topology),
+            extents: ExtentIo::new(
+                options.env.clone(),
+                options.ledger,
+                options.topology,
+                options.peers.clone(),
+            ),
             away: Away::new(options.ledger, options.tier),
             inline: Mutex::new(InlineBudget::new(options.env.clock.boot_ns())),
             env: options.env,

@@ -116,12 +116,13 @@ impl Client {
         groups
     }
 
-    /// Waits until no write under way was placed by an older cluster map than the present one: then every shard
-    /// that went to a drive that has lost its position is in an inventory or owed. Returns whether that is so.
+    /// Waits until no write under way, of any client of the filesystem on this machine, was placed by an older cluster
+    /// map than the present one: then every shard that went to a drive that has lost its position is in an inventory
+    /// or owed. Returns whether that is so.
     pub async fn writes_settled(&self) -> bool {
         let epoch = self.inner.extents.topology().map.epoch;
         for _ in 0..SETTLE_POLLS {
-            if self.inner.extents.oldest_writing().is_none_or(|oldest| oldest >= epoch) {
+            if self.inner.peers.oldest_writing().is_none_or(|oldest| oldest >= epoch) {
                 return true;
             }
             tokio::time::sleep(SETTLE_POLL).await;

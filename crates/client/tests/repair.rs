@@ -4,6 +4,7 @@
 mod common;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::{DriveId, Epoch, Ino, PgId};
@@ -365,4 +366,60 @@ fn a_damaged_or_vanished_shard_that_a_read_meets_is_restored() {
         }
         check_redundant(&world, &client, &files, &[2, 3, 4, 5]).await;
     });
+}
+
+/// Of two clients of one filesystem, such as the mount and the S3 endpoint, one rebuilds and the other writes.
+#[test]
+fn a_rebuild_waits_for_writes_of_other_clients_that_the_old_map_placed() {
+    run_with_spares("1+0", 1, |world| async move {
+        let (upkeep, gate) = (world.client().await, world.client().await);
+        world.drives[0].set(Fault::Slow);
+        let writing = tokio::spawn(async move { write_files(&gate, 0).await });
+        // A put takes 20 ms.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert_eq!(world.drives[0].shards(), 0, "it is on its way");
+        world.change(|topology| {
+            topology.map.drives[0].state = DriveState::Leaving;
+            let group = &mut topology.map.groups[0];
+            group.members[0] = DriveId(1);
+            group.epoch = Epoch(group.epoch.0 + 1);
+            group.rebuilding = vec![Rebuilding { position: 0, from: DriveId(0) }];
+        });
+        assert!(upkeep.writes_settled().await);
+        assert_eq!(world.drives[0].shards(), 1, "what the old map placed is stored before the sweep begins");
+        writing.await.unwrap();
+    });
+}
+
+/// Flips a bit in one block of every shard of a drive, another block on each drive.
+fn rot_blocks(world: &World, drives: std::ops::Range<usize>, block_of: impl Fn(usize) -> usize) {
+    drives.for_each(|drive| world.drives[drive].rot_block(block_of(drive)));
+}
+
+async fn damage_adds_up(world: Arc<World>, damaged: usize) {
+    let writer = world.client().await;
+    let ino = create(&writer, "file").await;
+    let bytes = pattern(1, 1 << 20);
+    writer.write(ino, 0, &bytes).await.unwrap();
+    writer.fsync(ino).await.unwrap();
+    // More shards than may be lost are damaged, but each block of the stripe in one of them only.
+    rot_blocks(&world, 0..damaged, |drive| 3 * drive + 1);
+    let reader = world.client().await;
+    assert!(read_all(&reader, ino).await.unwrap() == bytes, "every block is in enough shards");
+    for owed in reader.take_damaged() {
+        assert!(matches!(reader.repair_shard(&owed).await, RepairOutcome::Stored { .. }), "{owed:?}");
+    }
+    let rotten: usize = world.drives.iter().map(|drive| drive.rotten()).sum();
+    assert_eq!(rotten, 0, "all of them are repaired");
+}
+
+#[test]
+fn damage_in_different_blocks_of_different_copies_is_read_around_and_repaired() {
+    run("r3", |world| damage_adds_up(world, 3));
+}
+
+#[test]
+fn damage_in_different_blocks_of_different_shards_is_read_around_and_repaired() {
+    run("4+2", |world| damage_adds_up(world, 4));
+    run("4+2", |world| damage_adds_up(world, 6));
 }

@@ -154,6 +154,7 @@ impl Node {
         let (publish, topology) = watch::channel(Arc::new(topology));
         let mut tier = Tier::new(world, boot);
         let mut clients = Vec::new();
+        let peers = Peers::default();
         for number in 0..world.scenario.clients {
             let options = ClientOptions {
                 env: world.env(),
@@ -165,7 +166,7 @@ impl Node {
                 dirty_bytes_max: 4 * MIB,
                 map_bytes_max: 4096,
                 tier: tier.link(),
-                peers: Peers::default(),
+                peers: peers.clone(),
             };
             clients.push(Client::open(options).await.map_err(|error| text(&error))?);
         }

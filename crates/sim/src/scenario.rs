@@ -97,8 +97,6 @@ impl Scenario {
         scenario.scrubs |= scenario.bits_flip;
         (scenario.store_fails, scenario.detaches) =
             (scenario.store_fails && scenario.tiers, scenario.detaches && scenario.tiers && !fills);
-        // A rebuild waits for writes that began before it, of the client that it works for.
-        scenario.clients = if scenario.loses { 1 } else { scenario.clients };
         scenario
     }
 
