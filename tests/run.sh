@@ -4,7 +4,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-SUITES=(build lint cargo cli sequences pjdfstest fsx sqlite git s3 s3-crash stores tier full metadata degraded space tree overload fuzz crash)
+SUITES=(build lint cargo cli sequences pjdfstest fsx sqlite git s3 s3-crash stores tier full host-full metadata degraded space tree overload fuzz crash)
 # What real programs expect of a filesystem, at full length.
 CONFORMANCE=(pjdfstest fsx fio projects git sqlite postgres stress archives s3 s3-clients)
 

@@ -281,11 +281,28 @@ last_holder() {
     mv "$WORK/last.img" "$dir/drives/1.img" && wait_until 30 drive_is last 1 up && same last before
 }
 
+# What is stored with less protection than the filesystem has by now counts as it is stored.
+counts_as_stored() {
+    local i dir=$WORK/former
+    node_start former --drives 6 --drive-size 256M --profile r2
+    for ((i = 0; i < 150; i++)); do head -c 300000 /dev/urandom >"$dir/mnt/$i"; done
+    sync "$dir"/mnt/*
+    "$FOREBAY" upkeep "$dir" --pause
+    "$FOREBAY" fs set "$dir" main --profile 4+2
+    fail_drive former 0
+    expect_fail 'would lose data: what is stored as r2 survives 1 lost drives and 2 would be gone' fail_drive former 1
+    echo 3 >/proc/sys/vm/drop_caches
+    cat "$dir"/mnt/* | wc -c | grep -qx 45000000
+}
+
 check "a real tree is staged" stage_tree "$FILES" "$WORK/source" || exit 0
 profile_survives d1 r2 2 1 0 1
 profile_survives d2 r3 3 2 1 2
 profile_survives d3 4+2 6 2 3 5
 profile_survives d4 12/7/9 12 5 6 10
+check "a profile that data does not have yet is not reckoned with" counts_as_stored
+node_end former
+rm -rf --one-file-system "${WORK:?}/former"
 check "missing: the node starts" node_start gone --drives 6 --drive-size 256M --profile 4+2
 check "missing: a tree is written" copy gone before
 check "missing: without the file of a drive everything is readable" missing_drive

@@ -110,13 +110,6 @@ pub struct ScrubInfo {
     pub bad_shards: u64,
 }
 
-impl DriveInfo {
-    /// Whether what is on it can be read.
-    pub fn is_readable(&self) -> bool {
-        matches!(self.state.as_str(), "up" | "suspect" | "leaving")
-    }
-}
-
 /// What repair and rebuild of a filesystem do. Sums are since the start of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepairInfo {
@@ -189,7 +182,7 @@ pub struct OrphanInfo {
 }
 
 /// Limits of background work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpkeepInfo {
     /// Whether repair, rebuild, packing and the search for orphans rest.
     pub paused: bool,
@@ -308,9 +301,9 @@ pub struct FilesystemInfo {
 }
 
 /// The node as a whole.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// `healthy` or `degraded`.
+    /// `healthy`, `degraded`, or `stuck` if the node does not answer; then most of the rest is what it last said.
     pub state: String,
     /// What keeps it from being healthy, one sentence each.
     pub problems: Vec<String>,
@@ -352,6 +345,14 @@ pub struct MemoryInfo {
     pub budget_bytes: u64,
     /// What it has now.
     pub resident_bytes: u64,
+}
+
+/// How a drive is taken out of service.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FailDrive {
+    /// Even if a filesystem loses data by it.
+    pub force: bool,
 }
 
 /// A drive to add.
@@ -530,12 +531,14 @@ pub struct FsckInfo {
 pub trait NodeControl: FilesystemGroupControl + StoreControl + TierControl + UserControl + 'static {
     /// Everything at a glance.
     fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
+    /// What is known without asking anybody and without a lock that others hold for long: for a node that is stuck.
+    fn status_without_waiting(&self) -> NodeStatus;
     /// The last events, oldest first.
     fn events(&self) -> BoxFuture<'_, Result<Vec<Event>, AdminError>>;
     /// Adds a drive; new data uses it at once.
     fn add_drive(&self, request: AddDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
     /// Takes a drive out of service for good, as if it had died.
-    fn fail_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
+    fn fail_drive(&self, id: u32, request: FailDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
     /// Uses a drive again that failed or was taken out of service, with what it has.
     fn return_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
     /// Moves everything off a drive, or rebuilds it from others if it does not answer.

@@ -18,8 +18,9 @@ use tokio::net::UnixStream;
 use wire::event::Event;
 
 use crate::api::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, FilesystemInfo, FsckInfo, MetaDir, MountRequest,
-    NodeStatus, RemoveDrive, ReplaceDrive, SetLimits, SetProfile, SetUpkeep, UpkeepInfo, WhyInfo,
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, FailDrive, FilesystemInfo, FsckInfo, MetaDir,
+    MountRequest, NodeStatus, RemoveDrive, ReplaceDrive, SetLimits, SetProfile, SetUpkeep, UpkeepInfo,
+    WhyInfo,
 };
 
 /// Longest wait for an answer.
@@ -120,8 +121,8 @@ impl AdminClient {
     }
 
     /// Takes a drive out of service for good.
-    pub async fn fail_drive(&self, id: u32) -> Result<DriveInfo, CallError> {
-        self.call(Method::POST, &format!("/v1/drives/{id}/fail"), None::<&()>).await
+    pub async fn fail_drive(&self, id: u32, request: FailDrive) -> Result<DriveInfo, CallError> {
+        self.call(Method::POST, &format!("/v1/drives/{id}/fail"), Some(&request)).await
     }
 
     /// Uses a drive again that failed or was taken out of service.

@@ -12,7 +12,7 @@ mod tiers;
 mod users;
 
 pub use api::{
-    AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FilesystemInfo, FsckFilesystem,
+    AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FailDrive, FilesystemInfo, FsckFilesystem,
     FsckFinding, FsckInfo, LedgerInfo, MemoryInfo, MetaCopyInfo, MetaDir, MountRequest, NodeControl,
     NodeStatus, OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetLimits,
     SetProfile, SetUpkeep, ShardInfo, SpaceInfo, UpkeepInfo, WhyInfo,

@@ -7,20 +7,30 @@ mod users;
 
 use std::path::Path as FsPath;
 use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use base::env::spawn_thread;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::api::{
-    AddDrive, AdminError, CreateFilesystem, MetaDir, MountRequest, NodeControl, RemoveDrive, ReplaceDrive,
-    SetLimits, SetProfile, SetUpkeep,
+    AddDrive, AdminError, CreateFilesystem, FailDrive, MetaDir, MountRequest, NodeControl, RemoveDrive,
+    ReplaceDrive, SetLimits, SetProfile, SetUpkeep,
 };
+
+/// How long `status` waits for what it asks before it says what it knows without asking.
+const STATUS_DEADLINE: Duration = Duration::from_secs(10);
+/// How long other requests wait for an answer; callers give up before.
+const DEADLINE: Duration = Duration::from_secs(150);
 
 /// The socket could not be created.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +73,9 @@ fn drive_router() -> Router<Node> {
         )
         .route(
             "/v1/drives/{id}/fail",
-            post(async |State(node): State<Node>, Path(id): Path<u32>| answer(node.fail_drive(id).await)),
+            post(async |State(node): State<Node>, Path(id): Path<u32>, Json(request): Json<FailDrive>| {
+                answer(node.fail_drive(id, request).await)
+            }),
         )
         .route("/v1/scrub", post(async |State(node): State<Node>| answer(node.scrub_drive(None).await)))
         .route(
@@ -137,9 +149,9 @@ fn filesystem_router() -> Router<Node> {
         )
 }
 
-fn router(node: Node) -> Router {
+fn router(node: Node, runtime: Handle) -> Router {
+    let status = get(status).with_state((node.clone(), runtime.clone()));
     Router::new()
-        .route("/v1/status", get(async |State(node): State<Node>| answer(node.status().await)))
         .route("/v1/events", get(async |State(node): State<Node>| answer(node.events().await)))
         .merge(drive_router())
         .merge(filesystem_router())
@@ -167,25 +179,59 @@ fn router(node: Node) -> Router {
                 answer(node.remove_meta_dir(request).await)
             }),
         )
+        .layer(middleware::from_fn_with_state(runtime, run_there))
+        .route("/v1/status", status)
         .with_state(node)
 }
 
 /// Serves on a Unix socket until `stopped` says so. The socket's directory decides who may connect.
+///
+/// Connections are served by a thread of their own and requests by `runtime`: if nothing moves there any more,
+/// `status` still answers.
 pub fn serve(
     node: Arc<dyn NodeControl>,
     socket: &FsPath,
+    runtime: Handle,
     mut stopped: watch::Receiver<bool>,
-) -> Result<tokio::task::JoinHandle<()>, ServeError> {
+) -> Result<JoinHandle<()>, ServeError> {
     let failed = |source| ServeError { path: socket.display().to_string(), source };
-    let listener = UnixListener::bind(socket).map_err(failed)?;
-    let app = router(node);
-    Ok(tokio::spawn(async move {
-        let shutdown = async move {
-            // The sender is dropped only when the node is gone.
-            let _ = stopped.wait_for(|stop| *stop).await;
-        };
-        if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(shutdown).await {
-            tracing::error!(%error, "management socket failed");
-        }
+    let own = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let listener = {
+        let _inside = own.enter();
+        UnixListener::bind(socket).map_err(failed)?
+    };
+    let app = router(node, runtime);
+    Ok(spawn_thread("admin", move || {
+        own.block_on(async move {
+            let shutdown = async move {
+                // The sender is dropped only when the node is gone.
+                let _ = stopped.wait_for(|stop| *stop).await;
+            };
+            if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(shutdown).await {
+                tracing::error!(%error, "management socket failed");
+            }
+        });
     }))
+}
+
+/// Has the node's own runtime answer the request. The work goes on if the caller goes away or gives up.
+async fn run_there(State(runtime): State<Handle>, request: Request, next: Next) -> Response {
+    let work = runtime.spawn(next.run(request));
+    match tokio::time::timeout(DEADLINE, work).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => answer::<()>(Err(AdminError::failed(error))),
+        Err(_) => answer::<()>(Err(AdminError::failed(
+            "no answer in time, the work may still go on: see `forebay status` for what does not move",
+        ))),
+    }
+}
+
+async fn status(State((node, runtime)): State<(Node, Handle)>) -> Response {
+    let asked = node.clone();
+    let work = runtime.spawn(async move { asked.status().await });
+    match tokio::time::timeout(STATUS_DEADLINE, work).await {
+        Ok(Ok(status)) => answer(status),
+        Ok(Err(error)) => answer::<()>(Err(AdminError::failed(error))),
+        Err(_) => answer(Ok(node.status_without_waiting())),
+    }
 }

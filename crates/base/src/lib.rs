@@ -8,6 +8,7 @@ pub mod env;
 mod error;
 mod ids;
 pub mod units;
+pub mod watch;
 
 pub use error::FsError;
 pub use ids::{

@@ -1,7 +1,9 @@
 //! The `forebay` program: configuration, roles and the command line.
 
 mod cli;
+mod log;
 mod node;
+mod watchdog;
 
 use clap::Parser;
 

@@ -89,4 +89,8 @@ impl LedgerLog for WatchedLog {
     fn room(&self) -> Room {
         self.inner.room()
     }
+
+    fn refill(&self) {
+        self.inner.refill();
+    }
 }

@@ -217,7 +217,7 @@ pub(crate) struct StartArgs {
     /// Use this block device or file as a drive (new cluster only); may be repeated.
     #[arg(long = "drive", value_name = "PATH")]
     pub(crate) drive_paths: Vec<PathBuf>,
-    /// Size of each drive file, such as 10GiB. Default: 80 % of the free space shared out, at most 10 GiB each.
+    /// Size of each drive file, such as 10GiB. Default: a tenth of the free space shared out, 64 MiB to 10 GiB each.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) drive_size: Option<u64>,
     /// How data is protected: k+m, n/k/w, rN or 1+0 (new cluster only). Default: 1+0 on one drive, r2 on more.

@@ -2,34 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use admin::{AddDrive, DriveInfo, RemoveDrive, ReplaceDrive};
+use admin::{AddDrive, DriveInfo, FailDrive, RemoveDrive, ReplaceDrive};
 use anyhow::{Result, bail};
 use comfy_table::Table;
-use layout::Profile;
 
 use super::args::DriveCommand;
 use super::output::{Format, bytes, print, table};
 use super::{absolute, ask, env};
-
-/// Whether to do what loses data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Force {
-    No,
-    Yes,
-}
-
-impl From<bool> for Force {
-    fn from(force: bool) -> Self {
-        if force { Force::Yes } else { Force::No }
-    }
-}
 
 pub(super) fn drive(command: DriveCommand) -> Result<()> {
     match command {
         DriveCommand::List { dir, json } => list(&dir, json.into()),
         DriveCommand::Show { dir, id, json } => show(&dir, id, json.into()),
         DriveCommand::Add { dir, path, size, json } => add(&dir, path, size, json.into()),
-        DriveCommand::Fail { dir, id, force, json } => fail(&dir, id, force.into(), json.into()),
+        DriveCommand::Fail { dir, id, force, json } => fail(&dir, id, force, json.into()),
         DriveCommand::Scrub { dir, id, now: true, json } => scrub_now(&dir, id, json.into()),
         DriveCommand::Scrub { dir, id, now: false, json } => show_scrub(&dir, id, json.into()),
         DriveCommand::Return { dir, id, json } => return_(&dir, id, json.into()),
@@ -87,26 +73,8 @@ fn add(dir: &Path, path: Option<PathBuf>, size_bytes: Option<u64>, format: Forma
     show_one(format, &info)
 }
 
-fn fail(dir: &Path, id: u32, force: Force, format: Format) -> Result<()> {
-    let status = ask(dir, |client| async move { client.status().await })?;
-    for filesystem in &status.filesystems {
-        // A drive that is owed shards is as good as lost to the extents concerned.
-        let lost = |drive: &&DriveInfo| {
-            drive.groups > 0 && (!drive.is_readable() || filesystem.owed_drives.contains(&drive.id))
-        };
-        let gone = status.drives.iter().filter(lost).filter(|drive| drive.id != id).count() + 1;
-        let profile: Profile = filesystem.profile.parse()?;
-        if gone > usize::from(profile.m()) && force == Force::No {
-            bail!(
-                "filesystem {} ({}) would lose data: it survives {} lost drives and {gone} would be gone; \
-                 repeat with --force to do it all the same",
-                filesystem.name,
-                filesystem.profile,
-                profile.m()
-            );
-        }
-    }
-    let info = ask(dir, |client| async move { client.fail_drive(id).await })?;
+fn fail(dir: &Path, id: u32, force: bool, format: Format) -> Result<()> {
+    let info = ask(dir, |client| async move { client.fail_drive(id, FailDrive { force }).await })?;
     show_one(format, &info)
 }
 

@@ -5,24 +5,29 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use admin::NodeStatus;
 use anyhow::{Context, Result, bail};
-use base::env::{Caching, OpenMode};
+use base::env::{Caching, OpenMode, spawn_thread};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit, setsid, test_kill_process,
 };
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tokio::sync::watch;
 
 use super::args::StartArgs;
-use super::output::{Format, print};
+use super::output::{Format, bytes, print};
 use super::{ask, env};
+use crate::log::{Log, Sink};
 use crate::node::{Node, NodeDir, NodeFile, StartOptions, read_node_file};
+use crate::watchdog::Watchdog;
 
 /// How long `stop` waits for the process to end.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(50);
 /// How long a stopping node may take altogether before it gives up and says so.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(25);
+/// How long after that a process may still run.
+const FORCE_AFTER: Duration = Duration::from_secs(1);
 
 pub(super) fn start(args: StartArgs) -> Result<()> {
     let dir = NodeDir::new(&args.dir);
@@ -89,12 +94,13 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
         });
         let s3 = status.s3.as_ref().map(|url| format!("  {:<10} {url}\n", "s3")).unwrap_or_default();
         format!(
-            "node is ready: pid={}\n{}{s3}  {:<10} {} in {}\n  {:<10} {}\n  {:<10} {}\n  {:<10} forebay stop {}\n\n{new_key}",
+            "node is ready: pid={}\n{}{s3}  {:<10} {} in {}{}\n  {:<10} {}\n  {:<10} {}\n  {:<10} forebay stop {}\n\n{new_key}",
             status.pid,
             mounts.collect::<String>(),
             "drives",
             status.drives.len(),
             dir.drives().display(),
+            if known_admin { String::new() } else { sizes(status) },
             "admin",
             dir.run().join("admin.sock").display(),
             "log",
@@ -103,6 +109,17 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
             status.dir,
         )
     })
+}
+
+/// How large the drives of a new cluster are, and how there will be more room.
+fn sizes(status: &NodeStatus) -> String {
+    let sizes = status.drives.iter().map(|drive| drive.space.capacity_bytes);
+    let (least, most) = (sizes.clone().min().unwrap_or(0), sizes.max().unwrap_or(0));
+    let size = match least == most {
+        true => bytes(least),
+        false => format!("{} to {}", bytes(least), bytes(most)),
+    };
+    format!(", {size} each (--drive-size; for more room later: forebay drive add {})", status.dir)
 }
 
 /// The key that a new cluster begins with: shown this once.
@@ -127,43 +144,12 @@ fn first_admin(dir: &NodeDir) -> Result<String> {
 /// What the background process prints once it serves.
 const READY: &str = "ready";
 
-/// Where the background process writes what it logs.
-struct LogFile {
-    file: std::sync::Arc<dyn base::env::File>,
-    at: u64,
-}
-
-impl Write for LogFile {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.file.write_at(bytes, self.at)?;
-        self.at += bytes.len() as u64;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-fn start_logging(dir: &NodeDir, args: &StartArgs) -> Result<()> {
-    let filter =
-        EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=error,s3s=off"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
-    if args.foreground && !args.background_child {
-        builder.with_writer(std::io::stderr).init();
-        return Ok(());
-    }
-    let path = dir.log_file();
-    let parent = path.parent().context("the log file is in a directory")?;
-    env()
-        .files
-        .create_dir_all(parent)
-        .with_context(|| format!("cannot create directory {}", parent.display()))?;
-    let file = env().files.open(&path, OpenMode::Create, Caching::Buffered);
-    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    let at = file.len()?;
-    builder.with_writer(std::sync::Mutex::new(LogFile { file, at })).init();
-    Ok(())
+fn start_logging(dir: &NodeDir, args: &StartArgs) -> Result<Log> {
+    let terminal = args.foreground && !args.background_child;
+    let sink = if terminal { Sink::Terminal } else { Sink::file(&env(), &dir.log_file())? };
+    let log = Log::start(&env(), sink);
+    log.abort_on_panic();
+    Ok(log)
 }
 
 /// Open files are mostly connections. Shells and service managers set a low limit that a process may raise by itself.
@@ -179,19 +165,20 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
         // Fails only for a process that leads a group already, and then it is detached enough.
         let _ = setsid();
     }
-    start_logging(dir, &args)?;
+    let log = start_logging(dir, &args)?;
+    let result = run(dir, &args);
+    log.flush();
+    result
+}
+
+fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
     raise_file_limit();
-    // A panic ends the process; standard error may be nobody's by then, so the log has the reason.
-    std::panic::set_hook(Box::new(|panic| {
-        let trace = std::backtrace::Backtrace::force_capture();
-        tracing::error!("panic, the node ends: {panic}\n{trace}");
-    }));
     let known_admin = env().files.exists(&dir.admin_credentials());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let _watchdog = Watchdog::start(runtime.handle().clone());
+    let mut asked = signals()?;
     runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let node = Node::start(env(), dir.clone(), options(&args)).await?;
+        let node = Node::start(env(), dir.clone(), options(args)).await?;
         tracing::info!(dir = %dir.root().display(), "node serves");
         if args.background_child {
             println!("{READY}");
@@ -199,10 +186,8 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
         } else if !known_admin {
             println!("{}", first_admin(dir)?);
         }
-        tokio::select! {
-            _ = terminate.recv() => tracing::info!("asked to stop"),
-            _ = interrupt.recv() => tracing::info!("interrupted"),
-        }
+        // The sender is dropped only with its thread, which does not end before.
+        let _ = asked.wait_for(|asked| *asked).await;
         let stopped = tokio::time::timeout(SHUTDOWN_DEADLINE, node.stop()).await;
         let result = stopped.context("stopping took too long; everything acknowledged is safe")?;
         match &result {
@@ -214,6 +199,32 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
         }
         result
     })
+}
+
+/// Becomes true when the process is asked to end. That is noticed on a thread of its own, which ends the process by
+/// force if the node does not stop: whatever the node waits for must not keep it.
+fn signals() -> Result<watch::Receiver<bool>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (ask, asked) = watch::channel(false);
+    let (mut terminate, mut interrupt) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?)
+    };
+    // The thread lives as long as the process.
+    let _ = spawn_thread("signals", move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = terminate.recv() => tracing::info!("asked to stop"),
+                _ = interrupt.recv() => tracing::info!("interrupted"),
+            }
+            ask.send_replace(true);
+            tokio::time::sleep(SHUTDOWN_DEADLINE + FORCE_AFTER).await;
+            tracing::error!("the node does not stop, ending by force; everything acknowledged is safe");
+            tokio::time::sleep(FORCE_AFTER).await;
+            std::process::abort();
+        })
+    });
+    Ok(asked)
 }
 
 pub(super) fn stop(dir: &Path) -> Result<()> {

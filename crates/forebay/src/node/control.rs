@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use admin::{
-    AddDrive, AdminError, AuditInfo, CreateFilesystem, DriveInfo, FilesystemInfo, FsckInfo, MemoryInfo,
-    MetaCopyInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetLimits,
-    SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
+    AddDrive, AdminError, AuditInfo, CreateFilesystem, DriveInfo, FailDrive, FilesystemInfo, FsckInfo,
+    MemoryInfo, MetaCopyInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive,
+    SetLimits, SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 use anyhow::{Result, bail};
 use base::env::Env;
@@ -24,6 +24,7 @@ use super::groups::WriteSet;
 use super::limits::{check_limits, limit};
 use super::memory::resident_bytes;
 use super::{Node, NodeDir, NodeFile, State};
+use crate::watchdog::STUCK_AFTER;
 
 /// `node.json`, if a node wrote one.
 pub(crate) fn read_node_file(env: &Env, dir: &NodeDir) -> Option<NodeFile> {
@@ -72,8 +73,9 @@ impl Node {
         let mut problems = problems(&drives, &filesystems, &control);
         let audit = self.audit_info();
         problems.extend(access_problems(&audit, self.unreadable_keys()?));
+        problems.extend(stuck_problems());
         let upkeep = self.upkeep_info();
-        Ok(NodeStatus {
+        let status = NodeStatus {
             state: if problems.is_empty() { "healthy" } else { "degraded" }.to_owned(),
             problems,
             cluster: self.cluster.to_string(),
@@ -90,7 +92,36 @@ impl Node {
             audit,
             drives,
             filesystems,
-        })
+        };
+        let kept = (self.env.clock.boot_ns(), status.clone());
+        *self.last_status.lock().expect("no holder of this lock panics") = Some(kept);
+        Ok(status)
+    }
+
+    /// What is known without asking anybody: the last answer, and what does not move.
+    fn last_status(&self) -> NodeStatus {
+        let now = self.env.clock.boot_ns();
+        let last = self.last_status.lock().expect("no holder of this lock panics").clone();
+        let (known, mut status) = match last {
+            Some((asked_ns, status)) => {
+                (format!("the rest is as of {} s ago", (now - asked_ns) / 1_000_000_000), status)
+            }
+            None => ("nothing else is known yet".to_owned(), NodeStatus::default()),
+        };
+        status.state = "stuck".to_owned();
+        status.problems = vec![format!(
+            "the node does not answer: {known}; if it does not move again by itself, `forebay stop` ends it by force \
+             within half a minute, which loses nothing acknowledged"
+        )];
+        status.problems.extend(stuck_problems());
+        status.cluster = self.cluster.to_string();
+        status.version = env!("CARGO_PKG_VERSION").to_owned();
+        status.pid = std::process::id();
+        status.dir = self.dir.root().display().to_string();
+        status.uptime_s = (now - self.started_ns) / 1_000_000_000;
+        status.memory =
+            MemoryInfo { budget_bytes: self.memory.budget_bytes, resident_bytes: resident_bytes() };
+        status
     }
 
     fn audit_info(&self) -> AuditInfo {
@@ -237,6 +268,12 @@ fn access_problems(audit: &AuditInfo, unreadable_keys: usize) -> Vec<String> {
     problems
 }
 
+/// What has not moved for long.
+fn stuck_problems() -> Vec<String> {
+    let stuck = base::watch::stuck(STUCK_AFTER);
+    stuck.iter().map(|stuck| format!("{stuck}; the log has the stacks")).collect()
+}
+
 /// What is wrong with copies of a ledger.
 fn copy_problems(whose: &str, copies: &[MetaCopyInfo]) -> Vec<String> {
     let bad = copies.iter().filter_map(|copy| Some((copy, copy.problem.as_ref()?)));
@@ -251,6 +288,10 @@ fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo], control: &[Met
     for drive in drives.iter().filter(matters) {
         let reason = drive.reason.clone().unwrap_or_default();
         problems.push(format!("drive {} is {}: path={} {reason}", drive.id, drive.state, drive.path));
+    }
+    for drive in drives.iter().filter(|drive| drive.state == "up") {
+        let reason = drive.reason.iter();
+        problems.extend(reason.map(|reason| format!("drive {}: path={} {reason}", drive.id, drive.path)));
     }
     for drive in drives.iter().filter(|drive| drive.state == "out" && drive.groups > 0) {
         problems.push(format!(
@@ -311,6 +352,10 @@ impl NodeControl for Node {
         Box::pin(async { self.status_now().await.map_err(failed) })
     }
 
+    fn status_without_waiting(&self) -> NodeStatus {
+        self.last_status()
+    }
+
     fn events(&self) -> BoxFuture<'_, Result<Vec<Event>, AdminError>> {
         Box::pin(async { self.control.events().map_err(AdminError::failed) })
     }
@@ -319,15 +364,8 @@ impl NodeControl for Node {
         Box::pin(async { self.add_drive_now(request).await.map_err(failed) })
     }
 
-    fn fail_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>> {
-        Box::pin(async move {
-            if !self.state.lock().await.drives.contains_key(&DriveId(id)) {
-                return Err(AdminError::not_found(format!(
-                    "no such drive: id={id} (see `forebay drive list`)"
-                )));
-            }
-            self.fail_drive_now(DriveId(id)).await.map_err(failed)
-        })
+    fn fail_drive(&self, id: u32, request: FailDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>> {
+        Box::pin(self.fail_drive_now(DriveId(id), request))
     }
 
     fn return_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>> {

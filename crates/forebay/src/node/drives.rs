@@ -11,7 +11,7 @@ use base::{ClusterId, DriveId, DriveUuid};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, PreferIo};
 use layout::{DriveSlot, DriveState};
 use meta::control::{DriveRecord, ScrubRecord};
-use wire::drive::{DriveHealth, DriveService, IoPath};
+use wire::drive::{DriveHealth, DriveService, DriveStat, IoPath};
 
 use super::NodeDir;
 use super::memory::DriveMemory;
@@ -20,6 +20,8 @@ use super::start::IoChoice;
 
 /// Size of a drive file if nobody says otherwise and there is room.
 const DEFAULT_BYTES: u64 = 10 * GIB;
+/// The part of the free space that all drive files together take if nobody says otherwise.
+const FREE_PART: u64 = 10;
 /// The smallest useful drive.
 const BYTES_MIN: u64 = 64 * MIB;
 
@@ -46,6 +48,7 @@ pub(super) struct NewDrive {
     /// Of a file that is created; a device or existing file has its own.
     pub(super) size_bytes: Option<u64>,
     pub(super) existing: Existing,
+    pub(super) trim: TrimChoice,
 }
 
 impl DriveEntry {
@@ -140,7 +143,7 @@ impl DriveEntry {
             uuid: self.record.uuid.to_string(),
             path: self.record.path.clone(),
             state: self.state().to_owned(),
-            reason: self.problem.clone().or_else(|| stat.as_ref().and_then(|stat| stat.failure.clone())),
+            reason: self.problem.clone().or_else(|| stat.as_ref().and_then(why_not_well)),
             io_path: io_path.map(str::to_owned),
             space,
             shards: stat.as_ref().map_or(0, |stat| stat.shards),
@@ -152,6 +155,13 @@ impl DriveEntry {
     }
 }
 
+/// What is wrong with a drive that is there.
+fn why_not_well(stat: &DriveStat) -> Option<String> {
+    let host_full = "the filesystem that holds it is full, so nothing is written: free some space there, it goes on by \
+                     itself";
+    stat.failure.clone().or_else(|| stat.host_full.then(|| host_full.to_owned()))
+}
+
 /// The drives of a new cluster: those named, or `count` files in the node's directory.
 pub(super) fn plan_drives(
     env: &Env,
@@ -159,6 +169,7 @@ pub(super) fn plan_drives(
     paths: &[PathBuf],
     count: u32,
     size_bytes: Option<u64>,
+    trim: TrimChoice,
 ) -> Result<Vec<NewDrive>> {
     let new_drive = |path: PathBuf, existing| {
         let is_file = !env.files.exists(&path);
@@ -181,17 +192,19 @@ pub(super) fn plan_drives(
     };
     let drives = planned.into_iter().map(|(path, existing, is_file)| {
         let size_bytes = (is_file || in_dir).then_some(default);
-        NewDrive { path, size_bytes, existing }
+        NewDrive { path, size_bytes, existing, trim }
     });
     Ok(drives.collect())
 }
 
+/// A tenth of the free space for all of them: there are other uses for a disk.
 fn default_size(env: &Env, dir: &NodeDir, files: u64) -> Result<u64> {
     let free = env.files.free_bytes(dir.root()).context("looking at the free space")?;
-    let each = (free / 10 * 8 / files).min(DEFAULT_BYTES) / MIB * MIB;
-    if each < BYTES_MIN {
+    let each = (free / FREE_PART / files).clamp(BYTES_MIN, DEFAULT_BYTES) / MIB * MIB;
+    if each * files > free / 2 {
         bail!(
-            "not enough space for {files} drives of at least {}: free={} dir={}; free some, or give --drive-size",
+            "not enough space for {files} drives of at least {}: free={} dir={}; free some, take fewer drives, or give \
+             --drive-size",
             format_size(BYTES_MIN),
             format_size(free),
             dir.root().display()
@@ -260,7 +273,12 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
         capacity_bytes: new_drive.size_bytes,
         segment_bytes: None,
         existing: new_drive.existing,
-        preallocate: Preallocate::Reserve,
+        // A file that gives room back takes it as it needs it.
+        preallocate: if new_drive.trim == TrimChoice::Always {
+            Preallocate::Nothing
+        } else {
+            Preallocate::Reserve
+        },
     };
     Drive::format(env, &path, &options).map_err(anyhow::Error::new)?;
     Ok(DriveRecord {

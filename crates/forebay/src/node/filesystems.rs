@@ -404,7 +404,18 @@ pub(super) fn exposure(
     drives: &BTreeMap<DriveId, DriveEntry>,
     owed: &BTreeSet<DriveId>,
 ) -> u8 {
-    let readable = |drive: DriveId| drives.get(&drive).is_some_and(DriveEntry::is_readable);
+    exposure_without(group, drives, owed, None)
+}
+
+/// The same if one more drive were gone.
+pub(super) fn exposure_without(
+    group: &PlacementGroup,
+    drives: &BTreeMap<DriveId, DriveEntry>,
+    owed: &BTreeSet<DriveId>,
+    gone: Option<DriveId>,
+) -> u8 {
+    let readable =
+        |drive: DriveId| Some(drive) != gone && drives.get(&drive).is_some_and(DriveEntry::is_readable);
     let has_all = |position: u8, member: DriveId| {
         let mut sources = group.sources(position).peekable();
         let moved = sources.peek().is_some();

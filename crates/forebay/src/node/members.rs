@@ -4,21 +4,24 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use admin::{AddDrive, AdminError, DriveInfo, RemoveDrive, ReplaceDrive};
+use admin::{AddDrive, AdminError, DriveInfo, FailDrive, RemoveDrive, ReplaceDrive};
 use anyhow::{Result, bail};
-use base::DriveId;
+use base::{DriveId, LedgerId, PgId};
 use drive::Existing;
 use layout::{DriveSlot, DriveState, PlacementGroup, Rebuilding, replace_members};
 use meta::control::{ClusterRecord, ControlChange, DriveRecord};
 use wire::drive::{DriveHealth, DriveService};
 
 use super::drives::{DriveEntry, NewDrive, format_drives};
-use super::filesystems::{exposure, plan_groups};
+use super::filesystems::{exposure, exposure_without, plan_groups};
 use super::{Node, State};
 
 /// Attempts to open a drive again that is just being let go, and the pause between them.
 const RETURN_ATTEMPTS: u32 = 100;
 const RETURN_PAUSE: Duration = Duration::from_millis(50);
+
+/// Shards of an inventory that are asked for at a time.
+const LIST_PAGE: usize = 16_384;
 
 fn conflict(message: String) -> AdminError {
     AdminError::conflict(message)
@@ -51,6 +54,24 @@ pub(super) fn group_counts(groups: &[PlacementGroup]) -> BTreeMap<DriveId, u32> 
         }
     }
     counts
+}
+
+/// The groups of which a drive holds shards, with their ledgers.
+async fn groups_held(state: &State, id: DriveId) -> Result<BTreeSet<(LedgerId, PgId)>> {
+    let mut held = BTreeSet::new();
+    let service = state.drives.get(&id).and_then(|entry| entry.service.as_ref());
+    let Some(service) = service.filter(|service| service.health() == DriveHealth::Up) else {
+        return Ok(held);
+    };
+    let mut after = None;
+    loop {
+        let page = service.list(after, LIST_PAGE).await?;
+        held.extend(page.iter().map(|entry| (entry.key.ledger, entry.shape.pg)));
+        after = page.last().map(|last| last.key);
+        if page.len() < LIST_PAGE {
+            return Ok(held);
+        }
+    }
 }
 
 impl Node {
@@ -194,7 +215,8 @@ impl Node {
         let path = path.unwrap_or_else(|| self.dir.drives().join(format!("{id}.img")));
         let is_file = !self.env.files.exists(&path);
         let size_bytes = if is_file { size_bytes.or(smallest) } else { None };
-        let new_drive = NewDrive { path, size_bytes, existing: Existing::Keep };
+        let new_drive =
+            NewDrive { path, size_bytes, existing: Existing::Keep, trim: self.drive_settings.trim };
         let (env, id_of_cluster) = (self.env.clone(), self.cluster);
         let format = move || format_drives(&env, id_of_cluster, id, &[new_drive]);
         let record = tokio::task::spawn_blocking(format).await??.remove(0);
@@ -265,11 +287,51 @@ impl Node {
         state.drives.iter().map(&mut info).collect()
     }
 
-    pub(super) async fn fail_drive_now(&self, id: DriveId) -> Result<DriveInfo> {
+    pub(super) async fn fail_drive_now(
+        &self,
+        id: DriveId,
+        request: FailDrive,
+    ) -> Result<DriveInfo, AdminError> {
         let mut state = self.state.lock().await;
-        self.set_drive_state(&mut state, id, DriveState::Failed, "marked as failed by the operator").await?;
-        self.publish(&mut state)?;
-        self.drive_info(&state, id)
+        if !state.drives.contains_key(&id) {
+            return Err(no_drive(id));
+        }
+        if !request.force {
+            self.check_survives(&state, id).await?;
+        }
+        let why = "marked as failed by the operator";
+        self.set_drive_state(&mut state, id, DriveState::Failed, why).await.map_err(failed)?;
+        self.publish(&mut state).map_err(failed)?;
+        self.drive_info(&state, id).map_err(failed)
+    }
+
+    /// Refuses to take a drive away that data depends on. Every extent counts as it is stored now, whatever the profile
+    /// of its filesystem is by now.
+    async fn check_survives(&self, state: &State, id: DriveId) -> Result<(), AdminError> {
+        let held = groups_held(state, id).await.map_err(failed)?;
+        for (name, entry) in &state.filesystems {
+            let owed = entry.owed_holders(&state.map).await.map_err(failed)?;
+            let present = entry.record.profile;
+            for (profile, groups) in entry.record.all_sets() {
+                // Groups of the present profile may get extents at any moment.
+                let is_used = |pg: &&PgId| profile == present || held.contains(&(entry.record.ledger, **pg));
+                let groups = groups.iter().filter(is_used);
+                let groups = groups.filter_map(|pg| state.map.group(*pg));
+                let gone = groups.map(|group| exposure_without(group, &state.drives, &owed, Some(id))).max();
+                let Some(gone) = gone.filter(|gone| *gone > profile.m()) else { continue };
+                let wait = if profile == present {
+                    String::new()
+                } else {
+                    format!(" wait until everything is stored as {present} (forebay status), or")
+                };
+                return Err(conflict(format!(
+                    "filesystem {name} would lose data: what is stored as {profile} survives {} lost drives and {gone} \
+                     would be gone;{wait} repeat with --force to do it all the same",
+                    profile.m()
+                )));
+            }
+        }
+        Ok(())
     }
 
     pub(super) async fn remove_drive_now(

@@ -30,6 +30,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use admin::NodeStatus;
 use anyhow::{Context, Result};
 use base::env::{Env, File};
 use base::{ClusterId, DriveId};
@@ -84,6 +85,10 @@ pub(crate) struct Node {
     monitor: std::sync::Mutex<Option<JoinHandle<()>>>,
     fsck: std::sync::Mutex<fsck::FsckJob>,
     stop_serving: watch::Sender<bool>,
+    /// The thread of the management socket. It ends with its last connection, which the process does not wait for.
+    serving: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
+    /// The last answer to `status`, for when there is no new one.
+    last_status: std::sync::Mutex<Option<(u64, NodeStatus)>>,
     s3: std::sync::Mutex<Option<endpoint::Endpoint>>,
     /// Held for as long as the node runs.
     _lock: Arc<dyn File>,

@@ -160,7 +160,8 @@ fn choose(options: &StartOptions) -> Result<(u32, Profile)> {
 async fn create_cluster(env: &Env, dir: &NodeDir, control: &Control, options: &StartOptions) -> Result<()> {
     let (count, profile) = choose(options)?;
     let mut cluster = Control::new_cluster(env);
-    let new_drives = plan_drives(env, dir, &options.drive_paths, count, options.drive_bytes)?;
+    let trim = options.trim.unwrap_or_default();
+    let new_drives = plan_drives(env, dir, &options.drive_paths, count, options.drive_bytes, trim)?;
     let drives = format_drives(env, cluster.id, cluster.next_drive, &new_drives)?;
     let groups = plan_groups(env, &drives.iter().collect::<Vec<_>>(), profile, cluster.next_group)?;
     cluster.next_drive += drives.len() as u32;
@@ -333,6 +334,8 @@ impl Node {
             monitor: std::sync::Mutex::new(None),
             fsck: std::sync::Mutex::default(),
             stop_serving,
+            serving: std::sync::Mutex::default(),
+            last_status: std::sync::Mutex::default(),
             s3: std::sync::Mutex::default(),
             _lock: lock,
         });
@@ -353,7 +356,9 @@ impl Node {
         let monitor = self.runtime.spawn(monitor);
         *self.monitor.lock().expect("no holder of this lock panics") = Some(monitor);
         self.start_s3(&options.s3).await?;
-        admin::serve(self.clone(), socket.as_path(), self.stop_serving.subscribe())?;
+        let (runtime, stopped) = (self.runtime.clone(), self.stop_serving.subscribe());
+        let serving = admin::serve(self.clone(), socket.as_path(), runtime, stopped)?;
+        *self.serving.lock().expect("no holder of this lock panics") = Some(serving);
         self.write_node_file().await
     }
 

@@ -7,6 +7,7 @@
 //! Space is zeroed ahead of the append point, because an fdatasync that must also grow the file costs twice.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::env::{Caching, Env, File, OpenMode};
@@ -45,6 +46,8 @@ pub struct FileLog {
     dir: PathBuf,
     sizes: LogSizes,
     inner: Mutex<Inner>,
+    /// The disk had no room when the reserve was to be filled up.
+    full: AtomicBool,
 }
 
 struct Inner {
@@ -57,8 +60,6 @@ struct Inner {
     end: u64,
     /// After a failed write nothing is known about the file, so nothing is appended any more.
     broken: bool,
-    /// The disk had no room when the reserve was to be filled up.
-    full: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -104,8 +105,7 @@ impl FileLog {
             files.push(LogFile { first: Seq(first), path });
         }
         files.sort_by_key(|file| file.first);
-        let mut inner =
-            Inner { epoch: Epoch(0), tail: Seq(0), files, writer: None, end: 0, broken: false, full: false };
+        let mut inner = Inner { epoch: Epoch(0), tail: Seq(0), files, writer: None, end: 0, broken: false };
         if let Some(first) = inner.files.first() {
             inner.tail = Seq(first.first.0 - 1);
         }
@@ -133,6 +133,7 @@ impl FileLog {
             dir: dir.to_owned(),
             sizes: LogSizes::default(),
             inner: Mutex::new(inner),
+            full: AtomicBool::new(false),
         })
     }
 
@@ -233,7 +234,7 @@ impl FileLog {
             self.env.files.remove_file(&file.path)?;
         }
         inner.files.push(LogFile { first, path: self.path_of(first) });
-        inner.full = writer.zeroed < writer.at + self.sizes.reserve_bytes;
+        self.set_full(writer.zeroed < writer.at + self.sizes.reserve_bytes);
         inner.writer = Some(writer);
         Ok(())
     }
@@ -298,17 +299,17 @@ impl FileLog {
             if error.kind() != std::io::ErrorKind::StorageFull || !fits {
                 return Err(failed(&mut inner, error));
             }
-            inner.full = true;
+            self.set_full(true);
         }
-        let full = inner.full;
+        let full = self.full.load(Ordering::Relaxed);
         let writer = inner.writer.as_mut().expect("a writer was just made sure of");
-        // While the disk is full, `room` tries now and then; not every append.
+        // While the disk is full, `refill` tries now and then; not every append.
         if full && writer.at + len_bytes <= writer.zeroed {
             return Ok(());
         }
         match writer.reserve(len_bytes) {
             Ok(room) => {
-                inner.full = room == Room::Reserve;
+                self.set_full(room == Room::Reserve);
                 Ok(())
             }
             Err(error) => Err(failed(&mut inner, error)),
@@ -329,16 +330,23 @@ impl FileLog {
         Ok(())
     }
 
+    fn set_full(&self, full: bool) {
+        self.full.store(full, Ordering::Relaxed);
+    }
+
     pub(super) fn room_now(&self) -> Room {
+        if self.full.load(Ordering::Relaxed) { Room::Reserve } else { Room::Enough }
+    }
+
+    pub(super) fn refill_now(&self) {
         let mut inner = self.inner();
-        if inner.full
+        if self.room_now() == Room::Reserve
             && !inner.broken
             && let Some(writer) = inner.writer.as_mut()
         {
             // A failure that matters shows in the next append.
-            inner.full = !matches!(writer.reserve(0), Ok(Room::Enough));
+            self.set_full(!matches!(writer.reserve(0), Ok(Room::Enough)));
         }
-        if inner.full { Room::Reserve } else { Room::Enough }
     }
 
     pub(super) fn read_now(&self, from: Seq, limit_bytes: usize) -> Result<Vec<LogEntry>, LogError> {
@@ -551,5 +559,9 @@ impl LedgerLog for FileLog {
 
     fn room(&self) -> Room {
         self.room_now()
+    }
+
+    fn refill(&self) {
+        self.refill_now();
     }
 }

@@ -10,6 +10,7 @@ mod open;
 mod tests;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -85,6 +86,8 @@ struct Shared {
     io: CopyIo,
     sizes: LogSizes,
     inner: Mutex<Inner>,
+    /// A complete copy has no room but its reserve.
+    tight: AtomicBool,
     /// Held while a copy is made anew, which happens beside appends.
     rejoining: Mutex<()>,
 }
@@ -283,7 +286,14 @@ impl Shared {
         inner.go_on_without(&self.env, failed)?;
         inner.epoch = epoch;
         inner.broken = false;
+        self.note_room(&inner);
         Ok(Tail { seq: inner.tail })
+    }
+
+    /// To be called after everything that may have used up the room of a copy or left out a tight one.
+    fn note_room(&self, inner: &Inner) {
+        let tight = inner.complete().any(|(_, copy)| copy.log.room_now() == Room::Reserve);
+        self.tight.store(tight, Ordering::Relaxed);
     }
 
     fn append(&self, epoch: Epoch, first: Seq, batches: &[Vec<u8>]) -> Result<(), AppendError> {
@@ -300,7 +310,10 @@ impl Shared {
         for (index, copy) in inner.complete() {
             match copy.log.prepare(epoch, first, bytes.len() as u64) {
                 Ok(()) => {}
-                Err(AppendError::Full(error)) => return Err(AppendError::Full(error)),
+                Err(AppendError::Full(error)) => {
+                    self.note_room(&inner);
+                    return Err(AppendError::Full(error));
+                }
                 Err(error) => failed.push((index, reason(error))),
             }
         }
@@ -308,6 +321,7 @@ impl Shared {
             let failed = inner.write_all(first, batches.len() as u64, &bytes);
             inner.go_on_without(&self.env, failed)
         });
+        self.note_room(&inner);
         if let Err(error) = done {
             inner.broken = true;
             return Err(AppendError::Unknown(error));
@@ -534,8 +548,12 @@ impl LedgerLog for MirroredLog {
     }
 
     fn room(&self) -> Room {
+        if self.shared.tight.load(Ordering::Relaxed) { Room::Reserve } else { Room::Enough }
+    }
+
+    fn refill(&self) {
         let inner = self.shared.inner();
-        let tight = inner.complete().filter(|(_, copy)| copy.log.room_now() == Room::Reserve).count();
-        if tight > 0 { Room::Reserve } else { Room::Enough }
+        inner.complete().for_each(|(_, copy)| copy.log.refill_now());
+        self.shared.note_room(&inner);
     }
 }

@@ -128,8 +128,11 @@ pub trait LedgerLog: Send + Sync {
         Seq(1)
     }
 
-    /// Whether it can grow. A log that could not tries again now.
+    /// Whether it could grow when that was last tried. Waits for nothing.
     fn room(&self) -> Room {
         Room::Enough
     }
+
+    /// Tries to grow again, if it could not. May wait for the disk.
+    fn refill(&self) {}
 }

@@ -8,12 +8,13 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use base::env::{Env, after_blocking, blocking_allowed, spawn_thread};
+use base::watch::{self, Guard, Lock};
 use base::{Epoch, FsError, Ino, LedgerId, Seq, SessionId};
 use tokio::sync::{Notify, mpsc, oneshot};
 use wire::BoxFuture;
@@ -159,7 +160,10 @@ impl Owner {
             env,
             epoch,
             log,
-            desk: Mutex::new(Desk::new(core, stores, unstored_bytes_max)),
+            desk: Lock::new(
+                &format!("the owner of ledger {ledger}"),
+                Desk::new(core, stores, unstored_bytes_max),
+            ),
             work: Notify::new(),
             committed: AtomicU64::new(tail.0),
             stored: AtomicU64::new(tail.0),
@@ -247,7 +251,10 @@ async fn append(
 ) -> Result<(), AppendError> {
     let mut tries: u32 = 0;
     loop {
-        let result = log.append(epoch, seq, vec![bytes.clone()]).await;
+        let result = {
+            let _watched = watch::call("append to a ledger's log");
+            log.append(epoch, seq, vec![bytes.clone()]).await
+        };
         let Err(AppendError::Full(error)) = &result else { return result };
         if tries == 0 {
             // The thread of a caller has no timer: waiting is for the background thread.
@@ -291,7 +298,10 @@ async fn store_changes(
     events: mpsc::UnboundedSender<Event>,
 ) {
     while let Some(job) = jobs.recv().await {
-        let result = state.apply(&mut job.table.iter(), job.applied);
+        let result = {
+            let _watched = watch::call("write to a ledger's local store");
+            state.apply(&mut job.table.iter(), job.applied)
+        };
         if result.is_ok()
             && let Err(error) = log.trim(job.applied.seq).await
         {
@@ -308,7 +318,7 @@ struct Shared {
     env: Env,
     epoch: Epoch,
     log: Arc<dyn LedgerLog>,
-    desk: Mutex<Desk>,
+    desk: Lock<Desk>,
     /// Wakes the background thread: a batch to append, an end.
     work: Notify,
     committed: AtomicU64,
@@ -408,8 +418,10 @@ fn deliver_events(desk: &mut Desk) {
 }
 
 impl Shared {
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().expect("no holder of this lock panics")
+    /// Whoever holds it must not wait for a disk: everybody waits for the holder.
+    #[track_caller]
+    fn desk(&self) -> Guard<'_, Desk> {
+        self.desk.lock()
     }
 
     fn halted(&self) -> bool {
@@ -501,7 +513,7 @@ impl Shared {
     }
 
     /// Tells sessions of recalls and sees to it that what was executed gets into the log.
-    fn after_requests(self: &Arc<Self>, mut desk: MutexGuard<'_, Desk>) {
+    fn after_requests(self: &Arc<Self>, mut desk: Guard<'_, Desk>) {
         deliver_events(&mut desk);
         if desk.appending || desk.core.pending_bytes() == 0 {
             return;
@@ -714,6 +726,10 @@ impl Shared {
     }
 
     fn tick(self: &Arc<Self>) {
+        if self.log.room() == Room::Reserve && !self.desk().appending {
+            let _watched = watch::call("find room for a ledger's log");
+            self.log.refill();
+        }
         let mut desk = self.desk();
         if self.halted() {
             return;
@@ -740,10 +756,7 @@ impl Shared {
     }
 
     fn look_at_room(&self, desk: &mut Desk) {
-        // During an append the log is busy, and it looks by itself.
-        if !desk.appending {
-            desk.log_tight = self.log.room() == Room::Reserve;
-        }
+        desk.log_tight = self.log.room() == Room::Reserve;
         let pressed = desk.pressure() > Pressure::None;
         if self.no_space.swap(pressed, Ordering::Relaxed) != pressed {
             let problem = "the disk with its metadata is full; it goes on by itself when there is room";

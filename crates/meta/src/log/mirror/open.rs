@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use base::env::{Caching, Env, File, OpenMode};
@@ -250,6 +251,7 @@ impl MirroredLog {
             io: options.io,
             sizes: options.sizes,
             inner: Mutex::new(inner),
+            tight: AtomicBool::new(false),
             rejoining: Mutex::new(()),
         };
         let (logs, mut bad) = open_logs(&shared, &decision)?;

@@ -1,0 +1,311 @@
+//! The log of a node. Lines go through a bounded queue to a thread that writes them, so that logging never waits for
+//! a disk or a pipe, never fails and never panics. Lines that find no room are counted, and the count is written.
+//!
+//! Warnings and errors that one place in the source repeats are counted too: after some lines in ten seconds only
+//! their number follows.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use base::env::{Caching, Env, OpenMode, spawn_thread};
+use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer as TextWriter;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, fmt};
+
+/// Lines that may wait to be written.
+const QUEUE_LINES: usize = 4096;
+/// A longer line is cut.
+const LINE_BYTES_MAX: usize = 16 << 10;
+/// Lines of one place in the source within [`WINDOW`].
+const REPEATS_MAX: u32 = 20;
+const WINDOW: Duration = Duration::from_secs(10);
+/// How long a process that ends waits for its last lines.
+const LAST_LINES: Duration = Duration::from_secs(2);
+/// How long a process that panicked may take to say why.
+const PANIC_DEADLINE: Duration = Duration::from_secs(5);
+
+static PANICKED: AtomicBool = AtomicBool::new(false);
+
+/// Where lines end up.
+pub(crate) enum Sink {
+    /// Standard error.
+    Terminal,
+    /// A file that grows.
+    File {
+        /// The file.
+        file: Arc<dyn base::env::File>,
+        /// Its end.
+        at: u64,
+    },
+}
+
+impl Sink {
+    /// Appends to the file at `path`, creating it and its directory if need be.
+    pub(crate) fn file(env: &Env, path: &Path) -> Result<Self> {
+        let parent = path.parent().context("the log file is in a directory")?;
+        let made = env.files.create_dir_all(parent);
+        made.with_context(|| format!("cannot create directory {}", parent.display()))?;
+        let file = env.files.open(path, OpenMode::Create, Caching::Buffered);
+        let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+        let at = file.len()?;
+        Ok(Self::File { file, at })
+    }
+
+    /// A line that was written in part is overwritten by the next.
+    fn write(&mut self, line: &[u8]) -> std::io::Result<()> {
+        match self {
+            Self::Terminal => std::io::stderr().write_all(line),
+            Self::File { file, at } => {
+                file.write_at(line, *at)?;
+                *at += line.len() as u64;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The way into the log.
+#[derive(Clone)]
+pub(crate) struct Log {
+    lines: SyncSender<Vec<u8>>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    queued: AtomicU64,
+    done: AtomicU64,
+    /// Since the last line that was written.
+    lost: AtomicU64,
+}
+
+impl Log {
+    /// Everything that is traced from now on goes to `sink`.
+    pub(crate) fn start(env: &Env, sink: Sink) -> Self {
+        let (log, queue) = Self::new();
+        let throttle = Arc::new(Throttle { env: env.clone(), log: log.clone(), places: Mutex::default() });
+        let (counts, sweeping) = (log.counts.clone(), throttle.clone());
+        // The thread lives as long as the process: there is always a last line.
+        let _ = spawn_thread("log", move || write_lines(sink, &queue, &counts, &sweeping));
+        let filter = EnvFilter::try_from_env("FOREBAY_LOG")
+            .unwrap_or_else(|_| EnvFilter::new("info,fuser=error,s3s=off"));
+        let lines = fmt::layer().with_ansi(false).log_internal_errors(false).with_writer(log.clone());
+        tracing_subscriber::registry().with(filter).with(ThrottleLayer(throttle)).with(lines).init();
+        log
+    }
+
+    fn new() -> (Self, Receiver<Vec<u8>>) {
+        let (lines, queue) = sync_channel(QUEUE_LINES);
+        (Self { lines, counts: Arc::default() }, queue)
+    }
+
+    fn line(&self, bytes: &[u8]) {
+        let mut line = bytes[..bytes.len().min(LINE_BYTES_MAX)].to_vec();
+        if line.len() < bytes.len() {
+            line.extend_from_slice(b" (cut)\n");
+        }
+        self.counts.queued.fetch_add(1, Ordering::Relaxed);
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.lines.try_send(line) {
+            self.counts.lost.fetch_add(1, Ordering::Relaxed);
+            self.counts.done.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits a little for the lines so far. Takes no lock.
+    #[allow(clippy::disallowed_methods, reason = "the process ends; an event would need a lock")]
+    pub(crate) fn flush(&self) {
+        let until = self.counts.queued.load(Ordering::Relaxed);
+        let pause = Duration::from_millis(10);
+        let mut waited = Duration::ZERO;
+        while self.counts.done.load(Ordering::Relaxed) < until && waited < LAST_LINES {
+            std::thread::sleep(pause);
+            waited += pause;
+        }
+    }
+
+    /// From now on a panic of any thread is logged and ends the process. What an invariant says does not hold must
+    /// not be written anywhere, and nobody shall wait for a thread that is gone.
+    ///
+    /// The hook takes no lock that a thread of ours holds: the panic may have come from anywhere. [`panicked`] is
+    /// for the watchdog, which ends the process if the hook itself does not.
+    #[allow(clippy::disallowed_methods, reason = "the process ends")]
+    pub(crate) fn abort_on_panic(&self) {
+        let log = self.clone();
+        std::panic::set_hook(Box::new(move |panic| {
+            if PANICKED.swap(true, Ordering::SeqCst) {
+                std::thread::sleep(PANIC_DEADLINE);
+                std::process::abort();
+            }
+            log.line(format!("{} ERROR panic, the node ends: {panic}\n", timestamp()).as_bytes());
+            log.line(format!("{}\n", std::backtrace::Backtrace::force_capture()).as_bytes());
+            log.flush();
+            std::process::abort();
+        }));
+    }
+}
+
+/// Whether a thread has panicked.
+pub(crate) fn panicked() -> bool {
+    PANICKED.load(Ordering::SeqCst)
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = LineWriter<'a>;
+
+    fn make_writer(&'a self) -> LineWriter<'a> {
+        LineWriter(self)
+    }
+}
+
+/// Takes one event in one piece.
+pub(crate) struct LineWriter<'a>(&'a Log);
+
+impl Write for LineWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.line(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn write_lines(mut sink: Sink, queue: &Receiver<Vec<u8>>, counts: &Counts, throttle: &Throttle) {
+    loop {
+        match queue.recv_timeout(WINDOW) {
+            Ok(line) => write_line(&mut sink, &line, counts),
+            Err(RecvTimeoutError::Timeout) => throttle.sweep(),
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+/// Writes a line, after the number of those that were lost before it.
+fn write_line(sink: &mut Sink, line: &[u8], counts: &Counts) {
+    let lost = counts.lost.swap(0, Ordering::Relaxed);
+    let note = format!("{}  WARN log: lines could not be written: count={lost}\n", timestamp());
+    let written = if lost > 0 { sink.write(note.as_bytes()) } else { Ok(()) };
+    match written {
+        Ok(()) if sink.write(line).is_ok() => {}
+        Ok(()) => drop(counts.lost.fetch_add(1, Ordering::Relaxed)),
+        Err(_) => drop(counts.lost.fetch_add(lost + 1, Ordering::Relaxed)),
+    }
+    counts.done.fetch_add(1, Ordering::Relaxed);
+}
+
+fn timestamp() -> String {
+    let mut text = String::new();
+    // Writing into a string does not fail; a line without a time is better than none.
+    let _ = SystemTime.format_time(&mut TextWriter::new(&mut text));
+    text
+}
+
+/// Counts warnings that repeat.
+struct Throttle {
+    env: Env,
+    log: Log,
+    places: Mutex<HashMap<Identifier, Place>>,
+}
+
+/// A place in the source that warns.
+struct Place {
+    since_ns: u64,
+    lines: u32,
+    /// Lines that were left out since.
+    more: u64,
+    /// Where it is, and its last message.
+    target: &'static str,
+    message: String,
+}
+
+impl Place {
+    fn new(metadata: &Metadata<'static>, since_ns: u64) -> Self {
+        Self { since_ns, lines: 0, more: 0, target: metadata.target(), message: String::new() }
+    }
+
+    fn is_over(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.since_ns) >= WINDOW.as_nanos() as u64
+    }
+
+    fn summary(&self) -> Option<String> {
+        let Self { more, target, message, .. } = self;
+        let seconds = WINDOW.as_secs();
+        (*more > 0).then(|| {
+            format!("{}  WARN {target}: the same {more} times more in {seconds} s: {message}\n", timestamp())
+        })
+    }
+}
+
+impl Throttle {
+    /// Whether a line of this place is to be written.
+    fn allows(&self, event: &Event<'_>) -> bool {
+        let metadata = event.metadata();
+        if *metadata.level() > Level::WARN {
+            return true;
+        }
+        let now_ns = self.env.clock.boot_ns();
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = places.entry(metadata.callsite()).or_insert_with(|| Place::new(metadata, now_ns));
+        if place.is_over(now_ns) {
+            let ended = std::mem::replace(place, Place::new(metadata, now_ns));
+            ended.summary().into_iter().for_each(|text| self.log.line(text.as_bytes()));
+        }
+        if place.lines < REPEATS_MAX {
+            place.lines += 1;
+            return true;
+        }
+        if place.more == 0 {
+            event.record(&mut Message(&mut place.message));
+        }
+        place.more += 1;
+        false
+    }
+
+    /// Writes how often places have warned that do not any more.
+    fn sweep(&self) {
+        let now_ns = self.env.clock.boot_ns();
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.retain(|_, place| {
+            if !place.is_over(now_ns) {
+                return true;
+            }
+            place.summary().into_iter().for_each(|text| self.log.line(text.as_bytes()));
+            false
+        });
+    }
+}
+
+/// Takes the message out of an event.
+struct Message<'a>(&'a mut String);
+
+impl Visit for Message<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            *self.0 = format!("{value:?}");
+        }
+    }
+}
+
+struct ThrottleLayer(Arc<Throttle>);
+
+impl<S: Subscriber> Layer<S> for ThrottleLayer {
+    fn event_enabled(&self, event: &Event<'_>, _context: Context<'_, S>) -> bool {
+        self.0.allows(event)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! Says which lock or call of this process has not moved for half a minute, and what its threads are doing.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use base::env::spawn_thread;
+use base::watch::{self, Stuck};
+use tokio::runtime::Handle;
+
+use crate::log;
+
+/// What takes longer is stuck: no disk or peer that works needs that long.
+pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(30);
+const TICK: Duration = Duration::from_secs(5);
+/// Threads whose stacks are shown.
+const STACKS_MAX: usize = 64;
+
+/// Ends its thread when it is dropped.
+pub(crate) struct Watchdog {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    /// Watches this process and whether the runtime gets to its tasks.
+    pub(crate) fn start(runtime: Handle) -> Self {
+        let (stop, stopped) = channel();
+        let thread = spawn_thread("watchdog", move || run(&runtime, &stopped));
+        Self { stop: Some(stop), thread: Some(thread) }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(runtime: &Handle, stopped: &Receiver<()>) {
+    let mut known = BTreeSet::new();
+    let mut probe = None;
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(TICK) {
+        if log::panicked() {
+            // The panic hook should have ended the process by now.
+            std::process::abort();
+        }
+        if probe.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
+            let call = watch::call("a task of the runtime, which has no thread free");
+            probe = Some(runtime.spawn(async move { drop(call) }));
+        }
+        report(&watch::stuck(STUCK_AFTER), &mut known);
+    }
+}
+
+/// Logs what is stuck since the last time, with the stacks of all threads, and what is not stuck any more.
+fn report(stuck: &[Stuck], known: &mut BTreeSet<String>) {
+    let fresh: Vec<&Stuck> = stuck.iter().filter(|stuck| !known.contains(&stuck.key)).collect();
+    for stuck in &fresh {
+        tracing::error!("{stuck}");
+    }
+    if !fresh.is_empty() {
+        tracing::error!("threads of this process:\n{}", stacks());
+    }
+    let keys: BTreeSet<String> = stuck.iter().map(|stuck| stuck.key.clone()).collect();
+    let moved = known.difference(&keys).count();
+    if moved > 0 {
+        tracing::warn!(moved, still = keys.len(), "what was stuck has moved");
+    }
+    *known = keys;
+}
+
+/// What the kernel says of each thread: its name, and the functions that it waits in, innermost first.
+fn stacks() -> String {
+    let Ok(entries) = std::fs::read_dir("/proc/self/task") else { return String::new() };
+    let threads = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let line = |thread: std::path::PathBuf| {
+        let text = |name: &str| text_of(&thread.join(name)).unwrap_or_default();
+        let id = thread.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let frames = text("stack");
+        let frames = frames.lines().map(|line| line.split_whitespace().last().unwrap_or_default());
+        let frames: Vec<&str> = frames.map(|frame| frame.split('+').next().unwrap_or_default()).collect();
+        let place = if frames.is_empty() { text("wchan") } else { frames.join(" < ") };
+        format!("  thread={id} name={} in {place}\n", text("comm"))
+    };
+    threads.take(STACKS_MAX).map(line).collect()
+}
+
+/// Files of the kernel have no length to go by.
+fn text_of(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let file = rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
+    File::from(file).read_to_string(&mut text)?;
+    Ok(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacks_name_every_thread() {
+        let (stop, stopped) = channel::<()>();
+        let thread = spawn_thread("waits-here", move || stopped.recv().is_err());
+        let text = stacks();
+        assert!(text.contains("waits-here"), "{text}");
+        drop(stop);
+        assert!(thread.join().unwrap());
+    }
+}

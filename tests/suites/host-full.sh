@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# The filesystem below a node is full for a while, filled by others: calls are answered, nothing acknowledged is lost,
+# and everything goes on by itself when there is room. The node's standard error is a pipe that nobody reads, as it is
+# after every `forebay start`.
+source "$(dirname "$0")/../lib.sh"
+[ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no node"; exit 0; }
+MNT=$WORK/mnt
+HOST=$WORK/host
+DIR=$HOST/dir
+# Seconds in which any one call must have an answer.
+ANSWER_S=60
+
+# host SIZE: a small filesystem without a reserve for root.
+host() {
+    mkdir -p "$HOST" "$MNT" "$WORK/elsewhere"
+    truncate -s "$1" "$WORK/image"
+    mkfs.ext4 -q -m 0 "$WORK/image"
+    mount -o loop "$WORK/image" "$HOST"
+    echo "$DIR" >>"$WORK/.nodes"
+}
+
+# end_host: the node has ended.
+end_host() {
+    umount "$HOST"
+    rm -rf "$WORK/image" "$WORK/elsewhere" "$WORK/sums"
+    : >"$WORK/.nodes"
+}
+
+start_node() { timeout 120 "$FOREBAY" start "$DIR" --mount "$MNT" --memory "$MEMORY" "$@" </dev/null; }
+stop_node() { timeout 60 "$FOREBAY" stop "$DIR"; }
+status_of() { timeout 20 "$FOREBAY" status "$DIR" --json | jq -r "$1"; }
+no_drive_failed() { [ "$(status_of '[.drives[] | select(.state != "up")] | length')" = 0 ]; }
+answered() { timeout "$ANSWER_S" "$@"; }
+
+# The whole host, to the last byte.
+fill_host() {
+    dd if=/dev/zero of="$HOST/filler" bs=1M status=none || true
+    dd if=/dev/zero of="$HOST/filler-2" bs=512 status=none || true
+}
+free_host() { rm -f "$HOST"/filler "$HOST"/filler-2; }
+
+# write_some NAME COUNT BYTES: files that are made durable; those that were go to the account.
+write_some() {
+    answered python3 - "$MNT" "$1" "$2" "$3" "$WORK/sums" <<'END'
+import errno, hashlib, os, sys
+mount, name, count, size, account = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+done = 0
+with open(account, "a") as sums:
+    for number in range(count):
+        path = f"{mount}/{name}-{number}"
+        data = os.urandom(size)
+        try:
+            file = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644)
+            try:
+                os.write(file, data)
+                os.fsync(file)
+            finally:
+                os.close(file)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EIO, errno.EAGAIN):
+                raise
+            print(f"{done} of {count}: {error}")
+            break
+        sums.write(f"{hashlib.sha256(data).hexdigest()}  {path}\n")
+        done += 1
+print(f"{done} files")
+sys.exit(0 if done == count else 3)
+END
+}
+intact() { answered sha256sum --check --quiet "$WORK/sums"; }
+
+# --- metadata on a full filesystem, drives elsewhere ---------------------------------------------------------------
+
+metadata_node() {
+    host 120M
+    start_node --drive "$WORK/elsewhere/a" --drive "$WORK/elsewhere/b" --drive "$WORK/elsewhere/c" \
+        --drive "$WORK/elsewhere/d" --drive-size 512M --profile 2+2
+    dd if=/dev/zero of="$HOST/filler" bs=1M count=30 status=none
+}
+
+names_until_full() {
+    expect_full write_some small 20000 8000
+    [ "$(wc -l <"$WORK/sums")" -gt 100 ]
+}
+expect_full() { local status=0; "$@" || status=$?; [ "$status" = 3 ]; }
+
+# Long enough for the log to find no room either.
+stays_full() {
+    sleep 10
+    fill_host
+    sleep 5
+    answered ls "$MNT" >/dev/null
+    status_of '.state, .problems[]'
+}
+
+unlink_half() {
+    local path
+    awk 'NR % 2 { print $2 }' "$WORK/sums" >"$WORK/gone"
+    awk 'NR % 2 == 0' "$WORK/sums" >"$WORK/kept"
+    mv "$WORK/kept" "$WORK/sums"
+    answered xargs rm <"$WORK/gone"
+    answered ls "$MNT" | wc -l
+    intact
+}
+
+goes_on() {
+    free_host
+    wait_until 60 write_some "$1" 20 8000
+    intact
+    no_drive_failed
+}
+
+# --- drives on the same filesystem, with space given back ---------------------------------------------------------
+
+drives_node() {
+    host 1200M
+    start_node --drives 4 --drive-size 256M --profile 2+2 --trim always
+    write_some first 20 1000000
+}
+
+writes_end() {
+    fill_host
+    # What was allocated already takes some.
+    expect_full write_some large 300 1000000
+    no_drive_failed
+    intact
+    answered ls -l "$MNT" >/dev/null
+    status_of '.problems[]'
+    status_of '[.drives[].reason] | map(select(. != null)) | .[0]' | grep -q 'is full'
+}
+
+reads_go_on() {
+    sleep 5
+    intact
+    no_drive_failed
+}
+
+comes_back() {
+    free_host
+    wait_until 60 write_some later 20 1000000
+    no_drive_failed
+    intact
+}
+
+crash_while_full() {
+    fill_host
+    expect_full write_some again 300 1000000
+    kill -KILL "$(jq -r .pid "$DIR/node.json")"
+    umount -l "$MNT"
+    free_host
+    start_node
+    intact
+    write_some after 20 1000000
+    no_drive_failed
+    timeout 120 "$FOREBAY" fsck "$DIR"
+}
+
+
+check "a node with its metadata on a small filesystem starts" metadata_node || exit 0
+check "names end with ENOSPC" names_until_full
+check "status and listings answer while it stays full" stays_full
+check "deleting goes on" unlink_half
+check "it goes on by itself when there is room" goes_on later
+check "it stops" stop_node
+end_host
+
+check "a node with its drives on a small filesystem starts" drives_node || exit 0
+check "writing ends, and no drive fails" writes_end
+check "reading goes on" reads_go_on
+check "writing goes on by itself when there is room" comes_back
+check "a crash while it is full loses nothing" crash_while_full
+check "the node stops" stop_node
+end_host
+exit 0
