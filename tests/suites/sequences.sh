@@ -72,6 +72,56 @@ deleted_lock_file() {
     grep -qx precious "$MNT/precious"
 }
 
+# `tar` says "file changed as we read it" and `git status` reads everything again if a time moves without a change.
+times_stay_after_a_write() {
+    local i first
+    echo some >"$MNT/file"
+    first=$(stat -c '%z %y' "$MNT/file")
+    for ((i = 0; i < 300; i++)); do
+        [ "$(stat -c '%z %y' "$MNT/file")" = "$first" ] || {
+            echo "round $i: $(stat -c '%z %y' "$MNT/file"), before: $first"
+            return 1
+        }
+        [ "$i" != 150 ] || cat "$MNT/file" >"$WORK/out"
+        sleep 0.01
+    done
+    # The access time of the read came to the owner when the file was closed, or does now.
+    sync -f "$MNT"
+    [ "$(stat -c '%z %y' "$MNT/file")" = "$first" ]
+    node_unmount "$NODE"
+    node_mount "$NODE"
+    [ "$(stat -c '%z %y' "$MNT/file")" = "$first" ]
+}
+
+tar_of_what_was_just_written() {
+    local i
+    head -c 6M /dev/urandom >"$WORK/six"
+    for ((i = 0; i < 10; i++)); do
+        cat "$WORK/six" >"$MNT/file"
+        tar --create --directory="$MNT" file 2>>"$WORK/said" | { sleep 0.1; cat >"$WORK/out"; }
+    done
+    cat "$WORK/said"
+    [ ! -s "$WORK/said" ]
+}
+
+# What git remembers of a file it wrote is what it sees later: nothing is read again.
+git_status_after_a_checkout() {
+    local i
+    git init -q "$WORK/origin"
+    for ((i = 0; i < 50; i++)); do echo "$i" >"$WORK/origin/$i"; done
+    git -C "$WORK/origin" add .
+    git -C "$WORK/origin" -c user.name=t -c user.email=t@t commit -qm all
+    git clone -q "$WORK/origin" "$MNT/copy"
+    sleep 2
+    cat "$MNT"/copy/* >"$WORK/out"
+    sleep 2
+    git -C "$MNT/copy" ls-files --debug | awk '/ctime:/ { print $2 }' | sort >"$WORK/remembered"
+    # Seconds and nanoseconds, without zeros in front.
+    (cd "$MNT/copy" && stat -c %.Z ./[0-9]*) | awk -F. '{ print $1 ":" $2 + 0 }' | sort >"$WORK/seen"
+    diff "$WORK/remembered" "$WORK/seen"
+    rm -rf "$WORK/origin"
+}
+
 # Every sequence has a small node of its own, so that none depends on what another left behind.
 sequence() {
     local name=$1
@@ -96,4 +146,7 @@ sequence "overwriting 200 times what fits ten times" overwrite_many_times
 sequence "creating and deleting 200 times what fits ten times" create_and_delete_many_times
 sequence "a running program is not truncated by O_RDONLY|O_TRUNC" truncate_a_running_program
 sequence "a deleted lock file does no harm" deleted_lock_file
+sequence "times stay as they are after a write and a read" times_stay_after_a_write
+sequence "tar of what was just written says nothing" tar_of_what_was_just_written
+sequence "git remembers the times of what it checked out" git_status_after_a_checkout
 exit 0

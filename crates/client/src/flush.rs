@@ -197,11 +197,10 @@ impl Client {
     async fn flush_all_locked(&self, node: &Node) -> Result<(), FsError> {
         self.flush_locked(node).await?;
         let atime_ns = node.lock().atime_ns.take();
-        if atime_ns.is_some() {
-            let set = SetAttr { atime_ns, ..SetAttr::default() };
+        if let Some(atime_ns) = atime_ns {
             let asked = self.asking();
             // Losing an access time is not worth an error: the inode may be gone, or the owner busy.
-            if let Ok(reply) = self.call(MetaRequest::SetAttr { ino: node.ino, set }).await {
+            if let Ok(reply) = self.call(MetaRequest::NoteRead { ino: node.ino, atime_ns }).await {
                 self.learned(node.ino, reply, asked)?;
             }
         }
@@ -267,9 +266,10 @@ impl Client {
             (held, state.lease.map(|lease| lease.id))
         };
         let mut wait = RoomWait::default();
-        let mut result = self.write_and_commit(node, lease, &held.set).await;
+        let set = held.request();
+        let mut result = self.write_and_commit(node, lease, &set).await;
         while result == Err(FsError::NoSpace) && wait.step(self).await.unwrap_or(false) {
-            result = self.write_and_commit(node, lease, &held.set).await;
+            result = self.write_and_commit(node, lease, &set).await;
         }
         let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
         let mut state = node.lock();
@@ -320,7 +320,7 @@ impl Client {
         if held.set.is_empty() {
             return Ok(());
         }
-        let result = self.call(MetaRequest::SetAttr { ino: node.ino, set: held.set.clone() }).await;
+        let result = self.call(MetaRequest::SetAttr { ino: node.ino, set: held.request() }).await;
         let mut state = node.lock();
         match result {
             Ok(MetaReply::Attr(attr)) => {

@@ -30,6 +30,14 @@ pub(crate) struct Held {
     pub(crate) version: u64,
 }
 
+impl Held {
+    /// What the owner is told: the changes and when they were made.
+    pub(crate) fn request(&self) -> SetAttr {
+        let is_empty = self.set.is_empty();
+        SetAttr { ctime_ns: (!is_empty).then_some(self.changed_ns), ..self.set.clone() }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct NodeState {
     /// As the owner last told; valid while there is a lease.

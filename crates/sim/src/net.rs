@@ -206,6 +206,7 @@ fn changes_something(request: &MetaRequest) -> bool {
         | R::Link { .. }
         | R::SetXattr { .. }
         | R::SetAttr { .. }
+        | R::NoteRead { .. }
         | R::Commit { .. }
         | R::AllocExtents
         | R::CloneRange { .. } => true,

@@ -293,6 +293,8 @@ pub struct SetAttr {
     pub atime_ns: Option<i64>,
     /// Last change of content.
     pub mtime_ns: Option<i64>,
+    /// When the change was made, by the holder of the exclusive lease. Without it the owner makes the change, now.
+    pub ctime_ns: Option<i64>,
 }
 
 impl SetAttr {
@@ -310,6 +312,7 @@ impl SetAttr {
             size: self.size.or(older.size),
             atime_ns: self.atime_ns.or(older.atime_ns),
             mtime_ns: self.mtime_ns.or(older.mtime_ns),
+            ctime_ns: self.ctime_ns.or(older.ctime_ns),
         }
     }
 }
@@ -431,6 +434,11 @@ pub enum MetaRequest {
         ino: Ino,
         set: SetAttr,
     },
+    /// A read moved the access time. That is no change: `ctime` stays. Answer: `Attr`.
+    NoteRead {
+        ino: Ino,
+        atime_ns: i64,
+    },
     /// Answer: `Attr` of what lost its name.
     Unlink {
         parent: Ino,
@@ -480,8 +488,8 @@ pub enum MetaRequest {
         off: u64,
         limit: u32,
     },
-    /// Puts new content in place. The size grows to at least `size`; then the attributes in `set` change, which
-    /// must not be the size. Answer: `Attr`.
+    /// Puts new content in place, which was written at `mtime_ns`. The size grows to at least `size`; then the
+    /// attributes in `set` change, which must not be the size. Answer: `Attr`.
     Commit {
         ino: Ino,
         lease: LeaseId,

@@ -145,7 +145,7 @@ impl Op<'_> {
         inode.attr.mtime_ns = times.mtime_ns;
         inode.attr.data_ver += 1;
         self.set(&mut inode, times.set)?;
-        self.touch(&mut inode.attr);
+        self.touch_at(&mut inode.attr, times.set.ctime_ns.unwrap_or(i64::MIN).max(times.mtime_ns));
         self.put_inode(&inode);
         Ok(MetaReply::Attr(inode.attr))
     }

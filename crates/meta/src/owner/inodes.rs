@@ -108,7 +108,19 @@ impl Op<'_> {
         if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
             inode.flags &= !Inode::IMPLICIT;
         }
-        self.touch(&mut inode.attr);
+        match set.ctime_ns {
+            Some(changed_ns) if set.size.is_none() => self.touch_at(&mut inode.attr, changed_ns),
+            _ => self.touch(&mut inode.attr),
+        }
+        self.put_inode(&inode);
+        Ok(MetaReply::Attr(inode.attr))
+    }
+
+    pub(super) fn note_read(&mut self, ino: Ino, atime_ns: i64) -> Outcome {
+        let mut inode = self.inode(ino)?;
+        self.clear(ino, Intent::Change)?;
+        inode.attr.atime_ns = inode.attr.atime_ns.max(atime_ns);
+        inode.attr.attr_ver += 1;
         self.put_inode(&inode);
         Ok(MetaReply::Attr(inode.attr))
     }

@@ -391,6 +391,7 @@ impl Op<'_> {
             R::Open { ino, intent } => self.open(*ino, *intent),
             R::Close { inos } => self.close(inos),
             R::SetAttr { ino, set } => self.setattr(*ino, set),
+            R::NoteRead { ino, atime_ns } => self.note_read(*ino, *atime_ns),
             R::Unlink { parent, name } => self.unlink(*parent, name),
             R::Rmdir { parent, name } => self.rmdir(*parent, name),
             R::Rename { parent, name, new_parent, new_name, mode } => {

@@ -192,6 +192,13 @@ impl Op<'_> {
         attr.attr_ver += 1;
     }
 
+    /// As [`Op::touch`], for a change that the holder of the exclusive lease made earlier: what it said of the time
+    /// then holds. Changes that the owner made since are later ones.
+    pub(super) fn touch_at(&self, attr: &mut Attr, changed_ns: i64) {
+        attr.ctime_ns = attr.ctime_ns.max(changed_ns);
+        attr.attr_ver += 1;
+    }
+
     pub(super) fn link(&mut self, ino: Ino, parent: Ino, name: &Bytes) -> Outcome {
         check_name(name)?;
         let mut dir = self.living_directory(parent)?;

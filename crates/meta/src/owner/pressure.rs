@@ -38,6 +38,7 @@ fn needs_room(request: &MetaRequest) -> bool {
             !makes_room && !is_object_read(request)
         }
         R::Make(_)
+        | R::NoteRead { .. }
         | R::Rename { .. }
         | R::Link { .. }
         | R::SetXattr { .. }

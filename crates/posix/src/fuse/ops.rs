@@ -223,7 +223,8 @@ impl Filesystem for Fuse {
             TimeOrNow::SpecificTime(time) => ns_of(time),
             TimeOrNow::Now => now,
         };
-        let mut set = SetAttr { mode, uid, gid, size, atime_ns: atime.map(ns), mtime_ns: mtime.map(ns) };
+        let (atime_ns, mtime_ns) = (atime.map(ns), mtime.map(ns));
+        let mut set = SetAttr { mode, uid, gid, size, atime_ns, mtime_ns, ctime_ns: None };
         // A change of owner, and a cut by somebody without the right to keep them, takes the set-id bits.
         let kills_set_id = uid.is_some() || gid.is_some() || size.is_some() && req.uid() != 0;
         let ino = ino_of(ino);

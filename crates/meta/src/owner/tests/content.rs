@@ -363,3 +363,36 @@ fn a_file_of_very_many_pieces_is_cut_in_steps() {
         assert_eq!(attr.stored_bytes, (250_000 - off) / 10);
     }
 }
+
+#[test]
+fn content_changed_when_it_was_written_and_a_read_changes_nothing() {
+    let mut f = files();
+    let (one, me) = (f.one, f.me);
+    let lease = f.ledger.write_lease(me, one);
+    let mut commit = |f: &mut Files, mtime_ns, set| {
+        let pieces = vec![CommitPiece { piece: inline(0, "x"), owed: Vec::new() }];
+        f.ledger.attr(me, MetaRequest::Commit { ino: one, lease, pieces, size: 1, mtime_ns, set })
+    };
+    let written_ns = f.ledger.now.wall_ns + 10;
+    f.ledger.now.wall_ns += 100;
+    let attr = commit(&mut f, written_ns, SetAttr::default());
+    assert_eq!((attr.mtime_ns, attr.ctime_ns), (written_ns, written_ns));
+    // Attributes that changed after the content, and a time that somebody set.
+    let changed = |at| SetAttr { mtime_ns: Some(3), ctime_ns: Some(at), ..SetAttr::default() };
+    let attr = commit(&mut f, written_ns + 1, changed(written_ns + 2));
+    assert_eq!((attr.mtime_ns, attr.ctime_ns), (3, written_ns + 2));
+    let attr = f.ledger.attr(me, MetaRequest::SetAttr { ino: one, set: changed(written_ns + 4) });
+    assert_eq!(attr.ctime_ns, written_ns + 4);
+    // What the owner itself changed meanwhile is later than what was written before.
+    let linked =
+        f.ledger.ask(me, MetaRequest::Link { ino: one, parent: Ino::ROOT, name: name("three") }).unwrap();
+    let MetaReply::Entry { attr: linked, .. } = linked else { panic!("{linked:?}") };
+    assert!(linked.ctime_ns > written_ns + 4);
+    assert_eq!(commit(&mut f, written_ns + 5, SetAttr::default()).ctime_ns, linked.ctime_ns);
+    let atime_ns = f.ledger.now.wall_ns + 50;
+    let read = f.ledger.attr(me, MetaRequest::NoteRead { ino: one, atime_ns });
+    assert_eq!((read.atime_ns, read.ctime_ns), (atime_ns, linked.ctime_ns));
+    assert!(read.attr_ver > linked.attr_ver, "whoever caches attributes learns of it");
+    let earlier = f.ledger.attr(me, MetaRequest::NoteRead { ino: one, atime_ns: 5 });
+    assert_eq!(earlier.atime_ns, atime_ns);
+}
