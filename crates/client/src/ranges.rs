@@ -1,7 +1,8 @@
 //! Ranges of files: reserve, punch, zero, find data, share.
 
+use base::units::BLOCK_BYTES;
 use base::{FsError, Ino};
-use wire::meta::{FILE_BYTES_MAX, MetaReply, MetaRequest, SetAttr};
+use wire::meta::{FILE_BYTES_MAX, MapPiece, MetaReply, MetaRequest, SetAttr};
 
 use crate::Client;
 use crate::node::Node;
@@ -29,9 +30,9 @@ pub enum AllocateMode {
 /// What `lseek` looks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeekKind {
-    /// The next byte that is stored.
+    /// The next block of which something is stored.
     Data,
-    /// The next byte that is not; the end of the file counts.
+    /// The next block of which nothing is; the end of the file counts.
     Hole,
 }
 
@@ -81,7 +82,8 @@ impl Client {
         Ok(())
     }
 
-    /// The next data or hole at or after `off`.
+    /// The next data or hole at or after `off`, in blocks: a block with any data is data, so holes are whole blocks. The
+    /// end of the file is a hole.
     ///
     /// # Errors
     /// `NoAttribute`, which POSIX calls ENXIO, if `off` is beyond the end or no data follows.
@@ -92,35 +94,40 @@ impl Client {
         if off >= size {
             return Err(FsError::NoAttribute);
         }
-        let mut at = off;
-        loop {
-            match self.step(&node, at, size, kind).await? {
-                Step::Found(found) => return Ok(found),
-                Step::NoData => return Err(FsError::NoAttribute),
-                Step::GoOn(next) => at = next,
+        let mut block = block_of(off);
+        while block < size {
+            let found = match (self.data_after(&node, block, size).await?, kind) {
+                (Some(piece), SeekKind::Data) => Some(block_of(piece.off.max(block))),
+                (None, SeekKind::Data) => return Err(FsError::NoAttribute),
+                (Some(piece), SeekKind::Hole) if piece.off < block + BLOCK_BYTES => {
+                    block = piece.end().next_multiple_of(BLOCK_BYTES);
+                    None
+                }
+                (_, SeekKind::Hole) => Some(block),
+            };
+            if let Some(found) = found {
+                return Ok(found.max(off));
             }
         }
+        Ok(size)
     }
 
-    async fn step(&self, node: &Node, at: u64, size: u64, kind: SeekKind) -> Result<Step, FsError> {
-        if at >= size {
-            return Ok(if kind == SeekKind::Hole { Step::Found(size) } else { Step::NoData });
+    /// The first piece with bytes in `[from, size)`.
+    async fn data_after(&self, node: &Node, from: u64, size: u64) -> Result<Option<MapPiece>, FsError> {
+        let mut at = from;
+        while at < size {
+            let (known_end, generation, piece) = {
+                let state = node.lock();
+                let end = state.map.known_end(at);
+                (end, state.map.generation(), state.map.pieces(at, end).into_iter().next())
+            };
+            match piece {
+                Some(piece) => return Ok(Some(piece).filter(|piece| piece.off < size)),
+                None if known_end <= at => self.fetch_map(node, at, generation).await?,
+                None => at = known_end,
+            }
         }
-        let (known_end, generation, piece) = {
-            let state = node.lock();
-            let end = state.map.known_end(at);
-            (end, state.map.generation(), state.map.pieces(at, end).into_iter().next())
-        };
-        if known_end <= at {
-            self.fetch_map(node, at, generation).await?;
-            return Ok(Step::GoOn(at));
-        }
-        Ok(match (kind, piece) {
-            (SeekKind::Data, Some(piece)) if piece.off < size => Step::Found(piece.off),
-            (SeekKind::Data, _) => Step::GoOn(known_end.min(size)),
-            (SeekKind::Hole, Some(piece)) if piece.off == at => Step::GoOn(piece.end().min(size)),
-            (SeekKind::Hole, _) => Step::Found(at),
-        })
+        Ok(None)
     }
 
     /// Makes a range of `to` share the bytes of a range of `from`. Returns how many, less at the end of `from`.
@@ -163,8 +170,7 @@ impl Client {
     }
 }
 
-enum Step {
-    Found(u64),
-    NoData,
-    GoOn(u64),
+/// Where the block of a byte begins.
+fn block_of(off: u64) -> u64 {
+    off - off % BLOCK_BYTES
 }

@@ -122,6 +122,11 @@ impl Run {
             return;
         }
         let hole = hole.unwrap();
+        let is_aligned = |at: u64| at == off || at.is_multiple_of(4096);
+        assert!(hole == size || is_aligned(hole), "seed={} hole={hole}", self.seed);
+        assert!(data.is_err() || data.is_ok_and(is_aligned), "seed={} data={data:?}", self.seed);
+        let block = &self.model[hole as usize..(hole - hole % 4096 + 4096).clamp(hole, size) as usize];
+        assert!(block.iter().all(|byte| *byte == 0), "seed={} hole={hole}", self.seed);
         assert!((off..=size).contains(&hole), "seed={}", self.seed);
         assert!(hole == size || self.model[hole as usize] == 0, "seed={} hole={hole}", self.seed);
         let zeros_to = data.unwrap_or(size);

@@ -607,3 +607,37 @@ fn an_idle_session_does_not_hold_back_what_is_deleted() {
         drop(idle);
     });
 }
+
+#[test]
+fn holes_are_whole_blocks_and_the_end_is_one() {
+    use client::SeekKind::{Data, Hole};
+    run("4+2", |world| async move {
+        let client = world.client().await;
+        let ino = create(&client, "file").await;
+        for (off, len) in [(5000, 100), (17_000, 100), (20_400, 200)] {
+            client.write(ino, off, &pattern(off, len)).await.unwrap();
+        }
+        client.setattr(ino, SetAttr { size: Some(40_001), ..SetAttr::default() }).await.unwrap();
+        client.write(ino, 40_000, b"x").await.unwrap();
+        for (off, kind, found) in [
+            (0, Hole, Ok(0)),
+            (77, Hole, Ok(77)),
+            (0, Data, Ok(4096)),
+            (4096, Hole, Ok(8192)),
+            (8191, Hole, Ok(8192)),
+            (8191, Data, Ok(8191)),
+            (5200, Data, Ok(5200)),
+            (8192, Data, Ok(16_384)),
+            (16_384, Hole, Ok(24_576)),
+            (24_576, Data, Ok(36_864)),
+            (36_864, Hole, Ok(40_001)),
+            (40_000, Data, Ok(40_000)),
+            (40_001, Hole, Err(FsError::NoAttribute)),
+        ] {
+            assert_eq!(client.seek(ino, off, kind).await, found, "off={off} {kind:?}");
+        }
+        client.setattr(ino, SetAttr { size: Some(30_000), ..SetAttr::default() }).await.unwrap();
+        assert_eq!(client.seek(ino, 24_576, Data).await, Err(FsError::NoAttribute));
+        assert_eq!(client.seek(ino, 24_577, Hole).await, Ok(24_577));
+    });
+}
