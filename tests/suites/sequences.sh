@@ -72,14 +72,28 @@ deleted_lock_file() {
     grep -qx precious "$MNT/precious"
 }
 
+# Tools copy whole blocks, and some loop or lose data if a hole begins within one.
+holes_are_whole_blocks() {
+    truncate -s 30000 "$MNT/sparse"
+    printf x | dd of="$MNT/sparse" bs=1 seek=13000 conv=notrunc status=none
+    printf y | dd of="$MNT/sparse" bs=1 seek=29999 conv=notrunc status=none
+    xfs_io -c 'seek -ar 0' "$MNT/sparse" | tee "$WORK/found"
+    diff <(printf '%s\n' 'Whence	Result' 'HOLE	0' 'DATA	12288' 'HOLE	16384' 'DATA	28672' 'HOLE	30000') "$WORK/found"
+    cp --sparse=auto "$MNT/sparse" "$WORK/copy"
+    cmp "$MNT/sparse" "$WORK/copy"
+}
+
+# Change and modification, as the node says them, not as the kernel remembers them.
+times_of() { stat --cached=never -c '%z %y' "$1"; }
+
 # `tar` says "file changed as we read it" and `git status` reads everything again if a time moves without a change.
 times_stay_after_a_write() {
     local i first
     echo some >"$MNT/file"
-    first=$(stat -c '%z %y' "$MNT/file")
+    first=$(times_of "$MNT/file")
     for ((i = 0; i < 300; i++)); do
-        [ "$(stat -c '%z %y' "$MNT/file")" = "$first" ] || {
-            echo "round $i: $(stat -c '%z %y' "$MNT/file"), before: $first"
+        [ "$(times_of "$MNT/file")" = "$first" ] || {
+            echo "round $i: $(times_of "$MNT/file"), before: $first"
             return 1
         }
         [ "$i" != 150 ] || cat "$MNT/file" >"$WORK/out"
@@ -87,10 +101,10 @@ times_stay_after_a_write() {
     done
     # The access time of the read came to the owner when the file was closed, or does now.
     sync -f "$MNT"
-    [ "$(stat -c '%z %y' "$MNT/file")" = "$first" ]
+    [ "$(times_of "$MNT/file")" = "$first" ]
     node_unmount "$NODE"
     node_mount "$NODE"
-    [ "$(stat -c '%z %y' "$MNT/file")" = "$first" ]
+    [ "$(times_of "$MNT/file")" = "$first" ]
 }
 
 tar_of_what_was_just_written() {
@@ -98,6 +112,8 @@ tar_of_what_was_just_written() {
     head -c 6M /dev/urandom >"$WORK/six"
     for ((i = 0; i < 10; i++)); do
         cat "$WORK/six" >"$MNT/file"
+        # Out of the page cache: then reading asks the node, and so does tar when it has read.
+        dd if="$MNT/file" iflag=nocache count=0 status=none
         tar --create --directory="$MNT" file 2>>"$WORK/said" | { sleep 0.1; cat >"$WORK/out"; }
     done
     cat "$WORK/said"
@@ -120,6 +136,67 @@ git_status_after_a_checkout() {
     (cd "$MNT/copy" && stat -c %.Z ./[0-9]*) | awk -F. '{ print $1 ":" $2 + 0 }' | sort >"$WORK/seen"
     diff "$WORK/remembered" "$WORK/seen"
     rm -rf "$WORK/origin"
+}
+
+# set_id_file UID:GID MODE: a file with some content, which every user can reach.
+set_id_file() {
+    chmod a+x "$WORK" "$WORK/$NODE"
+    head -c 20000 /dev/zero >"$MNT/set-id"
+    chown "$1" "$MNT/set-id"
+    chmod "$2" "$MNT/set-id"
+}
+
+# as_user COMMAND…: as user and group 1000, in no other group.
+as_user() { setpriv --reuid 1000 --regid 1000 --clear-groups "$@"; }
+
+# mode_is MODE: as the node says it, and as the kernel remembers it: it is asked for the mode alone, first.
+mode_is() {
+    local seen remembered
+    remembered=$(stat -c %a "$MNT/set-id")
+    seen=$(stat --cached=never -c %a "$MNT/set-id")
+    [ "$seen $remembered" = "$1 $1" ] || {
+        echo "mode $seen, in the kernel $remembered, not $1"
+        return 1
+    }
+}
+
+# As on ext4: what an ordinary user changes loses SUID and SGID.
+set_id_bits_after_a_change() {
+    local change
+    head -c 9000 /dev/zero >"$MNT/source"
+    for change in "fallocate -l 40000" "fallocate -n -l 60000" "fallocate -p -o 0 -l 4096" "fallocate -z -o 0 -l 4096" \
+        "truncate -s 10" "xfs_io -c 'pwrite -q 0 1'" "xfs_io -c 'copy_range $MNT/source'"; do
+        echo "$change"
+        set_id_file 1000:1000 6777
+        as_user bash -c "$change '$MNT/set-id'"
+        mode_is 777
+        set_id_file 1000:1000 6777
+        bash -c "$change '$MNT/set-id'"
+        mode_is 6777
+    done
+    # Without the right to execute, set-gid is a matter of the group.
+    set_id_file 1000:5 2767
+    as_user bash -c "echo >>'$MNT/set-id'"
+    mode_is 767
+    set_id_file 1000:1000 2767
+    as_user bash -c "echo >>'$MNT/set-id'"
+    mode_is 2767
+}
+
+# As chmod(2): set-gid only for members of the group.
+set_gid_after_an_access_list() {
+    set_id_file 1000:5 6777
+    as_user setfacl -m u:7:rwx "$MNT/set-id"
+    mode_is 4777
+    getfacl -cp "$MNT/set-id" | grep -qx 'user:lp:rwx'
+    set_id_file 1000:1000 6777
+    as_user setfacl -m u:7:rwx "$MNT/set-id"
+    mode_is 6777
+    set_id_file 1000:5 6777
+    setpriv --reuid 1000 --regid 1000 --groups 4,5 setfacl -m u:7:rwx "$MNT/set-id"
+    mode_is 6777
+    setfacl -m u:8:rwx "$MNT/set-id"
+    mode_is 6777
 }
 
 # Every sequence has a small node of its own, so that none depends on what another left behind.
@@ -149,4 +226,7 @@ sequence "a deleted lock file does no harm" deleted_lock_file
 sequence "times stay as they are after a write and a read" times_stay_after_a_write
 sequence "tar of what was just written says nothing" tar_of_what_was_just_written
 sequence "git remembers the times of what it checked out" git_status_after_a_checkout
+sequence "an ordinary change takes SUID and SGID away" set_id_bits_after_a_change
+sequence "an access list by an outsider takes SGID away" set_gid_after_an_access_list
+sequence "holes are whole blocks" holes_are_whole_blocks
 exit 0

@@ -9,6 +9,7 @@ mod dir;
 mod mounts;
 mod ops;
 mod requests;
+mod setid;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -16,7 +17,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use base::Ino;
 use base::units::parse_size;
@@ -32,7 +33,7 @@ pub use mounts::{MountedFilesystem, forebay_mounts};
 /// How a filesystem is mounted.
 #[derive(Debug, Clone)]
 pub struct MountOptions {
-    /// Where; an existing directory.
+    /// Where; a directory that is there.
     pub path: PathBuf,
     /// What `mount` shows as the source, behind `forebay:`. Unique: a dead mount with the same is removed.
     pub source: String,
@@ -165,6 +166,7 @@ pub struct Mount {
     session: Option<BackgroundSession>,
     client: Client,
     path: PathBuf,
+    source: String,
 }
 
 impl Mount {
@@ -190,12 +192,14 @@ impl Mount {
         config.acl = SessionACL::All;
         config.n_threads = Some(options.threads.max(1));
         config.clone_fd = true;
+        let kernel = Arc::new(OnceLock::new());
         let fuse = Fuse {
             client: client.clone(),
             runtime,
             cache: options.flags.cache,
             dirs: Mutex::new(HashMap::new()),
             next_handle: AtomicU64::new(1),
+            kernel: kernel.clone(),
         };
         let access_times = match options.flags.access {
             Access::ReadWrite => options.flags.access_times,
@@ -204,9 +208,10 @@ impl Mount {
         client.set_access_times(access_times);
         let failed = |source| MountError::Failed { path: path.clone(), source };
         let session = fuser::Session::new(fuse, path, &config).map_err(failed)?.spawn().map_err(failed)?;
+        let _ = kernel.set(session.notifier());
         client.set_invalidate(Some(Arc::new(KernelCaches { notifier: session.notifier() })));
         set_read_ahead(path, options.flags.read_ahead_bytes);
-        Ok(Self { session: Some(session), client, path: path.clone() })
+        Ok(Self { session: Some(session), client, path: path.clone(), source: options.source.clone() })
     }
 
     /// Where it is mounted.
@@ -217,6 +222,12 @@ impl Mount {
     /// Whether the mount still answers; somebody may have unmounted it by hand.
     pub fn is_alive(&self) -> bool {
         self.session.as_ref().is_some_and(|session| !session.guard.is_finished())
+    }
+
+    /// Whether the mount is in the tree. One that was unmounted by hand is not, though its threads may end a moment later;
+    /// or much later, if it was detached with open files.
+    pub fn is_in_tree(&self) -> bool {
+        mounts::forebay_mounts().is_ok_and(|mounts| mounts.iter().any(|mount| mount.source == self.source))
     }
 
     /// Unmounts. Fails with `ResourceBusy` if files are open on it and `mode` is [`UnmountMode::IfIdle`].
@@ -295,6 +306,8 @@ struct Fuse {
     cache: CacheMode,
     dirs: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<DirStream>>>>,
     next_handle: AtomicU64,
+    /// What the kernel is told of its own accord; there from the moment the mount is.
+    kernel: Arc<OnceLock<Notifier>>,
 }
 
 struct KernelCaches {

@@ -23,6 +23,7 @@ use fuser::{
 
 use super::attr::{errno, file_attr, file_type, kind_of_mode, no_inode, ns_of};
 use super::dir::{DOT, DOT_DOT, DirStream};
+use super::setid::{Caller, has_set_id, mode_after_change};
 use super::{CacheMode, Fuse, requests};
 
 /// Bytes of one request at most.
@@ -38,11 +39,8 @@ const FREE_INODES: u64 = 1 << 40;
 const READER: FileHandle = FileHandle(0);
 const WRITER: FileHandle = FileHandle(1);
 
-const SET_UID: u32 = 0o4000;
-const SET_GID: u32 = 0o2000;
-const GROUP_EXEC: u32 = 0o10;
-
-const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+const ACL_NAMES: [&[u8]; 2] = [ACCESS_LIST, b"system.posix_acl_default"];
 
 fn ino_of(number: INodeNo) -> Ino {
     Ino(number.0)
@@ -60,13 +58,6 @@ fn open_intent(flags: OpenFlags) -> OpenIntent {
 
 fn handle_of(intent: OpenIntent) -> FileHandle {
     if intent == OpenIntent::Read { READER } else { WRITER }
-}
-
-/// The mode without the bits that a change by somebody else takes away; `None` if it has none of them.
-fn without_set_id(mode: u32) -> Option<u32> {
-    let drops_gid = mode & SET_GID != 0 && mode & GROUP_EXEC != 0;
-    let next = mode & !SET_UID & !(if drops_gid { SET_GID } else { 0 });
-    (next != mode).then_some(next)
 }
 
 impl Fuse {
@@ -226,15 +217,12 @@ impl Filesystem for Fuse {
         let (atime_ns, mtime_ns) = (atime.map(ns), mtime.map(ns));
         let mut set = SetAttr { mode, uid, gid, size, atime_ns, mtime_ns, ctime_ns: None };
         // A change of owner, and a cut by somebody without the right to keep them, takes the set-id bits.
-        let kills_set_id = uid.is_some() || gid.is_some() || size.is_some() && req.uid() != 0;
+        let caller = Caller::from(req);
+        let kills_set_id = uid.is_some() || gid.is_some() || size.is_some() && !caller.keeps_set_id();
         let ino = ino_of(ino);
         self.run(async move {
-            if kills_set_id
-                && set.mode.is_none()
-                && let Ok(attr) = client.getattr(ino).await
-                && attr.kind != FileKind::Directory
-            {
-                set.mode = without_set_id(attr.mode);
+            if kills_set_id && set.mode.is_none() {
+                set.mode = mode_after_change(&client, ino, caller).await;
             }
             reply_attr(&client, reply, client.setattr(ino, set).await);
         });
@@ -393,7 +381,7 @@ impl Filesystem for Fuse {
 
     fn write(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
@@ -405,7 +393,7 @@ impl Filesystem for Fuse {
     ) {
         let ino = ino_of(ino);
         let kills_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
-            && self.client.cached_attr(ino).is_none_or(|attr| without_set_id(attr.mode).is_some());
+            && self.client.cached_attr(ino).is_none_or(|attr| has_set_id(attr.mode));
         if !kills_set_id {
             self.client.note_use();
             match self.client.try_write(ino, offset, data) {
@@ -415,15 +403,12 @@ impl Filesystem for Fuse {
             }
         }
         let (client, data) = (self.client.clone(), data.to_vec());
+        let dropped = kills_set_id.then(|| self.drop_set_id(ino, req.into()));
         self.run(async move {
-            if kills_set_id
-                && let Ok(attr) = client.getattr(ino).await
-                && let Some(mode) = without_set_id(attr.mode)
+            if let Some(dropped) = dropped
+                && let Err(error) = dropped.await
             {
-                let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
-                if let Err(error) = client.setattr(ino, set).await {
-                    return reply.error(errno(error));
-                }
+                return reply.error(errno(error));
             }
             match client.write(ino, offset, &data).await {
                 Ok(()) => reply.written(data.len() as u32),
@@ -570,7 +555,7 @@ impl Filesystem for Fuse {
 
     fn setxattr(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -585,8 +570,15 @@ impl Filesystem for Fuse {
             _ => return reply.error(Errno::EINVAL),
         };
         let (client, name, value) = (self.client.clone(), name.to_owned(), value.to_vec());
+        let ino = ino_of(ino);
+        let dropped = (name.as_bytes() == ACCESS_LIST).then(|| self.drop_set_gid(ino, req.into()));
         self.run(async move {
-            reply_empty(reply, client.setxattr(ino_of(ino), name.as_bytes(), &value, mode).await);
+            if let Some(dropped) = dropped
+                && let Err(error) = dropped.await
+            {
+                return reply.error(errno(error));
+            }
+            reply_empty(reply, client.setxattr(ino, name.as_bytes(), &value, mode).await);
         });
     }
 
@@ -622,7 +614,7 @@ impl Filesystem for Fuse {
 
     fn fallocate(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
@@ -642,8 +634,15 @@ impl Filesystem for Fuse {
             ZERO_KEEP => AllocateMode::ZeroKeepSize,
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
-        let client = self.client.clone();
-        self.run(async move { reply_empty(reply, client.allocate(ino_of(ino), offset, length, mode).await) });
+        let (client, ino) = (self.client.clone(), ino_of(ino));
+        let dropped = self.drop_set_id(ino, req.into());
+        self.run(async move {
+            let allocated = match dropped.await {
+                Ok(()) => client.allocate(ino, offset, length, mode).await,
+                Err(error) => Err(error),
+            };
+            reply_empty(reply, allocated);
+        });
     }
 
     fn lseek(
@@ -673,7 +672,7 @@ impl Filesystem for Fuse {
 
     fn copy_file_range(
         &self,
-        _req: &Request,
+        req: &Request,
         ino_in: INodeNo,
         _fh_in: FileHandle,
         offset_in: u64,
@@ -687,8 +686,12 @@ impl Filesystem for Fuse {
         // The reply counts in 32 bits; the kernel asks again for the rest.
         const COPY_BYTES_MAX: u64 = 1 << 30;
         let client = self.client.clone();
+        let (from, to) = ((ino_of(ino_in), offset_in), (ino_of(ino_out), offset_out));
+        let dropped = self.drop_set_id(to.0, req.into());
         self.run(async move {
-            let (from, to) = ((ino_of(ino_in), offset_in), (ino_of(ino_out), offset_out));
+            if let Err(error) = dropped.await {
+                return reply.error(errno(error));
+            }
             match client.copy_range(from, to, len.min(COPY_BYTES_MAX)).await {
                 Ok(copied) => reply.written(copied as u32),
                 Err(error) => reply.error(errno(error)),
