@@ -165,7 +165,8 @@ node_start() {
     if [ -e "$dir" ]; then
         timeout 120 "$FOREBAY" start "$dir" </dev/null
     else
-        timeout 120 "$FOREBAY" start "$dir" --mount "$dir/mnt" --memory "$MEMORY" "$@" </dev/null
+        # Any port, and another one if it is taken later: suites run beside each other.
+        timeout 120 "$FOREBAY" start "$dir" --mount "$dir/mnt" --memory "$MEMORY" --s3 127.0.0.1:0 "$@" </dev/null
     fi
     mountpoint -q "$dir/mnt" || {
         echo "started but not mounted: $dir/mnt"

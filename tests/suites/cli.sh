@@ -217,6 +217,37 @@ mount_elsewhere() {
 }
 check "mount at another place" mount_elsewhere
 
+# The kernel says that a mount is gone before the node's threads have noticed.
+mount_after_umount() {
+    local i
+    for ((i = 0; i < 30; i++)); do
+        umount "$RUNNING/mnt"
+        timeout 60 "$FOREBAY" mount "$RUNNING" >"$WORK/out" || return 1
+    done
+    still_mounted
+}
+check "mount right after umount of the system" mount_after_umount
+mount_while_detached_files_are_open() {
+    exec 9>"$RUNNING/mnt/held"
+    umount -l "$RUNNING/mnt"
+    run_row fails 'files on it were open' mount "$RUNNING"
+    exec 9>&-
+    run_row ok '' mount "$RUNNING"
+    still_mounted
+}
+check "mount while a detached mount has open files" mount_while_detached_files_are_open
+mount_makes_the_directory() {
+    "$FOREBAY" umount "$RUNNING"
+    "$FOREBAY" mount "$RUNNING" "$WORK/not/there/yet"
+    grep -q x "$WORK/not/there/yet/x"
+    "$FOREBAY" umount "$RUNNING"
+    : >"$WORK/a-file"
+    expect_fail 'cannot make the mount point|not a directory' "$FOREBAY" mount "$RUNNING" "$WORK/a-file/below"
+    expect_fail 'not a directory' "$FOREBAY" mount "$RUNNING" "$WORK/a-file"
+    "$FOREBAY" mount "$RUNNING" "$RUNNING/mnt"
+}
+check "mount makes the directory" mount_makes_the_directory
+
 row "stop" ok '' stop "$RUNNING"
 stopped_well() {
     unmounted
@@ -362,5 +393,69 @@ missing_drive() {
     node_stop stopped
 }
 check "a missing drive is reported or survived" missing_drive
+
+# --- where S3 is served --------------------------------------------------------------------------------------------
+
+s3_of() { "$FOREBAY" status "$WORK/$1" --json | jq -r .s3; }
+# s3_node NAME ARGUMENT…: starts a node as a user would.
+s3_node() {
+    local dir=$WORK/$1
+    shift
+    grep -qsxF "$dir" "$WORK/.nodes" || echo "$dir" >>"$WORK/.nodes"
+    timeout 120 "$FOREBAY" start "$dir" --drives 1 --drive-size 64M --memory "$MEMORY" "$@" </dev/null
+}
+ports_of_new_nodes() {
+    local first second both=()
+    # At once: each gets a port of its own.
+    s3_node port-one >"$WORK/one.out" &
+    both+=($!)
+    s3_node port-two >"$WORK/two.out" &
+    both+=($!)
+    wait "${both[0]}"
+    wait "${both[1]}"
+    first=$(s3_of port-one)
+    second=$(s3_of port-two)
+    echo "$first $second"
+    [ "$first" != "$second" ]
+    [[ $first =~ ^http://127.0.0.1:9[0-9]{3}$ ]] && [[ $second =~ ^http://127.0.0.1:9[0-9]{3}$ ]]
+    "$FOREBAY" stop "$WORK/port-one"
+    s3_node port-one
+    [ "$(s3_of port-one)" = "$first" ]
+}
+check "new nodes take port 9000 or the next, and keep it" ports_of_new_nodes
+port_that_is_taken() {
+    local first port
+    first=$(s3_of port-one)
+    port=${first##*:}
+    "$FOREBAY" stop "$WORK/port-one"
+    perl -MIO::Socket::INET -e '
+        my $s = IO::Socket::INET->new(LocalAddr => "127.0.0.1", LocalPort => $ARGV[0], Listen => 1, ReuseAddr => 1)
+            or die $!;
+        sleep 60' "$port" &
+    wait_until 10 bash -c "exec 3<>/dev/tcp/127.0.0.1/$port"
+    expect_fail "served at 127.0.0.1:$port; end what listens there.*--s3 ADDRESS:PORT" s3_node port-one
+    kill $!
+    wait $! || true
+    s3_node port-one
+    [ "$(s3_of port-one)" = "$first" ]
+    "$FOREBAY" stop "$WORK/port-one"
+    s3_node port-one --s3 127.0.0.1:0
+    [ "$(s3_of port-one)" != "$first" ]
+}
+check "a start whose port is taken says what to do" port_that_is_taken
+no_s3_is_remembered() {
+    "$FOREBAY" stop "$WORK/port-two"
+    s3_node port-two --no-s3
+    [ "$(s3_of port-two)" = null ]
+    "$FOREBAY" stop "$WORK/port-two"
+    s3_node port-two
+    [ "$(s3_of port-two)" = null ]
+    "$FOREBAY" stop "$WORK/port-two"
+    s3_node port-two --s3 127.0.0.1:0
+    [ "$(s3_of port-two)" != null ]
+    "$FOREBAY" stop "$WORK/port-two"
+    "$FOREBAY" stop "$WORK/port-one"
+}
+check "--no-s3 is remembered until a start with --s3" no_s3_is_remembered
 check "the node stops" node_stop running
 exit 0

@@ -64,7 +64,8 @@ impl Node {
                 }
             }
         }
-        command.args(["--profile", &options.profile]).arg("--mount").arg(mount);
+        // Any port, and another one if it is taken later: several crash runs may go on at once.
+        command.args(["--s3", "127.0.0.1:0", "--profile", &options.profile]).arg("--mount").arg(mount);
         if let Some(memory_mib) = options.memory_mib {
             command.arg("--memory").arg(format!("{memory_mib}MiB"));
         }

@@ -101,7 +101,8 @@ pub(crate) enum Command {
     Mount {
         /// The node's directory.
         dir: PathBuf,
-        /// Where; an existing directory. Default: where it was mounted last, or DIR/mnt.
+        /// Where; a directory, which is made if it is not there, with those above it. Default: where it was mounted last, or
+        /// DIR/mnt.
         path: Option<PathBuf>,
         /// Options, separated by commas. Default: those of the last time.
         #[arg(short, long, value_name = "LIST", value_parser = mount_options)]
@@ -223,7 +224,7 @@ pub(crate) struct StartArgs {
     /// How data is protected: k+m, n/k/w, rN or 1+0 (new cluster only). Default: 1+0 on one drive, r2 on more.
     #[arg(long, value_name = "P")]
     pub(crate) profile: Option<Profile>,
-    /// Where to mount. Default: where it was mounted last, or DIR/mnt.
+    /// Where to mount; the directory is made if it is not there. Default: where it was mounted last, or DIR/mnt.
     #[arg(long, value_name = "PATH", conflicts_with = "no_mount")]
     pub(crate) mount: Option<PathBuf>,
     /// Mount options such as noatime,readcache. Default: those of the last time (see `forebay mount --help`).
@@ -271,10 +272,11 @@ pub(crate) struct StartArgs {
 /// Where and how S3 is served. What is given is remembered for the next start.
 #[derive(Debug, Args)]
 pub(crate) struct S3Args {
-    /// Serve S3 at this address; HTTP and TLS on the same port. Default: as last time, or a free port of 127.0.0.1.
+    /// Serve S3 at this address; HTTP and TLS on the same port. Default: as last time; at the first start port 9000 of
+    /// 127.0.0.1, or the next one that is free.
     #[arg(long = "s3", value_name = "ADDRESS:PORT")]
     pub(crate) listen: Option<SocketAddr>,
-    /// Do not serve S3.
+    /// Do not serve S3, from now on: until a start with --s3.
     #[arg(long, conflicts_with = "listen")]
     pub(crate) no_s3: bool,
     /// Buckets are also host names below this one: BUCKET.NAME; may be repeated. BUCKET.localhost always works.

@@ -442,7 +442,7 @@ impl NodeControl for Node {
             let mut state = self.state.lock().await;
             let State { drives, filesystems, map, .. } = &mut *state;
             let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
-            entry.unmount_dead();
+            entry.unmount_leaving().await.map_err(failed)?;
             if let Some(path) = entry.mount_path() {
                 let message = format!("filesystem {name} is mounted already: path={}", path.display());
                 return Err(AdminError::conflict(message));

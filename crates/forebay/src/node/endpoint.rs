@@ -2,17 +2,24 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use client::Client;
 use rustix::process::{Resource, getrlimit};
-use s3::{Gate, GateOptions, Limits, Server, TlsFiles};
+use s3::{Gate, GateOptions, Limits, ListenError, Server, TlsFiles};
 use serde::{Deserialize, Serialize};
 
 use super::{Node, State};
 
 /// The filesystem that is served.
 const FILESYSTEM: &str = "main";
+
+/// The port of a new node, or the next one that is free.
+const FIRST_PORT: u16 = 9000;
+/// How long a start waits for the address that it had: the process before it may be ending still.
+const ADDRESS_PATIENCE: Duration = Duration::from_secs(3);
+const ADDRESS_POLL: Duration = Duration::from_millis(100);
 
 /// What `start` was asked for. What is not given stays as it was.
 #[derive(Debug, Clone, Default)]
@@ -28,9 +35,12 @@ pub(crate) struct S3Options {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
+    /// Nothing is served.
+    #[serde(default)]
+    off: bool,
     /// Where it listened last.
     listen: Option<SocketAddr>,
-    /// Whether somebody asked for that address: then no other will do.
+    /// Whether no other address will do: people have written it down.
     asked: bool,
     domains: Vec<String>,
     certificate: Option<PathBuf>,
@@ -43,17 +53,56 @@ pub(super) struct Endpoint {
     client: Client,
 }
 
+/// Serves at the first port that nobody has, and keeps to it from then on. Whoever binds a port has it, so that of
+/// several nodes that start at once each gets its own.
+async fn first_free<S>(settings: &mut Settings, start: impl AsyncFn(SocketAddr) -> Started<S>) -> Result<S> {
+    settings.asked = true;
+    for port in FIRST_PORT..u16::MAX {
+        match start(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await {
+            Err(error) if error.is_in_use() => {}
+            started => return Ok(started?),
+        }
+    }
+    bail!("no port of 127.0.0.1 from {FIRST_PORT} on is free for S3: give an address with --s3 ADDRESS:PORT")
+}
+
+/// Serves at the address that it had.
+async fn again<S>(address: SocketAddr, start: impl AsyncFn(SocketAddr) -> Started<S>) -> Result<S> {
+    let patience = tokio::time::sleep(ADDRESS_PATIENCE);
+    tokio::pin!(patience);
+    loop {
+        match start(address).await {
+            Err(error) if error.is_in_use() && !patience.is_elapsed() => {
+                tokio::select! {
+                    () = &mut patience => {}
+                    () = tokio::time::sleep(ADDRESS_POLL) => {}
+                }
+            }
+            started => {
+                return started.with_context(|| {
+                    format!(
+                        "S3 of this node is served at {address}; end what listens there (`ss -ltnp` shows it), or start \
+                         with --s3 ADDRESS:PORT for another address, or with --no-s3"
+                    )
+                });
+            }
+        }
+    }
+}
+
+type Started<S> = Result<S, ListenError>;
+
 impl Node {
     /// Starts to serve S3.
     pub(super) async fn start_s3(&self, options: &S3Options) -> Result<()> {
-        if options.off {
-            return Ok(());
-        }
         let dir = self.dir.s3();
         self.env.files.create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         rustix::fs::chmod(&dir, rustix::fs::Mode::RWXU)
             .with_context(|| format!("cannot protect {}", dir.display()))?;
         let mut settings = self.s3_settings(options)?;
+        if settings.off {
+            return self.write_s3_settings(&settings);
+        }
         let tls = self.s3_tls(&settings)?;
         let client = {
             let state: &State = &*self.state.lock().await;
@@ -71,23 +120,25 @@ impl Node {
             requests_max: self.memory.s3_requests,
             bodies_bytes: self.memory.s3_bodies_bytes,
         });
-        let wanted = settings.listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let connections_max =
             self.memory.s3_connections.min(usize::try_from(files / 2).unwrap_or(usize::MAX));
         let limits = Limits { connections_max, ..Limits::default() };
         let start =
             |address| Server::start(&self.runtime, address, gate.clone(), tls.clone(), limits.clone());
-        let server = match start(wanted).await {
-            // The port was any free one, and is not free any more.
-            Err(_) if !settings.asked => start(SocketAddr::new(wanted.ip(), 0)).await,
-            started => started,
+        let server = match settings.listen {
+            None => first_free(&mut settings, start).await,
+            Some(address) if settings.asked => again(address, start).await,
+            Some(address) => match start(address).await {
+                Err(_) => start(SocketAddr::new(address.ip(), 0)).await.map_err(Into::into),
+                Ok(server) => Ok(server),
+            },
         };
         let server = match server {
             Ok(server) => server,
             Err(error) => {
                 client.close().await?;
-                return Err(error.into());
+                return Err(error);
             }
         };
         settings.listen = Some(server.address());
@@ -106,7 +157,9 @@ impl Node {
         } else {
             Settings::default()
         };
+        settings.off |= options.off;
         if let Some(listen) = options.listen {
+            settings.off = false;
             settings.listen = Some(listen);
             settings.asked = listen.port() != 0;
         }
@@ -163,5 +216,34 @@ impl Node {
         // It refers to the client, and the client to it.
         client.set_invalidate(None);
         client.close().await.context("writing out what came through S3")
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    /// Which ports of several nodes that start one after another are theirs.
+    #[test]
+    fn a_new_node_takes_the_next_free_port_and_keeps_it() {
+        let text = r#"{"listen":"127.0.0.1:4000","asked":false,"domains":[],"certificate":null,"key":null}"#;
+        let settings: Settings = serde_json::from_str(text).unwrap();
+        assert!(!settings.off, "settings of an earlier version");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let taken = FIRST_PORT + 2;
+            let start = async |address: SocketAddr| {
+                let in_use = std::io::Error::from(std::io::ErrorKind::AddrInUse);
+                if address.port() < taken { Err(ListenError::new(address, in_use)) } else { Ok(address) }
+            };
+            let mut settings = Settings::default();
+            let address = first_free(&mut settings, start).await.unwrap();
+            assert_eq!((address.port(), settings.asked), (taken, true));
+            let denied = async |address: SocketAddr| -> Started<()> {
+                Err(ListenError::new(address, std::io::ErrorKind::PermissionDenied.into()))
+            };
+            assert!(first_free(&mut settings, denied).await.is_err(), "other ports would not do either");
+        });
     }
 }

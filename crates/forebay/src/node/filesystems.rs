@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use admin::{FilesystemInfo, LedgerInfo, OrphanInfo, PackInfo, RepairInfo};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{ClusterId, DriveId, PgId};
 use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Topology};
@@ -35,6 +35,10 @@ const ORDERS: u32 = 8;
 const OWED_COUNTED_MAX: usize = 100_000;
 /// How long writing out may take when the node stops.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
+
+/// How long a mount that was removed by hand may take to end.
+const LEAVING_PATIENCE: Duration = Duration::from_secs(3);
+const LEAVING_POLL: Duration = Duration::from_millis(10);
 
 /// A filesystem that is being served.
 pub(super) struct FilesystemEntry {
@@ -216,6 +220,19 @@ impl FilesystemEntry {
         let (client, runtime) = (self.client.clone(), runtime.clone());
         let mount = tokio::task::spawn_blocking(move || Mount::new(client, runtime, &options)).await??;
         self.mount = Some(mount);
+        Ok(())
+    }
+
+    /// Waits for the end of a mount that somebody has just removed by hand.
+    pub(super) async fn unmount_leaving(&mut self) -> Result<()> {
+        let begun = tokio::time::Instant::now();
+        while self.mount.as_ref().is_some_and(|mount| mount.is_alive() && !mount.is_in_tree()) {
+            if begun.elapsed() > LEAVING_PATIENCE {
+                bail!("it was unmounted while files on it were open: close them first");
+            }
+            tokio::time::sleep(LEAVING_POLL).await;
+        }
+        self.unmount_dead();
         Ok(())
     }
 

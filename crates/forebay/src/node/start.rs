@@ -1,7 +1,7 @@
 //! Starting a node: a new cluster in an empty directory, or the one that is there.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -384,9 +384,14 @@ impl Node {
         path: PathBuf,
         mount_options: Option<String>,
     ) -> Result<()> {
-        if path == self.dir.default_mount() && !self.env.files.exists(&path) {
-            // A dead mount of a killed process exists for `mount` but not for this check; creating fails then.
-            let _ = self.env.files.create_dir_all(&path);
+        if !self.env.files.exists(&path) {
+            match self.env.files.create_dir_all(&path) {
+                // A dead mount of a killed process exists for `mount` but not for the check above.
+                Err(error) if !matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotConnected) => {
+                    bail!("cannot make the mount point {}: {error}", path.display());
+                }
+                _ => {}
+            }
         }
         let mount_options = mount_options.unwrap_or_else(|| entry.record.mount_options.clone());
         entry.mount(&self.dir, &self.runtime, &path, mount_options.parse()?).await?;

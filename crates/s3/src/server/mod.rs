@@ -64,6 +64,18 @@ pub struct ListenError {
     source: std::io::Error,
 }
 
+impl ListenError {
+    /// Nothing listens at `address`, because of `source`.
+    pub fn new(address: SocketAddr, source: std::io::Error) -> Self {
+        Self { address, source }
+    }
+
+    /// Whether somebody else has the address.
+    pub fn is_in_use(&self) -> bool {
+        self.source.kind() == std::io::ErrorKind::AddrInUse
+    }
+}
+
 /// How far the end has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -90,7 +102,7 @@ impl Server {
         tls: Arc<rustls::ServerConfig>,
         limits: Limits,
     ) -> Result<Self, ListenError> {
-        let failed = |source| ListenError { address: listen, source };
+        let failed = |source| ListenError::new(listen, source);
         let listener = bind(listen).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let (phase, _) = watch::channel(Phase::Serving);
