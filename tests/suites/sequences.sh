@@ -72,6 +72,9 @@ deleted_lock_file() {
     grep -qx precious "$MNT/precious"
 }
 
+# The kernel keeps pages that a read brought in while a write that nobody waited for passed them by.
+buffered_reads_beside_direct_writes() { python3 "$ROOT/tests/posix/direct.py" "$MNT/shared" 5; }
+
 # Tools copy whole blocks, and some loop or lose data if a hole begins within one.
 holes_are_whole_blocks() {
     truncate -s 30000 "$MNT/sparse"
@@ -229,4 +232,5 @@ sequence "git remembers the times of what it checked out" git_status_after_a_che
 sequence "an ordinary change takes SUID and SGID away" set_id_bits_after_a_change
 sequence "an access list by an outsider takes SGID away" set_gid_after_an_access_list
 sequence "holes are whole blocks" holes_are_whole_blocks
+sequence "buffered reads beside asynchronous direct writes" buffered_reads_beside_direct_writes
 exit 0

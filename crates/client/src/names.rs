@@ -95,6 +95,11 @@ impl Client {
         self.drop_if_idle(ino);
     }
 
+    /// Whether references that lookups and creations gave are left.
+    pub fn is_pinned(&self, ino: Ino) -> bool {
+        self.inner.nodes.find(ino).is_some_and(|node| node.lock().pins > 0)
+    }
+
     pub(crate) fn drop_if_idle(&self, ino: Ino) {
         let Some(dropped) = self.inner.nodes.drop_if_idle(ino) else { return };
         if dropped.was_changed {

@@ -6,6 +6,7 @@
 
 mod attr;
 mod dir;
+mod direct;
 mod mounts;
 mod ops;
 mod requests;
@@ -27,6 +28,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use tokio::runtime::Handle;
 
 use dir::DirStream;
+use direct::CachedFiles;
 
 pub use mounts::{MountedFilesystem, forebay_mounts};
 
@@ -200,6 +202,7 @@ impl Mount {
             dirs: Mutex::new(HashMap::new()),
             next_handle: AtomicU64::new(1),
             kernel: kernel.clone(),
+            cached: CachedFiles::default(),
         };
         let access_times = match options.flags.access {
             Access::ReadWrite => options.flags.access_times,
@@ -308,6 +311,7 @@ struct Fuse {
     next_handle: AtomicU64,
     /// What the kernel is told of its own accord; there from the moment the mount is.
     kernel: Arc<OnceLock<Notifier>>,
+    cached: CachedFiles,
 }
 
 struct KernelCaches {

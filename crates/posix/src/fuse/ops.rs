@@ -23,6 +23,7 @@ use fuser::{
 
 use super::attr::{errno, file_attr, file_type, kind_of_mode, no_inode, ns_of};
 use super::dir::{DOT, DOT_DOT, DirStream};
+use super::direct::drop_pages;
 use super::setid::{Caller, has_set_id, mode_after_change};
 use super::{CacheMode, Fuse, requests};
 
@@ -178,7 +179,11 @@ impl Filesystem for Fuse {
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
-        self.client.forget(ino_of(ino), nlookup);
+        let ino = ino_of(ino);
+        self.client.forget(ino, nlookup);
+        if !self.client.is_pinned(ino) {
+            self.cached.forget(ino);
+        }
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -366,10 +371,11 @@ impl Filesystem for Fuse {
         _fh: FileHandle,
         offset: u64,
         size: u32,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        self.cached.note_read(ino_of(ino), flags);
         let client = self.client.clone();
         self.run(async move {
             match client.read(ino_of(ino), offset, size as usize).await {
@@ -387,14 +393,15 @@ impl Filesystem for Fuse {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let ino = ino_of(ino);
         let kills_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
             && self.client.cached_attr(ino).is_none_or(|attr| has_set_id(attr.mode));
-        if !kills_set_id {
+        let drops_pages = self.cached.are_passed(ino, flags, write_flags);
+        if !kills_set_id && !drops_pages {
             self.client.note_use();
             match self.client.try_write(ino, offset, data) {
                 Ok(()) => return reply.written(data.len() as u32),
@@ -402,7 +409,7 @@ impl Filesystem for Fuse {
                 Err(NotTaken::WouldWait) => {}
             }
         }
-        let (client, data) = (self.client.clone(), data.to_vec());
+        let (client, data, kernel) = (self.client.clone(), data.to_vec(), self.kernel.clone());
         let dropped = kills_set_id.then(|| self.drop_set_id(ino, req.into()));
         self.run(async move {
             if let Some(dropped) = dropped
@@ -410,7 +417,11 @@ impl Filesystem for Fuse {
             {
                 return reply.error(errno(error));
             }
-            match client.write(ino, offset, &data).await {
+            let written = client.write(ino, offset, &data).await;
+            if drops_pages {
+                drop_pages(kernel, ino, offset, data.len()).await;
+            }
+            match written {
                 Ok(()) => reply.written(data.len() as u32),
                 Err(error) => reply.error(errno(error)),
             }
