@@ -202,6 +202,83 @@ set_gid_after_an_access_list() {
     mode_is 6777
 }
 
+# What chattr protects is protected from everybody, through S3 as well.
+append_only_and_immutable() {
+    local url key secret
+    echo text >"$MNT/file"
+    chattr +a "$MNT/file"
+    [ "$(lsattr -d "$MNT/file" | cut -d' ' -f1 | tr -d -)" = a ]
+    echo more >>"$MNT/file"
+    diff <(printf 'text\nmore\n') "$MNT/file"
+    expect_fail 'not permitted' bash -c "echo over >'$MNT/file'"
+    expect_fail 'not permitted' dd if=/dev/zero of="$MNT/file" bs=1 count=1 conv=notrunc
+    expect_fail 'not permitted' dd if=/dev/zero of="$MNT/file" bs=1 count=1 oflag=append
+    expect_fail 'not permitted' rm "$MNT/file"
+    expect_fail 'not permitted' mv "$MNT/file" "$MNT/moved"
+    expect_fail 'not permitted' ln "$MNT/file" "$MNT/second"
+    expect_fail 'not permitted' fallocate -p -o 0 -l 4 "$MNT/file"
+    # A file that is open for writing, and has been written, when it is protected.
+    exec 9>"$MNT/open"
+    echo before >&9
+    chattr +i "$MNT/open" "$MNT/file"
+    expect_fail 'not permitted' bash -c 'echo after >&9'
+    exec 9>&-
+    [ "$(cat "$MNT/open")" = before ]
+    expect_fail 'not permitted' bash -c "echo more >>'$MNT/file'"
+    expect_fail 'not permitted' chmod 600 "$MNT/file"
+    expect_fail 'not permitted' setfattr -n user.a -v b "$MNT/file"
+    mkdir "$MNT/bucket"
+    echo object >"$MNT/bucket/object"
+    chattr +i "$MNT/bucket/object"
+    url=$(jq -r .s3 "$WORK/$NODE/node.json")
+    key=$(awk '/access_key_id/ { print $3 }' "$WORK/$NODE/admin-credentials")
+    secret=$(awk '/secret_access/ { print $3 }' "$WORK/$NODE/admin-credentials")
+    s3() { curl -s -H 'x-amz-content-sha256: UNSIGNED-PAYLOAD' --aws-sigv4 aws:amz:us-east-1:s3 --user "$key:$secret" "$@"; }
+    s3 -T "$WORK/$NODE/node.json" "$url/bucket/object" | tee /dev/stderr | grep -q AccessDenied
+    s3 -X DELETE "$url/bucket/object" | tee /dev/stderr | grep -q AccessDenied
+    [ "$(s3 "$url/bucket/object")" = object ]
+    node_stop "$NODE"
+    node_start "$NODE"
+    [ "$(lsattr -d "$MNT/file" | cut -d' ' -f1 | tr -d -)" = ia ]
+    chattr +i "$MNT/bucket"
+    expect_fail 'not permitted' touch "$MNT/bucket/new"
+    expect_fail 'not supported' chattr +d "$MNT/file"
+    chattr -R -ia "$MNT/bucket" "$MNT/file" "$MNT/open"
+    rm -r "$MNT/bucket" "$MNT/file" "$MNT/open"
+}
+
+# As overlayfs moves a file away from what a lower layer has.
+rename_with_whiteout() {
+    mkdir "$MNT/upper"
+    echo text >"$MNT/upper/file"
+    python3 -c '
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+old, new = (os.fsencode(name) for name in sys.argv[1:])
+if libc.renameat2(-100, old, -100, new, 4) != 0:
+    sys.exit(os.strerror(ctypes.get_errno()))' "$MNT/upper/file" "$MNT/upper/moved"
+    [ "$(cat "$MNT/upper/moved")" = text ]
+    [ "$(stat -c '%F %t:%T %a' "$MNT/upper/file")" = 'character special file 0:0 0' ]
+    # shellcheck disable=SC2012 # the names are known
+    [ "$(ls "$MNT/upper" | tr '\n' ' ')" = 'file moved ' ]
+}
+
+# fallocate refuses what can have no room, wherever the file ends, and leaves the size alone if told to.
+fallocate_without_room() {
+    truncate -s 1T "$MNT/sparse"
+    expect_fail 'no space' fallocate -l 1T "$MNT/sparse"
+    expect_fail 'no space' fallocate -n -l 1G "$MNT/sparse"
+    [ "$(stat -c %s "$MNT/sparse")" = $((1 << 40)) ]
+    echo text >"$MNT/small"
+    fallocate -n -o 0 -l 16M "$MNT/small"
+    [ "$(cat "$MNT/small")" = text ]
+    fallocate -l 1M "$MNT/small"
+    [ "$(stat -c %s "$MNT/small")" = $((1 << 20)) ]
+    # What is there needs no more room: the file takes more than half of what the drive holds.
+    head -c 20M /dev/urandom >"$MNT/half"
+    fallocate -l 20M "$MNT/half"
+}
+
 # Every sequence has a small node of its own, so that none depends on what another left behind.
 sequence() {
     local name=$1
@@ -233,4 +310,7 @@ sequence "an ordinary change takes SUID and SGID away" set_id_bits_after_a_chang
 sequence "an access list by an outsider takes SGID away" set_gid_after_an_access_list
 sequence "holes are whole blocks" holes_are_whole_blocks
 sequence "buffered reads beside asynchronous direct writes" buffered_reads_beside_direct_writes
+sequence "append-only and immutable files, also through S3" append_only_and_immutable
+sequence "a rename that leaves a whiteout" rename_with_whiteout
+sequence "fallocate without room" fallocate_without_room
 exit 0

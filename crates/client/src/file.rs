@@ -46,8 +46,11 @@ impl Client {
             if !Node::is_regular(&state) {
                 return Err(NotTaken::Failed(FsError::Invalid));
             }
-            if !state.may_write() || state.attr().is_none() {
+            let Some(attr) = state.attr().filter(|_| state.may_write()) else {
                 return Err(NotTaken::WouldWait);
+            };
+            if attr.guard.immutable || attr.guard.append_only && off < attr.size {
+                return Err(NotTaken::Failed(FsError::NotPermitted));
             }
             let before = state.dirty.bytes();
             let full = state.dirty.write(off, bytes, self.inner.window);

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use base::{FsError, Ino};
 use wire::meta::{
-    Attr, DirEntry, DirPosition, LeaseGrant, LeaseKind, MakeNode, MetaReply, MetaRequest, OpenIntent,
-    RenameMode, SetAttr, XattrMode,
+    Attr, DirEntry, DirPosition, Guard, LeaseGrant, LeaseKind, MakeNode, MetaReply, MetaRequest, OpenIntent,
+    RenameMode, SetAttr, Whiteout, XattrMode,
 };
 
 use crate::node::{Node, Remapping};
@@ -269,11 +269,23 @@ impl Client {
         to: (Ino, &[u8]),
         mode: RenameMode,
     ) -> Result<(), FsError> {
+        self.rename_leaving(from, to, mode, None).await
+    }
+
+    /// As [`Client::rename`], and leaves a whiteout under the old name.
+    pub async fn rename_leaving(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        mode: RenameMode,
+        whiteout: Option<Whiteout>,
+    ) -> Result<(), FsError> {
         self.flush_before_rename(from.0, from.1).await?;
         let (parent, new_parent) = (from.0, to.0);
         let (name, new_name) = (owned(from.1), owned(to.1));
         let asked = self.asking();
-        let reply = self.call(MetaRequest::Rename { parent, name, new_parent, new_name, mode }).await?;
+        let request = MetaRequest::Rename { parent, name, new_parent, new_name, mode, whiteout };
+        let reply = self.call(request).await?;
         self.changed(parent);
         self.changed(new_parent);
         match reply {
@@ -327,6 +339,16 @@ impl Client {
         let reply = self.call(MetaRequest::SetAttr { ino, set }).await;
         drop(guard);
         self.learned(ino, reply?, asked)
+    }
+
+    /// Protects an inode, or does so no more. What was written before is durable then.
+    pub async fn set_guard(&self, ino: Ino, guard: Guard) -> Result<Attr, FsError> {
+        let node = self.inner.nodes.get(ino);
+        let _flush = node.flush.lock().await;
+        let _remapping = self.remap(&node, || true).await?;
+        let asked = self.asking();
+        let reply = self.call(MetaRequest::SetGuard { ino, guard }).await?;
+        self.learned(ino, reply, asked)
     }
 
     /// Takes a change of attributes under the exclusive lease, if it may wait for the next commit.
@@ -413,6 +435,9 @@ impl Client {
                 && state.holds(need)
                 && let Some(attr) = state.attr()
             {
+                if intent == OpenIntent::Write && attr.guard.immutable {
+                    return Err(FsError::NotPermitted);
+                }
                 state.opens += 1;
                 return Ok(attr);
             }

@@ -194,8 +194,9 @@ impl NodeState {
     /// Returns whether it did: otherwise the owner has to make the change.
     pub(crate) fn hold(&mut self, set: &SetAttr, now_ns: i64) -> bool {
         let in_use = self.opens > 0 || self.has_dirty();
-        let regular = self.attr.is_some_and(|attr| attr.kind == FileKind::Regular && attr.nlink > 0);
-        if !in_use || !regular || set.size.is_some() || !self.may_write() {
+        let may_change =
+            |attr: Attr| attr.kind == FileKind::Regular && attr.nlink > 0 && !attr.guard.is_set();
+        if !in_use || !self.attr.is_some_and(may_change) || set.size.is_some() || !self.may_write() {
             return false;
         }
         self.held.set = set.over(&self.held.set);

@@ -44,8 +44,8 @@ impl Client {
         match mode {
             AllocateMode::Extend | AllocateMode::KeepSize => {
                 // Nothing is ever overwritten in place, so there is no block to reserve: only room is checked.
-                let new_bytes = end.saturating_sub(size.max(off));
-                if new_bytes > self.statfs().await?.free_bytes {
+                let free_bytes = self.statfs().await?.free_bytes;
+                if len > free_bytes && len - self.stored_in(ino, off, end).await? > free_bytes {
                     return Err(FsError::NoSpace);
                 }
             }
@@ -58,6 +58,19 @@ impl Client {
             self.setattr(ino, SetAttr { size: Some(end), ..SetAttr::default() }).await?;
         }
         Ok(())
+    }
+
+    /// Bytes in `[from, to)` that are stored.
+    async fn stored_in(&self, ino: Ino, from: u64, to: u64) -> Result<u64, FsError> {
+        let node = self.inner.nodes.get(ino);
+        self.flush(&node).await?;
+        let (mut at, mut stored) = (from, 0);
+        while let Some(piece) = self.data_after(&node, at, to).await? {
+            let end = piece.end().min(to);
+            stored += end - piece.off.max(at);
+            at = end;
+        }
+        Ok(stored)
     }
 
     async fn punch(&self, ino: Ino, off: u64, end: u64) -> Result<(), FsError> {

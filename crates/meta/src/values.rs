@@ -5,7 +5,7 @@
 use base::codec::{DecodeError, Reader, Writer};
 use base::{ExtentId, Ino, MapId, PgId, SessionId};
 use bytes::Bytes;
-use wire::meta::{Attr, Content, ExtentRef, FileKind, MapPiece};
+use wire::meta::{Attr, Content, ExtentRef, FileKind, Guard, MapPiece};
 
 mod objects;
 mod tier;
@@ -81,7 +81,7 @@ pub struct MapSegment {
 pub struct Inode {
     /// Everything that `stat` tells.
     pub attr: Attr,
-    /// Bit 0: see [`Inode::IMPLICIT`]; 1: append-only; 2: immutable. The latter are not set yet.
+    /// Bit 0: see [`Inode::IMPLICIT`]. As stored, the guard is in bits 1 and 2.
     pub flags: u16,
     /// User, group and project quota; 0 is none.
     pub quotas: [u32; 3],
@@ -103,6 +103,13 @@ pub struct Inode {
 impl Inode {
     /// A directory that exists because keys below it do, and goes with the last of them. Never without entries.
     pub const IMPLICIT: u16 = 1;
+    const APPEND_ONLY: u16 = 2;
+    const IMMUTABLE: u16 = 4;
+
+    fn stored_flags(&self) -> u16 {
+        let Guard { append_only, immutable } = self.attr.guard;
+        self.flags | u16::from(append_only) * Self::APPEND_ONLY | u16::from(immutable) * Self::IMMUTABLE
+    }
 
     /// Whether it is a directory that goes with the last key below it.
     pub fn is_implicit(&self) -> bool {
@@ -125,7 +132,7 @@ impl Value for Inode {
         let attr = &self.attr;
         let mut w = Writer::new();
         w.u8(if self.object.is_some() { FORMAT_OBJECT } else { FORMAT });
-        w.u8(kind_code(attr.kind)).u16(self.flags).u64(attr.ino.0);
+        w.u8(kind_code(attr.kind)).u16(self.stored_flags()).u64(attr.ino.0);
         w.u32(attr.mode).u32(attr.uid).u32(attr.gid).u32(attr.nlink).u32(attr.rdev);
         w.u64(attr.size).u64(attr.stored_bytes);
         w.i64(attr.atime_ns).i64(attr.mtime_ns).i64(attr.ctime_ns).i64(attr.btime_ns);
@@ -150,7 +157,8 @@ impl Value for Inode {
             return Err(DecodeError { field: "inode format" });
         }
         let kind = kind_of(r.u8("kind")?)?;
-        let flags = r.u16("flags")?;
+        let stored = r.u16("flags")?;
+        let flags = stored & !(Self::APPEND_ONLY | Self::IMMUTABLE);
         let attr = Attr {
             ino: Ino(r.u64("ino")?),
             kind,
@@ -167,6 +175,10 @@ impl Value for Inode {
             btime_ns: r.i64("btime")?,
             data_ver: r.u64("data_ver")?,
             attr_ver: r.u64("attr_ver")?,
+            guard: Guard {
+                append_only: stored & Self::APPEND_ONLY != 0,
+                immutable: stored & Self::IMMUTABLE != 0,
+            },
         };
         let quotas = [r.u32("quota")?, r.u32("quota")?, r.u32("quota")?];
         let tier_policy = r.u32("tier_policy")?;

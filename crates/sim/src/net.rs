@@ -207,6 +207,7 @@ fn changes_something(request: &MetaRequest) -> bool {
         | R::SetXattr { .. }
         | R::SetAttr { .. }
         | R::NoteRead { .. }
+        | R::SetGuard { .. }
         | R::Commit { .. }
         | R::AllocExtents
         | R::CloneRange { .. } => true,

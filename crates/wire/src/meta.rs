@@ -55,6 +55,22 @@ pub enum FileKind {
     BlockDevice,
 }
 
+/// What chattr(1) protects an inode from, whoever asks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Guard {
+    /// Content is only added at the end; to a directory names are only added.
+    pub append_only: bool,
+    /// Nothing changes.
+    pub immutable: bool,
+}
+
+impl Guard {
+    /// Whether there is one.
+    pub fn is_set(self) -> bool {
+        self.append_only || self.immutable
+    }
+}
+
 /// Everything `stat` tells, and the versions that caches are checked against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attr {
@@ -88,6 +104,8 @@ pub struct Attr {
     pub data_ver: u64,
     /// Counts changes of attributes.
     pub attr_ver: u64,
+    /// What it is protected from.
+    pub guard: Guard,
 }
 
 /// A directory entry with the attributes of what it names.
@@ -366,6 +384,15 @@ pub enum RenameMode {
     Exchange,
 }
 
+/// The character device 0/0 that hides a name of a lower layer of an overlay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Whiteout {
+    /// Its owner.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+}
+
 /// Whether an extended attribute may or must exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum XattrMode {
@@ -434,6 +461,11 @@ pub enum MetaRequest {
         ino: Ino,
         set: SetAttr,
     },
+    /// Protects an inode, or does so no more. Answer: `Attr`.
+    SetGuard {
+        ino: Ino,
+        guard: Guard,
+    },
     /// A read moved the access time. That is no change: `ctime` stays. Answer: `Attr`.
     NoteRead {
         ino: Ino,
@@ -449,13 +481,14 @@ pub enum MetaRequest {
         parent: Ino,
         name: Bytes,
     },
-    /// Answer: `Renamed`.
+    /// Answer: `Renamed`. Under the old name may stay a whiteout, made in the same step.
     Rename {
         parent: Ino,
         name: Bytes,
         new_parent: Ino,
         new_name: Bytes,
         mode: RenameMode,
+        whiteout: Option<Whiteout>,
     },
     /// Answer: `Entry`.
     Link {

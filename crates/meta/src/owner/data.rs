@@ -6,6 +6,7 @@ use wire::meta::{
     OwedShard, SetAttr,
 };
 
+use super::guard::{check_adding, check_unguarded};
 use super::{Intent, Op, Outcome};
 use crate::keys::Keys;
 use crate::values::{COMPOSED_MAP, ExtentPlace, ExtentUse, Inode, Piece, PieceContent};
@@ -135,9 +136,15 @@ impl Op<'_> {
             return Err(FsError::Invalid.into());
         }
         check_apart(pieces)?;
+        check_adding(&inode.attr)?;
         for commit in pieces {
             self.check_piece(&commit.piece)?;
+            let before = inode.attr.stored_bytes;
             self.replace(&mut inode, &commit.piece)?;
+            if inode.attr.guard.append_only && inode.attr.stored_bytes - before < commit.piece.len {
+                // Something that was there would have gone.
+                return Err(FsError::NotPermitted.into());
+            }
             self.record_owed(commit);
         }
         let end = pieces.iter().map(|commit| commit.piece.end()).max().unwrap_or(0);
@@ -348,6 +355,7 @@ impl Op<'_> {
 
     pub(super) fn punch(&mut self, ino: Ino, off: u64, len: u64) -> Outcome {
         let mut inode = self.regular(ino)?;
+        check_unguarded(&inode.attr)?;
         self.clear(ino, Intent::Change)?;
         let end = off.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX).ok_or(FsError::TooLarge)?;
         let mut next_off = end;
@@ -364,6 +372,7 @@ impl Op<'_> {
     pub(super) fn clone_range(&mut self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Outcome {
         let source = self.regular(from.0)?;
         let mut target = self.regular(to.0)?;
+        check_unguarded(&target.attr)?;
         self.clear(from.0, Intent::Read)?;
         self.clear(to.0, Intent::Change)?;
         let end = to.1.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX).ok_or(FsError::TooLarge)?;

@@ -8,6 +8,7 @@ use wire::meta::{
 };
 
 use super::acl::{self, Acl};
+use super::guard::{check_adding, check_set, check_unguarded};
 use super::{Intent, Op, Outcome, Stop};
 use crate::keys::Keys;
 use crate::values::{Inode, Orphan, Value};
@@ -40,6 +41,11 @@ impl Op<'_> {
         };
         if inode.attr.kind == FileKind::Directory && kind == LeaseKind::Exclusive {
             return Err(FsError::IsDirectory.into());
+        }
+        match intent {
+            OpenIntent::Truncate => check_unguarded(&inode.attr)?,
+            OpenIntent::Write => check_adding(&inode.attr)?,
+            OpenIntent::None | OpenIntent::Read => {}
         }
         self.clear(ino, need)?;
         if intent == OpenIntent::Truncate {
@@ -90,6 +96,7 @@ impl Op<'_> {
 
     pub(super) fn setattr(&mut self, ino: Ino, set: &SetAttr) -> Outcome {
         let mut inode = self.inode(ino)?;
+        check_set(&inode.attr, set)?;
         self.clear(ino, Intent::Change)?;
         if let Some(size) = set.size {
             match inode.attr.kind {
@@ -160,6 +167,7 @@ impl Op<'_> {
             return Err(FsError::Unsupported.into());
         }
         let mut inode = self.inode(ino)?;
+        check_unguarded(&inode.attr)?;
         self.clear(ino, Intent::Change)?;
         let key = self.keys.xattr(ino, name);
         match (mode, self.txn.get_bytes(&key)?.is_some()) {
@@ -220,6 +228,7 @@ impl Op<'_> {
 
     pub(super) fn removexattr(&mut self, ino: Ino, name: &Bytes) -> Outcome {
         let mut inode = self.inode(ino)?;
+        check_unguarded(&inode.attr)?;
         self.clear(ino, Intent::Change)?;
         let key = self.keys.xattr(ino, name);
         if is_reserved(name) || self.txn.get_bytes(&key)?.is_none() {

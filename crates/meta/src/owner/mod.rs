@@ -6,6 +6,7 @@
 
 mod acl;
 mod data;
+mod guard;
 mod inodes;
 mod lease;
 mod names;
@@ -25,7 +26,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use base::{Epoch, ExtentId, FsError, Ino, LedgerId, MapId, Seq, SessionId};
-use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId};
+use wire::meta::{
+    Attr, FileKind, Guard, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId,
+};
 use wire::object::{ObjectError, ObjectReply};
 
 use crate::batch::Batch;
@@ -391,11 +394,12 @@ impl Op<'_> {
             R::Open { ino, intent } => self.open(*ino, *intent),
             R::Close { inos } => self.close(inos),
             R::SetAttr { ino, set } => self.setattr(*ino, set),
+            R::SetGuard { ino, guard } => self.set_guard(*ino, *guard),
             R::NoteRead { ino, atime_ns } => self.note_read(*ino, *atime_ns),
             R::Unlink { parent, name } => self.unlink(*parent, name),
             R::Rmdir { parent, name } => self.rmdir(*parent, name),
-            R::Rename { parent, name, new_parent, new_name, mode } => {
-                self.rename((*parent, name), (*new_parent, new_name), *mode)
+            R::Rename { parent, name, new_parent, new_name, mode, whiteout } => {
+                self.rename((*parent, name), (*new_parent, new_name), *mode, *whiteout)
             }
             R::Link { ino, parent, name } => self.link(*ino, *parent, name),
             R::SetXattr { ino, name, value, mode } => self.setxattr(*ino, name, value, *mode),
@@ -570,6 +574,7 @@ impl Op<'_> {
             btime_ns: now,
             data_ver: 1,
             attr_ver: 1,
+            guard: Guard::default(),
         };
         Inode {
             attr,

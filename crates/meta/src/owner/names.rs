@@ -4,10 +4,11 @@ use base::{FsError, Ino};
 use bytes::Bytes;
 use wire::meta::{
     Attr, DirEntry, DirPosition, FileKind, LINKS_MAX, LeaseKind, MakeNode, MetaReply, NAME_BYTES_MAX,
-    OpenIntent, RenameMode, SYMLINK_BYTES_MAX,
+    OpenIntent, RenameMode, SYMLINK_BYTES_MAX, Whiteout,
 };
 
 use super::acl::{self, Acl};
+use super::guard::{check_adding, check_removal, check_unguarded};
 use super::{Intent, Op, Outcome, Stop, Touched, Volatile};
 use crate::keys::Keys;
 use crate::values::{Dentry, Inode, Orphan, Value};
@@ -100,6 +101,7 @@ impl Op<'_> {
         if self.find(make.parent, &make.name)?.is_some() {
             return Err(FsError::Exists.into());
         }
+        check_adding(&parent.attr)?;
         self.clear_all(&[Touched::Inode(make.parent), Touched::Name(make.parent, make.name.clone())])?;
         let ino = Ino(self.advance("next_ino", 1)?);
         let mut inode = self.new_inode(ino, make.kind, make.mode & 0o7777);
@@ -215,6 +217,8 @@ impl Op<'_> {
         if self.find(parent, name)?.is_some() {
             return Err(FsError::Exists.into());
         }
+        check_adding(&dir.attr)?;
+        check_unguarded(&inode.attr)?;
         self.clear_all(&[Touched::Inode(parent), Touched::Name(parent, name.clone()), Touched::Inode(ino)])?;
         inode.attr.nlink += 1;
         self.touch(&mut inode.attr);
@@ -230,6 +234,7 @@ impl Op<'_> {
         if dentry.kind == FileKind::Directory {
             return Err(FsError::IsDirectory.into());
         }
+        check_removal(&dir.attr, &self.inode(dentry.ino)?.attr)?;
         self.clear_removal((parent, name), dentry)?;
         self.remove_name(&mut dir, name, dentry.kind);
         keep_emptied(&mut dir);
@@ -243,6 +248,7 @@ impl Op<'_> {
         if dentry.kind != FileKind::Directory {
             return Err(FsError::NotDirectory.into());
         }
+        check_removal(&dir.attr, &self.inode(dentry.ino)?.attr)?;
         self.clear_removal((parent, name), dentry)?;
         self.check_empty(dentry.ino)?;
         self.remove_name(&mut dir, name, dentry.kind);
@@ -281,11 +287,16 @@ impl Op<'_> {
         Ok(inode.attr)
     }
 
-    pub(super) fn rename(&mut self, from: Place<'_>, to: Place<'_>, mode: RenameMode) -> Outcome {
+    pub(super) fn rename(
+        &mut self,
+        from: Place<'_>,
+        to: Place<'_>,
+        mode: RenameMode,
+        whiteout: Option<Whiteout>,
+    ) -> Outcome {
         check_name(from.1)?;
         check_name(to.1)?;
-        self.living_directory(from.0)?;
-        self.living_directory(to.0)?;
+        let (old_dir, new_dir) = (self.living_directory(from.0)?, self.living_directory(to.0)?);
         let source = self.must_find(from.0, from.1)?;
         let target = self.find(to.0, to.1)?;
         match (mode, target) {
@@ -302,6 +313,11 @@ impl Op<'_> {
         if let (RenameMode::Exchange, Some(target)) = (mode, target) {
             self.check_no_loop(target, from.0)?;
         }
+        check_removal(&old_dir.attr, &self.inode(source.ino)?.attr)?;
+        match target {
+            Some(target) => check_removal(&new_dir.attr, &self.inode(target.ino)?.attr)?,
+            None => check_adding(&new_dir.attr)?,
+        }
         let mut touched = Vec::new();
         for (place, dentry) in [(from, Some(source)), (to, target)] {
             touched.extend([Touched::Inode(place.0), Touched::Name(place.0, place.1.clone())]);
@@ -310,7 +326,7 @@ impl Op<'_> {
         self.clear_all(&touched)?;
         match (mode, target) {
             (RenameMode::Exchange, Some(target)) => self.exchange(from, source, to, target),
-            (_, target) => self.move_name(from, source, to, target),
+            (_, target) => self.move_name((from, source), (to, target), whiteout),
         }
     }
 
@@ -336,10 +352,9 @@ impl Op<'_> {
 
     fn move_name(
         &mut self,
-        from: Place<'_>,
-        source: Dentry,
-        to: Place<'_>,
-        target: Option<Dentry>,
+        (from, source): (Place<'_>, Dentry),
+        (to, target): (Place<'_>, Option<Dentry>),
+        whiteout: Option<Whiteout>,
     ) -> Outcome {
         if let Some(target) = target {
             match (source.kind == FileKind::Directory, target.kind == FileKind::Directory) {
@@ -354,6 +369,9 @@ impl Op<'_> {
         if from.0 != to.0 {
             keep_emptied(&mut old_dir);
         }
+        if let Some(whiteout) = whiteout {
+            self.leave_whiteout(&mut old_dir, from.1, whiteout)?;
+        }
         self.put_inode(&old_dir);
         let mut new_dir = self.directory(to.0)?;
         let mut other = None;
@@ -366,6 +384,17 @@ impl Op<'_> {
         let moved = self.settle(source, to.0)?;
         self.watch_moved(to);
         Ok(MetaReply::Renamed { moved, other })
+    }
+
+    /// Puts a whiteout under a name that has just gone from a directory, which the caller puts.
+    fn leave_whiteout(&mut self, dir: &mut Inode, name: &Bytes, whiteout: Whiteout) -> Result<(), FsError> {
+        let ino = Ino(self.advance("next_ino", 1)?);
+        let mut inode = self.new_inode(ino, FileKind::CharDevice, 0);
+        (inode.attr.uid, inode.attr.gid) = (whiteout.uid, whiteout.gid);
+        inode.parent = dir.attr.ino;
+        self.put_inode(&inode);
+        self.add_name(dir, name, ino, FileKind::CharDevice);
+        self.account(0, 1)
     }
 
     fn exchange(&mut self, from: Place<'_>, source: Dentry, to: Place<'_>, target: Dentry) -> Outcome {

@@ -215,6 +215,7 @@ impl Op<'_> {
         if bad_name || value.is_some_and(|value| value.len() > wire::meta::XATTR_BYTES_MAX) {
             return Err(FsError::Invalid.into());
         }
+        super::guard::check_unguarded(&dir.attr)?;
         self.clear(bucket, Intent::Change)?;
         let key = self.keys.xattr(bucket, &[record::SETTING, name.as_bytes()].concat());
         match value {

@@ -39,6 +39,7 @@ fn needs_room(request: &MetaRequest) -> bool {
         }
         R::Make(_)
         | R::NoteRead { .. }
+        | R::SetGuard { .. }
         | R::Rename { .. }
         | R::Link { .. }
         | R::SetXattr { .. }

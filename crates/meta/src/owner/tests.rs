@@ -3,6 +3,7 @@
 mod audit;
 mod coherence;
 mod content;
+mod guards;
 mod model;
 mod names;
 mod objects;

@@ -24,6 +24,7 @@ fn sample_inode() -> Inode {
             btime_ns: 4,
             data_ver: 5,
             attr_ver: 6,
+            guard: Guard::default(),
         },
         flags: 0,
         quotas: [7, 8, 9],

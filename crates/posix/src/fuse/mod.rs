@@ -7,6 +7,7 @@
 mod attr;
 mod dir;
 mod direct;
+mod guard;
 mod mounts;
 mod ops;
 mod requests;

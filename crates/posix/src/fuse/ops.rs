@@ -12,18 +12,19 @@ use std::time::{Duration, SystemTime};
 use base::{FsError, Ino};
 use client::{
     AllocateMode, Attr, Client, FileKind, MakeNode, NameTerm, NotTaken, OpenIntent, RenameMode, SeekKind,
-    SetAttr, XattrMode,
+    SetAttr, Whiteout, XattrMode,
 };
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
 use super::attr::{errno, file_attr, file_type, kind_of_mode, no_inode, ns_of};
 use super::dir::{DOT, DOT_DOT, DirStream};
 use super::direct::drop_pages;
+use super::guard::{self, GuardRequest};
 use super::setid::{Caller, has_set_id, mode_after_change};
 use super::{CacheMode, Fuse, requests};
 
@@ -281,7 +282,7 @@ impl Filesystem for Fuse {
 
     fn rename(
         &self,
-        _req: &Request,
+        req: &Request,
         parent: INodeNo,
         name: &OsStr,
         newparent: INodeNo,
@@ -289,16 +290,18 @@ impl Filesystem for Fuse {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let mode = match flags.bits() {
+        let leaves = flags.contains(RenameFlags::RENAME_WHITEOUT);
+        let whiteout = leaves.then(|| Whiteout { uid: req.uid(), gid: req.gid() });
+        let mode = match flags.bits() & !libc::RENAME_WHITEOUT {
             0 => RenameMode::Replace,
             libc::RENAME_NOREPLACE => RenameMode::NoReplace,
-            libc::RENAME_EXCHANGE => RenameMode::Exchange,
+            libc::RENAME_EXCHANGE if !leaves => RenameMode::Exchange,
             _ => return reply.error(Errno::EINVAL),
         };
         let (client, name, newname) = (self.client.clone(), name.to_owned(), newname.to_owned());
         self.run(async move {
             let (from, to) = ((ino_of(parent), name.as_bytes()), (ino_of(newparent), newname.as_bytes()));
-            reply_empty(reply, client.rename(from, to, mode).await);
+            reply_empty(reply, client.rename_leaving(from, to, mode, whiteout).await);
         });
     }
 
@@ -312,9 +315,15 @@ impl Filesystem for Fuse {
 
     fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (client, ino, intent) = (self.client.clone(), ino_of(ino), open_intent(flags));
+        let appends = flags.0 & libc::O_APPEND != 0;
         let opened = self.open_flags();
         self.run(async move {
             match client.open_file(ino, intent).await {
+                // As the kernel has it for its own filesystems: who writes must say that it is at the end.
+                Ok(attr) if attr.guard.append_only && intent != OpenIntent::Read && !appends => {
+                    client.close_file(ino);
+                    reply.error(Errno::EPERM);
+                }
                 Ok(_) => {
                     // Closing a handle that cannot write has nothing to tell.
                     let handle = handle_of(intent);
@@ -676,6 +685,35 @@ impl Filesystem for Fuse {
             match client.seek(ino_of(ino), offset, kind).await {
                 Ok(found) => reply.offset(found as i64),
                 Err(FsError::NoAttribute) => reply.error(Errno::ENXIO),
+                Err(error) => reply.error(errno(error)),
+            }
+        });
+    }
+
+    fn ioctl(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        cmd: u32,
+        in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        let (client, ino) = (self.client.clone(), ino_of(ino));
+        let request = match guard::parse(cmd, in_data) {
+            Ok(request) => request,
+            Err(FsError::NoAttribute) => return reply.error(Errno::ENOTTY),
+            Err(error) => return reply.error(errno(error)),
+        };
+        self.run(async move {
+            let answer = match request {
+                GuardRequest::Get(form) => client.getattr(ino).await.map(|attr| form.encode(attr.guard)),
+                GuardRequest::Set(guard) => client.set_guard(ino, guard).await.map(|_| Vec::new()),
+            };
+            match answer {
+                Ok(bytes) => reply.ioctl(0, &bytes),
                 Err(error) => reply.error(errno(error)),
             }
         });

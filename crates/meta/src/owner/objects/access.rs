@@ -1,10 +1,12 @@
 //! Who may do what: permission bits and access control lists, as POSIX has them.
 
 use base::FsError;
+use wire::meta::FileKind;
 use wire::object::Caller;
 
 use super::super::Op;
 use super::super::acl::{self, Acl};
+use super::super::guard::{check_adding, check_removal, check_unguarded};
 use crate::values::Inode;
 
 pub(super) const READ: u32 = 4;
@@ -34,12 +36,20 @@ impl Op<'_> {
         Ok(attr.mode >> shift & want == want)
     }
 
+    /// Whether the caller may do all of `want` to the inode. To write is to add names to a directory, and to change
+    /// attributes of anything else.
     pub(super) fn demand(&self, inode: &Inode, caller: &Caller, want: u32) -> Result<(), FsError> {
+        match inode.attr.kind {
+            _ if want & WRITE == 0 => {}
+            FileKind::Directory => check_adding(&inode.attr)?,
+            _ => check_unguarded(&inode.attr)?,
+        }
         if self.may(inode, caller, want)? { Ok(()) } else { Err(FsError::Denied) }
     }
 
     /// Whether the caller may take `victim` out of `dir`.
     pub(super) fn demand_removal(&self, dir: &Inode, victim: &Inode, caller: &Caller) -> Result<(), FsError> {
+        check_removal(&dir.attr, &victim.attr)?;
         self.demand(dir, caller, WRITE | EXECUTE)?;
         let owns = [0, dir.attr.uid, victim.attr.uid].contains(&caller.uid);
         if dir.attr.mode & STICKY == 0 || owns { Ok(()) } else { Err(FsError::Denied) }

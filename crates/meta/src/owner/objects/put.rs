@@ -9,6 +9,7 @@ use wire::object::{
 };
 
 use super::super::data::check_apart;
+use super::super::guard::check_unguarded;
 use super::super::{Intent, Op, Stop, Touched};
 use super::access::{EXECUTE, WRITE};
 use super::{ObjectOutcome, Walk, record};
@@ -229,6 +230,7 @@ impl Op<'_> {
         let mut inode = match old {
             Some(mut old) => {
                 self.demand(&old, caller, WRITE)?;
+                check_unguarded(&old.attr)?;
                 self.clear(old.attr.ino, Intent::Change)?;
                 old.flags &= !Inode::IMPLICIT;
                 self.touch_content(&mut old.attr);

@@ -116,6 +116,9 @@ impl Op<'_> {
                 break;
             }
             let parent = self.directory(dir.parent)?;
+            if parent.attr.guard.is_set() {
+                break;
+            }
             victim = std::mem::replace(&mut dir, parent);
         }
         Ok(())

@@ -176,6 +176,7 @@ fn every_operation_tells_the_names_that_it_changes() {
         new_parent: to.0,
         new_name: name(to.1),
         mode,
+        whiteout: None,
     };
     type Case<'a> = (MetaRequest, Vec<(Ino, &'a str)>);
     let cases = |bucket: Ino, a: Ino, b: Ino, empty: Ino, x: Ino| -> Vec<Case<'static>> {
@@ -226,6 +227,7 @@ fn who_makes_links_or_moves_a_name_is_told_of_it_afterwards() {
                 new_parent: a,
                 new_name: moved.1,
                 mode: RenameMode::Replace,
+                whiteout: None,
             },
         )
         .unwrap();
@@ -243,8 +245,14 @@ fn a_name_moved_onto_one_that_is_being_told_is_told_again() {
     let (request, id) = (MetaRequest::Make(node(a, "y", Regular)), ledger.next_id(gate));
     let before = ledger.waits(id, &request);
     let (parent, from, to) = (a, name("x"), name("y"));
-    let moving =
-        MetaRequest::Rename { parent, name: from, new_parent: a, new_name: to, mode: RenameMode::Replace };
+    let moving = MetaRequest::Rename {
+        parent,
+        name: from,
+        new_parent: a,
+        new_name: to,
+        mode: RenameMode::Replace,
+        whiteout: None,
+    };
     let own = ledger.next_id(mount);
     assert!(matches!(ledger.core.execute(own, &moving, ledger.now), Executed::Reply { reply: Ok(_), .. }));
     let again = ledger.core.take_events();

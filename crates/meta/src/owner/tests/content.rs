@@ -369,7 +369,7 @@ fn content_changed_when_it_was_written_and_a_read_changes_nothing() {
     let mut f = files();
     let (one, me) = (f.one, f.me);
     let lease = f.ledger.write_lease(me, one);
-    let mut commit = |f: &mut Files, mtime_ns, set| {
+    let commit = |f: &mut Files, mtime_ns, set| {
         let pieces = vec![CommitPiece { piece: inline(0, "x"), owed: Vec::new() }];
         f.ledger.attr(me, MetaRequest::Commit { ino: one, lease, pieces, size: 1, mtime_ns, set })
     };

@@ -228,7 +228,7 @@ impl Model {
             R::Make(make) => self.make(session, make),
             R::Unlink { parent, name } => self.remove(*parent, name, Regular),
             R::Rmdir { parent, name } => self.remove(*parent, name, Directory),
-            R::Rename { parent, name, new_parent, new_name, mode } => {
+            R::Rename { parent, name, new_parent, new_name, mode, whiteout: _ } => {
                 self.rename((*parent, name), (*new_parent, new_name), *mode)
             }
             R::Link { ino, parent, name } => self.link(*ino, *parent, name),
@@ -535,7 +535,14 @@ impl Run {
             2 | 3 => R::Make(MakeNode { name, ..node(parent, "", Directory) }),
             4 => R::Unlink { parent, name },
             5 => R::Rmdir { parent, name },
-            6 | 7 => R::Rename { parent, name, new_parent: self.ino(), new_name: self.name(), mode },
+            6 | 7 => R::Rename {
+                parent,
+                name,
+                new_parent: self.ino(),
+                new_name: self.name(),
+                mode,
+                whiteout: None,
+            },
             8 => R::Link { ino, parent, name },
             9 => R::SetAttr { ino, set: SetAttr { size: Some(self.below(60)), ..SetAttr::default() } },
             10 => R::Punch { ino, off, len },

@@ -106,7 +106,14 @@ fn rename(from: &str, to: &str, mode: RenameMode, expected: Result<(), FsError>)
     let (from, to) = (split(from), split(to));
     let (parent, new_parent) = (at(&mut ledger, me, from.0), at(&mut ledger, me, to.0));
     let moved = ledger.ask(me, MetaRequest::Lookup { parent, name: name(from.1) });
-    let request = MetaRequest::Rename { parent, name: name(from.1), new_parent, new_name: name(to.1), mode };
+    let request = MetaRequest::Rename {
+        parent,
+        name: name(from.1),
+        new_parent,
+        new_name: name(to.1),
+        mode,
+        whiteout: None,
+    };
     match expected {
         Err(error) => ledger.refuses(me, request, error),
         Ok(()) => {
@@ -169,6 +176,7 @@ fn a_removed_directory_that_is_open_takes_no_new_names() {
         new_parent: empty,
         new_name: name("x"),
         mode: RenameMode::Replace,
+        whiteout: None,
     };
     ledger.refuses(me, MetaRequest::Make(node(empty, "x", Regular)), FsError::NotFound);
     ledger.refuses(me, MetaRequest::Make(node(empty, "x", Directory)), FsError::NotFound);

@@ -561,6 +561,7 @@ impl Run {
             new_parent: target.0,
             new_name: target.1,
             mode: RenameMode::Replace,
+            whiteout: None,
         };
         self.ledger.ask(session, request).unwrap();
         self.model.rename(from, &to);
