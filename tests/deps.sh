@@ -21,6 +21,7 @@ PACKAGES=(
     "e2fsprogs /usr/sbin/mkfs.ext4"
     "util-linux /usr/sbin/losetup"
     "python3-venv /usr/share/doc/python3-venv"
+    "curl /usr/bin/curl"
     "ca-certificates /etc/ssl/certs/ca-certificates.crt"
 )
 LONG_PACKAGES=(

@@ -73,9 +73,10 @@ pub use reclaim::{FreeCursor, ReclaimStep};
 pub use repair::{OwedCursor, OwedPage, RepairOutcome};
 pub use tier::{FileTiers, PartsPage, UploadError};
 pub use topology::{Limits, Topology};
+pub use wire::guard::Guard;
 pub use wire::meta::{
-    Attr, DirEntry, DirPosition, FileKind, Guard, MakeNode, OpenIntent, OwedEntry, RenameMode,
-    SYMLINK_BYTES_MAX, SetAttr, Whiteout, XattrMode,
+    Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, OwedEntry, RenameMode, SYMLINK_BYTES_MAX,
+    SetAttr, Whiteout, XattrMode,
 };
 pub use wire::meta::{MapEntry, PiecePosition};
 pub use wire::object;

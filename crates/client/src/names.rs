@@ -3,8 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use base::{FsError, Ino};
+use wire::guard::Guard;
 use wire::meta::{
-    Attr, DirEntry, DirPosition, Guard, LeaseGrant, LeaseKind, MakeNode, MetaReply, MetaRequest, OpenIntent,
+    Attr, DirEntry, DirPosition, LeaseGrant, LeaseKind, MakeNode, MetaReply, MetaRequest, OpenIntent,
     RenameMode, SetAttr, Whiteout, XattrMode,
 };
 

@@ -5,7 +5,8 @@
 use base::codec::{DecodeError, Reader, Writer};
 use base::{ExtentId, Ino, MapId, PgId, SessionId};
 use bytes::Bytes;
-use wire::meta::{Attr, Content, ExtentRef, FileKind, Guard, MapPiece};
+use wire::guard::Guard;
+use wire::meta::{Attr, Content, ExtentRef, FileKind, MapPiece};
 
 mod objects;
 mod tier;
@@ -108,7 +109,8 @@ impl Inode {
 
     fn stored_flags(&self) -> u16 {
         let Guard { append_only, immutable } = self.attr.guard;
-        self.flags | u16::from(append_only) * Self::APPEND_ONLY | u16::from(immutable) * Self::IMMUTABLE
+        let bit = |is_set, bit| if is_set { bit } else { 0 };
+        self.flags | bit(append_only, Self::APPEND_ONLY) | bit(immutable, Self::IMMUTABLE)
     }
 
     /// Whether it is a directory that goes with the last key below it.

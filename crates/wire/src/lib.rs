@@ -4,6 +4,7 @@
 
 pub mod drive;
 pub mod event;
+pub mod guard;
 pub mod meta;
 pub mod object;
 pub mod store;

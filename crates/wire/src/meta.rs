@@ -11,6 +11,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::BoxFuture;
+use crate::guard::Guard;
 use crate::object::{ObjectReply, ObjectRequest};
 use crate::tier::{BlobPlace, TierReply, TierRequest};
 
@@ -53,22 +54,6 @@ pub enum FileKind {
     CharDevice,
     /// A block device.
     BlockDevice,
-}
-
-/// What chattr(1) protects an inode from, whoever asks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Guard {
-    /// Content is only added at the end; to a directory names are only added.
-    pub append_only: bool,
-    /// Nothing changes.
-    pub immutable: bool,
-}
-
-impl Guard {
-    /// Whether there is one.
-    pub fn is_set(self) -> bool {
-        self.append_only || self.immutable
-    }
 }
 
 /// Everything `stat` tells, and the versions that caches are checked against.

@@ -79,7 +79,7 @@ fn inode(
         btime_ns: 0,
         data_ver: 1,
         attr_ver: 1,
-        guard: wire::meta::Guard::default(),
+        guard: wire::guard::Guard::default(),
     };
     let segment = |map| MapSegment { file_off: 0, len: 1 << 60, map: MapId(map), map_off: 0 };
     Inode {

@@ -4,7 +4,8 @@
 //! first. What moves content without changing it, as packing and tiering do, is not held up.
 
 use base::{FsError, Ino};
-use wire::meta::{Attr, FileKind, Guard, MetaReply, SetAttr};
+use wire::guard::Guard;
+use wire::meta::{Attr, FileKind, MetaReply, SetAttr};
 
 use super::{Intent, Op, Outcome};
 use crate::values::Inode;

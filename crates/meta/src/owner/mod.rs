@@ -26,9 +26,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use base::{Epoch, ExtentId, FsError, Ino, LedgerId, MapId, Seq, SessionId};
-use wire::meta::{
-    Attr, FileKind, Guard, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId,
-};
+use wire::guard::Guard;
+use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId};
 use wire::object::{ObjectError, ObjectReply};
 
 use crate::batch::Batch;

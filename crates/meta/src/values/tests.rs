@@ -268,3 +268,14 @@ fn a_piece_beyond_its_extent_is_refused() {
     assert!(Piece::decode(&piece(4097)).is_err());
     assert!(Piece::decode(&piece(u64::MAX)).is_err());
 }
+
+#[test]
+fn a_guard_is_in_the_flags_of_an_inode() {
+    for (append_only, immutable, flags) in [(true, false, 2 + 1), (false, true, 4 + 1), (true, true, 6 + 1)] {
+        let mut inode = Inode { flags: Inode::IMPLICIT, ..sample_inode() };
+        inode.attr.guard = Guard { append_only, immutable };
+        let bytes = inode.encode();
+        assert_eq!(bytes[2..4], [flags, 0]);
+        assert_eq!(Inode::decode(&bytes), Ok(inode));
+    }
+}

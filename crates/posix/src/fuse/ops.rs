@@ -419,7 +419,7 @@ impl Filesystem for Fuse {
             }
         }
         let (client, data, kernel) = (self.client.clone(), data.to_vec(), self.kernel.clone());
-        let dropped = kills_set_id.then(|| self.drop_set_id(ino, req.into()));
+        let dropped = kills_set_id.then(|| self.kill_set_id(ino, req.into()));
         self.run(async move {
             if let Some(dropped) = dropped
                 && let Err(error) = dropped.await

@@ -80,17 +80,24 @@ pub(super) async fn mode_after_change(client: &Client, ino: Ino, caller: Caller)
 }
 
 impl Fuse {
-    /// To be awaited before the caller changes content.
+    /// To be awaited before the caller changes content in a way that the kernel says nothing of.
     pub(super) fn drop_set_id(
+        &self,
+        ino: Ino,
+        caller: Caller,
+    ) -> impl Future<Output = Result<(), FsError>> + Send + use<> {
+        let dropped = self.kill_set_id(ino, caller);
+        async move { if caller.keeps_set_id() { Ok(()) } else { dropped.await } }
+    }
+
+    /// To be awaited before a change of content of which the kernel says that it takes the bits away.
+    pub(super) fn kill_set_id(
         &self,
         ino: Ino,
         caller: Caller,
     ) -> impl Future<Output = Result<(), FsError>> + Send + use<> {
         let (client, kernel) = (self.client.clone(), self.kernel.clone());
         async move {
-            if caller.keeps_set_id() {
-                return Ok(());
-            }
             let Some(mode) = mode_after_change(&client, ino, caller).await else { return Ok(()) };
             client.setattr(ino, SetAttr { mode: Some(mode), ..SetAttr::default() }).await?;
             // The kernel takes a new size and new times from the change, and goes on with the old mode. Nothing but
