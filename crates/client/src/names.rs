@@ -78,7 +78,7 @@ impl Client {
     }
 
     /// As [`Client::overtake`], for an answer that does not bring the new attributes.
-    fn changed(&self, ino: Ino) {
+    pub(crate) fn changed(&self, ino: Ino) {
         self.overtake(ino);
         if let Some(node) = self.inner.nodes.find(ino) {
             node.lock().forget_attr();

@@ -512,6 +512,37 @@ impl Client {
         self.done(ObjectRequest::AbortUpload { upload, caller }).await
     }
 
+    /// Makes a bucket, a top-level directory that belongs to the caller, in one step with its settings.
+    ///
+    /// # Errors
+    /// `Exists` if there is anything of this name.
+    pub async fn make_bucket(
+        &self,
+        name: &[u8],
+        settings: Vec<(String, Bytes)>,
+        caller: Caller,
+    ) -> Result<(), ObjectError> {
+        let name = Bytes::copy_from_slice(name);
+        self.done(ObjectRequest::MakeBucket { name, settings, caller }).await?;
+        self.changed(Ino::ROOT);
+        Ok(())
+    }
+
+    /// Removes a bucket in which there are no objects, with the empty directories that are left in it.
+    ///
+    /// # Errors
+    /// `NotEmpty` if there is a file of any kind, a directory object, or more than 4,096 directories.
+    pub async fn remove_bucket(&self, name: &[u8]) -> Result<(), ObjectError> {
+        let asked = self.asking();
+        match self.object(ObjectRequest::RemoveBucket { name: Bytes::copy_from_slice(name) }).await? {
+            ObjectReply::Deleted { changed, .. } => {
+                changed.into_iter().for_each(|attr| self.learn_if_known(attr, asked));
+                Ok(())
+            }
+            other => unexpected(&other),
+        }
+    }
+
     /// Settings of a bucket by name, in order. What they mean is the business of whoever sets them.
     pub async fn bucket_settings(&self, bucket: Ino) -> Result<Vec<(String, Bytes)>, ObjectError> {
         match self.object(ObjectRequest::BucketSettings { bucket }).await? {

@@ -450,6 +450,10 @@ pub enum ObjectRequest {
     BucketSettings { bucket: Ino },
     /// Answer: `Done`.
     SetBucketSetting { bucket: Ino, name: String, value: Option<Bytes> },
+    /// A top-level directory that belongs to the caller, with settings. Answer: `Done`.
+    MakeBucket { name: Bytes, settings: Vec<(String, Bytes)>, caller: Caller },
+    /// A top-level directory in which there is nothing but empty directories goes, with these. Answer: `Deleted`.
+    RemoveBucket { name: Bytes },
 }
 
 /// The answer to a request about objects.

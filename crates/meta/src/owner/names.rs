@@ -45,7 +45,7 @@ impl Op<'_> {
         Ok(None)
     }
 
-    fn must_find(&self, dir: Ino, name: &[u8]) -> Result<Dentry, FsError> {
+    pub(super) fn must_find(&self, dir: Ino, name: &[u8]) -> Result<Dentry, FsError> {
         self.find(dir, name)?.ok_or(FsError::NotFound)
     }
 
@@ -93,6 +93,22 @@ impl Op<'_> {
     }
 
     pub(super) fn make(&mut self, make: &MakeNode) -> Outcome {
+        let inode = self.make_inode(make)?;
+        let ino = inode.attr.ino;
+        let kind = match make.open {
+            OpenIntent::None => LeaseKind::Attr,
+            OpenIntent::Read => LeaseKind::Read,
+            OpenIntent::Write | OpenIntent::Truncate => LeaseKind::Exclusive,
+        };
+        if make.open != OpenIntent::None {
+            self.volatile.opens.entry(ino).or_default().push(self.session);
+        }
+        let lease = self.grant(ino, kind);
+        Ok(MetaReply::Entry { attr: inode.attr, lease, keep: self.watch_name(make.parent, &make.name) })
+    }
+
+    /// Makes an inode and its name; nobody has opened it, holds a lease on it or watches the name yet.
+    pub(super) fn make_inode(&mut self, make: &MakeNode) -> Result<Inode, Stop> {
         check_name(&make.name)?;
         if make.target.len() > SYMLINK_BYTES_MAX {
             return Err(FsError::NameTooLong.into());
@@ -121,16 +137,7 @@ impl Op<'_> {
         self.add_name(&mut parent, &make.name, ino, make.kind);
         self.put_inode(&parent);
         self.account(0, 1)?;
-        let kind = match make.open {
-            OpenIntent::None => LeaseKind::Attr,
-            OpenIntent::Read => LeaseKind::Read,
-            OpenIntent::Write | OpenIntent::Truncate => LeaseKind::Exclusive,
-        };
-        if make.open != OpenIntent::None {
-            self.volatile.opens.entry(ino).or_default().push(self.session);
-        }
-        let lease = self.grant(ino, kind);
-        Ok(MetaReply::Entry { attr: inode.attr, lease, keep: self.watch_name(make.parent, &make.name) })
+        Ok(inode)
     }
 
     /// What a new inode has from the directory that it is made in: the group of a set-gid directory; a default ACL,

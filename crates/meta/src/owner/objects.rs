@@ -5,6 +5,7 @@
 //! that keys imply are made and removed with them. Leases stand in the way exactly as they do for names.
 
 mod access;
+mod buckets;
 mod conditions;
 mod list;
 mod put;
@@ -12,7 +13,7 @@ mod record;
 mod remove;
 mod uploads;
 
-use base::{FsError, Ino};
+use base::FsError;
 use bytes::Bytes;
 use wire::meta::{Content, FileKind, LeaseKind, MapPiece};
 use wire::object::{
@@ -24,9 +25,6 @@ use super::{Intent, Op, Stop};
 use crate::values::Inode;
 use access::{EXECUTE, READ};
 use uploads::NewPart;
-
-/// Longest name of a bucket's setting, in bytes.
-const SETTING_NAME_BYTES_MAX: usize = 200;
 
 type ObjectOutcome = Result<ObjectReply, Stop>;
 
@@ -95,6 +93,8 @@ impl Op<'_> {
             R::SetBucketSetting { bucket, name, value } => {
                 self.set_bucket_setting(*bucket, name, value.as_ref())
             }
+            R::MakeBucket { name, settings, caller } => self.make_bucket(name, settings, caller),
+            R::RemoveBucket { name } => self.remove_bucket(name),
         }
     }
 
@@ -195,35 +195,5 @@ impl Op<'_> {
             pieces: None,
         };
         ObjectReply::Info { info: Box::new(info), lease: None, changed }
-    }
-
-    fn bucket_settings(&self, bucket: Ino) -> ObjectOutcome {
-        self.living_directory(bucket)?;
-        let mut settings = Vec::new();
-        for (key, value) in self.txn.scan(&self.keys.xattrs(bucket), usize::MAX)? {
-            let name = crate::keys::Keys::name_of_xattr(&key).strip_prefix(record::SETTING);
-            if let Some(name) = name {
-                settings.push((String::from_utf8_lossy(name).into_owned(), Bytes::from(value)));
-            }
-        }
-        Ok(ObjectReply::Settings(settings))
-    }
-
-    fn set_bucket_setting(&mut self, bucket: Ino, name: &str, value: Option<&Bytes>) -> ObjectOutcome {
-        let mut dir = self.living_directory(bucket)?;
-        let bad_name = name.is_empty() || name.len() > SETTING_NAME_BYTES_MAX || name.contains('\0');
-        if bad_name || value.is_some_and(|value| value.len() > wire::meta::XATTR_BYTES_MAX) {
-            return Err(FsError::Invalid.into());
-        }
-        super::guard::check_unguarded(&dir.attr)?;
-        self.clear(bucket, Intent::Change)?;
-        let key = self.keys.xattr(bucket, &[record::SETTING, name.as_bytes()].concat());
-        match value {
-            Some(value) => self.txn.put_bytes(key, value.to_vec()),
-            None => self.txn.delete(key),
-        }
-        self.touch(&mut dir.attr);
-        self.put_inode(&dir);
-        Ok(ObjectReply::Done)
     }
 }

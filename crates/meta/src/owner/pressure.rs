@@ -33,8 +33,12 @@ fn needs_room(request: &MetaRequest) -> bool {
     match request {
         R::SetAttr { set, .. } => set.size.is_none(),
         R::Object(request) => {
-            let makes_room =
-                matches!(**request, ObjectRequest::Delete { .. } | ObjectRequest::AbortUpload { .. });
+            let makes_room = matches!(
+                **request,
+                ObjectRequest::Delete { .. }
+                    | ObjectRequest::AbortUpload { .. }
+                    | ObjectRequest::RemoveBucket { .. }
+            );
             !makes_room && !is_object_read(request)
         }
         R::Make(_)

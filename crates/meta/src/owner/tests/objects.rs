@@ -1,5 +1,7 @@
 //! Objects: rules of keys and directories, conditions, permissions, repetition, uploads, listings.
 
+use std::collections::BTreeSet;
+
 use wire::object::{
     Caller, CompletePart, Conditions, EtagMatch, ListEntry, ListFrom, ListQuery, ObjectBody, ObjectError,
     ObjectInfo, ObjectMeta, ObjectName, ObjectReply, ObjectRequest, UploadEntry, UploadQuery, UploadRef,
@@ -313,6 +315,57 @@ fn uploads_are_listed_as_far_as_their_directories_may_be_read() {
 }
 
 #[test]
+fn a_bucket_is_made_with_its_settings_and_belongs_to_who_asks() {
+    let mut ledger = Ledger::new();
+    let session = ledger.session();
+    let make = |settings: &[(&str, &str)]| ObjectRequest::MakeBucket {
+        name: name("new"),
+        settings: settings.iter().map(|(at, value)| ((*at).to_owned(), name(value))).collect(),
+        caller: user(7),
+    };
+    assert_eq!(ledger.object(session, make(&[("", "x")])), Err(FsError::Invalid.into()));
+    assert_eq!(ledger.object(session, make(&[("owner", "3"), ("policy", "{}")])), Ok(ObjectReply::Done));
+    let attr = ledger.attr(session, MetaRequest::Lookup { parent: Ino::ROOT, name: name("new") });
+    assert_eq!((attr.uid, attr.gid, attr.mode & 0o7777, attr.kind), (7, 7, 0o755, FileKind::Directory));
+    let settings = ledger.object(session, ObjectRequest::BucketSettings { bucket: attr.ino });
+    let expected = vec![("owner".to_owned(), name("3")), ("policy".to_owned(), name("{}"))];
+    assert_eq!(settings, Ok(ObjectReply::Settings(expected)));
+    assert_eq!(ledger.object(session, make(&[])), Err(FsError::Exists.into()));
+    audit(&ledger.dump(), &BTreeSet::new());
+}
+
+#[test]
+fn a_bucket_goes_with_empty_directories_and_not_with_anything_else() {
+    let remove = || ObjectRequest::RemoveBucket { name: name("bucket") };
+    for kind in [None, Some(FileKind::Regular), Some(FileKind::Symlink), Some(FileKind::Fifo)] {
+        let mut ledger = Ledger::new();
+        let (session, bucket) = ledger.bucket();
+        let a = ledger.make(session, bucket, "a", FileKind::Directory);
+        ledger.make(session, bucket, "b", FileKind::Directory);
+        let deep = ledger.make(session, a, "c", FileKind::Directory);
+        if let Some(kind) = kind {
+            ledger.make(session, deep, "there", kind);
+            assert_eq!(ledger.object(session, remove()), Err(FsError::NotEmpty.into()), "{kind:?}");
+            audit(&ledger.dump(), &BTreeSet::new());
+            continue;
+        }
+        ledger.put(session, bucket, "b/");
+        assert_eq!(ledger.object(session, remove()), Err(FsError::NotEmpty.into()), "a directory object");
+        ledger.delete(session, bucket, "b/").unwrap();
+        let other = ledger.session();
+        ledger.attr(other, MetaRequest::Lookup { parent: a, name: name("c") });
+        ledger.ask(session, MetaRequest::Make(node(Ino::ROOT, "kept", FileKind::Directory))).unwrap();
+        let reply = ledger.object(other, remove());
+        assert!(matches!(reply, Ok(ObjectReply::Deleted { .. })), "{reply:?}");
+        for gone in [bucket, a, deep] {
+            ledger.refuses(session, MetaRequest::GetAttr { ino: gone }, FsError::Stale);
+        }
+        assert_eq!(ledger.object(session, remove()), Err(FsError::NotFound.into()));
+        audit(&ledger.dump(), &BTreeSet::new());
+    }
+}
+
+#[test]
 fn what_is_stored_with_objects_is_no_attribute() {
     let mut ledger = Ledger::new();
     let (session, bucket) = ledger.bucket();
@@ -556,7 +609,9 @@ fn every_request_repeated_gives_its_first_answer_and_has_no_second_effect() {
         ObjectRequest::AbortUpload { upload: two, caller: caller.clone() },
         ObjectRequest::Stage,
         ObjectRequest::SetBucketSetting { bucket, name: "a".into(), value: Some(name("b")) },
-        ObjectRequest::Delete { keys: vec![(at, conditions)], caller },
+        ObjectRequest::Delete { keys: vec![(at, conditions)], caller: caller.clone() },
+        ObjectRequest::MakeBucket { name: name("new"), settings: vec![("a".into(), name("b"))], caller },
+        ObjectRequest::RemoveBucket { name: name("new") },
     ];
     for request in requests {
         let id = ledger.next_id(session);
