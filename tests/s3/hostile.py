@@ -53,7 +53,7 @@ def signed(method, path, headers=None, payload=b"", secret=None, digest=None):
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def exchange(raw, close=False, timeout=20):
+def exchange(raw, close=False, timeout=20, until_close=False):
     """Sends bytes, returns status line and everything that comes until the server closes or is done."""
     host, port = HOST.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=timeout) as peer:
@@ -62,7 +62,7 @@ def exchange(raw, close=False, timeout=20):
             if close:
                 return ""
             answer = b""
-            while not done(answer):
+            while until_close or not done(answer):
                 more = peer.recv(65536)
                 if not more:
                     break
@@ -156,9 +156,7 @@ def rubbish():
     b = bucket()
     for raw in (b"\x00" * 100, b"GET\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b"GET / HTTP/9.9\r\n\r\n", os.urandom(4000)):
         exchange(raw)
-    answer = exchange(b"GET / HTTP/1.1\r\nHost: " + HOST.encode() + b"\r\n" + b"X-A: " + b"a" * 300_000 + b"\r\n\r\n")
-    # The server closes before it has read everything, which may overtake its answer.
-    assert answer == "" or answer.startswith("HTTP/1.1 431"), answer[:400]
+    expect(exchange(b"GET / HTTP/1.1\r\nHost: " + HOST.encode() + b"\r\n" + b"X-A: " + b"a" * 300_000 + b"\r\n\r\n"), 431)
     many = b"".join(b"X-%d: 1\r\n" % number for number in range(500))
     expect(exchange(b"GET / HTTP/1.1\r\nHost: " + HOST.encode() + b"\r\n" + many + b"\r\n"), 431)
     # Literal text, which may lie across what comes at a time, would be left out of the key.
@@ -467,5 +465,6 @@ def full_puts():
             refused("404", 404, s3.head_object, Bucket=b, Key=f"put{number}")
 
 
-for group in sys.argv[1:]:
-    globals()[group]()
+if __name__ == "__main__":
+    for group in sys.argv[1:]:
+        globals()[group]()

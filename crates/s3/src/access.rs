@@ -35,20 +35,33 @@ const ACTIONS: &[(&str, &str)] = &[
     ("DeleteObject", "s3:DeleteObject"),
     ("DeleteObjectTagging", "s3:DeleteObjectTagging"),
     ("DeleteObjects", ""),
+    ("GetBucketAccelerateConfiguration", "s3:GetAccelerateConfiguration"),
     ("GetBucketAcl", "s3:GetBucketAcl"),
     ("GetBucketCors", "s3:GetBucketCORS"),
+    ("GetBucketEncryption", "s3:GetEncryptionConfiguration"),
+    ("GetBucketLifecycleConfiguration", "s3:GetLifecycleConfiguration"),
     ("GetBucketLocation", "s3:GetBucketLocation"),
+    ("GetBucketLogging", "s3:GetBucketLogging"),
+    ("GetBucketNotificationConfiguration", "s3:GetBucketNotification"),
+    ("GetBucketOwnershipControls", "s3:GetBucketOwnershipControls"),
     ("GetBucketPolicy", "s3:GetBucketPolicy"),
+    ("GetBucketPolicyStatus", "s3:GetBucketPolicyStatus"),
+    ("GetBucketReplication", "s3:GetReplicationConfiguration"),
+    ("GetBucketRequestPayment", "s3:GetBucketRequestPayment"),
     ("GetBucketTagging", "s3:GetBucketTagging"),
     ("GetBucketVersioning", "s3:GetBucketVersioning"),
+    ("GetBucketWebsite", "s3:GetBucketWebsite"),
     ("GetObject", "s3:GetObject"),
     ("GetObjectAcl", "s3:GetObjectAcl"),
     ("GetObjectAttributes", "s3:GetObjectAttributes"),
+    ("GetObjectLockConfiguration", "s3:GetBucketObjectLockConfiguration"),
     ("GetObjectTagging", "s3:GetObjectTagging"),
+    ("GetPublicAccessBlock", "s3:GetBucketPublicAccessBlock"),
     ("HeadBucket", "s3:ListBucket"),
     ("HeadObject", "s3:GetObject"),
     ("ListBuckets", "s3:ListAllMyBuckets"),
     ("ListMultipartUploads", "s3:ListBucketMultipartUploads"),
+    ("ListObjectVersions", "s3:ListBucketVersions"),
     ("ListObjects", "s3:ListBucket"),
     ("ListObjectsV2", "s3:ListBucket"),
     ("ListParts", "s3:ListMultipartUploadParts"),
@@ -140,6 +153,9 @@ impl Core {
             told.bucket = question.bucket.map(str::to_owned);
             told.key = question.key.map(str::to_owned);
         }
+        if let Some(form) = context.unread.form().filter(|_| question.operation == "PostObject") {
+            screen::check_form(form)?;
+        }
         let identity = match access_key {
             Some(access_key) => Some(self.identify(context, access_key, question.uri, question.headers)?),
             None => None,
@@ -166,6 +182,7 @@ impl Core {
             };
         }
         screen::check_parameters(question.operation, question.uri)?;
+        screen::check_encryption(question.operation, question.headers)?;
         if !question.action.is_empty() {
             self.may(context, identity.as_ref(), bucket.as_deref(), question)?;
         } else if identity.is_none() && bucket.as_ref().is_none_or(|bucket| bucket.policy.is_none()) {
@@ -223,6 +240,7 @@ impl Core {
             action: question.action,
             bucket: question.bucket.unwrap_or_default(),
             key: question.key,
+            owns_bucket: bucket.is_some_and(|bucket| bucket.belongs_to(identity)),
             bucket_policy: bucket.and_then(|bucket| bucket.policy.as_deref()),
             source_ip: Some(context.origin.ip),
             is_secure: context.origin.is_secure,
@@ -240,14 +258,15 @@ impl Core {
         context: &RequestContext,
         action: &str,
         bucket: &Bucket,
-        key: &str,
+        key: Option<&str>,
     ) -> S3Result<()> {
         let identity = context.asker.get().and_then(|asker| asker.identity.as_ref());
         let verdict = self.identities.may(&PolicyRequest {
             identity,
             action,
             bucket: &bucket.name,
-            key: Some(key),
+            key,
+            owns_bucket: bucket.belongs_to(identity),
             bucket_policy: bucket.policy.as_deref(),
             source_ip: Some(context.origin.ip),
             is_secure: context.origin.is_secure,
@@ -257,6 +276,19 @@ impl Core {
             max_keys: None,
         });
         decide(verdict, identity, action)
+    }
+}
+
+impl Core {
+    /// What somebody is told of an object that is not there: who may not list the bucket must not learn that.
+    pub(crate) fn conceal(&self, context: &RequestContext, bucket: &Bucket, error: S3Error) -> S3Error {
+        if error.code().as_str() != "NoSuchKey" {
+            return error;
+        }
+        match self.may_also(context, "s3:ListBucket", bucket, None) {
+            Ok(()) => error,
+            Err(refused) => refused,
+        }
     }
 }
 
@@ -295,7 +327,7 @@ struct Listing {
 
 impl Listing {
     fn of(question: &Question<'_>) -> Self {
-        if question.action != "s3:ListBucket" {
+        if !matches!(question.action, "s3:ListBucket" | "s3:ListBucketVersions") {
             return Self::default();
         }
         let query = question.uri.query().unwrap_or_default();

@@ -4,14 +4,26 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use s3s::dto::*;
-use s3s::{S3, S3Request, S3Response, S3Result};
+use s3s::{S3, S3Error, S3Request, S3Response, S3Result};
 
-use crate::gate::Core;
-use crate::ops::{acl, buckets, copy, delete, get, listing, multipart, put, settings, tags};
+use crate::access::context;
+use crate::gate::{Core, RequestContext};
+use crate::ops::{acl, buckets, copy, delete, get, listing, multipart, probes, put, settings, tags};
 
 /// The operations.
 pub(crate) struct Api {
     pub(crate) core: Arc<Core>,
+}
+
+impl Api {
+    fn complete(&self, context: &RequestContext, error: S3Error) -> S3Error {
+        // A copy has two buckets and looks after that itself.
+        let is_copy = ["CopyObject", "UploadPartCopy"].contains(&context.operation());
+        match context.asker.get().and_then(|asker| asker.bucket.as_ref()).filter(|_| !is_copy) {
+            Some(bucket) => self.core.conceal(context, bucket, error),
+            None => error,
+        }
+    }
 }
 
 /// One method for each operation: it is done by a function of the same name.
@@ -20,7 +32,9 @@ macro_rules! operations {
         #[async_trait]
         impl S3 for Api {
             $(async fn $name(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
-                $module::$name(&self.core, request).await
+                let context = context(&request.extensions)?;
+                let answer = $module::$name(&self.core, request).await;
+                answer.map_err(|error| self.complete(&context, error))
             })*
         }
     };
@@ -44,6 +58,7 @@ operations! {
     get::get_object(GetObjectInput) -> GetObjectOutput;
     get::get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput;
     get::head_object(HeadObjectInput) -> HeadObjectOutput;
+    listing::list_object_versions(ListObjectVersionsInput) -> ListObjectVersionsOutput;
     listing::list_objects(ListObjectsInput) -> ListObjectsOutput;
     listing::list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output;
     multipart::abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput;
@@ -52,6 +67,18 @@ operations! {
     multipart::list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput;
     multipart::list_parts(ListPartsInput) -> ListPartsOutput;
     multipart::upload_part(UploadPartInput) -> UploadPartOutput;
+    probes::get_bucket_accelerate_configuration(GetBucketAccelerateConfigurationInput) -> GetBucketAccelerateConfigurationOutput;
+    probes::get_bucket_encryption(GetBucketEncryptionInput) -> GetBucketEncryptionOutput;
+    probes::get_bucket_lifecycle_configuration(GetBucketLifecycleConfigurationInput) -> GetBucketLifecycleConfigurationOutput;
+    probes::get_bucket_logging(GetBucketLoggingInput) -> GetBucketLoggingOutput;
+    probes::get_bucket_notification_configuration(GetBucketNotificationConfigurationInput) -> GetBucketNotificationConfigurationOutput;
+    probes::get_bucket_ownership_controls(GetBucketOwnershipControlsInput) -> GetBucketOwnershipControlsOutput;
+    probes::get_bucket_policy_status(GetBucketPolicyStatusInput) -> GetBucketPolicyStatusOutput;
+    probes::get_bucket_replication(GetBucketReplicationInput) -> GetBucketReplicationOutput;
+    probes::get_bucket_request_payment(GetBucketRequestPaymentInput) -> GetBucketRequestPaymentOutput;
+    probes::get_bucket_website(GetBucketWebsiteInput) -> GetBucketWebsiteOutput;
+    probes::get_object_lock_configuration(GetObjectLockConfigurationInput) -> GetObjectLockConfigurationOutput;
+    probes::get_public_access_block(GetPublicAccessBlockInput) -> GetPublicAccessBlockOutput;
     put::put_object(PutObjectInput) -> PutObjectOutput;
     settings::delete_bucket_cors(DeleteBucketCorsInput) -> DeleteBucketCorsOutput;
     settings::delete_bucket_policy(DeleteBucketPolicyInput) -> DeleteBucketPolicyOutput;

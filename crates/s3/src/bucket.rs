@@ -11,6 +11,7 @@ use s3s::{S3Error, S3Result, s3_error};
 
 use crate::cors::CorsRules;
 use crate::error::object_error;
+use crate::identity::Identity;
 use crate::policy::{Policy, PolicyOf};
 
 /// Buckets that are remembered.
@@ -19,6 +20,8 @@ const BUCKETS_MAX: usize = 10_000;
 pub(crate) const POLICY: &str = "policy";
 pub(crate) const CORS: &str = "cors";
 pub(crate) const TAGS: &str = "tags";
+/// The number of the user that the bucket belongs to, in decimal digits.
+pub(crate) const OWNER: &str = "owner";
 
 /// A bucket, with what is set for it.
 pub(crate) struct Bucket {
@@ -26,10 +29,17 @@ pub(crate) struct Bucket {
     pub(crate) ino: Ino,
     pub(crate) policy: Option<Arc<Policy>>,
     pub(crate) cors: Option<Arc<CorsRules>>,
+    /// The user who made it through S3.
+    pub(crate) owner: Option<u32>,
     settings: Vec<(String, Bytes)>,
 }
 
 impl Bucket {
+    /// Whether somebody may do everything with it that no policy denies.
+    pub(crate) fn belongs_to(&self, identity: Option<&Identity>) -> bool {
+        identity.is_some_and(|identity| self.owner == Some(identity.user.id))
+    }
+
     /// A setting as it is stored.
     pub(crate) fn setting(&self, name: &str) -> Option<&Bytes> {
         self.settings.iter().find(|(other, _)| other == name).map(|(_, value)| value)
@@ -96,7 +106,8 @@ impl Buckets {
             None => None,
         };
         let cors = find(CORS).and_then(|text| CorsRules::parse(text)).map(Arc::new);
-        Ok(Bucket { name: name.to_owned(), ino, policy, cors, settings })
+        let owner = find(OWNER).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
+        Ok(Bucket { name: name.to_owned(), ino, policy, cors, owner, settings })
     }
 
     fn known(&self, name: &str) -> Option<Arc<Bucket>> {

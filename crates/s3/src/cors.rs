@@ -91,7 +91,7 @@ impl CorsRules {
                 id: rule.id,
                 origins: rule.allowed_origins,
                 methods: rule.allowed_methods,
-                headers: headers.iter().map(|name| name.to_ascii_lowercase()).collect(),
+                headers,
                 expose: rule.expose_headers.unwrap_or_default(),
                 max_age_s: rule.max_age_seconds,
             })
@@ -118,12 +118,17 @@ impl CorsRules {
         self.0.iter().find(|rule| {
             rule.origins.iter().any(|pattern| fits(pattern, origin))
                 && rule.methods.contains(&cross.method)
-                && cross.headers.iter().all(|name| rule.headers.iter().any(|pattern| fits(pattern, name)))
+                && cross.headers.iter().all(|name| rule.allows_header(name))
         })
     }
 }
 
 impl Rule {
+    /// Whether requests may have a header; the letter case of names means nothing. `name` is in lower case.
+    fn allows_header(&self, name: &str) -> bool {
+        self.headers.iter().any(|pattern| fits(&pattern.to_ascii_lowercase(), name))
+    }
+
     /// Tells the browser.
     pub(crate) fn answer(&self, cross: &Cross, headers: &mut HeaderMap) {
         let mut set = |name, text: &str| {
@@ -167,6 +172,8 @@ mod tests {
         };
         let rules = CorsRules::from_s3(vec![rule]).unwrap();
         let rules = CorsRules::parse(&rules.to_bytes().unwrap()).unwrap();
+        let told = rules.to_s3();
+        assert_eq!(told[0].allowed_headers.as_deref().unwrap(), ["x-amz-*", "Content-Type"], "as it was put");
         let mut headers = HeaderMap::new();
         headers.insert(header::ORIGIN, origin.parse().unwrap());
         headers.insert(header::ACCESS_CONTROL_REQUEST_METHOD, method.parse().unwrap());

@@ -27,15 +27,17 @@ use crate::answer;
 use crate::api::Api;
 use crate::bucket::{Bucket, Buckets};
 use crate::cors;
-use crate::error::body_error;
+use crate::error::{body_error, custom};
 use crate::hash::DocumentCheck;
 use crate::identity::{Audit, AuditEntry, Identities, Identity};
+use crate::minio::MinioQuestion;
 use crate::multirange::RangeRoute;
 use crate::read::StreamBudget;
 use crate::route::{Routes, TokenRoute};
 use crate::screen::{self, Signed};
 use crate::server::{
-    BodyRules, Chunked, ChunkedError, Coding, Finisher, FormHead, Framing, Limits, RequestBody, Unread,
+    Answering, BodyRules, Chunked, ChunkedError, Coding, Finisher, FormHead, Framing, Limits, RequestBody,
+    Unread,
 };
 
 /// Largest document in a request: a list of 10,000 parts with checksums takes 2.5 MiB.
@@ -87,6 +89,10 @@ pub struct GateOptions {
     pub bodies_bytes: u64,
 }
 
+/// Marks an answer whose request has more body than was read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LeftUnread;
+
 /// Where a request came from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
@@ -134,8 +140,12 @@ impl RequestContext {
             Some(error) if response.status() == StatusCode::INTERNAL_SERVER_ERROR => refuse(error),
             _ => response,
         };
-        let operation = self.told.lock().expect("no holder of this lock panics").operation;
-        answer::complete(response, operation, &self.request_id)
+        answer::complete(response, self.operation(), &self.request_id)
+    }
+
+    /// The name of what is asked for; empty before that is known.
+    pub(crate) fn operation(&self) -> &'static str {
+        self.told.lock().expect("no holder of this lock panics").operation
     }
 }
 
@@ -266,6 +276,10 @@ impl Gate {
         tokio::time::timeout(REQUEST_WAIT, turn).await.ok()?
     }
 
+    pub(crate) fn new_request_id(&self) -> String {
+        format!("{:016X}", self.ids.fetch_add(1, Ordering::Relaxed))
+    }
+
     /// Answers a request.
     pub(crate) async fn answer(
         self: Arc<Self>,
@@ -278,13 +292,16 @@ impl Gate {
         entry.record.began_ns = self.core.env.clock.wall_ns();
         let begun_ns = self.core.env.clock.boot_ns();
         self.core.client.note_use();
-        let id = format!("{:016X}", self.ids.fetch_add(1, Ordering::Relaxed));
+        let id = self.new_request_id();
         entry.record.source_ip = Some(origin.ip);
         let context = Arc::new(RequestContext::new(origin, id.clone()));
         let cross = cors::Cross::of(request.method(), request.headers());
         let bucket = cross.as_ref().and_then(|_| self.names.bucket(request.uri(), request.headers()));
         let mut response = if request.method() == Method::OPTIONS {
             self.preflight(cross.as_ref(), bucket.as_deref()).await
+        } else if let Some(question) = self.minio_question(&request).await {
+            context.told.lock().expect("no holder of this lock panics").operation = question.operation();
+            context.complete(question.answer(&self.core).await)
         } else {
             self.serve(request, &context, &limits, &mut turn).await
         };
@@ -301,7 +318,25 @@ impl Gate {
         entry.record.request_id = id;
         entry.record.bytes_in = context.unread.bytes();
         let clock = self.core.env.clock.clone();
-        response.map(|body| Answer { body, entry, clock, begun_ns, turn: turn.map(Arc::new) })
+        response.map(|body| Answer {
+            body,
+            entry,
+            clock,
+            begun_ns,
+            turn: turn.map(Arc::new),
+            answering: None,
+        })
+    }
+
+    /// What is asked at an address of MinIO. A bucket of its name keeps its keys, but what needs no signature.
+    async fn minio_question(&self, request: &Request<Incoming>) -> Option<MinioQuestion> {
+        let (bucket, key) = self.names.split(request.uri(), request.headers())?;
+        let question = MinioQuestion::of(request.method(), &bucket, &key)?;
+        let is_for_us = match question {
+            MinioQuestion::Admin => self.core.buckets.get(&bucket).await.is_err(),
+            _ => matches!(Signed::of(request.uri(), request.headers()), Ok(Signed::Not)),
+        };
+        is_for_us.then_some(question)
     }
 
     async fn serve(
@@ -319,6 +354,7 @@ impl Gate {
         if let Err(error) = screen::move_signed_parameters(&parts.uri, &mut parts.headers) {
             return context.complete(refuse(error));
         }
+        screen::take_date(&parts.uri, &mut parts.headers);
         self.take_path_as_signed(&mut parts, context.origin).await;
         parts.extensions.insert(context.clone());
         let is_empty = incoming.is_end_stream();
@@ -333,23 +369,21 @@ impl Gate {
         } else {
             None
         };
-        let coding = match self.coding(&mut parts, unread, is_form, is_empty) {
-            Ok(coding) => coding,
-            Err(error) => return context.complete(refuse(error)),
+        let coding = match has_turn {
+            true => self.coding(&mut parts, unread, is_form, is_empty),
+            false => Err(s3_error!(SlowDown, "Too many requests at once: try again.")),
         };
-        let body = if is_empty {
-            Body::empty()
-        } else {
-            let rules = body_rules(limits, is_form);
-            Body::http_body(RequestBody::new(incoming, coding, rules, unread.clone()))
-        };
-        let request = Request::from_parts(parts, body);
-        let response = if !has_turn {
-            // With what is left of its body, which is read below.
-            let _body = request;
-            refuse(s3_error!(SlowDown, "Too many requests at once: try again."))
-        } else {
-            self.call(request).await
+        let response = match coding {
+            Ok(_) if is_empty => self.call(Request::from_parts(parts, Body::empty())).await,
+            Ok(coding) => {
+                let body = RequestBody::new(incoming, coding, body_rules(limits, is_form), unread.clone());
+                self.call(Request::from_parts(parts, Body::http_body(body))).await
+            }
+            Err(error) => {
+                // Its body is read below.
+                unread.leave(incoming);
+                refuse(error)
+            }
         };
         let response = if is_form { forbid_form(response) } else { response };
         let mut response = context.complete(response);
@@ -361,8 +395,8 @@ impl Gate {
         if refused {
             *turn = None;
         }
-        if refused && (!waits || !has_turn) {
-            unread.drain().await;
+        if refused && (!waits || !has_turn) && !unread.drain().await {
+            response.extensions_mut().insert(LeftUnread);
         }
         // botocore mistakes the answer to the next request on a connection on which it got one instead of that.
         if waits && (refused || is_empty) && version == hyper::Version::HTTP_11 {
@@ -424,14 +458,24 @@ impl Gate {
         if is_empty {
             return Ok(Coding::Plain);
         }
-        match content_length(&parts.headers).filter(|length| is_document && *length <= XML_BYTES_MAX as u64) {
+        if !is_document {
+            return Ok(Coding::Plain);
+        }
+        match content_length(&parts.headers) {
+            Some(length) if length > XML_BYTES_MAX as u64 => Err(s3_error!(
+                MaxMessageLengthExceeded,
+                "The document in the request is too long: bytes={length} most={XML_BYTES_MAX}."
+            )),
             Some(length) => {
                 let query = parts.uri.query().unwrap_or_default();
                 let completes = parts.method == Method::POST && parameter(query, "uploadId").is_some();
                 let check = if completes { DocumentCheck::beside_object } else { DocumentCheck::of };
                 Ok(Coding::Document(Box::new(check(&parts.headers, length)?)))
             }
-            None => Ok(Coding::Plain),
+            None => Err(s3_error!(
+                MissingContentLength,
+                "A document in a request needs the Content-Length header."
+            )),
         }
     }
 
@@ -444,22 +488,31 @@ impl Gate {
 
     async fn preflight(&self, cross: Option<&cors::Cross>, bucket: Option<&str>) -> Response<Body> {
         let Some(cross) = cross else {
-            return refuse(s3_error!(
-                InvalidRequest,
-                "Insufficient information. Origin request header needed."
+            return refuse(custom(
+                "BadRequest",
+                StatusCode::BAD_REQUEST,
+                "Insufficient information. The headers Origin and Access-Control-Request-Method are needed.",
             ));
         };
         let rules = match bucket {
             Some(bucket) => self.core.buckets.get(bucket).await.ok().and_then(|bucket| bucket.cors.clone()),
             None => None,
         };
-        match rules.is_some_and(|rules| rules.matching(cross).is_some()) {
+        let Some(rules) = rules else {
+            return refuse(custom(
+                "AccessForbidden",
+                StatusCode::FORBIDDEN,
+                "CORSResponse: CORS is not enabled for this bucket.",
+            ));
+        };
+        match rules.matching(cross).is_some() {
             true => Response::new(Body::empty()),
-            false => refuse(s3_error!(
-                AccessDenied,
+            false => refuse(custom(
+                "AccessForbidden",
+                StatusCode::FORBIDDEN,
                 "CORSResponse: This CORS request is not allowed. This is usually because the evaluation of Origin, \
                  request method / Access-Control-Request-Method or Access-Control-Request-Headers are not whitelisted \
-                 by the resource's CORS spec."
+                 by the resource's CORS spec.",
             )),
         }
     }
@@ -581,6 +634,14 @@ pub(crate) struct Answer {
     clock: Arc<dyn base::env::Clock>,
     begun_ns: u64,
     turn: Option<Arc<Turn>>,
+    answering: Option<Answering>,
+}
+
+impl Answer {
+    /// Keeps it until the answer has come to its end.
+    pub(crate) fn keep(&mut self, answering: Answering) {
+        self.answering = Some(answering);
+    }
 }
 
 /// A piece of an answer up to this size waits for its client in what a connection may have anyway.

@@ -91,6 +91,8 @@ pub struct PolicyRequest<'a> {
     pub bucket: &'a str,
     /// The object's key; `None` for requests about the bucket itself.
     pub key: Option<&'a str>,
+    /// Whether the bucket belongs to who asks.
+    pub owns_bucket: bool,
     /// The policy of the bucket.
     pub bucket_policy: Option<&'a Policy>,
     /// Where the request came from.
@@ -110,7 +112,7 @@ pub struct PolicyRequest<'a> {
 /// Whether a request may be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Some policy allows it, or an administrator asks, and none denies it.
+    /// Some policy allows it, or an administrator or the bucket's owner asks, and none denies it.
     Allowed,
     /// A policy denies it explicitly.
     Denied,

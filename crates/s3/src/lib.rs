@@ -17,6 +17,7 @@ mod hash;
 mod identity;
 mod instant;
 mod key;
+mod minio;
 mod multirange;
 mod ops;
 pub mod policy;

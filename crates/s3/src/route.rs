@@ -89,6 +89,7 @@ impl S3Route for TokenRoute {
             action: "",
             bucket: "",
             key: None,
+            owns_bucket: false,
             bucket_policy: None,
             source_ip: Some(context.origin.ip),
             is_secure: context.origin.is_secure,

@@ -10,6 +10,8 @@ use s3s::{S3Result, s3_error};
 
 use crate::access::{decoded, parameter};
 use crate::error::custom;
+use crate::hash;
+use crate::server::FormFields;
 
 /// Query parameters that make another operation of a request. Where they fit no operation, the library takes the one
 /// without them: a PUT of a retention would replace the object.
@@ -59,6 +61,8 @@ const SUBRESOURCES: &[&str] = &[
 /// Parameters of signatures, some of which have headers for parameters, and of programs that name the operation.
 const ANYWHERE: &[&str] = &["x-id", "AWSAccessKeyId", "Signature", "Expires", "content-type", "content-md5"];
 
+const AMZ_DATE: HeaderName = HeaderName::from_static("x-amz-date");
+
 /// Headers of a signature that are part of what is signed in another way.
 const SIGNED_OTHERWISE: &[&str] = &["x-amz-content-sha256", "x-amz-date"];
 
@@ -81,6 +85,19 @@ fn own_parameters(operation: &str) -> &'static [&'static str] {
         "GetObjectAcl" | "PutObjectAcl" => &["acl", "versionId"],
         "GetBucketLocation" => &["location"],
         "GetBucketVersioning" => &["versioning"],
+        "GetBucketAccelerateConfiguration" => &["accelerate"],
+        "GetBucketEncryption" => &["encryption"],
+        "GetBucketLifecycleConfiguration" => &["lifecycle"],
+        "GetBucketLogging" => &["logging"],
+        "GetBucketNotificationConfiguration" => &["notification"],
+        "GetBucketOwnershipControls" => &["ownershipControls"],
+        "GetBucketPolicyStatus" => &["policyStatus"],
+        "GetBucketReplication" => &["replication"],
+        "GetBucketRequestPayment" => &["requestPayment"],
+        "GetBucketWebsite" => &["website"],
+        "GetObjectLockConfiguration" => &["object-lock"],
+        "GetPublicAccessBlock" => &["publicAccessBlock"],
+        "ListObjectVersions" => &["versions"],
         "GetObjectAttributes" => &["attributes"],
         "DeleteObject" => &["versionId"],
         "DeleteObjects" => &["delete"],
@@ -119,6 +136,10 @@ pub(crate) fn check_parameters(operation: &str, uri: &Uri) -> S3Result<()> {
         if fits_anywhere(&name) || own.contains(&name.as_ref()) {
             continue;
         }
+        // The library takes it for a list of version 1.
+        if operation == "ListObjects" && name == "list-type" {
+            return Err(s3_error!(InvalidArgument, "Invalid List Type specified in Request: there is 2."));
+        }
         if !reads(operation) || SUBRESOURCES.contains(&name.as_ref()) {
             return Err(s3_error!(
                 NotImplemented,
@@ -127,6 +148,88 @@ pub(crate) fn check_parameters(operation: &str, uri: &Uri) -> S3Result<()> {
         }
     }
     Ok(())
+}
+
+/// What headers begin with that ask for encryption, of an object or of the source of a copy.
+const ENCRYPTION: [&str; 2] = ["x-amz-server-side-encryption", "x-amz-copy-source-server-side-encryption"];
+
+/// Whether a header, or the field of a form, is about encryption.
+pub(crate) fn is_about_encryption(name: &str) -> bool {
+    ENCRYPTION
+        .iter()
+        .any(|start| name.get(..start.len()).is_some_and(|head| head.eq_ignore_ascii_case(start)))
+}
+
+/// Refuses every header about encryption: whoever sends one must not take what is stored for encrypted.
+pub(crate) fn check_encryption(operation: &str, headers: &HeaderMap) -> S3Result<()> {
+    match headers.keys().map(HeaderName::as_str).find(|name| is_about_encryption(name)) {
+        None => Ok(()),
+        Some(name) if reads(operation) => Err(s3_error!(
+            InvalidRequest,
+            "The encryption parameters are not applicable to this object: it is not encrypted. Header: {name}."
+        )),
+        Some(name) => Err(s3_error!(NotImplemented, "Server-side encryption is not implemented: {name}.")),
+    }
+}
+
+/// Refuses a form that has a policy and no signature, and one whose policy ends at a time that is not written as ISO 8601
+/// has it; the protocol library reads others as well.
+pub(crate) fn check_form(form: &FormFields) -> S3Result<()> {
+    let Some(policy) = &form.policy else { return Ok(()) };
+    if !form.is_signed {
+        return Err(s3_error!(
+            InvalidArgument,
+            "Bucket POST must contain a field named 'X-Amz-Signature', or 'Signature'. If it is specified, please check the order of the fields."
+        ));
+    }
+    let policy = hash::unbase64(policy.trim().as_bytes()).unwrap_or_default();
+    let policy: serde_json::Value = serde_json::from_slice(&policy).unwrap_or_default();
+    match policy["expiration"].as_str() {
+        Some(text) if !is_iso_8601(text) => Err(s3_error!(
+            InvalidPolicyDocument,
+            "Invalid Policy: Invalid 'expiration' value: '{text}' is not like 2026-12-01T12:00:00.000Z."
+        )),
+        // What else is wrong with it is for the library to say.
+        _ => Ok(()),
+    }
+}
+
+/// Whether a time is like `2026-12-01T12:00:00.000Z`.
+fn is_iso_8601(text: &str) -> bool {
+    let Some((at, rest)) = text.split_at_checked(19) else { return false };
+    let is_time = at.bytes().zip(*b"0000-00-00T00:00:00").all(|(byte, like)| match like {
+        b'0' => byte.is_ascii_digit(),
+        _ => byte == like,
+    });
+    let fraction = rest
+        .strip_suffix('Z')
+        .map(|rest| rest.strip_prefix('.').unwrap_or(if rest.is_empty() { "0" } else { "" }));
+    is_time
+        && fraction
+            .is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Makes `x-amz-date` of the header `Date`, which may stand alone in a request signed by version 4; the protocol library
+/// wants the other. What is signed stays the same: both are the same time.
+pub(crate) fn take_date(uri: &Uri, headers: &mut HeaderMap) {
+    if headers.contains_key(AMZ_DATE) || !matches!(Signed::of(uri, headers), Ok(Signed::Four(_))) {
+        return;
+    }
+    let text = headers.get(header::DATE).and_then(|value| value.to_str().ok());
+    let at_s = text.and_then(|text| amz_date_s(text).or_else(|| mail_date_s(text)));
+    let at = at_s.and_then(|at_s| time::OffsetDateTime::from_unix_timestamp(at_s).ok());
+    if let Some(at) = at.filter(|at| (0..10_000).contains(&at.year())) {
+        let text = format!(
+            "{:04}{:02}{:02}T{:02}{:02}{:02}Z",
+            at.year(),
+            u8::from(at.month()),
+            at.day(),
+            at.hour(),
+            at.minute(),
+            at.second()
+        );
+        headers.insert(AMZ_DATE, HeaderValue::from_str(&text).expect("digits are valid"));
+    }
 }
 
 /// How a request says that it is signed. A form says so in its fields.
@@ -355,7 +458,36 @@ mod tests {
         check("GetObject", "versionId=null&response-content-type=a&cache-buster=1", true);
         check("ListObjectsV2", "list-type=2&prefix=a&abac", false);
         check("GetObject", "torrent", false);
+        check("ListObjects", "list-type=3", false);
+        check("ListObjects", "list-type", false);
+        check("ListObjects", "prefix=list-type", true);
         check("PutObject", "", true);
+    }
+
+    #[test]
+    fn no_header_about_encryption_is_ignored() {
+        #[track_caller]
+        fn check(operation: &str, name: &'static str, code: Option<&str>) {
+            let headers =
+                HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static("x"))]);
+            let found = check_encryption(operation, &headers);
+            assert_eq!(found.as_ref().err().map(|error| error.code().as_str()), code, "{operation} {name}");
+        }
+        for rest in
+            ["", "-customer-algorithm", "-customer-key", "-customer-key-md5", "-aws-kms-key-id", "-context"]
+        {
+            let name = format!("x-amz-server-side-encryption{rest}").leak();
+            check("PutObject", name, Some("NotImplemented"));
+            check("GetObject", name, Some("InvalidRequest"));
+            check("HeadObject", name, Some("InvalidRequest"));
+        }
+        check(
+            "CreateMultipartUpload",
+            "x-amz-server-side-encryption-bucket-key-enabled",
+            Some("NotImplemented"),
+        );
+        check("CopyObject", "x-amz-copy-source-server-side-encryption-customer-key", Some("NotImplemented"));
+        check("PutObject", "x-amz-storage-class", None);
     }
 
     #[test]
@@ -464,6 +596,53 @@ mod tests {
             signed.insert("x-amz-date", bad.parse().unwrap());
             assert!(!check(&plain, &signed, at_s), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_date_alone_is_enough() {
+        #[track_caller]
+        fn check(authorization: &str, date: &str, expected: Option<&str>) {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, authorization.parse().unwrap());
+            headers.insert(header::DATE, date.parse().unwrap());
+            take_date(&"/b/k".parse().unwrap(), &mut headers);
+            let made = headers.get("x-amz-date").map(|value| value.to_str().unwrap());
+            assert_eq!(made, expected, "{authorization} {date}");
+        }
+        let four = "AWS4-HMAC-SHA256 Credential=a/b, SignedHeaders=date;host, Signature=0";
+        check(four, "Fri, 24 May 2013 00:00:00 GMT", Some("20130524T000000Z"));
+        check(four, "20130524T000000Z", Some("20130524T000000Z"));
+        check(four, "yesterday", None);
+        check("AWS a:b", "Fri, 24 May 2013 00:00:00 GMT", None);
+    }
+
+    #[test]
+    fn forms_are_signed_and_end_at_a_time_that_is_written_clearly() {
+        #[track_caller]
+        fn check(expiration: &str, is_signed: bool, code: Option<&str>) {
+            let policy = format!(r#"{{"expiration":"{expiration}","conditions":[]}}"#);
+            let policy = Some(hash::base64(policy.as_bytes()));
+            let found = check_form(&FormFields { policy, is_signed, ..FormFields::default() });
+            let found = found.as_ref().err().map(|error| error.code().as_str());
+            assert_eq!(found, code, "{expiration} {is_signed}");
+        }
+        for fine in ["2026-12-01T12:00:00Z", "2026-12-01T12:00:00.000Z", "2026-12-01T12:00:00.123456Z"] {
+            check(fine, true, None);
+            check(fine, false, Some("InvalidArgument"));
+        }
+        for bad in [
+            "2026-12-01 12:00:00+00:00",
+            "2026-12-01 12:00:00Z",
+            "2026-12-01t12:00:00z",
+            "2026-12-01T12:00:00",
+            "2026-12-01T12:00:00+00:00",
+            "2026-12-01T12:00:00.Z",
+            "2026-12-01",
+            "",
+        ] {
+            check(bad, true, Some("InvalidPolicyDocument"));
+        }
+        assert!(check_form(&FormFields::default()).is_ok());
     }
 
     #[test]

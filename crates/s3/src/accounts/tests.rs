@@ -202,6 +202,7 @@ fn roles_and_session_policies_limit_and_a_role_that_is_gone_allows_nothing() {
             action,
             bucket,
             key: Some("k"),
+            owns_bucket: false,
             bucket_policy: None,
             source_ip: None,
             is_secure: false,

@@ -7,11 +7,13 @@ use client::object::Conditions;
 use s3s::dto::*;
 use s3s::{S3Error, S3Request, S3Response, S3Result, s3_error};
 
+use super::canned::BucketAcl;
 use super::{Asked, check_version};
+use crate::bucket::POLICY;
 use crate::error::object_error;
 use crate::gate::Core;
 
-fn unsupported() -> S3Error {
+pub(crate) fn unsupported() -> S3Error {
     s3_error!(
         AccessControlListNotSupported,
         "The bucket does not allow ACLs: use policies, or the permissions of files."
@@ -28,10 +30,6 @@ pub(crate) fn check_canned(acl: Option<&str>) -> S3Result<()> {
 
 pub(crate) fn check_object_acl_header(acl: Option<&ObjectCannedACL>) -> S3Result<()> {
     check_canned(acl.map(ObjectCannedACL::as_str))
-}
-
-pub(crate) fn check_bucket_acl_header(acl: Option<&BucketCannedACL>) -> S3Result<()> {
-    check_canned(acl.map(BucketCannedACL::as_str))
 }
 
 /// Refuses grants in headers: those that objects and buckets have, and further ones by name.
@@ -57,7 +55,7 @@ pub(crate) fn owner(uid: u32) -> Owner {
     Owner { display_name: None, id: Some(uid.to_string()) }
 }
 
-fn full_control(uid: u32) -> Vec<Grant> {
+pub(crate) fn full_control(uid: u32) -> Vec<Grant> {
     let grantee = Grantee {
         display_name: None,
         email_address: None,
@@ -71,11 +69,15 @@ fn full_control(uid: u32) -> Vec<Grant> {
     }]
 }
 
+/// Whether the owner that a client names is this user.
+pub(crate) fn is_own(owner: &Owner, uid: u32) -> bool {
+    owner.id.as_deref().is_none_or(|id| id == uid.to_string())
+}
+
 /// An ACL that says what holds anyway, as reading it answers: programs that copy put it back.
 fn check_policy(policy: Option<&AccessControlPolicy>, uid: u32) -> S3Result<()> {
     let Some(policy) = policy else { return Ok(()) };
     let id = uid.to_string();
-    let is_owner = |owner: &Owner| owner.id.as_deref().is_none_or(|owner| owner == id);
     let gives_all = |grant: &Grant| {
         let permission = grant.permission.as_ref().map(Permission::as_str);
         let grantee = grant.grantee.as_ref().and_then(|grantee| grantee.id.as_deref());
@@ -83,7 +85,7 @@ fn check_policy(policy: Option<&AccessControlPolicy>, uid: u32) -> S3Result<()> 
     };
     let grants = policy.grants.as_deref().unwrap_or_default();
     match grants {
-        [grant] if gives_all(grant) && policy.owner.as_ref().is_none_or(is_owner) => Ok(()),
+        [grant] if gives_all(grant) && policy.owner.as_ref().is_none_or(|owner| is_own(owner, uid)) => Ok(()),
         _ => Err(unsupported()),
     }
 }
@@ -93,9 +95,11 @@ pub(crate) async fn get_bucket_acl(
     request: S3Request<GetBucketAclInput>,
 ) -> S3Result<S3Response<GetBucketAclOutput>> {
     let asked = Asked::of(&request.extensions)?;
-    let attr = core.client.getattr(asked.bucket()?.ino).await.map_err(|error| object_error(error.into()))?;
+    let bucket = asked.bucket()?;
+    let attr = core.client.getattr(bucket.ino).await.map_err(|error| object_error(error.into()))?;
+    let acl = BucketAcl::of_policy(bucket.setting(POLICY).map(AsRef::as_ref));
     Ok(S3Response::new(GetBucketAclOutput {
-        grants: Some(full_control(attr.uid)),
+        grants: Some(acl.grants(attr.uid)),
         owner: Some(owner(attr.uid)),
     }))
 }
@@ -122,10 +126,19 @@ pub(crate) async fn put_bucket_acl(
 ) -> S3Result<S3Response<PutBucketAclOutput>> {
     let asked = Asked::of(&request.extensions)?;
     let input = request.input;
-    check_bucket_acl_header(input.acl.as_ref())?;
     check_grants!(input, grant_write);
-    let attr = core.client.getattr(asked.bucket()?.ino).await.map_err(|error| object_error(error.into()))?;
-    check_policy(input.access_control_policy.as_ref(), attr.uid)?;
+    let bucket = asked.bucket()?;
+    let attr = core.client.getattr(bucket.ino).await.map_err(|error| object_error(error.into()))?;
+    let wanted = match (&input.acl, &input.access_control_policy) {
+        (Some(acl), _) => BucketAcl::of_canned(acl)?,
+        (None, Some(policy)) => BucketAcl::of_grants(policy, attr.uid)?,
+        (None, None) => BucketAcl::Private,
+    };
+    let policy = bucket.setting(POLICY).map(AsRef::as_ref);
+    if wanted != BucketAcl::of_policy(policy) {
+        let changed = wanted.change(policy, &bucket.name)?;
+        core.buckets.set(bucket, POLICY, changed.map(Into::into)).await?;
+    }
     Ok(S3Response::new(PutBucketAclOutput::default()))
 }
 

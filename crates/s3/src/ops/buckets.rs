@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use base::{FsError, Ino};
-use bytes::Bytes;
-use client::{DirPosition, FileKind, MakeNode, OpenIntent};
+use client::object::ObjectError;
+use client::{DirPosition, FileKind};
 use s3s::dto::*;
 use s3s::path::check_bucket_name;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
-use super::acl::{check_bucket_acl_header, check_grants, owner};
+use super::acl::{check_grants, owner};
+use super::canned::BucketAcl;
 use super::{Asked, refuse_unsupported, timestamp};
+use crate::bucket::{OWNER, POLICY};
 use crate::error::object_error;
 use crate::gate::Core;
 
-/// Permissions of a new bucket's directory.
-const BUCKET_MODE: u32 = 0o755;
 /// Directory entries looked at in one step.
 const PAGE: u32 = 1000;
 /// Buckets in one answer, unless the client asks for fewer.
@@ -81,47 +81,56 @@ pub(crate) async fn create_bucket(
 ) -> S3Result<S3Response<CreateBucketOutput>> {
     let asked = Asked::of(&request.extensions)?;
     let input = request.input;
-    check_bucket_acl_header(input.acl.as_ref())?;
+    let acl = input.acl.as_ref().map_or(Ok(BucketAcl::Private), BucketAcl::of_canned)?;
     check_grants!(input, grant_write);
     refuse_unsupported(&[("Object lock", input.object_lock_enabled_for_bucket.unwrap_or(false))])?;
-    if !check_bucket_name(&input.bucket) {
+    if !is_bucket_name(&input.bucket) {
         return Err(s3_error!(InvalidBucketName, "The specified bucket is not valid."));
     }
-    let caller = asked.caller();
-    let make = MakeNode {
-        parent: Ino::ROOT,
-        name: Bytes::copy_from_slice(input.bucket.as_bytes()),
-        kind: FileKind::Directory,
-        mode: BUCKET_MODE,
-        umask: 0,
-        uid: caller.uid,
-        gid: caller.gid,
-        rdev: 0,
-        target: Bytes::new(),
-        open: OpenIntent::None,
-    };
-    match core.client.make(make).await {
-        Ok(attr) => core.client.forget(attr.ino, 1),
-        Err(FsError::Exists) => return Err(existing(core, &input.bucket, caller.uid).await),
-        Err(error) => return Err(object_error(error.into())),
+    let mut settings = Vec::new();
+    if let Some(identity) = asked.identity() {
+        settings.push((OWNER.to_owned(), identity.user.id.to_string().into()));
     }
+    if let Some(policy) = acl.change(None, &input.bucket)? {
+        settings.push((POLICY.to_owned(), policy.into()));
+    }
+    let made = core.client.make_bucket(input.bucket.as_bytes(), settings, asked.caller()).await;
     core.buckets.forget(&input.bucket);
+    match made {
+        Ok(()) => {}
+        Err(ObjectError::Fs(FsError::Exists)) => return Err(existing(core, &asked, &input.bucket).await),
+        Err(error) => return Err(object_error(error)),
+    }
     Ok(S3Response::new(CreateBucketOutput { location: Some(format!("/{}", input.bucket)) }))
 }
 
-async fn existing(core: &Core, name: &str, uid: u32) -> s3s::S3Error {
+/// Names that AWS takes, and none with a dash beside a dot, which clients cannot have in host names.
+fn is_bucket_name(name: &str) -> bool {
+    check_bucket_name(name) && !name.contains("-.") && !name.contains(".-")
+}
+
+async fn existing(core: &Core, asked: &Asked, name: &str) -> s3s::S3Error {
     let Ok(bucket) = core.buckets.get(name).await else {
         return s3_error!(
             BucketAlreadyExists,
             "The requested bucket name is not available: there is a file of that name."
         );
     };
-    match core.client.getattr(bucket.ino).await {
-        Ok(attr) if attr.uid == uid => s3_error!(
+    let is_own = match (asked.identity(), bucket.owner) {
+        (Some(identity), Some(owner)) => identity.user.id == owner,
+        // What was made on the mount is the administrators'.
+        (Some(identity), None) => identity.user.admin,
+        (None, _) => false,
+    };
+    match is_own {
+        true => s3_error!(
             BucketAlreadyOwnedByYou,
             "Your previous request to create the named bucket succeeded and you already own it."
         ),
-        _ => s3_error!(BucketAlreadyExists, "The requested bucket name is not available."),
+        false => s3_error!(
+            BucketAlreadyExists,
+            "The requested bucket name is not available: the bucket belongs to somebody else."
+        ),
     }
 }
 
@@ -161,13 +170,33 @@ pub(crate) async fn delete_bucket(
     let asked = Asked::of(&request.extensions)?;
     asked.bucket()?;
     let name = request.input.bucket;
-    let removed = core.client.rmdir(Ino::ROOT, name.as_bytes()).await;
+    let removed = core.client.remove_bucket(name.as_bytes()).await;
     core.buckets.forget(&name);
     match removed {
         Ok(()) => Ok(S3Response::with_status(DeleteBucketOutput::default(), hyper::StatusCode::NO_CONTENT)),
-        Err(FsError::NotEmpty) => {
+        Err(ObjectError::Fs(FsError::NotEmpty)) => {
             Err(s3_error!(BucketNotEmpty, "The bucket you tried to delete is not empty"))
         }
-        Err(error) => Err(object_error(error.into())),
+        Err(ObjectError::Fs(FsError::NotFound | FsError::NotDirectory)) => {
+            Err(s3_error!(NoSuchBucket, "The specified bucket does not exist."))
+        }
+        Err(error) => Err(object_error(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_new_buckets() {
+        for name in ["abc", "a-b.c1", "x".repeat(63).as_str()] {
+            assert!(is_bucket_name(name), "{name}");
+        }
+        for name in
+            ["foo-.bar", "foo.-bar", "foo..bar", "-foo", "foo-", "Foo", "a_b", "ab", "x".repeat(64).as_str()]
+        {
+            assert!(!is_bucket_name(name), "{name}");
+        }
     }
 }

@@ -44,7 +44,7 @@ async fn source(
     };
     check_version(version_id.as_deref())?;
     let bucket = core.buckets.get(bucket).await?;
-    core.may_also(&asked.context, "s3:GetObject", &bucket, key)?;
+    core.may_also(&asked.context, "s3:GetObject", &bucket, Some(key))?;
     if let Some(owner) = expected_owner {
         core.check_owner(&bucket, owner).await?;
     }
@@ -68,7 +68,6 @@ pub(crate) async fn copy_object(
     let asked = Asked::of(&request.extensions)?;
     let mut input = request.input;
     check_object!(input);
-    super::refuse_unsupported(&[("SSE-C", input.copy_source_sse_customer_algorithm.is_some())])?;
     let from =
         source(core, &asked, &input.copy_source, input.expected_source_bucket_owner.as_deref()).await?;
     let to = asked.name(&input.key)?;
@@ -82,7 +81,7 @@ pub(crate) async fn copy_object(
     let replaces_tags =
         is_replace("tagging", input.tagging_directive.as_ref().map(TaggingDirective::as_str))?;
     if replaces_tags {
-        core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, &input.key)?;
+        core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, Some(&input.key))?;
     }
     let given = object_meta!(input);
     let conditions = destination_conditions(&request.headers)?;
@@ -97,7 +96,7 @@ pub(crate) async fn copy_object(
         given.headers.website_redirect.is_some() && !replaces,
     )])?;
     let head = core.client.head_object(from.name.clone(), from_conditions.clone(), asked.caller()).await;
-    let head = head.map_err(source_error)?;
+    let head = head.map_err(|error| core.conceal(&asked.context, &from.bucket, source_error(error)))?;
     if head.size > COPY_BYTES_MAX {
         return Err(s3_error!(
             InvalidRequest,
@@ -110,9 +109,13 @@ pub(crate) async fn copy_object(
         copied_tags(core, &asked, &from, &input.key, &head)?
     };
     let meta = replaces.then_some(given);
-    let (from, caller) = (from.name, asked.caller());
-    let copy = CopyObject { from, from_conditions, to, conditions, meta, tags, caller };
-    let info = core.client.copy_object(copy).await.map_err(source_error)?;
+    let (source, caller) = (from.name, asked.caller());
+    let copy = CopyObject { from: source, from_conditions, to, conditions, meta, tags, caller };
+    // The source was there a moment ago, so that what is missing is what the copy was to take the place of, mostly.
+    let info = core.client.copy_object(copy).await.map_err(|error| {
+        let error = core.conceal(&asked.context, &from.bucket, source_error(error));
+        asked.bucket().map_or_else(|none| none, |bucket| core.conceal(&asked.context, bucket, error))
+    })?;
     let result = describe_copy(info);
     Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(result), ..CopyObjectOutput::default() }))
 }
@@ -146,8 +149,8 @@ fn copied_tags(
     head: &ObjectInfo,
 ) -> S3Result<Option<Vec<(String, String)>>> {
     let may = core
-        .may_also(&asked.context, "s3:GetObjectTagging", &from.bucket, &from.key)
-        .and_then(|()| core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, to));
+        .may_also(&asked.context, "s3:GetObjectTagging", &from.bucket, Some(&from.key))
+        .and_then(|()| core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, Some(to)));
     match may {
         Ok(()) => Ok(None),
         Err(_) if head.meta.tags.is_empty() => Ok(Some(Vec::new())),
@@ -221,7 +224,8 @@ pub(crate) async fn upload_part_copy(
     let mut copied = None;
     for _ in 0..COPY_ATTEMPTS {
         let info = core.client.get_object(from.name.clone(), conditions.clone(), asked.caller()).await;
-        let source = Source::new(&core.client, info.map_err(source_error)?);
+        let conceal = |error| core.conceal(&asked.context, &from.bucket, source_error(error));
+        let source = Source::new(&core.client, info.map_err(conceal)?);
         copied = copy_part(core, &asked, &source, &part).await?;
         if copied.is_some() {
             break;

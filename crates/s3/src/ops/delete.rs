@@ -56,7 +56,7 @@ pub(crate) async fn delete_objects(
     for object in objects {
         let checked = check_answerable(&object.key)
             .and_then(|()| check_version(object.version_id.as_deref().filter(|version| !version.is_empty())))
-            .and_then(|()| core.may_also(&asked.context, "s3:DeleteObject", bucket, &object.key))
+            .and_then(|()| core.may_also(&asked.context, "s3:DeleteObject", bucket, Some(&object.key)))
             .and_then(|()| asked.name(&object.key));
         let outcome = checked.map(|name| {
             let conditions = Conditions {

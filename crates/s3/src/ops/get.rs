@@ -11,14 +11,13 @@ use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use super::checksum::{checksum_fields, set_checksum};
-use super::{
-    Asked, check_version, http_date, read_conditions, refuse_unsupported, strong, timestamp, wants_range,
-};
+use super::{Asked, check_version, http_date, read_conditions, strong, timestamp, wants_range};
 use crate::error::{custom, object_error};
 use crate::gate::Core;
 use crate::read::Source;
 
 pub(crate) const DEFAULT_TYPE: &str = "binary/octet-stream";
+const TAGGING_COUNT: header::HeaderName = header::HeaderName::from_static("x-amz-tagging-count");
 const PARTS_PAGE: i32 = 1000;
 /// How often a read begins again because the file was cut while it was read.
 const ATTEMPTS: u32 = 4;
@@ -28,6 +27,8 @@ struct Selection {
     bytes: Bytes<u64>,
     content_range: Option<String>,
     parts_count: Option<i32>,
+    /// The checksum of these bytes, if there is one, and how many parts it is of.
+    checksum: Option<(StoredChecksum, usize)>,
 }
 
 /// The error that tells how large the object is.
@@ -50,11 +51,19 @@ fn part_bytes(parts: &[StoredPart], part: i32) -> Option<Bytes<u64>> {
     Some(start..start + len)
 }
 
+/// The checksum of a part, counted as [`part_bytes`] does.
+fn part_checksum(info: &ObjectInfo, part: i32) -> Option<(StoredChecksum, usize)> {
+    let stored = info.meta.parts.get(usize::try_from(part).ok()?.checked_sub(1)?)?;
+    let of = info.meta.checksum.as_ref()?.of;
+    Some((StoredChecksum { of, value: stored.checksum.clone()? }, 0))
+}
+
 fn select(info: &ObjectInfo, range: Option<&Range>, part: Option<i32>) -> S3Result<Selection> {
     let size = info.size;
-    let ranged = |bytes: Bytes<u64>, parts_count| {
+    let of_all = info.meta.checksum.clone().map(|checksum| (checksum, info.meta.parts.len()));
+    let ranged = |bytes: Bytes<u64>, parts_count, checksum| {
         let content_range = format!("bytes {}-{}/{size}", bytes.start, bytes.end - 1);
-        Selection { bytes, content_range: Some(content_range), parts_count }
+        Selection { bytes, content_range: Some(content_range), parts_count, checksum }
     };
     match (range, part) {
         (Some(_), Some(_)) => {
@@ -66,33 +75,39 @@ fn select(info: &ObjectInfo, range: Option<&Range>, part: Option<i32>) -> S3Resu
             if bytes.is_empty() {
                 return Err(unsatisfiable(info));
             }
-            Ok(ranged(bytes, None))
+            let checksum = of_all.filter(|_| bytes == (0..size));
+            Ok(ranged(bytes, None, checksum))
         }
         (None, Some(part)) => {
             let count = info.meta.parts.len() as i32;
             match part_bytes(&info.meta.parts, part) {
                 // What was put in one piece has one part, and no count of them.
                 None if count == 0 && part == 1 => {
-                    Ok(Selection { bytes: 0..size, content_range: None, parts_count: None })
+                    Ok(Selection { bytes: 0..size, content_range: None, parts_count: None, checksum: of_all })
                 }
                 None => Err(custom(
                     "InvalidPartNumber",
                     hyper::StatusCode::RANGE_NOT_SATISFIABLE,
                     "The requested partnumber is not satisfiable",
                 )),
-                Some(bytes) if bytes.is_empty() => {
-                    Ok(Selection { bytes: 0..0, content_range: None, parts_count: Some(count) })
-                }
-                Some(bytes) => Ok(ranged(bytes, Some(count))),
+                Some(bytes) if bytes.is_empty() => Ok(Selection {
+                    bytes: 0..0,
+                    content_range: None,
+                    parts_count: Some(count),
+                    checksum: part_checksum(info, part),
+                }),
+                Some(bytes) => Ok(ranged(bytes, Some(count), part_checksum(info, part))),
             }
         }
-        (None, None) => Ok(Selection { bytes: 0..size, content_range: None, parts_count: None }),
+        (None, None) => {
+            Ok(Selection { bytes: 0..size, content_range: None, parts_count: None, checksum: of_all })
+        }
     }
 }
 
 /// Puts the fields that GET and HEAD share into an output.
 macro_rules! describe {
-    ($output:ident, $info:expr, $mode:expr, $whole:expr) => {{
+    ($output:ident, $info:expr, $mode:expr, $checksum:expr) => {{
         let info: &ObjectInfo = $info;
         let headers = &info.meta.headers;
         $output.accept_ranges = Some("bytes".to_owned());
@@ -113,11 +128,8 @@ macro_rules! describe {
             $output.metadata = Some(info.meta.user.iter().cloned().collect());
         }
         let wanted = $mode.is_some_and(|mode: ChecksumMode| mode.as_str() == ChecksumMode::ENABLED);
-        if wanted
-            && $whole
-            && let Some(checksum) = &info.meta.checksum
-        {
-            $output.checksum_type = set_checksum!($output, checksum, info.meta.parts.len());
+        if wanted && let Some((checksum, parts)) = &$checksum {
+            $output.checksum_type = set_checksum!($output, checksum, *parts);
         }
     }};
 }
@@ -185,7 +197,6 @@ pub(crate) async fn get_object(
     let asked = Asked::of(&request.extensions)?;
     let input = request.input;
     check_version(input.version_id.as_deref())?;
-    refuse_unsupported(&[("SSE-C", input.sse_customer_algorithm.is_some())])?;
     check_overrides(&asked, &input)?;
     let conditions = read_conditions(
         input.if_match.as_ref(),
@@ -204,7 +215,6 @@ pub(crate) async fn get_object(
             Err(base::FsError::Stale) if attempt < ATTEMPTS => continue,
             Err(error) => return Err(object_error(error.into())),
         };
-        let whole = selection.bytes == (0..info.size);
         let mut output = GetObjectOutput {
             body: Some(body.into()),
             content_length: Some((selection.bytes.end - selection.bytes.start) as i64),
@@ -213,7 +223,7 @@ pub(crate) async fn get_object(
             tag_count: Some(info.meta.tags.len() as i32).filter(|count| *count > 0),
             ..GetObjectOutput::default()
         };
-        describe!(output, info, input.checksum_mode, whole);
+        describe!(output, info, input.checksum_mode, selection.checksum);
         return Ok(S3Response::new(output));
     }
     Err(s3_error!(InternalError))
@@ -226,7 +236,6 @@ pub(crate) async fn head_object(
     let asked = Asked::of(&request.extensions)?;
     let input = request.input;
     check_version(input.version_id.as_deref())?;
-    refuse_unsupported(&[("SSE-C", input.sse_customer_algorithm.is_some())])?;
     let conditions = read_conditions(
         input.if_match.as_ref(),
         input.if_none_match.as_ref(),
@@ -240,15 +249,20 @@ pub(crate) async fn head_object(
     };
     let range = input.range.as_ref().filter(|_| wants_range(&request.headers, &info));
     let selection = select(&info, range, input.part_number)?;
-    let whole = selection.bytes == (0..info.size);
+    let tags = info.meta.tags.len();
     let mut output = HeadObjectOutput {
         content_length: Some((selection.bytes.end - selection.bytes.start) as i64),
         content_range: selection.content_range,
         parts_count: selection.parts_count,
         ..HeadObjectOutput::default()
     };
-    describe!(output, &info, input.checksum_mode, whole);
-    Ok(S3Response::new(output))
+    describe!(output, &info, input.checksum_mode, selection.checksum);
+    let mut response = S3Response::new(output);
+    if tags > 0 {
+        // The library knows this header for GET only.
+        response.headers.insert(TAGGING_COUNT, HeaderValue::from(tags));
+    }
+    Ok(response)
 }
 
 pub(crate) async fn get_object_attributes(
@@ -258,7 +272,7 @@ pub(crate) async fn get_object_attributes(
     let asked = Asked::of(&request.extensions)?;
     let input = request.input;
     check_version(input.version_id.as_deref())?;
-    core.may_also(&asked.context, "s3:GetObject", asked.bucket()?, &input.key)?;
+    core.may_also(&asked.context, "s3:GetObject", asked.bucket()?, Some(&input.key))?;
     let name = asked.name(&input.key)?;
     let info =
         core.client.head_object(name, Conditions::default(), asked.caller()).await.map_err(object_error)?;
@@ -316,8 +330,7 @@ fn parts(info: &ObjectInfo, after: Option<i32>, most: Option<i32>) -> S3Result<G
         next_part_number_marker: page.last().and_then(|part| part.part_number),
         part_number_marker: Some(after),
         total_parts_count: Some(info.meta.parts.len() as i32),
-        // S3 lists parts only if they have checksums.
-        parts: Some(page).filter(|_| of.is_some()),
+        parts: Some(page),
     })
 }
 

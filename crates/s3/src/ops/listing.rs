@@ -16,6 +16,8 @@ use crate::gate::Core;
 use crate::hash;
 
 const KEYS_MAX: i32 = 1000;
+/// What S3 calls the version of an object that was put without versions.
+const VERSION: &str = "null";
 /// Pages that one of version 1 may be put together of.
 const PAGES_MAX: usize = 100;
 /// What is not encoded in keys, besides letters and digits.
@@ -242,7 +244,7 @@ pub(crate) async fn list_objects(
         is_truncated: Some(page.next.is_some()),
         contents: Some(contents),
         common_prefixes: Some(common_prefixes),
-        delimiter: input.delimiter.map(|delimiter| encoding.write_text(&delimiter)),
+        delimiter: echoed(input.delimiter, encoding),
         next_marker: page.next.as_ref().and_then(|next| wanted.marker(next)),
         encoding_type: input.encoding_type,
         request_charged: None,
@@ -278,11 +280,74 @@ pub(crate) async fn list_objects_v2(
         next_continuation_token: page.next.as_ref().and_then(token),
         contents: Some(contents),
         common_prefixes: Some(common_prefixes),
-        delimiter: input.delimiter.map(|delimiter| encoding.write_text(&delimiter)),
+        delimiter: echoed(input.delimiter, encoding),
         encoding_type: input.encoding_type,
         start_after: input.start_after.map(|start| encoding.write_text(&start)),
         request_charged: None,
     }))
+}
+
+/// The only version of each object, which S3 calls `null`.
+pub(crate) async fn list_object_versions(
+    core: &Arc<Core>,
+    request: S3Request<ListObjectVersionsInput>,
+) -> S3Result<S3Response<ListObjectVersionsOutput>> {
+    let asked = Asked::of(&request.extensions)?;
+    let input = request.input;
+    let prefix = input.prefix.clone().unwrap_or_default();
+    let delimiter = input.delimiter.clone().unwrap_or_default();
+    let encoding = Encoding::of(input.encoding_type.as_ref())?;
+    let limit = limit(input.max_keys)?;
+    let from = match input.key_marker.as_deref() {
+        None | Some("") if input.version_id_marker.as_deref().is_some_and(|id| !id.is_empty()) => {
+            return Err(s3_error!(
+                InvalidArgument,
+                "A version-id marker cannot be specified without a key marker."
+            ));
+        }
+        None | Some("") => ListFrom::Start,
+        Some(marker) => after(marker, &prefix, &delimiter),
+    };
+    let wanted = Wanted { prefix: &prefix, delimiter: &delimiter, limit, encoding, owners: true };
+    let page = fetch_to_marker(core, &asked, &wanted, from).await?;
+    let (contents, common_prefixes) = write_entries(page.entries, &wanted);
+    let next = page.next.as_ref().and_then(|next| wanted.marker(next));
+    Ok(S3Response::new(ListObjectVersionsOutput {
+        name: Some(input.bucket),
+        prefix: Some(encoding.write_text(&prefix)),
+        key_marker: Some(encoding.write_text(input.key_marker.as_deref().unwrap_or_default())),
+        version_id_marker: Some(input.version_id_marker.unwrap_or_default()),
+        max_keys: Some(limit as i32),
+        is_truncated: Some(page.next.is_some()),
+        versions: Some(contents.into_iter().map(only_version).collect()),
+        common_prefixes: Some(common_prefixes),
+        delimiter: echoed(input.delimiter, encoding),
+        next_version_id_marker: next.as_ref().map(|_| VERSION.to_owned()),
+        next_key_marker: next,
+        encoding_type: input.encoding_type,
+        ..ListObjectVersionsOutput::default()
+    }))
+}
+
+fn only_version(object: Object) -> ObjectVersion {
+    ObjectVersion {
+        checksum_algorithm: object.checksum_algorithm,
+        checksum_type: object.checksum_type,
+        e_tag: object.e_tag,
+        is_latest: Some(true),
+        key: object.key,
+        last_modified: object.last_modified,
+        owner: object.owner,
+        restore_status: None,
+        size: object.size,
+        storage_class: Some(ObjectVersionStorageClass::from_static(ObjectVersionStorageClass::STANDARD)),
+        version_id: Some(VERSION.to_owned()),
+    }
+}
+
+/// The delimiter of a request as the answer tells it: one that is empty is none.
+pub(crate) fn echoed(delimiter: Option<String>, encoding: Encoding) -> Option<String> {
+    delimiter.filter(|delimiter| !delimiter.is_empty()).map(|delimiter| encoding.write_text(&delimiter))
 }
 
 #[cfg(test)]

@@ -2,12 +2,14 @@
 
 pub(crate) mod acl;
 pub(crate) mod buckets;
+pub(crate) mod canned;
 pub(crate) mod checksum;
 pub(crate) mod copy;
 pub(crate) mod delete;
 pub(crate) mod get;
 pub(crate) mod listing;
 pub(crate) mod multipart;
+pub(crate) mod probes;
 pub(crate) mod put;
 pub(crate) mod settings;
 pub(crate) mod tags;

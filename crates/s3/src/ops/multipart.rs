@@ -14,7 +14,7 @@ use s3s::{S3Error, S3Request, S3Response, S3Result, s3_error};
 
 use super::acl::owner;
 use super::checksum::{checksum_fields, checksum_kind, checksums_of, set_checksum};
-use super::listing::Encoding;
+use super::listing::{Encoding, echoed};
 use super::put::{Incoming, ReceivedBody, check_object, discard, object_meta, receive};
 use super::{Asked, strong, timestamp, write_conditions};
 use crate::error::object_error;
@@ -92,7 +92,7 @@ pub(crate) async fn create_multipart_upload(
     check_object!(input);
     let name = asked.name(&input.key)?;
     if input.tagging.is_some() {
-        core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, &input.key)?;
+        core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, Some(&input.key))?;
     }
     let mut meta = object_meta!(input);
     let of = checksum_type(&input)?;
@@ -119,7 +119,6 @@ pub(crate) async fn upload_part(
 ) -> S3Result<S3Response<UploadPartOutput>> {
     let asked = Asked::of(&request.extensions)?;
     let mut input = request.input;
-    super::refuse_unsupported(&[("SSE-C", input.sse_customer_algorithm.is_some())])?;
     let upload = upload(&asked, &input.key, &input.upload_id)?;
     let number = part_number(input.part_number)?;
     let of = begun(core, &upload, asked.caller()).await?.meta.checksum.map(|checksum| checksum.of);
@@ -259,8 +258,10 @@ fn check_claim(
             claim.as_str()
         ));
     }
-    let mut claims = checksums_of!(input).into_iter().zip(checksums_of!(ours));
-    match claims.any(|(claim, ours)| claim.is_some() && claim != ours) {
+    // The value of a composite checksum may come without the number of parts, which the list tells anyway.
+    let bare = checksum_fields(checksum, 0);
+    let mut claims = checksums_of!(input).into_iter().zip(checksums_of!(ours)).zip(checksums_of!(bare));
+    match claims.any(|((claim, ours), bare)| claim.is_some() && claim != ours && claim != bare) {
         true => {
             Err(s3_error!(BadDigest, "The checksum you specified did not match the calculated checksum."))
         }
@@ -490,9 +491,39 @@ pub(crate) async fn list_multipart_uploads(
         is_truncated: Some(page.more),
         uploads: Some(uploads),
         common_prefixes: Some(prefixes),
-        delimiter: input.delimiter.map(|delimiter| encoding.write_text(&delimiter)),
+        delimiter: echoed(input.delimiter, encoding),
         prefix: Some(encoding.write_text(input.prefix.as_deref().unwrap_or_default())),
         encoding_type: input.encoding_type,
         request_charged: None,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use client::object::ChecksumAlgorithm as Algorithm;
+
+    #[track_caller]
+    fn check(kind: ChecksumKind, claim: &str, is_right: bool) {
+        let of = StoredType { algorithm: Algorithm::Crc32c, kind };
+        let checksum = StoredChecksum { of, value: Bytes::from_static(&[0; 4]) };
+        let input = CompleteMultipartUploadInput {
+            checksum_crc32c: Some(claim.to_owned()),
+            ..CompleteMultipartUploadInput::default()
+        };
+        let found = check_claim(&input, &checksum, 2);
+        let code = found.as_ref().err().map(|error| error.code().as_str());
+        assert_eq!(code, (!is_right).then_some("BadDigest"), "{kind:?} {claim}");
+    }
+
+    #[test]
+    fn a_composite_checksum_may_come_without_the_number_of_parts() {
+        check(ChecksumKind::Composite, "AAAAAA==-2", true);
+        check(ChecksumKind::Composite, "AAAAAA==", true);
+        check(ChecksumKind::FullObject, "AAAAAA==", true);
+        for wrong in ["AAAAAA==-3", "AAAAAQ==", "AAAAAQ==-2", "AAAAAA==-", ""] {
+            check(ChecksumKind::Composite, wrong, false);
+        }
+        check(ChecksumKind::FullObject, "AAAAAA==-2", false);
+    }
 }

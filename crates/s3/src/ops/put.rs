@@ -7,16 +7,18 @@ use bytes::{Bytes, BytesMut};
 use client::PutOptions;
 use client::object::{ObjectHeaders, ObjectInfo, ObjectMeta, ObjectName};
 use futures_util::StreamExt;
-use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use hyper::Uri;
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use s3s::dto::*;
 use s3s::stream::ByteStream;
 use s3s::{S3Request, S3Response, S3Result, TrailingHeaders, s3_error};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::checksum::set_checksum;
+use super::listing::Encoding;
 use super::{Asked, acl, refuse_unsupported, strong, tags, write_conditions};
 use crate::error::{body_error, object_error};
-use crate::gate::Core;
+use crate::gate::{Core, Origin};
 use crate::hash::{Claims, Digested, Digests, Passing};
 use crate::server::Unread;
 
@@ -290,8 +292,6 @@ macro_rules! check_object {
             ("Object lock", $input.object_lock_mode.is_some()),
             ("Object lock", $input.object_lock_legal_hold_status.is_some()),
             ("Object lock", $input.object_lock_retain_until_date.is_some()),
-            ("SSE-C", $input.sse_customer_algorithm.is_some()),
-            ("Server-side encryption", $input.server_side_encryption.is_some()),
         ])?;
         $crate::ops::put::check_storage_class($input.storage_class.as_ref())?;
         $crate::ops::acl::check_object_acl_header($input.acl.as_ref())?;
@@ -302,7 +302,7 @@ pub(crate) use check_object;
 
 pub(crate) fn check_storage_class(class: Option<&StorageClass>) -> S3Result<()> {
     match class.map(StorageClass::as_str) {
-        None | Some(StorageClass::STANDARD | StorageClass::REDUCED_REDUNDANCY) => Ok(()),
+        None | Some(StorageClass::STANDARD) => Ok(()),
         Some(_) => Err(s3_error!(
             InvalidStorageClass,
             "The storage class you specified is not valid: there is only STANDARD."
@@ -322,13 +322,15 @@ pub(crate) async fn put_object(
     let is_form = request.method == hyper::Method::POST;
     let form = asked.context.unread.form().filter(|_| is_form);
     if is_form {
-        core.may_also(&asked.context, "s3:PutObject", asked.bucket()?, &input.key)?;
+        core.may_also(&asked.context, "s3:PutObject", asked.bucket()?, Some(&input.key))?;
     }
     acl::check_canned(form.and_then(|form| form.acl.as_deref()))?;
+    let is_to_be_encrypted = form.is_some_and(|form| form.encryption);
+    refuse_unsupported(&[("Server-side encryption", is_to_be_encrypted)])?;
     let name = asked.name(&input.key)?;
     let document = form.and_then(|form| form.tagging.as_deref());
     if input.tagging.is_some() || document.is_some() {
-        core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, &input.key)?;
+        core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, Some(&input.key))?;
     }
     let mut meta = object_meta!(input);
     if let Some(document) = document {
@@ -358,7 +360,27 @@ pub(crate) async fn put_object(
     if let Some(checksum) = &checksum {
         output.checksum_type = set_checksum!(output, checksum, 0);
     }
-    Ok(S3Response::new(output))
+    let mut response = S3Response::new(output);
+    if let Some(form) = form {
+        let origin = asked.context.origin;
+        let place =
+            if form.redirects { None } else { location(origin, &request.uri, &request.headers, &input.key) };
+        if let Some(place) = place {
+            response.headers.insert(header::LOCATION, place);
+        }
+        if let Some(etag) = response.output.e_tag.as_ref().and_then(|etag| etag.value().parse().ok()) {
+            response.headers.insert(header::ETAG, etag);
+        }
+    }
+    Ok(response)
+}
+
+/// The address of an object that a form was posted for, at the address of its bucket.
+fn location(origin: Origin, bucket: &Uri, headers: &HeaderMap, key: &str) -> Option<HeaderValue> {
+    let host = headers.get(header::HOST)?.to_str().ok()?;
+    let scheme = if origin.is_secure { "https" } else { "http" };
+    let (path, key) = (bucket.path().trim_end_matches('/'), Encoding::Url.write_text(key));
+    HeaderValue::from_str(&format!("{scheme}://{host}{path}/{key}")).ok()
 }
 
 /// What the fields of a form say of the digests of its file, as headers would.
@@ -407,6 +429,15 @@ mod tests {
         let found = meta(headers, Some(user), Vec::new());
         let code = found.as_ref().err().map(|error| error.code().as_str());
         assert_eq!(code, (!is_fine).then_some("InvalidArgument"), "{content_type:?} {name:?} {value:?}");
+    }
+
+    #[test]
+    fn there_is_one_storage_class() {
+        let check = |class: &str| check_storage_class(Some(&class.to_owned().into())).is_ok();
+        assert!(check("STANDARD") && check_storage_class(None).is_ok());
+        for class in ["REDUCED_REDUNDANCY", "STANDARD_IA", "GLACIER", "standard", ""] {
+            assert!(!check(class), "{class}");
+        }
     }
 
     #[test]

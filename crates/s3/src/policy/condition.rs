@@ -246,6 +246,11 @@ fn parse_bool(texts: &[String], place: &Place) -> Result<bool, Fault> {
 }
 
 impl Condition {
+    /// Whether it holds for some addresses only.
+    pub(super) fn limits_address(&self) -> bool {
+        self.key == Key::SourceIp && matches!(self.test, Test::Address(_)) && !self.negated && !self.if_exists
+    }
+
     pub(super) fn holds(&self, facts: &Facts<'_>) -> bool {
         let value = self.key.value(facts);
         if let Test::Missing(missing) = self.test {

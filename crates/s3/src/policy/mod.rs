@@ -113,6 +113,15 @@ impl Policy {
         Self { statements: vec![statement] }
     }
 
+    /// Whether it allows something to everybody, wherever they are.
+    pub(crate) fn is_public(&self) -> bool {
+        self.statements.iter().any(|statement| {
+            statement.effect == Effect::Allow
+                && statement.is_about(None)
+                && !statement.conditions.iter().any(Condition::limits_address)
+        })
+    }
+
     /// What it says about a request; a denial wins.
     fn effect(&self, facts: &Facts<'_>) -> Option<Effect> {
         let mut allowed = None;
@@ -150,7 +159,7 @@ impl Statement {
 /// Whether a request may be done, by the policies of who asks and of the bucket.
 ///
 /// An explicit denial wins. A user's own policy or the bucket's must allow; an administrator needs neither, like the
-/// root user of an account. Whatever limits a session must allow as well.
+/// root user of an account, and whom the bucket belongs to neither. Whatever limits a session must allow as well.
 pub fn decide(request: &PolicyRequest<'_>) -> Verdict {
     let joined;
     let resource = match request.key {
@@ -175,7 +184,8 @@ pub fn decide(request: &PolicyRequest<'_>) -> Verdict {
     if denied {
         return Verdict::Denied;
     }
-    let granted = is_admin || own == Some(Effect::Allow) || bucket == Some(Effect::Allow);
+    let granted =
+        is_admin || request.owns_bucket || own == Some(Effect::Allow) || bucket == Some(Effect::Allow);
     let within_limits = limits.iter().all(|effect| *effect == Some(Effect::Allow));
     if granted && within_limits { Verdict::Allowed } else { Verdict::NotAllowed }
 }

@@ -32,6 +32,7 @@ fn request<'a>(action: &'a str, resource: &'a str) -> PolicyRequest<'a> {
         action,
         bucket,
         key,
+        owns_bucket: false,
         bucket_policy: None,
         source_ip: Some("10.1.2.3".parse().unwrap()),
         is_secure: false,
@@ -191,6 +192,44 @@ fn a_policy_that_cannot_be_read_denies_everything_to_administrators_too() {
     };
     let root = Identity { user: root.into(), ..identity("root", true, None, &[]) };
     assert_eq!(decide(&PolicyRequest { identity: Some(&root), ..request("s3:GetObject", "b/k") }), DENIED);
+}
+
+#[test]
+fn whom_a_bucket_belongs_to_may_use_it_unless_a_policy_denies_it() {
+    let nothing: &[&str] = &[];
+    let get = policy(r#""Effect":"Allow","Action":"s3:GetObject","Resource":"*""#);
+    let owner = identity("ann", false, None, nothing);
+    let ask = |who: &Identity, action: &str, bucket: Option<&Policy>| {
+        let request = request(action, "b/k");
+        decide(&PolicyRequest { identity: Some(who), owns_bucket: true, bucket_policy: bucket, ..request })
+    };
+    assert_eq!(ask(&owner, "s3:PutObject", None), OK);
+    let denial =
+        policy(r#""Effect":"Deny","Action":"s3:Put*","Resource":"arn:aws:s3:::b/*","Principal":"*""#);
+    let denial = Policy::parse(denial.as_bytes(), PolicyOf::Bucket("b")).unwrap();
+    assert_eq!(ask(&owner, "s3:PutObject", Some(&denial)), DENIED);
+    assert_eq!(ask(&owner, "s3:GetObject", Some(&denial)), OK);
+    let limited = identity("ann", false, None, &[&get]);
+    assert_eq!(ask(&limited, "s3:GetObject", None), OK);
+    assert_eq!(ask(&limited, "s3:PutObject", None), NO, "a session is limited all the same");
+}
+
+#[test]
+fn a_policy_is_public_if_it_lets_everybody_in_from_everywhere() {
+    #[track_caller]
+    fn check(members: &str, expected: bool) {
+        let text = policy(&format!(r#""Action":"s3:GetObject","Resource":"arn:aws:s3:::b/*",{members}"#));
+        let policy = Policy::parse(text.as_bytes(), PolicyOf::Bucket("b")).unwrap();
+        assert_eq!(policy.is_public(), expected, "{members}");
+    }
+    check(r#""Effect":"Allow","Principal":"*""#, true);
+    check(r#""Effect":"Allow","Principal":{"AWS":"*"}"#, true);
+    check(r#""Effect":"Deny","Principal":"*""#, false);
+    check(r#""Effect":"Allow","Principal":{"AWS":"ann"}"#, false);
+    let address = r#""Effect":"Allow","Principal":"*","Condition":"#;
+    check(&format!(r#"{address}{{"IpAddress":{{"aws:SourceIp":"10.0.0.0/8"}}}}"#), false);
+    check(&format!(r#"{address}{{"NotIpAddress":{{"aws:SourceIp":"10.0.0.0/8"}}}}"#), true);
+    check(&format!(r#"{address}{{"Bool":{{"aws:SecureTransport":"true"}}}}"#), true);
 }
 
 #[test]

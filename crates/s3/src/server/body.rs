@@ -90,23 +90,33 @@ impl Unread {
         self.trailers.get()?.get(name)?.to_str().ok()
     }
 
+    /// Leaves a body that nobody will read.
+    pub(crate) fn leave(&self, body: Incoming) {
+        *self.rest.lock().expect("no holder of this lock panics") = Some(body);
+    }
+
     fn fail(&self, error: S3Error) {
         *self.failure.lock().expect("no holder of this lock panics") = Some(error);
     }
 
-    /// Takes what is left, within limits.
-    pub(crate) async fn drain(&self) {
+    /// Takes what is left, within limits. Returns whether nothing is left. Of a body that is longer than the limits
+    /// nothing is taken, so that its client need not wait for the answer.
+    pub(crate) async fn drain(&self) -> bool {
         let rest = self.rest.lock().expect("no holder of this lock panics").take();
-        let Some(mut rest) = rest else { return };
+        let Some(mut rest) = rest else { return true };
+        if rest.size_hint().lower() > DRAIN_BYTES_MAX {
+            return false;
+        }
         let drain = async {
             let mut left = DRAIN_BYTES_MAX;
             while let Some(Ok(frame)) = std::future::poll_fn(|cx| Pin::new(&mut rest).poll_frame(cx)).await {
                 let len = frame.data_ref().map_or(0, Bytes::len) as u64;
-                let Some(now) = left.checked_sub(len) else { return };
+                let Some(now) = left.checked_sub(len) else { return false };
                 left = now;
             }
+            true
         };
-        let _ = tokio::time::timeout(DRAIN_TIME_MAX, drain).await;
+        tokio::time::timeout(DRAIN_TIME_MAX, drain).await.unwrap_or(false)
     }
 }
 

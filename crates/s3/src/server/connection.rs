@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hyper::Request;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -15,8 +15,9 @@ use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsAcceptor;
 
 use super::io::TimedIo;
+use super::strict::{StrictIo, Wire};
 use super::{LEAVE_PAUSE, Limits, Phase};
-use crate::gate::{Gate, Origin};
+use crate::gate::{Gate, LeftUnread, Origin};
 
 /// First byte of a TLS record with a handshake (RFC 8446, section 5.1).
 const TLS_HANDSHAKE: u8 = 22;
@@ -85,34 +86,46 @@ impl Http {
     {
         let origin = Origin { ip: self.peer.ip(), is_secure };
         let (gate, limits) = (self.gate.clone(), self.limits.clone());
+        let (wire, ids) = (Wire::new(), self.gate.clone());
+        let mut io = StrictIo::new(stream, wire.clone(), move || ids.new_request_id());
         let service = service_fn(move |request: Request<Incoming>| {
+            // Here, before anything is waited for: what comes next is read by it.
+            let (wire, answering) = (wire.clone(), wire.begin(request.body().size_hint().exact()));
             let finisher = gate.finisher().clone();
             let (gate, limits) = (gate.clone(), limits.clone());
             async move {
                 // Whoever goes away before it is their turn is not waited for.
                 let turn = gate.turn(&request).await;
                 let answer = gate.answer(request, origin, limits, turn);
-                Ok::<_, Infallible>(finisher.run(answer).await)
+                let mut response = finisher.run(answer).await;
+                response.body_mut().keep(answering);
+                if response.extensions().get::<LeftUnread>().is_some() {
+                    wire.linger();
+                }
+                Ok::<_, Infallible>(response)
             }
         });
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.limits.header_timeout)
-            .max_buf_size(BUFFER_BYTES_MAX)
-            .max_headers(HEADERS_MAX)
-            .serve_connection(TokioIo::new(stream), service);
-        tokio::pin!(connection);
-        let served = tokio::select! {
-            biased;
-            served = &mut connection => served,
-            () = self.asked_to_end() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
+        let served = {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(self.limits.header_timeout)
+                .max_buf_size(BUFFER_BYTES_MAX)
+                .max_headers(HEADERS_MAX)
+                .serve_connection(TokioIo::new(&mut io), service);
+            tokio::pin!(connection);
+            tokio::select! {
+                biased;
+                served = &mut connection => served,
+                () = self.asked_to_end() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
             }
         };
         if let Err(error) = served {
             tracing::debug!(peer = %self.peer, %error, "S3 connection ended early");
         }
+        io.linger().await;
     }
 
     /// A connection that was just made has a moment to speak.

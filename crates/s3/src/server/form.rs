@@ -8,6 +8,8 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 
+use crate::screen::is_about_encryption;
+
 /// Most bytes before the file: what the protocol library takes as fields, and the heads of all of them.
 const HEAD_BYTES_MAX: usize = 128 << 10;
 const VARIABLE: &str = "${filename}";
@@ -29,6 +31,14 @@ pub(crate) struct FormFields {
     pub(crate) acl: Option<String>,
     /// Tags, as a document.
     pub(crate) tagging: Option<String>,
+    /// Whether any field asks for encryption.
+    pub(crate) encryption: bool,
+    /// What the form was signed with, in base64.
+    pub(crate) policy: Option<String>,
+    /// Whether there is a signature, of either version.
+    pub(crate) is_signed: bool,
+    /// Whether the client is to be sent elsewhere afterwards.
+    pub(crate) redirects: bool,
 }
 
 /// A form up to its file.
@@ -141,6 +151,10 @@ fn scan(form: &[u8], boundary: &[u8]) -> Scan {
             "x-amz-security-token" => start.fields.token = value(),
             "acl" => start.fields.acl = value(),
             "tagging" => start.fields.tagging = value(),
+            "policy" => start.fields.policy = value(),
+            "signature" | "x-amz-signature" => start.fields.is_signed = true,
+            "redirect" | "success_action_redirect" => start.fields.redirects = true,
+            name if is_about_encryption(name) => start.fields.encryption = true,
             _ => {}
         }
         at = value_to + 2;
@@ -156,6 +170,7 @@ mod tests {
             "--b\r\nContent-Disposition: form-data; name=\"key\"\r\n\r\n{key}\r\n\
              --b\r\nContent-Disposition: form-data; name=\"x-amz-security-token\"\r\n\r\ntoken\r\n\
              --b\r\nContent-Disposition: form-data; name=\"Tagging\"\r\n\r\n<Tagging/>\r\n\
+             --b\r\nContent-Disposition: form-data; name=\"X-Amz-Server-Side-Encryption-Customer-Key\"\r\n\r\nk\r\n\
              --b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{filename}\"\r\n\
              Content-Type: text/plain\r\n\r\n--b ${{filename}}\r\n--b--\r\n"
         )
@@ -181,6 +196,8 @@ mod tests {
                 token: Some("token".to_owned()),
                 acl: None,
                 tagging: Some("<Tagging/>".to_owned()),
+                encryption: true,
+                ..FormFields::default()
             };
             assert_eq!(start.fields, fields);
         }

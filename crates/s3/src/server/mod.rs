@@ -9,6 +9,7 @@ mod connection;
 mod finish;
 mod form;
 mod io;
+mod strict;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,7 +27,8 @@ use connection::{Connection, Http};
 pub(crate) use body::{BodyRules, Coding, RequestBody, Unread};
 pub(crate) use chunked::{Chunked, ChunkedError, Framing};
 pub(crate) use finish::Finisher;
-pub(crate) use form::FormHead;
+pub(crate) use form::{FormFields, FormHead};
+pub(crate) use strict::Answering;
 
 /// What one client, or all together, may take.
 #[derive(Debug, Clone)]

@@ -7,6 +7,7 @@ const CLIENT: PolicyRequest<'static> = PolicyRequest {
     action: "",
     bucket: "",
     key: None,
+    owns_bucket: false,
     bucket_policy: None,
     source_ip: None,
     is_secure: true,

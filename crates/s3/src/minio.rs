@@ -1,0 +1,90 @@
+//! Addresses of MinIO that load balancers and its own tools ask: whether the endpoint serves, and its administration, which
+//! is not here.
+
+use std::time::Duration;
+
+use base::Ino;
+use hyper::{Method, Response, StatusCode};
+use s3s::{Body, s3_error};
+
+use crate::gate::{Core, refuse};
+
+/// How long the filesystem may take to answer before it counts as not ready.
+const READY_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// What is asked at such an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MinioQuestion {
+    /// Whether the process serves.
+    IsLive,
+    /// Whether requests can be done.
+    IsReady,
+    /// Something about administration.
+    Admin,
+}
+
+impl MinioQuestion {
+    /// What a request asks; nothing if it is one of S3. `bucket` and `key` are what the address would name.
+    pub(crate) fn of(method: &Method, bucket: &str, key: &str) -> Option<Self> {
+        if bucket != "minio" {
+            return None;
+        }
+        let reads = [Method::GET, Method::HEAD].contains(method);
+        match key {
+            "health/live" if reads => Some(Self::IsLive),
+            "health/ready" | "health/cluster" | "health/cluster/read" if reads => Some(Self::IsReady),
+            _ if key.starts_with("admin/v") => Some(Self::Admin),
+            _ => None,
+        }
+    }
+
+    /// The name of it in the audit log.
+    pub(crate) fn operation(self) -> &'static str {
+        match self {
+            Self::IsLive | Self::IsReady => "HealthCheck",
+            Self::Admin => "MinioAdmin",
+        }
+    }
+
+    pub(crate) async fn answer(self, core: &Core) -> Response<Body> {
+        match self {
+            Self::IsLive => Response::new(Body::empty()),
+            Self::IsReady => {
+                let asked = tokio::time::timeout(READY_TIME_MAX, core.client.getattr(Ino::ROOT)).await;
+                let mut response = Response::new(Body::empty());
+                if !matches!(asked, Ok(Ok(_))) {
+                    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+                }
+                response
+            }
+            Self::Admin => refuse(s3_error!(
+                NotImplemented,
+                "This is Forebay, not MinIO: mc admin does not work here. Use forebay status, user, key and policy on the node."
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(method: Method, bucket: &str, key: &str, expected: Option<MinioQuestion>) {
+        assert_eq!(MinioQuestion::of(&method, bucket, key), expected, "{method} {bucket} {key}");
+    }
+
+    #[test]
+    fn addresses_of_minio_are_known() {
+        use MinioQuestion::{Admin, IsLive, IsReady};
+        check(Method::GET, "minio", "health/live", Some(IsLive));
+        check(Method::HEAD, "minio", "health/ready", Some(IsReady));
+        check(Method::GET, "minio", "health/cluster", Some(IsReady));
+        check(Method::PUT, "minio", "health/live", None);
+        check(Method::GET, "minio", "health/live/x", None);
+        check(Method::GET, "minio2", "health/live", None);
+        check(Method::GET, "minio", "admin/v3/info", Some(Admin));
+        check(Method::PUT, "minio", "admin/v4/x", Some(Admin));
+        check(Method::GET, "minio", "administration", None);
+    }
+}
