@@ -170,11 +170,13 @@ fn texts(data: &[u8]) {
 /// Policies of users and buckets, and what they say about a request. A denial of everything must win.
 fn policy(data: &[u8]) {
     use s3::policy::{Policy, PolicyOf, decide};
+    let tags = [("a".to_owned(), "1".to_owned())];
     let request = s3::PolicyRequest {
         identity: None,
         action: "s3:ListBucket",
         bucket: "b",
         key: Some("home/ann/ß"),
+        owns_bucket: false,
         bucket_policy: None,
         source_ip: Some(std::net::Ipv4Addr::LOCALHOST.into()),
         is_secure: true,
@@ -182,6 +184,12 @@ fn policy(data: &[u8]) {
         prefix: Some("home/"),
         delimiter: None,
         max_keys: Some(1000),
+        more: s3::PolicyFacts {
+            referer: Some("http://example.com/"),
+            existing_tags: Some(&tags),
+            request_tags: Some(&tags),
+            ..s3::PolicyFacts::default()
+        },
     };
     let user = |policy, limits| {
         let policy = Some(std::sync::Arc::new(policy));

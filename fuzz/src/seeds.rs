@@ -124,6 +124,7 @@ const JSON: &[&str] = &[
 
 const POLICIES: &[&str] = &[
     r#"{"Version":"2012-10-17","Statement":[{"Sid":"a","Effect":"Allow","Principal":{"AWS":["ann","arn:aws:iam::1:user/bob"]},"Action":["s3:Get*","s3:List?ucket"],"Resource":["arn:aws:s3:::b","arn:aws:s3:::b/${aws:username}/*"]}]}"#,
+    r#"{"Version":"2012-10-17","Statement":{"Effect":"Allow","Action":"s3:*","Resource":"*","Condition":{"StringEquals":{"s3:ExistingObjectTag/a":"1","s3:RequestObjectTag/a":"1","s3:x-amz-acl":"private"},"ForAnyValue:StringLike":{"s3:RequestObjectTagKeys":["a*"]},"StringLike":{"aws:Referer":"http://*"}}}}"#,
     r#"{"Version":"2012-10-17","Statement":{"Effect":"Deny","NotAction":"s3:*","NotResource":"arn:aws:s3:::b/x","Condition":{"IpAddress":{"aws:SourceIp":["10.0.0.0/8","::1"]},"StringLikeIfExists":{"s3:prefix":"home/${aws:username}/*"},"Bool":{"aws:SecureTransport":"true"}}}}"#,
     r#"{"Version":"2008-10-17","Id":"x","Statement":[{"Effect":"Allow","NotPrincipal":"*","Action":"*","Resource":"*","Condition":{"NumericLessThan":{"s3:max-keys":5},"DateGreaterThan":{"aws:CurrentTime":"2026-11-22T04:05:06Z"},"Null":{"s3:delimiter":true}}}]}"#,
 ];

@@ -139,6 +139,11 @@ def heads():
         answer = exchange(signed("PUT", f"/{b}/k", {"Content-Length": str(length)}, digest="UNSIGNED-PAYLOAD") + b"x" * 100_000)
         assert status(answer) == (400, code), answer[:300]
         assert time.monotonic() - began < 2, "answered late"
+    # As is one who announces more than comes.
+    began = time.monotonic()
+    answer = exchange(signed("PUT", f"/{b}/k", {"Content-Length": "1000000"}, secret="wrong") + b"x" * 1000)
+    assert status(answer) == (403, "SignatureDoesNotMatch"), answer[:300]
+    assert time.monotonic() - began < 2, "answered late"
 
 
 def far_ranges():
@@ -423,6 +428,61 @@ def small_things():
     assert status(preflight(**{**put, "Access_Control_Request_Method": "GET"})) == (403, "AccessForbidden")
     assert status(preflight(Origin="http://a")) == (400, "BadRequest")
     assert status(preflight(Access_Control_Request_Method="PUT")) == (400, "BadRequest")
+
+
+def tag_policies():
+    """Policies may look at tags, at headers of a copy and an ACL, and at where a client comes from."""
+    b = bucket()
+    on = lambda *actions, effect="Allow", **condition: {"Effect": effect, "Action": list(actions), "Resource": f"arn:aws:s3:::{b}/*", **({"Condition": condition} if condition else {})}
+    s3.put_object(Bucket=b, Key="open", Body=b"x", Tagging="class=open")
+    s3.put_object(Bucket=b, Key="shut", Body=b"x", Tagging="class=shut")
+    s3.put_object(Bucket=b, Key="plain", Body=b"x")
+    eve, _ = user(
+        on("s3:GetObject", "s3:GetObjectTagging", "s3:PutObjectTagging", StringEquals={"s3:ExistingObjectTag/class": "open"}),
+        on("s3:PutObject"),
+    )
+    assert eve.get_object(Bucket=b, Key="open")["Body"].read() == b"x"
+    eve.get_object_tagging(Bucket=b, Key="open")
+    for name in ("shut", "plain"):
+        for call in (eve.get_object, eve.get_object_tagging):
+            refused("AccessDenied", 403, call, Bucket=b, Key=name)
+        refused("AccessDenied", 403, eve.put_object_tagging, Bucket=b, Key=name, Tagging={"TagSet": [{"Key": "class", "Value": "open"}]})
+        refused("AccessDenied", 403, eve.copy_object, Bucket=b, Key="copy", CopySource={"Bucket": b, "Key": name})
+    # What is given is looked at wherever it comes from: a header, a document, a form.
+    only = {"ForAllValues:StringEquals": {"s3:RequestObjectTagKeys": ["a", "b"]}}
+    bob, name = user(on("s3:PutObject", "s3:PutObjectTagging", **only), on("s3:*", effect="Deny", StringEquals={"s3:RequestObjectTag/a": "bad"}))
+    bob.put_object(Bucket=b, Key="k", Body=b"", Tagging="a=1&b=2")
+    bob.put_object(Bucket=b, Key="k", Body=b"")
+    set_tags = lambda **tags: {"Bucket": b, "Key": "k", "Tagging": {"TagSet": [{"Key": name, "Value": value} for name, value in tags.items()]}}
+    bob.put_object_tagging(**set_tags(a="1"))
+    for tagging in ("c=1", "a=1&c=1", "a=bad"):
+        refused("AccessDenied", 403, bob.put_object, Bucket=b, Key="k", Body=b"", Tagging=tagging)
+        refused("AccessDenied", 403, bob.create_multipart_upload, Bucket=b, Key="k", Tagging=tagging)
+    for tags in ({"c": "1"}, {"a": "bad"}):
+        refused("AccessDenied", 403, bob.put_object_tagging, **set_tags(**tags))
+        document = "".join(f"<Tag><Key>{key}</Key><Value>{value}</Value></Tag>" for key, value in tags.items())
+        field = {"tagging": f"<Tagging><TagSet>{document}</TagSet></Tagging>"}
+        assert post(bob.generate_presigned_post(b, "k", Fields=field, Conditions=[field]))[:2] == (403, "AccessDenied"), tags
+    assert s3.get_object_tagging(Bucket=b, Key="k")["TagSet"] == [{"Key": "a", "Value": "1"}]
+    eve, _ = user(
+        on("s3:GetObject"),
+        on("s3:PutObject", StringEquals={"s3:x-amz-copy-source": f"{b}/open", "s3:x-amz-metadata-directive": "REPLACE"}),
+    )
+    copy = {"Bucket": b, "Key": "copy", "TaggingDirective": "REPLACE"}
+    may = lambda **more: {**copy, "CopySource": {"Bucket": b, "Key": "open"}, "MetadataDirective": "REPLACE", **more}
+    refused("AccessDenied", 403, eve.copy_object, **may(CopySource={"Bucket": b, "Key": "shut"}))
+    refused("AccessDenied", 403, eve.copy_object, **may(MetadataDirective="COPY"))
+    refused("AccessDenied", 403, eve.put_object, Bucket=b, Key="copy", Body=b"")
+    del copy["TaggingDirective"]
+    # Tags of the source need rights of their own.
+    refused("AccessDenied", 403, eve.copy_object, **may())
+    s3.delete_object_tagging(Bucket=b, Key="open")
+    eve.copy_object(**may())
+    anyone = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{b}/*"}
+    s3.put_bucket_policy(Bucket=b, Policy=policy({**anyone, "Condition": {"StringLike": {"aws:Referer": "http://example.com/*"}}}))
+    for referer, code in (("http://example.com/a", 200), ("http://example.org/", 403), (None, 403)):
+        line = f"Referer: {referer}\r\n" if referer else ""
+        expect(exchange(f"GET /{b}/open HTTP/1.1\r\nHost: {HOST}\r\n{line}\r\n".encode()), code)
 
 
 def post(form, content=b"hello", leave_out=()):

@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use client::object::{Caller, Conditions};
 use hyper::Uri;
-use hyper::header::{self, HeaderMap};
+use hyper::header::{self, HeaderMap, HeaderValue};
 use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::{S3Auth, SecretKey};
 use s3s::host::{S3Host, VirtualHost};
@@ -16,7 +17,9 @@ use s3s::{S3Error, S3Result, s3_error};
 use crate::bucket::Bucket;
 use crate::error::{custom, object_error};
 use crate::gate::{Asker, Core, PROBED, RequestContext};
-use crate::identity::{Identities, Identity, IdentityError, PolicyRequest, Verdict};
+use crate::identity::{Identities, Identity, IdentityError, PolicyFacts, PolicyRequest, Verdict};
+use crate::ops::object_name;
+use crate::ops::tags::{Tags, parse_header};
 use crate::screen::{self, Signed};
 
 const NAME_BYTES_MAX: usize = 255;
@@ -72,9 +75,20 @@ const ACTIONS: &[(&str, &str)] = &[
     ("PutBucketTagging", "s3:PutBucketTagging"),
     ("PutObject", "s3:PutObject"),
     ("PutObjectAcl", "s3:PutObjectAcl"),
-    ("PutObjectTagging", "s3:PutObjectTagging"),
+    ("PutObjectTagging", ""),
     ("UploadPart", "s3:PutObject"),
     ("UploadPartCopy", "s3:PutObject"),
+];
+
+/// Actions whose policies may look at the tags of the object that is there.
+const TAGGED_ACTIONS: &[&str] = &[
+    "s3:DeleteObjectTagging",
+    "s3:GetObject",
+    "s3:GetObjectAcl",
+    "s3:GetObjectAttributes",
+    "s3:GetObjectTagging",
+    "s3:PutObjectAcl",
+    "s3:PutObjectTagging",
 ];
 
 /// Gives the protocol library the secrets to verify signatures with.
@@ -170,7 +184,7 @@ impl Core {
             Some(Err(error)) if question.operation == "Other" => return Err(error),
             Some(Ok(bucket)) => Some(bucket),
             Some(Err(error)) => {
-                self.may(context, identity.as_ref(), None, question)?;
+                self.may(context, identity.as_ref(), None, question).await?;
                 return Err(error);
             }
             None => None,
@@ -184,7 +198,7 @@ impl Core {
         screen::check_parameters(question.operation, question.uri)?;
         screen::check_encryption(question.operation, question.headers)?;
         if !question.action.is_empty() {
-            self.may(context, identity.as_ref(), bucket.as_deref(), question)?;
+            self.may(context, identity.as_ref(), bucket.as_deref(), question).await?;
         } else if identity.is_none() && bucket.as_ref().is_none_or(|bucket| bucket.policy.is_none()) {
             return Err(unsigned());
         }
@@ -192,7 +206,9 @@ impl Core {
         if let (Some(bucket), Some(owner)) = (&bucket, expected) {
             self.check_owner(bucket, owner.to_str().unwrap_or_default()).await?;
         }
-        let _ = context.asker.set(Asker { identity, bucket });
+        let copied = |name| question.headers.get(name).cloned();
+        let (referer, user_agent) = (copied(header::REFERER), copied(header::USER_AGENT));
+        let _ = context.asker.set(Asker { identity, bucket, referer, user_agent });
         Ok(())
     }
 
@@ -227,7 +243,24 @@ impl Core {
         Ok(identity)
     }
 
-    fn may(
+    /// Tags of an object, if a policy that counts looks at them.
+    async fn existing_tags(
+        &self,
+        identity: Option<&Identity>,
+        bucket: Option<&Bucket>,
+        action: &str,
+        key: Option<&str>,
+    ) -> Option<Tags> {
+        let (bucket, key) = (bucket?, key.filter(|_| TAGGED_ACTIONS.contains(&action))?);
+        if !look_at_existing_tags(identity, bucket) {
+            return None;
+        }
+        let name = object_name(bucket.ino, key).ok()?;
+        let info = self.client.head_object(name, Conditions::default(), Caller::root()).await;
+        info.ok().map(|info| info.meta.tags)
+    }
+
+    async fn may(
         &self,
         context: &RequestContext,
         identity: Option<&Identity>,
@@ -235,6 +268,9 @@ impl Core {
         question: &Question<'_>,
     ) -> S3Result<()> {
         let query = Listing::of(question);
+        let text = |name: &str| question.headers.get(name).and_then(|value| value.to_str().ok());
+        let existing = self.existing_tags(identity, bucket, question.action, question.key).await;
+        let given = text("x-amz-tagging").and_then(|text| parse_header(text).ok());
         let verdict = self.identities.may(&PolicyRequest {
             identity,
             action: question.action,
@@ -248,6 +284,13 @@ impl Core {
             prefix: query.prefix.as_deref(),
             delimiter: query.delimiter.as_deref(),
             max_keys: query.max_keys,
+            more: PolicyFacts {
+                headers: Some(question.headers),
+                referer: text("referer"),
+                user_agent: text("user-agent"),
+                existing_tags: existing.as_deref(),
+                request_tags: given.as_deref(),
+            },
         });
         decide(verdict, identity, question.action)
     }
@@ -260,7 +303,39 @@ impl Core {
         bucket: &Bucket,
         key: Option<&str>,
     ) -> S3Result<()> {
+        self.may_with(context, action, bucket, key, PolicyFacts::default())
+    }
+
+    /// Whether the asker may do something with an object whose tags policies may look at.
+    pub(crate) async fn may_with_tags(
+        &self,
+        context: &RequestContext,
+        action: &str,
+        bucket: &Bucket,
+        key: &str,
+        given: Option<&[(String, String)]>,
+    ) -> S3Result<()> {
         let identity = context.asker.get().and_then(|asker| asker.identity.as_ref());
+        let existing = self.existing_tags(identity, Some(bucket), action, Some(key)).await;
+        let facts =
+            PolicyFacts { existing_tags: existing.as_deref(), request_tags: given, ..PolicyFacts::default() };
+        self.may_with(context, action, bucket, Some(key), facts)
+    }
+
+    /// The same with more that policies may look at.
+    pub(crate) fn may_with(
+        &self,
+        context: &RequestContext,
+        action: &str,
+        bucket: &Bucket,
+        key: Option<&str>,
+        facts: PolicyFacts<'_>,
+    ) -> S3Result<()> {
+        let asker = context.asker.get();
+        let identity = asker.and_then(|asker| asker.identity.as_ref());
+        let text = |header: fn(&Asker) -> &Option<HeaderValue>| {
+            header(asker?).as_ref().and_then(|value| value.to_str().ok())
+        };
         let verdict = self.identities.may(&PolicyRequest {
             identity,
             action,
@@ -274,6 +349,11 @@ impl Core {
             prefix: None,
             delimiter: None,
             max_keys: None,
+            more: PolicyFacts {
+                referer: text(|asker| &asker.referer),
+                user_agent: text(|asker| &asker.user_agent),
+                ..facts
+            },
         });
         decide(verdict, identity, action)
     }
@@ -290,6 +370,12 @@ impl Core {
             Err(refused) => refused,
         }
     }
+}
+
+/// Whether any policy that counts looks at the tags of objects that are there.
+fn look_at_existing_tags(identity: Option<&Identity>, bucket: &Bucket) -> bool {
+    let own = identity.into_iter().flat_map(|who| who.user.policy.iter().chain(&who.limits));
+    own.chain(&bucket.policy).any(|policy| policy.looks_at_existing_tags())
 }
 
 fn decide(verdict: Verdict, identity: Option<&Identity>, action: &str) -> S3Result<()> {

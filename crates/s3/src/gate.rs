@@ -153,6 +153,9 @@ impl RequestContext {
 pub(crate) struct Asker {
     pub(crate) identity: Option<Identity>,
     pub(crate) bucket: Option<Arc<Bucket>>,
+    /// For policies.
+    pub(crate) referer: Option<HeaderValue>,
+    pub(crate) user_agent: Option<HeaderValue>,
 }
 
 impl Asker {

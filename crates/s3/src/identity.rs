@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use hyper::header::HeaderMap;
+
 use crate::policy::Policy;
 
 /// A secret access key. Never printed.
@@ -107,6 +109,23 @@ pub struct PolicyRequest<'a> {
     pub delimiter: Option<&'a str>,
     /// Of listings.
     pub max_keys: Option<u32>,
+    /// What else is known of it.
+    pub more: PolicyFacts<'a>,
+}
+
+/// What policies may look at besides.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PolicyFacts<'a> {
+    /// The headers, of the request itself and not of what it asks for besides.
+    pub headers: Option<&'a HeaderMap>,
+    /// Where the client was sent from.
+    pub referer: Option<&'a str>,
+    /// The client's program.
+    pub user_agent: Option<&'a str>,
+    /// Tags of the object that is there; `None` if there is none, or no policy looks at them.
+    pub existing_tags: Option<&'a [(String, String)]>,
+    /// Tags that the request gives to an object.
+    pub request_tags: Option<&'a [(String, String)]>,
 }
 
 /// Whether a request may be done.

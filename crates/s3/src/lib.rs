@@ -35,7 +35,8 @@ pub use accounts::{
 pub use audit::{AuditLog, AuditStat, audit_files};
 pub use gate::{Gate, GateOptions};
 pub use identity::{
-    Audit, AuditEntry, AuditRecord, Identities, Identity, IdentityError, PolicyRequest, Secret, User, Verdict,
+    Audit, AuditEntry, AuditRecord, Identities, Identity, IdentityError, PolicyFacts, PolicyRequest, Secret,
+    User, Verdict,
 };
 pub use instant::format_s as format_instant;
 pub use key::{EntryIs, KeyError, ObjectKey, sort_name};

@@ -12,7 +12,7 @@ use s3s::{Body, S3Request, S3Response, S3Result, s3_error};
 use crate::access::context;
 use crate::accounts::Accounts;
 use crate::gate::Core;
-use crate::identity::PolicyRequest;
+use crate::identity::{PolicyFacts, PolicyRequest};
 use crate::multirange::RangeRoute;
 use crate::sts;
 
@@ -97,6 +97,7 @@ impl S3Route for TokenRoute {
             prefix: None,
             delimiter: None,
             max_keys: None,
+            more: PolicyFacts::default(),
         };
         let answer = sts::answer(&self.accounts, &identity, &client, &form, &context.request_id);
         context.told.lock().expect("no holder of this lock panics").operation = answer.operation;

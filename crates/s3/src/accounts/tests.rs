@@ -1,6 +1,7 @@
 use base::env::sim::SimClock;
 
 use super::*;
+use crate::identity::PolicyFacts;
 
 /// A node at noon of some day, with the users `root` (1), `ann` (2), and the key `AKIAANN` of `ann`.
 pub(crate) struct Fixture {
@@ -210,6 +211,7 @@ fn roles_and_session_policies_limit_and_a_role_that_is_gone_allows_nothing() {
             prefix: None,
             delimiter: None,
             max_keys: None,
+            more: PolicyFacts::default(),
         };
         accounts.may(&request).is_allowed()
     };

@@ -18,6 +18,7 @@ use super::{Asked, check_version, object_name, read_conditions, strong, timestam
 use crate::error::object_error;
 use crate::gate::Core;
 use crate::hash::{self, Claims, Digests};
+use crate::identity::PolicyFacts;
 use crate::read::Source;
 
 const COPY_BYTES_MAX: u64 = 5 << 30;
@@ -44,7 +45,7 @@ async fn source(
     };
     check_version(version_id.as_deref())?;
     let bucket = core.buckets.get(bucket).await?;
-    core.may_also(&asked.context, "s3:GetObject", &bucket, Some(key))?;
+    core.may_with_tags(&asked.context, "s3:GetObject", &bucket, key, None).await?;
     if let Some(owner) = expected_owner {
         core.check_owner(&bucket, owner).await?;
     }
@@ -80,10 +81,12 @@ pub(crate) async fn copy_object(
     let replaces = is_replace("metadata", input.metadata_directive.as_ref().map(MetadataDirective::as_str))?;
     let replaces_tags =
         is_replace("tagging", input.tagging_directive.as_ref().map(TaggingDirective::as_str))?;
-    if replaces_tags {
-        core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, Some(&input.key))?;
-    }
     let given = object_meta!(input);
+    if replaces_tags {
+        let facts = PolicyFacts { request_tags: Some(&given.tags), ..PolicyFacts::default() };
+        let (bucket, key) = (asked.bucket()?, Some(&*input.key));
+        core.may_with(&asked.context, "s3:PutObjectTagging", bucket, key, facts)?;
+    }
     let conditions = destination_conditions(&request.headers)?;
     let is_same = from.bucket.ino == asked.bucket()?.ino && from.key == input.key;
     // There is one storage class, and the checksum of an object stays what it is; to name them is to want a new object.
@@ -148,9 +151,13 @@ fn copied_tags(
     to: &str,
     head: &ObjectInfo,
 ) -> S3Result<Option<Vec<(String, String)>>> {
+    let tags = Some(&*head.meta.tags);
+    let (context, bucket) = (&asked.context, asked.bucket()?);
+    let read = PolicyFacts { existing_tags: tags, ..PolicyFacts::default() };
+    let set = PolicyFacts { request_tags: tags, ..PolicyFacts::default() };
     let may = core
-        .may_also(&asked.context, "s3:GetObjectTagging", &from.bucket, Some(&from.key))
-        .and_then(|()| core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, Some(to)));
+        .may_with(context, "s3:GetObjectTagging", &from.bucket, Some(&from.key), read)
+        .and_then(|()| core.may_with(context, "s3:PutObjectTagging", bucket, Some(to), set));
     match may {
         Ok(()) => Ok(None),
         Err(_) if head.meta.tags.is_empty() => Ok(Some(Vec::new())),

@@ -272,7 +272,7 @@ pub(crate) async fn get_object_attributes(
     let asked = Asked::of(&request.extensions)?;
     let input = request.input;
     check_version(input.version_id.as_deref())?;
-    core.may_also(&asked.context, "s3:GetObject", asked.bucket()?, Some(&input.key))?;
+    core.may_with_tags(&asked.context, "s3:GetObject", asked.bucket()?, &input.key, None).await?;
     let name = asked.name(&input.key)?;
     let info =
         core.client.head_object(name, Conditions::default(), asked.caller()).await.map_err(object_error)?;

@@ -20,6 +20,7 @@ use super::{Asked, strong, timestamp, write_conditions};
 use crate::error::object_error;
 use crate::gate::Core;
 use crate::hash::{self, Claims};
+use crate::identity::PolicyFacts;
 
 /// Smallest part that is not the last.
 const PART_BYTES_MIN: u64 = 5 << 20;
@@ -91,10 +92,13 @@ pub(crate) async fn create_multipart_upload(
     let mut input = request.input;
     check_object!(input);
     let name = asked.name(&input.key)?;
-    if input.tagging.is_some() {
-        core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, Some(&input.key))?;
-    }
+    let is_tagged = input.tagging.is_some();
     let mut meta = object_meta!(input);
+    if is_tagged {
+        let facts = PolicyFacts { request_tags: Some(&meta.tags), ..PolicyFacts::default() };
+        let (bucket, key) = (asked.bucket()?, Some(&*input.key));
+        core.may_with(&asked.context, "s3:PutObjectTagging", bucket, key, facts)?;
+    }
     let of = checksum_type(&input)?;
     meta.checksum = of.map(|of| StoredChecksum { of, value: Bytes::new() });
     let upload = core.client.create_upload(name, meta, asked.caller()).await.map_err(object_error)?;

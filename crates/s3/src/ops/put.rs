@@ -20,7 +20,8 @@ use super::{Asked, acl, refuse_unsupported, strong, tags, write_conditions};
 use crate::error::{body_error, object_error};
 use crate::gate::{Core, Origin};
 use crate::hash::{Claims, Digested, Digests, Passing};
-use crate::server::Unread;
+use crate::identity::PolicyFacts;
+use crate::server::{FormFields, Unread};
 
 /// Largest object that is put in one piece, and largest part.
 const PUT_BYTES_MAX: u64 = 5 << 30;
@@ -321,20 +322,25 @@ pub(crate) async fn put_object(
     // A form has key and length in its fields, which come after authorization.
     let is_form = request.method == hyper::Method::POST;
     let form = asked.context.unread.form().filter(|_| is_form);
-    if is_form {
-        core.may_also(&asked.context, "s3:PutObject", asked.bucket()?, Some(&input.key))?;
-    }
     acl::check_canned(form.and_then(|form| form.acl.as_deref()))?;
     let is_to_be_encrypted = form.is_some_and(|form| form.encryption);
     refuse_unsupported(&[("Server-side encryption", is_to_be_encrypted)])?;
     let name = asked.name(&input.key)?;
     let document = form.and_then(|form| form.tagging.as_deref());
-    if input.tagging.is_some() || document.is_some() {
-        core.may_also(&asked.context, "s3:PutObjectTagging", asked.bucket()?, Some(&input.key))?;
-    }
+    let is_tagged = input.tagging.is_some() || document.is_some();
     let mut meta = object_meta!(input);
     if let Some(document) = document {
         meta.tags = tags::parse_document(document)?;
+    }
+    let told = form.map(policy_headers);
+    let facts =
+        PolicyFacts { headers: told.as_ref(), request_tags: Some(&meta.tags), ..PolicyFacts::default() };
+    let (bucket, key) = (asked.bucket()?, Some(&*input.key));
+    if is_form {
+        core.may_with(&asked.context, "s3:PutObject", bucket, key, facts)?;
+    }
+    if is_tagged {
+        core.may_with(&asked.context, "s3:PutObjectTagging", bucket, key, facts)?;
     }
     let conditions = write_conditions(input.if_match.as_ref(), input.if_none_match.as_ref());
     let claims = match is_form {
@@ -381,6 +387,12 @@ fn location(origin: Origin, bucket: &Uri, headers: &HeaderMap, key: &str) -> Opt
     let scheme = if origin.is_secure { "https" } else { "http" };
     let (path, key) = (bucket.path().trim_end_matches('/'), Encoding::Url.write_text(key));
     HeaderValue::from_str(&format!("{scheme}://{host}{path}/{key}")).ok()
+}
+
+/// What the fields of a form say that policies look at, as headers would.
+fn policy_headers(form: &FormFields) -> HeaderMap {
+    let acl = form.acl.as_deref().and_then(|acl| HeaderValue::from_str(acl).ok());
+    acl.into_iter().map(|acl| (HeaderName::from_static("x-amz-acl"), acl)).collect()
 }
 
 /// What the fields of a form say of the digests of its file, as headers would.

@@ -18,7 +18,7 @@ const BUCKET_TAGS_MAX: usize = 50;
 const NAME_CHARS_MAX: usize = 128;
 const VALUE_CHARS_MAX: usize = 256;
 
-type Tags = Vec<(String, String)>;
+pub(crate) type Tags = Vec<(String, String)>;
 
 fn check(tags: Tags, most: usize) -> S3Result<Tags> {
     if tags.len() > most {
@@ -100,8 +100,12 @@ pub(crate) async fn put_object_tagging(
 ) -> S3Result<S3Response<PutObjectTaggingOutput>> {
     let asked = Asked::of(&request.extensions)?;
     check_version(request.input.version_id.as_deref())?;
-    let tags = from_set(request.input.tagging.tag_set, OBJECT_TAGS_MAX)?;
-    set_tags(core, &asked, &request.input.key, tags).await?;
+    let (key, bucket) = (&request.input.key, asked.bucket()?);
+    let tags = from_set(request.input.tagging.tag_set, OBJECT_TAGS_MAX);
+    // Policies look at what is to be set, which comes after everything else.
+    let given = tags.as_deref().ok();
+    core.may_with_tags(&asked.context, "s3:PutObjectTagging", bucket, key, given).await?;
+    set_tags(core, &asked, key, tags?).await?;
     Ok(S3Response::new(PutObjectTaggingOutput::default()))
 }
 

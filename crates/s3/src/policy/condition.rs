@@ -3,6 +3,7 @@
 //! Operators and keys are all that must hold; of several values, any. A key that the request lacks makes a condition
 //! false, a negated one true, and one with `IfExists` true.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use super::parse::{Fault, Place};
@@ -19,10 +20,12 @@ pub(super) struct Condition {
     negated: bool,
     /// The operator's name ends in `IfExists`.
     if_exists: bool,
+    /// How the operator's name begins; keys of several values have it, and no others.
+    quantifier: Option<Quantifier>,
 }
 
 /// What a condition looks at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Key {
     SourceIp,
     SecureTransport,
@@ -33,6 +36,35 @@ enum Key {
     Prefix,
     Delimiter,
     MaxKeys,
+    Referer,
+    UserAgent,
+    /// A header of the request, by its name.
+    Header(&'static str),
+    /// A tag of the object that is there, by its name.
+    ExistingTag(String),
+    /// A tag that the request gives, by its name.
+    RequestTag(String),
+    /// The names of all tags that the request gives.
+    RequestTagNames,
+}
+
+/// Condition keys that are headers.
+const HEADERS: [(&str, &str); 5] = [
+    ("s3:x-amz-acl", "x-amz-acl"),
+    ("s3:x-amz-content-sha256", "x-amz-content-sha256"),
+    ("s3:x-amz-copy-source", COPY_SOURCE),
+    ("s3:x-amz-metadata-directive", "x-amz-metadata-directive"),
+    ("s3:x-amz-storage-class", "x-amz-storage-class"),
+];
+const COPY_SOURCE: &str = "x-amz-copy-source";
+
+/// How a key of several values is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Quantifier {
+    /// `ForAnyValue`: one of them must do.
+    Any,
+    /// `ForAllValues`: each of them must; also if there are none.
+    All,
 }
 
 /// What is compared, with the values to compare with.
@@ -77,11 +109,13 @@ struct Operator {
     kind: Kind,
     negated: bool,
     if_exists: bool,
+    quantifier: Option<Quantifier>,
 }
 
 /// A key's value in a request.
 enum Value<'a> {
-    Text(&'a str),
+    Text(Cow<'a, str>),
+    Texts(Vec<&'a str>),
     Number(i64),
     Bool(bool),
     Address(IpAddr),
@@ -89,6 +123,12 @@ enum Value<'a> {
 
 impl Operator {
     fn parse(name: &str) -> Option<Self> {
+        let (quantifier, name) = match name.split_once(':') {
+            Some(("ForAnyValue", name)) => (Some(Quantifier::Any), name),
+            Some(("ForAllValues", name)) => (Some(Quantifier::All), name),
+            Some(_) => return None,
+            None => (None, name),
+        };
         let (plain, if_exists) = match name.strip_suffix("IfExists") {
             Some(plain) => (plain, true),
             None => (name, false),
@@ -122,12 +162,23 @@ impl Operator {
                 (make(comparison), negated)
             }
         };
-        Some(Self { kind, negated, if_exists })
+        Some(Self { kind, negated, if_exists, quantifier })
     }
 }
 
 impl Key {
     fn parse(name: &str) -> Option<Self> {
+        // Names of tags have a letter case, of all that is before them only it has none.
+        let tag = |start: &str| {
+            let (head, tag) = name.split_at_checked(start.len())?;
+            (head.eq_ignore_ascii_case(start) && !tag.is_empty()).then(|| tag.to_owned())
+        };
+        if let Some(tag) = tag("s3:ExistingObjectTag/") {
+            return Some(Self::ExistingTag(tag));
+        }
+        if let Some(tag) = tag("s3:RequestObjectTag/") {
+            return Some(Self::RequestTag(tag));
+        }
         Some(match name.to_ascii_lowercase().as_str() {
             "aws:sourceip" => Self::SourceIp,
             "aws:securetransport" => Self::SecureTransport,
@@ -138,38 +189,75 @@ impl Key {
             "s3:prefix" => Self::Prefix,
             "s3:delimiter" => Self::Delimiter,
             "s3:max-keys" => Self::MaxKeys,
-            _ => return None,
+            "s3:requestobjecttagkeys" => Self::RequestTagNames,
+            "aws:referer" => Self::Referer,
+            "aws:useragent" => Self::UserAgent,
+            name => Self::Header(HEADERS.iter().find(|(key, _)| *key == name)?.1),
         })
     }
 
     /// Whether the operator compares what the key holds.
-    fn takes(self, kind: Kind) -> bool {
+    fn takes(&self, kind: Kind) -> bool {
         match self {
             _ if kind == Kind::Missing => true,
             Self::SourceIp => kind == Kind::Address,
             Self::SecureTransport => kind == Kind::Bool,
-            Self::UserName | Self::UserId | Self::Prefix | Self::Delimiter => {
-                matches!(kind, Kind::Text { .. })
-            }
+            Self::UserName
+            | Self::UserId
+            | Self::Prefix
+            | Self::Delimiter
+            | Self::Referer
+            | Self::UserAgent
+            | Self::Header(_)
+            | Self::ExistingTag(_)
+            | Self::RequestTag(_)
+            | Self::RequestTagNames => matches!(kind, Kind::Text { .. }),
             Self::CurrentTime => matches!(kind, Kind::Date(_)),
             Self::EpochTime => matches!(kind, Kind::Date(_) | Kind::Number(_)),
             Self::MaxKeys => matches!(kind, Kind::Number(_)),
         }
     }
 
-    fn value<'a>(self, facts: &Facts<'a>) -> Option<Value<'a>> {
+    /// Whether it is looked at with a quantifier: it may have several values.
+    fn has_several(&self) -> bool {
+        *self == Self::RequestTagNames
+    }
+
+    fn value<'a>(&self, facts: &Facts<'a>) -> Option<Value<'a>> {
         let request = facts.request;
+        let text = |text: &'a str| Value::Text(text.into());
+        let tag = |tags: Option<&'a [(String, String)]>, name: &String| {
+            tags?.iter().find(|(tag, _)| tag == name).map(|(_, value)| text(value))
+        };
         match self {
             Self::SourceIp => request.source_ip.map(Value::Address),
             Self::SecureTransport => Some(Value::Bool(request.is_secure)),
-            Self::UserName => facts.values.user_name.map(Value::Text),
-            Self::UserId => facts.values.user_id.map(Value::Text),
+            Self::UserName => facts.values.user_name.map(text),
+            Self::UserId => facts.values.user_id.map(text),
             Self::CurrentTime | Self::EpochTime => Some(Value::Number(request.now_s)),
-            Self::Prefix => request.prefix.map(Value::Text),
-            Self::Delimiter => request.delimiter.map(Value::Text),
+            Self::Prefix => request.prefix.map(text),
+            Self::Delimiter => request.delimiter.map(text),
+            Self::Referer => request.more.referer.map(text),
+            Self::UserAgent => request.more.user_agent.map(text),
+            Self::Header(name) => {
+                let value = request.more.headers?.get(*name)?.to_str().ok()?;
+                Some(Value::Text(if *name == COPY_SOURCE { copy_source(value) } else { value.into() }))
+            }
+            Self::ExistingTag(name) => tag(request.more.existing_tags, name),
+            Self::RequestTag(name) => tag(request.more.request_tags, name),
+            Self::RequestTagNames => {
+                let names: Vec<&str> = request.more.request_tags?.iter().map(|(name, _)| &**name).collect();
+                (!names.is_empty()).then_some(Value::Texts(names))
+            }
             Self::MaxKeys => request.max_keys.map(|keys| Value::Number(keys.into())),
         }
     }
+}
+
+/// A copy's source as policies have it: `BUCKET/KEY`, not encoded.
+fn copy_source(value: &str) -> Cow<'_, str> {
+    let value = value.strip_prefix('/').unwrap_or(value);
+    urlencoding::decode(value).unwrap_or(Cow::Borrowed(value))
 }
 
 /// Reads the member `Condition`.
@@ -185,6 +273,13 @@ pub(super) fn parse_conditions(json: Json, place: &Place, variables: bool) -> Re
             let key = Key::parse(&name).ok_or_else(|| place.fault("condition key is not known"))?;
             if !key.takes(operator.kind) {
                 return Err(place.fault("operator does not fit this condition key"));
+            }
+            let is_plain = operator.kind == Kind::Missing && operator.quantifier.is_none();
+            if key.has_several() != operator.quantifier.is_some() && !is_plain {
+                return Err(place.fault(match operator.quantifier {
+                    Some(_) => "ForAnyValue and ForAllValues are for s3:RequestObjectTagKeys only",
+                    None => "operator must begin with ForAnyValue: or ForAllValues:",
+                }));
             }
             conditions.push(parse_one(&operator, key, values, &place, variables)?);
         }
@@ -234,7 +329,8 @@ fn parse_one(
         Kind::Bool => Test::Bool(parse_bool(&texts, place)?),
         Kind::Missing => Test::Missing(parse_bool(&texts, place)?),
     };
-    Ok(Condition { key, test, negated: operator.negated, if_exists: operator.if_exists })
+    let Operator { negated, if_exists, quantifier, .. } = *operator;
+    Ok(Condition { key, test, negated, if_exists, quantifier })
 }
 
 fn parse_bool(texts: &[String], place: &Place) -> Result<bool, Fault> {
@@ -246,6 +342,11 @@ fn parse_bool(texts: &[String], place: &Place) -> Result<bool, Fault> {
 }
 
 impl Condition {
+    /// Whether it looks at tags of the object that is there.
+    pub(super) fn looks_at_existing_tags(&self) -> bool {
+        matches!(self.key, Key::ExistingTag(_))
+    }
+
     /// Whether it holds for some addresses only.
     pub(super) fn limits_address(&self) -> bool {
         self.key == Key::SourceIp && matches!(self.test, Test::Address(_)) && !self.negated && !self.if_exists
@@ -256,10 +357,23 @@ impl Condition {
         if let Test::Missing(missing) = self.test {
             return value.is_none() == missing;
         }
-        let Some(value) = value else { return self.negated || self.if_exists };
+        let Some(value) = value else {
+            return match self.quantifier {
+                Some(quantifier) => quantifier == Quantifier::All || self.if_exists,
+                None => self.negated || self.if_exists,
+            };
+        };
+        if let (Test::Text(patterns, case), Value::Texts(texts)) = (&self.test, &value) {
+            let mut each =
+                texts.iter().map(|text| matches_any(patterns, text, facts.values, *case) != self.negated);
+            return match self.quantifier {
+                Some(Quantifier::All) => each.all(|holds| holds),
+                _ => each.any(|holds| holds),
+            };
+        }
         let any = match (&self.test, value) {
             (Test::Text(patterns, case), Value::Text(text)) => {
-                matches_any(patterns, text, facts.values, *case)
+                matches_any(patterns, &text, facts.values, *case)
             }
             (Test::Number(comparison, numbers), Value::Number(number)) => {
                 numbers.iter().any(|with| comparison.holds(number, *with))

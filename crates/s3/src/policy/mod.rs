@@ -113,6 +113,14 @@ impl Policy {
         Self { statements: vec![statement] }
     }
 
+    /// Whether what it says depends on tags of the object that is there.
+    pub(crate) fn looks_at_existing_tags(&self) -> bool {
+        self.statements
+            .iter()
+            .flat_map(|statement| &statement.conditions)
+            .any(Condition::looks_at_existing_tags)
+    }
+
     /// Whether it allows something to everybody, wherever they are.
     pub(crate) fn is_public(&self) -> bool {
         self.statements.iter().any(|statement| {

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::identity::User;
+use crate::identity::{PolicyFacts, User};
 
 fn identity(name: &str, admin: bool, policy: Option<&str>, limits: &[&str]) -> Identity {
     let parse = |text: &str| Arc::new(Policy::parse(text.as_bytes(), PolicyOf::User).unwrap());
@@ -40,6 +40,7 @@ fn request<'a>(action: &'a str, resource: &'a str) -> PolicyRequest<'a> {
         prefix: None,
         delimiter: None,
         max_keys: None,
+        more: PolicyFacts::default(),
     }
 }
 
@@ -233,6 +234,65 @@ fn a_policy_is_public_if_it_lets_everybody_in_from_everywhere() {
 }
 
 #[test]
+fn conditions_look_at_headers_and_tags() {
+    let headers = hyper::HeaderMap::from_iter(
+        [("x-amz-acl", "private"), ("x-amz-copy-source", "/b/a%20b"), ("x-amz-metadata-directive", "COPY")]
+            .map(|(name, value)| (hyper::header::HeaderName::from_static(name), value.parse().unwrap())),
+    );
+    let existing = [("Class".to_owned(), "secret".to_owned())];
+    let given = [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())];
+    let full = PolicyFacts {
+        headers: Some(&headers),
+        referer: Some("http://example.com/page"),
+        user_agent: Some("aws-cli/2"),
+        existing_tags: Some(&existing),
+        request_tags: Some(&given),
+    };
+    let allowed = |condition: &str, more: PolicyFacts<'_>| {
+        let members = format!(r#""Effect":"Allow","Action":"*","Resource":"*","Condition":{{{condition}}}"#);
+        let ann = identity("ann", false, Some(&policy(&members)), &[]);
+        decide(&PolicyRequest { identity: Some(&ann), more, ..request("s3:PutObject", "b/k") }) == OK
+    };
+    #[track_caller]
+    fn check(allowed: bool, expected: bool, condition: &str) {
+        assert_eq!(allowed, expected, "{condition}");
+    }
+    for (condition, with, without) in [
+        (r#""StringEquals":{"s3:x-amz-acl":"private"}"#, true, false),
+        (r#""StringNotEquals":{"s3:x-amz-acl":"private"}"#, false, true),
+        (r#""StringEquals":{"s3:x-amz-copy-source":"b/a b"}"#, true, false),
+        (r#""StringLike":{"s3:x-amz-copy-source":"c/*"}"#, false, false),
+        (r#""StringEquals":{"s3:x-amz-metadata-directive":"REPLACE"}"#, false, false),
+        (r#""StringLike":{"aws:Referer":"http://example.com/*"}"#, true, false),
+        (r#""StringLike":{"aws:UserAgent":"aws-cli/*"}"#, true, false),
+        (r#""StringEquals":{"S3:existingobjecttag/Class":"secret"}"#, true, false),
+        (r#""StringEquals":{"s3:ExistingObjectTag/class":"secret"}"#, false, false),
+        (r#""StringEquals":{"s3:RequestObjectTag/a":["0","1"]}"#, true, false),
+        (r#""Null":{"s3:RequestObjectTag/c":"true"}"#, true, true),
+        (r#""ForAnyValue:StringEquals":{"s3:RequestObjectTagKeys":["b","c"]}"#, true, false),
+        (r#""ForAnyValue:StringEquals":{"s3:RequestObjectTagKeys":"c"}"#, false, false),
+        (r#""ForAllValues:StringEquals":{"s3:RequestObjectTagKeys":["a","b","c"]}"#, true, true),
+        (r#""ForAllValues:StringLike":{"s3:RequestObjectTagKeys":"a*"}"#, false, true),
+        (r#""ForAllValues:StringNotEquals":{"s3:RequestObjectTagKeys":"c"}"#, true, true),
+        (r#""ForAnyValue:StringNotEquals":{"s3:RequestObjectTagKeys":["a","b"]}"#, false, false),
+    ] {
+        check(allowed(condition, full), with, condition);
+        check(allowed(condition, PolicyFacts::default()), without, condition);
+    }
+    for condition in [
+        r#""StringEquals":{"s3:RequestObjectTagKeys":"a"}"#,
+        r#""ForAnyValue:StringEquals":{"s3:x-amz-acl":"private"}"#,
+        r#""ForSomeValues:StringEquals":{"s3:RequestObjectTagKeys":"a"}"#,
+        r#""StringEquals":{"s3:ExistingObjectTag/":"a"}"#,
+        r#""NumericEquals":{"s3:RequestObjectTag/a":"1"}"#,
+        r#""StringEquals":{"s3:x-amz-nothing":"1"}"#,
+    ] {
+        let members = format!(r#""Effect":"Allow","Action":"*","Resource":"*","Condition":{{{condition}}}"#);
+        assert!(Policy::parse(policy(&members).as_bytes(), PolicyOf::User).is_err(), "{condition}");
+    }
+}
+
+#[test]
 fn administrators_are_stopped_by_denials_only_and_can_lift_them() {
     let root = identity("root", true, None, &[]);
     let everything = r#""Effect":"Deny","Action":"*","Resource":"*","Principal":"*""#;
@@ -315,10 +375,10 @@ fn what_is_not_understood_is_refused_with_its_place() {
     condition("1", "", "object");
     condition(r#"{"StringIs":{}}"#, ".StringIs", "operator");
     condition(r#"{"NullIfExists":{"s3:prefix":true}}"#, ".NullIfExists", "operator");
-    condition(r#"{"ForAllValues:StringEquals":{}}"#, ".ForAllValues:StringEquals", "operator");
+    condition(r#"{"ForSome:StringEquals":{}}"#, ".ForSome:StringEquals", "operator");
     condition(r#"{"DateEqual":{}}"#, ".DateEqual", "operator");
     condition(r#"{"StringEquals":7}"#, ".StringEquals", "object");
-    condition(r#"{"StringEquals":{"aws:Referer":"x"}}"#, ".StringEquals.aws:Referer", "condition key");
+    condition(r#"{"StringEquals":{"aws:SourceArn":"x"}}"#, ".StringEquals.aws:SourceArn", "condition key");
     condition(r#"{"StringEquals":{"aws:SourceIp":"10.0.0.1"}}"#, ".StringEquals.aws:SourceIp", "fit");
     condition(r#"{"StringEquals":{"s3:prefix":[]}}"#, ".StringEquals.s3:prefix", "empty");
     condition(r#"{"StringEquals":{"s3:prefix":null}}"#, ".StringEquals.s3:prefix", "text");

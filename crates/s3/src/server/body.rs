@@ -21,6 +21,8 @@ use crate::hash::DocumentCheck;
 /// meeting a closed connection.
 const DRAIN_BYTES_MAX: u64 = 8 << 20;
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
+/// A client that sends nothing for so long is answered: it may have announced more than it has.
+const DRAIN_PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// Why a body ended early.
 #[derive(Debug, thiserror::Error)]
@@ -109,12 +111,14 @@ impl Unread {
         }
         let drain = async {
             let mut left = DRAIN_BYTES_MAX;
-            while let Some(Ok(frame)) = std::future::poll_fn(|cx| Pin::new(&mut rest).poll_frame(cx)).await {
+            loop {
+                let next = std::future::poll_fn(|cx| Pin::new(&mut rest).poll_frame(cx));
+                let Ok(next) = tokio::time::timeout(DRAIN_PAUSE_MAX, next).await else { return false };
+                let Some(Ok(frame)) = next else { return true };
                 let len = frame.data_ref().map_or(0, Bytes::len) as u64;
                 let Some(now) = left.checked_sub(len) else { return false };
                 left = now;
             }
-            true
         };
         tokio::time::timeout(DRAIN_TIME_MAX, drain).await.unwrap_or(false)
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use hyper::Request;
 use hyper::body::{Body as _, Incoming};
+use hyper::header::{self, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -90,7 +91,8 @@ impl Http {
         let mut io = StrictIo::new(stream, wire.clone(), move || ids.new_request_id());
         let service = service_fn(move |request: Request<Incoming>| {
             // Here, before anything is waited for: what comes next is read by it.
-            let (wire, answering) = (wire.clone(), wire.begin(request.body().size_hint().exact()));
+            let body_len = request.body().size_hint().exact();
+            let (wire, answering) = (wire.clone(), wire.begin(body_len));
             let finisher = gate.finisher().clone();
             let (gate, limits) = (gate.clone(), limits.clone());
             async move {
@@ -99,6 +101,10 @@ impl Http {
                 let answer = gate.answer(request, origin, limits, turn);
                 let mut response = finisher.run(answer).await;
                 response.body_mut().keep(answering);
+                if body_len.is_none() {
+                    // Where such a body ends is not known here, nor where the next head begins.
+                    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                }
                 if response.extensions().get::<LeftUnread>().is_some() {
                     wire.linger();
                 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::accounts::tests::{Fixture, START_S, policy};
-use crate::identity::{Identities, IdentityError};
+use crate::identity::{Identities, IdentityError, PolicyFacts};
 
 const CLIENT: PolicyRequest<'static> = PolicyRequest {
     identity: None,
@@ -15,6 +15,13 @@ const CLIENT: PolicyRequest<'static> = PolicyRequest {
     prefix: None,
     delimiter: None,
     max_keys: None,
+    more: PolicyFacts {
+        headers: None,
+        referer: None,
+        user_agent: None,
+        existing_tags: None,
+        request_tags: None,
+    },
 };
 
 fn ask_as(fixture: &Fixture, identity: &Identity, form: &str) -> StsAnswer {
