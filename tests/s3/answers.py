@@ -5,13 +5,12 @@ answers.py GROUP…   ENDPOINT, MNT, NODE, FOREBAY and AWS credentials of an adm
 
 import base64
 import hashlib
-import io
+import hmac
 import json
 import os
 import sys
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 import uuid
 import zlib
@@ -21,7 +20,7 @@ import botocore
 from botocore.client import Config
 
 from hostile import HOST, KEYS, exchange, expect, signed
-from matrix import ENDPOINT, MIB, MNT, body, bucket, client, data, keys, refused, s3, with_headers
+from matrix import ENDPOINT, MIB, MNT, body, bucket, client, data, keys, refused, s3
 from users import forebay, key, policy
 
 
@@ -332,6 +331,9 @@ def form_answers():
         got, _, headers = post(form)
         assert got == wanted and headers["ETag"] == etag, (got, headers)
         assert headers["Location"] == f"{ENDPOINT}/{b}/dir/a%20b", headers
+    sum_field = {"x-amz-checksum-crc32": base64.b64encode(zlib.crc32(b"hello").to_bytes(4, "big")).decode()}
+    headers = post(s3.generate_presigned_post(b, "k", Fields=sum_field, Conditions=[sum_field]))[2]
+    assert headers["x-amz-checksum-crc32"] == sum_field["x-amz-checksum-crc32"], headers
     form = s3.generate_presigned_post(b, "k")
     signature = [name for name in form["fields"] if name.lower().endswith("signature")]
     assert post(form, leave_out=signature)[:2] == (400, "InvalidArgument")
@@ -348,8 +350,6 @@ def form_answers():
 
 def resigned(form, text):
     """The form with another policy."""
-    import hmac
-
     fields = dict(form["fields"], policy=base64.b64encode(text.encode()).decode())
     digest = lambda secret, text: hmac.new(secret, text.encode(), hashlib.sha256)
     if "x-amz-signature" in fields:
@@ -393,8 +393,6 @@ def attributes():
 def small_things():
     b = bucket()
     # The date of a signature may be in the header Date alone, as mail or as version 4 writes it.
-    import hmac
-
     now = time.gmtime()
     stamp, day = time.strftime("%Y%m%dT%H%M%SZ", now), time.strftime("%Y%m%d", now)
     for date in (time.strftime("%a, %d %b %Y %H:%M:%S GMT", now), stamp):

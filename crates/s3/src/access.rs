@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use client::object::{Caller, Conditions};
+use client::object::{Caller, Conditions, ObjectError};
 use hyper::Uri;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use s3s::access::{S3Access, S3AccessContext};
@@ -243,21 +243,24 @@ impl Core {
         Ok(identity)
     }
 
-    /// Tags of an object, if a policy that counts looks at them.
+    /// Tags of an object, if it is there and a policy that counts looks at them. What cannot be read might be denied.
     async fn existing_tags(
         &self,
         identity: Option<&Identity>,
         bucket: Option<&Bucket>,
         action: &str,
         key: Option<&str>,
-    ) -> Option<Tags> {
-        let (bucket, key) = (bucket?, key.filter(|_| TAGGED_ACTIONS.contains(&action))?);
-        if !look_at_existing_tags(identity, bucket) {
-            return None;
+    ) -> S3Result<Option<Tags>> {
+        let (Some(bucket), Some(key)) = (bucket, key) else { return Ok(None) };
+        if !TAGGED_ACTIONS.contains(&action) || !look_at_existing_tags(identity, bucket) {
+            return Ok(None);
         }
-        let name = object_name(bucket.ino, key).ok()?;
-        let info = self.client.head_object(name, Conditions::default(), Caller::root()).await;
-        info.ok().map(|info| info.meta.tags)
+        let name = object_name(bucket.ino, key)?;
+        match self.client.head_object(name, Conditions::default(), Caller::root()).await {
+            Ok(info) => Ok(Some(info.meta.tags)),
+            Err(ObjectError::NoSuchKey | ObjectError::ParentIsFile) => Ok(None),
+            Err(error) => Err(object_error(error)),
+        }
     }
 
     async fn may(
@@ -269,7 +272,7 @@ impl Core {
     ) -> S3Result<()> {
         let query = Listing::of(question);
         let text = |name: &str| question.headers.get(name).and_then(|value| value.to_str().ok());
-        let existing = self.existing_tags(identity, bucket, question.action, question.key).await;
+        let existing = self.existing_tags(identity, bucket, question.action, question.key).await?;
         let given = text("x-amz-tagging").and_then(|text| parse_header(text).ok());
         let verdict = self.identities.may(&PolicyRequest {
             identity,
@@ -316,7 +319,7 @@ impl Core {
         given: Option<&[(String, String)]>,
     ) -> S3Result<()> {
         let identity = context.asker.get().and_then(|asker| asker.identity.as_ref());
-        let existing = self.existing_tags(identity, Some(bucket), action, Some(key)).await;
+        let existing = self.existing_tags(identity, Some(bucket), action, Some(key)).await?;
         let facts =
             PolicyFacts { existing_tags: existing.as_deref(), request_tags: given, ..PolicyFacts::default() };
         self.may_with(context, action, bucket, Some(key), facts)

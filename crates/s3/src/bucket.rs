@@ -70,13 +70,13 @@ impl Buckets {
         let (attr, term) = match self.client.find(Ino::ROOT, name.as_bytes()).await {
             Ok((Some(attr), term)) => (attr, term),
             Ok((None, _)) | Err(FsError::NotFound | FsError::NameTooLong | FsError::Invalid) => {
-                return Err(no_such(name));
+                return Err(no_such());
             }
             Err(error) => return Err(object_error(error.into())),
         };
         if attr.kind != FileKind::Directory {
             self.client.forget(attr.ino, 1);
-            return Err(no_such(name));
+            return Err(no_such());
         }
         let settings = match self.client.bucket_settings(attr.ino).await {
             Ok(settings) => settings,
@@ -172,6 +172,6 @@ impl Invalidate for Buckets {
     }
 }
 
-fn no_such(name: &str) -> S3Error {
-    s3_error!(NoSuchBucket, "The specified bucket does not exist: there is no top-level directory {name}.")
+fn no_such() -> S3Error {
+    s3_error!(NoSuchBucket, "The specified bucket does not exist")
 }

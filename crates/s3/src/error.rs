@@ -24,7 +24,7 @@ pub(crate) fn custom(
 /// Why an operation on the filesystem failed.
 fn fs_error(error: FsError) -> S3Error {
     match error {
-        FsError::NotFound => s3_error!(NoSuchBucket, "The specified bucket does not exist."),
+        FsError::NotFound => s3_error!(NoSuchBucket, "The specified bucket does not exist"),
         FsError::Denied | FsError::NotPermitted => s3_error!(
             AccessDenied,
             "Access Denied: the permissions of the file, or of a directory above it, do not allow it."

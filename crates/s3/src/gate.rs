@@ -301,7 +301,7 @@ impl Gate {
         let cross = cors::Cross::of(request.method(), request.headers());
         let bucket = cross.as_ref().and_then(|_| self.names.bucket(request.uri(), request.headers()));
         let mut response = if request.method() == Method::OPTIONS {
-            self.preflight(cross.as_ref(), bucket.as_deref()).await
+            context.complete(self.preflight(cross.as_ref(), bucket.as_deref()).await)
         } else if let Some(question) = self.minio_question(&request).await {
             context.told.lock().expect("no holder of this lock panics").operation = question.operation();
             context.complete(question.answer(&self.core).await)
@@ -510,10 +510,11 @@ impl Gate {
         };
         match rules.matching(cross).is_some() {
             true => Response::new(Body::empty()),
+            // In the words of AWS, letter for letter: programs look for them.
             false => refuse(custom(
                 "AccessForbidden",
                 StatusCode::FORBIDDEN,
-                "CORSResponse: This CORS request is not allowed. This is usually because the evaluation of Origin, \
+                "CORSResponse: This CORS request is not allowed. This is usually because the evalution of Origin, \
                  request method / Access-Control-Request-Method or Access-Control-Request-Headers are not whitelisted \
                  by the resource's CORS spec.",
             )),

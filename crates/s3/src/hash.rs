@@ -49,7 +49,8 @@ pub(crate) fn algorithm(wanted: &str) -> S3Result<ChecksumAlgorithm> {
     })
 }
 
-fn header(algorithm: ChecksumAlgorithm) -> &'static str {
+/// The header that brings it.
+pub(crate) fn header(algorithm: ChecksumAlgorithm) -> &'static str {
     match algorithm {
         ChecksumAlgorithm::Crc32 => "x-amz-checksum-crc32",
         ChecksumAlgorithm::Crc32c => "x-amz-checksum-crc32c",

@@ -178,7 +178,7 @@ pub(crate) async fn delete_bucket(
             Err(s3_error!(BucketNotEmpty, "The bucket you tried to delete is not empty"))
         }
         Err(ObjectError::Fs(FsError::NotFound | FsError::NotDirectory)) => {
-            Err(s3_error!(NoSuchBucket, "The specified bucket does not exist."))
+            Err(s3_error!(NoSuchBucket, "The specified bucket does not exist"))
         }
         Err(error) => Err(object_error(error)),
     }

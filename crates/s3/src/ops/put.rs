@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::Ino;
 use bytes::{Bytes, BytesMut};
 use client::PutOptions;
-use client::object::{ObjectHeaders, ObjectInfo, ObjectMeta, ObjectName};
+use client::object::{Checksum as StoredChecksum, ObjectHeaders, ObjectInfo, ObjectMeta, ObjectName};
 use futures_util::StreamExt;
 use hyper::Uri;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -19,7 +19,7 @@ use super::listing::Encoding;
 use super::{Asked, acl, refuse_unsupported, strong, tags, write_conditions};
 use crate::error::{body_error, object_error};
 use crate::gate::{Core, Origin};
-use crate::hash::{Claims, Digested, Digests, Passing};
+use crate::hash::{self, Claims, Digested, Digests, Passing};
 use crate::identity::PolicyFacts;
 use crate::server::{FormFields, Unread};
 
@@ -368,17 +368,31 @@ pub(crate) async fn put_object(
     }
     let mut response = S3Response::new(output);
     if let Some(form) = form {
-        let origin = asked.context.origin;
-        let place =
-            if form.redirects { None } else { location(origin, &request.uri, &request.headers, &input.key) };
-        if let Some(place) = place {
-            response.headers.insert(header::LOCATION, place);
-        }
-        if let Some(etag) = response.output.e_tag.as_ref().and_then(|etag| etag.value().parse().ok()) {
-            response.headers.insert(header::ETAG, etag);
-        }
+        let place = location(asked.context.origin, &request.uri, &request.headers, &input.key);
+        response.headers =
+            form_headers(&response.output, checksum.as_ref(), place.filter(|_| !form.redirects));
     }
     Ok(response)
+}
+
+/// What the answer to a form tells in headers; the protocol library has none there.
+fn form_headers(
+    output: &PutObjectOutput,
+    checksum: Option<&StoredChecksum>,
+    place: Option<HeaderValue>,
+) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    if let Some(place) = place {
+        headers.insert(header::LOCATION, place);
+    }
+    if let Some(etag) = output.e_tag.as_ref().and_then(|etag| etag.value().parse().ok()) {
+        headers.insert(header::ETAG, etag);
+    }
+    if let Some(checksum) = checksum {
+        let value = HeaderValue::from_str(&hash::base64(&checksum.value)).expect("base64 is valid");
+        headers.insert(hash::header(checksum.of.algorithm), value);
+    }
+    headers
 }
 
 /// The address of an object that a form was posted for, at the address of its bucket.
