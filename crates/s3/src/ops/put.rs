@@ -293,6 +293,14 @@ macro_rules! check_object {
             ("Object lock", $input.object_lock_mode.is_some()),
             ("Object lock", $input.object_lock_legal_hold_status.is_some()),
             ("Object lock", $input.object_lock_retain_until_date.is_some()),
+            // Headers were looked at before; a form may have fields that only the library understood.
+            ("Server-side encryption", $input.server_side_encryption.is_some()),
+            ("Server-side encryption", $input.ssekms_key_id.is_some()),
+            ("Server-side encryption", $input.ssekms_encryption_context.is_some()),
+            ("Server-side encryption", $input.bucket_key_enabled.is_some()),
+            ("SSE-C", $input.sse_customer_algorithm.is_some()),
+            ("SSE-C", $input.sse_customer_key.is_some()),
+            ("SSE-C", $input.sse_customer_key_md5.is_some()),
         ])?;
         $crate::ops::put::check_storage_class($input.storage_class.as_ref())?;
         $crate::ops::acl::check_object_acl_header($input.acl.as_ref())?;
