@@ -22,7 +22,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export FOREBAY ?= $(TARGET)/release/forebay
 export FOREBAY_XTASK ?= $(TARGET)/release/xtask
 
-.PHONY: help run stop build test test-long crash conformance sim fuzz soak bench bench-s3 bench-tier tier lint deps packages
+.PHONY: help run stop build check test nightly test-long crash conformance sim fuzz soak bench bench-s3 bench-tier tier lint deps packages
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,8 +36,14 @@ stop: ## stop the node of `make run`
 build: ## build the binaries, with the one profile that everything here uses
 	cargo build --release --package forebay --package xtask
 
-test: deps ## the default suite; the last line counts what passed and failed
+check: ## format, tidy, clippy and tests of the crates that changed; BASE=main to compare with
+	@tests/check.sh $(BASE)
+
+test: deps ## the default suite; the last line counts what passed and failed. JOBS=3 suites at a time
 	@tests/run.sh
+
+nightly: ## everything at full length, many hours; ends with one table
+	@tests/nightly.sh
 
 test-long: deps ## the same with larger trees, more operations and more crashes
 	@tests/run.sh --long
@@ -77,7 +83,7 @@ tier: deps build ## tiering to several S3 servers, and through a proxy that harm
 	@tests/tier.sh $(STORES)
 
 lint: ## formatting, clippy, the rules of STYLE.md
-	@tests/run.sh lint
+	@tests/run.sh format lint
 
 packages:
 	@tests/deps.sh packages

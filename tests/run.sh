@@ -1,10 +1,18 @@
 #!/usr/bin/env bash
-# run.sh [--long] [--plain] [--conformance] [SUITE…]: runs suites one after another and sums them up. Exit status 1 if
-# anything failed. The last line is `N passed, N failed`.
+# run.sh [--long] [--plain] [--conformance] [SUITE…]: runs suites and sums them up. Exit status 1 if anything failed. The
+# last line is `N passed, N failed`.
+#
+# Stages that need no node run first, one after another; if one fails, the rest is left out. Then come the suites that
+# need a whole machine, then the others, three at a time (JOBS=3), each with nodes and ports of its own.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-SUITES=(build lint cargo cli sequences pjdfstest fsx sqlite git s3 s3-crash stores tier full host-full metadata degraded space tree overload fuzz crash)
+SUITES=(format build lint cargo fuzz cli overload crash s3-crash degraded tier s3 full host-full metadata tree space sequences pjdfstest fsx stores sqlite git)
+# What the rest builds upon.
+STAGES=(format build lint cargo)
+# Suites that look at speed or memory of a whole machine, use fixed ports, or keep all cores busy.
+ALONE=(fuzz cli overload crash s3-crash fio projects postgres stress archives)
+JOBS=${JOBS:-3}
 # What real programs expect of a filesystem, at full length.
 CONFORMANCE=(pjdfstest fsx fio projects git sqlite postgres stress archives s3 s3-clients)
 
@@ -31,35 +39,78 @@ FOREBAY_LOGS=$(mktemp -d "${TMPDIR:-/tmp}/forebay-logs.XXXXXX")
 export FOREBAY_RESULTS=$FOREBAY_LOGS/results
 : >"$FOREBAY_RESULTS"
 
-child=
+children=()
 trap 'exit 130' INT
 trap 'exit 143' TERM
-trap 'if [ -n "$child" ]; then kill -TERM "$child" 2>/dev/null; wait "$child"; fi' EXIT
+trap 'for child in "${children[@]}"; do kill -TERM "$child" 2>/dev/null; done; wait' EXIT
 
 count() { grep -c "^$1" "$FOREBAY_RESULTS"; }
+# among WORD…: whether the first is one of the others.
+among() { case " ${*:2} " in *" $1 "*) ;; *) return 1 ;; esac; }
 
-for suite in "${SUITES[@]}"; do
-    script=tests/suites/$suite.sh
-    if [ ! -e "$script" ]; then
-        echo "no such suite: $suite; there are: $(cd tests/suites && echo *.sh)" >&2
-        exit 2
-    fi
-    started=$SECONDS
-    before=$(wc -l <"$FOREBAY_RESULTS")
-    timeout --foreground --kill-after=60 "$LIMIT_S" bash "$script" </dev/null &
+# run_suite SUITE: with results of its own, which are added to those of all at the end.
+run_suite() {
+    local suite=$1 started=$SECONDS results=$FOREBAY_LOGS/results-$1 status child
+    : >"$results"
+    FOREBAY_RESULTS=$results timeout --foreground --kill-after=60 "$LIMIT_S" bash "tests/suites/$suite.sh" </dev/null &
     child=$!
+    trap 'kill -TERM "$child" 2>/dev/null; wait "$child"; exit 143' TERM
     wait "$child"
     status=$?
-    child=
     # A suite reports its failures itself; one that ended early or said nothing has not tested anything.
-    if [ "$status" != 0 ] || [ "$(wc -l <"$FOREBAY_RESULTS")" = "$before" ]; then
+    if [ "$status" != 0 ] || [ ! -s "$results" ]; then
         printf 'FAIL %s: ended early (status %s)\n' "$suite" "$status"
-        printf 'FAIL\t%s\tended early\n' "$suite" >>"$FOREBAY_RESULTS"
-        # Without binaries nothing else makes sense.
-        [ "$suite" = build ] && break
+        printf 'FAIL\t%s\tended early\n' "$suite" >>"$results"
     fi
     echo "     $suite took $((SECONDS - started)) s"
+    cat "$results" >>"$FOREBAY_RESULTS"
+    ! grep -q '^FAIL' "$results"
+}
+
+# Starts a suite beside others; its output is shown when it has ended.
+run_beside() {
+    local out=$FOREBAY_LOGS/out-$1
+    run_suite "$1" >"$out" 2>&1
+    # In one piece.
+    flock "$FOREBAY_LOGS" cat "$out"
+}
+
+for suite in "${SUITES[@]}"; do
+    [ -e "tests/suites/$suite.sh" ] || {
+        echo "no such suite: $suite; there are: $(cd tests/suites && echo *.sh)" >&2
+        exit 2
+    }
 done
+
+beside=()
+stopped=
+for suite in "${SUITES[@]}"; do
+    if [ "$JOBS" -gt 1 ] && ! among "$suite" "${STAGES[@]}" "${ALONE[@]}"; then
+        beside+=("$suite")
+        continue
+    fi
+    run_suite "$suite" &
+    children=($!)
+    if ! wait "${children[0]}" && among "$suite" "${STAGES[@]}"; then
+        stopped=$suite
+        break
+    fi
+done
+children=()
+if [ -n "$stopped" ]; then
+    echo "the rest is left out, because $stopped failed"
+elif [ "${#beside[@]}" = 1 ]; then
+    run_suite "${beside[0]}" &
+    children=($!)
+    wait "${children[0]}"
+else
+    for suite in "${beside[@]}"; do
+        while [ "$(jobs -pr | wc -l)" -ge "$JOBS" ]; do wait -n; done
+        run_beside "$suite" &
+        children+=($!)
+    done
+    wait
+fi
 
 passed=$(count ok)
 failed=$(count FAIL)

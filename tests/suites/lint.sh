@@ -4,7 +4,6 @@ source "$(dirname "$0")/../lib.sh"
 LIMIT_S=3600
 cd "$ROOT" || exit 1
 
-check "rustfmt" cargo fmt --check
 check "clippy" cargo clippy --release --workspace --all-targets -- -D warnings
 check "tidy" cargo run --release --quiet --package xtask -- tidy
 if command -v shellcheck >/dev/null; then
