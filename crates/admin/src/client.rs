@@ -26,6 +26,9 @@ use crate::api::{
 /// Longest wait for an answer.
 const DEADLINE: Duration = Duration::from_secs(120);
 
+/// Longest wait for `status`, which a node answers in less whatever hangs.
+const STATUS_DEADLINE: Duration = Duration::from_secs(20);
+
 /// Why a call gave no answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -66,8 +69,24 @@ impl AdminClient {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, CallError> {
+        self.call_within(DEADLINE, method, path, body).await
+    }
+
+    async fn call_within<T: DeserializeOwned>(
+        &self,
+        deadline: Duration,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, CallError> {
         let work = self.call_unbounded(method, path, body);
-        tokio::time::timeout(DEADLINE, work).await.map_err(|_| broken("no answer within two minutes"))?
+        let late = |_| {
+            broken(format!(
+                "nothing came within {} s: its process is being ended, or waits for a disk in the kernel",
+                deadline.as_secs()
+            ))
+        };
+        tokio::time::timeout(deadline, work).await.map_err(late)?
     }
 
     async fn call_unbounded<T: DeserializeOwned>(
@@ -107,7 +126,7 @@ impl AdminClient {
 
     /// Everything at a glance.
     pub async fn status(&self) -> Result<NodeStatus, CallError> {
-        self.call(Method::GET, "/v1/status", None::<&()>).await
+        self.call_within(STATUS_DEADLINE, Method::GET, "/v1/status", None::<&()>).await
     }
 
     /// The last events, oldest first.

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# A disk that does not answer: status does, and says what does not move; the node goes on when the disk does, and can be
+# ended while it does not.
+source "$(dirname "$0")/../lib.sh"
+[ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no node"; exit 0; }
+MNT=$WORK/mnt
+HOST=$WORK/host
+DIR=$HOST/dir
+DISKS=$WORK/disks
+DISKS_PID=
+# How long the disk takes for each operation, and by when that is called stuck.
+SLOW_MS=60000
+STUCK_S=45
+
+end_disks() {
+    umount -l "$HOST" 2>/dev/null
+    losetup -j "$DISKS/0" | cut -d: -f1 | xargs -r losetup -d
+    umount -l "$DISKS" 2>/dev/null
+    [ -z "$DISKS_PID" ] || kill "$DISKS_PID" 2>/dev/null
+}
+trap 'end_disks; cleanup' EXIT
+
+node_on_a_disk() {
+    wait_until 10 mountpoint -q "$DISKS"
+    mkfs.ext4 -q "$DISKS/0"
+    mount -o loop "$DISKS/0" "$HOST"
+    echo "$DIR" >>"$WORK/.nodes"
+    timeout 60 "$FOREBAY" start "$DIR" --mount "$MNT" --memory "$MEMORY" --drive "$WORK/drive" --drive-size 256M \
+        --s3 127.0.0.1:0 </dev/null
+    echo before >"$MNT/before"
+    sync "$MNT/before"
+}
+
+disk_takes() { echo "slow 0 $1" >"$DISKS/control"; }
+problems() { timeout 20 "$FOREBAY" status "$DIR" --json | jq -r '.state, .problems[]'; }
+says_what_is_stuck() { problems | tee "$WORK/problems" | grep -q 'has not moved for'; }
+
+status_answers() {
+    disk_takes "$SLOW_MS"
+    mkdir "$MNT/waits" &
+    wait_until "$STUCK_S" says_what_is_stuck
+    cat "$WORK/problems"
+    grep -q "append to a ledger's log" "$WORK/problems"
+}
+
+log_has_stacks() { grep -A 5 'threads of this process' "$DIR/log/forebay.log"; }
+
+goes_on() {
+    disk_takes 0
+    wait_until 150 test -d "$MNT/waits"
+    wait_until 30 is_healthy
+    [ "$(cat "$MNT/before")" = before ]
+}
+is_healthy() { ! problems | grep -q 'has not moved'; }
+
+# The process is gone as soon as the kernel lets go of it: it waits for what the process has asked of the disk.
+is_ended() {
+    local pid
+    pid=$(jq -r .pid "$DIR/node.json")
+    disk_takes "$SLOW_MS"
+    mkdir "$MNT/again" &
+    sleep 1
+    timeout 60 "$FOREBAY" stop "$DIR" || true
+    disk_takes 0
+    wait_until 100 process_is_gone "$pid"
+}
+
+mkdir -p "$HOST" "$MNT" "$DISKS" "$WORK/images"
+"$XTASK" disks --dir "$WORK/images" --mount "$DISKS" --count 1 --size-mib 256 >"$LOGS/stuck-disks.log" 2>&1 </dev/null &
+DISKS_PID=$!
+check "a node with its metadata on a disk of its own starts" node_on_a_disk || exit 0
+check "status answers and says what does not move" status_answers
+check "it goes on when the disk does" goes_on
+check "the log has the stacks of all threads" log_has_stacks
+check "stop ends it while the disk does not answer" is_ended
+exit 0
