@@ -295,6 +295,74 @@ counts_as_stored() {
     cat "$dir"/mnt/* | wc -c | grep -qx 45000000
 }
 
+# happened NODE SUBJECT KIND…: of this, these were the last events, in this order.
+happened() {
+    local node=$1 subject=$2
+    shift 2
+    "$FOREBAY" events "$WORK/$node" --json |
+        jq -e --arg subject "$subject" '[.[] | select(.subject == $subject).kind][-($ARGS.positional | length):] == $ARGS.positional' --args "$@"
+}
+problem() { json "$1" | jq -r '.problems[]' | grep -E -- "$2"; }
+
+# Everything that passes within a second is told all the same.
+told_at_once() {
+    local dir=$WORK/told
+    fail_drive told 1 && "$FOREBAY" drive return "$dir" 1
+    happened told "drive 1" failed up
+    "$FOREBAY" fs set "$dir" main --profile r2 && "$FOREBAY" fs set "$dir" main --profile 4+2
+    happened told "filesystem main" profile profile
+}
+
+# A drive is away at the start and back before anybody looks.
+told_of_a_short_absence() {
+    local dir=$WORK/told
+    node_stop told && mv "$dir/drives/2.img" "$WORK/short.img" && node_start told
+    problem told '^drive 2 is missing: .*No such file.* within seconds .*drive replace DIR 2'
+    mv "$WORK/short.img" "$dir/drives/2.img" && wait_until 30 drive_is told 2 up
+    happened told "drive 2" missing up
+    becomes_whole told
+}
+
+# What began before the process was killed ends after it.
+told_after_a_kill() {
+    local dir=$WORK/told
+    "$FOREBAY" upkeep "$dir" --pause
+    fail_drive told 3 && "$FOREBAY" drive replace "$dir" 3 --path "$dir/drives/next.img"
+    happened told cluster "rebuild began"
+    not problem told 'without a drive to spare'
+    problem told 'what drive 3 held is being rebuilt'
+    node_kill told && node_start told
+    sleep 2
+    "$FOREBAY" events "$dir" --json | jq -e '[.[] | select(.kind == "rebuild began")] | length == 1'
+    "$FOREBAY" upkeep "$dir" --resume
+    becomes_whole told
+    wait_until 10 happened told cluster "rebuild began" "rebuild ended"
+}
+
+# With half of the drives there is room to tell of at once.
+room_when_degraded() {
+    local dir=$WORK/told
+    node_stop told && mv "$dir/drives/0.img" "$WORK/0.img" && mv "$dir/drives/1.img" "$WORK/1.img" &&
+        mv "$dir/drives/2.img" "$WORK/2.img" && timeout 60 "$FOREBAY" start "$dir" --degraded </dev/null
+    json told | jq -e '.filesystems[0] | .total_bytes > .used_bytes and .free_bytes > 0'
+    node_stop told && mv "$WORK/0.img" "$WORK/1.img" "$WORK/2.img" "$dir/drives/" && node_start told && becomes_whole told
+}
+
+# Files until nothing more fits.
+told_when_full() {
+    local i
+    for ((i = 0; i < 200; i++)); do
+        dd if=/dev/urandom of="$WORK/told/mnt/fill$i" bs=1M count=8 conv=fsync 2>"$WORK/dd" || break
+    done
+    grep -q 'No space left' "$WORK/dd"
+    wait_until 5 happened told "drive 0" full
+    problem told '^drives 0, 1.* are full.*delete'
+    [ "$(df --output=avail -B 1M "$WORK/told/mnt" | tail -n 1)" -le 8 ]
+    rm "$WORK"/told/mnt/fill*
+    wait_until 60 happened told "drive 0" full "has room"
+    not problem told 'are full'
+}
+
 check "a real tree is staged" stage_tree "$FILES" "$WORK/source" || exit 0
 profile_survives d1 r2 2 1 0 1
 profile_survives d2 r3 3 2 1 2
@@ -303,6 +371,14 @@ profile_survives d4 12/7/9 12 5 6 10
 check "a profile that data does not have yet is not reckoned with" counts_as_stored
 node_end former
 rm -rf --one-file-system "${WORK:?}/former"
+check "told: the node starts" node_start told --drives 6 --drive-size 128M --profile 4+2
+check "told: a tree is written" copy told before
+check "told: a drive that fails and returns within a second, and two changes of the profile" told_at_once
+check "told: a drive that was away for a moment" told_of_a_short_absence
+check "told: the end of a rebuild that a kill interrupted" told_after_a_kill
+check "told: how much room there is with too few drives" room_when_degraded
+check "told: that drives are full" told_when_full
+check "told: the node stops" node_gone told
 check "missing: the node starts" node_start gone --drives 6 --drive-size 256M --profile 4+2
 check "missing: a tree is written" copy gone before
 check "missing: without the file of a drive everything is readable" missing_drive

@@ -83,6 +83,8 @@ pub struct DriveInfo {
     pub state: String,
     /// Why it is not up.
     pub reason: Option<String>,
+    /// Whether it takes no new data for lack of room.
+    pub full: bool,
     /// `io_uring` or `thread_pool`.
     pub io_path: Option<String>,
     /// Its space.

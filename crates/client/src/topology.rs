@@ -115,10 +115,7 @@ impl Topology {
     pub(crate) fn reclaimable_bytes(&self) -> u64 {
         let profile = self.profile;
         let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
-        let rooms: Vec<u64> = usable
-            .map(|service| service.stat())
-            .map(|stat| if stat.host_full { 0 } else { stat.free_bytes + stat.garbage_bytes })
-            .collect();
+        let rooms: Vec<u64> = usable.map(|service| service.stat().reclaimable_bytes()).collect();
         let width = rooms.len().min(usize::from(profile.n()));
         if rooms.len() < usize::from(profile.w()) { 0 } else { spread(rooms, width, profile.k()) }
     }
@@ -141,8 +138,10 @@ impl Topology {
         let staying =
             |id: &DriveId| !matches!(self.map.drive(*id), Some(drive) if drive.state == DriveState::Leaving);
         let staying = self.drives.iter().filter(|(id, _)| staying(id) && !self.is_out(**id));
-        let rooms = staying.map(|(_, service)| capacity(service.stat())).collect();
-        spread(rooms, usize::from(profile.n()), profile.k())
+        let rooms: Vec<u64> = staying.map(|(_, service)| capacity(service.stat())).collect();
+        // Right after a start with drives missing, nothing narrower is planned yet.
+        let width = rooms.len().min(usize::from(profile.n()));
+        spread(rooms, width, profile.k())
     }
 }
 

@@ -475,6 +475,7 @@ impl DriveService for Drive {
             reserved_bytes: summary.usage.reserved_bytes,
             free_bytes: summary.usage.free_bytes,
             host_full: self.shared.is_host_full(),
+            full: self.shared.is_full(&summary.usage),
             trimmed_bytes: self.shared.trimmed_bytes(),
             write_limit_bytes_per_s: self.shared.admission.write_limit_bytes_per_s(),
             shards: summary.shards,

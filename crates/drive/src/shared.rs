@@ -27,6 +27,14 @@ impl Summary {
     }
 }
 
+/// A write that found no room.
+#[derive(Debug, Clone, Copy)]
+struct Refused {
+    /// Free space and garbage at that time.
+    usable_bytes: u64,
+    len_bytes: u64,
+}
+
 /// Write access to the index. What it changed is in the summary once it is dropped.
 pub(crate) struct IndexMut<'a> {
     index: RwLockWriteGuard<'a, Index>,
@@ -69,6 +77,7 @@ pub(crate) struct Shared {
     failed: AtomicBool,
     failure: Mutex<Option<String>>,
     host_full: AtomicBool,
+    refused: Mutex<Option<Refused>>,
     corrupt_reads: AtomicU64,
     trimmed_bytes: AtomicU64,
 }
@@ -92,6 +101,7 @@ impl Shared {
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             host_full: AtomicBool::new(false),
+            refused: Mutex::new(None),
             corrupt_reads: AtomicU64::new(0),
             trimmed_bytes: AtomicU64::new(0),
         }
@@ -128,6 +138,27 @@ impl Shared {
     /// The filesystem that holds the drive has no room, or has again.
     pub(crate) fn set_host_full(&self, full: bool) {
         self.host_full.store(full, Ordering::Relaxed);
+    }
+
+    /// A write of so many bytes found no room.
+    pub(crate) fn refuse(&self, usage: &Usage, len_bytes: u64) {
+        let len_bytes = lock(&self.refused).map_or(len_bytes, |before| before.len_bytes.min(len_bytes));
+        *lock(&self.refused) =
+            Some(Refused { usable_bytes: usage.free_bytes + usage.garbage_bytes, len_bytes });
+    }
+
+    /// A write of so many bytes found room.
+    pub(crate) fn take(&self, len_bytes: u64) {
+        let mut refused = lock(&self.refused);
+        if refused.is_some_and(|refused| len_bytes >= refused.len_bytes) {
+            *refused = None;
+        }
+    }
+
+    /// Whether a write was refused and what was deleted since does not give the room for it.
+    pub(crate) fn is_full(&self, usage: &Usage) -> bool {
+        let usable_bytes = usage.free_bytes + usage.garbage_bytes;
+        lock(&self.refused).is_some_and(|refused| usable_bytes < refused.usable_bytes + refused.len_bytes)
     }
 
     pub(crate) fn is_host_full(&self) -> bool {

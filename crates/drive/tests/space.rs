@@ -40,6 +40,8 @@ fn check_full(capacity: u64, blocks: u32, least_percent: u64) {
     let end = fill(&drive, 1, blocks);
     let stored = (end - 1) * u64::from(blocks) * 4096;
     assert!(stored * 100 / capacity >= least_percent, "{} % stored", stored * 100 / capacity);
+    let stat = drive.stat();
+    assert!(stat.full && stat.reclaimable_bytes() == stat.free_bytes, "{stat:?}");
     // Every delete by itself, spread over all segments, on a full drive, with crashes in between.
     for extent in (1..end).step_by(3) {
         block_on(drive.delete(vec![key(extent)])).unwrap();
@@ -58,6 +60,7 @@ fn check_full(capacity: u64, blocks: u32, least_percent: u64) {
     let listed = block_on(drive.list(None, 100_000)).unwrap();
     block_on(drive.delete(listed.iter().map(|entry| entry.key).collect())).unwrap();
     assert_eq!(drive.stat().live_bytes, 0);
+    assert!(!drive.stat().full, "{:?}", drive.stat());
     assert!(fill(&drive, 1_000_000, blocks) - 1_000_000 >= (end - 1) * 9 / 10, "all room comes back");
 }
 

@@ -154,6 +154,8 @@ pub struct DriveStat {
     pub free_bytes: u64,
     /// The filesystem that holds the drive has no room: nothing is written until it has, reads go on.
     pub host_full: bool,
+    /// A write found no room, and little was deleted since: not even cleaning makes room for it.
+    pub full: bool,
     /// Given back to the filesystem or device below since the drive was opened.
     pub trimmed_bytes: u64,
     /// New data that it takes per second while cleaning is behind; `None` if that is not limited.
@@ -168,6 +170,11 @@ impl DriveStat {
     /// Bytes of new shards that it would take now.
     pub fn room_bytes(&self) -> u64 {
         if self.host_full { 0 } else { self.free_bytes }
+    }
+
+    /// As [`DriveStat::room_bytes`], once what is deleted is reclaimed, as far as that can be.
+    pub fn reclaimable_bytes(&self) -> u64 {
+        self.room_bytes() + if self.host_full || self.full { 0 } else { self.garbage_bytes }
     }
 }
 

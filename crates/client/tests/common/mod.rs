@@ -283,6 +283,7 @@ impl DriveService for MemDrive {
             trimmed_bytes: 0,
             write_limit_bytes_per_s: None,
             host_full: false,
+            full: false,
             reserved_bytes: 0,
             free_bytes: capacity_bytes.saturating_sub(live_bytes + garbage_bytes),
             shards: self.shards.lock().unwrap().len() as u64,

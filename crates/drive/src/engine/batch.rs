@@ -154,10 +154,13 @@ impl Engine {
             }
             let item = put_item(&request);
             let class = SegmentClass::from(request.put.class);
+            let len_bytes = request.put.bytes.len() as u64;
             if plan.add(index, &mut self.counters, class, purpose(&request), item).is_ok() {
+                self.shared.take(len_bytes);
                 keys.insert(request.put.key);
                 replies.puts.push((request.reply, request.place));
             } else if plan.is_empty() && !self.can_reclaim(index) && self.running.is_none() {
+                self.shared.refuse(&index.usage(), len_bytes);
                 let _ = request.reply.send(PutOutcome::NoSpace);
             } else {
                 queue.push_front(request);

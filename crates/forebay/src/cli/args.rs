@@ -173,7 +173,7 @@ pub(crate) enum Command {
     /// Plan a cluster.
     #[command(subcommand)]
     Capacity(CapacityCommand),
-    /// Show or change how fast background work may go: repair, rebuild, packing, scrubs on demand. Holds until the node stops.
+    /// Show or change how fast background work may go: repair, rebuild, packing, scrubs on demand. Both settings last until they are changed.
     #[command(after_help = "Example:\n  forebay upkeep /srv/forebay --rate 50MiB")]
     Upkeep {
         /// The node's directory.

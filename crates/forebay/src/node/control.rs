@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use admin::{
     AddDrive, AdminError, AuditInfo, CreateFilesystem, DriveInfo, FailDrive, FilesystemInfo, FsckInfo,
-    MemoryInfo, MetaCopyInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive,
-    SetLimits, SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
+    MemoryInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetLimits,
+    SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 use anyhow::{Result, bail};
 use base::env::Env;
@@ -19,10 +19,12 @@ use upkeep::Pace;
 use wire::BoxFuture;
 use wire::event::Event;
 
+use super::events::Watch;
 use super::filesystems::{FilesystemEntry, NodeParts, plan_groups};
 use super::groups::WriteSet;
 use super::limits::{check_limits, limit};
 use super::memory::resident_bytes;
+use super::problems::problems;
 use super::{Node, NodeDir, NodeFile, State};
 use crate::watchdog::STUCK_AFTER;
 
@@ -70,7 +72,7 @@ impl Node {
         let ledgers = filesystems.iter().map(|filesystem| &filesystem.ledger);
         let copies = ledgers.flat_map(|ledger| &ledger.copies).chain(&control);
         let metadata_bytes = copies.map(|copy| copy.size_bytes).sum();
-        let mut problems = problems(&drives, &filesystems, &control);
+        let mut problems = problems(&drives, &filesystems, &control, &self.next_steps(&state));
         let audit = self.audit_info();
         problems.extend(access_problems(&audit, self.unreadable_keys()?));
         problems.extend(stuck_problems());
@@ -140,7 +142,7 @@ impl Node {
 
     async fn set_profile_now(&self, name: &str, profile: Profile) -> Result<FilesystemInfo> {
         let mut state = self.state.lock().await;
-        let State { drives, filesystems, map, .. } = &mut *state;
+        let State { drives, filesystems, map, watch, .. } = &mut *state;
         let Some(entry) = filesystems.get_mut(name) else { bail!("no such filesystem: name={name}") };
         let mut record = entry.record.clone();
         record.set_profile(profile);
@@ -158,7 +160,8 @@ impl Node {
             });
         }
         change.cluster(&cluster).filesystem(&record);
-        self.control.commit(change).await?;
+        self.commit_and_tell(change, Watch::profile_change(name, entry.record.profile, profile)).await?;
+        watch.knows_profile(name, profile);
         // The monitor sees within a second whether all of them are whole.
         entry.write_set = WriteSet { profile, groups: record.groups.clone() };
         entry.record = record;
@@ -234,6 +237,7 @@ impl Node {
         let info = entry.info(&self.env, &map, &state.drives).await?;
         state.filesystems.insert(request.name, entry);
         self.publish(&mut state)?;
+        self.tell(&mut state).await;
         Ok(info)
     }
 
@@ -272,79 +276,6 @@ fn access_problems(audit: &AuditInfo, unreadable_keys: usize) -> Vec<String> {
 fn stuck_problems() -> Vec<String> {
     let stuck = base::watch::stuck(STUCK_AFTER);
     stuck.iter().map(|stuck| format!("{stuck}; the log has the stacks")).collect()
-}
-
-/// What is wrong with copies of a ledger.
-fn copy_problems(whose: &str, copies: &[MetaCopyInfo]) -> Vec<String> {
-    let bad = copies.iter().filter_map(|copy| Some((copy, copy.problem.as_ref()?)));
-    bad.map(|(copy, problem)| format!("metadata of {whose} has no full copy in {}: {problem}", copy.dir))
-        .collect()
-}
-
-fn problems(drives: &[DriveInfo], filesystems: &[FilesystemInfo], control: &[MetaCopyInfo]) -> Vec<String> {
-    let mut problems = copy_problems("the cluster", control);
-    // A drive that is out and that no group needs is history.
-    let matters = |drive: &&DriveInfo| drive.state != "up" && (drive.state != "out" || drive.groups > 0);
-    for drive in drives.iter().filter(matters) {
-        let reason = drive.reason.clone().unwrap_or_default();
-        problems.push(format!("drive {} is {}: path={} {reason}", drive.id, drive.state, drive.path));
-    }
-    for drive in drives.iter().filter(|drive| drive.state == "up") {
-        let reason = drive.reason.iter();
-        problems.extend(reason.map(|reason| format!("drive {}: path={} {reason}", drive.id, drive.path)));
-    }
-    for drive in drives.iter().filter(|drive| drive.state == "out" && drive.groups > 0) {
-        problems.push(format!(
-            "what drive {} held is not rebuilt yet: without a drive to spare, add one (forebay drive add)",
-            drive.id
-        ));
-    }
-    for filesystem in filesystems {
-        problems.extend(copy_problems(&format!("filesystem {}", filesystem.name), &filesystem.ledger.copies));
-        let (name, reason) = (&filesystem.name, filesystem.ledger.reason.as_deref().unwrap_or_default());
-        match filesystem.ledger.state.as_str() {
-            "halted" => problems.push(format!(
-                "filesystem {name} takes no requests: its metadata could not be written ({reason}); see the log file, \
-                 then restart"
-            )),
-            "no_space" => problems.push(format!("filesystem {name} takes no new data: {reason}")),
-            _ => {}
-        }
-        if filesystem.owed_shards > 0 {
-            let (count, name, drives) = (filesystem.owed_shards, &filesystem.name, &filesystem.owed_drives);
-            problems.push(format!(
-                "{count} shards of {name} are owed to drives {drives:?}: files written without them survive fewer \
-                 losses until repair has stored these shards, which it does when the drives are up"
-            ));
-        }
-        if filesystem.write_profile != filesystem.profile {
-            let (name, narrow) = (&filesystem.name, &filesystem.write_profile);
-            problems.push(format!(
-                "new data of {name} is written as {narrow}: too few drives are up for its profile"
-            ));
-        }
-        if filesystem.repair.rebuilding_groups > 0 {
-            let (count, name) = (filesystem.repair.rebuilding_groups, &filesystem.name);
-            let left = base::units::format_size(filesystem.repair.rebuild_left_bytes);
-            problems.push(format!("{count} placement groups of {name} are being rebuilt: left={left}"));
-        }
-        if filesystem.repair.lost_extents > 0 {
-            let (count, name) = (filesystem.repair.lost_extents, &filesystem.name);
-            problems.push(format!(
-                "DATA LOSS: {count} extents of {name} have fewer shards left than reading needs; the log names them"
-            ));
-        }
-        if let Some((tier, problem)) =
-            filesystem.tier.as_ref().and_then(|tier| Some((tier, tier.problem.as_ref()?)))
-        {
-            problems.push(format!("filesystem {} and store {}: {problem}", filesystem.name, tier.store));
-        }
-        if filesystem.waiting_extents > 0 {
-            let count = filesystem.waiting_extents;
-            problems.push(format!("{count} deleted extents of {} wait for a drive", filesystem.name));
-        }
-    }
-    problems
 }
 
 impl NodeControl for Node {

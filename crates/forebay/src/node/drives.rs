@@ -75,8 +75,10 @@ impl DriveEntry {
                 Self { record, service: None, problem: Some(problem) }
             }
             Err(error) => {
-                tracing::error!(drive = %record.id, %error, "drive cannot be opened");
-                Self { record, service: None, problem: Some(error.to_string()) }
+                // With its causes: what the system said is what somebody can act on.
+                let error = format!("{:#}", anyhow::Error::new(error));
+                tracing::error!(drive = %record.id, error, "drive cannot be opened");
+                Self { record, service: None, problem: Some(error) }
             }
         }
     }
@@ -112,6 +114,11 @@ impl DriveEntry {
         matches!(self.state(), "up" | "leaving")
     }
 
+    /// What it says of itself, if shards on it can be read.
+    pub(super) fn stat_if_readable(&self) -> Option<DriveStat> {
+        self.service.as_ref().filter(|_| self.is_readable()).map(|service| service.stat())
+    }
+
     /// Whether its service is to be had by opening it: nothing failed, it was only not there.
     pub(super) fn is_missing(&self) -> bool {
         self.state() == "missing"
@@ -144,6 +151,7 @@ impl DriveEntry {
             path: self.record.path.clone(),
             state: self.state().to_owned(),
             reason: self.problem.clone().or_else(|| stat.as_ref().and_then(why_not_well)),
+            full: stat.as_ref().is_some_and(|stat| stat.full),
             io_path: io_path.map(str::to_owned),
             space,
             shards: stat.as_ref().map_or(0, |stat| stat.shards),

@@ -1,12 +1,17 @@
-//! What happens to the node, kept for people: what is seen at each look is compared with what was seen before.
+//! What happens to the node, kept for people: what is seen at each look is compared with what was told last.
 //!
-//! What flickers (a store that answers now and then) counts once it has stayed for some looks, one a second.
+//! Who changes something has it looked at and written down before the next change, see `Node::tell`. After a restart
+//! the events say what was told last. What flickers (a store that answers now and then) counts once it has stayed for
+//! some looks, one a second.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 
 use anyhow::Result;
 use base::DriveId;
-use meta::control::{Control, ControlChange};
+use layout::{ClusterMap, Profile};
+use meta::control::{Control, ControlChange, FilesystemRecord};
+use wire::drive::DriveStat;
 use wire::event::{Event, Severity};
 
 use super::drives::DriveEntry;
@@ -17,9 +22,13 @@ use super::{Node, State};
 const STAYS: u32 = 5;
 /// Looks without any after which content that left early is summed up.
 const CALM: u32 = 60;
+/// Events that wait for being written at most.
+const PENDING_MAX: usize = 1000;
+/// What a drive can be.
+const DRIVE_STATES: [&str; 5] = ["up", "missing", "failed", "leaving", "out"];
 
 /// An event without its number and time.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Happened {
     severity: Severity,
     subject: String,
@@ -44,44 +53,83 @@ pub(super) fn next_event(control: &Control) -> Result<u32> {
 }
 
 impl Node {
-    /// Keeps what happened.
-    async fn note(&self, happened: Vec<Happened>) -> Result<()> {
-        if happened.is_empty() {
-            return Ok(());
+    /// Recalls what was told last, so that no start tells it again, and an end gets told whose beginning was.
+    pub(super) async fn recall_events(&self) -> Result<()> {
+        let told = self.control.events()?;
+        let mut state = self.state.lock().await;
+        let State { drives, filesystems, watch, .. } = &mut *state;
+        let stores = filesystems.iter().map(|(name, entry)| {
+            (name.as_str(), entry.record.tier.map(|_| entry.tier.store.as_str()), &entry.record)
+        });
+        watch.recall(drives.keys().copied(), stores, &told);
+        self.tell(&mut state).await;
+        Ok(())
+    }
+
+    /// Writes down what has changed since the last look. Who changes something calls this at once, so that nothing is
+    /// missed that passes before the next look. What cannot be written now is written later.
+    pub(super) async fn tell(&self, state: &mut State) {
+        let State { drives, filesystems, map, watch, .. } = state;
+        let happened = watch.look(drives, filesystems, map);
+        watch.keep(self.env.clock.wall_ns() / 1_000_000_000, happened);
+        self.write_events(watch).await;
+    }
+
+    /// As `tell`, and looks at what counts once it has stayed. To be called once a second.
+    pub(super) async fn tell_what_stays(&self) {
+        let mut state = self.state.lock().await;
+        let State { drives, filesystems, watch, .. } = &mut *state;
+        let happened = watch.look_at_levels(drives, filesystems);
+        watch.keep(self.env.clock.wall_ns() / 1_000_000_000, happened);
+        self.tell(&mut state).await;
+    }
+
+    async fn write_events(&self, watch: &mut Watch) {
+        if watch.pending.is_empty() {
+            return;
         }
-        let mut next = self.next_event.lock().await;
+        let happened: Vec<_> = watch.pending.iter().cloned().collect();
+        match self.commit_events(ControlChange::default(), &happened).await {
+            Ok(()) => watch.pending.clear(),
+            Err(error) => tracing::warn!(%error, "events could not be written, trying again"),
+        }
+    }
+
+    /// Makes a change together with the events that tell of it.
+    pub(super) async fn commit_and_tell(&self, change: ControlChange, happened: Vec<Happened>) -> Result<()> {
         let time_s = self.env.clock.wall_ns() / 1_000_000_000;
-        let mut change = ControlChange::default();
-        for (id, happened) in (*next..).zip(&happened) {
+        let happened: Vec<_> = happened.into_iter().map(|happened| (time_s, happened)).collect();
+        self.commit_events(change, &happened).await
+    }
+
+    async fn commit_events(&self, mut change: ControlChange, happened: &[(i64, Happened)]) -> Result<()> {
+        let mut next = self.next_event.lock().await;
+        for (id, (time_s, happened)) in (*next..).zip(happened) {
             let Happened { severity, subject, kind, text } = happened;
             let (subject, kind, text) = (subject.clone(), (*kind).to_owned(), text.clone());
-            change.event(&Event { id, time_s, severity: *severity, subject, kind, text });
+            change.event(&Event { id, time_s: *time_s, severity: *severity, subject, kind, text });
         }
         self.control.commit(change).await?;
         *next += happened.len() as u32;
         Ok(())
     }
-
-    /// Compares what is with what was, and keeps what changed.
-    pub(super) async fn watch(&self, seen: &mut Watch) -> Result<()> {
-        let told = if seen.looked { Vec::new() } else { self.control.events()? };
-        let happened = {
-            let state = self.state.lock().await;
-            seen.recall(state.drives.keys().copied(), &told);
-            seen.look(&state)
-        };
-        self.note(happened).await
-    }
 }
 
-/// What was seen.
+/// What was seen, and what is to be written down of it.
 #[derive(Default)]
 pub(super) struct Watch {
-    /// Something was seen: what is new from now on was added.
-    looked: bool,
-    drives: BTreeMap<DriveId, String>,
+    drives: BTreeMap<DriveId, SeenDrive>,
     filesystems: BTreeMap<String, SeenFilesystem>,
     rebuilding: usize,
+    /// What is not written down yet, with its time, oldest first.
+    pending: VecDeque<(i64, Happened)>,
+}
+
+#[derive(Default)]
+struct SeenDrive {
+    state: String,
+    full: Level,
+    host_full: Level,
 }
 
 #[derive(Default)]
@@ -90,56 +138,160 @@ struct SeenFilesystem {
     store: Option<String>,
     is_down: Level,
     problem: Level,
+    metadata_full: Level,
     early: Early,
 }
 
 /// What tiering tells of itself at a look.
 pub(super) struct TierSigns {
-    pub(super) is_down: bool,
+    /// Whether the store answers, if that is known.
+    pub(super) up: Option<bool>,
     /// What the store says, or why tiering cannot go on.
     pub(super) problem: Option<String>,
     pub(super) released_early_bytes: u64,
 }
 
+/// What was told last of a subject, of these kinds.
+fn last<'a>(told: &[Event], subject: &str, kinds: &[&'a str]) -> Option<&'a str> {
+    let of_subject = told.iter().rev().filter(|event| event.subject == subject);
+    of_subject.filter_map(|event| kinds.iter().find(|kind| **kind == event.kind)).next().copied()
+}
+
 impl Watch {
-    /// Before the first look: drives are as they were when it was told last, so that no start tells it again.
-    fn recall(&mut self, drives: impl Iterator<Item = DriveId>, told: &[Event]) {
-        if self.looked {
-            return;
-        }
+    /// Before the first look: everything is as it was when it was told last.
+    fn recall<'a>(
+        &mut self,
+        drives: impl Iterator<Item = DriveId>,
+        filesystems: impl Iterator<Item = (&'a str, Option<&'a str>, &'a FilesystemRecord)>,
+        told: &[Event],
+    ) {
+        let began =
+            |subject: &str, begin, end| Level::told(last(told, subject, &[begin, end]) == Some(begin));
         for id in drives {
-            let last = told.iter().rev().find(|event| event.subject == drive(id));
-            self.drives.insert(id, last.map_or("up", |event| &event.kind).to_owned());
+            let subject = drive(id);
+            let seen = SeenDrive {
+                state: last(told, &subject, &DRIVE_STATES).unwrap_or("up").to_owned(),
+                full: began(&subject, "full", "has room"),
+                host_full: began(&subject, "host full", "host has room"),
+            };
+            self.drives.insert(id, seen);
+        }
+        for (name, store, record) in filesystems {
+            let subject = subject(name);
+            let is_down = |store| began(&format!("store {store}"), "down", "up");
+            let seen = SeenFilesystem {
+                profile: record.profile.to_string(),
+                store: store.map(str::to_owned),
+                is_down: store.map(is_down).unwrap_or_default(),
+                problem: began(&subject, "tiering pauses", "tiering goes on"),
+                metadata_full: began(&subject, "metadata full", "metadata has room"),
+                early: Early::recalled(began(&subject, "break-in", "break-in ended").told),
+            };
+            self.filesystems.insert(name.to_owned(), seen);
+        }
+        self.rebuilding = usize::from(began("cluster", "rebuild began", "rebuild ended").told);
+    }
+
+    /// What could not be written down before stays in its order; too much of it is forgotten, the oldest first.
+    fn keep(&mut self, time_s: i64, happened: Vec<Happened>) {
+        self.pending.extend(happened.into_iter().map(|happened| (time_s, happened)));
+        let too_many = self.pending.len().saturating_sub(PENDING_MAX);
+        self.pending.drain(..too_many);
+    }
+
+    /// What changes by steps, each of which is told.
+    fn look(
+        &mut self,
+        drives: &BTreeMap<DriveId, DriveEntry>,
+        filesystems: &BTreeMap<String, FilesystemEntry>,
+        map: &ClusterMap,
+    ) -> Vec<Happened> {
+        let mut happened = Vec::new();
+        for (id, entry) in drives {
+            let now = entry.state();
+            let before = match self.drives.entry(*id) {
+                Entry::Vacant(vacant) => {
+                    vacant.insert(SeenDrive { state: now.to_owned(), ..SeenDrive::default() });
+                    None
+                }
+                Entry::Occupied(seen) => Some(std::mem::replace(&mut seen.into_mut().state, now.to_owned())),
+            };
+            happened.extend(drive_event(entry, before.as_deref(), now));
+        }
+        let rebuilding = map.groups.iter().filter(|group| !group.rebuilding.is_empty()).count();
+        happened.extend(self.look_at_rebuilds(rebuilding));
+        for (name, entry) in filesystems {
+            let profile = entry.record.profile.to_string();
+            let store = entry.record.tier.map(|_| entry.tier.store.clone());
+            match self.filesystems.get_mut(name) {
+                Some(seen) => seen.look(name, &profile, store, &mut happened),
+                None => {
+                    let text = format!("profile {profile}");
+                    happened.push(Happened::new(Severity::Info, subject(name), "created", text));
+                    let seen = SeenFilesystem { profile, store, ..SeenFilesystem::default() };
+                    self.filesystems.insert(name.clone(), seen);
+                }
+            }
+        }
+        happened
+    }
+
+    fn look_at_rebuilds(&mut self, rebuilding: usize) -> Option<Happened> {
+        let before = std::mem::replace(&mut self.rebuilding, rebuilding);
+        match (before, rebuilding) {
+            (0, 1..) => {
+                let text = format!("{rebuilding} placement groups lack shards on their new members");
+                Some(Happened::new(Severity::Warning, "cluster", "rebuild began", text))
+            }
+            (1.., 0) => {
+                let text = "every drive has what it should";
+                Some(Happened::new(Severity::Info, "cluster", "rebuild ended", text))
+            }
+            _ => None,
         }
     }
 
-    fn look(&mut self, state: &State) -> Vec<Happened> {
+    /// What is so for a while, and may flicker.
+    fn look_at_levels(
+        &mut self,
+        drives: &BTreeMap<DriveId, DriveEntry>,
+        filesystems: &BTreeMap<String, FilesystemEntry>,
+    ) -> Vec<Happened> {
         let mut happened = Vec::new();
-        for (id, entry) in &state.drives {
-            let now = entry.state();
-            let before = self.drives.insert(*id, now.to_owned());
-            happened.extend(drive_event(entry, before.as_deref(), now));
+        for (id, entry) in drives {
+            let (Some(stat), Some(seen)) = (entry.stat_if_readable(), self.drives.get_mut(id)) else {
+                continue;
+            };
+            happened.extend(seen.look_at_room(*id, &entry.record.path, &stat));
         }
-        let rebuilding = state.map.groups.iter().filter(|group| !group.rebuilding.is_empty()).count();
-        let before = std::mem::replace(&mut self.rebuilding, rebuilding);
-        if before == 0 && rebuilding > 0 {
-            let text = format!("{rebuilding} placement groups lack shards on their new members");
-            happened.push(Happened::new(Severity::Warning, "cluster", "rebuild began", text));
-        } else if before > 0 && rebuilding == 0 {
-            let text = "every drive has what it should";
-            happened.push(Happened::new(Severity::Info, "cluster", "rebuild ended", text));
-        }
-        for (name, entry) in &state.filesystems {
-            let is_new = !self.filesystems.contains_key(name);
-            if is_new && self.looked {
-                let text = format!("profile {}", entry.record.profile);
-                happened.push(Happened::new(Severity::Info, subject(name), "created", text));
+        for (name, entry) in filesystems {
+            let Some(seen) = self.filesystems.get_mut(name) else { continue };
+            happened.extend(seen.look_at_metadata(name, entry.owner.stat().no_space));
+            if let Some(store) = entry.record.tier.map(|_| entry.tier.store.clone()) {
+                seen.look_at_tier(name, &store, &entry.tier.signs(), &mut happened);
             }
-            self.filesystems.entry(name.clone()).or_default().look(name, entry, is_new, &mut happened);
         }
-        self.looked = true;
         happened
     }
+
+    /// A change of a profile, told by the commit that makes it: `knows_profile` follows that.
+    pub(super) fn profile_change(name: &str, before: Profile, now: Profile) -> Vec<Happened> {
+        if before == now {
+            return Vec::new();
+        }
+        vec![profile_event(name, &before.to_string(), &now.to_string())]
+    }
+
+    pub(super) fn knows_profile(&mut self, name: &str, profile: Profile) {
+        if let Some(seen) = self.filesystems.get_mut(name) {
+            seen.profile = profile.to_string();
+        }
+    }
+}
+
+fn profile_event(name: &str, before: &str, now: &str) -> Happened {
+    let text = format!("{now}, {before} before; what is there already is converted");
+    Happened::new(Severity::Info, subject(name), "profile", text)
 }
 
 fn subject(filesystem: &str) -> String {
@@ -167,17 +319,37 @@ fn drive_event(entry: &DriveEntry, before: Option<&str>, now: &'static str) -> O
     Some(Happened::new(severity, drive(entry.record.id), now, text))
 }
 
+impl SeenDrive {
+    fn look_at_room(&mut self, id: DriveId, path: &str, stat: &DriveStat) -> Vec<Happened> {
+        let full = self.full.look_at_once(stat.full).map(|full| match full {
+            true => (
+                Severity::Warning,
+                "full",
+                "takes no new data; delete some, or add drives (forebay drive add)",
+            ),
+            false => (Severity::Info, "has room", "takes new data again"),
+        });
+        let host_full = self.host_full.look_at_once(stat.host_full).map(|full| match full {
+            true => {
+                (Severity::Error, "host full", "the filesystem that holds it is full: free some space there")
+            }
+            false => (Severity::Info, "host has room", "the filesystem that holds it has room again"),
+        });
+        let told = full.into_iter().chain(host_full);
+        told.map(|(severity, kind, text)| Happened::new(severity, drive(id), kind, format!("{path}: {text}")))
+            .collect()
+    }
+}
+
 impl SeenFilesystem {
-    fn look(&mut self, name: &str, entry: &FilesystemEntry, is_new: bool, happened: &mut Vec<Happened>) {
-        let profile = entry.record.profile.to_string();
-        let before = std::mem::replace(&mut self.profile, profile.clone());
-        if !is_new && before != profile {
-            let text = format!("{profile}, {before} before; what is there already is converted");
-            happened.push(Happened::new(Severity::Info, subject(name), "profile", text));
+    fn look(&mut self, name: &str, profile: &str, store: Option<String>, happened: &mut Vec<Happened>) {
+        let before = std::mem::replace(&mut self.profile, profile.to_owned());
+        if before != profile {
+            happened.push(profile_event(name, &before, profile));
         }
-        let store = entry.record.tier.map(|_| entry.tier.store.clone());
         let before = std::mem::replace(&mut self.store, store.clone());
-        if !is_new && before != store {
+        if before != store {
+            (self.is_down, self.problem) = (Level::default(), Level::default());
             let (kind, text) = match (&store, &before) {
                 (Some(store), _) => ("attached", format!("to store {store}")),
                 (None, before) => {
@@ -186,28 +358,43 @@ impl SeenFilesystem {
             };
             happened.push(Happened::new(Severity::Info, subject(name), kind, text));
         }
-        if let Some(store) = store {
-            self.look_at_tier(name, &store, &entry.tier.signs(), happened);
-        }
+    }
+
+    fn look_at_metadata(&mut self, name: &str, full: bool) -> Option<Happened> {
+        let (severity, kind, text) = match self.metadata_full.look_at_once(full)? {
+            true => {
+                let text = "a disk with its metadata is full: nothing new is taken until there is room, or until \
+                            something is deleted";
+                (Severity::Error, "metadata full", text)
+            }
+            false => (Severity::Info, "metadata has room", "new data is taken again"),
+        };
+        Some(Happened::new(severity, subject(name), kind, text))
     }
 
     fn look_at_tier(&mut self, name: &str, store: &str, signs: &TierSigns, happened: &mut Vec<Happened>) {
         let problem = signs.problem.clone().unwrap_or_default();
         let of_store = || format!("store {store}");
-        match self.is_down.look(signs.is_down) {
+        // After a start nothing is known of a store before it was asked: then it is as it was told.
+        let is_down = signs.up.map_or(self.is_down.told, |up| !up);
+        let pauses = match (&signs.problem, signs.up) {
+            (None, None) | (_, Some(false)) => self.problem.told,
+            (problem, _) => problem.is_some(),
+        };
+        match self.is_down.look(is_down) {
             Some(true) => happened.push(Happened::new(Severity::Error, of_store(), "down", problem.clone())),
             Some(false) => happened.push(Happened::new(Severity::Info, of_store(), "up", "it answers again")),
             None => {}
         }
-        match self.problem.look(signs.problem.is_some() && !signs.is_down) {
+        match self.problem.look(pauses) {
             Some(true) => {
                 happened.push(Happened::new(Severity::Warning, subject(name), "tiering pauses", problem))
             }
-            Some(false) if !signs.is_down => {
+            Some(false) => {
                 let text = "nothing is in the way any more";
                 happened.push(Happened::new(Severity::Info, subject(name), "tiering goes on", text));
             }
-            _ => {}
+            None => {}
         }
         match self.early.look(signs.released_early_bytes) {
             Some(EarlyIs::Begun) => {
@@ -216,7 +403,8 @@ impl SeenFilesystem {
                 happened.push(Happened::new(Severity::Warning, subject(name), "break-in", text));
             }
             Some(EarlyIs::Over(bytes)) => {
-                let text = format!("{} left the drives early", base::units::format_size(bytes));
+                let since = if self.early.is_recalled() { " since the last start" } else { "" };
+                let text = format!("{} left the drives early{since}", base::units::format_size(bytes));
                 happened.push(Happened::new(Severity::Info, subject(name), "break-in ended", text));
             }
             None => {}
@@ -232,6 +420,19 @@ struct Level {
 }
 
 impl Level {
+    fn told(told: bool) -> Self {
+        Self { told, looks: 0 }
+    }
+
+    /// What it has become: that it is so counts at once, that it is over once it has stayed.
+    fn look_at_once(&mut self, now: bool) -> Option<bool> {
+        if now && !self.told {
+            *self = Self::told(true);
+            return Some(true);
+        }
+        self.look(now)
+    }
+
     /// What it has become, if that has stayed for long enough.
     fn look(&mut self, now: bool) -> Option<bool> {
         self.looks = if now == self.told { 0 } else { self.looks + 1 };
@@ -249,6 +450,8 @@ struct Early {
     bytes: Option<u64>,
     /// How much had left before it began, and looks since the last that left.
     since: Option<(u64, u32)>,
+    /// It began before the last start.
+    is_recalled: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -258,12 +461,21 @@ enum EarlyIs {
 }
 
 impl Early {
+    /// How much had left before a restart is not known.
+    fn recalled(began: bool) -> Self {
+        Self { bytes: None, since: began.then_some((0, 0)), is_recalled: began }
+    }
+
+    fn is_recalled(&self) -> bool {
+        self.is_recalled
+    }
+
     fn look(&mut self, bytes: u64) -> Option<EarlyIs> {
         // The counter begins anew with every process, and with other limits.
         let before = self.bytes.replace(bytes).unwrap_or(bytes).min(bytes);
         match (&mut self.since, bytes > before) {
             (None, true) => {
-                self.since = Some((before, 0));
+                (self.since, self.is_recalled) = (Some((before, 0)), false);
                 Some(EarlyIs::Begun)
             }
             (None, false) => None,
@@ -298,18 +510,60 @@ mod tests {
         assert_eq!(told("....."), [false]);
     }
 
+    fn event(id: u32, subject: &str, kind: &str) -> Event {
+        let (subject, kind, text) = (subject.to_owned(), kind.to_owned(), String::new());
+        Event { id, time_s: 0, severity: Severity::Info, subject, kind, text }
+    }
+
     #[test]
     fn a_start_does_not_tell_again_what_was_told_of_drives() {
-        let event = |id, subject: &str, kind: &str| {
-            let (subject, kind, text) = (subject.to_owned(), kind.to_owned(), String::new());
-            Event { id, time_s: 0, severity: Severity::Info, subject, kind, text }
-        };
-        let told =
-            [event(1, "drive 1", "failed"), event(2, "drive 1", "up"), event(3, "drive 12", "missing")];
+        let told = [
+            event(1, "drive 1", "failed"),
+            event(2, "drive 1", "up"),
+            event(3, "drive 12", "missing"),
+            event(4, "drive 12", "host full"),
+        ];
         let mut watch = Watch::default();
-        watch.recall([1, 2, 12].map(DriveId).into_iter(), &told);
-        let known: Vec<&str> = watch.drives.values().map(String::as_str).collect();
+        watch.recall([1, 2, 12].map(DriveId).into_iter(), std::iter::empty(), &told);
+        let known: Vec<&str> = watch.drives.values().map(|seen| seen.state.as_str()).collect();
         assert_eq!(known, ["up", "up", "missing"]);
+        assert!(watch.drives[&DriveId(12)].host_full.told);
+    }
+
+    #[test]
+    fn a_start_tells_the_end_of_a_rebuild_whose_beginning_was_told() {
+        let check = |told: &[Event], rebuilding, expected: Option<&str>| {
+            let mut watch = Watch::default();
+            watch.recall(std::iter::empty(), std::iter::empty(), told);
+            assert_eq!(watch.look_at_rebuilds(rebuilding).map(|happened| happened.kind), expected);
+        };
+        let began = [event(1, "cluster", "rebuild began")];
+        let ended = [event(1, "cluster", "rebuild began"), event(2, "cluster", "rebuild ended")];
+        check(&began, 0, Some("rebuild ended"));
+        check(&began, 7, None);
+        check(&ended, 0, None);
+        check(&ended, 7, Some("rebuild began"));
+        check(&[], 7, Some("rebuild began"));
+    }
+
+    #[test]
+    fn what_cannot_be_written_down_is_kept_and_not_without_end() {
+        let mut watch = Watch::default();
+        for time_s in 0..1500 {
+            watch.keep(time_s, vec![profile_event("main", "r2", "r3")]);
+        }
+        assert_eq!(watch.pending.len(), PENDING_MAX);
+        assert_eq!(watch.pending[0].0, 500);
+    }
+
+    #[test]
+    fn fullness_is_told_at_once_and_its_end_once_it_stays() {
+        let mut level = Level::default();
+        assert_eq!(level.look_at_once(true), Some(true));
+        let told: Vec<bool> = "..x....x".chars().filter_map(|sign| level.look_at_once(sign == 'x')).collect();
+        assert!(told.is_empty());
+        let told: Vec<bool> = ".....".chars().filter_map(|sign| level.look_at_once(sign == 'x')).collect();
+        assert_eq!(told, [false]);
     }
 
     #[test]
@@ -328,20 +582,37 @@ mod tests {
         assert_eq!(early.look(1), Some(EarlyIs::Begun));
     }
 
+    /// What is told while tiering shows these signs for as long as it takes.
+    fn tiering(
+        seen: &mut SeenFilesystem,
+        up: Option<bool>,
+        problem: Option<&str>,
+    ) -> Vec<(String, &'static str)> {
+        let problem = problem.map(str::to_owned);
+        let signs = TierSigns { up, problem, released_early_bytes: 0 };
+        let mut happened = Vec::new();
+        (0..STAYS).for_each(|_| seen.look_at_tier("main", "cold", &signs, &mut happened));
+        happened.into_iter().map(|happened| (happened.subject, happened.kind)).collect()
+    }
+
     #[test]
     fn a_store_that_is_down_is_told_of_the_store_and_other_trouble_of_the_filesystem() {
         let mut seen = SeenFilesystem::default();
-        let mut kinds = |is_down: bool, problem: Option<&str>| -> Vec<(String, &'static str)> {
-            let problem = problem.map(str::to_owned);
-            let signs = TierSigns { is_down, problem, released_early_bytes: 0 };
-            let mut happened = Vec::new();
-            (0..STAYS).for_each(|_| seen.look_at_tier("main", "cold", &signs, &mut happened));
-            happened.into_iter().map(|happened| (happened.subject, happened.kind)).collect()
-        };
+        let mut kinds = |up, problem| tiering(&mut seen, Some(up), problem);
         let one = |subject: &str, kind| vec![(subject.to_owned(), kind)];
-        assert_eq!(kinds(true, Some("no answer")), one("store cold", "down"));
-        assert_eq!(kinds(false, None), one("store cold", "up"));
-        assert_eq!(kinds(false, Some("quota")), one("filesystem main", "tiering pauses"));
-        assert_eq!(kinds(false, None), one("filesystem main", "tiering goes on"));
+        assert_eq!(kinds(false, Some("no answer")), one("store cold", "down"));
+        assert_eq!(kinds(true, None), one("store cold", "up"));
+        assert_eq!(kinds(true, Some("quota")), one("filesystem main", "tiering pauses"));
+        assert_eq!(kinds(false, Some("no answer")), one("store cold", "down"));
+        let both = [("store cold".to_owned(), "up"), ("filesystem main".to_owned(), "tiering goes on")];
+        assert_eq!(kinds(true, None), both);
+    }
+
+    #[test]
+    fn a_store_that_was_told_to_be_down_is_told_to_be_up_once_that_is_known() {
+        let mut seen = SeenFilesystem { is_down: Level::told(true), ..SeenFilesystem::default() };
+        assert!(tiering(&mut seen, None, None).is_empty(), "nobody asked it yet");
+        assert!(tiering(&mut seen, Some(false), Some("no answer")).is_empty(), "that was told");
+        assert_eq!(tiering(&mut seen, Some(true), None), [("store cold".to_owned(), "up")]);
     }
 }

@@ -260,6 +260,7 @@ impl Node {
         let open = move || DriveEntry::open(&env, cluster, record, settings);
         state.drives.insert(id, tokio::task::spawn_blocking(open).await?);
         self.publish(state)?;
+        self.tell(state).await;
         self.drive_info(state, id)
     }
 
@@ -293,6 +294,7 @@ impl Node {
         request: FailDrive,
     ) -> Result<DriveInfo, AdminError> {
         let mut state = self.state.lock().await;
+        self.tell(&mut state).await;
         if !state.drives.contains_key(&id) {
             return Err(no_drive(id));
         }
@@ -302,6 +304,7 @@ impl Node {
         let why = "marked as failed by the operator";
         self.set_drive_state(&mut state, id, DriveState::Failed, why).await.map_err(failed)?;
         self.publish(&mut state).map_err(failed)?;
+        self.tell(&mut state).await;
         self.drive_info(&state, id).map_err(failed)
     }
 
@@ -340,6 +343,7 @@ impl Node {
         request: RemoveDrive,
     ) -> Result<DriveInfo, AdminError> {
         let mut state = self.state.lock().await;
+        self.tell(&mut state).await;
         let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
         if matches!(entry.record.state, DriveState::Out | DriveState::Leaving) {
             return Err(conflict(format!("drive is {} already: id={id}", entry.state())));
@@ -362,6 +366,7 @@ impl Node {
         self.set_drive_state(&mut state, id, next, why).await.map_err(failed)?;
         self.reassign(&mut state).await.map_err(failed)?;
         self.publish(&mut state).map_err(failed)?;
+        self.tell(&mut state).await;
         self.drive_info(&state, id).map_err(failed)
     }
 
@@ -371,6 +376,7 @@ impl Node {
         request: ReplaceDrive,
     ) -> Result<DriveInfo, AdminError> {
         let mut state = self.state.lock().await;
+        self.tell(&mut state).await;
         let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
         if !state.map.groups.iter().any(|group| group.members.contains(&id)) {
             return Err(conflict(format!("drive holds no position that another could take: id={id}")));
@@ -412,6 +418,7 @@ impl Node {
     /// what it missed since is owed to it.
     pub(super) async fn return_drive_now(&self, id: DriveId) -> Result<DriveInfo, AdminError> {
         let mut state = self.state.lock().await;
+        self.tell(&mut state).await;
         let entry = state.drives.get_mut(&id).ok_or_else(|| no_drive(id))?;
         match entry.record.state {
             DriveState::Out | DriveState::Leaving => {
@@ -441,6 +448,7 @@ impl Node {
         }
         self.set_drive_state(&mut state, id, DriveState::Up, "").await.map_err(failed)?;
         self.publish(&mut state).map_err(failed)?;
+        self.tell(&mut state).await;
         self.drive_info(&state, id).map_err(failed)
     }
 

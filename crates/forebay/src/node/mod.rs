@@ -16,6 +16,7 @@ mod memory;
 mod monitor;
 mod node_file;
 mod paths;
+mod problems;
 mod reached;
 mod scrub;
 mod settings;
@@ -43,6 +44,7 @@ use tokio::task::JoinHandle;
 use upkeep::{Pace, ScrubTargets, Scrubber};
 
 use drives::{DriveEntry, DriveSettings};
+use events::Watch;
 use filesystems::FilesystemEntry;
 use ledgers::{LedgerFiles, MetaDirs};
 use memory::MemoryPlan;
@@ -99,6 +101,7 @@ struct State {
     filesystems: BTreeMap<String, FilesystemEntry>,
     /// As last published.
     map: ClusterMap,
+    watch: Watch,
     meta_dirs: MetaDirs,
 }
 
@@ -115,6 +118,7 @@ impl Node {
         let mut result = self.stop_s3().await;
         let mut state = self.state.lock().await;
         result = result.and(self.keep_scrub_marks(&mut state).await);
+        self.tell(&mut state).await;
         let scrubber = self.scrubber.lock().expect("no holder of this lock panics").take();
         if let Some(scrubber) = scrubber {
             scrubber.stop().await;

@@ -14,7 +14,6 @@ use meta::control::ControlChange;
 use tokio::sync::watch;
 
 use super::drives::DriveEntry;
-use super::events::Watch;
 use super::filesystems::plan_groups;
 use super::groups::{Choice, Patience, WriteSet, choose_groups};
 use super::{Node, State};
@@ -38,7 +37,6 @@ struct Seen {
     reopen: BTreeMap<DriveId, (u64, u64)>,
     /// When the marks of the scrub were written down.
     marked_ns: u64,
-    events: Watch,
 }
 
 impl Seen {
@@ -76,6 +74,7 @@ pub(super) async fn run(node: Weak<Node>, mut stopped: watch::Receiver<bool>) {
         if let Err(error) = node.tick(&mut seen).await {
             tracing::error!(error = %format!("{error:#}"), "drives could not be looked after, trying again");
         }
+        node.tell_what_stays().await;
     }
 }
 
@@ -99,8 +98,7 @@ impl Node {
             seen.marked_ns = now;
             self.keep_scrub_marks(&mut state).await?;
         }
-        drop(state);
-        self.watch(&mut seen.events).await
+        Ok(())
     }
 
     /// Opens drives that were missing and are there again. A drive that failed is left alone: what it did not
@@ -127,6 +125,7 @@ impl Node {
             if let Some(entry) = state.drives.get_mut(&id).filter(|entry| entry.is_missing()) {
                 // Its record may have changed while it was opened.
                 (entry.service, entry.problem) = (opened.service, opened.problem);
+                self.tell(&mut state).await;
             }
         }
         Ok(())
@@ -149,6 +148,15 @@ impl Node {
             changed = true;
         }
         Ok(changed)
+    }
+
+    /// With too few drives for any write, narrower groups are planned before anybody asks how much room there is.
+    pub(super) async fn choose_groups_at_start(&self) -> Result<()> {
+        let mut state = self.state.lock().await;
+        if self.update_write_sets(&mut state, Patience::Left).await? {
+            self.publish(&mut state)?;
+        }
+        Ok(())
     }
 
     /// Chooses the groups of every filesystem, and plans those that are lacking.

@@ -21,7 +21,7 @@ use upkeep::{Pace, ScrubTargets};
 
 use super::control::apply_upkeep;
 use super::drives::{DriveEntry, DriveSettings, format_drives, plan_drives};
-use super::events::next_event;
+use super::events::{Watch, next_event};
 use super::filesystems::{FilesystemEntry, NodeParts, plan_groups, reads_survive};
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::memory::{self, MemoryPlan};
@@ -326,7 +326,7 @@ impl Node {
             runtime,
             drive_settings,
             memory,
-            state: Mutex::new(State { drives, filesystems, map, meta_dirs }),
+            state: Mutex::new(State { drives, filesystems, map, watch: Watch::default(), meta_dirs }),
             pace,
             scrubber: std::sync::Mutex::new(None),
             scrub_targets,
@@ -349,6 +349,10 @@ impl Node {
 
     async fn finish_start(self: &Arc<Self>, options: &StartOptions) -> Result<()> {
         self.start_tiers().await?;
+        self.recall_events().await?;
+        if let Err(error) = self.choose_groups_at_start().await {
+            tracing::warn!(error = %format!("{error:#}"), "no groups chosen at the start, the monitor tries again");
+        }
         self.mount_at_start(options).await?;
         let socket = self.dir.socket();
         self.start_scrub().await;

@@ -131,7 +131,7 @@ impl TierEntry {
         let health = self.store_health();
         let done = self.tiering.as_ref().map(Tiering::stat).unwrap_or_default();
         TierSigns {
-            is_down: health.up == Some(false),
+            up: health.up,
             problem: self.problem.clone().or(health.problem).or(done.problem),
             released_early_bytes: done.released_early_bytes,
         }
@@ -561,7 +561,9 @@ impl Node {
         }
         self.begin_tiering(entry);
         committed.map_err(AdminError::failed)?;
-        info_of(entry).await
+        let info = info_of(entry).await;
+        self.tell(&mut state).await;
+        info
     }
 
     async fn detach_store_now(&self, name: &str) -> Result<TierInfo, AdminError> {

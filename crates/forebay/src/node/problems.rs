@@ -1,0 +1,195 @@
+//! What is wrong with a node, and what to do about it: the lines of `status`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use admin::{DriveInfo, FilesystemInfo, MetaCopyInfo};
+use base::units::format_duration;
+
+use super::{Node, State};
+
+/// What the next step with a drive depends on.
+pub(super) struct NextSteps {
+    /// How long a drive may be away before others take over.
+    out_after: Duration,
+    /// Drives that groups still have as members.
+    members: BTreeSet<u32>,
+}
+
+impl Node {
+    pub(super) fn next_steps(&self, state: &State) -> NextSteps {
+        let members = state.map.groups.iter().flat_map(|group| group.members.iter().map(|drive| drive.0));
+        NextSteps { out_after: self.out_after, members: members.collect() }
+    }
+}
+
+fn drive_problems(drives: &[DriveInfo], steps: &NextSteps) -> Vec<String> {
+    let mut problems = Vec::new();
+    // A drive that is out and that no group needs is history.
+    let matters = |drive: &&DriveInfo| drive.state != "up" && (drive.state != "out" || drive.groups > 0);
+    for drive in drives.iter().filter(matters) {
+        let (id, state, path) = (drive.id, &drive.state, &drive.path);
+        let reason = drive.reason.as_ref().map(|reason| format!(" {reason}")).unwrap_or_default();
+        problems.push(format!("drive {id} is {state}: path={path}{reason}{}", next_step(drive, steps)));
+    }
+    for drive in drives.iter().filter(|drive| drive.state == "up") {
+        let reason = drive.reason.iter();
+        problems.extend(reason.map(|reason| format!("drive {}: path={} {reason}", drive.id, drive.path)));
+    }
+    for drive in drives.iter().filter(|drive| drive.state == "out" && drive.groups > 0) {
+        let id = drive.id;
+        problems.push(if steps.members.contains(&id) {
+            format!("what drive {id} held is not rebuilt yet: without a drive to spare, add one (forebay drive add)")
+        } else {
+            format!("what drive {id} held is being rebuilt on the drives that took its place")
+        });
+    }
+    let full = drives.iter().filter(|drive| drive.full && drive.state == "up");
+    let full: Vec<String> = full.map(|drive| drive.id.to_string()).collect();
+    if !full.is_empty() {
+        let (which, are) = if full.len() == 1 { ("drive", "is") } else { ("drives", "are") };
+        problems.push(format!(
+            "{which} {} {are} full, so writes may fail: delete some files, add drives (forebay drive add), or attach an \
+             object store (forebay fs attach)",
+            full.join(", ")
+        ));
+    }
+    problems
+}
+
+/// What to do about a drive that does not serve.
+fn next_step(drive: &DriveInfo, steps: &NextSteps) -> String {
+    let (id, after) = (drive.id, format_duration(steps.out_after.as_secs()));
+    let others = format!("after {after} away, drives to spare take over what it held");
+    match drive.state.as_str() {
+        "missing" => format!(
+            "; it is used again within seconds once it is back; {others}; if it is lost, put another one in its place \
+             (forebay drive replace DIR {id} --path PATH)"
+        ),
+        "failed" => format!(
+            "; {others}; if it works again, take it back (forebay drive return DIR {id}), if not, put another one in its \
+             place (forebay drive replace DIR {id} --path PATH)"
+        ),
+        _ => String::new(),
+    }
+}
+
+/// What is wrong with copies of a ledger.
+fn copy_problems(whose: &str, copies: &[MetaCopyInfo]) -> Vec<String> {
+    let bad = copies.iter().filter_map(|copy| Some((copy, copy.problem.as_ref()?)));
+    bad.map(|(copy, problem)| format!("metadata of {whose} has no full copy in {}: {problem}", copy.dir))
+        .collect()
+}
+
+/// What is wrong, a line each.
+pub(super) fn problems(
+    drives: &[DriveInfo],
+    filesystems: &[FilesystemInfo],
+    control: &[MetaCopyInfo],
+    steps: &NextSteps,
+) -> Vec<String> {
+    let mut problems = copy_problems("the cluster", control);
+    problems.extend(drive_problems(drives, steps));
+    for filesystem in filesystems {
+        problems.extend(copy_problems(&format!("filesystem {}", filesystem.name), &filesystem.ledger.copies));
+        let (name, reason) = (&filesystem.name, filesystem.ledger.reason.as_deref().unwrap_or_default());
+        match filesystem.ledger.state.as_str() {
+            "halted" => problems.push(format!(
+                "filesystem {name} takes no requests: its metadata could not be written ({reason}); see the log file, \
+                 then restart"
+            )),
+            "no_space" => problems.push(format!("filesystem {name} takes no new data: {reason}")),
+            _ => {}
+        }
+        if filesystem.owed_shards > 0 {
+            let (count, name, drives) = (filesystem.owed_shards, &filesystem.name, &filesystem.owed_drives);
+            problems.push(format!(
+                "{count} shards of {name} are owed to drives {drives:?}: files written without them survive fewer \
+                 losses until repair has stored these shards, which it does when the drives are up"
+            ));
+        }
+        if filesystem.write_profile != filesystem.profile {
+            let (name, narrow) = (&filesystem.name, &filesystem.write_profile);
+            problems.push(format!(
+                "new data of {name} is written as {narrow}: too few drives are up for its profile"
+            ));
+        }
+        if filesystem.repair.rebuilding_groups > 0 {
+            let (count, name) = (filesystem.repair.rebuilding_groups, &filesystem.name);
+            let left = base::units::format_size(filesystem.repair.rebuild_left_bytes);
+            problems.push(format!("{count} placement groups of {name} are being rebuilt: left={left}"));
+        }
+        if filesystem.repair.lost_extents > 0 {
+            let (count, name) = (filesystem.repair.lost_extents, &filesystem.name);
+            problems.push(format!(
+                "DATA LOSS: {count} extents of {name} have fewer shards left than reading needs; the log names them"
+            ));
+        }
+        if let Some((tier, problem)) =
+            filesystem.tier.as_ref().and_then(|tier| Some((tier, tier.problem.as_ref()?)))
+        {
+            problems.push(format!("filesystem {} and store {}: {problem}", filesystem.name, tier.store));
+        }
+        if filesystem.waiting_extents > 0 {
+            let count = filesystem.waiting_extents;
+            problems.push(format!("{count} deleted extents of {} wait for a drive", filesystem.name));
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use admin::{ScrubInfo, SpaceInfo};
+
+    use super::*;
+
+    fn drive(id: u32, state: &str, groups: u32) -> DriveInfo {
+        DriveInfo {
+            id,
+            uuid: String::new(),
+            path: format!("/dev/{id}"),
+            state: state.to_owned(),
+            reason: None,
+            full: false,
+            io_path: None,
+            space: SpaceInfo::default(),
+            shards: 0,
+            trimmed_bytes: 0,
+            write_limit_bytes_per_s: None,
+            groups,
+            scrub: ScrubInfo::default(),
+        }
+    }
+
+    #[track_caller]
+    fn check(drives: &[DriveInfo], members: &[u32], said: &[&str], not_said: &str) {
+        let members = members.iter().copied().collect();
+        let problems = drive_problems(drives, &NextSteps { out_after: Duration::from_secs(600), members });
+        assert_eq!(problems.is_empty(), said.is_empty(), "{problems:?}");
+        let text = problems.join("\n");
+        assert!(said.iter().all(|part| text.contains(part)), "{text}");
+        assert!(!text.contains(not_said), "{text}");
+    }
+
+    #[test]
+    fn a_drive_that_does_not_serve_comes_with_the_next_step() {
+        let replace = "forebay drive replace DIR 2 --path PATH";
+        check(&[drive(2, "missing", 8)], &[2], &["within seconds", "after 10m away", replace], "return");
+        check(&[drive(2, "failed", 8)], &[2], &["forebay drive return DIR 2", replace], "within seconds");
+        check(&[drive(2, "up", 8), drive(3, "out", 0)], &[2], &[], "drive");
+    }
+
+    #[test]
+    fn a_drive_that_was_replaced_asks_for_no_other() {
+        check(&[drive(2, "out", 8)], &[2], &["forebay drive add"], "took its place");
+        check(&[drive(2, "out", 8)], &[6], &["took its place"], "drive add");
+    }
+
+    #[test]
+    fn full_drives_are_named_in_one_line() {
+        let full = |id| DriveInfo { full: true, ..drive(id, "up", 8) };
+        check(&[full(0), drive(1, "up", 8), full(2)], &[0, 1, 2], &["drives 0, 2 are full", "delete"], "1");
+        check(&[full(4)], &[4], &["drive 4 is full"], "drives 4");
+    }
+}
