@@ -145,7 +145,7 @@ impl Node {
         let log = MirroredLog::open(&env, &logs, options).map_err(|error| text(&error))?;
         let stores: Vec<PathBuf> =
             logs.iter().take(STORES_MAX).map(|dir| dir.with_file_name("state.redb")).collect();
-        let state = MirroredState::open(&env, &stores, MIB as usize, log.first());
+        let state = MirroredState::open(&env, &stores, MIB as usize, log.first(), log.whole());
         let log = Arc::new(WatchedLog::new(world, boot, log));
         let state: Arc<dyn State> = Arc::new(state.map_err(|error| text(&error))?);
         let options =

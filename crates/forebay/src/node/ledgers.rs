@@ -167,10 +167,16 @@ impl MetaDirs {
         let options = MirrorOptions { io: CopyIo::Threads, stale: self.stale, ..MirrorOptions::default() };
         let log = MirroredLog::open(&self.env, &logs, options)?;
         let stores: Vec<PathBuf> = dirs.iter().take(STORES_MAX).map(|dir| dir.join("state.redb")).collect();
-        let state = MirroredState::open(&self.env, &stores, cache_bytes, log.first());
+        let state = MirroredState::open(&self.env, &stores, cache_bytes, log.first(), log.whole());
         let state = state.map_err(|error| match error {
             StateError::Damaged(_) => anyhow::Error::new(error)
-                .context(format!("no local store of ledger {ledger} can be used: {}", dirs[0].display())),
+                .context(format!(
+                    "no local store of ledger {ledger} can be used, and its log begins with batch {} and cannot make it \
+                     anew: put back state.redb from a copy of {} (see `forebay meta add-dir` for copies that repair \
+                     this)",
+                    log.first().0,
+                    dirs[0].display()
+                )),
             error => error.into(),
         })?;
         let state = Arc::new(state);

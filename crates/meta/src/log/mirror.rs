@@ -20,6 +20,7 @@ use base::{Epoch, Seq};
 use wire::BoxFuture;
 
 use crate::keeper::Keeper;
+use crate::state::WholeLog;
 
 use super::file::{BATCHES_MAX, Copied, FileLog, LogSizes, frames};
 use super::frame::BATCH_BYTES_MAX;
@@ -480,6 +481,14 @@ impl MirroredLog {
             Err(_) => self.shared.inner().copies.retain(|copy| copy.dir != dir),
         }
         made
+    }
+
+    /// Whether a store can be made from it alone.
+    pub fn whole(&self) -> WholeLog {
+        let inner = self.shared.inner();
+        let first = inner.complete().map(|(_, copy)| copy.log.first()).max();
+        let is_whole = first == Some(Seq(1)) && inner.tail >= Seq(1);
+        if is_whole { WholeLog::Yes } else { WholeLog::No }
     }
 
     /// Goes on without the copy in `dir`, for good. What is in the directory stays and is stale.

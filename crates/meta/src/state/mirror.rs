@@ -20,6 +20,15 @@ use crate::keys::KeyRange;
 /// Bytes copied in one transaction when a replica is made anew. Changes wait meanwhile.
 const COPY_BYTES: usize = if cfg!(test) { 1 << 10 } else { 4 * MIB as usize };
 
+/// Whether a log has every batch from the first on, and at least one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WholeLog {
+    /// A store can be made from it alone.
+    Yes,
+    /// It lacks what the stores have.
+    No,
+}
+
 /// The position of a replica that has not everything yet.
 const INCOMPLETE: Applied = Applied { seq: Seq(0), epoch: Epoch(0) };
 
@@ -71,6 +80,9 @@ impl MirroredState {
     /// Opens the replicas at `paths`, whose directories exist if their disks are there. One that is new, damaged, or
     /// behind the beginning of the log, whose first entry is `log_first`, is made anew from the newest.
     ///
+    /// If all are damaged and the log is whole, they begin empty, and get everything from the log. What was damaged is
+    /// kept beside them.
+    ///
     /// # Errors
     /// If none can be used, or another process has one.
     pub fn open(
@@ -78,6 +90,7 @@ impl MirroredState {
         paths: &[PathBuf],
         cache_bytes: usize,
         log_first: Seq,
+        log: WholeLog,
     ) -> Result<Self, StateError> {
         let mut opened = Vec::new();
         for path in paths {
@@ -89,6 +102,10 @@ impl MirroredState {
         }
         let newest =
             opened.iter().filter_map(|state| Some(state.as_ref().ok()?.0)).max_by_key(|applied| applied.seq);
+        let all_damaged = opened.iter().all(|state| matches!(state, Err(StateError::Damaged(_))));
+        if newest.is_none() && all_damaged && !paths.is_empty() && log == WholeLog::Yes {
+            return Self::open_empty(env, paths, cache_bytes);
+        }
         let Some(newest) = newest else {
             return Err(opened
                 .into_iter()
@@ -111,6 +128,19 @@ impl MirroredState {
                 error.to_string()
             });
             replicas.push(Replica { path: path.clone(), state: RwLock::new(state) });
+        }
+        Ok(Self { env: env.clone(), cache_bytes, replicas, joining: Mutex::default() })
+    }
+
+    fn open_empty(env: &Env, paths: &[PathBuf], cache_bytes: usize) -> Result<Self, StateError> {
+        let mut replicas = Vec::new();
+        for path in paths {
+            let aside = path.with_extension("damaged");
+            let path_text = path.display().to_string();
+            tracing::error!(path = path_text, aside = %aside.display(), "metadata store is damaged: made anew from the log");
+            env.files.rename(path, &aside).map_err(|error| StateError::Failed(error.to_string()))?;
+            let state = open_one(env, path, cache_bytes)?;
+            replicas.push(Replica { path: path.clone(), state: RwLock::new(Ok(state)) });
         }
         Ok(Self { env: env.clone(), cache_bytes, replicas, joining: Mutex::default() })
     }

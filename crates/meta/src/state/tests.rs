@@ -25,7 +25,7 @@ fn machine(seed: u64) -> Sim {
 }
 
 fn open(sim: &Sim, log_first: u64) -> Result<MirroredState, StateError> {
-    MirroredState::open(&sim.env(), &paths(), CACHE_BYTES, Seq(log_first))
+    MirroredState::open(&sim.env(), &paths(), CACHE_BYTES, Seq(log_first), WholeLog::No)
 }
 
 fn key(number: u64) -> Vec<u8> {
@@ -128,6 +128,24 @@ fn without_a_healthy_replica_nothing_is_opened() {
         sim.files.put_image(&path, &image);
     }
     assert!(matches!(open(&sim, 20).err(), Some(StateError::Damaged(_))));
+    // A log that has everything makes them anew; what was there is kept.
+    let state = MirroredState::open(&sim.env(), &paths(), CACHE_BYTES, Seq(1), WholeLog::Yes).unwrap();
+    assert_eq!(state.applied().unwrap().seq, Seq(0));
+    (1..=20).for_each(|seq| apply(&state, seq).unwrap());
+    drop(state);
+    for path in paths() {
+        assert!(content(&RedbState::open(&sim.env(), &path, CACHE_BYTES).unwrap()) == model(20));
+        assert!(sim.env().files.exists(&path.with_extension("damaged")));
+    }
+}
+
+#[test]
+fn a_whole_log_makes_nothing_anew_while_a_replica_may_only_be_away() {
+    let sim = two_replicas(1, 20);
+    sim.files.put_image(&paths()[0], &[0x55; 8192]);
+    let other = [paths()[0].clone(), PathBuf::from("/away/state.redb")];
+    let state = MirroredState::open(&sim.env(), &other, CACHE_BYTES, Seq(1), WholeLog::Yes);
+    assert!(state.is_err());
 }
 
 #[test]
