@@ -35,6 +35,15 @@ written() {
     tier_is '.queued_bytes > 0'
 }
 check "a filesystem is attached and written to" written
+# ranges_name FILE: the blobs say of all of its extents which file they were written for, and where in it they begin.
+ranges_name() {
+    local ino
+    ino=$(stat -c %i "$1")
+    "$FOREBAY" why "$1" --json | jq -c '[.extents[] | {extent, off: (.offset - .extent_offset)}] | sort' >"$WORK/extents"
+    find "$WORK/blobs" -type f -exec "$FOREBAY" blob dump --json {} \; |
+        jq -cs --argjson ino "$ino" '[.[].ranges[] | select(.ino == $ino) | {extent, off}] | sort' >"$WORK/ranges"
+    [ "$(jq length "$WORK/extents")" -gt 0 ] && cmp "$WORK/extents" "$WORK/ranges"
+}
 uploaded() {
     wait_until 90 tier_is '.queued_extents == 0 and (.queueing | not) and .both_bytes > 60000000'
     located "$MNT/big" 0 60000000 0
@@ -42,6 +51,7 @@ uploaded() {
     aws_store s3 cp --quiet --recursive s3://cold "$WORK/blobs"
     find "$WORK/blobs" -type f -print0 | while read -rd '' blob; do "$FOREBAY" blob dump "$blob" >/dev/null; done
     [ "$(blobs)" = "$(tier_status | jq '.[0].blobs')" ]
+    ranges_name "$MNT/big"
     [ "$(find "$WORK/blobs" -type f -size +8M | wc -l)" = 0 ]
     rm -r "$WORK/blobs"
     tier ops "$NODE" cold --json | jq -e '.[0].ops | map(select(.verb == "PUT" and .state == "done")) | length > 0'

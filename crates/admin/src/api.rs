@@ -457,6 +457,8 @@ pub struct ExtentInfo {
     pub kind: String,
     /// The extent's number.
     pub extent: Option<u64>,
+    /// Where in the extent these bytes begin.
+    pub extent_offset: Option<u64>,
     /// `n/k`.
     pub shape: Option<String>,
     /// The placement group.

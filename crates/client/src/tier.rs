@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use base::{Epoch, ExtentId, FsError, Ino, MapId};
+use base::{Epoch, ExtentId, FsError, Ino};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use layout::{BLOB_HEADER_BYTES, BlobBuilder, BlobHeader, BlobPlan, BlobRange};
@@ -15,8 +15,8 @@ use wire::drive::GetPurpose;
 use wire::meta::{MetaReply, MetaRequest};
 use wire::store::{MovePace, ObjectStore, Outgoing, Steps, StoreError};
 use wire::tier::{
-    AgedExtent, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TierReply, TierRequest, TierStat,
-    Uploaded,
+    AgedExtent, BlobStat, DueExtent, FilePart, InBlob, Origin, Stage, StageStat, TierReply, TierRequest,
+    TierStat, Uploaded,
 };
 
 use crate::Client;
@@ -97,6 +97,13 @@ impl Source {
         match self {
             Self::Drives(due) => due.extent.extent_len,
             Self::Blob(inside) => inside.extent.extent_len,
+        }
+    }
+
+    fn origin(&self) -> Origin {
+        match self {
+            Self::Drives(due) => due.origin,
+            Self::Blob(inside) => inside.origin,
         }
     }
 
@@ -270,8 +277,9 @@ impl Client {
                 }
             };
             let rest = steps.went(source.extent_len().into());
-            extents.push((source, builder.next_block()));
-            builder.push(range_of(id), parts);
+            let (range, block) = (range_of(&source), builder.next_block());
+            extents.push((source, block));
+            builder.push(range, parts);
             if let Some(rest) = rest {
                 turn = None;
                 tokio::time::sleep(rest).await;
@@ -470,6 +478,7 @@ impl Client {
 }
 
 /// A range that is a whole extent: which files it belongs to is the ledger's business, and may change.
-fn range_of(extent: ExtentId) -> BlobRange {
-    BlobRange { ino: Ino(0), map: MapId(0), off: 0, len: 0, block: 0, extent, layer: 0, crc32c: 0 }
+fn range_of(source: &Source) -> BlobRange {
+    let Origin { ino, map, off } = source.origin();
+    BlobRange { ino, map, off, len: 0, block: 0, extent: source.id(), layer: 0, crc32c: 0 }
 }

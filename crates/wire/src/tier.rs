@@ -3,7 +3,7 @@
 //! An extent is uploaded as a whole, so maps of files never change for it. Every answer that names a blob's place is
 //! valid as long as extents of the same map are: a blob is deleted only when no read uses a map from before.
 
-use base::{Epoch, ExtentId, Ino, PgId};
+use base::{Epoch, ExtentId, Ino, MapId, PgId};
 use serde::{Deserialize, Serialize};
 
 use crate::meta::ExtentRef;
@@ -33,6 +33,18 @@ pub enum Stage {
     Away,
 }
 
+/// The file that an extent was written for, and where in it the extent begins. A hint: files change, and what gathers
+/// several files has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub struct Origin {
+    /// The file; 0: not known.
+    pub ino: Ino,
+    /// Its map; 0: not known.
+    pub map: MapId,
+    /// Where the extent begins in the map.
+    pub off: u64,
+}
+
 /// An extent whose time for the next step may have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DueExtent {
@@ -42,6 +54,8 @@ pub struct DueExtent {
     pub written_s: u64,
     /// The directory of the file that it was written for, or that file if it had none; 0: not known.
     pub directory: Ino,
+    /// That file.
+    pub origin: Origin,
 }
 
 /// How old an extent is.
@@ -105,6 +119,8 @@ pub struct InBlob {
     pub place: BlobPlace,
     /// Whether drives have it too.
     pub stage: Stage,
+    /// The file that it was written for.
+    pub origin: Origin,
 }
 
 /// A part of a file and where it lies.

@@ -7,7 +7,7 @@ use layout::{DriveState, MapDrive, PlacementGroup, Rebuilding};
 use proptest::prelude::*;
 use wire::drive::{ShardKey, ShardShape};
 use wire::meta::{Attr, Content, ExtentRef, FileKind};
-use wire::tier::{Stage, StageStat, TierMode, TierStat};
+use wire::tier::{Origin, Stage, StageStat, TierMode, TierStat};
 
 use super::*;
 use crate::batch::Batch;
@@ -494,7 +494,8 @@ fn tiered() -> World {
     for (id, stage, off) in [(13, Stage::Away, 8192), (10, Stage::Both, 16_384), (14, Stage::Queued, 0)] {
         let id = ExtentId(id);
         let blob = if stage == Stage::Queued { None } else { Some((7, off)) };
-        let residence = Residence { stage, written_s: 5, place, directory: Ino(1), blob };
+        let residence =
+            Residence { stage, written_s: 5, place, directory: Ino(1), origin: Origin::default(), blob };
         world.put(keys.residence(id), residence);
         let sum = match stage {
             Stage::Queued => &mut stat.queued,

@@ -7,6 +7,7 @@ use wire::meta::{
 };
 
 use super::guard::{check_adding, check_unguarded};
+use super::tier::{Written, origin_at};
 use super::{Intent, Op, Outcome};
 use crate::keys::Keys;
 use crate::values::{COMPOSED_MAP, ExtentPlace, ExtentUse, Inode, Piece, PieceContent};
@@ -211,7 +212,8 @@ impl Op<'_> {
         let removed = self.remove_range(map, piece.off, piece.end(), usize::MAX)?;
         self.txn.put(self.keys.piece(map, piece.off), &Piece::of(piece));
         if let Content::Extent(extent) = &piece.content {
-            self.enqueue_new(extent, inode.packed_with())?;
+            let origin = origin_at(inode.attr.ino, map, piece.off, extent);
+            self.enqueue_new(extent, Written { directory: inode.packed_with(), origin })?;
         }
         if let Content::Extent(extent) = &piece.content
             && u64::from(extent.extent_len) != piece.len

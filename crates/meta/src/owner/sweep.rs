@@ -13,8 +13,10 @@ use base::{ExtentId, FsError, Ino};
 use wire::meta::{
     Content, ExtentRef, MapEntry, MetaReply, OwedShard, PACK_MOVES_MAX, PackMove, PiecePosition,
 };
+use wire::tier::Origin;
 
 use super::data::PIECE_BYTES_MAX;
+use super::tier::{Written, origin_at};
 use super::{Op, Outcome};
 use crate::keys::Keys;
 use crate::values::{ExtentUse, IdRange, Piece, PieceContent, RangeState};
@@ -89,7 +91,8 @@ impl Op<'_> {
     pub(super) fn repack(&mut self, extent: &ExtentRef, owed: &[OwedShard], moves: &[PackMove]) -> Outcome {
         self.check_pack(extent, moves)?;
         let mut used = ExtentUse { refs: 0, live_bytes: 0 };
-        let (mut written_s, mut directory) = (None, Ino(0));
+        let (mut written_s, mut from, mut origins) = (None, Written::default(), HashSet::new());
+        let mut ino = Ino(0);
         for step in moves {
             if !self.is_still(step)? {
                 continue;
@@ -97,12 +100,16 @@ impl Op<'_> {
             if let Some(old) = step.piece.content.extent() {
                 // As old as the youngest of what is in it, and where that was written.
                 let written = self.written(old.id)?;
-                if let Some((at_s, from)) = written.filter(|(at_s, _)| written_s.is_none_or(|s| *at_s >= s)) {
-                    (written_s, directory) = (Some(at_s), from);
+                if let Some((_, of)) = written.filter(|(_, of)| of.origin.map == step.map) {
+                    ino = of.origin.ino;
+                }
+                if let Some((at_s, of)) = written.filter(|(at_s, _)| written_s.is_none_or(|s| *at_s >= s)) {
+                    (written_s, from) = (Some(at_s), of);
                 }
             }
             self.remove_range(step.map, step.piece.off, step.piece.end(), usize::MAX)?;
             let moved = ExtentRef { extent_off: step.extent_off, ..*extent };
+            origins.insert(origin_at(Ino(0), step.map, step.piece.off, &moved));
             let piece = Piece {
                 len: step.piece.len,
                 birth_layer: crate::keys::LIVE_LAYER,
@@ -116,9 +123,15 @@ impl Op<'_> {
                 self.txn.put(self.keys.extent(extent.id), &used);
             }
             self.owe(extent, owed);
+            let is_one = origins.len() == 1;
+            // What gathers several files is of none of them.
+            from.origin = match origins.into_iter().next() {
+                Some(origin) if is_one => Origin { ino, ..origin },
+                _ => Origin::default(),
+            };
             match written_s {
-                Some(written_s) => self.enqueue_aged(extent, written_s, directory)?,
-                None => self.enqueue_new(extent, directory)?,
+                Some(written_s) => self.enqueue_aged(extent, written_s, from)?,
+                None => self.enqueue_new(extent, from)?,
             }
         }
         Ok(MetaReply::Repacked { moved_bytes: used.live_bytes })

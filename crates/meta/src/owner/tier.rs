@@ -12,7 +12,7 @@ use wire::meta::{
     Content, ExtentRef, FILE_BYTES_MAX, FileKind, MapPiece, MetaReply, REHYDRATED_MAX, Rehydrated,
 };
 use wire::tier::{
-    AgedExtent, BlobPlace, BlobStat, DueExtent, FilePart, InBlob, Stage, StageStat, TIER_EXTENTS_MAX,
+    AgedExtent, BlobPlace, BlobStat, DueExtent, FilePart, InBlob, Origin, Stage, StageStat, TIER_EXTENTS_MAX,
     TierMode, TierReply, TierRequest, Uploaded,
 };
 
@@ -34,6 +34,21 @@ type TierOutcome = Result<TierReply, Stop>;
 
 fn page(limit: u32) -> usize {
     limit.clamp(1, PAGE_MAX) as usize
+}
+
+/// What a new extent was written for, as a [`Residence`] has it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Written {
+    pub(super) directory: Ino,
+    pub(super) origin: Origin,
+}
+
+/// The origin of an extent of which a piece is at `off` of a map.
+pub(super) fn origin_at(ino: Ino, map: MapId, off: u64, extent: &ExtentRef) -> Origin {
+    match off.checked_sub(u64::from(extent.extent_off)) {
+        Some(off) => Origin { ino, map, off },
+        None => Origin { ino, map: MapId(0), off: 0 },
+    }
 }
 
 impl Op<'_> {
@@ -117,7 +132,10 @@ impl Op<'_> {
                 crate::store::decode::<Piece>(key, bytes)?.content
                 && self.residence(extent.id)?.is_none()
             {
-                self.enqueue(&extent, state.since_s, Ino(0))?;
+                // Maps do not say whose they are.
+                let (map, off) = (Keys::map_of_piece(key), Keys::off_of_piece(key));
+                let origin = origin_at(Ino(0), map, off, &extent);
+                self.enqueue(&extent, state.since_s, Written { directory: Ino(0), origin })?;
             }
         }
         state = self.tier_state()?;
@@ -164,9 +182,9 @@ impl Op<'_> {
 
     // --- where an extent lies ----------------------------------------------------------------------------------------
 
-    /// A new extent waits for its upload, if the ledger tiers. `directory` is as in [`Residence`].
-    pub(super) fn enqueue_new(&mut self, extent: &ExtentRef, directory: Ino) -> Result<(), FsError> {
-        self.enqueue_aged(extent, self.now_s(), directory)
+    /// A new extent waits for its upload, if the ledger tiers.
+    pub(super) fn enqueue_new(&mut self, extent: &ExtentRef, written: Written) -> Result<(), FsError> {
+        self.enqueue_aged(extent, self.now_s(), written)
     }
 
     /// The same for one whose bytes were written earlier.
@@ -174,26 +192,28 @@ impl Op<'_> {
         &mut self,
         extent: &ExtentRef,
         written_s: u64,
-        directory: Ino,
+        written: Written,
     ) -> Result<(), FsError> {
         let state = self.tier_state()?;
         if state.stat.mode != TierMode::On || self.residence(extent.id)?.is_some() {
             return Ok(());
         }
-        self.enqueue(extent, written_s.max(state.since_s), directory)
+        self.enqueue(extent, written_s.max(state.since_s), written)
     }
 
-    fn enqueue(&mut self, extent: &ExtentRef, written_s: u64, directory: Ino) -> Result<(), FsError> {
-        let place = place_of(extent);
+    fn enqueue(&mut self, extent: &ExtentRef, written_s: u64, written: Written) -> Result<(), FsError> {
+        let (place, Written { directory, origin }) = (place_of(extent), written);
         self.reside(
             extent.id,
-            Some(Residence { stage: Stage::Queued, written_s, place, directory, blob: None }),
+            Some(Residence { stage: Stage::Queued, written_s, place, directory, origin, blob: None }),
         )
     }
 
-    /// When the extent was written, and in which directory; `None` if it is not tiered.
-    pub(super) fn written(&self, id: ExtentId) -> Result<Option<(u64, Ino)>, FsError> {
-        Ok(self.residence(id)?.map(|residence| (residence.written_s, residence.directory)))
+    /// When the extent was written, and for which file; `None` if it is not tiered.
+    pub(super) fn written(&self, id: ExtentId) -> Result<Option<(u64, Written)>, FsError> {
+        let written =
+            |Residence { written_s, directory, origin, .. }| (written_s, Written { directory, origin });
+        Ok(self.residence(id)?.map(written))
     }
 
     /// Changes where an extent lies; `None`: it is not tiered any more.
@@ -350,12 +370,13 @@ impl Op<'_> {
         let mut due = Vec::new();
         for (key, bytes) in self.txn.scan(&range, limit)? {
             let (written_s, id) = Keys::aged_of_key(&key);
-            let Aged { place, directory } = crate::store::decode(&key, &bytes)?;
+            let Aged { place, directory, origin } = crate::store::decode(&key, &bytes)?;
             let ExtentPlace { pg, n, k, extent_len, .. } = place;
             due.push(DueExtent {
                 extent: wire::tier::whole(id, pg, (k, n), extent_len),
                 written_s,
                 directory,
+                origin,
             });
         }
         Ok(TierReply::Due(due))
@@ -494,8 +515,8 @@ impl Op<'_> {
             let id = Keys::extent_in_blob(&key);
             let residence = self.residence(id)?.ok_or_else(|| inconsistent("an extent in a blob"))?;
             let blob = residence.blob.ok_or_else(|| inconsistent("an extent in a blob"))?;
-            let (extent, stage) = (residence.extent(id), residence.stage);
-            inside.push(InBlob { extent, place: self.blob_place(blob)?, stage });
+            let (extent, stage, origin) = (residence.extent(id), residence.stage, residence.origin);
+            inside.push(InBlob { extent, place: self.blob_place(blob)?, stage, origin });
         }
         Ok(TierReply::Inside(inside))
     }
@@ -589,10 +610,10 @@ impl Op<'_> {
         let mode = self.tier_state()?.stat.mode;
         if mode == TierMode::On {
             let (place, written_s) = (place_of(extent), self.now_s());
-            let directory = inode.packed_with();
+            let (directory, origin) = (inode.packed_with(), origin_at(*ino, map, start, extent));
             self.reside(
                 extent.id,
-                Some(Residence { stage: Stage::Both, written_s, place, directory, blob }),
+                Some(Residence { stage: Stage::Both, written_s, place, directory, origin, blob }),
             )?;
         }
         self.remove_range(map, start, end, usize::MAX)?;

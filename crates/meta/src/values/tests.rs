@@ -1,10 +1,10 @@
 use super::*;
-use base::Epoch;
+use base::{Epoch, MapId};
 use proptest::prelude::*;
 use wire::object::{
     Caller, Checksum, ChecksumAlgorithm, ChecksumKind, ChecksumType, ObjectHeaders, ObjectPart,
 };
-use wire::tier::{Stage, StageStat, TierMode, TierStat};
+use wire::tier::{Origin, Stage, StageStat, TierMode, TierStat};
 
 fn sample_inode() -> Inode {
     Inode {
@@ -193,11 +193,23 @@ fn small_values_keep_their_bytes() {
     check(Usage { stored_bytes: 10, inodes: 2 }, "01 0a00000000000000 0200000000000000");
     check(42u64, "01 2a00000000000000");
     let place = ExtentPlace { pg: PgId(1), n: 6, k: 4, shard: 0, extent_len: 4096 };
+    let origin = Origin { ino: Ino(5), map: MapId(6), off: 4096 };
     check(
-        Residence { stage: Stage::Both, written_s: 9, place, directory: Ino(3), blob: Some((7, 8192)) },
-        "02 02 0900000000000000 0700000000000000 00200000 0300000000000000 01 01000000 06 04 00 00100000",
+        Residence {
+            stage: Stage::Both,
+            written_s: 9,
+            place,
+            directory: Ino(3),
+            origin,
+            blob: Some((7, 8192)),
+        },
+        "03 02 0900000000000000 0700000000000000 00200000 0300000000000000 \
+         0500000000000000 0600000000000000 0010000000000000 01 01000000 06 04 00 00100000",
     );
-    check(Aged { place, directory: Ino(3) }, "02 0300000000000000 01 01000000 06 04 00 00100000");
+    check(
+        Aged { place, directory: Ino(3), origin },
+        "03 0300000000000000 0500000000000000 0600000000000000 0010000000000000 01 01000000 06 04 00 00100000",
+    );
     check(
         BlobRecord { term: Epoch(3), bytes: 65536, extents: 2, live_bytes: 300 },
         "01 0300000000000000 00000100 02000000 2c01000000000000",
@@ -222,9 +234,15 @@ fn small_values_keep_their_bytes() {
 fn residences_from_before_directories_were_noted_are_read() {
     let place = ExtentPlace { pg: PgId(1), n: 6, k: 4, shard: 0, extent_len: 4096 };
     let old = "01 02 0900000000000000 0700000000000000 00200000 01 01000000 06 04 00 00100000";
-    let residence =
-        Residence { stage: Stage::Both, written_s: 9, place, directory: Ino(0), blob: Some((7, 8192)) };
+    let (blob, origin) = (Some((7, 8192)), Origin::default());
+    let residence = Residence { stage: Stage::Both, written_s: 9, place, directory: Ino(0), origin, blob };
     assert_eq!(Residence::decode(&unhex(old)), Ok(residence));
+    let of_2 =
+        "02 02 0900000000000000 0700000000000000 00200000 0300000000000000 01 01000000 06 04 00 00100000";
+    let in_directory = Residence { directory: Ino(3), ..residence };
+    assert_eq!(Residence::decode(&unhex(of_2)), Ok(in_directory));
+    let of_2 = "02 0300000000000000 01 01000000 06 04 00 00100000";
+    assert_eq!(Aged::decode(&unhex(of_2)), Ok(in_directory.aged()));
     assert_eq!(Aged::decode(&unhex("01 01000000 06 04 00 00100000")), Ok(residence.aged()));
     for damaged in ["", "02", "03 0300000000000000 01 01000000 06 04 00 00100000"] {
         assert!(Aged::decode(&unhex(damaged)).is_err() && Residence::decode(&unhex(damaged)).is_err());

@@ -1,14 +1,25 @@
 //! Values of the tables that tiering has.
 
 use base::codec::{DecodeError, Reader, Writer};
-use base::{Epoch, ExtentId, Ino, SessionId};
+use base::{Epoch, ExtentId, Ino, MapId, SessionId};
 use wire::meta::ExtentRef;
-use wire::tier::{Stage, StageStat, TierMode, TierStat};
+use wire::tier::{Origin, Stage, StageStat, TierMode, TierStat};
 
 use super::{ExtentPlace, FORMAT, Value, open, start};
 
 /// Of a residence and an age, with the directory.
 const FORMAT_DIRECTORY: u8 = 2;
+/// With the file as well.
+const FORMAT_ORIGIN: u8 = 3;
+const ORIGIN_BYTES: usize = 24;
+
+fn put_origin(w: &mut Writer, origin: Origin) {
+    w.u64(origin.ino.0).u64(origin.map.0).u64(origin.off);
+}
+
+fn origin_of(r: &mut Reader<'_>) -> Result<Origin, DecodeError> {
+    Ok(Origin { ino: Ino(r.u64("ino")?), map: MapId(r.u64("map")?), off: r.u64("off")? })
+}
 
 fn stage_code(stage: Stage) -> u8 {
     match stage {
@@ -43,6 +54,8 @@ pub struct Residence {
     pub place: ExtentPlace,
     /// The directory of the file that it was written for, or that file if it had none; 0: not known.
     pub directory: Ino,
+    /// That file, and where in it.
+    pub origin: Origin,
     /// The blob's number and where in it the extent begins. Unless it is queued.
     pub blob: Option<(u64, u32)>,
 }
@@ -56,7 +69,7 @@ impl Residence {
 
     /// What table T says of it.
     pub(crate) fn aged(&self) -> Aged {
-        Aged { place: self.place, directory: self.directory }
+        Aged { place: self.place, directory: self.directory, origin: self.origin }
     }
 }
 
@@ -65,28 +78,36 @@ impl Residence {
 pub(crate) struct Aged {
     pub(crate) place: ExtentPlace,
     pub(crate) directory: Ino,
+    pub(crate) origin: Origin,
 }
 
 impl Value for Aged {
     fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
-        w.u8(FORMAT_DIRECTORY).u64(self.directory.0);
+        w.u8(FORMAT_ORIGIN).u64(self.directory.0);
+        put_origin(&mut w, self.origin);
         let mut bytes = w.finish();
         bytes.extend(self.place.encode());
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        if bytes.first() == Some(&FORMAT) {
-            return Ok(Self { place: ExtentPlace::decode(bytes)?, directory: Ino(0) });
-        }
-        let (front, place) = bytes.split_at_checked(9).ok_or(DecodeError { field: "age length" })?;
-        let mut r = Reader::new(front);
-        if r.u8("age format")? != FORMAT_DIRECTORY {
-            return Err(DecodeError { field: "age format" });
-        }
+        let format = bytes.first().copied();
+        let front_bytes = match format {
+            Some(FORMAT) => {
+                let place = ExtentPlace::decode(bytes)?;
+                return Ok(Self { place, directory: Ino(0), origin: Origin::default() });
+            }
+            Some(FORMAT_DIRECTORY) => 9,
+            Some(FORMAT_ORIGIN) => 9 + ORIGIN_BYTES,
+            _ => return Err(DecodeError { field: "age format" }),
+        };
+        let (front, place) =
+            bytes.split_at_checked(front_bytes).ok_or(DecodeError { field: "age length" })?;
+        let mut r = Reader::new(&front[1..]);
         let directory = Ino(r.u64("directory")?);
-        Ok(Self { place: ExtentPlace::decode(place)?, directory })
+        let origin = if format == Some(FORMAT_ORIGIN) { origin_of(&mut r)? } else { Origin::default() };
+        Ok(Self { place: ExtentPlace::decode(place)?, directory, origin })
     }
 }
 
@@ -99,9 +120,10 @@ pub(crate) fn place_of(extent: &ExtentRef) -> ExtentPlace {
 impl Value for Residence {
     fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
-        w.u8(FORMAT_DIRECTORY).u8(stage_code(self.stage)).u64(self.written_s);
+        w.u8(FORMAT_ORIGIN).u8(stage_code(self.stage)).u64(self.written_s);
         let (serial, off) = self.blob.unwrap_or((0, 0));
         w.u64(serial).u32(off).u64(self.directory.0);
+        put_origin(&mut w, self.origin);
         let mut bytes = w.finish();
         bytes.extend(self.place.encode());
         bytes
@@ -112,6 +134,7 @@ impl Value for Residence {
         let front_bytes = match format {
             Some(FORMAT) => 22,
             Some(FORMAT_DIRECTORY) => 30,
+            Some(FORMAT_ORIGIN) => 30 + ORIGIN_BYTES,
             _ => return Err(DecodeError { field: "residence format" }),
         };
         let (front, place) =
@@ -124,7 +147,8 @@ impl Value for Residence {
             return Err(DecodeError { field: "serial" });
         }
         let directory = Ino(if format == Some(FORMAT) { 0 } else { r.u64("directory")? });
-        Ok(Self { stage, written_s, place: ExtentPlace::decode(place)?, directory, blob })
+        let origin = if format == Some(FORMAT_ORIGIN) { origin_of(&mut r)? } else { Origin::default() };
+        Ok(Self { stage, written_s, place: ExtentPlace::decode(place)?, directory, origin, blob })
     }
 }
 

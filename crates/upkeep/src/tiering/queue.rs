@@ -80,7 +80,7 @@ mod tests {
 
     fn due(id: u64, directory: u64, extent_len: u32) -> DueExtent {
         let extent = wire::tier::whole(ExtentId(id), PgId(0), (1, 1), extent_len);
-        DueExtent { extent, written_s: id, directory: Ino(directory) }
+        DueExtent { extent, written_s: id, directory: Ino(directory), origin: wire::tier::Origin::default() }
     }
 
     fn ids(load: &[DueExtent]) -> Vec<u64> {
