@@ -54,7 +54,12 @@ recovers() {
     wait_until 30 mkdir "$MNT/names/again"
     wait_until 10 ledger_is serving
     find "$MNT/names" -mindepth 1 -delete
+    wait_until 20 told_of_full_metadata
     intact
+}
+told_of_full_metadata() {
+    "$FOREBAY" events "$WORK/n" --json |
+        jq -e '[.[] | select(.subject == "filesystem main").kind][-2:] == ["metadata full", "metadata has room"]' >/dev/null
 }
 
 flip() { # flip FILE OFFSET
@@ -185,4 +190,21 @@ check "a directory is added, another removed" another_directory
 check "fsck says what it finds" fsck_findings
 check "without metadata the node does not start" gone
 node_end "$WORK/n"
+
+# With one copy only, the log of a young node has everything.
+alone() {
+    node_start alone --drive-size 256M
+    head -c 3M /dev/urandom >"$WORK/alone/mnt/file" && mkdir "$WORK/alone/mnt/dir" && sync -f "$WORK/alone/mnt/file"
+    (cd "$WORK/alone/mnt" && sha256sum file) >"$WORK/alone.sum"
+    node_stop alone
+    flip "$WORK/alone/meta/ledger-0/state.redb" 9000
+    flip "$WORK/alone/meta/ledger-1/state.redb" 20000
+    node_start alone
+    (cd "$WORK/alone/mnt" && sha256sum --check --quiet "$WORK/alone.sum" && [ -d dir ])
+    [ -e "$WORK/alone/meta/ledger-0/state.damaged" ] && [ -e "$WORK/alone/meta/ledger-1/state.damaged" ]
+    grep -q 'made anew from the log' "$WORK/alone/log/forebay.log"
+    node_fsck alone
+}
+check "a damaged store without a copy is made anew from the log" alone
+node_end "$WORK/alone"
 exit 0

@@ -10,7 +10,6 @@ mod stores;
 mod users;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::env::Env;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, LedgerId, PgId, Seq};
@@ -170,8 +169,9 @@ pub struct Control {
     state: Arc<dyn State>,
     epoch: Epoch,
     seq: Mutex<Seq>,
-    /// A change is in the log and not in the store: only a restart puts it there.
-    behind: AtomicBool,
+    /// The last change, if it is in the log and not in the store: the next one puts it there first, or a restart.
+    unstored: std::sync::Mutex<Option<Batch>>,
+    is_view: bool,
 }
 
 /// Records to change in one step.
@@ -255,7 +255,8 @@ impl Control {
             state,
             epoch,
             seq: Mutex::new(tail),
-            behind: AtomicBool::new(false),
+            unstored: std::sync::Mutex::new(None),
+            is_view: false,
         })
     }
 
@@ -267,7 +268,8 @@ impl Control {
             state,
             epoch: Epoch(u64::MAX),
             seq: Mutex::new(Seq(0)),
-            behind: AtomicBool::new(true),
+            unstored: std::sync::Mutex::new(None),
+            is_view: true,
         }
     }
 
@@ -288,9 +290,10 @@ impl Control {
     /// Makes changes durable, all or none. One commit at a time.
     pub async fn commit(&self, change: ControlChange) -> Result<(), ControlError> {
         let mut seq = self.seq.lock().await;
-        if self.behind.load(Ordering::Relaxed) {
-            return Err(ControlError::Failed("its store could not be written: restart the node".to_owned()));
+        if self.is_view {
+            return Err(ControlError::Failed("it is only looked at".to_owned()));
         }
+        self.catch_up(*seq)?;
         let next = Seq(seq.0 + 1);
         let batch = Batch { changes: change.changes };
         let append = self.log.append(self.epoch, next, vec![batch.encode()]).await;
@@ -299,8 +302,25 @@ impl Control {
         let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
         let applied = Applied { seq: next, epoch: self.epoch };
         let stored = self.state.apply(&mut pairs, applied);
-        self.behind.store(stored.is_err(), Ordering::Relaxed);
+        if stored.is_err() {
+            *self.unstored.lock().expect("no holder of this lock panics") = Some(batch);
+        }
         stored.map_err(|error| ControlError::Failed(error.to_string()))
+    }
+
+    /// Stores the last batch, if it is in the log and there was no room for it in the store.
+    fn catch_up(&self, seq: Seq) -> Result<(), ControlError> {
+        let mut unstored = self.unstored.lock().expect("no holder of this lock panics");
+        let Some(batch) = unstored.as_ref() else { return Ok(()) };
+        let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
+        let stored = self.state.apply(&mut pairs, Applied { seq, epoch: self.epoch });
+        stored.map_err(|error| {
+            ControlError::Failed(format!(
+                "its store cannot be written, make room on its disk or restart the node: {error}"
+            ))
+        })?;
+        *unstored = None;
+        Ok(())
     }
 
     fn one<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ControlError> {
