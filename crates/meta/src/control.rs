@@ -293,7 +293,13 @@ impl Control {
         if self.is_view {
             return Err(ControlError::Failed("it is only looked at".to_owned()));
         }
-        self.catch_up(*seq)?;
+        if self.catch_up(*seq)? {
+            // What the caller decided on, ids that are free for example, was read before.
+            return Err(ControlError::Failed(
+                "an earlier change, for which its store had no room, is in force only now: repeat this one"
+                    .to_owned(),
+            ));
+        }
         let next = Seq(seq.0 + 1);
         let batch = Batch { changes: change.changes };
         let append = self.log.append(self.epoch, next, vec![batch.encode()]).await;
@@ -308,10 +314,10 @@ impl Control {
         stored.map_err(|error| ControlError::Failed(error.to_string()))
     }
 
-    /// Stores the last batch, if it is in the log and there was no room for it in the store.
-    fn catch_up(&self, seq: Seq) -> Result<(), ControlError> {
+    /// Stores the last batch, if it is in the log and there was no room for it in the store. Returns whether it was so.
+    fn catch_up(&self, seq: Seq) -> Result<bool, ControlError> {
         let mut unstored = self.unstored.lock().expect("no holder of this lock panics");
-        let Some(batch) = unstored.as_ref() else { return Ok(()) };
+        let Some(batch) = unstored.as_ref() else { return Ok(false) };
         let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
         let stored = self.state.apply(&mut pairs, Applied { seq, epoch: self.epoch });
         stored.map_err(|error| {
@@ -320,7 +326,7 @@ impl Control {
             ))
         })?;
         *unstored = None;
-        Ok(())
+        Ok(true)
     }
 
     fn one<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ControlError> {
