@@ -348,21 +348,6 @@ room_when_degraded() {
     node_stop told && mv "$WORK/0.img" "$WORK/1.img" "$WORK/2.img" "$dir/drives/" && node_start told && becomes_whole told
 }
 
-# Files until nothing more fits.
-told_when_full() {
-    local i
-    for ((i = 0; i < 200; i++)); do
-        dd if=/dev/urandom of="$WORK/told/mnt/fill$i" bs=1M count=8 conv=fsync 2>"$WORK/dd" || break
-    done
-    grep -q 'No space left' "$WORK/dd"
-    wait_until 5 happened told "drive 0" full
-    problem told '^drives 0, 1.* are full.*delete'
-    [ "$(df --output=avail -B 1M "$WORK/told/mnt" | tail -n 1)" -le 8 ]
-    rm "$WORK"/told/mnt/fill*
-    wait_until 60 happened told "drive 0" full "has room"
-    not problem told 'are full'
-}
-
 check "a real tree is staged" stage_tree "$FILES" "$WORK/source" || exit 0
 profile_survives d1 r2 2 1 0 1
 profile_survives d2 r3 3 2 1 2
@@ -377,7 +362,6 @@ check "told: a drive that fails and returns within a second, and two changes of 
 check "told: a drive that was away for a moment" told_of_a_short_absence
 check "told: the end of a rebuild that a kill interrupted" told_after_a_kill
 check "told: how much room there is with too few drives" room_when_degraded
-check "told: that drives are full" told_when_full
 check "told: the node stops" node_gone told
 check "missing: the node starts" node_start gone --drives 6 --drive-size 256M --profile 4+2
 check "missing: a tree is written" copy gone before
