@@ -354,7 +354,7 @@ profile_survives d2 r3 3 2 1 2
 profile_survives d3 4+2 6 2 3 5
 profile_survives d4 12/7/9 12 5 6 10
 check "a profile that data does not have yet is not reckoned with" counts_as_stored
-node_end former
+node_end "$WORK/former"
 rm -rf --one-file-system "${WORK:?}/former"
 check "told: the node starts" node_start told --drives 6 --drive-size 128M --profile 4+2
 check "told: a tree is written" copy told before
@@ -367,7 +367,7 @@ check "missing: the node starts" node_start gone --drives 6 --drive-size 256M --
 check "missing: a tree is written" copy gone before
 check "missing: without the file of a drive everything is readable" missing_drive
 check "missing: with too few drives the node says why it does not start" too_many_missing
-node_end gone
+node_end "$WORK/gone"
 rm -rf --one-file-system "${WORK:?}/gone"
 check "returned: the node starts" node_start back --drives 6 --drive-size 2G --profile 4+2
 check "returned: a tree is written" copy back before

@@ -18,7 +18,7 @@ use crate::log;
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_secs(5);
 /// Threads whose stacks are shown.
-const STACKS_MAX: usize = 64;
+const STACKS_MAX: usize = 512;
 
 /// Ends its thread when it is dropped.
 pub(crate) struct Watchdog {
@@ -108,7 +108,9 @@ mod tests {
     #[test]
     fn stacks_name_every_thread() {
         let (stop, stopped) = channel::<()>();
-        let thread = spawn_thread("waits-here", move || stopped.recv().is_err());
+        let (start, started) = channel();
+        let thread = spawn_thread("waits-here", move || start.send(()).is_ok() && stopped.recv().is_err());
+        started.recv().unwrap();
         let text = stacks();
         assert!(text.contains("waits-here"), "{text}");
         drop(stop);
