@@ -26,7 +26,7 @@ use crate::api::{
 /// Longest wait for an answer.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Longest wait for `status`, which a node answers in less whatever hangs.
+/// Longest wait for `status`. A node answers in less, also while other requests hang.
 const STATUS_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Why a call gave no answer.

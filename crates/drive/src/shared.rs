@@ -140,14 +140,14 @@ impl Shared {
         self.host_full.store(full, Ordering::Relaxed);
     }
 
-    /// A write of so many bytes found no room.
+    /// A write of `len_bytes` found no room.
     pub(crate) fn refuse(&self, usage: &Usage, len_bytes: u64) {
         let len_bytes = lock(&self.refused).map_or(len_bytes, |before| before.len_bytes.min(len_bytes));
         *lock(&self.refused) =
             Some(Refused { usable_bytes: usage.free_bytes + usage.garbage_bytes, len_bytes });
     }
 
-    /// A write of so many bytes found room.
+    /// A write of `len_bytes` found room.
     pub(crate) fn take(&self, len_bytes: u64) {
         let mut refused = lock(&self.refused);
         if refused.is_some_and(|refused| len_bytes >= refused.len_bytes) {

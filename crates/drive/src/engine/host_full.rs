@@ -149,7 +149,7 @@ impl Engine {
         }
     }
 
-    /// Whoever waits for room is told that there is none.
+    /// Answers waiting requests: there is no room.
     pub(super) fn refuse_changes(&mut self) {
         for request in self.puts.drain(..).chain(self.repairs.drain(..)) {
             let _ = request.reply.send(PutOutcome::NoSpace);

@@ -202,7 +202,7 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
 }
 
 /// Becomes true when the process is asked to end. That is noticed on a thread of its own, which ends the process by
-/// force if the node does not stop: whatever the node waits for must not keep it.
+/// force if the node does not stop: nothing that the node waits for may keep it.
 fn signals() -> Result<watch::Receiver<bool>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (ask, asked) = watch::channel(false);

@@ -14,7 +14,7 @@ pub(crate) enum TrimChoice {
     /// Devices do, if they can; files keep their room.
     #[default]
     Devices,
-    /// Files too: they take what is used, and fail when the filesystem below them is full.
+    /// Files too: they take what is used, and write nothing while the filesystem below them is full.
     Always,
     /// Nothing is given back.
     Never,
