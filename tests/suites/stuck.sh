@@ -16,7 +16,8 @@ end_disks() {
     umount -l "$HOST" 2>/dev/null
     losetup -j "$DISKS/0" | cut -d: -f1 | xargs -r losetup -d
     umount -l "$DISKS" 2>/dev/null
-    [ -z "$DISKS_PID" ] || kill "$DISKS_PID" 2>/dev/null
+    # The server of the disks ends by itself once they are unmounted.
+    [ -z "$DISKS_PID" ] || kill "$DISKS_PID" 2>/dev/null || true
 }
 trap 'end_disks; cleanup' EXIT
 
