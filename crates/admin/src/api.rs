@@ -240,6 +240,8 @@ pub struct LedgerInfo {
     pub state: String,
     /// Why it is not serving.
     pub reason: Option<String>,
+    /// Whether drives may hold what only newer metadata refers to, so that nothing is taken for an orphan.
+    pub in_doubt: bool,
     /// Its copies.
     pub copies: Vec<MetaCopyInfo>,
 }
@@ -579,6 +581,8 @@ pub trait NodeControl: FilesystemGroupControl + StoreControl + TierControl + Use
     fn add_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
     /// Goes on without the copy of the metadata in a directory.
     fn remove_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
+    /// Says that metadata that is newer than what the node has will not come back: orphans are looked for again.
+    fn settle_metadata(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
     /// Begins a check of all filesystems, unless one runs.
     fn start_fsck(self: Arc<Self>) -> BoxFuture<'static, Result<FsckInfo, AdminError>>;
     /// How far it is, or what it found.

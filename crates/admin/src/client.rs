@@ -192,6 +192,11 @@ impl AdminClient {
         self.call(Method::DELETE, "/v1/meta/dirs", Some(request)).await
     }
 
+    /// Says that metadata that is newer than what the node has will not come back: orphans are looked for again.
+    pub async fn settle_metadata(&self) -> Result<NodeStatus, CallError> {
+        self.call(Method::POST, "/v1/meta/settle", None::<&()>).await
+    }
+
     /// Begins a check of all filesystems, unless one runs.
     pub async fn start_fsck(&self) -> Result<FsckInfo, CallError> {
         self.call(Method::POST, "/v1/fsck", None::<&()>).await

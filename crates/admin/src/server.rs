@@ -170,6 +170,7 @@ fn router(node: Node, runtime: Handle) -> Router {
             get(async |State(node): State<Node>| answer(node.fsck().await))
                 .post(async |State(node): State<Node>| answer(node.start_fsck().await)),
         )
+        .route("/v1/meta/settle", post(async |State(node): State<Node>| answer(node.settle_metadata().await)))
         .route(
             "/v1/meta/dirs",
             post(async |State(node): State<Node>, Json(request): Json<MetaDir>| {

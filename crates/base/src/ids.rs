@@ -68,6 +68,10 @@ id!(
     Seq(u64)
 );
 id!(
+    /// One stretch of a ledger's history: each owner that takes over begins a new one, with a random number.
+    Lineage(u64)
+);
+id!(
     /// Which shard of a stripe: 0..k are data, k..n parity.
     ShardIndex(u8)
 );

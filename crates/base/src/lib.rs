@@ -12,6 +12,6 @@ pub mod watch;
 
 pub use error::FsError;
 pub use ids::{
-    ClusterId, DriveId, DriveUuid, Epoch, ExtentId, Ino, LeaseId, LedgerId, MapId, NodeId, PgId, Seq,
-    SessionId, ShardIndex,
+    ClusterId, DriveId, DriveUuid, Epoch, ExtentId, Ino, LeaseId, LedgerId, Lineage, MapId, NodeId, PgId,
+    Seq, SessionId, ShardIndex,
 };

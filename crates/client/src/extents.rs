@@ -17,8 +17,11 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use layout::{ErasureCode, PlacementGroup, Profile, ShardRead, extent_bytes_max, shard_len};
 use tokio::sync::watch;
-use wire::drive::{GetPurpose, PutPurpose, PutShard, PutShardError, ShardClass, ShardKey, ShardShape};
-use wire::meta::{ExtentRef, OwedShard};
+use wire::drive::{
+    DeleteShards, GetPurpose, GetShard, PutPurpose, PutShard, PutShardError, ShardBlocks, ShardClass,
+    ShardKey, ShardNote, ShardShape,
+};
+use wire::meta::{ExtentRef, MetaService, OwedShard};
 
 use crate::latency::{Asked, Latencies};
 use crate::peers::{Peers, Writing};
@@ -46,6 +49,15 @@ pub(crate) enum Protection {
     Copies,
     /// k data and m parity shards.
     Coded,
+}
+
+/// How and for what an extent is written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WriteHow {
+    pub(crate) protection: Protection,
+    pub(crate) purpose: PutPurpose,
+    /// What is noted beside its shards.
+    pub(crate) note: ShardNote,
 }
 
 /// An extent that is durable and may be committed.
@@ -110,6 +122,8 @@ impl From<ReadExtentError> for RestoreShardError {
 pub(crate) struct ExtentIo {
     pub(crate) env: Env,
     pub(crate) ledger: LedgerId,
+    /// The owner, whose newest position every change on a drive carries.
+    meta: Arc<dyn MetaService>,
     topology: watch::Receiver<Arc<Topology>>,
     codes: Mutex<HashMap<(u8, u8), Arc<ErasureCode>>>,
     pub(crate) latencies: Latencies,
@@ -121,7 +135,7 @@ pub(crate) struct ExtentIo {
 /// One extent's shards on the way to drives.
 struct Stripe {
     profile: Profile,
-    purpose: PutPurpose,
+    how: WriteHow,
     extent_len: u32,
     shards: Vec<Bytes>,
 }
@@ -130,6 +144,7 @@ struct Stripe {
 struct Put {
     drive: DriveId,
     purpose: PutPurpose,
+    note: ShardNote,
     bytes: Bytes,
 }
 
@@ -137,11 +152,12 @@ impl ExtentIo {
     pub(crate) fn new(
         env: Env,
         ledger: LedgerId,
+        meta: Arc<dyn MetaService>,
         topology: watch::Receiver<Arc<Topology>>,
         peers: Peers,
     ) -> Self {
         let (codes, damaged) = Default::default();
-        Self { env, ledger, topology, codes, latencies: Latencies::new(), peers, damaged }
+        Self { env, ledger, meta, topology, codes, latencies: Latencies::new(), peers, damaged }
     }
 
     pub(crate) fn topology(&self) -> Arc<Topology> {
@@ -169,8 +185,7 @@ impl ExtentIo {
     pub(crate) async fn write<F>(
         &self,
         data: Bytes,
-        protection: Protection,
-        purpose: PutPurpose,
+        how: WriteHow,
         mut next_id: impl FnMut() -> F,
     ) -> Result<WrittenExtent, WriteExtentError>
     where
@@ -181,14 +196,14 @@ impl ExtentIo {
         let mut patience = TOPOLOGY_PATIENCE;
         for attempt in 0..WRITE_ATTEMPTS {
             let (topology, _writing) = self.begin_write();
-            let profile = Self::shape(topology.profile, protection);
+            let profile = Self::shape(topology.profile, how.protection);
             let bytes_max = extent_bytes_max(topology.profile);
-            if protection == Protection::Coded && data.len() > bytes_max as usize {
+            if how.protection == Protection::Coded && data.len() > bytes_max as usize {
                 return Err(WriteExtentError::TooLong { bytes_max });
             }
             let stripe = match stripe.take() {
                 Some(same) if same.profile == profile => stripe.insert(same),
-                _ => stripe.insert(self.encode(data.clone(), profile, purpose)),
+                _ => stripe.insert(self.encode(data.clone(), profile, how)),
             };
             let is_slow = |drive| self.latencies.is_slow(drive);
             let Some(group) = topology.choose(self.env.random.next_u64(), profile.n().into(), &is_slow)
@@ -234,7 +249,7 @@ impl ExtentIo {
         }
     }
 
-    fn encode(&self, data: Bytes, profile: Profile, purpose: PutPurpose) -> Stripe {
+    fn encode(&self, data: Bytes, profile: Profile, how: WriteHow) -> Stripe {
         let (k, m) = (profile.k(), profile.m());
         let extent_len = u32::try_from(data.len()).expect("an extent is at most 16 MiB");
         let shard_bytes = shard_len(extent_len, k) as usize;
@@ -251,7 +266,7 @@ impl ExtentIo {
             let parity = Bytes::from(parity);
             shards.extend((0..usize::from(m)).map(|i| parity.slice(i * shard_bytes..(i + 1) * shard_bytes)));
         }
-        Stripe { profile, purpose, extent_len, shards }
+        Stripe { profile, how, extent_len, shards }
     }
 
     /// Succeeds if at least w shards are durable; says which are owed. Drives that take much longer than the
@@ -273,7 +288,8 @@ impl ExtentIo {
             .filter(|((_, drive), _)| !spared.contains(drive))
             .map(|((index, drive), bytes)| async move {
                 let shard = ShardIndex(index);
-                let put = Put { drive, purpose: stripe.purpose, bytes: bytes.clone() };
+                let WriteHow { purpose, note, .. } = stripe.how;
+                let put = Put { drive, purpose, note, bytes: bytes.clone() };
                 (index, self.put_shard(topology, group, &extent, shard, put).await)
             })
             .collect();
@@ -355,7 +371,7 @@ impl ExtentIo {
         shard: ShardIndex,
         put: Put,
     ) -> Result<(), PutShardError> {
-        let Put { drive, purpose, bytes } = put;
+        let Put { drive, purpose, note, bytes } = put;
         let Some(service) = topology.usable(drive) else {
             return Err(PutShardError::Failed { drive });
         };
@@ -364,6 +380,8 @@ impl ExtentIo {
         let request = PutShard {
             key: ShardKey { ledger: self.ledger, extent: id, shard },
             shape: ShardShape { pg: group.id, k, m: n - k, extent_len },
+            note,
+            position: self.meta.position(),
             class: if copies { ShardClass::Small } else { ShardClass::Bulk },
             purpose,
             pg_epoch: group.epoch,
@@ -401,12 +419,33 @@ impl ExtentIo {
         let read = ShardRead { shard, first_block: 0, blocks, skip_bytes: 0, len_bytes };
         // A late shard may have landed after all, and a drive that is being emptied may have it.
         let bytes = self.read_shard(extent, read, GetPurpose::Move).await?;
-        let put = Put { drive, purpose: PutPurpose::Repair, bytes };
+        let note = self.note_of(&topology, extent).await;
+        let put = Put { drive, purpose: PutPurpose::Repair, note, bytes };
         self.put_shard(&topology, group, extent, shard, put).await.map_err(|error| {
             tracing::debug!(%drive, %error, "restored shard was not stored");
             RestoreShardError::NotNow
         })?;
         Ok(u64::from(len_bytes))
+    }
+
+    /// What is noted beside the shards of an extent, as the first drive that can be asked says.
+    async fn note_of(&self, topology: &Topology, extent: &ExtentRef) -> ShardNote {
+        for shard in (0..extent.n).map(ShardIndex) {
+            let key = ShardKey { ledger: self.ledger, extent: extent.id, shard };
+            let get = GetShard { key, first_block: 0, blocks: 1, purpose: GetPurpose::Move };
+            for service in topology.holders(extent.pg, shard).filter_map(|drive| topology.readable(drive)) {
+                let answer = tokio::time::timeout(DRIVE_TIMEOUT, service.get(get)).await;
+                if let Ok(Ok(ShardBlocks { note: Some(note), .. })) = answer {
+                    return note;
+                }
+            }
+        }
+        ShardNote::default()
+    }
+
+    /// A request to forget shards.
+    pub(crate) fn deletion(&self, keys: Vec<ShardKey>) -> DeleteShards {
+        DeleteShards { keys, position: self.meta.position() }
     }
 
     /// Deletes one shard that was stored for an extent that is gone.
@@ -416,7 +455,7 @@ impl ExtentIo {
         let member = group.members.get(usize::from(shard.0));
         let Some(service) = member.and_then(|drive| topology.usable(*drive)) else { return };
         let key = ShardKey { ledger: self.ledger, extent: id, shard };
-        if let Err(error) = service.delete(vec![key]).await {
+        if let Err(error) = service.delete(self.deletion(vec![key])).await {
             tracing::warn!(?key, %error, "shard of a deleted extent is left behind");
         }
     }
@@ -428,7 +467,9 @@ impl ExtentIo {
         let deletes = (0..n).zip(&group.members).filter_map(|(shard, drive)| {
             let service = topology.usable(*drive)?.clone();
             let key = ShardKey { ledger: self.ledger, extent: id, shard: ShardIndex(shard) };
-            Some(async move { tokio::time::timeout(DISCARD_TIMEOUT, service.delete(vec![key])).await })
+            Some(async move {
+                tokio::time::timeout(DISCARD_TIMEOUT, service.delete(self.deletion(vec![key]))).await
+            })
         });
         join_all(deletes).await;
     }

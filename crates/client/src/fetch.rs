@@ -8,14 +8,14 @@ use base::{FsError, Ino};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
-use wire::drive::PutPurpose;
+use wire::drive::{PutPurpose, ShardNote};
 use wire::meta::{Content, MapPiece, MetaReply, MetaRequest, REHYDRATED_MAX, Rehydrated};
 use wire::store::MovePace;
 use wire::tier::BlobPlace;
 
 use crate::Client;
 use crate::away::{LONG, Reach};
-use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError};
+use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError, WriteHow};
 use crate::node::Node;
 
 /// Runs of pieces that are fetched at a time, if there is memory for so many.
@@ -297,7 +297,9 @@ impl Client {
         let coded = out.len() > COPIES_BYTES_MAX as usize;
         let protection = if coded { Protection::Coded } else { Protection::Copies };
         let next_id = || self.inner.session.next_extent();
-        let written = self.inner.extents.write(out, protection, PutPurpose::Write, next_id).await;
+        let note = ShardNote { ino, off: piece.off, key_version: 0 };
+        let how = WriteHow { protection, purpose: PutPurpose::Write, note };
+        let written = self.inner.extents.write(out, how, next_id).await;
         let written = written.map_err(|error| {
             WriteBackError::Drives(match error {
                 WriteExtentError::Failed(error) => error,

@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::units::BLOCK_BYTES;
-use base::{FsError, LeaseId};
+use base::{FsError, Ino, LeaseId};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{join, join_all};
-use wire::drive::PutPurpose;
+use wire::drive::{PutPurpose, ShardNote};
 use wire::meta::{
     CommitPiece, Content, ExtentRef, INLINE_BYTES_MAX, LeaseGrant, LeaseKind, MapPiece, MetaReply,
     MetaRequest, SetAttr,
@@ -19,7 +19,7 @@ use wire::meta::{
 
 use crate::Client;
 use crate::dirty::Flushing;
-use crate::extents::{Protection, WriteExtentError};
+use crate::extents::{Protection, WriteExtentError, WriteHow};
 use crate::node::{Held, Node, NodeState, Remapping};
 use crate::room::RoomWait;
 
@@ -368,14 +368,14 @@ impl Client {
         // What is committed need not stay in memory until all is.
         let mut parcels = parcels.into_iter();
         let mut next_group = || parcels.by_ref().take(EXTENTS_PER_COMMIT).collect::<Vec<_>>();
-        let mut pieces = self.write_group(next_group()).await?;
+        let mut pieces = self.write_group(node.ino, next_group()).await?;
         while !pieces.is_empty() {
             let group = next_group();
             if group.is_empty() {
                 return self.commit(node, lease, pieces, set.clone()).await;
             }
             let committed = self.commit(node, lease, pieces, SetAttr::default());
-            let (committed, written) = join(committed, self.write_group(group)).await;
+            let (committed, written) = join(committed, self.write_group(node.ino, group)).await;
             if let Err(error) = committed {
                 // These were in no request.
                 let written = written.unwrap_or_default();
@@ -388,9 +388,9 @@ impl Client {
     }
 
     /// Writes parcels in parallel: all, or nothing of them stays on drives.
-    async fn write_group(&self, group: Vec<Parcel>) -> Result<Vec<CommitPiece>, FsError> {
+    async fn write_group(&self, ino: Ino, group: Vec<Parcel>) -> Result<Vec<CommitPiece>, FsError> {
         let mut pieces = Vec::new();
-        let written = join_all(group.iter().map(|parcel| self.write_parcel(parcel))).await;
+        let written = join_all(group.iter().map(|parcel| self.write_parcel(ino, parcel))).await;
         let failed = written.into_iter().filter_map(|(written, result)| {
             pieces.extend(written);
             result.err()
@@ -434,10 +434,11 @@ impl Client {
             let whole = Parcel { data: run.clone(), parts: vec![(*off, 0, run.len() as u32)] };
             split(&whole, window as u32)
         };
+        // The object has no inode yet.
         let cuts: Vec<Parcel> = runs.iter().flat_map(cut).collect();
         let mut pieces = Vec::new();
         for group in cuts.chunks(EXTENTS_PER_COMMIT) {
-            match self.write_group(group.to_vec()).await {
+            match self.write_group(Ino(0), group.to_vec()).await {
                 Ok(written) => pieces.extend(written),
                 Err(error) => {
                     self.discard_uncommitted(&pieces).await;
@@ -470,7 +471,7 @@ impl Client {
     }
 
     /// Writes a parcel. Returns what is on drives, and what kept the rest from it.
-    async fn write_parcel(&self, parcel: &Parcel) -> (Vec<CommitPiece>, Result<(), FsError>) {
+    async fn write_parcel(&self, ino: Ino, parcel: &Parcel) -> (Vec<CommitPiece>, Result<(), FsError>) {
         let mut rest = vec![parcel.clone()];
         let mut pieces = Vec::new();
         while let Some(parcel) = rest.pop() {
@@ -478,7 +479,9 @@ impl Client {
             let protection = if coded { Protection::Coded } else { Protection::Copies };
             let next_id = || self.inner.session.next_extent();
             let data = parcel.data.clone();
-            let written = match self.inner.extents.write(data, protection, PutPurpose::Write, next_id).await {
+            let note = ShardNote { ino, off: parcel.parts.first().map_or(0, |part| part.0), key_version: 0 };
+            let how = WriteHow { protection, purpose: PutPurpose::Write, note };
+            let written = match self.inner.extents.write(data, how, next_id).await {
                 Ok(written) => written,
                 // Extents are narrow while drives are missing.
                 Err(WriteExtentError::TooLong { bytes_max }) => {

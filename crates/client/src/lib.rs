@@ -230,12 +230,14 @@ impl Client {
     /// Registers with the owner and starts the background tasks.
     pub async fn open(options: ClientOptions) -> Result<Self, FsError> {
         let (events, inbox) = mpsc::unbounded_channel();
+        let meta = options.meta.clone();
         let session = Session::open(options.meta, Arc::new(EventQueue(events))).await?;
         session.heartbeat().await?;
         let inner = Inner {
             extents: ExtentIo::new(
                 options.env.clone(),
                 options.ledger,
+                meta,
                 options.topology,
                 options.peers.clone(),
             ),

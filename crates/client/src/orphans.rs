@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base::{DriveId, ExtentId, FsError, ShardIndex};
 use futures_util::future::join_all;
 use wire::drive::ShardKey;
-use wire::meta::{MetaReply, MetaRequest};
+use wire::meta::{EXTENT_RANGE_IDS, MetaReply, MetaRequest};
 
 use crate::Client;
 
@@ -13,6 +13,8 @@ use crate::Client;
 const PAGE: usize = 4096;
 /// Extents confirmed and deleted at a time.
 const CONFIRM: usize = 1024;
+/// Ranges looked at again by one request.
+const RECHECK: usize = 256;
 /// Most shards that an extent has.
 const SHARDS: u8 = layout::SHARDS_MAX;
 
@@ -140,6 +142,38 @@ impl Client {
         Some(())
     }
 
+    /// Has everything that a drive holds compared with the maps again. It may hold extents that were deleted while
+    /// another drive was in its place.
+    pub async fn recheck(&self, drive: DriveId) -> Result<(), FsError> {
+        let ledger = self.inner.ledger;
+        let mut after = ShardKey { extent: ExtentId(0), ..ShardKey::first_of(ledger) };
+        let mut ranges: Vec<(ExtentId, u64)> = Vec::new();
+        loop {
+            let service =
+                self.inner.extents.topology().readable(drive).cloned().ok_or(FsError::Unavailable)?;
+            let page = service.list(Some(after), PAGE).await.map_err(|_| FsError::Unavailable)?;
+            for entry in page.iter().filter(|entry| entry.key.ledger == ledger) {
+                let first = ExtentId(entry.key.extent.0 / EXTENT_RANGE_IDS * EXTENT_RANGE_IDS);
+                if ranges.last().is_none_or(|last| last.0 != first) {
+                    ranges.push((first, EXTENT_RANGE_IDS));
+                }
+            }
+            match page.last() {
+                Some(last) if page.len() == PAGE && last.key.ledger == ledger => after = last.key,
+                _ => break,
+            }
+        }
+        for some in ranges.chunks(RECHECK) {
+            self.call(MetaRequest::RecheckRanges { ranges: some.to_vec() }).await?;
+        }
+        Ok(())
+    }
+
+    /// Notes whether drives may hold what only newer metadata refers to. While that is so, nothing is an orphan.
+    pub async fn doubt(&self, in_doubt: bool) -> Result<(), FsError> {
+        self.call(MetaRequest::Doubt { in_doubt }).await.map(drop)
+    }
+
     /// Deletes what is left in the inventory, as far as the owner confirms that these are orphans, from every drive
     /// that answered. A whole scan of all maps, begun after their ranges were closed, must not have met any of them.
     /// Returns how many, and whether each of these drives did its part.
@@ -165,12 +199,13 @@ impl Client {
         };
         let keys: Vec<ShardKey> = ids.iter().flat_map(shards).collect();
         let deletes = drives.iter().map(|drive| {
-            let (service, keys) = (topology.readable(*drive).cloned(), keys.clone());
+            let service = topology.readable(*drive).cloned();
+            let deletion = self.inner.extents.deletion(keys.clone());
             // One that went out of use meanwhile is never read again.
             let is_out = topology.is_out(*drive);
             async move {
                 match service {
-                    Some(service) => service.delete(keys).await.is_ok(),
+                    Some(service) => service.delete(deletion).await.is_ok(),
                     None => is_out,
                 }
             }

@@ -9,14 +9,14 @@ use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use futures_util::stream;
 use layout::{Profile, extent_bytes_max};
-use wire::drive::{GetPurpose, PutPurpose};
+use wire::drive::{GetPurpose, PutPurpose, ShardNote};
 use wire::meta::{
     Content, ExtentRef, MapEntry, MapPiece, MetaReply, MetaRequest, PACK_MOVES_MAX, PackMove, PiecePosition,
 };
 
 use crate::Client;
 use crate::away::Reach;
-use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError};
+use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError, WriteHow};
 
 /// Pieces asked for at a time.
 const PAGE: u32 = 1024;
@@ -147,7 +147,9 @@ impl Client {
         let coded = data.len() > COPIES_BYTES_MAX as usize;
         let protection = if coded { Protection::Coded } else { Protection::Copies };
         let next_id = || self.inner.session.next_extent();
-        let written = self.inner.extents.write(data, protection, PutPurpose::Repair, next_id).await;
+        // It gathers pieces of several files.
+        let how = WriteHow { protection, purpose: PutPurpose::Repair, note: ShardNote::default() };
+        let written = self.inner.extents.write(data, how, next_id).await;
         let written = written.map_err(|error| match error {
             // The extents have become narrower a moment ago: the next round packs less at a time.
             WriteExtentError::TooLong { .. } => FsError::Io,

@@ -102,7 +102,7 @@ impl Client {
         let groups = topology.map.groups.iter().filter(|group| !group.rebuilding.is_empty()).filter(ready);
         let mut groups: Vec<RebuildGroup> = groups
             .map(|group| {
-                let is_new = |position: u8| group.sources(position).next().is_some();
+                let is_new = |position: u8| group.is_rebuilding(position);
                 let exposed = (0u8..).zip(&group.members).filter(|(position, member)| {
                     let has_all = !is_new(*position) && readable(**member);
                     !has_all && !group.sources(*position).any(readable)

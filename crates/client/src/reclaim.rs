@@ -90,9 +90,10 @@ impl Client {
         }
         let deletes = per_drive.into_iter().map(|(drive, keys)| {
             let service = topology.readable(drive).cloned();
+            let deletion = self.inner.extents.deletion(keys);
             async move {
                 let Some(service) = service else { return Some(drive) };
-                let deleted = tokio::time::timeout(DELETE_TIMEOUT, service.delete(keys)).await;
+                let deleted = tokio::time::timeout(DELETE_TIMEOUT, service.delete(deletion)).await;
                 if matches!(deleted, Ok(Ok(()))) { None } else { Some(drive) }
             }
         });

@@ -41,6 +41,22 @@ fn fail(world: &World, drives: &[usize], fault: Fault) {
     drives.iter().for_each(|drive| world.drives[*drive].set(fault));
 }
 
+/// Removes a file.
+async fn remove(client: &Client, ino: Ino, name: &str) {
+    client.unlink(Ino::ROOT, name.as_bytes()).await.unwrap();
+    client.close_file(ino);
+    client.forget(ino, 1);
+}
+
+/// Deletes what is free until the first drive has as many shards as this.
+async fn reclaim_down_to(world: &World, client: &Client, shards: usize) {
+    while world.drives[0].shards() > shards {
+        while client.purge_step().await.unwrap() {}
+        client.reclaim_step(None).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// Any two drives may go now.
 async fn check_redundant(world: &World, client: &Client, files: &Files, drives: &[usize]) {
     for (at, one) in drives.iter().enumerate() {
@@ -288,6 +304,60 @@ fn a_dead_drive_is_rebuilt_onto_another_and_what_it_was_owed_goes_there() {
 #[test]
 fn a_leaving_drive_is_read_until_its_shards_are_moved() {
     replaced_drive(DriveState::Leaving);
+}
+
+#[test]
+fn a_drive_that_comes_back_as_an_older_copy_gets_what_it_lacks_and_loses_what_was_deleted() {
+    run("4+2", |world| async move {
+        let client = world.client().await;
+        let before = write_files(&client, 0).await;
+        let shards = world.drives[0].shards();
+        let stale = write_files(&client, 20).await;
+        let copy = world.drives[2].entries();
+        for (number, (ino, _)) in stale.iter().enumerate() {
+            remove(&client, *ino, &format!("20-{number}")).await;
+        }
+        reclaim_down_to(&world, &client, shards).await;
+        let after = write_files(&client, 40).await;
+        let lacking = world.drives[2].used_bytes();
+        world.drives[2].keep_only(&copy);
+        assert!(world.drives[2].used_bytes() < lacking);
+        world.change(|topology| {
+            topology.map.groups[0] = topology.map.groups[0].returned_with_gap(DriveId(2)).unwrap();
+        });
+        assert_eq!(client.rebuild_groups()[0].exposed, 1, "until it is compared it counts as gone");
+        check_files(&client, &after).await;
+        assert!(rebuild(&client).await > 0);
+        assert_eq!(rebuild(&client).await, 0, "nothing is left to do");
+        world.change(|topology| topology.map.groups[0].rebuilding.clear());
+        for files in [&before, &after] {
+            check_redundant(&world, &client, files, &[0, 1, 2, 3, 4, 5]).await;
+        }
+    });
+}
+
+#[test]
+fn shards_carry_the_file_that_they_are_of_and_drives_hear_how_far_the_ledger_has_come() {
+    run_with_spares("4+2", 1, |world| async move {
+        let client = world.client().await;
+        let files = write_files(&client, 0).await;
+        let inos: HashSet<Ino> = files.iter().map(|(ino, _)| *ino).collect();
+        let known = |drive: usize| {
+            let notes = world.drives[drive].notes();
+            assert!(!notes.is_empty() && notes.iter().all(|note| inos.contains(&note.ino)), "{notes:?}");
+            notes.iter().map(|note| note.off).max()
+        };
+        assert_eq!(known(2), Some(8 << 20), "the last extent of the longest file");
+        assert!(world.drives[2].position() > 0);
+        world.drives[2].set(Fault::Failed);
+        replace(&world, DriveState::Out);
+        rebuild(&client).await;
+        assert_eq!(known(6), Some(8 << 20), "a restored shard has the note of the lost one");
+        let (told, shards) = (world.drives[6].position(), world.drives[0].shards());
+        remove(&client, files[3].0, "0-3").await;
+        reclaim_down_to(&world, &client, shards - 1).await;
+        assert!(world.drives[6].position() > told, "deletes say it, too");
+    });
 }
 
 #[test]

@@ -13,9 +13,10 @@ use base::{ClusterId, DriveId};
 use tokio::sync::{mpsc, oneshot};
 use wire::BoxFuture;
 use wire::drive::{
-    DriveFailed, DriveHealth, DriveService, DriveStat, GetPurpose, GetShard, GetShardError, IoPath, PutShard,
-    PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
+    DeleteShards, DriveFailed, DriveHealth, DriveMark, DriveService, DriveStat, GetPurpose, GetShard,
+    GetShardError, IoPath, PutShard, PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
+use wire::position::{KnownLedger, Position};
 
 use crate::admission::Admission;
 use crate::device::delayed::DelayedDevice;
@@ -84,6 +85,8 @@ pub enum Trim {
 pub struct OpenOptions {
     /// The cluster that it must belong to.
     pub cluster: ClusterId,
+    /// How far the drive has come at least, as was noted elsewhere. One that has not is an older copy.
+    pub mark: DriveMark,
     /// Which way to reach the device.
     pub io: PreferIo,
     /// Where hot shards are kept.
@@ -107,6 +110,7 @@ impl OpenOptions {
     pub fn new(cluster: ClusterId) -> Self {
         Self {
             cluster,
+            mark: DriveMark::default(),
             io: PreferIo::Auto,
             read_cache: ReadCache::PageCache,
             sums_cache_bytes: 32 * MIB,
@@ -213,7 +217,7 @@ impl Drive {
         })?;
         let mut superblock = usable_superblock(path, &*direct, options.cluster)?;
         let geometry = superblock.geometry().expect("decoding a superblock checks its geometry");
-        let recovered = recover(&*direct, geometry, &superblock)
+        let mut recovered = recover(&*direct, geometry, &superblock)
             .map_err(|reason| OpenDriveError::IndexDamaged { path: path.to_owned(), reason })?;
         let cached = match options.read_cache {
             ReadCache::Bypass => None,
@@ -222,12 +226,20 @@ impl Drive {
             }
         };
         let files = DeviceFiles { direct, cached };
+        let report = &mut recovered.report;
+        report.has_gap = report.found < options.mark || superblock.gap_incarnation > options.mark.incarnation;
+        if report.has_gap {
+            tracing::error!(%drive, found = ?report.found, noted = ?options.mark, "an older copy of the drive is here");
+            superblock.incarnation = superblock.incarnation.max(options.mark.incarnation);
+            superblock.gap_incarnation = superblock.incarnation + 1;
+        }
         claim(&*files.direct, &mut superblock, &recovered).map_err(io)?;
         let Recovered { index, next_seq, report, .. } = recovered;
         let limits = options.limits(&*files.direct);
         let admission = Admission::new(limits.batch_bytes, limits.batch_records as u64, options.queue_bytes);
         let cache_bytes = options.sums_cache_bytes;
-        let shared = Arc::new(Shared::new(drive, superblock.uuid, index, cache_bytes, admission));
+        let mark = DriveMark { incarnation: superblock.incarnation, seq: next_seq - 1 };
+        let shared = Arc::new(Shared::new(drive, superblock.uuid, mark, index, cache_bytes, admission));
         let mut engine = Engine::new(shared.clone(), superblock, next_seq, limits, env.clock.clone());
         if !report.was_closed {
             // What the replay decided is written down before anything is appended, so that the next
@@ -389,11 +401,13 @@ impl Drive {
         }
     }
 
-    async fn forget(&self, keys: Vec<ShardKey>) -> Result<(), DriveFailed> {
+    async fn forget(&self, request: DeleteShards) -> Result<(), DriveFailed> {
+        let DeleteShards { keys, position } = request;
         let mut answers = Vec::new();
         for keys in keys.chunks(DELETE_KEYS) {
             let (reply, answer) = oneshot::channel();
-            self.send(Request::Delete(DeleteRequest { keys: keys.to_vec(), reply })).await?;
+            let delete = DeleteShards { keys: keys.to_vec(), position };
+            self.send(Request::Delete(DeleteRequest { delete, reply })).await?;
             answers.push(answer);
         }
         for answer in answers {
@@ -424,8 +438,32 @@ impl DriveService for Drive {
         Box::pin(self.read(request))
     }
 
-    fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>> {
-        Box::pin(self.forget(keys))
+    fn delete(&self, request: DeleteShards) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        Box::pin(self.forget(request))
+    }
+
+    fn keep_positions(
+        &self,
+        positions: Vec<Position>,
+        replace: bool,
+    ) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        Box::pin(async move {
+            let (reply, answer) = oneshot::channel();
+            self.send(Request::Keep { positions, replace, reply }).await?;
+            match self.wait(answer).await {
+                Some(Ok(())) => Ok(()),
+                _ => Err(self.failed()),
+            }
+        })
+    }
+
+    fn known_ledgers(&self) -> BoxFuture<'_, Result<Vec<KnownLedger>, DriveFailed>> {
+        Box::pin(async move {
+            if self.shared.has_failed() {
+                return Err(self.failed());
+            }
+            Ok(self.shared.index().known_ledgers())
+        })
     }
 
     fn list(
@@ -466,6 +504,7 @@ impl DriveService for Drive {
         let summary = self.shared.summary();
         DriveStat {
             uuid: self.shared.uuid,
+            mark: self.shared.mark(),
             health,
             failure: if health == DriveHealth::Failed { self.shared.failure() } else { None },
             io_path: self.io_path,
@@ -498,8 +537,14 @@ fn usable_superblock(path: &Path, file: &dyn File, cluster: ClusterId) -> Result
     if superblock.cluster != cluster {
         return Err(OpenDriveError::OtherCluster { path, cluster: superblock.cluster, expected: cluster });
     }
-    if superblock.version > FORMAT_VERSION {
-        return Err(OpenDriveError::TooNew { path, version: superblock.version, known: FORMAT_VERSION });
+    match superblock.version.cmp(&FORMAT_VERSION) {
+        std::cmp::Ordering::Equal => {}
+        std::cmp::Ordering::Greater => {
+            return Err(OpenDriveError::TooNew { path, version: superblock.version, known: FORMAT_VERSION });
+        }
+        std::cmp::Ordering::Less => {
+            return Err(OpenDriveError::TooOld { path, version: superblock.version, known: FORMAT_VERSION });
+        }
     }
     let features = superblock.features;
     let bits = features.incompat & !KNOWN_FEATURES.incompat | features.read_only & !KNOWN_FEATURES.read_only;

@@ -98,6 +98,18 @@ pub enum OpenDriveError {
         /// The newest that this program knows.
         known: u32,
     },
+    /// It was written by an older Forebay, before the first release. Copy its data with that one.
+    #[error(
+        "format is too old: path={path:?} version={version} known={known}; copy its data with the program that wrote it"
+    )]
+    TooOld {
+        /// Which.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+        /// The only one that this program knows.
+        known: u32,
+    },
     /// It uses features that this program does not know. Use a newer Forebay.
     #[error("unknown features: path={path:?} bits={bits:#x}")]
     UnknownFeatures {

@@ -38,9 +38,10 @@ pub fn segment(bytes: &[u8]) {
 /// The header of a frame with its records.
 pub fn frame(bytes: &[u8]) {
     let _ = FrameHeader::peek(bytes);
-    if let Ok((header, records)) = FrameHeader::decode(&sealed(bytes, 4)) {
-        assert_eq!(records.len(), header.records as usize);
-        assert!(header.blocks() >= header.header_blocks);
+    if let Ok(header) = FrameHeader::decode(&sealed(bytes, 4)) {
+        assert_eq!(header.records.len(), header.fields.records as usize);
+        assert_eq!(header.positions.len(), header.fields.positions as usize);
+        assert!(header.fields.blocks() >= header.fields.header_blocks);
     }
 }
 

@@ -4,7 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use base::LedgerId;
 use wire::drive::{ShardEntry, ShardKey, ShardShape};
+use wire::position::{KnownLedger, Position};
 
 use crate::format::checkpoint::{ENTRY_BYTES, RUN_BLOCKS_MAX, SEGMENT_BYTES, SegmentNote, items_per_run};
 use crate::format::frame::record_bytes;
@@ -152,6 +154,8 @@ pub(crate) struct Index {
     entries: BTreeMap<ShardKey, Entry>,
     /// Shards whose bytes are known to be damaged, `Entry::damaged` or not.
     bad: BTreeSet<ShardKey>,
+    /// The newest position that it was told of each ledger.
+    positions: BTreeMap<LedgerId, Position>,
     segments: Vec<Segment>,
     totals: Totals,
     free: VecDeque<u32>,
@@ -182,6 +186,7 @@ impl Index {
             geometry,
             entries: BTreeMap::new(),
             bad: BTreeSet::new(),
+            positions: BTreeMap::new(),
             segments: Self::free_drive(geometry),
             totals: Totals::default(),
             free: (0..geometry.segments).collect(),
@@ -194,6 +199,7 @@ impl Index {
     pub(crate) fn recovered(
         geometry: Geometry,
         entries: BTreeMap<ShardKey, Entry>,
+        positions: BTreeMap<LedgerId, Position>,
         segments: Vec<Segment>,
     ) -> Self {
         let mut index = Self::new(geometry);
@@ -213,6 +219,7 @@ impl Index {
         }
         index.bad = entries.iter().filter(|(_, entry)| entry.damaged).map(|(key, _)| *key).collect();
         index.entries = entries;
+        index.positions = positions;
         index
     }
 
@@ -270,6 +277,39 @@ impl Index {
             self.change(old.segment, |segment| segment.live_bytes -= old.live_bytes());
             self.bad.remove(key);
         }
+    }
+
+    /// The newest position of a ledger that is durable here.
+    pub(crate) fn position(&self, ledger: LedgerId) -> Option<Position> {
+        self.positions.get(&ledger).copied()
+    }
+
+    /// Those of the ledgers after `after`.
+    pub(crate) fn positions_after(&self, after: Option<LedgerId>) -> impl Iterator<Item = &Position> {
+        let start = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
+        self.positions.range((start, std::ops::Bound::Unbounded)).map(|(_, position)| position)
+    }
+
+    /// Keeps a position.
+    pub(crate) fn set_position(&mut self, position: Position) {
+        self.positions.insert(position.ledger, position);
+    }
+
+    /// What is known of each ledger.
+    pub(crate) fn known_ledgers(&self) -> Vec<KnownLedger> {
+        let mut ledgers: BTreeSet<LedgerId> = self.positions.keys().copied().collect();
+        let mut rest = self.entries.range(..);
+        while let Some((key, _)) = rest.next() {
+            ledgers.insert(key.ledger);
+            let Some(next) = key.ledger.0.checked_add(1) else { break };
+            rest = self.entries.range(ShardKey::first_of(LedgerId(next))..);
+        }
+        let known = |ledger: LedgerId| {
+            let all = ShardKey::first_of(ledger)..=ShardKey::last_of(ledger);
+            let highest_extent = self.entries.range(all).next_back().map(|(key, _)| key.extent);
+            KnownLedger { ledger, position: self.position(ledger), highest_extent }
+        };
+        ledgers.into_iter().map(known).collect()
     }
 
     /// Shards stored.

@@ -118,6 +118,7 @@ fn write_superblocks(file: &dyn File, geometry: Geometry, options: &FormatOption
         segment_bytes: geometry.segment_bytes,
         sequence: 0,
         incarnation: 0,
+        gap_incarnation: 0,
         closed: true,
         checkpoint: CheckpointPointer::default(),
         previous: CheckpointPointer::default(),

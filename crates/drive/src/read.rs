@@ -18,6 +18,7 @@ use crate::device::ReadVia;
 use crate::drive::Drive;
 use crate::engine::{ReadClass, ReadRequest, Request};
 use crate::format::BLOCK;
+use crate::format::frame::{NOTE_BYTES, decode_note};
 use crate::index::Entry;
 use crate::sums::BlockId;
 
@@ -127,24 +128,32 @@ impl Drive {
     async fn read_place(&self, request: &GetShard, place: &Place, how: How) -> Result<ShardBlocks, Miss> {
         let entry = place.entry;
         let sums_at = entry.sums_at as usize + request.first_block as usize * 4;
-        let sums_len = request.blocks as usize * 4;
+        // The note lies in front of all checksums.
+        let with_note = request.purpose == GetPurpose::Move;
+        let from = if with_note { entry.sums_at as usize - NOTE_BYTES } else { sums_at };
+        let end = sums_at + request.blocks as usize * 4;
         let data_offset = self.shared.geometry.offset(entry.segment, entry.block + request.first_block);
         // Both reads are under way at the same time if neither is in memory.
         let data = self.start_read(data_offset, request.blocks, how).await?;
-        let sums = self.sums(place, sums_at, sums_len, how).await;
+        let header = self.header_bytes(place, from, end, how).await;
         let data = self.finish_read(data).await?;
-        let checksums = sums?;
+        let header = header?;
+        let checksums: Vec<u32> = header[sums_at - from..]
+            .chunks_exact(4)
+            .map(|sum| u32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]]))
+            .collect();
         let key = request.key;
         if !blocks_match(key.extent, key.shard, request.first_block, &data, &checksums) {
             return Err(Miss::Bad);
         }
-        Ok(ShardBlocks { bytes: Bytes::from_owner(data), checksums })
+        let note = with_note.then(|| decode_note(&header[..NOTE_BYTES]).unwrap_or_default());
+        Ok(ShardBlocks { bytes: Bytes::from_owner(data), checksums, note })
     }
 
-    /// The checksums at a place of a segment, from the cache or the device.
-    async fn sums(&self, place: &Place, at: usize, len: usize, how: How) -> Result<Vec<u32>, Miss> {
+    /// The bytes of frame headers from `at` to `to` of a segment, from the cache or the device.
+    async fn header_bytes(&self, place: &Place, at: usize, to: usize, how: How) -> Result<Vec<u8>, Miss> {
         let first = (at / BLOCK) as u32;
-        let end = (at + len).div_ceil(BLOCK) as u32;
+        let end = to.div_ceil(BLOCK) as u32;
         let id = |block| BlockId { segment: place.entry.segment, generation: place.generation, block };
         let mut bytes = Vec::with_capacity((end - first) as usize * BLOCK);
         if how.0 != Look::DeviceOnly {
@@ -163,8 +172,7 @@ impl Drive {
             bytes = read.to_vec();
         }
         let start = at - first as usize * BLOCK;
-        let sums = bytes[start..start + len].chunks_exact(4);
-        Ok(sums.map(|sum| u32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]])).collect())
+        Ok(bytes[start..start + to - at].to_vec())
     }
 
     async fn start_read(&self, offset: u64, blocks: u32, (look, class): How) -> Result<Started, Miss> {

@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use base::DriveUuid;
 use base::env::File;
-use wire::drive::ShardKey;
+use base::{DriveUuid, LedgerId};
+use wire::drive::{DriveMark, ShardKey};
+use wire::position::Position;
 
 use crate::engine::append::entry_of;
 use crate::format::Geometry;
@@ -37,6 +38,10 @@ pub struct RecoveryReport {
     pub damaged_records: u64,
     /// Frames whose headers are damaged: which shards they held is unknown.
     pub lost_frames: u64,
+    /// How far the drive had come before it was opened.
+    pub found: DriveMark,
+    /// Whether it had come further once: what was written then is missing, and nobody owes it.
+    pub has_gap: bool,
 }
 
 /// The state of a drive as its device says.
@@ -70,6 +75,8 @@ pub(crate) fn recover(
     };
     let mut next_seq = pointer.frontier_seq + 1;
     let mut entries: BTreeMap<ShardKey, Entry> = content.entries.into_iter().collect();
+    let by_ledger = |position: Position| (position.ledger, position);
+    let mut positions: BTreeMap<LedgerId, Position> = content.positions.into_iter().map(by_ledger).collect();
     if !closed {
         let mut frames = Vec::new();
         for (segment, scan) in scans(file, geometry, &basis, &mut segments) {
@@ -79,10 +86,15 @@ pub(crate) fn recover(
         }
         frames.sort_by_key(|frame| frame.header.seq);
         next_seq = frames.last().map_or(next_seq, |frame| next_seq.max(frame.header.seq + 1));
-        replay(file, geometry, pointer.frontier_seq, &frames, &mut entries, &mut report);
+        let frames = intact_frames(file, geometry, pointer.frontier_seq, &frames, &mut report);
+        for (frame, intact) in frames {
+            replay(frame, &intact, &mut entries, &mut report);
+            positions.extend(frame.positions.iter().copied().map(by_ledger));
+        }
     }
     forget_unknown_places(&segments, &mut entries, &mut report);
-    let index = Index::recovered(geometry, entries, segments);
+    report.found = DriveMark { incarnation: superblock.incarnation, seq: next_seq - 1 };
+    let index = Index::recovered(geometry, entries, positions, segments);
     Ok(Recovered { index, next_seq, checkpoint: pointer, previous, report })
 }
 
@@ -208,35 +220,46 @@ fn adopt_scan(segment: &mut Segment, scan: &Scan) {
     }
 }
 
-fn replay(
+/// The frames behind the frontier that count, and which of their records have their bytes. A frame that a crash tore was
+/// not acknowledged.
+fn intact_frames<'a>(
     file: &dyn File,
     geometry: Geometry,
     frontier_seq: u64,
-    frames: &[FoundFrame],
-    entries: &mut BTreeMap<ShardKey, Entry>,
+    frames: &'a [FoundFrame],
     report: &mut RecoveryReport,
-) {
+) -> Vec<(&'a FoundFrame, Vec<bool>)> {
     let durable_seq =
         frames.iter().map(|frame| frame.header.durable_seq).max().unwrap_or(0).max(frontier_seq);
+    let mut counted = Vec::new();
     for frame in frames.iter().filter(|frame| frame.header.seq > frontier_seq) {
         let intact = verify_payloads(file, geometry, frame);
         if frame.header.seq > durable_seq && intact.contains(&false) {
             report.torn_frames += 1;
-            continue;
+        } else {
+            counted.push((frame, intact));
         }
-        report.frames += 1;
-        for (record, intact) in frame.records.iter().zip(intact) {
-            let place = (record.blocks, record.payload_block, record.sums_at);
-            let entry = entry_of(&frame.header, record.op, place.0, place.1, place.2, record.shape);
-            match entry {
-                Some(mut entry) => {
-                    report.damaged_records += u64::from(!intact);
-                    entry.damaged |= !intact;
-                    entries.insert(record.key, entry);
-                }
-                None => {
-                    entries.remove(&record.key);
-                }
+    }
+    counted
+}
+
+fn replay(
+    frame: &FoundFrame,
+    intact: &[bool],
+    entries: &mut BTreeMap<ShardKey, Entry>,
+    report: &mut RecoveryReport,
+) {
+    report.frames += 1;
+    for (record, intact) in frame.records.iter().zip(intact) {
+        let place = (record.blocks, record.payload_block, record.sums_at);
+        match entry_of(&frame.header, record.op, place.0, place.1, place.2, record.shape) {
+            Some(mut entry) => {
+                report.damaged_records += u64::from(!intact);
+                entry.damaged |= !intact;
+                entries.insert(record.key, entry);
+            }
+            None => {
+                entries.remove(&record.key);
             }
         }
     }

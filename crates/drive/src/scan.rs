@@ -8,12 +8,13 @@ use base::env::File;
 
 use crate::buffer::AlignedBuf;
 use crate::format::checkpoint::{Items, Run, SegmentNote};
-use crate::format::frame::{FrameHeader, HEADER_BLOCKS_MAX, Record};
+use crate::format::frame::{FrameHeader, HEADER_BLOCKS_MAX, Header, NOTE_BYTES, Record};
 use crate::format::segment::SegmentHeader;
 use crate::format::superblock::{CheckpointPointer, MAGIC, Superblock};
 use crate::format::{BLOCK, Geometry, SUPERBLOCK_OFFSETS};
 use crate::index::Entry;
 use wire::drive::ShardKey;
+use wire::position::Position;
 
 /// Blocks read at once while scanning.
 const WINDOW_BLOCKS: u32 = 256;
@@ -63,6 +64,7 @@ impl Superblocks {
 pub(crate) struct CheckpointContent {
     pub(crate) entries: Vec<(ShardKey, Entry)>,
     pub(crate) notes: Vec<SegmentNote>,
+    pub(crate) positions: Vec<Position>,
 }
 
 /// Reads and verifies the checkpoint that a superblock points to.
@@ -93,6 +95,7 @@ pub(crate) fn read_checkpoint(
             match run.items {
                 Items::Entries(entries) => content.entries.extend(entries),
                 Items::Segments(notes) => content.notes.extend(notes),
+                Items::Positions(positions) => content.positions.extend(positions),
             }
             next_run += 1;
             block += blocks;
@@ -112,6 +115,7 @@ fn check_places(content: &CheckpointContent, geometry: Geometry) -> Result<(), S
         let sums_end = entry.sums_at.checked_add(entry.blocks.saturating_mul(4));
         entry.segment < geometry.segments
             && (entry.damaged || end.is_some_and(|end| end <= blocks))
+            && entry.sums_at >= NOTE_BYTES as u32
             && sums_end.is_some_and(|end| u64::from(end) <= geometry.segment_bytes)
     };
     let entries_fit = content.entries.iter().all(|(_, entry)| inside(entry));
@@ -132,6 +136,7 @@ pub(crate) fn segment_header(block: &[u8], uuid: DriveUuid, segment: u32) -> Opt
 pub(crate) struct FoundFrame {
     pub(crate) header: FrameHeader,
     pub(crate) records: Vec<Record>,
+    pub(crate) positions: Vec<Position>,
 }
 
 /// What lies in a segment from some block on.
@@ -191,8 +196,8 @@ fn frame_at(window: &mut Window<'_>, geometry: Geometry, from: ScanFrom, block: 
     for index in 0..header.header_blocks {
         bytes.extend_from_slice(window.block(block + index)?);
     }
-    let (header, records) = FrameHeader::decode(&bytes).ok()?;
-    Some(FoundFrame { header, records })
+    let Header { fields: header, records, positions } = FrameHeader::decode(&bytes).ok()?;
+    Some(FoundFrame { header, records, positions })
 }
 
 /// Whether each record's payload is what its checksums say; records without payload are.

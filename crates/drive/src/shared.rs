@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use base::{DriveId, DriveUuid};
-use wire::drive::ShardKey;
+use wire::drive::{DriveMark, ShardKey};
 
 use crate::admission::Admission;
 use crate::engine::append::HeaderBlocks;
@@ -69,6 +69,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Shared {
     pub(crate) drive: DriveId,
     pub(crate) uuid: DriveUuid,
+    incarnation: u32,
+    durable_seq: AtomicU64,
     pub(crate) geometry: Geometry,
     pub(crate) sums: SumsCache,
     pub(crate) admission: Arc<Admission>,
@@ -86,6 +88,7 @@ impl Shared {
     pub(crate) fn new(
         drive: DriveId,
         uuid: DriveUuid,
+        mark: DriveMark,
         index: Index,
         sums_cache_bytes: u64,
         admission: Arc<Admission>,
@@ -93,6 +96,8 @@ impl Shared {
         Self {
             drive,
             uuid,
+            incarnation: mark.incarnation,
+            durable_seq: AtomicU64::new(mark.seq),
             geometry: index.geometry,
             sums: SumsCache::new(sums_cache_bytes),
             admission,
@@ -114,6 +119,16 @@ impl Shared {
     pub(crate) fn index_mut(&self) -> IndexMut<'_> {
         let index = self.index.write().expect("a panic ends the process, so no lock is poisoned");
         IndexMut { index, summary: &self.summary }
+    }
+
+    /// How far the drive has come.
+    pub(crate) fn mark(&self) -> DriveMark {
+        DriveMark { incarnation: self.incarnation, seq: self.durable_seq.load(Ordering::Relaxed) }
+    }
+
+    /// Every frame up to this one is durable.
+    pub(crate) fn set_durable_seq(&self, seq: u64) {
+        self.durable_seq.store(seq, Ordering::Relaxed);
     }
 
     /// The index in numbers.

@@ -292,7 +292,7 @@ fn a_damaged_checkpoint_is_replaced_by_the_one_before() {
         for extent in [61, 62] {
             let drive = open(&sim.env(), path()).unwrap();
             block_on(drive.put(put(key(extent), 2))).unwrap();
-            block_on(drive.delete(vec![key(extent - 60)])).unwrap();
+            block_on(drive.delete(vec![key(extent - 60)].into())).unwrap();
             block_on(drive.close()).unwrap();
             shards.push((key(extent), 2));
         }
@@ -349,7 +349,7 @@ fn the_cleaner_does_not_make_damage_look_good() {
             block_on(drive.put(put(key(5000 + round), 12))).unwrap();
         }
         block_on(drive.put(put(key(1000 + round), 12))).unwrap();
-        block_on(drive.delete(vec![key(1000 + round)])).unwrap();
+        block_on(drive.delete(vec![key(1000 + round)].into())).unwrap();
     }
     let moved = payload_offset(&sim.env(), key(4));
     assert!(moved > 2 * MIB, "the first segment was cleaned");
@@ -396,8 +396,12 @@ fn check_refused(break_it: impl Fn(&Sim), expected: fn(&OpenDriveError) -> bool)
 #[test]
 fn drives_that_cannot_be_used_are_refused_each_with_its_reason() {
     check_refused(
-        |sim| patch_superblocks(sim, 12, &[2]),
-        |error| matches!(error, OpenDriveError::TooNew { version: 2, .. }),
+        |sim| patch_superblocks(sim, 12, &[3]),
+        |error| matches!(error, OpenDriveError::TooNew { version: 3, .. }),
+    );
+    check_refused(
+        |sim| patch_superblocks(sim, 12, &[1]),
+        |error| matches!(error, OpenDriveError::TooOld { version: 1, .. }),
     );
     check_refused(
         |sim| patch_superblocks(sim, 32, &[4]),

@@ -72,7 +72,7 @@ impl Load {
         self.random =
             self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let victim = self.live.swap_remove((self.random >> 33) as usize % self.live.len());
-        self.drive.delete(vec![key(victim)]).await.unwrap();
+        self.drive.delete(vec![key(victim)].into()).await.unwrap();
     }
 
     /// Overwrites for so long, at most so many MiB per second. MiB written.

@@ -10,12 +10,13 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
+use base::Ino;
 use base::env::sim::Sim;
 use base::env::{Env, Files};
 use base::units::MIB;
 use common::*;
 use drive::{FORMAT_VERSION, dump, fsck};
-use wire::drive::{DriveService, ShardClass};
+use wire::drive::{DriveService, PutShard, ShardClass, ShardNote};
 
 const CAPACITY: u64 = 17 * MIB;
 const PATH: &str = "drive";
@@ -30,9 +31,11 @@ fn written() -> Vec<u8> {
     format(&sim.env(), Path::new(PATH), CAPACITY);
     let drive = open(&sim.env(), Path::new(PATH)).unwrap();
     block_on(drive.put(put_of(key(1), ShardClass::Small, vec![0x11; 4096]))).unwrap();
-    block_on(drive.put(put_of(key(2), ShardClass::Bulk, vec![0x22; 8192]))).unwrap();
+    let note = ShardNote { ino: Ino(7), off: 1 << 33, key_version: 5 };
+    let bulk = put_of(key(2), ShardClass::Bulk, vec![0x22; 8192]);
+    block_on(drive.put(PutShard { note, position: Some(position(1, 6, 8)), ..bulk })).unwrap();
     block_on(drive.put(put_of(key(3), ShardClass::Small, vec![0x33; 4096]))).unwrap();
-    block_on(drive.delete(vec![key(1)])).unwrap();
+    block_on(drive.delete(vec![key(1)].into())).unwrap();
     block_on(drive.close()).unwrap();
     sim.files.read(Path::new(PATH)).unwrap()
 }

@@ -62,7 +62,7 @@ fn check(seed: u64, blocks: u32, crash: bool) {
         assert!(drive.stat().host_full);
         assert_eq!(drive.stat().room_bytes(), 0);
         assert!(
-            block_on(drive.delete(vec![account.stored[0]])).is_err(),
+            block_on(drive.delete(vec![account.stored[0]].into())).is_err(),
             "deletes are not acknowledged either"
         );
         account.check(&drive, blocks);

@@ -1,7 +1,7 @@
 //! The drive against a reference model, over a simulated disk that crashes, fails and rots.
 //!
 //! Checked: acknowledged puts are there and equal after every crash, unacknowledged ones all or nothing,
-//! deleted shards stay deleted, rotten bytes are never returned as good, the space always adds up.
+//! deleted shards stay deleted, the newest position of a ledger that came with an acknowledged put is kept, rotten bytes are never returned as good, the space always adds up.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,12 +11,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use base::LedgerId;
 use base::env::sim::Sim;
 use base::units::MIB;
 use common::*;
 use drive::{Drive, OpenOptions, Trim};
 use proptest::prelude::*;
-use wire::drive::{DriveService, GetShardError, PutShardError, ShardKey};
+use wire::drive::{DriveService, GetShardError, PutShard, PutShardError, ShardKey};
+use wire::position::Position;
 
 const CAPACITY: u64 = 17 * MIB;
 const PATH: &str = "drive";
@@ -38,6 +40,8 @@ enum Step {
     Idle,
     /// Damages the newest index checkpoint where there is one before it, then crashes.
     DamageIndex,
+    /// A position is told by itself.
+    KeepPosition,
 }
 
 fn extent() -> impl Strategy<Value = u64> {
@@ -59,6 +63,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u64..12).prop_map(Step::FailSyncAfter),
         1 => (0u64..12).prop_map(Step::FailWriteAfter),
         1 => Just(Step::DamageIndex),
+        2 => Just(Step::KeepPosition),
         2 => Just(Step::Idle),
     ]
 }
@@ -78,6 +83,9 @@ struct Run {
     model: BTreeMap<ShardKey, Known>,
     options: OpenOptions,
     deletes: u64,
+    /// The newest position that the drive was told, and the newest that it must have.
+    told: u64,
+    kept: u64,
 }
 
 impl Run {
@@ -87,7 +95,8 @@ impl Run {
         let (trim, trim_run_bytes) = (Trim::Always, 8192);
         let options =
             OpenOptions { checkpoint_every_bytes, trim, trim_run_bytes, ..OpenOptions::new(CLUSTER) };
-        let mut run = Self { sim, drive: None, model: BTreeMap::new(), options, deletes: 0 };
+        let mut run =
+            Self { sim, drive: None, model: BTreeMap::new(), options, deletes: 0, told: 0, kept: 0 };
         run.reopen();
         run
     }
@@ -110,7 +119,7 @@ impl Run {
         if self.drive().stat().failure.is_some() {
             let drive = self.drive();
             assert!(matches!(block_on(drive.put(put(key(1), 1))), Err(PutShardError::Failed { .. })));
-            assert!(block_on(drive.delete(vec![key(1)])).is_err());
+            assert!(block_on(drive.delete(vec![key(1)].into())).is_err());
             assert!(block_on(drive.list(None, 1)).is_err());
             assert!(matches!(get(drive, key(1), 0, 1), Err(GetShardError::Failed { .. })));
             self.crash();
@@ -157,17 +166,44 @@ impl Run {
         }
     }
 
+    fn next_position(&mut self) -> Position {
+        self.told += 1;
+        position(1, 1, self.told)
+    }
+
+    fn keep_position(&mut self) {
+        let next = self.next_position();
+        if block_on(self.drive().keep_positions(vec![next], false)).is_ok() {
+            self.kept = self.told;
+        }
+    }
+
+    fn check_position(&self, drive: &Drive) {
+        let Ok(known) = block_on(drive.known_ledgers()) else { return };
+        let kept = known.iter().find(|known| known.ledger == LedgerId(1)).and_then(|known| known.position);
+        let kept = kept.map_or(0, |position| position.seq.0);
+        assert!((self.kept..=self.told).contains(&kept), "{kept} told={} kept={}", self.told, self.kept);
+    }
+
     fn known(&self, key: ShardKey) -> Known {
         self.model.get(&key).copied().unwrap_or(Known::Absent)
     }
 
     fn puts(&mut self, shards: &[(u64, u32)]) {
-        let requests: Vec<_> = shards.iter().map(|(extent, blocks)| put(key(*extent), *blocks)).collect();
+        let request = |(extent, blocks): &(u64, u32)| PutShard {
+            position: Some(self.next_position()),
+            ..put(key(*extent), *blocks)
+        };
+        let requests: Vec<_> = shards.iter().map(request).collect();
         let drive = self.drive.clone().unwrap();
         let results = join_all(requests.iter().map(|request| drive.put(request.clone())).collect());
-        for ((extent, blocks), result) in shards.iter().zip(results) {
+        for (((extent, blocks), request), result) in shards.iter().zip(&requests).zip(results) {
             let key = key(*extent);
             let before = self.known(key);
+            if result.is_ok() && before == Known::Absent {
+                let position = request.position.map_or(0, |position| position.seq.0);
+                self.kept = self.kept.max(position);
+            }
             let after = match (result, before) {
                 (Ok(()), Known::Present(have)) => {
                     assert_eq!(have, *blocks);
@@ -189,7 +225,7 @@ impl Run {
 
     fn deletes(&mut self, extents: &[u64]) {
         let keys: Vec<_> = extents.iter().map(|extent| key(*extent)).collect();
-        let result = block_on(self.drive().delete(keys.clone()));
+        let result = block_on(self.drive().delete(keys.clone().into()));
         self.deletes += 1;
         for key in keys {
             self.note_delete(key, result.is_ok());
@@ -213,7 +249,11 @@ impl Run {
         let before = self.known(key(put_extent));
         let put = async { drive.put(request).await.map(|()| true).map_err(|error| error.to_string()) };
         let delete = async {
-            drive.delete(vec![key(delete_extent)]).await.map(|()| false).map_err(|error| error.to_string())
+            drive
+                .delete(vec![key(delete_extent)].into())
+                .await
+                .map(|()| false)
+                .map_err(|error| error.to_string())
         };
         let results = join_all(vec![Box::pin(put), Box::pin(delete)]);
         if results[0].is_ok() && before == Known::Absent {
@@ -229,6 +269,7 @@ impl Run {
     fn check(&mut self) {
         let drive = self.drive.clone().unwrap();
         check_stat(&drive);
+        self.check_position(&drive);
         let Ok(listed) = block_on(drive.list(None, 10_000)) else {
             return assert!(drive.stat().failure.is_some());
         };
@@ -281,6 +322,7 @@ impl Run {
             Step::DamageIndex => {
                 self.damage_index();
             }
+            Step::KeepPosition => self.keep_position(),
         }
         self.crash_if_failed();
         check_stat(self.drive());

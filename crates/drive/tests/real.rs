@@ -26,7 +26,7 @@ fn round_trip(env: &Env, path: &Path, options: &OpenOptions) -> IoPath {
     let shards: Vec<_> = (1..60).map(|extent| (key(extent), 1 + (extent as u32 * 7) % 90)).collect();
     let puts = shards.iter().map(|(key, blocks)| drive.put(put(*key, *blocks))).collect();
     assert!(join_all(puts).iter().all(Result::is_ok));
-    block_on(drive.delete(shards[..10].iter().map(|(key, _)| *key).collect())).unwrap();
+    block_on(drive.delete(shards[..10].iter().map(|(key, _)| *key).collect::<Vec<_>>().into())).unwrap();
     check_all(&drive, &shards);
     block_on(drive.close()).unwrap();
     assert!(block_on(drive.put(put(key(999), 1))).is_err(), "a closed drive takes nothing");
@@ -147,7 +147,7 @@ fn check_races(io: PreferIo, read_cache: ReadCache) {
                 block_on(drive.put(put(key_of(writer, extent), 1 + (extent % 9) as u32))).unwrap();
                 progress[writer as usize].store(extent, Ordering::SeqCst);
                 if extent >= 150 {
-                    block_on(drive.delete(vec![key_of(writer, extent - 150)])).unwrap();
+                    block_on(drive.delete(vec![key_of(writer, extent - 150)].into())).unwrap();
                 }
             }
             progress[writer as usize].store(u64::MAX, Ordering::SeqCst);

@@ -44,7 +44,7 @@ fn check_full(capacity: u64, blocks: u32, least_percent: u64) {
     assert!(stat.full && stat.reclaimable_bytes() == stat.free_bytes, "{stat:?}");
     // Every delete by itself, spread over all segments, on a full drive, with crashes in between.
     for extent in (1..end).step_by(3) {
-        block_on(drive.delete(vec![key(extent)])).unwrap();
+        block_on(drive.delete(vec![key(extent)].into())).unwrap();
         check_stat(&drive);
         if extent % 50 == 1 {
             drop(drive);
@@ -58,7 +58,7 @@ fn check_full(capacity: u64, blocks: u32, least_percent: u64) {
         assert_eq!(get(&drive, key(extent), 0, blocks).unwrap().bytes, content(key(extent), blocks));
     }
     let listed = block_on(drive.list(None, 100_000)).unwrap();
-    block_on(drive.delete(listed.iter().map(|entry| entry.key).collect())).unwrap();
+    block_on(drive.delete(listed.iter().map(|entry| entry.key).collect::<Vec<_>>().into())).unwrap();
     assert_eq!(drive.stat().live_bytes, 0);
     assert!(!drive.stat().full, "{:?}", drive.stat());
     assert!(fill(&drive, 1_000_000, blocks) - 1_000_000 >= (end - 1) * 9 / 10, "all room comes back");
@@ -95,7 +95,7 @@ fn repairs_go_on_where_new_data_stops_and_deletes_where_repairs_stop() {
     assert_eq!(drive.stat().free_bytes, 0, "what is left is nothing that new data may use");
     assert!(matches!(block_on(drive.put(put(key(5000), 1))), Err(PutShardError::NoSpace { .. })));
     for extent in (1..full).step_by(2) {
-        block_on(drive.delete(vec![key(extent)])).unwrap();
+        block_on(drive.delete(vec![key(extent)].into())).unwrap();
         check_stat(&drive);
     }
     assert!(fill(&drive, 20_000, 60) - 20_000 > full / 3, "room comes back for new data too");
@@ -109,7 +109,7 @@ fn thin_garbage_of_a_full_drive_becomes_room_for_whoever_asks_first() {
     let drive = open(&sim.env(), Path::new(PATH)).unwrap();
     let end = fill(&drive, 1, 15);
     for extent in (1..end).step_by(10) {
-        block_on(drive.delete(vec![key(extent)])).unwrap();
+        block_on(drive.delete(vec![key(extent)].into())).unwrap();
     }
     assert_eq!(drive.stat().free_bytes, 0, "no segment gives back enough to be cleaned for nobody");
     block_on(drive.make_room()).unwrap();
@@ -133,7 +133,7 @@ fn churn_on_a_half_full_drive_never_runs_out() {
         if extent > 300 {
             // Old and young ones die, so that segments are partly dead.
             let victim = if extent % 3 == 0 { extent - 300 } else { extent - 300 + extent % 7 };
-            block_on(drive.delete(vec![key(victim), key(extent - 300)])).unwrap();
+            block_on(drive.delete(vec![key(victim), key(extent - 300)].into())).unwrap();
         }
     }
     check_stat(&drive);
@@ -148,14 +148,14 @@ fn idle_time_is_used_for_cleaning_and_users_are_not() {
         block_on(drive.put(put(key(extent), 20))).unwrap();
     }
     for extent in (1..400).filter(|extent| extent % 4 != 0) {
-        block_on(drive.delete(vec![key(extent)])).unwrap();
+        block_on(drive.delete(vec![key(extent)].into())).unwrap();
     }
     let before = drive.stat();
     assert!(before.garbage_bytes > 20 * MIB, "{before:?}");
     // Requests that follow each other closely leave no time.
     for _ in 0..50 {
         sim.clock.advance_ns(100_000_000);
-        block_on(drive.delete(vec![key(9999)])).unwrap();
+        block_on(drive.delete(vec![key(9999)].into())).unwrap();
     }
     assert_eq!(drive.stat().garbage_bytes, before.garbage_bytes);
     for _ in 0..50 {
@@ -197,7 +197,7 @@ fn dead_on_disk(trim: Trim, dead_every: u64) -> usize {
         block_on(drive.put(put(key(extent), 20))).unwrap();
     }
     let dead: Vec<_> = (1..300).filter(|extent| extent % dead_every == 0).map(key).collect();
-    block_on(drive.delete(dead.clone())).unwrap();
+    block_on(drive.delete(dead.clone().into())).unwrap();
     let garbage_bytes = drive.stat().garbage_bytes;
     be_idle(&sim, &drive);
     assert!(drive.stat().garbage_bytes > garbage_bytes / 2, "the segments stay: {:?}", drive.stat());

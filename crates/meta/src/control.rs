@@ -12,18 +12,20 @@ mod users;
 use std::sync::Arc;
 
 use base::env::Env;
-use base::{ClusterId, DriveId, DriveUuid, Epoch, LedgerId, PgId, Seq};
+use base::{ClusterId, DriveId, DriveUuid, Epoch, LedgerId, Lineage, PgId, Seq};
 use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup, Profile};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
-use wire::drive::ShardKey;
+use wire::drive::{DriveMark, ShardKey};
 
 use crate::batch::Batch;
+use crate::history::{Evidence, History};
 use crate::keys::Keys;
 use crate::log::{LedgerLog, MemLog};
 use crate::owner::{OwnerError, recover};
 use crate::state::{Applied, State};
+use crate::values::Value;
 
 pub use filesystem_groups::FilesystemGroupRecord;
 pub use stores::{StoreRecord, StoresRecord, TierRecord};
@@ -35,6 +37,8 @@ pub const CONTROL_LEDGER: LedgerId = LedgerId(0);
 const DRIVES: u8 = b'd';
 const FILESYSTEMS: u8 = b'f';
 const GROUPS: u8 = b'g';
+/// How far the next numbers are moved ahead when an older control ledger goes on.
+const LEAP: u32 = 1 << 16;
 
 /// The cluster as such.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +88,9 @@ pub struct DriveRecord {
     /// How far its scrub is.
     #[serde(default)]
     pub scrub: ScrubRecord,
+    /// How far its own history has come at least: one that has not is an older copy of it.
+    #[serde(default)]
+    pub mark: DriveMark,
 }
 
 /// How far the scrub of a drive is. Times are nanoseconds since 1970.
@@ -169,6 +176,7 @@ pub struct Control {
     state: Arc<dyn State>,
     epoch: Epoch,
     seq: Mutex<Seq>,
+    history: std::sync::Mutex<History>,
     /// The last change, if it is in the log and not in the store: the next one puts it there first, or a restart.
     unstored: std::sync::Mutex<Option<Batch>>,
     is_view: bool,
@@ -249,12 +257,15 @@ impl Control {
     /// Opens the ledger and brings its store up to the end of its log.
     pub async fn open(log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Result<Self, ControlError> {
         let (epoch, tail) = recover(CONTROL_LEDGER, &log, &state).await?;
+        let history = History::read(&*state, CONTROL_LEDGER, tail);
+        let history = history.map_err(|source| OwnerError::Store { ledger: CONTROL_LEDGER, source })?;
         Ok(Self {
             keys: Keys::new(CONTROL_LEDGER),
             log,
             state,
             epoch,
             seq: Mutex::new(tail),
+            history: std::sync::Mutex::new(history),
             unstored: std::sync::Mutex::new(None),
             is_view: false,
         })
@@ -268,9 +279,43 @@ impl Control {
             state,
             epoch: Epoch(u64::MAX),
             seq: Mutex::new(Seq(0)),
+            history: std::sync::Mutex::default(),
             unstored: std::sync::Mutex::new(None),
             is_view: true,
         }
+    }
+
+    /// Begins a stretch of the ledger's history, before anything else is changed. Of an older ledger that is to go on,
+    /// the next numbers are moved ahead. Returns whether it is one.
+    ///
+    /// # Errors
+    /// If drives have seen a newer ledger, and that was not accepted.
+    pub async fn begin(&self, env: &Env, evidence: &Evidence) -> Result<bool, ControlError> {
+        let lineage = Lineage(env.random.next_u64());
+        let beginning = evidence.judge(&self.history(), lineage).map_err(OwnerError::from)?;
+        let mut change = ControlChange::default();
+        if beginning.is_older {
+            let mut cluster = self.cluster()?;
+            cluster.map_epoch += u64::from(LEAP);
+            cluster.next_drive += LEAP;
+            cluster.next_group += LEAP;
+            cluster.next_filesystem += LEAP;
+            change.cluster(&cluster);
+        }
+        let first = {
+            let seq = self.seq.lock().await;
+            Seq(seq.0 + 1)
+        };
+        change.changes.push((self.keys.lineage(first), Some(lineage.0.encode())));
+        self.commit(change).await?;
+        let mut history = self.history.lock().expect("no holder of this lock panics");
+        *history = history.clone().with(first, lineage, first);
+        Ok(beginning.is_older)
+    }
+
+    /// The history of the ledger up to its newest batch.
+    pub fn history(&self) -> History {
+        self.history.lock().expect("no holder of this lock panics").clone()
     }
 
     /// The identity of a new cluster.
@@ -305,6 +350,7 @@ impl Control {
         let append = self.log.append(self.epoch, next, vec![batch.encode()]).await;
         append.map_err(|error| ControlError::Failed(error.to_string()))?;
         *seq = next;
+        self.history.lock().expect("no holder of this lock panics").goes_on(next);
         let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
         let applied = Applied { seq: next, epoch: self.epoch };
         let stored = self.state.apply(&mut pairs, applied);

@@ -3,7 +3,7 @@
 //! `docs/formats/ledger.md` draws every key. Each starts with `ledger:u32 | table:u8`. The tables of versioned
 //! things end in `!layer:u32`, newest layer first; this version of Forebay writes layer 1 only.
 
-use base::{DriveId, ExtentId, Ino, LedgerId, MapId, SessionId};
+use base::{DriveId, ExtentId, Ino, LedgerId, MapId, Seq, SessionId};
 use wire::meta::FileKind;
 
 /// The layer of everything that is not in a snapshot.
@@ -386,6 +386,21 @@ impl Keys {
         let mut key = self.start(b'V', name.len());
         key.extend_from_slice(name.as_bytes());
         key
+    }
+
+    /// Table H: the stretch of the ledger's history that begins with a batch.
+    pub fn lineage(&self, first: Seq) -> Vec<u8> {
+        self.with_u64(b'H', first.0)
+    }
+
+    /// All stretches, in order.
+    pub fn lineages(&self) -> KeyRange {
+        self.table(b'H')
+    }
+
+    /// The first batch in a key of table H.
+    pub fn seq_of_lineage(key: &[u8]) -> Seq {
+        Seq(u64_at(key, 5))
     }
 
     /// A record of the control ledger: node, drive, placement group, filesystem.

@@ -5,6 +5,7 @@ pub mod control;
 pub mod fsck;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+pub mod history;
 mod keeper;
 pub mod keys;
 pub mod log;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use base::env::sim::Sim;
 use base::{Epoch, FsError, Ino, LedgerId, Seq, SessionId};
 use bytes::Bytes;
+use meta::history::Evidence;
 use meta::keys::KeyRange;
 use meta::log::{
     AppendError, CopyIo, FileLog, LedgerLog, LogCaps, LogEntry, LogError, MemLog, MirrorOptions, MirroredLog,
@@ -112,8 +113,15 @@ fn runtime() -> Runtime {
 }
 
 fn open(sim: &Sim, log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Owner {
-    Owner::open(OwnerOptions { ledger: LEDGER, log, state, env: sim.env(), unstored_bytes_max: 256 << 20 })
-        .unwrap()
+    Owner::open(OwnerOptions {
+        ledger: LEDGER,
+        log,
+        state,
+        env: sim.env(),
+        evidence: Evidence::default(),
+        unstored_bytes_max: 256 << 20,
+    })
+    .unwrap()
 }
 
 fn store(sim: &Sim) -> Arc<RedbState> {

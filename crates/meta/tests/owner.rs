@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use base::env::Random;
 use base::env::sim::{Sim, SimRandom};
-use base::{Epoch, FsError, Ino, LedgerId, Seq, SessionId};
+use base::{DriveId, Epoch, FsError, Ino, LedgerId, Seq, SessionId};
 use bytes::Bytes;
 use futures_util::future::join_all;
+use meta::history::{Evidence, Witness};
 use meta::log::{AppendError, FileLog, LedgerLog, LogCaps, LogEntry, LogError, MemLog, Tail};
 use meta::owner::{Owner, OwnerError, OwnerOptions};
 use meta::state::{Applied, MemState, RedbState, State};
@@ -21,6 +22,7 @@ use wire::meta::{
     EventSink, FileKind, MakeNode, MetaReply, MetaRequest, MetaService, OpenIntent, OwnerEvent, RequestId,
     XattrMode,
 };
+use wire::position::{KnownLedger, Position};
 
 const LEDGER: LedgerId = LedgerId(1);
 
@@ -35,7 +37,14 @@ fn runtime() -> Runtime {
 }
 
 fn open(sim: &Sim, log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Result<Owner, OwnerError> {
-    Owner::open(OwnerOptions { ledger: LEDGER, log, state, env: sim.env(), unstored_bytes_max: 256 << 20 })
+    Owner::open(OwnerOptions {
+        ledger: LEDGER,
+        log,
+        state,
+        env: sim.env(),
+        evidence: Evidence::default(),
+        unstored_bytes_max: 256 << 20,
+    })
 }
 
 /// An owner whose log and store are on the simulated disk.
@@ -422,5 +431,51 @@ fn who_holds_a_lease_that_is_recalled_may_open_the_file_again() {
         opened
     });
     assert!(matches!(opened, Ok(MetaReply::Entry { lease: None, .. })), "{opened:?}");
+    owner.stop();
+}
+
+fn knows(position: Position) -> Evidence {
+    let known = KnownLedger { ledger: LEDGER, position: Some(position), highest_extent: None };
+    Evidence { witnesses: vec![Witness { drive: DriveId(4), known }], accept_older: false }
+}
+
+/// A log with the store that belongs to it.
+type Kept = (Arc<MemLog>, MemState);
+
+fn open_knowing((log, state): &Kept, evidence: Evidence) -> Result<Owner, OwnerError> {
+    Owner::open(OwnerOptions {
+        ledger: LEDGER,
+        log: log.clone(),
+        state: Arc::new(state.clone()),
+        env: Sim::new(evidence.witnesses.len() as u64).env(),
+        evidence,
+        unstored_bytes_max: 256 << 20,
+    })
+}
+
+#[test]
+fn a_ledger_that_drives_know_better_is_not_served() {
+    let runtime = runtime();
+    let log = Kept::default();
+    let owner = open_knowing(&log, Evidence::default()).unwrap();
+    assert_eq!(owner.position(), None, "nothing is durable yet");
+    let session = runtime.block_on(connect(&owner)).unwrap();
+    let begun = owner.position().unwrap();
+    runtime.block_on(ask(&owner, session, 0, make("a"))).unwrap();
+    let position = owner.position().unwrap();
+    assert!(position.seq > begun.seq && position.lineage == begun.lineage);
+    owner.stop();
+    let owner = open_knowing(&log, knows(position)).unwrap();
+    runtime.block_on(connect(&owner)).unwrap();
+    let next = owner.position().unwrap();
+    assert!(next.lineage != position.lineage && next.seq > position.seq);
+    assert!(owner.history().check(&knows(position).witnesses[0]).is_ok());
+    owner.stop();
+
+    let older = Kept::default();
+    let refused = open_knowing(&older, knows(next)).map(drop).unwrap_err();
+    assert!(matches!(refused, OwnerError::Older(_)), "{refused}");
+    let owner = open_knowing(&older, Evidence { accept_older: true, ..knows(next) }).unwrap();
+    assert!(owner.stat().in_doubt);
     owner.stop();
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use base::{DriveId, DriveUuid, Epoch, PgId};
 use client::{Limits, Topology};
 use layout::{ClusterMap, DriveSlot, DriveState, MapDrive, PlacementGroup, Profile, replace_members};
-use wire::drive::DriveService;
+use wire::drive::{DriveMark, DriveService};
 
 use crate::node::{Drives, Node};
 use crate::scenario::Scenario;
@@ -21,6 +21,8 @@ pub(crate) struct Cluster {
     pub(crate) profile: Profile,
     /// The groups of every profile that was ever written with.
     sets: Vec<(Profile, Vec<PgId>)>,
+    /// How far each drive has come at least.
+    pub(crate) marks: HashMap<u32, DriveMark>,
 }
 
 impl Cluster {
@@ -33,7 +35,7 @@ impl Cluster {
         };
         let drives = (0..scenario.drives).map(drive).collect();
         let map = ClusterMap { epoch: Epoch(1), drives, groups: Vec::new() };
-        Self { map, profile: scenario.profile, sets: Vec::new() }
+        Self { map, profile: scenario.profile, sets: Vec::new(), marks: HashMap::new() }
     }
 
     fn up(&self) -> Vec<DriveId> {
@@ -130,6 +132,25 @@ impl Cluster {
             let at = changed.id.0 as usize;
             self.map.groups[at] = changed;
         }
+    }
+
+    /// A drive came back as an older copy of itself.
+    pub(crate) fn returned_with_gap(&mut self, id: DriveId) {
+        self.map.epoch.0 += 1;
+        for group in &mut self.map.groups {
+            if let Some(next) = group.returned_with_gap(id) {
+                *group = next;
+            }
+        }
+    }
+
+    /// Whether a drive is not compared with the others yet since it came back as an older copy.
+    pub(crate) fn is_behind(&self, id: DriveId) -> bool {
+        let of_itself = |group: &PlacementGroup| {
+            let mut rebuilding = group.rebuilding.iter();
+            rebuilding.any(|one| one.from == id && group.members.get(usize::from(one.position)) == Some(&id))
+        };
+        self.map.groups.iter().any(of_itself)
     }
 
     /// Notes groups whose new members have everything, and a drive that is empty. Returns whether there was any.

@@ -8,9 +8,10 @@ use base::DriveId;
 use drive::Drive;
 use wire::BoxFuture;
 use wire::drive::{
-    DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, PutShard, PutShardError,
-    ScrubStep, ShardBlocks, ShardEntry, ShardKey,
+    DeleteShards, DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, PutShard,
+    PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
+use wire::position::{KnownLedger, Position};
 
 use crate::net::delay;
 use crate::world::{Dice, World};
@@ -117,18 +118,33 @@ impl DriveService for SimDrive {
         })
     }
 
-    fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>> {
+    fn delete(&self, request: DeleteShards) -> BoxFuture<'_, Result<(), DriveFailed>> {
         Box::pin(async move {
             let drive = self.id;
-            self.world.trace.event(format_args!("drive {drive} delete {keys:?}"));
+            self.world.trace.event(format_args!("drive {drive} delete {:?}", request.keys));
             // It arrives, though whoever sent it waits no longer.
             let this = self.clone();
             let sent =
-                tokio::spawn(async move { this.ask(DriveFailed { drive }, this.inner.delete(keys)).await });
+                tokio::spawn(
+                    async move { this.ask(DriveFailed { drive }, this.inner.delete(request)).await },
+                );
             let result = sent.await.unwrap_or(Err(DriveFailed { drive }));
             self.world.trace.event(format_args!("drive {drive} delete {result:?}"));
             result
         })
+    }
+
+    fn keep_positions(
+        &self,
+        positions: Vec<Position>,
+        replace: bool,
+    ) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        let kept = self.inner.keep_positions(positions, replace);
+        Box::pin(self.ask(DriveFailed { drive: self.id }, kept))
+    }
+
+    fn known_ledgers(&self) -> BoxFuture<'_, Result<Vec<KnownLedger>, DriveFailed>> {
+        Box::pin(self.ask(DriveFailed { drive: self.id }, self.inner.known_ledgers()))
     }
 
     fn list(

@@ -4,13 +4,14 @@
 //! clients in any order. Answers overtake each other, and so do answers and recalls. A connection that breaks loses
 //! an answer: the request is sent again under the same id, and only the last answer reaches the client.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::{FsError, SessionId};
 use tokio::sync::{mpsc, oneshot};
 use wire::BoxFuture;
 use wire::meta::{Content, EventSink, MapPiece, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId};
+use wire::position::Position;
 
 use crate::world::{Dice, World};
 
@@ -21,12 +22,14 @@ pub(crate) struct Link {
     owner: Arc<dyn MetaService>,
     dice: Arc<Dice>,
     requests: mpsc::UnboundedSender<Parcel>,
+    /// The newest position that an answer told the client.
+    told: Arc<Mutex<Option<Position>>>,
 }
 
 struct Parcel {
     id: RequestId,
     request: MetaRequest,
-    reply: oneshot::Sender<Result<MetaReply, FsError>>,
+    reply: oneshot::Sender<(Result<MetaReply, FsError>, Option<Position>)>,
 }
 
 /// What the couriers of one link share.
@@ -45,7 +48,7 @@ impl Link {
         let (requests, inbox) = mpsc::unbounded_channel();
         let route = Route { world: world.clone(), name, owner: owner.clone(), dice: dice.clone() };
         tokio::spawn(carry_requests(route, inbox));
-        Arc::new(Self { world: world.clone(), name, owner, dice, requests })
+        Arc::new(Self { world: world.clone(), name, owner, dice, requests, told: Arc::default() })
     }
 }
 
@@ -89,13 +92,14 @@ impl Route {
             self.owner.call(id, request.clone()).await
         };
         self.note_reads(id.session, &request, &result, asked_at);
+        let position = self.owner.position();
         travel(&self.dice).await;
         self.world.trace.event(format_args!("net {name} {} answer {}", show_id(id), show_answer(&result)));
         if let Ok(answer) = &result {
             self.note_ids(&request, answer);
         }
         // A client that is gone does not wait.
-        let _ = reply.send(result);
+        let _ = reply.send((result, position));
     }
 
     /// The connection breaks before the answer has come: the request is sent again, while the owner still works on
@@ -217,6 +221,10 @@ fn changes_something(request: &MetaRequest) -> bool {
 }
 
 impl MetaService for Link {
+    fn position(&self) -> Option<Position> {
+        *self.told.lock().expect("no holder of this lock panics")
+    }
+
     fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>> {
         Box::pin(async move {
             let (queue, inbox) = mpsc::unbounded_channel();
@@ -238,7 +246,13 @@ impl MetaService for Link {
             let (reply, answer) = oneshot::channel();
             // Without a courier the runtime is ending.
             let _ = self.requests.send(Parcel { id, request, reply });
-            answer.await.unwrap_or(Err(FsError::Unavailable))
+            let Ok((answer, position)) = answer.await else { return Err(FsError::Unavailable) };
+            let mut told = self.told.lock().expect("no holder of this lock panics");
+            // Answers overtake each other.
+            if position.map(|position| position.seq) > told.map(|told| told.seq) {
+                *told = position;
+            }
+            answer
         })
     }
 }

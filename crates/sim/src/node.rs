@@ -10,6 +10,7 @@ use base::{ClusterId, DriveId, DriveUuid, LedgerId};
 use client::{Client, ClientOptions, Peers, Topology};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, Trim};
 use layout::DriveState;
+use meta::history::{Evidence, Witness};
 use meta::log::{CopyIo, LedgerLog, LogSizes, MirrorOptions, MirroredLog};
 use meta::owner::{Owner, OwnerOptions};
 use meta::state::{MirroredState, State};
@@ -111,6 +112,7 @@ fn open_drives(world: &Arc<World>, boot: u64) -> Result<Drives, String> {
             continue;
         }
         let mut options = OpenOptions::new(CLUSTER);
+        options.mark = world.cluster().marks.get(&number).copied().unwrap_or_default();
         options.checkpoint_every_bytes = 2 * MIB;
         (options.trim, options.trim_run_bytes) = (Trim::Always, 64 << 10);
         let drive = match Drive::open(&world.env(), id, &drive_path(number), &options) {
@@ -122,9 +124,33 @@ fn open_drives(world: &Arc<World>, boot: u64) -> Result<Drives, String> {
             }
             Err(error) => return Err(format!("drive {number}: {}", text(&error))),
         };
+        if drive.recovery().has_gap {
+            let found = drive.recovery().found;
+            world
+                .trace
+                .event(format_args!("drive {number} is an older copy: {found:?} of {:?}", options.mark));
+            if world.scenario.copies_return && number == world.scenario.victim() {
+                world.cluster().returned_with_gap(id);
+            } else if !world.promises().hurt_drives.contains(&number) {
+                return Err(format!("drive {number} counts as an older copy of itself"));
+            }
+        }
+        world.cluster().marks.insert(number, drive.stat().mark);
         drives.insert(number, Arc::new(SimDrive::new(world, boot, id, drive)));
     }
     Ok(drives)
+}
+
+/// What the drives know of the ledger. A ledger that lost nothing is never older than that.
+async fn evidence(drives: &Drives) -> Evidence {
+    let mut witnesses = Vec::new();
+    for (number, drive) in drives {
+        // One that does not answer says nothing.
+        let known = drive.known_ledgers().await.unwrap_or_default();
+        let known = known.into_iter().filter(|known| known.ledger == LEDGER);
+        witnesses.extend(known.map(|known| Witness { drive: DriveId(*number), known }));
+    }
+    Evidence { witnesses, accept_older: false }
 }
 
 impl Node {
@@ -148,8 +174,14 @@ impl Node {
         let state = MirroredState::open(&env, &stores, MIB as usize, log.first(), log.whole());
         let log = Arc::new(WatchedLog::new(world, boot, log));
         let state: Arc<dyn State> = Arc::new(state.map_err(|error| text(&error))?);
-        let options =
-            OwnerOptions { ledger: LEDGER, log, state: state.clone(), env, unstored_bytes_max: 256 << 20 };
+        let options = OwnerOptions {
+            ledger: LEDGER,
+            log,
+            state: state.clone(),
+            env,
+            evidence: evidence(&drives).await,
+            unstored_bytes_max: 256 << 20,
+        };
         let owner = Arc::new(Owner::open_here(options).await.map_err(|error| text(&error))?);
         let (publish, topology) = watch::channel(Arc::new(topology));
         let mut tier = Tier::new(world, boot);
@@ -185,6 +217,10 @@ impl Node {
         let (scrubbed, targets) = watch::channel(targets);
         let scrubber = Scrubber::start(world.env(), [], targets, pace.clone(), &runtime);
         tier.start(&clients[0], &pace);
+        let victim = DriveId(world.scenario.victim());
+        if world.cluster().is_behind(victim) {
+            clients[0].recheck(victim).await.map_err(|error| format!("recheck: {error}"))?;
+        }
         world.trace.event(format_args!("node is up boot={boot}"));
         Ok(Self {
             owner,
@@ -239,6 +275,7 @@ impl Node {
     pub(crate) async fn tend(&self, world: &World) {
         loop {
             tokio::time::sleep(TEND_EVERY).await;
+            self.note_marks(world);
             let rebuilt = self.repairer.rebuilt();
             if world.cluster().finish(&rebuilt) {
                 world.trace.event(format_args!("placement groups are rebuilt"));
@@ -248,6 +285,12 @@ impl Node {
                 self.scrub(world);
             }
         }
+    }
+
+    /// Notes how far the drives have come.
+    fn note_marks(&self, world: &World) {
+        let marks = self.drives.iter().map(|(number, drive)| (*number, drive.stat().mark));
+        world.cluster().marks.extend(marks);
     }
 
     /// Verifies everything, unless that is under way.
@@ -288,7 +331,8 @@ impl Node {
     ///
     /// # Errors
     /// What could not be made durable or does not end.
-    pub(crate) async fn stop(mut self) -> Result<(Arc<dyn State>, Drives), String> {
+    pub(crate) async fn stop(mut self, world: &World) -> Result<(Arc<dyn State>, Drives), String> {
+        self.note_marks(world);
         self.stop_packing().await;
         self.tier.lock().await.stop().await;
         self.scrubber.stop().await;

@@ -64,6 +64,7 @@ fn play(world: &Arc<World>) -> Outcome {
     let latency_us = [0, 50, 500, 5000][world.dice(0x1a7).below(4) as usize];
     world.files.set_latency(Duration::from_micros(10), Duration::from_micros(20 + latency_us));
     let mut boot = 0;
+    let mut copy = None;
     while failures.is_empty() && boot < world.scenario.boots {
         match run_boot(world, &history, boot) {
             Ended::PowerLost => crashes += 1,
@@ -71,6 +72,9 @@ fn play(world: &Arc<World>) -> Outcome {
             Ended::Wrong(what) => failures.push(what),
         }
         failures.extend(world.violations());
+        if world.scenario.copies_return {
+            swap_copy(world, boot, &mut copy);
+        }
         boot += 1;
     }
     let history = history.take();
@@ -96,6 +100,23 @@ fn play(world: &Arc<World>) -> Outcome {
         given_up: checked.given_up,
         failures,
         lines: world.trace.lines(),
+    }
+}
+
+/// Keeps a copy of the victim, or puts the one that was kept in its place. Not while it still misses something: then that
+/// would be two drives' worth of it.
+fn swap_copy(world: &World, boot: u64, copy: &mut Option<Vec<u8>>) {
+    let path = node::drive_path(world.scenario.victim());
+    let dice = world.dice(0xc0_0b1e + (boot << 32));
+    let image = world.env().files.read(&path).unwrap_or_default();
+    match copy {
+        Some(older) if dice.once_in(2) => {
+            world.trace.event(format_args!("an older copy takes the place of {}", path.display()));
+            world.files.put_image(&path, older);
+            *copy = None;
+        }
+        Some(_) => {}
+        None => *copy = Some(image),
     }
 }
 
@@ -218,7 +239,7 @@ async fn come_to_rest(world: &Arc<World>, mut node: Node) -> Ended {
     if let Some(what) = untiered.filter(|_| !world.is_faulty()) {
         return Ended::Wrong(what);
     }
-    let (state, drives) = match node.stop().await {
+    let (state, drives) = match node.stop(world).await {
         Ok(stopped) => stopped,
         Err(_) if world.is_faulty() => return Ended::AtRest,
         Err(error) => return Ended::Wrong(error),

@@ -53,6 +53,8 @@ pub struct Scenario {
     pub store_fails: bool,
     /// The store is left in the last boot.
     pub detaches: bool,
+    /// Between boots, an older copy of a drive takes its place.
+    pub copies_return: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -90,7 +92,11 @@ impl Scenario {
             tiers: dice.once_in(2),
             store_fails: dice.once_in(2),
             detaches: dice.once_in(3),
+            copies_return: dice.once_in(3),
         };
+        // One drive at a time misses something.
+        scenario.copies_return &= profile.m() > 0
+            && !(drives_die || scenario.bits_flip || scenario.syncs_fail || scenario.loses || fills);
         scenario.narrows &= !fills && profile.narrowed(scenario.drives - 1).is_some();
         // What is to get another shape gets it from the packer.
         scenario.packs |= scenario.narrows || scenario.converts;

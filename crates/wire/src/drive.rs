@@ -1,10 +1,11 @@
 //! What one drive is asked: put, get, delete and list shards. Drives know extents, never files.
 
-use base::{DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, ShardIndex};
+use base::{DriveId, DriveUuid, Epoch, ExtentId, Ino, LedgerId, PgId, ShardIndex};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::BoxFuture;
+use crate::position::{KnownLedger, Position};
 
 /// The full name of a shard on a drive. Written once; another content needs another extent id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -15,6 +16,18 @@ pub struct ShardKey {
     pub extent: ExtentId,
     /// Which of its shards.
     pub shard: ShardIndex,
+}
+
+impl ShardKey {
+    /// In front of or at all shards of a ledger.
+    pub fn first_of(ledger: LedgerId) -> Self {
+        Self { ledger, extent: ExtentId(0), shard: ShardIndex(0) }
+    }
+
+    /// Behind or at all shards of a ledger.
+    pub fn last_of(ledger: LedgerId) -> Self {
+        Self { ledger, extent: ExtentId(u64::MAX), shard: ShardIndex(u8::MAX) }
+    }
 }
 
 /// How the extent of a shard was encoded; kept with the shard so that an inventory explains itself.
@@ -28,6 +41,18 @@ pub struct ShardShape {
     pub m: u8,
     /// Bytes of file data in the whole extent.
     pub extent_len: u32,
+}
+
+/// What a writer notes beside a shard. The drive keeps it and does not use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub struct ShardNote {
+    /// The file that the extent was written for; 0: not known, or several. A hint for when metadata is lost: files
+    /// change.
+    pub ino: Ino,
+    /// Where the extent begins in that file, in bytes.
+    pub off: u64,
+    /// The version of the key that its bytes are encrypted with; 0: they are not encrypted.
+    pub key_version: u32,
 }
 
 /// Which segments a shard goes to: shards that die together lie together.
@@ -55,6 +80,10 @@ pub struct PutShard {
     pub key: ShardKey,
     /// Its encoding.
     pub shape: ShardShape,
+    /// What is noted beside it.
+    pub note: ShardNote,
+    /// The newest durable position of the ledger that the writer knows, if it knows one. The drive keeps it.
+    pub position: Option<Position>,
     /// Its lifetime class.
     pub class: ShardClass,
     /// What it is written for.
@@ -65,6 +94,21 @@ pub struct PutShard {
     pub bytes: Bytes,
     /// [`base::checksum::block_checksum`] of every block, computed by the writer.
     pub checksums: Vec<u32>,
+}
+
+/// Forgets shards.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeleteShards {
+    /// Which.
+    pub keys: Vec<ShardKey>,
+    /// The newest durable position of the ledger that asks, if it is known. The drive keeps it.
+    pub position: Option<Position>,
+}
+
+impl From<Vec<ShardKey>> for DeleteShards {
+    fn from(keys: Vec<ShardKey>) -> Self {
+        Self { keys, position: None }
+    }
 }
 
 /// What blocks are read for.
@@ -96,6 +140,8 @@ pub struct ShardBlocks {
     pub bytes: Bytes,
     /// The checksum kept for each block.
     pub checksums: Vec<u32>,
+    /// What is noted beside the shard, if it was read for [`GetPurpose::Move`].
+    pub note: Option<ShardNote>,
 }
 
 /// One shard in an inventory.
@@ -131,11 +177,23 @@ pub enum IoPath {
     Simulated,
 }
 
+/// How far the history of a drive has come. Kept apart from the drive, it shows that an older copy of it was put in its
+/// place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+pub struct DriveMark {
+    /// How often it was opened.
+    pub incarnation: u32,
+    /// Its last durable write.
+    pub seq: u64,
+}
+
 /// The space and state of a drive. `live + garbage + reserved + free = capacity`, always.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriveStat {
     /// What is written on it.
     pub uuid: DriveUuid,
+    /// How far its own history has come.
+    pub mark: DriveMark,
     /// Whether it serves.
     pub health: DriveHealth,
     /// Why it failed, for people.
@@ -287,7 +345,18 @@ pub trait DriveService: Send + Sync {
     fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>>;
 
     /// Forgets shards, durably once it returns. Unknown shards are fine: a retry is harmless.
-    fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>>;
+    fn delete(&self, request: DeleteShards) -> BoxFuture<'_, Result<(), DriveFailed>>;
+
+    /// Keeps these positions, durably once it returns, each if it is newer than the one that is kept of its ledger, or
+    /// whatever is kept if `replace` is set.
+    fn keep_positions(
+        &self,
+        positions: Vec<Position>,
+        replace: bool,
+    ) -> BoxFuture<'_, Result<(), DriveFailed>>;
+
+    /// What it knows of each ledger, in order of their numbers.
+    fn known_ledgers(&self) -> BoxFuture<'_, Result<Vec<KnownLedger>, DriveFailed>>;
 
     /// The shards after `after` in key order, at most `limit` of them.
     fn list(

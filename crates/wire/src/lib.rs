@@ -7,6 +7,7 @@ pub mod event;
 pub mod guard;
 pub mod meta;
 pub mod object;
+pub mod position;
 pub mod store;
 pub mod tier;
 

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::BoxFuture;
 use crate::guard::Guard;
 use crate::object::{ObjectReply, ObjectRequest};
+use crate::position::Position;
 use crate::tier::{BlobPlace, TierReply, TierRequest};
 
 /// Longest name of a directory entry, in bytes.
@@ -589,6 +590,15 @@ pub enum MetaRequest {
     },
     /// Ranges of extent ids that are not forgotten. Answer: `Ranges`.
     ExtentRanges,
+    /// Has these ranges of ids looked at again for orphans, as far as no session may take ids from them: each the first id
+    /// and how many.
+    RecheckRanges {
+        ranges: Vec<(ExtentId, u64)>,
+    },
+    /// Whether drives may hold what only a newer ledger refers to. While that is so, no range counts as closed.
+    Doubt {
+        in_doubt: bool,
+    },
     /// Which of these extents nothing refers to, given that a whole scan of all maps, begun after their ranges
     /// were closed, did not see them. Answer: `Orphans`.
     ConfirmOrphans {
@@ -782,6 +792,9 @@ pub const PACK_MOVES_MAX: usize = 2048;
 pub trait MetaService: Send + Sync {
     /// Registers a client, durably. Its events go to `events` until the session is closed.
     fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>>;
+
+    /// The newest position of the ledger that an answer told this client, durable; from memory.
+    fn position(&self) -> Option<Position>;
 
     /// Executes one request. Every future resolves.
     fn call(&self, id: RequestId, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>>;

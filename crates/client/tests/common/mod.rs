@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,10 +22,11 @@ use meta::state::MemState;
 use tokio::sync::{Semaphore, watch};
 use wire::BoxFuture;
 use wire::drive::{
-    DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, IoPath, PutShard,
-    PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
+    DeleteShards, DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, IoPath,
+    PutShard, PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey, ShardNote,
 };
 use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId};
+use wire::position::{KnownLedger, Position};
 use wire::store::{ObjectStore, Outgoing, StoreError};
 
 const LEDGER: LedgerId = LedgerId(1);
@@ -62,6 +63,7 @@ pub struct MemDrive {
     pub garbage_bytes: AtomicU64,
     pub puts: AtomicU64,
     pub gets: AtomicU64,
+    position: AtomicU64,
 }
 
 impl MemDrive {
@@ -74,6 +76,7 @@ impl MemDrive {
             garbage_bytes: AtomicU64::new(0),
             puts: AtomicU64::new(0),
             gets: AtomicU64::new(0),
+            position: AtomicU64::new(0),
         }
     }
 
@@ -111,6 +114,12 @@ impl MemDrive {
         }
     }
 
+    /// Loses everything else.
+    pub fn keep_only(&self, entries: &[ShardEntry]) {
+        let kept: HashSet<ShardKey> = entries.iter().map(|entry| entry.key).collect();
+        self.shards.lock().unwrap().retain(|key, _| kept.contains(key));
+    }
+
     pub fn forget_all(&self) {
         self.shards.lock().unwrap().clear();
     }
@@ -135,8 +144,26 @@ impl MemDrive {
         let checksums = base::checksum::block_checksums(key.extent, shard, 0, &bytes);
         let class = wire::drive::ShardClass::Bulk;
         let purpose = wire::drive::PutPurpose::Repair;
-        let put = PutShard { key, shape: entry.shape, class, purpose, pg_epoch: Epoch(1), bytes, checksums };
+        let (note, position) = Default::default();
+        let shape = entry.shape;
+        let put =
+            PutShard { key, shape, note, position, class, purpose, pg_epoch: Epoch(1), bytes, checksums };
         self.shards.lock().unwrap().insert(key, put);
+    }
+
+    fn note_position(&self, position: Option<Position>) {
+        let seq = position.map_or(0, |position| position.seq.0);
+        self.position.fetch_max(seq, Ordering::Relaxed);
+    }
+
+    /// The newest batch that it was told of.
+    pub fn position(&self) -> u64 {
+        self.position.load(Ordering::Relaxed)
+    }
+
+    /// What is noted beside its shards.
+    pub fn notes(&self) -> Vec<ShardNote> {
+        self.shards.lock().unwrap().values().map(|put| put.note).collect()
     }
 
     /// Returns when the drive is willing to answer.
@@ -163,6 +190,7 @@ impl MemDrive {
         if self.used_bytes() + request.bytes.len() as u64 > room {
             return Err(PutShardError::NoSpace { drive });
         }
+        self.note_position(request.position);
         let key = request.key;
         let before = self.shards.lock().unwrap().insert(key, request.clone());
         assert!(
@@ -187,7 +215,8 @@ impl MemDrive {
         if self.fault() == Fault::Corrupt {
             bytes[77] ^= 1;
         }
-        Ok(ShardBlocks { bytes: bytes.into(), checksums: sums.to_vec() })
+        let note = (request.purpose == wire::drive::GetPurpose::Move).then_some(shard.note);
+        Ok(ShardBlocks { bytes: bytes.into(), checksums: sums.to_vec(), note })
     }
 }
 
@@ -220,16 +249,29 @@ impl DriveService for MemDrive {
         })
     }
 
-    fn delete(&self, keys: Vec<ShardKey>) -> BoxFuture<'_, Result<(), DriveFailed>> {
+    fn delete(&self, request: DeleteShards) -> BoxFuture<'_, Result<(), DriveFailed>> {
         Box::pin(async move {
             self.answering().await;
             if self.errs() {
                 return Err(DriveFailed { drive: self.id });
             }
             let mut shards = self.shards.lock().unwrap();
-            keys.iter().for_each(|key| drop(shards.remove(key)));
+            request.keys.iter().for_each(|key| drop(shards.remove(key)));
+            self.note_position(request.position);
             Ok(())
         })
+    }
+
+    fn keep_positions(
+        &self,
+        _positions: Vec<Position>,
+        _replace: bool,
+    ) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        Box::pin(async { unreachable!("no client tells positions by themselves") })
+    }
+
+    fn known_ledgers(&self) -> BoxFuture<'_, Result<Vec<KnownLedger>, DriveFailed>> {
+        Box::pin(async { unreachable!("no client asks for what drives know") })
     }
 
     fn list(
@@ -274,6 +316,7 @@ impl DriveService for MemDrive {
         let garbage_bytes = self.garbage_bytes.load(Ordering::Relaxed);
         DriveStat {
             uuid: DriveUuid([self.id.0 as u8; 16]),
+            mark: wire::drive::DriveMark::default(),
             health: self.health(),
             failure: None,
             io_path: IoPath::Simulated,
@@ -331,6 +374,10 @@ impl Wire {
 }
 
 impl MetaService for Wire {
+    fn position(&self) -> Option<Position> {
+        self.owner.position()
+    }
+
     fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>> {
         self.owner.connect(if self.deaf { Arc::new(DeafSink(events)) } else { events })
     }
@@ -371,6 +418,7 @@ impl World {
             log,
             state,
             env: sim.env(),
+            evidence: meta::history::Evidence::default(),
             unstored_bytes_max: 256 << 20,
         })
         .unwrap();

@@ -2,12 +2,13 @@
 
 use base::DriveUuid;
 use bytes::Bytes;
-use wire::drive::{ShardKey, ShardShape};
+use wire::drive::{ShardKey, ShardNote, ShardShape};
+use wire::position::Position;
 
 use crate::buffer::AlignedBuf;
 use crate::format::frame::{
-    FRAME_FIXED_BYTES, FrameHeader, HEADER_BLOCKS_MAX, PAYLOAD_BLOCKS_MAX, Record, RecordOp, header_blocks,
-    record_bytes,
+    FRAME_FIXED_BYTES, FrameHeader, HEADER_BLOCKS_MAX, PAYLOAD_BLOCKS_MAX, POSITION_BYTES, Record, RecordOp,
+    header_blocks, record_bytes,
 };
 use crate::format::segment::{SegmentClass, SegmentHeader};
 use crate::format::{BLOCK, Geometry};
@@ -18,6 +19,7 @@ pub(crate) struct Item {
     pub(crate) op: RecordOp,
     pub(crate) key: ShardKey,
     pub(crate) shape: ShardShape,
+    pub(crate) note: ShardNote,
     /// Length of the shard.
     pub(crate) blocks: u32,
     /// Of a put only.
@@ -30,7 +32,15 @@ impl Item {
     /// Says that a shard is forgotten.
     pub(crate) fn tombstone(key: ShardKey) -> Self {
         let shape = ShardShape { pg: base::PgId(0), k: 0, m: 0, extent_len: 0 };
-        Self { op: RecordOp::Tombstone, key, shape, blocks: 0, sums: Vec::new(), payload: Bytes::new() }
+        Self {
+            op: RecordOp::Tombstone,
+            key,
+            shape,
+            note: ShardNote::default(),
+            blocks: 0,
+            sums: Vec::new(),
+            payload: Bytes::new(),
+        }
     }
 
     fn payload_blocks(&self) -> u32 {
@@ -59,6 +69,8 @@ struct FramePlan {
     /// Whether the segment header goes in front.
     opens: bool,
     items: Vec<Item>,
+    positions: Vec<Position>,
+    /// Of the records and the positions.
     record_bytes: usize,
     payload_blocks: u32,
 }
@@ -92,11 +104,38 @@ pub(crate) struct Counters {
 #[derive(Default)]
 pub(crate) struct Plan {
     frames: Vec<FramePlan>,
+    /// Positions that go into its first frame.
+    positions: Vec<Position>,
     pub(crate) payload_bytes: u64,
     pub(crate) records: usize,
 }
 
 impl Plan {
+    /// An empty batch that writes down these positions if it gets a frame.
+    pub(crate) fn with_positions(positions: Vec<Position>) -> Self {
+        Self { positions, ..Self::default() }
+    }
+
+    fn positions_bytes(&self) -> usize {
+        self.positions.len() * POSITION_BYTES
+    }
+
+    /// Adds a frame for nothing but the positions, or leaves everything as it was.
+    pub(crate) fn add_positions(
+        &mut self,
+        index: &mut Index,
+        counters: &mut Counters,
+        purpose: Purpose,
+    ) -> Result<(), NoRoom> {
+        let needed = header_blocks(self.positions_bytes());
+        if !index.may_append(purpose, needed) {
+            return Err(NoRoom);
+        }
+        let frame = self.open_frame(index, counters, SegmentClass::Small, purpose, needed).ok_or(NoRoom)?;
+        self.frames.push(frame);
+        Ok(())
+    }
+
     /// Adds an item, or leaves everything as it was.
     pub(crate) fn add(
         &mut self,
@@ -107,7 +146,8 @@ impl Plan {
         item: Item,
     ) -> Result<(), NoRoom> {
         let planned: u32 = self.frames.iter().map(FramePlan::blocks).sum();
-        let more = header_blocks(record_bytes(item.sums.len())) + item.payload_blocks();
+        let more =
+            header_blocks(record_bytes(item.sums.len()) + self.positions_bytes()) + item.payload_blocks();
         if !index.may_append(purpose, planned + more) {
             return Err(NoRoom);
         }
@@ -122,7 +162,7 @@ impl Plan {
                 return Ok(());
             }
         }
-        let fresh = self.open_frame(index, counters, class, purpose, &item);
+        let fresh = self.open_frame(index, counters, class, purpose, more);
         let Some(mut frame) = fresh else {
             self.payload_bytes -= item.payload.len() as u64;
             self.records -= 1;
@@ -133,16 +173,30 @@ impl Plan {
         Ok(())
     }
 
-    /// Starts a frame behind the last one of the class, in its open segment or in a new one.
+    /// Starts a frame that becomes `needed` blocks long at least, behind the last one of the class, in its open segment or
+    /// in a new one. The first frame takes the positions.
     fn open_frame(
+        &mut self,
+        index: &mut Index,
+        counters: &mut Counters,
+        class: SegmentClass,
+        purpose: Purpose,
+        needed: u32,
+    ) -> Option<FramePlan> {
+        let mut frame = self.place_frame(index, counters, class, purpose, needed)?;
+        frame.record_bytes += self.positions_bytes();
+        frame.positions = std::mem::take(&mut self.positions);
+        Some(frame)
+    }
+
+    fn place_frame(
         &self,
         index: &mut Index,
         counters: &mut Counters,
         class: SegmentClass,
         purpose: Purpose,
-        item: &Item,
+        needed: u32,
     ) -> Option<FramePlan> {
-        let needed = header_blocks(record_bytes(item.sums.len())) + item.payload_blocks();
         let open = index.open_segment(class);
         if let Some(id) = open {
             let before = self.frames.iter().rfind(|frame| frame.segment == id);
@@ -216,6 +270,7 @@ impl FramePlan {
             start_block,
             opens: false,
             items: Vec::new(),
+            positions: Vec::new(),
             record_bytes: 0,
             payload_blocks: 0,
         }
@@ -247,6 +302,7 @@ pub(crate) struct HeaderBlocks {
 pub(crate) struct Encoded {
     pub(crate) writes: Vec<(u64, AlignedBuf)>,
     pub(crate) changes: Vec<Change>,
+    pub(crate) positions: Vec<Position>,
     pub(crate) headers: Vec<HeaderBlocks>,
 }
 
@@ -276,6 +332,7 @@ fn encode_frame(
         header_blocks,
         payload_blocks: frame.payload_blocks,
         records: frame.items.len() as u32,
+        positions: frame.positions.len() as u32,
     };
     let mut records = Vec::with_capacity(frame.items.len());
     let (mut payload_block, mut record_at) = (header_blocks, FRAME_FIXED_BYTES);
@@ -292,6 +349,7 @@ fn encode_frame(
             op: item.op,
             key: item.key,
             shape: item.shape,
+            note: item.note,
             blocks: item.blocks,
             payload_block,
             sums_at,
@@ -300,7 +358,8 @@ fn encode_frame(
         payload_block += taken;
     }
     let header_bytes = header_blocks as usize * BLOCK;
-    header.encode_into(&records, &mut bytes[..header_bytes]);
+    header.encode_into(&records, &frame.positions, &mut bytes[..header_bytes]);
+    encoded.positions.extend(frame.positions);
     encoded.headers.push(HeaderBlocks {
         segment: frame.segment,
         generation: frame.generation,

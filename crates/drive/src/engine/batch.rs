@@ -3,6 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use wire::drive::{PutPurpose, ShardKey};
+use wire::position::Position;
 
 use super::append::{Item, Plan};
 use super::{DeleteRequest, Durability, Engine, Job, Limits, PutOutcome, PutRequest, Replies, Then};
@@ -11,6 +12,9 @@ use crate::format::BLOCK;
 use crate::format::frame::RecordOp;
 use crate::format::segment::SegmentClass;
 use crate::index::{Index, Purpose};
+
+/// Positions that one batch writes down.
+const POSITIONS_MAX: usize = 1024;
 
 /// What to do with the put at the head of the queue.
 enum Verdict {
@@ -26,11 +30,12 @@ impl Engine {
         }
         let shared = self.shared.clone();
         let mut index = shared.index_mut();
-        let mut plan = Plan::default();
+        let mut plan = Plan::with_positions(self.unkept_positions(&index));
         let mut replies = Replies::default();
         let mut keys = HashSet::new();
         self.take_deletes(&mut index, &mut plan, &mut replies, &mut keys);
         self.take_all_puts(&mut index, &mut plan, &mut replies, &mut keys);
+        self.take_keeps(&mut index, &mut plan, &mut replies);
         if plan.is_empty() {
             return None;
         }
@@ -42,7 +47,13 @@ impl Engine {
         let written_bytes = encoded.writes.iter().map(|(_, buffer)| buffer.len() as u64).sum::<u64>();
         self.appended_bytes += written_bytes;
         self.sums.written_bytes += written_bytes;
-        let then = Then::Batch { replies, changes: encoded.changes, headers: encoded.headers, last_seq };
+        let then = Then::Batch {
+            replies,
+            changes: encoded.changes,
+            positions: encoded.positions,
+            headers: encoded.headers,
+            last_seq,
+        };
         Some(Job { writes: encoded.writes, durability: Durability::Now, then })
     }
 
@@ -55,7 +66,7 @@ impl Engine {
         keys: &mut HashSet<ShardKey>,
     ) {
         while let Some(request) = self.deletes.pop_front() {
-            let full = plan.records + request.keys.len() > self.limits.batch_records;
+            let full = plan.records + request.delete.keys.len() > self.limits.batch_records;
             if full && !plan.is_empty() {
                 self.deletes.push_front(request);
                 return;
@@ -82,7 +93,7 @@ impl Engine {
         request: DeleteRequest,
     ) -> Result<Option<tokio::sync::oneshot::Sender<Result<(), super::Ended>>>, DeleteRequest> {
         let mut waits = false;
-        for key in &request.keys {
+        for key in &request.delete.keys {
             if index.get(key).is_none() {
                 continue;
             }
@@ -105,6 +116,42 @@ impl Engine {
         // Nothing of it is stored, and everything durable is applied: it is done.
         let _ = request.reply.send(Ok(()));
         Ok(None)
+    }
+
+    /// A position of a ledger that somebody knows to be durable.
+    pub(super) fn note_position(&mut self, position: Position, replace: bool) {
+        let known = self.told.get(&position.ledger).copied();
+        let known = known.or_else(|| self.shared.index().position(position.ledger));
+        if replace || known.is_none_or(|known| known.seq < position.seq) {
+            self.told.insert(position.ledger, position);
+        }
+    }
+
+    /// Positions that are not durable here. Between two batches, so that none is under way.
+    fn unkept_positions(&mut self, index: &Index) -> Vec<Position> {
+        self.told.retain(|ledger, told| index.position(*ledger) != Some(*told));
+        self.told.values().take(POSITIONS_MAX).copied().collect()
+    }
+
+    /// The next batch has all positions that these requests want kept, or they are kept already.
+    fn take_keeps(&mut self, index: &mut Index, plan: &mut Plan, replies: &mut Replies) {
+        if self.keeps.is_empty() {
+            return;
+        }
+        if self.told.is_empty() {
+            for reply in self.keeps.drain(..) {
+                let _ = reply.send(Ok(()));
+            }
+            return;
+        }
+        let purpose = if self.can_reclaim(index) { Purpose::Delete } else { Purpose::DeleteInNeed };
+        if plan.is_empty() && plan.add_positions(index, &mut self.counters, purpose).is_err() {
+            self.pressed = true;
+            return;
+        }
+        if self.told.len() <= POSITIONS_MAX {
+            replies.deletes.append(&mut self.keeps);
+        }
     }
 
     /// Repairs take turns with new data: they get a part of the batch, and what new data leaves of it.
@@ -193,6 +240,7 @@ fn put_item(request: &PutRequest) -> Item {
         op: RecordOp::Put,
         key: put.key,
         shape: put.shape,
+        note: put.note,
         blocks: (put.bytes.len() / BLOCK) as u32,
         sums: put.checksums.clone(),
         payload: put.bytes.clone(),

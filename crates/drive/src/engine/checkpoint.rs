@@ -3,6 +3,7 @@
 //! The shards are taken slice by slice while the index changes: what a slice misses or knows too early is
 //! in a frame behind the frontier, and replaying those frames in order gives the same result either way.
 
+use base::LedgerId;
 use wire::drive::ShardKey;
 
 use super::{Durability, Engine, Job, Then};
@@ -10,6 +11,7 @@ use crate::buffer::AlignedBuf;
 use crate::format::checkpoint::{
     ENTRY_BYTES, Items, RUN_BLOCKS_MAX, Run, SEGMENT_BYTES, SegmentNote, items_per_run,
 };
+use crate::format::frame::POSITION_BYTES;
 use crate::format::segment::{SegmentClass, SegmentHeader};
 use crate::format::superblock::CheckpointPointer;
 use crate::format::{BLOCK, SUPERBLOCK_OFFSETS};
@@ -21,11 +23,19 @@ const RUNS_PER_JOB: usize = 2;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Entries,
+    Positions,
     Segments,
     /// All runs are written, not yet durable.
     Sync,
     FirstSuperblock,
     SecondSuperblock,
+}
+
+impl Stage {
+    /// Whether runs are still to be written.
+    fn has_runs(self) -> bool {
+        matches!(self, Self::Entries | Self::Positions | Self::Segments)
+    }
 }
 
 /// A checkpoint being written.
@@ -40,6 +50,7 @@ pub(super) struct Checkpointing {
     /// Segments that have died since: the next checkpoint sets them free.
     dead: Vec<u32>,
     cursor: Option<ShardKey>,
+    position_cursor: Option<LedgerId>,
     /// Blocks used in the last index segment.
     used_blocks: u32,
     stage: Stage,
@@ -118,6 +129,7 @@ impl Engine {
             leaving,
             dead,
             cursor: None,
+            position_cursor: None,
             used_blocks: 0,
             stage: Stage::Entries,
             closes: false,
@@ -148,7 +160,7 @@ impl Engine {
         }
         let mut checkpoint = self.checkpoint.take()?;
         let mut writes = Vec::new();
-        while writes.len() < RUNS_PER_JOB && matches!(checkpoint.stage, Stage::Entries | Stage::Segments) {
+        while writes.len() < RUNS_PER_JOB && checkpoint.stage.has_runs() {
             let items = self.next_items(&mut checkpoint);
             if self.place_run(&mut checkpoint, items, &mut writes).is_err() {
                 self.abort_checkpoint(&checkpoint);
@@ -156,7 +168,7 @@ impl Engine {
             }
         }
         let durability = match checkpoint.stage {
-            Stage::Entries | Stage::Segments => Durability::Later,
+            Stage::Entries | Stage::Positions | Stage::Segments => Durability::Later,
             Stage::Sync => Durability::Now,
             Stage::FirstSuperblock | Stage::SecondSuperblock => {
                 writes.push(self.superblock_write(&checkpoint));
@@ -177,9 +189,12 @@ impl Engine {
             checkpoint.cursor = entries.last().map(|(key, _)| *key).or(checkpoint.cursor);
             checkpoint.pointer.entries += entries.len() as u64;
             if entries.len() < limit {
-                checkpoint.stage = Stage::Segments;
+                checkpoint.stage = Stage::Positions;
             }
             return Items::Entries(entries);
+        }
+        if checkpoint.stage == Stage::Positions {
+            return self.next_positions(checkpoint, items_per_run(run_blocks, POSITION_BYTES));
         }
         let limit = items_per_run(run_blocks, SEGMENT_BYTES);
         let rest = &checkpoint.notes[checkpoint.notes_written..];
@@ -189,6 +204,16 @@ impl Engine {
             checkpoint.stage = Stage::Sync;
         }
         Items::Segments(notes)
+    }
+
+    fn next_positions(&self, checkpoint: &mut Checkpointing, limit: usize) -> Items {
+        let after = checkpoint.position_cursor;
+        let positions: Vec<_> = self.shared.index().positions_after(after).take(limit).copied().collect();
+        checkpoint.position_cursor = positions.last().map(|position| position.ledger).or(after);
+        if positions.len() < limit {
+            checkpoint.stage = Stage::Segments;
+        }
+        Items::Positions(positions)
     }
 
     /// Gives a run its place, in a new index segment if the last one is full.
@@ -237,7 +262,7 @@ impl Engine {
     pub(super) fn checkpoint_written(&mut self) {
         let Some(mut checkpoint) = self.checkpoint.take() else { return };
         match checkpoint.stage {
-            Stage::Entries | Stage::Segments => {}
+            Stage::Entries | Stage::Positions | Stage::Segments => {}
             Stage::Sync => checkpoint.stage = Stage::FirstSuperblock,
             Stage::FirstSuperblock => {
                 self.superblock.sequence += 1;

@@ -13,7 +13,7 @@ use super::{Durability, Engine, Job, Reading, Then};
 use crate::buffer::AlignedBuf;
 use crate::device::{Device, Op, ReadVia};
 use crate::format::BLOCK;
-use crate::format::frame::RecordOp;
+use crate::format::frame::{NOTE_BYTES, RecordOp, decode_note};
 use crate::index::{Entry, Index, Purpose};
 
 /// Shards looked at per step while the victim's are searched.
@@ -332,7 +332,8 @@ fn ranges(group: &[(ShardKey, Entry)]) -> Vec<(u32, u32)> {
 /// The blocks that hold a shard's checksums.
 fn sums_range(entry: &Entry) -> (u32, u32) {
     let end = entry.sums_at + entry.blocks * 4;
-    (entry.sums_at / BLOCK as u32, end.div_ceil(BLOCK as u32))
+    // The note lies in front of the checksums.
+    ((entry.sums_at - NOTE_BYTES as u32) / BLOCK as u32, end.div_ceil(BLOCK as u32))
 }
 
 /// Bytes of the segment out of what was read.
@@ -352,11 +353,14 @@ fn moved_item(key: ShardKey, entry: Entry, pieces: &[(u32, AlignedBuf)]) -> Item
             sums.chunks_exact(4).map(|sum| u32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]])).collect();
         blocks_match(key.extent, key.shard, 0, payload, &sums).then_some((payload, sums))
     };
+    let note = extract(pieces, entry.sums_at as usize - NOTE_BYTES, NOTE_BYTES);
+    let note = note.and_then(decode_note).unwrap_or_default();
     match if entry.damaged { None } else { intact() } {
         Some((payload, sums)) => Item {
             op: RecordOp::Put,
             key,
             shape: entry.shape,
+            note,
             blocks: entry.blocks,
             sums,
             payload: Bytes::copy_from_slice(payload),
@@ -365,6 +369,7 @@ fn moved_item(key: ShardKey, entry: Entry, pieces: &[(u32, AlignedBuf)]) -> Item
             op: RecordOp::Damaged,
             key,
             shape: entry.shape,
+            note,
             blocks: entry.blocks,
             sums: Vec::new(),
             payload: Bytes::new(),

@@ -157,6 +157,9 @@ impl Engine {
         for request in self.deletes.drain(..) {
             let _ = request.reply.send(Err(Ended));
         }
+        for reply in self.keeps.drain(..) {
+            let _ = reply.send(Err(Ended));
+        }
         for waiter in self.room_waiters.drain(..) {
             let _ = waiter.send(());
         }

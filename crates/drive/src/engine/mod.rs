@@ -16,13 +16,15 @@ mod debt;
 mod host_full;
 mod trim;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
+use base::LedgerId;
 use base::env::Clock;
 use tokio::sync::oneshot;
-use wire::drive::{PutPurpose, PutShard, ShardKey};
+use wire::drive::{DeleteShards, PutPurpose, PutShard};
+use wire::position::Position;
 
 use crate::admission::Place;
 use crate::buffer::AlignedBuf;
@@ -63,7 +65,7 @@ pub(crate) struct PutRequest {
 
 /// A delete that waits for its batch.
 pub(crate) struct DeleteRequest {
-    pub(crate) keys: Vec<ShardKey>,
+    pub(crate) delete: DeleteShards,
     pub(crate) reply: oneshot::Sender<Result<(), Ended>>,
 }
 
@@ -88,6 +90,12 @@ pub(crate) enum ReadClass {
 pub(crate) enum Request {
     Put(Box<PutRequest>),
     Delete(DeleteRequest),
+    /// Keep these positions, whatever is kept of their ledgers if `replace` is set.
+    Keep {
+        positions: Vec<Position>,
+        replace: bool,
+        reply: oneshot::Sender<Result<(), Ended>>,
+    },
     Read(ReadRequest),
     /// Clean until there is room, or nothing more comes back.
     MakeRoom(oneshot::Sender<()>),
@@ -112,13 +120,24 @@ enum Durability {
 #[derive(Default)]
 struct Replies {
     puts: Vec<(oneshot::Sender<PutOutcome>, Option<Place>)>,
+    /// Of deletes, and of requests to keep positions.
     deletes: Vec<oneshot::Sender<Result<(), Ended>>>,
 }
 
 /// What follows when a job is done.
 enum Then {
-    Batch { replies: Replies, changes: Vec<Change>, headers: Vec<HeaderBlocks>, last_seq: u64 },
-    Moved { changes: Vec<Change>, headers: Vec<HeaderBlocks>, last_seq: u64 },
+    Batch {
+        replies: Replies,
+        changes: Vec<Change>,
+        positions: Vec<Position>,
+        headers: Vec<HeaderBlocks>,
+        last_seq: u64,
+    },
+    Moved {
+        changes: Vec<Change>,
+        headers: Vec<HeaderBlocks>,
+        last_seq: u64,
+    },
     CheckpointWritten,
 }
 
@@ -163,6 +182,10 @@ pub(crate) struct Engine {
     /// Repairs that wait.
     repairs: VecDeque<Box<PutRequest>>,
     deletes: VecDeque<DeleteRequest>,
+    /// Requests to keep positions that wait.
+    keeps: Vec<oneshot::Sender<Result<(), Ended>>>,
+    /// The newest positions that it was told and that may not be durable yet.
+    told: BTreeMap<LedgerId, Position>,
     reads: HashMap<u64, Reading>,
     running: Option<Running>,
     checkpoint: Option<Checkpointing>,
@@ -216,6 +239,8 @@ impl Engine {
             puts: VecDeque::new(),
             repairs: VecDeque::new(),
             deletes: VecDeque::new(),
+            keeps: Vec::new(),
+            told: BTreeMap::new(),
             reads: HashMap::new(),
             running: None,
             checkpoint: None,
@@ -249,11 +274,25 @@ impl Engine {
             self.nothing_idle = false;
         }
         match request {
-            Request::Put(put) => match put.put.purpose {
-                PutPurpose::Write => self.puts.push_back(put),
-                PutPurpose::Repair => self.repairs.push_back(put),
-            },
-            Request::Delete(delete) => self.deletes.push_back(delete),
+            Request::Put(put) => {
+                if let Some(position) = put.put.position {
+                    self.note_position(position, false);
+                }
+                match put.put.purpose {
+                    PutPurpose::Write => self.puts.push_back(put),
+                    PutPurpose::Repair => self.repairs.push_back(put),
+                }
+            }
+            Request::Delete(delete) => {
+                if let Some(position) = delete.delete.position {
+                    self.note_position(position, false);
+                }
+                self.deletes.push_back(delete);
+            }
+            Request::Keep { positions, replace, reply } => {
+                positions.into_iter().for_each(|position| self.note_position(position, replace));
+                self.keeps.push(reply);
+            }
             Request::Read(ReadRequest { offset, buffer, via, class, reply }) => {
                 let token = self.token();
                 self.background_reads += usize::from(background);
@@ -265,9 +304,9 @@ impl Engine {
         }
     }
 
-    /// Puts and deletes that wait; the caller stops accepting above some number.
+    /// Puts, deletes and positions that wait; the caller stops accepting above some number.
     pub(crate) fn backlog(&self) -> usize {
-        self.puts.len() + self.repairs.len() + self.deletes.len()
+        self.puts.len() + self.repairs.len() + self.deletes.len() + self.keeps.len()
     }
 
     /// Reads of upkeep under way.
@@ -419,10 +458,10 @@ impl Engine {
     fn finish(&mut self, then: Then) {
         self.vain_worth = 0;
         match then {
-            Then::Batch { replies, changes, headers, last_seq } => {
+            Then::Batch { replies, changes, positions, headers, last_seq } => {
                 self.cleaned_in_vain = 0;
                 self.shared.admission.batch_ended(self.clock.boot_ns());
-                self.apply(&changes, &headers, last_seq);
+                self.apply(&changes, &positions, &headers, last_seq);
                 self.look_at_debt();
                 for (reply, place) in replies.puts {
                     drop(place);
@@ -433,13 +472,13 @@ impl Engine {
                 }
             }
             Then::Moved { changes, headers, last_seq } => {
-                self.apply(&changes, &headers, last_seq);
+                self.apply(&changes, &[], &headers, last_seq);
             }
             Then::CheckpointWritten => self.checkpoint_written(),
         }
     }
 
-    fn apply(&mut self, changes: &[Change], headers: &[HeaderBlocks], last_seq: u64) {
+    fn apply(&mut self, changes: &[Change], positions: &[Position], headers: &[HeaderBlocks], last_seq: u64) {
         let mut index = self.shared.index_mut();
         for change in changes {
             match change {
@@ -447,11 +486,13 @@ impl Engine {
                 Change::Remove(key) => index.remove(key),
             }
         }
+        positions.iter().for_each(|position| index.set_position(*position));
         drop(index);
         for header in headers {
             self.shared.remember_header(header);
         }
         self.counters.durable_seq = last_seq;
+        self.shared.set_durable_seq(last_seq);
     }
 
     /// Whether deleted bytes grow faster than cleaning gives them back decides how fast new data may come.
@@ -481,6 +522,9 @@ impl Engine {
         }
         for request in self.deletes.drain(..) {
             let _ = request.reply.send(Err(Ended));
+        }
+        for reply in self.keeps.drain(..) {
+            let _ = reply.send(Err(Ended));
         }
         self.room_waiters.clear();
         self.checkpoint = None;

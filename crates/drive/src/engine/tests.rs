@@ -5,7 +5,7 @@ use base::env::sim::SimClock;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, ShardIndex};
 use bytes::Bytes;
 use tokio::sync::oneshot::Receiver;
-use wire::drive::{IoPath, PutPurpose, ShardClass, ShardShape};
+use wire::drive::{DriveMark, IoPath, PutPurpose, ShardClass, ShardKey, ShardNote, ShardShape};
 
 use super::*;
 use crate::admission::Admission;
@@ -43,7 +43,7 @@ impl Device for Manual {
 fn engine() -> Engine {
     let geometry = Geometry::new(33 << 20, 1 << 20).unwrap();
     let superblock = Superblock {
-        version: 1,
+        version: crate::format::FORMAT_VERSION,
         features: Features::default(),
         cluster: ClusterId([1; 16]),
         uuid: DriveUuid([2; 16]),
@@ -51,6 +51,7 @@ fn engine() -> Engine {
         segment_bytes: geometry.segment_bytes,
         sequence: 2,
         incarnation: 1,
+        gap_incarnation: 0,
         closed: false,
         checkpoint: CheckpointPointer::default(),
         previous: CheckpointPointer::default(),
@@ -58,6 +59,7 @@ fn engine() -> Engine {
     let shared = Arc::new(Shared::new(
         DriveId(1),
         superblock.uuid,
+        DriveMark::default(),
         Index::new(geometry),
         1 << 20,
         Admission::new(1 << 20, 100, 64 << 20),
@@ -82,6 +84,8 @@ fn put(engine: &mut Engine, device: &mut Manual, extent: u64, class: ShardClass)
         shape: ShardShape { pg: PgId(1), k: 1, m: 0, extent_len: 4096 },
         class,
         purpose: PutPurpose::Write,
+        note: ShardNote::default(),
+        position: None,
         pg_epoch: Epoch(1),
         checksums: block_checksums(ExtentId(extent), ShardIndex(0), 0, &bytes),
         bytes,
@@ -94,7 +98,7 @@ fn put(engine: &mut Engine, device: &mut Manual, extent: u64, class: ShardClass)
 
 fn delete(engine: &mut Engine, device: &mut Manual, extent: u64) -> Receiver<Result<(), Ended>> {
     let (reply, answer) = oneshot::channel();
-    engine.accept(Request::Delete(DeleteRequest { keys: vec![key(extent)], reply }), device);
+    engine.accept(Request::Delete(DeleteRequest { delete: vec![key(extent)].into(), reply }), device);
     answer
 }
 

@@ -3,7 +3,9 @@
 use base::codec::{DecodeError, Reader, Writer};
 use base::{ExtentId, LedgerId, PgId, ShardIndex};
 use wire::drive::{ShardKey, ShardShape};
+use wire::position::Position;
 
+use super::frame::{POSITION_BYTES, decode_position, encode_position};
 use super::segment::SegmentClass;
 use super::{BLOCK, crc_matches, require, seal_crc};
 use crate::buffer::AlignedBuf;
@@ -40,6 +42,7 @@ pub(crate) struct SegmentNote {
 pub(crate) enum Items {
     Entries(Vec<(ShardKey, Entry)>),
     Segments(Vec<SegmentNote>),
+    Positions(Vec<Position>),
 }
 
 /// One piece of a checkpoint.
@@ -63,6 +66,7 @@ impl Run {
         let (kind, count, item_bytes) = match &self.items {
             Items::Entries(entries) => (1, entries.len(), ENTRY_BYTES),
             Items::Segments(segments) => (2, segments.len(), SEGMENT_BYTES),
+            Items::Positions(positions) => (3, positions.len(), POSITION_BYTES),
         };
         let blocks = (RUN_FIXED_BYTES + count * item_bytes).div_ceil(BLOCK) as u32;
         let mut writer = Writer::new();
@@ -73,6 +77,9 @@ impl Run {
                 entries.iter().for_each(|(key, entry)| encode_entry(&mut writer, key, entry))
             }
             Items::Segments(segments) => segments.iter().for_each(|note| encode_note(&mut writer, note)),
+            Items::Positions(positions) => {
+                positions.iter().for_each(|position| encode_position(&mut writer, position))
+            }
         }
         let mut bytes = AlignedBuf::copy_of(&writer.finish());
         seal_crc(&mut bytes, CRC_AT);
@@ -100,10 +107,13 @@ impl Run {
         let kind = reader.u8("kind")?;
         reader.bytes(7, "padding and blocks")?;
         let count = reader.u32("count")? as usize;
-        require(count <= items_per_run(blocks, SEGMENT_BYTES), "count")?;
+        require(count <= items_per_run(blocks, POSITION_BYTES), "count")?;
         let items = match kind {
             1 => Items::Entries((0..count).map(|_| decode_entry(&mut reader)).collect::<Result<_, _>>()?),
             2 => Items::Segments((0..count).map(|_| decode_note(&mut reader)).collect::<Result<_, _>>()?),
+            3 => {
+                Items::Positions((0..count).map(|_| decode_position(&mut reader)).collect::<Result<_, _>>()?)
+            }
             _ => return Err(DecodeError { field: "run kind" }),
         };
         Ok(Self { generation, index, items })
@@ -154,6 +164,8 @@ fn decode_note(reader: &mut Reader<'_>) -> Result<SegmentNote, DecodeError> {
 
 #[cfg(test)]
 mod tests {
+    use base::{Lineage, Seq};
+
     use super::*;
 
     #[test]
@@ -175,7 +187,13 @@ mod tests {
             used_blocks: 3,
             last_seq: 4,
         };
-        for items in [Items::Entries(vec![(key, entry); 300]), Items::Segments(vec![note; 200])] {
+        let position = Position { ledger: LedgerId(1), lineage: Lineage(2), seq: Seq(3) };
+        let runs = [
+            Items::Entries(vec![(key, entry); 300]),
+            Items::Segments(vec![note; 200]),
+            Items::Positions(vec![position; 400]),
+        ];
+        for items in runs {
             let run = Run { generation: 12, index: 13, items };
             let bytes = run.encode();
             assert_eq!(bytes.len() % BLOCK, 0);

@@ -1,8 +1,10 @@
 //! The frame: what is appended to a segment at once, a header of whole blocks and the payloads after it.
 
+use base::checksum::crc32c;
 use base::codec::{DecodeError, Reader, Writer};
-use base::{ExtentId, LedgerId, PgId, ShardIndex};
-use wire::drive::{ShardKey, ShardShape};
+use base::{ExtentId, Ino, LedgerId, Lineage, PgId, Seq, ShardIndex};
+use wire::drive::{ShardKey, ShardNote, ShardShape};
+use wire::position::Position;
 
 use super::{BLOCK, crc_matches, require, seal_crc};
 
@@ -11,7 +13,11 @@ const CRC_AT: usize = 4;
 /// Fixed fields in front of the records.
 pub(crate) const FRAME_FIXED_BYTES: usize = 64;
 /// A record without its checksums.
-pub(crate) const RECORD_FIXED_BYTES: usize = 40;
+pub(crate) const RECORD_FIXED_BYTES: usize = 64;
+/// The note of a record with its own checksum: the last of its fixed bytes, in front of the checksums of its blocks.
+pub(crate) const NOTE_BYTES: usize = 24;
+/// A position of a ledger.
+pub(crate) const POSITION_BYTES: usize = 24;
 /// Longest header: 1 MiB. Bounds what a decoder reads.
 pub(crate) const HEADER_BLOCKS_MAX: u32 = 256;
 /// Longest payload of a frame: 32 MiB.
@@ -55,6 +61,8 @@ pub(crate) struct Record {
     pub(crate) key: ShardKey,
     /// Zeros in a tombstone.
     pub(crate) shape: ShardShape,
+    /// Zeros in a tombstone.
+    pub(crate) note: ShardNote,
     /// Length of the shard; only a put has that many blocks of payload.
     pub(crate) blocks: u32,
     /// First payload block, counted from the start of the frame.
@@ -86,6 +94,16 @@ pub struct FrameHeader {
     pub payload_blocks: u32,
     /// Records in the header.
     pub records: u32,
+    /// Positions of ledgers behind the records.
+    pub positions: u32,
+}
+
+/// A header with everything that is in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) fields: FrameHeader,
+    pub(crate) records: Vec<Record>,
+    pub(crate) positions: Vec<Position>,
 }
 
 /// Header blocks that records with these many bytes need.
@@ -100,16 +118,19 @@ pub(crate) fn record_bytes(sums: usize) -> usize {
 
 impl FrameHeader {
     /// Fills the header blocks. `bytes` must be `header_blocks` long.
-    pub(crate) fn encode_into(&self, records: &[Record], bytes: &mut [u8]) {
+    pub(crate) fn encode_into(&self, records: &[Record], positions: &[Position], bytes: &mut [u8]) {
         assert_eq!(bytes.len(), self.header_blocks as usize * BLOCK, "the header has its planned length");
         let mut writer = Writer::new();
         writer.u32(MAGIC).u32(0);
         writer.u64(self.generation).u64(self.seq).u64(self.prev_seq).u64(self.durable_seq);
         writer.u32(self.segment).u32(self.start_block).u32(self.header_blocks).u32(self.payload_blocks);
-        writer.u32(self.records).u32(0);
+        writer.u32(self.records).u32(self.positions);
         debug_assert_eq!(writer.len(), FRAME_FIXED_BYTES);
         for record in records {
             encode_record(&mut writer, record);
+        }
+        for position in positions {
+            encode_position(&mut writer, position);
         }
         let encoded = writer.finish();
         bytes[..encoded.len()].copy_from_slice(&encoded);
@@ -132,6 +153,7 @@ impl FrameHeader {
             header_blocks: reader.u32("header blocks")?,
             payload_blocks: reader.u32("payload blocks")?,
             records: reader.u32("records")?,
+            positions: reader.u32("positions")?,
         };
         require((1..=HEADER_BLOCKS_MAX).contains(&header.header_blocks), "header blocks")?;
         require(header.payload_blocks <= PAYLOAD_BLOCKS_MAX, "payload blocks")?;
@@ -139,7 +161,7 @@ impl FrameHeader {
     }
 
     /// Verifies and reads a whole header.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<(Self, Vec<Record>), DecodeError> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Header, DecodeError> {
         let header = Self::peek(bytes)?;
         require(bytes.len() == header.header_blocks as usize * BLOCK, "header length")?;
         require(crc_matches(bytes, CRC_AT), "crc")?;
@@ -151,7 +173,10 @@ impl FrameHeader {
             let at = bytes.len() - reader.rest().len();
             records.push(decode_record(&mut reader, at, &header)?);
         }
-        Ok((header, records))
+        require(header.positions as usize <= reader.rest().len() / POSITION_BYTES, "positions")?;
+        let positions = (0..header.positions).map(|_| decode_position(&mut reader));
+        let positions = positions.collect::<Result<_, _>>()?;
+        Ok(Header { fields: header, records, positions })
     }
 
     /// Blocks of the whole frame.
@@ -166,6 +191,7 @@ fn encode_record(writer: &mut Writer, record: &Record) {
     writer.u8(record.op.code()).u8(0).u8(shard.0).u8(shape.k).u8(shape.m).bytes(&[0; 3]);
     writer.u32(ledger.0).u32(shape.pg.0).u64(extent.0);
     writer.u32(shape.extent_len).u32(record.blocks).u32(record.payload_block).u32(record.sums.len() as u32);
+    writer.bytes(&encode_note(&record.note));
     for sum in &record.sums {
         writer.u32(*sum);
     }
@@ -183,6 +209,7 @@ fn decode_record(reader: &mut Reader<'_>, at: usize, header: &FrameHeader) -> Re
     let extent_len = reader.u32("extent length")?;
     let (blocks, payload_block) = (reader.u32("blocks")?, reader.u32("payload block")?);
     let count = reader.u32("checksums")?;
+    let note = decode_note(reader.bytes(NOTE_BYTES, "note")?).unwrap_or_default();
     let end = payload_block.checked_add(count).ok_or(DecodeError { field: "payload block" })?;
     match op {
         RecordOp::Put => {
@@ -197,11 +224,44 @@ fn decode_record(reader: &mut Reader<'_>, at: usize, header: &FrameHeader) -> Re
         op,
         key: ShardKey { ledger, extent, shard },
         shape: ShardShape { pg, k, m, extent_len },
+        note,
         blocks,
         payload_block,
         sums_at: (at + RECORD_FIXED_BYTES) as u32,
         sums,
     })
+}
+
+fn encode_note(note: &ShardNote) -> [u8; NOTE_BYTES] {
+    let mut writer = Writer::new();
+    writer.u64(note.ino.0).u64(note.off).u32(note.key_version);
+    let fields = writer.finish();
+    let mut bytes = [0; NOTE_BYTES];
+    bytes[..fields.len()].copy_from_slice(&fields);
+    bytes[fields.len()..].copy_from_slice(&crc32c(&fields).to_le_bytes());
+    bytes
+}
+
+/// Reads a note; `None` if it is damaged. It has a checksum of its own because it is read without the rest of the header.
+pub(crate) fn decode_note(bytes: &[u8]) -> Option<ShardNote> {
+    let (fields, crc) = bytes.split_at_checked(NOTE_BYTES - 4)?;
+    if crc32c(fields).to_le_bytes() != crc {
+        return None;
+    }
+    let mut reader = Reader::new(fields);
+    let (ino, off) = (Ino(reader.u64("inode").ok()?), reader.u64("offset").ok()?);
+    Some(ShardNote { ino, off, key_version: reader.u32("key version").ok()? })
+}
+
+/// 24 bytes.
+pub(super) fn encode_position(writer: &mut Writer, position: &Position) {
+    writer.u32(position.ledger.0).u32(0).u64(position.lineage.0).u64(position.seq.0);
+}
+
+pub(super) fn decode_position(reader: &mut Reader<'_>) -> Result<Position, DecodeError> {
+    let ledger = LedgerId(reader.u32("ledger")?);
+    reader.u32("padding")?;
+    Ok(Position { ledger, lineage: Lineage(reader.u64("lineage")?), seq: Seq(reader.u64("position")?) })
 }
 
 #[cfg(test)]

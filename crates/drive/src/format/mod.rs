@@ -11,8 +11,8 @@ use base::checksum::crc32c;
 use base::codec::DecodeError;
 use base::units::{GIB, KIB, MIB};
 
-/// Version of the format that this code writes and the newest that it reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// Version of the format that this code writes, and the only one that it reads.
+pub const FORMAT_VERSION: u32 = 2;
 /// One block as a `usize`.
 pub(crate) const BLOCK: usize = base::units::BLOCK_BYTES as usize;
 /// Where the two superblocks lie: far enough apart that one damaged flash page does not take both.

@@ -64,6 +64,8 @@ pub struct Superblock {
     pub incarnation: u32,
     /// Whether the drive was closed and nothing was written since.
     pub closed: bool,
+    /// The last incarnation that began with writes missing that the drive had before; 0 if there was none.
+    pub gap_incarnation: u32,
     /// The index.
     pub checkpoint: CheckpointPointer,
     /// The checkpoint before, in case the newer one turns out to be damaged; generation 0 if there is none.
@@ -84,6 +86,7 @@ impl Superblock {
         writer.bytes(&self.cluster.0).bytes(&self.uuid.0);
         writer.u64(self.capacity_bytes).u64(self.segment_bytes);
         writer.u64(self.sequence).u32(self.incarnation).u32(u32::from(self.closed));
+        writer.u32(self.gap_incarnation).u32(0);
         encode_pointer(&mut writer, &self.checkpoint);
         encode_pointer(&mut writer, &self.previous);
         let mut block = AlignedBuf::copy_of(&writer.finish());
@@ -93,7 +96,7 @@ impl Superblock {
 
     /// Reads one block. Version and features are returned as they are: the caller decides.
     ///
-    /// A newer version may mean other fields, so only the front up to the features is checked for it.
+    /// Another version may mean other fields, so only the front up to the features is checked for it.
     pub(crate) fn decode(block: &[u8]) -> Result<Self, DecodeError> {
         require(block.len() == BLOCK, "superblock length")?;
         let mut reader = Reader::new(block);
@@ -116,12 +119,15 @@ impl Superblock {
             sequence: reader.u64("sequence")?,
             incarnation: reader.u32("incarnation")?,
             closed: reader.u32("closed")? == 1,
+            gap_incarnation: 0,
             checkpoint: CheckpointPointer::default(),
             previous: CheckpointPointer::default(),
         };
-        if version > FORMAT_VERSION || features.incompat & !KNOWN_FEATURES.incompat != 0 {
+        if version != FORMAT_VERSION || features.incompat & !KNOWN_FEATURES.incompat != 0 {
             return Ok(superblock);
         }
+        superblock.gap_incarnation = reader.u32("gap incarnation")?;
+        reader.u32("padding")?;
         superblock.checkpoint = decode_pointer(&mut reader)?;
         superblock.previous = decode_pointer(&mut reader)?;
         let geometry = superblock.geometry().ok_or(DecodeError { field: "capacity" })?;
@@ -178,6 +184,7 @@ mod tests {
             sequence: 9,
             incarnation: 3,
             closed: true,
+            gap_incarnation: 2,
             checkpoint: CheckpointPointer {
                 generation: 4,
                 frontier_seq: 77,
@@ -213,9 +220,11 @@ mod tests {
     }
 
     #[test]
-    fn the_identity_of_a_newer_version_is_readable() {
-        let newer = Superblock { version: 2, ..sample() };
-        let read = Superblock::decode(&newer.encode()).unwrap();
-        assert_eq!((read.version, read.cluster), (2, newer.cluster));
+    fn the_identity_of_another_version_is_readable() {
+        for version in [1, FORMAT_VERSION + 1] {
+            let other = Superblock { version, ..sample() };
+            let read = Superblock::decode(&other.encode()).unwrap();
+            assert_eq!((read.version, read.cluster), (version, other.cluster));
+        }
     }
 }

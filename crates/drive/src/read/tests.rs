@@ -4,7 +4,9 @@ use std::sync::Arc;
 use base::checksum::block_checksums;
 use base::env::sim::Sim;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, ShardIndex};
-use wire::drive::{DriveService, GetPurpose, PutPurpose, PutShard, ShardClass, ShardKey, ShardShape};
+use wire::drive::{
+    DriveService, GetPurpose, PutPurpose, PutShard, ShardClass, ShardKey, ShardNote, ShardShape,
+};
 
 use super::*;
 use crate::{Existing, FormatOptions, OpenOptions, Preallocate};
@@ -32,6 +34,8 @@ fn put(ledger: u32, fill: u8) -> PutShard {
         shape: ShardShape { pg: PgId(1), k: 1, m: 0, extent_len: 4096 },
         class: ShardClass::Small,
         purpose: PutPurpose::Write,
+        note: ShardNote::default(),
+        position: None,
         pg_epoch: Epoch(1),
         checksums: block_checksums(key.extent, key.shard, 0, &bytes),
         bytes,
@@ -51,7 +55,7 @@ fn a_place_that_another_shard_took_meanwhile_gives_nothing() {
             drive.attempt(&request, &place, (Look::DeviceOnly, ReadClass::Foreground)).await.unwrap().bytes,
             mine.bytes
         );
-        drive.delete(vec![mine.key]).await.unwrap();
+        drive.delete(vec![mine.key].into()).await.unwrap();
         // Until the segment is reused and the other ledger's shard lies exactly where mine was.
         for _ in 0..20_000 {
             drive.put(other.clone()).await.unwrap();
@@ -59,7 +63,7 @@ fn a_place_that_another_shard_took_meanwhile_gives_nothing() {
             if (taken.entry.segment, taken.entry.block) == (place.entry.segment, place.entry.block) {
                 break;
             }
-            drive.delete(vec![other.key]).await.unwrap();
+            drive.delete(vec![other.key].into()).await.unwrap();
         }
         let blind =
             drive.read_place(&request, &place, (Look::DeviceOnly, ReadClass::Foreground)).await.unwrap();

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::runtime::Runtime;
 use wire::drive::{
     DriveService, GetPurpose, GetShard, IoPath, PutPurpose, PutShard, PutShardError, ShardClass, ShardKey,
-    ShardShape,
+    ShardNote, ShardShape,
 };
 
 use super::ToolError;
@@ -127,6 +127,8 @@ fn request(extent: u64, payload: &Bytes) -> PutShard {
         shape: ShardShape { pg: PgId(1), k: 1, m: 0, extent_len: payload.len() as u32 },
         class: if payload.len() > BLOCK { ShardClass::Bulk } else { ShardClass::Small },
         purpose: PutPurpose::Write,
+        note: ShardNote::default(),
+        position: None,
         pg_epoch: Epoch(1),
         bytes: payload.clone(),
         checksums: block_checksums(key.extent, key.shard, 0, payload),

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use base::env::{Env, File};
-use wire::drive::{ShardKey, ShardShape};
+use wire::drive::{ShardKey, ShardNote, ShardShape};
+use wire::position::Position;
 
 use super::{Found, ToolError};
 use crate::format::frame::{FrameHeader, RecordOp};
@@ -31,6 +32,8 @@ pub struct RecordDump {
     pub key: ShardKey,
     /// How its extent was encoded; zeros for a tombstone.
     pub shape: ShardShape,
+    /// What its writer noted beside it.
+    pub note: ShardNote,
     /// Length of the shard.
     pub len_bytes: u64,
     /// Where its payload lies on the device.
@@ -48,6 +51,8 @@ pub struct FrameDump {
     pub header: FrameHeader,
     /// Its records.
     pub records: Vec<RecordDump>,
+    /// Positions of ledgers that the drive was told.
+    pub positions: Vec<Position>,
 }
 
 /// One segment that was ever used. Its frames may be superseded: the index knows which ones are.
@@ -110,6 +115,7 @@ impl Dump {
             op: record.op,
             key: record.key,
             shape: record.shape,
+            note: record.note,
             len_bytes: u64::from(record.blocks) * crate::format::BLOCK as u64,
             offset: (record.op == RecordOp::Put)
                 .then(|| self.geometry.offset(header.segment, header.start_block + record.payload_block)),
@@ -119,6 +125,7 @@ impl Dump {
             offset: self.geometry.offset(header.segment, header.start_block),
             header,
             records: frame.records.iter().zip(intact).map(record).collect(),
+            positions: frame.positions.clone(),
         }
     }
 }

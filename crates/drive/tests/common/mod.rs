@@ -11,13 +11,14 @@ use std::task::{Context, Poll, Wake, Waker};
 use base::checksum::block_checksums;
 use base::env::Env;
 use base::units::MIB;
-use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, PgId, ShardIndex};
+use base::{ClusterId, DriveId, DriveUuid, Epoch, ExtentId, LedgerId, Lineage, PgId, Seq, ShardIndex};
 use bytes::Bytes;
 use drive::{Drive, Existing, FormatOptions, OpenDriveError, OpenOptions, Preallocate};
 use wire::drive::{
     DriveService, GetPurpose, GetShard, GetShardError, PutPurpose, PutShard, ShardBlocks, ShardClass,
-    ShardKey, ShardShape,
+    ShardKey, ShardNote, ShardShape,
 };
+use wire::position::Position;
 
 pub const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub const UUID: DriveUuid = DriveUuid([9; 16]);
@@ -77,6 +78,8 @@ pub fn put_of(key: ShardKey, class: ShardClass, bytes: Vec<u8>) -> PutShard {
         shape: ShardShape { pg: PgId(4), k: 4, m: 2, extent_len: bytes.len() as u32 },
         class,
         purpose: PutPurpose::Write,
+        note: ShardNote::default(),
+        position: None,
         pg_epoch: Epoch(1),
         checksums: block_checksums(key.extent, key.shard, 0, &bytes),
         bytes: Bytes::from(bytes),
@@ -86,6 +89,10 @@ pub fn put_of(key: ShardKey, class: ShardClass, bytes: Vec<u8>) -> PutShard {
 pub fn put(key: ShardKey, blocks: u32) -> PutShard {
     let class = if blocks > 16 { ShardClass::Bulk } else { ShardClass::Small };
     put_of(key, class, content(key, blocks))
+}
+
+pub fn position(ledger: u32, lineage: u64, seq: u64) -> Position {
+    Position { ledger: LedgerId(ledger), lineage: Lineage(lineage), seq: Seq(seq) }
 }
 
 pub fn get(

@@ -259,6 +259,9 @@ pub(crate) struct StartArgs {
     /// Start although a copy of the metadata that may be newer is missing: what was acknowledged only there is lost.
     #[arg(long)]
     pub(crate) force_stale_metadata: bool,
+    /// Start although drives have seen newer metadata: what only that had is lost.
+    #[arg(long)]
+    pub(crate) accept_older_metadata: bool,
     #[command(flatten)]
     pub(crate) s3: S3Args,
     /// Print JSON.
@@ -570,6 +573,15 @@ pub(crate) enum MetaCommand {
         dir: PathBuf,
         /// A directory; created if it does not exist.
         path: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say that newer metadata, which drives have seen, will not come back: what only it referred to is deleted from drives.
+    #[command(after_help = "Example:\n  forebay meta settle /srv/forebay")]
+    Settle {
+        /// The node's directory.
+        dir: PathBuf,
         /// Print JSON.
         #[arg(long)]
         json: bool,

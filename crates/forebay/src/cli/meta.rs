@@ -49,6 +49,10 @@ pub(super) fn add(dir: &Path, path: &Path, format: Format) -> Result<()> {
     show(&ask(dir, |client| async move { client.add_meta_dir(&request).await })?, format)
 }
 
+pub(super) fn settle(dir: &Path, format: Format) -> Result<()> {
+    show(&ask(dir, |client| async move { client.settle_metadata().await })?, format)
+}
+
 pub(super) fn remove(dir: &Path, path: &Path, format: Format) -> Result<()> {
     let request = MetaDir { path: absolute(path)? };
     show(&ask(dir, |client| async move { client.remove_meta_dir(&request).await })?, format)

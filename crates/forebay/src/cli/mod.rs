@@ -68,6 +68,7 @@ fn run_command(command: Command) -> Result<()> {
         Command::Drive(command) => drives::drive(command),
         Command::Meta(MetaCommand::List { dir, json }) => meta::list(&dir, json.into()),
         Command::Meta(MetaCommand::AddDir { dir, path, json }) => meta::add(&dir, &path, json.into()),
+        Command::Meta(MetaCommand::Settle { dir, json }) => meta::settle(&dir, json.into()),
         Command::Meta(MetaCommand::RemoveDir { dir, path, json }) => meta::remove(&dir, &path, json.into()),
         Command::User(command) => users::user(command),
         Command::Key(command) => users::key(command),

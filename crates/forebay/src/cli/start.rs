@@ -48,6 +48,7 @@ fn options(args: &StartArgs) -> StartOptions {
         out_after: Some(Duration::from_secs(args.out_after)),
         meta_dirs: args.meta_dirs.clone(),
         force_stale_metadata: args.force_stale_metadata,
+        accept_older_metadata: args.accept_older_metadata,
         s3: args.s3.options(),
         memory_bytes: args.memory,
         trim: args.trim,

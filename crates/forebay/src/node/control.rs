@@ -22,6 +22,7 @@ use wire::event::Event;
 use super::events::Watch;
 use super::filesystems::{FilesystemEntry, NodeParts, plan_groups};
 use super::groups::WriteSet;
+use super::history::Knowledge;
 use super::limits::{check_limits, limit};
 use super::memory::resident_bytes;
 use super::problems::problems;
@@ -222,6 +223,7 @@ impl Node {
         });
         self.control.commit(change).await?;
         let map = self.control.map()?;
+        let knowledge = Knowledge::gather(&state.drives, false).await;
         let parts = NodeParts {
             env: &self.env,
             cluster: self.cluster,
@@ -230,6 +232,7 @@ impl Node {
             pace: &self.pace,
             map: &map,
             drives: &state.drives,
+            knowledge: &knowledge,
             memory: &self.memory,
         };
         let mut entry = FilesystemEntry::open(&parts, record).await?;
@@ -415,6 +418,10 @@ impl NodeControl for Node {
 
     fn remove_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>> {
         Box::pin(async { self.remove_meta_dir_now(request).await.map_err(failed) })
+    }
+
+    fn settle_metadata(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>> {
+        Box::pin(async { self.settle_metadata_now().await.map_err(failed) })
     }
 
     fn start_fsck(self: Arc<Self>) -> BoxFuture<'static, Result<FsckInfo, AdminError>> {

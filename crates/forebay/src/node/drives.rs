@@ -11,7 +11,7 @@ use base::{ClusterId, DriveId, DriveUuid};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, PreferIo};
 use layout::{DriveSlot, DriveState};
 use meta::control::{DriveRecord, ScrubRecord};
-use wire::drive::{DriveHealth, DriveService, DriveStat, IoPath};
+use wire::drive::{DriveHealth, DriveMark, DriveService, DriveStat, IoPath};
 
 use super::NodeDir;
 use super::memory::DriveMemory;
@@ -58,6 +58,7 @@ impl DriveEntry {
             return Self { record, service: None, problem: None };
         }
         let mut options = OpenOptions::new(cluster);
+        options.mark = record.mark;
         options.io = match settings.io {
             IoChoice::Auto => PreferIo::Auto,
             IoChoice::Threads => PreferIo::ThreadPool,
@@ -297,5 +298,6 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
         capacity_bytes: size,
         state: DriveState::Up,
         scrub: ScrubRecord::default(),
+        mark: DriveMark::default(),
     })
 }

@@ -37,7 +37,7 @@ pub(super) struct Happened {
 }
 
 impl Happened {
-    fn new(
+    pub(super) fn new(
         severity: Severity,
         subject: impl Into<String>,
         kind: &'static str,
@@ -193,7 +193,7 @@ impl Watch {
     }
 
     /// What could not be written down before stays in its order; too much of it is forgotten, the oldest first.
-    fn keep(&mut self, time_s: i64, happened: Vec<Happened>) {
+    pub(super) fn keep(&mut self, time_s: i64, happened: Vec<Happened>) {
         self.pending.extend(happened.into_iter().map(|happened| (time_s, happened)));
         let too_many = self.pending.len().saturating_sub(PENDING_MAX);
         self.pending.drain(..too_many);

@@ -20,10 +20,13 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::{OrphanCollector, OrphanOptions, Pace, PackOptions, PackWait, Packer, Reclaimer, Repairer};
 use wire::drive::DriveService;
+use wire::meta::MetaService;
+use wire::position::Position;
 
 use super::NodeDir;
 use super::drives::DriveEntry;
 use super::groups::WriteSet;
+use super::history::Knowledge;
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::limits::limits_of;
 use super::memory::MemoryPlan;
@@ -68,6 +71,7 @@ pub(super) struct NodeParts<'a> {
     pub(super) pace: &'a Arc<Pace>,
     pub(super) map: &'a ClusterMap,
     pub(super) drives: &'a BTreeMap<DriveId, DriveEntry>,
+    pub(super) knowledge: &'a Knowledge,
     pub(super) memory: &'a MemoryPlan,
 }
 
@@ -121,13 +125,15 @@ pub(super) fn plan_groups(
 impl FilesystemEntry {
     /// Opens the ledger and starts a client and upkeep on it.
     pub(super) async fn open(parts: &NodeParts<'_>, record: FilesystemRecord) -> Result<Self> {
-        let NodeParts { env, cluster, meta_dirs, runtime, pace, map, drives, memory } = *parts;
+        let NodeParts { env, cluster, meta_dirs, runtime, pace, map, drives, knowledge, memory } = *parts;
         let (ledger, owner_env, meta_dirs) = (record.ledger, env.clone(), meta_dirs.clone());
+        let evidence = knowledge.of(ledger);
         let (cache_bytes, unstored_bytes_max) = (memory.store_cache_bytes, memory.unstored_bytes);
         let open = move || -> Result<_> {
             let files = meta_dirs.open(ledger, cache_bytes)?;
             let (log, state) = (files.log.clone(), files.state.clone());
-            let owner = Owner::open(OwnerOptions { ledger, log, state, env: owner_env, unstored_bytes_max })?;
+            let options = OwnerOptions { ledger, log, state, env: owner_env, evidence, unstored_bytes_max };
+            let owner = Owner::open(options)?;
             Ok((files, Arc::new(owner)))
         };
         let (files, owner) = tokio::task::spawn_blocking(open).await??;
@@ -307,6 +313,7 @@ impl FilesystemEntry {
                 stored_seq: ledger.stored_seq,
                 state: ledger_state(&ledger).to_owned(),
                 reason: self.owner.problem(),
+                in_doubt: ledger.in_doubt,
                 copies: self.files.info(env),
             },
             owed_shards: owed.len() as u64,
@@ -403,6 +410,11 @@ impl FilesystemEntry {
         Ok(bytes)
     }
 
+    /// The newest durable position of its ledger.
+    pub(super) fn position(&self) -> Option<Position> {
+        self.owner.position()
+    }
+
     /// The drives that shards are owed to.
     pub(super) async fn owed_holders(&self, map: &ClusterMap) -> Result<BTreeSet<DriveId>> {
         let owed = self.client.owed(OWED_COUNTED_MAX).await?;
@@ -434,9 +446,12 @@ pub(super) fn exposure_without(
     let readable =
         |drive: DriveId| Some(drive) != gone && drives.get(&drive).is_some_and(DriveEntry::is_readable);
     let has_all = |position: u8, member: DriveId| {
-        let mut sources = group.sources(position).peekable();
-        let moved = sources.peek().is_some();
-        !owed.contains(&member) && if moved { sources.any(readable) } else { readable(member) }
+        let whole = if group.is_rebuilding(position) {
+            group.sources(position).any(readable)
+        } else {
+            readable(member)
+        };
+        whole && !owed.contains(&member)
     };
     let exposed = (0u8..).zip(&group.members).filter(|(position, member)| !has_all(*position, **member));
     exposed.count() as u8

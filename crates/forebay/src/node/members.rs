@@ -14,6 +14,7 @@ use wire::drive::{DriveHealth, DriveService};
 
 use super::drives::{DriveEntry, NewDrive, format_drives};
 use super::filesystems::{exposure, exposure_without, plan_groups};
+use super::history::behind;
 use super::{Node, State};
 
 /// Attempts to open a drive again that is just being let go, and the pause between them.
@@ -274,11 +275,16 @@ impl Node {
         let counts = group_counts(&state.map.groups);
         let slow: BTreeSet<DriveId> =
             state.filesystems.values().flat_map(|entry| entry.client.slow_drives()).collect();
+        let behind = behind(&state.map);
         let mut scrubs = self.scrub_infos();
         let mut info = |(id, entry): (&DriveId, &DriveEntry)| {
             let mut info = entry.info();
             info.scrub = scrubs.remove(id).unwrap_or_default();
             info.groups = counts.get(id).copied().unwrap_or(0);
+            if behind.contains(id) && info.reason.is_none() {
+                let reason = "it came back as an older copy: what it lacks is being restored from the others";
+                info.reason = Some(reason.to_owned());
+            }
             if entry.is_up() && slow.contains(id) {
                 info.state = "suspect".to_owned();
                 info.reason = Some("much slower than the others, spared where they suffice".to_owned());
@@ -438,13 +444,12 @@ impl Node {
             // The end of its thread may take a moment.
             tokio::task::spawn_blocking(move || drop(old)).await.map_err(AdminError::failed)?;
             let opened = self.open_again(record).await.map_err(failed)?;
-            let entry = state.drives.get_mut(&id).ok_or_else(|| no_drive(id))?;
-            if opened.service.is_none() {
-                let problem = opened.problem.unwrap_or_default();
-                entry.problem = Some(problem.clone());
+            self.admit(&mut state, opened).await.map_err(failed)?;
+            let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
+            if entry.service.is_none() {
+                let problem = entry.problem.as_deref().unwrap_or_default();
                 return Err(conflict(format!("drive cannot be used: id={id}: {problem}")));
             }
-            entry.service = opened.service;
         }
         self.set_drive_state(&mut state, id, DriveState::Up, "").await.map_err(failed)?;
         self.publish(&mut state).map_err(failed)?;

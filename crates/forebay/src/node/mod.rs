@@ -9,6 +9,7 @@ mod filesystems;
 mod forecast;
 mod fsck;
 mod groups;
+mod history;
 mod ledgers;
 mod limits;
 mod members;
@@ -42,10 +43,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 use upkeep::{Pace, ScrubTargets, Scrubber};
+use wire::meta::MetaService;
 
 use drives::{DriveEntry, DriveSettings};
 use events::Watch;
 use filesystems::FilesystemEntry;
+use history::{note_drives, tell_drives};
 use ledgers::{LedgerFiles, MetaDirs};
 use memory::MemoryPlan;
 
@@ -124,10 +127,18 @@ impl Node {
             scrubber.stop().await;
         }
         self.scrub_targets.send_replace(ScrubTargets::default());
+        let mut positions = Vec::new();
         for (name, entry) in std::mem::take(&mut state.filesystems) {
+            let owner = entry.owner.clone();
             let stopped = entry.stop().await.with_context(|| format!("stopping filesystem {name}"));
+            positions.extend(owner.position());
             result = result.and(stopped);
         }
+        positions.extend(self.control.history().position());
+        tell_drives(&state.drives, &positions, false).await;
+        let ids: Vec<DriveId> = state.drives.keys().copied().collect();
+        let noted = note_drives(&self.control, &mut state.drives, &ids).await;
+        result = result.and(noted.map(drop).context("noting how far the drives have come"));
         for (id, entry) in std::mem::take(&mut state.drives) {
             let closed = entry.close().await.with_context(|| format!("closing drive {id}"));
             result = result.and(closed);

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use super::drives::DriveEntry;
 use super::filesystems::plan_groups;
 use super::groups::{Choice, Patience, WriteSet, choose_groups};
+use super::history::Told;
 use super::{Node, State};
 
 const TICK: Duration = Duration::from_secs(1);
@@ -37,6 +38,7 @@ struct Seen {
     reopen: BTreeMap<DriveId, (u64, u64)>,
     /// When the marks of the scrub were written down.
     marked_ns: u64,
+    told: Told,
 }
 
 impl Seen {
@@ -94,6 +96,7 @@ impl Node {
         if changed {
             self.publish(&mut state)?;
         }
+        self.keep_history(&mut state, &mut seen.told, now).await?;
         if now.saturating_sub(seen.marked_ns) >= MARK_EVERY_NS {
             seen.marked_ns = now;
             self.keep_scrub_marks(&mut state).await?;
@@ -122,9 +125,9 @@ impl Node {
             let open = move || DriveEntry::open(&env, cluster, record, settings);
             let opened = tokio::task::spawn_blocking(open).await?;
             let mut state = self.state.lock().await;
-            if let Some(entry) = state.drives.get_mut(&id).filter(|entry| entry.is_missing()) {
-                // Its record may have changed while it was opened.
-                (entry.service, entry.problem) = (opened.service, opened.problem);
+            // Its record may have changed while it was opened.
+            if state.drives.get(&id).is_some_and(DriveEntry::is_missing) {
+                self.admit(&mut state, opened).await?;
                 self.tell(&mut state).await;
             }
         }

@@ -101,6 +101,12 @@ pub(super) fn problems(
             "no_space" => problems.push(format!("filesystem {name} takes no new data: {reason}")),
             _ => {}
         }
+        if filesystem.ledger.in_doubt {
+            problems.push(format!(
+                "filesystem {name} goes on with older metadata: nothing on drives that only newer metadata refers to is \
+                 deleted; put that back, or, if it is lost for good, run forebay meta settle DIR"
+            ));
+        }
         if filesystem.owed_shards > 0 {
             let (count, name, drives) = (filesystem.owed_shards, &filesystem.name, &filesystem.owed_drives);
             problems.push(format!(

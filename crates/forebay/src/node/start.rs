@@ -13,6 +13,7 @@ use layout::{ClusterMap, DriveState, Profile};
 use meta::control::{
     CONTROL_LEDGER, ClusterRecord, Control, ControlChange, ControlError, DriveRecord, FilesystemRecord,
 };
+use meta::history::Evidence;
 use meta::log::StaleCopies;
 use s3::AuditLog;
 use tokio::runtime::Handle;
@@ -23,6 +24,7 @@ use super::control::apply_upkeep;
 use super::drives::{DriveEntry, DriveSettings, format_drives, plan_drives};
 use super::events::{Watch, next_event};
 use super::filesystems::{FilesystemEntry, NodeParts, plan_groups, reads_survive};
+use super::history::{Knowledge, behind, note_drives};
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::memory::{self, MemoryPlan};
 use super::reached::ReachedStores;
@@ -65,6 +67,8 @@ pub(crate) struct StartOptions {
     pub(crate) out_after: Option<Duration>,
     pub(crate) meta_dirs: Vec<PathBuf>,
     pub(crate) force_stale_metadata: bool,
+    /// Go on with metadata that is older than what drives have seen.
+    pub(crate) accept_older_metadata: bool,
     pub(crate) s3: S3Options,
     /// Memory that the node may use; `None` is what was given last.
     pub(crate) memory_bytes: Option<u64>,
@@ -224,19 +228,32 @@ fn check_enough(
     for filesystem in filesystems {
         let groups = filesystem.all_sets().flat_map(|(_, groups)| groups).filter_map(|pg| map.group(*pg));
         let needed: BTreeSet<DriveId> = groups.flat_map(|group| group.members.iter().copied()).collect();
-        let lost = drives.iter().filter(|(id, entry)| needed.contains(id) && !entry.is_readable());
+        let behind = behind(map);
+        let lost = drives
+            .iter()
+            .filter(|(id, entry)| needed.contains(id) && (!entry.is_readable() || behind.contains(id)));
         let lost: Vec<&DriveEntry> = lost.map(|(_, entry)| entry).collect();
         let survives = usize::from(filesystem.profile.m());
         if reads_survive(filesystem, map, drives, &BTreeSet::new()) < 0 && !options.degraded {
             let reasons: Vec<String> = lost
                 .iter()
                 .map(|entry| {
-                    let state = entry.problem.clone().unwrap_or_else(|| "marked as failed".to_owned());
+                    let why = if behind.contains(&entry.record.id) {
+                        "an older copy of it"
+                    } else {
+                        "marked as failed"
+                    };
+                    let state = entry.problem.clone().unwrap_or_else(|| why.to_owned());
                     format!("\n  drive {}: {state}", entry.record.id)
                 })
                 .collect();
+            let what = if lost.iter().any(|entry| behind.contains(&entry.record.id)) {
+                "do not answer or are older copies"
+            } else {
+                "do not answer"
+            };
             bail!(
-                "filesystem {} ({}) survives {survives} lost drives, and {} do not answer; start with --degraded to \
+                "filesystem {} ({}) survives {survives} lost drives, and {} {what}; start with --degraded to \
                  read what is left{}",
                 filesystem.name,
                 filesystem.profile,
@@ -282,17 +299,23 @@ impl Node {
         let settings = settings(&env, &dir, &options)?;
         let stale = if options.force_stale_metadata { StaleCopies::Use } else { StaleCopies::Refuse };
         let mut meta_dirs = MetaDirs::load(&env, &dir, &options.meta_dirs, stale)?;
-        let (control, control_files) = open_control(&env, &dir, &mut meta_dirs, &options).await?;
+        let (control, control_files, is_new) = open_control(&env, &dir, &mut meta_dirs, &options).await?;
         remove_leftovers(&env, &dir)?;
         let ClusterRecord { id: cluster, upkeep, .. } = control.cluster()?;
-        let accounts = open_accounts(&env, &dir, &control).await?;
         let (records, drive_records) = (control.filesystems()?, control.drives()?);
         let budget_bytes = memory::budget(&env, settings.memory_bytes)?;
         let memory = MemoryPlan::new(budget_bytes, drive_records.len(), records.len(), meta_dirs.stores());
         drive::keep_spare_buffers(memory.spare_bytes);
         let drive_settings = DriveSettings { io: options.io, trim: settings.trim, memory: memory.drive };
         let open = |record: DriveRecord| (record.id, DriveEntry::open(&env, cluster, record, drive_settings));
-        let drives: BTreeMap<_, _> = drive_records.into_iter().map(open).collect();
+        let mut drives: BTreeMap<_, _> = drive_records.into_iter().map(open).collect();
+        let knowledge = Knowledge::gather(&drives, options.accept_older_metadata).await;
+        if !is_new {
+            control.begin(&env, &knowledge.of(CONTROL_LEDGER)).await?;
+        }
+        let accounts = open_accounts(&env, &dir, &control).await?;
+        let ids: Vec<DriveId> = drives.keys().copied().collect();
+        let returned = note_drives(&control, &mut drives, &ids).await?;
         let map = control.map()?;
         check_enough(&records, &map, &drives, &options)?;
         let pace = Arc::new(Pace::new(env.clone()));
@@ -305,9 +328,12 @@ impl Node {
             pace: &pace,
             map: &map,
             drives: &drives,
+            knowledge: &knowledge,
             memory: &memory,
         };
         let filesystems = open_filesystems(&parts, records).await?;
+        let mut seen = Watch::default();
+        seen.keep(env.clock.wall_ns() / 1_000_000_000, returned);
         let (stop_serving, _) = watch::channel(false);
         let (scrub_targets, _) = watch::channel(ScrubTargets::default());
         let node = Arc::new(Self {
@@ -326,7 +352,7 @@ impl Node {
             runtime,
             drive_settings,
             memory,
-            state: Mutex::new(State { drives, filesystems, map, watch: Watch::default(), meta_dirs }),
+            state: Mutex::new(State { drives, filesystems, map, watch: seen, meta_dirs }),
             pace,
             scrubber: std::sync::Mutex::new(None),
             scrub_targets,
@@ -348,12 +374,19 @@ impl Node {
     }
 
     async fn finish_start(self: &Arc<Self>, options: &StartOptions) -> Result<()> {
+        if options.accept_older_metadata {
+            self.go_on_with_this_metadata().await;
+        }
         self.start_tiers().await?;
         self.recall_events().await?;
         if let Err(error) = self.choose_groups_at_start().await {
             tracing::warn!(error = %format!("{error:#}"), "no groups chosen at the start, the monitor tries again");
         }
         self.mount_at_start(options).await?;
+        {
+            let state = self.state.lock().await;
+            self.recheck(&state, &behind(&state.map));
+        }
         let socket = self.dir.socket();
         self.start_scrub().await;
         let monitor = super::monitor::run(Arc::downgrade(self), self.stop_serving.subscribe());
@@ -416,18 +449,23 @@ async fn open_control(
     dir: &NodeDir,
     meta_dirs: &mut MetaDirs,
     options: &StartOptions,
-) -> Result<(Control, LedgerFiles)> {
+) -> Result<(Control, LedgerFiles, bool)> {
     let files = meta_dirs.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES)?;
     let control = Control::open(files.log.clone(), files.state.clone()).await?;
+    let mut is_new = false;
     match control.cluster() {
         Ok(_) => check_unchanged(&control, options)?,
         Err(ControlError::NoCluster) if meta_dirs.is_created() => {
             let dirs: Vec<String> = meta_dirs.paths().iter().map(|dir| dir.display().to_string()).collect();
             bail!("metadata of this node is gone: it should be in {}", dirs.join(", "));
         }
-        Err(ControlError::NoCluster) => create_cluster(env, dir, &control, options).await?,
+        Err(ControlError::NoCluster) => {
+            is_new = true;
+            control.begin(env, &Evidence::default()).await?;
+            create_cluster(env, dir, &control, options).await?;
+        }
         Err(error) => return Err(error.into()),
     }
     meta_dirs.set_created()?;
-    Ok((control, files))
+    Ok((control, files, is_new))
 }

@@ -43,9 +43,7 @@ fn explain_extent(
         .zip(members)
         .map(|(shard, drive)| {
             let mut shard_state = shard_state(state, map, *drive);
-            if shard_state == "up"
-                && map.group(extent.pg).is_some_and(|group| group.sources(shard).next().is_some())
-            {
+            if shard_state == "up" && map.group(extent.pg).is_some_and(|group| group.is_rebuilding(shard)) {
                 shard_state = "rebuilding".to_owned();
             }
             if shard_state == "up" && owed.contains(&(*drive, extent.id)) {

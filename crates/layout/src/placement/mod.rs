@@ -88,12 +88,13 @@ pub struct PlacementGroup {
     pub rebuilding: Vec<Rebuilding>,
 }
 
-/// A position of a group that was given to another drive and is not rebuilt there yet.
+/// A position of a group that is not rebuilt yet: it was given to another drive, or its drive came back without
+/// everything that it had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rebuilding {
     /// Which member.
     pub position: u8,
-    /// The drive that had it, and may still be readable.
+    /// The drive that had it, and may still be readable; or the member itself, which has a part of its shards.
     pub from: DriveId,
 }
 
@@ -103,10 +104,33 @@ impl PlacementGroup {
         Self { id, epoch: Epoch(1), members, rebuilding: Vec::new() }
     }
 
-    /// Drives that had a position before its member and may still have its shards, the latest first.
+    /// Whether the member of a position may lack shards.
+    pub fn is_rebuilding(&self, position: u8) -> bool {
+        self.rebuilding.iter().any(|rebuilding| rebuilding.position == position)
+    }
+
+    /// Other drives that had a position before its member and may still have its shards, the latest first.
     pub fn sources(&self, position: u8) -> impl Iterator<Item = DriveId> + '_ {
+        let member = self.members.get(usize::from(position)).copied();
         let moved = self.rebuilding.iter().rev().filter(move |rebuilding| rebuilding.position == position);
-        moved.map(|rebuilding| rebuilding.from)
+        moved.map(|rebuilding| rebuilding.from).filter(move |from| Some(*from) != member)
+    }
+
+    /// The group once a member has come back without everything that it had; `None` if it is no member, or that is known.
+    #[must_use]
+    pub fn returned_with_gap(&self, drive: DriveId) -> Option<Self> {
+        let positions = (0u8..).zip(&self.members).filter(|(_, member)| **member == drive);
+        let new: Vec<Rebuilding> = positions
+            .map(|(position, from)| Rebuilding { position, from: *from })
+            .filter(|rebuilding| !self.rebuilding.contains(rebuilding))
+            .collect();
+        if new.is_empty() {
+            return None;
+        }
+        let mut next = self.clone();
+        next.epoch.0 += 1;
+        next.rebuilding.extend(new);
+        Some(next)
     }
 }
 

@@ -31,6 +31,7 @@ use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, 
 use wire::object::{ObjectError, ObjectReply};
 
 use crate::batch::Batch;
+use crate::history::{Beginning, LEAP_IDS};
 use crate::keys::Keys;
 use crate::state::State;
 use crate::store::{ChangeTable, Store, Txn};
@@ -126,6 +127,8 @@ struct Volatile {
     gone: Vec<Ino>,
     /// Whether extents of this ledger are tiered, or were.
     tiers: bool,
+    /// Whether drives may hold what only a newer ledger refers to.
+    in_doubt: bool,
 }
 
 /// The state machine of an owner.
@@ -153,6 +156,7 @@ impl Core {
             events: Events::new(),
             gone: Vec::new(),
             tiers: false,
+            in_doubt: false,
         };
         let next_seq = Seq(tail.0 + 1);
         let keys = Keys::new(ledger);
@@ -162,7 +166,7 @@ impl Core {
 
     /// Creates the root directory of a new ledger, or checks the format of an existing one, and ends every
     /// session of an earlier owner.
-    pub fn start(&mut self, now: Now) -> Result<(), FsError> {
+    pub(crate) fn start(&mut self, now: Now, beginning: Beginning) -> Result<(), FsError> {
         let keys = self.keys;
         let stale: Vec<SessionId> = {
             let txn = self.store.begin();
@@ -175,10 +179,12 @@ impl Core {
                 None => {}
             }
             self.volatile.tiers = txn.get_bytes(&keys.value("tier"))?.is_some();
+            self.volatile.in_doubt = txn.get_bytes(&keys.value("in_doubt"))?.is_some();
             let sessions = txn.scan(&keys.sessions(), usize::MAX)?;
             sessions.iter().map(|(key, _)| Keys::session_of_key(key)).collect()
         };
         self.internal(now, |op| op.format_if_new())?;
+        self.internal(now, |op| op.begin_stretch(beginning))?;
         for session in stale {
             self.internal(now, |op| op.end_session(session))?;
         }
@@ -329,6 +335,11 @@ impl Core {
         Seq(self.next_seq.0 - 1)
     }
 
+    /// Whether drives may hold what only a newer ledger refers to: then nothing is taken for an orphan.
+    pub fn is_in_doubt(&self) -> bool {
+        self.volatile.in_doubt
+    }
+
     /// The newest durable batch.
     pub fn committed_seq(&self) -> Seq {
         self.committed
@@ -440,6 +451,11 @@ impl Op<'_> {
             R::PurgeStep => self.purge_step(),
             R::ScanMap { after, limit } => self.scan_map(*after, *limit),
             R::Repack { extent, owed, moves } => self.repack(extent, owed, moves),
+            R::Doubt { in_doubt } => {
+                self.set_in_doubt(*in_doubt);
+                Ok(MetaReply::Done)
+            }
+            R::RecheckRanges { ranges } => self.recheck_ranges(ranges),
             R::ExtentRanges => self.extent_ranges(),
             R::ConfirmOrphans { ids } => self.confirm_orphans(ids),
             R::RangeVerified { first } => self.range_verified(*first),
@@ -553,6 +569,34 @@ impl Op<'_> {
         self.put_inode(&root);
         self.account(0, 1)?;
         Ok(())
+    }
+
+    /// Begins a stretch of the ledger's history. An older ledger gives no id that the newer one may have given.
+    fn begin_stretch(&mut self, beginning: Beginning) -> Result<(), Stop> {
+        let Beginning { lineage, highest_extent, is_older } = beginning;
+        self.txn.put(self.keys.lineage(self.seq), &lineage.0);
+        if is_older {
+            for name in ["next_ino", "next_map", "next_extent", "next_session", "next_upload", "next_blob"] {
+                self.advance(name, LEAP_IDS)?;
+            }
+            self.set_in_doubt(true);
+        }
+        if let Some(highest) = highest_extent
+            && self.number("next_extent")? <= highest.0
+        {
+            self.txn.put(self.keys.value("next_extent"), &(highest.0 + 1));
+        }
+        Ok(())
+    }
+
+    /// Notes whether drives may hold what only a newer ledger refers to.
+    fn set_in_doubt(&mut self, in_doubt: bool) {
+        if in_doubt {
+            self.txn.put(self.keys.value("in_doubt"), &1);
+        } else {
+            self.txn.delete(self.keys.value("in_doubt"));
+        }
+        self.volatile.in_doubt = in_doubt;
     }
 
     fn new_inode(&self, ino: Ino, kind: FileKind, mode: u32) -> Inode {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use base::{Epoch, LedgerId, Seq};
 
 use crate::batch::Batch;
+use crate::history::OlderLedger;
 use crate::log::{LedgerLog, LogError};
 use crate::state::{Applied, State, StateError};
 
@@ -40,6 +41,9 @@ pub enum OwnerError {
         /// The last batch in the log.
         tail: Seq,
     },
+    /// Drives have seen a newer one.
+    #[error(transparent)]
+    Older(#[from] OlderLedger),
     /// A batch in the log cannot be decoded, or the state is of a newer version.
     #[error("ledger {ledger} is damaged or newer than this version: {what}")]
     Damaged {

@@ -15,14 +15,16 @@ use std::time::Duration;
 
 use base::env::{Env, after_blocking, blocking_allowed, spawn_thread};
 use base::watch::{self, Guard, Lock};
-use base::{Epoch, FsError, Ino, LedgerId, Seq, SessionId};
+use base::{Epoch, FsError, Ino, LedgerId, Lineage, Seq, SessionId};
 use tokio::sync::{Notify, mpsc, oneshot};
 use wire::BoxFuture;
 use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
+use wire::position::Position;
 
 use super::pressure::Pressure;
 use super::recovery::{OwnerError, recover};
 use super::{Core, Executed, Now};
+use crate::history::{Evidence, History};
 use crate::log::{AppendError, LedgerLog, Room};
 use crate::state::{Applied, State, StateError};
 use crate::store::{ChangeTable, Store};
@@ -42,8 +44,10 @@ pub struct OwnerOptions {
     pub log: Arc<dyn LedgerLog>,
     /// Its local store.
     pub state: Arc<dyn State>,
-    /// Clock.
+    /// Clock and random numbers.
     pub env: Env,
+    /// What drives know of the ledger.
+    pub evidence: Evidence,
     /// Changes in memory above which nothing new is executed until the local store has caught up, in bytes. Those that
     /// are being written to it come on top.
     pub unstored_bytes_max: usize,
@@ -64,6 +68,8 @@ pub struct OwnerStat {
     pub halted: bool,
     /// Whether the disk is full; then only what makes room is done until it has room again.
     pub no_space: bool,
+    /// Whether drives may hold what only a newer ledger refers to, so that nothing is taken for an orphan.
+    pub in_doubt: bool,
 }
 
 type ReplySender = oneshot::Sender<Result<MetaReply, FsError>>;
@@ -149,17 +155,25 @@ impl Owner {
         options: OwnerOptions,
         (epoch, tail): (Epoch, Seq),
     ) -> Result<(Self, BoxFuture<'static, ()>, BoxFuture<'static, ()>), OwnerError> {
-        let OwnerOptions { ledger, log, state, env, unstored_bytes_max } = options;
+        let OwnerOptions { ledger, log, state, env, evidence, unstored_bytes_max } = options;
+        let history = History::read(&*state, ledger, tail);
+        let history = history.map_err(|source| OwnerError::Store { ledger, source })?;
+        let beginning = evidence.judge(&history, Lineage(env.random.next_u64()))?;
         let mut core = Core::new(ledger, Store::new(state), (epoch, tail));
         let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
-        core.start(now(&env)).map_err(damaged)?;
+        core.start(now(&env), beginning).map_err(damaged)?;
         let (stores, store_jobs) = mpsc::channel(1);
         let (events, happened) = mpsc::unbounded_channel();
         let store = Box::pin(store_changes(core.bottom(), log.clone(), store_jobs, events.clone()));
         let shared = Arc::new(Shared {
             env,
             epoch,
+            ledger,
+            before: history,
+            first: Seq(tail.0 + 1),
+            lineage: beginning.lineage,
             log,
+            in_doubt: AtomicBool::new(core.is_in_doubt()),
             desk: Lock::new(
                 &format!("the owner of ledger {ledger}"),
                 Desk::new(core, stores, unstored_bytes_max),
@@ -188,6 +202,16 @@ impl Owner {
         }
     }
 
+    /// The history of the ledger up to its newest durable batch.
+    pub fn history(&self) -> History {
+        let committed = Seq(self.shared.committed.load(Ordering::Acquire));
+        let before = self.shared.before.clone();
+        if committed < self.shared.first {
+            return before;
+        }
+        before.with(self.shared.first, self.shared.lineage, committed)
+    }
+
     /// What it is doing.
     pub fn stat(&self) -> OwnerStat {
         OwnerStat {
@@ -197,6 +221,7 @@ impl Owner {
             requests: self.shared.requests.load(Ordering::Relaxed),
             halted: self.shared.halted(),
             no_space: self.shared.no_space.load(Ordering::Relaxed),
+            in_doubt: self.shared.in_doubt.load(Ordering::Relaxed),
         }
     }
 
@@ -215,6 +240,15 @@ impl Drop for Owner {
 }
 
 impl MetaService for Owner {
+    fn position(&self) -> Option<Position> {
+        let shared = &self.shared;
+        let committed = Seq(shared.committed.load(Ordering::Acquire));
+        if committed < shared.first {
+            return shared.before.position();
+        }
+        Some(Position { ledger: shared.ledger, lineage: shared.lineage, seq: committed })
+    }
+
     fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>> {
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
@@ -317,6 +351,12 @@ async fn store_changes(
 struct Shared {
     env: Env,
     epoch: Epoch,
+    ledger: LedgerId,
+    /// The history before this owner's stretch.
+    before: History,
+    /// Where that begins.
+    first: Seq,
+    lineage: Lineage,
     log: Arc<dyn LedgerLog>,
     desk: Lock<Desk>,
     /// Wakes the background thread: a batch to append, an end.
@@ -326,6 +366,7 @@ struct Shared {
     requests: AtomicU64,
     halted: AtomicBool,
     no_space: AtomicBool,
+    in_doubt: AtomicBool,
     /// Why it is halted or has no space.
     problem: Mutex<Option<String>>,
     events: mpsc::UnboundedSender<Event>,
@@ -581,7 +622,8 @@ impl Shared {
         desk.log_stuck = false;
         self.look_at_room(&mut desk);
         desk.core.committed(seq);
-        self.committed.store(seq.0, Ordering::Relaxed);
+        self.committed.store(seq.0, Ordering::Release);
+        self.in_doubt.store(desk.core.is_in_doubt(), Ordering::Relaxed);
         self.drain_backlog(&mut desk);
         deliver_events(&mut desk);
         self.start_storing(&mut desk);

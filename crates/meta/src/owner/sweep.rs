@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 
-use base::{ExtentId, FsError, Ino};
+use base::{ExtentId, FsError, Ino, SessionId};
 use wire::meta::{
     Content, ExtentRef, MapEntry, MetaReply, OwedShard, PACK_MOVES_MAX, PackMove, PiecePosition,
 };
@@ -173,11 +173,42 @@ impl Op<'_> {
         Ok(now.and_then(|now| now.clip(from, to)).as_ref() == Some(&step.piece.stored()))
     }
 
+    /// Has these ranges of ids looked at again for orphans, as far as they are not open to a session.
+    pub(super) fn recheck_ranges(&mut self, ranges: &[(ExtentId, u64)]) -> Outcome {
+        let next = self.number("next_extent")?;
+        for (first, count) in ranges {
+            let end = first.0.saturating_add(*count).min(next);
+            let mut from = first.0;
+            // What lies in a range that is known already is looked at with it.
+            let (_, last) = self.keys.ranges();
+            let known = self.txn.scan(&(self.keys.range(ExtentId(0)), last), usize::MAX)?;
+            for (key, bytes) in known {
+                let (start, range) =
+                    (Keys::first_of_range(&key).0, crate::store::decode::<IdRange>(&key, &bytes)?);
+                if start > from {
+                    self.close_again(from, start.min(end));
+                }
+                from = from.max(start.saturating_add(range.count));
+            }
+            self.close_again(from, end);
+        }
+        Ok(MetaReply::Done)
+    }
+
+    fn close_again(&mut self, from: u64, end: u64) {
+        if from < end {
+            let range = IdRange { session: SessionId(0), count: end - from, open: RangeState::Closed };
+            self.txn.put(self.keys.range(ExtentId(from)), &range);
+        }
+    }
+
     pub(super) fn extent_ranges(&mut self) -> Outcome {
         let (mut closed, mut open) = (Vec::new(), 0);
         for (key, bytes) in self.txn.scan(&self.keys.ranges(), usize::MAX)? {
             let range: IdRange = crate::store::decode(&key, &bytes)?;
             match range.open {
+                // Drives may hold what only a newer ledger refers to: nobody is to look for orphans.
+                RangeState::Closed if self.volatile.in_doubt => {}
                 RangeState::Closed => closed.push((Keys::first_of_range(&key), range.count)),
                 RangeState::Open => open += 1,
             }

@@ -4,6 +4,7 @@ mod audit;
 mod coherence;
 mod content;
 mod guards;
+mod history;
 mod model;
 mod names;
 mod objects;
@@ -12,7 +13,7 @@ mod sessions;
 
 use std::collections::{BTreeMap, HashMap};
 
-use base::{Epoch, LeaseId, PgId};
+use base::{Epoch, LeaseId, Lineage, PgId};
 use bytes::Bytes;
 use wire::meta::{CommitPiece, Content, ExtentRef, FreeExtent, MakeNode, MapPiece, OpenIntent};
 
@@ -33,6 +34,11 @@ struct Ledger {
     now: Now,
 }
 
+/// Of an owner that finds nothing newer.
+fn beginning(lineage: u64) -> Beginning {
+    Beginning { lineage: Lineage(lineage), highest_extent: None, is_older: false }
+}
+
 impl Ledger {
     fn new() -> Self {
         Self::replay(&[])
@@ -49,7 +55,7 @@ impl Ledger {
         let core = Core::new(LEDGER, Store::new(Arc::new(state.clone())), (Epoch(1), tail));
         let now = Now { wall_ns: 1_000, boot_ns: 0 };
         let mut ledger = Self { core, state, log: log.to_vec(), requests: HashMap::new(), now };
-        ledger.core.start(now).unwrap();
+        ledger.core.start(now, beginning(log.len() as u64)).unwrap();
         ledger.commit();
         ledger
     }

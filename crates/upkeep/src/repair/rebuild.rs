@@ -50,7 +50,7 @@ impl Work {
         for some in groups.chunk_by(|one, other| one.exposed == other.exposed) {
             let swept = self.sweep(&some.iter().map(|group| group.pg).collect()).await?;
             short.extend(swept.short.iter().copied());
-            self.conclude(some, &swept);
+            self.conclude(some, &swept).await?;
             // Another drive may have been lost meanwhile, which changes the order.
             if self.stopped.now() || swept.unfinished {
                 break;
@@ -94,7 +94,7 @@ impl Work {
     }
 
     /// Notes what is done. Extents with too few shards are looked at again until it is certain that they are lost.
-    fn conclude(&mut self, groups: &[RebuildGroup], swept: &Swept) {
+    async fn conclude(&mut self, groups: &[RebuildGroup], swept: &Swept) -> Result<(), FsError> {
         let now = self.env.clock.boot_ns();
         let short: HashSet<ExtentId> = swept.short.iter().copied().collect();
         for id in &short {
@@ -103,16 +103,35 @@ impl Work {
         let settled = |id: &ExtentId| now.saturating_sub(self.rebuild.short[id]) >= SHORT_NS;
         let complete = groups.iter().all(|group| group.complete);
         if swept.unfinished || !short.iter().all(settled) || !(short.is_empty() || complete) {
-            return;
+            return Ok(());
         }
-        if !short.is_empty() {
-            let some: Vec<&ExtentId> = short.iter().take(16).collect();
-            tracing::error!(extents = short.len(), ?some, "extents have too few shards left to be read");
-            self.progress.add_lost(short.len() as u64);
+        let lost = self.referred(short).await?;
+        if !lost.is_empty() {
+            let some: Vec<&ExtentId> = lost.iter().take(16).collect();
+            tracing::error!(extents = lost.len(), ?some, "extents have too few shards left to be read");
+            self.progress.add_lost(lost.len() as u64);
         }
         for group in groups {
             self.progress.set_rebuilt(group.pg, group.epoch);
         }
+        Ok(())
+    }
+
+    /// Those of these extents that a map refers to. Drives that came back have shards of others: what was deleted while
+    /// they were away, and what writers left that never committed.
+    async fn referred(&self, extents: HashSet<ExtentId>) -> Result<HashSet<ExtentId>, FsError> {
+        let (mut found, mut after) = (HashSet::new(), None);
+        while !extents.is_empty() {
+            let (entries, next) = self.client.scan_map(after).await?;
+            let named =
+                entries.iter().filter_map(|entry| entry.piece.content.extent()).map(|extent| extent.id);
+            found.extend(named.filter(|id| extents.contains(id)));
+            after = next;
+            if after.is_none() {
+                break;
+            }
+        }
+        Ok(found)
     }
 
     /// Counts narrow bytes now and then.

@@ -200,7 +200,7 @@ fn a_ledger_of_a_newer_format_is_refused() {
     let mut store = Store::new(Arc::new(ledger.state.clone()));
     store.apply(Seq(1), [(keys.value("format"), Some(crate::values::Value::encode(&2u64)))]);
     let mut core = Core::new(LEDGER, store, (Epoch(1), Seq(1)));
-    assert_eq!(core.start(ledger.now), Err(FsError::Unsupported));
+    assert_eq!(core.start(ledger.now, beginning(1)), Err(FsError::Unsupported));
 }
 
 #[test]
