@@ -77,6 +77,37 @@ pub(crate) struct Beginning {
     pub(crate) is_older: bool,
 }
 
+/// The stretch of a ledger's history that an owner has begun.
+#[derive(Debug, Clone)]
+pub(crate) struct Stretch {
+    /// What came before.
+    before: History,
+    /// Its first batch.
+    first: Seq,
+    lineage: Lineage,
+}
+
+impl Stretch {
+    /// Begins behind a history.
+    pub(crate) fn after(before: History, lineage: Lineage) -> Self {
+        Self { first: Seq(before.tail.0 + 1), before, lineage }
+    }
+
+    /// The history up to a durable batch.
+    pub(crate) fn history(&self, committed: Seq) -> History {
+        let before = self.before.clone();
+        if committed < self.first { before } else { before.with(self.first, self.lineage, committed) }
+    }
+
+    /// The position of a durable batch.
+    pub(crate) fn position(&self, committed: Seq) -> Option<Position> {
+        if committed < self.first {
+            return self.before.position();
+        }
+        Some(Position { ledger: self.before.ledger, lineage: self.lineage, seq: committed })
+    }
+}
+
 impl History {
     /// Reads it from a state that has everything up to `tail`.
     ///
@@ -107,7 +138,7 @@ impl History {
 
     /// The same with the stretch that begins at `first`, up to `tail`.
     #[must_use]
-    pub fn with(mut self, first: Seq, lineage: Lineage, tail: Seq) -> Self {
+    pub(crate) fn with(mut self, first: Seq, lineage: Lineage, tail: Seq) -> Self {
         self.starts.push((first, lineage));
         self.tail = tail;
         self

@@ -388,17 +388,17 @@ impl Keys {
         key
     }
 
-    /// Table H: the stretch of the ledger's history that begins with a batch.
+    /// Table S: the stretch of the ledger's history that begins with a batch.
     pub fn lineage(&self, first: Seq) -> Vec<u8> {
-        self.with_u64(b'H', first.0)
+        self.with_u64(b'S', first.0)
     }
 
     /// All stretches, in order.
     pub fn lineages(&self) -> KeyRange {
-        self.table(b'H')
+        self.table(b'S')
     }
 
-    /// The first batch in a key of table H.
+    /// The first batch in a key of table S.
     pub fn seq_of_lineage(key: &[u8]) -> Seq {
         Seq(u64_at(key, 5))
     }

@@ -153,36 +153,46 @@ async fn evidence(drives: &Drives) -> Evidence {
     Evidence { witnesses, accept_older: false }
 }
 
+/// Opens the ledger on whatever is on its disks.
+async fn open_ledger(
+    world: &Arc<World>,
+    boot: u64,
+    evidence: Evidence,
+) -> Result<(Arc<Owner>, Arc<dyn State>), String> {
+    let env = world.env();
+    let logs: Vec<PathBuf> = (0..world.scenario.meta_dirs).map(log_dir).collect();
+    for dir in &logs {
+        env.files.create_dir_all(dir).map_err(|error| text(&error))?;
+    }
+    let options = MirrorOptions { io: CopyIo::Inline, sizes: LOG_SIZES, ..MirrorOptions::default() };
+    let log = MirroredLog::open(&env, &logs, options).map_err(|error| text(&error))?;
+    let stores: Vec<PathBuf> =
+        logs.iter().take(STORES_MAX).map(|dir| dir.with_file_name("state.redb")).collect();
+    let state = MirroredState::open(&env, &stores, MIB as usize, log.first(), log.whole());
+    let log = Arc::new(WatchedLog::new(world, boot, log));
+    let state: Arc<dyn State> = Arc::new(state.map_err(|error| text(&error))?);
+    let options = OwnerOptions {
+        ledger: LEDGER,
+        log,
+        state: state.clone(),
+        env,
+        evidence,
+        unstored_bytes_max: 256 << 20,
+    };
+    let owner = Arc::new(Owner::open_here(options).await.map_err(|error| text(&error))?);
+    Ok((owner, state))
+}
+
 impl Node {
     /// Starts the node on whatever is on the disk, as tasks of the present runtime.
     ///
     /// # Errors
     /// Why it does not start, for people.
     pub(crate) async fn start(world: &Arc<World>, boot: u64) -> Result<Self, String> {
-        let env = world.env();
         let drives = open_drives(world, boot)?;
         world.cluster().take_back();
         let topology = world.cluster().topology(&drives);
-        let logs: Vec<PathBuf> = (0..world.scenario.meta_dirs).map(log_dir).collect();
-        for dir in &logs {
-            env.files.create_dir_all(dir).map_err(|error| text(&error))?;
-        }
-        let options = MirrorOptions { io: CopyIo::Inline, sizes: LOG_SIZES, ..MirrorOptions::default() };
-        let log = MirroredLog::open(&env, &logs, options).map_err(|error| text(&error))?;
-        let stores: Vec<PathBuf> =
-            logs.iter().take(STORES_MAX).map(|dir| dir.with_file_name("state.redb")).collect();
-        let state = MirroredState::open(&env, &stores, MIB as usize, log.first(), log.whole());
-        let log = Arc::new(WatchedLog::new(world, boot, log));
-        let state: Arc<dyn State> = Arc::new(state.map_err(|error| text(&error))?);
-        let options = OwnerOptions {
-            ledger: LEDGER,
-            log,
-            state: state.clone(),
-            env,
-            evidence: evidence(&drives).await,
-            unstored_bytes_max: 256 << 20,
-        };
-        let owner = Arc::new(Owner::open_here(options).await.map_err(|error| text(&error))?);
+        let (owner, state) = open_ledger(world, boot, evidence(&drives).await).await?;
         let (publish, topology) = watch::channel(Arc::new(topology));
         let mut tier = Tier::new(world, boot);
         let mut clients = Vec::new();

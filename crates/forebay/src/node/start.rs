@@ -278,6 +278,26 @@ fn settings(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Settings
     Ok(settings)
 }
 
+/// Compares the cluster's metadata and the drives with what they know of each other, before anything is used. Of a new
+/// cluster there is nothing to compare.
+async fn compare_histories(
+    env: &Env,
+    control: &Control,
+    drives: &mut BTreeMap<DriveId, DriveEntry>,
+    is_new: bool,
+    accept_older: bool,
+) -> Result<(Knowledge, Watch)> {
+    let knowledge = Knowledge::gather(drives, accept_older).await;
+    if !is_new {
+        control.begin(env, &knowledge.of(CONTROL_LEDGER)).await?;
+    }
+    let ids: Vec<DriveId> = drives.keys().copied().collect();
+    let returned = note_drives(control, drives, &ids).await?;
+    let mut seen = Watch::default();
+    seen.keep(env.clock.wall_ns() / 1_000_000_000, returned);
+    Ok((knowledge, seen))
+}
+
 async fn open_filesystems(
     parts: &NodeParts<'_>,
     records: Vec<FilesystemRecord>,
@@ -309,13 +329,9 @@ impl Node {
         let drive_settings = DriveSettings { io: options.io, trim: settings.trim, memory: memory.drive };
         let open = |record: DriveRecord| (record.id, DriveEntry::open(&env, cluster, record, drive_settings));
         let mut drives: BTreeMap<_, _> = drive_records.into_iter().map(open).collect();
-        let knowledge = Knowledge::gather(&drives, options.accept_older_metadata).await;
-        if !is_new {
-            control.begin(&env, &knowledge.of(CONTROL_LEDGER)).await?;
-        }
+        let accept_older = options.accept_older_metadata;
+        let (knowledge, seen) = compare_histories(&env, &control, &mut drives, is_new, accept_older).await?;
         let accounts = open_accounts(&env, &dir, &control).await?;
-        let ids: Vec<DriveId> = drives.keys().copied().collect();
-        let returned = note_drives(&control, &mut drives, &ids).await?;
         let map = control.map()?;
         check_enough(&records, &map, &drives, &options)?;
         let pace = Arc::new(Pace::new(env.clone()));
@@ -332,8 +348,6 @@ impl Node {
             memory: &memory,
         };
         let filesystems = open_filesystems(&parts, records).await?;
-        let mut seen = Watch::default();
-        seen.keep(env.clock.wall_ns() / 1_000_000_000, returned);
         let (stop_serving, _) = watch::channel(false);
         let (scrub_targets, _) = watch::channel(ScrubTargets::default());
         let node = Arc::new(Self {

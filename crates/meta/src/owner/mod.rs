@@ -18,6 +18,7 @@ mod space;
 mod sweep;
 mod tier;
 mod watch;
+mod writing;
 
 #[cfg(test)]
 mod tests;
@@ -451,10 +452,7 @@ impl Op<'_> {
             R::PurgeStep => self.purge_step(),
             R::ScanMap { after, limit } => self.scan_map(*after, *limit),
             R::Repack { extent, owed, moves } => self.repack(extent, owed, moves),
-            R::Doubt { in_doubt } => {
-                self.set_in_doubt(*in_doubt);
-                Ok(MetaReply::Done)
-            }
+            R::Doubt { in_doubt } => Ok(self.set_in_doubt(*in_doubt)),
             R::RecheckRanges { ranges } => self.recheck_ranges(ranges),
             R::ExtentRanges => self.extent_ranges(),
             R::ConfirmOrphans { ids } => self.confirm_orphans(ids),
@@ -590,13 +588,14 @@ impl Op<'_> {
     }
 
     /// Notes whether drives may hold what only a newer ledger refers to.
-    fn set_in_doubt(&mut self, in_doubt: bool) {
+    fn set_in_doubt(&mut self, in_doubt: bool) -> MetaReply {
         if in_doubt {
             self.txn.put(self.keys.value("in_doubt"), &1);
         } else {
             self.txn.delete(self.keys.value("in_doubt"));
         }
         self.volatile.in_doubt = in_doubt;
+        MetaReply::Done
     }
 
     fn new_inode(&self, ino: Ino, kind: FileKind, mode: u32) -> Inode {

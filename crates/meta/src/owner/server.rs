@@ -23,8 +23,9 @@ use wire::position::Position;
 
 use super::pressure::Pressure;
 use super::recovery::{OwnerError, recover};
+use super::writing::{append, store_changes};
 use super::{Core, Executed, Now};
-use crate::history::{Evidence, History};
+use crate::history::{Evidence, History, Stretch};
 use crate::log::{AppendError, LedgerLog, Room};
 use crate::state::{Applied, State, StateError};
 use crate::store::{ChangeTable, Store};
@@ -32,9 +33,6 @@ use crate::store::{ChangeTable, Store};
 /// Of what may wait for the local store, the part above which it is written without waiting for the tick.
 const STORE_PART: usize = 8;
 const TICK: Duration = Duration::from_millis(500);
-/// How often a full log is tried before those who wait are told.
-const FULL_RETRIES: u32 = 50;
-const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 /// What an owner is made of.
 pub struct OwnerOptions {
@@ -86,9 +84,9 @@ struct Appending {
     work: BoxFuture<'static, Result<(), AppendError>>,
 }
 
-struct StoreJob {
-    table: Arc<ChangeTable>,
-    applied: Applied,
+pub(super) struct StoreJob {
+    pub(super) table: Arc<ChangeTable>,
+    pub(super) applied: Applied,
 }
 
 enum Answer {
@@ -168,10 +166,7 @@ impl Owner {
         let shared = Arc::new(Shared {
             env,
             epoch,
-            ledger,
-            before: history,
-            first: Seq(tail.0 + 1),
-            lineage: beginning.lineage,
+            stretch: Stretch::after(history, beginning.lineage),
             log,
             in_doubt: AtomicBool::new(core.is_in_doubt()),
             desk: Lock::new(
@@ -204,12 +199,7 @@ impl Owner {
 
     /// The history of the ledger up to its newest durable batch.
     pub fn history(&self) -> History {
-        let committed = Seq(self.shared.committed.load(Ordering::Acquire));
-        let before = self.shared.before.clone();
-        if committed < self.shared.first {
-            return before;
-        }
-        before.with(self.shared.first, self.shared.lineage, committed)
+        self.shared.stretch.history(self.shared.committed_seq())
     }
 
     /// What it is doing.
@@ -241,12 +231,7 @@ impl Drop for Owner {
 
 impl MetaService for Owner {
     fn position(&self) -> Option<Position> {
-        let shared = &self.shared;
-        let committed = Seq(shared.committed.load(Ordering::Acquire));
-        if committed < shared.first {
-            return shared.before.position();
-        }
-        Some(Position { ledger: shared.ledger, lineage: shared.lineage, seq: committed })
+        self.shared.stretch.position(self.shared.committed_seq())
     }
 
     fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>> {
@@ -275,40 +260,6 @@ fn now(env: &Env) -> Now {
     Now { wall_ns: env.clock.wall_ns(), boot_ns: env.clock.boot_ns() }
 }
 
-/// Appends, waiting for room for as long as the log has none.
-async fn append(
-    log: Arc<dyn LedgerLog>,
-    epoch: Epoch,
-    seq: Seq,
-    bytes: Vec<u8>,
-    events: mpsc::UnboundedSender<Event>,
-) -> Result<(), AppendError> {
-    let mut tries: u32 = 0;
-    loop {
-        let result = {
-            let _watched = watch::call("append to a ledger's log");
-            log.append(epoch, seq, vec![bytes.clone()]).await
-        };
-        let Err(AppendError::Full(error)) = &result else { return result };
-        if tries == 0 {
-            // The thread of a caller has no timer: waiting is for the background thread.
-            let mut handed_over = false;
-            std::future::poll_fn(|context| {
-                context.waker().wake_by_ref();
-                if std::mem::replace(&mut handed_over, true) { Poll::Ready(()) } else { Poll::Pending }
-            })
-            .await;
-        }
-        tries += 1;
-        if tries.is_multiple_of(FULL_RETRIES) {
-            tracing::warn!(%error, "ledger log is full, waiting for room");
-            // An owner that is gone drops this future as well.
-            let _ = events.send(Event::LogStuck);
-        }
-        tokio::time::sleep(FULL_PAUSE).await;
-    }
-}
-
 /// An error with its causes, for people.
 fn with_causes(error: &dyn std::error::Error) -> String {
     match error.source() {
@@ -325,38 +276,11 @@ async fn appended(appending: &mut Option<Appending>) -> Result<(), AppendError> 
     }
 }
 
-async fn store_changes(
-    state: Arc<dyn State>,
-    log: Arc<dyn LedgerLog>,
-    mut jobs: mpsc::Receiver<StoreJob>,
-    events: mpsc::UnboundedSender<Event>,
-) {
-    while let Some(job) = jobs.recv().await {
-        let result = {
-            let _watched = watch::call("write to a ledger's local store");
-            state.apply(&mut job.table.iter(), job.applied)
-        };
-        if result.is_ok()
-            && let Err(error) = log.trim(job.applied.seq).await
-        {
-            tracing::warn!(%error, "ledger log could not be trimmed");
-        }
-        if events.send(Event::Stored(job, result)).is_err() {
-            return;
-        }
-    }
-}
-
 /// What everybody who calls the owner shares.
 struct Shared {
     env: Env,
     epoch: Epoch,
-    ledger: LedgerId,
-    /// The history before this owner's stretch.
-    before: History,
-    /// Where that begins.
-    first: Seq,
-    lineage: Lineage,
+    stretch: Stretch,
     log: Arc<dyn LedgerLog>,
     desk: Lock<Desk>,
     /// Wakes the background thread: a batch to append, an end.
@@ -373,7 +297,7 @@ struct Shared {
 }
 
 /// What the background thread is told.
-enum Event {
+pub(super) enum Event {
     /// The local store has a job's changes, or has not.
     Stored(StoreJob, Result<(), StateError>),
     /// The log has been full for long.
@@ -459,6 +383,10 @@ fn deliver_events(desk: &mut Desk) {
 }
 
 impl Shared {
+    fn committed_seq(&self) -> Seq {
+        Seq(self.committed.load(Ordering::Acquire))
+    }
+
     /// Whoever holds it must not wait for a disk: everybody waits for the holder.
     #[track_caller]
     fn desk(&self) -> Guard<'_, Desk> {

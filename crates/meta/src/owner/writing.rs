@@ -1,0 +1,74 @@
+//! What an owner waits for: appends to its log, and writes of what is committed to its local store.
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use base::watch;
+use base::{Epoch, Seq};
+use tokio::sync::mpsc;
+
+use super::server::{Event, StoreJob};
+use crate::log::{AppendError, LedgerLog};
+use crate::state::State;
+
+/// How often a full log is tried before those who wait are told.
+const FULL_RETRIES: u32 = 50;
+const FULL_PAUSE: Duration = Duration::from_millis(100);
+
+/// Appends, waiting for room for as long as the log has none.
+pub(super) async fn append(
+    log: Arc<dyn LedgerLog>,
+    epoch: Epoch,
+    seq: Seq,
+    bytes: Vec<u8>,
+    events: mpsc::UnboundedSender<Event>,
+) -> Result<(), AppendError> {
+    let mut tries: u32 = 0;
+    loop {
+        let result = {
+            let _watched = watch::call("append to a ledger's log");
+            log.append(epoch, seq, vec![bytes.clone()]).await
+        };
+        let Err(AppendError::Full(error)) = &result else { return result };
+        if tries == 0 {
+            // The thread of a caller has no timer: waiting is for the background thread.
+            let mut handed_over = false;
+            std::future::poll_fn(|context| {
+                context.waker().wake_by_ref();
+                if std::mem::replace(&mut handed_over, true) { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+        }
+        tries += 1;
+        if tries.is_multiple_of(FULL_RETRIES) {
+            tracing::warn!(%error, "ledger log is full, waiting for room");
+            // An owner that is gone drops this future as well.
+            let _ = events.send(Event::LogStuck);
+        }
+        tokio::time::sleep(FULL_PAUSE).await;
+    }
+}
+
+/// Writes committed changes to the local store, and trims the log.
+pub(super) async fn store_changes(
+    state: Arc<dyn State>,
+    log: Arc<dyn LedgerLog>,
+    mut jobs: mpsc::Receiver<StoreJob>,
+    events: mpsc::UnboundedSender<Event>,
+) {
+    while let Some(job) = jobs.recv().await {
+        let result = {
+            let _watched = watch::call("write to a ledger's local store");
+            state.apply(&mut job.table.iter(), job.applied)
+        };
+        if result.is_ok()
+            && let Err(error) = log.trim(job.applied.seq).await
+        {
+            tracing::warn!(%error, "ledger log could not be trimmed");
+        }
+        if events.send(Event::Stored(job, result)).is_err() {
+            return;
+        }
+    }
+}
