@@ -7,7 +7,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-SUITES=(format build lint cargo fuzz cli overload crash s3-crash degraded tier s3 full host-full stuck metadata history tree space sequences pjdfstest fsx stores sqlite git)
+SUITES=(format build lint cargo fuzz cli overload crash s3-crash degraded damage tier s3 full host-full stuck metadata history tree space sequences pjdfstest fsx stores sqlite git)
 # What the rest builds upon.
 STAGES=(format build lint cargo)
 # Suites that look at speed or memory of a whole machine, use fixed ports, or keep all cores busy.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
 use wire::event::Event;
 
+use crate::damage::DamageInfo;
 use crate::filesystem_groups::FilesystemGroupControl;
 use crate::stores::StoreControl;
 use crate::tiers::{TierControl, TierInfo};
@@ -99,6 +100,9 @@ pub struct DriveInfo {
     pub groups: u32,
     /// Its scrub.
     pub scrub: ScrubInfo,
+    /// Shards on it that are known to be damaged now.
+    #[serde(default)]
+    pub damaged_shards: u64,
 }
 
 /// How well the shards of a drive are known to be good.
@@ -296,6 +300,9 @@ pub struct FilesystemInfo {
     pub pack: PackInfo,
     /// The search for orphans.
     pub orphans: OrphanInfo,
+    /// Damage.
+    #[serde(default)]
+    pub damage: DamageInfo,
     /// The filesystem group that it belongs to.
     #[serde(default)]
     pub group: String,
@@ -307,7 +314,8 @@ pub struct FilesystemInfo {
 /// The node as a whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// `healthy`, `degraded`, or `stuck` if the node does not answer; then most of the rest is what it last said.
+    /// `healthy`, `degraded`, `damaged` if some data cannot be read for good, or `stuck` if the node does not answer; then
+    /// most of the rest is what it last said.
     pub state: String,
     /// What keeps it from being healthy, one sentence each.
     pub problems: Vec<String>,
@@ -444,7 +452,7 @@ pub struct ShardInfo {
     pub shard: u8,
     /// The drive.
     pub drive: u32,
-    /// `up`, `owed`, `rebuilding`, or what the drive is.
+    /// `up`, `owed`, `rebuilding`, or what the drive is; of a piece that cannot be read, `damaged` or `lost`.
     pub state: String,
 }
 
@@ -467,6 +475,9 @@ pub struct ExtentInfo {
     pub group: Option<u32>,
     /// Where its shards lie.
     pub shards: Vec<ShardInfo>,
+    /// Why it cannot be read, if that is known.
+    #[serde(default)]
+    pub reason: Option<String>,
     /// `ok`, `degraded` or `unreadable`.
     pub state: String,
 }

@@ -5,6 +5,7 @@
 
 mod api;
 mod client;
+mod damage;
 mod filesystem_groups;
 mod server;
 mod stores;
@@ -18,6 +19,7 @@ pub use api::{
     SetProfile, SetUpkeep, ShardInfo, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 pub use client::{AdminClient, CallError};
+pub use damage::{DamageInfo, LostFileInfo};
 pub use filesystem_groups::{
     FilesystemGroupControl, FilesystemGroupInfo, MoveFilesystem, SetFilesystemGroup,
 };

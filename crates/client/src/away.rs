@@ -289,7 +289,11 @@ impl Away {
         let end = range.end.next_multiple_of(BLOCK).min(place.blob_bytes.into());
         let bytes = self.verified(place, range.start / BLOCK * BLOCK..end).await?;
         let (from, len) = ((range.start % BLOCK) as usize, (range.end - range.start) as usize);
-        if bytes.len() < from + len { Err(ReadExtentError::Away) } else { Ok(bytes.slice(from..from + len)) }
+        if bytes.len() < from + len {
+            Err(ReadExtentError::Damaged)
+        } else {
+            Ok(bytes.slice(from..from + len))
+        }
     }
 
     /// Bytes `wanted` of the range `cut`.
@@ -312,7 +316,7 @@ impl Away {
         };
         let at = |off: u64| (off - range.start) as usize;
         if at(wanted.end) > bytes.len() {
-            return Err(ReadExtentError::Away);
+            return Err(ReadExtentError::Damaged);
         }
         Ok(bytes.slice(at(wanted.start)..at(wanted.end)))
     }
@@ -341,7 +345,8 @@ impl Away {
                     return Ok(Arc::new(front));
                 }
             }
-            Err(ReadExtentError::Away)
+            // Nothing in it can be verified.
+            Err(ReadExtentError::Damaged)
         };
         self.fronts.get(place.serial, fetch).await
     }
@@ -394,10 +399,14 @@ impl Away {
                 Ok(bytes)
             }
             // The map that named it may be old: a blob is deleted when nothing lies in it any more.
-            Err(StoreError::NotFound(error)) => {
-                tracing::warn!(blob = %self.key(place), error, "the store does not have this blob");
+            Err(error) if error.is_about_object() => {
+                tracing::warn!(blob = %self.key(place), %error, "the store does not have this blob");
                 self.fronts.forget();
                 Err(ReadExtentError::Doubtful)
+            }
+            Err(StoreError::TooShort(error)) => {
+                tracing::error!(blob = %self.key(place), error, "a blob is shorter than what was stored");
+                Err(ReadExtentError::Damaged)
             }
             Err(error) => {
                 tracing::error!(blob = %self.key(place), %error, "a blob cannot be read");

@@ -3,7 +3,7 @@
 //! An extent is written once under an id of its own. A retry after a failure takes a new id and another
 //! placement group, so that an id never stands for two contents.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -35,8 +35,6 @@ const WRITE_ATTEMPTS: u32 = 4;
 pub(crate) const DRIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Garbage that a drive has not deleted by then is left to the comparison of inventories.
 const DISCARD_TIMEOUT: Duration = Duration::from_millis(500);
-/// Damaged shards that are remembered.
-const DAMAGED_MAX: usize = 4096;
 /// How long a write that found too few drives waits for other groups.
 const TOPOLOGY_PATIENCE: Duration = Duration::from_millis(2500);
 /// How often it looks for them. A `watch` would wake several writes in a random order.
@@ -127,9 +125,7 @@ pub(crate) struct ExtentIo {
     topology: watch::Receiver<Arc<Topology>>,
     codes: Mutex<HashMap<(u8, u8), Arc<ErasureCode>>>,
     pub(crate) latencies: Latencies,
-    peers: Peers,
-    /// Shards that reads found damaged or missing, for repair.
-    damaged: Mutex<BTreeMap<(ExtentId, ShardIndex), ExtentRef>>,
+    pub(crate) peers: Peers,
 }
 
 /// One extent's shards on the way to drives.
@@ -156,8 +152,7 @@ impl ExtentIo {
         topology: watch::Receiver<Arc<Topology>>,
         peers: Peers,
     ) -> Self {
-        let (codes, damaged) = Default::default();
-        Self { env, ledger, meta, topology, codes, latencies: Latencies::new(), peers, damaged }
+        Self { env, ledger, meta, topology, codes: Mutex::default(), latencies: Latencies::new(), peers }
     }
 
     pub(crate) fn topology(&self) -> Arc<Topology> {
@@ -347,19 +342,6 @@ impl ExtentIo {
         let may_owe = usize::from(profile.n() - profile.w()).saturating_sub(down.len());
         let now = self.env.clock.boot_ns();
         up.into_iter().filter(|drive| self.latencies.spares(*drive, now)).take(may_owe).collect()
-    }
-
-    /// Notes a shard that is not as it should be. Beyond what fits, reads will find them again.
-    pub(crate) fn note_damaged(&self, extent: &ExtentRef, shard: ShardIndex) {
-        let mut damaged = self.damaged.lock().expect("no holder of this lock panics");
-        if damaged.len() < DAMAGED_MAX {
-            damaged.insert((extent.id, shard), *extent);
-        }
-    }
-
-    /// The shards noted since the last call.
-    pub(crate) fn take_damaged(&self) -> BTreeMap<(ExtentId, ShardIndex), ExtentRef> {
-        std::mem::take(&mut *self.damaged.lock().expect("no holder of this lock panics"))
     }
 
     /// Stores one shard on a drive. One that is busy is asked again when it says so.

@@ -130,7 +130,11 @@ impl Client {
     }
 
     /// Pieces of a file that only blobs have, from `off` on, and where to go on.
-    async fn away_pieces(&self, ino: Ino, off: u64) -> Result<(Vec<MapPiece>, Option<u64>), FsError> {
+    pub(crate) async fn away_pieces(
+        &self,
+        ino: Ino,
+        off: u64,
+    ) -> Result<(Vec<MapPiece>, Option<u64>), FsError> {
         let request = MetaRequest::GetMap { ino, off, limit: COMING_BACK as u32 };
         let MetaReply::Map { mut pieces, end } = self.call(request).await? else { return Err(FsError::Io) };
         let next = pieces.last().filter(|_| !end).map(MapPiece::end);
@@ -238,6 +242,7 @@ impl Client {
         error: ReadExtentError,
     ) -> Result<Moved, FsError> {
         if error != ReadExtentError::Doubtful {
+            self.suspect_pieces(ino, std::slice::from_ref(piece));
             return Err(FsError::Io);
         }
         let (now, _) = self.away_pieces(ino, piece.off).await?;
@@ -246,7 +251,11 @@ impl Client {
             _ => None,
         };
         let is_named = now.iter().any(|now| now.off < piece.end() && serial(now) == serial(piece));
-        if is_named { Err(FsError::Io) } else { Ok(Moved::Changed(piece.off)) }
+        if !is_named {
+            return Ok(Moved::Changed(piece.off));
+        }
+        self.suspect_pieces(ino, std::slice::from_ref(piece));
+        Err(FsError::Io)
     }
 
     /// Writes a piece to drives, in parts as long as extents are now. Returns those that are durable, and what became of

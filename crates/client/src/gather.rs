@@ -14,6 +14,7 @@ use wire::BoxFuture;
 use wire::drive::{DriveService, GetPurpose, GetShard, GetShardError, ShardKey};
 use wire::meta::ExtentRef;
 
+use crate::damage::{Flaw, Probe};
 use crate::extents::{DRIVE_TIMEOUT, ExtentIo, ReadExtentError};
 use crate::latency::Asked;
 
@@ -154,7 +155,7 @@ impl ExtentIo {
                 let recovered = self.recover_blocks(extent, read, purpose).await;
                 let blocks = recovered.map_err(|lacks| lacks.with(lack))?;
                 if lack == Lack::NotFound {
-                    self.note_damaged(extent, read.shard);
+                    self.peers.0.damage.met(extent, read.shard, Flaw::Missing);
                 }
                 Ok(blocks)
             }
@@ -211,10 +212,26 @@ impl ExtentIo {
                 Err(error) => lack = error,
             }
             if lack == Lack::Damaged {
-                self.note_damaged(extent, shard);
+                self.peers.0.damage.met(extent, shard, Flaw::Damaged);
             }
         }
         Err(lack)
+    }
+
+    /// What a drive says of a whole shard.
+    pub(crate) async fn probe_drive(
+        &self,
+        drive: DriveId,
+        service: &dyn DriveService,
+        extent: &ExtentRef,
+        read: ShardRead,
+    ) -> Probe {
+        match self.get_from(drive, service, extent, (read.shard, read, GetPurpose::Move)).await {
+            Ok(_) => Probe::Whole,
+            Err(Lack::Damaged) => Probe::Damaged,
+            Err(Lack::NotFound) => Probe::Missing,
+            Err(Lack::Unavailable) => Probe::Silent,
+        }
     }
 
     async fn get_from(

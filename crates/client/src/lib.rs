@@ -8,6 +8,7 @@
 mod above;
 mod away;
 mod background;
+mod damage;
 mod dirty;
 mod extents;
 mod fetch;
@@ -60,6 +61,7 @@ use room::Room;
 use session::Session;
 
 pub use above::NameTerm;
+pub use damage::{Flaw, Suspect, Verdict};
 pub use fetch::Fetched;
 pub use file::NotTaken;
 pub use names::DirPage;

@@ -104,8 +104,11 @@ impl Client {
     pub async fn pack(&self, entries: Vec<MapEntry>) -> Result<PackOutcome, FsError> {
         let wanted: u64 = entries.iter().map(|entry| entry.piece.len).sum();
         let reads = stream::iter(entries).map(|entry| async move {
-            let bytes = self.piece_bytes(&entry.piece).await.ok()?;
-            Some((entry, bytes))
+            let bytes = self.piece_bytes(&entry.piece).await;
+            if bytes.as_ref().is_err_and(|error| *error != ReadExtentError::Gone) {
+                self.suspect(&entry.piece.content, None);
+            }
+            Some((entry, bytes.ok()?))
         });
         let read: Vec<(MapEntry, Bytes)> =
             reads.buffered(READS).filter_map(|read| async move { read }).collect().await;

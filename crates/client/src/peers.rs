@@ -1,6 +1,6 @@
 //! What the clients of one filesystem on a machine know of each other, one for each protocol: whether users ask for
 //! something right now, whether a writer waits for room, which cluster maps writes under way were placed by, and what
-//! is on its way to the object store.
+//! is on its way to the object store, and what damage they have met.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use base::Epoch;
 
 use crate::Client;
+use crate::damage::DamageBook;
 use crate::room::Look;
 
 /// How long after a request a filesystem counts as in use.
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     uploading: AtomicU64,
     /// Bytes of extents that the store has got.
     pub(crate) uploaded_bytes: AtomicU64,
+    pub(crate) damage: DamageBook,
 }
 
 /// A blob on its way, until this is dropped.

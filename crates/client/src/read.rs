@@ -114,12 +114,13 @@ impl Client {
             let moment = snapshot.moment;
             let away = snapshot.pieces.iter().any(|piece| matches!(piece.content, Content::Away(..)));
             if away && refused.as_ref() == Some(&snapshot.pieces) {
+                self.suspect_pieces(node.ino, &snapshot.pieces);
                 tracing::error!(ino = %node.ino, off, len, "read failed: only the object store has this");
                 return Err(FsError::Io);
             }
             let asked = away.then(|| snapshot.pieces.clone());
             let Snapshot { len, pieces, above, .. } = snapshot;
-            match self.fetch(off, len, pieces, above, Some(reading)).await {
+            match self.fetch(off, len, &pieces, above, Some(reading)).await {
                 Ok(parts) => {
                     if away {
                         self.bring_back(node, off, len_of(&parts) as u64);
@@ -137,6 +138,7 @@ impl Client {
                     node.lock().map.forget();
                 }
                 Err(error) => {
+                    self.suspect_pieces(node.ino, &pieces);
                     tracing::error!(ino = %node.ino, off, len, ?error, "read failed");
                     return Err(FsError::Io);
                 }
@@ -196,7 +198,8 @@ impl Client {
     pub async fn read_small(&self, info: &ObjectInfo, range: Range<u64>) -> Result<Bytes, FsError> {
         let pieces = info.pieces.iter().flatten().filter_map(|piece| piece.clip(range.start, range.end));
         let len = (range.end - range.start) as usize;
-        let parts = self.fetch(range.start, len, pieces.collect(), Vec::new(), None).await;
+        let pieces: Vec<MapPiece> = pieces.collect();
+        let parts = self.fetch(range.start, len, &pieces, Vec::new(), None).await;
         parts.map(joined).map_err(|error| {
             tracing::debug!(ino = %info.attr.ino, ?range, ?error, "small object is not where it was");
             FsError::Stale
@@ -210,11 +213,11 @@ impl Client {
         &self,
         off: u64,
         len: usize,
-        pieces: Vec<MapPiece>,
+        pieces: &[MapPiece],
         above: Vec<(u64, Bytes)>,
         reading: Option<ReadGuard<'_>>,
     ) -> Result<Vec<Bytes>, ReadExtentError> {
-        if let [piece] = pieces.as_slice()
+        if let [piece] = pieces
             && above.is_empty()
             && piece.off == off
             && piece.len == len as u64
@@ -235,7 +238,7 @@ impl Client {
         let (mut reads, mut fetches) = (Vec::new(), Vec::new());
         let mut rest = &mut out[..];
         let mut at = off;
-        for piece in &pieces {
+        for piece in pieces {
             if piece.off < at {
                 tracing::error!(off, at, piece = piece.off, "pieces of a known map overlap, asking again");
                 return Err(ReadExtentError::Gone);

@@ -8,6 +8,7 @@ use wire::drive::{ShardEntry, ShardShape};
 use wire::meta::{ExtentRef, MetaReply, MetaRequest, OwedEntry};
 
 use crate::Client;
+use crate::damage::Flaw;
 use crate::extents::RestoreShardError;
 
 /// Where a pass over the owed shards goes on.
@@ -85,18 +86,7 @@ impl Client {
         let ShardShape { pg, k, m, extent_len } = entry.shape;
         let id = entry.key.extent;
         let extent = ExtentRef { id, pg, k, n: k + m, extent_len, extent_off: 0 };
-        self.inner.extents.note_damaged(&extent, entry.key.shard);
-    }
-
-    /// Shards that reads found damaged or missing since the last call, unless their drives do not take shards now.
-    pub fn take_damaged(&self) -> Vec<OwedEntry> {
-        let topology = self.inner.extents.topology();
-        let entry = |((id, shard), extent): (_, ExtentRef)| {
-            let drive = topology.holders(extent.pg, shard).next()?;
-            let ExtentRef { pg, k, n, extent_len, .. } = extent;
-            topology.usable(drive).map(|_| OwedEntry { drive, id, pg, shard, k, n, extent_len })
-        };
-        self.inner.extents.take_damaged().into_iter().filter_map(entry).collect()
+        self.inner.peers.0.damage.met(&extent, entry.key.shard, Flaw::Damaged);
     }
 
     /// Tells the owner which owed shards are stored now. What was stored of extents that were freed meanwhile is

@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use layout::{BLOB_HEADER_BYTES, BlobBuilder, BlobHeader, BlobPlan, BlobRange};
 use wire::drive::GetPurpose;
-use wire::meta::{MetaReply, MetaRequest};
+use wire::meta::{Content, MetaReply, MetaRequest};
 use wire::store::{MovePace, ObjectStore, Outgoing, Steps, StoreError};
 use wire::tier::{
     AgedExtent, BlobStat, DueExtent, FilePart, InBlob, Origin, Stage, StageStat, TierReply, TierRequest,
@@ -90,6 +90,16 @@ impl Source {
         match self {
             Self::Drives(due) => due.extent.id,
             Self::Blob(inside) => inside.extent.id,
+        }
+    }
+
+    /// All of it, where it lies.
+    fn content(&self) -> Content {
+        match self {
+            Self::Blob(inside) if inside.stage == Stage::Away => Content::Away(inside.extent, inside.place),
+            Self::Blob(InBlob { extent, .. }) | Self::Drives(DueExtent { extent, .. }) => {
+                Content::Extent(*extent)
+            }
         }
     }
 
@@ -272,7 +282,10 @@ impl Client {
                 Ok(_) => continue,
                 Err(error) => {
                     tracing::debug!(%id, ?error, "extent is not uploaded now");
-                    unreadable += usize::from(error != ReadExtentError::Gone);
+                    if error != ReadExtentError::Gone {
+                        unreadable += 1;
+                        self.suspect(&source.content(), None);
+                    }
                     continue;
                 }
             };

@@ -429,7 +429,7 @@ fn a_damaged_or_vanished_shard_that_a_read_meets_is_restored() {
         let copies = SIZES.iter().filter(|len| (8193..=256 << 10).contains(*len)).count();
         while world.drives[1].rotten() > copies || world.drives[0].shards() < rotten {
             check_files(&client, &files).await;
-            for entry in client.take_damaged() {
+            for (entry, _) in client.take_damaged() {
                 assert!(entry.drive.0 <= 1, "{entry:?} is well");
                 assert!(matches!(client.repair_shard(&entry).await, RepairOutcome::Stored { .. }));
             }
@@ -476,7 +476,7 @@ async fn damage_adds_up(world: Arc<World>, damaged: usize) {
     rot_blocks(&world, 0..damaged, |drive| 3 * drive + 1);
     let reader = world.client().await;
     assert!(read_all(&reader, ino).await.unwrap() == bytes, "every block is in enough shards");
-    for owed in reader.take_damaged() {
+    for (owed, _) in reader.take_damaged() {
         assert!(matches!(reader.repair_shard(&owed).await, RepairOutcome::Stored { .. }), "{owed:?}");
     }
     let rotten: usize = world.drives.iter().map(|drive| drive.rotten()).sum();

@@ -6,6 +6,7 @@
 
 mod blobs;
 mod extents;
+mod lost;
 mod maps;
 #[cfg(test)]
 mod tests;
@@ -199,6 +200,7 @@ impl Fsck<'_> {
             check.tree()?;
             check.maps()?;
             check.blobs()?;
+            check.lost()?;
         }
         check.extents()?;
         Ok((check.report, check.suspects))

@@ -73,6 +73,11 @@ impl Keys {
         (self.with_u64(b'D', dir.0), self.with_u64(b'D', dir.0 + 1))
     }
 
+    /// The directory in a key of table D.
+    pub fn dir_of_dentry(key: &[u8]) -> Ino {
+        Ino(u64_at(key, 5))
+    }
+
     /// The name in a key of table D.
     pub fn name_of_dentry(key: &[u8]) -> &[u8] {
         let tail = &key[13..key.len() - 5];
@@ -379,6 +384,31 @@ impl Keys {
     /// The extent in a key of table Y.
     pub fn extent_in_blob(key: &[u8]) -> ExtentId {
         ExtentId(u64_at(key, 13))
+    }
+
+    /// Table H: a piece that cannot be read.
+    pub fn lost(&self, map: MapId, off: u64) -> Vec<u8> {
+        let mut key = self.with_u64(b'H', map.0);
+        key.extend_from_slice(&off.to_be_bytes());
+        key
+    }
+
+    /// Pieces that cannot be read, beyond the one given.
+    pub fn all_lost(&self, after: Option<(MapId, u64)>) -> KeyRange {
+        let first = match after {
+            Some((map, off)) => {
+                let mut key = self.lost(map, off);
+                key.push(0);
+                key
+            }
+            None => self.start(b'H', 0),
+        };
+        (first, self.table_end(b'H'))
+    }
+
+    /// The map and the offset in a key of table H.
+    pub fn piece_of_lost(key: &[u8]) -> (MapId, u64) {
+        (MapId(u64_at(key, 5)), u64_at(key, 13))
     }
 
     /// Table V: a single value of the ledger.

@@ -8,9 +8,11 @@ use bytes::Bytes;
 use wire::guard::Guard;
 use wire::meta::{Attr, Content, ExtentRef, FileKind, MapPiece};
 
+mod damage;
 mod objects;
 mod tier;
 
+pub use damage::LostRecord;
 pub use objects::{ObjectParts, ObjectRecord, ObjectTag, ObjectTags, Part, Upload};
 pub(crate) use tier::{Aged, place_of, stage_in_key};
 pub use tier::{BlobRecord, LooseBlob, Residence, TierState};

@@ -17,7 +17,8 @@ use meta::state::{MirroredState, State};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::{
-    OrphanCollector, OrphanOptions, Pace, PackOptions, Packer, Reclaimer, Repairer, ScrubTargets, Scrubber,
+    DamageKeeper, OrphanCollector, OrphanOptions, Pace, PackOptions, Packer, Reclaimer, Repairer,
+    ScrubTargets, Scrubber,
 };
 use wire::drive::DriveService;
 
@@ -58,6 +59,7 @@ pub(crate) struct Node {
     pub(crate) clients: Vec<Client>,
     reclaimer: Reclaimer,
     repairer: Repairer,
+    damage: DamageKeeper,
     packer: Option<Packer>,
     orphans: OrphanCollector,
     scrubber: Scrubber,
@@ -183,6 +185,13 @@ async fn open_ledger(
     Ok((owner, state))
 }
 
+fn scrub_targets(drives: &Drives, client: Client) -> ScrubTargets {
+    let service = |(number, drive): (&u32, &Arc<SimDrive>)| {
+        (DriveId(*number), Arc::clone(drive) as Arc<dyn DriveService>)
+    };
+    ScrubTargets { drives: drives.iter().map(service).collect(), clients: [(LEDGER, client)].into() }
+}
+
 impl Node {
     /// Starts the node on whatever is on the disk, as tasks of the present runtime.
     ///
@@ -218,13 +227,9 @@ impl Node {
         let repairer = Repairer::start(world.env(), client.clone(), pace.clone(), &runtime);
         let start_packer = || Packer::start(world.env(), client.clone(), pace.clone(), PACKING, &runtime);
         let packer = world.scenario.packs.then(start_packer);
+        let damage = DamageKeeper::start(world.env(), client.clone(), pace.clone(), &runtime);
         let orphans = OrphanCollector::start(world.env(), client.clone(), pace.clone(), ORPHANS, &runtime);
-        let service = |(number, drive): (&u32, &Arc<SimDrive>)| {
-            (DriveId(*number), Arc::clone(drive) as Arc<dyn DriveService>)
-        };
-        let targets =
-            ScrubTargets { drives: drives.iter().map(service).collect(), clients: [(LEDGER, client)].into() };
-        let (scrubbed, targets) = watch::channel(targets);
+        let (scrubbed, targets) = watch::channel(scrub_targets(&drives, client));
         let scrubber = Scrubber::start(world.env(), [], targets, pace.clone(), &runtime);
         tier.start(&clients[0], &pace);
         let victim = DriveId(world.scenario.victim());
@@ -239,6 +244,7 @@ impl Node {
             clients,
             reclaimer,
             repairer,
+            damage,
             packer,
             orphans,
             scrubber,
@@ -326,6 +332,10 @@ impl Node {
         if !world.cluster().is_whole() {
             return Some("placement groups are not rebuilt".to_owned());
         }
+        let lost = self.damage.stat().sums;
+        if lost.pieces + lost.unnoted > 0 {
+            return Some(format!("pieces are said to be unreadable: {lost:?}"));
+        }
         let left = self.packer.as_ref().map_or(0, |packer| packer.stat().convert_bytes);
         (left > 0).then(|| format!("{left} bytes lie in extents of another shape"))
     }
@@ -346,6 +356,7 @@ impl Node {
         self.stop_packing().await;
         self.tier.lock().await.stop().await;
         self.scrubber.stop().await;
+        self.damage.stop().await;
         self.orphans.stop().await;
         self.repairer.stop().await;
         self.reclaimer.stop().await;

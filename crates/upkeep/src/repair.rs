@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use base::env::Env;
 use base::{DriveId, Epoch, FsError, PgId};
-use client::{Client, OwedEntry, RepairOutcome};
+use client::{Client, Flaw, OwedEntry, RepairOutcome};
 use futures_util::future::join_all;
 use layout::shard_len;
 use tokio::runtime::Handle;
@@ -116,8 +116,13 @@ impl Work {
 
     /// Restores what reads found damaged or missing. What cannot be restored now is found again by another read.
     async fn heal(&mut self) {
-        for some in self.client.take_damaged().chunks(PARALLEL) {
-            self.restore(some, Kind::Damaged).await;
+        let (damaged, missing): (Vec<_>, Vec<_>) =
+            self.client.take_damaged().into_iter().partition(|(_, flaw)| *flaw == Flaw::Damaged);
+        for (shards, kind) in [(damaged, Kind::Damaged), (missing, Kind::NotFound)] {
+            let shards: Vec<OwedEntry> = shards.into_iter().map(|(shard, _)| shard).collect();
+            for some in shards.chunks(PARALLEL) {
+                self.restore(some, kind).await;
+            }
         }
     }
 
@@ -141,6 +146,7 @@ impl Work {
             match outcome {
                 RepairOutcome::Stored { bytes } => {
                     self.progress.stored(kind, bytes);
+                    self.client.count_repaired(u64::from(kind == Kind::Damaged));
                     restored.stored.push(*shard);
                 }
                 RepairOutcome::NotNow => {
@@ -149,7 +155,10 @@ impl Work {
                 }
                 // Whoever deletes the extent also deletes what is owed of it.
                 RepairOutcome::Gone => {}
-                RepairOutcome::Unreadable => restored.lost += 1,
+                RepairOutcome::Unreadable => {
+                    self.client.suspect_shard(shard);
+                    restored.lost += 1;
+                }
             }
         }
         restored
@@ -163,8 +172,10 @@ enum Kind {
     Owed,
     /// Its position is another drive's now.
     Missing,
-    /// A read found it damaged, or did not find it.
+    /// It was found damaged.
     Damaged,
+    /// A read did not find it.
+    NotFound,
 }
 
 /// What became of a few shards.

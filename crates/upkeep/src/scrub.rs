@@ -27,6 +27,9 @@ const STEP_BYTES: u64 = MIB;
 const STEP_BYTES_NOW: u64 = 8 * MIB;
 /// Steps on demand between two looks at what else there is.
 const STEPS_NOW: u32 = 16;
+/// How often it is looked whether there is room for more damage, and the pause between.
+const FULL_TRIES: u32 = 100;
+const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 /// What is scrubbed, and where damage is reported. Replaced as a whole when drives or filesystems change.
 #[derive(Clone, Default)]
@@ -228,6 +231,13 @@ async fn report(targets: &ScrubTargets, service: &dyn DriveService, key: ShardKe
     if let (Some(entry), Some(client)) =
         (list.first().filter(|entry| entry.key == key), targets.clients.get(&key.ledger))
     {
+        // Repair takes what was found before the rest is looked for.
+        for _ in 0..FULL_TRIES {
+            if !client.is_full_of_damage() {
+                break;
+            }
+            tokio::time::sleep(FULL_PAUSE).await;
+        }
         client.report_damaged(entry);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! A service in the same process implements its trait directly: that is the in-memory transport.
 
+pub mod damage;
 pub mod drive;
 pub mod event;
 pub mod guard;

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::BoxFuture;
+use crate::damage::{DamageReply, DamageRequest};
 use crate::guard::Guard;
 use crate::object::{ObjectReply, ObjectRequest};
 use crate::position::Position;
@@ -615,6 +616,8 @@ pub enum MetaRequest {
     Rehydrate(Vec<Rehydrated>),
     /// Answer: `Tier`.
     Tier(TierRequest),
+    /// Answer: `Damage`.
+    Damage(DamageRequest),
 }
 
 /// Where a directory listing goes on: after this name.
@@ -727,6 +730,7 @@ pub enum MetaReply {
     Orphans(Vec<ExtentId>),
     Object(Box<ObjectReply>),
     Tier(TierReply),
+    Damage(DamageReply),
 }
 
 /// A piece among those of all maps.

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::BoxFuture;
 
+/// The code of an error that is about the bucket, not about an object in it.
+pub const NO_BUCKET: &str = "NoSuchBucket";
+
 /// Why a store did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -31,6 +34,9 @@ pub enum StoreError {
     /// Nothing came back in time, or not all of it; or the store failed. Asking again may help.
     #[error("no answer: {0}")]
     Unavailable(String),
+    /// The object ends before the range that was asked for: it is not what was stored.
+    #[error("the object is too short: {0}")]
+    TooShort(String),
     /// The store gave an answer that makes no sense.
     #[error("unexpected answer: {0}")]
     Unexpected(String),
@@ -40,6 +46,11 @@ impl StoreError {
     /// Whether asking again, a little later, may help.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Busy(_) | Self::Unavailable(_))
+    }
+
+    /// Whether the store says that it has no such object; not if it says that it has no such bucket.
+    pub fn is_about_object(&self) -> bool {
+        matches!(self, Self::NotFound(text) if !text.contains(NO_BUCKET))
     }
 
     /// What people look at first, by what they are told.
@@ -53,6 +64,7 @@ impl StoreError {
                 "check that the certificate names the host and is vouched for (--ca), or use HTTPS_UNVERIFIED"
             }
             Self::Unavailable(_) => "check the name of the host, that it resolves, the port and the protocol",
+            Self::TooShort(_) => "somebody has changed what is in the bucket: restore the object from a copy",
             Self::Unexpected(_) => "check that an S3 store answers there",
         }
     }

@@ -445,6 +445,11 @@ impl World {
         Self { sim, owner: Arc::new(owner), drives, profile, topology, publish, peers: Peers::default() }
     }
 
+    /// Drives and groups as clients see them.
+    pub fn topology(&self) -> Arc<Topology> {
+        self.topology.borrow().clone()
+    }
+
     /// Publishes a changed cluster map, as the control ledger would.
     pub fn change(&self, change: impl FnOnce(&mut Topology)) {
         let mut topology = Topology::clone(&self.topology.borrow());

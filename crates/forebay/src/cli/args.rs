@@ -49,6 +49,14 @@ Examples:
   forebay mount /srv/forebay /mnt/data
   forebay mount /srv/forebay /mnt/data -o ro,noatime";
 
+const STATUS_HELP: &str = "Exit status:
+  0  all data can be read, as far as it was looked at, though fewer losses may be survived than should be
+  1  the node could not be asked
+  3  some data cannot be read for good: its state is `damaged`, and the problems name the files
+
+Example:
+  forebay status /srv/forebay --json";
+
 const FSCK_HELP: &str = "Changes nothing. The bytes of shards are not read: that is `forebay drive fsck`.
 
 Exit status:
@@ -88,7 +96,7 @@ pub(crate) enum Command {
         dir: PathBuf,
     },
     /// Show the health, space, drives and filesystems of a node.
-    #[command(after_help = "Example:\n  forebay status /srv/forebay --json")]
+    #[command(after_help = STATUS_HELP)]
     Status {
         /// The node's directory.
         dir: PathBuf,

@@ -200,7 +200,15 @@ fn explain(why: &WhyInfo) -> String {
             extent.state.clone(),
         ]);
     }
-    let more = if why.truncated { "\n(more pieces follow)" } else { "" };
+    let mut more = if why.truncated { "\n(more pieces follow)" } else { "" }.to_owned();
+    for extent in &why.extents {
+        if let Some(reason) = &extent.reason {
+            more.push_str(&format!("\n  ! offset {}: cannot be read: {reason}", extent.offset));
+        }
+    }
+    if why.extents.iter().any(|extent| extent.reason.is_some()) {
+        more.push_str("\n  restore the file from a copy, or delete it");
+    }
     format!(
         "{}  filesystem={} inode={} kind={} size={} profile={} state={}\n\n{table}{more}",
         why.path, why.filesystem, why.inode, why.kind, why.size, why.profile, why.state

@@ -36,16 +36,16 @@ use crate::node::NodeDir;
 pub(crate) fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Fsck { dir, json } => Ok(fsck::fsck(&dir, json.into())),
+        Command::Status { dir, json } => status::status(&dir, json.into()),
         command => run_command(command).map(|()| ExitCode::SUCCESS),
     }
 }
 
 fn run_command(command: Command) -> Result<()> {
     match command {
-        Command::Fsck { .. } => unreachable!("it has exit statuses of its own"),
+        Command::Fsck { .. } | Command::Status { .. } => unreachable!("they have exit statuses of their own"),
         Command::Start(args) => start::start(args),
         Command::Stop { dir } => start::stop(&dir),
-        Command::Status { dir, json } => status::status(&dir, json.into()),
         Command::Mount { dir, path, options, fs, json } => {
             filesystems::mount(&dir, path, options, &fs, json.into())
         }

@@ -1,6 +1,7 @@
 //! `status`.
 
 use std::path::Path;
+use std::process::ExitCode;
 
 use admin::{DriveInfo, FilesystemInfo, NodeStatus, SetUpkeep};
 use anyhow::Result;
@@ -10,9 +11,13 @@ use super::drives::drive_table;
 use super::filesystems::filesystem_table;
 use super::output::{Format, bytes, print};
 
-pub(super) fn status(dir: &Path, format: Format) -> Result<()> {
+/// The exit status if some data cannot be read for good.
+const DAMAGED: u8 = 3;
+
+pub(super) fn status(dir: &Path, format: Format) -> Result<ExitCode> {
     let status = ask(dir, |client| async move { client.status().await })?;
-    print(format, &status, text)
+    print(format, &status, text)?;
+    Ok(if status.state == "damaged" { ExitCode::from(DAMAGED) } else { ExitCode::SUCCESS })
 }
 
 pub(super) fn upkeep(dir: &Path, request: SetUpkeep, format: Format) -> Result<()> {
@@ -47,6 +52,21 @@ fn repairs(status: &NodeStatus) -> String {
     let paused =
         if status.upkeep.paused { "background work is paused (forebay upkeep --resume)\n" } else { "" };
     status.filesystems.iter().filter_map(line).collect::<String>() + paused
+}
+
+/// Damage that was found, one line for each filesystem that had some.
+fn damage(status: &NodeStatus) -> String {
+    let line = |filesystem: &FilesystemInfo| {
+        let damage = &filesystem.damage;
+        (damage.found > 0).then(|| {
+            format!(
+                "damage  {}: {} shards and blobs found, {} repaired, {} when it was too late; {} files cannot be read \
+                 now\n",
+                filesystem.name, damage.found, damage.repaired, damage.unrepairable, damage.lost_files
+            )
+        })
+    };
+    status.filesystems.iter().filter_map(line).collect()
 }
 
 /// How well content lies on the drives, one line for each filesystem that has some.
@@ -119,7 +139,7 @@ fn text(status: &NodeStatus) -> String {
     format!(
         "{state}  cluster={cluster} version={version} pid={pid} up={up}s\n{problems}{io}{s3}\n\
          space  raw {raw} = live {live} + owed {owed} + garbage {garbage} + reserved {reserved} + free {free}; \
-         metadata {metadata}\n{memory}{repairs}{packing}{tiers}{debt}\n{fs}\n\n{drives}",
+         metadata {metadata}\n{memory}{repairs}{damage}{packing}{tiers}{debt}\n{fs}\n\n{drives}",
         state = status.state,
         cluster = status.cluster,
         version = status.version,
@@ -133,6 +153,7 @@ fn text(status: &NodeStatus) -> String {
         reserved = bytes(space.reserved_bytes),
         free = bytes(space.free_bytes),
         repairs = repairs(status),
+        damage = damage(status),
         packing = packing(status),
         tiers = tiers(status),
         debt = debt(status),

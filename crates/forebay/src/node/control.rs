@@ -79,7 +79,12 @@ impl Node {
         problems.extend(stuck_problems());
         let upkeep = self.upkeep_info();
         let status = NodeStatus {
-            state: if problems.is_empty() { "healthy" } else { "degraded" }.to_owned(),
+            state: match problems.is_empty() {
+                _ if filesystems.iter().any(|filesystem| filesystem.damage.is_lost()) => "damaged",
+                true => "healthy",
+                false => "degraded",
+            }
+            .to_owned(),
             problems,
             cluster: self.cluster.to_string(),
             version: env!("CARGO_PKG_VERSION").to_owned(),

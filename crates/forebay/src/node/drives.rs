@@ -160,6 +160,7 @@ impl DriveEntry {
             write_limit_bytes_per_s: stat.as_ref().and_then(|stat| stat.write_limit_bytes_per_s),
             groups: 0,
             scrub: ScrubInfo::default(),
+            damaged_shards: stat.as_ref().map_or(0, |stat| stat.bad_shards),
         }
     }
 }

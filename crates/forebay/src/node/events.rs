@@ -14,6 +14,7 @@ use meta::control::{Control, ControlChange, FilesystemRecord};
 use wire::drive::DriveStat;
 use wire::event::{Event, Severity};
 
+use super::damage::SeenDamage;
 use super::drives::DriveEntry;
 use super::filesystems::FilesystemEntry;
 use super::{Node, State};
@@ -44,6 +45,14 @@ impl Happened {
         text: impl Into<String>,
     ) -> Self {
         Self { severity, subject: subject.into(), kind, text: text.into() }
+    }
+}
+
+impl Happened {
+    /// What happened, in a word or two.
+    #[cfg(test)]
+    pub(super) fn kind(&self) -> &'static str {
+        self.kind
     }
 }
 
@@ -140,6 +149,7 @@ struct SeenFilesystem {
     problem: Level,
     metadata_full: Level,
     early: Early,
+    damage: SeenDamage,
 }
 
 /// What tiering tells of itself at a look.
@@ -186,6 +196,7 @@ impl Watch {
                 problem: began(&subject, "tiering pauses", "tiering goes on"),
                 metadata_full: began(&subject, "metadata full", "metadata has room"),
                 early: Early::recalled(began(&subject, "break-in", "break-in ended").told),
+                damage: SeenDamage::recalled(began(&subject, "data unreadable", "data readable").told),
             };
             self.filesystems.insert(name.to_owned(), seen);
         }
@@ -266,6 +277,7 @@ impl Watch {
         }
         for (name, entry) in filesystems {
             let Some(seen) = self.filesystems.get_mut(name) else { continue };
+            happened.extend(seen.damage.look(name, &entry.damage.stat()));
             happened.extend(seen.look_at_metadata(name, entry.owner.stat().no_space));
             if let Some(store) = entry.record.tier.map(|_| entry.tier.store.clone()) {
                 seen.look_at_tier(name, &store, &entry.tier.signs(), &mut happened);
@@ -294,7 +306,7 @@ fn profile_event(name: &str, before: &str, now: &str) -> Happened {
     Happened::new(Severity::Info, subject(name), "profile", text)
 }
 
-fn subject(filesystem: &str) -> String {
+pub(super) fn subject(filesystem: &str) -> String {
     format!("filesystem {filesystem}")
 }
 

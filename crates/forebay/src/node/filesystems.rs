@@ -18,12 +18,15 @@ use meta::owner::{Owner, OwnerOptions, OwnerStat};
 use posix::fuse::{Mount, MountFlags, MountOptions, UnmountMode};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use upkeep::{OrphanCollector, OrphanOptions, Pace, PackOptions, PackWait, Packer, Reclaimer, Repairer};
+use upkeep::{
+    DamageKeeper, OrphanCollector, OrphanOptions, Pace, PackOptions, PackWait, Packer, Reclaimer, Repairer,
+};
 use wire::drive::DriveService;
 use wire::meta::MetaService;
 use wire::position::Position;
 
 use super::NodeDir;
+use super::damage::damage_info;
 use super::drives::DriveEntry;
 use super::groups::WriteSet;
 use super::history::Knowledge;
@@ -36,6 +39,8 @@ use super::tiers::TierEntry;
 const ORDERS: u32 = 8;
 /// Owed shards counted for `status`; more are as bad.
 const OWED_COUNTED_MAX: usize = 100_000;
+/// How long a start waits for the paths of what cannot be read.
+const DAMAGE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long writing out may take when the node stops.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
 
@@ -54,6 +59,7 @@ pub(super) struct FilesystemEntry {
     pub(super) write_set: WriteSet,
     reclaimer: Reclaimer,
     pub(super) repairer: Repairer,
+    pub(super) damage: DamageKeeper,
     packer: Packer,
     orphans: OrphanCollector,
     /// The object store.
@@ -157,6 +163,9 @@ impl FilesystemEntry {
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
         let repairer = Repairer::start(env.clone(), client.clone(), pace.clone(), runtime);
+        let damage = DamageKeeper::start(env.clone(), client.clone(), pace.clone(), runtime);
+        // The first `status` says what is known.
+        damage.known(DAMAGE_PATIENCE).await;
         let (env, pace) = (env.clone(), pace.clone());
         let packing = PackOptions::default();
         let packer = Packer::start(env.clone(), client.clone(), pace.clone(), packing, runtime);
@@ -170,6 +179,7 @@ impl FilesystemEntry {
             write_set,
             reclaimer,
             repairer,
+            damage,
             packer,
             orphans,
             tier,
@@ -269,6 +279,7 @@ impl FilesystemEntry {
         self.orphans.stop().await;
         self.reclaimer.stop().await;
         self.repairer.stop().await;
+        self.damage.stop().await;
         let closed = tokio::time::timeout(CLOSE_DEADLINE, self.client.close()).await;
         let closed =
             closed.context("writing out took too long").and_then(|result| result.context("writing out"));
@@ -290,14 +301,14 @@ impl FilesystemEntry {
         let owed = if ledger.halted { Vec::new() } else { self.client.owed(OWED_COUNTED_MAX).await? };
         let owed_bytes = owed.iter().map(|entry| u64::from(shard_len(entry.extent_len, entry.k))).sum();
         let owed_drives: BTreeSet<DriveId> = owed.iter().map(|entry| self.holder(map, entry)).collect();
-        let reclaim = self.reclaimer.stat();
+        let (reclaim, damage) = (self.reclaimer.stat(), damage_info(self.damage.stat()));
         Ok(FilesystemInfo {
             name: self.record.name.clone(),
             group: self.tier.filesystem_group.name.clone(),
             profile: self.record.profile.to_string(),
             write_profile: self.write_set.profile.to_string(),
             narrow_bytes: self.repairer.stat().narrow_bytes,
-            protection: protection(&self.record, map, drives, &owed_drives),
+            protection: protection(&self.record, map, drives, &owed_drives, damage.is_lost()),
             mount: self.mount_path().map(|path| path.display().to_string()),
             total_bytes: stat.total_bytes,
             free_bytes: stat.free_bytes,
@@ -324,6 +335,7 @@ impl FilesystemEntry {
             waiting_extents: reclaim.waiting_extents,
             pack: self.pack_info(),
             orphans: self.orphan_info(env),
+            damage,
             tier: self.tier_info().await?,
         })
     }
@@ -480,11 +492,19 @@ fn protection(
     map: &ClusterMap,
     drives: &BTreeMap<DriveId, DriveEntry>,
     owed: &BTreeSet<DriveId>,
+    is_lost: bool,
 ) -> String {
     let up: BTreeSet<u64> =
         drives.values().filter(|entry| entry.is_up()).map(|entry| entry.record.domain).collect();
-    let reads = match reads_survive(record, map, drives, owed) {
-        losses @ 0.. => format!("survive {losses} drives"),
+    let whole = reads_survive(record, map, drives, owed);
+    // What is damaged on a drive is not there; together that may be more than any extent lacks.
+    let damaged = |(_, entry): &(&DriveId, &DriveEntry)| {
+        entry.stat_if_readable().is_some_and(|stat| stat.bad_shards > 0)
+    };
+    let lacking: BTreeSet<DriveId> =
+        drives.iter().filter(damaged).map(|(id, _)| *id).chain(owed.iter().copied()).collect();
+    let reads = match reads_survive(record, map, drives, &lacking).max(whole.min(0)) {
+        losses @ 0.. if !is_lost => format!("survive {losses} drives"),
         _ => "fail for some data".to_owned(),
     };
     let up = up.len() as u32;

@@ -1,6 +1,7 @@
 //! A node: drives, ledgers, filesystems and the management socket, put together and taken apart in order.
 
 mod control;
+mod damage;
 mod drives;
 mod endpoint;
 mod events;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use admin::{DriveInfo, FilesystemInfo, MetaCopyInfo};
 use base::units::format_duration;
 
+use super::damage::lost_data;
 use super::{Node, State};
 
 /// What the next step with a drive depends on.
@@ -44,6 +45,14 @@ fn drive_problems(drives: &[DriveInfo], steps: &NextSteps) -> Vec<String> {
             format!("what drive {id} held is being rebuilt on the drives that took its place")
         });
     }
+    let damaged = drives.iter().filter(|drive| drive.damaged_shards > 0);
+    problems.extend(damaged.map(|drive| {
+        let DriveInfo { id, damaged_shards: count, path, .. } = drive;
+        format!(
+            "drive {id}: {count} shards are damaged: path={path}; repair restores them from other drives, as far as enough \
+             of these can be read"
+        )
+    }));
     let full = drives.iter().filter(|drive| drive.full && drive.state == "up");
     let full: Vec<String> = full.map(|drive| drive.id.to_string()).collect();
     if !full.is_empty() {
@@ -90,6 +99,8 @@ pub(super) fn problems(
 ) -> Vec<String> {
     let mut problems = copy_problems("the cluster", control);
     problems.extend(drive_problems(drives, steps));
+    problems
+        .extend(filesystems.iter().flat_map(|filesystem| lost_data(&filesystem.name, &filesystem.damage)));
     for filesystem in filesystems {
         problems.extend(copy_problems(&format!("filesystem {}", filesystem.name), &filesystem.ledger.copies));
         let (name, reason) = (&filesystem.name, filesystem.ledger.reason.as_deref().unwrap_or_default());
@@ -165,6 +176,7 @@ mod tests {
             write_limit_bytes_per_s: None,
             groups,
             scrub: ScrubInfo::default(),
+            damaged_shards: 0,
         }
     }
 
@@ -190,6 +202,12 @@ mod tests {
     fn a_drive_that_was_replaced_asks_for_no_other() {
         check(&[drive(2, "out", 8)], &[2], &["forebay drive add"], "took its place");
         check(&[drive(2, "out", 8)], &[6], &["took its place"], "drive add");
+    }
+
+    #[test]
+    fn damaged_shards_are_a_problem_until_they_are_restored() {
+        let damaged = DriveInfo { damaged_shards: 31, ..drive(2, "up", 8) };
+        check(&[drive(0, "up", 8), damaged], &[0, 2], &["drive 2: 31 shards are damaged"], "drive 0");
     }
 
     #[test]

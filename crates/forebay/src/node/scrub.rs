@@ -10,6 +10,7 @@ use meta::control::{ControlChange, DriveRecord, ScrubRecord};
 use upkeep::{ScrubMark, ScrubTargets, Scrubber};
 use wire::drive::DriveService;
 
+use super::filesystems::FilesystemEntry;
 use super::{Node, State};
 
 impl Node {
@@ -37,6 +38,7 @@ impl Node {
 
     /// Writes down how far the scrub is, for the next process.
     pub(super) async fn keep_scrub_marks(&self, state: &mut State) -> Result<()> {
+        self.settle_unnoted(state).await?;
         let stats = match &*self.scrubber.lock().expect("no holder of this lock panics") {
             Some(scrubber) => scrubber.stats(),
             None => return Ok(()),
@@ -61,6 +63,22 @@ impl Node {
             if let Some(entry) = state.drives.get_mut(&record.id) {
                 entry.record = record;
             }
+        }
+        Ok(())
+    }
+
+    /// What there was no room to note is noted by now, or settled, if all drives were scrubbed since.
+    async fn settle_unnoted(&self, state: &State) -> Result<()> {
+        let unnoted = |entry: &&FilesystemEntry| entry.damage.stat().sums.unnoted > 0;
+        let scrubs = self.scrub_infos();
+        let now = self.env.clock.wall_ns() / 1_000_000_000;
+        let ages = state.drives.iter().filter(|(_, entry)| entry.is_readable());
+        let ages = ages.map(|(id, _)| scrubs.get(id).and_then(|scrub| scrub.oldest_s));
+        // Without a verification of every drive nothing follows.
+        let Some(ages) = ages.collect::<Option<Vec<u64>>>() else { return Ok(()) };
+        let oldest_s = ages.into_iter().max().unwrap_or(u64::MAX);
+        for entry in state.filesystems.values().filter(unnoted) {
+            entry.client.looked_at_all((now.unsigned_abs()).saturating_sub(oldest_s)).await?;
         }
         Ok(())
     }

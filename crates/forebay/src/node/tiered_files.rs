@@ -13,6 +13,7 @@ use upkeep::GivesWay;
 use wire::tier::Stage;
 
 use super::Node;
+use super::damage::why_lost;
 use super::tiers::{entry_of, no_store_attached};
 use super::why::walk;
 
@@ -95,7 +96,7 @@ impl Node {
         let pace = GivesWay::new(client.clone(), self.pace.clone(), |_| false);
         let fetched = client.fetch_files(&wanted, Some(&pace)).await;
         let down = if fetched.iter().any(Result::is_err) { self.why_down(name).await? } else { None };
-        for (number, fetched) in numbers.into_iter().zip(fetched) {
+        for ((number, (ino, _)), fetched) in numbers.into_iter().zip(wanted).zip(fetched) {
             let (info, file) = (&mut infos[number], &files[number]);
             match fetched {
                 Ok(fetched) => {
@@ -103,7 +104,13 @@ impl Node {
                     // It was not begun with.
                     info.away_bytes.take_if(|_| fetched.next == Some(file.offset));
                 }
-                Err(error) => info.problem = Some(down.clone().unwrap_or_else(|| not_back(file, error))),
+                Err(error) => {
+                    let lost = match &down {
+                        Some(down) => Some(down.clone()),
+                        None => why_lost(&client, ino, &file.path, file.offset).await,
+                    };
+                    info.problem = Some(lost.unwrap_or_else(|| not_back(file, error)));
+                }
             }
         }
         Ok(infos)

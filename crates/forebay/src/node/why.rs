@@ -6,6 +6,7 @@ use client::{Attr, Client};
 use layout::ClusterMap;
 use wire::meta::{Content, ExtentRef, MapPiece};
 
+use super::damage::Losses;
 use super::{Node, State};
 
 type Owed = std::collections::HashSet<(base::DriveId, base::ExtentId)>;
@@ -68,6 +69,7 @@ fn explain_extent(
         group: Some(extent.pg.0),
         shards,
         state: state.to_owned(),
+        reason: None,
     }
 }
 
@@ -83,6 +85,7 @@ fn not_on_drives(piece: &MapPiece, kind: &str) -> ExtentInfo {
         group: None,
         shards: Vec::new(),
         state: "ok".to_owned(),
+        reason: None,
     }
 }
 
@@ -118,8 +121,9 @@ impl Node {
             .collect();
         let truncated = pieces.len() > PIECES_MAX as usize;
         pieces.truncate(PIECES_MAX as usize);
-        let extents: Vec<ExtentInfo> =
-            pieces.iter().map(|piece| explain_piece(&state, &map, &owed, piece)).collect();
+        let losses = Losses::of(&entry.client, &pieces).await.map_err(AdminError::failed)?;
+        let explain = |piece| losses.explain(piece, explain_piece(&state, &map, &owed, piece));
+        let extents: Vec<ExtentInfo> = pieces.iter().map(explain).collect();
         let worst =
             ["unreadable", "degraded"].into_iter().find(|bad| extents.iter().any(|e| e.state == *bad));
         Ok(WhyInfo {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use base::{DriveUuid, Epoch, ExtentId, Ino, MapId, PgId, Seq, SessionId, ShardIndex};
 use layout::{DriveState, MapDrive, PlacementGroup, Rebuilding};
 use proptest::prelude::*;
+use wire::damage::{DamageSums, LossCause};
 use wire::drive::{ShardKey, ShardShape};
 use wire::meta::{Attr, Content, ExtentRef, FileKind};
 use wire::tier::{Origin, Stage, StageStat, TierMode, TierStat};
@@ -14,9 +15,9 @@ use crate::batch::Batch;
 use crate::log::{LedgerLog, MemLog};
 use crate::state::{Applied, MemState, Overlaid};
 use crate::values::{
-    BlobRecord, COMPOSED_MAP, Dentry, ExtentPlace, ExtentUse, IdRange, Inode, LooseBlob, MapSegment,
-    ObjectRecord, Orphan, Part, Piece, PieceContent, RangeState, Residence, TierState, Upload, Usage,
-    stage_in_key,
+    BlobRecord, COMPOSED_MAP, Dentry, ExtentPlace, ExtentUse, IdRange, Inode, LooseBlob, LostRecord,
+    MapSegment, ObjectRecord, Orphan, Part, Piece, PieceContent, RangeState, Residence, TierState, Upload,
+    Usage, stage_in_key,
 };
 
 const LEDGER: LedgerId = LedgerId(1);
@@ -184,6 +185,16 @@ impl World {
         world
     }
 
+    /// As [`World::sound`], where a piece of file 4 cannot be read.
+    fn with_a_loss() -> Self {
+        let (mut world, keys) = (Self::sound(), KEYS());
+        let cause = LossCause::Shards { damaged: 3, missing: 0 };
+        let record = LostRecord { extent: ExtentId(11), ino: Ino(4), found_s: 1, cause };
+        world.put(keys.lost(MapId(20), 8192), record);
+        world.put(keys.value("damage"), DamageSums { pieces: 1, ..DamageSums::default() });
+        world
+    }
+
     fn check(&self, window: usize) -> FsckReport {
         let state = MemState::default();
         let mut pairs = self.pairs.iter().map(|(key, value)| (key.as_slice(), Some(value.as_slice())));
@@ -287,6 +298,25 @@ fn damage_of_maps_and_sums_is_found() {
         world.put(keys.inode(Ino(6)), inode(6, FileKind::Regular, 0, 20_000, 0, Some(20), 12_288));
     });
     check("map_number", |world| world.put(keys.value("next_map"), 22u64));
+}
+
+#[test]
+fn notes_of_what_cannot_be_read_belong_to_pieces() {
+    let keys = KEYS();
+    let report = World::with_a_loss().check(WINDOW);
+    assert!(report.is_clean(), "{:#?}", report.findings);
+    let check = |code: &str, damage: &dyn Fn(&mut World)| {
+        let mut world = World::with_a_loss();
+        damage(&mut world);
+        let report = world.check(WINDOW);
+        assert!(codes(&report).contains(code), "{code} {:#?}", report.findings);
+    };
+    check("lost_sums", &|world| world.remove(keys.value("damage")));
+    check("lost_piece", &|world| world.put(keys.piece(MapId(20), 8192), piece(10, 4096, 0)));
+    check("lost_piece", &|world| {
+        let record = world.pairs.remove(&keys.lost(MapId(20), 8192)).unwrap();
+        world.pairs.insert(keys.lost(MapId(20), 4096), record);
+    });
 }
 
 fn sample_upload() -> Upload {

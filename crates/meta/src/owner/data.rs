@@ -79,7 +79,13 @@ impl Op<'_> {
     }
 
     /// As [`Op::pieces`], as they are stored.
-    fn stored_pieces(&self, map: MapId, from: u64, to: u64, limit: usize) -> Result<Vec<Stored>, FsError> {
+    pub(super) fn stored_pieces(
+        &self,
+        map: MapId,
+        from: u64,
+        to: u64,
+        limit: usize,
+    ) -> Result<Vec<Stored>, FsError> {
         let mut pieces = Vec::new();
         if let Some(before) = self.piece_before(map, from)?
             && before.end() > from
@@ -276,7 +282,9 @@ impl Op<'_> {
             removed.pieces += 1;
             removed.done = end;
             self.txn.delete(self.keys.piece(map, stored.off));
-            for part in kept.into_iter().flatten() {
+            let kept: Vec<Stored> = kept.into_iter().flatten().collect();
+            self.move_loss(map, stored.off, kept.iter().map(|part| part.off))?;
+            for part in kept {
                 self.txn.put(self.keys.piece(map, part.off), &part.piece);
             }
         }
@@ -434,13 +442,13 @@ pub(super) struct CommitTimes<'a> {
 }
 
 /// A piece of a map as it is stored.
-struct Stored {
-    off: u64,
-    piece: Piece,
+pub(super) struct Stored {
+    pub(super) off: u64,
+    pub(super) piece: Piece,
 }
 
 impl Stored {
-    fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.off + self.piece.len
     }
 

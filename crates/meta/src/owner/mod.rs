@@ -5,6 +5,7 @@
 //! a repeated request gives its first reply; nothing an uncommitted batch changed is shown before it is durable.
 
 mod acl;
+mod damage;
 mod data;
 mod guard;
 mod inodes;
@@ -23,7 +24,7 @@ mod writing;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use base::{Epoch, ExtentId, FsError, Ino, LedgerId, MapId, Seq, SessionId};
@@ -130,6 +131,8 @@ struct Volatile {
     tiers: bool,
     /// Whether drives may hold what only a newer ledger refers to.
     in_doubt: bool,
+    /// Maps that have, or had, pieces that cannot be read.
+    lost_in: HashSet<MapId>,
 }
 
 /// The state machine of an owner.
@@ -158,6 +161,7 @@ impl Core {
             gone: Vec::new(),
             tiers: false,
             in_doubt: false,
+            lost_in: HashSet::new(),
         };
         let next_seq = Seq(tail.0 + 1);
         let keys = Keys::new(ledger);
@@ -181,6 +185,8 @@ impl Core {
             }
             self.volatile.tiers = txn.get_bytes(&keys.value("tier"))?.is_some();
             self.volatile.in_doubt = txn.get_bytes(&keys.value("in_doubt"))?.is_some();
+            let lost = txn.scan(&keys.all_lost(None), usize::MAX)?;
+            self.volatile.lost_in = lost.iter().map(|(key, _)| Keys::piece_of_lost(key).0).collect();
             let sessions = txn.scan(&keys.sessions(), usize::MAX)?;
             sessions.iter().map(|(key, _)| Keys::session_of_key(key)).collect()
         };
@@ -459,6 +465,7 @@ impl Op<'_> {
             R::RangeVerified { first } => self.range_verified(*first),
             R::Rehydrate(pieces) => self.rehydrate(pieces),
             R::Tier(request) => self.tier(request),
+            R::Damage(request) => self.damage(request).map(MetaReply::Damage),
             R::Object(request) => self.object(request).map(|reply| MetaReply::Object(Box::new(reply))),
         }
     }

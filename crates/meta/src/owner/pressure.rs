@@ -3,6 +3,7 @@
 //! What needs room is refused before it is executed, so that what makes room can go on: the log keeps a reserve for
 //! that. Reads always go on.
 
+use wire::damage::DamageRequest;
 use wire::meta::MetaRequest;
 use wire::object::ObjectRequest;
 
@@ -68,10 +69,18 @@ fn is_object_read(request: &ObjectRequest) -> bool {
     )
 }
 
+fn is_damage_read(request: &DamageRequest) -> bool {
+    use DamageRequest as R;
+    matches!(request, R::PieceAt { .. } | R::FilesOf { .. } | R::NameOf { .. } | R::List { .. })
+}
+
 fn is_read(request: &MetaRequest) -> bool {
     use MetaRequest as R;
     if let R::Object(request) = request {
         return is_object_read(request);
+    }
+    if let R::Damage(request) = request {
+        return is_damage_read(request);
     }
     matches!(
         request,

@@ -9,9 +9,9 @@
 
 use std::collections::HashSet;
 
-use base::{ExtentId, FsError, Ino, SessionId};
+use base::{ExtentId, FsError, Ino, MapId, SessionId};
 use wire::meta::{
-    Content, ExtentRef, MapEntry, MetaReply, OwedShard, PACK_MOVES_MAX, PackMove, PiecePosition,
+    Content, ExtentRef, MapEntry, MapPiece, MetaReply, OwedShard, PACK_MOVES_MAX, PackMove, PiecePosition,
 };
 use wire::tier::Origin;
 
@@ -165,12 +165,17 @@ impl Op<'_> {
     /// Whether a piece, or the part of one, is what it was when its bytes were read. A map that waits for its
     /// purge is left alone.
     fn is_still(&self, step: &PackMove) -> Result<bool, FsError> {
-        if step.piece.len == 0 || self.txn.get_bytes(&self.keys.purge(step.map))?.is_some() {
+        self.has_piece(step.map, &step.piece)
+    }
+
+    /// Whether this is what a map has there, or a part of it.
+    pub(super) fn has_piece(&self, map: MapId, piece: &MapPiece) -> Result<bool, FsError> {
+        if piece.len == 0 || self.txn.get_bytes(&self.keys.purge(map))?.is_some() {
             return Ok(false);
         }
-        let (from, to) = (step.piece.off, step.piece.end());
-        let now = self.pieces(step.map, from, to, 1)?.pop();
-        Ok(now.and_then(|now| now.clip(from, to)).as_ref() == Some(&step.piece.stored()))
+        let (from, to) = (piece.off, piece.end());
+        let now = self.pieces(map, from, to, 1)?.pop();
+        Ok(now.and_then(|now| now.clip(from, to)).as_ref() == Some(&piece.stored()))
     }
 
     /// Has these ranges of ids looked at again for orphans, as far as they are not open to a session.

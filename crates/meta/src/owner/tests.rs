@@ -3,6 +3,7 @@
 mod audit;
 mod coherence;
 mod content;
+mod damage;
 mod guards;
 mod history;
 mod model;

@@ -101,7 +101,7 @@ impl Op<'_> {
         Ok(self.residence(id)?.is_some_and(|residence| residence.stage == Stage::Both))
     }
 
-    fn now_s(&self) -> u64 {
+    pub(super) fn now_s(&self) -> u64 {
         u64::try_from(self.now.wall_ns / 1_000_000_000).unwrap_or(0)
     }
 

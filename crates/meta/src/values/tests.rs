@@ -1,3 +1,5 @@
+use wire::damage::{DamageSums, LossCause};
+
 use super::*;
 use base::{Epoch, MapId};
 use proptest::prelude::*;
@@ -191,6 +193,19 @@ fn small_values_keep_their_bytes() {
     check(Slot { seq: 7, reply: b"ok".to_vec() }, "01 0700000000000000 02000000 6f6b");
     check(Orphan { sessions: vec![SessionId(3)] }, "01 01000000 0300000000000000");
     check(Usage { stored_bytes: 10, inodes: 2 }, "01 0a00000000000000 0200000000000000");
+    check(
+        LostRecord {
+            extent: ExtentId(5),
+            ino: Ino(3),
+            found_s: 9,
+            cause: LossCause::BlobMissing { serial: 7 },
+        },
+        "01 0500000000000000 0300000000000000 0900000000000000 02 0700000000000000",
+    );
+    check(
+        DamageSums { pieces: 1, repaired: 2, unrepairable: 3, unnoted: 4, unnoted_s: 5 },
+        "01 0100000000000000 0200000000000000 0300000000000000 0400000000000000 0500000000000000",
+    );
     check(42u64, "01 2a00000000000000");
     let place = ExtentPlace { pg: PgId(1), n: 6, k: 4, shard: 0, extent_len: 4096 };
     let origin = Origin { ino: Ino(5), map: MapId(6), off: 4096 };

@@ -67,7 +67,7 @@ impl Progress {
                 stat.repaired_shards += 1;
                 stat.repaired_bytes += bytes;
             }
-            Kind::Damaged => stat.healed_shards += 1,
+            Kind::Damaged | Kind::NotFound => stat.healed_shards += 1,
             Kind::Missing => {
                 stat.rebuilt_shards += 1;
                 stat.rebuilt_bytes += bytes;

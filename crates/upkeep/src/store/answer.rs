@@ -6,14 +6,12 @@ use std::ops::Range;
 use bytes::{Bytes, BytesMut};
 use hyper::StatusCode;
 use reqwest::Response;
-use wire::store::StoreError;
+use wire::store::{NO_BUCKET, StoreError};
 
 /// As much of an error's document as is read.
 const ERROR_BYTES_MAX: usize = 16 << 10;
 /// The longest object that is read whole.
 const WHOLE_BYTES_MAX: u64 = 64 << 20;
-/// The code of an error that is about the bucket, not about an object in it.
-const NO_BUCKET: &str = "NoSuchBucket";
 /// The code of an error that is about what the key may do, not about who has it.
 const NO_RIGHT: &str = "AccessDenied";
 /// What codes of errors contain that are about room: each store has its own.
@@ -50,11 +48,21 @@ pub(super) async fn body(answer: Response, range: Option<&Range<u64>>) -> Result
         return Err(StoreError::Unexpected(text));
     }
     let wanted = range.end - range.start;
+    let part = answer.headers().get(reqwest::header::CONTENT_RANGE);
+    let total = part.and_then(|part| part.to_str().ok()).and_then(total_bytes);
     let bytes = read(answer, wanted.min(WHOLE_BYTES_MAX) as usize).await?;
+    if let Some(total) = total.filter(|total| *total < range.end && bytes.len() as u64 != wanted) {
+        return Err(StoreError::TooShort(format!("it has {total} bytes, {} were asked for", range.end)));
+    }
     if bytes.len() as u64 != wanted {
         return Err(StoreError::Unavailable(format!("{} of {wanted} bytes came back", bytes.len())));
     }
     Ok(bytes)
+}
+
+/// How long the whole object is, as an answer with a part of it says: `bytes 0-99/1234`.
+fn total_bytes(range: &str) -> Option<u64> {
+    range.rsplit_once('/')?.1.parse().ok()
 }
 
 /// Reads a body of at most `most` bytes.
@@ -85,6 +93,7 @@ fn of_status(status: StatusCode, document: &str) -> StoreError {
         (507, _) => StoreError::Full(text),
         (_, code) if NO_ROOM.iter().any(|part| code.contains(part)) => StoreError::Full(text),
         (404, _) => StoreError::NotFound(text),
+        (416, _) => StoreError::TooShort(text),
         (400..=499, _) => StoreError::Denied(text),
         (500..=599, _) => StoreError::Unavailable(text),
         _ => StoreError::Unexpected(text),
@@ -122,6 +131,7 @@ mod tests {
     #[test]
     fn the_status_decides_unless_the_code_says_more() {
         check(404, "NoSuchKey", StoreError::NotFound);
+        check(416, "InvalidRange", StoreError::TooShort);
         check(403, "SignatureDoesNotMatch", StoreError::Denied);
         check(503, "SlowDown", StoreError::Busy);
         check(400, "RequestTimeout", StoreError::Busy);
@@ -134,6 +144,13 @@ mod tests {
         check(403, "RequestTimeTooSkewed", StoreError::Denied);
         check(500, "InternalError", StoreError::Unavailable);
         check(302, "Moved", StoreError::Unexpected);
+    }
+
+    #[test]
+    fn a_part_says_how_long_the_object_is() {
+        assert_eq!(total_bytes("bytes 0-99/1234"), Some(1234));
+        assert_eq!(total_bytes("bytes 0-99/*"), None);
+        assert_eq!(total_bytes("bytes"), None);
     }
 
     #[test]

@@ -1,0 +1,77 @@
+//! Values of the tables that say what cannot be read.
+
+use base::codec::{DecodeError, Writer};
+use base::{ExtentId, Ino};
+use wire::damage::{DamageSums, LossCause};
+
+use super::{Value, open, start};
+
+const SHARDS: u8 = 1;
+const BLOB_MISSING: u8 = 2;
+const BLOB_DAMAGED: u8 = 3;
+
+/// Table H: why a piece cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LostRecord {
+    /// The extent that it is of: another one there is another piece.
+    pub extent: ExtentId,
+    /// The file; 0: not known.
+    pub ino: Ino,
+    /// When that was found, in seconds since 1970.
+    pub found_s: u64,
+    /// Why.
+    pub cause: LossCause,
+}
+
+fn put_cause(w: &mut Writer, cause: LossCause) {
+    match cause {
+        LossCause::Shards { damaged, missing } => w.u8(SHARDS).u32(damaged).u32(missing),
+        LossCause::BlobMissing { serial } => w.u8(BLOB_MISSING).u64(serial),
+        LossCause::BlobDamaged { serial } => w.u8(BLOB_DAMAGED).u64(serial),
+    };
+}
+
+impl Value for LostRecord {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u64(self.extent.0).u64(self.ino.0).u64(self.found_s);
+        put_cause(&mut w, self.cause);
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "lost piece format")?;
+        let extent = ExtentId(r.u64("extent")?);
+        let (ino, found_s) = (Ino(r.u64("ino")?), r.u64("found")?);
+        let cause = match r.u8("cause")? {
+            SHARDS => LossCause::Shards { damaged: r.u32("damaged")?, missing: r.u32("missing")? },
+            BLOB_MISSING => LossCause::BlobMissing { serial: r.u64("blob")? },
+            BLOB_DAMAGED => LossCause::BlobDamaged { serial: r.u64("blob")? },
+            _ => return Err(DecodeError { field: "cause" }),
+        };
+        r.finish("lost piece length")?;
+        Ok(Self { extent, ino, found_s, cause })
+    }
+}
+
+/// `V damage`.
+impl Value for DamageSums {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u64(self.pieces).u64(self.repaired).u64(self.unrepairable).u64(self.unnoted).u64(self.unnoted_s);
+        w.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = open(bytes, "damage sums format")?;
+        let sums = Self {
+            pieces: r.u64("pieces")?,
+            repaired: r.u64("repaired")?,
+            unrepairable: r.u64("unrepairable")?,
+            unnoted: r.u64("unnoted")?,
+            unnoted_s: r.u64("unnoted time")?,
+        };
+        r.finish("damage sums length")?;
+        Ok(sums)
+    }
+}
