@@ -161,6 +161,75 @@ delete_all() {
     [ -z "$(ls -A "$MNT")" ]
 }
 
+# --- what status and events say ---
+
+small_node() { node_start small --drives 6 --drive-size 128M --profile 4+2; }
+
+# Files of two extents until one does not fit. What the file that did not fit has stays there, or not.
+fill_small() {
+    local i
+    for ((i = 0; i < 200; i++)); do
+        head -c $((8 << 20)) /dev/zero | dd of="$WORK/small/mnt/$i" bs=8M iflag=fullblock 2>"$WORK/dd" || break
+    done
+    cat "$WORK/dd"
+    grep -q 'No space left on device' "$WORK/dd"
+    echo "$i files fit"
+}
+
+# says_it_is_full WHAT NEXT: a problem with the next step, and the newest event of the filesystem.
+says_it_is_full() {
+    "$FOREBAY" status "$WORK/small" --json | jq -e --arg what "$1" --arg next "$2" \
+        '.state != "healthy" and any(.problems[]; startswith("filesystem main") and contains($what) and contains($next))' >/dev/null &&
+        last_event_is full
+}
+has_room_again() {
+    "$FOREBAY" status "$WORK/small" --json | jq -e '.state == "healthy"' >/dev/null && last_event_is 'has room'
+}
+last_event_is() {
+    "$FOREBAY" events "$WORK/small" --json |
+        jq -e --arg kind "$1" '[.[] | select(.subject == "filesystem main").kind] | last == $kind' >/dev/null
+}
+
+full_drives_are_told() {
+    local round
+    for ((round = 0; round < ${FOREBAY_FULL_ROUNDS:-1}; round++)); do
+        fill_small
+        wait_until 15 says_it_is_full 'drives are full' 'forebay drive add'
+        [ $((round % 2)) = 1 ] || rm "$(find "$WORK/small/mnt" -type f -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d' ' -f2)"
+        rm -f "$WORK"/small/mnt/[0-9]
+        wait_until 30 has_room_again
+        rm -f "$WORK"/small/mnt/*
+        wait_until 30 has_room_again
+    done
+}
+
+full_size_is_told() {
+    "$FOREBAY" fs set "$WORK/small" main --size 64MiB
+    fill_small
+    wait_until 15 says_it_is_full 'size' 'forebay fs set --size'
+    "$FOREBAY" fs set "$WORK/small" main --size none
+    wait_until 15 has_room_again
+}
+
+full_quota_is_told() {
+    rm -f "$WORK"/small/mnt/*
+    "$FOREBAY" fs set "$WORK/small" main --ssd 64MiB
+    fill_small
+    wait_until 15 says_it_is_full 'SSD quota' 'forebay fs attach'
+    rm -f "$WORK"/small/mnt/*
+    wait_until 15 has_room_again
+}
+
+if [ "$PLAIN" != 1 ]; then
+    check "told: the node starts" small_node &&
+        check "told: drives without room, and room that is back" full_drives_are_told &&
+        check "told: a size that is reached, and a larger one" full_size_is_told &&
+        check "told: an SSD quota that is used up, and room in it" full_quota_is_told &&
+        check "told: the node stops" node_stop small
+    node_end "$WORK/small"
+    rm -rf --one-file-system "${WORK:?}/small"
+fi
+
 check "the node starts" start || exit 0
 check "df adds up when empty" numbers_make_sense
 check "writing ends with ENOSPC" until_full || exit 0

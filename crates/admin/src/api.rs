@@ -250,6 +250,19 @@ pub struct LedgerInfo {
     pub copies: Vec<MetaCopyInfo>,
 }
 
+/// A filesystem has no room for new data, or next to none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShortageInfo {
+    /// What is used up: its `drives`, its `ssd_quota` of them, or its `size`.
+    pub of: String,
+    /// Bytes of content that can still be written.
+    pub left_bytes: u64,
+    /// Whether a write was refused for it, and would be again; else so little is left that one soon may be.
+    pub refusing: bool,
+    /// Whether content leaves its drives for an object store, so that writes wait for that first.
+    pub tiered: bool,
+}
+
 /// A filesystem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilesystemInfo {
@@ -280,6 +293,9 @@ pub struct FilesystemInfo {
     /// Bytes of content on drives, before redundancy.
     #[serde(default)]
     pub ssd_used_bytes: u64,
+    /// What is used up, if writes are refused for lack of room or soon may be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shortage: Option<ShortageInfo>,
     /// Files, directories and the rest.
     pub inodes: u64,
     /// Its metadata.

@@ -16,7 +16,7 @@ pub use api::{
     AddDrive, AdminError, CreateFilesystem, DriveInfo, ExtentInfo, FailDrive, FilesystemInfo, FsckFilesystem,
     FsckFinding, FsckInfo, LedgerInfo, MemoryInfo, MetaCopyInfo, MetaDir, MountRequest, NodeControl,
     NodeStatus, OrphanInfo, PackInfo, RemoveDrive, RepairInfo, ReplaceDrive, ScrubInfo, SetLimits,
-    SetProfile, SetUpkeep, ShardInfo, SpaceInfo, UpkeepInfo, WhyInfo,
+    SetProfile, SetUpkeep, ShardInfo, ShortageInfo, SpaceInfo, UpkeepInfo, WhyInfo,
 };
 pub use client::{AdminClient, CallError};
 pub use damage::{DamageInfo, LostFileInfo};

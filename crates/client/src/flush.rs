@@ -299,6 +299,9 @@ impl Client {
                     *stalled = None;
                     bytes + if is_held { state.lose_lease() } else { 0 }
                 } else {
+                    if error == FsError::NoSpace {
+                        self.note_refused_by_drives(bytes);
+                    }
                     let before = state.dirty.bytes();
                     state.dirty.put_back(left.runs(), self.inner.window);
                     state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
@@ -421,10 +424,13 @@ impl Client {
         }
         let mut wait = RoomWait::default();
         loop {
-            match self.write_whole(&rest).await {
-                Err(FsError::NoSpace) if wait.step(self).await.unwrap_or(false) => {}
-                written => return written,
+            let written = self.write_whole(&rest).await;
+            match written {
+                Err(FsError::NoSpace) if wait.step(self).await.unwrap_or(false) => continue,
+                Err(FsError::NoSpace) => self.note_refused_by_drives(body.len() as u64),
+                _ => {}
             }
+            return written;
         }
     }
 

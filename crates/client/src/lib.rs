@@ -32,6 +32,7 @@ mod reclaim;
 mod repair;
 mod room;
 mod session;
+mod shortage;
 mod tier;
 mod topology;
 
@@ -73,6 +74,7 @@ pub use ranges::{AllocateMode, SeekKind};
 pub use rebuild::{MissingPage, RebuildGroup};
 pub use reclaim::{FreeCursor, ReclaimStep};
 pub use repair::{OwedCursor, OwedPage, RepairOutcome};
+pub use shortage::{Scarce, Shortage};
 pub use tier::{FileTiers, PartsPage, UploadError};
 pub use topology::{Limits, Topology};
 pub use wire::guard::Guard;

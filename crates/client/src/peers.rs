@@ -27,6 +27,8 @@ pub(crate) struct Shared {
     pub(crate) making_room: tokio::sync::Mutex<Look>,
     /// How many of them have begun.
     pub(crate) looks: AtomicU64,
+    /// How much must be left until the write that was refused last for lack of room would be taken.
+    pub(crate) wanted_bytes: Mutex<Option<u64>>,
     /// Held while a blob is filled from drives, unless it gives way to users.
     pub(crate) reading_blob: tokio::sync::Mutex<()>,
     /// Writes under way, by the epoch of the cluster map that placed them.

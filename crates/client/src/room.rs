@@ -209,6 +209,7 @@ impl Client {
                 return Ok(());
             }
             if !wait.step(self).await? {
+                self.note_refused(bytes);
                 return Err(FsError::NoSpace);
             }
         }

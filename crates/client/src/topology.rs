@@ -97,6 +97,18 @@ impl Topology {
         Some(if better { other } else { one })
     }
 
+    /// Whether enough drives are up for writes to be acknowledged.
+    pub(crate) fn can_write(&self) -> bool {
+        let usable = self.map.drives.iter().filter(|drive| self.usable(drive.id).is_some());
+        usable.count() >= usize::from(self.profile.w())
+    }
+
+    /// Whether a drive refused a write for lack of room that is not back yet.
+    pub(crate) fn is_refusing(&self) -> bool {
+        let mut usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
+        usable.any(|service| matches!(service.stat(), DriveStat { full, host_full, .. } if full || host_full))
+    }
+
     /// Bytes of file data that still fit, if they are spread over all drives. With so few drives that writes
     /// fail, room is not what they fail for.
     pub(crate) fn room_bytes(&self) -> u64 {

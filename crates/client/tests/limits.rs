@@ -3,8 +3,10 @@
 
 mod common;
 
+use std::time::Duration;
+
 use base::{FsError, Ino};
-use client::{Client, Limits};
+use client::{Client, Limits, Scarce, Shortage};
 use common::{World, create, pattern, read_all, run};
 
 const FILE_BYTES: usize = 1 << 20;
@@ -28,16 +30,26 @@ async fn remove(client: &Client, ino: Ino, name: &str) {
     client.forget(ino, 1);
 }
 
-fn hold_exactly_what_they_say(limits: Limits) {
+/// How much is used is known from the next heartbeat on.
+async fn shortage_becomes(client: &Client, expected: Option<Shortage>) {
+    while client.shortage() != expected {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn hold_exactly_what_they_say(limits: Limits, of: Scarce) {
     run("4+2", |world| async move {
         let client = world.client().await;
         limit(&world, limits);
+        shortage_becomes(&client, None).await;
         let mut files = Vec::new();
         for number in 0..FILES {
             files.push(write(&client, &number.to_string()).await.unwrap());
         }
+        shortage_becomes(&client, Some(Shortage { of, left_bytes: SPARE, is_refusing: false })).await;
         assert_eq!(client.statfs().await.unwrap().free_bytes, SPARE);
         assert_eq!(write(&client, "one more").await, Err(FsError::NoSpace));
+        shortage_becomes(&client, Some(Shortage { of, left_bytes: SPARE, is_refusing: true })).await;
         for ino in &files {
             assert!(read_all(&client, *ino).await.unwrap() == pattern(7, FILE_BYTES));
         }
@@ -47,19 +59,20 @@ fn hold_exactly_what_they_say(limits: Limits) {
         assert_eq!(write(&client, "two more").await, Err(FsError::NoSpace));
         limit(&world, Limits::default());
         write(&client, "three more").await.unwrap();
+        shortage_becomes(&client, None).await;
     });
 }
 
 #[test]
 fn no_more_is_taken_than_is_provisioned() {
     let provisioned_bytes = Some(FILES * FILE_BYTES as u64 + SPARE);
-    hold_exactly_what_they_say(Limits { provisioned_bytes, ssd_bytes: None });
+    hold_exactly_what_they_say(Limits { provisioned_bytes, ssd_bytes: None }, Scarce::Size);
 }
 
 #[test]
 fn no_more_lies_on_drives_than_the_quota_of_them() {
     let ssd_bytes = Some(FILES * FILE_BYTES as u64 + SPARE);
-    hold_exactly_what_they_say(Limits { provisioned_bytes: None, ssd_bytes });
+    hold_exactly_what_they_say(Limits { provisioned_bytes: None, ssd_bytes }, Scarce::SsdQuota);
 }
 
 #[test]

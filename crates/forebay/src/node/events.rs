@@ -7,6 +7,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 
+use admin::ShortageInfo;
 use anyhow::Result;
 use base::DriveId;
 use layout::{ClusterMap, Profile};
@@ -17,6 +18,7 @@ use wire::event::{Event, Severity};
 use super::damage::SeenDamage;
 use super::drives::DriveEntry;
 use super::filesystems::FilesystemEntry;
+use super::limits::shortage_text;
 use super::{Node, State};
 
 /// Looks for which a store must be down, or tiering in trouble, and as many for the end of it.
@@ -148,6 +150,7 @@ struct SeenFilesystem {
     is_down: Level,
     problem: Level,
     metadata_full: Level,
+    full: Level,
     early: Early,
     damage: SeenDamage,
 }
@@ -195,6 +198,7 @@ impl Watch {
                 is_down: store.map(is_down).unwrap_or_default(),
                 problem: began(&subject, "tiering pauses", "tiering goes on"),
                 metadata_full: began(&subject, "metadata full", "metadata has room"),
+                full: began(&subject, "full", "has room"),
                 early: Early::recalled(began(&subject, "break-in", "break-in ended").told),
                 damage: SeenDamage::recalled(began(&subject, "data unreadable", "data readable").told),
             };
@@ -279,6 +283,7 @@ impl Watch {
             let Some(seen) = self.filesystems.get_mut(name) else { continue };
             happened.extend(seen.damage.look(name, &entry.damage.stat()));
             happened.extend(seen.look_at_metadata(name, entry.owner.stat().no_space));
+            happened.extend(seen.look_at_room(name, entry.shortage()));
             if let Some(store) = entry.record.tier.map(|_| entry.tier.store.clone()) {
                 seen.look_at_tier(name, &store, &entry.tier.signs(), &mut happened);
             }
@@ -375,13 +380,27 @@ impl SeenFilesystem {
     fn look_at_metadata(&mut self, name: &str, full: bool) -> Option<Happened> {
         let (severity, kind, text) = match self.metadata_full.look_at_once(full)? {
             true => {
-                let text = "a disk with its metadata is full: nothing new is taken until there is room, or until \
-                            something is deleted";
+                let text = "a disk with its metadata is full: creating and writing fail with ENOSPC; free some space on \
+                            that disk, or delete files here; it goes on by itself when there is room";
                 (Severity::Error, "metadata full", text)
             }
             false => (Severity::Info, "metadata has room", "new data is taken again"),
         };
         Some(Happened::new(severity, subject(name), kind, text))
+    }
+
+    /// A write that was refused counts at once; that next to nothing is left may pass by itself.
+    fn look_at_room(&mut self, name: &str, shortage: Option<ShortageInfo>) -> Option<Happened> {
+        let full = match &shortage {
+            Some(shortage) if shortage.refusing => self.full.look_at_once(true),
+            shortage => self.full.look(shortage.is_some()),
+        };
+        Some(match (full?, shortage) {
+            (true, Some(shortage)) => {
+                Happened::new(Severity::Warning, subject(name), "full", shortage_text(&shortage))
+            }
+            _ => Happened::new(Severity::Info, subject(name), "has room", "new data is taken again"),
+        })
     }
 
     fn look_at_tier(&mut self, name: &str, store: &str, signs: &TierSigns, happened: &mut Vec<Happened>) {
@@ -576,6 +595,21 @@ mod tests {
         assert!(told.is_empty());
         let told: Vec<bool> = ".....".chars().filter_map(|sign| level.look_at_once(sign == 'x')).collect();
         assert_eq!(told, [false]);
+    }
+
+    #[test]
+    fn a_refused_write_is_told_at_once_and_next_to_no_room_once_it_stays() {
+        let mut seen = SeenFilesystem::default();
+        let shortage =
+            |refusing| ShortageInfo { of: "drives".to_owned(), left_bytes: 0, refusing, tiered: false };
+        let mut kinds = |shortages: &[Option<bool>]| -> Vec<&'static str> {
+            let look = |refusing: &Option<bool>| seen.look_at_room("main", refusing.map(shortage));
+            shortages.iter().filter_map(look).map(|happened| happened.kind).collect()
+        };
+        assert!(kinds(&[Some(false), Some(false), None, Some(false), Some(false)]).is_empty());
+        assert_eq!(kinds(&[Some(true), Some(true), None, Some(false), None]), ["full"]);
+        assert_eq!(kinds(&[None; 9]), ["has room"]);
+        assert_eq!(kinds(&[Some(false); 9]), ["full"]);
     }
 
     #[test]

@@ -316,6 +316,7 @@ impl FilesystemEntry {
             size_bytes: self.record.provisioned_bytes,
             ssd_bytes: self.record.ssd_bytes,
             ssd_used_bytes: stat.drive_bytes,
+            shortage: self.shortage(),
             inodes: stat.inodes,
             ledger: LedgerInfo {
                 id: self.record.ledger.0,

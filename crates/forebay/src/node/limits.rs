@@ -1,9 +1,9 @@
 //! How much a filesystem may hold: in all, and on drives.
 
-use admin::{AdminError, FilesystemInfo, SetLimits};
+use admin::{AdminError, FilesystemInfo, SetLimits, ShortageInfo};
 use anyhow::{Context, Result};
 use base::units::format_size;
-use client::Limits;
+use client::{Limits, Scarce, Shortage};
 use meta::control::{ControlChange, FilesystemRecord};
 
 use super::control::{failed, no_filesystem};
@@ -65,6 +65,49 @@ async fn check_fits(entry: &FilesystemEntry, limits: Limits) -> Result<(), Admin
         ))),
         _ => Ok(()),
     }
+}
+
+impl FilesystemEntry {
+    /// What is used up, if there is no room for new data, or next to none.
+    pub(super) fn shortage(&self) -> Option<ShortageInfo> {
+        let Shortage { of, left_bytes, is_refusing } = self.client.shortage()?;
+        let of = match of {
+            Scarce::Drives => "drives",
+            Scarce::SsdQuota => "ssd_quota",
+            Scarce::Size => "size",
+        };
+        let tiered = self.record.tier.is_some_and(|tier| !tier.detaching);
+        Some(ShortageInfo { of: of.to_owned(), left_bytes, refusing: is_refusing, tiered })
+    }
+}
+
+/// What is full, what is refused and what to do about it.
+pub(super) fn shortage_text(shortage: &ShortageInfo) -> String {
+    let left = format_size(shortage.left_bytes);
+    let (what, next) = match (shortage.of.as_str(), shortage.tiered) {
+        ("size", _) => {
+            ("it has the size that it may have", "delete some files, or give it more (forebay fs set --size)")
+        }
+        ("ssd_quota", false) => (
+            "its SSD quota is used up",
+            "delete some files, give it more (forebay fs set --ssd), or attach an object store (forebay fs attach)",
+        ),
+        ("ssd_quota", true) => (
+            "its SSD quota is used up",
+            "see that its object store takes what should leave (forebay tier status), or give it more (forebay fs set --ssd)",
+        ),
+        (_, false) => (
+            "its drives are full",
+            "delete some files, add drives (forebay drive add), or attach an object store (forebay fs attach)",
+        ),
+        (_, true) => (
+            "its drives are full",
+            "see that its object store takes what should leave (forebay tier status), or add drives (forebay drive add)",
+        ),
+    };
+    let refused =
+        if shortage.refusing { "writes fail with ENOSPC" } else { "writes may fail with ENOSPC soon" };
+    format!("{what}, so {refused}: left={left}; {next}")
 }
 
 impl Node {

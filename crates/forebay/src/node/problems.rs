@@ -7,6 +7,7 @@ use admin::{DriveInfo, FilesystemInfo, MetaCopyInfo};
 use base::units::format_duration;
 
 use super::damage::lost_data;
+use super::limits::shortage_text;
 use super::{Node, State};
 
 /// What the next step with a drive depends on.
@@ -109,7 +110,11 @@ pub(super) fn problems(
                 "filesystem {name} takes no requests: its metadata could not be written ({reason}); see the log file, \
                  then restart"
             )),
-            "no_space" => problems.push(format!("filesystem {name} takes no new data: {reason}")),
+            "no_space" => {
+                let dirs: Vec<&str> = filesystem.ledger.copies.iter().map(|copy| copy.dir.as_str()).collect();
+                let dirs = dirs.join(", ");
+                problems.push(format!("filesystem {name} takes no new data: {reason}; metadata is in {dirs}"));
+            }
             _ => {}
         }
         if filesystem.ledger.in_doubt {
@@ -117,6 +122,9 @@ pub(super) fn problems(
                 "filesystem {name} goes on with older metadata: nothing on drives that only newer metadata refers to is \
                  deleted; put that back, or, if it is lost for good, run forebay meta settle DIR"
             ));
+        }
+        if let Some(shortage) = &filesystem.shortage {
+            problems.push(format!("filesystem {name} has no room: {}", shortage_text(shortage)));
         }
         if filesystem.owed_shards > 0 {
             let (count, name, drives) = (filesystem.owed_shards, &filesystem.name, &filesystem.owed_drives);
@@ -157,7 +165,7 @@ pub(super) fn problems(
 
 #[cfg(test)]
 mod tests {
-    use admin::{ScrubInfo, SpaceInfo};
+    use admin::{ScrubInfo, ShortageInfo, SpaceInfo};
 
     use super::*;
 
@@ -208,6 +216,20 @@ mod tests {
     fn damaged_shards_are_a_problem_until_they_are_restored() {
         let damaged = DriveInfo { damaged_shards: 31, ..drive(2, "up", 8) };
         check(&[drive(0, "up", 8), damaged], &[0, 2], &["drive 2: 31 shards are damaged"], "drive 0");
+    }
+
+    #[test]
+    fn a_filesystem_without_room_comes_with_what_is_used_up_and_the_next_step() {
+        let check = |of: &str, tiered, said: &[&str]| {
+            let of = of.to_owned();
+            let text = shortage_text(&ShortageInfo { of, left_bytes: 0, refusing: true, tiered });
+            assert!(said.iter().chain(&["fail with ENOSPC"]).all(|part| text.contains(part)), "{text}");
+        };
+        check("drives", false, &["drives are full", "forebay drive add", "forebay fs attach"]);
+        check("drives", true, &["drives are full", "forebay drive add", "forebay tier status"]);
+        check("ssd_quota", false, &["SSD quota", "forebay fs set --ssd", "forebay fs attach"]);
+        check("ssd_quota", true, &["SSD quota", "forebay fs set --ssd", "forebay tier status"]);
+        check("size", false, &["size", "forebay fs set --size"]);
     }
 
     #[test]

@@ -729,7 +729,8 @@ impl Shared {
         desk.log_tight = self.log.room() == Room::Reserve;
         let pressed = desk.pressure() > Pressure::None;
         if self.no_space.swap(pressed, Ordering::Relaxed) != pressed {
-            let problem = "the disk with its metadata is full; it goes on by itself when there is room";
+            let problem = "a disk with its metadata is full, so creating and writing fail with ENOSPC; free some space \
+                           on that disk, or delete files here; it goes on by itself when there is room";
             self.set_problem(pressed.then(|| problem.to_owned()));
         }
     }
