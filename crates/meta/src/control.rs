@@ -422,8 +422,80 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
-    use crate::state::MemState;
+    use crate::keys::KeyRange;
+    use crate::state::{MemState, Pair, StateError, Visit};
+
+    /// A store whose disk gets full and empty again.
+    #[derive(Default)]
+    struct Disk {
+        state: MemState,
+        full: AtomicBool,
+    }
+
+    impl State for Disk {
+        fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
+            self.state.get(key)
+        }
+
+        fn scan(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
+            self.state.scan(range, visit)
+        }
+
+        fn last(&self, range: &KeyRange) -> Result<Option<Pair>, StateError> {
+            self.state.last(range)
+        }
+
+        fn apply(
+            &self,
+            changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,
+            applied: Applied,
+        ) -> Result<(), StateError> {
+            if self.full.load(Ordering::Relaxed) {
+                return Err(StateError::NoSpace("dir=/disk".to_owned()));
+            }
+            self.state.apply(changes, applied)
+        }
+
+        fn applied(&self) -> Result<Applied, StateError> {
+            self.state.applied()
+        }
+
+        fn snapshot(&self) -> Result<Arc<dyn State>, StateError> {
+            self.state.snapshot()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_change_that_found_no_room_comes_into_force_later_and_the_next_one_is_refused_once() {
+        let (log, disk) = (Arc::new(MemLog::new()), Arc::new(Disk::default()));
+        let control = Control::open(log.clone(), disk.clone()).await.unwrap();
+        let first = Control::new_cluster(&Env::real());
+        let with = |map_epoch| ClusterRecord { map_epoch, ..first.clone() };
+        let commit = async |record: &ClusterRecord| {
+            let mut change = ControlChange::default();
+            change.cluster(record);
+            control.commit(change).await.map_err(|error| error.to_string())
+        };
+        commit(&first).await.unwrap();
+        disk.full.store(true, Ordering::Relaxed);
+        assert!(commit(&with(2)).await.unwrap_err().contains("dir=/disk"));
+        assert_eq!(control.cluster().unwrap(), first);
+        assert!(
+            commit(&with(3)).await.unwrap_err().contains("make room on its disk"),
+            "there is no room yet"
+        );
+        disk.full.store(false, Ordering::Relaxed);
+        assert!(commit(&with(3)).await.unwrap_err().contains("repeat this one"));
+        assert_eq!(control.cluster().unwrap(), with(2), "it is in the log, and in force now");
+        commit(&with(3)).await.unwrap();
+        assert_eq!(control.cluster().unwrap(), with(3));
+        // A restart finds the same.
+        let again = Control::open(log, Arc::new(MemState::default())).await.unwrap();
+        assert_eq!(again.cluster().unwrap(), with(3));
+    }
 
     #[tokio::test]
     async fn what_was_committed_is_there_after_reopening_even_without_the_store() {
