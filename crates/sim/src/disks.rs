@@ -8,13 +8,17 @@ use base::DriveId;
 use drive::Drive;
 use wire::BoxFuture;
 use wire::drive::{
-    DeleteShards, DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, PutShard,
-    PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
+    DeleteShards, DriveFailed, DriveHealth, DriveService, DriveStat, GetPurpose, GetShard, GetShardError,
+    PutShard, PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
 use wire::position::{KnownLedger, Position};
 
 use crate::net::delay;
+use crate::reads::RunningRead;
 use crate::world::{Dice, World};
+
+/// How long reads last at most where they dawdle.
+const DAWDLE_MS: u64 = 4000;
 
 /// See the module.
 #[derive(Clone)]
@@ -23,6 +27,8 @@ pub(crate) struct SimDrive {
     id: DriveId,
     inner: Arc<Drive>,
     dice: Arc<Dice>,
+    /// For how long reads last.
+    reads: Arc<Dice>,
     dead: Arc<AtomicBool>,
     slow_ms: Arc<AtomicU64>,
 }
@@ -30,11 +36,13 @@ pub(crate) struct SimDrive {
 impl SimDrive {
     pub(crate) fn new(world: &Arc<World>, boot: u64, id: DriveId, inner: Arc<Drive>) -> Self {
         let dice = world.dice(0xd_0000 + (boot << 32) + u64::from(id.0));
+        let reads = world.dice(0xda_0000 + (boot << 32) + u64::from(id.0));
         Self {
             world: world.clone(),
             id,
             inner,
             dice: Arc::new(dice),
+            reads: Arc::new(reads),
             dead: Arc::default(),
             slow_ms: Arc::default(),
         }
@@ -59,6 +67,13 @@ impl SimDrive {
     async fn travel(&self) {
         let slow = Duration::from_millis(self.slow_ms.load(Ordering::Relaxed));
         tokio::time::sleep(delay(&self.dice) + slow).await;
+    }
+
+    /// Some reads last so long that what they read is dropped meanwhile, sessions tell of it, and reclamation comes by.
+    async fn dawdle(&self) {
+        if self.world.scenario.dawdles && self.reads.once_in(3) {
+            tokio::time::sleep(Duration::from_millis(self.reads.below(DAWDLE_MS))).await;
+        }
     }
 
     /// A request on its way to the drive and its answer on the way back: the drive may die in between.
@@ -108,6 +123,11 @@ impl DriveService for SimDrive {
     fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>> {
         Box::pin(async move {
             let drive = self.id;
+            let for_user = request.purpose == GetPurpose::Read;
+            let _running = for_user.then(|| RunningRead::begin(&self.world, request.key.extent));
+            if for_user {
+                self.dawdle().await;
+            }
             let result = self.ask(GetShardError::Failed { drive }, self.inner.get(request)).await;
             let shown = result.as_ref().map(|blocks| blocks.checksums.len());
             self.world.trace.event(format_args!("drive {drive} get {request:?} {shown:?}"));

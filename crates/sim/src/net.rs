@@ -29,6 +29,7 @@ pub(crate) struct Link {
 struct Parcel {
     id: RequestId,
     request: MetaRequest,
+    sent_at: u64,
     reply: oneshot::Sender<(Result<MetaReply, FsError>, Option<Position>)>,
 }
 
@@ -82,16 +83,16 @@ async fn carry_requests(route: Route, mut inbox: mpsc::UnboundedReceiver<Parcel>
 }
 
 impl Route {
-    async fn deliver(&self, Parcel { id, request, reply }: Parcel) {
+    async fn deliver(&self, Parcel { id, request, sent_at, reply }: Parcel) {
         let name = self.name;
         self.world.trace.event(format_args!("net {name} {} {}", show_id(id), show_request(&request)));
-        let asked_at = self.world.promises().reads.asked(id.session, &request);
+        let asked_at = self.world.promises().reads.asked(id.session, &request, sent_at);
         let result = if self.dice.once_in(self.world.scenario.repeat_once_in) {
             self.deliver_twice(id, &request).await
         } else {
             self.owner.call(id, request.clone()).await
         };
-        self.note_reads(id.session, &request, &result, asked_at);
+        self.note_reads(id.session, &result, sent_at, asked_at);
         let position = self.owner.position();
         travel(&self.dice).await;
         self.world.trace.event(format_args!("net {name} {} answer {}", show_id(id), show_answer(&result)));
@@ -121,24 +122,21 @@ impl Route {
         second
     }
 
-    /// I5: nothing is to be deleted that a session has said it reads.
+    /// I5: nothing is to be deleted that somebody reads.
     fn note_reads(
         &self,
         session: SessionId,
-        request: &MetaRequest,
         result: &Result<MetaReply, FsError>,
+        sent_at: u64,
         asked_at: u64,
     ) {
         let mut promises = self.world.promises();
-        promises.reads.answered(session, request);
-        if let Ok(MetaReply::Free { extents, .. }) = result {
-            for extent in extents {
-                if let Some(reader) = promises.reads.reader(extent.free_ver, asked_at) {
-                    promises.violate(format!(
-                        "I5: extent {} of version {} is to be deleted while session {reader} reads",
-                        extent.id, extent.free_ver
-                    ));
-                }
+        promises.reads.answered(session, sent_at, result.as_ref().ok());
+        let Ok(MetaReply::Free { extents, .. }) = result else { return };
+        for extent in extents {
+            if let Some(why) = promises.reads.forbid(extent, asked_at) {
+                let (id, version) = (extent.id, extent.free_ver);
+                promises.violate(format!("I5: extent {id} of version {version} is to be deleted, and {why}"));
             }
         }
     }
@@ -244,8 +242,9 @@ impl MetaService for Link {
     fn call(&self, id: RequestId, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
+            let sent_at = self.world.promises().reads.sent();
             // Without a courier the runtime is ending.
-            let _ = self.requests.send(Parcel { id, request, reply });
+            let _ = self.requests.send(Parcel { id, request, sent_at, reply });
             let Ok((answer, position)) = answer.await else { return Err(FsError::Unavailable) };
             let mut told = self.told.lock().expect("no holder of this lock panics");
             // Answers overtake each other.

@@ -1,31 +1,78 @@
-//! What sessions have told the owner of their reads, as seen from outside.
+//! What sessions have told the owner of their reads, and which reads of drives are under way, as seen from outside.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use base::SessionId;
-use wire::meta::MetaRequest;
+use base::{ExtentId, SessionId};
+use wire::meta::{FreeExtent, MetaReply, MetaRequest};
 
-/// The heartbeats of each session: when they were answered, and which maps its reads used. One that is not answered
-/// may count already or not.
+use crate::world::World;
+
+/// The heartbeats of each session: when they were sent and answered, and which maps its reads used. One that is not
+/// answered may count already or not.
 #[derive(Debug, Default)]
 pub(crate) struct Reads {
     now: u64,
     told: BTreeMap<SessionId, Vec<Told>>,
+    /// The newest ledger version that an answer has named.
+    version: u64,
+    running: BTreeMap<u64, Running>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Told {
     in_use_ver: u64,
+    sent_at: u64,
     answered_at: Option<u64>,
 }
 
+/// A read of an extent for a user.
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    extent: ExtentId,
+    began_at: u64,
+    /// No session knew a newer version then.
+    version: u64,
+}
+
+/// A read of a drive, until this is dropped.
+pub(crate) struct RunningRead {
+    world: Arc<World>,
+    number: u64,
+}
+
+impl RunningRead {
+    pub(crate) fn begin(world: &Arc<World>, extent: ExtentId) -> Self {
+        let number = world.promises().reads.begin(extent);
+        Self { world: world.clone(), number }
+    }
+}
+
+impl Drop for RunningRead {
+    fn drop(&mut self) {
+        self.world.promises().reads.running.remove(&self.number);
+    }
+}
+
 impl Reads {
-    /// A request goes to the owner. Returns when that was.
-    pub(crate) fn asked(&mut self, session: SessionId, request: &MetaRequest) -> u64 {
+    fn begin(&mut self, extent: ExtentId) -> u64 {
+        self.now += 1;
+        self.running.insert(self.now, Running { extent, began_at: self.now, version: self.version });
+        self.now
+    }
+
+    /// A client sends a request. Returns when that was.
+    pub(crate) fn sent(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// A request that was sent then goes to the owner. Returns when that was.
+    pub(crate) fn asked(&mut self, session: SessionId, request: &MetaRequest, sent_at: u64) -> u64 {
         self.now += 1;
         match request {
             MetaRequest::Heartbeat { in_use_ver } => {
-                let told = Told { in_use_ver: *in_use_ver, answered_at: None };
+                let told = Told { in_use_ver: *in_use_ver, sent_at, answered_at: None };
                 self.told.entry(session).or_default().push(told);
             }
             MetaRequest::CloseSession => drop(self.told.remove(&session)),
@@ -34,14 +81,13 @@ impl Reads {
         self.now
     }
 
-    /// The owner has answered.
-    pub(crate) fn answered(&mut self, session: SessionId, request: &MetaRequest) {
+    /// The owner has answered a request that was sent then.
+    pub(crate) fn answered(&mut self, session: SessionId, sent_at: u64, reply: Option<&MetaReply>) {
         self.now += 1;
-        let MetaRequest::Heartbeat { in_use_ver } = request else { return };
+        let Some(MetaReply::Beat { version, .. }) = reply else { return };
+        self.version = self.version.max(*version);
         let Some(told) = self.told.get_mut(&session) else { return };
-        if let Some(one) =
-            told.iter_mut().find(|told| told.in_use_ver == *in_use_ver && told.answered_at.is_none())
-        {
+        if let Some(one) = told.iter_mut().find(|told| told.sent_at == sent_at) {
             one.answered_at = Some(self.now);
         }
         // Only the newest answers and what is under way can still count.
@@ -49,52 +95,108 @@ impl Reads {
         told.drain(..surplus);
     }
 
+    /// I5: why an extent that the owner gave out for deletion, when asked then, must not be deleted.
+    pub(crate) fn forbid(&self, free: &FreeExtent, asked_at: u64) -> Option<String> {
+        if let Some(session) = self.reader(free.free_ver, asked_at) {
+            return Some(format!("session {session} has said that it reads"));
+        }
+        let mut running = self.running.values().filter(|read| read.extent == free.id);
+        running.any(|read| self.must_be_known(read, free.free_ver, asked_at)).then(|| "it is read".to_owned())
+    }
+
     /// A session that cannot have told anything else, since before `asked_at`, than that it reads what was dropped in
     /// ledger version `free_ver`.
-    pub(crate) fn reader(&self, free_ver: u64, asked_at: u64) -> Option<SessionId> {
-        let reads = |told: &Vec<Told>| {
-            let before = |told: &&Told| told.answered_at.is_some_and(|answered| answered < asked_at);
-            let last = told.iter().filter(before).max_by_key(|told| told.answered_at)?;
-            // Heartbeats beside each other may arrive in any order.
-            let since =
-                told.iter().filter(|told| told.answered_at.is_none_or(|at| Some(at) >= last.answered_at));
-            since.map(|told| told.in_use_ver).max()
-        };
+    fn reader(&self, free_ver: u64, asked_at: u64) -> Option<SessionId> {
+        let reads = |told: &Vec<Told>| since(told, asked_at, 1)?.map(|told| told.in_use_ver).max();
         let mut sessions = self.told.iter();
         sessions.find(|(_, told)| reads(told).is_some_and(|in_use| free_ver >= in_use)).map(|(id, _)| *id)
     }
+
+    /// Whether the owner must have known of a read of something that was dropped in `free_ver`, whatever session it is
+    /// of: each has told of its reads since it began. Once is not enough: what a heartbeat says is written before it
+    /// is sent, and the read may have begun in between. The next one is written after that.
+    fn must_be_known(&self, read: &Running, free_ver: u64, asked_at: u64) -> bool {
+        let tells = |told: &Vec<Told>| {
+            since(told, asked_at, 2).is_some_and(|mut since| since.all(|told| told.sent_at > read.began_at))
+        };
+        free_ver >= read.version && self.told.values().all(tells)
+    }
+}
+
+/// The heartbeats that may be the last that counts at `asked_at`, or one of the last `count`. Heartbeats beside each
+/// other may arrive in any order.
+fn since(told: &[Told], asked_at: u64, count: usize) -> Option<impl Iterator<Item = &Told>> {
+    let mut answers: Vec<u64> =
+        told.iter().filter_map(|told| told.answered_at).filter(|at| *at < asked_at).collect();
+    answers.sort_unstable();
+    let first = *answers.iter().rev().nth(count - 1)?;
+    Some(told.iter().filter(move |told| told.answered_at.is_none_or(|at| at >= first)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn beat(reads: &mut Reads, in_use_ver: u64) {
-        reads.asked(SessionId(1), &MetaRequest::Heartbeat { in_use_ver });
+    const BEAT: MetaReply = MetaReply::Beat { version: 7, used_bytes: 0, drive_bytes: 0 };
+
+    /// Returns when it was sent.
+    fn beat(reads: &mut Reads, in_use_ver: u64) -> u64 {
+        let sent_at = reads.sent();
+        reads.asked(SessionId(1), &MetaRequest::Heartbeat { in_use_ver }, sent_at);
+        sent_at
     }
 
-    fn answer(reads: &mut Reads, in_use_ver: u64) {
-        reads.answered(SessionId(1), &MetaRequest::Heartbeat { in_use_ver });
+    fn answer(reads: &mut Reads, sent_at: u64) {
+        reads.answered(SessionId(1), sent_at, Some(&BEAT));
+    }
+
+    fn ask(reads: &mut Reads) -> u64 {
+        let sent_at = reads.sent();
+        reads.asked(SessionId(2), &MetaRequest::PurgeStep, sent_at)
     }
 
     #[test]
     fn only_what_was_told_for_certain_counts() {
         let mut reads = Reads::default();
-        beat(&mut reads, 7);
-        let asked_at = reads.asked(SessionId(2), &MetaRequest::PurgeStep);
+        let first = beat(&mut reads, 7);
+        let asked_at = ask(&mut reads);
         assert_eq!(reads.reader(7, asked_at), None, "the owner may not know yet");
-        answer(&mut reads, 7);
-        let asked_at = reads.asked(SessionId(2), &MetaRequest::PurgeStep);
+        answer(&mut reads, first);
+        let asked_at = ask(&mut reads);
         assert_eq!(reads.reader(6, asked_at), None);
         assert_eq!(reads.reader(7, asked_at), Some(SessionId(1)));
-        beat(&mut reads, u64::MAX);
+        let second = beat(&mut reads, u64::MAX);
         assert_eq!(reads.reader(7, asked_at), None, "it may have come first");
-        answer(&mut reads, u64::MAX);
-        beat(&mut reads, 9);
-        answer(&mut reads, 9);
-        let asked_at = reads.asked(SessionId(2), &MetaRequest::PurgeStep);
+        answer(&mut reads, second);
+        let third = beat(&mut reads, 9);
+        answer(&mut reads, third);
+        let asked_at = ask(&mut reads);
         assert_eq!(reads.reader(9, asked_at), Some(SessionId(1)));
-        reads.asked(SessionId(1), &MetaRequest::CloseSession);
+        reads.asked(SessionId(1), &MetaRequest::CloseSession, 0);
         assert_eq!(reads.reader(9, asked_at), None);
+    }
+
+    #[test]
+    fn a_read_must_be_known_once_its_session_has_told_of_it() {
+        let mut reads = Reads::default();
+        let tell = |reads: &mut Reads| {
+            let sent_at = beat(reads, u64::MAX);
+            answer(reads, sent_at);
+        };
+        let forbidden = |reads: &mut Reads, id, free_ver| {
+            let asked_at = ask(reads);
+            let free = FreeExtent { free_ver, id: ExtentId(id), pg: base::PgId(0), n: 6 };
+            reads.forbid(&free, asked_at).is_some()
+        };
+        tell(&mut reads);
+        let read = reads.begin(ExtentId(3));
+        tell(&mut reads);
+        assert!(!forbidden(&mut reads, 3, 7), "it may have begun after that was written");
+        tell(&mut reads);
+        assert!(forbidden(&mut reads, 3, 7));
+        assert!(!forbidden(&mut reads, 4, 7), "nobody reads that one");
+        assert!(!forbidden(&mut reads, 3, 6), "its map may be that old");
+        reads.running.remove(&read);
+        assert!(!forbidden(&mut reads, 3, 7));
     }
 }

@@ -55,6 +55,8 @@ pub struct Scenario {
     pub detaches: bool,
     /// Between boots, an older copy of a drive takes its place.
     pub copies_return: bool,
+    /// Reads last so long that what they read is dropped meanwhile.
+    pub dawdles: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -93,6 +95,7 @@ impl Scenario {
             store_fails: dice.once_in(2),
             detaches: dice.once_in(3),
             copies_return: dice.once_in(3),
+            dawdles: dice.once_in(4),
         };
         // One drive at a time misses something.
         scenario.copies_return &= profile.m() > 0
