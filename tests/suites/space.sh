@@ -5,6 +5,8 @@ source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no drives"; exit 0; }
 COUNT=${FOREBAY_SPACE_FILES:-20000}
 LIMIT_S=600
+# Packing and the search for orphans wait a sixth of what they wait for otherwise.
+export FOREBAY_HASTE=6
 OVERWRITE_S=$([ "$LONG" = 1 ] && echo 300 || echo 20)
 
 json() { "$FOREBAY" status "$WORK/$1" --json; }

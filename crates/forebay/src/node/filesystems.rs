@@ -48,6 +48,12 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
 const LEAVING_PATIENCE: Duration = Duration::from_secs(3);
 const LEAVING_POLL: Duration = Duration::from_millis(10);
 
+/// What packing and the search for orphans wait for is divided by this: for tests, which wait for both.
+fn haste() -> u32 {
+    let haste = std::env::var("FOREBAY_HASTE").ok().and_then(|text| text.parse().ok());
+    haste.filter(|haste| *haste > 0).unwrap_or(1)
+}
+
 /// A filesystem that is being served.
 pub(super) struct FilesystemEntry {
     pub(super) record: FilesystemRecord,
@@ -167,9 +173,12 @@ impl FilesystemEntry {
         // The first `status` says what is known.
         damage.known(DAMAGE_PATIENCE).await;
         let (env, pace) = (env.clone(), pace.clone());
-        let packing = PackOptions::default();
+        let (packing, collecting) = (PackOptions::default(), OrphanOptions::default());
+        let haste = haste();
+        let packing = PackOptions { age: packing.age / haste, pause: packing.pause / haste, ..packing };
+        let collecting = OrphanOptions { settle: collecting.settle / haste, pause: collecting.pause / haste };
         let packer = Packer::start(env.clone(), client.clone(), pace.clone(), packing, runtime);
-        let orphans = OrphanCollector::start(env, client.clone(), pace, OrphanOptions::default(), runtime);
+        let orphans = OrphanCollector::start(env, client.clone(), pace, collecting, runtime);
         Ok(Self {
             record,
             files,
