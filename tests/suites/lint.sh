@@ -6,6 +6,17 @@ cd "$ROOT" || exit 1
 
 check "clippy" cargo clippy --release --workspace --all-targets -- -D warnings
 check "tidy" cargo run --release --quiet --package xtask -- tidy
+# Licences, sources and bans need no network; known weaknesses need a database that somebody has fetched.
+if command -v cargo-deny >/dev/null; then
+    check "licences, sources and bans of dependencies" cargo deny --offline check licenses sources bans
+    if compgen -G "${CARGO_HOME:-$HOME/.cargo}/advisory-db*" >/dev/null; then
+        check "known weaknesses of dependencies" cargo deny --offline check --disable-fetch advisories
+    else
+        skipped "known weaknesses of dependencies" "no database of them here"
+    fi
+else
+    skipped "licences, sources and bans of dependencies" "cargo-deny is not installed"
+fi
 if command -v shellcheck >/dev/null; then
     # SC1090, SC1091: sourced files are found at run time. SC2034: lib.sh and the suites use each other's variables.
     # SC2164: a check ends with the first command that fails.
