@@ -17,7 +17,7 @@ DECODERS=$TARGET/$HOST/release/decoders
 mkdir -p corpus artifacts
 FUZZ_SEEDS=corpus "$DECODERS" || exit 1
 
-if [ $# = 0 ]; then mapfile -t TARGETS < <(sed -n 's/^    ("\([a-z]*\)", .*/\1/p' src/decoders.rs); else TARGETS=("$@"); fi
+if [ $# = 0 ]; then mapfile -t TARGETS < <(sed -n 's/^    ("\([a-z]*\)", .*/\1/p' src/targets.rs); else TARGETS=("$@"); fi
 
 run_one() {
     local log=artifacts/$1.log

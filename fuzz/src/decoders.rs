@@ -1,61 +1,26 @@
 //! Every decoder under libFuzzer. `FUZZ_TARGET` names the one to run; see docs/develop/testing.md. With `FUZZ_SEEDS=DIR`
 //! it writes first inputs for all of them and ends.
-//!
-//! No input may panic, hang or take memory out of proportion. What a decoder accepts must be the same after it was
-//! encoded and decoded again.
 #![no_main]
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a fuzzer fails by panicking")]
 
-use std::fmt::Debug;
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-use meta::values::{
-    BlobRecord, Dentry, ExtentPlace, ExtentUse, IdRange, Inode, LooseBlob, Orphan, Piece, Residence, Slot,
-    TierState, Usage, Value,
-};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
-#[path = "../../crates/forebay/src/node/node_file.rs"]
-#[allow(dead_code, reason = "only its shape matters here")]
-mod node_file;
-#[path = "../../crates/client/tests/common/mod.rs"]
-mod world;
+#[path = "targets.rs"]
+mod targets;
 
-mod http;
-mod seeds;
-
-const BLOCK_BYTES: usize = base::units::BLOCK_BYTES as usize;
-
-type Target = fn(&[u8]);
-
-/// Name and decoder. `tests/fuzz.sh` runs all of them.
-const TARGETS: &[(&str, Target)] = &[
-    ("superblock", |data| drive::fuzzing::superblock(&whole_blocks(data, 1))),
-    ("segment", |data| drive::fuzzing::segment(&whole_blocks(data, 1))),
-    ("frame", |data| drive::fuzzing::frame(&whole_blocks(data, 4))),
-    ("checkpoint", |data| drive::fuzzing::run(&whole_blocks(data, 4))),
-    ("log", meta::fuzzing::frame),
-    ("batch", batch),
-    ("values", values),
-    ("acl", meta::fuzzing::acl),
-    ("control", control),
-    ("node", json::<node_file::NodeFile>),
-    ("admin", admin),
-    ("messages", messages),
-    ("texts", texts),
-    ("policy", policy),
-    ("blob", layout::fuzz_blob),
-    ("http", http::http),
-];
+use targets::{TARGETS, Target};
 
 fn write_seeds() {
-    if let Some(directory) = std::env::var_os("FUZZ_SEEDS") {
-        seeds::write(directory.as_ref());
-        std::process::exit(0);
+    let Some(directory) = std::env::var_os("FUZZ_SEEDS") else { return };
+    for seed in targets::seeds() {
+        let directory = Path::new(&directory).join(seed.target);
+        std::fs::create_dir_all(&directory).unwrap();
+        std::fs::write(directory.join(seed.name), seed.bytes).unwrap();
     }
+    std::process::exit(0);
 }
 
 fuzz_target!(init: write_seeds(), |data: &[u8]| {
@@ -66,146 +31,3 @@ fuzz_target!(init: write_seeds(), |data: &[u8]| {
         found.expect("FUZZ_TARGET names one of TARGETS").1
     })(data);
 });
-
-/// Structures of a drive are whole blocks, at most so many here: the fuzzer need not find that out.
-fn whole_blocks(data: &[u8], blocks_max: usize) -> Vec<u8> {
-    let mut bytes = data[..data.len().min(blocks_max * BLOCK_BYTES)].to_vec();
-    bytes.resize(bytes.len().max(1).next_multiple_of(BLOCK_BYTES), 0);
-    bytes
-}
-
-fn batch(data: &[u8]) {
-    if let Ok(batch) = meta::batch::Batch::decode(data) {
-        assert_eq!(batch.encode(), data);
-    }
-}
-
-fn value<V: Value>(data: &[u8]) {
-    if let Ok(value) = V::decode(data) {
-        let again = value.encode();
-        assert_eq!(V::decode(&again).unwrap().encode(), again);
-    }
-}
-
-fn values(data: &[u8]) {
-    let Some((table, data)) = data.split_first() else { return };
-    match table % 14 {
-        0 => value::<Inode>(data),
-        1 => value::<Dentry>(data),
-        2 => value::<Piece>(data),
-        3 => value::<ExtentUse>(data),
-        4 => value::<IdRange>(data),
-        5 => value::<ExtentPlace>(data),
-        6 => value::<Slot>(data),
-        7 => value::<Orphan>(data),
-        8 => value::<Usage>(data),
-        9 => value::<Residence>(data),
-        10 => value::<BlobRecord>(data),
-        11 => value::<LooseBlob>(data),
-        12 => value::<TierState>(data),
-        _ => value::<u64>(data),
-    }
-}
-
-fn json<T: DeserializeOwned + Serialize>(data: &[u8]) {
-    if let Ok(record) = serde_json::from_slice::<T>(data) {
-        let again = serde_json::to_vec(&record).unwrap();
-        let back: T = serde_json::from_slice(&again).unwrap();
-        assert_eq!(serde_json::to_vec(&back).unwrap(), again);
-    }
-}
-
-fn control(data: &[u8]) {
-    json::<meta::control::ClusterRecord>(data);
-    json::<meta::control::DriveRecord>(data);
-    json::<meta::control::FilesystemRecord>(data);
-    json::<layout::PlacementGroup>(data);
-    json::<meta::control::UserRecord>(data);
-    json::<meta::control::AccessKeyRecord>(data);
-    json::<meta::control::RoleRecord>(data);
-    json::<meta::control::StoreRecord>(data);
-}
-
-fn admin(data: &[u8]) {
-    json::<admin::AddDrive>(data);
-    json::<admin::CreateFilesystem>(data);
-    json::<admin::MountRequest>(data);
-    json::<admin::AddUser>(data);
-    json::<admin::AddKey>(data);
-    json::<admin::PolicyInfo>(data);
-}
-
-fn message<T: DeserializeOwned + Serialize + PartialEq + Debug>(data: &[u8]) {
-    if let Ok(message) = postcard::from_bytes::<T>(data) {
-        let again = postcard::to_stdvec(&message).unwrap();
-        assert_eq!(postcard::from_bytes::<T>(&again).unwrap(), message);
-    }
-}
-
-fn messages(data: &[u8]) {
-    message::<wire::meta::MetaRequest>(data);
-    message::<wire::meta::MetaReply>(data);
-}
-
-fn text<T: FromStr + ToString + PartialEq + Debug>(text: &str)
-where
-    T::Err: Debug,
-{
-    if let Ok(value) = text.parse::<T>() {
-        assert_eq!(value.to_string().parse::<T>().unwrap(), value);
-    }
-}
-
-/// What people type.
-fn texts(data: &[u8]) {
-    let Ok(input) = std::str::from_utf8(data) else { return };
-    text::<layout::Profile>(input);
-    text::<layout::FailureDomain>(input);
-    text::<base::ClusterId>(input);
-    let _ = base::units::parse_size(input);
-    let _ = input.parse::<posix::fuse::MountFlags>();
-    let _ = s3::ObjectKey::parse(input);
-}
-
-/// Policies of users and buckets, and what they say about a request. A denial of everything must win.
-fn policy(data: &[u8]) {
-    use s3::policy::{Policy, PolicyOf, decide};
-    let tags = [("a".to_owned(), "1".to_owned())];
-    let request = s3::PolicyRequest {
-        identity: None,
-        action: "s3:ListBucket",
-        bucket: "b",
-        key: Some("home/ann/ß"),
-        owns_bucket: false,
-        bucket_policy: None,
-        source_ip: Some(std::net::Ipv4Addr::LOCALHOST.into()),
-        is_secure: true,
-        now_s: 1_795_320_306,
-        prefix: Some("home/"),
-        delimiter: None,
-        max_keys: Some(1000),
-        more: s3::PolicyFacts {
-            referer: Some("http://example.com/"),
-            existing_tags: Some(&tags),
-            request_tags: Some(&tags),
-            ..s3::PolicyFacts::default()
-        },
-    };
-    let user = |policy, limits| {
-        let policy = Some(std::sync::Arc::new(policy));
-        let (name, groups) = ("ann".into(), Vec::new());
-        let user = s3::User { id: 7, name, uid: 0, gid: 0, groups, admin: true, policy };
-        s3::Identity { user: user.into(), access_key: "AKIA".into(), limits, is_session: false }
-    };
-    if let Ok(policy) = Policy::parse(data, PolicyOf::Bucket("b")) {
-        let _ = decide(&s3::PolicyRequest { bucket_policy: Some(&policy), ..request });
-        let denied = user(Policy::deny_everything(), Vec::new());
-        let verdict =
-            decide(&s3::PolicyRequest { bucket_policy: Some(&policy), identity: Some(&denied), ..request });
-        assert_eq!(verdict, s3::Verdict::Denied);
-    }
-    if let Ok(policy) = Policy::parse(data, PolicyOf::User) {
-        let limited = user(policy, vec![Policy::deny_everything().into()]);
-        assert_eq!(decide(&s3::PolicyRequest { identity: Some(&limited), ..request }), s3::Verdict::Denied);
-    }
-}

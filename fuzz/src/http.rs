@@ -18,12 +18,13 @@ use bytes::Bytes;
 use client::{FileKind, MakeNode};
 use ring::{digest, hmac};
 use s3::{
-    AccountKey, AccountSet, AccountUser, Accounts, Audit, AuditRecord, Gate, GateOptions, Limits, NodeKey, Secret, User,
+    AccountKey, AccountSet, AccountUser, Accounts, Audit, AuditRecord, Gate, GateOptions, Limits, NodeKey,
+    Secret, User,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 
-use crate::world::{World, new_file};
+use super::world::{World, new_file};
 
 /// Inputs after which everything is built anew, so that what they stored does not add up.
 const INPUTS_MAX: u32 = 500;
@@ -176,7 +177,8 @@ fn sign(lines: &str, payload: &str, date: &str) -> String {
         }
     }
     let names = headers.keys().map(String::as_str).collect::<Vec<_>>().join(";");
-    let headers: String = headers.iter().map(|(name, values)| format!("{name}:{}\n", values.join(","))).collect();
+    let headers: String =
+        headers.iter().map(|(name, values)| format!("{name}:{}\n", values.join(","))).collect();
     let canonical = format!("{method}\n{path}\n{}\n{headers}\n{names}\n{payload}", query.join("&"));
     let scope = format!("{}/us-east-1/s3/aws4_request", &date[..8]);
     let text = format!("AWS4-HMAC-SHA256\n{date}\n{scope}\n{}", sha256(canonical.as_bytes()));

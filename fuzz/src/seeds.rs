@@ -1,7 +1,5 @@
 //! First inputs for the fuzzers. They come from the golden files and from encoders, so they are of the format of today.
 
-use std::path::Path;
-
 use base::{ClusterId, Epoch, ExtentId, Ino, LedgerId, MapId, PgId};
 use bytes::Bytes;
 use layout::{BlobId, BlobRange};
@@ -12,12 +10,18 @@ use wire::meta::{Content, ExtentRef, FileKind, MetaRequest};
 /// Packed blocks: number and bytes; see `crates/drive/tests/golden.rs`.
 const DRIVE: &[u8] = include_bytes!("../../crates/drive/tests/golden/drive-v1.bin");
 
-/// Makes `directory/TARGET/…`.
-pub fn write(directory: &Path) {
-    let put = |target: &str, name: &str, bytes: &[u8]| {
-        let directory = directory.join(target);
-        std::fs::create_dir_all(&directory).unwrap();
-        std::fs::write(directory.join(name), bytes).unwrap();
+/// A first input.
+pub struct Seed {
+    pub target: &'static str,
+    pub name: String,
+    pub bytes: Vec<u8>,
+}
+
+/// First inputs for all targets.
+pub fn seeds() -> Vec<Seed> {
+    let mut seeds = Vec::new();
+    let mut put = |target: &'static str, name: &str, bytes: &[u8]| {
+        seeds.push(Seed { target, name: name.to_owned(), bytes: bytes.to_vec() });
     };
     for (index, packed) in DRIVE.chunks_exact(4100).enumerate() {
         let block = &packed[4..];
@@ -50,12 +54,13 @@ pub fn write(directory: &Path) {
         put("policy", &format!("policy-{index}"), text.as_bytes());
     }
     put("blob", "one", &blob());
-    for (index, bytes) in crate::http::seeds().into_iter().enumerate() {
+    for (index, bytes) in super::http::seeds().into_iter().enumerate() {
         put("http", &format!("request-{index}"), &bytes);
     }
     let request = MetaRequest::GetAttr { ino: Ino(1) };
     put("messages", "request", &postcard_bytes(&request));
     put("messages", "empty", &[0; 32]);
+    seeds
 }
 
 fn postcard_bytes(request: &MetaRequest) -> Vec<u8> {
@@ -75,7 +80,7 @@ fn blob() -> Vec<u8> {
     builder.finish(ClusterId([7; 16]), id, 1).parts[..2].concat()
 }
 
-/// A byte that chooses the table, as `decoders` reads it, and a value.
+/// A byte that chooses the table, as `targets` reads it, and a value.
 fn values() -> Vec<Vec<u8>> {
     let tagged = |table: u8, bytes: Vec<u8>| [vec![table], bytes].concat();
     let extent = ExtentRef { id: ExtentId(3), pg: PgId(4), k: 4, n: 6, extent_len: 8192, extent_off: 4096 };

@@ -1,4 +1,4 @@
-//! Doors for the fuzzers to the decoders of what lies on a drive. Only in builds with `--cfg fuzzing`.
+//! Doors for the fuzzers to the decoders of what lies on a drive. Only in builds of fuzzers and tests.
 //!
 //! Checksums are made right first: without that no input would get past them, and a checksum does not protect against
 //! what a faulty or foreign program wrote.

@@ -11,7 +11,7 @@ mod drive;
 mod engine;
 mod error;
 mod format;
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, feature = "fuzzing"))]
 pub mod fuzzing;
 mod index;
 mod prepare;

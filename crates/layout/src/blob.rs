@@ -366,7 +366,7 @@ fn require(holds: bool, field: &'static str) -> Result<(), DecodeError> {
 }
 
 /// Decodes the front of a blob, after it got the right checksums: for the fuzzer.
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, feature = "fuzzing"))]
 pub fn fuzz_blob(data: &[u8]) {
     let mut front = data[..data.len().min(BLOB_HEADER_BYTES)].to_vec();
     front.resize(BLOB_HEADER_BYTES, 0);

@@ -19,7 +19,7 @@ mod placement;
 mod profile;
 mod stripe;
 
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, feature = "fuzzing"))]
 pub use blob::fuzz_blob;
 pub use blob::{
     BLOB_BYTES_MAX, BLOB_BYTES_MIN, BLOB_HEADER_BYTES, Blob, BlobBuilder, BlobHeader, BlobId, BlobIndex,

@@ -1,4 +1,4 @@
-//! Doors for the fuzzers to decoders that are private otherwise. Only in builds with `--cfg fuzzing`.
+//! Doors for the fuzzers to decoders that are private otherwise. Only in builds of fuzzers and tests.
 
 pub use crate::log::fuzzing::{frame, sample_frame};
 

@@ -3,7 +3,7 @@
 pub mod batch;
 pub mod control;
 pub mod fsck;
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod history;
 mod keeper;

@@ -41,7 +41,7 @@ pub use identity::{
 pub use instant::format_s as format_instant;
 pub use key::{EntryIs, KeyError, ObjectKey, sort_name};
 pub use seal::{NodeKey, Purpose, from_base64, to_base64};
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, feature = "fuzzing"))]
 pub use server::serve_stream;
 pub use server::{Limits, ListenError, Server};
 pub use tls::{TlsConfig, TlsError, TlsFiles};

@@ -7,7 +7,7 @@
 mod conformance;
 mod file;
 mod frame;
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod mem;
 mod members;

@@ -42,7 +42,7 @@ use data::CommitTimes;
 use lease::{Events, Intent, LeaseTable};
 use watch::WatchTable;
 
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, feature = "fuzzing"))]
 pub(crate) use acl::Acl;
 pub use recovery::OwnerError;
 pub(crate) use recovery::recover;

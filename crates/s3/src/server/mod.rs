@@ -140,7 +140,7 @@ impl Server {
 }
 
 /// A door for the fuzzer: serves one connection of HTTP/1.1 over a stream in memory, until its client ends it.
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, feature = "fuzzing"))]
 pub async fn serve_stream<S>(gate: Arc<Gate>, stream: S, limits: Limits)
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
