@@ -397,6 +397,26 @@ missing_drive() {
 }
 check "a missing drive is reported or survived" missing_drive
 
+# With nothing said about drives, on a disk with 20 GB free: a tenth of it, and some 30 MB of metadata.
+small_disk_is_not_filled() {
+    local free taken
+    mkdir "$WORK/disk"
+    truncate -s 20500M "$WORK/disk.img"
+    mkfs.ext4 -q "$WORK/disk.img"
+    mount -o loop "$WORK/disk.img" "$WORK/disk"
+    free=$(df --output=avail -B 1 "$WORK/disk" | tail -n 1)
+    echo "$WORK/disk/node" >>"$WORK/.nodes"
+    timeout 60 "$FOREBAY" start "$WORK/disk/node" --memory "$MEMORY" --s3 127.0.0.1:0 </dev/null
+    taken=$(du -s -B 1 "$WORK/disk/node" | cut -f1)
+    timeout 60 "$FOREBAY" stop "$WORK/disk/node" </dev/null
+    umount "$WORK/disk"
+    echo "took $taken bytes of $free; $(du -m "$WORK/disk.img" | cut -f1) MiB of them were written"
+    [ "$free" -gt 19000000000 ]
+    [ "$taken" -le $((2 << 30)) ]
+    rm "$WORK/disk.img"
+}
+check "a start without sizes takes at most 2 GiB of a disk with 20 GB free" small_disk_is_not_filled
+
 # --- where S3 is served --------------------------------------------------------------------------------------------
 
 s3_of() { "$FOREBAY" status "$WORK/$1" --json | jq -r .s3; }
