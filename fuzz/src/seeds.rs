@@ -8,7 +8,7 @@ use meta::values::{Dentry, ExtentPlace, ExtentUse, Piece, PieceContent, Usage, V
 use wire::meta::{Content, ExtentRef, FileKind, MetaRequest};
 
 /// Packed blocks: number and bytes; see `crates/drive/tests/golden.rs`.
-const DRIVE: &[u8] = include_bytes!("../../crates/drive/tests/golden/drive-v1.bin");
+const DRIVE: &[u8] = include_bytes!("../../crates/drive/tests/golden/drive-v2.bin");
 
 /// A first input.
 pub struct Seed {

@@ -7,6 +7,7 @@ pub mod drive;
 pub mod event;
 pub mod guard;
 pub mod meta;
+pub mod moves;
 pub mod object;
 pub mod position;
 pub mod store;

@@ -17,6 +17,8 @@ use crate::object::{ObjectReply, ObjectRequest};
 use crate::position::Position;
 use crate::tier::{BlobPlace, TierReply, TierRequest};
 
+pub use crate::moves::{PACK_MOVES_MAX, PackMove, REHYDRATED_MAX, Rehydrated};
+
 /// Longest name of a directory entry, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
 /// Largest file, in bytes.
@@ -761,36 +763,6 @@ impl MapEntry {
         PiecePosition { map: self.map, off: self.piece.off }
     }
 }
-
-/// A piece that moves to another extent.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PackMove {
-    /// Which map.
-    pub map: MapId,
-    /// The piece as it was read.
-    pub piece: MapPiece,
-    /// Where its bytes begin in the new extent.
-    pub extent_off: u32,
-}
-
-/// A piece of a file that only a blob has, and the new extent that holds the same bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rehydrated {
-    /// The file.
-    pub ino: Ino,
-    /// The piece as it was read.
-    pub piece: MapPiece,
-    /// All of it is this piece.
-    pub extent: ExtentRef,
-    /// Shards that it lacks.
-    pub owed: Vec<OwedShard>,
-}
-
-/// Most pieces in one [`MetaRequest::Rehydrate`].
-pub const REHYDRATED_MAX: usize = 256;
-
-/// Most pieces that one [`MetaRequest::Repack`] moves: an extent is filled by one request or never.
-pub const PACK_MOVES_MAX: usize = 2048;
 
 /// The owner of one ledger as its clients see it.
 pub trait MetaService: Send + Sync {

@@ -278,6 +278,19 @@ fn settings(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Settings
     Ok(settings)
 }
 
+fn plan_memory(
+    env: &Env,
+    settings: &Settings,
+    meta_dirs: &MetaDirs,
+    filesystems: &[FilesystemRecord],
+    drives: &[DriveRecord],
+) -> Result<MemoryPlan> {
+    let budget_bytes = memory::budget(env, settings.memory_bytes)?;
+    let memory = MemoryPlan::new(budget_bytes, drives.len(), filesystems.len(), meta_dirs.stores());
+    drive::keep_spare_buffers(memory.spare_bytes);
+    Ok(memory)
+}
+
 /// Compares the cluster's metadata and the drives with what they know of each other, before anything is used. Of a new
 /// cluster there is nothing to compare.
 async fn compare_histories(
@@ -285,9 +298,9 @@ async fn compare_histories(
     control: &Control,
     drives: &mut BTreeMap<DriveId, DriveEntry>,
     is_new: bool,
-    accept_older: bool,
+    options: &StartOptions,
 ) -> Result<(Knowledge, Watch)> {
-    let knowledge = Knowledge::gather(drives, accept_older).await;
+    let knowledge = Knowledge::gather(drives, options.accept_older_metadata).await;
     if !is_new {
         control.begin(env, &knowledge.of(CONTROL_LEDGER)).await?;
     }
@@ -323,14 +336,11 @@ impl Node {
         remove_leftovers(&env, &dir)?;
         let ClusterRecord { id: cluster, upkeep, .. } = control.cluster()?;
         let (records, drive_records) = (control.filesystems()?, control.drives()?);
-        let budget_bytes = memory::budget(&env, settings.memory_bytes)?;
-        let memory = MemoryPlan::new(budget_bytes, drive_records.len(), records.len(), meta_dirs.stores());
-        drive::keep_spare_buffers(memory.spare_bytes);
+        let memory = plan_memory(&env, &settings, &meta_dirs, &records, &drive_records)?;
         let drive_settings = DriveSettings { io: options.io, trim: settings.trim, memory: memory.drive };
         let open = |record: DriveRecord| (record.id, DriveEntry::open(&env, cluster, record, drive_settings));
         let mut drives: BTreeMap<_, _> = drive_records.into_iter().map(open).collect();
-        let accept_older = options.accept_older_metadata;
-        let (knowledge, seen) = compare_histories(&env, &control, &mut drives, is_new, accept_older).await?;
+        let (knowledge, seen) = compare_histories(&env, &control, &mut drives, is_new, &options).await?;
         let accounts = open_accounts(&env, &dir, &control).await?;
         let map = control.map()?;
         check_enough(&records, &map, &drives, &options)?;

@@ -435,10 +435,7 @@ impl Op<'_> {
             R::AllocExtents => self.alloc_extents(),
             R::StatFs => self.statfs(),
             R::Acquire { ino, kind } => self.acquire(*ino, *kind),
-            R::Release { lease, keep } => {
-                self.volatile.leases.release(self.session, *lease, *keep);
-                Ok(MetaReply::Done)
-            }
+            R::Release { lease, keep } => Ok(self.release(*lease, *keep)),
             R::ReleaseAll { leases } => {
                 for lease in leases {
                     self.volatile.leases.release(self.session, *lease, None);
@@ -559,6 +556,11 @@ impl Op<'_> {
         let intent = if kind >= LeaseKind::Shared { Intent::Change } else { Intent::Read };
         self.clear(ino, intent)?;
         self.grant(ino, kind).map(MetaReply::Lease).ok_or(Stop::Wait(ino))
+    }
+
+    fn release(&mut self, lease: LeaseGrant, keep: Option<LeaseKind>) -> MetaReply {
+        self.volatile.leases.release(self.session, lease, keep);
+        MetaReply::Done
     }
 
     fn format_if_new(&mut self) -> Result<(), Stop> {
