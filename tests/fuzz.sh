@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# fuzz.sh SECONDS [TARGET…]: runs every fuzz target, or those given, for so many seconds each. Two at a time.
-# What was found is kept in fuzz/artifacts, inputs that reach new code in fuzz/corpus.
+# fuzz.sh SECONDS [TARGET...]: runs every fuzz target, or the given ones, for this number of seconds each. Two at a
+# time. Findings are kept in fuzz/artifacts, inputs that reach new code in fuzz/corpus.
 set -uo pipefail
 cd "$(dirname "$0")/../fuzz" || exit 1
 SECONDS_EACH=${1:-600}

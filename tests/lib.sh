@@ -1,8 +1,8 @@
-# What every suite in tests/suites shares. Sourced, not run.
+# Functions for all suites in tests/suites. Sourced, not run.
 #
 # A suite is a script that calls `check NAME COMMAND…` once per result. `check` runs the command in a shell of its own
 # under `set -e`, prints one line, and keeps the output in a log whose end is shown on failure. Nodes are started by
-# `node_start`, which registers them, so that the trap at the end can stop them whatever happened.
+# `node_start`, which registers them, so that the trap at the end can stop them after any failure.
 #
 # Settings, all optional:
 #   FOREBAY_TEST_DIR   where temporary directories are made         (default: $TMPDIR or /tmp)
@@ -208,7 +208,7 @@ process_is_gone() {
     grep -qs '^State:[[:space:]]*Z' "/proc/$1/status" && [ "$(ls "/proc/$1/task" 2>/dev/null | wc -l)" -le 1 ]
 }
 
-# Ends a node for good, whatever state it is in.
+# Ends a node in any state, by force if necessary.
 node_end() {
     local dir=$1 pid
     pid=$(jq -r '.pid // empty' "$dir/node.json" 2>/dev/null)

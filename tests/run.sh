@@ -8,12 +8,12 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 SUITES=(format build lint cargo cli overload crash s3-crash degraded damage tier s3 full host-full stuck metadata history tree space sequences pjdfstest fsx stores sqlite git)
-# What the rest builds upon.
+# Suites that all others depend on.
 STAGES=(format build lint cargo)
 # Suites that look at speed or memory of a whole machine, use fixed ports, or keep all cores busy.
 ALONE=(cli overload crash s3-crash fio projects postgres stress archives)
 JOBS=${JOBS:-3}
-# What real programs expect of a filesystem, at full length.
+# Suites of real programs, at full length.
 CONFORMANCE=(pjdfstest fsx fio projects git sqlite postgres stress archives s3 s3-clients)
 
 while [ $# -gt 0 ]; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tier.sh [STORE:FAULTS…]: the suites `tier` and `tier-storm` with each of these stores, of which so many of a hundred requests
-# are harmed. Ends with a table of what works with which store. FOREBAY_TIER_SUITES: only these suites.
+# tier.sh [STORE:FAULTS...]: the suites `tier` and `tier-storm` with each of these stores; FAULTS is the number of
+# harmed requests in a hundred. Ends with a table of the results for each store. FOREBAY_TIER_SUITES: only these suites.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 if [ $# = 0 ]; then set -- forebay:0 forebay-https:0 minio:0 versitygw:0 garage:0 minio:10 versitygw:10; fi

@@ -36,7 +36,7 @@ make_source() {
     mkdir -m 1777 sticky
 }
 
-# What same_tree does not see, in the order of names: directories are listed in an order of their own.
+# Differences that same_tree does not see, sorted by name: directories are listed in an order of their own.
 attributes_and_lists() {
     (cd "$1" && find . -print0 | LC_ALL=C sort -z | xargs -0 getfattr -h -d -m - --absolute-names --)
     (cd "$1" && find . -not -type l -print0 | LC_ALL=C sort -z | xargs -0 getfacl -p --)

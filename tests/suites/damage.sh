@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Data rots on drives and in a store: what can be repaired is, and is told; what cannot be read is named by `status`,
-# `events`, `why` and an exit status until it is settled, whatever is restarted meanwhile.
+# Data rots on drives and in a store: damage that can be repaired is repaired and reported; data that cannot be read is
+# named by `status`, `events`, `why` and an exit status until it is settled, through all restarts.
 source "$(dirname "$0")/../lib.sh"
 NODE=$WORK/home
 MNT=$NODE/mnt
@@ -8,7 +8,7 @@ MNT=$NODE/mnt
 
 status_json() { "$FOREBAY" status "${1:-$NODE}" --json || [ $? = 3 ]; }
 status_is() { status_json | jq -e "$1" >/dev/null; }
-# exit_is STATUS: what `status` ends with.
+# exit_is STATUS: the exit status of `status`.
 exit_is() {
     local status=0
     "$FOREBAY" status "$NODE" >"$WORK/status" || status=$?
@@ -160,7 +160,7 @@ settled() {
     come_to_be_named 20 /lost/lost-d /lost/lost-e
     mv "$MNT/lost/lost-d" "$MNT/good/moved"
     come_to_be_named 60 /good/moved /lost/lost-e
-    # Less than the damage is written anew: what is left of it is still known.
+    # Only a part of the damaged bytes is written anew: the rest is still known as damaged.
     dd if="$WORK/source/lost-e" of="$MNT/lost/lost-e" bs=1M count=1 conv=notrunc,fsync status=none
     cannot_be_read "$MNT/lost/lost-e"
     names_are /good/moved /lost/lost-e
@@ -184,7 +184,7 @@ met_by_a_read() {
     come_to_be_named 20 /late
     exit_is 3
     wait_until 30 has_event "data unreadable" '/late'
-    # What was wrong was not on the drive: it can be read again.
+    # The fault was not on the drive: the data can be read again.
     node_stop home
     cp "$WORK/source/late" "$WORK/source/right"
     perl -e 'open(F, "+<", $ARGV[0]); for (4096, 1052672, 2101248) { seek(F, $_ + 77, 0); read(F, $b, 1); seek(F, $_ + 77, 0); print F chr(ord($b) ^ 4) }' "$WORK/source/late"

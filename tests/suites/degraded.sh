@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Drives fail, vanish and rot: what was written stays readable, and writing goes on for as long as the profile says.
+# Drives fail, vanish and rot: written data stays readable, and writing goes on for as long as the profile says.
 source "$(dirname "$0")/../lib.sh"
 FILES=${FOREBAY_DEGRADED_FILES:-400}
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no drives"; exit 0; }
@@ -9,7 +9,7 @@ same() {
     forget_cache "$1" && diff -rq --no-dereference "$WORK/source" "$WORK/$1/mnt/$2"
 }
 
-# While somebody writes, the filesystem stays mounted.
+# While a process writes, the filesystem stays mounted.
 forget_cache() {
     if [ -e "$WORK/$1.sums" ]; then echo 1 >/proc/sys/vm/drop_caches; else node_unmount "$1" && node_mount "$1"; fi
 }
@@ -17,7 +17,7 @@ forget_cache() {
 copy() { cp -a "$WORK/source" "$WORK/$1/mnt/$2" && sync_tree "$WORK/$1/mnt/$2"; }
 sync_tree() { find "$1" -type f -print0 | xargs -0 -n 200 sync; }
 fail_drive() { "$FOREBAY" drive fail "$WORK/$1" "$2" "${@:3}"; }
-# failures_are NODE COUNT: so many drives failed, and each was told once.
+# failures_are NODE COUNT: this number of drives failed, and each failure was reported once.
 failures_are() { "$FOREBAY" events "$WORK/$1" --severity error --json | jq -e "[.[] | select(.kind == \"failed\").subject] | length == $2 and unique == ." >/dev/null; }
 state_is() { [ "$("$FOREBAY" status "$WORK/$1" --json | jq -r .state)" = "$2" ]; }
 
@@ -50,8 +50,8 @@ close_to() {
     [ "$1" -le "$2" ] && [ $(($1 * 10)) -ge $(($2 * 9)) ]
 }
 
-# profile_survives NODE PROFILE DRIVES READS WRITES DEAD: that many drives may go before reading and before writing
-# stops; with DEAD of them gone nothing can be written, in whatever order they went.
+# profile_survives NODE PROFILE DRIVES READS WRITES DEAD: numbers of drives that may go before reading and before
+# writing stops; with DEAD of them gone no write succeeds, in whichever order the drives went.
 profile_survives() {
     local node=$1 profile=$2 drives=$3 reads=$4 writes=$5 dead=$6 gone both
     both=$((reads < writes ? reads : writes))
@@ -79,7 +79,7 @@ profile_survives() {
     rm -rf --one-file-system "${WORK:?}/$node"
 }
 
-# Reads of what was written before may fail by now, but what is written now must not.
+# Reads of older files may fail by now, but files written now must be readable.
 copy_new() {
     local sum
     dd if=/dev/urandom of="$WORK/$1/mnt/new" bs=1M count=8 conv=fsync status=none &&
@@ -87,7 +87,7 @@ copy_new() {
         [ "$(sha256sum <"$WORK/$1/mnt/new")" = "$sum" ]
 }
 
-# More drives are gone than the profile survives: that, and nothing else, is what fsck may find.
+# More drives are gone than the profile survives: fsck may find that, and nothing else.
 only_unreadable() {
     "$FOREBAY" fsck "$WORK/$1" --json >"$WORK/fsck.json" </dev/null || [ $? = 1 ]
     jq -e '[.[].findings[].code] - ["unreadable"] == []' "$WORK/fsck.json"
@@ -107,7 +107,7 @@ too_many_missing() {
         expect_fail 'survives 2 lost drives, and 3 do not answer' "$FOREBAY" start "$WORK/gone"
 }
 
-# Overwrites a MiB in every 16 of one drive, past the superblocks, while nobody looks.
+# Overwrites a MiB in every 16 of one drive, past the superblocks, while the node is stopped.
 rot() {
     local image=$WORK/$1/drives/$2.img at
     node_stop "$1"
@@ -117,7 +117,7 @@ rot() {
     node_start "$1"
 }
 
-# A drive comes back while the node runs and gets what it missed, nothing else.
+# A drive comes back while the node runs and gets the shards that it missed, nothing else.
 returned_drive() {
     local dir=$WORK/back owed moved
     node_stop back && mv "$dir/drives/1.img" "$WORK/away.img" && node_start back && copy back during && state_is back degraded
@@ -144,8 +144,8 @@ returned_by_command() {
     restart back && drive_is back 5 failed && "$FOREBAY" drive return "$dir" 5 && becomes_whole back
 }
 
-# writer NODE: writes files, makes them durable and notes their sums, until it is told to stop. After the first so many it
-# writes them again: however long it takes, the drives do not fill up.
+# writer NODE: writes files, makes them durable and notes their sums, until it is stopped. After the first WRITTEN files
+# it rewrites them, so that the drives never fill up.
 WRITTEN=400
 writer() {
     local dir=$WORK/$1/mnt/load number=0
@@ -170,12 +170,12 @@ under_load() {
     touch "$WORK/$node.stop"
     wait "$writer" || status=$?
     echo "$(wc -l <"$WORK/$node.sums") files were written meanwhile"
-    # What a file was written with last is what it holds.
+    # A file holds the bytes of its last write.
     [ "$status" = 0 ] && [ -s "$WORK/$node.sums" ] && tac "$WORK/$node.sums" | awk '!known[$2]++' >"$WORK/$node.written" &&
         rm "$WORK/$node.sums" && forget_cache "$node" && (cd "$WORK/$node/mnt/load" && sha256sum --quiet --strict -c "$WORK/$node.written")
 }
 
-# What a drive holds is moved onto another, and nothing else.
+# The shards of a drive move to another drive, and nothing else moves.
 replaced_drive() {
     local dir=$WORK/$1 live moved
     live=$(json "$1" | jq ".drives[$2].space.live_bytes")
@@ -270,7 +270,7 @@ nothing_bad() {
         [ "$(json rot | jq '[.drives[].scrub.bad_shards] | add')" = "$before" ] && [ "$(fs_number rot repair.healed_shards)" -gt 0 ]
 }
 
-# What only one drive holds is waited for, however long it is away.
+# A drive with the only copy of data is waited for without limit.
 last_holder() {
     local dir=$WORK/last
     node_stop last && mv "$dir/drives/1.img" "$WORK/last.img" &&
@@ -281,7 +281,7 @@ last_holder() {
     mv "$WORK/last.img" "$dir/drives/1.img" && wait_until 30 drive_is last 1 up && same last before
 }
 
-# What is stored with less protection than the filesystem has by now counts as it is stored.
+# Data stored with less protection than its filesystem has now counts with the protection that it is stored with.
 counts_as_stored() {
     local i dir=$WORK/former
     node_start former --drives 6 --drive-size 256M --profile r2
@@ -304,7 +304,7 @@ happened() {
 }
 problem() { json "$1" | jq -r '.problems[]' | grep -E -- "$2"; }
 
-# Everything that passes within a second is told all the same.
+# Changes that last less than a second are reported too.
 told_at_once() {
     local dir=$WORK/told
     fail_drive told 1 && "$FOREBAY" drive return "$dir" 1
@@ -313,7 +313,7 @@ told_at_once() {
     happened told "filesystem main" profile profile
 }
 
-# A drive is away at the start and back before anybody looks.
+# A drive is missing at the start and back before the first look of the monitor.
 told_of_a_short_absence() {
     local dir=$WORK/told
     node_stop told && mv "$dir/drives/2.img" "$WORK/short.img" && node_start told
@@ -323,7 +323,7 @@ told_of_a_short_absence() {
     becomes_whole told
 }
 
-# What began before the process was killed ends after it.
+# An event that began before the process was killed ends after the restart.
 told_after_a_kill() {
     local dir=$WORK/told
     "$FOREBAY" upkeep "$dir" --pause

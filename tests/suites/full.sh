@@ -18,7 +18,7 @@ start() {
 
 available_bytes() { df --output=avail -B 1 "$MNT" | tail -n 1; }
 
-# fill DIR: files of one size until one fails. What was acknowledged by fsync is listed with its checksum.
+# fill DIR: writes files of one size until one fails. Files acknowledged by fsync are listed with their checksums.
 fill() {
     local i file
     mkdir -p "$1"
@@ -62,7 +62,7 @@ small_writes_fail() {
 
 acknowledged_is_intact() { (cd "$MNT" && sha256sum --check --quiet "$WORK/sums"); }
 
-# The file whose write failed may have a part of its bytes, and none that nobody wrote.
+# The file whose write failed may have a part of its bytes, and none that no process wrote.
 failed_file_is_not_torn() {
     local file size
     file=$(cat "$WORK/last")
@@ -89,7 +89,7 @@ after_crash() {
     acknowledged_is_intact
 }
 
-# Through S3 as well: the first of the acknowledged files is removed meanwhile, the second is read.
+# Through S3 as well: between the writes the first of the acknowledged files is removed, the second is read.
 uploads_when_full() {
     local first second
     [ "$PLAIN" = 1 ] && return
@@ -146,7 +146,7 @@ fill_again() {
         mv "$WORK/kept" "$WORK/sums"
         [ "$count" -ge $((before / 2)) ]
         wait_until "$RETURN_S" enough_is_available $((before * BLOCK_BYTES * 2 / 3))
-        # What df says is available can be written.
+        # The space that df shows as available can be written.
         df -B 1 "$MNT"
     done
 }
@@ -161,11 +161,11 @@ delete_all() {
     [ -z "$(ls -A "$MNT")" ]
 }
 
-# --- what status and events say ---
+# --- status and events ---
 
 small_node() { node_start small --drives 6 --drive-size 128M --profile 4+2; }
 
-# Files of two extents until one does not fit. What the file that did not fit has stays there, or not.
+# Writes files of two extents until one does not fit. The bytes of the last file may stay there or not.
 fill_small() {
     local i
     for ((i = 0; i < 200; i++)); do
@@ -176,7 +176,7 @@ fill_small() {
     echo "$i files fit"
 }
 
-# says_it_is_full WHAT NEXT: a problem with the next step, and the newest event of the filesystem.
+# says_it_is_full WHAT NEXT: a problem in `status` contains WHAT and the advice NEXT, and the newest event is `full`.
 says_it_is_full() {
     "$FOREBAY" status "$WORK/small" --json | jq -e --arg what "$1" --arg next "$2" \
         '.state != "healthy" and any(.problems[]; startswith("filesystem main") and contains($what) and contains($next))' >/dev/null &&

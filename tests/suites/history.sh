@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Older copies of metadata and of drives, put in the place of newer ones: the node notices, says what to do, and loses
-# nothing that it has.
+# Older copies of metadata and of drives, put in the place of newer ones: the node detects them, gives advice, and
+# loses no data that it has.
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no metadata"; exit 0; }
 N=$WORK/n
@@ -44,7 +44,7 @@ begin() {
     keep_drives first
 }
 
-# What reaches drives no other way: they hear of it when the node stops.
+# The only way that the position reaches the drives: the node sends it when it stops.
 small_files_only() {
     node_start n
     mkdir "$MNT/inline"
@@ -73,7 +73,7 @@ deletes_only() {
     intact first
 }
 
-# They hear of it while the node runs, too.
+# The node also sends positions to the drives while it runs.
 killed() {
     mkdir "$MNT/names"
     sync "$MNT/names"
@@ -87,7 +87,8 @@ killed() {
     test -d "$MNT/names"
 }
 
-# The drives are as they were, and older metadata is told from one that only lost what nobody was told of.
+# The drives are as they were. Older metadata differs from metadata that only lost batches which were never
+# acknowledged.
 crashes_are_no_reason() {
     local i
     for i in 1 2 3 4 5; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The filesystem below a node is full for a while, filled by others: calls are answered, nothing acknowledged is lost,
-# and everything goes on by itself when there is room. The node's standard error is a pipe that nobody reads, as it is
-# after every `forebay start`.
+# Other programs fill the filesystem below a node for a while: calls are answered, acknowledged data is not lost, and
+# the node goes on by itself when there is room. The node's standard error is a pipe without a reader, as after every
+# `forebay start`.
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no node"; exit 0; }
 MNT=$WORK/mnt
@@ -120,7 +120,7 @@ drives_node() {
 
 writes_end() {
     fill_host
-    # What was allocated already takes some.
+    # Blocks that were allocated earlier take some writes.
     expect_full write_some large 300 1000000
     no_drive_failed
     intact

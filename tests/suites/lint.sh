@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What a machine can say about the sources.
+# Static checks of the sources.
 source "$(dirname "$0")/../lib.sh"
 LIMIT_S=3600
 cd "$ROOT" || exit 1
 
 check "clippy" cargo clippy --release --workspace --all-targets -- -D warnings
 check "tidy" cargo run --release --quiet --package xtask -- tidy
-# Licences, sources and bans need no network; known weaknesses need a database that somebody has fetched.
+# Checks of licences, sources and bans need no network; advisories need a database that must be present already.
 if command -v cargo-deny >/dev/null; then
     check "licences, sources and bans of dependencies" cargo deny --offline check licenses sources bans
     if compgen -G "${CARGO_HOME:-$HOME/.cargo}/advisory-db*" >/dev/null; then

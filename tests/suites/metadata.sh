@@ -93,14 +93,14 @@ store_comes_back() {
     wait_until 60 test -e "$B/meta/ledger-1/state.redb"
     wait_until 60 copies_are 2
     node_stop n
-    # What came back is complete: alone it is all there is.
+    # The directory that came back is complete: the node starts with it alone.
     rm "$A/meta/ledger-1/state.redb"
     node_start n
     copies_are 2
     intact
 }
 
-# A disk that is away: without it nobody knows whether it went on alone.
+# A disk that is away: without it the node cannot know whether it was used alone.
 refused_without() {
     node_stop n
     umount "$1"
@@ -115,7 +115,7 @@ forced() {
     write_files second
 }
 
-# What comes back is empty or older: it is made anew.
+# A directory that comes back empty or with an older copy is made anew.
 comes_back() {
     node_stop n
     mount -t tmpfs -o size=160M tmpfs "$B"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Ten times the load that a node can take, through the mount and S3 at once: it gets about as much done, nothing fails, and
-# memory stays within the budget.
+# Ten times the load that a node can take, through the mount and S3 at once: throughput stays about the same, no call
+# fails, and memory stays within the budget.
 source "$(dirname "$0")/../lib.sh"
 LIMIT_S=900
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no S3"; exit 0; }
-# Seconds of each step, and what must get done under overload, as a part of the peak. Much of the machine is the clients'.
+# Seconds of each step, and the least throughput under overload, as a part of the peak. The clients use much of the CPU.
 STEP_S=$([ "$LONG" = 1 ] && echo 30 || echo 3)
 SHARE=0.5
 PYTHON=$HOME/.cache/forebay/venv/bin/python3

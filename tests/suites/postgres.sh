@@ -52,7 +52,7 @@ checked() {
     as_postgres "$BIN/pg_checksums" --check -D "$DATA"
 }
 
-# crash COMMAND…: ends the database, or what is below it, under load.
+# crash COMMAND...: ends the database, or the node below it, under load.
 crash() {
     local load history
     bench >"$WORK/bench.log" 2>&1 &
@@ -61,7 +61,7 @@ crash() {
     history=$(sql 'SELECT count(*) FROM pgbench_history')
     "$@"
     wait "$load" || true
-    # What was committed before is there.
+    # Rows committed before the crash are there.
     database_start
     echo "committed before: $history, now: $(sql 'SELECT count(*) FROM pgbench_history')"
     [ "$(sql 'SELECT count(*) FROM pgbench_history')" -ge "$history" ]

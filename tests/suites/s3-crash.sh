@@ -20,7 +20,7 @@ check "a node with an endpoint starts" node_start node --drives 6 --drive-size 1
 live_bytes() { "$FOREBAY" status "$NODE" --json | jq .space.live_bytes; }
 check "$ROUNDS crashes, seed $SEED" "$HOME/.cache/forebay/venv/bin/python3" "$ROOT/tests/s3/crash.py" "$ROUNDS" "$SEED"
 few() { [ "$(live_bytes)" -lt 4000000 ]; }
-# What a killed writer had stored and not committed is looked for after a minute, every 20 s.
+# The node looks for orphans of killed writers after a minute, every 20 s.
 check "space of what was deleted and aborted returns" wait_until 110 few
 check "the node stops" node_stop node
 check "everything is as it must be" node_fsck node

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The S3 endpoint: calls of boto3 with assertions, the aws command line, s3s-e2e, and hostile requests. What goes in through
-# S3 is also looked at through the mount, and the other way round.
+# The S3 endpoint: calls of boto3 with assertions, the aws command line, s3s-e2e, and hostile requests. Data
+# written through S3 is also read through the mount, and the other way round.
 source "$(dirname "$0")/../lib.sh"
 LIMIT_S=120
 
@@ -67,7 +67,7 @@ aws_command_line() {
     grep -q 'PRE deep/' "$WORK/listed"
     aws s3 rm --quiet --recursive s3://cli-bucket/tree
     not ls "$MNT/cli-bucket/tree"
-    # What is left are directories that POSIX made, and they go with the bucket.
+    # Only directories made by POSIX are left; they are removed with the bucket.
     not aws s3 rb s3://cli-bucket
     aws s3 rb --force s3://cli-bucket
     not ls "$MNT/cli-bucket"
@@ -99,7 +99,7 @@ check "and a crash" survives_restart node_kill
 
 space_returns() {
     rm -rf "${MNT:?}"/*
-    # Nothing is left but what the metadata takes.
+    # Nothing is left but space that the metadata takes.
     few() { [ "$("$FOREBAY" status "$NODE" --json | jq .space.live_bytes)" -lt 4000000 ]; }
     wait_until 60 few
 }

@@ -53,13 +53,13 @@ truncate_a_running_program() {
     wait $! || true
     echo "status $status: 1 is opened, 2 is another error"
     [ "$status" = 0 ]
-    # The kernel may refuse after the filesystem has truncated: what counts is what is stored.
+    # The kernel may refuse after the filesystem has truncated: only the stored size counts.
     node_stop "$NODE"
     node_start "$NODE"
     cmp "$(command -v sleep)" "$MNT/program"
 }
 
-# A second process must find out before it touches anything, whatever happened to the lock file.
+# A second process must refuse to start before it changes anything, even if the lock file was deleted.
 deleted_lock_file() {
     echo precious >"$MNT/precious"
     sync "$MNT/precious"
@@ -72,7 +72,7 @@ deleted_lock_file() {
     grep -qx precious "$MNT/precious"
 }
 
-# The kernel keeps pages that a read brought in while a write that nobody waited for passed them by.
+# The kernel keeps pages that a read loaded while an asynchronous direct write passed them by.
 buffered_reads_beside_direct_writes() { python3 "$ROOT/tests/posix/direct.py" "$MNT/shared" 5; }
 
 # Tools copy whole blocks, and some loop or lose data if a hole begins within one.
@@ -123,7 +123,7 @@ tar_of_what_was_just_written() {
     [ ! -s "$WORK/said" ]
 }
 
-# What git remembers of a file it wrote is what it sees later: nothing is read again.
+# The stat data that git stores for a file it wrote stays the same: git reads no file again.
 git_status_after_a_checkout() {
     local i
     git init -q "$WORK/origin"
@@ -163,7 +163,7 @@ mode_is() {
     }
 }
 
-# As on ext4: what an ordinary user changes loses SUID and SGID.
+# As on ext4: a file loses SUID and SGID when an ordinary user changes it.
 set_id_bits_after_a_change() {
     local change
     head -c 9000 /dev/zero >"$MNT/source"
@@ -202,7 +202,7 @@ set_gid_after_an_access_list() {
     mode_is 6777
 }
 
-# What chattr protects is protected from everybody, through S3 as well.
+# A file that chattr protects is protected from every user, through S3 as well.
 append_only_and_immutable() {
     local url key secret
     echo text >"$MNT/file"
@@ -274,12 +274,12 @@ fallocate_without_room() {
     [ "$(cat "$MNT/small")" = text ]
     fallocate -l 1M "$MNT/small"
     [ "$(stat -c %s "$MNT/small")" = $((1 << 20)) ]
-    # What is there needs no more room: the file takes more than half of what the drive holds.
+    # Blocks that exist need no more room: the file takes more than half of the drive's space.
     head -c 20M /dev/urandom >"$MNT/half"
     fallocate -l 20M "$MNT/half"
 }
 
-# Every sequence has a small node of its own, so that none depends on what another left behind.
+# Every sequence has a small node of its own, so that none depends on the state that another left.
 sequence() {
     local name=$1
     shift

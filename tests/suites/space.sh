@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Space: small files are packed, what nobody refers to is collected, other profiles are converted to, and all of it adds
-# up at any time.
+# Space: small files are packed, orphans are deleted, content is converted to other profiles, and the parts of the raw
+# space add up at any time.
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no drives"; exit 0; }
 COUNT=${FOREBAY_SPACE_FILES:-20000}
 LIMIT_S=600
-# Packing and the search for orphans wait a sixth of what they wait for otherwise.
+# Packing and the search for orphans wait a sixth of their usual time.
 export FOREBAY_HASTE=6
 OVERWRITE_S=$([ "$LONG" = 1 ] && echo 300 || echo 20)
 
@@ -16,18 +16,18 @@ fs_is() { json "$1" | jq -e ".filesystems[0] | $2" >/dev/null; }
 fail_drive() { "$FOREBAY" drive fail "$WORK/$1" "$2"; }
 show() { json "$1" | jq -c '.space, (.filesystems[0] | .pack, .orphans, {narrow_bytes, owed_bytes, waiting_extents})'; }
 
-# reaches SECONDS NODE CONDITION: what status says of the filesystem becomes so.
+# reaches SECONDS NODE CONDITION: waits until the status of the filesystem meets the condition.
 reaches() { wait_until "$1" fs_is "$2" "$3" || { show "$2" && return 1; }; }
 
 # sums DIR FILE: the sums of all files.
 sums() { (cd "$1" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 -r sha256sum) >"$2"; }
 
-# same NODE DIR: everything is what it was, and nothing comes from the kernel's caches.
+# same NODE DIR: all files are unchanged, without help of the kernel's caches.
 same() {
     node_unmount "$1" && node_mount "$1" && sums "$WORK/$1/mnt/$2" "$WORK/now.sums" && cmp "$WORK/$1-$2.sums" "$WORK/now.sums"
 }
 
-# durable NODE DIR: remembers the sums of what was written, once it is written out.
+# durable NODE DIR: keeps the sums of the files once they are written out.
 durable() {
     sums "$WORK/$1/mnt/$2" "$WORK/$1-$2.sums" && node_unmount "$1" && node_mount "$1"
 }
@@ -43,7 +43,7 @@ write_large() {
         head -c 2000000 /dev/urandom | split -b 20000 -a 4 -d - "$WORK/$1/mnt/$2/small" && durable "$1" "$2"
 }
 
-# Raw space is what it is made of, of every drive and of all, whatever goes on. Until it is told to stop.
+# Checks that the parts of the raw space add up, for every drive and for all, during any work. Ends at the stop file.
 watch_sums() {
     local samples=0 wrong
     while [ ! -e "$WORK/$1.stop" ]; do
@@ -111,7 +111,7 @@ crash_with_orphans() {
 }
 allocated_more() { [ "$(live_bytes "$1")" -gt "$2" ]; }
 
-# What the crash left behind goes, and nothing else.
+# Orphans of the crash are deleted, and nothing else.
 orphans_go() {
     reaches 180 "$1" '.orphans.closed_ranges == 0 and .orphans.searched_s != null and .orphans.deleted_extents > 0'
     wait_until 60 nothing_unreferenced "$1" || { cat "$WORK/$1.fsck" && return 1; }
@@ -148,7 +148,7 @@ convert() {
     done
 }
 
-# Copies that share their extents with what is copied.
+# Copies that share extents with their sources.
 clone_large() {
     mkdir "$WORK/$1/mnt/clones" && cp "$WORK/$1/mnt/$2"/* "$WORK/$1/mnt/clones" && sync -f "$WORK/$1/mnt"
     cp "$WORK/$1-$2.sums" "$WORK/$1-clones.sums"
@@ -216,7 +216,7 @@ rm -rf --one-file-system "${WORK:?}/small"
 
 check "overwrite: the node starts" node_start overwrite --drives 6 --drive-size 256M --profile 4+2 --trim always || exit 0
 check "overwrite: nearly full drives take it for as long as it lasts" overwrite_nearly_full overwrite "$OVERWRITE_S"
-# gives_back NODE: what was deleted is given back by the drive files, while they stay as large as they were.
+# gives_back NODE: the drive files give deleted space back and keep their size.
 gives_back() {
     rm -r "$WORK/$1/mnt/files"
     wait_until 120 files_take_less_than_half "$1" || { ls -ls "$WORK/$1/drives" && json "$1" | jq -c '[.drives[].trimmed_bytes]' && return 1; }
@@ -231,7 +231,7 @@ files_take_less_than_half() {
 check "overwrite: what is deleted is given back by the drive files" gives_back overwrite
 check "overwrite: a file system check finds nothing" node_fsck overwrite
 check "overwrite: the node stops" node_stop overwrite
-# Whatever was given back of the drive files was nothing that anybody needs.
+# Space that the drive files gave back held no live data.
 drives_are_clean() { for drive in "$WORK/overwrite/drives"/*.img; do "$FOREBAY" drive fsck "$drive"; done; }
 check "overwrite: drives with holes are clean" drives_are_clean
 rm -rf --one-file-system "${WORK:?}/overwrite"

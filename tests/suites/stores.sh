@@ -75,7 +75,7 @@ old_signatures() {
 }
 check "signatures of version 2" old_signatures
 
-# Each failure names the step, the store's own words and what to look at.
+# Each failure names the step, the error in the store's words, and advice.
 wrong() {
     expect_fail "$1" added wrong "${@:2}"
     expect_fail 'no such store' store show wrong
@@ -260,7 +260,7 @@ own_times() {
     timed third fast 86400 true 3600 true
 }
 check "times of a filesystem's own stay" own_times
-# What a group says is what is done: content leaves when its new times say so.
+# The times of a group apply: content leaves the drives when the new times say so.
 group_takes_effect() {
     local third=$WORK/third
     mkdir "$third"

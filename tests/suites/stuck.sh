@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A disk that does not answer: status does, and says what does not move; the node goes on when the disk does, and can be
-# ended while it does not.
+# A disk hangs: `status` answers and names the stuck locks and calls; the node goes on when the disk does, and can be
+# ended while the disk hangs.
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no node"; exit 0; }
 MNT=$WORK/mnt
@@ -54,7 +54,7 @@ goes_on() {
 }
 is_healthy() { ! problems | grep -q 'has not moved'; }
 
-# The process is gone as soon as the kernel lets go of it: it waits for what the process has asked of the disk.
+# The process ends once the kernel releases it: the kernel waits for the process's requests to the disk.
 is_ended() {
     local pid
     pid=$(jq -r .pid "$DIR/node.json")

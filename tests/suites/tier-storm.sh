@@ -61,7 +61,7 @@ storm() {
 check "SIGKILL of the node, the store and both while files are changed and removed" storm
 check "every byte is as it was written" as_written
 
-# What must be so when the load stops: everything is in the store, which has little else.
+# The state after the load stops: all content is in the store, which has little else.
 settled() {
     wait_until 240 tier_is ".queued_extents == 0 and .problem == null and $DENSE" || {
         tier_status

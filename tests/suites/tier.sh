@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Tiering, end to end: a node's filesystem is attached to an S3 server. What ages goes there, is read from there, comes back
-# and leaves nothing behind, while the store fails and the node is killed.
+# Tiering, end to end: a node's filesystem is attached to an S3 server. Aged content moves there, is read from there,
+# comes back and leaves no blobs behind, while the store fails and the node is killed.
 source "$(dirname "$0")/../lib.sh"
-# A harmed request costs a pause or a wait of up to 2 s, and what does not fit on the drives takes some thousand of them.
+# A harmed request costs a pause or a wait of up to 2 s; data beyond the size of the drives takes some thousand
+# requests.
 LIMIT_S=$([ "${FOREBAY_TIER_FAULTS:-0}" = 0 ] && echo 300 || echo 660)
 source "$ROOT/tests/tier/lib.sh"
 
@@ -84,7 +85,7 @@ released() {
     same_sums
     wait_until 30 came_back "$MNT/small/7" 131079
 }
-# What was read comes back by itself; if that fails, after the next read.
+# Content that was read comes back to the drives by itself; if that fails, after the next read.
 came_back() {
     [ "$FAULTS" = 0 ] || dd if="$1" of=/dev/null bs=1M iflag=direct status=none
     located "$1" 0 "$2" 0
@@ -122,7 +123,7 @@ fetched_beside() {
     rm "$MNT/pipe"
 }
 check "a file that does not come back holds up no other" fetched_beside
-# Names that are not UTF-8 cannot be asked for.
+# `tier` commands cannot name paths that are not UTF-8.
 odd_names() {
     local verb odd=$MNT/small/$'caf\xe9'
     random_file "$odd" 20000
@@ -203,7 +204,7 @@ store_down() {
     wait_until 60 tier_is '.problem != null and .store_health.up == false'
     "$FOREBAY" status "$NODE" | grep -i 'cold'
     known_to_be_down
-    # What is over within seconds is no event.
+    # A state that ends within seconds is no event.
     wait_until 60 happened 'store cold' down
     store_start
     "$FOREBAY" store update "$NODE" cold --port "$(reached_port)"
@@ -211,13 +212,13 @@ store_down() {
     wait_until 60 tier_is '.problem == null and .store_health.up and .queued_extents == 0'
     wait_until 60 happened 'store cold' down up
 }
-# Nobody waits long for it, once it has been so for 20 s.
+# Reads fail fast once the store has been down for 20 s.
 known_to_be_down() {
     local began
     sleep 20
     began=$SECONDS
     expect_fail 'Input/output error' sha256sum "$MNT/big"
-    # The first says why; what is on the drives comes all the same.
+    # The first error has the reason; files on the drives come all the same.
     expect_fail 'store cold is DOWN: ' tier fetch "$MNT/big" "$MNT/meanwhile"
     echo "EIO and no fetch after $((SECONDS - began)) s"
     [ $((SECONDS - began)) -le 15 ]
@@ -249,7 +250,7 @@ killed() {
 check "SIGKILL while blobs are made and left" killed
 
 refuse() { echo "$*" >"$WORK/refusal.new" && mv "$WORK/refusal.new" "$WORK/refusal"; }
-# What holds tiering up, as people are told.
+# The reasons why tiering pauses, as shown to people.
 told() { tier_status | jq -r '.[0].problem // ""' | grep -Ei -- "$1"; }
 # A deletion is under way.
 deletes() { tier ops "$NODE" cold --json | jq -e '.[0].ops | any(.verb == "DELETE" and .state == "running")' >/dev/null; }
@@ -273,7 +274,7 @@ named() {
     refuse PUT 507 XMinioStorageFull
     wait_until 60 told 'uploads pause: the store is full: .*XMinioStorageFull.*make room'
     "$FOREBAY" status "$NODE" | grep 'the store is full'
-    # What a full store needs goes on.
+    # Operations that free space in a full store go on.
     before=$(blobs)
     rm "$MNT"/round*
     sed -i '\,\./round,d' "$SUMS"
@@ -281,7 +282,7 @@ named() {
     tier_is '.queued_bytes >= 10000000 and .store_health.up'
     refuse PUT 403 QuotaExceeded
     wait_until 60 told 'QuotaExceeded'
-    # Deletions that take for ever are waited for by nobody.
+    # Deletions that never end hold up no other operation.
     refuse DELETE slow 60
     rm -r "$MNT/that"
     sed -i '\,\./that/,d' "$SUMS"
@@ -320,7 +321,7 @@ limited() {
     expect_fail 'ssd=2.00 GiB size=1.00 GiB' fs set main --size 1GiB --ssd 2GiB
     expect_fail 'holds more than that' fs set main --size 100MiB
     fs set main --size 2GiB --ssd 128MiB
-    # What is there leaves until the quota holds.
+    # Content leaves the drives until the quota holds.
     wait_until 60 on_ssd '<= 128 * 1048576'
     for i in $(seq 13 16); do random_file "$MNT/more$i" 70000000; done
     sync -f "$MNT"

@@ -54,7 +54,7 @@ run_profile() {
     check "$profile: fsck finds nothing while it runs" node_fsck "$node"
     check "$profile: the node stops" node_stop "$node"
     check "$profile: fsck finds nothing" node_fsck "$node"
-    # Whatever happened above, the next profile needs the room.
+    # After a failure above, the next profile still needs the room.
     [ "$PLAIN" = 1 ] || node_end "$WORK/$node"
     rm -rf --one-file-system "${WORK:?}/$node"
 }

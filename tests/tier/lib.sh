@@ -1,7 +1,7 @@
-# What the suites of tiering share: a store, a node whose filesystem is attached to it, and what both are asked. Sourced.
+# Functions for the suites of tiering: a store, a node whose filesystem is attached to it, and their state. Sourced.
 #
 #   FOREBAY_TIER_STORE   the server: forebay (default; the endpoint of another node), forebay-https, minio, versitygw, garage
-#   FOREBAY_TIER_FAULTS  so many of a hundred requests are harmed on their way: see faulty.py (default: 0)
+#   FOREBAY_TIER_FAULTS  number of requests in a hundred that are harmed on their way: see faulty.py (default: 0)
 
 if [ "$PLAIN" = 1 ]; then
     skipped "all" "needs the binary"
@@ -15,7 +15,8 @@ STORE=${FOREBAY_TIER_STORE:-forebay}
 FAULTS=${FOREBAY_TIER_FAULTS:-0}
 STORE_SIZE=${STORE_SIZE:-4G}
 VENV=$HOME/.cache/forebay/venv
-# Whatever is not told here is in files, as each check is a process of its own: the port and pid of the store and the proxies.
+# Settings that are not exported here are in files, as each check is a process of its own: the port and pid of the store
+# and the proxies.
 AT=$WORK/at
 mkdir "$AT"
 trap 'status=$?; for one in store proxy refuser; do end_process $one; done; (exit "$status"); cleanup' EXIT

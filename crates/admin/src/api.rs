@@ -1,4 +1,4 @@
-//! What can be asked of a node, and the answers.
+//! Requests to a node, and their answers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::stores::StoreControl;
 use crate::tiers::{TierControl, TierInfo};
 use crate::users::{AuditInfo, UserControl};
 
-/// Why a request was refused: a code for programs, a sentence for people.
+/// A refusal: a code for programs, a sentence for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct AdminError {
@@ -24,22 +24,22 @@ pub struct AdminError {
 }
 
 impl AdminError {
-    /// There is no such thing.
+    /// The object of the request does not exist.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self { code: "not_found".to_owned(), message: message.into() }
     }
 
-    /// It is not possible in the present state.
+    /// The present state does not allow it.
     pub fn conflict(message: impl Into<String>) -> Self {
         Self { code: "conflict".to_owned(), message: message.into() }
     }
 
-    /// The request makes no sense.
+    /// The request is not valid.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self { code: "invalid".to_owned(), message: message.into() }
     }
 
-    /// Something broke on the way.
+    /// The operation failed.
     pub fn failed(error: impl std::fmt::Display) -> Self {
         Self { code: "failed".to_owned(), message: error.to_string() }
     }
@@ -52,18 +52,18 @@ pub struct SpaceInfo {
     pub capacity_bytes: u64,
     /// Shards in use.
     pub live_bytes: u64,
-    /// Room that owed shards will take once they are stored.
+    /// Space for owed shards once they are stored.
     pub owed_bytes: u64,
     /// Deleted shards that are not reclaimed yet.
     pub garbage_bytes: u64,
-    /// Kept for the format, cleaning and repair.
+    /// Space for the format, cleaning and repair.
     pub reserved_bytes: u64,
     /// Room for new shards.
     pub free_bytes: u64,
 }
 
 impl SpaceInfo {
-    /// Counts free room as that of owed shards, as far as there is some.
+    /// Moves free space to the owed space, as far as it suffices.
     pub fn set_aside(&mut self, owed_bytes: u64) {
         let owed_bytes = owed_bytes.min(self.free_bytes);
         self.owed_bytes += owed_bytes;
@@ -74,114 +74,114 @@ impl SpaceInfo {
 /// A drive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriveInfo {
-    /// Its number.
+    /// Number of the drive.
     pub id: u32,
-    /// What is written on it.
+    /// UUID on the drive.
     pub uuid: String,
-    /// Device or file.
+    /// Path of the device or file.
     pub path: String,
     /// `up`, `suspect` (much slower than its peers), `leaving` (read until it is empty), `failed`, `missing` or `out`.
     pub state: String,
-    /// Why it is not up.
+    /// Why the drive is not up.
     pub reason: Option<String>,
-    /// Whether it takes no new data for lack of room.
+    /// Whether the drive is full and takes no new data.
     pub full: bool,
     /// `io_uring` or `thread_pool`.
     pub io_path: Option<String>,
-    /// Its space.
+    /// Space of the drive.
     pub space: SpaceInfo,
-    /// Shards on it.
+    /// Shards on the drive.
     pub shards: u64,
-    /// Given back to the filesystem or device below since it was opened.
+    /// Bytes given back to the filesystem or device below since the drive was opened.
     pub trimmed_bytes: u64,
-    /// New data that it takes per second while deleted space grows faster than it is cleaned; `None` is no limit.
+    /// Limit of new data in bytes per second while deleted space grows faster than it is cleaned; `None`: no limit.
     pub write_limit_bytes_per_s: Option<u64>,
-    /// Placement groups that need it: as a member, or for what was not moved off it yet.
+    /// Placement groups that need the drive: as a member, or for shards that were not moved off it yet.
     pub groups: u32,
-    /// Its scrub.
+    /// The scrub of the drive.
     pub scrub: ScrubInfo,
-    /// Shards on it that are known to be damaged now.
+    /// Shards on the drive that are known to be damaged now.
     #[serde(default)]
     pub damaged_shards: u64,
 }
 
-/// How well the shards of a drive are known to be good.
+/// Verification of the shards of a drive.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubInfo {
     /// Seconds since the oldest verification of a shard; `None` before the first pass is over.
     pub oldest_s: Option<u64>,
-    /// Whether a pass was asked for and is not over.
+    /// Whether a requested pass is still running.
     pub running: bool,
     /// Damaged shards found since the start of the node.
     pub bad_shards: u64,
 }
 
-/// What repair and rebuild of a filesystem do. Sums are since the start of the node.
+/// Work of repair and rebuild in a filesystem. Sums count from the start of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepairInfo {
     /// Owed shards that were stored.
     pub repaired_shards: u64,
-    /// Their bytes.
+    /// Bytes of these shards.
     pub repaired_bytes: u64,
-    /// Placement groups with positions that are rebuilt onto other drives.
+    /// Placement groups with positions that are being rebuilt onto other drives.
     pub rebuilding_groups: u64,
-    /// Shards restored for them.
+    /// Shards restored by these rebuilds.
     pub rebuilt_shards: u64,
-    /// Their bytes.
+    /// Bytes of these shards.
     pub rebuilt_bytes: u64,
-    /// Bytes that are still to be rebuilt, as of the last look.
+    /// Bytes left to rebuild, as of the last look.
     pub rebuild_left_bytes: u64,
     /// Shards that reads found damaged or missing, and that were restored.
     pub healed_shards: u64,
-    /// Bytes per second while there is something to do.
+    /// Bytes per second while there is work.
     pub bytes_per_s: u64,
-    /// Seconds until what can be repaired and rebuilt now is done.
+    /// Seconds until everything is done that can be repaired and rebuilt now.
     pub eta_s: Option<u64>,
-    /// Extents of which fewer shards are left than reading needs.
+    /// Extents with fewer shards left than a read needs.
     pub lost_extents: u64,
 }
 
-/// What packing of a filesystem does, and how its content lies on the drives. Sums of what was done are since the start
-/// of the node, the others are of the last look at everything.
+/// Packing of a filesystem, and the layout of its content on the drives. Counters of work are since the start of the
+/// node, the other values are of the last sweep.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackInfo {
-    /// Looks at everything; nothing is known before the first.
+    /// Sweeps over all extents; before the first one nothing is known.
     pub sweeps: u64,
     /// `idle`, `packing`, `paused`, `repair_first` or `no_room`.
     pub state: String,
-    /// Bytes that were gathered into new extents.
+    /// Bytes packed into new extents.
     pub packed_bytes: u64,
-    /// New extents.
+    /// New extents written by packing.
     pub extents: u64,
-    /// Bytes of small pieces and of extents that are mostly dead. They move once they are old enough and there are
-    /// enough of them.
+    /// Bytes in small pieces and in mostly dead extents. They are packed once they are old enough and there are enough
+    /// of them.
     pub left_bytes: u64,
-    /// Bytes in extents of another profile than new data gets: all of them are written anew.
+    /// Bytes in extents with another profile than new data gets: all of them are rewritten.
     pub convert_bytes: u64,
-    /// Bytes per second, of the last work.
+    /// Bytes per second of the last packing.
     pub bytes_per_s: u64,
-    /// Seconds until what is left is packed and converted.
+    /// Seconds until the rest is packed and converted.
     pub eta_s: Option<u64>,
     /// Bytes of content in extents.
     pub stored_bytes: u64,
     /// Bytes of content in the metadata.
     pub inline_bytes: u64,
-    /// What the extents take on drives, without frame headers.
+    /// Bytes of the extents on drives, without frame headers.
     pub allocated_bytes: u64,
-    /// Of these, what small, sparse and foreign extents take beyond full ones.
+    /// Share of these bytes that small, sparse and foreign extents take in addition to full ones.
     pub waste_bytes: u64,
 }
 
 /// The search for extents that nothing refers to. Sums are since the start of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrphanInfo {
-    /// Ranges of extent ids that writers use.
+    /// Extent id ranges in use by writers.
     pub open_ranges: u64,
-    /// Ranges of writers that have ended, in which orphans may be left.
+    /// Extent id ranges of writers that have ended; they may contain orphans.
     pub closed_ranges: u64,
-    /// Ranges that were searched, and have none any more.
+    /// Ranges that were searched and have no orphans left.
     pub verified_ranges: u64,
-    /// Extents deleted.
+    /// Orphans deleted.
     pub deleted_extents: u64,
     /// Seconds since the last search; `None` before the first.
     pub searched_s: Option<u64>,
@@ -190,9 +190,9 @@ pub struct OrphanInfo {
 /// Limits of background work.
 #[derive(Debug, Clone, Default, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpkeepInfo {
-    /// Whether repair, rebuild, packing and the search for orphans rest.
+    /// Whether repair, rebuild, packing and the search for orphans are paused.
     pub paused: bool,
-    /// Bytes per second that they may write; half of that while foreground requests take twice as long as usual.
+    /// Limit of their writes in bytes per second; halved while foreground requests take twice as long as usual.
     pub rate_bytes_per_s: u64,
 }
 
@@ -200,9 +200,9 @@ pub struct UpkeepInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetUpkeep {
-    /// Whether repair, rebuild, packing and the search for orphans rest.
+    /// Whether repair, rebuild, packing and the search for orphans are paused.
     pub paused: Option<bool>,
-    /// Bytes per second that they may write.
+    /// Limit of their writes in bytes per second.
     pub rate_bytes_per_s: Option<u64>,
 }
 
@@ -211,13 +211,13 @@ pub struct SetUpkeep {
 pub struct MetaCopyInfo {
     /// The directory with metadata.
     pub dir: String,
-    /// Bytes that its files have, on the disk of that directory and beside the drives.
+    /// Size of its files in bytes, on the disk of that directory, in addition to the drives.
     pub size_bytes: u64,
-    /// Whether the log there has everything that was acknowledged.
+    /// Whether the log there has every acknowledged batch.
     pub log_complete: bool,
     /// The newest batch in the local store there, if there is one.
     pub stored_seq: Option<u64>,
-    /// What is wrong with it.
+    /// The problem of this copy.
     pub problem: Option<String>,
 }
 
@@ -232,7 +232,7 @@ pub struct MetaDir {
 /// A ledger and its owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LedgerInfo {
-    /// Its number.
+    /// Number of the ledger.
     pub id: u32,
     /// The owner's epoch.
     pub epoch: u64,
@@ -242,41 +242,41 @@ pub struct LedgerInfo {
     pub stored_seq: u64,
     /// `serving`, `no_space` (reads and deletions only) or `halted`.
     pub state: String,
-    /// Why it is not serving.
+    /// Why the ledger is not serving.
     pub reason: Option<String>,
-    /// Whether drives may hold what only newer metadata refers to, so that nothing is taken for an orphan.
+    /// Whether drives may hold extents that only newer metadata refers to. If so, no extent counts as an orphan.
     pub in_doubt: bool,
-    /// Its copies.
+    /// Copies of the ledger.
     pub copies: Vec<MetaCopyInfo>,
 }
 
-/// A filesystem has no room for new data, or next to none.
+/// A filesystem without room for new data, or nearly so.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShortageInfo {
-    /// What is used up: its `drives`, its `ssd_quota` of them, or its `size`.
+    /// The limit that is reached: `drives`, `ssd_quota` or `size`.
     pub of: String,
     /// Bytes of content that can still be written.
     pub left_bytes: u64,
-    /// Whether a write was refused for it, and would be again; else so little is left that one soon may be.
+    /// Whether a write was refused for it, and would be refused again; otherwise one may soon be.
     pub refusing: bool,
-    /// Whether content leaves its drives for an object store, so that writes wait for that first.
+    /// Whether content moves to an object store, so that writes wait for that before they are refused.
     pub tiered: bool,
 }
 
 /// A filesystem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilesystemInfo {
-    /// Its name.
+    /// Name of the filesystem.
     pub name: String,
-    /// How new data is to be protected.
+    /// Profile for new data.
     pub profile: String,
-    /// How it is protected now: narrower than the profile while too few drives are up.
+    /// Profile of new data now: narrower than `profile` while too few drives are up.
     pub write_profile: String,
-    /// Bytes of data that are narrower than the profile, counted from the drives' inventories now and then.
+    /// Bytes of data narrower than the profile, counted at intervals from the drives' inventories.
     pub narrow_bytes: u64,
-    /// What that means on the drives there are now.
+    /// Protection by this profile on the present drives.
     pub protection: String,
-    /// Where it is mounted.
+    /// Mount point.
     pub mount: Option<String>,
     /// Size as `df` shows it.
     pub total_bytes: u64,
@@ -284,45 +284,45 @@ pub struct FilesystemInfo {
     pub free_bytes: u64,
     /// Bytes of content stored, before redundancy.
     pub used_bytes: u64,
-    /// What it may hold at most; `None`: whatever the drives do.
+    /// Most bytes of content; `None`: as much as the drives hold.
     #[serde(default)]
     pub size_bytes: Option<u64>,
-    /// Those of them that may lie on drives.
+    /// Most bytes of content on drives.
     #[serde(default)]
     pub ssd_bytes: Option<u64>,
     /// Bytes of content on drives, before redundancy.
     #[serde(default)]
     pub ssd_used_bytes: u64,
-    /// What is used up, if writes are refused for lack of room or soon may be.
+    /// The limit that is reached, if writes are refused for lack of room or soon may be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shortage: Option<ShortageInfo>,
-    /// Files, directories and the rest.
+    /// Number of inodes: files, directories and other kinds.
     pub inodes: u64,
-    /// Its metadata.
+    /// Ledger of the filesystem.
     pub ledger: LedgerInfo,
-    /// Shards that writes went ahead without and that are not repaired. Counted up to 100,000.
+    /// Shards that acknowledged writes lack and repair has not written yet. Counted up to 100,000.
     pub owed_shards: u64,
-    /// Their bytes.
+    /// Bytes of these shards.
     pub owed_bytes: u64,
-    /// The drives that should hold them: to the extents concerned these are lost.
+    /// The drives that should hold these shards; for the affected extents they count as lost.
     pub owed_drives: Vec<u32>,
-    /// Repair and rebuild.
+    /// Work of repair and rebuild.
     pub repair: RepairInfo,
-    /// Extents deleted since the start.
+    /// Extents deleted since the start of the node.
     pub reclaimed_extents: u64,
     /// Extents whose deletion waits for a drive.
     pub waiting_extents: u64,
-    /// Packing.
+    /// Work of packing.
     pub pack: PackInfo,
     /// The search for orphans.
     pub orphans: OrphanInfo,
-    /// Damage.
+    /// Damage of the filesystem.
     #[serde(default)]
     pub damage: DamageInfo,
-    /// The filesystem group that it belongs to.
+    /// Name of its filesystem group.
     #[serde(default)]
     pub group: String,
-    /// Its object store, if it has one.
+    /// Name of its object store, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<TierInfo>,
 }
@@ -330,48 +330,48 @@ pub struct FilesystemInfo {
 /// The node as a whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// `healthy`, `degraded`, `damaged` if some data cannot be read for good, or `stuck` if the node does not answer; then
-    /// most of the rest is what it last said.
+    /// `healthy`, `degraded`, `damaged` if some data cannot be read for good, or `stuck` if the node does not answer;
+    /// then most other fields are from its last answer.
     pub state: String,
-    /// What keeps it from being healthy, one sentence each.
+    /// The problems, one sentence each.
     pub problems: Vec<String>,
-    /// The cluster's identity.
+    /// Id of the cluster.
     pub cluster: String,
     /// Version of the program.
     pub version: String,
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// Its directory.
+    /// Directory of the node.
     pub dir: String,
-    /// Seconds since it was started.
+    /// Seconds since the start.
     pub uptime_s: u64,
-    /// All drives together.
+    /// Space of all drives together.
     pub space: SpaceInfo,
-    /// Bytes of all copies of the metadata. They are on the disks of the metadata directories, not on the drives.
+    /// Bytes of all copies of the metadata, on the disks of the metadata directories and not on the drives.
     pub metadata_bytes: u64,
     /// Limits of background work.
     pub upkeep: UpkeepInfo,
     /// Memory of the process.
     pub memory: MemoryInfo,
-    /// Where S3 is served: a URL.
+    /// URL of the S3 endpoint.
     #[serde(default)]
     pub s3: Option<String>,
-    /// The control ledger's copies.
+    /// Copies of the control ledger.
     pub control: Vec<MetaCopyInfo>,
-    /// The audit log.
+    /// State of the audit log.
     pub audit: AuditInfo,
-    /// Each drive.
+    /// All drives.
     pub drives: Vec<DriveInfo>,
-    /// Each filesystem.
+    /// All filesystems.
     pub filesystems: Vec<FilesystemInfo>,
 }
 
 /// Memory of a node's process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryInfo {
-    /// What it may take: `start --memory`, or what suits the machine.
+    /// Limit in bytes: `start --memory`, or the default for the machine.
     pub budget_bytes: u64,
-    /// What it has now.
+    /// Present use in bytes.
     pub resident_bytes: u64,
 }
 
@@ -379,7 +379,7 @@ pub struct MemoryInfo {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FailDrive {
-    /// Even if a filesystem loses data by it.
+    /// Also if a filesystem loses data.
     pub force: bool,
 }
 
@@ -389,7 +389,7 @@ pub struct FailDrive {
 pub struct AddDrive {
     /// Device or file; `None` makes a file in the node's directory.
     pub path: Option<String>,
-    /// Size of a file; `None` is as large as the smallest drive.
+    /// Size of a new file; `None`: size of the smallest drive.
     pub size_bytes: Option<u64>,
 }
 
@@ -397,19 +397,19 @@ pub struct AddDrive {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveDrive {
-    /// Even if data is lost that only it holds.
+    /// Also if the drive holds the last copy of data.
     pub force: bool,
 }
 
-/// A drive that takes the place of another.
+/// A drive that replaces another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplaceDrive {
     /// Device or file.
     pub path: String,
-    /// Size of a file; `None` is as large as the drive that it replaces.
+    /// Size of a new file; `None`: size of the replaced drive.
     pub size_bytes: Option<u64>,
-    /// Even if data is lost that only the old drive holds.
+    /// Also if the old drive holds the last copy of data.
     pub force: bool,
 }
 
@@ -417,7 +417,7 @@ pub struct ReplaceDrive {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetProfile {
-    /// Such as `4+2`.
+    /// Profile such as `4+2`.
     pub profile: String,
 }
 
@@ -425,50 +425,50 @@ pub struct SetProfile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateFilesystem {
-    /// Its name.
+    /// Name of the filesystem.
     pub name: String,
-    /// How its data is protected.
+    /// Profile for its data.
     pub profile: String,
-    /// Bytes that it may hold, and size as `df` shows it; `None` or 0: whatever the drives hold.
+    /// Most bytes of content, and size in `df`; `None` or 0: as much as the drives hold.
     pub size_bytes: Option<u64>,
-    /// Those of them that may lie on drives; `None` or 0: whatever these hold.
+    /// Most bytes of content on drives; `None` or 0: as much as they hold.
     #[serde(default)]
     pub ssd_bytes: Option<u64>,
-    /// The filesystem group that it is to belong to; `None`: `default`.
+    /// Name of its filesystem group; `None`: `default`.
     #[serde(default)]
     pub group: Option<String>,
 }
 
-/// How much a filesystem may hold. `None`: as before; 0: whatever the drives hold.
+/// Limits of a filesystem in bytes. `None`: unchanged; 0: as much as the drives hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetLimits {
-    /// In all, and size as `df` shows it.
+    /// Most bytes of content, and size in `df`.
     #[serde(default)]
     pub size_bytes: Option<u64>,
-    /// On drives.
+    /// Most bytes of content on drives.
     #[serde(default)]
     pub ssd_bytes: Option<u64>,
 }
 
-/// Where to mount.
+/// Mount point and options.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MountRequest {
-    /// An existing directory; `None` is `mnt` in the node's directory.
+    /// An existing directory; `None`: `mnt` in the node's directory.
     pub path: Option<String>,
-    /// Options such as `ro,noatime`; `None` is those of the last time.
+    /// Options such as `ro,noatime`; `None`: those of the last mount.
     pub options: Option<String>,
 }
 
 /// A shard of an extent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardInfo {
-    /// Its number; below k it holds data.
+    /// Number of the shard; below k it holds data.
     pub shard: u8,
-    /// The drive.
+    /// Number of the drive.
     pub drive: u32,
-    /// `up`, `owed`, `rebuilding`, or what the drive is; of a piece that cannot be read, `damaged` or `lost`.
+    /// `up`, `owed`, `rebuilding`, or the state of the drive; in an unreadable piece also `damaged` or `lost`.
     pub state: String,
 }
 
@@ -477,118 +477,118 @@ pub struct ShardInfo {
 pub struct ExtentInfo {
     /// Offset in the file.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// `inline`, `copies`, `coded` or `object_store`.
     pub kind: String,
-    /// The extent's number.
+    /// Id of the extent.
     pub extent: Option<u64>,
-    /// Where in the extent these bytes begin.
+    /// Offset of these bytes in the extent.
     pub extent_offset: Option<u64>,
     /// `n/k`.
     pub shape: Option<String>,
-    /// The placement group.
+    /// Id of the placement group.
     pub group: Option<u32>,
-    /// Where its shards lie.
+    /// Shards of the extent.
     pub shards: Vec<ShardInfo>,
-    /// Why it cannot be read, if that is known.
+    /// Why the piece cannot be read, if known.
     #[serde(default)]
     pub reason: Option<String>,
     /// `ok`, `degraded` or `unreadable`.
     pub state: String,
 }
 
-/// Where a file's bytes are and why.
+/// The place of a file's bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WhyInfo {
-    /// The path inside the filesystem.
+    /// Path inside the filesystem.
     pub path: String,
     /// The filesystem.
     pub filesystem: String,
-    /// Its inode.
+    /// Inode of the file.
     pub inode: u64,
     /// `regular`, `directory`, ...
     pub kind: String,
     /// Size in bytes.
     pub size: u64,
-    /// The profile that new data gets.
+    /// Profile for new data.
     pub profile: String,
-    /// Its pieces, at most the first 4096.
+    /// Pieces of the file, at most the first 4096.
     pub extents: Vec<ExtentInfo>,
-    /// Whether there are more pieces than shown.
+    /// Whether the file has more pieces.
     pub truncated: bool,
-    /// `ok`, `degraded` or `unreadable`: the worst of its pieces.
+    /// `ok`, `degraded` or `unreadable`: the worst state of its pieces.
     pub state: String,
 }
 
-/// Something that a check found.
+/// A finding of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FsckFinding {
-    /// A short name for programs.
+    /// Short name for programs.
     pub code: String,
-    /// What is wrong, and with what.
+    /// The object and its fault.
     pub what: String,
-    /// What it means or what to do.
+    /// Meaning or advice.
     pub advice: String,
 }
 
 /// A filesystem that was checked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FsckFilesystem {
-    /// Its name.
+    /// Name of the filesystem.
     pub name: String,
-    /// How many findings there are.
+    /// Number of findings.
     pub findings_count: u64,
-    /// The first of them.
+    /// The first findings.
     pub findings: Vec<FsckFinding>,
-    /// What was looked at: `inodes`, `names`, `pieces`, `extents`, `shards` and more.
+    /// Number of checked objects by kind: `inodes`, `names`, `pieces`, `extents`, `shards` and more.
     pub counts: BTreeMap<String, u64>,
 }
 
 /// A check of all filesystems.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FsckInfo {
-    /// Whether it still runs.
+    /// Whether the check still runs.
     pub running: bool,
-    /// What is being looked at.
+    /// Present phase of the check.
     pub phase: String,
-    /// How much of that was.
+    /// Objects checked in this phase.
     pub items: u64,
-    /// Why it could not be done.
+    /// Why the check failed.
     pub error: Option<String>,
-    /// What was found, once it has ended.
+    /// Results, once the check has ended.
     pub filesystems: Vec<FsckFilesystem>,
 }
 
-/// What a node lets its operator see and do.
+/// The management interface of a node.
 pub trait NodeControl: FilesystemGroupControl + StoreControl + TierControl + UserControl + 'static {
-    /// Everything at a glance.
+    /// State of the whole node.
     fn status(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
-    /// What is known without asking anybody and without a lock that others hold for long: for a node that is stuck.
+    /// The state that is known without requests to other parts and without contended locks: for a node that is stuck.
     fn status_without_waiting(&self) -> NodeStatus;
     /// The last events, oldest first.
     fn events(&self) -> BoxFuture<'_, Result<Vec<Event>, AdminError>>;
     /// Adds a drive; new data uses it at once.
     fn add_drive(&self, request: AddDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
-    /// Takes a drive out of service for good, as if it had died.
+    /// Takes a drive out of service permanently, as if it had died.
     fn fail_drive(&self, id: u32, request: FailDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
-    /// Uses a drive again that failed or was taken out of service, with what it has.
+    /// Uses a drive again that failed or was taken out of service, with its shards.
     fn return_drive(&self, id: u32) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
-    /// Moves everything off a drive, or rebuilds it from others if it does not answer.
+    /// Moves all shards off a drive, or rebuilds them from other drives if it does not answer.
     fn remove_drive(&self, id: u32, request: RemoveDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
-    /// Puts a new drive in the place of another.
+    /// Replaces a drive by a new one.
     fn replace_drive(&self, id: u32, request: ReplaceDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>>;
-    /// Verifies everything on a drive now; `None`: on all of them.
+    /// Verifies all shards on a drive now; `None`: on all drives.
     fn scrub_drive(&self, id: Option<u32>) -> BoxFuture<'_, Result<Vec<DriveInfo>, AdminError>>;
     /// Changes the limits of background work.
     fn set_upkeep(&self, request: SetUpkeep) -> BoxFuture<'_, Result<UpkeepInfo, AdminError>>;
-    /// Changes the profile. New data has it at once, the rest is converted in the background.
+    /// Changes the profile. New data gets it at once, stored data is converted in the background.
     fn set_profile(
         &self,
         name: String,
         request: SetProfile,
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
-    /// Changes how much a filesystem may hold.
+    /// Changes the limits of a filesystem's content.
     fn set_limits(
         &self,
         name: String,
@@ -602,19 +602,19 @@ pub trait NodeControl: FilesystemGroupControl + StoreControl + TierControl + Use
     /// Mounts a filesystem.
     fn mount(&self, name: String, request: MountRequest)
     -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
-    /// Unmounts it.
+    /// Unmounts a filesystem.
     fn unmount(&self, name: String) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
     /// Adds a directory with a copy of all metadata.
     fn add_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
-    /// Goes on without the copy of the metadata in a directory.
+    /// Stops using the copy of the metadata in a directory.
     fn remove_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
-    /// Says that metadata that is newer than what the node has will not come back: orphans are looked for again.
+    /// Gives up metadata that is newer than the node's: orphans are searched for again.
     fn settle_metadata(&self) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
     /// Begins a check of all filesystems, unless one runs.
     fn start_fsck(self: Arc<Self>) -> BoxFuture<'static, Result<FsckInfo, AdminError>>;
-    /// How far it is, or what it found.
+    /// Progress of the check, or its findings.
     fn fsck(&self) -> BoxFuture<'_, Result<FsckInfo, AdminError>>;
-    /// Explains where a path's bytes are.
+    /// The place of a path's bytes.
     fn why(&self, name: String, path: String) -> BoxFuture<'_, Result<WhyInfo, AdminError>>;
 }
 

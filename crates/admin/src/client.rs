@@ -1,4 +1,4 @@
-//! Calls the REST interface of a node on this machine.
+//! Client of the REST interface of a node on this machine.
 
 mod filesystem_groups;
 mod stores;
@@ -26,7 +26,7 @@ use crate::api::{
 /// Longest wait for an answer.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Longest wait for `status`. A node answers in less, also while other requests hang.
+/// Longest wait for `status`. A node answers sooner, even while other requests hang.
 const STATUS_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Why a call gave no answer.
@@ -36,13 +36,13 @@ pub enum CallError {
     /// No node listens there.
     #[error("node does not run: socket={socket}")]
     NotRunning {
-        /// Where a running node would listen.
+        /// Path of the socket of a running node.
         socket: String,
     },
     /// The node refused.
     #[error(transparent)]
     Refused(#[from] AdminError),
-    /// The connection broke or the answer makes no sense.
+    /// The connection broke, or the answer cannot be parsed.
     #[error("node gave no answer: {0}")]
     Broken(String),
 }
@@ -124,7 +124,7 @@ impl AdminClient {
         }
     }
 
-    /// Everything at a glance.
+    /// State of the whole node.
     pub async fn status(&self) -> Result<NodeStatus, CallError> {
         self.call_within(STATUS_DEADLINE, Method::GET, "/v1/status", None::<&()>).await
     }
@@ -139,7 +139,7 @@ impl AdminClient {
         self.call(Method::POST, "/v1/drives", Some(request)).await
     }
 
-    /// Takes a drive out of service for good.
+    /// Takes a drive out of service permanently.
     pub async fn fail_drive(&self, id: u32, request: FailDrive) -> Result<DriveInfo, CallError> {
         self.call(Method::POST, &format!("/v1/drives/{id}/fail"), Some(&request)).await
     }
@@ -149,17 +149,17 @@ impl AdminClient {
         self.call(Method::POST, &format!("/v1/drives/{id}/return"), None::<&()>).await
     }
 
-    /// Moves everything off a drive, or rebuilds it from others.
+    /// Moves all shards off a drive, or rebuilds them from other drives.
     pub async fn remove_drive(&self, id: u32, request: &RemoveDrive) -> Result<DriveInfo, CallError> {
         self.call(Method::POST, &format!("/v1/drives/{id}/remove"), Some(request)).await
     }
 
-    /// Puts a new drive in the place of another.
+    /// Replaces a drive by a new one.
     pub async fn replace_drive(&self, id: u32, request: &ReplaceDrive) -> Result<DriveInfo, CallError> {
         self.call(Method::POST, &format!("/v1/drives/{id}/replace"), Some(request)).await
     }
 
-    /// Verifies everything on a drive now; `None`: on all of them.
+    /// Verifies all shards on a drive now; `None`: on all drives.
     pub async fn scrub_drive(&self, id: Option<u32>) -> Result<Vec<DriveInfo>, CallError> {
         let path = id.map_or("/v1/scrub".to_owned(), |id| format!("/v1/drives/{id}/scrub"));
         self.call(Method::POST, &path, None::<&()>).await
@@ -170,13 +170,13 @@ impl AdminClient {
         self.call(Method::POST, "/v1/upkeep", Some(request)).await
     }
 
-    /// Changes the profile. New data has it at once, the rest is converted in the background.
+    /// Changes the profile. New data gets it at once, stored data is converted in the background.
     pub async fn set_profile(&self, name: &str, request: &SetProfile) -> Result<FilesystemInfo, CallError> {
         let path = format!("/v1/filesystems/{}/profile", percent_encode(name.as_bytes()));
         self.call(Method::POST, &path, Some(request)).await
     }
 
-    /// Changes how much a filesystem may hold.
+    /// Changes the limits of a filesystem's content.
     pub async fn set_limits(&self, name: &str, request: &SetLimits) -> Result<FilesystemInfo, CallError> {
         let path = format!("/v1/filesystems/{}/limits", percent_encode(name.as_bytes()));
         self.call(Method::POST, &path, Some(request)).await
@@ -187,12 +187,12 @@ impl AdminClient {
         self.call(Method::POST, "/v1/meta/dirs", Some(request)).await
     }
 
-    /// Goes on without the copy of the metadata in a directory.
+    /// Stops using the copy of the metadata in a directory.
     pub async fn remove_meta_dir(&self, request: &MetaDir) -> Result<NodeStatus, CallError> {
         self.call(Method::DELETE, "/v1/meta/dirs", Some(request)).await
     }
 
-    /// Says that metadata that is newer than what the node has will not come back: orphans are looked for again.
+    /// Gives up metadata that is newer than the node's: orphans are searched for again.
     pub async fn settle_metadata(&self) -> Result<NodeStatus, CallError> {
         self.call(Method::POST, "/v1/meta/settle", None::<&()>).await
     }
@@ -202,7 +202,7 @@ impl AdminClient {
         self.call(Method::POST, "/v1/fsck", None::<&()>).await
     }
 
-    /// How far it is, or what it found.
+    /// Progress of the check, or its findings.
     pub async fn fsck(&self) -> Result<FsckInfo, CallError> {
         self.call(Method::GET, "/v1/fsck", None::<&()>).await
     }
@@ -218,13 +218,13 @@ impl AdminClient {
         self.call(Method::POST, &path, Some(request)).await
     }
 
-    /// Unmounts it.
+    /// Unmounts a filesystem.
     pub async fn unmount(&self, name: &str) -> Result<FilesystemInfo, CallError> {
         let path = format!("/v1/filesystems/{}/mount", percent_encode(name.as_bytes()));
         self.call(Method::DELETE, &path, None::<&()>).await
     }
 
-    /// Explains where a path's bytes are.
+    /// The place of a path's bytes.
     pub async fn why(&self, name: &str, path: &str) -> Result<WhyInfo, CallError> {
         let (name, path) = (percent_encode(name.as_bytes()), percent_encode(path.as_bytes()));
         self.call(Method::GET, &format!("/v1/filesystems/{name}/why?path={path}"), None::<&()>).await

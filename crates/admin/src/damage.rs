@@ -1,41 +1,41 @@
-//! What is said of damaged data.
+//! Reports of damaged data.
 
 use serde::{Deserialize, Serialize};
 
-/// A file that cannot be read everywhere.
+/// A file with unreadable pieces.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostFileInfo {
-    /// A path inside the filesystem; `None` if it has no name, or its inode is not known.
+    /// Path inside the filesystem; `None` if the file has no name, or its inode is unknown.
     pub path: Option<String>,
-    /// Its inode; 0: parts of uploads, and content whose file is not known.
+    /// Inode of the file; 0: parts of uploads, and content whose file is unknown.
     pub inode: u64,
-    /// Its pieces that cannot be read.
+    /// Unreadable pieces of the file.
     pub pieces: u64,
-    /// Their bytes.
+    /// Bytes of these pieces.
     pub bytes: u64,
-    /// When the first was found, in seconds since 1970.
+    /// Time when the first was found, seconds since 1970.
     pub found_s: u64,
 }
 
-/// Damage of a filesystem. What cannot be read was proven, and is kept until it is settled; sums are since the filesystem
-/// was made.
+/// Damage of a filesystem. Only pieces that are proven unreadable are listed, until they are settled. Sums count from
+/// the creation of the filesystem.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DamageInfo {
-    /// Files that cannot be read everywhere.
+    /// Files with unreadable pieces.
     pub lost_files: u64,
-    /// Their pieces that cannot be read.
+    /// Unreadable pieces of these files.
     pub lost_pieces: u64,
-    /// Bytes of these.
+    /// Bytes of these pieces.
     pub lost_bytes: u64,
-    /// Pieces that cannot be read beyond those, for which there was no room: whose they are is not known.
+    /// Further unreadable pieces that had no room in the notes; their files are unknown.
     pub unnoted_pieces: u64,
-    /// The first of the files, by the time when they were found.
+    /// The first of the files, by the time of discovery.
     pub files: Vec<LostFileInfo>,
-    /// Shards and blobs that were found damaged.
+    /// Shards and blobs found damaged.
     pub found: u64,
-    /// Those of them that were restored.
+    /// Damaged shards and blobs that were restored.
     pub repaired: u64,
-    /// Those of them for which it was too late.
+    /// Damaged shards and blobs that could not be restored.
     pub unrepairable: u64,
 }
 

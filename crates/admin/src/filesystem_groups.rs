@@ -1,20 +1,20 @@
-//! Filesystem groups: what can be asked of a node, and the answers.
+//! Filesystem groups: requests to a node, and their answers.
 
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
 
 use crate::api::{AdminError, FilesystemInfo};
 
-/// Filesystems that share how long content stays on drives, and when it is copied to an object store.
+/// Filesystems that share their retention and their cue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilesystemGroupInfo {
-    /// Its name.
+    /// Name of the group.
     pub name: String,
-    /// How long what was uploaded stays on drives too, in seconds.
+    /// Retention: seconds that uploaded content stays on drives too.
     pub retention_s: u64,
-    /// How long after it was written anything is uploaded, in seconds.
+    /// Cue: seconds between a write and the upload of its content.
     pub cue_s: u64,
-    /// Filesystems that belong to it, by number, whether they have a store or not.
+    /// Filesystems of the group, by number, with and without a store.
     pub filesystems: Vec<String>,
 }
 
@@ -22,18 +22,17 @@ pub struct FilesystemGroupInfo {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SetFilesystemGroup {
-    /// How long what was uploaded stays on drives too, in seconds. `None`: as it was, or a day in a new group.
+    /// Retention in seconds. `None`: unchanged, or a day in a new group.
     pub retention_s: Option<u64>,
-    /// How long after it was written anything is uploaded, in seconds. `None`: as it was; in a new group an hour, or a
-    /// third of the retention if that is less.
+    /// Cue in seconds. `None`: unchanged; in a new group an hour, or a third of the retention if that is less.
     pub cue_s: Option<u64>,
 }
 
-/// The group that a filesystem is to belong to.
+/// The new group of a filesystem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoveFilesystem {
-    /// Its name.
+    /// Name of the group.
     pub group: String,
 }
 
@@ -41,22 +40,22 @@ pub struct MoveFilesystem {
 pub trait FilesystemGroupControl: Send + Sync {
     /// All groups by number; the first is `default`.
     fn filesystem_groups(&self) -> BoxFuture<'_, Result<Vec<FilesystemGroupInfo>, AdminError>>;
-    /// Adds one.
+    /// Adds a group.
     fn add_filesystem_group(
         &self,
         name: String,
         settings: SetFilesystemGroup,
     ) -> BoxFuture<'_, Result<FilesystemGroupInfo, AdminError>>;
-    /// Changes times of one, at once for all filesystems that belong to it and have none of their own.
+    /// Changes times of a group, at once for all its filesystems that have no times of their own.
     fn update_filesystem_group(
         &self,
         name: String,
         settings: SetFilesystemGroup,
     ) -> BoxFuture<'_, Result<FilesystemGroupInfo, AdminError>>;
-    /// Removes one that no filesystem belongs to.
+    /// Removes a group without filesystems.
     fn remove_filesystem_group(&self, name: String)
     -> BoxFuture<'_, Result<FilesystemGroupInfo, AdminError>>;
-    /// Has a filesystem belong to another group, whose times it follows at once.
+    /// Moves a filesystem to another group; the times of that group apply at once.
     fn move_filesystem(
         &self,
         name: String,

@@ -1,7 +1,7 @@
-//! The management interface of a node: REST with JSON over a socket that only the node's owner can open.
+//! The management interface of a node: REST with JSON, over a socket that only the node's owner can open.
 //!
-//! The command line is one client of it. [`NodeControl`] is what a node offers; [`serve`] puts it on a socket;
-//! [`AdminClient`] calls it. Every answer of `GET` is what `--json` prints.
+//! The command line is one client. [`NodeControl`] is the interface of a node; [`serve`] offers it on a socket;
+//! [`AdminClient`] calls it. Every answer to `GET` is what `--json` prints.
 
 mod api;
 mod client;

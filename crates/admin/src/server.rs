@@ -27,9 +27,9 @@ use crate::api::{
     ReplaceDrive, SetLimits, SetProfile, SetUpkeep,
 };
 
-/// How long `status` waits for what it asks before it says what it knows without asking.
+/// How long `status` waits for other parts of the node; then it answers with the last known state.
 const STATUS_DEADLINE: Duration = Duration::from_secs(10);
-/// How long other requests wait for an answer; callers give up before.
+/// How long other requests may take; callers give up earlier.
 const DEADLINE: Duration = Duration::from_secs(150);
 
 /// The socket could not be created.
@@ -185,10 +185,11 @@ fn router(node: Node, runtime: Handle) -> Router {
         .with_state(node)
 }
 
-/// Serves on a Unix socket until `stopped` says so. The socket's directory decides who may connect.
+/// Serves on a Unix socket until `stopped` is true. The permissions of the socket's directory decide which users may
+/// connect.
 ///
-/// Connections are served by a thread of their own and requests by `runtime`: if nothing moves there any more,
-/// `status` still answers.
+/// A thread of its own serves the connections, `runtime` runs the requests: if the runtime hangs, `status` still
+/// answers.
 pub fn serve(
     node: Arc<dyn NodeControl>,
     socket: &FsPath,
@@ -205,7 +206,7 @@ pub fn serve(
     Ok(spawn_thread("admin", move || {
         own.block_on(async move {
             let shutdown = async move {
-                // The sender is dropped only when the node is gone.
+                // The sender is dropped only with the node.
                 let _ = stopped.wait_for(|stop| *stop).await;
             };
             if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(shutdown).await {
@@ -215,7 +216,7 @@ pub fn serve(
     }))
 }
 
-/// Has the node's own runtime answer the request. The work goes on if the caller goes away or gives up.
+/// Runs the request on the node's own runtime. The work goes on if the caller leaves or gives up.
 async fn run_there(State(runtime): State<Handle>, request: Request, next: Next) -> Response {
     let work = runtime.spawn(next.run(request));
     match tokio::time::timeout(DEADLINE, work).await {

@@ -1,4 +1,4 @@
-//! Object stores: what can be asked of a node, and the answers.
+//! Object stores: requests to a node, and their answers.
 
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
@@ -9,84 +9,85 @@ use crate::api::AdminError;
 /// An object store, without its secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreInfo {
-    /// Its name.
+    /// Name of the store.
     pub name: String,
-    /// Its number, never used again.
+    /// Number of the store; never reused.
     pub id: u32,
-    /// How the connection is made.
+    /// Protocol of the connection.
     pub protocol: StoreProtocol,
-    /// Its name or address.
+    /// Host name or address of the store.
     pub hostname: String,
-    /// Its port.
+    /// Port of the store.
     pub port: u16,
-    /// Its bucket, followed by a slash and the prefix if there is one.
+    /// Bucket, followed by a slash and the prefix if there is one.
     pub bucket: String,
-    /// Part of signatures of version 4.
+    /// Region in signatures of version 4.
     pub region: String,
     /// How requests are signed.
     pub auth_method: StoreAuth,
-    /// Id of the key that they are signed with.
+    /// Id of the access key.
     pub access_key_id: String,
-    /// Whether it has certificates of its own that vouch for it.
+    /// Whether the store has CA certificates of its own.
     pub has_ca: bool,
-    /// How much is asked of it at a time.
+    /// Limits of requests to the store.
     pub limits: StoreLimits,
-    /// When it was added, seconds since 1970.
+    /// Creation time, seconds since 1970.
     pub created_s: i64,
-    /// Why it cannot be used.
+    /// Why the store cannot be used.
     pub problem: Option<String>,
 }
 
-/// Whether a store is tried before its settings are kept.
+/// Whether a store is checked before its settings are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verify {
-    /// It is, and refused if it does not work.
+    /// The store is checked, and refused if the check fails.
     #[default]
     First,
-    /// It is not.
+    /// The store is not checked.
     Skip,
 }
 
-/// Settings of a store; `None` keeps what is there, or takes the default in a new one. No `Debug`: it may hold a secret.
+/// Settings of a store; `None` keeps the present value, or takes the default in a new store. No `Debug`: it may hold a
+/// secret.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SetStore {
-    /// How the connection is made. Default: HTTPS.
+    /// Protocol of the connection. Default: HTTPS.
     pub protocol: Option<StoreProtocol>,
-    /// Its name or address.
+    /// Host name or address of the store.
     pub hostname: Option<String>,
-    /// Its port. Default: 80 or 443.
+    /// Port of the store. Default: 80 or 443.
     pub port: Option<u16>,
-    /// Its bucket, followed by a slash and a prefix if there is to be one.
+    /// Bucket, followed by a slash and a prefix if wanted.
     pub bucket: Option<String>,
-    /// Part of signatures of version 4. Default: us-east-1.
+    /// Region in signatures of version 4. Default: us-east-1.
     pub region: Option<String>,
     /// How requests are signed. Default: version 4.
     pub auth_method: Option<StoreAuth>,
-    /// Id of the key that they are signed with.
+    /// Id of the access key.
     pub access_key_id: Option<String>,
-    /// Its secret.
+    /// Secret of the access key.
     pub secret_key: Option<String>,
-    /// Certificates (PEM) that vouch for it, beside those of the system; empty for none.
+    /// CA certificates (PEM) for the store, besides those of the system; empty for none.
     pub ca: Option<String>,
     /// Largest blob in bytes. Default: 64 MiB.
     pub blob_bytes: Option<u32>,
-    /// Uploads under way at most. Default: 64.
+    /// Most uploads under way. Default: 64.
     pub uploads_max: Option<u16>,
-    /// Downloads under way at most. Default: 64.
+    /// Most downloads under way. Default: 64.
     pub downloads_max: Option<u16>,
-    /// Removals under way at most. Default: 64.
+    /// Most removals under way. Default: 64.
     pub removals_max: Option<u16>,
-    /// Millions of bits per second, both ways together; 0 for as many as it takes. Default: 0.
+    /// Bandwidth in millions of bits per second, both ways together; 0: unlimited. Default: 0.
     pub bandwidth_mbps: Option<u32>,
-    /// Requests of each kind that all nodes together have under way at most; 0 for what each of them may. Default: 0.
+    /// Most requests of each kind that all nodes together have under way; 0: only the limits of each node. Default: 0.
     pub cluster_max: Option<u16>,
-    /// Whether it is tried first.
+    /// Whether the store is checked first.
     pub verify: Verify,
 }
 
-/// What trying a store found.
+/// Result of checking a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreValidationInfo {
     /// Whether every step worked.
@@ -95,15 +96,15 @@ pub struct StoreValidationInfo {
     pub checks: Vec<StoreCheck>,
 }
 
-/// What is done to see how fast a store is; what is not said is as tiering does it.
+/// A speed test of a store; the defaults are what tiering uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BenchStore {
-    /// Bytes of each object. Default: a blob.
+    /// Bytes of each object. Default: size of a blob.
     pub object_bytes: Option<u32>,
-    /// Requests under way. Default: blobs made at a time.
+    /// Requests under way. Default: the number of blobs that tiering makes at a time.
     pub parallel: Option<u16>,
-    /// How long objects are put, and then got. Default: 5.
+    /// Seconds of puts, and then of gets. Default: 5.
     pub seconds: Option<u16>,
 }
 
@@ -111,18 +112,18 @@ pub struct BenchStore {
 pub trait StoreControl: Send + Sync {
     /// All stores by number.
     fn stores(&self) -> BoxFuture<'_, Result<Vec<StoreInfo>, AdminError>>;
-    /// Adds one.
+    /// Adds a store.
     fn add_store(&self, name: String, settings: SetStore) -> BoxFuture<'_, Result<StoreInfo, AdminError>>;
-    /// Changes settings of one; the others stay.
+    /// Changes settings of a store; the others stay.
     fn update_store(&self, name: String, settings: SetStore) -> BoxFuture<'_, Result<StoreInfo, AdminError>>;
-    /// Removes one that nothing uses. What is in the bucket stays there.
+    /// Removes a store that no filesystem uses. Objects in the bucket stay.
     fn remove_store(&self, name: String) -> BoxFuture<'_, Result<StoreInfo, AdminError>>;
-    /// Tries one: stores, reads and removes objects.
+    /// Checks a store: puts, reads and removes objects.
     fn validate_store(&self, name: String) -> BoxFuture<'_, Result<StoreValidationInfo, AdminError>>;
-    /// Measures how fast one is: puts, gets and removes objects.
+    /// Measures the speed of a store: puts, gets and removes objects.
     fn bench_store(&self, name: String, request: BenchStore)
     -> BoxFuture<'_, Result<StoreSpeed, AdminError>>;
-    /// Tries settings without keeping them. If there is a store of that name, they are changes to it.
+    /// Checks settings without keeping them. If the store exists, they are changes to its settings.
     fn try_store(
         &self,
         name: String,

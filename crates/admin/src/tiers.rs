@@ -1,4 +1,4 @@
-//! Filesystems and the object stores that they move data to: what can be asked of a node, and the answers.
+//! Filesystems and their object stores: requests to a node, and their answers.
 
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
@@ -7,123 +7,124 @@ use wire::tier::Forecast;
 
 use crate::api::AdminError;
 
-/// The store that a filesystem is to use.
+/// The store for a filesystem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttachStore {
-    /// Its name.
+    /// Name of the store.
     pub store: String,
-    /// How long what was uploaded stays on drives too, in seconds. `None`: as it was, or as the filesystem group says.
+    /// Retention: seconds that uploaded content stays on drives too. `None`: unchanged, or the filesystem group's.
     pub retention_s: Option<u64>,
-    /// How long after it was written anything is uploaded, in seconds. `None`: as it was, or as the filesystem group says.
+    /// Cue: seconds between a write and the upload of its content. `None`: unchanged, or the filesystem group's.
     pub cue_s: Option<u64>,
-    /// Times that the filesystem had of its own are forgotten: those of its group count again.
+    /// Removes the filesystem's own times, so that those of its group apply.
     #[serde(default)]
     pub group_times: bool,
 }
 
-/// A filesystem that has a store. Sums of what was done are since it was attached or the node was started.
+/// A filesystem with a store. Sums count from the attach or the start of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierInfo {
     /// The filesystem.
     pub filesystem: String,
     /// The store.
     pub store: String,
-    /// Its filesystem group.
+    /// The filesystem group.
     #[serde(default)]
     pub group: String,
-    /// How long what was uploaded stays on drives too, in seconds.
+    /// Retention: seconds that uploaded content stays on drives too.
     pub retention_s: u64,
-    /// Whether that is the filesystem's own, not what its group says.
+    /// Whether the retention is the filesystem's own, and not its group's.
     #[serde(default)]
     pub has_own_retention: bool,
-    /// How long after it was written anything is uploaded, in seconds.
+    /// Cue: seconds between a write and the upload of its content.
     pub cue_s: u64,
-    /// Whether that is the filesystem's own, not what its group says.
+    /// Whether the cue is the filesystem's own, and not its group's.
     #[serde(default)]
     pub has_own_cue: bool,
     /// `tiering` or `detaching`.
     pub state: String,
-    /// Why something does not go on.
+    /// The error that stops tiering.
     pub problem: Option<String>,
-    /// What was there before it was attached is not all queued yet.
+    /// Content that was stored before the attach is not completely queued yet.
     pub queueing: bool,
     /// Extents that wait for their upload.
     pub queued_extents: u64,
-    /// Their bytes.
+    /// Bytes of these extents.
     pub queued_bytes: u64,
     /// Extents on drives and in the store.
     pub both_extents: u64,
-    /// Their bytes.
+    /// Bytes of these extents.
     pub both_bytes: u64,
     /// Extents in the store only.
     pub away_extents: u64,
-    /// Their bytes.
+    /// Bytes of these extents.
     pub away_bytes: u64,
     /// Blobs in use.
     pub blobs: u64,
-    /// Their bytes in the store.
+    /// Bytes of these blobs in the store.
     pub stored_bytes: u64,
-    /// Bytes of them that files have.
+    /// Bytes in these blobs that files refer to.
     pub live_bytes: u64,
-    /// Bytes in the store beyond these, in percent of them, rounded up; `None`: files have nothing of what is there.
+    /// Bytes in the store beyond the live ones, in percent of these, rounded up; `None`: no bytes in the store are
+    /// live.
     pub overhead_percent: Option<u64>,
     /// Bytes of extents that were uploaded.
     pub uploaded_bytes: u64,
     /// Bytes of extents that left the drives.
     pub released_bytes: u64,
-    /// Those of them that left before their time, because drives were filling up.
+    /// Released bytes that left before the retention had passed, because drives were filling up.
     pub released_early_bytes: u64,
     /// Blobs deleted from the store.
     pub deleted_blobs: u64,
-    /// Bytes of extents that were stored again, so that their blobs could be deleted.
+    /// Bytes of extents that were uploaded again so that their old blobs could be deleted.
     pub rewritten_bytes: u64,
-    /// Bytes that came back because the store is being left.
+    /// Bytes that came back because of a detach.
     pub returned_bytes: u64,
-    /// Bytes of blobs that came from the store.
+    /// Bytes of blobs fetched from the store.
     pub fetched_bytes: u64,
-    /// How full the drives are, or the filesystem's quota of them if that is fuller, in percent.
+    /// Fill of the drives, or of the filesystem's quota on them if that is fuller, in percent.
     pub fill_percent: u64,
-    /// Whether the store answers.
+    /// Health of the store.
     pub store_health: StoreHealth,
 }
 
 /// Requests to a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierOpsInfo {
-    /// The filesystems that use it.
+    /// Filesystems that use the store.
     pub filesystems: Vec<String>,
     /// The store.
     pub store: String,
-    /// Those under way, then those that ended lately, the newest first.
+    /// Requests under way, then recent ones, newest first.
     pub ops: Vec<StoreOp>,
 }
 
-/// What a filesystem takes with a retention, from how old its content is now.
+/// Forecast of a filesystem's space with a retention, from the present age of its content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForecastInfo {
     /// The filesystem.
     pub filesystem: String,
-    /// Its store.
+    /// Name of its store.
     pub store: String,
-    /// The retention.
+    /// Retention in seconds.
     pub retention_s: u64,
-    /// Whether it is the one that the filesystem has.
+    /// Whether this is the filesystem's present retention.
     pub is_present: bool,
-    /// What it takes.
+    /// The forecast.
     #[serde(flatten)]
     pub forecast: Forecast,
-    /// Bytes that came from the store since this node serves the filesystem, and for how long it does.
+    /// Bytes fetched from the store since this node serves the filesystem.
     pub fetched_bytes: u64,
-    /// See `fetched_bytes`.
+    /// Seconds since this node serves the filesystem.
     pub fetched_s: u64,
 }
 
-/// What is asked of a forecast.
+/// Parameters of a forecast.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ForecastRequest {
-    /// A retention beside the one that each filesystem has.
+    /// Retention in seconds, in addition to the present one of each filesystem.
     pub retention_s: Option<u64>,
 }
 
@@ -131,11 +132,11 @@ pub struct ForecastRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TierFile {
-    /// Its path inside the filesystem.
+    /// Path inside the filesystem.
     pub path: String,
 }
 
-/// A step of bringing files back to drives.
+/// A step of fetching files to drives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FetchStep {
@@ -143,27 +144,27 @@ pub struct FetchStep {
     pub files: Vec<FetchFile>,
 }
 
-/// Files in one step at most.
+/// Most files in one step.
 pub const FETCH_FILES_MAX: usize = 256;
 
-/// A file that is brought back.
+/// A file to fetch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FetchFile {
-    /// Its path inside the filesystem.
+    /// Path inside the filesystem.
     pub path: String,
-    /// Where in the file the step begins.
+    /// Offset in the file at which the step begins.
     pub offset: u64,
 }
 
-/// Where a file's bytes are.
+/// The place of a file's bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierLocationInfo {
-    /// The path inside the filesystem.
+    /// Path inside the filesystem.
     pub path: String,
     /// The filesystem.
     pub filesystem: String,
-    /// Its inode.
+    /// Inode of the file.
     pub inode: u64,
     /// Size in bytes.
     pub size: u64,
@@ -175,25 +176,25 @@ pub struct TierLocationInfo {
     pub object_store_bytes: u64,
 }
 
-/// What a step brought back of a file.
+/// Result of one step for a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchFileInfo {
     /// Bytes that came back.
     pub bytes: u64,
-    /// Where the next step begins; `None`: the file is on drives, unless there is a problem.
+    /// Offset of the next step; `None`: the whole file is on drives, unless there is a problem.
     pub next_offset: Option<u64>,
-    /// If the step began with the file: how many bytes only the store had.
+    /// Bytes that only the store had; only in a step that begins at offset 0.
     pub away_bytes: Option<u64>,
-    /// Why it is not.
+    /// Why the fetch of the file failed.
     pub problem: Option<String>,
 }
 
-/// What left the drives.
+/// Result of releasing a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleaseInfo {
     /// Bytes of extents that left the drives.
     pub released_bytes: u64,
-    /// Bytes of the file that are not uploaded yet, and stay.
+    /// Bytes of the file that are not uploaded yet, and stay on drives.
     pub not_uploaded_bytes: u64,
 }
 
@@ -201,28 +202,29 @@ pub struct ReleaseInfo {
 pub trait TierControl: Send + Sync {
     /// Filesystems that have a store.
     fn tiers(&self) -> BoxFuture<'_, Result<Vec<TierInfo>, AdminError>>;
-    /// Requests to their stores.
+    /// Requests to the stores of filesystems.
     fn tier_ops(&self) -> BoxFuture<'_, Result<Vec<TierOpsInfo>, AdminError>>;
-    /// What retentions take: of each filesystem that has a store, its own, and the one that is asked for.
+    /// Forecasts for each filesystem with a store: for its own retention, and for the requested one.
     fn tier_forecast(&self, request: ForecastRequest)
     -> BoxFuture<'_, Result<Vec<ForecastInfo>, AdminError>>;
-    /// Moves data of a filesystem to a store from now on; with the store that it has, changes how.
+    /// Starts tiering of a filesystem to a store; if the filesystem has this store, changes its times.
     fn attach_store(&self, name: String, request: AttachStore)
     -> BoxFuture<'_, Result<TierInfo, AdminError>>;
-    /// Brings everything back, and then leaves the store.
+    /// Brings all content back to drives, then detaches the store.
     fn detach_store(&self, name: String) -> BoxFuture<'_, Result<TierInfo, AdminError>>;
-    /// Where a file's bytes are.
+    /// The place of a file's bytes.
     fn tier_location(
         &self,
         name: String,
         path: String,
     ) -> BoxFuture<'_, Result<TierLocationInfo, AdminError>>;
-    /// Brings some of files back to drives. Answers in their order; a step may bring nothing of the last ones.
+    /// Brings parts of files back to drives. Answers in the order of the request; a step may bring nothing of the last
+    /// files.
     fn tier_fetch(
         &self,
         name: String,
         step: FetchStep,
     ) -> BoxFuture<'_, Result<Vec<FetchFileInfo>, AdminError>>;
-    /// Takes what the store has of a file from the drives.
+    /// Releases from drives the bytes of a file that the store has.
     fn tier_release(&self, name: String, file: TierFile) -> BoxFuture<'_, Result<ReleaseInfo, AdminError>>;
 }

@@ -1,4 +1,4 @@
-//! Users, access keys and policies: what can be asked of a node, and the answers.
+//! Users, access keys and policies: requests to a node, and their answers.
 
 use serde::{Deserialize, Serialize};
 use wire::BoxFuture;
@@ -8,25 +8,25 @@ use crate::api::AdminError;
 /// A user of the S3 endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserInfo {
-    /// Its name.
+    /// Name of the user.
     pub name: String,
-    /// Its number, never used again.
+    /// Number of the user; never reused.
     pub id: u32,
     /// User number on the filesystem.
     pub uid: u32,
-    /// Group of what it creates.
+    /// Primary group: the group of files that the user creates.
     pub gid: u32,
-    /// Its other groups.
+    /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Whether it may do everything.
+    /// Whether the user is an administrator: everything is allowed.
     pub admin: bool,
-    /// Whether its keys do not count.
+    /// Whether all keys of the user are refused.
     pub disabled: bool,
-    /// Whether it has a policy.
+    /// Whether the user has a policy.
     pub has_policy: bool,
-    /// How many access keys it has.
+    /// Number of access keys.
     pub keys: usize,
-    /// When it was added, seconds since 1970.
+    /// Creation time, seconds since 1970.
     pub created_s: i64,
 }
 
@@ -34,27 +34,27 @@ pub struct UserInfo {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AddUser {
-    /// Its name.
+    /// Name of the user.
     pub name: String,
-    /// User number on the filesystem; 0 leaves the decision to policies.
+    /// User number on the filesystem; with 0, only policies decide.
     pub uid: u32,
-    /// Group of what it creates.
+    /// Primary group: the group of files that the user creates.
     pub gid: u32,
-    /// Its other groups.
+    /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Whether it may do everything.
+    /// Whether the user is an administrator: everything is allowed.
     pub admin: bool,
-    /// What it may do, as JSON text.
+    /// Policy of the user, as JSON text.
     pub policy: Option<String>,
 }
 
-/// Whether a user or key counts.
+/// Whether a user or key is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
-    /// It does.
+    /// The user or key is accepted.
     Enabled,
-    /// It does not.
+    /// The user or key is refused.
     Disabled,
 }
 
@@ -63,13 +63,13 @@ pub enum Standing {
 pub struct KeyInfo {
     /// Its id.
     pub access_key: String,
-    /// Whose it is.
+    /// Name of the key's user.
     pub user: String,
     /// `active`, `disabled` (it or its user), `expired`, or `unreadable` (sealed with another `node.key`).
     pub state: String,
-    /// When it was added, seconds since 1970.
+    /// Creation time, seconds since 1970.
     pub created_s: i64,
-    /// When it ends, seconds since 1970.
+    /// Expiration, seconds since 1970.
     pub expires_s: Option<i64>,
 }
 
@@ -77,38 +77,38 @@ pub struct KeyInfo {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AddKey {
-    /// Whose it is.
+    /// Name of the key's user.
     pub user: String,
-    /// When it ends, seconds from now.
+    /// Expiration, seconds from now.
     pub expires_in_s: Option<u64>,
-    /// Its id; `None`: a new one.
+    /// Id of the key; `None`: a new one.
     pub access_key: Option<String>,
-    /// Its secret; `None`: a new one.
+    /// Secret of the key; `None`: a new one.
     pub secret_key: Option<String>,
 }
 
-/// An access key that was added. The secret is never told again. No `Debug` for that reason.
+/// An access key that was added. The secret is shown only once. No `Debug` for that reason.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewKey {
     /// Its id.
     pub access_key: String,
     /// Its secret.
     pub secret_key: String,
-    /// Whose it is.
+    /// Name of the key's user.
     pub user: String,
-    /// When it ends, seconds since 1970.
+    /// Expiration, seconds since 1970.
     pub expires_s: Option<i64>,
 }
 
-/// What a policy belongs to.
+/// The owner of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyTarget {
-    /// A user: what it may do.
+    /// A user: the policy allows its requests.
     User(String),
-    /// A role: what short-lived keys that take it are limited to.
+    /// A role: the policy limits short-lived keys that assume it.
     Role(String),
-    /// A bucket: who may do what with it.
+    /// A bucket: the policy decides about requests of all users to it.
     Bucket(String),
 }
 
@@ -116,22 +116,22 @@ pub enum PolicyTarget {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyInfo {
-    /// What it belongs to.
+    /// Owner of the policy.
     pub target: PolicyTarget,
-    /// JSON text, as it was given.
+    /// JSON text, unchanged.
     pub policy: String,
 }
 
-/// The audit log.
+/// State of the audit log.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditInfo {
-    /// Requests written down since the start of the node.
+    /// Records written since the start of the node.
     pub written: u64,
-    /// Requests that wait for that.
+    /// Records in the queue.
     pub queued: u64,
-    /// Requests that could not be written down.
+    /// Records lost since the start of the node.
     pub lost: u64,
-    /// Why nothing can be written now.
+    /// Why writes fail now.
     pub problem: Option<String>,
 }
 
@@ -139,26 +139,26 @@ pub struct AuditInfo {
 pub trait UserControl: Send + Sync {
     /// All users by number.
     fn users(&self) -> BoxFuture<'_, Result<Vec<UserInfo>, AdminError>>;
-    /// Adds one.
+    /// Adds a user.
     fn add_user(&self, request: AddUser) -> BoxFuture<'_, Result<UserInfo, AdminError>>;
-    /// Removes one with its keys.
+    /// Removes a user and its keys.
     fn remove_user(&self, name: String) -> BoxFuture<'_, Result<UserInfo, AdminError>>;
-    /// Decides whether its keys count.
+    /// Enables or disables a user's keys.
     fn set_user(&self, name: String, standing: Standing) -> BoxFuture<'_, Result<UserInfo, AdminError>>;
     /// All access keys by id.
     fn keys(&self) -> BoxFuture<'_, Result<Vec<KeyInfo>, AdminError>>;
-    /// Adds one.
+    /// Adds an access key.
     fn add_key(&self, request: AddKey) -> BoxFuture<'_, Result<NewKey, AdminError>>;
-    /// Removes one.
+    /// Removes an access key.
     fn remove_key(&self, access_key: String) -> BoxFuture<'_, Result<KeyInfo, AdminError>>;
-    /// Decides whether it counts.
+    /// Enables or disables an access key.
     fn set_key(&self, access_key: String, standing: Standing) -> BoxFuture<'_, Result<KeyInfo, AdminError>>;
     /// The policies of all users and roles.
     fn policies(&self) -> BoxFuture<'_, Result<Vec<PolicyInfo>, AdminError>>;
-    /// One of a user, a role or a bucket.
+    /// The policy of a user, a role or a bucket.
     fn policy(&self, target: PolicyTarget) -> BoxFuture<'_, Result<PolicyInfo, AdminError>>;
-    /// Sets or replaces one.
+    /// Sets or replaces a policy.
     fn set_policy(&self, policy: PolicyInfo) -> BoxFuture<'_, Result<PolicyInfo, AdminError>>;
-    /// Removes one; a role goes with it.
+    /// Removes a policy; a role is removed with it.
     fn remove_policy(&self, target: PolicyTarget) -> BoxFuture<'_, Result<PolicyInfo, AdminError>>;
 }

@@ -90,7 +90,7 @@ impl DamageBook {
         if met.suspects.len() < SUSPECTS_MAX || met.suspects.contains_key(&extent.id) {
             let whole = ExtentRef { extent_off: 0, ..*extent };
             let content = match content {
-                Content::Away(_, place) => Content::Away(whole, *place),
+                Content::Tiered(_, place) => Content::Tiered(whole, *place),
                 _ => Content::Extent(whole),
             };
             let suspect = met.suspects.entry(extent.id).or_insert(Suspect { content, at });
@@ -175,7 +175,7 @@ impl Client {
                     Err(_) => Verdict::Unknown,
                 }
             }
-            Content::Away(extent, place) => self.examine_blob(extent, place, piece.len).await,
+            Content::Tiered(extent, place) => self.examine_blob(extent, place, piece.len).await,
         }
     }
 
@@ -184,7 +184,7 @@ impl Client {
         let start = u64::from(place.off) + u64::from(extent.extent_off);
         let mut looks = 1;
         loop {
-            match self.inner.away.read(place, start..start + len).await {
+            match self.inner.blobs.read(place, start..start + len).await {
                 Ok(_) => return Verdict::Readable,
                 Err(ReadExtentError::Damaged) if looks > 1 => {
                     return Verdict::Lost(LossCause::BlobDamaged { serial });
@@ -321,8 +321,8 @@ impl Client {
         };
         let blobs = self.blobs(serial.checked_sub(1)).await?;
         let blob = blobs.first().filter(|blob| blob.serial == serial);
-        let cluster = self.inner.away.link.cluster;
-        Ok(blob.map(|blob| self.inner.away.id(blob.serial, blob.term).key(cluster)))
+        let cluster = self.inner.blobs.link.cluster;
+        Ok(blob.map(|blob| self.inner.blobs.id(blob.serial, blob.term).key(cluster)))
     }
 
     /// Whether this path leads to the inode.

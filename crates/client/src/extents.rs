@@ -1,4 +1,4 @@
-//! Extents on drives: encode, place and write. `gather` reads them.
+//! Extents on drives: encode, place and write. `read_extent` reads them.
 //!
 //! An extent is written once under an id of its own. A retry after a failure takes a new id and another
 //! placement group, so that an id never stands for two contents.
@@ -23,7 +23,7 @@ use wire::drive::{
 };
 use wire::meta::{ExtentRef, MetaService, OwedShard};
 
-use crate::latency::{Asked, Latencies};
+use crate::latency::{Latencies, RequestKind};
 use crate::peers::{Peers, Writing};
 use crate::topology::Topology;
 
@@ -88,7 +88,7 @@ pub(crate) enum ReadExtentError {
     /// Fewer than k shards can be read.
     Unreadable,
     /// Only an object store has it, and that does not give it.
-    Away,
+    StoreFailed,
     /// The same, and what it gives is not what was stored. Other ranges of the blob may be.
     Damaged,
 }
@@ -110,7 +110,7 @@ impl From<ReadExtentError> for RestoreShardError {
             ReadExtentError::Gone => Self::Gone,
             ReadExtentError::Doubtful
             | ReadExtentError::Unreadable
-            | ReadExtentError::Away
+            | ReadExtentError::StoreFailed
             | ReadExtentError::Damaged => Self::Unreadable,
         }
     }
@@ -321,7 +321,7 @@ impl ExtentIo {
                 .iter()
                 .filter(|(_, drive)| !spared.contains(drive) && topology.usable(*drive).is_some())
             {
-                self.latencies.gave_up(*drive, Asked::Write, waited_ns, now);
+                self.latencies.gave_up(*drive, RequestKind::Write, waited_ns, now);
             }
         }
         let owed: Vec<OwedShard> = unstored
@@ -377,7 +377,7 @@ impl ExtentIo {
                 let result = service.put(request.clone()).await;
                 let now = self.env.clock.boot_ns();
                 let Err(PutShardError::Busy { retry_after_ms, .. }) = result else {
-                    self.latencies.answered(drive, Asked::Write, now.saturating_sub(started_ns), now);
+                    self.latencies.answered(drive, RequestKind::Write, now.saturating_sub(started_ns), now);
                     return result;
                 };
                 tokio::time::sleep(Duration::from_millis(retry_after_ms.max(1).into())).await;

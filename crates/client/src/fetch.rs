@@ -14,7 +14,7 @@ use wire::store::MovePace;
 use wire::tier::BlobPlace;
 
 use crate::Client;
-use crate::away::{LONG, Reach};
+use crate::blobs::{LONG, Reach};
 use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError, WriteHow};
 use crate::node::Node;
 
@@ -56,7 +56,7 @@ struct Wanted {
 
 /// What became of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Moved {
+enum FetchOutcome {
     /// So much of it is on drives.
     Bytes(u64),
     /// The file is not any more what it was, from this offset on.
@@ -70,7 +70,7 @@ enum WriteBackError {
 }
 
 /// Where pieces come from that go back to drives.
-enum Coming {
+enum PieceSource {
     /// Bytes of their blob that were fetched, and where in it they begin.
     Fetched(u64, Bytes),
     /// They are still to be fetched.
@@ -86,7 +86,7 @@ impl Client {
         files: &[(Ino, u64)],
         pace: Option<&dyn MovePace>,
     ) -> Vec<Result<Fetched, FsError>> {
-        let away = &self.inner.away;
+        let away = &self.inner.blobs;
         let (step_bytes, load_bytes) = match self.is_in_use() {
             true => (GENTLE_STEP_BYTES, away.gentle_load_bytes()),
             false => (STEP_BYTES, away.load_bytes()),
@@ -110,9 +110,9 @@ impl Client {
         let loads: Vec<_> = stream::iter(loads).buffer_unordered(FETCHES).collect().await;
         for (file, moved) in loads.into_iter().flatten() {
             match (&mut fetched[file], moved) {
-                (Ok(fetched), Ok(Moved::Bytes(moved))) => fetched.bytes += moved,
+                (Ok(fetched), Ok(FetchOutcome::Bytes(moved))) => fetched.bytes += moved,
                 // What it is now is for the next step.
-                (Ok(fetched), Ok(Moved::Changed(off))) => {
+                (Ok(fetched), Ok(FetchOutcome::Changed(off))) => {
                     fetched.next = Some(fetched.next.map_or(off, |next| next.min(off)));
                 }
                 (failed @ Ok(_), Err(error)) => *failed = Err(error),
@@ -138,7 +138,7 @@ impl Client {
         let request = MetaRequest::GetMap { ino, off, limit: COMING_BACK as u32 };
         let MetaReply::Map { mut pieces, end } = self.call(request).await? else { return Err(FsError::Io) };
         let next = pieces.last().filter(|_| !end).map(MapPiece::end);
-        pieces.retain(|piece| matches!(piece.content, Content::Away(..)));
+        pieces.retain(|piece| matches!(piece.content, Content::Tiered(..)));
         Ok((pieces, next))
     }
 
@@ -148,18 +148,18 @@ impl Client {
         &self,
         load: Vec<Wanted>,
         pace: Option<&dyn MovePace>,
-    ) -> Vec<(usize, Result<Moved, FsError>)> {
+    ) -> Vec<(usize, Result<FetchOutcome, FsError>)> {
         let Some((place, span)) = span_of(&load) else { return Vec::new() };
         let len = span.end - span.start;
-        let away = &self.inner.away;
+        let away = &self.inner.blobs;
         let gentle = if self.is_in_use() { Some(away.gentle_turn(len).await) } else { None };
         let _turn = away.load_turn(len).await;
         // Of what is short, what lies beside it may be asked for, too.
         let source = if len > LONG {
             match away.read(&place, span.clone()).await {
-                Ok(bytes) => Coming::Fetched(span.start, bytes),
+                Ok(bytes) => PieceSource::Fetched(span.start, bytes),
                 // The others do not stay away because of the piece that is damaged.
-                Err(ReadExtentError::Damaged) if load.len() > 1 => Coming::Blob(Reach::Usual),
+                Err(ReadExtentError::Damaged) if load.len() > 1 => PieceSource::Blob(Reach::Usual),
                 Err(error) => {
                     let failed = load.iter().map(async |wanted| {
                         (wanted.file, self.why_not_back(wanted.ino, &wanted.piece, error).await)
@@ -168,7 +168,7 @@ impl Client {
                 }
             }
         } else {
-            Coming::Blob(Reach::Windows)
+            PieceSource::Blob(Reach::Windows)
         };
         let written = join_all(load.iter().map(|wanted| self.write_back(wanted.ino, &wanted.piece, &source)));
         let (mut outcomes, mut parts, mut of) = (Vec::new(), Vec::new(), Vec::new());
@@ -186,19 +186,19 @@ impl Client {
 
     /// Somebody has read what only a blob has: brings it and what follows back to drives, in the background.
     pub(crate) fn bring_back(&self, node: &Node, off: u64, len: u64) {
-        if self.inner.away.rests(self.inner.env.clock.boot_ns()) {
+        if self.inner.blobs.rests(self.inner.env.clock.boot_ns()) {
             return;
         }
         let reaches = if len >= AHEAD_FROM { off + len + AHEAD_BYTES } else { off + len };
         let pieces = node.lock().map.whole_pieces(off, reaches);
-        let away = pieces.into_iter().filter(|piece| matches!(piece.content, Content::Away(..)));
+        let away = pieces.into_iter().filter(|piece| matches!(piece.content, Content::Tiered(..)));
         for piece in away {
             let (ino, key) = (node.ino, (node.ino, piece.off));
             if !self.inner.room.fits_on_drives(2 * piece.len) {
                 return;
             }
             {
-                let mut waiting = self.inner.away.pieces.lock().expect("no holder of this lock panics");
+                let mut waiting = self.inner.blobs.pieces.lock().expect("no holder of this lock panics");
                 if waiting.len() >= WAITING_MAX {
                     return;
                 }
@@ -208,26 +208,26 @@ impl Client {
             }
             let client = self.clone();
             self.inner.runtime.spawn(async move {
-                let turn = client.inner.away.turn(piece.len).await;
+                let turn = client.inner.blobs.turn(piece.len).await;
                 client.bring_piece_back(ino, piece).await;
-                client.inner.away.pieces.lock().expect("no holder of this lock panics").remove(&key);
+                client.inner.blobs.pieces.lock().expect("no holder of this lock panics").remove(&key);
                 drop(turn);
             });
         }
     }
 
     async fn bring_piece_back(&self, ino: Ino, piece: MapPiece) {
-        if self.inner.away.rests(self.inner.env.clock.boot_ns()) {
+        if self.inner.blobs.rests(self.inner.env.clock.boot_ns()) {
             return;
         }
-        let (written, failed) = self.write_back(ino, &piece, &Coming::Blob(Reach::Usual)).await;
+        let (written, failed) = self.write_back(ino, &piece, &PieceSource::Blob(Reach::Usual)).await;
         let mut error = failed.and_then(Result::err);
         for moved in self.commit_back(written).await {
             error = error.or(moved.err());
         }
         if let Some(error) = error {
             tracing::debug!(%ino, %error, "what was read stays away");
-            self.inner.away.rest(self.inner.env.clock.boot_ns());
+            self.inner.blobs.rest(self.inner.env.clock.boot_ns());
         }
         if let Some(node) = self.inner.nodes.find(ino) {
             node.lock().map.forget();
@@ -240,19 +240,19 @@ impl Client {
         ino: Ino,
         piece: &MapPiece,
         error: ReadExtentError,
-    ) -> Result<Moved, FsError> {
+    ) -> Result<FetchOutcome, FsError> {
         if error != ReadExtentError::Doubtful {
             self.suspect_pieces(ino, std::slice::from_ref(piece));
             return Err(FsError::Io);
         }
         let (now, _) = self.away_pieces(ino, piece.off).await?;
         let serial = |piece: &MapPiece| match &piece.content {
-            Content::Away(_, place) => Some(place.serial),
+            Content::Tiered(_, place) => Some(place.serial),
             _ => None,
         };
         let is_named = now.iter().any(|now| now.off < piece.end() && serial(now) == serial(piece));
         if !is_named {
-            return Ok(Moved::Changed(piece.off));
+            return Ok(FetchOutcome::Changed(piece.off));
         }
         self.suspect_pieces(ino, std::slice::from_ref(piece));
         Err(FsError::Io)
@@ -264,8 +264,8 @@ impl Client {
         &self,
         ino: Ino,
         piece: &MapPiece,
-        source: &Coming,
-    ) -> (Vec<Rehydrated>, Option<Result<Moved, FsError>>) {
+        source: &PieceSource,
+    ) -> (Vec<Rehydrated>, Option<Result<FetchOutcome, FsError>>) {
         let step = u64::from(self.pack_target().extent_bytes);
         let mut written = Vec::new();
         for at in (piece.off..piece.end()).step_by(step as usize) {
@@ -285,19 +285,19 @@ impl Client {
         &self,
         ino: Ino,
         piece: MapPiece,
-        source: &Coming,
+        source: &PieceSource,
     ) -> Result<Rehydrated, WriteBackError> {
-        let Content::Away(extent, place) = &piece.content else {
+        let Content::Tiered(extent, place) = &piece.content else {
             return Err(WriteBackError::Drives(FsError::Io));
         };
         let out = match source {
-            Coming::Fetched(start, bytes) => {
+            PieceSource::Fetched(start, bytes) => {
                 let from = (u64::from(place.off) + u64::from(extent.extent_off) - start) as usize;
                 bytes.slice(from..from + piece.len as usize)
             }
-            Coming::Blob(reach) => {
+            PieceSource::Blob(reach) => {
                 let mut out = BytesMut::zeroed(piece.len as usize);
-                let away = &self.inner.away;
+                let away = &self.inner.blobs;
                 let read = away.read_into(*place, extent.extent_len, extent.extent_off, &mut out, *reach);
                 read.await.map_err(WriteBackError::Blob)?;
                 out.freeze()
@@ -319,7 +319,7 @@ impl Client {
     }
 
     /// Lets files refer to what was written. Says for each what became of it.
-    async fn commit_back(&self, written: Vec<Rehydrated>) -> Vec<Result<Moved, FsError>> {
+    async fn commit_back(&self, written: Vec<Rehydrated>) -> Vec<Result<FetchOutcome, FsError>> {
         let mut outcomes = Vec::with_capacity(written.len());
         for some in written.chunks(REHYDRATED_MAX) {
             let answer = self.call(MetaRequest::Rehydrate(some.to_vec())).await;
@@ -338,7 +338,11 @@ impl Client {
             let refused = some.iter().zip(&moved).filter(|(_, moved)| !**moved);
             self.inner.extents.discard_refused(refused.map(|(part, _)| part.extent)).await;
             outcomes.extend(some.iter().zip(&moved).map(|(part, moved)| {
-                Ok(if *moved { Moved::Bytes(part.piece.len) } else { Moved::Changed(part.piece.off) })
+                Ok(if *moved {
+                    FetchOutcome::Bytes(part.piece.len)
+                } else {
+                    FetchOutcome::Changed(part.piece.off)
+                })
             }));
         }
         outcomes
@@ -367,7 +371,7 @@ fn loads(mut wanted: Vec<Wanted>, bytes: u64) -> Vec<Vec<Wanted>> {
 
 /// The blob of a piece, and its range there.
 fn part_of(piece: &MapPiece) -> Option<(BlobPlace, Range<u64>)> {
-    let Content::Away(extent, place) = &piece.content else { return None };
+    let Content::Tiered(extent, place) = &piece.content else { return None };
     let start = u64::from(place.off) + u64::from(extent.extent_off);
     Some((*place, start..start + piece.len))
 }
@@ -401,7 +405,7 @@ mod tests {
         Wanted {
             file: 0,
             ino: Ino(1),
-            piece: MapPiece { off: 0, len, content: Content::Away(extent, place) },
+            piece: MapPiece { off: 0, len, content: Content::Tiered(extent, place) },
         }
     }
 

@@ -20,7 +20,7 @@ use wire::meta::{
 use crate::Client;
 use crate::dirty::Flushing;
 use crate::extents::{Protection, WriteExtentError, WriteHow};
-use crate::node::{Held, Node, NodeState, Remapping};
+use crate::node::{AttrChanges, Node, NodeState, Remapping};
 use crate::room::RoomWait;
 
 const COPIES_BYTES_MAX: usize = crate::extents::COPIES_BYTES_MAX as usize;
@@ -68,21 +68,21 @@ enum Wrote {
 
 /// Bytes that become one extent, and which parts of the file they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Parcel {
+struct NewExtent {
     data: Bytes,
     /// File offset, offset in `data`, length.
     parts: Vec<(u64, u32, u32)>,
 }
 
-/// Gathers runs into parcels of at most `window` bytes. A run that is long goes alone, so that sequential data
+/// Gathers runs into new extents of at most `window` bytes. A run that is long goes alone, so that sequential data
 /// lies together; short ones share.
-fn parcels(runs: &BTreeMap<u64, Bytes>, window: usize) -> Vec<Parcel> {
-    let mut parcels = Vec::new();
+fn new_extents(runs: &BTreeMap<u64, Bytes>, window: usize) -> Vec<NewExtent> {
+    let mut new_extents = Vec::new();
     let mut shared = BytesMut::new();
     let mut parts = Vec::new();
     for (off, run) in runs {
         if run.len() > COPIES_BYTES_MAX || runs.len() == 1 {
-            parcels.push(Parcel { data: run.clone(), parts: vec![(*off, 0, run.len() as u32)] });
+            new_extents.push(NewExtent { data: run.clone(), parts: vec![(*off, 0, run.len() as u32)] });
             continue;
         }
         // Aligned pages of the file stay aligned in the extent: reading one touches one block.
@@ -94,7 +94,7 @@ fn parcels(runs: &BTreeMap<u64, Bytes>, window: usize) -> Vec<Parcel> {
             ahead => BLOCK_BYTES as usize - ahead,
         };
         if shared.len() + padding + run.len() > window {
-            parcels.push(Parcel { data: shared.split().freeze(), parts: std::mem::take(&mut parts) });
+            new_extents.push(NewExtent { data: shared.split().freeze(), parts: std::mem::take(&mut parts) });
         }
         if !shared.is_empty() {
             shared.resize(shared.len() + padding, 0);
@@ -103,29 +103,29 @@ fn parcels(runs: &BTreeMap<u64, Bytes>, window: usize) -> Vec<Parcel> {
         shared.extend_from_slice(run);
     }
     if !parts.is_empty() {
-        parcels.push(Parcel { data: shared.freeze(), parts });
+        new_extents.push(NewExtent { data: shared.freeze(), parts });
     }
-    parcels
+    new_extents
 }
 
-/// The parcel as several of at most `bytes_max` bytes.
-fn split(parcel: &Parcel, bytes_max: u32) -> Vec<Parcel> {
-    let len = parcel.data.len() as u32;
+/// The new extent as several of at most `bytes_max` bytes.
+fn split(new_extent: &NewExtent, bytes_max: u32) -> Vec<NewExtent> {
+    let len = new_extent.data.len() as u32;
     let cuts = (0..len).step_by(bytes_max as usize).map(|from| (from, len.min(from + bytes_max)));
     let cut = |(from, to): (u32, u32)| {
-        let parts = parcel.parts.iter().filter_map(|(off, at, len)| {
+        let parts = new_extent.parts.iter().filter_map(|(off, at, len)| {
             let (start, end) = ((*at).max(from), (at + len).min(to));
             (start < end).then(|| (off + u64::from(start - at), start - from, end - start))
         });
-        Parcel { data: parcel.data.slice(from as usize..to as usize), parts: parts.collect() }
+        NewExtent { data: new_extent.data.slice(from as usize..to as usize), parts: parts.collect() }
     };
-    cuts.map(cut).filter(|parcel| !parcel.parts.is_empty()).collect()
+    cuts.map(cut).filter(|new_extent| !new_extent.parts.is_empty()).collect()
 }
 
 pub(crate) fn extents_of(pieces: &[CommitPiece]) -> impl Iterator<Item = ExtentRef> {
     pieces.iter().filter_map(|commit| match commit.piece.content {
         Content::Extent(extent) => Some(extent),
-        Content::Inline(_) | Content::Away(..) => None,
+        Content::Inline(_) | Content::Tiered(..) => None,
     })
 }
 
@@ -262,7 +262,7 @@ impl Client {
                 return Ok(Wrote::Nothing);
             }
             // A commit sets the time of the last write: attributes go with the last of the content, not before.
-            let held = if state.dirty.bytes() == 0 { state.held.clone() } else { Held::default() };
+            let held = if state.dirty.bytes() == 0 { state.held.clone() } else { AttrChanges::default() };
             (held, state.lease.map(|lease| lease.id))
         };
         let mut wait = RoomWait::default();
@@ -356,10 +356,10 @@ impl Client {
         lease: Option<LeaseId>,
         set: &SetAttr,
     ) -> Result<(), FsError> {
-        let (inline, parcels) = {
+        let (inline, new_extents) = {
             let runs = node.lock().flushing.runs().clone();
             let (inline, rest) = self.split_inline(&runs);
-            (inline, parcels(&rest, self.inner.window as usize))
+            (inline, new_extents(&rest, self.inner.window as usize))
         };
         if !inline.is_empty() {
             let pieces = inline.into_iter().map(|(off, run)| {
@@ -369,8 +369,8 @@ impl Client {
             return self.commit(node, lease, pieces.collect(), set.clone()).await;
         }
         // What is committed need not stay in memory until all is.
-        let mut parcels = parcels.into_iter();
-        let mut next_group = || parcels.by_ref().take(EXTENTS_PER_COMMIT).collect::<Vec<_>>();
+        let mut new_extents = new_extents.into_iter();
+        let mut next_group = || new_extents.by_ref().take(EXTENTS_PER_COMMIT).collect::<Vec<_>>();
         let mut pieces = self.write_group(node.ino, next_group()).await?;
         while !pieces.is_empty() {
             let group = next_group();
@@ -390,10 +390,10 @@ impl Client {
         Ok(())
     }
 
-    /// Writes parcels in parallel: all, or nothing of them stays on drives.
-    async fn write_group(&self, ino: Ino, group: Vec<Parcel>) -> Result<Vec<CommitPiece>, FsError> {
+    /// Writes new extents in parallel: all, or nothing of them stays on drives.
+    async fn write_group(&self, ino: Ino, group: Vec<NewExtent>) -> Result<Vec<CommitPiece>, FsError> {
         let mut pieces = Vec::new();
-        let written = join_all(group.iter().map(|parcel| self.write_parcel(ino, parcel))).await;
+        let written = join_all(group.iter().map(|new_extent| self.write_new_extent(ino, new_extent))).await;
         let failed = written.into_iter().filter_map(|(written, result)| {
             pieces.extend(written);
             result.err()
@@ -437,11 +437,11 @@ impl Client {
     async fn write_whole(&self, runs: &BTreeMap<u64, Bytes>) -> Result<Vec<CommitPiece>, FsError> {
         let window = self.inner.window as usize;
         let cut = |(off, run): (&u64, &Bytes)| {
-            let whole = Parcel { data: run.clone(), parts: vec![(*off, 0, run.len() as u32)] };
+            let whole = NewExtent { data: run.clone(), parts: vec![(*off, 0, run.len() as u32)] };
             split(&whole, window as u32)
         };
         // The object has no inode yet.
-        let cuts: Vec<Parcel> = runs.iter().flat_map(cut).collect();
+        let cuts: Vec<NewExtent> = runs.iter().flat_map(cut).collect();
         let mut pieces = Vec::new();
         for group in cuts.chunks(EXTENTS_PER_COMMIT) {
             match self.write_group(Ino(0), group.to_vec()).await {
@@ -476,28 +476,33 @@ impl Client {
         }
     }
 
-    /// Writes a parcel. Returns what is on drives, and what kept the rest from it.
-    async fn write_parcel(&self, ino: Ino, parcel: &Parcel) -> (Vec<CommitPiece>, Result<(), FsError>) {
-        let mut rest = vec![parcel.clone()];
+    /// Writes a new extent. Returns what is on drives, and what kept the rest from it.
+    async fn write_new_extent(
+        &self,
+        ino: Ino,
+        new_extent: &NewExtent,
+    ) -> (Vec<CommitPiece>, Result<(), FsError>) {
+        let mut rest = vec![new_extent.clone()];
         let mut pieces = Vec::new();
-        while let Some(parcel) = rest.pop() {
-            let coded = parcel.data.len() > COPIES_BYTES_MAX;
+        while let Some(new_extent) = rest.pop() {
+            let coded = new_extent.data.len() > COPIES_BYTES_MAX;
             let protection = if coded { Protection::Coded } else { Protection::Copies };
             let next_id = || self.inner.session.next_extent();
-            let data = parcel.data.clone();
-            let note = ShardNote { ino, off: parcel.parts.first().map_or(0, |part| part.0), key_version: 0 };
+            let data = new_extent.data.clone();
+            let note =
+                ShardNote { ino, off: new_extent.parts.first().map_or(0, |part| part.0), key_version: 0 };
             let how = WriteHow { protection, purpose: PutPurpose::Write, note };
             let written = match self.inner.extents.write(data, how, next_id).await {
                 Ok(written) => written,
                 // Extents are narrow while drives are missing.
                 Err(WriteExtentError::TooLong { bytes_max }) => {
-                    rest.extend(split(&parcel, bytes_max));
+                    rest.extend(split(&new_extent, bytes_max));
                     continue;
                 }
                 Err(WriteExtentError::Failed(error)) => return (pieces, Err(error)),
             };
             let mut owed = written.owed;
-            pieces.extend(parcel.parts.iter().map(|(off, extent_off, len)| {
+            pieces.extend(new_extent.parts.iter().map(|(off, extent_off, len)| {
                 let extent = ExtentRef { extent_off: *extent_off, ..written.extent };
                 let piece = MapPiece { off: *off, len: u64::from(*len), content: Content::Extent(extent) };
                 CommitPiece { piece, owed: std::mem::take(&mut owed) }
@@ -565,26 +570,26 @@ mod tests {
         let page = |byte| Bytes::from(vec![byte; 4096]);
         let runs =
             BTreeMap::from([(8192, page(1)), (40960, page(2)), (100_000, Bytes::from_static(b"tail"))]);
-        let parcels = parcels(&runs, 1 << 20);
-        assert_eq!(parcels.len(), 1);
-        assert_eq!(parcels[0].parts, [(8192, 0, 4096), (40960, 4096, 4096), (100_000, 8192, 4)]);
-        assert_eq!(parcels[0].data.len(), 8196);
+        let new_extents = new_extents(&runs, 1 << 20);
+        assert_eq!(new_extents.len(), 1);
+        assert_eq!(new_extents[0].parts, [(8192, 0, 4096), (40960, 4096, 4096), (100_000, 8192, 4)]);
+        assert_eq!(new_extents[0].data.len(), 8196);
     }
 
     #[test]
     fn a_parcel_too_long_for_narrow_extents_is_cut_and_every_byte_keeps_its_place() {
         let data: Bytes = (0..2_500_000u32).map(|at| (at % 251) as u8).collect();
         let parts = vec![(0, 0, 900_000), (5_000_000, 900_096, 400_000), (9_000_000, 1_300_480, 1_199_520)];
-        let whole = Parcel { data: data.clone(), parts: parts.clone() };
+        let whole = NewExtent { data: data.clone(), parts: parts.clone() };
         let cut = split(&whole, 1 << 20);
         assert_eq!(
-            cut.iter().map(|parcel| parcel.data.len()).collect::<Vec<_>>(),
+            cut.iter().map(|new_extent| new_extent.data.len()).collect::<Vec<_>>(),
             [1 << 20, 1 << 20, 402_848]
         );
         let mut file = BTreeMap::new();
-        for parcel in &cut {
-            for (off, at, len) in &parcel.parts {
-                file.insert(*off, parcel.data.slice(*at as usize..(at + len) as usize));
+        for new_extent in &cut {
+            for (off, at, len) in &new_extent.parts {
+                file.insert(*off, new_extent.data.slice(*at as usize..(at + len) as usize));
             }
         }
         for (off, at, len) in parts {
@@ -599,16 +604,18 @@ mod tests {
         let long = Bytes::from(vec![1; COPIES_BYTES_MAX + 1]);
         let mut runs = BTreeMap::from([(0, long)]);
         runs.extend((0..9u64).map(|at| (1_000_000 + at * 200_000, Bytes::from(vec![2; 100_000]))));
-        let parcels = parcels(&runs, 500_000);
-        assert_eq!(parcels[0].parts.len(), 1);
-        let mut lens = parcels.iter().map(|parcel| parcel.data.len());
+        let new_extents = new_extents(&runs, 500_000);
+        assert_eq!(new_extents[0].parts.len(), 1);
+        let mut lens = new_extents.iter().map(|new_extent| new_extent.data.len());
         assert!(lens.all(|len| len <= 500_000));
-        let total: u32 = parcels.iter().flat_map(|parcel| &parcel.parts).map(|part| part.2).sum();
+        let total: u32 = new_extents.iter().flat_map(|new_extent| &new_extent.parts).map(|part| part.2).sum();
         assert_eq!(total as usize, COPIES_BYTES_MAX + 1 + 900_000);
-        for parcel in &parcels {
-            for (off, at, len) in &parcel.parts {
+        for new_extent in &new_extents {
+            for (off, at, len) in &new_extent.parts {
                 let expected = if *off == 0 { 1 } else { 2 };
-                assert!(parcel.data[*at as usize..(at + len) as usize].iter().all(|byte| *byte == expected));
+                assert!(
+                    new_extent.data[*at as usize..(at + len) as usize].iter().all(|byte| *byte == expected)
+                );
             }
         }
     }

@@ -33,12 +33,12 @@ const SMOOTHING: u32 = 4;
 /// The same for a drive that is slow, so that the few requests it gets show soon that it is well again.
 const SMOOTHING_SLOW: u32 = 2;
 
-/// Nothing is strained that was not asked for so long.
+/// A drive without requests for this long does not count as strained.
 const STRAIN_NS: u64 = 1_000_000_000;
 
 /// What was asked of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum RequestKind {
     Read,
     Write,
 }
@@ -120,7 +120,7 @@ impl Latencies {
     }
 
     /// A drive answered, well or badly, after `ns`.
-    pub(crate) fn answered(&self, drive: DriveId, asked: Asked, ns: u64, now_ns: u64) {
+    pub(crate) fn answered(&self, drive: DriveId, asked: RequestKind, ns: u64, now_ns: u64) {
         self.sample(drive, asked, ns, now_ns, 0);
         let mut recent = self.recent.lock().expect("no holder of this lock panics");
         recent.smoothed.take(ns, SMOOTHING);
@@ -131,17 +131,17 @@ impl Latencies {
     }
 
     /// A drive did not answer within `ns`, and others did its work.
-    pub(crate) fn gave_up(&self, drive: DriveId, asked: Asked, ns: u64, now_ns: u64) {
+    pub(crate) fn gave_up(&self, drive: DriveId, asked: RequestKind, ns: u64, now_ns: u64) {
         self.sample(drive, asked, ns, now_ns, 1);
     }
 
-    fn sample(&self, drive: DriveId, asked: Asked, ns: u64, now_ns: u64, unanswered: u32) {
+    fn sample(&self, drive: DriveId, asked: RequestKind, ns: u64, now_ns: u64, unanswered: u32) {
         let mut drives = self.drives.lock().expect("no holder of this lock panics");
         let latency = drives.entry(drive).or_default();
         let smoothing = if latency.slow { SMOOTHING_SLOW } else { SMOOTHING };
         match asked {
-            Asked::Read => latency.read.take(ns, smoothing),
-            Asked::Write => latency.write.take(ns, smoothing),
+            RequestKind::Read => latency.read.take(ns, smoothing),
+            RequestKind::Write => latency.write.take(ns, smoothing),
         }
         latency.unanswered = if unanswered == 0 { 0 } else { latency.unanswered + unanswered };
         let sample = self.samples.fetch_add(1, Ordering::Relaxed);
@@ -221,8 +221,8 @@ mod tests {
     fn feed(latencies: &Latencies, drives: &[(u32, u64)], from_s: u64, to_s: u64) {
         for at in from_s * 10..to_s * 10 {
             for (drive, ms) in drives {
-                latencies.answered(DriveId(*drive), Asked::Read, ms * MS, at * 100 * MS);
-                latencies.answered(DriveId(*drive), Asked::Write, ms * MS, at * 100 * MS);
+                latencies.answered(DriveId(*drive), RequestKind::Read, ms * MS, at * 100 * MS);
+                latencies.answered(DriveId(*drive), RequestKind::Write, ms * MS, at * 100 * MS);
             }
         }
     }
@@ -257,7 +257,7 @@ mod tests {
         let latencies = Latencies::new();
         feed(&latencies, &[(0, 1), (1, 1), (2, 1)], 0, 5);
         for _ in 0..UNANSWERED_MAX {
-            latencies.gave_up(DriveId(1), Asked::Write, 500 * MS, 5000 * MS);
+            latencies.gave_up(DriveId(1), RequestKind::Write, 500 * MS, 5000 * MS);
         }
         assert_eq!(latencies.slow(), [DriveId(1)]);
         assert!(!latencies.spares(DriveId(1), 6000 * MS), "asked to see whether it is well");

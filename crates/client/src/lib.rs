@@ -5,17 +5,16 @@
 //! metadata operations are durable when they return; data is durable after [`Client::fsync`], and soon after
 //! the last close.
 
-mod above;
-mod away;
 mod background;
+mod blobs;
 mod damage;
 mod dirty;
 mod extents;
 mod fetch;
 mod file;
 mod flush;
-mod gather;
 mod given_up;
+mod kernel_cache;
 mod latency;
 mod makes;
 mod map_cache;
@@ -27,6 +26,7 @@ mod pack;
 mod peers;
 mod ranges;
 mod read;
+mod read_extent;
 mod rebuild;
 mod reclaim;
 mod repair;
@@ -51,20 +51,20 @@ use wire::meta::{EventSink, LeaseGrant, MetaReply, MetaRequest, MetaService, Own
 
 use wire::store::ObjectStore;
 
-use above::Forgotten;
-use away::Away;
+use blobs::Blobs;
 use extents::ExtentIo;
 use flush::InlineBudget;
 use given_up::GivenUp;
+use kernel_cache::Forgotten;
 use makes::Makes;
 use node::NodeTable;
 use room::Room;
 use session::Session;
 
-pub use above::NameTerm;
 pub use damage::{Flaw, Suspect, Verdict};
 pub use fetch::Fetched;
 pub use file::NotTaken;
+pub use kernel_cache::NameTerm;
 pub use names::DirPage;
 pub use objects::{CompleteUpload, CopyObject, PutOptions, PutPart};
 pub use orphans::{ClosedRange, ExtentRanges, Inventory};
@@ -184,7 +184,7 @@ struct Inner {
     runtime: Handle,
     session: Session,
     extents: ExtentIo,
-    away: Away,
+    blobs: Blobs,
     nodes: NodeTable,
     ledger: LedgerId,
     profile: Profile,
@@ -245,7 +245,7 @@ impl Client {
                 options.topology,
                 options.peers.clone(),
             ),
-            away: Away::new(options.ledger, options.tier),
+            blobs: Blobs::new(options.ledger, options.tier),
             inline: Mutex::new(InlineBudget::new(options.env.clock.boot_ns())),
             env: options.env,
             runtime: options.runtime.clone(),
@@ -350,11 +350,11 @@ impl Client {
         let holds = || {
             let capacity = topology.capacity_bytes(self.inner.profile).min(ssd_bytes.unwrap_or(u64::MAX));
             // What only a store has takes nothing of what the drives hold.
-            if self.inner.away.store().is_some() { capacity.max(used_bytes + room) } else { capacity }
+            if self.inner.blobs.store().is_some() { capacity.max(used_bytes + room) } else { capacity }
         };
         let total_bytes = provisioned_bytes.unwrap_or_else(holds);
         // What is provisioned beyond the drives fits all the same if content leaves them.
-        let beyond = provisioned_bytes.is_some() && self.inner.away.store().is_some();
+        let beyond = provisioned_bytes.is_some() && self.inner.blobs.store().is_some();
         let free_bytes = total_bytes.saturating_sub(used_bytes).min(if beyond { u64::MAX } else { room });
         let (_, drive_bytes) = self.inner.session.used();
         Ok(FsStat { total_bytes, free_bytes, used_bytes, drive_bytes, inodes })

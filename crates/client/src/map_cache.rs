@@ -177,7 +177,7 @@ impl MapCache {
 fn inline_len(piece: &MapPiece) -> usize {
     match &piece.content {
         Content::Inline(bytes) => bytes.len(),
-        Content::Extent(_) | Content::Away(..) => 0,
+        Content::Extent(_) | Content::Tiered(..) => 0,
     }
 }
 

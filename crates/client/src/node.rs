@@ -22,7 +22,7 @@ pub(crate) struct Node {
 
 /// Changes of attributes that are not durable yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct AttrChanges {
     pub(crate) set: SetAttr,
     /// When the last change was made (wall clock).
     changed_ns: i64,
@@ -30,7 +30,7 @@ pub(crate) struct Held {
     pub(crate) version: u64,
 }
 
-impl Held {
+impl AttrChanges {
     /// What the owner is told: the changes and when they were made.
     pub(crate) fn request(&self) -> SetAttr {
         let is_empty = self.set.is_empty();
@@ -73,7 +73,7 @@ pub(crate) struct NodeState {
     /// The owner may have changed size and map already, and has not answered: see [`Remapping`].
     remapping: bool,
     /// Attributes changed under the exclusive lease; the owner learns of them with the next commit.
-    pub(crate) held: Held,
+    pub(crate) held: AttrChanges,
     /// A read moved the access time; the owner does not know yet.
     pub(crate) atime_ns: Option<i64>,
 }
@@ -217,7 +217,7 @@ impl NodeState {
     }
 
     /// The change `committed` is durable.
-    pub(crate) fn settle_held(&mut self, committed: &Held) {
+    pub(crate) fn settle_held(&mut self, committed: &AttrChanges) {
         if self.held.version == committed.version {
             self.drop_held();
         }

@@ -15,7 +15,7 @@ use wire::meta::{
 };
 
 use crate::Client;
-use crate::away::Reach;
+use crate::blobs::Reach;
 use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError, WriteHow};
 
 /// Pieces asked for at a time.
@@ -194,10 +194,10 @@ impl Client {
                 self.inner.extents.read_into(extent, extent.extent_off, &mut out, GetPurpose::Move).await?;
                 Ok(out.freeze())
             }
-            Content::Away(extent, place) => {
+            Content::Tiered(extent, place) => {
                 let mut out = BytesMut::zeroed(piece.len as usize);
                 self.inner
-                    .away
+                    .blobs
                     .read_into(*place, extent.extent_len, extent.extent_off, &mut out, Reach::Usual)
                     .await?;
                 Ok(out.freeze())
@@ -234,7 +234,7 @@ struct Overlaid {
 fn lay_over(entries: Vec<MapEntry>) -> Option<Overlaid> {
     let extents = entries.iter().map(|entry| match entry.piece.content {
         Content::Extent(extent) => Some((extent, u64::from(extent.extent_off) + entry.piece.len)),
-        Content::Inline(_) | Content::Away(..) => None,
+        Content::Inline(_) | Content::Tiered(..) => None,
     });
     let extents: Vec<(ExtentRef, u64)> = extents.collect::<Option<_>>()?;
     let (whole, _) = *extents.first()?;

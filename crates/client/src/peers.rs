@@ -10,7 +10,7 @@ use base::Epoch;
 
 use crate::Client;
 use crate::damage::DamageBook;
-use crate::room::Look;
+use crate::room::RoomCheck;
 
 /// How long after a request a filesystem counts as in use.
 const IN_USE_NS: u64 = 50_000_000;
@@ -24,7 +24,7 @@ pub(crate) struct Shared {
     /// When a user last asked for something.
     last_use_ns: AtomicU64,
     /// Held by whoever hastens the return of deleted space, and what the last of them saw.
-    pub(crate) making_room: tokio::sync::Mutex<Look>,
+    pub(crate) making_room: tokio::sync::Mutex<RoomCheck>,
     /// How many of them have begun.
     pub(crate) looks: AtomicU64,
     /// How much must be left until the write that was refused last for lack of room would be taken.

@@ -12,7 +12,7 @@ use wire::meta::{Content, MapPiece, MetaReply, MetaRequest};
 use wire::object::ObjectInfo;
 
 use crate::Client;
-use crate::away::Reach;
+use crate::blobs::Reach;
 use crate::extents::ReadExtentError;
 use crate::node::Node;
 use crate::session::ReadGuard;
@@ -32,12 +32,12 @@ fn attempts(error: ReadExtentError) -> u32 {
     match error {
         ReadExtentError::Gone => ATTEMPTS,
         ReadExtentError::Doubtful => ATTEMPTS_DOUBTFUL,
-        ReadExtentError::Unreadable | ReadExtentError::Away | ReadExtentError::Damaged => 0,
+        ReadExtentError::Unreadable | ReadExtentError::StoreFailed | ReadExtentError::Damaged => 0,
     }
 }
 
 /// What a read found in memory, all at one moment.
-enum Found {
+enum Lookup {
     /// The file ends before it.
     End(Moment),
     /// The map at the offset is not known here.
@@ -103,16 +103,16 @@ impl Client {
         loop {
             let reading = self.inner.session.reading();
             let snapshot = match self.look(node, off, len) {
-                Found::End(moment) => return Ok((Vec::new(), moment)),
-                Found::Known(snapshot) => snapshot,
-                Found::NoMap { generation } => {
+                Lookup::End(moment) => return Ok((Vec::new(), moment)),
+                Lookup::Known(snapshot) => snapshot,
+                Lookup::NoMap { generation } => {
                     drop(reading);
                     self.fetch_map(node, off, generation).await?;
                     continue;
                 }
             };
             let moment = snapshot.moment;
-            let away = snapshot.pieces.iter().any(|piece| matches!(piece.content, Content::Away(..)));
+            let away = snapshot.pieces.iter().any(|piece| matches!(piece.content, Content::Tiered(..)));
             if away && refused.as_ref() == Some(&snapshot.pieces) {
                 self.suspect_pieces(node.ino, &snapshot.pieces);
                 tracing::error!(ino = %node.ino, off, len, "read failed: only the object store has this");
@@ -133,7 +133,7 @@ impl Client {
                     retries += 1;
                     node.lock().map.forget();
                 }
-                Err(ReadExtentError::Away | ReadExtentError::Damaged) if refused.is_none() => {
+                Err(ReadExtentError::StoreFailed | ReadExtentError::Damaged) if refused.is_none() => {
                     refused = asked;
                     node.lock().map.forget();
                 }
@@ -146,12 +146,12 @@ impl Client {
         }
     }
 
-    fn look(&self, node: &Node, off: u64, len: usize) -> Found {
+    fn look(&self, node: &Node, off: u64, len: usize) -> Lookup {
         let mut state = node.lock();
-        let Some(attr) = state.attr() else { return Found::NoMap { generation: state.map.generation() } };
+        let Some(attr) = state.attr() else { return Lookup::NoMap { generation: state.map.generation() } };
         let (lease, changes) = (state.lease.map(|lease| lease.id), state.dirty.changes());
         if off >= attr.size {
-            return Found::End(Moment { lease, changes, is_last: true });
+            return Lookup::End(Moment { lease, changes, is_last: true });
         }
         let now = self.inner.env.clock.wall_ns();
         let notes = self.inner.notes_reads.load(Ordering::Relaxed);
@@ -161,11 +161,11 @@ impl Client {
         }
         let end = (off + (len as u64).min(attr.size - off)).min(state.map.known_end(off));
         if end <= off {
-            return Found::NoMap { generation: state.map.generation() };
+            return Lookup::NoMap { generation: state.map.generation() };
         }
         let pieces = state.map.pieces(off, end);
         let moment = Moment { lease, changes, is_last: end == attr.size };
-        Found::Known(Snapshot {
+        Lookup::Known(Snapshot {
             len: (end - off) as usize,
             pieces,
             above: Node::above(&state, off, end),
@@ -231,7 +231,7 @@ impl Client {
                         .read_parts(extent, extent.extent_off, len as u32, GetPurpose::Read)
                         .await;
                 }
-                Content::Away(..) => {}
+                Content::Tiered(..) => {}
             }
         }
         let mut out = BytesMut::zeroed(len);
@@ -257,8 +257,8 @@ impl Client {
                         GetPurpose::Read,
                     ));
                 }
-                Content::Away(extent, place) => {
-                    fetches.push(self.inner.away.read_into(
+                Content::Tiered(extent, place) => {
+                    fetches.push(self.inner.blobs.read_into(
                         *place,
                         extent.extent_len,
                         extent.extent_off,

@@ -50,19 +50,19 @@ pub struct MissingPage {
 }
 
 /// Where the shards of one extent were found.
-struct Found {
+struct ExtentShards {
     shape: ShardShape,
     at: Vec<(DriveId, ShardIndex)>,
 }
 
-impl Found {
+impl ExtentShards {
     /// Small pieces are copies under every profile.
     fn is_copies(&self) -> bool {
         self.shape.k == 1 && self.shape.extent_len <= COPIES_BYTES_MAX
     }
 
     /// Adds what of this extent is to be restored.
-    fn judge(&self, id: ExtentId, group: &PlacementGroup, topology: &Topology, page: &mut MissingPage) {
+    fn add_missing(&self, id: ExtentId, group: &PlacementGroup, topology: &Topology, page: &mut MissingPage) {
         let ShardShape { pg, k, m, extent_len } = self.shape;
         let n = k + m;
         let held: BTreeSet<ShardIndex> = self
@@ -144,7 +144,7 @@ impl Client {
         let mut page = MissingPage { next, ..MissingPage::default() };
         for (id, found) in found {
             if let Some(group) = topology.map.group(found.shape.pg) {
-                found.judge(id, group, &topology, &mut page);
+                found.add_missing(id, group, &topology, &mut page);
             }
         }
         Ok(page)
@@ -156,7 +156,7 @@ impl Client {
         topology: &Topology,
         groups: &HashSet<PgId>,
         after: Option<ExtentId>,
-    ) -> Result<(BTreeMap<ExtentId, Found>, Option<ExtentId>), FsError> {
+    ) -> Result<(BTreeMap<ExtentId, ExtentShards>, Option<ExtentId>), FsError> {
         let ledger = self.inner.ledger;
         let members = groups.iter().filter_map(|pg| topology.map.group(*pg)).flat_map(|group| {
             let sources = group.rebuilding.iter().map(|rebuilding| rebuilding.from);
@@ -176,13 +176,14 @@ impl Client {
         // A list that goes on may hold more shards of its last extent.
         let cut = lists.iter().filter(|(_, list)| !ends(list)).filter_map(|(_, list)| list.last());
         let next = cut.map(|last| ExtentId(last.key.extent.0 - 1)).min();
-        let mut found: BTreeMap<ExtentId, Found> = BTreeMap::new();
+        let mut found: BTreeMap<ExtentId, ExtentShards> = BTreeMap::new();
         for (drive, list) in lists {
             for entry in list {
                 let inside = entry.key.ledger == ledger && next.is_none_or(|next| entry.key.extent <= next);
                 if inside && groups.contains(&entry.shape.pg) {
                     let extent = found.entry(entry.key.extent);
-                    let extent = extent.or_insert_with(|| Found { shape: entry.shape, at: Vec::new() });
+                    let extent =
+                        extent.or_insert_with(|| ExtentShards { shape: entry.shape, at: Vec::new() });
                     extent.at.push((drive, entry.key.shard));
                 }
             }

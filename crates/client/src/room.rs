@@ -100,7 +100,7 @@ struct Reclaimed {
 /// What one of the looks at whether room has come back did and saw. Whoever waited since before it serves them all: as
 /// many writers as there are find out together that the drives are full.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Look {
+pub(crate) struct RoomCheck {
     /// Looks are counted as they begin.
     number: u64,
     /// Extents that were taken from the drives because a store has them.
@@ -116,13 +116,13 @@ impl RoomWait {
         if self.is_beyond_provisioned(client) {
             return self.wait_for_deletion(client).await;
         }
-        let Look { released, reclaimed, is_late, .. } = client.look_for_room().await?;
+        let RoomCheck { released, reclaimed, is_late, .. } = client.look_for_room().await?;
         let used_bytes = client.inner.extents.topology().used_bytes();
         let uploaded_bytes = client.uploaded_bytes();
         let leaves = released > 0 || uploaded_bytes > self.uploaded_bytes;
         let progress = reclaimed.progress || used_bytes < self.used_bytes || leaves || is_late;
         (self.used_bytes, self.uploaded_bytes) = (used_bytes, uploaded_bytes);
-        let away = &client.inner.away;
+        let away = &client.inner.blobs;
         let idle_max = match (client.is_uploading(), away.store().is_some(), reclaimed.withheld) {
             (true, ..) => IDLE_ROUNDS_UPLOADING,
             (_, true, _) => IDLE_ROUNDS_TIERED,
@@ -160,7 +160,7 @@ impl RoomWait {
 
 impl Client {
     /// Hastens the return of deleted space, unless somebody began to after this was called: then waits for that.
-    async fn look_for_room(&self) -> Result<Look, FsError> {
+    async fn look_for_room(&self) -> Result<RoomCheck, FsError> {
         let peers = &self.inner.peers.0;
         let begun = peers.looks.load(Ordering::Acquire);
         let mut last = peers.making_room.lock().await;
@@ -174,7 +174,7 @@ impl Client {
         let reclaimed = self.hasten_reclaim().await?;
         let drives = self.inner.extents.topology();
         let (made, ()) = tokio::join!(timeout(PAUSE, drives.make_room()), sleep(PAUSE));
-        *last = Look { number, released, reclaimed, is_late: made.is_err() };
+        *last = RoomCheck { number, released, reclaimed, is_late: made.is_err() };
         Ok(*last)
     }
 
@@ -247,7 +247,7 @@ impl Client {
 
     /// Takes from the drives what the store has, oldest first, whatever its age. Returns how many extents.
     async fn make_room_in_tier(&self) -> Result<u64, FsError> {
-        if self.inner.away.store().is_none() {
+        if self.inner.blobs.store().is_none() {
             return Ok(0);
         }
         self.release_by(u64::MAX - 1, RELEASED_PER_ROUND).await.map(|released| released.extents)

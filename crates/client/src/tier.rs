@@ -20,7 +20,7 @@ use wire::tier::{
 };
 
 use crate::Client;
-use crate::away::Reach;
+use crate::blobs::Reach;
 use crate::extents::ReadExtentError;
 
 /// Extents read at a time.
@@ -73,7 +73,7 @@ impl PartsPage {
             match part.stage {
                 None | Some(Stage::Queued) => sum.drives_bytes += part.bytes,
                 Some(Stage::Both) => sum.both_bytes += part.bytes,
-                Some(Stage::Away) => sum.away_bytes += part.bytes,
+                Some(Stage::Tiered) => sum.away_bytes += part.bytes,
             }
         }
     }
@@ -96,7 +96,9 @@ impl Source {
     /// All of it, where it lies.
     fn content(&self) -> Content {
         match self {
-            Self::Blob(inside) if inside.stage == Stage::Away => Content::Away(inside.extent, inside.place),
+            Self::Blob(inside) if inside.stage == Stage::Tiered => {
+                Content::Tiered(inside.extent, inside.place)
+            }
             Self::Blob(InBlob { extent, .. }) | Self::Drives(DueExtent { extent, .. }) => {
                 Content::Extent(*extent)
             }
@@ -164,7 +166,7 @@ impl Client {
 
     /// Bytes that came from the store since the client was opened.
     pub fn fetched_bytes(&self) -> u64 {
-        self.inner.away.fetched_bytes()
+        self.inner.blobs.fetched_bytes()
     }
 
     /// Bytes of extents that went to the store since the client was opened.
@@ -219,7 +221,7 @@ impl Client {
         blob_bytes: u32,
         pace: Option<Arc<dyn MovePace>>,
     ) -> Result<u64, UploadError> {
-        let away = &self.inner.away;
+        let away = &self.inner.blobs;
         if away.store().is_none() {
             return Err(StoreError::Unavailable("no store is attached".to_owned()).into());
         }
@@ -309,7 +311,7 @@ impl Client {
     async fn source_parts(&self, source: &Source) -> Result<Vec<Bytes>, ReadExtentError> {
         let (extent, blob) = match source {
             Source::Drives(due) => (due.extent, None),
-            Source::Blob(inside) if inside.stage == Stage::Away => (inside.extent, Some(inside.place)),
+            Source::Blob(inside) if inside.stage == Stage::Tiered => (inside.extent, Some(inside.place)),
             Source::Blob(inside) => (inside.extent, None),
         };
         let _reading = self.inner.session.reading();
@@ -317,7 +319,7 @@ impl Client {
             return self.inner.extents.read_parts(&extent, 0, extent.extent_len, GetPurpose::Move).await;
         };
         let mut out = BytesMut::zeroed(extent.extent_len as usize);
-        self.inner.away.read_into(place, extent.extent_len, 0, &mut out, Reach::Usual).await?;
+        self.inner.blobs.read_into(place, extent.extent_len, 0, &mut out, Reach::Usual).await?;
         Ok(vec![out.freeze()])
     }
 
@@ -430,7 +432,7 @@ impl Client {
 
     /// Deletes a blob from the store.
     pub async fn delete_blob(&self, (serial, term): (u64, Epoch)) -> Result<(), StoreError> {
-        let away = &self.inner.away;
+        let away = &self.inner.blobs;
         let store = away.store().ok_or_else(|| StoreError::Unavailable("no store is attached".to_owned()))?;
         store.delete(away.id(serial, term).key(away.link.cluster)).await
     }
@@ -450,16 +452,16 @@ impl Client {
         }
         for blob in first.into_iter().chain(last) {
             if let Err(error) = self.find_blob(store, &blob).await {
-                let id = self.inner.away.id(blob.serial, blob.term);
-                return Ok(Some((id.key(self.inner.away.link.cluster), error)));
+                let id = self.inner.blobs.id(blob.serial, blob.term);
+                return Ok(Some((id.key(self.inner.blobs.link.cluster), error)));
             }
         }
         Ok(None)
     }
 
     async fn find_blob(&self, store: &dyn ObjectStore, blob: &BlobStat) -> Result<(), StoreError> {
-        let cluster = self.inner.away.link.cluster;
-        let id = self.inner.away.id(blob.serial, blob.term);
+        let cluster = self.inner.blobs.link.cluster;
+        let id = self.inner.blobs.id(blob.serial, blob.term);
         let mut looks = 1;
         loop {
             let front = store.get(id.key(cluster), Some(0..BLOB_HEADER_BYTES as u64)).await;

@@ -115,7 +115,7 @@ async fn away_file(world: &Arc<World>, store: &Arc<MemStore>) -> (Client, Ino, M
     client.upload(due, 4 << 20, None).await.unwrap();
     client.release_by(u64::MAX - 1, u64::MAX).await.unwrap();
     let (_, piece) = client.piece_at(ino, 0).await.unwrap().unwrap();
-    assert!(matches!(piece.content, Content::Away(..)));
+    assert!(matches!(piece.content, Content::Tiered(..)));
     (world.tiered_client(store).await, ino, piece)
 }
 
@@ -124,7 +124,7 @@ fn a_blob_is_lost_if_its_store_says_so_more_than_once_and_not_while_that_is_down
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (client, ino, piece) = away_file(&world, &store).await;
-        let Content::Away(_, place) = &piece.content else { unreachable!() };
+        let Content::Tiered(_, place) = &piece.content else { unreachable!() };
         let (serial, key) = (place.serial, store.keys().remove(0));
         assert_eq!(client.examine(&piece).await, Verdict::Readable);
         store.down.store(true, Ordering::SeqCst);
@@ -164,7 +164,7 @@ fn check_damage(damage: impl Fn(&[u8]) -> Vec<u8> + 'static, is_lost: bool) {
     run("4+2", move |world| async move {
         let store = Arc::new(MemStore::default());
         let (client, _, piece) = away_file(&world, &store).await;
-        let Content::Away(_, place) = &piece.content else { unreachable!() };
+        let Content::Tiered(_, place) = &piece.content else { unreachable!() };
         for blob in store.objects.lock().unwrap().values_mut() {
             *blob = damage(blob).into();
         }

@@ -1,8 +1,8 @@
-//! Whether a put may queue: a drive takes as much as it does in about a tenth of a second, and refuses the rest.
+//! Admission of puts: a drive accepts as many puts as it can finish in about a tenth of a second, and refuses the rest.
 //!
-//! Whoever is refused knows at once and when to come back, instead of waiting in a line without end. New data and
-//! repairs are counted apart, so that neither keeps the other out. While cleaning is behind, new data also needs
-//! credits, of which there are so many bytes per second.
+//! A refused writer is told at once when to retry, instead of waiting in an unbounded queue. New data and repairs are
+//! counted apart, so that neither keeps the other out. While cleaning is behind, new data also needs credits, which
+//! accrue at a limited number of bytes per second.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,26 +10,26 @@ use std::sync::{Arc, Mutex};
 use base::units::MIB;
 use wire::drive::PutPurpose;
 
-/// Work that may wait.
+/// Time that the queued puts may take.
 const WAIT_NS: u64 = 100_000_000;
-/// What may wait in any case, however slow the drive: one large shard, or a group commit of small ones.
+/// Bytes that may wait in any case, however slow the drive: one large shard, or a group commit of small ones.
 const ALWAYS_BYTES: u64 = 2 * MIB;
 const ALWAYS_PUTS: u64 = 64;
-/// Puts that may wait at most, however fast the drive; their bytes are bounded by its memory.
+/// Most puts that may wait, however fast the drive; their bytes are bounded by its memory.
 const QUEUE_PUTS: u64 = 4096;
-/// Credits that are kept for later, at least: a large shard.
+/// Most credits that are kept for later, in bytes; at least a large shard.
 const CREDITS_KEPT_MIN: u64 = MIB;
-/// Longest time that a refused writer is sent away for.
+/// Longest retry delay that a refused writer is given.
 const RETRY_MS_MAX: u64 = 500;
 
-/// What waits or is being written for one purpose.
+/// Puts of one purpose that wait or are being written.
 #[derive(Debug, Default)]
 struct Queue {
     bytes: AtomicU64,
     puts: AtomicU64,
 }
 
-/// The puts that wait for a drive, in numbers.
+/// Counts of the puts that wait for a drive, and the limits on them.
 #[derive(Debug)]
 pub(crate) struct Admission {
     batch_bytes: u64,
@@ -37,16 +37,16 @@ pub(crate) struct Admission {
     queue_bytes: u64,
     writes: Queue,
     repairs: Queue,
-    /// How long a group commit takes lately.
+    /// Recent duration of a group commit.
     batch_ns: AtomicU64,
-    /// When the one under way began; 0 if none is.
+    /// When the running group commit began; 0 if none is running.
     began_ns: AtomicU64,
     /// Bytes of new data per second; 0 if there is no limit.
     limit: AtomicU64,
     credits: Mutex<Credits>,
 }
 
-/// Bytes that may come now, while there is a limit.
+/// Bytes of new data that may be written now, while there is a limit.
 #[derive(Debug, Default)]
 struct Credits {
     bytes: u64,
@@ -70,7 +70,7 @@ impl Drop for Place {
 }
 
 impl Admission {
-    /// For a drive whose group commits take so much at most, and where so many bytes may wait.
+    /// A drive whose group commits hold at most `batch_bytes` and `batch_puts`. `queue_bytes` may wait for it.
     pub(crate) fn new(batch_bytes: u64, batch_puts: u64, queue_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             batch_bytes,
@@ -92,7 +92,7 @@ impl Admission {
         }
     }
 
-    /// Takes a place for a put, or says in how many milliseconds to ask again.
+    /// Takes a place for a put, or returns the number of milliseconds after which to retry.
     pub(crate) fn enter(
         self: &Arc<Self>,
         purpose: PutPurpose,
@@ -103,7 +103,7 @@ impl Admission {
         if purpose == PutPurpose::Write {
             self.take_credits(bytes, now_ns)?;
         }
-        // Taken first, so that many who ask at once do not all see the same room.
+        // The place is taken before the check, so that concurrent writers do not all see the same room.
         let place = Place { admission: self.clone(), purpose, bytes };
         let bytes = queue.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let puts = queue.puts.fetch_add(1, Ordering::Relaxed) + 1;
@@ -118,23 +118,23 @@ impl Admission {
         Err(retry_ms.clamp(1, RETRY_MS_MAX) as u32)
     }
 
-    /// How long the last of so many puts would wait.
+    /// How long the last of `puts` puts with `bytes` in all would wait.
     fn wait_ns(&self, purpose: PutPurpose, bytes: u64, puts: u64, now_ns: u64) -> u64 {
         let batches = (bytes / self.batch_bytes).max(puts / self.batch_puts) + 1;
         let began_ns = self.began_ns.load(Ordering::Relaxed);
         let running_ns = if began_ns == 0 { 0 } else { now_ns.saturating_sub(began_ns) };
-        // A group commit that takes longer than the last ones says more about the drive than they do.
+        // If the running group commit takes longer than the recent ones, its duration counts.
         let batch_ns = self.batch_ns.load(Ordering::Relaxed).max(running_ns);
         let turns = match purpose {
             PutPurpose::Write => 1,
-            // Beside new data a repair gets a part of each group commit only.
+            // While new data waits, a repair gets only a part of each group commit.
             PutPurpose::Repair if self.writes.puts.load(Ordering::Relaxed) > 0 => REPAIR_PART,
             PutPurpose::Repair => 1,
         };
         batches.saturating_mul(batch_ns).saturating_mul(turns)
     }
 
-    /// Takes the credits of new data, or says in how many milliseconds there may be some.
+    /// Takes the credits of new data, or returns the number of milliseconds after which there may be some.
     fn take_credits(&self, bytes: u64, now_ns: u64) -> Result<(), u32> {
         let limit = self.limit.load(Ordering::Relaxed);
         if limit == 0 {
@@ -143,13 +143,14 @@ impl Admission {
         let mut credits = self.credits.lock().expect("no holder of this lock panics");
         let since_ns = now_ns.saturating_sub(credits.filled_ns);
         let earned = u128::from(limit) * u128::from(since_ns) / 1_000_000_000;
-        // Time that earned nothing is not lost, or many who ask at once would get nothing for ever.
+        // Time in which no whole credit was earned still counts later; else frequent callers would never earn one.
         if earned > 0 {
             let kept_max = (limit / 4).max(CREDITS_KEPT_MIN);
             credits.bytes = (u128::from(credits.bytes) + earned).min(u128::from(kept_max)) as u64;
             credits.filled_ns = now_ns;
         }
-        // A large shard may be more than is ever kept: it comes when there are enough for a usual one, and takes all.
+        // A large shard may need more credits than are ever kept: it enters with the credits of a usual shard, and
+        // takes all.
         if credits.bytes >= bytes.min(CREDITS_KEPT_MIN) {
             credits.bytes = credits.bytes.saturating_sub(bytes);
             return Ok(());
@@ -158,13 +159,13 @@ impl Admission {
         Err((missing * 1000 / limit).clamp(1, RETRY_MS_MAX) as u32)
     }
 
-    /// Sets how many bytes of new data may come per second, `None` for any number. Whether that is a change.
+    /// Sets the limit on new data in bytes per second; `None` for no limit. Returns whether the limit changed.
     pub(crate) fn limit(&self, bytes_per_s: Option<u64>) -> bool {
         let limit = bytes_per_s.unwrap_or(0);
         self.limit.swap(limit, Ordering::Relaxed) != limit
     }
 
-    /// Bytes of new data that may come per second, if that is limited.
+    /// The limit on new data in bytes per second, if there is one.
     pub(crate) fn write_limit_bytes_per_s(&self) -> Option<u64> {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit > 0)
     }
@@ -174,7 +175,7 @@ impl Admission {
         self.began_ns.store(now_ns.max(1), Ordering::Relaxed);
     }
 
-    /// It is durable.
+    /// The group commit is durable.
     pub(crate) fn batch_ended(&self, now_ns: u64) {
         let took_ns = now_ns.saturating_sub(self.began_ns.swap(0, Ordering::Relaxed));
         let before_ns = self.batch_ns.load(Ordering::Relaxed);
@@ -182,7 +183,7 @@ impl Admission {
     }
 }
 
-/// Repairs get one part of so many of a group commit while new data waits too.
+/// While new data waits, repairs get one part in this many of a group commit.
 pub(crate) const REPAIR_PART: u64 = 5;
 
 #[cfg(test)]
@@ -191,7 +192,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Places that a drive whose batches take `batch_ms` gives out for puts of so many bytes.
+    /// The number of puts of `bytes` that a drive accepts whose batches take `batch_ms`, and the retry delay after
+    /// that.
     fn places(batch_ms: u64, bytes: u64) -> (usize, u32) {
         let admission = Admission::new(8 * MIB, 1024, 64 * MIB);
         for round in 0..100 {
@@ -248,7 +250,7 @@ mod tests {
         }
         assert!((98 * MIB..=104 * MIB).contains(&came), "{} MiB in 10 s", came / MIB);
         assert!(admission.enter(PutPurpose::Repair, MIB, now_ns).is_ok());
-        // One that is larger than what is ever kept comes too.
+        // A shard larger than the kept credits is admitted too.
         assert!((0..2000).any(|ms| admission.enter(PutPurpose::Write, 16 * MIB, now_ns + ms * MS).is_ok()));
         assert!(admission.limit(None));
         assert!(admission.enter(PutPurpose::Write, MIB, now_ns).is_ok());

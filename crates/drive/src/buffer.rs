@@ -1,6 +1,6 @@
 //! Memory that `O_DIRECT` accepts: aligned to 4096 bytes, a multiple of 4096 long.
 //!
-//! Large buffers are kept for the next use, because making zeros of a mebibyte costs as much as its checksum.
+//! Large buffers are kept for their next use, because zeroing a mebibyte costs as much as its checksum.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::HashMap;
@@ -10,26 +10,26 @@ use std::sync::{LazyLock, Mutex};
 
 use base::units::{BLOCK_BYTES, align_up};
 
-/// Smaller ones are left to the allocator.
+/// Smaller buffers are not kept: the allocator serves them.
 const KEPT_BYTES_MIN: usize = 32 << 10;
-/// Kept in all, unless somebody says otherwise.
+/// Default limit on the bytes that are kept in all.
 const SPARE_BYTES_MAX: usize = 32 << 20;
 
 static SPARE: LazyLock<Mutex<Spare>> = LazyLock::new(|| Mutex::new(Spare::new(SPARE_BYTES_MAX)));
 
-/// Keeps at most so many bytes of buffers for their next use, for all drives of the process.
+/// Keeps at most `bytes_max` bytes of buffers for their next use, for all drives of the process.
 pub fn keep_spare_buffers(bytes_max: usize) {
     SPARE.lock().expect("no holder of this lock panics").bytes_max = bytes_max;
 }
 
-/// Memory that nobody uses, by capacity.
+/// Unused memory by capacity.
 struct Spare {
     by_capacity: HashMap<usize, Vec<NonNull<u8>>>,
     bytes: usize,
     bytes_max: usize,
 }
 
-// SAFETY: it owns the memory that its pointers lead to, and nobody else has them.
+// SAFETY: it owns the memory that its pointers lead to, and no other pointers to that memory exist.
 unsafe impl Send for Spare {}
 
 impl Spare {
@@ -43,8 +43,8 @@ impl Spare {
         Some(start)
     }
 
-    /// Keeps memory. Returns what must be freed: memory of other capacities, which is not in use now, or it itself when
-    /// that is not enough.
+    /// Keeps memory. Returns the memory that must be freed: unused memory of other capacities, or this memory itself if
+    /// freeing those is not enough.
     fn put(&mut self, start: NonNull<u8>, capacity: usize) -> Vec<(NonNull<u8>, usize)> {
         let kept =
             (KEPT_BYTES_MIN..=self.bytes_max).contains(&capacity) && capacity == reused_capacity(capacity);
@@ -95,12 +95,12 @@ impl AlignedBuf {
         Self { start: allocate(len_bytes), len_bytes, capacity: len_bytes }
     }
 
-    /// The given blocks of 4096 bytes, all zero.
+    /// A buffer of `blocks` blocks of 4096 bytes, all zero.
     pub(crate) fn blocks(blocks: u32) -> Self {
         Self::zeroed(blocks as usize * BLOCK_BYTES as usize)
     }
 
-    /// The given blocks of 4096 bytes with anything in them, for who fills them all.
+    /// A buffer of `blocks` blocks of 4096 bytes with arbitrary content, for callers that fill all of it.
     pub(crate) fn any_blocks(blocks: u32) -> Self {
         let len_bytes = blocks.max(1) as usize * BLOCK_BYTES as usize;
         let capacity = reused_capacity(len_bytes);
@@ -120,7 +120,7 @@ fn layout(capacity: usize) -> Layout {
     Layout::from_size_align(capacity, BLOCK_BYTES as usize).expect("lengths are far below isize::MAX")
 }
 
-/// Zero bytes; `capacity` is at least one block.
+/// Allocates zero bytes; `capacity` is at least one block.
 fn allocate(capacity: usize) -> NonNull<u8> {
     let layout = layout(capacity);
     // SAFETY: the layout's size is not zero: it is at least one block.
@@ -155,7 +155,7 @@ impl Drop for AlignedBuf {
     fn drop(&mut self) {
         let freed = SPARE.lock().expect("no holder of this lock panics").put(self.start, self.capacity);
         for (start, capacity) in freed {
-            // SAFETY: it came from `allocate` with this capacity, and nobody has it any more.
+            // SAFETY: the memory came from `allocate` with this capacity, and no pointer to it is used after this.
             unsafe { dealloc(start.as_ptr(), layout(capacity)) }
         }
     }
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn large_buffers_are_used_again_and_zeroed_ones_are_zero() {
-        // A length that no other test uses.
+        // No other test uses this length.
         let blocks = 77;
         let mut first = AlignedBuf::any_blocks(blocks);
         first.fill(7);

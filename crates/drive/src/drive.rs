@@ -1,4 +1,4 @@
-//! [`Drive`]: an open drive, its thread, and the service that the rest of the program sees.
+//! [`Drive`]: an open drive, its thread, and the interface that the rest of the program uses.
 
 use std::io;
 use std::path::Path;
@@ -35,7 +35,7 @@ use crate::recovery::{Recovered, RecoveryReport, recover};
 use crate::scan::Superblocks;
 use crate::shared::Shared;
 
-/// Requests of a kind that may wait; more wait in their callers.
+/// Requests of one kind that the queue holds; further callers wait for a place.
 const QUEUE_LEN: usize = 1024;
 /// Reads that the device works on at a time.
 const READS_MAX: usize = 256;
@@ -43,18 +43,18 @@ const READS_MAX: usize = 256;
 const BACKGROUND_READS_MAX: usize = 8;
 /// Keys that one delete request carries: a batch of tombstones stays small.
 const DELETE_KEYS: usize = 1024;
-/// Longest answer of a list.
+/// Most shards in one page of a list.
 const LIST_MAX: usize = 65_536;
-/// How often a put or get starts again because the shard moved or changed meanwhile.
+/// How often a put or get is retried because the shard moved or changed during the operation.
 const RETRIES: usize = 16;
 
-/// Which way to reach the device.
+/// How to access the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PreferIo {
-    /// io_uring if the system allows it, else threads.
+    /// io_uring if the system allows it, else a pool of threads.
     #[default]
     Auto,
-    /// Threads.
+    /// A pool of threads.
     ThreadPool,
 }
 
@@ -68,15 +68,15 @@ pub enum ReadCache {
     Bypass,
 }
 
-/// Whether space that is not used is given back to the filesystem or device below.
+/// Whether unused space is given back to the filesystem or device below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Trim {
-    /// On devices. A file keeps its room, so that no write fails because others have filled the disk.
+    /// Give space back on devices. A file keeps its space, so that no write fails because others have filled the disk.
     #[default]
     Devices,
-    /// On devices and files.
+    /// Give space back on devices and in files.
     Always,
-    /// Nowhere.
+    /// Never give space back.
     Never,
 }
 
@@ -85,9 +85,9 @@ pub enum Trim {
 pub struct OpenOptions {
     /// The cluster that it must belong to.
     pub cluster: ClusterId,
-    /// How far the drive has come at least, as was noted elsewhere. One that has not is an older copy.
+    /// The mark that the control ledger noted last. A drive whose own mark is lower is an older copy.
     pub mark: DriveMark,
-    /// Which way to reach the device.
+    /// How to access the device.
     pub io: PreferIo,
     /// Where hot shards are kept.
     pub read_cache: ReadCache,
@@ -97,16 +97,16 @@ pub struct OpenOptions {
     pub checkpoint_every_bytes: u64,
     /// Payload of one group commit. Default 8 MiB, at most 16 MiB.
     pub batch_bytes: u64,
-    /// Puts that may wait, in bytes: new data and repairs each. Default 64 MiB.
+    /// Bytes of puts that may wait, for new data and repairs each. Default 64 MiB.
     pub queue_bytes: u64,
     /// Whether unused space is given back.
     pub trim: Trim,
-    /// The shortest dead run inside a segment that is. Default 1 MiB.
+    /// Shortest dead run inside a segment that is given back, in bytes. Default 1 MiB.
     pub trim_run_bytes: u64,
 }
 
 impl OpenOptions {
-    /// The defaults for a drive of `cluster`.
+    /// The default options for a drive of `cluster`.
     pub fn new(cluster: ClusterId) -> Self {
         Self {
             cluster,
@@ -139,7 +139,7 @@ impl OpenOptions {
     }
 }
 
-/// Rings the drive's thread out of its wait, only if it waits.
+/// Wakes the drive's thread, if it waits.
 struct Bell {
     sleeping: AtomicBool,
     wake: Arc<dyn Wake>,
@@ -155,7 +155,7 @@ impl Bell {
     }
 }
 
-/// The drive's thread as callers see it.
+/// The callers' handle of the drive's thread.
 struct Thread {
     outbox: Outbox,
     bell: Arc<Bell>,
@@ -163,12 +163,12 @@ struct Thread {
     handle: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// An engine without a thread: whoever waits for it drives it. Keeps simulation deterministic.
+/// An engine without a thread: the caller that waits for an answer drives it. Keeps simulation deterministic.
 struct Inline {
     engine: Mutex<(Engine, InlineDevice)>,
 }
 
-/// An engine on a task of the runtime that opened the drive: for simulated devices that take their time.
+/// An engine on a task of the runtime that opened the drive: for simulated devices with latency.
 struct Task {
     outbox: Outbox,
     handle: tokio::task::JoinHandle<()>,
@@ -180,7 +180,7 @@ enum Runner {
     Task(Task),
 }
 
-/// An open drive. Dropping it stops it like a crash; [`Drive::close`] spares the next open a replay.
+/// An open drive. Dropping it stops it like a crash; after [`Drive::close`] the next open needs no replay.
 pub struct Drive {
     pub(crate) shared: Arc<Shared>,
     pub(crate) files: DeviceFiles,
@@ -242,8 +242,8 @@ impl Drive {
         let shared = Arc::new(Shared::new(drive, superblock.uuid, mark, index, cache_bytes, admission));
         let mut engine = Engine::new(shared.clone(), superblock, next_seq, limits, env.clock.clone());
         if !report.was_closed {
-            // What the replay decided is written down before anything is appended, so that the next
-            // recovery decides the same; twice, so that there are two to read again.
+            // The decisions of the replay become durable before anything is appended, so that the next recovery decides
+            // the same. Two checkpoints hold them, so that one may be damaged.
             let mut device = InlineDevice::new(files.clone());
             engine.cover_replay();
             run_inline(&mut engine, &mut device);
@@ -257,17 +257,17 @@ impl Drive {
         Ok(Arc::new(Self { shared, files, runner, clock, io_path, report }))
     }
 
-    /// What the recovery at open met.
+    /// The report of the recovery at open.
     pub fn recovery(&self) -> RecoveryReport {
         self.report
     }
 
-    /// Shards found damaged by reads since the drive was opened, each time counted.
+    /// Reads since the drive was opened that found a damaged shard; every such read counts.
     pub fn corrupt_reads(&self) -> u64 {
         self.shared.corrupt_reads()
     }
 
-    /// Finishes what was accepted, writes an index checkpoint and stops. Later calls fail.
+    /// Finishes accepted requests, writes an index checkpoint and stops. Later calls fail.
     ///
     /// # Errors
     /// If the drive has failed or is closed already.
@@ -312,10 +312,10 @@ impl Drive {
         Ok(())
     }
 
-    /// Waits for an answer; `None` if the engine has ended without one.
+    /// Waits for an answer; `None` if the engine ended without one.
     pub(crate) async fn wait<T>(&self, answer: oneshot::Receiver<T>) -> Option<T> {
         if let Runner::Inline(inline) = &self.runner {
-            // Others may queue their requests first, so that simulation has group commits too.
+            // Other tasks may queue their requests first, so that simulation has group commits too.
             tokio::task::yield_now().await;
             let mut guard = inline.engine.lock().expect("a panic ends the process, so no lock is poisoned");
             let (engine, device) = &mut *guard;
@@ -378,7 +378,7 @@ impl Drive {
         if self.shared.has_failed() { Err(PutShardError::Failed { drive }) } else { Ok(()) }
     }
 
-    /// Compares a put with what is stored under its name.
+    /// Compares a put with the stored shard of the same key.
     async fn compare(&self, request: &PutShard) -> Result<Comparison, PutShardError> {
         let drive = self.shared.drive;
         let key = request.key;
@@ -390,7 +390,7 @@ impl Drive {
         if bad {
             return Ok(Comparison::Damaged(entry));
         }
-        // What only the page cache still has is not stored.
+        // Compare with the device: bytes that only the page cache still has are not stored.
         let stored = GetShard { key, first_block: 0, blocks: entry.blocks, purpose: GetPurpose::Move };
         match self.read_device(stored).await {
             Ok(stored) if stored.checksums == request.checksums => Ok(Comparison::Same),
@@ -420,12 +420,12 @@ impl Drive {
     }
 }
 
-/// What a put found under its name.
+/// What a put found under its key.
 enum Comparison {
     Same,
-    /// Deleted meanwhile.
+    /// The shard was deleted during the comparison.
     Gone,
-    /// Unreadable: the put may replace it.
+    /// The shard is unreadable: the put may replace it.
     Damaged(Entry),
 }
 
@@ -558,11 +558,11 @@ fn usable_superblock(path: &Path, file: &dyn File, cluster: ClusterId) -> Result
     Ok(superblock)
 }
 
-/// Writes down that the drive is open, in both superblocks one after the other, and makes durable whatever a
-/// process before this one left in caches.
+/// Marks the drive as open, in both superblocks one after the other. The sync also makes durable the writes that an
+/// earlier process left in caches.
 ///
-/// Where the checkpoint before was used, both stay named until there is a new one: a recovery that starts from the older
-/// one must know that it does, as segments that it calls full may have been used again since.
+/// If the recovery used the older checkpoint, the superblocks name both until there is a new one. Another recovery from
+/// the older one must know that it is the older one: segments that it lists as full may have been reused since.
 fn claim(file: &dyn File, superblock: &mut Superblock, recovered: &Recovered) -> io::Result<()> {
     let newest = superblock.checkpoint.generation;
     let pointers = (recovered.checkpoint.clone(), recovered.previous.clone());
@@ -578,7 +578,7 @@ fn claim(file: &dyn File, superblock: &mut Superblock, recovered: &Recovered) ->
         file.sync_data()?;
     }
     (superblock.checkpoint, superblock.previous) = pointers;
-    // No run of the next checkpoint may pass for one of the damaged.
+    // No run of the next checkpoint may be mistaken for a run of the damaged one.
     superblock.checkpoint.generation = newest;
     Ok(())
 }
@@ -599,7 +599,7 @@ impl Runner {
         let handle = spawn_thread("drive", move || {
             let (mut device, wake) = open_device(&files, prefer);
             let bell = Arc::new(Bell { sleeping: AtomicBool::new(false), wake });
-            // `open` waits for this and cannot be gone.
+            // `open` waits for this message, so the receiver exists.
             let _ = started.send((bell.clone(), device.io_path()));
             serve(engine, device.as_mut(), inbox, &bell);
         });
@@ -609,7 +609,7 @@ impl Runner {
     }
 }
 
-/// The ring belongs to the thread that makes it, so this runs on the drive's thread.
+/// A ring belongs to the thread that makes it, so this runs on the drive's thread.
 fn open_device(files: &DeviceFiles, prefer: PreferIo) -> (Box<dyn Device>, Arc<dyn Wake>) {
     if prefer == PreferIo::Auto {
         match UringDevice::new(files) {
@@ -679,7 +679,7 @@ impl Inbox {
         }
     }
 
-    /// Whether [`Inbox::deliver`] would deliver something.
+    /// Whether [`Inbox::deliver`] would deliver a request.
     fn has_mail(&self, engine: &Engine) -> bool {
         (engine.reads_in_flight() < READS_MAX && !self.reads.is_empty())
             || (engine.background_reads() < BACKGROUND_READS_MAX && !self.background.is_empty())
@@ -729,7 +729,7 @@ impl Drop for Task {
     }
 }
 
-/// As [`serve`], for a task.
+/// Does the work of [`serve`] on a task.
 async fn serve_task(mut engine: Engine, mut device: DelayedDevice, mut inbox: Inbox) {
     let mut done = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! Why a drive cannot be formatted or opened. Each variant asks for something else from the operator.
+//! Reasons why a drive cannot be formatted or opened. Each variant requires a different action by the operator.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,141 +9,141 @@ use base::{ClusterId, DriveUuid};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatDriveError {
-    /// Another process uses it. Stop that one first.
+    /// Another process uses the device. Stop that process first.
     #[error("device is in use: path={path:?}")]
     InUse {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
     },
-    /// It is a Forebay drive already. Format it only if its data may be lost.
+    /// The device is a Forebay drive already. Format it only if its data may be lost.
     #[error("device is a drive of a cluster already: path={path:?} cluster={cluster} uuid={uuid}")]
     IsDrive {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// Whose it is.
+        /// The cluster that the drive belongs to.
         cluster: ClusterId,
-        /// Which drive it is.
+        /// The drive's UUID.
         uuid: DriveUuid,
     },
-    /// Somebody else's data is on it. Format it only if that may be lost.
+    /// The device holds other data. Format it only if that data may be lost.
     #[error("device is not empty: path={path:?} offset={offset}")]
     NotEmpty {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// Where the first content was seen.
+        /// Offset of the first content found, in bytes.
         offset: u64,
     },
-    /// It is too small, or the segment size is not a power of two from 1 MiB to 256 MiB.
+    /// The device is too small, or the segment size is not a power of two from 1 MiB to 256 MiB.
     #[error(
         "no room for a drive: path={path:?} capacity_bytes={capacity_bytes} segment_bytes={segment_bytes}"
     )]
     Size {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// What was asked for, or is there.
+        /// Requested or actual size of the device.
         capacity_bytes: u64,
         /// Size of a segment.
         segment_bytes: u64,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot format device: path={path:?}")]
     Io {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         #[source]
         source: io::Error,
     },
 }
 
-/// Why a drive was not opened. Nothing was changed on it.
+/// Why a drive was not opened. The device is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenDriveError {
-    /// Another process uses it.
+    /// Another process uses the drive.
     #[error("drive is in use: path={path:?}")]
     InUse {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
     },
-    /// It was never formatted by Forebay.
+    /// The device was never formatted by Forebay.
     #[error("not a forebay drive: path={path:?}")]
     NotDrive {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
     },
-    /// It is a drive, but both superblocks are damaged. Rebuild its data on another one.
+    /// The device is a drive, but both superblocks are damaged. Rebuild its data on another drive.
     #[error("both superblocks are damaged: path={path:?}")]
     SuperblocksDamaged {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
     },
-    /// It belongs to another cluster.
+    /// The drive belongs to another cluster.
     #[error("drive of another cluster: path={path:?} cluster={cluster} expected={expected}")]
     OtherCluster {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// Whose it is.
+        /// The cluster that the drive belongs to.
         cluster: ClusterId,
-        /// Whose it should be.
+        /// The cluster that it should belong to.
         expected: ClusterId,
     },
-    /// It was written by a newer Forebay. Use that one.
+    /// The drive was written by a newer Forebay. Use that version.
     #[error("format is too new: path={path:?} version={version} known={known}")]
     TooNew {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// Its version.
+        /// Format version of the drive.
         version: u32,
-        /// The newest that this program knows.
+        /// Newest format version that this program knows.
         known: u32,
     },
-    /// It was written by an older Forebay, before the first release. Copy its data with that one.
+    /// The drive was written by a Forebay before the first release. Copy its data with that version.
     #[error(
         "format is too old: path={path:?} version={version} known={known}; copy its data with the program that wrote it"
     )]
     TooOld {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// Its version.
+        /// Format version of the drive.
         version: u32,
-        /// The only one that this program knows.
+        /// The only format version that this program knows.
         known: u32,
     },
-    /// It uses features that this program does not know. Use a newer Forebay.
+    /// The drive uses features that this program does not know. Use a newer Forebay.
     #[error("unknown features: path={path:?} bits={bits:#x}")]
     UnknownFeatures {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// The unknown bits.
+        /// The unknown feature bits.
         bits: u64,
     },
-    /// The device has become smaller than the drive on it: restore its size, or replace it.
+    /// The device has become smaller than the drive on it: restore its size, or replace the drive.
     #[error(
         "device is smaller than the drive: path={path:?} len_bytes={len_bytes} capacity_bytes={capacity_bytes}"
     )]
     Shrunk {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// What it has.
+        /// Present size of the device.
         len_bytes: u64,
-        /// What it had.
+        /// Size of the drive, as formatted.
         capacity_bytes: u64,
     },
-    /// The index checkpoint cannot be read. Rebuild the drive's data on another one.
+    /// The index checkpoint cannot be read. Rebuild the drive's data on another drive.
     #[error("index checkpoint is damaged: path={path:?} reason={reason}")]
     IndexDamaged {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// What is wrong.
+        /// The damage, as text.
         reason: String,
     },
-    /// The system refused, or a write failed.
+    /// A system call failed, or a write.
     #[error("cannot open drive: path={path:?}")]
     Io {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         #[source]
         source: io::Error,
     },

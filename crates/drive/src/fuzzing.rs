@@ -1,13 +1,13 @@
-//! Doors for the fuzzers to the decoders of what lies on a drive. Only in builds of fuzzers and tests.
+//! Entry points for fuzzers to the decoders of the drive format. Only in builds of fuzzers and tests.
 //!
-//! Checksums are made right first: without that no input would get past them, and a checksum does not protect against
-//! what a faulty or foreign program wrote.
+//! Each entry point first corrects the checksum: without that no input would pass it, and a checksum does not protect
+//! against bytes that a faulty or foreign program wrote.
 
 use crate::format::checkpoint::Run;
 use crate::format::frame::FrameHeader;
 use crate::format::{seal_crc, segment::SegmentHeader, superblock::Superblock};
 
-/// Where the structure has its checksum.
+/// Corrects the checksum at `crc_at`.
 fn sealed(bytes: &[u8], crc_at: usize) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     if let Some(crc) = bytes.get_mut(crc_at..crc_at + 4) {
@@ -17,7 +17,7 @@ fn sealed(bytes: &[u8], crc_at: usize) -> Vec<u8> {
     bytes
 }
 
-/// A superblock; what is accepted is written as it was read.
+/// Decodes a superblock. An accepted one must encode to the same bytes.
 pub fn superblock(bytes: &[u8]) {
     let bytes = sealed(bytes, 8);
     if let Ok(superblock) = Superblock::decode(&bytes)
@@ -28,14 +28,14 @@ pub fn superblock(bytes: &[u8]) {
     }
 }
 
-/// The header of a segment.
+/// Decodes the header of a segment.
 pub fn segment(bytes: &[u8]) {
     if let Ok(header) = SegmentHeader::decode(&sealed(bytes, 8)) {
         assert_eq!(SegmentHeader::decode(&header.encode()), Ok(header));
     }
 }
 
-/// The header of a frame with its records.
+/// Decodes the header of a frame with its records.
 pub fn frame(bytes: &[u8]) {
     let _ = FrameHeader::peek(bytes);
     if let Ok(header) = FrameHeader::decode(&sealed(bytes, 4)) {
@@ -45,7 +45,7 @@ pub fn frame(bytes: &[u8]) {
     }
 }
 
-/// A run of an index checkpoint.
+/// Decodes a run of an index checkpoint.
 pub fn run(bytes: &[u8]) {
     let _ = Run::decode(&sealed(bytes, 4));
 }

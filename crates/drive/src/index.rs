@@ -1,4 +1,4 @@
-//! What lies where: every shard, every segment, and how the space adds up. In memory only.
+//! The in-memory index: the place of every shard, the state of every segment, and the sums of space.
 //!
 //! Invariant: `live_bytes` of a segment is the sum over the shards that lie in it.
 
@@ -14,10 +14,10 @@ use crate::format::segment::SegmentClass;
 use crate::format::superblock::INDEX_SEGMENTS_MAX;
 use crate::format::{BLOCK, Geometry};
 
-/// Checkpoints that lie on the drive while one is being written.
+/// Checkpoints on the drive while one is being written.
 const CHECKPOINTS: u32 = 3;
 
-/// Where one shard lies.
+/// The place of one shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) segment: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Entry {
     /// Bytes from the start of the segment to the checksums.
     pub(crate) sums_at: u32,
     pub(crate) shape: ShardShape,
-    /// The bytes are known to be lost; only the record of it is kept, in `segment`.
+    /// The bytes are known to be lost; only the record of the loss is kept, in `segment`.
     pub(crate) damaged: bool,
 }
 
@@ -41,14 +41,14 @@ impl Entry {
     }
 }
 
-/// What a segment is used for now.
+/// The present use of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SegmentState {
-    /// Nothing in it is needed by any recovery.
+    /// No recovery needs its content.
     Free,
     /// Frames are appended to it.
     Open,
-    /// Holds frames; nothing is appended any more.
+    /// Holds frames; closed for appends.
     Sealed,
     /// Holds runs of a checkpoint.
     Index,
@@ -63,24 +63,24 @@ pub(crate) struct Segment {
     /// Blocks up to the append point, header included.
     pub(crate) used_blocks: u32,
     pub(crate) live_bytes: u64,
-    /// The last frame in it.
+    /// Sequence number of the last frame in it.
     pub(crate) last_seq: u64,
-    /// A free one that was given back to the host.
+    /// Whether a free segment was given back to the host.
     pub(crate) trimmed: bool,
 }
 
-/// For whom a new segment is opened: each stops at another level of free space.
+/// The purpose of a new segment. Each purpose stops at another level of free space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// New shards: stop first.
+    /// New shards: these stop first.
     Put,
-    /// Shards that extents should have already: stop later.
+    /// Shards that extents should already have: these stop later.
     Repair,
     /// Tombstones: must work on a full drive.
     Delete,
     /// Tombstones while cleaning has nothing to give back.
     DeleteInNeed,
-    /// The cleaner, which gives back more than it takes.
+    /// The cleaner: it gives back more than it takes.
     Move,
 }
 
@@ -93,13 +93,13 @@ pub(crate) struct Usage {
     pub(crate) free_bytes: u64,
 }
 
-/// Sums over segments, kept up to date with every change of one.
+/// Sums over segments, updated with every change of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Totals {
     live_bytes: u64,
     garbage_bytes: u64,
     reserved_bytes: u64,
-    /// Behind the append points of open segments.
+    /// Bytes behind the append points of open segments.
     tail_bytes: u64,
     /// Sealed segments without a live shard.
     dead_segments: u32,
@@ -154,14 +154,14 @@ pub(crate) struct Index {
     entries: BTreeMap<ShardKey, Entry>,
     /// Shards whose bytes are known to be damaged, `Entry::damaged` or not.
     bad: BTreeSet<ShardKey>,
-    /// The newest position that it was told of each ledger.
+    /// The newest known position of each ledger.
     positions: BTreeMap<LedgerId, Position>,
     segments: Vec<Segment>,
     totals: Totals,
     free: VecDeque<u32>,
-    /// A free segment that is being given back to the host: not to be taken meanwhile.
+    /// A free segment that is being given back to the host; it must not be taken until that is done.
     held: Option<u32>,
-    /// The segments that frames are appended to, at most one of a class.
+    /// The segments to which frames are appended, at most one of each class.
     open: Vec<u32>,
 }
 
@@ -180,7 +180,7 @@ impl Index {
         vec![free; geometry.segments as usize]
     }
 
-    /// Of an empty drive.
+    /// The index of an empty drive.
     pub(crate) fn new(geometry: Geometry) -> Self {
         Self {
             geometry,
@@ -195,7 +195,7 @@ impl Index {
         }
     }
 
-    /// Takes over what recovery found.
+    /// The index that recovery found.
     pub(crate) fn recovered(
         geometry: Geometry,
         entries: BTreeMap<ShardKey, Entry>,
@@ -223,7 +223,7 @@ impl Index {
         index
     }
 
-    /// Changes a segment and the totals with it.
+    /// Changes a segment and updates the totals.
     fn change(&mut self, id: u32, change: impl FnOnce(&mut Segment)) {
         let segment = &mut self.segments[id as usize];
         self.totals.subtract(Totals::of(segment, self.geometry.segment_bytes));
@@ -231,7 +231,7 @@ impl Index {
         self.totals.add(Totals::of(segment, self.geometry.segment_bytes));
     }
 
-    /// Where a shard lies.
+    /// The place of a shard.
     pub(crate) fn get(&self, key: &ShardKey) -> Option<Entry> {
         self.entries.get(key).copied()
     }
@@ -254,7 +254,7 @@ impl Index {
         };
     }
 
-    /// Remembers that the bytes of a shard are damaged where they lie, if it still lies there.
+    /// Notes that the bytes of a shard are damaged, if the shard still lies at `entry`.
     pub(crate) fn mark_bad(&mut self, key: ShardKey, entry: &Entry) {
         if self.entries.get(&key) == Some(entry) {
             self.bad.insert(key);
@@ -266,12 +266,12 @@ impl Index {
         self.bad.contains(key)
     }
 
-    /// How many shards are known to be damaged.
+    /// Number of shards that are known to be damaged.
     pub(crate) fn bad_len(&self) -> usize {
         self.bad.len()
     }
 
-    /// Forgets a shard.
+    /// Removes a shard from the index.
     pub(crate) fn remove(&mut self, key: &ShardKey) {
         if let Some(old) = self.entries.remove(key) {
             self.change(old.segment, |segment| segment.live_bytes -= old.live_bytes());
@@ -284,18 +284,18 @@ impl Index {
         self.positions.get(&ledger).copied()
     }
 
-    /// Those of the ledgers after `after`.
+    /// Positions of the ledgers after `after`.
     pub(crate) fn positions_after(&self, after: Option<LedgerId>) -> impl Iterator<Item = &Position> {
         let start = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
         self.positions.range((start, std::ops::Bound::Unbounded)).map(|(_, position)| position)
     }
 
-    /// Keeps a position.
+    /// Stores the newest position of a ledger.
     pub(crate) fn set_position(&mut self, position: Position) {
         self.positions.insert(position.ledger, position);
     }
 
-    /// What is known of each ledger.
+    /// The position and shards known of each ledger.
     pub(crate) fn known_ledgers(&self) -> Vec<KnownLedger> {
         let mut ledgers: BTreeSet<LedgerId> = self.positions.keys().copied().collect();
         let mut rest = self.entries.range(..);
@@ -312,7 +312,7 @@ impl Index {
         ledgers.into_iter().map(known).collect()
     }
 
-    /// Shards stored.
+    /// Number of shards stored.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -326,7 +326,7 @@ impl Index {
         self.entries.range((start, std::ops::Bound::Unbounded))
     }
 
-    /// Up to `limit` shards after `after`, as users see them.
+    /// Up to `limit` shards after `after`, in the form of the drive interface.
     pub(crate) fn list(&self, after: Option<ShardKey>, limit: usize) -> Vec<ShardEntry> {
         let entry = |(key, entry): (&ShardKey, &Entry)| ShardEntry {
             key: *key,
@@ -336,7 +336,7 @@ impl Index {
         self.after(after).take(limit).map(entry).collect()
     }
 
-    /// The data segments as a checkpoint remembers them, without those in `leaving`.
+    /// The data segments for a checkpoint, without the segments in `leaving`.
     pub(crate) fn notes(&self, leaving: &[u32]) -> Vec<SegmentNote> {
         let note = |(id, segment): (usize, &Segment)| {
             let open = match segment.state {
@@ -358,19 +358,19 @@ impl Index {
     }
 }
 
-/// Space.
+/// Accounting of space.
 impl Index {
-    /// Free segments, the reserved ones included.
+    /// Number of free segments, the reserved ones included.
     pub(crate) fn free_segments(&self) -> u32 {
         self.free.len() as u32
     }
 
-    /// Segments that the next checkpoint needs at most.
+    /// Most segments that the next checkpoint needs.
     pub(crate) fn checkpoint_segments(&self) -> u32 {
         let usable = self.geometry.segment_blocks() - 1;
         let runs_per_segment = (usable / RUN_BLOCKS_MAX).max(1);
         let run_blocks = usable.min(RUN_BLOCKS_MAX);
-        // Shards stored while it is written come on top.
+        // Margin for shards stored while the checkpoint is written.
         let entries = self.entries.len() + self.entries.len() / 8 + 1024;
         let bytes = entries * ENTRY_BYTES + self.segments.len() * SEGMENT_BYTES;
         // Each of the two kinds may leave a block half empty, and every run has a header.
@@ -382,7 +382,8 @@ impl Index {
         runs.div_ceil(runs_per_segment as usize) as u32
     }
 
-    /// Free segments that belong to checkpoints: with those in use there is room for one more than is kept.
+    /// Free segments reserved for checkpoints: with the index segments in use they hold one checkpoint more than is
+    /// kept.
     fn checkpoint_reserve(&self) -> u32 {
         (self.checkpoint_segments() * CHECKPOINTS).saturating_sub(self.totals.index_segments)
     }
@@ -392,19 +393,19 @@ impl Index {
         (self.checkpoint_reserve() + 4).max(self.geometry.segments.div_ceil(20))
     }
 
-    /// Free segments that repairs must leave: 2 % of the drive, at least the checkpoints' and three more: two
+    /// Free segments that repairs must leave: 2 % of the drive, at least the checkpoints' reserve and three more: two
     /// for tombstones and one to clean into.
     fn repair_reserve(&self) -> u32 {
         (self.checkpoint_reserve() + 3).max(self.geometry.segments.div_ceil(50))
     }
 
-    /// Free segments and the tails of open ones.
+    /// Bytes of free segments and of the tails of open ones.
     pub(crate) fn room_bytes(&self) -> u64 {
         u64::from(self.free_segments()) * self.geometry.segment_bytes + self.totals.tail_bytes
     }
 
-    /// Whether so many more blocks leave what others may still need. Cleaning and deletes always may: they
-    /// give back more than they take.
+    /// Whether appending `blocks` blocks leaves the room reserved for other purposes. Cleaning and deletes may always
+    /// append: they give back more than they take.
     pub(crate) fn may_append(&self, purpose: Purpose, blocks: u32) -> bool {
         let keep = match purpose {
             Purpose::Put => self.user_reserve(),
@@ -427,7 +428,7 @@ impl Index {
         self.free_segments() > keep
     }
 
-    /// Whether one more shard keeps the index within what a superblock can name.
+    /// Whether the index can take one more shard and still be named by a superblock.
     pub(crate) fn may_grow(&self) -> bool {
         (self.checkpoint_segments() as usize) < INDEX_SEGMENTS_MAX
     }
@@ -450,7 +451,7 @@ impl Index {
         Some(id)
     }
 
-    /// The segment of a class that frames are appended to.
+    /// The open segment of a class.
     pub(crate) fn open_segment(&self, class: SegmentClass) -> Option<u32> {
         self.open.iter().copied().find(|id| self.segment(*id).class == class)
     }
@@ -460,13 +461,13 @@ impl Index {
         self.change(id, |segment| (segment.used_blocks, segment.last_seq) = (used_blocks, last_seq));
     }
 
-    /// Nothing is appended to the segment any more.
+    /// Closes the segment for appends.
     pub(crate) fn seal(&mut self, id: u32) {
         self.change(id, |segment| segment.state = SegmentState::Sealed);
         self.open.retain(|open| *open != id);
     }
 
-    /// Gives a segment back. Only for segments that no recovery needs.
+    /// Frees a segment. Only for segments that no recovery needs.
     pub(crate) fn release(&mut self, id: u32) {
         let segment = self.segment(id);
         assert!(segment.live_bytes == 0, "a segment with live shards is never released");
@@ -475,9 +476,9 @@ impl Index {
         self.free.push_back(id);
     }
 
-    /// Keeps the free segment that will be taken last from being taken, if it was not given back to the host yet.
+    /// Holds the free segment that would be taken last, unless it was given back to the host already.
     pub(crate) fn hold_untrimmed(&mut self) -> Option<u32> {
-        // The last one may be needed any moment.
+        // The last free segment may be needed at any moment.
         if self.free.len() < 2 {
             return None;
         }
@@ -485,13 +486,13 @@ impl Index {
         self.held
     }
 
-    /// The segment was given back, or could not be.
+    /// Ends the hold: the segment was given back, or that failed.
     pub(crate) fn end_hold(&mut self, id: u32) {
         self.held = None;
         self.segments[id as usize].trimmed = true;
     }
 
-    /// Sealed segments without a live shard: free once a checkpoint that knows it is durable.
+    /// Sealed segments without a live shard: free once a checkpoint that records their death is durable.
     pub(crate) fn dead_segments(&self) -> Vec<u32> {
         let dead =
             |id: &u32| self.segment(*id).state == SegmentState::Sealed && self.segment(*id).live_bytes == 0;
@@ -500,8 +501,8 @@ impl Index {
 
     /// Bytes that cleaning a sealed segment gives back.
     ///
-    /// A tail left over because the next shard did not fit would be left over again, so only a tail larger
-    /// than any shard counts: the one of a segment that was sealed by a crash.
+    /// A tail that is too small for the next shard would stay unused again. So only a tail larger than any shard
+    /// counts: that of a segment that was sealed by a crash.
     pub(crate) fn gain_bytes(&self, id: u32) -> u64 {
         let segment = self.segment(id);
         let used = u64::from(segment.used_blocks) * BLOCK as u64;
@@ -510,7 +511,7 @@ impl Index {
         (used - BLOCK as u64).saturating_sub(segment.live_bytes) + reclaimable_tail
     }
 
-    /// The sealed segment whose cleaning gives most, if that is at least `gain_min_bytes`.
+    /// The sealed segment with the highest gain, if that is at least `gain_min_bytes`.
     pub(crate) fn victim(&self, gain_min_bytes: u64) -> Option<u32> {
         (0..self.geometry.segments)
             .filter(|id| self.segment(*id).state == SegmentState::Sealed && self.segment(*id).live_bytes > 0)
@@ -518,8 +519,8 @@ impl Index {
             .filter(|id| self.gain_bytes(*id) >= gain_min_bytes)
     }
 
-    /// As [`Index::victim`], but the one with the highest dead part x age: what has been partly dead for long is
-    /// not about to die by itself. `newest_seq` is the frame that was written last.
+    /// As [`Index::victim`], but the segment with the highest dead part x age: a segment that has long been partly dead
+    /// is not about to die by itself. `newest_seq` is the frame that was written last.
     pub(crate) fn old_victim(&self, gain_min_bytes: u64, newest_seq: u64) -> Option<u32> {
         let weight = |id: u32| {
             let age = newest_seq.saturating_sub(self.segment(id).last_seq) + 1;
@@ -531,12 +532,12 @@ impl Index {
             .max_by_key(|id| weight(*id))
     }
 
-    /// How many [`Index::dead_segments`] there are.
+    /// Number of [`Index::dead_segments`].
     pub(crate) fn dead_count(&self) -> u32 {
         self.totals.dead_segments
     }
 
-    /// How the capacity divides.
+    /// The division of the capacity by use.
     pub(crate) fn usage(&self) -> Usage {
         let room = self.room_bytes();
         let kept = room.min(u64::from(self.user_reserve()) * self.geometry.segment_bytes);

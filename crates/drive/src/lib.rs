@@ -1,8 +1,8 @@
 //! One drive: append-only segments on a block device or file, an index in memory, checkpoints and recovery.
 //!
-//! A drive stores shards: immutable runs of whole blocks under a name, each block with a checksum that is
-//! bound to that name. What it acknowledged survives power loss; what it cannot vouch for it never returns.
-//! The byte format is drawn in `docs/formats/drive.md`.
+//! A drive stores shards: immutable runs of whole blocks under a key, each block with a checksum that is bound to that
+//! key. Acknowledged shards survive power loss; a shard that the drive cannot vouch for is never returned. The byte
+//! format is drawn in `docs/formats/drive.md`.
 
 mod admission;
 mod buffer;

@@ -1,4 +1,4 @@
-//! Formatting: the two superblocks of a fresh drive. Everything else on the device may hold anything.
+//! Formatting: writes the two superblocks of an empty drive. The rest of the device may have any content.
 
 use std::io;
 use std::path::Path;
@@ -13,45 +13,45 @@ use crate::format::superblock::{CheckpointPointer, Features, Superblock};
 use crate::format::{BLOCK, FORMAT_VERSION, Geometry, SUPERBLOCK_OFFSETS};
 use crate::scan::Superblocks;
 
-/// Bytes looked at on both ends of a device to see whether it is in use: partition tables and the
-/// superblocks of common filesystems lie there.
+/// Bytes at both ends of a device that are checked for content: partition tables and the superblocks of common
+/// filesystems are there.
 const PROBE_BYTES: u64 = MIB;
 
-/// What to do with a device that holds something.
+/// The treatment of a device that has content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
-    /// Refuse.
+    /// Refuse to format.
     Keep,
-    /// Format it anyway: its content is lost.
+    /// Format it: the content is lost.
     Overwrite,
 }
 
-/// How a file gets its room.
+/// The allocation of a file's space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Preallocate {
-    /// It takes room as it is written, and the filesystem may turn out to be full then.
+    /// Space is allocated as the file is written, and the filesystem may turn out to be full then.
     Nothing,
-    /// It is reserved. Quick, but the filesystem commits its journal at each first write of a range, which
-    /// about halves the speed of puts until every segment was written once.
+    /// Space is reserved. Quick, but the filesystem commits its journal at each first write of a range, which about
+    /// halves the speed of puts until every segment was written once.
     Reserve,
-    /// Zeros are written. Takes as long as writing the whole file; puts have their full speed at once.
+    /// The whole file is filled with zeros, which takes as long as writing it. Puts have their full speed at once.
     WriteZeros,
 }
 
-/// How a device is formatted.
+/// Options for formatting a device.
 #[derive(Debug, Clone)]
 pub struct FormatOptions {
     /// The cluster that it will belong to.
     pub cluster: ClusterId,
-    /// What it will be called.
+    /// The UUID of the drive.
     pub uuid: DriveUuid,
-    /// Size in bytes. A file is created or extended to it; `None` takes what is there.
+    /// Size in bytes. A file is created or extended to it; `None` takes the present size.
     pub capacity_bytes: Option<u64>,
     /// Size of a segment, a power of two from 1 MiB to 256 MiB; `None` chooses by capacity.
     pub segment_bytes: Option<u64>,
-    /// What to do with a device that holds something.
+    /// The treatment of a device that has content.
     pub existing: Existing,
-    /// How a file gets its room; a device has it.
+    /// The allocation of a file's space; ignored for a device.
     pub preallocate: Preallocate,
 }
 
@@ -104,7 +104,7 @@ fn write_zeros(file: &dyn File, from: u64, end: u64) -> io::Result<()> {
 }
 
 fn write_superblocks(file: &dyn File, geometry: Geometry, options: &FormatOptions) -> io::Result<()> {
-    // An old drive's superblocks must not survive beside a new one: clear both before writing.
+    // An old drive's superblock must not survive beside a new one: clear both before writing.
     for offset in SUPERBLOCK_OFFSETS {
         file.write_at(&AlignedBuf::blocks(1), offset)?;
     }

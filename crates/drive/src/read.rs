@@ -1,8 +1,8 @@
-//! Reading blocks: from the page cache on the caller's thread if they are there, else through the drive's
-//! thread. What users read is kept in the page cache; what is moved comes past it into buffers that are used again.
+//! Reading blocks: on the caller's thread if the page cache has them, else through the drive's thread. Blocks that
+//! users read are kept in the page cache; blocks that are moved bypass it and use pooled buffers.
 //!
-//! A shard may be moved or deleted, and its segment reused, while it is read. So bytes count only if the
-//! index still names the same place in the same generation of its segment after the read.
+//! A shard may be moved or deleted, and its segment reused, during a read. So bytes are valid only if the index after
+//! the read still names the same place in the same generation of its segment.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -22,29 +22,30 @@ use crate::format::frame::{NOTE_BYTES, decode_note};
 use crate::index::Entry;
 use crate::sums::BlockId;
 
-/// Attempts to read a shard that is moved each time. Each needs a whole segment cleaned, so two are rare.
+/// Most attempts to read a shard that keeps moving. Each move needs a whole segment to be cleaned, so even two are
+/// rare.
 const ROUNDS_MAX: u32 = 64;
 
-/// Where a shard lay when it was looked up.
+/// The place of a shard at the time of the lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     entry: Entry,
     generation: u64,
 }
 
-/// Where blocks are looked for.
+/// The source of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Look {
-    /// In the page cache, which keeps what it has to read.
+enum ReadPath {
+    /// The page cache, which keeps the blocks that it has to read.
     PageCache,
-    /// On the device. A look at what the page cache has would make the kernel read ahead into it.
+    /// The device. Probing the page cache would make the kernel read ahead into it.
     Device,
-    /// On the device, and the checksums, too.
+    /// The device, also for the checksums.
     DeviceOnly,
 }
 
-impl Look {
-    /// The descriptor for what is not in memory.
+impl ReadPath {
+    /// The descriptor for bytes that are not in memory.
     fn via(self) -> ReadVia {
         match self {
             Self::PageCache => ReadVia::Cache,
@@ -53,15 +54,15 @@ impl Look {
     }
 }
 
-/// Where, and for whom.
-type How = (Look, ReadClass);
+/// The source of the bytes, and the class of the caller.
+type How = (ReadPath, ReadClass);
 
-/// Why an attempt gave nothing.
+/// Why an attempt returned no blocks.
 #[derive(Debug)]
 enum Miss {
-    /// The shard was moved or deleted meanwhile.
+    /// The shard was moved or deleted during the read.
     Moved,
-    /// The device could not read it, or it does not match.
+    /// The device could not read the bytes, or they do not match their checksums.
     Bad,
     Ended,
 }
@@ -70,14 +71,14 @@ impl Drive {
     /// Reads and verifies blocks of a shard.
     pub(crate) async fn read(&self, request: GetShard) -> Result<ShardBlocks, GetShardError> {
         match request.purpose {
-            GetPurpose::Read => self.look(request, (Look::PageCache, ReadClass::Foreground)).await,
-            GetPurpose::Move => self.look(request, (Look::Device, ReadClass::Background)).await,
+            GetPurpose::Read => self.look(request, (ReadPath::PageCache, ReadClass::Foreground)).await,
+            GetPurpose::Move => self.look(request, (ReadPath::Device, ReadClass::Background)).await,
         }
     }
 
-    /// The same as the device has them now.
+    /// Reads and verifies the blocks from the device, past all caches.
     pub(crate) async fn read_device(&self, request: GetShard) -> Result<ShardBlocks, GetShardError> {
-        self.look(request, (Look::DeviceOnly, ReadClass::Background)).await
+        self.look(request, (ReadPath::DeviceOnly, ReadClass::Background)).await
     }
 
     async fn look(&self, request: GetShard, how: How) -> Result<ShardBlocks, GetShardError> {
@@ -102,8 +103,8 @@ impl Drive {
                 Ok(blocks) => return Ok(blocks),
                 Err(Miss::Moved) => {}
                 Err(Miss::Ended) => return Err(GetShardError::Failed { drive }),
-                // The page cache may hold what was there before the shard; the device decides.
-                Err(Miss::Bad) if look != Look::DeviceOnly => look = Look::DeviceOnly,
+                // The page cache may hold bytes from before the shard was written; the device decides.
+                Err(Miss::Bad) if look != ReadPath::DeviceOnly => look = ReadPath::DeviceOnly,
                 Err(Miss::Bad) => {
                     self.shared.note_corrupt(key, &place.entry);
                     return Err(GetShardError::Corrupt { drive, key });
@@ -119,7 +120,7 @@ impl Drive {
         Some(Place { entry, generation: index.segment(entry.segment).generation })
     }
 
-    /// Reads a place, and says whether the shard still was there when it had been read.
+    /// Reads from a place, and checks that the shard was still there after the read.
     async fn attempt(&self, request: &GetShard, place: &Place, how: How) -> Result<ShardBlocks, Miss> {
         let read = self.read_place(request, place, how).await;
         if self.place(request) == Some(*place) { read } else { Err(Miss::Moved) }
@@ -133,7 +134,7 @@ impl Drive {
         let from = if with_note { entry.sums_at as usize - NOTE_BYTES } else { sums_at };
         let end = sums_at + request.blocks as usize * 4;
         let data_offset = self.shared.geometry.offset(entry.segment, entry.block + request.first_block);
-        // Both reads are under way at the same time if neither is in memory.
+        // Start both reads before waiting, in case neither is in memory.
         let data = self.start_read(data_offset, request.blocks, how).await?;
         let header = self.header_bytes(place, from, end, how).await;
         let data = self.finish_read(data).await?;
@@ -156,7 +157,7 @@ impl Drive {
         let end = to.div_ceil(BLOCK) as u32;
         let id = |block| BlockId { segment: place.entry.segment, generation: place.generation, block };
         let mut bytes = Vec::with_capacity((end - first) as usize * BLOCK);
-        if how.0 != Look::DeviceOnly {
+        if how.0 != ReadPath::DeviceOnly {
             for block in first..end {
                 let Some(cached) = self.shared.sums.get(&id(block)) else { break };
                 bytes.extend_from_slice(&cached[..]);
@@ -177,7 +178,7 @@ impl Drive {
 
     async fn start_read(&self, offset: u64, blocks: u32, (look, class): How) -> Result<Started, Miss> {
         let mut buffer = AlignedBuf::any_blocks(blocks);
-        if look == Look::PageCache && self.read_without_waiting(&mut buffer, offset) {
+        if look == ReadPath::PageCache && self.read_without_waiting(&mut buffer, offset) {
             return Ok(Started::Done(buffer));
         }
         let (reply, answer) = oneshot::channel();
@@ -196,7 +197,7 @@ impl Drive {
         }
     }
 
-    /// Whether the whole buffer was in the page cache and is filled now.
+    /// Fills the buffer from the page cache. Returns whether the whole buffer was there.
     fn read_without_waiting(&self, buffer: &mut AlignedBuf, offset: u64) -> bool {
         let Some(fd) = self.files.cached.as_ref().and_then(|file| file.raw_fd()) else { return false };
         // SAFETY: the descriptor belongs to the file in `self.files`, which stays open while `self` lives.
@@ -207,7 +208,7 @@ impl Drive {
     }
 }
 
-/// A read that may have ended already.
+/// A read that may be done already.
 enum Started {
     Done(AlignedBuf),
     Waiting(oneshot::Receiver<io::Result<AlignedBuf>>),

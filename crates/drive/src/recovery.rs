@@ -1,8 +1,8 @@
-//! Recovery: checkpoint, then the frames behind its frontier. Changes nothing on the device.
+//! Recovery: reads the checkpoint, then replays the frames behind its frontier. Changes nothing on the device.
 //!
-//! A frame that is not intact was either never acknowledged (a crash tore it) or damaged later. Frames say
-//! up to which one everything was durable when they were written, so the two can be told apart: below that
-//! number it is damage, and costs the records concerned only.
+//! A frame that is not intact either was never acknowledged, because a crash tore it, or was damaged later. Every frame
+//! names the last frame that was durable when it was written, which tells the two apart: up to that number it is
+//! damage, and only the records concerned are lost.
 
 use std::collections::BTreeMap;
 
@@ -21,36 +21,36 @@ use crate::scan::{
     segment_header, verify_payloads,
 };
 
-/// What a recovery met.
+/// The findings of a recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct RecoveryReport {
     /// Whether the drive was closed properly, so that nothing had to be replayed.
     pub was_closed: bool,
-    /// Whether the newest checkpoint was damaged and the one before was used.
+    /// Whether the newest checkpoint was damaged and the older one was used.
     pub fell_back: bool,
     /// Shards in the checkpoint.
     pub checkpoint_entries: u64,
     /// Frames replayed.
     pub frames: u64,
-    /// Frames dropped because a crash tore them; none of them was acknowledged.
+    /// Frames dropped because a crash tore them; no such frame was acknowledged.
     pub torn_frames: u64,
     /// Records of acknowledged frames whose bytes are damaged.
     pub damaged_records: u64,
-    /// Frames whose headers are damaged: which shards they held is unknown.
+    /// Frames whose headers are damaged: their shards are unknown.
     pub lost_frames: u64,
-    /// How far the drive had come before it was opened.
+    /// The drive's mark before it was opened.
     pub found: DriveMark,
-    /// Whether it had come further once: what was written then is missing, and nobody owes it.
+    /// Whether the mark was higher once: the writes since then are missing, and no extent lists them as owed.
     pub has_gap: bool,
 }
 
-/// The state of a drive as its device says.
+/// The state of a drive, read from its device.
 pub(crate) struct Recovered {
     pub(crate) index: Index,
     pub(crate) next_seq: u64,
     /// The checkpoint that was used.
     pub(crate) checkpoint: CheckpointPointer,
-    /// The one before, if it may still be needed.
+    /// The older checkpoint, if it may still be needed.
     pub(crate) previous: CheckpointPointer,
     pub(crate) report: RecoveryReport,
 }
@@ -98,15 +98,15 @@ pub(crate) fn recover(
     Ok(Recovered { index, next_seq, checkpoint: pointer, previous, report })
 }
 
-/// From where a recovery starts.
+/// The start of a recovery.
 #[derive(Clone)]
 struct Basis {
     uuid: DriveUuid,
     pointer: CheckpointPointer,
-    /// Kept after a close only: what a crash may have torn is decided once, by the checkpoint that the next
-    /// open writes, and never anew from an older one.
+    /// Kept after a close only: the next open decides once, in its checkpoint, which frames a crash tore. A recovery
+    /// from an older checkpoint must not decide that again.
     previous: CheckpointPointer,
-    /// Nothing was appended behind the checkpoint.
+    /// No frame was appended behind the checkpoint.
     closed: bool,
     fell_back: bool,
 }
@@ -167,7 +167,7 @@ fn scans(file: &dyn File, geometry: Geometry, basis: &Basis, segments: &mut [Seg
             && segment.state == SegmentState::Sealed
             && opened_later(file, geometry, basis, id).is_some()
         {
-            // It was dead already and has been used again since that checkpoint.
+            // The segment was dead already and has been reused since that checkpoint.
             (segment.state, segment.used_blocks) = (SegmentState::Free, 0);
         }
         let from = match segment.state {
@@ -206,12 +206,12 @@ fn opened_later(file: &dyn File, geometry: Geometry, basis: &Basis, id: u32) -> 
         let data = header.class != SegmentClass::Index && header.generation >= newest;
         return data.then_some((header.class, header.generation));
     }
-    // The header is damaged or torn: the first frame knows the generation too.
+    // The header is damaged or torn: the first frame has the generation too.
     let frame = crate::format::frame::FrameHeader::peek(second).ok()?;
     (frame.generation >= newest).then_some((SegmentClass::Bulk, frame.generation))
 }
 
-/// Never append behind what a crash may have torn.
+/// Adopts the frames of a scan. Nothing is ever appended behind a frame that a crash may have torn.
 fn adopt_scan(segment: &mut Segment, scan: &Scan) {
     if segment.state == SegmentState::Open {
         segment.state = SegmentState::Sealed;
@@ -220,8 +220,8 @@ fn adopt_scan(segment: &mut Segment, scan: &Scan) {
     }
 }
 
-/// The frames behind the frontier that count, and which of their records have their bytes. A frame that a crash tore was
-/// not acknowledged.
+/// The intact frames behind the frontier, and for each record whether its bytes are intact. A frame that a crash tore
+/// was not acknowledged.
 fn intact_frames<'a>(
     file: &dyn File,
     geometry: Geometry,
@@ -265,7 +265,8 @@ fn replay(
     }
 }
 
-/// A checkpoint may know a shard from a frame behind its frontier. If that frame is lost, so is the shard.
+/// Drops shards without a place. A checkpoint may list a shard of a frame behind its frontier; if that frame is lost,
+/// so is the shard.
 fn forget_unknown_places(
     segments: &[Segment],
     entries: &mut BTreeMap<ShardKey, Entry>,

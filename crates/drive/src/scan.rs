@@ -26,12 +26,12 @@ pub(crate) fn read_blocks(file: &dyn File, offset: u64, blocks: u32) -> io::Resu
     Ok(buffer)
 }
 
-/// Both superblocks, as far as they are readable, and whether the device looks like a drive at all.
+/// The readable superblocks, and whether the device looks like a drive at all.
 pub(crate) struct Superblocks {
     pub(crate) slots: [Option<Superblock>; 2],
     /// At least one of them starts with the magic.
     pub(crate) magic_seen: bool,
-    /// Why one could not be read at all.
+    /// The error, if one could not be read at all.
     pub(crate) error: Option<io::Error>,
 }
 
@@ -43,7 +43,7 @@ impl Superblocks {
                 magic_seen |= block.starts_with(&MAGIC);
                 Superblock::decode(&block).ok()
             }
-            // A device that is too short is no drive; any other error is the device's.
+            // A device that is too short is no drive; any other error comes from the device.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
             Err(error) => {
                 failure = Some(error);
@@ -53,7 +53,7 @@ impl Superblocks {
         Self { slots, magic_seen, error: failure }
     }
 
-    /// The one that counts.
+    /// The valid superblock with the highest sequence.
     pub(crate) fn newest(&self) -> Option<&Superblock> {
         self.slots.iter().flatten().max_by_key(|superblock| superblock.sequence)
     }
@@ -70,7 +70,7 @@ pub(crate) struct CheckpointContent {
 /// Reads and verifies the checkpoint that a superblock points to.
 ///
 /// # Errors
-/// A sentence for people: nothing of a damaged checkpoint is used.
+/// A description of the damage. No part of a damaged checkpoint is used.
 pub(crate) fn read_checkpoint(
     file: &dyn File,
     geometry: Geometry,
@@ -85,7 +85,7 @@ pub(crate) fn read_checkpoint(
             let first = read_blocks(file, at, 1).map_err(|error| format!("run {next_run}: {error}"))?;
             let expected_here =
                 Run::peek_blocks(&first).ok().filter(|blocks| block + blocks <= geometry.segment_blocks());
-            // Not a run: the rest of the segment was too short for the next one.
+            // There is no run here: the rest of the segment was too short for the next one.
             let Some(blocks) = expected_here else { break };
             let bytes = read_blocks(file, at, blocks).map_err(|error| format!("run {next_run}: {error}"))?;
             let run = Run::decode(&bytes).map_err(|error| format!("run {next_run}: {error}"))?;
@@ -127,7 +127,7 @@ fn check_places(content: &CheckpointContent, geometry: Geometry) -> Result<(), S
     Err("an entry lies outside the device".to_owned())
 }
 
-/// The header of a segment, if it is one of this drive's and of this place.
+/// Decodes the header of a segment, if it belongs to this drive and this place.
 pub(crate) fn segment_header(block: &[u8], uuid: DriveUuid, segment: u32) -> Option<SegmentHeader> {
     SegmentHeader::decode(block).ok().filter(|header| header.uuid == uuid && header.segment == segment)
 }
@@ -139,27 +139,27 @@ pub(crate) struct FoundFrame {
     pub(crate) positions: Vec<Position>,
 }
 
-/// What lies in a segment from some block on.
+/// The frames of a segment from some block on.
 pub(crate) struct Scan {
     pub(crate) frames: Vec<FoundFrame>,
-    /// Places where a frame must have been and is not: its header is damaged.
+    /// Places where a frame is missing: its header is damaged.
     pub(crate) gaps: u32,
-    /// Behind the last frame.
+    /// The block behind the last frame.
     pub(crate) end_block: u32,
 }
 
-/// Where to scan.
+/// The start of a scan.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScanFrom {
     pub(crate) segment: u32,
     pub(crate) generation: u64,
     pub(crate) block: u32,
-    /// The frame before `block`; 0 at the start of a segment.
+    /// Sequence number of the frame before `block`; 0 at the start of a segment.
     pub(crate) last_seq: u64,
 }
 
-/// Finds the frames of one generation of a segment. Damage never stops the scan: it looks on for the next
-/// intact header, which names its own place, so that stored data that looks like a frame is not taken for one.
+/// Finds the frames of one generation of a segment. Damage does not end the scan: it goes on to the next intact header.
+/// A header names its own place, so stored data that looks like a frame is not mistaken for one.
 pub(crate) fn scan_segment(file: &dyn File, geometry: Geometry, from: ScanFrom) -> Scan {
     let mut window = Window::new(file, geometry, from.segment);
     let mut scan = Scan { frames: Vec::new(), gaps: 0, end_block: from.block };
@@ -200,7 +200,7 @@ fn frame_at(window: &mut Window<'_>, geometry: Geometry, from: ScanFrom, block: 
     Some(FoundFrame { header, records, positions })
 }
 
-/// Whether each record's payload is what its checksums say; records without payload are.
+/// For each record, whether its payload matches its checksums; true for records without payload.
 pub(crate) fn verify_payloads(file: &dyn File, geometry: Geometry, frame: &FoundFrame) -> Vec<bool> {
     let first = frame.header.start_block + frame.header.header_blocks;
     let at = geometry.offset(frame.header.segment, first);
@@ -215,7 +215,7 @@ pub(crate) fn verify_payloads(file: &dyn File, geometry: Geometry, frame: &Found
         let matches = |bytes: &[u8]| blocks_match(key.extent, key.shard, 0, bytes, &record.sums);
         match &whole {
             Some(bytes) => bytes.get(start..start + len).is_some_and(matches),
-            // One bad sector fails the whole read: ask for each record by itself.
+            // One bad sector fails the whole read: read each record separately.
             None => read_blocks(file, at + start as u64, record.blocks).is_ok_and(|bytes| matches(&bytes)),
         }
     };

@@ -5,7 +5,7 @@ use wire::drive::{DriveFailed, GetPurpose, GetShard, GetShardError, ScrubStep, S
 use crate::drive::Drive;
 use crate::format::BLOCK;
 
-/// Shards looked up at a time.
+/// Shards per lookup in the index.
 const PAGE: usize = 256;
 
 impl Drive {
@@ -36,7 +36,7 @@ impl Drive {
                     Ok(_) => step.verified_bytes += len_bytes,
                     Err(GetShardError::Corrupt { .. }) => step.bad.push(key),
                     Err(GetShardError::Failed { .. }) => return Err(self.failed()),
-                    // Deleted, or deleted and written again, since the look-up: that one is new.
+                    // The shard was deleted or rewritten since the lookup; a rewritten one is new.
                     Err(_) => {}
                 }
                 step.next = Some(key);

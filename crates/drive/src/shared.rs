@@ -1,4 +1,4 @@
-//! What the callers' threads and the drive's own thread both see.
+//! State that the callers' threads and the drive's thread share.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use crate::format::{BLOCK, Geometry};
 use crate::index::{Entry, Index, Usage};
 use crate::sums::{BlockId, SumsCache};
 
-/// The index in numbers, as of its last change. Read without the lock of the index, which a batch may hold.
+/// Totals of the index, as of its last change. Reading them needs no lock on the index, which a batch may hold.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Summary {
     pub(crate) usage: Usage,
@@ -35,7 +35,7 @@ struct Refused {
     len_bytes: u64,
 }
 
-/// Write access to the index. What it changed is in the summary once it is dropped.
+/// Write access to the index. Dropping it updates the summary.
 pub(crate) struct IndexMut<'a> {
     index: RwLockWriteGuard<'a, Index>,
     summary: &'a Mutex<Summary>,
@@ -65,7 +65,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("a panic ends the process, so no lock is poisoned")
 }
 
-/// State of a drive that does not belong to one thread.
+/// The parts of a drive's state that belong to no single thread.
 pub(crate) struct Shared {
     pub(crate) drive: DriveId,
     pub(crate) uuid: DriveUuid,
@@ -121,17 +121,17 @@ impl Shared {
         IndexMut { index, summary: &self.summary }
     }
 
-    /// How far the drive has come.
+    /// The drive's mark.
     pub(crate) fn mark(&self) -> DriveMark {
         DriveMark { incarnation: self.incarnation, seq: self.durable_seq.load(Ordering::Relaxed) }
     }
 
-    /// Every frame up to this one is durable.
+    /// Notes that every frame up to this one is durable.
     pub(crate) fn set_durable_seq(&self, seq: u64) {
         self.durable_seq.store(seq, Ordering::Relaxed);
     }
 
-    /// The index in numbers.
+    /// Totals of the index.
     pub(crate) fn summary(&self) -> Summary {
         *lock(&self.summary)
     }
@@ -150,19 +150,19 @@ impl Shared {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// The filesystem that holds the drive has no room, or has again.
+    /// Sets whether the filesystem that holds the drive is full.
     pub(crate) fn set_host_full(&self, full: bool) {
         self.host_full.store(full, Ordering::Relaxed);
     }
 
-    /// A write of `len_bytes` found no room.
+    /// Notes that a write of `len_bytes` found no room.
     pub(crate) fn refuse(&self, usage: &Usage, len_bytes: u64) {
         let len_bytes = lock(&self.refused).map_or(len_bytes, |before| before.len_bytes.min(len_bytes));
         *lock(&self.refused) =
             Some(Refused { usable_bytes: usage.free_bytes + usage.garbage_bytes, len_bytes });
     }
 
-    /// A write of `len_bytes` found room.
+    /// Notes that a write of `len_bytes` found room.
     pub(crate) fn take(&self, len_bytes: u64) {
         let mut refused = lock(&self.refused);
         if refused.is_some_and(|refused| len_bytes >= refused.len_bytes) {
@@ -170,7 +170,7 @@ impl Shared {
         }
     }
 
-    /// Whether a write was refused and what was deleted since does not give the room for it.
+    /// Whether a write was refused and deletes since then did not make room for it.
     pub(crate) fn is_full(&self, usage: &Usage) -> bool {
         let usable_bytes = usage.free_bytes + usage.garbage_bytes;
         lock(&self.refused).is_some_and(|refused| usable_bytes < refused.usable_bytes + refused.len_bytes)
@@ -184,7 +184,7 @@ impl Shared {
         lock(&self.failure).clone()
     }
 
-    /// Keeps the header blocks of a new frame: what was just written is often read soon.
+    /// Caches the header blocks of a new frame: freshly written shards are often read soon.
     pub(crate) fn remember_header(&self, header: &HeaderBlocks) {
         for (block, bytes) in (header.first_block..).zip(header.bytes.chunks_exact(BLOCK)) {
             self.sums
@@ -192,7 +192,7 @@ impl Shared {
         }
     }
 
-    /// Counts a shard whose bytes are bad, and lets the next put of it rewrite it.
+    /// Counts a damaged shard, and allows the next put of it to rewrite it.
     pub(crate) fn note_corrupt(&self, key: ShardKey, entry: &Entry) {
         self.index_mut().mark_bad(key, entry);
         self.corrupt_reads.fetch_add(1, Ordering::Relaxed);

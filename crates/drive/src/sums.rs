@@ -17,7 +17,7 @@ type Block = Arc<[u8; BLOCK]>;
 
 #[derive(Default)]
 struct Inner {
-    /// The flag says whether it was used since the hand passed it.
+    /// The flag says whether the block was used since the clock hand passed it.
     blocks: HashMap<BlockId, (Block, bool)>,
     hand: VecDeque<BlockId>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct SumsCache {
 }
 
 impl SumsCache {
-    /// Keeps at most `limit_bytes`.
+    /// An empty cache that keeps at most `limit_bytes`.
     pub(crate) fn new(limit_bytes: u64) -> Self {
         let shards = 8;
         let blocks_per_shard = (limit_bytes as usize / BLOCK / shards).max(1);
@@ -41,7 +41,7 @@ impl SumsCache {
         shard.lock().expect("no holder of this lock panics")
     }
 
-    /// The block, if it is here.
+    /// The block, if it is cached.
     pub(crate) fn get(&self, id: &BlockId) -> Option<Block> {
         let mut inner = self.shard(id);
         let (block, used) = inner.blocks.get_mut(id)?;
@@ -49,7 +49,7 @@ impl SumsCache {
         Some(block.clone())
     }
 
-    /// Remembers a block of 4096 bytes.
+    /// Caches a block of 4096 bytes.
     pub(crate) fn insert(&self, id: BlockId, bytes: &[u8]) {
         let block: Block = Arc::new(bytes.try_into().expect("callers pass whole blocks"));
         let mut inner = self.shard(&id);

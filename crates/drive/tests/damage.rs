@@ -1,4 +1,4 @@
-//! Damaged, foreign and failing devices: nothing wrong is ever returned as good, and every refusal says why.
+//! Damaged, foreign and failing devices: damaged bytes are never returned as good, and every refusal names the reason.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -47,7 +47,7 @@ fn filled(sim: &Sim, count: u64, left: Left) -> Vec<(ShardKey, u32)> {
     shards
 }
 
-/// Every answer is right or an error. Returns how many shards were readable.
+/// Every answer is right or an error. Returns the number of readable shards.
 fn check_answers(drive: &Drive, shards: &[(ShardKey, u32)]) -> usize {
     check_stat(drive);
     let mut good = 0;
@@ -64,7 +64,7 @@ fn check_answers(drive: &Drive, shards: &[(ShardKey, u32)]) -> usize {
     good
 }
 
-/// Where a shard's payload lies on the device.
+/// Offset of a shard's payload on the device.
 fn payload_offset(env: &Env, key: ShardKey) -> u64 {
     let dump = dump(env, path()).unwrap();
     let frames = dump.segments().flat_map(|segment| segment.frames).collect::<Vec<_>>();
@@ -72,7 +72,7 @@ fn payload_offset(env: &Env, key: ShardKey) -> u64 {
     records.filter(|record| record.key == key).filter_map(|record| record.offset).next_back().unwrap()
 }
 
-/// Where the frame of a shard starts.
+/// Offset of the frame with a shard.
 fn frame_offset(env: &Env, key: ShardKey) -> u64 {
     let dump = dump(env, path()).unwrap();
     let frames = dump.segments().flat_map(|segment| segment.frames).collect::<Vec<_>>();
@@ -154,7 +154,7 @@ fn damage_behind_a_checkpoint_costs_that_shard_only() {
     assert!(fsck(&sim.env(), path()).unwrap().clean);
 }
 
-/// Scrubs the whole drive in steps of so many bytes.
+/// Scrubs the whole drive in steps of `budget_bytes`.
 fn scrub(drive: &Drive, budget_bytes: u64) -> (u64, Vec<ShardKey>) {
     let (mut after, mut verified_bytes, mut bad) = (None, 0, Vec::new());
     loop {
@@ -202,7 +202,7 @@ fn a_shard_that_a_read_found_damaged_is_rewritten_by_the_next_put() {
     sim.files.flip_bit(path(), offset, 0);
     assert!(get(&drive, key(5), 0, 1).is_err());
     assert_eq!(drive.stat().bad_shards, 1);
-    // It reads well again, as it may from a cache: what was seen counts.
+    // The shard now reads well again, as it may from a cache. The earlier finding still counts.
     sim.files.flip_bit(path(), offset, 0);
     let before = sim.files.operations().0;
     block_on(drive.put(put(key(5), shards[4].1))).unwrap();
@@ -274,7 +274,7 @@ fn either_superblock_is_enough_wherever_a_checkpoint_was_cut_off() {
         for slot in [0, 64 << 10] {
             sim.files.put_image(path(), &image);
             sim.files.flip_bit(path(), slot + 20, 0);
-            // The other one may be torn.
+            // The other superblock may be torn.
             let Ok(drive) = open(&sim.env(), path()) else { continue };
             both += 1;
             assert_eq!(check_answers(&drive, &shards), 11, "{operations} {slot}");
@@ -288,7 +288,7 @@ fn a_damaged_checkpoint_is_replaced_by_the_one_before() {
     for left in [Left::Closed, Left::Crashed] {
         let sim = Sim::new(1);
         let mut shards = filled(&sim, 60, Left::Closed);
-        // Two more checkpoints, with shards that came and went in between.
+        // Two more checkpoints, with shards that are put and deleted in between.
         for extent in [61, 62] {
             let drive = open(&sim.env(), path()).unwrap();
             block_on(drive.put(put(key(extent), 2))).unwrap();
@@ -313,7 +313,7 @@ fn a_damaged_checkpoint_is_replaced_by_the_one_before() {
         assert!(get(&drive, key(1), 0, 1).is_err() && get(&drive, key(2), 0, 1).is_err());
         drop(drive);
         sim.files.crash();
-        // The open wrote two new ones: the next damage is survived too.
+        // The open wrote two new checkpoints: the next damage is survived too.
         flip_newest_checkpoint(&sim);
         let drive = open(&sim.env(), path()).unwrap();
         assert!(drive.recovery().fell_back);
@@ -342,8 +342,8 @@ fn the_cleaner_does_not_make_damage_look_good() {
         block_on(drive.put(put(key(extent), 3))).unwrap();
     }
     sim.files.flip_bit(path(), payload_offset(&sim.env(), key(5)), 1);
-    // Shards that come and go beside some that stay use up every segment several times, so the first one must
-    // be cleaned.
+    // Short-lived shards beside some that stay use up every segment several times, so the first segment must be
+    // cleaned.
     for round in 0..3000 {
         if (100..180).contains(&round) {
             block_on(drive.put(put(key(5000 + round), 12))).unwrap();
@@ -369,7 +369,7 @@ fn the_cleaner_does_not_make_damage_look_good() {
     assert_eq!(get(&drive, key(5), 0, 3).unwrap().bytes, content(key(5), 3));
 }
 
-/// Changes bytes of both superblocks and makes their checksums right again.
+/// Changes bytes of both superblocks and corrects their checksums.
 fn patch_superblocks(sim: &Sim, at: usize, bytes: &[u8]) {
     let mut image = sim.files.read(path()).unwrap();
     for offset in [0, 64 << 10] {
@@ -426,7 +426,7 @@ fn drives_that_cannot_be_used_are_refused_each_with_its_reason() {
         |sim| sim.files.put_image(path(), &[0; 4096]),
         |error| matches!(error, OpenDriveError::NotDrive { .. }),
     );
-    // The first run of the checkpoint: segment 1 was the first one that was free at close.
+    // The first run of the checkpoint: segment 1 was the first free one at close.
     check_refused(
         |sim| sim.files.flip_bit(path(), 2 * MIB + 4096 + 40, 0),
         |error| matches!(error, OpenDriveError::IndexDamaged { .. }),

@@ -1,5 +1,5 @@
-//! Reclaim debt on a drive whose disk takes its time, under simulated time: overwriting faster than the drive cleans
-//! settles at what it cleans, and is over when there is room again.
+//! Reclaim debt on a drive with a slow disk, under simulated time: if a client overwrites faster than the drive cleans,
+//! the rate settles at the rate of cleaning. The limit ends when there is room again.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,10 +19,10 @@ use tokio::time::{Instant, sleep};
 use wire::drive::{DriveService, PutShard, PutShardError, ShardClass};
 
 const PATH: &str = "drive";
-/// Extents in use at a time, 1 MiB each: two thirds of the drive.
+/// Live extents, 1 MiB each: two thirds of the drive.
 const LIVE: u64 = 2700;
 
-/// The time of the runtime, which passes when nobody has anything to do.
+/// The clock of the runtime, which advances when all tasks are idle.
 struct RuntimeClock(Instant);
 
 impl Clock for RuntimeClock {
@@ -35,7 +35,7 @@ impl Clock for RuntimeClock {
     }
 }
 
-/// Overwrites by turns: what is written is new, and one of the old ones is deleted.
+/// Overwrites: puts a new extent and deletes an old one, in turn.
 struct Load {
     drive: Arc<Drive>,
     zeros: PutShard,
@@ -50,7 +50,7 @@ impl Load {
         Self { drive, zeros, next: 0, live: Vec::new(), random: 7 }
     }
 
-    /// Writes one, however long it takes to be let in.
+    /// Writes one extent, and retries until it is admitted.
     async fn write(&mut self) {
         let key = key(self.next);
         let checksums = block_checksums(key.extent, key.shard, 0, &self.zeros.bytes);
@@ -75,7 +75,7 @@ impl Load {
         self.drive.delete(vec![key(victim)].into()).await.unwrap();
     }
 
-    /// Overwrites for so long, at most so many MiB per second. MiB written.
+    /// Overwrites for `seconds`, at most `per_s` MiB per second. Returns the number of MiB written.
     async fn overwrite(&mut self, seconds: u64, per_s: u64, mut each: impl FnMut(Option<u64>)) -> u64 {
         let (began, before) = (Instant::now(), self.next);
         while began.elapsed() < Duration::from_secs(seconds) {

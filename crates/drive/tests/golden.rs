@@ -1,8 +1,8 @@
-//! The byte format does not change by accident: a small drive written once is read, and written again
-//! byte for byte.
+//! The byte format does not change by accident: a small drive that was written once is read, and written again byte for
+//! byte.
 //!
 //! The fixture lists the blocks that are not zero: number as u32, then 4096 bytes. `FOREBAY_WRITE_GOLDEN=1`
-//! writes it anew; a change of it needs a new format version or a compatible feature bit.
+//! writes it anew. A changed fixture needs a new format version or a compatible feature bit.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

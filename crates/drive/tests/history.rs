@@ -1,4 +1,4 @@
-//! What a drive keeps of the history of ledgers, and how an older copy of a drive is told from the drive itself.
+//! The history of ledgers on a drive, and how to tell an older copy of a drive from the drive itself.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -92,7 +92,7 @@ fn a_drive_knows_the_highest_extent_of_each_ledger() {
 fn notes_stay_with_their_shards_when_these_are_moved() {
     let (_sim, drive) = new_drive(17 * MIB);
     let note = |extent: u64| ShardNote { ino: Ino(extent + 1), off: extent << 20, key_version: 3 };
-    // Writes so much that every segment is cleaned several times.
+    // Writes enough for every segment to be cleaned several times.
     for extent in 1..2000u64 {
         block_on(drive.put(PutShard { note: note(extent), ..put(key(extent), 10) })).unwrap();
         if extent > 100 && extent % 10 != 0 {

@@ -1,5 +1,5 @@
-//! A drive in a file whose filesystem is full for a while: writes stop, reads go on, nothing acknowledged suffers, and
-//! it ends by itself.
+//! A drive in a file whose filesystem is full for a while: writes stop, reads go on, no acknowledged shard suffers, and
+//! the drive recovers by itself.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,7 +18,7 @@ const CAPACITY: u64 = 65 * MIB;
 /// Longer than the pause after a write that found no room.
 const PAUSE_NS: u64 = 2_000_000_000;
 
-/// What a drive has to have and may not have.
+/// The shards that a drive must have and must not have.
 #[derive(Default)]
 struct Account {
     stored: Vec<ShardKey>,
@@ -48,7 +48,7 @@ impl Account {
     }
 }
 
-/// The host fills up in the middle of what is going on, at an offset that moves with the seed.
+/// The host becomes full in the middle of the load, at an offset that depends on the seed.
 fn check(seed: u64, blocks: u32, crash: bool) {
     let sim = Sim::new(seed);
     let path = Path::new(PATH);
@@ -78,7 +78,7 @@ fn check(seed: u64, blocks: u32, crash: bool) {
         sim.files.free_host_of(path);
         sim.clock.advance_ns(PAUSE_NS);
         let refused = account.refused.len();
-        // The first request finds out that there is room.
+        // The first request discovers that there is room.
         account.put(&drive, 1, blocks);
         account.put(&drive, 20, blocks);
         assert!(account.refused.len() <= refused + 1, "it ends by itself");
@@ -92,7 +92,7 @@ fn check(seed: u64, blocks: u32, crash: bool) {
     for key in &account.refused {
         match get(&drive, *key, 0, blocks) {
             Err(GetShardError::NotFound { .. }) => {}
-            // Whole on the device when it crashed: an orphan, which nobody was told of.
+            // Whole on the device when it crashed: an orphan, whose put was never acknowledged.
             Ok(found) if crash => assert_eq!(found.bytes, content(*key, blocks)),
             found => panic!("{key:?}: {:?}", found.map(|found| found.bytes.len())),
         }

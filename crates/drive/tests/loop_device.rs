@@ -14,7 +14,7 @@ use common::*;
 use drive::{Drive, Existing, FormatOptions, OpenDriveError, fsck};
 use wire::drive::DriveService;
 
-/// A loop device over a file; detached when dropped.
+/// A loop device over a file; detached on drop.
 struct Loop {
     device: PathBuf,
 }
@@ -36,7 +36,7 @@ impl Drop for Loop {
     }
 }
 
-/// Bytes that a file takes on its filesystem.
+/// Bytes that a file takes up on its filesystem.
 fn taken_bytes(file: &Path) -> u64 {
     std::fs::metadata(file).unwrap().blocks() * 512
 }
@@ -60,7 +60,7 @@ fn an_idle_drive_tells_its_device_what_is_free() {
     assert!(taken_bytes(&file) >= 64 * MIB);
     let drive = open(&env, &device.device).unwrap();
     block_on(drive.put(put(key(1), 20))).unwrap();
-    // The drive's thread does it by itself, some time after the put.
+    // The drive's thread gives space back by itself, some time after the put.
     let clock = env.clock.clone();
     let deadline_ns = clock.boot_ns() + 60_000_000_000;
     while drive.stat().trimmed_bytes < 60 * MIB {
@@ -70,7 +70,7 @@ fn an_idle_drive_tells_its_device_what_is_free() {
     assert!(taken_bytes(&file) < 8 * MIB, "{} bytes are still taken", taken_bytes(&file));
     assert_eq!(get(&drive, key(1), 0, 20).unwrap().bytes, content(key(1), 20));
     block_on(drive.close()).unwrap();
-    // The device is locked for as long as the drive is there.
+    // The device stays locked until the drive is dropped.
     drop(drive);
     assert!(fsck(&env, &device.device).unwrap().clean);
 }

@@ -1,7 +1,8 @@
 //! The drive against a reference model, over a simulated disk that crashes, fails and rots.
 //!
-//! Checked: acknowledged puts are there and equal after every crash, unacknowledged ones all or nothing,
-//! deleted shards stay deleted, the newest position of a ledger that came with an acknowledged put is kept, rotten bytes are never returned as good, the space always adds up.
+//! Checked: after every crash acknowledged puts are there and equal, and unacknowledged ones are there whole or not at
+//! all; deleted shards stay deleted; the newest ledger position that came with an acknowledged put is kept; rotten
+//! bytes are never returned as good; the space always adds up.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -28,19 +29,19 @@ enum Step {
     /// Puts issued together: (extent, blocks).
     Puts(Vec<(u64, u32)>),
     Deletes(Vec<u64>),
-    /// A put and a delete of other shards in one go.
+    /// A put and a delete of another shard, issued together.
     Mixed(u64, u32, u64),
     Crash,
-    /// The power fails after so many device operations of the steps that follow.
+    /// The power fails after this number of device operations of the following steps.
     CutPowerAfter(u64),
     Close,
     FailSyncAfter(u64),
     FailWriteAfter(u64),
-    /// Nobody asks for anything for a while: time to clean and to give space back.
+    /// No request for a while: time to clean and to give space back.
     Idle,
-    /// Damages the newest index checkpoint where there is one before it, then crashes.
+    /// Damages the newest index checkpoint if there is an older one, then crashes.
     DamageIndex,
-    /// A position is told by itself.
+    /// A request that only reports a ledger position.
     KeepPosition,
 }
 
@@ -68,12 +69,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the drive may answer for a shard.
+/// The answers that the drive may give for a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Known {
     Present(u32),
     Absent,
-    /// A put or delete was not acknowledged: either is right, until it has been seen.
+    /// A put or delete was not acknowledged: both answers are right, until one has been seen.
     Either(u32),
 }
 
@@ -83,7 +84,7 @@ struct Run {
     model: BTreeMap<ShardKey, Known>,
     options: OpenOptions,
     deletes: u64,
-    /// The newest position that the drive was told, and the newest that it must have.
+    /// The newest position reported to the drive, and the newest that it must have kept.
     told: u64,
     kept: u64,
 }
@@ -108,7 +109,7 @@ impl Run {
     fn reopen(&mut self) {
         self.drive = None;
         let drive = open_with(&self.sim.env(), Path::new(PATH), &self.options).unwrap();
-        // No block was damaged here, only an index: what was given back must not be looked at.
+        // Only an index was damaged, no block: recovery must not read space that was given back.
         assert_eq!(drive.recovery().damaged_records, 0);
         self.drive = Some(drive);
         self.check();
@@ -138,7 +139,7 @@ impl Run {
         self.reopen();
     }
 
-    /// Whether there was something to damage.
+    /// Returns whether there was a checkpoint to damage.
     fn damage_index(&mut self) -> bool {
         self.drive = None;
         self.sim.files.crash();
@@ -161,7 +162,7 @@ impl Run {
     fn idle_steps(&mut self, steps: u32) {
         for _ in 0..steps {
             self.sim.clock.advance_ns(300_000_000);
-            // Something must look at the clock: on a real drive its thread does.
+            // A request must look at the clock: on a real drive the drive's thread does.
             let _ = block_on(self.drive().scrub(None, 1));
         }
     }
@@ -264,8 +265,8 @@ impl Run {
         self.note_delete(key(delete_extent), results[1].is_ok());
     }
 
-    /// Compares everything; what was in doubt is known afterwards and must stay so. Work in idle time may meet a
-    /// fault that an earlier step planned: then the drive has failed, and there is nothing to compare yet.
+    /// Compares everything. After that, shards in doubt are known and must stay so. Idle work may meet a fault that an
+    /// earlier step planned: then the drive has failed, and there is nothing to compare yet.
     fn check(&mut self) {
         let drive = self.drive.clone().unwrap();
         check_stat(&drive);
@@ -310,7 +311,7 @@ impl Run {
                     self.drive = None;
                     match open_with(&self.sim.env(), Path::new(PATH), &self.options) {
                         Ok(drive) => self.drive = Some(drive),
-                        // A fault that an earlier step planned.
+                        // An earlier step planned a fault.
                         Err(_) => self.crash(),
                     }
                     self.check();
@@ -381,8 +382,7 @@ fn shards_survive_reuse_cleaning_and_crashes() {
     }
 }
 
-/// What is given back must not be needed by the checkpoint before the newest either, however short the idle time was
-/// in which it was given back.
+/// Space that was given back must not be needed by the older checkpoint either, however short the idle time was.
 #[test]
 fn a_recovery_from_the_older_checkpoint_misses_nothing_that_was_given_back() {
     let mut trimmed_bytes = 0;
@@ -400,8 +400,8 @@ fn a_recovery_from_the_older_checkpoint_misses_nothing_that_was_given_back() {
     assert!(trimmed_bytes > 10 * MIB && !trimmed_bytes.is_multiple_of(MIB), "{trimmed_bytes}");
 }
 
-/// The older checkpoint takes a segment for full that died and was used again since. Whoever falls back to it must see
-/// that, also after a crash between the fall back and the next checkpoint.
+/// The older checkpoint lists a segment as full that died and was reused since. A recovery from that checkpoint must
+/// see this, also after a crash between the fall back and the next checkpoint.
 #[test]
 fn a_segment_that_was_used_again_is_found_from_the_checkpoint_before() {
     let mut used = 0;
@@ -416,7 +416,7 @@ fn a_segment_that_was_used_again_is_found_from_the_checkpoint_before() {
             run.puts(&[(extent, 1 + next(80) as u32)]);
             run.deletes(&[1 + next(extent), extent.saturating_sub(9).max(1)]);
             match next(24) {
-                // What is dead when a drive is closed is free when it is opened.
+                // Segments that are dead when a drive is closed are free when it is opened.
                 0 => run.step(&Step::Close),
                 1 => used += u32::from(run.damage_index()),
                 _ => {}

@@ -82,7 +82,7 @@ fn a_file_works_with_threads() {
 
 #[test]
 fn a_file_works_with_io_uring() {
-    // For systems that refuse it, as some containers do: a person has to say so.
+    // Some systems, such as some containers, refuse io_uring: the operator must say so.
     let refused = std::env::var_os("FOREBAY_TEST_WITHOUT_IO_URING").is_some();
     let expected = if refused { IoPath::ThreadPool } else { IoPath::IoUring };
     for cache in [ReadCache::PageCache, ReadCache::Bypass] {
@@ -128,7 +128,7 @@ fn wrong_puts_are_refused() {
     assert!(matches!(block_on(drive.put(put(key(3), 1024))), Err(PutShardError::Invalid { .. })));
 }
 
-/// Writers fill, delete and so reuse every segment many times, while readers ask for what may be gone. Two
+/// Writers fill, delete and so reuse every segment many times, while readers ask for shards that may be gone. Two
 /// ledgers use the same extent numbers, so block checksums alone would accept the other ledger's bytes.
 fn check_races(io: PreferIo, read_cache: ReadCache) {
     let dir = tempfile::tempdir().unwrap();
@@ -192,7 +192,7 @@ fn reads_never_see_the_bytes_that_replaced_a_shard() {
     check_races(PreferIo::ThreadPool, ReadCache::PageCache);
 }
 
-/// Puts race with the close: what was acknowledged is there afterwards, without a replay.
+/// Puts race with the close: acknowledged shards are there afterwards, without a replay.
 #[test]
 fn puts_beside_a_close_are_stored_or_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -228,7 +228,7 @@ fn puts_beside_a_close_are_stored_or_refused() {
     }
 }
 
-/// The kernel ends what a killed process had asked of a device some time after the process.
+/// The kernel may finish the requests of a killed process some time after the process is gone.
 #[test]
 fn a_device_that_somebody_lets_go_of_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Full drives: when puts stop, that deletes and cleaning go on, and that room comes back.
+//! Full drives: puts stop in time, deletes and cleaning go on, and room comes back.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -101,7 +101,7 @@ fn repairs_go_on_where_new_data_stops_and_deletes_where_repairs_stop() {
     assert!(fill(&drive, 20_000, 60) - 20_000 > full / 3, "room comes back for new data too");
 }
 
-/// Writers look at how much room there is before they send anything.
+/// Writers check for room before they send a put.
 #[test]
 fn thin_garbage_of_a_full_drive_becomes_room_for_whoever_asks_first() {
     let sim = Sim::new(7);
@@ -116,7 +116,7 @@ fn thin_garbage_of_a_full_drive_becomes_room_for_whoever_asks_first() {
     let stat = drive.stat();
     assert!(stat.free_bytes >= 2 * MIB, "{stat:?}");
     check_stat(&drive);
-    // Nothing more comes back: nobody waits for it.
+    // Cleaning gives nothing more back: no request waits for it.
     let full = fill(&drive, 10_000, 15);
     assert!(full > 10_000 + end / 20, "{full}");
     block_on(drive.make_room()).unwrap();
@@ -160,7 +160,7 @@ fn idle_time_is_used_for_cleaning_and_users_are_not() {
     assert_eq!(drive.stat().garbage_bytes, before.garbage_bytes);
     for _ in 0..50 {
         sim.clock.advance_ns(500_000_000);
-        // Something must look at the clock: on a real drive its thread does.
+        // A request must look at the clock: on a real drive the drive's thread does.
         block_on(drive.scrub(None, 1)).unwrap();
         check_stat(&drive);
     }
@@ -180,14 +180,14 @@ fn be_idle(sim: &Sim, drive: &Drive) {
     }
 }
 
-/// Blocks that lie somewhere on the device.
+/// The distinct blocks on the device.
 fn blocks_on_disk(sim: &Sim) -> HashSet<Vec<u8>> {
     let image = sim.env().files.read(Path::new(PATH)).unwrap();
     image.chunks_exact(4096).map(<[u8]>::to_vec).collect()
 }
 
-/// Of 300 shards every `dead_every`th is deleted, too few in each segment to be worth cleaning. How many of them still
-/// lie on an idle drive.
+/// Deletes every `dead_every`th of 300 shards, too few in each segment to be worth cleaning. Returns how many of them
+/// are still on the device after idle time.
 fn dead_on_disk(trim: Trim, dead_every: u64) -> usize {
     let (sim, path) = (Sim::new(8), Path::new(PATH));
     format(&sim.env(), path, 65 * MIB);
@@ -220,7 +220,7 @@ fn dead_on_disk(trim: Trim, dead_every: u64) -> usize {
 fn long_dead_runs_in_segments_that_stay_are_given_back() {
     assert_eq!(dead_on_disk(Trim::Never, 12), 24);
     assert_eq!(dead_on_disk(Trim::Devices, 12), 24, "this is a file");
-    // What is in the segment that is still written to stays.
+    // The dead shards in the open segment stay.
     let left = dead_on_disk(Trim::Always, 12);
     assert!(left <= 2, "{left} dead shards are still there");
 }
@@ -233,7 +233,7 @@ fn free_segments_are_given_back_once() {
     let drive = open_with(&sim.env(), path, &options).unwrap();
     block_on(drive.put(put(key(1), 20))).unwrap();
     be_idle(&sim, &drive);
-    // All of them, but for those that hold the shard and the index.
+    // All blocks except those of the shard and the index.
     let all = drive.stat().trimmed_bytes;
     assert!((60 * MIB..64 * MIB).contains(&all), "{all}");
     be_idle(&sim, &drive);

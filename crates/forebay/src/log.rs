@@ -1,8 +1,9 @@
-//! The log of a node. Lines go through a bounded queue to a thread that writes them, so that logging never waits for
-//! a disk or a pipe, never fails and never panics. Lines that find no room are counted, and the count is written.
+//! The log of a node. Lines go through a bounded queue to a thread that writes them, so that logging never waits for a
+//! disk or a pipe, never fails and never panics. Lines that do not fit into the queue are dropped, and their number is
+//! written.
 //!
-//! Warnings and errors that one place in the source repeats are counted too: after some lines in ten seconds only
-//! their number follows.
+//! Repeated warnings and errors from one place in the source are throttled: after [`REPEATS_MAX`] lines in ten seconds
+//! only their number is written.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -24,29 +25,29 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt};
 
-/// Lines that may wait to be written.
+/// Capacity of the queue.
 const QUEUE_LINES: usize = 4096;
 /// A longer line is cut.
 const LINE_BYTES_MAX: usize = 16 << 10;
-/// Lines of one place in the source within [`WINDOW`].
+/// Most lines of one place in the source within [`WINDOW`].
 const REPEATS_MAX: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(10);
-/// How long a process that ends waits for its last lines.
+/// How long a process waits at its end for its last lines.
 const LAST_LINES: Duration = Duration::from_secs(2);
-/// How long a process that panicked may take to say why.
+/// How long a process that panicked may take to log the panic.
 const PANIC_DEADLINE: Duration = Duration::from_secs(5);
 
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// Where lines end up.
+/// The destination of lines.
 pub(crate) enum Sink {
     /// Standard error.
     Terminal,
-    /// A file that grows.
+    /// A file that lines are appended to.
     File {
         /// The file.
         file: Arc<dyn base::env::File>,
-        /// Its end.
+        /// Offset of its end.
         at: u64,
     },
 }
@@ -63,7 +64,7 @@ impl Sink {
         Ok(Self::File { file, at })
     }
 
-    /// A line that was written in part is overwritten by the next.
+    /// After a short write, the next line overwrites the incomplete one.
     fn write(&mut self, line: &[u8]) -> std::io::Result<()> {
         match self {
             Self::Terminal => std::io::stderr().write_all(line),
@@ -76,7 +77,7 @@ impl Sink {
     }
 }
 
-/// The way into the log.
+/// Handle for sending lines to the log.
 #[derive(Clone)]
 pub(crate) struct Log {
     lines: SyncSender<Vec<u8>>,
@@ -87,17 +88,17 @@ pub(crate) struct Log {
 struct Counts {
     queued: AtomicU64,
     done: AtomicU64,
-    /// Since the last line that was written.
+    /// Lines dropped since the last line that was written.
     lost: AtomicU64,
 }
 
 impl Log {
-    /// Everything that is traced from now on goes to `sink`.
+    /// Starts the thread that writes to `sink`, and sends all tracing events to it.
     pub(crate) fn start(env: &Env, sink: Sink) -> Self {
         let (log, queue) = Self::new();
         let throttle = Arc::new(Throttle { env: env.clone(), log: log.clone(), places: Mutex::default() });
         let (counts, sweeping) = (log.counts.clone(), throttle.clone());
-        // The thread lives as long as the process: there is always a last line.
+        // The thread lives as long as the process, because the last line is never known.
         let _ = spawn_thread("log", move || write_lines(sink, &queue, &counts, &sweeping));
         let filter = EnvFilter::try_from_env("FOREBAY_LOG")
             .unwrap_or_else(|_| EnvFilter::new("info,fuser=error,s3s=off"));
@@ -123,7 +124,7 @@ impl Log {
         }
     }
 
-    /// Waits a little for the lines so far. Takes no lock.
+    /// Waits up to [`LAST_LINES`] for the queue to be written. Takes no lock.
     #[allow(clippy::disallowed_methods, reason = "the process ends; an event would need a lock")]
     pub(crate) fn flush(&self) {
         let until = self.counts.queued.load(Ordering::Relaxed);
@@ -135,11 +136,11 @@ impl Log {
         }
     }
 
-    /// From now on a panic of any thread is logged and ends the process. What an invariant says does not hold must
-    /// not be written anywhere, and nobody shall wait for a thread that is gone.
+    /// From now on a panic of any thread is logged and ends the process: an invariant is broken, so nothing more must
+    /// be written, and no thread may wait for the one that panicked.
     ///
-    /// The hook takes no lock that a thread of ours holds: the panic may have come from anywhere. [`panicked`] is
-    /// for the watchdog, which ends the process if the hook itself does not.
+    /// The hook takes no lock that another thread of the process may hold: a panic can happen anywhere. [`panicked`] is
+    /// for the watchdog, which ends the process if the hook hangs.
     #[allow(clippy::disallowed_methods, reason = "the process ends")]
     pub(crate) fn abort_on_panic(&self) {
         let log = self.clone();
@@ -169,7 +170,7 @@ impl<'a> MakeWriter<'a> for Log {
     }
 }
 
-/// Takes one event in one piece.
+/// Sends one event to the log as a whole.
 pub(crate) struct LineWriter<'a>(&'a Log);
 
 impl Write for LineWriter<'_> {
@@ -193,7 +194,7 @@ fn write_lines(mut sink: Sink, queue: &Receiver<Vec<u8>>, counts: &Counts, throt
     }
 }
 
-/// Writes a line, after the number of those that were lost before it.
+/// Writes a line, after the number of lines dropped before it.
 fn write_line(sink: &mut Sink, line: &[u8], counts: &Counts) {
     let lost = counts.lost.swap(0, Ordering::Relaxed);
     let note = format!("{}  WARN log: lines could not be written: count={lost}\n", timestamp());
@@ -208,25 +209,25 @@ fn write_line(sink: &mut Sink, line: &[u8], counts: &Counts) {
 
 fn timestamp() -> String {
     let mut text = String::new();
-    // Writing into a string does not fail; a line without a time is better than none.
+    // Writing into a string cannot fail; a line without a time is better than none.
     let _ = SystemTime.format_time(&mut TextWriter::new(&mut text));
     text
 }
 
-/// Counts warnings that repeat.
+/// Counts repeated warnings.
 struct Throttle {
     env: Env,
     log: Log,
     places: Mutex<HashMap<Identifier, Place>>,
 }
 
-/// A place in the source that warns.
+/// A place in the source that logs warnings.
 struct Place {
     since_ns: u64,
     lines: u32,
     /// Lines that were left out since.
     more: u64,
-    /// Where it is, and its last message.
+    /// Module of the place, and its last message.
     target: &'static str,
     message: String,
 }
@@ -250,7 +251,7 @@ impl Place {
 }
 
 impl Throttle {
-    /// Whether a line of this place is to be written.
+    /// Whether a line of this place may be written.
     fn allows(&self, event: &Event<'_>) -> bool {
         let metadata = event.metadata();
         if *metadata.level() > Level::WARN {
@@ -274,7 +275,7 @@ impl Throttle {
         false
     }
 
-    /// Writes how often places have warned that do not any more.
+    /// Writes the number of left-out lines for places that no longer warn.
     fn sweep(&self) {
         let now_ns = self.env.clock.boot_ns();
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
@@ -288,7 +289,7 @@ impl Throttle {
     }
 }
 
-/// Takes the message out of an event.
+/// Extracts the message from an event.
 struct Message<'a>(&'a mut String);
 
 impl Visit for Message<'_> {

@@ -1,4 +1,4 @@
-//! Says which lock or call of this process has not moved for half a minute, and what its threads are doing.
+//! Logs locks and calls of this process that have not moved for half a minute, with the stacks of its threads.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -14,20 +14,20 @@ use tokio::runtime::Handle;
 
 use crate::log;
 
-/// What takes longer is stuck: no disk or peer that works needs that long.
+/// A lock or call counts as stuck after this time: no working disk or peer needs that long.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_secs(5);
-/// Threads whose stacks are shown.
+/// Limit of threads whose stacks are logged.
 const STACKS_MAX: usize = 512;
 
-/// Ends its thread when it is dropped.
+/// Stops its thread on drop.
 pub(crate) struct Watchdog {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watchdog {
-    /// Watches this process and whether the runtime gets to its tasks.
+    /// Watches this process, and whether the runtime still runs tasks.
     pub(crate) fn start(runtime: Handle) -> Self {
         let (stop, stopped) = channel();
         let thread = spawn_thread("watchdog", move || run(&runtime, &stopped));
@@ -60,7 +60,7 @@ fn run(runtime: &Handle, stopped: &Receiver<()>) {
     }
 }
 
-/// Logs what is stuck since the last time, with the stacks of all threads, and what is not stuck any more.
+/// Logs what has become stuck since the last report, with the stacks of all threads, and what is no longer stuck.
 fn report(stuck: &[Stuck], known: &mut BTreeSet<String>) {
     let fresh: Vec<&Stuck> = stuck.iter().filter(|stuck| !known.contains(&stuck.key)).collect();
     for stuck in &fresh {
@@ -77,7 +77,7 @@ fn report(stuck: &[Stuck], known: &mut BTreeSet<String>) {
     *known = keys;
 }
 
-/// What the kernel says of each thread: its name, and the functions that it waits in, innermost first.
+/// Names of all threads and the kernel functions they wait in, innermost first.
 fn stacks() -> String {
     let Ok(entries) = std::fs::read_dir("/proc/self/task") else { return String::new() };
     let threads = entries.filter_map(|entry| Some(entry.ok()?.path()));
@@ -93,7 +93,7 @@ fn stacks() -> String {
     threads.take(STACKS_MAX).map(line).collect()
 }
 
-/// Files of the kernel have no length to go by.
+/// Files in /proc have no length to read by.
 fn text_of(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     let file = rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;

@@ -8,7 +8,7 @@ const FORMAT: u8 = 1;
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
 
-/// Changes of one batch, later ones override earlier ones of the same key.
+/// Changes of one batch. A later change of a key overrides the earlier ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Key and new value; `None` deletes.
@@ -16,7 +16,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The bytes for the log.
+    /// Encodes the batch for the log.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
         w.u8(FORMAT).u32(u32::try_from(self.changes.len()).expect("a batch is far below 2^32 changes"));
@@ -29,7 +29,7 @@ impl Batch {
         w.finish()
     }
 
-    /// The changes in bytes of the log.
+    /// Decodes a batch from the log.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut r = Reader::new(bytes);
         if r.u8("batch format")? != FORMAT {
@@ -49,7 +49,7 @@ impl Batch {
         Ok(Self { changes })
     }
 
-    /// Roughly how many bytes [`Batch::encode`] gives.
+    /// Approximate length of [`Batch::encode`] in bytes.
     pub fn size(&self) -> usize {
         self.changes.iter().map(|(key, value)| 9 + key.len() + value.as_ref().map_or(0, Vec::len)).sum()
     }

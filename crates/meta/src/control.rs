@@ -1,5 +1,5 @@
-//! The control ledger: the cluster's identity, drives, placement groups, filesystems and their groups, object stores, users
-//! and events.
+//! The control ledger: the cluster's identity, drives, placement groups, filesystems and their groups, object stores,
+//! users and events.
 //!
 //! It is ledger 0: the same log and the same kind of batches as a filesystem's, with records in JSON, because
 //! there are few of them and operators read them. Every change is durable when the call returns.
@@ -37,14 +37,14 @@ pub const CONTROL_LEDGER: LedgerId = LedgerId(0);
 const DRIVES: u8 = b'd';
 const FILESYSTEMS: u8 = b'f';
 const GROUPS: u8 = b'g';
-/// How far the next numbers are moved ahead when an older control ledger goes on.
+/// Distance by which the next numbers are moved ahead when an older control ledger goes on.
 const LEAP: u32 = 1 << 16;
 
-/// The cluster as such.
+/// The cluster's record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterRecord {
-    /// Identity, for ever.
+    /// The cluster's id; it never changes.
     pub id: ClusterId,
     /// Counts changes of drives and placement groups.
     pub map_epoch: u64,
@@ -59,13 +59,13 @@ pub struct ClusterRecord {
     pub upkeep: UpkeepRecord,
 }
 
-/// How fast background work may go, as far as somebody has said so.
+/// Limits of background work, as far as an operator has set them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UpkeepRecord {
-    /// Bytes per second.
+    /// Bytes per second; `None` if never set.
     pub rate_bytes_per_s: Option<u64>,
-    /// Whether it rests.
+    /// Whether background work is paused.
     pub paused: bool,
 }
 
@@ -75,33 +75,33 @@ pub struct UpkeepRecord {
 pub struct DriveRecord {
     /// Its number.
     pub id: DriveId,
-    /// What is written on it.
+    /// UUID on the drive itself.
     pub uuid: DriveUuid,
-    /// Device or file.
+    /// Path of the device or file.
     pub path: String,
     /// Its failure domain; on one node, the drive itself.
     pub domain: u64,
     /// Size in bytes.
     pub capacity_bytes: u64,
-    /// Whether it may be used.
+    /// Whether the drive may be used.
     pub state: DriveState,
-    /// How far its scrub is.
+    /// Progress of its scrub.
     #[serde(default)]
     pub scrub: ScrubRecord,
-    /// How far its own history has come at least: one that has not is an older copy of it.
+    /// Lower bound of the drive's own mark: a drive whose mark is lower is an older copy of itself.
     #[serde(default)]
     pub mark: DriveMark,
 }
 
-/// How far the scrub of a drive is. Times are nanoseconds since 1970.
+/// Progress of the scrub of a drive. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScrubRecord {
-    /// When the pass under way began.
+    /// Start of the running pass.
     pub started_ns: Option<i64>,
-    /// The last shard that it verified.
+    /// The last shard that the running pass has verified.
     pub after: Option<ShardKey>,
-    /// Everything that is older was verified after this.
+    /// All shards that existed by this time have been verified since.
     pub verified_ns: Option<i64>,
 }
 
@@ -125,28 +125,28 @@ pub struct FilesystemRecord {
     pub name: String,
     /// Its ledger.
     pub ledger: LedgerId,
-    /// How new data is protected.
+    /// The profile of new data.
     pub profile: Profile,
-    /// Where new data goes.
+    /// The placement groups of new data.
     pub groups: Vec<PgId>,
-    /// Other groups that may hold its data: narrower ones, from when drives were missing, and those of former
-    /// profiles. They are used again when they fit.
+    /// Other groups that may hold its data: narrower groups, from times when drives were missing, and groups of former
+    /// profiles. They are reused when they fit.
     #[serde(default)]
     pub sets: Vec<GroupSet>,
-    /// Bytes of content that it may hold, wherever they lie; `None`: whatever the drives hold.
+    /// Most bytes of content, on drives and in object stores together; `None`: no limit but the drives.
     pub provisioned_bytes: Option<u64>,
-    /// Those of them that may lie on drives; `None`: whatever these hold.
+    /// Most of these bytes that may be on drives; `None`: no limit but the drives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ssd_bytes: Option<u64>,
-    /// Where the node mounts it when it starts.
+    /// Path at which the node mounts it on start.
     pub mount: Option<String>,
-    /// With which options.
+    /// Mount options.
     #[serde(default)]
     pub mount_options: String,
-    /// The object store that its data moves to, if it has one.
+    /// The object store to which its data moves, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<TierRecord>,
-    /// The number of its filesystem group; `None` is the group `default`.
+    /// The number of its filesystem group; `None` for the group `default`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem_group: Option<u32>,
 }
@@ -155,10 +155,10 @@ pub struct FilesystemRecord {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// It could not be opened.
+    /// The ledger could not be opened.
     #[error(transparent)]
     Open(#[from] OwnerError),
-    /// A record is damaged or of a newer version.
+    /// A record is damaged or was written by a newer version.
     #[error("control record cannot be read: {0}")]
     Record(#[from] serde_json::Error),
     /// The log or the store failed; restart the node.
@@ -177,12 +177,12 @@ pub struct Control {
     epoch: Epoch,
     seq: Mutex<Seq>,
     history: std::sync::Mutex<History>,
-    /// The last change, if it is in the log and not in the store: the next one puts it there first, or a restart.
+    /// The last change, if it is in the log but not in the store. The next change, or a restart, stores it first.
     unstored: std::sync::Mutex<Option<Batch>>,
     is_view: bool,
 }
 
-/// Records to change in one step.
+/// Changes of records, committed in one step.
 #[derive(Debug, Default)]
 pub struct ControlChange {
     changes: Vec<(Vec<u8>, Option<Vec<u8>>)>,
@@ -222,13 +222,13 @@ impl ControlChange {
 }
 
 impl FilesystemRecord {
-    /// All its groups by profile, those of the present profile first.
+    /// All its groups by profile, those of the current profile first.
     pub fn all_sets(&self) -> impl Iterator<Item = (Profile, &[PgId])> {
         let others = self.sets.iter().map(|set| (set.profile, set.groups.as_slice()));
         std::iter::once((self.profile, self.groups.as_slice())).chain(others)
     }
 
-    /// Adds groups for a profile.
+    /// Adds groups of a profile.
     pub fn add_groups(&mut self, profile: Profile, groups: impl IntoIterator<Item = PgId>) {
         if profile == self.profile {
             self.groups.extend(groups);
@@ -240,7 +240,8 @@ impl FilesystemRecord {
         }
     }
 
-    /// Changes the profile of new data. Groups planned for it before are used again; those of the old one stay.
+    /// Changes the profile of new data. Groups that were planned for it earlier are reused; the groups of the old
+    /// profile stay.
     pub fn set_profile(&mut self, profile: Profile) {
         if profile == self.profile {
             return;
@@ -271,7 +272,7 @@ impl Control {
         })
     }
 
-    /// A ledger that is only looked at: changes are refused.
+    /// A read-only ledger: changes are refused.
     pub fn view(state: Arc<dyn State>) -> Self {
         Self {
             keys: Keys::new(CONTROL_LEDGER),
@@ -285,14 +286,14 @@ impl Control {
         }
     }
 
-    /// Begins a stretch of the ledger's history, before anything else is changed. Of an older ledger that is to go on,
-    /// the next numbers are moved ahead. Returns whether it is one.
+    /// Begins a stretch of the ledger's history, before any other change. If the ledger is an older one that is to go
+    /// on, the next numbers are moved ahead. Returns whether it is an older one.
     ///
     /// # Errors
-    /// If drives have seen a newer ledger, and that was not accepted.
+    /// If drives have seen a newer ledger, and the operator has not accepted the older one.
     pub async fn begin(&self, env: &Env, evidence: &Evidence) -> Result<bool, ControlError> {
         let lineage = Lineage(env.random.next_u64());
-        let beginning = evidence.judge(&self.history(), lineage).map_err(OwnerError::from)?;
+        let beginning = evidence.decide(&self.history(), lineage).map_err(OwnerError::from)?;
         let mut change = ControlChange::default();
         if beginning.is_older {
             let mut cluster = self.cluster()?;
@@ -313,12 +314,12 @@ impl Control {
         Ok(beginning.is_older)
     }
 
-    /// The history of the ledger up to its newest batch.
+    /// The ledger's history up to its newest batch.
     pub fn history(&self) -> History {
         self.history.lock().expect("no holder of this lock panics").clone()
     }
 
-    /// The identity of a new cluster.
+    /// The record of a new cluster, with a new identity.
     pub fn new_cluster(env: &Env) -> ClusterRecord {
         let mut id = [0; 16];
         env.random.fill(&mut id);
@@ -332,14 +333,14 @@ impl Control {
         }
     }
 
-    /// Makes changes durable, all or none. One commit at a time.
+    /// Makes the changes durable, all or none. One commit runs at a time.
     pub async fn commit(&self, change: ControlChange) -> Result<(), ControlError> {
         let mut seq = self.seq.lock().await;
         if self.is_view {
             return Err(ControlError::Failed("it is only looked at".to_owned()));
         }
         if self.catch_up(*seq)? {
-            // What the caller decided on, ids that are free for example, was read before.
+            // The caller decided by what it read before, such as free ids.
             return Err(ControlError::Failed(
                 "an earlier change, for which its store had no room, is in force only now: repeat this one"
                     .to_owned(),
@@ -360,7 +361,7 @@ impl Control {
         stored.map_err(|error| ControlError::Failed(error.to_string()))
     }
 
-    /// Stores the last batch, if it is in the log and there was no room for it in the store. Returns whether it was so.
+    /// Stores the last batch, if it is in the log and the store had no room for it. Returns whether it was missing.
     fn catch_up(&self, seq: Seq) -> Result<bool, ControlError> {
         let mut unstored = self.unstored.lock().expect("no holder of this lock panics");
         let Some(batch) = unstored.as_ref() else { return Ok(false) };
@@ -391,22 +392,22 @@ impl Control {
         Ok(records.into_iter().collect::<Result<_, _>>()?)
     }
 
-    /// The cluster, unless this is a new directory.
+    /// The cluster's record, unless the directory is new.
     pub fn cluster(&self) -> Result<ClusterRecord, ControlError> {
         self.one("cluster")?.ok_or(ControlError::NoCluster)
     }
 
-    /// All drives by number.
+    /// All drives, by number.
     pub fn drives(&self) -> Result<Vec<DriveRecord>, ControlError> {
         self.all(DRIVES)
     }
 
-    /// All filesystems by number.
+    /// All filesystems, by number.
     pub fn filesystems(&self) -> Result<Vec<FilesystemRecord>, ControlError> {
         self.all(FILESYSTEMS)
     }
 
-    /// Drives and placement groups as clients use them.
+    /// The cluster map for clients: drives and placement groups.
     pub fn map(&self) -> Result<ClusterMap, ControlError> {
         let epoch = Epoch(self.cluster()?.map_epoch);
         let drives = self.drives()?;
@@ -428,7 +429,7 @@ mod tests {
     use crate::keys::KeyRange;
     use crate::state::{MemState, Pair, StateError, Visit};
 
-    /// A store whose disk gets full and empty again.
+    /// A store whose disk becomes full and has room again.
     #[derive(Default)]
     struct Disk {
         state: MemState,
@@ -492,7 +493,7 @@ mod tests {
         assert_eq!(control.cluster().unwrap(), with(2), "it is in the log, and in force now");
         commit(&with(3)).await.unwrap();
         assert_eq!(control.cluster().unwrap(), with(3));
-        // A restart finds the same.
+        // A restart finds the same records.
         let again = Control::open(log, Arc::new(MemState::default())).await.unwrap();
         assert_eq!(again.cluster().unwrap(), with(3));
     }

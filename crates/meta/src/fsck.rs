@@ -1,8 +1,8 @@
-//! Checks a whole ledger, and what lies on the drives against it.
+//! Checks a whole ledger, and the shards on the drives against it.
 //!
-//! Works on one snapshot of the state and changes nothing. Memory is bounded whatever the size of the filesystem: what
-//! has to be compared is taken in windows of at most [`WINDOW`] inodes, maps or extents, and tables are read once more
-//! for each further window. On top come the inventories of one drive and the table of id ranges.
+//! Works on one snapshot of the state and changes nothing. Memory is bounded for filesystems of any size: items to be
+//! compared are taken in windows of at most [`WINDOW`] inodes, maps or extents, and the tables are read again for each
+//! further window. In addition it holds the inventory of one drive and the table of id ranges.
 
 mod blobs;
 mod extents;
@@ -28,21 +28,21 @@ use crate::values::Value;
 
 /// Inodes, maps or extents in memory at a time: at most some 100 MiB.
 const WINDOW: usize = 1 << 20;
-/// Findings that are named; more are counted.
+/// Most findings that are named; further ones are only counted.
 const NAMED_MAX: usize = 1000;
-/// Extents that a second look is taken at.
+/// Most extents that are checked a second time.
 const SUSPECTS_MAX: usize = 100_000;
-/// How often one is taken: each is newer than the one before.
+/// Most repeated checks, each with a newer state.
 const LOOKS_MAX: usize = 3;
 
-/// Something that is not as it must be.
+/// A violated rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// A short name for programs.
+    /// A short name of the rule, for programs.
     pub code: String,
-    /// What is wrong, and with what.
+    /// The violation, with the ids concerned.
     pub what: String,
-    /// What it means or what to do.
+    /// Its meaning, or what the operator can do.
     pub advice: String,
 }
 
@@ -51,39 +51,39 @@ pub struct Finding {
 pub struct FsckReport {
     /// The first findings.
     pub findings: Vec<Finding>,
-    /// How many there are.
+    /// Number of all findings.
     pub findings_count: u64,
-    /// Inodes looked at.
+    /// Inodes checked.
     pub inodes: u64,
-    /// Names.
+    /// Names checked.
     pub names: u64,
-    /// Pieces of files.
+    /// Pieces of files checked.
     pub pieces: u64,
-    /// Extents that are referred to.
+    /// Extents in use.
     pub extents: u64,
-    /// Extents that wait for deletion.
+    /// Extents that wait for their deletion from the drives.
     pub free_extents: u64,
-    /// Extents that only blobs have.
+    /// Extents that only blobs hold.
     pub away_extents: u64,
     /// Blobs that hold extents.
     pub blobs: u64,
     /// Shards found on drives.
     pub shards: u64,
-    /// Shards that drives are owed.
+    /// Shards that are owed to drives.
     pub owed_shards: u64,
-    /// Those of them whose extents nothing uses any more.
+    /// Owed shards whose extents are no longer in use.
     pub stale_owed: u64,
-    /// Shards that are not yet on the drives that took over from others.
+    /// Shards that are not yet on the drives that took over from other drives.
     pub rebuilding_shards: u64,
     /// Shards on drives that are not up.
     pub unreachable_shards: u64,
-    /// Shards of writes that were not finished or cut off: space that reclamation may take back.
+    /// Shards of unfinished or interrupted writes: reclamation may free their space.
     pub unreferenced_shards: u64,
-    /// Bytes of these.
+    /// Bytes of the unreferenced shards.
     pub unreferenced_bytes: u64,
 }
 
-/// How far a check is, for people.
+/// Progress of a check, for people.
 #[derive(Debug, Default)]
 pub struct FsckProgress {
     phase: Mutex<&'static str>,
@@ -91,7 +91,7 @@ pub struct FsckProgress {
 }
 
 impl FsckProgress {
-    /// What is being looked at, and how much of it was.
+    /// The present phase, and the number of items checked in it.
     pub fn now(&self) -> (&'static str, u64) {
         (*self.phase.lock().expect("no holder of this lock panics"), self.items.load(Ordering::Relaxed))
     }
@@ -108,13 +108,13 @@ impl FsckProgress {
 
 /// The shards on the drives that are up.
 pub trait Inventory {
-    /// Which drives can be asked.
+    /// The drives that can be listed.
     fn drives(&self) -> Vec<DriveId>;
 
     /// Visits the shards of a ledger whose extents are in `[from, to)`, in any order.
     ///
     /// # Errors
-    /// Why the drive cannot be read, for people.
+    /// Why the drive cannot be read, as text.
     fn visit(
         &self,
         drive: DriveId,
@@ -136,17 +136,17 @@ pub enum FsckError {
     Drive(DriveId, String),
 }
 
-/// What is checked.
+/// The input of a check.
 pub struct Fsck<'a> {
-    /// Which ledger.
+    /// The ledger to check.
     pub ledger: LedgerId,
-    /// Its content, which does not change meanwhile.
+    /// A snapshot of its state.
     pub state: &'a dyn State,
     /// Drives and placement groups.
     pub map: &'a ClusterMap,
-    /// What lies on drives; may be newer than the state.
+    /// The shards on the drives; may be newer than the state.
     pub inventory: &'a dyn Inventory,
-    /// Told how far it is.
+    /// Receives the progress of the check.
     pub progress: &'a FsckProgress,
 }
 
@@ -154,13 +154,13 @@ impl Fsck<'_> {
     /// Checks everything.
     ///
     /// # Errors
-    /// If something could not be looked at; what was found so far is lost then.
+    /// If something cannot be read. The findings so far are lost then.
     pub fn run(&self) -> Result<FsckReport, FsckError> {
         self.run_windowed(WINDOW, None).map(|(report, _)| report)
     }
 
-    /// Checks a ledger that changes meanwhile: what may only look wrong because drives are newer than the state is looked
-    /// at again, with a newer state, before it is reported.
+    /// Checks a ledger that is in use. Drives are newer than the state, so some findings may be false. They are checked
+    /// again with a newer state before they are reported.
     pub fn run_again(
         &self,
         newer: impl Fn() -> Result<Arc<dyn State>, String>,
@@ -207,14 +207,14 @@ impl Fsck<'_> {
     }
 }
 
-/// Extents whose findings may be due to drives that are newer than the state.
+/// Extents whose findings may be false because drives are newer than the state.
 #[derive(Debug, Default)]
 struct Suspects {
     ids: BTreeSet<u64>,
     findings: u64,
 }
 
-/// A check under way.
+/// A running check.
 struct Check<'a> {
     input: &'a Fsck<'a>,
     keys: Keys,
@@ -225,7 +225,7 @@ struct Check<'a> {
 }
 
 impl FsckReport {
-    /// Whether nothing is wrong.
+    /// Whether there are no findings.
     pub fn is_clean(&self) -> bool {
         self.findings_count == 0
     }
@@ -243,7 +243,7 @@ impl Check<'_> {
         self.report.add(Finding { code: code.to_owned(), what, advice: advice.to_owned() });
     }
 
-    /// Visits a range; values that cannot be decoded are findings.
+    /// Visits a range. A value that cannot be decoded is a finding.
     fn each<V: Value>(
         &mut self,
         range: &KeyRange,
@@ -269,7 +269,7 @@ impl Check<'_> {
     }
 
     fn get<V: Value>(&self, key: &[u8]) -> Result<Option<V>, FsckError> {
-        // A damaged value is found when its table is visited.
+        // A damaged value becomes a finding when its own table is visited.
         Ok(self.input.state.get(key)?.and_then(|bytes| V::decode(&bytes).ok()))
     }
 

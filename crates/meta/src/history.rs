@@ -1,8 +1,8 @@
-//! The history of a ledger: stretches that owners began, each with a random *lineage*, and how what drives know of it
-//! shows that the ledger at hand is an older one, or one that went another way.
+//! The history of a ledger: stretches that owners began, each with a random *lineage*. It shows whether the ledger at
+//! hand is older than the one that drives have seen, or diverged from it.
 //!
-//! A drive keeps the newest [`Position`] that it was told. It belongs to the history at hand if its lineage began there
-//! and its batch is not behind the beginning of the next one, or behind the end.
+//! A drive keeps the newest [`Position`] that it received. The position belongs to the history at hand if its lineage
+//! began there, and its batch comes before the beginning of the next stretch and not behind the end.
 
 use std::ops::ControlFlow;
 
@@ -13,7 +13,8 @@ use crate::keys::Keys;
 use crate::state::{State, StateError};
 use crate::values::Value;
 
-/// How far the next ids are moved ahead when an older ledger goes on: further than the newer one can have come.
+/// Distance by which the next ids are moved ahead when an older ledger goes on: further than the newer one can have
+/// come.
 pub(crate) const LEAP_IDS: u64 = 1 << 40;
 
 /// The stretches of a ledger's history up to its last durable batch.
@@ -25,25 +26,25 @@ pub struct History {
     tail: Seq,
 }
 
-/// What one drive knows of a ledger.
+/// One drive's knowledge of a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Witness {
     /// The drive.
     pub drive: DriveId,
-    /// What it knows.
+    /// The drive's position and highest extent of the ledger.
     pub known: KnownLedger,
 }
 
-/// What the drives know of a ledger, and whether it may go on although it is older than that.
+/// All drives' knowledge of a ledger, and whether the ledger may go on although it is older.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Evidence {
-    /// Of each drive that has something to say.
+    /// One witness for each drive that knows the ledger.
     pub witnesses: Vec<Witness>,
-    /// Go on with an older ledger: what it does not have is lost.
+    /// Go on with an older ledger. Changes that only the newer one had are lost.
     pub accept_older: bool,
 }
 
-/// The ledger is older than what a drive has seen, or went another way since.
+/// The ledger is older than the one that a drive has seen, or diverged from it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "metadata of ledger {ledger} is older than the drives: drive {drive} knows its batch {} of lineage {:016x}, and here it \
@@ -54,22 +55,22 @@ pub struct Evidence {
     if *.is_known { format!("had batch {end} as the last one of that lineage") } else { "has no such lineage".to_owned() }
 )]
 pub struct OlderLedger {
-    /// Which ledger.
+    /// The ledger.
     pub ledger: LedgerId,
     /// The drive that knows more.
     pub drive: DriveId,
-    /// What it knows.
+    /// The position that the drive knows.
     pub position: Position,
-    /// Whether the ledger at hand has its lineage.
+    /// Whether the ledger at hand has the lineage of that position.
     pub is_known: bool,
-    /// The last batch that it has of it.
+    /// Its last batch of that lineage.
     pub end: Seq,
 }
 
-/// How an owner goes on with a ledger.
+/// How an owner continues a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Beginning {
-    /// Of the stretch that it begins.
+    /// Lineage of the stretch that it begins.
     pub(crate) lineage: Lineage,
     /// The highest extent of which a drive has a shard.
     pub(crate) highest_extent: Option<ExtentId>,
@@ -80,20 +81,20 @@ pub(crate) struct Beginning {
 /// The stretch of a ledger's history that an owner has begun.
 #[derive(Debug, Clone)]
 pub(crate) struct Stretch {
-    /// What came before.
+    /// The history before the stretch.
     before: History,
-    /// Its first batch.
+    /// First batch of the stretch.
     first: Seq,
     lineage: Lineage,
 }
 
 impl Stretch {
-    /// Begins behind a history.
+    /// Begins a stretch after a history.
     pub(crate) fn after(before: History, lineage: Lineage) -> Self {
         Self { first: Seq(before.tail.0 + 1), before, lineage }
     }
 
-    /// The history up to a durable batch.
+    /// The history up to the durable batch `committed`.
     pub(crate) fn history(&self, committed: Seq) -> History {
         let before = self.before.clone();
         if committed < self.first { before } else { before.with(self.first, self.lineage, committed) }
@@ -109,10 +110,10 @@ impl Stretch {
 }
 
 impl History {
-    /// Reads it from a state that has everything up to `tail`.
+    /// Reads the history from a state that has every batch up to `tail`.
     ///
     /// # Errors
-    /// If the state cannot be read, or a value of it not be decoded.
+    /// If the state cannot be read, or a value cannot be decoded.
     pub fn read(state: &dyn State, ledger: LedgerId, tail: Seq) -> Result<Self, StateError> {
         let keys = Keys::new(ledger);
         let mut starts = Vec::new();
@@ -136,7 +137,7 @@ impl History {
         Some(Position { ledger: self.ledger, lineage: *lineage, seq: self.tail })
     }
 
-    /// The same with the stretch that begins at `first`, up to `tail`.
+    /// This history with the stretch that begins at `first`, up to `tail`.
     #[must_use]
     pub(crate) fn with(mut self, first: Seq, lineage: Lineage, tail: Seq) -> Self {
         self.starts.push((first, lineage));
@@ -144,21 +145,21 @@ impl History {
         self
     }
 
-    /// The newest batch is this one.
+    /// Sets the newest batch.
     pub(crate) fn goes_on(&mut self, tail: Seq) {
         self.tail = tail;
     }
 
-    /// The last batch of a lineage; `None` if it has none of it.
+    /// The last batch of a lineage; `None` if the history has no such lineage.
     fn end_of(&self, lineage: Lineage) -> Option<Seq> {
         let at = self.starts.iter().position(|(_, known)| *known == lineage)?;
         Some(self.starts.get(at + 1).map_or(self.tail, |(next, _)| Seq(next.0 - 1)))
     }
 
-    /// Whether everything that a drive knows is in this history.
+    /// Checks that this history contains everything that a drive knows.
     ///
     /// # Errors
-    /// What it knows that is not.
+    /// The position that is not in this history.
     pub fn check(&self, witness: &Witness) -> Result<(), OlderLedger> {
         let Some(position) = witness.known.position else { return Ok(()) };
         let end = self.end_of(position.lineage);
@@ -176,11 +177,11 @@ impl History {
 }
 
 impl Evidence {
-    /// What becomes of a ledger with this history.
+    /// Decides how an owner continues a ledger with this history.
     ///
     /// # Errors
-    /// If it is older than what drives know, and that was not accepted.
-    pub(crate) fn judge(&self, history: &History, lineage: Lineage) -> Result<Beginning, OlderLedger> {
+    /// If the ledger is older than the drives know, and the operator has not accepted that.
+    pub(crate) fn decide(&self, history: &History, lineage: Lineage) -> Result<Beginning, OlderLedger> {
         let older = self.witnesses.iter().find_map(|witness| history.check(witness).err());
         if let Some(older) = &older {
             if !self.accept_older {

@@ -1,4 +1,4 @@
-//! The thread that brings lost copies back, of a log or of a store.
+//! The thread that restores lost copies of a log or a store.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use base::env::spawn_thread;
 
-/// How often a lost copy is tried again: at first, and at most after many failures.
+/// Interval between attempts to restore a lost copy: the first, and the longest after many failures.
 const FIRST: Duration = Duration::from_secs(5);
 const MAX: Duration = Duration::from_secs(300);
 
-/// Ends its thread when it is dropped, after the attempt under way.
+/// Ends its thread when dropped, after the running attempt.
 pub struct Keeper {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Keeper {
-    /// Calls `bring_back` now and then. It returns how many copies are still lost though it tried.
+    /// Calls `bring_back` repeatedly. It returns the number of copies that are still lost after its attempt.
     pub(crate) fn start(name: &str, bring_back: impl Fn() -> usize + Send + 'static) -> Self {
         let (stop, stopped) = channel();
         let thread = spawn_thread(name, move || keep(&bring_back, &stopped));

@@ -100,7 +100,7 @@ impl Keys {
         (first, last)
     }
 
-    /// The pieces of all maps, beyond the one given.
+    /// The pieces of all maps, after the given one.
     pub fn all_pieces(&self, after: Option<(MapId, u64)>) -> KeyRange {
         let first = match after {
             Some((map, off)) => {
@@ -270,12 +270,12 @@ impl Keys {
         u16::from_be_bytes(key[13..15].try_into().expect("keys of this table are this long"))
     }
 
-    /// Table K: a bucket that is gone while uploads to it are left.
+    /// Table K: a deleted bucket that still has uploads.
     pub fn gone_bucket(&self, bucket: Ino) -> Vec<u8> {
         self.with_u64(b'K', bucket.0)
     }
 
-    /// All of them.
+    /// All deleted buckets that still have uploads.
     pub fn gone_buckets(&self) -> KeyRange {
         self.table(b'K')
     }
@@ -292,7 +292,7 @@ impl Keys {
         (first, self.with_u64(b'D', dir.0 + 1))
     }
 
-    /// What an entry sorts by: its name, and `/` if it is a directory's.
+    /// The sort name of an entry: its name, and `/` if it is a directory.
     pub fn sort_name_of_dentry(key: &[u8]) -> &[u8] {
         &key[13..key.len() - 5]
     }
@@ -393,7 +393,7 @@ impl Keys {
         key
     }
 
-    /// Pieces that cannot be read, beyond the one given.
+    /// Pieces that cannot be read, after the given one.
     pub fn all_lost(&self, after: Option<(MapId, u64)>) -> KeyRange {
         let first = match after {
             Some((map, off)) => {

@@ -1,4 +1,4 @@
-//! What a ledger's owner sees: the local store, with everything that is not in it yet laid over it.
+//! The owner's view of its ledger: the local store, with all newer changes laid over it.
 //!
 //! [`Store`] keeps recent changes in memory (the *active* table), hands them to the local store now and then
 //! (the *frozen* table), and reads through all three. [`Txn`] lays the writes of one operation on top: an
@@ -37,7 +37,7 @@ impl ChangeTable {
         self.changes.iter().map(|(key, change)| (key.as_slice(), change.value.as_deref()))
     }
 
-    /// Bytes of keys and values that were put in.
+    /// Bytes of the keys and values put in.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -73,13 +73,13 @@ impl Store {
         }
     }
 
-    /// Bytes of changes that the local store does not have yet and nobody is writing.
+    /// Bytes of changes that are neither in the local store nor being written to it.
     pub fn active_bytes(&self) -> usize {
         self.active.bytes
     }
 
-    /// Takes the active changes for writing to the local store; they stay visible until [`Store::thaw`].
-    /// `None` while an earlier table is being written, or if there is nothing.
+    /// Takes the active changes to be written to the local store; they stay visible until [`Store::thaw`]. `None` while
+    /// an earlier table is being written, or if there are no changes.
     pub fn freeze(&mut self) -> Option<Arc<ChangeTable>> {
         if self.frozen.is_some() || self.active.changes.is_empty() {
             return None;
@@ -89,7 +89,7 @@ impl Store {
         Some(table)
     }
 
-    /// The frozen changes are in the local store now.
+    /// Drops the frozen changes, which the local store now has.
     pub fn thaw(&mut self) {
         self.frozen = None;
     }
@@ -108,7 +108,7 @@ pub struct Txn<'a> {
 }
 
 impl Txn<'_> {
-    /// The writes, to be put in a batch, and the newest batch that something read came from.
+    /// Ends the operation: returns its writes, for a batch, and the newest batch from which it read.
     pub fn finish(self) -> (BTreeMap<Vec<u8>, Option<Vec<u8>>>, Seq) {
         (self.writes, self.newest.get())
     }
@@ -205,7 +205,7 @@ impl Txn<'_> {
     }
 }
 
-/// A value in the store cannot be decoded, or the store cannot be read: the ledger is damaged.
+/// Decodes a value. An error means that the ledger is damaged.
 pub(crate) fn decode<V: Value>(key: &[u8], bytes: &[u8]) -> Result<V, FsError> {
     V::decode(bytes).map_err(|error| {
         tracing::error!(?key, %error, "metadata value is damaged");
@@ -218,7 +218,7 @@ fn broken(error: StateError) -> FsError {
     FsError::Io
 }
 
-/// The three tables above the local store, merged; upper ones win.
+/// The tables above the local store, merged; upper ones win.
 struct Overlay<'a> {
     writes: Peekable<Range<'a, Vec<u8>, Option<Vec<u8>>>>,
     active: Peekable<Range<'a, Vec<u8>, Change>>,
@@ -226,7 +226,7 @@ struct Overlay<'a> {
     newest: Seq,
 }
 
-type Above = Option<Pair>;
+type Entry = Option<Pair>;
 
 impl<'a> Overlay<'a> {
     fn new(txn: &'a Txn<'_>, (from, to): &KeyRange) -> Self {
@@ -246,7 +246,7 @@ impl<'a> Overlay<'a> {
         [writes, active, frozen].into_iter().flatten().min()
     }
 
-    /// Takes the change of `key`, if a table has one: `Some(None)` is a deletion.
+    /// Takes the change of `key`, if a table has one; `Some(None)` is a deletion.
     fn take(&mut self, key: &[u8]) -> Option<Option<Vec<u8>>> {
         let mut found = None;
         if let Some(frozen) = &mut self.frozen
@@ -265,17 +265,17 @@ impl<'a> Overlay<'a> {
         found
     }
 
-    fn next_below(&mut self, bound: &[u8]) -> Option<Above> {
+    fn next_below(&mut self, bound: &[u8]) -> Option<Entry> {
         let head = self.head().filter(|head| *head < bound)?;
         self.take_head(head)
     }
 
-    fn next(&mut self) -> Option<Above> {
+    fn next(&mut self) -> Option<Entry> {
         let head = self.head()?;
         self.take_head(head)
     }
 
-    fn take_head(&mut self, head: &[u8]) -> Option<Above> {
+    fn take_head(&mut self, head: &[u8]) -> Option<Entry> {
         let value = self.take(head).expect("the head is the key of one of the tables");
         Some(value.map(|value| (head.to_vec(), value)))
     }
@@ -303,7 +303,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever table a change is in, reads see the same as a plain map.
+        /// Reads see the same as in a plain map, in whichever table a change is.
         #[test]
         fn reads_see_through_all_tables(
             steps in proptest::collection::vec(step(), 0..60),

@@ -1,6 +1,6 @@
 //! Values of a ledger's state, byte by byte as `docs/formats/ledger.md` draws them.
 //!
-//! Every value begins with its format number. Decoding refuses what it does not know and never panics.
+//! Every value begins with its format number. Decoding refuses unknown formats and never panics.
 
 use base::codec::{DecodeError, Reader, Writer};
 use base::{ExtentId, Ino, MapId, PgId, SessionId};
@@ -19,7 +19,7 @@ pub use tier::{BlobRecord, LooseBlob, Residence, TierState};
 
 /// The format number that this version writes.
 const FORMAT: u8 = 1;
-/// The format number of an inode that is an object and says so.
+/// The format number of an inode with an object tag.
 const FORMAT_OBJECT: u8 = 2;
 
 /// A value that can be stored.
@@ -66,23 +66,23 @@ fn kind_of(code: u8) -> Result<FileKind, DecodeError> {
     })
 }
 
-/// Which map holds a range of a file, and where in it. A regular file has one.
+/// The part of a map that holds a range of a file. A regular file has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapSegment {
     /// First byte in the file.
     pub file_off: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// The map.
     pub map: MapId,
-    /// Where in the map the range begins.
+    /// Start of the range in the map.
     pub map_off: u64,
 }
 
-/// Table I.
+/// Table I: an inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inode {
-    /// Everything that `stat` tells.
+    /// The attributes of `stat`.
     pub attr: Attr,
     /// Bit 0: see [`Inode::IMPLICIT`]. As stored, the guard is in bits 1 and 2.
     pub flags: u16,
@@ -90,21 +90,22 @@ pub struct Inode {
     pub quotas: [u32; 3],
     /// Tier policy; 0 is the filesystem's.
     pub tier_policy: u32,
-    /// Of a directory, the one it is in. Of anything else, the one it was made in or moved to last, which may be gone;
-    /// 0 if it never had a name.
+    /// For a directory, its parent. For any other inode, the directory in which it was made or to which it was last
+    /// moved, which may be gone; 0 if it never had a name.
     pub parent: Ino,
-    /// Of a directory, the next readdir cookie.
+    /// The next readdir cookie of a directory.
     pub next_cookie: u64,
-    /// Where the content is.
+    /// The maps of the content.
     pub segments: Vec<MapSegment>,
-    /// Of a symbolic link.
+    /// The target of a symbolic link.
     pub target: Bytes,
-    /// Of an object that was put as one. On a directory: it is a directory object.
+    /// The tag of an object that was put as one. A directory with a tag is a directory object.
     pub object: Option<ObjectTag>,
 }
 
 impl Inode {
-    /// A directory that exists because keys below it do, and goes with the last of them. Never without entries.
+    /// Flag of a directory that exists only because keys below it do, and goes with the last of them. It is never
+    /// empty.
     pub const IMPLICIT: u16 = 1;
     const APPEND_ONLY: u16 = 2;
     const IMMUTABLE: u16 = 4;
@@ -115,12 +116,13 @@ impl Inode {
         self.flags | bit(append_only, Self::APPEND_ONLY) | bit(immutable, Self::IMMUTABLE)
     }
 
-    /// Whether it is a directory that goes with the last key below it.
+    /// Whether this is a directory that goes with the last key below it.
     pub fn is_implicit(&self) -> bool {
         self.flags & Self::IMPLICIT != 0
     }
 
-    /// What its content lies beside in an object store: the directory it was made in or moved to, or it alone.
+    /// Files with the same value lie together in an object store: the directory in which this inode was made or to
+    /// which it was last moved, or the inode itself if it never had a name.
     pub fn packed_with(&self) -> Ino {
         if self.parent == Ino(0) { self.attr.ino } else { self.parent }
     }
@@ -206,12 +208,12 @@ impl Value for Inode {
     }
 }
 
-/// Table D.
+/// Table D: a directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dentry {
-    /// What the name refers to.
+    /// The inode of the name.
     pub ino: Ino,
-    /// What kind of thing that is.
+    /// The kind of that inode.
     pub kind: FileKind,
     /// Its readdir cookie.
     pub cookie: u64,
@@ -233,32 +235,32 @@ impl Value for Dentry {
     }
 }
 
-/// Table M. The offset is in the key.
+/// Table M: a piece of a map. Its offset is in the key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Bytes of the file.
+    /// Length in bytes.
     pub len: u64,
     /// The layer it was written in.
     pub birth_layer: u32,
-    /// What is there.
+    /// Its content.
     pub content: PieceContent,
 }
 
-/// What a piece of a map is.
+/// The content of a piece of a map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PieceContent {
     /// Bytes, inline or of an extent.
     Data(Content),
-    /// A range of another map, of which this piece is the only owner. Only in composed maps.
+    /// A range of another map; no other piece refers to it. Only in composed maps.
     Map {
-        /// Which.
+        /// The other map.
         map: MapId,
-        /// Where in it the range begins.
+        /// Start of the range in that map.
         off: u64,
     },
 }
 
-/// Maps whose number has this bit are composed: ranges of other maps may be pieces of theirs.
+/// Maps whose number has this bit are composed: their pieces may be ranges of other maps.
 pub const COMPOSED_MAP: u64 = 1 << 63;
 
 const PIECE_INLINE: u8 = 1;
@@ -266,7 +268,7 @@ const PIECE_EXTENT: u8 = 2;
 const PIECE_MAP: u8 = 3;
 
 impl Piece {
-    /// The piece at its place in the map, if it is bytes.
+    /// The piece at offset `off` of its map, if it has bytes of its own.
     pub fn at(self, off: u64) -> Option<MapPiece> {
         match self.content {
             PieceContent::Data(content) => Some(MapPiece { off, len: self.len, content }),
@@ -274,13 +276,13 @@ impl Piece {
         }
     }
 
-    /// What to store for a piece of the map.
+    /// The stored form of a piece.
     pub fn of(piece: &MapPiece) -> Self {
         let content = PieceContent::Data(piece.stored().content);
         Self { len: piece.len, birth_layer: crate::keys::LIVE_LAYER, content }
     }
 
-    /// What to store for a range of another map.
+    /// The stored form of a range of another map.
     pub fn of_map(map: MapId, off: u64, len: u64) -> Self {
         Self { len, birth_layer: crate::keys::LIVE_LAYER, content: PieceContent::Map { map, off } }
     }
@@ -296,7 +298,7 @@ impl Value for Piece {
             PieceContent::Map { map, off } => {
                 w.u8(PIECE_MAP).u64(self.len).u32(self.birth_layer).u64(map.0).u64(*off);
             }
-            PieceContent::Data(Content::Extent(extent) | Content::Away(extent, _)) => {
+            PieceContent::Data(Content::Extent(extent) | Content::Tiered(extent, _)) => {
                 w.u8(PIECE_EXTENT).u64(self.len).u32(self.birth_layer);
                 w.u64(extent.id.0).u32(extent.pg.0).u8(extent.k).u8(extent.n);
                 w.u32(extent.extent_len).u32(extent.extent_off);
@@ -348,10 +350,10 @@ impl Value for Piece {
     }
 }
 
-/// Table E: only of extents that are not referred to by exactly one whole piece.
+/// Table E: the use of an extent, unless exactly one piece refers to it as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExtentUse {
-    /// Pieces that refer to it.
+    /// Number of pieces that refer to it.
     pub refs: u32,
     /// Sum of their lengths.
     pub live_bytes: u64,
@@ -372,12 +374,12 @@ impl Value for ExtentUse {
     }
 }
 
-/// Table R.
+/// Table R: a range of extent ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdRange {
-    /// Who may commit ids of it.
+    /// The session that may commit ids of the range.
     pub session: SessionId,
-    /// How many ids.
+    /// Number of ids.
     pub count: u64,
     /// Whether commits with its ids are still accepted.
     pub open: RangeState,
@@ -386,9 +388,9 @@ pub struct IdRange {
 /// Whether a range of extent ids may still be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeState {
-    /// Its session may commit ids of it.
+    /// The range's session may commit ids of it.
     Open,
-    /// No commit may name its ids any more; what is not referred to is garbage.
+    /// No commit may name its ids any more; extents without a reference are garbage.
     Closed,
 }
 
@@ -416,15 +418,15 @@ impl Value for IdRange {
 /// Tables F and W: where the shards of an extent lie. In F `shard` is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExtentPlace {
-    /// Placement group.
+    /// The placement group.
     pub pg: PgId,
-    /// All shards.
+    /// Number of all shards.
     pub n: u8,
-    /// Data shards.
+    /// Number of data shards.
     pub k: u8,
-    /// In W, the shard that is owed.
+    /// In W, index of the owed shard.
     pub shard: u8,
-    /// Bytes of the extent; 0 in F.
+    /// Length of the extent in bytes; 0 in F.
     pub extent_len: u32,
 }
 
@@ -449,7 +451,7 @@ impl Value for ExtentPlace {
     }
 }
 
-/// Table U.
+/// Table U: the last request in a session's slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
     /// The last request executed in this slot.
@@ -476,7 +478,7 @@ impl Value for Slot {
 /// Table O: the sessions that have an inode without a name open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Orphan {
-    /// At least one.
+    /// Never empty.
     pub sessions: Vec<SessionId>,
 }
 
@@ -502,9 +504,9 @@ impl Value for Orphan {
 /// Table V, `usage`: sums over all inodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Bytes of content that are stored, before redundancy.
+    /// Bytes of content, before redundancy.
     pub stored_bytes: u64,
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! An owner whose disk is full: writers are told, readers and deletions go on, and it recovers by itself.
+//! An owner whose disk is full: writers get an error, reads and deletions go on, and the owner recovers by itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
@@ -32,21 +32,21 @@ impl EventSink for Deaf {
     fn event(&self, _event: OwnerEvent) {}
 }
 
-/// One session that asks one thing after another.
-struct Asker<'a> {
+/// One session that sends one request after another.
+struct Requester<'a> {
     owner: &'a Owner,
     runtime: &'a Runtime,
     session: SessionId,
     seq: u64,
 }
 
-impl<'a> Asker<'a> {
+impl<'a> Requester<'a> {
     fn new(owner: &'a Owner, runtime: &'a Runtime) -> Self {
         let session = runtime.block_on(owner.connect(Arc::new(Deaf))).unwrap();
         Self { owner, runtime, session, seq: 0 }
     }
 
-    /// Every request must be answered in bounded time.
+    /// Sends a request, which must be answered in bounded time.
     fn ask(&mut self, request: MetaRequest) -> Result<MetaReply, FsError> {
         self.seq += 1;
         let id = RequestId { session: self.session, slot: 0, seq: self.seq };
@@ -87,7 +87,7 @@ impl<'a> Asker<'a> {
         self.ask(MetaRequest::SetXattr { ino, name, value, mode: XattrMode::Set })
     }
 
-    /// Asks again until it works: the owner looks for room with every tick.
+    /// Repeats the request until it succeeds: the owner checks for room with every tick.
     fn make_until_it_works(&mut self, name: &str) {
         let clock = base::env::Env::real().clock;
         let begun = clock.boot_ns();
@@ -133,7 +133,7 @@ fn check_full_disk(log: impl Fn(&Sim) -> Arc<dyn LedgerLog>) {
     let sim = Sim::new(1);
     sim.env().files.create_dir_all(Path::new("/node/ledger")).unwrap();
     let owner = open(&sim, log(&sim), store(&sim));
-    let mut asker = Asker::new(&owner, &runtime);
+    let mut asker = Requester::new(&owner, &runtime);
     let big = ino_of(asker.make("big").unwrap());
     sim.files.limit_space(1);
     let mut made = Vec::new();
@@ -152,7 +152,7 @@ fn check_full_disk(log: impl Fn(&Sim) -> Arc<dyn LedgerLog>) {
     assert!(refused && !made.is_empty(), "{}", made.len());
     assert!(owner.stat().no_space && !owner.stat().halted);
     assert!(owner.problem().is_some());
-    // Reading and deleting go on, for very many files.
+    // Reading and deleting go on, for a large number of files.
     asker.lookup(&made[0]).unwrap();
     let half = made.len() / 2;
     for name in &made[..half] {
@@ -166,7 +166,7 @@ fn check_full_disk(log: impl Fn(&Sim) -> Arc<dyn LedgerLog>) {
     drop(owner);
     sim.files.crash();
     let owner = open(&sim, log(&sim), store(&sim));
-    let mut asker = Asker::new(&owner, &runtime);
+    let mut asker = Requester::new(&owner, &runtime);
     made[half..].iter().for_each(|name| drop(asker.lookup(name).unwrap()));
     made[..half].iter().for_each(|name| assert_eq!(asker.lookup(name).err(), Some(FsError::NotFound)));
     asker.lookup("again").unwrap();
@@ -188,7 +188,7 @@ fn so_it_is_with_copies_of_the_log() {
     });
 }
 
-/// A store that has no room as long as it is told so.
+/// A store that has no room while a flag is set.
 #[derive(Clone)]
 struct FullStore {
     store: MemState,
@@ -229,7 +229,7 @@ fn a_store_without_room_stops_writers_before_memory_does() {
     let sim = Sim::new(1);
     let state = FullStore { store: MemState::default(), full: Arc::new(AtomicBool::new(true)) };
     let owner = open(&sim, Arc::new(MemLog::new()), Arc::new(state.clone()));
-    let mut asker = Asker::new(&owner, &runtime);
+    let mut asker = Requester::new(&owner, &runtime);
     let ino = ino_of(asker.make("a").unwrap());
     let mut taken = 0;
     let error = loop {
@@ -256,16 +256,16 @@ fn an_owner_stops_although_its_store_has_no_room() {
     let log = MemLog::new();
     let state = FullStore { store: MemState::default(), full: Arc::new(AtomicBool::new(true)) };
     let owner = open(&sim, Arc::new(log.clone()), Arc::new(state.clone()));
-    let mut asker = Asker::new(&owner, &runtime);
+    let mut asker = Requester::new(&owner, &runtime);
     asker.make("a").unwrap();
     owner.stop();
     state.full.store(false, Ordering::SeqCst);
     let owner = open(&sim, Arc::new(log), Arc::new(state));
-    Asker::new(&owner, &runtime).lookup("a").unwrap();
+    Requester::new(&owner, &runtime).lookup("a").unwrap();
     owner.stop();
 }
 
-/// A log that takes nothing as long as it is told so.
+/// A log that has no room while a flag is set.
 #[derive(Clone)]
 struct FullLog {
     log: MemLog,
@@ -310,10 +310,10 @@ fn when_even_the_reserve_is_used_up_nobody_waits_for_ever_and_it_recovers() {
     let sim = Sim::new(1);
     let log = FullLog { log: MemLog::new(), full: Arc::default() };
     let owner = open(&sim, Arc::new(log.clone()), Arc::new(MemState::default()));
-    let mut asker = Asker::new(&owner, &runtime);
+    let mut asker = Requester::new(&owner, &runtime);
     asker.make("a").unwrap();
     log.full.store(true, Ordering::SeqCst);
-    // Executed before anybody could know: its outcome is open until the log takes it.
+    // The request was executed before the shortage was known: its outcome is open until the log takes it.
     assert_eq!(asker.unlink("a").err(), Some(FsError::Unavailable));
     assert_eq!(asker.make("b").err(), Some(FsError::NoSpace));
     assert_eq!(asker.unlink("b").err(), Some(FsError::NoSpace));

@@ -1,6 +1,6 @@
-//! The owner with its threads, on simulated files and logs that fail: what was acknowledged stays.
+//! The owner with its threads, on simulated files and failing logs: acknowledged changes stay.
 //!
-//! Threads make the order of events differ between runs of one seed; what is asserted holds for every order.
+//! Threads make the order of events differ between runs of one seed; the assertions hold for every order.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
@@ -148,7 +148,7 @@ fn a_log_older_than_the_store_is_refused() {
     owner.stop();
     let seen = state.applied().unwrap().seq;
     assert!(seen.0 >= 2);
-    // A log that ends one batch earlier; what is in it does not matter.
+    // A log that ends one batch earlier; its content does not matter.
     runtime.block_on(old.seal(Epoch(1))).unwrap();
     let batches = vec![Vec::new(); seen.0 as usize - 1];
     runtime.block_on(old.append(Epoch(1), Seq(1), batches)).unwrap();
@@ -164,7 +164,7 @@ fn a_log_older_than_the_store_is_refused() {
     ));
 }
 
-/// A log that counts, and refuses to forget.
+/// A log that records the largest batch, fails on request, and ignores trims.
 #[derive(Clone)]
 struct Watched {
     log: MemLog,
@@ -214,7 +214,7 @@ impl LedgerLog for Watched {
             return Box::pin(async { Err(AppendError::Unknown(std::io::ErrorKind::Other.into())) });
         }
         let log = self.log.clone();
-        // Slow enough that requests pile up.
+        // Slow enough for requests to pile up.
         Box::pin(async move {
             tokio::task::yield_now().await;
             log.append(epoch, first, batches).await
@@ -284,7 +284,7 @@ fn batches_stay_below_what_the_log_takes() {
     let replies = runtime.block_on(join_all((0..300).map(|slot| {
         let owner = &owner;
         async move {
-            // Inodes of their own, so that every value is in a batch.
+            // Each request makes its own inode, so that every value is in a batch.
             let ino = match ask(owner, session, slot, make(&slot.to_string())).await? {
                 MetaReply::Entry { attr, .. } => attr.ino,
                 _ => return Err(FsError::Io),
@@ -370,7 +370,7 @@ fn who_waits_for_a_file_that_goes_is_answered() {
         let opened = MetaRequest::Make(MakeNode { open: OpenIntent::Write, ..file });
         let made = ask(&owner, one, 1, opened).await.unwrap();
         let MetaReply::Entry { attr, .. } = made else { panic!("{made:?}") };
-        // The lookup waits for the exclusive lease of whoever made the file, and nobody gives that back.
+        // The lookup waits for the exclusive lease of the session that made the file, which never releases it.
         let ends = async {
             let unlink = MetaRequest::Unlink { parent: Ino::ROOT, name: Bytes::from_static(b"file") };
             ask(&owner, one, 2, unlink).await.unwrap();
@@ -419,7 +419,7 @@ fn who_holds_a_lease_that_is_recalled_may_open_the_file_again() {
             .await
             .unwrap();
         let MetaReply::Entry { attr, lease: Some(lease), .. } = made else { panic!("{made:?}") };
-        // The lookup has the lease recalled. Its holder gives it back only when the open is answered.
+        // The lookup causes a recall of the lease. Its holder releases it only when its open is answered.
         let ends = async {
             let opened =
                 ask(&owner, one, 2, MetaRequest::Open { ino: attr.ino, intent: OpenIntent::Truncate }).await;

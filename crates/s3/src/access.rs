@@ -1,4 +1,4 @@
-//! Who sent a request, whether they may, and which bucket it is about.
+//! Authorization: the sender of a request, its permissions, and its bucket.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use s3s::{S3Error, S3Result, s3_error};
 
 use crate::bucket::Bucket;
 use crate::error::{custom, object_error};
-use crate::gate::{Asker, Core, PROBED, RequestContext};
+use crate::gate::{PROBED, RequestContext, Requester, Services};
 use crate::identity::{Identities, Identity, IdentityError, PolicyFacts, PolicyRequest, Verdict};
 use crate::ops::object_name;
 use crate::ops::tags::{Tags, parse_header};
@@ -24,7 +24,7 @@ use crate::screen::{self, Signed};
 
 const NAME_BYTES_MAX: usize = 255;
 
-/// Operations by name, each with the action that policies know it by.
+/// Operations by name, each with the action that names it in policies.
 const ACTIONS: &[(&str, &str)] = &[
     ("AbortMultipartUpload", "s3:AbortMultipartUpload"),
     ("CompleteMultipartUpload", "s3:PutObject"),
@@ -80,7 +80,7 @@ const ACTIONS: &[(&str, &str)] = &[
     ("UploadPartCopy", "s3:PutObject"),
 ];
 
-/// Actions whose policies may look at the tags of the object that is there.
+/// Actions whose policies may look at the tags of the existing object.
 const TAGGED_ACTIONS: &[&str] = &[
     "s3:DeleteObjectTagging",
     "s3:GetObject",
@@ -109,9 +109,9 @@ impl S3Auth for Secrets {
     }
 }
 
-/// Decides about requests whose signature is right, or that have none.
+/// Authorizes requests with a valid signature, and requests without one.
 pub(crate) struct Access {
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: Arc<Services>,
 }
 
 #[async_trait]
@@ -132,15 +132,15 @@ impl S3Access for Access {
     }
 }
 
-/// The context that came with a request.
+/// The context that was attached to a request.
 pub(crate) fn context(extensions: &hyper::http::Extensions) -> S3Result<Arc<RequestContext>> {
     extensions.get::<Arc<RequestContext>>().cloned().ok_or_else(|| s3_error!(InternalError))
 }
 
-/// What is asked.
+/// What authorization must decide.
 pub(crate) struct Question<'a> {
     pub(crate) operation: &'static str,
-    /// Empty: what is asked for is checked piece by piece later.
+    /// Empty: the operation checks each key later.
     pub(crate) action: &'a str,
     pub(crate) bucket: Option<&'a str>,
     pub(crate) key: Option<&'a str>,
@@ -148,8 +148,8 @@ pub(crate) struct Question<'a> {
     pub(crate) headers: &'a HeaderMap,
 }
 
-impl Core {
-    /// Finds out who asks and whether they may.
+impl Services {
+    /// Finds the sender and checks its permission.
     pub(crate) async fn authorize(
         &self,
         context: &RequestContext,
@@ -161,7 +161,7 @@ impl Core {
             return Err(custom("Probed", PROBED, ""));
         }
         {
-            let mut told = context.told.lock().expect("no holder of this lock panics");
+            let mut told = context.facts.lock().expect("no holder of this lock panics");
             told.operation = question.operation;
             told.access_key = access_key.map(Arc::from);
             told.bucket = question.bucket.map(str::to_owned);
@@ -178,7 +178,7 @@ impl Core {
             Some(bucket) if question.operation != "CreateBucket" => Some(self.buckets.get(bucket).await),
             _ => None,
         };
-        // Nobody learns which buckets there are without a signature.
+        // Without a signature, a client must not learn which buckets exist.
         let bucket = match found {
             Some(Err(_)) if identity.is_none() => return Err(unsigned()),
             Some(Err(error)) if question.operation == "Other" => return Err(error),
@@ -208,11 +208,11 @@ impl Core {
         }
         let copied = |name| question.headers.get(name).cloned();
         let (referer, user_agent) = (copied(header::REFERER), copied(header::USER_AGENT));
-        let _ = context.asker.set(Asker { identity, bucket, referer, user_agent });
+        let _ = context.requester.set(Requester { identity, bucket, referer, user_agent });
         Ok(())
     }
 
-    /// Refuses to work on a bucket of somebody else than the client takes its owner for.
+    /// Refuses a bucket whose owner is not the one that the client expects (`x-amz-expected-bucket-owner`).
     pub(crate) async fn check_owner(&self, bucket: &Bucket, expected: &str) -> S3Result<()> {
         let attr = self.client.getattr(bucket.ino).await.map_err(|error| object_error(error.into()))?;
         match expected == attr.uid.to_string() {
@@ -223,7 +223,7 @@ impl Core {
         }
     }
 
-    /// Finds out whose key it is.
+    /// Finds the owner of an access key.
     pub(crate) fn identify(
         &self,
         context: &RequestContext,
@@ -237,13 +237,14 @@ impl Core {
         let token = session_token(uri, headers);
         let token = token.as_deref().or_else(|| context.unread.form()?.token.as_deref());
         let identity = self.identities.identify(access_key, token).map_err(identity_error)?;
-        let mut told = context.told.lock().expect("no holder of this lock panics");
+        let mut told = context.facts.lock().expect("no holder of this lock panics");
         told.access_key = Some(identity.access_key.clone());
         told.user = Some(identity.user.name.clone());
         Ok(identity)
     }
 
-    /// Tags of an object, if it is there and a policy that counts looks at them. What cannot be read might be denied.
+    /// Tags of an object, if it exists and an effective policy looks at them. An error of the read fails the request: a
+    /// policy might deny it.
     async fn existing_tags(
         &self,
         identity: Option<&Identity>,
@@ -298,7 +299,7 @@ impl Core {
         decide(verdict, identity, question.action)
     }
 
-    /// Whether the asker may do something with another key or bucket as well.
+    /// Whether the sender may do an action on another key or bucket as well.
     pub(crate) fn may_also(
         &self,
         context: &RequestContext,
@@ -309,7 +310,7 @@ impl Core {
         self.may_with(context, action, bucket, key, PolicyFacts::default())
     }
 
-    /// Whether the asker may do something with an object whose tags policies may look at.
+    /// Whether the sender may do an action on an object whose tags policies may look at.
     pub(crate) async fn may_with_tags(
         &self,
         context: &RequestContext,
@@ -318,14 +319,14 @@ impl Core {
         key: &str,
         given: Option<&[(String, String)]>,
     ) -> S3Result<()> {
-        let identity = context.asker.get().and_then(|asker| asker.identity.as_ref());
+        let identity = context.requester.get().and_then(|requester| requester.identity.as_ref());
         let existing = self.existing_tags(identity, Some(bucket), action, Some(key)).await?;
         let facts =
             PolicyFacts { existing_tags: existing.as_deref(), request_tags: given, ..PolicyFacts::default() };
         self.may_with(context, action, bucket, Some(key), facts)
     }
 
-    /// The same with more that policies may look at.
+    /// Like [`Self::may_also`], with further facts for policies.
     pub(crate) fn may_with(
         &self,
         context: &RequestContext,
@@ -334,10 +335,10 @@ impl Core {
         key: Option<&str>,
         facts: PolicyFacts<'_>,
     ) -> S3Result<()> {
-        let asker = context.asker.get();
-        let identity = asker.and_then(|asker| asker.identity.as_ref());
-        let text = |header: fn(&Asker) -> &Option<HeaderValue>| {
-            header(asker?).as_ref().and_then(|value| value.to_str().ok())
+        let requester = context.requester.get();
+        let identity = requester.and_then(|requester| requester.identity.as_ref());
+        let text = |header: fn(&Requester) -> &Option<HeaderValue>| {
+            header(requester?).as_ref().and_then(|value| value.to_str().ok())
         };
         let verdict = self.identities.may(&PolicyRequest {
             identity,
@@ -353,8 +354,8 @@ impl Core {
             delimiter: None,
             max_keys: None,
             more: PolicyFacts {
-                referer: text(|asker| &asker.referer),
-                user_agent: text(|asker| &asker.user_agent),
+                referer: text(|requester| &requester.referer),
+                user_agent: text(|requester| &requester.user_agent),
                 ..facts
             },
         });
@@ -362,8 +363,8 @@ impl Core {
     }
 }
 
-impl Core {
-    /// What somebody is told of an object that is not there: who may not list the bucket must not learn that.
+impl Services {
+    /// The error for an object that does not exist: a sender who may not list the bucket must not learn that.
     pub(crate) fn conceal(&self, context: &RequestContext, bucket: &Bucket, error: S3Error) -> S3Error {
         if error.code().as_str() != "NoSuchKey" {
             return error;
@@ -375,7 +376,7 @@ impl Core {
     }
 }
 
-/// Whether any policy that counts looks at the tags of objects that are there.
+/// Whether an effective policy looks at the tags of existing objects.
 fn look_at_existing_tags(identity: Option<&Identity>, bucket: &Bucket) -> bool {
     let own = identity.into_iter().flat_map(|who| who.user.policy.iter().chain(&who.limits));
     own.chain(&bucket.policy).any(|policy| policy.looks_at_existing_tags())
@@ -448,7 +449,7 @@ fn session_token(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     header.map(str::to_owned).or_else(query)
 }
 
-/// Names below which buckets are host names.
+/// Domains whose subdomains are buckets.
 pub(crate) struct Names {
     domains: Vec<String>,
 }
@@ -459,7 +460,7 @@ impl Names {
         Self { domains }
     }
 
-    /// The bucket that a host name begins with.
+    /// The bucket in a host name.
     fn host_bucket<'a>(&self, host: &'a str) -> Option<&'a str> {
         let host = match host.rsplit_once(':') {
             Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
@@ -513,7 +514,7 @@ impl S3Host for Hosts {
 }
 
 impl NameValidation for Hosts {
-    /// Any directory is a bucket; which names a new one may have is checked when it is made.
+    /// Any directory is a bucket; names of new buckets are checked when they are created.
     fn validate_bucket_name(&self, name: &str) -> bool {
         !name.is_empty()
             && name.len() <= NAME_BYTES_MAX

@@ -1,11 +1,10 @@
-//! Users and keys as requests see them: a snapshot in memory of what the control ledger holds.
+//! Users and keys: a snapshot in memory of the records in the control ledger.
 //!
-//! The node replaces the snapshot as a whole after each change, so a change counts for the next request. Looking a key
-//! up takes a read lock for as long as it takes to copy a pointer. Access keys are looked up by their id, which is not
-//! secret; secrets and tokens are never compared with what a client sent: signatures are verified by the protocol, and
-//! tokens are opened, which compares in constant time.
+//! After each change the node replaces the whole snapshot, so the next request sees the change. A lookup holds a read
+//! lock only while it copies a pointer. Keys are found by their id, which is no secret. Secrets and tokens are never
+//! compared with bytes from a client: the protocol verifies signatures, and opening a token compares in constant time.
 //!
-//! A short-lived key ends with its time, with its user, and with the key that asked for it.
+//! A short-lived key becomes invalid when it expires, and when its user or the key that requested it becomes invalid.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, RwLock};
@@ -20,19 +19,19 @@ use crate::identity::{Identities, Identity, IdentityError, PolicyRequest, Secret
 use crate::policy::{Policy, PolicyOf, decide};
 use crate::seal::{NodeKey, Purpose};
 
-/// What short-lived access keys begin with, and no others.
+/// Prefix of the ids of short-lived keys; lasting keys never have it.
 pub const SESSION_KEY_PREFIX: &str = "ASIA";
-/// Opened tokens that are remembered.
+/// Size of the cache of opened tokens.
 const SESSIONS_REMEMBERED_MAX: usize = 4096;
-/// Longest token that is looked at.
+/// Longest token that is opened.
 const TOKEN_BYTES_MAX: usize = 16 * 1024;
 
 /// A user.
 #[derive(Debug, Clone)]
 pub struct AccountUser {
-    /// What requests see of it.
+    /// The user as requests see it.
     pub user: Arc<User>,
-    /// Its keys do not count.
+    /// All keys of the user are refused.
     pub disabled: bool,
 }
 
@@ -43,13 +42,13 @@ pub struct AccountKey {
     pub access_key: Arc<str>,
     /// Its secret; `None` if it was sealed with another node key.
     pub secret: Option<Secret>,
-    /// Whose it is.
+    /// Number of the key's user.
     pub user: u32,
-    /// It does not count.
+    /// The key is refused.
     pub disabled: bool,
-    /// When it was made, nanoseconds since 1970; tells it from another one of the same id.
+    /// Creation time, nanoseconds since 1970; distinguishes a key from an earlier key with the same id.
     pub created_ns: i64,
-    /// When it ends, seconds since 1970.
+    /// Expiration, seconds since 1970.
     pub expires_s: Option<i64>,
 }
 
@@ -60,7 +59,7 @@ pub struct AccountSet {
     pub users: HashMap<u32, AccountUser>,
     /// Keys by id.
     pub keys: HashMap<Arc<str>, AccountKey>,
-    /// What roles allow, by name.
+    /// Policies of roles, by name.
     pub roles: HashMap<String, Arc<Policy>>,
 }
 
@@ -69,24 +68,24 @@ pub struct Accounts {
     env: Env,
     key: NodeKey,
     set: RwLock<Arc<AccountSet>>,
-    /// Tokens that were opened, by their digest: an attacker learns nothing from the time that looking one up takes.
+    /// Cache of opened tokens, by digest: the time of a lookup tells an attacker nothing.
     sessions: Mutex<HashMap<[u8; 32], Arc<Session>>>,
 }
 
-/// What a session token says. JSON, sealed; `docs/formats/users.md` describes it.
+/// Contents of a session token. JSON, sealed; `docs/formats/users.md` describes it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Claims {
-    /// 1.
+    /// Always 1.
     pub(crate) version: u32,
     pub(crate) user: u32,
-    /// The key that asked for it.
+    /// The key that requested the session.
     pub(crate) parent: String,
     pub(crate) parent_created_ns: i64,
     pub(crate) expires_s: i64,
-    /// A role that limits it, as that is defined at the time of each request.
+    /// Role that limits the key, as it is defined at the time of each request.
     pub(crate) role: Option<String>,
-    /// A policy that limits it.
+    /// Policy that limits the key.
     pub(crate) policy: Option<String>,
 }
 
@@ -98,7 +97,7 @@ struct Session {
     policy: Option<Arc<Policy>>,
 }
 
-/// A short-lived key, for who asked for it.
+/// A short-lived key for the client that requested it.
 #[derive(Debug)]
 pub(crate) struct NewSession {
     pub(crate) access_key: String,
@@ -107,17 +106,17 @@ pub(crate) struct NewSession {
 }
 
 impl Accounts {
-    /// Nobody, until the first [`Accounts::replace`].
+    /// Without users, until the first [`Accounts::replace`].
     pub fn new(env: Env, key: NodeKey) -> Self {
         Self { env, key, set: RwLock::default(), sessions: Mutex::default() }
     }
 
-    /// Counts for the next request.
+    /// Replaces the snapshot. The next request sees it.
     pub fn replace(&self, set: AccountSet) {
         *self.set.write().expect("no holder of this lock panics") = Arc::new(set);
     }
 
-    /// What seals secrets.
+    /// The key that seals secrets.
     pub fn node_key(&self) -> &NodeKey {
         &self.key
     }
@@ -134,7 +133,7 @@ impl Accounts {
         self.set().roles.contains_key(name)
     }
 
-    /// Makes a short-lived key for the holder of a lasting one.
+    /// Makes a short-lived key for the holder of a lasting key.
     pub(crate) fn new_session(
         &self,
         identity: &Identity,
@@ -161,7 +160,7 @@ impl Accounts {
         Ok((NewSession { secret, token: URL_SAFE_NO_PAD.encode(sealed), access_key }, expires_s))
     }
 
-    /// Opens a token, or remembers that it was opened.
+    /// Opens a token, or takes it from the cache.
     fn session(&self, access_key: &str, token: &str) -> Result<Arc<Session>, IdentityError> {
         if token.len() > TOKEN_BYTES_MAX {
             return Err(IdentityError::InvalidToken);
@@ -205,7 +204,7 @@ impl Accounts {
         if self.now_s() >= claims.expires_s {
             return Err(IdentityError::Expired);
         }
-        // A role that is gone allows nothing any more.
+        // A role that was removed allows nothing.
         let role = claims.role.as_ref().map(|role| set.roles.get(role).cloned().unwrap_or_default());
         Ok(Identity {
             user: user.user.clone(),
@@ -217,7 +216,7 @@ impl Accounts {
 }
 
 impl AccountSet {
-    /// A lasting key and its user, if both count.
+    /// A lasting key and its user, unless one of them is disabled or the key has expired.
     fn lasting(&self, access_key: &str, now_s: i64) -> Result<(&AccountKey, &AccountUser), IdentityError> {
         let key = self.keys.get(access_key).filter(|key| !key.disabled).ok_or(IdentityError::UnknownKey)?;
         let user = self.users.get(&key.user).filter(|user| !user.disabled);
@@ -237,7 +236,8 @@ impl Identities for Accounts {
         let set = self.set();
         match set.lasting(access_key, self.now_s()) {
             Ok((key, _)) => key.secret.clone(),
-            // The signature is verified, so that only its holder is told that the time of a key is over.
+            // The secret is needed to verify the signature, so that only the holder of the key learns that it has
+            // expired.
             Err(IdentityError::Expired) => set.keys.get(access_key)?.secret.clone(),
             Err(_) => None,
         }
@@ -270,7 +270,8 @@ pub fn new_access_key(env: &Env, prefix: &str) -> String {
     prefix.chars().chain(letters).collect()
 }
 
-/// A new secret: 40 random letters and digits, 238 bits. Without signs, so that it needs no quotes anywhere.
+/// A new secret: 40 random letters and digits, 238 bits. Without special characters, so that it needs no quotes
+/// anywhere.
 pub fn new_secret(env: &Env) -> Secret {
     const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     let mut secret = String::with_capacity(40);

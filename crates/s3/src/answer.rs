@@ -1,15 +1,15 @@
-//! What is made of the documents that the protocol library answers with: XML that its readers take for what was meant,
-//! and errors that say why and of which request.
+//! Corrections of documents that the protocol library answers with: XML that parsers read without changes, and errors
+//! with a message and the request id.
 
 use bytes::Bytes;
 use hyper::header;
 use hyper::{Response, StatusCode};
 use s3s::Body;
 
-/// Operations whose answer has the bytes of an object or a policy.
+/// Operations whose answer is the bytes of an object or a policy, not XML.
 const OTHER_ANSWERS: [&str; 2] = ["GetBucketPolicy", "GetObject"];
 
-/// Completes an answer. `operation` is what was asked for, empty if that was not found out.
+/// Completes an answer. `operation` is empty if it is unknown.
 pub(crate) fn complete(response: Response<Body>, operation: &str, request_id: &str) -> Response<Body> {
     let is_error = response.status().as_u16() >= 400;
     if !is_error && OTHER_ANSWERS.contains(&operation) {
@@ -30,7 +30,7 @@ pub(crate) fn complete(response: Response<Body>, operation: &str, request_id: &s
     }
 }
 
-/// The document with an ETag that has no quotes: in this one answer S3 has none.
+/// The document with an ETag without quotes, as S3 has it in this one answer.
 fn bare_etag(document: &[u8]) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(document).ok()?;
     let (before, rest) = text.split_once("<ETag>")?;
@@ -39,14 +39,14 @@ fn bare_etag(document: &[u8]) -> Option<Vec<u8>> {
     Some(format!("{before}<ETag>{etag}</ETag>{after}").into_bytes())
 }
 
-/// The response with another document.
+/// The response with another document in it.
 pub(crate) fn with_body(response: Response<Body>, text: Vec<u8>) -> Response<Body> {
     let (mut parts, _) = response.into_parts();
     parts.headers.remove(header::CONTENT_LENGTH);
     Response::from_parts(parts, Body::from(Bytes::from(text)))
 }
 
-/// An error's document with a message and the request's id, where they are missing.
+/// The document of an error, with a message and the request id if they are missing.
 fn explain(document: &[u8], status: StatusCode, request_id: &str) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(document).ok()?;
     let (before, after) = text.split_once("</Code>")?;
@@ -63,7 +63,7 @@ fn explain(document: &[u8], status: StatusCode, request_id: &str) -> Option<Vec<
     Some(format!("{before}</Code>{message}{inner}{id}</Error>{end}").into_bytes())
 }
 
-/// What errors mean that the protocol library only names.
+/// Messages for errors that the protocol library gives a code only.
 fn message(code: &str, status: StatusCode) -> &str {
     match code {
         "SignatureDoesNotMatch" => {
@@ -83,10 +83,10 @@ fn message(code: &str, status: StatusCode) -> &str {
     }
 }
 
-/// References in place of characters that a reader would change or XML cannot hold; nothing if there are none.
+/// Escapes characters that a parser would change or XML cannot hold; `None` if there are none.
 fn escape(document: &[u8]) -> Option<Vec<u8>> {
     let is_odd = |byte: u8| byte == 0xef || (byte < b' ' && byte != b'\n' && byte != b'\t');
-    // Without an early end, which the compiler makes wide instructions of.
+    // Without an early exit, so that the compiler vectorizes it.
     if !document.iter().fold(false, |found, byte| found | is_odd(*byte)) {
         return None;
     }

@@ -1,4 +1,4 @@
-//! The operations, by the names that S3 gives them. What is not here answers `NotImplemented` with its name.
+//! The S3 operations by name. Any other operation answers `NotImplemented` with its name.
 
 use std::sync::Arc;
 
@@ -7,26 +7,26 @@ use s3s::dto::*;
 use s3s::{S3, S3Error, S3Request, S3Response, S3Result};
 
 use crate::access::context;
-use crate::gate::{Core, RequestContext};
+use crate::gate::{RequestContext, Services};
 use crate::ops::{acl, buckets, copy, delete, get, listing, multipart, probes, put, settings, tags};
 
 /// The operations.
 pub(crate) struct Api {
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: Arc<Services>,
 }
 
 impl Api {
     fn complete(&self, context: &RequestContext, error: S3Error) -> S3Error {
-        // A copy has two buckets and looks after that itself.
+        // A copy has two buckets; it checks their owners itself.
         let is_copy = ["CopyObject", "UploadPartCopy"].contains(&context.operation());
-        match context.asker.get().and_then(|asker| asker.bucket.as_ref()).filter(|_| !is_copy) {
+        match context.requester.get().and_then(|requester| requester.bucket.as_ref()).filter(|_| !is_copy) {
             Some(bucket) => self.core.conceal(context, bucket, error),
             None => error,
         }
     }
 }
 
-/// One method for each operation: it is done by a function of the same name.
+/// Defines one method for each operation; it calls the function of the same name.
 macro_rules! operations {
     ($($module:ident :: $name:ident ( $input:ident ) -> $output:ident;)*) => {
         #[async_trait]

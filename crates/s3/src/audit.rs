@@ -1,11 +1,11 @@
-//! The audit log: a line of JSON for every request, in files that are rotated by size.
+//! The audit log: one line of JSON for each request, in files that are rotated by size.
 //!
-//! Requests reserve room in a bounded queue before they are served, and wait while it is full, so that a slow disk slows
-//! requests rather than losing lines. What the log cannot do is stop the service: while the disk refuses it, or after
-//! waiting for two seconds, requests go on. What the queue cannot hold then is lost and counted; the count is shown by
-//! `status` and, as soon as the disk takes it, written to the log in place of the lines.
+//! Requests reserve room in a bounded queue before they are served, and wait while it is full: a slow disk slows
+//! requests down and loses no lines. A failing log never stops the service: while the disk refuses writes, or after a
+//! wait of two seconds, requests continue. Records that then find no room are lost and counted; `status` shows the
+//! count, and the log gets it in place of the lines once the disk works again.
 //!
-//! Lines reach the disk within a second (`fdatasync`), and before the node has stopped.
+//! Lines are durable (`fdatasync`) within a second, and before the node has stopped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,18 +22,18 @@ use tokio::sync::Notify;
 use crate::identity::{Audit, AuditRecord};
 use crate::instant;
 
-/// Records that wait to be written, at most.
+/// Limit of the queue.
 const QUEUE_RECORDS_MAX: usize = 16 * 1024;
-/// Records that are written at once, at most.
+/// Records per write, at most.
 const BATCH_RECORDS_MAX: usize = 1024;
-/// How long a request waits for room.
+/// How long a request waits for room in the queue.
 const RESERVE_WAIT: Duration = Duration::from_secs(2);
-/// How long more records are waited for once there is one: to wake the thread for each costs more than to write it.
+/// How long the thread waits for more records after the first one: waking it for each costs more than writing it.
 const GATHER: Duration = Duration::from_millis(20);
-/// How often what was written is made durable, and how often a disk that refused is tried again.
+/// Interval of syncs, and of retries after the disk refused.
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// What all files may have together; the oldest are removed.
+/// Limit for all files together; beyond it the oldest are removed.
 const ALL_BYTES_MAX: u64 = 1 << 30;
 const SUFFIX: &str = ".jsonl";
 
@@ -43,35 +43,35 @@ pub struct AuditLog {
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// How the log is doing.
+/// State of the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditStat {
-    /// Requests that wait to be written down.
+    /// Records in the queue.
     pub queued: usize,
-    /// Requests that were written down since the start.
+    /// Records written since the start of the node.
     pub written: u64,
-    /// Requests that were not and never will be.
+    /// Records lost since the start of the node.
     pub lost: u64,
-    /// Why nothing can be written now.
+    /// Why writes fail now.
     pub problem: Option<String>,
 }
 
 struct Shared {
     state: Mutex<Queue>,
-    /// There is something to write, or it is time to stop.
+    /// Signalled when there are records to write, and at the stop.
     work: Condvar,
-    /// There is room.
+    /// Notified when the queue has room.
     room: Notify,
 }
 
 #[derive(Default)]
 struct Queue {
     records: VecDeque<AuditRecord>,
-    /// Room that requests under way have.
+    /// Room that is reserved by requests under way.
     reserved: usize,
     written: u64,
     lost: u64,
-    /// Lost since the log last said so.
+    /// Lost records that the log does not mention yet.
     lost_unsaid: u64,
     problem: Option<String>,
     stopping: bool,
@@ -100,7 +100,7 @@ impl Shared {
 }
 
 impl AuditLog {
-    /// Begins a new file in `dir`, which is made if it is missing. A disk that refuses is tried again later.
+    /// Begins a new file in `dir`, which is created if it is missing. Retries later if the disk refuses.
     pub fn start(env: &Env, dir: &Path) -> Self {
         let shared = Arc::new(Shared { state: Mutex::default(), work: Condvar::new(), room: Notify::new() });
         let (writing, env, dir) = (shared.clone(), env.clone(), dir.to_owned());
@@ -109,7 +109,7 @@ impl AuditLog {
         Self { shared, writer: Mutex::new(Some(writer)) }
     }
 
-    /// How it is doing.
+    /// The state of the log.
     pub fn stat(&self) -> AuditStat {
         let queue = self.shared.lock();
         AuditStat {
@@ -120,7 +120,7 @@ impl AuditLog {
         }
     }
 
-    /// Writes what waits, makes it durable and ends. What the disk does not take now is lost. Blocks.
+    /// Writes the queue, makes it durable and ends the thread. Records that the disk refuses now are lost. Blocks.
     pub fn stop(&self) {
         self.shared.lock().stopping = true;
         self.shared.work.notify_one();
@@ -144,7 +144,7 @@ impl Audit for AuditLog {
             let wait = async {
                 loop {
                     let mut room = std::pin::pin!(self.shared.room.notified());
-                    // From here on a notification counts, so none is missed between the look and the wait.
+                    // From here on a notification counts, so none is missed between the check and the wait.
                     room.as_mut().enable();
                     if self.try_reserve() {
                         return;
@@ -170,7 +170,7 @@ impl Audit for AuditLog {
     }
 }
 
-/// What the thread does: takes a batch, writes it, tells who waits, until it is told to stop and nothing is left.
+/// The thread: takes a batch, writes it, wakes waiting requests, until it is stopped and the queue is empty.
 fn write_until_stopped(shared: &Shared, writer: &mut Writer) {
     let mut batch: Vec<AuditRecord> = Vec::new();
     loop {
@@ -206,13 +206,13 @@ fn write_until_stopped(shared: &Shared, writer: &mut Writer) {
     }
 }
 
-/// Waits for work and moves it to `batch`, after what is left there of a failed attempt. Returns how many lost records
-/// are to be told of, and whether this is the end.
+/// Waits for records and moves them to `batch`, after those left there by a failed write. Returns the number of lost
+/// records that the log must mention, and whether the log is stopped.
 fn take(shared: &Shared, batch: &mut Vec<AuditRecord>, behind: bool) -> (u64, bool) {
     let mut queue = shared.lock();
     let idle = |queue: &mut Queue| queue.records.is_empty() && !queue.stopping;
     if !batch.is_empty() || behind {
-        // The disk refused, or something is not durable yet: for a moment only.
+        // After an error, or while records are not durable yet, the wait is short.
         let failed = !batch.is_empty();
         let waits = |queue: &mut Queue| !queue.stopping && (failed || idle(queue));
         let waited = shared.work.wait_timeout_while(queue, SYNC_EVERY, waits);
@@ -230,7 +230,7 @@ fn take(shared: &Shared, batch: &mut Vec<AuditRecord>, behind: bool) -> (u64, bo
     (queue.lost_unsaid, queue.stopping)
 }
 
-/// Why nothing was written.
+/// Why a write failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write audit log: path={path} ({source})")]
 struct WriteError {
@@ -238,7 +238,7 @@ struct WriteError {
     source: io::Error,
 }
 
-/// Appends to the newest file and begins new ones. Synchronous, so that a test can drive it.
+/// Appends to the newest file and begins new files. Synchronous, so that a test can drive it.
 struct Writer {
     env: Env,
     dir: PathBuf,
@@ -259,7 +259,7 @@ impl Writer {
         self.unsynced
     }
 
-    /// Writes lines, after one that tells of those that were lost. After an error all of them are still to be written.
+    /// Writes lines, after a line with the number of lost records. After an error all of them must be written again.
     fn write(&mut self, records: &[AuditRecord], lost: u64) -> Result<(), WriteError> {
         let mut lines = Vec::new();
         if lost > 0 {
@@ -289,7 +289,7 @@ impl Writer {
         if waited >= SYNC_EVERY.as_nanos() as u64 { self.sync() } else { Ok(()) }
     }
 
-    /// After an error the file is left as it is and another one begun: what it holds is unknown.
+    /// Makes the file durable. After an error a new file is begun: the contents of the old one are unknown.
     fn sync(&mut self) -> Result<(), WriteError> {
         self.synced_ns = self.env.clock.boot_ns();
         let Some((file, path)) = self.file.as_ref().filter(|_| self.unsynced) else { return Ok(()) };
@@ -302,7 +302,7 @@ impl Writer {
         failed
     }
 
-    /// A file that is named after the moment, so that names sort by time.
+    /// Begins a file named after the time, so that names sort by time.
     fn begin_file(&mut self) -> Result<(Arc<dyn File>, PathBuf), WriteError> {
         let now = instant::format_ns(self.env.clock.wall_ns()).replace(':', "-");
         let path = self.dir.join(format!("{}{SUFFIX}", now.trim_end_matches('Z')));
@@ -318,7 +318,7 @@ impl Writer {
         Ok((file, path))
     }
 
-    /// Removes the oldest files as long as all have more than they may.
+    /// Removes the oldest files while all together exceed [`ALL_BYTES_MAX`].
     fn remove_old(&self) -> io::Result<()> {
         let paths = audit_files(&self.env, &self.dir)?;
         let mut left =
@@ -345,7 +345,7 @@ pub fn audit_files(env: &Env, dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// A line; `docs/formats/users.md` has the members.
+/// A line; `docs/formats/users.md` lists the members.
 #[derive(Serialize)]
 struct Line<'a> {
     time: String,

@@ -1,4 +1,4 @@
-//! Buckets: the top-level directories, found by name without a message as long as the filesystem vouches for it.
+//! Buckets: top-level directories, found by name in memory while a lease on the directory holds.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::error::object_error;
 use crate::identity::Identity;
 use crate::policy::{Policy, PolicyOf};
 
-/// Buckets that are remembered.
+/// Limit of the bucket cache.
 const BUCKETS_MAX: usize = 10_000;
 
 pub(crate) const POLICY: &str = "policy";
@@ -23,19 +23,19 @@ pub(crate) const TAGS: &str = "tags";
 /// The number of the user that the bucket belongs to, in decimal digits.
 pub(crate) const OWNER: &str = "owner";
 
-/// A bucket, with what is set for it.
+/// A bucket and its settings.
 pub(crate) struct Bucket {
     pub(crate) name: String,
     pub(crate) ino: Ino,
     pub(crate) policy: Option<Arc<Policy>>,
     pub(crate) cors: Option<Arc<CorsRules>>,
-    /// The user who made it through S3.
+    /// Number of the user that made the bucket through S3; `None` if it was made otherwise.
     pub(crate) owner: Option<u32>,
     settings: Vec<(String, Bytes)>,
 }
 
 impl Bucket {
-    /// Whether somebody may do everything with it that no policy denies.
+    /// Whether the sender owns the bucket and may do everything that no policy denies.
     pub(crate) fn belongs_to(&self, identity: Option<&Identity>) -> bool {
         identity.is_some_and(|identity| self.owner == Some(identity.user.id))
     }
@@ -46,13 +46,13 @@ impl Bucket {
     }
 }
 
-/// What is known of buckets. An entry holds while the client has a lease on the directory: when somebody else renames,
-/// removes or changes it, the lease is recalled, and [`Invalidate`] is called before that change is acknowledged. One that
-/// changes its name while it is asked for is told that too.
+/// The bucket cache. An entry is valid while the client has a lease on the directory: if another client renames,
+/// removes or changes the directory, the lease is recalled, and [`Invalidate`] is called before that change is
+/// acknowledged. An invalidation during a lookup keeps its result out of the cache.
 pub(crate) struct Buckets {
     client: Client,
     known: Mutex<HashMap<String, Arc<Bucket>>>,
-    /// Counts invalidations: what was asked before one is not remembered.
+    /// Counts invalidations: a lookup that began before one is not cached.
     changes: AtomicU64,
 }
 
@@ -96,7 +96,7 @@ impl Buckets {
             tracing::error!(bucket = name, setting = what, "setting of a bucket cannot be read");
             s3_error!(InternalError, "The {what} setting of the bucket cannot be read: set it again.")
         };
-        // A policy that cannot be read may deny: nothing is served without it.
+        // The policy may deny requests: if it cannot be read, the request fails.
         let policy = match find(POLICY) {
             Some(text) => {
                 let policy = Policy::parse(text, PolicyOf::Bucket(name))
@@ -133,7 +133,7 @@ impl Buckets {
         }
     }
 
-    /// Forgets a bucket that this gate changes.
+    /// Removes a bucket that this gate changes from the cache.
     pub(crate) fn forget(&self, name: &str) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         let old = self.known.lock().expect("no holder of this lock panics").remove(name);

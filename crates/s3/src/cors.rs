@@ -1,4 +1,4 @@
-//! Rules for pages of other origins (CORS).
+//! Cross-origin rules of buckets (CORS).
 
 use bytes::Bytes;
 use hyper::Method;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 const RULES_MAX: usize = 100;
 const METHODS: [&str; 5] = ["GET", "PUT", "POST", "DELETE", "HEAD"];
 
-/// What a browser says about a request from a page of another origin.
+/// Cross-origin headers of a request from a browser.
 pub(crate) struct Cross {
     origin: HeaderValue,
     method: String,
@@ -34,7 +34,7 @@ impl Cross {
     }
 }
 
-/// One rule. JSON in the bucket's setting.
+/// One rule; JSON in a setting of the bucket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Rule {
     id: Option<String>,
@@ -45,11 +45,11 @@ pub(crate) struct Rule {
     max_age_s: Option<i32>,
 }
 
-/// The rules of a bucket; the first that fits counts.
+/// The rules of a bucket; the first rule that matches is used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CorsRules(Vec<Rule>);
 
-/// Whether a pattern with at most one `*` fits.
+/// Whether a text matches a pattern with at most one `*`.
 fn fits(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
@@ -112,7 +112,7 @@ impl CorsRules {
         self.0.iter().map(rule).collect()
     }
 
-    /// The first rule that allows it.
+    /// The first rule that allows the request.
     pub(crate) fn matching(&self, cross: &Cross) -> Option<&Rule> {
         let origin = cross.origin.to_str().ok()?;
         self.0.iter().find(|rule| {
@@ -124,12 +124,12 @@ impl CorsRules {
 }
 
 impl Rule {
-    /// Whether requests may have a header; the letter case of names means nothing. `name` is in lower case.
+    /// Whether the rule allows a request header; letter case does not matter. `name` is in lower case.
     fn allows_header(&self, name: &str) -> bool {
         self.headers.iter().any(|pattern| fits(&pattern.to_ascii_lowercase(), name))
     }
 
-    /// Tells the browser.
+    /// Adds the headers that tell the browser what is allowed.
     pub(crate) fn answer(&self, cross: &Cross, headers: &mut HeaderMap) {
         let mut set = |name, text: &str| {
             if let Ok(value) = HeaderValue::from_str(text) {

@@ -1,4 +1,4 @@
-//! Errors as S3 names them.
+//! Maps errors to S3 error codes.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use s3s::{S3Error, S3ErrorCode, s3_error};
 use crate::hash::sha256_mismatch;
 use crate::key::KeyError;
 
-/// An error whose code the protocol library does not know.
+/// An error with a code that the protocol library does not know.
 pub(crate) fn custom(
     code: &'static str,
     status: StatusCode,
@@ -21,7 +21,7 @@ pub(crate) fn custom(
     error
 }
 
-/// Why an operation on the filesystem failed.
+/// The S3 error for an error of the filesystem.
 fn fs_error(error: FsError) -> S3Error {
     match error {
         FsError::NotFound => s3_error!(NoSuchBucket, "The specified bucket does not exist"),
@@ -61,7 +61,7 @@ fn fs_error(error: FsError) -> S3Error {
     }
 }
 
-/// Why a request about an object failed.
+/// The S3 error for an error of an object operation.
 pub(crate) fn object_error(error: ObjectError) -> S3Error {
     match error {
         ObjectError::Fs(error) => fs_error(error),
@@ -110,7 +110,7 @@ pub(crate) fn object_error(error: ObjectError) -> S3Error {
     }
 }
 
-/// Why a key is none.
+/// The S3 error for an invalid key.
 pub(crate) fn key_error(error: KeyError) -> S3Error {
     match error {
         KeyError::TooLong(_) | KeyError::NameTooLong(_) => s3_error!(KeyTooLongError, "{error}"),
@@ -120,7 +120,8 @@ pub(crate) fn key_error(error: KeyError) -> S3Error {
     }
 }
 
-/// Why a request's body ended early. The types that say so are private to the protocol library, their texts are not.
+/// The S3 error for a body that ended early. The types of these errors are private to the protocol library, so their
+/// texts are compared.
 pub(crate) fn body_error(error: &(dyn std::error::Error + 'static)) -> S3Error {
     let text = error.to_string();
     let has = |part: &str| text.contains(part);

@@ -1,4 +1,4 @@
-//! What happens to every request before and after the operation: number, account, origin rules, limits.
+//! Steps of every request before and after its operation: request id, audit record, origin rules, limits.
 
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -44,18 +44,19 @@ use crate::server::{
 const XML_BYTES_MAX: usize = 4 << 20;
 /// Largest file in a form; it is held in memory.
 pub(crate) const FORM_FILE_BYTES_MAX: u64 = 64 << 20;
-/// Forms that are read at once, in KiB: all of one is held in memory before its signature can be looked at.
+/// Memory for forms that are being read, in KiB: a form's signature can only be checked when all of it is in memory.
 const FORMS_KIB: u32 = 256 << 10;
-/// How long a form waits for that.
+/// How long a form waits for that memory.
 const FORM_WAIT: Duration = Duration::from_secs(10);
-/// How long a request waits for its turn.
+/// How long a request waits for a request slot.
 const REQUEST_WAIT: Duration = Duration::from_secs(10);
-/// A slower form is given up, so that few slow ones do not keep the others waiting.
+/// Forms slower than this are cancelled, so that a few slow forms do not delay the others.
 const FORM_BYTES_PER_S_MIN: u64 = 64 << 10;
-/// Other fields of a form.
+/// Largest sum of a form's fields without the file.
 const FORM_FIELDS_BYTES_MAX: usize = 64 << 10;
 
-/// How long after its signature a form may be used, whatever its policy says; requests have [`screen::Signed::check_date`].
+/// How long after its signature a form may be used, even if its policy allows longer; for requests see
+/// [`screen::Signed::check_date`].
 const FORM_AGE_S_MAX: u32 = 7 * 24 * 3600;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
@@ -65,31 +66,31 @@ const DECODED_LENGTH: HeaderName = HeaderName::from_static("x-amz-decoded-conten
 /// The answer to a probe whose signature is right; no other request gets it.
 pub(crate) const PROBED: StatusCode = StatusCode::IM_A_TEAPOT;
 
-/// What serves S3.
+/// Parts and limits of a gate.
 pub struct GateOptions {
     /// Clock and randomness.
     pub env: Env,
     /// The runtime that requests run on.
     pub runtime: Handle,
-    /// The filesystem whose top-level directories are the buckets. A client of its own, used for nothing else.
+    /// A client on the filesystem whose top-level directories are the buckets. No other protocol may use this client.
     pub client: Client,
     /// Users, keys and policies; also makes short-lived keys.
     pub accounts: Arc<Accounts>,
-    /// Takes the account of every request.
+    /// Takes the audit record of every request.
     pub audit: Arc<dyn Audit>,
-    /// Names below which buckets are host names: `bucket.name`. `localhost` always is one.
+    /// Domains whose subdomains are buckets: `bucket.name`. `localhost` always is one.
     pub domains: Vec<String>,
     /// Bytes read ahead of what clients have taken, for all responses together.
     pub ahead_bytes: u64,
-    /// Requests under way at once, until their answers were taken but for little; more wait, and get `SlowDown` in the end.
-    /// At most 7/16 bring a body and 7/16 read objects, so that each kind goes on when many of the other take long, and
-    /// what makes room always does.
+    /// Requests under way at once, from their start until clients took nearly all of the answers. Further requests
+    /// wait, and get `SlowDown` after a time. At most 7/16 bring a body and 7/16 read objects, so that slow requests of
+    /// one kind do not block the other, and requests that free space always run.
     pub requests_max: usize,
-    /// Bytes of bodies that are held in memory and not as written files, all together.
+    /// Bytes of request bodies in memory, all requests together; further bodies are written to staged files.
     pub bodies_bytes: u64,
 }
 
-/// Marks an answer whose request has more body than was read.
+/// Marks an answer to a request whose body was not read to its end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LeftUnread;
 
@@ -100,41 +101,41 @@ pub(crate) struct Origin {
     pub(crate) is_secure: bool,
 }
 
-/// What operations share.
-pub(crate) struct Core {
+/// Services that all operations share.
+pub(crate) struct Services {
     pub(crate) env: Env,
     pub(crate) client: Client,
     pub(crate) identities: Arc<dyn Identities>,
     pub(crate) buckets: Arc<Buckets>,
     pub(crate) streams: Arc<StreamBudget>,
-    /// KiB of bodies that may be held in memory.
+    /// Memory for request bodies, in KiB.
     pub(crate) bodies: Arc<Semaphore>,
     pub(crate) finisher: Finisher,
     pub(crate) audit: Arc<dyn Audit>,
 }
 
-/// What is known of a request; goes with it through the protocol library.
+/// Context of a request; the protocol library passes it on to the operation.
 pub(crate) struct RequestContext {
     pub(crate) origin: Origin,
     /// Set once the request is authorized.
-    pub(crate) asker: OnceLock<Asker>,
-    /// For the account.
-    pub(crate) told: Mutex<Told>,
-    /// What came of the body.
+    pub(crate) requester: OnceLock<Requester>,
+    /// For the audit record.
+    pub(crate) facts: Mutex<RequestFacts>,
+    /// State of the body.
     pub(crate) unread: Arc<Unread>,
-    /// As the response will name it.
+    /// The request id in the response.
     pub(crate) request_id: String,
-    /// Only the signature is looked at.
+    /// Only the signature is verified.
     pub(crate) is_probe: bool,
 }
 
 impl RequestContext {
     fn new(origin: Origin, request_id: String) -> Self {
-        let (asker, told, unread) = (OnceLock::new(), Mutex::default(), Arc::default());
-        Self { origin, asker, told, unread, request_id, is_probe: false }
+        let (requester, facts, unread) = (OnceLock::new(), Mutex::default(), Arc::default());
+        Self { origin, requester, facts, unread, request_id, is_probe: false }
     }
 
-    /// What is sent in place of an answer that the protocol library put together.
+    /// Completes a response that the protocol library made.
     fn complete(&self, response: Response<Body>) -> Response<Body> {
         let response = match self.unread.failure() {
             Some(error) if response.status() == StatusCode::INTERNAL_SERVER_ERROR => refuse(error),
@@ -143,14 +144,14 @@ impl RequestContext {
         answer::complete(response, self.operation(), &self.request_id)
     }
 
-    /// The name of what is asked for; empty before that is known.
+    /// The name of the operation; empty while it is unknown.
     pub(crate) fn operation(&self) -> &'static str {
-        self.told.lock().expect("no holder of this lock panics").operation
+        self.facts.lock().expect("no holder of this lock panics").operation
     }
 }
 
-/// Who asks, and about which bucket.
-pub(crate) struct Asker {
+/// The sender of a request, and the bucket.
+pub(crate) struct Requester {
     pub(crate) identity: Option<Identity>,
     pub(crate) bucket: Option<Arc<Bucket>>,
     /// For policies.
@@ -158,8 +159,8 @@ pub(crate) struct Asker {
     pub(crate) user_agent: Option<HeaderValue>,
 }
 
-impl Asker {
-    /// As the filesystem knows them. Without a signature: nobody.
+impl Requester {
+    /// The sender as the filesystem knows it. Without a signature: the anonymous user.
     pub(crate) fn caller(&self) -> Caller {
         const NOBODY: u32 = 65534;
         match &self.identity {
@@ -172,9 +173,9 @@ impl Asker {
     }
 }
 
-/// What authorization learnt, for the account.
+/// Facts from authorization for the audit record.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct RequestFacts {
     pub(crate) operation: &'static str,
     pub(crate) user: Option<Arc<str>>,
     pub(crate) access_key: Option<Arc<str>>,
@@ -184,20 +185,20 @@ pub(crate) struct Told {
 
 /// Serves S3 requests.
 pub struct Gate {
-    core: Arc<Core>,
+    core: Arc<Services>,
     service: S3Service,
     names: Arc<Names>,
     forms: Semaphore,
     requests: Arc<Semaphore>,
-    /// Those of them that bring a body, and those that read.
+    /// Slots for requests that bring a body, and for requests that read.
     writes: Arc<Semaphore>,
     reads: Arc<Semaphore>,
-    /// Request ids: a random start, then one after another.
+    /// Request ids: random start, then counted up.
     ids: AtomicU64,
 }
 
 impl Gate {
-    /// Puts it together.
+    /// Makes the gate.
     pub fn new(options: GateOptions) -> Arc<Self> {
         let GateOptions {
             env,
@@ -212,7 +213,7 @@ impl Gate {
         } = options;
         let buckets = Buckets::new(client.clone());
         client.set_invalidate(Some(buckets.clone()));
-        let core = Arc::new(Core {
+        let core = Arc::new(Services {
             buckets,
             client,
             identities: accounts.clone(),
@@ -226,7 +227,7 @@ impl Gate {
         let mut config = S3Config::default();
         config.xml_max_body_size = XML_BYTES_MAX;
         config.post_object_max_file_size = FORM_FILE_BYTES_MAX;
-        // It is one limit for requests and forms, and a form may be used for as long as its policy says.
+        // The library has one limit for requests and forms; within it, a form may be used until its policy expires.
         config.presigned_url_max_skew_time_secs = FORM_AGE_S_MAX;
         config.form_max_field_size = FORM_FIELDS_BYTES_MAX;
         config.form_max_fields_size = FORM_FIELDS_BYTES_MAX;
@@ -255,14 +256,14 @@ impl Gate {
         &self.core.finisher
     }
 
-    /// Waits for requests that nobody waits for any more.
+    /// Waits for requests whose clients have gone.
     pub(crate) async fn finish(&self) {
         self.core.finisher.finish().await;
     }
 
-    /// Waits until a request may begin; not for ever.
-    pub(crate) async fn turn(&self, request: &Request<Incoming>) -> Option<Turn> {
-        let turn = async {
+    /// Waits for a request slot, for [`REQUEST_WAIT`] at most.
+    pub(crate) async fn slot(&self, request: &Request<Incoming>) -> Option<RequestSlot> {
+        let slot = async {
             let kind = if !request.body().is_end_stream() {
                 Some(&self.writes)
             } else if request.method() == Method::GET {
@@ -274,9 +275,9 @@ impl Gate {
                 Some(kind) => Some(kind.clone().acquire_owned().await.ok()?),
                 None => None,
             };
-            Some(Turn { _one: self.requests.clone().acquire_owned().await.ok()?, _kind: kind })
+            Some(RequestSlot { _one: self.requests.clone().acquire_owned().await.ok()?, _kind: kind })
         };
-        tokio::time::timeout(REQUEST_WAIT, turn).await.ok()?
+        tokio::time::timeout(REQUEST_WAIT, slot).await.ok()?
     }
 
     pub(crate) fn new_request_id(&self) -> String {
@@ -289,7 +290,7 @@ impl Gate {
         request: Request<Incoming>,
         origin: Origin,
         limits: Arc<Limits>,
-        mut turn: Option<Turn>,
+        mut slot: Option<RequestSlot>,
     ) -> Response<Answer> {
         let mut entry = AuditEntry::begin(self.core.audit.clone()).await;
         entry.record.began_ns = self.core.env.clock.wall_ns();
@@ -303,10 +304,10 @@ impl Gate {
         let mut response = if request.method() == Method::OPTIONS {
             context.complete(self.preflight(cross.as_ref(), bucket.as_deref()).await)
         } else if let Some(question) = self.minio_question(&request).await {
-            context.told.lock().expect("no holder of this lock panics").operation = question.operation();
+            context.facts.lock().expect("no holder of this lock panics").operation = question.operation();
             context.complete(question.answer(&self.core).await)
         } else {
-            self.serve(request, &context, &limits, &mut turn).await
+            self.serve(request, &context, &limits, &mut slot).await
         };
         if let (Some(cross), Some(bucket)) = (&cross, bucket.as_deref()) {
             self.allow_origin(cross, bucket, response.headers_mut()).await;
@@ -326,12 +327,13 @@ impl Gate {
             entry,
             clock,
             begun_ns,
-            turn: turn.map(Arc::new),
+            slot: slot.map(Arc::new),
             answering: None,
         })
     }
 
-    /// What is asked at an address of MinIO. A bucket of its name keeps its keys, but what needs no signature.
+    /// The MinIO question in a request; `None` if the request is for S3. Keys of a bucket named `minio` stay reachable
+    /// by signed requests.
     async fn minio_question(&self, request: &Request<Incoming>) -> Option<MinioQuestion> {
         let (bucket, key) = self.names.split(request.uri(), request.headers())?;
         let question = MinioQuestion::of(request.method(), &bucket, &key)?;
@@ -347,9 +349,9 @@ impl Gate {
         request: Request<Incoming>,
         context: &Arc<RequestContext>,
         limits: &Limits,
-        turn: &mut Option<Turn>,
+        slot: &mut Option<RequestSlot>,
     ) -> Response<Body> {
-        let (unread, has_turn) = (&context.unread, turn.is_some());
+        let (unread, has_turn) = (&context.unread, slot.is_some());
         let (mut parts, incoming) = request.into_parts();
         let waits = parts.headers.contains_key(header::EXPECT);
         let is_form = parts.method == Method::POST && is_form(&parts.headers);
@@ -363,8 +365,8 @@ impl Gate {
         let is_empty = incoming.is_end_stream();
         let version = parts.version;
         let _form = if is_form {
-            // It takes a place among forms while it comes, which may take long.
-            *turn = None;
+            // A form takes a slot among forms while it comes, which may take long.
+            *slot = None;
             let Some(permit) = self.room_for_form(&parts.headers).await else {
                 return refuse(s3_error!(SlowDown, "Too many forms at once: try again."));
             };
@@ -383,7 +385,7 @@ impl Gate {
                 self.call(Request::from_parts(parts, Body::http_body(body))).await
             }
             Err(error) => {
-                // Its body is read below.
+                // The body is read below.
                 unread.leave(incoming);
                 refuse(error)
             }
@@ -393,15 +395,16 @@ impl Gate {
         if is_head {
             mark_partial(&mut response);
         }
-        // A client that waits for `100 Continue` has sent nothing yet, unless it had to wait for long.
+        // A client that waits for `100 Continue` has not sent a body yet, unless it gave up waiting.
         let refused = response.status().as_u16() >= 400;
         if refused {
-            *turn = None;
+            *slot = None;
         }
         if refused && (!waits || !has_turn) && !unread.drain().await {
             response.extensions_mut().insert(LeftUnread);
         }
-        // botocore mistakes the answer to the next request on a connection on which it got one instead of that.
+        // If such a client gets a final answer instead of `100 Continue`, botocore misreads the next answer on the
+        // connection.
         if waits && (refused || is_empty) && version == hyper::Version::HTTP_11 {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
@@ -415,7 +418,7 @@ impl Gate {
         })
     }
 
-    /// A client of version 2 may sign `/bucket/` and send `/bucket`: then it is the first that is looked at.
+    /// A client of version 2 may sign `/bucket/` and send `/bucket`: then the path that it signed is used.
     async fn take_path_as_signed(&self, parts: &mut Parts, origin: Origin) {
         let is_two = || matches!(Signed::of(&parts.uri, &parts.headers), Ok(Signed::Two | Signed::UrlTwo));
         let names = || self.names.split(&parts.uri, &parts.headers);
@@ -435,7 +438,7 @@ impl Gate {
         }
     }
 
-    /// How a body is to be read.
+    /// How the body is decoded.
     fn coding(&self, parts: &mut Parts, unread: &Unread, is_form: bool, is_empty: bool) -> S3Result<Coding> {
         let has_key = || {
             let names = self.names.split(&parts.uri, &parts.headers);
@@ -482,7 +485,7 @@ impl Gate {
         }
     }
 
-    /// Waits until a form of the length that the headers tell fits into memory beside the others.
+    /// Waits until memory has room for a form of the length in `Content-Length`.
     async fn room_for_form(&self, headers: &HeaderMap) -> Option<SemaphorePermit<'_>> {
         let bytes = content_length(headers).unwrap_or(FORM_FILE_BYTES_MAX).min(FORM_FILE_BYTES_MAX);
         let room = self.forms.acquire_many((bytes >> 10) as u32 + 1);
@@ -510,7 +513,7 @@ impl Gate {
         };
         match rules.matching(cross).is_some() {
             true => Response::new(Body::empty()),
-            // In the words of AWS, letter for letter: programs look for them.
+            // The exact text of AWS: programs search for it.
             false => refuse(custom(
                 "AccessForbidden",
                 StatusCode::FORBIDDEN,
@@ -540,7 +543,7 @@ pub(crate) fn refuse(error: S3Error) -> Response<Body> {
     })
 }
 
-/// The protocol library answers 400 to a form that its policy does not allow, as to a policy that cannot be read.
+/// The protocol library answers 400 to a form that its policy forbids, as to an unreadable policy; S3 answers 403.
 fn forbid_form(response: Response<Body>) -> Response<Body> {
     let is_refusal = |text: &String| {
         text.contains("<Code>InvalidPolicyDocument</Code>")
@@ -560,7 +563,7 @@ fn body_rules(limits: &Limits, is_form: bool) -> BodyRules {
     BodyRules { idle_timeout: limits.idle_timeout, bytes_per_s_min }
 }
 
-/// The protocol library knows one status for HEAD; it is that of a GET.
+/// The protocol library answers every HEAD with 200; a range gets 206 as in the answer to GET.
 fn mark_partial(response: &mut Response<Body>) {
     if response.status() == StatusCode::OK && response.headers().contains_key(header::CONTENT_RANGE) {
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
@@ -573,12 +576,12 @@ fn content_length(headers: &HeaderMap) -> Option<u64> {
 
 fn is_form(headers: &HeaderMap) -> bool {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    // As the protocol library has it: letter case does not matter.
+    // Letter case does not matter, as in the protocol library.
     value.is_some_and(|value| value.trim_start().to_ascii_lowercase().starts_with("multipart/form-data"))
 }
 
-/// What becomes of the frames of a body in `aws-chunked`. A client that does not sign says so in `Content-Encoding` only,
-/// and how long the body is without them; others have that encoding from a store that did not remove it.
+/// How the frames of a body in `aws-chunked` are handled. An unsigned request is in frames only if `Content-Encoding`
+/// and the decoded length say so; other requests with that encoding copied it from a store that did not remove it.
 fn framing(parts: &Parts) -> Option<Framing> {
     let text = |name: &HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
     let digest = text(&CONTENT_SHA256).filter(|value| value.starts_with("STREAMING-"));
@@ -594,7 +597,8 @@ fn framing(parts: &Parts) -> Option<Framing> {
     }
 }
 
-/// Says how long a body is without its frames. The header that tells its length may be signed, and stays.
+/// Notes the length of a body without frames, which becomes `Content-Length` if that is missing. The header that has it
+/// may be signed and stays.
 fn announce_decoded(headers: &mut HeaderMap, unread: &Unread) -> S3Result<()> {
     let length = headers.get(DECODED_LENGTH).cloned();
     let bytes = length.as_ref().and_then(|length| length.to_str().ok()?.parse().ok());
@@ -609,15 +613,15 @@ fn announce_decoded(headers: &mut HeaderMap, unread: &Unread) -> S3Result<()> {
     Ok(())
 }
 
-/// Puts what is known of a request and its response into its account.
+/// Copies facts of a request and its response into the audit record.
 fn note(entry: &mut AuditEntry, context: &RequestContext, response: &Response<Body>) {
-    let told = std::mem::take(&mut *context.told.lock().expect("no holder of this lock panics"));
+    let facts = std::mem::take(&mut *context.facts.lock().expect("no holder of this lock panics"));
     let record = &mut entry.record;
-    record.operation = told.operation;
-    record.user = told.user;
-    record.access_key = told.access_key;
-    record.bucket = told.bucket;
-    record.key = told.key;
+    record.operation = facts.operation;
+    record.user = facts.user;
+    record.access_key = facts.access_key;
+    record.bucket = facts.bucket;
+    record.key = facts.key;
     record.status = response.status().as_u16();
     if record.status >= 400 {
         record.error = response.body().bytes().and_then(|body| error_code(&body));
@@ -631,48 +635,50 @@ fn error_code(body: &[u8]) -> Option<String> {
     rest.split_once("</Code>").map(|(code, _)| code.to_owned())
 }
 
-/// A response's body. The account of the request is closed with it.
+/// The body of a response. Its end closes the audit record.
 pub(crate) struct Answer {
     body: Body,
     entry: AuditEntry,
     clock: Arc<dyn base::env::Clock>,
     begun_ns: u64,
-    turn: Option<Arc<Turn>>,
+    slot: Option<Arc<RequestSlot>>,
     answering: Option<Answering>,
 }
 
 impl Answer {
-    /// Keeps it until the answer has come to its end.
+    /// Keeps the guard until the answer has ended.
     pub(crate) fn keep(&mut self, answering: Answering) {
         self.answering = Some(answering);
     }
 }
 
-/// A piece of an answer up to this size waits for its client in what a connection may have anyway.
+/// Pieces up to this size wait for the client in memory that every connection may use.
 const SMALL_BYTES_MAX: usize = 16 << 10;
 
-/// A piece of an answer that keeps its request's place until the client has taken it: the last pieces of an answer
-/// wait in its connection when the answer itself is gone.
-struct Held {
+/// A piece of an answer that keeps the request's slot until the client has taken it: the last pieces of an answer wait
+/// in the connection when the answer itself has ended.
+struct HeldBytes {
     bytes: Bytes,
-    _turn: Arc<Turn>,
+    _slot: Arc<RequestSlot>,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for HeldBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-fn hold(bytes: Bytes, turn: Option<&Arc<Turn>>) -> Bytes {
-    match turn {
-        Some(turn) if bytes.len() > SMALL_BYTES_MAX => Bytes::from_owner(Held { bytes, _turn: turn.clone() }),
+fn hold(bytes: Bytes, slot: Option<&Arc<RequestSlot>>) -> Bytes {
+    match slot {
+        Some(slot) if bytes.len() > SMALL_BYTES_MAX => {
+            Bytes::from_owner(HeldBytes { bytes, _slot: slot.clone() })
+        }
         _ => bytes,
     }
 }
 
-/// A place among the requests under way, until this is dropped.
-pub(crate) struct Turn {
+/// A slot among the requests under way; freed on drop.
+pub(crate) struct RequestSlot {
     _one: OwnedSemaphorePermit,
     _kind: Option<OwnedSemaphorePermit>,
 }
@@ -696,8 +702,8 @@ impl hyper::body::Body for Answer {
             }
             None => {}
         }
-        let turn = self.turn.as_ref();
-        let frame = frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| hold(bytes, turn))));
+        let slot = self.slot.as_ref();
+        let frame = frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| hold(bytes, slot))));
         Poll::Ready(frame)
     }
 
@@ -725,9 +731,9 @@ mod tests {
         let places = Arc::new(Semaphore::new(1));
         for (len, is_kept) in [(SMALL_BYTES_MAX, false), (SMALL_BYTES_MAX + 1, true)] {
             let one = places.clone().try_acquire_owned().unwrap();
-            let turn = Arc::new(Turn { _one: one, _kind: None });
-            let piece = hold(Bytes::from(vec![7; len]), Some(&turn));
-            drop(turn);
+            let slot = Arc::new(RequestSlot { _one: one, _kind: None });
+            let piece = hold(Bytes::from(vec![7; len]), Some(&slot));
+            drop(slot);
             let rest = piece.slice(1..);
             drop(piece);
             assert_eq!(places.available_permits() == 0, is_kept, "len={len}");

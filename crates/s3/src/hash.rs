@@ -1,4 +1,4 @@
-//! Digests of a body while it passes: MD5 for the ETag, and the one checksum that the client chose.
+//! Digests of a body in transit: MD5 for the ETag, and the one checksum that the client chose.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use tokio::task::JoinHandle;
 
 use crate::error::custom;
 
-/// Digests of larger bodies are made beside.
+/// Digests of larger bodies are computed in a task of their own.
 const BESIDE_BYTES: u64 = 128 << 10;
-/// Parts of a body, of up to 128 KiB each, that wait for that, and memory that they take with the one that is looked at
-/// and the one that is to wait.
+/// Parts of a body, of up to 128 KiB each, that wait for that task. Its memory also covers the part that is being
+/// digested and the part that waits for the queue.
 const BESIDE_PARTS: usize = 2;
 const BESIDE_KIB: u32 = 512;
 
@@ -30,7 +30,7 @@ const ALGORITHMS: [ChecksumAlgorithm; 5] = [
     ChecksumAlgorithm::Sha256,
 ];
 
-/// As `x-amz-checksum-algorithm` has it.
+/// The algorithm's name in `x-amz-checksum-algorithm`.
 pub(crate) fn name(algorithm: ChecksumAlgorithm) -> &'static str {
     match algorithm {
         ChecksumAlgorithm::Crc32 => "CRC32",
@@ -41,7 +41,7 @@ pub(crate) fn name(algorithm: ChecksumAlgorithm) -> &'static str {
     }
 }
 
-/// The algorithm of a name.
+/// Finds an algorithm by its name.
 pub(crate) fn algorithm(wanted: &str) -> S3Result<ChecksumAlgorithm> {
     let found = ALGORITHMS.into_iter().find(|algorithm| name(*algorithm).eq_ignore_ascii_case(wanted));
     found.ok_or_else(|| {
@@ -49,7 +49,7 @@ pub(crate) fn algorithm(wanted: &str) -> S3Result<ChecksumAlgorithm> {
     })
 }
 
-/// The header that brings it.
+/// The header or trailer that carries a checksum.
 pub(crate) fn header(algorithm: ChecksumAlgorithm) -> &'static str {
     match algorithm {
         ChecksumAlgorithm::Crc32 => "x-amz-checksum-crc32",
@@ -100,18 +100,18 @@ impl Sum {
     }
 }
 
-/// What a client says about the body it sends.
+/// Digests that the client sent for its body.
 #[derive(Default)]
 pub(crate) struct Claims {
     md5: Option<Vec<u8>>,
     algorithm: Option<ChecksumAlgorithm>,
-    /// In a header; otherwise a trailer brings it.
+    /// From a header; `None` if a trailer brings it.
     value: Option<Vec<u8>>,
     in_trailer: bool,
 }
 
 impl Claims {
-    /// Reads them from a request. `chosen` is the algorithm that was agreed on before, for parts.
+    /// Reads the digests from a request. `chosen` is the algorithm that the upload of a part was begun with.
     pub(crate) fn of(headers: &HeaderMap, chosen: Option<ChecksumAlgorithm>) -> S3Result<Self> {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let md5 = Self::md5_of(headers)?;
@@ -151,16 +151,16 @@ impl Claims {
         }
     }
 
-    /// The checksum that is computed.
+    /// The algorithm that is computed.
     pub(crate) fn algorithm(&self) -> Option<ChecksumAlgorithm> {
         self.algorithm
     }
 }
 
-/// What headers about checksums there are that bring none.
+/// Headers about checksums that have no checksum in them.
 const ABOUT: [&str; 3] = ["x-amz-checksum-algorithm", "x-amz-checksum-mode", "x-amz-checksum-type"];
 
-/// Refuses a checksum that nobody would compare.
+/// Refuses an unknown checksum: it would never be compared.
 fn check_name(name: &str) -> S3Result<Option<ChecksumAlgorithm>> {
     let known = ALGORITHMS.into_iter().find(|algorithm| name == header(*algorithm));
     if known.is_none() && name.starts_with("x-amz-checksum-") && !ABOUT.contains(&name) {
@@ -169,7 +169,7 @@ fn check_name(name: &str) -> S3Result<Option<ChecksumAlgorithm>> {
     Ok(known)
 }
 
-/// The checksums that come after a body.
+/// The checksums that `x-amz-trailer` announces.
 fn named_trailers(text: &str) -> S3Result<Vec<ChecksumAlgorithm>> {
     let names = text.split(',').map(|name| name.trim().to_ascii_lowercase());
     names.filter_map(|name| check_name(&name).transpose()).collect()
@@ -182,14 +182,14 @@ fn several() -> s3s::S3Error {
     )
 }
 
-/// Digests in the making.
+/// Digests that are being computed.
 pub(crate) struct Digests {
     claims: Claims,
     md5: Md5,
     sum: Option<(ChecksumAlgorithm, Sum)>,
 }
 
-/// What a body's digests are.
+/// The digests of a whole body.
 pub(crate) struct Digested {
     pub(crate) md5: [u8; 16],
     pub(crate) checksum: Option<Checksum>,
@@ -215,7 +215,7 @@ impl Digests {
         }
     }
 
-    /// Compares with what the client said; `trailer` gives a trailer of the body.
+    /// Compares with the client's digests; `trailer` returns a trailer of the body.
     pub(crate) fn finish(self, trailer: impl FnOnce(&str) -> Option<String>) -> S3Result<Digested> {
         let md5: [u8; 16] = self.md5.finalize().as_ref().try_into().expect("an MD5 has 16 bytes");
         if self.claims.md5.is_some_and(|claimed| claimed != md5) {
@@ -252,15 +252,15 @@ impl Digests {
     }
 }
 
-/// Digests of a body that is received meanwhile. Those of a large one are made beside its way to the drives, on another
-/// core if one is idle: MD5 alone takes as long as that.
+/// Digests of a body while it is received. Those of a large body are computed in a task of their own, on another core
+/// if one is idle: MD5 alone takes as long as writing to the drives.
 pub(crate) enum Passing {
     Here(Box<Digests>),
     Beside { bodies: mpsc::Sender<Bytes>, digests: JoinHandle<Digests>, _memory: OwnedSemaphorePermit },
 }
 
 impl Passing {
-    /// For a body of `len` bytes. `memory` counts KiB.
+    /// For a body of `len` bytes. One permit of `memory` is 1 KiB.
     pub(crate) fn new(mut digests: Digests, len: u64, memory: &Arc<Semaphore>) -> Self {
         let wanted =
             if len > BESIDE_BYTES { memory.clone().try_acquire_many_owned(BESIDE_KIB).ok() } else { None };
@@ -278,12 +278,12 @@ impl Passing {
     pub(crate) async fn update(&mut self, bytes: &Bytes) {
         match self {
             Self::Here(digests) => digests.update(bytes),
-            // It ends only if it panics, which ends the process.
+            // The task ends early only if it panics, which ends the process.
             Self::Beside { bodies, .. } => drop(bodies.send(bytes.clone()).await),
         }
     }
 
-    /// When all has been looked at.
+    /// Waits for the digests of all bytes.
     pub(crate) async fn end(self) -> S3Result<Digests> {
         match self {
             Self::Here(digests) => Ok(*digests),
@@ -295,7 +295,7 @@ impl Passing {
     }
 }
 
-/// Digests of a document in a request, compared with what the client said as soon as all of it has come.
+/// Digests of a document in a request. They are compared with the client's once the whole document has come.
 pub(crate) struct DocumentCheck {
     digests: Digests,
     sha256: Option<(Sha256, String)>,
@@ -304,7 +304,7 @@ pub(crate) struct DocumentCheck {
     tail: Vec<u8>,
 }
 
-/// What the protocol library leaves out of the text around it: another key than the one that is meant.
+/// The protocol library drops CDATA sections from texts: a key would become another one.
 const LITERAL: &[u8] = b"<![CDATA[";
 
 impl DocumentCheck {
@@ -313,7 +313,7 @@ impl DocumentCheck {
         Ok(Self::new(headers, len, Claims::of(headers, None)?))
     }
 
-    /// The same, of a request whose checksums are those of an object.
+    /// For a request whose checksum headers are those of an object, not of the document.
     pub(crate) fn beside_object(headers: &HeaderMap, len: u64) -> S3Result<Self> {
         let md5 = Claims::md5_of(headers)?;
         Ok(Self::new(headers, len, Claims { md5, ..Claims::default() }))
@@ -326,7 +326,7 @@ impl DocumentCheck {
         Self { digests: Digests::new(claims), sha256, left: len, tail: Vec::new() }
     }
 
-    /// Refuses literal text, also where it comes in pieces.
+    /// Refuses CDATA sections, also if a section's start is split between two pieces.
     fn check_text(&mut self, bytes: &[u8]) -> S3Result<()> {
         self.tail.extend_from_slice(bytes);
         if self.tail.windows(LITERAL.len()).any(|part| part == LITERAL) {
@@ -339,7 +339,7 @@ impl DocumentCheck {
         Ok(())
     }
 
-    /// Takes the next bytes; with the last ones comes the verdict.
+    /// Takes the next bytes; the last ones bring the result.
     pub(crate) fn update(&mut self, bytes: &[u8]) -> S3Result<()> {
         self.check_text(bytes)?;
         self.digests.update(bytes);
@@ -360,7 +360,7 @@ impl DocumentCheck {
     }
 }
 
-/// The body is not what was signed.
+/// The error for a body that does not match the signed SHA-256.
 pub(crate) fn sha256_mismatch() -> s3s::S3Error {
     custom(
         "XAmzContentSHA256Mismatch",
@@ -376,7 +376,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// The bytes of an MD5 in hexadecimal digits, if it is one.
+/// Parses an MD5 in hexadecimal digits.
 pub(crate) fn unhex(text: &str) -> Option<[u8; 16]> {
     if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
@@ -389,12 +389,12 @@ pub(crate) fn base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// The bytes of standard base64.
+/// Decodes standard base64.
 pub(crate) fn unbase64(text: &[u8]) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
 }
 
-/// The checksum of all bytes of several parts, from their checksums and lengths; only CRCs can be combined.
+/// The checksum of several parts together, from their checksums and lengths; `None` if it is no CRC.
 pub(crate) fn combine(algorithm: ChecksumAlgorithm, parts: &[(Vec<u8>, u64)]) -> Option<Vec<u8>> {
     let (kind, width) = match algorithm {
         ChecksumAlgorithm::Crc32 => (crc_fast::CrcAlgorithm::Crc32IsoHdlc, 4),
@@ -410,7 +410,7 @@ pub(crate) fn combine(algorithm: ChecksumAlgorithm, parts: &[(Vec<u8>, u64)]) ->
     Some(all.to_be_bytes()[8 - width..].to_vec())
 }
 
-/// The checksum of the checksums of several parts.
+/// The checksum of the parts' checksums.
 pub(crate) fn composite(algorithm: ChecksumAlgorithm, parts: &[(Vec<u8>, u64)]) -> Vec<u8> {
     let mut sum = Sum::new(algorithm);
     parts.iter().for_each(|(value, _)| sum.update(value));
@@ -441,7 +441,7 @@ mod tests {
             let mut passing = Passing::new(Digests::new(claims()), len as u64, &memory);
             let is_beside = |passing: &Passing| matches!(passing, Passing::Beside { .. });
             assert_eq!(is_beside(&passing), len as u64 > BESIDE_BYTES);
-            // There is memory for one.
+            // Memory for one body.
             let other = Passing::new(Digests::new(claims()), 1 << 20, &memory);
             assert_eq!(is_beside(&other), !is_beside(&passing));
             drop(other);

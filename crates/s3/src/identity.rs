@@ -1,8 +1,9 @@
-//! Who asks, whether they may, and the account of what they did: what the protocol needs of users, keys and policies.
+//! Users, access keys and policies as the S3 protocol needs them, and the audit record of each request.
 //!
-//! The node implements [`Identities`] and [`Audit`]; the protocol front only calls them. A request is served in this
-//! order: [`AuditEntry::begin`], [`Identities::secret`] to verify the signature, [`Identities::identify`] to learn whose
-//! it is, [`Identities::may`] before the operation runs. The entry is written when it is dropped, whatever happened.
+//! The node implements [`Identities`] and [`Audit`]; the protocol front only calls them. Each request takes these steps
+//! in order: [`AuditEntry::begin`], [`Identities::secret`] to verify the signature, [`Identities::identify`] to find
+//! the owner of the key, [`Identities::may`] before the operation runs. The audit entry is written when it is dropped,
+//! after errors and cancellation too.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -35,46 +36,46 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A user, as far as requests go.
+/// A user as a request sees it.
 #[derive(Debug, Clone)]
 pub struct User {
-    /// Never used again, unlike the name.
+    /// Number of the user. A removed user's number is never used again; a name may be.
     pub id: u32,
-    /// What people call it.
+    /// Name of the user.
     pub name: Arc<str>,
     /// User number on the filesystem; 0 passes all permission checks there.
     pub uid: u32,
-    /// Group of what it creates.
+    /// Primary group: objects that the user creates belong to it.
     pub gid: u32,
-    /// Its other groups.
+    /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// May do everything that no bucket policy and no session policy denies.
+    /// An administrator may do everything that no bucket policy and no session policy denies.
     pub admin: bool,
-    /// What it may do, besides what bucket policies grant.
+    /// The user's own policy. Bucket policies may grant more.
     pub policy: Option<Arc<Policy>>,
 }
 
-/// Who sent a request.
+/// The sender of a request.
 #[derive(Debug, Clone)]
 pub struct Identity {
     /// The user.
     pub user: Arc<User>,
     /// The access key that was used.
     pub access_key: Arc<str>,
-    /// What short-lived keys are limited to: each of these must allow a request, too.
+    /// Policies that limit short-lived keys: each of them must allow a request, too.
     pub limits: Vec<Arc<Policy>>,
     /// Whether the key came from the token service.
     pub is_session: bool,
 }
 
-/// Why an access key does not identify anybody.
+/// Why an access key does not identify a user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
     /// There is no such key, or it or its user is disabled. S3: `InvalidAccessKeyId`.
     #[error("access key is unknown or disabled")]
     UnknownKey,
-    /// Its time is over. S3: `ExpiredToken`.
+    /// The key has expired. S3: `ExpiredToken`.
     #[error("access key has expired")]
     Expired,
     /// The session token is missing, damaged, or belongs to another key. S3: `InvalidToken`.
@@ -82,56 +83,56 @@ pub enum IdentityError {
     InvalidToken,
 }
 
-/// What policies look at.
+/// The facts of a request that policies look at.
 #[derive(Debug, Clone, Copy)]
 pub struct PolicyRequest<'a> {
-    /// Who asks; `None` for a request without a signature.
+    /// The sender; `None` for a request without a signature.
     pub identity: Option<&'a Identity>,
     /// For example `s3:GetObject`.
     pub action: &'a str,
-    /// Empty for requests about no bucket, such as the list of all.
+    /// Empty for requests without a bucket, such as the list of all buckets.
     pub bucket: &'a str,
     /// The object's key; `None` for requests about the bucket itself.
     pub key: Option<&'a str>,
-    /// Whether the bucket belongs to who asks.
+    /// Whether the sender owns the bucket.
     pub owns_bucket: bool,
     /// The policy of the bucket.
     pub bucket_policy: Option<&'a Policy>,
-    /// Where the request came from.
+    /// Address of the client.
     pub source_ip: Option<IpAddr>,
-    /// Whether it came through TLS.
+    /// Whether the request came through TLS.
     pub is_secure: bool,
     /// Seconds since 1970.
     pub now_s: i64,
-    /// Of listings.
+    /// `prefix` parameter of a listing.
     pub prefix: Option<&'a str>,
-    /// Of listings.
+    /// `delimiter` parameter of a listing.
     pub delimiter: Option<&'a str>,
-    /// Of listings.
+    /// `max-keys` parameter of a listing.
     pub max_keys: Option<u32>,
-    /// What else is known of it.
+    /// Further facts of the request.
     pub more: PolicyFacts<'a>,
 }
 
-/// What policies may look at besides.
+/// Further facts that policies may look at.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PolicyFacts<'a> {
-    /// The headers, of the request itself and not of what it asks for besides.
+    /// Headers of the request; `None` in a check about a second object, such as the source of a copy.
     pub headers: Option<&'a HeaderMap>,
-    /// Where the client was sent from.
+    /// `Referer` header.
     pub referer: Option<&'a str>,
-    /// The client's program.
+    /// `User-Agent` header.
     pub user_agent: Option<&'a str>,
-    /// Tags of the object that is there; `None` if there is none, or no policy looks at them.
+    /// Tags of the existing object; `None` if there is no object, or no policy looks at its tags.
     pub existing_tags: Option<&'a [(String, String)]>,
-    /// Tags that the request gives to an object.
+    /// Tags that the request sets on an object.
     pub request_tags: Option<&'a [(String, String)]>,
 }
 
-/// Whether a request may be done.
+/// What the policies say about a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Some policy allows it, or an administrator or the bucket's owner asks, and none denies it.
+    /// No policy denies the request, and a policy allows it or the sender is an administrator or the bucket's owner.
     Allowed,
     /// A policy denies it explicitly.
     Denied,
@@ -140,7 +141,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether it may be done.
+    /// Whether the request may run.
     pub fn is_allowed(self) -> bool {
         self == Self::Allowed
     }
@@ -148,27 +149,27 @@ impl Verdict {
 
 /// Users, their keys and policies. On the path of every request: nothing here blocks.
 pub trait Identities: Send + Sync {
-    /// What requests with this access key are signed with; `None` if the key is unknown, or it or its user disabled.
-    /// A signature that verifies says that the sender has the secret, and nothing else: [`Identities::identify`] follows.
+    /// The secret that signs requests with this access key; `None` if the key is unknown, or if the key or its user is
+    /// disabled. A verified signature only proves that the sender has the secret: [`Identities::identify`] must follow.
     fn secret(&self, access_key: &str) -> Option<Secret>;
 
-    /// Whose key it is. `session_token` is `x-amz-security-token`, as header, query parameter or form field.
+    /// Finds the owner of the key. `session_token` is `x-amz-security-token`, as header, query parameter or form field.
     fn identify(&self, access_key: &str, session_token: Option<&str>) -> Result<Identity, IdentityError>;
 
-    /// Whether the request may be done. Permissions of the filesystem are checked later, by the owner.
+    /// Whether the request may run. The owner of the ledger checks permissions of the filesystem later.
     fn may(&self, request: &PolicyRequest<'_>) -> Verdict;
 }
 
-/// One request, for the audit log.
+/// One request in the audit log.
 #[derive(Debug, Clone, Default)]
 pub struct AuditRecord {
-    /// When it began, nanoseconds since 1970.
+    /// Start of the request, nanoseconds since 1970.
     pub began_ns: i64,
-    /// How long it took.
+    /// Duration of the request.
     pub duration_ns: u64,
-    /// As the response names it.
+    /// The request id in the response.
     pub request_id: String,
-    /// Who asked; empty if nobody was identified.
+    /// Name of the user; empty if the request was not identified.
     pub user: Option<Arc<str>>,
     /// The access key that was given, valid or not.
     pub access_key: Option<Arc<str>>,
@@ -186,31 +187,32 @@ pub struct AuditRecord {
     pub bytes_in: u64,
     /// Bytes of the response's body.
     pub bytes_out: u64,
-    /// Where it came from.
+    /// Address of the client.
     pub source_ip: Option<IpAddr>,
 }
 
-/// Takes the account of requests. Bounded: room is reserved before a request is served.
+/// Takes audit records. Bounded: room is reserved before a request is served.
 pub trait Audit: Send + Sync {
     /// Reserves room for one record, unless the queue is full.
     fn try_reserve(&self) -> bool;
 
-    /// Reserves room for one record, waiting for it for a limited time; see the implementation for what happens then.
+    /// Reserves room for one record and waits for it, for a limited time; the implementation says what follows a
+    /// timeout.
     fn reserve(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 
-    /// Takes a record that room was reserved for. Never blocks.
+    /// Takes a record for which room was reserved. Never blocks.
     fn record(&self, record: AuditRecord);
 }
 
 /// A record that is written when it is dropped, also when the request is cancelled.
 pub struct AuditEntry {
     audit: Arc<dyn Audit>,
-    /// What is known by now.
+    /// The facts known so far.
     pub record: AuditRecord,
 }
 
 impl AuditEntry {
-    /// Begins the account of a request; waits while the log is behind.
+    /// Begins the record of a request; waits while the log is behind.
     pub async fn begin(audit: Arc<dyn Audit>) -> Self {
         if !audit.try_reserve() {
             audit.reserve().await;

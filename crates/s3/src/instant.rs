@@ -1,4 +1,4 @@
-//! Instants as text: ISO 8601 as policies, token answers and the audit log have it. UTC, years 0 to 9999.
+//! Instants as text: ISO 8601 for policies, token answers and the audit log. UTC, years 0 to 9999.
 
 const DAY_S: i64 = 86_400;
 
@@ -30,14 +30,14 @@ pub(crate) fn parse(text: &str) -> Option<i64> {
         return None;
     }
     let days = days_since_1970(year, month, day);
-    // The day is of that month exactly if counting back gives it again.
+    // The day exists in that month exactly if the inverse function returns the same date.
     if civil(days) != (year, month, day) {
         return None;
     }
     Some(days * DAY_S + time.map_or(Some(0), parse_time)?)
 }
 
-/// Seconds since midnight UTC; outside of the day if the zone makes it so.
+/// Seconds since midnight UTC; the zone may move them outside of the day.
 fn parse_time(text: &str) -> Option<i64> {
     let (clock, offset_s) = match text.strip_suffix('Z') {
         Some(clock) => (clock, 0),
@@ -73,7 +73,7 @@ fn bounded(text: &str, most: i64) -> Option<i64> {
     digits(text, 2).filter(|number| *number <= most)
 }
 
-/// Days since 1970-01-01, by counting years from March, so that the leap day is a year's last.
+/// Days since 1970-01-01. Years are counted from March, so that the leap day is the last day of a year.
 fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
@@ -81,7 +81,7 @@ fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
 }
 
-/// Year, month and day of the day so many days after 1970-01-01.
+/// Year, month and day from the number of days since 1970-01-01.
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));

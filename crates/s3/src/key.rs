@@ -13,22 +13,22 @@ const NAME_BYTES_MAX: usize = 255;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// There is nothing.
+    /// The key is empty.
     #[error("key is empty")]
     Empty,
-    /// Above 1024 bytes.
+    /// The key exceeds 1024 bytes.
     #[error("key is too long: bytes={0} most=1024")]
     TooLong(usize),
-    /// A component above 255 bytes.
+    /// A component exceeds 255 bytes.
     #[error("a part of the key between slashes is too long: bytes={0} most=255")]
     NameTooLong(usize),
-    /// Two slashes in a row, or one at the beginning.
+    /// An empty component: two slashes in a row, or one at the beginning.
     #[error("a part of the key between slashes is empty")]
     EmptyName,
-    /// `.` or `..`.
+    /// A component is `.` or `..`.
     #[error("a part of the key is . or ..")]
     DotName,
-    /// A zero byte.
+    /// The key contains a zero byte.
     #[error("key contains a zero byte")]
     Zero,
 }
@@ -65,24 +65,24 @@ impl<'a> ObjectKey<'a> {
         Ok(Self { path, is_directory })
     }
 
-    /// Whether it names a directory object.
+    /// Whether the key names a directory object.
     pub fn is_directory(&self) -> bool {
         self.is_directory
     }
 
-    /// The directories that it is in, from the bucket down.
+    /// The directories above the object, from the bucket down.
     pub fn parents(&self) -> impl Iterator<Item = &'a str> {
         let parents = self.path.rsplit_once('/').map(|(parents, _)| parents);
         parents.into_iter().flat_map(|parents| parents.split('/'))
     }
 
-    /// Its name in the last of them.
+    /// The last component.
     pub fn name(&self) -> &'a str {
         self.path.rsplit_once('/').map_or(self.path, |(_, name)| name)
     }
 }
 
-/// What a directory entry sorts by.
+/// The name by which a directory entry sorts.
 pub fn sort_name(name: &str, entry: EntryIs) -> String {
     match entry {
         EntryIs::Directory => format!("{name}/"),
@@ -90,10 +90,10 @@ pub fn sort_name(name: &str, entry: EntryIs) -> String {
     }
 }
 
-/// What a directory entry is, as far as its place in a listing goes.
+/// Kind of a directory entry, for its place in a listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryIs {
-    /// A directory: everything in it comes at its place.
+    /// A directory: its contents are listed at its place.
     Directory,
     /// Anything else.
     File,

@@ -1,8 +1,8 @@
-//! S3 to the client: the protocol, its server, users and keys, policies, the audit log.
+//! S3 for clients: protocol, server, users and keys, policies, audit log.
 //!
-//! [`Server`] listens and hands requests to the [`Gate`], which verifies signatures, asks [`Identities`] whether a request
-//! may be done, and does it with the object operations of one [`client::Client`]. A bucket is a top-level directory,
-//! a key the path of a file below it.
+//! [`Server`] listens and passes requests to the [`Gate`]. The gate verifies signatures, asks [`Identities`] for
+//! permission, and runs the object operations of one [`client::Client`]. A bucket is a top-level directory, a key the
+//! path of a file below it.
 
 mod access;
 mod accounts;

@@ -1,5 +1,5 @@
-//! Addresses of MinIO that load balancers and its own tools ask: whether the endpoint serves, and its administration, which
-//! is not here.
+//! Addresses of MinIO that load balancers and MinIO's tools send requests to: health checks, and administration, which
+//! is not supported.
 
 use std::time::Duration;
 
@@ -7,24 +7,24 @@ use base::Ino;
 use hyper::{Method, Response, StatusCode};
 use s3s::{Body, s3_error};
 
-use crate::gate::{Core, refuse};
+use crate::gate::{Services, refuse};
 
 /// How long the filesystem may take to answer before it counts as not ready.
 const READY_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// What is asked at such an address.
+/// The question in a request to such an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MinioQuestion {
-    /// Whether the process serves.
+    /// Whether the process runs.
     IsLive,
-    /// Whether requests can be done.
+    /// Whether the filesystem answers.
     IsReady,
-    /// Something about administration.
+    /// Administration by MinIO tools.
     Admin,
 }
 
 impl MinioQuestion {
-    /// What a request asks; nothing if it is one of S3. `bucket` and `key` are what the address would name.
+    /// The question in a request; `None` for a request of S3. `bucket` and `key` are the address in the terms of S3.
     pub(crate) fn of(method: &Method, bucket: &str, key: &str) -> Option<Self> {
         if bucket != "minio" {
             return None;
@@ -38,7 +38,7 @@ impl MinioQuestion {
         }
     }
 
-    /// The name of it in the audit log.
+    /// The operation's name in the audit log.
     pub(crate) fn operation(self) -> &'static str {
         match self {
             Self::IsLive | Self::IsReady => "HealthCheck",
@@ -46,7 +46,7 @@ impl MinioQuestion {
         }
     }
 
-    pub(crate) async fn answer(self, core: &Core) -> Response<Body> {
+    pub(crate) async fn answer(self, core: &Services) -> Response<Body> {
         match self {
             Self::IsLive => Response::new(Body::empty()),
             Self::IsReady => {

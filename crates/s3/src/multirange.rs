@@ -1,7 +1,7 @@
-//! GET of several ranges, as `multipart/byteranges`: AWS sends the whole object instead.
+//! GET of several ranges, as `multipart/byteranges`; AWS sends the whole object instead.
 //!
-//! The protocol library knows single ranges only and refuses everything else, so such requests leave its path after it
-//! has verified their signature. A header that is no range of bytes is ignored (RFC 9110, section 14.2).
+//! The protocol library supports single ranges only and refuses all other `Range` headers, so such requests leave it
+//! after it has verified their signature. A header that is not a range of bytes is ignored (RFC 9110, section 14.2).
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -22,33 +22,33 @@ use s3s::{Body, S3Request, S3Response, S3Result, StdError, s3_error};
 
 use crate::access::{Names, Question, context};
 use crate::error::object_error;
-use crate::gate::Core;
+use crate::gate::Services;
 use crate::ops::get::{DEFAULT_TYPE, open, unsatisfiable};
-use crate::ops::{Asked, http_date, read_conditions, timestamp, wants_range};
+use crate::ops::{Authorized, http_date, read_conditions, timestamp, wants_range};
 use crate::read::{ObjectStream, Source};
 use crate::screen;
 
-/// Ranges in one request.
+/// Most ranges in one request.
 const RANGES_MAX: usize = 256;
 
-/// Takes GETs whose `Range` header is more than one range.
+/// Serves GETs whose `Range` header is not a single range.
 pub(crate) struct RangeRoute {
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: Arc<Services>,
     pub(crate) names: Arc<Names>,
 }
 
-/// What a `Range` header asks for.
+/// Meaning of a `Range` header.
 #[derive(Debug, PartialEq, Eq)]
 enum Wanted {
-    /// Nothing that can be understood.
+    /// The header is ignored: the whole object is sent.
     Everything,
-    /// These, as far as the object has them.
+    /// These ranges, cut at the end of the object.
     Ranges(Vec<Range<u64>>),
-    /// None of them is in the object.
+    /// None of the ranges lies in the object.
     Nothing,
 }
 
-/// The digits at the beginning of a text as a number, the largest if it is larger, and the rest of the text.
+/// The number at the beginning of a text, `u64::MAX` if it is larger, and the rest of the text.
 fn number(text: &str) -> (Option<u64>, &str) {
     let end = text.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     let (digits, rest) = text.split_at(end);
@@ -58,8 +58,8 @@ fn number(text: &str) -> (Option<u64>, &str) {
     (Some(value).filter(|_| end > 0), rest)
 }
 
-/// One range of an object of `size` bytes, empty if the object has none of it. `None` if it is no range. The protocol
-/// library's own reader takes numbers that do not fit for no numbers.
+/// One range of an object of `size` bytes; empty if it lies outside the object. `None` if the text is no range. The
+/// protocol library's own parser does not accept numbers that do not fit.
 fn parse_one(text: &str, size: u64) -> Option<Range<u64>> {
     let (first, rest) = number(text);
     let (last, rest) = number(rest.strip_prefix('-')?);
@@ -87,7 +87,7 @@ fn parse(text: &str, size: u64) -> Wanted {
             ranges.push(range);
         }
     }
-    // Ranges that overlap could make an answer many times the object.
+    // Overlapping ranges could make an answer many times the object's size.
     let bytes = ranges.iter().fold(0u64, |bytes, range| bytes.saturating_add(range.end - range.start));
     if list.split(',').count() > RANGES_MAX || bytes > size {
         return Wanted::Everything;
@@ -95,7 +95,7 @@ fn parse(text: &str, size: u64) -> Wanted {
     if ranges.is_empty() { Wanted::Nothing } else { Wanted::Ranges(ranges) }
 }
 
-/// Whether the protocol library can do it.
+/// Whether the protocol library can serve the range.
 fn is_single(value: &HeaderValue) -> bool {
     value.to_str().is_ok_and(|text| s3s::dto::Range::parse(text).is_ok())
 }
@@ -103,7 +103,7 @@ fn is_single(value: &HeaderValue) -> bool {
 #[async_trait]
 impl S3Route for RangeRoute {
     fn is_match(&self, method: &Method, uri: &Uri, headers: &HeaderMap, _: &mut Extensions) -> bool {
-        // Requests about something else of the object have a query.
+        // Requests for something other than the object's bytes have a query.
         let is_plain = uri.query().is_none_or(screen::is_plain);
         let has_key = || self.names.split(uri, headers).is_some_and(|(_, key)| !key.is_empty());
         let is_other = || headers.get(header::RANGE).is_some_and(|value| !is_single(value));
@@ -126,7 +126,7 @@ impl S3Route for RangeRoute {
     }
 
     async fn call(&self, request: S3Request<Body>) -> S3Result<S3Response<Body>> {
-        let asked = Asked::of(&request.extensions)?;
+        let asked = Authorized::of(&request.extensions)?;
         let (_, key) = self.split(&request.uri, &request.headers)?;
         let text = request.headers.get(header::RANGE).and_then(|value| value.to_str().ok());
         let source = open(&self.core, &asked, &key, conditions(&request.headers)?, true).await;
@@ -153,7 +153,7 @@ fn content_type(info: &ObjectInfo) -> &str {
     info.meta.headers.content_type.as_deref().unwrap_or(DEFAULT_TYPE)
 }
 
-/// Conditions as the protocol library would have read them.
+/// Parses conditions as the protocol library does.
 fn conditions(headers: &HeaderMap) -> S3Result<client::object::Conditions> {
     let invalid = |name: &HeaderName| s3_error!(InvalidArgument, "Invalid header: {name}");
     let etag = |name: HeaderName| {
@@ -219,7 +219,7 @@ impl RangeRoute {
         self.names.split(uri, headers).ok_or_else(|| s3_error!(InvalidURI))
     }
 
-    /// One range needs no parts.
+    /// Sends a single range without parts.
     async fn send_one(&self, source: &Source, range: Range<u64>) -> S3Result<S3Response<Body>> {
         let info = source.info();
         let told = format!("bytes {}-{}/{}", range.start, range.end - 1, info.size);
@@ -262,13 +262,13 @@ impl RangeRoute {
     }
 }
 
-/// Ranges with a head before each.
+/// The stream of ranges, with a head before each.
 struct Parts {
     heads: std::collections::VecDeque<(Bytes, u64)>,
     tail: Option<Bytes>,
-    /// Bytes of the range under way that are to come.
+    /// Bytes of the current range that are to come.
     left: u64,
-    /// Bytes of the object that came too early.
+    /// Bytes of the object beyond the current range.
     held: Bytes,
     bytes: ObjectStream,
     length: u64,

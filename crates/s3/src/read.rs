@@ -1,4 +1,4 @@
-//! An object's bytes on their way out: read ahead a little, bounded for one request and for all together.
+//! Streams an object's bytes to the client, with bounded read-ahead for one request and for all together.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,18 +16,18 @@ use s3s::dto::StreamingBlob;
 use s3s::stream::{ByteStream, RemainingLength};
 use s3s::{Body, StdError};
 
-use crate::gate::Core;
+use crate::gate::Services;
 
-/// Bytes read ahead of what a client has taken, at least and at most.
+/// Limits of the bytes that are read ahead for one client.
 const WINDOW_BYTES_MIN: u64 = 128 << 10;
 const WINDOW_BYTES_MAX: u64 = 4 << 20;
 /// Bytes of one read.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Shares memory between responses.
+/// Shares the read-ahead memory between responses.
 pub(crate) struct StreamBudget {
     streams: AtomicU64,
-    /// Bytes read ahead of what clients have taken, for all responses together.
+    /// Bytes read ahead for all responses together.
     ahead_bytes: u64,
 }
 
@@ -42,12 +42,12 @@ impl StreamBudget {
     }
 }
 
-/// The object changed in place while it was read.
+/// An object could not be read to its end: mostly because it changed in place.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read object to its end: {0}")]
 struct ReadError(FsError);
 
-/// A handle on an object that is closed in the end.
+/// A handle on an object; closed on drop.
 pub(crate) struct OpenObject {
     client: Client,
     ino: Ino,
@@ -59,8 +59,8 @@ impl OpenObject {
         Self { client: client.clone(), ino: info.attr.ino, data_ver: info.attr.data_ver }
     }
 
-    /// Refuses bytes that are not all, or not of the object that its ETag and headers belong to: whoever asks again sees
-    /// it as it is.
+    /// Refuses a short read, and bytes of a newer version than the ETag and headers of the answer: a retry gets the new
+    /// version.
     async fn check(&self, read: usize, len: usize) -> Result<(), FsError> {
         let now = self.client.getattr(self.ino).await?;
         if read == len && now.data_ver == self.data_ver { Ok(()) } else { Err(FsError::Stale) }
@@ -72,7 +72,7 @@ impl OpenObject {
         Ok(bytes)
     }
 
-    /// The same, as the drives have it.
+    /// Reads bytes in the pieces that the drives return.
     async fn read_parts(&self, off: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
         let parts = self.client.read_parts(self.ino, off, len).await?;
         self.check(parts.iter().map(Bytes::len).sum(), len).await?;
@@ -86,7 +86,7 @@ impl Drop for OpenObject {
     }
 }
 
-/// An object that [`Client::get_object`] or [`Client::read_object`] told of.
+/// An object that [`Client::get_object`] or [`Client::read_object`] returned.
 pub(crate) struct Source {
     info: ObjectInfo,
     open: Option<Arc<OpenObject>>,
@@ -103,8 +103,8 @@ impl Source {
         &self.info
     }
 
-    /// The bytes of a range, at once and from memory if there are at most [`SMALL_BYTES_MAX`].
-    pub(crate) async fn body(&self, core: &Core, range: Range<u64>) -> Result<Body, FsError> {
+    /// The bytes of a range: from memory in one piece up to [`SMALL_BYTES_MAX`], otherwise as a stream.
+    pub(crate) async fn body(&self, core: &Services, range: Range<u64>) -> Result<Body, FsError> {
         if range.is_empty() {
             return Ok(Body::empty());
         }
@@ -120,8 +120,8 @@ impl Source {
         Ok(StreamingBlob::new(self.stream(core, vec![range])).into())
     }
 
-    /// The bytes of several ranges of an object that [`Client::get_object`] told of, one after another.
-    pub(crate) fn stream(&self, core: &Core, ranges: Vec<Range<u64>>) -> ObjectStream {
+    /// The bytes of several ranges of an object that [`Client::get_object`] returned, one after another.
+    pub(crate) fn stream(&self, core: &Services, ranges: Vec<Range<u64>>) -> ObjectStream {
         core.streams.streams.fetch_add(1, Ordering::Relaxed);
         let left = ranges.iter().map(|range| range.end - range.start).sum();
         ObjectStream {
@@ -139,11 +139,11 @@ type Read = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, FsError>> + Send>>;
 
 enum Piece {
     Running(Read, u64),
-    /// What it consists of, as far as the consumer has not got it.
+    /// The pieces of a finished read that the consumer has not taken yet.
     Done(VecDeque<Bytes>),
 }
 
-/// Bytes of an object in order. Several reads run at once; each is polled when the consumer asks.
+/// Bytes of an object in order. Several reads run at once; each is polled when the consumer polls the stream.
 pub(crate) struct ObjectStream {
     open: Option<Arc<OpenObject>>,
     body: Bytes,

@@ -11,7 +11,7 @@ use s3s::{Body, S3Request, S3Response, S3Result, s3_error};
 
 use crate::access::context;
 use crate::accounts::Accounts;
-use crate::gate::Core;
+use crate::gate::Services;
 use crate::identity::{PolicyFacts, PolicyRequest};
 use crate::multirange::RangeRoute;
 use crate::sts;
@@ -19,7 +19,7 @@ use crate::sts;
 /// Longest form of the token service: a session policy and a few names.
 const FORM_BYTES_MAX: usize = 64 << 10;
 
-/// Hands a request to the route that takes it.
+/// Passes a request to the route that serves it.
 pub(crate) struct Routes {
     pub(crate) ranges: RangeRoute,
     pub(crate) tokens: TokenRoute,
@@ -46,9 +46,9 @@ impl S3Route for Routes {
     }
 }
 
-/// Takes forms posted to the root.
+/// Serves forms that are posted to the root.
 pub(crate) struct TokenRoute {
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: Arc<Services>,
     pub(crate) accounts: Arc<Accounts>,
 }
 
@@ -61,7 +61,7 @@ impl S3Route for TokenRoute {
             && kind.is_some_and(|kind| kind.starts_with("application/x-www-form-urlencoded"))
     }
 
-    /// Whether a key is given is up to the token service.
+    /// The token service itself checks access.
     async fn check_access(&self, request: &mut S3Request<Body>) -> S3Result<()> {
         match (&request.credentials, request.service.as_deref()) {
             (Some(_), Some("sts")) => Ok(()),
@@ -100,7 +100,7 @@ impl S3Route for TokenRoute {
             more: PolicyFacts::default(),
         };
         let answer = sts::answer(&self.accounts, &identity, &client, &form, &context.request_id);
-        context.told.lock().expect("no holder of this lock panics").operation = answer.operation;
+        context.facts.lock().expect("no holder of this lock panics").operation = answer.operation;
         let mut response = S3Response::new(Body::from(answer.body));
         response.status = StatusCode::from_u16(answer.status).ok();
         response.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/xml"));

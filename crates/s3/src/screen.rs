@@ -1,5 +1,5 @@
-//! What the protocol library lets pass and must not: parameters that name another operation, headers that nobody
-//! signed, old signatures.
+//! Checks that the protocol library lacks: parameters that name another operation, headers that the signature does not
+//! cover, old signatures.
 
 use std::borrow::Cow;
 
@@ -13,8 +13,8 @@ use crate::error::custom;
 use crate::hash;
 use crate::server::FormFields;
 
-/// Query parameters that make another operation of a request. Where they fit no operation, the library takes the one
-/// without them: a PUT of a retention would replace the object.
+/// Query parameters that select another operation. If one fits no operation, the library ignores it and runs the plain
+/// operation: a PUT of a retention would replace the object.
 const SUBRESOURCES: &[&str] = &[
     "abac",
     "accelerate",
@@ -58,20 +58,22 @@ const SUBRESOURCES: &[&str] = &[
     "website",
 ];
 
-/// Parameters of signatures, some of which have headers for parameters, and of programs that name the operation.
+/// Parameters that every operation may have: those of signatures, those that stand for headers, and `x-id`, in which
+/// programs name the operation.
 const ANYWHERE: &[&str] = &["x-id", "AWSAccessKeyId", "Signature", "Expires", "content-type", "content-md5"];
 
 const AMZ_DATE: HeaderName = HeaderName::from_static("x-amz-date");
 
-/// Headers of a signature that are part of what is signed in another way.
+/// Headers that a signature covers in another way than by name.
 const SIGNED_OTHERWISE: &[&str] = &["x-amz-content-sha256", "x-amz-date"];
 
-/// How far the clock of a client may be off.
+/// Largest difference between the client's clock and this one.
 const SKEW_S: i64 = 15 * 60;
-/// How long a URL signed by version 4 may be good for.
+/// Longest validity of a URL signed by version 4.
 const URL_AGE_S_MAX: u32 = 7 * 24 * 3600;
 
-/// The parameters that belong to an operation, of those that change something: all. Of the others: subresources.
+/// Parameters of an operation. For operations that change something the list is complete; for others it has
+/// subresources only.
 fn own_parameters(operation: &str) -> &'static [&'static str] {
     match operation {
         "AbortMultipartUpload" | "CompleteMultipartUpload" | "ListParts" => &["uploadId"],
@@ -105,7 +107,7 @@ fn own_parameters(operation: &str) -> &'static [&'static str] {
     }
 }
 
-/// Whether an operation only reads; then it ignores parameters that nobody knows, as AWS does.
+/// Whether an operation only reads; then unknown parameters are ignored, as on AWS.
 fn reads(operation: &str) -> bool {
     ["Get", "Head", "List"].iter().any(|verb| operation.starts_with(verb))
 }
@@ -118,13 +120,14 @@ fn pairs(query: &str) -> impl Iterator<Item = (Cow<'_, str>, &str)> {
     })
 }
 
-/// Whether a parameter fits every operation, for it is about the signature, stands for a header or names the operation.
+/// Whether every operation may have the parameter: it belongs to the signature, stands for a header or names the
+/// operation.
 fn fits_anywhere(name: &str) -> bool {
     let is_amz = name.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("x-amz-"));
     is_amz || ANYWHERE.iter().any(|known| known.eq_ignore_ascii_case(name))
 }
 
-/// Whether a query says nothing of what is asked for.
+/// Whether a query has no parameter that selects an operation.
 pub(crate) fn is_plain(query: &str) -> bool {
     pairs(query).all(|(name, _)| fits_anywhere(&name))
 }
@@ -136,7 +139,7 @@ pub(crate) fn check_parameters(operation: &str, uri: &Uri) -> S3Result<()> {
         if fits_anywhere(&name) || own.contains(&name.as_ref()) {
             continue;
         }
-        // The library takes it for a list of version 1.
+        // The library would run a list of version 1.
         if operation == "ListObjects" && name == "list-type" {
             return Err(s3_error!(InvalidArgument, "Invalid List Type specified in Request: there is 2."));
         }
@@ -150,7 +153,7 @@ pub(crate) fn check_parameters(operation: &str, uri: &Uri) -> S3Result<()> {
     Ok(())
 }
 
-/// What headers begin with that ask for encryption, of an object or of the source of a copy.
+/// Prefixes of headers that ask for encryption, of an object or of the source of a copy.
 const ENCRYPTION: [&str; 2] = ["x-amz-server-side-encryption", "x-amz-copy-source-server-side-encryption"];
 
 /// Whether a header, or the field of a form, is about encryption.
@@ -160,7 +163,7 @@ pub(crate) fn is_about_encryption(name: &str) -> bool {
         .any(|start| name.get(..start.len()).is_some_and(|head| head.eq_ignore_ascii_case(start)))
 }
 
-/// Refuses every header about encryption: whoever sends one must not take what is stored for encrypted.
+/// Refuses every header about encryption: a client that sends one would take the stored object for encrypted.
 pub(crate) fn check_encryption(operation: &str, headers: &HeaderMap) -> S3Result<()> {
     match headers.keys().map(HeaderName::as_str).find(|name| is_about_encryption(name)) {
         None => Ok(()),
@@ -172,8 +175,8 @@ pub(crate) fn check_encryption(operation: &str, headers: &HeaderMap) -> S3Result
     }
 }
 
-/// Refuses a form that has a policy and no signature, and one whose policy ends at a time that is not written as ISO 8601
-/// has it; the protocol library reads others as well.
+/// Refuses a form that has a policy without a signature, and a form whose policy has an expiration that is not ISO
+/// 8601; the protocol library accepts other formats.
 pub(crate) fn check_form(form: &FormFields) -> S3Result<()> {
     let Some(policy) = &form.policy else { return Ok(()) };
     if !form.is_signed {
@@ -189,12 +192,12 @@ pub(crate) fn check_form(form: &FormFields) -> S3Result<()> {
             InvalidPolicyDocument,
             "Invalid Policy: Invalid 'expiration' value: '{text}' is not like 2026-12-01T12:00:00.000Z."
         )),
-        // What else is wrong with it is for the library to say.
+        // The library reports other faults.
         _ => Ok(()),
     }
 }
 
-/// Whether a time is like `2026-12-01T12:00:00.000Z`.
+/// Whether a time has the format `2026-12-01T12:00:00.000Z`.
 fn is_iso_8601(text: &str) -> bool {
     let Some((at, rest)) = text.split_at_checked(19) else { return false };
     let is_time = at.bytes().zip(*b"0000-00-00T00:00:00").all(|(byte, like)| match like {
@@ -209,8 +212,8 @@ fn is_iso_8601(text: &str) -> bool {
             .is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Makes `x-amz-date` of the header `Date`, which may stand alone in a request signed by version 4; the protocol library
-/// wants the other. What is signed stays the same: both are the same time.
+/// Sets `x-amz-date` from the header `Date`. A request signed by version 4 may have `Date` alone; the protocol library
+/// needs `x-amz-date`. The signature still matches, because both are the same time.
 pub(crate) fn take_date(uri: &Uri, headers: &mut HeaderMap) {
     if headers.contains_key(AMZ_DATE) || !matches!(Signed::of(uri, headers), Ok(Signed::Four(_))) {
         return;
@@ -232,13 +235,13 @@ pub(crate) fn take_date(uri: &Uri, headers: &mut HeaderMap) {
     }
 }
 
-/// How a request says that it is signed. A form says so in its fields.
+/// Where and how a request is signed. A form is signed in its fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Signed {
     Not,
     /// In headers, by version 2.
     Two,
-    /// In headers, by version 4, with the names of the headers that are signed.
+    /// In headers, by version 4; holds the names of the signed headers.
     Four(String),
     /// In the URL, by version 2.
     UrlTwo,
@@ -247,8 +250,8 @@ pub(crate) enum Signed {
 }
 
 impl Signed {
-    /// Refuses what may be read in several ways: the protocol library takes any word for an algorithm, which is not
-    /// signed, and looks at the URL first.
+    /// Refuses ambiguous requests: the protocol library does not check the algorithm's name, which is not signed, and
+    /// looks at the URL first.
     pub(crate) fn of(uri: &Uri, headers: &HeaderMap) -> S3Result<Self> {
         let query = uri.query().unwrap_or_default();
         let mut header = headers.get_all(header::AUTHORIZATION).iter();
@@ -290,12 +293,12 @@ impl Signed {
         }
     }
 
-    /// Refuses `x-amz-` headers that a signature of version 4 does not cover: whoever sees a signed request could add
-    /// some, and make a copy of a put.
+    /// Refuses `x-amz-` headers that a signature of version 4 does not cover: an attacker who sees a signed request
+    /// could add some, and turn a put into a copy.
     pub(crate) fn check_headers(&self, uri: &Uri, headers: &HeaderMap) -> S3Result<()> {
         let (signed, query) = match self {
             Self::Four(signed) => (signed, ""),
-            // A parameter in place of a header is part of what is signed.
+            // A parameter that stands for a header is signed.
             Self::UrlFour(signed) => (signed, uri.query().unwrap_or_default()),
             _ => return Ok(()),
         };
@@ -313,8 +316,8 @@ impl Signed {
         }
     }
 
-    /// Refuses a signature in headers that was made long ago, and any from the future. A URL has an end of its own, and
-    /// a form has its policy's.
+    /// Refuses a signature in headers that is too old, and any signature from the future. URLs and forms have an
+    /// expiration of their own.
     pub(crate) fn check_date(&self, uri: &Uri, headers: &HeaderMap, now_s: i64) -> S3Result<()> {
         self.check_age(uri)?;
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
@@ -339,7 +342,7 @@ impl Signed {
         }
     }
 
-    /// Refuses a URL that is good for longer than any may be.
+    /// Refuses a URL whose validity exceeds [`URL_AGE_S_MAX`].
     fn check_age(&self, uri: &Uri) -> S3Result<()> {
         let Self::UrlFour(_) = self else { return Ok(()) };
         let age = parameter(uri.query().unwrap_or_default(), "X-Amz-Expires");
@@ -354,7 +357,7 @@ impl Signed {
     }
 }
 
-/// Seconds since 1970 of `Tue, 24 Nov 2026 14:01:57 GMT`, or with `+0000` instead, as in mail (RFC 2822).
+/// Seconds since 1970 of `Tue, 24 Nov 2026 14:01:57 GMT`; mail (RFC 2822) writes `+0000` in place of `GMT`.
 fn mail_date_s(text: &str) -> Option<i64> {
     let at = time::OffsetDateTime::parse(text, &time::format_description::well_known::Rfc2822);
     let http = || Timestamp::parse(TimestampFormat::HttpDate, text).ok().map(time::OffsetDateTime::from);
@@ -372,7 +375,7 @@ fn amz_date_s(text: &str) -> Option<i64> {
     (text.len() == 16).then(|| time::PrimitiveDateTime::new(date, time).assume_utc().unix_timestamp())
 }
 
-/// The parameters of a signature of version 4 in a URL, which stand for nothing else.
+/// Parameters of a signature of version 4 in a URL; they never stand for headers.
 const OF_SIGNATURE: [&str; 7] = [
     "x-amz-algorithm",
     "x-amz-credential",
@@ -383,9 +386,9 @@ const OF_SIGNATURE: [&str; 7] = [
     "x-amz-signedheaders",
 ];
 
-/// Makes headers of the parameters of a signed URL that stand for headers, for the protocol library ignores them: of
-/// version 4 all that headers could be, in place of headers of these names, which nobody signed; of version 2 the token,
-/// which is signed as a header.
+/// Makes headers of the parameters of a signed URL that stand for headers, because the protocol library ignores them.
+/// Version 4: all parameters that headers could carry; they replace headers of these names, which are not signed.
+/// Version 2: the token, which is signed as a header.
 pub(crate) fn move_signed_parameters(uri: &Uri, headers: &mut HeaderMap) -> S3Result<()> {
     let query = uri.query().unwrap_or_default();
     if parameter(query, "X-Amz-Signature").is_none() {
@@ -421,13 +424,14 @@ fn move_token(query: &str, headers: &mut HeaderMap) {
     }
 }
 
-/// Whether the body of a request is a document rather than an object's bytes. `has_key` tells whether it names a key.
+/// Whether the body of a request is a document and not an object's bytes. `has_key` tells whether the request names a
+/// key.
 pub(crate) fn brings_document(method: &Method, uri: &Uri, has_key: impl FnOnce() -> bool) -> bool {
     let names = uri.query().unwrap_or_default().split('&');
     let name = |pair: &str| pair.split_once('=').map_or(pair, |(name, _)| name).to_owned();
     match *method {
         Method::POST => true,
-        // The only one of them that brings an object's bytes has an upload.
+        // `uploadId` is the only subresource of a PUT that brings bytes of an object.
         Method::PUT => {
             let mut names = names.map(name);
             names.any(|name| name != "uploadId" && SUBRESOURCES.contains(&name.as_str())) || !has_key()

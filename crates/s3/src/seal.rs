@@ -1,7 +1,8 @@
-//! The node's key: seals secrets for the ledger and session tokens for clients, and gives short-lived keys their secret.
+//! The node's key: seals secrets for the ledger and session tokens for clients, and derives secrets of short-lived
+//! keys.
 //!
-//! Each use has a key of its own, HMAC-SHA-256 of the node's key with the name of the use. Sealed bytes are
-//! `nonce:12 | ciphertext | tag:16`, AES-256-GCM with a random nonce, bound to a context that is not in them.
+//! Each purpose has a key of its own: HMAC-SHA-256 of the node's key and the name of the purpose. Sealed bytes are
+//! `nonce:12 | ciphertext | tag:16`: AES-256-GCM with a random nonce, bound to a context that is not stored in them.
 //! `docs/formats/users.md` draws it.
 
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use ring::hmac;
 use crate::identity::Secret;
 
 const NONCE_BYTES: usize = 12;
-/// 40 characters, as AWS has.
+/// 40 characters in base64, as on AWS.
 const SECRET_BYTES: usize = 30;
 
 /// Keys derived from the node's key. Never printed.
@@ -27,14 +28,14 @@ pub struct NodeKey {
     random: Arc<dyn Random>,
 }
 
-/// What something is sealed for.
+/// The purpose of a seal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// The secret of an access key, in the ledger.
     AccessKeySecret,
     /// A session token.
     SessionToken,
-    /// The secret that requests to an object store are signed with, in the ledger.
+    /// The secret that signs requests to an object store, in the ledger.
     StoreSecret,
 }
 
@@ -67,7 +68,7 @@ impl NodeKey {
         }
     }
 
-    /// Encrypts, so that only this node's key opens it, and only in the same context.
+    /// Encrypts. Only the same node key, with the same purpose and context, can open the result.
     pub fn seal(&self, purpose: Purpose, context: &[u8], plain: &[u8]) -> Vec<u8> {
         let mut nonce = [0; NONCE_BYTES];
         self.random.fill(&mut nonce);
@@ -80,7 +81,7 @@ impl NodeKey {
         sealed
     }
 
-    /// What was sealed, unless it was changed, or sealed with another key or in another context.
+    /// Opens sealed bytes; `None` if they were changed, or sealed with another key, purpose or context.
     pub fn open(&self, purpose: Purpose, context: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
         let (nonce, body) = sealed.split_at_checked(NONCE_BYTES)?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
@@ -89,8 +90,8 @@ impl NodeKey {
         Some(plain.to_vec())
     }
 
-    /// The secret of a short-lived access key. It follows from the key's id, so that a signature can be verified
-    /// before the token is looked at, and nothing has to be stored.
+    /// The secret of a short-lived access key. It is derived from the key's id, so that a signature can be verified
+    /// before the token is opened, and no secret is stored.
     pub fn session_secret(&self, access_key: &str) -> Secret {
         let tag = hmac::sign(&self.session_secrets, access_key.as_bytes());
         Secret::new(STANDARD.encode(&tag.as_ref()[..SECRET_BYTES]))
@@ -102,7 +103,7 @@ pub fn to_base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// Undoes [`to_base64`].
+/// Decodes the output of [`to_base64`].
 pub fn from_base64(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
 }

@@ -1,7 +1,7 @@
-//! The token service: short-lived keys for holders of lasting ones, in the AWS query protocol.
+//! The token service: issues short-lived keys to holders of lasting keys, in the AWS query protocol.
 //!
-//! The protocol front passes the form of a POST whose signature it has verified for the service `sts`. A key that comes
-//! out of here can do at most what its user can: roles and session policies only take away. Keys are not stored, see
+//! The protocol front passes the form of a POST whose signature it has verified for the service `sts`. A key from this
+//! service has at most the rights of its user: roles and session policies only remove rights. Keys are not stored, see
 //! [`crate::Accounts`].
 
 use crate::accounts::{Accounts, NewSession};
@@ -11,13 +11,13 @@ use crate::policy::{Policy, PolicyOf, SESSION_POLICY_BYTES_MAX, decide};
 
 const VERSION: &str = "2011-06-15";
 const NAMESPACE: &str = "https://sts.amazonaws.com/doc/2011-06-15/";
-/// A role's or user's ARN; there are no accounts, so the number means nothing.
+/// Account number in the ARN of a role or user; there are no accounts, so it has no meaning.
 const ACCOUNT: &str = "000000000000";
 const DURATION_S: std::ops::RangeInclusive<i64> = 900..=43_200;
 const ROLE_DURATION_S: i64 = 3600;
 const SESSION_DURATION_S: i64 = 43_200;
 
-/// What the client gets: XML in any case.
+/// The response: always XML.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StsAnswer {
     /// HTTP status.
@@ -28,7 +28,7 @@ pub struct StsAnswer {
     pub operation: &'static str,
 }
 
-/// Why there is no key.
+/// An error of the token service.
 struct Refusal {
     status: u16,
     code: &'static str,
@@ -44,7 +44,7 @@ struct Form(Vec<(String, String)>);
 
 /// Answers one request.
 ///
-/// `client` is what policies look at besides who asks: action, bucket and key are filled in here.
+/// `client` has the facts that policies look at; action, bucket and key are filled in here.
 pub fn answer(
     accounts: &Accounts,
     identity: &Identity,
@@ -108,8 +108,8 @@ fn dispatch(
     }
 }
 
-/// Everybody may get keys that can do less, unless a policy denies it. They cannot get further keys by them: a key
-/// that was found must not become one that lasts longer.
+/// Every user may get keys with fewer rights, unless a policy denies it. Short-lived keys cannot get further keys:
+/// otherwise the finder of a leaked key could extend it for ever.
 fn may(identity: &Identity, client: &PolicyRequest<'_>, action: &str) -> Result<(), Refusal> {
     if identity.is_session {
         return Err(refuse(403, "AccessDenied", "short-lived keys cannot ask for others"));
@@ -141,7 +141,7 @@ fn assume_role(accounts: &Accounts, identity: &Identity, form: &Form) -> Result<
         ));
     }
     let role = match form.get("RoleArn").unwrap_or_default().split_once(":role/") {
-        // An ARN that names no role, such as clients send that were made for other servers: the user itself.
+        // An ARN that names no role, as clients for other servers send: the key gets the rights of the user.
         None => None,
         Some((_, role)) if accounts.has_role(role) => Some(role.to_owned()),
         Some((_, role)) => {
@@ -223,7 +223,7 @@ impl Form {
         self.0.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
     }
 
-    /// Refuses parameters that would not do what they say.
+    /// Refuses parameters that would have no effect.
     fn only(&self, names: &[&str]) -> Result<(), Refusal> {
         let known = |name: &str| name == "Action" || name == "Version" || names.contains(&name);
         match self.0.iter().find(|(name, _)| !known(name)) {
@@ -245,7 +245,7 @@ impl Form {
     }
 }
 
-/// Undoes percent-encoding; `None` if it is broken or not UTF-8.
+/// Decodes percent-encoding; `None` if it is malformed or not UTF-8.
 fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -265,7 +265,7 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Text for XML; characters that XML cannot have become question marks.
+/// Escapes text for XML; characters that XML cannot hold become question marks.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! The certificate: the operator's, or one that is made at the first start.
+//! The TLS certificate: from the operator, or self-signed at the first start.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,50 +7,50 @@ use base::env::Env;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// What TLS connections are made with.
+/// Configuration of TLS connections.
 pub type TlsConfig = rustls::ServerConfig;
 
-/// Where certificate and key are.
+/// Paths of certificate and key.
 #[derive(Debug, Clone)]
 pub struct TlsFiles {
-    /// PEM: the certificate, then those that vouch for it.
+    /// PEM: the certificate, then its chain.
     pub certificate: PathBuf,
-    /// PEM: its private key.
+    /// PEM: the private key of the certificate.
     pub key: PathBuf,
 }
 
-/// Why there is no TLS.
+/// Why TLS cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
     /// A file could not be read or written.
     #[error("cannot use file: path={path}")]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// A file holds something else.
+    /// The file is not PEM, or holds something else than a certificate or key.
     #[error("not in PEM, or not what belongs there: path={path}")]
     Pem {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the parser.
         #[source]
         source: rustls::pki_types::pem::Error,
     },
-    /// Certificate and key do not fit together, or cannot be used.
+    /// Certificate and key do not match, or are not supported.
     #[error("cannot use certificate and key")]
     Unusable(#[source] rustls::Error),
-    /// No certificate could be made.
+    /// The self-signed certificate could not be made.
     #[error("cannot make a certificate")]
     Make(#[source] rcgen::Error),
 }
 
 impl TlsFiles {
-    /// Reads both.
+    /// Reads certificate and key.
     pub fn load(&self, env: &Env) -> Result<Arc<rustls::ServerConfig>, TlsError> {
         let pem = read(env, &self.certificate)?;
         let bad = |path: &Path| {
@@ -74,7 +74,7 @@ impl TlsFiles {
         Ok(Arc::new(config))
     }
 
-    /// Makes a self-signed certificate for `names`, unless there is one.
+    /// Makes a self-signed certificate for `names`, unless the files exist.
     pub fn make_missing(&self, env: &Env, names: Vec<String>) -> Result<(), TlsError> {
         if env.files.exists(&self.certificate) && env.files.exists(&self.key) {
             return Ok(());

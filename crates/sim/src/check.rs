@@ -1,4 +1,4 @@
-//! What must hold when everything has come to rest: in the state of the ledger, and between it and the drives.
+//! Checks of a node at rest: the state of the ledger, and the drives against the ledger.
 
 mod blobs;
 
@@ -22,22 +22,22 @@ use crate::world::World;
 use blobs::{Shards, TierTables, run_fsck};
 
 const TABLE_AT: usize = 4;
-/// Extent ids that a session gets at a time.
+/// Extent ids that a session gets per request.
 const EXTENT_RANGE: u64 = 65_536;
-/// Up to this length an extent is kept as copies.
+/// Longest extent that is stored as copies.
 const COPIES_BYTES_MAX: u32 = 256 << 10;
 
-/// Everything in the ledger's state.
+/// All tables of the ledger's state.
 #[derive(Default)]
 struct Tables {
     inodes: BTreeMap<Ino, Inode>,
     dentries: Vec<(Ino, Vec<u8>, Dentry)>,
-    /// Pieces by map.
+    /// Pieces by map id.
     pieces: BTreeMap<u64, Vec<(u64, Piece)>>,
     uses: BTreeMap<ExtentId, ExtentUse>,
     owed: BTreeSet<(DriveId, ExtentId)>,
     free: BTreeSet<ExtentId>,
-    /// First ids of ranges that orphans may be in.
+    /// First ids of the ranges that may hold orphans.
     ranges: BTreeSet<ExtentId>,
     purges: BTreeSet<u64>,
     orphans: BTreeSet<Ino>,
@@ -99,7 +99,7 @@ impl Tables {
         Some(())
     }
 
-    /// Whether the extent may be an orphan that was not looked for yet.
+    /// Whether the extent may be an orphan that no search has covered yet.
     fn is_in_range(&self, id: ExtentId) -> bool {
         let first = self.ranges.range(..=id).next_back();
         first.is_some_and(|first| id.0 - first.0 < EXTENT_RANGE)
@@ -107,10 +107,10 @@ impl Tables {
 
     /// Whether the extent is in a blob only.
     fn is_away(&self, id: ExtentId) -> bool {
-        self.tier.residences.get(&id).is_some_and(|residence| residence.stage == Stage::Away)
+        self.tier.residences.get(&id).is_some_and(|residence| residence.stage == Stage::Tiered)
     }
 
-    /// I14: the directories are a tree, and links are counted right.
+    /// I14: the directories form a tree, and link counts are right.
     fn check_tree(&self, wrong: &mut Vec<String>) {
         let mut names: BTreeMap<Ino, u32> = BTreeMap::new();
         let (mut subdirs, mut sizes): (BTreeMap<Ino, u32>, BTreeMap<Ino, u64>) = Default::default();
@@ -168,7 +168,7 @@ impl Tables {
         false
     }
 
-    /// I16: sums are those of their parts. Returns the extents that are referred to, with their uses.
+    /// I16: sums equal the sums of their parts. Returns the extents in use, with their references.
     fn check_maps(&self, wrong: &mut Vec<String>) -> BTreeMap<ExtentId, ExtentRef> {
         let (mut stored, mut owned) = (0, BTreeSet::new());
         let mut live: BTreeMap<ExtentId, (ExtentRef, ExtentUse)> = BTreeMap::new();
@@ -220,7 +220,7 @@ impl Tables {
     }
 }
 
-/// Checks the state of a node that has come to rest.
+/// Checks the state of a node at rest. Returns the violations.
 pub(crate) async fn check(world: &World, state: Arc<dyn State>, drives: &Drives) -> Vec<String> {
     let tables = match Tables::read(&*state) {
         Ok(tables) => tables,
@@ -259,7 +259,7 @@ pub(crate) async fn check(world: &World, state: Arc<dyn State>, drives: &Drives)
     wrong
 }
 
-/// I4: of every live extent each shard is on its drive, or owed.
+/// I4: each shard of every live extent is on its drive, or owed.
 fn check_shards(
     world: &World,
     tables: &Tables,
@@ -294,7 +294,7 @@ fn check_shards(
     }
 }
 
-/// No drive has a shard that is damaged: the scrub has found it, and repair has put it right.
+/// No drive has a damaged shard: the scrub has found all of them, and repair has rewritten them.
 async fn check_scrubbed(
     number: u32,
     drive: &SimDrive,
@@ -302,7 +302,7 @@ async fn check_scrubbed(
     wrong: &mut Vec<String>,
 ) {
     let mut after = None;
-    // A drive that failed is not asked any more.
+    // A drive that failed is not queried any more.
     while let Ok(step) = drive.scrub(after, u64::MAX).await {
         for key in step.bad.iter().filter(|key| live.contains_key(&key.extent)) {
             wrong.push(format!("drive {number} has damaged {key:?}"));
@@ -314,8 +314,8 @@ async fn check_scrubbed(
     }
 }
 
-/// I6: drives hold nothing that nobody refers to. What a crash left behind was collected from closed ranges. A drive
-/// that was away is not asked before it is back.
+/// I6: every shard on a drive belongs to a live extent. The remains of a crash were collected from closed ranges. A
+/// drive that was away is skipped until it is back.
 fn check_leaks(
     world: &World,
     tables: &Tables,
@@ -328,10 +328,10 @@ fn check_leaks(
     }
     let victim = DriveId(world.scenario.victim());
     let hurt = world.promises().hurt_drives.clone();
-    // A flipped bit in the record of a deletion undoes it on that drive.
+    // A flipped bit in a tombstone undoes the deletion on that drive.
     for (drive, entries) in inventory.iter().filter(|(drive, _)| !hurt.contains(&drive.0)) {
         for (id, shard) in entries.keys() {
-            // What a writer gives up while a drive is set aside stays there until its range is closed.
+            // Shards that a writer gives up while a drive is set aside stay there until their range is closed.
             if world.scenario.narrows && *drive == victim && tables.is_in_range(*id) {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! Drives and placement groups as the control ledger would have them: they outlive crashes. And what is done to them
-//! while clients work: a drive is set aside for a while, or given up, or the filesystem gets another profile.
+//! Drives and placement groups, in place of the control ledger: they survive crashes. While clients work, a drive is
+//! set aside for a while or given up, or the filesystem gets another profile.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::scenario::Scenario;
 use crate::store;
 use crate::world::{Dice, World};
 
-/// See the module.
+/// The simulated cluster; see the module.
 pub(crate) struct Cluster {
     pub(crate) map: ClusterMap,
-    /// How data is to be protected.
+    /// The profile for new data.
     pub(crate) profile: Profile,
-    /// The groups of every profile that was ever written with.
+    /// The groups of every profile that was ever used for writing.
     sets: Vec<(Profile, Vec<PgId>)>,
-    /// How far each drive has come at least.
+    /// The mark of each drive; a drive with a lower mark is an older copy.
     pub(crate) marks: HashMap<u32, DriveMark>,
 }
 
@@ -42,7 +42,7 @@ impl Cluster {
         self.map.drives.iter().filter(|drive| drive.state == DriveState::Up).map(|drive| drive.id).collect()
     }
 
-    /// What new extents are written with: as wide as the drives that are up allow, in groups of these.
+    /// Profile and groups of new extents: as wide as the drives that are up allow.
     fn write_set(&mut self) -> (Profile, Vec<PgId>) {
         let up = self.up();
         let profile = self.profile.narrowed(up.len() as u32).expect("enough drives are left");
@@ -55,7 +55,7 @@ impl Cluster {
         if whole.is_empty() { (profile, self.plan(profile, &up)) } else { (profile, whole) }
     }
 
-    /// Groups over these drives: every rotation of them, cut to the profile's width.
+    /// Plans groups over these drives: every rotation of the drives, cut to the profile's width.
     fn plan(&mut self, profile: Profile, up: &[DriveId]) -> Vec<PgId> {
         let n = usize::from(profile.n());
         let count = if up.len() > n { up.len() } else { 1 };
@@ -69,7 +69,7 @@ impl Cluster {
         groups
     }
 
-    /// I9: groups with two members in one failure domain.
+    /// I9: the groups with two members in one failure domain.
     pub(crate) fn crowded(&self) -> Vec<String> {
         let domain = |id: &DriveId| self.map.drive(*id).map(|drive| drive.domain);
         let is_crowded = |group: &&PlacementGroup| {
@@ -85,7 +85,7 @@ impl Cluster {
         self.map.groups.iter().filter(is_crowded).map(say).collect()
     }
 
-    /// What clients are told.
+    /// The topology that clients get.
     pub(crate) fn topology(&mut self, drives: &Drives) -> Topology {
         let (profile, groups) = self.write_set();
         let narrow = self.sets.iter().filter(|(profile, _)| profile.k() < self.profile.k());
@@ -106,12 +106,12 @@ impl Cluster {
         self.map.drive(id).map_or(DriveState::Out, |drive| drive.state)
     }
 
-    /// Whether all goes on with one drive less for a while.
+    /// Whether writes go on, perhaps narrower, with one drive less.
     fn can_spare_one(&self) -> bool {
         self.profile.narrowed(self.up().len() as u32 - 1).is_some()
     }
 
-    /// Whether the others have room for every position of a drive.
+    /// Whether the other drives have room for every position of a drive.
     fn can_lose_one(&self) -> bool {
         self.sets.iter().all(|(profile, _)| usize::from(profile.n()) < self.up().len())
     }
@@ -121,7 +121,7 @@ impl Cluster {
         self.map.drives[id.0 as usize].state = state;
     }
 
-    /// Has others take over the positions of a drive.
+    /// Assigns the positions of a drive to other drives.
     fn give_up(&mut self, id: DriveId, state: DriveState) {
         self.set_state(id, state);
         let slot = |drive: &DriveId| DriveSlot { drive: *drive, domain: drive.0.into(), weight_bytes: 1 };
@@ -134,7 +134,7 @@ impl Cluster {
         }
     }
 
-    /// A drive came back as an older copy of itself.
+    /// Handles the return of a drive as an older copy of itself.
     pub(crate) fn returned_with_gap(&mut self, id: DriveId) {
         self.map.epoch.0 += 1;
         for group in &mut self.map.groups {
@@ -144,7 +144,7 @@ impl Cluster {
         }
     }
 
-    /// Whether a drive is not compared with the others yet since it came back as an older copy.
+    /// Whether a drive returned as an older copy and is not yet compared with the others.
     pub(crate) fn is_behind(&self, id: DriveId) -> bool {
         let of_itself = |group: &PlacementGroup| {
             let mut rebuilding = group.rebuilding.iter();
@@ -153,7 +153,8 @@ impl Cluster {
         self.map.groups.iter().any(of_itself)
     }
 
-    /// Notes groups whose new members have everything, and a drive that is empty. Returns whether there was any.
+    /// Ends the rebuild of groups whose new members are complete, and retires empty drives. Returns whether there were
+    /// any.
     pub(crate) fn finish(&mut self, rebuilt: &HashMap<PgId, Epoch>) -> bool {
         let mut any = false;
         for group in &mut self.map.groups {
@@ -174,12 +175,12 @@ impl Cluster {
         any || !empty.is_empty()
     }
 
-    /// Whether every drive has what it should.
+    /// Whether no group is being rebuilt.
     pub(crate) fn is_whole(&self) -> bool {
         self.map.groups.iter().all(|group| group.rebuilding.is_empty())
     }
 
-    /// A drive that was set aside is used again.
+    /// Returns drives that were set aside to service. Returns whether there were any.
     pub(crate) fn take_back(&mut self) -> bool {
         let failed = self.map.drives.iter().filter(|drive| drive.state == DriveState::Failed);
         let failed: Vec<DriveId> = failed.map(|drive| drive.id).collect();
@@ -187,14 +188,14 @@ impl Cluster {
         !failed.is_empty()
     }
 
-    /// Whether an extent of this shape lies as new ones would.
+    /// Whether an extent of this shape has the shape of new extents.
     pub(crate) fn fits(&self, (k, n): (u8, u8), is_copies: bool) -> bool {
         let profile = self.profile;
         if is_copies { n == profile.m() + 1 } else { (k, n) == (profile.k(), profile.n()) }
     }
 }
 
-/// What is done now and then.
+/// A change of the cluster.
 #[derive(Clone, Copy)]
 enum Change {
     SetAside,
@@ -204,7 +205,7 @@ enum Change {
     Detach,
 }
 
-/// Does things to drives, profile and tiers now and then, until it is dropped.
+/// Changes drives, profile and tiers from time to time, until the future is dropped.
 pub(crate) async fn change(world: &World, node: &Node, boot: u64) {
     let dice = world.dice(0xc1_0000 + (boot << 32));
     let scenario = &world.scenario;

@@ -1,4 +1,5 @@
-//! A drive as its users reach it: over a network, slow at times, dead at times. Held to what it stored.
+//! A drive as its clients see it: behind a network, slow at times, dead at times. Checks that it returns what was
+//! stored.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,17 +18,17 @@ use crate::net::delay;
 use crate::reads::RunningRead;
 use crate::world::{Dice, World};
 
-/// How long reads last at most where they dawdle.
+/// Longest delay of a slow read.
 const DAWDLE_MS: u64 = 4000;
 
-/// See the module.
+/// A drive behind the simulated network; see the module.
 #[derive(Clone)]
 pub(crate) struct SimDrive {
     world: Arc<World>,
     id: DriveId,
     inner: Arc<Drive>,
     dice: Arc<Dice>,
-    /// For how long reads last.
+    /// Random delays of reads.
     reads: Arc<Dice>,
     dead: Arc<AtomicBool>,
     slow_ms: Arc<AtomicU64>,
@@ -48,13 +49,13 @@ impl SimDrive {
         }
     }
 
-    /// Answers nothing any more, until it is brought back.
+    /// Makes the drive unreachable, or reachable again.
     pub(crate) fn set_dead(&self, dead: bool) {
         self.world.trace.event(format_args!("drive {} dead={dead}", self.id));
         self.dead.store(dead, Ordering::Relaxed);
     }
 
-    /// Takes that much longer for everything.
+    /// Adds this delay to every request.
     pub(crate) fn set_slow(&self, slow_ms: u64) {
         self.world.trace.event(format_args!("drive {} slow={slow_ms}ms", self.id));
         self.slow_ms.store(slow_ms, Ordering::Relaxed);
@@ -69,14 +70,14 @@ impl SimDrive {
         tokio::time::sleep(delay(&self.dice) + slow).await;
     }
 
-    /// Some reads last so long that what they read is dropped meanwhile, sessions tell of it, and reclamation comes by.
+    /// Delays some reads. In that time their extent is dropped, sessions report it, and reclamation runs.
     async fn dawdle(&self) {
         if self.world.scenario.dawdles && self.reads.once_in(3) {
             tokio::time::sleep(Duration::from_millis(self.reads.below(DAWDLE_MS))).await;
         }
     }
 
-    /// A request on its way to the drive and its answer on the way back: the drive may die in between.
+    /// Carries a request to the drive and the answer back: the drive may die in between.
     async fn ask<T, E>(&self, dead: E, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         self.travel().await;
         if self.is_dead() {
@@ -87,7 +88,7 @@ impl SimDrive {
         if self.is_dead() { Err(dead) } else { answer }
     }
 
-    /// I7: a shard is written once.
+    /// I7: a shard is written once, with the same bytes in every attempt.
     fn note_put(&self, request: &PutShard) {
         let mut promises = self.world.promises();
         let known = promises.shards.entry(request.key).or_insert_with(|| request.checksums.clone());
@@ -96,7 +97,7 @@ impl SimDrive {
         }
     }
 
-    /// I7: what comes back is what was written.
+    /// I7: a read returns the bytes that were written.
     fn check_get(&self, request: &GetShard, blocks: &ShardBlocks) {
         let mut promises = self.world.promises();
         let range = request.first_block as usize..(request.first_block + request.blocks) as usize;
@@ -142,7 +143,7 @@ impl DriveService for SimDrive {
         Box::pin(async move {
             let drive = self.id;
             self.world.trace.event(format_args!("drive {drive} delete {:?}", request.keys));
-            // It arrives, though whoever sent it waits no longer.
+            // The request arrives, even if its sender waits no longer.
             let this = self.clone();
             let sent =
                 tokio::spawn(

@@ -1,4 +1,4 @@
-//! What goes wrong while a node works.
+//! Faults while a node works.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::node::{Drives, drive_path, log_dir};
 use crate::world::World;
 
-/// Injects faults now and then, until it is aborted. At most one drive at a time is away or damaged.
+/// Injects faults at random times, until it is aborted. At most one drive at a time is away or damaged.
 pub(crate) async fn inject(world: Arc<World>, drives: Drives, boot: u64) {
     let dice = world.dice(0xfa_0000 + (boot << 32));
     let scenario = world.scenario.clone();
@@ -41,7 +41,7 @@ pub(crate) async fn inject(world: Arc<World>, drives: Drives, boot: u64) {
     }
 }
 
-/// All drives answer, and at once.
+/// Makes all drives answer, and without delay.
 pub(crate) fn mend(drives: &Drives) {
     for drive in drives.values() {
         drive.set_dead(false);
@@ -51,7 +51,7 @@ pub(crate) fn mend(drives: &Drives) {
 
 fn flip_bits(world: &World, drive: u32, random: u64) {
     let pages = world.files.used_pages(&drive_path(drive));
-    // Superblocks are written twice, and here both could be hit.
+    // Superblocks are written twice; without this filter both could be damaged.
     let pages: Vec<u64> = pages.into_iter().filter(|page| *page >= 256).collect();
     if pages.is_empty() {
         return;
@@ -62,7 +62,7 @@ fn flip_bits(world: &World, drive: u32, random: u64) {
     world.files.flip_bit(&drive_path(drive), byte, (random >> 33) as u8);
 }
 
-/// The next sync of one copy of the log fails: the others go on.
+/// Makes the next sync of one copy of the log fail, while the other copies go on.
 fn fail_log_copy(world: &World, successes: u64) {
     let newest = world.env().files.list(&log_dir(0)).unwrap_or_default().into_iter().max();
     if let Some(path) = newest {

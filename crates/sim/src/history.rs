@@ -1,4 +1,4 @@
-//! What processes asked for and what they were told, in the order in which it happened.
+//! The operations of processes and their results, in the order in which they happened.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -49,7 +49,7 @@ impl Op {
     }
 }
 
-/// What is created.
+/// The kind of a created inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {
     File,
@@ -63,7 +63,7 @@ pub(crate) enum Cut {
     Empty,
 }
 
-/// What a process was told.
+/// The result of an operation, as its process sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ret {
     Done,
@@ -71,8 +71,8 @@ pub(crate) enum Ret {
         ino: Ino,
         kind: Kind,
     },
-    /// Without number of links and size, if they were told while the same client changed names: it learns what it
-    /// changed itself when it is answered, as does the kernel above it.
+    /// Without link count and size, if the same client changed names at that time: it learns of its own changes when it
+    /// gets the answers, as does the kernel above it.
     Attr {
         kind: Kind,
         nlink: Option<u32>,
@@ -86,7 +86,7 @@ pub(crate) enum Ret {
 }
 
 impl Ret {
-    /// Whether the operation may have happened, and may even happen later.
+    /// Whether the outcome is open: the operation may have happened, and may even happen later.
     pub(crate) fn is_doubtful(&self) -> bool {
         matches!(self, Self::Failed(FsError::Unavailable | FsError::Io | FsError::StaleLease))
     }
@@ -95,18 +95,18 @@ impl Ret {
 /// Numbers operations in the order of their beginning.
 pub(crate) type OpId = usize;
 
-/// One thing that happened.
+/// An event of a history.
 #[derive(Debug, Clone)]
 pub(crate) enum Moment {
     /// A process of a client began an operation.
     Begin { id: OpId, client: u32, op: Op },
-    /// It was told the result.
+    /// The process got the result.
     End { id: OpId, ret: Ret },
-    /// Power was lost: what had no answer by then never gets one.
+    /// Power was lost: operations without an answer by then never get one.
     Crash,
 }
 
-/// See the module.
+/// The recorded events, in order.
 pub(crate) struct History {
     world: Arc<World>,
     moments: Mutex<Vec<Moment>>,
@@ -135,7 +135,7 @@ impl History {
         self.push(|_| moment);
     }
 
-    /// The history, without what clients need not know of changes that they have under way themselves.
+    /// The history, without attributes that a client need not know exactly while its own changes are under way.
     fn weakened(mut moments: Vec<Moment>) -> Vec<Moment> {
         let mut changing: BTreeMap<OpId, u32> = BTreeMap::new();
         let mut asking: BTreeMap<OpId, (u32, bool)> = BTreeMap::new();
@@ -174,7 +174,7 @@ impl History {
     }
 }
 
-/// As one line for people: long data is cut.
+/// One line of text; long data is cut.
 pub(crate) fn show(moment: &Moment) -> String {
     let mut text = match moment {
         Moment::Begin { id, client, op } => format!("#{id} client {client}: {op:?}"),

@@ -1,4 +1,4 @@
-//! The ledger's log as the simulation sees it: takes its time, and is held to what it acknowledged.
+//! The ledger's log in simulation: it has latency, and it must keep what it acknowledged.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use wire::BoxFuture;
 use crate::net::delay;
 use crate::world::{Dice, World};
 
-/// See the module.
+/// A log with latency whose promises are checked.
 pub(crate) struct WatchedLog {
     world: Arc<World>,
     inner: MirroredLog,

@@ -1,9 +1,9 @@
 //! A whole node in one thread under one seed: clients, owner, log, drives and upkeep, on simulated disks, time and
 //! messages, with crashes and faults.
 //!
-//! The same seed gives the same run, event for event. What processes were told is checked against a model: there
-//! must be an order of their operations that explains it, and after a crash nothing acknowledged may be missing.
-//! `docs/develop/simulation.md` says how to run it, what it checks and what it has found.
+//! The same seed gives the same run, event for event. The results that processes saw are checked against a model: some
+//! order of their operations must explain them, and after a crash no acknowledged change may be missing.
+//! `docs/develop/simulation.md` explains how to run it, what it checks and what it has found.
 
 mod check;
 mod cluster;

@@ -1,9 +1,10 @@
-//! Is there an order in which the operations of all processes could have been done one after another, so that each
-//! was told what it was told?
+//! Linearizability: is there an order of all operations, one after another, in which each gives the result that its
+//! process saw?
 //!
-//! Wing and Gong's question, answered as Lowe does: go through the history and keep every state that the
-//! filesystem may be in, together with the operations under way that have already happened in it. An operation must
-//! have happened somewhere between its beginning and its end. One that has no answer when power is lost happened
+//! The question is that of Wing and Gong, the method that of Lowe: go through the history and keep every possible state
+//! of the filesystem, each with the running operations that have already happened in it. An operation happens between
+//! its beginning and its end. An operation without an answer when power is lost happened before that or never; so did
+//! one with a doubtful answer.
 //! before that or never; one with a doubtful answer as well.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -13,10 +14,10 @@ use base::FsError::NoSpace;
 use crate::history::{Cut, Moment, Op, OpId, Ret, show};
 use crate::model::{Model, Promise};
 
-/// States to keep at most: more mean that the history is too wide to be checked, not that it is wrong.
+/// Most states that are kept. More mean that the history is too wide to be checked, not that it is wrong.
 const STATES_MAX: usize = 20_000;
 
-/// What the filesystem may look like, and which operations under way have happened in it.
+/// A possible state of the filesystem, and the running operations that have happened in it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Possible {
     model: Model,
@@ -27,16 +28,16 @@ struct Possible {
 struct Open {
     client: u32,
     op: Op,
-    /// What its process will be told; nothing, if that is lost or doubtful.
+    /// The result that its process will see; `None` if that is lost or doubtful.
     ret: Option<Ret>,
 }
 
-/// What a check found.
+/// Statistics of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Checked {
-    /// Operations that were told a result.
+    /// Operations whose process got a result.
     pub(crate) operations: u64,
-    /// The most states at once.
+    /// The most states kept at once.
     pub(crate) states_max: usize,
     /// The check was given up: too many states.
     pub(crate) given_up: bool,
@@ -48,10 +49,10 @@ struct Checker {
     checked: Checked,
 }
 
-/// Checks a history, but not the contents of inodes that lost what was written to them.
+/// Checks a history, except for the contents of inodes in `lost`, which lost writes.
 ///
 /// # Errors
-/// The operation whose answer has no explanation, with what happened before.
+/// The operation whose result has no explanation, with the events before it.
 pub(crate) fn check(history: &[Moment], lost: &BTreeSet<u64>) -> Result<Checked, String> {
     let mut rets: BTreeMap<OpId, &Ret> = BTreeMap::new();
     for moment in history {
@@ -89,7 +90,7 @@ pub(crate) fn check(history: &[Moment], lost: &BTreeSet<u64>) -> Result<Checked,
     Ok(checker.checked)
 }
 
-/// Whether the answer leaves open what happened.
+/// Whether the result leaves open what happened.
 fn is_doubtful(op: &Op, ret: &Ret) -> bool {
     let flushes = matches!(
         op,
@@ -98,7 +99,7 @@ fn is_doubtful(op: &Op, ret: &Ret) -> bool {
     ret.is_doubtful() || flushes && *ret == Ret::Failed(NoSpace)
 }
 
-/// The file whose content is anybody's guess after this answer.
+/// The file whose content is unknown after this result.
 fn tainted_by(op: &Op, ret: &Ret) -> Option<base::Ino> {
     match (op, ret) {
         (Op::Write { .. } | Op::Fsync { .. }, Ret::Failed(NoSpace)) => None,
@@ -130,7 +131,7 @@ impl Checker {
             self.taint(ino);
         }
         if !is_certain {
-            // A name may have changed, or change later. Content is anybody's guess, and that was noted.
+            // A name may have changed, or may change later. The content is unknown, which `taint` has noted.
             if !changes_names {
                 self.open.remove(&id);
             }
@@ -157,7 +158,7 @@ impl Checker {
         self.open.remove(&id);
     }
 
-    /// Every state that one more operation leads to.
+    /// Every state that one more operation can lead to.
     fn nexts(&self, possible: &Possible) -> Vec<Possible> {
         let mut nexts = Vec::new();
         for (id, open) in &self.open {
@@ -173,7 +174,8 @@ impl Checker {
         nexts
     }
 
-    /// Everything under way may have happened in any order, or not; then what was not durable is in doubt.
+    /// A crash: running operations may have happened, in any order, or not. After that, content that was not durable is
+    /// in doubt.
     fn crash(&mut self) {
         let mut seen: HashSet<Possible> = self.possible.iter().cloned().collect();
         let mut todo = std::mem::take(&mut self.possible);

@@ -1,5 +1,5 @@
-//! `sim FIRST COUNT [JOBS]`: runs that many seeds and prints the failures. With FOREBAY_SIM_TRACE set, prints the
-//! trace of each.
+//! `sim FIRST COUNT [JOBS]`: runs COUNT seeds from FIRST on and prints the failures. With FOREBAY_SIM_TRACE set, prints
+//! the trace of each run.
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
 use std::process::ExitCode;

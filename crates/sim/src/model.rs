@@ -1,7 +1,7 @@
-//! What a filesystem is supposed to do: one operation after another on a tree in memory.
+//! The reference model of a filesystem: operations, one after another, on a tree in memory.
 //!
-//! Metadata is durable when it is acknowledged. Of a file's content the model keeps every version since the last
-//! one that was promised to be durable, because after a crash it may be any of them, and nothing else.
+//! Metadata is durable when it is acknowledged. Of a file's content the model keeps every version since the last one
+//! that was promised to be durable: after a crash the content may be any of them, and no other.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,28 +12,28 @@ use client::RenameMode;
 use crate::history::{Cut, Kind, Name, Op, OpId, Ret};
 use crate::runs::Runs;
 
-/// Nodes are named by the operation that created them; the root is `usize::MAX`.
+/// A node is named by the operation that created it; the root is `usize::MAX`.
 type NodeId = usize;
 
 pub(crate) const ROOT: NodeId = usize::MAX;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Node {
-    /// Unknown while its creation was not acknowledged.
+    /// Unknown until a process has seen it.
     ino: Option<Ino>,
     kind: Kind,
     nlink: u32,
-    /// Of a directory.
+    /// Entries of a directory.
     entries: BTreeMap<Name, NodeId>,
     parent: NodeId,
-    /// What the content may be now: more than one only after a crash, until somebody looks.
+    /// The possible contents. There is more than one only after a crash, until a process reads the file.
     now: Vec<Runs>,
     /// Older contents, with their versions, that are durable or may be.
     past: Vec<(u64, Runs)>,
     version: u64,
-    /// Who wrote the content last, while it may be in that client's memory only.
+    /// The client that wrote the content last, while only that client's memory may have it.
     writer: Option<u32>,
-    /// A write of it failed: nothing is known of its content.
+    /// A write of the file failed: its content is unknown.
     tainted: bool,
     xattrs: BTreeMap<Name, u8>,
     opens: BTreeMap<u32, u32>,
@@ -62,7 +62,7 @@ impl Node {
         let next = self.now.iter().map(change).collect();
         let before = std::mem::replace(&mut self.now, next);
         for content in before {
-            // What it was once and is again counts as the later one.
+            // A content that recurs counts as its later version.
             match self.past.iter_mut().find(|(_, known)| *known == content) {
                 Some((version, _)) => *version = self.version,
                 None => self.past.push((self.version, content)),
@@ -73,7 +73,7 @@ impl Node {
         self.writer = Some(client);
     }
 
-    /// Leaves the contents that agree with what somebody saw. Whether there are any.
+    /// Keeps the contents that agree with what a process saw. Returns whether there are any.
     fn keep(&mut self, agrees: impl Fn(&Runs) -> bool) -> bool {
         if !self.tainted {
             self.now.retain(agrees);
@@ -81,7 +81,7 @@ impl Node {
         !self.now.is_empty()
     }
 
-    /// Everything before `version` is overtaken by something durable.
+    /// Drops the contents older than `version`, which a durable version has replaced.
     fn durable_since(&mut self, version: u64) {
         self.past.retain(|(past, _)| *past >= version);
     }
@@ -97,7 +97,7 @@ impl Node {
     }
 }
 
-/// What an operation promises once its result is told: that a version of a node is durable.
+/// The promise of an operation with a result: these versions of nodes are durable.
 pub(crate) type Promise = Vec<(NodeId, u64)>;
 
 /// A filesystem. Cloning is cheap.
@@ -106,7 +106,7 @@ pub(crate) struct Model {
     nodes: BTreeMap<NodeId, Arc<Node>>,
 }
 
-/// The result, if it is one that is allowed, and what is promised with it.
+/// `None` if the result is not allowed; else what it promises.
 type Verdict = Option<Promise>;
 
 impl Model {
@@ -136,7 +136,8 @@ impl Model {
         self.node(dir).entries.get(name).copied().ok_or(FsError::NotFound)
     }
 
-    /// What it became known to be: a node whose number nobody was told so far may get it now.
+    /// Notes that the node has this inode number. A node whose number no process has seen may get it now. Returns
+    /// whether that is possible.
     fn is(&mut self, id: NodeId, ino: Ino) -> bool {
         match self.node(id).ino {
             Some(known) => known == ino,
@@ -148,7 +149,7 @@ impl Model {
         }
     }
 
-    /// Power is lost.
+    /// Applies a loss of power.
     pub(crate) fn crash(&mut self) {
         for node in self.nodes.values_mut() {
             Arc::make_mut(node).crash();
@@ -156,7 +157,7 @@ impl Model {
         self.drop_dead();
     }
 
-    /// Forgets what has neither a name nor a handle.
+    /// Removes nodes that have neither a name nor a handle.
     fn drop_dead(&mut self) {
         self.nodes.retain(|_, node| node.nlink > 0 || !node.opens.is_empty());
     }
@@ -169,8 +170,8 @@ impl Model {
         }
     }
 
-    /// Does the operation. `ret` is what the process was told, if it was told anything; without, whatever could
-    /// have happened has.
+    /// Applies the operation. `ret` is the result that the process saw; `None` if it saw none: then every possible
+    /// outcome is allowed.
     pub(crate) fn apply(&mut self, id: OpId, client: u32, op: &Op, ret: Option<&Ret>) -> Verdict {
         let verdict = match op {
             Op::Make { .. } | Op::Unlink { .. } | Op::Rmdir { .. } | Op::Rename { .. } | Op::Link { .. } => {
@@ -189,7 +190,7 @@ impl Model {
         match (result, ret) {
             (Ok(()), None | Some(Ret::Done)) => Some(Vec::new()),
             (Ok(()), Some(Ret::Found { ino, .. })) => self.is(id, *ino).then(Vec::new),
-            // Without name and handle it may be there a little longer, but never comes back.
+            // Without name and handle the inode may still be there for a while, but never comes back.
             (Err(FsError::Stale), Some(Ret::Failed(FsError::NotFound))) => Some(Vec::new()),
             (Err(expected), Some(Ret::Failed(error))) => (expected == *error).then(Vec::new),
             _ => None,
@@ -204,7 +205,7 @@ impl Model {
                     return Err(FsError::Exists);
                 }
                 let mut node = Node::new(None, *kind, dir);
-                // Files are opened by whoever creates them.
+                // The client that creates a file opens it.
                 if *kind == Kind::File && ret.is_some() {
                     node.opens.insert(client, 1);
                 }
@@ -365,7 +366,7 @@ impl Model {
         else {
             return None;
         };
-        // What has neither a name nor a handle may go at any moment; nobody is promised anything about it.
+        // An inode without name and handle may go at any moment, and nothing is promised about it.
         let Some(id) = self.id_of(*ino) else { return Some(Vec::new()) };
         match op {
             Op::GetAttr { .. } => self.get_attr(id, client, ret?),
@@ -405,7 +406,7 @@ impl Model {
         agrees.then(|| self.seen(id, client))
     }
 
-    /// Nothing is shown to another client before it is durable.
+    /// Another client sees content only when it is durable.
     fn seen(&self, id: NodeId, client: u32) -> Promise {
         let node = self.node(id);
         if node.writer.is_none_or(|writer| writer == client) { Vec::new() } else { vec![(id, node.version)] }
@@ -460,7 +461,7 @@ impl Model {
                 });
                 self.all_durable(id, ret)
             }
-            // What another client wrote and has not written out is not this one's to make durable.
+            // Content that another client wrote and has not flushed is not made durable by this client's fsync.
             Op::Fsync { .. } if self.node(id).writer.is_some_and(|writer| writer != client) => done(ret),
             Op::Fsync { .. } => self.all_durable(id, ret),
             Op::Copy { from, to, len } => self.copy(*from, (id, to.1), *len, client, ret),
@@ -484,7 +485,7 @@ impl Model {
             self.edit(to.0).tainted = true;
             return Some(Vec::new());
         };
-        // After a crash, when it is not known what the source holds, the copy is not known either.
+        // After a crash the content of the source may be unknown; then that of the copy is unknown too.
         let node = self.node(source);
         if node.tainted || node.now.len() > 1 {
             self.edit(to.0).tainted = true;
@@ -501,7 +502,7 @@ impl Model {
         Some(promise.to_vec())
     }
 
-    /// A write of it may have failed for good: its content is anybody's guess from now on.
+    /// A write of the file may have failed for good: its content is unknown from now on.
     pub(crate) fn taint(&mut self, ino: Ino) {
         if let Some(id) = self.id_of(ino) {
             self.edit(id).tainted = true;

@@ -1,8 +1,8 @@
-//! The network between clients and the owner: it delays, and it delivers again what was not answered.
+//! The network between clients and the owner: it delays messages, and delivers requests again that were not answered.
 //!
 //! Requests of one client arrive in the order in which they were sent, as over one connection; those of different
-//! clients in any order. Answers overtake each other, and so do answers and recalls. A connection that breaks loses
-//! an answer: the request is sent again under the same id, and only the last answer reaches the client.
+//! clients in any order. Answers may overtake each other and recalls. A connection that breaks loses an answer: the
+//! request is sent again under the same id, and only the last answer reaches the client.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,25 +15,25 @@ use wire::position::Position;
 
 use crate::world::{Dice, World};
 
-/// One client's way to the owner.
+/// The connection of one client to the owner.
 pub(crate) struct Link {
     world: Arc<World>,
     name: u32,
     owner: Arc<dyn MetaService>,
     dice: Arc<Dice>,
-    requests: mpsc::UnboundedSender<Parcel>,
-    /// The newest position that an answer told the client.
+    requests: mpsc::UnboundedSender<Envelope>,
+    /// The newest ledger position in an answer to the client.
     told: Arc<Mutex<Option<Position>>>,
 }
 
-struct Parcel {
+struct Envelope {
     id: RequestId,
     request: MetaRequest,
     sent_at: u64,
     reply: oneshot::Sender<(Result<MetaReply, FsError>, Option<Position>)>,
 }
 
-/// What the couriers of one link share.
+/// State that the couriers of one link share.
 #[derive(Clone)]
 struct Route {
     world: Arc<World>,
@@ -43,7 +43,7 @@ struct Route {
 }
 
 impl Link {
-    /// The way of client `name` in boot `boot`. Its couriers run on the present runtime.
+    /// The link of client `name` in boot `boot`. Its couriers run on the present runtime.
     pub(crate) fn new(world: &Arc<World>, boot: u64, name: u32, owner: Arc<dyn MetaService>) -> Arc<Self> {
         let dice = Arc::new(world.dice(0x6e65 + (boot << 32) + (u64::from(name) << 16)));
         let (requests, inbox) = mpsc::unbounded_channel();
@@ -53,7 +53,7 @@ impl Link {
     }
 }
 
-/// How long a message is on its way: mostly a moment, sometimes long enough for others to act.
+/// A random delay of a message: mostly short, sometimes long enough for other messages to overtake it.
 pub(crate) fn delay(dice: &Dice) -> Duration {
     match dice.below(40) {
         0 => Duration::from_millis(20 + dice.below(300)),
@@ -72,18 +72,18 @@ async fn travel(dice: &Dice) {
     }
 }
 
-async fn carry_requests(route: Route, mut inbox: mpsc::UnboundedReceiver<Parcel>) {
-    while let Some(parcel) = inbox.recv().await {
+async fn carry_requests(route: Route, mut inbox: mpsc::UnboundedReceiver<Envelope>) {
+    while let Some(envelope) = inbox.recv().await {
         travel(&route.dice).await;
         let route = route.clone();
-        tokio::spawn(async move { route.deliver(parcel).await });
-        // The request is with the owner before the next one is taken.
+        tokio::spawn(async move { route.deliver(envelope).await });
+        // The owner gets the request before the next one is taken.
         tokio::task::yield_now().await;
     }
 }
 
 impl Route {
-    async fn deliver(&self, Parcel { id, request, sent_at, reply }: Parcel) {
+    async fn deliver(&self, Envelope { id, request, sent_at, reply }: Envelope) {
         let name = self.name;
         self.world.trace.event(format_args!("net {name} {} {}", show_id(id), show_request(&request)));
         let asked_at = self.world.promises().reads.asked(id.session, &request, sent_at);
@@ -99,12 +99,12 @@ impl Route {
         if let Ok(answer) = &result {
             self.note_ids(&request, answer);
         }
-        // A client that is gone does not wait.
+        // The receiver is gone if the client is gone.
         let _ = reply.send((result, position));
     }
 
-    /// The connection breaks before the answer has come: the request is sent again, while the owner still works on
-    /// the first one or later.
+    /// The connection breaks before the answer comes. The request is sent again, while the owner still works on the
+    /// first one or later.
     async fn deliver_twice(&self, id: RequestId, request: &MetaRequest) -> Result<MetaReply, FsError> {
         let (owner, again) = (self.owner.clone(), request.clone());
         let first = tokio::spawn(async move { owner.call(id, again).await });
@@ -122,7 +122,7 @@ impl Route {
         second
     }
 
-    /// I5: nothing is to be deleted that somebody reads.
+    /// I5: the owner must not hand out an extent for deletion that a session reads.
     fn note_reads(
         &self,
         session: SessionId,
@@ -141,7 +141,7 @@ impl Route {
         }
     }
 
-    /// I15: what is handed out is new.
+    /// I15: ids that are handed out are new.
     fn note_ids(&self, request: &MetaRequest, answer: &MetaReply) {
         let mut promises = self.world.promises();
         match (request, answer) {
@@ -165,11 +165,11 @@ fn show_id(id: RequestId) -> String {
     format!("{}/{}/{}", id.session, id.slot, id.seq)
 }
 
-/// Without the bytes of files, which are long.
+/// The piece without its bytes, which may be many.
 fn show_piece(piece: &MapPiece) -> String {
     match &piece.content {
         Content::Inline(bytes) => format!("{}+{}:{}", piece.off, piece.len, crate::trace::sum(bytes)),
-        Content::Extent(extent) | Content::Away(extent, _) => {
+        Content::Extent(extent) | Content::Tiered(extent, _) => {
             format!("{}+{}@{}+{}", piece.off, piece.len, extent.id, extent.extent_off)
         }
     }
@@ -198,7 +198,7 @@ fn show_answer(answer: &Result<MetaReply, FsError>) -> String {
     }
 }
 
-/// Whether a repetition of the request must have the first answer.
+/// Whether a repetition of the request must get the first answer.
 fn changes_something(request: &MetaRequest) -> bool {
     use MetaRequest as R;
     match request {
@@ -243,8 +243,8 @@ impl MetaService for Link {
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
             let sent_at = self.world.promises().reads.sent();
-            // Without a courier the runtime is ending.
-            let _ = self.requests.send(Parcel { id, request, sent_at, reply });
+            // If there is no courier, the runtime is ending.
+            let _ = self.requests.send(Envelope { id, request, sent_at, reply });
             let Ok((answer, position)) = answer.await else { return Err(FsError::Unavailable) };
             let mut told = self.told.lock().expect("no holder of this lock panics");
             // Answers overtake each other.

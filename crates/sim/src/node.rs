@@ -1,4 +1,4 @@
-//! A running node: what a crash ends.
+//! A running node: the part of the simulation that a crash ends.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,22 +30,22 @@ use crate::world::World;
 
 pub(crate) const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub(crate) const LEDGER: LedgerId = LedgerId(1);
-/// Directories with a local store; a third has a log only.
+/// Most directories with a local store; a third directory has a log only.
 const STORES_MAX: usize = 2;
-/// Short files: a boot fills some of them, and what is zeroed ahead is read whenever a log is opened.
+/// Short files: a boot fills some of them, and the space zeroed ahead is read whenever a log is opened.
 const LOG_SIZES: LogSizes =
     LogSizes { file_bytes: 128 << 10, zero_ahead_bytes: 32 << 10, reserve_bytes: 32 << 10 };
-/// Pieces are packed soon, and often with few others.
+/// Packing starts soon, and often with few pieces.
 const PACKING: PackOptions = PackOptions {
     age: Duration::from_secs(1),
     pause: Duration::from_millis(700),
     least_bytes: Some(16 << 10),
 };
-/// Ranges are closed by crashes only, so no write to a drive is under way in one.
+/// Only crashes close ranges, so no write to a drive is under way in a closed range.
 const ORPHANS: OrphanOptions =
     OrphanOptions { settle: Duration::from_secs(3), pause: Duration::from_millis(1500) };
 
-/// How often it is looked at what follows from the state of the drives.
+/// Interval at which the node acts on the state of the drives.
 const TEND_EVERY: Duration = Duration::from_millis(900);
 
 /// The drives that could be opened, by number.
@@ -69,12 +69,12 @@ pub(crate) struct Node {
     _scrubbed: watch::Sender<ScrubTargets>,
 }
 
-/// Where a copy of the log is.
+/// Directory of a copy of the log.
 pub(crate) fn log_dir(copy: u32) -> PathBuf {
     PathBuf::from(format!("/node/meta-{copy}/ledger-1/log"))
 }
 
-/// Where a drive lies.
+/// Path of a drive.
 pub(crate) fn drive_path(number: u32) -> PathBuf {
     Path::new("/node/drives").join(format!("{number}.img"))
 }
@@ -119,7 +119,7 @@ fn open_drives(world: &Arc<World>, boot: u64) -> Result<Drives, String> {
         (options.trim, options.trim_run_bytes) = (Trim::Always, 64 << 10);
         let drive = match Drive::open(&world.env(), id, &drive_path(number), &options) {
             Ok(drive) => drive,
-            // Damaged beyond use: it counts as lost, and the others make up for it.
+            // A drive damaged beyond use counts as lost, and the others replace its shards.
             Err(_) if world.promises().hurt_drives.contains(&number) => {
                 world.promises().drive_lost = true;
                 continue;
@@ -143,11 +143,11 @@ fn open_drives(world: &Arc<World>, boot: u64) -> Result<Drives, String> {
     Ok(drives)
 }
 
-/// What the drives know of the ledger. A ledger that lost nothing is never older than that.
+/// The drives' knowledge of the ledger. A ledger that lost no batch is never older than that.
 async fn evidence(drives: &Drives) -> Evidence {
     let mut witnesses = Vec::new();
     for (number, drive) in drives {
-        // One that does not answer says nothing.
+        // A drive that does not answer is no witness.
         let known = drive.known_ledgers().await.unwrap_or_default();
         let known = known.into_iter().filter(|known| known.ledger == LEDGER);
         witnesses.extend(known.map(|known| Witness { drive: DriveId(*number), known }));
@@ -155,7 +155,7 @@ async fn evidence(drives: &Drives) -> Evidence {
     Evidence { witnesses, accept_older: false }
 }
 
-/// Opens the ledger on whatever is on its disks.
+/// Opens the ledger from its log and stores on disk.
 async fn open_ledger(
     world: &Arc<World>,
     boot: u64,
@@ -193,10 +193,10 @@ fn scrub_targets(drives: &Drives, client: Client) -> ScrubTargets {
 }
 
 impl Node {
-    /// Starts the node on whatever is on the disk, as tasks of the present runtime.
+    /// Starts the node from its disks, as tasks of the present runtime.
     ///
     /// # Errors
-    /// Why it does not start, for people.
+    /// Why it does not start, as text.
     pub(crate) async fn start(world: &Arc<World>, boot: u64) -> Result<Self, String> {
         let drives = open_drives(world, boot)?;
         world.cluster().take_back();
@@ -255,7 +255,7 @@ impl Node {
         })
     }
 
-    /// Tells everybody about the drives and groups as they are now.
+    /// Publishes the present drives and groups to clients.
     pub(crate) fn publish(&self, world: &World) {
         let (topology, crowded) = {
             let mut cluster = world.cluster();
@@ -265,7 +265,7 @@ impl Node {
         self.publish.send_replace(Arc::new(topology));
     }
 
-    /// Begins to leave the object store, unless that was begun.
+    /// Begins to detach the object store, unless that has begun.
     pub(crate) async fn detach(&self, world: &World) {
         let mut tier = self.tier.lock().await;
         if world.promises().detaching && tier.is_running() {
@@ -277,7 +277,7 @@ impl Node {
         tier.start(&self.clients[0], &self.pace);
     }
 
-    /// What tiering has not come to yet.
+    /// Describes tiering work that is still to be done.
     pub(crate) async fn untiered(&self) -> Option<String> {
         if let Ok(dead) = self.clients[0].dead_blobs().await
             && !dead.is_empty()
@@ -287,7 +287,7 @@ impl Node {
         self.tier.lock().await.unfinished()
     }
 
-    /// Does what follows from how the drives are, until it is dropped.
+    /// Reacts to changes of the drives, until the future is dropped.
     pub(crate) async fn tend(&self, world: &World) {
         loop {
             tokio::time::sleep(TEND_EVERY).await;
@@ -303,13 +303,13 @@ impl Node {
         }
     }
 
-    /// Notes how far the drives have come.
+    /// Notes the marks of the drives.
     fn note_marks(&self, world: &World) {
         let marks = self.drives.iter().map(|(number, drive)| (*number, drive.stat().mark));
         world.cluster().marks.extend(marks);
     }
 
-    /// Verifies everything, unless that is under way.
+    /// Starts a scrub of every drive, unless one is under way.
     fn scrub(&self, world: &World) {
         let stats = self.scrubber.stats();
         for number in self.drives.keys() {
@@ -321,13 +321,13 @@ impl Node {
         }
     }
 
-    /// Waits, while what follows from the drives is done.
+    /// Reacts to changes of the drives for `time`.
     pub(crate) async fn rest(&self, world: &World, time: Duration) {
-        // It does not end by itself.
+        // `tend` does not end by itself.
         let _ = tokio::time::timeout(time, self.tend(world)).await;
     }
 
-    /// What upkeep has not come to yet.
+    /// Describes upkeep work that is still to be done.
     pub(crate) fn unfinished(&self, world: &World) -> Option<String> {
         if !world.cluster().is_whole() {
             return Some("placement groups are not rebuilt".to_owned());
@@ -340,17 +340,17 @@ impl Node {
         (left > 0).then(|| format!("{left} bytes lie in extents of another shape"))
     }
 
-    /// Moves nothing any more, so that everything can come to rest.
+    /// Stops the packer, so that the node can come to rest.
     pub(crate) async fn stop_packing(&mut self) {
         if let Some(packer) = self.packer.take() {
             packer.stop().await;
         }
     }
 
-    /// Ends clients and owner in good order, so that everything is in the local store.
+    /// Ends clients and owner in order, so that everything is in the local store.
     ///
     /// # Errors
-    /// What could not be made durable or does not end.
+    /// What could not be made durable, or does not end.
     pub(crate) async fn stop(mut self, world: &World) -> Result<(Arc<dyn State>, Drives), String> {
         self.note_marks(world);
         self.stop_packing().await;

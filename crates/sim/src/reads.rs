@@ -1,4 +1,4 @@
-//! What sessions have told the owner of their reads, and which reads of drives are under way, as seen from outside.
+//! An outside view of reads: what sessions have reported to the owner, and which reads of drives are running.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,34 +8,34 @@ use wire::meta::{FreeExtent, MetaReply, MetaRequest};
 
 use crate::world::World;
 
-/// The heartbeats of each session: when they were sent and answered, and which maps its reads used. One that is not
-/// answered may count already or not.
+/// The heartbeats of each session: when they were sent and answered, and which maps its reads used. A heartbeat without
+/// an answer may or may not have reached the owner.
 #[derive(Debug, Default)]
 pub(crate) struct Reads {
     now: u64,
-    told: BTreeMap<SessionId, Vec<Told>>,
-    /// The newest ledger version that an answer has named.
+    told: BTreeMap<SessionId, Vec<Heartbeat>>,
+    /// The newest ledger version in an answer.
     version: u64,
     running: BTreeMap<u64, Running>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Told {
+struct Heartbeat {
     in_use_ver: u64,
     sent_at: u64,
     answered_at: Option<u64>,
 }
 
-/// A read of an extent for a user.
+/// A running read of an extent for a user.
 #[derive(Debug, Clone, Copy)]
 struct Running {
     extent: ExtentId,
     began_at: u64,
-    /// No session knew a newer version then.
+    /// The newest ledger version that any session knew at the beginning.
     version: u64,
 }
 
-/// A read of a drive, until this is dropped.
+/// A read of a drive, which ends when this is dropped.
 pub(crate) struct RunningRead {
     world: Arc<World>,
     number: u64,
@@ -61,18 +61,18 @@ impl Reads {
         self.now
     }
 
-    /// A client sends a request. Returns when that was.
+    /// Notes that a client sends a request. Returns the logical time.
     pub(crate) fn sent(&mut self) -> u64 {
         self.now += 1;
         self.now
     }
 
-    /// A request that was sent then goes to the owner. Returns when that was.
+    /// Notes that a request, sent at `sent_at`, goes to the owner. Returns the logical time.
     pub(crate) fn asked(&mut self, session: SessionId, request: &MetaRequest, sent_at: u64) -> u64 {
         self.now += 1;
         match request {
             MetaRequest::Heartbeat { in_use_ver } => {
-                let told = Told { in_use_ver: *in_use_ver, sent_at, answered_at: None };
+                let told = Heartbeat { in_use_ver: *in_use_ver, sent_at, answered_at: None };
                 self.told.entry(session).or_default().push(told);
             }
             MetaRequest::CloseSession => drop(self.told.remove(&session)),
@@ -81,7 +81,7 @@ impl Reads {
         self.now
     }
 
-    /// The owner has answered a request that was sent then.
+    /// Notes that the owner has answered a request, sent at `sent_at`.
     pub(crate) fn answered(&mut self, session: SessionId, sent_at: u64, reply: Option<&MetaReply>) {
         self.now += 1;
         let Some(MetaReply::Beat { version, .. }) = reply else { return };
@@ -90,12 +90,13 @@ impl Reads {
         if let Some(one) = told.iter_mut().find(|told| told.sent_at == sent_at) {
             one.answered_at = Some(self.now);
         }
-        // Only the newest answers and what is under way can still count.
+        // Only the newest answers and the running heartbeats still count.
         let surplus = told.len().saturating_sub(64);
         told.drain(..surplus);
     }
 
-    /// I5: why an extent that the owner gave out for deletion, when asked then, must not be deleted.
+    /// I5: the reason why an extent, which the owner handed out for deletion at `asked_at`, must not be deleted, if
+    /// there is one.
     pub(crate) fn forbid(&self, free: &FreeExtent, asked_at: u64) -> Option<String> {
         if let Some(session) = self.reader(free.free_ver, asked_at) {
             return Some(format!("session {session} has said that it reads"));
@@ -104,28 +105,27 @@ impl Reads {
         running.any(|read| self.must_be_known(read, free.free_ver, asked_at)).then(|| "it is read".to_owned())
     }
 
-    /// A session that cannot have told anything else, since before `asked_at`, than that it reads what was dropped in
-    /// ledger version `free_ver`.
+    /// A session that must have reported before `asked_at` that it reads extents dropped in ledger version `free_ver`.
     fn reader(&self, free_ver: u64, asked_at: u64) -> Option<SessionId> {
-        let reads = |told: &Vec<Told>| since(told, asked_at, 1)?.map(|told| told.in_use_ver).max();
+        let reads = |told: &Vec<Heartbeat>| since(told, asked_at, 1)?.map(|told| told.in_use_ver).max();
         let mut sessions = self.told.iter();
         sessions.find(|(_, told)| reads(told).is_some_and(|in_use| free_ver >= in_use)).map(|(id, _)| *id)
     }
 
-    /// Whether the owner must have known of a read of something that was dropped in `free_ver`, whatever session it is
-    /// of: each has told of its reads since it began. Once is not enough: what a heartbeat says is written before it
-    /// is sent, and the read may have begun in between. The next one is written after that.
+    /// Whether the owner must know of a read of an extent dropped in `free_ver`, whichever session reads: every session
+    /// has reported its reads since this one began. One heartbeat is not enough. Its content is fixed before it is
+    /// sent, so the read may have begun in between. The next heartbeat is composed after that.
     fn must_be_known(&self, read: &Running, free_ver: u64, asked_at: u64) -> bool {
-        let tells = |told: &Vec<Told>| {
+        let tells = |told: &Vec<Heartbeat>| {
             since(told, asked_at, 2).is_some_and(|mut since| since.all(|told| told.sent_at > read.began_at))
         };
         free_ver >= read.version && self.told.values().all(tells)
     }
 }
 
-/// The heartbeats that may be the last that counts at `asked_at`, or one of the last `count`. Heartbeats beside each
-/// other may arrive in any order.
-fn since(told: &[Told], asked_at: u64, count: usize) -> Option<impl Iterator<Item = &Told>> {
+/// The heartbeats that may be the last, or one of the last `count`, to count at `asked_at`. Concurrent heartbeats may
+/// arrive in any order.
+fn since(told: &[Heartbeat], asked_at: u64, count: usize) -> Option<impl Iterator<Item = &Heartbeat>> {
     let mut answers: Vec<u64> =
         told.iter().filter_map(|told| told.answered_at).filter(|at| *at < asked_at).collect();
     answers.sort_unstable();
@@ -139,7 +139,7 @@ mod tests {
 
     const BEAT: MetaReply = MetaReply::Beat { version: 7, used_bytes: 0, drive_bytes: 0 };
 
-    /// Returns when it was sent.
+    /// Sends a heartbeat. Returns the time of sending.
     fn beat(reads: &mut Reads, in_use_ver: u64) -> u64 {
         let sent_at = reads.sent();
         reads.asked(SessionId(1), &MetaRequest::Heartbeat { in_use_ver }, sent_at);

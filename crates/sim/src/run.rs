@@ -15,30 +15,30 @@ use crate::workload::Process;
 use crate::world::World;
 use crate::{check, cluster, linear, store};
 
-/// No boot takes longer, in simulated time.
+/// Longest boot, in simulated time.
 const BOOT_MAX: Duration = Duration::from_secs(7200);
 /// Long enough for every background task to have had several turns.
 const REST: Duration = Duration::from_secs(20);
 
-/// More turns, if what was done to drives or profile needs them.
+/// Most extra rests, if changes of drives or profile need them.
 const RESTS_MAX: u32 = 10;
 
-/// What a run gave.
+/// The outcome of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// The hash of everything that happened.
     pub trace: u64,
-    /// How many things happened.
+    /// Number of events.
     pub events: u64,
     /// Operations of processes that got an answer.
     pub operations: u64,
     /// Crashes that hit a node at work.
     pub crashes: u64,
-    /// The check of the history was given up because too much was possible.
+    /// Whether the check of the history was given up because too many states were possible.
     pub given_up: bool,
-    /// What was wrong, with the seed; empty if nothing was.
+    /// The violations, with the seed; empty if there are none.
     pub failures: Vec<String>,
-    /// The last lines of the trace, if they were asked for.
+    /// The last lines of the trace, if they were requested.
     pub lines: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ enum Ended {
     Wrong(String),
 }
 
-/// Plays a scenario through. Must not be called on a runtime.
+/// Runs a scenario. Must not be called on a runtime.
 pub fn run(scenario: Scenario, keep_lines: bool) -> Outcome {
     play(&World::new(scenario, keep_lines))
 }
@@ -103,8 +103,8 @@ fn play(world: &Arc<World>) -> Outcome {
     }
 }
 
-/// Keeps a copy of the victim, or puts the one that was kept in its place. Not while it still misses something: then that
-/// would be two drives' worth of it.
+/// Keeps a copy of the victim drive, or replaces the drive by the kept copy. Not while the drive still lacks shards:
+/// together they would amount to two lost drives.
 fn swap_copy(world: &World, boot: u64, copy: &mut Option<Vec<u8>>) {
     let path = node::drive_path(world.scenario.victim());
     let dice = world.dice(0xc0_0b1e + (boot << 32));
@@ -131,7 +131,7 @@ fn run_boot(world: &Arc<World>, history: &Arc<History>, boot: u64) -> Ended {
     let is_last = boot + 1 == world.scenario.boots;
     let cut_after = match dice.below(8) {
         _ if is_last => None,
-        // During recovery, and early.
+        // Power is cut early, during recovery.
         0 => Some(dice.below(60)),
         1..3 => Some(dice.below(800)),
         _ => Some(dice.below(8000)),
@@ -161,7 +161,7 @@ fn run_boot(world: &Arc<World>, history: &Arc<History>, boot: u64) -> Ended {
 async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bool) -> Ended {
     let node = match Node::start(world, boot).await {
         Ok(node) => node,
-        // What begins while power fails does not start.
+        // An operation that begins while power fails does not start.
         Err(_) if world.trace.is_cut() => return Ended::PowerLost,
         Err(error) => return Ended::Wrong(format!("node does not start: {error}")),
     };
@@ -198,7 +198,7 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
         return Ended::PowerLost;
     }
     if node.owner.stat().halted {
-        // It refuses everything until it is started again.
+        // The owner refuses all requests until it is restarted.
         return if world.scenario.syncs_fail {
             Ended::AtRest
         } else {

@@ -1,6 +1,6 @@
-//! Bytes of a file as runs of equal ones: processes write nothing else, and a long file is a short list.
+//! The bytes of a file as runs of equal bytes. Processes write nothing else, so a long file is a short list.
 
-/// Runs in order, neighbours differ, none is empty.
+/// Runs of (length, byte) in order; neighbours differ, and no run is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Runs(Vec<(u64, u8)>);
 
@@ -43,14 +43,14 @@ impl Runs {
         part
     }
 
-    /// Cut, or extended with zeros.
+    /// The bytes cut to `len`, or extended with zeros.
     pub(crate) fn resized(&self, len: u64) -> Runs {
         let mut resized = self.part(0, len);
         resized.push(len.saturating_sub(self.len()), 0);
         resized
     }
 
-    /// With other bytes at `off`.
+    /// The bytes with other bytes at `off`.
     pub(crate) fn with(&self, off: u64, bytes: &Runs) -> Runs {
         if bytes.0.is_empty() {
             return self.clone();
@@ -61,7 +61,7 @@ impl Runs {
         changed
     }
 
-    /// For people.
+    /// The runs as text.
     pub(crate) fn show(&self) -> String {
         let runs: Vec<String> = self.0.iter().map(|(len, byte)| format!("{byte}x{len}")).collect();
         format!("{} bytes: {}", self.len(), runs.join(" "))

@@ -1,19 +1,19 @@
-//! What a seed stands for: the machine, who works on it, and what goes wrong.
+//! The scenario of a seed: the machine, its clients, and the faults.
 
 use layout::Profile;
 
 use crate::world::Dice;
 
-/// See the module.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// Everything follows from it.
+    /// Everything else follows from it.
     pub seed: u64,
-    /// How data is protected.
+    /// The profile of new data.
     pub profile: Profile,
-    /// Drives of the node: one more than the profile needs where drives die.
+    /// Number of drives: one more than the profile needs if drives die.
     pub drives: u32,
-    /// Size of each.
+    /// Size of each drive.
     pub drive_bytes: u64,
     /// Directories with copies of the metadata.
     pub meta_dirs: u32,
@@ -23,9 +23,9 @@ pub struct Scenario {
     pub processes: u32,
     /// Operations of each process in each boot.
     pub operations: u32,
-    /// The node is started this often; all boots but the last end with a loss of power.
+    /// Starts of the node; all boots but the last end with a loss of power.
     pub boots: u64,
-    /// A request is sent again once in so many.
+    /// One in this number of requests is sent again.
     pub repeat_once_in: u64,
     /// Drives die and come back.
     pub drives_die: bool,
@@ -37,25 +37,25 @@ pub struct Scenario {
     pub drives_slow: bool,
     /// Files become so large that the drives are full.
     pub fills: bool,
-    /// What is small is packed, very soon.
+    /// Small pieces are packed, very soon.
     pub packs: bool,
     /// Everything on the drives is verified every few seconds.
     pub scrubs: bool,
-    /// A drive is set aside for a while, so that what is new is narrower if need be.
+    /// A drive is set aside for a while; new extents are narrower if need be.
     pub narrows: bool,
-    /// A drive is given up, or emptied, and others take its place.
+    /// A drive is given up or emptied, and others take its place.
     pub loses: bool,
-    /// The filesystem gets other profiles.
+    /// The profile of the filesystem changes.
     pub converts: bool,
-    /// What is not quite new goes to an object store.
+    /// Data moves to an object store when it is a few seconds old.
     pub tiers: bool,
-    /// The store is down at times, its answers get lost, and what it returns is damaged now and then.
+    /// The store is down at times, loses answers, and sometimes returns damaged bytes.
     pub store_fails: bool,
-    /// The store is left in the last boot.
+    /// The filesystem leaves the store in the last boot.
     pub detaches: bool,
     /// Between boots, an older copy of a drive takes its place.
     pub copies_return: bool,
-    /// Reads last so long that what they read is dropped meanwhile.
+    /// Reads last long enough for their extents to be dropped in the meantime.
     pub dawdles: bool,
 }
 
@@ -97,11 +97,11 @@ impl Scenario {
             copies_return: dice.once_in(3),
             dawdles: dice.once_in(4),
         };
-        // One drive at a time misses something.
+        // At most one drive may lack shards at a time.
         scenario.copies_return &= profile.m() > 0
             && !(drives_die || scenario.bits_flip || scenario.syncs_fail || scenario.loses || fills);
         scenario.narrows &= !fills && profile.narrowed(scenario.drives - 1).is_some();
-        // What is to get another shape gets it from the packer.
+        // Extents that need another shape get it from the packer.
         scenario.packs |= scenario.narrows || scenario.converts;
         scenario.scrubs |= scenario.bits_flip;
         (scenario.store_fails, scenario.detaches) =
@@ -109,8 +109,7 @@ impl Scenario {
         scenario
     }
 
-    /// The drive that is lost or damaged, the same in every boot: what one drive misses or forgets, the others make
-    /// up for.
+    /// The drive that is lost or damaged, the same in every boot, so that the other drives can replace its shards.
     pub(crate) fn victim(&self) -> u32 {
         (self.seed % u64::from(self.drives)) as u32
     }

@@ -1,5 +1,5 @@
-//! An object store as its users reach it: late, down at times, with answers that get lost and bytes that come changed.
-//! And tiering to it. What is stored outlives crashes of the node.
+//! An object store as its clients see it: slow, down at times, with lost answers and damaged bytes; and tiering to it.
+//! Its content survives crashes of the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -21,17 +21,17 @@ use crate::net::delay;
 use crate::node::CLUSTER;
 use crate::world::{Dice, World};
 
-/// As a real one is asked: an answer that is not there in time is waited for no longer.
+/// Attempts per request, as with a real store: after some time the client stops waiting for an answer.
 const ATTEMPTS: u32 = 5;
 const LOST_AFTER: Duration = Duration::from_millis(800);
 const DOWN_AFTER: Duration = Duration::from_secs(2);
 
-/// What the store holds, and whether it answers.
+/// The content of the store, and whether it answers.
 #[derive(Default)]
 pub(crate) struct Bucket {
     objects: Mutex<BTreeMap<String, Bytes>>,
     down: AtomicBool,
-    /// Ranges that came changed once.
+    /// Ranges that were damaged once.
     spoiled: Mutex<BTreeSet<(String, u64)>>,
 }
 
@@ -46,14 +46,14 @@ impl Bucket {
     }
 }
 
-/// See the module.
+/// A client's access to the store.
 struct SimStore {
     world: Arc<World>,
     dice: Dice,
 }
 
 impl SimStore {
-    /// Asks until there is an answer, a few times. Answers get lost after the work was done, too.
+    /// Tries a few times to get an answer. An answer may be lost after the work was done.
     async fn ask<T>(&self, what: &str, work: impl Fn() -> Result<T, StoreError>) -> Result<T, StoreError> {
         let lost = Err(StoreError::Unavailable("no answer".to_owned()));
         for _ in 0..ATTEMPTS {
@@ -81,7 +81,7 @@ impl SimStore {
         lost
     }
 
-    /// Changes a bit, of each range once.
+    /// Flips a bit, once for each range.
     fn spoil(&self, key: &str, from: u64, bytes: Bytes) -> Bytes {
         let spoils = self.world.scenario.store_fails && self.dice.once_in(20) && !bytes.is_empty();
         let mut spoiled = self.world.bucket.spoiled.lock().expect("no holder of this lock panics");
@@ -139,7 +139,7 @@ impl ObjectStore for SimStore {
     }
 }
 
-/// The store goes down and comes back, until this is dropped.
+/// Takes the store down and up again, until the future is dropped.
 pub(crate) async fn trouble(world: Arc<World>, boot: u64) {
     let dice = world.dice(0x57_0000 + (boot << 32));
     loop {
@@ -164,7 +164,7 @@ impl Tier {
         Self { world: world.clone(), store: watch::channel(store).0, tiering: None }
     }
 
-    /// For a client.
+    /// The link for a client.
     pub(crate) fn link(&self) -> TierLink {
         TierLink {
             cluster: CLUSTER,
@@ -175,7 +175,7 @@ impl Tier {
         }
     }
 
-    /// Begins or goes on, with small blobs and little patience.
+    /// Starts or resumes tiering, with small blobs and short delays.
     pub(crate) fn start(&mut self, client: &Client, pace: &Arc<Pace>) {
         if !self.world.scenario.tiers {
             return;
@@ -192,7 +192,7 @@ impl Tier {
         self.tiering = Some(Tiering::start(env, client.clone(), pace.clone(), options, &runtime));
     }
 
-    /// Whoever stops it to begin anew may not have come to that.
+    /// Whether tiering runs. A restart that was interrupted after the stop leaves it stopped.
     pub(crate) fn is_running(&self) -> bool {
         self.tiering.is_some()
     }
@@ -203,7 +203,7 @@ impl Tier {
         }
     }
 
-    /// What is not in the store or from the drives yet.
+    /// Describes extents that are not in the store yet, or not off the drives.
     pub(crate) fn unfinished(&self) -> Option<String> {
         let stat = self.tiering.as_ref()?.stat();
         if self.world.promises().detaching {
@@ -214,10 +214,11 @@ impl Tier {
     }
 }
 
-/// Somebody has a file brought back to the drives, or taken from them.
+/// A user has a file brought back to the drives, or released from them.
 pub(crate) async fn move_file(client: &Client, dice: &Dice) {
     let (client, ino, comes) = (client.clone(), Ino(2 + dice.below(40)), dice.once_in(2));
-    // It goes on to its end, whoever waits for it. A file that is gone, or a store that is down, is its end, too.
+    // The move runs to its end, even if its caller stops waiting. It also ends if the file is gone or the store is
+    // down.
     let step = async move {
         if comes {
             return client.fetch_files(&[(ino, 0)], None).await.remove(0).map(drop);

@@ -1,7 +1,7 @@
-//! The log of everything that happens in a run, as a hash: two runs of one seed must have the same.
+//! The log of all events of a run, as a hash: two runs of one seed must have the same hash.
 //!
-//! Every message, every operation of a disk and every result is one event. The machine loses power *at* an event,
-//! so that a seed names the moment of a crash exactly.
+//! Every message, every disk operation and every result is one event. The machine loses power *at* an event, so that a
+//! seed determines the moment of a crash exactly.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
@@ -13,16 +13,16 @@ use tokio::sync::Notify;
 
 use crate::world::WorldClock;
 
-/// Lines kept for a person to read.
+/// Most lines kept for people.
 const LINES_KEPT: usize = 400_000;
 
-/// See the module.
+/// The events of a run; see the module.
 pub(crate) struct Trace {
     inner: Mutex<Inner>,
     clock: Arc<WorldClock>,
-    /// Where power is cut. They watch what happens for this trace, so it does not keep them.
+    /// The files whose power is cut. They report their events to this trace, so it holds only a weak reference.
     files: OnceLock<Weak<SimFiles>>,
-    /// Told when power was cut.
+    /// Notified when power was cut.
     pub(crate) cut: Notify,
 }
 
@@ -34,7 +34,7 @@ struct Inner {
     lines: Option<VecDeque<String>>,
 }
 
-/// FNV-1a over 64 bits: good enough to tell two runs apart, and the same everywhere.
+/// 64-bit FNV-1a: good enough to tell two runs apart, and the same on every machine.
 pub(crate) struct Fnv(pub(crate) u64);
 
 impl Default for Fnv {
@@ -58,7 +58,7 @@ impl Write for Fnv {
     }
 }
 
-/// The hash of bytes, taken eight at a time.
+/// A hash of bytes, taken eight at a time.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     let mut hash = bytes.len() as u64;
     for word in bytes.chunks(8) {
@@ -80,7 +80,7 @@ impl Trace {
         assert!(self.files.set(Arc::downgrade(files)).is_ok(), "a world has one disk");
     }
 
-    /// Notes an event, and cuts the power if this is the one.
+    /// Records an event, and cuts the power if it is the chosen one.
     pub(crate) fn event(&self, what: fmt::Arguments<'_>) {
         let now_us = self.clock.boot_ns() / 1000;
         let mut inner = self.inner.lock().expect("no holder of this lock panics");
@@ -105,7 +105,7 @@ impl Trace {
         }
     }
 
-    /// Has the power cut after so many more events.
+    /// Cuts the power after this number of further events.
     pub(crate) fn cut_after(&self, events: Option<u64>) {
         let mut inner = self.inner.lock().expect("no holder of this lock panics");
         inner.cut_at = events.map(|events| inner.events + events.max(1));

@@ -1,4 +1,4 @@
-//! Processes that do random things to files, through a client, and note what they were told.
+//! Processes that perform random operations on files through a client, and record the results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::world::{Dice, World};
 
 const NAMES: [Name; 6] = ["a", "b", "c", "d", "e", "f"];
 const XATTRS: [Name; 2] = ["user.one", "user.two"];
-/// Longer than any operation takes, whatever is slow: a recall ends after ten seconds, a drive is given up after
-/// twenty, a full log after thirty.
+/// Longer than any operation takes, however slow the drives: a recall ends after 60 s at most, a request to a drive
+/// after 10 s, and waiters on a full log get an error after 5 s.
 const HANG: Duration = Duration::from_secs(600);
 const HANDLES_MAX: usize = 4;
 const FILE_BYTES: u64 = 96 << 10;
@@ -28,7 +28,7 @@ pub(crate) struct Process {
     client_number: u32,
     dice: Dice,
     dirs: Vec<Ino>,
-    /// Files that were seen, open or not.
+    /// Files that the process has seen, open or not.
     files: Vec<Ino>,
     /// Open handles; an inode may be there twice.
     handles: Vec<Ino>,
@@ -38,7 +38,7 @@ fn kind_of(kind: FileKind) -> Kind {
     if kind == FileKind::Directory { Kind::Directory } else { Kind::File }
 }
 
-/// The result as the history knows it.
+/// The result in the form of the history.
 fn ret(result: Result<Ret, FsError>) -> Ret {
     result.unwrap_or_else(Ret::Failed)
 }
@@ -63,9 +63,9 @@ impl Process {
         }
     }
 
-    /// Does some random operations, then closes what is open. Ends early if the service has gone.
+    /// Performs some random operations, then closes open files. Ends early if the service has stopped.
     pub(crate) async fn work(mut self, operations: u32) {
-        // Tiering waits ten seconds for more to upload.
+        // Tiering waits ten seconds for more extents to upload.
         let pause_ms = if self.world.scenario.tiers { 4000 } else { 400 };
         for _ in 0..operations {
             let op = self.choose();
@@ -82,7 +82,7 @@ impl Process {
         }
     }
 
-    /// Looks at everything: names, attributes, contents.
+    /// Reads everything: names, attributes, contents.
     pub(crate) async fn survey(&mut self) {
         let mut dirs = vec![Ino::ROOT];
         let mut seen = std::collections::BTreeSet::new();
@@ -192,7 +192,7 @@ impl Process {
         let small = 1 + self.dice.below(300);
         let fills = self.world.scenario.fills;
         match self.dice.below(16) {
-            // On small drives a shard, and so a run of bytes, may not be much longer than a third of a segment.
+            // On small drives a shard, and so a run of bytes, cannot be much longer than a third of a segment.
             0..4 if fills => LARGE_ON_SMALL,
             0..5 => small,
             5..9 => 1 + self.dice.below(8 << 10),
@@ -204,7 +204,7 @@ impl Process {
         }
     }
 
-    /// Does one operation and notes it.
+    /// Performs one operation and records it.
     async fn perform(&mut self, op: Op) -> Ret {
         let id = self.history.begin(self.client_number, &op);
         let result = tokio::time::timeout(HANG, self.execute(&op)).await;
@@ -219,7 +219,7 @@ impl Process {
         ret
     }
 
-    /// Errors that the scenario does not explain.
+    /// Reports errors that the scenario does not explain.
     fn check_failure(&self, op: &Op, ret: &Ret) {
         let scenario = &self.world.scenario;
         let Ret::Failed(error) = ret else { return };
@@ -230,7 +230,7 @@ impl Process {
             FsError::NoSpace => scenario.fills || faulty,
             _ => true,
         };
-        // What was asked while power failed may be answered by what is left of the node.
+        // A request during a power failure may be answered by the remains of the node.
         if !explained && !self.world.trace.is_cut() {
             self.world.promises().violate(format!("{op:?} failed without a reason: {error}"));
         }
@@ -335,7 +335,7 @@ impl Process {
         Ok(Ret::Done)
     }
 
-    /// Remembers what may be used later.
+    /// Remembers files and handles for later operations.
     fn learn(&mut self, op: &Op, ret: &Ret) {
         match (op, ret) {
             (Op::Make { kind: Kind::File, .. }, Ret::Found { ino, .. }) => {

@@ -1,4 +1,4 @@
-//! What survives a crash: the clock, the disk, and what the outside world remembers having been promised.
+//! The state that survives a crash: the clock, the disks, and the promises made to the outside world.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,13 +24,13 @@ pub(crate) struct WorldClock {
 }
 
 impl WorldClock {
-    /// A boot begins, `pause_ns` after the last one ended. To be called on its runtime.
+    /// Begins a boot, `pause_ns` after the last one ended. To be called on the boot's runtime.
     pub(crate) fn start(&self, pause_ns: u64) {
         self.base_ns.fetch_add(pause_ns, Ordering::Relaxed);
         *self.started.lock().expect("no holder of this lock panics") = Some(Instant::now());
     }
 
-    /// The boot has ended; time stands still.
+    /// Ends a boot; time stands still.
     pub(crate) fn stop(&self) {
         let now = self.boot_ns();
         self.base_ns.store(now, Ordering::Relaxed);
@@ -50,7 +50,7 @@ impl Clock for WorldClock {
     }
 }
 
-/// A seeded sequence with what one wants of it.
+/// A seeded random sequence.
 pub(crate) struct Dice(SimRandom);
 
 impl Dice {
@@ -62,7 +62,7 @@ impl Dice {
         self.0.next_u64() % limit.max(1)
     }
 
-    /// True once in `times`.
+    /// True once in `times`, on average.
     pub(crate) fn once_in(&self, times: u64) -> bool {
         self.below(times) == 0
     }
@@ -72,7 +72,7 @@ impl Dice {
     }
 }
 
-/// What was promised or handed out so far, whatever crashed since.
+/// Promises and handed-out ids so far. Crashes do not reset them.
 #[derive(Default)]
 pub(crate) struct Promises {
     /// The last batch that the log acknowledged.
@@ -81,28 +81,28 @@ pub(crate) struct Promises {
     pub(crate) sealed_epoch: u64,
     /// First extent ids of ranges, with their lengths.
     pub(crate) ranges: BTreeMap<u64, u64>,
-    /// Inodes that creators were told of.
+    /// Inodes whose creation was acknowledged.
     pub(crate) inos: BTreeSet<u64>,
-    /// Sessions that clients were told of.
+    /// Sessions whose creation was acknowledged.
     pub(crate) sessions: BTreeSet<u64>,
     /// Block checksums of every shard that was ever sent to a drive.
     pub(crate) shards: BTreeMap<ShardKey, Vec<u32>>,
     /// Drives whose content was damaged on purpose, or that missed writes.
     pub(crate) hurt_drives: BTreeSet<u32>,
-    /// What sessions have told the owner of their reads.
+    /// The reads that sessions have reported to the owner.
     pub(crate) reads: Reads,
     /// The object store is being left.
     pub(crate) detaching: bool,
     /// A damaged drive could not be opened.
     pub(crate) drive_lost: bool,
-    /// Inodes whose leases were revoked: what was dirty under them is lost, and the next fsync says so.
+    /// Inodes whose leases were revoked: dirty data under them is lost, and the next fsync reports it.
     pub(crate) revoked: BTreeSet<u64>,
-    /// What must never have happened.
+    /// Descriptions of violated invariants.
     violations: Vec<String>,
 }
 
 impl Promises {
-    /// Something that must never happen has.
+    /// Records a violated invariant.
     pub(crate) fn violate(&mut self, what: String) {
         if self.violations.len() < 10 {
             self.violations.push(what);
@@ -110,7 +110,7 @@ impl Promises {
     }
 }
 
-/// See the module.
+/// The state that survives a crash; see the module.
 pub(crate) struct World {
     pub(crate) scenario: Scenario,
     pub(crate) clock: Arc<WorldClock>,
@@ -118,7 +118,7 @@ pub(crate) struct World {
     pub(crate) trace: Arc<Trace>,
     promises: Mutex<Promises>,
     cluster: Mutex<Cluster>,
-    /// What the object store holds.
+    /// The content of the object store.
     pub(crate) bucket: Bucket,
     random: Arc<SimRandom>,
 }
@@ -138,7 +138,7 @@ impl World {
         Arc::new(Self { scenario, clock, files, trace, promises, cluster, bucket, random })
     }
 
-    /// What the code under test gets.
+    /// The environment of the code under test.
     pub(crate) fn env(&self) -> Env {
         Env { clock: self.clock.clone(), random: self.random.clone(), files: self.files.clone() }
     }
@@ -147,17 +147,17 @@ impl World {
         self.promises.lock().expect("no holder of this lock panics")
     }
 
-    /// Drives, groups and profile as they are now.
+    /// The present drives, groups and profile.
     pub(crate) fn cluster(&self) -> MutexGuard<'_, Cluster> {
         self.cluster.lock().expect("no holder of this lock panics")
     }
 
-    /// Whether drives fail in this run so that I/O may.
+    /// Whether faults of drives explain failed I/O in this run.
     pub(crate) fn is_faulty(&self) -> bool {
         self.scenario.drives_die || self.scenario.syncs_fail || self.promises().drive_lost
     }
 
-    /// A lease was revoked. Without a fault every recall is answered in time.
+    /// Notes a revoked lease. Without a fault every recall is answered in time.
     pub(crate) fn note_revoked(&self, ino: Ino) {
         let excused = self.is_faulty() || self.scenario.fills || self.trace.is_cut();
         let mut promises = self.promises();
@@ -167,12 +167,12 @@ impl World {
         }
     }
 
-    /// Dice of their own for a part of the run.
+    /// Separate dice for a part of the run.
     pub(crate) fn dice(&self, part: u64) -> Dice {
         Dice::new(self.scenario.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ part)
     }
 
-    /// What must never have happened but did.
+    /// The violated invariants.
     pub(crate) fn violations(&self) -> Vec<String> {
         self.promises().violations.clone()
     }
@@ -181,7 +181,7 @@ impl World {
 fn note_disk_event(trace: &Trace, file: u64, event: DiskEvent<'_>) {
     match event {
         DiskEvent::Write { offset, bytes } => {
-            // Zeros ahead of the log are long and all the same.
+            // Zeros ahead of the log are long and all the same: the first 64 KiB are enough.
             let sum = sum(&bytes[..bytes.len().min(1 << 16)]);
             trace.event(format_args!("disk write file={file} off={offset} len={} sum={sum:x}", bytes.len()));
         }

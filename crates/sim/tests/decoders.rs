@@ -1,5 +1,5 @@
-//! Every decoder takes any bytes: first inputs, and what a few random changes make of them. `make fuzz` looks further, with
-//! coverage.
+//! Every decoder accepts any bytes without a panic: sample inputs, and random changes of them. `make fuzz` looks
+//! further, guided by coverage.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test fails by panicking")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,12 +13,12 @@ mod targets;
 
 /// Changed inputs for each target.
 const INPUTS: u32 = 20_000;
-/// The same for requests, each of which goes over a connection and waits for the end of the answer.
+/// Changed inputs for requests, each of which takes a connection and waits for the end of the answer.
 const REQUESTS: u32 = 1000;
 const INPUT_BYTES_MAX: usize = 16 << 10;
-/// No input takes so long.
+/// Longest time for one input.
 const SLOW: Duration = Duration::from_secs(5);
-/// Bytes at which decoders decide.
+/// Byte values at which decoders branch.
 const EDGES: [u8; 8] = [0, 1, 0x7f, 0x80, 0xff, b'\n', b'"', b'/'];
 
 /// Changes inputs at random.
@@ -29,7 +29,7 @@ impl Mutator {
         (self.0.next_u64() % limit.max(1) as u64) as usize
     }
 
-    /// A few changes of one of the inputs.
+    /// One of the inputs with a few changes.
     fn input(&self, inputs: &[Vec<u8>]) -> Vec<u8> {
         let mut input = inputs[self.below(inputs.len())].clone();
         for _ in 0..1 + self.below(4) {
@@ -61,7 +61,7 @@ impl Mutator {
     }
 }
 
-/// Gives the decoder these bytes. A panic says which they were.
+/// Passes the bytes to the decoder. A panic message includes them.
 fn give(name: &str, decode: targets::Target, input: &[u8]) {
     let begun = Instant::now();
     let result = catch_unwind(AssertUnwindSafe(|| decode(input)));
@@ -71,7 +71,7 @@ fn give(name: &str, decode: targets::Target, input: &[u8]) {
 }
 
 fn check(names: impl Fn(&str) -> bool, count: u32) {
-    // Of each day its own.
+    // Other inputs every day.
     let day = Env::real().clock.wall_ns().unsigned_abs() / (24 * 3600 * 1_000_000_000);
     let seeds = targets::seeds();
     for (name, decode) in targets::TARGETS.iter().filter(|(name, _)| names(name)) {

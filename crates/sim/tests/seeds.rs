@@ -1,4 +1,4 @@
-//! The same seed is the same run, and a few hundred seeds are without a finding.
+//! One seed gives one run, and a few hundred seeds give no finding.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::Range;
@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base::env::{Env, spawn_thread};
 use sim::{Scenario, run};
 
-/// Seeds that every test run plays, besides those that found something once and those of the day.
+/// Seeds of every test run, besides [`FOUND`] and those of the day.
 const SEEDS: Range<u64> = 1..151;
-/// Seeds of a day.
+/// Number of seeds of the day.
 const FRESH: u64 = 150;
 
-/// Seeds that found something, see docs/develop/simulation.md.
+/// Seeds that once found an error, see docs/develop/simulation.md.
 const FOUND: [u64; 25] = [
     3415, 363, 403, 435, 459, 482, 617, 691, 983, 1085, 1338, 1395, 2, 53, 74, 118, 283, 957, 1274, 1406,
     2516, 2751, 6182, 9710, 11602,
 ];
 
-/// Seeds that no day before had. One that finds something joins [`FOUND`].
+/// The seeds of this day, which no earlier day had. One that finds an error joins [`FOUND`].
 fn of_today() -> Range<u64> {
     let day = Env::real().clock.wall_ns().unsigned_abs() / (24 * 3600 * 1_000_000_000);
     let first = day * 1000;
@@ -52,7 +52,7 @@ fn hundreds_of_seeds_are_without_a_finding() {
 
 #[test]
 fn what_was_found_once_is_found_no_more() {
-    // Reads did not last when these found something.
+    // These seeds found their errors before reads could be slow.
     let as_found = |seed| Scenario { dawdles: false, ..Scenario::new(seed) };
     let failures = failures(FOUND.into_iter().map(as_found).collect());
     assert!(failures.is_empty(), "{}", failures.join("\n"));

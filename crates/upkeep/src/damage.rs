@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use wire::damage::{DamageSums, LOST_PIECES_MAX, LossCause, LostPiece};
 use wire::meta::{Content, MapPiece};
 
-use crate::pace::{Leave, Pace};
+use crate::pace::{Pace, Permit};
 use crate::task::{Stopped, Task};
 
 const IDLE: Duration = Duration::from_millis(500);
@@ -161,7 +161,7 @@ impl Wanted {
 
     fn cause(&self, piece: &MapPiece) -> Option<LossCause> {
         match &piece.content {
-            Content::Away(_, place) => self.blobs.get(&place.serial).copied(),
+            Content::Tiered(_, place) => self.blobs.get(&place.serial).copied(),
             _ => None,
         }
     }
@@ -319,7 +319,7 @@ impl Work {
 
     /// Examines something at the pace of background work.
     async fn examine(&mut self, piece: &MapPiece) -> Verdict {
-        while self.pace.leave(piece.len, self.client.strained()).await == Leave::NotYet {
+        while self.pace.permit(piece.len, self.client.strained()).await == Permit::NotYet {
             if self.stopped.now() || self.pace.is_paused() {
                 return Verdict::Unknown;
             }

@@ -19,7 +19,7 @@ const WAIT_MAX: Duration = Duration::from_millis(200);
 
 /// Whether background work may go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Leave {
+pub(crate) enum Permit {
     /// Now.
     Given,
     /// Ask again: it was waited for a while.
@@ -78,17 +78,17 @@ impl Pace {
 
     /// The same for work that has a limit of its own and moves data from drives only: it holds back when it is in the
     /// way of others, or paused.
-    pub(crate) async fn leave_if_strained(&self, bytes: u64, strained: bool) -> Leave {
-        if strained || self.is_paused() { self.leave(bytes, strained).await } else { Leave::Given }
+    pub(crate) async fn permit_if_strained(&self, bytes: u64, strained: bool) -> Permit {
+        if strained || self.is_paused() { self.permit(bytes, strained).await } else { Permit::Given }
     }
 
-    /// Waits for leave to move `bytes`, for a moment at most.
-    pub(crate) async fn leave(&self, bytes: u64, strained: bool) -> Leave {
+    /// Waits for permission to move `bytes`, for a moment at most.
+    pub(crate) async fn permit(&self, bytes: u64, strained: bool) -> Permit {
         match self.take(bytes, strained, self.env.clock.boot_ns()) {
-            Ok(()) => Leave::Given,
+            Ok(()) => Permit::Given,
             Err(wait) => {
                 tokio::time::sleep(wait).await;
-                Leave::NotYet
+                Permit::NotYet
             }
         }
     }

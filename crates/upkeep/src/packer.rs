@@ -9,7 +9,7 @@
 //!
 //! What is less protected than it should be goes first: while repair can restore something, nothing is packed.
 
-mod judge;
+mod assess;
 mod shared;
 
 use std::collections::HashMap;
@@ -22,9 +22,9 @@ use client::{Client, MapEntry, PackTarget, PiecePosition};
 use tokio::runtime::Handle;
 use wire::meta::Content;
 
-use crate::pace::{Leave, Pace};
+use crate::pace::{Pace, Permit};
 use crate::task::{Stopped, Task};
-use judge::{Density, Load, Verdict, fingerprint, judge, share_bytes};
+use assess::{Density, Load, Verdict, assess, fingerprint, share_bytes};
 use shared::Shared;
 
 /// Young pieces remembered from one sweep to the next.
@@ -126,7 +126,7 @@ impl PackStat {
         match &entry.piece.content {
             Content::Inline(_) => self.inline_bytes += len,
             Content::Extent(_) => self.stored_bytes += len,
-            Content::Away(..) => {}
+            Content::Tiered(..) => {}
         }
         self.allocated_bytes += share_bytes(entry);
         let (k, n) = (u64::from(target.profile.k()), u64::from(target.profile.n()));
@@ -282,7 +282,7 @@ impl Work {
             let began_ns = self.env.clock.boot_ns();
             let (entries, next) = self.client.scan_map(after).await?;
             for entry in &entries {
-                found.count(entry, judge(entry, target, Density::HALF), target);
+                found.count(entry, assess(entry, target, Density::HALF), target);
             }
             let worked = self.since(began_ns);
             self.looked += worked;
@@ -337,7 +337,7 @@ impl Work {
 
     /// The parts of a piece that move now; what is too young is remembered.
     fn wanted(&self, entry: MapEntry, sweep: &mut Sweep) -> Vec<(MapEntry, Verdict)> {
-        let mut verdict = judge(&entry, &sweep.target, sweep.density);
+        let mut verdict = assess(&entry, &sweep.target, sweep.density);
         if verdict == Verdict::WhenOld {
             let now = self.env.clock.boot_ns();
             let print = fingerprint(&entry);
@@ -377,7 +377,7 @@ impl Work {
                 self.waits(Some(PackWait::Room));
                 return Ok(false);
             }
-            if self.pace.leave(load.bytes, self.client.strained()).await == Leave::Given {
+            if self.pace.permit(load.bytes, self.client.strained()).await == Permit::Given {
                 self.waits(None);
                 return Ok(true);
             }
@@ -398,7 +398,7 @@ impl Work {
         let (mut moved_alone, mut moved) = (0, 0);
         for entry in &load.entries {
             let alone = matches!(
-                judge(entry, &sweep.target, sweep.density),
+                assess(entry, &sweep.target, sweep.density),
                 Verdict::MoveAlone | Verdict::MoveShared
             );
             *(if alone { &mut moved_alone } else { &mut moved }) += entry.piece.len;

@@ -19,7 +19,7 @@ use futures_util::future::join_all;
 use layout::shard_len;
 use tokio::runtime::Handle;
 
-use crate::pace::{Leave, Pace};
+use crate::pace::{Pace, Permit};
 use crate::task::{Stopped, Task};
 use progress::Progress;
 
@@ -134,7 +134,7 @@ impl Work {
             shards.iter().filter(|shard| !self.silent.contains(&shard.drive)).copied().collect();
         restored.put_off = (shards.len() - wanted.len()) as u64;
         let bytes: u64 = wanted.iter().map(|shard| u64::from(shard_len(shard.extent_len, shard.k))).sum();
-        while self.pace.leave(bytes, self.client.strained()).await == Leave::NotYet {
+        while self.pace.permit(bytes, self.client.strained()).await == Permit::NotYet {
             if self.stopped.now() {
                 restored.put_off += wanted.len() as u64;
                 return restored;

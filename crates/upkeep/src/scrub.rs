@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use wire::drive::{DriveHealth, DriveService, ShardKey};
 
-use crate::pace::{Leave, Pace};
+use crate::pace::{Pace, Permit};
 use crate::task::{Stopped, Task};
 
 /// A full pass in the background.
@@ -174,7 +174,7 @@ impl Work {
             return false;
         }
         for _ in 0..STEPS_NOW {
-            if self.stopped.now() || self.pace.leave(STEP_BYTES_NOW, strained).await == Leave::NotYet {
+            if self.stopped.now() || self.pace.permit(STEP_BYTES_NOW, strained).await == Permit::NotYet {
                 return true;
             }
             if !self.step(targets, id, service, STEP_BYTES_NOW).await {

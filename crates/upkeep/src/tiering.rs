@@ -4,8 +4,8 @@
 //! been there for longer (the retention) leaves the drives, and earlier when these fill up. When the blobs hold much that no
 //! file has, those with the most of it are emptied into new ones and deleted. Every step may be cut off anywhere.
 
+mod backoff;
 mod gives_way;
-mod held;
 mod queue;
 
 use std::collections::{HashSet, VecDeque};
@@ -24,10 +24,10 @@ use wire::meta::Content;
 use wire::store::{MovePace, StoreError};
 use wire::tier::{BlobStat, TierMode, TierStat};
 
-use crate::pace::{Leave, Pace};
+use crate::pace::{Pace, Permit};
 use crate::task::{Stopped, Task};
+use backoff::{Backoff, PAUSE_MAX, PAUSE_MIN};
 pub use gives_way::GivesWay;
-use held::{Held, PAUSE_MAX, PAUSE_MIN};
 use queue::Queue;
 
 /// Pause when there is nothing to do.
@@ -120,9 +120,9 @@ impl Tiering {
                 uploads: JoinSet::new(),
                 under_way: HashSet::new(),
                 deletions: JoinSet::new(),
-                held: Held::default(),
-                delete_held: Held::default(),
-                reclaim_held: Held::default(),
+                held: Backoff::default(),
+                delete_held: Backoff::default(),
+                reclaim_held: Backoff::default(),
                 unreadable: None,
                 reclaiming: false,
                 futile: None,
@@ -191,9 +191,9 @@ struct Work {
     /// At most one: it deletes several blobs at a time.
     deletions: JoinSet<Result<(), Trouble>>,
     /// Uploads that fail, deletions, and reclamation.
-    held: Held,
-    delete_held: Held,
-    reclaim_held: Held,
+    held: Backoff,
+    delete_held: Backoff,
+    reclaim_held: Backoff,
     /// An upload failed for want of its extents: others need not.
     unreadable: Option<UploadError>,
     /// Blobs are being emptied until the overhead is low again.
@@ -231,7 +231,7 @@ impl Work {
 
     /// What does not go on, although the rest does.
     fn trouble(&self) -> Option<String> {
-        [&self.held, &self.delete_held, &self.reclaim_held].into_iter().find_map(Held::reason)
+        [&self.held, &self.delete_held, &self.reclaim_held].into_iter().find_map(Backoff::reason)
     }
 
     /// Rests; uploads go on meanwhile.
@@ -308,7 +308,7 @@ impl Work {
             let bytes = load.iter().map(|due| u64::from(due.extent.extent_len)).sum();
             // The store has a limit of its own.
             let strained = self.client.strained() && !hurry;
-            if self.pace.leave_if_strained(bytes, strained).await == Leave::NotYet {
+            if self.pace.permit_if_strained(bytes, strained).await == Permit::NotYet {
                 return Ok(true);
             }
             let ids: Vec<ExtentId> = load.iter().map(|due| due.extent.id).collect();
@@ -325,7 +325,7 @@ impl Work {
         Ok(true)
     }
 
-    /// Nobody is helped by rests who waits for room, or for the end of this, nor where drives are filling up.
+    /// Pauses are left out while a writer waits for room, while an operator waits for the end, and while drives fill up.
     fn gives_way(&self) -> Arc<dyn MovePace> {
         let stopped = self.stopped.clone();
         let is_urgent = move |client: &Client| {
@@ -452,7 +452,7 @@ impl Work {
             self.reclaiming = false;
             return Ok(false);
         }
-        if self.pace.leave(2 * live, self.client.strained()).await == Leave::NotYet {
+        if self.pace.permit(2 * live, self.client.strained()).await == Permit::NotYet {
             return Ok(true);
         }
         // Extents of which little is alive take as much room in a new blob: what is alive comes back and goes again.
@@ -535,7 +535,7 @@ impl Work {
         let (mut after, mut load, mut bytes, mut sum) = (None, Vec::new(), 0, (0, 0));
         loop {
             let (entries, next) = self.client.scan_map(after).await?;
-            let away = entries.into_iter().filter(|entry| matches!(entry.piece.content, Content::Away(..)));
+            let away = entries.into_iter().filter(|entry| matches!(entry.piece.content, Content::Tiered(..)));
             for entry in away.filter(|entry| wanted(entry)) {
                 for part in cut(&entry, full) {
                     if bytes + part.piece.len > full {
@@ -570,7 +570,7 @@ impl Work {
         if !self.client.has_spare_room(bytes) {
             return Err(Trouble::NoRoom);
         }
-        while self.pace.leave(bytes, self.client.strained()).await == Leave::NotYet {
+        while self.pace.permit(bytes, self.client.strained()).await == Permit::NotYet {
             if self.stopped.now() {
                 return Ok(());
             }

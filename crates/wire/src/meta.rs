@@ -35,7 +35,7 @@ pub const LINKS_MAX: u32 = i32::MAX as u32;
 pub const INLINE_BYTES_MAX: usize = 8 << 10;
 /// How long a cache above a client may keep what an answer said of a name, or attributes, unless it is told earlier.
 pub const NAME_TERM: Duration = Duration::from_secs(10);
-/// What is longer on its way than this tells no name that may be kept.
+/// An answer that is older than this when it arrives lets no cache keep the names in it.
 pub const ANSWER_AGE_MAX: Duration = Duration::from_secs(2);
 /// Extent ids handed to a session at a time.
 pub const EXTENT_RANGE_IDS: u64 = 1 << 16;
@@ -135,7 +135,7 @@ pub enum Content {
     /// Bytes of an extent on drives.
     Extent(ExtentRef),
     /// Bytes of an extent that only a blob has. Maps do not say so: the owner adds it to its answers.
-    Away(ExtentRef, BlobPlace),
+    Tiered(ExtentRef, BlobPlace),
 }
 
 impl Content {
@@ -143,7 +143,7 @@ impl Content {
     pub fn extent(&self) -> Option<&ExtentRef> {
         match self {
             Self::Inline(_) => None,
-            Self::Extent(extent) | Self::Away(extent, _) => Some(extent),
+            Self::Extent(extent) | Self::Tiered(extent, _) => Some(extent),
         }
     }
 }
@@ -177,8 +177,8 @@ impl MapPiece {
             Content::Extent(extent) => {
                 Content::Extent(ExtentRef { extent_off: extent.extent_off + skip as u32, ..*extent })
             }
-            Content::Away(extent, place) => {
-                Content::Away(ExtentRef { extent_off: extent.extent_off + skip as u32, ..*extent }, *place)
+            Content::Tiered(extent, place) => {
+                Content::Tiered(ExtentRef { extent_off: extent.extent_off + skip as u32, ..*extent }, *place)
             }
         };
         Some(MapPiece { off, len: end - off, content })
@@ -187,7 +187,7 @@ impl MapPiece {
     /// The piece as maps have it: they do not say where an extent lies.
     pub fn stored(&self) -> MapPiece {
         match &self.content {
-            Content::Away(extent, _) => MapPiece { content: Content::Extent(*extent), ..*self },
+            Content::Tiered(extent, _) => MapPiece { content: Content::Extent(*extent), ..*self },
             _ => self.clone(),
         }
     }

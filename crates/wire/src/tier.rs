@@ -30,7 +30,7 @@ pub enum Stage {
     /// On drives and in a blob.
     Both,
     /// In a blob only.
-    Away,
+    Tiered,
 }
 
 /// The file that an extent was written for, and where in it the extent begins. A hint: files change, and what gathers

@@ -25,7 +25,7 @@ impl AdminClient {
         self.call(Method::PUT, &path(name), Some(settings)).await
     }
 
-    /// Changes times of a filesystem group. Tiering of all filesystems that follow it is begun anew.
+    /// Changes times of a filesystem group. Restarts tiering of all filesystems that have its times.
     pub async fn update_filesystem_group(
         &self,
         name: &str,
@@ -39,7 +39,7 @@ impl AdminClient {
         self.call(Method::DELETE, &path(name), None::<&()>).await
     }
 
-    /// Has a filesystem belong to another group.
+    /// Moves a filesystem to another group.
     pub async fn move_filesystem(
         &self,
         name: &str,

@@ -26,22 +26,22 @@ impl AdminClient {
         self.call(Method::PATCH, &path(name, ""), Some(settings)).await
     }
 
-    /// Removes a store that nothing uses.
+    /// Removes a store that no filesystem uses.
     pub async fn remove_store(&self, name: &str) -> Result<StoreInfo, CallError> {
         self.call(Method::DELETE, &path(name, ""), None::<&()>).await
     }
 
-    /// Tries a store.
+    /// Checks a store.
     pub async fn validate_store(&self, name: &str) -> Result<StoreValidationInfo, CallError> {
         self.call(Method::POST, &path(name, "/validate"), None::<&()>).await
     }
 
-    /// Measures how fast a store is.
+    /// Measures the speed of a store.
     pub async fn bench_store(&self, name: &str, request: &BenchStore) -> Result<StoreSpeed, CallError> {
         self.call(Method::POST, &path(name, "/bench"), Some(request)).await
     }
 
-    /// Tries settings without keeping them.
+    /// Checks settings without keeping them.
     pub async fn try_store(&self, name: &str, settings: &SetStore) -> Result<StoreValidationInfo, CallError> {
         self.call(Method::POST, &path(name, "/try"), Some(settings)).await
     }

@@ -18,39 +18,39 @@ impl AdminClient {
         self.call(Method::GET, "/v1/tiers", None::<&()>).await
     }
 
-    /// Requests to their stores.
+    /// Requests to the stores of filesystems.
     pub async fn tier_ops(&self) -> Result<Vec<TierOpsInfo>, CallError> {
         self.call(Method::GET, "/v1/tiers/ops", None::<&()>).await
     }
 
-    /// What retentions take.
+    /// Forecast of the space that a retention takes.
     pub async fn tier_forecast(&self, retention_s: Option<u64>) -> Result<Vec<ForecastInfo>, CallError> {
         let query = retention_s.map_or_else(String::new, |retention_s| format!("?retention_s={retention_s}"));
         self.call(Method::GET, &format!("/v1/tiers/forecast{query}"), None::<&()>).await
     }
 
-    /// Moves data of a filesystem to a store from now on; with the store that it has, changes how.
+    /// Starts tiering of a filesystem to a store; if the filesystem has this store, changes its times.
     pub async fn attach_store(&self, name: &str, request: &AttachStore) -> Result<TierInfo, CallError> {
         self.call(Method::POST, &path(name, ""), Some(request)).await
     }
 
-    /// Brings everything back, and then leaves the store.
+    /// Brings all content back to drives, then detaches the store.
     pub async fn detach_store(&self, name: &str) -> Result<TierInfo, CallError> {
         self.call(Method::DELETE, &path(name, ""), None::<&()>).await
     }
 
-    /// Where a file's bytes are.
+    /// The place of a file's bytes.
     pub async fn tier_location(&self, name: &str, file: &str) -> Result<TierLocationInfo, CallError> {
         let query = format!("/location?path={}", percent_encode(file.as_bytes()));
         self.call(Method::GET, &path(name, &query), None::<&()>).await
     }
 
-    /// Brings some of files back to drives. How long that takes is up to the store.
+    /// Brings parts of files back to drives. The store decides how long that takes.
     pub async fn tier_fetch(&self, name: &str, step: &FetchStep) -> Result<Vec<FetchFileInfo>, CallError> {
         self.call_unbounded(Method::POST, &path(name, "/fetch"), Some(step)).await
     }
 
-    /// Takes what the store has of a file from the drives.
+    /// Releases from drives the bytes of a file that the store has.
     pub async fn tier_release(&self, name: &str, file: &TierFile) -> Result<ReleaseInfo, CallError> {
         self.call_unbounded(Method::POST, &path(name, "/release"), Some(file)).await
     }

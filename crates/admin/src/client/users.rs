@@ -31,7 +31,7 @@ impl AdminClient {
         self.call(Method::DELETE, &path, None::<&()>).await
     }
 
-    /// Decides whether a user's keys count.
+    /// Enables or disables a user's keys.
     pub async fn set_user(&self, name: &str, standing: Standing) -> Result<UserInfo, CallError> {
         let path = format!("/v1/users/{}/standing", percent_encode(name.as_bytes()));
         self.call(Method::PUT, &path, Some(&standing)).await
@@ -53,7 +53,7 @@ impl AdminClient {
         self.call(Method::DELETE, &path, None::<&()>).await
     }
 
-    /// Decides whether an access key counts.
+    /// Enables or disables an access key.
     pub async fn set_key(&self, access_key: &str, standing: Standing) -> Result<KeyInfo, CallError> {
         let path = format!("/v1/keys/{}/standing", percent_encode(access_key.as_bytes()));
         self.call(Method::PUT, &path, Some(&standing)).await

@@ -1,5 +1,5 @@
-//! For simulated files that take their time: operations are done when their latency has passed, in whatever order
-//! that gives. Belongs to a task, so that one thread can run many drives.
+//! Simulated files with latency: an operation completes when its latency has passed, so completions may be out of
+//! order. The device belongs to a task, so that one thread can run many drives.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use wire::drive::IoPath;
 
 use super::{Device, DeviceFiles, Done, Op};
 
-/// Operations by the time when they are due; the number keeps those of one moment apart.
+/// Operations by their due time; the number distinguishes those that are due at the same time.
 pub(crate) struct DelayedDevice {
     files: DeviceFiles,
     in_flight: BTreeMap<(Instant, u64), Op>,
@@ -21,7 +21,7 @@ impl DelayedDevice {
         Self { files, in_flight: BTreeMap::new(), submitted: 0 }
     }
 
-    /// The next completion; never, if nothing is under way. Loses nothing when it is dropped early.
+    /// Returns the next completion; pends for ever if no operation is under way. Cancel safe.
     pub(crate) async fn next(&mut self) -> Done {
         let Some(((due, number), _)) = self.in_flight.first_key_value() else {
             return std::future::pending().await;
@@ -40,7 +40,7 @@ impl Device for DelayedDevice {
         self.in_flight.insert((due, self.submitted), op);
     }
 
-    /// There is nobody to wait here: what comes next is done at once.
+    /// Does not wait: the task awaits [`DelayedDevice::next`] instead. Completes the next operation at once.
     fn wait(&mut self, done: &mut Vec<Done>, _timeout: Option<Duration>) {
         done.extend(self.in_flight.pop_first().map(|(_, op)| self.files.execute(op)));
     }

@@ -6,7 +6,7 @@ use wire::drive::IoPath;
 
 use super::{Device, DeviceFiles, Done, Op};
 
-/// Operations are done when they are submitted.
+/// A device whose operations complete when they are submitted.
 pub(crate) struct InlineDevice {
     files: DeviceFiles,
     done: Vec<Done>,

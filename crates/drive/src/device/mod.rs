@@ -1,4 +1,4 @@
-//! Access to the device: submit operations, wait for their completions. Three ways behind one trait.
+//! Access to the device: submit operations, wait for their completions. Three implementations of one trait.
 
 pub(crate) mod delayed;
 pub(crate) mod inline;
@@ -14,15 +14,15 @@ use wire::drive::IoPath;
 
 use crate::buffer::AlignedBuf;
 
-/// How often, and how long each time, whoever uses a device is waited for.
+/// Attempts to lock a device that another process uses, and the pause between two of them.
 const LOCK_ATTEMPTS: u32 = 60;
 const LOCK_POLL: Duration = Duration::from_millis(50);
 
-/// Takes a device for this process alone. What a killed process had asked of it may hold on to it for a moment after the
-/// process is gone.
+/// Locks a device for this process alone. Requests of a killed process may hold the lock for a moment after the process
+/// is gone, so it is tried for three seconds.
 ///
 /// # Errors
-/// `WouldBlock` if somebody goes on using it.
+/// `WouldBlock` if another process keeps the lock.
 pub(crate) fn lock(file: &dyn File) -> io::Result<()> {
     for _ in 1..LOCK_ATTEMPTS {
         match file.try_lock() {
@@ -33,12 +33,12 @@ pub(crate) fn lock(file: &dyn File) -> io::Result<()> {
     file.try_lock()
 }
 
-/// Through which descriptor a read goes.
+/// The descriptor that a read uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadVia {
     /// Through the page cache.
     Cache,
-    /// Past it.
+    /// Past the page cache.
     Direct,
 }
 
@@ -48,13 +48,13 @@ pub(crate) enum Op {
     Read { token: u64, offset: u64, buffer: AlignedBuf, via: ReadVia },
     /// Writes the whole buffer, past the page cache where possible.
     Write { token: u64, offset: u64, buffer: AlignedBuf },
-    /// Makes every write that completed before durable.
+    /// Makes every earlier completed write durable.
     Sync { token: u64 },
     /// Gives a range back to the filesystem or device below.
     Punch { token: u64, offset: u64, len_bytes: u64 },
 }
 
-/// The end of an operation.
+/// A completed operation.
 pub(crate) struct Done {
     pub(crate) token: u64,
     pub(crate) result: io::Result<()>,
@@ -75,7 +75,7 @@ pub(crate) trait Device {
     fn wait(&mut self, done: &mut Vec<Done>, timeout: Option<Duration>);
     /// Collects completions without waiting, and passes submissions on.
     fn poll(&mut self, done: &mut Vec<Done>);
-    /// How it works.
+    /// The implementation, for reports.
     fn io_path(&self) -> IoPath;
 }
 
@@ -84,7 +84,7 @@ pub(crate) trait Device {
 pub(crate) struct DeviceFiles {
     /// Past the page cache; also holds the lock.
     pub(crate) direct: Arc<dyn File>,
-    /// Through it; `None` if the cache is to be bypassed.
+    /// Through the page cache; `None` if the cache is to be bypassed.
     pub(crate) cached: Option<Arc<dyn File>>,
 }
 

@@ -17,7 +17,7 @@ enum Event {
     Wake,
 }
 
-/// See the module. The channels are bounded by the engine, which bounds its operations in flight.
+/// A device served by worker threads. The engine bounds its operations in flight, and thereby the channels.
 pub(crate) struct PoolDevice {
     jobs: Option<Sender<Op>>,
     events: Receiver<Event>,
@@ -31,7 +31,7 @@ struct PoolWaker {
 
 impl Wake for PoolWaker {
     fn wake(&self) {
-        // The receiver is gone only when the drive's thread is: then nobody needs waking.
+        // The receiver is gone only when the drive's thread is gone: then there is no thread to wake.
         let _ = self.events.lock().expect("no holder of this lock panics").send(Event::Wake);
     }
 }
@@ -57,7 +57,7 @@ impl PoolDevice {
 
 fn work(files: &DeviceFiles, jobs: &Mutex<Receiver<Op>>, events: &Sender<Event>) {
     loop {
-        // One worker waits inside the lock, the others for the lock: either way one job wakes one of them.
+        // One worker waits inside the lock, the others for the lock: either way one job wakes one worker.
         let job = jobs.lock().expect("no holder of this lock panics").recv();
         let Ok(op) = job else { return };
         if events.send(Event::Done(files.execute(op))).is_err() {

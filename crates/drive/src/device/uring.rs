@@ -35,13 +35,13 @@ struct InFlight {
     moved: usize,
 }
 
-/// See the module.
+/// A device served by one ring, used by the drive's thread only.
 pub(crate) struct UringDevice {
     ring: IoUring,
     // Keeps the descriptors open while the kernel uses them.
     files: DeviceFiles,
     in_flight: HashMap<u64, InFlight>,
-    /// Tokens that found the submission queue full.
+    /// Tokens of operations that found the submission queue full.
     waiting: VecDeque<u64>,
     wakeup: Arc<Wakeup>,
     /// Where the kernel puts the counter of the wakeup descriptor. Boxed: its address must not change.
@@ -55,7 +55,7 @@ struct Wakeup {
 
 impl Wake for Wakeup {
     fn wake(&self) {
-        // It fails only if the counter overflows, and then the thread wakes up anyway.
+        // The write fails only if the counter overflows, and then the thread wakes up anyway.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }
@@ -140,7 +140,7 @@ impl UringDevice {
     fn enter(&mut self, want: usize) {
         match self.ring.submit_and_wait(want) {
             Ok(_) => {}
-            // A signal, or completions to be collected first: the caller's loop comes back.
+            // A signal arrived, or completions must be collected first: the caller's loop retries.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
             Err(error) => panic!("io_uring_enter cannot fail on a ring that was set up: {error}"),
         }
@@ -153,7 +153,7 @@ impl UringDevice {
         let quiet = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
         match entered {
             Ok(_) => {}
-            // Time is over, or as in `enter`.
+            // The timeout has passed, or as in `enter`.
             Err(error) if error.raw_os_error().is_some_and(|code| quiet.contains(&code)) => {}
             Err(error) => panic!("io_uring_enter cannot fail on a ring that was set up: {error}"),
         }
@@ -172,7 +172,7 @@ impl UringDevice {
         !completions.is_empty()
     }
 
-    /// Ends an operation, or queues the rest of a short one.
+    /// Ends an operation, or queues the rest of a short read or write.
     fn finish(&mut self, token: u64, result: i32) -> Option<Done> {
         let operation = self.in_flight.get_mut(&token).expect("the kernel completes what was submitted");
         let outcome = if result >= 0 {
@@ -254,7 +254,7 @@ impl Drop for UringDevice {
 }
 
 impl UringDevice {
-    /// Forgets operations that are queued in memory only: the kernel does not know them.
+    /// Drops operations that are queued in memory only: the kernel does not know them.
     fn abandon_waiting(&mut self) {
         for token in std::mem::take(&mut self.waiting) {
             self.in_flight.remove(&token);

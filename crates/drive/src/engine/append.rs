@@ -1,4 +1,4 @@
-//! Plans what one batch appends where, and turns the plan into bytes.
+//! Plans where a batch appends its items, and encodes the plan.
 
 use base::DriveUuid;
 use bytes::Bytes;
@@ -22,14 +22,14 @@ pub(crate) struct Item {
     pub(crate) note: ShardNote,
     /// Length of the shard.
     pub(crate) blocks: u32,
-    /// Of a put only.
+    /// Of a put only: one checksum per block.
     pub(crate) sums: Vec<u32>,
     /// Of a put only: `blocks` whole blocks.
     pub(crate) payload: Bytes,
 }
 
 impl Item {
-    /// Says that a shard is forgotten.
+    /// A record that the shard is deleted.
     pub(crate) fn tombstone(key: ShardKey) -> Self {
         let shape = ShardShape { pg: base::PgId(0), k: 0, m: 0, extent_len: 0 };
         Self {
@@ -48,14 +48,14 @@ impl Item {
     }
 }
 
-/// What the index learns when the batch is durable.
+/// A change of the index, applied when the batch is durable.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Change {
     Set(ShardKey, Entry),
     Remove(ShardKey),
 }
 
-/// There is no room for the item now.
+/// There is no room for the item at present.
 #[derive(Debug)]
 pub(crate) struct NoRoom;
 
@@ -66,11 +66,11 @@ struct FramePlan {
     seq: u64,
     prev_seq: u64,
     start_block: u32,
-    /// Whether the segment header goes in front.
+    /// Whether the frame is preceded by a segment header.
     opens: bool,
     items: Vec<Item>,
     positions: Vec<Position>,
-    /// Of the records and the positions.
+    /// Bytes of the records and the positions.
     record_bytes: usize,
     payload_blocks: u32,
 }
@@ -93,7 +93,7 @@ impl FramePlan {
     }
 }
 
-/// Numbers that the drive hands out, each once.
+/// Numbers that the drive hands out, each one once.
 pub(crate) struct Counters {
     pub(crate) next_seq: u64,
     pub(crate) durable_seq: u64,
@@ -104,14 +104,14 @@ pub(crate) struct Counters {
 #[derive(Default)]
 pub(crate) struct Plan {
     frames: Vec<FramePlan>,
-    /// Positions that go into its first frame.
+    /// Ledger positions that go into the first frame.
     positions: Vec<Position>,
     pub(crate) payload_bytes: u64,
     pub(crate) records: usize,
 }
 
 impl Plan {
-    /// An empty batch that writes down these positions if it gets a frame.
+    /// An empty batch that writes these positions if it gets a frame.
     pub(crate) fn with_positions(positions: Vec<Position>) -> Self {
         Self { positions, ..Self::default() }
     }
@@ -120,7 +120,7 @@ impl Plan {
         self.positions.len() * POSITION_BYTES
     }
 
-    /// Adds a frame for nothing but the positions, or leaves everything as it was.
+    /// Adds a frame that holds only the positions. On error the plan is unchanged.
     pub(crate) fn add_positions(
         &mut self,
         index: &mut Index,
@@ -136,7 +136,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Adds an item, or leaves everything as it was.
+    /// Adds an item. On error the plan is unchanged.
     pub(crate) fn add(
         &mut self,
         index: &mut Index,
@@ -154,7 +154,7 @@ impl Plan {
         self.payload_bytes += item.payload.len() as u64;
         self.records += 1;
         let segment_blocks = index.geometry.segment_blocks();
-        // The last frame of a class is the only one that may still grow.
+        // Only the last frame of a class may still grow.
         if let Some(frame) = self.frames.iter_mut().rfind(|frame| frame.class == class) {
             let fits = |blocks: u32| frame.start_block + blocks <= segment_blocks;
             if frame.blocks_with(&item).is_some_and(fits) {
@@ -173,8 +173,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Starts a frame that becomes `needed` blocks long at least, behind the last one of the class, in its open segment or
-    /// in a new one. The first frame takes the positions.
+    /// Starts a frame of at least `needed` blocks behind the last frame of the class, in the open segment of the class
+    /// or a new one. The first frame takes the positions.
     fn open_frame(
         &mut self,
         index: &mut Index,
@@ -232,7 +232,7 @@ impl Plan {
         self.frames.is_empty()
     }
 
-    /// Moves the append points behind the planned frames. Returns the number of the last frame.
+    /// Moves the append points behind the planned frames. Returns the sequence number of the last frame.
     pub(crate) fn commit_space(&self, index: &mut Index) -> u64 {
         let mut last_seq = 0;
         for frame in &self.frames {
@@ -242,7 +242,7 @@ impl Plan {
         last_seq
     }
 
-    /// The writes of the batch and what the index learns from it.
+    /// Encodes the batch: its writes and the changes of the index.
     pub(crate) fn encode(self, geometry: Geometry, uuid: DriveUuid, durable_seq: u64) -> Encoded {
         let mut encoded = Encoded::default();
         for frame in self.frames {
@@ -289,7 +289,7 @@ impl Counters {
     }
 }
 
-/// A header block that was written, for the cache of checksums.
+/// Header blocks that were written, for the cache of checksums.
 pub(crate) struct HeaderBlocks {
     pub(crate) segment: u32,
     pub(crate) generation: u64,
@@ -297,7 +297,7 @@ pub(crate) struct HeaderBlocks {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A batch as bytes.
+/// An encoded batch.
 #[derive(Default)]
 pub(crate) struct Encoded {
     pub(crate) writes: Vec<(u64, AlignedBuf)>,
@@ -374,7 +374,7 @@ fn change(header: &FrameHeader, item: &Item, payload_block: u32, sums_at: u32) -
         .map_or(Change::Remove(item.key), |entry| Change::Set(item.key, entry))
 }
 
-/// The index entry that a record stands for; `None` for a tombstone.
+/// The index entry that a record describes; `None` for a tombstone.
 pub(crate) fn entry_of(
     header: &FrameHeader,
     op: RecordOp,

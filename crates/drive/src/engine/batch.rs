@@ -1,4 +1,4 @@
-//! User batches: which waiting requests go into the next group commit.
+//! User batches: chooses the waiting requests for the next group commit.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -13,7 +13,7 @@ use crate::format::frame::RecordOp;
 use crate::format::segment::SegmentClass;
 use crate::index::{Index, Purpose};
 
-/// Positions that one batch writes down.
+/// Most ledger positions in one batch.
 const POSITIONS_MAX: usize = 1024;
 
 /// What to do with the put at the head of the queue.
@@ -23,7 +23,7 @@ enum Verdict {
 }
 
 impl Engine {
-    /// The next group commit, if anything waits and there is room.
+    /// The next group commit, if a request waits and there is room.
     pub(super) fn user_job(&mut self) -> Option<Job> {
         if self.backlog() == 0 || self.is_sealed() || self.host.is_covering() {
             return None;
@@ -57,7 +57,7 @@ impl Engine {
         Some(Job { writes: encoded.writes, durability: Durability::Now, then })
     }
 
-    /// Deletes go first: they make room. A put and a delete of one shard never share a batch.
+    /// Takes deletes first, because they make room. A put and a delete of one shard never share a batch.
     fn take_deletes(
         &mut self,
         index: &mut Index,
@@ -83,8 +83,8 @@ impl Engine {
         }
     }
 
-    /// Adds the tombstones of one request. A request for which there is no room is given back; tombstones
-    /// of it that were added already do no harm, as the caller wants them anyway.
+    /// Adds the tombstones of one request. If there is no room for all of them, the request is returned. The tombstones
+    /// already added do no harm, as the caller wants those shards deleted anyway.
     fn take_delete(
         &mut self,
         index: &mut Index,
@@ -113,12 +113,12 @@ impl Engine {
         if waits {
             return Ok(Some(request.reply));
         }
-        // Nothing of it is stored, and everything durable is applied: it is done.
+        // None of these shards is stored, and all durable changes are applied: the delete is done.
         let _ = request.reply.send(Ok(()));
         Ok(None)
     }
 
-    /// A position of a ledger that somebody knows to be durable.
+    /// Notes a position of a ledger that a caller reports as durable.
     pub(super) fn note_position(&mut self, position: Position, replace: bool) {
         let known = self.told.get(&position.ledger).copied();
         let known = known.or_else(|| self.shared.index().position(position.ledger));
@@ -127,13 +127,13 @@ impl Engine {
         }
     }
 
-    /// Positions that are not durable here. Between two batches, so that none is under way.
+    /// Positions that are not durable on this drive. Called between two batches, so no position is being written.
     fn unkept_positions(&mut self, index: &Index) -> Vec<Position> {
         self.told.retain(|ledger, told| index.position(*ledger) != Some(*told));
         self.told.values().take(POSITIONS_MAX).copied().collect()
     }
 
-    /// The next batch has all positions that these requests want kept, or they are kept already.
+    /// Takes requests to keep positions: the next batch writes all those positions, unless they are durable already.
     fn take_keeps(&mut self, index: &mut Index, plan: &mut Plan, replies: &mut Replies) {
         if self.keeps.is_empty() {
             return;
@@ -154,7 +154,7 @@ impl Engine {
         }
     }
 
-    /// Repairs take turns with new data: they get a part of the batch, and what new data leaves of it.
+    /// Takes puts. Repairs take turns with new data: they get a part of the batch and the room that new data leaves.
     fn take_all_puts(
         &mut self,
         index: &mut Index,
@@ -195,7 +195,7 @@ impl Engine {
                 let _ = request.reply.send(outcome);
                 continue;
             }
-            // Whoever gave it up may have deleted the shard meanwhile: stored now, it would stay.
+            // A caller that gave up may have deleted the shard since: stored now, the shard would never go away.
             if request.reply.is_closed() {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Writing an index checkpoint beside user batches.
 //!
-//! The shards are taken slice by slice while the index changes: what a slice misses or knows too early is
-//! in a frame behind the frontier, and replaying those frames in order gives the same result either way.
+//! Shards are copied slice by slice while the index changes. A slice may miss a change or contain one too early. Every
+//! such change is in a frame behind the frontier, and replaying those frames in order gives the same result either way.
 
 use base::LedgerId;
 use wire::drive::ShardKey;
@@ -25,14 +25,14 @@ enum Stage {
     Entries,
     Positions,
     Segments,
-    /// All runs are written, not yet durable.
+    /// All runs are written, but not yet durable.
     Sync,
     FirstSuperblock,
     SecondSuperblock,
 }
 
 impl Stage {
-    /// Whether runs are still to be written.
+    /// Whether some runs are not written yet.
     fn has_runs(self) -> bool {
         matches!(self, Self::Entries | Self::Positions | Self::Segments)
     }
@@ -43,11 +43,11 @@ pub(super) struct Checkpointing {
     pointer: CheckpointPointer,
     notes: Vec<SegmentNote>,
     notes_written: usize,
-    /// The checkpoint that stays readable beside this one.
+    /// The older checkpoint, which stays readable beside this one.
     previous: CheckpointPointer,
-    /// Segments that were dead before the checkpoint before: this one sets them free.
+    /// Segments that died before the older checkpoint: this checkpoint frees them.
     leaving: Vec<u32>,
-    /// Segments that have died since: the next checkpoint sets them free.
+    /// Segments that have died since the older checkpoint: the next checkpoint frees them.
     dead: Vec<u32>,
     cursor: Option<ShardKey>,
     position_cursor: Option<LedgerId>,
@@ -55,17 +55,17 @@ pub(super) struct Checkpointing {
     used_blocks: u32,
     stage: Stage,
     closes: bool,
-    /// Whether it covers frames that were left.
+    /// Whether this checkpoint covers abandoned frames.
     covers: bool,
 }
 
 impl Checkpointing {
-    /// Whether a superblock may point to it.
+    /// Whether a superblock may already point to this checkpoint.
     pub(super) fn may_be_named(&self) -> bool {
         matches!(self.stage, Stage::FirstSuperblock | Stage::SecondSuperblock)
     }
 
-    /// It is one of those that cover frames that were left.
+    /// Marks this checkpoint as one that covers abandoned frames.
     pub(super) fn covers(&mut self) {
         self.covers = true;
     }
@@ -74,13 +74,13 @@ impl Checkpointing {
 impl Engine {
     /// Starts a checkpoint if one is due and none is under way.
     pub(super) fn maybe_start_checkpoint(&mut self) {
-        // Between jobs everything written is durable: that is what the frontier says.
+        // Between jobs everything written is durable, as the frontier requires.
         if self.checkpoint.is_some() || self.running.is_some() || self.waits_for_host() {
             return;
         }
         let index = self.shared.index();
         let index_bytes = index.len() as u64 * ENTRY_BYTES as u64;
-        // A large index is written less often, so that it costs at most a quarter of the bandwidth.
+        // A large index is checkpointed less often, so that checkpoints take at most a quarter of the bandwidth.
         let mut due = self.appended_bytes >= self.limits.checkpoint_every_bytes.max(4 * index_bytes);
         let pressed = self.is_pressed();
         if !due && (pressed || index.free_segments() <= index.user_reserve() + 2) {
@@ -93,14 +93,14 @@ impl Engine {
         }
     }
 
-    /// Starts a checkpoint of everything that is durable now. The one before stays valid beside it, and so does
-    /// all that a recovery from that one needs.
+    /// Starts a checkpoint of everything that is durable now. The older checkpoint stays valid, and so does all that a
+    /// recovery from it needs.
     pub(crate) fn start_checkpoint(&mut self) {
         let previous = self.superblock.checkpoint.clone();
         self.begin_checkpoint(previous, self.leaving.clone());
     }
 
-    /// Starts a checkpoint of what recovery decided. No older one is used from then on.
+    /// Starts a checkpoint of the decisions of recovery. No older checkpoint is used from then on.
     pub(crate) fn start_checkpoint_alone(&mut self) {
         let leaving = self.shared.index().dead_segments();
         self.begin_checkpoint(CheckpointPointer::default(), leaving);
@@ -137,7 +137,7 @@ impl Engine {
         });
     }
 
-    /// Once nothing waits: the last checkpoint, then the end.
+    /// Writes the last checkpoint and ends the engine, once no request waits.
     pub(super) fn finish_closing(&mut self) {
         if self.closing.is_some() && self.backlog() == 0 && self.checkpoint.is_none() && !self.ended {
             self.cleaning = None;
@@ -148,7 +148,7 @@ impl Engine {
         }
     }
 
-    /// Whether the last checkpoint is under way: what is appended beside it would not be replayed.
+    /// Whether the last checkpoint is under way. Frames appended during it would not be replayed.
     pub(super) fn is_sealed(&self) -> bool {
         self.ended || self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.closes)
     }
@@ -216,7 +216,7 @@ impl Engine {
         Items::Positions(positions)
     }
 
-    /// Gives a run its place, in a new index segment if the last one is full.
+    /// Places a run, in a new index segment if the last one is full.
     fn place_run(
         &mut self,
         checkpoint: &mut Checkpointing,
@@ -253,12 +253,12 @@ impl Engine {
         superblock.checkpoint = checkpoint.pointer.clone();
         superblock.previous = checkpoint.previous.clone();
         superblock.closed = checkpoint.closes;
-        // The two take turns, so that a torn write spares the other one.
+        // The superblocks take turns, so that a torn write leaves the other one intact.
         let slot = SUPERBLOCK_OFFSETS[(superblock.sequence % 2) as usize];
         (slot, superblock.encode())
     }
 
-    /// One step of the checkpoint is on the device.
+    /// Handles the end of one step of the checkpoint on the device.
     pub(super) fn checkpoint_written(&mut self) {
         let Some(mut checkpoint) = self.checkpoint.take() else { return };
         match checkpoint.stage {
@@ -277,7 +277,7 @@ impl Engine {
         self.checkpoint = Some(checkpoint);
     }
 
-    /// Both superblocks point to the checkpoint: what only older ones than the one before needed is free.
+    /// Both superblocks point to the checkpoint: frees the segments that only still older checkpoints needed.
     fn adopt_checkpoint(&mut self, checkpoint: Checkpointing) {
         let replaced = std::mem::replace(&mut self.superblock.checkpoint, checkpoint.pointer);
         let older = std::mem::replace(&mut self.superblock.previous, checkpoint.previous);
@@ -304,7 +304,7 @@ impl Engine {
         }
     }
 
-    /// There was no segment left for the checkpoint: the one before stays valid.
+    /// Gives up the checkpoint because no segment is free: the older one stays valid.
     pub(super) fn abort_checkpoint(&mut self, checkpoint: &Checkpointing) {
         tracing::warn!(drive = %self.shared.drive, "no room for an index checkpoint");
         self.pause_writing();
@@ -317,10 +317,10 @@ impl Engine {
         self.end_closing();
     }
 
-    /// Ends without a last checkpoint, if the drive is being closed.
+    /// If the drive is being closed, ends without a last checkpoint.
     pub(super) fn end_closing(&mut self) {
         if let Some(reply) = self.closing.take() {
-            // Everything acknowledged is durable; only the next open has more to replay.
+            // Everything acknowledged is durable; the next open only has more frames to replay.
             self.ended = true;
             let _ = reply.send(Ok(()));
         }

@@ -1,4 +1,4 @@
-//! The cleaner: copies what is still alive in a mostly dead segment forward, so that it can be reused.
+//! The cleaner: moves the live shards of a mostly dead segment to another one, so that the segment can be reused.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,21 +16,23 @@ use crate::format::BLOCK;
 use crate::format::frame::{NOTE_BYTES, RecordOp, decode_note};
 use crate::index::{Entry, Index, Purpose};
 
-/// Shards looked at per step while the victim's are searched.
+/// Index entries visited per step of the search for the victim's shards.
 const SCAN_STEP: usize = 16_384;
 /// Payload moved by one job.
 const MOVE_BYTES: u64 = 1 << 20;
 /// Records moved by one job.
 const MOVE_RECORDS: usize = 256;
-/// A victim must give back this part of a segment: a quarter if there is time, little if somebody waits. The
-/// reserve leaves room for 2 % of tombstones, and what those make dead is more than this part of some segment.
+/// Cleaning a victim must give back at least this part of a segment: a quarter if there is time, little if a request
+/// waits. The reserve leaves room for 2 % of tombstones, and the bytes that those make dead exceed this part of some
+/// segment.
 const WORTH: u64 = 4;
 const WORTH_IN_NEED: u64 = 256;
-/// Room that ends the wait for it: for a few requests, at most 3 % of a small drive, at least a segment.
+/// Free room at which waiting requests go on: enough for a few requests, at most 3 % of a small drive, at least a
+/// segment.
 const ROOM_BYTES: u64 = 4 << 20;
-/// How long no user has asked for anything when the time is used for cleaning.
+/// Time without user requests after which the drive counts as idle.
 const IDLE_NS: u64 = 200_000_000;
-/// Segments per second that are cleaned in idle time, in bytes: flash that nobody waits for should not wear.
+/// Cleaning rate in idle time: flash should not wear for space that no request waits for.
 const IDLE_BYTES_PER_S: u64 = 64 << 20;
 /// Ranges closer than this are read together.
 const READ_GAP_BLOCKS: u32 = 4;
@@ -40,25 +42,25 @@ enum Stage {
     Scanning(Option<ShardKey>),
     /// Between two moves.
     Idle,
-    /// Reading what is moved next.
+    /// Reading the shards that are moved next.
     Reading { waiting: HashMap<u64, u32> },
-    /// Read; the next job writes it.
+    /// The shards are read; the next job writes them.
     Ready,
 }
 
-/// A segment being emptied.
+/// A segment that is being emptied.
 pub(super) struct Cleaning {
     victim: u32,
     stage: Stage,
-    /// Shards to move, the last one first.
+    /// Shards still to move, the last one first.
     left: Vec<(ShardKey, Entry)>,
     group: Vec<(ShardKey, Entry)>,
-    /// First block in the segment and bytes of what was read.
+    /// The pieces read: first block in the segment, and bytes.
     pieces: Vec<(u32, AlignedBuf)>,
 }
 
 impl Cleaning {
-    /// Whether it goes on without a completion.
+    /// Whether cleaning can go on without a completion.
     pub(super) fn wants_step(&self) -> bool {
         !matches!(self.stage, Stage::Reading { .. })
     }
@@ -70,7 +72,7 @@ impl Engine {
         if self.cleaning.is_some() || self.checkpoint.is_some() || index.dead_count() > 0 {
             return true;
         }
-        // The same conditions as in `choose_victim`, so that whoever waits for cleaning waits for something.
+        // The same conditions as in `choose_victim`, so that a request that waits for cleaning waits for real work.
         self.may_clean(index)
             && self.vain_worth < WORTH_IN_NEED
             && index.victim(index.geometry.segment_bytes / WORTH_IN_NEED).is_some()
@@ -82,12 +84,12 @@ impl Engine {
             && self.cleaned_in_vain <= index.geometry.segments
     }
 
-    /// Whether somebody waits for room: then little dead space must do.
+    /// Whether a request waits for room: then a victim with little dead space is good enough.
     pub(super) fn is_pressed(&self) -> bool {
         self.pressed || !self.room_waiters.is_empty()
     }
 
-    /// Tells those that can stop waiting.
+    /// Answers the requests for room that need not wait any longer.
     pub(super) fn answer_room_waiters(&mut self) {
         self.room_waiters.retain(|waiter| !waiter.is_closed());
         if self.room_waiters.is_empty() {
@@ -101,34 +103,34 @@ impl Engine {
         drop(index);
         if is_over {
             for waiter in self.room_waiters.drain(..) {
-                // Whoever gave up meanwhile does not mind.
+                // The receiver is gone if the caller gave up.
                 let _ = waiter.send(());
             }
         }
     }
 
-    /// Whether room is short, or somebody waits for it.
+    /// Whether room is short, or a request waits for room.
     fn is_needed(&self, index: &Index) -> bool {
         self.is_pressed() || index.free_segments() <= index.user_reserve() + 1 + index.geometry.segments / 32
     }
 
-    /// Whether no user has asked for anything for a while.
+    /// Whether no user request came for [`IDLE_NS`].
     fn is_idle(&self) -> bool {
         let since_ns = self.clock.boot_ns().saturating_sub(self.last_request_ns);
         since_ns >= IDLE_NS && self.backlog() == 0 && self.closing.is_none()
     }
 
-    /// Whether cleaning that has begun goes on now: without need it pauses for users.
+    /// Whether cleaning that has begun goes on now: unless room is needed, it pauses for users.
     pub(super) fn may_step(&self, index: &Index) -> bool {
         self.is_needed(index) || self.is_idle()
     }
 
-    /// Whether idle time is due and was not looked at yet.
+    /// Whether idle work is due and not yet known to be empty.
     pub(super) fn idle_work_ready(&self) -> bool {
         !self.nothing_idle && self.is_idle() && self.clock.boot_ns() >= self.idle_not_before_ns
     }
 
-    /// How long to wait for work in idle time, if there may be some.
+    /// How long to wait for idle work, if there may be some.
     pub(crate) fn idle_wait(&self) -> Option<Duration> {
         if let Some(retry_ns) = self.host_retry_ns() {
             let left_ns = retry_ns.saturating_sub(self.clock.boot_ns());
@@ -202,8 +204,8 @@ impl Engine {
         });
     }
 
-    /// Nothing is worth moving: what is dead as a whole comes back with a checkpoint or two, if that is worth one. Then
-    /// there is time to give space back.
+    /// No victim is worth moving. Entirely dead segments come back with one or two checkpoints, if there are enough of
+    /// them. After that the drive has time to give space back to the host.
     fn clean_up_idle(&mut self, device: &mut dyn Device) {
         let index = self.shared.index();
         let due = index.dead_count() > index.geometry.segments / 32;
@@ -254,7 +256,7 @@ impl Engine {
         cleaning.stage = if waiting.is_empty() { Stage::Ready } else { Stage::Reading { waiting } };
     }
 
-    /// A read of the cleaner is done. What could not be read is missing later, and counts as damaged.
+    /// Handles a read of the cleaner. Shards that could not be read count as damaged.
     pub(super) fn cleaner_read(&mut self, token: u64, result: io::Result<AlignedBuf>) {
         let Some(cleaning) = &mut self.cleaning else { return };
         let Stage::Reading { waiting } = &mut cleaning.stage else { return };
@@ -267,7 +269,7 @@ impl Engine {
         }
     }
 
-    /// The write of a group that was read.
+    /// The job that writes the group that was read.
     pub(super) fn move_job(&mut self) -> Option<Job> {
         let cleaning = self.cleaning.as_mut()?;
         if !matches!(cleaning.stage, Stage::Ready) {
@@ -279,7 +281,7 @@ impl Engine {
         let mut plan = Plan::default();
         let mut unplaced = Vec::new();
         for (key, entry) in std::mem::take(&mut cleaning.group) {
-            // Deleted or written again since: nothing to move. No batch can come between this and the write.
+            // Deleted or rewritten since: nothing to move. No batch can come between this check and the write.
             if index.get(&key) != Some(entry) {
                 continue;
             }
@@ -293,7 +295,7 @@ impl Engine {
         cleaning.left.extend(unplaced.iter().rev());
         if plan.is_empty() {
             if !unplaced.is_empty() {
-                // No segment left to move into: the next checkpoint frees some, or nothing can.
+                // No segment is free to move into: the next checkpoint may free one.
                 self.cleaning = None;
                 self.cleaned_in_vain = self.cleaned_in_vain.saturating_add(1);
             }
@@ -311,7 +313,7 @@ impl Engine {
     }
 }
 
-/// The blocks that moving these shards needs, joined where they are close: (first, end).
+/// The block ranges to read for these shards, joined where they are close: (first, end).
 fn ranges(group: &[(ShardKey, Entry)]) -> Vec<(u32, u32)> {
     let mut wanted = Vec::new();
     for (_, entry) in group.iter().filter(|(_, entry)| !entry.damaged) {
@@ -336,7 +338,7 @@ fn sums_range(entry: &Entry) -> (u32, u32) {
     ((entry.sums_at - NOTE_BYTES as u32) / BLOCK as u32, end.div_ceil(BLOCK as u32))
 }
 
-/// Bytes of the segment out of what was read.
+/// Bytes `at..at + len` of the segment, taken from the pieces that were read.
 fn extract(pieces: &[(u32, AlignedBuf)], at: usize, len: usize) -> Option<&[u8]> {
     pieces.iter().find_map(|(first, bytes)| {
         let start = at.checked_sub(*first as usize * BLOCK)?;
@@ -344,7 +346,7 @@ fn extract(pieces: &[(u32, AlignedBuf)], at: usize, len: usize) -> Option<&[u8]>
     })
 }
 
-/// What to append for a shard: itself with its old checksums, or a note that its bytes are lost.
+/// The item to append for a shard: its bytes with their old checksums, or a record that its bytes are lost.
 fn moved_item(key: ShardKey, entry: Entry, pieces: &[(u32, AlignedBuf)]) -> Item {
     let intact = || {
         let payload = extract(pieces, entry.block as usize * BLOCK, entry.blocks as usize * BLOCK)?;

@@ -1,49 +1,49 @@
 //! Reclaim debt: while deleted bytes grow faster than cleaning gives them back, new data is taken more slowly.
 //!
-//! Without it a drive looks fast until the last free segment is gone, and then every write waits for cleaning. With
-//! it, the rate at which data comes sinks to the rate at which cleaning makes room, some time before that.
+//! Without a limit a drive looks fast until the last free segment is gone, and then every write waits for cleaning.
+//! With it, the rate of new data sinks to the rate of cleaning some time before that.
 //!
-//! A drive is behind while it cleans because room is short, and all the same garbage grows and room shrinks. Only
-//! cleaning that works and does not suffice counts: a drive that has room cleans late on purpose.
+//! A drive is behind if it cleans because room is short, and garbage grows and room shrinks all the same. Cleaning must
+//! be at work and not suffice: a drive that has room cleans late on purpose.
 
 use std::collections::VecDeque;
 
 use base::units::MIB;
 
-/// How often the drive is looked at.
+/// Time between two samples.
 const SAMPLE_NS: u64 = 5_000_000_000;
-/// Looks in a row, a minute in all, after which a limit is set or lifted.
+/// Samples in a row, a minute in all, after which a limit is set or lifted.
 const SAMPLES: usize = 12;
-/// A drive that nobody looked at for so long begins anew.
+/// After such a gap between two samples the older ones are dropped.
 const FORGET_NS: u64 = 60_000_000_000;
-/// A drive that loses less room than this part of what is written holds its own.
+/// A drive keeps up if it loses less room than this part of the bytes written.
 const LOST_PART: u64 = 8;
-/// No limit is lower.
+/// Lowest limit, in bytes per second.
 const LIMIT_MIN: u64 = MIB;
 
-/// What the drive looks like.
+/// A sample of the drive's space. The totals count since the drive was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct SpaceSample {
     /// Dead bytes in segments that are not free.
     pub(super) garbage_bytes: u64,
-    /// Free segments and tails.
+    /// Bytes in free segments and in the tails of open ones.
     pub(super) room_bytes: u64,
-    /// Bytes of new data written, in all.
+    /// Bytes of new data written, in total.
     pub(super) written_bytes: u64,
-    /// Bytes of segments that were freed, in all, less what cleaning wrote for it.
+    /// Bytes of segments that were freed, in total, less the bytes that cleaning wrote for that.
     pub(super) reclaimed_bytes: u64,
-    /// What the cleaner moved because room is short: jobs, in all.
+    /// Jobs by which the cleaner moved shards because room was short, in total.
     pub(super) needed_moves: u64,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Debt {
-    /// The looks of the last minute, oldest first.
-    looks: VecDeque<(u64, Look)>,
-    /// Looks in a row between which cleaning was needed.
+    /// The samples of the last minute, oldest first.
+    looks: VecDeque<(u64, SpaceSample)>,
+    /// Consecutive samples since which cleaning was needed.
     needed: usize,
-    /// Looks in a row between which less came than the limit allows.
+    /// Consecutive samples since which less was written than the limit allows.
     unused: usize,
     limit: Option<Limit>,
 }
@@ -51,18 +51,18 @@ pub(super) struct Debt {
 #[derive(Debug, Clone, Copy)]
 struct Limit {
     bytes_per_s: u64,
-    /// The room that there was when it was set.
+    /// Free room when the limit was set.
     room_bytes: u64,
 }
 
 impl Debt {
-    /// Whether it is time to look.
+    /// Whether it is time for a sample.
     pub(super) fn is_due(&self, now_ns: u64) -> bool {
         self.looks.back().is_none_or(|(at_ns, _)| now_ns.saturating_sub(*at_ns) >= SAMPLE_NS)
     }
 
-    /// Takes a look. Returns how many bytes of new data may come per second; `None` for any number.
-    pub(super) fn look(&mut self, now_ns: u64, look: Look) -> Option<u64> {
+    /// Takes a sample. Returns the limit on new data in bytes per second; `None` for no limit.
+    pub(super) fn look(&mut self, now_ns: u64, look: SpaceSample) -> Option<u64> {
         let last = self.looks.back().copied();
         let Some((then_ns, then)) = last.filter(|(at_ns, _)| now_ns.saturating_sub(*at_ns) < FORGET_NS)
         else {
@@ -82,8 +82,8 @@ impl Debt {
         self.limit.map(|limit| limit.bytes_per_s)
     }
 
-    /// The limit to begin with, if the drive was behind for a minute.
-    fn limit_when_behind(&mut self, now_ns: u64, look: &Look) -> Option<Limit> {
+    /// The initial limit, if the drive was behind for a minute.
+    fn limit_when_behind(&mut self, now_ns: u64, look: &SpaceSample) -> Option<Limit> {
         self.unused = 0;
         let (then_ns, then) = *self.looks.front()?;
         let written_bytes = look.written_bytes - then.written_bytes;
@@ -95,9 +95,9 @@ impl Debt {
         behind.then_some(Limit { bytes_per_s, room_bytes: look.room_bytes })
     }
 
-    /// What cleaning gives back, less while less than half of the room at the beginning is left, and more while there is
-    /// more: so room settles somewhere, and the limit stops to matter when less comes or cleaning is fast enough.
-    fn adapted(&mut self, limit: Limit, written: u64, now_ns: u64, look: &Look) -> Option<Limit> {
+    /// The limit follows the rate of cleaning: lower while less than half of the initial room is left, higher while
+    /// there is more. So room settles, and the limit ends when less is written or cleaning is fast enough.
+    fn adapted(&mut self, limit: Limit, written: u64, now_ns: u64, look: &SpaceSample) -> Option<Limit> {
         self.unused = if written < limit.bytes_per_s / 4 * 3 { self.unused + 1 } else { 0 };
         if self.unused >= SAMPLES {
             return None;
@@ -119,11 +119,11 @@ fn per_s(bytes: u64, took_ns: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// A drive that cleans at most so much per second, once room is short.
+    /// A drive that cleans a limited number of bytes per second once room is short.
     struct Plant {
         debt: Debt,
         now_ns: u64,
-        look: Look,
+        look: SpaceSample,
         cleans_per_s: u64,
     }
 
@@ -132,11 +132,12 @@ mod tests {
 
     impl Plant {
         fn new(cleans_per_s: u64) -> Self {
-            let look = Look { room_bytes: CAPACITY / 2, ..Look::default() };
+            let look = SpaceSample { room_bytes: CAPACITY / 2, ..SpaceSample::default() };
             Self { debt: Debt::default(), now_ns: 0, look, cleans_per_s }
         }
 
-        /// One second of overwriting at a rate: what is written makes as much garbage. The limit afterwards.
+        /// One second of overwriting at a rate: each byte written makes one byte of garbage. Returns the limit
+        /// afterwards.
         fn second(&mut self, wanted: u64) -> Option<u64> {
             let limit = self.debt.limit.map_or(u64::MAX, |limit| limit.bytes_per_s);
             let written = wanted.min(limit).min(self.look.room_bytes);
@@ -202,11 +203,11 @@ mod tests {
         let mut fast = Plant::new(200 * MIB);
         assert!((0..5000).all(|_| fast.second(150 * MIB).is_none()));
         let mut debt = Debt::default();
-        let fill = |second: u64| Look {
+        let fill = |second: u64| SpaceSample {
             room_bytes: CAPACITY - second * MIB,
             written_bytes: second * MIB,
             needed_moves: second,
-            ..Look::default()
+            ..SpaceSample::default()
         };
         assert!((0..5000).all(|second| debt.look(second * SAMPLE_NS, fill(second)).is_none()));
     }

@@ -1,9 +1,8 @@
-//! A full filesystem below a file-backed drive: a state that passes.
+//! A full filesystem below a file-backed drive: a temporary state.
 //!
-//! A job that finds no room counts for nothing: what it wrote is in segments that are left, and those who wait for it
-//! are told that there is no room. Its frames may be on the device, whole or in part. So before anything is appended
-//! again, two checkpoints cover them: no recovery looks at them then. These checkpoints also find out whether there
-//! is room again.
+//! A job that finds no room is void: the segments that it wrote to are abandoned, and its requests are answered with
+//! "no room". Its frames may be on the device, whole or in part. So before anything is appended again, two checkpoints
+//! cover them, and no recovery reads them. These checkpoints also find out whether there is room again.
 
 use std::io;
 
@@ -12,22 +11,23 @@ use super::checkpoint::Checkpointing;
 use super::{Ended, Engine, PutOutcome, Replies, Then};
 use crate::index::SegmentState;
 
-/// How long nothing is written after the host had no room.
+/// Pause in writing after the host had no room.
 const RETRY_NS: u64 = 1_000_000_000;
-/// Checkpoints that cover what a failed job may have written: one that is read and the one before it.
+/// Checkpoints that cover what a failed job may have written: the newest and the older one, from which recovery may
+/// start.
 const COVERS: u8 = 2;
 
-/// What is known of room on the host.
+/// What the engine knows about room on the host.
 #[derive(Debug, Default)]
 pub(super) struct HostRoom {
-    /// Checkpoints to be written before anything is appended.
+    /// Checkpoints that must still be written before anything is appended.
     covers: u8,
-    /// Nothing is written before.
+    /// Boot time before which nothing is written.
     retry_ns: u64,
 }
 
 impl HostRoom {
-    /// What a replay decided, or a failed job left, is to be covered.
+    /// Demands checkpoints that cover the decisions of a replay, or the remains of a failed job.
     pub(super) fn cover(&mut self) {
         self.covers = COVERS;
     }
@@ -37,7 +37,8 @@ impl HostRoom {
         self.covers > 0
     }
 
-    /// The first of these checkpoints is valid alone: a recovery from an older one would meet what is covered.
+    /// The first of these checkpoints is the only valid one: a recovery from an older one would read what must be
+    /// covered.
     pub(super) fn covers_alone(&self) -> bool {
         self.covers == COVERS
     }
@@ -47,7 +48,7 @@ impl HostRoom {
     }
 }
 
-/// Whether an error says that the filesystem, or what the user may have of it, is full.
+/// Whether an error says that the filesystem or the user's quota is full.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
@@ -58,18 +59,18 @@ impl Engine {
         self.clock.boot_ns() < self.host.retry_ns
     }
 
-    /// What found no room is tried again later.
+    /// Pauses writing: the failed work is retried later.
     pub(super) fn pause_writing(&mut self) {
         self.host.retry_ns = self.clock.boot_ns() + RETRY_NS;
     }
 
-    /// Until when, if anything is to be written then.
+    /// When the pause ends, if something is to be written then.
     pub(super) fn host_retry_ns(&self) -> Option<u64> {
         let due = self.host.is_covering() || self.checkpoint.is_some();
         (due && self.running.is_none() && !self.ended).then_some(self.host.retry_ns)
     }
 
-    /// Everything of this job has ended, some of it without room.
+    /// Every operation of this job has ended, and some found no room.
     pub(super) fn leave_job(&mut self, then: Then, error: &io::Error) {
         if !self.shared.is_host_full() {
             tracing::error!(
@@ -93,7 +94,7 @@ impl Engine {
         }
     }
 
-    /// Nothing is appended behind these frames.
+    /// Abandons these frames: nothing is appended behind them.
     fn leave_frames(&mut self, headers: &[HeaderBlocks], last_seq: u64) {
         let mut index = self.shared.index_mut();
         for header in headers {
@@ -102,14 +103,14 @@ impl Engine {
             }
         }
         drop(index);
-        // Nothing else is under way: everything up to here is durable or left.
+        // No other write is under way: every frame up to here is durable or abandoned.
         self.counters.durable_seq = last_seq;
         self.host.cover();
         self.leave_checkpoint();
     }
 
-    /// A checkpoint without room is given up, unless a superblock may name it already: then it goes on later, with the
-    /// same superblock.
+    /// Gives up a checkpoint that found no room. If a superblock may name it already, it goes on later with the same
+    /// superblock.
     fn leave_checkpoint(&mut self) {
         if self.checkpoint.as_ref().is_some_and(Checkpointing::may_be_named) {
             self.end_closing();
@@ -118,12 +119,12 @@ impl Engine {
         }
     }
 
-    /// To be called before the first request: a replay has left out frames that a crash tore.
+    /// To be called before the first request: covers frames that a crash tore and a replay left out.
     pub(crate) fn cover_replay(&mut self) {
         self.host.cover();
     }
 
-    /// Starts the next checkpoint that covers what was left.
+    /// Starts the next checkpoint that covers abandoned frames.
     pub(super) fn cover(&mut self) {
         if !self.host.is_covering()
             || self.checkpoint.is_some()
@@ -149,7 +150,7 @@ impl Engine {
         }
     }
 
-    /// Answers waiting requests: there is no room.
+    /// Answers waiting requests: no room.
     pub(super) fn refuse_changes(&mut self) {
         for request in self.puts.drain(..).chain(self.repairs.drain(..)) {
             let _ = request.reply.send(PutOutcome::NoSpace);

@@ -1,12 +1,12 @@
 //! The drive's state machine: requests and completions in, device operations and replies out.
 //!
 //! Invariants:
-//! - At most one write job is under way. A batch is written, synced, then acknowledged, so a frame is
-//!   acknowledged only when every earlier frame is durable.
-//! - The index changes only when the batch that says so is durable.
+//! - At most one write job is under way. A batch is written, synced, then acknowledged, so a frame is acknowledged only
+//!   when every earlier frame is durable.
+//! - The index changes only when the batch with the change is durable.
 //! - A segment is released only by a durable checkpoint that does not need it.
-//! - After a failed write or sync nothing is written again, unless the filesystem below was full: then the job counts
-//!   for nothing, and its segments are left (`host_full`).
+//! - After a failed write or sync the engine writes nothing more, unless the filesystem below was full: then the job is
+//!   void, and its segments are abandoned (`host_full`).
 
 pub(crate) mod append;
 mod batch;
@@ -35,15 +35,15 @@ use crate::shared::Shared;
 use append::{Change, Counters, HeaderBlocks};
 use checkpoint::Checkpointing;
 use clean::Cleaning;
-use debt::{Debt, Look};
+use debt::{Debt, SpaceSample};
 use host_full::HostRoom;
 use trim::Trimming;
 
-/// What became of a put.
+/// The outcome of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PutOutcome {
     Stored,
-    /// There is one already; the caller compares.
+    /// A shard with this key exists already; the caller compares the two.
     Exists,
     NoSpace,
     Failed,
@@ -56,10 +56,10 @@ pub(crate) struct Ended;
 /// A put that waits for its batch.
 pub(crate) struct PutRequest {
     pub(crate) put: PutShard,
-    /// Replace the shard if it is still this one: it was found damaged.
+    /// Replace the shard if its entry is still this one, which was found damaged.
     pub(crate) replaces: Option<Entry>,
     pub(crate) reply: oneshot::Sender<PutOutcome>,
-    /// Its place in the queue.
+    /// The put's place in the queue.
     pub(crate) place: Option<Place>,
 }
 
@@ -78,28 +78,28 @@ pub(crate) struct ReadRequest {
     pub(crate) reply: oneshot::Sender<io::Result<AlignedBuf>>,
 }
 
-/// Who waits for a read.
+/// The kind of caller that waits for a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadClass {
     Foreground,
-    /// Upkeep: few of these are under way at a time, and they are no sign that the drive is in use.
+    /// Upkeep: few of these reads run at a time, and they do not count as use of the drive.
     Background,
 }
 
-/// Everything that the engine is asked.
+/// All requests to the engine.
 pub(crate) enum Request {
     Put(Box<PutRequest>),
     Delete(DeleteRequest),
-    /// Keep these positions, whatever is kept of their ledgers if `replace` is set.
+    /// Keep these positions. With `replace` they replace those kept of their ledgers, even newer ones.
     Keep {
         positions: Vec<Position>,
         replace: bool,
         reply: oneshot::Sender<Result<(), Ended>>,
     },
     Read(ReadRequest),
-    /// Clean until there is room, or nothing more comes back.
+    /// Clean until there is room, or until cleaning gives nothing back any more.
     MakeRoom(oneshot::Sender<()>),
-    /// Write everything out, checkpoint, and end.
+    /// Write everything, take a checkpoint, and end.
     Close(oneshot::Sender<Result<(), Ended>>),
 }
 
@@ -116,15 +116,15 @@ enum Durability {
     Now,
 }
 
-/// Replies that a batch owes.
+/// The replies to send when a batch is durable.
 #[derive(Default)]
 struct Replies {
     puts: Vec<(oneshot::Sender<PutOutcome>, Option<Place>)>,
-    /// Of deletes, and of requests to keep positions.
+    /// Replies to deletes, and to requests to keep positions.
     deletes: Vec<oneshot::Sender<Result<(), Ended>>>,
 }
 
-/// What follows when a job is done.
+/// The step that follows when a job is done.
 enum Then {
     Batch {
         replies: Replies,
@@ -153,7 +153,7 @@ struct Running {
     writes_left: usize,
     durability: Durability,
     then: Then,
-    /// Why one of its writes found no room.
+    /// The error of a write that found no room.
     full: Option<io::Error>,
 }
 
@@ -166,54 +166,54 @@ pub(crate) struct Limits {
     pub(crate) batch_records: usize,
     /// Bytes appended between checkpoints, at least.
     pub(crate) checkpoint_every_bytes: u64,
-    /// Shortest dead run that is given back to the host; `None` if no space is.
+    /// Shortest dead run that is given back to the host; `None` if no space is given back.
     pub(crate) trim_run_bytes: Option<u64>,
 }
 
-/// See the module.
+/// The drive's state machine; see the module for its invariants.
 pub(crate) struct Engine {
     shared: Arc<Shared>,
     superblock: Superblock,
     limits: Limits,
     counters: Counters,
     clock: Arc<dyn Clock>,
-    /// New data that waits.
+    /// Puts of new data that wait.
     puts: VecDeque<Box<PutRequest>>,
     /// Repairs that wait.
     repairs: VecDeque<Box<PutRequest>>,
     deletes: VecDeque<DeleteRequest>,
-    /// Requests to keep positions that wait.
+    /// Waiting requests to keep positions.
     keeps: Vec<oneshot::Sender<Result<(), Ended>>>,
-    /// The newest positions that it was told and that may not be durable yet.
+    /// The newest reported ledger positions, which may not be durable here yet.
     told: BTreeMap<LedgerId, Position>,
     reads: HashMap<u64, Reading>,
     running: Option<Running>,
     checkpoint: Option<Checkpointing>,
-    /// Segments that were dead when the last checkpoint started; the next one sets them free.
+    /// Segments that were dead when the last checkpoint started; the next one frees them.
     leaving: Vec<u32>,
     cleaning: Option<Cleaning>,
     trimming: Trimming,
     debt: Debt,
-    /// Sums for it since the drive was opened.
-    sums: Look,
+    /// Totals for samples of `debt`, since the drive was opened.
+    sums: SpaceSample,
     next_token: u64,
     appended_bytes: u64,
-    /// The last job was in the background: the next one is for users.
+    /// The last job was a background job, so the next one is for users.
     background_was_last: bool,
     /// A request found no room and waits for cleaning.
     pressed: bool,
-    /// Who waits for room without having sent anything.
+    /// Callers that wait for room before they send a put.
     room_waiters: Vec<oneshot::Sender<()>>,
     /// Segments cleaned since a user's request last succeeded.
     cleaned_in_vain: u32,
-    /// No segment gives back one part in so many, and none has changed since. Looking at all of them takes long.
+    /// No segment gives back `1 / vain_worth` of its size, and none has changed since the search, which takes long.
     vain_worth: u64,
     background_reads: usize,
-    /// When a user last asked for something that the page cache did not have.
+    /// When a user request last reached the engine; reads from the page cache do not.
     last_request_ns: u64,
-    /// When cleaning in idle time may go on.
+    /// Earliest time at which idle cleaning may go on.
     idle_not_before_ns: u64,
-    /// There was nothing to clean in idle time, and no request since.
+    /// There was no idle work to do, and no request has come since.
     nothing_idle: bool,
     closing: Option<oneshot::Sender<Result<(), Ended>>>,
     host: HostRoom,
@@ -221,7 +221,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Continues where recovery ended.
+    /// Starts the engine with the result of recovery.
     pub(crate) fn new(
         shared: Arc<Shared>,
         superblock: Superblock,
@@ -248,7 +248,7 @@ impl Engine {
             cleaning: None,
             trimming: Trimming::new(limits.trim_run_bytes),
             debt: Debt::default(),
-            sums: Look::default(),
+            sums: SpaceSample::default(),
             next_token: 0,
             appended_bytes: 0,
             background_was_last: false,
@@ -266,7 +266,7 @@ impl Engine {
         }
     }
 
-    /// Takes a request. Nothing happens before [`Engine::pump`], except that reads start.
+    /// Accepts a request. Apart from reads, which start at once, nothing happens before [`Engine::pump`].
     pub(crate) fn accept(&mut self, request: Request, device: &mut dyn Device) {
         let background = matches!(&request, Request::Read(read) if read.class == ReadClass::Background);
         if !background {
@@ -304,12 +304,12 @@ impl Engine {
         }
     }
 
-    /// Puts, deletes and positions that wait; the caller stops accepting above some number.
+    /// The number of puts, deletes and positions that wait; above some number the caller stops accepting.
     pub(crate) fn backlog(&self) -> usize {
         self.puts.len() + self.repairs.len() + self.deletes.len() + self.keeps.len()
     }
 
-    /// Reads of upkeep under way.
+    /// Background reads under way.
     pub(crate) fn background_reads(&self) -> usize {
         self.background_reads
     }
@@ -319,12 +319,12 @@ impl Engine {
         self.reads.len()
     }
 
-    /// Whether the engine has nothing to do any more: closed, or failed and asked to close.
+    /// Whether the engine has ended: closed, or failed and asked to close.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended && self.reads.is_empty() && self.running.is_none() && !self.trimming.is_under_way()
     }
 
-    /// Whether [`Engine::pump`] would go on without a completion.
+    /// Whether [`Engine::pump`] would make progress without a completion.
     pub(crate) fn wants_pump(&self) -> bool {
         if self.running.is_some() || self.ended || self.shared.has_failed() {
             return false;
@@ -340,7 +340,7 @@ impl Engine {
         }
     }
 
-    /// Starts whatever can start.
+    /// Starts every operation that can start.
     pub(crate) fn pump(&mut self, device: &mut dyn Device) {
         if self.shared.has_failed() {
             self.give_up();
@@ -405,12 +405,12 @@ impl Engine {
         }
     }
 
-    /// Takes a completion.
+    /// Handles a completion.
     pub(crate) fn complete(&mut self, done: Done, device: &mut dyn Device) {
         if let Some(reading) = self.reads.remove(&done.token) {
             let result = done.result.and_then(|()| done.buffer.ok_or_else(|| io::Error::other("no buffer")));
             match reading {
-                // The receiver is gone if the caller gave up; that is its right.
+                // The receiver is gone if the caller gave up.
                 Reading::Caller(reply, class) => {
                     self.background_reads -= usize::from(class == ReadClass::Background);
                     drop(reply.send(result));
@@ -495,7 +495,7 @@ impl Engine {
         self.shared.set_durable_seq(last_seq);
     }
 
-    /// Whether deleted bytes grow faster than cleaning gives them back decides how fast new data may come.
+    /// Samples the reclaim debt, and sets or lifts the limit on new data.
     fn look_at_debt(&mut self) {
         let now_ns = self.clock.boot_ns();
         if !self.debt.is_due(now_ns) {
@@ -505,14 +505,14 @@ impl Engine {
             let index = self.shared.index();
             (index.usage().garbage_bytes, index.room_bytes())
         };
-        let limit = self.debt.look(now_ns, Look { garbage_bytes, room_bytes, ..self.sums });
+        let limit = self.debt.look(now_ns, SpaceSample { garbage_bytes, room_bytes, ..self.sums });
         if self.shared.admission.limit(limit) {
             let limit_mib_per_s = limit.map(|limit| limit >> 20);
             tracing::info!(drive = %self.shared.drive, ?limit_mib_per_s, "reclaim debt changes what is taken");
         }
     }
 
-    /// Fails everything that waits. Reads in flight still end by themselves.
+    /// Fails all waiting requests. Reads in flight still end by themselves.
     fn give_up(&mut self) {
         if let Some(Running { then: Then::Batch { replies, .. }, .. }) = self.running.take() {
             fail(replies);

@@ -13,7 +13,7 @@ use crate::format::superblock::{CheckpointPointer, Features};
 use crate::format::{BLOCK, Geometry};
 use crate::index::Index;
 
-/// A device that remembers operations and completes them when a test says so.
+/// A device that records operations and completes them when a test says so.
 #[derive(Default)]
 struct Manual {
     writes: Vec<u64>,
@@ -122,7 +122,7 @@ fn a_put_is_acknowledged_after_all_writes_of_its_batch_and_their_sync() {
     let mut bulk = put(&mut engine, &mut device, 2, ShardClass::Bulk);
     engine.pump(&mut device);
     assert_eq!((device.writes.len(), device.syncs.len()), (2, 0), "one frame per class");
-    // What comes meanwhile waits for the next batch.
+    // A put that comes now waits for the next batch.
     let mut later = put(&mut engine, &mut device, 3, ShardClass::Small);
     let first = device.writes.remove(0);
     complete(&mut engine, &mut device, first, Ok(()));
@@ -190,7 +190,7 @@ fn after_a_failed_sync_everything_fails_and_nothing_is_written() {
 #[test]
 fn a_segment_is_free_only_when_no_checkpoint_in_either_superblock_needs_it() {
     let (mut engine, mut device) = (engine(), Manual::default());
-    // Enough to seal the first segment, all of it deleted again.
+    // Enough shards to seal the first segment, all of them deleted again.
     for extent in 0..300 {
         let mut stored = put(&mut engine, &mut device, extent, ShardClass::Small);
         settle(&mut engine, &mut device);
@@ -201,7 +201,7 @@ fn a_segment_is_free_only_when_no_checkpoint_in_either_superblock_needs_it() {
     }
     settle(&mut engine, &mut device);
     assert!(!engine.shared.index().dead_segments().is_empty());
-    // The first one still has one before it whose recovery would need what is dead.
+    // After the first checkpoint there is still an older one, whose recovery would need the dead segments.
     engine.start_checkpoint();
     finish_checkpoint(&mut engine, &mut device, |_| {});
     assert!(!engine.shared.index().dead_segments().is_empty());
@@ -236,7 +236,7 @@ fn nothing_is_appended_beside_the_last_checkpoint() {
     let mut accepted = put(&mut engine, &mut device, 1, ShardClass::Small);
     let (reply, mut closed) = oneshot::channel();
     engine.accept(Request::Close(reply), &mut device);
-    // A checkpoint that was due anyway is not the last one: the put is still in front of it.
+    // A checkpoint that was due anyway is not the last one: the put still comes before that.
     engine.start_checkpoint();
     while engine.checkpoint.is_some() {
         engine.pump(&mut device);

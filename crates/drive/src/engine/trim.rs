@@ -1,10 +1,9 @@
-//! Gives dead space back to the filesystem or device below: free segments as a whole, and long dead runs inside
-//! segments that stay in use. Only in idle time, and only when there is nothing to clean.
+//! Gives dead space back to the filesystem or device below: whole free segments, and long dead runs inside segments
+//! that stay in use. Only in idle time, and only when there is nothing to clean.
 //!
-//! Invariants:
 //! - A live byte, a frame header and a checksum are never given back.
-//! - A run is given back once no recovery verifies it any more. Everything in it was dead at the frame `dead_seq`, so
-//!   every checkpoint from which a recovery may start must cover that frame: the newest and the one before.
+//! - A run is given back once no recovery verifies it any more. All of it was dead at the frame `dead_seq`, so every
+//!   checkpoint from which a recovery may start must cover that frame: the newest and the one before.
 //! - A free segment is not taken while it is being given back.
 
 use std::collections::HashMap;
@@ -21,24 +20,25 @@ use crate::format::frame::FrameHeader;
 use crate::format::segment::SegmentClass;
 use crate::index::SegmentState;
 
-/// What is given back per second of idle time: the filesystem below holds up other work meanwhile.
+/// Bytes given back per second of idle time. The rate is bounded because the filesystem below delays other work during
+/// a punch.
 const BYTES_PER_S: u64 = 256 << 20;
-/// Shards looked at per step while a segment's are searched.
+/// Index entries visited per step of the search for a segment's shards.
 const SCAN_STEP: usize = 16_384;
 /// Blocks read at the place of a frame: most headers are shorter.
 const HEADER_READ_BLOCKS: u32 = 2;
-/// A checkpoint that makes runs ready costs its own bytes, and two of them are needed.
+/// Waiting runs must exceed a checkpoint's bytes by this factor: two checkpoints are needed to make the runs ready.
 const WORTH: u64 = 8;
 
-/// Blocks of a segment: first and end.
+/// A run of blocks of a segment: first block and end.
 type Run = (u32, u32);
 
-/// Dead runs of a segment that wait for the checkpoints.
+/// Dead runs of a segment that wait for checkpoints.
 struct Ready {
     segment: u32,
     generation: u64,
     runs: Vec<Run>,
-    /// Everything in the runs was dead when this frame was durable.
+    /// The frame at whose time everything in the runs was already dead.
     dead_seq: u64,
 }
 
@@ -48,46 +48,46 @@ impl Ready {
     }
 }
 
-/// A segment whose dead runs are searched.
+/// The search for dead runs of one segment.
 struct Search {
     segment: u32,
     generation: u64,
-    /// Where the next frame starts.
+    /// Block at which the next frame starts.
     block: u32,
     /// Payloads of the frames found, and the tail.
     payloads: Vec<Run>,
-    /// What lies there and lives, or was given back before.
+    /// Live shards in the segment, and runs that were given back before.
     kept: Vec<Run>,
 }
 
 enum Stage {
     Idle,
-    /// Reading frame headers, so many blocks at a time.
+    /// Reading a frame header of that many blocks.
     Walking(Search, u32),
     /// Searching the index for the shards of the segment.
     Scanning(Search, Option<ShardKey>),
 }
 
-/// What an operation under way gives back.
+/// The space that a running operation gives back.
 #[derive(Clone, Copy)]
 enum Punching {
     Segment(u32),
     Run(u32, u64, Run),
 }
 
-/// See the module.
+/// The state of giving space back; see the module.
 pub(super) struct Trimming {
-    /// Shortest run that is given back; `None` if nothing is.
+    /// Shortest run that is given back, in bytes; `None` if no space is given back.
     run_bytes_min: Option<u64>,
     stage: Stage,
     waiting: Vec<Ready>,
     punching: Option<(u64, Punching)>,
-    /// The header that is being read.
+    /// Whether a header is being read.
     reading: bool,
     not_before_ns: u64,
-    /// Runs given back in segments that are in use: generation and runs.
+    /// Generation of each used segment, and its runs that were given back.
     given: HashMap<u32, (u64, Vec<Run>)>,
-    /// Live bytes of a segment when it was looked at last.
+    /// Generation and live bytes of a segment at the last look.
     looked_at: HashMap<u32, (u64, u64)>,
 }
 
@@ -124,7 +124,7 @@ impl Trimming {
 }
 
 impl Engine {
-    /// One step of giving space back, for idle time. Whether there is more to do, now or later.
+    /// Does one step, in idle time. Returns whether there is more to do, now or later.
     pub(super) fn step_trimming(&mut self, device: &mut dyn Device) -> bool {
         let Some(run_bytes_min) = self.trimming.run_bytes_min else { return false };
         if self.trimming.is_under_way() {
@@ -157,13 +157,13 @@ impl Engine {
         device.submit(Op::Punch { token, offset, len_bytes });
     }
 
-    /// Takes the completion of a punch; whether it was one.
+    /// Handles the completion of a punch. Returns whether the token belongs to one.
     pub(super) fn punched(&mut self, token: u64, result: &io::Result<()>) -> bool {
         let Some((_, punching)) = self.trimming.punching.take_if(|(waited, _)| *waited == token) else {
             return false;
         };
         if let Err(error) = result {
-            // Nothing is lost by it: the space stays the drive's.
+            // No data is lost: the space stays with the drive.
             tracing::info!(drive = %self.shared.drive, %error, "space is not given back any more");
             self.trimming.run_bytes_min = None;
             self.trimming.waiting.clear();
@@ -184,7 +184,7 @@ impl Engine {
         true
     }
 
-    /// The frame up to which a recovery never replays, whichever checkpoint it has to use.
+    /// No recovery replays a frame up to this one, from whichever checkpoint it starts.
     fn settled_seq(&self) -> u64 {
         let (newest, previous) = (&self.superblock.checkpoint, &self.superblock.previous);
         if previous.generation == 0 {
@@ -194,7 +194,7 @@ impl Engine {
         }
     }
 
-    /// A run that no recovery looks at any more.
+    /// The next run that no recovery reads any more.
     fn next_run(&mut self) -> Option<(u32, u64, Run)> {
         let settled_seq = self.settled_seq();
         let index = self.shared.index();
@@ -202,14 +202,14 @@ impl Engine {
             let segment = index.segment(ready.segment);
             segment.generation == ready.generation && segment.state == SegmentState::Sealed
         };
-        // Released segments are given back as a whole.
+        // Released segments are given back whole.
         self.trimming.waiting.retain(|ready| !ready.runs.is_empty() && in_use(ready));
         let ready = self.trimming.waiting.iter_mut().find(|ready| ready.dead_seq <= settled_seq)?;
         let run = ready.runs.pop()?;
         Some((ready.segment, ready.generation, run))
     }
 
-    /// Whether runs wait that are worth the checkpoints which make them ready.
+    /// Whether enough runs wait to be worth the checkpoints that make them ready. Starts one if so.
     fn checkpoint_for_runs(&mut self) -> bool {
         let index_bytes = self.shared.index().len() as u64 * ENTRY_BYTES as u64;
         let waiting_bytes = self.trimming.waiting_bytes();
@@ -222,7 +222,7 @@ impl Engine {
         true
     }
 
-    /// Goes on with the search for dead runs; whether there is something to search.
+    /// Continues the search for dead runs. Returns whether there is anything to search.
     fn search_runs(&mut self, run_bytes_min: u64, device: &mut dyn Device) -> bool {
         match std::mem::replace(&mut self.trimming.stage, Stage::Idle) {
             Stage::Idle => {
@@ -237,7 +237,7 @@ impl Engine {
         true
     }
 
-    /// A segment that may have dead runs and was not looked at since they died.
+    /// A segment that may have dead runs and was not searched since they died.
     fn next_segment(&mut self, run_bytes_min: u64) -> Option<u32> {
         let durable_seq = self.counters.durable_seq;
         let index = self.shared.index();
@@ -259,7 +259,7 @@ impl Engine {
         Some(found)
     }
 
-    /// Whether the segment is still what it was when the search began.
+    /// Whether the segment is unchanged since the search began.
     fn is_current(&self, search: &Search) -> bool {
         let index = self.shared.index();
         let segment = index.segment(search.segment);
@@ -288,7 +288,7 @@ impl Engine {
         device.submit(Op::Read { token, offset, buffer: AlignedBuf::blocks(blocks), via: ReadVia::Direct });
     }
 
-    /// A frame header was read. One that is damaged ends the walk: behind it nothing is known.
+    /// Handles a frame header that was read. A damaged header ends the walk: the layout behind it is unknown.
     pub(super) fn header_read(&mut self, result: io::Result<AlignedBuf>) {
         self.trimming.reading = false;
         let Stage::Walking(mut search, blocks) = std::mem::replace(&mut self.trimming.stage, Stage::Idle)
@@ -319,7 +319,7 @@ impl Engine {
         };
     }
 
-    /// Searches the index for what must stay; at its end the dead runs are known.
+    /// Searches the index for the live shards of the segment. At the end of the index the dead runs are known.
     fn scan_kept(&mut self, mut search: Search, cursor: Option<ShardKey>, run_bytes_min: u64) {
         if !self.is_current(&search) {
             return;
@@ -357,7 +357,7 @@ fn run_bytes((first, end): Run) -> u64 {
     u64::from(end - first) * BLOCK as u64
 }
 
-/// The parts of `payloads` that nothing in `kept` touches, if they are long enough.
+/// The parts of `payloads` that do not overlap `kept`, if they are long enough.
 fn dead_runs(payloads: &[Run], mut kept: Vec<Run>, run_bytes_min: u64) -> Vec<Run> {
     kept.sort_unstable();
     let mut runs = Vec::new();

@@ -1,4 +1,4 @@
-//! Runs: the pieces of an index checkpoint, each a whole number of blocks in an index segment.
+//! Runs: the pieces of an index checkpoint. Each is a whole number of blocks in an index segment.
 
 use base::codec::{DecodeError, Reader, Writer};
 use base::{ExtentId, LedgerId, PgId, ShardIndex};
@@ -13,17 +13,17 @@ use crate::index::Entry;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"FBIX");
 const CRC_AT: usize = 4;
-/// Fixed fields in front of the items.
+/// Bytes of the fixed fields in front of the items.
 pub(crate) const RUN_FIXED_BYTES: usize = 32;
-/// One shard in a run.
+/// Bytes of one shard in a run.
 pub(crate) const ENTRY_BYTES: usize = 40;
-/// One segment in a run.
+/// Bytes of one segment in a run.
 pub(crate) const SEGMENT_BYTES: usize = 32;
-/// Longest run: bounds memory and how long one write keeps others waiting.
+/// Longest run: bounds memory and the time for which one write delays others.
 pub(crate) const RUN_BLOCKS_MAX: u32 = 128;
 const FLAG_DAMAGED: u8 = 1;
 
-/// A data segment as a checkpoint remembers it.
+/// The state of a data segment in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SegmentNote {
     pub(crate) segment: u32,
@@ -33,11 +33,11 @@ pub(crate) struct SegmentNote {
     pub(crate) generation: u64,
     /// Blocks up to the append point.
     pub(crate) used_blocks: u32,
-    /// The last frame in it.
+    /// Sequence number of the last frame in it.
     pub(crate) last_seq: u64,
 }
 
-/// What a run lists.
+/// The items of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Items {
     Entries(Vec<(ShardKey, Entry)>),
@@ -50,18 +50,18 @@ pub(crate) enum Items {
 pub(crate) struct Run {
     /// The checkpoint that it belongs to.
     pub(crate) generation: u64,
-    /// Its place in the checkpoint.
+    /// Its position among the checkpoint's runs.
     pub(crate) index: u32,
     pub(crate) items: Items,
 }
 
-/// How many items of the given size fit into a run of the given blocks.
+/// The number of items of `item_bytes` bytes that fit into a run of `blocks` blocks.
 pub(crate) fn items_per_run(blocks: u32, item_bytes: usize) -> usize {
     (blocks as usize * BLOCK - RUN_FIXED_BYTES) / item_bytes
 }
 
 impl Run {
-    /// Whole blocks, ready to be written.
+    /// Encodes the run as whole blocks.
     pub(crate) fn encode(&self) -> AlignedBuf {
         let (kind, count, item_bytes) = match &self.items {
             Items::Entries(entries) => (1, entries.len(), ENTRY_BYTES),
@@ -86,7 +86,7 @@ impl Run {
         bytes
     }
 
-    /// The length in blocks that a first block claims.
+    /// The length of a run in blocks, as its first block says; not verified.
     pub(crate) fn peek_blocks(block: &[u8]) -> Result<u32, DecodeError> {
         let mut reader = Reader::new(block);
         require(reader.u32("magic")? == MAGIC, "magic")?;

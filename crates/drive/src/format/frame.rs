@@ -1,4 +1,4 @@
-//! The frame: what is appended to a segment at once, a header of whole blocks and the payloads after it.
+//! The frame: the unit of appending to a segment. A header of whole blocks, and the payloads after it.
 
 use base::checksum::crc32c;
 use base::codec::{DecodeError, Reader, Writer};
@@ -10,28 +10,29 @@ use super::{BLOCK, crc_matches, require, seal_crc};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"FBFR");
 const CRC_AT: usize = 4;
-/// Fixed fields in front of the records.
+/// Bytes of the fixed fields in front of the records.
 pub(crate) const FRAME_FIXED_BYTES: usize = 64;
-/// A record without its checksums.
+/// Bytes of a record without its checksums.
 pub(crate) const RECORD_FIXED_BYTES: usize = 64;
-/// The note of a record with its own checksum: the last of its fixed bytes, in front of the checksums of its blocks.
+/// Bytes of the note of a record with its own checksum. It ends the record's fixed fields, in front of the block
+/// checksums.
 pub(crate) const NOTE_BYTES: usize = 24;
-/// A position of a ledger.
+/// Bytes of a ledger position.
 pub(crate) const POSITION_BYTES: usize = 24;
-/// Longest header: 1 MiB. Bounds what a decoder reads.
+/// Longest header: 1 MiB. Bounds the bytes that a decoder reads.
 pub(crate) const HEADER_BLOCKS_MAX: u32 = 256;
 /// Longest payload of a frame: 32 MiB.
 pub(crate) const PAYLOAD_BLOCKS_MAX: u32 = 8192;
 
-/// What a record says about its shard.
+/// The statement of a record about its shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecordOp {
-    /// It is stored here.
+    /// The shard is stored here.
     Put,
-    /// It is forgotten.
+    /// The shard is deleted.
     Tombstone,
-    /// It was stored, but its bytes were found damaged when the cleaner wanted to move them.
+    /// The shard was stored, but the cleaner found its bytes damaged.
     Damaged,
 }
 
@@ -69,7 +70,7 @@ pub(crate) struct Record {
     pub(crate) payload_block: u32,
     /// Bytes from the start of the frame to the checksums; follows from the place of the record.
     pub(crate) sums_at: u32,
-    /// One per block; only a put has them.
+    /// One per block of a put; otherwise empty.
     pub(crate) sums: Vec<u32>,
 }
 
@@ -78,27 +79,27 @@ pub(crate) struct Record {
 pub struct FrameHeader {
     /// Generation of the segment that it was written to.
     pub generation: u64,
-    /// Number of the frame, unique and rising over the whole drive.
+    /// Sequence number of the frame, unique and rising over the whole drive.
     pub seq: u64,
-    /// The frame before it in the same segment; 0 if it is the first.
+    /// Sequence number of the frame before it in the same segment; 0 for the first frame.
     pub prev_seq: u64,
-    /// When this frame was written, every frame up to this one was durable.
+    /// All frames up to this one were durable when this frame was written.
     pub durable_seq: u64,
     /// The segment.
     pub segment: u32,
-    /// Where the frame starts in the segment.
+    /// First block of the frame in the segment.
     pub start_block: u32,
-    /// Blocks of the header.
+    /// Length of the header, in blocks.
     pub header_blocks: u32,
-    /// Blocks of payload behind it.
+    /// Length of the payload behind the header, in blocks.
     pub payload_blocks: u32,
-    /// Records in the header.
+    /// Number of records in the header.
     pub records: u32,
-    /// Positions of ledgers behind the records.
+    /// Number of ledger positions behind the records.
     pub positions: u32,
 }
 
-/// A header with everything that is in it.
+/// A decoded header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) fields: FrameHeader,
@@ -106,12 +107,12 @@ pub(crate) struct Header {
     pub(crate) positions: Vec<Position>,
 }
 
-/// Header blocks that records with these many bytes need.
+/// Number of header blocks for records and positions of these many bytes.
 pub(crate) fn header_blocks(record_bytes: usize) -> u32 {
     (FRAME_FIXED_BYTES + record_bytes).div_ceil(BLOCK) as u32
 }
 
-/// Bytes of a record with this many checksums.
+/// Bytes of a record with `sums` checksums.
 pub(crate) fn record_bytes(sums: usize) -> usize {
     RECORD_FIXED_BYTES + 4 * sums
 }
@@ -179,7 +180,7 @@ impl FrameHeader {
         Ok(Header { fields: header, records, positions })
     }
 
-    /// Blocks of the whole frame.
+    /// Length of the whole frame, in blocks.
     pub(crate) fn blocks(&self) -> u32 {
         self.header_blocks + self.payload_blocks
     }
@@ -242,7 +243,7 @@ fn encode_note(note: &ShardNote) -> [u8; NOTE_BYTES] {
     bytes
 }
 
-/// Reads a note; `None` if it is damaged. It has a checksum of its own because it is read without the rest of the header.
+/// Reads a note; `None` if it is damaged. It has its own checksum because it is read without the rest of the header.
 pub(crate) fn decode_note(bytes: &[u8]) -> Option<ShardNote> {
     let (fields, crc) = bytes.split_at_checked(NOTE_BYTES - 4)?;
     if crc32c(fields).to_le_bytes() != crc {

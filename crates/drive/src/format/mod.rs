@@ -1,6 +1,6 @@
-//! What lies on a device, byte for byte. Drawn for people in `docs/formats/drive.md`.
+//! The byte formats on a device. Drawn for people in `docs/formats/drive.md`.
 //!
-//! Everything here is pure: bytes in, values out. Decoding never panics, whatever the bytes.
+//! Everything here is pure: bytes in, values out. Decoding never panics, for any bytes.
 
 pub(crate) mod checkpoint;
 pub(crate) mod frame;
@@ -11,31 +11,31 @@ use base::checksum::crc32c;
 use base::codec::DecodeError;
 use base::units::{GIB, KIB, MIB};
 
-/// Version of the format that this code writes, and the only one that it reads.
+/// Format version that this code writes; it reads no other.
 pub const FORMAT_VERSION: u32 = 2;
 /// One block as a `usize`.
 pub(crate) const BLOCK: usize = base::units::BLOCK_BYTES as usize;
-/// Where the two superblocks lie: far enough apart that one damaged flash page does not take both.
+/// Offsets of the two superblocks: far enough apart that one damaged flash page does not hit both.
 pub(crate) const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 * KIB];
-/// Where segment 0 starts.
+/// Offset of segment 0.
 pub(crate) const SEGMENTS_START: u64 = MIB;
 /// Smallest and largest segment.
 pub(crate) const SEGMENT_BYTES_MIN: u64 = MIB;
 /// See [`SEGMENT_BYTES_MIN`].
 pub(crate) const SEGMENT_BYTES_MAX: u64 = 256 * MIB;
-/// Fewer segments leave no room for cleaning and checkpoints.
+/// With fewer segments there is no room for cleaning and checkpoints.
 pub(crate) const SEGMENTS_MIN: u32 = 15;
 /// Largest shard.
 pub(crate) const SHARD_BYTES_MAX: u64 = 16 * MIB;
 
-/// How a device is divided.
+/// The division of a device into segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Geometry {
-    /// Bytes of the device that are used.
+    /// Used bytes of the device.
     pub(crate) capacity_bytes: u64,
     /// Size of a segment, a power of two.
     pub(crate) segment_bytes: u64,
-    /// How many segments there are.
+    /// Number of segments.
     pub(crate) segments: u32,
 }
 
@@ -74,12 +74,12 @@ impl Geometry {
         (self.segment_bytes / BLOCK as u64) as u32
     }
 
-    /// Where a block of a segment lies on the device.
+    /// Offset of a block of a segment on the device.
     pub(crate) fn offset(&self, segment: u32, block: u32) -> u64 {
         SEGMENTS_START + u64::from(segment) * self.segment_bytes + u64::from(block) * BLOCK as u64
     }
 
-    /// The largest shard that this device takes: a segment's tail that no shard fits into stays small.
+    /// The largest shard that this device accepts. It bounds the unused tail of a segment, into which no shard fits.
     pub(crate) fn shard_bytes_max(&self) -> u64 {
         SHARD_BYTES_MAX.min(self.segment_bytes / 2 - 128 * KIB)
     }
@@ -100,7 +100,7 @@ pub(crate) fn seal_crc(bytes: &mut [u8], at: usize) {
 pub(crate) fn crc_matches(bytes: &[u8], at: usize) -> bool {
     let Some(stored) = bytes.get(at..at + 4) else { return false };
     let stored = u32::from_le_bytes(stored.try_into().expect("four bytes were taken"));
-    // Checking a copy of a few KiB is cheaper than a streaming digest is complicated.
+    // A copy of a few KiB is cheap, and simpler than a streaming digest.
     let mut copy = bytes.to_vec();
     copy[at..at + 4].fill(0);
     crc32c(&copy) == stored

@@ -11,7 +11,7 @@ use crate::buffer::AlignedBuf;
 const MAGIC: [u8; 8] = *b"FBSEGMNT";
 const CRC_AT: usize = 8;
 
-/// What a segment holds.
+/// The kind of content of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SegmentClass {
@@ -24,7 +24,7 @@ pub enum SegmentClass {
 }
 
 impl SegmentClass {
-    /// The number on the device.
+    /// The class as a number on the device.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Small => 1,
@@ -53,16 +53,16 @@ impl From<ShardClass> for SegmentClass {
     }
 }
 
-/// Everything in a segment header.
+/// The fields of a segment header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct SegmentHeader {
-    /// Which drive it belongs to.
+    /// UUID of the drive that it belongs to.
     pub uuid: DriveUuid,
-    /// Its number on the device.
+    /// Index of the segment on the device.
     pub segment: u32,
     /// Never used twice on a drive; frames of another generation in the segment are stale.
     pub generation: u64,
-    /// What it holds.
+    /// Class of its content.
     pub class: SegmentClass,
 }
 

@@ -1,4 +1,4 @@
-//! The superblock: who the device is, how it is divided and where its index checkpoint lies.
+//! The superblock: the identity of the drive, the division of the device, and the place of the index checkpoint.
 
 use base::codec::{DecodeError, Reader, Writer};
 use base::{ClusterId, DriveUuid};
@@ -15,70 +15,70 @@ pub(crate) const INDEX_SEGMENTS_MAX: usize = 480;
 /// Feature bits of this version: there are none yet.
 pub(crate) const KNOWN_FEATURES: Features = Features { compat: 0, read_only: 0, incompat: 0 };
 
-/// Feature bits: what a reader that does not know a bit may still do.
+/// Feature bits, by what a reader that does not know a bit may still do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Features {
-    /// Everything.
+    /// The reader may read and write.
     pub compat: u64,
-    /// Read, but not write.
+    /// The reader may read, but not write.
     pub read_only: u64,
-    /// Nothing.
+    /// The reader may do nothing.
     pub incompat: u64,
 }
 
-/// Where the index checkpoint lies and up to where it speaks.
+/// The place of an index checkpoint, and the last frame that it covers.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 pub struct CheckpointPointer {
-    /// Which checkpoint; 0 if there is none yet.
+    /// Number of the checkpoint; 0 if there is none yet.
     pub generation: u64,
-    /// The last frame that it covers.
+    /// Sequence number of the last frame that it covers.
     pub frontier_seq: u64,
     /// Data segments opened later have at least this generation.
     pub next_segment_generation: u64,
-    /// Runs that it consists of.
+    /// Number of its runs.
     pub runs: u32,
-    /// Shards in it.
+    /// Number of shards in it.
     pub entries: u64,
-    /// The index segments that hold the runs, in order.
+    /// The index segments with the runs, in order.
     pub segments: Vec<u32>,
 }
 
-/// Everything in a superblock.
+/// The fields of a superblock.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Superblock {
     /// Format version of the device.
     pub version: u32,
     /// Feature bits.
     pub features: Features,
-    /// Which cluster the device belongs to.
+    /// The cluster that the drive belongs to.
     pub cluster: ClusterId,
-    /// Which drive it is.
+    /// UUID of the drive.
     pub uuid: DriveUuid,
-    /// Bytes of the device in use.
+    /// Used bytes of the device.
     pub capacity_bytes: u64,
     /// Size of a segment.
     pub segment_bytes: u64,
-    /// Counts superblock writes: the higher of the two is the newer.
+    /// Counts superblock writes: the higher number is the newer superblock.
     pub sequence: u64,
-    /// Counts opens. Part of every segment generation, so that none is ever used twice.
+    /// Counts opens. Part of every segment generation, so that no generation is used twice.
     pub incarnation: u32,
-    /// Whether the drive was closed and nothing was written since.
+    /// Whether the drive was closed, with nothing written since.
     pub closed: bool,
-    /// The last incarnation that began with writes missing that the drive had before; 0 if there was none.
+    /// The last incarnation that began without some of the drive's earlier writes; 0 if there was none.
     pub gap_incarnation: u32,
-    /// The index.
+    /// The newest index checkpoint.
     pub checkpoint: CheckpointPointer,
-    /// The checkpoint before, in case the newer one turns out to be damaged; generation 0 if there is none.
+    /// The checkpoint before, for use if the newest is damaged; generation 0 if there is none.
     pub previous: CheckpointPointer,
 }
 
 impl Superblock {
-    /// How the device is divided; `None` if the numbers make no sense.
+    /// The division of the device; `None` if the numbers are inconsistent.
     pub(crate) fn geometry(&self) -> Option<Geometry> {
         Geometry::new(self.capacity_bytes, self.segment_bytes)
     }
 
-    /// One block, ready to be written.
+    /// Encodes the superblock as one block.
     pub(crate) fn encode(&self) -> AlignedBuf {
         let mut writer = Writer::new();
         writer.bytes(&MAGIC).u32(0).u32(self.version);
@@ -94,9 +94,9 @@ impl Superblock {
         block
     }
 
-    /// Reads one block. Version and features are returned as they are: the caller decides.
+    /// Decodes one block. The version and features are not checked: the caller decides.
     ///
-    /// Another version may mean other fields, so only the front up to the features is checked for it.
+    /// Another version may have other fields, so of it only the bytes up to the features are checked.
     pub(crate) fn decode(block: &[u8]) -> Result<Self, DecodeError> {
         require(block.len() == BLOCK, "superblock length")?;
         let mut reader = Reader::new(block);

@@ -52,11 +52,15 @@ fn a_place_that_another_shard_took_meanwhile_gives_nothing() {
         let request = GetShard { key: mine.key, first_block: 0, blocks: 1, purpose: GetPurpose::Read };
         let place = drive.place(&request).unwrap();
         assert_eq!(
-            drive.attempt(&request, &place, (Look::DeviceOnly, ReadClass::Foreground)).await.unwrap().bytes,
+            drive
+                .attempt(&request, &place, (ReadPath::DeviceOnly, ReadClass::Foreground))
+                .await
+                .unwrap()
+                .bytes,
             mine.bytes
         );
         drive.delete(vec![mine.key].into()).await.unwrap();
-        // Until the segment is reused and the other ledger's shard lies exactly where mine was.
+        // Repeat until the segment is reused and the other ledger's shard lies exactly at the old place.
         for _ in 0..20_000 {
             drive.put(other.clone()).await.unwrap();
             let taken = drive.place(&GetShard { key: other.key, ..request }).unwrap();
@@ -66,10 +70,10 @@ fn a_place_that_another_shard_took_meanwhile_gives_nothing() {
             drive.delete(vec![other.key].into()).await.unwrap();
         }
         let blind =
-            drive.read_place(&request, &place, (Look::DeviceOnly, ReadClass::Foreground)).await.unwrap();
+            drive.read_place(&request, &place, (ReadPath::DeviceOnly, ReadClass::Foreground)).await.unwrap();
         assert_eq!(blind.bytes, other.bytes, "checksums alone do not tell ledgers apart");
         assert!(matches!(
-            drive.attempt(&request, &place, (Look::DeviceOnly, ReadClass::Foreground)).await,
+            drive.attempt(&request, &place, (ReadPath::DeviceOnly, ReadClass::Foreground)).await,
             Err(Miss::Moved)
         ));
         assert!(matches!(drive.read(request).await, Err(GetShardError::NotFound { .. })));

@@ -1,4 +1,4 @@
-//! Measures a device through the whole engine, with the syncs that users wait for.
+//! Measures a device through the whole engine, including the syncs that users wait for.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,46 +21,46 @@ use crate::drive::{Drive, OpenOptions, PreferIo, ReadCache};
 use crate::format::BLOCK;
 use crate::prepare::{Existing, FormatOptions, Preallocate};
 
-/// What to measure.
+/// Options of a measurement.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
-    /// Size of the drive that is made for it.
+    /// Size of the temporary drive.
     pub capacity_bytes: u64,
-    /// What to do if the path holds something.
+    /// The treatment of a path that has content.
     pub existing: Existing,
-    /// How a file gets its room; it makes a large difference to puts.
+    /// The allocation of the file's space; it makes a large difference to puts.
     pub preallocate: Preallocate,
-    /// Which way to reach the device.
+    /// How to access the device.
     pub io: PreferIo,
     /// Operations of 4 KiB per phase; sequential phases write half the capacity.
     pub operations: u64,
 }
 
-/// One figure.
+/// The result of one phase.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct BenchFigure {
-    /// What was measured.
+    /// Name of the phase.
     pub name: String,
-    /// Operations.
+    /// Number of operations.
     pub operations: u64,
     /// Bytes moved.
     pub bytes: u64,
-    /// How long it took.
+    /// Duration of the phase.
     pub seconds: f64,
     /// Operations per second.
     pub per_second: f64,
     /// MiB per second.
     pub mib_per_second: f64,
-    /// Half of the operations took at most so long.
+    /// Median latency of an operation.
     pub p50_us: f64,
-    /// All but one in a hundred.
+    /// 99th percentile of the latency.
     pub p99_us: f64,
 }
 
-/// All figures.
+/// The results of all phases.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct BenchReport {
-    /// How the device was reached.
+    /// How the device was accessed.
     pub io_path: IoPath,
     /// In the order of measurement.
     pub figures: Vec<BenchFigure>,

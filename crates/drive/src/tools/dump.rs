@@ -1,4 +1,4 @@
-//! Everything on a device, as it lies there.
+//! Dumps everything on a device, in the order of its place.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use base::env::{Env, File};
 use wire::drive::{ShardKey, ShardNote, ShardShape};
 use wire::position::Position;
 
-use super::{Found, ToolError};
+use super::{OpenedDevice, ToolError};
 use crate::format::frame::{FrameHeader, RecordOp};
 use crate::format::segment::{SegmentClass, SegmentHeader};
 use crate::format::superblock::Superblock;
@@ -17,26 +17,26 @@ use crate::scan::{FoundFrame, ScanFrom, read_blocks, scan_segment, segment_heade
 /// One of the two superblocks.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct SuperblockDump {
-    /// Where it lies.
+    /// Offset on the device.
     pub offset: u64,
-    /// What it says, unless it is damaged.
+    /// Its fields, unless it is damaged.
     pub superblock: Option<Superblock>,
 }
 
 /// One record of a frame.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct RecordDump {
-    /// What it says about the shard.
+    /// The statement about the shard.
     pub op: RecordOp,
-    /// Which shard.
+    /// Key of the shard.
     pub key: ShardKey,
-    /// How its extent was encoded; zeros for a tombstone.
+    /// The encoding of its extent; zeros for a tombstone.
     pub shape: ShardShape,
-    /// What its writer noted beside it.
+    /// The note of its writer.
     pub note: ShardNote,
     /// Length of the shard.
     pub len_bytes: u64,
-    /// Where its payload lies on the device.
+    /// Offset of its payload on the device.
     pub offset: Option<u64>,
     /// Whether the payload matches its checksums.
     pub intact: bool,
@@ -45,20 +45,20 @@ pub struct RecordDump {
 /// One frame.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct FrameDump {
-    /// Where it lies on the device.
+    /// Offset on the device.
     pub offset: u64,
     /// Its fixed fields.
     pub header: FrameHeader,
     /// Its records.
     pub records: Vec<RecordDump>,
-    /// Positions of ledgers that the drive was told.
+    /// Ledger positions that the frame carries.
     pub positions: Vec<Position>,
 }
 
-/// One segment that was ever used. Its frames may be superseded: the index knows which ones are.
+/// One segment that was used at some time. Its frames may be superseded: only the index knows.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct SegmentDump {
-    /// Where it lies on the device.
+    /// Offset on the device.
     pub offset: u64,
     /// Its header.
     pub header: SegmentHeader,
@@ -68,7 +68,7 @@ pub struct SegmentDump {
     pub lost_frames: u32,
 }
 
-/// A device to look at. Nothing on it is changed, and it may be in use: then the view may be inconsistent.
+/// A device to inspect. It is not changed. If it is in use, the view may be inconsistent.
 pub struct Dump {
     file: Arc<dyn File>,
     geometry: Geometry,
@@ -82,14 +82,14 @@ pub struct Dump {
 /// # Errors
 /// `NotDrive` if no superblock is readable, `Io` if the device cannot be opened.
 pub fn dump(env: &Env, path: &Path) -> Result<Dump, ToolError> {
-    let Found { file, superblocks: found, superblock, geometry } = Found::look(env, path)?;
+    let OpenedDevice { file, superblocks: found, superblock, geometry } = OpenedDevice::look(env, path)?;
     let dump_slot = |(offset, superblock)| SuperblockDump { offset, superblock };
     let superblocks = SUPERBLOCK_OFFSETS.into_iter().zip(found.slots).map(dump_slot).collect();
     Ok(Dump { file, geometry, superblock, superblocks })
 }
 
 impl Dump {
-    /// The segments in use or used before, in order of their place. Each is read when the iterator gets there.
+    /// The segments that were ever used, in order of place. Each is read when the iterator reaches it.
     pub fn segments(&self) -> impl Iterator<Item = SegmentDump> + '_ {
         (0..self.geometry.segments).filter_map(|id| self.segment(id))
     }

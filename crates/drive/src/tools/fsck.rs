@@ -1,4 +1,4 @@
-//! Verifies every shard of a drive, and changes nothing.
+//! Verifies every shard of a drive. Changes nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -7,23 +7,23 @@ use base::checksum::blocks_match;
 use base::env::{Env, File};
 use wire::drive::ShardKey;
 
-use super::{Found, ToolError};
+use super::{OpenedDevice, ToolError};
 use crate::format::{BLOCK, Geometry};
 use crate::index::{Entry, Index};
 use crate::recovery::{RecoveryReport, recover};
 use crate::scan::{ScanFrom, read_blocks, scan_segment};
 
-/// Damaged shards named in a report; the rest is only counted.
+/// Most damaged shards named in a report; further ones are only counted.
 const NAMED_MAX: usize = 1000;
 
-/// What a check found.
+/// The findings of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct FsckReport {
     /// Readable superblocks, of two.
     pub superblocks: u32,
-    /// Why the index could not be read; then nothing below was checked.
+    /// Why the index could not be read; in that case nothing below was checked.
     pub index_error: Option<String>,
-    /// What opening the drive would do.
+    /// The report of the recovery that opening the drive would do.
     pub recovery: RecoveryReport,
     /// Shards stored.
     pub shards: u64,
@@ -31,22 +31,22 @@ pub struct FsckReport {
     pub verified_bytes: u64,
     /// Shards whose bytes or checksums are damaged or unreadable.
     pub damaged_shards: u64,
-    /// The first of them.
+    /// The first damaged shards, at most 1000.
     pub damaged: Vec<ShardKey>,
     /// Frames whose headers are damaged. Shards in them are counted above if the index knows them.
     pub lost_frames: u64,
-    /// Shards that the index knows but no frame does.
+    /// Shards that are in the index but in no frame.
     pub unexplained_shards: u64,
-    /// Whether nothing is wrong.
+    /// Whether there are no findings.
     pub clean: bool,
 }
 
 /// Reads and verifies the whole drive. Takes as long as reading all its shards.
 ///
 /// # Errors
-/// `NotDrive`, `InUse` or `Io`; damage is not an error but in the report.
+/// `NotDrive`, `InUse` or `Io`. Damage is no error: it is in the report.
 pub fn fsck(env: &Env, path: &Path) -> Result<FsckReport, ToolError> {
-    let Found { file, superblocks, superblock, geometry } = Found::lock(env, path)?;
+    let OpenedDevice { file, superblocks, superblock, geometry } = OpenedDevice::lock(env, path)?;
     let mut report = FsckReport {
         superblocks: superblocks.slots.iter().flatten().count() as u32,
         ..FsckReport::default()

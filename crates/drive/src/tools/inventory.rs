@@ -1,4 +1,4 @@
-//! What shards a drive holds, without opening it for service.
+//! Lists the shards of a drive without opening it for service.
 
 use std::path::Path;
 
@@ -6,15 +6,15 @@ use base::DriveUuid;
 use base::env::Env;
 use wire::drive::ShardEntry;
 
-use super::{Found, ToolError};
+use super::{OpenedDevice, ToolError};
 use crate::recovery::recover;
 
-/// The shards of the drive `uuid` at `path`, in order. Reads the index as opening would, and changes nothing.
+/// The shards of the drive `uuid` at `path`, in order of keys. Reads the index as an open would, and changes nothing.
 ///
 /// # Errors
-/// `NotDrive` if something else is there, `InUse`, `Damaged` or `Io`.
+/// `NotDrive` if the device is not that drive, `InUse`, `Damaged` or `Io`.
 pub fn inventory(env: &Env, path: &Path, uuid: DriveUuid) -> Result<Vec<ShardEntry>, ToolError> {
-    let Found { file, superblock, geometry, .. } = Found::lock(env, path)?;
+    let OpenedDevice { file, superblock, geometry, .. } = OpenedDevice::lock(env, path)?;
     if superblock.uuid != uuid {
         return Err(ToolError::NotDrive { path: path.to_owned() });
     }

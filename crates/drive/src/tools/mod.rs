@@ -1,4 +1,4 @@
-//! Tools for people, on a drive that is not open: look at it, check it, measure the device.
+//! Tools for operators, on a drive that is not open: inspect it, check it, measure the device.
 
 pub(crate) mod bench;
 pub(crate) mod dump;
@@ -16,37 +16,37 @@ use crate::format::superblock::Superblock;
 use crate::format::{FORMAT_VERSION, Geometry};
 use crate::scan::Superblocks;
 
-/// Why a tool could not work.
+/// Why a tool failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ToolError {
-    /// There is nothing of ours on the device.
+    /// The device holds no Forebay drive.
     #[error("not a forebay drive: path={path:?}")]
     NotDrive {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
     },
     /// A server has the drive open. Stop it first.
     #[error("drive is in use: path={path:?}")]
     InUse {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
     },
     /// The device could not be read.
     #[error("cannot read device: path={path:?}")]
     Io {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         #[source]
         source: io::Error,
     },
-    /// Its index cannot be read.
+    /// The drive's index cannot be read.
     #[error("drive is damaged: path={path:?} reason={reason}")]
     Damaged {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// What is wrong.
+        /// The damage, as text.
         reason: String,
     },
     /// The bench could not make its drive.
@@ -55,32 +55,32 @@ pub enum ToolError {
     /// The bench could not open its drive.
     #[error("cannot open the drive to measure")]
     Open(#[from] OpenDriveError),
-    /// An operation that was measured failed.
+    /// A measured operation failed.
     #[error("measurement failed: reason={reason}")]
     Measure {
-        /// What the drive said.
+        /// The error of the drive, as text.
         reason: String,
     },
 }
 
-/// A device with a drive on it, as it was found.
-struct Found {
+/// A device with a drive on it.
+struct OpenedDevice {
     file: Arc<dyn File>,
     superblocks: Superblocks,
-    /// The newest of them.
+    /// The newest of the superblocks.
     superblock: Superblock,
     geometry: Geometry,
 }
 
-impl Found {
-    /// What is on a device, which somebody may be using.
+impl OpenedDevice {
+    /// Opens a device for reading; another process may be using it.
     fn look(env: &Env, path: &Path) -> Result<Self, ToolError> {
         let io = |source| ToolError::Io { path: path.to_owned(), source };
         let file = env.files.open(path, OpenMode::Existing, Caching::Direct).map_err(io)?;
         Self::read(file, path)
     }
 
-    /// The same for as long as nobody else uses it, of a version that this program knows.
+    /// Opens a device and locks it against other processes. Refuses other format versions.
     fn lock(env: &Env, path: &Path) -> Result<Self, ToolError> {
         let io = |source| ToolError::Io { path: path.to_owned(), source };
         let file = env.files.open(path, OpenMode::Existing, Caching::Direct).map_err(io)?;
@@ -89,7 +89,7 @@ impl Found {
             _ => io(source),
         })?;
         let found = Self::read(file, path)?;
-        let known = found.superblock.version <= FORMAT_VERSION;
+        let known = found.superblock.version == FORMAT_VERSION;
         if known { Ok(found) } else { Err(ToolError::NotDrive { path: path.to_owned() }) }
     }
 

@@ -1,4 +1,4 @@
-//! What the tests of an open drive share.
+//! Helpers that the tests of an open drive share.
 #![allow(dead_code, reason = "each test binary uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ use wire::position::Position;
 pub const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub const UUID: DriveUuid = DriveUuid([9; 16]);
 
-/// Polls until ready, sleeping in between if the future waits for another thread.
+/// Polls the future until it is ready; sleeps in between if it waits for another thread.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
     impl Wake for Unpark {
@@ -41,7 +41,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Waits for all, polling them in turn, so that they share group commits.
+/// Waits for all futures, polling them in turn, so that they share group commits.
 pub fn join_all<'a, T>(futures: Vec<Pin<Box<dyn Future<Output = T> + Send + 'a>>>) -> Vec<T> {
     let mut slots: Vec<_> = futures.into_iter().map(|future| (Some(future), None)).collect();
     block_on(std::future::poll_fn(|context| {
@@ -65,7 +65,7 @@ pub fn key(extent: u64) -> ShardKey {
     ShardKey { ledger: LedgerId(1), extent: ExtentId(extent), shard: ShardIndex((extent % 5) as u8) }
 }
 
-/// Bytes that follow from the shard's name.
+/// Bytes derived from the shard's key.
 pub fn content(key: ShardKey, blocks: u32) -> Vec<u8> {
     let seed = key.extent.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(key.ledger.0);
     let word = |word: u64| (seed ^ word.wrapping_mul(0x1234_5678_9abc_def1)).to_le_bytes();
@@ -127,7 +127,7 @@ pub fn open_with(env: &Env, path: &Path, options: &OpenOptions) -> Result<Arc<Dr
     Drive::open(env, DriveId(1), path, options)
 }
 
-/// The four parts of the space make the whole, always.
+/// The four parts of the space always add up to the whole.
 #[track_caller]
 pub fn check_stat(drive: &Drive) {
     let stat = drive.stat();

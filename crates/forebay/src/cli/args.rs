@@ -140,7 +140,7 @@ pub(crate) enum Command {
     /// Look at drives, add them, take them out; tools that work on a drive without a node.
     #[command(subcommand)]
     Drive(DriveCommand),
-    /// Check everything: the tree, all counters, and whether the drives hold what they should and nothing else.
+    /// Check everything: the tree, all counters, and that the drives hold all shards that they should and no others.
     #[command(after_help = FSCK_HELP)]
     Fsck {
         /// The node's directory. The node may run or not.
@@ -161,19 +161,19 @@ pub(crate) enum Command {
     /// Add, list, try and remove object stores.
     #[command(subcommand)]
     Store(StoreCommand),
-    /// See what of filesystems is where, bring files back from object stores, take them from the drives.
+    /// Show where filesystems have their content, fetch files from object stores, release them from the drives.
     #[command(subcommand)]
     Tier(TierCommand),
     /// Read blobs that tiering wrote, without a cluster.
     #[command(subcommand)]
     Blob(BlobCommand),
-    /// Say what users, roles and buckets allow.
+    /// Set and show policies: which requests users, roles and buckets allow.
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// See who asked what of the S3 endpoint.
+    /// Show requests to the S3 endpoint and their senders.
     #[command(subcommand)]
     Audit(AuditCommand),
-    /// See what happened: drives that failed or came back, rebuilds, stores that were down, content that left early.
+    /// Show events: drives that failed or came back, rebuilds, stores that were down, content that left early.
     Events(EventsArgs),
     /// Understand protection profiles.
     #[command(subcommand)]
@@ -247,14 +247,15 @@ pub(crate) struct StartArgs {
     /// How drives do I/O.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) io: IoChoice,
-    /// How long a drive may be away, in seconds, before others take over what it held (if there are any to spare).
+    /// How long a drive may be away, in seconds, before other drives take over its data (if there are any to spare).
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub(crate) out_after: u64,
     /// Memory that the node may use, such as 4GiB; at least 512MiB. Kept for the next start. Default: a quarter of the
-    /// machine's, or of what its control group allows, at most 4 GiB.
+    /// memory of the machine or of its control group, at most 4 GiB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<u64>,
-    /// Whether drives give space that they do not use back to what they lie on. Kept for the next start. Default: devices.
+    /// Whether drives give unused space back to the device or filesystem below them. Kept for the next start. Default:
+    /// devices.
     #[arg(long, value_enum, value_name = "WHICH")]
     pub(crate) trim: Option<TrimChoice>,
     /// Serve even if more drives are missing than the profile survives: some reads will fail.
@@ -264,10 +265,11 @@ pub(crate) struct StartArgs {
     /// remembered, and giving another one adds it.
     #[arg(long = "meta-dir", value_name = "PATH")]
     pub(crate) meta_dirs: Vec<PathBuf>,
-    /// Start although a copy of the metadata that may be newer is missing: what was acknowledged only there is lost.
+    /// Start although a copy of the metadata that may be newer is missing: changes that were acknowledged only there
+    /// are lost.
     #[arg(long)]
     pub(crate) force_stale_metadata: bool,
-    /// Start although drives have seen newer metadata: what only that had is lost.
+    /// Start although drives have seen newer metadata: changes that only it has are lost.
     #[arg(long)]
     pub(crate) accept_older_metadata: bool,
     #[command(flatten)]
@@ -315,11 +317,11 @@ impl S3Args {
 /// How much a filesystem may hold.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct LimitArgs {
-    /// What it may hold, on drives and in its object store, and what `df` shows; `none`: whatever the drives hold, which
-    /// is the default.
+    /// Most bytes of content, on drives and in the object store together, and size in `df`; `none`: as much as the
+    /// drives hold, which is the default.
     #[arg(long, value_name = "SIZE", value_parser = limit)]
     pub(crate) size: Option<u64>,
-    /// What of that may lie on drives, before redundancy; `none`: whatever these hold, which is the default.
+    /// Most bytes of content on drives, before redundancy; `none`: as much as the drives hold, which is the default.
     #[arg(long, value_name = "SIZE", value_parser = limit)]
     pub(crate) ssd: Option<u64>,
 }
@@ -354,7 +356,7 @@ pub(crate) enum FsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Change a filesystem. New data gets a new profile at once, and what is stored is written anew in the background.
+    /// Change a filesystem. New data gets a new profile at once; stored data is rewritten in the background.
     /// Limits and a new group hold at once.
     #[command(after_help = "Examples:
   forebay fs set /srv/forebay main --profile 4+2
@@ -382,7 +384,7 @@ pub(crate) enum FsCommand {
     Group(FsGroupCommand),
     /// Move data of a filesystem to an object store as it ages. With the store that it has, change how.
     Attach(AttachArgs),
-    /// Bring everything back from the object store, and leave it. Files can be read and written meanwhile.
+    /// Bring all content back from the object store, then detach it. Files stay readable and writable during that.
     #[command(
         after_help = "Refuses if the drives have no room for what only the store has. Until it is done, `forebay fs attach` \
 with the same store goes back: what has come stays on the drives, the rest in the store.
@@ -466,7 +468,7 @@ pub(crate) enum DriveCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Use a drive again that failed or was taken out of service. It gets what it missed, nothing else.
+    /// Use a drive again that failed or was taken out of service. It gets only the shards that it missed.
     #[command(after_help = "Example:\n  forebay drive return /srv/forebay 3")]
     Return {
         /// The node's directory.
@@ -491,21 +493,21 @@ pub(crate) enum DriveCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Move everything off a drive, or rebuild it on others if it is dead. `status` shows how far that is.
+    /// Move all data off a drive, or rebuild it on other drives if it is dead. `status` shows the progress.
     #[command(after_help = "Example:\n  forebay drive remove /srv/forebay 3")]
     Remove {
         /// The node's directory.
         dir: PathBuf,
         /// Its number.
         id: u32,
-        /// Even if data is lost that only it holds.
+        /// Even if the drive holds the last copy of data.
         #[arg(long)]
         force: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Put a new drive in the place of another, dead or alive, and move or rebuild what that held.
+    /// Replace a drive, dead or alive, by a new one, and move or rebuild its data.
     #[command(after_help = "Example:\n  forebay drive replace /srv/forebay 3 --path /dev/sdd")]
     Replace {
         /// The node's directory.
@@ -525,7 +527,7 @@ pub(crate) enum DriveCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Print what is on a drive. Needs no node; changes nothing.
+    /// Print the contents of a drive. Needs no node; changes nothing.
     #[command(after_help = "Example:\n  forebay drive dump /srv/forebay/drives/0.img --segment 2")]
     Dump {
         /// The device or file.
@@ -585,7 +587,7 @@ pub(crate) enum MetaCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Say that newer metadata, which drives have seen, will not come back: what only it referred to is deleted from drives.
+    /// Give up newer metadata that drives have seen: extents that only it refers to are deleted from drives.
     #[command(after_help = "Example:\n  forebay meta settle /srv/forebay")]
     Settle {
         /// The node's directory.
@@ -609,7 +611,7 @@ pub(crate) enum MetaCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
-    /// What a profile costs, what it survives, and until when writes go on.
+    /// The cost of a profile, and the losses that reads and writes survive.
     #[command(after_help = "Example:\n  forebay profile explain 12/7/9 --domains 12")]
     Explain {
         /// The profile.

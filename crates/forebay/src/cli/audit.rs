@@ -1,4 +1,4 @@
-//! `audit`: requests to the S3 endpoint as the log has them, whether the node runs or not.
+//! `audit`: reads the log of requests to the S3 endpoint, with or without a running node.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use super::env;
 use super::output::Format;
 use crate::node::NodeDir;
 
-/// How often the log is looked at for more.
+/// Interval of checks for new lines.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Prints the last lines; with `follow` also those that come, until it is ended.
+/// Prints the last lines; with `follow` also new lines, until it is interrupted.
 pub(super) fn tail(dir: &Path, lines: usize, follow: bool, format: Format) -> Result<()> {
     let mut reader = Reader::new(NodeDir::new(dir).audit());
     let last = reader.last(lines)?;
@@ -29,7 +29,7 @@ pub(super) fn tail(dir: &Path, lines: usize, follow: bool, format: Format) -> Re
     Ok(())
 }
 
-/// Prints lines. Returns whether anybody reads them.
+/// Prints lines. Returns whether the output still has a reader.
 fn show(lines: &[String], format: Format) -> Result<bool> {
     let mut out = std::io::stdout().lock();
     let written = lines.iter().try_for_each(|line| match format {
@@ -43,7 +43,7 @@ fn show(lines: &[String], format: Format) -> Result<bool> {
     }
 }
 
-/// A line of the log for people.
+/// Formats a line of the log for people.
 fn in_words(line: &str) -> String {
     let Ok(record) = serde_json::from_str::<Value>(line) else { return line.to_owned() };
     let text = |name: &str| record[name].as_str().unwrap_or_default().to_owned();
@@ -56,7 +56,7 @@ fn in_words(line: &str) -> String {
         (bucket, key) if key.is_empty() => bucket,
         (bucket, key) => format!("{bucket}/{key}"),
     };
-    // Keys hold any character, also those that a terminal obeys.
+    // Keys may contain control characters of terminals.
     let place: String = place.escape_debug().collect();
     format!(
         "{}  {:<3} {} {:<12} {:<20} {place}  in={} out={} ms={:.1} from={}",
@@ -75,7 +75,7 @@ fn in_words(line: &str) -> String {
 /// Reads the files of the log one after another.
 struct Reader {
     dir: PathBuf,
-    /// What was read last, and how far.
+    /// The file that was read last, and the offset in it.
     file: Option<(PathBuf, u64)>,
 }
 
@@ -88,7 +88,7 @@ impl Reader {
         s3::audit_files(&env(), &self.dir).with_context(|| format!("cannot list {}", self.dir.display()))
     }
 
-    /// Whole lines of a file from a place on, and where they end.
+    /// The complete lines of a file after an offset, and the offset of their end.
     fn lines(path: &Path, from: u64) -> Result<(Vec<String>, u64)> {
         let read = || {
             let file = env().files.open(path, OpenMode::Existing, Caching::Buffered)?;
@@ -102,7 +102,7 @@ impl Reader {
         Ok((text.lines().map(str::to_owned).collect(), from + bytes.len() as u64))
     }
 
-    /// The last lines of all files, and no more than that.
+    /// The last `count` lines of all files.
     fn last(&mut self, count: usize) -> Result<Vec<String>> {
         let mut found: Vec<String> = Vec::new();
         for path in self.files()?.into_iter().rev() {
@@ -117,7 +117,7 @@ impl Reader {
         Ok(found.split_off(found.len().saturating_sub(count)))
     }
 
-    /// Lines that came since.
+    /// New lines since the last call.
     fn more(&mut self) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for path in self.files()? {

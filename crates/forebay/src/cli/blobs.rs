@@ -1,4 +1,4 @@
-//! `blob`: reads a blob without any cluster.
+//! `blob`: reads a blob without a cluster.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::args::BlobCommand;
 use super::output::{bytes, print, table};
 
-/// A blob and what is wrong with it.
+/// A blob and its errors.
 struct Blob {
     header: BlobHeader,
     index: BlobIndex,
@@ -87,7 +87,7 @@ fn is_intact(range: &BlobRange, content: &[u8]) -> bool {
     crc32c(content) == range.crc32c
 }
 
-/// A file, or standard input.
+/// Loads a blob from a file or standard input.
 fn load(file: &Path) -> Result<Blob> {
     let bytes = if file == Path::new("-") {
         let mut bytes = Vec::new();

@@ -130,7 +130,7 @@ fn dump(path: &Path, segment: Option<u32>, format: Format) -> Result<()> {
         },
         None => dump.segments().collect(),
     };
-    // The dump is a tree: indented JSON is what people read it as, too.
+    // The dump is a tree; indented JSON suits people too.
     let value = serde_json::json!({ "superblocks": dump.superblocks, "segments": segments });
     print(format, &value, |value| serde_json::to_string_pretty(value).unwrap_or_default())
 }

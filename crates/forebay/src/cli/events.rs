@@ -1,4 +1,4 @@
-//! `events`: what happened to the cluster.
+//! `events`: the events of the cluster.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ fn is_asked_for(event: &Event, args: &EventsArgs, now_s: i64) -> bool {
 
 fn text(events: &[Event]) -> String {
     if events.is_empty() {
-        return "nothing of the kind happened\n".to_owned();
+        return "no events\n".to_owned();
     }
     let mut table = table(&["TIME", "SEVERITY", "WHAT", "EVENT", ""]);
     for event in events {

@@ -42,13 +42,13 @@ pub(super) fn filesystem_table(filesystems: &[FilesystemInfo]) -> Table {
     table
 }
 
-/// What is on drives, and of how much that may be.
+/// Content on drives, and its limit.
 fn on_ssd(filesystem: &FilesystemInfo) -> String {
     let used = bytes(filesystem.ssd_used_bytes);
     filesystem.ssd_bytes.map_or(used.clone(), |quota| format!("{used} of {}", bytes(quota)))
 }
 
-/// The table, and what has an object store.
+/// Table of filesystems, and lines about those with an object store.
 fn listing(filesystems: &[FilesystemInfo]) -> String {
     let tiers = filesystems.iter().filter_map(|filesystem| filesystem.tier.as_ref());
     format!("{}\n{}", filesystem_table(filesystems), tiers.map(super::tiers::line).collect::<String>())
@@ -82,14 +82,14 @@ pub(super) fn create(dir: &Path, request: &CreateFilesystem, format: Format) -> 
     show_one(format, &info)
 }
 
-/// What may be changed of a filesystem.
+/// Changes of a filesystem.
 pub(super) struct Changes {
     pub(super) limits: LimitArgs,
     pub(super) group: Option<String>,
     pub(super) profile: Option<Profile>,
 }
 
-/// Changes what is named, what is refused more easily first. If one is refused, those before it stay.
+/// Applies the changes, the more likely refusals first. If one is refused, the earlier ones stay.
 pub(super) fn set(dir: &Path, name: &str, changes: Changes, format: Format) -> Result<()> {
     let Changes { limits: LimitArgs { size, ssd }, group, profile } = changes;
     let mut info = None;
@@ -128,14 +128,14 @@ pub(super) fn show(dir: &Path, name: &str, format: Format) -> Result<()> {
     }
 }
 
-/// A mount of ours: the node's directory, the filesystem, and the path below the mount point.
+/// A Forebay mount: the node's directory, the filesystem, and the path below the mount point.
 pub(super) struct Mounted {
     pub(super) dir: PathBuf,
     pub(super) filesystem: String,
     pub(super) inside: String,
 }
 
-/// All mounts of ours.
+/// All Forebay mounts.
 pub(super) struct Mounts(Vec<MountedFilesystem>);
 
 impl Mounts {
@@ -147,7 +147,7 @@ impl Mounts {
     pub(super) fn find(&self, path: &Path) -> Result<Mounted> {
         let path = PathBuf::from(absolute(path)?);
         let holding = self.0.iter().filter(|mount| path.starts_with(&mount.path));
-        // Of mounts inside each other the innermost counts, of those at one place the last.
+        // Of nested mounts the innermost counts; of mounts at one place the last.
         let best = holding.max_by_key(|mount| mount.path.as_os_str().len());
         let found = best.and_then(|mount| {
             let (dir, filesystem) = mount.source.rsplit_once('#')?;

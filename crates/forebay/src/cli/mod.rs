@@ -1,4 +1,4 @@
-//! The command line. Every command prints text for people, or with `--json` what a program needs.
+//! The command line. Every command prints text for people, or with `--json` the same for programs.
 
 mod args;
 mod audit;
@@ -94,7 +94,7 @@ fn run_command(command: Command) -> Result<()> {
     }
 }
 
-/// A call to the node in `dir`.
+/// Calls the node in `dir`.
 fn ask<T, F>(dir: &Path, call: impl FnOnce(AdminClient) -> F) -> Result<T>
 where
     F: Future<Output = Result<T, admin::CallError>>,

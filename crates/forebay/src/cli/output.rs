@@ -4,7 +4,7 @@ use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 
-/// How a command prints.
+/// Output format of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Text,
@@ -17,7 +17,7 @@ impl From<bool> for Format {
     }
 }
 
-/// Prints a value as JSON, or what `text` makes of it.
+/// Prints a value as JSON, or the text that `text` makes from it.
 pub(super) fn print<T: Serialize>(format: Format, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
     use std::io::Write;
     let out = match format {
@@ -25,7 +25,7 @@ pub(super) fn print<T: Serialize>(format: Format, value: &T, text: impl FnOnce(&
         Format::Text => text(value),
     };
     match writeln!(std::io::stdout(), "{}", out.trim_end()) {
-        // The reader, such as `head`, has seen enough.
+        // The reader, such as `head`, has ended.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
     }

@@ -1,4 +1,4 @@
-//! How far something is that takes long.
+//! Progress of long operations.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::env;
 use super::output::bytes;
 
-/// What is over sooner shows no progress.
+/// Shorter operations show no progress.
 const SHOW_AFTER_NS: u64 = 2_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 const TICK: Duration = Duration::from_millis(500);
 
-/// One line on a terminal that says how far it is. It goes when this does.
+/// One line on a terminal with the progress. Removed on drop.
 pub(super) struct Progress {
     begun_ns: u64,
     shown: bool,
@@ -29,25 +29,25 @@ impl Progress {
     pub(super) fn show(&mut self, text: &str) {
         if self.elapsed_ns() > SHOW_AFTER_NS && std::io::stderr().is_terminal() {
             self.shown = true;
-            // A terminal that is gone is no reason to stop.
+            // Progress goes on without a terminal.
             let _ = write!(std::io::stderr(), "\r{text}\x1b[K");
         }
     }
 
-    /// Shows how many bytes are left of what there was at the beginning, how fast it goes and how long it will take.
+    /// Shows the bytes that are left, the speed and the remaining time.
     pub(super) fn show_bytes(&mut self, what: &str, left: u64, of: u64) {
         let rate = rate(of.saturating_sub(left), self.elapsed_ns());
         self.show(&format!("{what}: {}", left_text(left, rate)));
     }
 
-    /// Clears the line, and says something that stays.
+    /// Clears the line, and prints a line that stays.
     pub(super) fn say(&mut self, text: &str) {
         let clear = if std::mem::take(&mut self.shown) { "\r\x1b[K" } else { "" };
         let _ = writeln!(std::io::stderr(), "{clear}{text}");
     }
 }
 
-/// Waits for work of which nobody knows how far it is, and shows for how long.
+/// Waits for an operation without known progress, and shows the elapsed time.
 pub(super) async fn while_shown<T>(what: &str, work: impl Future<Output = T>) -> T {
     let mut progress = Progress::new();
     tokio::pin!(work);

@@ -1,4 +1,4 @@
-//! `start` and `stop`: the process itself.
+//! `start` and `stop`: the process of a node.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -24,9 +24,9 @@ use crate::watchdog::Watchdog;
 /// How long `stop` waits for the process to end.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(50);
-/// How long a stopping node may take altogether before it gives up and says so.
+/// Longest duration of a stop; after it the node gives up and reports that.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(25);
-/// How long after that a process may still run.
+/// Time after that before the process is ended by force.
 const FORCE_AFTER: Duration = Duration::from_secs(1);
 
 pub(super) fn start(args: StartArgs) -> Result<()> {
@@ -55,10 +55,11 @@ fn options(args: &StartArgs) -> StartOptions {
     }
 }
 
-/// Heaps of the C library. It would make eight for each core, and what one thread has freed is of no use to the others.
+/// Number of malloc arenas. The default is eight for each core, and memory freed in one arena is not used by the
+/// others.
 const ARENAS: &str = "2";
 
-/// Runs this program again, detached, and waits for its one line: ready, or why not.
+/// Starts this program again as a detached process, and waits for its one line: ready, or an error.
 fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
     let known_admin = env().files.exists(&dir.admin_credentials());
     let program = std::env::current_exe().context("finding this program")?;
@@ -112,7 +113,7 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
     })
 }
 
-/// How large the drives of a new cluster are, and how there will be more room.
+/// Sizes of the drives in a new cluster, and how to get more room.
 fn sizes(status: &NodeStatus) -> String {
     let sizes = status.drives.iter().map(|drive| drive.space.capacity_bytes);
     let (least, most) = (sizes.clone().min().unwrap_or(0), sizes.max().unwrap_or(0));
@@ -123,7 +124,7 @@ fn sizes(status: &NodeStatus) -> String {
     format!(", {size} each (--drive-size; for more room later: forebay drive add {})", status.dir)
 }
 
-/// The key that a new cluster begins with: shown this once.
+/// The first access key of a new cluster: shown only now.
 fn first_admin(dir: &NodeDir) -> Result<String> {
     let path = dir.admin_credentials();
     let text = env().files.read(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -142,7 +143,7 @@ fn first_admin(dir: &NodeDir) -> Result<String> {
     ))
 }
 
-/// What the background process prints once it serves.
+/// The line that the background process prints once it serves.
 const READY: &str = "ready";
 
 fn start_logging(dir: &NodeDir, args: &StartArgs) -> Result<Log> {
@@ -153,7 +154,8 @@ fn start_logging(dir: &NodeDir, args: &StartArgs) -> Result<Log> {
     Ok(log)
 }
 
-/// Open files are mostly connections. Shells and service managers set a low limit that a process may raise by itself.
+/// Most descriptors are connections. Shells and service managers set a low soft limit, which a process may raise
+/// itself.
 fn raise_file_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
@@ -163,7 +165,7 @@ fn raise_file_limit() {
 
 fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
     if args.background_child {
-        // Fails only for a process that leads a group already, and then it is detached enough.
+        // Fails only in a leader of a process group, which is detached enough.
         let _ = setsid();
     }
     let log = start_logging(dir, &args)?;
@@ -187,7 +189,7 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
         } else if !known_admin {
             println!("{}", first_admin(dir)?);
         }
-        // The sender is dropped only with its thread, which does not end before.
+        // The sender's thread lives as long as the process.
         let _ = asked.wait_for(|asked| *asked).await;
         let stopped = tokio::time::timeout(SHUTDOWN_DEADLINE, node.stop()).await;
         let result = stopped.context("stopping took too long; everything acknowledged is safe")?;
@@ -202,8 +204,8 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
     })
 }
 
-/// Becomes true when the process is asked to end. That is noticed on a thread of its own, which ends the process by
-/// force if the node does not stop: nothing that the node waits for may keep it.
+/// Becomes true at SIGINT or SIGTERM. A thread of its own waits for the signal, and ends the process by force if the
+/// node does not stop in time.
 fn signals() -> Result<watch::Receiver<bool>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (ask, asked) = watch::channel(false);
@@ -258,7 +260,7 @@ pub(super) fn stop(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a process serves this directory: it holds the lock for as long as it lives.
+/// Whether a process serves this directory: such a process holds the lock until it ends.
 pub(super) fn is_locked(dir: &NodeDir) -> bool {
     let lock = env().files.open(&dir.lock(), OpenMode::Existing, Caching::Buffered);
     lock.is_ok_and(|lock| lock.try_lock().is_err())

@@ -11,7 +11,7 @@ use super::drives::drive_table;
 use super::filesystems::filesystem_table;
 use super::output::{Format, bytes, print};
 
-/// The exit status if some data cannot be read for good.
+/// Exit status if some data cannot be read for good.
 const DAMAGED: u8 = 3;
 
 pub(super) fn status(dir: &Path, format: Format) -> Result<ExitCode> {
@@ -28,7 +28,7 @@ pub(super) fn upkeep(dir: &Path, request: SetUpkeep, format: Format) -> Result<(
     })
 }
 
-/// What repair and rebuild do, one line for each filesystem that has something to do.
+/// Work of repair and rebuild, one line for each filesystem that has some.
 fn repairs(status: &NodeStatus) -> String {
     let line = |filesystem: &FilesystemInfo| {
         let repair = &filesystem.repair;
@@ -54,7 +54,7 @@ fn repairs(status: &NodeStatus) -> String {
     status.filesystems.iter().filter_map(line).collect::<String>() + paused
 }
 
-/// Damage that was found, one line for each filesystem that had some.
+/// Damage, one line for each filesystem that has some.
 fn damage(status: &NodeStatus) -> String {
     let line = |filesystem: &FilesystemInfo| {
         let damage = &filesystem.damage;
@@ -69,7 +69,7 @@ fn damage(status: &NodeStatus) -> String {
     status.filesystems.iter().filter_map(line).collect()
 }
 
-/// How well content lies on the drives, one line for each filesystem that has some.
+/// Packing of content on the drives, one line for each filesystem that has content.
 fn packing(status: &NodeStatus) -> String {
     let line = |filesystem: &FilesystemInfo| {
         let (pack, orphans) = (&filesystem.pack, &filesystem.orphans);
@@ -104,7 +104,7 @@ fn packing(status: &NodeStatus) -> String {
     status.filesystems.iter().filter_map(line).collect()
 }
 
-/// What has an object store, one line each.
+/// State of tiering, one line for each filesystem that has a store.
 fn tiers(status: &NodeStatus) -> String {
     status
         .filesystems
@@ -114,7 +114,7 @@ fn tiers(status: &NodeStatus) -> String {
         .collect()
 }
 
-/// Drives that take new data only as fast as they clean.
+/// Drives that slow writes down to the speed at which they clean.
 fn debt(status: &NodeStatus) -> String {
     let line = |drive: &DriveInfo| {
         let limit = drive.write_limit_bytes_per_s?;

@@ -24,15 +24,15 @@ use super::progress::Progress;
 use super::tree::{Tree, TreeFile};
 use crate::node::NodeDir;
 
-/// Steps of fetching that are under way: while one ends, the next has begun.
+/// Fetch steps under way: the next one begins before the last one ends.
 const STEPS: usize = 2;
-/// Files that may fail to come back before nothing more is asked for.
+/// Number of files that may fail before the fetch stops.
 const PROBLEMS_MAX: usize = 16;
 const HOUR_S: u64 = 3600;
 const DAY_S: u64 = 24 * HOUR_S;
 const POLL: Duration = Duration::from_millis(300);
 
-/// Whether to wait for the end of what was begun.
+/// Whether to wait for the end of the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
     No,
@@ -45,20 +45,20 @@ impl From<bool> for Wait {
     }
 }
 
-/// What came back of a file.
+/// Result of fetching a file.
 #[derive(Debug, Serialize)]
 struct Fetched {
     path: String,
     fetched_bytes: u64,
-    /// Why no more of it came.
+    /// Why the rest of the file did not come.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
-    /// It is not there any more, and nobody misses it.
+    /// The file was deleted during the fetch and was not named by the user, so this is no error.
     #[serde(skip)]
     is_gone: bool,
 }
 
-/// What left the drives of a file.
+/// Result of releasing a file.
 #[derive(Debug, Serialize)]
 struct Released {
     path: String,
@@ -132,7 +132,7 @@ pub(super) fn detach(dir: &Path, name: &str, wait: Wait, format: Format) -> Resu
     })
 }
 
-/// Shows how far it is until nothing is in the store any more.
+/// Shows progress until the store is empty.
 fn wait_for_detach(dir: &Path, mut info: TierInfo) -> Result<TierInfo> {
     let (mut progress, mut told) = (Progress::new(), None);
     let mut most = info.away_bytes;
@@ -174,7 +174,7 @@ fn forecast_text(all: &[ForecastInfo]) -> String {
     ]);
     for one in all {
         let present = if one.is_present { " (now)" } else { "" };
-        // What was fetched in a minute says nothing of a day.
+        // Fetches of one minute allow no estimate for a day.
         let fetched = match one.fetched_s {
             seconds if seconds >= HOUR_S => bytes(one.fetched_bytes / seconds.max(1) * DAY_S),
             _ => "-".to_owned(),
@@ -253,16 +253,16 @@ fn location(paths: &[PathBuf], format: Format) -> Result<()> {
     tree.end()
 }
 
-/// Bytes, and what that is for people.
+/// Bytes, exact and in a readable unit.
 fn exact(count: u64) -> String {
     if count < 1024 { bytes(count) } else { format!("{count} ({})", bytes(count)) }
 }
 
-/// A file that is fetched: its number, and what is asked for next.
+/// A file to fetch: its index, and its next step.
 type Pending = (usize, FetchFile);
 
-/// Brings files back, many in a step: what they have in one blob comes at once. A file that does not come back holds up
-/// no other.
+/// Fetches files, many in one step: content in the same blob comes at once. A file that fails does not delay the
+/// others.
 fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
     let tree = Tree::of(paths)?;
     let mut fetched: Vec<Fetched> = tree
@@ -270,7 +270,7 @@ fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
         .iter()
         .map(|file| Fetched { path: file.shown(), fetched_bytes: 0, problem: None, is_gone: false })
         .collect();
-    // Files of one filesystem mostly follow each other.
+    // Neighbours in the list are mostly in one filesystem.
     let mut pending: BTreeMap<(PathBuf, String), VecDeque<Pending>> = BTreeMap::new();
     for (number, TreeFile { mounted, .. }) in tree.files.iter().enumerate() {
         let file = FetchFile { path: mounted.inside.clone(), offset: 0 };
@@ -309,7 +309,7 @@ fn fetch(paths: &[PathBuf], format: Format) -> Result<()> {
     fetch_end(&fetched, &problems, left, format)
 }
 
-/// Says what came back. Fails if something did not.
+/// Prints the result. Fails if a file did not come back.
 fn fetch_end(fetched: &[Fetched], problems: &[String], left: usize, format: Format) -> Result<()> {
     print(format, &fetched, |files| {
         let came = files.iter().filter(|file| file.problem.is_none());
@@ -327,7 +327,7 @@ fn fetch_end(fetched: &[Fetched], problems: &[String], left: usize, format: Form
     }
 }
 
-/// Brings files of one filesystem back, step by step, for as long as `came` says so. Returns what is left then.
+/// Fetches files of one filesystem, step by step, while `came` returns true. Returns the files that are left.
 async fn fetch_all(
     client: &AdminClient,
     filesystem: &str,
@@ -352,7 +352,7 @@ async fn fetch_all(
     }
 }
 
-/// How far it is with files of which only those that were begun have a known size.
+/// Progress of a fetch in which only begun files have a known size.
 struct FetchProgress {
     line: Progress,
     files: usize,
@@ -374,7 +374,7 @@ impl FetchProgress {
         self.known_bytes += file.away_bytes.unwrap_or_default();
         self.ended += usize::from(file.next_offset.is_none());
         let Self { line, files, begun, ended, known_bytes, fetched_bytes } = self;
-        // Files that are still to be begun are taken for as large as the others.
+        // Estimate: files that are not begun have the average size of the others.
         let all_bytes = *known_bytes / (*begun).max(1) as u64 * *files as u64;
         line.show_bytes(
             &format!("file {ended} of {files}"),
@@ -408,7 +408,7 @@ fn released_text(file: &Released) -> String {
     format!("{}: {} left the drives{stays}\n", file.path, bytes(file.released_bytes))
 }
 
-/// Which times are not the filesystem's own.
+/// Marks the times that come from the filesystem group.
 fn as_group_says(tier: &TierInfo) -> String {
     let which = match (tier.has_own_cue, tier.has_own_retention) {
         (false, false) => "both",
@@ -419,7 +419,7 @@ fn as_group_says(tier: &TierInfo) -> String {
     format!(", {which} as filesystem group {} says", tier.group)
 }
 
-/// Both times, and whose they are.
+/// Retention and cue, with their origin.
 fn times(tier: &TierInfo) -> String {
     let whose = |is_own: bool| if is_own { "its own" } else { "the group's" };
     format!(
@@ -453,7 +453,7 @@ fn answers(up: Option<bool>, since_s: i64) -> String {
     }
 }
 
-/// With each node's view, if there are several.
+/// Health of the store; with each node's view, if there are several.
 fn health(health: &StoreHealth) -> String {
     let mut text = answers(health.up, health.since_s);
     if health.nodes.len() > 1 {

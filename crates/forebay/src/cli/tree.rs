@@ -1,7 +1,7 @@
-//! Files that `tier` is asked for: those that are named, and all below directories that are.
+//! The files of a `tier` command: files on the command line, and all files below directories on it.
 //!
-//! Trees change while they are gone through. What is not there any more when its turn comes is left out, unless it was
-//! named.
+//! Trees change during the command. A file that disappears before its turn is left out, unless it was on the command
+//! line.
 
 use std::ffi::OsString;
 use std::fs::FileType;
@@ -14,19 +14,19 @@ use anyhow::{Context, Result, bail};
 
 use super::filesystems::{Mounted, Mounts};
 
-/// How often it is looked whether a file is gone, with longer pauses each time.
+/// Number of checks whether a file is gone, with growing pauses between them.
 const LOOKS: u32 = 5;
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// A file on a mount of ours.
+/// A file on a Forebay mount.
 pub(super) struct TreeFile {
     pub(super) path: PathBuf,
     pub(super) mounted: Mounted,
-    /// `None`: it was named.
+    /// Inode of a file found below a directory; `None` for a file on the command line.
     inode: Option<u64>,
 }
 
-/// Files, and why some cannot be asked for.
+/// Files, and errors of files that cannot be used.
 #[derive(Default)]
 pub(super) struct Tree {
     pub(super) files: Vec<TreeFile>,
@@ -42,14 +42,14 @@ impl TreeFile {
         shown(&self.path)
     }
 
-    /// Whether nobody misses it: it was found below a directory, and is not there any more, though another may be.
+    /// Whether a file found below a directory has disappeared; another file may have its name now.
     pub(super) fn is_gone(&self) -> bool {
         let Some(inode) = self.inode else { return false };
         let is_gone = || match std::fs::symlink_metadata(&self.path) {
             Ok(found) => found.ino() != inode,
             Err(error) => error.kind() == ErrorKind::NotFound,
         };
-        // The kernel knows a name until the node has answered who removed it.
+        // The kernel keeps a name until the node has answered the client that removed it.
         (0..LOOKS).any(|look| {
             std::thread::park_timeout(LOOK_PAUSE * look);
             is_gone()
@@ -58,7 +58,7 @@ impl TreeFile {
 }
 
 impl Tree {
-    /// Files as they are named, and those below directories, in the order of their names.
+    /// Files on the command line, and those below directories in the order of their names.
     pub(super) fn of(paths: &[PathBuf]) -> Result<Self> {
         let mounts = Mounts::read()?;
         let mut tree = Self::default();
@@ -92,7 +92,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Does something with each file. The first that fails ends it.
+    /// Calls `work` with each file; the first error ends the loop.
     pub(super) fn each<T>(&self, work: impl Fn(&TreeFile) -> Result<T>) -> Result<Vec<T>> {
         let mut done = Vec::with_capacity(self.files.len());
         for file in &self.files {
@@ -105,7 +105,7 @@ impl Tree {
         Ok(done)
     }
 
-    /// Says which files could not be asked for, and fails if there are any.
+    /// Prints the files that could not be used, and fails if there are any.
     pub(super) fn end(&self) -> Result<()> {
         self.problems.iter().for_each(|problem| eprintln!("{problem}"));
         match self.problems.len() {
@@ -115,7 +115,7 @@ impl Tree {
     }
 }
 
-/// What is in a directory, by name. Nothing if it is gone.
+/// Entries of a directory, by name; none if the directory is gone.
 fn inside(directory: &Path) -> std::io::Result<Vec<(OsString, FileType, u64)>> {
     let is_gone = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
     let entries = match std::fs::read_dir(directory) {
@@ -139,7 +139,7 @@ fn inside(directory: &Path) -> std::io::Result<Vec<(OsString, FileType, u64)>> {
 mod tests {
     use super::*;
 
-    /// Whether a file that cannot be asked for ends it all.
+    /// Whether an unusable file is an error that ends the command.
     fn is_missed(name: &str, inode: Option<u64>) -> bool {
         let mounted = Mounted { dir: PathBuf::new(), filesystem: String::new(), inside: String::new() };
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);

@@ -189,7 +189,7 @@ fn describe(target: &PolicyTarget) -> String {
     }
 }
 
-/// A policy by name, or the text of a file.
+/// A built-in policy by name, or the text of a file.
 fn read_policy(source: &str) -> Result<String> {
     let actions = match source {
         "readonly" => {
@@ -207,7 +207,7 @@ fn read_policy(source: &str) -> Result<String> {
     ))
 }
 
-/// A file, or standard input.
+/// Text of a file, or of standard input.
 pub(super) fn read_text(source: &str) -> Result<String> {
     let mut text = String::new();
     if source == "-" {

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use base::env::sim::Sim;
 
-/// Set for the process that a test runs as a child of its own.
+/// Set in the child process that a test starts.
 const CHILD: &str = "FOREBAY_LOG_TEST_CHILD";
 
 fn throttle(env: &Env) -> (Arc<Throttle>, Receiver<Vec<u8>>) {
@@ -12,7 +12,7 @@ fn throttle(env: &Env) -> (Arc<Throttle>, Receiver<Vec<u8>>) {
     (Arc::new(Throttle { env: env.clone(), log, places: Mutex::default() }), queue)
 }
 
-/// What `act` traces, as lines, with a throttle between.
+/// Log lines of events that `act` traces through a throttle.
 fn traced(throttle: &Arc<Throttle>, queue: &Receiver<Vec<u8>>, act: impl FnOnce()) -> Vec<String> {
     let lines = fmt::layer().with_ansi(false).with_writer(throttle.log.clone());
     let layers = tracing_subscriber::registry().with(ThrottleLayer(throttle.clone())).with(lines);
@@ -56,7 +56,7 @@ fn a_full_queue_takes_no_more_and_says_so() {
     assert_eq!(text.lines().count(), QUEUE_LINES + 1);
 }
 
-/// A file on a disk that is full until it is not.
+/// A file on a disk that is full until the flag is cleared.
 struct Full(AtomicBool, Mutex<Vec<u8>>);
 
 impl base::env::File for Full {
@@ -111,7 +111,7 @@ fn lines_that_a_full_disk_does_not_take_are_counted_and_leave_no_torn_line() {
     assert_eq!(lines[1], "kept");
 }
 
-/// As in a node whose parent has ended and whose disk is full: nothing that is written arrives.
+/// As in a node whose parent has ended and whose disk is full: every write fails.
 #[test]
 fn a_panic_ends_the_process_though_nothing_can_be_written() {
     if std::env::var_os(CHILD).is_some() {

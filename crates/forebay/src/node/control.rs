@@ -1,4 +1,4 @@
-//! What the node's operator sees and does.
+//! The management interface of the node: what operators see and do.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) fn read_node_file(env: &Env, dir: &NodeDir) -> Option<NodeFile> {
     serde_json::from_slice(&bytes).ok()
 }
 
-/// What was refused on the way stays refused with its own code.
+/// Keeps the code of a refusal inside the error; any other error is `failed`.
 pub(super) fn failed(error: anyhow::Error) -> AdminError {
     error.downcast().unwrap_or_else(|error| AdminError::failed(format!("{error:#}")))
 }
@@ -106,7 +106,7 @@ impl Node {
         Ok(status)
     }
 
-    /// What is known without asking anybody: the last answer, and what does not move.
+    /// Status without requests to other parts: the last answer, with facts that do not change.
     fn last_status(&self) -> NodeStatus {
         let now = self.env.clock.boot_ns();
         let last = self.last_status.lock().expect("no holder of this lock panics").clone();
@@ -168,7 +168,7 @@ impl Node {
         change.cluster(&cluster).filesystem(&record);
         self.commit_and_tell(change, Watch::profile_change(name, entry.record.profile, profile)).await?;
         watch.knows_profile(name, profile);
-        // The monitor sees within a second whether all of them are whole.
+        // Within a second the monitor checks whether all drives of the groups are up.
         entry.write_set = WriteSet { profile, groups: record.groups.clone() };
         entry.record = record;
         *map = self.control.map()?;
@@ -180,7 +180,7 @@ impl Node {
         }
     }
 
-    /// Changes the limits of background work, for good.
+    /// Changes the limits of background work durably.
     async fn keep_upkeep(&self, request: SetUpkeep) -> Result<()> {
         let _alone = self.state.lock().await;
         let mut cluster = self.control.cluster()?;
@@ -262,7 +262,7 @@ impl Node {
     }
 }
 
-/// What is wrong with the audit log and the secrets of access keys.
+/// Problems of the audit log and of the secrets of access keys.
 fn access_problems(audit: &AuditInfo, unreadable_keys: usize) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(problem) = &audit.problem {
@@ -280,7 +280,7 @@ fn access_problems(audit: &AuditInfo, unreadable_keys: usize) -> Vec<String> {
     problems
 }
 
-/// What has not moved for long.
+/// Locks and calls that have been stuck for long.
 fn stuck_problems() -> Vec<String> {
     let stuck = base::watch::stuck(STUCK_AFTER);
     stuck.iter().map(|stuck| format!("{stuck}; the log has the stacks")).collect()
@@ -442,7 +442,7 @@ impl NodeControl for Node {
     }
 }
 
-/// Has background work keep to its limits.
+/// Applies the limits of background work.
 pub(super) fn apply_upkeep(pace: &Pace, upkeep: UpkeepRecord) {
     if let Some(rate) = upkeep.rate_bytes_per_s {
         pace.set_bytes_per_s(rate);

@@ -1,4 +1,4 @@
-//! What is said of damage: in `status`, in `why`, in the events, and to whoever wants a file back from a store.
+//! Reports of damage: in `status`, in `why`, in events, and in answers to requests that fetch files from a store.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,11 +13,11 @@ use wire::meta::{ExtentRef, MapPiece};
 
 use super::events::{Happened, subject};
 
-/// Files in the answer to `status`.
+/// Files in an answer to `status`.
 const FILES_MAX: usize = 100;
-/// Files in a sentence.
+/// Files named in a sentence.
 const NAMED_MAX: usize = 5;
-/// Looks without anything new after which damage is told, and looks after which it is told at last.
+/// Looks without news before damage is reported, and looks after which it is reported in any case.
 const CALM: u32 = 5;
 const LONGEST: u32 = 60;
 
@@ -50,7 +50,7 @@ fn name(file: &LostFileInfo) -> String {
     }
 }
 
-/// The first of some files, and how many more there are.
+/// Names of the first files, and the number of further ones.
 fn names(files: &[LostFileInfo], count: u64) -> String {
     let named: Vec<String> = files.iter().take(NAMED_MAX).map(name).collect();
     let more = count.saturating_sub(named.len() as u64);
@@ -62,7 +62,7 @@ fn files_have(count: u64) -> String {
     if count == 1 { "1 file has".to_owned() } else { format!("{count} files have") }
 }
 
-/// What is wrong with the data of a filesystem, and what to do.
+/// Damage of a filesystem and the advice for it, as sentences.
 pub(super) fn lost_data(filesystem: &str, damage: &DamageInfo) -> Vec<String> {
     let mut problems = Vec::new();
     if damage.lost_files > 0 {
@@ -84,13 +84,13 @@ pub(super) fn lost_data(filesystem: &str, damage: &DamageInfo) -> Vec<String> {
     problems
 }
 
-/// What is noted of the pieces of a file.
+/// Recorded losses of the pieces of a file.
 pub(super) struct Losses {
     of_extents: HashMap<ExtentId, Vec<(LostPiece, Option<String>)>>,
 }
 
 impl Losses {
-    /// Those of these pieces.
+    /// Reads the losses of these pieces.
     pub(super) async fn of(client: &Client, pieces: &[MapPiece]) -> Result<Self, FsError> {
         let wanted: BTreeSet<ExtentId> =
             pieces.iter().filter_map(|piece| Some(piece.content.extent()?.id)).collect();
@@ -110,7 +110,7 @@ impl Losses {
         Ok(Self { of_extents })
     }
 
-    /// Adds to what is said of a piece why it cannot be read.
+    /// Adds to a piece why it cannot be read.
     pub(super) fn explain(&self, piece: &MapPiece, mut info: ExtentInfo) -> ExtentInfo {
         let Some(extent) = piece.content.extent() else { return info };
         let mut losses = self.of_extents.get(&extent.id).into_iter().flatten();
@@ -133,7 +133,7 @@ impl Losses {
     }
 }
 
-/// Whether what is lost has bytes of this part of the extent.
+/// Whether the lost piece overlaps this part of the extent.
 fn overlap(loss: &LostPiece, part: &ExtentRef, len: u64) -> bool {
     let Some(lost) = &loss.piece else { return false };
     let Some(extent) = lost.content.extent() else { return false };
@@ -160,7 +160,7 @@ fn reason(cause: LossCause, extent: &ExtentRef, blob: Option<&str>) -> String {
     }
 }
 
-/// Why a part of a file did not come back although its store answers, if that is known.
+/// Why a part of a file did not come back although its store answers; `None` if unknown.
 pub(super) async fn why_lost(client: &Client, ino: Ino, path: &str, offset: u64) -> Option<String> {
     let (at, cause) = client.first_loss(ino, offset).await?;
     let blob = client.lost_blob(cause).await.ok().flatten();
@@ -175,18 +175,18 @@ pub(super) async fn why_lost(client: &Client, ino: Ino, path: &str, offset: u64)
     ))
 }
 
-/// What was told of the damage of a filesystem.
+/// Damage of a filesystem that events have already reported.
 #[derive(Debug, Default)]
 pub(super) struct SeenDamage {
-    /// Files that were told; `None`: all that are known at the first look.
+    /// Files in past events; `None` before the first look, which takes all known files as reported.
     told: Option<BTreeSet<u64>>,
     lost: Burst,
     repaired: Burst,
-    /// Restored shards that were told.
+    /// Number of restored shards in past events.
     told_repaired: Option<u64>,
 }
 
-/// Something that comes in many parts and is told at once.
+/// Collects many small changes for one event.
 #[derive(Debug, Default)]
 struct Burst {
     size: u64,
@@ -195,7 +195,7 @@ struct Burst {
 }
 
 impl Burst {
-    /// Whether it is to be told now. Nothing is left after that.
+    /// Whether the event is due now. If so, the collection starts again.
     fn look(&mut self, size: u64) -> bool {
         if size == 0 {
             *self = Self::default();
@@ -212,12 +212,12 @@ impl Burst {
 }
 
 impl SeenDamage {
-    /// After a start: whether files were told to be unreadable, and not to be readable again since.
+    /// State after a start. `was_told`: the last event said that files are unreadable.
     pub(super) fn recalled(was_told: bool) -> Self {
         Self { told: if was_told { None } else { Some(BTreeSet::new()) }, ..Self::default() }
     }
 
-    /// What to tell of a look, one a second.
+    /// Events of one look; there is one look a second.
     pub(super) fn look(&mut self, filesystem: &str, stat: &DamageStat) -> Vec<Happened> {
         if !stat.is_known {
             return Vec::new();
@@ -315,7 +315,7 @@ mod tests {
         );
     }
 
-    /// Kinds told over some looks at the same.
+    /// Kinds of the events over some looks at the same state.
     fn kinds(seen: &mut SeenDamage, stat: &DamageStat, looks: u32) -> Vec<&'static str> {
         (0..looks).flat_map(|_| seen.look("main", stat)).map(|happened| happened.kind()).collect()
     }

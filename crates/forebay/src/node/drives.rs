@@ -1,4 +1,4 @@
-//! The node's drives: creating, opening, adding, failing.
+//! The node's drives: creating, opening, adding and failing them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,22 +18,24 @@ use super::memory::DriveMemory;
 use super::settings::TrimChoice;
 use super::start::IoChoice;
 
-/// Size of a drive file if nobody says otherwise and there is room.
+/// Default size of a drive file if there is room.
 const DEFAULT_BYTES: u64 = 10 * GIB;
-/// The part of the free space that all drive files together take if nobody says otherwise.
+/// Divisor of the free space: by default all drive files and the new metadata together take this part of it.
 const FREE_PART: u64 = 10;
+/// Upper bound of a new node's metadata, taken from that part.
+const METADATA_BYTES: u64 = 64 * MIB;
 /// The smallest useful drive.
 const BYTES_MIN: u64 = 64 * MIB;
 
-/// A drive that the control ledger knows, and its service if it answers.
+/// A drive in the control ledger, with its service if it answers.
 pub(super) struct DriveEntry {
     pub(super) record: DriveRecord,
     pub(super) service: Option<Arc<Drive>>,
-    /// Why there is no service.
+    /// Why the drive has no service.
     pub(super) problem: Option<String>,
 }
 
-/// How drives are opened.
+/// Settings for opening drives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DriveSettings {
     pub(super) io: IoChoice,
@@ -41,18 +43,18 @@ pub(super) struct DriveSettings {
     pub(super) memory: DriveMemory,
 }
 
-/// Where the bytes of a new drive go.
+/// The place of a new drive.
 #[derive(Debug, Clone)]
 pub(super) struct NewDrive {
     pub(super) path: PathBuf,
-    /// Of a file that is created; a device or existing file has its own.
+    /// Size of a file that is created; a device or an existing file has its own size.
     pub(super) size_bytes: Option<u64>,
     pub(super) existing: Existing,
     pub(super) trim: TrimChoice,
 }
 
 impl DriveEntry {
-    /// Opens a drive. One that cannot be opened stays in the list with the reason.
+    /// Opens a drive. A drive that cannot be opened stays in the list with the reason.
     pub(super) fn open(env: &Env, cluster: ClusterId, record: DriveRecord, settings: DriveSettings) -> Self {
         if matches!(record.state, DriveState::Failed | DriveState::Out) {
             return Self { record, service: None, problem: None };
@@ -76,7 +78,7 @@ impl DriveEntry {
                 Self { record, service: None, problem: Some(problem) }
             }
             Err(error) => {
-                // With its causes: what the system said is what somebody can act on.
+                // With its causes: an operator can act on the error of the system.
                 let error = format!("{:#}", anyhow::Error::new(error));
                 tracing::error!(drive = %record.id, error, "drive cannot be opened");
                 Self { record, service: None, problem: Some(error) }
@@ -110,17 +112,17 @@ impl DriveEntry {
         self.state() == "up"
     }
 
-    /// Whether shards on it can be read.
+    /// Whether shards on the drive can be read.
     pub(super) fn is_readable(&self) -> bool {
         matches!(self.state(), "up" | "leaving")
     }
 
-    /// What it says of itself, if shards on it can be read.
+    /// State of the drive, if its shards can be read.
     pub(super) fn stat_if_readable(&self) -> Option<DriveStat> {
         self.service.as_ref().filter(|_| self.is_readable()).map(|service| service.stat())
     }
 
-    /// Whether its service is to be had by opening it: nothing failed, it was only not there.
+    /// Whether the drive is only absent and has not failed: opening it again is enough.
     pub(super) fn is_missing(&self) -> bool {
         self.state() == "missing"
     }
@@ -165,14 +167,14 @@ impl DriveEntry {
     }
 }
 
-/// What is wrong with a drive that is there.
+/// The problem of a drive that is present.
 fn why_not_well(stat: &DriveStat) -> Option<String> {
     let host_full = "the filesystem that holds it is full, so nothing is written: free some space there, it goes on by \
                      itself";
     stat.failure.clone().or_else(|| stat.host_full.then(|| host_full.to_owned()))
 }
 
-/// The drives of a new cluster: those named, or `count` files in the node's directory.
+/// The drives of a new cluster: the given paths, or `count` files in the node's directory.
 pub(super) fn plan_drives(
     env: &Env,
     dir: &NodeDir,
@@ -186,7 +188,7 @@ pub(super) fn plan_drives(
         (path, existing, is_file)
     };
     let planned: Vec<_> = if paths.is_empty() {
-        // Nothing of a cluster is here yet, so files of an attempt that was cut off may be overwritten.
+        // There is no cluster yet, so files of an earlier, interrupted attempt may be overwritten.
         (0..count)
             .map(|index| new_drive(dir.drives().join(format!("{index}.img")), Existing::Overwrite))
             .collect()
@@ -207,10 +209,11 @@ pub(super) fn plan_drives(
     Ok(drives.collect())
 }
 
-/// A tenth of the free space for all of them: there are other uses for a disk.
+/// Size of each file so that all and the metadata take a tenth of the free space: the disk has other uses.
 fn default_size(env: &Env, dir: &NodeDir, files: u64) -> Result<u64> {
     let free = env.files.free_bytes(dir.root()).context("looking at the free space")?;
-    let each = (free / FREE_PART / files).clamp(BYTES_MIN, DEFAULT_BYTES) / MIB * MIB;
+    let part = (free / FREE_PART).saturating_sub(METADATA_BYTES);
+    let each = (part / files).clamp(BYTES_MIN, DEFAULT_BYTES) / MIB * MIB;
     if each * files > free / 2 {
         bail!(
             "not enough space for {files} drives of at least {}: free={} dir={}; free some, take fewer drives, or give \
@@ -223,7 +226,7 @@ fn default_size(env: &Env, dir: &NodeDir, files: u64) -> Result<u64> {
     Ok(each)
 }
 
-/// Formats new drives. If one cannot be, the files made so far are removed.
+/// Formats new drives. If one fails, the files made so far are removed.
 pub(super) fn format_drives(
     env: &Env,
     cluster: ClusterId,
@@ -262,7 +265,7 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
                 .with_context(|| format!("cannot open {}", path.display()))?
         }
     };
-    // Smaller ones have segments that take no shard of usual length.
+    // The segments of a smaller drive are too small for a shard of usual length.
     if size < BYTES_MIN {
         bail!(
             "drive is too small: path={} size={} least={}",
@@ -283,7 +286,7 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
         capacity_bytes: new_drive.size_bytes,
         segment_bytes: None,
         existing: new_drive.existing,
-        // A file that gives room back takes it as it needs it.
+        // A file that gives space back allocates it on use.
         preallocate: if new_drive.trim == TrimChoice::Always {
             Preallocate::Nothing
         } else {

@@ -1,4 +1,4 @@
-//! The S3 endpoint of a node: the first filesystem's top-level directories as buckets.
+//! The S3 endpoint of a node: top-level directories of the first filesystem are the buckets.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -12,22 +12,22 @@ use serde::{Deserialize, Serialize};
 
 use super::{Node, State};
 
-/// The filesystem that is served.
+/// The filesystem behind the endpoint.
 const FILESYSTEM: &str = "main";
 
-/// The port of a new node, or the next one that is free.
+/// The first port that a new node tries.
 const FIRST_PORT: u16 = 9000;
-/// How long a start waits for the address that it had: the process before it may be ending still.
+/// How long a start waits for its last address: the previous process may not have ended yet.
 const ADDRESS_PATIENCE: Duration = Duration::from_secs(3);
 const ADDRESS_POLL: Duration = Duration::from_millis(100);
 
-/// What `start` was asked for. What is not given stays as it was.
+/// S3 options of `start`. Options that are not given keep their values.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct S3Options {
     pub(crate) off: bool,
     pub(crate) listen: Option<SocketAddr>,
     pub(crate) domains: Vec<String>,
-    /// Certificate and key.
+    /// Paths of certificate and key.
     pub(crate) tls: Option<(PathBuf, PathBuf)>,
 }
 
@@ -35,26 +35,26 @@ pub(crate) struct S3Options {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
-    /// Nothing is served.
+    /// The endpoint is off.
     #[serde(default)]
     off: bool,
-    /// Where it listened last.
+    /// The last address.
     listen: Option<SocketAddr>,
-    /// Whether no other address will do: people have written it down.
+    /// Whether only this address will do, because an operator chose it.
     asked: bool,
     domains: Vec<String>,
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
 }
 
-/// The endpoint that runs.
+/// A running endpoint.
 pub(super) struct Endpoint {
     server: Server,
     client: Client,
 }
 
-/// Serves at the first port that nobody has, and keeps to it from then on. Whoever binds a port has it, so that of
-/// several nodes that start at once each gets its own.
+/// Listens on the first free port, and keeps that port for later starts. Binding decides who gets a port, so several
+/// nodes that start at once get different ones.
 async fn first_free<S>(settings: &mut Settings, start: impl AsyncFn(SocketAddr) -> Started<S>) -> Result<S> {
     settings.asked = true;
     for port in FIRST_PORT..u16::MAX {
@@ -66,7 +66,7 @@ async fn first_free<S>(settings: &mut Settings, start: impl AsyncFn(SocketAddr) 
     bail!("no port of 127.0.0.1 from {FIRST_PORT} on is free for S3: give an address with --s3 ADDRESS:PORT")
 }
 
-/// Serves at the address that it had.
+/// Listens on the last address.
 async fn again<S>(address: SocketAddr, start: impl AsyncFn(SocketAddr) -> Started<S>) -> Result<S> {
     let patience = tokio::time::sleep(ADDRESS_PATIENCE);
     tokio::pin!(patience);
@@ -93,7 +93,7 @@ async fn again<S>(address: SocketAddr, start: impl AsyncFn(SocketAddr) -> Starte
 type Started<S> = Result<S, ListenError>;
 
 impl Node {
-    /// Starts to serve S3.
+    /// Starts the endpoint.
     pub(super) async fn start_s3(&self, options: &S3Options) -> Result<()> {
         let dir = self.dir.s3();
         self.env.files.create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -147,7 +147,7 @@ impl Node {
         Ok(())
     }
 
-    /// What was set last, changed by what is asked for now.
+    /// The last settings, changed by the options of this start.
     fn s3_settings(&self, options: &S3Options) -> Result<Settings> {
         let path = self.dir.s3().join("settings.json");
         let mut settings = if self.env.files.exists(&path) {
@@ -196,24 +196,24 @@ impl Node {
         Ok(files.load(&self.env)?)
     }
 
-    /// The filesystem that is served, and bytes that came from its object store for that.
+    /// The filesystem behind the endpoint, and the bytes that its requests fetched from the object store.
     pub(super) fn s3_fetched(&self) -> (&'static str, u64) {
         let endpoint = self.s3.lock().expect("no holder of this lock panics");
         (FILESYSTEM, endpoint.as_ref().map_or(0, |endpoint| endpoint.client.fetched_bytes()))
     }
 
-    /// Where S3 is served.
+    /// URL of the endpoint.
     pub(super) fn s3_url(&self) -> Option<String> {
         let endpoint = self.s3.lock().expect("no holder of this lock panics");
         endpoint.as_ref().map(|endpoint| format!("http://{}", endpoint.server.address()))
     }
 
-    /// Ends requests and makes what they wrote durable.
+    /// Ends all requests and makes their writes durable.
     pub(super) async fn stop_s3(&self) -> Result<()> {
         let endpoint = self.s3.lock().expect("no holder of this lock panics").take();
         let Some(Endpoint { server, client }) = endpoint else { return Ok(()) };
         server.stop().await;
-        // It refers to the client, and the client to it.
+        // The client and the gate refer to each other.
         client.set_invalidate(None);
         client.close().await.context("writing out what came through S3")
     }
@@ -224,7 +224,7 @@ impl Node {
 mod tests {
     use super::*;
 
-    /// Which ports of several nodes that start one after another are theirs.
+    /// Ports of several nodes that start one after another.
     #[test]
     fn a_new_node_takes_the_next_free_port_and_keeps_it() {
         let text = r#"{"listen":"127.0.0.1:4000","asked":false,"domains":[],"certificate":null,"key":null}"#;

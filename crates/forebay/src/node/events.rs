@@ -1,8 +1,8 @@
-//! What happens to the node, kept for people: what is seen at each look is compared with what was told last.
+//! Events of the node for people: each look compares the present state with the state in the last events.
 //!
-//! Who changes something has it looked at and written down before the next change, see `Node::tell`. After a restart
-//! the events say what was told last. What flickers (a store that answers now and then) counts once it has stayed for
-//! some looks, one a second.
+//! Code that changes something also records the events of the change before the next change, see `Node::tell`. After a
+//! restart the recorded events give the last known state. A state that may flicker (a store that answers now and then)
+//! counts once it has lasted for several looks; there is one look a second.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -21,13 +21,13 @@ use super::filesystems::FilesystemEntry;
 use super::limits::shortage_text;
 use super::{Node, State};
 
-/// Looks for which a store must be down, or tiering in trouble, and as many for the end of it.
+/// Looks before a store counts as down, or tiering as in trouble; as many before either counts as over.
 const STAYS: u32 = 5;
-/// Looks without any after which content that left early is summed up.
+/// Looks without content that leaves early before the sum is recorded.
 const CALM: u32 = 60;
-/// Events that wait for being written at most.
+/// Limit of events that wait to be written.
 const PENDING_MAX: usize = 1000;
-/// What a drive can be.
+/// States of a drive.
 const DRIVE_STATES: [&str; 5] = ["up", "missing", "failed", "leaving", "out"];
 
 /// An event without its number and time.
@@ -51,7 +51,7 @@ impl Happened {
 }
 
 impl Happened {
-    /// What happened, in a word or two.
+    /// The kind of the event, in a word or two.
     #[cfg(test)]
     pub(super) fn kind(&self) -> &'static str {
         self.kind
@@ -64,7 +64,8 @@ pub(super) fn next_event(control: &Control) -> Result<u32> {
 }
 
 impl Node {
-    /// Recalls what was told last, so that no start tells it again, and an end gets told whose beginning was.
+    /// Reads the recorded events, so that a start does not repeat them, and so that the end of a recorded state is
+    /// recorded too.
     pub(super) async fn recall_events(&self) -> Result<()> {
         let told = self.control.events()?;
         let mut state = self.state.lock().await;
@@ -77,8 +78,8 @@ impl Node {
         Ok(())
     }
 
-    /// Writes down what has changed since the last look. Who changes something calls this at once, so that nothing is
-    /// missed that passes before the next look. What cannot be written now is written later.
+    /// Records events for what has changed since the last look. Code that changes something calls this at once, so that
+    /// no state between two looks is missed. Events that cannot be written now are written later.
     pub(super) async fn tell(&self, state: &mut State) {
         let State { drives, filesystems, map, watch, .. } = state;
         let happened = watch.look(drives, filesystems, map);
@@ -86,7 +87,7 @@ impl Node {
         self.write_events(watch).await;
     }
 
-    /// As `tell`, and looks at what counts once it has stayed. To be called once a second.
+    /// Like `tell`, and also looks at states that must last before they count. Called once a second.
     pub(super) async fn tell_what_stays(&self) {
         let mut state = self.state.lock().await;
         let State { drives, filesystems, watch, .. } = &mut *state;
@@ -106,7 +107,7 @@ impl Node {
         }
     }
 
-    /// Makes a change together with the events that tell of it.
+    /// Commits a change together with its events.
     pub(super) async fn commit_and_tell(&self, change: ControlChange, happened: Vec<Happened>) -> Result<()> {
         let time_s = self.env.clock.wall_ns() / 1_000_000_000;
         let happened: Vec<_> = happened.into_iter().map(|happened| (time_s, happened)).collect();
@@ -126,13 +127,13 @@ impl Node {
     }
 }
 
-/// What was seen, and what is to be written down of it.
+/// The last state that was seen, and events that are to be written.
 #[derive(Default)]
 pub(super) struct Watch {
     drives: BTreeMap<DriveId, SeenDrive>,
     filesystems: BTreeMap<String, SeenFilesystem>,
     rebuilding: usize,
-    /// What is not written down yet, with its time, oldest first.
+    /// Events that are not written yet, with their times, oldest first.
     pending: VecDeque<(i64, Happened)>,
 }
 
@@ -155,23 +156,23 @@ struct SeenFilesystem {
     damage: SeenDamage,
 }
 
-/// What tiering tells of itself at a look.
+/// State of tiering at one look.
 pub(super) struct TierSigns {
-    /// Whether the store answers, if that is known.
+    /// Whether the store answers; `None` if unknown.
     pub(super) up: Option<bool>,
-    /// What the store says, or why tiering cannot go on.
+    /// The error of the store, or why tiering stopped.
     pub(super) problem: Option<String>,
     pub(super) released_early_bytes: u64,
 }
 
-/// What was told last of a subject, of these kinds.
+/// The kind of the last event of a subject, among these kinds.
 fn last<'a>(told: &[Event], subject: &str, kinds: &[&'a str]) -> Option<&'a str> {
     let of_subject = told.iter().rev().filter(|event| event.subject == subject);
     of_subject.filter_map(|event| kinds.iter().find(|kind| **kind == event.kind)).next().copied()
 }
 
 impl Watch {
-    /// Before the first look: everything is as it was when it was told last.
+    /// The state before the first look, from the recorded events.
     fn recall<'a>(
         &mut self,
         drives: impl Iterator<Item = DriveId>,
@@ -207,14 +208,14 @@ impl Watch {
         self.rebuilding = usize::from(began("cluster", "rebuild began", "rebuild ended").told);
     }
 
-    /// What could not be written down before stays in its order; too much of it is forgotten, the oldest first.
+    /// Queues events after those that could not be written before; beyond the limit the oldest are dropped.
     pub(super) fn keep(&mut self, time_s: i64, happened: Vec<Happened>) {
         self.pending.extend(happened.into_iter().map(|happened| (time_s, happened)));
         let too_many = self.pending.len().saturating_sub(PENDING_MAX);
         self.pending.drain(..too_many);
     }
 
-    /// What changes by steps, each of which is told.
+    /// Changes in steps; each step gives an event.
     fn look(
         &mut self,
         drives: &BTreeMap<DriveId, DriveEntry>,
@@ -266,7 +267,7 @@ impl Watch {
         }
     }
 
-    /// What is so for a while, and may flicker.
+    /// States that last for a while and may flicker.
     fn look_at_levels(
         &mut self,
         drives: &BTreeMap<DriveId, DriveEntry>,
@@ -291,7 +292,7 @@ impl Watch {
         happened
     }
 
-    /// A change of a profile, told by the commit that makes it: `knows_profile` follows that.
+    /// Events for a change of a profile, which its commit records: `knows_profile` follows that.
     pub(super) fn profile_change(name: &str, before: Profile, now: Profile) -> Vec<Happened> {
         if before == now {
             return Vec::new();
@@ -389,7 +390,7 @@ impl SeenFilesystem {
         Some(Happened::new(severity, subject(name), kind, text))
     }
 
-    /// A write that was refused counts at once; that next to nothing is left may pass by itself.
+    /// A refused write counts at once; little room must last, because it may pass by itself.
     fn look_at_room(&mut self, name: &str, shortage: Option<ShortageInfo>) -> Option<Happened> {
         let full = match &shortage {
             Some(shortage) if shortage.refusing => self.full.look_at_once(true),
@@ -406,7 +407,7 @@ impl SeenFilesystem {
     fn look_at_tier(&mut self, name: &str, store: &str, signs: &TierSigns, happened: &mut Vec<Happened>) {
         let problem = signs.problem.clone().unwrap_or_default();
         let of_store = || format!("store {store}");
-        // After a start nothing is known of a store before it was asked: then it is as it was told.
+        // After a start the state of a store is unknown until its first answer: until then the recorded state counts.
         let is_down = signs.up.map_or(self.is_down.told, |up| !up);
         let pauses = match (&signs.problem, signs.up) {
             (None, None) | (_, Some(false)) => self.problem.told,
@@ -443,7 +444,7 @@ impl SeenFilesystem {
     }
 }
 
-/// Something that is so or not, and counts once it has stayed.
+/// A state that is on or off, and counts once it has lasted.
 #[derive(Debug, Default)]
 struct Level {
     told: bool,
@@ -455,7 +456,7 @@ impl Level {
         Self { told, looks: 0 }
     }
 
-    /// What it has become: that it is so counts at once, that it is over once it has stayed.
+    /// The new state, if it changed: on counts at once, off once it has lasted.
     fn look_at_once(&mut self, now: bool) -> Option<bool> {
         if now && !self.told {
             *self = Self::told(true);
@@ -464,7 +465,7 @@ impl Level {
         self.look(now)
     }
 
-    /// What it has become, if that has stayed for long enough.
+    /// The new state, if it changed and has lasted.
     fn look(&mut self, now: bool) -> Option<bool> {
         self.looks = if now == self.told { 0 } else { self.looks + 1 };
         if self.looks < STAYS {
@@ -475,13 +476,13 @@ impl Level {
     }
 }
 
-/// Content that leaves early.
+/// Content that left the drives early.
 #[derive(Debug, Default)]
 struct Early {
     bytes: Option<u64>,
-    /// How much had left before it began, and looks since the last that left.
+    /// Bytes that had left before this began, and looks since the last that left.
     since: Option<(u64, u32)>,
-    /// It began before the last start.
+    /// It began before the last start of the node.
     is_recalled: bool,
 }
 
@@ -492,7 +493,7 @@ enum EarlyIs {
 }
 
 impl Early {
-    /// How much had left before a restart is not known.
+    /// The number of bytes that had left before a restart is unknown.
     fn recalled(began: bool) -> Self {
         Self { bytes: None, since: began.then_some((0, 0)), is_recalled: began }
     }
@@ -502,7 +503,7 @@ impl Early {
     }
 
     fn look(&mut self, bytes: u64) -> Option<EarlyIs> {
-        // The counter begins anew with every process, and with other limits.
+        // The counter restarts with every process, and with new limits.
         let before = self.bytes.replace(bytes).unwrap_or(bytes).min(bytes);
         match (&mut self.since, bytes > before) {
             (None, true) => {
@@ -628,7 +629,7 @@ mod tests {
         assert_eq!(early.look(1), Some(EarlyIs::Begun));
     }
 
-    /// What is told while tiering shows these signs for as long as it takes.
+    /// Events while tiering shows this state for [`STAYS`] looks.
     fn tiering(
         seen: &mut SeenFilesystem,
         up: Option<bool>,

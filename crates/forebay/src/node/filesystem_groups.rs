@@ -1,8 +1,8 @@
-//! Filesystem groups: what filesystems share of tiering. Placement groups are in `groups`.
+//! Filesystem groups: filesystems that share times of tiering. Placement groups are in `groups`.
 //!
-//! A filesystem has the times of its group as far as its own record says nothing else. Whoever changes times or groups
-//! holds `stores_lock`. A filesystem comes to be in its group, and a group goes, under the lock of the node's state, so that
-//! no group goes away from a new filesystem.
+//! A filesystem has the times of its group where its own record has none. Code that changes times or groups holds
+//! `stores_lock`. Adding a filesystem to a group, and removing a group, also need the lock of the node's state, so that
+//! a group is not removed while a new filesystem joins it.
 
 use admin::{
     AdminError, FilesystemGroupControl, FilesystemGroupInfo, FilesystemInfo, MoveFilesystem,
@@ -19,9 +19,9 @@ use super::tiers::end;
 use super::users::check_name;
 use super::{Node, State};
 
-/// Filesystem groups that there may be at most.
+/// Limit of filesystem groups.
 const FILESYSTEM_GROUPS_MAX: usize = 2048;
-/// Bounds of the cue: so long at least, and this part of the retention at most.
+/// Bounds of the cue: this many seconds at least, and this part of the retention at most.
 const CUE_S_MIN: u64 = 10;
 const CUE_PART: u64 = 3;
 
@@ -33,13 +33,13 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// What a filesystem says itself, and its group for the rest.
+    /// Times of the filesystem; those that it does not have are its group's.
     pub(super) fn of(tier: TierRecord, group: &FilesystemGroupRecord) -> Self {
         let retention_s = tier.retention_s.unwrap_or(group.retention_s);
         Self { retention_s, cue_s: tier.cue_s.unwrap_or_else(|| suiting(group.cue_s, retention_s)) }
     }
 
-    /// Why they make no sense, if they do not.
+    /// The contradiction in the times, if there is one.
     fn problem(self) -> Option<String> {
         let Self { retention_s, cue_s } = self;
         if (CUE_S_MIN..=retention_s / CUE_PART).contains(&cue_s) {
@@ -53,12 +53,12 @@ impl Times {
     }
 }
 
-/// A cue that nobody asked for: shorter where the retention needs that.
+/// The default cue: shorter where the retention requires it.
 fn suiting(cue_s: u64, retention_s: u64) -> u64 {
     cue_s.min(retention_s / CUE_PART)
 }
 
-/// Refuses times of a filesystem that make no sense with those of its group.
+/// Refuses times of a filesystem that contradict those of its group.
 pub(super) fn check_own_times(tier: TierRecord, group: &FilesystemGroupRecord) -> Result<(), AdminError> {
     let Some(problem) = Times::of(tier, group).problem() else { return Ok(()) };
     let name = &group.name;
@@ -71,7 +71,7 @@ pub(super) fn check_own_times(tier: TierRecord, group: &FilesystemGroupRecord) -
     Err(AdminError::invalid(problem + &advice))
 }
 
-/// What is asked for over what a group has, or over what a new one gets.
+/// The group's settings, or defaults, with the requested changes.
 fn changed(
     old: FilesystemGroupRecord,
     settings: SetFilesystemGroup,
@@ -87,7 +87,7 @@ fn changed(
     }
 }
 
-/// A group of which nothing is said but its name and settings.
+/// A new group with this name and these settings.
 fn new_group(id: u32, name: &str, settings: SetFilesystemGroup) -> Result<FilesystemGroupRecord, AdminError> {
     let usual = FilesystemGroupRecord::default();
     let retention_s = settings.retention_s.unwrap_or(usual.retention_s);
@@ -109,12 +109,12 @@ fn info(group: &FilesystemGroupRecord, filesystems: &[FilesystemRecord]) -> File
     }
 }
 
-/// Whose group is another one from now on, or says something else.
+/// The filesystems that a change of group or times affects.
 #[derive(Clone, Copy)]
 enum Followers<'a> {
-    /// All that belong to it.
+    /// All members of the group.
     Members,
-    /// This filesystem, which comes to it.
+    /// This filesystem, which joins the group.
     Newcomer(&'a str),
 }
 
@@ -132,8 +132,8 @@ impl Followers<'_> {
 }
 
 impl FilesystemEntry {
-    /// Refuses a group whose times make no sense with those that the filesystem has of its own. While a store is left,
-    /// times do not count.
+    /// Refuses a group whose times contradict the filesystem's own times. Times do not count while a store is being
+    /// detached.
     fn check_fits(&self, group: &FilesystemGroupRecord) -> Result<(), AdminError> {
         let tier = self.record.tier.filter(|tier| !tier.detaching);
         match tier.and_then(|tier| Times::of(tier, group).problem()) {
@@ -146,7 +146,7 @@ impl FilesystemEntry {
         }
     }
 
-    /// Whether tiering goes on otherwise with this group.
+    /// Whether this group changes the times of tiering.
     fn is_retimed_by(&self, group: &FilesystemGroupRecord) -> bool {
         let differs = |tier: TierRecord| Times::of(tier, group) != self.tier.times(tier);
         self.record.tier.is_some_and(|tier| !tier.detaching && differs(tier))
@@ -173,7 +173,7 @@ impl Node {
         self.filesystem_group(name.unwrap_or(&FilesystemGroupRecord::default().name))
     }
 
-    /// Tells filesystems what their groups say, when the node starts.
+    /// Gives filesystems their groups when the node starts.
     pub(super) fn join_filesystem_groups(&self, state: &mut State) -> anyhow::Result<()> {
         let groups = self.control.filesystem_groups()?;
         for entry in state.filesystems.values_mut() {
@@ -268,7 +268,7 @@ impl Node {
         entry.info(&self.env, &state.map, &state.drives).await.map_err(failed)
     }
 
-    /// Keeps what a group says, or who belongs to it, and has those that it concerns tier that way. All or none.
+    /// Commits a change of a group or of its members, and restarts tiering of the affected filesystems. All or none.
     async fn follow(
         &self,
         group: &FilesystemGroupRecord,
@@ -352,9 +352,9 @@ impl FilesystemGroupControl for Node {
 mod tests {
     use super::*;
 
-    type Asked = (Option<u64>, Option<u64>);
+    type Requested = (Option<u64>, Option<u64>);
 
-    fn set((retention_s, cue_s): Asked) -> SetFilesystemGroup {
+    fn set((retention_s, cue_s): Requested) -> SetFilesystemGroup {
         SetFilesystemGroup { retention_s, cue_s }
     }
 

@@ -1,4 +1,4 @@
-//! The node's filesystems: ledger, owner, client, mount and upkeep of each.
+//! The node's filesystems: ledger, owner, client, mount and background work of each.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -37,31 +37,31 @@ use super::tiers::TierEntry;
 
 /// Groups per position when each group has all drives.
 const ORDERS: u32 = 8;
-/// Owed shards counted for `status`; more are as bad.
+/// Limit of counting owed shards for `status`.
 const OWED_COUNTED_MAX: usize = 100_000;
-/// How long a start waits for the paths of what cannot be read.
+/// How long a start waits for the paths of unreadable files.
 const DAMAGE_PATIENCE: Duration = Duration::from_secs(2);
-/// How long writing out may take when the node stops.
+/// Deadline for writing out when the node stops.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
 
 /// How long a mount that was removed by hand may take to end.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(3);
 const LEAVING_POLL: Duration = Duration::from_millis(10);
 
-/// What packing and the search for orphans wait for is divided by this: for tests, which wait for both.
+/// Divisor of the waits of packing and of the search for orphans; above 1 in tests only.
 fn haste() -> u32 {
     let haste = std::env::var("FOREBAY_HASTE").ok().and_then(|text| text.parse().ok());
     haste.filter(|haste| *haste > 0).unwrap_or(1)
 }
 
-/// A filesystem that is being served.
+/// A filesystem that is served.
 pub(super) struct FilesystemEntry {
     pub(super) record: FilesystemRecord,
     pub(super) files: LedgerFiles,
     pub(super) owner: Arc<Owner>,
     pub(super) client: Client,
     topology: watch::Sender<Arc<Topology>>,
-    /// What new extents are written with now.
+    /// Profile and groups of new extents now.
     pub(super) write_set: WriteSet,
     reclaimer: Reclaimer,
     pub(super) repairer: Repairer,
@@ -74,7 +74,7 @@ pub(super) struct FilesystemEntry {
     mount: Option<Mount>,
 }
 
-/// What the filesystems of a node share.
+/// Parts of the node that all filesystems share.
 pub(super) struct NodeParts<'a> {
     pub(super) env: &'a Env,
     pub(super) cluster: ClusterId,
@@ -87,7 +87,7 @@ pub(super) struct NodeParts<'a> {
     pub(super) memory: &'a MemoryPlan,
 }
 
-/// What clients see of the drives.
+/// The drives as clients see them.
 fn topology(
     map: &ClusterMap,
     drives: &BTreeMap<DriveId, DriveEntry>,
@@ -121,7 +121,7 @@ pub(super) fn plan_groups(
         .map(|drive| DriveSlot { drive: drive.id, domain: drive.domain, weight_bytes: drive.capacity_bytes })
         .collect();
     let suggested = suggested_pg_count(slots.len() as u32, profile.n());
-    // Groups of all drives differ in order only, so a few of each order are as good as many.
+    // Groups of all drives differ in their order only, so a few of each order suffice.
     let count = if slots.len() == usize::from(profile.n()) {
         suggested.min(ORDERS * slots.len() as u32)
     } else {
@@ -135,7 +135,7 @@ pub(super) fn plan_groups(
 }
 
 impl FilesystemEntry {
-    /// Opens the ledger and starts a client and upkeep on it.
+    /// Opens the ledger and starts a client and background work on it.
     pub(super) async fn open(parts: &NodeParts<'_>, record: FilesystemRecord) -> Result<Self> {
         let NodeParts { env, cluster, meta_dirs, runtime, pace, map, drives, knowledge, memory } = *parts;
         let (ledger, owner_env, meta_dirs) = (record.ledger, env.clone(), meta_dirs.clone());
@@ -149,7 +149,7 @@ impl FilesystemEntry {
             Ok((files, Arc::new(owner)))
         };
         let (files, owner) = tokio::task::spawn_blocking(open).await??;
-        // What is missing now may come in a moment: narrower groups are planned later, if at all.
+        // A drive that is missing now may come back soon: narrower groups are planned later, if at all.
         let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
         let (sender, receiver) = watch::channel(topology(map, drives, &record, &write_set));
         let tier = TierEntry::new(env, cluster, record.id, memory);
@@ -170,7 +170,7 @@ impl FilesystemEntry {
         let reclaimer = Reclaimer::start(client.clone(), runtime);
         let repairer = Repairer::start(env.clone(), client.clone(), pace.clone(), runtime);
         let damage = DamageKeeper::start(env.clone(), client.clone(), pace.clone(), runtime);
-        // The first `status` says what is known.
+        // The first `status` has the known damage.
         damage.known(DAMAGE_PATIENCE).await;
         let (env, pace) = (env.clone(), pace.clone());
         let (packing, collecting) = (PackOptions::default(), OrphanOptions::default());
@@ -197,7 +197,7 @@ impl FilesystemEntry {
         })
     }
 
-    /// Another client on the filesystem, with caches of its own, for another protocol.
+    /// Opens another client on the filesystem, with its own caches, for another protocol.
     pub(super) async fn open_client(
         &self,
         env: &Env,
@@ -219,7 +219,7 @@ impl FilesystemEntry {
         Client::open(options).await.context("registering with the owner of the ledger")
     }
 
-    /// Tells the client about changed drives or groups.
+    /// Publishes changed drives or groups to the client.
     pub(super) fn update(&mut self, map: &ClusterMap, drives: &BTreeMap<DriveId, DriveEntry>) {
         self.topology.send_replace(topology(map, drives, &self.record, &self.write_set));
     }
@@ -248,7 +248,7 @@ impl FilesystemEntry {
         Ok(())
     }
 
-    /// Waits for the end of a mount that somebody has just removed by hand.
+    /// Waits for the end of a mount that a user has just unmounted by hand.
     pub(super) async fn unmount_leaving(&mut self) -> Result<()> {
         let begun = tokio::time::Instant::now();
         while self.mount.as_ref().is_some_and(|mount| mount.is_alive() && !mount.is_in_tree()) {
@@ -261,7 +261,7 @@ impl FilesystemEntry {
         Ok(())
     }
 
-    /// Forgets a mount that somebody removed by hand.
+    /// Drops a mount that a user unmounted by hand.
     pub(super) fn unmount_dead(&mut self) {
         if self.mount.as_ref().is_some_and(|mount| !mount.is_alive()) {
             self.mount = None;
@@ -304,7 +304,7 @@ impl FilesystemEntry {
         drives: &BTreeMap<DriveId, DriveEntry>,
     ) -> Result<FilesystemInfo> {
         let ledger = self.owner.stat();
-        // A halted ledger answers nothing, and that is what must be shown then.
+        // A halted ledger does not answer; zeros are shown with that state.
         let unknown = FsStat { total_bytes: 0, free_bytes: 0, used_bytes: 0, drive_bytes: 0, inodes: 0 };
         let stat = if ledger.halted { unknown } else { self.client.statfs().await? };
         let owed = if ledger.halted { Vec::new() } else { self.client.owed(OWED_COUNTED_MAX).await? };
@@ -387,7 +387,7 @@ impl FilesystemEntry {
         }
     }
 
-    /// The drive that gets an owed shard: the one that has its position now.
+    /// The drive for an owed shard: the present holder of its position.
     fn holder(&self, map: &ClusterMap, entry: &OwedEntry) -> DriveId {
         let member = map.group(entry.pg).and_then(|group| group.members.get(usize::from(entry.shard.0)));
         member.copied().unwrap_or(entry.drive)
@@ -420,7 +420,7 @@ impl FilesystemEntry {
         }
     }
 
-    /// Bytes that are owed to each drive.
+    /// Bytes owed to each drive.
     pub(super) async fn owed_bytes(&self, map: &ClusterMap) -> Result<BTreeMap<DriveId, u64>> {
         let mut bytes = BTreeMap::new();
         if !self.owner.stat().halted {
@@ -432,24 +432,24 @@ impl FilesystemEntry {
         Ok(bytes)
     }
 
-    /// The newest durable position of its ledger.
+    /// The newest durable position of the filesystem's ledger.
     pub(super) fn position(&self) -> Option<Position> {
         self.owner.position()
     }
 
-    /// The drives that shards are owed to.
+    /// The drives that are owed shards.
     pub(super) async fn owed_holders(&self, map: &ClusterMap) -> Result<BTreeSet<DriveId>> {
         let owed = self.client.owed(OWED_COUNTED_MAX).await?;
         Ok(owed.iter().map(|entry| self.holder(map, entry)).collect())
     }
 
-    /// The groups whose new members have all their shards of this filesystem.
+    /// Groups whose new members have all their shards of this filesystem.
     pub(super) fn rebuilt(&self) -> HashMap<PgId, base::Epoch> {
         self.repairer.rebuilt()
     }
 }
 
-/// Positions of the group that hold nothing that can be read, or not everything.
+/// Positions of the group whose shards cannot be read, or not all of them.
 pub(super) fn exposure(
     group: &PlacementGroup,
     drives: &BTreeMap<DriveId, DriveEntry>,
@@ -458,7 +458,7 @@ pub(super) fn exposure(
     exposure_without(group, drives, owed, None)
 }
 
-/// The same if one more drive were gone.
+/// Like [`exposure`], if one more drive were gone.
 pub(super) fn exposure_without(
     group: &PlacementGroup,
     drives: &BTreeMap<DriveId, DriveEntry>,
@@ -479,8 +479,8 @@ pub(super) fn exposure_without(
     exposed.count() as u8
 }
 
-/// How many more losses data of this filesystem survives, by the group that is worst off; below zero if some
-/// cannot be read.
+/// Number of further drive losses that the filesystem's data survives, by its worst group; negative if some data cannot
+/// be read.
 pub(super) fn reads_survive(
     record: &FilesystemRecord,
     map: &ClusterMap,
@@ -495,8 +495,8 @@ pub(super) fn reads_survive(
     record.all_sets().map(of_set).min().unwrap_or(0)
 }
 
-/// What is survived now: of reads, by the data that is stored; of writes, by the drives that are up, with narrower
-/// extents if need be. On one node a drive is a failure domain.
+/// Protection now: of reads, by the stored data; of writes, by the drives that are up, with narrower extents if
+/// necessary. On one node a drive is a failure domain.
 fn protection(
     record: &FilesystemRecord,
     map: &ClusterMap,
@@ -507,7 +507,7 @@ fn protection(
     let up: BTreeSet<u64> =
         drives.values().filter(|entry| entry.is_up()).map(|entry| entry.record.domain).collect();
     let whole = reads_survive(record, map, drives, owed);
-    // What is damaged on a drive is not there; together that may be more than any extent lacks.
+    // Damaged shards count as missing; together they may be more than any single extent lacks.
     let damaged = |(_, entry): &(&DriveId, &DriveEntry)| {
         entry.stat_if_readable().is_some_and(|stat| stat.bad_shards > 0)
     };

@@ -1,4 +1,4 @@
-//! What another retention would take of drives and store.
+//! Forecast of the space on drives and in the store for another retention.
 
 use admin::{AdminError, ForecastInfo, ForecastRequest};
 use base::env::Env;
@@ -12,8 +12,8 @@ use super::filesystems::FilesystemEntry;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A filesystem of which a forecast is asked.
-struct Asked {
+/// A filesystem in a forecast.
+struct ForecastInput {
     filesystem: String,
     store: String,
     times: Times,
@@ -22,8 +22,8 @@ struct Asked {
     fetched_s: u64,
 }
 
-impl Asked {
-    /// `None` if it has no store.
+impl ForecastInput {
+    /// `None` if the filesystem has no store.
     fn of(entry: &FilesystemEntry, env: &Env) -> Option<Self> {
         let tier = entry.record.tier?;
         Some(Self {
@@ -54,10 +54,10 @@ impl Node {
         &self,
         request: ForecastRequest,
     ) -> Result<Vec<ForecastInfo>, AdminError> {
-        // Looking at all extents may take a while: nobody waits for it.
-        let asked: Vec<Asked> = {
+        // Looking at all extents may take long, so the lock is released first.
+        let asked: Vec<ForecastInput> = {
             let state = self.state.lock().await;
-            state.filesystems.values().filter_map(|entry| Asked::of(entry, &self.env)).collect()
+            state.filesystems.values().filter_map(|entry| ForecastInput::of(entry, &self.env)).collect()
         };
         let now_s = u64::try_from(self.env.clock.wall_ns() / 1_000_000_000).unwrap_or(0);
         let mut infos = Vec::new();

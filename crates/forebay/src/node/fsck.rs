@@ -1,4 +1,4 @@
-//! `fsck`: checks the filesystems of a running node, or those in the directory of a stopped one.
+//! `fsck`: checks the filesystems of a running node, or of a stopped node in its directory.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,12 +20,12 @@ use wire::drive::{DriveService, ShardEntry, ShardKey};
 use super::ledgers::MetaDirs;
 use super::{Node, NodeDir};
 
-/// Page cache of a store that is only looked at.
+/// Page cache of a store that is only read.
 const CACHE_BYTES: usize = 64 << 20;
-/// Shards of all drives that are kept in memory; the inventories of further drives are read whenever they are needed.
+/// Limit of shards in memory, over all drives. Inventories of further drives are read again for each use.
 const SHARDS_KEPT_MAX: usize = 4 << 20;
 const LIST_SHARDS: usize = 16_384;
-/// How long the local store may take to get what is committed.
+/// Polls until the local store must have everything that was committed.
 const STORED_POLLS: u32 = 600;
 const STORED_POLL: std::time::Duration = std::time::Duration::from_millis(50);
 
@@ -114,7 +114,7 @@ impl Inventory for Running {
 /// Drives of a stopped node.
 struct Stopped<'a> {
     env: &'a Env,
-    /// Drives that can be read, with their shards if there are not too many.
+    /// Drives that can be read; with their shards if those fit in memory.
     drives: Vec<(&'a DriveRecord, Option<Vec<ShardEntry>>)>,
     unreadable: Vec<UnreadableDrive>,
 }
@@ -122,11 +122,11 @@ struct Stopped<'a> {
 /// A drive whose shards count as missing.
 pub(crate) struct UnreadableDrive {
     pub(crate) id: DriveId,
-    /// Why.
+    /// Why the drive cannot be read.
     pub(crate) reason: String,
 }
 
-/// What a check of a stopped node found.
+/// Result of a check of a stopped node.
 pub(crate) struct StoppedCheck {
     pub(crate) filesystems: Vec<FsckFilesystem>,
     pub(crate) unreadable: Vec<UnreadableDrive>,
@@ -135,7 +135,7 @@ pub(crate) struct StoppedCheck {
 impl<'a> Stopped<'a> {
     fn look(env: &'a Env, records: &'a [DriveRecord]) -> Self {
         let (mut drives, mut unreadable, mut kept) = (Vec::new(), Vec::new(), 0);
-        // What is leaving is read until it is empty.
+        // A leaving drive is read until it is empty.
         let serves = |record: &&DriveRecord| matches!(record.state, DriveState::Up | DriveState::Leaving);
         for record in records.iter().filter(serves) {
             match drive::inventory(env, Path::new(&record.path), record.uuid) {
@@ -183,7 +183,7 @@ impl Inventory for Stopped<'_> {
     }
 }
 
-/// Checks a node that does not run. Copies of the metadata are made complete as a start would; nothing else changes.
+/// Checks a stopped node. Completes copies of the metadata as a start would; changes nothing else.
 pub(crate) fn fsck_stopped(env: &Env, dir: &NodeDir, progress: &FsckProgress) -> Result<StoppedCheck> {
     let old = NodeDir::ledger_in(&dir.meta(), CONTROL_LEDGER);
     if !env.files.exists(&dir.meta_dirs()) && !env.files.exists(&old) {
@@ -212,7 +212,7 @@ pub(crate) fn fsck_stopped(env: &Env, dir: &NodeDir, progress: &FsckProgress) ->
     Ok(StoppedCheck { filesystems, unreadable: inventory.unreadable })
 }
 
-/// What a filesystem that is being served is checked by.
+/// Sources for the check of a filesystem that is served.
 struct Served {
     name: String,
     ledger: LedgerId,
@@ -221,7 +221,7 @@ struct Served {
 }
 
 impl Served {
-    /// The store once it has everything that is committed now.
+    /// The store, once it has everything that is committed now.
     fn newer(&self, runtime: &Handle) -> Result<Arc<dyn State>, String> {
         let committed = self.owner.stat().committed_seq;
         for _ in 0..STORED_POLLS {
@@ -252,7 +252,7 @@ fn check_served(
 }
 
 impl Node {
-    /// Begins a check, unless one runs.
+    /// Starts a check, unless one runs.
     pub(super) async fn start_fsck_now(self: Arc<Self>) -> Result<FsckInfo> {
         let state = self.state.lock().await;
         let progress = {
@@ -291,7 +291,7 @@ impl Node {
         Ok(info(&lock(&self.fsck)))
     }
 
-    /// How far it is, or what it found.
+    /// Progress of the check, or its findings.
     pub(super) fn fsck_now(&self) -> Result<FsckInfo, AdminError> {
         let job = lock(&self.fsck);
         if !job.running && job.result.is_none() {

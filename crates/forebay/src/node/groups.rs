@@ -1,8 +1,9 @@
-//! Which placement groups new extents of a filesystem go to, with the drives that are up.
+//! Chooses the placement groups for new extents of a filesystem, by the drives that are up.
 //!
-//! As long as enough drives for the profile are up, groups of them are used. With fewer, extents get narrower:
-//! they keep their parity and have fewer data shards, so that protection stays and writes go on. A drive that is
-//! away for a moment is not worth that: it is owed shards, unless too few drives are left to acknowledge a write.
+//! While enough drives for the profile are up, groups of them are used. With fewer drives, extents get narrower: they
+//! have fewer data shards and keep their parity, so that protection stays and writes go on. A drive that is away for a
+//! short time does not make extents narrower: shards are owed to it, unless too few drives are left to acknowledge a
+//! write.
 
 use std::collections::BTreeSet;
 
@@ -10,33 +11,33 @@ use base::{DriveId, PgId};
 use layout::{ClusterMap, Profile};
 use meta::control::FilesystemRecord;
 
-/// Groups of which all members are up, as a part of all: with fewer, data would lie unevenly.
+/// Divisor of the number of groups: with fewer than this part having all members up, data would be spread unevenly.
 const EVEN_PART: usize = 4;
 
-/// What new extents are written with.
+/// Profile and groups for new extents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WriteSet {
     pub(super) profile: Profile,
     pub(super) groups: Vec<PgId>,
 }
 
-/// What is to be done about the groups of a filesystem.
+/// The decision about the groups of a filesystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// These fit.
+    /// Existing groups fit.
     Use(WriteSet),
-    /// None fit: groups of this profile over the drives that are up are needed.
+    /// No group fits: groups of this profile must be planned over the drives that are up.
     Plan(Profile),
 }
 
-/// Whether drives have been gone long enough to do without them.
+/// Whether drives have been away long enough to do without them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Patience {
     Left,
     Over,
 }
 
-/// Chooses among the groups of a filesystem.
+/// Chooses from the groups of a filesystem.
 pub(super) fn choose_groups(
     record: &FilesystemRecord,
     map: &ClusterMap,
@@ -55,10 +56,10 @@ pub(super) fn choose_groups(
     let full = record.profile;
     let acknowledging = with_up(&record.groups, full.w());
     let as_it_is = || {
-        // Groups that are degraded themselves still acknowledge while w of their drives are left.
+        // Even degraded groups acknowledge writes while w of their drives are up.
         let sets = record.all_sets().map(|(profile, groups)| (profile, with_up(groups, profile.w())));
         let widest = sets.filter(|(_, groups)| !groups.is_empty()).max_by_key(|(profile, _)| profile.k());
-        // If none does, none is better than another.
+        // If none does, all are equally bad.
         let (profile, groups) = widest.unwrap_or_else(|| (full, record.groups.clone()));
         Choice::Use(WriteSet { profile, groups })
     };
@@ -134,7 +135,7 @@ mod tests {
             self.record.add_groups(profile, ids);
         }
 
-        /// What is used in the end; says whether something had to be planned.
+        /// Plans groups if necessary. Returns the final choice, and whether groups were planned.
         fn settle(&mut self, up: &[u32], patience: Patience) -> (WriteSet, bool) {
             let up: BTreeSet<DriveId> = up.iter().copied().map(DriveId).collect();
             let mut planned = false;

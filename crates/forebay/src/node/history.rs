@@ -1,7 +1,7 @@
-//! What drives and ledgers know of each other's history, so that an older copy of either is noticed.
+//! History marks of drives and ledgers: they reveal an older copy of either.
 //!
-//! Drives keep the newest position of each ledger that they were told, and the control ledger keeps a mark of how far each
-//! drive has come. Both are compared before anything is used, and told again at most every ten seconds.
+//! Each drive keeps the newest position of each ledger that it received, and the control ledger keeps a mark with the
+//! progress of each drive. Both are compared before any of them is used, and updated at most every ten seconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,30 +22,30 @@ use super::drives::DriveEntry;
 use super::events::Happened;
 use super::{Node, State};
 
-/// How often drives and the control ledger are told what is new.
+/// Interval of updates to drives and to the control ledger.
 const TELL_EVERY_NS: u64 = 10_000_000_000;
-/// A drive that does not say by then what it knows, or does not keep what it is told, is left out.
+/// Deadline of a drive to return or keep positions; a drive that misses it is left out.
 const DRIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What each drive knows of ledgers.
+/// Positions of ledgers that each drive has.
 pub(super) struct Knowledge {
     drives: Vec<(DriveId, Vec<KnownLedger>)>,
     accept_older: bool,
 }
 
-/// What was told last.
+/// The state after the last update.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct Reported {
     at_ns: u64,
     filesystems: BTreeSet<(LedgerId, u64)>,
-    /// The control ledger's newest batch at the end of that.
+    /// The control ledger's newest batch after the last update.
     control_seq: u64,
-    /// Tells under way: at most one for each drive, which may hang.
+    /// Updates under way: at most one for each drive, because a drive may hang.
     tells: BTreeMap<DriveId, JoinHandle<()>>,
 }
 
 impl Knowledge {
-    /// Asks every drive that can be read.
+    /// Reads the positions from every readable drive.
     pub(super) async fn gather(drives: &BTreeMap<DriveId, DriveEntry>, accept_older: bool) -> Self {
         let mut known = Vec::new();
         for (id, entry) in drives {
@@ -57,7 +57,7 @@ impl Knowledge {
         Self { drives: known, accept_older }
     }
 
-    /// What they know of one ledger.
+    /// The positions of one ledger.
     pub(super) fn of(&self, ledger: LedgerId) -> Evidence {
         let of_drive = |(drive, known): &(DriveId, Vec<KnownLedger>)| {
             let known = known.iter().find(|known| known.ledger == ledger)?;
@@ -70,7 +70,7 @@ impl Knowledge {
     }
 }
 
-/// Drives that came back as older copies, and are not compared with the others yet.
+/// Drives that came back as older copies and have not been compared with the others yet.
 pub(super) fn behind(map: &ClusterMap) -> BTreeSet<DriveId> {
     let itself = |group: &PlacementGroup| {
         let of_member = group.rebuilding.iter().filter(|rebuilding| {
@@ -81,8 +81,8 @@ pub(super) fn behind(map: &ClusterMap) -> BTreeSet<DriveId> {
     map.groups.iter().flat_map(itself).collect()
 }
 
-/// Writes down how far these drives have come, and that those that are older copies may lack shards: before anything is
-/// read from them. Returns what is to be told.
+/// Records the progress of these drives, and that drives which are older copies may lack shards. Runs before anything
+/// is read from them. Returns events.
 pub(super) async fn note_drives(
     control: &Control,
     drives: &mut BTreeMap<DriveId, DriveEntry>,
@@ -142,7 +142,7 @@ pub(super) async fn note_drives(
     Ok(happened)
 }
 
-/// Has drives keep these positions, all at once. One that does not in time has an older one.
+/// Sends these positions to all drives at once. A drive that misses the deadline keeps an older position.
 pub(super) async fn tell_drives(
     drives: &BTreeMap<DriveId, DriveEntry>,
     positions: &[Position],
@@ -167,13 +167,15 @@ impl Node {
         self.control.history().position().into_iter().chain(filesystems).collect()
     }
 
-    /// The drives hear how far metadata has come, whatever they knew before: it was decided to go on with it.
+    /// Replaces the positions on all drives: the operator decided to go on with this metadata, also if drives knew
+    /// newer positions.
     pub(super) async fn go_on_with_this_metadata(&self) {
         let state = self.state.lock().await;
         tell_drives(&state.drives, &self.positions(&state), true).await;
     }
 
-    /// Has everything on drives that were older copies compared with the maps, so that what was deleted meanwhile goes.
+    /// Compares all shards on drives that were older copies with the maps, so that shards of files that were deleted
+    /// since are removed.
     pub(super) fn recheck(&self, state: &State, drives: &BTreeSet<DriveId>) {
         for entry in state.filesystems.values() {
             for drive in drives.iter().copied() {
@@ -187,7 +189,7 @@ impl Node {
         }
     }
 
-    /// Newer metadata will not come back: what only it referred to is deleted from now on.
+    /// Gives up newer metadata: from now on, extents that only it referred to are deleted as orphans.
     pub(super) async fn settle_metadata_now(&self) -> Result<NodeStatus> {
         {
             let state = self.state.lock().await;
@@ -201,8 +203,8 @@ impl Node {
         self.status_now().await
     }
 
-    /// Why a drive that was away may not be used: it knows metadata that is newer than what the node has. Then nothing
-    /// is taken for an orphan any more, for it may belong to that.
+    /// The ledger whose metadata a returning drive knows a newer version of; then the drive must not be used. From then
+    /// on no extent counts as an orphan, because the newer metadata may refer to it.
     pub(super) async fn refuse_if_ahead(&self, state: &State, opened: &DriveEntry) -> Option<OlderLedger> {
         let id = opened.record.id;
         let service = opened.service.as_ref()?;
@@ -229,13 +231,13 @@ impl Node {
         None
     }
 
-    /// Takes a drive that was away into use, unless it knows newer metadata than the node has.
+    /// Takes a returning drive into use, unless it knows newer metadata than the node has.
     pub(super) async fn admit(&self, state: &mut State, mut opened: DriveEntry) -> Result<()> {
         let id = opened.record.id;
         if let Some(older) = self.refuse_if_ahead(state, &opened).await {
             tracing::error!(drive = %id, %older, "drive is not used");
             opened.problem = Some(older.to_string());
-            // The end of its thread may take a moment.
+            // Its thread may take a moment to end.
             let service = opened.service.take();
             tokio::task::spawn_blocking(move || drop(service)).await?;
         }
@@ -248,7 +250,7 @@ impl Node {
         let happened = match noted {
             Ok(happened) => happened,
             Err(error) => {
-                // What is not noted may not be relied on.
+                // Without a durable record the drive must not be used.
                 if let Some(entry) = state.drives.get_mut(&id) {
                     entry.service = None;
                     entry.problem = Some(format!("its mark cannot be written: {error:#}"));
@@ -265,8 +267,13 @@ impl Node {
         Ok(())
     }
 
-    /// Now and then: notes how far the drives have come, and tells them how far metadata has.
-    pub(super) async fn keep_history(&self, state: &mut State, told: &mut Told, now_ns: u64) -> Result<()> {
+    /// Called often: at intervals, records the progress of the drives and sends them the positions of the ledgers.
+    pub(super) async fn keep_history(
+        &self,
+        state: &mut State,
+        told: &mut Reported,
+        now_ns: u64,
+    ) -> Result<()> {
         if now_ns.saturating_sub(told.at_ns) < TELL_EVERY_NS {
             return Ok(());
         }
@@ -274,7 +281,7 @@ impl Node {
         let before = self.control.history().position().map_or(0, |position| position.seq.0);
         let ids: Vec<DriveId> = state.drives.keys().copied().collect();
         note_drives(&self.control, &mut state.drives, &ids).await?;
-        // Marks alone are no news: a drive that is told of them makes another one.
+        // Changed marks alone are not sent: each send makes a new mark.
         let control_is_new = before != told.control_seq;
         told.control_seq = self.control.history().position().map_or(0, |position| position.seq.0);
         let positions = self.positions(state);
@@ -290,7 +297,7 @@ impl Node {
                 continue;
             }
             let positions = positions.clone();
-            // Whether it fails is seen by all who use the drive.
+            // If it fails, every user of the drive sees the error.
             let tell = async move { drop(service.keep_positions(positions, false).await) };
             told.tells.insert(*id, self.runtime.spawn(tell));
         }

@@ -1,7 +1,7 @@
-//! Where the node's metadata is: one to three directories, each with a copy of every ledger.
+//! Directories of the node's metadata: one to three, each with a copy of every ledger.
 //!
-//! The list is kept in the node's directory, so that a start without `--meta-dir` knows it. A marker in each directory
-//! tells it from the empty place where a disk should be mounted.
+//! The list is kept in the node's directory, so that a start needs no `--meta-dir`. A marker in each directory
+//! distinguishes it from an empty mount point whose disk is not mounted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Node, NodeDir, State};
 
-/// Copies of each ledger at most.
+/// Limit of directories, and so of copies of each ledger.
 const DIRS_MAX: usize = 3;
-/// Directories with a local store; the others hold logs only.
+/// Number of directories with a local store; the others have logs only.
 const STORES_MAX: usize = 2;
 const MARKER: &str = "forebay-meta";
 
@@ -29,7 +29,7 @@ const MARKER: &str = "forebay-meta";
 #[serde(deny_unknown_fields)]
 struct Record {
     dirs: Vec<PathBuf>,
-    /// Whether there is a cluster in them.
+    /// Whether a cluster was created in the directories.
     created: bool,
 }
 
@@ -42,17 +42,17 @@ pub(super) struct MetaDirs {
     stale: StaleCopies,
 }
 
-/// A ledger on disk, open.
+/// An open ledger on disk.
 #[derive(Clone)]
 pub(super) struct LedgerFiles {
     pub(super) log: Arc<MirroredLog>,
     pub(super) state: Arc<MirroredState>,
-    /// Brings lost replicas of the store back.
+    /// Restores lost replicas of the store.
     _keeper: Arc<Keeper>,
 }
 
 impl MetaDirs {
-    /// The directories of an existing node with those in `asked` added, or of a new one.
+    /// Loads the directories of an existing node and adds those in `asked`; or begins the list of a new node.
     pub(super) fn load(env: &Env, dir: &NodeDir, asked: &[PathBuf], stale: StaleCopies) -> Result<Self> {
         let path = dir.meta_dirs();
         let old = env.files.exists(&NodeDir::ledger_in(&dir.meta(), CONTROL_LEDGER));
@@ -100,12 +100,12 @@ impl MetaDirs {
         written.with_context(|| format!("cannot write {}", self.path.display()))
     }
 
-    /// Whether these directories held a cluster once.
+    /// Whether a cluster was created in these directories.
     pub(super) fn is_created(&self) -> bool {
         self.record.created
     }
 
-    /// From now on a start that finds no cluster is an error.
+    /// Records that a cluster exists: from now on a start that finds none fails.
     pub(super) fn set_created(&mut self) -> Result<()> {
         if self.record.created {
             return Ok(());
@@ -118,12 +118,12 @@ impl MetaDirs {
         &self.record.dirs
     }
 
-    /// Local stores that each ledger has.
+    /// Number of local stores of each ledger.
     pub(super) fn stores(&self) -> usize {
         self.record.dirs.len().min(STORES_MAX)
     }
 
-    /// Adds a directory to the list. Copies are made by the caller.
+    /// Adds a directory to the list. The caller makes the copies.
     pub(super) fn add(&mut self, dir: &Path) -> Result<()> {
         if self.record.dirs.iter().any(|known| known == dir) {
             bail!("metadata is there already: dir={}", dir.display());
@@ -141,7 +141,7 @@ impl MetaDirs {
         self.save()
     }
 
-    /// The directory of a ledger's copy, created if its disk is there.
+    /// The directory of a ledger's copy; created if the disk is mounted.
     pub(super) fn make_ledger_dir(&self, dir: &Path, ledger: LedgerId) -> Result<PathBuf> {
         let path = NodeDir::ledger_in(dir, ledger);
         if self.env.files.exists(&dir.join(MARKER)) {
@@ -185,7 +185,7 @@ impl MetaDirs {
     }
 }
 
-/// Makes a directory one for metadata.
+/// Writes the marker of a metadata directory.
 fn mark(env: &Env, dir: &Path) -> Result<()> {
     let marker = dir.join(MARKER);
     if env.files.exists(&marker) {
@@ -198,7 +198,7 @@ fn mark(env: &Env, dir: &Path) -> Result<()> {
     made.and_then(|_| env.files.sync_dir(dir)).with_context(|| format!("cannot write to {}", dir.display()))
 }
 
-/// What the files in a directory have, as far as it can be told: one that is gone a moment later has nothing.
+/// Size of the files in a directory in bytes; a file that disappears during the sum counts 0.
 fn files_bytes(env: &Env, dir: &Path) -> u64 {
     let size = |path: PathBuf| {
         let file = env.files.open(&path, OpenMode::Existing, Caching::Buffered).ok()?;
@@ -208,7 +208,7 @@ fn files_bytes(env: &Env, dir: &Path) -> u64 {
 }
 
 impl LedgerFiles {
-    /// Each directory, and what is wrong with the copy in it.
+    /// Each directory, with the problem of its copy.
     pub(super) fn info(&self, env: &Env) -> Vec<MetaCopyInfo> {
         let replicas = self.state.replicas();
         let copies = self.log.copies().into_iter().map(|copy| {
@@ -235,12 +235,12 @@ impl LedgerFiles {
 }
 
 impl Node {
-    /// Makes copies of all ledgers in another directory. Local stores get a replica at the next start.
+    /// Makes copies of all ledgers in a further directory. Local stores get their replica at the next start.
     pub(super) async fn add_meta_dir_now(&self, request: MetaDir) -> Result<NodeStatus> {
         let dir = PathBuf::from(request.path);
         let mut state = self.state.lock().await;
         let ledgers = self.ledgers(&state);
-        // The list first: a copy that counts must be found by the next start.
+        // The list is written first: the next start must find a copy that counts.
         state.meta_dirs.add(&dir)?;
         let (meta_dirs, to) = (state.meta_dirs.clone(), dir.clone());
         let copy = move || -> Result<()> {
@@ -248,7 +248,7 @@ impl Node {
                 let path = meta_dirs.make_ledger_dir(&to, *ledger)?.join("log");
                 if let Err(error) = files.log.add(&path) {
                     for (ledger, files) in &ledgers {
-                        // A copy that was not made yet is not there to be removed.
+                        // A copy that was not made yet cannot be removed.
                         let _ = files.log.remove(&NodeDir::ledger_in(&to, *ledger).join("log"));
                     }
                     bail!("cannot copy ledger {ledger} to {}: {error}", path.display());
@@ -265,7 +265,7 @@ impl Node {
         self.status_now().await
     }
 
-    /// Goes on without the copies in a directory.
+    /// Stops using the copies in a directory.
     pub(super) async fn remove_meta_dir_now(&self, request: MetaDir) -> Result<NodeStatus> {
         let dir = PathBuf::from(request.path);
         let mut state = self.state.lock().await;

@@ -1,4 +1,4 @@
-//! How much a filesystem may hold: in all, and on drives.
+//! Limits of a filesystem: its size, and its share of the drives.
 
 use admin::{AdminError, FilesystemInfo, SetLimits, ShortageInfo};
 use anyhow::{Context, Result};
@@ -10,19 +10,19 @@ use super::control::{failed, no_filesystem};
 use super::filesystems::FilesystemEntry;
 use super::{Node, State};
 
-/// What a filesystem may have at least: content of a few files has to fit in it.
+/// Smallest limit of a filesystem: the content of a few files has to fit.
 const BYTES_MIN: u64 = 64 << 20;
 
 pub(super) fn limits_of(record: &FilesystemRecord) -> Limits {
     Limits { provisioned_bytes: record.provisioned_bytes, ssd_bytes: record.ssd_bytes }
 }
 
-/// Zero stands for none.
+/// Zero means no limit.
 pub(super) fn limit(bytes: u64) -> Option<u64> {
     Some(bytes).filter(|bytes| *bytes > 0)
 }
 
-/// Refuses limits that contradict each other, or that nothing fits in.
+/// Refuses limits that contradict each other, or that are too small.
 pub(super) fn check_limits(name: &str, limits: Limits) -> Result<(), AdminError> {
     let Limits { provisioned_bytes, ssd_bytes } = limits;
     for (what, bytes) in [("size", provisioned_bytes), ("SSD quota", ssd_bytes)] {
@@ -44,7 +44,7 @@ pub(super) fn check_limits(name: &str, limits: Limits) -> Result<(), AdminError>
     }
 }
 
-/// Refuses limits below what is there already, unless that can leave for the store.
+/// Refuses limits below the stored content, unless that can move to the object store.
 async fn check_fits(entry: &FilesystemEntry, limits: Limits) -> Result<(), AdminError> {
     let name = &entry.record.name;
     let used = entry.client.statfs().await.map_err(AdminError::failed)?;
@@ -68,7 +68,7 @@ async fn check_fits(entry: &FilesystemEntry, limits: Limits) -> Result<(), Admin
 }
 
 impl FilesystemEntry {
-    /// What is used up, if there is no room for new data, or next to none.
+    /// The limit that is reached or nearly reached, if there is one.
     pub(super) fn shortage(&self) -> Option<ShortageInfo> {
         let Shortage { of, left_bytes, is_refusing } = self.client.shortage()?;
         let of = match of {
@@ -81,7 +81,7 @@ impl FilesystemEntry {
     }
 }
 
-/// What is full, what is refused and what to do about it.
+/// Describes the full limit, the refused writes and the advice.
 pub(super) fn shortage_text(shortage: &ShortageInfo) -> String {
     let left = format_size(shortage.left_bytes);
     let (what, next) = match (shortage.of.as_str(), shortage.tiered) {
@@ -111,7 +111,7 @@ pub(super) fn shortage_text(shortage: &ShortageInfo) -> String {
 }
 
 impl Node {
-    /// Changes how much a filesystem may hold, for good and at once.
+    /// Changes the limits of a filesystem, durably and at once.
     pub(super) async fn set_limits_now(
         &self,
         name: &str,

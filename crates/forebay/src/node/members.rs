@@ -1,4 +1,4 @@
-//! Drives that come, go and take each other's place, and the positions of placement groups that follow from it.
+//! Adding, removing and replacing drives, and the changes of placement groups that follow.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -17,11 +17,11 @@ use super::filesystems::{exposure, exposure_without, plan_groups};
 use super::history::behind;
 use super::{Node, State};
 
-/// Attempts to open a drive again that is just being let go, and the pause between them.
+/// Attempts to open a drive that another process is still closing, and the pause between them.
 const RETURN_ATTEMPTS: u32 = 100;
 const RETURN_PAUSE: Duration = Duration::from_millis(50);
 
-/// Shards of an inventory that are asked for at a time.
+/// Shards of an inventory per request.
 const LIST_PAGE: usize = 16_384;
 
 fn conflict(message: String) -> AdminError {
@@ -44,7 +44,7 @@ fn slots(state: &State) -> Vec<DriveSlot> {
     state.drives.values().filter(|entry| entry.is_up()).map(DriveEntry::slot).collect()
 }
 
-/// How many groups need each drive: as a member, or for what was not moved off it yet.
+/// Number of groups that need each drive: as a member, or for shards that were not moved off it yet.
 pub(super) fn group_counts(groups: &[PlacementGroup]) -> BTreeMap<DriveId, u32> {
     let mut counts = BTreeMap::new();
     for group in groups {
@@ -76,7 +76,7 @@ async fn groups_held(state: &State, id: DriveId) -> Result<BTreeSet<(LedgerId, P
 }
 
 impl Node {
-    /// Tells every client about the drives and groups as they are now.
+    /// Publishes drives and groups to every client.
     pub(super) fn publish(&self, state: &mut State) -> Result<()> {
         state.map = self.control.map()?;
         for entry in state.filesystems.values_mut() {
@@ -86,7 +86,7 @@ impl Node {
         Ok(())
     }
 
-    /// Notes a drive's state for good. The caller publishes.
+    /// Records a drive's state durably. The caller publishes it.
     pub(super) async fn set_drive_state(
         &self,
         state: &mut State,
@@ -112,7 +112,7 @@ impl Node {
         !self.replaced(state, &BTreeSet::from([id])).is_empty()
     }
 
-    /// A filesystem of which data is lost with this drive, because too few others hold it.
+    /// A filesystem that loses data without this drive, because too few other drives hold it.
     pub(super) async fn holds_the_last(&self, state: &State, id: DriveId) -> Result<Option<String>> {
         for (name, entry) in &state.filesystems {
             let owed = entry.owed_holders(&state.map).await?;
@@ -127,7 +127,7 @@ impl Node {
         Ok(None)
     }
 
-    /// Refuses to give up a dead drive that data depends on.
+    /// Refuses to give up a dead drive whose data is needed.
     async fn check_expendable(&self, state: &State, id: DriveId) -> Result<(), AdminError> {
         match self.holds_the_last(state, id).await.map_err(failed)? {
             None => Ok(()),
@@ -144,7 +144,7 @@ impl Node {
         replace_members(&state.map.groups, gone, &spare, &domains(state))
     }
 
-    /// Gives positions of drives that are out or leaving to others. Returns whether there were any.
+    /// Gives positions of drives that are out or leaving to other drives. Returns whether there were any.
     pub(super) async fn reassign(&self, state: &mut State) -> Result<bool> {
         let counts = group_counts(&state.map.groups);
         let going = |entry: &&DriveEntry| matches!(entry.record.state, DriveState::Out | DriveState::Leaving);
@@ -179,7 +179,7 @@ impl Node {
         Ok(())
     }
 
-    /// Notes groups whose new members have everything, and drives that nothing needs any more.
+    /// Records groups whose new members have all shards, and drives that no group needs any more.
     pub(super) async fn finish_rebuilds(&self, state: &mut State) -> Result<bool> {
         let rebuilding = state.map.groups.iter().filter(|group| !group.rebuilding.is_empty());
         let mut done: Vec<PlacementGroup> = rebuilding.cloned().collect();
@@ -232,7 +232,7 @@ impl Node {
         let (record, mut cluster) = self.format_new(&state, path, request.size_bytes).await?;
         let mut change = ControlChange::default();
         change.drive(&record);
-        // New groups over all drives: new data finds the new drive, nothing is moved.
+        // New groups over all drives: new data uses the new drive, stored data is not moved.
         let up = state.drives.values().filter(|entry| entry.is_up()).map(|entry| entry.record.clone());
         let records: Vec<_> = up.chain([record.clone()]).collect();
         let all: Vec<_> = records.iter().collect();
@@ -254,7 +254,7 @@ impl Node {
         self.take_in(&mut state, record).await
     }
 
-    /// Opens a drive that the control ledger knows, and tells everybody.
+    /// Opens a drive that the control ledger has, and publishes it.
     async fn take_in(&self, state: &mut State, record: DriveRecord) -> Result<DriveInfo> {
         let id = record.id;
         let (env, cluster, settings) = (self.env.clone(), self.cluster, self.drive_settings);
@@ -270,7 +270,7 @@ impl Node {
         info.ok_or_else(|| anyhow::anyhow!("no such drive: id={id}"))
     }
 
-    /// What there is to say of every drive.
+    /// The state of every drive, for `status`.
     pub(super) fn drive_infos(&self, state: &State) -> Vec<DriveInfo> {
         let counts = group_counts(&state.map.groups);
         let slow: BTreeSet<DriveId> =
@@ -314,15 +314,15 @@ impl Node {
         self.drive_info(&state, id).map_err(failed)
     }
 
-    /// Refuses to take a drive away that data depends on. Every extent counts as it is stored now, whatever the profile
-    /// of its filesystem is by now.
+    /// Refuses to remove a drive that data depends on. Every extent counts with the profile that it is stored with,
+    /// which may differ from its filesystem's present profile.
     async fn check_survives(&self, state: &State, id: DriveId) -> Result<(), AdminError> {
         let held = groups_held(state, id).await.map_err(failed)?;
         for (name, entry) in &state.filesystems {
             let owed = entry.owed_holders(&state.map).await.map_err(failed)?;
             let present = entry.record.profile;
             for (profile, groups) in entry.record.all_sets() {
-                // Groups of the present profile may get extents at any moment.
+                // Groups of the present profile may get new extents at any moment.
                 let is_used = |pg: &&PgId| profile == present || held.contains(&(entry.record.ledger, **pg));
                 let groups = groups.iter().filter(is_used);
                 let groups = groups.filter_map(|pg| state.map.group(*pg));
@@ -420,8 +420,8 @@ impl Node {
         self.take_in(&mut state, new).await.map_err(failed)
     }
 
-    /// Uses a drive again. One whose service failed is opened anew: what was acknowledged before is on it, and
-    /// what it missed since is owed to it.
+    /// Uses a drive again. A drive whose service failed is opened anew: it has everything that was acknowledged before,
+    /// and repair writes the shards that it is owed since.
     pub(super) async fn return_drive_now(&self, id: DriveId) -> Result<DriveInfo, AdminError> {
         let mut state = self.state.lock().await;
         self.tell(&mut state).await;
@@ -441,7 +441,7 @@ impl Node {
             let old = entry.service.take();
             let record = DriveRecord { state: DriveState::Up, ..entry.record.clone() };
             self.publish(&mut state).map_err(failed)?;
-            // The end of its thread may take a moment.
+            // Its thread may take a moment to end.
             tokio::task::spawn_blocking(move || drop(old)).await.map_err(AdminError::failed)?;
             let opened = self.open_again(record).await.map_err(failed)?;
             self.admit(&mut state, opened).await.map_err(failed)?;
@@ -465,7 +465,7 @@ impl Node {
             let open = move || DriveEntry::open(&env, cluster, record, settings);
             let opened = tokio::task::spawn_blocking(open).await?;
             attempt += 1;
-            // Requests under way on the old service keep the device for as long as they last.
+            // Requests under way on the old service keep the device open until they end.
             let in_use = opened.problem.as_deref().is_some_and(|problem| problem.contains("in use"));
             if !in_use || attempt == RETURN_ATTEMPTS {
                 return Ok(opened);

@@ -1,7 +1,7 @@
-//! How much memory each part of a node may take, so that all of it stays within one budget.
+//! Memory limits of the parts of a node, which together stay within one budget.
 //!
-//! The shares are of the worst case: what is counted as one byte of dirty data is copied for encoding and for the
-//! drives before it is durable, and changes that wait for the store are there twice while they are written.
+//! The shares cover the worst case: each byte of dirty data is copied for encoding and for the drives before it is
+//! durable, and changes that wait for the store are in memory twice while they are written.
 //! `docs/operate/running.md` has the table.
 
 use std::path::Path;
@@ -10,47 +10,48 @@ use anyhow::{Result, bail};
 use base::env::Env;
 use base::units::{GIB, MIB, format_size};
 
-/// The smallest budget that every test passes with.
+/// The smallest budget with which all tests pass.
 pub(crate) const MEMORY_BYTES_MIN: u64 = 512 * MIB;
-/// The default is a quarter of the memory, at most this.
+/// Cap of the default, which is a quarter of the machine's memory.
 const DEFAULT_BYTES_MAX: u64 = 4 * GIB;
 const DEFAULT_PART: u64 = 4;
 
-/// What an S3 connection that waits for a request has, about, and what it has of a request besides.
+/// Approximate memory of an idle S3 connection, and the additional memory of a request.
 const CONNECTION_BYTES: u64 = 24 << 10;
 const REQUEST_BYTES: u64 = 128 << 10;
 
-/// The parts. Nothing that is not in here grows with load; what grows with content is said in the documentation.
+/// Shares of the budget. Memory outside of these does not grow with load; the documentation describes what grows with
+/// content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryPlan {
-    /// All of it.
+    /// The whole budget.
     pub(crate) budget_bytes: u64,
     /// Page cache of one local store.
     pub(crate) store_cache_bytes: usize,
     /// Changes of a ledger that wait for the local store.
     pub(crate) unstored_bytes: usize,
-    /// What is written on a mount and not durable.
+    /// Data written on a mount that is not durable yet.
     pub(crate) dirty_bytes: u64,
-    /// The same through S3.
+    /// Data written through S3 that is not durable yet.
     pub(crate) s3_dirty_bytes: u64,
-    /// What is received through S3 and held until it is durable, or until its digests are made.
+    /// Bodies received through S3, until they are durable or their digests are computed.
     pub(crate) s3_bodies_bytes: u64,
-    /// What a client remembers of where closed files have their bytes.
+    /// A client's cache of the extent maps of closed files.
     pub(crate) map_bytes: u64,
-    /// Read ahead for S3, all responses together.
+    /// Read-ahead of S3, all responses together.
     pub(crate) s3_ahead_bytes: u64,
-    /// S3 connections at once, and requests under way.
+    /// Most S3 connections at once, and most requests under way.
     pub(crate) s3_connections: usize,
     pub(crate) s3_requests: usize,
     /// Blobs that a filesystem makes for its object store.
     pub(crate) blobs_bytes: u64,
-    /// What a client fetched from an object store a moment ago.
+    /// A client's cache of bytes fetched from an object store.
     pub(crate) fetched_bytes: u64,
-    /// What comes back from it to drives because somebody asked for files.
+    /// Content that a request brings back from the store to drives.
     pub(crate) returning_bytes: u64,
-    /// Of each drive.
+    /// Memory of each drive.
     pub(crate) drive: DriveMemory,
-    /// Buffers that drives keep for the next use.
+    /// Free buffers that drives keep for reuse.
     pub(crate) spare_bytes: usize,
 }
 
@@ -59,14 +60,14 @@ pub(crate) struct MemoryPlan {
 pub(crate) struct DriveMemory {
     /// Block checksums.
     pub(crate) sums_cache_bytes: u64,
-    /// Puts that wait.
+    /// Puts in the queue.
     pub(crate) queue_bytes: u64,
     /// One group commit.
     pub(crate) batch_bytes: u64,
 }
 
 impl MemoryPlan {
-    /// Divides a budget among so many drives, filesystems and local stores of each filesystem.
+    /// Divides a budget among drives, filesystems, and the local stores of each filesystem.
     pub(crate) fn new(budget_bytes: u64, drives: usize, filesystems: usize, stores: usize) -> Self {
         let part = |of: u64| budget_bytes / of;
         let (drives, filesystems) = (drives.max(1) as u64, filesystems.max(1) as u64);
@@ -95,7 +96,7 @@ impl MemoryPlan {
     }
 }
 
-/// The budget: what was asked for, checked against the machine, or what suits it.
+/// The budget: the requested size, checked against the machine, or the default.
 pub(super) fn budget(env: &Env, asked_bytes: Option<u64>) -> Result<u64> {
     choose_budget(machine_bytes(env), asked_bytes)
 }
@@ -119,14 +120,14 @@ fn choose_budget(machine_bytes: u64, asked_bytes: Option<u64>) -> Result<u64> {
     }
 }
 
-/// The machine's memory, or what its control group allows if that is less.
+/// The machine's memory, or the limit of the control group if that is lower.
 fn machine_bytes(env: &Env) -> u64 {
     let memory = rustix::system::sysinfo();
     let total = memory.totalram as u64 * u64::from(memory.mem_unit);
     cgroup_limit(|path| read_text(env, path)).map_or(total, |limit| limit.min(total))
 }
 
-/// Files of /proc and /sys have no size that tells how much to read.
+/// Reads a file of /proc or /sys; these have no size that tells how much to read.
 fn read_text(env: &Env, path: &Path) -> Option<String> {
     let file = env.files.exists(path).then(|| super::start::read_proc(path))?;
     file.ok()
@@ -146,7 +147,8 @@ fn cgroup_limit(read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
             }
             _ => continue,
         };
-        // A container may see its own group as the root: then the path above it is not there, and the root is its.
+        // A container may see its own group as the root: then the path does not exist, and the root's limit is the
+        // group's.
         for part in Path::new(group.trim_start_matches('/')).ancestors() {
             let limit = read(&Path::new(root).join(part).join(file));
             let limit = limit.and_then(|text| text.trim().parse().ok());
@@ -156,7 +158,7 @@ fn cgroup_limit(read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     lowest
 }
 
-/// Memory that the process has now, without what it shares with others.
+/// Memory of the process now, without memory that it shares with other processes.
 pub(super) fn resident_bytes() -> u64 {
     let text = super::start::read_proc(Path::new("/proc/self/status")).unwrap_or_default();
     let kib =

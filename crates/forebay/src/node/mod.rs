@@ -1,4 +1,4 @@
-//! A node: drives, ledgers, filesystems and the management socket, put together and taken apart in order.
+//! A node: starts and stops drives, ledgers, filesystems and the management socket in order.
 
 mod control;
 mod damage;
@@ -69,11 +69,11 @@ pub(crate) struct Node {
     control: Control,
     control_files: LedgerFiles,
     accounts: Arc<Accounts>,
-    /// Changes of users are made one at a time.
+    /// Serializes changes of users.
     users_lock: Mutex<()>,
-    /// So are changes of object stores, and of when content moves to them.
+    /// Serializes changes of object stores and of the times of tiering.
     stores_lock: Mutex<()>,
-    /// Those that filesystems use.
+    /// Object stores that filesystems use.
     reached: reached::ReachedStores,
     /// The number of the next event.
     next_event: Mutex<u32>,
@@ -91,9 +91,9 @@ pub(crate) struct Node {
     monitor: std::sync::Mutex<Option<JoinHandle<()>>>,
     fsck: std::sync::Mutex<fsck::FsckJob>,
     stop_serving: watch::Sender<bool>,
-    /// The thread of the management socket. It ends with its last connection, which the process does not wait for.
+    /// The thread of the management socket. It ends with its last connection; the process does not wait for it.
     serving: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
-    /// The last answer to `status`, for when there is no new one.
+    /// The last answer to `status`, with its time: the fallback when no new one comes.
     last_status: std::sync::Mutex<Option<(u64, NodeStatus)>>,
     s3: std::sync::Mutex<Option<endpoint::Endpoint>>,
     /// Held for as long as the node runs.
@@ -103,20 +103,20 @@ pub(crate) struct Node {
 struct State {
     drives: BTreeMap<DriveId, DriveEntry>,
     filesystems: BTreeMap<String, FilesystemEntry>,
-    /// As last published.
+    /// The map that was published last.
     map: ClusterMap,
     watch: Watch,
     meta_dirs: MetaDirs,
 }
 
 impl Node {
-    /// Writes everything out and stops in the order of dependence. Returns the first error.
+    /// Writes everything out and stops all parts in the order of their dependencies. Returns the first error.
     pub(crate) async fn stop(&self) -> Result<()> {
-        // Nobody may be listening any more.
+        // Fails if no receiver is left.
         let _ = self.stop_serving.send(true);
         let monitor = self.monitor.lock().expect("no holder of this lock panics").take();
         if let Some(monitor) = monitor {
-            // It ends after the step under way; a panic has ended the process.
+            // The monitor ends after its current step; a panic would have ended the process.
             let _ = monitor.await;
         }
         let mut result = self.stop_s3().await;

@@ -1,7 +1,8 @@
-//! Looks at the drives once a second and does what follows: opens drives that are there again, gives the
-//! positions of those that stay away to others, chooses the groups that new extents go to.
+//! Checks the drives once a second and acts on the result: opens drives that are back, gives the positions of drives
+//! that stay away to others, chooses the groups for new extents.
 //!
-//! Each step compares what is with what should be, so that a restart goes on where the last process ended.
+//! Each step compares the present state with the wanted state, so that a restart continues where the last process
+//! ended.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -16,33 +17,33 @@ use tokio::sync::watch;
 use super::drives::DriveEntry;
 use super::filesystems::plan_groups;
 use super::groups::{Choice, Patience, WriteSet, choose_groups};
-use super::history::Told;
+use super::history::Reported;
 use super::{Node, State};
 
 const TICK: Duration = Duration::from_secs(1);
-/// How long drives may be gone before extents get narrower, if enough are left to go on without.
+/// How long drives may be away before new extents get narrower, if enough drives are left for that.
 const NARROW_AFTER_NS: u64 = 30_000_000_000;
-/// How often it is written down how far the scrub is.
+/// Interval at which the progress of the scrub is recorded.
 const MARK_EVERY_NS: u64 = 600_000_000_000;
 /// Pauses between attempts to open a drive that is missing.
 const REOPEN_NS: u64 = 1_000_000_000;
 const REOPEN_NS_MAX: u64 = 30_000_000_000;
 
-/// What the monitor has seen. Times are of the boot clock.
+/// State of the monitor. Times are of the boot clock.
 #[derive(Default)]
 struct Seen {
     states: BTreeMap<DriveId, &'static str>,
     changed_ns: u64,
     down_since_ns: BTreeMap<DriveId, u64>,
-    /// When a missing drive is tried next, and the pause after that.
+    /// Time of the next attempt to open a missing drive, and the pause after it.
     reopen: BTreeMap<DriveId, (u64, u64)>,
-    /// When the marks of the scrub were written down.
+    /// Time when the progress of the scrub was last recorded.
     marked_ns: u64,
-    told: Told,
+    told: Reported,
 }
 
 impl Seen {
-    /// Notes the states of the drives. Returns whether any changed.
+    /// Notes the states of the drives. Returns whether one changed.
     fn look(&mut self, drives: &BTreeMap<DriveId, DriveEntry>, now_ns: u64) -> bool {
         let states: BTreeMap<DriveId, &'static str> =
             drives.iter().map(|(id, entry)| (*id, entry.state())).collect();
@@ -104,8 +105,8 @@ impl Node {
         Ok(())
     }
 
-    /// Opens drives that were missing and are there again. A drive that failed is left alone: what it did not
-    /// write then it may not write now.
+    /// Opens missing drives that are back. A drive that failed is left alone: what it could not write then, it must not
+    /// write now.
     async fn reopen_missing(&self, seen: &mut Seen) -> Result<()> {
         let now = self.env.clock.boot_ns();
         let missing: Vec<_> = {
@@ -125,7 +126,7 @@ impl Node {
             let open = move || DriveEntry::open(&env, cluster, record, settings);
             let opened = tokio::task::spawn_blocking(open).await?;
             let mut state = self.state.lock().await;
-            // Its record may have changed while it was opened.
+            // The record may have changed while the drive was opened.
             if state.drives.get(&id).is_some_and(DriveEntry::is_missing) {
                 self.admit(&mut state, opened).await?;
                 self.tell(&mut state).await;
@@ -134,7 +135,7 @@ impl Node {
         Ok(())
     }
 
-    /// Gives up drives that were away for long, if there are others to take their place.
+    /// Puts drives out that were away for too long, if other drives can take their positions.
     async fn retire(&self, state: &mut State, seen: &Seen, now_ns: u64) -> Result<bool> {
         let limit_ns = self.out_after.as_nanos() as u64;
         let overdue =
@@ -142,7 +143,7 @@ impl Node {
         let overdue: Vec<DriveId> = overdue.map(|(id, _)| *id).collect();
         let mut changed = false;
         for id in overdue {
-            // What it holds may be needed to read what others lost: then it is waited for.
+            // Its shards may be needed to read data that other drives lost: then the node waits for it.
             if !self.can_replace(state, id) || self.holds_the_last(state, id).await?.is_some() {
                 continue;
             }
@@ -153,7 +154,7 @@ impl Node {
         Ok(changed)
     }
 
-    /// With too few drives for any write, narrower groups are planned before anybody asks how much room there is.
+    /// With too few drives for any write, plans narrower groups before the first client reads the free space.
     pub(super) async fn choose_groups_at_start(&self) -> Result<()> {
         let mut state = self.state.lock().await;
         if self.update_write_sets(&mut state, Patience::Left).await? {
@@ -162,7 +163,7 @@ impl Node {
         Ok(())
     }
 
-    /// Chooses the groups of every filesystem, and plans those that are lacking.
+    /// Chooses the groups of every filesystem, and plans groups that are missing.
     async fn update_write_sets(&self, state: &mut State, patience: Patience) -> Result<bool> {
         let State { drives, filesystems, map, .. } = state;
         let up: Vec<&DriveEntry> = drives.values().filter(|entry| entry.is_up()).collect();

@@ -1,21 +1,21 @@
-//! The file by which commands find a running node; drawn in `docs/formats/node.md`.
+//! `node.json`, by which commands find a running node; drawn in `docs/formats/node.md`.
 
 use std::path::PathBuf;
 
 use base::ClusterId;
 use serde::{Deserialize, Serialize};
 
-/// `node.json`: how to reach a running node. Removed when it stops.
+/// How to reach a running node. The file is removed when the node stops.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NodeFile {
-    /// Its process.
+    /// Process id.
     pub(crate) pid: u32,
-    /// Where its first filesystem is mounted.
+    /// Mount point of its first filesystem.
     pub(crate) mount: Option<PathBuf>,
-    /// Where it listens.
+    /// Addresses that the node listens on.
     pub(crate) addresses: Addresses,
-    /// Where it serves S3: a URL. TLS is spoken on the same port.
+    /// URL of the S3 endpoint. The same port speaks TLS too.
     #[serde(default)]
     pub(crate) s3: Option<String>,
     /// Its first filesystem.
@@ -26,7 +26,7 @@ pub(crate) struct NodeFile {
     pub(crate) version: String,
 }
 
-/// Where a node listens.
+/// Addresses that a node listens on.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Addresses {

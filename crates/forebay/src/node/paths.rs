@@ -1,4 +1,4 @@
-//! Where everything of a node is, below its directory.
+//! Paths of a node's files below its directory.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use base::LedgerId;
 use rustix::fs::{Mode, OFlags};
 
-/// The longest path that a Unix socket's address holds.
+/// Longest path in the address of a Unix socket, with some to spare.
 const SOCKET_PATH_MAX: usize = 100;
 
 /// A node's directory.
@@ -15,7 +15,7 @@ pub(crate) struct NodeDir {
     root: PathBuf,
 }
 
-/// A path to the management socket. Valid as long as this lives.
+/// A path to the management socket. Valid until it is dropped.
 pub(crate) struct SocketPath {
     path: PathBuf,
     _dir: Option<OwnedFd>,
@@ -48,7 +48,7 @@ impl NodeDir {
         self.root.join("log").join("forebay.log")
     }
 
-    /// What seals the secrets of access keys.
+    /// The key that seals the secrets of access keys.
     pub(crate) fn node_key(&self) -> PathBuf {
         self.root.join("node.key")
     }
@@ -70,7 +70,7 @@ impl NodeDir {
         self.root.join("meta")
     }
 
-    /// Which directories hold metadata.
+    /// List of the directories with metadata.
     pub(crate) fn meta_dirs(&self) -> PathBuf {
         self.root.join("meta-dirs.json")
     }
@@ -80,12 +80,12 @@ impl NodeDir {
         dir.join(format!("ledger-{ledger}"))
     }
 
-    /// What a start was told and the next one remembers.
+    /// Settings of `start` that the next start keeps.
     pub(crate) fn settings(&self) -> PathBuf {
         self.root.join("settings.json")
     }
 
-    /// What belongs to the S3 endpoint: its settings, certificate and key.
+    /// Directory of the S3 endpoint: settings, certificate and key.
     pub(crate) fn s3(&self) -> PathBuf {
         self.root.join("s3")
     }
@@ -103,7 +103,7 @@ impl NodeDir {
         self.root.join("mnt")
     }
 
-    /// The management socket. Deep directories are reached through a descriptor, because a socket's address
+    /// The management socket. In a deep directory it is reached through a descriptor, because the address of a socket
     /// holds only 107 bytes.
     pub(crate) fn socket(&self) -> SocketPath {
         let path = self.run().join("admin.sock");

@@ -1,4 +1,4 @@
-//! What is wrong with a node, and what to do about it: the lines of `status`.
+//! Problems of a node and the advice for them: the lines of `status`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use super::damage::lost_data;
 use super::limits::shortage_text;
 use super::{Node, State};
 
-/// What the next step with a drive depends on.
+/// Facts that decide about the next step with a drive.
 pub(super) struct NextSteps {
-    /// How long a drive may be away before others take over.
+    /// How long a drive may be away before other drives take over its positions.
     out_after: Duration,
-    /// Drives that groups still have as members.
+    /// Drives that are members of groups.
     members: BTreeSet<u32>,
 }
 
@@ -27,7 +27,7 @@ impl Node {
 
 fn drive_problems(drives: &[DriveInfo], steps: &NextSteps) -> Vec<String> {
     let mut problems = Vec::new();
-    // A drive that is out and that no group needs is history.
+    // A drive that is out, and that no group needs, is no problem.
     let matters = |drive: &&DriveInfo| drive.state != "up" && (drive.state != "out" || drive.groups > 0);
     for drive in drives.iter().filter(matters) {
         let (id, state, path) = (drive.id, &drive.state, &drive.path);
@@ -67,7 +67,7 @@ fn drive_problems(drives: &[DriveInfo], steps: &NextSteps) -> Vec<String> {
     problems
 }
 
-/// What to do about a drive that does not serve.
+/// Advice for a drive that does not serve.
 fn next_step(drive: &DriveInfo, steps: &NextSteps) -> String {
     let (id, after) = (drive.id, format_duration(steps.out_after.as_secs()));
     let others = format!("after {after} away, drives to spare take over what it held");
@@ -84,14 +84,14 @@ fn next_step(drive: &DriveInfo, steps: &NextSteps) -> String {
     }
 }
 
-/// What is wrong with copies of a ledger.
+/// Problems of the copies of a ledger.
 fn copy_problems(whose: &str, copies: &[MetaCopyInfo]) -> Vec<String> {
     let bad = copies.iter().filter_map(|copy| Some((copy, copy.problem.as_ref()?)));
     bad.map(|(copy, problem)| format!("metadata of {whose} has no full copy in {}: {problem}", copy.dir))
         .collect()
 }
 
-/// What is wrong, a line each.
+/// All problems, one line each.
 pub(super) fn problems(
     drives: &[DriveInfo],
     filesystems: &[FilesystemInfo],

@@ -1,5 +1,5 @@
-//! Object stores as filesystems reach them: each once on a node, however many filesystems use it. So its limits and its
-//! bandwidth hold for all of them together, and it is asked once a second whether it answers.
+//! Object stores in use: one connection to each per node, shared by all filesystems that use the store. So its limits
+//! and bandwidth hold for all of them together, and one check a second finds out whether it answers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use upkeep::S3Store;
 
-/// A store that is in use, and what looks whether it answers.
+/// A store in use, and the task that checks whether it answers.
 pub(super) struct Reached {
     store: Arc<S3Store>,
     looks: JoinHandle<()>,
@@ -26,17 +26,17 @@ impl Drop for Reached {
     }
 }
 
-/// All that are in use, by their numbers.
+/// All stores in use, by number.
 #[derive(Default)]
 pub(super) struct ReachedStores(Mutex<HashMap<u32, Weak<Reached>>>);
 
 impl ReachedStores {
-    /// The one that filesystems use, if any does.
+    /// The store, if a filesystem uses it.
     pub(super) fn find(&self, id: u32) -> Option<Arc<Reached>> {
         self.0.lock().expect("no holder of this lock panics").get(&id)?.upgrade()
     }
 
-    /// Filesystems are to use this one from now on. It is known for as long as somebody keeps the result.
+    /// Replaces the connection to a store. It stays listed while a caller keeps the result.
     pub(super) fn set(&self, id: u32, store: Arc<S3Store>, runtime: &Handle) -> Arc<Reached> {
         let watched = store.clone();
         let looks = runtime.spawn(async move { watched.watch().await });

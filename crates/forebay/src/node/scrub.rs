@@ -1,4 +1,4 @@
-//! The scrub of the node's drives: what it works on, and what is kept of it over restarts.
+//! The scrub of the node's drives: its drives and filesystems, and its progress over restarts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl Node {
         self.publish_scrub(&state);
     }
 
-    /// Tells the scrub about the drives and filesystems as they are now.
+    /// Gives the scrub the present drives and filesystems.
     pub(super) fn publish_scrub(&self, state: &State) {
         let up = state.drives.iter().filter(|(_, entry)| entry.is_up());
         let drives =
@@ -36,7 +36,7 @@ impl Node {
         self.scrub_targets.send_replace(ScrubTargets { drives: drives.collect(), clients });
     }
 
-    /// Writes down how far the scrub is, for the next process.
+    /// Records the progress of the scrub for the next process.
     pub(super) async fn keep_scrub_marks(&self, state: &mut State) -> Result<()> {
         self.settle_unnoted(state).await?;
         let stats = match &*self.scrubber.lock().expect("no holder of this lock panics") {
@@ -67,14 +67,14 @@ impl Node {
         Ok(())
     }
 
-    /// What there was no room to note is noted by now, or settled, if all drives were scrubbed since.
+    /// Damage that once had no room to be noted is noted or gone after every drive was scrubbed since then.
     async fn settle_unnoted(&self, state: &State) -> Result<()> {
         let unnoted = |entry: &&FilesystemEntry| entry.damage.stat().sums.unnoted > 0;
         let scrubs = self.scrub_infos();
         let now = self.env.clock.wall_ns() / 1_000_000_000;
         let ages = state.drives.iter().filter(|(_, entry)| entry.is_readable());
         let ages = ages.map(|(id, _)| scrubs.get(id).and_then(|scrub| scrub.oldest_s));
-        // Without a verification of every drive nothing follows.
+        // Requires that every drive was verified.
         let Some(ages) = ages.collect::<Option<Vec<u64>>>() else { return Ok(()) };
         let oldest_s = ages.into_iter().max().unwrap_or(u64::MAX);
         for entry in state.filesystems.values().filter(unnoted) {

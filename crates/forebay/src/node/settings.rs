@@ -1,4 +1,4 @@
-//! `DIR/settings.json`: what a start was told and the next one remembers; drawn in `docs/formats/node.md`.
+//! `DIR/settings.json`: settings of `start` that the next start keeps; drawn in `docs/formats/node.md`.
 
 use anyhow::{Context, Result};
 use base::env::Env;
@@ -7,16 +7,17 @@ use serde::{Deserialize, Serialize};
 
 use super::NodeDir;
 
-/// Whether drives give space that they do not use back to what they lie on.
+/// Whether drives give unused space back to the device or filesystem below them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TrimChoice {
-    /// Devices do, if they can; files keep their room.
+    /// Devices give space back if they can; files keep their size.
     #[default]
     Devices,
-    /// Files too: they take what is used, and write nothing while the filesystem below them is full.
+    /// Files give space back too: they take only the used space, and cannot write while the filesystem below them is
+    /// full.
     Always,
-    /// Nothing is given back.
+    /// No drive gives space back.
     Never,
 }
 
@@ -30,18 +31,18 @@ impl From<TrimChoice> for Trim {
     }
 }
 
-/// What is remembered.
+/// The kept settings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Settings {
-    /// Memory that the node may use; `None`: what suits the machine.
+    /// Memory that the node may use; `None`: the default for the machine.
     pub(crate) memory_bytes: Option<u64>,
     /// Whether drives give space back.
     pub(crate) trim: TrimChoice,
 }
 
 impl Settings {
-    /// What was remembered, or nothing.
+    /// The kept settings, or defaults.
     pub(super) fn load(env: &Env, dir: &NodeDir) -> Result<Self> {
         let path = dir.settings();
         if !env.files.exists(&path) {
@@ -51,7 +52,7 @@ impl Settings {
         serde_json::from_slice(&bytes).with_context(|| format!("not understood: {}", path.display()))
     }
 
-    /// Remembers.
+    /// Writes the settings.
     pub(super) fn save(&self, env: &Env, dir: &NodeDir) -> Result<()> {
         let path = dir.settings();
         let bytes = serde_json::to_vec_pretty(self).context("encoding the node's settings")?;

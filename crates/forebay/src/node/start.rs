@@ -1,4 +1,4 @@
-//! Starting a node: a new cluster in an empty directory, or the one that is there.
+//! Starting a node: creates a cluster in an empty directory, or opens the existing one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read};
@@ -32,9 +32,9 @@ use super::settings::{Settings, TrimChoice};
 use super::users::open_accounts;
 use super::{Node, NodeDir, S3Options, State};
 
-/// How long a killed process may take to go.
+/// How long a start waits for a killed process to end.
 const DYING_S_MAX: u64 = 20;
-/// How long a drive may be away before others take over its positions, unless somebody says otherwise.
+/// Default time that a drive may be away before other drives take over its positions.
 const OUT_AFTER: Duration = Duration::from_secs(600);
 const DYING_POLL: Duration = Duration::from_millis(20);
 const CONTROL_CACHE_BYTES: usize = 16 << 20;
@@ -51,7 +51,7 @@ pub(crate) enum IoChoice {
     Threads,
 }
 
-/// What `start` was asked for. Drives, size and profile matter for a new cluster only.
+/// Options of `start`. Drives, size and profile apply to a new cluster only.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StartOptions {
     pub(crate) drives: Option<u32>,
@@ -70,13 +70,13 @@ pub(crate) struct StartOptions {
     /// Go on with metadata that is older than what drives have seen.
     pub(crate) accept_older_metadata: bool,
     pub(crate) s3: S3Options,
-    /// Memory that the node may use; `None` is what was given last.
+    /// Memory that the node may use; `None` keeps the last value.
     pub(crate) memory_bytes: Option<u64>,
-    /// Whether drives give space back; `None` is what was given last.
+    /// Whether drives give space back; `None` keeps the last value.
     pub(crate) trim: Option<TrimChoice>,
 }
 
-/// The directory is there, writable, and no other node's.
+/// Checks that the directory exists, is writable, and belongs to no other node.
 fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
     let root = dir.root().display();
     env.files.create_dir_all(dir.root()).with_context(|| format!("cannot create directory {root}"))?;
@@ -91,8 +91,8 @@ fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
     Ok(lock)
 }
 
-/// A process that was killed leaves these. Only called once the control ledger is ours, so that a node that runs
-/// without its lock file, because somebody deleted that, keeps them.
+/// Removes files that a killed process left. Called only after the control ledger was opened: a node that still runs,
+/// although its lock file was deleted, keeps them.
 fn remove_leftovers(env: &Env, dir: &NodeDir) -> Result<()> {
     for path in [dir.node_json(), dir.run().join("admin.sock"), dir.stop_error()] {
         if env.files.exists(&path) {
@@ -102,7 +102,7 @@ fn remove_leftovers(env: &Env, dir: &NodeDir) -> Result<()> {
     Ok(())
 }
 
-/// Takes the node's lock. A process that was killed may need a moment to go: it is waited for.
+/// Takes the node's lock. Waits for a killed process to end.
 fn take_lock(env: &Env, dir: &NodeDir, lock: &dyn File) -> Result<()> {
     let begun = env.clock.boot_ns();
     while lock.try_lock().is_err() {
@@ -117,7 +117,7 @@ fn take_lock(env: &Env, dir: &NodeDir, lock: &dyn File) -> Result<()> {
     Ok(())
 }
 
-/// Whether the process has been killed, as far as the kernel tells: a zombie, gone, or with SIGKILL pending.
+/// Whether the process was killed: it is a zombie, gone, or has SIGKILL pending.
 fn is_dying(pid: u32) -> bool {
     const KILLED: u64 = 1 << 8;
     let path = PathBuf::from(format!("/proc/{pid}/status"));
@@ -128,7 +128,7 @@ fn is_dying(pid: u32) -> bool {
     ending || (pending("SigPnd:") | pending("ShdPnd:")) & KILLED != 0
 }
 
-/// Files of /proc have no size that tells how much to read.
+/// Reads a file of /proc; these have no size that tells how much to read.
 pub(super) fn read_proc(path: &Path) -> Result<String> {
     let file = rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
     let mut text = String::new();
@@ -136,7 +136,7 @@ pub(super) fn read_proc(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Drives and profile of a new cluster, checked against each other before anything is written.
+/// Drives and profile of a new cluster, checked against each other before the first write.
 fn choose(options: &StartOptions) -> Result<(u32, Profile)> {
     if options.drives.is_some() && !options.drive_paths.is_empty() {
         bail!(
@@ -198,7 +198,7 @@ async fn create_cluster(env: &Env, dir: &NodeDir, control: &Control, options: &S
     Ok(())
 }
 
-/// An existing cluster keeps its drives and profile; asking for others is an error, not ignored.
+/// Refuses other drives or another profile for an existing cluster.
 fn check_unchanged(control: &Control, options: &StartOptions) -> Result<()> {
     let drives = control.drives()?.iter().filter(|drive| drive.state != DriveState::Out).count() as u32;
     if let Some(wanted) = options.drives.filter(|wanted| *wanted != drives) {
@@ -218,7 +218,7 @@ fn check_unchanged(control: &Control, options: &StartOptions) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to serve a filesystem of which data cannot be read.
+/// Refuses to serve a filesystem whose data cannot be read.
 fn check_enough(
     filesystems: &[FilesystemRecord],
     map: &ClusterMap,
@@ -265,7 +265,7 @@ fn check_enough(
     Ok(())
 }
 
-/// What was remembered, changed by what is asked for now. Wrong values change nothing.
+/// The last settings, changed by the options. Invalid values change nothing.
 fn settings(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<Settings> {
     let known = Settings::load(env, dir)?;
     let mut settings = known;
@@ -291,8 +291,8 @@ fn plan_memory(
     Ok(memory)
 }
 
-/// Compares the cluster's metadata and the drives with what they know of each other, before anything is used. Of a new
-/// cluster there is nothing to compare.
+/// Compares the positions in the cluster's metadata and on the drives with each other, before either is used. A new
+/// cluster has nothing to compare.
 async fn compare_histories(
     env: &Env,
     control: &Control,
@@ -325,7 +325,7 @@ async fn open_filesystems(
 }
 
 impl Node {
-    /// Starts serving. On an error nothing runs and nothing is mounted.
+    /// Starts the node. After an error nothing runs and nothing is mounted.
     pub(crate) async fn start(env: Env, dir: NodeDir, options: StartOptions) -> Result<Arc<Self>> {
         let runtime = Handle::current();
         let lock = prepare_dir(&env, &dir)?;
@@ -390,7 +390,7 @@ impl Node {
             _lock: lock,
         });
         if let Err(error) = node.finish_start(&options).await {
-            // What was started is taken down again; the first error is the one to show.
+            // Everything that was started is stopped again; the first error is the one to show.
             let _ = node.stop().await;
             return Err(error);
         }
@@ -438,7 +438,7 @@ impl Node {
         Ok(())
     }
 
-    /// Mounts, and notes the place so that the next start mounts there too.
+    /// Mounts the filesystem, and records the place so that the next start mounts it there too.
     pub(super) async fn mount_and_remember(
         &self,
         entry: &mut FilesystemEntry,
@@ -447,7 +447,7 @@ impl Node {
     ) -> Result<()> {
         if !self.env.files.exists(&path) {
             match self.env.files.create_dir_all(&path) {
-                // A dead mount of a killed process exists for `mount` but not for the check above.
+                // `mount` sees a dead mount of a killed process, the check above does not.
                 Err(error) if !matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotConnected) => {
                     bail!("cannot make the mount point {}: {error}", path.display());
                 }

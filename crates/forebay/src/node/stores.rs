@@ -1,4 +1,4 @@
-//! Object stores: settings in the control ledger, and trying them.
+//! Object stores: settings in the control ledger, and checks of stores.
 
 use std::sync::Arc;
 
@@ -15,28 +15,29 @@ use super::reached::Reached;
 use super::tiers::plan_uploads;
 use super::users::check_name;
 
-/// Stores that there may be at most.
+/// Limit of object stores.
 const STORES_MAX: usize = 2048;
 const DEFAULT_REGION: &str = "us-east-1";
-/// The number of this node, and how many there are.
+/// The number of this node, and the number of nodes.
 pub(super) const NODE: u32 = 0;
 const NODES: u16 = 1;
-/// How long the speed of a store is measured, each way, unless it is said, and at most.
+/// Duration of a speed test in seconds, each way: default and maximum.
 const SPEED_S: u16 = 5;
 const SPEED_S_MAX: u16 = 40;
-/// Requests under way meanwhile, at most.
+/// Most requests under way in a speed test.
 const SPEED_PARALLEL_MAX: u64 = 64;
 const SECOND_NS: i64 = 1_000_000_000;
 const SECRET_LOST: &str =
     "its secret is sealed with another node.key: give it again with `forebay store update`";
 
-/// What a sealed secret is bound to: whoever can change records cannot have it sent to another host.
+/// The context that a sealed secret is bound to: an attacker who can change records cannot have it sent to another
+/// host.
 fn seal_context(record: &StoreRecord) -> Vec<u8> {
     let StoreAddress { host, port, access_key, .. } = &record.address;
     format!("{} {host} {port} {access_key}", record.id).into_bytes()
 }
 
-/// What is asked for over what there is.
+/// The old settings with the requested changes.
 fn changed(old: StoreAddress, settings: &SetStore) -> StoreAddress {
     let (bucket, prefix) = match &settings.bucket {
         None => (old.bucket, old.prefix),
@@ -46,7 +47,7 @@ fn changed(old: StoreAddress, settings: &SetStore) -> StoreAddress {
         }
     };
     let protocol = settings.protocol.unwrap_or(old.protocol);
-    // A port that was only the protocol's own changes with it.
+    // A default port changes with the protocol.
     let usual = old.port == old.protocol.default_port();
     let port = if usual { protocol.default_port() } else { old.port };
     let ca = settings.ca.clone().map_or(old.ca, |ca| Some(ca).filter(|ca| !ca.trim().is_empty()));
@@ -71,12 +72,12 @@ fn changed(old: StoreAddress, settings: &SetStore) -> StoreAddress {
     }
 }
 
-/// What decides which objects are found.
+/// The part of an address that decides which objects are found.
 fn place(address: &StoreAddress) -> (&str, u16, &str, &str) {
     (&address.host, address.port, &address.bucket, &address.prefix)
 }
 
-/// A store of which nothing is known but its name.
+/// A store with a name and default settings.
 fn blank(id: u32, name: &str, created_ns: i64) -> StoreRecord {
     let address = StoreAddress {
         protocol: StoreProtocol::Https,
@@ -93,7 +94,7 @@ fn blank(id: u32, name: &str, created_ns: i64) -> StoreRecord {
     StoreRecord { id, name: name.to_owned(), address, sealed_secret: String::new(), created_ns }
 }
 
-/// What is measured: no more at a time than tiering has memory for.
+/// The plan of a speed test: within the memory that tiering has.
 fn speed_plan(memory_bytes: u64, limits: StoreLimits, request: BenchStore) -> Result<SpeedPlan, AdminError> {
     let (blob_bytes, uploads) = plan_uploads(memory_bytes, (limits.blob_bytes, limits.uploads_max), 0);
     let usual = u16::try_from(uploads).unwrap_or(u16::MAX);
@@ -124,7 +125,7 @@ fn validation_info(checks: Vec<StoreCheck>) -> StoreValidationInfo {
     StoreValidationInfo { passed: checks.iter().all(|check| check.problem.is_none()), checks }
 }
 
-/// Why a store that does not work is refused.
+/// The refusal of a store that failed its check.
 fn refusal(validation: &StoreValidationInfo) -> AdminError {
     let failed = validation.checks.iter().find(|check| check.problem.is_some());
     let Some(failed) = failed else { return AdminError::failed("the store was not tried") };
@@ -142,14 +143,14 @@ pub(super) fn limits_here(address: &StoreAddress) -> StoreLimits {
     address.limits.of_node(NODES)
 }
 
-/// The store of a record, for this node.
+/// Opens the store of a record for this node.
 fn open_store(
     env: &Env,
     record: &StoreRecord,
     secret_key: String,
 ) -> Result<Arc<S3Store>, StoreSettingsError> {
     let mut settings = StoreSettings { address: record.address.clone(), secret_key };
-    // What nobody may ask for is refused as it was asked for.
+    // Invalid settings are refused with the values as requested.
     settings.check()?;
     settings.address.limits = limits_here(&record.address);
     S3Store::new(env.clone(), settings)
@@ -200,8 +201,8 @@ impl Node {
         }
     }
 
-    /// Changes of a record, its secret, and the store that they make. The secret must be given again where it would
-    /// otherwise go to a host that it was not meant for.
+    /// A record with its changes, its secret, and the store that they open. The secret must be given again if it would
+    /// otherwise go to another host.
     fn prepare(
         &self,
         old: StoreRecord,

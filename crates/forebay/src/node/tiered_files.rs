@@ -1,4 +1,4 @@
-//! Files of filesystems that tier: where their bytes lie, bringing them back to drives, taking them from there.
+//! Files of filesystems with a store: locating their bytes, bringing them back to drives, releasing them from drives.
 
 use std::collections::HashSet;
 
@@ -21,19 +21,19 @@ use super::why::walk;
 const FILES_AT_ONCE: usize = 16;
 
 impl Node {
-    /// The state's lock is not held while the store is asked.
+    /// The lock of the state is not held during requests to the store.
     async fn client_of(&self, name: &str) -> Result<Client, AdminError> {
         let mut state = self.state.lock().await;
         Ok(entry_of(&mut state, name)?.client.clone())
     }
 
-    /// What is said of the store of a filesystem if it is down.
+    /// The error of a filesystem's store if it is down.
     async fn why_down(&self, name: &str) -> Result<Option<String>, AdminError> {
         let mut state = self.state.lock().await;
         Ok(entry_of(&mut state, name)?.tier.why_down())
     }
 
-    /// A file, written out, and a client that reaches it.
+    /// A file after its data was written out, and a client of its filesystem.
     async fn tier_file(&self, name: &str, path: &str) -> Result<(Client, Attr), AdminError> {
         let client = self.client_of(name).await?;
         let attr = written_out(&client, name, path).await?;
@@ -92,7 +92,7 @@ impl Node {
             infos.push(FetchFileInfo { bytes: 0, next_offset: None, away_bytes: None, problem });
         }
         let (numbers, wanted): (Vec<usize>, Vec<_>) = wanted.into_iter().unzip();
-        // Somebody asked for it, but others come first.
+        // An operator requested it, but foreground requests come first.
         let pace = GivesWay::new(client.clone(), self.pace.clone(), |_| false);
         let fetched = client.fetch_files(&wanted, Some(&pace)).await;
         let down = if fetched.iter().any(Result::is_err) { self.why_down(name).await? } else { None };
@@ -101,7 +101,7 @@ impl Node {
             match fetched {
                 Ok(fetched) => {
                     (info.bytes, info.next_offset) = (fetched.bytes, fetched.next);
-                    // It was not begun with.
+                    // The step did not begin at the start of the file.
                     info.away_bytes.take_if(|_| fetched.next == Some(file.offset));
                 }
                 Err(error) => {
@@ -153,7 +153,7 @@ impl Node {
     }
 }
 
-/// A file, whose content is in the ledger.
+/// A file after its data was written out, so that the ledger has all of its content.
 async fn written_out(client: &Client, name: &str, path: &str) -> Result<Attr, AdminError> {
     let attr = walk(client, path)
         .await
@@ -165,7 +165,8 @@ async fn written_out(client: &Client, name: &str, path: &str) -> Result<Attr, Ad
     Ok(attr)
 }
 
-/// A file that is to come back, and how many bytes of it only the store has if the step begins with it.
+/// A file that is to come back. If the step begins at the start of the file, also the number of bytes that only the
+/// store has.
 async fn find_away(client: &Client, name: &str, file: FetchFile) -> Result<(Ino, Option<u64>), AdminError> {
     let attr = written_out(client, name, &file.path).await?;
     let is_first = file.offset == 0;

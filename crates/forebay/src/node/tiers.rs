@@ -1,7 +1,8 @@
-//! Filesystems and their object stores: attaching, detaching, and where files lie.
+//! Filesystems and their object stores: attaching, detaching, and the location of files.
 //!
-//! The record of a filesystem says what should be. Whoever changes that holds `stores_lock`, so that no store goes away
-//! meanwhile. Tiering is stopped without the lock of the node's state: what it has under way may take a while.
+//! The record of a filesystem has the wanted state. Code that changes a record holds `stores_lock`, so that no store is
+//! removed at the same time. Tiering is stopped without the lock of the node's state, because its uploads may take a
+//! while.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,34 +35,35 @@ use super::reached::Reached;
 use super::stores::{NODE, limits_here};
 use super::{Node, State};
 
-/// Blobs made at a time.
+/// Limit of blobs that are made at a time.
 const UPLOADS_MAX: u64 = 64;
-/// How long uploads under way are waited for. Cut off, they leave a blob that is found and deleted later.
+/// How long a stop waits for uploads under way. An upload that is cut off leaves a blob that is found and deleted
+/// later.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
-/// How long tiering is stopped at most to move a store, half of it for uploads under way.
+/// Longest stop of tiering for moving a store; uploads under way get half of it.
 const MOVE_DEADLINE: Duration = Duration::from_secs(100);
 
-/// The object store of a filesystem that is being served, if it has one.
+/// The object store of a filesystem that is served, if it has one.
 pub(super) struct TierEntry {
     cluster: ClusterId,
     filesystem: u32,
-    /// Whether there is a store or not.
+    /// The group of the filesystem, with or without a store.
     pub(super) filesystem_group: FilesystemGroupRecord,
     pub(super) served_from_ns: u64,
-    /// Memory for blobs that are made.
+    /// Memory for blobs that are being made.
     blobs_bytes: u64,
     fetched_bytes_max: u64,
     returning_bytes_max: u64,
-    /// All clients on the filesystem look here.
+    /// Publishes the store to all clients of the filesystem.
     sender: watch::Sender<Option<Arc<dyn ObjectStore>>>,
     reached: Option<Arc<Reached>>,
     pub(super) store: String,
-    /// Largest blob, and uploads under way, as the store has them.
+    /// Largest blob in bytes, and number of uploads at a time, from the store's settings.
     limits: (u32, u16),
     /// Why the store cannot be used.
     problem: Option<String>,
     pub(super) tiering: Option<Tiering>,
-    /// Nobody starts tiering before, but who stopped it: its store is being moved.
+    /// Until then tiering must not start, except by the code that stopped it: its store is being moved.
     stopped_until_ns: u64,
 }
 
@@ -86,7 +88,7 @@ impl TierEntry {
         }
     }
 
-    /// For a client.
+    /// The link that clients get.
     pub(super) fn link(&self) -> TierLink {
         TierLink {
             cluster: self.cluster,
@@ -97,7 +99,7 @@ impl TierEntry {
         }
     }
 
-    /// Ends tiering. The clients keep the store: what is away can still be read.
+    /// Ends tiering. Clients keep the store, so that content in the store stays readable.
     pub(super) async fn stop(&mut self) {
         end(self.tiering.take()).await;
     }
@@ -113,20 +115,20 @@ impl TierEntry {
         self.sender.send_replace(store);
     }
 
-    /// As all nodes see it.
+    /// Health of the store for all nodes.
     fn store_health(&self) -> StoreHealth {
         let seen = self.reached.iter().map(|reached| SeenBy { node: NODE, ..reached.store().health() });
         StoreHealth::of(seen.collect())
     }
 
-    /// What is said of the store if it is down.
+    /// The error of the store if it is down.
     pub(super) fn why_down(&self) -> Option<String> {
         let health = self.store_health();
         let problem = health.problem.unwrap_or_default();
         (health.up == Some(false)).then(|| format!("store {} is DOWN: {problem}", self.store))
     }
 
-    /// For the list of events.
+    /// The state for events.
     pub(super) fn signs(&self) -> TierSigns {
         let health = self.store_health();
         let done = self.tiering.as_ref().map(Tiering::stat).unwrap_or_default();
@@ -142,7 +144,7 @@ impl TierEntry {
         self.sender.send_replace(None);
     }
 
-    /// Those of the filesystem, and of its group for the rest.
+    /// Times of the filesystem; those that it does not have are its group's.
     pub(super) fn times(&self, tier: TierRecord) -> Times {
         Times::of(tier, &self.filesystem_group)
     }
@@ -154,14 +156,14 @@ impl TierEntry {
     }
 }
 
-/// Whether what was under way had come to its end.
+/// Whether uploads under way have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
     InTime,
     NotYet,
 }
 
-/// Ends tiering, and waits for what it has under way, if not for ever.
+/// Ends tiering, and waits for its uploads up to [`STOP_DEADLINE`].
 pub(super) async fn end(tiering: Option<Tiering>) -> Ended {
     let Some(tiering) = tiering else { return Ended::InTime };
     match tokio::time::timeout(STOP_DEADLINE, tiering.stop()).await {
@@ -173,12 +175,12 @@ pub(super) async fn end(tiering: Option<Tiering>) -> Ended {
     }
 }
 
-/// The longest extents of a filesystem.
+/// Bytes of the longest extent of a filesystem.
 fn extent_bytes(record: &FilesystemRecord) -> u32 {
     record.all_sets().map(|(profile, _)| extent_bytes_max(profile)).max().unwrap_or_default()
 }
 
-/// Largest blob, and how many are made at a time, in so much memory. A single extent may make a larger one.
+/// Largest blob, and number of blobs made at a time, for this memory. A single extent may make a larger blob.
 pub(super) fn plan_uploads(memory_bytes: u64, limits: (u32, u16), extent_bytes: u32) -> (u32, usize) {
     let (blob_bytes_max, uploads_max) = limits;
     let blob_bytes = memory_bytes.min(blob_bytes_max.into());
@@ -187,7 +189,7 @@ pub(super) fn plan_uploads(memory_bytes: u64, limits: (u32, u16), extent_bytes: 
     (blob_bytes as u32, uploads.clamp(1, most) as usize)
 }
 
-/// What the record of a filesystem becomes when a store is attached.
+/// The tier record of a filesystem after a store is attached.
 fn next_tier(
     known: Option<TierRecord>,
     store: u32,
@@ -210,7 +212,7 @@ pub(super) fn no_store_attached(name: &str) -> AdminError {
 }
 
 impl FilesystemEntry {
-    /// How tiering goes, if there is a store.
+    /// State of tiering, if there is a store.
     pub(super) async fn tier_info(&self) -> Result<Option<TierInfo>> {
         let Some(record) = self.record.tier else { return Ok(None) };
         let times = self.tier.times(record);
@@ -252,7 +254,7 @@ impl FilesystemEntry {
         }))
     }
 
-    /// Refuses another store than the one that is attached, or that everything comes back from.
+    /// Refuses a store other than the one that is attached or being detached.
     fn check_attachable(&self, store: &StoreRecord) -> Result<(), AdminError> {
         let (name, present) = (&self.record.name, &self.tier.store);
         match self.record.tier.filter(|tier| tier.store != store.id) {
@@ -267,7 +269,7 @@ impl FilesystemEntry {
         }
     }
 
-    /// Refuses while a blob is on its way to the place that the store is at now.
+    /// Refuses while an upload to the store's present place is under way.
     fn check_nothing_is_uploaded(&self) -> Result<(), AdminError> {
         if self.tier.tiering.is_none() && !self.client.is_uploading() {
             return Ok(());
@@ -278,12 +280,12 @@ impl FilesystemEntry {
         )))
     }
 
-    /// Refuses to bring everything back to drives that cannot hold it.
+    /// Refuses to bring all content back to drives that have too little room.
     async fn check_detachable(&self) -> Result<(), AdminError> {
         let extents = self.client.tier_stat().await.map_err(AdminError::failed)?.away.bytes;
         let stat = self.client.statfs().await.map_err(AdminError::failed)?;
-        // Of clones each comes back as content of its own. How much that is, only the sum of all content tells, some of which
-        // is in the metadata: too much rather than too little.
+        // Clones come back as separate extents. Only the sum of all content measures that; it includes inline content,
+        // so the estimate is rather too high than too low.
         let away = extents.max(stat.used_bytes.saturating_sub(stat.drive_bytes));
         let room = self.client.free_bytes();
         if away <= room {
@@ -304,7 +306,7 @@ fn check_uploads(state: &mut State, store: u32) -> Result<(), AdminError> {
     users_of(state, store).try_for_each(|user| user.check_nothing_is_uploaded())
 }
 
-/// Refuses a place for a store that does not have the blobs of these filesystems.
+/// Refuses a new place for a store that lacks the blobs of these filesystems.
 async fn check_place(
     users: &[(String, Client)],
     record: &StoreRecord,
@@ -318,7 +320,7 @@ async fn check_place(
     Ok(())
 }
 
-/// A place that does not have what it should.
+/// The error for a place that lacks blobs.
 fn lacks_blobs(filesystem: &str, record: &StoreRecord, key: &str, error: &StoreError) -> AdminError {
     let StoreAddress { host, port, bucket, .. } = &record.address;
     AdminError::conflict(format!(
@@ -343,7 +345,7 @@ async fn info_of(entry: &FilesystemEntry) -> Result<TierInfo, AdminError> {
 }
 
 impl Node {
-    /// Gives filesystems their groups and stores, and has them tier. Before anything of them is read.
+    /// Gives filesystems their groups and stores, and starts tiering. Runs before any file is read.
     pub(super) async fn start_tiers(&self) -> Result<()> {
         let stores = self.control.stores()?;
         let mut state = self.state.lock().await;
@@ -384,8 +386,7 @@ impl Node {
         Ok(())
     }
 
-    /// Has the filesystems that have left their stores forget them; and has those tier that do not, because whoever was
-    /// changing how did not get to the end.
+    /// Completes detaching once all content is back, and restarts tiering that an unfinished change left stopped.
     pub(super) async fn finish_detached(&self, state: &mut State) -> Result<()> {
         for entry in state.filesystems.values_mut() {
             let Some(tier) = entry.record.tier else { continue };
@@ -407,7 +408,7 @@ impl Node {
         Ok(())
     }
 
-    /// A store that filesystems use stays.
+    /// Refuses to remove a store that filesystems use.
     pub(super) fn check_unused(&self, store: &StoreRecord) -> Result<(), AdminError> {
         let filesystems = self.control.filesystems().map_err(AdminError::failed)?;
         let uses = |record: &&FilesystemRecord| record.tier.is_some_and(|tier| tier.store == store.id);
@@ -420,7 +421,7 @@ impl Node {
         }
     }
 
-    /// Keeps the settings of a store. Filesystems that use it reach it as they say from then on.
+    /// Keeps the settings of a store. Filesystems that use it reach it with them from then on.
     pub(super) async fn change_store(
         &self,
         record: &StoreRecord,
@@ -444,15 +445,15 @@ impl Node {
             let before = entry.tier.limits;
             entry.tier.set_store(record, Ok(reached.clone()));
             if entry.tier.limits != before || entry.tier.tiering.is_none() {
-                // What the old one has under way comes to its end.
+                // Uploads through the old connection run to their end.
                 self.begin_tiering(entry);
             }
         }
         Ok(())
     }
 
-    /// The same for a store that is at another place from now on. Refuses if filesystems have blobs in it that are not
-    /// there: all that only these hold would be gone.
+    /// Like `change_store`, for a store that moves to another place. Refuses if blobs of filesystems are missing there:
+    /// their content would be lost.
     pub(super) async fn move_store(
         &self,
         record: &StoreRecord,
@@ -464,10 +465,10 @@ impl Node {
                 .map(|user| (user.record.name.clone(), user.client.clone()))
                 .collect()
         };
-        // A place that lacks them, or does not answer, is refused before anything is held up.
+        // Refuses a place that lacks blobs or does not answer before uploads are stopped.
         check_place(&users, record, &store).await?;
         self.stop_uploads(record.id).await;
-        // Nothing is uploaded before, while and after the place is looked at: no blob is at the old one only.
+        // No upload runs before, during and after the check, so that no blob is at the old place only.
         let mut checked = check_uploads(&mut *self.state.lock().await, record.id);
         if checked.is_ok() {
             checked = check_place(&users, record, &store).await;
@@ -486,7 +487,7 @@ impl Node {
         moved
     }
 
-    /// Ends tiering of all that use a store for as long as moving it takes, and waits for what is on its way.
+    /// Stops tiering of all filesystems that use a store until the move has ended, and waits for uploads under way.
     async fn stop_uploads(&self, store: u32) {
         let mut stopping = Vec::new();
         {
@@ -502,7 +503,7 @@ impl Node {
         }
     }
 
-    /// Adds what S3 has fetched, which has a client of its own.
+    /// Adds bytes that the S3 endpoint fetched with its own client.
     pub(super) fn add_s3_traffic(&self, tier: &mut TierInfo) {
         let (filesystem, bytes) = self.s3_fetched();
         if tier.filesystem == filesystem {
@@ -644,17 +645,17 @@ mod tests {
 
     use super::*;
 
-    type Asked = (Option<u64>, Option<u64>);
+    type Requested = (Option<u64>, Option<u64>);
 
     const KNOWN: TierRecord =
         TierRecord { store: 1, retention_s: Some(7200), cue_s: Some(60), detaching: false };
 
-    fn request((retention_s, cue_s): Asked) -> AttachStore {
+    fn request((retention_s, cue_s): Requested) -> AttachStore {
         AttachStore { store: "cold".to_owned(), retention_s, cue_s, group_times: false }
     }
 
     #[track_caller]
-    fn check(known: Option<TierRecord>, request: AttachStore, expected: Result<Asked, &str>) {
+    fn check(known: Option<TierRecord>, request: AttachStore, expected: Result<Requested, &str>) {
         match (next_tier(known, 1, &request, &FilesystemGroupRecord::default()), expected) {
             (Ok(tier), Ok(times)) => assert_eq!((tier.retention_s, tier.cue_s), times),
             (Err(error), Err(text)) => assert!(error.message.contains(text), "{error}"),

@@ -1,4 +1,5 @@
-//! Users, access keys and policies: from the control ledger to the snapshot that requests see, and what operators change.
+//! Users, access keys and policies: builds the snapshot for requests from the control ledger, and applies changes by
+//! operators.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,19 +21,19 @@ use wire::BoxFuture;
 
 use super::{Node, NodeDir};
 
-/// What new access keys begin with.
+/// Prefix of the ids of new access keys.
 const KEY_PREFIX: &str = "AKIA";
 const FIRST_ADMIN: &str = "admin";
 /// The setting of a bucket that holds its policy.
 const BUCKET_POLICY: &str = "policy";
-/// The filesystem whose top directories are the buckets.
+/// The filesystem whose top-level directories are the buckets.
 const BUCKETS_FILESYSTEM: &str = "main";
 const NAME_BYTES_MAX: usize = 64;
 const SECOND_NS: i64 = 1_000_000_000;
-/// Longest life of a key that ends: a hundred years, so that no sum overflows.
+/// Longest life of a key that expires: a hundred years, so that sums do not overflow.
 const EXPIRES_IN_S_MAX: u64 = 100 * 366 * 86_400;
 
-/// What seals secrets; made at the first start.
+/// Loads the key that seals secrets; creates it at the first start.
 fn load_node_key(env: &Env, dir: &NodeDir) -> Result<NodeKey> {
     let path = dir.node_key();
     let shown = path.display();
@@ -50,7 +51,7 @@ fn load_node_key(env: &Env, dir: &NodeDir) -> Result<NodeKey> {
     Ok(NodeKey::new(&bytes, env.random.clone()))
 }
 
-/// Users as requests see them. In a new cluster, makes the first administrator.
+/// Loads the users for requests. In a new cluster, creates the first administrator.
 pub(super) async fn open_accounts(env: &Env, dir: &NodeDir, control: &Control) -> Result<Arc<Accounts>> {
     let accounts = Accounts::new(env.clone(), load_node_key(env, dir)?);
     if control.users_record()?.is_none() {
@@ -60,7 +61,8 @@ pub(super) async fn open_accounts(env: &Env, dir: &NodeDir, control: &Control) -
     Ok(Arc::new(accounts))
 }
 
-/// The file comes first: a crash in between leaves a file that the next start replaces, never a key that nobody knows.
+/// Writes the file before the commit: a crash in between leaves a file that the next start replaces, never a key whose
+/// secret is lost.
 async fn create_admin(env: &Env, dir: &NodeDir, control: &Control, accounts: &Accounts) -> Result<()> {
     let access_key = ::s3::new_access_key(env, KEY_PREFIX);
     let secret = ::s3::new_secret(env);
@@ -89,7 +91,7 @@ async fn create_admin(env: &Env, dir: &NodeDir, control: &Control, accounts: &Ac
     Ok(())
 }
 
-/// What a sealed secret is bound to.
+/// The context that a sealed secret is bound to.
 fn seal_context(user: u32, access_key: &str) -> Vec<u8> {
     format!("{user} {access_key}").into_bytes()
 }
@@ -120,7 +122,7 @@ fn account_set(control: &Control, accounts: &Accounts) -> Result<AccountSet> {
     for record in control.users()? {
         let policy = record.policy.as_ref().map(|text| Policy::parse(text.as_bytes(), PolicyOf::User));
         let policy = policy.transpose().unwrap_or_else(|error| {
-            // Written by another version: what it would allow or deny is not known, so nothing is allowed.
+            // Another version wrote it: the meaning of the policy is unknown, so it allows nothing.
             tracing::error!(user = record.name, %error, "policy of a user cannot be read: it allows nothing");
             Some(Policy::deny_everything())
         });
@@ -202,7 +204,7 @@ fn no_policy(whose: &str, name: &str) -> AdminError {
     AdminError::not_found(format!("{whose} has no policy: name={name}"))
 }
 
-/// What a list of users or keys is made from.
+/// Records for a list of users or keys.
 struct Records {
     users: Vec<UserRecord>,
     keys: Vec<AccessKeyRecord>,
@@ -258,7 +260,7 @@ impl Node {
         Ok(Records { users, keys: self.control.access_keys().map_err(AdminError::failed)? })
     }
 
-    /// Makes a change durable; it counts for the next request.
+    /// Makes a change durable; the next request sees it.
     async fn commit_users(&self, change: ControlChange) -> Result<(), AdminError> {
         self.control.commit(change).await.map_err(AdminError::failed)?;
         let set = account_set(&self.control, &self.accounts).map_err(AdminError::failed)?;
@@ -266,7 +268,7 @@ impl Node {
         Ok(())
     }
 
-    /// Keys whose secrets cannot be read: the node's key was lost.
+    /// Number of keys whose secrets cannot be read, because the node's key was lost.
     pub(super) fn unreadable_keys(&self) -> Result<usize> {
         let keys = self.control.access_keys()?;
         Ok(keys.iter().filter(|key| open_secret(&self.accounts, key).is_none()).count())
@@ -478,7 +480,7 @@ impl Node {
         Ok(info)
     }
 
-    /// The directory that is a bucket.
+    /// The directory of a bucket.
     async fn bucket(&self, name: &str) -> Result<(Client, Ino), AdminError> {
         let missing = || AdminError::not_found(format!("no such bucket: name={name}"));
         let state = self.state.lock().await;

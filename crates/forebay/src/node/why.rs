@@ -1,4 +1,4 @@
-//! `why PATH`: where each byte of a file lies, and in what state that is.
+//! `why PATH`: the place and state of each byte of a file.
 
 use admin::{AdminError, ExtentInfo, ShardInfo, WhyInfo};
 use base::{FsError, Ino};
@@ -11,7 +11,7 @@ use super::{Node, State};
 
 type Owed = std::collections::HashSet<(base::DriveId, base::ExtentId)>;
 
-/// Pieces shown at most.
+/// Limit of pieces in the answer.
 const PIECES_MAX: u32 = 4096;
 
 pub(super) async fn walk(client: &Client, path: &str) -> Result<Attr, FsError> {
@@ -73,7 +73,7 @@ fn explain_extent(
     }
 }
 
-/// A piece that has no shards.
+/// A piece without shards: inline, or in the object store.
 fn not_on_drives(piece: &MapPiece, kind: &str) -> ExtentInfo {
     ExtentInfo {
         offset: piece.off,
@@ -93,7 +93,7 @@ fn explain_piece(state: &State, map: &ClusterMap, owed: &Owed, piece: &MapPiece)
     match &piece.content {
         Content::Extent(extent) => explain_extent(state, map, owed, piece, extent),
         Content::Inline(_) => not_on_drives(piece, "inline"),
-        Content::Away(..) => not_on_drives(piece, "object_store"),
+        Content::Tiered(..) => not_on_drives(piece, "object_store"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The last events of the cluster.
+//! The events of the cluster.
 
 use wire::event::Event;
 
@@ -6,11 +6,11 @@ use super::{CONTROL_LEDGER, Control, ControlChange, ControlError};
 use crate::keys::Keys;
 
 const EVENTS: u8 = b'e';
-/// Events that are kept; older ones are forgotten.
+/// Most events that are kept; older ones are dropped.
 const EVENTS_MAX: u32 = 4096;
 
 impl ControlChange {
-    /// Adds an event, and forgets the one that is too many.
+    /// Adds an event, and drops the oldest one beyond the limit.
     pub fn event(&mut self, event: &Event) -> &mut Self {
         let keys = Keys::new(CONTROL_LEDGER);
         if let Some(old) = event.id.checked_sub(EVENTS_MAX) {
@@ -21,7 +21,7 @@ impl ControlChange {
 }
 
 impl Control {
-    /// The last events, oldest first.
+    /// The kept events, oldest first.
     pub fn events(&self) -> Result<Vec<Event>, ControlError> {
         self.all(EVENTS)
     }

@@ -1,19 +1,19 @@
-//! Filesystem groups in the control ledger: what filesystems share of tiering. They have nothing to do with placement
-//! groups. `docs/formats/stores.md` describes the records.
+//! Filesystem groups in the control ledger: the tiering settings that filesystems share. They are not related to
+//! placement groups. `docs/formats/stores.md` describes the records.
 
 use serde::{Deserialize, Serialize};
 
 use super::{CONTROL_LEDGER, Control, ControlChange, ControlError, FilesystemRecord};
 use crate::keys::Keys;
 
-/// *Times* of tiering.
+/// Table byte; from the *times* of tiering.
 const FILESYSTEM_GROUPS: u8 = b't';
 const DEFAULT_ID: u32 = 0;
 const DEFAULT_NAME: &str = "default";
 const DEFAULT_RETENTION_S: u64 = 86_400;
 const DEFAULT_CUE_S: u64 = 3600;
 
-/// A filesystem group. The one that is called `default` always exists.
+/// A filesystem group. The group named `default` always exists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FilesystemGroupRecord {
@@ -21,13 +21,13 @@ pub struct FilesystemGroupRecord {
     pub id: u32,
     /// Its name, unique.
     pub name: String,
-    /// How long what was uploaded stays on drives too, in seconds.
+    /// Seconds for which uploaded data also stays on drives.
     pub retention_s: u64,
-    /// How long after it was written anything is uploaded, in seconds.
+    /// Seconds between the writing of data and its upload.
     pub cue_s: u64,
 }
 
-/// The group `default`, as long as nobody has changed it.
+/// The group `default`, until an operator changes it.
 impl Default for FilesystemGroupRecord {
     fn default() -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Default for FilesystemGroupRecord {
 }
 
 impl FilesystemGroupRecord {
-    /// Whether it is the one that every cluster has.
+    /// Whether it is the group `default`.
     pub fn is_default(&self) -> bool {
         self.id == DEFAULT_ID
     }
@@ -50,7 +50,7 @@ impl FilesystemGroupRecord {
         filesystem.filesystem_group.unwrap_or(DEFAULT_ID) == self.id
     }
 
-    /// What the record of a filesystem that belongs to it says.
+    /// The group's number in the record of a member filesystem.
     pub fn reference(&self) -> Option<u32> {
         (!self.is_default()).then_some(self.id)
     }
@@ -69,7 +69,7 @@ impl ControlChange {
 }
 
 impl Control {
-    /// All filesystem groups by number: `default` is the first, also in a cluster that never said anything of it.
+    /// All filesystem groups by number, `default` first. It is there even if the ledger has no record of it.
     pub fn filesystem_groups(&self) -> Result<Vec<FilesystemGroupRecord>, ControlError> {
         let mut groups: Vec<FilesystemGroupRecord> = self.all(FILESYSTEM_GROUPS)?;
         if !groups.first().is_some_and(FilesystemGroupRecord::is_default) {

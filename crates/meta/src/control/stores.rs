@@ -9,7 +9,7 @@ use crate::keys::Keys;
 const STORES: u8 = b's';
 const COUNTER: &str = "stores";
 
-/// What is known of object stores as such. It exists from the moment on that the first one did.
+/// The counter of object stores. Written with the first store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoresRecord {
@@ -17,7 +17,7 @@ pub struct StoresRecord {
     pub next_store: u32,
 }
 
-/// An object store. No `Debug`: it holds a secret, if a sealed one.
+/// An object store. No `Debug`, because it holds a secret, although a sealed one.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreRecord {
@@ -25,11 +25,11 @@ pub struct StoreRecord {
     pub id: u32,
     /// Its name, unique; free again once the store is gone.
     pub name: String,
-    /// How it is reached.
+    /// Address of the store.
     pub address: StoreAddress,
-    /// Secret of its access key, sealed, in base64.
+    /// Secret of its access key: sealed, then base64.
     pub sealed_secret: String,
-    /// Nanoseconds since 1970.
+    /// Time of creation, in nanoseconds since 1970.
     pub created_ns: i64,
 }
 
@@ -39,13 +39,13 @@ pub struct StoreRecord {
 pub struct TierRecord {
     /// The store's number.
     pub store: u32,
-    /// How long what was uploaded stays on drives too, in seconds; `None`: as long as its filesystem group says.
+    /// Seconds for which uploaded data also stays on drives; `None`: as the filesystem group says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention_s: Option<u64>,
-    /// How long after it was written anything is uploaded, in seconds; `None`: when its filesystem group says so.
+    /// Seconds between the writing of data and its upload; `None`: as the filesystem group says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cue_s: Option<u64>,
-    /// Everything comes back, and the store is left.
+    /// Whether the filesystem leaves the store: all data returns to the drives first.
     pub detaching: bool,
 }
 
@@ -67,7 +67,7 @@ impl ControlChange {
 }
 
 impl Control {
-    /// The counter of stores, unless there was never one.
+    /// The counter of stores; `None` if there never was a store.
     pub fn stores_record(&self) -> Result<Option<StoresRecord>, ControlError> {
         self.one(COUNTER)
     }

@@ -10,7 +10,7 @@ const ACCESS_KEYS: u8 = b'k';
 const ROLES: u8 = b'r';
 const COUNTER: &str = "users";
 
-/// What is known of users as such. It exists from the moment on that the first one did.
+/// The counter of users. Written with the first user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UsersRecord {
@@ -28,17 +28,17 @@ pub struct UserRecord {
     pub name: String,
     /// User number on the filesystem.
     pub uid: u32,
-    /// Group of what it creates.
+    /// Group number of the inodes that it creates.
     pub gid: u32,
-    /// Its other groups.
+    /// Its supplementary groups.
     pub groups: Vec<u32>,
-    /// Whether it needs no policy.
+    /// Whether it may do everything without a policy.
     pub admin: bool,
-    /// Whether its keys do not count.
+    /// Whether its keys are invalid for now.
     pub disabled: bool,
-    /// What it may do, as JSON text.
+    /// Its policy, as JSON text.
     pub policy: Option<String>,
-    /// Nanoseconds since 1970.
+    /// Time of creation, in nanoseconds since 1970.
     pub created_ns: i64,
 }
 
@@ -48,25 +48,25 @@ pub struct UserRecord {
 pub struct AccessKeyRecord {
     /// Its id, unique; free again once the key is gone.
     pub access_key: String,
-    /// Whose it is.
+    /// Number of the user that owns the key.
     pub user: u32,
-    /// Its secret, sealed, in base64.
+    /// Its secret: sealed, then base64.
     pub sealed_secret: String,
-    /// Whether it does not count.
+    /// Whether it is invalid for now.
     pub disabled: bool,
-    /// Nanoseconds since 1970.
+    /// Time of creation, in nanoseconds since 1970.
     pub created_ns: i64,
-    /// When it ends, seconds since 1970.
+    /// Time of expiry, in seconds since 1970.
     pub expires_s: Option<i64>,
 }
 
-/// A role: what keys that take it are limited to.
+/// A role: a limit on the rights of the keys that take it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RoleRecord {
     /// Its name, unique.
     pub name: String,
-    /// JSON text.
+    /// Its policy, as JSON text.
     pub policy: String,
 }
 
@@ -108,7 +108,7 @@ impl ControlChange {
 }
 
 impl Control {
-    /// The counter of users, unless there was never one.
+    /// The counter of users; `None` if there never was a user.
     pub fn users_record(&self) -> Result<Option<UsersRecord>, ControlError> {
         self.one(COUNTER)
     }

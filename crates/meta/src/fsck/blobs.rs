@@ -1,4 +1,4 @@
-//! I20, I21: the tables of tiering say the same, and what is alive of each blob is what a count gives.
+//! I20, I21: the tables of tiering agree, and the live bytes of each blob are right.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -27,8 +27,8 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Every tiered extent has the entries that follow from where it lies. Returns extents in blobs by blob, with what
-    /// is alive of them.
+    /// Every tiered extent has the entries that follow from its residence. Returns for each blob its number of extents
+    /// and their live bytes.
     fn residences(&mut self, stat: &mut TierStat) -> Result<BTreeMap<u64, (u32, u64)>, FsckError> {
         let mut inside: BTreeMap<u64, (u32, u64)> = BTreeMap::new();
         let mut failed = Ok(());
@@ -52,12 +52,12 @@ impl Check<'_> {
         let sum = match stage {
             Stage::Queued => &mut stat.queued,
             Stage::Both => &mut stat.both,
-            Stage::Away => &mut stat.away,
+            Stage::Tiered => &mut stat.away,
         };
         sum.extents += 1;
         sum.bytes += u64::from(place.extent_len);
         let aged = self.keys.aged(stage_in_key(stage), written_s, id);
-        if stage != Stage::Away && self.get::<Aged>(&aged)? != Some(residence.aged()) {
+        if stage != Stage::Tiered && self.get::<Aged>(&aged)? != Some(residence.aged()) {
             self.find(
                 "tier_age",
                 format!("extent {id} is not in the order of ages"),
@@ -75,7 +75,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// There are no other entries in the order of ages.
+    /// The order of ages has no other entries.
     fn ages(&mut self, stat: &TierStat) -> Result<(), FsckError> {
         let (range, mut count) = (self.keys.table(b'T'), 0);
         self.each::<Aged>(&range, 22..=22, |_, _, _| {

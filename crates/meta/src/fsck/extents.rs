@@ -1,4 +1,4 @@
-//! I4, I6: what maps refer to is counted right and lies on the drives, and nothing else does.
+//! I4, I6: the reference counts of extents are right, extents in use are on the drives, and other shards are not.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -12,10 +12,10 @@ use super::{Check, FsckError, SUSPECTS_MAX, u64_at};
 use crate::keys::Keys;
 use crate::values::{ExtentPlace, ExtentUse, IdRange, Piece, PieceContent, Residence};
 
-/// Extents for which a file is looked up: each costs two scans.
+/// Most extents for which a file is looked up: each lookup costs two scans.
 const FILES_MAX: u64 = 20;
 
-/// Codes of findings that drives newer than the state can cause.
+/// Whether drives newer than the state can cause this finding.
 pub(super) fn is_suspect(code: &str) -> bool {
     matches!(code, "missing_shard" | "unreadable" | "unknown_shard" | "leaked_shard")
 }
@@ -29,7 +29,7 @@ struct Extent {
     k: u8,
     n: u8,
     free: bool,
-    /// Only a blob has it.
+    /// Only a blob holds the extent.
     away: bool,
     counted: bool,
     present: u32,
@@ -49,7 +49,7 @@ impl Window {
         (self.from..self.to).contains(&id)
     }
 
-    /// The entry of an extent; makes room by leaving the higher half of the ids to the next window.
+    /// The entry of an extent. If the window is full, the higher half of the ids is left to the next window.
     fn entry(&mut self, id: u64) -> Option<&mut Extent> {
         if self.extents.len() >= self.limit && !self.extents.contains_key(&id) {
             let mut ids: Vec<u64> = self.extents.keys().copied().collect();
@@ -62,7 +62,7 @@ impl Window {
     }
 }
 
-/// A range of ids that was given out.
+/// A range of ids that was handed to a session.
 struct Given {
     first: u64,
     count: u64,
@@ -156,7 +156,7 @@ impl Check<'_> {
                 return ControlFlow::Continue(());
             }
             let Some(entry) = window.entry(id) else { return ControlFlow::Continue(()) };
-            // What only a blob has is deleted from the drives while it is used.
+            // The shards of an extent that only a blob holds are deleted although it is in use.
             let (used, twice) = (entry.refs > 0 && !entry.away, entry.free);
             entry.free = true;
             if used {
@@ -172,7 +172,7 @@ impl Check<'_> {
         })
     }
 
-    /// I20: what is said to be tiered is in use.
+    /// I20: tiered extents are in use.
     fn residences_into(&mut self, window: &mut Window) -> Result<(), FsckError> {
         let range = (self.keys.residence(ExtentId(window.from)), self.keys.table_end(b'L'));
         self.each::<Residence>(&range, 13..=13, |check, key, residence| {
@@ -191,13 +191,13 @@ impl Check<'_> {
                 );
                 return ControlFlow::Continue(());
             };
-            entry.away = residence.stage == Stage::Away;
+            entry.away = residence.stage == Stage::Tiered;
             check.report.away_extents += u64::from(entry.away);
             ControlFlow::Continue(())
         })
     }
 
-    /// I16: reference counts are what a count gives.
+    /// I16: reference counts equal the number of references.
     fn compare_uses(&mut self, window: &mut Window) -> Result<(), FsckError> {
         let range = (self.keys.extent(ExtentId(window.from)), self.keys.table_end(b'E'));
         self.each::<ExtentUse>(&range, 13..=13, |check, key, used| {
@@ -244,7 +244,7 @@ impl Check<'_> {
         );
     }
 
-    /// An owed shard is paid on whatever drive has its position by then, so only the position counts.
+    /// The drive that holds the position at the time of repair gets an owed shard, so only the position matters.
     fn owed_into(&mut self, window: &mut Window) -> Result<(), FsckError> {
         let range = self.keys.all_owed();
         self.each::<ExtentPlace>(&range, 17..=17, |check, key, place| {
@@ -271,7 +271,7 @@ impl Check<'_> {
         })
     }
 
-    /// Marks what lies where it should, and reports what should not be there.
+    /// Marks shards in their right place, and reports the others.
     fn shards_into(&mut self, window: &mut Window, given: &[Given]) -> Result<(), FsckError> {
         self.input.progress.begin("shards");
         let next_extent = self.number("next_extent")?;
@@ -309,7 +309,7 @@ impl Check<'_> {
             if here && shard < extent.n {
                 extent.present |= 1 << shard;
             } else if extent.refs > 0 {
-                // A drive that a group has left keeps its shards until they are deleted.
+                // A drive that has left a group keeps its shards until they are deleted.
                 self.report.unreferenced_shards += 1;
                 self.report.unreferenced_bytes += u64::from(entry.len_bytes);
             }
@@ -334,7 +334,7 @@ impl Check<'_> {
         }
     }
 
-    /// I4: shards that are there and shards that are owed make all shards.
+    /// I4: shards on drives and owed shards together make all shards.
     fn compare_shards(&mut self, window: &Window) -> Result<(), FsckError> {
         let up = self.input.inventory.drives();
         let mut ids: Vec<u64> = window.extents.keys().copied().collect();

@@ -1,4 +1,4 @@
-//! What is noted as unreadable belongs to pieces that are there, and is counted.
+//! Notes of unreadable pieces: each piece exists, and their number is right.
 
 use std::ops::ControlFlow;
 

@@ -1,4 +1,4 @@
-//! Maps of files: pieces do not overlap, belong to somebody, and what is summed up is right.
+//! Maps of files: pieces do not overlap, each map has an owner, and sums are right.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ struct Map {
     owner: Option<Owner>,
 }
 
-/// What a map belongs to.
+/// The owner of a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
     Inode(u64),
@@ -26,7 +26,7 @@ enum Owner {
         upload: u64,
         number: u16,
     },
-    /// It is put together from others.
+    /// A composed map.
     Map(u64),
 }
 
@@ -79,7 +79,7 @@ impl Check<'_> {
         }
     }
 
-    /// Sums of the maps from `from` on, and where the next window begins.
+    /// Sums of the maps from `from` on, and the start of the next window.
     fn maps_from(&mut self, from: u64) -> Result<(Vec<Map>, u64), FsckError> {
         self.input.progress.begin("pieces");
         let mut maps: Vec<Map> = Vec::new();
@@ -135,13 +135,13 @@ impl Check<'_> {
         }
     }
 
-    /// Bytes of the pieces in a range of a map that a composed one refers to.
+    /// Bytes of the pieces in a range of a map to which a composed map refers.
     fn stored_in(&self, map: MapId, off: u64, len: u64) -> Result<u64, FsckError> {
         let mut stored = 0;
         let end = off.saturating_add(len);
         let range = self.keys.pieces(map, off, end);
         self.input.state.scan(&range, &mut |key, value| {
-            // A piece that reaches out of the range belongs to two.
+            // A piece that extends beyond the range belongs to two ranges.
             let inside = end - Keys::off_of_piece(key).min(end);
             stored += Piece::decode(value).map_or(0, |piece| piece.len.min(inside));
             ControlFlow::Continue(())
@@ -149,7 +149,7 @@ impl Check<'_> {
         Ok(stored)
     }
 
-    /// Parts of uploads own maps as inodes do.
+    /// Registers parts of uploads as owners of maps, like inodes.
     fn parts_into(&mut self, maps: &mut [Map], from: u64, to: u64) -> Result<(), FsckError> {
         let mut uploads = HashSet::new();
         if from == 0 {
@@ -188,7 +188,8 @@ impl Check<'_> {
         })
     }
 
-    /// Composed maps own those that they refer to. Several ranges of one may be left of a part that was cut.
+    /// Registers composed maps as owners of the maps in their ranges. A part that was cut may leave several ranges of
+    /// one map.
     fn ranges_into(&mut self, maps: &mut [Map], from: u64, to: u64) -> Result<(), FsckError> {
         let range = (self.keys.piece(MapId(COMPOSED_MAP), 0), self.keys.table_end(b'M'));
         self.each::<Piece>(&range, PIECE_KEY, |check, key, piece| {
@@ -211,7 +212,7 @@ impl Check<'_> {
         }
     }
 
-    /// Compares inodes with the maps in `[from, to)`.
+    /// Compares inodes with their maps in `[from, to)`.
     fn owners_into(&mut self, maps: &mut [Map], from: u64, to: u64) -> Result<(), FsckError> {
         self.input.progress.begin("inodes");
         let mut total = Usage::default();
@@ -259,7 +260,7 @@ impl Check<'_> {
 }
 
 impl Check<'_> {
-    /// A file that refers to an extent, for messages: looked up only when something is wrong.
+    /// A file that refers to an extent, for messages. Looked up only for findings.
     pub(super) fn file_of_extent(&self, extent: u64) -> Result<String, FsckError> {
         let mut map = None;
         self.input.state.scan(&self.keys.table(b'M'), &mut |key, value| {

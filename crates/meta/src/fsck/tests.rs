@@ -1,4 +1,4 @@
-//! Damages a sound ledger in every way and expects the finding.
+//! Damages a sound ledger in every way and expects the right finding.
 
 use std::collections::BTreeMap;
 
@@ -169,7 +169,8 @@ impl World {
         world
     }
 
-    /// As [`World::sound`], with file 6 put together from map 21, directory 2 implied, and a part of 5 bytes waiting.
+    /// As [`World::sound`]; file 6 is composed of map 21, directory 2 is implicit, and a part of 5 bytes belongs to an
+    /// upload.
     fn with_objects() -> Self {
         let (mut world, keys) = (Self::sound(), KEYS());
         let composed = COMPOSED_MAP | 30;
@@ -185,7 +186,7 @@ impl World {
         world
     }
 
-    /// As [`World::sound`], where a piece of file 4 cannot be read.
+    /// As [`World::sound`], but a piece of file 4 cannot be read.
     fn with_a_loss() -> Self {
         let (mut world, keys) = (Self::sound(), KEYS());
         let cause = LossCause::Shards { damaged: 3, missing: 0 };
@@ -233,7 +234,7 @@ fn nothing_is_found_in_a_sound_ledger_however_small_the_windows() {
     }
 }
 
-/// A damage is found under its code, in windows of any size.
+/// The damage is found under its code, with windows of any size.
 #[track_caller]
 fn check(code: &str, damage: impl Fn(&mut World)) {
     for window in [1, 2, WINDOW] {
@@ -266,7 +267,7 @@ fn damage_of_the_tree_is_found() {
         world.put(keys.dentry(Ino(1), b"a", file), Dentry { ino: Ino(4), kind: file, cookie: 8 });
     });
     check("not_in_tree", |world| {
-        // Two directories in each other.
+        // Two directories that contain each other.
         let dir = FileKind::Directory;
         world.remove(keys.dentry(Ino(1), b"a", dir));
         world.put(keys.dentry(Ino(3), b"a", dir), Dentry { ino: Ino(2), kind: dir, cookie: 3 });
@@ -404,9 +405,9 @@ fn what_is_being_rebuilt_is_no_damage() {
             world.down = vec![DriveId(1)];
         }
         let report = world.check(WINDOW);
-        // Extents 11, 13 and 14 are on the drive that had the position, or nowhere yet.
+        // Extents 11, 13 and 14 are on the drive that had the position before, or on none yet.
         assert_eq!(report.rebuilding_shards, if from_is_up { 0 } else { 3 });
-        // Of extent 11 another shard is owed: with one drive less it cannot be read.
+        // Another shard of extent 11 is owed: with one drive less the extent cannot be read.
         assert_eq!(report.is_clean(), from_is_up, "{:#?}", report.findings);
         assert!(!codes(&report).contains("missing_shard"));
     }
@@ -433,7 +434,7 @@ fn one_drive_less_is_no_damage() {
 #[test]
 fn what_only_looked_wrong_because_it_was_deleted_meanwhile_is_not_reported() {
     let mut world = World::sound();
-    // Deleted from the drives after the snapshot: the file was removed meanwhile. Extent 13 is really damaged.
+    // The file was removed after the snapshot, and its shards were deleted. Extent 13 is really damaged.
     (0..3).for_each(|drive| world.lose(drive, 10));
     (0..2).for_each(|drive| world.lose(drive, 13));
     let make = |pairs: &BTreeMap<Vec<u8>, Vec<u8>>| {
@@ -456,7 +457,7 @@ fn what_only_looked_wrong_because_it_was_deleted_meanwhile_is_not_reported() {
 }
 
 proptest! {
-    /// Whatever is in the store, checking it ends and does not panic.
+    /// With any bytes in the store, the check ends and does not panic.
     #[test]
     fn hostile_bytes_are_findings(
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()), 1..6),
@@ -470,7 +471,7 @@ proptest! {
             };
             let bytes = if keys { &mut key } else { &mut value };
             let at = at.index(bytes.len());
-            // The ledger and the table stay, or it would be in none that is looked at.
+            // The ledger and the table stay the same; otherwise no scan would find the key.
             if !keys || at > 4 {
                 bytes[at] = byte;
             }
@@ -516,12 +517,12 @@ proptest! {
     }
 }
 
-/// Extent 13 in a blob only, 10 in both places, 14 waiting.
+/// Extent 13 is in a blob only, 10 in both places, 14 waits.
 fn tiered() -> World {
     let (mut world, keys) = (World::sound(), KEYS());
     let place = ExtentPlace { extent_len: 8192, ..PLACE };
     let mut stat = TierStat { mode: TierMode::On, blobs: 1, stored_bytes: 40_960, ..TierStat::default() };
-    for (id, stage, off) in [(13, Stage::Away, 8192), (10, Stage::Both, 16_384), (14, Stage::Queued, 0)] {
+    for (id, stage, off) in [(13, Stage::Tiered, 8192), (10, Stage::Both, 16_384), (14, Stage::Queued, 0)] {
         let id = ExtentId(id);
         let blob = if stage == Stage::Queued { None } else { Some((7, off)) };
         let residence =
@@ -530,10 +531,10 @@ fn tiered() -> World {
         let sum = match stage {
             Stage::Queued => &mut stat.queued,
             Stage::Both => &mut stat.both,
-            Stage::Away => &mut stat.away,
+            Stage::Tiered => &mut stat.away,
         };
         *sum = StageStat { extents: 1, bytes: 8192 };
-        if stage != Stage::Away {
+        if stage != Stage::Tiered {
             world.put(keys.aged(stage_in_key(stage), 5, id), residence.aged());
         }
         if blob.is_some() {

@@ -1,4 +1,4 @@
-//! I14: the names of a filesystem are a tree, and everything that is counted in it is right.
+//! I14: the names of a filesystem form a tree, and its counts are right.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -10,24 +10,24 @@ use super::{Check, FsckError, u64_at};
 use crate::keys::Keys;
 use crate::values::{Dentry, Inode, Orphan};
 
-/// Directories known to hang on the root that are kept in mind.
+/// Most directories remembered as connected to the root.
 const ROOTED_MAX: usize = 1 << 20;
 
-/// What an inode says and what is counted.
+/// An inode's attributes, and the counted values.
 struct Node {
     ino: u64,
     kind: FileKind,
     nlink: u32,
     size: u64,
     parent: u64,
-    /// It goes with the last key below it.
+    /// An implicit directory.
     implicit: bool,
     names: u32,
     entries: u64,
     subdirs: u32,
 }
 
-/// Inodes of one window: all with numbers in `[from, to)`.
+/// Inodes of one window: those with numbers in `[from, to)`.
 struct Window {
     nodes: Vec<Node>,
     from: u64,
@@ -118,7 +118,7 @@ impl Check<'_> {
         Ok(window)
     }
 
-    /// Counts names and entries of the inodes in the window.
+    /// Counts names and entries of the window's inodes.
     fn names_into(&mut self, window: &mut Window) -> Result<(), FsckError> {
         let range = self.keys.table(b'D');
         let first = window.from == 0;
@@ -234,7 +234,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Whether parents lead to the root. Remembers those that do.
+    /// Checks that the parents lead to the root. Remembers the directories that do.
     fn check_rooted(&mut self, node: &Node, rooted: &mut HashSet<u64>) -> Result<(), FsckError> {
         if rooted.len() > ROOTED_MAX {
             rooted.clear();

@@ -1,6 +1,6 @@
-//! What every log engine must keep, run for each of them: in memory, on simulated files, on real files.
+//! The rules for every log engine, checked for each of them: in memory, on simulated files, on real files.
 //!
-//! A case that draws random numbers says its seed when it fails.
+//! A case with random numbers prints its seed when it fails.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::{
     AppendError, CopyIo, FileLog, LedgerLog, LogEntry, LogError, LogSizes, MemLog, MirrorOptions, MirroredLog,
 };
 
-/// Small, so that a test fills several files.
+/// Small sizes, so that a test fills several files.
 pub(super) const SIZES: LogSizes = LogSizes { file_bytes: 8192, zero_ahead_bytes: 1024, reserve_bytes: 512 };
 
 /// Engines do their work when polled and never wait.
@@ -383,12 +383,12 @@ fn a_full_disk_refuses_an_append_and_takes_it_when_there_is_room() {
     }
 }
 
-/// What an owner knows, and what the log may hold.
+/// The owner's knowledge, and what the log may hold.
 struct Model {
     epoch: u64,
-    /// Must be there.
+    /// Last entry that must be there.
     acknowledged: u64,
-    /// May be there, all or from its end on not at all.
+    /// Last entry that may be there. The entries beyond `acknowledged` may be missing from any point on.
     attempted: u64,
     trimmed: u64,
 }
@@ -426,7 +426,7 @@ fn work(log: &dyn LedgerLog, random: &SimRandom, model: &mut Model, steps: u64) 
 /// How a run ends before the log is opened again.
 fn interrupt(sim: &Sim, random: &SimRandom) {
     match random.next_u64() % 3 {
-        // The process ends and the machine goes on.
+        // The process ends but the machine does not.
         0 => sim.files.clear_faults(),
         _ => sim.files.crash(),
     }

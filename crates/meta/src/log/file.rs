@@ -1,10 +1,10 @@
 //! The log of one machine: append-only files in a directory, one fdatasync per group commit.
 //!
-//! Files are named by the first entry they may hold. A file is written by one owner only: sealing starts a
-//! new one, so nothing is ever appended after a torn frame. A file ends at its first invalid frame, or where the
-//! next one begins: what it holds from there on was never acknowledged. If it ends before that, acknowledged
-//! entries are missing and the log refuses to open.
-//! Space is zeroed ahead of the append point, because an fdatasync that must also grow the file costs twice.
+//! A file is named by the first entry that it may hold. Only one owner writes a file: sealing starts a new one, so
+//! nothing is appended after a torn frame. A file ends at its first invalid frame, or where the next file begins: bytes
+//! from there on were never acknowledged. If it ends before that, acknowledged entries are missing and the log refuses
+//! to open. Space is zeroed ahead of the append point, because an fdatasync that must also grow the file costs twice as
+//! much.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,14 +23,14 @@ pub(super) const BATCHES_MAX: usize = 64;
 const COPY_BYTES: u64 = 4 * MIB;
 const STAGED: &str = "next.tmp";
 
-/// Sizes that tests and simulations make small.
+/// File sizes; tests and simulations make them small.
 #[derive(Debug, Clone, Copy)]
 pub struct LogSizes {
-    /// A file that has grown to this is not appended to any more.
+    /// A file of this length gets no further entries.
     pub file_bytes: u64,
-    /// Zeroed at a time.
+    /// Bytes zeroed at a time.
     pub zero_ahead_bytes: u64,
-    /// Zeroed at least behind the append point, as long as the disk has room: what a full disk leaves.
+    /// Least bytes zeroed behind the append point while the disk has room. They are what a full disk leaves.
     pub reserve_bytes: u64,
 }
 
@@ -40,25 +40,25 @@ impl Default for LogSizes {
     }
 }
 
-/// A log in a directory of its own.
+/// A log in its own directory.
 pub struct FileLog {
     env: Env,
     dir: PathBuf,
     sizes: LogSizes,
     inner: Mutex<Inner>,
-    /// The disk had no room when the reserve was to be filled up.
+    /// The disk had no room when the reserve was to be refilled.
     full: AtomicBool,
 }
 
 struct Inner {
     epoch: Epoch,
     tail: Seq,
-    /// Oldest first. Entries of a file are below the first entry of the next.
+    /// Oldest first. The entries of a file come before the first entry of the next.
     files: Vec<LogFile>,
     writer: Option<Writer>,
-    /// Where the newest file ends, if it is not being written.
+    /// End of the newest file, if it is not being written.
     end: u64,
-    /// After a failed write nothing is known about the file, so nothing is appended any more.
+    /// After a failed write the content of the file is unknown, so nothing is appended any more.
     broken: bool,
 }
 
@@ -75,10 +75,10 @@ struct Writer {
     sizes: LogSizes,
 }
 
-/// How far a copy of a log's files has come, by path in the source.
+/// Bytes copied of each log file, by path in the source.
 pub(super) type Copied = std::collections::BTreeMap<PathBuf, u64>;
 
-/// What a scan of one file found.
+/// The result of a scan of one file.
 struct Scanned {
     epoch: Epoch,
     tail: Seq,
@@ -109,8 +109,8 @@ impl FileLog {
         if let Some(first) = inner.files.first() {
             inner.tail = Seq(first.first.0 - 1);
         }
-        // An owner that was killed may have left entries that are in the page cache only. They count from now on,
-        // and the next seal builds on them.
+        // A killed owner may have left entries that only the page cache has. They are valid from now on, and the next
+        // seal builds on them.
         if let Some(newest) = inner.files.last() {
             env.files.open(&newest.path, OpenMode::Existing, Caching::Buffered)?.sync_data()?;
         }
@@ -145,13 +145,13 @@ impl FileLog {
         self.inner.lock().expect("no holder of this lock panics")
     }
 
-    /// The epoch and the last entry.
+    /// The epoch, and the last entry.
     pub(super) fn end(&self) -> (Epoch, Seq) {
         let inner = self.inner();
         (inner.epoch, inner.tail)
     }
 
-    /// Removes the files of a log that is worth nothing any more.
+    /// Removes the files of a log that is no longer needed.
     pub(super) fn wipe(env: &Env, dir: &Path) -> Result<(), std::io::Error> {
         for path in env.files.list(dir)? {
             if path.extension().is_some_and(|extension| extension == "log") {
@@ -161,8 +161,8 @@ impl FileLog {
         env.files.sync_dir(dir)
     }
 
-    /// Copies into `to` what is not there yet according to `copied`. What is appended meanwhile is left for the next
-    /// call; the last one is made while nothing is appended.
+    /// Copies to `to` the bytes that `copied` does not list yet. Entries appended during the copy are left for the next
+    /// call. The last call is made while nothing is appended.
     pub(super) fn copy_to(&self, to: &Path, copied: &mut Copied) -> Result<(), std::io::Error> {
         let (files, written) = {
             let inner = self.inner();
@@ -186,8 +186,8 @@ impl FileLog {
         self.env.files.sync_dir(to)
     }
 
-    /// Makes the log end as another copy of it does: cuts off what is above `common`, appends `entries`, which come
-    /// next, and seals with `epoch`.
+    /// Makes the log end like another copy of it: cuts off the entries above `common`, appends `entries`, which follow
+    /// `common`, and seals with `epoch`.
     pub(super) fn follow(&self, common: Seq, entries: &[LogEntry], epoch: Epoch) -> Result<(), LogError> {
         let mut inner = self.inner();
         inner.tail = inner.tail.min(common);
@@ -216,19 +216,19 @@ impl FileLog {
         Ok(())
     }
 
-    /// Begins the file for the entries after the last one.
+    /// Begins a new file for the entries after the last one.
     fn begin_file(&self, inner: &mut Inner, epoch: Epoch) -> Result<(), std::io::Error> {
         let first = Seq(inner.tail.0 + 1);
         let writer = self.start_file(first, epoch)?;
         inner.stop_writing();
         if let Some(before) = inner.files.last().filter(|file| file.first < first) {
-            // Costs room at most if it fails: nothing there was acknowledged, or it is zeros.
+            // If this fails it costs only space: the bytes there were never acknowledged, or are zeros.
             let file = self.env.files.open(&before.path, OpenMode::Existing, Caching::Buffered);
             let _ =
                 file.and_then(|file| if file.len()? > inner.end { file.set_len(inner.end) } else { Ok(()) });
         }
-        // A file that never got an entry has the same name; it held at most an older seal. One that begins later
-        // holds entries that were cut off.
+        // A file without an entry has the same name; it held at most an older seal. A file that begins later holds
+        // entries that were cut off.
         let cut: Vec<LogFile> = inner.files.extract_if(.., |file| file.first >= first).collect();
         for file in cut.iter().filter(|file| file.first > first) {
             self.env.files.remove_file(&file.path)?;
@@ -244,7 +244,7 @@ impl FileLog {
         if epoch <= inner.epoch {
             return Err(LogError::Fenced(inner.epoch));
         }
-        // Until this has succeeded nobody may append: it may already have replaced the file of the old owner.
+        // Until this has succeeded no append is allowed: it may already have replaced the file of the old owner.
         inner.broken = true;
         inner.stop_writing();
         self.begin_file(&mut inner, epoch)?;
@@ -257,10 +257,10 @@ impl FileLog {
         self.dir.join(format!("{:016x}.log", first.0))
     }
 
-    /// Creates the file that begins with `first`, with the seal of `epoch` as its first frame, in one step.
+    /// Creates the file that begins with `first`, with the seal of `epoch` as its first frame, in one atomic step.
     fn start_file(&self, first: Seq, epoch: Epoch) -> Result<Writer, std::io::Error> {
         let staged = self.dir.join(STAGED);
-        // What an earlier attempt left may have failed to sync: syncing that file again would prove nothing.
+        // A file left by an earlier attempt may have failed to sync: syncing it again would prove nothing.
         if self.env.files.exists(&staged) {
             self.env.files.remove_file(&staged)?;
         }
@@ -282,7 +282,7 @@ impl FileLog {
         self.write(first, batches.len() as u64, &bytes)
     }
 
-    /// Checks that frames of that length may come next and makes room for them. Nothing is appended yet.
+    /// Checks that frames of this length may be appended next and makes room for them. Appends nothing yet.
     pub(super) fn prepare(&self, epoch: Epoch, first: Seq, len_bytes: u64) -> Result<(), AppendError> {
         let mut inner = self.inner();
         if epoch != inner.epoch || first.0 != inner.tail.0 + 1 {
@@ -294,7 +294,7 @@ impl FileLog {
         if inner.writer.as_ref().is_none_or(|writer| writer.at >= self.sizes.file_bytes)
             && let Err(error) = self.begin_file(&mut inner, epoch)
         {
-            // A file may grow beyond its size rather than the log refuse what frees space.
+            // A file may exceed its size limit, so that the log need not refuse requests that free space.
             let fits = inner.writer.as_ref().is_some_and(|writer| writer.at + len_bytes <= writer.zeroed);
             if error.kind() != std::io::ErrorKind::StorageFull || !fits {
                 return Err(failed(&mut inner, error));
@@ -303,7 +303,7 @@ impl FileLog {
         }
         let full = self.full.load(Ordering::Relaxed);
         let writer = inner.writer.as_mut().expect("a writer was just made sure of");
-        // While the disk is full, `refill` tries now and then; not every append.
+        // While the disk is full, `refill` retries from time to time; not every append does.
         if full && writer.at + len_bytes <= writer.zeroed {
             return Ok(());
         }
@@ -316,12 +316,12 @@ impl FileLog {
         }
     }
 
-    /// Writes what was prepared and syncs it.
+    /// Writes the prepared frames and syncs them.
     pub(super) fn write(&self, first: Seq, count: u64, bytes: &[u8]) -> Result<(), AppendError> {
         let mut inner = self.inner();
         let writer = inner.writer.as_mut().expect("prepared");
         if let Err(error) = writer.append(bytes) {
-            // Whoever opens the file next must not take for durable what may be in the page cache only.
+            // The next process to open the file must not take bytes for durable that only the page cache may have.
             let cut = writer.file.set_len(writer.at);
             inner.broken = true;
             return Err(AppendError::Unknown(cut.err().unwrap_or(error)));
@@ -344,7 +344,7 @@ impl FileLog {
             && !inner.broken
             && let Some(writer) = inner.writer.as_mut()
         {
-            // A failure that matters shows in the next append.
+            // A failure that matters recurs in the next append.
             self.set_full(!matches!(writer.reserve(0), Ok(Room::Enough)));
         }
     }
@@ -381,7 +381,7 @@ impl FileLog {
 
     pub(super) fn trim_now(&self, up_to: Seq) -> Result<(), LogError> {
         let mut inner = self.inner();
-        // The newest file stays: it carries the epoch and the tail.
+        // The newest file stays: it holds the epoch and the tail.
         while inner.files.len() > 1 && inner.files[1].first.0 <= up_to.0 + 1 {
             let oldest = inner.files.remove(0);
             self.env.files.remove_file(&oldest.path)?;
@@ -398,7 +398,7 @@ impl Inner {
     }
 }
 
-/// The frames of one append.
+/// Encodes the frames of one append.
 pub(super) fn frames(epoch: Epoch, first: Seq, batches: &[Vec<u8>]) -> Result<Vec<u8>, AppendError> {
     if batches.len() > BATCHES_MAX || batches.iter().any(|batch| batch.len() > BATCH_BYTES_MAX) {
         return Err(AppendError::TooLarge);
@@ -411,7 +411,7 @@ pub(super) fn frames(epoch: Epoch, first: Seq, batches: &[Vec<u8>]) -> Result<Ve
     Ok(bytes)
 }
 
-/// What became of an append that failed before any of its frames was written.
+/// The error of an append that failed before any of its frames was written.
 fn failed(inner: &mut Inner, error: std::io::Error) -> AppendError {
     if error.kind() == std::io::ErrorKind::StorageFull {
         return AppendError::Full(error);
@@ -421,8 +421,7 @@ fn failed(inner: &mut Inner, error: std::io::Error) -> AppendError {
 }
 
 impl Writer {
-    /// Makes sure of room for `len_bytes` more and tries to keep the reserve behind it. Failing leaves nothing behind
-    /// but zeros.
+    /// Ensures room for `len_bytes` more and tries to keep the reserve behind it. A failure leaves only zeros behind.
     fn reserve(&mut self, len_bytes: u64) -> Result<Room, std::io::Error> {
         let end = self.at + len_bytes;
         if end + self.sizes.reserve_bytes <= self.zeroed {
@@ -440,7 +439,7 @@ impl Writer {
         }
     }
 
-    /// On a full disk, what must be is zeroed and no more.
+    /// On a full disk, zeroes only the bytes that this append needs.
     fn make_do(&mut self, end: u64, error: std::io::Error) -> Result<Room, std::io::Error> {
         if end > self.zeroed {
             let zeros = vec![0u8; (end - self.zeroed) as usize];
@@ -458,7 +457,7 @@ impl Writer {
     }
 }
 
-/// Visits the valid frames of a file in order, with their offsets, and checks that they follow each other.
+/// Visits the valid frames of a file in order, with their offsets, and checks that they are consecutive.
 fn scan(env: &Env, file: &LogFile, visit: &mut dyn FnMut(Frame<'_>, usize)) -> Result<Scanned, LogError> {
     let bytes = env.files.read(&file.path)?;
     let mut scanned = Scanned { epoch: Epoch(0), tail: Seq(file.first.0 - 1), end: 0 };
@@ -488,8 +487,8 @@ fn scan(env: &Env, file: &LogFile, visit: &mut dyn FnMut(Frame<'_>, usize)) -> R
     Ok(scanned)
 }
 
-/// A torn frame is followed by nothing but frames of the same append. A valid entry of a later append means that
-/// the bad frame was acknowledged once and is damaged now.
+/// A torn frame is followed only by frames of the same append. A valid entry of a later append means that the bad frame
+/// was once acknowledged and is damaged now.
 fn refuse_later_frames(file: &LogFile, bytes: &[u8], tail: Seq) -> Result<(), LogError> {
     let magic = *b"FBLG";
     let mut at = 1;

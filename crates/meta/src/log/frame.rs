@@ -17,7 +17,7 @@ use base::{Epoch, Seq};
 
 /// Bytes before the batch.
 pub(super) const HEADER_BYTES: usize = 32;
-/// Largest batch that is accepted.
+/// Largest accepted batch, in bytes.
 pub(super) const BATCH_BYTES_MAX: usize = 64 << 20;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"FBLG");
@@ -38,7 +38,7 @@ pub(super) struct Frame<'a> {
     pub(super) batch: &'a [u8],
 }
 
-/// Why bytes are not a frame.
+/// Why bytes are not a valid frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BadFrame {
     /// Torn, overwritten or never written.
@@ -66,7 +66,7 @@ impl<'a> Frame<'a> {
         out.extend_from_slice(self.batch);
     }
 
-    /// The frame at the front of `bytes`.
+    /// Decodes the frame at the start of `bytes`.
     pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, BadFrame> {
         let invalid = |_| BadFrame::Invalid;
         let mut r = Reader::new(bytes);

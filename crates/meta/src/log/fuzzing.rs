@@ -1,10 +1,10 @@
-//! Doors for the fuzzers to the frames of a log file.
+//! Entry points for fuzzers to the frames of a log file.
 
 use base::{Epoch, Seq};
 
 use super::frame::{Frame, FrameKind, HEADER_BYTES, checksum};
 
-/// One frame, with its checksum made right: what is accepted is written as it was read.
+/// Decodes one frame, after its checksum is corrected. An accepted frame must encode to the same bytes.
 pub fn frame(bytes: &[u8]) {
     let _ = Frame::parse(bytes);
     let mut bytes = bytes.to_vec();
@@ -22,7 +22,7 @@ pub fn frame(bytes: &[u8]) {
     }
 }
 
-/// A frame to begin with.
+/// A valid frame as a first input.
 pub fn sample_frame(batch: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     Frame { kind: FrameKind::Entry, index: 0, epoch: Epoch(1), seq: Seq(1), batch }.append_to(&mut bytes);

@@ -1,4 +1,4 @@
-//! A log in memory: the reference that other engines are compared with, and the log of simulations.
+//! A log in memory: the reference for the other engines, and the log of simulations.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,8 +1,8 @@
-//! Which copies of a mirrored log are complete: what `docs/formats/log.md` draws as the membership record.
+//! The complete copies of a mirrored log: `docs/formats/log.md` draws the membership record.
 //!
-//! Every copy keeps the record. A copy is left out by writing a record without it to all the others, before anything
-//! is acknowledged without it: so the record with the highest generation tells the truth, and a copy that is away
-//! can only be judged when all that its own record names are there.
+//! Every copy keeps the record. To leave a copy out, a record without it is written to all other copies, before
+//! anything is acknowledged without it. So the record with the highest generation is right. If a copy is away, this can
+//! only be judged when all copies that the present record names are there.
 
 use std::path::Path;
 
@@ -13,26 +13,26 @@ use base::env::{Caching, Env, OpenMode};
 const FILE: &str = "members";
 const MAGIC: u32 = u32::from_le_bytes(*b"FBMB");
 const FORMAT: u8 = 1;
-/// Each of the two places of the file; they are written in turn, in place, so that a full disk does not matter.
+/// Each of the two slots of the file. They are written in turn, in place, so that a full disk does not matter.
 const SLOT_BYTES: usize = 4096;
-/// A path in the record is only for people.
+/// Paths in the record are for people only.
 const PATH_BYTES_MAX: usize = 512;
-/// Histories that an operator gave up, remembered at most.
+/// Most remembered histories that an operator gave up.
 const ABANDONED_MAX: usize = 32;
 
 /// A complete copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Member {
-    /// Its identity, which it keeps wherever it is mounted.
+    /// Its id, which does not depend on where it is mounted.
     pub(super) id: u64,
-    /// Where it was, for messages.
+    /// Its last path, for messages.
     pub(super) path: String,
 }
 
-/// The record, as one copy keeps it.
+/// The membership record, as one copy keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Members {
-    /// Identity of the history that the copies share. Going on without a copy that may be newer begins a new one.
+    /// Id of the history that the copies share. Going on without a copy that may be newer begins a new history.
     pub(super) set: [u8; 16],
     /// Histories that this one replaced.
     pub(super) abandoned: Vec<[u8; 16]>,
@@ -94,7 +94,7 @@ impl Members {
     /// The newest record in the directory of a copy. `None` if there never was one.
     ///
     /// # Errors
-    /// If there is one and it cannot be read.
+    /// If there is a record and it cannot be read.
     pub(super) fn read(env: &Env, dir: &Path) -> Result<Option<Self>, String> {
         let path = dir.join(FILE);
         if !env.files.exists(&path) {
@@ -106,7 +106,7 @@ impl Members {
         newest.map(Some).ok_or_else(|| "membership record is damaged".to_owned())
     }
 
-    /// Replaces the file as a whole, whatever state it is in.
+    /// Replaces the whole file, also a damaged one.
     pub(super) fn create(&self, env: &Env, dir: &Path) -> Result<(), std::io::Error> {
         let mut bytes = vec![0; 2 * SLOT_BYTES];
         let record = self.encode();
@@ -115,7 +115,7 @@ impl Members {
         env.files.write_atomic(&dir.join(FILE), &bytes)
     }
 
-    /// Makes this the newest record; the one before stays until the next.
+    /// Makes this the newest record; the previous record stays until the next update.
     pub(super) fn update(&self, env: &Env, dir: &Path) -> Result<(), std::io::Error> {
         let file = env.files.open(&dir.join(FILE), OpenMode::Existing, Caching::Buffered)?;
         let mut slot = self.encode();

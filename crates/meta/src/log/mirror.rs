@@ -1,9 +1,9 @@
 //! A log on several disks: copies of a [`FileLog`], each in a directory of its own.
 //!
-//! An append is acknowledged when every complete copy has synced it. A copy that fails is left out for good: all
-//! others first record that, then acknowledge without it. It comes back by being made anew from a complete one.
-//! The rule for opening follows: all copies that the newest record found names must be there, because one that is
-//! not may have gone on alone. Only an operator can say that it is lost for good.
+//! An append is acknowledged when every complete copy has synced it. A copy that fails is left out for good: all other
+//! copies first record that, then acknowledge without it. To return, it is made anew from a complete copy. Hence the
+//! rule for opening: all copies that the newest record names must be there, because a missing copy may have gone on
+//! alone. Only an operator can declare it lost for good.
 
 mod open;
 #[cfg(test)]
@@ -30,20 +30,20 @@ use super::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, Room, Tail};
 /// How copies are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CopyIo {
-    /// At the same time, by a thread for each copy after the first; lost copies are brought back by another.
+    /// At the same time, each copy after the first by its own thread. Another thread restores lost copies.
     #[default]
     Threads,
-    /// One after another and only when called, so that a simulation can be repeated.
+    /// One after another on the caller's thread, so that a simulation can be repeated.
     Inline,
 }
 
-/// What to do if a copy that may be newer is not there.
+/// What to do if a copy that may be newer is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StaleCopies {
-    /// Say so and do not open.
+    /// Report the copy and do not open.
     #[default]
     Refuse,
-    /// Go on with what is there: an operator knows that the others are lost.
+    /// Go on with the other copies: an operator knows that the missing ones are lost.
     Use,
 }
 
@@ -52,31 +52,31 @@ pub enum StaleCopies {
 pub struct MirrorOptions {
     /// How copies are written.
     pub io: CopyIo,
-    /// What to do if a copy that may be newer is not there.
+    /// What to do if a copy that may be newer is missing.
     pub stale: StaleCopies,
-    /// How long the files are.
+    /// Sizes of the log files.
     pub sizes: LogSizes,
 }
 
-/// Whether a copy counts.
+/// The state of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CopyState {
-    /// It has everything.
+    /// The copy is complete.
     InSync,
-    /// It is left out, for this reason. It is tried again now and then.
+    /// The copy is left out for this reason. Restoring it is tried from time to time.
     Lost(String),
 }
 
-/// A copy, for people.
+/// Status of a copy, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyStatus {
     /// Its directory.
     pub dir: PathBuf,
-    /// Whether it counts.
+    /// Its state.
     pub state: CopyState,
 }
 
-/// A log of up to a few copies.
+/// A log with a few copies.
 pub struct MirroredLog {
     shared: Arc<Shared>,
     keeper: Mutex<Option<Keeper>>,
@@ -87,9 +87,9 @@ struct Shared {
     io: CopyIo,
     sizes: LogSizes,
     inner: Mutex<Inner>,
-    /// A complete copy has no room but its reserve.
+    /// A complete copy has only its reserve of room left.
     tight: AtomicBool,
-    /// Held while a copy is made anew, which happens beside appends.
+    /// Held while a copy is made anew, which happens concurrently with appends.
     rejoining: Mutex<()>,
 }
 
@@ -100,7 +100,7 @@ struct Inner {
     copies: Vec<Copy>,
     epoch: Epoch,
     tail: Seq,
-    /// No copy took the last append; nothing is known until a new seal.
+    /// No copy took the last append; the end of the log is unknown until a new seal.
     broken: bool,
 }
 
@@ -115,7 +115,7 @@ struct Copy {
 struct Complete {
     log: Arc<FileLog>,
     worker: Option<Worker>,
-    /// Held as long as it is written.
+    /// Locked while the copy is written.
     _lock: Arc<dyn File>,
 }
 
@@ -172,8 +172,8 @@ impl Inner {
         }
     }
 
-    /// Makes the present membership durable on every complete copy, a new one last. Copies on which that fails are
-    /// left out as well.
+    /// Makes the membership durable on every complete copy, on a new one last. Copies on which that fails are left out
+    /// as well.
     ///
     /// # Errors
     /// If no copy is left.
@@ -207,7 +207,7 @@ impl Inner {
         }
     }
 
-    /// Goes on without copies that failed, once the others know. If all failed, nobody was better: none is left out.
+    /// Leaves out failed copies, after the other copies have recorded that. If all copies failed, none is left out.
     fn go_on_without(&mut self, env: &Env, failed: Vec<(usize, String)>) -> Result<(), std::io::Error> {
         if failed.is_empty() {
             return Ok(());
@@ -220,7 +220,7 @@ impl Inner {
         self.record(env, None)
     }
 
-    /// Writes to all complete copies at once and returns which failed.
+    /// Writes to all complete copies at once and returns the failed ones.
     fn write_all(&self, first: Seq, count: u64, bytes: &Arc<Vec<u8>>) -> Vec<(usize, String)> {
         let mut waiting = Vec::new();
         let mut inline = Vec::new();
@@ -248,7 +248,7 @@ impl Inner {
     }
 }
 
-/// An error with its causes, for people.
+/// An error and its causes as text.
 fn reason(error: impl std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -291,7 +291,7 @@ impl Shared {
         Ok(Tail { seq: inner.tail })
     }
 
-    /// To be called after everything that may have used up the room of a copy or left out a tight one.
+    /// To be called after any step that may have used up the room of a copy or left out a tight copy.
     fn note_room(&self, inner: &Inner) {
         let tight = inner.complete().any(|(_, copy)| copy.log.room_now() == Room::Reserve);
         self.tight.store(tight, Ordering::Relaxed);
@@ -306,7 +306,7 @@ impl Shared {
         if inner.broken {
             return Err(AppendError::Unknown(std::io::Error::other("an earlier write failed")));
         }
-        // Room on every copy first: an append that is refused is on none.
+        // Reserves room on every copy first: a refused append is on no copy.
         let mut failed = Vec::new();
         for (index, copy) in inner.complete() {
             match copy.log.prepare(epoch, first, bytes.len() as u64) {
@@ -362,7 +362,7 @@ impl Shared {
         result
     }
 
-    /// Tries to bring back every copy that is left out. Returns how many are still out.
+    /// Tries to restore every copy that is left out. Returns the number of those that are still out.
     fn rejoin(&self) -> usize {
         let _alone = self.rejoining.lock().expect("no holder of this lock panics");
         let lost: Vec<PathBuf> = {
@@ -388,7 +388,7 @@ impl Shared {
         still_lost
     }
 
-    /// Copies the log of a complete copy into `dir`, most of it beside appends, and counts it in.
+    /// Copies the log of a complete copy to `dir`, mostly concurrently with appends, and makes it a member.
     fn make_anew(&self, dir: &Path) -> Result<(), String> {
         let (source, set, abandoned) = {
             let inner = self.inner();
@@ -410,7 +410,7 @@ impl Shared {
             let own = found.map(|found| found.own).filter(|own| !taken(*own));
             inner.members(own.unwrap_or_else(|| self.env.random.next_u64()))
         };
-        // From here on it must not be taken for complete, whatever happens.
+        // From here on this copy must not count as complete, even after a crash.
         incomplete.create(&self.env, dir).map_err(reason)?;
         FileLog::wipe(&self.env, dir).map_err(reason)?;
         let mut copied = Copied::new();
@@ -444,7 +444,7 @@ impl Shared {
 }
 
 impl MirroredLog {
-    /// Each copy and whether it counts.
+    /// Each copy and its state.
     pub fn copies(&self) -> Vec<CopyStatus> {
         let inner = self.shared.inner();
         let status = |copy: &Copy| CopyStatus {
@@ -457,7 +457,7 @@ impl MirroredLog {
         inner.copies.iter().map(status).collect()
     }
 
-    /// Tries to bring back every copy that is left out. Returns how many are still out.
+    /// Tries to restore every copy that is left out. Returns the number of those that are still out.
     pub fn rejoin(&self) -> usize {
         self.shared.rejoin()
     }
@@ -465,7 +465,7 @@ impl MirroredLog {
     /// Adds a copy in an empty directory, whose parent must exist, and makes it complete.
     ///
     /// # Errors
-    /// Why it is not complete; it is not added then.
+    /// Why the copy is not complete; it is not added then.
     pub fn add(&self, dir: &Path) -> Result<(), String> {
         let _alone = self.shared.rejoining.lock().expect("no holder of this lock panics");
         {
@@ -483,7 +483,7 @@ impl MirroredLog {
         made
     }
 
-    /// Whether a store can be made from it alone.
+    /// Whether a store can be rebuilt from this log alone.
     pub fn whole(&self) -> WholeLog {
         let inner = self.shared.inner();
         let first = inner.complete().map(|(_, copy)| copy.log.first()).max();
@@ -491,10 +491,10 @@ impl MirroredLog {
         if is_whole { WholeLog::Yes } else { WholeLog::No }
     }
 
-    /// Goes on without the copy in `dir`, for good. What is in the directory stays and is stale.
+    /// Removes the copy in `dir` for good. The files in the directory stay and are stale.
     ///
     /// # Errors
-    /// If it is the only complete one, or the others cannot record it.
+    /// If it is the only complete copy, or the other copies cannot record it.
     pub fn remove(&self, dir: &Path) -> Result<(), String> {
         let _alone = self.shared.rejoining.lock().expect("no holder of this lock panics");
         let mut inner = self.shared.inner();
@@ -510,7 +510,7 @@ impl MirroredLog {
         })
     }
 
-    /// One copy alone needs no thread.
+    /// A single copy needs no thread.
     fn start_keeper(&self) {
         let mut keeper = self.keeper.lock().expect("no holder of this lock panics");
         let alone = self.shared.inner().copies.len() < 2;

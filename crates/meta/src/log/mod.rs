@@ -1,7 +1,7 @@
 //! The ordered, fenced, durable log of a ledger.
 //!
-//! Adapters stay dumb: they never look into a batch, read no state and detect no conflicts. What they promise
-//! is checked for every engine by the suite in `conformance`.
+//! Engines stay simple: they never decode a batch, read no state and detect no conflicts. The suite in `conformance`
+//! checks the rules for every engine.
 
 #[cfg(test)]
 mod conformance;
@@ -25,20 +25,20 @@ pub use mirror::{CopyIo, CopyState, CopyStatus, MirrorOptions, MirroredLog, Stal
 pub struct LogEntry {
     /// Its position; consecutive.
     pub seq: Seq,
-    /// Of the owner that appended it; never decreases.
+    /// Epoch of the owner that appended it; never decreases.
     pub epoch: Epoch,
     /// An encoded batch.
     pub batch: Vec<u8>,
 }
 
-/// Where a log ends.
+/// The end of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tail {
     /// The last entry, or 0 if there never was one.
     pub seq: Seq,
 }
 
-/// What an engine can do.
+/// The limits of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogCaps {
     /// Largest batch in bytes.
@@ -54,7 +54,7 @@ pub enum AppendError {
     /// Another owner has sealed the log: stop owning it.
     #[error("log is fenced: epoch={0}")]
     Fenced(Epoch),
-    /// The batches may or may not be in the log. Seal with a new epoch and read the tail to learn.
+    /// The batches may or may not be in the log. To find out, seal with a new epoch and read the tail.
     #[error("outcome of append is unknown")]
     Unknown(#[source] std::io::Error),
     /// The log has no room; nothing was appended.
@@ -69,22 +69,22 @@ pub enum AppendError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogError {
-    /// The epoch is not above the current one: somebody else owns the ledger.
+    /// The epoch is not above the current one: another owner has the ledger.
     #[error("log is sealed with a higher epoch: current={0}")]
     Fenced(Epoch),
     /// Acknowledged entries are damaged or missing. An operator must act.
     #[error("log is damaged: {0}")]
     Damaged(String),
-    /// It was written by a newer version.
+    /// The log was written by a newer version.
     #[error("log has a newer format: {0}")]
     NewerFormat(String),
-    /// A copy of the log that may be newer is not there.
+    /// A copy of the log that may be newer is missing.
     #[error(
         "metadata may be stale: {0}; bring that directory back, or, if it is lost for good, start with \
          --force-stale-metadata: what was acknowledged only there is lost then"
     )]
     Stale(String),
-    /// The medium failed.
+    /// The storage of the log failed.
     #[error("log cannot be reached")]
     Io(#[from] std::io::Error),
 }
@@ -92,9 +92,9 @@ pub enum LogError {
 /// Whether a log can grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
-    /// As far as is known.
+    /// The log can grow, as far as is known.
     Enough,
-    /// The disk is full and appends use up room that was set aside. It is for what makes room.
+    /// The disk is full and appends use up the reserve, which is for requests that free space.
     Reserve,
 }
 
@@ -114,25 +114,25 @@ pub trait LedgerLog: Send + Sync {
         batches: Vec<Vec<u8>>,
     ) -> BoxFuture<'_, Result<(), AppendError>>;
 
-    /// Entries from `from` on, at most about `limit_bytes` of them, at least one if there is one.
+    /// Entries from `from` on, about `limit_bytes` at most; at least one if there is any.
     fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>>;
 
-    /// Forgets entries up to and including `up_to`, in units that suit the engine.
+    /// Drops entries up to and including `up_to`, as far as the engine's units allow.
     fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>>;
 
     /// Its limits.
     fn caps(&self) -> LogCaps;
 
-    /// The oldest entry that it still holds, or would hold.
+    /// The oldest entry that the log still holds, or would hold.
     fn first(&self) -> Seq {
         Seq(1)
     }
 
-    /// Whether it could grow when that was last tried. Waits for nothing.
+    /// Whether the log could grow at the last attempt. Does not wait.
     fn room(&self) -> Room {
         Room::Enough
     }
 
-    /// Tries to grow again, if it could not. May wait for the disk.
+    /// Tries to grow again, if the last attempt failed. May wait for the disk.
     fn refill(&self) {}
 }

@@ -1,4 +1,4 @@
-//! POSIX access control lists, as far as a filesystem must know them: inheritance and their tie to mode bits.
+//! POSIX access control lists, to the extent that a filesystem needs: inheritance, and their relation to mode bits.
 //!
 //! The bytes are those of the `system.posix_acl_*` attributes of Linux: a version (2) and entries of
 //! tag u16, permissions u16, id u32, little-endian. Algorithms after POSIX 1003.1e draft 17, section 23.
@@ -32,7 +32,7 @@ pub struct Acl {
 }
 
 impl Acl {
-    /// Parses an attribute's value; `None` if it is not a valid list.
+    /// Decodes an attribute's value; `None` if it is not a valid list.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut r = Reader::new(bytes);
         if r.u32("version").ok()? != VERSION || !r.rest().len().is_multiple_of(8) {
@@ -54,7 +54,7 @@ impl Acl {
         (complete && once(MASK) <= 1 && (!named || once(MASK) == 1)).then_some(acl)
     }
 
-    /// The attribute's value.
+    /// Encodes the list as an attribute's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
         w.u32(VERSION);
@@ -74,20 +74,20 @@ impl Acl {
         }
     }
 
-    /// Whether mode bits say the same.
+    /// Whether the list is equivalent to mode bits.
     pub fn is_minimal(&self) -> bool {
         self.entries.len() == 3
     }
 
-    /// The mode bits that go with it: the group bits are the mask, if there is one.
+    /// The mode bits for this list: the group bits are the mask, if there is one.
     pub fn mode(&self) -> u32 {
         let part = |tag| self.perm(tag).unwrap_or(0);
         let group = self.perm(MASK).unwrap_or_else(|| part(GROUP_OBJ));
         part(USER_OBJ) << 6 | group << 3 | part(OTHER)
     }
 
-    /// Whether somebody who is not the owner may do all of `want`. `member`: whether they are in a group, given its
-    /// id or `None` for that of the inode.
+    /// Whether a caller that is not the owner has all the rights in `want`. `member` tells whether the caller is in a
+    /// group; `None` stands for the group of the inode.
     pub fn allows(&self, uid: u32, member: impl Fn(Option<u32>) -> bool, want: u32) -> bool {
         let mask = self.perm(MASK).unwrap_or(7);
         let grants = |entry: &Entry| u32::from(entry.perm) & mask & want == want;

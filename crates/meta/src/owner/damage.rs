@@ -1,7 +1,7 @@
-//! What cannot be read: which pieces, noted until they are gone or can be read again.
+//! Notes of pieces that cannot be read. A note stays until the piece is gone or readable again.
 //!
-//! A note is bound to its piece: the batch that removes the piece removes the note, and what is left of a piece that was
-//! cut is noted as well, until somebody has read it. So nobody has to compare notes with maps.
+//! A note is bound to its piece: the batch that removes the piece removes the note. If a piece is cut, its remaining
+//! parts keep the note until a read of them succeeds. So notes never have to be compared with maps.
 
 use std::collections::HashSet;
 
@@ -16,10 +16,10 @@ use super::{Op, Stop};
 use crate::keys::{KeyRange, Keys};
 use crate::values::{COMPOSED_MAP, Dentry, Inode, LostRecord, PieceContent};
 
-/// Inodes looked at by one request, and pieces of composed maps that count as much.
+/// Most inodes visited by one request; pieces of composed maps count as well.
 const INODES_MAX: usize = 4096;
 const PARTS_MAX: usize = 16_384;
-/// Entries of directories looked at by one request.
+/// Most directory entries visited by one request.
 const ENTRIES_MAX: usize = 8192;
 const LIST_MAX: u32 = 1024;
 
@@ -63,14 +63,14 @@ impl Op<'_> {
         self.txn.put(self.keys.value("damage"), sums);
     }
 
-    /// What was noted of a piece goes to those that took its place: parts of it, or none.
+    /// Moves the note of a piece to the parts that replaced it, if there are any.
     pub(super) fn move_loss(
         &mut self,
         map: MapId,
         off: u64,
         parts: impl Iterator<Item = u64>,
     ) -> Result<(), FsError> {
-        // Nearly always nothing is noted, and nothing has to be looked up.
+        // Almost always the map has no notes, and no lookup is needed.
         if !self.volatile.lost_in.contains(&map) {
             return Ok(());
         }
@@ -202,7 +202,7 @@ impl Op<'_> {
         let first = match after {
             Some(NamePosition { dir, sort_name }) => {
                 let mut first = self.keys.dentries_from(*dir, sort_name).0;
-                // Names end in 0, and what comes after that is the layer: this is behind the entry itself.
+                // A key ends in the name's final 0 and the layer: this key sorts behind the entry itself.
                 first.extend_from_slice(&[0, u8::MAX, u8::MAX, u8::MAX, u8::MAX, u8::MAX]);
                 first
             }

@@ -1,4 +1,4 @@
-//! Maps of files: which extents hold which bytes, and who else refers to them.
+//! Maps of files: the extents that hold their bytes, and the references that share an extent.
 
 use base::{ExtentId, FsError, Ino, LeaseId, MapId};
 use wire::meta::{
@@ -12,7 +12,7 @@ use super::{Intent, Op, Outcome};
 use crate::keys::Keys;
 use crate::values::{COMPOSED_MAP, ExtentPlace, ExtentUse, Inode, Piece, PieceContent};
 
-/// Most pieces that one operation removes; what is left goes in further ones. Keeps batches bounded.
+/// Most pieces that one operation removes; further operations remove the rest. Keeps batches bounded.
 const PIECES_PER_OP_MAX: usize = 20_000;
 const MAP_PAGE_MAX: u32 = 8192;
 
@@ -26,7 +26,7 @@ impl Op<'_> {
         }
     }
 
-    /// Pieces that intersect `[from, to)`, at most `limit`, in order; ranges of other maps are resolved.
+    /// Pieces that intersect `[from, to)`, at most `limit`, in order. Ranges of other maps are resolved.
     pub(super) fn pieces(
         &self,
         map: MapId,
@@ -78,7 +78,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// As [`Op::pieces`], as they are stored.
+    /// As [`Op::pieces`], but ranges of other maps are not resolved.
     pub(super) fn stored_pieces(
         &self,
         map: MapId,
@@ -100,9 +100,10 @@ impl Op<'_> {
         Ok(pieces)
     }
 
-    /// The piece that begins last before `off`, if it is near enough to reach it.
+    /// The last piece that begins before `off`, if it is near enough to reach `off`.
     fn piece_before(&self, map: MapId, off: u64) -> Result<Option<Stored>, FsError> {
-        // No piece is longer than an extent, so it begins at most that far below, unless it is a whole part.
+        // No piece of a plain map is longer than an extent, so it begins at most that far below. A composed map may
+        // have longer pieces.
         let reach = if map.0 & COMPOSED_MAP == 0 { PIECE_BYTES_MAX } else { FILE_BYTES_MAX };
         let Some((key, bytes)) = self.txn.last(&self.keys.pieces(map, off.saturating_sub(reach), off))?
         else {
@@ -149,7 +150,7 @@ impl Op<'_> {
             let before = inode.attr.stored_bytes;
             self.replace(&mut inode, &commit.piece)?;
             if inode.attr.guard.append_only && inode.attr.stored_bytes - before < commit.piece.len {
-                // Something that was there would have gone.
+                // This would remove content that is already there.
                 return Err(FsError::NotPermitted.into());
             }
             self.record_owed(commit);
@@ -182,7 +183,7 @@ impl Op<'_> {
                 }
                 Ok(())
             }
-            Content::Away(..) => Err(FsError::Invalid),
+            Content::Tiered(..) => Err(FsError::Invalid),
         }
     }
 
@@ -212,7 +213,7 @@ impl Op<'_> {
         }
     }
 
-    /// Puts a piece in place of whatever is there.
+    /// Puts a piece in place of the present content of its range.
     pub(super) fn replace(&mut self, inode: &mut Inode, piece: &MapPiece) -> Result<(), FsError> {
         let map = inode.map().ok_or(FsError::Io)?;
         let removed = self.remove_range(map, piece.off, piece.end(), usize::MAX)?;
@@ -224,7 +225,7 @@ impl Op<'_> {
         if let Content::Extent(extent) = &piece.content
             && u64::from(extent.extent_len) != piece.len
         {
-            // Several pieces of one commit may share a new extent; each uses a part of it.
+            // Several pieces of one commit may share a new extent; each refers to a part of it.
             let key = self.keys.extent(extent.id);
             let used = self.txn.get::<ExtentUse>(&key)?.unwrap_or(ExtentUse { refs: 0, live_bytes: 0 });
             let next = ExtentUse { refs: used.refs + 1, live_bytes: used.live_bytes + piece.len };
@@ -240,7 +241,7 @@ impl Op<'_> {
         self.account(bytes, 0)
     }
 
-    /// Empties `[from, to)` of a map, as far as `limit` pieces go.
+    /// Empties `[from, to)` of a map, but removes at most `limit` pieces.
     pub(super) fn remove_range(
         &mut self,
         map: MapId,
@@ -294,7 +295,7 @@ impl Op<'_> {
         Ok(removed)
     }
 
-    /// One reference to an extent becomes `parts` references, with `dead_bytes` less in total.
+    /// Turns one reference to an extent into `parts` references, with `dead_bytes` fewer live bytes in total.
     fn unuse(&mut self, extent: &ExtentRef, dead_bytes: u64, parts: u32) -> Result<(), FsError> {
         let key = self.keys.extent(extent.id);
         let whole = ExtentUse { refs: 1, live_bytes: u64::from(extent.extent_len) };
@@ -326,8 +327,8 @@ impl Op<'_> {
         self.note_live(extent, before)
     }
 
-    /// Sets the size. Cutting off very many pieces is done in steps, each a shorter file: the caller sees
-    /// from the size whether to go on.
+    /// Sets the size. Cutting off very many pieces takes several steps, each with a shorter file. The caller sees from
+    /// the size whether to continue.
     pub(super) fn truncate(&mut self, inode: &mut Inode, size: u64) -> Result<(), FsError> {
         let Some(map) = inode.map() else { return Ok(()) };
         if size >= inode.attr.size {
@@ -399,7 +400,7 @@ impl Op<'_> {
         }
         let copies: Vec<MapPiece> =
             pieces.iter().filter_map(|piece| piece.clip(from.1, source_end)).collect();
-        // Share first: emptying the target must not free what the copies refer to.
+        // Share first: emptying the target range must not free extents to which the copies refer.
         for copy in &copies {
             if let Content::Extent(extent) = &copy.content {
                 self.share(extent, copy.len)?;
@@ -420,7 +421,8 @@ impl Op<'_> {
     }
 }
 
-/// Pieces of one commit may not overlap: one that covers another would free the extent that both may share.
+/// Checks that the pieces of one commit do not overlap. A piece that covers another one would free an extent that both
+/// share.
 pub(super) fn check_apart(pieces: &[CommitPiece]) -> Result<(), FsError> {
     let mut ranges: Vec<(u64, u64)> =
         pieces.iter().map(|commit| (commit.piece.off, commit.piece.len)).collect();
@@ -429,13 +431,13 @@ pub(super) fn check_apart(pieces: &[CommitPiece]) -> Result<(), FsError> {
     if apart { Ok(()) } else { Err(FsError::Invalid) }
 }
 
-/// Counters that do not add up mean that the ledger is damaged: nothing is changed, and somebody is told.
+/// Logs that counters contradict each other: the ledger is damaged. The request must fail and change nothing.
 pub(super) fn inconsistent(what: &str) -> FsError {
     tracing::error!(what, "ledger is inconsistent");
     FsError::Io
 }
 
-/// When content changed, and which attributes change with it.
+/// The time of a change of content, and the attributes that change with it.
 pub(super) struct CommitTimes<'a> {
     pub(super) mtime_ns: i64,
     pub(super) set: &'a SetAttr,
@@ -469,15 +471,15 @@ impl Stored {
     }
 }
 
-/// What emptying a range took out.
+/// The result of emptying a range.
 pub(super) struct Removed {
-    /// Sum of the lengths.
+    /// Sum of the lengths of the removed pieces.
     pub(super) bytes: u64,
-    /// How many pieces.
+    /// Number of removed pieces.
     pieces: usize,
-    /// Everything below is empty now.
+    /// The range is empty up to here.
     pub(super) done: u64,
 }
 
-/// No piece is longer: the largest extent is 16 data shards of 1 MiB.
+/// Longest piece: the largest extent is 16 data shards of 1 MiB.
 pub(super) const PIECE_BYTES_MAX: u64 = 16 << 20;

@@ -1,6 +1,7 @@
-//! Guards: what chattr(1) protects from everybody, whatever their rights, and whatever protocol they use.
+//! Guards: the flags of chattr(1), which apply to every caller, with any rights and by any protocol.
 //!
-//! Changes that are about to be committed were flushed before a guard is set: setting it takes the leases of all others
+//! Setting a guard first takes the leases of all other sessions, so pending changes were flushed before. Requests that
+//! move content without changing it, such as packing and tiering, are not refused.
 //! first. What moves content without changing it, as packing and tiering do, is not held up.
 
 use base::{FsError, Ino};
@@ -29,22 +30,22 @@ fn refuse_if(guarded: bool) -> Result<(), FsError> {
     if guarded { Err(FsError::NotPermitted) } else { Ok(()) }
 }
 
-/// Attributes, links and content that is there: nothing of that changes on a guarded inode.
+/// Refuses changes of attributes, links and existing content of a guarded inode.
 pub(super) fn check_unguarded(attr: &Attr) -> Result<(), FsError> {
     refuse_if(attr.guard.is_set())
 }
 
-/// Names may be added to a directory, and content to a file.
+/// Refuses adding names to an immutable directory, and content to an immutable file.
 pub(super) fn check_adding(attr: &Attr) -> Result<(), FsError> {
     refuse_if(attr.guard.immutable)
 }
 
-/// A name may go from a directory, and from what it stands for.
+/// Refuses removing a name if its directory or its inode is guarded.
 pub(super) fn check_removal(dir: &Attr, victim: &Attr) -> Result<(), FsError> {
     refuse_if(dir.guard.is_set() || victim.guard.is_set())
 }
 
-/// Attributes may be set. A file that is only added to may grow.
+/// Refuses setting attributes of a guarded inode. An append-only file may grow.
 pub(super) fn check_set(attr: &Attr, set: &SetAttr) -> Result<(), FsError> {
     let grows = set.size.is_some_and(|size| size >= attr.size);
     let nothing_else = SetAttr { size: None, ..set.clone() }.is_empty();

@@ -13,7 +13,7 @@ use super::{Intent, Op, Outcome, Stop};
 use crate::keys::Keys;
 use crate::values::{Inode, Orphan, Value};
 
-/// Attributes with these names belong to objects and buckets; nobody sees them as attributes.
+/// Attributes with these names belong to objects and buckets; requests for attributes do not show them.
 fn is_reserved(name: &[u8]) -> bool {
     name.starts_with(b"s3.")
 }
@@ -53,14 +53,14 @@ impl Op<'_> {
             self.touch_content(&mut inode.attr);
             self.put_inode(&inode);
         }
-        // None if the session's own lease is being recalled. To wait for its return would be to wait for whoever
-        // flushes what is under it, and that may be waiting for this answer.
+        // `None` if the session's own lease is being recalled. Its release may come only after a flush of the data
+        // under it, and the flusher may be waiting for this answer.
         let lease = self.grant(ino, kind);
         let opens = self.volatile.opens.entry(ino).or_default();
         if !opens.contains(&self.session) {
             opens.push(self.session);
             if inode.attr.nlink == 0 {
-                // Without a name it lives by the sessions in this record.
+                // An inode without a name stays alive through the sessions in this record.
                 let orphan = Orphan { sessions: opens.clone() };
                 self.txn.put(self.keys.orphan(ino), &orphan);
             }
@@ -198,7 +198,8 @@ impl Op<'_> {
         Ok(MetaReply::Attr(inode.attr))
     }
 
-    /// The mode bits follow the list; a list that says no more than they do is not kept.
+    /// Sets the access list and the mode bits that follow from it. A list that is equivalent to mode bits is not
+    /// stored.
     fn set_access_acl(&mut self, inode: &mut Inode, key: Vec<u8>, value: &[u8]) -> Result<(), FsError> {
         let access = Acl::parse(value).ok_or(FsError::Invalid)?;
         inode.attr.mode = inode.attr.mode & !0o777 | access.mode();
@@ -247,7 +248,7 @@ impl Op<'_> {
         Ok(session)
     }
 
-    /// Leases, opens and id ranges of a session are gone; what only it kept alive goes too.
+    /// Ends a session: drops its leases, opens and id ranges, and removes inodes that only this session kept alive.
     pub(super) fn end_session(&mut self, session: SessionId) -> Result<(), Stop> {
         self.close_ranges(session)?;
         self.abandon_all(session)?;

@@ -1,4 +1,5 @@
-//! Who may cache what: the lease table of an owner, a state machine without clock or messages of its own.
+//! The lease table of an owner: which session may cache which inode. A state machine without clock or messages of its
+//! own.
 //!
 //! Rules: an exclusive lease excludes every other. A recall names the grant it recalls; only a release of that
 //! grant, or its revocation, completes it. A grant that is being recalled is never upgraded.
@@ -8,18 +9,18 @@ use std::collections::HashMap;
 use base::{Ino, LeaseId, SessionId};
 use wire::meta::{LeaseGrant, LeaseKind, OwnerEvent};
 
-/// A recall without an answer ends in revocation when the holder has not committed anything for this long, in which a drive
-/// that does not answer is given up and the bytes are written elsewhere, ...
+/// A recall without an answer ends in revocation when the holder has not committed anything for this long. In that time
+/// the holder gives up a drive that does not answer and writes the bytes elsewhere, ...
 pub const RECALL_IDLE_NS: u64 = 20_000_000_000;
-/// ... or, however much it still writes, after this long.
+/// ... or after this long in any case, however much the holder still commits.
 pub const RECALL_TIMEOUT_NS: u64 = 60_000_000_000;
 
-/// What an operation is about to do to an inode that others may have leases on.
+/// The purpose of an operation on an inode on which other sessions may have leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
-    /// Look at attributes or content: exclusive holders must flush.
+    /// Read attributes or content: exclusive holders must flush.
     Read,
-    /// Change them: nobody else may go on caching.
+    /// Change attributes or content: no other session may go on caching.
     Change,
 }
 
@@ -27,7 +28,7 @@ pub enum Intent {
 struct Recall {
     keep: Option<LeaseKind>,
     since_ns: u64,
-    /// When the holder last committed something under the lease, or the recall was sent.
+    /// When the holder last committed under the lease, or when the recall was sent.
     progress_ns: u64,
 }
 
@@ -63,8 +64,8 @@ pub struct LeaseTable {
 pub type Events = Vec<(SessionId, OwnerEvent)>;
 
 impl LeaseTable {
-    /// Whether `session` may go ahead now. If not, recalls were added to `events`, and it must wait until
-    /// something is released.
+    /// Whether `session` may go ahead now. If not, recalls were added to `events`, and the request must wait until a
+    /// lease is released.
     pub fn clear(
         &mut self,
         ino: Ino,
@@ -94,8 +95,8 @@ impl LeaseTable {
         clear
     }
 
-    /// Gives `session` a lease of at least `kind`, or says no because others hold conflicting ones or because
-    /// the session's own is being recalled. Call [`LeaseTable::clear`] first to make it yes.
+    /// Grants `session` a lease of at least `kind`. `None` if other sessions hold conflicting leases or the session's
+    /// own lease is being recalled. Call [`LeaseTable::clear`] first to remove conflicts.
     pub fn grant(&mut self, ino: Ino, session: SessionId, kind: LeaseKind) -> Option<LeaseGrant> {
         let holders = self.inodes.entry(ino).or_default();
         let conflict = holders.iter().any(|holder| {
@@ -121,7 +122,7 @@ impl LeaseTable {
         Some(holder.grant(ino))
     }
 
-    /// Takes back what `session` gives up. A release of another grant than the current one changes nothing.
+    /// Handles a release by `session`. A release of another grant than the current one changes nothing.
     pub fn release(&mut self, session: SessionId, lease: LeaseGrant, keep: Option<LeaseKind>) {
         let Some(holders) = self.inodes.get_mut(&lease.ino) else { return };
         let named = |held: &Holder| held.session == session && held.id == lease.id && held.seq == lease.seq;
@@ -144,7 +145,7 @@ impl LeaseTable {
         }
     }
 
-    /// Whether a commit under this lease may be accepted.
+    /// Whether a commit under this lease is accepted.
     pub fn may_write(&self, ino: Ino, session: SessionId, id: LeaseId) -> bool {
         self.inodes.get(&ino).is_some_and(|holders| {
             holders
@@ -153,7 +154,7 @@ impl LeaseTable {
         })
     }
 
-    /// The session has committed something under the lease: it is slow, and not gone.
+    /// Notes that the session has committed under the lease: it is slow, but not gone.
     pub fn note_progress(&mut self, ino: Ino, session: SessionId, now_ns: u64) {
         let holders = self.inodes.get_mut(&ino).into_iter().flatten();
         for recall in holders.filter(|held| held.session == session).filter_map(|held| held.recall.as_mut()) {
@@ -161,14 +162,14 @@ impl LeaseTable {
         }
     }
 
-    /// Whether a session other than this one may have what the owner does not know yet.
+    /// Whether a session other than this one may have changes that the owner does not have yet.
     pub fn is_written(&self, ino: Ino, session: SessionId) -> bool {
         self.inodes.get(&ino).is_some_and(|holders| {
             holders.iter().any(|held| held.session != session && held.kind == LeaseKind::Exclusive)
         })
     }
 
-    /// Forgets every lease of a session that has ended.
+    /// Drops every lease of a session that has ended.
     pub fn drop_session(&mut self, session: SessionId) {
         self.inodes.retain(|_, holders| {
             holders.retain(|holder| holder.session != session);
@@ -176,12 +177,12 @@ impl LeaseTable {
         });
     }
 
-    /// Forgets every lease on an inode that no longer exists.
+    /// Drops every lease on an inode that no longer exists.
     pub fn drop_inode(&mut self, ino: Ino) {
         self.inodes.remove(&ino);
     }
 
-    /// Revokes what was recalled and is not given back. Returns the inodes concerned.
+    /// Revokes recalled leases whose time is over. Returns their inodes.
     pub fn expire(&mut self, now_ns: u64, events: &mut Events) -> Vec<Ino> {
         let (mut touched, mut revoked) = (Vec::new(), Vec::new());
         for (ino, holders) in &mut self.inodes {
@@ -198,7 +199,7 @@ impl LeaseTable {
             }
         }
         self.inodes.retain(|_, holders| !holders.is_empty());
-        // The table has no order, and what follows from this must not depend on it.
+        // The table has no order, and the effects must not depend on its iteration order.
         touched.sort_unstable();
         revoked.sort_by_key(|(_, lease)| lease.ino);
         events.extend(revoked.into_iter().map(|(session, lease)| (session, OwnerEvent::Revoked { lease })));

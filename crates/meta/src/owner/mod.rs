@@ -1,8 +1,8 @@
 //! The owner of a ledger: executes requests one after another and gathers their changes into batches.
 //!
-//! [`Core`] is a state machine without threads: give it requests, take batches, tell it what was committed.
-//! `server` puts it on a thread and connects it with the log. Invariants: a request that fails changes nothing;
-//! a repeated request gives its first reply; nothing an uncommitted batch changed is shown before it is durable.
+//! [`Core`] is a state machine without threads: the caller gives it requests, takes batches, and reports committed
+//! batches. `server` runs it and connects it with the log. Invariants: a request that fails changes nothing; a repeated
+//! request gets its first reply; no change is visible before its batch is durable.
 
 mod acl;
 mod damage;
@@ -54,11 +54,11 @@ const LEDGER_FORMAT: u64 = 1;
 /// Why an operation did not finish.
 #[derive(Debug)]
 enum Stop {
-    /// With an error, for good.
+    /// The operation failed for good.
     Fail(FsError),
-    /// Until something on this inode is released or forgotten.
+    /// The operation waits for a release on this inode.
     Wait(Ino),
-    /// With a reason that only requests about objects have.
+    /// The operation failed with a reason that only requests about objects have.
     Refuse(ObjectError),
 }
 
@@ -76,35 +76,35 @@ impl From<FsError> for Stop {
 
 type Outcome = Result<MetaReply, Stop>;
 
-/// What a request is about to change, and others may have cached.
+/// An item that a request is about to change and other sessions may have cached.
 #[derive(Debug)]
 enum Touched {
-    /// Attributes or content.
+    /// Attributes or content of an inode.
     Inode(Ino),
-    /// What a name in a directory means.
+    /// The meaning of a name in a directory.
     Name(Ino, bytes::Bytes),
 }
 
-/// The present, as one operation sees it.
+/// The time of an operation.
 #[derive(Debug, Clone, Copy)]
 pub struct Now {
-    /// For timestamps.
+    /// Wall clock, for timestamps.
     pub wall_ns: i64,
-    /// For deadlines.
+    /// Boot clock, for deadlines.
     pub boot_ns: u64,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub enum Executed {
-    /// It has a reply, to be sent once batch `after` is durable.
+    /// A reply, to be sent once batch `after` is durable.
     Reply {
         /// The reply.
         reply: Result<MetaReply, FsError>,
         /// The batch; 0 for none.
         after: Seq,
     },
-    /// Give it again when something on this inode was released.
+    /// Execute the request again after a release on this inode.
     Wait(Ino),
 }
 
@@ -115,23 +115,23 @@ struct OpenRange {
     session: SessionId,
 }
 
-/// What the owner keeps in memory only.
+/// State that the owner keeps in memory only.
 #[derive(Debug)]
 struct Volatile {
     leases: LeaseTable,
     watches: WatchTable,
     opens: HashMap<Ino, Vec<SessionId>>,
     ranges: Vec<OpenRange>,
-    /// Sessions and the oldest map version that their reads use.
+    /// Sessions, and for each the oldest map version that its reads use.
     sessions: HashMap<SessionId, u64>,
     events: Events,
-    /// Inodes that requests may wait for no longer, because they are gone.
+    /// Inodes that are gone: requests that wait for them are to be answered.
     gone: Vec<Ino>,
-    /// Whether extents of this ledger are tiered, or were.
+    /// Whether extents of this ledger are or were tiered.
     tiers: bool,
-    /// Whether drives may hold what only a newer ledger refers to.
+    /// Whether drives may hold shards to which only a newer ledger refers.
     in_doubt: bool,
-    /// Maps that have, or had, pieces that cannot be read.
+    /// Maps that have or had unreadable pieces.
     lost_in: HashSet<MapId>,
 }
 
@@ -142,14 +142,14 @@ pub struct Core {
     volatile: Volatile,
     pending: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     pending_bytes: usize,
-    /// The batch that the next change goes into.
+    /// Number of the batch for the next change.
     next_seq: Seq,
     committed: Seq,
     epoch: Epoch,
 }
 
 impl Core {
-    /// An owner of this epoch whose log ends at `tail`; everything up to there was applied to `store`.
+    /// An owner of `epoch` whose log ends at `tail`; `store` has every batch up to there.
     pub fn new(ledger: LedgerId, store: Store, (epoch, tail): (Epoch, Seq)) -> Self {
         let volatile = Volatile {
             leases: LeaseTable::default(),
@@ -252,7 +252,7 @@ impl Core {
             if !matches!(request, MetaRequest::CloseSession) {
                 return Executed::Reply { reply: Err(FsError::StaleLease), after: Seq(0) };
             }
-            // Sent again because the first answer was lost: the session has ended, as it should.
+            // The request was repeated because its first answer was lost: the session has already ended, as requested.
             let after = if self.pending.is_empty() { self.last_batch() } else { self.next_seq };
             return Executed::Reply { reply: Ok(MetaReply::Done), after };
         }
@@ -296,18 +296,18 @@ impl Core {
         }
     }
 
-    /// Inodes that are gone since the last call: who waits for a lease on one is to be answered.
+    /// Inodes that were removed since the last call: requests that wait for leases on them are to be answered.
     pub fn take_gone(&mut self) -> Vec<Ino> {
         std::mem::take(&mut self.volatile.gone)
     }
 
-    /// Events for sessions since the last call.
+    /// Events for sessions, since the last call.
     pub fn take_events(&mut self) -> Vec<(SessionId, OwnerEvent)> {
         std::mem::take(&mut self.volatile.events)
     }
 
-    /// Revokes leases whose recall was not answered, and takes names for forgotten that nobody has any more. Returns
-    /// inodes that waiting requests may retry.
+    /// Revokes leases whose recall was not answered in time. Names that no session can have cached any more count as
+    /// forgotten. Returns inodes whose waiting requests may be retried.
     pub fn expire_recalls(&mut self, now: Now) -> Vec<Ino> {
         let Volatile { leases, watches, events, .. } = &mut self.volatile;
         let mut touched = leases.expire(now.boot_ns, events);
@@ -320,7 +320,7 @@ impl Core {
         self.pending_bytes
     }
 
-    /// The changes since the last call as the next batch.
+    /// The changes since the last call, as the next batch.
     pub fn take_batch(&mut self) -> Option<(Seq, Batch)> {
         if self.pending.is_empty() {
             return None;
@@ -332,7 +332,7 @@ impl Core {
         Some((seq, Batch { changes }))
     }
 
-    /// Every batch up to `seq` is durable.
+    /// Reports that every batch up to `seq` is durable.
     pub fn committed(&mut self, seq: Seq) {
         self.committed = self.committed.max(seq);
     }
@@ -342,7 +342,7 @@ impl Core {
         Seq(self.next_seq.0 - 1)
     }
 
-    /// Whether drives may hold what only a newer ledger refers to: then nothing is taken for an orphan.
+    /// Whether drives may hold shards to which only a newer ledger refers: then no extent counts as an orphan.
     pub fn is_in_doubt(&self) -> bool {
         self.volatile.in_doubt
     }
@@ -352,13 +352,13 @@ impl Core {
         self.committed
     }
 
-    /// Changes to write to the local store. Only committed ones may go there, so the caller asks when no
-    /// batch is under way.
+    /// Changes to write to the local store. Only committed changes may go there, so the caller must call this when no
+    /// batch is being appended.
     pub fn freeze(&mut self) -> Option<Arc<ChangeTable>> {
         self.store.freeze()
     }
 
-    /// The frozen changes are in the local store.
+    /// Reports that the frozen changes are in the local store.
     pub fn thaw(&mut self) {
         self.store.thaw();
     }
@@ -374,7 +374,7 @@ impl Core {
     }
 }
 
-/// One operation under way.
+/// A running operation.
 struct Op<'a> {
     txn: Txn<'a>,
     keys: Keys,
@@ -476,7 +476,7 @@ impl Op<'_> {
         if inode.attr.kind == FileKind::Directory { Ok(inode) } else { Err(FsError::NotDirectory) }
     }
 
-    /// A directory that takes new names: one that was removed may still be open, but nothing leads to it.
+    /// A directory that accepts new names. A removed directory may still be open, but no name leads to it.
     fn living_directory(&self, ino: Ino) -> Result<Inode, FsError> {
         self.directory(ino)
             .and_then(|inode| if inode.attr.nlink > 0 { Ok(inode) } else { Err(FsError::NotFound) })
@@ -490,7 +490,7 @@ impl Op<'_> {
         Ok(self.txn.get::<u64>(&self.keys.value(name))?.unwrap_or(1))
     }
 
-    /// The next value of a cursor that is never reused; `count` of them.
+    /// Returns the next value of a cursor that is never reused, and advances it by `count`.
     fn advance(&mut self, name: &str, count: u64) -> Result<u64, FsError> {
         let first = self.number(name)?;
         self.txn.put(self.keys.value(name), &(first + count));
@@ -511,14 +511,15 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Waits until nobody else's lease stands in the way.
+    /// Fails with [`Stop::Wait`] while a conflicting lease of another session exists.
     fn clear(&mut self, ino: Ino, intent: Intent) -> Result<(), Stop> {
         let Volatile { leases, events, .. } = &mut *self.volatile;
         let clear = leases.clear(ino, self.session, intent, self.now.boot_ns, events);
         if clear { Ok(()) } else { Err(Stop::Wait(ino)) }
     }
 
-    /// Waits until nobody else caches any of this. All who do are asked at once.
+    /// Fails with [`Stop::Wait`] while another session caches one of these. All those sessions get their recalls at
+    /// once.
     fn clear_all(&mut self, touched: &[Touched]) -> Result<(), Stop> {
         let Volatile { leases, watches, events, .. } = &mut *self.volatile;
         let now_ns = self.now.boot_ns;
@@ -532,11 +533,11 @@ impl Op<'_> {
             };
             last = if clear { last } else { Some(ino) };
         }
-        // Answers come about in the order of the questions: with the last one, most are there.
+        // Answers arrive in about the order of the recalls: when the last one is there, most of the others are.
         last.map_or(Ok(()), |ino| Err(Stop::Wait(ino)))
     }
 
-    /// Notes that the caller is told of a name. Returns whether it may keep it.
+    /// Notes that the caller learns of a name. Returns whether it may cache the name.
     fn watch_name(&mut self, dir: Ino, name: &bytes::Bytes) -> bool {
         self.volatile.watches.watch_name(dir, self.session, name, self.now.boot_ns)
     }
@@ -545,7 +546,7 @@ impl Op<'_> {
         self.volatile.leases.grant(ino, self.session, kind)
     }
 
-    /// An attribute lease if nobody stands in the way.
+    /// Replies with the attributes, and with an attribute lease if no other lease conflicts.
     fn entry(&mut self, attr: Attr) -> MetaReply {
         let lease = self.grant(attr.ino, LeaseKind::Attr);
         MetaReply::Entry { attr, lease, keep: false }
@@ -578,7 +579,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Begins a stretch of the ledger's history. An older ledger gives no id that the newer one may have given.
+    /// Begins a stretch of the ledger's history. An older ledger skips all ids that the newer one may have handed out.
     fn begin_stretch(&mut self, beginning: Beginning) -> Result<(), Stop> {
         let Beginning { lineage, highest_extent, is_older } = beginning;
         self.txn.put(self.keys.lineage(self.seq), &lineage.0);
@@ -596,7 +597,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Notes whether drives may hold what only a newer ledger refers to.
+    /// Sets whether drives may hold shards to which only a newer ledger refers.
     fn set_in_doubt(&mut self, in_doubt: bool) -> MetaReply {
         if in_doubt {
             self.txn.put(self.keys.value("in_doubt"), &1);

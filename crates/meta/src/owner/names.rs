@@ -17,7 +17,7 @@ use crate::values::{Dentry, Inode, Orphan, Value};
 const PAGE_ENTRIES_MAX: u32 = 4096;
 const SET_GID: u32 = 0o2000;
 
-/// Which inode of the pair a name in a directory stands for.
+/// A directory and a name in it.
 pub(super) type Place<'a> = (Ino, &'a Bytes);
 
 pub(super) fn check_name(name: &[u8]) -> Result<(), FsError> {
@@ -28,7 +28,8 @@ pub(super) fn check_name(name: &[u8]) -> Result<(), FsError> {
     if special || name.contains(&b'/') || name.contains(&0) { Err(FsError::Invalid) } else { Ok(()) }
 }
 
-/// Whoever takes the last entry out of a directory by its name, not by a key, sees the directory and keeps it.
+/// Keeps a directory that was emptied by name: a caller that removes its last entry by name, not by key, sees the
+/// directory.
 fn keep_emptied(dir: &mut Inode) {
     if dir.attr.size == 0 {
         dir.flags &= !Inode::IMPLICIT;
@@ -107,7 +108,7 @@ impl Op<'_> {
         Ok(MetaReply::Entry { attr: inode.attr, lease, keep: self.watch_name(make.parent, &make.name) })
     }
 
-    /// Makes an inode and its name; nobody has opened it, holds a lease on it or watches the name yet.
+    /// Makes an inode and its name. No session has opened it, holds a lease on it or watches the name yet.
     pub(super) fn make_inode(&mut self, make: &MakeNode) -> Result<Inode, Stop> {
         check_name(&make.name)?;
         if make.target.len() > SYMLINK_BYTES_MAX {
@@ -140,8 +141,8 @@ impl Op<'_> {
         Ok(inode)
     }
 
-    /// What a new inode has from the directory that it is made in: the group of a set-gid directory; a default ACL,
-    /// which replaces the umask and is handed down.
+    /// The properties that a new inode inherits from its directory: the group of a set-gid directory, and a default
+    /// ACL, which replaces the umask and is inherited further.
     pub(super) fn inherit(&mut self, dir: &Inode, umask: u32, inode: &mut Inode) -> Result<(), FsError> {
         let kind = inode.attr.kind;
         if dir.attr.mode & SET_GID != 0 {
@@ -169,7 +170,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Adds an entry to a directory whose inode the caller puts afterwards.
+    /// Adds an entry to a directory. The caller stores the directory's inode afterwards.
     pub(super) fn add_name(&mut self, dir: &mut Inode, name: &[u8], ino: Ino, kind: FileKind) {
         let dentry = Dentry { ino, kind, cookie: dir.next_cookie };
         dir.next_cookie += 1;
@@ -201,8 +202,8 @@ impl Op<'_> {
         attr.attr_ver += 1;
     }
 
-    /// As [`Op::touch`], for a change that the holder of the exclusive lease made earlier: what it said of the time
-    /// then holds. Changes that the owner made since are later ones.
+    /// As [`Op::touch`], for an earlier change by the holder of the exclusive lease: the holder's time is used, unless
+    /// the owner changed the inode since.
     pub(super) fn touch_at(&self, attr: &mut Attr, changed_ns: i64) {
         attr.ctime_ns = attr.ctime_ns.max(changed_ns);
         attr.attr_ver += 1;
@@ -264,7 +265,7 @@ impl Op<'_> {
         self.drop_link(dentry.ino).map(MetaReply::Attr)
     }
 
-    /// Clears the way for a name that goes from what it stands for.
+    /// Clears leases and cached names for the removal of a name of an inode.
     fn clear_removal(&mut self, (dir, name): Place<'_>, dentry: Dentry) -> Result<(), Stop> {
         self.clear_all(&[Touched::Inode(dir), Touched::Name(dir, name.clone()), Touched::Inode(dentry.ino)])
     }
@@ -273,7 +274,8 @@ impl Op<'_> {
         if self.directory(dir)?.attr.size == 0 { Ok(()) } else { Err(FsError::NotEmpty) }
     }
 
-    /// Takes one name from an inode. Without any it goes, unless it is open: then it stays until it is closed.
+    /// Removes one link from an inode. Without links the inode is removed, unless it is open: then it stays until it is
+    /// closed.
     pub(super) fn drop_link(&mut self, ino: Ino) -> Result<Attr, Stop> {
         let mut inode = self.inode(ino)?;
         let gone = inode.attr.kind == FileKind::Directory;
@@ -337,7 +339,8 @@ impl Op<'_> {
         }
     }
 
-    /// A cache above the caller has what it moved under its new name now, for as long as it had it under the old one.
+    /// Notes that the kernel above the caller caches a moved inode under its new name, for as long as under the old
+    /// one.
     fn watch_moved(&mut self, (dir, name): Place<'_>) {
         let Volatile { watches, events, .. } = &mut *self.volatile;
         watches.watch_moved(dir, self.session, name, self.now.boot_ns, events);
@@ -393,7 +396,7 @@ impl Op<'_> {
         Ok(MetaReply::Renamed { moved, other })
     }
 
-    /// Puts a whiteout under a name that has just gone from a directory, which the caller puts.
+    /// Puts a whiteout in place of a name that was just removed. The caller stores the directory's inode.
     fn leave_whiteout(&mut self, dir: &mut Inode, name: &Bytes, whiteout: Whiteout) -> Result<(), FsError> {
         let ino = Ino(self.advance("next_ino", 1)?);
         let mut inode = self.new_inode(ino, FileKind::CharDevice, 0);
@@ -418,7 +421,7 @@ impl Op<'_> {
         Ok(MetaReply::Renamed { moved, other })
     }
 
-    /// Notes in a moved inode that it moved, and where to.
+    /// Notes in a moved inode its time of change and its new directory.
     fn settle(&mut self, moved: Dentry, dir: Ino) -> Result<Attr, FsError> {
         let mut inode = self.inode(moved.ino)?;
         inode.parent = dir;
@@ -430,7 +433,7 @@ impl Op<'_> {
         Ok(inode.attr)
     }
 
-    /// Removes an inode for good; the pieces of its map are purged later.
+    /// Removes an inode for good; upkeep purges the pieces of its map later.
     pub(super) fn destroy(&mut self, inode: &Inode) -> Result<(), FsError> {
         let ino = inode.attr.ino;
         for (key, _) in self.txn.scan(&self.keys.xattrs(ino), usize::MAX)? {

@@ -1,8 +1,9 @@
 //! Objects: requests that name a whole key below a bucket and do everything in one step.
 //!
-//! A file below a bucket is an object, whoever made it; a directory is one if it was put as one. What is only stored
-//! for objects is in attributes of the inode named `s3.*`, and what listings show in the inode itself. Directories
-//! that keys imply are made and removed with them. Leases stand in the way exactly as they do for names.
+//! Every file below a bucket is an object, by whichever protocol it was made; a directory is one if it was put as one.
+//! Data that only objects have is in attributes named `s3.*` of the inode; data that listings show is in the inode
+//! itself. Directories that keys imply are made and removed with these keys. Leases block these requests exactly as
+//! they block requests about names.
 
 mod access;
 mod buckets;
@@ -28,7 +29,7 @@ use uploads::NewPart;
 
 type ObjectOutcome = Result<ObjectReply, Stop>;
 
-/// Most pieces of a file that is read without being opened.
+/// Most pieces of a file that a reader gets without opening it.
 const SMALL_PIECES_MAX: usize = 8;
 
 /// Whether a reader opens an object.
@@ -36,15 +37,15 @@ const SMALL_PIECES_MAX: usize = 8;
 enum Opening {
     Never,
     Always,
-    /// A small one comes with its map instead.
+    /// Do not open a small object; its map comes with the reply.
     UnlessSmall,
 }
 
-/// How far the directories of a key exist.
+/// The existing and missing directories of a key.
 struct Walk {
-    /// The last one that does.
+    /// The last existing directory.
     dir: Inode,
-    /// Those that do not.
+    /// Names of the missing directories.
     missing: Vec<Bytes>,
 }
 
@@ -98,10 +99,10 @@ impl Op<'_> {
         }
     }
 
-    /// The directories of a key, as far as they exist. The caller may search them all.
+    /// Walks the directories of a key as far as they exist. The caller needs search permission on all of them.
     ///
     /// # Errors
-    /// `ParentIsFile` if one is no directory.
+    /// `ParentIsFile` if one of them is not a directory.
     fn walk(&self, name: &ObjectName, caller: &Caller) -> Result<Walk, Stop> {
         check_name(name)?;
         let mut dir = self.living_directory(name.bucket)?;
@@ -118,7 +119,7 @@ impl Op<'_> {
         Ok(Walk { dir, missing: Vec::new() })
     }
 
-    /// The object that a key names.
+    /// The object with this key.
     fn find_object(&self, name: &ObjectName, caller: &Caller) -> Result<Option<Inode>, Stop> {
         let walk = match self.walk(name, caller) {
             Ok(walk) => walk,
@@ -170,20 +171,20 @@ impl Op<'_> {
         Ok(ObjectReply::Info { info: Box::new(info), lease, changed: Vec::new() })
     }
 
-    /// The map of a small file, if it is short and nothing of the file has to be fetched.
+    /// The map of a small file, if it is short and none of its bytes is in a blob only.
     fn small_map(&self, inode: &Inode) -> Result<Option<Vec<MapPiece>>, FsError> {
         let (kind, size) = (inode.attr.kind, inode.attr.size);
         let Some(map) = inode.map().filter(|_| kind == FileKind::Regular && size <= SMALL_BYTES_MAX) else {
             return Ok(None);
         };
         let pieces = self.pieces(map, 0, size, SMALL_PIECES_MAX + 1)?;
-        let is_here = |piece: &MapPiece| !matches!(piece.content, Content::Away(..));
+        let is_here = |piece: &MapPiece| !matches!(piece.content, Content::Tiered(..));
         let fits = pieces.len() <= SMALL_PIECES_MAX && pieces.iter().all(is_here);
         Ok(fits.then(|| pieces.iter().filter_map(|piece| piece.clip(0, size)).collect()))
     }
 
-    /// The answer to a change of an object: without what is stored with it, which whoever asked knows. An answer is
-    /// kept for repetitions, so it is short.
+    /// The reply to a change of an object. It omits the object's metadata, which the caller has sent: replies are
+    /// stored for repetitions, so they must be short.
     fn changed_info(&self, inode: &Inode, changed: Vec<wire::meta::Attr>) -> ObjectReply {
         let info = ObjectInfo {
             attr: inode.attr,

@@ -1,20 +1,20 @@
-//! What an owner refuses while the disk with its metadata is full.
+//! The requests that an owner refuses while the disk with its metadata is full.
 //!
-//! What needs room is refused before it is executed, so that what makes room can go on: the log keeps a reserve for
-//! that. Reads always go on.
+//! A request that needs room is refused before it is executed, so that requests which free space can go on: the log
+//! keeps a reserve for them. Reads always go on.
 
 use wire::damage::DamageRequest;
 use wire::meta::MetaRequest;
 use wire::object::ObjectRequest;
 
-/// How short of room an owner is.
+/// The owner's shortage of room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Pressure {
-    /// Not at all.
+    /// No shortage.
     None,
-    /// Only what makes room may change anything.
+    /// Only requests that free space may change anything.
     Reserve,
-    /// Nothing may change.
+    /// No request may change anything.
     Exhausted,
 }
 

@@ -1,4 +1,4 @@
-//! What is done before a ledger is served: fencing earlier owners and replaying the log.
+//! Steps before a ledger is served: fences earlier owners and replays the log.
 
 use std::sync::Arc;
 
@@ -16,45 +16,45 @@ pub enum OwnerError {
     /// The log cannot be used.
     #[error("cannot open ledger {ledger}")]
     Log {
-        /// Which ledger.
+        /// The ledger.
         ledger: LedgerId,
         #[source]
-        /// Why.
+        /// Error of the log.
         source: LogError,
     },
     /// The local store cannot be used.
     #[error("cannot open the store of ledger {ledger}")]
     Store {
-        /// Which ledger.
+        /// The ledger.
         ledger: LedgerId,
         #[source]
-        /// Why.
+        /// Error of the store.
         source: StateError,
     },
     /// The log ends before a batch that this node has seen: it was rolled back or replaced.
     #[error("metadata of ledger {ledger} went backwards from {seen} to {tail}: restore the newer log")]
     RolledBack {
-        /// Which ledger.
+        /// The ledger.
         ledger: LedgerId,
         /// The newest batch that the local store has.
         seen: Seq,
         /// The last batch in the log.
         tail: Seq,
     },
-    /// Drives have seen a newer one.
+    /// Drives have seen a newer ledger.
     #[error(transparent)]
     Older(#[from] OlderLedger),
     /// A batch in the log cannot be decoded, or the state is of a newer version.
     #[error("ledger {ledger} is damaged or newer than this version: {what}")]
     Damaged {
-        /// Which ledger.
+        /// The ledger.
         ledger: LedgerId,
-        /// What.
+        /// The damage, as text.
         what: String,
     },
 }
 
-/// Seals the log and brings the local store up to its end.
+/// Seals the log and brings the local store up to the log's end.
 pub(crate) async fn recover(
     ledger: LedgerId,
     log: &Arc<dyn LedgerLog>,

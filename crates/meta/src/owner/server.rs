@@ -1,10 +1,9 @@
 //! [`Core`] behind a lock: requests in, batches to the log, replies out once they are durable.
 //!
-//! A request is executed on the thread that brings it, and what needs no batch is answered at once. The first
-//! request that finds no append under way has what was executed appended: on its own thread if that may block, else
-//! on the ledger's *owner* thread. What is executed during an append shares the next one: group commit sized by the
-//! log's own speed. The *store* thread writes committed changes to the local store about once a second and trims
-//! the log.
+//! A request is executed on the thread that brings it; a reply that needs no batch is sent at once. If no append is
+//! running, the request's changes are appended: on the same thread if it may block, else on the ledger's *owner*
+//! thread. Requests executed during an append share the next one, so the log's own speed sets the size of a group
+//! commit. The *store* thread writes committed changes to the local store about once a second and trims the log.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,13 +29,13 @@ use crate::log::{AppendError, LedgerLog, Room};
 use crate::state::{Applied, State, StateError};
 use crate::store::{ChangeTable, Store};
 
-/// Of what may wait for the local store, the part above which it is written without waiting for the tick.
+/// The local store is written without waiting for the tick when this part of the allowed unstored bytes waits.
 const STORE_PART: usize = 8;
 const TICK: Duration = Duration::from_millis(500);
 
-/// What an owner is made of.
+/// The components of an owner.
 pub struct OwnerOptions {
-    /// Which ledger.
+    /// The ledger.
     pub ledger: LedgerId,
     /// Its log.
     pub log: Arc<dyn LedgerLog>,
@@ -44,14 +43,14 @@ pub struct OwnerOptions {
     pub state: Arc<dyn State>,
     /// Clock and random numbers.
     pub env: Env,
-    /// What drives know of the ledger.
+    /// The drives' knowledge of the ledger.
     pub evidence: Evidence,
-    /// Changes in memory above which nothing new is executed until the local store has caught up, in bytes. Those that
-    /// are being written to it come on top.
+    /// Most bytes of changes in memory. Above that no new request is executed until the local store has caught up.
+    /// Changes that are being written to the store come on top.
     pub unstored_bytes_max: usize,
 }
 
-/// What an owner is doing, for people.
+/// Status of an owner, for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct OwnerStat {
     /// Its epoch.
@@ -64,9 +63,9 @@ pub struct OwnerStat {
     pub requests: u64,
     /// Whether the log failed; then every request is refused until a restart.
     pub halted: bool,
-    /// Whether the disk is full; then only what makes room is done until it has room again.
+    /// Whether the disk is full; until it has room again, only requests that free space are executed.
     pub no_space: bool,
-    /// Whether drives may hold what only a newer ledger refers to, so that nothing is taken for an orphan.
+    /// Whether drives may hold shards to which only a newer ledger refers; then no extent counts as an orphan.
     pub in_doubt: bool,
 }
 
@@ -78,7 +77,7 @@ struct Call {
     reply: ReplySender,
 }
 
-/// An append under way. Only one at a time: `Desk::appending` is set while it is somewhere.
+/// A running append. There is only one at a time: `Desk::appending` is set while it exists.
 struct Appending {
     seq: Seq,
     work: BoxFuture<'static, Result<(), AppendError>>,
@@ -94,14 +93,14 @@ enum Answer {
     Connected(oneshot::Sender<Result<SessionId, FsError>>, SessionId),
 }
 
-/// An answer that waits for a batch to be durable.
+/// An answer that waits until a batch is durable.
 struct Pending {
     after: Seq,
     answer: Answer,
 }
 
 impl Pending {
-    // A receiver that is gone has given up waiting; its request happened all the same.
+    // The receiver is gone if the caller gave up; its request was executed all the same.
     fn send(self) {
         match self.answer {
             Answer::Reply(reply, result) => drop(reply.send(result)),
@@ -137,8 +136,8 @@ impl Owner {
         Ok(owner)
     }
 
-    /// As [`Owner::open`], but on tasks of the present runtime, which end with it: so that one thread can run a
-    /// whole simulated node.
+    /// As [`Owner::open`], but on tasks of the present runtime, which end with it. So one thread can run a whole
+    /// simulated node.
     pub async fn open_here(options: OwnerOptions) -> Result<Self, OwnerError> {
         let position = recover(options.ledger, &options.log, &options.state).await?;
         let (owner, background, store) = Self::assemble(options, position)?;
@@ -147,7 +146,7 @@ impl Owner {
         Ok(owner)
     }
 
-    /// An owner and what must run for it: its own work and the local store's.
+    /// Makes an owner and the futures that must run for it: its own work and the local store's.
     #[allow(clippy::type_complexity, reason = "two futures and what they serve")]
     fn assemble(
         options: OwnerOptions,
@@ -156,7 +155,7 @@ impl Owner {
         let OwnerOptions { ledger, log, state, env, evidence, unstored_bytes_max } = options;
         let history = History::read(&*state, ledger, tail);
         let history = history.map_err(|source| OwnerError::Store { ledger, source })?;
-        let beginning = evidence.judge(&history, Lineage(env.random.next_u64()))?;
+        let beginning = evidence.decide(&history, Lineage(env.random.next_u64()))?;
         let mut core = Core::new(ledger, Store::new(state), (epoch, tail));
         let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
         core.start(now(&env), beginning).map_err(damaged)?;
@@ -186,8 +185,8 @@ impl Owner {
         Ok((Self { shared, threads: Mutex::default() }, background, store))
     }
 
-    /// Finishes what was accepted, writes everything to the local store and ends the threads. Tasks end later,
-    /// by themselves.
+    /// Finishes accepted requests, writes everything to the local store and ends the threads. Tasks end later, by
+    /// themselves.
     pub fn stop(&self) {
         self.shared.desk().stopping = true;
         self.shared.work.notify_one();
@@ -202,7 +201,7 @@ impl Owner {
         self.shared.stretch.history(self.shared.committed_seq())
     }
 
-    /// What it is doing.
+    /// Status of the owner.
     pub fn stat(&self) -> OwnerStat {
         OwnerStat {
             epoch: self.shared.epoch.0,
@@ -215,7 +214,7 @@ impl Owner {
         }
     }
 
-    /// Why it is halted or has no space.
+    /// Why the owner is halted or has no space, as text.
     pub fn problem(&self) -> Option<String> {
         self.shared.problem.lock().expect("no holder of this lock panics").clone()
     }
@@ -223,7 +222,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // Whoever stopped it properly has nothing left to end here.
+        // After a proper stop there is nothing left to end here.
         self.shared.desk().abandoned = true;
         self.shared.work.notify_one();
     }
@@ -260,7 +259,7 @@ fn now(env: &Env) -> Now {
     Now { wall_ns: env.clock.wall_ns(), boot_ns: env.clock.boot_ns() }
 }
 
-/// An error with its causes, for people.
+/// An error and its causes as text.
 fn with_causes(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {}", with_causes(source)),
@@ -268,7 +267,7 @@ fn with_causes(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// The result of the append under way; for ever pending if there is none.
+/// The result of the running append; pends for ever if there is none.
 async fn appended(appending: &mut Option<Appending>) -> Result<(), AppendError> {
     match appending {
         Some(appending) => (&mut appending.work).await,
@@ -276,14 +275,14 @@ async fn appended(appending: &mut Option<Appending>) -> Result<(), AppendError> 
     }
 }
 
-/// What everybody who calls the owner shares.
+/// State that all callers of the owner share.
 struct Shared {
     env: Env,
     epoch: Epoch,
     stretch: Stretch,
     log: Arc<dyn LedgerLog>,
     desk: Lock<Desk>,
-    /// Wakes the background thread: a batch to append, an end.
+    /// Wakes the background thread: for a batch to append, or the end.
     work: Notify,
     committed: AtomicU64,
     stored: AtomicU64,
@@ -291,48 +290,48 @@ struct Shared {
     halted: AtomicBool,
     no_space: AtomicBool,
     in_doubt: AtomicBool,
-    /// Why it is halted or has no space.
+    /// Why the owner is halted or has no space.
     problem: Mutex<Option<String>>,
     events: mpsc::UnboundedSender<Event>,
 }
 
-/// What the background thread is told.
+/// A message to the background thread.
 pub(super) enum Event {
-    /// The local store has a job's changes, or has not.
+    /// The local store has written a job's changes, or failed to.
     Stored(StoreJob, Result<(), StateError>),
-    /// The log has been full for long.
+    /// The log has been full for a long time.
     LogStuck,
 }
 
-/// The state machine and the requests around it. Held for the time of one request, never during I/O on the log.
+/// The state machine and its requests. Locked for the duration of one request, never during I/O on the log.
 struct Desk {
     core: Core,
     unstored_bytes_max: usize,
-    /// A batch is on its way to the log.
+    /// Whether a batch is being appended.
     appending: bool,
-    /// The append that a caller began and the background thread is to finish.
+    /// The append that a caller began and the background thread must finish.
     handed_over: Option<Appending>,
     pending: Vec<Pending>,
-    /// Requests that wait for something on an inode to be released or forgotten.
+    /// Requests that wait for a release on an inode.
     waiting: BTreeMap<Ino, VecDeque<Call>>,
     /// Requests that wait for the log or the local store to catch up, in order of arrival.
     backlog: VecDeque<Call>,
     sinks: HashMap<SessionId, Arc<dyn EventSink>>,
-    /// The store thread's jobs; it ends when this is gone.
+    /// The store thread's jobs; the thread ends when this is dropped.
     stores: Option<mpsc::Sender<StoreJob>>,
-    /// The batch up to which the local store is being written.
+    /// The last batch that is being written to the local store.
     storing: Option<Seq>,
-    /// Frozen changes that wait until the last batch in them is durable.
+    /// Frozen changes that wait until their last batch is durable.
     to_store: Option<(Arc<ChangeTable>, Seq)>,
     store_due: bool,
-    /// The local store has no room. It is tried again with every tick.
+    /// The local store has no room. Every tick tries again.
     store_full: bool,
-    /// The log uses up its reserve.
+    /// Whether the log uses up its reserve.
     log_tight: bool,
-    /// The log takes nothing at all.
+    /// Whether the log has no room at all.
     log_stuck: bool,
     stopping: bool,
-    /// Nobody holds the owner any more.
+    /// The last handle of the owner was dropped.
     abandoned: bool,
 }
 
@@ -359,7 +358,7 @@ impl Desk {
         }
     }
 
-    /// Answers that wait for nothing any more, in the order in which they were made.
+    /// Takes the answers that need not wait any longer, in the order in which they were made.
     fn take_ready(&mut self) -> Vec<Pending> {
         let committed = self.core.committed_seq();
         self.pending.extract_if(.., |pending| pending.after <= committed).collect()
@@ -387,7 +386,7 @@ impl Shared {
         Seq(self.committed.load(Ordering::Acquire))
     }
 
-    /// Whoever holds it must not wait for a disk: everybody waits for the holder.
+    /// Locks the desk. The holder must not wait for a disk: all callers wait for the holder.
     #[track_caller]
     fn desk(&self) -> Guard<'_, Desk> {
         self.desk.lock()
@@ -397,8 +396,8 @@ impl Shared {
         self.halted.load(Ordering::Relaxed)
     }
 
-    /// Executes a request on the thread of whoever asks. Where that thread may block, it appends the batch too,
-    /// unless an append is under way: then the next batch takes this request along.
+    /// Executes a request on the caller's thread. If that thread may block, it also appends the batch. If an append is
+    /// running, the next batch carries this request.
     fn submit(self: &Arc<Self>, call: Call) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         let mut desk = self.desk();
@@ -434,12 +433,12 @@ impl Shared {
         self.after_requests(desk);
     }
 
-    /// The next batch must not outgrow what the log takes, whatever one more request adds to it; nor the changes
-    /// that are in memory only.
+    /// Whether another request may be executed: the next batch must not outgrow the log's limit with it, and the
+    /// changes in memory must stay bounded.
     fn is_roomy(&self, desk: &Desk) -> bool {
         let bounded = desk.core.pending_bytes() < self.log.caps().batch_bytes_max / 4
             && desk.core.unstored_bytes() < desk.unstored_bytes_max;
-        // What waits for a disk is refused, not kept waiting.
+        // A request that would wait for a full disk is refused, not delayed.
         bounded || desk.pressure() == Pressure::Exhausted
     }
 
@@ -472,7 +471,7 @@ impl Shared {
         }
     }
 
-    /// Executes what waited for leases on these inodes, in the order of arrival.
+    /// Executes the requests that waited for leases on these inodes, in the order of arrival.
     fn retry(&self, desk: &mut Desk, released: Vec<Ino>) {
         for ino in released {
             for call in desk.waiting.remove(&ino).unwrap_or_default() {
@@ -481,7 +480,7 @@ impl Shared {
         }
     }
 
-    /// Tells sessions of recalls and sees to it that what was executed gets into the log.
+    /// Sends recalls to sessions, and starts an append of the executed changes if none is running.
     fn after_requests(self: &Arc<Self>, mut desk: Guard<'_, Desk>) {
         deliver_events(&mut desk);
         if desk.appending || desk.core.pending_bytes() == 0 {
@@ -503,14 +502,14 @@ impl Shared {
         match appending.work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => self.end_append(appending.seq, result),
             Poll::Pending => {
-                // The log answers later than it is asked, or has no room: not for this thread to wait for.
+                // The log completes later, or has no room: the background thread waits for it.
                 self.desk().handed_over = Some(appending);
                 self.work.notify_one();
             }
         }
     }
 
-    /// Has the next batch appended: by this thread once it has answered its own request, if it may block.
+    /// Starts the append of the next batch: on this thread after it has answered its own request, if it may block.
     fn append_next(self: &Arc<Self>) {
         let shared = self.clone();
         let next = move || {
@@ -524,7 +523,7 @@ impl Shared {
         }
     }
 
-    /// Takes what was executed as the next batch, unless one is under way.
+    /// Takes the executed changes as the next batch, unless an append is running.
     fn begin_append(&self, desk: &mut Desk) -> Option<Appending> {
         if let Some(appending) = desk.handed_over.take() {
             return Some(appending);
@@ -574,7 +573,7 @@ impl Shared {
         }
     }
 
-    /// Appends what nobody appends on the way, lets recalls run out and feeds the local store.
+    /// Appends batches that no caller's thread appends, expires recalls and feeds the local store.
     async fn run_background(self: Arc<Self>, mut events: mpsc::UnboundedReceiver<Event>) {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -603,7 +602,7 @@ impl Shared {
         }
     }
 
-    /// Whether everything accepted is in the local store, after a stop was asked for.
+    /// After a stop was requested: whether all accepted changes are in the local store.
     fn is_finished(&self, appending: bool) -> bool {
         let mut desk = self.desk();
         if desk.abandoned || (desk.stopping && self.halted()) {
@@ -613,7 +612,7 @@ impl Shared {
         let full =
             desk.log_stuck || (desk.store_full && desk.storing.is_none() && desk.core.pending_bytes() == 0);
         if desk.stopping && full && (desk.log_stuck || !(appending || desk.appending)) {
-            // The log has what was acknowledged; the next start goes on from there.
+            // The log has all acknowledged changes; the next start continues from there.
             desk.fail_all(FsError::Unavailable);
             return true;
         }
@@ -628,8 +627,8 @@ impl Shared {
         true
     }
 
-    /// Takes the changes of all batches so far, to be stored once the last of them is durable. Not now if an
-    /// executed change is outside a batch.
+    /// Takes the changes of all batches so far, to be stored once the last of these batches is durable. Does nothing
+    /// while an executed change is in no batch yet.
     fn freeze(&self, desk: &mut Desk) {
         if desk.to_store.is_some() || desk.storing.is_some() || desk.core.pending_bytes() > 0 {
             return;
@@ -685,7 +684,7 @@ impl Shared {
         self.after_requests(desk);
     }
 
-    /// Refuses everything from now on. A restart finds out from the log what was durable.
+    /// Refuses all requests from now on. A restart reads from the log what was durable.
     fn halt(&self, desk: &mut Desk, why: &str) {
         tracing::error!(why, "ledger stops; restart the node to recover");
         self.set_problem(Some(why.to_owned()));
@@ -715,7 +714,7 @@ impl Shared {
         self.after_requests(desk);
     }
 
-    /// Those who wait for the log are told; what it has not taken is tried again for as long as it takes.
+    /// Fails the requests that wait for the log. The log is retried until it takes the batch.
     fn log_is_stuck(self: &Arc<Self>, appending: bool) {
         let mut desk = self.desk();
         desk.log_stuck = appending;

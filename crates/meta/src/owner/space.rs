@@ -1,4 +1,4 @@
-//! Space: extent ids for sessions, extents to delete, maps to purge, sums.
+//! Space: extent ids for sessions, extents to delete, maps to purge, usage sums.
 
 use base::{DriveId, ExtentId, SessionId, ShardIndex};
 use wire::meta::{EXTENT_RANGE_IDS, FILE_BYTES_MAX, FreeExtent, MetaReply, OwedEntry};
@@ -11,7 +11,7 @@ use crate::values::{ExtentPlace, IdRange, RangeState, Usage};
 /// Pieces removed by one step of a purge.
 const PURGE_PIECES: usize = 2048;
 const FREE_PAGE_MAX: u32 = 4096;
-/// Ranges that a session may commit ids of: nothing that it writes takes as long as it takes to use up all others.
+/// Ranges that a session may commit ids of. No write lasts until the session has used up all the other ranges.
 pub(super) const OPEN_RANGES_MAX: usize = 64;
 
 impl Op<'_> {
@@ -24,8 +24,8 @@ impl Op<'_> {
         Ok(MetaReply::Range { first, count: EXTENT_RANGE_IDS })
     }
 
-    /// A session that lasts for long leaves no more behind than one that ends: what it used up is closed, looked
-    /// through for orphans and forgotten.
+    /// Closes the oldest ranges of a session, so that a long session leaves no more ranges behind than one that ends.
+    /// Closed ranges are searched for orphans and then dropped.
     fn close_oldest_ranges(&mut self) {
         let own = self.volatile.ranges.iter().filter(|range| range.session == self.session);
         let mut own: Vec<ExtentId> = own.map(|range| range.first).collect();
@@ -65,13 +65,13 @@ impl Op<'_> {
         let staged = tier.queued.bytes + tier.both.bytes;
         let drive_bytes = match tier.mode {
             TierMode::On if !tier.queueing => staged,
-            // Not all extents are counted, and clones are as often as there are.
+            // Not all extents are counted yet, and clones are counted once per reference.
             _ => staged.max(used_bytes.saturating_sub(tier.away.bytes)),
         };
         Ok(MetaReply::Beat { version: self.committed.0, used_bytes, drive_bytes })
     }
 
-    /// Extents whose last reference went in a durable batch that every running read has seen.
+    /// Extents whose last reference was removed in a durable batch that every running read has seen.
     pub(super) fn next_free(&mut self, after: Option<(u64, ExtentId)>, limit: u32) -> Outcome {
         let in_use = self.volatile.sessions.values().min().copied().unwrap_or(u64::MAX);
         let before = in_use.min(self.committed.0 + 1);
@@ -144,5 +144,5 @@ impl Op<'_> {
     }
 }
 
-// A range or a page that does not fit would be an endless loop in the caller.
+// A range or page without progress would be an endless loop in the caller.
 const _: () = assert!(EXTENT_RANGE_IDS > 0 && PURGE_PIECES > 1);

@@ -1,11 +1,11 @@
-//! What upkeep asks of all maps at once: scan them, pack their pieces into new extents, find orphaned extents.
+//! Requests of upkeep that concern all maps: scan them, pack their pieces into new extents, find orphaned extents.
 //!
-//! A packed piece keeps its bytes, so nobody's lease stands in the way and no attribute changes. Whoever has the
-//! old map cached reads the old extent until it is deleted, and then asks again. An orphan is an extent of a closed
-//! range that nothing refers to. A reference to an id of a closed range can only come from one that exists:
-//! by cloning, which leaves a key in table E until the last one is gone, or by cutting a piece, which leaves its
-//! parts at or behind its place, where a scan in order still comes. So an id that a whole scan did not meet, with no
-//! key in E and none in F, has no reference and never gets one.
+//! Packing keeps the bytes of a piece, so no lease conflicts and no attribute changes. A session that has the old map
+//! cached reads the old extent until it is deleted, and then asks again. An orphan is an extent of a closed range to
+//! which nothing refers. A reference to an id of a closed range can only come from an existing reference: by cloning,
+//! which leaves a key in table E until the last reference is gone, or by cutting a piece, which leaves its parts at or
+//! behind its place, where a scan in order still comes. So an id that a whole scan did not meet, with no key in E and
+//! none in F, has no reference and never gets one.
 
 use std::collections::HashSet;
 
@@ -22,24 +22,24 @@ use crate::keys::Keys;
 use crate::values::{ExtentUse, IdRange, Piece, PieceContent, RangeState};
 
 const SCAN_PIECES_MAX: u32 = 4096;
-/// Inline bytes after which a page of a scan ends.
+/// A page of a scan ends after this many inline bytes.
 const SCAN_INLINE_BYTES: usize = 1 << 20;
-/// Most extents waiting for deletion beside which orphans are looked for.
+/// Orphans are not searched while more extents than this wait for deletion.
 const FREES_MAX: usize = 65_536;
 
-/// Where a move puts its piece.
+/// The target of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     from: u64,
     end: u64,
-    /// Which extent it comes from, and how far it is moved against that.
+    /// The source extent, and the offset of the target relative to it.
     shift: Option<(ExtentId, i64)>,
 }
 
 impl Place {
     fn of(step: &PackMove) -> Self {
         let shift = match &step.piece.content {
-            Content::Extent(old) | Content::Away(old, _) => {
+            Content::Extent(old) | Content::Tiered(old, _) => {
                 Some((old.id, i64::from(step.extent_off) - i64::from(old.extent_off)))
             }
             Content::Inline(_) => None,
@@ -65,7 +65,7 @@ impl Op<'_> {
             last = Some(PiecePosition { map: Keys::map_of_piece(&key), off: Keys::off_of_piece(&key) });
             let Some(piece) = crate::store::decode::<Piece>(&key, &bytes)?.at(Keys::off_of_piece(&key))
             else {
-                // A range of another map, which is scanned on its own account.
+                // A range of another map, which the scan visits by itself.
                 continue;
             };
             let live_bytes = match &piece.content {
@@ -73,14 +73,14 @@ impl Op<'_> {
                     inline_bytes += bytes.len();
                     None
                 }
-                Content::Extent(extent) | Content::Away(extent, _) => {
+                Content::Extent(extent) | Content::Tiered(extent, _) => {
                     self.txn.get::<ExtentUse>(&self.keys.extent(extent.id))?.map(|used| used.live_bytes)
                 }
             };
             let piece = self.resolve(piece)?;
             let in_store = match &piece.content {
                 Content::Extent(extent) => self.is_in_both(extent.id)?,
-                Content::Inline(_) | Content::Away(..) => false,
+                Content::Inline(_) | Content::Tiered(..) => false,
             };
             entries.push(MapEntry { map: Keys::map_of_piece(&key), piece, live_bytes, in_store });
         }
@@ -98,7 +98,7 @@ impl Op<'_> {
                 continue;
             }
             if let Some(old) = step.piece.content.extent() {
-                // As old as the youngest of what is in it, and where that was written.
+                // The new extent has the age and the directory of its youngest piece.
                 let written = self.written(old.id)?;
                 if let Some((_, of)) = written.filter(|(_, of)| of.origin.map == step.map) {
                     ino = of.origin.ino;
@@ -124,7 +124,7 @@ impl Op<'_> {
             }
             self.owe(extent, owed);
             let is_one = origins.len() == 1;
-            // What gathers several files is of none of them.
+            // An extent with pieces of several files has no origin.
             from.origin = match origins.into_iter().next() {
                 Some(origin) if is_one => Origin { ino, ..origin },
                 _ => Origin::default(),
@@ -137,8 +137,8 @@ impl Op<'_> {
         Ok(MetaReply::Repacked { moved_bytes: used.live_bytes })
     }
 
-    /// The new extent must be one that this session may commit, and every move must lie in it, apart from the
-    /// others unless they lay over each other before.
+    /// Checks that this session may commit the new extent, that every move lies in it, and that moves overlap only if
+    /// their pieces overlapped before.
     fn check_pack(&self, extent: &ExtentRef, moves: &[PackMove]) -> Result<(), FsError> {
         let shaped = extent.k >= 1 && extent.k <= extent.n && extent.n <= layout::SHARDS_MAX;
         let short = u64::from(extent.extent_len) <= PIECE_BYTES_MAX && moves.len() <= PACK_MOVES_MAX;
@@ -148,7 +148,7 @@ impl Op<'_> {
         }
         let mut places: Vec<Place> = moves.iter().map(Place::of).collect();
         places.sort_unstable();
-        // What lay over each other may do so again.
+        // Pieces that overlapped before may overlap again.
         let (mut end, mut shift, mut apart) = (0, None, true);
         for place in &places {
             if place.from >= end {
@@ -162,13 +162,13 @@ impl Op<'_> {
         if apart && inside { Ok(()) } else { Err(FsError::Invalid) }
     }
 
-    /// Whether a piece, or the part of one, is what it was when its bytes were read. A map that waits for its
-    /// purge is left alone.
+    /// Whether a piece, or a part of one, is unchanged since its bytes were read. Maps that wait for their purge do not
+    /// count.
     fn is_still(&self, step: &PackMove) -> Result<bool, FsError> {
         self.has_piece(step.map, &step.piece)
     }
 
-    /// Whether this is what a map has there, or a part of it.
+    /// Whether the map has this piece there, or a part of it.
     pub(super) fn has_piece(&self, map: MapId, piece: &MapPiece) -> Result<bool, FsError> {
         if piece.len == 0 || self.txn.get_bytes(&self.keys.purge(map))?.is_some() {
             return Ok(false);
@@ -178,13 +178,13 @@ impl Op<'_> {
         Ok(now.and_then(|now| now.clip(from, to)).as_ref() == Some(&piece.stored()))
     }
 
-    /// Has these ranges of ids looked at again for orphans, as far as they are not open to a session.
+    /// Adds ranges of ids to the next search for orphans, except the parts that are open to a session.
     pub(super) fn recheck_ranges(&mut self, ranges: &[(ExtentId, u64)]) -> Outcome {
         let next = self.number("next_extent")?;
         for (first, count) in ranges {
             let end = first.0.saturating_add(*count).min(next);
             let mut from = first.0;
-            // What lies in a range that is known already is looked at with it.
+            // Ids in a range that is known already are searched with it.
             let (_, last) = self.keys.ranges();
             let known = self.txn.scan(&(self.keys.range(ExtentId(0)), last), usize::MAX)?;
             for (key, bytes) in known {
@@ -212,7 +212,7 @@ impl Op<'_> {
         for (key, bytes) in self.txn.scan(&self.keys.ranges(), usize::MAX)? {
             let range: IdRange = crate::store::decode(&key, &bytes)?;
             match range.open {
-                // Drives may hold what only a newer ledger refers to: nobody is to look for orphans.
+                // Drives may hold shards to which only a newer ledger refers: no search for orphans.
                 RangeState::Closed if self.volatile.in_doubt => {}
                 RangeState::Closed => closed.push((Keys::first_of_range(&key), range.count)),
                 RangeState::Open => open += 1,
@@ -222,7 +222,7 @@ impl Op<'_> {
     }
 
     /// # Errors
-    /// `WouldBlock` while very much waits for deletion: later.
+    /// `WouldBlock` while too many extents wait for deletion: try later.
     pub(super) fn confirm_orphans(&mut self, ids: &[ExtentId]) -> Outcome {
         let frees = self.txn.scan(&self.keys.frees(u64::MAX), FREES_MAX)?;
         if frees.len() == FREES_MAX {

@@ -1,4 +1,4 @@
-//! The owner without threads: what each operation does and refuses, and that the whole state stays consistent.
+//! The owner without threads: the effects and errors of each operation, and the consistency of the whole state.
 
 mod audit;
 mod coherence;
@@ -26,7 +26,7 @@ type Dump = BTreeMap<Vec<u8>, Vec<u8>>;
 
 const LEDGER: LedgerId = LedgerId(1);
 
-/// An owner, the batches that it wrote, and what its sessions asked.
+/// An owner, the batches that it wrote, and the requests of its sessions.
 struct Ledger {
     core: Core,
     state: MemState,
@@ -35,7 +35,7 @@ struct Ledger {
     now: Now,
 }
 
-/// Of an owner that finds nothing newer.
+/// The beginning of an owner whose drives know no newer ledger.
 fn beginning(lineage: u64) -> Beginning {
     Beginning { lineage: Lineage(lineage), highest_extent: None, is_older: false }
 }
@@ -45,7 +45,7 @@ impl Ledger {
         Self::replay(&[])
     }
 
-    /// A new owner on a state that was rebuilt from the log.
+    /// A new owner on a state rebuilt from the log.
     fn replay(log: &[Batch]) -> Self {
         let state = MemState::default();
         for (seq, batch) in (1..).zip(log) {
@@ -61,12 +61,12 @@ impl Ledger {
         ledger
     }
 
-    /// The next owner, after everything that is committed.
+    /// The next owner, after all committed changes.
     fn restart(&self) -> Self {
         Self::replay(&self.log)
     }
 
-    /// Everything executed so far becomes durable.
+    /// Makes all executed changes durable.
     fn commit(&mut self) {
         if let Some((seq, batch)) = self.core.take_batch() {
             self.log.push(Batch::decode(&batch.encode()).unwrap());
@@ -100,7 +100,7 @@ impl Ledger {
         self.ask_as(id, &request)
     }
 
-    /// Asks until there is a reply; whoever has a lease or a name in the way gives it up at once.
+    /// Repeats the request until there is a reply. Sessions whose leases or names conflict give them up at once.
     fn ask_as(&mut self, id: RequestId, request: &MetaRequest) -> Result<MetaReply, FsError> {
         self.now.wall_ns += 1;
         for _ in 0..10 {
@@ -133,7 +133,7 @@ impl Ledger {
         self.core.store.begin().scan(&(vec![], vec![255; 16]), usize::MAX).unwrap().into_iter().collect()
     }
 
-    /// The request fails, and nothing at all changes.
+    /// Checks that the request fails and nothing changes.
     #[track_caller]
     fn refuses(&mut self, session: SessionId, request: MetaRequest, expected: FsError) {
         let (before, pending) = (self.dump(), self.core.pending_bytes());
@@ -174,7 +174,7 @@ impl Ledger {
         }
     }
 
-    /// Commits pieces at once; the file grows over them.
+    /// Commits pieces at once; the file grows to hold them.
     fn write(&mut self, session: SessionId, ino: Ino, pieces: &[MapPiece]) -> Result<MetaReply, FsError> {
         let lease = self.write_lease(session, ino);
         let size = pieces.iter().map(MapPiece::end).max().unwrap_or(0);
@@ -224,7 +224,7 @@ impl Ledger {
         while self.ask(session, MetaRequest::PurgeStep) == Ok(MetaReply::Purged { more: true }) {}
     }
 
-    /// Says that no read of the session uses an old map.
+    /// Reports that no read of the session uses an old map.
     fn beat(&mut self, session: SessionId) {
         self.ask(session, MetaRequest::Heartbeat { in_use_ver: self.core.committed.0 + 1 }).unwrap();
     }

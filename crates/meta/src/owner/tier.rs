@@ -1,9 +1,9 @@
-//! Which extents lie on drives, in blobs of an object store, or both.
+//! The residence of extents: on drives, in blobs of an object store, or both.
 //!
-//! Table L has every tiered extent, T the same by stage and age, B the blobs in use, Y what is in them, and Z blobs that
-//! are being stored or are to be deleted. All are changed in [`Op::reside`] and [`Op::note_live`] only, together with
-//! the sums, so that they always agree. An extent leaves the drives only when a blob has it, and a blob is deleted only
-//! when no extent lies in it and no reader knows it.
+//! Table L lists every tiered extent, T the same by stage and age, B the blobs in use, Y the extents in them, and Z
+//! blobs that are being stored or are to be deleted. Only [`Op::reside`] and [`Op::note_live`] change these tables and
+//! their sums, so that they always agree. An extent leaves the drives only when a blob has it. A blob is deleted only
+//! when no extent is in it and no reader knows it.
 
 use std::collections::HashSet;
 
@@ -24,9 +24,9 @@ use crate::values::{
     stage_in_key,
 };
 
-/// Pieces or extents looked at by one step.
+/// Pieces or extents visited by one step.
 const STEP: usize = 2048;
-/// Longest answer of a list.
+/// Most entries in one page of a list.
 const PAGE_MAX: u32 = 4096;
 
 /// The reply to a request about tiering.
@@ -36,14 +36,14 @@ fn page(limit: u32) -> usize {
     limit.clamp(1, PAGE_MAX) as usize
 }
 
-/// What a new extent was written for, as a [`Residence`] has it.
+/// The directory and origin of a new extent, for its [`Residence`].
 #[derive(Clone, Copy, Default)]
 pub(super) struct Written {
     pub(super) directory: Ino,
     pub(super) origin: Origin,
 }
 
-/// The origin of an extent of which a piece is at `off` of a map.
+/// The origin of an extent with a piece at `off` of a map.
 pub(super) fn origin_at(ino: Ino, map: MapId, off: u64, extent: &ExtentRef) -> Origin {
     match off.checked_sub(u64::from(extent.extent_off)) {
         Some(off) => Origin { ino, map, off },
@@ -96,7 +96,7 @@ impl Op<'_> {
         self.txn.get(&self.keys.residence(id))
     }
 
-    /// Whether an extent is on drives and a blob has it as well.
+    /// Whether an extent is both on drives and in a blob.
     pub(super) fn is_in_both(&self, id: ExtentId) -> Result<bool, FsError> {
         Ok(self.residence(id)?.is_some_and(|residence| residence.stage == Stage::Both))
     }
@@ -113,7 +113,8 @@ impl Op<'_> {
         if state.stat.mode == TierMode::On {
             return Ok(TierReply::Done);
         }
-        // Whoever was leaving stays: what is away still is, and what came back is queued like what was there before.
+        // A detach is cancelled. Extents in blobs only stay there; extents that came back are queued like all other
+        // extents.
         (state.since_s, state.queue_from) = (self.now_s(), None);
         (state.stat.mode, state.stat.queueing) = (TierMode::On, true);
         self.put_tier_state(&state);
@@ -132,7 +133,7 @@ impl Op<'_> {
                 crate::store::decode::<Piece>(key, bytes)?.content
                 && self.residence(extent.id)?.is_none()
             {
-                // Maps do not say whose they are.
+                // Maps do not name their inodes.
                 let (map, off) = (Keys::map_of_piece(key), Keys::off_of_piece(key));
                 let origin = origin_at(Ino(0), map, off, &extent);
                 self.enqueue(&extent, state.since_s, Written { directory: Ino(0), origin })?;
@@ -182,12 +183,12 @@ impl Op<'_> {
 
     // --- where an extent lies ----------------------------------------------------------------------------------------
 
-    /// A new extent waits for its upload, if the ledger tiers.
+    /// Queues a new extent for upload, if the ledger tiers.
     pub(super) fn enqueue_new(&mut self, extent: &ExtentRef, written: Written) -> Result<(), FsError> {
         self.enqueue_aged(extent, self.now_s(), written)
     }
 
-    /// The same for one whose bytes were written earlier.
+    /// As `enqueue_new`, for an extent whose bytes were written earlier.
     pub(super) fn enqueue_aged(
         &mut self,
         extent: &ExtentRef,
@@ -209,14 +210,14 @@ impl Op<'_> {
         )
     }
 
-    /// When the extent was written, and for which file; `None` if it is not tiered.
+    /// When and for which file the extent was written; `None` if it is not tiered.
     pub(super) fn written(&self, id: ExtentId) -> Result<Option<(u64, Written)>, FsError> {
         let written =
             |Residence { written_s, directory, origin, .. }| (written_s, Written { directory, origin });
         Ok(self.residence(id)?.map(written))
     }
 
-    /// Changes where an extent lies; `None`: it is not tiered any more.
+    /// Changes the residence of an extent; with `None` it is not tiered any more.
     fn reside(&mut self, id: ExtentId, new: Option<Residence>) -> Result<(), FsError> {
         let old = self.residence(id)?;
         let mut state = self.tier_state()?;
@@ -229,7 +230,7 @@ impl Op<'_> {
             let sum = match stage {
                 Stage::Queued => &mut state.stat.queued,
                 Stage::Both => &mut state.stat.both,
-                Stage::Away => &mut state.stat.away,
+                Stage::Tiered => &mut state.stat.away,
             };
             let (extents, bytes) =
                 if adds { (1, i64::from(place.extent_len)) } else { (-1, -i64::from(place.extent_len)) };
@@ -237,7 +238,7 @@ impl Op<'_> {
             sum.bytes = sum.bytes.checked_add_signed(bytes).ok_or_else(wrong)?;
             let aged = self.keys.aged(stage_in_key(stage), written_s, id);
             match (adds, stage) {
-                (_, Stage::Away) => {}
+                (_, Stage::Tiered) => {}
                 (true, _) => self.txn.put(aged, &residence.aged()),
                 (false, _) => self.txn.delete(aged),
             }
@@ -260,7 +261,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Bytes of an extent that pieces refer to, each counted once at most.
+    /// Bytes of an extent to which pieces refer, limited to its length.
     fn live_of(&self, id: ExtentId, extent_len: u32) -> Result<u64, FsError> {
         let len = u64::from(extent_len);
         let used = self.txn.get::<ExtentUse>(&self.keys.extent(id))?;
@@ -295,7 +296,7 @@ impl Op<'_> {
         self.txn.put(self.keys.loose_blob(serial), &loose);
     }
 
-    /// What is alive of an extent, to be given to [`Op::note_live`] after that has changed. `None` if no blob has it.
+    /// The live bytes of an extent before a change, for [`Op::note_live`]. `None` if no blob has the extent.
     pub(super) fn live_before(&self, extent: &ExtentRef) -> Result<Option<(u64, u64)>, FsError> {
         let Some((serial, _)) = self.residence(extent.id)?.and_then(|residence| residence.blob) else {
             return Ok(None);
@@ -303,7 +304,7 @@ impl Op<'_> {
         Ok(Some((serial, self.live_of(extent.id, extent.extent_len)?)))
     }
 
-    /// The pieces that refer to an extent have changed.
+    /// Notes that the references to an extent have changed.
     pub(super) fn note_live(
         &mut self,
         extent: &ExtentRef,
@@ -320,26 +321,26 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Nothing refers to an extent any more. Returns whether drives may still have it without being told to delete it.
+    /// Removes an extent without references. Returns whether drives may still have it and must be told to delete it.
     pub(super) fn forget_extent(&mut self, id: ExtentId) -> Result<bool, FsError> {
         let Some(residence) = self.residence(id)? else { return Ok(true) };
         self.reside(id, None)?;
-        Ok(residence.stage != Stage::Away)
+        Ok(residence.stage != Stage::Tiered)
     }
 
-    /// Adds to a piece where its bytes are, if no drive has them.
+    /// Adds the blob to a piece, if no drive has its bytes.
     pub(super) fn resolve(&self, mut piece: MapPiece) -> Result<MapPiece, FsError> {
         if let Content::Extent(extent) = &piece.content
             && let Some(place) = self.away_place(extent.id)?
         {
-            piece.content = Content::Away(*extent, place);
+            piece.content = Content::Tiered(*extent, place);
         }
         Ok(piece)
     }
 
     fn away_place(&self, id: ExtentId) -> Result<Option<BlobPlace>, FsError> {
         match self.residence(id)? {
-            Some(Residence { stage: Stage::Away, blob: Some(blob), .. }) => self.blob_place(blob).map(Some),
+            Some(Residence { stage: Stage::Tiered, blob: Some(blob), .. }) => self.blob_place(blob).map(Some),
             _ => Ok(None),
         }
     }
@@ -359,7 +360,7 @@ impl Op<'_> {
         after: Option<(u64, ExtentId)>,
         limit: usize,
     ) -> TierOutcome {
-        if stage == Stage::Away || !self.volatile.tiers {
+        if stage == Stage::Tiered || !self.volatile.tiers {
             return Ok(TierReply::Due(Vec::new()));
         }
         let mut range = self.keys.aged_before(stage_in_key(stage), before_s.min(u64::MAX - 1));
@@ -409,7 +410,7 @@ impl Op<'_> {
         Ok(TierReply::Reserved { serial, term })
     }
 
-    /// A blob that this session is storing.
+    /// The record of a blob that this session is storing.
     fn reserved(&self, serial: u64) -> Result<LooseBlob, FsError> {
         let loose = self.txn.get::<LooseBlob>(&self.keys.loose_blob(serial))?;
         loose.filter(|loose| loose.session == self.session).ok_or(FsError::Invalid)
@@ -423,7 +424,7 @@ impl Op<'_> {
         let mut taken = Vec::new();
         for uploaded in extents {
             let Some(residence) = self.residence(uploaded.id)? else { continue };
-            // Whatever happened to it meanwhile, its bytes in the new blob are dead then.
+            // If the extent has changed otherwise, its bytes in the new blob are dead.
             if residence.blob.map(|(serial, _)| serial) == uploaded.from && uploaded.off < bytes {
                 let stage = if residence.stage == Stage::Queued { Stage::Both } else { residence.stage };
                 taken.push((
@@ -456,7 +457,7 @@ impl Op<'_> {
         Ok(TierReply::Done)
     }
 
-    /// What the session was storing may be in the store or not.
+    /// Abandons the blobs of a session: they may or may not be in the store.
     pub(super) fn abandon_all(&mut self, session: SessionId) -> Result<(), FsError> {
         if !self.volatile.tiers {
             return Ok(());
@@ -475,7 +476,7 @@ impl Op<'_> {
             return Err(FsError::Invalid.into());
         }
         let mut released = StageStat::default();
-        // What comes back is not taken away again.
+        // The ledger leaves the store: extents that come back stay on the drives.
         if self.tier_state()?.stat.mode != TierMode::On {
             return Ok(TierReply::Released(released));
         }
@@ -483,7 +484,7 @@ impl Op<'_> {
             let Some(residence) = self.residence(*id)?.filter(|found| found.stage == Stage::Both) else {
                 continue;
             };
-            self.reside(*id, Some(Residence { stage: Stage::Away, ..residence }))?;
+            self.reside(*id, Some(Residence { stage: Stage::Tiered, ..residence }))?;
             let place = ExtentPlace { extent_len: 0, ..residence.place };
             self.txn.put(self.keys.free(self.seq.0, *id), &place);
             released.extents += 1;
@@ -581,31 +582,31 @@ impl Op<'_> {
         Ok(MetaReply::Rehydrated { moved: moved.collect::<Result<_, _>>()? })
     }
 
-    /// The new extent must be one that this session may commit, and as long as the piece.
+    /// Checks that this session may commit the new extent, and that it is as long as the piece.
     fn check_rehydrated(&self, rehydrated: &Rehydrated) -> Result<(), FsError> {
         let Rehydrated { piece, extent, .. } = rehydrated;
         let new = self.may_commit(extent.id) && self.txn.get_bytes(&self.keys.extent(extent.id))?.is_none();
         let shaped = extent.k >= 1 && extent.k <= extent.n && extent.n <= layout::SHARDS_MAX;
         let same_len = u64::from(extent.extent_len) == piece.len && extent.extent_off == 0;
-        let is_away = matches!(piece.content, Content::Away(..));
+        let is_away = matches!(piece.content, Content::Tiered(..));
         if new && shaped && same_len && is_away { Ok(()) } else { Err(FsError::Invalid) }
     }
 
-    /// Returns whether the piece was still what was read.
+    /// Replaces a piece by its new extent. Returns whether the piece was still the one that was read.
     fn rehydrate_one(&mut self, rehydrated: &Rehydrated) -> Result<bool, FsError> {
         let Rehydrated { ino, piece, extent, owed } = rehydrated;
         let inode = match self.inode(*ino) {
             Err(FsError::Stale) => return Ok(false),
             inode => inode?,
         };
-        let (Some(map), Content::Away(from, _)) = (inode.map(), &piece.content) else { return Ok(false) };
+        let (Some(map), Content::Tiered(from, _)) = (inode.map(), &piece.content) else { return Ok(false) };
         let (start, end) = (piece.off, piece.end());
         let now = self.pieces(map, start, end, 1)?.pop().and_then(|now| now.clip(start, end));
-        let residence = self.residence(from.id)?.filter(|residence| residence.stage == Stage::Away);
+        let residence = self.residence(from.id)?.filter(|residence| residence.stage == Stage::Tiered);
         let (Some(residence), true) = (residence, now == Some(piece.stored())) else {
             return Ok(false);
         };
-        // The bytes are in the blob whichever extent they are called by.
+        // The blob holds the bytes, also under the new extent's id.
         let blob = residence.blob.map(|(serial, off)| (serial, off + from.extent_off));
         let mode = self.tier_state()?.stat.mode;
         if mode == TierMode::On {

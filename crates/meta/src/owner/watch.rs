@@ -1,8 +1,9 @@
-//! Who may have which names cached: the watch table of an owner, a state machine without clock or messages of its own.
+//! The watch table of an owner: which session may cache which names. A state machine without clock or messages of its
+//! own.
 //!
-//! A session watches the directories that it was told names of, found or missed. Rules: a name changes only after every
-//! other session that watches its directory was told. What is said of a name while a session is being told of it may
-//! not be kept, so that nothing is left of it when the answer comes, or when none comes for [`KEPT_NS`].
+//! A session watches the directories of the names that it received, existing or missing. Rules: a name changes only
+//! after every other session that watches its directory was told. While a session is being told of a name, it may not
+//! cache answers about that name. So it has none cached when it confirms, or when it does not confirm for [`KEPT_NS`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -13,24 +14,24 @@ use wire::meta::{ANSWER_AGE_MAX, NAME_TERM, OwnerEvent};
 
 use super::lease::Events;
 
-/// After this long nobody has a name any more. Clocks of clients may run slower than this one's.
+/// After this time no session caches a name any more. Clocks of clients may run slower than the owner's clock.
 pub const KEPT_NS: u64 = (NAME_TERM.as_nanos() + ANSWER_AGE_MAX.as_nanos() + SLACK.as_nanos()) as u64;
 const SLACK: Duration = Duration::from_secs(1);
-/// Names of a directory that are remembered as told. With more all are forgotten, and told again.
+/// Most names of a directory that are remembered as told. With more, all are dropped, and sessions are told again.
 const TOLD_MAX: usize = 4096;
 
-/// A name that the session has not answered for yet.
+/// A name that the session has not confirmed yet.
 #[derive(Debug, Clone, Copy)]
 struct Telling {
     number: u64,
     since_ns: u64,
 }
 
-/// What one session may have of a directory: every name that is not told.
+/// The names of a directory that one session may cache: all except those in `told`.
 #[derive(Debug)]
 struct Watch {
     session: SessionId,
-    /// The last answer that may be kept.
+    /// Time of the last answer that may be cached.
     since_ns: u64,
     pending: BTreeMap<Bytes, Telling>,
     told: HashSet<Bytes>,
@@ -67,7 +68,7 @@ impl WatchTable {
         &mut watches[at]
     }
 
-    /// `session` is about to be told what a name is or that it is missing. Returns whether it may keep that.
+    /// Notes that `session` receives the meaning of a name, or that it is missing. Returns whether it may cache that.
     pub fn watch_name(&mut self, dir: Ino, session: SessionId, name: &Bytes, now_ns: u64) -> bool {
         let watch = self.watch(dir, session);
         watch.since_ns = now_ns;
@@ -86,8 +87,8 @@ impl WatchTable {
         watch.pending.is_empty()
     }
 
-    /// As [`WatchTable::watch_name`], for a name that `session` gave to what it has cached under another, and keeps in
-    /// any case. What it is being told of the name may come before that, so it is told again.
+    /// As [`WatchTable::watch_name`], for a name that `session` moved a cached inode to; it caches the name in any
+    /// case. A running event about this name may refer to the time before, so the session is told again.
     pub fn watch_moved(
         &mut self,
         dir: Ino,
@@ -105,8 +106,8 @@ impl WatchTable {
         events.push((session, OwnerEvent::Forget { dir, name: name.clone(), number }));
     }
 
-    /// Whether `session` may change a name now. If not, those who may have it are being told, `events` says whom to
-    /// tell, and it must wait until they have forgotten.
+    /// Whether `session` may change a name now. If not, `events` has the messages to the sessions that may cache it,
+    /// and the request must wait until they have confirmed.
     pub fn clear(
         &mut self,
         dir: Ino,
@@ -132,7 +133,7 @@ impl WatchTable {
         clear
     }
 
-    /// `session` has forgotten a name. An answer to another event than the newest changes nothing.
+    /// Notes that `session` has forgotten a name. A confirmation of another event than the newest changes nothing.
     pub fn forgot(&mut self, dir: Ino, session: SessionId, name: &Bytes, number: u64) {
         let Some(watches) = self.dirs.get_mut(&dir) else { return };
         let Some(watch) = watches.iter_mut().find(|watch| watch.session == session) else { return };
@@ -142,7 +143,7 @@ impl WatchTable {
         }
     }
 
-    /// Forgets the watches of a session that has ended.
+    /// Drops the watches of a session that has ended.
     pub fn drop_session(&mut self, session: SessionId) {
         self.dirs.retain(|_, watches| {
             watches.retain(|watch| watch.session != session);
@@ -150,12 +151,12 @@ impl WatchTable {
         });
     }
 
-    /// Forgets a directory that no longer exists.
+    /// Drops the watches of a directory that no longer exists.
     pub fn drop_inode(&mut self, dir: Ino) {
         self.dirs.remove(&dir);
     }
 
-    /// Lets watches run out, and names that nobody answered for. Returns the directories of the latter.
+    /// Expires watches, and names without a confirmation. Returns the directories of these names.
     pub fn expire(&mut self, now_ns: u64) -> Vec<Ino> {
         let mut touched = Vec::new();
         self.dirs.retain(|dir, watches| {
@@ -171,7 +172,7 @@ impl WatchTable {
             watches.retain(|watch| !watch.is_over(now_ns));
             !watches.is_empty()
         });
-        // The table has no order, and what follows from this must not depend on it.
+        // The table has no order, and the effects must not depend on its iteration order.
         touched.sort_unstable();
         touched.dedup();
         touched

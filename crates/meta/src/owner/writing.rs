@@ -1,4 +1,4 @@
-//! What an owner waits for: appends to its log, and writes of what is committed to its local store.
+//! The owner's waits: appends to its log, and writes of committed changes to its local store.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -12,11 +12,11 @@ use super::server::{Event, StoreJob};
 use crate::log::{AppendError, LedgerLog};
 use crate::state::State;
 
-/// How often a full log is tried before those who wait are told.
+/// Attempts at a full log after which waiting requests fail, and the pause between attempts.
 const FULL_RETRIES: u32 = 50;
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
-/// Appends, waiting for room for as long as the log has none.
+/// Appends, and waits while the log has no room.
 pub(super) async fn append(
     log: Arc<dyn LedgerLog>,
     epoch: Epoch,
@@ -32,7 +32,7 @@ pub(super) async fn append(
         };
         let Err(AppendError::Full(error)) = &result else { return result };
         if tries == 0 {
-            // The thread of a caller has no timer: waiting is for the background thread.
+            // A caller's thread has no timer: the background thread must do the waiting.
             let mut handed_over = false;
             std::future::poll_fn(|context| {
                 context.waker().wake_by_ref();
@@ -43,7 +43,7 @@ pub(super) async fn append(
         tries += 1;
         if tries.is_multiple_of(FULL_RETRIES) {
             tracing::warn!(%error, "ledger log is full, waiting for room");
-            // An owner that is gone drops this future as well.
+            // If the owner is gone, this future is dropped as well.
             let _ = events.send(Event::LogStuck);
         }
         tokio::time::sleep(FULL_PAUSE).await;

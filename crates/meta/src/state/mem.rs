@@ -8,7 +8,7 @@ use crate::keys::KeyRange;
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Shared with whoever reads it just now, so that a visitor may read as well.
+    /// Shared with running scans, so that a visitor may read as well.
     map: Arc<BTreeMap<Vec<u8>, Vec<u8>>>,
     applied: Applied,
 }

@@ -1,7 +1,7 @@
-//! A store in several files on different disks, all brought forward from the same log.
+//! A store in several files on different disks, all updated from the same log.
 //!
-//! Each replica says itself how far it is, so none needs to know of the others: the newest counts. Reading goes to
-//! the first that works; a replica that fails is left out, and made anew from another one at the next start or by
+//! Each replica records its own position, so none needs to know of the others: the newest is right. Reads go to the
+//! first replica that works. A replica that fails is left out, and made anew from another one: at the next start, or by
 //! [`MirroredState::keep`] while the others go on.
 
 use std::ops::ControlFlow;
@@ -17,19 +17,19 @@ use super::{Applied, Pair, RedbState, State, StateError, Visit, every_key};
 use crate::keeper::Keeper;
 use crate::keys::KeyRange;
 
-/// Bytes copied in one transaction when a replica is made anew. Changes wait meanwhile.
+/// Bytes copied per transaction when a replica is made anew. Changes wait during the transaction.
 const COPY_BYTES: usize = if cfg!(test) { 1 << 10 } else { 4 * MIB as usize };
 
 /// Whether a log has every batch from the first on, and at least one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WholeLog {
-    /// A store can be made from it alone.
+    /// A store can be rebuilt from the log alone.
     Yes,
-    /// It lacks what the stores have.
+    /// The log lacks batches that the stores have.
     No,
 }
 
-/// The position of a replica that has not everything yet.
+/// The position of an incomplete replica.
 const INCOMPLETE: Applied = Applied { seq: Seq(0), epoch: Epoch(0) };
 
 /// A replica, for people.
@@ -37,7 +37,7 @@ const INCOMPLETE: Applied = Applied { seq: Seq(0), epoch: Epoch(0) };
 pub struct ReplicaStatus {
     /// Its file.
     pub path: PathBuf,
-    /// Up to where it is, or why it is left out.
+    /// Its position, or why it is left out.
     pub state: Result<Seq, String>,
 }
 
@@ -46,13 +46,12 @@ pub(super) struct Replica {
     state: RwLock<Result<Arc<RedbState>, String>>,
 }
 
-/// A store of a few replicas.
+/// A store with a few replicas.
 pub struct MirroredState {
     env: Env,
     cache_bytes: usize,
     pub(super) replicas: Vec<Replica>,
-    /// The replica that is being made anew beside the others: what is applied to them goes into it as well. Held
-    /// while changes are applied.
+    /// The replica that is being made anew: changes are applied to it as well. Locked while changes are applied.
     joining: Mutex<Option<Arc<RedbState>>>,
 }
 
@@ -66,7 +65,7 @@ impl Replica {
         *self.state.write().expect("no holder of this lock panics") = Err(error.to_string());
     }
 
-    /// It could not be made anew. One that still serves, because only the name of its file is gone, goes on.
+    /// Handles a failure to make the replica anew. A replica of which only the file's name is gone goes on serving.
     fn still_lost(&self, error: &StateError) {
         tracing::warn!(path = %self.path.display(), %error, "replica of the metadata store cannot be made anew");
         let mut state = self.state.write().expect("no holder of this lock panics");
@@ -77,14 +76,14 @@ impl Replica {
 }
 
 impl MirroredState {
-    /// Opens the replicas at `paths`, whose directories exist if their disks are there. One that is new, damaged, or
-    /// behind the beginning of the log, whose first entry is `log_first`, is made anew from the newest.
+    /// Opens the replicas at `paths`, whose directories exist if their disks are there. A replica is made anew from the
+    /// newest one if it is missing, damaged, or behind the log's first entry `log_first`.
     ///
-    /// If all are damaged and the log is whole, they begin empty, and get everything from the log. What was damaged is
-    /// kept beside them.
+    /// If all replicas are damaged and the log is whole, they begin empty, and get everything from the log. The damaged
+    /// files are kept beside them.
     ///
     /// # Errors
-    /// If none can be used, or another process has one.
+    /// If no replica can be used, or another process uses one.
     pub fn open(
         env: &Env,
         paths: &[PathBuf],
@@ -145,13 +144,13 @@ impl MirroredState {
         Ok(Self { env: env.clone(), cache_bytes, replicas, joining: Mutex::default() })
     }
 
-    /// Brings lost replicas back by a thread, as long as the keeper is kept.
+    /// Starts a thread that restores lost replicas until the keeper is dropped.
     pub fn keep(self: &Arc<Self>) -> Keeper {
         let state = self.clone();
         Keeper::start("store-keeper", move || state.rejoin())
     }
 
-    /// Tries to make anew each replica that was left out or whose file is gone. Returns how many are still lost.
+    /// Tries to make anew each replica that was left out or whose file is gone. Returns the number of those still lost.
     pub fn rejoin(&self) -> usize {
         let mut still_lost = 0;
         for replica in &self.replicas {
@@ -183,7 +182,7 @@ impl MirroredState {
         Ok(())
     }
 
-    /// Begins to make a replica anew while the others are used.
+    /// Begins to make a replica anew while the others are in use.
     pub(super) fn begin_copy<'a>(&'a self, replica: &'a Replica) -> Result<Copying<'a>, StateError> {
         if !replica.path.parent().is_some_and(|parent| self.env.files.exists(parent)) {
             return Err(missing_directory(&replica.path));
@@ -194,7 +193,7 @@ impl MirroredState {
         Ok(Copying { state: self, replica, staged, copy, next: every_key().0 })
     }
 
-    /// Each replica and how far it is.
+    /// Each replica and its position.
     pub fn replicas(&self) -> Vec<ReplicaStatus> {
         let status = |replica: &Replica| {
             let state = replica.state.read().expect("no holder of this lock panics").clone();
@@ -204,12 +203,12 @@ impl MirroredState {
         self.replicas.iter().map(status).collect()
     }
 
-    /// Reads from the first replica that can.
+    /// Reads from the first replica that works.
     fn read<T>(&self, read: impl Fn(&RedbState) -> Result<T, StateError>) -> Result<T, StateError> {
         let mut left_out: Option<(&Replica, StateError)> = None;
         for replica in &self.replicas {
             let Some(state) = replica.healthy() else { continue };
-            // The last one is never left out: its error is all there is to say.
+            // The last replica is never left out: its error is returned.
             if let Some((bad, error)) = left_out.take() {
                 bad.lose(&error);
             }
@@ -227,10 +226,10 @@ impl MirroredState {
     }
 }
 
-/// A replica that is being made anew while the others are used.
+/// A replica that is being made anew while the others are in use.
 ///
-/// The keys are copied in order, a part at a time, each in one step with reading it; what is applied between the
-/// steps goes into the copy as well, so behind every step it has what the others have up to where the step came.
+/// The keys are copied in order, in parts; each part is read and written in one step. Changes between the steps are
+/// applied to the copy as well. So after every step the copy equals the others up to the last copied key.
 pub(super) struct Copying<'a> {
     state: &'a MirroredState,
     replica: &'a Replica,
@@ -240,14 +239,14 @@ pub(super) struct Copying<'a> {
 }
 
 impl Copying<'_> {
-    /// Copies the next part. Returns whether that was the last one; then the replica is in use.
+    /// Copies the next part. Returns whether it was the last one; then the replica is in use.
     pub(super) fn step(&mut self) -> Result<bool, StateError> {
         let mut joining = self.state.joining.lock().expect("no holder of this lock panics");
         if joining.is_none() {
             return Err(StateError::Failed("its disk failed while it was made anew".to_owned()));
         }
         let sources = self.state.replicas.iter();
-        // The replica itself, if only its file's name is gone.
+        // It may be the replica itself, if only its file's name is gone.
         let source = sources.filter_map(Replica::healthy).next();
         let source = source.ok_or_else(|| StateError::Failed("no replica is left".to_owned()))?;
         let range = (self.next.clone(), every_key().1);
@@ -278,7 +277,7 @@ impl Drop for Copying<'_> {
     }
 }
 
-/// The first pairs of a range, and whether that is all.
+/// The first pairs of a range, and whether these are all.
 fn first_pairs(state: &RedbState, range: &KeyRange) -> Result<(Vec<Pair>, bool), StateError> {
     let (mut pairs, mut bytes, mut last) = (Vec::new(), 0, true);
     state.scan(range, &mut |key, value| {
@@ -305,7 +304,7 @@ fn io(error: std::io::Error) -> StateError {
     StateError::Failed(error.to_string())
 }
 
-/// An empty store beside the place of `path`.
+/// Makes an empty store next to `path`.
 fn open_staged(env: &Env, path: &Path, cache_bytes: usize) -> Result<(PathBuf, RedbState), StateError> {
     let staged = path.with_extension("redb.new");
     if env.files.exists(&staged) {
@@ -327,7 +326,7 @@ fn open_one(env: &Env, path: &Path, cache_bytes: usize) -> Result<Arc<RedbState>
     RedbState::open(env, path, cache_bytes).map(Arc::new)
 }
 
-/// Copies `source` in key order to a new file, reads it back, and puts it in the place of what was there.
+/// Copies `source` in key order to a new file, reads it back, and moves it to the place of the old file.
 fn make_anew(
     env: &Env,
     path: &Path,
@@ -388,7 +387,7 @@ impl State for MirroredState {
     }
 
     fn scan(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
-        // A scan that fails half way goes on behind the last key that was visited.
+        // A scan that fails half way continues on the next replica behind the last visited key.
         let visit = std::cell::RefCell::new(visit);
         let from = std::cell::RefCell::new(range.0.clone());
         self.read(|state| {
@@ -431,7 +430,7 @@ impl State for MirroredState {
             tracing::warn!(%error, "replica of the metadata store cannot be made anew");
             *joining = None;
         }
-        // A full disk is waited for: applying again what the others have does no harm.
+        // If a disk is full the change is retried later: applying it again on the other replicas does no harm.
         if let Some((_, error)) = failures.iter().find(|(_, error)| matches!(error, StateError::NoSpace(_))) {
             return Err(error.clone());
         }

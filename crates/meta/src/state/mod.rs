@@ -1,7 +1,7 @@
 //! The state that a ledger's log produces, in a local key-value store.
 //!
-//! The log is what is durable. The store only keeps replay short: it is committed every second or so, together
-//! with the position of the last batch in it, and recovery replays what came after.
+//! The log is durable; the store only keeps replay short. The store is committed about every second, together with the
+//! position of its last batch, and recovery replays the batches after that.
 
 mod mem;
 mod mirror;
@@ -24,33 +24,33 @@ pub use redb_state::RedbState;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// There is no room; nothing was changed, and reads go on.
+    /// The store has no room. Nothing was changed, and reads go on.
     #[error("metadata store has no room: {0}")]
     NoSpace(String),
-    /// Its content is not what was written.
+    /// The content differs from what was written.
     #[error("metadata store is damaged: {0}")]
     Damaged(String),
-    /// Another process has it.
+    /// Another process uses the store.
     #[error("metadata store is in use by another process: {0}")]
     InUse(String),
-    /// The medium failed. The ledger cannot go on with this store.
+    /// The storage failed. The ledger cannot go on with this store.
     #[error("metadata store failed: {0}")]
     Failed(String),
 }
 
-/// Up to where the log is in the store.
+/// The position of the store in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Applied {
     /// The last batch.
     pub seq: Seq,
-    /// Its owner's epoch.
+    /// Epoch of the owner that appended it.
     pub epoch: Epoch,
 }
 
 /// A key and its value.
 pub type Pair = (Vec<u8>, Vec<u8>);
 
-/// Called with keys and values in order until it breaks.
+/// A function that gets keys and values in order, until it breaks.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
 
 /// A local, ordered key-value store.
@@ -71,15 +71,15 @@ pub trait State: Send + Sync {
         applied: Applied,
     ) -> Result<(), StateError>;
 
-    /// The position of the last durable [`State::apply`]. Of several replicas, that of the one furthest behind.
+    /// The position of the last durable [`State::apply`]. With several replicas, that of the oldest one.
     fn applied(&self) -> Result<Applied, StateError>;
 
-    /// The newest position that any replica has seen.
+    /// The newest position of any replica.
     fn newest(&self) -> Result<Applied, StateError> {
         self.applied()
     }
 
-    /// The content as it is now, for reading while changes are applied. It is of one batch, never in between.
+    /// The present content, for reading while changes are applied. It ends at a batch boundary.
     fn snapshot(&self) -> Result<Arc<dyn State>, StateError>;
 }
 

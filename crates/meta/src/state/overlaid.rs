@@ -1,4 +1,4 @@
-//! A store with the end of a log laid over it, for looking at a ledger that nobody serves.
+//! A store with the rest of its log laid over it, for inspecting a ledger that has no running owner.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -11,10 +11,10 @@ use crate::batch::Batch;
 use crate::keys::KeyRange;
 use crate::log::{LedgerLog, LogError};
 
-/// Bytes of the log read at a time.
+/// Bytes of the log per read.
 const PAGE_BYTES: usize = 32 << 20;
 
-/// A store and the changes that it does not have yet, in memory: as much as a log can be ahead of its store.
+/// A store, and in memory the changes that only the log has.
 pub struct Overlaid {
     bottom: Arc<dyn State>,
     changes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
@@ -22,10 +22,10 @@ pub struct Overlaid {
 }
 
 impl Overlaid {
-    /// Reads what the log has and `bottom` has not.
+    /// Reads the entries of the log that `bottom` lacks.
     ///
     /// # Errors
-    /// If either cannot be read, or they do not fit together.
+    /// If either cannot be read, or the log does not continue the store.
     pub async fn replay(log: &dyn LedgerLog, bottom: Arc<dyn State>) -> Result<Self, LogError> {
         let store = |error: StateError| LogError::Damaged(error.to_string());
         let mut applied = bottom.applied().map_err(store)?;

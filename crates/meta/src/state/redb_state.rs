@@ -1,8 +1,8 @@
 //! The store on disk: redb, a copy-on-write B-tree with page checksums.
 //!
-//! One table holds the ledger's keys, another the position in the log; both change in one transaction. Every
-//! checksum is verified when the store is opened. A full disk is no failure: what was being written is given up, and
-//! the database is opened again, because redb refuses everything after an error.
+//! One table holds the ledger's keys, another one the position in the log; one transaction changes both. Every checksum
+//! is verified when the store is opened. A full disk is no failure: the transaction is given up, and the database is
+//! opened again, because redb refuses everything after an error.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use crate::keys::KeyRange;
 
 const TABLE: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("ledger");
 const POSITION: TableDefinition<'_, &str, u64> = TableDefinition::new("position");
-/// Free space below which nothing is begun: running out in the middle costs a recovery.
+/// With less free space no transaction is begun: running out in the middle of one costs a recovery.
 const FREE_BYTES_MIN: u64 = 4 * MIB;
 
 /// A store in one file.
@@ -29,11 +29,11 @@ pub struct RedbState {
     dir: PathBuf,
     file: Arc<dyn File>,
     cache_bytes: usize,
-    /// `None` after it could not be opened again.
+    /// `None` if it could not be opened again.
     opened: RwLock<Option<Opened>>,
 }
 
-/// A database, and what the last transaction left in it: to begin a transaction and to find the table in it for every
+/// A database and its last read transaction, which is kept: beginning a transaction and finding its table for every
 /// read takes several times as long as the read. Dropped in this order.
 struct Opened {
     newest: Snapshot,
@@ -54,7 +54,8 @@ impl RedbState {
     /// Opens or creates the store at `path` with a page cache of `cache_bytes`, and verifies all of it.
     ///
     /// # Errors
-    /// `InUse`, `Failed`, or `Damaged`: then it can be removed if the log, or another replica, holds everything.
+    /// `InUse`, `Failed`, or `Damaged`. A damaged store can be removed if the log, or another replica, holds
+    /// everything.
     pub fn open(env: &Env, path: &Path, cache_bytes: usize) -> Result<Self, StateError> {
         if !env.files.exists(path) {
             create(env, path, cache_bytes)?;
@@ -65,7 +66,7 @@ impl RedbState {
             _ => failed_io(error),
         })?;
         let opened = Opened::new(open_database(&file, cache_bytes)?)?;
-        // The log is trimmed up to what is in here, so a crash must not take the file's name away.
+        // The log is trimmed up to this store's position, so a crash must not lose the file's name.
         if let Some(parent) = path.parent() {
             env.files.sync_dir(parent).map_err(failed_io)?;
         }
@@ -102,14 +103,14 @@ impl RedbState {
         txn.commit().map_err(failed)?;
         let newest = Snapshot::of(database)?;
         drop(opened);
-        // Writers come one after another, so nobody put a newer one there.
+        // Writers run one after another, so no newer transaction is there.
         if let Some(opened) = self.opened.write().expect("no holder of this lock panics").as_mut() {
             opened.newest = newest;
         }
         Ok(())
     }
 
-    /// Begins anew with what the last durable transaction left.
+    /// Opens the database again at its last durable transaction.
     fn open_again(&self) {
         let mut opened = self.opened.write().expect("no holder of this lock panics");
         drop(opened.take());
@@ -122,7 +123,7 @@ impl RedbState {
     }
 }
 
-/// Makes an empty store beside its place and moves it there: half a store could not be opened after a crash.
+/// Makes an empty store beside its place and moves it there: after a crash a half-written store could not be opened.
 fn create(env: &Env, path: &Path, cache_bytes: usize) -> Result<(), StateError> {
     let mut staged = path.as_os_str().to_owned();
     staged.push(".new");
@@ -209,7 +210,7 @@ impl State for RedbState {
     }
 }
 
-/// The store as it was at one moment.
+/// The store at one point in time.
 struct Snapshot {
     table: ReadOnlyTable<&'static [u8], &'static [u8]>,
     position: ReadOnlyTable<&'static str, u64>,
@@ -263,7 +264,7 @@ impl State for Snapshot {
     }
 }
 
-/// redb's file, through the door that simulation can replace.
+/// redb's file, on top of the file interface that simulation replaces.
 struct FileBackend {
     file: Arc<dyn File>,
 }

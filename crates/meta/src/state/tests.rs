@@ -80,7 +80,7 @@ fn healthy(state: &MirroredState) -> Vec<bool> {
 
 #[test]
 fn a_flipped_bit_anywhere_is_noticed_and_the_replica_is_made_anew() {
-    /// All keys are there, so more pages are in use than after a few.
+    /// All keys exist, so more pages are in use than after a few batches.
     const BATCHES: u64 = 70;
     let mut noticed = 0;
     for seed in 0..60 {
@@ -88,7 +88,7 @@ fn a_flipped_bit_anywhere_is_noticed_and_the_replica_is_made_anew() {
         let random = SimRandom::new(seed);
         let path = &paths()[(seed % 2) as usize];
         let len = sim.files.read(path).unwrap().len() as u64;
-        // Where pages are in use, mostly.
+        // Mostly where pages are in use.
         let at = random.next_u64() % if seed % 3 == 0 { len } else { len.min(300_000) };
         for byte in at..(at + 64).min(len) {
             sim.files.flip_bit(path, byte, (random.next_u64() % 8) as u8);
@@ -103,7 +103,7 @@ fn a_flipped_bit_anywhere_is_noticed_and_the_replica_is_made_anew() {
             assert!(content(&state) == model(BATCHES), "seed={seed} at={at} path={path:?}");
         }
     }
-    // Most pages hold what earlier transactions left.
+    // Most pages hold data of earlier transactions.
     assert!(noticed > 10, "{noticed}");
 }
 
@@ -128,7 +128,7 @@ fn without_a_healthy_replica_nothing_is_opened() {
         sim.files.put_image(&path, &image);
     }
     assert!(matches!(open(&sim, 20).err(), Some(StateError::Damaged(_))));
-    // A log that has everything makes them anew; what was there is kept.
+    // A complete log makes them anew; the old files are kept.
     let state = MirroredState::open(&sim.env(), &paths(), CACHE_BYTES, Seq(1), WholeLog::Yes).unwrap();
     assert_eq!(state.applied().unwrap().seq, Seq(0));
     (1..=20).for_each(|seq| apply(&state, seq).unwrap());
@@ -154,7 +154,7 @@ fn a_replica_that_is_behind_waits_for_the_log_or_is_made_anew() {
     let alone = RedbState::open(&sim.env(), &paths()[1], CACHE_BYTES).unwrap();
     (21..=25).for_each(|seq| apply(&alone, seq).unwrap());
     drop(alone);
-    // The log still has what is missing: replaying it is for the owner.
+    // The log still has the missing batches: the owner replays them.
     let state = open(&sim, 21).unwrap();
     assert_eq!((state.applied().unwrap().seq, state.newest().unwrap().seq), (Seq(20), Seq(25)));
     drop(state);
@@ -173,7 +173,7 @@ fn a_replica_whose_disk_fails_is_left_out_and_the_other_goes_on() {
         assert!(content(&state) == model(12), "failing={failing}");
         drop(state);
         sim.files.crash();
-        // The log was trimmed up to what the healthy replica has.
+        // The log was trimmed up to the position of the healthy replica.
         let state = open(&sim, 13).unwrap();
         assert_eq!(healthy(&state), [true, true]);
         assert!(content(&state) == model(12), "failing={failing}");
@@ -227,7 +227,7 @@ fn a_lost_replica_is_made_anew_while_the_other_goes_on() {
 fn a_file_that_was_removed_is_noticed_and_made_anew() {
     let sim = two_replicas(1, 40);
     let state = open(&sim, 1).unwrap();
-    // One of two, and then the two at once: each still has what the other needs.
+    // One of the two, and then both at once: each still has data that the other needs.
     for lost in [&paths()[1..], &paths()[..]] {
         lost.iter().for_each(|path| sim.files.remove_file(path).unwrap());
         assert_eq!(state.rejoin(), 0);
@@ -250,7 +250,7 @@ fn a_replica_whose_disk_fails_again_stays_left_out() {
         let (mut seq, mut copying) = (40, state.begin_copy(&state.replicas[1]));
         loop {
             seq += 1;
-            // Either the copy fails, or the only replica that is left: then nothing goes on.
+            // Either the copy fails, or the only remaining replica: then the store fails.
             let applied = apply(&state, seq);
             match copying.as_mut().map(Copying::step) {
                 Ok(Ok(false)) if applied.is_ok() => {}
@@ -310,7 +310,7 @@ fn a_full_disk_is_no_failure() {
                 Err(error) => panic!("room={room}: {error}"),
             }
         }
-        // Both replicas can be read, and none has half a batch.
+        // Both replicas are readable, and neither has half a batch.
         assert_eq!(healthy(&state), [true, true]);
         assert!(state.applied().unwrap().seq.0 == seq);
         sim.files.clear_faults();
@@ -321,7 +321,7 @@ fn a_full_disk_is_no_failure() {
 
 #[test]
 fn running_out_of_space_in_the_middle_is_no_failure_either() {
-    // The simulated disk says that it has room until it is used up.
+    // The simulated disk reports room until it is used up.
     let dir = Path::new("/a");
     for room in (0..30).map(|step| 4 * 1024 * 1024 + step * 30_000) {
         let sim = machine(1);

@@ -1,4 +1,4 @@
-//! Values of the tables that say what cannot be read.
+//! Values of the tables about unreadable pieces.
 
 use base::codec::{DecodeError, Writer};
 use base::{ExtentId, Ino};
@@ -13,13 +13,13 @@ const BLOB_DAMAGED: u8 = 3;
 /// Table H: why a piece cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostRecord {
-    /// The extent that it is of: another one there is another piece.
+    /// The extent of the piece. If another extent is there now, the piece is another one.
     pub extent: ExtentId,
-    /// The file; 0: not known.
+    /// The file; 0 if unknown.
     pub ino: Ino,
-    /// When that was found, in seconds since 1970.
+    /// When the loss was found, in seconds since 1970.
     pub found_s: u64,
-    /// Why.
+    /// The cause of the loss.
     pub cause: LossCause,
 }
 
@@ -54,7 +54,7 @@ impl Value for LostRecord {
     }
 }
 
-/// `V damage`.
+/// `V damage`: sums over table H.
 impl Value for DamageSums {
     fn encode(&self) -> Vec<u8> {
         let mut w = start();

@@ -1,4 +1,4 @@
-//! What is stored about objects: beside the inode, of uploads, and of their parts.
+//! Values about objects: beside the inode, and for uploads and their parts.
 
 use base::MapId;
 use base::codec::{DecodeError, Reader, Writer};
@@ -9,16 +9,16 @@ use wire::object::{
 
 use super::{Value, open, start};
 
-/// What an inode itself says about an object: all that listings tell.
+/// The part of an object's metadata that is in the inode: everything that listings show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectTag {
-    /// Empty if it is derived from inode and version.
+    /// Empty if the ETag is derived from inode and version.
     pub etag: String,
-    /// The content that ETag, checksum and parts are of.
+    /// The content version to which ETag, checksum and parts belong.
     pub data_ver: u64,
-    /// Which checksum is stored.
+    /// Type of the stored checksum.
     pub checksum: Option<ChecksumType>,
-    /// Of a directory object, the bytes of its body.
+    /// Length of the body of a directory object.
     pub body_len: u32,
 }
 
@@ -95,12 +95,12 @@ pub struct ObjectRecord {
     pub headers: ObjectHeaders,
     /// User metadata.
     pub user: Vec<(String, String)>,
-    /// Of the content.
+    /// Checksum of the content.
     pub checksum: Option<Checksum>,
 }
 
 impl ObjectRecord {
-    /// Whether it need not be stored.
+    /// Whether all fields are empty, so that it is not stored.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -174,7 +174,7 @@ impl Value for ObjectRecord {
     }
 }
 
-/// `X s3.tags`.
+/// `X s3.tags`: the tags of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectTags(pub Vec<(String, String)>);
 
@@ -193,7 +193,7 @@ impl Value for ObjectTags {
     }
 }
 
-/// `X s3.parts`.
+/// `X s3.parts`: the parts of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectParts(pub Vec<ObjectPart>);
 
@@ -221,21 +221,21 @@ impl Value for ObjectParts {
     }
 }
 
-/// Table A: an upload that is not complete. The key is in the key.
+/// Table A: an upload that is not complete. The object's key is in the table's key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Upload {
-    /// When it was begun, nanoseconds since 1970.
+    /// Time of its beginning, in nanoseconds since 1970.
     pub started_ns: i64,
-    /// Who began it.
+    /// The caller that began it.
     pub caller: Caller,
-    /// What the object will have; of its checksum, only the type.
+    /// Metadata of the future object. Of its checksum only the type is known.
     pub record: ObjectRecord,
-    /// What the object will be tagged with.
+    /// Tags of the future object.
     pub tags: Vec<(String, String)>,
 }
 
 impl Upload {
-    /// As whoever completes it is told.
+    /// The metadata for the caller that completes the upload.
     pub fn meta(&self) -> ObjectMeta {
         let ObjectRecord { headers, user, checksum } = self.record.clone();
         ObjectMeta { etag: None, headers, user, checksum, tags: self.tags.clone(), parts: Vec::new() }
@@ -268,20 +268,20 @@ impl Value for Upload {
     }
 }
 
-/// Table G: a part of an upload. Its bytes are in a map of its own.
+/// Table G: a part of an upload. Its bytes are in its own map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// The map.
     pub map: MapId,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Bytes that are stored.
+    /// Stored bytes.
     pub stored_bytes: u64,
-    /// When it came.
+    /// Time of its upload, in nanoseconds since 1970.
     pub mtime_ns: i64,
-    /// Without quotes.
+    /// The ETag, without quotes.
     pub etag: String,
-    /// If one was given.
+    /// The checksum, if the client sent one.
     pub checksum: Option<Checksum>,
 }
 

@@ -1,4 +1,4 @@
-//! Values of the tables that tiering has.
+//! Values of the tables of tiering.
 
 use base::codec::{DecodeError, Reader, Writer};
 use base::{Epoch, ExtentId, Ino, MapId, SessionId};
@@ -7,9 +7,9 @@ use wire::tier::{Origin, Stage, StageStat, TierMode, TierStat};
 
 use super::{ExtentPlace, FORMAT, Value, open, start};
 
-/// Of a residence and an age, with the directory.
+/// Format of a residence or age that has the directory.
 const FORMAT_DIRECTORY: u8 = 2;
-/// With the file as well.
+/// Format of a residence or age that also has the origin.
 const FORMAT_ORIGIN: u8 = 3;
 const ORIGIN_BYTES: usize = 24;
 
@@ -25,7 +25,7 @@ fn stage_code(stage: Stage) -> u8 {
     match stage {
         Stage::Queued => 1,
         Stage::Both => 2,
-        Stage::Away => 3,
+        Stage::Tiered => 3,
     }
 }
 
@@ -33,47 +33,47 @@ fn stage_of(code: u8) -> Result<Stage, DecodeError> {
     match code {
         1 => Ok(Stage::Queued),
         2 => Ok(Stage::Both),
-        3 => Ok(Stage::Away),
+        3 => Ok(Stage::Tiered),
         _ => Err(DecodeError { field: "stage" }),
     }
 }
 
-/// The stage as keys of table T begin with it.
+/// The first byte of a stage's keys in table T.
 pub(crate) fn stage_in_key(stage: Stage) -> u8 {
     stage_code(stage)
 }
 
-/// Table L: where an extent lies, if it is tiered.
+/// Table L: the residence of a tiered extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Residence {
-    /// Where it lies.
+    /// Where the extent is: on drives, in a blob, or both.
     pub stage: Stage,
-    /// When it was written, in seconds since 1970.
+    /// When the extent was written, in seconds since 1970.
     pub written_s: u64,
-    /// Where its shards lie, or lay; `shard` is 0.
+    /// Present or former place of its shards; `shard` is 0.
     pub place: ExtentPlace,
-    /// The directory of the file that it was written for, or that file if it had none; 0: not known.
+    /// The directory of the file for which it was written, or that file if it had none; 0 if unknown.
     pub directory: Ino,
-    /// That file, and where in it.
+    /// That file, and the offset in it.
     pub origin: Origin,
-    /// The blob's number and where in it the extent begins. Unless it is queued.
+    /// The blob's number, and the offset of the extent in it. `None` while the extent is queued.
     pub blob: Option<(u64, u32)>,
 }
 
 impl Residence {
-    /// The extent as a whole.
+    /// A reference to the whole extent.
     pub fn extent(&self, id: ExtentId) -> ExtentRef {
         let ExtentPlace { pg, n, k, extent_len, .. } = self.place;
         wire::tier::whole(id, pg, (k, n), extent_len)
     }
 
-    /// What table T says of it.
+    /// The value of the extent in table T.
     pub(crate) fn aged(&self) -> Aged {
         Aged { place: self.place, directory: self.directory, origin: self.origin }
     }
 }
 
-/// Table T: what is told of an extent when its time for the next step has come.
+/// Table T: the data about an extent that the next step of tiering needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Aged {
     pub(crate) place: ExtentPlace,
@@ -111,7 +111,7 @@ impl Value for Aged {
     }
 }
 
-/// What of an extent's reference does not depend on who refers to it.
+/// The part of an extent's reference that is the same for all pieces.
 pub(crate) fn place_of(extent: &ExtentRef) -> ExtentPlace {
     let ExtentRef { pg, k, n, extent_len, .. } = *extent;
     ExtentPlace { pg, n, k, shard: 0, extent_len }
@@ -155,13 +155,13 @@ impl Value for Residence {
 /// Table B: a blob that is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlobRecord {
-    /// Epoch of the owner that numbered it.
+    /// Epoch of the owner that assigned its number.
     pub term: Epoch,
-    /// Bytes of the object.
+    /// Length of the object in bytes.
     pub bytes: u32,
-    /// Extents in it, as table Y has them.
+    /// Number of its extents in table Y.
     pub extents: u32,
-    /// Sum of what is alive of each, at most its length.
+    /// Sum of the live bytes of its extents; each counts at most its length.
     pub live_bytes: u64,
 }
 
@@ -181,14 +181,14 @@ impl Value for BlobRecord {
     }
 }
 
-/// Table Z: a blob that is being stored, or is to be deleted.
+/// Table Z: a blob that is being stored or is to be deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LooseBlob {
-    /// Epoch of the owner that numbered it.
+    /// Epoch of the owner that assigned its number.
     pub term: Epoch,
-    /// Who stores it; 0: it is to be deleted.
+    /// The session that stores it; 0 if it is to be deleted.
     pub session: SessionId,
-    /// The ledger version that dropped the last reference.
+    /// The ledger version in which the last reference was dropped.
     pub free_ver: u64,
 }
 
@@ -211,11 +211,11 @@ impl Value for LooseBlob {
 /// Table V, `tier`: whether the ledger tiers, and its sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TierState {
-    /// Since when, in seconds since 1970: no age is counted from before.
+    /// Start of tiering, in seconds since 1970: no extent counts as older.
     pub since_s: u64,
-    /// The piece of the maps at which queueing goes on.
+    /// The last piece that was queued; queueing goes on behind it.
     pub queue_from: Option<(u64, u64)>,
-    /// The sums. What of them can be derived is not stored.
+    /// The sums. Those that can be derived are not stored.
     pub stat: TierStat,
 }
 

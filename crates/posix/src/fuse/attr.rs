@@ -1,4 +1,4 @@
-//! Attributes, times and errors between [`client`] and the kernel.
+//! Conversion of attributes, times and errors between [`client`] and the kernel.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,7 +20,7 @@ pub(super) fn file_type(kind: FileKind) -> FileType {
     }
 }
 
-/// What `mknod` asks for; `None` for a kind that is made in another way.
+/// The kind of inode that `mknod` requests; `None` for a kind that other calls make.
 pub(super) fn kind_of_mode(mode: u32) -> Option<FileKind> {
     Some(match mode & libc::S_IFMT {
         libc::S_IFREG | 0 => FileKind::Regular,
@@ -75,7 +75,7 @@ pub(super) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// What stands for a name that does not exist.
+/// The attributes of a name that does not exist.
 pub(super) fn no_inode() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -96,7 +96,7 @@ pub(super) fn no_inode() -> FileAttr {
     }
 }
 
-/// The one place where errors get their numbers.
+/// The one mapping from errors to errno values.
 pub(super) fn errno(error: FsError) -> Errno {
     let number = match error {
         FsError::NotFound => libc::ENOENT,
@@ -137,7 +137,7 @@ mod tests {
             assert_eq!(ns_of(time_of(ns)), ns);
         }
         assert_eq!(ns_of(UNIX_EPOCH + Duration::from_secs(1 << 40)), i64::MAX);
-        // 1.75 s before 1970 is second -2 and a quarter: so the kernel says it, and so `fuser` hands it on.
+        // The kernel states 1.75 s before 1970 as second -2 and a quarter, and `fuser` passes it on like that.
         assert_eq!(ns_of(UNIX_EPOCH - Duration::new(2, 250_000_000)), -1_750_000_000);
         assert_eq!(time_of(-1_750_000_000), UNIX_EPOCH - Duration::from_millis(1750));
     }

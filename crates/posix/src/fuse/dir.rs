@@ -1,15 +1,15 @@
 //! Directory streams: pages of entries between the owner and the kernel's `readdir`.
 //!
-//! The position that the kernel hands back is the cookie of the last entry it took: 1 is `.`, 2 is `..`. The
-//! stream remembers the page that it is in. For a cookie that is not there (after `seekdir`, or from an NFS
-//! client after a restart) the directory is scanned from its beginning.
+//! The position that the kernel hands back is the cookie of the last entry it took: 1 is `.`, 2 is `..`. The stream
+//! remembers its present page. If the cookie is not in that page (after `seekdir`, or from an NFS client after a
+//! restart), the directory is scanned from its beginning.
 
 use std::time::Duration;
 
 use base::{FsError, Ino};
 use client::{Client, DirEntry, DirPosition, NameTerm};
 
-/// Entries asked for at a time.
+/// Entries per request.
 const PAGE: u32 = 512;
 
 pub(super) const DOT: u64 = 1;
@@ -34,7 +34,7 @@ impl DirStream {
         self.parent
     }
 
-    /// How long the kernel may keep the names of the page if it is given them now.
+    /// How long the kernel may cache the names of the page if it gets them now.
     pub(super) fn term(&self, client: &Client) -> Duration {
         self.term.map_or(Duration::ZERO, |term| client.name_term(&term))
     }

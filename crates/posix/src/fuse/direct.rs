@@ -1,8 +1,8 @@
 //! Writes past the page cache beside reads through it.
 //!
-//! Before a write with O_DIRECT the kernel drops the pages of the range, and after it again, but not after one that a
-//! program did not wait for (io_submit, io_uring): pages that a read brought in meanwhile stay, old for ever. So they
-//! are dropped here, before such a write is answered.
+//! Around a write with O_DIRECT the kernel drops the pages of the range. But after an asynchronous write (io_submit,
+//! io_uring) it does not drop them again: a page that a read brought in during the write stays stale for ever. So this
+//! module drops the pages before such a write is answered.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -12,14 +12,14 @@ use base::Ino;
 use fuser::{INodeNo, Notifier, OpenFlags, WriteFlags};
 use tokio::time::Instant;
 
-/// How long the answer to a write waits for pages to go. One that is locked by this very write, where the kernel does
-/// what a direct write has left by an ordinary one, goes after the answer only; and it is not old.
+/// How long the answer to a write waits until its pages are dropped. A page may be locked by this same write, if the
+/// kernel finishes a direct write as a buffered one. Such a page is dropped after the answer only; it is not stale.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// No write is longer on its way from where the kernel drops pages to here.
+/// Longest time between the kernel's drop of the pages and the arrival of the write here.
 const WRITE_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// Files of which the kernel may have pages, and when it was given the last of them.
+/// Files of which the kernel may have pages, and the time of the last read of each.
 #[derive(Debug, Default)]
 pub(super) struct CachedFiles(Mutex<HashMap<Ino, Instant>>);
 
@@ -28,7 +28,7 @@ fn is_direct(flags: OpenFlags) -> bool {
 }
 
 impl CachedFiles {
-    /// A read is about to be answered.
+    /// Notes that a read is about to be answered.
     pub(super) fn note_read(&self, ino: Ino, flags: OpenFlags) {
         if !is_direct(flags) {
             self.0.lock().expect("no holder of this lock panics").insert(ino, Instant::now());
@@ -40,7 +40,7 @@ impl CachedFiles {
         self.0.lock().expect("no holder of this lock panics").remove(&ino);
     }
 
-    /// Whether a write with these flags may pass pages by that came after the kernel dropped those that were there.
+    /// Whether a write with these flags may leave stale pages, brought in after the kernel dropped the range.
     pub(super) fn are_passed(&self, ino: Ino, open: OpenFlags, write: WriteFlags) -> bool {
         let is_passing = is_direct(open) && !write.contains(WriteFlags::FUSE_WRITE_CACHE);
         let is_recent = |read: &Instant| read.elapsed() < WRITE_AGE_MAX;
@@ -48,11 +48,11 @@ impl CachedFiles {
     }
 }
 
-/// Makes the kernel drop its pages of a range. It waits for reads under way, so this is on a thread of its own.
+/// Makes the kernel drop its pages of a range. The call waits for running reads, so it uses a thread of its own.
 pub(super) async fn drop_pages(kernel: Arc<OnceLock<Notifier>>, ino: Ino, off: u64, len: usize) {
     let work = move || {
         if let Some(notifier) = kernel.get() {
-            // The kernel answers ENOENT for what it does not cache.
+            // The kernel answers ENOENT for an inode that it does not cache.
             let _ = notifier.inval_inode(INodeNo(ino.0), off as i64, len as i64);
         }
     };

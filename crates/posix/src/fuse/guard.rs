@@ -1,7 +1,7 @@
 //! chattr(1) and lsattr(1): the requests by which programs read and set the append-only and immutable flags.
 //!
-//! The kernel has checked that the caller may set them. Enforcing them is up to the owner of the ledger: the kernel does
-//! not know what a FUSE filesystem answered here.
+//! The kernel has checked that the caller may set the flags. The owner of the ledger enforces them: the kernel does not
+//! know what a FUSE filesystem answered here.
 
 use base::FsError;
 use client::Guard;
@@ -18,7 +18,7 @@ const SET_XFLAGS: u32 = 0x401c_5820;
 /// Bytes of `struct fsxattr`: flags, extent size, extents, project, extent size for copies, padding.
 const FSXATTR_BYTES: usize = 28;
 
-/// The bits of one of the two ways.
+/// The flag bits of one of the two request forms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Bits {
     append_only: u32,
@@ -28,12 +28,12 @@ struct Bits {
 const FLAGS: Bits = Bits { append_only: 0x20, immutable: 0x10 };
 const XFLAGS: Bits = Bits { append_only: 0x10, immutable: 0x8 };
 
-/// What is asked.
+/// A request for the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GuardRequest {
-    /// The flags, in answers made by [`GuardAnswer::encode`].
+    /// Get the flags, in the form that [`GuardAnswer::encode`] makes.
     Get(GuardAnswer),
-    /// To set them.
+    /// Set the flags.
     Set(Guard),
 }
 
@@ -64,10 +64,10 @@ impl GuardAnswer {
     }
 }
 
-/// Reads a request.
+/// Decodes a request.
 ///
 /// # Errors
-/// `NoAttribute` if it is another one; `Unsupported` if it sets what is not kept.
+/// `NoAttribute` if it is another request; `Unsupported` if it sets attributes that Forebay does not store.
 pub(super) fn parse(command: u32, data: &[u8]) -> Result<GuardRequest, FsError> {
     let set = |word: &[u8], bits: Bits| {
         let word = u32::from_le_bytes(word.try_into().map_err(|_| FsError::Invalid)?);
@@ -84,7 +84,7 @@ pub(super) fn parse(command: u32, data: &[u8]) -> Result<GuardRequest, FsError> 
         SET_FLAGS => set(data.get(..4).ok_or(FsError::Invalid)?, FLAGS),
         SET_XFLAGS => {
             let (word, rest) = data.split_at_checked(4).ok_or(FsError::Invalid)?;
-            // Extent sizes and projects. The number of extents is only told.
+            // Extent sizes and projects. The number of extents is output only.
             let is_kept = rest.len() == FSXATTR_BYTES - 4
                 && [&rest[..4], &rest[8..]].concat().iter().all(|byte| *byte == 0);
             if is_kept { set(word, XFLAGS) } else { Err(FsError::Unsupported) }

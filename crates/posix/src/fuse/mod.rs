@@ -1,8 +1,8 @@
 //! The FUSE mount. Every type of `fuser` stays in this module.
 //!
-//! Threads read the kernel's requests from cloned descriptors and begin them at once. What must wait is parked and
-//! answered from elsewhere (`requests`), so no request ever waits for another. Invalidations run on threads of their own, because the
-//! kernel may let them wait for requests under way.
+//! Threads read the kernel's requests from cloned descriptors and start them at once. A request that must wait is
+//! parked and answered from elsewhere (`requests`), so no request ever waits for another. Invalidations run on separate
+//! threads, because the kernel may let them wait for running requests.
 
 mod attr;
 mod dir;
@@ -36,23 +36,23 @@ pub use mounts::{MountedFilesystem, forebay_mounts};
 /// How a filesystem is mounted.
 #[derive(Debug, Clone)]
 pub struct MountOptions {
-    /// Where; a directory that is there.
+    /// Mount point; an existing directory.
     pub path: PathBuf,
-    /// What `mount` shows as the source, behind `forebay:`. Unique: a dead mount with the same is removed.
+    /// The source that `mount` shows, after `forebay:`. Unique: a dead mount with the same source is removed.
     pub source: String,
     /// Threads that read requests.
     pub threads: usize,
-    /// What `-o` says.
+    /// Options given with `-o`.
     pub flags: MountFlags,
 }
 
-/// How much the mount keeps in memory.
+/// How the mount uses the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheMode {
     /// Reads come from the page cache, writes are made durable in the background. Durable after fsync.
     #[default]
     Write,
-    /// As `Write`, but closing a file waits until it is durable and says what went wrong.
+    /// As `Write`, but closing a file waits until it is durable and reports errors.
     Read,
     /// The page cache is not used: every read and write goes to this process.
     Direct,
@@ -61,24 +61,24 @@ pub enum CacheMode {
 /// Whether the mount may change the filesystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Access {
-    /// It may.
+    /// Changes are allowed.
     #[default]
     ReadWrite,
-    /// It may not.
+    /// Changes are refused.
     ReadOnly,
 }
 
-/// What `-o` says.
+/// Options given with `-o`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MountFlags {
-    /// How much is kept in memory.
+    /// How the mount uses the page cache.
     pub cache: CacheMode,
     /// Whether changes are allowed.
     pub access: Access,
-    /// Which reads are noted.
+    /// Which reads update the access time.
     pub access_times: AccessTimes,
-    /// How far the kernel reads ahead of who reads in sequence, at most. It begins with little, doubles it while
-    /// the reads go on in sequence, and reads nothing ahead of random ones.
+    /// Most bytes that the kernel reads ahead of a sequential reader. It begins with few, doubles them while the reads
+    /// stay sequential, and reads nothing ahead of random reads.
     pub read_ahead_bytes: u64,
 }
 
@@ -88,24 +88,24 @@ impl Default for MountFlags {
             cache: CacheMode::default(),
             access: Access::default(),
             access_times: AccessTimes::default(),
-            // The kernel's own 128 KiB keep one drive busy; an extent is on several.
+            // The kernel's default of 128 KiB keeps one drive busy; an extent is on several drives.
             read_ahead_bytes: 4 << 20,
         }
     }
 }
 
-/// More is refused: every reader takes that much of the page cache.
+/// Upper bound of the option: every reader takes that much of the page cache.
 const READ_AHEAD_BYTES_MAX: u64 = 64 << 20;
 
-/// An option that cannot be taken.
+/// An option that is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadMountOption {
-    /// It is not known.
+    /// The option is unknown.
     #[error(
         "unknown mount option: {0:?} (known: ro, rw, noatime, relatime, writecache, readcache, direct, readahead=SIZE)"
     )]
     Unknown(String),
-    /// Not a size, or too much.
+    /// The value is not a size, or too large.
     #[error("mount option readahead={0:?}: not a size from 0 to 64MiB, such as 16MiB")]
     ReadAhead(String),
 }
@@ -119,7 +119,7 @@ impl std::str::FromStr for MountFlags {
             match option {
                 "ro" => flags.access = Access::ReadOnly,
                 "rw" => flags.access = Access::ReadWrite,
-                // Directories have no access times here, so `nodiratime` is what happens anyway.
+                // Directories have no access times here, so `nodiratime` is always in effect.
                 "noatime" => flags.access_times = AccessTimes::Never,
                 "relatime" | "nodiratime" => flags.access_times = AccessTimes::Relative,
                 "writecache" => flags.cache = CacheMode::Write,
@@ -144,22 +144,22 @@ fn read_ahead(size: &str) -> Result<u64, BadMountOption> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountError {
-    /// Something is mounted there already.
+    /// Another filesystem is mounted there already.
     #[error("mount point is busy: path={0}")]
     Busy(PathBuf),
-    /// There is no such directory, or it is a file.
+    /// There is no such directory.
     #[error("mount point is not a directory: path={0}")]
     NotDirectory(PathBuf),
     /// The kernel has no FUSE, or the device is not there.
     #[error("/dev/fuse cannot be opened: load the fuse module, or pass the device into the container")]
     NoFuse(#[source] io::Error),
-    /// Anything else.
+    /// Any other error.
     #[error("cannot mount: path={path}")]
     Failed {
-        /// Where.
+        /// Mount point.
         path: PathBuf,
         #[source]
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
 }
@@ -173,7 +173,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Mounts. A dead mount that an earlier process left at the same place is removed first.
+    /// Mounts the filesystem. A dead mount of an earlier process at the same place is removed first.
     pub fn new(client: Client, runtime: Handle, options: &MountOptions) -> Result<Self, MountError> {
         let path = &options.path;
         clear_dead_mounts(&options.source);
@@ -218,18 +218,18 @@ impl Mount {
         Ok(Self { session: Some(session), client, path: path.clone(), source: options.source.clone() })
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the mount still answers; somebody may have unmounted it by hand.
+    /// Whether the mount still answers; an operator may have unmounted it by hand.
     pub fn is_alive(&self) -> bool {
         self.session.as_ref().is_some_and(|session| !session.guard.is_finished())
     }
 
-    /// Whether the mount is in the tree. One that was unmounted by hand is not, though its threads may end a moment later;
-    /// or much later, if it was detached with open files.
+    /// Whether the mount is in the mount table. After an unmount by hand it is not. Its threads may end a moment later,
+    /// or much later if it was detached with open files.
     pub fn is_in_tree(&self) -> bool {
         mounts::forebay_mounts().is_ok_and(|mounts| mounts.iter().any(|mount| mount.source == self.source))
     }
@@ -242,7 +242,7 @@ impl Mount {
             UnmountMode::Detach => UnmountFlags::DETACH,
         };
         match unmount(&self.path, flags) {
-            // Somebody may have unmounted it by hand.
+            // An operator may have unmounted it by hand.
             Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => {}
             Err(error) => {
                 self.session = Some(session);
@@ -255,10 +255,10 @@ impl Mount {
     }
 }
 
-/// What to do about files that are open on the mount.
+/// The treatment of files that are open on the mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnmountMode {
-    /// Refuse.
+    /// Refuse to unmount.
     IfIdle,
     /// Take the mount out of the tree at once; open files fail when the process ends.
     Detach,
@@ -276,8 +276,8 @@ fn check_mount_point(path: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-/// A process that was killed leaves its mount behind. The caller holds the node's lock, so a mount with this
-/// source has no process any more, even if the kernel still answers some calls from its caches.
+/// Removes the mounts of killed processes. The caller holds the node's lock, so a mount with this source has no process
+/// any more, even if the kernel still answers some calls from its caches.
 fn clear_dead_mounts(source: &str) {
     let Ok(mounts) = mounts::forebay_mounts() else { return };
     for mount in mounts.iter().filter(|mount| mount.source == source) {
@@ -310,7 +310,7 @@ struct Fuse {
     cache: CacheMode,
     dirs: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<DirStream>>>>,
     next_handle: AtomicU64,
-    /// What the kernel is told of its own accord; there from the moment the mount is.
+    /// Sends notifications to the kernel; set as soon as the mount exists.
     kernel: Arc<OnceLock<Notifier>>,
     cached: CachedFiles,
 }
@@ -321,7 +321,7 @@ struct KernelCaches {
 
 impl Invalidate for KernelCaches {
     fn inode(&self, ino: Ino) {
-        // The kernel answers ENOENT for what it does not cache.
+        // The kernel answers ENOENT for an inode that it does not cache.
         let _ = self.notifier.inval_inode(INodeNo(ino.0), 0, 0);
     }
 

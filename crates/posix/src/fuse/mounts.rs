@@ -1,4 +1,4 @@
-//! The kernel's mount table, as far as Forebay's mounts are in it.
+//! The Forebay entries of the kernel's mount table.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -6,19 +6,19 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// What the source of every mount of ours begins with.
+/// Prefix of the source of every Forebay mount.
 pub(super) const SOURCE_PREFIX: &str = "forebay:";
 
 /// A mount of a Forebay filesystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountedFilesystem {
-    /// Where.
+    /// Mount point.
     pub path: PathBuf,
-    /// What was given as the source when it was mounted.
+    /// The source that was given when it was mounted.
     pub source: String,
 }
 
-/// All of them, in the order in which they were mounted: of two at one place the later covers the earlier.
+/// All Forebay mounts, in the order of mounting: of two at one place the later covers the earlier.
 pub fn forebay_mounts() -> io::Result<Vec<MountedFilesystem>> {
     let file =
         rustix::fs::open("/proc/self/mountinfo", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;

@@ -28,16 +28,16 @@ use super::guard::{self, GuardRequest};
 use super::setid::{Caller, has_set_id, mode_after_change};
 use super::{CacheMode, Fuse, requests};
 
-/// Bytes of one request at most.
+/// Most bytes in one request.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
-/// Requests that the kernel sends on its own account (read-ahead, write-back) without waiting.
+/// Most background requests (read-ahead, write-back) of the kernel at a time.
 const BACKGROUND_MAX: u16 = 128;
 /// Inode numbers are never reused, so one generation is enough.
 const GENERATION: Generation = Generation(0);
-/// Nominal number of inodes that still fit: there is no limit but space.
+/// Number of free inodes to report: only space is limited.
 const FREE_INODES: u64 = 1 << 40;
 
-/// Handles of files: all that must be known of one is whether it may write.
+/// File handles encode only whether the file may be written.
 const READER: FileHandle = FileHandle(0);
 const WRITER: FileHandle = FileHandle(1);
 
@@ -154,9 +154,8 @@ impl Filesystem for Fuse {
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
             | InitFlags::FUSE_EXPLICIT_INVAL_DATA
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
-        // Not FUSE_ATOMIC_O_TRUNC: with it the kernel drops the pages of a program that runs before it finds that
-        // O_TRUNC is not allowed (ETXTBSY), and the program dies. An older kernel has fewer flags; what it lacks it
-        // does itself.
+        // Not FUSE_ATOMIC_O_TRUNC: with it the kernel drops the pages of a running program before it finds that O_TRUNC
+        // is not allowed (ETXTBSY), and the program dies. An older kernel has fewer flags; it does the rest itself.
         let _ = config.add_capabilities(wanted & config.capabilities());
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         if let Err(most) = config.set_max_readahead(4 * REQUEST_BYTES_MAX) {
@@ -222,7 +221,8 @@ impl Filesystem for Fuse {
         };
         let (atime_ns, mtime_ns) = (atime.map(ns), mtime.map(ns));
         let mut set = SetAttr { mode, uid, gid, size, atime_ns, mtime_ns, ctime_ns: None };
-        // A change of owner, and a cut by somebody without the right to keep them, takes the set-id bits.
+        // A change of owner clears the set-id bits. So does a change of size by a caller without the right to keep
+        // them.
         let caller = Caller::from(req);
         let kills_set_id = uid.is_some() || gid.is_some() || size.is_some() && !caller.keeps_set_id();
         let ino = ino_of(ino);
@@ -319,13 +319,13 @@ impl Filesystem for Fuse {
         let opened = self.open_flags();
         self.run(async move {
             match client.open_file(ino, intent).await {
-                // As the kernel has it for its own filesystems: who writes must say that it is at the end.
+                // As in the kernel's own filesystems: a writer of an append-only file must open it with O_APPEND.
                 Ok(attr) if attr.guard.append_only && intent != OpenIntent::Read && !appends => {
                     client.close_file(ino);
                     reply.error(Errno::EPERM);
                 }
                 Ok(_) => {
-                    // Closing a handle that cannot write has nothing to tell.
+                    // Closing a read-only handle reports nothing.
                     let handle = handle_of(intent);
                     let quiet =
                         if handle == READER { FopenFlags::FOPEN_NOFLUSH } else { FopenFlags::empty() };
@@ -353,7 +353,7 @@ impl Filesystem for Fuse {
         self.run(async move {
             let mut result = client.make_named(make).await;
             if matches!(result, Err(FsError::Exists)) && !exclusive {
-                // Somebody else was faster: then this is an open.
+                // Another client created it first: then this is an open.
                 result = match client.find(ino_of(parent), name.as_bytes()).await {
                     Ok((Some(attr), term)) => {
                         let opened = client.open_file(attr.ino, open_intent(OpenFlags(flags))).await;
@@ -544,7 +544,7 @@ impl Filesystem for Fuse {
                 let term = stream.term(&client).min(client.attr_term(attr.ino));
                 let (name, attr) = (OsStr::from_bytes(&entry.name), file_attr(&attr));
                 if reply.add(attr.ino, entry.cookie, name, &term, &attr, GENERATION) {
-                    // It did not fit, so the kernel does not count it.
+                    // The entry did not fit, so the kernel does not count the lookup.
                     client.forget(entry.attr.ino, 1);
                     break;
                 }
@@ -554,7 +554,7 @@ impl Filesystem for Fuse {
     }
 
     fn fsyncdir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        // Names are durable before the call that changed them returns.
+        // A change of names is durable before its call returns.
         reply.ok();
     }
 
@@ -624,7 +624,7 @@ impl Filesystem for Fuse {
         let (client, name) = (self.client.clone(), name.to_owned());
         self.run(async move {
             let result = match client.removexattr(ino_of(ino), name.as_bytes()).await {
-                // An ACL that says what the mode says is not kept; removing it is no error.
+                // An ACL that equals the mode is not stored; removing it is no error.
                 Err(FsError::NoAttribute) if ACL_NAMES.contains(&name.as_bytes()) => Ok(()),
                 other => other,
             };
@@ -732,7 +732,7 @@ impl Filesystem for Fuse {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        // The reply counts in 32 bits; the kernel asks again for the rest.
+        // The reply counts in 32 bits; the kernel requests the rest again.
         const COPY_BYTES_MAX: u64 = 1 << 30;
         let client = self.client.clone();
         let (from, to) = ((ino_of(ino_in), offset_in), (ino_of(ino_out), offset_out));

@@ -1,8 +1,8 @@
-//! Runs the kernel's requests: on the thread that reads them as far as that goes.
+//! Runs the kernel's requests, as far as possible on the thread that reads them.
 //!
-//! Most requests end in their first poll. One that has to wait is parked; if what it waits for ends on one of the
-//! kernel's threads, as a group commit does, that thread goes on with it once its own request is answered, which
-//! saves two context switches. Woken from anywhere else, it goes on in the runtime.
+//! Most requests end in their first poll. A request that must wait is parked. If the event that it waits for happens on
+//! one of the kernel's threads, as a group commit does, that thread continues the parked request after answering its
+//! own, which saves two context switches. Woken from any other thread, the request continues in the runtime.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,11 +15,11 @@ use tokio::runtime::Handle;
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Waits to be woken.
+/// Waits for a wake-up.
 const PARKED: u8 = 0;
 /// Is being polled.
 const POLLED: u8 = 1;
-/// Is being polled and was woken meanwhile.
+/// Is being polled, and was woken during the poll.
 const WOKEN: u8 = 2;
 /// Was woken and will be polled, or has ended.
 const TAKEN: u8 = 3;
@@ -31,7 +31,7 @@ struct Parked {
     runtime: Handle,
 }
 
-/// Begins the work on this thread.
+/// Starts the work on this thread.
 pub(super) fn run(runtime: &Handle, work: impl Future<Output = ()> + Send + 'static) {
     let _context = runtime.enter();
     let parked = Arc::new(Parked {
@@ -43,7 +43,7 @@ pub(super) fn run(runtime: &Handle, work: impl Future<Output = ()> + Send + 'sta
 }
 
 impl Parked {
-    /// Polls; the caller has set the state to [`TAKEN`].
+    /// Polls the work; the caller has set the state to [`TAKEN`].
     fn poll(self: Arc<Self>) {
         let waker = Waker::from(self.clone());
         let mut slot = self.work.lock().expect("no holder of this lock panics");
@@ -63,7 +63,7 @@ impl Parked {
         }
     }
 
-    /// Gives the work to the runtime, which has wakers of its own.
+    /// Moves the work to the runtime, which has its own wakers.
     fn spawn(&self) {
         let work = self.work.lock().expect("no holder of this lock panics").take();
         if let Some(work) = work {
@@ -99,7 +99,7 @@ mod tests {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap()
     }
 
-    /// Starts work that tells which thread ended it once `gate` opens.
+    /// Starts work that waits for `gate` and then reports the thread on which it ended.
     fn start(
         runtime: &Handle,
         gate: oneshot::Receiver<()>,

@@ -1,7 +1,7 @@
-//! The set-id bits, which a change by an ordinary user takes from a file.
+//! The set-id bits, which a change by an unprivileged user clears.
 //!
-//! With FUSE_HANDLE_KILLPRIV_V2 the kernel leaves that to us: writes say so in a flag, cuts and changes of ranges
-//! do not. Who is root here may keep the bits, as whoever has CAP_FSETID may.
+//! With FUSE_HANDLE_KILLPRIV_V2 the kernel leaves clearing them to the filesystem. A write says so in a flag;
+//! truncations and changes of ranges do not. Here root may keep the bits; in the kernel a process with CAP_FSETID may.
 
 use std::fs::File;
 use std::future::Future;
@@ -17,7 +17,7 @@ const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
 const GROUP_EXEC: u32 = 0o10;
 
-/// Who asks.
+/// The process that sent a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Caller {
     uid: u32,
@@ -32,13 +32,13 @@ impl From<&Request> for Caller {
 }
 
 impl Caller {
-    /// Whether no change by this caller takes the bits away.
+    /// Whether changes by this caller never clear the bits.
     pub(super) fn keeps_set_id(self) -> bool {
         self.uid == 0
     }
 
-    /// Whether the caller is in the group. The request has one group; the others are asked of the kernel. A process
-    /// that cannot be seen from here has none.
+    /// Whether the caller is in the group. The request has one group; the others come from `/proc`. A process that is
+    /// not visible there has none.
     fn is_in(self, gid: u32) -> bool {
         let status = || read_status(self.pid).unwrap_or_default();
         self.keeps_set_id() || self.gid == gid || groups(&status()).any(|group| group == gid)
@@ -57,20 +57,20 @@ fn groups(status: &str) -> impl Iterator<Item = u32> {
     line.split_ascii_whitespace().filter_map(|group| group.parse().ok())
 }
 
-/// Whether the mode has a bit that may have to go.
+/// Whether the mode has a bit that may have to be cleared.
 pub(super) fn has_set_id(mode: u32) -> bool {
     mode & (SET_UID | SET_GID) != 0
 }
 
-/// The mode without the bits that a change of the content takes away; `None` if it has none of them. Without the
-/// right to execute for the group, set-gid stays for members of the group.
+/// The mode without the bits that a change of content clears; `None` if it has none of them. If the group may not
+/// execute, set-gid stays for members of the group.
 fn without_set_id(mode: u32, is_member: impl FnOnce() -> bool) -> Option<u32> {
     let drops_gid = mode & SET_GID != 0 && (mode & GROUP_EXEC != 0 || !is_member());
     let next = mode & !SET_UID & !(if drops_gid { SET_GID } else { 0 });
     (next != mode).then_some(next)
 }
 
-/// The mode after a change of owner or content by the caller, if it is another one.
+/// The mode after a change of owner or content by the caller; `None` if it stays the same.
 pub(super) async fn mode_after_change(client: &Client, ino: Ino, caller: Caller) -> Option<u32> {
     let attr = client.getattr(ino).await.ok()?;
     if attr.kind == FileKind::Directory {
@@ -80,7 +80,7 @@ pub(super) async fn mode_after_change(client: &Client, ino: Ino, caller: Caller)
 }
 
 impl Fuse {
-    /// To be awaited before the caller changes content in a way that the kernel says nothing of.
+    /// To be awaited before the caller changes content by a request without a kill flag.
     pub(super) fn drop_set_id(
         &self,
         ino: Ino,
@@ -90,7 +90,7 @@ impl Fuse {
         async move { if caller.keeps_set_id() { Ok(()) } else { dropped.await } }
     }
 
-    /// To be awaited before a change of content of which the kernel says that it takes the bits away.
+    /// To be awaited before a change of content whose request has the kill flag.
     pub(super) fn kill_set_id(
         &self,
         ino: Ino,
@@ -100,8 +100,8 @@ impl Fuse {
         async move {
             let Some(mode) = mode_after_change(&client, ino, caller).await else { return Ok(()) };
             client.setattr(ino, SetAttr { mode: Some(mode), ..SetAttr::default() }).await?;
-            // The kernel takes a new size and new times from the change, and goes on with the old mode. Nothing but
-            // attributes is forgotten here: that waits for no request.
+            // The kernel takes the new size and times from the reply, but keeps the old mode. Only attributes are
+            // invalidated here: that waits for no request.
             if let Some(notifier) = kernel.get() {
                 let _ = notifier.inval_inode(INodeNo(ino.0), ATTRIBUTES_ONLY, 0);
             }
@@ -127,7 +127,7 @@ impl Fuse {
     }
 }
 
-/// As the offset of what the kernel is to forget: no page of the content.
+/// As the offset of an invalidation: attributes only, no page of the content.
 const ATTRIBUTES_ONLY: i64 = -1;
 
 #[cfg(test)]

@@ -3,7 +3,7 @@ use base::env::sim::SimClock;
 use super::*;
 use crate::identity::PolicyFacts;
 
-/// A node at noon of some day, with the users `root` (1), `ann` (2), and the key `AKIAANN` of `ann`.
+/// A node at a fixed noon, with the users `root` (1), `ann` (2), and the key `AKIAANN` of `ann`.
 pub(crate) struct Fixture {
     pub(crate) accounts: Accounts,
     pub(crate) clock: Arc<SimClock>,
@@ -22,7 +22,7 @@ impl Fixture {
         Self { accounts, clock }
     }
 
-    /// The present set with a change.
+    /// Replaces the snapshot by a changed copy.
     pub(crate) fn change(&self, change: impl FnOnce(&mut AccountSet)) {
         let mut next = set();
         change(&mut next);

@@ -163,7 +163,7 @@ async fn what_the_disk_refuses_until_the_end_is_counted_as_lost() {
     let file = dir.path().join("file");
     let env = Env::real();
     env.files.write_atomic(&file, b"").unwrap();
-    // A file is where the directory should be.
+    // A file in place of the directory.
     let log = Arc::new(AuditLog::start(&env, &file));
     drop(AuditEntry::begin(log.clone()).await);
     log.stop();

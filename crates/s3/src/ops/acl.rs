@@ -1,5 +1,5 @@
-//! Access control lists, as far as a store without them goes: as on AWS with "bucket owner enforced". Who may do what is
-//! up to policies and to the permissions of files.
+//! Access control lists, as on AWS with "bucket owner enforced": they grant nothing. Policies and the permissions of
+//! files decide about access.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use s3s::dto::*;
 use s3s::{S3Error, S3Request, S3Response, S3Result, s3_error};
 
 use super::canned::BucketAcl;
-use super::{Asked, check_version};
+use super::{Authorized, check_version};
 use crate::bucket::POLICY;
 use crate::error::object_error;
-use crate::gate::Core;
+use crate::gate::Services;
 
 pub(crate) fn unsupported() -> S3Error {
     s3_error!(
@@ -20,7 +20,7 @@ pub(crate) fn unsupported() -> S3Error {
     )
 }
 
-/// Canned ACLs that mean what holds anyway.
+/// Accepts canned ACLs that change nothing.
 pub(crate) fn check_canned(acl: Option<&str>) -> S3Result<()> {
     match acl {
         None | Some("private" | "bucket-owner-full-control" | "bucket-owner-read") => Ok(()),
@@ -32,7 +32,7 @@ pub(crate) fn check_object_acl_header(acl: Option<&ObjectCannedACL>) -> S3Result
     check_canned(acl.map(ObjectCannedACL::as_str))
 }
 
-/// Refuses grants in headers: those that objects and buckets have, and further ones by name.
+/// Refuses grants in headers: the common ones of objects and buckets, and further ones by name.
 macro_rules! check_grants {
     ($input:ident $(, $more:ident)?) => {
         $crate::ops::acl::refuse_grants(&[
@@ -50,7 +50,7 @@ pub(crate) fn refuse_grants(grants: &[Option<&str>]) -> S3Result<()> {
     if grants.iter().any(Option::is_some) { Err(unsupported()) } else { Ok(()) }
 }
 
-/// An owner is named by the number of its user on the filesystem.
+/// An owner, named by its user number on the filesystem.
 pub(crate) fn owner(uid: u32) -> Owner {
     Owner { display_name: None, id: Some(uid.to_string()) }
 }
@@ -74,7 +74,7 @@ pub(crate) fn is_own(owner: &Owner, uid: u32) -> bool {
     owner.id.as_deref().is_none_or(|id| id == uid.to_string())
 }
 
-/// An ACL that says what holds anyway, as reading it answers: programs that copy put it back.
+/// Accepts an ACL that changes nothing, as GET returns it: programs that copy objects put it back.
 fn check_policy(policy: Option<&AccessControlPolicy>, uid: u32) -> S3Result<()> {
     let Some(policy) = policy else { return Ok(()) };
     let id = uid.to_string();
@@ -91,10 +91,10 @@ fn check_policy(policy: Option<&AccessControlPolicy>, uid: u32) -> S3Result<()> 
 }
 
 pub(crate) async fn get_bucket_acl(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<GetBucketAclInput>,
 ) -> S3Result<S3Response<GetBucketAclOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let bucket = asked.bucket()?;
     let attr = core.client.getattr(bucket.ino).await.map_err(|error| object_error(error.into()))?;
     let acl = BucketAcl::of_policy(bucket.setting(POLICY).map(AsRef::as_ref));
@@ -105,10 +105,10 @@ pub(crate) async fn get_bucket_acl(
 }
 
 pub(crate) async fn get_object_acl(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<GetObjectAclInput>,
 ) -> S3Result<S3Response<GetObjectAclOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     check_version(request.input.version_id.as_deref())?;
     let name = asked.name(&request.input.key)?;
     let info =
@@ -121,10 +121,10 @@ pub(crate) async fn get_object_acl(
 }
 
 pub(crate) async fn put_bucket_acl(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<PutBucketAclInput>,
 ) -> S3Result<S3Response<PutBucketAclOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     check_grants!(input, grant_write);
     let bucket = asked.bucket()?;
@@ -143,10 +143,10 @@ pub(crate) async fn put_bucket_acl(
 }
 
 pub(crate) async fn put_object_acl(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<PutObjectAclInput>,
 ) -> S3Result<S3Response<PutObjectAclOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     check_version(input.version_id.as_deref())?;
     check_object_acl_header(input.acl.as_ref())?;

@@ -11,22 +11,22 @@ use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 use super::acl::{check_grants, owner};
 use super::canned::BucketAcl;
-use super::{Asked, refuse_unsupported, timestamp};
+use super::{Authorized, refuse_unsupported, timestamp};
 use crate::bucket::{OWNER, POLICY};
 use crate::error::object_error;
-use crate::gate::Core;
+use crate::gate::Services;
 
-/// Directory entries looked at in one step.
+/// Directory entries read in one step.
 const PAGE: u32 = 1000;
 /// Buckets in one answer, unless the client asks for fewer.
 const BUCKETS_MAX: usize = 10_000;
 pub(crate) const REGION: &str = "us-east-1";
 
 pub(crate) async fn list_buckets(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<ListBucketsInput>,
 ) -> S3Result<S3Response<ListBucketsOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     let most = match input.max_buckets {
         None => BUCKETS_MAX,
@@ -76,10 +76,10 @@ pub(crate) async fn list_buckets(
 }
 
 pub(crate) async fn create_bucket(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<CreateBucketInput>,
 ) -> S3Result<S3Response<CreateBucketOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     let acl = input.acl.as_ref().map_or(Ok(BucketAcl::Private), BucketAcl::of_canned)?;
     check_grants!(input, grant_write);
@@ -104,12 +104,12 @@ pub(crate) async fn create_bucket(
     Ok(S3Response::new(CreateBucketOutput { location: Some(format!("/{}", input.bucket)) }))
 }
 
-/// Names that AWS takes, and none with a dash beside a dot, which clients cannot have in host names.
+/// Accepts the names that AWS accepts, except those with a dash beside a dot: host names cannot have them.
 fn is_bucket_name(name: &str) -> bool {
     check_bucket_name(name) && !name.contains("-.") && !name.contains(".-")
 }
 
-async fn existing(core: &Core, asked: &Asked, name: &str) -> s3s::S3Error {
+async fn existing(core: &Services, asked: &Authorized, name: &str) -> s3s::S3Error {
     let Ok(bucket) = core.buckets.get(name).await else {
         return s3_error!(
             BucketAlreadyExists,
@@ -118,7 +118,7 @@ async fn existing(core: &Core, asked: &Asked, name: &str) -> s3s::S3Error {
     };
     let is_own = match (asked.identity(), bucket.owner) {
         (Some(identity), Some(owner)) => identity.user.id == owner,
-        // What was made on the mount is the administrators'.
+        // Directories that were made on the mount belong to administrators.
         (Some(identity), None) => identity.user.admin,
         (None, _) => false,
     };
@@ -135,10 +135,10 @@ async fn existing(core: &Core, asked: &Asked, name: &str) -> s3s::S3Error {
 }
 
 pub(crate) async fn head_bucket(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<HeadBucketInput>,
 ) -> S3Result<S3Response<HeadBucketOutput>> {
-    Asked::of(&request.extensions)?.bucket()?;
+    Authorized::of(&request.extensions)?.bucket()?;
     Ok(S3Response::new(HeadBucketOutput {
         bucket_region: Some(REGION.to_owned()),
         ..HeadBucketOutput::default()
@@ -146,28 +146,28 @@ pub(crate) async fn head_bucket(
 }
 
 pub(crate) async fn get_bucket_location(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketLocationInput>,
 ) -> S3Result<S3Response<GetBucketLocationOutput>> {
-    Asked::of(&request.extensions)?.bucket()?;
-    // S3 names its first region by leaving it out.
+    Authorized::of(&request.extensions)?.bucket()?;
+    // S3 expresses its first region by an empty answer.
     Ok(S3Response::new(GetBucketLocationOutput { location_constraint: None }))
 }
 
 pub(crate) async fn get_bucket_versioning(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketVersioningInput>,
 ) -> S3Result<S3Response<GetBucketVersioningOutput>> {
-    Asked::of(&request.extensions)?.bucket()?;
-    // Neither enabled nor suspended: there never were versions.
+    Authorized::of(&request.extensions)?.bucket()?;
+    // Neither enabled nor suspended: versions were never enabled.
     Ok(S3Response::new(GetBucketVersioningOutput::default()))
 }
 
 pub(crate) async fn delete_bucket(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<DeleteBucketInput>,
 ) -> S3Result<S3Response<DeleteBucketOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     asked.bucket()?;
     let name = request.input.bucket;
     let removed = core.client.remove_bucket(name.as_bytes()).await;

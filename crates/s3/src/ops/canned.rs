@@ -1,4 +1,4 @@
-//! Canned ACLs of buckets as what they mean here: a statement in the bucket's policy, or nothing.
+//! Canned ACLs of buckets, expressed by a statement in the bucket's policy, or by none.
 
 use s3s::dto::{AccessControlPolicy, BucketCannedACL, Grant, Grantee, Permission, Type};
 use s3s::{S3Error, S3Result, s3_error};
@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 use super::acl::{full_control, is_own, unsupported};
 
-/// Everybody, with a signature or without.
+/// The group of all users, with a signature or without.
 const ALL_USERS: &str = "http://acs.amazonaws.com/groups/global/AllUsers";
-/// The statement that stands for `public-read` of a bucket.
+/// Id of the statement that stands for the ACL `public-read` of a bucket.
 const PUBLIC_READ: &str = "AclPublicRead";
-/// What reading a bucket is on AWS: its list, not the objects in it.
+/// Actions that reading a bucket allows on AWS: its lists, not the objects in it.
 const READ_ACTIONS: [&str; 3] = ["s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:ListBucketVersions"];
 
-/// What an ACL says about a bucket.
+/// Meaning of an ACL for a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BucketAcl {
     Private,
@@ -21,21 +21,21 @@ pub(crate) enum BucketAcl {
 }
 
 impl BucketAcl {
-    /// A canned ACL.
+    /// Parses a canned ACL.
     ///
     /// # Errors
-    /// `AccessControlListNotSupported` if nothing here means the same.
+    /// `AccessControlListNotSupported` if nothing here has the same meaning.
     pub(crate) fn of_canned(acl: &BucketCannedACL) -> S3Result<Self> {
         match acl.as_str() {
             BucketCannedACL::PRIVATE => Ok(Self::Private),
-            // Of buckets, AWS ignores these.
+            // AWS ignores these for buckets.
             "bucket-owner-full-control" | "bucket-owner-read" => Ok(Self::Private),
             BucketCannedACL::PUBLIC_READ => Ok(Self::PublicRead),
             _ => Err(unsupported()),
         }
     }
 
-    /// A list of grants, as reading it answers: programs that copy put it back.
+    /// Parses a list of grants as GET returns it: programs that copy buckets put it back.
     pub(crate) fn of_grants(policy: &AccessControlPolicy, uid: u32) -> S3Result<Self> {
         let grants = policy.grants.clone().unwrap_or_default();
         if !policy.owner.as_ref().is_none_or(|owner| is_own(owner, uid)) {
@@ -45,7 +45,7 @@ impl BucketAcl {
         read.into_iter().find(|acl| same(&acl.grants(uid), &grants)).ok_or_else(unsupported)
     }
 
-    /// What the policy of a bucket says.
+    /// The ACL that the policy of a bucket expresses.
     pub(crate) fn of_policy(policy: Option<&[u8]>) -> Self {
         match policy.and_then(|text| serde_json::from_slice(text).ok()) {
             Some(policy) if statements(&policy).iter().any(is_public_read) => Self::PublicRead,
@@ -53,7 +53,7 @@ impl BucketAcl {
         }
     }
 
-    /// As grants.
+    /// The grants of this ACL.
     pub(crate) fn grants(self, uid: u32) -> Vec<Grant> {
         let mut grants = full_control(uid);
         if self == Self::PublicRead {
@@ -70,7 +70,7 @@ impl BucketAcl {
         grants
     }
 
-    /// The policy of a bucket with what this says in place of what another ACL said; `None` if it says nothing more.
+    /// The policy of a bucket after its ACL was changed to this one; `None` if no statement is left.
     pub(crate) fn change(self, policy: Option<&[u8]>, bucket: &str) -> S3Result<Option<String>> {
         let mut policy = match policy {
             Some(text) => serde_json::from_slice(text).map_err(S3Error::internal_error)?,
@@ -116,7 +116,7 @@ fn is_public_read(statement: &Value) -> bool {
     statement["Sid"] == PUBLIC_READ
 }
 
-/// Whether grants say the same, in this order; names that are only shown do not matter.
+/// Whether two lists grant the same, in the same order; display names do not matter.
 fn same(expected: &[Grant], given: &[Grant]) -> bool {
     let key = |grant: &Grant| {
         let grantee = grant.grantee.as_ref().map(|grantee| (grantee.id.clone(), grantee.uri.clone()));

@@ -1,11 +1,11 @@
-//! Stored checksums in the fields that inputs and outputs have for them, one for each algorithm.
+//! Stored checksums in the fields of inputs and outputs, one field for each algorithm.
 
 use client::object::{Checksum as StoredChecksum, ChecksumKind};
 use s3s::dto::{Checksum, ChecksumType};
 
 use crate::hash;
 
-/// Puts a checksum into the field that an output has for it. Its type is the value, for outputs that tell it.
+/// Sets the field of an output for a checksum. The value is the checksum's type, for outputs that have it.
 macro_rules! set_checksum {
     ($output:ident, $checksum:expr, $parts:expr) => {{
         let fields = $crate::ops::checksum::checksum_fields($checksum, $parts);
@@ -19,7 +19,7 @@ macro_rules! set_checksum {
 }
 pub(crate) use set_checksum;
 
-/// The checksums that an input names, in a fixed order.
+/// The checksums in an input, in a fixed order.
 macro_rules! checksums_of {
     ($input:expr) => {
         [
@@ -51,7 +51,7 @@ pub(crate) fn checksum_fields(checksum: &StoredChecksum, parts: usize) -> Checks
     fields
 }
 
-/// What a checksum is of, as S3 names it.
+/// The type of a checksum in the terms of S3.
 pub(crate) fn checksum_kind(kind: ChecksumKind) -> ChecksumType {
     ChecksumType::from_static(match kind {
         ChecksumKind::FullObject => ChecksumType::FULL_OBJECT,

@@ -1,4 +1,4 @@
-//! Copies inside the filesystem: bytes are shared, not moved.
+//! Copies inside the filesystem: extents are shared, no bytes are moved.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ use s3s::{S3Request, S3Response, S3Result, s3_error};
 use super::checksum::set_checksum;
 use super::multipart::{begun, part_number, upload};
 use super::put::{check_object, object_meta};
-use super::{Asked, check_version, object_name, read_conditions, strong, timestamp};
+use super::{Authorized, check_version, object_name, read_conditions, strong, timestamp};
 use crate::error::object_error;
-use crate::gate::Core;
+use crate::gate::Services;
 use crate::hash::{self, Claims, Digests};
 use crate::identity::PolicyFacts;
 use crate::read::Source;
 
 const COPY_BYTES_MAX: u64 = 5 << 30;
-/// How often a part is copied whose source changes meanwhile.
+/// Attempts to copy a part whose source changes during the copy.
 const COPY_ATTEMPTS: u32 = 16;
 /// Bytes read at a time when a checksum of a copied part must be computed.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Where a copy comes from.
+/// The source of a copy.
 struct From {
     bucket: Arc<crate::bucket::Bucket>,
     key: String,
@@ -35,8 +35,8 @@ struct From {
 }
 
 async fn source(
-    core: &Core,
-    asked: &Asked,
+    core: &Services,
+    asked: &Authorized,
     source: &CopySource,
     expected_owner: Option<&str>,
 ) -> S3Result<From> {
@@ -53,7 +53,7 @@ async fn source(
     Ok(From { bucket, key: key.to_string(), name })
 }
 
-/// A condition on a source that does not hold is an error, also where a reader would be told "not modified".
+/// The error of a source condition that does not hold: 412, also where a read would answer 304.
 fn source_error(error: client::object::ObjectError) -> s3s::S3Error {
     use client::object::ObjectError;
     match error {
@@ -63,10 +63,10 @@ fn source_error(error: client::object::ObjectError) -> s3s::S3Error {
 }
 
 pub(crate) async fn copy_object(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<CopyObjectInput>,
 ) -> S3Result<S3Response<CopyObjectOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let mut input = request.input;
     check_object!(input);
     let from =
@@ -89,7 +89,7 @@ pub(crate) async fn copy_object(
     }
     let conditions = destination_conditions(&request.headers)?;
     let is_same = from.bucket.ino == asked.bucket()?.ino && from.key == input.key;
-    // There is one storage class, and the checksum of an object stays what it is; to name them is to want a new object.
+    // There is one storage class, and a copy keeps its checksum; a client that names either wants a new object.
     let is_renewed = input.storage_class.is_some() || input.checksum_algorithm.is_some();
     if is_same && !replaces && !replaces_tags && !is_renewed {
         return Err(changes_nothing());
@@ -114,7 +114,7 @@ pub(crate) async fn copy_object(
     let meta = replaces.then_some(given);
     let (source, caller) = (from.name, asked.caller());
     let copy = CopyObject { from: source, from_conditions, to, conditions, meta, tags, caller };
-    // The source was there a moment ago, so that what is missing is what the copy was to take the place of, mostly.
+    // The source existed a moment ago, so a missing object is mostly the destination that the copy was to replace.
     let info = core.client.copy_object(copy).await.map_err(|error| {
         let error = core.conceal(&asked.context, &from.bucket, source_error(error));
         asked.bucket().map_or_else(|none| none, |bucket| core.conceal(&asked.context, bucket, error))
@@ -123,7 +123,7 @@ pub(crate) async fn copy_object(
     Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(result), ..CopyObjectOutput::default() }))
 }
 
-/// Whether a directive is to replace what the source has, rather than to copy it.
+/// Whether a directive is to replace what the source has, and not to copy it.
 fn is_replace(of: &str, directive: Option<&str>) -> S3Result<bool> {
     match directive {
         None | Some("COPY") => Ok(false),
@@ -142,11 +142,11 @@ fn changes_nothing() -> s3s::S3Error {
     )
 }
 
-/// The tags of a copy that takes those of its source: `None` for what they are by then. Who may not read and set tags
-/// may copy what has none.
+/// The source's tags for its copy; `None` takes the tags that the source has at the time of the copy. A sender who may
+/// not read and set tags may copy an object without tags only.
 fn copied_tags(
-    core: &Core,
-    asked: &Asked,
+    core: &Services,
+    asked: &Authorized,
     from: &From,
     to: &str,
     head: &ObjectInfo,
@@ -165,7 +165,7 @@ fn copied_tags(
     }
 }
 
-/// What the answer says of a copy.
+/// The result of a copy for the answer.
 fn describe_copy(info: ObjectInfo) -> CopyObjectResult {
     let mut result = CopyObjectResult {
         e_tag: Some(strong(info.etag)),
@@ -178,7 +178,7 @@ fn describe_copy(info: ObjectInfo) -> CopyObjectResult {
     result
 }
 
-/// `If-Match` and `If-None-Match` are about the object that is there; the protocol library does not read them here.
+/// `If-Match` and `If-None-Match` for the destination; the protocol library does not read them in a copy.
 fn destination_conditions(headers: &hyper::HeaderMap) -> S3Result<Conditions> {
     let read = |name: hyper::header::HeaderName| -> S3Result<Option<ETagCondition>> {
         let Some(value) = headers.get(&name) else { return Ok(None) };
@@ -190,7 +190,7 @@ fn destination_conditions(headers: &hyper::HeaderMap) -> S3Result<Conditions> {
     Ok(super::write_conditions(if_match.as_ref(), if_none_match.as_ref()))
 }
 
-/// `bytes=a-b`, nothing else.
+/// Parses `bytes=a-b`; other forms are refused.
 fn copied_range(range: Option<&str>, size: u64) -> S3Result<std::ops::Range<u64>> {
     let Some(range) = range else { return Ok(0..size) };
     let bad = || {
@@ -210,10 +210,10 @@ fn copied_range(range: Option<&str>, size: u64) -> S3Result<std::ops::Range<u64>
 }
 
 pub(crate) async fn upload_part_copy(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<UploadPartCopyInput>,
 ) -> S3Result<S3Response<UploadPartCopyOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     let upload = upload(&asked, &input.key, &input.upload_id)?;
     let number = part_number(input.part_number)?;
@@ -255,7 +255,7 @@ pub(crate) async fn upload_part_copy(
     }))
 }
 
-/// A part that is copied.
+/// A part of an upload that is copied from an object.
 struct Part<'a> {
     upload: UploadRef,
     number: u16,
@@ -263,10 +263,10 @@ struct Part<'a> {
     range: Option<&'a str>,
 }
 
-/// Copies a part and says what its ETag and checksum are; nothing if the source changed meanwhile.
+/// Copies a part and returns its ETag and checksum; `None` if the source changed during the copy.
 async fn copy_part(
-    core: &Core,
-    asked: &Asked,
+    core: &Services,
+    asked: &Authorized,
     source: &Source,
     part: &Part<'_>,
 ) -> S3Result<Option<(String, Option<StoredChecksum>)>> {
@@ -303,9 +303,9 @@ async fn copy_part(
     copied
 }
 
-/// Makes the staged file share a range of the source. Whether it could: not if the source is shorter by now.
+/// Makes the staged file share a range of the source. Returns `false` if the source has become too short.
 async fn share(
-    core: &Core,
+    core: &Services,
     source: &Source,
     range: std::ops::Range<u64>,
     staged: base::Ino,
@@ -329,10 +329,10 @@ async fn share(
     Ok(true)
 }
 
-/// ETag and checksum of a copied part. Bytes are only read if there must be a checksum; without, the ETag of a range is
-/// no MD5, and says so by its dash.
+/// ETag and checksum of a copied part. Bytes are read only for a checksum. Without one, the ETag of a range is no MD5,
+/// and has a dash to show that.
 async fn describe(
-    core: &Core,
+    core: &Services,
     source: &Source,
     range: std::ops::Range<u64>,
     algorithm: Option<StoredAlgorithm>,

@@ -7,23 +7,23 @@ use s3s::dto::*;
 use s3s::{S3Error, S3Request, S3Response, S3Result, s3_error};
 
 use super::listing::{Encoding, is_xml_char};
-use super::{Asked, check_version, nanoseconds, write_conditions};
+use super::{Authorized, check_version, nanoseconds, write_conditions};
 use crate::error::object_error;
-use crate::gate::Core;
+use crate::gate::Services;
 use crate::identity::{AuditEntry, AuditRecord};
 
 const KEYS_MAX: usize = 1000;
 
-/// What is not there is deleted: also if it never could be there.
+/// Whether the object is gone: a key that does not exist, or that cannot exist, counts as deleted.
 fn is_gone(error: ObjectError) -> bool {
     matches!(error, ObjectError::NoSuchKey | ObjectError::ParentIsFile | ObjectError::ExistingIsDirectory)
 }
 
 pub(crate) async fn delete_object(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<DeleteObjectInput>,
 ) -> S3Result<S3Response<DeleteObjectOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     check_version(input.version_id.as_deref())?;
     let mut conditions = write_conditions(input.if_match.as_ref(), None);
@@ -40,10 +40,10 @@ pub(crate) async fn delete_object(
 }
 
 pub(crate) async fn delete_objects(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<DeleteObjectsInput>,
 ) -> S3Result<S3Response<DeleteObjectsOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     let objects = input.delete.objects;
     if objects.is_empty() || objects.len() > KEYS_MAX {
@@ -107,8 +107,8 @@ pub(crate) async fn delete_objects(
     Ok(S3Response::new(output))
 }
 
-/// A line of the audit log for one of many keys.
-async fn account(core: &Core, asked: &Asked, key: &str, outcome: &S3Result<()>) {
+/// Writes an audit line for one of the keys of a request.
+async fn account(core: &Services, asked: &Authorized, key: &str, outcome: &S3Result<()>) {
     let mut entry = AuditEntry::begin(core.audit.clone()).await;
     let identity = asked.identity();
     entry.record = AuditRecord {
@@ -129,7 +129,7 @@ async fn account(core: &Core, asked: &Asked, key: &str, outcome: &S3Result<()>) 
     };
 }
 
-/// The answer names the key, in XML.
+/// Refuses a key that the answer, which is XML, cannot contain.
 fn check_answerable(key: &str) -> S3Result<()> {
     match key.chars().all(is_xml_char) {
         true => Ok(()),

@@ -11,27 +11,27 @@ use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use super::checksum::{checksum_fields, set_checksum};
-use super::{Asked, check_version, http_date, read_conditions, strong, timestamp, wants_range};
+use super::{Authorized, check_version, http_date, read_conditions, strong, timestamp, wants_range};
 use crate::error::{custom, object_error};
-use crate::gate::Core;
+use crate::gate::Services;
 use crate::read::Source;
 
 pub(crate) const DEFAULT_TYPE: &str = "binary/octet-stream";
 const TAGGING_COUNT: header::HeaderName = header::HeaderName::from_static("x-amz-tagging-count");
 const PARTS_PAGE: i32 = 1000;
-/// How often a read begins again because the file was cut while it was read.
+/// Attempts to begin a read whose file is truncated at that moment.
 const ATTEMPTS: u32 = 4;
 
-/// The parts of an object that a response is about.
+/// The bytes of an object that a response has.
 struct Selection {
     bytes: Bytes<u64>,
     content_range: Option<String>,
     parts_count: Option<i32>,
-    /// The checksum of these bytes, if there is one, and how many parts it is of.
+    /// The checksum of these bytes, if there is one, and the number of parts that it covers.
     checksum: Option<(StoredChecksum, usize)>,
 }
 
-/// The error that tells how large the object is.
+/// The error for a range outside the object; tells the object's size.
 pub(crate) fn unsatisfiable(info: &ObjectInfo) -> S3Error {
     let mut error = s3_error!(InvalidRange, "The requested range is not satisfiable");
     let mut headers = HeaderMap::new();
@@ -42,8 +42,8 @@ pub(crate) fn unsatisfiable(info: &ObjectInfo) -> S3Error {
     error
 }
 
-/// Where a part is. The first is 1, whatever number it was uploaded with: so it is on AWS, and whoever reads part after
-/// part knows no more than their count.
+/// The bytes of a part. Parts count from 1 without gaps, as on AWS, and not by the numbers of their upload: a client
+/// that reads part after part knows only their count.
 fn part_bytes(parts: &[StoredPart], part: i32) -> Option<Bytes<u64>> {
     let index = usize::try_from(part).ok()?.checked_sub(1)?;
     let len = parts.get(index)?.len;
@@ -51,7 +51,7 @@ fn part_bytes(parts: &[StoredPart], part: i32) -> Option<Bytes<u64>> {
     Some(start..start + len)
 }
 
-/// The checksum of a part, counted as [`part_bytes`] does.
+/// The checksum of a part; parts count as in [`part_bytes`].
 fn part_checksum(info: &ObjectInfo, part: i32) -> Option<(StoredChecksum, usize)> {
     let stored = info.meta.parts.get(usize::try_from(part).ok()?.checked_sub(1)?)?;
     let of = info.meta.checksum.as_ref()?.of;
@@ -71,7 +71,7 @@ fn select(info: &ObjectInfo, range: Option<&Range>, part: Option<i32>) -> S3Resu
         }
         (Some(range), None) => {
             let bytes = range.check(size).map_err(|_| unsatisfiable(info))?;
-            // The last bytes of nothing are nothing.
+            // The last bytes of an empty object: no bytes.
             if bytes.is_empty() {
                 return Err(unsatisfiable(info));
             }
@@ -81,7 +81,7 @@ fn select(info: &ObjectInfo, range: Option<&Range>, part: Option<i32>) -> S3Resu
         (None, Some(part)) => {
             let count = info.meta.parts.len() as i32;
             match part_bytes(&info.meta.parts, part) {
-                // What was put in one piece has one part, and no count of them.
+                // An object that was put in one piece has one part and no count of parts.
                 None if count == 0 && part == 1 => {
                     Ok(Selection { bytes: 0..size, content_range: None, parts_count: None, checksum: of_all })
                 }
@@ -134,8 +134,13 @@ macro_rules! describe {
     }};
 }
 
-/// An error of a read; "not modified" tells what the reader has.
-pub(crate) async fn read_error(core: &Core, name: ObjectName, asked: &Asked, error: ObjectError) -> S3Error {
+/// The error of a read; the answer 304 has the headers of the object.
+pub(crate) async fn read_error(
+    core: &Services,
+    name: ObjectName,
+    asked: &Authorized,
+    error: ObjectError,
+) -> S3Error {
     let mut answer = object_error(error);
     if error == ObjectError::NotModified
         && let Ok(info) = core.client.head_object(name, Conditions::default(), asked.caller()).await
@@ -154,10 +159,10 @@ pub(crate) async fn read_error(core: &Core, name: ObjectName, asked: &Asked, err
     answer
 }
 
-/// Opens an object for reading; a small one only if it is read `in_parts`.
+/// Finds an object to read. A large one is opened; a small one only if it is read `in_parts`.
 pub(crate) async fn open(
-    core: &Core,
-    asked: &Asked,
+    core: &Services,
+    asked: &Authorized,
     key: &str,
     conditions: Conditions,
     in_parts: bool,
@@ -173,8 +178,8 @@ pub(crate) async fn open(
     }
 }
 
-/// Who needs no signature could make the server say anything of a file that everybody may read.
-fn check_overrides(asked: &Asked, input: &GetObjectInput) -> S3Result<()> {
+/// Without a signature, a client could make the server send any header with a file that is public.
+fn check_overrides(asked: &Authorized, input: &GetObjectInput) -> S3Result<()> {
     let overrides = input.response_cache_control.is_some()
         || input.response_content_disposition.is_some()
         || input.response_content_encoding.is_some()
@@ -191,10 +196,10 @@ fn check_overrides(asked: &Asked, input: &GetObjectInput) -> S3Result<()> {
 }
 
 pub(crate) async fn get_object(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<GetObjectInput>,
 ) -> S3Result<S3Response<GetObjectOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     check_version(input.version_id.as_deref())?;
     check_overrides(&asked, &input)?;
@@ -205,7 +210,7 @@ pub(crate) async fn get_object(
         input.if_unmodified_since.as_ref(),
     );
     for attempt in 1.. {
-        // What is not where it was is looked for in the way that always ends.
+        // After a stale read the object is opened: that way always ends.
         let source = open(core, &asked, &input.key, conditions.clone(), attempt > 1).await?;
         let info = source.info();
         let range = input.range.as_ref().filter(|_| wants_range(&request.headers, info));
@@ -230,10 +235,10 @@ pub(crate) async fn get_object(
 }
 
 pub(crate) async fn head_object(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<HeadObjectInput>,
 ) -> S3Result<S3Response<HeadObjectOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     check_version(input.version_id.as_deref())?;
     let conditions = read_conditions(
@@ -259,24 +264,24 @@ pub(crate) async fn head_object(
     describe!(output, &info, input.checksum_mode, selection.checksum);
     let mut response = S3Response::new(output);
     if tags > 0 {
-        // The library knows this header for GET only.
+        // The library has this header for GET only.
         response.headers.insert(TAGGING_COUNT, HeaderValue::from(tags));
     }
     Ok(response)
 }
 
 pub(crate) async fn get_object_attributes(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<GetObjectAttributesInput>,
 ) -> S3Result<S3Response<GetObjectAttributesOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     check_version(input.version_id.as_deref())?;
     core.may_with_tags(&asked.context, "s3:GetObject", asked.bucket()?, &input.key, None).await?;
     let name = asked.name(&input.key)?;
     let info =
         core.client.head_object(name, Conditions::default(), asked.caller()).await.map_err(object_error)?;
-    // One header holds them all, or several do.
+    // A client sends all names in one header, or one header for each.
     let named = input.object_attributes.iter().flat_map(|names| names.as_str().split(',').map(str::trim));
     let named: Vec<&str> = named.collect();
     let wants = |what: &str| named.contains(&what);

@@ -10,17 +10,17 @@ use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 use super::acl::owner;
-use super::{Asked, strong, timestamp};
+use super::{Authorized, strong, timestamp};
 use crate::error::object_error;
-use crate::gate::Core;
+use crate::gate::Services;
 use crate::hash;
 
 const KEYS_MAX: i32 = 1000;
-/// What S3 calls the version of an object that was put without versions.
+/// Version id of an object in a bucket without versions.
 const VERSION: &str = "null";
-/// Pages that one of version 1 may be put together of.
+/// Pages that a page of version 1 may be combined from.
 const PAGES_MAX: usize = 100;
-/// What is not encoded in keys, besides letters and digits.
+/// Characters that stay as they are in encoded keys, besides letters and digits.
 const PLAIN: &[u8] = b"-._~/*";
 
 /// Whether XML 1.0 can hold a character.
@@ -28,7 +28,7 @@ pub(crate) fn is_xml_char(char: char) -> bool {
     matches!(char, '\t' | '\n' | '\r') || (char >= ' ' && !matches!(char, '\u{fffe}' | '\u{ffff}'))
 }
 
-/// How keys are written.
+/// Encoding of keys in the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Encoding {
     Plain,
@@ -44,7 +44,7 @@ impl Encoding {
         }
     }
 
-    /// A key as text. Plain, it must be text that XML can hold: other names are only seen encoded.
+    /// Writes a key. Without encoding, `None` for keys that XML cannot hold.
     pub(crate) fn write(self, key: &[u8]) -> Option<String> {
         if self == Self::Plain {
             let text = std::str::from_utf8(key).ok()?;
@@ -62,7 +62,7 @@ impl Encoding {
         Some(text)
     }
 
-    /// What a request said, as text. Plain, what XML cannot hold is replaced.
+    /// Writes a text from the request. Without encoding, characters that XML cannot hold are replaced.
     pub(crate) fn write_text(self, text: &str) -> String {
         let replaced =
             || text.chars().map(|char| if is_xml_char(char) { char } else { '\u{fffd}' }).collect();
@@ -70,7 +70,7 @@ impl Encoding {
     }
 }
 
-/// A token is where the next page begins.
+/// The continuation token: the place where the next page begins.
 fn token(from: &ListFrom) -> Option<String> {
     let (kind, key) = match from {
         ListFrom::Start => return None,
@@ -89,7 +89,7 @@ fn parse_token(token: &str) -> S3Result<ListFrom> {
     }
 }
 
-/// Where a listing after `marker` begins. A marker that is a common prefix stands for all keys in it.
+/// Where a listing after `marker` begins. A marker that is a common prefix stands for all keys under it.
 pub(crate) fn after(marker: &str, prefix: &str, delimiter: &str) -> ListFrom {
     let rest = marker.strip_prefix(prefix).unwrap_or_default();
     let is_group =
@@ -98,7 +98,7 @@ pub(crate) fn after(marker: &str, prefix: &str, delimiter: &str) -> ListFrom {
     if is_group { ListFrom::Past(marker) } else { ListFrom::After(marker) }
 }
 
-/// What both versions are asked.
+/// Parameters that both versions of the listing share.
 struct Wanted<'a> {
     prefix: &'a str,
     delimiter: &'a str,
@@ -108,7 +108,7 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// A place as the next request of version 1 names it, if it can.
+    /// A place as a marker for the next request of version 1; `None` if a marker cannot express it.
     fn marker(&self, place: &ListFrom) -> Option<String> {
         let key = match place {
             ListFrom::Start => return None,
@@ -118,7 +118,7 @@ impl Wanted<'_> {
         self.encoding.write(key)
     }
 
-    /// Ends a page at its last entry that can be a marker, if the page has to go on and has one.
+    /// Cuts a page after its last entry that can be a marker, if more pages follow and there is such an entry.
     fn end_at_marker(&self, page: &mut ObjectPage) {
         if page.next.as_ref().is_none_or(|next| self.marker(next).is_some()) {
             return;
@@ -130,7 +130,7 @@ impl Wanted<'_> {
     }
 }
 
-/// Where a listing goes on after an entry.
+/// Where a listing continues after an entry.
 fn behind(entry: &ListEntry) -> ListFrom {
     match entry {
         ListEntry::Object(object) => ListFrom::After(object.key.clone()),
@@ -138,7 +138,12 @@ fn behind(entry: &ListEntry) -> ListFrom {
     }
 }
 
-async fn fetch(core: &Core, asked: &Asked, wanted: &Wanted<'_>, from: ListFrom) -> S3Result<ObjectPage> {
+async fn fetch(
+    core: &Services,
+    asked: &Authorized,
+    wanted: &Wanted<'_>,
+    from: ListFrom,
+) -> S3Result<ObjectPage> {
     if wanted.limit == 0 {
         return Ok(ObjectPage { entries: Vec::new(), next: None });
     }
@@ -152,10 +157,10 @@ async fn fetch(core: &Core, asked: &Asked, wanted: &Wanted<'_>, from: ListFrom) 
     core.client.list_objects(query, asked.caller()).await.map_err(object_error)
 }
 
-/// A page that ends where the next request can begin by a name. It is cut there, or goes on until there.
+/// Fetches a page that ends at a name which can be a marker: cuts the page there, or extends it up to there.
 async fn fetch_to_marker(
-    core: &Core,
-    asked: &Asked,
+    core: &Services,
+    asked: &Authorized,
     wanted: &Wanted<'_>,
     mut from: ListFrom,
 ) -> S3Result<ObjectPage> {
@@ -172,7 +177,7 @@ async fn fetch_to_marker(
     Err(s3_error!(InvalidRequest, "Too many names in a row that cannot be markers: use ListObjectsV2."))
 }
 
-/// Objects and common prefixes as they are written. What cannot be is left out.
+/// Objects and common prefixes for the answer. Keys that cannot be written are left out.
 fn write_entries(found: Vec<ListEntry>, wanted: &Wanted<'_>) -> (Vec<Object>, Vec<CommonPrefix>) {
     let (mut contents, mut prefixes) = (Vec::with_capacity(found.len()), Vec::new());
     for entry in found {
@@ -220,10 +225,10 @@ fn limit(max_keys: Option<i32>) -> S3Result<u32> {
 }
 
 pub(crate) async fn list_objects(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<ListObjectsInput>,
 ) -> S3Result<S3Response<ListObjectsOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     let prefix = input.prefix.clone().unwrap_or_default();
     let delimiter = input.delimiter.clone().unwrap_or_default();
@@ -252,10 +257,10 @@ pub(crate) async fn list_objects(
 }
 
 pub(crate) async fn list_objects_v2(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<ListObjectsV2Input>,
 ) -> S3Result<S3Response<ListObjectsV2Output>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     let prefix = input.prefix.clone().unwrap_or_default();
     let delimiter = input.delimiter.clone().unwrap_or_default();
@@ -289,10 +294,10 @@ pub(crate) async fn list_objects_v2(
 
 /// The only version of each object, which S3 calls `null`.
 pub(crate) async fn list_object_versions(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<ListObjectVersionsInput>,
 ) -> S3Result<S3Response<ListObjectVersionsOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     let prefix = input.prefix.clone().unwrap_or_default();
     let delimiter = input.delimiter.clone().unwrap_or_default();
@@ -345,7 +350,7 @@ fn only_version(object: Object) -> ObjectVersion {
     }
 }
 
-/// The delimiter of a request as the answer tells it: one that is empty is none.
+/// The delimiter for the answer: an empty one counts as none.
 pub(crate) fn echoed(delimiter: Option<String>, encoding: Encoding) -> Option<String> {
     delimiter.filter(|delimiter| !delimiter.is_empty()).map(|delimiter| encoding.write_text(&delimiter))
 }

@@ -1,4 +1,4 @@
-//! What the operations do, and what they have in common.
+//! The S3 operations, and helpers that they share.
 
 pub(crate) mod acl;
 pub(crate) mod buckets;
@@ -31,30 +31,30 @@ use crate::gate::RequestContext;
 use crate::identity::Identity;
 use crate::key::ObjectKey;
 
-/// Who asks, about which bucket.
-pub(crate) struct Asked {
+/// The sender of a request and its bucket, after authorization.
+pub(crate) struct Authorized {
     pub(crate) context: Arc<RequestContext>,
 }
 
-impl Asked {
+impl Authorized {
     pub(crate) fn of(extensions: &Extensions) -> S3Result<Self> {
         let context = context(extensions)?;
-        match context.asker.get() {
+        match context.requester.get() {
             Some(_) => Ok(Self { context }),
             None => Err(s3_error!(AccessDenied)),
         }
     }
 
     pub(crate) fn caller(&self) -> Caller {
-        self.context.asker.get().expect("checked when this was made").caller()
+        self.context.requester.get().expect("checked when this was made").caller()
     }
 
-    /// Who asks; nobody without a signature.
+    /// The sender; `None` without a signature.
     pub(crate) fn identity(&self) -> Option<&Identity> {
-        self.context.asker.get()?.identity.as_ref()
+        self.context.requester.get()?.identity.as_ref()
     }
 
-    /// The name of who asks.
+    /// Name of the sender.
     pub(crate) fn user(&self) -> String {
         self.identity().map(|identity| identity.user.name.to_string()).unwrap_or_default()
     }
@@ -65,8 +65,8 @@ impl Asked {
     }
 
     pub(crate) fn bucket(&self) -> S3Result<&Arc<Bucket>> {
-        let asker = self.context.asker.get().expect("checked when this was made");
-        asker.bucket.as_ref().ok_or_else(|| s3_error!(NoSuchBucket))
+        let requester = self.context.requester.get().expect("checked when this was made");
+        requester.bucket.as_ref().ok_or_else(|| s3_error!(NoSuchBucket))
     }
 
     /// An object in the bucket.
@@ -85,7 +85,7 @@ pub(crate) fn object_name(bucket: Ino, key: &str) -> S3Result<ObjectName> {
     Ok(ObjectName { bucket, parts, directory: parsed.is_directory() })
 }
 
-/// Where a part of a text begins.
+/// Offset of a part of a text.
 fn offset(whole: &str, part: &str) -> usize {
     part.as_ptr() as usize - whole.as_ptr() as usize
 }
@@ -97,7 +97,7 @@ fn etags(condition: Option<&ETagCondition>) -> Option<EtagMatch> {
     })
 }
 
-/// The ETags of a list. The protocol library takes `"a", "b"` for one ETag, `a", "b`; none has quotes in it.
+/// The ETags of a list. The protocol library parses `"a", "b"` as the single ETag `a", "b`; no ETag has quotes in it.
 fn listed(value: &str) -> Vec<String> {
     let parts: Vec<&str> = value.split('"').collect();
     let is_comma = |between: &str| matches!(between.trim().strip_suffix("W/").unwrap_or(between).trim(), ",");
@@ -107,14 +107,14 @@ fn listed(value: &str) -> Vec<String> {
     }
 }
 
-/// Whether the ranges of a request are wanted of an object as it is: `If-Range` names the one that the client has a
+/// Whether the ranges of a request apply to the object as it is: `If-Range` names the version that the client has a
 /// part of.
 pub(crate) fn wants_range(headers: &HeaderMap, info: &ObjectInfo) -> bool {
     let Some(value) = headers.get(header::IF_RANGE) else { return true };
     let text = value.to_str().unwrap_or_default();
     match Timestamp::parse(TimestampFormat::HttpDate, text) {
         Ok(at) => at == timestamp(info.attr.mtime_ns),
-        // A weak ETag is never enough.
+        // A weak ETag never matches.
         Err(_) => text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text) == info.etag,
     }
 }
@@ -149,7 +149,7 @@ pub(crate) fn nanoseconds(timestamp: &Timestamp) -> i64 {
     i64::try_from(time.unix_timestamp_nanos()).unwrap_or(i64::MAX)
 }
 
-/// A time, in whole seconds, as HTTP tells it.
+/// A time in whole seconds, as in HTTP.
 pub(crate) fn timestamp(ns: i64) -> Timestamp {
     let time = time::OffsetDateTime::from_unix_timestamp(ns.div_euclid(1_000_000_000));
     Timestamp::from(time.unwrap_or(time::OffsetDateTime::UNIX_EPOCH))
@@ -166,7 +166,7 @@ pub(crate) fn strong(etag: impl Into<String>) -> ETag {
     ETag::Strong(etag.into())
 }
 
-/// There are no versions.
+/// Refuses every version but `null`: objects have no versions.
 pub(crate) fn check_version(version: Option<&str>) -> S3Result<()> {
     match version {
         None | Some("null") => Ok(()),
@@ -177,7 +177,7 @@ pub(crate) fn check_version(version: Option<&str>) -> S3Result<()> {
     }
 }
 
-/// A header that asks for something that is not there must not be ignored.
+/// Refuses headers that ask for a feature that is not supported.
 pub(crate) fn refuse_unsupported(asked: &[(&str, bool)]) -> S3Result<()> {
     match asked.iter().find(|(_, is_asked)| *is_asked) {
         Some((what, _)) => Err(s3_error!(NotImplemented, "{what} is not implemented.")),

@@ -16,9 +16,9 @@ use super::acl::owner;
 use super::checksum::{checksum_fields, checksum_kind, checksums_of, set_checksum};
 use super::listing::{Encoding, echoed};
 use super::put::{Incoming, ReceivedBody, check_object, discard, object_meta, receive};
-use super::{Asked, strong, timestamp, write_conditions};
+use super::{Authorized, strong, timestamp, write_conditions};
 use crate::error::object_error;
-use crate::gate::Core;
+use crate::gate::Services;
 use crate::hash::{self, Claims};
 use crate::identity::PolicyFacts;
 
@@ -42,7 +42,7 @@ fn parse_id(id: &str) -> S3Result<u64> {
 }
 
 /// The upload that a request names.
-pub(crate) fn upload(asked: &Asked, key: &str, id: &str) -> S3Result<UploadRef> {
+pub(crate) fn upload(asked: &Authorized, key: &str, id: &str) -> S3Result<UploadRef> {
     Ok(UploadRef { name: asked.name(key)?, id: parse_id(id)? })
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn part_number(number: i32) -> S3Result<u16> {
     })
 }
 
-/// Which checksum an upload's object has.
+/// Type of the checksum of an upload's object.
 fn checksum_type(input: &CreateMultipartUploadInput) -> S3Result<Option<StoredType>> {
     use client::object::ChecksumAlgorithm as Algorithm;
     let Some(name) = input.checksum_algorithm.as_ref() else {
@@ -85,10 +85,10 @@ fn checksum_type(input: &CreateMultipartUploadInput) -> S3Result<Option<StoredTy
 }
 
 pub(crate) async fn create_multipart_upload(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<CreateMultipartUploadInput>,
 ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let mut input = request.input;
     check_object!(input);
     let name = asked.name(&input.key)?;
@@ -112,16 +112,16 @@ pub(crate) async fn create_multipart_upload(
     }))
 }
 
-/// What an upload was begun with.
-pub(crate) async fn begun(core: &Core, upload: &UploadRef, caller: Caller) -> S3Result<PartPage> {
+/// Settings with which an upload was begun.
+pub(crate) async fn begun(core: &Services, upload: &UploadRef, caller: Caller) -> S3Result<PartPage> {
     core.client.list_parts(upload.clone(), PARTS_MAX, 1, caller).await.map_err(object_error)
 }
 
 pub(crate) async fn upload_part(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<UploadPartInput>,
 ) -> S3Result<S3Response<UploadPartOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let mut input = request.input;
     let upload = upload(&asked, &input.key, &input.upload_id)?;
     let number = part_number(input.part_number)?;
@@ -150,7 +150,7 @@ pub(crate) async fn upload_part(
     if let Some(checksum) = &checksum {
         set_checksum!(output, checksum, 0);
     }
-    // What an upload without an algorithm brings is verified, and not needed again.
+    // Without an algorithm in the upload, the checksum of a part is verified and not stored.
     let kept = checksum.filter(|_| of.is_some());
     let part = PutPart { upload, number, etag, checksum: kept, caller: asked.caller() };
     let stored = match received.body {
@@ -163,8 +163,8 @@ pub(crate) async fn upload_part(
     Ok(S3Response::new(output))
 }
 
-/// All parts of an upload that are named.
-async fn all_parts(core: &Core, upload: &UploadRef, caller: &Caller) -> S3Result<Vec<PartInfo>> {
+/// All parts of an upload.
+async fn all_parts(core: &Services, upload: &UploadRef, caller: &Caller) -> S3Result<Vec<PartInfo>> {
     let mut parts = Vec::new();
     let mut after = 0;
     loop {
@@ -179,20 +179,20 @@ async fn all_parts(core: &Core, upload: &UploadRef, caller: &Caller) -> S3Result
     }
 }
 
-/// The ETag of an object made of parts: the MD5 of their MD5s, and how many they are.
+/// The ETag of an object made of parts: the MD5 of their MD5s, and the number of parts.
 fn combined_etag(parts: &[CompletePart]) -> String {
     let mut md5 = Md5::new();
     for part in parts {
         match hash::unhex(&part.etag) {
             Some(bytes) => md5.update(&bytes),
-            // A part that was copied has an ETag that is no MD5.
+            // The ETag of a copied part is no MD5.
             None => md5.update(part.etag.as_bytes()),
         }
     }
     format!("{}-{}", hash::hex(md5.finalize().as_ref()), parts.len())
 }
 
-/// The one checksum that a part of the list names.
+/// The checksum that the list names for a part; at most one.
 fn named_checksum(part: &CompletedPart) -> S3Result<Option<Bytes>> {
     match checksums_of!(part).into_iter().flatten().next() {
         Some(text) => {
@@ -245,7 +245,7 @@ fn combined_checksum(
     Ok(StoredChecksum { of, value: value.into() })
 }
 
-/// Compares with what the client said about the whole object.
+/// Compares with the checksum that the client sent for the whole object.
 fn check_claim(
     input: &CompleteMultipartUploadInput,
     checksum: &StoredChecksum,
@@ -262,7 +262,7 @@ fn check_claim(
             claim.as_str()
         ));
     }
-    // The value of a composite checksum may come without the number of parts, which the list tells anyway.
+    // A composite checksum may come without its number of parts, which the list has anyway.
     let bare = checksum_fields(checksum, 0);
     let mut claims = checksums_of!(input).into_iter().zip(checksums_of!(ours)).zip(checksums_of!(bare));
     match claims.any(|((claim, ours), bare)| claim.is_some() && claim != ours && claim != bare) {
@@ -274,10 +274,10 @@ fn check_claim(
 }
 
 pub(crate) async fn complete_multipart_upload(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<CompleteMultipartUploadInput>,
 ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let mut input = request.input;
     let upload = upload(&asked, &input.key, &input.upload_id)?;
     let parts = named_parts(input.multipart_upload.take())?;
@@ -287,7 +287,7 @@ pub(crate) async fn complete_multipart_upload(
     let done = finish(core, &input, upload.clone(), parts, &etag, conditions, &caller).await;
     let checksum = match done {
         Ok(checksum) => checksum,
-        // The answer to the first try may have been lost.
+        // The answer to the first attempt may have been lost.
         Err(error) if error.code().as_str() == "NoSuchUpload" => {
             let info = core.client.head_object(upload.name, Conditions::default(), caller).await;
             match info {
@@ -312,7 +312,7 @@ pub(crate) async fn complete_multipart_upload(
 }
 
 async fn finish(
-    core: &Core,
+    core: &Services,
     input: &CompleteMultipartUploadInput,
     upload: UploadRef,
     parts: Vec<CompletePart>,
@@ -352,10 +352,10 @@ async fn finish(
 }
 
 pub(crate) async fn abort_multipart_upload(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<AbortMultipartUploadInput>,
 ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let upload = upload(&asked, &request.input.key, &request.input.upload_id)?;
     core.client.abort_upload(upload, asked.caller()).await.map_err(object_error)?;
     Ok(S3Response::with_status(AbortMultipartUploadOutput::default(), hyper::StatusCode::NO_CONTENT))
@@ -384,10 +384,10 @@ fn page_limit(most: Option<i32>) -> S3Result<i32> {
 }
 
 pub(crate) async fn list_parts(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<ListPartsInput>,
 ) -> S3Result<S3Response<ListPartsOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     let upload = upload(&asked, &input.key, &input.upload_id)?;
     let most = page_limit(input.max_parts)?;
@@ -421,12 +421,12 @@ pub(crate) async fn list_parts(
     }))
 }
 
-/// Where a list of uploads goes on.
+/// Where a list of uploads continues.
 fn upload_query(input: &ListMultipartUploadsInput, bucket: base::Ino, limit: u32) -> S3Result<UploadQuery> {
     let prefix = input.prefix.as_deref().unwrap_or_default();
     let delimiter = input.delimiter.as_deref().unwrap_or_default();
     let marker = input.key_marker.as_deref().filter(|marker| !marker.is_empty());
-    // Without a key, the id is ignored.
+    // The id is ignored if there is no key.
     let id = input.upload_id_marker.as_deref().filter(|id| !id.is_empty() && marker.is_some());
     let id = id.map(parse_id).transpose()?;
     let past = marker.and_then(|marker| match super::listing::after(marker, prefix, delimiter) {
@@ -444,10 +444,10 @@ fn upload_query(input: &ListMultipartUploadsInput, bucket: base::Ino, limit: u32
 }
 
 pub(crate) async fn list_multipart_uploads(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<ListMultipartUploadsInput>,
 ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let input = request.input;
     let encoding = Encoding::of(input.encoding_type.as_ref())?;
     let most = page_limit(input.max_uploads)?;
@@ -461,7 +461,7 @@ pub(crate) async fn list_multipart_uploads(
     for entry in page.entries {
         match entry {
             UploadEntry::Upload { key, id, started_ns, uid, checksum } => {
-                // One that XML cannot hold is there all the same: pages go on behind it.
+                // A key that XML cannot hold exists all the same: the next page begins after it.
                 let text = encoding.write(&key).or_else(|| String::from_utf8(key.to_vec()).ok());
                 next = Some((text.clone(), Some(write_id(id))));
                 let user = owner(uid);

@@ -1,5 +1,5 @@
-//! Questions about features that are not there. They are answered as AWS answers when nothing is set, for programs ask them
-//! before they do anything else; setting any of it is refused.
+//! Reads of settings that are not supported. They answer as AWS does when nothing is set, because programs read them
+//! before anything else; writes of these settings are refused.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use hyper::StatusCode;
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
-use super::Asked;
+use super::Authorized;
 use crate::error::custom;
-use crate::gate::Core;
+use crate::gate::Services;
 
 type Answer<T> = S3Result<S3Response<T>>;
 
 fn check<T>(request: &S3Request<T>) -> S3Result<()> {
-    Asked::of(&request.extensions)?.bucket().map(|_| ())
+    Authorized::of(&request.extensions)?.bucket().map(|_| ())
 }
 
 pub(crate) async fn get_bucket_accelerate_configuration(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketAccelerateConfigurationInput>,
 ) -> Answer<GetBucketAccelerateConfigurationOutput> {
     check(&request)?;
@@ -26,7 +26,7 @@ pub(crate) async fn get_bucket_accelerate_configuration(
 }
 
 pub(crate) async fn get_bucket_encryption(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketEncryptionInput>,
 ) -> Answer<GetBucketEncryptionOutput> {
     check(&request)?;
@@ -38,7 +38,7 @@ pub(crate) async fn get_bucket_encryption(
 }
 
 pub(crate) async fn get_bucket_lifecycle_configuration(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketLifecycleConfigurationInput>,
 ) -> Answer<GetBucketLifecycleConfigurationOutput> {
     check(&request)?;
@@ -50,7 +50,7 @@ pub(crate) async fn get_bucket_lifecycle_configuration(
 }
 
 pub(crate) async fn get_bucket_logging(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketLoggingInput>,
 ) -> Answer<GetBucketLoggingOutput> {
     check(&request)?;
@@ -58,7 +58,7 @@ pub(crate) async fn get_bucket_logging(
 }
 
 pub(crate) async fn get_bucket_notification_configuration(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketNotificationConfigurationInput>,
 ) -> Answer<GetBucketNotificationConfigurationOutput> {
     check(&request)?;
@@ -66,7 +66,7 @@ pub(crate) async fn get_bucket_notification_configuration(
 }
 
 pub(crate) async fn get_bucket_ownership_controls(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketOwnershipControlsInput>,
 ) -> Answer<GetBucketOwnershipControlsOutput> {
     check(&request)?;
@@ -77,10 +77,10 @@ pub(crate) async fn get_bucket_ownership_controls(
 }
 
 pub(crate) async fn get_bucket_policy_status(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketPolicyStatusInput>,
 ) -> Answer<GetBucketPolicyStatusOutput> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     match &asked.bucket()?.policy {
         Some(policy) => {
             let policy_status = Some(PolicyStatus { is_public: Some(policy.is_public()) });
@@ -91,7 +91,7 @@ pub(crate) async fn get_bucket_policy_status(
 }
 
 pub(crate) async fn get_bucket_replication(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketReplicationInput>,
 ) -> Answer<GetBucketReplicationOutput> {
     check(&request)?;
@@ -103,7 +103,7 @@ pub(crate) async fn get_bucket_replication(
 }
 
 pub(crate) async fn get_bucket_request_payment(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketRequestPaymentInput>,
 ) -> Answer<GetBucketRequestPaymentOutput> {
     check(&request)?;
@@ -112,7 +112,7 @@ pub(crate) async fn get_bucket_request_payment(
 }
 
 pub(crate) async fn get_bucket_website(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketWebsiteInput>,
 ) -> Answer<GetBucketWebsiteOutput> {
     check(&request)?;
@@ -124,7 +124,7 @@ pub(crate) async fn get_bucket_website(
 }
 
 pub(crate) async fn get_object_lock_configuration(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetObjectLockConfigurationInput>,
 ) -> Answer<GetObjectLockConfigurationOutput> {
     check(&request)?;
@@ -136,7 +136,7 @@ pub(crate) async fn get_object_lock_configuration(
 }
 
 pub(crate) async fn get_public_access_block(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetPublicAccessBlockInput>,
 ) -> Answer<GetPublicAccessBlockOutput> {
     check(&request)?;

@@ -1,4 +1,4 @@
-//! Writing objects: bytes first, the name when they are durable.
+//! Writing objects: the bytes are made durable before the object gets its name.
 
 use std::sync::Arc;
 
@@ -16,35 +16,35 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::checksum::set_checksum;
 use super::listing::Encoding;
-use super::{Asked, acl, refuse_unsupported, strong, tags, write_conditions};
+use super::{Authorized, acl, refuse_unsupported, strong, tags, write_conditions};
 use crate::error::{body_error, object_error};
-use crate::gate::{Core, Origin};
+use crate::gate::{Origin, Services};
 use crate::hash::{self, Claims, Digested, Digests, Passing};
 use crate::identity::PolicyFacts;
 use crate::server::{FormFields, Unread};
 
 /// Largest object that is put in one piece, and largest part.
 const PUT_BYTES_MAX: u64 = 5 << 30;
-/// Bodies up to this size are held in memory and stored with one request ...
+/// Bodies up to this size stay in memory and are stored with one request ...
 const SMALL_BYTES_MAX: u64 = 64 << 10;
-/// ... and these if there is memory for them.
+/// ... and bodies up to this size too, if there is memory for them.
 const WHOLE_BYTES_MAX: u64 = 2 << 20;
-/// User metadata: names and values together.
+/// Largest user metadata, names and values together.
 const METADATA_BYTES_MAX: usize = 2048;
 
-/// A body that was received and compared with what the client said of it.
+/// A body that was received and matches its digests.
 pub(crate) struct Received {
     pub(crate) body: ReceivedBody,
     pub(crate) digested: Digested,
 }
 
 pub(crate) enum ReceivedBody {
-    /// With its place among those that are held in memory; a small one is held without, if there is none.
+    /// In memory, with its share of [`Services::bodies`]; a small body needs no share.
     Whole(Bytes, Option<OwnedSemaphorePermit>),
     Staged(Ino),
 }
 
-/// What is known of a body before it comes.
+/// Facts of a body that are known before it comes.
 pub(crate) struct Incoming<'a> {
     pub(crate) stream: Option<StreamingBlob>,
     pub(crate) content_length: Option<i64>,
@@ -53,7 +53,7 @@ pub(crate) struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    /// A trailer of a body that has come.
+    /// A trailer of the received body.
     fn trailer(&self, name: &str) -> Option<String> {
         let decoded = self.trailers.and_then(|trailers| {
             trailers.read(|headers| headers.get(name)?.to_str().ok().map(str::to_owned))?
@@ -62,9 +62,13 @@ impl Incoming<'_> {
     }
 }
 
-/// Receives a body: small ones into memory, others into a staged file.
-pub(crate) async fn receive(core: &Core, mut incoming: Incoming<'_>, claims: Claims) -> S3Result<Received> {
-    // Of a form, the length in the header is that of the form.
+/// Receives a body: a small one into memory, a large one into a staged file.
+pub(crate) async fn receive(
+    core: &Services,
+    mut incoming: Incoming<'_>,
+    claims: Claims,
+) -> S3Result<Received> {
+    // The length in the header of a form is that of the whole form.
     let exact = incoming.stream.as_ref().and_then(|stream| stream.remaining_length().exact());
     let length = match (incoming.unread.decoded_bytes(), exact, incoming.content_length) {
         (Some(decoded), ..) => Some(decoded),
@@ -106,8 +110,8 @@ pub(crate) async fn receive(core: &Core, mut incoming: Incoming<'_>, claims: Cla
     }
 }
 
-/// Drops what was received and not used.
-pub(crate) fn discard(core: &Core, body: &ReceivedBody) {
+/// Drops a received body that is not used.
+pub(crate) fn discard(core: &Services, body: &ReceivedBody) {
     if let ReceivedBody::Staged(ino) = body {
         core.client.discard(*ino);
     }
@@ -150,7 +154,7 @@ async fn collect(stream: Option<StreamingBlob>, length: u64, digests: &mut Passi
 }
 
 async fn store(
-    core: &Core,
+    core: &Services,
     stream: Option<StreamingBlob>,
     length: u64,
     digests: &mut Passing,
@@ -164,7 +168,7 @@ async fn store(
 }
 
 async fn fill(
-    core: &Core,
+    core: &Services,
     staged: Ino,
     stream: Option<StreamingBlob>,
     length: u64,
@@ -185,8 +189,13 @@ async fn fill(
     if off == length { Ok(()) } else { Err(incomplete(length, off)) }
 }
 
-/// Gives a received body its name. What was staged is gone or used afterwards.
-async fn publish(core: &Core, name: ObjectName, body: ReceivedBody, put: PutOptions) -> S3Result<ObjectInfo> {
+/// Gives a received body its name. The staged file is used up or removed afterwards.
+async fn publish(
+    core: &Services,
+    name: ObjectName,
+    body: ReceivedBody,
+    put: PutOptions,
+) -> S3Result<ObjectInfo> {
     match body {
         ReceivedBody::Whole(bytes, _memory) => {
             core.client.put_object_bytes(name, bytes, put).await.map_err(object_error)
@@ -198,7 +207,7 @@ async fn publish(core: &Core, name: ObjectName, body: ReceivedBody, put: PutOpti
     }
 }
 
-/// `aws-chunked` is how the body came, not what it is.
+/// Removes `aws-chunked`, which describes the transfer and not the object.
 fn content_encoding(encoding: Option<String>) -> Option<String> {
     let encoding = encoding?;
     let kept: Vec<&str> = encoding
@@ -209,7 +218,7 @@ fn content_encoding(encoding: Option<String>) -> Option<String> {
     (!kept.is_empty() && !kept[0].is_empty()).then(|| kept.join(","))
 }
 
-/// User metadata in the order that it is stored in.
+/// User metadata in the order in which it is stored.
 pub(crate) fn user_metadata(metadata: Option<Metadata>) -> S3Result<Vec<(String, String)>> {
     let mut user: Vec<(String, String)> = metadata.unwrap_or_default().into_iter().collect();
     user.sort_unstable();
@@ -223,7 +232,7 @@ pub(crate) fn user_metadata(metadata: Option<Metadata>) -> S3Result<Vec<(String,
     Ok(user)
 }
 
-/// Headers and metadata of a new object, from any of the inputs that have them.
+/// Headers and metadata of a new object, from any input type that has them.
 macro_rules! object_meta {
     ($input:ident) => {{
         let tags = match $input.tagging.as_deref() {
@@ -253,15 +262,15 @@ pub(crate) fn meta(
     tags: Vec<(String, String)>,
 ) -> S3Result<ObjectMeta> {
     headers.content_encoding = content_encoding(headers.content_encoding);
-    // An empty header says nothing.
+    // An empty header counts as none.
     headers.content_type = headers.content_type.filter(|value| !value.is_empty());
     let user = user_metadata(metadata)?;
     check_headers(&headers, &user)?;
     Ok(ObjectMeta { headers, user, tags, ..ObjectMeta::default() })
 }
 
-/// Whether the headers of an answer can hold it all. What came in headers is such; what came in the fields of a form may
-/// be anything. Values of user metadata are encoded where they must be.
+/// Refuses headers that an answer could not carry. Those of requests can always be carried; fields of a form may hold
+/// anything. Values of user metadata are encoded where necessary.
 fn check_headers(headers: &ObjectHeaders, user: &[(String, String)]) -> S3Result<()> {
     let values = [
         ("Content-Type", &headers.content_type),
@@ -286,14 +295,14 @@ fn check_headers(headers: &ObjectHeaders, user: &[(String, String)]) -> S3Result
     }
 }
 
-/// Refuses what an object cannot have here.
+/// Refuses features that objects do not have here.
 macro_rules! check_object {
     ($input:ident) => {{
         $crate::ops::refuse_unsupported(&[
             ("Object lock", $input.object_lock_mode.is_some()),
             ("Object lock", $input.object_lock_legal_hold_status.is_some()),
             ("Object lock", $input.object_lock_retain_until_date.is_some()),
-            // Headers were looked at before; a form may have fields that only the library understood.
+            // Headers were checked before; a form may have fields that only the library parsed.
             ("Server-side encryption", $input.server_side_encryption.is_some()),
             ("Server-side encryption", $input.ssekms_key_id.is_some()),
             ("Server-side encryption", $input.ssekms_encryption_context.is_some()),
@@ -320,14 +329,14 @@ pub(crate) fn check_storage_class(class: Option<&StorageClass>) -> S3Result<()> 
 }
 
 pub(crate) async fn put_object(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<PutObjectInput>,
 ) -> S3Result<S3Response<PutObjectOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let mut input = request.input;
     check_object!(input);
     refuse_unsupported(&[("Appending", input.write_offset_bytes.is_some())])?;
-    // A form has key and length in its fields, which come after authorization.
+    // The key and the length of a form are in its fields, which are parsed after authorization.
     let is_form = request.method == hyper::Method::POST;
     let form = asked.context.unread.form().filter(|_| is_form);
     acl::check_canned(form.and_then(|form| form.acl.as_deref()))?;
@@ -368,7 +377,7 @@ pub(crate) async fn put_object(
     meta.checksum = received.digested.checksum;
     let put = PutOptions { meta, conditions, caller: asked.caller() };
     let info = publish(core, name, received.body, put).await?;
-    // The answer to a form has it as text, to which the protocol library adds no quotes.
+    // The answer to a form is a text, where the protocol library adds no quotes.
     let etag = if is_form { format!("\"{}\"", info.etag) } else { info.etag };
     let mut output = PutObjectOutput { e_tag: Some(strong(etag)), ..PutObjectOutput::default() };
     if let Some(checksum) = &checksum {
@@ -383,7 +392,7 @@ pub(crate) async fn put_object(
     Ok(response)
 }
 
-/// What the answer to a form tells in headers; the protocol library has none there.
+/// Headers of the answer to a form; the protocol library sets none.
 fn form_headers(
     output: &PutObjectOutput,
     checksum: Option<&StoredChecksum>,
@@ -403,7 +412,7 @@ fn form_headers(
     headers
 }
 
-/// The address of an object that a form was posted for, at the address of its bucket.
+/// The address of an object that a form was posted for, from the address of its bucket.
 fn location(origin: Origin, bucket: &Uri, headers: &HeaderMap, key: &str) -> Option<HeaderValue> {
     let host = headers.get(header::HOST)?.to_str().ok()?;
     let scheme = if origin.is_secure { "https" } else { "http" };
@@ -411,13 +420,13 @@ fn location(origin: Origin, bucket: &Uri, headers: &HeaderMap, key: &str) -> Opt
     HeaderValue::from_str(&format!("{scheme}://{host}{path}/{key}")).ok()
 }
 
-/// What the fields of a form say that policies look at, as headers would.
+/// Fields of a form that policies look at, as headers.
 fn policy_headers(form: &FormFields) -> HeaderMap {
     let acl = form.acl.as_deref().and_then(|acl| HeaderValue::from_str(acl).ok());
     acl.into_iter().map(|acl| (HeaderName::from_static("x-amz-acl"), acl)).collect()
 }
 
-/// What the fields of a form say of the digests of its file, as headers would.
+/// Digests in the fields of a form, as headers.
 fn digest_headers(input: &PutObjectInput) -> S3Result<HeaderMap> {
     let algorithm = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str().to_owned());
     let fields = [

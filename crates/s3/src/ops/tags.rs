@@ -8,10 +8,10 @@ use s3s::dto::*;
 use s3s::xml::{Deserialize as _, Deserializer};
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
-use super::{Asked, check_version};
+use super::{Authorized, check_version};
 use crate::bucket::TAGS;
 use crate::error::{custom, object_error};
-use crate::gate::Core;
+use crate::gate::Services;
 
 const OBJECT_TAGS_MAX: usize = 10;
 const BUCKET_TAGS_MAX: usize = 50;
@@ -43,7 +43,7 @@ fn check(tags: Tags, most: usize) -> S3Result<Tags> {
     Ok(tags)
 }
 
-/// Tags as `x-amz-tagging` has them: a query.
+/// Parses the header `x-amz-tagging`: a query string.
 pub(crate) fn parse_header(text: &str) -> S3Result<Tags> {
     let decode = |part: &str| urlencoding::decode(&part.replace('+', " ")).map(|part| part.into_owned());
     let pair = |pair: &str| {
@@ -58,7 +58,7 @@ pub(crate) fn parse_header(text: &str) -> S3Result<Tags> {
     check(tags, OBJECT_TAGS_MAX)
 }
 
-/// Tags as the field `tagging` of a form has them: a document.
+/// Parses the field `tagging` of a form: an XML document.
 pub(crate) fn parse_document(text: &str) -> S3Result<Tags> {
     let mut reader = Deserializer::new(text.as_bytes());
     let tagging = Tagging::deserialize(&mut reader).and_then(|tagging| reader.expect_eof().map(|()| tagging));
@@ -77,10 +77,10 @@ fn to_set(tags: Tags) -> TagSet {
 }
 
 pub(crate) async fn get_object_tagging(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<GetObjectTaggingInput>,
 ) -> S3Result<S3Response<GetObjectTaggingOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     check_version(request.input.version_id.as_deref())?;
     let name = asked.name(&request.input.key)?;
     let info =
@@ -88,21 +88,21 @@ pub(crate) async fn get_object_tagging(
     Ok(S3Response::new(GetObjectTaggingOutput { tag_set: to_set(info.meta.tags), version_id: None }))
 }
 
-async fn set_tags(core: &Core, asked: &Asked, key: &str, tags: Tags) -> S3Result<()> {
+async fn set_tags(core: &Services, asked: &Authorized, key: &str, tags: Tags) -> S3Result<()> {
     let name = asked.name(key)?;
     let set = core.client.set_object_tags(name, tags, asked.caller()).await;
     set.map(|_| ()).map_err(object_error)
 }
 
 pub(crate) async fn put_object_tagging(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<PutObjectTaggingInput>,
 ) -> S3Result<S3Response<PutObjectTaggingOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     check_version(request.input.version_id.as_deref())?;
     let (key, bucket) = (&request.input.key, asked.bucket()?);
     let tags = from_set(request.input.tagging.tag_set, OBJECT_TAGS_MAX);
-    // Policies look at what is to be set, which comes after everything else.
+    // Policies look at the new tags; errors in the tags are reported after authorization.
     let given = tags.as_deref().ok();
     core.may_with_tags(&asked.context, "s3:PutObjectTagging", bucket, key, given).await?;
     set_tags(core, &asked, key, tags?).await?;
@@ -110,20 +110,20 @@ pub(crate) async fn put_object_tagging(
 }
 
 pub(crate) async fn delete_object_tagging(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<DeleteObjectTaggingInput>,
 ) -> S3Result<S3Response<DeleteObjectTaggingOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     check_version(request.input.version_id.as_deref())?;
     set_tags(core, &asked, &request.input.key, Vec::new()).await?;
     Ok(S3Response::new(DeleteObjectTaggingOutput::default()))
 }
 
 pub(crate) async fn get_bucket_tagging(
-    _core: &Arc<Core>,
+    _core: &Arc<Services>,
     request: S3Request<GetBucketTaggingInput>,
 ) -> S3Result<S3Response<GetBucketTaggingOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let stored = asked.bucket()?.setting(TAGS);
     let tags = stored.and_then(|text| serde_json::from_slice::<Tags>(text).ok());
     match tags {
@@ -133,10 +133,10 @@ pub(crate) async fn get_bucket_tagging(
 }
 
 pub(crate) async fn put_bucket_tagging(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<PutBucketTaggingInput>,
 ) -> S3Result<S3Response<PutBucketTaggingOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     let tags = from_set(request.input.tagging.tag_set, BUCKET_TAGS_MAX)?;
     let text = serde_json::to_vec(&tags).map_err(s3s::S3Error::internal_error)?;
     core.buckets.set(asked.bucket()?, TAGS, Some(text.into())).await?;
@@ -144,10 +144,10 @@ pub(crate) async fn put_bucket_tagging(
 }
 
 pub(crate) async fn delete_bucket_tagging(
-    core: &Arc<Core>,
+    core: &Arc<Services>,
     request: S3Request<DeleteBucketTaggingInput>,
 ) -> S3Result<S3Response<DeleteBucketTaggingOutput>> {
-    let asked = Asked::of(&request.extensions)?;
+    let asked = Authorized::of(&request.extensions)?;
     core.buckets.set(asked.bucket()?, TAGS, None).await?;
     Ok(S3Response::with_status(DeleteBucketTaggingOutput::default(), hyper::StatusCode::NO_CONTENT))
 }

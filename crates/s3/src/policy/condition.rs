@@ -1,7 +1,7 @@
-//! The `Condition` of a statement: what must hold of a request besides action and resource.
+//! The `Condition` of a statement: what a request must satisfy besides action and resource.
 //!
-//! Operators and keys are all that must hold; of several values, any. A key that the request lacks makes a condition
-//! false, a negated one true, and one with `IfExists` true.
+//! All operators and keys must hold; of several values, one is enough. If the request lacks a key, a condition is
+//! false, a negated condition true, and a condition with `IfExists` true.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -11,20 +11,20 @@ use super::pattern::{Case, Pattern, Syntax, Values};
 use super::{Facts, json::Json};
 use crate::instant;
 
-/// One key with its operator and values.
+/// One condition key with its operator and values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Condition {
     key: Key,
     test: Test,
-    /// The operator's name has `Not`.
+    /// The operator's name contains `Not`.
     negated: bool,
     /// The operator's name ends in `IfExists`.
     if_exists: bool,
-    /// How the operator's name begins; keys of several values have it, and no others.
+    /// Prefix of the operator's name; keys with several values have one, and no others.
     quantifier: Option<Quantifier>,
 }
 
-/// What a condition looks at.
+/// Condition keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Key {
     SourceIp,
@@ -38,17 +38,17 @@ enum Key {
     MaxKeys,
     Referer,
     UserAgent,
-    /// A header of the request, by its name.
+    /// A header of the request, by name.
     Header(&'static str),
-    /// A tag of the object that is there, by its name.
+    /// A tag of the existing object, by name.
     ExistingTag(String),
-    /// A tag that the request gives, by its name.
+    /// A tag that the request sets, by name.
     RequestTag(String),
-    /// The names of all tags that the request gives.
+    /// The names of all tags that the request sets.
     RequestTagNames,
 }
 
-/// Condition keys that are headers.
+/// Condition keys that read headers.
 const HEADERS: [(&str, &str); 5] = [
     ("s3:x-amz-acl", "x-amz-acl"),
     ("s3:x-amz-content-sha256", "x-amz-content-sha256"),
@@ -58,23 +58,23 @@ const HEADERS: [(&str, &str); 5] = [
 ];
 const COPY_SOURCE: &str = "x-amz-copy-source";
 
-/// How a key of several values is looked at.
+/// How a key with several values is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Quantifier {
-    /// `ForAnyValue`: one of them must do.
+    /// `ForAnyValue`: one of the values must match.
     Any,
-    /// `ForAllValues`: each of them must; also if there are none.
+    /// `ForAllValues`: each of the values must match; true if there are none.
     All,
 }
 
-/// What is compared, with the values to compare with.
+/// The comparison and the values of the policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Test {
     Text(Vec<Pattern>, Case),
     Number(Comparison, Vec<i64>),
     Bool(bool),
     Address(Vec<Network>),
-    /// `Null`: whether the key is missing.
+    /// `Null`: whether the request lacks the key.
     Missing(bool),
 }
 
@@ -94,7 +94,7 @@ struct Network {
     prefix_bits: u8,
 }
 
-/// The kind of test that an operator is, without values.
+/// Kinds of operators, without values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Text { wildcards: bool, case: Case },
@@ -112,7 +112,7 @@ struct Operator {
     quantifier: Option<Quantifier>,
 }
 
-/// A key's value in a request.
+/// Value of a key in a request.
 enum Value<'a> {
     Text(Cow<'a, str>),
     Texts(Vec<&'a str>),
@@ -168,7 +168,7 @@ impl Operator {
 
 impl Key {
     fn parse(name: &str) -> Option<Self> {
-        // Names of tags have a letter case, of all that is before them only it has none.
+        // Tag names are case-sensitive; the part of the key before them is not.
         let tag = |start: &str| {
             let (head, tag) = name.split_at_checked(start.len())?;
             (head.eq_ignore_ascii_case(start) && !tag.is_empty()).then(|| tag.to_owned())
@@ -196,7 +196,7 @@ impl Key {
         })
     }
 
-    /// Whether the operator compares what the key holds.
+    /// Whether the operator can compare values of this key.
     fn takes(&self, kind: Kind) -> bool {
         match self {
             _ if kind == Kind::Missing => true,
@@ -218,7 +218,7 @@ impl Key {
         }
     }
 
-    /// Whether it is looked at with a quantifier: it may have several values.
+    /// Whether the key can have several values and needs a quantifier.
     fn has_several(&self) -> bool {
         *self == Self::RequestTagNames
     }
@@ -254,13 +254,13 @@ impl Key {
     }
 }
 
-/// A copy's source as policies have it: `BUCKET/KEY`, not encoded.
+/// The source of a copy as in policies: `BUCKET/KEY`, not encoded.
 fn copy_source(value: &str) -> Cow<'_, str> {
     let value = value.strip_prefix('/').unwrap_or(value);
     urlencoding::decode(value).unwrap_or(Cow::Borrowed(value))
 }
 
-/// Reads the member `Condition`.
+/// Parses the member `Condition`.
 pub(super) fn parse_conditions(json: Json, place: &Place, variables: bool) -> Result<Vec<Condition>, Fault> {
     let Json::Object(operators) = json else { return Err(place.fault("must be an object")) };
     let mut conditions = Vec::new();
@@ -342,12 +342,12 @@ fn parse_bool(texts: &[String], place: &Place) -> Result<bool, Fault> {
 }
 
 impl Condition {
-    /// Whether it looks at tags of the object that is there.
+    /// Whether the condition depends on tags of the existing object.
     pub(super) fn looks_at_existing_tags(&self) -> bool {
         matches!(self.key, Key::ExistingTag(_))
     }
 
-    /// Whether it holds for some addresses only.
+    /// Whether the condition holds for some addresses only.
     pub(super) fn limits_address(&self) -> bool {
         self.key == Key::SourceIp && matches!(self.test, Test::Address(_)) && !self.negated && !self.if_exists
     }
@@ -420,7 +420,7 @@ impl Network {
         Some(Self { address, prefix_bits })
     }
 
-    /// Addresses of IPv4 inside IPv6, as dual-stack sockets report them, are those of IPv4.
+    /// IPv4 addresses inside IPv6, as dual-stack sockets report them, match as IPv4 addresses.
     fn contains(&self, address: IpAddr) -> bool {
         let bits = u32::from(self.prefix_bits);
         match (self.address, address.to_canonical()) {

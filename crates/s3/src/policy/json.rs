@@ -1,4 +1,4 @@
-//! JSON as policies need it: a member that appears twice is an error, where other readers take either.
+//! A JSON parser for policies: a member that appears twice is an error, where other parsers take one of them.
 
 use std::fmt;
 

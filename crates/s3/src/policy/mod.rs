@@ -1,7 +1,7 @@
-//! Policies: who may do what with which buckets and objects, in a subset of the language of AWS.
+//! Policies: which users may do which actions on which buckets and objects, in a subset of the AWS policy language.
 //!
-//! A request is allowed if some statement that applies to it allows it and none denies it; the order of statements means
-//! nothing. [`Policy::parse`] refuses what it does not understand, so that a policy never means less than it says.
+//! A request is allowed if at least one statement allows it and none denies it; the order of statements has no effect.
+//! [`Policy::parse`] refuses what it does not understand, so that a policy never means less than it says.
 //! `docs/operate/users.md` lists the subset.
 
 mod condition;
@@ -21,7 +21,8 @@ pub const POLICY_BYTES_MAX: usize = 20 * 1024;
 /// Longest policy of a session, in bytes.
 pub const SESSION_POLICY_BYTES_MAX: usize = 2048;
 
-/// What an administrator may do even if the bucket's policy denies it, so that nobody is locked out for good.
+/// Actions that an administrator may do even if the bucket's policy denies them: otherwise a policy could lock out
+/// every user.
 const POLICY_ACTIONS: &[&str] = &["s3:GetBucketPolicy", "s3:PutBucketPolicy", "s3:DeleteBucketPolicy"];
 
 /// A policy of a user, a role, a session or a bucket.
@@ -30,7 +31,7 @@ pub struct Policy {
     statements: Vec<Statement>,
 }
 
-/// Where a policy belongs, which decides what it may contain.
+/// The owner of a policy, which decides what the policy may contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyOf<'a> {
     /// A user or a role: it names no principals.
@@ -39,7 +40,8 @@ pub enum PolicyOf<'a> {
     Session,
     /// The bucket of this name: each statement names principals, and resources of this bucket only.
     Bucket(&'a str),
-    /// The same for a bucket that was renamed since: its resources name it as it was called, and mean it as it is.
+    /// A bucket that was renamed later: the policy's resources have the old name given here, and apply to the bucket as
+    /// it is.
     RenamedBucket(&'a str),
 }
 
@@ -49,7 +51,7 @@ impl PolicyOf<'_> {
     }
 }
 
-/// Why a text is no policy.
+/// Why a text is not a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("policy is not valid at {place}: {reason}")]
 pub struct PolicyError {
@@ -66,7 +68,8 @@ enum Effect {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Statement {
     effect: Effect,
-    /// Whom it is about, and whether it is about all others instead; `None` in policies that belong to somebody.
+    /// The principals of the statement, and whether it applies to all others instead (`NotPrincipal`); `None` in
+    /// policies of a user, role or session.
     principals: Option<(Principals, bool)>,
     actions: Vec<Pattern>,
     not_actions: bool,
@@ -81,7 +84,7 @@ enum Principals {
     Users(Vec<String>),
 }
 
-/// A request with what is derived from it once.
+/// A request, and values that are derived from it once.
 struct Facts<'a> {
     request: &'a PolicyRequest<'a>,
     /// `BUCKET` or `BUCKET/KEY`.
@@ -93,12 +96,12 @@ impl Policy {
     /// Reads a policy.
     ///
     /// # Errors
-    /// Names the place of what is wrong, not known or not supported.
+    /// Names the place of a member that is wrong, unknown or not supported.
     pub fn parse(text: &[u8], of: PolicyOf<'_>) -> Result<Self, PolicyError> {
         parse::parse(text, of)
     }
 
-    /// Takes the place of a policy that cannot be read any more.
+    /// A policy in place of a stored one that can no longer be read.
     pub fn deny_everything() -> Self {
         let all = || vec![Pattern::everything()];
         let statement = Statement {
@@ -113,7 +116,7 @@ impl Policy {
         Self { statements: vec![statement] }
     }
 
-    /// Whether what it says depends on tags of the object that is there.
+    /// Whether a condition depends on tags of the existing object.
     pub(crate) fn looks_at_existing_tags(&self) -> bool {
         self.statements
             .iter()
@@ -121,7 +124,7 @@ impl Policy {
             .any(Condition::looks_at_existing_tags)
     }
 
-    /// Whether it allows something to everybody, wherever they are.
+    /// Whether a statement allows something to all users from all addresses.
     pub(crate) fn is_public(&self) -> bool {
         self.statements.iter().any(|statement| {
             statement.effect == Effect::Allow
@@ -130,7 +133,7 @@ impl Policy {
         })
     }
 
-    /// What it says about a request; a denial wins.
+    /// Effect of the policy on a request; a denial wins.
     fn effect(&self, facts: &Facts<'_>) -> Option<Effect> {
         let mut allowed = None;
         for statement in self.statements.iter().filter(|statement| statement.applies(facts)) {
@@ -164,10 +167,11 @@ impl Statement {
     }
 }
 
-/// Whether a request may be done, by the policies of who asks and of the bucket.
+/// Whether a request may run, by the policies of its sender and of the bucket.
 ///
-/// An explicit denial wins. A user's own policy or the bucket's must allow; an administrator needs neither, like the
-/// root user of an account, and whom the bucket belongs to neither. Whatever limits a session must allow as well.
+/// An explicit denial wins. The user's policy or the bucket's policy must allow the request. An administrator, like the
+/// root user of an AWS account, and the owner of the bucket need neither. Each limit of a session must allow the
+/// request as well.
 pub fn decide(request: &PolicyRequest<'_>) -> Verdict {
     let joined;
     let resource = match request.key {
@@ -198,7 +202,7 @@ pub fn decide(request: &PolicyRequest<'_>) -> Verdict {
     if granted && within_limits { Verdict::Allowed } else { Verdict::NotAllowed }
 }
 
-/// An administrator with a key of its own, at the policy itself.
+/// Whether an administrator, with a key that has no limits, reads or changes the policy itself.
 fn is_unlocking(request: &PolicyRequest<'_>) -> bool {
     let is_root = |identity: &Identity| identity.user.admin && identity.limits.is_empty();
     request.identity.is_some_and(is_root) && POLICY_ACTIONS.contains(&request.action)

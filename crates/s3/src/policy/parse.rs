@@ -1,4 +1,4 @@
-//! Reads policies. What is not understood is refused with its place: a policy must not mean less than it says.
+//! Parses policies. Unknown members are refused with their place: a policy must not mean less than it says.
 
 use super::condition::parse_conditions;
 use super::json::Json;
@@ -8,17 +8,17 @@ use super::{
 };
 
 const ARN: &str = "arn:aws:s3:::";
-/// Later versions have variables.
+/// Versions after this one have variables.
 const VERSION_WITHOUT_VARIABLES: &str = "2008-10-17";
 const VERSION: &str = "2012-10-17";
-/// As long as a resource can be, with some room for variables.
+/// Length of the longest resource, with some room for variables.
 const PATTERN_BYTES_MAX: usize = 2048;
 
 /// A place in a policy, such as `Statement[2].Action`.
 #[derive(Debug, Clone)]
 pub(super) struct Place(String);
 
-/// Something is wrong at a place.
+/// An error with its place in the policy.
 pub(super) type Fault = PolicyError;
 
 impl Place {
@@ -161,7 +161,7 @@ impl Reader<'_> {
         if let PolicyOf::RenamedBucket(bucket) = self.of
             && !named.contains("${")
         {
-            // A wildcard in the name goes on into keys.
+            // A wildcard in the bucket name also matches keys.
             let keys = if named == resource && named.contains('*') { "*" } else { &resource[named.len()..] };
             return pattern(&format!("{bucket}{keys}"), syntax, place);
         }
@@ -198,7 +198,7 @@ fn pattern(text: &str, syntax: Syntax, place: &Place) -> Result<Pattern, Fault> 
     Pattern::parse(text, syntax).map_err(|reason| place.fault(&reason))
 }
 
-/// A text, or a list of at least one.
+/// One text, or a list of at least one.
 fn each<T>(
     json: Json,
     place: &Place,
@@ -218,7 +218,7 @@ fn each<T>(
     }
 }
 
-/// The name of a user, out of `NAME` or `arn:aws:iam::ACCOUNT:user/NAME`.
+/// Name of the user in `NAME` or `arn:aws:iam::ACCOUNT:user/NAME`.
 fn principal(text: &str, place: &Place) -> Result<String, Fault> {
     if text == "*" {
         return Ok(text.to_owned());

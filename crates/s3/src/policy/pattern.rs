@@ -1,6 +1,6 @@
-//! Patterns with `*`, `?` and variables, as actions, resources and `StringLike` have them.
+//! Patterns with `*`, `?` and variables, in actions, resources and `StringLike`.
 
-/// What a variable stands for.
+/// The value that a variable is replaced by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Variable {
     /// `${aws:username}`.
@@ -21,24 +21,24 @@ impl Variable {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
-    /// This byte.
+    /// A literal byte.
     Byte(u8),
-    /// Any one character.
+    /// `?`: exactly one character.
     One,
-    /// Anything, also nothing.
+    /// `*`: any number of characters, also none.
     Many,
     /// The value of a variable, literally.
     Variable(Variable),
 }
 
-/// A pattern. Compares bytes; `?` is one UTF-8 character.
+/// A pattern. It matches bytes; `?` is one UTF-8 character.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pattern {
     tokens: Vec<Token>,
     has_variables: bool,
 }
 
-/// Which characters of a pattern mean something.
+/// Special characters of a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Syntax {
     /// `*` and `?`.
@@ -50,13 +50,13 @@ pub(super) struct Syntax {
 /// Whether upper and lower case differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Case {
-    /// They do.
+    /// Upper and lower case differ.
     Differs,
-    /// ASCII letters are equal in both.
+    /// ASCII letters are equal in both cases.
     Ignored,
 }
 
-/// What variables stand for in one request; `None`: it has no value, and what uses it does not match.
+/// Values of variables in one request. `None`: the variable has no value, and a pattern with it does not match.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Values<'a> {
     pub(super) user_name: Option<&'a str>,
@@ -64,7 +64,7 @@ pub(super) struct Values<'a> {
 }
 
 impl Pattern {
-    /// `*`.
+    /// The pattern `*`.
     pub(super) fn everything() -> Self {
         Self { tokens: vec![Token::Many], has_variables: false }
     }
@@ -72,7 +72,7 @@ impl Pattern {
     /// Reads a pattern.
     ///
     /// # Errors
-    /// A sentence for people, if a variable is unknown or not closed.
+    /// A message for people, if a variable is unknown or not closed.
     pub(super) fn parse(text: &str, syntax: Syntax) -> Result<Self, String> {
         let mut tokens = Vec::with_capacity(text.len());
         let mut has_variables = false;
@@ -94,7 +94,7 @@ impl Pattern {
                 continue;
             }
             match first {
-                // Several in a row mean the same as one and would only cost time.
+                // Several `*` in a row mean the same as one and would only cost time.
                 '*' if syntax.wildcards && tokens.last() == Some(&Token::Many) => {}
                 '*' if syntax.wildcards => tokens.push(Token::Many),
                 '?' if syntax.wildcards => tokens.push(Token::One),
@@ -105,7 +105,7 @@ impl Pattern {
         Ok(Self { tokens, has_variables })
     }
 
-    /// Whether `text` is of this form.
+    /// Whether `text` matches the pattern.
     pub(super) fn matches(&self, text: &str, values: Values<'_>, case: Case) -> bool {
         if !self.has_variables {
             return matches(&self.tokens, text.as_bytes(), case);
@@ -113,7 +113,7 @@ impl Pattern {
         self.expanded(values).is_some_and(|tokens| matches(&tokens, text.as_bytes(), case))
     }
 
-    /// With values in the place of variables; `None` if one has no value.
+    /// The pattern with variables replaced; `None` if one has no value.
     fn expanded(&self, values: Values<'_>) -> Option<Vec<Token>> {
         let mut tokens = Vec::with_capacity(self.tokens.len());
         for token in &self.tokens {
@@ -129,7 +129,7 @@ impl Pattern {
     }
 }
 
-/// After a mismatch only the last `*` needs to take one character more: time is at most the product of the lengths.
+/// After a mismatch, only the last `*` has to take one more character: time is at most the product of the lengths.
 fn matches(tokens: &[Token], text: &[u8], case: Case) -> bool {
     let (mut token, mut at) = (0, 0);
     let mut last_many = None;
@@ -167,7 +167,7 @@ fn equal(left: u8, right: u8, case: Case) -> bool {
     }
 }
 
-/// Length of the character that begins with this byte of valid UTF-8.
+/// Length of the character that begins with this byte, in valid UTF-8.
 fn char_len(first: u8) -> usize {
     match first {
         0..0xC0 => 1,
@@ -234,7 +234,7 @@ mod tests {
         assert!(!pattern.matches(&format!("{}b", "a".repeat(1000)), ANN, Case::Differs));
     }
 
-    /// What a wildcard means, said once more without regard to time.
+    /// Reference implementation of wildcards, exponential in time.
     fn reference(pattern: &[char], text: &[char]) -> bool {
         match pattern.split_first() {
             None => text.is_empty(),

@@ -53,7 +53,7 @@ const OK: Verdict = Verdict::Allowed;
 const NO: Verdict = Verdict::NotAllowed;
 const DENIED: Verdict = Verdict::Denied;
 
-/// The user `ann` with a policy of one statement asks.
+/// The verdict for the user `ann` with a policy of one statement.
 #[track_caller]
 fn check(members: &str, action: &str, resource: &str, expected: Verdict) {
     check_request(members, &request(action, resource), expected);
@@ -150,7 +150,7 @@ fn what_a_request_lacks_fails_unless_negated_or_asked_otherwise() {
     check_condition(r#""NotIpAddress":{"aws:SourceIp":"0.0.0.0/0"}"#, &nowhere, OK);
 }
 
-/// Who asks for `s3:GetObject` of `b/k` under this policy of the bucket.
+/// Checks the verdict on `s3:GetObject` of `b/k` under this bucket policy.
 #[track_caller]
 fn check_bucket(members: &str, who: Option<&Identity>, expected: Verdict) {
     let bucket = Policy::parse(policy(members).as_bytes(), PolicyOf::Bucket("b")).unwrap();
@@ -411,7 +411,7 @@ fn policies_of_buckets_name_principals_and_their_bucket() {
     }
 }
 
-/// Whether a policy of the bucket `old` allows `s3:GetObject` of something once it is called `new`.
+/// Whether a policy of the bucket `old` allows `s3:GetObject` of an object after the bucket was renamed to `new`.
 #[track_caller]
 fn check_renamed(resource: &str, place: &str, expected: Verdict) {
     let members = format!(r#""Effect":"Allow","Action":"*","Principal":"*","Resource":"{resource}""#);
@@ -437,7 +437,7 @@ fn the_policy_of_a_renamed_bucket_is_about_the_same_things() {
     }
 }
 
-/// Some statement, as JSON.
+/// Strategy for statements as JSON.
 fn any_statement() -> impl Strategy<Value = String> {
     let action = prop::sample::select(vec!["*", "s3:*", "s3:Get*", "s3:PutObject", "s3:GetObject"]);
     let resource = prop::sample::select(vec!["*", "arn:aws:s3:::b/*", "arn:aws:s3:::b", "arn:aws:s3:::c/k"]);

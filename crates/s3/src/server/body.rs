@@ -1,4 +1,4 @@
-//! A request's body as it comes: with deadlines, a limit, a count, and what is left of it.
+//! The body of a request: deadlines, a length limit, a byte count, and draining of unread bytes.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,18 +17,19 @@ use super::form::{FormFields, FormHead, FormStart};
 use crate::error::body_error;
 use crate::hash::DocumentCheck;
 
-/// Unread bytes of a refused request that are taken all the same, so that the client reads the answer instead of
-/// meeting a closed connection.
+/// Unread bytes of a refused request that are still read, so that the client reads the answer and does not see a closed
+/// connection.
 const DRAIN_BYTES_MAX: u64 = 8 << 20;
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
-/// A client that sends nothing for so long is answered: it may have announced more than it has.
+/// A client that pauses for longer than this while its body is drained gets its answer: it may have announced more than
+/// it has.
 const DRAIN_PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// Why a body ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum BodyError {
-    /// The client sent too little for too long.
+    /// The client was below the required speed.
     #[error("request body came too slowly")]
     TooSlow,
     /// The connection broke.
@@ -37,19 +38,19 @@ pub(crate) enum BodyError {
     /// The framing of `aws-chunked` is wrong.
     #[error(transparent)]
     Chunked(#[from] ChunkedError),
-    /// It is a document and not what the client said of it.
+    /// The body is a document that does not match its digests.
     #[error("document does not match its digest")]
     Document,
 }
 
-/// How fast a body must come.
+/// Required speed of a body.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BodyRules {
     pub(crate) idle_timeout: Duration,
     pub(crate) bytes_per_s_min: u64,
 }
 
-/// What others see of a body: its bytes so far, and the rest of it once nobody reads it any more.
+/// State of a body that other parts see: bytes received, and the unread rest once its reader has gone.
 #[derive(Default)]
 pub(crate) struct Unread {
     bytes: AtomicU64,
@@ -61,38 +62,38 @@ pub(crate) struct Unread {
 }
 
 impl Unread {
-    /// Bytes that came.
+    /// Bytes received.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Why it ended early. The protocol library calls that an internal error where it reads documents.
+    /// Why the body ended early. The protocol library reports an internal error in its place when it reads documents.
     pub(crate) fn failure(&self) -> Option<S3Error> {
         self.failure.lock().expect("no holder of this lock panics").take()
     }
 
-    /// Fields of a form that was read.
+    /// Fields of a form, once its head was read.
     pub(crate) fn form(&self) -> Option<&FormFields> {
         self.form.get()
     }
 
-    /// Notes how long the body is without its frames, which are removed here.
+    /// Notes the body's length without frames, which are removed here.
     pub(crate) fn announce(&self, bytes: u64) {
         // A request has one body.
         let _ = self.decoded.set(bytes);
     }
 
-    /// How long it is without frames that are removed here.
+    /// Length of the body without frames, if they are removed here.
     pub(crate) fn decoded_bytes(&self) -> Option<u64> {
         self.decoded.get().copied()
     }
 
-    /// A trailer of a body that was read, if the protocol library does not know it.
+    /// A trailer of a body that was read to its end, if the framing was removed here.
     pub(crate) fn trailer(&self, name: &str) -> Option<&str> {
         self.trailers.get()?.get(name)?.to_str().ok()
     }
 
-    /// Leaves a body that nobody will read.
+    /// Keeps a body that has no reader, for [`Self::drain`].
     pub(crate) fn leave(&self, body: Incoming) {
         *self.rest.lock().expect("no holder of this lock panics") = Some(body);
     }
@@ -101,8 +102,8 @@ impl Unread {
         *self.failure.lock().expect("no holder of this lock panics") = Some(error);
     }
 
-    /// Takes what is left, within limits. Returns whether nothing is left. Of a body that is longer than the limits
-    /// nothing is taken, so that its client need not wait for the answer.
+    /// Reads and drops the rest of the body, within limits. Returns whether the body has ended. A body whose rest
+    /// exceeds the limits is not read at all, so that its client need not wait for the answer.
     pub(crate) async fn drain(&self) -> bool {
         let rest = self.rest.lock().expect("no holder of this lock panics").take();
         let Some(mut rest) = rest else { return true };
@@ -124,15 +125,15 @@ impl Unread {
     }
 }
 
-/// What is done with the bytes on their way.
+/// How the bytes of a body are handled.
 pub(crate) enum Coding {
-    /// Nothing.
+    /// Passed on as they are.
     Plain,
-    /// They are in frames.
+    /// In frames of `aws-chunked`.
     Chunked(Chunked),
-    /// They are a document, which is compared with its digests.
+    /// A document, compared with its digests.
     Document(Box<DocumentCheck>),
-    /// They are the beginning of a form.
+    /// The head of a form.
     Form(FormHead),
 }
 
@@ -143,7 +144,7 @@ pub(crate) struct RequestBody {
     seen: Arc<Unread>,
     rules: BodyRules,
     began: Instant,
-    /// Set while bytes are waited for.
+    /// Set while the body waits for bytes.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
@@ -152,7 +153,7 @@ impl RequestBody {
         Self { inner: Some(inner), coding, seen, rules, began: Instant::now(), waiting: None }
     }
 
-    /// When the next bytes must have come: after the idle timeout, or sooner if it was slow altogether.
+    /// Deadline for the next bytes: the idle timeout, or sooner if the whole body is below the required speed.
     fn deadline(&self) -> Instant {
         let idle = Instant::now() + self.rules.idle_timeout;
         let earned = Duration::from_secs(self.seen.bytes() / self.rules.bytes_per_s_min.max(1));
@@ -165,7 +166,7 @@ impl RequestBody {
             match Pin::new(inner).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) => {
                     self.waiting = None;
-                    // Trailers of HTTP itself mean nothing to S3.
+                    // S3 has no meaning for HTTP trailers.
                     let Ok(bytes) = frame.into_data() else { continue };
                     self.seen.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                     return Poll::Ready(Some(Ok(bytes)));
@@ -192,7 +193,7 @@ impl RequestBody {
 }
 
 impl RequestBody {
-    /// The beginning of a form, with which it goes on as it comes.
+    /// Keeps the fields of a form and returns the bytes of its head; later bytes pass unchanged.
     fn begin_form(&mut self, start: FormStart) -> Bytes {
         // A form has one beginning.
         let _ = self.seen.form.set(start.fields);
@@ -200,7 +201,7 @@ impl RequestBody {
         start.bytes
     }
 
-    /// At the end of what came: what a short form held back.
+    /// At the end of the body: returns what a short form held back.
     fn finish(&mut self) -> Option<Result<Frame<Bytes>, BodyError>> {
         match &mut self.coding {
             Coding::Form(head) => {
@@ -210,7 +211,7 @@ impl RequestBody {
             }
             Coding::Chunked(chunked) => match chunked.finish() {
                 Ok(trailers) => {
-                    // A body ends once; whoever asks again is told so again.
+                    // A body ends once; a poll after the end finds the trailers set.
                     let _ = self.seen.trailers.set(trailers);
                     None
                 }

@@ -1,8 +1,8 @@
-//! The frames of `aws-chunked`: kept small, or removed.
+//! The frames of `aws-chunked`: limited in size, or removed.
 //!
-//! What decodes and verifies them holds a whole frame in memory. A client may send a body of any size as one frame:
-//! without signatures such a frame is cut into smaller ones here, a signed one must be small as it comes. The protocol
-//! library decodes only what is signed by version 4 in headers; from other requests the frames are removed here.
+//! The decoder holds a whole frame in memory, and a client may send a body of any size as one frame. Unsigned frames
+//! are cut into smaller ones here; a signed frame must be small. The protocol library decodes only bodies of requests
+//! that are signed by version 4 in headers; for other requests the frames are removed here.
 
 use std::collections::VecDeque;
 
@@ -15,14 +15,14 @@ const FRAME_BYTES_MAX: u64 = 256 << 10;
 const SIGNED_BYTES_MAX: u64 = 16 << 20;
 /// Longest line before a frame: size, extension, signature.
 const LINE_BYTES_MAX: usize = 256;
-/// Longest trailers that are read here.
+/// Longest trailers that are parsed here.
 const TRAILERS_BYTES_MAX: usize = 4 << 10;
 
 /// What is wrong with the framing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum ChunkedError {
-    /// It is no framing.
+    /// The framing cannot be parsed.
     #[error("aws-chunked framing is malformed")]
     Malformed,
     /// A signed frame is too long to be held in memory.
@@ -33,14 +33,14 @@ pub(crate) enum ChunkedError {
     BrokenOff,
 }
 
-/// What becomes of the frames.
+/// How frames are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Framing {
-    /// They are signed, and passed on as they are.
+    /// Signed, and passed on unchanged.
     Signed,
-    /// They are not, and cut.
+    /// Unsigned, and cut into smaller frames.
     Unsigned,
-    /// Only their bytes are passed on.
+    /// Removed: only their data is passed on.
     Removed,
 }
 
@@ -48,9 +48,9 @@ pub(crate) enum Framing {
 enum State {
     /// In the line before a frame.
     Line,
-    /// In a frame, with so many bytes to come.
+    /// In a frame, with this number of bytes to come.
     Data(u64),
-    /// In the line end after a frame: bytes of it to come.
+    /// In the line end after a frame, with this number of bytes to come.
     End(u8),
     /// After the last frame: trailers, passed on as they are.
     Trailers,
@@ -76,7 +76,7 @@ impl Chunked {
         self.out.pop_front()
     }
 
-    /// Takes bytes as they came.
+    /// Takes the next bytes of the body.
     pub(crate) fn take(&mut self, mut bytes: Bytes) -> Result<(), ChunkedError> {
         while !bytes.is_empty() {
             match self.state {
@@ -107,7 +107,7 @@ impl Chunked {
         Ok(())
     }
 
-    /// Ends with the body. The trailers, if they are not passed on.
+    /// Ends the body. Returns its trailers if they are not passed on.
     pub(crate) fn finish(&mut self) -> Result<HeaderMap, ChunkedError> {
         if self.state != State::Trailers {
             return Err(ChunkedError::BrokenOff);
@@ -163,7 +163,7 @@ impl Chunked {
         Ok(())
     }
 
-    /// Passes bytes of a frame on: unsigned ones in frames of their own.
+    /// Passes data of a frame on: unsigned data in frames of its own.
     fn pass(&mut self, mut bytes: Bytes) {
         if self.framing != Framing::Unsigned {
             self.out.push_back(bytes);
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What comes out when `text` comes in pieces of `step` bytes.
+    /// Output of `framing` when `text` comes in pieces of `step` bytes.
     fn run(framing: Framing, text: &[u8], step: usize) -> Result<Vec<u8>, ChunkedError> {
         let mut chunked = Chunked::new(framing);
         let mut out = Vec::new();
@@ -196,7 +196,7 @@ mod tests {
         Ok(out)
     }
 
-    /// The bytes in frames, and how long the longest is.
+    /// The data in frames, the length of the longest frame, and the trailers.
     fn decode(mut text: &[u8]) -> (Vec<u8>, usize, Vec<u8>) {
         let (mut data, mut longest) = (Vec::new(), 0);
         loop {

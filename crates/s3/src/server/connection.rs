@@ -1,4 +1,4 @@
-//! One connection: TLS or not, and its end.
+//! One connection, with or without TLS, from its first byte to its end.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -31,19 +31,19 @@ pub(super) struct Connection {
     pub(super) http: Http,
 }
 
-/// What speaks HTTP on it.
+/// The HTTP library and its limits for one connection.
 pub(crate) struct Http {
     pub(crate) gate: Arc<Gate>,
     pub(crate) limits: Arc<Limits>,
     pub(crate) phase: watch::Receiver<Phase>,
-    /// Others need its place.
+    /// Notified when other connections need this one's slot.
     pub(crate) leave: Arc<Notify>,
     pub(crate) peer: SocketAddr,
 }
 
 impl Connection {
     pub(super) async fn serve(self, stream: TcpStream) {
-        // Answers are written whole; waiting to fill a segment only delays them.
+        // Answers are written whole; Nagle's algorithm would only delay them.
         let _ = stream.set_nodelay(true);
         let mut first = [0];
         let Self { tls, http } = self;
@@ -74,7 +74,7 @@ impl Connection {
             Ok(Ok(1)) => {
                 http.serve(timed(stream), false).await;
             }
-            // Nobody spoke.
+            // The client closed the connection or sent nothing.
             _ => {}
         }
     }
@@ -90,19 +90,19 @@ impl Http {
         let (wire, ids) = (Wire::new(), self.gate.clone());
         let mut io = StrictIo::new(stream, wire.clone(), move || ids.new_request_id());
         let service = service_fn(move |request: Request<Incoming>| {
-            // Here, before anything is waited for: what comes next is read by it.
+            // Before the first await: the stream needs the length to read what comes next.
             let body_len = request.body().size_hint().exact();
             let (wire, answering) = (wire.clone(), wire.begin(body_len));
             let finisher = gate.finisher().clone();
             let (gate, limits) = (gate.clone(), limits.clone());
             async move {
-                // Whoever goes away before it is their turn is not waited for.
-                let turn = gate.turn(&request).await;
-                let answer = gate.answer(request, origin, limits, turn);
+                // A client that leaves before its request has a slot is not waited for.
+                let slot = gate.slot(&request).await;
+                let answer = gate.answer(request, origin, limits, slot);
                 let mut response = finisher.run(answer).await;
                 response.body_mut().keep(answering);
                 if body_len.is_none() {
-                    // Where such a body ends is not known here, nor where the next head begins.
+                    // The end of such a body is unknown here, and so is the start of the next head.
                     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                 }
                 if response.extensions().get::<LeftUnread>().is_some() {
@@ -134,7 +134,7 @@ impl Http {
         io.linger().await;
     }
 
-    /// A connection that was just made has a moment to speak.
+    /// Waits for a notice to leave. A new connection has a moment to send its request.
     async fn told_to_leave(&self) {
         tokio::time::sleep(LEAVE_PAUSE).await;
         self.leave.notified().await;

@@ -1,7 +1,8 @@
-//! Requests run to their end, also when nobody waits for the answer any more.
+//! Runs requests to their end after their clients have gone.
 //!
-//! HTTP drops a request's future when its connection breaks, at any point. The client library expects its calls to be
-//! awaited, so a future that is dropped here goes on as a task of its own: its body is at an end by then, so it ends soon.
+//! HTTP drops the future of a request when its connection breaks, at any point. Calls of the client library must be
+//! awaited to their end, so a dropped future continues as a task of its own. Its body has ended by then, so the task
+//! ends soon.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -12,7 +13,7 @@ use tokio::task::JoinSet;
 
 type BoxedFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Lets futures that were dropped go on.
+/// Continues futures that were dropped.
 #[derive(Clone)]
 pub(crate) struct Finisher {
     runtime: Handle,
@@ -24,7 +25,7 @@ impl Finisher {
         Self { runtime, tasks: Arc::new(Mutex::new(JoinSet::new())) }
     }
 
-    /// `future` with the promise that it is run to its end.
+    /// Wraps `future` so that it runs to its end even if the wrapper is dropped.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
@@ -32,7 +33,7 @@ impl Finisher {
         Finish { future: Some(Box::pin(future)), finisher: self.clone() }
     }
 
-    /// Runs a future that nobody waits for.
+    /// Runs a dropped future as a task.
     fn leave<T: Send + 'static>(&self, future: BoxedFuture<T>) {
         let mut tasks = self.tasks.lock().expect("no holder of this lock panics");
         while tasks.try_join_next().is_some() {}
@@ -44,7 +45,7 @@ impl Finisher {
         );
     }
 
-    /// Waits until nothing is left.
+    /// Waits until all dropped futures have ended.
     pub(crate) async fn finish(&self) {
         loop {
             let mut tasks = std::mem::take(&mut *self.tasks.lock().expect("no holder of this lock panics"));

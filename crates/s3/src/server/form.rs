@@ -1,8 +1,8 @@
-//! What a form says before its file: `${filename}` in its key is replaced, and fields are read that the protocol library
+//! The fields of a form before its file: replaces `${filename}` in the key, and reads fields that the protocol library
 //! does not know.
 //!
-//! The library does neither, and has no place to do it. A form's signature covers its policy only, and its
-//! policy is compared with the key that results.
+//! The library does neither and offers no hook for it. A form's signature covers its policy only; the policy is
+//! compared with the key after the replacement.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::screen::is_about_encryption;
 
-/// Most bytes before the file: what the protocol library takes as fields, and the heads of all of them.
+/// Most bytes before the file: the limit of the protocol library for fields, and the heads of all parts.
 const HEAD_BYTES_MAX: usize = 128 << 10;
 const VARIABLE: &str = "${filename}";
 
@@ -18,11 +18,12 @@ const VARIABLE: &str = "${filename}";
 pub(crate) struct FormHead {
     boundary: Vec<u8>,
     held: BytesMut,
-    /// It is looked at again when there is as much: twice what there was, or many small pieces would take long.
+    /// The next parse happens at this length, twice that of the last one: parsing after every small piece would take
+    /// quadratic time.
     enough: usize,
 }
 
-/// Fields that the protocol library ignores. Of several with one name the last counts, as there.
+/// Fields that the protocol library ignores. If a name appears more than once, the last one counts, as in the library.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct FormFields {
     /// The session token.
@@ -33,11 +34,11 @@ pub(crate) struct FormFields {
     pub(crate) tagging: Option<String>,
     /// Whether any field asks for encryption.
     pub(crate) encryption: bool,
-    /// What the form was signed with, in base64.
+    /// The policy, in base64.
     pub(crate) policy: Option<String>,
     /// Whether there is a signature, of either version.
     pub(crate) is_signed: bool,
-    /// Whether the client is to be sent elsewhere afterwards.
+    /// Whether the form asks for a redirect after the upload.
     pub(crate) redirects: bool,
 }
 
@@ -49,17 +50,17 @@ struct Start {
     fields: FormFields,
 }
 
-/// How far a form can be understood.
+/// Result of parsing a form.
 #[derive(Debug, PartialEq, Eq)]
 enum Scan {
     /// The file has not begun yet.
     More,
-    /// Not at all, or there is no file: what it is worth is for others to say.
+    /// The form cannot be parsed or has no file: the protocol library decides about it.
     Nothing,
     File(Start),
 }
 
-/// What goes on.
+/// Bytes to pass on, and the parsed fields.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FormStart {
     pub(crate) bytes: Bytes,
@@ -75,7 +76,7 @@ impl FormHead {
         (!value.is_empty()).then(|| Self { boundary, held: BytesMut::new(), enough: 0 })
     }
 
-    /// Takes the next bytes; returns all that was held back some time after the file begins.
+    /// Takes the next bytes; some time after the file begins, returns all bytes that were held back.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Option<FormStart> {
         self.held.extend_from_slice(bytes);
         if self.held.len() < self.enough.min(HEAD_BYTES_MAX) {
@@ -88,7 +89,7 @@ impl FormHead {
         }
     }
 
-    /// What is held back when nothing more comes.
+    /// Returns all bytes held back, at the end of the body.
     pub(crate) fn finish(&mut self) -> FormStart {
         let found = scan(&self.held, &self.boundary);
         self.go_on(found)
@@ -104,10 +105,10 @@ impl FormHead {
     }
 }
 
-/// The same with the file's name in its key; `None` if nothing is to be replaced.
+/// The form with its file name in the key; `None` if the key has no `${filename}`.
 fn named(whole: &[u8], key: Range<usize>, filename: &str) -> Option<Bytes> {
     let text = std::str::from_utf8(&whole[key.clone()]).ok().filter(|text| text.contains(VARIABLE))?;
-    // Some browsers tell the whole path.
+    // Some browsers send the whole path.
     let name = filename.rsplit(['/', '\\']).next().unwrap_or(filename);
     let replaced = text.replace(VARIABLE, name);
     Some([&whole[..key.start], replaced.as_bytes(), &whole[key.end..]].concat().into())

@@ -1,4 +1,4 @@
-//! A stream that gives up on a peer which takes no bytes.
+//! A stream that fails when its peer does not take bytes.
 
 use std::io;
 use std::pin::Pin;
@@ -8,16 +8,16 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// However much a peer took, it is looked at anew after so long.
+/// A fast peer gets no more credit than this: its speed is measured anew.
 const EARNED_S_MAX: u64 = 3600;
 
-/// Fails a write that makes no progress for `timeout`, and one of a peer that takes less than so many bytes a second for
-/// longer. Reads have deadlines where they are asked for.
+/// Fails a write that makes no progress for `timeout`, and a write to a peer that stays below the least speed for
+/// longer. Reads have their deadlines in the callers.
 pub(super) struct TimedIo<S> {
     stream: S,
     timeout: Duration,
     bytes_per_s_min: u64,
-    /// Since when the peer has not taken everything at once, and what it took since.
+    /// Start of the time in which the peer has not taken everything at once, and bytes that it took since.
     behind: Option<(Instant, u64)>,
     /// Set while a write waits.
     waiting: Option<Pin<Box<Sleep>>>,
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
-    /// A peer that takes `step` bytes every `pause`, of an answer of 100,000.
+    /// A peer that takes `step` bytes every `pause`; the answer has 100,000 bytes.
     async fn slow_peer(step: usize, pause: Duration) -> io::Result<()> {
         let (stream, mut peer) = tokio::io::duplex(step);
         let mut stream = TimedIo::new(stream, Duration::from_secs(30), 512);

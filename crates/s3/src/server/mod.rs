@@ -1,7 +1,8 @@
-//! The listener: one address for HTTP/1.1 and TLS, a bounded number of connections, an orderly end.
-//! When there are too many, the oldest make room for new ones, each when it has been answered.
+//! The listener: one address for HTTP/1.1 and TLS, a bounded number of connections, an orderly stop. When there are too
+//! many connections, the oldest are closed after their current answer.
 //!
-//! A connection's first byte tells whether it speaks TLS. Requests are handed to [`Gate`]; nothing here knows S3.
+//! The first byte of a connection tells whether it speaks TLS. [`Gate`] serves the requests; this module does not know
+//! S3.
 
 mod body;
 mod chunked;
@@ -30,18 +31,18 @@ pub(crate) use finish::Finisher;
 pub(crate) use form::{FormFields, FormHead};
 pub(crate) use strict::Answering;
 
-/// What one client, or all together, may take.
+/// Limits of one client, and of all clients together.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Connections at once; for more, the oldest are closed when they have been answered.
+    /// Connections at once; beyond that, the oldest are closed after their current answer.
     pub connections_max: usize,
     /// How long a handshake, a request's headers, or the wait for the next request may take.
     pub header_timeout: Duration,
-    /// How long a client may neither send nor take a byte while it should.
+    /// How long a client may be idle while it should send or receive.
     pub idle_timeout: Duration,
-    /// A body must come, and an answer be taken, at this many bytes per second, after an idle timeout's start.
+    /// Least speed of bodies and answers in bytes per second, after the first idle timeout.
     pub body_bytes_per_s_min: u64,
-    /// How long requests under way may go on when the server stops.
+    /// How long requests under way may go on after the server was stopped.
     pub grace: Duration,
 }
 
@@ -72,17 +73,17 @@ impl ListenError {
         Self { address, source }
     }
 
-    /// Whether somebody else has the address.
+    /// Whether another process uses the address.
     pub fn is_in_use(&self) -> bool {
         self.source.kind() == std::io::ErrorKind::AddrInUse
     }
 }
 
-/// How far the end has come.
+/// State of the stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     Serving,
-    /// Requests under way end, no new ones begin.
+    /// Requests under way end; no new ones begin.
     Draining,
 }
 
@@ -120,18 +121,18 @@ impl Server {
         Ok(Self { address, gate, phase, accepting: runtime.spawn(accept.run()), grace })
     }
 
-    /// Where it listens.
+    /// The address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Takes no new connections, lets requests under way end for a while, then cuts them. What was begun on the
-    /// filesystem is over when this returns.
+    /// Accepts no more connections, lets requests under way end within the grace, then cuts them. No operation on the
+    /// filesystem is under way when this returns.
     pub async fn stop(self) {
         let _ = self.phase.send(Phase::Draining);
         let mut accepting = self.accepting;
         if tokio::time::timeout(self.grace, &mut accepting).await.is_err() {
-            // Dropping the connections' tasks leaves their requests to the finisher, which lets them fail.
+            // Dropping the tasks of the connections leaves their requests to the finisher, which lets them fail.
             accepting.abort();
             let _ = accepting.await;
         }
@@ -139,7 +140,7 @@ impl Server {
     }
 }
 
-/// A door for the fuzzer: serves one connection of HTTP/1.1 over a stream in memory, until its client ends it.
+/// Entry point for the fuzzer: serves one HTTP/1.1 connection over a stream in memory, until its client ends it.
 #[cfg(any(fuzzing, feature = "fuzzing"))]
 pub async fn serve_stream<S>(gate: Arc<Gate>, stream: S, limits: Limits)
 where
@@ -156,21 +157,21 @@ struct Accept {
     tls: TlsAcceptor,
     limits: Arc<Limits>,
     phase: watch::Receiver<Phase>,
-    /// Each notice goes to the connection that has listened for longest.
+    /// Each notice goes to the connection that has been registered for longest.
     leave: Arc<Notify>,
 }
 
-/// How long to wait after an accept that failed: out of descriptors, mostly.
+/// Pause after an accept that failed, mostly for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Connections that the kernel keeps until they are accepted, if it is allowed so many.
+/// Length of the kernel's queue of connections before accept; the kernel may limit it further.
 const BACKLOG: u32 = 4096;
-/// How long one that was just accepted has to ask for something, and the last that was told to leave for its answer,
-/// before the next one is told.
+/// Pause before the next connection is told to leave: time for a new connection to send a request, and for the one that
+/// was told last to send its answer.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 
 fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // As a node that was just stopped had it.
+    // Otherwise the address of a node that has just stopped stays in use.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
@@ -216,7 +217,7 @@ impl Accept {
     }
 }
 
-/// Waits until there may be one more connection.
+/// Waits for a free connection slot.
 async fn make_room(room: &Arc<Semaphore>, leave: &Notify) -> OwnedSemaphorePermit {
     loop {
         if let Ok(permit) = room.clone().try_acquire_owned() {

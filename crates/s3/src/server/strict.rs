@@ -1,8 +1,8 @@
-//! A connection's bytes on their way to and from the HTTP library: heads of requests are read strictly, and what the library
-//! refuses by itself is told as S3 tells errors.
+//! The byte stream of a connection, between the socket and the HTTP library: heads of requests are parsed strictly, and
+//! refusals by the library are replaced by S3 errors.
 //!
-//! The library writes a bare status for a head that it cannot read. It does so without calling the service, so what is
-//! written while no answer is under way, and none waits to be flushed, is such a refusal.
+//! The library writes a bare status for a head that it cannot parse, without calling the service. So bytes that are
+//! written while no answer is under way, and none waits to be flushed, are such a refusal.
 
 use std::io;
 use std::pin::Pin;
@@ -13,25 +13,25 @@ use std::time::Duration;
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-/// How long a client that was refused may go on to send, so that it reads why instead of meeting a closed connection.
+/// How long a refused client may still send, so that it reads the error and does not see a closed connection.
 const LINGER_TIME_MAX: Duration = Duration::from_secs(2);
-/// Bytes that are read and dropped meanwhile at a time.
+/// Bytes read and dropped at a time while the connection lingers.
 const LINGER_BYTES: usize = 16 << 10;
 
-/// How far the head of a request has come.
+/// Position in the head of a request.
 #[derive(Debug, Default)]
 struct Head {
-    /// Bytes of the line but its end.
+    /// Bytes of the current line without its line end.
     line_len: usize,
     /// The last byte was a carriage return.
     after_cr: bool,
-    /// A line with something in it has come.
+    /// A line that is not empty has come.
     has_begun: bool,
 }
 
 impl Head {
-    /// Reads on. Returns how many of the bytes belong to the head once it ends. A line feed without a carriage return
-    /// becomes a zero byte, which no head may have.
+    /// Reads on. Returns the number of bytes that belong to the head, once it ends. A line feed without a carriage
+    /// return is replaced by a zero byte, which no head may contain.
     fn read(&mut self, bytes: &mut [u8], has_bare_line: &mut bool) -> Option<usize> {
         for (at, byte) in bytes.iter_mut().enumerate() {
             let after_cr = std::mem::replace(&mut self.after_cr, *byte == b'\r');
@@ -57,15 +57,15 @@ impl Head {
     }
 }
 
-/// What comes next from the client.
+/// What the client sends next.
 #[derive(Debug)]
 enum Next {
     Head(Head),
-    /// A head is complete, and the service will say what follows.
+    /// A head is complete; the service will tell the length of the body.
     Unknown,
-    /// So many bytes of a body.
+    /// The number of bytes that are left of a body.
     Body(u64),
-    /// A body of unknown length: there is no other request behind it.
+    /// A body of unknown length: no further request follows it.
     Endless,
 }
 
@@ -73,16 +73,16 @@ enum Next {
 struct State {
     next: Next,
     has_bare_line: bool,
-    /// Answers that the library has not taken to their end.
+    /// Answers that the library has not sent completely.
     answering: usize,
-    /// All that was written of answers is on its way.
+    /// All bytes of answers were flushed to the socket.
     is_flushed: bool,
     /// The client may still be sending when the connection ends.
     lingers: bool,
 }
 
 impl State {
-    /// How many of these bytes the library may have now: a head and a body never come at once.
+    /// How many of these bytes the library may have now: it never gets a head and body bytes together.
     fn pass(&mut self, bytes: &mut [u8]) -> usize {
         let len = bytes.len();
         match &mut self.next {
@@ -106,7 +106,7 @@ impl State {
     }
 }
 
-/// What the service and the connection's bytes know of each other.
+/// State shared by the service and the byte stream of a connection.
 #[derive(Debug)]
 pub(super) struct Wire(Mutex<State>);
 
@@ -125,7 +125,7 @@ impl Wire {
         self.0.lock().expect("no holder of this lock panics")
     }
 
-    /// A request begins, with a body of this length if that is known.
+    /// Begins a request, with the length of its body if it is known.
     pub(super) fn begin(self: &Arc<Self>, body_len: Option<u64>) -> Answering {
         let mut state = self.state();
         state.answering += 1;
@@ -139,7 +139,7 @@ impl Wire {
         Answering(self.clone())
     }
 
-    /// The client may go on to send, although nobody reads it.
+    /// The client may still be sending a body that has no reader.
     pub(super) fn linger(&self) {
         self.state().lingers = true;
     }
@@ -159,11 +159,11 @@ impl Drop for Answering {
 pub(super) struct StrictIo<S> {
     stream: S,
     wire: Arc<Wire>,
-    /// Makes the id of a request that is refused.
+    /// Makes request ids for refusals.
     make_id: Box<dyn Fn() -> String + Send>,
-    /// What came too early.
+    /// Bytes after the current head or body, for later.
     held: BytesMut,
-    /// What is written in place of the library's refusal.
+    /// The bytes that replace the library's refusal.
     refusal: Bytes,
 }
 
@@ -173,7 +173,7 @@ impl<S> StrictIo<S> {
         Self { stream, wire, make_id: Box::new(make_id), held, refusal }
     }
 
-    /// Takes a refusal of the library. Returns whether it was one.
+    /// Replaces a refusal by the library. Returns whether `written` was one.
     fn take_refusal(&mut self, written: &[u8]) -> bool {
         let mut state = self.wire.state();
         if state.answering > 0 || !state.is_flushed {
@@ -219,7 +219,7 @@ fn refusal(status: &str, has_bare_line: bool, request_id: &str) -> String {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> StrictIo<S> {
-    /// At the end of a connection: waits for a moment until its client has read the last answer.
+    /// At the end of a connection: waits up to [`LINGER_TIME_MAX`] for the client to read the last answer.
     pub(super) async fn linger(&mut self) {
         if !self.wire.state().lingers {
             return;
@@ -231,7 +231,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> StrictIo<S> {
             while self.stream.read(&mut dropped).await? > 0 {}
             io::Result::Ok(())
         };
-        // Whether it came to that or not, the connection is closed next.
+        // The connection is closed next, also after a timeout.
         let _ = tokio::time::timeout(LINGER_TIME_MAX, reading).await;
     }
 

@@ -38,7 +38,7 @@ fn element<'a>(answer: &'a StsAnswer, name: &str) -> &'a str {
     rest.split_once(&format!("</{name}>")).unwrap().0
 }
 
-/// Who the key in an answer stands for.
+/// The identity of the key in an answer.
 fn identify(fixture: &Fixture, answer: &StsAnswer) -> Result<Identity, IdentityError> {
     let access_key = element(answer, "AccessKeyId");
     let secret = fixture.accounts.secret(access_key).unwrap();
@@ -71,7 +71,7 @@ fn assume_role_takes_the_limits_of_role_and_policy() {
     assert_eq!(element(&answer, "Arn"), "arn:aws:sts::000000000000:assumed-role/reader/job-1");
     assert_eq!(element(&answer, "Expiration"), instant::format_s(START_S + 3600));
     assert_eq!(identify(&fixture, &answer).unwrap().limits.len(), 2);
-    // What clients of other servers send, where no role exists.
+    // Clients for other servers send this; no such role exists.
     let answer = ask(&fixture, "Action=AssumeRole&RoleArn=arn:xxx:xxx:xxx:xxxx&RoleSessionName=anything");
     assert_eq!(identify(&fixture, &answer).unwrap().limits.len(), 0);
 }

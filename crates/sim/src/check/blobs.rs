@@ -1,4 +1,4 @@
-//! I20, I21: what is in the object store, and what the ledger says of it.
+//! I20, I21: compares the object store with the ledger's tables of blobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,10 +16,10 @@ use crate::world::World;
 /// Shards by drive.
 pub(super) type Shards = BTreeMap<DriveId, BTreeMap<(ExtentId, u8), ShardEntry>>;
 
-/// What the ledger says of tiers.
+/// The ledger's tables of tiering.
 #[derive(Default)]
 pub(super) struct TierTables {
-    /// Where extents lie.
+    /// Residence of each tiered extent.
     pub(super) residences: BTreeMap<ExtentId, Residence>,
     pub(super) blobs: BTreeMap<u64, BlobRecord>,
     /// Blobs that are being stored or are to be deleted.
@@ -27,7 +27,7 @@ pub(super) struct TierTables {
 }
 
 impl TierTables {
-    /// Every blob in use is in the store, with the bytes of its extents, and nothing else is.
+    /// Every blob in use is in the store, with the bytes of its extents, and the store has no other blobs.
     pub(super) fn check(&self, world: &World, wrong: &mut Vec<String>) {
         if !world.is_faulty() {
             for serial in &self.loose {
@@ -64,7 +64,7 @@ impl TierTables {
     }
 }
 
-/// Whether the blob has at `off` what was once written to drives as this extent.
+/// Whether the blob has at `off` the bytes that were written to the drives as this extent.
 fn holds(world: &World, blob: &[u8], off: u32, id: ExtentId, residence: &Residence) -> bool {
     let (k, extent_len) = (residence.place.k, residence.place.extent_len);
     let Some(bytes) = blob.get(off as usize..(off + extent_len) as usize) else { return false };
@@ -102,7 +102,7 @@ impl Inventory for Listed<'_> {
     }
 }
 
-/// What `forebay fsck` would say, of tiers only if drives are damaged.
+/// Runs the checks of `forebay fsck`; if drives are damaged, only those of tiers.
 pub(super) fn run_fsck(world: &World, state: &dyn State, shards: &Shards, wrong: &mut Vec<String>) {
     let only_tiers = world.is_faulty() || !world.promises().hurt_drives.is_empty();
     let map = world.cluster().map.clone();

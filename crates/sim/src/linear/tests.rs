@@ -13,11 +13,11 @@ fn end(id: OpId, ret: Ret) -> Moment {
     Moment::End { id, ret }
 }
 
-/// A history whose operations are named by where they begin.
+/// A history in which each operation is named by the index of its beginning.
 struct Script(Vec<Moment>);
 
 impl Script {
-    /// Begins with an empty, open file.
+    /// A history that begins with an empty, open file.
     fn new() -> Self {
         let mut script = Self(Vec::new());
         let make = Op::Make { parent: Ino::ROOT, name: "f", kind: Kind::File };

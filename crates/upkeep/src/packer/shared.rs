@@ -6,7 +6,7 @@ use base::ExtentId;
 use client::{MapEntry, PackTarget};
 use wire::meta::{Content, ExtentRef, PACK_MOVES_MAX};
 
-use super::judge::{Load, Verdict};
+use super::assess::{Load, Verdict};
 
 /// Pieces remembered in one sweep, and how many there may be before further extents are begun: the others are for the
 /// next sweep. Some dozens of megabytes.
@@ -43,7 +43,7 @@ impl Shared {
 fn extent_of(entry: &MapEntry) -> Option<ExtentRef> {
     match entry.piece.content {
         Content::Extent(extent) => Some(extent),
-        Content::Inline(_) | Content::Away(..) => None,
+        Content::Inline(_) | Content::Tiered(..) => None,
     }
 }
 

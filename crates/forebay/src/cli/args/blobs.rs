@@ -6,7 +6,7 @@ use clap::Subcommand;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BlobCommand {
-    /// Show what a blob holds and verify it.
+    /// Show the contents of a blob and verify it.
     #[command(after_help = "Exit status 1 if something is damaged.
 
 Example:

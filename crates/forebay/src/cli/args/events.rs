@@ -16,13 +16,13 @@ Examples:
 pub(crate) struct EventsArgs {
     /// The node's directory.
     pub(crate) dir: PathBuf,
-    /// Only what matters as much: info, warning or error.
+    /// Only events of at least this severity: info, warning or error.
     #[arg(long, value_name = "SEVERITY", default_value = "info")]
     pub(crate) severity: Severity,
-    /// Only what is not older, such as 2h or 1d.
+    /// Only events of the last 2h, 1d or other time.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) since: Option<u64>,
-    /// Only what has this text in it, in whatever case.
+    /// Only events that contain this text; letter case does not matter.
     #[arg(long, value_name = "TEXT")]
     pub(crate) find: Option<String>,
     /// How many at most, the last ones.

@@ -33,7 +33,7 @@ Example:
         /// Its name: letters, digits and . _ @ + = -
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
-        /// How long what was written stays on drives. Default: 1d.
+        /// How long written content stays on drives. Default: 1d.
         #[arg(long, value_name = "TIME", value_parser = duration)]
         retention: Option<u64>,
         /// How long after it was written anything is copied to the store. Default: 1h, or a third of the retention if that
@@ -69,7 +69,7 @@ Example:
         /// Its name.
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
-        /// How long what was written stays on drives. Default: as it was.
+        /// How long written content stays on drives. Default: unchanged.
         #[arg(long, value_name = "TIME", value_parser = duration, required_unless_present = "tiering_cue")]
         retention: Option<u64>,
         /// How long after it was written anything is copied to the store. Default: as it was.

@@ -68,7 +68,7 @@ pub(crate) struct StoreSettingsArgs {
     /// Removals that a node has under way at most. Default: 64.
     #[arg(long, value_name = "N")]
     pub(crate) max_remove: Option<u16>,
-    /// Requests of each kind that all nodes together have under way at most; 0 for what each of them may. Default: 0.
+    /// Most requests of each kind that all nodes together have under way; 0: only the limits of each node. Default: 0.
     #[arg(long, value_name = "N")]
     pub(crate) max_cluster: Option<u16>,
     /// Mbit/s that uploads and downloads take together; 0 for as many as there are. Default: 0.
@@ -127,7 +127,7 @@ pub(crate) enum StoreCommand {
     Update(SetStoreArgs),
     /// Remove a store. What is in its bucket stays there.
     Remove(OneStoreArgs),
-    /// Put, read and remove objects, and say what does not work and what to look at.
+    /// Put, read and remove objects; report each failure with advice.
     #[command(after_help = "Exit status 1 if something does not work.")]
     Validate(OneStoreArgs),
     /// Measure how fast a store is for this node: objects are put, got and removed as tiering does it.

@@ -24,15 +24,16 @@ pub(crate) struct AttachArgs {
     pub(crate) name: String,
     /// The store: see `forebay store list`.
     pub(crate) store: String,
-    /// How long what was written stays on drives, whatever the filesystem's group says. Default: as it was, or as the group
-    /// says.
+    /// How long written content stays on drives, in place of the time of the filesystem's group. Default: unchanged, or
+    /// the time of the group.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) retention: Option<u64>,
-    /// How long after it was written anything is copied to the store, whatever the filesystem's group says: at least 10s, at
-    /// most a third of the retention. Default: as it was, or as the group says, or a third of the retention if that is less.
+    /// How long after a write its content is copied to the store, in place of the time of the filesystem's group: at
+    /// least 10s, at most a third of the retention. Default: unchanged, or the time of the group, or a third of the
+    /// retention if that is less.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) tiering_cue: Option<u64>,
-    /// Give up times of its own: those of the filesystem's group count again.
+    /// Remove the filesystem's own times: those of its group apply again.
     #[arg(long, conflicts_with_all = ["retention", "tiering_cue"])]
     pub(crate) group_times: bool,
     /// Print JSON.
@@ -42,7 +43,7 @@ pub(crate) struct AttachArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TierCommand {
-    /// Show filesystems that have an object store: what is where, what is under way, what does not go on.
+    /// Show filesystems that have an object store: where their content lies, what is under way, and what holds it up.
     #[command(after_help = "Example:\n  forebay tier status /srv/forebay")]
     Status {
         /// The node's directory.
@@ -71,7 +72,7 @@ pub(crate) enum TierCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Show what another retention would take of drives and store, from how old content is now.
+    /// Forecast the space on drives and in the store for another retention, from the present age of the content.
     #[command(after_help = "Example:\n  forebay tier forecast /srv/forebay --retention 7d")]
     Forecast {
         /// The node's directory.
@@ -95,7 +96,7 @@ pub(crate) enum TierCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Take what the store has of files from the drives now. What is not uploaded yet stays.
+    /// Release from the drives, now, the content of files that the store has. Content that is not uploaded yet stays.
     #[command(after_help = "Example:\n  forebay tier release /srv/forebay/mnt/some/file")]
     Release {
         /// Files on mounted filesystems, and directories for all files below.

@@ -11,7 +11,7 @@ const POLICY_HELP: &str =
   readwrite  everything with objects and buckets
   writeonly  store objects, nothing else";
 
-/// A time such as `90s`, `12h` or `1d5h`, and some of it.
+/// A time such as `90s`, `12h` or `1d5h`, of at least a second.
 fn duration(text: &str) -> Result<Duration, String> {
     match base::units::parse_duration(text) {
         Ok(0) => Err("must be longer than nothing, such as 12h".to_owned()),
@@ -39,13 +39,13 @@ pub(crate) struct AddUserArgs {
     /// policies alone decide.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) uid: u32,
-    /// Group of what it creates.
+    /// Primary group: the group of files that the user creates.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) gid: u32,
     /// Its other groups, separated by commas.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) groups: Vec<u32>,
-    /// What it may do. Default: nothing but what policies of buckets grant.
+    /// The user's policy. Default: none, so that only policies of buckets grant anything.
     #[arg(long, value_name = "SOURCE")]
     pub(crate) policy: Option<String>,
     /// Print JSON.
@@ -169,7 +169,7 @@ pub(crate) struct TargetArgs {
     /// What short-lived keys that take this role are limited to.
     #[arg(long, value_name = "NAME")]
     pub(crate) role: Option<String>,
-    /// Who may do what with this bucket.
+    /// The bucket whose policy this is: it decides which users may do what with the bucket.
     #[arg(long, value_name = "NAME")]
     pub(crate) bucket: Option<String>,
 }
@@ -236,7 +236,8 @@ mod tests {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditCommand {
-    /// Print the last requests, one a line: when, status, result, who, what, bytes, time, from where.
+    /// Print the last requests, one a line: time, status, result, user, operation, bucket and key, bytes, duration,
+    /// client address.
     #[command(
         after_help = "Example:\n  forebay audit tail /srv/forebay --follow --json | jq 'select(.status == 403)'"
     )]

@@ -1,4 +1,4 @@
-//! Opening a mirrored log: which copies are there, which of them count, and making these end alike.
+//! Opening a mirrored log: finds its copies, decides which are complete, and aligns their ends.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use super::super::members::Members;
 use super::super::{LedgerLog, LogError};
 use super::{Complete, Copy, CopyIo, Inner, MirrorOptions, MirroredLog, Shared, StaleCopies, Worker, reason};
 
-/// What is in one directory.
-struct Found {
+/// The content of one directory.
+struct CopyDir {
     dir: PathBuf,
-    /// Why nothing can be said about it, otherwise.
+    /// The error, if the directory cannot be read.
     content: Result<Content, String>,
 }
 
@@ -26,14 +26,14 @@ struct Content {
     has_log: bool,
 }
 
-impl Found {
+impl CopyDir {
     fn record(&self) -> Option<&Members> {
         self.content.as_ref().ok()?.record.as_ref()
     }
 }
 
-/// Takes the lock of a copy's directory, which is created if its parent exists: a disk that is not mounted must not be
-/// mistaken for an empty one.
+/// Locks a copy's directory, which is created if its parent exists: an unmounted disk must not be mistaken for an empty
+/// one.
 pub(super) fn take_lock(env: &Env, dir: &Path) -> Result<Arc<dyn File>, String> {
     if !dir.parent().is_some_and(|parent| env.files.exists(parent)) {
         return Err("directory is missing".to_owned());
@@ -54,16 +54,16 @@ pub(super) fn has_log(env: &Env, dir: &Path) -> Result<bool, io::Error> {
     Ok(files.iter().any(|path| path.extension().is_some_and(|extension| extension == "log")))
 }
 
-fn look(env: &Env, dir: &Path) -> Found {
+fn look(env: &Env, dir: &Path) -> CopyDir {
     let content = take_lock(env, dir).and_then(|lock| {
         let record = Members::read(env, dir)?;
         let has_log = has_log(env, dir).map_err(reason)?;
         Ok(Content { lock, record, has_log })
     });
-    Found { dir: dir.to_owned(), content }
+    CopyDir { dir: dir.to_owned(), content }
 }
 
-/// Whose word counts.
+/// The membership that counts.
 struct Decision {
     set: [u8; 16],
     abandoned: Vec<[u8; 16]>,
@@ -74,12 +74,12 @@ struct Decision {
     forced: bool,
 }
 
-/// A log that no record tells of: a new one, or one from before there were records.
-fn first_record(env: &Env, found: &[Found]) -> Result<Decision, LogError> {
-    if let Some(Found { dir, content: Err(error) }) = found.iter().find(|found| found.content.is_err()) {
+/// The first record, for a new log or one from before there were records.
+fn first_record(env: &Env, found: &[CopyDir]) -> Result<Decision, LogError> {
+    if let Some(CopyDir { dir, content: Err(error) }) = found.iter().find(|found| found.content.is_err()) {
         return Err(LogError::Stale(format!("{}: {error}", dir.display())));
     }
-    let with_log: Vec<&Found> =
+    let with_log: Vec<&CopyDir> =
         found.iter().filter(|found| found.content.as_ref().is_ok_and(|content| content.has_log)).collect();
     if with_log.len() > 1 {
         let dirs: Vec<String> = with_log.iter().map(|found| found.dir.display().to_string()).collect();
@@ -94,12 +94,12 @@ fn first_record(env: &Env, found: &[Found]) -> Result<Decision, LogError> {
     env.random.fill(&mut set);
     let record = Members { set, abandoned: Vec::new(), generation: 0, own: id, in_sync: Vec::new() };
     let complete = vec![(seed.dir.clone(), id)];
-    // Until the copy is recorded as complete, a record in which nothing is means the same as none.
+    // Until the copy is recorded as complete, an empty record counts as no record.
     record.create(env, &seed.dir)?;
     Ok(Decision { set, abandoned: Vec::new(), generation: 0, complete, forced: false })
 }
 
-/// The history that all directories belong to, unless an operator has left others behind.
+/// The history of all directories, except those that an operator has given up.
 fn current_set<'a>(records: &[(&Path, &'a Members)]) -> Result<&'a Members, LogError> {
     let newest = |set: [u8; 16]| {
         let same = records.iter().filter(move |(_, record)| record.set == set);
@@ -120,7 +120,7 @@ fn current_set<'a>(records: &[(&Path, &'a Members)]) -> Result<&'a Members, LogE
     })
 }
 
-fn decide(env: &Env, found: &[Found], stale: StaleCopies) -> Result<Decision, LogError> {
+fn decide(env: &Env, found: &[CopyDir], stale: StaleCopies) -> Result<Decision, LogError> {
     let records: Vec<(&Path, &Members)> =
         found.iter().filter_map(|found| Some((found.dir.as_path(), found.record()?))).collect();
     let records: Vec<_> = records
@@ -156,7 +156,7 @@ fn decide(env: &Env, found: &[Found], stale: StaleCopies) -> Result<Decision, Lo
     let complete: Vec<(PathBuf, u64)> = of_set
         .iter()
         .filter(|(_, record)| {
-            // A crash may leave one that has not heard of the newest record; it had everything before that.
+            // A crash may leave a copy without the newest record; it had everything before that.
             record.generation + 1 >= newest.generation
                 && newest.in_sync.iter().any(|member| member.id == record.own)
         })
@@ -180,10 +180,10 @@ fn decide(env: &Env, found: &[Found], stale: StaleCopies) -> Result<Decision, Lo
     Ok(decision)
 }
 
-/// Logs by directory, and those that cannot be used with the reason.
+/// Logs by directory, and the unusable ones with the reason.
 type Opened = (Vec<(PathBuf, FileLog)>, Vec<(PathBuf, String)>);
 
-/// Opens the logs of complete copies. One that is damaged while another is not is left out.
+/// Opens the logs of complete copies. A damaged log is left out if another one is intact.
 fn open_logs(shared: &Shared, decision: &Decision) -> Result<Opened, LogError> {
     let (mut logs, mut bad, mut first_error) = (Vec::new(), Vec::new(), None);
     for (dir, _) in &decision.complete {
@@ -202,7 +202,7 @@ fn open_logs(shared: &Shared, decision: &Decision) -> Result<Opened, LogError> {
     }
 }
 
-/// Makes `log` end as `best` does. They are complete both, so they differ in what was not acknowledged only.
+/// Makes `log` end like `best`. Both are complete, so they differ only in unacknowledged entries.
 fn align(best: &FileLog, log: &FileLog) -> Result<(), LogError> {
     let ((epoch, tail), (own_epoch, own_tail)) = (best.end(), log.end());
     if (epoch, tail) == (own_epoch, own_tail) {
@@ -224,13 +224,13 @@ fn align(best: &FileLog, log: &FileLog) -> Result<(), LogError> {
 }
 
 impl MirroredLog {
-    /// Opens the log whose copies are in `dirs`, or creates it. Directories that are new or were left out are made
-    /// complete if they can be; whether they are is in [`MirroredLog::copies`].
+    /// Opens the log whose copies are in `dirs`, or creates it. New and left-out directories are made complete if
+    /// possible; [`MirroredLog::copies`] has the result.
     ///
     /// # Errors
     /// `Stale` if a copy that may be newer is missing, `Damaged`, `NewerFormat`, `Io`.
     pub fn open(env: &Env, dirs: &[PathBuf], options: MirrorOptions) -> Result<Self, LogError> {
-        let found: Vec<Found> = dirs.iter().map(|dir| look(env, dir)).collect();
+        let found: Vec<CopyDir> = dirs.iter().map(|dir| look(env, dir)).collect();
         let busy =
             found.iter().find(|found| found.content.as_ref().err().is_some_and(|error| error == IN_USE));
         if let Some(found) = busy {
@@ -272,11 +272,11 @@ impl MirroredLog {
     }
 }
 
-/// Puts the copies together and records it if that changes anything.
+/// Assembles the copies, and records the membership if it changed.
 fn assemble(
     shared: &Shared,
     decision: &Decision,
-    found: Vec<Found>,
+    found: Vec<CopyDir>,
     logs: Vec<(PathBuf, FileLog)>,
     best: usize,
     bad: &[(PathBuf, String)],

@@ -1,4 +1,4 @@
-//! Copies that fail, vanish, come back and rot.
+//! Copies that fail, vanish, return and rot.
 
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
@@ -9,7 +9,7 @@ use base::env::{Caching, Files, OpenMode, Random};
 use super::super::conformance::{SIZES, append, check_entries, now};
 use super::*;
 
-/// A simulated disk of which directories can be cut off.
+/// A simulated disk whose directories can be cut off.
 #[derive(Clone)]
 struct Disks {
     files: Arc<dyn Files>,
@@ -162,7 +162,7 @@ fn either_copy_alone_has_everything_if_both_were_complete() {
         now(log.seal(Epoch(2))).unwrap();
         append(&log, 2, 6..=6).unwrap();
         drop(log);
-        // What was given up is made anew, never the other way round.
+        // The copy that was given up is made anew, never the other one.
         machine.revive(disk);
         let log = machine.open(StaleCopies::Refuse).unwrap();
         assert_eq!(in_sync(&log), [true, true]);
@@ -285,11 +285,11 @@ struct Model {
     acknowledged: u64,
     attempted: u64,
     epoch: u64,
-    /// As the log knew it after the last acknowledgement.
+    /// The complete copies after the last acknowledgement.
     complete: Vec<bool>,
 }
 
-/// Works for a while with disks that come and go.
+/// Works for a while with disks that fail and return.
 fn work(machine: &Machine, log: &MirroredLog, random: &SimRandom, model: &mut Model) {
     for _ in 0..random.next_u64() % 25 {
         let disk = ["/a", "/b", "/c"][(random.next_u64() % 3) as usize];
@@ -323,7 +323,7 @@ fn work(machine: &Machine, log: &MirroredLog, random: &SimRandom, model: &mut Mo
     }
 }
 
-/// Opens with whatever is there. `None` if it was rightly refused.
+/// Opens with the disks that are there. Returns `None` if the refusal was right.
 fn reopen(machine: &Machine, random: &SimRandom, model: &Model, seed: u64) -> Option<MirroredLog> {
     let alive = |disk: &str| !machine.disks.dead.lock().unwrap().contains(Path::new(disk));
     let alive: Vec<bool> = ["/a", "/b", "/c"].map(alive)[..machine.dirs.len()].to_vec();
@@ -336,7 +336,7 @@ fn reopen(machine: &Machine, random: &SimRandom, model: &Model, seed: u64) -> Op
                 ["/a", "/b", "/c"].iter().for_each(|disk| machine.revive(disk));
                 return None;
             }
-            // With one complete copy nothing is lost.
+            // With one complete copy no entry is lost.
             Some(machine.open(StaleCopies::Use).unwrap_or_else(|error| panic!("seed={seed}: {error}")))
         }
     }

@@ -138,7 +138,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Never an exclusive lease together with any other valid one, and every recall can be answered.
+    /// An exclusive lease never coexists with another valid lease, and every recall can be answered.
     #[test]
     fn exclusive_excludes(steps in proptest::collection::vec(step(), 0..200)) {
         let mut table = LeaseTable::default();

@@ -1,4 +1,4 @@
-//! Who may do what: permission bits and access control lists, as POSIX has them.
+//! Permission checks: mode bits and access control lists, as in POSIX.
 
 use base::FsError;
 use wire::meta::FileKind;
@@ -11,7 +11,7 @@ use crate::values::Inode;
 
 pub(super) const READ: u32 = 4;
 pub(super) const WRITE: u32 = 2;
-/// Of a directory: reach what is in it.
+/// On a directory: reach its entries.
 pub(super) const EXECUTE: u32 = 1;
 const STICKY: u32 = 0o1000;
 
@@ -36,8 +36,8 @@ impl Op<'_> {
         Ok(attr.mode >> shift & want == want)
     }
 
-    /// Whether the caller may do all of `want` to the inode. To write is to add names to a directory, and to change
-    /// attributes of anything else.
+    /// Checks that the caller has all rights in `want` on the inode. On a directory, writing means adding names; on any
+    /// other inode, changing attributes.
     pub(super) fn demand(&self, inode: &Inode, caller: &Caller, want: u32) -> Result<(), FsError> {
         match inode.attr.kind {
             _ if want & WRITE == 0 => {}
@@ -47,7 +47,7 @@ impl Op<'_> {
         if self.may(inode, caller, want)? { Ok(()) } else { Err(FsError::Denied) }
     }
 
-    /// Whether the caller may take `victim` out of `dir`.
+    /// Checks that the caller may remove `victim` from `dir`.
     pub(super) fn demand_removal(&self, dir: &Inode, victim: &Inode, caller: &Caller) -> Result<(), FsError> {
         check_removal(&dir.attr, &victim.attr)?;
         self.demand(dir, caller, WRITE | EXECUTE)?;

@@ -15,10 +15,10 @@ use crate::values::Dentry;
 const SETTING_NAME_BYTES_MAX: usize = 200;
 /// Permissions of a new bucket's directory.
 const BUCKET_MODE: u32 = 0o755;
-/// Empty directories that are removed with a bucket; one with more is not empty.
+/// Most empty directories that are removed with a bucket; a bucket with more counts as not empty.
 const EMPTY_DIRECTORIES_MAX: usize = 4096;
 
-/// A directory as an entry of another.
+/// A directory, as an entry of its parent.
 struct Entry {
     parent: Ino,
     name: Bytes,
@@ -66,7 +66,7 @@ impl Op<'_> {
         Ok(ObjectReply::Done)
     }
 
-    /// Makes a bucket with its settings in one step, so that none is ever seen without them.
+    /// Makes a bucket with its settings in one step, so that it is never visible without them.
     pub(super) fn make_bucket(
         &mut self,
         name: &Bytes,
@@ -93,10 +93,11 @@ impl Op<'_> {
         Ok(ObjectReply::Done)
     }
 
-    /// Removes a bucket without objects, in one step with the empty directories that are left in it.
+    /// Removes a bucket without objects, in one step with its remaining empty directories.
     ///
     /// # Errors
-    /// `NotEmpty` if there is a file of any kind, a directory object, or more than [`EMPTY_DIRECTORIES_MAX`] directories.
+    /// `NotEmpty` if there is a file of any kind, a directory object, or more than [`EMPTY_DIRECTORIES_MAX`]
+    /// directories.
     pub(super) fn remove_bucket(&mut self, name: &Bytes) -> ObjectOutcome {
         let dentry = self.must_find(Ino::ROOT, name)?;
         if dentry.kind != FileKind::Directory {
@@ -111,7 +112,7 @@ impl Op<'_> {
         }
         self.clear_all(&touched)?;
         let mut changed = Vec::new();
-        // Each comes behind the one that it is in.
+        // Reverse order: each directory comes behind its parent.
         for entry in entries.iter().rev() {
             let mut parent = self.directory(entry.parent)?;
             self.remove_name(&mut parent, &entry.name, FileKind::Directory);
@@ -124,7 +125,7 @@ impl Op<'_> {
         Ok(ObjectReply::Deleted { results: vec![Ok(Deleted { existed: true })], changed })
     }
 
-    /// A directory and all directories below it, if there is nothing else.
+    /// A directory and all directories below it; fails if there is any other inode.
     fn empty_directories(&self, top: Entry) -> Result<Vec<Entry>, Stop> {
         let mut found = vec![top];
         let mut at = 0;

@@ -15,12 +15,12 @@ fn matches(wanted: &EtagMatch, inode: &Inode) -> bool {
     }
 }
 
-/// HTTP knows whole seconds.
+/// HTTP dates have whole seconds.
 fn is_after(a_ns: i64, b_ns: i64) -> bool {
     a_ns.div_euclid(SECOND_NS) > b_ns.div_euclid(SECOND_NS)
 }
 
-/// What has to hold before anything is done, beside that there is nothing to do because the reader has it already.
+/// Checks the conditions that readers and writers share.
 fn check_common(inode: &Inode, conditions: &Conditions) -> Result<(), ObjectError> {
     let Conditions { if_match, if_unmodified_since_ns, if_modified_at_ns, if_size, .. } = conditions;
     let mtime_ns = inode.attr.mtime_ns;
@@ -38,7 +38,7 @@ fn check_common(inode: &Inode, conditions: &Conditions) -> Result<(), ObjectErro
 }
 
 impl Op<'_> {
-    /// Conditions of a reader.
+    /// Checks the conditions of a read. `NotModified` if the reader has this version already.
     pub(super) fn check_reading(&self, inode: &Inode, conditions: &Conditions) -> Result<(), Stop> {
         check_common(inode, conditions)?;
         let has_it = match (&conditions.if_none_match, conditions.if_modified_since_ns) {
@@ -49,7 +49,7 @@ impl Op<'_> {
         if has_it { Err(ObjectError::NotModified.into()) } else { Ok(()) }
     }
 
-    /// Conditions of who changes or removes what is there, if anything.
+    /// Checks the conditions of a change or removal of an existing or missing object.
     pub(super) fn check_changing(&self, there: Option<&Inode>, conditions: &Conditions) -> Result<(), Stop> {
         let Some(inode) = there else {
             let asks = Conditions { if_none_match: None, if_modified_since_ns: None, ..conditions.clone() };

@@ -1,7 +1,7 @@
 //! Listings: a walk through the tree in key order, with memory for one page.
 //!
-//! Entries of a directory are stored in the order of keys, so a depth first walk meets keys in byte order. Where a
-//! listing begins, and past each group of keys, it seeks: it goes down to the place instead of walking there.
+//! Entries of a directory are stored in the order of keys, so a depth-first walk meets keys in byte order. To begin a
+//! listing, and to pass a group of keys, the walk seeks: it goes down to the place directly.
 
 use std::collections::VecDeque;
 
@@ -22,19 +22,19 @@ use crate::values::{Dentry, Inode};
 /// Entries read from a directory at a time.
 const READ_ENTRIES_MAX: usize = 512;
 const READ_ENTRIES_FIRST: usize = 16;
-/// Entries looked at by one request, whatever becomes of them, beyond those it lists.
+/// Most entries that one request visits without listing them.
 const LOOKS_MAX: usize = 20_000;
 
-/// A directory on the way down to where the walk is.
+/// A directory on the path to the walk's position.
 struct Level {
     dir: Ino,
-    /// Bytes of the path that leads to it, with the `/` at its end.
+    /// Length in bytes of the path of the directory, with the final `/`.
     path_len: usize,
-    /// Entries that were read and not looked at yet.
+    /// Entries that were read but not visited yet.
     ahead: VecDeque<Pair>,
-    /// The sort name behind the last entry that was read; `None` if there is no more.
+    /// The sort name behind the last entry that was read; `None` at the end of the directory.
     rest: Option<Vec<u8>>,
-    /// Entries to read next time.
+    /// Number of entries for the next read.
     count: usize,
 }
 
@@ -47,21 +47,21 @@ impl Level {
 struct Walker<'a> {
     query: &'a ListQuery,
     caller: &'a Caller,
-    /// The path of the directory that the walk is in, with `/` at the end, or nothing.
+    /// The path of the current directory, with a final `/`; empty for the bucket.
     path: Vec<u8>,
     levels: Vec<Level>,
     entries: Vec<ListEntry>,
     limit: usize,
-    /// The key behind which this page begins.
+    /// The page begins behind this key.
     after: Bytes,
     looks: usize,
-    /// Where the next page begins, as soon as this one is full.
+    /// Start of the next page, set when this page is full.
     next: Option<ListFrom>,
-    /// Files that somebody writes.
+    /// Files that sessions are writing.
     written: Vec<Ino>,
 }
 
-/// The first bytes behind everything that begins with `prefix`; `None`: there is nothing behind.
+/// The first bytes that sort behind all bytes with this prefix; `None` if there are none.
 pub(super) fn behind(prefix: &[u8]) -> Option<Vec<u8>> {
     let mut next = prefix.to_vec();
     while let Some(last) = next.pop() {
@@ -80,7 +80,7 @@ fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     }
 }
 
-/// What keys that begin with `key` are grouped as. `key` may be the path of a directory.
+/// The group of keys that begin with `key`, which may be the path of a directory.
 pub(super) fn group_of<'a>(key: &'a [u8], prefix: &[u8], delimiter: &[u8]) -> Option<&'a [u8]> {
     if delimiter.is_empty() {
         return None;
@@ -89,12 +89,12 @@ pub(super) fn group_of<'a>(key: &'a [u8], prefix: &[u8], delimiter: &[u8]) -> Op
     Some(&key[..prefix.len() + find(tail, delimiter)? + delimiter.len()])
 }
 
-/// Where names behind this one begin: no name goes on with 0.
+/// Start of the names behind this one: no name continues with 0.
 fn behind_name(sort_name: &[u8]) -> Vec<u8> {
     [sort_name, &[1]].concat()
 }
 
-/// What to do after an entry.
+/// The next step after an entry.
 enum Step {
     Next,
     Down(Ino),
@@ -129,7 +129,7 @@ impl Op<'_> {
             self.seek(&mut walker, &from)?;
             self.walk_keys(&mut walker)?;
         }
-        // What is written there is committed before it is listed; all at once, so that nobody waits in turn.
+        // Dirty files are committed before they are listed. All recalls go out at once, so that their waits overlap.
         let mut stop = Ok(());
         for ino in walker.written {
             stop = stop.and(self.clear(ino, Intent::Read));
@@ -138,7 +138,7 @@ impl Op<'_> {
         Ok(ObjectReply::Listed(ObjectPage { entries: walker.entries, next: walker.next }))
     }
 
-    /// Goes down to where keys at or behind `from` begin.
+    /// Descends to the first key at or behind `from`.
     fn seek(&self, walker: &mut Walker<'_>, from: &[u8]) -> Result<(), FsError> {
         let mut dir = walker.query.bucket;
         let mut rest = from;
@@ -150,7 +150,7 @@ impl Op<'_> {
             let (name, tail) = (&rest[..slash], &rest[slash + 1..]);
             let below = if name.is_empty() { None } else { self.find_directory(dir, name)? };
             let below = match below {
-                // The directory itself may be an object, so it is met as an entry.
+                // The directory itself may be an object, so the walk visits it as an entry.
                 Some(inode) if !tail.is_empty() && self.may(&inode, walker.caller, READ | EXECUTE)? => inode,
                 _ => {
                     walker.levels.push(Level::new(dir, walker.path.len(), rest[..=slash].to_vec()));
@@ -193,7 +193,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Reads further entries of a directory. Returns whether there were any.
+    /// Reads more entries of a directory. Returns whether there were any.
     fn read_ahead(&self, level: &mut Level) -> Result<bool, FsError> {
         let Some(from) = level.rest.take() else { return Ok(false) };
         let found = self.txn.scan(&self.keys.dentries_from(level.dir, &from), level.count)?;
@@ -207,7 +207,7 @@ impl Op<'_> {
         Ok(!level.ahead.is_empty())
     }
 
-    /// Looks at the entry that `walker.path` names.
+    /// Visits the entry that `walker.path` names.
     fn look(&self, walker: &mut Walker<'_>, dentry: Dentry) -> Result<Step, Stop> {
         let query = walker.query;
         let key = walker.path.as_slice();
@@ -242,7 +242,7 @@ impl Op<'_> {
         Ok(if open { Step::Down(dentry.ino) } else { Step::Next })
     }
 
-    /// A key, or a directory all of whose keys, belong to a group: it is listed once, and the walk goes on behind it.
+    /// Visits a key, or a directory all of whose keys are in one group: lists the group once and skips its other keys.
     fn look_at_group(
         &self,
         walker: &mut Walker<'_>,
@@ -266,7 +266,7 @@ impl Op<'_> {
 }
 
 impl Walker<'_> {
-    /// Whether another entry has no room on this page.
+    /// Whether the page has no room for another entry.
     fn is_full(&mut self) -> bool {
         if self.entries.len() < self.limit {
             return false;
@@ -278,7 +278,7 @@ impl Walker<'_> {
         true
     }
 
-    /// Whether the walk goes on after the entry at `path`: not for ever, even if nothing of what it meets is listed.
+    /// Whether the walk continues after the entry at `path`. Bounded, even if no visited entry is listed.
     fn goes_on(&mut self, step: &Step) -> bool {
         if matches!(step, Step::Done) {
             return false;
@@ -293,7 +293,7 @@ impl Walker<'_> {
         false
     }
 
-    /// Goes on behind every key of a group.
+    /// Continues behind all keys of a group.
     fn skip(&mut self, group: &[u8]) {
         while self.levels.last().is_some_and(|level| level.path_len >= group.len()) {
             self.levels.pop();
@@ -301,7 +301,7 @@ impl Walker<'_> {
         let Some(level) = self.levels.last_mut() else { return };
         let rest = &group[level.path_len..];
         if rest.ends_with(b"/") {
-            // A directory, which the walk has left.
+            // The walk has left this directory.
             return;
         }
         let in_group = |(key, _): &Pair| Keys::sort_name_of_dentry(key).starts_with(rest);

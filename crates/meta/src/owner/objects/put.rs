@@ -1,4 +1,4 @@
-//! New objects: staged inodes, and names swapped over to them.
+//! New objects: staged inodes, and swapping a name over to them.
 
 use base::{FsError, Ino};
 use bytes::Bytes;
@@ -19,10 +19,10 @@ const FILE_MODE: u32 = 0o666;
 const DIRECTORY_MODE: u32 = 0o777;
 const UMASK: u32 = 0o022;
 
-/// What a new object gets its bytes from.
+/// The source of a new object's bytes.
 pub(super) enum Source<'a> {
     Body(&'a ObjectBody),
-    /// A map with as many bytes, of which as many are stored.
+    /// A map with this many bytes, and the number of stored bytes among them.
     Map {
         segment: MapSegment,
         size: u64,
@@ -59,7 +59,7 @@ impl Op<'_> {
         self.publish(name, Source::Body(body), meta, conditions, caller)
     }
 
-    /// The directories of a key, its last part, and what has that name now.
+    /// The directories of a key, its last part, and the present entry with that name.
     fn look_up(&self, name: &ObjectName, caller: &Caller) -> Result<(Walk, Bytes, Option<Dentry>), Stop> {
         let walk = self.walk(name, caller)?;
         let last = name.parts.last().ok_or(FsError::Invalid)?.clone();
@@ -67,7 +67,7 @@ impl Op<'_> {
         Ok((walk, last, there))
     }
 
-    /// Gives a new object its name, in place of what has it.
+    /// Gives a new object its name, in place of the present entry.
     pub(super) fn publish(
         &mut self,
         name: &ObjectName,
@@ -111,7 +111,7 @@ impl Op<'_> {
         Ok(self.changed_info(&inode, changed))
     }
 
-    /// Makes the missing directories of a key. Returns the last one, which the caller puts.
+    /// Makes the missing directories of a key. Returns the last one, whose inode the caller stores.
     fn make_parents(
         &mut self,
         walk: Walk,
@@ -129,7 +129,7 @@ impl Op<'_> {
         Ok(dir)
     }
 
-    /// A new directory without a name yet, which the caller puts.
+    /// Makes a directory without a name. The caller stores its inode.
     fn make_directory(&mut self, parent: &Inode, caller: &Caller, flags: u16) -> Result<Inode, FsError> {
         let ino = Ino(self.advance("next_ino", 1)?);
         let mut inode = self.new_inode(ino, FileKind::Directory, DIRECTORY_MODE);
@@ -142,8 +142,8 @@ impl Op<'_> {
         Ok(inode)
     }
 
-    /// The inode of a new object with its content, which the caller puts. `dir` is, of what its key names, the last
-    /// directory that is there.
+    /// Makes the inode of a new object with its content. The caller stores it. `dir` is the last existing directory of
+    /// its key.
     fn new_object(&mut self, source: Source<'_>, dir: Ino, caller: &Caller) -> Result<Inode, Stop> {
         let mut inode = match source {
             Source::Body(ObjectBody::Staged(ino)) => {
@@ -186,7 +186,7 @@ impl Op<'_> {
         if is_file && orphan.as_ref().is_some_and(mine) { Ok(inode) } else { Err(FsError::Invalid) }
     }
 
-    /// Puts content into a new inode.
+    /// Stores content in a new inode.
     pub(super) fn fill(
         &mut self,
         inode: &mut Inode,
@@ -207,7 +207,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// A key that ends in `/`: the directory itself is the object.
+    /// Puts a key that ends in `/`: the directory itself is the object.
     fn put_directory(
         &mut self,
         name: &ObjectName,
@@ -255,7 +255,7 @@ impl Op<'_> {
         Ok(self.changed_info(&inode, changed))
     }
 
-    /// The bytes of a directory object, which are few and came inline.
+    /// The bytes of a directory object, which are few and come inline.
     fn directory_body(&self, body: &ObjectBody) -> Result<Vec<u8>, FsError> {
         let (pieces, size) = match body {
             ObjectBody::Staged(ino) if self.staged(*ino)?.attr.size == 0 => return Ok(Vec::new()),

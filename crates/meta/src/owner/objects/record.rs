@@ -1,4 +1,4 @@
-//! What is stored with an object, in its inode and in attributes that nobody else sees.
+//! Metadata of an object: in its inode, and in attributes that requests for attributes do not show.
 
 use base::{FsError, Ino};
 use bytes::Bytes;
@@ -18,19 +18,20 @@ pub(super) const META: &[u8] = b"s3.meta";
 pub(super) const TAGS: &[u8] = b"s3.tags";
 pub(super) const PARTS: &[u8] = b"s3.parts";
 pub(super) const BODY: &[u8] = b"s3.body";
-/// A bucket's setting; its name follows.
+/// Prefix of a bucket's setting; the setting's name follows.
 pub(super) const SETTING: &[u8] = b"s3.bucket.";
 
-/// Longest ETag.
+/// Longest ETag, in bytes.
 pub(super) const ETAG_BYTES_MAX: usize = 255;
 
-/// Whether ETag, checksum and parts are of the content as it is. A directory's entries are not its content.
+/// Whether ETag, checksum and parts belong to the present content. The content of a directory object is not its
+/// entries.
 pub(super) fn is_current(inode: &Inode) -> bool {
     let same = |tag: &ObjectTag| tag.data_ver == inode.attr.data_ver;
     inode.attr.kind == FileKind::Directory || inode.object.as_ref().is_some_and(same)
 }
 
-/// The ETag as it is served.
+/// The ETag to serve.
 pub(super) fn etag_of(inode: &Inode) -> String {
     let stored = inode.object.as_ref().filter(|tag| !tag.etag.is_empty());
     let mut attr = inode.attr;
@@ -40,7 +41,7 @@ pub(super) fn etag_of(inode: &Inode) -> String {
     etag(&attr, stored.map(|tag| (tag.etag.as_str(), tag.data_ver)))
 }
 
-/// Bytes of the object.
+/// Size of the object in bytes.
 pub(super) fn size_of(inode: &Inode) -> u64 {
     match (inode.attr.kind, &inode.object) {
         (FileKind::Directory, Some(tag)) => u64::from(tag.body_len),
@@ -75,7 +76,7 @@ fn pair_bytes(pairs: &[(String, String)]) -> usize {
     pairs.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
 
-/// Whether there is not too much of it.
+/// Refuses metadata that is too large.
 pub(super) fn check_meta(meta: &ObjectMeta) -> Result<(), ObjectError> {
     let etag = meta.etag.as_ref().map_or(0, String::len);
     let checksum = meta.checksum.as_ref().map_or(0, |checksum| checksum.value.len());
@@ -98,7 +99,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Stores metadata with an inode that the caller puts afterwards, in place of what is stored with it.
+    /// Stores metadata with an inode, in place of its present metadata. The caller stores the inode afterwards.
     pub(super) fn save_meta(
         &mut self,
         inode: &mut Inode,
@@ -128,7 +129,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// A directory is no object any more.
+    /// Removes the metadata of a directory, which is then no object any more.
     pub(super) fn drop_meta(&mut self, inode: &mut Inode) -> Result<(), FsError> {
         for name in [META, TAGS, PARTS, BODY] {
             self.put_or_delete(inode.attr.ino, name, None)?;
@@ -137,7 +138,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// What is stored with an object, as far as it is true of its content as it is.
+    /// The metadata of an object, without values that do not belong to its present content.
     pub(super) fn load_meta(&self, inode: &Inode) -> Result<ObjectMeta, FsError> {
         let ino = inode.attr.ino;
         let (mut record, mut tags, mut parts) = (ObjectRecord::default(), Vec::new(), Vec::new());
@@ -223,7 +224,7 @@ impl Op<'_> {
         meta.tags = tags.to_vec();
         check_meta(&meta)?;
         let body = self.txn.get_bytes(&self.keys.xattr(inode.attr.ino, BODY))?.unwrap_or_default();
-        // The ETag of a directory object stays what it was given for.
+        // The ETag of a directory object stays valid until the object is put again.
         let data_ver = inode.object.as_ref().map(|tag| tag.data_ver);
         self.save_meta(&mut inode, &meta, &body)?;
         if let (FileKind::Directory, Some(tag), Some(data_ver)) =
@@ -238,7 +239,7 @@ impl Op<'_> {
     }
 }
 
-/// A part as it is kept with the object.
+/// The form in which an object stores one of its parts.
 pub(super) fn kept_part(number: u16, part: &crate::values::Part) -> ObjectPart {
     ObjectPart { number, len: part.len, checksum: part.checksum.as_ref().map(|it| it.value.clone()) }
 }

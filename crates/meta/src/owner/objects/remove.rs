@@ -1,4 +1,4 @@
-//! Objects that go, and the directories that only existed because of them.
+//! Removal of objects, and of directories that existed only because of them.
 
 use base::FsError;
 use wire::meta::{Attr, FileKind};
@@ -25,7 +25,7 @@ impl Op<'_> {
         self.clear_all(&touched)?;
         let (mut results, mut changed) = (Vec::with_capacity(keys.len()), Vec::new());
         for (name, conditions) in keys {
-            // A refusal comes before anything of its own key is changed.
+            // A refusal comes before any change for this key.
             results.push(match self.delete_object(name, conditions, caller, &mut changed) {
                 Ok(deleted) => Ok(deleted),
                 Err(Stop::Refuse(error)) => Err(error),
@@ -72,7 +72,7 @@ impl Op<'_> {
         Ok(Deleted { existed })
     }
 
-    /// A directory that is no object, but empty: whoever deletes it by its key means that it goes.
+    /// An empty directory that is no object. A request that deletes it by its key removes it.
     fn empty_directory(&self, dir: &Inode, name: &ObjectName) -> Result<Option<Inode>, FsError> {
         let last = name.parts.last().ok_or(FsError::Invalid)?;
         let Some(dentry) = self.find(dir.attr.ino, last)? else { return Ok(None) };
@@ -83,7 +83,7 @@ impl Op<'_> {
         Ok(Some(inode).filter(|inode| inode.attr.size == 0))
     }
 
-    /// A directory object with entries stays as their parent.
+    /// Makes a directory object with entries an implicit directory: it stays as their parent.
     fn unmark(&mut self, mut inode: Inode, changed: &mut Vec<Attr>) -> Result<(), Stop> {
         self.clear(inode.attr.ino, Intent::Change)?;
         self.drop_meta(&mut inode)?;
@@ -94,8 +94,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Removes `victim` from `dir`, and from there upward every directory below the bucket that is left empty and
-    /// was implied.
+    /// Removes `victim` from `dir`. Then removes upward every implicit directory below the bucket that became empty.
     fn remove_upward(
         &mut self,
         mut dir: Inode,
@@ -124,8 +123,9 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// What the deletion of a key may change, one of `count` in a batch. All is cleared before the first begins, so that
-    /// none waits once another has begun: what an operation does to leases and opens is not undone.
+    /// The items that the deletion of a key may change; it is one of `count` in a batch. All of them are cleared before
+    /// the first deletion begins, so that none has to wait after another has begun: an operation's changes of leases
+    /// and opens cannot be undone.
     fn touched_by_removal(
         &self,
         name: &ObjectName,
@@ -142,7 +142,7 @@ impl Op<'_> {
             let at = dir.attr.ino;
             let Some(dentry) = self.find(at, part)? else { return Ok(()) };
             touched.extend([Touched::Inode(at), Touched::Name(at, part.clone()), Touched::Inode(dentry.ino)]);
-            // No key takes more than one name from a directory.
+            // Each key removes at most one name from a directory.
             if !dir.is_implicit() || at == name.bucket || dir.attr.size > count as u64 {
                 break;
             }

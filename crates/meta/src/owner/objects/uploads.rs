@@ -1,6 +1,6 @@
-//! Multipart uploads: parts are maps that wait in a table; to complete an upload makes one map of them.
+//! Multipart uploads: a part is a map in a table; completing an upload joins these maps into one.
 //!
-//! A part is no inode: the staged file that its bytes were written to ends when it becomes a part. The map of the
+//! A part is no inode: its bytes were written to a staged file, which ends when it becomes a part. The map of the
 //! object refers to the maps of its parts, so no byte and no piece moves, however many there are.
 
 use std::collections::BTreeMap;
@@ -23,15 +23,15 @@ use crate::values::{COMPOSED_MAP, Inode, MapSegment, ObjectRecord, Part, Piece, 
 
 const PAGE_MAX: u32 = 1000;
 
-/// What completing an upload does with its parts.
+/// The parts of an upload that is completed.
 struct Chosen {
-    /// Those that become the object, in order.
+    /// Parts of the object, in order.
     parts: Vec<(u16, Part)>,
-    /// Those that nobody named.
+    /// Parts that the request does not name.
     others: Vec<Part>,
 }
 
-/// A part that came.
+/// A part that was uploaded.
 pub(super) struct NewPart<'a> {
     pub(super) number: u16,
     pub(super) etag: &'a str,
@@ -39,11 +39,11 @@ pub(super) struct NewPart<'a> {
 }
 
 impl Op<'_> {
-    /// Whoever may write objects beside this one may work on its uploads.
+    /// Checks that the caller may work on an upload: it needs the right to write in the key's directory.
     fn demand_upload(&self, name: &ObjectName, caller: &Caller) -> Result<(), Stop> {
         match self.walk(name, caller) {
             Ok(walk) => Ok(self.demand(&walk.dir, caller, WRITE | EXECUTE)?),
-            // An upload that cannot be completed any more can still be dropped.
+            // An upload that cannot be completed any more can still be aborted.
             Err(Stop::Refuse(ObjectError::ParentIsFile)) => Ok(()),
             Err(stop) => Err(stop),
         }
@@ -101,7 +101,7 @@ impl Op<'_> {
         let inode = match body {
             ObjectBody::Staged(ino) => self.staged(*ino)?,
             ObjectBody::Pieces { pieces, size } => {
-                // Only a place for the content: it never becomes an inode.
+                // A temporary holder of the content: it never becomes an inode.
                 let mut inode = self.new_inode(Ino(0), FileKind::Regular, 0);
                 inode.segments = self.new_segments()?;
                 inode.parent = upload.name.bucket;
@@ -133,7 +133,7 @@ impl Op<'_> {
         Ok(ObjectReply::Done)
     }
 
-    /// The bytes of a part that is replaced or not wanted go.
+    /// Removes the bytes of a part that was replaced or is not used.
     fn drop_part(&mut self, part: &Part) -> Result<(), FsError> {
         self.txn.put_bytes(self.keys.purge(part.map), 0u64.encode());
         self.account(-(part.stored_bytes as i64), 0)
@@ -226,7 +226,7 @@ impl Op<'_> {
         Ok(ObjectReply::Uploads(page))
     }
 
-    /// The first directory on the way to a key, with its slash, whose names the caller may not see.
+    /// The first directory on the path to a key, with its slash, that the caller may not list.
     fn closed_directory<'a>(
         &self,
         bucket: &Inode,
@@ -246,7 +246,7 @@ impl Op<'_> {
         Ok(None)
     }
 
-    /// The parts that are named, checked, in order; and the others.
+    /// The named parts, checked, in order; and the other parts.
     fn chosen_parts(&self, upload: u64, named: &[CompletePart], part_bytes_min: u64) -> Result<Chosen, Stop> {
         let mut there = BTreeMap::new();
         for (key, bytes) in self.txn.scan(&self.keys.parts(upload), usize::MAX)? {
@@ -302,7 +302,7 @@ impl Op<'_> {
         self.publish(&upload.name, source, &meta, conditions, caller)
     }
 
-    /// One map of all parts.
+    /// Joins the parts into one map.
     fn join(&mut self, parts: &[(u16, Part)]) -> Result<Source<'static>, FsError> {
         let mut size: u64 = 0;
         let mut stored_bytes = 0;
@@ -322,7 +322,7 @@ impl Op<'_> {
         Ok(Source::Map { segment, size, stored_bytes })
     }
 
-    /// Takes an upload and its parts out of the tables.
+    /// Removes an upload and its parts from the tables.
     fn forget_upload(&mut self, bucket: Ino, key: &[u8], id: u64) -> Result<(), FsError> {
         for (key, _) in self.txn.scan(&self.keys.parts(id), usize::MAX)? {
             self.txn.delete(key);
@@ -344,7 +344,7 @@ impl Op<'_> {
         Ok(ObjectReply::Done)
     }
 
-    /// Drops one upload to a bucket that is gone, if there is any.
+    /// Drops one upload to a deleted bucket, if there is any.
     pub(in super::super) fn purge_bucket(&mut self) -> Outcome {
         let Some((gone, _)) = self.txn.scan(&self.keys.gone_buckets(), 1)?.pop() else {
             return Ok(MetaReply::Purged { more: false });

@@ -1,4 +1,4 @@
-//! Recounts a whole ledger: the tree, links, sums, and who refers to which extent.
+//! Recounts a whole ledger: the tree, links, sums, and references to extents.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -85,8 +85,8 @@ fn tables(dump: &Dump) -> Tables {
     tables
 }
 
-/// Checks everything that must hold between batches. `issued` are the extents that were ever committed and not
-/// reported as deleted.
+/// Checks all invariants that hold between batches. `issued` are the extents that were ever committed and not reported
+/// as deleted.
 pub(super) fn audit(dump: &Dump, issued: &BTreeSet<u64>) {
     let tables = tables(dump);
     audit_tree(&tables);
@@ -96,7 +96,7 @@ pub(super) fn audit(dump: &Dump, issued: &BTreeSet<u64>) {
     audit_tiers(&tables);
 }
 
-/// I14: one tree, rooted; link counts and directory sizes are what a count gives.
+/// I14: one rooted tree; link counts and directory sizes are right.
 fn audit_tree(tables: &Tables) {
     let mut names: BTreeMap<u64, u32> = BTreeMap::new();
     let mut entries: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
@@ -152,7 +152,7 @@ fn audit_orphans(tables: &Tables) {
     }
 }
 
-/// Bytes of data pieces of a map in a range, and of the maps that it refers to; those are noted as owned.
+/// Bytes of data pieces of a map in a range, and of the maps to which it refers. Notes the latter as owned.
 fn stored_in(tables: &Tables, map: u64, (from, to): (u64, u64), owned: &mut BTreeSet<u64>) -> u64 {
     let mut stored = 0;
     for ((_, off), piece) in tables.pieces.range((map, from)..(map, to)) {
@@ -207,7 +207,7 @@ fn audit_maps(tables: &Tables) {
     }
 }
 
-/// Every extent is referred to exactly as counted, or waits in F exactly once.
+/// Reference counts of extents are right, and extents without a reference are in table F exactly once.
 fn audit_extents(tables: &Tables, issued: &BTreeSet<u64>) {
     let mut uses: BTreeMap<u64, (ExtentUse, u64)> = BTreeMap::new();
     for piece in tables.pieces.values() {
@@ -225,15 +225,15 @@ fn audit_extents(tables: &Tables, issued: &BTreeSet<u64>) {
     for id in tables.uses.keys() {
         assert!(uses.contains_key(id), "extent {id} is counted but not used");
     }
-    // What is in a blob only is used, and its shards may wait for deletion.
-    let away = |id: &u64| tables.residences.get(id).is_some_and(|found| found.stage == Stage::Away);
+    // An extent that only a blob holds is in use, and its shards may wait for deletion.
+    let away = |id: &u64| tables.residences.get(id).is_some_and(|found| found.stage == Stage::Tiered);
     let on_drives = uses.keys().filter(|id| !away(id));
     let mut accounted: Vec<u64> = on_drives.chain(&tables.frees).copied().collect();
     accounted.sort_unstable();
     assert_eq!(accounted, issued.iter().copied().collect::<Vec<_>>(), "each extent is in use or free, once");
 }
 
-/// I20, I21: the tables of tiering say the same, and their sums are what a count gives.
+/// I20, I21: the tables of tiering agree, and their sums are right.
 fn audit_tiers(tables: &Tables) {
     let used: BTreeMap<u64, u64> = tables
         .pieces
@@ -256,10 +256,10 @@ fn audit_tiers(tables: &Tables) {
         let sum = match stage {
             Stage::Queued => &mut stat.queued,
             Stage::Both => &mut stat.both,
-            Stage::Away => &mut stat.away,
+            Stage::Tiered => &mut stat.away,
         };
         *sum = StageStat { extents: sum.extents + 1, bytes: sum.bytes + u64::from(place.extent_len) };
-        if stage != Stage::Away {
+        if stage != Stage::Tiered {
             aged += 1;
             assert_eq!(
                 tables.aged.get(&(stage_in_key(stage), written_s, *id)),

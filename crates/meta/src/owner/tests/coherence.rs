@@ -1,4 +1,4 @@
-//! Names and attributes that other sessions may have cached: all are told of a change before it happens.
+//! Cached names and attributes: every session that may cache one is told of a change before it happens.
 
 use super::*;
 use crate::owner::watch::KEPT_NS;
@@ -33,7 +33,7 @@ fn put(bucket: Ino, text: &str) -> MetaRequest {
 }
 
 impl Ledger {
-    /// Whether the answer that says what a name is, or that it is missing, may be kept.
+    /// Whether the session may cache the answer, which says what a name is or that it is missing.
     #[track_caller]
     fn keeps(&mut self, session: SessionId, request: MetaRequest) -> bool {
         match self.ask(session, request.clone()) {
@@ -69,7 +69,7 @@ impl Ledger {
         panic!("waits for ever: {request:?}");
     }
 
-    /// Has `actor` begin a request that has to wait. Returns the events that were sent.
+    /// Lets `actor` begin a request that has to wait. Returns the events that were sent.
     #[track_caller]
     fn waits(&mut self, id: RequestId, request: &MetaRequest) -> Vec<(SessionId, OwnerEvent)> {
         let executed = self.core.execute(id, request, self.now);
@@ -260,7 +260,7 @@ fn a_name_moved_onto_one_that_is_being_told_is_told_again() {
     for (session, event) in before {
         ledger.answer_event(session, event);
     }
-    // The name exists now; whoever removes it waits for the newer answer.
+    // The name exists now; a request that removes it waits until the newer answer is forgotten.
     let (request, id) = (unlink(a, "y"), ledger.next_id(gate));
     let more = ledger.waits(id, &request);
     assert!(!more.iter().any(|(_, event)| matches!(event, OwnerEvent::Forget { .. })), "{more:?}");

@@ -1,4 +1,4 @@
-//! Content: maps, truncation, holes, shared extents, and what becomes free.
+//! Content: maps, truncation, holes, shared extents, and extents that become free.
 
 use std::collections::BTreeSet;
 
@@ -51,7 +51,7 @@ impl Files {
         self.ledger.attr(self.me, request);
     }
 
-    /// The map of a file, and the extents that are free once everything is durable; the audit agrees.
+    /// Checks the map of a file, the extents that are free once everything is durable, and the audit.
     #[track_caller]
     fn check(&mut self, ino: Ino, map: &[MapPiece], free: &[u64], issued: &[u64]) {
         self.ledger.store();
@@ -207,7 +207,7 @@ fn a_commit_needs_a_lease_its_own_extents_and_sound_pieces() {
     f.ledger.refuses(me, commit(LeaseId(999), inline(0, "a")), FsError::StaleLease);
     f.ledger.refuses(other, commit(lease, inline(0, "a")), FsError::StaleLease);
     f.ledger.ask(me, commit(lease, piece(0, 10, id, 0, 10))).unwrap();
-    // Another reader has taken the lease down to reading.
+    // A read by another session has downgraded the lease.
     f.ledger.ask(other, MetaRequest::Acquire { ino: one, kind: LeaseKind::Read }).unwrap();
     f.ledger.refuses(me, commit(lease, inline(0, "a")), FsError::StaleLease);
 }
@@ -293,7 +293,7 @@ fn a_repaired_shard_is_owed_no_more_and_one_of_a_freed_extent_is_named() {
     };
     assert_eq!(owed(&mut f, None, 2), [entry(3, id), entry(3, id + 1)]);
     assert_eq!(owed(&mut f, Some((DriveId(3), ExtentId(id + 1))), 2), [entry(7, id)]);
-    // The extent is deleted while somebody repairs it.
+    // The extent is deleted while a session repairs it.
     let free = FreeExtent { free_ver: 1, id: ExtentId(id), pg: PgId(0), n: 6 };
     f.ledger
         .ask(me, MetaRequest::Freed { extents: vec![free], drives: vec![DriveId(3), DriveId(7)] })
@@ -377,13 +377,13 @@ fn content_changed_when_it_was_written_and_a_read_changes_nothing() {
     f.ledger.now.wall_ns += 100;
     let attr = commit(&mut f, written_ns, SetAttr::default());
     assert_eq!((attr.mtime_ns, attr.ctime_ns), (written_ns, written_ns));
-    // Attributes that changed after the content, and a time that somebody set.
+    // Attributes that changed after the content, and an mtime set by a request.
     let changed = |at| SetAttr { mtime_ns: Some(3), ctime_ns: Some(at), ..SetAttr::default() };
     let attr = commit(&mut f, written_ns + 1, changed(written_ns + 2));
     assert_eq!((attr.mtime_ns, attr.ctime_ns), (3, written_ns + 2));
     let attr = f.ledger.attr(me, MetaRequest::SetAttr { ino: one, set: changed(written_ns + 4) });
     assert_eq!(attr.ctime_ns, written_ns + 4);
-    // What the owner itself changed meanwhile is later than what was written before.
+    // The owner's own change in between is later than the earlier write.
     let linked =
         f.ledger.ask(me, MetaRequest::Link { ino: one, parent: Ino::ROOT, name: name("three") }).unwrap();
     let MetaReply::Entry { attr: linked, .. } = linked else { panic!("{linked:?}") };

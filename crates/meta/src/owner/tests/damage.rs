@@ -1,4 +1,4 @@
-//! Notes of what cannot be read: bound to their pieces, whatever happens to these.
+//! Notes of unreadable pieces: they stay bound to their pieces through every change.
 
 use wire::damage::{DamageReply, DamageRequest, DamageSums, LOST_PIECES_MAX, LossCause, NameSearch};
 use wire::meta::{PiecePosition, SetAttr};
@@ -50,7 +50,7 @@ impl Files {
         self.ask(DamageRequest::Note { position, piece, ino, cause: CAUSE }) == DamageReply::Noted(true)
     }
 
-    /// Offset and length of what is noted; the sums agree.
+    /// Offset and length of the noted pieces; also checks the sums.
     fn lost(&mut self) -> (Vec<(u64, u64)>, DamageSums) {
         let DamageReply::Lost { pieces, sums } = self.ask(DamageRequest::List { after: None, limit: 100 })
         else {

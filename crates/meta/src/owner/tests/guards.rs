@@ -1,4 +1,4 @@
-//! Guards: what is append-only or immutable is so for every request, also for those of S3; and whiteouts.
+//! Guards: append-only and immutable hold for every request, also for those of S3; and whiteouts.
 
 use std::collections::BTreeSet;
 
@@ -47,7 +47,7 @@ impl Guarded {
         MetaRequest::SetAttr { ino: self.file, set }
     }
 
-    /// What changes the file itself, but for its content.
+    /// Requests that change the file itself, except its content.
     fn changes_of_file(&self) -> Vec<MetaRequest> {
         let (ino, dir) = (self.file, self.dir);
         let value = name("v");
@@ -101,7 +101,7 @@ impl Guarded {
         assert!(answer.as_ref().is_ok_and(refused), "{answer:?}");
     }
 
-    /// Without the guard all is as ever.
+    /// Checks that the request succeeds without the guard.
     #[track_caller]
     fn allows_without(&mut self, ino: Ino, request: MetaRequest) {
         self.ledger.attr(self.me, MetaRequest::SetGuard { ino, guard: Guard::default() });
@@ -158,7 +158,7 @@ fn an_immutable_directory_keeps_its_names_and_gets_no_new_ones() {
         MetaRequest::SetAttr { ino: dir, set: SetAttr { mode: Some(0o700), ..SetAttr::default() } },
     ]);
     g.refuses_objects(vec![put(key(dir, "new"), "text"), put(key(dir, "new/below"), "text")]);
-    // What is in it is not protected.
+    // The content of a file in a guarded directory is not protected.
     g.ledger.write(g.me, g.file, &[inline(0, "more")]).unwrap();
     g.allows_without(dir, MetaRequest::Make(node(dir, "new", Regular)));
 }
@@ -178,7 +178,7 @@ fn an_append_only_directory_takes_new_names_and_keeps_them() {
         rename((dir, "file"), (dir, "new"), RenameMode::Replace),
     ]);
     g.refuses_objects(vec![put(key(dir, "object"), "again")]);
-    // A directory that keys implied is a name as well.
+    // Directories that keys imply are names too.
     let keys = vec![(key(dir, "below/object"), Conditions::default())];
     g.ledger.object(g.me, ObjectRequest::Delete { keys, caller: Caller::root() }).unwrap();
     g.ledger.ask(g.me, MetaRequest::Lookup { parent: dir, name: name("below") }).unwrap();

@@ -1,4 +1,4 @@
-//! What an owner does with a ledger that is older than the drives, and how ranges of ids are looked at again.
+//! A ledger that is older than the drives know, and repeated searches of id ranges.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn ranges(ledger: &mut Ledger, session: SessionId) -> Vec<(u64, u64)> {
     }
 }
 
-/// A ledger in which a session has made a file and taken ids, and ended.
+/// A ledger in which an ended session has made a file and taken ids.
 fn used() -> Ledger {
     let mut ledger = Ledger::new();
     let me = ledger.session();
@@ -24,7 +24,7 @@ fn used() -> Ledger {
 
 fn go_on(ledger: &Ledger, beginning: Beginning) -> Ledger {
     let mut next = ledger.restart();
-    // The same state, begun otherwise.
+    // The same state, but another beginning.
     let tail = Seq(ledger.log.len() as u64);
     let state = MemState::default();
     for (seq, batch) in (1..).zip(&ledger.log) {

@@ -1,7 +1,7 @@
 //! Random requests of several sessions against a plain model of a filesystem, with crashes.
 //!
-//! After every request the replies are equal; after every few, the whole state is recounted. A crash loses what
-//! is not in the log, nothing else: the model goes back to its last commit.
+//! After every request the replies are compared; after every few, the whole state is recounted. A crash loses only
+//! changes that are not in the log: the model returns to its last commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,17 +33,17 @@ struct Node {
     entries: BTreeMap<Bytes, u64>,
 }
 
-/// A filesystem as simple as it can be.
+/// A minimal filesystem.
 #[derive(Debug, Clone)]
 struct Model {
     nodes: BTreeMap<u64, Node>,
     opens: BTreeSet<(u64, SessionId)>,
     next_ino: u64,
-    /// Committed once, and not reported as deleted.
+    /// Extents that were committed and not reported as deleted.
     issued: BTreeSet<u64>,
 }
 
-/// Inode, links and size that a reply shows.
+/// Inode, links and size in a reply.
 type Shown = Option<(u64, u32, u64)>;
 
 impl Model {
@@ -221,7 +221,7 @@ impl Model {
         Ok(self.show(ino.0))
     }
 
-    /// What the request does here. Requests that only look are compared elsewhere.
+    /// The effect of the request on the model. Read-only requests are compared elsewhere.
     fn run(&mut self, session: SessionId, request: &MetaRequest) -> Result<Shown, FsError> {
         use MetaRequest as R;
         match request {
@@ -296,7 +296,7 @@ pub(super) fn cells_of(pieces: &[MapPiece], size: u64) -> Vec<Cell> {
         for at in 0..piece.len {
             cells[(piece.off + at) as usize] = match &piece.content {
                 Content::Inline(bytes) => Cell::Inline(bytes[at as usize]),
-                Content::Extent(extent) | Content::Away(extent, _) => {
+                Content::Extent(extent) | Content::Tiered(extent, _) => {
                     Cell::Extent(extent.id.0, extent.extent_off + at as u32)
                 }
             };
@@ -315,19 +315,19 @@ struct Run {
     sessions: Vec<(SessionId, u64)>,
     /// The state after each batch.
     snapshots: Vec<Dump>,
-    /// What the bytes of packed extents were before: packing must not change what a file holds.
+    /// The former bytes of packed extents: packing must not change the content of a file.
     packed: HashMap<(u64, u32), Cell>,
-    /// Pieces of maps as some scan found them, perhaps long ago.
+    /// Pieces of maps as some earlier scan found them.
     scanned: Vec<MapEntry>,
     /// Extents with shards on drives.
     on_drives: BTreeSet<u64>,
-    /// A search for orphans under way.
+    /// The running search for orphans.
     search: Option<Search>,
-    /// Blobs in the store.
+    /// Blobs in the object store.
     stored: BTreeSet<u64>,
 }
 
-/// Extents of closed ranges, less those that the scan has met so far.
+/// Extents of closed ranges that the scan has not met so far.
 struct Search {
     session: SessionId,
     candidates: BTreeSet<u64>,
@@ -356,7 +356,7 @@ impl Run {
         }
     }
 
-    /// What a cell was before it was packed.
+    /// The content of a cell before it was packed.
     fn unpacked(&self, cell: Cell) -> Cell {
         match cell {
             Cell::Extent(id, at) => self.packed.get(&(id, at)).copied().unwrap_or(cell),
@@ -372,7 +372,7 @@ impl Run {
         }
     }
 
-    /// Packs some of the pieces that scans found, whatever became of them since.
+    /// Packs some of the pieces that scans found; they may have changed since.
     fn pack(&mut self) {
         let mut after = None;
         loop {
@@ -414,7 +414,7 @@ impl Run {
         }
     }
 
-    /// Goes on with the search for orphans, or begins one.
+    /// Continues the search for orphans, or begins one.
     fn search(&mut self) {
         let session = self.sessions[0].0;
         let Some(mut search) = self.search.take().filter(|search| search.session == session) else {
@@ -447,7 +447,7 @@ impl Run {
         }
     }
 
-    /// Once nobody writes any more, whatever is on drives is referred to or waits for its deletion.
+    /// Once writing has ended, every shard on a drive is referred to or waits for its deletion.
     fn search_to_the_end(&mut self) {
         for (session, _) in std::mem::take(&mut self.sessions) {
             self.ledger.ask(session, MetaRequest::CloseSession).unwrap();
@@ -465,7 +465,7 @@ impl Run {
             let (entries, next) = self.scan(after);
             referred.extend(entries.iter().filter_map(|entry| match &entry.piece.content {
                 Content::Extent(extent) => Some(extent.id.0),
-                Content::Inline(_) | Content::Away(..) => None,
+                Content::Inline(_) | Content::Tiered(..) => None,
             }));
             after = next;
             if after.is_none() {
@@ -489,7 +489,7 @@ impl Run {
     }
 
     fn ino(&self) -> Ino {
-        // One more than there are: some requests miss.
+        // One inode number too many: some requests miss.
         Ino(1 + self.below(self.model.next_ino))
     }
 
@@ -512,7 +512,7 @@ impl Run {
         self.commit();
     }
 
-    /// Everything since the last batch is gone, and so are the sessions and what only they kept.
+    /// Drops all changes since the last batch, all sessions, and the inodes that only sessions kept.
     fn crash(&mut self) {
         self.ledger = self.ledger.restart();
         self.model = self.committed.clone();
@@ -567,7 +567,7 @@ impl Run {
         }
     }
 
-    /// Commits two or three pieces, some of them of one extent.
+    /// Commits two or three pieces, some of which share an extent.
     fn write(&mut self) {
         let (at, ino) = (self.below(self.sessions.len() as u64) as usize, self.ino());
         if self.model.file(ino).is_err() {
@@ -597,7 +597,7 @@ impl Run {
         }
     }
 
-    /// Purges and frees as the node's upkeep does.
+    /// Purges and frees like the node's upkeep.
     fn reclaim(&mut self) {
         let session = self.sessions[0].0;
         self.ledger.purge(session);
@@ -685,7 +685,7 @@ impl Run {
         self.search_to_the_end();
     }
 
-    /// Every prefix of the log gives the state that was there when its last batch was written.
+    /// Checks that every prefix of the log gives the state at the time of its last batch.
     fn check_prefixes(&self) {
         let state = MemState::default();
         let everything = (vec![], vec![255; 16]);

@@ -81,7 +81,7 @@ impl Ledger {
         }
     }
 
-    /// All pages: keys as they are, groups with `*` behind them.
+    /// All pages: keys as they are, groups with `*` appended.
     pub(super) fn list(
         &mut self,
         session: SessionId,
@@ -310,7 +310,7 @@ fn uploads_are_listed_as_far_as_their_directories_may_be_read() {
     };
     assert_eq!(list("", Caller::root()), ["a", "new/x", "open/x", "shut/x", "shut/y/x", "z"]);
     assert_eq!(list("", user(6)), ["a", "new/x", "open/x", "z"]);
-    // That there is a directory is seen in the one above it.
+    // The listing of the parent directory shows that the directory exists.
     assert_eq!(list("/", user(6)), ["a", "new/", "open/", "shut/", "z"]);
 }
 
@@ -650,7 +650,7 @@ fn leases_on_the_old_object_and_the_directory_are_recalled_and_its_name_is_forgo
         }
     }
     assert_eq!((recalled, forgotten), (vec![dir, old], vec![(dir, name("x"))]));
-    // Whoever writes is asked for what the owner does not know before it is listed or read.
+    // The writing session must commit its changes before the file is listed or read.
     let new = ledger.head(session, bucket, "a/x").unwrap().attr.ino;
     ledger.write_lease(other, new);
     let query = ListQuery { bucket, prefix: name(""), delimiter: name(""), from: ListFrom::Start, limit: 10 };
@@ -663,7 +663,7 @@ fn leases_on_the_old_object_and_the_directory_are_recalled_and_its_name_is_forgo
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(128))]
 
-    /// I18: every page of every listing is what sorting all keys gives.
+    /// I18: the pages of every listing equal the sorted list of all keys.
     #[test]
     fn listings_are_in_byte_order_and_complete(
         keys in proptest::collection::btree_set("[a-b0.-]{1,2}(/[a-b0.-]{1,2}){0,3}/?", 0..40),
@@ -710,8 +710,8 @@ fn keys_around_a_slash_are_in_byte_order() {
     assert_eq!(ledger.list(session, bucket, ("a/", "/"), "", 2), ["a/", "a/x"]);
 }
 
-/// How many keys a second are listed: printed, and far from the bound, so that it only fails if the work per key
-/// grows with the number of keys.
+/// Prints how many keys per second are listed. The bound is far away: the test only fails if the work per key grows
+/// with the number of keys.
 #[test]
 fn a_hundred_thousand_keys_are_listed_quickly() {
     for deep in [false, true] {

@@ -1,4 +1,4 @@
-//! Random requests about objects and about names, of two sessions, against a model of keys; with crashes.
+//! Random requests of two sessions about objects and names, against a model of keys; with crashes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ use FileKind::{Directory, Regular};
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct File {
     cells: Vec<Cell>,
-    /// The ETag that it was put with, while it holds.
+    /// The ETag of the last put, until the content changes.
     etag: Option<String>,
     tags: Vec<(String, String)>,
 }
@@ -37,7 +37,7 @@ struct Pending {
     parts: BTreeMap<u16, (String, Vec<Cell>)>,
 }
 
-/// Everything below a bucket by its path.
+/// The inodes below a bucket, by path.
 #[derive(Debug, Clone, Default)]
 struct Model {
     files: BTreeMap<String, File>,
@@ -68,7 +68,7 @@ impl Model {
         }
     }
 
-    /// Whether an object may get this key.
+    /// Whether an object may have this key.
     fn room_for(&self, at: &str) -> Result<(), ObjectError> {
         if parents(at).any(|parent| self.files.contains_key(parent)) {
             return Err(ObjectError::ParentIsFile);
@@ -136,7 +136,7 @@ impl Model {
         existed
     }
 
-    /// Whoever took something away by its name sees the directory that it was in.
+    /// A directory that was emptied by name stays, because the caller sees it.
     fn keep_emptied(&mut self, path: &str) {
         let Some(parent) = parent(path) else { return };
         if self.is_empty(parent) {
@@ -168,7 +168,7 @@ impl Model {
         }
     }
 
-    /// What a listing must give: keys, and groups of those and of the directories that have entries.
+    /// The expected listing: keys, and groups of keys and of non-empty directories.
     fn list(&self, prefix: &str, delimiter: &str, after: &str) -> Vec<String> {
         let objects = self.folders.iter().filter(|(_, folder)| folder.object.is_some());
         let mut keys: Vec<(String, bool)> = objects.map(|(path, _)| (format!("{path}/"), true)).collect();
@@ -198,7 +198,7 @@ struct Run {
     bucket: Ino,
     model: Model,
     committed: Model,
-    /// With the next extent of each.
+    /// Sessions, each with its next extent id.
     sessions: Vec<(SessionId, u64)>,
     etags: u64,
 }
@@ -257,7 +257,7 @@ impl Run {
         format!("etag{}", self.etags)
     }
 
-    /// Asks, sometimes twice.
+    /// Sends the request, sometimes twice.
     fn object(&mut self, session: SessionId, request: ObjectRequest) -> Result<ObjectReply, ObjectError> {
         let request = MetaRequest::Object(Box::new(request));
         let id = self.ledger.next_id(session);
@@ -308,7 +308,7 @@ impl Run {
         }
     }
 
-    /// A body of these pieces, at once or through a staged inode. What is staged is written, whatever becomes of it.
+    /// A body with these pieces, inline or in a staged inode. Staged pieces are written even if the request then fails.
     fn body(&mut self, session: SessionId, pieces: &[MapPiece]) -> (ObjectBody, bool) {
         if self.below(2) == 0 {
             return (body(pieces), false);
@@ -486,7 +486,7 @@ impl Run {
         }
     }
 
-    /// The inode of a path, if there is one.
+    /// The inode at a path, if there is one.
     fn ino(&mut self, session: SessionId, path: &str) -> Option<Ino> {
         let mut at = self.bucket;
         for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -499,7 +499,7 @@ impl Run {
         Some(at)
     }
 
-    /// The directory of a path, if it is one, and the name in it.
+    /// The directory of a path, if it is one, and the last name.
     fn place(&mut self, session: SessionId, path: &str) -> Option<(Ino, Bytes)> {
         let dir = parent(path).unwrap_or("");
         if !dir.is_empty() && !self.model.folders.contains_key(dir) {
@@ -567,7 +567,7 @@ impl Run {
         self.model.rename(from, &to);
     }
 
-    /// Writes to a file, or cuts it, or makes a hole.
+    /// Writes to a file, truncates it, or punches a hole.
     fn write(&mut self, at: usize, path: &str) {
         let session = self.sessions[at].0;
         let ino = self.ino(session, path).unwrap();
@@ -673,7 +673,7 @@ impl Run {
                 self.check();
             }
         }
-        // I6: without any object and session, nothing is left.
+        // I6: without objects and sessions, no extent is left.
         let paths: Vec<String> = self.model.files.keys().cloned().collect();
         for (session, _) in std::mem::take(&mut self.sessions) {
             self.ledger.ask(session, MetaRequest::CloseSession).unwrap();

@@ -112,14 +112,14 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Nobody has a name in a cache that another changes, whenever events are handled, and every name can be changed
-    /// in the end.
+    /// No session caches a name that another session changes, in any order of events, and every name can be changed in
+    /// the end.
     #[test]
     fn nobody_has_a_name_that_changes(steps in proptest::collection::vec(step(), 0..200)) {
         let names = ["a", "b", "c"].map(name);
         let mut table = WatchTable::default();
         let mut events = Events::new();
-        // What each session has, until when, and the events on their way to it.
+        // Each session's cached names with their expiry, and the events on their way to it.
         let mut caches: HashMap<(u64, usize), u64> = HashMap::new();
         let mut inboxes: BTreeMap<u64, Vec<(Bytes, u64)>> = BTreeMap::new();
         let mut now = 0;

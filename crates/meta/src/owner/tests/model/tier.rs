@@ -1,4 +1,4 @@
-//! What upkeep does for tiering, mixed with everything else: upload, release, move to other blobs, bring back, leave.
+//! The requests of upkeep for tiering, mixed with all others: upload, release, move to other blobs, bring back, leave.
 
 use wire::meta::Rehydrated;
 use wire::tier::{Stage, StageStat, TierMode, TierReply, TierRequest, Uploaded};
@@ -20,17 +20,17 @@ impl Run {
         some.collect()
     }
 
-    /// Stores a blob, or does not get to it.
+    /// Stores a blob, or is interrupted before.
     fn store_blob(&mut self, session: SessionId, extents: Vec<Uploaded>) {
         let TierReply::Reserved { serial, .. } = self.tier(session, TierRequest::Reserve) else { panic!() };
-        // Nothing is stored under a number that is not durable.
+        // A blob is only stored under a durable number.
         self.commit();
         self.stored.insert(serial);
         match self.below(6) {
             0 => drop(self.tier(session, TierRequest::Abandon { serial })),
             1 => {}
             _ => {
-                // Meanwhile much may happen.
+                // Other requests run in between.
                 (0..self.below(4)).for_each(|_| self.step());
                 if self.sessions.iter().any(|(known, _)| *known == session) {
                     self.tier(session, TierRequest::Commit { serial, bytes: 1 << 20, extents });
@@ -39,7 +39,7 @@ impl Run {
         }
     }
 
-    /// One step of what upkeep does for tiering.
+    /// One random request of upkeep for tiering.
     pub(super) fn tier_step(&mut self) {
         let at = self.below(self.sessions.len() as u64) as usize;
         let session = self.sessions[at].0;
@@ -76,7 +76,7 @@ impl Run {
             }
             7 => self.delete_blobs(session),
             8 if self.below(6) == 0 => drop(self.tier(session, TierRequest::Leave)),
-            // Perhaps while it is leaving.
+            // Perhaps while the ledger is leaving the store.
             8 if self.below(6) == 0 => drop(self.tier(session, TierRequest::Attach)),
             8 => drop(self.tier(session, TierRequest::LeaveStep)),
             _ => self.rehydrate(at),
@@ -94,12 +94,12 @@ impl Run {
         self.look_at_ages(session);
         let TierReply::Dead(dead) = self.tier(session, TierRequest::Dead { limit: 1000 }) else { panic!() };
         let serials: Vec<u64> = dead.iter().map(|(serial, _)| *serial).collect();
-        // After a crash perhaps once more.
+        // After a crash perhaps a second time.
         self.stored.retain(|serial| !serials.contains(serial));
         self.tier(session, TierRequest::Deleted { serials });
     }
 
-    /// Every extent that tiers has an age, once.
+    /// Every tiered extent has exactly one age.
     fn look_at_ages(&mut self, session: SessionId) {
         let TierReply::Stat(stat) = self.tier(session, TierRequest::Stat) else { panic!() };
         let (mut found, mut after) = (StageStat::default(), None);
@@ -119,7 +119,7 @@ impl Run {
         assert_eq!(found, StageStat { extents, bytes }, "seed={}", self.seed);
     }
 
-    /// Brings a piece of a file back, as it is or as it was some time ago.
+    /// Brings a piece of a file back, in its present form or an earlier one.
     fn rehydrate(&mut self, at: usize) {
         let (session, id) = self.sessions[at];
         let files: Vec<u64> =
@@ -128,7 +128,7 @@ impl Run {
             return;
         }
         let ino = Ino(files[self.below(files.len() as u64) as usize]);
-        let away = |piece: &MapPiece| matches!(piece.content, Content::Away(..));
+        let away = |piece: &MapPiece| matches!(piece.content, Content::Tiered(..));
         let Some(piece) = self.ledger.map(session, ino).into_iter().find(away) else { return };
         self.sessions[at].1 = id + 1;
         self.on_drives.insert(id);
@@ -145,7 +145,7 @@ impl Run {
         }
         let extent = ExtentRef { id: ExtentId(id), pg: PgId(0), k: 4, n: 6, extent_len, extent_off: 0 };
         let piece = Rehydrated { ino, piece, extent, owed: Vec::new() };
-        // The second is refused with all that come along: two pieces cannot each be all of one extent.
+        // The second is refused with all the others: two pieces cannot each be all of one extent.
         let twice = MetaRequest::Rehydrate(vec![piece.clone(), piece.clone()]);
         assert_eq!(self.ledger.ask(session, twice), Err(FsError::Invalid));
         match self.ledger.ask(session, MetaRequest::Rehydrate(vec![piece])) {
@@ -155,7 +155,7 @@ impl Run {
         }
     }
 
-    /// Everything comes back to drives, and nothing is left of tiering.
+    /// Brings all extents back to drives; after that no trace of tiering is left.
     pub(super) fn leave(&mut self) {
         let session = self.sessions[0].0;
         self.tier(session, TierRequest::Leave);

@@ -16,38 +16,38 @@ use wire::meta::ExtentRef;
 
 use crate::damage::{Flaw, Probe};
 use crate::extents::{DRIVE_TIMEOUT, ExtentIo, ReadExtentError};
-use crate::latency::Asked;
+use crate::latency::RequestKind;
 
 /// When data is moved, others are asked for what a drive has not given by then.
 const MOVE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why a shard's blocks are not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lack {
+enum ShardFault {
     NotFound,
     Damaged,
     Unavailable,
 }
 
-/// How many shards lack blocks that are wanted, by the reason.
+/// How many shards cannot give the blocks that are wanted, by the reason.
 #[derive(Debug, Clone, Copy, Default)]
-struct Lacks {
+struct ShardFaults {
     not_found: usize,
     damaged: usize,
 }
 
-impl Lacks {
-    fn with(self, lack: Lack) -> Self {
+impl ShardFaults {
+    fn with(self, fault: ShardFault) -> Self {
         Self {
-            not_found: self.not_found + usize::from(lack == Lack::NotFound),
-            damaged: self.damaged + usize::from(lack == Lack::Damaged),
+            not_found: self.not_found + usize::from(fault == ShardFault::NotFound),
+            damaged: self.damaged + usize::from(fault == ShardFault::Damaged),
         }
     }
 }
 
-/// Why an extent cannot be read of which these shards lack blocks.
-fn unreadable(extent: &ExtentRef, lacks: Lacks) -> ReadExtentError {
-    let missing = lacks.not_found;
+/// Why an extent cannot be read whose shards have these faults.
+fn unreadable(extent: &ExtentRef, faults: ShardFaults) -> ReadExtentError {
+    let missing = faults.not_found;
     // If more shards say "deleted" than could be owed, the whole extent was.
     if missing > usize::from(extent.n - extent.k) {
         return ReadExtentError::Gone;
@@ -111,7 +111,7 @@ impl ExtentIo {
         let start = read.skip_bytes as usize;
         let wanted = start..start + read.len_bytes as usize;
         let blocks = self.read_blocks(extent, read, purpose).await;
-        blocks.map(|blocks| blocks.slice(wanted)).map_err(|lacks| unreadable(extent, lacks))
+        blocks.map(|blocks| blocks.slice(wanted)).map_err(|faults| unreadable(extent, faults))
     }
 
     /// Blocks of one shard. Where damage keeps all of them from coming from the same shards, they are read in halves,
@@ -121,10 +121,10 @@ impl ExtentIo {
         extent: &'a ExtentRef,
         read: ShardRead,
         purpose: GetPurpose,
-    ) -> BoxFuture<'a, Result<Bytes, Lacks>> {
+    ) -> BoxFuture<'a, Result<Bytes, ShardFaults>> {
         Box::pin(async move {
             match self.read_together(extent, read, purpose).await {
-                Err(lacks) if lacks.damaged > 0 && read.blocks > 1 => {}
+                Err(faults) if faults.damaged > 0 && read.blocks > 1 => {}
                 done => return done,
             }
             let mut joined = BytesMut::with_capacity(read.blocks as usize * BLOCK_BYTES as usize);
@@ -145,16 +145,16 @@ impl ExtentIo {
         extent: &ExtentRef,
         read: ShardRead,
         purpose: GetPurpose,
-    ) -> Result<Bytes, Lacks> {
+    ) -> Result<Bytes, ShardFaults> {
         let direct = self.get_blocks(extent, read.shard, read, purpose);
         tokio::pin!(direct);
         let patience = self.patience(purpose);
         match tokio::time::timeout(patience, &mut direct).await {
             Ok(Ok(blocks)) => Ok(blocks),
-            Ok(Err(lack)) => {
+            Ok(Err(fault)) => {
                 let recovered = self.recover_blocks(extent, read, purpose).await;
-                let blocks = recovered.map_err(|lacks| lacks.with(lack))?;
-                if lack == Lack::NotFound {
+                let blocks = recovered.map_err(|faults| faults.with(fault))?;
+                if fault == ShardFault::NotFound {
                     self.peers.0.damage.met(extent, read.shard, Flaw::Missing);
                 }
                 Ok(blocks)
@@ -164,14 +164,14 @@ impl ExtentIo {
                 tokio::pin!(others);
                 match select(direct, others).await {
                     Either::Left((Ok(blocks), _)) => Ok(blocks),
-                    Either::Left((Err(lack), others)) => others.await.map_err(|lacks| lacks.with(lack)),
+                    Either::Left((Err(fault), others)) => others.await.map_err(|faults| faults.with(fault)),
                     Either::Right((Ok(blocks), _)) => {
                         if purpose == GetPurpose::Read {
                             self.note_late(extent, read.shard);
                         }
                         Ok(blocks)
                     }
-                    Either::Right((Err(lacks), direct)) => direct.await.map_err(|lack| lacks.with(lack)),
+                    Either::Right((Err(faults), direct)) => direct.await.map_err(|fault| faults.with(fault)),
                 }
             }
         }
@@ -191,7 +191,7 @@ impl ExtentIo {
         let now = self.env.clock.boot_ns();
         let waited_ns = self.latencies.read_patience().as_nanos() as u64;
         if let Some(drive) = self.topology().holders(extent.pg, shard).next() {
-            self.latencies.gave_up(drive, Asked::Read, waited_ns, now);
+            self.latencies.gave_up(drive, RequestKind::Read, waited_ns, now);
         }
     }
 
@@ -202,20 +202,20 @@ impl ExtentIo {
         shard: ShardIndex,
         read: ShardRead,
         purpose: GetPurpose,
-    ) -> Result<Bytes, Lack> {
+    ) -> Result<Bytes, ShardFault> {
         let topology = self.topology();
-        let mut lack = Lack::Unavailable;
+        let mut fault = ShardFault::Unavailable;
         for drive in topology.holders(extent.pg, shard) {
             let Some(service) = topology.readable(drive) else { continue };
             match self.get_from(drive, &**service, extent, (shard, read, purpose)).await {
                 Ok(bytes) => return Ok(bytes),
-                Err(error) => lack = error,
+                Err(error) => fault = error,
             }
-            if lack == Lack::Damaged {
+            if fault == ShardFault::Damaged {
                 self.peers.0.damage.met(extent, shard, Flaw::Damaged);
             }
         }
-        Err(lack)
+        Err(fault)
     }
 
     /// What a drive says of a whole shard.
@@ -228,9 +228,9 @@ impl ExtentIo {
     ) -> Probe {
         match self.get_from(drive, service, extent, (read.shard, read, GetPurpose::Move)).await {
             Ok(_) => Probe::Whole,
-            Err(Lack::Damaged) => Probe::Damaged,
-            Err(Lack::NotFound) => Probe::Missing,
-            Err(Lack::Unavailable) => Probe::Silent,
+            Err(ShardFault::Damaged) => Probe::Damaged,
+            Err(ShardFault::NotFound) => Probe::Missing,
+            Err(ShardFault::Unavailable) => Probe::Silent,
         }
     }
 
@@ -240,16 +240,16 @@ impl ExtentIo {
         service: &dyn DriveService,
         extent: &ExtentRef,
         (shard, read, purpose): (ShardIndex, ShardRead, GetPurpose),
-    ) -> Result<Bytes, Lack> {
+    ) -> Result<Bytes, ShardFault> {
         let key = ShardKey { ledger: self.ledger, extent: extent.id, shard };
         let request = GetShard { key, first_block: read.first_block, blocks: read.blocks, purpose };
         let started_ns = self.env.clock.boot_ns();
         let answer = tokio::time::timeout(DRIVE_TIMEOUT, service.get(request)).await;
         if purpose == GetPurpose::Read {
             let now = self.env.clock.boot_ns();
-            self.latencies.answered(drive, Asked::Read, now.saturating_sub(started_ns), now);
+            self.latencies.answered(drive, RequestKind::Read, now.saturating_sub(started_ns), now);
         }
-        match answer.map_err(|_| Lack::Unavailable)? {
+        match answer.map_err(|_| ShardFault::Unavailable)? {
             Ok(blocks) => {
                 let whole = blocks.bytes.len() as u64 == u64::from(read.blocks) * BLOCK_BYTES;
                 if whole && blocks_match(extent.id, shard, read.first_block, &blocks.bytes, &blocks.checksums)
@@ -257,30 +257,30 @@ impl ExtentIo {
                     Ok(blocks.bytes)
                 } else {
                     tracing::error!(%drive, ?key, "drive returned blocks that do not match their checksums");
-                    Err(Lack::Damaged)
+                    Err(ShardFault::Damaged)
                 }
             }
-            Err(GetShardError::NotFound { .. }) => Err(Lack::NotFound),
+            Err(GetShardError::NotFound { .. }) => Err(ShardFault::NotFound),
             Err(GetShardError::Corrupt { .. }) => {
                 tracing::error!(%drive, ?key, "shard is damaged, using others");
-                Err(Lack::Damaged)
+                Err(ShardFault::Damaged)
             }
             Err(error) => {
                 tracing::warn!(%drive, ?key, %error, "shard cannot be read, using others");
-                Err(Lack::Unavailable)
+                Err(ShardFault::Unavailable)
             }
         }
     }
 
     /// The same blocks from k other shards: k are asked, and another one for each that fails or is late. If that fails,
-    /// says what the others lack.
+    /// says what is wrong with the others.
     async fn recover_blocks(
         &self,
         extent: &ExtentRef,
         read: ShardRead,
         purpose: GetPurpose,
-    ) -> Result<Bytes, Lacks> {
-        let mut lacks = Lacks::default();
+    ) -> Result<Bytes, ShardFaults> {
+        let mut faults = ShardFaults::default();
         let mut present: Vec<(ShardIndex, Bytes)> = Vec::new();
         let k = usize::from(extent.k);
         let mut others: Vec<ShardIndex> =
@@ -301,8 +301,8 @@ impl ExtentIo {
                 biased;
                 Some((shard, got)) = gets.next() => match got {
                     Ok(bytes) => present.push((shard, bytes)),
-                    Err(lack) => {
-                        lacks = lacks.with(lack);
+                    Err(fault) => {
+                        faults = faults.with(fault);
                         gets.extend(others.pop().map(get));
                     }
                 },
@@ -310,9 +310,9 @@ impl ExtentIo {
             }
         }
         if present.len() < k {
-            return Err(lacks);
+            return Err(faults);
         }
-        self.reconstruct(extent, read.shard, present).ok_or(lacks)
+        self.reconstruct(extent, read.shard, present).ok_or(faults)
     }
 
     fn reconstruct(

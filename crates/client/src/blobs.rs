@@ -148,7 +148,7 @@ struct Front {
 }
 
 /// Blobs of one ledger.
-pub(crate) struct Away {
+pub(crate) struct Blobs {
     ledger: LedgerId,
     pub(crate) link: TierLink,
     fronts: Kept<u64, Arc<Front>>,
@@ -170,7 +170,7 @@ pub(crate) struct Away {
     pub(crate) pieces: Mutex<HashSet<(Ino, u64)>>,
 }
 
-impl Away {
+impl Blobs {
     pub(crate) fn new(ledger: LedgerId, link: TierLink) -> Self {
         let windows: u64 = (link.fetched_bytes_max / WINDOW_COST).clamp(WINDOWS_MIN, WINDOWS_MAX);
         let coming_back = windows * COMING_BACK.0 / COMING_BACK.1;
@@ -391,7 +391,7 @@ impl Away {
     async fn get(&self, place: &BlobPlace, range: Range<u64>) -> Result<Bytes, ReadExtentError> {
         let Some(store) = self.store() else {
             tracing::error!(blob = %self.key(place), "no store is attached that has this blob");
-            return Err(ReadExtentError::Away);
+            return Err(ReadExtentError::StoreFailed);
         };
         match store.get(self.key(place), Some(range)).await {
             Ok(bytes) => {
@@ -410,7 +410,7 @@ impl Away {
             }
             Err(error) => {
                 tracing::error!(blob = %self.key(place), %error, "a blob cannot be read");
-                Err(ReadExtentError::Away)
+                Err(ReadExtentError::StoreFailed)
             }
         }
     }

@@ -38,13 +38,13 @@ pub(super) enum Verdict {
     MoveShared,
 }
 
-pub(super) fn judge(entry: &MapEntry, target: &PackTarget, density: Density) -> Verdict {
+pub(super) fn assess(entry: &MapEntry, target: &PackTarget, density: Density) -> Verdict {
     let extent = match &entry.piece.content {
         Content::Inline(_) if entry.piece.len < INLINE_BYTES_MIN => return Verdict::Stay,
         Content::Inline(_) => return Verdict::WhenOld,
         Content::Extent(extent) => extent,
         // To bring it back only to pack it would cost more than it gives.
-        Content::Away(..) => return Verdict::Stay,
+        Content::Tiered(..) => return Verdict::Stay,
     };
     let extent_len = u64::from(extent.extent_len);
     let live_bytes = entry.live_bytes.unwrap_or(extent_len);
@@ -70,7 +70,7 @@ pub(super) fn judge(entry: &MapEntry, target: &PackTarget, density: Density) -> 
 pub(super) fn fingerprint(entry: &MapEntry) -> u64 {
     match &entry.piece.content {
         Content::Inline(bytes) => u64::from(crc32c(bytes)) << 32 | entry.piece.len,
-        Content::Extent(extent) | Content::Away(extent, _) => {
+        Content::Extent(extent) | Content::Tiered(extent, _) => {
             let ExtentId(id) = extent.id;
             id ^ u64::from(extent.extent_off).rotate_left(40)
         }
@@ -182,13 +182,13 @@ mod tests {
             (extent(1, 1, 9000, None), Verdict::MoveAlone),
         ];
         for (entry, expected) in cases {
-            assert_eq!(judge(&entry, &target("4+2"), Density::HALF), expected, "{entry:?}");
+            assert_eq!(assess(&entry, &target("4+2"), Density::HALF), expected, "{entry:?}");
         }
     }
 
     #[test]
     fn what_is_small_and_in_a_blob_as_well_moves_only_if_it_is_not_protected_as_it_should_be() {
-        let judged = |entry| judge(&MapEntry { in_store: true, ..entry }, &target("4+2"), Density::FULL);
+        let judged = |entry| assess(&MapEntry { in_store: true, ..entry }, &target("4+2"), Density::FULL);
         assert_eq!(judged(extent(1, 3, 9000, None)), Verdict::Stay);
         assert_eq!(judged(extent(4, 6, 4 << 20, None)), Verdict::Stay);
         // What is dead of it is dead in the blob, too.
@@ -199,20 +199,20 @@ mod tests {
     #[test]
     fn while_drives_are_missing_nothing_is_made_narrow() {
         let narrowed = PackTarget { narrowed: true, ..target("2+2") };
-        assert_eq!(judge(&extent(4, 6, 4 << 20, None), &narrowed, Density::HALF), Verdict::Stay);
-        assert_eq!(judge(&extent(1, 3, 9000, None), &narrowed, Density::HALF), Verdict::WhenOld);
+        assert_eq!(assess(&extent(4, 6, 4 << 20, None), &narrowed, Density::HALF), Verdict::Stay);
+        assert_eq!(assess(&extent(1, 3, 9000, None), &narrowed, Density::HALF), Verdict::WhenOld);
     }
 
     #[test]
     fn what_is_nearly_full_moves_only_when_everything_should_be() {
         let of_sixteen = |live: u64| extent(4, 6, 4 << 20, Some(live << 18));
-        let verdict = |live, density| judge(&of_sixteen(live), &target("4+2"), density);
+        let verdict = |live, density| assess(&of_sixteen(live), &target("4+2"), density);
         assert_eq!(verdict(7, Density::HALF), Verdict::Move);
         assert_eq!(verdict(8, Density::HALF), Verdict::Stay);
         assert_eq!(verdict(14, Density::FULL), Verdict::Move);
         assert_eq!(verdict(15, Density::FULL), Verdict::Stay);
         let clones = extent(4, 6, 4 << 20, Some(8 << 20));
-        assert_eq!(judge(&clones, &target("4+2"), Density::FULL), Verdict::Stay);
+        assert_eq!(assess(&clones, &target("4+2"), Density::FULL), Verdict::Stay);
     }
 
     #[test]

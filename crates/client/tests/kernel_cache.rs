@@ -14,12 +14,12 @@ use wire::meta::{ANSWER_AGE_MAX, MetaRequest, NAME_TERM};
 
 /// What was told.
 #[derive(Default)]
-struct Told {
+struct Notices {
     inodes: Mutex<Vec<Ino>>,
     entries: Mutex<Vec<(Ino, String)>>,
 }
 
-impl Told {
+impl Notices {
     fn above(client: &Client) -> Arc<Self> {
         let told = Arc::new(Self::default());
         client.set_invalidate(Some(told.clone()));
@@ -33,7 +33,7 @@ impl Told {
     }
 }
 
-impl Invalidate for Told {
+impl Invalidate for Notices {
     fn inode(&self, ino: Ino) {
         self.inodes.lock().unwrap().push(ino);
     }
@@ -61,7 +61,7 @@ fn every_name_is_told_before_its_change_is_acknowledged() {
         for name in ["a", "b", "c"] {
             create(&two, name).await;
         }
-        let told = Told::above(&one);
+        let told = Notices::above(&one);
         for name in ["a", "b", "c", "missing"] {
             assert_eq!(ask(&one, name).await, NAME_TERM, "{name}");
         }
@@ -104,7 +104,7 @@ fn a_batch_of_objects_and_the_directories_that_they_implied_are_told() {
             };
             objects.put_object_bytes(key(at), bytes::Bytes::new(), options).await.unwrap();
         }
-        let told = Told::above(&names);
+        let told = Notices::above(&names);
         let mut expected = Vec::new();
         for dir in ["0", "1", "2"] {
             let ino = names.lookup(bucket, dir.as_bytes()).await.unwrap().ino;
@@ -129,7 +129,7 @@ fn an_answer_that_a_change_overtakes_is_not_kept() {
     run("4+2", |world| async move {
         let ((one, wire), two) = (world.wired_client().await, world.client().await);
         let ino = create(&two, "file").await;
-        let told = Told::above(&one);
+        let told = Notices::above(&one);
         wire.hold(|request| matches!(request, MetaRequest::Lookup { .. }));
         let asker = one.clone();
         let asking = tokio::spawn(async move { asker.find(Ino::ROOT, b"file").await.unwrap() });

@@ -9,7 +9,7 @@ pub(super) const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// What is known of steps of a kind that failed last. Times are those of the clock of deadlines.
 #[derive(Debug, Default)]
-pub(super) struct Held(Option<Failure>);
+pub(super) struct Backoff(Option<Failure>);
 
 #[derive(Debug)]
 struct Failure {
@@ -18,7 +18,7 @@ struct Failure {
     until_ns: u64,
 }
 
-impl Held {
+impl Backoff {
     /// One failed at `now_ns`. Those that were under way together count once.
     pub(super) fn failed(&mut self, reason: String, now_ns: u64) {
         let (pause, until_ns) = match &self.0 {
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_until_one_succeeds() {
-        let mut held = Held::default();
+        let mut held = Backoff::default();
         assert_eq!((held.tries_max(4, 0), held.reason()), (4, None));
         let (mut now, mut pauses) = (5 * S, Vec::new());
         for _ in 0..7 {
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn what_fails_together_counts_once() {
-        let mut held = Held::default();
+        let mut held = Backoff::default();
         for at in 0..4 {
             held.failed(format!("failure {at}"), at);
         }
