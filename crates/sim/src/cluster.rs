@@ -146,11 +146,7 @@ impl Cluster {
 
     /// Whether a drive returned as an older copy and is not yet compared with the others.
     pub(crate) fn is_behind(&self, id: DriveId) -> bool {
-        let of_itself = |group: &PlacementGroup| {
-            let mut rebuilding = group.rebuilding.iter();
-            rebuilding.any(|one| one.from == id && group.members.get(usize::from(one.position)) == Some(&id))
-        };
-        self.map.groups.iter().any(of_itself)
+        self.map.groups.iter().flat_map(PlacementGroup::returned).any(|returned| returned == id)
     }
 
     /// Ends the rebuild of groups whose new members are complete, and retires empty drives. Returns whether there were

@@ -12,7 +12,7 @@ use base::{DriveId, LedgerId};
 use futures_util::future::join_all;
 use layout::{ClusterMap, PlacementGroup};
 use meta::control::{CONTROL_LEDGER, Control, ControlChange, DriveRecord};
-use meta::history::{Evidence, OlderLedger, Witness};
+use meta::history::{Evidence, Witness};
 use tokio::task::JoinHandle;
 use wire::drive::DriveService;
 use wire::event::Severity;
@@ -72,13 +72,7 @@ impl Knowledge {
 
 /// Drives that came back as older copies and have not been compared with the others yet.
 pub(super) fn behind(map: &ClusterMap) -> BTreeSet<DriveId> {
-    let itself = |group: &PlacementGroup| {
-        let of_member = group.rebuilding.iter().filter(|rebuilding| {
-            group.members.get(usize::from(rebuilding.position)) == Some(&rebuilding.from)
-        });
-        of_member.map(|rebuilding| rebuilding.from).collect::<Vec<_>>()
-    };
-    map.groups.iter().flat_map(itself).collect()
+    map.groups.iter().flat_map(PlacementGroup::returned).collect()
 }
 
 /// Records the progress of these drives, and that drives which are older copies may lack shards. Runs before anything
@@ -203,17 +197,19 @@ impl Node {
         self.status_now().await
     }
 
-    /// The ledger whose metadata a returning drive knows a newer version of; then the drive must not be used. From then
-    /// on no extent counts as an orphan, because the newer metadata may refer to it.
-    pub(super) async fn refuse_if_ahead(&self, state: &State, opened: &DriveEntry) -> Option<OlderLedger> {
+    /// Why a returning drive must not be used: it knows metadata that is newer than the node's, or does not say what it
+    /// knows. With newer metadata known, no extent counts as an orphan any more, because that metadata may refer to it.
+    async fn refusal(&self, state: &State, opened: &DriveEntry) -> Option<String> {
         let id = opened.record.id;
         let service = opened.service.as_ref()?;
-        let known = tokio::time::timeout(DRIVE_TIMEOUT, service.known_ledgers()).await.ok()?.ok()?;
+        let Ok(Ok(known)) = tokio::time::timeout(DRIVE_TIMEOUT, service.known_ledgers()).await else {
+            return Some("it does not say which metadata it knows".to_owned());
+        };
         for known in known {
             let witness = Witness { drive: id, known };
             if known.ledger == CONTROL_LEDGER {
                 if let Err(older) = self.control.history().check(&witness) {
-                    return Some(older);
+                    return Some(older.to_string());
                 }
                 continue;
             }
@@ -225,18 +221,18 @@ impl Node {
                 {
                     tracing::error!(%error, "orphans are still looked for");
                 }
-                return Some(older);
+                return Some(older.to_string());
             }
         }
         None
     }
 
-    /// Takes a returning drive into use, unless it knows newer metadata than the node has.
+    /// Takes a returning drive into use, unless it is refused.
     pub(super) async fn admit(&self, state: &mut State, mut opened: DriveEntry) -> Result<()> {
         let id = opened.record.id;
-        if let Some(older) = self.refuse_if_ahead(state, &opened).await {
-            tracing::error!(drive = %id, %older, "drive is not used");
-            opened.problem = Some(older.to_string());
+        if let Some(refusal) = self.refusal(state, &opened).await {
+            tracing::error!(drive = %id, refusal, "drive is not used");
+            opened.problem = Some(refusal);
             // Its thread may take a moment to end.
             let service = opened.service.take();
             tokio::task::spawn_blocking(move || drop(service)).await?;

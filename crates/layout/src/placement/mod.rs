@@ -116,6 +116,14 @@ impl PlacementGroup {
         moved.map(|rebuilding| rebuilding.from).filter(move |from| Some(*from) != member)
     }
 
+    /// Members that came back without everything that they had, and are not rebuilt yet.
+    pub fn returned(&self) -> impl Iterator<Item = DriveId> + '_ {
+        let is_member = |rebuilding: &&Rebuilding| {
+            self.members.get(usize::from(rebuilding.position)) == Some(&rebuilding.from)
+        };
+        self.rebuilding.iter().filter(is_member).map(|rebuilding| rebuilding.from)
+    }
+
     /// The group once a member has come back without everything that it had; `None` if it is no member, or that is known.
     #[must_use]
     pub fn returned_with_gap(&self, drive: DriveId) -> Option<Self> {

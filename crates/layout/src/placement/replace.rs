@@ -130,4 +130,22 @@ mod tests {
         assert_eq!(changed[0].sources(2).collect::<Vec<_>>(), [DriveId(2)]);
         assert_eq!(changed[0].sources(1).next(), None);
     }
+
+    #[test]
+    fn a_member_that_returns_with_a_gap_is_rebuilt_onto_itself_and_counts_for_nothing_until_then() {
+        let group = PlacementGroup::new(base::PgId(0), (0..6).map(DriveId).collect());
+        assert_eq!(group.returned_with_gap(DriveId(9)), None);
+        let returned = group.returned_with_gap(DriveId(2)).unwrap();
+        assert_eq!((returned.epoch.0, &returned.members), (group.epoch.0 + 1, &group.members));
+        assert!(returned.is_rebuilding(2) && !returned.is_rebuilding(1));
+        assert_eq!(returned.sources(2).next(), None, "it is no source of its own shards");
+        assert_eq!(returned.returned().collect::<Vec<_>>(), [DriveId(2)]);
+        assert_eq!(returned.returned_with_gap(DriveId(2)), None, "that is known");
+        // Another drive takes the position over: the one with the gap still has some of its shards.
+        let gone = BTreeSet::from([DriveId(2)]);
+        let spare = slots(7).into_iter().filter(|slot| slot.drive != DriveId(2)).collect::<Vec<_>>();
+        let moved = &replace_members(&[returned], &gone, &spare, &domains(7))[0];
+        assert_eq!(moved.sources(2).next(), Some(DriveId(2)));
+        assert_eq!(moved.returned().next(), None);
+    }
 }
