@@ -48,6 +48,10 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
 const LEAVING_PATIENCE: Duration = Duration::from_secs(3);
 const LEAVING_POLL: Duration = Duration::from_millis(10);
 
+/// An orphan search waits at least this long after a range is closed, so that no write to a drive is still under way:
+/// twice the deadline of such a write.
+const SETTLE_MIN: Duration = Duration::from_secs(20);
+
 /// Divisor of the waits of packing and of the search for orphans; above 1 in tests only.
 fn haste() -> u32 {
     let haste = std::env::var("FOREBAY_HASTE").ok().and_then(|text| text.parse().ok());
@@ -176,7 +180,8 @@ impl FilesystemEntry {
         let (packing, collecting) = (PackOptions::default(), OrphanOptions::default());
         let haste = haste();
         let packing = PackOptions { age: packing.age / haste, pause: packing.pause / haste, ..packing };
-        let collecting = OrphanOptions { settle: collecting.settle / haste, pause: collecting.pause / haste };
+        let settle = (collecting.settle / haste).max(SETTLE_MIN);
+        let collecting = OrphanOptions { settle, pause: collecting.pause / haste };
         let packer = Packer::start(env.clone(), client.clone(), pace.clone(), packing, runtime);
         let orphans = OrphanCollector::start(env, client.clone(), pace, collecting, runtime);
         Ok(Self {
