@@ -1,6 +1,6 @@
 //! Damage: what was met is remembered until upkeep has looked at it, and the owner is told what is lost.
 //!
-//! Whoever cannot read something only suspects it: drives and stores may be away. [`Client::examine`] decides, by proof:
+//! A read that fails is only a suspicion: drives and stores may be away. [`Client::examine`] decides, by proof:
 //! every drive that may have a shard has answered, or the store has, more than once.
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub enum Flaw {
     Missing,
 }
 
-/// An extent that somebody could not read.
+/// An extent that a read failed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suspect {
     /// As a whole, on drives or in a blob.
@@ -58,7 +58,7 @@ pub enum Verdict {
     Unknown,
 }
 
-/// What the clients of a filesystem have met and nobody has looked at yet.
+/// Damage that clients of a filesystem have met and that was not examined yet.
 #[derive(Debug, Default)]
 pub(crate) struct DamageBook(Mutex<Met>);
 
@@ -100,8 +100,8 @@ impl DamageBook {
 }
 
 impl Client {
-    /// Shards that reads found damaged or missing since the last call, through whatever client, unless their drives do not
-    /// take shards now.
+    /// Shards that reads of any client of the filesystem found damaged or missing since the last call, without those whose
+    /// drives take no shards now.
     pub fn take_damaged(&self) -> Vec<(OwedEntry, Flaw)> {
         let topology = self.inner.extents.topology();
         let met = std::mem::take(&mut self.inner.peers.0.damage.lock().shards);
@@ -119,12 +119,12 @@ impl Client {
         self.inner.peers.0.damage.lock().shards.len() >= SHARDS_MAX
     }
 
-    /// Damaged shards were restored.
+    /// Adds to the number of restored shards.
     pub fn count_repaired(&self, shards: u64) {
         self.inner.peers.0.damage.lock().repaired += shards;
     }
 
-    /// How many were since the last call.
+    /// The number of shards restored since the last call.
     pub fn take_repaired(&self) -> u64 {
         std::mem::take(&mut self.inner.peers.0.damage.lock().repaired)
     }
@@ -146,7 +146,7 @@ impl Client {
         }
     }
 
-    /// Extents that could not be read since the last call, through whatever client.
+    /// Extents that any client of the filesystem could not read since the last call.
     pub fn take_suspects(&self) -> Vec<Suspect> {
         let suspects = std::mem::take(&mut self.inner.peers.0.damage.lock().suspects);
         suspects.into_values().collect()

@@ -52,12 +52,12 @@ impl Client {
         (is_refusing || is_little).then_some(Shortage { of, left_bytes, is_refusing })
     }
 
-    /// Notes that there was no room for so much besides what is dirty.
+    /// Notes that there was no room for this many bytes on top of the dirty ones.
     pub(crate) fn note_refused(&self, bytes: u64) {
         self.note_wanted(bytes, self.inner.dirty_bytes.load(Ordering::Relaxed));
     }
 
-    /// Notes that drives refused so much of what was dirty, whatever room they say they have.
+    /// Notes that drives refused this many dirty bytes, although they may report room.
     pub(crate) fn note_refused_by_drives(&self, bytes: u64) {
         // Or else the disk with the metadata had no room.
         if self.inner.extents.topology().is_refusing() {

@@ -1,4 +1,4 @@
-//! What cannot be read is suspected by whoever meets it, and proven before anybody calls it lost.
+//! A failed read makes an extent suspect; it is called lost only after proof.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;

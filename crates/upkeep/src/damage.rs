@@ -19,7 +19,7 @@ use crate::pace::{Pace, Permit};
 use crate::task::{Stopped, Task};
 
 const IDLE: Duration = Duration::from_millis(500);
-/// How often whoever waits for the first answer of the ledger looks for it.
+/// Poll interval of [`DamageKeeper::known`].
 const LOOK: Duration = Duration::from_millis(10);
 /// How often the number of repaired shards is written down: a crash may lose what came since.
 const COUNT_EVERY_NS: u64 = 2_000_000_000;
@@ -246,7 +246,7 @@ impl Work {
         let (mut changed, mut wanted) = (false, Wanted::default());
         for suspect in suspects {
             let Some(extent) = suspect.content.extent().copied() else { continue };
-            // Whoever reads a file waits for an answer: the piece that was read is looked at before all others.
+            // A reader waits for an answer: the piece of the failed read is examined before all others.
             changed |= self.look_at_read(&suspect, &mut wanted).await?;
             let rests = self.rests.get(&extent.id).is_some_and(|until| *until > now);
             if known.contains(&extent.id)
@@ -294,7 +294,7 @@ impl Work {
         }
     }
 
-    /// The piece that somebody could not read.
+    /// Examines the piece of a failed read.
     async fn look_at_read(&mut self, suspect: &Suspect, wanted: &mut Wanted) -> Result<bool, FsError> {
         let Some((ino, off)) = suspect.at else { return Ok(false) };
         let found = match self.client.piece_at(ino, off).await {
@@ -379,7 +379,7 @@ impl Work {
                 return Ok(changed);
             }
         }
-        // Nobody has the bytes that are damaged.
+        // No file has the damaged bytes.
         let until = self.env.clock.boot_ns() + REST_NS;
         wanted.extents.iter().filter(|id| !noted.contains(id)).for_each(|id| self.rest(*id, until));
         Ok(changed)

@@ -109,7 +109,7 @@ pub enum DamageRequest {
     NameOf { ino: Ino, search: NameSearch },
     /// This piece cannot be read, if it is still there. Answer: `Noted`.
     Note { position: PiecePosition, piece: MapPiece, ino: Ino, cause: LossCause },
-    /// Whatever is noted of these pieces is not so any more.
+    /// Removes the notes of these pieces: they can be read again, or are gone.
     Settle { positions: Vec<PiecePosition> },
     /// So many damaged shards were restored.
     Repaired { shards: u64 },

@@ -347,8 +347,8 @@ pub trait DriveService: Send + Sync {
     /// Forgets shards, durably once it returns. Unknown shards are fine: a retry is harmless.
     fn delete(&self, request: DeleteShards) -> BoxFuture<'_, Result<(), DriveFailed>>;
 
-    /// Keeps these positions, durably once it returns, each if it is newer than the one that is kept of its ledger, or
-    /// whatever is kept if `replace` is set.
+    /// Keeps these positions, durably once it returns. Each replaces the kept position of its ledger if it is newer, or in
+    /// any case if `replace` is set.
     fn keep_positions(
         &self,
         positions: Vec<Position>,

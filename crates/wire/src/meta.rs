@@ -17,7 +17,7 @@ use crate::object::{ObjectReply, ObjectRequest};
 use crate::position::Position;
 use crate::tier::{BlobPlace, TierReply, TierRequest};
 
-pub use crate::moves::{PACK_MOVES_MAX, PackMove, REHYDRATED_MAX, Rehydrated};
+pub use crate::moves::{MapEntry, PACK_MOVES_MAX, PackMove, PiecePosition, REHYDRATED_MAX, Rehydrated};
 
 /// Longest name of a directory entry, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -733,35 +733,6 @@ pub enum MetaReply {
     Object(Box<ObjectReply>),
     Tier(TierReply),
     Damage(DamageReply),
-}
-
-/// A piece among those of all maps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct PiecePosition {
-    /// Which map.
-    pub map: MapId,
-    /// Where in it the piece begins.
-    pub off: u64,
-}
-
-/// A piece of some map, for upkeep.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MapEntry {
-    /// Which map.
-    pub map: MapId,
-    /// The piece.
-    pub piece: MapPiece,
-    /// Of an extent that is shared or partly dead: the sum of the lengths of all pieces that refer to it.
-    pub live_bytes: Option<u64>,
-    /// Its extent is on drives, and a blob has it as well.
-    pub in_store: bool,
-}
-
-impl MapEntry {
-    /// Its place.
-    pub fn position(&self) -> PiecePosition {
-        PiecePosition { map: self.map, off: self.piece.off }
-    }
 }
 
 /// The owner of one ledger as its clients see it.
