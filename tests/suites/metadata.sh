@@ -58,6 +58,7 @@ recovers() {
     intact
 }
 told_of_full_metadata() {
+    "$FOREBAY" events "$WORK/n"
     "$FOREBAY" events "$WORK/n" --json |
         jq -e '[.[] | select(.subject == "filesystem main").kind][-2:] == ["metadata full", "metadata has room"]' >/dev/null
 }

@@ -17,7 +17,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use fuser::{
@@ -38,6 +38,8 @@ const CONTROL: u64 = 2;
 /// The inode of disk 0.
 const FIRST: u64 = 3;
 const HANDLE: FileHandle = FileHandle(0);
+/// Interval at which a waiting operation of a slow disk reads the delay again.
+const DELAY_POLL: Duration = Duration::from_millis(20);
 const THREADS: usize = 8;
 const BACKGROUND_MAX: u16 = 256;
 
@@ -102,16 +104,21 @@ impl Service {
         (index < self.disks.count()).then_some(index)
     }
 
-    /// Does the work after the delay of a slow disk, on a thread of its own so that other disks are not delayed.
+    /// Does the work after the delay of a slow disk, on a thread of its own so that other disks are not delayed. A shorter
+    /// delay that is set later also shortens waits that have begun.
     fn serve(&self, ino: INodeNo, work: impl FnOnce(Result<(&Disks, usize), Errno>) + Send + 'static) {
         let Some(index) = self.index(ino) else { return work(Err(Errno::ENOENT)) };
-        let delay = self.disks.delay(index);
-        if delay.is_zero() {
+        if self.disks.delay(index).is_zero() {
             return work(Ok((&self.disks, index)));
         }
         let disks = Arc::clone(&self.disks);
         std::thread::spawn(move || {
-            std::thread::sleep(delay);
+            let started = Instant::now();
+            while let left = disks.delay(index).saturating_sub(started.elapsed())
+                && !left.is_zero()
+            {
+                std::thread::sleep(left.min(DELAY_POLL));
+            }
             work(Ok((&disks, index)));
         });
     }

@@ -339,7 +339,7 @@ impl Control {
         if self.is_view {
             return Err(ControlError::Failed("it is only looked at".to_owned()));
         }
-        if self.catch_up(*seq)? {
+        if self.store_unstored(*seq)? {
             // The caller decided by what it read before, such as free ids.
             return Err(ControlError::Failed(
                 "an earlier change, for which its store had no room, is in force only now: repeat this one"
@@ -361,8 +361,15 @@ impl Control {
         stored.map_err(|error| ControlError::Failed(error.to_string()))
     }
 
+    /// Puts an earlier change into force that is in the log and for which the store had no room. A caller that reads
+    /// records after this, and before it commits, need not repeat its change.
+    pub async fn catch_up(&self) -> Result<(), ControlError> {
+        let seq = self.seq.lock().await;
+        self.store_unstored(*seq).map(drop)
+    }
+
     /// Stores the last batch, if it is in the log and the store had no room for it. Returns whether it was missing.
-    fn catch_up(&self, seq: Seq) -> Result<bool, ControlError> {
+    fn store_unstored(&self, seq: Seq) -> Result<bool, ControlError> {
         let mut unstored = self.unstored.lock().expect("no holder of this lock panics");
         let Some(batch) = unstored.as_ref() else { return Ok(false) };
         let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
@@ -493,6 +500,13 @@ mod tests {
         assert_eq!(control.cluster().unwrap(), with(2), "it is in the log, and in force now");
         commit(&with(3)).await.unwrap();
         assert_eq!(control.cluster().unwrap(), with(3));
+        disk.full.store(true, Ordering::Relaxed);
+        commit(&with(4)).await.unwrap_err();
+        assert!(control.catch_up().await.is_err(), "there is no room yet");
+        disk.full.store(false, Ordering::Relaxed);
+        control.catch_up().await.unwrap();
+        assert_eq!(control.cluster().unwrap(), with(4));
+        commit(&with(3)).await.unwrap();
         // A restart finds the same records.
         let again = Control::open(log, Arc::new(MemState::default())).await.unwrap();
         assert_eq!(again.cluster().unwrap(), with(3));

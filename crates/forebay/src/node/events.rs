@@ -12,6 +12,7 @@ use anyhow::Result;
 use base::DriveId;
 use layout::{ClusterMap, Profile};
 use meta::control::{Control, ControlChange, FilesystemRecord};
+use meta::owner::OwnerStat;
 use wire::drive::DriveStat;
 use wire::event::{Event, Severity};
 
@@ -151,6 +152,8 @@ struct SeenFilesystem {
     is_down: Level,
     problem: Level,
     metadata_full: Level,
+    /// How often the disk with its metadata had become full by then.
+    metadata_full_count: u64,
     full: Level,
     early: Early,
     damage: SeenDamage,
@@ -199,6 +202,7 @@ impl Watch {
                 is_down: store.map(is_down).unwrap_or_default(),
                 problem: began(&subject, "tiering pauses", "tiering goes on"),
                 metadata_full: began(&subject, "metadata full", "metadata has room"),
+                metadata_full_count: 0,
                 full: began(&subject, "full", "has room"),
                 early: Early::recalled(began(&subject, "break-in", "break-in ended").told),
                 damage: SeenDamage::recalled(began(&subject, "data unreadable", "data readable").told),
@@ -283,7 +287,7 @@ impl Watch {
         for (name, entry) in filesystems {
             let Some(seen) = self.filesystems.get_mut(name) else { continue };
             happened.extend(seen.damage.look(name, &entry.damage.stat()));
-            happened.extend(seen.look_at_metadata(name, entry.owner.stat().no_space));
+            happened.extend(seen.look_at_metadata(name, &entry.owner.stat()));
             happened.extend(seen.look_at_room(name, entry.shortage()));
             if let Some(store) = entry.record.tier.map(|_| entry.tier.store.clone()) {
                 seen.look_at_tier(name, &store, &entry.tier.signs(), &mut happened);
@@ -378,8 +382,11 @@ impl SeenFilesystem {
         }
     }
 
-    fn look_at_metadata(&mut self, name: &str, full: bool) -> Option<Happened> {
-        let (severity, kind, text) = match self.metadata_full.look_at_once(full)? {
+    /// Full between two looks counts too.
+    fn look_at_metadata(&mut self, name: &str, owner: &OwnerStat) -> Option<Happened> {
+        let count = std::mem::replace(&mut self.metadata_full_count, owner.no_space_count);
+        let is_full = owner.no_space || owner.no_space_count > count;
+        let (severity, kind, text) = match self.metadata_full.look_at_once(is_full)? {
             true => {
                 let text = "a disk with its metadata is full: creating and writing fail with ENOSPC; free some space on \
                             that disk, or delete files here; it goes on by itself when there is room";
@@ -611,6 +618,20 @@ mod tests {
         assert_eq!(kinds(&[Some(true), Some(true), None, Some(false), None]), ["full"]);
         assert_eq!(kinds(&[None; 9]), ["has room"]);
         assert_eq!(kinds(&[Some(false); 9]), ["full"]);
+    }
+
+    #[test]
+    fn a_disk_with_metadata_that_was_full_between_two_looks_is_told() {
+        let mut seen = SeenFilesystem::default();
+        let mut kind = |no_space, no_space_count| {
+            let owner = OwnerStat { no_space, no_space_count, ..OwnerStat::default() };
+            seen.look_at_metadata("main", &owner).map(|happened| happened.kind)
+        };
+        assert_eq!(kind(false, 0), None);
+        assert_eq!(kind(false, 1), Some("metadata full"));
+        let kinds: Vec<_> = (0..6).filter_map(|_| kind(false, 1)).collect();
+        assert_eq!(kinds, ["metadata has room"]);
+        assert_eq!(kind(true, 2), Some("metadata full"));
     }
 
     #[test]

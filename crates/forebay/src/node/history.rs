@@ -82,6 +82,7 @@ pub(super) async fn note_drives(
     drives: &mut BTreeMap<DriveId, DriveEntry>,
     which: &[DriveId],
 ) -> Result<Vec<Happened>> {
+    control.catch_up().await?;
     let mut change = ControlChange::default();
     let (mut marked, mut happened) = (Vec::new(), Vec::new());
     let mut groups: BTreeMap<_, PlacementGroup> =

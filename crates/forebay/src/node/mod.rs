@@ -120,6 +120,7 @@ impl Node {
             let _ = monitor.await;
         }
         let mut result = self.stop_s3().await;
+        result = result.and(self.control.catch_up().await.context("storing a change of the control ledger"));
         let mut state = self.state.lock().await;
         result = result.and(self.keep_scrub_marks(&mut state).await);
         self.tell(&mut state).await;

@@ -83,6 +83,8 @@ pub(super) async fn run(node: Weak<Node>, mut stopped: watch::Receiver<bool>) {
 
 impl Node {
     async fn tick(&self, seen: &mut Seen) -> Result<()> {
+        // Without room for it, the commits below fail and say so.
+        let _ = self.control.catch_up().await;
         self.reopen_missing(seen).await?;
         let mut state = self.state.lock().await;
         let now = self.env.clock.boot_ns();

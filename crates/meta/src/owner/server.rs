@@ -51,7 +51,7 @@ pub struct OwnerOptions {
 }
 
 /// Status of an owner, for people.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct OwnerStat {
     /// Its epoch.
     pub epoch: u64,
@@ -65,6 +65,8 @@ pub struct OwnerStat {
     pub halted: bool,
     /// Whether the disk is full; until it has room again, only requests that free space are executed.
     pub no_space: bool,
+    /// How often the disk has become full since the start.
+    pub no_space_count: u64,
     /// Whether drives may hold shards to which only a newer ledger refers; then no extent counts as an orphan.
     pub in_doubt: bool,
 }
@@ -178,6 +180,7 @@ impl Owner {
             requests: AtomicU64::new(0),
             halted: AtomicBool::new(false),
             no_space: AtomicBool::new(false),
+            no_space_count: AtomicU64::new(0),
             problem: Mutex::new(None),
             events,
         });
@@ -210,6 +213,7 @@ impl Owner {
             requests: self.shared.requests.load(Ordering::Relaxed),
             halted: self.shared.halted(),
             no_space: self.shared.no_space.load(Ordering::Relaxed),
+            no_space_count: self.shared.no_space_count.load(Ordering::Relaxed),
             in_doubt: self.shared.in_doubt.load(Ordering::Relaxed),
         }
     }
@@ -289,6 +293,7 @@ struct Shared {
     requests: AtomicU64,
     halted: AtomicBool,
     no_space: AtomicBool,
+    no_space_count: AtomicU64,
     in_doubt: AtomicBool,
     /// Why the owner is halted or has no space.
     problem: Mutex<Option<String>>,
@@ -728,6 +733,7 @@ impl Shared {
         desk.log_tight = self.log.room() == Room::Reserve;
         let pressed = desk.pressure() > Pressure::None;
         if self.no_space.swap(pressed, Ordering::Relaxed) != pressed {
+            self.no_space_count.fetch_add(u64::from(pressed), Ordering::Relaxed);
             let problem = "a disk with its metadata is full, so creating and writing fail with ENOSPC; free some space \
                            on that disk, or delete files here; it goes on by itself when there is room";
             self.set_problem(pressed.then(|| problem.to_owned()));
