@@ -1,4 +1,4 @@
-//! What a client does on its own account: heartbeats, flushing what has been dirty for long, recalls.
+//! Background work of a client: heartbeats, flushes of aged dirty data, recalls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use crate::node::Node;
 
 const TICK: Duration = Duration::from_millis(250);
 const TICKS_PER_ROUND: u64 = 4;
-/// What was written is made durable after this long at the latest.
+/// Written data is made durable after this time at the latest.
 const DIRTY_AGE_NS: u64 = 5_000_000_000;
-/// How long what was written stays in memory after the last close.
+/// How long written data stays in memory after the last close.
 const CLOSE_DELAY: Duration = Duration::from_millis(20);
-/// How long the others of a batch wait for one that takes longer to be written.
+/// How long a batch of closed files waits for a slow file.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(200);
-/// Batches of which some files are written still, while the next one begins.
+/// Batches with files that are still being written while the next batch begins.
 const LATE_BATCHES_MAX: usize = 256;
 /// Closed files that are flushed together.
 const CLOSES_AT_ONCE: usize = 64;
-/// Rounds of flushing before a lease is given up whatever comes.
+/// Rounds of flushing before the client stops trying to give up a lease.
 const FLUSH_ROUNDS: u32 = 8;
-/// How long a flush that failed is not tried again.
+/// Pause after a failed flush before it is tried again.
 const FLUSH_PAUSE: Duration = Duration::from_millis(250);
 /// Events of the owner that are handled together.
 const EVENTS_AT_ONCE: usize = 1024;
@@ -41,7 +41,7 @@ pub(crate) async fn ticker(client: Client) {
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     for tick in 0u64.. {
         interval.tick().await;
-        // Often: deleted space comes back when the heartbeats of all sessions say that nobody reads it any more.
+        // Often, because deleted space comes back only when the heartbeats of all sessions say that no read uses it.
         if let Err(error) = client.inner.session.heartbeat().await {
             tracing::warn!(%error, "heartbeat was not answered");
         }
@@ -55,8 +55,8 @@ pub(crate) async fn ticker(client: Client) {
     }
 }
 
-/// Makes closed files durable and tells the owner. Files closed one after another share batches and messages. One that
-/// takes long, because it waits for room, keeps no other waiting: what those give back may be the room.
+/// Makes closed files durable and tells the owner. Files closed one after another share batches and messages. A slow
+/// file that waits for room does not hold up the others: they may be the ones that give room back.
 pub(crate) async fn closer(client: Client) {
     let mut late = JoinSet::new();
     loop {
@@ -75,7 +75,7 @@ pub(crate) async fn closer(client: Client) {
 }
 
 impl Client {
-    /// Flushes files and tells the owner of them, but for what takes long: that is left to a task in `late`.
+    /// Flushes files and tells the owner of their closes. Files that take long are left to a task in `late`.
     async fn end_closed(&self, closed: &[Ino], late: &mut JoinSet<()>) {
         while late.try_join_next().is_some() {}
         if late.len() >= LATE_BATCHES_MAX {
@@ -106,7 +106,7 @@ impl Client {
         });
     }
 
-    /// Flushes, unless the file may be gone as soon as the owner knows that it is closed: then it is returned.
+    /// Flushes a closed file. A file that may be removed once the owner knows of the close is not flushed but returned.
     async fn flush_closed(self, ino: Ino) -> (Ino, Option<Arc<Node>>) {
         let Some(node) = self.inner.nodes.find(ino) else { return (ino, None) };
         if node.lock().may_be_gone() {
@@ -118,7 +118,7 @@ impl Client {
         (ino, None)
     }
 
-    /// What was written to a file without a name is of use only if another client has it open.
+    /// Settles a file without a name: its dirty data is needed only if another client has the file open.
     async fn settle_unnamed(&self, node: Arc<Node>) {
         let ino = node.ino;
         match self.call(MetaRequest::GetAttr { ino }).await {
@@ -133,7 +133,7 @@ impl Client {
         self.drop_if_idle(ino);
     }
 
-    /// Forgets where closed files have their bytes, if that is too much; whoever opens one of them asks again.
+    /// Drops maps of closed files if they take too much memory. The next open of such a file asks for its map again.
     fn forget_maps(&self) {
         let mut bytes = self.inner.nodes.sum(|state| state.map.memory_bytes());
         if bytes <= self.inner.map_bytes_max {
@@ -157,21 +157,21 @@ impl Client {
         self.inner.closed_some.notify_one();
     }
 
-    /// Tells the owner which files have no handle here any more. A file that is opened meanwhile waits, so that
-    /// its open is not taken for the one that ended.
+    /// Tells the owner which files have no handle here any more. An open of such a file waits in the meantime, so that
+    /// the close does not end it.
     async fn tell_closed(&self, closed: &[Ino]) {
         let nodes: Vec<_> = closed.iter().filter_map(|ino| self.inner.nodes.find(*ino)).collect();
         let mut gates = Vec::new();
         let mut ended = Vec::new();
         self.inner.close_rounds.fetch_add(1, Ordering::SeqCst);
         for node in &nodes {
-            // Somebody is opening it right now, with what result only the next round knows.
+            // An open is under way; the next round knows its result.
             let Ok(gate) = node.gate.try_lock() else {
                 self.note_closed(node.ino);
                 continue;
             };
             let mut state = node.lock();
-            // Its maker may not have the answer yet, and has it open then.
+            // The answer to its creation may not have come yet; then the creator has it open.
             if state.registered && self.inner.makes.is_under_way(state.makes_before) {
                 self.note_closed(node.ino);
                 continue;
@@ -208,7 +208,7 @@ impl Client {
     async fn release_unused(&self) {
         let leases =
             std::mem::take(&mut *self.inner.to_release.lock().expect("no holder of this lock panics"));
-        // An inode that was looked up again meanwhile may use the same grant.
+        // An inode that was looked up again in the meantime may use the same grant.
         let unused: Vec<LeaseGrant> =
             leases.into_iter().filter(|lease| self.inner.nodes.find(lease.ino).is_none()).collect();
         if !unused.is_empty()
@@ -218,7 +218,7 @@ impl Client {
         }
     }
 
-    /// Flushes what a lease covers, makes caches above forget, and gives the lease back.
+    /// Flushes the data under a lease, invalidates caches above, and gives the lease back.
     ///
     /// The lease stays usable until the last moment, so that a write under way never waits for a lease while
     /// invalidation waits for that write.
@@ -230,20 +230,20 @@ impl Client {
         };
         let mut round = 0;
         while round < FLUSH_ROUNDS {
-            // A writer that never pauses would always have something dirty. Caches above were told in the first
-            // round, so nobody waits for the writes that wait from now on.
+            // A writer that never pauses would always have dirty data, so new writes wait from the second round on.
+            // Caches above were invalidated in the first round and wait for none of these writes.
             node.lock().yielding = round > 0;
             if let Err(error) = self.flush_for_recall(&node).await {
                 tracing::error!(ino = %lease.ino, %error, "data could not be written before giving up a lease");
                 if node.lock().lease.is_none_or(|held| held.id != lease.id) {
                     return;
                 }
-                // It still has it, and others wait: what goes wrong may pass.
+                // The owner still counts the lease as held, and others wait for it. The error may pass.
                 tokio::time::sleep(FLUSH_PAUSE).await;
                 continue;
             }
             if keep.is_none() && round == 0 {
-                // What they are told from now on they do not keep.
+                // Caches above must not keep attributes that they read from now on.
                 node.lock().recalled = true;
                 self.invalidate_above(lease).await;
             }
@@ -253,12 +253,12 @@ impl Client {
             }
             round += 1;
         }
-        tracing::error!(ino = %lease.ino, "lease could not be given up: data is dirty again and again");
+        tracing::error!(ino = %lease.ino, "lease could not be given up: its data keeps becoming dirty");
     }
 
-    /// Writes what is dirty. Who holds the flush lock may be waiting for another client that waits for this
-    /// lease, so the lock is taken only if there is something to write: then the lease is exclusive, and no
-    /// request on this inode waits for others. For the same reason no access time is sent.
+    /// Writes dirty data. The holder of the flush lock may wait for another client that waits for this lease, so the
+    /// lock is taken only if there is data to write: then the lease is exclusive, and no request on this inode waits
+    /// for others. For the same reason no access time is sent.
     async fn flush_for_recall(&self, node: &Node) -> Result<(), FsError> {
         if !node.lock().is_behind() {
             return Ok(());
@@ -267,13 +267,13 @@ impl Client {
         self.flush_locked(node).await
     }
 
-    /// Remembers that a grant is given up, for answers that are still on their way.
+    /// Remembers that a grant is given up, because answers that carry it may still arrive.
     pub(crate) fn void(&self, lease: LeaseGrant) {
         let now = self.inner.env.clock.boot_ns();
         self.inner.given_up.lock().expect("no holder of this lock panics").note(lease, now);
     }
 
-    /// Stops using the lease unless something is dirty again.
+    /// Stops using the lease, unless the inode has dirty data again. Returns whether it stopped.
     fn give_up(&self, node: &Arc<Node>, lease: LeaseGrant, keep: Option<LeaseKind>) -> bool {
         let mut state = node.lock();
         if state.is_behind() {
@@ -340,7 +340,7 @@ pub(crate) async fn events(client: Client, mut inbox: mpsc::UnboundedReceiver<Ow
                 }
             }
         }
-        // Names of one directory share a message; a directory that is busy above keeps no other waiting.
+        // Names of one directory share a message. A directory that is busy above does not hold up the others.
         for (dir, names) in names {
             let client = client.clone();
             tokio::spawn(async move { client.forget_names(dir, names).await });

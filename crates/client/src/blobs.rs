@@ -1,9 +1,9 @@
-//! Reading extents that only an object store has: ranges of blobs, verified by the sums in the blob's front.
+//! Reads of extents that only an object store has: ranges of blobs, verified by the sums in the front of the blob.
 //!
-//! A long range is read in aligned windows that are kept for a moment, so that a reader in sequence and what brings the
-//! extent back behind it fetch every byte once; so is a short extent, as a whole. A short range of a long extent is read
-//! exactly, in whole blocks. Whoever asks for what is being fetched waits for that. The front of a blob comes at the same
-//! time as the first window of it: one round trip.
+//! A long range is read in aligned windows, a short extent as a whole. Both are kept for a moment, so that a sequential
+//! reader and the task that brings the extent back behind it fetch every byte once. A short range of a long extent is
+//! read exactly, in whole blocks. Concurrent readers of the same range share one fetch. The front of a blob and its
+//! first window are fetched in parallel: one round trip.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -24,47 +24,46 @@ use crate::TierLink;
 use crate::extents::ReadExtentError;
 
 const BLOCK: u64 = BLOCK_BYTES;
-/// Length of a window, and what it is aligned to.
+/// Length and alignment of a window.
 const WINDOW: u64 = 1 << 20;
-/// A read of so many bytes is one of windows. Of an extent that is no longer, all is read.
+/// A read of at least this many bytes is done in windows. An extent of at most this length is read as a whole.
 pub(crate) const LONG: u64 = 128 << 10;
-/// Windows that are kept if there is little memory, and if there is much.
+/// Windows that are kept with little memory and with much.
 const WINDOWS_MIN: u64 = 4;
 const WINDOWS_MAX: u64 = 32;
-/// Fronts that are kept for each window: a blob's front is some 100 KiB at most.
+/// Fronts that are kept for each window. The front of a blob has about 100 KiB at most.
 const FRONTS_PER_WINDOW: u64 = 2;
-/// What a window and its fronts take.
+/// Memory for a window and its fronts.
 const WINDOW_COST: u64 = 5 * WINDOW / 4;
-/// What is read at first of a blob's front: nearly always all of it.
+/// The first read of a front: nearly always all of it.
 const FRONT_GUESS: u64 = 128 << 10;
-/// How often what comes damaged is fetched.
+/// How often damaged bytes are fetched before they count as damaged.
 const ATTEMPTS: u32 = 2;
-/// The part of the windows that pieces which are being brought back may use: more would drive out those that a reader is
-/// in.
+/// The part of the windows for pieces that are being brought back. More would evict the windows of readers.
 const COMING_BACK: (u64, u64) = (3, 4);
 
-/// Memory for what comes back of files that somebody asked for, if there is little ...
+/// The least memory for files that are being brought back on request ...
 const RETURNING_MIN: u64 = 4 << 20;
-/// ... and how much of it is fetched at once: a quarter of it, so that some is written meanwhile, and not more than this.
+/// ... and the most that one load fetches. A load is at most a quarter of that memory, so that others can be written.
 const LOAD_MAX: u64 = 8 << 20;
 
-/// What is fetched at a time, when somebody has asked for all of a file, while others use the filesystem; in loads of this.
+/// While the filesystem is in use: bytes of requested files that are fetched at a time, and the size of one load.
 const GENTLY_BYTES: u64 = 4 << 20;
 const GENTLE_LOAD_BYTES: u64 = 1 << 20;
 
-/// What of a blob is fetched for a few bytes of it.
+/// How much of a blob is fetched for a few bytes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Whole windows if they are many, else the extent if it is short, else no more than them in whole blocks.
+    /// Whole windows for a long range, the whole extent if it is short, otherwise only the blocks of the range.
     Usual,
-    /// Whole windows: what is beside them will be asked for, too.
+    /// Whole windows, because neighbouring bytes will be read, too.
     Windows,
 }
 
 /// A range of a blob that is fetched at once.
 struct Cut {
     range: Range<u64>,
-    /// It is kept for a moment.
+    /// Whether it is kept for a moment.
     is_kept: bool,
 }
 
@@ -78,7 +77,7 @@ fn cuts(
     let windows = reach == Reach::Windows || wanted.end - wanted.start >= LONG;
     let is_whole = !windows && extent.end - extent.start <= LONG;
     let range = if is_whole { extent } else { wanted };
-    // Blocks of data begin at multiples of a block in the blob, too.
+    // Data blocks also begin at multiples of a block in the blob.
     let step = if windows { WINDOW } else { BLOCK };
     let first = range.start / step * step;
     let end = range.end.next_multiple_of(step).min(place.blob_bytes.into());
@@ -89,13 +88,13 @@ fn cuts(
         .map(move |from| Cut { range: from..(from + len).min(end), is_kept })
 }
 
-/// When something could not be brought back behind a reader, nothing is for so long: full drives stay full for a while.
+/// After a piece could not be brought back behind a reader, none is for this long: full drives stay full for a while.
 const REST_NS: u64 = 2_000_000_000;
 
-/// What was fetched, or is not there.
+/// The result of a fetch.
 type Cell<V> = Arc<OnceCell<Result<V, ReadExtentError>>>;
 
-/// The newest things of a kind, each fetched once however many ask for it.
+/// The newest values of a kind. Concurrent callers share one fetch.
 struct Kept<K, V> {
     cells: Mutex<VecDeque<(K, Cell<V>)>>,
     most: usize,
@@ -106,8 +105,8 @@ impl<K: PartialEq, V: Clone> Kept<K, V> {
         Self { cells: Mutex::default(), most }
     }
 
-    /// Fetches it, unless it is there or on its way. Whoever waits for a fetch that fails has failed, too: with each trying
-    /// for itself, one after the other, the last would wait for all of them.
+    /// Returns the value, fetching it if necessary. All callers that wait for a failing fetch get its error: if each
+    /// tried again in turn, the last would wait for all of them.
     async fn get(
         &self,
         key: K,
@@ -140,7 +139,7 @@ impl<K: PartialEq, V: Clone> Kept<K, V> {
     }
 }
 
-/// What a blob says of itself.
+/// The front of a blob: its layout and sums.
 struct Front {
     data_off: u64,
     blob_bytes: u64,
@@ -154,17 +153,17 @@ pub(crate) struct Blobs {
     fronts: Kept<u64, Arc<Front>>,
     windows: Kept<(u64, u64, u64), Bytes>,
     fetched_bytes: AtomicU64,
-    /// A permit for each window that pieces may use which are being brought back.
+    /// A permit for each window that pieces being brought back may use.
     coming_back: Arc<Semaphore>,
     coming_back_most: u32,
-    /// A permit for each KiB that is on its way back because somebody asked for a file.
+    /// A permit for each KiB of requested files that is being brought back.
     returning: Semaphore,
     returning_bytes: u64,
-    /// A permit for each short extent that is fetched while somebody uses the filesystem.
+    /// A permit for each short extent that is fetched while the filesystem is in use.
     gently: Semaphore,
-    /// Held while one of those rests: what comes back in parallel keeps to one pace.
+    /// Held during the pause after such a fetch, so that parallel fetches share one pace.
     resting: tokio::sync::Mutex<()>,
-    /// Nothing is brought back behind readers before.
+    /// Until then no piece is brought back behind readers.
     rests_until_ns: AtomicU64,
     /// Pieces that are being brought back, by file and offset.
     pub(crate) pieces: Mutex<HashSet<(Ino, u64)>>,
@@ -197,12 +196,12 @@ impl Blobs {
         self.fetched_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing is to be brought back behind readers now.
+    /// Whether bringing back behind readers is paused.
     pub(crate) fn rests(&self, now_ns: u64) -> bool {
         now_ns < self.rests_until_ns.load(Ordering::Relaxed)
     }
 
-    /// Something could not be brought back.
+    /// Pauses bringing back behind readers after a piece failed.
     pub(crate) fn rest(&self, now_ns: u64) {
         self.rests_until_ns.store(now_ns + REST_NS, Ordering::Relaxed);
     }
@@ -213,36 +212,36 @@ impl Blobs {
         store.put(id.key(self.link.cluster), blob).await
     }
 
-    /// Waits until a piece of this length can be brought back without driving others out.
+    /// Waits until a piece of this length can be brought back without evicting others.
     pub(crate) async fn turn(&self, len: u64) -> OwnedSemaphorePermit {
         let windows = (len.div_ceil(WINDOW) as u32 + 1).min(self.coming_back_most);
         let permits = Arc::clone(&self.coming_back).acquire_many_owned(windows).await;
         permits.expect("it is never closed")
     }
 
-    /// How much is fetched at once of what comes back because somebody asked for it.
+    /// The size of a load of requested files, in bytes.
     pub(crate) fn load_bytes(&self) -> u64 {
         LOAD_MAX.min(self.returning_bytes / 4)
     }
 
-    /// The same while others use the filesystem.
+    /// As [`Blobs::load_bytes`], while the filesystem is in use.
     pub(crate) fn gentle_load_bytes(&self) -> u64 {
         GENTLE_LOAD_BYTES.min(self.load_bytes())
     }
 
-    /// Rests, one after the other.
+    /// Pauses; concurrent callers pause one after the other.
     pub(crate) async fn rest_in_turn(&self, rest: Duration) {
         let _turn = self.resting.lock().await;
         tokio::time::sleep(rest).await;
     }
 
-    /// Waits for memory for so many bytes that are fetched at once.
+    /// Waits for memory for a load of `len` bytes.
     pub(crate) async fn load_turn(&self, len: u64) -> SemaphorePermit<'_> {
         let kib = len.min(self.returning_bytes).div_ceil(1 << 10) as u32;
         self.returning.acquire_many(kib).await.expect("it is never closed")
     }
 
-    /// Waits until so many bytes can be fetched without being much in the way of those who use the filesystem.
+    /// Waits until `len` bytes can be fetched without much disturbance to users of the filesystem.
     pub(crate) async fn gentle_turn(&self, len: u64) -> SemaphorePermit<'_> {
         let permits = len.clamp(1, GENTLY_BYTES).div_ceil(LONG) as u32;
         self.gently.acquire_many(permits).await.expect("it is never closed")
@@ -307,7 +306,7 @@ impl Blobs {
         let bytes = if is_kept {
             let key = (place.serial, range.start, range.end);
             match self.windows.get(key, self.verified(place, range.clone())).await {
-                // It may be something else in the window that is damaged.
+                // The damage may be elsewhere in the window.
                 Err(ReadExtentError::Damaged) if wanted != range => return self.read(place, wanted).await,
                 bytes => bytes?,
             }
@@ -321,7 +320,7 @@ impl Blobs {
         Ok(bytes.slice(at(wanted.start)..at(wanted.end)))
     }
 
-    /// A range of a blob, as the blob's own sums vouch for it. What comes damaged is fetched once more.
+    /// Reads a range of a blob and verifies it with the sums of the blob. Damaged bytes are fetched once more.
     async fn verified(&self, place: &BlobPlace, cut: Range<u64>) -> Result<Bytes, ReadExtentError> {
         for attempt in 0..ATTEMPTS {
             let (front, bytes) = join(self.front(place), self.get(place, cut.clone())).await;
@@ -333,7 +332,7 @@ impl Blobs {
             {
                 return Ok(bytes);
             }
-            tracing::error!(blob = %self.key(place), from = cut.start, end = cut.end, attempt, "bytes of a blob are not what was stored");
+            tracing::error!(blob = %self.key(place), from = cut.start, end = cut.end, attempt, "bytes of a blob do not match their sums");
         }
         Err(ReadExtentError::Damaged)
     }
@@ -351,12 +350,12 @@ impl Blobs {
         self.fronts.get(place.serial, fetch).await
     }
 
-    /// `None` if it is not what was stored.
+    /// Fetches the front of a blob; `None` if it is damaged.
     async fn get_front(&self, place: &BlobPlace) -> Result<Option<Front>, ReadExtentError> {
         let blob_bytes = u64::from(place.blob_bytes);
         let guess = self.get(place, 0..FRONT_GUESS.min(blob_bytes)).await?;
         let damaged = |what: &dyn std::fmt::Display| {
-            tracing::error!(blob = %self.key(place), %what, "the front of a blob is not what was stored");
+            tracing::error!(blob = %self.key(place), %what, "the front of a blob is damaged");
         };
         let Some(head) = guess.get(..BLOB_HEADER_BYTES) else {
             damaged(&"it is too short");
@@ -390,7 +389,7 @@ impl Blobs {
 
     async fn get(&self, place: &BlobPlace, range: Range<u64>) -> Result<Bytes, ReadExtentError> {
         let Some(store) = self.store() else {
-            tracing::error!(blob = %self.key(place), "no store is attached that has this blob");
+            tracing::error!(blob = %self.key(place), "no store is attached that could have this blob");
             return Err(ReadExtentError::StoreFailed);
         };
         match store.get(self.key(place), Some(range)).await {
@@ -398,14 +397,14 @@ impl Blobs {
                 self.fetched_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                 Ok(bytes)
             }
-            // The map that named it may be old: a blob is deleted when nothing lies in it any more.
+            // The map that named it may be old: a blob is deleted when no extent lies in it any more.
             Err(error) if error.is_about_object() => {
                 tracing::warn!(blob = %self.key(place), %error, "the store does not have this blob");
                 self.fronts.forget();
                 Err(ReadExtentError::Doubtful)
             }
             Err(StoreError::TooShort(error)) => {
-                tracing::error!(blob = %self.key(place), error, "a blob is shorter than what was stored");
+                tracing::error!(blob = %self.key(place), error, "a blob is shorter than it was when stored");
                 Err(ReadExtentError::Damaged)
             }
             Err(error) => {

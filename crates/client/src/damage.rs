@@ -1,7 +1,7 @@
-//! Damage: what was met is remembered until upkeep has looked at it, and the owner is told what is lost.
+//! Damage: it is remembered until upkeep has examined it, and the owner is told of losses.
 //!
-//! A read that fails is only a suspicion: drives and stores may be away. [`Client::examine`] decides, by proof:
-//! every drive that may have a shard has answered, or the store has, more than once.
+//! A failed read is only a suspicion, because drives and stores may be away. [`Client::examine`] decides by proof:
+//! every drive that may have a shard has answered, or the store has answered more than once.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -18,18 +18,18 @@ use wire::tier::BlobPlace;
 use crate::Client;
 use crate::extents::ReadExtentError;
 
-/// Damaged shards that are remembered. Beyond what fits, reads and the scrub find them again.
+/// Damaged shards that are remembered. Reads and the scrub find further ones again.
 const SHARDS_MAX: usize = 4096;
 /// Extents under suspicion that are remembered.
 const SUSPECTS_MAX: usize = 16_384;
-/// How often a blob is looked for before it counts as missing: an answer alone may be wrong.
+/// How often a blob is looked for before it counts as missing: a single answer may be wrong.
 const LOOKS: u32 = 4;
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
-/// What has not been read by then cannot be decided.
+/// A piece that has not been read by then cannot be decided.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAGE: u32 = 1024;
 
-/// What is wrong with a shard that was met.
+/// The flaw of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flaw {
     /// Its bytes do not match their checksums.
@@ -41,24 +41,24 @@ pub enum Flaw {
 /// An extent that a read failed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suspect {
-    /// As a whole, on drives or in a blob.
+    /// The whole extent, on drives or in a blob.
     pub content: Content,
-    /// The file and the offset that were read, if that is known.
+    /// The file and the offset of the read, if known.
     pub at: Option<(Ino, u64)>,
 }
 
-/// What an examination gave.
+/// The result of an examination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Every byte was read and verified.
     Readable,
-    /// It cannot be read, and nothing that is away would help.
+    /// It cannot be read, and no drive or store that is away could help.
     Lost(LossCause),
-    /// That cannot be decided now.
+    /// It cannot be decided now.
     Unknown,
 }
 
-/// Damage that clients of a filesystem have met and that was not examined yet.
+/// Damage that clients of a filesystem have met and that is not examined yet.
 #[derive(Debug, Default)]
 pub(crate) struct DamageBook(Mutex<Met>);
 
@@ -100,8 +100,8 @@ impl DamageBook {
 }
 
 impl Client {
-    /// Shards that reads of any client of the filesystem found damaged or missing since the last call, without those whose
-    /// drives take no shards now.
+    /// Shards that reads of any client of the filesystem found damaged or missing since the last call, without those
+    /// whose drives accept no shards now.
     pub fn take_damaged(&self) -> Vec<(OwedEntry, Flaw)> {
         let topology = self.inner.extents.topology();
         let met = std::mem::take(&mut self.inner.peers.0.damage.lock().shards);
@@ -129,7 +129,7 @@ impl Client {
         std::mem::take(&mut self.inner.peers.0.damage.lock().repaired)
     }
 
-    /// A shard of this extent could not be restored.
+    /// Notes that a shard of this extent could not be restored.
     pub fn suspect_shard(&self, entry: &OwedEntry) {
         let OwedEntry { id, pg, k, n, extent_len, .. } = *entry;
         self.suspect(&Content::Extent(ExtentRef { id, pg, k, n, extent_len, extent_off: 0 }), None);
@@ -139,7 +139,7 @@ impl Client {
         self.inner.peers.0.damage.suspect(content, at);
     }
 
-    /// These pieces of a file could not be read.
+    /// Notes that these pieces of a file could not be read.
     pub(crate) fn suspect_pieces(&self, ino: Ino, pieces: &[MapPiece]) {
         for piece in pieces {
             self.suspect(&piece.content, Some((ino, piece.off)));
@@ -152,7 +152,7 @@ impl Client {
         suspects.into_values().collect()
     }
 
-    /// Whether nothing is known to be away that may have some of this piece: else it is not worth the reading.
+    /// Whether every drive that may hold part of this piece is there. Otherwise reading it proves no loss.
     pub fn can_prove(&self, piece: &MapPiece) -> bool {
         let Content::Extent(extent) = &piece.content else { return true };
         let topology = self.inner.extents.topology();
@@ -160,7 +160,7 @@ impl Client {
         (0..extent.n).all(|shard| topology.holders(extent.pg, ShardIndex(shard)).all(is_there))
     }
 
-    /// Reads a piece, or finds out why that is not possible.
+    /// Reads a piece, or finds out why it cannot be read.
     pub async fn examine(&self, piece: &MapPiece) -> Verdict {
         match &piece.content {
             Content::Inline(_) => Verdict::Readable,
@@ -171,7 +171,7 @@ impl Client {
                 match tokio::time::timeout(PATIENCE, read).await {
                     Ok(Ok(())) => Verdict::Readable,
                     Ok(Err(_)) => self.inner.extents.probe(extent).await,
-                    // Where a drive does not answer and others are damaged, every block takes long.
+                    // With a silent drive and damage on others, every block takes long.
                     Err(_) => Verdict::Unknown,
                 }
             }
@@ -199,8 +199,8 @@ impl Client {
         }
     }
 
-    /// The first piece of a file, among those of a step of [`Client::fetch_files`] from `off` on, that is lost with its
-    /// blob.
+    /// The first piece of a file that is lost with its blob, among the pieces of a step of [`Client::fetch_files`] from
+    /// `off` on.
     pub async fn first_loss(&self, ino: Ino, off: u64) -> Option<(u64, LossCause)> {
         let (pieces, _) = self.away_pieces(ino, off).await.ok()?;
         for piece in pieces {
@@ -223,7 +223,7 @@ impl Client {
         }
     }
 
-    /// Which piece of which map holds the byte at `off` of a file.
+    /// The map and piece that hold the byte at `off` of a file.
     pub async fn piece_at(&self, ino: Ino, off: u64) -> Result<Option<(PiecePosition, MapPiece)>, FsError> {
         match self.damage(DamageRequest::PieceAt { ino, off }).await? {
             DamageReply::Piece(found) => Ok(found),
@@ -231,7 +231,7 @@ impl Client {
         }
     }
 
-    /// Files beyond the one given that have content in these maps, and where to go on.
+    /// Files after the given one that have content in these maps, and where to continue.
     pub async fn files_of(
         &self,
         maps: Vec<MapId>,
@@ -243,7 +243,8 @@ impl Client {
         }
     }
 
-    /// Notes a piece that cannot be read, durably. Returns whether it is noted: it may be gone, or there is no room.
+    /// Notes durably that a piece cannot be read. Returns `false` if the piece is gone or there is no room for the
+    /// note.
     pub async fn note_loss(
         &self,
         position: PiecePosition,
@@ -257,22 +258,22 @@ impl Client {
         }
     }
 
-    /// These pieces can be read again, or are gone.
+    /// Removes the notes of pieces that can be read again or are gone.
     pub async fn settle_losses(&self, positions: Vec<PiecePosition>) -> Result<(), FsError> {
         self.damage(DamageRequest::Settle { positions }).await.map(drop)
     }
 
-    /// Adds to the number of damaged shards that were restored, durably.
+    /// Adds to the durable number of damaged shards that were restored.
     pub async fn note_repaired(&self, shards: u64) -> Result<(), FsError> {
         self.damage(DamageRequest::Repaired { shards }).await.map(drop)
     }
 
-    /// All drives were looked at since that time.
+    /// Notes that all drives were scrubbed since that time.
     pub async fn looked_at_all(&self, since_s: u64) -> Result<(), FsError> {
         self.damage(DamageRequest::LookedAtAll { since_s }).await.map(drop)
     }
 
-    /// Pieces that are noted, and sums.
+    /// The noted pieces, and sums over them.
     pub async fn losses(&self) -> Result<(Vec<LostPiece>, DamageSums), FsError> {
         let mut all: Vec<LostPiece> = Vec::new();
         loop {
@@ -289,7 +290,7 @@ impl Client {
         }
     }
 
-    /// Sums of what is noted.
+    /// Sums over the noted pieces.
     pub async fn damage_sums(&self) -> Result<DamageSums, FsError> {
         match self.damage(DamageRequest::List { after: None, limit: 1 }).await? {
             DamageReply::Lost { sums, .. } => Ok(sums),
@@ -297,7 +298,7 @@ impl Client {
         }
     }
 
-    /// A path of an inode, by names that it has now; `None` if it has none.
+    /// A path of an inode by its present names; `None` if it has none.
     pub async fn path_of(&self, ino: Ino) -> Result<Option<Vec<u8>>, FsError> {
         let (mut at, mut names) = (ino, Vec::new());
         while at != Ino::ROOT {
@@ -313,7 +314,7 @@ impl Client {
         Ok(Some(path))
     }
 
-    /// The name of the blob that a loss is about.
+    /// The name of the lost blob, if the loss is one of a blob.
     pub async fn lost_blob(&self, cause: LossCause) -> Result<Option<String>, FsError> {
         let serial = match cause {
             LossCause::BlobMissing { serial } | LossCause::BlobDamaged { serial } => serial,
@@ -391,7 +392,7 @@ impl crate::extents::ExtentIo {
             };
             match probe {
                 Probe::Whole => return probe,
-                // One that is away may have it.
+                // A drive that is away may have it.
                 Probe::Silent => found = Probe::Silent,
                 Probe::Damaged if found != Probe::Silent => found = Probe::Damaged,
                 Probe::Damaged | Probe::Missing => {}
@@ -401,12 +402,12 @@ impl crate::extents::ExtentIo {
     }
 }
 
-/// What a drive says of a shard.
+/// The state of a shard on a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Probe {
     Whole,
     Damaged,
     Missing,
-    /// Nothing.
+    /// The drive does not answer.
     Silent,
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-/// Runs that are shorter than this part of a window on average were not written in sequence.
+/// Runs that are on average shorter than this part of a window were not written sequentially.
 const SCATTERED: u64 = 8;
 
 /// Runs of written bytes by file offset.
@@ -44,14 +44,14 @@ impl Flushing {
         self.runs.last_key_value().map_or(0, |(off, run)| off + run.len() as u64)
     }
 
-    /// The run that begins at `off` is there. Returns its length, if there was one.
+    /// Removes the run that begins at `off`, because it is durable. Returns its length, or 0.
     pub(crate) fn arrived(&mut self, off: u64) -> u64 {
         let len = self.runs.remove(&off).map_or(0, |run| run.len() as u64);
         self.bytes -= len;
         len
     }
 
-    /// What is in `[from, to)`, in order.
+    /// The bytes in `[from, to)`, in order.
     pub(crate) fn slices(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, Bytes)> {
         let first = self.runs.range(..from).next_back().map_or(from, |(start, _)| *start);
         self.runs.range(first..to.max(first)).filter_map(move |(off, run)| {
@@ -67,17 +67,17 @@ impl Dirty {
         self.bytes
     }
 
-    /// Whether it is in many short runs, which no writer in sequence leaves.
+    /// Whether the bytes are in many short runs, unlike those of a sequential writer.
     pub(crate) fn is_scattered(&self, window: u64) -> bool {
         self.bytes < self.runs.len() as u64 * (window / SCATTERED)
     }
 
-    /// Counts changes of the file's content from here.
+    /// Counts changes of the content that are made here.
     pub(crate) fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// The owner changed the content for this client.
+    /// Counts a change of the content that the owner made for this client.
     pub(crate) fn remapped(&mut self) {
         self.changes += 1;
     }
@@ -87,7 +87,7 @@ impl Dirty {
         self.runs.last_key_value().map_or(0, |(off, run)| off + run.len() as u64)
     }
 
-    /// Puts bytes in, over what was there. Returns whether a window is full now.
+    /// Writes bytes over those that are there. Returns whether a window is full now.
     pub(crate) fn write(&mut self, off: u64, bytes: &[u8], window: u64) -> bool {
         self.changes += 1;
         let mut full = false;
@@ -124,7 +124,7 @@ impl Dirty {
         self.runs[&start].len() as u64 == window
     }
 
-    /// Joins the run at `start` with those that it reaches.
+    /// Joins the run at `start` with the runs that it reaches.
     fn absorb_following(&mut self, start: u64, window_end: u64, window: u64) {
         loop {
             let end = start + self.runs[&start].len() as u64;
@@ -184,7 +184,7 @@ impl Dirty {
         taken
     }
 
-    /// Puts runs back that could not be made durable, below what was written since.
+    /// Puts back runs that could not be made durable, below newer writes.
     pub(crate) fn put_back(&mut self, runs: &BTreeMap<u64, Bytes>, window: u64) {
         let newer = std::mem::take(&mut self.runs);
         self.bytes = 0;
@@ -196,7 +196,7 @@ impl Dirty {
         }
     }
 
-    /// Copies of what is in `[from, to)`, in order.
+    /// Copies of the bytes in `[from, to)`, in order.
     pub(crate) fn copies(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, Bytes)> {
         let first = self.runs.range(..from).next_back().map_or(from, |(start, _)| *start);
         self.runs.range(first..to).filter_map(move |(off, run)| {
@@ -207,7 +207,7 @@ impl Dirty {
     }
 }
 
-/// Appends, with room for at most a window: memory that is not counted must not be more than what is.
+/// Appends, with capacity for at most a window, so that uncounted memory never exceeds the counted.
 fn extend(run: &mut Vec<u8>, part: &[u8], window: u64) {
     let len = run.len() + part.len();
     if len > run.capacity() {
@@ -246,7 +246,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_hold_what_was_written(steps in proptest::collection::vec(step(), 0..40)) {
+        fn runs_hold_the_written_bytes(steps in proptest::collection::vec(step(), 0..40)) {
             let mut dirty = Dirty::default();
             let mut model: BTreeMap<u64, u8> = BTreeMap::new();
             for step in steps {

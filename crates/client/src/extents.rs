@@ -29,15 +29,15 @@ use crate::topology::Topology;
 
 /// Extents above this are erasure coded at once, smaller ones are kept as copies.
 pub(crate) const COPIES_BYTES_MAX: u32 = 256 << 10;
-/// How often a write is tried on other placement groups.
+/// How often a write is tried, each time on another placement group.
 const WRITE_ATTEMPTS: u32 = 4;
-/// A drive that has not answered by then does not answer. Where others can take its place, nobody waits so long.
+/// A drive that has not answered by then counts as silent. Callers wait less where others can take its place.
 pub(crate) const DRIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Garbage that a drive has not deleted by then is left to the comparison of inventories.
+/// Garbage that a drive has not deleted by then is found later by comparing inventories.
 const DISCARD_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a write that found too few drives waits for other groups.
+/// How long a write with too few drives waits for other groups.
 const TOPOLOGY_PATIENCE: Duration = Duration::from_millis(2500);
-/// How often it looks for them. A `watch` would wake several writes in a random order.
+/// How often it checks for them. A `watch` would wake several writes in a random order.
 const TOPOLOGY_LOOK: Duration = Duration::from_millis(20);
 
 /// How the bytes of an extent are protected.
@@ -49,12 +49,12 @@ pub(crate) enum Protection {
     Coded,
 }
 
-/// How and for what an extent is written.
+/// How an extent is written, and why.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WriteHow {
     pub(crate) protection: Protection,
     pub(crate) purpose: PutPurpose,
-    /// What is noted beside its shards.
+    /// The note that is stored with its shards.
     pub(crate) note: ShardNote,
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum WriteExtentError {
         /// The most bytes of one extent.
         bytes_max: u32,
     },
-    /// It is not durable, and nothing of it will ever be read.
+    /// It is not durable, and it will never be read.
     Failed(FsError),
 }
 
@@ -82,21 +82,21 @@ pub(crate) enum WriteExtentError {
 pub(crate) enum ReadExtentError {
     /// Its shards are deleted: the map that named it is old.
     Gone,
-    /// Fewer than k shards can be read, and some are deleted or owed. It cannot be told which, because others do
+    /// Fewer than k shards can be read, and some are deleted or owed. Which of the two is unknown while other drives do
     /// not answer.
     Doubtful,
     /// Fewer than k shards can be read.
     Unreadable,
-    /// Only an object store has it, and that does not give it.
+    /// Only an object store has it, and the store does not deliver it.
     StoreFailed,
-    /// The same, and what it gives is not what was stored. Other ranges of the blob may be.
+    /// Only an object store has it, and the bytes it delivers are damaged. Other ranges of the blob may be intact.
     Damaged,
 }
 
 /// Why a shard was not restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RestoreShardError {
-    /// The drive that it belongs to does not take it now.
+    /// Its drive does not accept it now.
     NotNow,
     /// The extent is deleted: there is nothing to restore.
     Gone,
@@ -120,7 +120,7 @@ impl From<ReadExtentError> for RestoreShardError {
 pub(crate) struct ExtentIo {
     pub(crate) env: Env,
     pub(crate) ledger: LedgerId,
-    /// The owner, whose newest position every change on a drive carries.
+    /// The owner; every change on a drive carries its newest position.
     meta: Arc<dyn MetaService>,
     topology: watch::Receiver<Arc<Topology>>,
     codes: Mutex<HashMap<(u8, u8), Arc<ErasureCode>>>,
@@ -165,7 +165,7 @@ impl ExtentIo {
         codes.entry((k, n)).or_insert_with(build).clone()
     }
 
-    /// How extents written with this protection are spread.
+    /// The profile by which extents with this protection are spread.
     fn shape(full: Profile, protection: Protection) -> Profile {
         match protection {
             Protection::Coded => full,
@@ -211,7 +211,7 @@ impl ExtentIo {
                 Ok(written) => return Ok(written),
                 Err(failed) => {
                     tracing::warn!(%id, pg = %group.id, attempt, %failed, "extent not written, trying elsewhere");
-                    // No commit will ever name this id, so what did get written is garbage.
+                    // No commit will ever name this id, so shards that were written are garbage.
                     self.discard(group, id, stripe.profile.n()).await;
                     error = failed;
                 }
@@ -223,7 +223,7 @@ impl ExtentIo {
         Err(WriteExtentError::Failed(error))
     }
 
-    /// Waits a moment for other drives or groups: who plans them needs to see first that drives are gone.
+    /// Waits a moment for other drives or groups: the planner has to see first that drives are gone.
     async fn other_topology(&self, known: &Arc<Topology>, patience: Duration) {
         let until = tokio::time::Instant::now() + patience;
         // Without a change the next attempt may still find a better group.
@@ -232,12 +232,12 @@ impl ExtentIo {
         }
     }
 
-    /// The present cluster map, and a note for all clients of the filesystem that a write is placed by it.
+    /// The present cluster map, and a note for all clients of the filesystem that it places a write.
     fn begin_write(&self) -> (Arc<Topology>, Writing) {
         loop {
             let topology = self.topology();
             let writing = self.peers.begin_write(topology.map.epoch);
-            // A map that came before the note may have found no write under the old one.
+            // A map that came before the note may not have taken this write into account.
             if self.topology.borrow().map.epoch == topology.map.epoch {
                 return (topology, writing);
             }
@@ -264,8 +264,8 @@ impl ExtentIo {
         Stripe { profile, how, extent_len, shards }
     }
 
-    /// Succeeds if at least w shards are durable; says which are owed. Drives that take much longer than the
-    /// others are not waited for if there are w without them.
+    /// Succeeds if at least w shards are durable; returns which are owed. Once w are stored, it does not wait for
+    /// drives that take much longer than the others.
     async fn put_all(
         &self,
         topology: &Topology,
@@ -307,7 +307,7 @@ impl ExtentIo {
                 () = &mut patience, if enough => break,
             }
             if failed > usize::from(n - w) {
-                // Waiting for the others changes nothing.
+                // Waiting for the others does not help.
                 break;
             }
         }
@@ -334,7 +334,7 @@ impl ExtentIo {
         Ok(WrittenExtent { extent, owed })
     }
 
-    /// Members that are slow and that a write can do without.
+    /// Slow members that a write can do without.
     fn spared(&self, topology: &Topology, group: &PlacementGroup, profile: Profile) -> Vec<DriveId> {
         let members = group.members.iter().take(profile.n().into());
         let (up, down): (Vec<DriveId>, Vec<DriveId>) =
@@ -344,7 +344,7 @@ impl ExtentIo {
         up.into_iter().filter(|drive| self.latencies.spares(*drive, now)).take(may_owe).collect()
     }
 
-    /// Stores one shard on a drive. One that is busy is asked again when it says so.
+    /// Stores one shard on a drive. A busy drive is asked again after the time that it names.
     async fn put_shard(
         &self,
         topology: &Topology,
@@ -370,7 +370,7 @@ impl ExtentIo {
             checksums: block_checksums(id, shard, 0, &bytes),
             bytes,
         };
-        // Waiting for a busy drive counts: where all are busy, none is given up for it.
+        // Time spent waiting for a busy drive counts: if all are busy, none is given up for it.
         let started_ns = self.env.clock.boot_ns();
         let attempts = async {
             loop {
@@ -387,7 +387,7 @@ impl ExtentIo {
         tokio::time::timeout(DRIVE_TIMEOUT, attempts).await.unwrap_or(late)
     }
 
-    /// Reconstructs a shard and stores it where it belongs now. Returns its bytes, by number.
+    /// Reconstructs a shard and stores it on the drive that should have it now. Returns its length in bytes.
     pub(crate) async fn restore_shard(
         &self,
         extent: &ExtentRef,
@@ -399,7 +399,7 @@ impl ExtentIo {
         let len_bytes = shard_len(extent.extent_len, extent.k);
         let blocks = len_bytes / BLOCK_BYTES as u32;
         let read = ShardRead { shard, first_block: 0, blocks, skip_bytes: 0, len_bytes };
-        // A late shard may have landed after all, and a drive that is being emptied may have it.
+        // A late shard may have arrived after all, and a drive that is being emptied may have it.
         let bytes = self.read_shard(extent, read, GetPurpose::Move).await?;
         let note = self.note_of(&topology, extent).await;
         let put = Put { drive, purpose: PutPurpose::Repair, note, bytes };
@@ -410,7 +410,7 @@ impl ExtentIo {
         Ok(u64::from(len_bytes))
     }
 
-    /// What is noted beside the shards of an extent, as the first drive that can be asked says.
+    /// The note that is stored with the shards of an extent, from the first drive that answers.
     async fn note_of(&self, topology: &Topology, extent: &ExtentRef) -> ShardNote {
         for shard in (0..extent.n).map(ShardIndex) {
             let key = ShardKey { ledger: self.ledger, extent: extent.id, shard };
@@ -425,7 +425,7 @@ impl ExtentIo {
         ShardNote::default()
     }
 
-    /// A request to forget shards.
+    /// A request to delete shards.
     pub(crate) fn deletion(&self, keys: Vec<ShardKey>) -> DeleteShards {
         DeleteShards { keys, position: self.meta.position() }
     }
@@ -442,8 +442,8 @@ impl ExtentIo {
         }
     }
 
-    /// Deletes an extent that was never committed and never will be. What a silent drive keeps of it is found by
-    /// comparing inventories.
+    /// Deletes an extent that was not and will not be committed. Shards on silent drives are found later by comparing
+    /// inventories.
     async fn discard(&self, group: &PlacementGroup, id: ExtentId, n: u8) {
         let topology = self.topology();
         let deletes = (0..n).zip(&group.members).filter_map(|(shard, drive)| {

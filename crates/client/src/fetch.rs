@@ -1,6 +1,6 @@
-//! What only blobs have comes back to drives: files that somebody asks for, and what a reader has read.
+//! Bringing data back from blobs to drives: files on request, and data behind a reader.
 //!
-//! What lies side by side in a blob is fetched at once, whichever files it belongs to, and noted in the ledger at once.
+//! Pieces that are adjacent in a blob are fetched and committed together, also if they belong to different files.
 
 use std::ops::Range;
 
@@ -18,35 +18,35 @@ use crate::blobs::{LONG, Reach};
 use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError, WriteHow};
 use crate::node::Node;
 
-/// Runs of pieces that are fetched at a time, if there is memory for so many.
+/// Runs of adjacent pieces that are fetched at a time, if memory permits.
 const FETCHES: usize = 32;
-/// Maps that are asked for at a time.
+/// Maps that are requested at a time.
 const MAPS: usize = 16;
-/// What is fetched at once for pieces that lie side by side, with gaps below this.
+/// Pieces with a smaller gap between them are fetched together.
 const GAP: u64 = 64 << 10;
-/// Pieces of a file that one step brings back.
+/// Pieces of a file that one step looks at.
 const COMING_BACK: usize = 256;
-/// A step begins with no further file when those before have so much that comes back ...
+/// A step takes no further file once the pieces to bring back reach this size ...
 const STEP_BYTES: u64 = 256 << 20;
-/// ... or this while others use the filesystem.
+/// ... or this one while the filesystem is in use.
 const GENTLE_STEP_BYTES: u64 = 16 << 20;
-/// A reader in sequence finds so many bytes on drives when it gets there.
+/// How far ahead of a sequential reader data is brought back.
 const AHEAD_BYTES: u64 = 8 << 20;
-/// Reads of so many bytes look like those of a program that reads on.
+/// Reads of at least this many bytes count as sequential.
 const AHEAD_FROM: u64 = 128 << 10;
-/// Pieces that wait to be brought back; what is read beyond that stays away until it is read again.
+/// Pieces that wait to be brought back. A piece beyond that stays away until it is read again.
 const WAITING_MAX: usize = 4096;
 
-/// What a step brought back of a file.
+/// Progress of one step on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fetched {
-    /// Bytes that came.
+    /// Bytes that are on drives now.
     pub bytes: u64,
-    /// Where to go on, if there may be more.
+    /// Where to continue, if there may be more.
     pub next: Option<u64>,
 }
 
-/// A piece that only a blob has, and the number of its file among those of the step.
+/// A piece that only a blob has, and the index of its file in the step.
 #[derive(Debug, Clone)]
 struct Wanted {
     file: usize,
@@ -54,12 +54,12 @@ struct Wanted {
     piece: MapPiece,
 }
 
-/// What became of a piece.
+/// The result for a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FetchOutcome {
-    /// So much of it is on drives.
+    /// This many bytes are on drives.
     Bytes(u64),
-    /// The file is not any more what it was, from this offset on.
+    /// The file has changed, from this offset on.
     Changed(u64),
 }
 
@@ -69,18 +69,18 @@ enum WriteBackError {
     Drives(FsError),
 }
 
-/// Where pieces come from that go back to drives.
+/// The source of pieces that go back to drives.
 enum PieceSource {
-    /// Bytes of their blob that were fetched, and where in it they begin.
+    /// Fetched bytes, and their offset in the blob.
     Fetched(u64, Bytes),
-    /// They are still to be fetched.
+    /// They have yet to be fetched.
     Blob(Reach),
 }
 
 impl Client {
-    /// Brings some of what only blobs have of these files back to drives, of each from an offset on. Says in their order
-    /// what came. A step is bounded: it may bring nothing of the last files, and go on where it began. While others use the
-    /// filesystem it keeps to `pace`.
+    /// Brings data of these files back to drives, of each file from an offset on. Returns one result for each, in
+    /// order. A step is bounded: for the last files it may bring nothing and return the offset where they began. While
+    /// the filesystem is in use it keeps to `pace`.
     pub async fn fetch_files(
         &self,
         files: &[(Ino, u64)],
@@ -106,12 +106,12 @@ impl Client {
         }
         drop(maps);
         let loads = loads(wanted, load_bytes).into_iter().map(|load| self.fetch_load(load, pace));
-        // Each comes to its end, whatever becomes of the others: one cut off would leave shards behind.
+        // Every load runs to its end, even if others fail: a cancelled one would leave shards behind.
         let loads: Vec<_> = stream::iter(loads).buffer_unordered(FETCHES).collect().await;
         for (file, moved) in loads.into_iter().flatten() {
             match (&mut fetched[file], moved) {
                 (Ok(fetched), Ok(FetchOutcome::Bytes(moved))) => fetched.bytes += moved,
-                // What it is now is for the next step.
+                // The next step handles the new content.
                 (Ok(fetched), Ok(FetchOutcome::Changed(off))) => {
                     fetched.next = Some(fetched.next.map_or(off, |next| next.min(off)));
                 }
@@ -129,7 +129,7 @@ impl Client {
         fetched
     }
 
-    /// Pieces of a file that only blobs have, from `off` on, and where to go on.
+    /// The next pieces of a file from `off` on that only blobs have, and where to continue.
     pub(crate) async fn away_pieces(
         &self,
         ino: Ino,
@@ -142,8 +142,8 @@ impl Client {
         Ok((pieces, next))
     }
 
-    /// Stores pieces on drives that lie side by side in one blob. Says for each what became of it. Nobody waits for this to
-    /// read drives: what is deleted there meanwhile may be used again.
+    /// Stores adjacent pieces of one blob on drives. Returns a result for each. It reads no drives and so takes no read
+    /// guard: space that is deleted there in the meantime may be reused.
     async fn fetch_load(
         &self,
         load: Vec<Wanted>,
@@ -154,11 +154,11 @@ impl Client {
         let away = &self.inner.blobs;
         let gentle = if self.is_in_use() { Some(away.gentle_turn(len).await) } else { None };
         let _turn = away.load_turn(len).await;
-        // Of what is short, what lies beside it may be asked for, too.
+        // For a short range whole windows are fetched, because neighbouring bytes may be asked for, too.
         let source = if len > LONG {
             match away.read(&place, span.clone()).await {
                 Ok(bytes) => PieceSource::Fetched(span.start, bytes),
-                // The others do not stay away because of the piece that is damaged.
+                // The pieces are fetched one by one, so that the damaged one does not keep the others away.
                 Err(ReadExtentError::Damaged) if load.len() > 1 => PieceSource::Blob(Reach::Usual),
                 Err(error) => {
                     let failed = load.iter().map(async |wanted| {
@@ -184,7 +184,7 @@ impl Client {
         outcomes
     }
 
-    /// Somebody has read what only a blob has: brings it and what follows back to drives, in the background.
+    /// Brings the pieces of a read, and those that follow, back to drives in the background.
     pub(crate) fn bring_back(&self, node: &Node, off: u64, len: u64) {
         if self.inner.blobs.rests(self.inner.env.clock.boot_ns()) {
             return;
@@ -226,7 +226,7 @@ impl Client {
             error = error.or(moved.err());
         }
         if let Some(error) = error {
-            tracing::debug!(%ino, %error, "what was read stays away");
+            tracing::debug!(%ino, %error, "data that was read was not brought back");
             self.inner.blobs.rest(self.inner.env.clock.boot_ns());
         }
         if let Some(node) = self.inner.nodes.find(ino) {
@@ -234,7 +234,8 @@ impl Client {
         }
     }
 
-    /// Why a piece did not come: a blob that is gone, of which the ledger knows nothing any more, is no error.
+    /// The reason why a piece did not come. It is no error if the blob is gone and the ledger does not name it any
+    /// more.
     async fn why_not_back(
         &self,
         ino: Ino,
@@ -258,8 +259,8 @@ impl Client {
         Err(FsError::Io)
     }
 
-    /// Writes a piece to drives, in parts as long as extents are now. Returns those that are durable, and what became of
-    /// the others.
+    /// Writes a piece to drives, in parts of the present extent size. Returns the durable parts, and the result for the
+    /// rest.
     async fn write_back(
         &self,
         ino: Ino,
@@ -318,7 +319,7 @@ impl Client {
         Ok(Rehydrated { ino, piece, extent: written.extent, owed: written.owed })
     }
 
-    /// Lets files refer to what was written. Says for each what became of it.
+    /// Commits the parts to the ledger. Returns a result for each.
     async fn commit_back(&self, written: Vec<Rehydrated>) -> Vec<Result<FetchOutcome, FsError>> {
         let mut outcomes = Vec::with_capacity(written.len());
         for some in written.chunks(REHYDRATED_MAX) {
@@ -327,7 +328,7 @@ impl Client {
                 Ok(MetaReply::Rehydrated { moved }) if moved.len() == some.len() => moved,
                 answer => {
                     let error = answer.err().unwrap_or(FsError::Io);
-                    // Without an answer they may be in the ledger.
+                    // Without an answer they may be committed.
                     if !matches!(error, FsError::Unavailable | FsError::Io) {
                         self.inner.extents.discard_refused(some.iter().map(|part| part.extent)).await;
                     }
@@ -349,7 +350,7 @@ impl Client {
     }
 }
 
-/// Pieces in runs that lie side by side in one blob, of at most about `bytes` each.
+/// Groups pieces into runs that are adjacent in one blob, of about `bytes` at most.
 fn loads(mut wanted: Vec<Wanted>, bytes: u64) -> Vec<Vec<Wanted>> {
     let place = |wanted: &Wanted| part_of(&wanted.piece).map(|(place, range)| (place.serial, range.start));
     wanted.sort_by_key(place);
@@ -369,14 +370,14 @@ fn loads(mut wanted: Vec<Wanted>, bytes: u64) -> Vec<Vec<Wanted>> {
     loads
 }
 
-/// The blob of a piece, and its range there.
+/// The blob of a piece, and its range in that blob.
 fn part_of(piece: &MapPiece) -> Option<(BlobPlace, Range<u64>)> {
     let Content::Tiered(extent, place) = &piece.content else { return None };
     let start = u64::from(place.off) + u64::from(extent.extent_off);
     Some((*place, start..start + piece.len))
 }
 
-/// The blob of pieces that lie side by side, and their range in it.
+/// The blob of adjacent pieces, and their range in it.
 fn span_of(load: &[Wanted]) -> Option<(BlobPlace, Range<u64>)> {
     let mut span: Option<(BlobPlace, Range<u64>)> = None;
     for (place, range) in load.iter().filter_map(|wanted| part_of(&wanted.piece)) {
@@ -397,7 +398,7 @@ mod tests {
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
 
-    /// `len` bytes at `at` of a blob, of an extent that begins at `extent_at`.
+    /// A piece of `len` bytes at `at` of a blob, in an extent that begins at `extent_at`.
     fn wanted(serial: u64, extent_at: u64, at: u64, len: u64) -> Wanted {
         let extent_off = (at - extent_at) as u32;
         let extent = ExtentRef { id: ExtentId(7), pg: PgId(0), k: 4, n: 6, extent_len: 4 << 20, extent_off };
@@ -419,9 +420,9 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_side_by_side_is_one_load() {
+    fn adjacent_pieces_are_one_load() {
         check(Vec::new(), MIB, &[]);
-        // Of one extent, with gaps, and not all of it.
+        // One extent, with gaps and not all of it.
         let pieces = (0..8).map(|index| wanted(1, 0, index * 32 * KIB, 28 * KIB)).collect();
         check(pieces, MIB, &[(1, 0..252 * KIB)]);
         // More than a load, or too far away.
@@ -435,9 +436,9 @@ mod tests {
             MIB,
             &[(1, 0..KIB), (1, 65 * KIB..66 * KIB)],
         );
-        // Clones of what is longer than a load.
+        // Clones of a piece that is longer than a load.
         check(vec![wanted(1, 0, 0, 4 * MIB), wanted(1, 0, 0, 4 * MIB)], MIB, &[(1, 0..4 * MIB)]);
-        // What the next blob has lies before what this one has.
+        // Offsets in different blobs do not make pieces adjacent.
         check(
             vec![wanted(2, 0, 0, KIB), wanted(1, 0, 2 * MIB, KIB)],
             MIB,

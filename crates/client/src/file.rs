@@ -1,4 +1,4 @@
-//! Writing: bytes go into memory here, and to drives from `flush`.
+//! Writing: bytes go into memory here, and `flush` writes them to drives.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,23 +9,23 @@ use wire::meta::{FILE_BYTES_MAX, LeaseKind, MetaReply, MetaRequest, SetAttr};
 use crate::Client;
 use crate::node::Node;
 
-/// What is scattered over a file is written out when it is more than this part of what may be dirty.
+/// Scattered data of a file is written out once it is more than this part of the limit for dirty bytes.
 const EARLY: u64 = 4;
 
 /// Why a write was not taken at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotTaken {
-    /// It would have to wait: use [`Client::write`].
+    /// It has to wait: use [`Client::write`].
     WouldWait,
     /// It failed.
     Failed(FsError),
 }
 
 impl Client {
-    /// Takes a write if nothing must be waited for.
+    /// Takes a write if that needs no waiting.
     pub fn try_write(&self, ino: Ino, off: u64, bytes: &[u8]) -> Result<(), NotTaken> {
         self.take(ino, off, bytes).map_err(|not_taken| match not_taken {
-            // What was deleted since may be on its way back.
+            // Deleted space may be on its way back.
             NotTaken::Failed(FsError::NoSpace) => NotTaken::WouldWait,
             other => other,
         })
@@ -57,7 +57,7 @@ impl Client {
             self.inner.dirty_bytes.fetch_add(state.dirty.bytes() - before, Ordering::Relaxed);
             state.wrote(self.inner.env.clock.wall_ns());
             state.dirty_since_ns.get_or_insert(self.inner.env.clock.boot_ns());
-            // Written out before there is so much that somebody has to wait for it.
+            // Writes scattered data out before there is so much of it that a writer has to wait.
             let much = state.dirty.bytes() > self.inner.dirty_bytes_max / EARLY;
             let early = !full && much && state.dirty.is_scattered(self.inner.window);
             let flush = (full || early) && !std::mem::replace(&mut state.flush_scheduled, true);
@@ -71,12 +71,12 @@ impl Client {
         Ok(())
     }
 
-    /// Whether `bytes` more are more than may be dirty.
+    /// Whether `bytes` more would exceed the limit for dirty bytes.
     fn is_above_limit(&self, bytes: u64) -> bool {
         self.inner.dirty_bytes.load(Ordering::Relaxed) + bytes > self.inner.dirty_bytes_max
     }
 
-    /// Why nothing more is taken: what is dirty could not be written. Over once nothing is dirty any more.
+    /// The reason why no more writes are taken: dirty data could not be written. It ends once no data is dirty.
     fn stalled(&self) -> Option<FsError> {
         let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
         if stalled.is_some() && self.inner.dirty_bytes.load(Ordering::Relaxed) == 0 {
@@ -85,7 +85,7 @@ impl Client {
         *stalled
     }
 
-    /// Writes. Waits while too much is dirty already, or for the lease.
+    /// Writes. Waits for the lease, and while too much data is dirty.
     pub async fn write(&self, ino: Ino, off: u64, bytes: &[u8]) -> Result<(), FsError> {
         let mut waited = false;
         loop {
@@ -121,7 +121,7 @@ impl Client {
                 self.flush_oldest();
                 drained.await;
             }
-            // What it waited for may have come meanwhile.
+            // Another condition may hold by now, so all are checked again.
         }
     }
 
@@ -130,7 +130,7 @@ impl Client {
             MetaReply::Lease(lease) => {
                 let mut state = node.lock();
                 if state.lease.is_none() {
-                    // What is left of an earlier lease, or came with a grant that was given up, may be old.
+                    // Attributes from an earlier lease, or from a grant that was given up, may be old.
                     state.forget_attr();
                 }
                 state.learn_lease(Some(lease).filter(|lease| !self.is_void(*lease)));
@@ -140,34 +140,34 @@ impl Client {
         }
     }
 
-    /// Fewer bytes are dirty now.
+    /// Subtracts bytes that are dirty no longer, and wakes waiting writers.
     pub(crate) fn dirty_gone(&self, bytes: u64) {
         self.inner.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.inner.drained.notify_waiters();
     }
 
-    /// Makes what was written to a file durable, with its size.
+    /// Makes the data written to a file durable, with its size.
     pub async fn fsync(&self, ino: Ino) -> Result<(), FsError> {
         let Some(node) = self.inner.nodes.find(ino) else { return Ok(()) };
         let flushed = self.flush(&node).await;
-        // One failure is told once, whether it happened just now or earlier.
+        // A failure is reported once, whether it happened just now or earlier.
         match node.lock().error.take() {
             Some(error) => Err(error),
             None => flushed,
         }
     }
 
-    /// An error of an earlier flush that nobody was told yet.
+    /// Returns the error of an earlier flush that was not reported yet.
     pub fn take_error(&self, ino: Ino) -> Result<(), FsError> {
         let error = self.inner.nodes.find(ino).and_then(|node| node.lock().error.take());
         error.map_or(Ok(()), Err)
     }
 
-    /// Cuts or extends a file, together with other attributes.
+    /// Changes the size of a file, together with other attributes.
     pub(crate) async fn set_size(&self, node: &Arc<Node>, set: SetAttr) -> Result<wire::meta::Attr, FsError> {
         let size = set.size.ok_or(FsError::Invalid)?;
         let _flush = node.flush.lock().await;
-        // What is cut altogether stays visible until it is, and need not be written.
+        // A truncation to zero needs no flush: until it happens the old content stays visible.
         let is_kept = || size > 0 || !node.lock().held.set.is_empty();
         let _remapping = self.remap(node, is_kept).await?;
         loop {

@@ -1,8 +1,8 @@
 //! Making dirty bytes durable: inline in the commit, as copies, or erasure coded.
 //!
-//! One flush of a file runs at a time. It takes runs out of the dirty buffer, writes some extents of them in parallel
-//! while those before are committed; until then reads see them in `flushing`. If anything fails, the runs that are left
-//! go back below what was written since, and the error is told to the next fsync or close.
+//! One flush of a file runs at a time. It takes runs out of the dirty buffer and writes some of their extents in
+//! parallel while earlier ones are committed; until then reads find the runs in `flushing`. If a step fails, the
+//! remaining runs go back below newer writes, and the next fsync or close returns the error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ use crate::room::RoomWait;
 const COPIES_BYTES_MAX: usize = crate::extents::COPIES_BYTES_MAX as usize;
 /// Extents written in parallel before one commit.
 const EXTENTS_PER_COMMIT: usize = 8;
-/// Inline bytes that a client puts into the log per second. They are written there and again to the ledger's
-/// store, about three times in all; m + 1 copies with their frame headers are more on most profiles, and one sync
-/// each. The bound keeps the store and its log from growing faster than they are worked off.
+/// Inline bytes that a client puts into the log per second. They are written there and again to the ledger's store,
+/// about three times in all. On most profiles, m + 1 copies with their frame headers are more, with one sync each. The
+/// limit keeps the store and its log from growing faster than they are worked off.
 const INLINE_BYTES_PER_S: u64 = 32 << 20;
 /// Inline bytes of one commit.
 const INLINE_BYTES_PER_COMMIT: usize = 64 << 10;
@@ -59,14 +59,14 @@ impl InlineBudget {
     }
 }
 
-/// Whether there was anything to write.
+/// Whether there was data to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wrote {
     Nothing,
     Something,
 }
 
-/// Bytes that become one extent, and which parts of the file they are.
+/// Bytes that become one extent, and the parts of the file that they belong to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct NewExtent {
     data: Bytes,
@@ -74,8 +74,8 @@ struct NewExtent {
     parts: Vec<(u64, u32, u32)>,
 }
 
-/// Gathers runs into new extents of at most `window` bytes. A run that is long goes alone, so that sequential data
-/// lies together; short ones share.
+/// Gathers runs into new extents of at most `window` bytes. A long run gets an extent of its own, so that sequential
+/// data lies together; short runs share.
 fn new_extents(runs: &BTreeMap<u64, Bytes>, window: usize) -> Vec<NewExtent> {
     let mut new_extents = Vec::new();
     let mut shared = BytesMut::new();
@@ -108,7 +108,7 @@ fn new_extents(runs: &BTreeMap<u64, Bytes>, window: usize) -> Vec<NewExtent> {
     new_extents
 }
 
-/// The new extent as several of at most `bytes_max` bytes.
+/// Splits a new extent into several of at most `bytes_max` bytes.
 fn split(new_extent: &NewExtent, bytes_max: u32) -> Vec<NewExtent> {
     let len = new_extent.data.len() as u32;
     let cuts = (0..len).step_by(bytes_max as usize).map(|from| (from, len.min(from + bytes_max)));
@@ -135,7 +135,7 @@ impl Client {
         let client = self.clone();
         self.inner.runtime.spawn(async move {
             let _flush = node.flush.lock().await;
-            // Until then no other one waits.
+            // While this flag is set, no second flush is scheduled.
             node.lock().flush_scheduled = false;
             if let Err(error) = client.flush_all_locked(&node).await {
                 tracing::error!(ino = %node.ino, %error, "data could not be written; trying again");
@@ -143,8 +143,8 @@ impl Client {
         });
     }
 
-    /// Flushes full windows in the background; the caller has set `flush_scheduled`. A writer that never pauses always has
-    /// another one: whoever else wants to flush, because of a recall or an fsync, has a turn between two.
+    /// Flushes full windows in the background; the caller has set `flush_scheduled`. A writer that never pauses always
+    /// has another full window, so other flushes (for a recall or an fsync) get a turn between two windows.
     pub(crate) fn schedule_full_windows(&self, node: Arc<Node>) {
         let client = self.clone();
         self.inner.runtime.spawn(async move {
@@ -152,7 +152,7 @@ impl Client {
                 match client.flush_full_windows(&node).await {
                     Ok(Wrote::Something) => {}
                     Ok(Wrote::Nothing) => {
-                        // Who waits took this for a flush of all.
+                        // Waiting writers took this for a flush of everything.
                         client.inner.drained.notify_waiters();
                         return;
                     }
@@ -162,7 +162,7 @@ impl Client {
                     }
                 }
                 if std::mem::replace(&mut node.lock().flush_scheduled, true) {
-                    // Somebody else goes on.
+                    // A newer task continues.
                     return;
                 }
             }
@@ -219,8 +219,8 @@ impl Client {
         }
     }
 
-    /// Begins a change of size and map by the owner, for a caller that holds the flush lock. What was written before
-    /// is durable then, if `is_kept`.
+    /// Begins a change of size and map by the owner, for a caller that holds the flush lock. If `is_kept`, earlier
+    /// writes are durable on return.
     pub(crate) async fn remap<'a>(
         &self,
         node: &'a Node,
@@ -230,15 +230,15 @@ impl Client {
             self.flush_locked(node).await?;
         }
         let remapping = Remapping::new(node);
-        // What was written during that: less, so that reads and writes wait for less.
+        // Data written during the first flush. It is less, so reads and writes wait for a shorter time.
         if is_kept() {
             self.flush_locked(node).await?;
         }
         Ok(remapping)
     }
 
-    /// Drops what was written to a file that is gone for good: nobody can read these bytes any more, so that they
-    /// could not be written is no reason to wait.
+    /// Drops dirty data of a file that is gone for good. Its bytes can be read no more, so a failure to write them no
+    /// longer makes writers wait.
     pub(crate) async fn discard_dirty(&self, node: &Node) {
         let _flush = node.flush.lock().await;
         let discarded = node.lock().discard_dirty();
@@ -248,7 +248,7 @@ impl Client {
         }
     }
 
-    /// Writes the runs that `take` takes from the dirty buffer, or puts them back.
+    /// Writes the runs that `take` takes from the dirty buffer. On an error it puts them back.
     async fn write_runs(
         &self,
         node: &Node,
@@ -261,7 +261,7 @@ impl Client {
             if state.flushing.bytes() == 0 {
                 return Ok(Wrote::Nothing);
             }
-            // A commit sets the time of the last write: attributes go with the last of the content, not before.
+            // A commit sets the time of the last write, so held attributes go with the last of the content, not before.
             let held = if state.dirty.bytes() == 0 { state.held.clone() } else { AttrChanges::default() };
             (held, state.lease.map(|lease| lease.id))
         };
@@ -282,7 +282,7 @@ impl Client {
                 Ok(Wrote::Something)
             }
             Err(FsError::Stale) if state.opens == 0 => {
-                // It went with its last handle: nobody can read these bytes any more.
+                // The file was removed with its last handle, so its bytes can be read no more.
                 *stalled = None;
                 let newer = state.discard_dirty();
                 drop(state);
@@ -291,7 +291,7 @@ impl Client {
                 Ok(Wrote::Something)
             }
             Err(error) => {
-                // After a lease others may have written; what was written under one that came since stays.
+                // Others may have written since the lease ended. Data written under a newer lease stays.
                 let is_held = state.lease.map(|held| held.id) == lease;
                 let error = if is_held { error } else { FsError::StaleLease };
                 let lost = matches!(error, FsError::StaleLease | FsError::Stale);
@@ -317,7 +317,7 @@ impl Client {
         }
     }
 
-    /// Sends changes of attributes that no content goes with.
+    /// Sends changes of attributes when there is no content to commit.
     async fn send_held(&self, node: &Node) -> Result<(), FsError> {
         let held = node.lock().held.clone();
         if held.set.is_empty() {
@@ -348,8 +348,8 @@ impl Client {
         }
     }
 
-    /// Makes what is in `flushing` durable, and takes out of it what is. The attributes in `set` change with the last of
-    /// the content. All of it was written under `lease`.
+    /// Makes the data in `flushing` durable and removes each part once it is. The attributes in `set` change with the
+    /// last of the content. All data was written under `lease`.
     async fn write_and_commit(
         &self,
         node: &Node,
@@ -368,7 +368,7 @@ impl Client {
             });
             return self.commit(node, lease, pieces.collect(), set.clone()).await;
         }
-        // What is committed need not stay in memory until all is.
+        // Committed data need not stay in memory until all is committed.
         let mut new_extents = new_extents.into_iter();
         let mut next_group = || new_extents.by_ref().take(EXTENTS_PER_COMMIT).collect::<Vec<_>>();
         let mut pieces = self.write_group(node.ino, next_group()).await?;
@@ -380,7 +380,7 @@ impl Client {
             let committed = self.commit(node, lease, pieces, SetAttr::default());
             let (committed, written) = join(committed, self.write_group(node.ino, group)).await;
             if let Err(error) = committed {
-                // These were in no request.
+                // No request named these.
                 let written = written.unwrap_or_default();
                 self.discard_uncommitted(&written).await;
                 return Err(error);
@@ -390,7 +390,7 @@ impl Client {
         Ok(())
     }
 
-    /// Writes new extents in parallel: all, or nothing of them stays on drives.
+    /// Writes new extents in parallel: either all of them, or none stays on drives.
     async fn write_group(&self, ino: Ino, group: Vec<NewExtent>) -> Result<Vec<CommitPiece>, FsError> {
         let mut pieces = Vec::new();
         let written = join_all(group.iter().map(|new_extent| self.write_new_extent(ino, new_extent))).await;
@@ -407,8 +407,8 @@ impl Client {
         }
     }
 
-    /// Makes bytes durable that are not of any file yet: on drives, unless they are so few that they go with the
-    /// request that names them.
+    /// Makes bytes durable that belong to no file yet: on drives, or inline in the request that names them if they are
+    /// few.
     pub(crate) async fn write_body(&self, body: &Bytes) -> Result<Vec<CommitPiece>, FsError> {
         if body.is_empty() {
             return Ok(Vec::new());
@@ -455,14 +455,14 @@ impl Client {
         Ok(pieces)
     }
 
-    /// Deletes what is on drives and in no commit. A request that named it and got no definite answer may be one.
+    /// Deletes extents on drives that no commit names. A request without a definite answer may be such a commit.
     pub(crate) async fn discard_uncommitted(&self, pieces: &[CommitPiece]) {
-        // Many pieces may be of one extent.
+        // Several pieces may be in one extent.
         let extents: BTreeMap<_, _> = extents_of(pieces).map(|extent| (extent.id, extent)).collect();
         self.inner.extents.discard_refused(extents.into_values()).await;
     }
 
-    /// Which runs go into the commit itself.
+    /// Splits the runs into those that go into the commit itself and the rest.
     fn split_inline(&self, runs: &BTreeMap<u64, Bytes>) -> (BTreeMap<u64, Bytes>, BTreeMap<u64, Bytes>) {
         let total: usize = runs.values().map(Bytes::len).sum();
         let small =
@@ -476,7 +476,7 @@ impl Client {
         }
     }
 
-    /// Writes a new extent. Returns what is on drives, and what kept the rest from it.
+    /// Writes a new extent. Returns the pieces that are on drives, and the error that stopped the rest.
     async fn write_new_extent(
         &self,
         ino: Ino,
@@ -520,7 +520,7 @@ impl Client {
     ) -> Result<(), FsError> {
         let held = {
             let state = node.lock();
-            // Under one that came since, others may have written meanwhile.
+            // Under a newer lease, others may have written in the meantime.
             let same = |held: &LeaseGrant| held.kind >= LeaseKind::Shared && Some(held.id) == lease;
             state.lease.filter(same).map(|held| (held.id, state.written_ns))
         };
@@ -535,7 +535,7 @@ impl Client {
             Ok(MetaReply::Attr(attr)) => attr,
             Ok(_) => return Err(FsError::Io),
             Err(error) => {
-                // Only a definite refusal makes the extents garbage: without an answer they may be in the ledger.
+                // Only a definite refusal makes the extents garbage: without an answer they may be committed.
                 if !matches!(error, FsError::Unavailable | FsError::Io) {
                     self.discard_uncommitted(&pieces).await;
                 }
@@ -544,13 +544,13 @@ impl Client {
         };
         let mut state = node.lock();
         let mut bytes = 0;
-        // What is known under a lease that came since is newer.
+        // The map under a newer lease is newer.
         let is_held = state.lease.is_some_and(|held| held.id == lease);
         for commit in &pieces {
             if is_held {
                 state.map.replace(&commit.piece);
             }
-            // All of a run is committed at once.
+            // A run is committed as a whole.
             bytes += state.flushing.arrived(commit.piece.off);
         }
         state.learn(attr);
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parcel_too_long_for_narrow_extents_is_cut_and_every_byte_keeps_its_place() {
+    fn a_new_extent_too_long_for_narrow_ones_is_cut_and_every_byte_keeps_its_place() {
         let data: Bytes = (0..2_500_000u32).map(|at| (at % 251) as u8).collect();
         let parts = vec![(0, 0, 900_000), (5_000_000, 900_096, 400_000), (9_000_000, 1_300_480, 1_199_520)];
         let whole = NewExtent { data: data.clone(), parts: parts.clone() };
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn long_runs_go_alone_and_parcels_fit_the_window() {
+    fn long_runs_go_alone_and_new_extents_fit_the_window() {
         let long = Bytes::from(vec![1; COPIES_BYTES_MAX + 1]);
         let mut runs = BTreeMap::from([(0, long)]);
         runs.extend((0..9u64).map(|at| (1_000_000 + at * 200_000, Bytes::from(vec![2; 100_000]))));

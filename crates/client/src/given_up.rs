@@ -1,16 +1,16 @@
-//! Grants that were given back or revoked, and inodes that were changed from here, so that an answer still on its
-//! way does not bring back what it carries.
+//! Grants that were given back or revoked, and inodes that were changed from here. A late answer must not restore the
+//! state that it carries.
 //!
-//! The owner tells of a recall at once, but answers a request only when it is durable: the recall of a grant can
-//! arrive before the answer that carries the grant. And answers overtake each other: that to a change of an inode
-//! can arrive before that to a question from before the change.
+//! The owner reports a recall at once, but answers a request only when it is durable: the recall of a grant can arrive
+//! before the answer that carries the grant. Answers also overtake each other: the answer to a change of an inode can
+//! arrive before the answer to an earlier request.
 
 use std::collections::HashMap;
 
 use base::{Ino, LeaseId};
 use wire::meta::LeaseGrant;
 
-/// Longer than any answer is on its way: the owner stops when its log takes nothing for 30 seconds.
+/// Longer than any answer takes: the owner stops when its log accepts nothing for 30 seconds.
 const KEPT_NS: u64 = 60_000_000_000;
 
 /// The newest grant given up and the newest change, by inode.
@@ -24,7 +24,7 @@ pub(crate) struct GivenUp {
 }
 
 impl GivenUp {
-    /// The grant, and every answer that carried it before, is void.
+    /// Makes the grant void, and with it every earlier answer that carried it.
     pub(crate) fn note(&mut self, lease: LeaseGrant, now_ns: u64) {
         self.age(now_ns);
         let newest = self.recent.entry(lease.ino).or_default();
@@ -39,7 +39,7 @@ impl GivenUp {
         }
     }
 
-    /// The answer to change number `change` has come: what was asked before it does not count any more.
+    /// Notes that the answer to change number `change` has come: answers to earlier requests count no more.
     pub(crate) fn note_change(&mut self, ino: Ino, change: u64, now_ns: u64) {
         self.age(now_ns);
         self.recent_changes.insert(ino, change);
@@ -66,7 +66,7 @@ mod tests {
     use wire::meta::LeaseKind;
 
     #[test]
-    fn what_was_given_up_is_void_until_no_answer_can_carry_it() {
+    fn a_given_up_grant_is_void_until_no_answer_can_carry_it() {
         let grant = |id, seq| LeaseGrant { ino: Ino(1), id: LeaseId(id), kind: LeaseKind::Attr, seq };
         let mut given_up = GivenUp::default();
         given_up.note(grant(5, 2), 0);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_before_a_change_is_old_until_no_answer_can_be_on_its_way() {
+    fn an_answer_from_before_a_change_is_old_until_none_can_be_on_its_way() {
         let mut given_up = GivenUp::default();
         given_up.note_change(Ino(1), 7, 0);
         let old = |given_up: &GivenUp, asked| given_up.is_changed_since(Ino(1), asked);

@@ -1,7 +1,7 @@
-//! Caches above the client, such as a kernel's: how long they may keep what they are told, and how they forget.
+//! Caches above the client, such as that of a kernel: how long they may keep answers, and how they are invalidated.
 //!
-//! Attributes are vouched for by a lease, names by a watch: the owner has a name forgotten before it changes. An answer
-//! may come when that is over already, so names may only be kept if none of their directory was forgotten meanwhile.
+//! A lease covers attributes, a watch covers names: the owner has a name forgotten before it changes. An answer may
+//! arrive after that, so names may be kept only if no name of their directory was forgotten in the meantime.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use wire::meta::{ANSWER_AGE_MAX, LeaseGrant, MetaRequest, NAME_TERM};
 
 use crate::Client;
 
-/// Directories are counted together to bound their number: what is kept too rarely is asked again.
+/// Directories share counters to bound their number. The only effect is that a name is sometimes asked for again.
 const COUNTERS: usize = 64;
 
 /// How often names were forgotten.
@@ -31,25 +31,25 @@ impl Forgotten {
     }
 }
 
-/// What decides how long names that were asked for may be kept: see [`Client::name_term`].
+/// The state that decides how long a cache may keep names: see [`Client::name_term`].
 #[derive(Debug, Clone, Copy)]
 pub struct NameTerm {
     pub(crate) dir: Ino,
     pub(crate) asked_ns: u64,
     pub(crate) forgotten: u64,
-    /// What the owner said.
+    /// Whether the owner allows it.
     pub(crate) keep: bool,
 }
 
 impl Client {
-    /// To be called before names in `dir` are asked for.
+    /// Call this before asking for names in `dir`.
     pub(crate) fn asking_names(&self, dir: Ino) -> NameTerm {
         let forgotten = self.inner.forgotten.counter(dir).load(Ordering::Acquire);
         NameTerm { dir, asked_ns: self.inner.env.clock.boot_ns(), forgotten, keep: false }
     }
 
-    /// How long a cache above may keep the names of an answer that it is given now, also that one is missing, unless it
-    /// is told earlier.
+    /// How long a cache above may keep the names of an answer that it gets now, including the answer that a name is
+    /// missing, unless it is invalidated earlier.
     pub fn name_term(&self, term: &NameTerm) -> Duration {
         let age_ns = self.inner.env.clock.boot_ns().saturating_sub(term.asked_ns);
         let is_late = Duration::from_nanos(age_ns) > ANSWER_AGE_MAX;
@@ -58,7 +58,7 @@ impl Client {
         if keeps { NAME_TERM } else { Duration::ZERO }
     }
 
-    /// How long a cache above may keep attributes that it is given now, unless it is told earlier.
+    /// How long a cache above may keep attributes that it gets now, unless it is invalidated earlier.
     pub fn attr_term(&self, ino: Ino) -> Duration {
         let vouched = self.inner.nodes.find(ino).is_some_and(|node| {
             let state = node.lock();
@@ -67,7 +67,7 @@ impl Client {
         if vouched { NAME_TERM } else { Duration::ZERO }
     }
 
-    /// Makes caches above forget names that are about to change, and tells the owner.
+    /// Makes caches above forget names that are about to change, then tells the owner.
     pub(crate) async fn forget_names(&self, dir: Ino, names: Vec<(Bytes, u64)>) {
         self.inner.forgotten.counter(dir).fetch_add(1, Ordering::AcqRel);
         let invalidate = self.inner.invalidate.lock().expect("no holder of this lock panics").clone();
@@ -90,11 +90,11 @@ impl Client {
         }
     }
 
-    /// Makes caches above forget attributes and content.
+    /// Makes caches above forget attributes and content of an inode.
     pub(crate) async fn invalidate_above(&self, lease: LeaseGrant) {
         let invalidate = self.inner.invalidate.lock().expect("no holder of this lock panics").clone();
         let Some(invalidate) = invalidate else { return };
-        // As above.
+        // See [`Client::forget_names`].
         if tokio::task::spawn_blocking(move || invalidate.inode(lease.ino)).await.is_err() {
             tracing::error!("invalidation of kernel caches was cut off");
         }

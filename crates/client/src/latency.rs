@@ -1,7 +1,7 @@
-//! How fast drives answer, as this client sees it: when to ask another one, and which ones are slow.
+//! How fast drives answer this client: when to ask another drive, and which drives are slow.
 //!
-//! Bounds come from all drives together, so that a drive that is slow itself does not raise the bound by which it
-//! is judged. Everything adapts: when all drives are busy, all bounds rise and nothing is asked twice.
+//! Bounds come from all drives together, so that a slow drive does not raise the bound by which it is judged. They
+//! adapt: when all drives are busy, all bounds rise and no request is sent twice.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -10,33 +10,33 @@ use std::time::Duration;
 
 use base::DriveId;
 
-/// A read asks other drives after so long at the earliest.
+/// A read asks other drives after this time at the earliest.
 const READ_FLOOR_NS: u64 = 20_000_000;
-/// A write goes on without the slowest drives after so long at the earliest.
+/// A write goes on without the slowest drives after this time at the earliest.
 const WRITE_FLOOR_NS: u64 = 500_000_000;
-/// No bound is higher: a drive that hangs must not hold anything up for long.
+/// The highest bound: a drive that hangs must not hold requests up for longer.
 const BOUND_MAX_NS: u64 = 5_000_000_000;
-/// A drive is slow if it takes so many times as long as its peers ...
+/// A drive is slow if it takes this many times as long as its peers ...
 const SLOW_FACTOR: u64 = 5;
-/// ... and not less than this, ...
+/// ... and at least this long, ...
 const SLOW_FLOOR_NS: u64 = 5_000_000;
-/// ... for so long.
+/// ... for this long.
 const SLOW_AFTER_NS: u64 = 30_000_000_000;
-/// Requests in a row that others had to answer: then a drive is slow at once.
+/// A drive is slow at once after this many requests in a row that others had to answer.
 const UNANSWERED_MAX: u32 = 8;
-/// A drive that is slow gets a request now and then, to see whether it still is.
+/// How often a slow drive gets a request, to see whether it is still slow.
 const PROBE_EVERY_NS: u64 = 1_000_000_000;
-/// Samples between two looks at the bounds.
+/// Samples between two updates of the bounds.
 const SAMPLES_PER_LOOK: u64 = 32;
-/// The weight of a new sample is 1 / 2^this.
+/// A new sample has the weight 1 / 2^`SMOOTHING`.
 const SMOOTHING: u32 = 4;
-/// The same for a drive that is slow, so that the few requests it gets show soon that it is well again.
+/// The same for a slow drive, so that the few requests it gets soon show that it has recovered.
 const SMOOTHING_SLOW: u32 = 2;
 
 /// A drive without requests for this long does not count as strained.
 const STRAIN_NS: u64 = 1_000_000_000;
 
-/// What was asked of a drive.
+/// Kinds of requests to a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     Read,
@@ -90,11 +90,11 @@ pub(crate) struct Latencies {
 /// Latency of all requests.
 #[derive(Debug, Clone, Copy, Default)]
 struct Recent {
-    /// Now.
+    /// The present mean.
     smoothed: Smoothed,
-    /// The lowest for a while.
+    /// The lowest mean for a while.
     lowest_ns: u64,
-    /// When the last of them was answered.
+    /// When the last request was answered.
     at_ns: u64,
 }
 
@@ -109,28 +109,28 @@ impl Latencies {
         }
     }
 
-    /// After so long without an answer a read asks others.
+    /// After this time without an answer a read asks other drives.
     pub(crate) fn read_patience(&self) -> Duration {
         Duration::from_nanos(self.read_bound_ns.load(Ordering::Relaxed))
     }
 
-    /// After so long a write that enough drives have stored goes on without the others.
+    /// After this time a write that enough drives have stored goes on without the others.
     pub(crate) fn write_patience(&self) -> Duration {
         Duration::from_nanos(self.write_bound_ns.load(Ordering::Relaxed))
     }
 
-    /// A drive answered, well or badly, after `ns`.
+    /// Notes that a drive answered after `ns`, with success or an error.
     pub(crate) fn answered(&self, drive: DriveId, asked: RequestKind, ns: u64, now_ns: u64) {
         self.sample(drive, asked, ns, now_ns, 0);
         let mut recent = self.recent.lock().expect("no holder of this lock panics");
         recent.smoothed.take(ns, SMOOTHING);
         recent.at_ns = now_ns;
         let (mean, lowest) = (recent.smoothed.mean_ns.max(1), recent.lowest_ns);
-        // The lowest is forgotten slowly, so that a drive that got slower for good is not held against repair.
+        // The lowest mean is forgotten slowly, so that a drive that became slower for good does not hold back repair.
         recent.lowest_ns = if lowest == 0 { mean } else { mean.min(lowest + (lowest >> 12) + 1) };
     }
 
-    /// A drive did not answer within `ns`, and others did its work.
+    /// Notes that a drive did not answer within `ns`, and others did its work.
     pub(crate) fn gave_up(&self, drive: DriveId, asked: RequestKind, ns: u64, now_ns: u64) {
         self.sample(drive, asked, ns, now_ns, 1);
     }
@@ -150,13 +150,13 @@ impl Latencies {
         }
     }
 
-    /// Sets the bounds anew and says which drives are slow.
+    /// Updates the bounds and decides which drives are slow.
     fn look(&self, drives: &mut HashMap<DriveId, DriveLatency>, now_ns: u64) {
         let middle = |of: &dyn Fn(&DriveLatency) -> Smoothed, value: &dyn Fn(Smoothed) -> u64| {
             let seen = drives.values().map(of).filter(|smoothed| smoothed.samples > 0);
             let mut values: Vec<u64> = seen.map(value).collect();
             values.sort_unstable();
-            // Of an even number the lower one: with two drives, the slow one must not be the measure.
+            // Of an even number the lower one, so that of two drives the slow one is not the measure.
             values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)
         };
         let read = middle(&|drive| drive.read, &|smoothed| smoothed.high_ns(3));
@@ -171,7 +171,7 @@ impl Latencies {
             drive.slow_since_ns = if behind { drive.slow_since_ns.or(Some(now_ns)) } else { None };
             let for_long =
                 drive.slow_since_ns.is_some_and(|since| now_ns.saturating_sub(since) >= SLOW_AFTER_NS);
-            // What made it slow must be over before it counts as well again.
+            // A slow drive recovers only when it is behind its peers no longer.
             let slow = for_long || drive.unanswered >= UNANSWERED_MAX || drive.slow && behind;
             if slow != drive.slow {
                 tracing::warn!(drive = %id, slow, read_ms = drive.read.mean_ns / 1_000_000,
@@ -181,12 +181,12 @@ impl Latencies {
         }
     }
 
-    /// Whether a drive is slow: spared where others do.
+    /// Whether a drive is slow: it is spared where others can do its work.
     pub(crate) fn is_slow(&self, drive: DriveId) -> bool {
         self.drives.lock().expect("no holder of this lock panics").get(&drive).is_some_and(|drive| drive.slow)
     }
 
-    /// Whether a drive is to be spared now. One that is slow is asked once a second all the same.
+    /// Whether to spare a drive now. A slow drive still gets one request per second.
     pub(crate) fn spares(&self, drive: DriveId, now_ns: u64) -> bool {
         let mut drives = self.drives.lock().expect("no holder of this lock panics");
         let Some(drive) = drives.get_mut(&drive).filter(|drive| drive.slow) else { return false };
@@ -203,7 +203,7 @@ impl Latencies {
         drives.iter().filter(|(_, drive)| drive.slow).map(|(id, _)| *id).collect()
     }
 
-    /// Whether requests take more than twice as long as in the better times before; not if there are none.
+    /// Whether requests take more than twice as long as in the best recent times. `false` without recent requests.
     pub(crate) fn strained(&self, now_ns: u64) -> bool {
         let recent = self.recent.lock().expect("no holder of this lock panics");
         let mean_ns = recent.smoothed.mean_ns;
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn drives_that_are_all_slow_are_nobodys_fault_and_raise_the_bounds() {
+    fn equally_slow_drives_are_not_slow_and_raise_the_bounds() {
         let latencies = Latencies::new();
         assert_eq!(latencies.read_patience(), Duration::from_millis(20));
         assert_eq!(latencies.write_patience(), Duration::from_millis(500));
@@ -249,7 +249,7 @@ mod tests {
         assert!(latencies.read_patience() >= Duration::from_millis(290));
         assert!(latencies.write_patience() >= Duration::from_millis(870));
         feed(&latencies, &[(0, 300_000), (1, 300_000), (2, 300_000)], 60, 90);
-        assert!(latencies.write_patience() <= Duration::from_secs(5), "bounded whatever comes");
+        assert!(latencies.write_patience() <= Duration::from_secs(5), "the bound has a limit");
     }
 
     #[test]
@@ -269,13 +269,13 @@ mod tests {
     }
 
     #[test]
-    fn strain_is_twice_the_latency_of_before() {
+    fn drives_are_strained_at_twice_their_usual_latency() {
         let latencies = Latencies::new();
         feed(&latencies, &[(0, 2), (1, 2)], 0, 10);
         assert!(!latencies.strained(10_000 * MS));
         feed(&latencies, &[(0, 9), (1, 9)], 10, 13);
         assert!(latencies.strained(13_000 * MS));
-        assert!(!latencies.strained(14_000 * MS), "nobody has asked for a second");
+        assert!(!latencies.strained(14_000 * MS), "no request for a second");
         feed(&latencies, &[(0, 2), (1, 2)], 13, 20);
         assert!(!latencies.strained(20_000 * MS));
     }

@@ -1,9 +1,8 @@
 //! The waist: POSIX and object operations on one filesystem; bytes to extents on drives and back.
 //!
-//! Every protocol goes through [`Client`]. It caches attributes, maps and dirty data under leases that the
-//! owner of the ledger grants, writes behind, and verifies every byte it reads. What an operation promises:
-//! metadata operations are durable when they return; data is durable after [`Client::fsync`], and soon after
-//! the last close.
+//! Every protocol goes through [`Client`]. It caches attributes, maps and dirty data under leases of the ledger's
+//! owner, writes behind, and verifies every byte it reads. Metadata operations are durable when they return; data is
+//! durable after [`Client::fsync`], and soon after the last close.
 
 mod background;
 mod blobs;
@@ -85,11 +84,11 @@ pub use wire::meta::{
 pub use wire::meta::{MapEntry, PiecePosition};
 pub use wire::object;
 
-/// What a client is made of.
+/// Everything that a client needs.
 pub struct ClientOptions {
     /// Clock and randomness.
     pub env: Env,
-    /// The runtime that its tasks run on.
+    /// The runtime for its tasks.
     pub runtime: Handle,
     /// The ledger of the filesystem.
     pub ledger: LedgerId,
@@ -97,12 +96,12 @@ pub struct ClientOptions {
     pub meta: Arc<dyn MetaService>,
     /// Drives and placement groups.
     pub topology: watch::Receiver<Arc<Topology>>,
-    /// The filesystem's profile: file data is gathered up to the size of its extents. What the topology says
-    /// decides how each extent is protected.
+    /// The filesystem's profile. File data is gathered up to the size of its extents; the topology decides how each
+    /// extent is protected.
     pub profile: Profile,
-    /// Bytes written but not durable at most; more writers wait.
+    /// The most bytes that are written but not durable. Further writers wait.
     pub dirty_bytes_max: u64,
-    /// Memory for what is known of where closed files have their bytes.
+    /// Memory for maps of closed files.
     pub map_bytes_max: u64,
     /// The object store that extents may lie in.
     pub tier: TierLink,
@@ -115,11 +114,11 @@ pub struct ClientOptions {
 pub struct TierLink {
     /// Part of the names of blobs.
     pub cluster: ClusterId,
-    /// The number of the filesystem, for whoever reads blobs without metadata.
+    /// The number of the filesystem, for programs that read blobs without metadata.
     pub filesystem: u32,
-    /// Memory for what was fetched a moment ago.
+    /// Memory for recently fetched bytes.
     pub fetched_bytes_max: u64,
-    /// Memory for what is on its way back to drives because somebody asked for whole files.
+    /// Memory for files that are on their way back to drives on request.
     pub returning_bytes_max: u64,
     /// The store, if there is one.
     pub store: watch::Receiver<Option<Arc<dyn ObjectStore>>>,
@@ -139,12 +138,12 @@ impl TierLink {
     }
 }
 
-/// Told when caches above the client must forget something. Called from a thread of its own, never from a
-/// request.
+/// Invalidates caches above the client. Called from a thread of its own, never from a request.
 pub trait Invalidate: Send + Sync {
     /// Attributes and content of an inode changed elsewhere.
     fn inode(&self, ino: Ino);
-    /// A name is about to change elsewhere. What asks for it meanwhile is told that it may not keep it.
+    /// A name is about to change elsewhere. Lookups of it until then are answered with the note that it may not be
+    /// kept.
     fn entry(&self, parent: Ino, name: &[u8]);
 }
 
@@ -167,13 +166,13 @@ pub struct FsStat {
     pub free_bytes: u64,
     /// Bytes of content stored, before redundancy.
     pub used_bytes: u64,
-    /// Those of them on drives, as of the last heartbeat; whole extents if it tiers.
+    /// The part of `used_bytes` that is on drives, as of the last heartbeat; whole extents if the filesystem tiers.
     pub drive_bytes: u64,
     /// Inodes in use.
     pub inodes: u64,
 }
 
-/// One filesystem, as seen from here. Cheap to clone.
+/// A client of one filesystem. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -197,16 +196,17 @@ struct Inner {
     /// The last flush anywhere failed: writers get the error instead of waiting.
     stalled: Mutex<Option<FsError>>,
     room: Room,
-    /// Deletions hold it alone: what rebuild has begun to restore is either stored before them or finds nothing.
+    /// Held exclusively by deletions: a shard that rebuild restores is either stored before them or not restored at
+    /// all.
     deleting: tokio::sync::RwLock<()>,
     inline: Mutex<InlineBudget>,
     to_release: Mutex<Vec<LeaseGrant>>,
     /// Files whose last handle was closed since the closer looked.
     closed: Mutex<Vec<Ino>>,
-    /// Those of them that took long and have been written since.
+    /// Files of earlier batches that took long and have been written since.
     flushed: Mutex<Vec<Ino>>,
     closed_some: Notify,
-    /// Odd while the owner is being told of closed files; grows with each time it is.
+    /// Counts the beginnings and ends of telling the owner of closed files: odd while it is being told.
     close_rounds: AtomicU64,
     given_up: Mutex<GivenUp>,
     forgotten: Forgotten,
@@ -292,12 +292,12 @@ impl Client {
         self.inner.session.call(request).await
     }
 
-    /// Sends an answer to an event of the owner. It passes requests that wait for the answers of others.
+    /// Sends an answer to an event of the owner. It has slots of its own, because requests may wait for such answers.
     async fn answer(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
         self.inner.session.answer(request).await
     }
 
-    /// Sets who is told when something changes elsewhere.
+    /// Sets the receiver of invalidations.
     pub fn set_invalidate(&self, invalidate: Option<Arc<dyn Invalidate>>) {
         *self.inner.invalidate.lock().expect("no holder of this lock panics") = invalidate;
     }
@@ -312,12 +312,12 @@ impl Client {
         self.inner.env.clock.wall_ns()
     }
 
-    /// How new data is protected.
+    /// The protection of new data.
     pub fn profile(&self) -> Profile {
         self.inner.profile
     }
 
-    /// Makes everything durable. The first error is returned, the rest is tried all the same.
+    /// Makes everything durable. Goes on after an error and returns the first one.
     pub async fn sync(&self) -> Result<(), FsError> {
         let mut result = Ok(());
         for node in self.inner.nodes.select(|state| state.is_behind() || state.atime_ns.is_some()) {
@@ -349,18 +349,18 @@ impl Client {
         let room = self.free_bytes();
         let holds = || {
             let capacity = topology.capacity_bytes(self.inner.profile).min(ssd_bytes.unwrap_or(u64::MAX));
-            // What only a store has takes nothing of what the drives hold.
+            // Content that only a store has takes no space of the drives.
             if self.inner.blobs.store().is_some() { capacity.max(used_bytes + room) } else { capacity }
         };
         let total_bytes = provisioned_bytes.unwrap_or_else(holds);
-        // What is provisioned beyond the drives fits all the same if content leaves them.
+        // A size beyond that of the drives still fits if content moves to a store.
         let beyond = provisioned_bytes.is_some() && self.inner.blobs.store().is_some();
         let free_bytes = total_bytes.saturating_sub(used_bytes).min(if beyond { u64::MAX } else { room });
         let (_, drive_bytes) = self.inner.session.used();
         Ok(FsStat { total_bytes, free_bytes, used_bytes, drive_bytes, inodes })
     }
 
-    /// What of an inode lies where: pieces of its map, for people.
+    /// Pieces of the map of an inode, for people.
     pub async fn map(&self, ino: Ino, off: u64, limit: u32) -> Result<Vec<wire::meta::MapPiece>, FsError> {
         match self.call(MetaRequest::GetMap { ino, off, limit }).await? {
             MetaReply::Map { pieces, .. } => Ok(pieces),

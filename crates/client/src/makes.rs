@@ -1,12 +1,13 @@
 //! Creations whose answers have not come.
 //!
-//! A creation opens what it makes. Until the answer comes nobody here knows of that open; but others here may find
-//! the inode, open and close it, and must not tell the owner that its last handle is gone.
+//! A creation opens the inode that it makes, but until its answer comes this client does not know of that open. In the
+//! meantime others here may find the inode, open and close it; they must not tell the owner that its last handle is
+//! gone.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard};
 
-/// Numbers of creations.
+/// Creations under way, by number.
 #[derive(Debug, Default)]
 pub(crate) struct Makes(Mutex<Numbers>);
 
@@ -17,7 +18,7 @@ struct Numbers {
 }
 
 impl Makes {
-    /// A creation begins; it ends when the result is dropped.
+    /// Begins a creation; it ends when the result is dropped.
     pub(crate) fn begin(&self) -> UnderWay<'_> {
         let mut numbers = self.lock();
         numbers.begun += 1;
@@ -26,12 +27,12 @@ impl Makes {
         UnderWay { makes: self, number }
     }
 
-    /// How many have begun.
+    /// The number of creations that have begun.
     pub(crate) fn begun(&self) -> u64 {
         self.lock().begun
     }
 
-    /// Whether one of the first `begun` is under way.
+    /// Whether one of the first `begun` creations is under way.
     pub(crate) fn is_under_way(&self, begun: u64) -> bool {
         self.lock().under_way.first().is_some_and(|oldest| *oldest <= begun)
     }

@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use wire::meta::{Content, MapPiece};
 
-/// Most pieces remembered per file, about 25 MB of them; more are asked for again.
+/// Most pieces remembered per file, about 25 MB of them. Further ones are asked for again.
 const PIECES_MAX: usize = 262_144;
-/// What a piece takes in memory, about.
+/// Memory for a piece, roughly.
 const PIECE_BYTES: u64 = 128;
-/// Changes remembered for answers that were asked for before them.
+/// Changes remembered for answers to earlier requests.
 const CHANGES_MAX: usize = 64;
 /// Most bytes of inline content remembered per file.
 const INLINE_BYTES_MAX: usize = 16 << 20;
@@ -22,30 +22,30 @@ pub(crate) struct MapCache {
     pieces: BTreeMap<u64, MapPiece>,
     /// Bytes of inline content among them.
     inline_bytes: usize,
-    /// Counts changes, so that an answer that was asked for before a change is not taken for current.
+    /// Counts changes, so that an answer to a request from before a change does not count as current.
     generation: u64,
-    /// What the last changes touched, newest last.
+    /// The ranges of the last changes, newest last.
     changes: VecDeque<Range<u64>>,
 }
 
 impl MapCache {
-    /// Whether everything about `[from, to)` is known.
+    /// Whether the map of `[from, to)` is known.
     #[cfg(test)]
     fn covers(&self, from: u64, to: u64) -> bool {
         to <= self.known_end(from)
     }
 
-    /// Up to where the map is known from `off` on; `off` itself if it is not.
+    /// The end of the known range that contains `off`, or `off` itself.
     pub(crate) fn known_end(&self, off: u64) -> u64 {
         self.known.range(..=off).next_back().map_or(off, |(_, end)| off.max(*end))
     }
 
-    /// Whether the map is known up to `off`, but not there: a reader in sequence will ask for what follows.
+    /// Whether the map is known up to `off`, but not there: a sequential reader will ask for the rest.
     pub(crate) fn ends_at(&self, off: u64) -> bool {
         self.known.range(..off).next_back().is_some_and(|(_, end)| *end == off)
     }
 
-    /// Memory that is taken, about.
+    /// Memory in use, roughly.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.pieces.len() as u64 * PIECE_BYTES + self.inline_bytes as u64
     }
@@ -55,17 +55,17 @@ impl MapCache {
         self.pieces.len()
     }
 
-    /// To be given to [`MapCache::learn`] with the answer.
+    /// The present generation, to be passed to [`MapCache::learn`] with the answer.
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Refuses answers that are on their way.
+    /// Makes answers that are on their way count as old.
     pub(crate) fn outdate(&mut self) {
         self.changed(0, u64::MAX);
     }
 
-    /// Takes an answer that is complete for `[from, to)`, up to the first change made since it was asked for.
+    /// Learns from an answer that is complete for `[from, to)`, up to the first change made since the request.
     pub(crate) fn learn(&mut self, generation: u64, from: u64, to: u64, pieces: Vec<MapPiece>) {
         let since = (self.generation - generation) as usize;
         if since > self.changes.len() {
@@ -84,13 +84,13 @@ impl MapCache {
         self.know(from, to);
     }
 
-    /// A file known to be without any piece.
+    /// Learns that the file has no piece.
     pub(crate) fn learn_empty(&mut self) {
         self.forget();
         self.known.insert(0, u64::MAX);
     }
 
-    /// Puts a committed piece in place of what was there.
+    /// Puts a committed piece in place of the old content of its range.
     pub(crate) fn replace(&mut self, piece: &MapPiece) {
         self.remove(piece.off, piece.end());
         if self.pieces.len() >= PIECES_MAX || self.inline_bytes >= INLINE_BYTES_MAX {
@@ -100,7 +100,7 @@ impl MapCache {
         self.insert(piece.clone());
     }
 
-    /// `[from, to)` is a hole now.
+    /// Makes `[from, to)` a hole.
     pub(crate) fn remove(&mut self, from: u64, to: u64) {
         self.changed(from, to);
         self.cut(from, to);
@@ -131,7 +131,7 @@ impl MapCache {
         }
     }
 
-    /// Takes pieces out of a range; what reaches beyond it stays.
+    /// Removes pieces from a range; parts outside the range stay.
     fn cut(&mut self, from: u64, to: u64) {
         let first = self.pieces.range(..from).next_back().map_or(from, |(off, _)| *off);
         let touched: Vec<u64> = self.pieces.range(first..to).map(|(off, _)| *off).collect();
@@ -144,7 +144,7 @@ impl MapCache {
         }
     }
 
-    /// Everything in `[from, to)` is known now.
+    /// Marks `[from, to)` as known.
     fn know(&mut self, from: u64, to: u64) {
         let (mut from, mut to) = (from, to);
         while let Some((&start, &end)) = self.known.range(..=to).next_back() {
@@ -157,7 +157,7 @@ impl MapCache {
         self.known.insert(from, to);
     }
 
-    /// The pieces that reach into `[from, to)`, as far as they are known.
+    /// The known pieces that reach into `[from, to)`, uncut.
     pub(crate) fn whole_pieces(&self, from: u64, to: u64) -> Vec<MapPiece> {
         let first = self.pieces.range(..from).next_back().map_or(from, |(off, _)| *off);
         self.pieces
@@ -167,7 +167,7 @@ impl MapCache {
             .collect()
     }
 
-    /// The pieces in `[from, to)`, cut to it.
+    /// The pieces in `[from, to)`, cut to that range.
     pub(crate) fn pieces(&self, from: u64, to: u64) -> Vec<MapPiece> {
         let first = self.pieces.range(..from).next_back().map_or(from, |(off, _)| *off);
         self.pieces.range(first..to).filter_map(|(_, piece)| piece.clip(from, to)).collect()
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn commits_and_holes_cut_what_was_there() {
+    fn commits_and_holes_cut_older_pieces() {
         let mut cache = MapCache::default();
         cache.learn_empty();
         cache.replace(&piece(0, "aaaaaaaa"));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_committed_piece_is_known_wherever_it_is() {
+    fn a_committed_piece_is_known_inside_and_outside_known_ranges() {
         for (off, known, expected) in [
             (7, vec![(7, 20)], ".......bbbbaaaaaaaaa....."),
             (10, vec![(10, 20)], "..........bbbbaaaaaa....."),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_answer_from_before_a_change_only_what_lies_before_it_counts() {
+    fn an_outdated_answer_counts_only_up_to_the_first_change() {
         let mut cache = MapCache::default();
         let generation = cache.generation();
         cache.remove(10, 20);
@@ -261,7 +261,7 @@ mod tests {
     enum Step {
         Commit(u64, u64),
         Hole(u64, u64),
-        /// Asks for a range, after which so many of the following steps happen before the answer comes.
+        /// Asks for a range; the answer comes after this many further steps.
         Ask(u64, u64, usize),
         Forget,
     }
@@ -277,9 +277,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is known is what the owner has.
+        /// The known ranges equal those of the owner.
         #[test]
-        fn what_is_known_is_true(steps in proptest::collection::vec(step(), 0..60)) {
+        fn known_ranges_match_the_owner(steps in proptest::collection::vec(step(), 0..60)) {
             let mut owner: Vec<u8> = vec![0; 80];
             let mut cache = MapCache::default();
             let mut answers: Vec<(usize, u64, u64, u64, Vec<MapPiece>)> = Vec::new();

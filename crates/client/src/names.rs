@@ -12,7 +12,7 @@ use wire::meta::{
 use crate::node::{Node, Remapping};
 use crate::{Client, NameTerm, owned};
 
-/// Pieces of a file's map that are remembered while nobody has it open.
+/// Pieces of a file's map that are kept while the file is not open.
 const MAP_KEPT_MAX: usize = 1024;
 
 const ACL_PREFIX: &[u8] = b"system.posix_acl_";
@@ -22,23 +22,23 @@ const ACL_PREFIX: &[u8] = b"system.posix_acl_";
 pub struct DirPage {
     /// Entries in order.
     pub entries: Vec<DirEntry>,
-    /// The directory that this one is in.
+    /// The parent of this directory.
     pub parent: Ino,
-    /// There are no entries after these.
+    /// Whether no entries follow.
     pub end: bool,
     /// How long the names may be kept.
     pub term: NameTerm,
 }
 
 fn unexpected<T>(reply: &MetaReply) -> Result<T, FsError> {
-    tracing::error!(?reply, "owner gave an answer to another question");
+    tracing::error!(?reply, "owner answered with a reply of the wrong kind");
     Err(FsError::Io)
 }
 
 impl Client {
-    /// Notes what the owner said about an inode and pins it. Returns its attributes as seen from here.
+    /// Notes the owner's answer about an inode and pins it. Returns its attributes as seen from here.
     ///
-    /// `asked` is what [`Client::asking`] said before the question was sent.
+    /// `asked` is the value of [`Client::asking`] from before the request was sent.
     pub(crate) fn note(&self, attr: Attr, lease: Option<LeaseGrant>, pins: u64, asked: u64) -> Attr {
         let node = self.inner.nodes.get(attr.ino);
         let mut state = node.lock();
@@ -65,12 +65,12 @@ impl Client {
         self.inner.given_up.lock().expect("no holder of this lock panics").covers(lease)
     }
 
-    /// To be called before a question is sent: an answer that a change overtakes is told by it.
+    /// Call this before sending a request: the value tells whether a change overtook the answer.
     pub(crate) fn asking(&self) -> u64 {
         self.inner.changes.load(Ordering::Acquire)
     }
 
-    /// The answer to a change of the inode has come: older answers do not count any more.
+    /// Notes that the answer to a change of the inode has come: answers to earlier requests do not count any more.
     fn overtake(&self, ino: Ino) {
         let now = self.inner.env.clock.boot_ns();
         let change = self.inner.changes.fetch_add(1, Ordering::AcqRel) + 1;
@@ -85,7 +85,7 @@ impl Client {
         }
     }
 
-    /// Drops `count` references that lookups and creations gave.
+    /// Drops `count` references from lookups and creations.
     pub fn forget(&self, ino: Ino, count: u64) {
         let Some(node) = self.inner.nodes.find(ino) else { return };
         {
@@ -96,7 +96,7 @@ impl Client {
         self.drop_if_idle(ino);
     }
 
-    /// Whether references that lookups and creations gave are left.
+    /// Whether references from lookups and creations are left.
     pub fn is_pinned(&self, ino: Ino) -> bool {
         self.inner.nodes.find(ino).is_some_and(|node| node.lock().pins > 0)
     }
@@ -107,19 +107,19 @@ impl Client {
             self.overtake(ino);
         }
         let Some(lease) = dropped.lease else { return };
-        // Before it is given back: a late answer must not make it look held.
+        // Before the lease is given back: a late answer must not make it look held.
         if dropped.awaits_answers {
             self.void(lease);
         }
         self.inner.to_release.lock().expect("no holder of this lock panics").push(lease);
     }
 
-    /// Finds a name and pins what it refers to.
+    /// Finds a name and pins its inode.
     pub async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
         self.find(parent, name).await?.0.ok_or(FsError::NotFound)
     }
 
-    /// As [`Client::lookup`], for a cache above: with how long it may keep the name, or that there is none.
+    /// As [`Client::lookup`], for a cache above: also returns how long it may keep the name, or its absence.
     pub async fn find(&self, parent: Ino, name: &[u8]) -> Result<(Option<Attr>, NameTerm), FsError> {
         let (asked, term) = (self.asking(), self.asking_names(parent));
         match self.call(MetaRequest::Lookup { parent, name: owned(name) }).await? {
@@ -131,12 +131,12 @@ impl Client {
         }
     }
 
-    /// Attributes from here, without a message, if a lease vouches for them.
+    /// Attributes without a request to the owner, if a lease covers them.
     pub fn cached_attr(&self, ino: Ino) -> Option<Attr> {
         self.inner.nodes.find(ino)?.lock().attr()
     }
 
-    /// Attributes.
+    /// Attributes of an inode.
     pub async fn getattr(&self, ino: Ino) -> Result<Attr, FsError> {
         if let Some(attr) = self.cached_attr(ino) {
             return Ok(attr);
@@ -153,7 +153,7 @@ impl Client {
         self.make_named(make).await.map(|(attr, _)| attr)
     }
 
-    /// As [`Client::make`], for a cache above: with how long it may keep the name.
+    /// As [`Client::make`], for a cache above: also returns how long it may keep the name.
     pub async fn make_named(&self, make: MakeNode) -> Result<(Attr, NameTerm), FsError> {
         let (parent, opened) = (make.parent, make.open != OpenIntent::None);
         let _under_way = opened.then(|| self.inner.makes.begin());
@@ -168,7 +168,7 @@ impl Client {
                     let mut state = node.lock();
                     state.opens += 1;
                     state.registered = true;
-                    // Others here may have found and written it before this answer came.
+                    // Others here may have found the file and written to it before this answer came.
                     if state.lease.is_some() && attr.data_ver == made.data_ver {
                         state.map.learn_empty();
                     }
@@ -179,7 +179,7 @@ impl Client {
         }
     }
 
-    /// A page of entries; pins none of them.
+    /// A page of entries. Pins none of them.
     pub async fn readdir(
         &self,
         ino: Ino,
@@ -195,9 +195,9 @@ impl Client {
         }
     }
 
-    /// Pins an entry of a page that was handed on, and returns its attributes as seen from here.
+    /// Pins an entry of a page and returns its attributes as seen from here.
     pub fn pin_entry(&self, entry: &DirEntry) -> Attr {
-        // The page may be any time old.
+        // The age of the page is unknown.
         self.note(entry.attr, entry.lease, 1, 0)
     }
 
@@ -241,8 +241,8 @@ impl Client {
         self.remove(parent, MetaRequest::Rmdir { parent, name: owned(name) }).await
     }
 
-    /// Makes durable what was written to a file that is about to take another's place: after a crash there must
-    /// be the old content or the new, not an empty file.
+    /// Makes data of a file durable before it takes the place of another: after a crash there must be the old content
+    /// or the new, not an empty file.
     async fn flush_before_rename(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
         if self.inner.dirty_bytes.load(Ordering::Relaxed) == 0 {
             return Ok(());
@@ -255,7 +255,7 @@ impl Client {
         };
         match self.inner.nodes.find(attr.ino) {
             Some(node) if node.lock().has_dirty() => match self.flush(&node).await {
-                // It has lost this name meanwhile, and every other: whatever is there now is moved.
+                // The file has lost all its names in the meantime. The rename moves the file that has this name now.
                 Err(FsError::Stale) => Ok(()),
                 flushed => flushed,
             },
@@ -263,7 +263,7 @@ impl Client {
         }
     }
 
-    /// Moves a name. What was written to the file is durable before its new name is.
+    /// Moves a name. Data written to the file is durable before its new name is.
     pub async fn rename(
         &self,
         from: (Ino, &[u8]),
@@ -304,13 +304,13 @@ impl Client {
         self.link_named(ino, parent, name).await.map(|(attr, _)| attr)
     }
 
-    /// As [`Client::link`], for a cache above: with how long it may keep the name.
+    /// As [`Client::link`], for a cache above: also returns how long it may keep the name.
     pub async fn link_named(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<(Attr, NameTerm), FsError> {
         let term = self.asking_names(parent);
         match self.call(MetaRequest::Link { ino, parent, name: owned(name) }).await? {
             MetaReply::Entry { attr, keep, .. } => {
                 self.changed(parent);
-                // The inode may be forgotten here before an older answer about it comes.
+                // The inode may be forgotten here before the answer to an older request comes.
                 self.overtake(ino);
                 Ok((self.note(attr, None, 1, self.asking()), NameTerm { keep, ..term }))
             }
@@ -318,8 +318,8 @@ impl Client {
         }
     }
 
-    /// Changes attributes. Of a file that is being written here they become durable with what was written; else
-    /// at once, dirty data first, so that its times do not override the new ones.
+    /// Changes attributes. For a file that is being written here they become durable with its data. Otherwise they are
+    /// durable on return; dirty data goes first, so that its times do not override the new ones.
     pub async fn setattr(&self, ino: Ino, set: SetAttr) -> Result<Attr, FsError> {
         let node = self.inner.nodes.get(ino);
         if set.size.is_some() {
@@ -342,7 +342,7 @@ impl Client {
         self.learned(ino, reply?, asked)
     }
 
-    /// Protects an inode, or does so no more. What was written before is durable then.
+    /// Sets or clears the protection of an inode. Earlier writes are durable on return.
     pub async fn set_guard(&self, ino: Ino, guard: Guard) -> Result<Attr, FsError> {
         let node = self.inner.nodes.get(ino);
         let _flush = node.flush.lock().await;
@@ -352,7 +352,7 @@ impl Client {
         self.learned(ino, reply, asked)
     }
 
-    /// Takes a change of attributes under the exclusive lease, if it may wait for the next commit.
+    /// Holds a change of attributes under the exclusive lease, if it may wait for the next commit.
     fn hold(&self, node: &Node, set: &SetAttr) -> Option<Attr> {
         let mut state = node.lock();
         if !state.hold(set, self.inner.env.clock.wall_ns()) {
@@ -365,7 +365,7 @@ impl Client {
         state.attr()
     }
 
-    /// Makes held changes of attributes known to the owner before an ACL is read or changed: it and the mode
+    /// Sends held changes of attributes to the owner before an ACL is read or changed, because the ACL and the mode
     /// depend on each other.
     async fn settle_mode(&self, ino: Ino, xattr: &[u8]) -> Result<(), FsError> {
         if !xattr.starts_with(ACL_PREFIX) {
@@ -377,7 +377,7 @@ impl Client {
         }
     }
 
-    /// Takes the attributes in an answer to a question asked at `asked`.
+    /// Notes the attributes in the answer to a request that was sent at `asked`.
     pub(crate) fn learned(&self, ino: Ino, reply: MetaReply, asked: u64) -> Result<Attr, FsError> {
         match reply {
             MetaReply::Attr(attr) if attr.ino == ino => Ok(self.note(attr, None, 0, asked)),
@@ -425,7 +425,7 @@ impl Client {
         self.learned(ino, reply, asked).map(|_| ())
     }
 
-    /// Opens an inode. The first open of a file here is one message, further ones are none.
+    /// Opens an inode. The first open of a file here takes one message, further ones none.
     pub async fn open_file(&self, ino: Ino, intent: OpenIntent) -> Result<Attr, FsError> {
         let node = self.inner.nodes.get(ino);
         let _gate = node.gate.lock().await;
@@ -457,7 +457,8 @@ impl Client {
                 let dropped = state.dirty.bytes();
                 state.dirty.truncate(0);
                 state.dirty_since_ns = None;
-                // Not taken for empty: others may have written since, if the lease was given back meanwhile.
+                // The file may not be empty: if the lease was given back in the meantime, others may have written to
+                // it.
                 state.map.forget();
                 state.learn(attr);
                 self.dirty_gone(dropped);
@@ -466,7 +467,7 @@ impl Client {
         Ok(self.note(attr, lease, 0, asked))
     }
 
-    /// Closes a handle. After the last one, what is dirty is made durable in the background.
+    /// Closes a handle. After the last one, dirty data is made durable in the background.
     pub fn close_file(&self, ino: Ino) {
         let Some(node) = self.inner.nodes.find(ino) else { return };
         let last = {

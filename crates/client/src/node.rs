@@ -1,4 +1,4 @@
-//! What a client knows and owes about one inode.
+//! The state of one inode in a client.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,7 +14,7 @@ use crate::map_cache::MapCache;
 pub(crate) struct Node {
     pub(crate) ino: Ino,
     state: Mutex<NodeState>,
-    /// Held by whoever makes data durable or changes the size: one at a time.
+    /// Held while data is made durable or the size changes.
     pub(crate) flush: tokio::sync::Mutex<()>,
     /// Held while the owner is told of the first open or the last close.
     pub(crate) gate: tokio::sync::Mutex<()>,
@@ -26,12 +26,12 @@ pub(crate) struct AttrChanges {
     pub(crate) set: SetAttr,
     /// When the last change was made (wall clock).
     changed_ns: i64,
-    /// Counts changes: what was committed is over only if nothing changed meanwhile.
+    /// Counts changes: a commit settles the changes only if none was added in the meantime.
     pub(crate) version: u64,
 }
 
 impl AttrChanges {
-    /// What the owner is told: the changes and when they were made.
+    /// The request to the owner: the changes and when they were made.
     pub(crate) fn request(&self) -> SetAttr {
         let is_empty = self.set.is_empty();
         SetAttr { ctime_ns: (!is_empty).then_some(self.changed_ns), ..self.set.clone() }
@@ -40,15 +40,15 @@ impl AttrChanges {
 
 #[derive(Debug, Default)]
 pub(crate) struct NodeState {
-    /// As the owner last told; valid while there is a lease.
+    /// As the owner last reported; valid while there is a lease.
     attr: Option<Attr>,
     pub(crate) lease: Option<LeaseGrant>,
-    /// Answers that carried it.
+    /// Answers that carried the lease.
     answers: u64,
     /// The attributes changed since they were first learned.
     was_changed: bool,
     pub(crate) dirty: Dirty,
-    /// Taken from `dirty`, on the way to drives; older than what is in `dirty`.
+    /// Data taken from `dirty`, on its way to drives; older than `dirty`.
     pub(crate) flushing: Flushing,
     /// When the oldest byte in `dirty` was written (boot clock).
     pub(crate) dirty_since_ns: Option<u64>,
@@ -63,12 +63,12 @@ pub(crate) struct NodeState {
     pub(crate) makes_before: u64,
     /// References by the protocol above: FUSE lookups.
     pub(crate) pins: u64,
-    /// A flush that failed; told to the next fsync or close.
+    /// The error of a failed flush, for the next fsync or close.
     pub(crate) error: Option<FsError>,
     pub(crate) flush_scheduled: bool,
-    /// The lease is about to be given up: nothing may begin under it.
+    /// The lease is about to be given up: no operation may begin under it.
     pub(crate) yielding: bool,
-    /// Caches above were told to forget the attributes, and may not keep them again under this lease.
+    /// Caches above were invalidated and may not keep the attributes again under this lease.
     pub(crate) recalled: bool,
     /// The owner may have changed size and map already, and has not answered: see [`Remapping`].
     remapping: bool,
@@ -79,7 +79,7 @@ pub(crate) struct NodeState {
 }
 
 impl NodeState {
-    /// Attributes with what is dirty here laid over them.
+    /// Attributes, with the effects of dirty data and held changes.
     pub(crate) fn attr(&self) -> Option<Attr> {
         let mut attr = self.attr?;
         if self.lease.is_none() && !self.is_gone(attr) {
@@ -115,8 +115,8 @@ impl NodeState {
         }
     }
 
-    /// As [`NodeState::learn`], for an answer that an own change may have overtaken: it may be newer than what is
-    /// known, and is no replacement for what was forgotten because of that change.
+    /// As [`NodeState::learn`], for an answer that a change from here may have overtaken. It may be newer than the
+    /// known attributes, but it does not replace attributes that were forgotten because of that change.
     pub(crate) fn learn_overtaken(&mut self, attr: Attr) {
         if self.attr.is_some() {
             self.learn(attr);
@@ -136,7 +136,7 @@ impl NodeState {
             held => {
                 self.answers = 1;
                 if held.is_none() {
-                    // Nobody vouched for what was learned since the last one.
+                    // No lease covered the time since the last one.
                     self.map.forget();
                 }
             }
@@ -157,18 +157,18 @@ impl NodeState {
         }
     }
 
-    /// Without a name and not open here, the owner may know it no more. While it is open, others who have it
-    /// open may change it.
+    /// An inode without a name that is not open here may be unknown to the owner. While it is open, other clients that
+    /// have it open may change it.
     fn is_gone(&self, attr: Attr) -> bool {
         attr.nlink == 0 && !self.registered
     }
 
-    /// Whether the file may go with its last handle here: it has no name any more.
+    /// Whether the file may be removed with its last handle here: it has no name any more.
     pub(crate) fn may_be_gone(&self) -> bool {
         self.opens == 0 && self.is_behind() && self.attr.is_some_and(|attr| attr.nlink == 0)
     }
 
-    /// Drops what was written to a file that is gone, unless it is open again. Returns how many bytes.
+    /// Drops dirty data of a file that is gone, unless it is open again. Returns the number of bytes.
     pub(crate) fn discard_dirty(&mut self) -> u64 {
         let bytes = self.dirty.bytes();
         if self.opens > 0 {
@@ -185,13 +185,13 @@ impl NodeState {
         self.dirty.bytes() + self.flushing.bytes() > 0
     }
 
-    /// Whether the owner does not know everything yet.
+    /// Whether the owner has yet to learn of a write or change.
     pub(crate) fn is_behind(&self) -> bool {
         self.has_dirty() || !self.held.set.is_empty()
     }
 
-    /// Takes a change of attributes of a file that is being written, to be committed with what was written.
-    /// Returns whether it did: otherwise the owner has to make the change.
+    /// Holds a change of attributes of a file that is being written, to be committed with its data. Returns `false` if
+    /// the owner has to make the change.
     pub(crate) fn hold(&mut self, set: &SetAttr, now_ns: i64) -> bool {
         let in_use = self.opens > 0 || self.has_dirty();
         let may_change =
@@ -208,7 +208,7 @@ impl NodeState {
         true
     }
 
-    /// A write after a change of the modification time makes that void.
+    /// Notes a write. It overrides an earlier change of the modification time.
     pub(crate) fn wrote(&mut self, now_ns: i64) {
         self.written_ns = now_ns;
         if self.held.set.mtime_ns.take().is_some() {
@@ -223,7 +223,7 @@ impl NodeState {
         }
     }
 
-    /// The owner took the lease away: what was written under it is lost. Returns how many bytes.
+    /// The owner took the lease away: data written under it is lost. Returns the number of bytes.
     pub(crate) fn lose_lease(&mut self) -> u64 {
         let bytes = self.dirty.bytes();
         self.lease = None;
@@ -248,7 +248,7 @@ impl NodeState {
         !self.yielding && self.lease.is_some_and(|lease| lease.kind >= kind)
     }
 
-    /// Whether what is changed here may wait here until it is committed.
+    /// Whether changes may stay here until they are committed.
     pub(crate) fn may_write(&self) -> bool {
         self.holds(LeaseKind::Exclusive) && !self.remapping
     }
@@ -258,10 +258,9 @@ impl NodeState {
     }
 }
 
-/// While the owner changes size and map of a file in one step, a map that is asked for may be from after the step,
-/// and the size here is from before: nobody asks for a map then. Nor is anything written here: it would be seen
-/// over what was before the step, and a crash could leave the step without it. Belongs to the holder of the flush
-/// lock.
+/// Held while the owner changes size and map of a file in one step. A map that is requested meanwhile may be from after
+/// the step, and the size here is from before it, so no map is requested. Nor are writes taken: they would lie over the
+/// state before the step, and a crash could leave the step without them. Belongs to the holder of the flush lock.
 pub(crate) struct Remapping<'a>(&'a Node);
 
 impl<'a> Remapping<'a> {
@@ -291,7 +290,7 @@ impl Node {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    /// Everything in `[from, to)` that is not durable yet, older bytes first.
+    /// All data in `[from, to)` that is not durable yet, older bytes first.
     pub(crate) fn above(state: &NodeState, from: u64, to: u64) -> Vec<(u64, Bytes)> {
         state.flushing.slices(from, to).chain(state.dirty.copies(from, to)).collect()
     }
@@ -301,13 +300,13 @@ impl Node {
     }
 }
 
-/// What was known of an inode that was forgotten, as far as late answers depend on it.
+/// The state of a forgotten inode that late answers depend on.
 pub(crate) struct Dropped {
-    /// To be given back.
+    /// The lease to give back.
     pub(crate) lease: Option<LeaseGrant>,
-    /// An answer that carries the grant as it is here, or as it was, may still come.
+    /// An answer that carries this grant, in its present or an earlier state, may still come.
     pub(crate) awaits_answers: bool,
-    /// Late answers may be older than what was known here.
+    /// Late answers may be older than the forgotten state.
     pub(crate) was_changed: bool,
 }
 
@@ -370,7 +369,7 @@ impl NodeTable {
         self.shards.iter().map(of_shard).sum()
     }
 
-    /// Inodes that `wanted` picks.
+    /// Inodes that match `wanted`, by number.
     pub(crate) fn select(&self, wanted: impl Fn(&NodeState) -> bool) -> Vec<Arc<Node>> {
         let mut found = Vec::new();
         for shard in &self.shards {
@@ -388,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_learned_without_a_lease_is_not_known_under_the_next() {
+    fn a_new_lease_forgets_a_map_learned_without_one() {
         let grant =
             |id| LeaseGrant { ino: Ino(3), id: base::LeaseId(id), kind: LeaseKind::Exclusive, seq: 1 };
         let mut state = NodeState::default();
@@ -397,6 +396,6 @@ mod tests {
         assert_eq!(state.map.known_end(0), 0);
         state.map.learn_empty();
         state.learn_lease(Some(LeaseGrant { seq: 2, ..grant(1) }));
-        assert_eq!(state.map.known_end(0), u64::MAX, "it was vouched for all the time");
+        assert_eq!(state.map.known_end(0), u64::MAX, "the lease covered it all the time");
     }
 }

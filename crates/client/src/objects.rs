@@ -1,8 +1,8 @@
 //! Objects: files and directories below a bucket, named by whole keys.
 //!
-//! Every call is one batch of the owner, so what it checks and what it changes are of one moment. Other clients'
-//! leases are recalled and names forgotten as for any change; what a program above *this* client caches on its own
-//! account (a kernel) is not told: a process that mounts a filesystem and serves its objects needs a client for each.
+//! Every call is one batch of the owner, so its checks and its changes are of one moment. Leases of other clients are
+//! recalled and their names forgotten, as for any change. Caches above *this* client (those of a kernel) are not told:
+//! a process that mounts a filesystem and serves its objects needs a client for each.
 
 use std::sync::atomic::Ordering;
 
@@ -20,38 +20,38 @@ use wire::object::{
 use crate::Client;
 use crate::ranges::CLONE_BYTES;
 
-/// How often an object is opened again that was replaced meanwhile.
+/// How often opening an object is tried again if the object was replaced in between.
 const OPEN_ATTEMPTS: u32 = 16;
-/// How often an object is copied again that was changed meanwhile.
+/// How often a copy is tried again if the source changed in between.
 const COPY_ATTEMPTS: u32 = 16;
 
 /// How a new object is stored.
 #[derive(Debug, Clone)]
 pub struct PutOptions {
-    /// What is stored with it.
+    /// Metadata that is stored with it.
     pub meta: ObjectMeta,
-    /// What must hold of the object that is there.
+    /// Conditions on the existing object.
     pub conditions: Conditions,
-    /// Who asks.
+    /// The caller, for checks of permissions.
     pub caller: Caller,
 }
 
-/// What is copied, and to where.
+/// Source, destination and options of a copy.
 #[derive(Debug, Clone)]
 pub struct CopyObject {
     /// The source.
     pub from: ObjectName,
-    /// What must hold of it.
+    /// Conditions on the source.
     pub from_conditions: Conditions,
     /// The new object.
     pub to: ObjectName,
-    /// What must hold of the object that is there.
+    /// Conditions on the object that the copy replaces.
     pub conditions: Conditions,
-    /// Headers and user metadata of the copy; `None`: the source's. All else of it is the source's anyway.
+    /// Headers and user metadata of the copy; `None`: those of the source. All other metadata is that of the source.
     pub meta: Option<ObjectMeta>,
     /// Tags of the copy; `None`: the source's.
     pub tags: Option<Vec<(String, String)>>,
-    /// Who asks.
+    /// The caller, for checks of permissions.
     pub caller: Caller,
 }
 
@@ -68,9 +68,9 @@ pub struct CompleteUpload {
     pub etag: Option<String>,
     /// Checksum of the object.
     pub checksum: Option<Checksum>,
-    /// What must hold of the object that is there.
+    /// Conditions on the existing object.
     pub conditions: Conditions,
-    /// Who asks.
+    /// The caller, for checks of permissions.
     pub caller: Caller,
 }
 
@@ -79,22 +79,22 @@ pub struct CompleteUpload {
 pub struct PutPart {
     /// The upload.
     pub upload: UploadRef,
-    /// 1 to 10,000; a part that has this number is replaced.
+    /// 1 to 10,000. A part with the same number is replaced.
     pub number: u16,
     /// Without quotes.
     pub etag: String,
-    /// If one was given.
+    /// If the caller gave one.
     pub checksum: Option<Checksum>,
-    /// Who asks.
+    /// The caller, for checks of permissions.
     pub caller: Caller,
 }
 
 fn unexpected<T>(reply: &ObjectReply) -> Result<T, ObjectError> {
-    tracing::error!(?reply, "owner gave an answer to another question");
+    tracing::error!(?reply, "owner answered with a reply of the wrong kind");
     Err(ObjectError::Fs(FsError::Io))
 }
 
-/// The bytes of a directory object, which are kept with the directory.
+/// The body of a directory object as inline pieces, which are stored with the directory.
 fn inline_body(body: &Bytes) -> ObjectBody {
     let cuts = (0..body.len()).step_by(INLINE_BYTES_MAX);
     let pieces = cuts.map(|at| {
@@ -116,8 +116,8 @@ impl Client {
         }
     }
 
-    /// Makes a file without a name to write an object's bytes to, with [`Client::write`]. It goes with this session,
-    /// or when it is discarded, unless it becomes an object or a part.
+    /// Makes a file without a name, to which the bytes of an object are written with [`Client::write`]. The file is
+    /// removed when it is discarded or the session ends, unless it becomes an object or a part.
     pub async fn stage(&self) -> Result<Ino, ObjectError> {
         let asked = self.asking();
         match self.object(ObjectRequest::Stage).await? {
@@ -134,14 +134,14 @@ impl Client {
         }
     }
 
-    /// Drops a staged file, or the handle on one that became an object or a part. What was written to it and is not
-    /// durable is dropped with it.
+    /// Drops a staged file, or the handle on one that became an object or a part. Bytes that are not durable yet are
+    /// dropped.
     pub fn discard(&self, staged: Ino) {
         self.close_file(staged);
     }
 
-    /// Makes a staged file durable and gives it a name, in place of whatever object has that. Also ends the handle
-    /// on it, if it succeeds.
+    /// Makes a staged file durable and gives it a name, replacing any object of that name. On success it also ends the
+    /// handle on the file.
     pub async fn put_object(
         &self,
         name: ObjectName,
@@ -156,8 +156,8 @@ impl Client {
         Ok(info)
     }
 
-    /// Stores an object whose bytes are in memory: with few bytes one batch in all and nothing else, with more
-    /// their extents first. What was begun is finished even if nobody waits for it any more.
+    /// Stores an object from memory. Few bytes take one batch and nothing else; for more bytes, their extents are
+    /// written first. The work is finished even if the caller stops waiting.
     pub async fn put_object_bytes(
         &self,
         name: ObjectName,
@@ -186,7 +186,7 @@ impl Client {
         if body.len() <= INLINE_BYTES_MAX {
             return self.write_and_ask(body, request).await;
         }
-        // Extents that no request names stay until the session ends: whoever gives up waiting must not leave them.
+        // Extents that no request names stay until the session ends, so a caller that stops waiting must not leave any.
         let client = self.clone();
         let work = self.inner.runtime.spawn(async move { client.write_and_ask(body, request).await });
         work.await.unwrap_or(Err(ObjectError::Fs(FsError::Unavailable)))
@@ -221,9 +221,9 @@ impl Client {
         info
     }
 
-    /// Opens an object for reading with [`Client::read`]: what it is now can be read until [`Client::close_file`] is
-    /// called with `info.attr.ino`, even if it is replaced or deleted. A directory object is not opened; its bytes
-    /// are in the answer.
+    /// Opens an object for reading with [`Client::read`]. Its present content stays readable until
+    /// [`Client::close_file`] is called with `info.attr.ino`, even if it is replaced or deleted. A directory object is
+    /// not opened; its bytes are in the answer.
     pub async fn get_object(
         &self,
         name: ObjectName,
@@ -233,8 +233,8 @@ impl Client {
         self.open_object(ObjectRequest::Get { name, conditions, caller }).await
     }
 
-    /// As [`Client::get_object`], but small files are not opened either: if there is `info.pieces`, they are read with
-    /// [`Client::read_small`].
+    /// As [`Client::get_object`], but small files are not opened either: if `info.pieces` is set,
+    /// [`Client::read_small`] reads them.
     pub async fn read_object(
         &self,
         name: ObjectName,
@@ -258,7 +258,7 @@ impl Client {
         Err(ObjectError::Fs(FsError::Unavailable))
     }
 
-    /// Notes that the owner opened a file for this session. Returns whether it did for sure.
+    /// Notes that the owner opened a file for this session. Returns whether it is open for sure.
     async fn opened(
         &self,
         info: &ObjectInfo,
@@ -269,7 +269,7 @@ impl Client {
         let sure = {
             let node = self.inner.nodes.get(ino);
             let mut state = node.lock();
-            // The end of an earlier handle may have crossed with this open, and have ended it.
+            // A close of an earlier handle may have crossed with this open and undone it.
             let sure = round.is_multiple_of(2) && round == self.inner.close_rounds.load(Ordering::SeqCst);
             if sure {
                 state.opens += 1;
@@ -293,7 +293,7 @@ impl Client {
         }
     }
 
-    /// What an object is.
+    /// Attributes and metadata of an object.
     pub async fn head_object(
         &self,
         name: ObjectName,
@@ -303,7 +303,7 @@ impl Client {
         self.info(ObjectRequest::Head { name, conditions, caller }).await
     }
 
-    /// Deletes an object, and the parents above it that only existed because of it.
+    /// Deletes an object, and the parents above it that existed only because of it.
     pub async fn delete_object(
         &self,
         name: ObjectName,
@@ -314,7 +314,7 @@ impl Client {
         results.pop().unwrap_or(Err(ObjectError::Fs(FsError::Io)))
     }
 
-    /// Deletes at most 1,000 objects in one batch. One result each, in order.
+    /// Deletes at most 1,000 objects in one batch. Returns one result for each, in order.
     pub async fn delete_objects(
         &self,
         keys: Vec<(ObjectName, Conditions)>,
@@ -330,7 +330,7 @@ impl Client {
         }
     }
 
-    /// A page of keys in byte order.
+    /// Lists a page of keys in byte order.
     pub async fn list_objects(&self, query: ListQuery, caller: Caller) -> Result<ObjectPage, ObjectError> {
         match self.object(ObjectRequest::List { query, caller }).await? {
             ObjectReply::Listed(page) => Ok(page),
@@ -338,7 +338,7 @@ impl Client {
         }
     }
 
-    /// Gives an object other tags.
+    /// Replaces the tags of an object.
     pub async fn set_object_tags(
         &self,
         name: ObjectName,
@@ -388,7 +388,7 @@ impl Client {
                 Err(error) => return Err(error.into()),
             }
         }
-        // What tells of the bytes is that of the bytes that were shared.
+        // ETag and checksum describe the bytes, so the copy has those of the source.
         let meta = copy.meta.clone().map(|new| ObjectMeta {
             headers: new.headers,
             user: new.user,
@@ -408,7 +408,7 @@ impl Client {
         self.info(request).await
     }
 
-    /// Copies from or to a directory object, whose bytes are few.
+    /// Copies from or to a directory object, which has few bytes.
     async fn copy_small(&self, source: ObjectInfo, copy: CopyObject) -> Result<ObjectInfo, ObjectError> {
         let body = if source.directory {
             source.body
@@ -427,8 +427,8 @@ impl Client {
         self.put_object_bytes(copy.to, body, put).await
     }
 
-    /// Begins a multipart upload. `meta` is what the object will have; the algorithm of `meta.checksum` is the one
-    /// of its parts.
+    /// Begins a multipart upload. `meta` is the metadata of the object; its parts have checksums by the algorithm of
+    /// `meta.checksum`.
     pub async fn create_upload(
         &self,
         name: ObjectName,
@@ -449,8 +449,8 @@ impl Client {
         }
     }
 
-    /// Makes a staged file durable and a part of an upload. Also ends the handle on it, if it succeeds. A part that is
-    /// copied is a staged file that [`Client::copy_range`] filled.
+    /// Makes a staged file durable and a part of an upload. On success it also ends the handle on the file. For a
+    /// copied part, [`Client::copy_range`] fills the staged file.
     pub async fn put_part(&self, part: PutPart, staged: Ino) -> Result<(), ObjectError> {
         self.fsync(staged).await?;
         let PutPart { upload, number, etag, checksum, caller } = part;
@@ -470,7 +470,7 @@ impl Client {
         }
     }
 
-    /// Parts of an upload after number `after`.
+    /// Lists the parts of an upload after number `after`.
     pub async fn list_parts(
         &self,
         upload: UploadRef,
@@ -484,7 +484,7 @@ impl Client {
         }
     }
 
-    /// Uploads of a bucket, by key and id.
+    /// Lists uploads of a bucket, by key and id.
     pub async fn list_uploads(&self, query: UploadQuery, caller: Caller) -> Result<UploadPage, ObjectError> {
         match self.object(ObjectRequest::ListUploads { query, caller }).await? {
             ObjectReply::Uploads(page) => Ok(page),
@@ -492,7 +492,7 @@ impl Client {
         }
     }
 
-    /// Makes an object of parts, without moving their bytes. Parts that are not named are dropped.
+    /// Makes an object of parts without moving their bytes. Parts that are not named are dropped.
     pub async fn complete_upload(&self, complete: CompleteUpload) -> Result<ObjectInfo, ObjectError> {
         let CompleteUpload { upload, parts, part_bytes_min, etag, checksum, conditions, caller } = complete;
         let request = ObjectRequest::CompleteUpload {
@@ -515,7 +515,7 @@ impl Client {
     /// Makes a bucket, a top-level directory that belongs to the caller, in one step with its settings.
     ///
     /// # Errors
-    /// `Exists` if there is anything of this name.
+    /// `Exists` if the name is taken.
     pub async fn make_bucket(
         &self,
         name: &[u8],
@@ -528,10 +528,10 @@ impl Client {
         Ok(())
     }
 
-    /// Removes a bucket in which there are no objects, with the empty directories that are left in it.
+    /// Removes a bucket without objects, and the empty directories that are left in it.
     ///
     /// # Errors
-    /// `NotEmpty` if there is a file of any kind, a directory object, or more than 4,096 directories.
+    /// `NotEmpty` if it holds a file of any kind, a directory object, or more than 4,096 directories.
     pub async fn remove_bucket(&self, name: &[u8]) -> Result<(), ObjectError> {
         let asked = self.asking();
         match self.object(ObjectRequest::RemoveBucket { name: Bytes::copy_from_slice(name) }).await? {
@@ -543,7 +543,7 @@ impl Client {
         }
     }
 
-    /// Settings of a bucket by name, in order. What they mean is the business of whoever sets them.
+    /// Settings of a bucket, ordered by name. Their meaning is up to the caller that sets them.
     pub async fn bucket_settings(&self, bucket: Ino) -> Result<Vec<(String, Bytes)>, ObjectError> {
         match self.object(ObjectRequest::BucketSettings { bucket }).await? {
             ObjectReply::Settings(settings) => Ok(settings),

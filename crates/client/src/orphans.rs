@@ -1,4 +1,4 @@
-//! Steps by which shards are found that no map refers to and none ever will.
+//! Steps that find shards that no map refers to and none ever will.
 
 use std::collections::BTreeMap;
 
@@ -30,9 +30,9 @@ pub struct ClosedRange {
 /// Ranges of extent ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExtentRanges {
-    /// Those that nobody may commit and nobody has verified.
+    /// Ranges that no session may commit to and that are not verified yet.
     pub closed: Vec<ClosedRange>,
-    /// How many sessions may take ids from.
+    /// The number of ranges from which sessions may take ids.
     pub open: u64,
 }
 
@@ -41,9 +41,9 @@ pub struct ExtentRanges {
 pub struct Inventory {
     /// One bit per id of each range.
     found: BTreeMap<ClosedRange, Vec<u64>>,
-    /// Drives that have said what they hold.
+    /// Drives that have listed their shards.
     pub asked: Vec<DriveId>,
-    /// Those that have not.
+    /// Drives that have not.
     pub silent: Vec<DriveId>,
 }
 
@@ -66,14 +66,14 @@ impl Inventory {
         }
     }
 
-    /// A map refers to the extent.
+    /// Removes an extent that a map refers to.
     pub fn referred(&mut self, id: ExtentId) {
         if let Some((word, bit)) = self.bit(id) {
             *word &= !bit;
         }
     }
 
-    /// What is left.
+    /// The remaining extents.
     pub fn ids(&self) -> Vec<ExtentId> {
         let of_range = |(range, bits): (&ClosedRange, &Vec<u64>)| {
             let first = range.first.0;
@@ -85,7 +85,7 @@ impl Inventory {
 }
 
 impl Client {
-    /// The ranges of extent ids that were given out and are not forgotten.
+    /// The ranges of extent ids that were given out and are not forgotten yet.
     pub async fn extent_ranges(&self) -> Result<ExtentRanges, FsError> {
         let MetaReply::Ranges { closed, open } = self.call(MetaRequest::ExtentRanges).await? else {
             return Err(FsError::Io);
@@ -94,14 +94,14 @@ impl Client {
         Ok(ExtentRanges { closed, open })
     }
 
-    /// Drives that can say what they hold, and those that would have to.
+    /// The drives that can list their shards, and the drives that would have to but cannot.
     pub fn drives_to_ask(&self) -> (Vec<DriveId>, Vec<DriveId>) {
         let topology = self.inner.extents.topology();
         let needed = topology.map.drives.iter().map(|drive| drive.id).filter(|id| !topology.is_out(*id));
         needed.partition(|id| topology.readable(*id).is_some())
     }
 
-    /// Which extents of these ranges have shards on drives.
+    /// The extents of these ranges that have shards on drives.
     pub async fn inventory(&self, ranges: &[ClosedRange]) -> Inventory {
         let mut inventory = Inventory::of(ranges);
         let (ready, silent) = self.drives_to_ask();
@@ -113,7 +113,7 @@ impl Client {
         inventory
     }
 
-    /// Adds what one drive holds; `None` if it stopped answering.
+    /// Adds the shards of one drive; `None` if it stopped answering.
     async fn take_stock(
         &self,
         drive: DriveId,
@@ -142,8 +142,8 @@ impl Client {
         Some(())
     }
 
-    /// Has everything that a drive holds compared with the maps again. It may hold extents that were deleted while
-    /// another drive was in its place.
+    /// Makes the owner compare everything that a drive holds with the maps again. The drive may hold extents that were
+    /// deleted while another drive had its place.
     pub async fn recheck(&self, drive: DriveId) -> Result<(), FsError> {
         let ledger = self.inner.ledger;
         let mut after = ShardKey { extent: ExtentId(0), ..ShardKey::first_of(ledger) };
@@ -169,14 +169,15 @@ impl Client {
         Ok(())
     }
 
-    /// Notes whether drives may hold what only newer metadata refers to. While that is so, nothing is an orphan.
+    /// Notes whether drives may hold shards that only newer metadata refers to. In that case no shard counts as an
+    /// orphan.
     pub async fn doubt(&self, in_doubt: bool) -> Result<(), FsError> {
         self.call(MetaRequest::Doubt { in_doubt }).await.map(drop)
     }
 
-    /// Deletes what is left in the inventory, as far as the owner confirms that these are orphans, from every drive
-    /// that answered. A whole scan of all maps, begun after their ranges were closed, must not have met any of them.
-    /// Returns how many, and whether each of these drives did its part.
+    /// Deletes the extents left in the inventory that the owner confirms as orphans, from every drive that answered.
+    /// The caller has scanned all maps since their ranges were closed, and removed every extent that it met. Returns
+    /// how many were deleted, and whether each of these drives did its part.
     pub async fn delete_orphans(&self, inventory: &Inventory) -> Result<(u64, bool), FsError> {
         let (mut deleted, mut everywhere) = (0, true);
         for some in inventory.ids().chunks(CONFIRM) {
@@ -189,7 +190,7 @@ impl Client {
     }
 
     async fn delete_from(&self, drives: &[DriveId], ids: &[ExtentId]) -> bool {
-        // Nobody may restore a shard of an extent that is being deleted.
+        // No shard of an extent may be restored while the extent is being deleted.
         let _deleting = self.inner.deleting.write().await;
         let topology = self.inner.extents.topology();
         let ledger = self.inner.ledger;
@@ -201,7 +202,7 @@ impl Client {
         let deletes = drives.iter().map(|drive| {
             let service = topology.readable(*drive).cloned();
             let deletion = self.inner.extents.deletion(keys.clone());
-            // One that went out of use meanwhile is never read again.
+            // A drive that went out of use in the meantime is never read again.
             let is_out = topology.is_out(*drive);
             async move {
                 match service {
@@ -213,7 +214,7 @@ impl Client {
         join_all(deletes).await.into_iter().all(|done| done)
     }
 
-    /// No drive holds an orphan of this range: it is forgotten.
+    /// Notes that no drive holds an orphan of this range: the owner forgets the range.
     pub async fn range_verified(&self, range: ClosedRange) -> Result<(), FsError> {
         self.call(MetaRequest::RangeVerified { first: range.first }).await.map(drop)
     }

@@ -1,7 +1,7 @@
-//! Steps by which pieces of maps are gathered into new extents: read them, write the extent, let the maps refer to it.
+//! Steps that gather pieces of maps into new extents: read them, write the extent, make the maps refer to it.
 //!
-//! Nothing is locked meanwhile. A piece that changes before the last step stays as it is, and its copy in the new
-//! extent is dead from the start.
+//! Nothing is locked during these steps. A piece that changes before the last one stays as it is, and its copy in the
+//! new extent is dead from the start.
 
 use base::FsError;
 use base::units::BLOCK_BYTES;
@@ -25,30 +25,30 @@ const READS: usize = 16;
 /// Every piece of a packed extent begins at a multiple of this.
 pub const PACK_ALIGN: u64 = 64;
 
-/// What extents should look like now.
+/// The present shape of new extents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackTarget {
     /// How new extents are protected.
     pub profile: Profile,
-    /// Whether that is only for as long as drives are missing.
+    /// Whether that is only so while drives are missing.
     pub narrowed: bool,
     /// Bytes of a full extent.
     pub extent_bytes: u32,
-    /// Up to this length an extent is kept as copies.
+    /// Extents up to this length are kept as copies.
     pub copies_bytes: u32,
 }
 
-/// What became of pieces that were to be packed.
+/// The result of packing pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PackOutcome {
     /// Bytes of pieces that lie in the new extent now.
     pub moved_bytes: u64,
-    /// Bytes of pieces that changed meanwhile, or could not be read.
+    /// Bytes of pieces that changed in the meantime or could not be read.
     pub left_bytes: u64,
 }
 
 impl Client {
-    /// Pieces of all maps after `after`, in order, and where to go on.
+    /// Pieces of all maps after `after`, in order, and where to continue.
     pub async fn scan_map(
         &self,
         after: Option<PiecePosition>,
@@ -59,7 +59,7 @@ impl Client {
         }
     }
 
-    /// What extents should look like now.
+    /// The present shape of new extents.
     pub fn pack_target(&self) -> PackTarget {
         let topology = self.inner.extents.topology();
         PackTarget {
@@ -70,12 +70,12 @@ impl Client {
         }
     }
 
-    /// The newest batch of the ledger that a heartbeat told of.
+    /// The newest ledger version that a heartbeat reported.
     pub fn ledger_version(&self) -> u64 {
         self.inner.session.version()
     }
 
-    /// Whether shards wait to be repaired or rebuilt on drives that take them.
+    /// Whether shards wait for repair or rebuild on drives that accept them.
     pub async fn repair_is_due(&self) -> Result<bool, FsError> {
         if !self.rebuild_groups().is_empty() {
             return Ok(true);
@@ -90,14 +90,12 @@ impl Client {
         }
     }
 
-    /// Whether new data of users would find room for twice as much: what is packed lies on the drives twice until
-    /// the old extents are deleted.
+    /// Whether the drives have room for twice as much: packed pieces lie there twice until the old extents are deleted.
     pub fn has_spare_room(&self, bytes: u64) -> bool {
         self.inner.room.drives() >= bytes.saturating_mul(2)
     }
 
-    /// Gathers pieces into one new extent. There may be [`PACK_MOVES_MAX`] of them at most, and no more bytes than a
-    /// full extent has.
+    /// Gathers pieces into one new extent: at most [`PACK_MOVES_MAX`] pieces, and at most the bytes of a full extent.
     ///
     /// # Errors
     /// If the extent could not be written; then nothing has changed.
@@ -116,8 +114,8 @@ impl Client {
         self.write_packed(data, moves, wanted).await
     }
 
-    /// Moves pieces of one extent to a new one, in which they lie over each other as they do now: what clones share
-    /// stays shared. There may be [`PACK_MOVES_MAX`] of them at most, over no more bytes than a full extent has.
+    /// Moves pieces of one extent to a new one. They overlap there as they do now, so clones still share their bytes.
+    /// At most [`PACK_MOVES_MAX`] pieces, over at most the bytes of a full extent.
     ///
     /// # Errors
     /// If the extent could not be written; then nothing has changed.
@@ -154,7 +152,7 @@ impl Client {
         let how = WriteHow { protection, purpose: PutPurpose::Repair, note: ShardNote::default() };
         let written = self.inner.extents.write(data, how, next_id).await;
         let written = written.map_err(|error| match error {
-            // The extents have become narrower a moment ago: the next round packs less at a time.
+            // Extents have just become narrower: the next round packs less at a time.
             WriteExtentError::TooLong { .. } => FsError::Io,
             WriteExtentError::Failed(error) => error,
         })?;
@@ -206,8 +204,8 @@ impl Client {
     }
 }
 
-/// The bytes of a new extent, and which piece moves where. Whole blocks come first, so that they stay whole; what
-/// follows lies close together.
+/// The bytes of a new extent, and the place of each piece in it. Pieces of whole blocks come first, so that their
+/// blocks stay whole; the rest lies close together.
 fn lay_out(mut read: Vec<(MapEntry, Bytes)>) -> (Bytes, Vec<PackMove>) {
     read.sort_by_key(|(entry, _)| !entry.piece.len.is_multiple_of(BLOCK_BYTES));
     let mut data = BytesMut::new();
@@ -221,16 +219,16 @@ fn lay_out(mut read: Vec<(MapEntry, Bytes)>) -> (Bytes, Vec<PackMove>) {
     (data.freeze(), moves)
 }
 
-/// Pieces that lie over each other in one extent.
+/// Pieces that overlap in one extent.
 struct Overlaid {
-    /// From where on they lie in it.
+    /// The part of the extent that they cover.
     extent: ExtentRef,
     len: usize,
-    /// Where each lies in a copy of that.
+    /// The place of each piece in a copy of that part.
     moves: Vec<PackMove>,
 }
 
-/// `None` if they are not of one extent.
+/// `None` if the pieces are not of one extent.
 fn lay_over(entries: Vec<MapEntry>) -> Option<Overlaid> {
     let extents = entries.iter().map(|entry| match entry.piece.content {
         Content::Extent(extent) => Some((extent, u64::from(extent.extent_off) + entry.piece.len)),

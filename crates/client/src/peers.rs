@@ -1,6 +1,5 @@
-//! What the clients of one filesystem on a machine know of each other, one for each protocol: whether users ask for
-//! something right now, whether a writer waits for room, which cluster maps writes under way were placed by, and what
-//! is on its way to the object store, and what damage they have met.
+//! State shared by the clients of one filesystem on a machine, one for each protocol: when users last made a request,
+//! whether a writer waits for room, the cluster maps of writes under way, uploads under way, and damage that was met.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,19 +14,19 @@ use crate::room::RoomCheck;
 /// How long after a request a filesystem counts as in use.
 const IN_USE_NS: u64 = 50_000_000;
 
-/// The same for all clients of a filesystem on a machine. Cheap to clone.
+/// The shared state. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Peers(pub(crate) Arc<Shared>);
 
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// When a user last asked for something.
+    /// When a user last made a request.
     last_use_ns: AtomicU64,
-    /// Held by whoever hastens the return of deleted space, and what the last of them saw.
+    /// Held while a client hastens the return of deleted space. It holds the result of the last such check.
     pub(crate) making_room: tokio::sync::Mutex<RoomCheck>,
-    /// How many of them have begun.
+    /// The number of such checks that have begun.
     pub(crate) looks: AtomicU64,
-    /// How much must be left until the write that was refused last for lack of room would be taken.
+    /// Room that the last write refused for lack of it needs.
     pub(crate) wanted_bytes: Mutex<Option<u64>>,
     /// Held while a blob is filled from drives, unless it gives way to users.
     pub(crate) reading_blob: tokio::sync::Mutex<()>,
@@ -68,7 +67,7 @@ impl Drop for Writing {
 }
 
 impl Peers {
-    /// Notes a write that the cluster map of this epoch places.
+    /// Notes a write that is placed by the cluster map of this epoch.
     pub(crate) fn begin_write(&self, epoch: Epoch) -> Writing {
         *self.0.writing.lock().expect("no holder of this lock panics").entry(epoch).or_insert(0) += 1;
         Writing { shared: self.0.clone(), epoch }
@@ -99,12 +98,12 @@ impl Peers {
 }
 
 impl Client {
-    /// A user asks for something, through whatever protocol.
+    /// Notes a request of a user, over any protocol.
     pub fn note_use(&self) {
         self.inner.peers.note_use(self.inner.env.clock.boot_ns());
     }
 
-    /// Whether a user asked for something a moment ago, also through another client: then upkeep steps back.
+    /// Whether a user made a request a moment ago, also through another client. Upkeep gives way then.
     pub fn is_in_use(&self) -> bool {
         self.inner.peers.is_in_use(self.inner.env.clock.boot_ns())
     }
@@ -114,7 +113,7 @@ impl Client {
         self.inner.peers.is_uploading()
     }
 
-    /// Whether somebody waits for room right now, through whatever client, and however much of it is on its way back.
+    /// Whether a writer waits for room right now, through any client, even if room is on its way back.
     pub fn makes_room(&self) -> bool {
         self.inner.peers.0.making_room.try_lock().is_err()
     }
@@ -128,7 +127,7 @@ mod tests {
     fn a_filesystem_is_in_use_for_a_moment_after_each_request_to_any_of_its_clients() {
         let gate = Peers::default();
         let upkeep = gate.clone();
-        assert!(!upkeep.is_in_use(1), "nobody has asked yet");
+        assert!(!upkeep.is_in_use(1), "no request yet");
         gate.note_use(1_000_000_000);
         assert!(upkeep.is_in_use(1_000_000_000 + IN_USE_NS - 1));
         assert!(!upkeep.is_in_use(1_000_000_000 + IN_USE_NS));

@@ -9,30 +9,30 @@ use crate::node::Node;
 
 /// Longest range that one clone request takes.
 pub(crate) const CLONE_BYTES: u64 = 1 << 30;
-/// How often a copy looks again at a source that is getting shorter.
+/// How often a copy is tried again because the source became shorter.
 const CLONE_ATTEMPTS: u32 = 16;
 
-/// What `fallocate` does.
+/// Modes of `fallocate`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AllocateMode {
-    /// Make sure that writes into the range will find room, and extend the file over it.
+    /// Ensure that there is room for writes into the range, and extend the file over it.
     Extend,
-    /// The same without extending.
+    /// As `Extend`, without extending the file.
     KeepSize,
     /// Make the range a hole.
     Punch,
     /// Make the range zeros, extending the file over it.
     Zero,
-    /// The same without extending.
+    /// As `Zero`, without extending the file.
     ZeroKeepSize,
 }
 
-/// What `lseek` looks for.
+/// Targets of `lseek`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeekKind {
-    /// The next block of which something is stored.
+    /// The next block that has stored bytes.
     Data,
-    /// The next block of which nothing is; the end of the file counts.
+    /// The next block that has none, or the end of the file.
     Hole,
 }
 
@@ -43,7 +43,7 @@ impl Client {
         let size = self.getattr(ino).await?.size;
         match mode {
             AllocateMode::Extend | AllocateMode::KeepSize => {
-                // Nothing is ever overwritten in place, so there is no block to reserve: only room is checked.
+                // No block is overwritten in place, so none can be reserved: only room is checked.
                 let free_bytes = self.statfs().await?.free_bytes;
                 if len > free_bytes && len - self.stored_in(ino, off, end).await? > free_bytes {
                     return Err(FsError::NoSpace);
@@ -95,8 +95,8 @@ impl Client {
         Ok(())
     }
 
-    /// The next data or hole at or after `off`, in blocks: a block with any data is data, so holes are whole blocks. The
-    /// end of the file is a hole.
+    /// The offset of the next data or hole at or after `off`, in blocks: a block with any data is data, so holes are
+    /// whole blocks. The end of the file is a hole.
     ///
     /// # Errors
     /// `NoAttribute`, which POSIX calls ENXIO, if `off` is beyond the end or no data follows.
@@ -143,7 +143,8 @@ impl Client {
         Ok(None)
     }
 
-    /// Makes a range of `to` share the bytes of a range of `from`. Returns how many, less at the end of `from`.
+    /// Makes a range of `to` share the bytes of a range of `from`. Returns the number of bytes, fewer than `len` at the
+    /// end of `from`.
     pub async fn copy_range(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
         let source = self.inner.nodes.get(from.0);
         let target = self.inner.nodes.get(to.0);
@@ -174,7 +175,7 @@ impl Client {
                     self.learned(to.0, reply, asked)?;
                     return Ok(len);
                 }
-                // Another client has made the source shorter since we looked.
+                // Another client has made the source shorter in the meantime.
                 Err(FsError::Invalid) if attempt < CLONE_ATTEMPTS => {}
                 Err(error) => return Err(error),
             }

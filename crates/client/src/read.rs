@@ -1,4 +1,4 @@
-//! Reading: what is dirty here, over what the map says, over zeros.
+//! Reading: dirty data here, over the pieces of the map, over zeros.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -17,15 +17,15 @@ use crate::extents::ReadExtentError;
 use crate::node::Node;
 use crate::session::ReadGuard;
 
-/// Pieces asked for at a time, by a reader that goes on where the known map ends.
+/// Pieces per request, for a reader that continues where the known map ends.
 const MAP_PAGE: u32 = 2048;
-/// Pieces asked for elsewhere.
+/// Pieces per request for other readers.
 const MAP_PAGE_RANDOM: u32 = 64;
 /// How often a read starts again because the map it used was old.
 const ATTEMPTS: u32 = 5;
-/// The same if it may have been old, or the content cannot be read.
+/// The same if the map may have been old or the content cannot be read.
 const ATTEMPTS_DOUBTFUL: u32 = 2;
-/// Access times within this of the last change of content are kept as they are (relatime).
+/// The age after which an access time is updated even if the content has not changed (relatime).
 const ATIME_AGE_NS: i64 = 24 * 3600 * 1_000_000_000;
 
 fn attempts(error: ReadExtentError) -> u32 {
@@ -36,7 +36,7 @@ fn attempts(error: ReadExtentError) -> u32 {
     }
 }
 
-/// What a read found in memory, all at one moment.
+/// The state in memory for a read, all of one moment.
 enum Lookup {
     /// The file ends before it.
     End(Moment),
@@ -54,14 +54,14 @@ struct Snapshot {
     moment: Moment,
 }
 
-/// Whether two parts of a read are of one content.
+/// Tells whether two parts of a read are of one content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Moment {
-    /// While it is held, nobody else changes the content.
+    /// While it is held, no other client changes the content.
     lease: Option<LeaseId>,
     /// Changes made here.
     changes: u64,
-    /// The part ends where the file ended.
+    /// Whether the part ends where the file ended.
     is_last: bool,
 }
 
@@ -71,7 +71,7 @@ impl Client {
         self.read_parts(ino, off, len).await.map(joined)
     }
 
-    /// As [`Client::read`], in several parts if that saves copying them.
+    /// As [`Client::read`], but returns several parts if that saves copying.
     pub async fn read_parts(&self, ino: Ino, off: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
         let node = self.inner.nodes.get(ino);
         let mut parts: Vec<Bytes> = Vec::new();
@@ -81,7 +81,7 @@ impl Client {
             let now = (moment.lease, moment.changes);
             let before = *first.get_or_insert(now);
             if !parts.is_empty() && (now.0.is_none() || before != now) && restarts < ATTEMPTS {
-                // Somebody may have written in between: a read mixes no two contents.
+                // The file may have changed in between: a read never mixes two contents.
                 (done, first, restarts) = (0, None, restarts + 1);
                 parts.clear();
                 continue;
@@ -98,7 +98,7 @@ impl Client {
     /// Reads some bytes at `off`; none only at the end of the file.
     async fn read_some(&self, node: &Node, off: u64, len: usize) -> Result<(Vec<Bytes>, Moment), FsError> {
         let mut retries = 0;
-        // What the store did not give. Content may have come back since: then a fresh map names other pieces.
+        // Pieces that the store did not deliver. Content may have come back since: then a fresh map names other pieces.
         let mut refused: Option<Vec<MapPiece>> = None;
         loop {
             let reading = self.inner.session.reading();
@@ -127,8 +127,8 @@ impl Client {
                     }
                     return Ok((parts, moment));
                 }
-                // Upkeep moves content without telling anybody. While drives are silent it cannot be seen whether
-                // an extent is deleted or unreadable: a fresh map says.
+                // Upkeep moves content without telling clients. While drives are silent, a deleted extent looks like an
+                // unreadable one: a fresh map tells which it is.
                 Err(error) if retries < attempts(error) => {
                     retries += 1;
                     node.lock().map.forget();
@@ -173,7 +173,8 @@ impl Client {
         })
     }
 
-    /// Asks for the map from `off` on. What comes is dropped if the map changed meanwhile; the caller looks again.
+    /// Asks for the map from `off` on. The answer is dropped if the map changed in the meantime; the caller checks
+    /// again.
     pub(crate) async fn fetch_map(&self, node: &Node, off: u64, generation: u64) -> Result<(), FsError> {
         node.remapped().await;
         if node.lock().attr().is_none() {
@@ -191,10 +192,10 @@ impl Client {
         Ok(())
     }
 
-    /// Reads bytes of a small object that [`Client::read_object`] told of and did not open; `range` lies in it.
+    /// Reads bytes of a small object that [`Client::read_object`] returned without opening it; `range` lies in it.
     ///
     /// # Errors
-    /// `Stale` if they cannot be read where they were then: [`Client::get_object`] tells where they are.
+    /// `Stale` if the bytes are not where they were then: use [`Client::get_object`].
     pub async fn read_small(&self, info: &ObjectInfo, range: Range<u64>) -> Result<Bytes, FsError> {
         let pieces = info.pieces.iter().flatten().filter_map(|piece| piece.clip(range.start, range.end));
         let len = (range.end - range.start) as usize;
@@ -206,9 +207,9 @@ impl Client {
         })
     }
 
-    /// Reads `len` bytes from `off` on: what is above, over the pieces of the map, over zeros. What is one piece is not
-    /// copied and comes as its drives have it. What is deleted stays on drives while they are read, not while a store is
-    /// waited for: a blob that goes meanwhile is `Doubtful`, and no other is ever called like it.
+    /// Reads `len` bytes from `off` on: `above`, over the pieces of the map, over zeros. A single piece is not copied
+    /// and comes as its drives have it. Deleted extents stay on drives while they are read, but not while a store is
+    /// waited for: a blob that is deleted in the meantime is `Doubtful`, and its name is never used again.
     async fn fetch(
         &self,
         off: u64,

@@ -1,4 +1,4 @@
-//! Reading extents: verify, ask other drives when one is late, reconstruct what is missing.
+//! Reading extents: verify, ask other drives when one is late, reconstruct missing blocks.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use crate::damage::{Flaw, Probe};
 use crate::extents::{DRIVE_TIMEOUT, ExtentIo, ReadExtentError};
 use crate::latency::RequestKind;
 
-/// When data is moved, others are asked for what a drive has not given by then.
+/// For moving data: the time after which other drives are asked for blocks that a drive has not delivered.
 const MOVE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Why a shard's blocks are not there.
+/// Why a drive did not deliver blocks of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ShardFault {
     NotFound,
@@ -29,7 +29,7 @@ enum ShardFault {
     Unavailable,
 }
 
-/// How many shards cannot give the blocks that are wanted, by the reason.
+/// How many shards cannot deliver the wanted blocks, by reason.
 #[derive(Debug, Clone, Copy, Default)]
 struct ShardFaults {
     not_found: usize,
@@ -45,10 +45,10 @@ impl ShardFaults {
     }
 }
 
-/// Why an extent cannot be read whose shards have these faults.
+/// The error for an extent whose shards have these faults.
 fn unreadable(extent: &ExtentRef, faults: ShardFaults) -> ReadExtentError {
     let missing = faults.not_found;
-    // If more shards say "deleted" than could be owed, the whole extent was.
+    // If more shards are missing than could be owed, the whole extent was deleted.
     if missing > usize::from(extent.n - extent.k) {
         return ReadExtentError::Gone;
     }
@@ -83,8 +83,8 @@ impl ExtentIo {
         join_all(parts).await.into_iter().collect()
     }
 
-    /// Reads `len` bytes of an extent, from `off` on, without copying them: what each drive has, in order. Of a whole
-    /// extent, all but the last part are whole blocks.
+    /// Reads `len` bytes of an extent, from `off` on, without copying them: the bytes of each drive, in order. For a
+    /// whole extent, all but the last part are whole blocks.
     pub(crate) async fn read_parts(
         &self,
         extent: &ExtentRef,
@@ -101,7 +101,7 @@ impl ExtentIo {
         join_all(reads.map(|read| self.read_shard(extent, read, purpose))).await.into_iter().collect()
     }
 
-    /// Wanted bytes of one shard.
+    /// Reads the wanted bytes of one shard.
     pub(crate) async fn read_shard(
         &self,
         extent: &ExtentRef,
@@ -114,8 +114,8 @@ impl ExtentIo {
         blocks.map(|blocks| blocks.slice(wanted)).map_err(|faults| unreadable(extent, faults))
     }
 
-    /// Blocks of one shard. Where damage keeps all of them from coming from the same shards, they are read in halves,
-    /// down to single blocks: damage of other blocks in other shards does not count then.
+    /// Reads blocks of one shard. If damage keeps all of them from coming from the same shards, they are read in
+    /// halves, down to single blocks: then damage to other blocks of other shards does not matter.
     fn read_blocks<'a>(
         &'a self,
         extent: &'a ExtentRef,
@@ -138,8 +138,8 @@ impl ExtentIo {
         })
     }
 
-    /// Blocks of one shard, all from its drive or all from the same others. If its drive is late, others are asked at
-    /// the same time, and the first answer is taken.
+    /// Reads blocks of one shard, all from its drive or all from the same other shards. If its drive is late, others
+    /// are asked as well, and the first answer is taken.
     async fn read_together(
         &self,
         extent: &ExtentRef,
@@ -177,16 +177,16 @@ impl ExtentIo {
         }
     }
 
-    /// After so long without an answer others are asked.
+    /// The time without an answer after which other drives are asked.
     fn patience(&self, purpose: GetPurpose) -> Duration {
         match purpose {
             GetPurpose::Read => self.latencies.read_patience(),
-            // It waits for reads of users, which says nothing of the drive.
+            // Such a read waits for reads of users, so its time says nothing about the drive.
             GetPurpose::Move => MOVE_PATIENCE,
         }
     }
 
-    /// The drive of a shard was so late that others answered in its place.
+    /// Notes that the drive of a shard was so late that others answered in its place.
     fn note_late(&self, extent: &ExtentRef, shard: ShardIndex) {
         let now = self.env.clock.boot_ns();
         let waited_ns = self.latencies.read_patience().as_nanos() as u64;
@@ -218,7 +218,7 @@ impl ExtentIo {
         Err(fault)
     }
 
-    /// What a drive says of a whole shard.
+    /// Probes a whole shard on a drive.
     pub(crate) async fn probe_drive(
         &self,
         drive: DriveId,
@@ -272,8 +272,8 @@ impl ExtentIo {
         }
     }
 
-    /// The same blocks from k other shards: k are asked, and another one for each that fails or is late. If that fails,
-    /// says what is wrong with the others.
+    /// Recovers the same blocks from k other shards: asks k, and another one for each that fails or is late. The error
+    /// tells the faults of the others.
     async fn recover_blocks(
         &self,
         extent: &ExtentRef,
@@ -285,7 +285,7 @@ impl ExtentIo {
         let k = usize::from(extent.k);
         let mut others: Vec<ShardIndex> =
             (0..extent.n).map(ShardIndex).filter(|shard| *shard != read.shard).collect();
-        // Slow drives last; they are taken from the end.
+        // Slow drives come last; shards are taken from the end.
         let topology = self.topology();
         let slow = |shard: &ShardIndex| {
             let holder = topology.holders(extent.pg, *shard).next();

@@ -1,7 +1,7 @@
-//! Steps by which the shards of a lost or leaving drive are put onto the drives that took its positions.
+//! Steps that put the shards of a lost or leaving drive onto the drives that took its positions.
 //!
-//! What is missing is found by comparing the drives' inventories, never by walking metadata. A shard of an
-//! extent that is not committed yet is restored like any other: it is deleted with the rest if the commit fails.
+//! Missing shards are found by comparing the drives' inventories, never by walking metadata. A shard of an extent that
+//! is not committed yet is restored like any other; if the commit fails it is deleted with the rest.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
@@ -18,34 +18,34 @@ use crate::topology::Topology;
 
 /// Shards asked for at a time from each drive.
 const PAGE: usize = 4096;
-/// How often it is looked whether writes under an older map have ended.
+/// How often to check whether writes under an older map have ended.
 const SETTLE_POLL: Duration = Duration::from_millis(20);
-/// Looks, after which the wait is given up until the next pass.
+/// Checks after which the wait is given up until the next pass.
 const SETTLE_POLLS: u32 = 1500;
 
 /// A placement group with positions to rebuild.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RebuildGroup {
-    /// Which.
+    /// Its id.
     pub pg: PgId,
-    /// Its epoch: with another one it is rebuilt anew.
+    /// Its epoch. A group with another epoch is rebuilt anew.
     pub epoch: Epoch,
-    /// Positions whose shards cannot be read now: the more, the sooner it is its turn.
+    /// Positions whose shards cannot be read now. Groups with more of them come first.
     pub exposed: u8,
-    /// Whether all its members serve, so that what cannot be rebuilt now never can.
+    /// Whether all its members answer, so that shards that cannot be rebuilt now never can.
     pub complete: bool,
 }
 
 /// Shards that are missing on the new members of groups.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MissingPage {
-    /// Those that can be restored.
+    /// The shards that can be restored.
     pub missing: Vec<OwedEntry>,
     /// Their bytes.
     pub bytes: u64,
     /// Extents of which fewer than k shards are left.
     pub short: Vec<ExtentId>,
-    /// Where to go on; `None` at the end.
+    /// Where to continue; `None` at the end.
     pub next: Option<ExtentId>,
 }
 
@@ -61,7 +61,7 @@ impl ExtentShards {
         self.shape.k == 1 && self.shape.extent_len <= COPIES_BYTES_MAX
     }
 
-    /// Adds what of this extent is to be restored.
+    /// Adds the missing shards of this extent.
     fn add_missing(&self, id: ExtentId, group: &PlacementGroup, topology: &Topology, page: &mut MissingPage) {
         let ShardShape { pg, k, m, extent_len } = self.shape;
         let n = k + m;
@@ -89,7 +89,7 @@ impl ExtentShards {
 }
 
 impl Client {
-    /// The groups with positions to rebuild onto drives that take shards, the most exposed first.
+    /// The groups with positions to rebuild onto drives that accept shards, the most exposed first.
     pub fn rebuild_groups(&self) -> Vec<RebuildGroup> {
         let topology = self.inner.extents.topology();
         let readable = |drive: DriveId| topology.readable(drive).is_some();
@@ -116,9 +116,9 @@ impl Client {
         groups
     }
 
-    /// Waits until no write under way, of any client of the filesystem on this machine, was placed by an older cluster
-    /// map than the present one: then every shard that went to a drive that has lost its position is in an inventory
-    /// or owed. Returns whether that is so.
+    /// Waits until no write under way, of any client of the filesystem on this machine, is placed by an older cluster
+    /// map than the present one. From then on, every shard that went to a drive that has lost its position is in an
+    /// inventory or owed. Returns `false` if it gave up.
     pub async fn writes_settled(&self) -> bool {
         let epoch = self.inner.extents.topology().map.epoch;
         for _ in 0..SETTLE_POLLS {
@@ -150,7 +150,7 @@ impl Client {
         Ok(page)
     }
 
-    /// The extents of these groups after `after`, as the drives list them, up to where every list reaches.
+    /// The extents of these groups after `after`, as the drives list them, up to the end of the shortest list.
     async fn inventory_page(
         &self,
         topology: &Topology,
@@ -191,8 +191,8 @@ impl Client {
         Ok((found, next))
     }
 
-    /// Bytes of file data in extents that are narrower than the filesystem's profile has them, as the shards on
-    /// the drives add up: those of drives that do not answer are left out.
+    /// Bytes of file data in extents that are narrower than the filesystem's profile, added up from the shards on the
+    /// drives. Drives that do not answer are left out.
     pub async fn narrow_bytes(&self) -> Result<u64, FsError> {
         let topology = self.inner.extents.topology();
         let groups: HashSet<PgId> = topology.narrow.iter().copied().collect();
@@ -213,12 +213,12 @@ impl Client {
         Ok(parts)
     }
 
-    /// Whether foreground requests to drives take twice as long as usual: then upkeep holds back.
+    /// Whether foreground requests to drives take twice as long as usual. Upkeep holds back then.
     pub fn strained(&self) -> bool {
         self.inner.extents.latencies.strained(self.inner.env.clock.boot_ns())
     }
 
-    /// Drives that are much slower than their peers, or do not answer: spared where others do.
+    /// Drives that are much slower than their peers or do not answer. They are spared where others can do their work.
     pub fn slow_drives(&self) -> Vec<DriveId> {
         self.inner.extents.latencies.slow()
     }

@@ -1,4 +1,4 @@
-//! Steps by which space returns: purging maps of removed files, deleting extents that nothing refers to.
+//! Steps that return space: purge maps of removed files, delete extents that nothing refers to.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,24 +10,24 @@ use wire::meta::{FreeExtent, MetaReply, MetaRequest, OwedEntry};
 
 use crate::Client;
 
-/// Where a pass over the free extents goes on.
+/// Where a pass over the free extents continues.
 pub type FreeCursor = Option<(u64, ExtentId)>;
 
-/// What one step of reclamation did.
+/// The result of one step of reclamation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReclaimStep {
-    /// Where to go on; `None` at the end of the pass.
+    /// Where to continue; `None` at the end of the pass.
     pub next: FreeCursor,
     /// Extents whose shards are gone from all drives.
     pub deleted: u64,
     /// Extents that wait for a drive that does not answer.
     pub waiting: u64,
-    /// More are free once that is durable and reads have ended which may still use them.
+    /// More extents become free once their release is durable and reads that may use them have ended.
     pub withheld: bool,
 }
 
 const PAGE: u32 = 1024;
-/// A drive that has not deleted a page by then is asked again later.
+/// A drive that has not deleted a page after this time is asked again later.
 const DELETE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Client {
@@ -58,7 +58,7 @@ impl Client {
         Ok(ReclaimStep { next, deleted, waiting: found - deleted, withheld })
     }
 
-    /// Shards that commits went ahead without. At most about `limit`.
+    /// Shards that commits went ahead without, about `limit` at most.
     pub async fn owed(&self, limit: usize) -> Result<Vec<OwedEntry>, FsError> {
         let (mut owed, mut after) = (Vec::new(), None);
         while owed.len() < limit {
@@ -75,7 +75,7 @@ impl Client {
         Ok(owed)
     }
 
-    /// Deletes shards drive by drive. Returns the extents that no drive holds any more.
+    /// Deletes shards, drive by drive. Returns the extents that no drive holds any more.
     async fn delete_shards(&self, free: Vec<FreeExtent>) -> Vec<FreeExtent> {
         let _deleting = self.inner.deleting.write().await;
         let topology = self.inner.extents.topology();

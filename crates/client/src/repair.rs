@@ -1,4 +1,4 @@
-//! Steps by which owed shards are paid: reconstruct, store, tell the owner.
+//! Steps that pay owed shards: reconstruct them, store them, tell the owner.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::Client;
 use crate::damage::Flaw;
 use crate::extents::RestoreShardError;
 
-/// Where a pass over the owed shards goes on.
+/// Where a pass over the owed shards continues.
 pub type OwedCursor = Option<(DriveId, ExtentId)>;
 
 /// Owed shards asked for at a time.
@@ -20,30 +20,30 @@ const PAGE: u32 = 1024;
 /// Owed shards that can be paid now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwedPage {
-    /// Those whose drive takes shards.
+    /// Owed shards whose drive accepts shards.
     pub payable: Vec<OwedEntry>,
-    /// Where to go on; `None` at the end of the pass.
+    /// Where to continue; `None` at the end of the pass.
     pub next: OwedCursor,
 }
 
-/// What became of an owed shard.
+/// The result for an owed shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RepairOutcome {
-    /// It is stored; so many bytes.
+    /// It is stored.
     Stored {
         /// Length of the shard.
         bytes: u64,
     },
-    /// Its extent was deleted meanwhile.
+    /// Its extent was deleted in the meantime.
     Gone,
-    /// The drive does not take it now.
+    /// The drive does not accept it now.
     NotNow,
     /// Fewer than k shards of the extent can be read: data is lost unless a drive comes back.
     Unreadable,
 }
 
 impl Client {
-    /// The next owed shards, without those that wait for a drive to come back.
+    /// The next owed shards, without those whose drive is away.
     pub async fn owed_page(&self, after: OwedCursor) -> Result<OwedPage, FsError> {
         let MetaReply::Owed(page) = self.call(MetaRequest::Owed { after, limit: PAGE }).await? else {
             return Err(FsError::Io);
@@ -55,7 +55,7 @@ impl Client {
             let up = topology.map.drive(drive).is_some_and(|drive| drive.state == DriveState::Up);
             up && topology.usable(drive).is_none()
         };
-        // A drive that is away for a while may be owed very many: its entries are passed over as a whole.
+        // A drive that is away for a while may be owed very many shards, so all its entries are skipped at once.
         let next =
             last.map(|(drive, id)| if waits(drive) { (drive, ExtentId(u64::MAX)) } else { (drive, id) });
         let can_pay = |entry: &OwedEntry| {
@@ -66,9 +66,9 @@ impl Client {
         Ok(OwedPage { payable: page.into_iter().filter(can_pay).collect(), next })
     }
 
-    /// Reconstructs a shard that is owed, missing or damaged, and stores it on the drive that has its position in the
-    /// group now. The owner hears of one that was owed from [`Client::tell_repaired`]. An extent that is deleted
-    /// meanwhile stays deleted.
+    /// Reconstructs a shard that is owed, missing or damaged, and stores it on the drive that now has its position in
+    /// the group. [`Client::tell_repaired`] tells the owner of shards that were owed. An extent that is deleted in the
+    /// meantime stays deleted.
     pub async fn repair_shard(&self, entry: &OwedEntry) -> RepairOutcome {
         let _not_deleting = self.inner.deleting.read().await;
         let OwedEntry { id, pg, k, n, extent_len, .. } = *entry;
@@ -81,7 +81,7 @@ impl Client {
         }
     }
 
-    /// Takes a damaged shard that was not found by a read here.
+    /// Notes a damaged shard that was found by other means than a read here.
     pub fn report_damaged(&self, entry: &ShardEntry) {
         let ShardShape { pg, k, m, extent_len } = entry.shape;
         let id = entry.key.extent;
@@ -89,8 +89,8 @@ impl Client {
         self.inner.peers.0.damage.met(&extent, entry.key.shard, Flaw::Damaged);
     }
 
-    /// Tells the owner which owed shards are stored now. What was stored of extents that were freed meanwhile is
-    /// deleted again.
+    /// Tells the owner which owed shards are stored now. Shards of extents that were freed in the meantime are deleted
+    /// again.
     pub async fn tell_repaired(&self, stored: &[OwedEntry]) -> Result<(), FsError> {
         if stored.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Room on the drives: how much there is, and waiting for more when what was deleted is on its way back.
+//! Room on the drives: how much there is, and waiting for deleted space to return.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,32 +9,32 @@ use tokio::time::{sleep, timeout};
 use crate::Client;
 use crate::topology::Limits;
 
-/// Pause between two looks at whether room has come back.
+/// Pause between two checks of the room.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Looks without any progress after which the drives are taken to be full.
+/// Checks without progress after which the drives count as full.
 const IDLE_ROUNDS_MAX: u32 = 10;
-/// The same while deleted space waits for reads that may use it. Sessions say every 3 s which they run: longer than a
-/// few times that, also on a busy machine.
+/// The same while deleted space waits for reads that may use it. Sessions report their reads every 3 s; this is a few
+/// times longer, for busy machines.
 const IDLE_ROUNDS_WITHHELD: u32 = 100;
 /// The same with a store, which may not be asked at once.
 const IDLE_ROUNDS_TIERED: u32 = 150;
-/// The same while blobs are on their way to it: so long a large one takes on a slow line.
+/// The same while blobs are on their way to the store: a large one takes this long on a slow line.
 const IDLE_ROUNDS_UPLOADING: u32 = 900;
-/// Looks while nothing leaves for a store: a writer does not wait longer, even if room comes back too slowly.
+/// Checks while no content leaves for a store. A writer waits no longer, even if room returns slowly.
 const ROUNDS_MAX: u32 = 200;
-/// Bytes that are taken from the drives at each look, if a store has them.
+/// Bytes that each check takes from the drives, if a store has them.
 const RELEASED_PER_ROUND: u64 = 64 << 20;
-/// Purge steps and pages of free extents per look.
+/// Purge steps and pages of free extents per check.
 const STEPS_PER_ROUND: u32 = 64;
 
-/// How many more bytes of content may be stored, as of the last look.
+/// How many more bytes of content can be stored, as of the last refresh.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
-    /// So much fits on the drives.
+    /// Bytes that fit on the drives.
     drives: AtomicU64,
-    /// So much more of them the filesystem may take.
+    /// Bytes that the filesystem may still take of the drives.
     quota: AtomicU64,
-    /// So much more it may hold, wherever that lies.
+    /// Bytes that the filesystem may still hold on all tiers.
     provisioned: AtomicU64,
 }
 
@@ -46,7 +46,7 @@ impl Room {
         self.provisioned.store(beyond(limits.provisioned_bytes, used), Ordering::Relaxed);
     }
 
-    /// So many bytes were stored since the last look.
+    /// Subtracts bytes that were stored since the last refresh.
     pub(crate) fn stored(&self, bytes: u64) {
         for limit in [&self.quota, &self.provisioned] {
             let less = |left: u64| (left < u64::MAX).then(|| left.saturating_sub(bytes));
@@ -75,43 +75,43 @@ fn per_mille(used: u64, of: u64) -> u64 {
     (u128::from(used.min(of)) * 1000).div_ceil(u128::from(of.max(1))) as u64
 }
 
-/// Somebody's wait for deleted space.
+/// State of one wait for deleted space.
 #[derive(Debug, Default)]
 pub(crate) struct RoomWait {
-    /// How much more than what is dirty is to be taken, if that is what it is for.
+    /// Bytes that a writer waits for on top of the dirty ones, if it is a writer that waits.
     taking: Option<u64>,
     rounds: u32,
     idle: u32,
-    /// Looks since the store last got something, while blobs are on their way to it.
+    /// Checks since the store last got content, while blobs are on their way to it.
     on_their_way: u32,
     used_bytes: u64,
     uploaded_bytes: u64,
 }
 
-/// What hastening reclamation did.
+/// The result of hastening reclamation.
 #[derive(Debug, Clone, Copy, Default)]
 struct Reclaimed {
-    /// Something was deleted, or there is more to do.
+    /// Extents were deleted, or there is more to purge.
     progress: bool,
     /// Deleted space waits for reads that may use it.
     withheld: bool,
 }
 
-/// What one of the looks at whether room has come back did and saw. Whoever waited since before it serves them all: as
-/// many writers as there are find out together that the drives are full.
+/// The result of one check of the room. All waits that began before a check share it, so that any number of writers
+/// find out together that the drives are full.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RoomCheck {
-    /// Looks are counted as they begin.
+    /// Checks are numbered as they begin.
     number: u64,
-    /// Extents that were taken from the drives because a store has them.
+    /// Extents that were released from the drives because a store has them.
     released: u64,
     reclaimed: Reclaimed,
-    /// A drive has not answered: it makes room still.
+    /// A drive has not answered yet: it is still making room.
     is_late: bool,
 }
 
 impl RoomWait {
-    /// Hastens reclamation and gives the drives a moment. Returns whether it is worth trying again.
+    /// Hastens reclamation and waits for a moment. Returns whether trying again is worthwhile.
     pub(crate) async fn step(&mut self, client: &Client) -> Result<bool, FsError> {
         if self.is_beyond_provisioned(client) {
             return self.wait_for_deletion(client).await;
@@ -137,7 +137,7 @@ impl RoomWait {
         self.taking.is_some_and(|bytes| dirty + bytes > client.inner.room.provisioned())
     }
 
-    /// Nothing helps but deleting. What has just been deleted, and is being closed, is waited for.
+    /// Waits for deletions, as nothing else helps. Files that were just deleted may still have to be closed.
     async fn wait_for_deletion(&mut self, client: &Client) -> Result<bool, FsError> {
         sleep(PAUSE).await;
         client.inner.session.heartbeat().await?;
@@ -147,10 +147,10 @@ impl RoomWait {
         Ok(self.goes_on(progress, false, IDLE_ROUNDS_MAX))
     }
 
-    /// Whether to look again after a look that saw `progress`, or that content `leaves` for a store.
+    /// Whether to check again, after a check that saw `progress`, or content that `leaves` for a store.
     fn goes_on(&mut self, progress: bool, leaves: bool, idle_max: u32) -> bool {
         self.idle = if progress { 0 } else { self.idle + 1 };
-        // As long as content leaves for the store, room is on its way; whatever else goes on, not for ever.
+        // While content leaves for the store, room will come. Other progress does not extend the wait for ever.
         let waits_for_blobs = leaves || idle_max == IDLE_ROUNDS_UPLOADING;
         self.rounds = if leaves { 0 } else { self.rounds + u32::from(!waits_for_blobs) };
         self.on_their_way = if leaves || !waits_for_blobs { 0 } else { self.on_their_way + 1 };
@@ -159,13 +159,14 @@ impl RoomWait {
 }
 
 impl Client {
-    /// Hastens the return of deleted space, unless somebody began to after this was called: then waits for that.
+    /// Hastens the return of deleted space. If another caller began to do so after this call, it waits for that result
+    /// instead.
     async fn look_for_room(&self) -> Result<RoomCheck, FsError> {
         let peers = &self.inner.peers.0;
         let begun = peers.looks.load(Ordering::Acquire);
         let mut last = peers.making_room.lock().await;
         if last.number > begun {
-            // How much is used is told to each session for itself.
+            // Each session gets its own figures of use.
             self.inner.session.heartbeat().await?;
             return Ok(*last);
         }
@@ -178,7 +179,7 @@ impl Client {
         Ok(*last)
     }
 
-    /// Looks at how much room there is.
+    /// Refreshes the figures of room.
     pub(crate) fn refresh_room(&self) {
         let topology = self.inner.extents.topology();
         let drives = topology.room_bytes();
@@ -190,7 +191,7 @@ impl Client {
         }
     }
 
-    /// Whether there is room for what is dirty and `bytes` more.
+    /// Whether there is room for the dirty bytes and `bytes` more.
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         let dirty = self.inner.dirty_bytes.load(Ordering::Relaxed);
         dirty + bytes <= self.inner.room.bytes()
@@ -215,7 +216,7 @@ impl Client {
         }
     }
 
-    /// Bytes of file data that the drives have room for, with what is on its way back to them.
+    /// Bytes of file data that the drives have room for, including deleted space that has not returned yet.
     pub fn free_bytes(&self) -> u64 {
         let topology = self.inner.extents.topology();
         let (_, on_drives) = self.inner.session.used();
@@ -223,19 +224,19 @@ impl Client {
         topology.reclaimable_bytes().min(quota)
     }
 
-    /// How full the drives are, or what the filesystem may take of them if that is fuller, in thousandths; what is on its
-    /// way back to them does not count.
+    /// The fill of the drives, or of the filesystem's share of them if that is fuller, in thousandths. Deleted space
+    /// that has not returned yet does not count.
     pub fn fill_per_mille(&self) -> u64 {
         self.fills().map(|(used, capacity)| per_mille(used, capacity)).max().unwrap_or_default()
     }
 
-    /// Bytes that must leave the drives until they are no fuller than this.
+    /// Bytes that must leave the drives until their fill is at most `to_per_mille`.
     pub fn excess_bytes(&self, to_per_mille: u64) -> u64 {
         let excess = |(used, capacity): (u64, u64)| used.saturating_sub(capacity / 1000 * to_per_mille);
         self.fills().map(excess).max().unwrap_or_default()
     }
 
-    /// Bytes in use, and how many there may be: of all drives, and of what this filesystem may take of them.
+    /// Bytes in use and capacity: of all drives, and of the filesystem's share of them.
     fn fills(&self) -> impl Iterator<Item = (u64, u64)> {
         let topology = self.inner.extents.topology();
         let capacity = topology.capacity_bytes(self.inner.profile);
@@ -245,7 +246,7 @@ impl Client {
         std::iter::once((used, capacity)).chain(quota)
     }
 
-    /// Takes from the drives what the store has, oldest first, whatever its age. Returns how many extents.
+    /// Releases extents from the drives that the store has, oldest first, regardless of age. Returns how many.
     async fn make_room_in_tier(&self) -> Result<u64, FsError> {
         if self.inner.blobs.store().is_none() {
             return Ok(0);
@@ -253,7 +254,7 @@ impl Client {
         self.release_by(u64::MAX - 1, RELEASED_PER_ROUND).await.map(|released| released.extents)
     }
 
-    /// What the reclaimer does in its own time.
+    /// Runs the steps of the reclaimer at once.
     async fn hasten_reclaim(&self) -> Result<Reclaimed, FsError> {
         self.inner.session.heartbeat().await?;
         let mut purging = true;
@@ -283,13 +284,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_writer_waits_as_long_as_blobs_arrive_in_a_store_however_slow_it_is() {
+    fn a_writer_waits_while_blobs_arrive_even_in_a_slow_store() {
         let mut wait = RoomWait::default();
         for look in 0..10_000 {
             let leaves = look % 400 == 0;
             assert!(wait.goes_on(leaves, leaves, IDLE_ROUNDS_UPLOADING), "look {look}");
         }
-        // Others make room and take it: that ends.
+        // Others make room and take it: that wait ends.
         let looks = (0..10_000).take_while(|_| wait.goes_on(true, false, IDLE_ROUNDS_TIERED)).count();
         assert_eq!(looks, ROUNDS_MAX as usize);
     }
@@ -301,7 +302,7 @@ mod tests {
             let looks = (0..10_000).take_while(|_| wait.goes_on(false, false, idle_max)).count();
             assert_eq!(looks, idle_max as usize);
         }
-        // Nor does a drive that does not answer make it wait for such a store.
+        // A drive that does not answer does not extend the wait for such a store.
         let mut wait = RoomWait::default();
         let looks = (0..10_000).take_while(|_| wait.goes_on(true, false, IDLE_ROUNDS_UPLOADING)).count();
         assert_eq!(looks, IDLE_ROUNDS_UPLOADING as usize);

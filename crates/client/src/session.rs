@@ -10,7 +10,7 @@ use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
 
 /// Requests under way at once.
 const SLOTS: usize = 64;
-/// Answers to events of the owner, which wait for nobody, on their way at once.
+/// Answers to events of the owner on their way at once. They never wait for others.
 const ANSWER_SLOTS: usize = 16;
 
 /// Slots that requests take one after another.
@@ -30,15 +30,15 @@ pub(crate) struct Session {
     meta: Arc<dyn MetaService>,
     id: SessionId,
     requests: Lane,
-    /// Of their own: requests may wait for answers that others can only give after these.
+    /// Slots of their own, because requests may wait for other clients, and those for these answers.
     answers: Lane,
     ids: AsyncMutex<std::ops::Range<u64>>,
     /// The newest ledger version that a heartbeat brought.
     version: AtomicU64,
-    /// Bytes of content, and of those on drives, as of then.
+    /// Bytes of content, and those of them on drives, as of the last heartbeat.
     used_bytes: AtomicU64,
     drive_bytes: AtomicU64,
-    /// Ledger versions that running reads started at, with how many started there.
+    /// Ledger versions at which running reads started, with the number of reads.
     reads: Mutex<BTreeMap<u64, u64>>,
 }
 
@@ -56,7 +56,7 @@ impl Drop for SlotGuard<'_> {
     }
 }
 
-/// Keeps the extents of maps known now from being deleted while a read uses them.
+/// Keeps the extents of maps that are known now from being deleted while a read uses them.
 pub(crate) struct ReadGuard<'a> {
     session: &'a Session,
     version: u64,
@@ -93,7 +93,7 @@ impl Session {
         })
     }
 
-    /// Sends a request; at most [`SLOTS`] at a time, more wait here.
+    /// Sends a request. At most [`SLOTS`] are under way; further callers wait.
     pub(crate) async fn call(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
         self.send(&self.requests, request).await
     }
@@ -112,7 +112,7 @@ impl Session {
         self.meta.call(id, request).await
     }
 
-    /// An extent id that nobody ever used.
+    /// An extent id that was never used.
     pub(crate) async fn next_extent(&self) -> Result<ExtentId, FsError> {
         let mut ids = self.ids.lock().await;
         if ids.is_empty() {
@@ -141,14 +141,14 @@ impl Session {
         ReadGuard { session: self, version }
     }
 
-    /// Tells the owner that the session lives and how old the maps are that its reads use.
+    /// Tells the owner that the session is alive, and the oldest ledger version that its reads use.
     pub(crate) async fn heartbeat(&self) -> Result<(), FsError> {
         let in_use_ver = {
             let reads = self.reads.lock().expect("no holder of this lock panics");
-            // A read that starts later and finds an extent gone asks for the map again, so it needs nothing kept.
+            // A read that starts later and finds an extent gone asks for the map again, so it needs no extent kept.
             reads.first_key_value().map_or(u64::MAX, |(oldest, _)| *oldest)
         };
-        // Requests that wait for somebody's lease may have all other slots for a minute.
+        // Requests that wait for a lease of another client may occupy all other slots for a minute.
         let reply = self.answer(MetaRequest::Heartbeat { in_use_ver }).await?;
         let MetaReply::Beat { version, used_bytes, drive_bytes } = reply else { return Err(FsError::Io) };
         self.version.store(version, Ordering::Release);

@@ -1,35 +1,36 @@
-//! Whether a filesystem has room, for people: what of it is used up, once a write was refused or next to nothing is left.
+//! Shortage of room, for people: which limit is reached, once a write was refused or hardly any room is left.
 
 use std::sync::atomic::Ordering;
 
 use crate::Client;
 
-/// Next to nothing is left when it is less than this part of the whole, or than one extent.
+/// Hardly any room is left if it is less than this part of the whole, or than one extent.
 const LITTLE: u64 = 1000;
 
-/// What of a filesystem is used up first.
+/// The limit that is reached first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scarce {
     /// Its drives are full.
     Drives,
-    /// It has taken what it may of the drives.
+    /// The filesystem has used its quota of the drives.
     SsdQuota,
-    /// It holds what it may hold in all.
+    /// The filesystem has reached its provisioned size.
     Size,
 }
 
-/// A filesystem has no room for a write, or as good as none.
+/// A filesystem has no room for a write, or hardly any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shortage {
-    /// What is used up.
+    /// The limit that is reached.
     pub of: Scarce,
     /// Bytes of content that can still be written.
     pub left_bytes: u64,
-    /// A write was refused, and there is no room for it yet. Otherwise so little is left that one may be soon.
+    /// A write was refused, and there is no room for it yet. Otherwise little room is left, and a write may be refused
+    /// soon.
     pub is_refusing: bool,
 }
 
-/// How much of something is left, of how much.
+/// The room left under one limit.
 #[derive(Debug, Clone, Copy)]
 struct Supply {
     of: Scarce,
@@ -38,8 +39,8 @@ struct Supply {
 }
 
 impl Client {
-    /// What is used up, if a write through any client of the filesystem was refused for lack of room that is not back yet,
-    /// or if next to nothing is left.
+    /// The present shortage: a write through any client of the filesystem was refused and its room is not back yet, or
+    /// hardly any room is left.
     pub fn shortage(&self) -> Option<Shortage> {
         let Supply { of, left_bytes, all_bytes } = self.scarcest()?;
         let not_dirty = left_bytes.saturating_sub(self.inner.dirty_bytes.load(Ordering::Relaxed));
@@ -59,7 +60,7 @@ impl Client {
 
     /// Notes that drives refused this many dirty bytes, although they may report room.
     pub(crate) fn note_refused_by_drives(&self, bytes: u64) {
-        // Or else the disk with the metadata had no room.
+        // Otherwise the disk with the metadata had no room.
         if self.inner.extents.topology().is_refusing() {
             self.note_wanted(bytes, 0);
         }
@@ -71,8 +72,8 @@ impl Client {
         *self.inner.peers.0.wanted_bytes.lock().expect("no holder of this lock panics") = Some(wanted);
     }
 
-    /// What the next write that is refused would be refused for. With so few drives that writes fail, room is not what
-    /// they fail for.
+    /// The limit at which the next write would be refused. With too few drives for writes, the drives are left out,
+    /// because writes fail for another reason.
     fn scarcest(&self) -> Option<Supply> {
         let topology = self.inner.extents.topology();
         let (used, on_drives) = self.inner.session.used();

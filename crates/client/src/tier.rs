@@ -1,7 +1,7 @@
-//! Steps of tiering: upload extents, take them from the drives, empty and delete blobs. `fetch` brings them back.
+//! Steps of tiering: upload extents, release them from the drives, empty and delete blobs. `fetch` brings them back.
 //!
-//! Every step ends with one request to the owner that takes effect only on what is still as it was, so steps may be cut
-//! off anywhere: a blob that nothing refers to is found again by its number.
+//! Every step ends with one request to the owner that applies only to unchanged extents, so a step may be cut off
+//! anywhere: a blob that nothing refers to is found again by its number.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ use crate::extents::ReadExtentError;
 const READS: usize = 8;
 /// Extents asked for at a time.
 const PAGE: u32 = 1024;
-/// How often a blob is looked for before a store is said not to have it: an answer alone may be damaged.
+/// How often a blob is looked for before it counts as missing in a store: a single answer may be damaged.
 const LOOKS: u32 = 4;
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
 
@@ -35,10 +35,10 @@ const LOOK_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UploadError {
-    /// The ledger.
+    /// The owner failed.
     #[error("the owner did not answer: {0}")]
     Owner(#[from] FsError),
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// None of the extents can be read now.
@@ -57,17 +57,17 @@ pub struct FileTiers {
     pub away_bytes: u64,
 }
 
-/// Parts of a file, and where to go on.
+/// Parts of a file, and where to continue.
 #[derive(Debug, Clone, Default)]
 pub struct PartsPage {
     /// In order.
     pub parts: Vec<FilePart>,
-    /// The offset that the next page begins with, if there may be more.
+    /// The offset of the next page, if there may be more.
     pub next: Option<u64>,
 }
 
 impl PartsPage {
-    /// What lies where.
+    /// Adds the bytes of the parts, by place.
     pub fn add_to(&self, sum: &mut FileTiers) {
         for part in &self.parts {
             match part.stage {
@@ -93,7 +93,7 @@ impl Source {
         }
     }
 
-    /// All of it, where it lies.
+    /// The whole extent, at its present place.
     fn content(&self) -> Content {
         match self {
             Self::Blob(inside) if inside.stage == Stage::Tiered => {
@@ -135,18 +135,18 @@ impl Client {
         }
     }
 
-    /// New extents wait for their upload from now on, and step by step all others. While everything comes back from a store,
-    /// that ends: it must be the same store.
+    /// Queues new extents for upload from now on, and all others step by step. It also stops bringing everything back
+    /// from a store; in that case it must be the same store.
     pub async fn tier_attach(&self) -> Result<(), FsError> {
         self.tier(TierRequest::Attach).await.map(drop)
     }
 
-    /// Nothing is uploaded or taken from the drives any more.
+    /// Stops uploading extents and releasing them from the drives.
     pub async fn tier_leave(&self) -> Result<(), FsError> {
         self.tier(TierRequest::Leave).await.map(drop)
     }
 
-    /// Queues extents that were there before. Returns whether there are more.
+    /// Queues older extents. Returns whether there are more.
     pub async fn tier_queue_step(&self) -> Result<bool, FsError> {
         Ok(self.tier(TierRequest::QueueStep).await? == TierReply::More(true))
     }
@@ -156,7 +156,7 @@ impl Client {
         Ok(self.tier(TierRequest::LeaveStep).await? == TierReply::More(true))
     }
 
-    /// The sums.
+    /// The sums of tiering.
     pub async fn tier_stat(&self) -> Result<TierStat, FsError> {
         match self.tier(TierRequest::Stat).await? {
             TierReply::Stat(stat) => Ok(stat),
@@ -174,7 +174,7 @@ impl Client {
         self.inner.peers.0.uploaded_bytes.load(Ordering::Relaxed)
     }
 
-    /// Extents in a stage that were written by then, oldest first, beyond the one given.
+    /// Extents in a stage that were written by `before_s`, oldest first, after the one given.
     pub async fn tier_due(
         &self,
         stage: Stage,
@@ -187,7 +187,7 @@ impl Client {
         }
     }
 
-    /// How old extents are that tier, and where to go on.
+    /// The ages of extents that tier, and where to continue.
     pub async fn tier_ages(
         &self,
         after: Option<ExtentId>,
@@ -198,14 +198,14 @@ impl Client {
         }
     }
 
-    /// How many of these extents, from the first, go into one blob of at most `blob_bytes`.
+    /// The number of these extents, from the first, that fit into one blob of at most `blob_bytes`.
     pub fn fitting(due: &[DueExtent], blob_bytes: u32) -> usize {
         let mut plan = BlobPlan::new(blob_bytes);
         due.iter().take_while(|due| plan.add(due.extent.extent_len)).count()
     }
 
-    /// Stores extents in one new blob. Those that are gone or cannot be read are left out. Returns how many bytes of
-    /// extents are in it. Reading them and sending the blob each keep to `pace`.
+    /// Stores extents in one new blob, without those that are gone or cannot be read. Returns the bytes of extents in
+    /// it. Reading and sending each keep to `pace`.
     pub async fn upload(
         &self,
         due: Vec<DueExtent>,
@@ -256,7 +256,7 @@ impl Client {
         }
     }
 
-    /// Reads as much as fits into a blob. Says of what is in it where it begins.
+    /// Reads as many extents as fit into a blob. Returns the block at which each begins.
     async fn fill_blob(
         &self,
         sources: Vec<Source>,
@@ -267,7 +267,7 @@ impl Client {
         sources.iter().for_each(|source| {
             let _ = plan.add(source.extent_len());
         });
-        // Drives fill one blob after the other, so that the store gets the first while the second is read.
+        // Only one blob at a time is filled from drives, so that the store gets the first while the second is read.
         let from_drives = sources.iter().all(|source| matches!(source, Source::Drives(_)));
         let reads = stream::iter(sources).map(|source| async move {
             let parts = self.source_parts(&source).await;
@@ -307,7 +307,7 @@ impl Client {
         Ok((builder, extents))
     }
 
-    /// The bytes of an extent, in parts that follow each other, all but the last in whole blocks.
+    /// The bytes of an extent, in consecutive parts; all but the last are whole blocks.
     async fn source_parts(&self, source: &Source) -> Result<Vec<Bytes>, ReadExtentError> {
         let (extent, blob) = match source {
             Source::Drives(due) => (due.extent, None),
@@ -323,8 +323,8 @@ impl Client {
         Ok(vec![out.freeze()])
     }
 
-    /// Takes extents that are in blobs too from the drives, oldest first, up to those written by `before_s` and until
-    /// `bytes` are on their way back. Returns what was taken.
+    /// Releases extents from the drives that are in blobs, too, oldest first, up to those written by `before_s` and
+    /// until `bytes` are on their way back. Returns the extents and bytes released.
     pub async fn release_by(&self, before_s: u64, bytes: u64) -> Result<StageStat, FsError> {
         let mut sum = StageStat::default();
         while sum.bytes < bytes {
@@ -349,7 +349,7 @@ impl Client {
         Ok(sum)
     }
 
-    /// Takes these extents from the drives, as far as blobs have them.
+    /// Releases these extents from the drives, as far as blobs have them.
     pub async fn release_extents(&self, ids: Vec<ExtentId>) -> Result<StageStat, FsError> {
         if ids.is_empty() {
             return Ok(StageStat::default());
@@ -360,7 +360,7 @@ impl Client {
         }
     }
 
-    /// Blobs in use beyond the one given.
+    /// Blobs in use, after the given one.
     pub async fn blobs(&self, after: Option<u64>) -> Result<Vec<BlobStat>, FsError> {
         match self.tier(TierRequest::Blobs { after, limit: PAGE }).await? {
             TierReply::Blobs(blobs) => Ok(blobs),
@@ -368,7 +368,8 @@ impl Client {
         }
     }
 
-    /// Stores what is alive of some blobs in new ones, so that the old ones can be deleted. Returns the bytes stored.
+    /// Stores the live content of some blobs in new ones, so that the old ones can be deleted. Returns the bytes
+    /// stored.
     pub async fn empty_blobs(&self, serials: &[u64], blob_bytes: u32) -> Result<u64, UploadError> {
         let (mut stored, mut sources, mut plan) = (0, Vec::new(), BlobPlan::new(blob_bytes));
         for serial in serials {
@@ -398,7 +399,8 @@ impl Client {
         Ok(stored)
     }
 
-    /// Bytes of the blobs that [`Client::empty_blobs`] would make: what lies in some is not always worth storing again.
+    /// Bytes of the blobs that [`Client::empty_blobs`] would make: storing the content of some blobs again may not be
+    /// worthwhile.
     pub async fn refilled_bytes(&self, serials: &[u64], blob_bytes: u32) -> Result<u64, FsError> {
         let (mut bytes, mut plan) = (0, BlobPlan::new(blob_bytes));
         for serial in serials {
@@ -437,8 +439,8 @@ impl Client {
         store.delete(away.id(serial, term).key(away.link.cluster)).await
     }
 
-    /// Looks for the first and the last of the blobs in use in `store`, which need not be the one that is attached.
-    /// Returns the key of one that it does not have, and what it says instead.
+    /// Looks for the first and the last of the blobs in use in `store`, which need not be the attached one. Returns the
+    /// key of a blob that it does not have, and the error.
     pub async fn missing_blob(
         &self,
         store: &dyn ObjectStore,
@@ -470,7 +472,7 @@ impl Client {
                 _ => Err(StoreError::Unexpected("it is not this blob".to_owned())),
             });
             match found {
-                // What may pass was tried again already.
+                // Passing errors were already tried again.
                 Err(error) if looks < LOOKS && !error.is_passing() => looks += 1,
                 found => return found,
             }
@@ -492,7 +494,7 @@ impl Client {
     }
 }
 
-/// A range that is a whole extent: which files it belongs to is the ledger's business, and may change.
+/// A range that is a whole extent. Its files are known to the ledger and may change.
 fn range_of(source: &Source) -> BlobRange {
     let Origin { ino, map, off } = source.origin();
     BlobRange { ino, map, off, len: 0, block: 0, extent: source.id(), layer: 0, crc32c: 0 }

@@ -1,4 +1,4 @@
-//! The drives and placement groups that a client writes to and reads from, as of now.
+//! The drives and placement groups that a client uses now.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,27 +8,27 @@ use futures_util::future::join_all;
 use layout::{ClusterMap, DriveState, PlacementGroup, Profile};
 use wire::drive::{DriveHealth, DriveService, DriveStat};
 
-/// The cluster map and the services of its drives. Replaced as a whole when something changes.
+/// The cluster map and the services of its drives. Replaced as a whole on every change.
 #[derive(Clone)]
 pub struct Topology {
     /// Drives and placement groups.
     pub map: ClusterMap,
-    /// How to reach the drives. A drive that is missing here does not answer.
+    /// The services of the drives. A drive that is missing here does not answer.
     pub drives: HashMap<DriveId, Arc<dyn DriveService>>,
     /// The placement groups that new extents of this filesystem go to.
     pub groups: Vec<PgId>,
     /// How new extents are protected: as the filesystem's profile says, or narrower while domains are missing.
     pub profile: Profile,
-    /// Groups whose extents are narrower than the filesystem's profile has them.
+    /// Groups whose extents are narrower than the filesystem's profile.
     pub narrow: Vec<PgId>,
     /// How much the filesystem may hold.
     pub limits: Limits,
 }
 
-/// How much a filesystem may hold, in bytes of content; `None`: as much as the drives do.
+/// Limits of a filesystem, in bytes of content; `None`: the capacity of the drives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
-    /// In all, wherever it lies.
+    /// In all, on every tier.
     pub provisioned_bytes: Option<u64>,
     /// On drives.
     pub ssd_bytes: Option<u64>,
@@ -69,8 +69,8 @@ impl Topology {
         member.into_iter().chain(group.into_iter().flat_map(move |group| group.sources(shard.0)))
     }
 
-    /// How many of the group's first `n` members can take a shard, and the room of the fullest of them. One that
-    /// is slow counts as one that cannot.
+    /// How many of the group's first `n` members can take a shard, and the room of the fullest of them. A slow member
+    /// does not count.
     fn fitness(&self, group: &PlacementGroup, n: usize, is_slow: &dyn Fn(DriveId) -> bool) -> (usize, u64) {
         let members = group.members.iter().take(n).filter(|id| !is_slow(**id));
         let rooms: Vec<u64> =
@@ -92,7 +92,7 @@ impl Topology {
         let pick = |number: u64| self.map.group(self.groups[(number % count) as usize]);
         let (one, other) = (pick(random & 0xffff_ffff)?, pick(random >> 32)?);
         let (fit_one, fit_other) = (self.fitness(one, n, is_slow), self.fitness(other, n, is_slow));
-        // A difference in room that is small would always send everything to the same drive.
+        // A small difference in room would always send everything to the same drive.
         let better = fit_other.0 > fit_one.0 || fit_other.0 == fit_one.0 && fit_other.1 > fit_one.1;
         Some(if better { other } else { one })
     }
@@ -109,8 +109,8 @@ impl Topology {
         usable.any(|service| matches!(service.stat(), DriveStat { full, host_full, .. } if full || host_full))
     }
 
-    /// Bytes of file data that still fit, if they are spread over all drives. With so few drives that writes
-    /// fail, room is not what they fail for.
+    /// Bytes of file data that still fit, spread over all drives. No limit with too few drives for writes, because they
+    /// fail for another reason.
     pub(crate) fn room_bytes(&self) -> u64 {
         let profile = self.profile;
         let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
@@ -123,7 +123,7 @@ impl Topology {
         spread(rooms, width, profile.k())
     }
 
-    /// As [`Topology::room_bytes`], once everything deleted has been reclaimed: what `df` may promise.
+    /// As [`Topology::room_bytes`], once everything deleted has been reclaimed: the value for `df`.
     pub(crate) fn reclaimable_bytes(&self) -> u64 {
         let profile = self.profile;
         let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
@@ -132,15 +132,15 @@ impl Topology {
         if rooms.len() < usize::from(profile.w()) { 0 } else { spread(rooms, width, profile.k()) }
     }
 
-    /// Bytes of the drives that are not free, whatever for.
+    /// Bytes of the drives that are not free, for whatever reason.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.drives.values().map(|drive| drive.stat()).map(|stat| stat.capacity_bytes - stat.free_bytes).sum()
     }
 
-    /// Has the drives turn dead space into room. Returns once each has enough or no more to give.
+    /// Makes the drives turn dead space into room. Returns once each has enough or no more to give.
     pub(crate) async fn make_room(&self) {
         let usable = self.map.drives.iter().filter_map(|drive| self.usable(drive.id));
-        // One that fails has no more to give.
+        // A drive that fails has no more to give.
         join_all(usable.map(|service| service.make_room())).await;
     }
 
@@ -151,14 +151,14 @@ impl Topology {
             |id: &DriveId| !matches!(self.map.drive(*id), Some(drive) if drive.state == DriveState::Leaving);
         let staying = self.drives.iter().filter(|(id, _)| staying(id) && !self.is_out(**id));
         let rooms: Vec<u64> = staying.map(|(_, service)| capacity(service.stat())).collect();
-        // Right after a start with drives missing, nothing narrower is planned yet.
+        // Right after a start with drives missing, no narrower profile is planned yet.
         let width = rooms.len().min(usize::from(profile.n()));
         spread(rooms, width, profile.k())
     }
 }
 
-/// How much data goes on drives with this room, with `k` data shards in stripes over `width` different drives.
-/// What one drive has beyond its share of what the others can match is no use.
+/// How much data fits on drives with this room, with `k` data shards in stripes over `width` different drives. Room of
+/// a drive beyond what the others can match is of no use.
 fn spread(mut rooms: Vec<u64>, width: usize, k: u8) -> u64 {
     if rooms.len() < width || width == 0 {
         return 0;

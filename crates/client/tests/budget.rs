@@ -1,4 +1,4 @@
-//! How many messages the common things cost. More than this is a regression.
+//! The number of messages of common operations. More messages than this are a regression.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -62,7 +62,7 @@ fn an_extent_costs_one_put_per_shard_and_one_commit_and_a_get_per_data_shard() {
         assert!(matches!(asked.as_slice(), [MetaRequest::Commit { .. }]), "{asked:?}");
         assert_eq!(drive_messages(&world), (6, 0));
         assert!(common::read_in_parts(&client, ino, 4 << 20).await.unwrap() == pattern(2, 4 << 20));
-        assert_eq!(wire.take_asked(), [], "who wrote it knows its map");
+        assert_eq!(wire.take_asked(), [], "its writer knows its map");
         assert_eq!(drive_messages(&world), (0, 4));
         client.read(ino, 5000, 100).await.unwrap();
         assert_eq!(drive_messages(&world), (0, 1));
@@ -77,7 +77,7 @@ fn an_extent_costs_one_put_per_shard_and_one_commit_and_a_get_per_data_shard() {
 }
 
 #[test]
-fn what_a_file_that_is_unpacked_gets_after_its_content_costs_no_messages() {
+fn attributes_set_after_the_content_of_an_unpacked_file_cost_no_messages() {
     run("4+2", |world| async move {
         let (client, wire) = world.wired_client().await;
         let made = client.make(MakeNode { open: OpenIntent::Write, ..new_file("file") }).await.unwrap();
@@ -102,7 +102,7 @@ fn what_a_file_that_is_unpacked_gets_after_its_content_costs_no_messages() {
         assert!(matches!(asked.as_slice(), [MetaRequest::Commit { .. }]), "{asked:?}");
         is_set(client.getattr(ino).await.unwrap());
         is_set(find(&world.client().await, "file").await.unwrap());
-        // With nothing written, they go alone; a write that follows moves the time again.
+        // Without new data, they go alone; a later write moves the time again.
         let set = SetAttr { mtime_ns: Some(50), ..SetAttr::default() };
         client.write(ino, 0, b"x").await.unwrap();
         client.setattr(ino, set.clone()).await.unwrap();
@@ -133,7 +133,7 @@ fn a_time_set_on_a_large_file_outlives_the_commits_of_its_parts() {
 }
 
 #[test]
-fn what_was_written_is_durable_before_its_new_name_is() {
+fn written_data_is_durable_before_its_new_name() {
     run("4+2", |world| async move {
         let (client, wire) = world.wired_client().await;
         let ino = create(&client, "new").await;

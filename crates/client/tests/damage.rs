@@ -17,7 +17,7 @@ use wire::tier::Stage;
 
 const LEN: usize = 3 << 20;
 
-/// A file of one extent, and where that is.
+/// Writes a file of one extent. Returns where it is.
 async fn write_file(client: &Client, name: &str) -> (Ino, PiecePosition, MapPiece) {
     let ino = create(client, name).await;
     client.write(ino, 0, &pattern(1, LEN)).await.unwrap();
@@ -26,7 +26,7 @@ async fn write_file(client: &Client, name: &str) -> (Ino, PiecePosition, MapPiec
     (ino, position, piece)
 }
 
-/// The shards that these drives hold of an extent.
+/// The shards of an extent that these drives hold.
 fn shards_on(world: &World, piece: &MapPiece, drives: &[u32]) -> u32 {
     let extent = piece.content.extent().unwrap();
     let topology = world.topology();
@@ -85,7 +85,7 @@ fn a_drive_that_had_the_position_and_is_away_may_have_the_shard() {
 }
 
 #[test]
-fn what_a_commit_went_ahead_without_is_not_called_damaged() {
+fn an_owed_shard_is_not_called_damaged() {
     run("4+2", |world| async move {
         let client = world.client().await;
         world.drives[1].set(Fault::Failed);
@@ -120,7 +120,7 @@ async fn away_file(world: &Arc<World>, store: &Arc<MemStore>) -> (Client, Ino, M
 }
 
 #[test]
-fn a_blob_is_lost_if_its_store_says_so_more_than_once_and_not_while_that_is_down() {
+fn a_blob_is_lost_if_its_store_lacks_it_more_than_once_and_not_while_the_store_is_down() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (client, ino, piece) = away_file(&world, &store).await;
@@ -135,7 +135,7 @@ fn a_blob_is_lost_if_its_store_says_so_more_than_once_and_not_while_that_is_down
         assert_eq!(cold.examine(&piece).await, Verdict::Lost(LossCause::BlobMissing { serial }));
         assert_eq!(read_all(&cold, ino).await, Err(FsError::Io));
         assert_eq!(cold.take_suspects().remove(0).at, Some((ino, 0)));
-        // One that comes a moment later was not lost.
+        // A blob that appears a moment later was not lost.
         let late = async {
             tokio::time::sleep(Duration::from_millis(300)).await;
             store.objects.lock().unwrap().insert(key.clone(), whole.clone());

@@ -1,4 +1,4 @@
-//! What caches above a client, such as a kernel's, may keep, and what they are told before something changes.
+//! Caches above a client, such as that of a kernel: what they may keep, and how they are invalidated before a change.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -12,7 +12,7 @@ use client::{Client, FileKind, Invalidate, MakeNode, OpenIntent, PutOptions, Ren
 use common::{create, new_file, run};
 use wire::meta::{ANSWER_AGE_MAX, MetaRequest, NAME_TERM};
 
-/// What was told.
+/// The notices that a cache above got.
 #[derive(Default)]
 struct Notices {
     inodes: Mutex<Vec<Ino>>,
@@ -48,14 +48,14 @@ async fn directory(client: &Client, name: &str) -> Ino {
     client.make(dir).await.unwrap().ino
 }
 
-/// The term of a name, found or not.
+/// Asks for a name. Returns how long the answer may be kept.
 async fn ask(client: &Client, name: &str) -> Duration {
     let (_, term) = client.find(Ino::ROOT, name.as_bytes()).await.unwrap();
     client.name_term(&term)
 }
 
 #[test]
-fn every_name_is_told_before_its_change_is_acknowledged() {
+fn every_name_is_invalidated_before_its_change_is_acknowledged() {
     run("4+2", |world| async move {
         let (one, two) = (world.client().await, world.client().await);
         for name in ["a", "b", "c"] {
@@ -66,7 +66,7 @@ fn every_name_is_told_before_its_change_is_acknowledged() {
             assert_eq!(ask(&one, name).await, NAME_TERM, "{name}");
         }
         let a = one.lookup(Ino::ROOT, b"a").await.unwrap().ino;
-        // All leases on the directory and on the file are given up for something else.
+        // All leases on the directory and on the file are given up for another client.
         two.setattr(a, SetAttr { mode: Some(0o600), ..SetAttr::default() }).await.unwrap();
         create(&two, "other").await;
         assert_eq!(told.take_entries(), [(Ino::ROOT, "other".to_owned())]);
@@ -86,7 +86,7 @@ fn every_name_is_told_before_its_change_is_acknowledged() {
 }
 
 #[test]
-fn a_batch_of_objects_and_the_directories_that_they_implied_are_told() {
+fn a_batch_of_objects_invalidates_their_names_and_those_of_implied_directories() {
     run("4+2", |world| async move {
         let (names, objects) = (world.client().await, world.client().await);
         let bucket = directory(&names, "bucket").await;
@@ -138,7 +138,7 @@ fn an_answer_that_a_change_overtakes_is_not_kept() {
         assert_eq!(told.take_entries(), [(Ino::ROOT, "file".to_owned())]);
         wire.held.add_permits(1);
         let (attr, term) = asking.await.unwrap();
-        assert_eq!(attr.unwrap().ino, ino, "as it was when it was asked");
+        assert_eq!(attr.unwrap().ino, ino, "the state at the time of the request");
         assert_eq!((one.name_term(&term), one.attr_term(ino)), (Duration::ZERO, Duration::ZERO));
         wire.hold(|_| false);
         assert_eq!(ask(&one, "file").await, NAME_TERM);
@@ -169,7 +169,7 @@ fn a_late_answer_is_not_kept() {
     });
 }
 
-/// Notes how long attributes may be kept while they are being forgotten.
+/// Records how long attributes may be kept while they are being invalidated.
 struct Asking {
     client: Client,
     terms: Mutex<Vec<Duration>>,

@@ -1,4 +1,4 @@
-//! What a filesystem may hold at most.
+//! Limits on the size of a filesystem.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -30,14 +30,14 @@ async fn remove(client: &Client, ino: Ino, name: &str) {
     client.forget(ino, 1);
 }
 
-/// How much is used is known from the next heartbeat on.
+/// The figures of use are known from the next heartbeat on.
 async fn shortage_becomes(client: &Client, expected: Option<Shortage>) {
     while client.shortage() != expected {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-fn hold_exactly_what_they_say(limits: Limits, of: Scarce) {
+fn check_limit(limits: Limits, of: Scarce) {
     run("4+2", |world| async move {
         let client = world.client().await;
         limit(&world, limits);
@@ -53,7 +53,7 @@ fn hold_exactly_what_they_say(limits: Limits, of: Scarce) {
         for ino in &files {
             assert!(read_all(&client, *ino).await.unwrap() == pattern(7, FILE_BYTES));
         }
-        // What was refused takes nothing, and what was deleted makes room at once.
+        // A refused write takes no space, and a deletion makes room at once.
         remove(&client, files[3], "3").await;
         write(&client, "instead").await.unwrap();
         assert_eq!(write(&client, "two more").await, Err(FsError::NoSpace));
@@ -64,19 +64,19 @@ fn hold_exactly_what_they_say(limits: Limits, of: Scarce) {
 }
 
 #[test]
-fn no_more_is_taken_than_is_provisioned() {
+fn no_more_is_stored_than_is_provisioned() {
     let provisioned_bytes = Some(FILES * FILE_BYTES as u64 + SPARE);
     hold_exactly_what_they_say(Limits { provisioned_bytes, ssd_bytes: None }, Scarce::Size);
 }
 
 #[test]
-fn no_more_lies_on_drives_than_the_quota_of_them() {
+fn no_more_lies_on_drives_than_the_quota() {
     let ssd_bytes = Some(FILES * FILE_BYTES as u64 + SPARE);
     hold_exactly_what_they_say(Limits { provisioned_bytes: None, ssd_bytes }, Scarce::SsdQuota);
 }
 
 #[test]
-fn clients_that_write_at_the_same_time_share_what_is_provisioned() {
+fn clients_that_write_at_the_same_time_share_the_provisioned_size() {
     run("4+2", |world| async move {
         let (one, other) = (world.client().await, world.client().await);
         let provisioned_bytes = Some(FILES * FILE_BYTES as u64);
@@ -90,7 +90,7 @@ fn clients_that_write_at_the_same_time_share_what_is_provisioned() {
         };
         let (a, b) = tokio::join!(fill(one.clone(), "a"), fill(other, "b"));
         assert!(a + b >= FILES, "{a} + {b}");
-        // Each knows of what the other has stored with its next heartbeat.
+        // Each learns of the other's data with its next heartbeat.
         assert!(one.statfs().await.unwrap().free_bytes == 0);
         assert_eq!(write(&one, "more").await, Err(FsError::NoSpace));
     });

@@ -29,7 +29,7 @@ impl Run {
         &self.clients[self.below(self.clients.len() as u64) as usize]
     }
 
-    /// Offsets near each other are as interesting as far ones; so are block boundaries.
+    /// Offsets near each other, at block boundaries, or anywhere.
     fn off(&self) -> u64 {
         match self.below(4) {
             0 => self.below(100),
@@ -107,7 +107,7 @@ impl Run {
         }
     }
 
-    /// Data may be zeros; a hole never is anything else.
+    /// Data may be zeros; a hole is always zeros.
     async fn seek(&mut self, off: u64) {
         let size = self.model.len() as u64;
         let hole = self.client().seek(self.ino, off, SeekKind::Hole).await;
@@ -174,16 +174,16 @@ fn random_operations(profile: &str, clients: usize, seeds: std::ops::Range<u64>)
 }
 
 #[test]
-fn one_client_reads_what_it_wrote() {
+fn one_client_reads_its_own_writes() {
     random_operations("4+2", 1, 0..15);
 }
 
 #[test]
-fn one_client_on_one_drive_reads_what_it_wrote() {
+fn one_client_on_one_drive_reads_its_own_writes() {
     random_operations("1+0", 1, 100..110);
 }
 
 #[test]
-fn several_clients_read_what_any_of_them_wrote() {
+fn several_clients_read_each_others_writes() {
     random_operations("4+2", 3, 200..215);
 }

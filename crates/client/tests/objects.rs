@@ -45,7 +45,7 @@ async fn keys(client: &Client, bucket: Ino) -> Vec<String> {
     page.entries.iter().map(key).collect()
 }
 
-/// What the node's upkeep does.
+/// Reclaims space, as the node's upkeep does.
 async fn reclaim(client: &Client) {
     while client.purge_step().await.unwrap() {}
     client.reclaim_step(None).await.unwrap();
@@ -77,7 +77,7 @@ fn an_object_is_a_file_and_a_file_is_an_object() {
             objects.write(staged, 0, &body).await.unwrap();
             objects.put_object(at.clone(), staged, options("other")).await.unwrap();
             assert!(get(&objects, at.clone()).await.unwrap() == (body, "other".to_owned()), "len={len}");
-            // What is written through a name and closed is what the next reader of the key gets.
+            // Data that is written through a name and closed is read by the next reader of the key.
             let file = names.lookup(dir, len.to_string().as_bytes()).await.unwrap();
             names.open_file(file.ino, OpenIntent::Write).await.unwrap();
             names.write(file.ino, 0, b"written").await.unwrap();
@@ -106,7 +106,7 @@ async fn read(objects: &Client, at: &ObjectName) -> Result<(Bytes, String), Obje
 }
 
 #[test]
-fn a_small_object_comes_with_its_map_and_as_it_was_written_last() {
+fn a_small_object_comes_with_its_map_and_its_last_content() {
     run("4+2", |w| async move {
         let (_, names, bucket) = world(&w).await;
         let (objects, wire) = w.wired_client().await;
@@ -122,7 +122,7 @@ fn a_small_object_comes_with_its_map_and_as_it_was_written_last() {
             if len == 0 {
                 continue;
             }
-            // Bytes that somebody else has written and not committed yet; they may be a piece of their own.
+            // Another client has written bytes and not committed them; they may be a piece of their own.
             let file = names.lookup(bucket, b"a").await.unwrap();
             names.open_file(file.ino, OpenIntent::Write).await.unwrap();
             names.write(file.ino, 0, b"!").await.unwrap();
@@ -263,7 +263,7 @@ fn complete(upload: UploadRef, count: u16) -> CompleteUpload {
 }
 
 #[test]
-fn as_many_writers_as_there_are_find_out_together_that_the_drives_are_full() {
+fn all_writers_find_out_together_that_the_drives_are_full() {
     run("4+2", |w| async move {
         let (objects, _, bucket) = world(&w).await;
         w.drives.iter().for_each(|drive| drive.capacity_bytes.store(6 << 20, Ordering::Relaxed));
@@ -276,7 +276,7 @@ fn as_many_writers_as_there_are_find_out_together_that_the_drives_are_full() {
             stored += 1;
         }
         assert!(stored > 10, "{stored}");
-        // A writer looks for a second at least; one after another, they would take more than a minute.
+        // A writer checks for at least a second; one after another, they would take more than a minute.
         let all = join_all((0..60).map(|number| put(format!("more{number}"))));
         for result in
             tokio::time::timeout(Duration::from_secs(20), all).await.expect("they wait side by side")
@@ -288,7 +288,7 @@ fn as_many_writers_as_there_are_find_out_together_that_the_drives_are_full() {
 }
 
 #[test]
-fn what_was_refused_or_discarded_leaves_nothing_on_drives() {
+fn refused_or_discarded_objects_leave_nothing_on_drives() {
     run("4+2", |w| async move {
         let (objects, _, bucket) = world(&w).await;
         let at = name(bucket, "a");

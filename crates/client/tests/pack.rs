@@ -1,4 +1,4 @@
-//! Packing and the search for orphans, below clients that read and write meanwhile.
+//! Packing and the search for orphans, while clients read and write.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -77,7 +77,7 @@ async fn reclaim_copies(world: &World, client: &Client, drives: std::ops::Range<
 }
 
 #[test]
-fn packed_files_are_read_by_everybody_also_through_old_maps() {
+fn packed_files_are_read_by_all_clients_also_through_old_maps() {
     run("4+2", |world| async move {
         let (one, packer) = (world.client().await, world.client().await);
         let files = write_files(&one, 40).await;
@@ -93,7 +93,7 @@ fn packed_files_are_read_by_everybody_also_through_old_maps() {
             };
             assert_eq!((extent.k, extent.n), (4, 6));
         }
-        // The old extents are there until nobody reads them, and both kinds of map serve.
+        // The old extents stay until no read uses them, so both kinds of map work.
         check_files(&one, &files).await;
         reclaim_copies(&world, &packer, 0..6).await;
         check_files(&one, &files).await;
@@ -102,7 +102,7 @@ fn packed_files_are_read_by_everybody_also_through_old_maps() {
 }
 
 #[test]
-fn an_old_map_is_asked_for_anew_when_the_only_drive_says_late_that_an_extent_is_gone() {
+fn a_reader_asks_for_a_new_map_when_the_only_drive_reports_late_that_an_extent_is_gone() {
     run("1+0", |world| async move {
         let (one, packer) = (world.client().await, world.client().await);
         let files = write_files(&one, 12).await;
@@ -124,13 +124,13 @@ fn an_old_map_is_asked_for_anew_when_the_only_drive_says_late_that_an_extent_is_
 }
 
 #[test]
-fn an_old_map_is_asked_for_anew_while_a_drive_is_silent() {
+fn a_reader_asks_for_a_new_map_while_a_drive_is_silent() {
     run("4+2", |world| async move {
         let (one, packer) = (world.client().await, world.client().await);
         let files = write_files(&one, 12).await;
         check_files(&one, &files).await;
         pack_all(&packer).await;
-        // Two of three copies are deleted, and nobody knows about the third.
+        // Two of three copies are deleted, and the state of the third is unknown.
         world.drives[2].set(Fault::Failed);
         reclaim_copies(&world, &packer, 0..2).await;
         assert!(world.drives[2].entries().iter().any(|entry| entry.shape.k == 1));
@@ -142,7 +142,7 @@ fn an_old_map_is_asked_for_anew_while_a_drive_is_silent() {
 }
 
 #[test]
-fn content_that_was_packed_is_cloned_overwritten_and_cut_as_any_other() {
+fn packed_content_is_cloned_overwritten_and_cut_as_any_other() {
     run("4+2", |world| async move {
         let (one, packer) = (world.client().await, world.client().await);
         let mut files = write_files(&one, 12).await;
@@ -151,7 +151,7 @@ fn content_that_was_packed_is_cloned_overwritten_and_cut_as_any_other() {
         reclaim_copies(&world, &packer, 0..6).await;
         let mut copies = Vec::new();
         for (number, (ino, bytes)) in files.iter_mut().enumerate() {
-            // Through maps that name extents which are gone.
+            // Through maps that name deleted extents.
             let copy = create(&one, &format!("copy {number}")).await;
             one.copy_range((*ino, 0), (copy, 0), bytes.len() as u64).await.unwrap();
             copies.push((copy, bytes.clone()));
@@ -163,7 +163,7 @@ fn content_that_was_packed_is_cloned_overwritten_and_cut_as_any_other() {
         }
         check_files(&one, &files).await;
         check_files(&one, &copies).await;
-        // Again, with cut and shared pieces: of two clones only the one that is packed moves.
+        // Again, with cut and shared pieces: of two clones only the packed one moves.
         pack_all(&packer).await;
         while packer.reclaim_step(None).await.unwrap().deleted > 0 {}
         check_files(&one, &files).await;
@@ -173,7 +173,7 @@ fn content_that_was_packed_is_cloned_overwritten_and_cut_as_any_other() {
 }
 
 #[test]
-fn what_changed_since_it_was_read_stays_as_it_is() {
+fn a_piece_that_changed_since_it_was_read_stays_as_it_is() {
     run("4+2", |world| async move {
         let (one, packer) = (world.client().await, world.client().await);
         let mut files = write_files(&one, 12).await;
@@ -188,7 +188,7 @@ fn what_changed_since_it_was_read_stays_as_it_is() {
         let same: usize = files.iter().skip(1).step_by(2).map(|(_, bytes)| bytes.len()).sum();
         assert_eq!(outcome, PackOutcome { moved_bytes: same as u64, left_bytes: wanted - same as u64 });
         check_files(&packer, &files).await;
-        // Nothing of it is left to move: its extent is deleted at once.
+        // No piece is left to move: the new extent is deleted at once.
         let shards: usize = world.drives.iter().map(|drive| drive.shards()).sum();
         assert_eq!(packer.pack(old).await.unwrap().moved_bytes, 0);
         assert_eq!(world.drives.iter().map(|drive| drive.shards()).sum::<usize>(), shards);
@@ -196,14 +196,14 @@ fn what_changed_since_it_was_read_stays_as_it_is() {
     });
 }
 
-/// One whole search. Returns how many extents were deleted, and whether every drive was asked.
+/// Runs one whole search. Returns how many extents were deleted, and whether every drive was asked.
 async fn search(client: &Client, ranges: &[ClosedRange]) -> (u64, bool) {
     let inventory = orphans(client, ranges).await;
     let (deleted, everywhere) = client.delete_orphans(&inventory).await.unwrap();
     (deleted, everywhere && inventory.silent.is_empty())
 }
 
-/// What drives hold and no map refers to.
+/// Extents that drives hold and no map refers to.
 async fn orphans(client: &Client, ranges: &[ClosedRange]) -> Inventory {
     let mut inventory = client.inventory(ranges).await;
     for entry in scan(client).await {
@@ -257,7 +257,7 @@ fn clones_share_the_new_extent_as_they_shared_the_old_one() {
         one.write(source, 0, &bytes).await.unwrap();
         one.fsync(source).await.unwrap();
         let mut files = vec![(source, bytes.clone())];
-        // All of it, and a part at another place.
+        // The whole file, and a part at another place.
         for (name, from, to, len) in [("all", 0, 0, bytes.len()), ("part", 300_000, 8192, 500_000)] {
             let clone = create(&one, name).await;
             one.copy_range((source, from as u64), (clone, to as u64), len as u64).await.unwrap();
@@ -280,7 +280,7 @@ fn clones_share_the_new_extent_as_they_shared_the_old_one() {
         assert!(new.is_disjoint(&old));
         check_files(&one, &files).await;
         check_files(&world.client().await, &files).await;
-        // What lies over each other must have done so before.
+        // Pieces that are to overlap must do so already.
         let mixed = [files[0].0, files[1].0];
         one.write(mixed[0], 0, &pattern(2, 300_000)).await.unwrap();
         one.fsync(mixed[0]).await.unwrap();

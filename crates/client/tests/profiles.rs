@@ -77,7 +77,7 @@ fn three_bad_drives_of_4_plus_2_are_an_error_and_never_wrong_bytes() {
 }
 
 #[test]
-fn writes_go_on_while_enough_drives_take_them_and_what_they_wrote_is_safe() {
+fn writes_go_on_while_enough_drives_accept_them_and_their_data_is_safe() {
     run("4+2", |world| async move {
         let client = world.client().await;
         for fault in [Fault::Failed, Fault::Erring] {
@@ -120,7 +120,7 @@ fn a_single_drive_that_fails_is_an_error_and_no_hang() {
     });
 }
 
-/// Frees what nothing refers to, as upkeep does.
+/// Deletes free extents, as upkeep does.
 async fn reclaim(client: &Client) -> u64 {
     while client.purge_step().await.unwrap() {}
     let mut deleted = 0;
@@ -136,11 +136,11 @@ async fn reclaim(client: &Client) -> u64 {
 }
 
 #[test]
-fn what_did_not_fit_leaves_nothing_on_drives() {
+fn data_that_did_not_fit_leaves_nothing_on_drives() {
     run("4+2", |world| async move {
         let client = world.client().await;
         let ino = create(&client, "file").await;
-        // Much of it waits for drives when they turn out to be smaller than they said.
+        // Much of it waits for drives that turn out to be smaller than they reported.
         world.drives.iter().for_each(|drive| drive.set(Fault::Storing));
         client.write(ino, 0, &pattern(1, 40 << 20)).await.unwrap();
         world.drives.iter().for_each(|drive| {
@@ -152,7 +152,7 @@ fn what_did_not_fit_leaves_nothing_on_drives() {
         client.close_file(ino);
         client.forget(ino, 1);
         let left = || world.drives.iter().map(|drive| drive.shards()).sum::<usize>();
-        // What was committed goes with the file, and nobody looks for what was not.
+        // Committed data goes with the file; no search is needed for the rest.
         for _ in 0..200 {
             reclaim(&client).await;
             if left() == 0 {
@@ -165,7 +165,7 @@ fn what_did_not_fit_leaves_nothing_on_drives() {
 }
 
 #[test]
-fn full_drives_refuse_what_does_not_fit_and_deleting_makes_room() {
+fn full_drives_refuse_further_data_and_deleting_makes_room() {
     run("4+2", |world| async move {
         let client = world.client().await;
         let limit = 6 << 20;
@@ -190,7 +190,7 @@ fn full_drives_refuse_what_does_not_fit_and_deleting_makes_room() {
         client.close_file(gone);
         client.forget(gone, 1);
         let mut freed = 0;
-        // The close and the heartbeat that says that no read uses it come by themselves.
+        // The close, and the heartbeat that reports that no read uses it, follow by themselves.
         while freed == 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
             freed = reclaim(&client).await;
@@ -199,7 +199,7 @@ fn full_drives_refuse_what_does_not_fit_and_deleting_makes_room() {
         loop {
             let ino = create(&client, &format!("new {before}")).await;
             let bytes = pattern(99, 2 << 20);
-            // How much room there is is looked at now and then.
+            // The figures of room are refreshed now and then.
             if client.write(ino, 0, &bytes).await.is_ok() {
                 client.fsync(ino).await.unwrap();
                 kept.push((ino, bytes));
@@ -228,7 +228,7 @@ fn a_closed_file_that_cannot_be_written_holds_up_no_other() {
         client.close_file(removed);
         // A drive that does not answer is given up after ten seconds.
         let gone = async {
-            // One that has asked before keeps what it was told.
+            // A request that was sent before keeps its answer.
             while world.client().await.getattr(removed).await != Err(FsError::Stale) {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 while other.purge_step().await.unwrap() {}
@@ -266,7 +266,7 @@ fn shards_of_a_failed_drive_are_deleted_when_it_is_back() {
     });
 }
 
-/// What could not be written makes others wait for room, not fail, once something was deleted.
+/// After a deletion, data that could not be written makes further writers wait for room instead of failing them.
 #[test]
 fn a_writer_without_room_has_the_drives_turn_dead_space_into_room() {
     run("4+2", |world| async move {
@@ -276,7 +276,7 @@ fn a_writer_without_room_has_the_drives_turn_dead_space_into_room() {
             drive.garbage_bytes.store(6 << 20, Ordering::Relaxed);
         });
         let ino = create(&client, "a").await;
-        // How much room there is is looked at now and then.
+        // The figures of room are refreshed now and then.
         tokio::time::sleep(Duration::from_secs(2)).await;
         client.write(ino, 0, &pattern(1, 3 << 20)).await.unwrap();
         client.fsync(ino).await.unwrap();
@@ -349,7 +349,7 @@ fn a_writer_waits_for_space_that_a_read_of_another_client_still_holds() {
                 client.fsync(ino).await
             },
             async {
-                // Longer than for what is not on its way back.
+                // Longer than the wait when no space is on its way back.
                 tokio::time::sleep(Duration::from_secs(3)).await;
                 reads(2, u64::MAX).await.unwrap();
             }

@@ -1,4 +1,4 @@
-//! Drives that come back, are replaced, are too few, or do not answer: what is stored, and how much is moved.
+//! Drives that come back, are replaced, are too few, or do not answer: which shards are stored, and how many are moved.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -57,7 +57,7 @@ async fn reclaim_down_to(world: &World, client: &Client, shards: usize) {
     }
 }
 
-/// Any two drives may go now.
+/// Checks that any two drives may be lost.
 async fn check_redundant(world: &World, client: &Client, files: &Files, drives: &[usize]) {
     for (at, one) in drives.iter().enumerate() {
         for two in &drives[..at] {
@@ -68,7 +68,7 @@ async fn check_redundant(world: &World, client: &Client, files: &Files, drives: 
     fail(world, &[], Fault::None);
 }
 
-/// Pays everything that can be paid. Returns what was stored, and its bytes.
+/// Pays all owed shards that can be paid. Returns the stored shards and their bytes.
 async fn repair(client: &Client) -> (Vec<OwedEntry>, u64) {
     let (mut all, mut bytes, mut cursor) = (Vec::new(), 0, None);
     loop {
@@ -90,7 +90,7 @@ async fn repair(client: &Client) -> (Vec<OwedEntry>, u64) {
 }
 
 #[test]
-fn a_returned_drive_gets_exactly_what_it_missed() {
+fn a_returned_drive_gets_exactly_the_shards_that_it_missed() {
     run("4+2", |world| async move {
         let client = world.client().await;
         let before = write_files(&client, 0).await;
@@ -132,7 +132,7 @@ fn repairing_twice_and_a_late_shard_do_no_harm() {
     });
 }
 
-/// A shard that drive 4 lacks, of a file that nobody has any more.
+/// A shard that drive 4 lacks, of a removed file.
 async fn owed_of_a_removed_file(world: &World, client: &Client) -> OwedEntry {
     fail(world, &[4], Fault::Failed);
     let ino = create(client, "file").await;
@@ -171,11 +171,11 @@ fn a_shard_that_is_restored_while_its_extent_is_deleted_is_not_left_behind() {
 }
 
 #[test]
-fn what_is_stored_of_an_extent_that_was_freed_meanwhile_is_deleted_again() {
+fn a_shard_stored_for_an_extent_freed_in_the_meantime_is_deleted_again() {
     run("4+2", |world| async move {
         let client = world.client().await;
         let entry = owed_of_a_removed_file(&world, &client).await;
-        // Everything but the owner's note is as if the deletion came between the two.
+        // Apart from the owner's note, the state is that after a deletion between the two steps.
         let stale = world.drives[0].entries()[0];
         while world.drives[0].shards() > 0 {
             while client.purge_step().await.unwrap() {}
@@ -240,7 +240,7 @@ fn replace(world: &World, state: DriveState) {
     });
 }
 
-/// Restores everything missing on new members. Returns how many bytes that were.
+/// Restores all shards that are missing on new members. Returns their bytes.
 async fn rebuild(client: &Client) -> u64 {
     assert!(client.writes_settled().await);
     let groups: HashSet<PgId> = client.rebuild_groups().iter().map(|group| group.pg).collect();
@@ -281,7 +281,7 @@ fn replaced_drive(state: DriveState) {
         let bytes = rebuild(&client).await;
         repair(&client).await;
         if state == DriveState::Leaving {
-            assert_eq!(bytes, had, "what the leaving drive held is what is moved");
+            assert_eq!(bytes, had, "the bytes of the leaving drive are moved");
         }
         assert_eq!(world.drives[6].used_bytes(), new + bytes);
         assert_eq!(rebuild(&client).await, 0, "nothing is left to do");
@@ -297,7 +297,7 @@ fn replaced_drive(state: DriveState) {
 }
 
 #[test]
-fn a_dead_drive_is_rebuilt_onto_another_and_what_it_was_owed_goes_there() {
+fn a_dead_drive_is_rebuilt_onto_another_with_the_shards_owed_to_it() {
     replaced_drive(DriveState::Out);
 }
 
@@ -307,7 +307,7 @@ fn a_leaving_drive_is_read_until_its_shards_are_moved() {
 }
 
 #[test]
-fn a_drive_that_comes_back_as_an_older_copy_gets_what_it_lacks_and_loses_what_was_deleted() {
+fn a_drive_that_comes_back_as_an_older_copy_gets_missing_shards_and_loses_deleted_ones() {
     run("4+2", |world| async move {
         let client = world.client().await;
         let before = write_files(&client, 0).await;
@@ -325,7 +325,7 @@ fn a_drive_that_comes_back_as_an_older_copy_gets_what_it_lacks_and_loses_what_wa
         world.change(|topology| {
             topology.map.groups[0] = topology.map.groups[0].returned_with_gap(DriveId(2)).unwrap();
         });
-        assert_eq!(client.rebuild_groups()[0].exposed, 1, "until it is compared it counts as gone");
+        assert_eq!(client.rebuild_groups()[0].exposed, 1, "it counts as gone until it is compared");
         check_files(&client, &after).await;
         assert!(rebuild(&client).await > 0);
         assert_eq!(rebuild(&client).await, 0, "nothing is left to do");
@@ -337,7 +337,7 @@ fn a_drive_that_comes_back_as_an_older_copy_gets_what_it_lacks_and_loses_what_wa
 }
 
 #[test]
-fn shards_carry_the_file_that_they_are_of_and_drives_hear_how_far_the_ledger_has_come() {
+fn shards_carry_their_file_and_drives_learn_the_position_of_the_ledger() {
     run_with_spares("4+2", 1, |world| async move {
         let client = world.client().await;
         let files = write_files(&client, 0).await;
@@ -356,7 +356,7 @@ fn shards_carry_the_file_that_they_are_of_and_drives_hear_how_far_the_ledger_has
         let (told, shards) = (world.drives[6].position(), world.drives[0].shards());
         remove(&client, files[3].0, "0-3").await;
         reclaim_down_to(&world, &client, shards - 1).await;
-        assert!(world.drives[6].position() > told, "deletes say it, too");
+        assert!(world.drives[6].position() > told, "deletes carry it, too");
     });
 }
 
@@ -377,7 +377,7 @@ fn a_leaving_drive_serves_where_too_few_others_are_left() {
 }
 
 #[test]
-fn a_drive_that_hangs_holds_nobody_up() {
+fn a_drive_that_hangs_holds_up_no_request() {
     run("4+2", |world| async move {
         let client = world.client().await;
         let files = write_files(&client, 0).await;
@@ -424,8 +424,8 @@ fn a_damaged_or_vanished_shard_that_a_read_meets_is_restored() {
         let rotten = world.drives[1].rot();
         assert!(rotten > 0 && world.drives[1].rotten() == rotten);
         world.drives[0].forget_all();
-        // Who is late is not waited for, so one read need not meet everything. A copy is not read once the first
-        // is there again.
+        // Late drives are not waited for, so one read need not meet all damage. Copies are not read once the first is
+        // back.
         let copies = SIZES.iter().filter(|len| (8193..=256 << 10).contains(*len)).count();
         while world.drives[1].rotten() > copies || world.drives[0].shards() < rotten {
             check_files(&client, &files).await;
@@ -438,7 +438,7 @@ fn a_damaged_or_vanished_shard_that_a_read_meets_is_restored() {
     });
 }
 
-/// Of two clients of one filesystem, such as the mount and the S3 endpoint, one rebuilds and the other writes.
+/// One client of a filesystem (the mount, say) rebuilds while another (the S3 endpoint) writes.
 #[test]
 fn a_rebuild_waits_for_writes_of_other_clients_that_the_old_map_placed() {
     run_with_spares("1+0", 1, |world| async move {
@@ -456,7 +456,11 @@ fn a_rebuild_waits_for_writes_of_other_clients_that_the_old_map_placed() {
             group.rebuilding = vec![Rebuilding { position: 0, from: DriveId(0) }];
         });
         assert!(upkeep.writes_settled().await);
-        assert_eq!(world.drives[0].shards(), 1, "what the old map placed is stored before the sweep begins");
+        assert_eq!(
+            world.drives[0].shards(),
+            1,
+            "writes placed by the old map are stored before the sweep begins"
+        );
         writing.await.unwrap();
     });
 }
@@ -472,7 +476,7 @@ async fn damage_adds_up(world: Arc<World>, damaged: usize) {
     let bytes = pattern(1, 1 << 20);
     writer.write(ino, 0, &bytes).await.unwrap();
     writer.fsync(ino).await.unwrap();
-    // More shards than may be lost are damaged, but each block of the stripe in one of them only.
+    // More shards than may be lost are damaged, but each block of the stripe in only one of them.
     rot_blocks(&world, 0..damaged, |drive| 3 * drive + 1);
     let reader = world.client().await;
     assert!(read_all(&reader, ino).await.unwrap() == bytes, "every block is in enough shards");

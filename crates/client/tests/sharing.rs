@@ -1,4 +1,4 @@
-//! Two clients of one filesystem: each sees what the other did, nothing hangs, nothing is lost.
+//! Two clients of one filesystem: each sees the changes of the other, and nothing hangs or is lost.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -13,7 +13,7 @@ use common::{Fault, World, create, find, new_file, pattern, read_all, run, until
 use wire::meta::MetaRequest;
 
 #[test]
-fn what_one_wrote_and_closed_the_other_reads() {
+fn data_that_one_client_wrote_and_closed_is_read_by_the_other() {
     run("4+2", |world| async move {
         let (one, two) = (world.client().await, world.client().await);
         for (number, len) in [0, 1, 5000, 9000, 300_000, 4 << 20, (9 << 20) + 17].into_iter().enumerate() {
@@ -79,7 +79,7 @@ fn concurrent_writers_of_one_file_lose_nothing() {
     });
 }
 
-/// One client overwrites blocks of a file in turns without a pause, while another reads it.
+/// One client keeps overwriting blocks of a file in turn, while another reads it.
 fn check_hammered(block: usize, blocks: u64, drives: Fault) {
     run("4+2", |world| async move {
         world.drives.iter().for_each(|drive| drive.set(drives));
@@ -136,7 +136,7 @@ fn a_flush_for_a_reader_that_failed_is_tried_again() {
         assert_eq!(attr.unwrap().size, bytes.len() as u64);
         assert!(read_all(&two, ino).await.unwrap() == bytes);
         assert!(began.elapsed() < Duration::from_secs(12), "the lease was given back, not taken");
-        // The writer may be told once that the drives refused.
+        // The writer may get one error, because the drives refused.
         let _ = one.fsync(ino).await;
         one.fsync(ino).await.unwrap();
     });
@@ -160,7 +160,7 @@ fn a_grant_that_was_recalled_before_its_answer_came_is_not_used() {
         let maker = one.clone();
         let making = tokio::spawn(async move { maker.make(new_file("file")).await.unwrap().ino });
         wire.holding.acquire().await.unwrap().forget();
-        // The other client finds the file and writes to it before its maker knows that it made it.
+        // The other client finds the file and writes to it before the answer reaches its creator.
         let ino = find(&two, "file").await.unwrap().ino;
         two.write(ino, 0, b"second").await.unwrap();
         wire.held.add_permits(1);
@@ -194,7 +194,7 @@ fn a_grant_that_was_given_back_before_its_first_answer_came_is_not_used() {
 }
 
 #[test]
-fn a_file_that_was_written_before_its_maker_had_the_answer_is_not_empty() {
+fn a_file_written_before_its_creator_had_the_answer_is_not_empty() {
     run("4+2", |world| async move {
         let (one, wire) = world.wired_client().await;
         wire.hold(|request| matches!(request, MetaRequest::Make(_)));
@@ -211,7 +211,7 @@ fn a_file_that_was_written_before_its_maker_had_the_answer_is_not_empty() {
 }
 
 #[test]
-fn a_file_stays_open_for_its_maker_though_another_process_closed_it_before_the_answer() {
+fn a_file_stays_open_for_its_creator_if_another_process_closed_it_before_the_answer() {
     run("4+2", |world| async move {
         let (one, wire) = world.wired_client().await;
         let other = create(&one, "other").await;
@@ -253,18 +253,18 @@ fn an_answer_from_before_a_change_is_old_even_if_the_file_was_forgotten_in_betwe
         until(|| wire.take_asked().iter().any(|asked| matches!(asked, MetaRequest::Close { .. }))).await;
         until(|| one.cached_attr(ino).is_none()).await;
         wire.held.add_permits(1);
-        assert_eq!(asking.await.unwrap().size, 0, "as it was when it was asked");
+        assert_eq!(asking.await.unwrap().size, 0, "the state at the time of the request");
         assert_eq!(one.getattr(ino).await.unwrap().size, 6);
     });
 }
 
 #[test]
-fn a_read_in_parts_does_not_mix_what_was_before_and_after_a_write_here() {
+fn a_read_in_parts_does_not_mix_content_from_before_and_after_a_write() {
     run("4+2", |world| async move {
         let (one, wire) = world.wired_client().await;
         let two = world.client().await;
         let ino = create(&two, "file").await;
-        // More pieces than come with one answer.
+        // More pieces than one answer holds.
         for piece in 0..100 {
             two.write(ino, piece * 200, &[1; 100]).await.unwrap();
             two.fsync(ino).await.unwrap();
@@ -299,7 +299,7 @@ fn attributes_from_before_a_recall_are_not_taken_for_current() {
         two.fsync(ino).await.unwrap();
         wire.hold(|_| false);
         wire.held.add_permits(1);
-        assert_eq!(asking.await.unwrap().size, 0, "as it was when it was asked");
+        assert_eq!(asking.await.unwrap().size, 0, "the state at the time of the request");
         assert_eq!(one.getattr(ino).await.unwrap().size, 6);
         // Nor when the next lease comes without attributes.
         one.write(ino, 6, b"7").await.unwrap();
@@ -328,7 +328,7 @@ fn attributes_in_the_answer_to_a_rename_do_not_hide_a_later_change() {
     });
 }
 
-/// Writes to a file of a hundred ones while the owner has made a `change` of its map and not answered.
+/// Writes to a file of a hundred ones while the owner has made a `change` of its map and not answered yet.
 async fn write_beside<F: Future<Output = ()> + Send + 'static>(
     world: Arc<World>,
     is_change: impl Fn(&MetaRequest) -> bool + Send + Sync + 'static,
@@ -346,10 +346,7 @@ async fn write_beside<F: Future<Output = ()> + Send + 'static>(
     let writer = one.clone();
     let writing = tokio::spawn(async move { writer.write(ino, 40, &[2; 5]).await.unwrap() });
     tokio::time::sleep(Duration::from_millis(20)).await;
-    assert!(
-        !writing.is_finished(),
-        "it would be lost at a crash that leaves the change, though it came before it"
-    );
+    assert!(!writing.is_finished(), "a crash that keeps the change must keep the earlier write, too");
     assert_eq!(read_all(&one, ino).await.unwrap(), [1; 100]);
     wire.held.add_permits(9);
     changing.await.unwrap();
@@ -360,7 +357,7 @@ async fn write_beside<F: Future<Output = ()> + Send + 'static>(
 }
 
 #[test]
-fn what_is_written_while_a_hole_is_punched_comes_after_the_hole() {
+fn a_write_while_a_hole_is_punched_comes_after_the_hole() {
     run("4+2", |world| {
         let punch = |client: Client, ino| async move {
             client.allocate(ino, 10, 50, AllocateMode::Punch).await.unwrap();
@@ -371,7 +368,7 @@ fn what_is_written_while_a_hole_is_punched_comes_after_the_hole() {
 }
 
 #[test]
-fn writes_beside_many_holes_never_wait_for_nothing() {
+fn writes_while_many_holes_are_punched_never_hang() {
     run("r2", |world| async move {
         let one = world.client().await;
         let ino = create(&one, "file").await;
@@ -390,7 +387,7 @@ fn writes_beside_many_holes_never_wait_for_nothing() {
 }
 
 #[test]
-fn what_is_written_while_a_file_is_cut_comes_after_the_cut() {
+fn a_write_while_a_file_is_cut_comes_after_the_cut() {
     run("4+2", |world| {
         let cut = |client: Client, ino| async move {
             let size = SetAttr { size: Some(10), ..SetAttr::default() };
@@ -402,7 +399,7 @@ fn what_is_written_while_a_file_is_cut_comes_after_the_cut() {
 }
 
 #[test]
-fn what_is_written_while_a_range_is_copied_comes_after_the_copy() {
+fn a_write_while_a_range_is_copied_comes_after_the_copy() {
     run("4+2", |world| {
         let copy = |client: Client, ino| async move {
             assert_eq!(client.copy_range((ino, 0), (ino, 200), 10).await, Ok(10));
@@ -483,7 +480,7 @@ fn readers_that_both_change_the_file_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn a_client_that_does_not_answer_loses_that_inode_only() {
+fn a_client_that_does_not_answer_a_recall_loses_only_that_inode() {
     run("4+2", |world| async move {
         let (deaf, other) = (world.deaf_client().await, world.client().await);
         let (lost, kept) = (create(&deaf, "lost").await, create(&deaf, "kept").await);
@@ -495,8 +492,8 @@ fn a_client_that_does_not_answer_loses_that_inode_only() {
             world.sim.clock.advance_ns(1_000_000_000);
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
-        assert_eq!(reading.await.unwrap(), Ok(vec![]), "what was not durable is gone");
-        assert!(deaf.fsync(lost).await.is_err(), "its writer is told");
+        assert_eq!(reading.await.unwrap(), Ok(vec![]), "data that was not durable is gone");
+        assert!(deaf.fsync(lost).await.is_err(), "its writer gets the error");
         deaf.fsync(kept).await.expect("other files are as before");
         deaf.write(lost, 0, b"again").await.unwrap();
         deaf.fsync(lost).await.unwrap();
@@ -507,7 +504,7 @@ fn a_client_that_does_not_answer_loses_that_inode_only() {
 }
 
 #[test]
-fn what_was_written_under_a_lost_lease_is_not_committed_under_the_next() {
+fn data_written_under_a_lost_lease_is_not_committed_under_the_next() {
     run("4+2", |world| async move {
         let (deaf, wire) = world.deaf_wired_client().await;
         let other = world.client().await;
@@ -515,7 +512,7 @@ fn what_was_written_under_a_lost_lease_is_not_committed_under_the_next() {
         let (len, at) = (48 << 20, 44 << 20);
         world.drives.iter().for_each(|drive| drive.set(Fault::Storing));
         deaf.write(ino, 0, &pattern(1, len)).await.unwrap();
-        // A flush of several commits, and its writer does not hear that the first one went well.
+        // A flush of several commits, whose writer does not hear that the first one succeeded.
         wire.hold(|request| matches!(request, MetaRequest::Commit { pieces, .. } if pieces.len() >= 8));
         world.drives.iter().for_each(|drive| drive.set(Fault::None));
         let flusher = deaf.clone();
@@ -533,17 +530,17 @@ fn what_was_written_under_a_lost_lease_is_not_committed_under_the_next() {
         writing.await.unwrap();
         deaf.write(ino, 0, b"again").await.unwrap();
         wire.held.add_permits(100);
-        assert!(flushing.await.unwrap().is_err(), "its writer is told");
-        // What came under the new lease is not lost with what did not.
+        assert!(flushing.await.unwrap().is_err(), "its writer gets the error");
+        // Data written under the new lease is not lost with the older data.
         deaf.fsync(ino).await.unwrap();
         let found = read_all(&deaf, ino).await.unwrap();
         assert_eq!(found[..5], *b"again");
-        assert!(found[at..] == pattern(2, len - at), "what another made durable stays");
+        assert!(found[at..] == pattern(2, len - at), "the durable data of the other client stays");
     });
 }
 
 #[test]
-fn what_was_written_to_a_file_without_a_name_is_there_for_whoever_has_it_open() {
+fn data_in_a_file_without_a_name_is_there_for_clients_that_have_it_open() {
     run("r3", |world| async move {
         let (one, two) = (world.client().await, world.client().await);
         let ino = create(&one, "file").await;
@@ -570,7 +567,7 @@ fn a_file_without_a_name_has_the_size_that_another_client_gave_it() {
 }
 
 #[test]
-fn a_file_that_went_with_its_last_handle_is_no_reason_to_fail_a_sync() {
+fn a_file_removed_with_its_last_handle_does_not_fail_a_sync() {
     run("r3", |world| async move {
         let (one, wire) = world.wired_client().await;
         let ino = create(&one, "file").await;
@@ -587,10 +584,10 @@ fn a_file_that_went_with_its_last_handle_is_no_reason_to_fail_a_sync() {
 }
 
 #[test]
-fn an_idle_session_does_not_hold_back_what_is_deleted() {
+fn an_idle_session_does_not_hold_back_deleted_space() {
     run("r2", |world| async move {
         let ((idle, wire), one) = (world.wired_client().await, world.client().await);
-        // The owner has heard of it once, and hears nothing more: its next heartbeat waits for an answer.
+        // The owner has got one heartbeat and gets no more: the next one waits for an answer.
         wire.hold(|request| matches!(request, MetaRequest::Heartbeat { .. }));
         wire.holding.acquire().await.unwrap().forget();
         let ino = create(&one, "file").await;

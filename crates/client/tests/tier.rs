@@ -1,5 +1,5 @@
-//! Extents in an object store: what was uploaded and taken from the drives is read as before, comes back, and leaves
-//! nothing behind.
+//! Extents in an object store: extents that were uploaded and released from the drives are read as before, come back,
+//! and leave nothing behind.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -41,7 +41,7 @@ async fn upload_all(client: &Client) {
     }
 }
 
-/// A client whose filesystem has files that were there before it was attached, and are in the store only.
+/// A client of a filesystem whose files were there before a store was attached, and are now only in the store.
 async fn all_away(world: &World, store: &Arc<MemStore>) -> (Client, Vec<(Ino, Vec<u8>)>) {
     let client = world.tiered_client(store).await;
     let files = write_files(&client).await;
@@ -51,7 +51,7 @@ async fn all_away(world: &World, store: &Arc<MemStore>) -> (Client, Vec<(Ino, Ve
     (client, files)
 }
 
-/// Everything goes to the store and from the drives.
+/// Moves everything to the store and off the drives.
 async fn send_away(world: &World, client: &Client) {
     upload_all(client).await;
     client.release_by(u64::MAX - 1, u64::MAX).await.unwrap();
@@ -82,7 +82,7 @@ async fn delete_dead(client: &Client) {
 }
 
 #[test]
-fn what_left_the_drives_is_read_as_before_and_comes_back() {
+fn content_that_left_the_drives_is_read_as_before_and_comes_back() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (client, early) = all_away(&world, &store).await;
@@ -94,18 +94,18 @@ fn what_left_the_drives_is_read_as_before_and_comes_back() {
         for (ino, bytes) in &early {
             assert!(read_in_parts(&cold, *ino, 128 << 10).await.unwrap() == *bytes, "len={}", bytes.len());
         }
-        // Every byte came once, and the fronts of the blobs.
+        // Every byte came once, and so did the fronts of the blobs.
         let whole: u64 = early.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         let fronts = 2 * 128 * 1024 * store.keys().len() as u64;
         assert!(store.got_bytes() < whole * 21 / 20 + fronts + 8192, "{} of {whole}", store.got_bytes());
-        // All of them: what is still on its way would be counted below.
+        // Waits for all of them: bytes still on their way would be counted below.
         for (ino, _) in &early {
             while tiers(&cold, *ino).await.away_bytes > 0 {
                 read_all(&cold, *ino).await.unwrap();
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
-        // On drives again, and in the blob as before: nothing has to be uploaded.
+        // On drives again, and still in the blob: no upload is needed.
         assert_eq!(tiers(&cold, early[4].0).await.both_bytes, early[4].1.len() as u64);
         let gets = store.gets.lock().unwrap().len();
         let third = world.client().await;
@@ -135,7 +135,7 @@ fn short_files_that_are_read_come_back_with_the_same_bytes() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         }
-        // Whole blocks of each, once, and the front of the blob.
+        // The whole blocks of each, once, and the front of the blob.
         let (blocks, fronts) = (20 * 15 * 4096, 128 * 1024 * store.keys().len() as u64);
         assert!(store.got_bytes() <= blocks + fronts, "{} of {blocks}", store.got_bytes());
     });
@@ -153,7 +153,7 @@ fn a_file_is_fetched_with_few_requests_and_no_more_than_it_has() {
         assert_eq!(fetched, bytes.len() as u64);
         assert_eq!(tiers(&client, *ino).await.away_bytes, 0);
         let (gets, got) = (requests() - gets, store.got_bytes() - got);
-        // Blobs of 4 MiB hold it: each is asked once for its front, and for what it has of the file about once.
+        // Blobs of 4 MiB hold it: each is read once for its front, and about once for its part of the file.
         assert!(gets <= 12, "{gets} requests");
         let fronts = 128 * 1024 * store.keys().len() as u64;
         assert!(got <= fetched * 21 / 20 + fronts, "{got} of {fetched}");
@@ -162,7 +162,7 @@ fn a_file_is_fetched_with_few_requests_and_no_more_than_it_has() {
 }
 
 #[test]
-fn short_files_are_fetched_together_and_one_that_is_gone_holds_up_no_other() {
+fn short_files_are_fetched_together_and_a_missing_one_holds_up_no_other() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let client = world.tiered_client(&store).await;
@@ -187,9 +187,9 @@ fn short_files_are_fetched_together_and_one_that_is_gone_holds_up_no_other() {
         let mut fetched = client.fetch_files(&wanted, None).await;
         assert_eq!(fetched.remove(7), Err(FsError::Stale));
         assert!(fetched.iter().all(|file| *file == Ok(Fetched { bytes: 60_000, next: None })), "{fetched:?}");
-        // Nobody need pack them again: they would have to be uploaded once more.
+        // They need no packing: then they would have to be uploaded again.
         assert_eq!(in_store().await, files.len());
-        // The front of the blob, and all of them at once.
+        // The front of the blob, and all files at once.
         let gets = store.gets.lock().unwrap().len() - gets;
         assert!(gets <= 2, "{gets} requests");
         for (number, ino) in files.iter().enumerate() {
@@ -200,7 +200,7 @@ fn short_files_are_fetched_together_and_one_that_is_gone_holds_up_no_other() {
 }
 
 #[test]
-fn clones_of_what_the_store_has_take_nothing_of_the_drives() {
+fn clones_of_tiered_content_take_no_space_on_drives() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (client, files) = all_away(&world, &store).await;
@@ -211,14 +211,14 @@ fn clones_of_what_the_store_has_take_nothing_of_the_drives() {
         }
         let stat = client.statfs().await.unwrap();
         assert!(stat.used_bytes >= 4 * bytes.len() as u64);
-        // The next heartbeat says so.
+        // The next heartbeat reports it.
         while client.statfs().await.unwrap().drive_bytes > 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
 }
 
-/// Fetches a file to its end. Returns what came.
+/// Fetches a file to its end. Returns the bytes that came.
 async fn fetch_whole(client: &Client, ino: Ino) -> u64 {
     let (mut fetched, mut next) = (0, Some(0));
     while let Some(off) = next {
@@ -229,7 +229,7 @@ async fn fetch_whole(client: &Client, ino: Ino) -> u64 {
 }
 
 #[test]
-fn what_is_left_of_an_overwritten_file_is_fetched_once() {
+fn the_rest_of_an_overwritten_file_is_fetched_once() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (client, files) = all_away(&world, &store).await;
@@ -251,7 +251,7 @@ fn what_is_left_of_an_overwritten_file_is_fetched_once() {
 }
 
 #[test]
-fn what_changes_while_it_is_fetched_does_not_keep_the_rest_away() {
+fn a_change_during_a_fetch_does_not_keep_the_rest_away() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (client, files) = all_away(&world, &store).await;
@@ -272,7 +272,7 @@ fn what_changes_while_it_is_fetched_does_not_keep_the_rest_away() {
 }
 
 #[test]
-fn whoever_waits_for_a_store_that_fails_has_failed_too() {
+fn all_readers_that_wait_for_a_failing_store_fail() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (ino, _) = all_away(&world, &store).await.1.pop().unwrap();
@@ -284,7 +284,7 @@ fn whoever_waits_for_a_store_that_fails_has_failed_too() {
         for read in futures_util::future::join_all(reads).await {
             assert_eq!(read, Err(FsError::Io));
         }
-        // The front, and the bytes of each reader.
+        // The front, and the bytes, once for each reader.
         let asked = store.asked.load(Ordering::SeqCst) - asked;
         assert!(asked <= 21, "{asked} requests");
         store.down.store(false, Ordering::SeqCst);
@@ -292,7 +292,7 @@ fn whoever_waits_for_a_store_that_fails_has_failed_too() {
     });
 }
 
-/// Counts what came.
+/// Counts the fetched bytes.
 #[derive(Default)]
 struct Counts {
     bytes: AtomicU64,
@@ -306,7 +306,7 @@ impl MovePace for Counts {
 }
 
 #[test]
-fn what_is_fetched_keeps_to_a_pace_while_others_use_the_filesystem() {
+fn fetches_keep_to_a_pace_while_the_filesystem_is_in_use() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (client, files) = all_away(&world, &store).await;
@@ -325,7 +325,7 @@ fn what_is_fetched_keeps_to_a_pace_while_others_use_the_filesystem() {
         assert!(paced >= fetched, "{paced} of {fetched} bytes");
         let (ino, _) = &files[3];
         let pace = Counts::default();
-        // Nobody has used it for a while.
+        // The filesystem is idle for a while.
         world.sim.clock.advance_ns(1_000_000_000);
         let step = client.fetch_files(&[(*ino, 0)], Some(&pace)).await[0].unwrap();
         assert!(step.bytes > 0);
@@ -334,7 +334,7 @@ fn what_is_fetched_keeps_to_a_pace_while_others_use_the_filesystem() {
 }
 
 #[test]
-fn a_short_read_fetches_little_however_long_the_file_is() {
+fn a_short_read_of_a_long_file_fetches_little() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (ino, bytes) = all_away(&world, &store).await.1.pop().unwrap();
@@ -359,7 +359,7 @@ fn blobs_are_looked_for_in_another_store_before_it_is_used() {
         let objects = store.objects.lock().unwrap().clone();
         *other.objects.lock().unwrap() = objects.clone();
         assert_eq!(client.missing_blob(&other).await, Ok(None));
-        // Damage on the way is no other blob.
+        // Damage on the way does not make it another blob.
         other.spoils_headers.store(3, Ordering::SeqCst);
         assert_eq!(client.missing_blob(&other).await, Ok(None));
         assert_eq!(other.spoils_headers.load(Ordering::SeqCst), 0);
@@ -371,13 +371,13 @@ fn blobs_are_looked_for_in_another_store_before_it_is_used() {
 }
 
 #[test]
-fn the_newest_blob_is_looked_for_however_many_there_are() {
+fn the_newest_of_very_many_blobs_is_looked_for() {
     run("r2", |world| async move {
         let (store, other) = (Arc::new(MemStore::default()), MemStore::default());
         let client = world.tiered_client(&store).await;
         client.tier_attach().await.unwrap();
         let ino = create(&client, "file").await;
-        // More than a page of them, one extent each.
+        // More than a page of blobs, with one extent each.
         for number in 0..1100_u64 {
             client.write(ino, number * 32768, &pattern(number, 20_000)).await.unwrap();
             client.fsync(ino).await.unwrap();
@@ -412,13 +412,13 @@ fn the_newest_blob_is_looked_for_however_many_there_are() {
 }
 
 #[test]
-fn a_writer_that_waits_for_room_can_be_seen() {
+fn all_clients_see_a_writer_that_waits_for_room() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let client = world.tiered_client(&store).await;
         client.tier_attach().await.unwrap();
         world.drives.iter().for_each(|drive| drive.capacity_bytes.store(6 << 20, Ordering::Relaxed));
-        // By whatever client of the filesystem it waits.
+        // Through any client of the filesystem.
         let writer = world.tiered_client(&store).await;
         let writes = tokio::spawn(async move {
             for number in 0..12 {
@@ -430,7 +430,7 @@ fn a_writer_that_waits_for_room_can_be_seen() {
         assert!(!client.makes_room());
         let mut waited = 0;
         while !writes.is_finished() {
-            // What nobody waits for is not due yet.
+            // Without a waiting writer, the extents are not due yet.
             if client.makes_room() {
                 waited += 1;
                 upload_all(&client).await;
@@ -463,7 +463,7 @@ fn a_store_that_is_down_or_lies_costs_an_error_and_nothing_else() {
             for (ino, bytes) in &files {
                 assert!(read_all(&cold, *ino).await.unwrap() == *bytes, "after the fault");
             }
-            // For the next fault, everything leaves again.
+            // For the next fault, everything leaves the drives again.
             tokio::time::sleep(Duration::from_millis(300)).await;
             send_away(&world, &cold).await;
         }
@@ -481,7 +481,7 @@ fn a_store_that_is_down_or_lies_costs_an_error_and_nothing_else() {
 }
 
 #[test]
-fn what_is_deleted_while_a_reader_waits_for_the_store_leaves_the_drives() {
+fn extents_deleted_while_a_reader_waits_for_the_store_leave_the_drives() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (client, files) = all_away(&world, &store).await;
@@ -491,7 +491,7 @@ fn what_is_deleted_while_a_reader_waits_for_the_store_leaves_the_drives() {
         client.fsync(other).await.unwrap();
         store.get_ms.store(10_000, Ordering::SeqCst);
         let gone = async {
-            // A heartbeat tells of the reader.
+            // A heartbeat reports the read.
             tokio::time::sleep(Duration::from_millis(700)).await;
             client.close_file(other);
             client.unlink(Ino::ROOT, b"other").await.unwrap();
@@ -511,7 +511,7 @@ fn what_is_deleted_while_a_reader_waits_for_the_store_leaves_the_drives() {
 }
 
 #[test]
-fn a_front_that_comes_damaged_is_fetched_once_more() {
+fn a_damaged_front_is_fetched_once_more() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (_client, files) = all_away(&world, &store).await;
@@ -524,7 +524,7 @@ fn a_front_that_comes_damaged_is_fetched_once_more() {
 }
 
 #[test]
-fn blobs_go_when_nothing_of_them_is_left_and_are_emptied_when_little_is() {
+fn dead_blobs_are_deleted_and_mostly_dead_ones_are_emptied() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let client = world.tiered_client(&store).await;
@@ -567,7 +567,7 @@ fn a_store_is_left_when_everything_is_back() {
         client.tier_attach().await.unwrap();
         let files = write_files(&client).await;
         send_away(&world, &client).await;
-        // Knows where everything is, and does not hear that it comes back.
+        // It knows the old places, and does not learn that the content comes back.
         let old = world.tiered_client(&store).await;
         for (ino, bytes) in &files {
             old.open_file(*ino, OpenIntent::Read).await.unwrap();
@@ -607,7 +607,7 @@ fn a_store_that_was_being_left_is_used_again() {
         }
         while client.tier_leave_step().await.unwrap() {}
         client.tier_attach().await.unwrap();
-        // What came back stays where it is, and so does what did not.
+        // Extents that came back stay on drives, and the others stay away.
         for (ino, bytes) in came {
             assert_eq!(tiers(&client, *ino).await.drives_bytes, bytes.len() as u64);
         }
@@ -627,7 +627,7 @@ fn a_store_that_was_being_left_is_used_again() {
 }
 
 #[test]
-fn a_blob_that_would_be_as_large_again_is_told_from_two_that_would_become_one() {
+fn a_blob_that_would_not_shrink_is_told_from_two_that_would_become_one() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let client = world.tiered_client(&store).await;
@@ -657,7 +657,7 @@ fn a_blob_that_would_be_as_large_again_is_told_from_two_that_would_become_one() 
 }
 
 #[test]
-fn what_is_due_tells_the_directory_that_it_was_written_in() {
+fn due_extents_name_the_directory_that_they_were_written_in() {
     run("4+2", |world| async move {
         let client = world.tiered_client(&Arc::default()).await;
         client.tier_attach().await.unwrap();
@@ -681,12 +681,12 @@ fn what_is_due_tells_the_directory_that_it_was_written_in() {
         assert_eq!(told().await, [one]);
         client.rename((one, b"file"), (two, b"other"), RenameMode::Replace).await.unwrap();
         write(100_000).await;
-        // What was written before stays with what it was written beside.
+        // Earlier extents stay with their neighbours of that time.
         assert_eq!(told().await, [one, two]);
     });
 }
 
-/// Fetches files of `len` bytes that lie side by side in a blob of which one block of the file 3 is wrong for good.
+/// Fetches files of `len` bytes that are adjacent in a blob. One block of file 3 is damaged for good.
 async fn fetch_beside_damage(world: Arc<World>, len: usize) {
     let store = Arc::new(MemStore::default());
     let client = world.tiered_client(&store).await;
@@ -724,14 +724,14 @@ async fn fetch_beside_damage(world: Arc<World>, len: usize) {
 }
 
 #[test]
-fn what_lies_beside_damaged_bytes_comes_back() {
+fn files_beside_damaged_bytes_come_back() {
     for len in [12_000, 40_000, 150_000, 300_000] {
         run("4+2", move |world| fetch_beside_damage(world, len));
     }
 }
 
 #[test]
-fn what_is_read_of_a_window_need_not_be_all_of_it() {
+fn a_read_of_a_window_survives_damage_elsewhere_in_it() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (client, files) = all_away(&world, &store).await;
@@ -750,7 +750,7 @@ fn what_is_read_of_a_window_need_not_be_all_of_it() {
 }
 
 #[test]
-fn what_the_store_has_of_a_file_comes_back_though_it_lacks_a_part() {
+fn the_rest_of_a_file_comes_back_if_the_store_lacks_a_part() {
     run("4+2", |world| async move {
         let store = Arc::new(MemStore::default());
         let (client, mut files) = all_away(&world, &store).await;

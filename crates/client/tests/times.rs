@@ -1,4 +1,4 @@
-//! Times: when a change was made is decided once, and every later answer says it.
+//! Times: the time of a change is fixed once, and every later answer reports it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -39,7 +39,7 @@ fn a_write_changes_the_time_once_and_making_it_durable_does_not() {
 }
 
 #[test]
-fn attributes_changed_under_the_lease_keep_the_time_of_that() {
+fn attributes_changed_under_the_lease_keep_the_time_of_the_change() {
     run("4+2", |world| async move {
         let client = world.client().await;
         let ino = create(&client, "file").await;
@@ -99,7 +99,7 @@ fn a_read_moves_the_access_time_only_and_no_further_one_does() {
         wire.take_asked();
         client.fsync(ino).await.unwrap();
         assert_eq!(wire.take_asked(), []);
-        // Somebody who asks for a time to be set changes the file.
+        // Setting a time changes the file.
         later(&world);
         let set = SetAttr { atime_ns: Some(7), ..SetAttr::default() };
         let set = client.setattr(ino, set).await.unwrap();

@@ -1,19 +1,19 @@
-//! A token bucket: bytes that may go, earned at a rate that may change.
+//! A token bucket: bytes that may move, earned at a variable rate.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Bytes that may go, below zero after a large step, and when that was reckoned.
+/// Bytes that may move (negative after a large step), and the time of the last update.
 pub(crate) struct Bucket(Mutex<(i64, u64)>);
 
 impl Bucket {
-    /// Empty.
+    /// An empty bucket.
     pub(crate) fn new(now_ns: u64) -> Self {
         Self(Mutex::new((0, now_ns)))
     }
 
-    /// Takes `bytes`, if nobody is ahead of what was earned at `rate` bytes per second; otherwise says how long to wait.
-    /// After a rest no more than `burst` bytes are there.
+    /// Takes `bytes` unless more was taken than was earned at `rate` bytes per second; otherwise returns how long to
+    /// wait. After a rest at most `burst` bytes are available.
     pub(crate) fn take(&self, bytes: u64, rate: u64, burst: u64, now_ns: u64) -> Result<(), Duration> {
         let mut guard = self.0.lock().expect("no holder of this lock panics");
         let (tokens, reckoned_ns) = &mut *guard;

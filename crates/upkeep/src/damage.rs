@@ -1,8 +1,9 @@
-//! Finds out which files cannot be read, has the ledger note it, and looks again until that is over.
+//! Finds the files that cannot be read, notes them in the ledger, and checks them again until they can be read.
 //!
-//! Reads, repair and the scrub only suspect an extent. It is examined here: what is noted was proven. One piece may be
-//! unreadable while another of the same extent is not, so notes are of pieces, and all pieces of the extent are looked
-//! for. A note goes with its piece, see the owner; what can be read again is found by looking at every note in turn.
+//! Reads, repair and the scrub only suspect an extent. It is examined here: every note is proven. One piece of an
+//! extent may be unreadable while another is not, so notes are of pieces, and all pieces of the extent are searched
+//! for. The owner removes the note of a removed piece; checking the notes in turn finds the pieces that can be read
+//! again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -21,56 +22,56 @@ use crate::task::{Stopped, Task};
 const IDLE: Duration = Duration::from_millis(500);
 /// Poll interval of [`DamageKeeper::known`].
 const LOOK: Duration = Duration::from_millis(10);
-/// How often the number of repaired shards is written down: a crash may lose what came since.
+/// How often the number of repaired shards is written to the ledger. A crash may lose the increase since then.
 const COUNT_EVERY_NS: u64 = 2_000_000_000;
-/// How often some of the notes are looked at again, and how many.
+/// How often some of the notes are checked again, and how many.
 const AGAIN_EVERY_NS: u64 = 10_000_000_000;
 const AGAIN: usize = 16;
 /// How often names are looked up again.
 const NAMES_EVERY_NS: u64 = 30_000_000_000;
-/// Files that are named.
+/// The most files whose paths are looked up.
 const NAMED_MAX: usize = 100;
-/// What could not be decided is examined again after this ...
+/// An extent that could not be decided is examined again after this time ...
 const RETRY_NS: u64 = 10_000_000_000;
-/// ... and what no file has, after this.
+/// ... and one whose damage no file has, after this time.
 const REST_NS: u64 = 600_000_000_000;
-/// Extents that are remembered for either.
+/// Extents that are remembered for either reason.
 const REMEMBERED_MAX: usize = 65_536;
 
-/// A file that cannot be read everywhere.
+/// A file with unreadable pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LostFile {
-    /// Which; 0: parts of an upload, or of a file that is not known.
+    /// Its inode; 0 stands for parts of an upload, or of an unknown file.
     pub ino: Ino,
-    /// A path; `None`: it has no name, or too many files are unreadable.
+    /// A path; `None` if it has no name, or if too many files are unreadable.
     pub path: Option<String>,
     /// Its pieces that cannot be read.
     pub pieces: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// When the first was found, in seconds since 1970.
+    /// When the first of them was found, in seconds since 1970.
     pub found_s: u64,
 }
 
-/// What is known of the damage to a filesystem.
+/// The known damage of a filesystem.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DamageStat {
-    /// Files that cannot be read everywhere, the first found first.
+    /// Files with unreadable pieces, the first found first.
     pub files: Vec<LostFile>,
-    /// Sums.
+    /// Sums over the notes.
     pub sums: DamageSums,
-    /// Whether the ledger was asked since the start.
+    /// Whether the ledger has answered since the start.
     pub is_known: bool,
 }
 
-/// Looks into damage of one filesystem, in the background.
+/// Examines damage of one filesystem in the background.
 pub struct DamageKeeper {
     stat: Arc<Mutex<DamageStat>>,
     task: Task,
 }
 
 impl DamageKeeper {
-    /// Starts with what the ledger has noted.
+    /// Starts with the notes in the ledger.
     pub fn start(env: Env, client: Client, pace: Arc<Pace>, runtime: &Handle) -> Self {
         let stat = Arc::new(Mutex::default());
         let told = stat.clone();
@@ -99,23 +100,23 @@ impl DamageKeeper {
         Self { stat, task: Task::start(runtime, work) }
     }
 
-    /// Ends after the step under way; what was counted is written down.
+    /// Stops after the step under way, and writes the count of repaired shards to the ledger.
     pub async fn stop(self) {
         self.task.stop().await;
     }
 
-    /// Waits until it is known what the ledger has noted, for so long at most.
+    /// Waits until the notes in the ledger are known, for `patience` at most.
     pub async fn known(&self, patience: Duration) {
         let known = async {
             while !self.stat().is_known {
                 tokio::time::sleep(LOOK).await;
             }
         };
-        // A ledger that does not answer says so elsewhere.
+        // A ledger that does not answer is reported elsewhere.
         let _ = tokio::time::timeout(patience, known).await;
     }
 
-    /// What is known.
+    /// The known damage.
     pub fn stat(&self) -> DamageStat {
         self.stat.lock().expect("no holder of this lock panics").clone()
     }
@@ -130,26 +131,26 @@ struct Work {
     paths: BTreeMap<Ino, String>,
     /// Extents that could not be examined yet.
     waiting: BTreeMap<ExtentId, Suspect>,
-    /// Extents that are left alone until then.
+    /// Extents that are not examined before the given time.
     rests: BTreeMap<ExtentId, u64>,
-    /// Pieces that there was no room to note: they count once.
+    /// Pieces for whose note there was no room: they count once.
     refused: BTreeSet<PiecePosition>,
-    /// What is noted, as of the last look.
+    /// The notes, as of the last refresh.
     losses: Vec<LostPiece>,
     counted_ns: u64,
     looked_ns: u64,
     named_ns: u64,
-    /// Repaired shards that are not written down.
+    /// Repaired shards that are not in the ledger yet.
     repaired: u64,
-    /// The next note to look at again.
+    /// The index of the next note to check again.
     next: usize,
 }
 
-/// Pieces that are looked for.
+/// Pieces to search for.
 #[derive(Default)]
 struct Wanted {
     extents: BTreeSet<ExtentId>,
-    /// Blobs that are missing: nothing in them need be examined.
+    /// Blobs that are missing: their content need not be examined.
     blobs: BTreeMap<u64, LossCause>,
 }
 
@@ -181,7 +182,7 @@ impl Work {
             let result = if known { self.pass().await } else { self.refresh().await };
             match result {
                 Ok(()) => known = true,
-                Err(error) => tracing::warn!(%error, "damage cannot be looked into, trying again"),
+                Err(error) => tracing::warn!(%error, "damage cannot be examined, trying again"),
             }
             self.stopped.or_after(IDLE).await;
         }
@@ -212,7 +213,7 @@ impl Work {
         self.told.lock().expect("no holder of this lock panics").clone()
     }
 
-    /// Whether notes went with their pieces.
+    /// Whether notes were removed with their pieces.
     async fn has_changed(&self) -> Result<bool, FsError> {
         Ok(self.client.damage_sums().await? != self.told().sums)
     }
@@ -228,7 +229,7 @@ impl Work {
         self.refresh().await
     }
 
-    /// Examines what could not be read. Returns whether something was noted.
+    /// Examines extents that could not be read. Returns whether a piece was noted.
     async fn look_at_suspects(&mut self) -> Result<bool, FsError> {
         let now = self.env.clock.boot_ns();
         let due: Vec<ExtentId> = self
@@ -246,7 +247,7 @@ impl Work {
         let (mut changed, mut wanted) = (false, Wanted::default());
         for suspect in suspects {
             let Some(extent) = suspect.content.extent().copied() else { continue };
-            // A reader waits for an answer: the piece of the failed read is examined before all others.
+            // A reader may be waiting: the piece of the failed read is examined before all others.
             changed |= self.look_at_read(&suspect, &mut wanted).await?;
             let rests = self.rests.get(&extent.id).is_some_and(|until| *until > now);
             if known.contains(&extent.id)
@@ -276,7 +277,7 @@ impl Work {
         Ok(changed)
     }
 
-    /// What cannot be decided now is tried again later.
+    /// Remembers an extent that cannot be decided now, for another try later.
     fn wait(&mut self, id: ExtentId, suspect: Suspect, now_ns: u64) {
         if self.waiting.len() < REMEMBERED_MAX {
             self.waiting.insert(id, suspect);
@@ -317,7 +318,7 @@ impl Work {
         self.note(position, piece, ino, cause).await
     }
 
-    /// Examines something at the pace of background work.
+    /// Examines a piece at the pace of background work.
     async fn examine(&mut self, piece: &MapPiece) -> Verdict {
         while self.pace.permit(piece.len, self.client.strained()).await == Permit::NotYet {
             if self.stopped.now() || self.pace.is_paused() {
@@ -396,7 +397,7 @@ impl Work {
         Ok(files)
     }
 
-    /// Looks at some of the notes again. Returns whether any is settled, or has another reason now.
+    /// Checks some of the notes again. Returns whether any is settled or has another cause now.
     async fn look_again(&mut self) -> Result<bool, FsError> {
         let (mut settled, mut changed) = (Vec::new(), false);
         for _ in 0..AGAIN.min(self.losses.len()) {
@@ -425,7 +426,7 @@ impl Work {
         Ok(changed)
     }
 
-    /// Tells what is noted now.
+    /// Publishes the present notes.
     async fn refresh(&mut self) -> Result<(), FsError> {
         let (losses, sums) = self.client.losses().await?;
         self.losses = losses;

@@ -1,18 +1,18 @@
-//! What another retention would take, from how old content is now.
+//! Estimates the space for another retention from the present ages of content.
 
 use wire::tier::{AgedExtent, Forecast};
 
 const DAY_S: u64 = 86_400;
-/// Content of so long is what the rate of writing is taken from, or of as long as there is.
+/// The rate of writing is taken from content of this age, or from all content if it is younger.
 const WINDOW_S: u64 = 7 * DAY_S;
 
-/// Sums over extents, as they come.
+/// Sums over extents, added one by one.
 #[derive(Debug, Clone, Copy)]
 pub struct Ages {
     now_s: u64,
     retention_s: u64,
     cue_s: u64,
-    /// The longest age, and what has just this: it was there when the store was attached.
+    /// The longest age, and the bytes of exactly this age: they were there when the store was attached.
     oldest_s: u64,
     oldest_bytes: u64,
     bytes: u64,
@@ -24,7 +24,7 @@ pub struct Ages {
 }
 
 impl Ages {
-    /// Nothing yet.
+    /// Sums over no extents.
     pub fn new(now_s: u64, retention_s: u64, cue_s: u64) -> Self {
         Self {
             now_s,
@@ -41,7 +41,7 @@ impl Ages {
         }
     }
 
-    /// One more extent.
+    /// Adds an extent.
     pub fn add(&mut self, extent: &AgedExtent) {
         let age_s = self.now_s.saturating_sub(extent.written_s);
         let (bytes, raw_bytes) = (u64::from(extent.bytes), u64::from(extent.raw_bytes));
@@ -64,7 +64,7 @@ impl Ages {
         }
     }
 
-    /// What follows, with blobs of `blob_bytes`.
+    /// The forecast, with blobs of `blob_bytes`.
     pub fn forecast(&self, blob_bytes: u32) -> Forecast {
         let window_s = self.oldest_s.clamp(1, WINDOW_S);
         let there = if self.oldest_s < WINDOW_S { self.oldest_bytes } else { 0 };
@@ -72,7 +72,7 @@ impl Ages {
             u64::try_from(u128::from(bytes) * u128::from(by) / u128::from(of.max(1))).unwrap_or(u64::MAX)
         };
         let written_bytes_per_day = scale(self.window_bytes - there, DAY_S, window_s);
-        // Beyond what is known, as much again is written in as much time.
+        // Beyond the known time, the same rate of writing is assumed.
         let unknown_s = self.retention_s.saturating_sub(self.oldest_s);
         let drive_bytes = self.young_bytes + scale(written_bytes_per_day, unknown_s, DAY_S);
         let raw = |bytes| scale(bytes, self.raw_bytes, self.bytes);
@@ -97,7 +97,7 @@ mod tests {
         AgedExtent { written_s, bytes: MIB, raw_bytes: 3 * MIB / 2 }
     }
 
-    /// Ten days, an extent each hour, and a hundred that were there before.
+    /// An extent each hour for `days` days, and a hundred that were there before.
     fn ages(retention_s: u64, days: u64) -> Ages {
         let now_s = 100 * DAY_S;
         let mut ages = Ages::new(now_s, retention_s, 3600);
@@ -108,28 +108,28 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_retention_keeps_what_is_younger() {
+    fn a_shorter_retention_keeps_younger_content() {
         let found = ages(2 * DAY_S, 10).forecast(64 * MIB);
         let mib = |count: u64| count * u64::from(MIB);
         assert_eq!((found.drive_bytes, found.drive_raw_bytes), (mib(48), mib(72)));
-        // The last is younger than the cue.
+        // The last extent is younger than the cue.
         assert_eq!(found.store_bytes, mib(100 + 240 - 1));
         assert_eq!((found.written_bytes_per_day, found.puts_per_day), (mib(24), 1));
         assert_eq!(found.known_s, 10 * DAY_S);
     }
 
     #[test]
-    fn a_longer_retention_than_is_known_is_reckoned_from_the_rate() {
+    fn a_retention_longer_than_the_known_time_is_estimated_from_the_rate() {
         let found = ages(20 * DAY_S, 4).forecast(MIB);
         let mib = |count: u64| count * u64::from(MIB);
-        // What was there at the beginning, and 24 a day for the rest of the time.
+        // The extents from the beginning, and 24 a day for the rest of the time.
         assert_eq!(found.drive_bytes, mib(100 + 4 * 24 + 16 * 24));
         assert_eq!(found.drive_raw_bytes, found.drive_bytes * 3 / 2);
         assert_eq!((found.written_bytes_per_day, found.puts_per_day), (mib(24), 24));
     }
 
     #[test]
-    fn nothing_gives_nothing() {
+    fn no_extents_give_a_forecast_of_zero() {
         let found = Ages::new(5, DAY_S, 3600).forecast(MIB);
         assert_eq!((found.drive_bytes, found.store_bytes, found.puts_per_day), (0, 0, 0));
     }

@@ -1,9 +1,10 @@
-//! Brings what is to what should be: reconcilers that take no input and may be stopped at any point.
+//! Reconcilers: they bring the present state to the wanted state, take no input and may be stopped at any point.
 //!
-//! [`Reclaimer`] returns the space of removed files. [`Repairer`] stores the shards that commits went ahead
-//! without, and rebuilds the shards of lost drives on others. [`Scrubber`] looks for damage, [`DamageKeeper`] finds the files that it took. [`Packer`] gathers small
-//! pieces into full extents, [`OrphanCollector`] deletes what nothing refers to, [`Tiering`] moves what has aged to an object store.
-//! [`Pace`] limits what they move. [`S3Store`] is such a store.
+//! [`Reclaimer`] returns the space of removed files. [`Repairer`] stores the shards that commits went ahead without,
+//! and rebuilds the shards of lost drives on others. [`Scrubber`] looks for damage, [`DamageKeeper`] finds the files
+//! that it destroyed. [`Packer`] gathers small pieces into full extents, [`OrphanCollector`] deletes extents that
+//! nothing refers to, [`Tiering`] moves aged extents to an object store. [`Pace`] limits how fast they move data.
+//! [`S3Store`] is such a store.
 
 mod bucket;
 mod damage;

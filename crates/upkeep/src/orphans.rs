@@ -1,9 +1,9 @@
 //! Finds and deletes extents that no map refers to and none ever will: those of writers that ended before they
 //! committed.
 //!
-//! Only ids of closed ranges are looked at, and only some time after a range was closed, when no write of its
-//! session can still arrive at a drive. First the drives say what they hold, then all maps are scanned, then the
-//! owner confirms. A range is forgotten when every drive was asked; a drive that is away keeps it closed.
+//! It checks only ids of closed ranges, and only some time after a range was closed, when no write of its session can
+//! still arrive at a drive. First the drives list their shards, then all maps are scanned, then the owner confirms. A
+//! range is forgotten once every drive was asked; a drive that is away keeps it closed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,18 +17,18 @@ use tokio::runtime::Handle;
 use crate::pace::Pace;
 use crate::task::{Stopped, Task};
 
-/// Ranges looked at in one pass: a few megabytes of memory.
+/// Ranges checked in one pass: a few megabytes of memory.
 const RANGES: usize = 64;
-/// A pass may take this part of the time: the pause after it is so many times longer, up to a limit.
+/// The pause after a pass is this many times as long as the pass, up to a limit.
 const REST: u32 = 8;
 const REST_MAX: Duration = Duration::from_secs(120);
 
 /// When an orphan collector acts.
 #[derive(Debug, Clone, Copy)]
 pub struct OrphanOptions {
-    /// How long a range must have been seen closed: longer than a write to a drive may take.
+    /// How long a range must have been seen closed. It must exceed the time that a write to a drive may take.
     pub settle: Duration,
-    /// Pause between two looks.
+    /// Pause between two passes.
     pub pause: Duration,
 }
 
@@ -38,18 +38,18 @@ impl Default for OrphanOptions {
     }
 }
 
-/// What a collector has done since it was started.
+/// The progress of a collector since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OrphanStat {
     /// Extents deleted.
     pub deleted_extents: u64,
-    /// Ranges that are closed and not verified, as of the last look.
+    /// Ranges that are closed and not verified, as of the last pass.
     pub closed_ranges: u64,
-    /// Ranges that sessions may take ids from, as of the last look.
+    /// Ranges from which sessions may take ids, as of the last pass.
     pub open_ranges: u64,
-    /// Ranges that no drive holds an orphan of, and that are forgotten.
+    /// Ranges that were forgotten because no drive holds an orphan of them.
     pub verified_ranges: u64,
-    /// When the drives were compared with the maps last, by the boot clock.
+    /// When the drives were last compared with the maps (boot clock).
     pub swept_ns: Option<u64>,
 }
 
@@ -60,7 +60,7 @@ pub struct OrphanCollector {
 }
 
 impl OrphanCollector {
-    /// Starts.
+    /// Starts collecting.
     pub fn start(
         env: Env,
         client: Client,
@@ -75,12 +75,12 @@ impl OrphanCollector {
         Self { stat, task: Task::start(runtime, work) }
     }
 
-    /// Ends after the step under way.
+    /// Stops after the step under way.
     pub async fn stop(self) {
         self.task.stop().await;
     }
 
-    /// What it has done.
+    /// Progress so far.
     pub fn stat(&self) -> OrphanStat {
         *lock(&self.stat)
     }
@@ -97,10 +97,9 @@ struct Work {
     options: OrphanOptions,
     stat: Arc<Mutex<OrphanStat>>,
     stopped: Stopped,
-    /// When each closed range was seen first.
+    /// When each closed range was first seen.
     closed: BTreeMap<ClosedRange, u64>,
-    /// Drives that had something to say about a range when it was looked at: without others it is not looked
-    /// at again.
+    /// The drives that were asked about a range. It is checked again only when another drive can be asked.
     asked: BTreeMap<ClosedRange, BTreeSet<DriveId>>,
 }
 
@@ -109,14 +108,14 @@ impl Work {
         while !self.stopped.now() {
             let began_ns = self.env.clock.boot_ns();
             if let Err(error) = self.pass().await {
-                tracing::warn!(%error, "looking for orphans pauses");
+                tracing::warn!(%error, "the collection of orphans pauses");
             }
             let took = Duration::from_nanos(self.env.clock.boot_ns().saturating_sub(began_ns));
             self.stopped.or_after(self.options.pause.max((took * REST).min(REST_MAX))).await;
         }
     }
 
-    /// Looks at the ranges that are due.
+    /// Checks the ranges that are due.
     async fn pass(&mut self) -> Result<(), FsError> {
         let now = self.env.clock.boot_ns();
         let ranges = self.client.extent_ranges().await?;

@@ -1,4 +1,4 @@
-//! How fast background work may go: a token bucket that all reconcilers of a node share.
+//! How fast background work may go: a token bucket shared by all reconcilers of a node.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,13 +8,13 @@ use base::units::MIB;
 
 use crate::bucket::Bucket;
 
-/// Bytes per second unless somebody says otherwise.
+/// The default rate.
 const DEFAULT_BYTES_PER_S: u64 = 256 * MIB;
-/// The lowest rate: slower work would never end.
+/// The lowest rate: slower work would never finish.
 pub const BYTES_PER_S_MIN: u64 = MIB;
-/// What may be done at once after a rest.
+/// Seconds' worth of bytes that may move at once after a rest.
 const BURST_S: u64 = 1;
-/// A wait is no longer than this, so that a stop or a change of the rate is seen.
+/// The longest wait, so that a stop or a change of the rate is noticed.
 const WAIT_MAX: Duration = Duration::from_millis(200);
 
 /// Whether background work may go on.
@@ -22,7 +22,7 @@ const WAIT_MAX: Duration = Duration::from_millis(200);
 pub(crate) enum Permit {
     /// Now.
     Given,
-    /// Ask again: it was waited for a while.
+    /// Ask again: the wait for permission ended without it.
     NotYet,
 }
 
@@ -35,7 +35,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// At the default rate.
+    /// A pace at the default rate.
     pub fn new(env: Env) -> Self {
         let tokens = Bucket::new(env.clock.boot_ns());
         Self { env, bytes_per_s: AtomicU64::new(DEFAULT_BYTES_PER_S), paused: AtomicBool::new(false), tokens }
@@ -46,28 +46,28 @@ impl Pace {
         self.bytes_per_s.load(Ordering::Relaxed)
     }
 
-    /// Changes the rate; not below [`BYTES_PER_S_MIN`].
+    /// Changes the rate to `bytes_per_s`, but at least [`BYTES_PER_S_MIN`].
     pub fn set_bytes_per_s(&self, bytes_per_s: u64) {
         self.bytes_per_s.store(bytes_per_s.max(BYTES_PER_S_MIN), Ordering::Relaxed);
     }
 
-    /// Whether background work rests.
+    /// Whether background work is paused.
     pub fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Relaxed)
     }
 
-    /// Lets background work rest, or go on.
+    /// Pauses background work or lets it continue.
     pub fn set_paused(&self, paused: bool) {
         self.paused.store(paused, Ordering::Relaxed);
     }
 
-    /// How long work that is not urgent rests after moving `bytes` while users ask for something: so it goes at half the
-    /// rate, and evenly.
+    /// The rest of work that is not urgent after it moved `bytes` while the filesystem is in use: it goes evenly, at
+    /// half the rate.
     pub(crate) fn rest_in_use(&self, bytes: u64) -> Duration {
         Duration::from_nanos(bytes.saturating_mul(2_000_000_000) / self.bytes_per_s())
     }
 
-    /// Takes `bytes` if they may be moved now; otherwise says how long to wait.
+    /// Takes `bytes` if they may move now; otherwise returns how long to wait.
     fn take(&self, bytes: u64, strained: bool, now_ns: u64) -> Result<(), Duration> {
         if self.is_paused() {
             return Err(WAIT_MAX);
@@ -76,13 +76,13 @@ impl Pace {
         self.tokens.take(bytes, rate, rate * BURST_S, now_ns).map_err(|wait| wait.min(WAIT_MAX))
     }
 
-    /// The same for work that has a limit of its own and moves data from drives only: it holds back when it is in the
-    /// way of others, or paused.
+    /// As [`Pace::permit`], for work that has a limit of its own and only reads from drives: it waits only when drives
+    /// are strained or background work is paused.
     pub(crate) async fn permit_if_strained(&self, bytes: u64, strained: bool) -> Permit {
         if strained || self.is_paused() { self.permit(bytes, strained).await } else { Permit::Given }
     }
 
-    /// Waits for permission to move `bytes`, for a moment at most.
+    /// Waits for permission to move `bytes`, at most for a moment.
     pub(crate) async fn permit(&self, bytes: u64, strained: bool) -> Permit {
         match self.take(bytes, strained, self.env.clock.boot_ns()) {
             Ok(()) => Permit::Given,
@@ -101,7 +101,7 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
 
-    /// Bytes moved in `seconds` by steps of 1 MiB that come as fast as they may.
+    /// Bytes moved in `seconds` by steps of 1 MiB at the highest rate allowed.
     fn moved(pace: &Pace, seconds: u64, strained: bool) -> u64 {
         let (mut now, mut bytes) = (10 * S, 0);
         let end = now + seconds * S;
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_urgent_goes_at_half_the_rate_while_somebody_uses_the_filesystem() {
+    fn work_that_is_not_urgent_goes_at_half_the_rate_while_the_filesystem_is_in_use() {
         let pace = Pace::new(Sim::new(1).env());
         pace.set_bytes_per_s(64 * MIB);
         assert_eq!(pace.rest_in_use(MIB / 4) * 4 * 32, Duration::from_secs(1));

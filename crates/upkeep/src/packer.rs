@@ -1,13 +1,13 @@
-//! Gathers small pieces into full extents, and rewrites extents that are mostly dead or of another shape than new
+//! Gathers small pieces into full extents. It also rewrites extents that are mostly dead or differ in shape from new
 //! ones: narrow ones when the drives are back, all of them when the filesystem gets another profile.
 //!
-//! The packer sweeps over all maps in order, so that what lies together in a directory or file and was written at
-//! the same time is packed together. Small pieces and inline content must have been seen unchanged for a while:
-//! most of what is young is overwritten or removed soon. Only fragments are rewritten, never the large extents
-//! around them, so a file that is changed here and there does not cost more than its changes. Only when nothing has
-//! changed since the last sweep, and still much is wasted, extents that are nearly full are rewritten as well.
+//! The packer sweeps over all maps in order, so that pieces of one directory or file that were written at the same time
+//! are packed together. Small pieces and inline content must have been seen unchanged for a while, because most young
+//! content is overwritten or removed soon. Only fragments are rewritten, never the large extents around them, so a file
+//! with scattered changes costs no more than its changes. If nothing has changed since the last sweep and much space is
+//! still wasted, nearly full extents are rewritten as well.
 //!
-//! What is less protected than it should be goes first: while repair can restore something, nothing is packed.
+//! Redundancy goes first: nothing is packed while repair can restore shards.
 
 mod assess;
 mod shared;
@@ -29,17 +29,17 @@ use shared::Shared;
 
 /// Young pieces remembered from one sweep to the next.
 const YOUNG_MAX: usize = 262_144;
-/// Looking at everything may take this part of the time: the pause after a sweep is so many times longer ...
+/// The pause after a sweep is this many times as long as the scan of all maps ...
 const REST: u32 = 8;
-/// ... but no longer than this, whatever held it up.
+/// ... but at most this long.
 const REST_MAX: Duration = Duration::from_secs(120);
-/// While somebody uses the filesystem, every step is followed by a rest so many times as long ...
+/// While the filesystem is in use, the rest after every step is this many times as long as the step ...
 const REST_IN_USE: u32 = 3;
-/// ... that ends soon after they have stopped.
+/// ... but ends soon after the last request.
 const REST_SLICE: Duration = Duration::from_millis(20);
-/// Extents that stay may waste one part in so many of what all of them take.
+/// Waste is tolerated up to this part of the space that all extents take.
 const WASTE: u64 = 12;
-/// Pause before it is asked again whether repair is done.
+/// Pause between two checks of whether repair is done.
 const REPAIR_POLL: Duration = Duration::from_millis(500);
 
 /// When a packer acts.
@@ -49,7 +49,7 @@ pub struct PackOptions {
     pub age: Duration,
     /// Shortest pause between two sweeps.
     pub pause: Duration,
-    /// Bytes that are worth an extent of their own; `None`: a quarter of a full one, if that is not kept as copies.
+    /// The least bytes for an extent that is not full; `None`: a quarter of a full one, if that is not kept as copies.
     pub least_bytes: Option<u64>,
 }
 
@@ -59,57 +59,56 @@ impl Default for PackOptions {
     }
 }
 
-/// Why a packer does not move what it should.
+/// Why a packer does not move pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PackWait {
     /// All background work is paused.
     Paused,
-    /// Shards are to be repaired or rebuilt first.
+    /// Shards have to be repaired or rebuilt first.
     Repair,
     /// The drives have no room for larger extents.
     Room,
 }
 
-/// What a packer has done since it was started, and what it found in the last look at everything.
+/// The progress of a packer since its start, and the result of its last scan of all maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PackStat {
     /// Bytes that lie in new extents.
     pub packed_bytes: u64,
-    /// New extents.
+    /// The number of new extents.
     pub extents: u64,
-    /// Bytes of small pieces and of extents that are mostly dead: they move once they are old enough and there are
-    /// enough of them.
+    /// Bytes of small pieces and of mostly dead extents. They move once they are old and many enough.
     pub left_bytes: u64,
-    /// Bytes in extents of another shape than new ones have.
+    /// Bytes in extents that differ in shape from new ones.
     pub convert_bytes: u64,
     /// Bytes per second in the sweep under way or the last one.
     pub bytes_per_s: u64,
-    /// Looks at everything that came to the end.
+    /// Completed scans of all maps.
     pub sweeps: u64,
     /// Bytes of content in extents.
     pub stored_bytes: u64,
     /// Bytes of content in the metadata.
     pub inline_bytes: u64,
-    /// What the extents take on drives, without frame headers.
+    /// Bytes that the extents take on drives, without frame headers.
     pub allocated_bytes: u64,
-    /// What they would take if only live content were in full extents.
+    /// Bytes that full extents of live content alone would take.
     pub ideal_bytes: u64,
-    /// Why nothing moves.
+    /// Why no piece moves.
     pub waits: Option<PackWait>,
 }
 
 impl PackStat {
-    /// How long the rest takes at the present rate.
+    /// The time for the remaining bytes at the present rate, in seconds.
     pub fn eta_s(&self) -> Option<u64> {
         (self.left_bytes + self.convert_bytes).checked_div(self.bytes_per_s)
     }
 
-    /// Whether more is wasted than need be.
+    /// Whether more space is wasted than [`WASTE`] allows.
     fn is_wasteful(&self) -> bool {
         self.allocated_bytes.saturating_sub(self.ideal_bytes) * WASTE > self.allocated_bytes
     }
 
-    /// Takes over what a look at everything found.
+    /// Takes over the result of a scan of all maps.
     fn survey(&mut self, found: &PackStat) {
         self.left_bytes = found.left_bytes;
         self.convert_bytes = found.convert_bytes;
@@ -139,14 +138,14 @@ impl PackStat {
     }
 }
 
-/// Packs one filesystem, in the background.
+/// Packs one filesystem in the background.
 pub struct Packer {
     stat: Arc<Mutex<PackStat>>,
     task: Task,
 }
 
 impl Packer {
-    /// Starts.
+    /// Starts packing.
     pub fn start(env: Env, client: Client, pace: Arc<Pace>, options: PackOptions, runtime: &Handle) -> Self {
         let stat: Arc<Mutex<PackStat>> = Arc::default();
         let told = Arc::clone(&stat);
@@ -156,12 +155,12 @@ impl Packer {
         Self { stat, task: Task::start(runtime, work) }
     }
 
-    /// Ends after the step under way.
+    /// Stops after the step under way.
     pub async fn stop(self) {
         self.task.stop().await;
     }
 
-    /// What it has done.
+    /// Progress so far.
     pub fn stat(&self) -> PackStat {
         *lock(&self.stat)
     }
@@ -178,21 +177,21 @@ struct Work {
     options: PackOptions,
     stat: Arc<Mutex<PackStat>>,
     stopped: Stopped,
-    /// How long it took to look at everything.
+    /// Time spent scanning maps since the last pause.
     looked: Duration,
-    /// Small pieces, with what they looked like and when that was seen first.
+    /// Small pieces, with their fingerprint and the time at which it was first seen.
     young: HashMap<PiecePosition, (u64, u64)>,
-    /// The ledger's version and the target at the last sweep, and whether that left nothing for later.
+    /// The ledger version and target of the last sweep, and whether it left nothing for later.
     swept: Option<(u64, PackTarget, bool)>,
 }
 
-/// What one sweep moves.
+/// The state of one sweep.
 struct Sweep {
     target: PackTarget,
     density: Density,
     began_ns: u64,
     moved_bytes: u64,
-    /// Something should have moved and did not.
+    /// Whether a piece should have moved and did not.
     held_back: bool,
     /// Fragments, and pieces that fill a good part of an extent.
     loads: [Load; 2],
@@ -200,12 +199,12 @@ struct Sweep {
     young: HashMap<PiecePosition, (u64, u64)>,
 }
 
-/// How the pieces of a load lie in their new extent.
+/// The layout of a load in its new extent.
 #[derive(Clone, Copy)]
 enum Kind {
-    /// One behind the other.
+    /// One after another.
     Apart,
-    /// As they lie in the one extent that they all are of.
+    /// As in the one extent that all pieces share.
     Shared,
 }
 
@@ -228,7 +227,7 @@ impl Work {
         Duration::from_nanos(self.env.clock.boot_ns().saturating_sub(began_ns))
     }
 
-    /// Rests after a step, while somebody uses the filesystem and nobody waits for the room that packing gives.
+    /// Rests after a step while the filesystem is in use, unless a writer waits for the room that packing gives.
     async fn step_back(&mut self, worked: Duration) {
         tokio::task::yield_now().await;
         let mut rest = worked * REST_IN_USE;
@@ -243,7 +242,7 @@ impl Work {
         lock(&self.stat).waits = why;
     }
 
-    /// One look at every piece there is, and another one that moves what should move.
+    /// Scans all pieces, then moves those that should move.
     async fn sweep(&mut self) -> Result<(), FsError> {
         let (version, target) = (self.client.ledger_version(), self.client.pack_target());
         let unchanged = matches!(self.swept, Some((v, t, _)) if (v, t) == (version, target));
@@ -267,7 +266,7 @@ impl Work {
         if !self.move_pieces(&mut sweep).await? {
             return Ok(());
         }
-        // What is old enough and was left would be left again, until something changes.
+        // Pieces that are old enough and stayed would stay again, until something changes.
         let ripens = sweep.young.values().any(|(_, since)| !self.is_old(*since));
         let ended = !ripens && !sweep.held_back && sweep.moved_bytes == 0;
         self.swept = Some((version, target, done && ended));
@@ -275,7 +274,7 @@ impl Work {
         Ok(())
     }
 
-    /// Counts everything; `None` if it was stopped.
+    /// Counts all pieces; `None` if it was stopped.
     async fn survey(&mut self, target: &PackTarget) -> Result<Option<PackStat>, FsError> {
         let (mut found, mut after) = (PackStat::default(), None);
         loop {
@@ -297,7 +296,7 @@ impl Work {
         }
     }
 
-    /// Moves what should move. Returns whether it came to the end.
+    /// Moves pieces. Returns whether it came to the end.
     async fn move_pieces(&mut self, sweep: &mut Sweep) -> Result<bool, FsError> {
         let mut after = None;
         loop {
@@ -335,7 +334,7 @@ impl Work {
         Ok(!self.stopped.now())
     }
 
-    /// The parts of a piece that move now; what is too young is remembered.
+    /// The parts of a piece that move now. Pieces that are too young are remembered.
     fn wanted(&self, entry: MapEntry, sweep: &mut Sweep) -> Vec<(MapEntry, Verdict)> {
         let mut verdict = assess(&entry, &sweep.target, sweep.density);
         if verdict == Verdict::WhenOld {
@@ -357,7 +356,7 @@ impl Work {
         if matches!(verdict, Verdict::Stay | Verdict::WhenOld) {
             return Vec::new();
         }
-        // A piece of an extent of another profile may be longer than an extent is now.
+        // A piece of an extent of another profile may be longer than a new extent.
         let step = u64::from(sweep.target.extent_bytes);
         let (from, end) = (entry.piece.off, entry.piece.end());
         let cuts = (from..end).step_by(step as usize);
@@ -365,7 +364,7 @@ impl Work {
         cuts.filter_map(part).map(|part| (part, verdict)).collect()
     }
 
-    /// Waits until a load may move. Returns whether it may; not if it is time to end or the drives are full.
+    /// Waits until a load may move. Returns `false` if the packer is stopped or the drives are full.
     async fn may_ship(&mut self, load: &Load, target: &PackTarget) -> Result<bool, FsError> {
         while !self.stopped.now() {
             if self.client.repair_is_due().await? {
@@ -386,7 +385,7 @@ impl Work {
         Ok(false)
     }
 
-    /// Packs a load when that is possible.
+    /// Packs a load once that is possible.
     async fn ship(&mut self, load: Load, sweep: &mut Sweep, kind: Kind) -> Result<(), FsError> {
         if load.entries.is_empty() {
             return Ok(());

@@ -10,12 +10,12 @@ use tokio::runtime::Handle;
 
 use crate::task::{Stopped, Task};
 
-/// Pause when there was nothing to do.
+/// Pause when there is nothing to do.
 const IDLE: Duration = Duration::from_millis(500);
 /// Purge steps between two passes of deletion, so that space returns while a big removal is under way.
 const PURGE_STEPS: u32 = 64;
 
-/// What a reclaimer has done since it was started.
+/// The progress of a reclaimer since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ReclaimStat {
     /// Extents deleted from all drives.
@@ -37,19 +37,19 @@ pub struct Reclaimer {
 }
 
 impl Reclaimer {
-    /// Starts.
+    /// Starts reclaiming.
     pub fn start(client: Client, runtime: &Handle) -> Self {
         let counters = Arc::new(Counters::default());
         let task = Task::start(runtime, |stopped| run(client, counters.clone(), stopped));
         Self { counters, task }
     }
 
-    /// Ends after the step under way.
+    /// Stops after the step under way.
     pub async fn stop(self) {
         self.task.stop().await;
     }
 
-    /// What it has done.
+    /// Progress so far.
     pub fn stat(&self) -> ReclaimStat {
         ReclaimStat {
             deleted_extents: self.counters.deleted.load(Ordering::Relaxed),
@@ -73,7 +73,7 @@ async fn run(client: Client, counters: Arc<Counters>, mut stopped: Stopped) {
     }
 }
 
-/// One pass over everything that is free. Returns whether there is more to do at once.
+/// One pass over all free extents. Returns whether there is more to do at once.
 async fn pass(client: &Client, counters: &Counters, stopped: &Stopped) -> Result<bool, FsError> {
     let mut more = true;
     for _ in 0..PURGE_STEPS {

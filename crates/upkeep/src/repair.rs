@@ -1,9 +1,8 @@
-//! Brings redundancy back: pays owed shards, and rebuilds what was on drives that are gone.
+//! Restores redundancy: pays owed shards, and rebuilds the shards of drives that are gone.
 //!
-//! What is owed is in the ledger: each entry was written by the commit that went ahead, so a drive that was away
-//! for a while gets exactly what it missed. What a lost drive held is found by comparing the inventories of those
-//! that are left with what the placement groups say. Both are harmless when repeated, because a shard never has
-//! two contents.
+//! The ledger lists owed shards: the commit that went ahead without a shard wrote the entry, so a drive that was away
+//! for a while gets exactly the shards that it missed. Shards of a lost drive are found by comparing the inventories of
+//! the others with the placement groups. Both may be repeated without harm, because a shard never has two contents.
 
 mod progress;
 mod rebuild;
@@ -25,7 +24,7 @@ use progress::Progress;
 
 pub use progress::RepairStat;
 
-/// Pause when there was nothing to do.
+/// Pause when there is nothing to do.
 const IDLE: Duration = Duration::from_millis(500);
 /// Shards restored at a time: each holds k shards, usually of 1 MiB, in memory.
 const PARALLEL: usize = 4;
@@ -43,13 +42,13 @@ struct Work {
     pace: Arc<Pace>,
     progress: Arc<Progress>,
     stopped: Stopped,
-    /// Drives that did not take a shard in this pass.
+    /// Drives that did not accept a shard in this pass.
     silent: HashSet<DriveId>,
     rebuild: rebuild::Memory,
 }
 
 impl Repairer {
-    /// Starts.
+    /// Starts repair.
     pub fn start(env: Env, client: Client, pace: Arc<Pace>, runtime: &Handle) -> Self {
         let progress = Arc::new(Progress::new(env.clone()));
         let (silent, rebuild) = Default::default();
@@ -58,17 +57,17 @@ impl Repairer {
         Self { progress, task: Task::start(runtime, work) }
     }
 
-    /// Ends after the step under way.
+    /// Stops after the step under way.
     pub async fn stop(self) {
         self.task.stop().await;
     }
 
-    /// What it has done.
+    /// Progress so far.
     pub fn stat(&self) -> RepairStat {
         self.progress.stat()
     }
 
-    /// The groups whose new members have everything, by the epoch at which that was so.
+    /// The groups whose new members have all their shards, with the epoch for which that holds.
     pub fn rebuilt(&self) -> HashMap<PgId, Epoch> {
         self.progress.rebuilt()
     }
@@ -93,7 +92,7 @@ impl Work {
         self.count_narrow().await
     }
 
-    /// Pays everything that is owed to drives that take it.
+    /// Pays all shards that are owed to drives that accept them.
     async fn pay(&mut self) -> Result<(), FsError> {
         let (mut cursor, mut lost) = (None, 0);
         loop {
@@ -114,7 +113,7 @@ impl Work {
         }
     }
 
-    /// Restores what reads found damaged or missing. What cannot be restored now is found again by another read.
+    /// Restores shards that reads found damaged or missing. If one cannot be restored now, another read finds it again.
     async fn heal(&mut self) {
         let (damaged, missing): (Vec<_>, Vec<_>) =
             self.client.take_damaged().into_iter().partition(|(_, flaw)| *flaw == Flaw::Damaged);
@@ -126,8 +125,8 @@ impl Work {
         }
     }
 
-    /// Restores a few shards at once, when the pace allows it. A drive that did not take one is left alone for
-    /// the rest of the pass.
+    /// Restores a few shards at once, when the pace allows it. A drive that did not accept one is skipped for the rest
+    /// of the pass.
     async fn restore(&mut self, shards: &[OwedEntry], kind: Kind) -> Restored {
         let mut restored = Restored::default();
         let wanted: Vec<OwedEntry> =
@@ -153,7 +152,7 @@ impl Work {
                     self.silent.insert(shard.drive);
                     restored.put_off += 1;
                 }
-                // Whoever deletes the extent also deletes what is owed of it.
+                // The deletion of the extent also removes its owed shards.
                 RepairOutcome::Gone => {}
                 RepairOutcome::Unreadable => {
                     self.client.suspect_shard(shard);
@@ -170,7 +169,7 @@ impl Work {
 enum Kind {
     /// A commit went ahead without it.
     Owed,
-    /// Its position is another drive's now.
+    /// Its position now belongs to another drive.
     Missing,
     /// It was found damaged.
     Damaged,
@@ -178,12 +177,12 @@ enum Kind {
     NotFound,
 }
 
-/// What became of a few shards.
+/// The result for a few shards.
 #[derive(Debug, Default)]
 struct Restored {
     stored: Vec<OwedEntry>,
-    /// They have to be tried again.
+    /// Shards that have to be tried again.
     put_off: u64,
-    /// Fewer than k others can be read.
+    /// Shards of extents of which fewer than k others can be read.
     lost: u64,
 }

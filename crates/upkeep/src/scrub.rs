@@ -1,8 +1,8 @@
-//! Reads everything on the drives now and then and compares it with its checksums, so that damage is found while
-//! enough other shards are good.
+//! Reads everything on the drives now and then and compares it with its checksums, so that damage is found while enough
+//! other shards are good.
 //!
-//! A pass over a drive takes about [`PASS_S`], however full the drive is; on demand it goes as fast as the pace of
-//! background work allows. What is bad is handed to repair of the filesystem that it belongs to.
+//! A pass over a drive takes about [`PASS_S`], regardless of its fill. On demand it goes as fast as the pace of
+//! background work allows. Damaged shards are handed to the repair of their filesystem.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,19 +19,20 @@ use wire::drive::{DriveHealth, DriveService, ShardKey};
 use crate::pace::{Pace, Permit};
 use crate::task::{Stopped, Task};
 
-/// A full pass in the background.
+/// The time for a full pass in the background, in seconds.
 const PASS_S: u64 = 14 * 24 * 3600;
 const TICK: Duration = Duration::from_secs(1);
 /// Bytes verified at a time in the background, and on demand.
 const STEP_BYTES: u64 = MIB;
 const STEP_BYTES_NOW: u64 = 8 * MIB;
-/// Steps on demand between two looks at what else there is.
+/// Steps on demand before the other drives get a turn.
 const STEPS_NOW: u32 = 16;
-/// How often it is looked whether there is room for more damage, and the pause between.
+/// How often to check whether more damage can be reported, and the pause between two checks.
 const FULL_TRIES: u32 = 100;
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
-/// What is scrubbed, and where damage is reported. Replaced as a whole when drives or filesystems change.
+/// The drives to scrub, and the clients to which damage is reported. Replaced as a whole when drives or filesystems
+/// change.
 #[derive(Clone, Default)]
 pub struct ScrubTargets {
     /// The drives.
@@ -40,15 +41,15 @@ pub struct ScrubTargets {
     pub clients: BTreeMap<LedgerId, Client>,
 }
 
-/// How far the scrub of a drive is. Times are of the wall clock, nanoseconds since 1970: they are kept over
-/// restarts, for people and for nothing else.
+/// The progress of the scrub of a drive. Times are of the wall clock, in nanoseconds since 1970: they survive restarts
+/// and are for people only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ScrubMark {
     /// When the pass under way began; `None` before the first.
     pub started_ns: Option<i64>,
-    /// Where it goes on.
+    /// Where the pass continues.
     pub after: Option<ShardKey>,
-    /// Everything that is older was verified after this; `None` before the first pass is over.
+    /// All older data was verified after this time; `None` until the first pass ends.
     pub verified_ns: Option<i64>,
 }
 
@@ -72,14 +73,14 @@ impl Shared {
     }
 }
 
-/// What there is to say about the scrub of a drive.
+/// The state of the scrub of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ScrubStat {
-    /// How far it is.
+    /// Its progress.
     pub mark: ScrubMark,
     /// Damaged shards found since the start.
     pub bad_shards: u64,
-    /// Whether a pass was asked for and is not over.
+    /// Whether a pass was requested and has not ended.
     pub now: bool,
 }
 
@@ -90,7 +91,7 @@ pub struct Scrubber {
 }
 
 impl Scrubber {
-    /// Starts where the marks of a former process say.
+    /// Starts with the marks of a former process.
     pub fn start(
         env: Env,
         marks: impl IntoIterator<Item = (DriveId, ScrubMark)>,
@@ -105,12 +106,12 @@ impl Scrubber {
         Self { shared, task: Task::start(runtime, work) }
     }
 
-    /// Ends after the step under way.
+    /// Stops after the step under way.
     pub async fn stop(self) {
         self.task.stop().await;
     }
 
-    /// Verifies everything on a drive now.
+    /// Begins a pass over a drive at once.
     pub fn scrub_now(&self, drive: DriveId) {
         let mut drives = self.shared.lock();
         let drive = drives.entry(drive).or_default();
@@ -118,7 +119,7 @@ impl Scrubber {
         (drive.mark.started_ns, drive.mark.after) = (None, None);
     }
 
-    /// How far every drive is.
+    /// The state of every drive.
     pub fn stats(&self) -> BTreeMap<DriveId, ScrubStat> {
         let stat =
             |drive: &Drive| ScrubStat { mark: drive.mark, bad_shards: drive.bad_shards, now: drive.now };
@@ -151,7 +152,7 @@ impl Work {
         }
     }
 
-    /// Scrubs a drive for a while. Returns whether it has to go on at once.
+    /// Scrubs a drive for a while. Returns whether to continue at once.
     async fn scrub(
         &self,
         targets: &ScrubTargets,
@@ -184,7 +185,7 @@ impl Work {
         true
     }
 
-    /// Verifies a part of a drive. Returns whether there is more of this pass.
+    /// Verifies a part of a drive. Returns whether the pass continues.
     async fn step(
         &self,
         targets: &ScrubTargets,
@@ -198,7 +199,7 @@ impl Work {
             mark.started_ns.get_or_insert(self.env.clock.wall_ns());
             mark.after
         };
-        // A drive that failed says so by its health.
+        // A failed drive shows in its health.
         let Ok(step) = service.scrub(after, budget_bytes).await else { return false };
         for key in &step.bad {
             tracing::error!(drive = %id, ?key, "scrub found a damaged shard");
@@ -217,7 +218,7 @@ impl Work {
     }
 }
 
-/// Hands a damaged shard to repair. The drive's list knows its shape.
+/// Hands a damaged shard to repair. The list of the drive tells its shape.
 async fn report(targets: &ScrubTargets, service: &dyn DriveService, key: ShardKey) {
     let before = match key.shard.0.checked_sub(1) {
         Some(shard) => ShardKey { shard: ShardIndex(shard), ..key },
@@ -231,7 +232,7 @@ async fn report(targets: &ScrubTargets, service: &dyn DriveService, key: ShardKe
     if let (Some(entry), Some(client)) =
         (list.first().filter(|entry| entry.key == key), targets.clients.get(&key.ledger))
     {
-        // Repair takes what was found before the rest is looked for.
+        // Repair takes reported damage before the scrub finds more.
         for _ in 0..FULL_TRIES {
             if !client.is_full_of_damage() {
                 break;

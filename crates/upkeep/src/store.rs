@@ -1,7 +1,7 @@
-//! An S3 store over HTTP: signed requests on connections that are kept, to all addresses of the host in turn.
+//! An S3 store over HTTP: signed requests on kept connections, to all addresses of the host in turn.
 //!
-//! It asks for no more than PutObject, GetObject and DeleteObject. Each request has a deadline; those that may pass are
-//! repeated with growing, random pauses. So many requests of each kind are under way at most.
+//! It uses only PutObject, GetObject and DeleteObject. Each request has a deadline. Requests that may succeed later are
+//! repeated with growing, random pauses. The number of requests under way is limited for each kind.
 
 mod answer;
 mod connect;
@@ -36,30 +36,29 @@ use traffic::Traffic;
 
 pub use settings::{StoreSettings, StoreSettingsError};
 
-/// What requests say of who sends them.
+/// The user agent of requests.
 const AGENT: &str = concat!("Forebay/", env!("CARGO_PKG_VERSION"));
-/// A connection that is not there by then is not made.
+/// The time to make a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A request ends after this and what its body takes at the slowest rate.
+/// The time for a request, on top of the time for its body at the slowest rate.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
-/// A transfer is given up when it is slower than this.
+/// The slowest rate: a slower transfer is given up.
 const BYTES_PER_S_MIN: u64 = 256 << 10;
-/// An object that is asked for to see whether the store answers; there need not be one.
+/// The object that checks of health ask for; it need not exist.
 const ALIVE: &str = "alive";
-/// How often, on average, and how long an answer may take.
+/// The average pause between two checks of health, and the time for an answer.
 const LOOK_EVERY_MS: u64 = 1000;
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pauses between attempts: they double from the first to the last.
+/// Pauses between attempts: they double from the shortest to the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 const ATTEMPTS_MAX: usize = 5;
-/// What somebody waits for is not tried again after this, so that they learn of a store that never answers after two
-/// attempts.
+/// Gets are not tried again after this time, so that readers learn of a store that never answers after two attempts.
 const GET_PATIENCE_NS: u64 = 20_000_000_000;
-/// What somebody waits for of a store that has been down for long is tried once, for so long.
+/// With a store that has been down for long, gets are tried once, with this time limit.
 const GET_TIMEOUT_DOWN: Duration = Duration::from_secs(3);
 
-/// A store as requests see it.
+/// A client of a store.
 pub struct S3Store {
     env: Env,
     http: reqwest::Client,
@@ -70,7 +69,7 @@ pub struct S3Store {
     traffic: Traffic,
 }
 
-/// A request but for what depends on the moment.
+/// The parts of a request that are the same in every attempt.
 struct Ask {
     method: Method,
     key: String,
@@ -83,7 +82,7 @@ impl Ask {
         Self { method, key, range: None, object: Outgoing::default() }
     }
 
-    /// Bytes that go out or are expected.
+    /// Bytes that are sent or expected.
     fn bytes(&self) -> u64 {
         let out: u64 = self.object.parts.iter().map(|part| part.len() as u64).sum();
         let expected = self.range.as_ref().map_or(0, |range| range.end - range.start);
@@ -92,7 +91,7 @@ impl Ask {
 }
 
 impl S3Store {
-    /// A store with these settings. Nothing is sent yet.
+    /// A store with these settings. It sends no request yet.
     pub fn new(env: Env, settings: StoreSettings) -> Result<Arc<Self>, StoreSettingsError> {
         settings.check()?;
         let http = connect::client(&settings)?;
@@ -108,7 +107,7 @@ impl S3Store {
         }))
     }
 
-    /// One request, repeated as long as that may help. Returns the body of the answer.
+    /// Sends a request, and repeats it as long as that may help. Returns the body of the answer.
     async fn ask(&self, ask: Ask) -> Result<Bytes, StoreError> {
         let under_way = match ask.method {
             Method::PUT => &self.uploads,
@@ -144,17 +143,17 @@ impl S3Store {
         attempts.retry(pauses).when(is_worth_it).await
     }
 
-    /// Requests under way, then those that ended lately, the newest first.
+    /// Requests under way, then those that ended recently, newest first.
     pub fn ops(&self) -> Vec<StoreOp> {
         self.traffic.ops()
     }
 
-    /// Whether it answers this node, if somebody [looks](Self::watch).
+    /// Whether the store answers this node. Needs a task that runs [`S3Store::watch`].
     pub fn health(&self) -> SeenBy {
         self.traffic.health()
     }
 
-    /// Looks about once a second whether the store answers. Never ends.
+    /// Checks about once a second whether the store answers. Never ends.
     pub async fn watch(&self) {
         loop {
             self.traffic.looked(self.look().await);
@@ -168,13 +167,13 @@ impl S3Store {
         match self.within(LOOK_TIMEOUT, &ask).await {
             // There is no such object: that is an answer, unless it is about the bucket.
             Err(StoreError::NotFound(text)) if !answer::is_about_bucket(&text) => Ok(()),
-            // A key that may not list is not told what there is not.
+            // Without the right to list, a store does not say that an object is missing.
             Err(StoreError::Denied(text)) if answer::is_about_rights(&text) => Ok(()),
             found => found.map(drop),
         }
     }
 
-    /// One request, once.
+    /// Sends a request once.
     async fn once(&self, ask: &Ask) -> Result<Bytes, StoreError> {
         let slowest = Duration::from_secs(ask.bytes() / BYTES_PER_S_MIN);
         self.within(REQUEST_TIMEOUT + slowest, ask).await
@@ -220,7 +219,7 @@ impl ObjectStore for S3Store {
         Box::pin(async {
             match self.ask(ask).await {
                 Ok(_) => Ok(()),
-                // Some stores say so, others do not; a bucket that is not there is told by the code.
+                // Some stores report this, others do not. A missing bucket has an error code of its own.
                 Err(StoreError::NotFound(text)) if !answer::is_about_bucket(&text) => Ok(()),
                 Err(error) => Err(error),
             }
@@ -228,11 +227,11 @@ impl ObjectStore for S3Store {
     }
 }
 
-/// A body in parts, without copying them together.
+/// A body in parts, which are never copied together.
 struct Parts {
     parts: VecDeque<Bytes>,
     steps: Steps,
-    /// Nothing more goes before this is over.
+    /// The rest before the next part.
     rest: Option<Pin<Box<Sleep>>>,
 }
 

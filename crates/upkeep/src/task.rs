@@ -1,4 +1,4 @@
-//! The task of a reconciler: begun once, ended in good order.
+//! The task of a reconciler: it is started once and ends after the step under way.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ pub(crate) struct Task {
     handle: JoinHandle<()>,
 }
 
-/// By which a task knows that it is to end.
+/// Tells a task when to end.
 #[derive(Clone)]
 pub(crate) struct Stopped(watch::Receiver<bool>);
 
 impl Task {
-    /// Begins `work`.
+    /// Starts `work`.
     pub(crate) fn start<F>(runtime: &Handle, work: impl FnOnce(Stopped) -> F) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
@@ -26,9 +26,9 @@ impl Task {
         Self { stop, handle: runtime.spawn(work(Stopped(stopped))) }
     }
 
-    /// Ends it after the step under way.
+    /// Ends the task after the step under way.
     pub(crate) async fn stop(self) {
-        // A task that has ended already needs no telling.
+        // A task that has already ended no longer listens.
         let _ = self.stop.send(true);
         let _ = self.handle.await;
     }
@@ -40,7 +40,7 @@ impl Stopped {
         *self.0.borrow() || self.0.has_changed().is_err()
     }
 
-    /// Rests so long, or until it is time to end.
+    /// Rests for `pause`, or until it is time to end.
     pub(crate) async fn or_after(&mut self, pause: Duration) {
         let _ = tokio::time::timeout(pause, self.0.wait_for(|stop| *stop)).await;
     }
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_ends_when_it_is_told_to_and_when_it_is_forgotten() {
+    fn a_task_ends_when_it_is_stopped_and_when_its_handle_is_dropped() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let both = async {
             Task::start(&Handle::current(), rest).stop().await;
@@ -67,7 +67,7 @@ mod tests {
             drop(stop);
             handle.await.unwrap();
         };
-        // Far less than the rest.
+        // Far less than the pause of an hour.
         runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), both).await }).unwrap();
     }
 }

@@ -1,8 +1,9 @@
 //! Moves extents between drives and an object store as they age, and keeps the space on both sides bounded.
 //!
-//! What was written a while ago (the cue) is uploaded, oldest first, in blobs as full as can be and by directory; what has
-//! been there for longer (the retention) leaves the drives, and earlier when these fill up. When the blobs hold much that no
-//! file has, those with the most of it are emptied into new ones and deleted. Every step may be cut off anywhere.
+//! Extents are uploaded some time after they were written (the cue), oldest first, in blobs as full as possible and by
+//! directory. After a longer time (the retention) they leave the drives, and earlier when these fill up. When the blobs
+//! hold many bytes that no file has, the blobs with the most of them are emptied into new ones and deleted. Every step
+//! may be cut off anywhere.
 
 mod backoff;
 mod gives_way;
@@ -32,50 +33,50 @@ use queue::Queue;
 
 /// Pause when there is nothing to do.
 const IDLE: Duration = Duration::from_millis(500);
-/// How long what is due waits for more, so that blobs are full.
+/// How long due extents wait for more, so that blobs are full.
 const GATHER_S: u64 = 10;
-/// Drives fuller than this give back what blobs have, whatever its age ...
+/// Drives fuller than this release extents that blobs have, regardless of age ...
 const RELEASE_PER_MILLE: u64 = 900;
 /// ... down to this.
 const RELEASE_TO_PER_MILLE: u64 = 850;
-/// Drives fuller than this make everything due at once.
+/// With drives fuller than this, every extent is due at once.
 const HURRY_PER_MILLE: u64 = 950;
-/// Uploads do not give way to users when drives are fuller than this ...
+/// Uploads do not give way to users if drives are fuller than this ...
 const CROWDED_PER_MILLE: u64 = 800;
-/// ... or when the oldest has waited for so long beyond the cue.
+/// ... or if the oldest extent has waited this long beyond the cue.
 const LATE_S: u64 = 300;
-/// Bytes in the store beyond what files have, at which blobs begin to be emptied, and at which that ends.
+/// Overhead in the store beyond the content of files: emptying blobs begins at the first value and ends at the second.
 const OVERHEAD_BEGIN_PER_MILLE: u64 = 130;
 const OVERHEAD_END_PER_MILLE: u64 = 70;
-/// Less of a blob need not be dead for it to be left as it is, in thousandths.
+/// A blob with a smaller dead part is left as it is, in thousandths.
 const DEAD_PER_MILLE: u64 = 50;
 /// Blobs emptied in one step.
 const EMPTIED_MAX: usize = 64;
-/// Extents of which so much less than all is alive keep a blob from being emptied well: 7/8.
+/// Extents with a smaller live part keep a blob from being emptied well: 7/8.
 const THIN: (u64, u64) = (7, 8);
-/// States in which thin extents were brought back that are remembered.
+/// States remembered in which thin extents were brought back.
 const RETURNED: usize = 16;
 /// Deletions under way.
 const DELETIONS: usize = 8;
-/// Blobs that the ledger is told of together.
+/// Deleted blobs that are reported to the ledger together.
 const DELETED_AT_ONCE: usize = 64;
 
 /// How a filesystem tiers.
 #[derive(Debug, Clone, Copy)]
 pub struct TierOptions {
-    /// How long what was uploaded stays on drives too, in seconds.
+    /// How long uploaded extents also stay on drives, in seconds.
     pub retention_s: u64,
-    /// How long after it was written anything is uploaded, in seconds.
+    /// How long after it was written content is uploaded, in seconds.
     pub cue_s: u64,
     /// Largest blob.
     pub blob_bytes: u32,
     /// Blobs made at a time: each is in memory until it is stored.
     pub uploads: usize,
-    /// Everything comes back, and the store is left.
+    /// Whether all content comes back and the store is left.
     pub detaching: bool,
 }
 
-/// What tiering has done since it was started, and what it found last.
+/// The progress of tiering since its start, and its last findings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TieringStat {
     /// The sums of the ledger.
@@ -84,17 +85,17 @@ pub struct TieringStat {
     pub uploaded_bytes: u64,
     /// Bytes of extents that left the drives.
     pub released_bytes: u64,
-    /// Those of them that left before their time, because drives were filling up.
+    /// The part of `released_bytes` that left before its retention ended, because drives were filling up.
     pub released_early_bytes: u64,
     /// Blobs deleted from the store.
     pub deleted_blobs: u64,
     /// Bytes that came back because the store is being left.
     pub returned_bytes: u64,
-    /// Bytes of extents that were stored again, so that their blobs could be deleted.
+    /// Bytes of extents that were stored again so that their blobs could be deleted.
     pub rewritten_bytes: u64,
-    /// Why something does not go on; `None`: nothing holds it up.
+    /// Why part of the work is held up; `None` if nothing is.
     pub problem: Option<String>,
-    /// The store is left: nothing of this filesystem is in it any more.
+    /// Whether the store is left: it has no content of this filesystem any more.
     pub detached: bool,
 }
 
@@ -105,7 +106,7 @@ pub struct Tiering {
 }
 
 impl Tiering {
-    /// Starts.
+    /// Starts tiering.
     pub fn start(env: Env, client: Client, pace: Arc<Pace>, options: TierOptions, runtime: &Handle) -> Self {
         let stat: Arc<Mutex<TieringStat>> = Arc::default();
         let told = Arc::clone(&stat);
@@ -133,12 +134,12 @@ impl Tiering {
         Self { stat, task: Task::start(runtime, work) }
     }
 
-    /// Ends after the steps under way.
+    /// Stops after the steps under way.
     pub async fn stop(self) {
         self.task.stop().await;
     }
 
-    /// What it has done.
+    /// Progress so far.
     pub fn stat(&self) -> TieringStat {
         lock(&self.stat).clone()
     }
@@ -148,7 +149,7 @@ fn lock(stat: &Mutex<TieringStat>) -> MutexGuard<'_, TieringStat> {
     stat.lock().expect("no holder of this lock panics")
 }
 
-/// Why a step did not come to its end.
+/// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 enum Trouble {
     #[error(transparent)]
@@ -164,7 +165,7 @@ enum Trouble {
 }
 
 impl Trouble {
-    /// With what to do about it, where it is the store's.
+    /// The message, with advice if the store is the cause.
     fn explained(&self) -> String {
         match self {
             Self::Upload(UploadError::Store(error)) | Self::Delete(error) => {
@@ -175,7 +176,7 @@ impl Trouble {
     }
 }
 
-/// What became of an upload, and of which extents it was.
+/// The extents of an upload, and its result.
 type Upload = (Vec<ExtentId>, Result<u64, UploadError>);
 
 struct Work {
@@ -188,19 +189,19 @@ struct Work {
     uploads: JoinSet<Upload>,
     /// Extents of these uploads.
     under_way: HashSet<ExtentId>,
-    /// At most one: it deletes several blobs at a time.
+    /// At most one task, which deletes several blobs at a time.
     deletions: JoinSet<Result<(), Trouble>>,
-    /// Uploads that fail, deletions, and reclamation.
+    /// Pauses of uploads, of deletions and of reclamation after failures.
     held: Backoff,
     delete_held: Backoff,
     reclaim_held: Backoff,
-    /// An upload failed for want of its extents: others need not.
+    /// The error of an upload whose extents could not be read. Other uploads may go on.
     unreadable: Option<UploadError>,
     /// Blobs are being emptied until the overhead is low again.
     reclaiming: bool,
-    /// Blobs, their bytes and what is alive of them, when nothing was to be gained by that.
+    /// Blobs, their bytes and their live bytes when emptying blobs last gained nothing.
     futile: Option<(u64, u64, u64)>,
-    /// The same when thin extents were brought back lately: that may lead to the same again, by way of others.
+    /// The same sums when thin extents were brought back lately. Later steps may lead to the same sums again.
     returned: VecDeque<(u64, u64, u64)>,
 }
 
@@ -229,12 +230,12 @@ impl Work {
         while self.deletions.join_next().await.is_some() {}
     }
 
-    /// What does not go on, although the rest does.
+    /// Why part of the work is held up, although the rest goes on.
     fn trouble(&self) -> Option<String> {
         [&self.held, &self.delete_held, &self.reclaim_held].into_iter().find_map(Backoff::reason)
     }
 
-    /// Rests; uploads go on meanwhile.
+    /// Rests while uploads go on.
     async fn rest(&mut self, pause: Duration) {
         let mut stopped = self.stopped.clone();
         let rest = stopped.or_after(pause);
@@ -252,7 +253,7 @@ impl Work {
         u64::try_from(self.env.clock.wall_ns() / 1_000_000_000).unwrap_or(0)
     }
 
-    /// Does some of everything that is due. Returns whether there is more to do at once.
+    /// Does a part of all work that is due. Returns whether there is more to do at once.
     async fn step(&mut self) -> Result<bool, Trouble> {
         let tier = self.client.tier_stat().await?;
         lock(&self.stat).tier = tier;
@@ -274,7 +275,7 @@ impl Work {
     // --- to the store ------------------------------------------------------------------------------------------------
 
     async fn upload(&mut self, fill: u64) -> Result<bool, Trouble> {
-        // Writers wait less long for room than the cue may be, and drives may be full of what is not cleaned yet.
+        // Writers wait for room for less time than the cue may be, and drives may be full of dead space.
         let hurry = fill >= HURRY_PER_MILLE || self.client.makes_room();
         while let Some(done) = self.uploads.try_join_next() {
             self.uploaded(done);
@@ -302,11 +303,11 @@ impl Work {
             }
             let is_urgent = fill >= CROWDED_PER_MILLE || hurry || oldest.written_s + LATE_S < before_s;
             if !is_urgent && !self.uploads.is_empty() && self.client.is_in_use() {
-                // One at a time, and it takes its time: the rest of tiering does not wait for it.
+                // Only one at a time, and slowly: the rest of tiering does not wait for it.
                 return Ok(false);
             }
             let bytes = load.iter().map(|due| u64::from(due.extent.extent_len)).sum();
-            // The store has a limit of its own.
+            // The store has a limit of its own, so only strain counts here.
             let strained = self.client.strained() && !hurry;
             if self.pace.permit_if_strained(bytes, strained).await == Permit::NotYet {
                 return Ok(true);
@@ -317,7 +318,7 @@ impl Work {
             let pace = (!is_urgent).then(|| self.gives_way());
             self.uploads.spawn(async move { (ids, client.upload(load, blob_bytes, pace).await) });
         }
-        // No more at a time: wait for one.
+        // The most uploads are under way: waits for one.
         match self.uploads.join_next().await {
             Some(done) => self.uploaded(done),
             None => return Ok(false),
@@ -325,7 +326,7 @@ impl Work {
         Ok(true)
     }
 
-    /// Pauses are left out while a writer waits for room, while an operator waits for the end, and while drives fill up.
+    /// A pace without rests while a writer waits for room, tiering is being stopped, or drives fill up.
     fn gives_way(&self) -> Arc<dyn MovePace> {
         let stopped = self.stopped.clone();
         let is_urgent = move |client: &Client| {
@@ -382,8 +383,8 @@ impl Work {
 
     // --- in the store ------------------------------------------------------------------------------------------------
 
-    /// Deletes blobs that nothing refers to, in the background: a store may be slow in that, and uploads do not wait for it.
-    /// Returns whether some were deleted since the last call.
+    /// Deletes blobs that nothing refers to, in the background: a store may be slow at that, and uploads do not wait
+    /// for it. Returns whether blobs were deleted since the last call.
     async fn delete_dead(&mut self) -> Result<bool, Trouble> {
         let now_ns = self.env.clock.boot_ns();
         let deleted = match self.deletions.try_join_next() {
@@ -413,7 +414,8 @@ impl Work {
         Ok(deleted)
     }
 
-    /// Uploads do not wait for it: full drives keep blobs from being emptied, and uploads make room on them.
+    /// Reclaims, unless it is paused after a failure. A failure does not stop uploads: full drives keep blobs from
+    /// being emptied, and uploads make room on them.
     async fn reclaim_unless_held(&mut self, tier: TierStat) -> bool {
         if self.reclaim_held.tries_max(1, self.env.clock.boot_ns()) == 0 {
             return false;
@@ -441,7 +443,7 @@ impl Work {
         };
         let sums = (tier.blobs, tier.stored_bytes, tier.live_bytes);
         let nothing_to_do = !self.reclaiming || tier.blobs == 0 || self.futile == Some(sums);
-        // What is emptied has to be stored first, and without deletions that only makes the bucket larger.
+        // The content of emptied blobs has to be stored first, and without deletions that only makes the bucket larger.
         let holds = self.held.reason().is_some() || self.delete_held.reason().is_some();
         if nothing_to_do || holds {
             return Ok(false);
@@ -455,8 +457,8 @@ impl Work {
         if self.pace.permit(2 * live, self.client.strained()).await == Permit::NotYet {
             return Ok(true);
         }
-        // Extents of which little is alive take as much room in a new blob: what is alive comes back and goes again.
-        // Small pieces begin at multiples of something, so what was brought back may be thin again.
+        // An extent with few live bytes takes as much space in a new blob, so its live bytes are brought back and
+        // uploaded again. Small pieces are aligned, so extents that were brought back may be thin again.
         if !self.returned.contains(&sums) {
             self.returned.truncate(RETURNED - 1);
             self.returned.push_front(sums);
@@ -477,8 +479,8 @@ impl Work {
         Ok(stored > 0)
     }
 
-    /// Those of these blobs whose content takes less room in new ones; all of them, if it does so together only. What
-    /// surrounds little content, and the end of a block, is dead in new blobs, too.
+    /// Those of these blobs whose content takes less space in new blobs; all of them, if only all together take less.
+    /// Padding around small content and at the end of a block is dead in new blobs, too.
     async fn worth_emptying(&self, candidates: &[BlobStat]) -> Result<Vec<u64>, Trouble> {
         let blob_bytes = self.options.blob_bytes;
         let mut worth = Vec::new();
@@ -498,7 +500,7 @@ impl Work {
         Ok(worth)
     }
 
-    /// Blobs of which enough is dead, those with the most first.
+    /// Blobs with a large enough dead part, the largest first.
     async fn most_dead(&self) -> Result<Vec<BlobStat>, Trouble> {
         let (mut dead, mut after) = (Vec::new(), None);
         loop {
@@ -529,7 +531,7 @@ impl Work {
         Ok(more || deleted || returned > 0)
     }
 
-    /// Brings pieces that only blobs have back to drives. Returns how many bytes came.
+    /// Brings pieces that only blobs have back to drives. Returns the number of bytes that came.
     async fn bring_back(&mut self, wanted: impl Fn(&MapEntry) -> bool) -> Result<u64, Trouble> {
         let full = u64::from(self.client.pack_target().extent_bytes);
         let (mut after, mut load, mut bytes, mut sum) = (None, Vec::new(), 0, (0, 0));
@@ -584,7 +586,7 @@ impl Work {
     }
 }
 
-/// Deletes blobs, and has the ledger forget them. Begins with none after it is to end, or one could not be deleted.
+/// Deletes blobs, and tells the ledger. It begins no further deletion when it is stopped or one failed.
 async fn delete(
     client: &Client,
     blobs: Vec<(u64, Epoch)>,
@@ -633,11 +635,11 @@ fn dead_per_mille(blob: &BlobStat) -> u64 {
 
 fn is_thin(entry: &MapEntry) -> bool {
     let extent_len = entry.piece.content.extent().map_or(0, |extent| u64::from(extent.extent_len));
-    // What is within a block takes a block in any blob.
+    // Content within a block takes a block in any blob.
     entry.live_bytes.is_some_and(|live| extent_len > BLOCK_BYTES && live * THIN.1 < extent_len * THIN.0)
 }
 
-/// A piece in parts that fit into an extent.
+/// Cuts a piece into parts that fit into an extent.
 fn cut(entry: &MapEntry, full: u64) -> Vec<MapEntry> {
     let (from, end) = (entry.piece.off, entry.piece.end());
     let part = |at: u64| entry.piece.clip(at, at + full).map(|piece| MapEntry { piece, ..entry.clone() });
@@ -658,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_within_a_block_is_not_thin() {
+    fn an_extent_within_a_block_is_not_thin() {
         // Two pieces of 49 bytes, the second at a multiple of 64.
         assert!(!thin(94, 49));
         assert!(!thin(4096, 1));

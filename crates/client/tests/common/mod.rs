@@ -30,26 +30,26 @@ use wire::position::{KnownLedger, Position};
 use wire::store::{ObjectStore, Outgoing, StoreError};
 
 const LEDGER: LedgerId = LedgerId(1);
-/// Longer than any test takes that does not hang.
+/// Longer than any test that does not hang.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What is wrong with a drive.
+/// Faults of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// It has failed, and says so.
+    /// It has failed and reports it.
     Failed,
-    /// Every request fails, though it looks well.
+    /// Every request fails, but it reports to be healthy.
     Erring,
     /// Blocks come back with a byte changed.
     Corrupt,
-    /// Shards are not there.
+    /// It has none of its shards.
     Missing,
-    /// Nothing is ever answered.
+    /// It never answers.
     Hanging,
-    /// What is to be stored takes as long as that; the rest is answered.
+    /// Writes take this long; other requests are answered.
     Storing,
-    /// What is to be stored takes 20 ms.
+    /// Writes take 20 ms.
     Slow,
 }
 
@@ -59,7 +59,7 @@ pub struct MemDrive {
     shards: Mutex<HashMap<ShardKey, PutShard>>,
     fault: Mutex<Fault>,
     pub capacity_bytes: AtomicU64,
-    /// Dead space, until somebody asks for room.
+    /// Dead space, until a client asks for room.
     pub garbage_bytes: AtomicU64,
     pub puts: AtomicU64,
     pub gets: AtomicU64,
@@ -114,7 +114,7 @@ impl MemDrive {
         }
     }
 
-    /// Loses everything else.
+    /// Loses all other shards.
     pub fn keep_only(&self, entries: &[ShardEntry]) {
         let kept: HashSet<ShardKey> = entries.iter().map(|entry| entry.key).collect();
         self.shards.lock().unwrap().retain(|key, _| kept.contains(key));
@@ -132,12 +132,12 @@ impl MemDrive {
         self.shards.lock().unwrap().len()
     }
 
-    /// What is on it, as in an inventory.
+    /// The shards on it, as in an inventory.
     pub fn entries(&self) -> Vec<ShardEntry> {
         self.shards.lock().unwrap().values().map(entry_of).collect()
     }
 
-    /// Puts a shard there as if it had arrived late.
+    /// Stores a shard as if it had arrived late.
     pub fn plant(&self, entry: ShardEntry, shard: base::ShardIndex) {
         let key = ShardKey { shard, ..entry.key };
         let bytes = Bytes::from(vec![0; entry.len_bytes as usize]);
@@ -156,17 +156,17 @@ impl MemDrive {
         self.position.fetch_max(seq, Ordering::Relaxed);
     }
 
-    /// The newest batch that it was told of.
+    /// The newest position of a ledger that it knows.
     pub fn position(&self) -> u64 {
         self.position.load(Ordering::Relaxed)
     }
 
-    /// What is noted beside its shards.
+    /// The note beside its shards.
     pub fn notes(&self) -> Vec<ShardNote> {
         self.shards.lock().unwrap().values().map(|put| put.note).collect()
     }
 
-    /// Returns when the drive is willing to answer.
+    /// Returns when the drive may answer.
     async fn answering(&self) {
         tokio::task::yield_now().await;
         while self.fault() == Fault::Hanging {
@@ -345,7 +345,7 @@ pub struct Wire {
     hold: Mutex<Option<Hold>>,
     pub held: Semaphore,
     pub holding: Semaphore,
-    /// Recalls get lost.
+    /// Recalls get lost on the way.
     deaf: bool,
 }
 
@@ -360,12 +360,13 @@ impl EventSink for DeafSink {
 }
 
 impl Wire {
-    /// Holds the replies to requests that `which` picks, until `held` gets permits. `holding` gets one each time.
+    /// Holds back the replies to requests that `which` picks, until `held` gets permits. `holding` gets a permit for
+    /// each.
     pub fn hold(&self, which: impl Fn(&MetaRequest) -> bool + Send + Sync + 'static) {
         *self.hold.lock().unwrap() = Some(Box::new(which));
     }
 
-    /// What was asked since the last call, heartbeats left out.
+    /// The requests since the last call, without heartbeats.
     pub fn take_asked(&self) -> Vec<MetaRequest> {
         let mut asked = std::mem::take(&mut *self.asked.lock().unwrap());
         asked.retain(|request| !matches!(request, MetaRequest::Heartbeat { .. }));
@@ -408,7 +409,7 @@ pub struct World {
 }
 
 impl World {
-    /// With one group on the first drives, and `spares` more drives.
+    /// One group on the first drives, and `spares` more drives.
     pub fn new(profile: &str, spares: u32) -> Self {
         let sim = Sim::new(1);
         let profile: layout::Profile = profile.parse().unwrap();
@@ -445,7 +446,7 @@ impl World {
         Self { sim, owner: Arc::new(owner), drives, profile, topology, publish, peers: Peers::default() }
     }
 
-    /// Drives and groups as clients see them.
+    /// Drives and groups, as clients see them.
     pub fn topology(&self) -> Arc<Topology> {
         self.topology.borrow().clone()
     }
@@ -479,12 +480,12 @@ impl World {
         (self.client_over(wire.clone()).await, wire)
     }
 
-    /// A client that never hears of a recall.
+    /// A client that gets no recalls.
     pub async fn deaf_client(&self) -> Client {
         self.deaf_wired_client().await.0
     }
 
-    /// The same, and its way to the owner.
+    /// As [`World::deaf_client`], with its way to the owner.
     pub async fn deaf_wired_client(&self) -> (Client, Arc<Wire>) {
         let wire = self.wire(true);
         (self.client_over(wire.clone()).await, wire)
@@ -544,7 +545,7 @@ pub fn run_with_spares<F: Future<Output = ()>>(
     ended.expect("the test hangs");
 }
 
-/// Waits until `done` says so.
+/// Waits until `done` returns `true`.
 pub async fn until(mut done: impl FnMut() -> bool) {
     while !done() {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -575,12 +576,12 @@ pub async fn find(client: &Client, name: &str) -> Result<Attr, FsError> {
     client.lookup(Ino::ROOT, name.as_bytes()).await
 }
 
-/// Bytes that differ from place to place and from one `tag` to another.
+/// Bytes that differ by place and by `tag`.
 pub fn pattern(tag: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| ((at * 31 + at / 251 + tag * 97) % 255 + 1) as u8).collect()
 }
 
-/// Everything in the file, read in parts of `part` bytes.
+/// The content of the file, read in parts of `part` bytes.
 pub async fn read_in_parts(client: &Client, ino: Ino, part: usize) -> Result<Vec<u8>, FsError> {
     let mut all = Vec::new();
     loop {
@@ -596,18 +597,18 @@ pub async fn read_all(client: &Client, ino: Ino) -> Result<Vec<u8>, FsError> {
     read_in_parts(client, ino, 1 << 20).await
 }
 
-/// An object store in memory that fails when it is told to.
+/// An object store in memory with faults on request.
 #[derive(Default)]
 pub struct MemStore {
     pub objects: Mutex<BTreeMap<String, Bytes>>,
     pub down: AtomicBool,
-    /// How long an answer to a GET takes.
+    /// The time for an answer to a GET.
     pub get_ms: AtomicU64,
-    /// GETs, whatever came of them.
+    /// GETs, failed ones included.
     pub asked: AtomicU64,
-    /// One bit of every answer is wrong.
+    /// One bit of every answer is flipped.
     pub lies: AtomicBool,
-    /// So many of the next answers that begin with a blob's first byte have a wrong bit in the header.
+    /// The number of further answers with a blob's first byte that have a flipped bit in the header.
     pub spoils_headers: AtomicU64,
     pub gets: Mutex<Vec<(String, u64)>>,
 }
@@ -625,7 +626,7 @@ impl MemStore {
         self.spoils_headers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok()
     }
 
-    /// Bytes that were asked for.
+    /// Bytes that were requested.
     pub fn got_bytes(&self) -> u64 {
         self.gets.lock().unwrap().iter().map(|(_, bytes)| bytes).sum()
     }

@@ -1,4 +1,4 @@
-//! Which pieces move, and with which others.
+//! Decides which pieces move, and with which others.
 
 use base::ExtentId;
 use base::checksum::crc32c;
@@ -6,16 +6,16 @@ use client::{MapEntry, PACK_ALIGN, PackTarget};
 use layout::shard_len;
 use wire::meta::{Content, PACK_MOVES_MAX};
 
-/// Inline content shorter than this costs less in the metadata than elsewhere.
+/// Shorter inline content costs less in the metadata than on drives.
 const INLINE_BYTES_MIN: u64 = 1024;
-/// Sixteenths of an extent that must be alive, or it is rewritten.
+/// The sixteenths of an extent that must be alive; otherwise it is rewritten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Density(u64);
 
 impl Density {
-    /// While things change: most of what is dead of an extent today is joined by more tomorrow.
+    /// For times of change: more of a partly dead extent will die soon.
     pub(super) const HALF: Self = Self(8);
-    /// When nothing changes any more, and too much is wasted.
+    /// For times without change, if too much space is wasted.
     pub(super) const FULL: Self = Self(15);
 
     fn is_reached(self, live_bytes: u64, extent_len: u64) -> bool {
@@ -26,15 +26,15 @@ impl Density {
 /// Whether a piece moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It lies well.
+    /// It stays.
     Stay,
-    /// Once it has been seen unchanged for a while, with enough others.
+    /// It moves with enough others, once it has been seen unchanged for a while.
     WhenOld,
-    /// With enough others.
+    /// It moves with enough others.
     Move,
-    /// However few there are: it is not protected as it should be.
+    /// It moves even alone, because it is not protected as it should be.
     MoveAlone,
-    /// The same, together with all that refers to the same bytes.
+    /// It moves even alone, together with all pieces that share its bytes.
     MoveShared,
 }
 
@@ -43,12 +43,12 @@ pub(super) fn assess(entry: &MapEntry, target: &PackTarget, density: Density) ->
         Content::Inline(_) if entry.piece.len < INLINE_BYTES_MIN => return Verdict::Stay,
         Content::Inline(_) => return Verdict::WhenOld,
         Content::Extent(extent) => extent,
-        // To bring it back only to pack it would cost more than it gives.
+        // Bringing it back only to pack it would cost more than it gains.
         Content::Tiered(..) => return Verdict::Stay,
     };
     let extent_len = u64::from(extent.extent_len);
     let live_bytes = entry.live_bytes.unwrap_or(extent_len);
-    // By clones: moved one by one, each would get a copy of its own.
+    // Clones share it: moved one by one, each would get a copy of its own.
     let shared = live_bytes > extent_len;
     let small = extent.k == 1 && extent.extent_len <= target.copies_bytes;
     let profile = target.profile;
@@ -58,7 +58,7 @@ pub(super) fn assess(entry: &MapEntry, target: &PackTarget, density: Density) ->
         () if !right && !target.narrowed && shared => Verdict::MoveShared,
         () if !right && !target.narrowed => Verdict::MoveAlone,
         () if shared => Verdict::Stay,
-        // It would have to be uploaded again, and leaves the drives anyway.
+        // It would have to be uploaded again, and it leaves the drives anyway.
         () if small && entry.in_store => Verdict::Stay,
         () if small => Verdict::WhenOld,
         () if !density.is_reached(live_bytes, extent_len) => Verdict::Move,
@@ -66,7 +66,7 @@ pub(super) fn assess(entry: &MapEntry, target: &PackTarget, density: Density) ->
     }
 }
 
-/// Tells whether a piece is the one that was seen before.
+/// Identifies the content of a piece from one sweep to the next.
 pub(super) fn fingerprint(entry: &MapEntry) -> u64 {
     match &entry.piece.content {
         Content::Inline(bytes) => u64::from(crc32c(bytes)) << 32 | entry.piece.len,
@@ -77,7 +77,7 @@ pub(super) fn fingerprint(entry: &MapEntry) -> u64 {
     }
 }
 
-/// What the extent of a piece takes on all drives, divided among its live bytes.
+/// The space of a piece's extent on all drives, divided among its live bytes.
 pub(super) fn share_bytes(entry: &MapEntry) -> u64 {
     let Content::Extent(extent) = &entry.piece.content else { return 0 };
     let whole = u128::from(shard_len(extent.extent_len, extent.k)) * u128::from(extent.n);
@@ -90,9 +90,9 @@ pub(super) fn share_bytes(entry: &MapEntry) -> u64 {
 pub(super) struct Load {
     pub(super) entries: Vec<MapEntry>,
     pub(super) bytes: u64,
-    /// What their extents take on drives for them.
+    /// The pieces' share of the space of their present extents.
     pub(super) share_bytes: u64,
-    /// One of them moves however few there are.
+    /// Whether a piece must move even if there are few.
     urgent: bool,
 }
 
@@ -109,7 +109,7 @@ impl Load {
         self.entries.push(entry);
     }
 
-    /// Whether the drives have more room when this is packed.
+    /// Whether packing these pieces saves space on the drives.
     pub(super) fn saves(&self, target: &PackTarget) -> bool {
         let bytes = self.bytes.min(u64::from(target.extent_bytes)) as u32;
         let (k, n) = if bytes > target.copies_bytes {
@@ -120,7 +120,7 @@ impl Load {
         u64::from(shard_len(bytes, k)) * u64::from(n) < self.share_bytes
     }
 
-    /// Whether it is worth an extent that is not full.
+    /// Whether they are worth an extent that is not full.
     pub(super) fn pays(&self, target: &PackTarget, least_bytes: Option<u64>) -> bool {
         let quarter = u64::from(target.extent_bytes) / 4;
         self.urgent || self.bytes > least_bytes.unwrap_or(quarter.max(u64::from(target.copies_bytes)))
@@ -142,7 +142,7 @@ mod tests {
         PackTarget { profile, narrowed: false, extent_bytes, copies_bytes: 256 << 10 }
     }
 
-    /// A piece of an extent of `k` of `n` shards and `extent_len` bytes, of which `live` are alive.
+    /// A piece of an extent of `k` of `n` shards and `extent_len` bytes, with `live` live bytes.
     fn extent(k: u8, n: u8, extent_len: u32, live: Option<u64>) -> MapEntry {
         let extent = ExtentRef { id: ExtentId(7), pg: PgId(0), k, n, extent_len, extent_off: 0 };
         let len = live.unwrap_or(extent_len.into()).min(extent_len.into());
@@ -173,7 +173,7 @@ mod tests {
             // Two clones of a whole extent, and of half of one.
             (extent(4, 6, 4 * mib, Some(8 << 20)), Verdict::Stay),
             (extent(1, 3, 9000, Some(18_000)), Verdict::Stay),
-            // The same, narrow or with fewer copies.
+            // The same extents, narrow or with fewer copies.
             (extent(2, 4, 2 * mib, Some(4 << 20)), Verdict::MoveShared),
             (extent(1, 2, 9000, Some(18_000)), Verdict::MoveShared),
             // Narrow, of another profile, with fewer copies.
@@ -187,24 +187,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_small_and_in_a_blob_as_well_moves_only_if_it_is_not_protected_as_it_should_be() {
+    fn a_small_piece_that_a_blob_has_moves_only_if_it_is_not_protected_as_it_should_be() {
         let judged = |entry| assess(&MapEntry { in_store: true, ..entry }, &target("4+2"), Density::FULL);
         assert_eq!(judged(extent(1, 3, 9000, None)), Verdict::Stay);
         assert_eq!(judged(extent(4, 6, 4 << 20, None)), Verdict::Stay);
-        // What is dead of it is dead in the blob, too.
+        // Bytes that are dead on the drives are dead in the blob, too.
         assert_eq!(judged(extent(4, 6, 4 << 20, Some(1 << 20))), Verdict::Move);
         assert_eq!(judged(extent(1, 2, 9000, None)), Verdict::MoveAlone);
     }
 
     #[test]
-    fn while_drives_are_missing_nothing_is_made_narrow() {
+    fn no_piece_is_made_narrow_while_drives_are_missing() {
         let narrowed = PackTarget { narrowed: true, ..target("2+2") };
         assert_eq!(assess(&extent(4, 6, 4 << 20, None), &narrowed, Density::HALF), Verdict::Stay);
         assert_eq!(assess(&extent(1, 3, 9000, None), &narrowed, Density::HALF), Verdict::WhenOld);
     }
 
     #[test]
-    fn what_is_nearly_full_moves_only_when_everything_should_be() {
+    fn a_nearly_full_extent_moves_only_at_full_density() {
         let of_sixteen = |live: u64| extent(4, 6, 4 << 20, Some(live << 18));
         let verdict = |live, density| assess(&of_sixteen(live), &target("4+2"), density);
         assert_eq!(verdict(7, Density::HALF), Verdict::Move);
@@ -216,18 +216,18 @@ mod tests {
     }
 
     #[test]
-    fn extents_are_shared_among_what_is_alive_of_them() {
+    fn the_space_of_an_extent_is_divided_among_its_live_bytes() {
         let mib = 1 << 20;
         assert_eq!(share_bytes(&inline(5000)), 0);
         assert_eq!(share_bytes(&extent(1, 3, 9000, None)), 3 * 12_288);
         assert_eq!(share_bytes(&extent(4, 6, 4 * mib, None)), 6 << 20);
         assert_eq!(share_bytes(&extent(4, 6, 4 * mib, Some(1 << 20))), 6 << 20);
-        // Two clones of all of it: half for each.
+        // Two clones of the whole extent: half for each.
         assert_eq!(share_bytes(&extent(4, 6, 4 * mib, Some(8 << 20))), 3 << 20);
     }
 
     #[test]
-    fn what_saves_room_is_told_from_what_takes_some() {
+    fn a_load_that_saves_space_is_told_from_one_that_takes_some() {
         let loads = [
             (extent(1, 3, 200_000, None), "4+2", 5, true),
             (extent(2, 4, 2 << 20, None), "4+2", 2, true),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_fits_an_extent_and_little_is_not_worth_one() {
+    fn a_load_fits_an_extent_and_few_bytes_are_not_worth_one() {
         let target = target("4+2");
         let mut load = Load::default();
         while load.takes(&extent(1, 3, 1_000_000, None), &target) {
@@ -253,7 +253,7 @@ mod tests {
         let mut whole = Load::default();
         assert!(whole.takes(&extent(4, 5, 4 << 20, None), &target));
         whole.put(extent(1, 1, 5, None), Verdict::MoveAlone);
-        assert!(whole.pays(&target, None), "what is not protected moves however little it is");
+        assert!(whole.pays(&target, None), "an unprotected piece moves even alone");
         let mut many = Load::default();
         (0..PACK_MOVES_MAX).for_each(|_| many.put(inline(1024), Verdict::Move));
         assert!(!many.takes(&inline(1024), &target));

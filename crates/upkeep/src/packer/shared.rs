@@ -1,4 +1,4 @@
-//! Extents that several pieces refer to, as after `cp --reflink`: rewritten once, with all pieces moved to the copy.
+//! Extents that several pieces share, as after `cp --reflink`: each is rewritten once, and all pieces move to the copy.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use wire::meta::{Content, ExtentRef, PACK_MOVES_MAX};
 
 use super::assess::{Load, Verdict};
 
-/// Pieces remembered in one sweep, and how many there may be before further extents are begun: the others are for the
+/// Pieces remembered in one sweep, and the number beyond which no further extent is begun. The others are left for the
 /// next sweep. Some dozens of megabytes.
 const PIECES_MAX: usize = 262_144;
 const PIECES_BEGUN: usize = PIECES_MAX / 2;
 
-/// What a sweep found of such extents.
+/// The shared extents that a sweep found.
 #[derive(Default)]
 pub(super) struct Shared {
     extents: BTreeMap<ExtentId, Vec<MapEntry>>,
@@ -33,7 +33,7 @@ impl Shared {
         true
     }
 
-    /// What goes into one new extent each.
+    /// The loads, one for each new extent.
     pub(super) fn loads(self, target: &PackTarget) -> Vec<Load> {
         let step = u64::from(target.extent_bytes);
         self.extents.into_values().flat_map(|entries| loads_of(&entries, step)).collect()
@@ -47,7 +47,7 @@ fn extent_of(entry: &MapEntry) -> Option<ExtentRef> {
     }
 }
 
-/// The pieces of one extent, cut where it has to be cut into several.
+/// The pieces of one extent, cut at multiples of `step` if it is longer.
 fn loads_of(entries: &[MapEntry], step: u64) -> Vec<Load> {
     let ends =
         entries.iter().filter_map(|entry| Some(u64::from(extent_of(entry)?.extent_off) + entry.piece.len));
@@ -59,7 +59,7 @@ fn loads_of(entries: &[MapEntry], step: u64) -> Vec<Load> {
         for parts in parts.chunks(PACK_MOVES_MAX) {
             let mut load = Load::default();
             parts.iter().for_each(|part| load.put(part.clone(), Verdict::MoveAlone));
-            // They lie over each other.
+            // The pieces overlap.
             load.bytes = load.bytes.min(end.min(from + step) - from);
             loads.push(load);
         }
@@ -120,11 +120,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_number_of_remembered_pieces_is_bounded() {
         let mut shared = Shared::default();
         for id in 0..PIECES_MAX as u64 {
             assert_eq!(shared.put(piece(id, 1, 0, 0, 1)), id < PIECES_BEGUN as u64);
         }
-        assert!(shared.put(piece(0, 2, 0, 0, 1)), "an extent that was begun goes on");
+        assert!(shared.put(piece(0, 2, 0, 0, 1)), "further pieces of a begun extent are taken");
     }
 }

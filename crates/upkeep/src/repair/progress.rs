@@ -1,4 +1,4 @@
-//! What a repairer has done, and how fast.
+//! The progress of a repairer, and its rate.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -8,10 +8,10 @@ use base::{Epoch, PgId};
 
 use super::Kind;
 
-/// A rate is measured over at least so long.
+/// The shortest time over which a rate is measured.
 const RATE_NS: u64 = 1_000_000_000;
 
-/// What a repairer has done since it was started.
+/// The progress of a repairer since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RepairStat {
     /// Owed shards that were stored.
@@ -22,15 +22,15 @@ pub struct RepairStat {
     pub rebuilt_shards: u64,
     /// Their bytes.
     pub rebuilt_bytes: u64,
-    /// Bytes of such shards that are still missing, as of the last look.
+    /// Bytes of such shards that are still missing, as of the last pass.
     pub rebuild_left_bytes: u64,
-    /// Shards that reads found damaged or missing, and that were restored.
+    /// Shards that reads found damaged or missing and that were restored.
     pub healed_shards: u64,
-    /// Bytes per second while it is at work; 0 when it has nothing to do.
+    /// Bytes per second while repair is at work; 0 when it is idle.
     pub bytes_per_s: u64,
-    /// Extents of which fewer shards are left than reading needs.
+    /// Extents with fewer shards left than a read needs.
     pub lost_extents: u64,
-    /// Bytes in extents that are narrower than the filesystem's profile, as of the last look.
+    /// Bytes in extents that are narrower than the filesystem's profile, as of the last count.
     pub narrow_bytes: u64,
 }
 
@@ -43,7 +43,7 @@ struct State {
     rebuilt: HashMap<PgId, Epoch>,
 }
 
-/// Shared between a repairer's task and those who ask.
+/// Shared between a repairer's task and the callers of [`Progress::stat`].
 pub(super) struct Progress {
     env: Env,
     state: Mutex<State>,

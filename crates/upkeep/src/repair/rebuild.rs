@@ -1,4 +1,4 @@
-//! Rebuilding: what positions of placement groups lost, group by group, the most exposed first.
+//! Rebuilding: restores the shards of lost positions, group by group, the most exposed first.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,17 +7,17 @@ use client::RebuildGroup;
 
 use super::{Kind, PARALLEL, Work};
 
-/// An extent that has too few shards for so long is lost, not in the middle of being written or deleted.
+/// An extent that has had too few shards for this long is lost, and not in the middle of a write or deletion.
 const SHORT_NS: u64 = 15_000_000_000;
-/// Counting narrow bytes takes at most one part in so many of the time ...
+/// Counting narrow bytes takes at most one part in this many of the time ...
 const NARROW_SHARE: u64 = 20;
-/// ... and is done at most so often.
+/// ... and is done at most this often.
 const NARROW_EVERY_NS: u64 = 5_000_000_000;
 
-/// What is remembered from one pass to the next.
+/// State that is kept from one pass to the next.
 #[derive(Default)]
 pub(super) struct Memory {
-    /// Extents with too few shards, and since when.
+    /// Extents with too few shards, and the time at which that was first seen.
     short: HashMap<ExtentId, u64>,
     narrow_at_ns: u64,
 }
@@ -26,7 +26,7 @@ pub(super) struct Memory {
 #[derive(Default)]
 struct Swept {
     short: Vec<ExtentId>,
-    /// Some shard has to be tried again.
+    /// Whether a shard has to be tried again.
     unfinished: bool,
 }
 
@@ -51,7 +51,7 @@ impl Work {
             let swept = self.sweep(&some.iter().map(|group| group.pg).collect()).await?;
             short.extend(swept.short.iter().copied());
             self.conclude(some, &swept).await?;
-            // Another drive may have been lost meanwhile, which changes the order.
+            // Another drive may have been lost in the meantime, which changes the order.
             if self.stopped.now() || swept.unfinished {
                 break;
             }
@@ -72,7 +72,7 @@ impl Work {
         }
     }
 
-    /// Restores everything that is missing in these groups.
+    /// Restores all shards that are missing in these groups.
     async fn sweep(&mut self, groups: &HashSet<PgId>) -> Result<Swept, FsError> {
         let (mut swept, mut after) = (Swept::default(), None);
         loop {
@@ -93,7 +93,7 @@ impl Work {
         }
     }
 
-    /// Notes what is done. Extents with too few shards are looked at again until it is certain that they are lost.
+    /// Marks groups as rebuilt. Extents with too few shards are checked again until they are certainly lost.
     async fn conclude(&mut self, groups: &[RebuildGroup], swept: &Swept) -> Result<(), FsError> {
         let now = self.env.clock.boot_ns();
         let short: HashSet<ExtentId> = swept.short.iter().copied().collect();
@@ -117,8 +117,8 @@ impl Work {
         Ok(())
     }
 
-    /// Those of these extents that a map refers to. Drives that came back have shards of others: what was deleted while
-    /// they were away, and what writers left that never committed.
+    /// Those of these extents that a map refers to. Drives that came back also have shards of other extents: those
+    /// deleted while they were away, and those of writers that never committed.
     async fn referred(&self, extents: HashSet<ExtentId>) -> Result<HashSet<ExtentId>, FsError> {
         let (mut found, mut after) = (HashSet::new(), None);
         while !extents.is_empty() {

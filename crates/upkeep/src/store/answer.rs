@@ -1,4 +1,4 @@
-//! What the answers of a store mean.
+//! Interprets the answers of a store.
 
 use std::error::Error;
 use std::ops::Range;
@@ -8,16 +8,16 @@ use hyper::StatusCode;
 use reqwest::Response;
 use wire::store::{NO_BUCKET, StoreError};
 
-/// As much of an error's document as is read.
+/// The most bytes that are read of an error document.
 const ERROR_BYTES_MAX: usize = 16 << 10;
 /// The longest object that is read whole.
 const WHOLE_BYTES_MAX: u64 = 64 << 20;
-/// The code of an error that is about what the key may do, not about who has it.
+/// The error code for a missing right of the key, as opposed to a wrong key.
 const NO_RIGHT: &str = "AccessDenied";
-/// What codes of errors contain that are about room: each store has its own.
+/// Parts of error codes that mean a lack of room: each store has its own.
 const NO_ROOM: [&str; 3] = ["Quota", "StorageFull", "InsufficientStorage"];
 
-/// A request that got no answer: what went wrong, down to the cause that people know.
+/// The error for a request without an answer, with the innermost cause, which people know.
 pub(super) fn of_connection(error: &reqwest::Error) -> StoreError {
     let mut texts = vec![error.to_string()];
     let mut source = error.source();
@@ -25,7 +25,7 @@ pub(super) fn of_connection(error: &reqwest::Error) -> StoreError {
         texts.push(cause.to_string());
         source = cause.source();
     }
-    // The first names the whole URL again, the last the reason.
+    // The outermost text repeats the whole URL, the innermost is the reason.
     let reason = texts.pop().unwrap_or_default();
     match error.is_connect() {
         true => StoreError::Unavailable(format!("cannot connect: {reason}")),
@@ -33,7 +33,7 @@ pub(super) fn of_connection(error: &reqwest::Error) -> StoreError {
     }
 }
 
-/// The body of an answer, if it is what was asked for.
+/// The body of an answer, if it is the requested one.
 pub(super) async fn body(answer: Response, range: Option<&Range<u64>>) -> Result<Bytes, StoreError> {
     let status = answer.status();
     if !status.is_success() {
@@ -60,7 +60,7 @@ pub(super) async fn body(answer: Response, range: Option<&Range<u64>>) -> Result
     Ok(bytes)
 }
 
-/// How long the whole object is, as an answer with a part of it says: `bytes 0-99/1234`.
+/// The length of the whole object, from an answer with a part of it: `bytes 0-99/1234`.
 fn total_bytes(range: &str) -> Option<u64> {
     range.rsplit_once('/')?.1.parse().ok()
 }
@@ -78,7 +78,7 @@ async fn read(mut answer: Response, most: usize) -> Result<Bytes, StoreError> {
     Ok(bytes.freeze())
 }
 
-/// What a status means, with the store's own code and sentence.
+/// The error for a status, with the store's own code and message.
 fn of_status(status: StatusCode, document: &str) -> StoreError {
     let code = element(document, "Code").unwrap_or_default();
     let message = element(document, "Message").unwrap_or_default();
@@ -100,18 +100,18 @@ fn of_status(status: StatusCode, document: &str) -> StoreError {
     }
 }
 
-/// The text of the first element of that name.
+/// The text of the first element with this name.
 fn element<'a>(document: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = document.split_once(&format!("<{name}>"))?;
     rest.split_once("</").map(|(text, _)| text.trim())
 }
 
-/// Whether the text of an error says that the bucket does not exist.
+/// Whether an error text is about a missing bucket.
 pub(super) fn is_about_bucket(text: &str) -> bool {
     text.contains(NO_BUCKET)
 }
 
-/// Whether the text of an error says that the key may not do this.
+/// Whether an error text is about a missing right of the key.
 pub(super) fn is_about_rights(text: &str) -> bool {
     text.contains(NO_RIGHT)
 }
@@ -147,17 +147,17 @@ mod tests {
     }
 
     #[test]
-    fn a_part_says_how_long_the_object_is() {
+    fn a_part_tells_the_length_of_the_object() {
         assert_eq!(total_bytes("bytes 0-99/1234"), Some(1234));
         assert_eq!(total_bytes("bytes 0-99/*"), None);
         assert_eq!(total_bytes("bytes"), None);
     }
 
     #[test]
-    fn documents_of_any_kind_are_told_as_they_are() {
-        let told = |document: &str| of_status(StatusCode::FORBIDDEN, document);
-        assert_eq!(told("<html>no</html>"), StoreError::Denied("status 403".to_owned()));
-        assert_eq!(told("<Code>X</Code>"), StoreError::Denied("status 403, X".to_owned()));
-        assert_eq!(told("<Code>"), StoreError::Denied("status 403".to_owned()));
+    fn error_documents_of_any_kind_give_a_text() {
+        let error = |document: &str| of_status(StatusCode::FORBIDDEN, document);
+        assert_eq!(error("<html>no</html>"), StoreError::Denied("status 403".to_owned()));
+        assert_eq!(error("<Code>X</Code>"), StoreError::Denied("status 403, X".to_owned()));
+        assert_eq!(error("<Code>"), StoreError::Denied("status 403".to_owned()));
     }
 }

@@ -1,4 +1,4 @@
-//! Connections to a store: to all addresses that its name has, in turn, with TLS as the settings say.
+//! Connections to a store: to all addresses of its name in turn, with TLS as configured.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use wire::store::StoreProtocol;
 use super::CONNECT_TIMEOUT;
 use super::settings::{StoreSettings, StoreSettingsError};
 
-/// A connection that is idle for so long is closed.
+/// Idle connections are closed after this time.
 const IDLE: Duration = Duration::from_secs(60);
-/// Idle connections kept at most.
+/// The most idle connections.
 const IDLE_MAX: usize = 64;
 
 pub(super) fn client(settings: &StoreSettings) -> Result<reqwest::Client, StoreSettingsError> {
@@ -31,7 +31,7 @@ pub(super) fn client(settings: &StoreSettings) -> Result<reqwest::Client, StoreS
         .tcp_nodelay(true)
         // A redirected request would carry a signature of another host.
         .redirect(reqwest::redirect::Policy::none())
-        // What the environment says is not about a store that an operator named.
+        // Proxy settings in the environment are not meant for a store that an operator named.
         .no_proxy()
         .http1_only();
     builder.build().map_err(|error| StoreSettingsError::Client(error.to_string()))
@@ -49,13 +49,13 @@ fn tls(settings: &StoreSettings) -> Result<ClientConfig, StoreSettingsError> {
     Ok(builder.with_root_certificates(roots(settings)?).with_no_client_auth())
 }
 
-/// Certificates of the system and those that the operator gave.
+/// The certificates of the system and those of the operator.
 fn roots(settings: &StoreSettings) -> Result<RootCertStore, StoreSettingsError> {
     let mut roots = RootCertStore::empty();
     if settings.address.protocol == StoreProtocol::Http {
         return Ok(roots);
     }
-    // Those that cannot be read vouch for nobody, and the handshake says so.
+    // Unreadable certificates are left out: the handshake fails if one of them is needed.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     let Some(pem) = &settings.address.ca else { return Ok(roots) };
     let mut given = 0;
@@ -70,7 +70,7 @@ fn roots(settings: &StoreSettings) -> Result<RootCertStore, StoreSettingsError> 
     }
 }
 
-/// Takes every certificate; signatures by it are still checked.
+/// Accepts every certificate; signatures by it are still checked.
 #[derive(Debug)]
 struct Anybody(WebPkiSupportedAlgorithms);
 
@@ -109,8 +109,8 @@ impl ServerCertVerifier for Anybody {
     }
 }
 
-/// Resolves a name for each new connection, and begins with another of its addresses each time; the connector tries the
-/// others if that one does not answer.
+/// Resolves the name for each new connection, and begins with another address each time. The connector tries the others
+/// if that one does not answer.
 #[derive(Default)]
 struct RoundRobin {
     turns: Arc<AtomicUsize>,
@@ -128,7 +128,7 @@ impl Resolve for RoundRobin {
     fn resolve(&self, name: Name) -> Resolving {
         let turns = self.turns.clone();
         Box::pin(async move {
-            // The port is the one of the URL: the connector sets it.
+            // The connector sets the port from the URL.
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
             let addresses = rotated(found.collect(), turns.fetch_add(1, Ordering::Relaxed));
             Ok(Box::new(addresses.into_iter()) as Addrs)

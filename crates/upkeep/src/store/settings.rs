@@ -1,41 +1,41 @@
-//! How a store is reached.
+//! Address, key and limits of a store.
 
 use layout::{BLOB_BYTES_MAX, BLOB_BYTES_MIN};
 use wire::store::{StoreAddress, StoreLimits, StoreProtocol};
 
-/// Requests of one kind that may be under way at most.
+/// The most requests of one kind under way.
 const REQUESTS_MAX: u16 = 1024;
 const KEY_BYTES_MAX: usize = 1024;
-/// What our own part of a key takes at most.
+/// The most bytes of our own part of a key.
 const OWN_KEY_BYTES: usize = 160;
 
-/// How a store is reached. No `Debug`: it holds a secret.
+/// Address, key and limits of a store. No `Debug`: it holds a secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoreSettings {
-    /// Where it is, and how much is asked of it.
+    /// Its address and the limits of its use.
     pub address: StoreAddress,
-    /// Secret of the key that requests are signed with.
+    /// The secret of the key that signs requests.
     pub secret_key: String,
 }
 
-/// Why settings make no sense.
+/// Why settings are refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreSettingsError {
-    /// A value is not one that there can be.
+    /// A value is not allowed.
     #[error("{field} {rule}: value={value}")]
     Value {
-        /// Which.
+        /// The name of the setting.
         field: &'static str,
-        /// What it must be.
+        /// The rule for its values.
         rule: &'static str,
-        /// What it is.
+        /// The refused value.
         value: String,
     },
     /// The certificates cannot be used.
     #[error("the certificates of --ca cannot be used: {0}")]
     Certificates(String),
-    /// There is no HTTP client.
+    /// The HTTP client could not be made.
     #[error("cannot make an HTTP client: {0}")]
     Client(String),
 }
@@ -50,7 +50,7 @@ fn require(
 }
 
 impl StoreSettings {
-    /// Refuses what cannot be.
+    /// Checks the values.
     pub fn check(&self) -> Result<(), StoreSettingsError> {
         let StoreAddress { host, port, bucket, prefix, region, access_key, limits, .. } = &self.address;
         let host_rule = "must be a name or an address, without protocol, port or path";
@@ -76,7 +76,7 @@ impl StoreSettings {
         check_limits(limits)
     }
 
-    /// Where an object is, in path style.
+    /// The address of an object, in path style.
     pub(super) fn uri(&self, key: &str) -> String {
         let StoreAddress { protocol, host, port, .. } = &self.address;
         let scheme = if *protocol == StoreProtocol::Http { "http" } else { "https" };
@@ -85,7 +85,7 @@ impl StoreSettings {
         format!("{scheme}://{authority}{}", self.path(key))
     }
 
-    /// The path of an object, percent-encoded as signatures want it.
+    /// The path of an object, percent-encoded as signatures require.
     fn path(&self, key: &str) -> String {
         let StoreAddress { bucket, prefix, .. } = &self.address;
         let slash = if prefix.is_empty() { "" } else { "/" };
@@ -152,7 +152,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn settings_that_make_no_sense_are_refused_by_name() {
+    fn refused_settings_are_named() {
         settings().check().unwrap();
         type Change = fn(&mut StoreAddress);
         let wrong: [(&str, Change); 10] = [

@@ -1,4 +1,4 @@
-//! Signatures of requests: AWS version 4, and version 2 for stores that know nothing newer.
+//! Signatures of requests: AWS version 4, and version 2 for older stores.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +21,7 @@ fn failed(error: impl std::fmt::Display) -> StoreError {
     StoreError::Unexpected(format!("the request cannot be signed: {error}"))
 }
 
-/// Adds what proves who sends it. `wall_ns` is the time that it says.
+/// Signs a request. `wall_ns` is its time, in nanoseconds since 1970.
 pub(super) fn sign<B>(
     settings: &StoreSettings,
     request: Request<B>,
@@ -42,7 +42,7 @@ fn version_4<B>(
     let identity =
         Credentials::new(&settings.address.access_key, &settings.secret_key, None, None, "forebay").into();
     let mut how = SigningSettings::default();
-    // What S3 wants, other than the rest of AWS.
+    // S3 differs from the rest of AWS in these.
     how.percent_encoding_mode = PercentEncodingMode::Single;
     how.uri_path_normalization_mode = UriPathNormalizationMode::Disabled;
     how.payload_checksum_kind = PayloadChecksumKind::XAmzSha256;
@@ -72,7 +72,7 @@ fn version_4<B>(
     Ok(request)
 }
 
-/// HMAC-SHA-1 of method, date and resource. There are no sub-resources and no `x-amz-` headers in our requests.
+/// HMAC-SHA-1 of method, date and resource. Our requests have no sub-resources and no `x-amz-` headers.
 fn version_2<B>(
     settings: &StoreSettings,
     mut request: Request<B>,
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn version_2_gives_the_signature_of_the_documentation() {
-        // "Object GET" of "Signing and authenticating REST requests". It writes the zone as a number, HTTP as GMT.
+        // "Object GET" of "Signing and authenticating REST requests". It writes the zone as a number; HTTP uses GMT.
         let resource = "/awsexamplebucket1/photos/puppy.jpg";
         let text = format!("GET\n\n\nTue, 27 Mar 2007 19:36:42 +0000\n{resource}");
         let settings = example(StoreAuth::V2);

@@ -1,4 +1,4 @@
-//! How fast a store is with the requests that tiering makes: the limit of what tiering can do.
+//! Measures the speed of a store with the requests of tiering: it limits what tiering can do.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,16 +12,16 @@ use wire::store::{ObjectStore, SpeedPlan, StoreError, StoreSpeed};
 use super::S3Store;
 use super::validate::key;
 
-/// Objects there are at most: then they are written again, which takes a store less than new ones.
+/// The most objects. After that they are overwritten, which costs a store less than new ones.
 const OBJECTS_MAX: usize = 64;
-/// Requests for a few bytes, of which the median is taken.
+/// Requests for a few bytes; their median counts.
 const ROUND_TRIPS: usize = 31;
-/// What each of them asks for.
+/// The bytes of each such request.
 const FEW_BYTES: u64 = 160;
 const SECOND_NS: u128 = 1_000_000_000;
 
 impl S3Store {
-    /// Puts objects of random bytes, gets them, and removes them whatever happens.
+    /// Puts objects of random bytes, gets them, and removes them even after an error.
     pub async fn speed(
         &self,
         cluster: ClusterId,
@@ -67,8 +67,8 @@ impl S3Store {
         Ok(StoreSpeed { plan, round_trip_us, put_bytes_per_s, get_bytes_per_s })
     }
 
-    /// Does the same with all objects in turn, until the time is over; once at least. Counts in `turns` how often.
-    /// Returns bytes per second.
+    /// Runs `once` on all objects in turn until the time is over, at least once. Counts the runs in `turns`. Returns
+    /// bytes per second.
     async fn rate<'a>(
         &self,
         keys: &[String],

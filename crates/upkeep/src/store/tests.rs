@@ -9,7 +9,7 @@ use wire::store::MovePace;
 use super::settings::tests::settings;
 use super::*;
 
-/// A server that gives prepared answers in turn, the last one again and again, and keeps what it was asked.
+/// A server that gives prepared answers in turn, repeats the last one, and records its requests.
 struct Server {
     asked: Arc<Mutex<Vec<String>>>,
     store: Arc<S3Store>,
@@ -83,7 +83,7 @@ impl Server {
     }
 }
 
-/// No answer, and the connection stays.
+/// No answer, while the connection stays open.
 const SILENCE: &str = "...";
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 const BUSY: &str = "HTTP/1.1 503 Slow\r\ncontent-length: 21\r\n\r\n<Code>SlowDown</Code>";
@@ -129,7 +129,7 @@ async fn an_object_that_is_not_urgent_goes_out_whole_with_rests() {
 }
 
 #[tokio::test]
-async fn a_range_is_exactly_what_was_asked_for() {
+async fn a_range_has_exactly_the_requested_bytes() {
     let server = Server::start(&[PART]).await;
     assert_eq!(server.store.get(key(), Some(5..8)).await.unwrap(), "abc");
     assert!(server.asked.lock().unwrap()[0].contains("range: bytes=5-7\r\n"));
@@ -140,7 +140,7 @@ async fn a_range_is_exactly_what_was_asked_for() {
 }
 
 #[tokio::test]
-async fn what_may_pass_is_tried_again_and_the_rest_is_not() {
+async fn passing_errors_are_tried_again_and_others_are_not() {
     let server = Server::start(&[BUSY, "", "HTTP/1.1 206 Part\r\ncontent-length: 2\r\n\r\nab", PART]).await;
     assert_eq!(server.store.get(key(), Some(0..3)).await.unwrap(), "abc");
     assert_eq!(server.first_lines().len(), 4);
@@ -149,7 +149,7 @@ async fn what_may_pass_is_tried_again_and_the_rest_is_not() {
     assert_eq!(denied.first_lines().len(), 1);
 }
 
-/// The store does not answer those who look.
+/// Makes the store count as down for long.
 fn goes_down(store: &S3Store) {
     for _ in 0..3 {
         store.traffic.looked(Err(StoreError::Unavailable("why".to_owned())));
@@ -159,19 +159,19 @@ fn goes_down(store: &S3Store) {
 }
 
 #[tokio::test]
-async fn a_store_that_is_down_is_asked_once_for_what_somebody_waits_for() {
+async fn a_store_that_is_down_gets_each_read_once() {
     let server = Server::start(&[BUSY, PART, PART]).await;
     goes_down(&server.store);
     assert!(matches!(server.store.get(key(), Some(0..3)).await, Err(StoreError::Busy(_))));
     assert_eq!(server.first_lines().len(), 1);
-    // What it gives is taken, and says that it is there again.
+    // Its answer is taken, and shows that it is back.
     assert_eq!(server.store.get(key(), Some(0..3)).await.unwrap(), "abc");
     assert_eq!(server.store.health().up, Some(true));
-    // One that may be back in a moment is waited for.
+    // A store that may be back in a moment is waited for.
     let server = Server::start(&[BUSY, PART]).await;
     (0..3).for_each(|_| server.store.traffic.looked(Err(StoreError::Unavailable("why".to_owned()))));
     assert_eq!(server.store.get(key(), Some(0..3)).await.unwrap(), "abc");
-    // What nobody waits for is still tried again.
+    // Writes, for which no reader waits, are still tried again.
     let server = Server::start(&[BUSY, OK]).await;
     goes_down(&server.store);
     server.store.put(key(), Outgoing::default()).await.unwrap();
@@ -188,7 +188,7 @@ async fn a_store_that_is_down_and_silent_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn whoever_waits_for_a_store_that_goes_down_does_not_try_again() {
+async fn a_read_is_not_tried_again_after_the_store_goes_down() {
     let server = Server::start(&[BUSY, BUSY, PART]).await;
     let get = server.store.get(key(), Some(0..3));
     let down = async {
@@ -203,7 +203,7 @@ async fn whoever_waits_for_a_store_that_goes_down_does_not_try_again() {
 }
 
 #[tokio::test]
-async fn removing_what_is_not_there_succeeds_unless_the_bucket_is_not_there() {
+async fn removing_a_missing_object_succeeds_unless_the_bucket_is_missing() {
     let missing = "HTTP/1.1 404 No\r\ncontent-length: 22\r\n\r\n<Code>NoSuchKey</Code>";
     let server = Server::start(&["HTTP/1.1 204 Gone\r\n\r\n", missing]).await;
     server.store.delete(key()).await.unwrap();
@@ -214,7 +214,7 @@ async fn removing_what_is_not_there_succeeds_unless_the_bucket_is_not_there() {
 }
 
 #[tokio::test]
-async fn a_validation_stores_reads_and_removes_and_stops_at_what_fails() {
+async fn a_validation_stores_reads_and_removes_and_stops_at_a_failure() {
     let byte = "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nf";
     let server = Server::start(&[OK, byte, "HTTP/1.1 204 Gone\r\n\r\n"]).await;
     let cluster = base::ClusterId([0xab; 16]);
@@ -242,7 +242,7 @@ async fn a_validation_stores_reads_and_removes_and_stops_at_what_fails() {
 }
 
 #[tokio::test]
-async fn a_look_takes_any_answer_but_about_the_bucket_and_the_key() {
+async fn a_check_of_health_accepts_any_answer_but_about_the_bucket_and_the_key() {
     async fn looks(code: &str) -> Result<(), StoreError> {
         let status = if code.starts_with("NoSuch") { 404 } else { 403 };
         let body = format!("<Code>{code}</Code>");
@@ -257,7 +257,7 @@ async fn a_look_takes_any_answer_but_about_the_bucket_and_the_key() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_said_with_the_reason() {
+async fn a_refused_connection_is_reported_with_the_reason() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);

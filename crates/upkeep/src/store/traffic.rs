@@ -1,4 +1,4 @@
-//! What is asked of a store: which requests there are and were, how fast bytes may go, and whether it answers.
+//! The traffic with a store: present and recent requests, the pace of bytes, and whether the store answers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
@@ -9,16 +9,16 @@ use wire::store::{OpState, SeenBy, StoreError, StoreOp};
 
 use crate::bucket::Bucket;
 
-/// Requests that are remembered after their end.
+/// Ended requests that are remembered.
 const RECENT_MAX: usize = 256;
-/// What may go at once after a rest.
+/// The time whose bytes may go at once after a rest.
 const BURST_MS: u64 = 250;
-/// Looks in a row that fail before the store is down: one alone may be bad luck.
+/// Failed checks in a row after which the store counts as down: one alone may be bad luck.
 const FAILED_LOOKS: u32 = 3;
-/// After this it is not expected back in a moment: a gateway starts again within seconds.
+/// After this time the store is not expected back in a moment: a gateway restarts within seconds.
 const LONG_DOWN_NS: u64 = 20_000_000_000;
 
-/// All of it, for one store.
+/// The traffic with one store.
 pub(super) struct Traffic {
     env: Env,
     bytes_per_s: Option<u64>,
@@ -30,21 +30,21 @@ pub(super) struct Traffic {
 #[derive(Default)]
 struct Health {
     seen: SeenBy,
-    /// Looks that failed since the last that did not.
+    /// Failed checks since the last success.
     failed: u32,
-    /// When it went down.
+    /// When the store went down.
     down_ns: u64,
 }
 
 #[derive(Default)]
 struct Ops {
     last: u64,
-    /// With the time of their beginning, on the clock of deadlines.
+    /// Requests under way, with the time of their beginning (clock of deadlines).
     live: BTreeMap<u64, (StoreOp, u64)>,
     recent: VecDeque<StoreOp>,
 }
 
-/// A request, from when it is asked for to its end.
+/// A request, from when the caller asks for it to its end.
 pub(super) struct Op<'a> {
     traffic: &'a Traffic,
     id: u64,
@@ -61,7 +61,7 @@ impl Traffic {
         self.env.clock.wall_ns() / 1_000_000_000
     }
 
-    /// A request is asked for.
+    /// Begins a request.
     pub(super) fn begin(&self, verb: &str, key: &str, bytes: u64) -> Op<'_> {
         let mut ops = self.ops.lock().expect("no holder of this lock panics");
         ops.last += 1;
@@ -81,7 +81,7 @@ impl Traffic {
         Op { traffic: self, id }
     }
 
-    /// Requests under way, then those that ended, the newest first.
+    /// Requests under way, then those that ended, newest first.
     pub(super) fn ops(&self) -> Vec<StoreOp> {
         let now = self.env.clock.boot_ns();
         let ops = self.ops.lock().expect("no holder of this lock panics");
@@ -90,7 +90,7 @@ impl Traffic {
         live.chain(ops.recent.iter().rev().cloned()).collect()
     }
 
-    /// Takes `bytes` if they may go now; otherwise says how long to wait.
+    /// Takes `bytes` if they may go now; otherwise returns how long to wait.
     fn take(&self, bytes: u64, now_ns: u64) -> Result<(), Duration> {
         match self.bytes_per_s {
             Some(rate) if bytes > 0 => self.tokens.take(bytes, rate, rate * BURST_MS / 1000, now_ns),
@@ -110,24 +110,24 @@ impl Traffic {
         self.health.lock().expect("no holder of this lock panics").seen.clone()
     }
 
-    /// Whether it has not answered for so long that nobody waits for it.
+    /// Whether the store has been down for so long that readers no longer wait for it.
     pub(super) fn is_long_down(&self) -> bool {
         let health = self.health.lock().expect("no holder of this lock panics");
         health.seen.up == Some(false) && self.env.clock.boot_ns() >= health.down_ns + LONG_DOWN_NS
     }
 
-    /// The store did what it was asked for.
+    /// Notes that the store fulfilled a request.
     pub(super) fn answers(&self) {
         self.looked(Ok(()));
     }
 
-    /// As if it had gone down long ago.
+    /// Makes it look as if the store had gone down long ago.
     #[cfg(test)]
     pub(super) fn went_down_long_ago(&self) {
         self.health.lock().expect("no holder of this lock panics").down_ns = 0;
     }
 
-    /// Notes what a look at the store found.
+    /// Notes the result of a check of the store.
     pub(super) fn looked(&self, found: Result<(), StoreError>) {
         let mut health = self.health.lock().expect("no holder of this lock panics");
         let up = found.is_ok();
@@ -161,7 +161,7 @@ impl Op<'_> {
         }
     }
 
-    /// It is sent.
+    /// Notes that the request is sent.
     pub(super) fn attempt(&self) {
         self.change(|op| {
             op.attempts += 1;
@@ -169,7 +169,7 @@ impl Op<'_> {
         });
     }
 
-    /// An attempt was answered.
+    /// Notes the result of an attempt.
     pub(super) fn answered<T>(&self, result: &Result<T, StoreError>) {
         self.change(|op| match result {
             Ok(_) => (op.state, op.problem) = (OpState::Done, None),
@@ -185,7 +185,7 @@ impl Drop for Op<'_> {
         let Some((mut op, began)) = ops.live.remove(&self.id) else { return };
         op.took_ms = ms(now, began);
         if op.state != OpState::Done {
-            // Given up by whoever asked, if nothing else.
+            // The caller may have given it up.
             op.state = OpState::Failed;
         }
         if ops.recent.len() >= RECENT_MAX {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn health_says_since_when() {
+    fn health_tells_since_when_it_holds() {
         let sim = Sim::new(1);
         let traffic = Traffic::new(sim.env(), None);
         assert_eq!(traffic.health().up, None);
@@ -248,7 +248,7 @@ mod tests {
         sim.clock.advance_ns(9_000_000_000);
         traffic.looked(Ok(()));
         let failed = || traffic.looked(Err(StoreError::Denied("why".to_owned())));
-        // One that fails is not all of them.
+        // A few failures in a row are not enough.
         for _ in 0..3 {
             (1..FAILED_LOOKS).for_each(|_| failed());
             traffic.looked(Ok(()));

@@ -1,4 +1,4 @@
-//! Whether a store can be used: what will be done with it, done once.
+//! Checks whether a store can be used: runs every kind of request once.
 
 use base::ClusterId;
 use bytes::Bytes;
@@ -6,17 +6,17 @@ use wire::store::{ObjectStore, StoreCheck, StoreError};
 
 use super::S3Store;
 
-/// The one byte that is stored.
+/// The stored byte.
 const BYTE: &[u8] = b"f";
-/// How often it is read if other bytes come back.
+/// How often the byte is read if other bytes come back.
 const READS: u32 = 3;
 
-/// Keys of the objects that a node validates with.
+/// The keys of the objects with which a node validates a store.
 fn keys(cluster: ClusterId, node: u32) -> (String, String) {
     (key(cluster, node, "rw"), key(cluster, node, "remove"))
 }
 
-/// The key of an object that a node tries a store with.
+/// The key of an object with which a node tries a store.
 pub(super) fn key(cluster: ClusterId, node: u32, what: &str) -> String {
     let guid = cluster.to_string();
     let (prefix, suffix) = guid.split_once('-').expect("a cluster's id is written with dashes");
@@ -35,8 +35,8 @@ fn note(checks: &mut Vec<StoreCheck>, verb: &str, key: &str, result: Result<(), 
 }
 
 impl S3Store {
-    /// Stores a byte, reads it, and removes an object that does not exist and then the byte. Without the byte it ends
-    /// there. Returns the steps in order.
+    /// Stores a byte, reads it, removes an object that does not exist, and removes the byte. If the byte cannot be
+    /// stored, it ends there. Returns the steps in order.
     pub async fn validate(&self, cluster: ClusterId, node: u32) -> Vec<StoreCheck> {
         let (stored, absent) = keys(cluster, node);
         let mut checks = Vec::new();

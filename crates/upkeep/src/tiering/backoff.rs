@@ -1,13 +1,13 @@
-//! What fails is left alone for a while, longer each time, until it succeeds. Nothing else waits for that: what a full store
-//! needs is deletions, and what full drives need is uploads.
+//! Pauses after failures: work that fails pauses, longer each time, until it succeeds. Other work does not wait for
+//! that: a full store needs deletions, and full drives need uploads.
 
 use std::time::Duration;
 
-/// Pauses after a failure: they double from the first to the last.
+/// Pauses after a failure: they double from the shortest to the longest.
 pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// What is known of steps of a kind that failed last. Times are those of the clock of deadlines.
+/// The last failure of one kind of work. Times are of the clock of deadlines.
 #[derive(Debug, Default)]
 pub(super) struct Backoff(Option<Failure>);
 
@@ -19,7 +19,7 @@ struct Failure {
 }
 
 impl Backoff {
-    /// One failed at `now_ns`. Those that were under way together count once.
+    /// Notes a failure at `now_ns`. Failures during one pause count once.
     pub(super) fn failed(&mut self, reason: String, now_ns: u64) {
         let (pause, until_ns) = match &self.0 {
             Some(known) if now_ns < known.until_ns => (known.pause, known.until_ns),
@@ -31,12 +31,13 @@ impl Backoff {
         self.0 = Some(Failure { reason, pause, until_ns });
     }
 
-    /// One succeeded, or there is nothing left to do.
+    /// Notes a success, or that no work is left.
     pub(super) fn clear(&mut self) {
         self.0 = None;
     }
 
-    /// How many of at most `most` may be under way at `now_ns`: one finds out whether it works again.
+    /// How many attempts of at most `most` may be under way at `now_ns`. After a pause, one finds out whether the work
+    /// succeeds again.
     pub(super) fn tries_max(&self, most: usize, now_ns: u64) -> usize {
         match &self.0 {
             None => most.max(1),
@@ -44,7 +45,7 @@ impl Backoff {
         }
     }
 
-    /// Why they pause.
+    /// Why the work pauses.
     pub(super) fn reason(&self) -> Option<String> {
         self.0.as_ref().map(|known| known.reason.clone())
     }
@@ -57,7 +58,7 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     #[test]
-    fn pauses_grow_until_one_succeeds() {
+    fn pauses_grow_until_an_attempt_succeeds() {
         let mut held = Backoff::default();
         assert_eq!((held.tries_max(4, 0), held.reason()), (4, None));
         let (mut now, mut pauses) = (5 * S, Vec::new());
@@ -78,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_together_counts_once() {
+    fn failures_during_one_pause_count_once() {
         let mut held = Backoff::default();
         for at in 0..4 {
             held.failed(format!("failure {at}"), at);

@@ -1,4 +1,4 @@
-//! Content that moves gives way to users, unless it is urgent.
+//! Movement of content that gives way to users, unless it is urgent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +9,11 @@ use wire::store::MovePace;
 
 use crate::pace::Pace;
 
-/// All rests together of one blob, or of one step of fetching: a request has a deadline, which must leave time for slow lines.
+/// The limit on all rests of one blob or one step of fetching. A request has a deadline, which must leave time for slow
+/// lines.
 const RESTS_MAX: Duration = Duration::from_secs(60);
 
-/// The pace of a blob, or of a step of fetching: half the rate of background work while users ask for something.
+/// The pace of a blob or of a step of fetching: half the rate of background work while the filesystem is in use.
 pub struct GivesWay {
     client: Client,
     pace: Arc<Pace>,
@@ -21,7 +22,7 @@ pub struct GivesWay {
 }
 
 impl GivesWay {
-    /// There are no rests while `is_urgent` says that they would help nobody.
+    /// There are no rests while `is_urgent` returns `true`.
     pub fn new(
         client: Client,
         pace: Arc<Pace>,

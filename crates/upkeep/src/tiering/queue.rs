@@ -1,8 +1,8 @@
-//! What goes into the next blob.
+//! Chooses the extents of the next blob.
 //!
-//! Whoever reads or removes a part of a tree reads or removes what is in a few directories. So a blob is filled from the
-//! directory of the oldest extent that is due, then from that of the oldest one left, as far as the window reaches.
-//! The oldest extent is always in the next blob: none waits for ever.
+//! Readers and removals of a part of a tree usually touch few directories. So a blob is filled from the directory of
+//! the oldest extent that is due, then from that of the oldest one left, as far as the window reaches. The oldest
+//! extent is always in the next blob, so none waits for ever.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,15 +10,15 @@ use base::{ExtentId, FsError};
 use client::Client;
 use wire::tier::{DueExtent, Stage, TIER_EXTENTS_MAX};
 
-/// Blobs that would hold what is looked at to fill one.
+/// Extents for this many blobs are considered when one is filled.
 const WINDOW_BLOBS: u64 = 4;
 
-/// Extents that are due, oldest first. It is valid for one round of uploads.
+/// Extents that are due, oldest first. Valid for one round of uploads.
 pub(super) struct Queue {
     before_s: u64,
     blob_bytes: u32,
     due: Vec<DueExtent>,
-    /// Where to go on.
+    /// Where to continue.
     after: Option<(u64, ExtentId)>,
     all: bool,
 }
@@ -29,7 +29,7 @@ impl Queue {
         Self { before_s, blob_bytes, due: Vec::new(), after: None, all: false }
     }
 
-    /// Takes what goes into the next blob, the oldest extent first, without what is under way. Says whether it is full.
+    /// Takes the extents of the next blob, the oldest first, without those under way. Returns whether the blob is full.
     pub(super) async fn next_load(
         &mut self,
         client: &Client,
@@ -52,7 +52,7 @@ impl Queue {
     }
 }
 
-/// Takes from extents in the order of their ages what goes into one blob, and says whether it is full.
+/// Takes the extents of one blob from `due`, which is ordered by age. Returns whether the blob is full.
 fn take_load(due: &mut Vec<DueExtent>, blob_bytes: u32) -> (Vec<DueExtent>, bool) {
     let mut oldest = HashMap::new();
     for (at, one) in due.iter().enumerate() {
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_blob_goes_to_the_next_directory() {
+    fn the_rest_of_a_blob_is_filled_from_the_next_directory() {
         let mut queue = vec![due(1, 5, 1 << 20), due(2, 6, 1 << 20), due(3, 5, 1 << 20), due(4, 6, 3 << 20)];
         let (load, is_full) = take_load(&mut queue, BLOB_BYTES);
         assert_eq!((ids(&load), is_full), (vec![1, 3, 2], true));
