@@ -298,7 +298,7 @@ impl Client {
         }
     }
 
-    /// The owner took the lease away: dirty data under it is lost, and the next fsync says so.
+    /// The owner took the lease away: dirty data under it is lost, and the next fsync returns an error.
     fn revoked(&self, lease: LeaseGrant) {
         self.void(lease);
         let Some(node) = self.inner.nodes.find(lease.ino) else { return };

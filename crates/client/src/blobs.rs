@@ -89,7 +89,7 @@ fn cuts(
 }
 
 /// After a piece could not be brought back behind a reader, none is for this long: full drives stay full for a while.
-const REST_NS: u64 = 2_000_000_000;
+const PAUSE_NS: u64 = 2_000_000_000;
 
 /// The result of a fetch.
 type Cell<V> = Arc<OnceCell<Result<V, ReadExtentError>>>;
@@ -164,7 +164,7 @@ pub(crate) struct Blobs {
     /// Held during the pause after such a fetch, so that parallel fetches share one pace.
     resting: tokio::sync::Mutex<()>,
     /// Until then no piece is brought back behind readers.
-    rests_until_ns: AtomicU64,
+    paused_until_ns: AtomicU64,
     /// Pieces that are being brought back, by file and offset.
     pub(crate) pieces: Mutex<HashSet<(Ino, u64)>>,
 }
@@ -186,7 +186,7 @@ impl Blobs {
             returning_bytes,
             gently: Semaphore::new((GENTLY_BYTES / LONG) as usize),
             resting: tokio::sync::Mutex::default(),
-            rests_until_ns: AtomicU64::new(0),
+            paused_until_ns: AtomicU64::new(0),
             pieces: Mutex::default(),
         }
     }
@@ -197,13 +197,13 @@ impl Blobs {
     }
 
     /// Whether bringing back behind readers is paused.
-    pub(crate) fn rests(&self, now_ns: u64) -> bool {
-        now_ns < self.rests_until_ns.load(Ordering::Relaxed)
+    pub(crate) fn is_paused(&self, now_ns: u64) -> bool {
+        now_ns < self.paused_until_ns.load(Ordering::Relaxed)
     }
 
     /// Pauses bringing back behind readers after a piece failed.
-    pub(crate) fn rest(&self, now_ns: u64) {
-        self.rests_until_ns.store(now_ns + REST_NS, Ordering::Relaxed);
+    pub(crate) fn pause(&self, now_ns: u64) {
+        self.paused_until_ns.store(now_ns + PAUSE_NS, Ordering::Relaxed);
     }
 
     /// Stores a blob.
@@ -230,7 +230,7 @@ impl Blobs {
     }
 
     /// Pauses; concurrent callers pause one after the other.
-    pub(crate) async fn rest_in_turn(&self, rest: Duration) {
+    pub(crate) async fn pause_in_turn(&self, rest: Duration) {
         let _turn = self.resting.lock().await;
         tokio::time::sleep(rest).await;
     }

@@ -60,24 +60,24 @@ pub enum Verdict {
 
 /// Damage that clients of a filesystem have met and that is not examined yet.
 #[derive(Debug, Default)]
-pub(crate) struct DamageBook(Mutex<Met>);
+pub(crate) struct DamageBook(Mutex<Found>);
 
 #[derive(Debug, Default)]
-struct Met {
+struct Found {
     shards: BTreeMap<(ExtentId, ShardIndex), (ExtentRef, Flaw)>,
     suspects: BTreeMap<ExtentId, Suspect>,
     repaired: u64,
 }
 
 impl DamageBook {
-    fn lock(&self) -> MutexGuard<'_, Met> {
+    fn lock(&self) -> MutexGuard<'_, Found> {
         self.0.lock().expect("no holder of this lock panics")
     }
 
-    pub(crate) fn met(&self, extent: &ExtentRef, shard: ShardIndex, flaw: Flaw) {
-        let mut met = self.lock();
-        if met.shards.len() < SHARDS_MAX {
-            let (_, known) = met.shards.entry((extent.id, shard)).or_insert((*extent, flaw));
+    pub(crate) fn note(&self, extent: &ExtentRef, shard: ShardIndex, flaw: Flaw) {
+        let mut found = self.lock();
+        if found.shards.len() < SHARDS_MAX {
+            let (_, known) = found.shards.entry((extent.id, shard)).or_insert((*extent, flaw));
             if flaw == Flaw::Damaged {
                 *known = flaw;
             }
@@ -86,14 +86,14 @@ impl DamageBook {
 
     pub(crate) fn suspect(&self, content: &Content, at: Option<(Ino, u64)>) {
         let Some(extent) = content.extent() else { return };
-        let mut met = self.lock();
-        if met.suspects.len() < SUSPECTS_MAX || met.suspects.contains_key(&extent.id) {
+        let mut found = self.lock();
+        if found.suspects.len() < SUSPECTS_MAX || found.suspects.contains_key(&extent.id) {
             let whole = ExtentRef { extent_off: 0, ..*extent };
             let content = match content {
                 Content::Tiered(_, place) => Content::Tiered(whole, *place),
                 _ => Content::Extent(whole),
             };
-            let suspect = met.suspects.entry(extent.id).or_insert(Suspect { content, at });
+            let suspect = found.suspects.entry(extent.id).or_insert(Suspect { content, at });
             suspect.at = at.or(suspect.at);
         }
     }

@@ -237,7 +237,7 @@ impl ExtentIo {
         loop {
             let topology = self.topology();
             let writing = self.peers.begin_write(topology.map.epoch);
-            // A map that came before the note may not have taken this write into account.
+            // If a new map came before the note, a rebuild may have found no write under the old one.
             if self.topology.borrow().map.epoch == topology.map.epoch {
                 return (topology, writing);
             }

@@ -24,7 +24,7 @@ const FETCHES: usize = 32;
 const MAPS: usize = 16;
 /// Pieces with a smaller gap between them are fetched together.
 const GAP: u64 = 64 << 10;
-/// Pieces of a file that one step looks at.
+/// Pieces of a file that one step asks for.
 const COMING_BACK: usize = 256;
 /// A step takes no further file once the pieces to bring back reach this size ...
 const STEP_BYTES: u64 = 256 << 20;
@@ -179,14 +179,14 @@ impl Client {
         }
         outcomes.extend(of.into_iter().zip(self.commit_back(parts).await));
         if let (Some(_), Some(pace)) = (gentle, pace) {
-            away.rest_in_turn(pace.rest_after(len)).await;
+            away.pause_in_turn(pace.rest_after(len)).await;
         }
         outcomes
     }
 
     /// Brings the pieces of a read, and those that follow, back to drives in the background.
     pub(crate) fn bring_back(&self, node: &Node, off: u64, len: u64) {
-        if self.inner.blobs.rests(self.inner.env.clock.boot_ns()) {
+        if self.inner.blobs.is_paused(self.inner.env.clock.boot_ns()) {
             return;
         }
         let reaches = if len >= AHEAD_FROM { off + len + AHEAD_BYTES } else { off + len };
@@ -217,7 +217,7 @@ impl Client {
     }
 
     async fn bring_piece_back(&self, ino: Ino, piece: MapPiece) {
-        if self.inner.blobs.rests(self.inner.env.clock.boot_ns()) {
+        if self.inner.blobs.is_paused(self.inner.env.clock.boot_ns()) {
             return;
         }
         let (written, failed) = self.write_back(ino, &piece, &PieceSource::Blob(Reach::Usual)).await;
@@ -227,7 +227,7 @@ impl Client {
         }
         if let Some(error) = error {
             tracing::debug!(%ino, %error, "data that was read was not brought back");
-            self.inner.blobs.rest(self.inner.env.clock.boot_ns());
+            self.inner.blobs.pause(self.inner.env.clock.boot_ns());
         }
         if let Some(node) = self.inner.nodes.find(ino) {
             node.lock().map.forget();

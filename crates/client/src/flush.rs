@@ -230,7 +230,7 @@ impl Client {
             self.flush_locked(node).await?;
         }
         let remapping = Remapping::new(node);
-        // Data written during the first flush. It is less, so reads and writes wait for a shorter time.
+        // Flushes data written during the first flush: it is less, so reads and writes wait for less time.
         if is_kept() {
             self.flush_locked(node).await?;
         }

@@ -258,7 +258,7 @@ impl NodeState {
     }
 }
 
-/// Held while the owner changes size and map of a file in one step. A map that is requested meanwhile may be from after
+/// Held while the owner changes size and map of a file in one step. A map that is requested then may be from after
 /// the step, and the size here is from before it, so no map is requested. Nor are writes taken: they would lie over the
 /// state before the step, and a crash could leave the step without them. Belongs to the holder of the flush lock.
 pub(crate) struct Remapping<'a>(&'a Node);

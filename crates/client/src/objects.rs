@@ -32,7 +32,7 @@ pub struct PutOptions {
     pub meta: ObjectMeta,
     /// Conditions on the existing object.
     pub conditions: Conditions,
-    /// The caller, for checks of permissions.
+    /// The user that makes the request.
     pub caller: Caller,
 }
 
@@ -51,7 +51,7 @@ pub struct CopyObject {
     pub meta: Option<ObjectMeta>,
     /// Tags of the copy; `None`: the source's.
     pub tags: Option<Vec<(String, String)>>,
-    /// The caller, for checks of permissions.
+    /// The user that makes the request.
     pub caller: Caller,
 }
 
@@ -70,7 +70,7 @@ pub struct CompleteUpload {
     pub checksum: Option<Checksum>,
     /// Conditions on the existing object.
     pub conditions: Conditions,
-    /// The caller, for checks of permissions.
+    /// The user that makes the request.
     pub caller: Caller,
 }
 
@@ -85,7 +85,7 @@ pub struct PutPart {
     pub etag: String,
     /// If the caller gave one.
     pub checksum: Option<Checksum>,
-    /// The caller, for checks of permissions.
+    /// The user that makes the request.
     pub caller: Caller,
 }
 

@@ -176,7 +176,7 @@ impl Client {
     }
 
     /// Deletes the extents left in the inventory that the owner confirms as orphans, from every drive that answered.
-    /// The caller has scanned all maps since their ranges were closed, and removed every extent that it met. Returns
+    /// The caller must have scanned all maps since their ranges were closed, and removed every extent it met. Returns
     /// how many were deleted, and whether each of these drives did its part.
     pub async fn delete_orphans(&self, inventory: &Inventory) -> Result<(u64, bool), FsError> {
         let (mut deleted, mut everywhere) = (0, true);

@@ -25,8 +25,8 @@ pub(crate) struct Shared {
     /// Held while a client hastens the return of deleted space. It holds the result of the last such check.
     pub(crate) making_room: tokio::sync::Mutex<RoomCheck>,
     /// The number of such checks that have begun.
-    pub(crate) looks: AtomicU64,
-    /// Room that the last write refused for lack of it needs.
+    pub(crate) room_checks: AtomicU64,
+    /// The room that must be left before the last refused write would be accepted.
     pub(crate) wanted_bytes: Mutex<Option<u64>>,
     /// Held while a blob is filled from drives, unless it gives way to users.
     pub(crate) reading_blob: tokio::sync::Mutex<()>,

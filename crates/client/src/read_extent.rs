@@ -155,7 +155,7 @@ impl ExtentIo {
                 let recovered = self.recover_blocks(extent, read, purpose).await;
                 let blocks = recovered.map_err(|faults| faults.with(fault))?;
                 if fault == ShardFault::NotFound {
-                    self.peers.0.damage.met(extent, read.shard, Flaw::Missing);
+                    self.peers.0.damage.note(extent, read.shard, Flaw::Missing);
                 }
                 Ok(blocks)
             }
@@ -212,7 +212,7 @@ impl ExtentIo {
                 Err(error) => fault = error,
             }
             if fault == ShardFault::Damaged {
-                self.peers.0.damage.met(extent, shard, Flaw::Damaged);
+                self.peers.0.damage.note(extent, shard, Flaw::Damaged);
             }
         }
         Err(fault)

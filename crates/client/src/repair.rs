@@ -86,7 +86,7 @@ impl Client {
         let ShardShape { pg, k, m, extent_len } = entry.shape;
         let id = entry.key.extent;
         let extent = ExtentRef { id, pg, k, n: k + m, extent_len, extent_off: 0 };
-        self.inner.peers.0.damage.met(&extent, entry.key.shard, Flaw::Damaged);
+        self.inner.peers.0.damage.note(&extent, entry.key.shard, Flaw::Damaged);
     }
 
     /// Tells the owner which owed shards are stored now. Shards of extents that were freed in the meantime are deleted

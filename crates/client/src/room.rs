@@ -13,8 +13,8 @@ use crate::topology::Limits;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Checks without progress after which the drives count as full.
 const IDLE_ROUNDS_MAX: u32 = 10;
-/// The same while deleted space waits for reads that may use it. Sessions report their reads every 3 s; this is a few
-/// times longer, for busy machines.
+/// The same while deleted space waits for reads that may use it. Sessions report their reads with every heartbeat; this
+/// is many times longer, for busy machines.
 const IDLE_ROUNDS_WITHHELD: u32 = 100;
 /// The same with a store, which may not be asked at once.
 const IDLE_ROUNDS_TIERED: u32 = 150;
@@ -163,14 +163,14 @@ impl Client {
     /// instead.
     async fn look_for_room(&self) -> Result<RoomCheck, FsError> {
         let peers = &self.inner.peers.0;
-        let begun = peers.looks.load(Ordering::Acquire);
+        let begun = peers.room_checks.load(Ordering::Acquire);
         let mut last = peers.making_room.lock().await;
         if last.number > begun {
             // Each session gets its own figures of use.
             self.inner.session.heartbeat().await?;
             return Ok(*last);
         }
-        let number = peers.looks.fetch_add(1, Ordering::AcqRel) + 1;
+        let number = peers.room_checks.fetch_add(1, Ordering::AcqRel) + 1;
         let released = self.make_room_in_tier().await?;
         let reclaimed = self.hasten_reclaim().await?;
         let drives = self.inner.extents.topology();

@@ -132,7 +132,7 @@ impl Topology {
         if rooms.len() < usize::from(profile.w()) { 0 } else { spread(rooms, width, profile.k()) }
     }
 
-    /// Bytes of the drives that are not free, for whatever reason.
+    /// Bytes of the drives that are not free, for any reason.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.drives.values().map(|drive| drive.stat()).map(|stat| stat.capacity_bytes - stat.free_bytes).sum()
     }

@@ -21,9 +21,9 @@ struct Notices {
 
 impl Notices {
     fn above(client: &Client) -> Arc<Self> {
-        let told = Arc::new(Self::default());
-        client.set_invalidate(Some(told.clone()));
-        told
+        let notices = Arc::new(Self::default());
+        client.set_invalidate(Some(notices.clone()));
+        notices
     }
 
     fn take_entries(&self) -> Vec<(Ino, String)> {
@@ -61,7 +61,7 @@ fn every_name_is_invalidated_before_its_change_is_acknowledged() {
         for name in ["a", "b", "c"] {
             create(&two, name).await;
         }
-        let told = Notices::above(&one);
+        let notices = Notices::above(&one);
         for name in ["a", "b", "c", "missing"] {
             assert_eq!(ask(&one, name).await, NAME_TERM, "{name}");
         }
@@ -69,7 +69,7 @@ fn every_name_is_invalidated_before_its_change_is_acknowledged() {
         // All leases on the directory and on the file are given up for another client.
         two.setattr(a, SetAttr { mode: Some(0o600), ..SetAttr::default() }).await.unwrap();
         create(&two, "other").await;
-        assert_eq!(told.take_entries(), [(Ino::ROOT, "other".to_owned())]);
+        assert_eq!(notices.take_entries(), [(Ino::ROOT, "other".to_owned())]);
         let (here, there) = (two.clone(), two.clone());
         let both = [
             tokio::spawn(async move { here.unlink(Ino::ROOT, b"a").await.unwrap() }),
@@ -78,10 +78,10 @@ fn every_name_is_invalidated_before_its_change_is_acknowledged() {
         for removed in both {
             removed.await.unwrap();
         }
-        assert_eq!(told.take_entries(), [(Ino::ROOT, "a".to_owned()), (Ino::ROOT, "b".to_owned())]);
+        assert_eq!(notices.take_entries(), [(Ino::ROOT, "a".to_owned()), (Ino::ROOT, "b".to_owned())]);
         two.rename((Ino::ROOT, b"c"), (Ino::ROOT, b"missing"), RenameMode::Replace).await.unwrap();
-        assert_eq!(told.take_entries(), [(Ino::ROOT, "c".to_owned()), (Ino::ROOT, "missing".to_owned())]);
-        assert!(told.inodes.lock().unwrap().contains(&a));
+        assert_eq!(notices.take_entries(), [(Ino::ROOT, "c".to_owned()), (Ino::ROOT, "missing".to_owned())]);
+        assert!(notices.inodes.lock().unwrap().contains(&a));
     });
 }
 
@@ -104,7 +104,7 @@ fn a_batch_of_objects_invalidates_their_names_and_those_of_implied_directories()
             };
             objects.put_object_bytes(key(at), bytes::Bytes::new(), options).await.unwrap();
         }
-        let told = Notices::above(&names);
+        let notices = Notices::above(&names);
         let mut expected = Vec::new();
         for dir in ["0", "1", "2"] {
             let ino = names.lookup(bucket, dir.as_bytes()).await.unwrap().ino;
@@ -120,7 +120,7 @@ fn a_batch_of_objects_invalidates_their_names_and_those_of_implied_directories()
         let batch = keys.iter().map(|at| (key(at), Conditions::default())).collect();
         let results = objects.delete_objects(batch, Caller::root()).await.unwrap();
         assert!(results.iter().all(|result| result.as_ref().is_ok_and(|deleted| deleted.existed)));
-        assert!(told.take_entries() == expected);
+        assert!(notices.take_entries() == expected);
     });
 }
 
@@ -129,13 +129,13 @@ fn an_answer_that_a_change_overtakes_is_not_kept() {
     run("4+2", |world| async move {
         let ((one, wire), two) = (world.wired_client().await, world.client().await);
         let ino = create(&two, "file").await;
-        let told = Notices::above(&one);
+        let notices = Notices::above(&one);
         wire.hold(|request| matches!(request, MetaRequest::Lookup { .. }));
         let asker = one.clone();
         let asking = tokio::spawn(async move { asker.find(Ino::ROOT, b"file").await.unwrap() });
         wire.holding.acquire().await.unwrap().forget();
         two.unlink(Ino::ROOT, b"file").await.unwrap();
-        assert_eq!(told.take_entries(), [(Ino::ROOT, "file".to_owned())]);
+        assert_eq!(notices.take_entries(), [(Ino::ROOT, "file".to_owned())]);
         wire.held.add_permits(1);
         let (attr, term) = asking.await.unwrap();
         assert_eq!(attr.unwrap().ino, ino, "the state at the time of the request");

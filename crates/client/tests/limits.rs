@@ -11,7 +11,7 @@ use common::{World, create, pattern, read_all, run};
 
 const FILE_BYTES: usize = 1 << 20;
 const FILES: u64 = 16;
-/// What fits beside full files.
+/// Room that a filesystem may have left beside full files.
 const SPARE: u64 = 4096;
 
 fn limit(world: &World, limits: Limits) {

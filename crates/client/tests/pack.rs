@@ -63,7 +63,7 @@ async fn pack_all(client: &Client) -> PackOutcome {
     total
 }
 
-/// Deletes what nothing refers to from the drives that answer, until no copies are left on these.
+/// Deletes free extents from the drives that answer, until `drives` have no copies left.
 async fn reclaim_copies(world: &World, client: &Client, drives: std::ops::Range<usize>) {
     let copies = || {
         world.drives[drives.clone()]

@@ -48,7 +48,7 @@ async fn remove(client: &Client, ino: Ino, name: &str) {
     client.forget(ino, 1);
 }
 
-/// Deletes what is free until the first drive has as many shards as this.
+/// Deletes free extents until the first drive has `shards` shards.
 async fn reclaim_down_to(world: &World, client: &Client, shards: usize) {
     while world.drives[0].shards() > shards {
         while client.purge_step().await.unwrap() {}

@@ -21,7 +21,7 @@ use crate::task::{Stopped, Task};
 
 const IDLE: Duration = Duration::from_millis(500);
 /// Poll interval of [`DamageKeeper::known`].
-const LOOK: Duration = Duration::from_millis(10);
+const POLL: Duration = Duration::from_millis(10);
 /// How often the number of repaired shards is written to the ledger. A crash may lose the increase since then.
 const COUNT_EVERY_NS: u64 = 2_000_000_000;
 /// How often some of the notes are checked again, and how many.
@@ -74,23 +74,23 @@ impl DamageKeeper {
     /// Starts with the notes in the ledger.
     pub fn start(env: Env, client: Client, pace: Arc<Pace>, runtime: &Handle) -> Self {
         let stat = Arc::new(Mutex::default());
-        let told = stat.clone();
+        let work_stat = stat.clone();
         let work = |stopped| {
             let (paths, waiting, rests, refused, losses) = Default::default();
-            let (counted_ns, looked_ns, named_ns, repaired, next) = (0, 0, 0, 0, 0);
+            let (counted_ns, checked_ns, named_ns, repaired, next) = (0, 0, 0, 0, 0);
             let mut work = Work {
                 env,
                 client,
                 pace,
                 stopped,
-                told,
+                stat: work_stat,
                 paths,
                 waiting,
                 rests,
                 refused,
                 losses,
                 counted_ns,
-                looked_ns,
+                checked_ns,
                 named_ns,
                 repaired,
                 next,
@@ -109,7 +109,7 @@ impl DamageKeeper {
     pub async fn known(&self, patience: Duration) {
         let known = async {
             while !self.stat().is_known {
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL).await;
             }
         };
         // A ledger that does not answer is reported elsewhere.
@@ -127,7 +127,7 @@ struct Work {
     client: Client,
     pace: Arc<Pace>,
     stopped: Stopped,
-    told: Arc<Mutex<DamageStat>>,
+    stat: Arc<Mutex<DamageStat>>,
     paths: BTreeMap<Ino, String>,
     /// Extents that could not be examined yet.
     waiting: BTreeMap<ExtentId, Suspect>,
@@ -138,7 +138,7 @@ struct Work {
     /// The notes, as of the last refresh.
     losses: Vec<LostPiece>,
     counted_ns: u64,
-    looked_ns: u64,
+    checked_ns: u64,
     named_ns: u64,
     /// Repaired shards that are not in the ledger yet.
     repaired: u64,
@@ -194,14 +194,14 @@ impl Work {
 
     async fn pass(&mut self) -> Result<(), FsError> {
         self.keep_count().await?;
-        let mut changed = self.look_at_suspects().await?;
+        let mut changed = self.examine_suspects().await?;
         let now = self.env.clock.boot_ns();
-        if !self.losses.is_empty() && now.saturating_sub(self.looked_ns) >= AGAIN_EVERY_NS {
-            changed |= self.look_again().await?;
-            self.looked_ns = self.env.clock.boot_ns();
+        if !self.losses.is_empty() && now.saturating_sub(self.checked_ns) >= AGAIN_EVERY_NS {
+            changed |= self.check_again().await?;
+            self.checked_ns = self.env.clock.boot_ns();
         }
         let names_due = now.saturating_sub(self.named_ns) >= NAMES_EVERY_NS;
-        let noted = self.told().sums.pieces > 0;
+        let noted = self.stat().sums.pieces > 0;
         if changed || noted && (names_due || self.has_changed().await?) {
             self.refresh().await
         } else {
@@ -209,13 +209,13 @@ impl Work {
         }
     }
 
-    fn told(&self) -> DamageStat {
-        self.told.lock().expect("no holder of this lock panics").clone()
+    fn stat(&self) -> DamageStat {
+        self.stat.lock().expect("no holder of this lock panics").clone()
     }
 
     /// Whether notes were removed with their pieces.
     async fn has_changed(&self) -> Result<bool, FsError> {
-        Ok(self.client.damage_sums().await? != self.told().sums)
+        Ok(self.client.damage_sums().await? != self.stat().sums)
     }
 
     async fn keep_count(&mut self) -> Result<(), FsError> {
@@ -230,7 +230,7 @@ impl Work {
     }
 
     /// Examines extents that could not be read. Returns whether a piece was noted.
-    async fn look_at_suspects(&mut self) -> Result<bool, FsError> {
+    async fn examine_suspects(&mut self) -> Result<bool, FsError> {
         let now = self.env.clock.boot_ns();
         let due: Vec<ExtentId> = self
             .waiting
@@ -248,7 +248,7 @@ impl Work {
         for suspect in suspects {
             let Some(extent) = suspect.content.extent().copied() else { continue };
             // A reader may be waiting: the piece of the failed read is examined before all others.
-            changed |= self.look_at_read(&suspect, &mut wanted).await?;
+            changed |= self.examine_read(&suspect, &mut wanted).await?;
             let rests = self.rests.get(&extent.id).is_some_and(|until| *until > now);
             if known.contains(&extent.id)
                 || wanted.extents.contains(&extent.id)
@@ -272,7 +272,7 @@ impl Work {
             self.refresh().await?;
         }
         if !wanted.extents.is_empty() {
-            changed |= self.look_everywhere(&wanted).await?;
+            changed |= self.search_maps(&wanted).await?;
         }
         Ok(changed)
     }
@@ -296,7 +296,7 @@ impl Work {
     }
 
     /// Examines the piece of a failed read.
-    async fn look_at_read(&mut self, suspect: &Suspect, wanted: &mut Wanted) -> Result<bool, FsError> {
+    async fn examine_read(&mut self, suspect: &Suspect, wanted: &mut Wanted) -> Result<bool, FsError> {
         let Some((ino, off)) = suspect.at else { return Ok(false) };
         let found = match self.client.piece_at(ino, off).await {
             // The file is gone.
@@ -349,7 +349,7 @@ impl Work {
     }
 
     /// Finds all pieces of these extents and blobs, and notes those that cannot be read.
-    async fn look_everywhere(&mut self, wanted: &Wanted) -> Result<bool, FsError> {
+    async fn search_maps(&mut self, wanted: &Wanted) -> Result<bool, FsError> {
         let (mut after, mut found) = (None, Vec::new());
         loop {
             let (entries, next) = self.client.scan_map(after).await?;
@@ -398,7 +398,7 @@ impl Work {
     }
 
     /// Checks some of the notes again. Returns whether any is settled or has another cause now.
-    async fn look_again(&mut self) -> Result<bool, FsError> {
+    async fn check_again(&mut self) -> Result<bool, FsError> {
         let (mut settled, mut changed) = (Vec::new(), false);
         for _ in 0..AGAIN.min(self.losses.len()) {
             let loss = self.losses[self.next % self.losses.len()].clone();
@@ -441,7 +441,7 @@ impl Work {
         let named: BTreeSet<Ino> = files.iter().map(|file| file.ino).collect();
         self.paths.retain(|ino, _| named.contains(ino));
         self.named_ns = self.env.clock.boot_ns();
-        *self.told.lock().expect("no holder of this lock panics") =
+        *self.stat.lock().expect("no holder of this lock panics") =
             DamageStat { files, sums, is_known: true };
         Ok(())
     }

@@ -70,8 +70,9 @@ impl OrphanCollector {
     ) -> Self {
         let stat: Arc<Mutex<OrphanStat>> = Arc::default();
         let (closed, asked) = Default::default();
-        let told = Arc::clone(&stat);
-        let work = |stopped| Work { env, client, pace, options, stat: told, stopped, closed, asked }.run();
+        let work_stat = Arc::clone(&stat);
+        let work =
+            |stopped| Work { env, client, pace, options, stat: work_stat, stopped, closed, asked }.run();
         Self { stat, task: Task::start(runtime, work) }
     }
 

@@ -148,10 +148,11 @@ impl Packer {
     /// Starts packing.
     pub fn start(env: Env, client: Client, pace: Arc<Pace>, options: PackOptions, runtime: &Handle) -> Self {
         let stat: Arc<Mutex<PackStat>> = Arc::default();
-        let told = Arc::clone(&stat);
-        let (looked, young, swept) = Default::default();
-        let work =
-            |stopped| Work { env, client, pace, options, stat: told, stopped, looked, young, swept }.run();
+        let work_stat = Arc::clone(&stat);
+        let (scan_time, young, swept) = Default::default();
+        let work = |stopped| {
+            Work { env, client, pace, options, stat: work_stat, stopped, scan_time, young, swept }.run()
+        };
         Self { stat, task: Task::start(runtime, work) }
     }
 
@@ -178,7 +179,7 @@ struct Work {
     stat: Arc<Mutex<PackStat>>,
     stopped: Stopped,
     /// Time spent scanning maps since the last pause.
-    looked: Duration,
+    scan_time: Duration,
     /// Small pieces, with their fingerprint and the time at which it was first seen.
     young: HashMap<PiecePosition, (u64, u64)>,
     /// The ledger version and target of the last sweep, and whether it left nothing for later.
@@ -214,7 +215,7 @@ impl Work {
             if let Err(error) = self.sweep().await {
                 tracing::warn!(%error, "packing pauses");
             }
-            let rest = (std::mem::take(&mut self.looked) * REST).min(REST_MAX);
+            let rest = (std::mem::take(&mut self.scan_time) * REST).min(REST_MAX);
             self.stopped.or_after(self.options.pause.max(rest)).await;
         }
     }
@@ -238,7 +239,7 @@ impl Work {
         }
     }
 
-    fn waits(&self, why: Option<PackWait>) {
+    fn set_waits(&self, why: Option<PackWait>) {
         lock(&self.stat).waits = why;
     }
 
@@ -262,7 +263,7 @@ impl Work {
         let began_ns = self.env.clock.boot_ns();
         let mut sweep =
             Sweep { target, density, began_ns, moved_bytes: 0, held_back: false, loads, shared, young };
-        self.waits(None);
+        self.set_waits(None);
         if !self.move_pieces(&mut sweep).await? {
             return Ok(());
         }
@@ -284,7 +285,7 @@ impl Work {
                 found.count(entry, assess(entry, target, Density::HALF), target);
             }
             let worked = self.since(began_ns);
-            self.looked += worked;
+            self.scan_time += worked;
             after = next;
             if after.is_none() {
                 return Ok(Some(found));
@@ -368,19 +369,19 @@ impl Work {
     async fn may_ship(&mut self, load: &Load, target: &PackTarget) -> Result<bool, FsError> {
         while !self.stopped.now() {
             if self.client.repair_is_due().await? {
-                self.waits(Some(PackWait::Repair));
+                self.set_waits(Some(PackWait::Repair));
                 self.stopped.or_after(REPAIR_POLL).await;
                 continue;
             }
             if !load.saves(target) && !self.client.has_spare_room(load.bytes) {
-                self.waits(Some(PackWait::Room));
+                self.set_waits(Some(PackWait::Room));
                 return Ok(false);
             }
             if self.pace.permit(load.bytes, self.client.strained()).await == Permit::Given {
-                self.waits(None);
+                self.set_waits(None);
                 return Ok(true);
             }
-            self.waits(self.pace.is_paused().then_some(PackWait::Paused));
+            self.set_waits(self.pace.is_paused().then_some(PackWait::Paused));
         }
         Ok(false)
     }

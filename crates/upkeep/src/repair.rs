@@ -52,8 +52,9 @@ impl Repairer {
     pub fn start(env: Env, client: Client, pace: Arc<Pace>, runtime: &Handle) -> Self {
         let progress = Arc::new(Progress::new(env.clone()));
         let (silent, rebuild) = Default::default();
-        let told = progress.clone();
-        let work = |stopped| Work { env, client, pace, progress: told, stopped, silent, rebuild }.run();
+        let work_progress = progress.clone();
+        let work =
+            |stopped| Work { env, client, pace, progress: work_progress, stopped, silent, rebuild }.run();
         Self { progress, task: Task::start(runtime, work) }
     }
 

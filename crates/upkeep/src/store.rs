@@ -47,8 +47,8 @@ const BYTES_PER_S_MIN: u64 = 256 << 10;
 /// The object that checks of health ask for; it need not exist.
 const ALIVE: &str = "alive";
 /// The average pause between two checks of health, and the time for an answer.
-const LOOK_EVERY_MS: u64 = 1000;
-const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
+const CHECK_EVERY_MS: u64 = 1000;
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pauses between attempts: they double from the shortest to the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -131,7 +131,7 @@ impl S3Store {
             };
             op.answered(&result);
             if result.is_ok() {
-                self.traffic.answers();
+                self.traffic.succeeded();
             }
             result
         };
@@ -156,15 +156,15 @@ impl S3Store {
     /// Checks about once a second whether the store answers. Never ends.
     pub async fn watch(&self) {
         loop {
-            self.traffic.looked(self.look().await);
-            let random_ms = self.env.random.next_u64() % LOOK_EVERY_MS;
-            tokio::time::sleep(Duration::from_millis(LOOK_EVERY_MS / 2 + random_ms)).await;
+            self.traffic.checked(self.check_health().await);
+            let random_ms = self.env.random.next_u64() % CHECK_EVERY_MS;
+            tokio::time::sleep(Duration::from_millis(CHECK_EVERY_MS / 2 + random_ms)).await;
         }
     }
 
-    async fn look(&self) -> Result<(), StoreError> {
+    async fn check_health(&self) -> Result<(), StoreError> {
         let ask = Ask::new(Method::GET, ALIVE.to_owned());
-        match self.within(LOOK_TIMEOUT, &ask).await {
+        match self.within(CHECK_TIMEOUT, &ask).await {
             // There is no such object: that is an answer, unless it is about the bucket.
             Err(StoreError::NotFound(text)) if !answer::is_about_bucket(&text) => Ok(()),
             // Without the right to list, a store does not say that an object is missing.

@@ -109,25 +109,25 @@ impl Tiering {
     /// Starts tiering.
     pub fn start(env: Env, client: Client, pace: Arc<Pace>, options: TierOptions, runtime: &Handle) -> Self {
         let stat: Arc<Mutex<TieringStat>> = Arc::default();
-        let told = Arc::clone(&stat);
+        let work_stat = Arc::clone(&stat);
         let work = |stopped| {
             let work = Work {
                 env,
                 client,
                 pace,
                 options,
-                stat: told,
+                stat: work_stat,
                 stopped,
                 uploads: JoinSet::new(),
                 under_way: HashSet::new(),
                 deletions: JoinSet::new(),
-                held: Backoff::default(),
-                delete_held: Backoff::default(),
-                reclaim_held: Backoff::default(),
+                upload_pause: Backoff::default(),
+                delete_pause: Backoff::default(),
+                reclaim_pause: Backoff::default(),
                 unreadable: None,
                 reclaiming: false,
-                futile: None,
-                returned: VecDeque::new(),
+                futile_sums: None,
+                returned_sums: VecDeque::new(),
             };
             work.run()
         };
@@ -192,17 +192,17 @@ struct Work {
     /// At most one task, which deletes several blobs at a time.
     deletions: JoinSet<Result<(), Trouble>>,
     /// Pauses of uploads, of deletions and of reclamation after failures.
-    held: Backoff,
-    delete_held: Backoff,
-    reclaim_held: Backoff,
+    upload_pause: Backoff,
+    delete_pause: Backoff,
+    reclaim_pause: Backoff,
     /// The error of an upload whose extents could not be read. Other uploads may go on.
     unreadable: Option<UploadError>,
     /// Blobs are being emptied until the overhead is low again.
     reclaiming: bool,
     /// Blobs, their bytes and their live bytes when emptying blobs last gained nothing.
-    futile: Option<(u64, u64, u64)>,
+    futile_sums: Option<(u64, u64, u64)>,
     /// The same sums when thin extents were brought back lately. Later steps may lead to the same sums again.
-    returned: VecDeque<(u64, u64, u64)>,
+    returned_sums: VecDeque<(u64, u64, u64)>,
 }
 
 impl Work {
@@ -232,7 +232,7 @@ impl Work {
 
     /// Why part of the work is held up, although the rest goes on.
     fn trouble(&self) -> Option<String> {
-        [&self.held, &self.delete_held, &self.reclaim_held].into_iter().find_map(Backoff::reason)
+        [&self.upload_pause, &self.delete_pause, &self.reclaim_pause].into_iter().find_map(Backoff::reason)
     }
 
     /// Rests while uploads go on.
@@ -268,7 +268,7 @@ impl Work {
         self.release(fill).await?;
         busy |= self.upload(fill).await?;
         busy |= self.delete_dead().await?;
-        busy |= self.reclaim_unless_held(tier).await;
+        busy |= self.reclaim_unless_paused(tier).await;
         Ok(busy)
     }
 
@@ -283,7 +283,7 @@ impl Work {
         if let Some(error) = self.unreadable.take() {
             return Err(error.into());
         }
-        let most = self.held.tries_max(self.options.uploads, self.env.clock.boot_ns());
+        let most = self.upload_pause.tries_max(self.options.uploads, self.env.clock.boot_ns());
         if most == 0 {
             return Ok(false);
         }
@@ -294,7 +294,7 @@ impl Work {
             let (load, full) = queue.next_load(&self.client, &self.under_way).await?;
             let Some(oldest) = load.first() else {
                 if self.uploads.is_empty() {
-                    self.held.clear();
+                    self.upload_pause.clear();
                 }
                 return Ok(false);
             };
@@ -343,7 +343,7 @@ impl Work {
         }
         match result {
             Ok(bytes) => {
-                self.held.clear();
+                self.upload_pause.clear();
                 lock(&self.stat).uploaded_bytes += bytes;
             }
             Err(error @ UploadError::Unreadable(_)) => self.unreadable = Some(error),
@@ -351,7 +351,7 @@ impl Work {
                 let text = format!("uploads pause: {}", Trouble::from(error).explained());
                 tracing::warn!(trouble = text, "a blob was not stored");
                 lock(&self.stat).problem = Some(text.clone());
-                self.held.failed(text, self.env.clock.boot_ns());
+                self.upload_pause.failed(text, self.env.clock.boot_ns());
             }
         }
     }
@@ -391,22 +391,22 @@ impl Work {
             // A task that panicked has ended the process already.
             None | Some(Err(_)) => false,
             Some(Ok(Ok(()))) => {
-                self.delete_held.clear();
+                self.delete_pause.clear();
                 true
             }
             Some(Ok(Err(trouble))) => {
                 let text = trouble.explained();
                 tracing::warn!(trouble = text, "blobs are not deleted now");
-                self.delete_held.failed(text, now_ns);
+                self.delete_pause.failed(text, now_ns);
                 false
             }
         };
-        if !self.deletions.is_empty() || self.delete_held.tries_max(1, now_ns) == 0 {
+        if !self.deletions.is_empty() || self.delete_pause.tries_max(1, now_ns) == 0 {
             return Ok(deleted);
         }
         let dead = self.client.dead_blobs().await?;
         if dead.is_empty() {
-            self.delete_held.clear();
+            self.delete_pause.clear();
         } else {
             let (client, stopped, stat) = (self.client.clone(), self.stopped.clone(), self.stat.clone());
             self.deletions.spawn(async move { delete(&client, dead, &stopped, &stat).await });
@@ -416,19 +416,19 @@ impl Work {
 
     /// Reclaims, unless it is paused after a failure. A failure does not stop uploads: full drives keep blobs from
     /// being emptied, and uploads make room on them.
-    async fn reclaim_unless_held(&mut self, tier: TierStat) -> bool {
-        if self.reclaim_held.tries_max(1, self.env.clock.boot_ns()) == 0 {
+    async fn reclaim_unless_paused(&mut self, tier: TierStat) -> bool {
+        if self.reclaim_pause.tries_max(1, self.env.clock.boot_ns()) == 0 {
             return false;
         }
         match self.reclaim(tier).await {
             Ok(busy) => {
-                self.reclaim_held.clear();
+                self.reclaim_pause.clear();
                 busy
             }
             Err(trouble) => {
                 let text = format!("blobs are not emptied now: {}", trouble.explained());
                 tracing::warn!(trouble = text, "reclamation pauses");
-                self.reclaim_held.failed(text, self.env.clock.boot_ns());
+                self.reclaim_pause.failed(text, self.env.clock.boot_ns());
                 false
             }
         }
@@ -442,9 +442,9 @@ impl Work {
             overhead > OVERHEAD_BEGIN_PER_MILLE
         };
         let sums = (tier.blobs, tier.stored_bytes, tier.live_bytes);
-        let nothing_to_do = !self.reclaiming || tier.blobs == 0 || self.futile == Some(sums);
+        let nothing_to_do = !self.reclaiming || tier.blobs == 0 || self.futile_sums == Some(sums);
         // The content of emptied blobs has to be stored first, and without deletions that only makes the bucket larger.
-        let holds = self.held.reason().is_some() || self.delete_held.reason().is_some();
+        let holds = self.upload_pause.reason().is_some() || self.delete_pause.reason().is_some();
         if nothing_to_do || holds {
             return Ok(false);
         }
@@ -459,16 +459,16 @@ impl Work {
         }
         // An extent with few live bytes takes as much space in a new blob, so its live bytes are brought back and
         // uploaded again. Small pieces are aligned, so extents that were brought back may be thin again.
-        if !self.returned.contains(&sums) {
-            self.returned.truncate(RETURNED - 1);
-            self.returned.push_front(sums);
+        if !self.returned_sums.contains(&sums) {
+            self.returned_sums.truncate(RETURNED - 1);
+            self.returned_sums.push_front(sums);
             if self.bring_back(is_thin).await? > 0 {
                 return Ok(true);
             }
         }
         let serials = self.worth_emptying(&candidates).await?;
         if serials.is_empty() {
-            (self.reclaiming, self.futile) = (false, Some(sums));
+            (self.reclaiming, self.futile_sums) = (false, Some(sums));
             return Ok(false);
         }
         let stored = self.client.empty_blobs(&serials, self.options.blob_bytes).await?;

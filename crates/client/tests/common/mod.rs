@@ -185,7 +185,7 @@ impl MemDrive {
             return Err(PutShardError::Failed { drive });
         }
         let sums = base::checksum::block_checksums(request.key.extent, request.key.shard, 0, &request.bytes);
-        assert_eq!(sums, request.checksums, "the client computes the sums of what it sends");
+        assert_eq!(sums, request.checksums, "the client computes the sums of the bytes that it sends");
         let room = self.capacity_bytes.load(Ordering::Relaxed) - self.garbage_bytes.load(Ordering::Relaxed);
         if self.used_bytes() + request.bytes.len() as u64 > room {
             return Err(PutShardError::NoSpace { drive });
@@ -271,7 +271,7 @@ impl DriveService for MemDrive {
     }
 
     fn known_ledgers(&self) -> BoxFuture<'_, Result<Vec<KnownLedger>, DriveFailed>> {
-        Box::pin(async { unreachable!("no client asks for what drives know") })
+        Box::pin(async { unreachable!("no client asks drives for their ledgers") })
     }
 
     fn list(

@@ -43,8 +43,8 @@ fn tls(settings: &StoreSettings) -> Result<ClientConfig, StoreSettingsError> {
     let builder = builder.with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| StoreSettingsError::Client(error.to_string()))?;
     if settings.address.protocol == StoreProtocol::HttpsUnverified {
-        let anybody = Arc::new(Anybody(provider.signature_verification_algorithms));
-        return Ok(builder.dangerous().with_custom_certificate_verifier(anybody).with_no_client_auth());
+        let verifier = Arc::new(AnyCertificate(provider.signature_verification_algorithms));
+        return Ok(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth());
     }
     Ok(builder.with_root_certificates(roots(settings)?).with_no_client_auth())
 }
@@ -72,9 +72,9 @@ fn roots(settings: &StoreSettings) -> Result<RootCertStore, StoreSettingsError> 
 
 /// Accepts every certificate; signatures by it are still checked.
 #[derive(Debug)]
-struct Anybody(WebPkiSupportedAlgorithms);
+struct AnyCertificate(WebPkiSupportedAlgorithms);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AnyCertificate {
     fn verify_server_cert(
         &self,
         _end_entity: &CertificateDer<'_>,

@@ -152,7 +152,7 @@ async fn passing_errors_are_tried_again_and_others_are_not() {
 /// Makes the store count as down for long.
 fn goes_down(store: &S3Store) {
     for _ in 0..3 {
-        store.traffic.looked(Err(StoreError::Unavailable("why".to_owned())));
+        store.traffic.checked(Err(StoreError::Unavailable("why".to_owned())));
     }
     assert_eq!(store.health().up, Some(false));
     store.traffic.went_down_long_ago();
@@ -169,7 +169,7 @@ async fn a_store_that_is_down_gets_each_read_once() {
     assert_eq!(server.store.health().up, Some(true));
     // A store that may be back in a moment is waited for.
     let server = Server::start(&[BUSY, PART]).await;
-    (0..3).for_each(|_| server.store.traffic.looked(Err(StoreError::Unavailable("why".to_owned()))));
+    (0..3).for_each(|_| server.store.traffic.checked(Err(StoreError::Unavailable("why".to_owned()))));
     assert_eq!(server.store.get(key(), Some(0..3)).await.unwrap(), "abc");
     // Writes, for which no reader waits, are still tried again.
     let server = Server::start(&[BUSY, OK]).await;
@@ -243,17 +243,17 @@ async fn a_validation_stores_reads_and_removes_and_stops_at_a_failure() {
 
 #[tokio::test]
 async fn a_check_of_health_accepts_any_answer_but_about_the_bucket_and_the_key() {
-    async fn looks(code: &str) -> Result<(), StoreError> {
+    async fn check(code: &str) -> Result<(), StoreError> {
         let status = if code.starts_with("NoSuch") { 404 } else { 403 };
         let body = format!("<Code>{code}</Code>");
         let answer = format!("HTTP/1.1 {status} No\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-        Server::start(&[&answer]).await.store.look().await
+        Server::start(&[&answer]).await.store.check_health().await
     }
-    assert_eq!(looks("NoSuchKey").await, Ok(()));
-    assert_eq!(looks("AccessDenied").await, Ok(()));
-    assert!(matches!(looks("NoSuchBucket").await, Err(StoreError::NotFound(_))));
-    assert!(matches!(looks("InvalidAccessKeyId").await, Err(StoreError::Denied(_))));
-    assert!(matches!(looks("ExpiredToken").await, Err(StoreError::Denied(_))));
+    assert_eq!(check("NoSuchKey").await, Ok(()));
+    assert_eq!(check("AccessDenied").await, Ok(()));
+    assert!(matches!(check("NoSuchBucket").await, Err(StoreError::NotFound(_))));
+    assert!(matches!(check("InvalidAccessKeyId").await, Err(StoreError::Denied(_))));
+    assert!(matches!(check("ExpiredToken").await, Err(StoreError::Denied(_))));
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ const RECENT_MAX: usize = 256;
 /// The time whose bytes may go at once after a rest.
 const BURST_MS: u64 = 250;
 /// Failed checks in a row after which the store counts as down: one alone may be bad luck.
-const FAILED_LOOKS: u32 = 3;
+const FAILED_CHECKS: u32 = 3;
 /// After this time the store is not expected back in a moment: a gateway restarts within seconds.
 const LONG_DOWN_NS: u64 = 20_000_000_000;
 
@@ -117,8 +117,8 @@ impl Traffic {
     }
 
     /// Notes that the store fulfilled a request.
-    pub(super) fn answers(&self) {
-        self.looked(Ok(()));
+    pub(super) fn succeeded(&self) {
+        self.checked(Ok(()));
     }
 
     /// Makes it look as if the store had gone down long ago.
@@ -128,11 +128,11 @@ impl Traffic {
     }
 
     /// Notes the result of a check of the store.
-    pub(super) fn looked(&self, found: Result<(), StoreError>) {
+    pub(super) fn checked(&self, found: Result<(), StoreError>) {
         let mut health = self.health.lock().expect("no holder of this lock panics");
         let up = found.is_ok();
         health.failed = if up { 0 } else { health.failed + 1 };
-        if !up && health.failed < FAILED_LOOKS {
+        if !up && health.failed < FAILED_CHECKS {
             return;
         }
         if !up && health.seen.up != Some(false) {
@@ -243,17 +243,17 @@ mod tests {
         let sim = Sim::new(1);
         let traffic = Traffic::new(sim.env(), None);
         assert_eq!(traffic.health().up, None);
-        traffic.looked(Ok(()));
+        traffic.checked(Ok(()));
         let up = traffic.health();
         sim.clock.advance_ns(9_000_000_000);
-        traffic.looked(Ok(()));
-        let failed = || traffic.looked(Err(StoreError::Denied("why".to_owned())));
+        traffic.checked(Ok(()));
+        let failed = || traffic.checked(Err(StoreError::Denied("why".to_owned())));
         // A few failures in a row are not enough.
         for _ in 0..3 {
-            (1..FAILED_LOOKS).for_each(|_| failed());
-            traffic.looked(Ok(()));
+            (1..FAILED_CHECKS).for_each(|_| failed());
+            traffic.checked(Ok(()));
         }
-        (1..FAILED_LOOKS).for_each(|_| failed());
+        (1..FAILED_CHECKS).for_each(|_| failed());
         assert_eq!(traffic.health(), up);
         failed();
         let down = traffic.health();
@@ -265,7 +265,7 @@ mod tests {
         assert!(!traffic.is_long_down());
         sim.clock.advance_ns(1);
         assert!(traffic.is_long_down());
-        traffic.answers();
+        traffic.succeeded();
         assert_eq!((traffic.health().up, traffic.health().problem), (Some(true), None));
     }
 }
