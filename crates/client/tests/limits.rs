@@ -66,13 +66,13 @@ fn check_limit(limits: Limits, of: Scarce) {
 #[test]
 fn no_more_is_stored_than_is_provisioned() {
     let provisioned_bytes = Some(FILES * FILE_BYTES as u64 + SPARE);
-    hold_exactly_what_they_say(Limits { provisioned_bytes, ssd_bytes: None }, Scarce::Size);
+    check_limit(Limits { provisioned_bytes, ssd_bytes: None }, Scarce::Size);
 }
 
 #[test]
 fn no_more_lies_on_drives_than_the_quota() {
     let ssd_bytes = Some(FILES * FILE_BYTES as u64 + SPARE);
-    hold_exactly_what_they_say(Limits { provisioned_bytes: None, ssd_bytes }, Scarce::SsdQuota);
+    check_limit(Limits { provisioned_bytes: None, ssd_bytes }, Scarce::SsdQuota);
 }
 
 #[test]
