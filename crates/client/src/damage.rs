@@ -38,7 +38,7 @@ pub enum Flaw {
     Missing,
 }
 
-/// An extent that a read failed on.
+/// An extent of a failed read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suspect {
     /// The whole extent, on drives or in a blob.

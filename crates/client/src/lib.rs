@@ -201,7 +201,7 @@ struct Inner {
     deleting: tokio::sync::RwLock<()>,
     inline: Mutex<InlineBudget>,
     to_release: Mutex<Vec<LeaseGrant>>,
-    /// Files whose last handle was closed since the closer looked.
+    /// Files whose last handle was closed since the closer last ran.
     closed: Mutex<Vec<Ino>>,
     /// Files of earlier batches that took long and have been written since.
     flushed: Mutex<Vec<Ino>>,

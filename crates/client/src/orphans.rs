@@ -13,7 +13,7 @@ use crate::Client;
 const PAGE: usize = 4096;
 /// Extents confirmed and deleted at a time.
 const CONFIRM: usize = 1024;
-/// Ranges looked at again by one request.
+/// Ranges that one request has checked again.
 const RECHECK: usize = 256;
 /// Most shards that an extent has.
 const SHARDS: u8 = layout::SHARDS_MAX;

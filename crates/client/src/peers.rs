@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     writing: Mutex<BTreeMap<Epoch, u32>>,
     /// Blobs that are being made or are on their way to the store.
     uploading: AtomicU64,
-    /// Bytes of extents that the store has got.
+    /// Bytes of extents that were uploaded.
     pub(crate) uploaded_bytes: AtomicU64,
     pub(crate) damage: DamageBook,
 }

@@ -43,7 +43,7 @@ pub struct MissingPage {
     pub missing: Vec<OwedEntry>,
     /// Their bytes.
     pub bytes: u64,
-    /// Extents of which fewer than k shards are left.
+    /// Extents with fewer than k shards left.
     pub short: Vec<ExtentId>,
     /// Where to continue; `None` at the end.
     pub next: Option<ExtentId>,
@@ -173,7 +173,7 @@ impl Client {
         let ends = |list: &[ShardEntry]| {
             list.len() < PAGE || list.last().is_some_and(|last| last.key.ledger != ledger)
         };
-        // A list that goes on may hold more shards of its last extent.
+        // An unfinished list may hold more shards of its last extent.
         let cut = lists.iter().filter(|(_, list)| !ends(list)).filter_map(|(_, list)| list.last());
         let next = cut.map(|last| ExtentId(last.key.extent.0 - 1)).min();
         let mut found: BTreeMap<ExtentId, ExtentShards> = BTreeMap::new();

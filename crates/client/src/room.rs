@@ -200,7 +200,7 @@ impl Client {
     /// Hastens and awaits the return of deleted space.
     ///
     /// # Errors
-    /// `NoSpace` when nothing more comes back.
+    /// `NoSpace` when no more space returns.
     pub(crate) async fn wait_for_room(&self, bytes: u64) -> Result<(), FsError> {
         let mut wait = RoomWait { taking: Some(bytes), ..RoomWait::default() };
         self.inner.session.heartbeat().await?;

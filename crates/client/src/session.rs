@@ -33,7 +33,7 @@ pub(crate) struct Session {
     /// Slots of their own, because requests may wait for other clients, and those for these answers.
     answers: Lane,
     ids: AsyncMutex<std::ops::Range<u64>>,
-    /// The newest ledger version that a heartbeat brought.
+    /// The newest ledger version that a heartbeat reported.
     version: AtomicU64,
     /// Bytes of content, and those of them on drives, as of the last heartbeat.
     used_bytes: AtomicU64,
@@ -129,7 +129,7 @@ impl Session {
         (self.used_bytes.load(Ordering::Relaxed), self.drive_bytes.load(Ordering::Relaxed))
     }
 
-    /// The newest ledger version that a heartbeat brought.
+    /// The newest ledger version that a heartbeat reported.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }

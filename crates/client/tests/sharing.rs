@@ -587,7 +587,7 @@ fn a_file_removed_with_its_last_handle_does_not_fail_a_sync() {
 fn an_idle_session_does_not_hold_back_deleted_space() {
     run("r2", |world| async move {
         let ((idle, wire), one) = (world.wired_client().await, world.client().await);
-        // The owner has got one heartbeat and gets no more: the next one waits for an answer.
+        // The owner has got one heartbeat of it and gets no more: the next one waits for an answer.
         wire.hold(|request| matches!(request, MetaRequest::Heartbeat { .. }));
         wire.holding.acquire().await.unwrap().forget();
         let ino = create(&one, "file").await;

@@ -284,7 +284,7 @@ fn all_readers_that_wait_for_a_failing_store_fail() {
         for read in futures_util::future::join_all(reads).await {
             assert_eq!(read, Err(FsError::Io));
         }
-        // The front, and the bytes, once for each reader.
+        // One request for the front, and one per reader for the bytes.
         let asked = store.asked.load(Ordering::SeqCst) - asked;
         assert!(asked <= 21, "{asked} requests");
         store.down.store(false, Ordering::SeqCst);

@@ -184,6 +184,6 @@ struct Restored {
     stored: Vec<OwedEntry>,
     /// Shards that have to be tried again.
     put_off: u64,
-    /// Shards of extents of which fewer than k others can be read.
+    /// Shards of extents with fewer than k other readable shards.
     lost: u64,
 }

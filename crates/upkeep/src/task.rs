@@ -6,7 +6,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// A task that works until it is told to stop, or until this is dropped.
+/// A task that works until it is stopped or this is dropped.
 pub(crate) struct Task {
     stop: watch::Sender<bool>,
     handle: JoinHandle<()>,
