@@ -1,6 +1,7 @@
-//! Content that cannot be read any more, as the owner of a ledger keeps it: which pieces of which files, and why.
+//! The owner's notes of unreadable content: which pieces of which files, and why.
 //!
-//! What is noted here was proven: every drive answered, or the store did. A note goes in the batch that removes its piece.
+//! Only proven damage is noted: every drive answered, or the store did. The batch that removes a piece removes its
+//! note.
 
 use base::{Ino, MapId};
 use bytes::Bytes;
@@ -14,7 +15,7 @@ pub const LOST_PIECES_MAX: u64 = 10_000;
 /// Why a piece cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum LossCause {
-    /// All its drives answered, and fewer than k shards are left. A bit for each shard.
+    /// All its drives answered, and fewer than k shards are good. One bit per shard.
     Shards {
         /// Shards whose bytes do not match their checksums.
         damaged: u32,
@@ -23,18 +24,18 @@ pub enum LossCause {
     },
     /// The store does not have its blob.
     BlobMissing {
-        /// Which.
+        /// The blob.
         serial: u64,
     },
-    /// What the store gives is not what was stored.
+    /// The store returns other bytes than were stored.
     BlobDamaged {
-        /// Which.
+        /// The blob.
         serial: u64,
     },
 }
 
 impl LossCause {
-    /// Shards or blobs that are bad.
+    /// Number of bad shards or blobs.
     pub fn bad(self) -> u64 {
         match self {
             Self::Shards { damaged, missing } => u64::from((damaged | missing).count_ones()),
@@ -48,44 +49,44 @@ impl LossCause {
 pub struct LostPiece {
     /// Where it is.
     pub position: PiecePosition,
-    /// What is there now; `None`: something else than what was noted, or nothing.
+    /// The piece; `None`: there is nothing now, or another piece than was noted.
     pub piece: Option<MapPiece>,
     /// The file that it belongs to; 0: not known.
     pub ino: Ino,
-    /// When that was found, in seconds since 1970.
+    /// When the damage was found, in seconds since 1970.
     pub found_s: u64,
     /// Why it cannot be read.
     pub cause: LossCause,
 }
 
-/// What was found in a ledger since it was made.
+/// Counts of the damage found since the ledger was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DamageSums {
     /// Pieces noted now.
     pub pieces: u64,
-    /// Shards that were found damaged and restored.
+    /// Damaged shards that were restored.
     pub repaired: u64,
-    /// Shards and blobs that were found damaged or missing when it was too late.
+    /// Damaged or missing shards and blobs that could not be restored.
     pub unrepairable: u64,
-    /// Pieces that cannot be read and that there was no room to note.
+    /// Unreadable pieces without a note, because there was no room.
     pub unnoted: u64,
-    /// When the last of those was found, in seconds since 1970.
+    /// When the last of these was found, in seconds since 1970.
     pub unnoted_s: u64,
 }
 
-/// Where the search for a name goes on: after this entry of this directory.
+/// The search for a name continues after this entry of this directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamePosition {
     /// The directory.
     pub dir: Ino,
-    /// What the last entry that was looked at sorts by.
+    /// The sort key of the last entry that was searched.
     pub sort_name: Bytes,
 }
 
-/// Where a name is looked for.
+/// Where to search for a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NameSearch {
-    /// In the directory that the inode was made in or moved to last.
+    /// In the directory in which the inode was made, or to which it moved last.
     Parent {
         /// After this.
         after: Option<NamePosition>,
@@ -97,25 +98,25 @@ pub enum NameSearch {
     },
 }
 
-/// What the owner is asked about damage.
+/// Requests to the owner about damage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields are named as what they hold is elsewhere")]
+#[allow(missing_docs, reason = "the fields have the names that are used elsewhere")]
 pub enum DamageRequest {
-    /// Which piece of which map holds the byte at `off` of a file. Answer: `Piece`.
+    /// Finds the piece that holds the byte at `off` of a file. Answer: `Piece`.
     PieceAt { ino: Ino, off: u64 },
-    /// Files, beyond the one given, that have content in these maps. Looks at a bounded number. Answer: `Files`.
+    /// Finds files after `after` with content in these maps. Searches a bounded number of files. Answer: `Files`.
     FilesOf { maps: Vec<MapId>, after: Ino },
-    /// A name of an inode. Looks at a bounded number of entries. Answer: `Name`.
+    /// Finds a name of an inode. Searches a bounded number of entries. Answer: `Name`.
     NameOf { ino: Ino, search: NameSearch },
-    /// This piece cannot be read, if it is still there. Answer: `Noted`.
+    /// Notes that this piece cannot be read, if it is still there. Answer: `Noted`.
     Note { position: PiecePosition, piece: MapPiece, ino: Ino, cause: LossCause },
-    /// Removes the notes of these pieces: they can be read again, or are gone.
+    /// Removes the notes of these pieces, which are readable again or gone.
     Settle { positions: Vec<PiecePosition> },
-    /// So many damaged shards were restored.
+    /// Counts damaged shards that were restored.
     Repaired { shards: u64 },
-    /// Everything was looked at after this time: what was found before and not noted is noted now, or settled.
+    /// All content was checked after this time: damage found before, for which there was no room, is noted now or gone.
     LookedAtAll { since_s: u64 },
-    /// Noted pieces beyond the one given, and the sums. Answer: `Lost`.
+    /// Noted pieces after `after`, and the sums. Answer: `Lost`.
     List { after: Option<PiecePosition>, limit: u32 },
 }
 
@@ -125,17 +126,17 @@ pub enum DamageRequest {
 pub enum DamageReply {
     Done,
     Piece(Option<(PiecePosition, MapPiece)>),
-    /// `next`: where to go on, if there may be more.
+    /// `next`: where to continue, if there may be more.
     Files {
         files: Vec<(MapId, Ino)>,
         next: Option<Ino>,
     },
-    /// `next`: where to go on if it was not found yet.
+    /// `next`: where to continue, if no name was found yet.
     Name {
         found: Option<(Ino, Bytes)>,
         next: Option<NamePosition>,
     },
-    /// Whether it is noted now; if not, the piece is gone, or there is no room.
+    /// Whether the piece is noted now. It is not if it is gone or there is no room.
     Noted(bool),
     Lost {
         pieces: Vec<LostPiece>,

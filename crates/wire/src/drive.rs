@@ -1,4 +1,4 @@
-//! What one drive is asked: put, get, delete and list shards. Drives know extents, never files.
+//! Requests to one drive: put, get, delete and list shards. Drives know extents, never files.
 
 use base::{DriveId, DriveUuid, Epoch, ExtentId, Ino, LedgerId, PgId, ShardIndex};
 use bytes::Bytes;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::BoxFuture;
 use crate::position::{KnownLedger, Position};
 
-/// The full name of a shard on a drive. Written once; another content needs another extent id.
+/// The full name of a shard on a drive. A shard is written once: other content needs another extent id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ShardKey {
     /// The ledger whose extent it is. Extent ids are unique inside a ledger only.
@@ -19,18 +19,18 @@ pub struct ShardKey {
 }
 
 impl ShardKey {
-    /// In front of or at all shards of a ledger.
+    /// Sorts before or at all shards of a ledger.
     pub fn first_of(ledger: LedgerId) -> Self {
         Self { ledger, extent: ExtentId(0), shard: ShardIndex(0) }
     }
 
-    /// Behind or at all shards of a ledger.
+    /// Sorts after or at all shards of a ledger.
     pub fn last_of(ledger: LedgerId) -> Self {
         Self { ledger, extent: ExtentId(u64::MAX), shard: ShardIndex(u8::MAX) }
     }
 }
 
-/// How the extent of a shard was encoded; kept with the shard so that an inventory explains itself.
+/// The encoding of a shard's extent, kept with the shard so that an inventory can be read without metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardShape {
     /// The placement group that the extent was written to.
@@ -43,19 +43,19 @@ pub struct ShardShape {
     pub extent_len: u32,
 }
 
-/// What a writer notes beside a shard. The drive keeps it and does not use it.
+/// A writer's note beside a shard. The drive keeps it and does not use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct ShardNote {
-    /// The file that the extent was written for; 0: not known, or several. A hint for when metadata is lost: files
+    /// The file that the extent was written for; 0: not known, or several files. A hint in case metadata is lost: files
     /// change.
     pub ino: Ino,
     /// Where the extent begins in that file, in bytes.
     pub off: u64,
-    /// The version of the key that its bytes are encrypted with; 0: they are not encrypted.
+    /// Version of the key that encrypts its bytes; 0: they are not encrypted.
     pub key_version: u32,
 }
 
-/// Which segments a shard goes to: shards that die together lie together.
+/// Selects the segments for a shard: shards with similar lifetimes lie together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ShardClass {
     /// Replicated pieces up to 256 KiB, short-lived because the packer gathers them.
@@ -64,7 +64,7 @@ pub enum ShardClass {
     Bulk,
 }
 
-/// What a shard is written for: each stops at another level of free space.
+/// The purpose of a write. Each purpose stops at another fill level of the drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PutPurpose {
     /// New data. Stops at 95 % of the drive.
@@ -80,13 +80,13 @@ pub struct PutShard {
     pub key: ShardKey,
     /// Its encoding.
     pub shape: ShardShape,
-    /// What is noted beside it.
+    /// The note beside it.
     pub note: ShardNote,
     /// The newest durable position of the ledger that the writer knows, if it knows one. The drive keeps it.
     pub position: Option<Position>,
     /// Its lifetime class.
     pub class: ShardClass,
-    /// What it is written for.
+    /// The purpose of the write.
     pub purpose: PutPurpose,
     /// The placement group's epoch that the writer knows.
     pub pg_epoch: Epoch,
@@ -99,7 +99,7 @@ pub struct PutShard {
 /// Forgets shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeleteShards {
-    /// Which.
+    /// Their names.
     pub keys: Vec<ShardKey>,
     /// The newest durable position of the ledger that asks, if it is known. The drive keeps it.
     pub position: Option<Position>,
@@ -111,12 +111,12 @@ impl From<Vec<ShardKey>> for DeleteShards {
     }
 }
 
-/// What blocks are read for.
+/// The purpose of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum GetPurpose {
-    /// Somebody waits for them, and may soon read what is beside them.
+    /// A user waits for the blocks, and may soon read the neighbouring ones.
     Read,
-    /// Data is moved. Reads of users go first, and nothing is kept in a cache for it.
+    /// Data is moved. Reads of users go first, and caches do not keep the blocks.
     Move,
 }
 
@@ -129,18 +129,18 @@ pub struct GetShard {
     pub first_block: u32,
     /// How many blocks; at least one.
     pub blocks: u32,
-    /// What they are read for.
+    /// The purpose of the read.
     pub purpose: GetPurpose,
 }
 
-/// Blocks as they lie on the drive. The reader verifies them against the checksums: end to end.
+/// Blocks as they lie on the drive. The reader verifies their checksums: end to end.
 #[derive(Debug, Clone)]
 pub struct ShardBlocks {
     /// `blocks` x 4096 bytes.
     pub bytes: Bytes,
     /// The checksum kept for each block.
     pub checksums: Vec<u32>,
-    /// What is noted beside the shard, if it was read for [`GetPurpose::Move`].
+    /// The note beside the shard, if it was read for [`GetPurpose::Move`].
     pub note: Option<ShardNote>,
 }
 
@@ -155,7 +155,7 @@ pub struct ShardEntry {
     pub len_bytes: u32,
 }
 
-/// Whether a drive serves.
+/// Whether a drive serves requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriveHealth {
@@ -177,8 +177,8 @@ pub enum IoPath {
     Simulated,
 }
 
-/// How far the history of a drive has come. Kept apart from the drive, it shows that an older copy of it was put in its
-/// place.
+/// A point in the history of a drive. A mark kept elsewhere shows when the drive was replaced by an older copy of
+/// itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct DriveMark {
     /// How often it was opened.
@@ -190,15 +190,15 @@ pub struct DriveMark {
 /// The space and state of a drive. `live + garbage + reserved + free = capacity`, always.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriveStat {
-    /// What is written on it.
+    /// The id written on it.
     pub uuid: DriveUuid,
-    /// How far its own history has come.
+    /// The current point in its history.
     pub mark: DriveMark,
-    /// Whether it serves.
+    /// Whether it serves requests.
     pub health: DriveHealth,
     /// Why it failed, for people.
     pub failure: Option<String>,
-    /// How it does I/O.
+    /// How it reaches its device.
     pub io_path: IoPath,
     /// Size of the device or file.
     pub capacity_bytes: u64,
@@ -210,40 +210,40 @@ pub struct DriveStat {
     pub reserved_bytes: u64,
     /// Room for new shards.
     pub free_bytes: u64,
-    /// The filesystem that holds the drive has no room: nothing is written until it has, reads go on.
+    /// The filesystem that holds the drive's file is full: nothing is written until it has room, reads go on.
     pub host_full: bool,
-    /// A write found no room, and little was deleted since: not even cleaning makes room for it.
+    /// A write found no room, and little was deleted since: cleaning cannot make room either.
     pub full: bool,
-    /// Given back to the filesystem or device below since the drive was opened.
+    /// Bytes given back to the filesystem or device below since the drive was opened.
     pub trimmed_bytes: u64,
-    /// New data that it takes per second while cleaning is behind; `None` if that is not limited.
+    /// Most bytes of new data per second while cleaning is behind; `None`: no limit.
     pub write_limit_bytes_per_s: Option<u64>,
     /// Shards stored.
     pub shards: u64,
-    /// Of these, the ones known to be damaged: found so by a read, by a scrub or by the cleaner.
+    /// Stored shards that a read, a scrub or the cleaner found damaged.
     pub bad_shards: u64,
 }
 
 impl DriveStat {
-    /// Bytes of new shards that it would take now.
+    /// Bytes of new shards for which it has room now.
     pub fn room_bytes(&self) -> u64 {
         if self.host_full { 0 } else { self.free_bytes }
     }
 
-    /// As [`DriveStat::room_bytes`], once what is deleted is reclaimed, as far as that can be.
+    /// As [`DriveStat::room_bytes`], plus garbage that cleaning can reclaim.
     pub fn reclaimable_bytes(&self) -> u64 {
         self.room_bytes() + if self.host_full || self.full { 0 } else { self.garbage_bytes }
     }
 }
 
-/// What one step of a scrub found.
+/// The result of one step of a scrub.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubStep {
-    /// Where to go on; `None` at the end of the pass.
+    /// Where to continue; `None` at the end of the pass.
     pub next: Option<ShardKey>,
     /// Bytes that matched their checksums.
     pub verified_bytes: u64,
-    /// Shards that did not, or could not be read. Putting one again heals it.
+    /// Shards that did not match or could not be read. Another put of a shard repairs it.
     pub bad: Vec<ShardKey>,
 }
 
@@ -257,12 +257,12 @@ pub enum PutShardError {
         /// Where.
         drive: DriveId,
     },
-    /// More is waiting than the drive does in a tenth of a second. Nothing was stored; come again.
+    /// The queue is longer than the drive's work of a tenth of a second. Nothing was stored; try again.
     #[error("drive is busy: drive={drive} retry_after_ms={retry_after_ms}")]
     Busy {
         /// Where.
         drive: DriveId,
-        /// When there will be room in the queue, about.
+        /// Estimated time until the queue has room.
         retry_after_ms: u32,
     },
     /// The same shard exists with other bytes: the writer reused an id, which it must never do.
@@ -278,10 +278,10 @@ pub enum PutShardError {
     Invalid {
         /// Where.
         drive: DriveId,
-        /// What is wrong.
+        /// The broken rule.
         reason: String,
     },
-    /// The drive's service has ended. Whether the shard is there is unknown.
+    /// The drive's service has ended. The shard may or may not be stored.
     #[error("drive has failed: drive={drive}")]
     Failed {
         /// Where.
@@ -293,7 +293,7 @@ pub enum PutShardError {
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum GetShardError {
-    /// The drive does not hold the shard: deleted meanwhile, or owed.
+    /// The drive does not hold the shard: it was deleted, or is owed.
     #[error("no such shard: drive={drive} shard={key:?}")]
     NotFound {
         /// Where.
@@ -301,7 +301,7 @@ pub enum GetShardError {
         /// Which.
         key: ShardKey,
     },
-    /// The drive holds it but cannot vouch for it; use another shard of the stripe.
+    /// The drive holds the shard, but its bytes are damaged; use another shard of the stripe.
     #[error("checksum mismatch: drive={drive} shard={key:?}")]
     Corrupt {
         /// Where.
@@ -325,7 +325,7 @@ pub enum GetShardError {
     },
 }
 
-/// The drive's service has ended or the request makes no sense; nothing else can go wrong here.
+/// The drive's service has ended or the request makes no sense. There are no other errors here.
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
 #[error("drive has failed: drive={drive}")]
 pub struct DriveFailed {
@@ -335,27 +335,27 @@ pub struct DriveFailed {
 
 /// One drive as its users see it. Cheap to call from any thread; every future resolves.
 pub trait DriveService: Send + Sync {
-    /// Stores a shard. After `Ok` it survives power loss.
+    /// Stores a shard. It is durable after `Ok`.
     ///
-    /// Storing the same bytes again is `Ok`, and rewrites a shard that is known to be damaged. Order among
-    /// concurrent puts is not kept.
+    /// A second put of the same bytes is `Ok`, and rewrites a shard that is known to be damaged. Concurrent puts have
+    /// no order.
     fn put(&self, request: PutShard) -> BoxFuture<'_, Result<(), PutShardError>>;
 
     /// Reads blocks of a shard with their checksums; never a short read.
     fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>>;
 
-    /// Forgets shards, durably once it returns. Unknown shards are fine: a retry is harmless.
+    /// Forgets shards, durably once it returns. Unknown shards are no error: a retry is harmless.
     fn delete(&self, request: DeleteShards) -> BoxFuture<'_, Result<(), DriveFailed>>;
 
-    /// Keeps these positions, durably once it returns. Each replaces the kept position of its ledger if it is newer, or in
-    /// any case if `replace` is set.
+    /// Keeps these positions, durably once it returns. Each replaces the kept position of its ledger if it is newer, or
+    /// in any case if `replace` is set.
     fn keep_positions(
         &self,
         positions: Vec<Position>,
         replace: bool,
     ) -> BoxFuture<'_, Result<(), DriveFailed>>;
 
-    /// What it knows of each ledger, in order of their numbers.
+    /// The drive's knowledge of each ledger, in order of ledger numbers.
     fn known_ledgers(&self) -> BoxFuture<'_, Result<Vec<KnownLedger>, DriveFailed>>;
 
     /// The shards after `after` in key order, at most `limit` of them.
@@ -365,19 +365,19 @@ pub trait DriveService: Send + Sync {
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>>;
 
-    /// Reads shards after `after` in key order past every cache and compares them with their checksums, until
-    /// `budget_bytes` were read; at least one shard. Yields to reads and writes.
+    /// Verifies shards after `after` in key order, past every cache, until `budget_bytes` were read; at least one
+    /// shard. Yields to reads and writes.
     fn scrub(
         &self,
         after: Option<ShardKey>,
         budget_bytes: u64,
     ) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>>;
 
-    /// Makes room for new data out of dead space, however little each part gives back. Returns once there is room for
-    /// a few requests or nothing more comes back. Goes on only as long as it is waited for.
+    /// Reclaims dead space for new data, even in parts that give back little. Returns once there is room for a few
+    /// requests or nothing more to reclaim. Stops when its future is dropped.
     fn make_room(&self) -> BoxFuture<'_, Result<(), DriveFailed>>;
 
-    /// Whether it serves. Costs nothing.
+    /// Whether it serves requests. Costs nothing.
     fn health(&self) -> DriveHealth;
 
     /// Space and state, from memory; never waits for the drive.

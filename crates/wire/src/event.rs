@@ -1,4 +1,4 @@
-//! What happened to a cluster, as people are told afterwards.
+//! Events: the history of a cluster, for people.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// As somebody wished, or back to normal.
+    /// Ordered by an administrator, or back to normal.
     Info,
-    /// Something is worse than it should be; nothing is lost and everything works.
+    /// Worse than it should be, but nothing is lost and everything works.
     Warning,
-    /// Somebody should look.
+    /// An administrator should look.
     Error,
 }
 
@@ -43,14 +43,14 @@ impl FromStr for Severity {
 pub struct Event {
     /// Counts events of the cluster, from 1.
     pub id: u32,
-    /// When it was seen, seconds since 1970.
+    /// When it was noticed, seconds since 1970.
     pub time_s: i64,
     /// How much it matters.
     pub severity: Severity,
-    /// What it is about: `cluster`, `drive 3`, `store cold`, `filesystem main`.
+    /// Its subject: `cluster`, `drive 3`, `store cold`, `filesystem main`.
     pub subject: String,
-    /// What happened, in a word or two that stay the same: `failed`, `break-in`.
+    /// One or two fixed words: `failed`, `break-in`.
     pub kind: String,
-    /// What happened, for people.
+    /// A sentence for people.
     pub text: String,
 }

@@ -1,18 +1,18 @@
-//! What inodes are protected from.
+//! The protection of inodes from changes.
 
 use serde::{Deserialize, Serialize};
 
-/// What chattr(1) protects an inode from, whoever asks.
+/// The protection set by chattr(1). It holds for every user, root included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Guard {
-    /// Content is only added at the end; to a directory names are only added.
+    /// Content can only be appended; a directory can only get new names.
     pub append_only: bool,
-    /// Nothing changes.
+    /// Nothing can change.
     pub immutable: bool,
 }
 
 impl Guard {
-    /// Whether there is one.
+    /// Whether there is any protection.
     pub fn is_set(self) -> bool {
         self.append_only || self.immutable
     }

@@ -1,7 +1,7 @@
-//! What the owner of a ledger is asked: names, attributes, maps of files, and leases on them.
+//! Requests to the owner of a ledger: names, attributes, maps of files, and leases on them.
 //!
 //! Every request that changes something is one batch in the ledger's log and is durable when the reply
-//! arrives. A request carries `(session, slot, seq)`; sent again, it has no second effect.
+//! arrives. A request carries `(session, slot, seq)`: a repetition has no second effect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,14 +33,14 @@ pub const XATTRS_TOTAL_BYTES_MAX: usize = 256 << 10;
 pub const LINKS_MAX: u32 = i32::MAX as u32;
 /// Most bytes of file content that travel inside a commit.
 pub const INLINE_BYTES_MAX: usize = 8 << 10;
-/// How long a cache above a client may keep what an answer said of a name, or attributes, unless it is told earlier.
+/// How long a cache above a client may keep the name or attributes of an answer, unless it is told to forget earlier.
 pub const NAME_TERM: Duration = Duration::from_secs(10);
-/// An answer that is older than this when it arrives lets no cache keep the names in it.
+/// Caches do not keep the names of an answer that is older than this on arrival.
 pub const ANSWER_AGE_MAX: Duration = Duration::from_secs(2);
 /// Extent ids handed to a session at a time.
 pub const EXTENT_RANGE_IDS: u64 = 1 << 16;
 
-/// What an inode is.
+/// The type of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileKind {
@@ -60,12 +60,12 @@ pub enum FileKind {
     BlockDevice,
 }
 
-/// Everything `stat` tells, and the versions that caches are checked against.
+/// Everything that `stat` returns, and the versions that caches are checked against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attr {
     /// Stable for the life of the file, never reused.
     pub ino: Ino,
-    /// What it is.
+    /// Its type.
     pub kind: FileKind,
     /// Permission, set-id and sticky bits: 0o7777.
     pub mode: u32,
@@ -93,20 +93,20 @@ pub struct Attr {
     pub data_ver: u64,
     /// Counts changes of attributes.
     pub attr_ver: u64,
-    /// What it is protected from.
+    /// Its protection.
     pub guard: Guard,
 }
 
-/// A directory entry with the attributes of what it names.
+/// A directory entry with the attributes of its inode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirEntry {
     /// The name, 1 to 255 bytes.
     pub name: Bytes,
     /// Position for `telldir`: unique in the directory, never reused.
     pub cookie: u64,
-    /// What it names.
+    /// Its inode.
     pub attr: Attr,
-    /// The lease on that, unless somebody holds it exclusively.
+    /// The lease on the inode, unless another session holds an exclusive one.
     pub lease: Option<LeaseGrant>,
 }
 
@@ -134,7 +134,7 @@ pub enum Content {
     Inline(Bytes),
     /// Bytes of an extent on drives.
     Extent(ExtentRef),
-    /// Bytes of an extent that only a blob has. Maps do not say so: the owner adds it to its answers.
+    /// Bytes of an extent that only a blob has. Maps do not contain this: the owner adds it to its answers.
     Tiered(ExtentRef, BlobPlace),
 }
 
@@ -155,7 +155,7 @@ pub struct MapPiece {
     pub off: u64,
     /// Length in bytes, at least 1.
     pub len: u64,
-    /// What is there.
+    /// Its content.
     pub content: Content,
 }
 
@@ -184,7 +184,7 @@ impl MapPiece {
         Some(MapPiece { off, len: end - off, content })
     }
 
-    /// The piece as maps have it: they do not say where an extent lies.
+    /// The piece as maps store it: without the place in a blob.
     pub fn stored(&self) -> MapPiece {
         match &self.content {
             Content::Tiered(extent, _) => MapPiece { content: Content::Extent(*extent), ..*self },
@@ -198,7 +198,7 @@ impl MapPiece {
 pub struct CommitPiece {
     /// Where and what.
     pub piece: MapPiece,
-    /// Shards that were not stored; the commit records them so that repair pays them.
+    /// Shards that were not stored; the commit records them so that repair writes them.
     pub owed: Vec<OwedShard>,
 }
 
@@ -211,10 +211,10 @@ pub struct OwedShard {
     pub drive: DriveId,
 }
 
-/// A shard that is owed, as the ledger keeps it: all that repair needs to know.
+/// An owed shard as the ledger keeps it: everything that repair needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct OwedEntry {
-    /// The drive that should have got it.
+    /// The drive that should hold it.
     pub drive: DriveId,
     /// The extent.
     pub id: ExtentId,
@@ -237,38 +237,38 @@ pub enum LeaseKind {
     Attr,
     /// Attributes, content and map.
     Read,
-    /// Writers share it: nothing is cached, every write is committed at once.
+    /// Several writers: nothing is cached, every write is committed at once.
     Shared,
-    /// Nobody else has any: dirty data, size and mtime are the holder's.
+    /// No other session has a lease: dirty data, size and mtime are the holder's.
     Exclusive,
 }
 
-/// A lease that the owner gave.
+/// A lease granted by the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseGrant {
-    /// On what.
+    /// The inode.
     pub ino: Ino,
     /// Names this grant in commits and releases.
     pub id: LeaseId,
-    /// What it allows.
+    /// Its kind.
     pub kind: LeaseKind,
     /// Grows with every answer that carried the grant. A release of an older one is ignored: it crossed with
     /// a newer answer.
     pub seq: u64,
 }
 
-/// What the owner tells a session on its own account.
+/// An event that the owner sends to a session unasked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OwnerEvent {
-    /// Give the lease back, down to `keep`, after flushing what it covers. Answer with
+    /// Give back the lease, down to `keep`, after a flush of the data under it. Answer with
     /// [`MetaRequest::Release`].
     Recall {
         /// The grant.
         lease: LeaseGrant,
-        /// What may be kept.
+        /// The kind that the session may keep.
         keep: Option<LeaseKind>,
     },
-    /// The name is about to come, go or mean something else: make caches above forget it, also that it is missing.
+    /// The name is about to appear, disappear or change its inode: make caches above forget it, or that it is missing.
     /// Answer with [`MetaRequest::Forgot`].
     Forget {
         /// The directory.
@@ -278,7 +278,7 @@ pub enum OwnerEvent {
         /// Names this event in the answer.
         number: u64,
     },
-    /// The lease was taken away: what was cached or dirty under it is void.
+    /// The lease was taken away: cached and dirty data under it is void.
     Revoked {
         /// The grant.
         lease: LeaseGrant,
@@ -300,7 +300,7 @@ pub struct SetAttr {
     pub atime_ns: Option<i64>,
     /// Last change of content.
     pub mtime_ns: Option<i64>,
-    /// When the change was made, by the holder of the exclusive lease. Without it the owner makes the change, now.
+    /// When the holder of the exclusive lease made the change. `None`: the owner makes it, now.
     pub ctime_ns: Option<i64>,
 }
 
@@ -349,16 +349,16 @@ pub struct MakeNode {
     pub open: OpenIntent,
 }
 
-/// Whether and how an inode is opened in the same step.
+/// Whether and how a request also opens the inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OpenIntent {
-    /// It is not.
+    /// Not opened.
     None,
     /// For reading.
     Read,
     /// For writing.
     Write,
-    /// For writing, cut to nothing first.
+    /// For writing, truncated to size 0 first.
     Truncate,
 }
 
@@ -373,7 +373,7 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// The character device 0/0 that hides a name of a lower layer of an overlay.
+/// The character device 0/0 with which an overlay hides a name of a lower layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Whiteout {
     /// Its owner.
@@ -396,9 +396,9 @@ pub enum XattrMode {
 /// Makes a retry recognisable: a slot holds one request at a time, numbered by `seq`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RequestId {
-    /// Who asks.
+    /// The session that asks.
     pub session: SessionId,
-    /// Which of its slots.
+    /// One of its slots.
     pub slot: u32,
     /// Grows by one with each new request in the slot.
     pub seq: u64,
@@ -408,7 +408,7 @@ pub struct RequestId {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are the arguments of the POSIX calls they are named after")]
 pub enum MetaRequest {
-    /// Ends a session: leases, opens and id ranges of it are gone.
+    /// Ends a session with its leases, opens and id ranges.
     CloseSession,
     /// Says that the session lives and that none of its reads uses a map older than `in_use_ver`.
     /// Answer: `Beat`.
@@ -441,36 +441,36 @@ pub enum MetaRequest {
         ino: Ino,
         intent: OpenIntent,
     },
-    /// The last handles of this session on these inodes are gone.
+    /// The session closed its last handles on these inodes.
     Close {
         inos: Vec<Ino>,
     },
-    /// Answer: `Attr`. Cutting a file of very many pieces may stop early: the size in the answer says where.
+    /// Answer: `Attr`. Truncating a file of very many pieces may stop early: the answer has the size reached.
     SetAttr {
         ino: Ino,
         set: SetAttr,
     },
-    /// Protects an inode, or does so no more. Answer: `Attr`.
+    /// Sets or clears the protection of an inode. Answer: `Attr`.
     SetGuard {
         ino: Ino,
         guard: Guard,
     },
-    /// A read moved the access time. That is no change: `ctime` stays. Answer: `Attr`.
+    /// A read moved the access time. `ctime` stays. Answer: `Attr`.
     NoteRead {
         ino: Ino,
         atime_ns: i64,
     },
-    /// Answer: `Attr` of what lost its name.
+    /// Answer: `Attr` of the inode that lost its name.
     Unlink {
         parent: Ino,
         name: Bytes,
     },
-    /// Answer: `Attr` of what is gone.
+    /// Answer: `Attr` of the removed directory.
     Rmdir {
         parent: Ino,
         name: Bytes,
     },
-    /// Answer: `Renamed`. Under the old name may stay a whiteout, made in the same step.
+    /// May leave a whiteout under the old name, in the same step. Answer: `Renamed`.
     Rename {
         parent: Ino,
         name: Bytes,
@@ -510,8 +510,8 @@ pub enum MetaRequest {
         off: u64,
         limit: u32,
     },
-    /// Puts new content in place, which was written at `mtime_ns`. The size grows to at least `size`; then the
-    /// attributes in `set` change, which must not be the size. Answer: `Attr`.
+    /// Installs new content, written at `mtime_ns`. The size grows to at least `size`; then the attributes in `set`
+    /// change, which must not include the size. Answer: `Attr`.
     Commit {
         ino: Ino,
         lease: LeaseId,
@@ -520,7 +520,7 @@ pub enum MetaRequest {
         mtime_ns: i64,
         set: SetAttr,
     },
-    /// Turns `[off, off + len)` into a hole; the size stays. Answer: `Punched`, which may stop early.
+    /// Turns `[off, off + len)` into a hole; the size stays. May stop early. Answer: `Punched`.
     Punch {
         ino: Ino,
         off: u64,
@@ -548,43 +548,43 @@ pub enum MetaRequest {
         lease: LeaseGrant,
         keep: Option<LeaseKind>,
     },
-    /// Gives leases back altogether that nobody asked for.
+    /// Gives back leases that the owner did not recall.
     ReleaseAll {
         leases: Vec<LeaseGrant>,
     },
-    /// Caches above the client do not have these names in `dir` any more, each with the number of the event that asked.
+    /// Caches above the client have forgotten these names in `dir`. Each has the number of its `Forget` event.
     Forgot {
         dir: Ino,
         names: Vec<(Bytes, u64)>,
     },
-    /// Extents that nothing refers to and no reader uses, beyond the one given. Answer: `Free`.
+    /// Extents after `after` that nothing refers to and no reader uses. Answer: `Free`.
     NextFree {
         after: Option<(u64, ExtentId)>,
         limit: u32,
     },
-    /// Their shards are gone from all drives, and with them what these drives are owed.
+    /// The shards of these extents are gone from all drives. Removes what `drives` are owed of them, too.
     Freed {
         extents: Vec<FreeExtent>,
         drives: Vec<DriveId>,
     },
-    /// Shards that commits went ahead without and that nobody has repaired, beyond the one given. Answer: `Owed`.
+    /// Owed shards after `after`. Answer: `Owed`.
     Owed {
         after: Option<(DriveId, ExtentId)>,
         limit: u32,
     },
-    /// These shards are stored, durably, and no longer owed. Answer: `NotOwed`, those that were not owed any more
-    /// when this arrived: their extents are gone, so what was stored of them is garbage.
+    /// These shards are stored durably and no longer owed. Answer: `NotOwed`, the shards that were not owed any more
+    /// on arrival: their extents are gone, so the stored shards are garbage.
     Repaired {
         shards: Vec<(DriveId, ExtentId)>,
     },
     /// Does a bounded part of the clean-up of unlinked files. Answer: `Purged`.
     PurgeStep,
-    /// Pieces of all maps beyond the one given, in order, at most `limit`. Answer: `Scan`.
+    /// Pieces of all maps after `after`, in order, at most `limit`. Answer: `Scan`.
     ScanMap {
         after: Option<PiecePosition>,
         limit: u32,
     },
-    /// Lets pieces refer to a new extent that holds the same bytes, each only if it still is what `moves` says.
+    /// Lets pieces refer to a new extent that holds the same bytes, each only if it is still as `moves` says.
     /// The extent must be new: nothing ever referred to it. Answer: `Repacked`.
     Repack {
         extent: ExtentRef,
@@ -593,28 +593,27 @@ pub enum MetaRequest {
     },
     /// Ranges of extent ids that are not forgotten. Answer: `Ranges`.
     ExtentRanges,
-    /// Has these ranges of ids looked at again for orphans, as far as no session may take ids from them: each the first id
-    /// and how many.
+    /// Searches these ranges of ids (first id, count) for orphans again, except those of which a session may take ids.
     RecheckRanges {
         ranges: Vec<(ExtentId, u64)>,
     },
-    /// Whether drives may hold what only a newer ledger refers to. While that is so, no range counts as closed.
+    /// Whether drives may hold shards that only a newer ledger refers to. While they may, no range counts as closed.
     Doubt {
         in_doubt: bool,
     },
-    /// Which of these extents nothing refers to, given that a whole scan of all maps, begun after their ranges
-    /// were closed, did not see them. Answer: `Orphans`.
+    /// Which of these extents have no reference. A whole scan of all maps, begun after their ranges were closed, must
+    /// not have seen them. Answer: `Orphans`.
     ConfirmOrphans {
         ids: Vec<ExtentId>,
     },
-    /// No drive holds a shard of a closed range that nothing refers to: the range is forgotten.
+    /// No drive holds an unreferenced shard of this closed range: the range is forgotten.
     RangeVerified {
         first: ExtentId,
     },
     /// Answer: `Object`.
     Object(Box<ObjectRequest>),
-    /// Lets pieces of files, each if it still is what was read, refer to new extents that hold the same bytes, which were
-    /// fetched from blobs; at most [`REHYDRATED_MAX`]. Answer: `Rehydrated`.
+    /// Lets pieces of files refer to new extents with the same bytes, fetched from blobs. A piece that changed since it
+    /// was read is skipped. At most [`REHYDRATED_MAX`]. Answer: `Rehydrated`.
     Rehydrate(Vec<Rehydrated>),
     /// Answer: `Tier`.
     Tier(TierRequest),
@@ -622,7 +621,7 @@ pub enum MetaRequest {
     Damage(DamageRequest),
 }
 
-/// Where a directory listing goes on: after this name.
+/// A directory listing continues after this name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirPosition {
     /// The last name seen.
@@ -636,9 +635,9 @@ pub struct DirPosition {
 pub struct FreeExtent {
     /// The ledger version that dropped the last reference.
     pub free_ver: u64,
-    /// Which.
+    /// Its id.
     pub id: ExtentId,
-    /// Where.
+    /// Where its shards lie.
     pub pg: PgId,
     /// All shards.
     pub n: u8,
@@ -649,13 +648,13 @@ pub struct FreeExtent {
 #[allow(missing_docs, reason = "the variants are named by the requests they answer")]
 pub enum MetaReply {
     Done,
-    /// What a name or inode is, and the lease that came with it. `keep`: caches above may keep the name.
+    /// The attributes of a name or inode, and the lease granted with them. `keep`: caches above may keep the name.
     Entry {
         attr: Attr,
         lease: Option<LeaseGrant>,
         keep: bool,
     },
-    /// There is no such name. `keep`: caches above may keep that.
+    /// The name does not exist. `keep`: caches above may keep this answer.
     Missing {
         keep: bool,
     },
@@ -669,7 +668,7 @@ pub enum MetaReply {
     },
     Bytes(Bytes),
     Names(Vec<Bytes>),
-    /// What was moved, and what was replaced or exchanged with it.
+    /// The moved inode, and the one that it replaced or was exchanged with.
     Renamed {
         moved: Attr,
         other: Option<Attr>,
@@ -679,13 +678,13 @@ pub enum MetaReply {
         pieces: Vec<MapPiece>,
         end: bool,
     },
-    /// Everything below `next_off` is done; ask again from there if that is not the end of the range.
+    /// Everything below `next_off` is done; repeat from there if it is not the end of the range.
     Punched {
         attr: Attr,
         next_off: u64,
     },
-    /// `version`: the newest batch that is durable. `used_bytes`: content of the filesystem. `drive_bytes`: what of it is
-    /// on drives, whole extents where it tiers.
+    /// `version`: the newest durable batch. `used_bytes`: content of the filesystem. `drive_bytes`: the part of it on
+    /// drives, in whole extents if it tiers.
     Beat {
         version: u64,
         used_bytes: u64,
@@ -700,7 +699,7 @@ pub enum MetaReply {
         inodes: u64,
     },
     Lease(LeaseGrant),
-    /// `withheld`: there are more, which become free once they are durable and running reads have ended.
+    /// `withheld`: there are more; they become free once they are durable and running reads have ended.
     Free {
         extents: Vec<FreeExtent>,
         withheld: bool,
@@ -710,23 +709,23 @@ pub enum MetaReply {
     Purged {
         more: bool,
     },
-    /// `next`: where to go on, if there may be more.
+    /// `next`: where to continue, if there may be more.
     Scan {
         entries: Vec<MapEntry>,
         next: Option<PiecePosition>,
     },
-    /// Bytes of the moves that were done; if none, the extent is garbage.
+    /// Bytes that were moved; if none, the extent is garbage.
     Repacked {
         moved_bytes: u64,
     },
-    /// For each piece whether it refers to its new extent now; if not, that is garbage.
+    /// For each piece, whether it refers to its new extent now; if not, the new extent is garbage.
     Rehydrated {
         moved: Vec<bool>,
     },
     Ranges {
-        /// The first id and the length of those that no commit may use any more and that nobody has verified yet.
+        /// First id and length of each range that no commit may use any more and that is not verified yet.
         closed: Vec<(ExtentId, u64)>,
-        /// How many commits may use.
+        /// Number of ranges that commits may use.
         open: u64,
     },
     Orphans(Vec<ExtentId>),
@@ -735,12 +734,12 @@ pub enum MetaReply {
     Damage(DamageReply),
 }
 
-/// The owner of one ledger as its clients see it.
+/// The owner of one ledger, as clients see it.
 pub trait MetaService: Send + Sync {
     /// Registers a client, durably. Its events go to `events` until the session is closed.
     fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>>;
 
-    /// The newest position of the ledger that an answer told this client, durable; from memory.
+    /// The newest durable position of the ledger that this client got in an answer; from memory.
     fn position(&self) -> Option<Position>;
 
     /// Executes one request. Every future resolves.

@@ -1,16 +1,16 @@
-//! Pieces of files as upkeep scans them, and as it moves them to other extents with the same bytes.
+//! Pieces of files for upkeep, which scans them and moves them to other extents with the same bytes.
 
 use base::{Ino, MapId};
 use serde::{Deserialize, Serialize};
 
 use crate::meta::{ExtentRef, MapPiece, OwedShard};
 
-/// A piece among those of all maps.
+/// The position of a piece among the pieces of all maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PiecePosition {
-    /// Which map.
+    /// The map.
     pub map: MapId,
-    /// Where in it the piece begins.
+    /// Where the piece begins in it.
     pub off: u64,
 }
 
@@ -21,14 +21,14 @@ pub struct MapEntry {
     pub map: MapId,
     /// The piece.
     pub piece: MapPiece,
-    /// Of an extent that is shared or partly dead: the sum of the lengths of all pieces that refer to it.
+    /// If its extent is shared or partly dead: the sum of the lengths of all pieces that refer to the extent.
     pub live_bytes: Option<u64>,
-    /// Its extent is on drives, and a blob has it as well.
+    /// Its extent is on drives and also in a blob.
     pub in_store: bool,
 }
 
 impl MapEntry {
-    /// Its place.
+    /// The position of the piece.
     pub fn position(&self) -> PiecePosition {
         PiecePosition { map: self.map, off: self.piece.off }
     }
@@ -37,7 +37,7 @@ impl MapEntry {
 /// A piece that moves to another extent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackMove {
-    /// Which map.
+    /// The map.
     pub map: MapId,
     /// The piece as it was read.
     pub piece: MapPiece,
@@ -52,9 +52,9 @@ pub struct Rehydrated {
     pub ino: Ino,
     /// The piece as it was read.
     pub piece: MapPiece,
-    /// All of it is this piece.
+    /// The new extent: exactly the bytes of this piece.
     pub extent: ExtentRef,
-    /// Shards that it lacks.
+    /// Shards that the new extent lacks.
     pub owed: Vec<OwedShard>,
 }
 

@@ -1,7 +1,7 @@
-//! What the owner of a ledger is asked about objects: files and directories below a bucket, named by whole keys.
+//! Requests to the owner of a ledger about objects: files and directories below a bucket, named by whole keys.
 //!
-//! A request is one batch: what it checks (the caller's rights, conditions) and what it changes (names, implicit
-//! parents, metadata) is of one moment.
+//! A request is one atomic batch: it checks the caller's rights and conditions, and changes names, implicit parents and
+//! metadata, all at the same moment.
 
 use base::{FsError, Ino};
 use bytes::Bytes;
@@ -21,10 +21,10 @@ pub const DIRECTORY_BODY_BYTES_MAX: usize = 64 << 10;
 pub const OBJECT_META_BYTES_MAX: usize = 64 << 10;
 /// Most keys that one request deletes.
 pub const DELETE_KEYS_MAX: usize = 1000;
-/// Objects up to this size may be read without being opened.
+/// Objects up to this size may be read without an open.
 pub const SMALL_BYTES_MAX: u64 = 256 << 10;
 
-/// Where an object is.
+/// The name of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ObjectName {
     /// The bucket: a directory.
@@ -46,10 +46,10 @@ impl ObjectName {
     }
 }
 
-/// Who asks. Permission bits and ACLs are checked for them; user 0 may do everything.
+/// The user that makes a request. Permission bits and ACLs are checked for it; user 0 may do everything.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
-    /// User, and owner of what is created.
+    /// User, and owner of new objects.
     pub uid: u32,
     /// Group.
     pub gid: u32,
@@ -58,13 +58,13 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Who may do everything.
+    /// The user that may do everything.
     pub fn root() -> Self {
         Self { uid: 0, gid: 0, groups: Vec::new() }
     }
 }
 
-/// Which ETags a condition means.
+/// The ETags of a condition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EtagMatch {
     /// `*`: any object.
@@ -73,16 +73,16 @@ pub enum EtagMatch {
     List(Vec<String>),
 }
 
-/// What must hold, as RFC 9110 section 13 says. The default is nothing.
+/// Conditions of a request, RFC 9110 section 13. The default is none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conditions {
     /// The object exists and its ETag is one of these.
     pub if_match: Option<EtagMatch>,
-    /// There is no object with one of these ETags.
+    /// The object does not exist or has none of these ETags.
     pub if_none_match: Option<EtagMatch>,
-    /// Changed after this; ignored with `if_none_match`. Nanoseconds since 1970, compared in whole seconds.
+    /// The object changed after this; ignored with `if_none_match`. Nanoseconds since 1970, compared in whole seconds.
     pub if_modified_since_ns: Option<i64>,
-    /// Not changed after this; ignored with `if_match`.
+    /// The object did not change after this; ignored with `if_match`.
     pub if_unmodified_since_ns: Option<i64>,
     /// The content's last change is exactly this second.
     pub if_modified_at_ns: Option<i64>,
@@ -91,7 +91,7 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    /// Whether nothing is asked.
+    /// Whether there are no conditions.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -108,7 +108,7 @@ pub enum ChecksumAlgorithm {
     Sha256,
 }
 
-/// What a checksum covers.
+/// The bytes that a checksum covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ChecksumKind {
     /// All bytes.
@@ -126,23 +126,23 @@ pub struct ChecksumType {
     pub kind: ChecksumKind,
 }
 
-/// A checksum that was verified when the bytes came.
+/// A checksum that was verified when the bytes arrived.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checksum {
-    /// Which.
+    /// Algorithm and coverage.
     pub of: ChecksumType,
     /// Its bytes, big-endian.
     pub value: Bytes,
 }
 
-/// A part that an object was put together from.
+/// A part of an object from a multipart upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectPart {
     /// Its number in the upload.
     pub number: u16,
     /// Bytes.
     pub len: u64,
-    /// Its checksum's bytes, by the object's algorithm.
+    /// The bytes of its checksum, by the object's algorithm.
     pub checksum: Option<Bytes>,
 }
 
@@ -159,20 +159,20 @@ pub struct ObjectHeaders {
     pub website_redirect: Option<String>,
 }
 
-/// What is stored with an object beside its bytes.
+/// The metadata of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectMeta {
-    /// Without quotes. `None`: derived from inode and version.
+    /// ETag without quotes. `None`: derived from inode and version.
     pub etag: Option<String>,
     /// System headers.
     pub headers: ObjectHeaders,
     /// User metadata: names without `x-amz-meta-`, in order.
     pub user: Vec<(String, String)>,
-    /// Of the whole object.
+    /// Checksum of the whole object.
     pub checksum: Option<Checksum>,
     /// Tags, in order.
     pub tags: Vec<(String, String)>,
-    /// Of a multipart object, its parts in order.
+    /// Parts of a multipart object, in order.
     pub parts: Vec<ObjectPart>,
 }
 
@@ -181,23 +181,23 @@ pub struct ObjectMeta {
 pub struct ObjectInfo {
     /// Attributes of the file or directory.
     pub attr: Attr,
-    /// Bytes of the object; of a directory object, of its body.
+    /// Bytes of the object or, if it is a directory object, of its body.
     pub size: u64,
-    /// As it is served, without quotes. See [`etag`].
+    /// ETag as served, without quotes. See [`etag`].
     pub etag: String,
-    /// What is stored with it. `etag` here is as stored; checksum and parts are left out if the content changed
-    /// since.
+    /// Its metadata, with `etag` as stored. Checksum and parts are left out if the content changed since they were
+    /// stored.
     pub meta: ObjectMeta,
     /// Whether it is a directory object.
     pub directory: bool,
     /// The bytes of a directory object.
     pub body: Bytes,
-    /// Where the bytes of a small file are, in the answer to a reader who has not opened it.
+    /// The map of a small file that was read without an open.
     pub pieces: Option<Vec<MapPiece>>,
 }
 
-/// The ETag of an inode: the stored one, given with the version of the content that it describes, while that is the
-/// version; else one that no client takes for an MD5.
+/// The ETag of an inode: the stored one if its version is still the version of the content, else one that no client
+/// mistakes for an MD5. `stored` is an ETag and the content's version that it describes.
 pub fn etag(attr: &Attr, stored: Option<(&str, u64)>) -> String {
     match stored {
         Some((etag, data_ver)) if data_ver == attr.data_ver => etag.to_owned(),
@@ -208,25 +208,25 @@ pub fn etag(attr: &Attr, stored: Option<(&str, u64)>) -> String {
 /// The bytes of a new object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ObjectBody {
-    /// A staged inode of the session, durable as far as it is wanted.
+    /// A staged inode of the session, with the content committed to it so far.
     Staged(Ino),
-    /// Pieces in order, durable on drives or inline, and the size.
+    /// Pieces, durable on drives or inline.
     Pieces {
-        /// The pieces.
+        /// The pieces, in order.
         pieces: Vec<CommitPiece>,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
 }
 
-/// What a deletion did.
+/// The result of a deletion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deleted {
-    /// Whether there was an object.
+    /// Whether the object existed.
     pub existed: bool,
 }
 
-/// Where a listing goes on.
+/// Where a listing continues.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ListFrom {
     /// At the beginning.
@@ -237,18 +237,18 @@ pub enum ListFrom {
     Past(Bytes),
 }
 
-/// Which keys are listed.
+/// Selects the keys of a listing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListQuery {
     /// The bucket.
     pub bucket: Ino,
     /// Only keys that begin with this.
     pub prefix: Bytes,
-    /// Keys with this after the prefix are grouped by what is before it, and it. Empty: none are.
+    /// Keys that contain this after the prefix are grouped by their beginning up to and with it. Empty: no groups.
     pub delimiter: Bytes,
-    /// Where to go on.
+    /// Where to continue.
     pub from: ListFrom,
-    /// Most entries: keys and groups, at most [`LIST_ENTRIES_MAX`]. There may be fewer although more follow.
+    /// Most entries (keys and groups), up to [`LIST_ENTRIES_MAX`]. A page may have fewer although more follow.
     pub limit: u32,
 }
 
@@ -265,9 +265,9 @@ pub struct ListedObject {
     pub size: u64,
     /// Last change of content.
     pub mtime_ns: i64,
-    /// As served, without quotes.
+    /// ETag as served, without quotes.
     pub etag: String,
-    /// Which checksum is stored with it.
+    /// Type of its stored checksum.
     pub checksum: Option<ChecksumType>,
 }
 
@@ -276,7 +276,7 @@ pub struct ListedObject {
 pub enum ListEntry {
     /// A key.
     Object(ListedObject),
-    /// What a group of keys has in common, with the delimiter.
+    /// The common beginning of a group of keys, with the delimiter.
     Prefix(Bytes),
 }
 
@@ -285,16 +285,16 @@ pub enum ListEntry {
 pub struct ObjectPage {
     /// Keys and groups.
     pub entries: Vec<ListEntry>,
-    /// Where to go on, if there may be more.
+    /// Where to continue, if there may be more.
     pub next: Option<ListFrom>,
 }
 
 /// A multipart upload.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct UploadRef {
-    /// What it will be.
+    /// The object that it will become.
     pub name: ObjectName,
-    /// Never given twice in a filesystem.
+    /// Unique in the filesystem, never reused.
     pub id: u64,
 }
 
@@ -305,22 +305,22 @@ pub struct PartInfo {
     pub number: u16,
     /// Bytes.
     pub len: u64,
-    /// Without quotes.
+    /// ETag without quotes.
     pub etag: String,
-    /// If one was given.
+    /// Its checksum, if the client gave one.
     pub checksum: Option<Checksum>,
-    /// When it came, nanoseconds since 1970.
+    /// When it was uploaded, nanoseconds since 1970.
     pub mtime_ns: i64,
 }
 
-/// Parts in order.
+/// Parts of an upload, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartPage {
-    /// What the object will have.
+    /// The metadata that the object will have.
     pub meta: ObjectMeta,
-    /// Who began it.
+    /// The user that began the upload.
     pub caller: Caller,
-    /// When it was begun, nanoseconds since 1970.
+    /// When the upload began, nanoseconds since 1970.
     pub started_ns: i64,
     /// The parts.
     pub parts: Vec<PartInfo>,
@@ -328,10 +328,10 @@ pub struct PartPage {
     pub more: bool,
 }
 
-/// A part as the one who completes an upload names it.
+/// A part as a client names it to complete an upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompletePart {
-    /// Which.
+    /// Its number.
     pub number: u16,
     /// Its ETag, without quotes.
     pub etag: String,
@@ -339,7 +339,7 @@ pub struct CompletePart {
     pub checksum: Option<Bytes>,
 }
 
-/// Which uploads are listed, ordered by key and id.
+/// Selects uploads of a listing, which is ordered by key and id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UploadQuery {
     /// The bucket.
@@ -348,9 +348,9 @@ pub struct UploadQuery {
     pub prefix: Bytes,
     /// Groups keys as in [`ListQuery`].
     pub delimiter: Bytes,
-    /// After every upload of this key; with an id, after that one.
+    /// Continue after every upload of this key; with an id, after that upload.
     pub after: Option<(Bytes, Option<u64>)>,
-    /// After all keys that begin with this, as well.
+    /// Also continue after all keys that begin with this.
     pub past: Option<Bytes>,
     /// Most entries.
     pub limit: u32,
@@ -365,14 +365,14 @@ pub enum UploadEntry {
         key: Bytes,
         /// Its id.
         id: u64,
-        /// When it was begun, nanoseconds since 1970.
+        /// When it began, nanoseconds since 1970.
         started_ns: i64,
-        /// Who began it.
+        /// The user that began it.
         uid: u32,
-        /// Which checksum its parts have.
+        /// Type of its parts' checksums.
         checksum: Option<ChecksumType>,
     },
-    /// What a group of keys has in common, with the delimiter.
+    /// The common beginning of a group of keys, with the delimiter.
     Prefix(Bytes),
 }
 
@@ -389,13 +389,13 @@ pub struct UploadPage {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are the arguments of the S3 calls they are named after")]
 pub enum ObjectRequest {
-    /// Makes an inode without a name that goes with the session's last handle on it, opened, with an exclusive
-    /// lease. Answer: `Staged`.
+    /// Makes and opens an inode without a name, with an exclusive lease. The session's close of its last handle removes
+    /// it. Answer: `Staged`.
     Stage,
     /// Answer: `Info`.
     Put { name: ObjectName, body: ObjectBody, meta: ObjectMeta, conditions: Conditions, caller: Caller },
-    /// Publishes a staged copy of an object, if that is still as it was when it was copied, with its metadata if
-    /// none is given. Answer: `Info`.
+    /// Publishes a staged copy of an object if the source has not changed since it was copied. Without `meta`, the copy
+    /// gets the source's metadata. Answer: `Info`.
     PutCopy {
         source: ObjectName,
         source_ver: (Ino, u64),
@@ -406,10 +406,10 @@ pub enum ObjectRequest {
         conditions: Conditions,
         caller: Caller,
     },
-    /// Answer: `Info`, opened for reading by the session unless it is a directory object.
+    /// Opens the object for reading, unless it is a directory object. Answer: `Info`.
     Get { name: ObjectName, conditions: Conditions, caller: Caller },
-    /// As `Get`, but a file of at most [`SMALL_BYTES_MAX`] in few pieces, all of them here, is not opened: the answer
-    /// has its map.
+    /// As `Get`, but a file of at most [`SMALL_BYTES_MAX`] in few pieces, all on drives or inline, is not opened: the
+    /// answer has its map.
     Read { name: ObjectName, conditions: Conditions, caller: Caller },
     /// Answer: `Info`.
     Head { name: ObjectName, conditions: Conditions, caller: Caller },
@@ -450,9 +450,9 @@ pub enum ObjectRequest {
     BucketSettings { bucket: Ino },
     /// Answer: `Done`.
     SetBucketSetting { bucket: Ino, name: String, value: Option<Bytes> },
-    /// A top-level directory that belongs to the caller, with settings. Answer: `Done`.
+    /// Makes a top-level directory that belongs to the caller, with settings. Answer: `Done`.
     MakeBucket { name: Bytes, settings: Vec<(String, Bytes)>, caller: Caller },
-    /// A top-level directory in which there is nothing but empty directories goes, with these. Answer: `Deleted`.
+    /// Removes a top-level directory that has nothing but empty directories in it. Answer: `Deleted`.
     RemoveBucket { name: Bytes },
 }
 
@@ -488,16 +488,16 @@ pub enum ObjectReply {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
-    /// Anything that is not particular to objects. `NotFound`: no such bucket; `Denied`: permission bits or ACL.
+    /// An error that is not specific to objects. `NotFound`: no such bucket; `Denied`: permission bits or ACL.
     #[error(transparent)]
     Fs(#[from] FsError),
-    /// There is no such object.
+    /// The object does not exist.
     #[error("no such key")]
     NoSuchKey,
     /// A condition does not hold.
     #[error("precondition failed")]
     PreconditionFailed,
-    /// The reader has it already.
+    /// The reader already has the object.
     #[error("not modified")]
     NotModified,
     /// A parent in the key is a file.
@@ -506,10 +506,10 @@ pub enum ObjectError {
     /// The key names a directory with entries.
     #[error("existing object is directory")]
     ExistingIsDirectory,
-    /// There is no such upload.
+    /// The upload does not exist.
     #[error("no such upload")]
     NoSuchUpload,
-    /// A part was not uploaded, or is another one.
+    /// A part was not uploaded, or was replaced by another one.
     #[error("invalid part: number={0}")]
     InvalidPart(u16),
     /// Parts are not in ascending order.
@@ -521,7 +521,7 @@ pub enum ObjectError {
     /// The metadata is too large.
     #[error("metadata too large")]
     MetadataTooLarge,
-    /// The source changed while it was copied: to be tried again.
+    /// The source changed during the copy: try again.
     #[error("source changed")]
     SourceChanged,
 }

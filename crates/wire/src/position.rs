@@ -1,10 +1,10 @@
-//! Places in the history of a ledger. Drives keep the newest that they were told of each ledger, so that metadata which
-//! went back in time is noticed.
+//! Positions in the history of a ledger. Drives keep the newest position that they received of each ledger: they are
+//! witnesses if metadata goes back in time.
 
 use base::{LedgerId, Lineage, Seq};
 use serde::{Deserialize, Serialize};
 
-/// A durable batch of a ledger, named so that a batch of the same number in another history is told from it.
+/// A durable batch of a ledger. The lineage tells it from a batch with the same number in another history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Position {
     /// The ledger.
@@ -15,12 +15,12 @@ pub struct Position {
     pub seq: Seq,
 }
 
-/// What a drive knows of a ledger.
+/// A drive's knowledge of a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownLedger {
-    /// Which.
+    /// The ledger.
     pub ledger: LedgerId,
-    /// The newest position that it was told.
+    /// The newest position that it received.
     pub position: Option<Position>,
     /// The highest extent of which it stores a shard.
     pub highest_extent: Option<base::ExtentId>,

@@ -1,4 +1,4 @@
-//! What is asked of an object store (whole objects in, ranges out, removal), and how one is reached.
+//! The interface of an object store (put whole objects, get ranges, delete), its address, limits and health.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,67 +15,69 @@ use crate::BoxFuture;
 /// The code of an error that is about the bucket, not about an object in it.
 pub const NO_BUCKET: &str = "NoSuchBucket";
 
-/// Why a store did not do what it was asked.
+/// Why a request to a store failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// There is no such object. The text is the store's.
+    /// The object or its bucket does not exist. The text is the store's.
     #[error("no such object or bucket: {0}")]
     NotFound(String),
-    /// The store knows the caller and refuses, or does not know it: a person must act.
+    /// The store refuses the caller or does not know it: a person must act.
     #[error("refused: {0}")]
     Denied(String),
-    /// The bucket has no room: nothing can be stored until somebody makes some.
+    /// The bucket is full: no put succeeds until objects are deleted or its quota is raised.
     #[error("the store is full: {0}")]
     Full(String),
-    /// The store wants to be asked less often.
+    /// The store asks for fewer requests.
     #[error("the store is busy: {0}")]
     Busy(String),
-    /// Nothing came back in time, or not all of it; or the store failed. Asking again may help.
+    /// The answer was late or incomplete, or the store failed. A retry may help.
     #[error("no answer: {0}")]
     Unavailable(String),
-    /// The object ends before the range that was asked for: it is not what was stored.
+    /// The object ends before the requested range: it is not the object that was stored.
     #[error("the object is too short: {0}")]
     TooShort(String),
-    /// The store gave an answer that makes no sense.
+    /// The answer makes no sense.
     #[error("unexpected answer: {0}")]
     Unexpected(String),
 }
 
 impl StoreError {
-    /// Whether asking again, a little later, may help.
+    /// Whether a retry a little later may help.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Busy(_) | Self::Unavailable(_))
     }
 
-    /// Whether the store says that it has no such object; not if it says that it has no such bucket.
+    /// Whether the object is missing, rather than the bucket.
     pub fn is_about_object(&self) -> bool {
         matches!(self, Self::NotFound(text) if !text.contains(NO_BUCKET))
     }
 
-    /// What people look at first, by what they are told.
+    /// The first thing an administrator should check.
     pub fn advice(&self) -> &'static str {
         match self {
             Self::NotFound(_) => "check the name of the bucket: case counts, and it must exist",
             Self::Denied(text) => advice_on_denial(text),
             Self::Full(_) => "make room in the bucket, or raise its quota",
-            Self::Busy(_) => "the store is asked again by itself; see whether others keep it busy",
+            Self::Busy(_) => {
+                "the request is repeated automatically; see whether other clients keep the store busy"
+            }
             Self::Unavailable(text) if text.contains("ertificate") || text.contains("InvalidCert") => {
                 "check that the certificate names the host and is vouched for (--ca), or use HTTPS_UNVERIFIED"
             }
             Self::Unavailable(_) => "check the name of the host, that it resolves, the port and the protocol",
-            Self::TooShort(_) => "somebody has changed what is in the bucket: restore the object from a copy",
+            Self::TooShort(_) => "an object in the bucket was changed: restore it from a copy",
             Self::Unexpected(_) => "check that an S3 store answers there",
         }
     }
 
-    /// What went wrong and what to do about it.
+    /// The error and the advice.
     pub fn explained(&self) -> String {
         format!("{self} ({})", self.advice())
     }
 }
 
-/// By the codes that stores give. What says nothing of the key, its secret or the time is about rights.
+/// Advice by the error code in the text. An unknown code is taken for a missing right.
 fn advice_on_denial(text: &str) -> &'static str {
     const BY_CODE: [(&[&str], &str); 5] = [
         (
@@ -100,33 +102,33 @@ fn advice_on_denial(text: &str) -> &'static str {
     named.map_or("the key needs the right to put, get and delete objects in the bucket", |(_, advice)| advice)
 }
 
-/// How fast bytes may go to a store, or come from it: it is asked again and again meanwhile.
+/// Limits the rate of transfers to and from a store. Transfers call it repeatedly.
 pub trait MovePace: Send + Sync {
-    /// How long to rest after `bytes` more.
+    /// How long to pause after `bytes` more.
     fn rest_after(&self, bytes: u64) -> Duration;
 }
 
-/// Bytes that go without a rest: timers are too coarse to rest after each few.
+/// Bytes sent without a pause: timers are too coarse for a pause after every few bytes.
 const STEP_BYTES: u64 = 256 << 10;
 
-/// Keeps to a pace, in however small parts the bytes go.
+/// Keeps a transfer to its pace, even if it consists of small parts.
 pub struct Steps {
     pace: Option<Arc<dyn MovePace>>,
     bytes: u64,
 }
 
 impl Steps {
-    /// `None`: there are no rests.
+    /// `None`: no pauses.
     pub fn new(pace: Option<Arc<dyn MovePace>>) -> Self {
         Self { pace, bytes: 0 }
     }
 
-    /// What may go at once at most.
+    /// Most bytes to send at once.
     pub fn bytes_max(&self) -> u64 {
         if self.pace.is_some() { STEP_BYTES } else { u64::MAX }
     }
 
-    /// So many bytes went. Says how long to rest now, if at all.
+    /// Counts `bytes` as sent. Returns how long to pause now, if at all.
     pub fn went(&mut self, bytes: u64) -> Option<Duration> {
         self.bytes += bytes;
         if self.bytes < STEP_BYTES {
@@ -140,9 +142,9 @@ impl Steps {
 /// Bytes of an object on their way to a store.
 #[derive(Clone, Default)]
 pub struct Outgoing {
-    /// In parts that follow each other.
+    /// Its parts, in order.
     pub parts: Vec<Bytes>,
-    /// How fast they may go; `None`: as fast as they can.
+    /// The rate to keep to; `None`: no limit.
     pub pace: Option<Arc<dyn MovePace>>,
 }
 
@@ -152,11 +154,11 @@ impl From<Vec<Bytes>> for Outgoing {
     }
 }
 
-/// An object store with a bucket, and a prefix if it has one, that all keys are below.
+/// A bucket of an object store. All keys are below its prefix, if it has one.
 pub trait ObjectStore: Send + Sync {
-    /// Stores an object: afterwards it is there as a whole and durable as far as the store promises.
+    /// Stores an object as a whole. After `Ok` it is as durable as the store promises.
     fn put(&self, key: String, object: Outgoing) -> BoxFuture<'_, Result<(), StoreError>>;
-    /// Bytes of an object: exactly the range, which is not empty; without one, all of it.
+    /// Reads exactly `range` of an object, which must not be empty; without a range, the whole object.
     fn get(&self, key: String, range: Option<Range<u64>>) -> BoxFuture<'_, Result<Bytes, StoreError>>;
     /// Removes an object; succeeds if it does not exist.
     fn delete(&self, key: String) -> BoxFuture<'_, Result<(), StoreError>>;
@@ -166,16 +168,16 @@ pub trait ObjectStore: Send + Sync {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum StoreProtocol {
-    /// Nothing is encrypted.
+    /// Unencrypted.
     Http,
-    /// TLS, and the certificate must be vouched for.
+    /// TLS; the certificate is verified.
     Https,
-    /// TLS with whoever answers.
+    /// TLS; the certificate is not verified.
     HttpsUnverified,
 }
 
 impl StoreProtocol {
-    /// The port that it has unless another one is named.
+    /// The standard port.
     pub fn default_port(self) -> u16 {
         match self {
             Self::Http => 80,
@@ -226,22 +228,22 @@ macro_rules! text {
 text!(StoreProtocol: Http = "HTTP", Https = "HTTPS", HttpsUnverified = "HTTPS_UNVERIFIED"; "HTTP, HTTPS, HTTPS_UNVERIFIED");
 text!(StoreAuth: V4 = "AWSSignature4", V2 = "AWSSignature2"; "AWSSignature4, AWSSignature2");
 
-/// How much is asked of a store at a time.
+/// Limits on the requests to a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreLimits {
     /// Largest blob in bytes, header included.
     pub blob_bytes: u32,
-    /// Uploads under way at most.
+    /// Most uploads under way.
     pub uploads_max: u16,
-    /// Downloads under way at most.
+    /// Most downloads under way.
     pub downloads_max: u16,
-    /// Removals under way at most.
+    /// Most deletions under way.
     pub removals_max: u16,
-    /// Bytes per second of bodies, both ways together, in millions of bits; `None`: as fast as it goes.
+    /// Most megabits per second of bodies, both directions together; `None`: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_mbps: Option<u32>,
-    /// Requests of each kind that all nodes together have under way at most; `None`: what each of them may have.
+    /// Most requests of each kind under way on all nodes together; `None`: only the limits per node apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_max: Option<u16>,
 }
@@ -260,7 +262,7 @@ impl Default for StoreLimits {
 }
 
 impl StoreLimits {
-    /// What each of so many nodes keeps to: at least one request of each kind.
+    /// The limits of one of `nodes` nodes: at least one request of each kind.
     pub fn of_node(self, nodes: u16) -> Self {
         let share = self.cluster_max.map_or(u16::MAX, |most| (most / nodes.max(1)).max(1));
         Self {
@@ -272,40 +274,40 @@ impl StoreLimits {
     }
 }
 
-/// How far a request to a store is.
+/// The progress of a request to a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OpState {
-    /// It waits for its turn: so many of its kind, or so much bandwidth, are taken.
+    /// It waits until the limits on requests and bandwidth allow it.
     Waiting,
     /// It is under way.
     Running,
-    /// It was answered as it should be.
+    /// It succeeded.
     Done,
-    /// It was not, after all attempts.
+    /// All attempts failed.
     Failed,
 }
 
 /// A request to a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreOp {
-    /// Counts requests of the process to this store.
+    /// Numbers the requests of this process to this store.
     pub id: u64,
     /// `PUT`, `GET` or `DELETE`.
     pub verb: String,
     /// The object, without the prefix of the store.
     pub key: String,
-    /// Bytes that go out or are expected.
+    /// Bytes sent or expected.
     pub bytes: u64,
-    /// When it was asked for, seconds since 1970.
+    /// When the caller made it, seconds since 1970.
     pub began_s: i64,
-    /// How long it took, or takes so far, waiting included.
+    /// How long it took, or has taken so far, with waiting.
     pub took_ms: u64,
     /// Attempts so far.
     pub attempts: u32,
-    /// How far it is.
+    /// Its progress.
     pub state: OpState,
-    /// What went wrong last, in the store's words.
+    /// The last error, in the store's words.
     pub problem: Option<String>,
 }
 
@@ -314,32 +316,32 @@ pub struct StoreOp {
 pub struct SeenBy {
     /// The node's number.
     pub node: u32,
-    /// It did when it was asked last; `None`: it was not asked yet.
+    /// Whether it answers: not after several failed requests in a row; `None`: there was no request yet.
     pub up: Option<bool>,
     /// Since when, seconds since 1970.
     pub since_s: i64,
-    /// What it, or the way to it, says if not.
+    /// The error of the store or of the connection, if it does not answer.
     pub problem: Option<String>,
 }
 
 /// Whether a store answers: it is down only if no node reaches it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StoreHealth {
-    /// It answered a node when that asked last; `None`: nobody has asked yet.
+    /// Whether it answers at least one node; `None`: no node has made a request yet.
     pub up: Option<bool>,
     /// Since when, seconds since 1970.
     pub since_s: i64,
-    /// What it, or the way to it, says to those that it does not answer.
+    /// The errors of the nodes that it does not answer.
     pub problem: Option<String>,
-    /// As each node sees it.
+    /// The view of each node.
     pub nodes: Vec<SeenBy>,
 }
 
 impl StoreHealth {
-    /// What nodes see, taken together.
+    /// Combines the views of nodes.
     pub fn of(nodes: Vec<SeenBy>) -> Self {
         let since = |up: bool| nodes.iter().filter(move |seen| seen.up == Some(up)).map(|seen| seen.since_s);
-        // Up since the first of them reaches it, down since the last of them did.
+        // Up since the first node reached it, down since the last node lost it.
         let (up, since_s) = match (since(true).min(), since(false).max()) {
             (Some(since_s), _) => (Some(true), since_s),
             (None, Some(since_s)) => (Some(false), since_s),
@@ -357,7 +359,7 @@ impl StoreHealth {
     }
 }
 
-/// How a store is reached, but for the secret.
+/// How to reach a store, without the secret key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreAddress {
@@ -369,34 +371,34 @@ pub struct StoreAddress {
     pub port: u16,
     /// Its bucket. Case counts.
     pub bucket: String,
-    /// What all keys begin with, followed by a slash; empty for nothing.
+    /// All keys begin with this and a slash; empty: no prefix.
     pub prefix: String,
     /// Part of signatures of version 4.
     pub region: String,
     /// How requests are signed.
     pub auth: StoreAuth,
-    /// Id of the key that they are signed with.
+    /// Id of the key that signs requests.
     pub access_key: String,
-    /// Certificates (PEM) that vouch for it, beside those of the system.
+    /// Certificates (PEM) to trust for it, beside those of the system.
     pub ca: Option<String>,
-    /// How much is asked of it at a time.
+    /// Limits on its requests.
     pub limits: StoreLimits,
 }
 
-/// One step of trying a store.
+/// One step of a store's test.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreCheck {
     /// `PUT`, `GET` or `DELETE`.
     pub verb: String,
     /// The object, without the prefix of the store.
     pub key: String,
-    /// What went wrong, in the store's words; `None`: it worked.
+    /// The error, in the store's words; `None`: it worked.
     pub problem: Option<String>,
-    /// What to look at then.
+    /// What to check if it failed.
     pub advice: Option<String>,
 }
 
-/// What is done to see how fast a store is.
+/// A measurement of a store's speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpeedPlan {
@@ -404,20 +406,20 @@ pub struct SpeedPlan {
     pub object_bytes: u32,
     /// Requests under way.
     pub parallel: u16,
-    /// How long objects are put, and then got. What is under way by then is finished and counted.
+    /// Time for puts, and then again for reads. Requests under way at its end are finished and counted.
     pub seconds: u16,
 }
 
-/// How fast a store is.
+/// The measured speed of a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreSpeed {
-    /// What was done.
+    /// The measurement.
     pub plan: SpeedPlan,
-    /// Median time of a request for a few bytes, one after another.
+    /// Median time of a small request, with one request at a time.
     pub round_trip_us: u64,
-    /// Bytes per second in.
+    /// Bytes per second put.
     pub put_bytes_per_s: u64,
-    /// Bytes per second out.
+    /// Bytes per second read.
     pub get_bytes_per_s: u64,
 }
 
@@ -465,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn small_parts_rest_together() {
+    fn small_parts_are_counted_together() {
         struct Pace;
         impl MovePace for Pace {
             fn rest_after(&self, bytes: u64) -> Duration {
@@ -480,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_share_what_the_cluster_may_have_under_way() {
+    fn nodes_share_the_limit_of_the_cluster() {
         let limits = |cluster_max| StoreLimits { downloads_max: 7, cluster_max, ..StoreLimits::default() };
         let of = |cluster_max, nodes| {
             let StoreLimits { uploads_max, downloads_max, removals_max, .. } =
@@ -494,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_protocols_and_signatures_come_back() {
+    fn names_of_protocols_and_signatures_parse_back() {
         for protocol in [StoreProtocol::Http, StoreProtocol::Https, StoreProtocol::HttpsUnverified] {
             assert_eq!(protocol.to_string().parse::<StoreProtocol>().unwrap(), protocol);
         }

@@ -1,7 +1,7 @@
 //! Tiering as the owner of a ledger keeps it: which extents lie on drives, in blobs of an object store, or both.
 //!
-//! An extent is uploaded as a whole, so maps of files never change for it. Every answer that names a blob's place is
-//! valid as long as extents of the same map are: a blob is deleted only when no read uses a map from before.
+//! Extents are uploaded as a whole, so an upload does not change maps of files. A place in a blob is valid as long as
+//! the map that came with it: a blob is deleted only when no read uses an older map.
 
 use base::{Epoch, ExtentId, Ino, MapId, PgId};
 use serde::{Deserialize, Serialize};
@@ -11,11 +11,11 @@ use crate::meta::ExtentRef;
 /// Where an extent lies in a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BlobPlace {
-    /// Which blob of the ledger.
+    /// The blob's number in the ledger.
     pub serial: u64,
     /// Epoch of the owner that numbered it: part of its name.
     pub term: Epoch,
-    /// Where in the blob the extent's first byte is.
+    /// Where the extent's first byte is in the blob.
     pub off: u32,
     /// Bytes of the whole blob.
     pub blob_bytes: u32,
@@ -33,8 +33,8 @@ pub enum Stage {
     Tiered,
 }
 
-/// The file that an extent was written for, and where in it the extent begins. A hint: files change, and what gathers
-/// several files has none.
+/// The file that an extent was written for, and where the extent begins in it. A hint: files change, and an extent
+/// packed from several files has no origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Origin {
     /// The file; 0: not known.
@@ -48,52 +48,52 @@ pub struct Origin {
 /// An extent whose time for the next step may have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DueExtent {
-    /// Which, as a whole.
+    /// The whole extent.
     pub extent: ExtentRef,
-    /// When it was written, or attached if that was later, in seconds since 1970.
+    /// When it was written or attached, whichever was later, in seconds since 1970.
     pub written_s: u64,
-    /// The directory of the file that it was written for, or that file if it had none; 0: not known.
+    /// The directory of its origin, or the file itself if that has none; 0: not known.
     pub directory: Ino,
-    /// That file.
+    /// The file that it was written for.
     pub origin: Origin,
 }
 
-/// How old an extent is.
+/// Age and size of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgedExtent {
-    /// When it was written, or attached if that was later, in seconds since 1970.
+    /// When it was written or attached, whichever was later, in seconds since 1970.
     pub written_s: u64,
     /// Its bytes.
     pub bytes: u32,
-    /// What they take on drives.
+    /// Its bytes on drives, with redundancy.
     pub raw_bytes: u32,
 }
 
-/// What a retention takes.
+/// The space and requests that a retention needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forecast {
     /// Bytes of content on drives.
     pub drive_bytes: u64,
     /// The same with redundancy.
     pub drive_raw_bytes: u64,
-    /// Bytes of content in the store: what is older than the cue.
+    /// Bytes of content in the store: older than the cue.
     pub store_bytes: u64,
-    /// Bytes written each day that are still there.
+    /// Bytes written each day that still exist.
     pub written_bytes_per_day: u64,
     /// Blobs stored each day.
     pub puts_per_day: u64,
-    /// How far back what is known reaches, in seconds. A longer retention is reckoned from the rate of writing.
+    /// Seconds of known history. A longer retention is extrapolated from the rate of writing.
     pub known_s: u64,
 }
 
 /// An extent in a new blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Uploaded {
-    /// Which.
+    /// The extent.
     pub id: ExtentId,
-    /// Where in the blob its first byte is.
+    /// Where its first byte is in the blob.
     pub off: u32,
-    /// The blob that its bytes were taken from; `None`: from drives.
+    /// The blob that its bytes were read from; `None`: drives.
     pub from: Option<u64>,
 }
 
@@ -106,18 +106,18 @@ pub struct BlobStat {
     pub term: Epoch,
     /// Bytes of the object.
     pub bytes: u32,
-    /// Bytes of it that files have.
+    /// Bytes of it that files refer to.
     pub live_bytes: u64,
 }
 
 /// An extent in a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InBlob {
-    /// Which, as a whole.
+    /// The whole extent.
     pub extent: ExtentRef,
-    /// Where in the blob.
+    /// Its place in the blob.
     pub place: BlobPlace,
-    /// Whether drives have it too.
+    /// Whether drives also have it.
     pub stage: Stage,
     /// The file that it was written for.
     pub origin: Origin,
@@ -130,14 +130,14 @@ pub struct FilePart {
     pub bytes: u64,
     /// The extent, unless the bytes are in the ledger.
     pub extent: Option<ExtentId>,
-    /// Where it lies; `None`: on drives, and it does not wait for anything.
+    /// Where it lies; `None`: on drives, and not queued for an upload.
     pub stage: Option<Stage>,
 }
 
 /// Extents and their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StageStat {
-    /// How many.
+    /// Number of extents.
     pub extents: u64,
     /// Their bytes, before redundancy.
     pub bytes: u64,
@@ -147,12 +147,12 @@ pub struct StageStat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TierMode {
-    /// It does not, and nothing of it is in blobs.
+    /// It does not, and has nothing in blobs.
     #[default]
     Off,
-    /// New extents wait for their upload.
+    /// New extents are queued for upload.
     On,
-    /// Everything comes back to drives.
+    /// All extents return to drives.
     Leaving,
 }
 
@@ -161,7 +161,7 @@ pub enum TierMode {
 pub struct TierStat {
     /// Whether it tiers.
     pub mode: TierMode,
-    /// What was there before it tiered is not all queued yet.
+    /// Some extents from before tiering are not queued yet.
     pub queueing: bool,
     /// Extents that wait for their upload.
     pub queued: StageStat,
@@ -173,12 +173,12 @@ pub struct TierStat {
     pub blobs: u64,
     /// Their bytes in the store.
     pub stored_bytes: u64,
-    /// Bytes of them that files have.
+    /// Bytes of them that files refer to.
     pub live_bytes: u64,
 }
 
 impl TierStat {
-    /// Bytes in the store beyond those that files have, in thousandths of the latter.
+    /// Dead bytes in the store, in thousandths of the live bytes.
     pub fn overhead_per_mille(&self) -> u64 {
         let dead = self.stored_bytes.saturating_sub(self.live_bytes);
         match self.live_bytes {
@@ -189,40 +189,40 @@ impl TierStat {
     }
 }
 
-/// What the owner is asked about tiering.
+/// Requests to the owner about tiering.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields are named as what they hold is elsewhere")]
+#[allow(missing_docs, reason = "the fields have the names that are used elsewhere")]
 pub enum TierRequest {
-    /// From now on new extents wait for their upload, and step by step all others. Those that are away must be in the same
-    /// store: whoever was leaving it stays.
+    /// Starts tiering: new extents are queued for upload, and all others step by step. Extents that are in blobs only
+    /// must be in the same store. Cancels a `Leave`.
     Attach,
-    /// Queues a bounded number of the extents that were there before. Answer: `More`.
+    /// Queues a bounded number of extents from before tiering. Answer: `More`.
     QueueStep,
-    /// No extent waits for its upload any more. What is away must be fetched by whoever asks.
+    /// Starts to leave the store: no extent waits for upload any more. The caller must fetch extents that are in blobs
+    /// only.
     Leave,
-    /// Forgets a bounded number of blobs' extents that are on drives too. Answer: `More`; when there is no more, and
-    /// nothing is away or waits to be deleted, the ledger does not tier any more.
+    /// Forgets the place in a blob of a bounded number of extents that are also on drives. Answer: `More`. The ledger
+    /// stops tiering when there are no more, nothing is in blobs only and no blob waits for its deletion.
     LeaveStep,
-    /// Extents in this stage that were written at or before `before_s`, oldest first, beyond the one given.
-    /// Answer: `Due`.
+    /// Extents in this stage after `after` that were written at or before `before_s`, oldest first. Answer: `Due`.
     Due { stage: Stage, before_s: u64, after: Option<(u64, ExtentId)>, limit: u32 },
-    /// All extents that tier, wherever they lie, beyond the one given. Answer: `Ages`.
+    /// All extents after `after` that tier, in any stage. Answer: `Ages`.
     Ages { after: Option<ExtentId>, limit: u32 },
     /// A number for a new blob. Answer: `Reserved`.
     Reserve,
     /// The blob is stored. Answer: `Committed`.
     Commit { serial: u64, bytes: u32, extents: Vec<Uploaded> },
-    /// Nothing will refer to the blob: it is to be deleted.
+    /// Nothing will refer to the blob: it must be deleted.
     Abandon { serial: u64 },
-    /// Takes extents that are in both places from the drives. Answer: `Released`.
+    /// Frees the shards of extents that are on drives and in a blob. Answer: `Released`.
     Release { ids: Vec<ExtentId> },
-    /// Blobs in use beyond the one given. Answer: `Blobs`.
+    /// Blobs in use after `after`. Answer: `Blobs`.
     Blobs { after: Option<u64>, limit: u32 },
-    /// Extents in a blob beyond the one given. Answer: `Inside`.
+    /// Extents of a blob after `after`. Answer: `Inside`.
     Inside { serial: u64, after: Option<ExtentId>, limit: u32 },
     /// Blobs that nothing refers to and no reader uses. Answer: `Dead`.
     Dead { limit: u32 },
-    /// They are no longer in the store.
+    /// These blobs are no longer in the store.
     Deleted { serials: Vec<u64> },
     /// Parts of a file from `off` on, in order. Answer: `Parts`.
     Parts { ino: Ino, off: u64, limit: u32 },
@@ -237,7 +237,7 @@ pub enum TierReply {
     Done,
     More(bool),
     Due(Vec<DueExtent>),
-    /// `next`: where to go on, if there may be more.
+    /// `next`: where to continue, if there may be more.
     Ages {
         ages: Vec<AgedExtent>,
         next: Option<ExtentId>,
@@ -246,16 +246,16 @@ pub enum TierReply {
         serial: u64,
         term: Epoch,
     },
-    /// Bytes of extents that refer to the blob now; if none, it is to be deleted.
+    /// Bytes of extents that refer to the blob now; if none, the blob must be deleted.
     Committed {
         bytes: u64,
     },
-    /// How many were, and their bytes.
+    /// Number and bytes of the released extents.
     Released(StageStat),
     Blobs(Vec<BlobStat>),
     Inside(Vec<InBlob>),
     Dead(Vec<(u64, Epoch)>),
-    /// `next`: where to go on, if there may be more.
+    /// `next`: where to continue, if there may be more.
     Parts {
         parts: Vec<FilePart>,
         next: Option<u64>,
