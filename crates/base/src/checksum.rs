@@ -1,7 +1,7 @@
 //! CRC-32C (RFC 3720) with the identity of the checked bytes bound into the sum.
 //!
-//! A plain checksum accepts intact bytes of another place. Block checksums here are bound to
-//! (extent, shard, block), so that a misplaced or stale block never passes as the right one.
+//! A plain checksum accepts intact bytes of another place. Block checksums include (extent, shard, block),
+//! so that a misplaced or stale block never matches.
 
 use crate::ids::{ExtentId, ShardIndex};
 use crate::units::BLOCK_BYTES;
@@ -11,7 +11,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// CRC-32C of bytes that come in parts.
+/// CRC-32C of bytes that arrive in parts.
 pub struct Crc32c(crc_fast::Digest);
 
 impl Default for Crc32c {
@@ -26,7 +26,7 @@ impl Crc32c {
         self.0.update(bytes);
     }
 
-    /// Of all of them.
+    /// The checksum of all bytes added.
     pub fn finish(&self) -> u32 {
         self.0.finalize() as u32
     }
@@ -52,7 +52,7 @@ pub fn block_checksums(extent: ExtentId, shard: ShardIndex, first_block: u32, by
     (first_block..).zip(blocks).map(|(block, bytes)| block_checksum(extent, shard, block, bytes)).collect()
 }
 
-/// Whether `bytes` are the blocks that `checksums` were made of. `bytes` must be whole blocks.
+/// Whether the blocks in `bytes` match `checksums`. `bytes` must be whole blocks.
 pub fn blocks_match(
     extent: ExtentId,
     shard: ShardIndex,
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_bytes_elsewhere_do_not_match() {
+    fn the_same_bytes_in_another_place_do_not_match() {
         let bytes = vec![7u8; 8192];
         let sums = block_checksums(ExtentId(5), ShardIndex(1), 3, &bytes);
         assert!(blocks_match(ExtentId(5), ShardIndex(1), 3, &bytes, &sums));

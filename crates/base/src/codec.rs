@@ -2,7 +2,7 @@
 //!
 //! Decoding never panics and never allocates more than the input holds.
 
-/// The bytes are not what the format says.
+/// The bytes do not follow the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed bytes: field={field}")]
 pub struct DecodeError {

@@ -1,4 +1,4 @@
-//! [`FsError`]: why a filesystem operation failed, in terms every protocol can translate.
+//! [`FsError`]: why a filesystem operation failed, in terms that every protocol can translate.
 
 /// Why a filesystem operation failed. Each protocol maps it to its own codes in one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
@@ -6,13 +6,13 @@ pub enum FsError {
     /// The name or inode does not exist.
     #[error("no such file or directory")]
     NotFound,
-    /// The name exists already.
+    /// The name already exists.
     #[error("file exists")]
     Exists,
-    /// A directory was needed.
+    /// The operation needs a directory.
     #[error("not a directory")]
     NotDirectory,
-    /// A directory cannot take this operation.
+    /// The operation does not work on a directory.
     #[error("is a directory")]
     IsDirectory,
     /// The directory still has entries.
@@ -21,7 +21,7 @@ pub enum FsError {
     /// The mode bits, ACL or owner forbid it.
     #[error("permission denied")]
     Denied,
-    /// The operation is forbidden whoever asks.
+    /// The operation is forbidden for every user.
     #[error("operation not permitted")]
     NotPermitted,
     /// An argument is out of range or makes no sense.
@@ -33,7 +33,7 @@ pub enum FsError {
     /// The offset or size is beyond 2^60 bytes.
     #[error("file too large")]
     TooLarge,
-    /// The inode has 2^31 - 1 links already.
+    /// The inode already has 2^31 - 1 links.
     #[error("too many links")]
     TooManyLinks,
     /// An extended attribute, or the room for it, does not exist.
@@ -54,16 +54,16 @@ pub enum FsError {
     /// A quota is used up.
     #[error("quota exceeded")]
     QuotaExceeded,
-    /// A conflicting lock is held by somebody else.
+    /// Another process holds a conflicting lock.
     #[error("resource temporarily unavailable")]
     WouldBlock,
-    /// Waiting for this lock would wait for ever.
+    /// Waiting for this lock would never end.
     #[error("resource deadlock avoided")]
     Deadlock,
     /// The caller gave up waiting.
     #[error("interrupted")]
     Interrupted,
-    /// The lease was revoked or the session has ended; what was cached under it is void.
+    /// The lease was revoked or the session has ended; data cached under it is void.
     #[error("stale lease")]
     StaleLease,
     /// The inode or handle is gone.
@@ -75,7 +75,7 @@ pub enum FsError {
     /// Data could not be read or made durable. The log says which drive or extent.
     #[error("input/output error")]
     Io,
-    /// The filesystem takes no changes now.
+    /// The filesystem is read-only now.
     #[error("read-only file system")]
     ReadOnly,
     /// The service is stopping or cannot be reached; the operation did not happen or its result is unknown.

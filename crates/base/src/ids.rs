@@ -1,4 +1,4 @@
-//! Every id is its own type, so that one can never be passed for another.
+//! Ids. Each is a type of its own, so that one cannot be passed for another.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ id!(
     NodeId(u32)
 );
 id!(
-    /// A drive as the control ledger numbers it; never reused.
+    /// A drive's number in the control ledger; never reused.
     DriveId(u32)
 );
 id!(
@@ -142,7 +142,7 @@ uuid!(
     ClusterId
 );
 uuid!(
-    /// Identifies a drive by what is written on it, wherever it is plugged in.
+    /// Identifies a drive. It is written on the drive and stays the same if the drive moves.
     DriveUuid
 );
 

@@ -1,4 +1,4 @@
-//! Ids, units, checksums, error kinds and [`env`]: the only door to clock, randomness, threads and files.
+//! Ids, units, checksums, error kinds and [`env`], the only access to clock, randomness, threads and files.
 //!
 //! Nothing here knows about drives, ledgers or protocols. Every other crate may use this one.
 

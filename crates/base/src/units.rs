@@ -1,4 +1,4 @@
-//! Sizes in bytes, alignment, durations, and how people write them.
+//! Sizes in bytes, alignment, durations, and their text for people.
 
 /// The unit of checksum and device I/O.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -19,7 +19,7 @@ pub const fn align_down(value: u64, unit: u64) -> u64 {
     value & !(unit - 1)
 }
 
-/// Why a size could not be understood.
+/// The text is not a size.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a size: text={0:?} (write 10GiB, 512MiB, 4KiB, 2TB or a number of bytes)")]
 pub struct ParseSizeError(String);
@@ -66,7 +66,7 @@ pub fn format_size(bytes: u64) -> String {
     format!("{value:.2} {}", UNITS[unit])
 }
 
-/// Why a duration could not be understood.
+/// The text is not a duration.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a duration: text={0:?} (write numbers with s, m, h, d or w: 30s, 2h, 1d5h, 1w)")]
 pub struct ParseDurationError(String);
@@ -93,7 +93,7 @@ pub fn parse_duration(text: &str) -> Result<u64, ParseDurationError> {
     }
 }
 
-/// Formats seconds for people, as [`parse_duration`] takes them: `1d5h`.
+/// Formats seconds for people, in the form that [`parse_duration`] reads: `1d5h`.
 pub fn format_duration(seconds: u64) -> String {
     let (mut text, mut rest) = (String::new(), seconds);
     for (unit, factor) in DURATION_UNITS {

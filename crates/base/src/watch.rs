@@ -1,7 +1,7 @@
-//! What is under way: locks that are held and calls that run, so that a watchdog can say which of them has not moved.
+//! Lists of held locks and running calls, so that a watchdog can report those that have not moved for long.
 //!
-//! Nothing here decides anything, so its clock need not be the simulated one. The lists are held for a few
-//! instructions only: asking what is stuck never waits for what is stuck.
+//! No decision depends on them, so they need no simulated clock. The lists are locked for a few instructions only: a
+//! query for stuck locks never waits for a stuck lock.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -16,18 +16,18 @@ static LOCKS: Mutex<Vec<Weak<LockState>>> = Mutex::new(Vec::new());
 static CALLS: Mutex<BTreeMap<u64, Begun>> = Mutex::new(BTreeMap::new());
 static NEXT_CALL: AtomicU64 = AtomicU64::new(0);
 
-/// Something that has not moved for long.
+/// A lock or call that has not moved for long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stuck {
-    /// Tells it from others, for as long as it is stuck.
+    /// Identifies it as long as it is stuck.
     pub key: String,
     /// The lock or the call.
     pub what: String,
-    /// Since when, in seconds.
+    /// How long it has been stuck, in seconds.
     pub for_s: u64,
     /// The thread that holds the lock or began the call.
     pub thread: u32,
-    /// Where in the source it was taken or begun.
+    /// The place in the source where it was taken or begun.
     pub at: String,
     /// Threads that wait for the lock.
     pub waiting: u32,
@@ -70,14 +70,14 @@ struct LockState {
     waiting: AtomicU32,
 }
 
-/// A mutex that the watchdog knows.
+/// A mutex that the watchdog lists.
 pub struct Lock<T> {
     state: Arc<LockState>,
     value: Mutex<T>,
 }
 
 impl<T> Lock<T> {
-    /// A lock that people know by this name.
+    /// A lock that is reported under this name.
     pub fn new(name: &str, value: T) -> Self {
         let state =
             Arc::new(LockState { name: name.to_owned(), held: Mutex::new(None), waiting: AtomicU32::new(0) });
@@ -108,7 +108,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// A lock that is held until this is dropped.
+/// Holds a lock until it is dropped.
 pub struct Guard<'a, T> {
     value: MutexGuard<'a, T>,
     state: &'a LockState,
@@ -134,13 +134,13 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// A call that runs until this is dropped.
+/// Lists a call until it is dropped.
 #[derive(Debug)]
 pub struct Call {
     id: u64,
 }
 
-/// Begins a call that should end within seconds. `what` says what it does, to what kind of thing.
+/// Lists a call that should end within seconds. `what` describes it: the action and the kind of its object.
 #[track_caller]
 pub fn call(what: &'static str) -> Call {
     let id = NEXT_CALL.fetch_add(1, Ordering::Relaxed);
@@ -154,7 +154,7 @@ impl Drop for Call {
     }
 }
 
-/// Locks that have been held, and calls that have run, for at least that long.
+/// Locks held and calls running for at least `longer_than`.
 pub fn stuck(longer_than: Duration) -> Vec<Stuck> {
     let locks: Vec<Arc<LockState>> = entered(&LOCKS).iter().filter_map(Weak::upgrade).collect();
     let locks = locks.iter().filter_map(|lock| {
@@ -171,18 +171,18 @@ pub fn stuck(longer_than: Duration) -> Vec<Stuck> {
     found
 }
 
-/// These lists are whole after every instruction, also where a thread died.
+/// Locks a list even if a holder panicked: the lists are consistent after every instruction.
 fn entered<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The cheap clock: a few milliseconds off.
+/// A cheap clock, a few milliseconds off.
 fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// As `/proc/self/task` names it.
+/// The id of this thread in `/proc/self/task`.
 fn this_thread() -> u32 {
     thread_local! {
         static ID: u32 = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();

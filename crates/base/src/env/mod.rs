@@ -1,6 +1,6 @@
-//! The only door to clock, randomness, threads and files, real or simulated.
+//! The only access to clock, randomness, threads and files, real or simulated.
 //!
-//! Code that asks [`Env`] for these can be replayed under a seed. `clippy.toml` forbids the direct ways.
+//! Code that gets these from [`Env`] can be replayed under a seed. `clippy.toml` forbids direct use.
 
 mod real;
 pub mod sim;
@@ -35,7 +35,7 @@ impl Env {
     }
 }
 
-/// Time. Only `boot_ns` may decide anything; `wall_ns` is for timestamps that people read.
+/// Time. Only `boot_ns` may drive decisions; `wall_ns` is for timestamps that people read.
 pub trait Clock: Send + Sync {
     /// Nanoseconds since boot, suspend included (`CLOCK_BOOTTIME`); never goes back.
     fn boot_ns(&self) -> u64;
@@ -78,7 +78,7 @@ pub enum Caching {
 }
 
 /// An open file or block device. Calls block; offsets are bytes.
-#[allow(clippy::len_without_is_empty, reason = "nobody asks a file whether it is empty")]
+#[allow(clippy::len_without_is_empty, reason = "no caller needs it")]
 pub trait File: Send + Sync {
     /// Fills `buffer` from `offset`.
     ///
@@ -87,19 +87,19 @@ pub trait File: Send + Sync {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes` at `offset`. Not durable before [`File::sync_data`].
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Makes every write that returned before the call durable. After an error nothing about them is known,
-    /// and calling again proves nothing.
+    /// Makes every write that returned before the call durable. After an error their state is unknown, and a second
+    /// call proves nothing.
     fn sync_data(&self) -> io::Result<()>;
     /// Size in bytes; of a block device, its capacity.
     fn len(&self) -> io::Result<u64>;
-    /// Cuts or extends the file.
+    /// Truncates or extends the file.
     fn set_len(&self, len_bytes: u64) -> io::Result<()>;
     /// Reserves space for the first `len_bytes` bytes and extends the file to at least that.
     fn allocate(&self, len_bytes: u64) -> io::Result<()>;
     /// Gives `len_bytes` bytes at `offset` back to the filesystem or device; they read as zeros.
     ///
     /// # Errors
-    /// `Unsupported` where that is not possible without writing; nothing has changed then.
+    /// `Unsupported` if the device would have to write zeros; nothing has changed then.
     fn punch(&self, offset: u64, len_bytes: u64) -> io::Result<()>;
     /// Takes an exclusive advisory lock for the life of this file.
     ///
@@ -112,8 +112,8 @@ pub trait File: Send + Sync {
     }
     /// The descriptor for io_uring, if there is a real one.
     fn raw_fd(&self) -> Option<RawFd>;
-    /// How long whoever may not block has to wait for one operation; `None` if operations simply block.
-    /// Simulated files have one, drawn anew each time.
+    /// How long a task that may not block must wait for one operation; `None` if operations block.
+    /// Simulated files have a latency, drawn anew each time.
     fn latency(&self) -> Option<Duration> {
         None
     }
@@ -146,7 +146,7 @@ pub trait Files: Send + Sync {
         Ok(bytes)
     }
 
-    /// Replaces a file's content: afterwards, even after a crash, it is either the old or the new, durably.
+    /// Replaces a file's content, durably once it returns. A crash leaves either the old or the new content.
     fn write_atomic(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let mut staged = path.as_os_str().to_owned();
         staged.push(".new");

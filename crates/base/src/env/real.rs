@@ -1,5 +1,5 @@
 //! The machine's own clock, randomness, threads and files.
-#![allow(clippy::disallowed_methods, reason = "this is the door")]
+#![allow(clippy::disallowed_methods, reason = "the only module that may use them")]
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use super::{Caching, Clock, File, Files, OpenMode, Random};
 /// Starts a named thread. The caller keeps the handle and joins it.
 ///
 /// # Panics
-/// If the system has no thread left: nothing can go on then.
+/// If the system has no thread left: the process cannot go on without it.
 pub fn spawn_thread<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
@@ -27,8 +27,8 @@ pub fn spawn_thread<T: Send + 'static>(
     std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("the system has threads left")
 }
 
-/// From now on a panic, of any thread, ends the process once it was printed. What an invariant says does not hold must
-/// not be written anywhere, and nobody shall wait for a thread that is gone.
+/// From now on a panic of any thread is printed and then ends the process. A broken invariant must not reach a drive,
+/// and no thread may wait for one that is gone.
 pub fn abort_on_panic() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -40,12 +40,12 @@ pub fn abort_on_panic() {
 type Job = Box<dyn FnOnce()>;
 
 thread_local! {
-    /// What is left to do on this thread; `None` outside [`with_blocking`].
+    /// Jobs left for the end of [`with_blocking`] on this thread; `None` outside of it.
     static JOBS: RefCell<Option<VecDeque<Job>>> = const { RefCell::new(None) };
 }
 
-/// Runs `work` on a thread that waits for devices rather than for others: code in it may do blocking I/O. Then
-/// runs what was left for [`after_blocking`].
+/// Runs `work`, which may do blocking I/O, and then the jobs given to [`after_blocking`]. For threads that are not
+/// workers of a runtime.
 pub fn with_blocking(work: impl FnOnce()) {
     if blocking_allowed() {
         return work();
@@ -58,12 +58,12 @@ pub fn with_blocking(work: impl FnOnce()) {
     JOBS.set(None);
 }
 
-/// Whether the caller is inside [`with_blocking`]. Elsewhere, on a worker of a runtime, blocking holds others up.
+/// Whether the caller is inside [`with_blocking`]. Elsewhere, on a worker of a runtime, blocking delays other tasks.
 pub fn blocking_allowed() -> bool {
     JOBS.with_borrow(Option::is_some)
 }
 
-/// Leaves a job for the end of the enclosing [`with_blocking`], in order. Gives it back if there is none.
+/// Queues a job for the end of the enclosing [`with_blocking`], in order. Returns it as the error outside of one.
 pub fn after_blocking<J: FnOnce() + 'static>(job: J) -> Result<(), J> {
     JOBS.with_borrow_mut(|jobs| match jobs {
         Some(jobs) => {
@@ -188,7 +188,7 @@ impl File for RealFile {
 
     fn punch(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // On a device the kernel makes zeros by deallocating, and refuses where that means writing.
+        // On a device the kernel deallocates the range, and refuses if it would have to write zeros.
         Ok(rustix::fs::fallocate(&self.file, flags, offset, len_bytes)?)
     }
 

@@ -1,9 +1,9 @@
-//! A simulated clock, randomness and disk, so that a run can be replayed and a crash can be played through.
+//! A simulated clock, randomness and disk, so that runs can be replayed and crashes simulated. For tests only.
 //!
 //! The disk has a volatile write cache. [`SimFiles::crash`] keeps, loses, tears (at 512 bytes) or reorders
-//! what was not synced, as the seed decides; handles from before the crash are dead. Creations, renames and
+//! unsynced writes, as the seed decides; handles from before the crash are dead. Creations, renames and
 //! removals are journaled in order: a crash keeps a prefix of those whose directory was not synced.
-//! Directories themselves are durable at once. Everything here is for tests and simulation.
+//! Directories themselves are durable at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -25,16 +25,16 @@ use pending::{Pending, Written, tear};
 /// Clock, randomness and disk of a simulated node.
 #[derive(Clone)]
 pub struct Sim {
-    /// Stands still until a test moves it.
+    /// Its clock: it stands still until a test moves it.
     pub clock: Arc<SimClock>,
-    /// What the node draws from.
+    /// Its random numbers.
     pub random: Arc<SimRandom>,
     /// Its disk.
     pub files: Arc<SimFiles>,
 }
 
 impl Sim {
-    /// Everything that happens follows from `seed` and the calls.
+    /// `seed` and the calls determine every result.
     pub fn new(seed: u64) -> Self {
         Self {
             clock: Arc::new(SimClock::default()),
@@ -43,7 +43,7 @@ impl Sim {
         }
     }
 
-    /// What the code under test gets.
+    /// The environment for the code under test.
     pub fn env(&self) -> Env {
         Env { clock: self.clock.clone(), random: self.random.clone(), files: self.files.clone() }
     }
@@ -57,12 +57,12 @@ pub struct SimClock {
 }
 
 impl SimClock {
-    /// Lets time pass.
+    /// Moves time forward.
     pub fn advance_ns(&self, ns: u64) {
         self.boot_ns.fetch_add(ns, Ordering::SeqCst);
     }
 
-    /// Sets wall time relative to boot time: it may jump.
+    /// Sets wall time relative to boot time, so that it jumps.
     pub fn set_wall_offset_ns(&self, offset_ns: i64) {
         self.wall_offset_ns.store(offset_ns, Ordering::SeqCst);
     }
@@ -121,21 +121,21 @@ type InodeId = u64;
 
 #[derive(Default)]
 struct Inode {
-    /// What reads see.
+    /// The content that reads return.
     current: Image,
-    /// What survives a crash for sure.
+    /// The content that certainly survives a crash.
     durable: Image,
     pending: Vec<Pending>,
-    /// The file was cut since the last sync.
+    /// The file was truncated since the last sync.
     cut: bool,
     /// `current` and `durable` may differ in content.
     differs: bool,
-    /// A write or sync has failed: they may differ even after a sync.
+    /// A write or sync has failed: `current` and `durable` may differ even after a sync.
     doubtful: bool,
     bad: Vec<Range<u64>>,
-    /// The sync after so many more fails.
+    /// The sync after this many more fails.
     sync_after: Option<u64>,
-    /// From this offset on nothing was allocated, and the filesystem is full.
+    /// The filesystem is full: the file has no space allocated from this offset on.
     full_from: Option<u64>,
     /// The handle that holds the lock.
     locked_by: Option<u64>,
@@ -187,14 +187,14 @@ struct Faults {
     space_bytes: Option<u64>,
 }
 
-/// What a disk is asked to do, told just before it does it.
+/// An operation of a disk, reported just before it happens.
 #[derive(Debug, Clone, Copy)]
 pub enum DiskEvent<'a> {
     /// Bytes are written.
     Write {
         /// Where.
         offset: u64,
-        /// What.
+        /// The bytes.
         bytes: &'a [u8],
     },
     /// A file is made durable.
@@ -207,12 +207,12 @@ pub enum DiskEvent<'a> {
     SyncDir(&'a Path),
 }
 
-/// Sees every [`DiskEvent`], with the number of the file that it is about, or 0.
+/// Gets every [`DiskEvent`], with the number of its file, or 0.
 pub type DiskWatch = Box<dyn Fn(u64, DiskEvent<'_>) + Send + Sync>;
 
 struct Disk {
     random: SplitMix,
-    /// Shortest and longest time that an operation of a drive takes, in nanoseconds.
+    /// Shortest and longest time of an operation, in nanoseconds.
     latency_ns: Option<(u64, u64)>,
     inodes: BTreeMap<InodeId, Inode>,
     names: BTreeMap<PathBuf, InodeId>,
@@ -227,7 +227,7 @@ struct Disk {
     syncs: u64,
 }
 
-/// Simulated files and directories. See the module for what a crash does.
+/// Simulated files and directories. The module describes crashes.
 pub struct SimFiles {
     disk: Arc<Mutex<Disk>>,
     watch: Arc<OnceLock<DiskWatch>>,
@@ -253,12 +253,15 @@ impl SimFiles {
         Self { disk: Arc::new(Mutex::new(disk)), watch: Arc::default() }
     }
 
-    /// Has everything told to `watch` that is about to happen; once.
+    /// Reports every operation to `watch`, just before it happens.
+    ///
+    /// # Panics
+    /// If the disk has a watch.
     pub fn set_watch(&self, watch: DiskWatch) {
-        assert!(self.watch.set(watch).is_ok(), "a disk is watched by one");
+        assert!(self.watch.set(watch).is_ok(), "a disk has one watch");
     }
 
-    /// Operations of those who wait without blocking take so long, each a random time between the two.
+    /// Sets the time of operations for callers that wait without blocking: each takes a random time between the two.
     pub fn set_latency(&self, shortest: Duration, longest: Duration) {
         self.disk().latency_ns = Some((shortest.as_nanos() as u64, longest.as_nanos() as u64));
     }
@@ -273,7 +276,7 @@ impl SimFiles {
         lock(&self.disk)
     }
 
-    /// Power fails and comes back: unsynced changes are kept, lost or torn, and all handles die. Pending
+    /// Power fails and returns: unsynced changes are kept, lost or torn, and all handles die. Pending
     /// write, sync and power faults are cleared; bad ranges and the space limit stay.
     pub fn crash(&self) {
         let mut disk = self.disk();
@@ -290,44 +293,44 @@ impl SimFiles {
         disk.faults = Faults { space_bytes: disk.faults.space_bytes, ..Faults::default() };
     }
 
-    /// The write after `successes` more ones fails with `EIO`, having changed any part of its range.
+    /// The write after `successes` more writes changes any part of its range and fails with `EIO`.
     pub fn fail_write_after(&self, successes: u64) {
         self.disk().faults.write_after = Some(successes);
     }
 
-    /// The sync after `successes` more ones fails with `EIO`. Dirty data is then clean in the cache, and on
-    /// the disk or not: a later sync proves nothing about it.
+    /// The sync after `successes` more syncs fails with `EIO`. Dirty data is then clean in the cache, and may or may
+    /// not be on the disk: a later sync proves nothing about it.
     pub fn fail_sync_after(&self, successes: u64) {
         self.disk().faults.sync_after = Some(successes);
     }
 
-    /// As [`SimFiles::fail_sync_after`], of one file.
+    /// As [`SimFiles::fail_sync_after`], for one file.
     pub fn fail_sync_of(&self, path: &Path, successes: u64) {
         self.disk().inode_of(path).sync_after = Some(successes);
     }
 
-    /// Everything fails from now on, until [`SimFiles::crash`].
+    /// All operations fail from now on, until [`SimFiles::crash`].
     pub fn cut_power(&self) {
         self.disk().faults.power_off = true;
     }
 
-    /// After that many more writes and syncs everything fails, until [`SimFiles::crash`].
+    /// All operations fail after `operations` more changes and syncs, until [`SimFiles::crash`].
     pub fn cut_power_after(&self, operations: u64) {
         self.disk().faults.power_after = Some(operations);
     }
 
-    /// The filesystem that holds the file is full: from `offset` on, nothing of the file is allocated and writes fail with
-    /// `ENOSPC`, some of them after a part of their bytes.
+    /// The filesystem that holds the file is full: from `offset` on, nothing of the file is allocated and writes fail
+    /// with `ENOSPC`, some of them after a part of their bytes.
     pub fn fill_host_of(&self, path: &Path, offset: u64) {
         self.disk().inode_of(path).full_from = Some(offset);
     }
 
-    /// It has room again.
+    /// The filesystem that holds the file has room again.
     pub fn free_host_of(&self, path: &Path) {
         self.disk().inode_of(path).full_from = None;
     }
 
-    /// Files may hold so many bytes together; beyond, extending one fails with `ENOSPC`.
+    /// Limits the bytes of all files together. An extension beyond the limit fails with `ENOSPC`.
     pub fn limit_space(&self, bytes: u64) {
         self.disk().faults.space_bytes = Some(bytes);
     }
@@ -347,7 +350,7 @@ impl SimFiles {
         self.disk().inode_of(path).bad.push(bytes);
     }
 
-    /// Flips one bit, durably and unnoticed. Bits beyond the file are left alone.
+    /// Flips one bit, durably and silently. Bits beyond the end of the file are ignored.
     pub fn flip_bit(&self, path: &Path, byte: u64, bit: u8) {
         let mut disk = self.disk();
         let inode = disk.inode_of(path);
@@ -356,7 +359,7 @@ impl SimFiles {
         }
     }
 
-    /// Numbers of the 4 KiB pages of a file that are not zeros: where a flipped bit may matter.
+    /// Numbers of the 4 KiB pages of a file that are not all zeros: a flipped bit may matter there.
     pub fn used_pages(&self, path: &Path) -> Vec<u64> {
         self.disk().inode_of(path).current.used_pages().collect()
     }
@@ -367,7 +370,7 @@ impl SimFiles {
         (disk.writes, disk.syncs)
     }
 
-    /// Replaces a file's content, durably and unnoticed: for damaged images.
+    /// Replaces a file's content, durably and silently, with a damaged image for example.
     pub fn put_image(&self, path: &Path, bytes: &[u8]) {
         let mut disk = self.disk();
         let id = disk.names.get(path).copied().unwrap_or_else(|| {
@@ -400,7 +403,7 @@ fn missing() -> io::Error {
 }
 
 impl Inode {
-    /// Puts any part of the pending writes onto the disk, in any order.
+    /// Applies any part of the pending writes to the disk, in any order.
     fn settle(&mut self, random: &mut SplitMix) {
         let mut pending = std::mem::take(&mut self.pending);
         let reorder = random.below(2) == 0;
@@ -418,7 +421,7 @@ impl Inode {
     fn crash(&mut self, random: &mut SplitMix) {
         let grown = self.current.len();
         self.settle(random);
-        // The new size may be known or not; bytes that were never written read as zeros.
+        // The new size may or may not be durable; bytes that were never written read as zeros.
         if random.below(2) == 0 && self.durable.len() < grown {
             self.durable.resize(grown);
         }
@@ -437,7 +440,7 @@ impl Inode {
             self.durable.resize(self.current.len());
             return;
         }
-        // Nothing but what is pending, or was cut, differs.
+        // Only pending writes and truncated ranges differ.
         if std::mem::take(&mut self.cut) {
             self.pending.clear();
             self.durable = self.current.clone();
@@ -450,7 +453,7 @@ impl Inode {
     }
 }
 
-/// Counts one operation down. Whether it is the one that fails.
+/// Counts one operation. Returns whether it is the one that fails.
 fn counts_down(counter: &mut Option<u64>) -> bool {
     match counter {
         Some(0) => {
@@ -574,7 +577,7 @@ impl Files for SimFiles {
         let mut disk = self.disk();
         disk.step()?;
         let disk = &mut *disk;
-        // Later changes may build on earlier ones, so everything up to the last one here becomes durable.
+        // Later changes may depend on earlier ones, so everything up to the last change in `path` becomes durable.
         let last = disk.journal.iter().rposition(|change| change.touches(path));
         for change in disk.journal.drain(..last.map_or(0, |last| last + 1)) {
             change.apply(&mut disk.durable_names);
@@ -615,7 +618,7 @@ impl SimFile {
         if disk.boot == self.boot { Ok(disk) } else { Err(eio("the handle is from before a crash")) }
     }
 
-    /// What `O_DIRECT` demands.
+    /// Checks the alignment that `O_DIRECT` demands.
     fn check_alignment(&self, start: *const u8, len: usize, offset: u64) -> io::Result<()> {
         let aligned =
             [start as u64, len as u64, offset].iter().all(|value| value.is_multiple_of(BLOCK_BYTES));
@@ -704,8 +707,8 @@ impl File for SimFile {
         inode.cut |= (len_bytes as usize) < inode.current.len();
         inode.current.resize(len_bytes as usize);
         inode.differs = true;
-        // Writes behind the cut never reach the disk; the cut itself is durable with the next sync, and
-        // for a crash before it, bytes behind the old end that come back are a harmless superset.
+        // Writes beyond the new end never reach the disk. The next sync makes the truncation durable. A crash before it
+        // may bring back bytes beyond the new end, which is harmless.
         inode.pending.retain_mut(|write| {
             write.written.truncate((len_bytes as usize).saturating_sub(write.offset));
             write.written.len() > 0
@@ -723,7 +726,7 @@ impl File for SimFile {
         let mut disk = self.alive()?;
         let have = disk.inodes.get(&self.inode).ok_or_else(missing)?.current.len() as u64;
         let len = len_bytes.min(have.saturating_sub(offset));
-        // Not told to the watch: nothing depends on when a hole appears.
+        // Not reported to the watch: nothing depends on the time at which a hole appears.
         self.write_pending(&mut disk, Written::Zeros(len as usize), offset)
     }
 

@@ -1,4 +1,4 @@
-//! The bytes of a simulated file: pages that copies share, and nothing where there are only zeros.
+//! The bytes of a simulated file, in pages that clones share. Pages of zeros take no memory.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 const PAGE: usize = 4096;
 static ZEROS: [u8; PAGE] = [0; PAGE];
 
-/// See the module. Cloning is cheap, and a clone does not see later writes.
+/// The content of a file. Cloning is cheap; a clone does not see later writes.
 #[derive(Clone, Default)]
 pub(super) struct Image {
     len: usize,
@@ -26,7 +26,7 @@ impl Image {
         self.len
     }
 
-    /// Cuts or extends with zeros.
+    /// Truncates, or extends with zeros.
     pub(super) fn resize(&mut self, len: usize) {
         if len < self.len {
             self.pages.split_off(&len.div_ceil(PAGE));
@@ -37,7 +37,7 @@ impl Image {
         self.len = len;
     }
 
-    /// Fills `buffer` from `offset`; `None` if the file ends before.
+    /// Fills `buffer` from `offset`; `None` if the file ends before the buffer is full.
     pub(super) fn read(&self, offset: usize, buffer: &mut [u8]) -> Option<()> {
         if offset.checked_add(buffer.len())? > self.len {
             return None;
@@ -83,14 +83,14 @@ impl Image {
         }
     }
 
-    /// The parts of a range that lie in pages that hold anything, page by page.
+    /// The parts of a range in pages that are not all zeros, page by page.
     pub(super) fn used_ranges(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let pages = self.pages.range(range.start / PAGE..range.end.div_ceil(PAGE));
         let part = |page: usize| range.start.max(page * PAGE)..range.end.min((page + 1) * PAGE);
         pages.map(|(page, _)| part(*page)).collect()
     }
 
-    /// Takes the pages that `[offset, offset + len)` touches from `other`.
+    /// Copies the pages of `[offset, offset + len)` from `other`.
     pub(super) fn share(&mut self, other: &Image, offset: usize, len: usize) {
         let pages = offset / PAGE..(offset + len).div_ceil(PAGE);
         let stale: Vec<usize> = self.pages.range(pages.clone()).map(|(page, _)| *page).collect();
@@ -100,7 +100,7 @@ impl Image {
         self.pages.extend(other.pages.range(pages).map(|(page, bytes)| (*page, bytes.clone())));
     }
 
-    /// Flips one bit; nothing happens beyond the end.
+    /// Flips one bit; does nothing beyond the end.
     pub(super) fn flip(&mut self, byte: usize, bit: u8) {
         let mut one = [0];
         if self.read(byte, &mut one).is_some() {
@@ -108,13 +108,13 @@ impl Image {
         }
     }
 
-    /// Numbers of the pages that hold anything.
+    /// Numbers of the pages that are not all zeros.
     pub(super) fn used_pages(&self) -> impl Iterator<Item = u64> {
         self.pages.keys().map(|page| *page as u64)
     }
 }
 
-/// Cuts a range at page borders: offset in the range, page, bytes of the page.
+/// Splits a range at page borders: offset in the range, page, bytes of the page.
 fn parts(offset: usize, len: usize) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -153,7 +153,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_image_holds_what_a_plain_buffer_holds(steps in proptest::collection::vec(step(), 0..30)) {
+        fn an_image_equals_a_plain_buffer(steps in proptest::collection::vec(step(), 0..30)) {
             let (mut image, mut model) = (Image::default(), Vec::new());
             let mut copy = image.clone();
             for step in steps {

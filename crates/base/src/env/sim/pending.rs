@@ -1,4 +1,4 @@
-//! Writes that were not synced, and what a crash makes of them.
+//! Unsynced writes, and their effect after a crash.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use super::image::Image;
 
 const SECTOR: usize = 512;
 
-/// A write that was not synced.
+/// An unsynced write.
 pub(super) struct Pending {
     pub(super) offset: usize,
     pub(super) written: Written,
@@ -15,7 +15,7 @@ pub(super) struct Pending {
 
 pub(super) enum Written {
     Bytes(Vec<u8>),
-    /// So many; holes may be long.
+    /// A number of zeros, without a buffer: holes may be long.
     Zeros(usize),
 }
 
@@ -44,7 +44,7 @@ impl Pending {
     }
 }
 
-/// Writes sectors of `write` or leaves them, one by one. Sectors are those of the file.
+/// Applies a random choice of the sectors of `write`. Sectors are aligned in the file.
 pub(super) fn tear(content: &mut Image, write: &Pending, random: &mut SplitMix) {
     let bytes = match &write.written {
         Written::Bytes(bytes) => bytes,
@@ -60,7 +60,7 @@ pub(super) fn tear(content: &mut Image, write: &Pending, random: &mut SplitMix) 
     }
 }
 
-/// The same with zeros: sectors that are zeros already need no thought.
+/// As [`tear`] for zeros. Skips pages that are zeros already.
 fn tear_zeros(content: &mut Image, range: Range<usize>, random: &mut SplitMix) {
     for used in content.used_ranges(range) {
         let mut at = used.start;

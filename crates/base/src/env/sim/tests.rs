@@ -81,7 +81,7 @@ fn an_atomic_write_survives_every_crash() {
 }
 
 #[test]
-fn faults_come_when_they_were_asked_for() {
+fn faults_happen_as_requested() {
     let sim = Sim::new(1);
     let one = file(&sim, "f");
     sim.files.fail_write_after(1);
