@@ -1,8 +1,8 @@
 //! Speed of the erasure code: gigabytes of data per second and core, for every kernel of this machine.
 //!
-//! `cargo bench -p layout`. Encode computes all parity; decode computes as many lost data shards as there is
-//! parity, from all the rest. Shards are 1 MiB. The same stripe again and again is in the cache as far as it fits;
-//! the last column goes through 256 MiB of stripes with the fastest kernel, so its data comes from memory.
+//! `cargo bench -p layout`. Encode computes all parity; decode computes as many lost data shards as there is parity,
+//! from all the rest. Shards are 1 MiB. Most columns use one stripe repeatedly, so it is in the cache as far as it
+//! fits; the last column uses 256 MiB of stripes with the fastest kernel, so its data comes from memory.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn main() {
     }
 }
 
-/// The fastest kernel on stripes that were not used for longer than any cache remembers.
+/// The fastest kernel on stripes that are no longer in any cache.
 fn from_memory(profile: Profile) -> (f64, f64) {
     let code = ErasureCode::for_profile(profile);
     let count = COLD_BYTES / (SHARD_BYTES * usize::from(profile.n())) + 1;
@@ -51,7 +51,7 @@ fn from_memory(profile: Profile) -> (f64, f64) {
     (encode, decode)
 }
 
-/// The best of a few rounds: other work on the machine only ever slows one down.
+/// The best of a few rounds: other work on the machine only slows a round down.
 fn gigabytes_per_second(profile: Profile, mut work: impl FnMut()) -> f64 {
     let clock = Env::real().clock;
     let data_bytes = f64::from(profile.k()) * SHARD_BYTES as f64;

@@ -1,8 +1,8 @@
 //! Our erasure code beside ISA-L: gigabytes of data per second and core, encode, the same shards in the same run.
 //!
-//! `cargo bench -p layout --features isal --bench isal`; needs Debian's libisal-dev. Nothing that is shipped links it.
+//! `cargo bench -p layout --features isal --bench isal`; needs Debian's libisal-dev. No shipped binary links it.
 //! Decoding is the same loop with another matrix in both. Each round measures both, so that other work on the machine
-//! falls on both; the best round counts.
+//! affects both; the best round counts.
 
 use std::ffi::{c_int, c_uchar};
 use std::hint::black_box;
@@ -28,7 +28,7 @@ unsafe extern "C" {
     );
 }
 
-/// Multiplication tables of one profile, as ISA-L wants them: 32 bytes for each product.
+/// Multiplication tables of one profile for ISA-L: 32 bytes for each product.
 struct Isal {
     k: usize,
     m: usize,
@@ -39,8 +39,8 @@ impl Isal {
     fn new(k: usize, m: usize) -> Self {
         let mut matrix = vec![0; (k + m) * k];
         let mut tables = vec![0; 32 * k * m];
-        // SAFETY: the matrix has k + m rows of k bytes, the part behind the first k rows has m rows, and the tables have
-        // 32 bytes for each of its k * m elements: what the library documents.
+        // SAFETY: the matrix has k + m rows of k bytes, the part behind the first k rows has m rows, and the tables
+        // have 32 bytes for each of its k * m elements: as the library documents.
         unsafe {
             gf_gen_cauchy1_matrix(matrix.as_mut_ptr(), (k + m) as c_int, k as c_int);
             ec_init_tables(k as c_int, m as c_int, matrix[k * k..].as_mut_ptr(), tables.as_mut_ptr());
@@ -54,7 +54,7 @@ impl Isal {
         assert!(data.iter().chain(&*parity).all(|shard| shard.len() == len));
         let mut data: Vec<_> = data.iter_mut().map(Vec::as_mut_ptr).collect();
         let mut parity: Vec<_> = parity.iter_mut().map(Vec::as_mut_ptr).collect();
-        // SAFETY: k + m pointers to `len` bytes each, checked above, which nobody else uses meanwhile.
+        // SAFETY: k + m pointers to `len` bytes each, checked above, which no other code uses during the call.
         unsafe {
             ec_encode_data(
                 len as c_int,

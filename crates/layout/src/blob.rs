@@ -1,6 +1,6 @@
 //! Blobs: ranges of files in one object of an object store. `docs/formats/blob.md` draws every byte.
 //!
-//! A blob says what it holds before it holds it, so that one ranged read of its front is enough to find a file's bytes
+//! The header and index of a blob come before its data: one ranged read of its front is enough to find a file's bytes
 //! without any metadata. Every 4 KiB block has a checksum, so that any aligned part can be verified on its own.
 
 use std::fmt;
@@ -28,29 +28,29 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 pub const BLOB_HEADER_BYTES: usize = BLOCK;
 /// Largest blob, and the usual one.
 pub const BLOB_BYTES_MAX: u32 = 64 << 20;
-/// The least that the size of blobs may be limited to.
+/// Smallest limit on the size of blobs.
 pub const BLOB_BYTES_MIN: u32 = 4 << 20;
 
-/// Which blob: unique for ever, because an owner's epoch is never given twice.
+/// The identity of a blob: never reused, because the epoch of an owner is never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlobId {
     /// The ledger whose files are in it.
     pub ledger: LedgerId,
-    /// Counts blobs of the ledger.
+    /// Numbers the blobs of the ledger.
     pub serial: u64,
     /// Epoch of the owner that wrote it.
     pub term: Epoch,
 }
 
 impl BlobId {
-    /// Its object's key, without the prefix of the store.
+    /// The key of its object, without the prefix of the store.
     pub fn key(&self, cluster: ClusterId) -> String {
         let (bucket, serial) = (Reversed(self.ledger.0.into()), Reversed(self.serial));
         format!("B_{bucket}/{cluster}/d/I_{serial}/{}", self.term)
     }
 }
 
-/// Decimal digits from the last to the first: keys of consecutive numbers differ early, which spreads them over the
+/// Decimal digits from the last to the first. Keys of consecutive numbers then differ early and spread over the
 /// partitions of a store.
 struct Reversed(u64);
 
@@ -63,7 +63,7 @@ impl fmt::Display for Reversed {
 /// A run of a file's bytes in a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlobRange {
-    /// The file it was uploaded for.
+    /// The file that it was uploaded for.
     pub ino: Ino,
     /// The map that refers to it.
     pub map: MapId,
@@ -71,7 +71,7 @@ pub struct BlobRange {
     pub off: u64,
     /// Its bytes.
     pub len: u32,
-    /// The block of the blob's data at which it begins.
+    /// The block of the blob's data where it begins.
     pub block: u32,
     /// The extent that it was uploaded from.
     pub extent: ExtentId,
@@ -94,7 +94,7 @@ impl BlobRange {
 pub struct BlobHeader {
     /// The cluster that wrote it.
     pub cluster: ClusterId,
-    /// Which blob.
+    /// Its identity.
     pub id: BlobId,
     /// The filesystem whose files are in it.
     pub filesystem: u32,
@@ -155,14 +155,15 @@ impl BlobHeader {
         require(bytes[HEADER_END..].iter().all(|byte| *byte == 0), "header end")?;
         let id = BlobId { ledger, serial, term };
         let header = Self { cluster, id, filesystem, ranges, blocks, index_crc32c };
-        // No range is empty, and no blob is larger: so nothing that follows overflows or allocates without measure.
+        // No range is empty, and no blob is larger. With this check the code below cannot overflow or allocate too
+        // much.
         require(ranges <= blocks && blocks <= BLOB_BYTES_MAX / BLOCK as u32, "blocks")?;
         require(header.blob_bytes() <= BLOB_BYTES_MAX as usize, "blob length")?;
         Ok(header)
     }
 }
 
-/// What is where in a blob.
+/// The contents of a blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlobIndex {
     /// Ranges in the order of their blocks, without gaps.
@@ -216,7 +217,7 @@ impl BlobIndex {
         Ok(Self { ranges, sums })
     }
 
-    /// Whether `bytes` are the blocks of data from `first` on.
+    /// Whether `bytes` match the checksums of the blocks of data from `first` on.
     pub fn blocks_match(&self, first: u32, bytes: &[u8]) -> bool {
         let first = first as usize;
         let sums = first.checked_add(bytes.len() / BLOCK).and_then(|end| self.sums.get(first..end));
@@ -230,15 +231,15 @@ impl BlobIndex {
 /// A finished blob.
 #[derive(Debug, Clone)]
 pub struct Blob {
-    /// Its front.
+    /// Its header.
     pub header: BlobHeader,
-    /// What is where in it.
+    /// Its index.
     pub index: BlobIndex,
-    /// Its bytes, in parts that follow each other.
+    /// All its bytes, in consecutive parts.
     pub parts: Vec<Bytes>,
 }
 
-/// Tells what fits into a blob before there are any bytes.
+/// Computes which ranges fit into a blob, from their lengths alone.
 #[derive(Debug)]
 pub struct BlobPlan {
     bytes_max: usize,
@@ -252,7 +253,7 @@ impl BlobPlan {
         Self { bytes_max: bytes_max as usize, ranges: 0, blocks: 0 }
     }
 
-    /// Adds a range of so many bytes, if it still fits. The first one always does: the blob is larger then, if need be.
+    /// Adds a range of `len` bytes if it still fits. The first range always fits: it may exceed `bytes_max`.
     pub fn add(&mut self, len: u32) -> bool {
         let (ranges, blocks) = (self.ranges + 1, self.blocks + (len as usize).div_ceil(BLOCK));
         let fits = self.ranges == 0 || Self { ranges, blocks, ..*self }.bytes() <= self.bytes_max;
@@ -290,19 +291,19 @@ impl BlobBuilder {
         Self { bytes_max: bytes_max as usize, index, data: Vec::new() }
     }
 
-    /// Whether there is nothing in it.
+    /// Whether it has no ranges.
     pub fn is_empty(&self) -> bool {
         self.index.ranges.is_empty()
     }
 
-    /// The block of data at which the next range begins.
+    /// The block of data where the next range begins.
     pub fn next_block(&self) -> u32 {
         self.index.sums.len() as u32
     }
 
-    /// Bytes of the longest range that still fits; 0 if none does.
+    /// Bytes of the longest range that still fits; 0 if none fits.
     pub fn room(&self) -> u32 {
-        // Whole blocks of data, each with its sum, below what header and entries take.
+        // Whole blocks of data, each with its sum, beside the header and the entries.
         let entries = (self.index.ranges.len() + 1) * RANGE_BYTES;
         let blocks_max = |blocks: usize| {
             BLOB_HEADER_BYTES + (entries + blocks * 4).next_multiple_of(BLOCK) + blocks * BLOCK
@@ -316,11 +317,10 @@ impl BlobBuilder {
         (most.saturating_sub(used) * BLOCK) as u32
     }
 
-    /// Adds a range in parts that follow each other, all but the last in whole blocks. Its place and checksum are filled
-    /// in.
+    /// Adds a range in consecutive parts, all but the last in whole blocks. Sets its length, block and checksum.
     ///
     /// # Panics
-    /// If it is empty or there is no [`room`](Self::room) for it.
+    /// If the range is empty or there is no [`room`](Self::room) for it.
     pub fn push(&mut self, range: BlobRange, parts: Vec<Bytes>) {
         let len: usize = parts.iter().map(Bytes::len).sum();
         assert!(len > 0 && len <= self.room() as usize, "the caller asked for the room");
@@ -344,7 +344,7 @@ impl BlobBuilder {
         self.index.ranges.push(BlobRange { len: len as u32, block, crc32c: digest.finish(), ..range });
     }
 
-    /// The blob, under its name.
+    /// Makes the blob with this identity.
     pub fn finish(self, cluster: ClusterId, id: BlobId, filesystem: u32) -> Blob {
         let index = self.index.encode();
         let header = BlobHeader {
@@ -365,7 +365,7 @@ fn require(holds: bool, field: &'static str) -> Result<(), DecodeError> {
     if holds { Ok(()) } else { Err(DecodeError { field }) }
 }
 
-/// Decodes the front of a blob, after it got the right checksums: for the fuzzer.
+/// For the fuzzer: gives the front of a blob the right checksums, then decodes it.
 #[cfg(any(fuzzing, feature = "fuzzing"))]
 pub fn fuzz_blob(data: &[u8]) {
     let mut front = data[..data.len().min(BLOB_HEADER_BYTES)].to_vec();
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_matter_in_which_parts_the_bytes_come() {
+    fn a_blob_does_not_depend_on_the_parts_of_its_bytes() {
         let bytes: Bytes = (0..20_000u32).map(|i| (i % 251) as u8).collect();
         let mut parts = BlobBuilder::new(BLOB_BYTES_MIN);
         let cut = |range: Range<usize>| bytes.slice(range);
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_is_noticed_wherever_it_is() {
+    fn a_flipped_bit_anywhere_is_noticed() {
         let blob = blob_of(&[vec![1u8; 5000].into(), vec![2u8; 100].into()]);
         let bytes = blob.parts.concat();
         let data_off = blob.header.data_off();
@@ -509,7 +509,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_goes_in_is_found_by_the_index(lens in prop::collection::vec(1usize..20_000, 1..20)) {
+        fn the_index_finds_every_range(lens in prop::collection::vec(1usize..20_000, 1..20)) {
             let contents: Vec<Bytes> =
                 (1u8..).zip(&lens).map(|(fill, len)| vec![fill; *len].into()).collect();
             let bytes = blob_of(&contents).parts.concat();
@@ -527,7 +527,7 @@ mod tests {
         #[test]
         fn any_bytes_are_read_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..9000), at in 0usize..200) {
             let _ = read(&bytes);
-            // The same with a right front, so that more of it is looked at.
+            // Again with a valid front, so that the decoder reads further.
             let blob = blob_of(&[vec![9u8; 300].into()]).parts.concat();
             for (byte, right) in bytes.iter_mut().zip(&blob).take(at * 45) {
                 *byte = *right;

@@ -1,4 +1,4 @@
-//! What remains of raw space for users, before anything is bought.
+//! Usable space for users of a planned cluster.
 
 use std::fmt;
 
@@ -18,16 +18,16 @@ pub struct CapacityRequest {
     pub raw_bytes: u64,
     /// Nodes.
     pub nodes: u32,
-    /// How data is protected.
+    /// The protection of data.
     pub profile: Profile,
-    /// Nodes whose worth of space stays free, spread over all of them, so that so many can be rebuilt elsewhere.
+    /// Number of nodes whose space stays free, spread over all nodes, so that this many lost nodes can be rebuilt.
     pub spares: u32,
 }
 
-/// Where raw space goes. The parts sum up to `raw_bytes`.
+/// The uses of raw space. They sum up to `raw_bytes`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CapacityPlan {
-    /// What was asked.
+    /// The cluster that was planned.
     pub request: CapacityRequest,
     /// Kept free to rebuild lost nodes.
     pub spare_bytes: u64,
@@ -49,7 +49,7 @@ pub enum CapacityError {
     TooFewNodes {
         /// Nodes given.
         nodes: u32,
-        /// Of them spare.
+        /// Spare nodes among them.
         spares: u32,
         /// Nodes that the profile needs beside the spares.
         needed: u32,
@@ -76,7 +76,7 @@ pub fn plan_capacity(request: CapacityRequest) -> Result<CapacityPlan, CapacityE
     Ok(CapacityPlan { request, spare_bytes, parity_bytes, reserve_bytes, usable_bytes: data - reserve_bytes })
 }
 
-/// `bytes x part / whole`, rounded up: what is set aside is never less than promised.
+/// `bytes x part / whole`, rounded up: a reserve is never smaller than promised.
 fn share(bytes: u64, part: u64, whole: u64) -> u64 {
     let share = (u128::from(bytes) * u128::from(part)).div_ceil(u128::from(whole));
     u64::try_from(share).expect("a part is at most the whole")
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_aside_is_rounded_up() {
+    fn reserves_are_rounded_up() {
         let plan = plan(100, 7, "4+2", 1).unwrap();
         assert_eq!((plan.spare_bytes, plan.parity_bytes, plan.reserve_bytes), (15, 29, 6));
         assert_eq!(plan.usable_bytes, 50);

@@ -19,43 +19,43 @@ pub struct ClusterMap {
 /// A drive in the map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapDrive {
-    /// Its number, which placement groups name.
+    /// Its number, as placement groups refer to it.
     pub id: DriveId,
-    /// What is written on it.
+    /// The id written on it.
     pub uuid: DriveUuid,
-    /// The failure domain it is in, at the level the cluster places by.
+    /// Its failure domain, at the level that placement uses.
     pub domain: u64,
-    /// Whether it may be used.
+    /// Its allowed uses.
     pub state: DriveState,
 }
 
-/// What may be done with a drive.
+/// The allowed uses of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriveState {
     /// Reads and writes.
     Up,
-    /// Reads: its shards are moved to other drives.
+    /// Reads only: its shards are moved to other drives.
     Leaving,
-    /// Nothing, for now: it does not answer or its service ended. It still is a member of its groups.
+    /// None for now: it does not answer or its service ended. It is still a member of its groups.
     Failed,
-    /// Nothing, for good: its groups are rebuilt on other drives.
+    /// None, for good: its groups are rebuilt on other drives.
     Out,
 }
 
 impl ClusterMap {
-    /// The placement group of that number.
+    /// The placement group with this number.
     pub fn group(&self, id: PgId) -> Option<&PlacementGroup> {
         find(&self.groups, id.0, |group| group.id.0)
     }
 
-    /// The drive of that number.
+    /// The drive with this number.
     pub fn drive(&self, id: DriveId) -> Option<&MapDrive> {
         find(&self.drives, id.0, |drive| drive.id.0)
     }
 }
 
-/// Numbers are dense and in order unless something was removed: look at the obvious place first.
+/// Finds an item by number. Numbers are dense and in order unless an item was removed, so the index is tried first.
 fn find<T>(items: &[T], number: u32, number_of: impl Fn(&T) -> u32) -> Option<&T> {
     items
         .get(number as usize)

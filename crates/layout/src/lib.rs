@@ -1,13 +1,13 @@
 //! Pure arithmetic from a file range to extents, stripes, shards and drives.
 //!
-//! No I/O, no clock, no randomness: the same arguments give the same result on every machine, because a client
-//! that writes, another that reads and a drive that repairs must all compute the same layout.
+//! No I/O, no clock, no randomness: the same arguments give the same result on every machine, because writers, readers
+//! and repair must compute the same layout.
 //!
-//! - [`Profile`]: how many shards, how many to read, how many to acknowledge.
+//! - [`Profile`]: the number of shards, and how many a read and an acknowledgement need.
 //! - [`shard_len`], [`read_plan`]: which bytes of an extent lie in which block of which shard.
 //! - [`ErasureCode`]: parity from data, lost shards from the others.
 //! - [`plan_placement_groups`]: which drives hold a stripe together.
-//! - [`plan_capacity`]: what remains of raw space for users.
+//! - [`plan_capacity`]: usable space for users.
 //! - [`BlobBuilder`], [`BlobIndex`]: ranges of files in one object of an object store.
 //! - [`ClusterMap`]: drives and placement groups as the control ledger publishes them.
 

@@ -1,8 +1,8 @@
 //! How an extent is protected: width n, read threshold k, write threshold w.
 //!
 //! An extent is cut into k data shards, n - k parity shards are computed, and each of the n goes to another failure
-//! domain. Any k of them give the bytes back. A write is acknowledged once w of them are durable; the others are
-//! owed and repaired later.
+//! domain. Any k of them give the bytes back. A write is acknowledged once w of them are durable; repair writes the
+//! others, which are owed, later.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,7 +29,7 @@ const COPIES_MAX: u32 = 5;
 /// makes `r2` 2/1/2: a write with one copy would survive nothing. While one of two drives is missing, writes go on
 /// only under a narrower profile, which is the writer's explicit choice.
 ///
-/// [`fmt::Display`] gives the short form where it says the same, else n/k/w. Serialized as that text.
+/// [`fmt::Display`] gives the short form if it means the same, else n/k/w. Serialized as that text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Profile {
     n: u8,
@@ -45,25 +45,25 @@ pub enum ParseProfileError {
         "unknown profile: text={text:?} (write k+m such as 4+2, n/k/w such as 12/7/9, or r3 for 3 copies)"
     )]
     Unknown {
-        /// What was given.
+        /// The text.
         text: String,
     },
     /// Too few or too many data shards.
     #[error("data shards out of range: k={k} (1 to 16)")]
     DataShards {
-        /// What was given.
+        /// The number given.
         k: u32,
     },
     /// Too many parity shards for the short form.
     #[error("parity shards out of range: m={m} (0 to 4; n/k/w such as 12/7/9 allows more)")]
     ParityShards {
-        /// What was given.
+        /// The number given.
         m: u32,
     },
     /// Too few or too many copies.
     #[error("copies out of range: copies={copies} (1 to 5)")]
     Copies {
-        /// What was given.
+        /// The number given.
         copies: u32,
     },
     /// Width and thresholds do not fit together.
@@ -102,7 +102,7 @@ impl Profile {
         Self::new(k + m, k, k + m.div_ceil(2))
     }
 
-    /// The profile of so many copies, `r3` for 3.
+    /// The profile of this many copies, `r3` for 3.
     pub fn from_copies(copies: u32) -> Result<Self, ParseProfileError> {
         if !(1..=COPIES_MAX).contains(&copies) {
             return Err(ParseProfileError::Copies { copies });
@@ -115,7 +115,7 @@ impl Profile {
         self.n
     }
 
-    /// Read threshold: data shards; any so many shards give the bytes back.
+    /// Read threshold: the number of data shards. Any k shards give the bytes back.
     pub fn k(self) -> u8 {
         self.k
     }
@@ -140,7 +140,7 @@ impl Profile {
         Some(Self { n: self.n - missing, k: self.k - missing, w: self.w - missing })
     }
 
-    /// What still works for data placed on n domains when `lost` of them are down.
+    /// The operations that still work for data on n domains when `lost` of them are down.
     pub fn with_lost(self, lost: u8) -> DegradedService {
         let reachable = self.n.saturating_sub(lost);
         let writes = reachable >= self.w;
@@ -151,7 +151,7 @@ impl Profile {
         }
     }
 
-    /// What this profile promises on a cluster of `domains` failure domains.
+    /// The promises of this profile on a cluster of `domains` failure domains.
     pub fn explain(self, domains: u32) -> ProfileExplanation {
         let reachable = u8::try_from(domains).unwrap_or(u8::MAX).min(self.n);
         ProfileExplanation {
@@ -215,7 +215,7 @@ impl FromStr for Profile {
     }
 }
 
-/// Digits only: `u32::from_str` would take a sign.
+/// Parses digits only: `u32::from_str` would accept a sign.
 fn number(text: &str) -> Option<u32> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }
@@ -233,43 +233,43 @@ impl<'de> Deserialize<'de> for Profile {
     }
 }
 
-/// What still works when domains of a placement group are down.
+/// The operations that still work when domains of a placement group are down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DegradedService {
     /// Data with all its shards written is readable.
     pub reads: bool,
     /// Extents can be acknowledged without narrowing.
     pub writes: bool,
-    /// Shards that each new extent owes; 0 while writes stand.
+    /// Owed shards of each new extent; 0 if writes are not possible.
     pub owed_per_extent: u8,
 }
 
-/// What a profile promises on so many failure domains. [`fmt::Display`] says it to people.
+/// The promises of a profile on a number of failure domains. [`fmt::Display`] gives the text for people.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProfileExplanation {
     /// The profile.
     pub profile: Profile,
-    /// Failure domains that there are.
+    /// Failure domains of the cluster.
     pub domains: u32,
     /// Whether each of the n shards gets a domain of its own.
     pub placeable: bool,
-    /// What new extents are written with instead, if the domains are too few and narrowing is possible.
+    /// The profile of new extents if the domains are too few and narrowing is possible.
     pub narrowed: Option<Profile>,
     /// Raw bytes per byte stored, n / k.
     pub overhead: f64,
     /// Share of raw space left for data, k / n, before reserves.
     pub usable_fraction: f64,
-    /// Losses after which fully written data is readable; `None` if it is not even without one.
+    /// Most losses after which fully written data is readable; `None` if it is unreadable even without a loss.
     ///
     /// With fewer domains than n, the missing ones count as lost already.
     pub reads_survive: Option<u8>,
-    /// Losses after which writes go on without narrowing; `None` if they do not even without one.
+    /// Most losses after which writes go on without narrowing; `None` if they are impossible even without a loss.
     pub writes_survive: Option<u8>,
     /// Losses that data survives right after its acknowledgement, w - k.
     pub acknowledged_survives_at_once: u8,
-    /// Losses that it survives once repair has written what was owed, n - k.
+    /// Losses that data survives once repair has written the owed shards, n - k.
     pub acknowledged_survives_after_repair: u8,
-    /// Domains beyond n, onto which a lost one is rebuilt.
+    /// Domains beyond n, onto which a lost domain is rebuilt.
     pub spare_domains: u32,
 }
 

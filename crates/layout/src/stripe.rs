@@ -25,7 +25,7 @@ pub fn shard_len(extent_len: u32, k: u8) -> u32 {
     u32::try_from(align_up(share, BLOCK_BYTES)).expect("an extent is far below 4 GiB")
 }
 
-/// The bytes of the extent that data shard `shard` holds; shorter than the shard, or empty, where padding begins.
+/// The bytes of the extent in data shard `shard`. The range is shorter than the shard, or empty, if padding follows.
 pub fn shard_data_range(extent_len: u32, k: u8, shard: ShardIndex) -> Range<u32> {
     assert!(shard.0 < k, "only data shards hold bytes of the extent");
     let shard_len = u64::from(shard_len(extent_len, k));
@@ -34,7 +34,7 @@ pub fn shard_data_range(extent_len: u32, k: u8, shard: ShardIndex) -> Range<u32>
     clip(start)..clip(start + shard_len)
 }
 
-/// What to read from one shard, in whole blocks, and which of those bytes were asked for.
+/// A read of one shard in whole blocks, and the requested bytes among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardRead {
     /// The data shard. With k = 1 every shard of the extent is a copy and may stand in for shard 0.

@@ -1,8 +1,9 @@
-//! The inner loop: `output[r] = sum over j of coefficient[r][j] * input[j]`, by the fastest means of the machine.
+//! The inner loop: `output[r] = sum over j of coefficient[r][j] * input[j]`, by the fastest instructions of the
+//! machine.
 //!
 //! All kernels have the same shape. Outputs are taken in groups that fit into registers; a group is computed in one
 //! pass over the inputs, a few vectors at a time, so each input byte is loaded once per group and each output byte
-//! is stored once. What does not fill a vector is left to the scalar kernel.
+//! is stored once. The scalar kernel computes the rest that does not fill a vector.
 
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -37,7 +38,7 @@ impl Kernel {
         })
     }
 
-    /// The fastest of them.
+    /// The fastest kernel that this machine can run.
     pub fn fastest() -> Kernel {
         *Self::available().last().expect("the scalar kernel runs everywhere")
     }

@@ -1,10 +1,10 @@
 //! Systematic Reed-Solomon code over GF(2^8), byte by byte.
 //!
-//! Byte i of every parity shard depends on byte i of the data shards only. So any 4 KiB of a lost shard come back
+//! Byte i of every parity shard depends on byte i of the data shards only. So any 4 KiB of a lost shard are computed
 //! from the same 4 KiB of k others, and encoding may go piece by piece.
 //!
 //! # Format
-//! This is what lies on drives; it can never change.
+//! Drives hold these bytes, so the format can never change.
 //! - Field: polynomial 0x11d, see `field`.
 //! - Shards 0..k are the data as it is. Parity shard k + i is the sum over j of `a(i, j) * data[j]`.
 //! - `a(i, j) = (x0 + j) * xi / (x0 * (xi + j))` with `xi = 128 + i`; `+` is xor.
@@ -33,7 +33,7 @@ pub struct ErasureCode {
     kernel: Kernel,
 }
 
-/// There is no code of that shape.
+/// There is no code with these numbers of shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no such erasure code: k={k} m={m} (1 <= k, k + m <= 20)")]
 pub struct ErasureCodeError {
@@ -65,7 +65,7 @@ pub enum ReconstructError {
     /// Not all shards are equally long.
     #[error("shards differ in length: shard={shard} len_bytes={len_bytes} expected={expected}")]
     LengthsDiffer {
-        /// The first that is not like the others.
+        /// The first shard that differs from the others.
         shard: ShardIndex,
         /// Its length.
         len_bytes: usize,

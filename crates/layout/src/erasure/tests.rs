@@ -94,7 +94,7 @@ fn the_matrix_is_the_format() {
     assert_eq!(shards[4..], GOLDEN_PARITY);
 }
 
-/// Computed apart from this code, from the formula in the module's documentation.
+/// Computed by other code, from the formula in the module's documentation.
 const GOLDEN_ROWS: [[u8; 8]; 5] = [
     [1, 1, 1, 1, 1, 1, 1, 1],
     [1, 89, 5, 230, 237, 182, 65, 90],
@@ -114,7 +114,7 @@ fn a_lone_data_shard_is_copied_and_one_parity_is_the_xor() {
 }
 
 #[test]
-fn what_cannot_be_reconstructed_is_refused() {
+fn impossible_reconstructions_are_refused() {
     let code = ErasureCode::new(4, 2).unwrap();
     let shard = [1u8; 16];
     let reconstruct = |present: &[(u8, usize)], wanted: u8| {
@@ -198,7 +198,7 @@ proptest! {
         check(&code, &ranges, &[5, 1, 4, 3], &[0, 2]);
     }
 
-    /// An independent implementation computes the same products: same matrix, theirs, by our kernels.
+    /// Our kernels with the matrix of an independent implementation give that implementation's parity.
     #[test]
     fn another_implementation_encodes_the_same(k in 1usize..=16, m in 1usize..=4, len in 1usize..300, seed in any::<u64>()) {
         let theirs = reed_solomon_erasure::galois_8::ReedSolomon::new(k, m).unwrap();

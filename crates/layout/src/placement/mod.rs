@@ -1,9 +1,9 @@
 //! Which drives hold a stripe together: explicit placement groups, planned evenly.
 //!
-//! Groups are listed, not hashed: so balance is exact, movement is what a plan says, and the number of groups bounds
-//! how many combinations of drives can lose data together. The plan works in three steps, each exact:
-//! 1. quotas: how often each domain, and in it each drive, appears, by weight;
-//! 2. membership: domains of each group by what is left of their quota, avoiding pairs that met often;
+//! Groups are listed, not hashed: balance is exact, only planned data moves, and the number of groups bounds the number
+//! of combinations of drives that can lose data together. A plan has three steps, each exact:
+//! 1. quotas: the number of groups of each domain, and of each drive in it, by weight;
+//! 2. membership: the domains of each group, by remaining quota, avoiding pairs that met often;
 //! 3. positions: an edge colouring, so that every drive appears equally often in every position.
 
 use std::collections::BTreeMap;
@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::Profile;
 
-/// Groups that a drive should be in: enough for even rebuilds, few enough to bound what can fail together.
+/// Groups of each drive: enough for even rebuilds, few enough to bound the combinations that can fail together.
 const GROUPS_PER_DRIVE: u64 = 100;
 const GROUPS_MAX: u64 = 1 << 24;
-/// Beyond so many domains two of them rarely meet twice, and the table of pairs would be large.
+/// With more domains than this, two of them rarely meet twice, and the table of pairs would be large.
 const PAIRED_DOMAINS_MAX: usize = 4096;
 
-/// What can fail together. On one node the domain is the drive.
+/// A level of parts that fail together. On a single node the domain is the drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FailureDomain {
@@ -29,7 +29,7 @@ pub enum FailureDomain {
     Drive,
     /// One server.
     Node,
-    /// What shares power or a switch.
+    /// Nodes that share power or a switch.
     Rack,
     /// A room or site.
     Zone,
@@ -63,14 +63,14 @@ impl FromStr for FailureDomain {
     }
 }
 
-/// A drive that groups may be planned on.
+/// A drive available to the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriveSlot {
     /// The drive.
     pub drive: DriveId,
-    /// The failure domain it is in, at the level the profile is placed by.
+    /// Its failure domain, at the level that placement uses.
     pub domain: u64,
-    /// How much of the data it should get, usually its capacity; 0 for none.
+    /// Its share of the data, usually its capacity; 0 for none.
     pub weight_bytes: u64,
 }
 
@@ -88,13 +88,13 @@ pub struct PlacementGroup {
     pub rebuilding: Vec<Rebuilding>,
 }
 
-/// A position of a group that is not rebuilt yet: it was given to another drive, or its drive came back without
-/// everything that it had.
+/// A position of a group that is not rebuilt yet: it moved to another drive, or its drive returned without some of its
+/// shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rebuilding {
-    /// Which member.
+    /// The position.
     pub position: u8,
-    /// The drive that had it, and may still be readable; or the member itself, which has a part of its shards.
+    /// The previous drive, which may still be readable; or the member itself, which has some of its shards.
     pub from: DriveId,
 }
 
@@ -109,14 +109,14 @@ impl PlacementGroup {
         self.rebuilding.iter().any(|rebuilding| rebuilding.position == position)
     }
 
-    /// Other drives that had a position before its member and may still have its shards, the latest first.
+    /// Previous drives of a position that may still have its shards, the latest first. Without the current member.
     pub fn sources(&self, position: u8) -> impl Iterator<Item = DriveId> + '_ {
         let member = self.members.get(usize::from(position)).copied();
         let moved = self.rebuilding.iter().rev().filter(move |rebuilding| rebuilding.position == position);
         moved.map(|rebuilding| rebuilding.from).filter(move |from| Some(*from) != member)
     }
 
-    /// Members that came back without everything that they had, and are not rebuilt yet.
+    /// Members that returned without some of their shards and are not rebuilt yet.
     pub fn returned(&self) -> impl Iterator<Item = DriveId> + '_ {
         let is_member = |rebuilding: &&Rebuilding| {
             self.members.get(usize::from(rebuilding.position)) == Some(&rebuilding.from)
@@ -124,7 +124,8 @@ impl PlacementGroup {
         self.rebuilding.iter().filter(is_member).map(|rebuilding| rebuilding.from)
     }
 
-    /// The group once a member has come back without everything that it had; `None` if it is no member, or that is known.
+    /// The group after a member returned without some of its shards. `None` if the drive is not a member, or the group
+    /// already says so.
     #[must_use]
     pub fn returned_with_gap(&self, drive: DriveId) -> Option<Self> {
         let positions = (0u8..).zip(&self.members).filter(|(_, member)| **member == drive);
@@ -160,7 +161,7 @@ pub enum PlacementError {
     /// A drive is listed twice.
     #[error("drive listed twice: drive={drive}")]
     DuplicateDrive {
-        /// Which.
+        /// The drive.
         drive: DriveId,
     },
 }
@@ -169,7 +170,7 @@ mod replace;
 
 pub use replace::replace_members;
 
-/// How many groups to plan for so many drives: each in about 100, at least one.
+/// The number of groups for `drives` drives: each drive is in about 100 groups. At least 1.
 pub fn suggested_pg_count(drives: u32, n: u8) -> u32 {
     let count = (u64::from(drives) * GROUPS_PER_DRIVE).div_ceil(u64::from(n.max(1)));
     count.clamp(1, GROUPS_MAX) as u32
@@ -222,7 +223,7 @@ fn domain_quotas(domains: &[Vec<DriveSlot>], n: u8, count: u32) -> Vec<u32> {
     let weights: Vec<u128> =
         domains.iter().map(|drives| drives.iter().map(|slot| u128::from(slot.weight_bytes)).sum()).collect();
     let mut quotas = vec![None; domains.len()];
-    // Whoever would exceed `count` gets exactly that; the rest is shared anew, at most once per domain.
+    // A domain that would exceed `count` gets `count`; the rest is shared again, at most once per domain.
     loop {
         let (open, closed): (Vec<usize>, Vec<usize>) =
             (0..domains.len()).partition(|at| quotas[*at].is_none());
@@ -299,7 +300,7 @@ impl Meetings {
         Self { domains, counts: vec![0; domains * domains] }
     }
 
-    /// Adds the meetings of `domain` with every other to `met`.
+    /// Adds the meetings of `domain` with every other domain to `met`.
     fn add_to(&self, met: &mut [u64], domain: usize) {
         let row = self.counts.chunks_exact(self.domains.max(1)).nth(domain).unwrap_or_default();
         met.iter_mut().zip(row).for_each(|(met, count)| *met += u64::from(*count));
@@ -341,7 +342,7 @@ fn choose_drives(
     domain_sets.iter().map(|set| set.iter().map(&mut next).collect()).collect()
 }
 
-/// Orders the members of each group so that every drive is equally often in each position.
+/// Orders the members of each group so that every drive appears equally often in each position.
 ///
 /// Groups and drives form a bipartite graph with an edge per membership; positions are colours. With every drive
 /// split into nodes of at most n edges, n colours suffice (König), and a node of n edges has each colour once.
@@ -365,7 +366,7 @@ fn order_members(sets: &[Vec<DriveId>], n: usize) -> Vec<Vec<DriveId>> {
     colouring.group_edges.chunks_exact(n).map(|edges| edges.iter().map(member).collect()).collect()
 }
 
-/// A proper edge colouring in the making: which neighbour each node has by each colour.
+/// A partial edge colouring: the neighbour of each node for each colour.
 struct Colouring {
     n: usize,
     group_edges: Vec<Option<usize>>,
@@ -373,7 +374,7 @@ struct Colouring {
 }
 
 impl Colouring {
-    /// Colours one more edge; where the ends have no free colour in common, swaps two colours along a path.
+    /// Colours one more edge. If its ends have no free colour in common, swaps two colours along a path.
     fn add_edge(&mut self, group: usize, drive: usize) {
         let free =
             |edges: &[Option<usize>]| edges.iter().position(Option::is_none).expect("fewer than n edges");

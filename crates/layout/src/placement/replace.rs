@@ -1,4 +1,4 @@
-//! Other drives in the place of those that leave: as little moves as can, and what moves is spread by weight.
+//! Replaces drives that leave. As few positions move as possible; their new drives are chosen by weight.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -6,12 +6,11 @@ use base::{DriveId, Epoch};
 
 use super::{DriveSlot, PlacementGroup, Rebuilding};
 
-/// The groups of which a member is in `gone`, with another drive in its position wherever one of `spare` is in a
-/// domain that the other members are not in. Groups that stay as they are, are left out.
+/// Replaces each member that is in `gone` by a drive of `spare`, in a domain without other members of the group. A
+/// member stays if there is no such drive. Returns only the groups that change.
 ///
-/// `domains` names the domain of every drive, also of those that are gone. Each choice takes the drive that has
-/// the fewest positions for its weight, so that a lost drive is rebuilt onto all others. The same arguments give
-/// the same result.
+/// `domains` has the domain of every drive, gone ones included. Each choice takes the drive with the fewest positions
+/// for its weight, so that a lost drive is rebuilt onto all others. The same arguments give the same result.
 pub fn replace_members(
     groups: &[PlacementGroup],
     gone: &BTreeSet<DriveId>,
@@ -36,7 +35,7 @@ pub fn replace_members(
             let taken: BTreeSet<Option<&u64>> = others.map(|(_, member)| domains.get(member)).collect();
             let free =
                 spare.iter().filter(|slot| slot.weight_bytes > 0 && !taken.contains(&Some(&slot.domain)));
-            // Positions for the weight, compared without dividing.
+            // Positions per weight, compared without a division.
             let load =
                 |slot: &DriveSlot| (u128::from(positions[&slot.drive]) + 1, u128::from(slot.weight_bytes));
             let best = free.min_by(|one, other| {
@@ -103,7 +102,7 @@ mod tests {
                 }
                 prop_assert!(!enough || after.members.iter().all(|member| !gone.contains(member)));
             }
-            // Two of them would be uneven only because of the groups that a drive is in already.
+            // With more lost drives the choice is uneven, because of the groups that a drive is in already.
             if lost == 1 && drives >= 12 {
                 let mut got: BTreeMap<DriveId, usize> = BTreeMap::new();
                 for group in &changed {
@@ -119,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_domain_to_spare_a_group_stays_as_it_is() {
+    fn a_group_stays_the_same_without_a_spare_domain() {
         let groups = vec![PlacementGroup::new(base::PgId(0), (0..6).map(DriveId).collect())];
         let gone = BTreeSet::from([DriveId(2)]);
         let spare: Vec<DriveSlot> = slots(6).into_iter().filter(|slot| slot.drive != DriveId(2)).collect();
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_returns_with_a_gap_is_rebuilt_onto_itself_and_counts_for_nothing_until_then() {
+    fn a_member_that_returns_with_a_gap_is_rebuilt_onto_itself() {
         let group = PlacementGroup::new(base::PgId(0), (0..6).map(DriveId).collect());
         assert_eq!(group.returned_with_gap(DriveId(9)), None);
         let returned = group.returned_with_gap(DriveId(2)).unwrap();
@@ -141,7 +140,7 @@ mod tests {
         assert_eq!(returned.sources(2).next(), None, "it is no source of its own shards");
         assert_eq!(returned.returned().collect::<Vec<_>>(), [DriveId(2)]);
         assert_eq!(returned.returned_with_gap(DriveId(2)), None, "that is known");
-        // Another drive takes the position over: the one with the gap still has some of its shards.
+        // Another drive takes over the position: the drive with the gap still has some of its shards.
         let gone = BTreeSet::from([DriveId(2)]);
         let spare = slots(7).into_iter().filter(|slot| slot.drive != DriveId(2)).collect::<Vec<_>>();
         let moved = &replace_members(&[returned], &gone, &spare, &domains(7))[0];

@@ -24,7 +24,7 @@ fn appearances(groups: &[PlacementGroup], n: usize) -> HashMap<DriveId, Vec<u32>
     counts
 }
 
-/// What must hold for every plan: shape, distinct domains, even positions.
+/// Checks every plan's invariants: shape, distinct domains, even positions.
 fn check_plan(drives: &[DriveSlot], groups: &[PlacementGroup], n: usize, count: u32) {
     let domain_of: HashMap<DriveId, u64> = drives.iter().map(|slot| (slot.drive, slot.domain)).collect();
     assert_eq!(groups.len(), count as usize);
@@ -130,7 +130,7 @@ fn one_drive_is_enough_for_one_copy() {
 }
 
 #[test]
-fn the_seed_decides_and_nothing_else() {
+fn only_the_seed_decides() {
     let drives = equal_drives(8, 2);
     let mut reversed = drives.clone();
     reversed.reverse();
@@ -163,7 +163,8 @@ fn failure_domains_are_ordered_and_named() {
 }
 
 proptest! {
-    /// Weights differ by up to four, so no domain exceeds its share; every drive then gets what its weight says.
+    /// Weights differ by at most a factor of four, so no domain exceeds its share; every drive then gets what its
+    /// weight says.
     #[test]
     fn weighted_drives_appear_in_proportion(
         weights in prop::collection::vec((1u64..=4, 1usize..=3), 8..20),
@@ -172,7 +173,7 @@ proptest! {
     ) {
         let mut drives = Vec::new();
         for (domain, (weight, members)) in weights.iter().enumerate() {
-            // Two domains in a row share a weight class, so that none has more than a third of the total.
+            // Two consecutive domains share a weight class, so that none has more than a third of the total.
             drives.extend((0..*members).map(|at| DriveSlot {
                 drive: DriveId((domain * 10 + at) as u32),
                 domain: domain as u64,

@@ -19,7 +19,7 @@ pub(super) unsafe fn neon(rows: &[u8], inputs: &[&[u8]], outputs: &mut [&mut [u8
     let rows = rows.chunks(inputs.len() * GROUP_MAX);
     for (rows, outputs) in rows.zip(outputs.chunks_mut(GROUP_MAX)) {
         match outputs.len() {
-            // SAFETY: what the caller promises; the group has exactly as many outputs as the kernel expects.
+            // SAFETY: the caller's promise; the group has exactly as many outputs as the kernel expects.
             1 => unsafe { group::<1>(rows, inputs, outputs) },
             // SAFETY: as above.
             2 => unsafe { group::<2>(rows, inputs, outputs) },

@@ -23,7 +23,7 @@ macro_rules! kernel {
             let mut done = 0;
             for (rows, outputs) in rows.zip(outputs.chunks_mut(GROUP_MAX)) {
                 done = match outputs.len() {
-                    // SAFETY: what the caller promises; the group has exactly as many outputs as the kernel expects.
+                    // SAFETY: the caller's promise; the group has exactly as many outputs as the kernel expects.
                     $($size => unsafe { $group::<$size>(rows, inputs, outputs) },)*
                     _ => unreachable!("groups have 1 to GROUP_MAX outputs"),
                 };
@@ -51,7 +51,7 @@ fn pointers<const R: usize>(outputs: &mut [&mut [u8]]) -> [*mut u8; R] {
     std::array::from_fn(|r| outputs[r].as_mut_ptr())
 }
 
-/// What an input contributes to each output of a group: `of` each of its coefficients.
+/// The contribution of an input to each output of a group: `of` each of its coefficients.
 fn factors<const R: usize, T: Copy>(
     rows: &[u8],
     inputs: usize,
