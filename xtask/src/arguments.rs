@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 
-/// Options as they were given, by name without dashes; flags have an empty value.
+/// The given options, by name without dashes; flags have an empty value.
 #[derive(Debug)]
 pub(crate) struct Arguments(BTreeMap<String, String>);
 
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn malformed_options_are_refused() {
         check(&["rounds"], Err("not an option: rounds"));
         check(&["--rounds"], Err("option needs a value: --rounds"));
         check(&["--round", "3"], Err("unknown option: --round; there are: rounds plain"));

@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: the speed of Forebay beside a plain directory on the same disk and an empty FUSE filesystem.
 //!
-//! All are measured in one run, one after another, by the same loops; ratios between them carry over to other machines
-//! better than figures do. Beside each figure stands what it cost the process and what was busy meanwhile.
+//! All are measured in one run, one after another, by the same loops. Ratios between them carry over to other machines
+//! better than absolute figures. Each figure has the CPU time of the process and the load of the machine beside it.
 #![allow(clippy::disallowed_methods, reason = "a measurement needs real time, threads and files")]
 
 mod aims;
@@ -25,19 +25,19 @@ use meter::Figure;
 pub(crate) const USAGE: &str =
     "bench --dir DIR [--forebay BINARY] [--profiles 1+0,r2,4+2] [--only WORD] [--quick] [--json]";
 
-/// Drives of every node measured, so that profiles differ in nothing else.
+/// Drives of every measured node, so that only the profile differs.
 const DRIVES: u32 = 6;
 
-/// How much is done.
+/// The amount of work.
 #[derive(Debug, Clone)]
 pub(crate) struct Scale {
-    /// Size of the file for sequential and random access.
+    /// Size of the file for sequential and random access, in bytes.
     pub(crate) file_bytes: u64,
     /// Duration of each loop that has no natural end.
     pub(crate) time: Duration,
     /// Names made by a storm of one or four jobs; with more, each makes as many as one of four.
     pub(crate) names: u64,
-    /// Files of the tree that is unpacked.
+    /// Files of the unpacked tree.
     pub(crate) tree_files: usize,
     drive_size: &'static str,
 }
@@ -57,9 +57,9 @@ const QUICK: Scale = Scale {
     drive_size: "512M",
 };
 
-/// What is measured.
+/// A measured filesystem.
 enum Kind {
-    /// A directory of the disk that holds everything else too.
+    /// A directory on the disk that the other subjects use, too.
     Plain,
     Null(Child),
     Node(Node),
@@ -108,7 +108,7 @@ impl Subject {
         &self.root
     }
 
-    /// The process that serves it, whose CPU time is counted.
+    /// The process that serves it. Its CPU time is counted.
     fn pid(&self) -> Option<Pid> {
         match &self.kind {
             Kind::Plain => None,
@@ -117,7 +117,7 @@ impl Subject {
         }
     }
 
-    /// Forgets what is cached, in the kernel and in the process.
+    /// Drops the caches of the kernel and of the process.
     pub(crate) fn make_cold(&self) -> Result<()> {
         if let Kind::Node(node) = &self.kind {
             node.stop()?;

@@ -1,6 +1,6 @@
 //! `cargo xtask bench-s3`: the S3 endpoint beside MinIO and plain files, on one disk in one run.
 //!
-//! The load comes from this process, whose CPU time is counted apart from that of the server.
+//! This process makes the load. Its CPU time and that of the server are counted separately.
 #![allow(clippy::disallowed_methods, reason = "a measurement needs real time, threads and files")]
 
 mod aims;
@@ -24,14 +24,14 @@ pub(crate) const USAGE: &str = "bench-s3 --dir DIR [--forebay BINARY] [--minio B
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// How much is done.
+/// The amount of work.
 #[derive(Debug, Clone)]
 struct Scale {
     sizes: &'static [u64],
     workers: &'static [u64],
-    /// Of each figure, unless there is nothing left to do.
+    /// Duration of each figure, unless its work ends earlier.
     time: Duration,
-    /// Objects of one size take no more than this.
+    /// Most bytes of all objects of one size.
     bytes_max: u64,
     /// Keys of a listing.
     keys: u64,

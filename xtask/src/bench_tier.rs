@@ -1,7 +1,7 @@
-//! `cargo xtask bench-tier`: how fast content moves between drives and an object store, beside what the store can do.
+//! `cargo xtask bench-tier`: the speed of content between drives and an object store, beside the limit of the store.
 //!
-//! The limit is measured in the same run by the same client: blobs of random bytes, put and got as many at a time as
-//! tiering makes (`forebay store bench`). Node, store and load share one machine and one disk.
+//! The limit is measured in the same run by the same client (`forebay store bench`): it puts and reads blobs of random
+//! bytes, with as many requests at a time as tiering has. Node, store and load share one machine and one disk.
 #![allow(clippy::disallowed_methods, reason = "a measurement needs real time, threads and files")]
 
 mod moves;
@@ -21,28 +21,28 @@ pub(crate) const USAGE: &str =
 
 const MIB: u64 = 1 << 20;
 
-/// Files that are moved.
+/// Files to move.
 #[derive(Debug, Clone, Copy)]
 struct Source {
     name: &'static str,
     file_bytes: u64,
     files: u64,
-    /// Part of what the store can do that this is to reach.
+    /// The part of the store's limit to reach.
     aim: f64,
 }
 
-/// How much is done.
+/// The amount of work.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
     sources: &'static [Source],
     blobs_mib: &'static [u64],
-    /// Seconds that the store is measured, each way.
+    /// Seconds for the measurement of the store's limit, each way.
     limit_s: u64,
-    /// Size of what is called a big file.
+    /// Size of a big file.
     big_bytes: u64,
     /// How often a short read is repeated.
     reads: usize,
-    /// Of what is read and written while content is moved.
+    /// Seconds of reads and writes while content moves.
     foreground_s: u64,
 }
 
@@ -71,7 +71,7 @@ const QUICK: Scale = Scale {
     foreground_s: 3,
 };
 
-/// Everything that was measured.
+/// All results.
 #[derive(Debug, Default)]
 struct Results {
     moves: Vec<moves::Move>,
@@ -96,7 +96,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     for protocol in [Protocol::Http, Protocol::Https] {
         let home = directory.join(protocol.name());
         let rig = Rig::new(&home, &forebay, minio, protocol)?;
-        // Over TLS only what is compared with the same without it.
+        // Over TLS, only the case that is compared with plain HTTP.
         let blobs_mib = if protocol == Protocol::Http { scale.blobs_mib } else { &scale.blobs_mib[..1] };
         for blob_mib in blobs_mib {
             rig.set_blob_size(*blob_mib)?;

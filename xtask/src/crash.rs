@@ -1,10 +1,10 @@
-//! `cargo xtask crash`: kills a node under load or cuts the power of its disks, again and again, and checks that nothing
+//! `cargo xtask crash`: repeatedly kills a node under load or cuts the power of its disks, and checks that nothing
 //! acknowledged was lost.
 //!
-//! Workers change files on the mount and keep account of what the filesystem promised. At a random moment the process is
-//! killed, or the disks lose power first; then it is started again. Every name, size, mode, link and byte must be one
-//! that the account allows; that state is where the next round begins. Bytes say which write they come from, so wrong
-//! ones are never taken for right ones.
+//! Workers change files on the mount and keep account of the filesystem's promises. At a random moment the process is
+//! killed, or the disks lose power first; then it is started again. The account must allow every name, size, mode, link
+//! and byte that is found; the next round begins with that state. Bytes name the write that they come from, so wrong
+//! bytes are never mistaken for right ones.
 #![allow(clippy::disallowed_methods, reason = "a test of real processes needs real time, threads and files")]
 
 mod content;
@@ -57,9 +57,9 @@ const OPTIONS: &[&str] = &[
 /// How long a system call on a dead mount may take to return.
 const PATIENCE: Duration = Duration::from_secs(45);
 
-/// What is tested: a node, or a plain directory in which nothing crashes.
+/// The subject of the test: a node, or a plain directory that never crashes.
 enum Subject {
-    // Dropped in this order: the node must be gone before its disks.
+    // Fields are dropped in this order: the node must be gone before its disks.
     Node(Box<Node>, Option<Storage>),
     Plain,
 }
@@ -80,7 +80,7 @@ impl Subject {
     }
 }
 
-/// What one run is made of, as given or by default: enough to repeat it.
+/// The options of one run, with their defaults: enough to repeat it.
 struct Setup {
     directory: PathBuf,
     layout: Layout,
@@ -88,10 +88,10 @@ struct Setup {
     seed: u64,
     rounds: u64,
     faults: u64,
-    /// Writes go on with a drive less.
+    /// Writes go on without one of the drives.
     may_lose_drive: bool,
     is_plain: bool,
-    /// The options as they would be typed, with the seed.
+    /// The command line of the run, with the seed.
     command: String,
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn run(words: &[&str]) -> Result<bool> {
     checker.run(&setup)
 }
 
-/// The node or directory to be tested, and where the workers work.
+/// The node or directory to test, and the directory for the workers.
 fn make_subject(setup: &Setup, arguments: &Arguments) -> Result<(Subject, PathBuf)> {
     let root = setup.directory.join("mnt");
     std::fs::create_dir_all(&root)?;
@@ -149,7 +149,7 @@ fn make_subject(setup: &Setup, arguments: &Arguments) -> Result<(Subject, PathBu
         memory_mib: None,
     };
     let below = storage.as_ref().map_or(setup.directory.as_path(), Storage::path);
-    // The log stays readable when the disks are gone.
+    // The log must stay readable when the disks are gone.
     let (home, log) = (below.join("node"), setup.directory.join("log"));
     std::fs::create_dir_all(&home)?;
     std::fs::create_dir_all(&log)?;
@@ -158,7 +158,7 @@ fn make_subject(setup: &Setup, arguments: &Arguments) -> Result<(Subject, PathBu
     Ok((Subject::Node(Box::new(node), storage), root))
 }
 
-/// A worker that has stopped, and what was wrong.
+/// A worker that has stopped, and its result.
 type Returned = (Worker, Result<(), String>);
 
 struct Checker {
@@ -193,7 +193,7 @@ impl Checker {
         Ok(true)
     }
 
-    /// Returns what is wrong, one line each.
+    /// Does one round. Returns its problems, one line each.
     fn round(&mut self, round: Round) -> Result<Vec<String>> {
         let problems = self.work_until(round)?;
         if !problems.is_empty() {
@@ -240,7 +240,7 @@ impl Checker {
         }
         let mut problems = Vec::new();
         if round.fault.is_some_and(Fault::may_fail_operations) {
-            // Whatever is broken: every request is answered, by an error if need be.
+            // Every request must be answered, by an error if something is broken.
             stop.store(true, Ordering::Relaxed);
             problems = self.gather(&receiver, count)?;
             stop.store(false, Ordering::Relaxed);
@@ -266,7 +266,7 @@ impl Checker {
         Ok(problems)
     }
 
-    /// Takes back the workers that are still at work. Returns what they found wrong.
+    /// Collects the workers that still work. Returns the problems that they found.
     fn gather(&mut self, receiver: &Receiver<Returned>, count: usize) -> Result<Vec<String>> {
         let mut problems = Vec::new();
         while self.workers.len() < count {
@@ -305,7 +305,7 @@ impl Checker {
     }
 }
 
-/// Compares the mount with the accounts, and brings the accounts to what was found.
+/// Compares the mount with the accounts, and replaces the accounts by the state that was found.
 fn check(root: &Path, workers: &mut [Worker]) -> Result<Vec<String>> {
     let claims: Vec<Claim<'_>> = workers
         .iter()

@@ -1,8 +1,9 @@
-//! `cargo xtask disks`: disks with a volatile write cache, whose power can be cut and which fail and dawdle on command.
+//! `cargo xtask disks`: disks with a volatile write cache that lose power, fail or become slow on command.
 //!
-//! Each disk is a file of fixed size on a FUSE mount, to be used as it is or behind a loop device. A write is stable once
-//! a later flush of the same disk has returned. When the power is cut, each 512 bytes of every write that is not stable
-//! are kept or lost by a seed, so writes are lost, torn and reordered as on a disk that promises no more than it must.
+//! Each disk is a file of fixed size on a FUSE mount, for direct use or behind a loop device. A write is stable once
+//! a later flush of the same disk has returned. When the power is cut, a seed decides for each 512 bytes of every
+//! unstable write whether they are kept or lost. So writes are lost, torn and reordered, as far as the rules of disks
+//! allow.
 //!
 //! Commands are lines written to the file `control` on the mount: see [`Command`].
 #![allow(clippy::disallowed_methods, reason = "a test of real processes needs real time, threads and files")]
@@ -43,7 +44,7 @@ const DELAY_POLL: Duration = Duration::from_millis(20);
 const THREADS: usize = 8;
 const BACKGROUND_MAX: u16 = 256;
 
-/// Serves until somebody unmounts.
+/// Serves until the filesystem is unmounted.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let arguments = Arguments::parse(arguments, &["dir", "mount", "count", "size-mib"], &[])
         .with_context(|| format!("usage: {USAGE}"))?;
@@ -59,7 +60,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     session.join().context("serve")
 }
 
-/// Where disk `index` is on the mount.
+/// The path of disk `index` on the mount.
 pub(crate) fn path_of(mount: &Path, index: usize) -> PathBuf {
     mount.join(index.to_string())
 }
@@ -104,7 +105,7 @@ impl Service {
         (index < self.disks.count()).then_some(index)
     }
 
-    /// Does the work after the delay of a slow disk, on a thread of its own so that other disks are not delayed. A shorter
+    /// Does the work after the delay of a slow disk, on its own thread so that other disks are not delayed. A shorter
     /// delay that is set later also shortens waits that have begun.
     fn serve(&self, ino: INodeNo, work: impl FnOnce(Result<(&Disks, usize), Errno>) + Send + 'static) {
         let Some(index) = self.index(ino) else { return work(Err(Errno::ENOENT)) };
@@ -183,7 +184,7 @@ impl Filesystem for Service {
     }
 
     fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        // Nothing may be cached in front of the disk.
+        // No cache may sit in front of the disk.
         reply.opened(HANDLE, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
     }
 
@@ -262,7 +263,7 @@ impl Filesystem for Service {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        // Plain allocation has nothing to do: the size is fixed. Everything else makes zeros here.
+        // Plain allocation does nothing: the size is fixed. All other modes write zeros here.
         if mode & !1 == 0 {
             return reply.ok();
         }

@@ -1,4 +1,4 @@
-//! Chores of this repository: `cargo xtask tidy`, and tests and measurements of a node as a whole.
+//! Tools of this repository: `cargo xtask tidy`, and tests and measurements of whole nodes.
 
 mod arguments;
 mod bench;
@@ -55,7 +55,7 @@ fn main() -> Result<ExitCode> {
 }
 
 fn tidy() -> Result<ExitCode> {
-    // As cargo says it now: a build may come from a cache that another checkout filled.
+    // Read at run time: the build may come from the cache of another checkout.
     let package = std::env::var_os("CARGO_MANIFEST_DIR").context("run it by `cargo xtask tidy`")?;
     let root = Path::new(&package).parent().context("xtask lies in the repository")?;
     let findings = tidy::check(root)?;

@@ -1,4 +1,4 @@
-//! A node under test, driven through the command line as a user would.
+//! A node under test, driven by the command line, as users do.
 #![allow(clippy::disallowed_methods, reason = "a test of real processes needs real time and files")]
 
 use std::path::{Path, PathBuf};
@@ -11,19 +11,19 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
-/// Numbers the commands that were run.
+/// Numbers the commands of this process.
 static RUNS: AtomicU64 = AtomicU64::new(0);
 
 /// How long a command or the death of a process may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What the first start of a node is given.
+/// Options of a node's first start.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeOptions {
     pub(crate) binary: PathBuf,
     pub(crate) profile: String,
     pub(crate) drives: Drives,
-    /// Memory that it may use; `None` is what suits the machine.
+    /// Memory that it may use; `None`: chosen by the size of the machine.
     pub(crate) memory_mib: Option<u64>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Node {
     binary: PathBuf,
     directory: PathBuf,
     mount: PathBuf,
-    /// As of the last start: the file that says so may be on a disk that is gone.
+    /// Process id of the last start. It is kept here because `node.json` may be on a disk that is gone.
     pid: Mutex<Option<Pid>>,
 }
 
@@ -64,7 +64,7 @@ impl Node {
                 }
             }
         }
-        // Any port, and another one if it is taken later: several crash runs may go on at once.
+        // Any free port, and another one if it is taken at a later start: several crash runs may go on at once.
         command.args(["--s3", "127.0.0.1:0", "--profile", &options.profile]).arg("--mount").arg(mount);
         if let Some(memory_mib) = options.memory_mib {
             command.arg("--memory").arg(format!("{memory_mib}MiB"));
@@ -74,7 +74,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Starts it again, as it was.
+    /// Starts it again with the same settings.
     pub(crate) fn start(&self) -> Result<()> {
         run(&mut self.command("start"))?;
         self.remember_pid()?;
@@ -119,7 +119,7 @@ impl Node {
         Ok(())
     }
 
-    /// Checks the metadata of the node, which is stopped.
+    /// Checks the metadata of the node, which must be stopped.
     pub(crate) fn fsck(&self) -> Result<()> {
         run(&mut self.command("fsck"))
     }
@@ -129,7 +129,7 @@ impl Node {
         run(Command::new(&self.binary).args(["fsck", "--help"])).is_ok()
     }
 
-    /// What the process is doing, for people: its threads and where they wait; their stacks if gdb is there.
+    /// A report of the process for people: its threads and where they wait, and their stacks if gdb is installed.
     pub(crate) fn evidence(&self) -> String {
         let Ok(pid) = self.pid() else { return String::new() };
         let pid = pid.as_raw_pid().to_string();
@@ -164,7 +164,7 @@ impl Drop for Node {
     }
 }
 
-/// Whether the process still holds anything: a zombie does as long as other threads of it are dying.
+/// Whether the process still holds resources. A zombie does as long as other threads of it are dying.
 pub(crate) fn is_alive(pid: Pid) -> bool {
     let pid = pid.as_raw_pid();
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -174,7 +174,7 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
     !rest.starts_with('Z') || threads > 1
 }
 
-/// A process id may belong to another program by the time it is used.
+/// Whether the process runs `binary`: its id may belong to another program now.
 fn runs_binary(pid: Pid, binary: &Path) -> bool {
     let running = std::fs::read_link(format!("/proc/{}/exe", pid.as_raw_pid()));
     running.is_ok_and(|running| running.file_name() == binary.file_name())
@@ -183,7 +183,7 @@ fn runs_binary(pid: Pid, binary: &Path) -> bool {
 /// Runs a command to its end, with a deadline. Its output is in the error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}");
-    // A background process of the command may keep its pipes open: the output goes to a file.
+    // The output goes to a file, because a background process of the command may keep pipes open.
     let number = RUNS.fetch_add(1, Ordering::Relaxed);
     let log = std::env::temp_dir().join(format!("forebay-xtask-{}-{number}.log", std::process::id()));
     let file = std::fs::File::create(&log).context("create a log")?;

@@ -1,7 +1,7 @@
 //! `cargo xtask nullfs MOUNT`: a filesystem in memory behind FUSE, with the session settings that Forebay uses.
 //!
-//! What it costs is what FUSE costs: the ceiling for any filesystem over the same transport. It keeps no promise beyond
-//! what the benchmark needs; a file that is unlinked is gone at once, even if it is open.
+//! Its cost is that of FUSE: the limit for any filesystem over the same transport. It supports only the needs of the
+//! benchmark; an unlinked file is gone at once, even if it is open.
 #![allow(clippy::disallowed_methods, reason = "a filesystem for measurements needs real time")]
 
 use std::collections::{BTreeMap, HashMap};
@@ -23,7 +23,7 @@ use fuser::{
 
 pub(crate) const USAGE: &str = "nullfs MOUNT";
 
-/// How long the kernel may use what it was told.
+/// How long the kernel may cache names and attributes.
 const TTL: Duration = Duration::from_secs(10);
 const GENERATION: Generation = Generation(0);
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
@@ -31,7 +31,7 @@ const READAHEAD_KIB: u32 = 4096;
 const BACKGROUND_MAX: u16 = 128;
 const FILE_HANDLE: FileHandle = FileHandle(0);
 
-/// Mounts and serves until somebody unmounts.
+/// Mounts and serves until the filesystem is unmounted.
 pub(crate) fn run(mount: &Path) -> Result<()> {
     let mut config = Config::default();
     config.mount_options = vec![MountOption::FSName("nullfs".to_owned()), MountOption::DefaultPermissions];
@@ -43,7 +43,7 @@ pub(crate) fn run(mount: &Path) -> Result<()> {
     session.join().context("serve")
 }
 
-/// As Forebay does: the default of 128 KiB is too little for its extents.
+/// Raises read-ahead as Forebay does: the default of 128 KiB is too little for its extents.
 fn raise_readahead(mount: &Path) -> Result<()> {
     let device = rustix::fs::stat(mount)?.st_dev;
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -67,7 +67,7 @@ enum Body {
     Link(Vec<u8>),
 }
 
-/// A directory. The position of an entry never changes, so that listing and removing can go on together.
+/// A directory. The position of an entry never changes, so that entries can be removed during a listing.
 #[derive(Default)]
 struct Names {
     position_of: HashMap<OsString, u64>,
@@ -166,7 +166,7 @@ impl NullFs {
         }
     }
 
-    /// The parts of a directory from a position on: position, name, attributes.
+    /// The entries of a directory from a position on: position, name, inode.
     fn list(&self, number: INodeNo, offset: u64) -> Result<Vec<(u64, OsString, u64)>, Errno> {
         self.names(number, |names| {
             Ok(names
@@ -391,7 +391,7 @@ impl Filesystem for NullFs {
     }
 
     fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        // O_TRUNC, as the kernel leaves it to us.
+        // The kernel leaves O_TRUNC to the filesystem.
         if flags.0 & rustix::fs::OFlags::TRUNC.bits() as i32 != 0
             && let Ok(inode) = self.inode(ino)
         {

@@ -14,7 +14,7 @@ impl Random {
         mix(self.0)
     }
 
-    /// Below `end`, which must not be 0. The bias is negligible for ends far below 2^64.
+    /// A number below `end`, which must not be 0. The bias is negligible for ends far below 2^64.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 
 pub(crate) use sign::{Keys, sha256_hex};
 
-/// Where requests go, and who sends them.
+/// The endpoint and the keys of requests.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) address: SocketAddr,
@@ -32,7 +32,7 @@ impl Target {
         Arc::new(Self { address, host: address.to_string(), keys })
     }
 
-    /// The endpoint of a node, with the keys that its first start left in its directory.
+    /// The endpoint of a node, with the keys that its first start wrote into its directory.
     pub(crate) fn of_node(directory: &Path) -> Result<Arc<Self>> {
         let read = |name: &str| {
             std::fs::read_to_string(directory.join(name)).with_context(|| format!("read {name} of the node"))
@@ -50,18 +50,18 @@ impl Target {
     }
 }
 
-/// What is asked.
+/// A request.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask<'a> {
     pub(crate) method: Method,
     /// `/bucket/key`, of characters that need no encoding.
     pub(crate) path: &'a str,
-    /// Encoded, in the order of names.
+    /// The query, encoded, in the order of names.
     pub(crate) query: &'a str,
-    /// In lower case and in order.
+    /// Names in lower case and in order.
     pub(crate) headers: &'a [(&'static str, &'a str)],
     pub(crate) body: Bytes,
-    /// Of the body, in hexadecimal digits.
+    /// SHA-256 of the body, in hexadecimal digits.
     pub(crate) sha256: &'a str,
 }
 
@@ -72,7 +72,7 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// An answer as a whole.
+/// A whole answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -80,14 +80,14 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Fails unless it is a success.
+    /// Fails unless the status is a success.
     pub(crate) fn ok(self) -> Result<Self> {
         ensure!(self.status < 300, "status={}: {}", self.status, String::from_utf8_lossy(&self.body));
         Ok(self)
     }
 }
 
-/// A connection that is kept.
+/// A persistent connection.
 pub(crate) struct Connection {
     target: Arc<Target>,
     sender: SendRequest<Full<Bytes>>,
@@ -99,12 +99,12 @@ impl Connection {
         let stream = TcpStream::connect(target.address).await.context("connect to S3")?;
         stream.set_nodelay(true)?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-        // How it ends is seen by the request that meets it.
+        // The next request notices an error of the connection.
         let driver = tokio::spawn(async move { drop(connection.await) });
         Ok(Self { target: target.clone(), sender, driver })
     }
 
-    /// Sends a request; the body of the answer is still to come.
+    /// Sends a request and returns the head of the answer; the body is not read yet.
     pub(crate) async fn begin(&mut self, ask: &Ask<'_>) -> Result<Response<Incoming>> {
         let signed = self.target.keys.sign(ask, &self.target.host);
         let uri =
@@ -124,14 +124,14 @@ impl Connection {
         Ok(self.sender.send_request(request).await?)
     }
 
-    /// Sends a request and takes the whole answer.
+    /// Sends a request and reads the whole answer.
     pub(crate) async fn send(&mut self, ask: &Ask<'_>) -> Result<Answer> {
         let (head, body) = self.begin(ask).await?.into_parts();
         let body = body.collect().await?.to_bytes();
         Ok(Answer { status: head.status.as_u16(), body })
     }
 
-    /// Sends a request, drops the bytes of the answer and tells how many they were. Failures are errors.
+    /// Sends a request, drops the bytes of the answer and returns their number. A failure status is an error.
     pub(crate) async fn count(&mut self, ask: &Ask<'_>) -> Result<u64> {
         let mut response = self.begin(ask).await?;
         let mut bytes = 0;
@@ -153,7 +153,7 @@ impl Drop for Connection {
     }
 }
 
-/// The text of the first element of this name, wherever it is.
+/// The text of the first element with this name, at any depth.
 pub(crate) fn element<'a>(document: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = document.split_once(&format!("<{name}>"))?;
     rest.split_once(&format!("</{name}>")).map(|(text, _)| text)

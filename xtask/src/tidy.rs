@@ -36,7 +36,7 @@ pub fn check(root: &Path) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Our Rust sources, relative to `root`: not what cargo builds, not hidden directories.
+/// Our Rust sources, relative to `root`, without build output and hidden directories.
 fn rust_files(root: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut directories = vec![root.to_path_buf()];

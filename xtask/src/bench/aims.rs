@@ -1,12 +1,12 @@
-//! What is aimed at, beside what was reached.
+//! Compares results with their aims.
 
 use std::fmt::Write;
 
 use super::meter::Figure;
 
-/// The least that is aimed at.
+/// The least rate of an aim.
 enum Least {
-    /// So many times the figure of another subject.
+    /// A multiple of the figure of another subject.
     Times(f64, &'static str),
     /// Operations per second.
     PerSecond(f64),
@@ -31,7 +31,7 @@ const AIMS: &[(&str, &str, Least)] = &[
     ("4+2", "create + close, 16 jobs", PerSecond(15_000.0)),
 ];
 
-/// A rate that falls below this part of that with fewer jobs has collapsed.
+/// A rate below this part of the rate with fewer jobs has collapsed.
 const COLLAPSE: f64 = 0.9;
 
 /// One line per aim whose figures were measured.
@@ -66,7 +66,7 @@ pub(crate) fn text(columns: &[(String, Vec<Figure>)]) -> String {
     text
 }
 
-/// Figures with more jobs that are slower than the same with fewer.
+/// Figures that are slower with more jobs than with fewer.
 pub(crate) fn collapses(columns: &[(String, Vec<Figure>)]) -> String {
     let stem = |figure: &Figure| figure.name.rsplit_once(", ").map(|(stem, _)| stem.to_owned());
     let mut text = String::new();

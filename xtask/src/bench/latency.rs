@@ -1,4 +1,4 @@
-//! How long single operations took, and whether that agrees with their rate.
+//! Latencies of single operations, and a check of them against the rate.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Does one operation and notes how long it took.
+    /// Does one operation and records its time.
     pub(crate) fn time<T>(&mut self, operation: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let result = operation();
@@ -55,7 +55,7 @@ impl Latencies {
         self.total.checked_div(u32::try_from(self.operations).unwrap_or(u32::MAX)).unwrap_or_default()
     }
 
-    /// The latency that this part of the operations does not exceed, to 12 %.
+    /// The latency that this part of the operations does not exceed, accurate to 12 %.
     pub(crate) fn percentile(&self, part: f64) -> Duration {
         let rank = (self.operations as f64 * part).ceil() as u64;
         let mut seen = 0;
@@ -72,8 +72,8 @@ impl Latencies {
         Duration::ZERO
     }
 
-    /// Little's law: operations under way on average, from rate and latency. Far from the number of workers, the
-    /// measurement is wrong: workers waited elsewhere, or did not work all the time.
+    /// Operations under way on average, from rate and latency (Little's law). If it is far from the number of workers,
+    /// the measurement is wrong: workers waited elsewhere, or did not work all the time.
     pub(crate) fn under_way(&self, elapsed: Duration) -> f64 {
         self.total.as_secs_f64() / elapsed.as_secs_f64()
     }

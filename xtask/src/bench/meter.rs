@@ -1,4 +1,4 @@
-//! Measures pieces of work: time, latencies, CPU of the process behind the mount and of all, what else was busy.
+//! Measures pieces of work: time, latencies, CPU of the process behind the mount and of the machine, load of the disk.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use rustix::process::Pid;
 use super::Subject;
 use super::latency::Latencies;
 
-/// What a piece of work did.
+/// The amount and time of a piece of work.
 #[derive(Debug, Clone)]
 pub(crate) struct Done {
     pub(crate) operations: u64,
@@ -17,9 +17,9 @@ pub(crate) struct Done {
     pub(crate) bytes: u64,
     /// Threads that did it.
     pub(crate) jobs: u64,
-    /// Of each operation, where that makes sense.
+    /// Latency of each operation, if that makes sense.
     pub(crate) latencies: Option<Latencies>,
-    /// How long the jobs worked, without an fsync at the end of all.
+    /// How long the jobs worked, without the fsync at the end.
     pub(crate) busy: Duration,
 }
 
@@ -36,20 +36,20 @@ pub(crate) struct Figure {
     pub(crate) name: String,
     pub(crate) done: Done,
     pub(crate) time: Duration,
-    /// CPU time of the process behind the mount; not that of the kernel on behalf of the caller.
+    /// CPU time of the process behind the mount, without that of the kernel for the caller.
     pub(crate) cpu: Duration,
-    /// CPU time of everything on the machine: callers, kernel, the process and what else ran.
+    /// CPU time of the whole machine: callers, kernel, the process and other processes.
     pub(crate) cpu_total: Duration,
-    /// Of all cores together.
+    /// Load of all cores together.
     pub(crate) cpu_busy_percent: f64,
     pub(crate) disk_busy_percent: f64,
     /// Part of the time in which the disk was flushing its cache.
     pub(crate) flush_busy_percent: f64,
 }
 
-/// Busy from here on is called saturated.
+/// A resource that is busier than this is saturated.
 const SATURATED_PERCENT: f64 = 85.0;
-/// Jobs that are under way less or more than this part of their number: the figure is not to be trusted.
+/// If the jobs under way differ from their number by more than this part, the figure is wrong.
 const LITTLE_TOLERANCE: f64 = 0.15;
 
 impl Figure {
@@ -77,7 +77,7 @@ impl Figure {
         time.as_secs_f64() * 1e6 / self.done.operations.max(1) as f64
     }
 
-    /// What there was no more of. `latency` means that nothing was: the jobs waited for answers.
+    /// The saturated resource. `latency` means none: the jobs waited for answers.
     pub(crate) fn saturated(&self) -> &'static str {
         let full = |percent: f64| percent >= SATURATED_PERCENT;
         match (full(self.cpu_busy_percent), full(self.flush_busy_percent), full(self.disk_busy_percent)) {
@@ -127,7 +127,7 @@ pub(crate) struct Meter {
 const TICKS_PER_SECOND: u64 = 100;
 
 impl Meter {
-    /// `directory` is on the disk that is watched. `only` leaves out work whose name does not contain it.
+    /// Watches the disk of `directory`. With `only`, measures only work whose name contains it.
     pub(crate) fn new(directory: &Path, only: Option<&str>) -> Result<Self> {
         let device = rustix::fs::stat(directory)?.st_dev;
         let device = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -138,7 +138,7 @@ impl Meter {
         self.figures
     }
 
-    /// Whether work of this name is to be measured.
+    /// Whether work with this name is measured.
     pub(crate) fn wants(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
     }
@@ -210,11 +210,11 @@ pub(crate) fn process_ticks(pid: Pid) -> Result<u64> {
     Ok(field(11).context("utime")? + field(12).context("stime")?)
 }
 
-/// All ticks of all cores, and the idle ones among them.
+/// The ticks of all cores together, and the idle ones among them.
 fn machine_ticks() -> Result<(u64, u64)> {
     let stat = std::fs::read_to_string("/proc/stat").context("read /proc/stat")?;
     let line = stat.lines().next().context("first line of /proc/stat")?;
     let ticks: Vec<u64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
-    // Guest time is contained in user time: only the first eight are summed up.
+    // User time contains guest time, so only the first eight fields are added.
     Ok((ticks.iter().take(8).sum(), ticks.get(3).unwrap_or(&0) + ticks.get(4).unwrap_or(&0)))
 }

@@ -43,7 +43,7 @@ pub(crate) fn storm(subject: &Subject, scale: &Scale, jobs: u64, meter: &mut Met
             ensure!(found == count, "listed {found} of {count} names");
             Ok(())
         })?;
-        // Names come in groups: the time between them is no latency.
+        // Names arrive in groups: the time between them is not a latency.
         Ok(Done { latencies: None, ..done })
     })?;
     let mut each = |verb: &str, work: &(dyn Fn(u64, u64) -> Result<()> + Sync)| {
@@ -73,7 +73,7 @@ pub(crate) fn tree(subject: &Subject, archive: &Path, meter: &mut Meter) -> Resu
     })?;
     subject.make_cold()?;
     meter.measure(subject, "read a tree, cold, per file", || {
-        // Into a pipe: tar does not read what it would write to /dev/null.
+        // Into a pipe: tar does not read file content if its output is /dev/null.
         let script = r#"tar --create --file=- --directory="$0" . | cat >/dev/null"#;
         run(Command::new("sh").args(["-c", script]).arg(&directory))?;
         Ok(Done::whole(files, 0))

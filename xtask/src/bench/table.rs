@@ -10,7 +10,7 @@ use super::meter::Figure;
 
 type Columns = [(String, Vec<Figure>)];
 
-/// Two tables: rates with their ratios to the first two columns, and what they cost.
+/// Two tables: rates with their ratios to the first two columns, and costs.
 pub(crate) fn text(columns: &Columns) -> String {
     let mut text = String::from("rates; in parentheses: times ext4, times null\n");
     text += &rows(columns, |column, figure| {

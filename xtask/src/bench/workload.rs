@@ -1,4 +1,4 @@
-//! The work that is measured, the same for every subject: large files here, names and trees in `names`.
+//! The measured work, the same for every subject: large files here, names and trees in `names`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -21,7 +21,7 @@ const LARGE_BYTES: usize = 64 << 10;
 const SEED: u64 = 1;
 const DEPTH: u64 = 32;
 
-/// Does everything on one subject, in an order in which each part finds what it needs.
+/// Does all work on one subject. The order matters: later parts use the files of earlier ones.
 pub(crate) fn run_all(subject: &Subject, scale: &Scale, archive: &Path, meter: &mut Meter) -> Result<()> {
     for jobs in [1, 4] {
         sequential(subject, scale, jobs, meter)?;
@@ -55,11 +55,11 @@ pub(crate) fn named(verb: &str, jobs: u64) -> String {
     format!("{verb}, {}", jobs_text(jobs))
 }
 
-/// A file per job, all of them together as large as the one of a single job; that one is used further on.
+/// A file per job, all together as large as the file of a single job. Later work uses that single file.
 fn sequential(subject: &Subject, scale: &Scale, jobs: u64, meter: &mut Meter) -> Result<()> {
     let path = |job: u64| sequential_path(subject, jobs, job);
     let count = scale.file_bytes / MIB as u64 / jobs;
-    // Data that no filesystem could leave out.
+    // Random data: a filesystem cannot leave it out.
     let mut random = Random::new(SEED);
     let data: Vec<u8> = (0..MIB / 8).flat_map(|_| random.next().to_le_bytes()).collect();
     let with_bytes = |done: Done| Done { bytes: done.operations * MIB as u64, ..done };
@@ -71,7 +71,7 @@ fn sequential(subject: &Subject, scale: &Scale, jobs: u64, meter: &mut Meter) ->
             }
             Ok(file.sync_all()?)
         })?;
-        // The fsync is in the time, but it is no operation of its own.
+        // The fsync is part of the time, but not an operation.
         Ok(Done { latencies: None, ..with_bytes(done) })
     })?;
     subject.make_cold()?;
@@ -88,7 +88,7 @@ fn sequential(subject: &Subject, scale: &Scale, jobs: u64, meter: &mut Meter) ->
             Ok(with_bytes(done))
         })?;
     }
-    // The large file of one job is used further on.
+    // Later work uses the large file of one job.
     for job in (0..jobs).filter(|_| jobs > 1) {
         std::fs::remove_file(path(job))?;
     }
@@ -99,7 +99,7 @@ fn sequential_path(subject: &Subject, jobs: u64, job: u64) -> PathBuf {
     subject.root().join(format!("large-{jobs}-{job}"))
 }
 
-/// Random access to one large file with `O_DIRECT`: past the page cache, or most reads would not reach what is measured.
+/// Random access to one large file with `O_DIRECT`: the page cache would answer most reads.
 struct Access {
     size: usize,
     depth: u64,
@@ -184,7 +184,7 @@ fn write_and_sync(subject: &Subject, scale: &Scale, jobs: u64, meter: &mut Meter
     })
 }
 
-/// Runs the work on so many threads. Each operation is one latency.
+/// Runs the work on `jobs` threads. Each operation is one latency.
 pub(crate) fn crowd(jobs: u64, work: impl Fn(u64, &mut Latencies) -> Result<()> + Sync) -> Result<Done> {
     let start = Instant::now();
     let results: Vec<Result<Latencies>> = std::thread::scope(|scope| {

@@ -1,11 +1,11 @@
-//! What is aimed at, beside what was reached.
+//! Compares results with their aims.
 
 use std::fmt::Write;
 
 use super::load::TURNS;
 use super::measure::{Column, Figure};
 
-/// For two cores that the load shares. Figure, least rate in times MinIO's.
+/// For two cores that the load shares. Figure, least rate as a multiple of MinIO's.
 const RATES: &[(&str, f64)] = &[
     ("GET 1 KiB, 16 workers", 2.5),
     ("GET 4 KiB, 16 workers", 2.5),
@@ -29,7 +29,7 @@ const COSTS: &[(&str, f64)] = &[
 ];
 const LIST_KEYS_PER_S: f64 = 200_000.0;
 const BUCKETS_RATIO: f64 = 0.95;
-/// A rate that falls below this part of that with 64 workers has collapsed.
+/// A rate below this part of the rate with 64 workers has collapsed.
 const COLLAPSE: f64 = 0.9;
 const PEAK_BYTES: u64 = 512 << 20;
 
@@ -77,7 +77,7 @@ pub(super) fn text(columns: &[Column]) -> String {
     text
 }
 
-/// The best rate of several turns: what else runs on the machine only makes them worse.
+/// The best rate of several turns: other work on the machine only slows them down.
 fn turns(column: &Column, verb: &str, what: &str) -> Option<f64> {
     let rates = (0..TURNS).map(|turn| column.find(&format!("{verb} {what}, turn {turn}")).map(Figure::rate));
     rates.collect::<Option<Vec<f64>>>()?.into_iter().max_by(f64::total_cmp)

@@ -1,4 +1,4 @@
-//! What the disk and the page cache give to plain files: the limit for any server on them.
+//! The speed of plain files on the disk and in the page cache: the limit for any server on them.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,10 +12,10 @@ use super::measure::{Before, Column, Tally};
 use super::{Scale, figure_name};
 use crate::random::Random;
 
-/// Threads enough to keep a disk busy; more only wait for cores.
+/// Enough threads to keep a disk busy; more only wait for cores.
 const THREADS: u64 = 64;
 
-/// Files written with fsync, and read, of every size and with as many threads as there are workers.
+/// Writes files with fsync and reads them: every size, with one thread per worker.
 pub(super) fn run_all(directory: &Path, scale: &Scale, column: &mut Column) -> Result<()> {
     std::fs::create_dir(directory)?;
     for size in scale.sizes.iter().copied() {

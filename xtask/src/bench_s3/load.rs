@@ -1,4 +1,4 @@
-//! The load: workers with a connection each, which send one request after another.
+//! The load: workers with one connection each that send one request after another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use crate::bench::meter::process_ticks;
 use crate::random::{Random, mix};
 use crate::s3::{Ask, Connection, element, sha256_hex};
 
-/// What a put sends.
+/// The body of a put.
 #[derive(Debug, Clone)]
 struct Content {
     bytes: Bytes,
@@ -25,7 +25,7 @@ struct Content {
 }
 
 impl Content {
-    /// Bytes that no server can leave out.
+    /// Random bytes: a server cannot leave them out.
     fn new(len: u64) -> Self {
         let mut random = Random::new(len);
         let bytes: Bytes = (0..len.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).collect();
@@ -33,12 +33,12 @@ impl Content {
     }
 }
 
-/// Which of the keys a worker takes next.
+/// The order in which workers take keys.
 #[derive(Debug, Clone, Copy)]
 enum Order {
-    /// One after another, shared by all, for ever.
+    /// One after another, shared by all workers, again from the start at the end.
     Round,
-    /// The same, each once.
+    /// One after another, shared by all workers, each once.
     Once,
     Random,
 }
@@ -46,7 +46,7 @@ enum Order {
 /// Requests of one kind.
 struct Job {
     method: Method,
-    /// The path of a key's number.
+    /// The path for the number of a key.
     path: Box<dyn Fn(u64) -> String + Send + Sync>,
     keys: u64,
     order: Order,
@@ -99,13 +99,13 @@ impl Job {
         Ok(tally)
     }
 
-    /// How many different keys were taken, in turn.
+    /// The number of different keys that were taken in turn.
     fn taken(&self) -> u64 {
         self.next.load(Ordering::Relaxed).min(self.keys)
     }
 }
 
-/// Does a job with so many workers, all of which are connected before it begins.
+/// Does a job with `workers` workers. All are connected before it begins.
 async fn crowd(server: &Server, job: &Arc<Job>, workers: u64, time: Duration) -> Result<(Before, Tally)> {
     let gate = Arc::new(Barrier::new(workers as usize + 1));
     let mut set = JoinSet::new();
@@ -128,25 +128,25 @@ async fn crowd(server: &Server, job: &Arc<Job>, workers: u64, time: Duration) ->
     Ok((before, all))
 }
 
-/// What is measured on one server.
+/// The measurement of one server.
 struct Bench<'a> {
     server: &'a Server,
     scale: &'a Scale,
     column: &'a mut Column,
 }
 
-/// Long enough for anything that has an end.
+/// Long enough for any job that has an end.
 const NO_END: Duration = Duration::from_secs(3600);
-/// How long a server may go on with what it was asked for before, and what it may do when that is over.
+/// Longest wait for a server to become idle. It is idle if it uses at most `SETTLED_TICKS` of CPU in a `SETTLE_STEP`.
 const SETTLE: Duration = Duration::from_secs(20);
 const SETTLE_STEP: Duration = Duration::from_millis(500);
 const SETTLED_TICKS: u64 = 3;
 const BUCKETS: u64 = 100;
 const BUCKET_WORKERS: u64 = 64;
-/// Turns in which one and many buckets are measured.
+/// Number of turns for one and many buckets.
 pub(super) const TURNS: u64 = 3;
 
-/// Does everything on one server.
+/// Does all measurements on one server.
 pub(super) async fn run_all(server: &Server, scale: &Scale, column: &mut Column) -> Result<()> {
     let mut bench = Bench { server, scale, column };
     bench.make_bucket("bench").await?;
@@ -167,13 +167,13 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Does a job and keeps its figure.
+    /// Does a job and records its figure.
     async fn measure(&mut self, name: String, job: &Arc<Job>, workers: u64) -> Result<()> {
         let (before, tally) = crowd(self.server, job, workers, self.scale.time).await?;
         self.column.keep(name, tally, &before, Some(self.server.pid))
     }
 
-    /// Waits until the server is done with what was asked of it before, if it ever is: nobody waited for all of that.
+    /// Waits until the server is idle, for at most [`SETTLE`]: it may still work on earlier requests.
     async fn settle(&self) -> Result<()> {
         let end = Instant::now() + SETTLE;
         while Instant::now() < end {
@@ -186,7 +186,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Does a job to its end, with nobody looking.
+    /// Does a job to its end without a measurement.
     async fn prepare(&self, job: &Arc<Job>) -> Result<()> {
         crowd(self.server, job, 64, NO_END).await.map(drop)
     }
@@ -212,7 +212,7 @@ impl Bench<'_> {
             self.measure(figure_name("PUT", size, *workers), &put, *workers).await?;
             let delete = Arc::new(Job::new(Method::DELETE, Order::Once, path, put.taken()));
             self.measure(figure_name("DELETE", size, *workers), &delete, *workers).await?;
-            // What the time did not suffice for.
+            // The rest, for which the time did not suffice.
             self.prepare(&delete).await?;
         }
         if !self.wants(&["GET", "HEAD"], size, self.scale.workers) {
@@ -221,7 +221,7 @@ impl Bench<'_> {
         let (path, keys) = (move |key| format!("/bench/get-{size}/{key}"), keys.min(2000));
         self.prepare(&Arc::new(Job { order: Order::Once, ..Job::put(path, keys, &content) })).await?;
         self.settle().await?;
-        // The system's page cache has them from now on, as far as a server makes use of that.
+        // The objects are now in the page cache, if the server uses it.
         self.prepare(&Arc::new(Job::new(Method::GET, Order::Once, path, keys))).await?;
         for (verb, method) in [("GET", Method::GET), ("HEAD", Method::HEAD)] {
             for workers in self.scale.workers.iter().copied() {
@@ -235,7 +235,7 @@ impl Bench<'_> {
         self.prepare(&Arc::new(Job::new(Method::DELETE, Order::Once, path, keys))).await
     }
 
-    /// Lists many keys, all in one directory, and in a tree.
+    /// Lists many keys, in one directory and in a tree.
     async fn lists(&mut self) -> Result<()> {
         let flat = |key: u64| format!("/bench/flat/key-{key:07}");
         let deep = |key: u64| {
@@ -264,7 +264,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Lists everything below a prefix, page after page, until the time is over.
+    /// Lists all keys below a prefix, page after page, until the time is over.
     async fn list(&self, shape: &str) -> Result<Tally> {
         let mut connection = Connection::open(&self.server.target).await?;
         let mut tally = Tally::default();
@@ -316,7 +316,7 @@ impl Bench<'_> {
     }
 }
 
-/// A token as a value of a query.
+/// Encodes a token as a value of a query.
 fn encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };

@@ -1,4 +1,4 @@
-//! What one kind of requests came to, and what it cost client and server.
+//! The results of one kind of request, and its costs for client and server.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::bench::meter::process_ticks;
 /// The kernel counts CPU time for user space in hundredths of a second on every architecture we support.
 const TICK: Duration = Duration::from_millis(10);
 
-/// What was done.
+/// The work that was done.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tally {
     pub(super) operations: u64,
@@ -27,7 +27,7 @@ impl Tally {
     }
 }
 
-/// The result of one kind of requests.
+/// The result of one kind of request.
 #[derive(Debug, Clone)]
 pub(super) struct Figure {
     pub(super) name: String,
@@ -38,7 +38,7 @@ pub(super) struct Figure {
 }
 
 impl Figure {
-    /// Operations per second; of listings, keys.
+    /// Operations per second; for listings, keys per second.
     pub(super) fn rate(&self) -> f64 {
         self.tally.operations as f64 / self.time.as_secs_f64()
     }
@@ -65,11 +65,11 @@ pub(super) struct Column {
     pub(super) subject: String,
     only: Option<String>,
     pub(super) figures: Vec<Figure>,
-    /// Most memory that the server held.
+    /// Peak memory of the server.
     pub(super) peak_bytes: Option<u64>,
 }
 
-/// CPU time of both sides at one moment.
+/// CPU time of client and server at one moment.
 pub(super) struct Before {
     at: Instant,
     server_ticks: u64,
@@ -85,18 +85,18 @@ impl Before {
 }
 
 impl Column {
-    /// `only` leaves out figures whose name does not contain it.
+    /// With `only`, measures only figures whose name contains it.
     pub(super) fn new(subject: &str, only: Option<&str>) -> Self {
         let only = only.map(str::to_owned);
         Self { subject: subject.to_owned(), only, figures: Vec::new(), peak_bytes: None }
     }
 
-    /// Whether a figure of this name is to be measured.
+    /// Whether the figure with this name is measured.
     pub(super) fn wants(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
     }
 
-    /// Keeps what was done since `before`.
+    /// Records the work since `before`.
     pub(super) fn keep(
         &mut self,
         name: String,
@@ -129,7 +129,7 @@ impl Column {
     }
 }
 
-/// The most memory that a process held so far.
+/// Peak memory of a process so far.
 pub(super) fn peak_bytes(pid: Pid) -> Result<u64> {
     let path = format!("/proc/{}/status", pid.as_raw_pid());
     let status = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;

@@ -1,4 +1,4 @@
-//! The servers that are measured, each in a directory of its own.
+//! The measured servers, each in its own directory.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -18,14 +18,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Access key and secret of MinIO.
 pub(crate) const NAME: &str = "forebay-bench";
 
-/// A server that runs.
+/// A running server.
 pub(super) struct Server {
     pub(super) target: Arc<Target>,
     pub(super) pid: Pid,
     _process: Process,
 }
 
-/// What ends with it.
+/// The process that ends with the server.
 enum Process {
     Node { _node: Node },
     Child(Child),
@@ -40,7 +40,7 @@ impl Drop for Process {
     }
 }
 
-/// Whether MinIO says so: it listens before it can do anything.
+/// Whether MinIO says that it is ready: it listens before it can serve.
 fn is_ready(address: SocketAddr) -> bool {
     let ask = || {
         let mut stream = TcpStream::connect(address)?;
@@ -54,11 +54,11 @@ fn is_ready(address: SocketAddr) -> bool {
     ask().is_ok_and(|answer| answer.split(' ').nth(1) == Some("200"))
 }
 
-/// What the node may use, whatever the load.
+/// Memory of the node, the same for every load.
 const MEMORY_MIB: u64 = 512;
 
 impl Server {
-    /// A node with one drive file, so that it writes what a plain file takes.
+    /// A node with one drive file, so that it writes as many bytes as a plain file.
     pub(super) fn forebay(binary: &Path, directory: &Path) -> Result<Self> {
         let options = NodeOptions {
             binary: binary.to_path_buf(),
@@ -71,7 +71,7 @@ impl Server {
         Ok(Self { target, pid, _process: Process::Node { _node: node } })
     }
 
-    /// MinIO as it starts on one directory.
+    /// MinIO with its defaults on one directory.
     pub(super) fn minio(binary: &str, directory: &Path) -> Result<Self> {
         let (child, address) = start_minio(binary, directory, None)?;
         let pid = Pid::from_raw(i32::try_from(child.id())?).context("a child has a process id")?;
@@ -85,7 +85,7 @@ impl Server {
     }
 }
 
-/// Begins to start MinIO in a directory of its own; over TLS if there is a directory with a certificate.
+/// Starts MinIO in its own directory, over TLS if there is a directory with a certificate. Does not wait for it.
 pub(crate) fn start_minio(
     binary: &str,
     directory: &Path,

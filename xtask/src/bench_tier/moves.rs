@@ -1,4 +1,4 @@
-//! Content on its way to the store and back.
+//! Measures content that moves to the store and back.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,7 +11,7 @@ use super::rig::{Protocol, Rig, SETTLED, Ticks};
 use super::{MIB, Scale, Source};
 use crate::random::Random;
 
-/// Files of one kind that went one way.
+/// Files of one kind that moved in one direction.
 #[derive(Debug)]
 pub(super) struct Move {
     pub(super) name: String,
@@ -22,7 +22,7 @@ pub(super) struct Move {
     /// CPU time of node and store.
     pub(super) node_cpu: Duration,
     pub(super) store_cpu: Duration,
-    /// What the store did before and after, the mean of both, in MB/s.
+    /// The limit of the store: the mean of the measurements before and after, in MB/s.
     pub(super) limit_mb_s: f64,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn name(protocol: Protocol, blob_mib: u64, source: &Source) -> String
     format!("{}, blobs of {blob_mib} MiB, files of {}", protocol.name(), source.name)
 }
 
-/// Writes files, and measures how they go to the store and come back. They are removed afterwards.
+/// Writes files, measures their way to the store and back, and removes them.
 pub(super) fn measure(
     rig: &Rig,
     blob_mib: u64,
@@ -53,7 +53,7 @@ pub(super) fn measure(
     let directory = rig.mount().join("moved");
     write_files(&directory, source)?;
     let written = Instant::now();
-    // Both ways, with some time for what is around.
+    // Both directions, and some time for the rest.
     let measuring = Duration::from_secs(2 * scale.limit_s + 1);
     std::thread::sleep(SETTLED.saturating_sub(written.elapsed() + measuring));
     let first = rig.limit(scale.limit_s)?;
@@ -86,7 +86,7 @@ pub(super) fn measure(
     moves.push(moved(true, time, before, after, [first.put_mb_s, second.put_mb_s]));
     let whole = std::slice::from_ref(&directory);
     rig.tier("release", whole)?;
-    // What the store has cached stays: it had when its limit was measured.
+    // The caches of the store stay: they were warm when its limit was measured, too.
     rig.restart()?;
     let (before, began) = (rig.ticks()?, Instant::now());
     rig.tier("fetch", whole)?;
@@ -115,7 +115,7 @@ fn write_files(directory: &Path, source: &Source) -> Result<()> {
     rustix::fs::syncfs(&root).context("sync the files")
 }
 
-/// Lets what is settled go to the store. Returns how long that took: until the last bytes were counted.
+/// Uploads settled content. Returns the time until the last bytes were counted.
 fn upload(rig: &Rig) -> Result<Duration> {
     let began = Instant::now();
     rig.attach("10s")?;

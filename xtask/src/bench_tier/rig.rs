@@ -1,4 +1,4 @@
-//! A node whose filesystem is attached to MinIO, on one disk.
+//! A node with a filesystem attached to MinIO, both on one disk.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,16 +14,16 @@ use crate::bench::meter::process_ticks;
 use crate::bench_s3::server::{NAME, start_minio};
 use crate::node::{Drives, Node, NodeOptions, run};
 
-/// How long anything may take.
+/// Longest wait for any step.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// How long the store may take to start.
+/// Longest wait for the start of the store.
 const START_PATIENCE: Duration = Duration::from_secs(30);
-/// What was written longer ago goes to the store without waiting for more: the shortest cue, and the time to gather.
+/// Content older than this is uploaded without a wait for more: the shortest cue plus the time to gather a blob.
 pub(super) const SETTLED: Duration = Duration::from_secs(21);
 const BUCKET: &str = "cold";
 const RETENTION: &str = "1d";
 
-/// How the store is reached.
+/// The protocol of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
     Http,
@@ -39,7 +39,7 @@ impl Protocol {
     }
 }
 
-/// See the module.
+/// A node and its store.
 pub(super) struct Rig {
     pub(super) protocol: Protocol,
     forebay: PathBuf,
@@ -48,7 +48,7 @@ pub(super) struct Rig {
     store: Store,
 }
 
-/// Ends with it.
+/// The process of the store. Killed when dropped.
 struct Store(Child);
 
 impl Drop for Store {
@@ -65,7 +65,7 @@ pub(super) struct Ticks {
     pub(super) store: u64,
 }
 
-/// What the store can do.
+/// The limits of the store.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limit {
     pub(super) put_mb_s: f64,
@@ -86,7 +86,7 @@ fn make_certificate(directory: &Path) -> Result<()> {
 }
 
 impl Rig {
-    /// Starts both and attaches the filesystem, with a cue that does not come.
+    /// Starts both and attaches the filesystem, with a cue that is never reached.
     pub(super) fn new(home: &Path, forebay: &Path, minio: &str, protocol: Protocol) -> Result<Self> {
         let certificates = home.join("certificates");
         make_certificate(&certificates)?;
@@ -146,7 +146,7 @@ impl Rig {
         run(&mut self.command(&["store", "update"], &["cold", "--blob-size", &format!("{mib}MiB")]))
     }
 
-    /// Attaches the filesystem, or changes when content is due.
+    /// Attaches the filesystem, or changes its cue.
     pub(super) fn attach(&self, cue: &str) -> Result<()> {
         let cue = ["main", "cold", "--retention", RETENTION, "--tiering-cue", cue];
         run(&mut self.command(&["fs", "attach"], &cue))
@@ -162,7 +162,7 @@ impl Rig {
         })
     }
 
-    /// What `tier status` says. A process each time would be noticed beside what is measured.
+    /// The answer of `tier status`, without a process for each query, which would disturb the measurement.
     fn tiers(&self) -> Result<Value> {
         let mut stream =
             UnixStream::connect(self.directory.join("run/admin.sock")).context("ask the node")?;
@@ -175,7 +175,7 @@ impl Rig {
         serde_json::from_str(body).context("parse how it tiers")
     }
 
-    /// Numbers of the status of tiering.
+    /// The numbers with these names in the status of tiering.
     pub(super) fn status<const N: usize>(&self, names: [&str; N]) -> Result<[u64; N]> {
         let status = self.tiers()?;
         let mut numbers = [0; N];
@@ -194,7 +194,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Lets everything go to the store, and waits until no more than `left_bytes` have to.
+    /// Uploads everything, and waits until at most `left_bytes` are left.
     pub(super) fn upload_all(&self, left_bytes: u64) -> Result<()> {
         self.attach("10s")?;
         self.wait_until("uploads", |rig| Ok(rig.status(["queued_bytes"])?[0] <= left_bytes))?;
@@ -206,7 +206,7 @@ impl Rig {
         run(Command::new(&self.forebay).args(["tier", verb]).args(paths))
     }
 
-    /// How long the slowest of the last requests took that the store was sent for content since the node was started.
+    /// The time of the slowest of the last reads of content from the store since the start of the node.
     pub(super) fn slowest_answer(&self) -> Result<Duration> {
         let operations = self.ask(&["tier", "ops"], &[])?;
         let operations = operations.as_array().context("operations of the store")?;
@@ -220,13 +220,13 @@ impl Rig {
         Ok(Ticks { node: process_ticks(self.node.pid()?)?, store: process_ticks(store)? })
     }
 
-    /// Makes the node forget what it has cached.
+    /// Drops the caches of the node.
     pub(super) fn restart(&self) -> Result<()> {
         self.node.stop()?;
         self.node.start()
     }
 
-    /// Forgets what is cached: in the kernel, also for the store, and by a restart in the node.
+    /// Drops the caches of the kernel, which the store uses too, and of the node by a restart.
     pub(super) fn make_cold(&self) -> Result<()> {
         self.restart()?;
         rustix::fs::sync();

@@ -1,4 +1,4 @@
-//! Prints what was measured, and the aims beside it.
+//! Prints the results and compares them with their aims.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -9,18 +9,18 @@ use super::Results;
 use super::moves::Move;
 use super::uses::Foreground;
 
-/// Latencies of others may grow by this much while content is moved.
+/// Foreground latencies may grow by this factor while content moves.
 const FOREGROUND_AIM: f64 = 1.2;
-/// A read of a few bytes in the store takes no more than the store's answer and this.
+/// A read of a few bytes from the store takes at most the time of the store's answer plus this.
 const TAIL_AIM_MS: f64 = 5.0;
-/// Part of the rate without TLS that is to be reached with it.
+/// The part of the rate without TLS to reach with TLS.
 const TLS_AIM: f64 = 0.8;
 
 fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Milliseconds of CPU for a megabyte.
+/// Milliseconds of CPU per megabyte.
 fn cost(moved: &Move, cpu: Duration) -> f64 {
     ms(cpu) / (moved.bytes as f64 / 1e6)
 }

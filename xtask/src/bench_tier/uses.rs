@@ -1,4 +1,4 @@
-//! What people do with files, on drives and in the store; and what they notice of content that moves meanwhile.
+//! Common uses of files, on drives and in the store; and the effect of moving content on other reads and writes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -18,22 +18,22 @@ use crate::bench::workload::crowd;
 use crate::random::Random;
 
 const BLOCK: usize = 4096;
-/// Jobs that read and write while content is moved.
+/// Jobs that read and write while content moves.
 const JOBS: u64 = 2;
-/// What they work on.
+/// Size of the content that they use.
 const WORKED_ON_BYTES: u64 = 128 * MIB;
 const READS_PERCENT: u64 = 80;
 const TAIL: usize = 160;
 
-/// Something done with a file, the median of some times.
+/// A use of a file, with median times.
 #[derive(Debug)]
 pub(super) struct Use {
     pub(super) name: String,
     pub(super) on_drives: Duration,
     pub(super) in_store: Duration,
-    /// How long the store took for the slowest answer of those that had to be waited for.
+    /// The slowest answer of the store that the use waited for.
     pub(super) answer: Duration,
-    /// It reads the end of a file: no more than that answer and 5 ms.
+    /// Whether it reads the end of a file. Its aim is that answer plus 5 ms.
     pub(super) is_tail: bool,
 }
 
@@ -43,11 +43,11 @@ pub(super) struct Foreground {
     pub(super) name: &'static str,
     pub(super) latencies: Latencies,
     pub(super) operations_per_s: f64,
-    /// How fast content was moved meanwhile.
+    /// The speed of the moving content at the same time.
     pub(super) moved_mb_s: f64,
 }
 
-/// What is done, and how often.
+/// Name, file, repetitions, whether it reads the end, action.
 type Job<'a> = (String, PathBuf, usize, bool, &'a dyn Fn(&Path) -> Result<()>);
 
 fn fill(path: &Path, bytes: u64) -> Result<()> {
@@ -61,7 +61,7 @@ fn fill(path: &Path, bytes: u64) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// A program of some 6 MiB: this one would be larger.
+/// Installs a program of about 6 MiB: this one is larger.
 fn program(path: &Path) -> Result<()> {
     let python = std::fs::canonicalize("/usr/bin/python3").context("a program of some MiB")?;
     std::fs::copy(python, path)?;
@@ -98,7 +98,7 @@ fn middle(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Does all of it with files on drives, and then with the same in the store.
+/// Does all uses with files on drives, and then with the same files in the store.
 pub(super) fn measure(rig: &Rig, scale: &Scale, results: &mut Results) -> Result<()> {
     let directory = rig.mount().join("used");
     std::fs::create_dir(&directory)?;
@@ -125,7 +125,7 @@ pub(super) fn measure(rig: &Rig, scale: &Scale, results: &mut Results) -> Result
                     rig.tier("release", std::slice::from_ref(&path))?;
                 }
                 rig.make_cold()?;
-                // The first look at a node that has just started is not what is measured.
+                // Warms up: the first access to a node that has just started is not measured.
                 std::fs::metadata(&path)?;
                 let began = Instant::now();
                 work(&path)?;
@@ -159,7 +159,7 @@ pub(super) fn foreground(rig: &Rig, scale: &Scale) -> Result<Vec<Foreground>> {
     std::thread::sleep(SETTLED);
     let at_least = Instant::now() + Duration::from_secs(scale.foreground_s);
     let alone = work("alone", &worked_on, &|| Instant::now() < at_least)?;
-    // What is being written has to go there again and again.
+    // Jobs write all the time, so some content is always left to upload.
     let bytes = 4 * scale.big_bytes;
     let upload = || rig.upload_all(2 * WORKED_ON_BYTES);
     let out = beside("while content goes to the store", &worked_on, bytes, upload)?;

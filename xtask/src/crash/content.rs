@@ -1,15 +1,15 @@
-//! Bytes that say where they belong: a pure function of file, generation and offset.
+//! Bytes that identify their place: a pure function of file, generation and offset.
 //!
 //! Every 512 bytes begin with a mark, the file, the number of the sector and the generation of the write; the rest is
-//! a hash of those. Any range of bytes can be judged, and bytes in a wrong place name the place they come from.
+//! a hash of those. Any range of bytes can be checked, and bytes in a wrong place name the place that they come from.
 
 use crate::random::mix;
 
-/// Identifies a file for ever, across renames and after deletion.
+/// Identifies a file, across renames and after its deletion. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FileId(pub(crate) u64);
 
-/// One write. Generation 0 is that of bytes never written, which are zero.
+/// The number of a write. Generation 0 is for bytes that were never written, which are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Generation(pub(crate) u64);
 
@@ -38,14 +38,14 @@ pub(crate) fn fill(file: FileId, generation: Generation, offset: u64, buffer: &m
     }
 }
 
-/// Whether `data`, read at `offset`, is what the write of `generation` put there.
+/// Whether `data`, read at `offset`, are the bytes that the write of `generation` put there.
 pub(crate) fn matches(file: FileId, generation: Generation, offset: u64, data: &[u8]) -> bool {
     let mut expected = vec![0; data.len()];
     fill(file, generation, offset, &mut expected);
     expected == data
 }
 
-/// What a sector says about itself, for people. `sector` starts at a multiple of 512 in its file.
+/// The mark of a sector, as text for people. `sector` starts at a multiple of 512 in its file.
 pub(crate) fn describe(sector: &[u8]) -> String {
     let word = |index: usize| {
         let bytes = sector.get(index * 8..index * 8 + 8)?;

@@ -1,8 +1,8 @@
-//! What one file may contain after a crash, given what was acknowledged.
+//! The allowed contents of one file after a crash, given the acknowledged operations.
 //!
-//! The file is divided into pieces. Each has the versions that its bytes may have, oldest first; the last is what a
-//! reader sees while nothing has crashed. An fsync leaves only the last one. Beyond the size that is durable, a piece
-//! may also be unwritten.
+//! The file is divided into pieces. Each has the versions that its bytes may have, oldest first; readers see the last
+//! version as long as nothing crashes. An fsync leaves only the last version. Beyond the durable size, a piece may also
+//! be unwritten.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,13 +13,13 @@ use super::content::{self, FileId, Generation, SECTOR_BYTES, UNWRITTEN};
 #[derive(Debug, Clone)]
 pub(crate) struct FileState {
     pub(crate) id: FileId,
-    /// Modes that it may have after a crash, oldest first; the last is what is seen now.
+    /// Modes that it may have after a crash, oldest first; readers see the last one now.
     modes: Vec<u32>,
-    /// What a reader sees now.
+    /// The size that readers see now.
     pub(crate) size: u64,
-    /// After a crash the size is at least this and at most `size`: unsynced writes only make a file longer.
+    /// Smallest size after a crash. The largest is `size`: unsynced writes only make a file longer.
     size_durable: u64,
-    /// Start to end and versions, without gaps, from 0 to `size`.
+    /// Pieces by their start, without gaps, from 0 to `size`.
     pieces: BTreeMap<u64, Piece>,
 }
 
@@ -34,7 +34,7 @@ impl FileState {
         Self { id, modes: vec![mode], size: 0, size_durable: 0, pieces: BTreeMap::new() }
     }
 
-    /// A write that nobody promised to keep.
+    /// A write that need not survive a crash.
     pub(crate) fn write(&mut self, range: Range<u64>, generation: Generation) {
         self.extend(range.end);
         self.split(range.start);
@@ -44,7 +44,7 @@ impl FileState {
         }
     }
 
-    /// A write that is durable when it returns. Earlier ones stay what they are.
+    /// A write that is durable when it returns. Earlier writes keep their state.
     pub(crate) fn write_durable(&mut self, range: Range<u64>, generation: Generation) {
         self.write(range.clone(), generation);
         self.size_durable = self.size_durable.max(range.end);
@@ -53,7 +53,7 @@ impl FileState {
         }
     }
 
-    /// The mode of a file that is or was just written becomes durable with its bytes.
+    /// A change of mode, which becomes durable with the file's bytes.
     pub(crate) fn chmod(&mut self, mode: u32) {
         self.modes.push(mode);
     }
@@ -62,7 +62,7 @@ impl FileState {
         self.modes.contains(&mode)
     }
 
-    /// After a crash: the mode is this one.
+    /// After a crash: the file has this mode.
     pub(crate) fn has_mode(&mut self, mode: u32) {
         self.modes = vec![mode];
     }
@@ -71,13 +71,13 @@ impl FileState {
         &self.modes
     }
 
-    /// Everything written so far is durable.
+    /// Makes all writes and the mode durable.
     pub(crate) fn sync(&mut self) {
         self.sync_data();
         self.modes.drain(..self.modes.len() - 1);
     }
 
-    /// The same without the mode.
+    /// Makes all writes durable, but not the mode.
     pub(crate) fn sync_data(&mut self) {
         self.size_durable = self.size;
         for piece in self.pieces.values_mut() {
@@ -85,7 +85,7 @@ impl FileState {
         }
     }
 
-    /// Truncation is an operation on metadata: the size is durable when it returns. Bytes cut off never come back.
+    /// Truncation is an operation on metadata: the size is durable when it returns. Removed bytes never come back.
     pub(crate) fn truncate(&mut self, size: u64) {
         if size < self.size {
             self.split(size);
@@ -96,7 +96,7 @@ impl FileState {
         self.size_durable = size;
     }
 
-    /// What a reader sees now in a range that is inside the file.
+    /// The bytes that readers see now in a range inside the file.
     pub(crate) fn visible(&self, range: Range<u64>) -> Vec<u8> {
         let mut data = vec![0; (range.end - range.start) as usize];
         for (start, piece) in &self.pieces {
@@ -109,10 +109,10 @@ impl FileState {
         data
     }
 
-    /// Whether the file may contain `data` after a crash. Returns the state with everything else ruled out.
+    /// Checks whether the file may contain `data` after a crash. Returns the state reduced to this content.
     ///
     /// # Errors
-    /// What is wrong, for people.
+    /// The problem, for people.
     pub(crate) fn judge(&self, data: &[u8]) -> Result<Self, String> {
         let size = data.len() as u64;
         if !(self.size_durable..=self.size).contains(&size) {
@@ -120,7 +120,7 @@ impl FileState {
         }
         let mut judged = Self { size, size_durable: size, pieces: BTreeMap::new(), ..self.clone() };
         for (start, piece) in &self.pieces {
-            // Inside one sector and between the ends of writes, bytes are all of one version.
+            // Inside one sector and between the ends of writes, all bytes have the same version.
             let mut from = *start;
             while from < piece.end.min(size) {
                 let to = ((from / SECTOR_BYTES + 1) * SECTOR_BYTES).min(piece.end).min(size);
@@ -161,7 +161,7 @@ impl FileState {
         }
     }
 
-    /// Makes a piece begin at `at`, if that is inside the file.
+    /// Splits the piece at `at`, if that is inside the file.
     fn split(&mut self, at: u64) {
         let Some((_, piece)) = self.pieces.range_mut(..at).next_back().filter(|(_, piece)| piece.end > at)
         else {
@@ -199,7 +199,7 @@ mod tests {
     }
     use Step::{Sync, Truncate, Write, WriteDurable};
 
-    /// Does the steps, then asks whether the file may consist of these ranges, each of a generation, after a crash.
+    /// Does the steps, then checks whether the file may consist of these ranges and generations after a crash.
     #[track_caller]
     fn check(steps: &[Step], found: &[(u64, u64)], expected: Result<(), &str>) {
         let mut file = FileState::new(FILE, 0o644);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_cut_off_do_not_come_back() {
+    fn truncated_bytes_do_not_come_back() {
         let steps = [Write(0..4000, 1), Sync, Truncate(1000), Truncate(3000)];
         check(&steps, &[(1000, 1), (3000, 0)], Ok(()));
         check(&steps, &[(3000, 1)], Err("1000..1024"));

@@ -1,4 +1,4 @@
-// Reads "OFFSET LEN SYNC PATH\n" and LEN bytes, stores them through a shared mapping of the file, answers an errno or 0.
+// Reads "OFFSET LEN SYNC PATH\n" and LEN bytes, stores them through a shared mapping of the file, prints an errno or 0.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

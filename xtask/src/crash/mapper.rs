@@ -1,4 +1,4 @@
-//! Stores through a mapping, in a process of its own: when the filesystem is gone they end with SIGBUS.
+//! Stores through a mapping, in a separate process: SIGBUS ends it when the filesystem is gone.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
@@ -35,7 +35,7 @@ impl Mapper {
         Ok(Self { child, input, output })
     }
 
-    /// Stores bytes in the range of a file, which must be inside of it; with `is_synced`, msync returned.
+    /// Stores bytes at `offset`, inside the file; with `is_synced`, after msync has returned.
     ///
     /// # Errors
     /// Those of the system calls; EIO if the program died by a signal.

@@ -1,7 +1,7 @@
-//! What one worker's names and files must be, given the operations that returned.
+//! The required names and files of one worker, given the operations that returned.
 //!
-//! Operations on names and sizes are durable when they return; bytes and modes of files are when fsync returns. A worker is the only
-//! one to touch its names, so its own order of operations decides.
+//! Operations on names and sizes are durable when they return, bytes and modes of files when fsync returns. Only one
+//! worker changes its names, so its own order of operations decides.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +13,7 @@ use super::file::FileState;
 pub(crate) const FILE_MODE: u32 = 0o644;
 pub(crate) const DIRECTORY_MODE: u32 = 0o755;
 
-/// What a name, relative to the mount, stands for.
+/// The inode of a name. Names are relative to the mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Entry {
     File(FileId),
@@ -21,7 +21,7 @@ pub(crate) enum Entry {
     Symlink(String),
 }
 
-/// How far a write is promised.
+/// The promise of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Promise {
     Nothing,
@@ -102,7 +102,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// The name that it works on.
+    /// The name of its object.
     pub(crate) fn path(&self) -> Option<&str> {
         match self {
             Self::Create { path, .. }
@@ -121,7 +121,7 @@ impl Operation {
         }
     }
 
-    /// The file, if it names one directly.
+    /// The file, if the operation has one.
     pub(crate) fn file(&self) -> Option<FileId> {
         match self {
             Self::Create { file, .. } | Self::Close { file } => Some(*file),
@@ -141,12 +141,12 @@ impl fmt::Display for Operation {
 pub(crate) struct Model {
     pub(crate) entries: BTreeMap<String, Entry>,
     pub(crate) files: BTreeMap<FileId, FileState>,
-    /// Files whose last name is gone, to tell a deleted file that came back from one that nobody made.
+    /// Files without a name, to distinguish a deleted file that came back from one that was never made.
     pub(crate) deleted: BTreeSet<FileId>,
 }
 
 impl Model {
-    /// The operation returned success.
+    /// Applies an operation that returned success.
     pub(crate) fn apply(&mut self, operation: &Operation) {
         match operation {
             Operation::Create { path, file } => {
@@ -180,7 +180,7 @@ impl Model {
         }
     }
 
-    /// The states that are possible if it is unknown whether the operation took place.
+    /// The possible states if `in_flight` may or may not have taken place.
     pub(crate) fn possible(&self, in_flight: Option<&Operation>) -> Vec<Self> {
         match in_flight {
             None | Some(Operation::Fsync { .. } | Operation::Read { .. } | Operation::Close { .. }) => {
@@ -202,7 +202,7 @@ impl Model {
         }
     }
 
-    /// Everything is durable, as after an orderly stop.
+    /// Makes everything durable, as an orderly stop does.
     pub(crate) fn sync_all(&mut self) {
         self.files.values_mut().for_each(FileState::sync);
     }
@@ -238,7 +238,7 @@ impl Model {
     }
 
     fn rename(&mut self, from: &str, to: &str) {
-        // Two names of one file: POSIX says that nothing happens.
+        // Two names of one file: by POSIX, rename does nothing.
         if let (Some(Entry::File(a)), Some(Entry::File(b))) = (self.entries.get(from), self.entries.get(to))
             && a == b
         {

@@ -1,4 +1,4 @@
-//! What happens in a round besides the load: how it ends, and what fails before.
+//! The plan of a round besides its load: its end, and a fault before it.
 
 use std::time::Duration;
 
@@ -14,20 +14,20 @@ pub(crate) enum End {
     Kill,
     /// The disks lose power at a random moment; the process sees errors for a while, then it is killed.
     Cut { seed: u64, kill_after: Duration },
-    /// An orderly stop, after which even bytes that were not fsynced must be there.
+    /// An orderly stop, which must keep even unsynced bytes.
     Stop,
 }
 
-/// What goes wrong in the middle of a round.
+/// A fault in the middle of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// A drive answers late. Nothing may fail.
+    /// A drive answers late. No operation may fail.
     SlowDrive { ms: u64 },
-    /// A drive fails requests of one kind from some moment on. Nothing may fail: the profile allows it.
+    /// A drive fails requests of one kind from some moment on. No operation may fail: the profile tolerates it.
     BadDrive { what: &'static str },
-    /// The disk with the metadata fails requests of one kind. Whatever succeeds all the same must last.
+    /// The disk with the metadata fails requests of one kind. Operations that still succeed must last.
     BadMeta { what: &'static str },
-    /// The filesystem with the metadata has only so many bytes left.
+    /// The filesystem with the metadata has only `left_bytes` left.
     Full { left_bytes: u64 },
 }
 
@@ -35,7 +35,7 @@ pub(crate) enum Fault {
 const META: usize = 0;
 
 impl Fault {
-    /// Whether operations may fail although the node lives.
+    /// Whether operations may fail while the node runs.
     pub(crate) fn may_fail_operations(self) -> bool {
         matches!(self, Self::BadMeta { .. } | Self::Full { .. })
     }
@@ -58,7 +58,7 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// Every fifth ends in order, so that bytes which were not fsynced are checked too.
+    /// Every fifth round ends with an orderly stop, so that unsynced bytes are checked, too.
     pub(crate) fn new(number: u64, layout: Layout, random: &mut Random) -> Self {
         let end = match (number % 5, layout) {
             (0, _) => End::Stop,
@@ -68,7 +68,7 @@ impl Round {
         Self { end, fault: None }
     }
 
-    /// Faults in an order in which none hides another: a bad drive may stay lost to the node.
+    /// A round with a fault. Their order prevents that one hides another: a node may not use a bad drive again.
     pub(crate) fn with_fault(number: u64, may_lose_drive: bool, random: &mut Random) -> Self {
         let what =
             |random: &mut Random| *random.pick(&["writes", "flushes", "everything"]).expect("not empty");
@@ -87,12 +87,12 @@ impl Round {
         Self { end, fault: Some(fault) }
     }
 
-    /// Makes the disks good again once the process is gone.
+    /// Ends the faults of the disks once the process is gone.
     pub(crate) fn recover(self, storage: &Storage) -> Result<()> {
         for line in ["fail all nothing", "slow all 0"] {
             storage.command(line)?;
         }
-        // A filesystem that saw errors has stopped itself; it recovers when it is mounted again.
+        // A filesystem stops itself after errors; the next mount recovers it.
         if matches!(self.end, End::Cut { .. }) || matches!(self.fault, Some(Fault::BadMeta { .. })) {
             storage.restore()?;
         }

@@ -1,7 +1,8 @@
-//! `cargo xtask soak`: mixed load for a long time on a node that never crashes, and what drifts meanwhile.
+//! `cargo xtask soak`: mixed load for a long time on a node that never crashes, and a report of drifts.
 //!
-//! The workers of the crash test work in windows of some seconds; after each the whole mount is compared with their
-//! accounts. Rate, latency, memory, threads and open files of the first and the last third of the windows are compared.
+//! The workers of the crash test work in windows of some seconds. After each window the whole mount is compared with
+//! their accounts. At the end, rate, latency, memory, threads and open files of the first and the last third of the
+//! windows are compared.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,12 +25,12 @@ const OPTIONS: &[&str] =
 
 /// A change by more than this factor is called a drift.
 const DRIFT: f64 = 1.25;
-/// What the node may have: the least that is allowed.
+/// Memory of the node: the smallest allowed.
 const MEMORY_MIB: u64 = 512;
-/// Windows at the start that do not count: caches fill, files are few.
+/// Windows at the start that do not count: caches are not full, and there are few files.
 const WARM_UP: usize = 2;
 
-/// What one window showed.
+/// The figures of one window.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     rate: f64,
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_drifts_is_reported() {
+    fn drifts_are_reported() {
         check_drift(|_, _| {}, true);
         check_drift(|window, part| window.rate *= 1.0 + part, true);
         check_drift(|window, part| window.rate *= 1.0 - part / 2.0, false);

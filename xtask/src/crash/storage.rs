@@ -1,4 +1,4 @@
-//! What a node under test stands on: a directory of this machine, or disks whose power can be cut (see `disks`).
+//! The storage of a node under test: a directory of this machine, or disks whose power can be cut (see `disks`).
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::disks;
 use crate::node;
 
-/// What lies on which disk.
+/// The use of the disks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// Everything in a directory of this machine: its power cannot be cut.
@@ -39,13 +39,13 @@ impl FromStr for Layout {
     }
 }
 
-/// Disks behind loop devices. Everything is taken down when dropped.
+/// Disks behind loop devices. Disks, devices and mounts are removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Storage {
     /// The process that serves the disks.
     server: Child,
     service: PathBuf,
-    /// Where the filesystem of disk 0 is mounted.
+    /// Mount point of the filesystem on disk 0.
     mount: PathBuf,
     loops: Vec<PathBuf>,
 }
@@ -53,11 +53,11 @@ pub(crate) struct Storage {
 /// Room for metadata, in MiB.
 const META_MIB: u64 = 1024;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// By how much less is taken if so much is not there.
+/// The filler shrinks by this much if there is not enough room.
 const FILL_STEP: u64 = 64 << 10;
 
 impl Storage {
-    /// Makes the disks below `directory`, and the filesystem on the first one.
+    /// Makes the disks below `directory`, and a filesystem on the first disk.
     pub(crate) fn create(directory: &Path, layout: Layout, drives: u32, drive_mib: u64) -> Result<Self> {
         let (count, size_mib, filesystem) = match layout {
             Layout::Host => bail!("the power of this machine is not cut"),
@@ -89,7 +89,7 @@ impl Storage {
         Ok(storage)
     }
 
-    /// Where the node's directory belongs.
+    /// The parent of the node's directory.
     pub(crate) fn path(&self) -> &Path {
         &self.mount
     }
@@ -104,12 +104,12 @@ impl Storage {
         &self.loops[1..]
     }
 
-    /// Loses power: from here on nothing becomes durable, and a part of what was not is lost.
+    /// Cuts the power: no later write becomes durable, and some of the unstable ones are lost.
     pub(crate) fn cut(&self, seed: u64) -> Result<()> {
         self.command(&format!("cut {seed}"))
     }
 
-    /// After a cut, once nothing uses the filesystem any more: power returns, the filesystem recovers.
+    /// Turns the power on after a cut; the filesystem recovers. No process may use the filesystem.
     pub(crate) fn restore(&self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while rustix::mount::unmount(&self.mount, rustix::mount::UnmountFlags::empty()).is_err() {
@@ -124,17 +124,17 @@ impl Storage {
         self.mount()
     }
 
-    /// See `disks::command::Command`.
+    /// Sends a command, see `disks::command::Command`.
     pub(crate) fn command(&self, line: &str) -> Result<()> {
         std::fs::write(self.service.join("control"), line).with_context(|| format!("tell the disks: {line}"))
     }
 
-    /// Takes all room of the filesystem except for about `left_bytes`.
+    /// Fills the filesystem except for about `left_bytes`.
     pub(crate) fn fill(&self, left_bytes: u64) -> Result<()> {
         let file = std::fs::File::create(self.filler()).context("create a filler")?;
         let free = rustix::fs::fstatvfs(&file)?;
         let mut len = (free.f_bavail * free.f_frsize).saturating_sub(left_bytes);
-        // The node may have taken some of it meanwhile, and the filesystem needs some for its own records.
+        // The node may have used some of the room by now, and the filesystem needs some for its own records.
         loop {
             match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len.max(1)) {
                 Err(rustix::io::Errno::NOSPC) if len > FILL_STEP => len -= FILL_STEP,
@@ -145,7 +145,7 @@ impl Storage {
 
     pub(crate) fn empty(&self) -> Result<()> {
         match std::fs::remove_file(self.filler()) {
-            // A power cut may have taken it.
+            // A power cut may have lost the filler.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             result => result.context("remove the filler"),
         }
@@ -156,7 +156,7 @@ impl Storage {
     }
 
     fn mount(&self) -> Result<()> {
-        // Real devices: the loop device exists already, so mount(8) makes none of its own.
+        // The loop device already exists, so mount(8) must not make another one.
         run(Command::new("mount").arg(&self.loops[0]).arg(&self.mount))
     }
 
@@ -182,7 +182,7 @@ impl Storage {
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        // Without this, taking down a filesystem would wait for a slow disk or fail for one without power.
+        // Otherwise an unmount would wait for a slow disk, or fail on a disk without power.
         for line in ["on", "fail all nothing", "slow all 0"] {
             let _ = self.command(line);
         }

@@ -1,4 +1,4 @@
-//! The checker itself: it accepts what is allowed and reports what is not.
+//! Tests of the checker: it accepts allowed states and reports all others.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::worker::{self, Worker};
 const FILE: FileId = FileId(0x1_0000_0001);
 const OTHER: FileId = FileId(0x1_0000_0002);
 
-/// Does the operations on a plain directory, then the damage, then compares. `expected` is a part of the one problem.
+/// Does the operations on a plain directory, then the damage, then compares. `expected` is a part of the only problem.
 #[track_caller]
 fn check(
     operations: &[Operation],
@@ -32,7 +32,7 @@ fn check(
         Ok(()) => assert_eq!(problems, Vec::<String>::new()),
         Err(part) => assert!(problems.iter().any(|problem| problem.contains(part)), "{problems:?}"),
     }
-    // What was found is the new state: a second look finds nothing new.
+    // The state that was found is the new model: a second comparison finds no problem.
     if expected.is_ok() {
         workers[0].in_flight = None;
         assert_eq!(super::check(root, &mut workers).unwrap(), Vec::<String>::new());
@@ -71,7 +71,7 @@ fn with(mut operations: Vec<Operation>, more: &[Operation]) -> Vec<Operation> {
 }
 
 #[test]
-fn what_was_done_is_accepted() {
+fn the_result_of_operations_is_accepted() {
     check(&synced(), None, |_| {}, Ok(()));
     let more = [
         Operation::Mkdir { path: "w0-d".to_owned() },
@@ -87,7 +87,7 @@ fn what_was_done_is_accepted() {
 }
 
 #[test]
-fn a_synced_write_that_is_gone_is_reported() {
+fn a_lost_synced_write_is_reported() {
     check(&synced(), None, |root| fs::write(root.join("w0-a"), b"").unwrap(), Err("size=0 expected=5000"));
     check(&synced(), None, |root| fs::write(root.join("w0-a"), [0; 5000]).unwrap(), Err("found zeros"));
     let twice = with(synced(), &[write("w0-a", 0, 4096, 2), fsync("w0-a")]);
@@ -100,14 +100,14 @@ fn a_synced_write_that_is_gone_is_reported() {
 }
 
 #[test]
-fn a_write_that_was_not_synced_may_be_gone() {
+fn an_unsynced_write_may_be_lost() {
     let operations = [create("w0-a", FILE), write("w0-a", 0, 5000, 1)];
     check(&operations, None, |root| fs::write(root.join("w0-a"), b"").unwrap(), Ok(()));
     check(&operations, None, |root| fs::write(root.join("w0-a"), b"foreign").unwrap(), Err("without a mark"));
 }
 
 #[test]
-fn a_name_that_is_gone_is_reported() {
+fn a_lost_name_is_reported() {
     check(&synced(), None, |root| fs::remove_file(root.join("w0-a")).unwrap(), Err("lost: w0-a"));
     let renamed = with(synced(), &[rename("w0-a", "w0-b")]);
     check(
@@ -130,13 +130,13 @@ fn a_deleted_file_that_is_back_is_reported() {
 }
 
 #[test]
-fn a_name_that_nobody_made_is_reported() {
+fn an_unexpected_name_is_reported() {
     check(&synced(), None, |root| fs::write(root.join("stray"), b"").unwrap(), Err("unexplained: stray"));
     check(&synced(), None, |root| fs::write(root.join("w0-c"), b"").unwrap(), Err("unexplained: w0-c"));
 }
 
 #[test]
-fn an_operation_in_flight_took_place_or_not() {
+fn an_operation_in_flight_may_have_taken_place() {
     let gone = |root: &Path| fs::remove_file(root.join("w0-a")).unwrap();
     check(&synced(), Some(unlink("w0-a")), gone, Ok(()));
     check(&synced(), Some(unlink("w0-a")), |_| {}, Ok(()));

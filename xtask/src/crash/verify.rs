@@ -63,7 +63,7 @@ fn walk(root: &Path) -> Result<Tree> {
     Ok(tree)
 }
 
-/// What one worker is judged by.
+/// The model and names of one worker.
 pub(crate) struct Claim<'a> {
     pub(crate) model: &'a Model,
     pub(crate) in_flight: Option<&'a Operation>,
@@ -71,15 +71,15 @@ pub(crate) struct Claim<'a> {
     pub(crate) prefixes: Vec<String>,
 }
 
-/// What was found of all claims.
+/// The result for all claims.
 pub(crate) struct Verdict {
-    /// For each claim its model as found, or its problems, one line each.
+    /// For each claim, the model that was found, or its problems, one line each.
     pub(crate) workers: Vec<Result<Model, Vec<String>>>,
-    /// Names that nobody claims, and shared ones that are missing.
+    /// Names without a claim, and missing shared directories.
     pub(crate) problems: Vec<String>,
 }
 
-/// Compares everything below `root` with the claims. `shared` are directories that belong to nobody.
+/// Compares everything below `root` with the claims. `shared` are directories of no single worker.
 pub(crate) fn verify(root: &Path, claims: &[Claim<'_>], shared: &[&str]) -> Result<Verdict> {
     let mut tree = walk(root)?;
     let mut problems: Vec<String> = Vec::new();
@@ -93,7 +93,7 @@ pub(crate) fn verify(root: &Path, claims: &[Claim<'_>], shared: &[&str]) -> Resu
     Ok(Verdict { workers, problems })
 }
 
-/// Takes the worker's names out of the tree.
+/// Compares the worker's names, and removes them from the tree.
 fn judge_worker(root: &Path, tree: &mut Tree, claim: &Claim<'_>) -> Result<Model, Vec<String>> {
     let is_own = |path: &str| claim.prefixes.iter().any(|prefix| path.starts_with(prefix.as_str()));
     let (own, others): (Tree, Tree) = std::mem::take(tree).into_iter().partition(|(path, _)| is_own(path));
@@ -181,7 +181,7 @@ fn compare(
     }
 }
 
-/// A name that must not be there. If it is a file, its bytes say which.
+/// Describes a name that must not exist. The bytes of a file tell which file it is.
 fn explain_extra(root: &Path, path: &str, model: &Model) -> String {
     let content = std::fs::read(root.join(path)).unwrap_or_default();
     let back = model.deleted.iter().find(|file| {

@@ -1,4 +1,4 @@
-//! One worker: chooses operations by a seed, does them, and keeps account of what they promised.
+//! One worker: chooses operations by a seed, does them, and keeps account of their promises.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -23,20 +23,20 @@ const ENTRIES_MAX: usize = 60;
 const FILE_BYTES_MAX: u64 = 8 << 20;
 const BYTES_MAX: u64 = 40 << 20;
 const OPEN_FILES_MAX: usize = 6;
-/// Operations that are remembered, to tell what led to a failure.
+/// Most operations that are remembered to explain a failure.
 const HISTORY_MAX: usize = 10_000;
 
-/// One worker with its names, across rounds.
+/// One worker with its names. It lives for all rounds.
 #[derive(Debug)]
 pub(crate) struct Worker {
     index: usize,
     root: PathBuf,
     random: Random,
     pub(crate) model: Model,
-    /// Set if an operation failed at the moment of the crash: it took place or not.
+    /// The operation that failed at the moment of the crash: it may or may not have taken place.
     pub(crate) in_flight: Option<Operation>,
     pub(crate) operations: u64,
-    /// Of what was done since somebody took them.
+    /// Latencies of the operations since they were last taken.
     pub(crate) latencies: Latencies,
     names: u64,
     generation: u64,
@@ -65,12 +65,12 @@ impl Worker {
         }
     }
 
-    /// What was done to a file, one line each, oldest first.
+    /// The operations on a file, one line each, oldest first.
     fn history(&self, file: FileId) -> Vec<String> {
         self.history.iter().filter(|(of, _)| *of == Some(file)).map(|(_, line)| line.clone()).collect()
     }
 
-    /// A problem found after a crash, with what was done to the file that it names first.
+    /// A problem found after a crash, with the operations on the first file that it names.
     pub(crate) fn explain(&self, problem: &str) -> String {
         let path = problem.trim_start_matches("lost: ").split(": ").next().unwrap_or_default();
         let history = self.model.file(path).map_or(Vec::new(), |file| self.history(file.id));
@@ -92,7 +92,7 @@ impl Worker {
         self.history.push_back((file, line));
     }
 
-    /// Beginnings of the names that only this worker uses.
+    /// Prefixes of the names that only this worker uses.
     pub(crate) fn prefixes(&self) -> Vec<String> {
         vec![format!("w{}-", self.index), format!("{SHARED}/w{}-", self.index)]
     }
@@ -100,7 +100,7 @@ impl Worker {
     /// Works until `stop` is set or, once `crashing` is set, until an operation fails.
     ///
     /// # Errors
-    /// An operation that failed without a crash, or a reader that saw wrong bytes.
+    /// An operation that failed without a crash, or a read of wrong bytes.
     pub(crate) fn work(&mut self, stop: &AtomicBool, crashing: &AtomicBool) -> Result<(), String> {
         self.in_flight = None;
         while !stop.load(Ordering::Relaxed) {
@@ -178,7 +178,7 @@ impl Worker {
                     None => Mapper::start(&self.mapper_binary)?,
                 };
                 mapper.store(&at(path), *offset, &data, *promise == Promise::Durable)?;
-                // One that failed may be dead: it is not used again.
+                // A mapper that failed may be dead, so it is not used again.
                 self.mapper = Some(mapper);
             }
             Operation::Fsync { path, sync: Sync::All } => self.handle(path)?.sync_all()?,
@@ -225,7 +225,7 @@ impl Worker {
     }
 
     fn choose(&mut self) -> Operation {
-        // A choice may be impossible at the moment; creating a file always is possible.
+        // A choice may be impossible now; the creation of a file is always possible.
         for _ in 0..20 {
             if let Some(operation) = self.try_choose() {
                 return operation;
@@ -278,7 +278,7 @@ impl Worker {
     fn write(&mut self) -> Option<Operation> {
         let (path, size) = self.any_file()?;
         self.generation += 1;
-        // Around the limits below which data is stored in other ways, and beyond a whole stripe.
+        // Sizes around the limits of small writes, and beyond a whole stripe.
         let len_max = *self.random.pick(&[600, 9 << 10, 70 << 10, 300 << 10, 2 << 20])?;
         let mut len = 1 + self.random.below(len_max);
         let mut offset = match self.random.below(10) {
@@ -342,7 +342,7 @@ impl Worker {
         is_empty.then_some(Operation::Rmdir { path })
     }
 
-    /// Onto a fresh name or, for what is no directory, onto an existing one of the same sort.
+    /// A rename to a fresh name or, unless it is a directory, to an existing name of the same kind.
     fn rename(&mut self) -> Option<Operation> {
         let from = self.any_path(|_| true)?;
         let to = if self.random.percent(50) && self.model.entries[&from] != Entry::Directory {
@@ -354,7 +354,7 @@ impl Worker {
         (from != to && !is_into_itself).then_some(Operation::Rename { from, to })
     }
 
-    /// A name never used before, in the root, the shared directory, or one of its own directories.
+    /// A name that was never used, in the root, the shared directory, or one of the worker's directories.
     fn fresh_name(&mut self) -> String {
         self.names += 1;
         let name = format!("w{}-{}", self.index, self.names);
@@ -381,7 +381,7 @@ impl Worker {
     }
 }
 
-/// Why an operation did not succeed.
+/// Why an operation failed.
 enum Failure {
     Io(io::Error),
     Wrong(String),
@@ -393,7 +393,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// What the kernel answers when the process behind a mount is gone, and the process when its disks are, or are full.
+/// Whether an error comes from a mount without its process, or from a process whose disks are gone or full.
 fn is_of_a_crash(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errors =
@@ -401,7 +401,7 @@ fn is_of_a_crash(error: &io::Error) -> bool {
     errors.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// Makes what all workers share.
+/// Makes the directory that all workers share.
 pub(crate) fn prepare(root: &Path) -> io::Result<()> {
     let shared = root.join(SHARED);
     std::fs::create_dir(&shared)?;

@@ -1,11 +1,11 @@
-//! What the disks can be told.
+//! The commands of the disks.
 
 use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 
-/// Which disks a command is for.
+/// The disks of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     One(usize),
@@ -34,7 +34,7 @@ pub(crate) enum Failing {
 pub(crate) enum Command {
     Fail(Which, Failing),
     Slow(Which, Duration),
-    /// Power is lost at one moment for all disks: what is not stable is lost in part, nothing is served until `on`.
+    /// All disks lose power at the same moment: unstable writes are lost in part, and all requests fail until `on`.
     Cut(u64),
     On,
 }

@@ -1,4 +1,4 @@
-//! The disks themselves: what is stable, what a reader sees, and what is lost when the power goes.
+//! The disks: stable bytes, bytes that readers see, and the loss of unstable writes in a power cut.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,7 +14,7 @@ use crate::random::Random;
 
 const SECTOR_BYTES: usize = 512;
 const COPY_BYTES: usize = 1 << 20;
-/// A real disk's cache is finite: the oldest writes become stable by themselves beyond this.
+/// Size of a disk's cache. Beyond it, the oldest writes become stable without a flush.
 const CACHE_BYTES_MAX: usize = 64 << 20;
 
 /// The request fails with EIO.
@@ -27,11 +27,11 @@ impl From<io::Error> for Failed {
     }
 }
 
-/// What a request puts on a disk.
+/// The bytes of a write.
 #[derive(Debug)]
 pub(crate) enum Data {
     Bytes(Vec<u8>),
-    /// So many zeros, for which a file needs no room.
+    /// A number of zeros, for which a file needs no room.
     Zeros(u64),
 }
 
@@ -53,7 +53,7 @@ impl Data {
         }
     }
 
-    /// Puts a part of the sectors, each with this chance. Zeros come and go as one.
+    /// Writes each sector with this chance. A run of zeros is written as a whole or not at all.
     fn put_in_part(
         &self,
         file: &File,
@@ -75,7 +75,7 @@ impl Data {
         }
     }
 
-    /// What the cache needs to remember it.
+    /// Bytes that it takes in the cache.
     fn memory_bytes(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
@@ -84,16 +84,16 @@ impl Data {
     }
 }
 
-/// A write that no flush has followed yet.
+/// A write without a later flush.
 struct Unstable {
     offset: u64,
     data: Data,
 }
 
 struct Disk {
-    /// What a reader sees.
+    /// The bytes that readers see.
     current: File,
-    /// What is there after a power cut, apart from what is kept of the unstable writes.
+    /// The bytes after a power cut, without the unstable writes.
     stable: File,
     unstable: Vec<Unstable>,
     unstable_bytes: usize,
@@ -136,7 +136,7 @@ impl Disk {
         Ok(())
     }
 
-    /// The oldest so many writes become stable.
+    /// Makes the oldest `count` writes stable.
     fn settle(&mut self, count: usize) -> io::Result<()> {
         for write in self.unstable.drain(..count) {
             write.data.put(&self.stable, write.offset)?;
@@ -145,7 +145,7 @@ impl Disk {
         Ok(())
     }
 
-    /// A whole write is lost, kept or torn, each with a third of the chance.
+    /// Loses power: each write is lost, kept or torn, with the same chance.
     fn cut(&mut self, random: &mut Random) -> io::Result<()> {
         self.is_powered = false;
         for write in &self.unstable {
@@ -215,7 +215,7 @@ impl Disks {
     }
 
     pub(crate) fn obey(&self, command: Command) -> Result<(), Failed> {
-        // All locks at once: the power goes at one moment.
+        // All locks at once: all disks lose power at the same moment.
         let mut disks: Vec<MutexGuard<'_, Disk>> = (0..self.count()).map(|index| self.disk(index)).collect();
         for (index, disk) in disks.iter_mut().enumerate() {
             match command {

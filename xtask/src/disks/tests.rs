@@ -1,4 +1,4 @@
-//! The disks forget what they may, and nothing else.
+//! Tests of the disks: they lose unstable writes only.
 
 use super::command::{Command, Failing, Which};
 use super::disk::{Data, Disks, Failed};
@@ -22,7 +22,7 @@ fn flushed_writes_survive_a_cut_and_others_are_kept_by_sector() {
         disks.write(0, 0, bytes(1, 8192)).unwrap();
         disks.flush(0).unwrap();
         disks.write(0, 4096, bytes(2, 4096)).unwrap();
-        // A flush of another disk says nothing about this one.
+        // A flush of another disk has no effect on this one.
         disks.flush(1).unwrap();
         disks.obey(Command::Cut(seed)).unwrap();
         assert_eq!(disks.read(0, 0, 512), Err(Failed));
@@ -53,14 +53,14 @@ fn failures_are_of_one_kind_on_one_disk() {
 }
 
 #[test]
-fn what_is_not_understood_is_refused() {
+fn malformed_commands_are_refused() {
     for line in ["", "cut", "cut x", "fail 1", "fail 1 sometimes", "slow 1 x", "on on"] {
         assert!(line.parse::<Command>().is_err(), "{line}");
     }
 }
 
 #[test]
-fn zeros_come_back_or_not_after_a_cut() {
+fn zeros_may_be_lost_in_a_cut() {
     let directory = tempfile::tempdir().unwrap();
     let mut seen = [false; 2];
     for seed in 0..20 {

@@ -19,7 +19,7 @@ pub(crate) struct Keys {
     secret: String,
 }
 
-/// What a signature adds to a request.
+/// The headers that a signature adds to a request.
 pub(super) struct Signed {
     pub(super) date: String,
     pub(super) authorization: String,
@@ -33,7 +33,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// As `x-amz-content-sha256` has it.
+/// The value of `x-amz-content-sha256` for these bytes.
 pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     hex(digest::digest(&digest::SHA256, bytes).as_ref())
 }
@@ -85,7 +85,7 @@ mod tests {
 
     /// The first example of "Authenticating Requests: Using the Authorization Header" in the S3 reference.
     #[test]
-    fn the_example_of_the_reference_is_signed_alike() {
+    fn the_example_of_the_reference_has_its_signature() {
         let keys = Keys::new("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY");
         let headers = [("range", "bytes=0-9")];
         let ask = Ask { headers: &headers, ..Ask::new(hyper::Method::GET, "/test.txt") };

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::Finding;
 
-/// Which of our crates each may use, from section "Crates" of ARCHITECTURE.md. Changing it is a decision record.
+/// The crates of ours that each crate may use, from section "Crates" of ARCHITECTURE.md. A change needs a decision
+/// record.
 const EDGES: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("layout", &["base"]),
@@ -25,7 +26,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("xtask", &["base"]),
 ];
 
-/// Crates of others that only some of ours may use.
+/// Third-party crates that only some of our crates may use.
 const RESTRICTED: &[(&str, &[&str])] = &[
     ("anyhow", &["forebay", "sim", "xtask"]),
     ("clap", &["forebay"]),
@@ -88,7 +89,7 @@ fn check_package(package: &Value, path: &Path, manifest: &str) -> Vec<Finding> {
     messages.into_iter().map(|message| Finding { path: path.to_path_buf(), line: 1, message }).collect()
 }
 
-/// Every dependency on a crate of others, in the workspace's manifest, has a row in the table of reasons and back.
+/// Checks that the third-party dependencies in the workspace's manifest are those in the table of reasons.
 fn check_reasons(manifest: &str, reasons: &str) -> Vec<Finding> {
     let section =
         manifest.lines().zip(1..).skip_while(|(line, _)| line.trim() != "[workspace.dependencies]").skip(1);
@@ -116,7 +117,7 @@ fn check_reasons(manifest: &str, reasons: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// Not those of tests and benchmarks, nor of build scripts.
+/// Dependencies without those of tests, benchmarks and build scripts.
 fn normal_dependencies(package: &Value) -> impl Iterator<Item = &str> {
     let dependencies = package["dependencies"].as_array().map(Vec::as_slice).unwrap_or_default();
     dependencies.iter().filter(|dependency| dependency["kind"].is_null()).filter_map(|d| d["name"].as_str())
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn some_dependencies_are_for_some_crates() {
+    fn restricted_dependencies_are_for_some_crates_only() {
         check(
             "client",
             json!([{ "name": "fuser", "kind": null }]),

@@ -1,8 +1,8 @@
-//! Just enough of Rust's lexical structure to tell code from comments and literals.
+//! Enough of Rust's lexical structure to distinguish code, comments and literals.
 
-/// A source text split into two of the same shape: every byte that is not of the kind is a space, newlines stay.
+/// A source text split into two texts of the same shape: bytes of the other kind become spaces, newlines stay.
 pub struct Layers {
-    /// Code, with the quotes of literals but not what they hold.
+    /// Code, with the quotes of literals but without their content.
     pub code: String,
     /// Comments.
     pub comments: String,
@@ -38,7 +38,8 @@ fn layer(bytes: &[u8], kinds: &[Kind], wanted: Kind) -> String {
     bytes.iter().zip(kinds).map(keep).collect()
 }
 
-/// Length and kind of what begins here. Anything that is neither comment nor literal is one byte of code.
+/// Length and kind of the token at the start of `rest`. If it is neither a comment nor a literal, it is one byte of
+/// code.
 fn token(rest: &[u8], after_word: bool) -> (usize, Kind) {
     match rest {
         [b'/', b'/', ..] => (position(rest, b"\n").unwrap_or(rest.len()), Kind::Comment),
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_literals_are_told_from_code() {
+    fn comments_and_literals_are_separated_from_code() {
         check("let a = 1; // why\nlet b;", "let a = 1; let b;", "// why");
         check("a /* x /* y */ z */ b", "a b", "/* x /* y */ z */");
         check(r#"call("{ // no", b"}")"#, "call( , b )", "");

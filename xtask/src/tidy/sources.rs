@@ -9,10 +9,10 @@ use super::lexer::{self, is_word};
 const FILE_LINES_MAX: usize = 800;
 const FUNCTION_LINES_MAX: usize = 70;
 
-/// Words with another meaning elsewhere, or with none; see "Words" in STYLE.md.
+/// Words with another or no clear meaning; see "Words" in STYLE.md.
 const FORBIDDEN_WORDS: &[&str] = &["chunk", "brick", "osd", "master", "slave"];
 
-/// Names of the standard library and of `bytes` that hold such a word.
+/// Names of the standard library and of `bytes` that contain such a word.
 const FOREIGN_NAMES: &[&str] = &[
     "chunks",
     "chunks_exact",
@@ -31,7 +31,7 @@ const FOREIGN_NAMES: &[&str] = &[
     "ChunksExact",
 ];
 
-/// Checks one file. `path` is for the findings, and tells test files.
+/// Checks one file. `path` is for the findings, and to recognise test files.
 pub fn check(path: &Path, source: &str) -> Vec<Finding> {
     let layers = lexer::split(source);
     let tests = test_modules(&layers.code);
@@ -71,7 +71,7 @@ fn is_test_file(path: &Path) -> bool {
     path.components().any(|part| part.as_os_str() == "tests") || path.ends_with("tests.rs")
 }
 
-/// Where `#[cfg(test)] mod name { … }` lies.
+/// The ranges of `#[cfg(test)] mod name { … }`.
 fn test_modules(code: &str) -> Vec<Range<usize>> {
     let starts = code.match_indices("#[cfg(test)]").map(|(at, _)| at);
     let inline_module = |start: usize| {
@@ -83,7 +83,7 @@ fn test_modules(code: &str) -> Vec<Range<usize>> {
     starts.filter_map(inline_module).collect()
 }
 
-/// Name and place, from `fn` to the last brace, of every function with a body.
+/// Name and range, from `fn` to the last brace, of every function with a body.
 fn functions(code: &str) -> Vec<(&str, Range<usize>)> {
     let mut words = identifiers(code).peekable();
     let mut found = Vec::new();
@@ -102,7 +102,7 @@ fn functions(code: &str) -> Vec<(&str, Range<usize>)> {
     found
 }
 
-/// Where the body begins, unless the declaration ends with a semicolon. Those in `[u8; 4]` do not count.
+/// Where the body begins, unless the declaration ends with a semicolon. Semicolons in `[u8; 4]` do not count.
 fn body_start(declaration: &str) -> Option<usize> {
     let mut depth = 0i32;
     for (at, byte) in declaration.bytes().enumerate() {
@@ -166,7 +166,7 @@ fn words(name: &str) -> Vec<String> {
     words
 }
 
-/// Whether a comment marks work left to do without saying which issue it belongs to.
+/// Whether a comment marks work left to do without the number of its issue.
 fn is_unnumbered(comment: &str) -> bool {
     let mut marks = identifiers(comment).filter(|(_, word)| *word == "TODO");
     marks.any(|(at, _)| {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_others_are_reported_as_names_only() {
+    fn forbidden_words_are_reported_in_names_only() {
         check_source(
             "fn f(chunk: u8) {}\nstruct BrickMap;\nconst OSD_COUNT: u8 = 0;",
             &[(1, "name=chunk"), (2, "name=BrickMap"), (3, "name=OSD_COUNT")],
