@@ -1,9 +1,9 @@
-"""Offers a node more and more work, then ten times what it can take, and compares.
+"""Increases the load of a node to its peak throughput, then to ten times that load, and compares the throughputs.
 
 overload.py DIRECTORY ENDPOINT SECONDS SHARE: DIRECTORY is on the mount and its name is a bucket of ENDPOINT. A unit of load
-is four writers that overwrite files and fsync, two readers beside them, and two clients of S3, each of which goes on as soon
-as it has its answer. The unit is doubled until no more gets done: that is the peak. Then come ten times as many. Fails if
-anything fails or does not return, or if less than SHARE of the peak gets done then.
+is four writers that overwrite files and fsync, two readers, and two clients of S3. Each goes on as soon as it has its
+answer. The number of units is doubled a few times; the best throughput is the peak. Then ten times as many run. Fails if a
+call fails or hangs, or if the throughput under overload is less than SHARE of the peak.
 """
 
 import http.client
@@ -21,12 +21,12 @@ OBJECT = 1 << 20
 BODY = os.urandom(OBJECT)
 LEVELS = 4
 OVERLOAD = 10
-# A call that has not returned by then hangs.
+# A call that takes longer hangs.
 HANGS_S = 60
 
 
 class Phase:
-    """Counts what gets done between two moments."""
+    """Counts the work between two moments."""
 
     def __init__(self):
         self.stop = threading.Event()
@@ -100,7 +100,7 @@ def object_client(phase, urls):
 
 
 def run(units, seconds, directory, sign):
-    """So many units of load for so long. Bytes per second, by kind."""
+    """Runs `units` units of load for `seconds` seconds. Returns MiB per second, by kind."""
     phase = Phase()
     jobs = [(writer, (phase, directory, number)) for number in range(4 * units)]
     jobs += [(reader, (phase, directory, number)) for number in range(2 * units)]
@@ -136,7 +136,7 @@ def main():
 
     files = os.path.join(directory, "files")
     os.makedirs(files)
-    # Beforehand: who creates a file holds the whole directory up for as long as the answer takes.
+    # Created before the load starts: the creation of a file blocks its whole directory until the answer.
     for number in range(4 * OVERLOAD * 2 ** (LEVELS - 1)):
         with open(os.path.join(files, f"file-{number}"), "wb") as file:
             file.truncate(64 * BLOCK)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Asynchronous O_DIRECT writes of one process beside buffered reads of another: direct.py FILE SECONDS.
 
-Fails if a buffered read shows a block older than one whose write had ended before the read began.
+Fails if a buffered read returns an older block than the last one whose write had ended before the read began.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ def call(number, *args):
 
 
 def write_forever(path, done):
-    """Writes every block again and again, each time the next number; notes in `done` what has ended."""
+    """Writes all blocks repeatedly, with the next number each time. Keeps the last completed number of each in `done`."""
     fd = os.open(path, os.O_RDWR | os.O_DIRECT)
     context = ctypes.c_uint64(0)
     call(SETUP, DEPTH, ctypes.byref(context))

@@ -1,4 +1,4 @@
-"""Answers of S3 that programs expect as AWS gives them: what was looked at closely by tests of others.
+"""Answers of S3 that programs expect to be the same as those of AWS.
 
 answers.py GROUP…   ENDPOINT, MNT, NODE, FOREBAY and AWS credentials of an administrator come from the environment.
 """
@@ -40,7 +40,7 @@ def status(answer):
 
 
 def composite():
-    """The checksum of an upload may be told without the number of its parts, as minio-go does."""
+    """A client may send the checksum of an upload without the number of parts, as minio-go does."""
     b = bucket()
     for suffix in ("", "-2"):
         upload = s3.create_multipart_upload(Bucket=b, Key="m", ChecksumAlgorithm="CRC32")["UploadId"]
@@ -57,7 +57,7 @@ def composite():
 
 
 def encryption():
-    """Nothing that asks for encryption is stored in clear with a 200."""
+    """A request for encryption is refused, never stored unencrypted with a 200."""
     b = bucket()
     s3.put_object(Bucket=b, Key="k", Body=b"x")
     names = ["customer-key", "customer-key-MD5", "aws-kms-key-id", "context", "bucket-key-enabled", "customer-algorithm"]
@@ -83,7 +83,7 @@ def encryption():
 
 
 def documents():
-    """Documents that are too long, and lists of a version that is none."""
+    """Documents that are too long, and lists with an unknown version."""
     b = bucket()
     length = {"Content-Length": str((4 << 20) + 1)}
     for sent in ((4 << 20) + 1, 9 << 20):
@@ -103,7 +103,7 @@ def documents():
 
 
 def heads():
-    """Heads of requests that HTTP refuses are refused as S3 does, and at once."""
+    """Request heads that are invalid in HTTP get an S3 error, without a delay."""
     b = bucket()
     start = f"PUT /{b}/k HTTP/1.1\r\nHost: {HOST}\r\n"
     for lines, code in (
@@ -124,21 +124,21 @@ def heads():
     for more in (b"".join(b"X-%d: 1\r\n" % number for number in range(500)), b"X-A: " + b"a" * 300_000 + b"\r\n"):
         answer = exchange(start.encode() + more + b"\r\n")
         assert status(answer) == (431, "RequestHeaderSectionTooLarge"), answer[:300]
-    # An object that looks like a refusal is not taken for one, and requests on one connection stay apart.
+    # An object that looks like an error response is not mistaken for one, and requests on one connection stay separate.
     likeness = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n" * 3000
     s3.put_object(Bucket=b, Key="like", Body=likeness)
     for _ in range(3):
         assert body(b, "like") == likeness
-    # In one packet with a request before it, a head is read as strictly.
+    # A head in one packet with an earlier request is read as strictly.
     answers = exchange(signed("GET", f"/{b}/none") + f"GET / HTTP/1.1\nHost: {HOST}\r\n\r\n".encode(), until_close=True)
     assert answers.startswith("HTTP/1.1 404") and "HTTP/1.1 400 Bad Request" in answers, answers
-    # Who announces too much is answered before it has come.
+    # A request that announces too much is answered before its body arrives.
     for length, code in ((6 << 40, "EntityTooLarge"), (1 << 62, "EntityTooLarge")):
         began = time.monotonic()
         answer = exchange(signed("PUT", f"/{b}/k", {"Content-Length": str(length)}, digest="UNSIGNED-PAYLOAD") + b"x" * 100_000)
         assert status(answer) == (400, code), answer[:300]
         assert time.monotonic() - began < 2, "answered late"
-    # As is one who announces more than comes.
+    # So is a request that announces more than it sends.
     began = time.monotonic()
     answer = exchange(signed("PUT", f"/{b}/k", {"Content-Length": "1000000"}, secret="wrong") + b"x" * 1000)
     assert status(answer) == (403, "SignatureDoesNotMatch"), answer[:300]
@@ -158,7 +158,7 @@ def far_ranges():
 
 
 def absent():
-    """Who may not list a bucket does not learn which keys are there."""
+    """A user without the right to list a bucket does not learn which keys exist."""
     b = bucket()
     s3.put_object(Bucket=b, Key="k", Body=b"x")
     objects = {"Effect": "Allow", "Action": ["s3:*Object*"], "Resource": f"arn:aws:s3:::{b}/*"}
@@ -177,7 +177,7 @@ def absent():
         refused(*code, eve.copy_object, Bucket=b, Key="l", CopySource=missing)
         refused(*code, eve.put_object, **missing, Body=b"", IfMatch='"0"')
         eve.delete_object(**missing)
-    # Nor does nobody.
+    # Neither does an anonymous client.
     anyone = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{b}/*"}
     s3.put_bucket_policy(Bucket=b, Policy=policy(anyone))
     nobody = client(signature_version=botocore.UNSIGNED)
@@ -186,7 +186,7 @@ def absent():
 
 
 def ownership():
-    """A bucket belongs to its creator, who may use it; policies may say otherwise."""
+    """A bucket belongs to its creator, who may use it unless a policy denies it."""
     makes = {"Effect": "Allow", "Action": "s3:CreateBucket", "Resource": "*"}
     (eve, name), (bob, _), b = user(makes), user(makes), f"o-{uuid.uuid4().hex[:12]}"
     eve.create_bucket(Bucket=b)
@@ -200,12 +200,12 @@ def ownership():
     refused("AccessDenied", 403, bob.delete_bucket, Bucket=b)
     upload = eve.create_multipart_upload(Bucket=b, Key="m")["UploadId"]
     eve.abort_multipart_upload(Bucket=b, Key="m", UploadId=upload)
-    # The bucket's policy counts for its owner too.
+    # The bucket's policy also applies to its owner.
     deny = {"Effect": "Deny", "Principal": {"AWS": name}, "Action": "s3:PutObject", "Resource": f"arn:aws:s3:::{b}/*"}
     eve.put_bucket_policy(Bucket=b, Policy=policy(deny))
     refused("AccessDenied", 403, eve.put_object, Bucket=b, Key="l", Body=b"x")
     eve.delete_bucket_policy(Bucket=b)
-    # It stays with the directory, and a user who gets the name later is another one.
+    # The directory keeps its owner, and a later user with the same name is a different user.
     other = f"{b}-renamed"
     os.rename(f"{MNT}/{b}", f"{MNT}/{other}")
     assert eve.get_object(Bucket=other, Key="k")["Body"].read() == b"x"
@@ -213,7 +213,7 @@ def ownership():
     forebay("user", "add", os.environ["NODE"], name)
     again = boto3.client("s3", endpoint_url=ENDPOINT, region_name="us-east-1", config=Config(retries={"max_attempts": 0}), **dict(zip(("aws_access_key_id", "aws_secret_access_key"), key(name))))
     refused("AccessDenied", 403, again.get_object, Bucket=other, Key="k")
-    # What was made on the mount belongs to the administrators.
+    # A directory made on the mount belongs to the administrators.
     made = f"o-{uuid.uuid4().hex[:12]}"
     os.mkdir(f"{MNT}/{made}")
     refused("BucketAlreadyOwnedByYou", 409, s3.create_bucket, Bucket=made)
@@ -222,7 +222,7 @@ def ownership():
 
 
 def emptied():
-    """A bucket that looks empty goes with the directories that somebody made in it; one with files does not."""
+    """A bucket without files is removed with its empty directories; a bucket with files is not."""
     b = bucket()
     os.makedirs(f"{MNT}/{b}/a/b/c")
     os.makedirs(f"{MNT}/{b}/d")
@@ -239,7 +239,7 @@ def emptied():
 
 
 def probes():
-    """Questions about features that are not there are answered as if nothing was set."""
+    """Queries for unsupported features are answered as if they were not configured."""
     b = bucket()
     for call, code in (
         (s3.get_bucket_encryption, "ServerSideEncryptionConfigurationNotFoundError"),
@@ -263,7 +263,7 @@ def probes():
     for condition, public in ({}, True), ({"Condition": {"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}}}, False):
         s3.put_bucket_policy(Bucket=b, Policy=policy({**anyone, **condition}))
         assert s3.get_bucket_policy_status(Bucket=b)["PolicyStatus"]["IsPublic"] is public
-    # Setting any of it is refused.
+    # Requests that configure them are refused.
     refused("NotImplemented", 501, s3.put_bucket_request_payment, Bucket=b, RequestPaymentConfiguration={"Payer": "Requester"})
     expect(exchange(signed("PUT", f"/{b}?encryption=", {"Content-Length": "0"})), 501, "NotImplemented")
 
@@ -300,7 +300,7 @@ def health():
 
 
 def canned():
-    """public-read of a bucket lets everybody list it, and no more, as on AWS."""
+    """public-read of a bucket lets every client list it, and no more, as on AWS."""
     nobody, name = client(signature_version=botocore.UNSIGNED), f"p-{uuid.uuid4().hex[:12]}"
     s3.create_bucket(Bucket=name, ACL="public-read")
     s3.put_object(Bucket=name, Key="k", Body=b"x")
@@ -323,7 +323,7 @@ def canned():
 
 
 def form_answers():
-    """A form is answered with the place and the ETag of its object, and refused clearly."""
+    """The answer to a form has the location and the ETag of the object; invalid forms get clear errors."""
     b, etag = bucket(), f'"{hashlib.md5(b"hello").hexdigest()}"'
     form = s3.generate_presigned_post(b, "dir/a b", Conditions=[["starts-with", "$success_action_status", ""]])
     for wanted in (200, 201, 204):
@@ -363,7 +363,7 @@ def resigned(form, text):
 
 
 def attributes():
-    """What is told of objects and their parts."""
+    """Attributes of objects and their parts."""
     b = bucket()
     s3.put_object(Bucket=b, Key="k", Body=b"x", Tagging="a=1&b=2")
     answer = exchange(signed("GET", f"/{b}/k?attributes=", {"x-amz-object-attributes": "ETag,ObjectSize"}))
@@ -392,7 +392,7 @@ def attributes():
 
 def small_things():
     b = bucket()
-    # The date of a signature may be in the header Date alone, as mail or as version 4 writes it.
+    # The date of a signature may be in the header Date alone, in the format of mail or of version 4.
     now = time.gmtime()
     stamp, day = time.strftime("%Y%m%dT%H%M%SZ", now), time.strftime("%Y%m%d", now)
     for date in (time.strftime("%a, %d %b %Y %H:%M:%S GMT", now), stamp):
@@ -409,7 +409,7 @@ def small_things():
     for call in (s3.list_objects, s3.list_objects_v2, s3.list_object_versions, s3.list_multipart_uploads):
         assert "Delimiter" not in call(Bucket=b, Delimiter=""), call
         assert call(Bucket=b, Delimiter="/")["Delimiter"] == "/", call
-    # A condition on what is not there.
+    # A condition on an object that does not exist.
     for etag in ('"0123"', "*"):
         refused("NoSuchKey", 404, s3.delete_object, Bucket=b, Key="none", IfMatch=etag)
     s3.delete_object(Bucket=b, Key="none")
@@ -429,7 +429,7 @@ def small_things():
 
 
 def tag_policies():
-    """Policies may look at tags, at headers of a copy and an ACL, and at where a client comes from."""
+    """Policies may test tags, headers of copies and ACLs, and the Referer."""
     b = bucket()
     on = lambda *actions, effect="Allow", **condition: {"Effect": effect, "Action": list(actions), "Resource": f"arn:aws:s3:::{b}/*", **({"Condition": condition} if condition else {})}
     s3.put_object(Bucket=b, Key="open", Body=b"x", Tagging="class=open")
@@ -446,7 +446,7 @@ def tag_policies():
             refused("AccessDenied", 403, call, Bucket=b, Key=name)
         refused("AccessDenied", 403, eve.put_object_tagging, Bucket=b, Key=name, Tagging={"TagSet": [{"Key": "class", "Value": "open"}]})
         refused("AccessDenied", 403, eve.copy_object, Bucket=b, Key="copy", CopySource={"Bucket": b, "Key": name})
-    # What is given is looked at wherever it comes from: a header, a document, a form.
+    # Tags of a request are tested in every form: in a header, a document, a form field.
     only = {"ForAllValues:StringEquals": {"s3:RequestObjectTagKeys": ["a", "b"]}}
     bob, name = user(on("s3:PutObject", "s3:PutObjectTagging", **only), on("s3:*", effect="Deny", StringEquals={"s3:RequestObjectTag/a": "bad"}))
     bob.put_object(Bucket=b, Key="k", Body=b"", Tagging="a=1&b=2")
@@ -472,7 +472,7 @@ def tag_policies():
     refused("AccessDenied", 403, eve.copy_object, **may(MetadataDirective="COPY"))
     refused("AccessDenied", 403, eve.put_object, Bucket=b, Key="copy", Body=b"")
     del copy["TaggingDirective"]
-    # Tags of the source need rights of their own.
+    # Tags of the source need separate rights.
     refused("AccessDenied", 403, eve.copy_object, **may())
     s3.delete_object_tagging(Bucket=b, Key="open")
     eve.copy_object(**may())

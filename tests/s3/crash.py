@@ -1,11 +1,11 @@
-"""A node is killed again and again while clients put, upload in parts, copy, delete and change objects, by S3 and on the
-mount. What was acknowledged must be there afterwards, of what was under way all or nothing, and bytes, ETag, metadata and
-tags of an object must be of one moment.
+"""Kills a node repeatedly while clients put, upload in parts, copy, delete and change objects, by S3 and on the mount.
+Acknowledged operations must survive, operations under way must have happened completely or not at all, and bytes, ETag,
+metadata and tags of an object must be of the same moment.
 
 crash.py ROUNDS SEED   FOREBAY, NODE and AWS credentials come from the environment; the node runs and is mounted at NODE/mnt.
 
-Each worker owns its keys, so it knows for each of them which states it may be in: one, or two while an operation is under
-way. Every state names its bytes by how they were made, so a failure says whose bytes were found.
+Each worker owns its keys, so it knows the allowed states of each key: one, or two while an operation is under way. The
+name of a state tells how its bytes were made, so a failure reports the origin of the bytes that were found.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ BUCKET = "crash"
 WORKERS, KEYS = 8, 6
 MIB = 1 << 20
 SIZES = (0, 1, 700, 5000, 9000, 70_000, 300_000, 2 * MIB)
-# For whatever a node or a client is waited for.
+# Longest wait for a node or a client.
 PATIENCE_S = 60
 
 
@@ -46,8 +46,8 @@ def client():
 
 
 class Version:
-    """One content of an object, and what was stored with it. The ETag is None if it is no MD5, but number and version
-    of the file."""
+    """One content of an object with its metadata. The ETag is None if it is not an MD5, but number and version of the
+    file."""
 
     def __init__(self, name, data, user=None, etag=None, tags=None):
         self.name, self.data, self.user, self.etag, self.tags = name, data, user, etag, tags or {}
@@ -70,11 +70,11 @@ def combined_etag(parts):
 
 
 class Broken(Exception):
-    """The node went away under an operation."""
+    """The node ended during an operation."""
 
 
 class Key:
-    """What may be there: states, of which None is nothing."""
+    """The allowed states of a key; None: no object."""
 
     def __init__(self, name):
         self.name, self.states = name, [None]
@@ -93,7 +93,7 @@ class Upload:
 
     def __init__(self, key, upload_id, name):
         self.key, self.id, self.name, self.parts = key, upload_id, name, {}
-        # False: gone. None: an operation that ends it is under way.
+        # False: the upload is gone. None: an operation that ends it is under way.
         self.there = True
 
 
@@ -269,7 +269,7 @@ class Worker:
             accepted(self.try_states([key], [None], lambda: os.unlink(key.path())))
 
     def do_write(self):
-        """Bytes of the object change in place: its ETag is none of S3 afterwards, its metadata stays."""
+        """Bytes of the object change in place: its ETag is not an MD5 afterwards, its metadata stays."""
         key = self.random.choice(self.keys)
         was = key.state
         if was is None or not was.data:
@@ -306,7 +306,7 @@ class Worker:
 
 
 def attempt(call):
-    """The result of a call, or the error that S3 answered with. A node that went away is an exception."""
+    """The result of a call, or the error code from S3. A node that ended is an exception."""
     try:
         return call()
     except ClientError as error:
@@ -327,7 +327,7 @@ def accepted(result):
 
 def expect(result, code):
     got = result.response["Error"]["Code"] if isinstance(result, ClientError) else None
-    # A HEAD or a copy may say it without a document.
+    # The error of a HEAD or a copy may have no document.
     assert got == code, f"expected {code}, got {got}: {result}"
 
 
@@ -335,7 +335,7 @@ def expect(result, code):
 
 
 def found_object(s3, key):
-    """What is there, with everything that belongs to it, and the same through the mount."""
+    """The object with all its metadata, compared with the file on the mount."""
     try:
         answer = s3.get_object(Bucket=BUCKET, Key=key.name)
     except ClientError as error:
@@ -386,7 +386,7 @@ def check_keys(s3, workers):
             fits = [state for state in key.states if is_state(found, state)]
             assert fits or is_torn_write(found, key.states), f"{key.name}: found {found}, allowed {key.states}"
             if not fits:
-                # Neither the one nor the other: it has an ETag that nobody told.
+                # A torn write: its ETag is unknown.
                 found.etag = None
             key.states = [fits[-1] if fits else found]
             listed.discard(key.name)
@@ -405,7 +405,7 @@ def check_uploads(s3, workers):
             assert there.pop(upload.id) == upload.key.name
             upload.there = True
             check_parts(s3, upload)
-    # An upload whose creation was not acknowledged; nobody knows its id.
+    # Uploads whose creation was not acknowledged: no worker knows their ids.
     for upload_id, key in there.items():
         s3.abort_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload_id)
 
@@ -461,13 +461,13 @@ def one_round(workers, duration_s):
     s3 = client()
     check_keys(s3, workers)
     check_uploads(s3, workers)
-    # Files that never got their name.
+    # Files that were never renamed.
     for name in os.listdir(os.path.join(MNT, "posix")):
         os.unlink(os.path.join(MNT, "posix", name))
 
 
 def empty(workers):
-    """Everything goes, the way it came."""
+    """Deletes everything, through S3 and on the mount."""
     s3 = client()
     for worker in workers:
         for upload in worker.uploads:

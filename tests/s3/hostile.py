@@ -1,4 +1,4 @@
-"""Requests that no client should send: each must be refused clearly, and leave nothing behind.
+"""Requests that no client should send: each must get a clear error and leave nothing behind.
 
 hostile.py GROUP…   ENDPOINT, MNT and AWS credentials come from the environment.
 """
@@ -28,13 +28,13 @@ from matrix import MIB, body, bucket, client, data, keys, refused, s3
 
 ENDPOINT = os.environ["ENDPOINT"]
 HOST = urllib.parse.urlsplit(ENDPOINT).netloc
-# What the node may use.
+# Memory of the node, in MiB.
 MEMORY_MIB = int(os.environ.get("FOREBAY_TEST_MEMORY", "512MiB").removesuffix("MiB"))
 KEYS = Session().get_credentials().get_frozen_credentials()
 
 
 class Auth(S3SigV4Auth):
-    """Signs a payload hash that may be wrong."""
+    """Signs a given payload hash, which may be wrong."""
 
     digest = ""
 
@@ -54,7 +54,7 @@ def signed(method, path, headers=None, payload=b"", secret=None, digest=None):
 
 
 def exchange(raw, close=False, timeout=20, until_close=False):
-    """Sends bytes, returns status line and everything that comes until the server closes or is done."""
+    """Sends bytes. Returns the status line and all bytes of the answer, until it is complete or the server closes."""
     host, port = HOST.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=timeout) as peer:
         try:
@@ -96,7 +96,7 @@ def signatures():
     expect(exchange(f"PUT /{b}/k HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 1\r\n\r\nx".encode()), 403, "AccessDenied")
     expect(exchange(f"GET /no-such-bucket HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()), 403, "AccessDenied")
     expect(exchange(f"GET / HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: rubbish\r\n\r\n".encode()), 400)
-    # Dates in which no digit is where one must be: in the scope of a signature, in a header, in a presigned address.
+    # Dates without digits: in the scope of a signature, in a header, in a presigned URL.
     for date, scope in (("20261123T010203Z", "2026*123"), ("2026*123T010203Z", "20261123"), ("!!!!!!!!T!!!!!!Z", "!!!!!!!!")):
         credential = f"AKIA/{scope}/us-east-1/s3/aws4_request"
         header = f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders=host, Signature=00"
@@ -105,11 +105,11 @@ def signatures():
         query += "&X-Amz-SignedHeaders=host&X-Amz-Signature=" + "0" * 64
         answer = exchange(f"GET /{b}/k?{query} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
         assert answer.startswith(("HTTP/1.1 400", "HTTP/1.1 403")), answer[:600]
-    # The body is not what was signed.
+    # A body that differs from the signed one.
     raw = signed("PUT", f"/{b}/k", {"Content-Length": "5"}, digest=hashlib.sha256(b"other").hexdigest()) + b"hello"
     expect(exchange(raw), 400, "XAmzContentSHA256Mismatch")
     assert body(b, "k") == b"x"
-    # Nor is the document.
+    # A document that differs from the signed one.
     xml = b"<Delete><Object><Key>k</Key></Object></Delete>"
     length = {"Content-Length": str(len(xml))}
     remove = lambda more={}, digest=None: signed("POST", f"/{b}?delete=", dict(length, **more), xml, digest=digest) + xml
@@ -159,13 +159,13 @@ def rubbish():
     expect(exchange(b"GET / HTTP/1.1\r\nHost: " + HOST.encode() + b"\r\n" + b"X-A: " + b"a" * 300_000 + b"\r\n\r\n"), 431)
     many = b"".join(b"X-%d: 1\r\n" % number for number in range(500))
     expect(exchange(b"GET / HTTP/1.1\r\nHost: " + HOST.encode() + b"\r\n" + many + b"\r\n"), 431)
-    # Literal text, which may lie across what comes at a time, would be left out of the key.
+    # A parser that reads in pieces could leave CDATA out of the key.
     for name in ("cx", "cyx"):
         s3.put_object(Bucket=b, Key=name, Body=b"")
     literal = b"<Delete><Object><Key>c<![CDATA[y]]>x</Key></Object></Delete>"
     head = signed("POST", f"/{b}?delete=", {"Content-Length": str(len(literal))}, literal)
     expect(exchange(head + literal), 400, "MalformedXML")
-    # Documents come without frames, in which nobody would look at their digests.
+    # Documents must not be in aws-chunked frames, because digests of frames are not checked for them.
     framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(literal), literal)
     more = {"Content-Encoding": "aws-chunked", "X-Amz-Decoded-Content-Length": str(len(literal)), "Content-Length": str(len(framed))}
     expect(exchange(signed("POST", f"/{b}?delete=", more, digest="UNSIGNED-PAYLOAD") + framed), 400, "InvalidRequest")
@@ -180,7 +180,7 @@ def rubbish():
 
 
 def unprintable():
-    """Names that XML cannot hold: answers are XML all the same."""
+    """Names that XML cannot contain: answers must still be valid XML."""
     b = bucket()
     bad, plain = ("a\ufffe", "a\uffff", "a\x01"), ["a\rb", "a b"]
     for key in (*bad, *plain):
@@ -201,7 +201,7 @@ def unprintable():
     for key in bad:
         s3.delete_object(Bucket=b, Key=key)
     assert keys(b) == []
-    # Pages of uploads go on behind such a name.
+    # Pages of uploads continue after such a name.
     for key in ("a%01", "b"):
         expect(exchange(signed("POST", f"/{b}/{key}?uploads=")), 200)
     page = exchange(signed("GET", f"/{b}?uploads=&max-uploads=1"))
@@ -228,7 +228,7 @@ def lengths():
     assert s3.head_object(Bucket=b, Key="k")["ContentLength"] == 0, "nothing of it became an object"
     expect(chunked(5, b"5\r\nhello\r\n0\r\nx-amz-checksum-crc32:NhCmhg==\r\n\r\n"), 200)
     assert body(b, "k") == b"hello"
-    # Nor is a body whole without its last frame, or framed without a length, whoever signs it.
+    # A body without its last frame is incomplete, and a framed body needs a length, with every kind of signature.
     answer = chunked(5, b"5\r\nhello\r\n")
     assert answer.startswith("HTTP/1.1 400") or answer == "", answer[:400]
     url = client(signature_version="s3").generate_presigned_url("put_object", Params={"Bucket": b, "Key": "framed"})
@@ -236,18 +236,18 @@ def lengths():
         lines = [f"PUT {url[len(ENDPOINT):]} HTTP/1.1", f"Host: {HOST}", f"Content-Length: {len(raw)}", "Content-Encoding: aws-chunked", *more]
         return exchange("\r\n".join(lines).encode() + b"\r\n\r\n" + raw)
     whole = b"5\r\nhello\r\n0\r\n\r\n"
-    # Of x-amz- headers, version 2 signs all: the length must be signed too.
+    # Version 2 signs all x-amz- headers: the length must be signed, too.
     expect(framed(whole, "X-Amz-Decoded-Content-Length: 5"), 403, "SignatureDoesNotMatch")
     refused("404", 404, s3.head_object, Bucket=b, Key="framed")
-    # Without it, the encoding is left over from another store.
+    # Without the length, the encoding was copied from another store and is ignored.
     expect(framed(b"hello"), 200)
     assert body(b, "framed") == b"hello" and "ContentEncoding" not in s3.head_object(Bucket=b, Key="framed")
-    # Signed by version 4, the body not: the length of what comes may be signed, and nothing is not five bytes.
+    # Version 4 with an unsigned body: the signed length counts, and an empty body is not five bytes.
     plain = {"Content-Encoding": "aws-chunked", "X-Amz-Decoded-Content-Length": "5"}
     expect(exchange(put(len(whole), **plain) + whole), 200)
     assert body(b, "k") == b"hello"
     expect(exchange(put(0, **plain)), 400, "IncompleteBody")
-    # A checksum that comes after the body is compared whatever comes with it, and one that nobody knows refused.
+    # A checksum in a trailer is verified beside other trailers, and an unknown checksum is refused.
     tail = b"5\r\nhello\r\n0\r\nx-foo:1\r\nx-amz-checksum-crc32:%s\r\n\r\n"
     def trailed(names, raw):
         more = {**plain, "X-Amz-Trailer": names}
@@ -256,7 +256,7 @@ def lengths():
     expect(trailed("x-foo,x-amz-checksum-crc32", tail % b"NhCmhg=="), 200)
     expect(trailed("x-amz-checksum-md5", tail % b"AAAAAA=="), 400, "InvalidRequest")
     expect(exchange(put(0, **{"X-Amz-Checksum-Sha512": "AAAA"})), 400, "InvalidRequest")
-    # One frame of any size is cut, not held.
+    # A large frame is processed in parts, not kept in memory.
     sent = data(24 * MIB)
     crc = base64.b64encode(zlib.crc32(sent).to_bytes(4, "big"))
     expect(chunked(len(sent), b"%x\r\n" % len(sent) + sent + b"\r\n0\r\nx-amz-checksum-crc32:" + crc + b"\r\n\r\n"), 200)
@@ -286,7 +286,7 @@ def broken():
 
 
 def additions():
-    """Headers that nobody signed do not count: a put is not made a copy."""
+    """Unsigned headers are refused: they must not turn a put into a copy."""
     b, secret = bucket(), bucket()
     s3.put_object(Bucket=secret, Key="key", Body=b"secret")
     copy = f"x-amz-copy-source: {secret}/key"
@@ -297,7 +297,7 @@ def additions():
     expect(exchange(f"{head}x-amz-tagging: a=b\r\n\r\n".encode()), 403, "AccessDenied")
     plain = signed("PUT", f"/{b}/k").decode()
     expect(exchange(plain.replace("\r\n\r\n", f"\r\n{copy}\r\n\r\n").encode()), 403, "AccessDenied")
-    # Nor is any word but the known ones an algorithm, or a second signature looked over.
+    # Unknown algorithms and a second signature are refused.
     for word in ("aws4-hmac-sha256", "AWS3", "foo"):
         other = plain.replace("AWS4-HMAC-SHA256 Credential", f"{word} Credential")
         assert other != plain
@@ -312,7 +312,7 @@ def additions():
 
 
 def subresources():
-    """What is not implemented is refused, and never taken for the operation without it."""
+    """Unsupported subresources are refused, never ignored."""
     b, empty = bucket(), bucket()
     s3.put_object(Bucket=b, Key="kept", Body=b"kept")
     for name in ("encryption", "restore", "retention", "legal-hold", "policy", "uploads=", "partNumber=1", "foo"):
@@ -328,7 +328,7 @@ def subresources():
 
 
 def slow_forms():
-    """Forms that come slowly do not keep others waiting."""
+    """Forms that arrive slowly do not delay other requests."""
     host, port = HOST.rsplit(":", 1)
     start = (
         f"POST /x HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: multipart/form-data; boundary=B\r\n"
@@ -355,7 +355,7 @@ def slow_forms():
 
 @contextlib.contextmanager
 def connections(count, received_bytes=None):
-    """So many connections, with so little room for what comes."""
+    """Opens `count` connections, each with a receive buffer of `received_bytes`."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     host, port = HOST.rsplit(":", 1)
@@ -372,7 +372,7 @@ def connections(count, received_bytes=None):
 
 
 def crowd():
-    """Connections that ask for nothing do not keep others out, however many they are."""
+    """Idle connections do not keep other clients out, even if there are many."""
     with connections(MEMORY_MIB * 16 // 15 + 100):
         began = time.monotonic()
         b = bucket()
@@ -381,14 +381,14 @@ def crowd():
 
 
 def slow_puts():
-    """Uploads that hang leave places to other requests, and more of them are told to slow down."""
+    """Hanging uploads leave room for other requests, and further ones get SlowDown."""
     b = bucket()
     s3.put_object(Bucket=b, Key="kept", Body=b"kept")
 
     def put(name):
         return signed("PUT", f"/{b}/{name}", {"Content-Length": "100000"}, digest="UNSIGNED-PAYLOAD")
 
-    # More than may be under way in all.
+    # More than the limit of uploads under way.
     with connections(MEMORY_MIB // 3 + 20) as slow:
         for number, peer in enumerate(slow):
             peer.sendall(put(f"slow{number}") + b"x" * 1000)
@@ -403,7 +403,7 @@ def slow_puts():
 
 
 def resident_mib():
-    """What the node has in memory now."""
+    """Memory of the node now, in MiB."""
     with open(os.path.join(os.environ["NODE"], "node.json")) as file:
         pid = json.load(file)["pid"]
     with open(f"/proc/{pid}/status") as file:
@@ -411,13 +411,13 @@ def resident_mib():
 
 
 def slow_gets():
-    """Answers that nobody takes stay within the node's memory, to their last byte, and leave places to other requests."""
+    """Answers that clients do not read stay within the node's memory budget, are complete, and leave room for requests."""
     b = bucket()
     names = ["a", "b", "c", "d"]
     for name in names:
-        # More than the kernel takes for a client that takes nothing.
+        # More than the kernel buffers for a client that does not read.
         s3.put_object(Bucket=b, Key=name, Body=data(8 * MIB))
-    # Fewer than there may be connections.
+    # Fewer than the limit of connections.
     with connections(MEMORY_MIB, received_bytes=4096) as slow:
         for number, peer in enumerate(slow):
             peer.sendall(signed("GET", f"/{b}/{names[number % len(names)]}"))
@@ -437,7 +437,7 @@ def slow_gets():
 
 
 def full_puts():
-    """Uploads to full drives, more than may be under way, are all answered and leave places to those who make room."""
+    """Uploads to full drives, more than the limit, are all answered and do not block deletions."""
     b, kept, removed = os.environ["BUCKET"], os.environ["KEPT"], os.environ["REMOVED"]
     body_of = {number: f"{number:08}".encode() * (MIB // 8) for number in range(MEMORY_MIB // 3 + 20)}
 

@@ -1,4 +1,4 @@
-"""Calls of boto3 against a node, each with assertions, and each object also looked at through the mount.
+"""Calls of boto3 with assertions; objects are also checked through the mount.
 
 matrix.py GROUP…   ENDPOINT, MNT and AWS credentials come from the environment.
 """
@@ -130,13 +130,13 @@ def names():
             raise AssertionError(key)
         except ClientError as error:
             assert error.response["Error"]["Code"] == code, (key, error)
-    # What is in a file cannot also be a directory.
+    # A file cannot also be a directory.
     s3.put_object(Bucket=b, Key="file", Body=b"f")
     refused("ObjectParentIsFile", 409, s3.put_object, Bucket=b, Key="file/below", Body=b"x")
     s3.put_object(Bucket=b, Key="dir/below", Body=b"x")
     refused("ExistingObjectIsDirectory", 409, s3.put_object, Bucket=b, Key="dir", Body=b"x")
     refused("NoSuchKey", 404, s3.get_object, Bucket=b, Key="dir")
-    # What readers of XML would make a line feed of.
+    # XML parsers would turn these into line feeds.
     odd = "odd/a\rb\r\nc"
     assert s3.create_multipart_upload(Bucket=b, Key=odd)["Key"] == odd
     assert [entry["Key"] for entry in s3.list_multipart_uploads(Bucket=b)["Uploads"]] == [odd]
@@ -231,19 +231,19 @@ def ranges():
     got = [part.split(b"\r\n\r\n", 1) for part in parts[1:-1]]
     assert [one[1][:-2] for one in got] == [sent[:10], sent[1000:2000001], sent[-5:]]
     assert f"Content-Range: bytes 1000-2000000/{len(sent)}".encode() in got[1][0]
-    # So they do from an address, of either version, with what is stored of the object besides.
+    # Ranges also work in presigned URLs of both versions, and the answers have the stored headers.
     s3.put_object(Bucket=b, Key="l", Body=b"0123456789", CacheControl="no-store", ContentDisposition="inline", ContentLanguage="de")
     for version in ("s3v4", "s3"):
         url = client(signature_version=version).generate_presigned_url("get_object", Params={"Bucket": b, "Key": "l"})
         answer = urllib.request.urlopen(urllib.request.Request(url, headers={"Range": "bytes=0-1,4-5"}))
         assert answer.status == 206 and answer.headers["Cache-Control"] == "no-store", (version, answer.headers)
         assert answer.headers["Content-Disposition"] == "inline" and answer.headers["Content-Language"] == "de"
-    # A list is of no bytes.
+    # Listings ignore ranges.
     assert with_headers(s3.list_objects_v2, {"Range": "bytes=0-1,4-5"}, Bucket=b)["KeyCount"] == 2
     head = s3.head_object(Bucket=b, Key="k", Range="bytes=5-9")
     assert head["ResponseMetadata"]["HTTPStatusCode"] == 206 and head["ContentLength"] == 5, head
     assert "ContentRange" not in s3.head_object(Bucket=b, Key="k")
-    # A range of the object that the client has a part of, else all of it.
+    # If-Range: the range if the client has a part of this object, else the whole object.
     head = s3.head_object(Bucket=b, Key="k")
     date = head["ResponseMetadata"]["HTTPHeaders"]["last-modified"]
     for value, fits in ((head["ETag"], True), (date, True), ('"other"', False), ("Thu, 01 Jan 2004 00:00:00 GMT", False), ("W/" + head["ETag"], False)):
@@ -274,7 +274,7 @@ def conditions():
     refused("304", 304, s3.get_object, Bucket=b, Key="k", IfNoneMatch=listed)
     refused("PreconditionFailed", 412, s3.get_object, Bucket=b, Key="k", IfMatch=f'"0123",{etag}')
     new = s3.put_object(Bucket=b, Key="k", Body=b"3", IfMatch=listed)["ETag"]
-    # One of many wins.
+    # Exactly one of many writers wins.
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         def race(number):
             try:
@@ -329,7 +329,7 @@ def listing():
     assert "p/q/file" in keys(b)
     page = s3.list_objects_v2(Bucket=b, Prefix="p/", EncodingType="url")
     assert [entry["Key"] for entry in page["Contents"]] == ["p/q/file", "p/q/%FF%01"], page["Contents"]
-    # Names that are no text cannot be markers: pages of version 1 end at others.
+    # Names that are not UTF-8 cannot be markers: pages of version 1 end at other names.
     names = [b"a", b"zz", b"\xe4pfel", b"\xe4\xb8\xad1", b"\xe5\xad\x97", b"\xe9t\xe9", b"\xef\xbf\xbdz", b"\xf6l"]
     os.mkdir(f"{MNT}/{b}/v1")
     for name in names:
@@ -377,7 +377,7 @@ def coherence():
     s3.delete_object(Bucket="posix-bucket-2", Key="b")
     s3.delete_bucket(Bucket="posix-bucket-2")
     assert not os.path.exists(f"{MNT}/posix-bucket-2")
-    # A reader keeps what it opened.
+    # A reader keeps the version that it opened.
     s3.put_object(Bucket=b, Key="big", Body=data(8 * MIB, 1))
     reading = s3.get_object(Bucket=b, Key="big")["Body"]
     first = reading.read(1000)
@@ -440,7 +440,7 @@ def multipart():
     assert head["ContentLength"] == len(parts[1]) and head["PartsCount"] == 3 and head["Metadata"] == {"m": "1"}
     assert body(b, "m/k", PartNumber=3) == parts[2]
     refused("InvalidPartNumber", 416, s3.get_object, Bucket=b, Key="m/k", PartNumber=4)
-    # The numbers of an upload may have gaps, those of an object have none.
+    # Part numbers of an upload may have gaps, those of the object have none.
     gaps = {"Bucket": b, "Key": "gaps", "UploadId": s3.create_multipart_upload(Bucket=b, Key="gaps")["UploadId"]}
     named = [{"PartNumber": number, "ETag": s3.upload_part(**gaps, PartNumber=number, Body=part)["ETag"]} for number, part in ((2, parts[0]), (3, parts[2]))]
     s3.complete_multipart_upload(**gaps, MultipartUpload={"Parts": named})
@@ -530,7 +530,7 @@ def presigned():
         assert error.code in (400, 403)
     long = client(signature_version="s3v4").generate_presigned_url("get_object", Params={"Bucket": b, "Key": "k"}, ExpiresIn=8 * 24 * 3600)
     assert urlopen_error(long) == (400, "AuthorizationQueryParametersError")
-    # Signed by version 2: as an address of the bucket, `/bucket/` is signed and `/bucket` sent.
+    # Signature version 2: for the URL of a bucket, clients sign `/bucket/` and send `/bucket`.
     for style, old in (("path", client(signature_version="s3")), ("virtual", virtual(signature_version="s3"))):
         assert old.get_object(Bucket=b, Key="k")["Body"].read() == sent
         assert [entry["Key"] for entry in old.list_objects_v2(Bucket=b)["Contents"]] == ["k"]
@@ -546,7 +546,7 @@ def presigned():
 
 
 def signed_url(path, **parameters):
-    """An address signed by version 4 with parameters that stand for headers, as signers of some libraries make it."""
+    """A URL signed by version 4, with parameters in place of headers, as some libraries make it."""
     query = urllib.parse.urlencode({name.replace("_", "-"): value for name, value in parameters.items()})
     request = AWSRequest(method="PUT", url=f"{ENDPOINT}{path}?{query}")
     keys = boto3.Session().get_credentials().get_frozen_credentials()
@@ -566,7 +566,7 @@ def parameters():
     s3.put_object(Bucket=b, Key="source", Body=b"source")
     put(x_amz_copy_source=f"{b}/source")
     assert body(b, "k") == b"source"
-    # What is in the address counts, not a header that nobody signed.
+    # The parameter in the URL counts, not an unsigned header.
     more = signed_url(f"/{b}/k", x_amz_meta_foo="signed")
     more.add_header("x-amz-meta-foo", "other")
     urllib.request.urlopen(more)
@@ -578,7 +578,7 @@ def crc32(content):
 
 
 def owners():
-    """Whoever says whose bucket it must be is not served with another one."""
+    """A request with an expected bucket owner fails if the owner is another one."""
     b = bucket()
     s3.put_object(Bucket=b, Key="k", Body=b"x")
     right = s3.get_bucket_acl(Bucket=b)["Owner"]["ID"]
@@ -593,7 +593,7 @@ def owners():
 
 
 def renewed():
-    """A copy of an object onto itself is a new object, and of the one that was named."""
+    """A copy of an object onto itself is a new object, made from the version that the client named."""
     b = bucket()
     s3.put_object(Bucket=b, Key="k", Body=b"x", Metadata={"a": "1"}, Tagging="t=1")
     before, source = s3.head_object(Bucket=b, Key="k")["LastModified"], {"Bucket": b, "Key": "k"}
@@ -627,7 +627,7 @@ def renewed():
 
 
 def urlopen_error(url):
-    """Status and code of a request that must fail; it says why, and which it was."""
+    """Status and code of a request that must fail. The answer must have a message and a request id."""
     try:
         urllib.request.urlopen(url)
     except urllib.error.HTTPError as error:
@@ -660,7 +660,7 @@ def forms():
         assert got == status and f"<Code>{code}</Code>" in text, (got, text)
     def with_fields(fields, content=b"hello"):
         return post(s3.generate_presigned_post(b, "k", Fields=fields, Conditions=[{name: value} for name, value in fields.items()]), content)
-    # What no header can hold would make every GET fail.
+    # A value that is invalid in a header would make every GET fail.
     for name, value in (("x-amz-meta-ü", "1"), ("x-amz-meta-a b", "1"), ("x-amz-meta-a:b", "1"), ("Content-Type", "a\r\nX-Evil: 1"), ("x-amz-website-redirect-location", "a\r\nb")):
         status, text = with_fields({name: value})
         assert status == 400 and "<Code>InvalidArgument</Code>" in text, (name, status, text)
@@ -691,8 +691,8 @@ def forms():
 
 
 def virtual(**settings):
-    """A client that has buckets as host names."""
-    # Names below localhost need not resolve.
+    """A client that puts buckets into host names."""
+    # Names below localhost may not resolve.
     resolve = socket.getaddrinfo
     socket.getaddrinfo = lambda host, *rest, **more: resolve("127.0.0.1" if host.endswith("localhost") else host, *rest, **more)
     url = f"http://localhost:{urllib.parse.urlsplit(ENDPOINT).port}"
@@ -705,7 +705,7 @@ def transport():
     secure.put_object(Bucket=b, Key="tls", Body=sent)
     assert secure.get_object(Bucket=b, Key="tls")["Body"].read() == sent == on_mount(b, "tls")
     assert virtual().get_object(Bucket=b, Key="tls")["Body"].read() == sent
-    # Nobody in particular, in frames that only Content-Encoding tells of.
+    # An anonymous client that sends frames, which only Content-Encoding announces.
     os.chmod(f"{MNT}/{b}", 0o777)
     anyone = {"Effect": "Allow", "Principal": "*", "Action": "s3:PutObject", "Resource": f"arn:aws:s3:::{b}/*"}
     s3.put_bucket_policy(Bucket=b, Policy=json.dumps({"Version": "2012-10-17", "Statement": [anyone]}))

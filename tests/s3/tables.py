@@ -48,7 +48,7 @@ def delta():
 
 for group in sys.argv[1:]:
     globals()[group]()
-# Threads that arrow leaves behind after it read a Delta table may abort the process at its end.
+# After a read of a Delta table, arrow leaves threads that may abort the process at its end.
 if "delta" in sys.argv:
     sys.stdout.flush()
     os._exit(0)

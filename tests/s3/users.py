@@ -59,7 +59,7 @@ def bucket():
 
 
 def user(b):
-    """A user who may read and write below home/NAME/, and list it."""
+    """A user with the right to read, write and list below home/NAME/."""
     name = f"ann-{uuid.uuid4().hex[:8]}"
     home = "home/${aws:username}/*"
     rights = policy(
@@ -113,7 +113,7 @@ def disabled():
     refused("InvalidAccessKeyId", ann.get_object, **read)
     forebay("user", "enable", NODE, name)
     ann.get_object(**read)
-    # A name may be used again at once, and old keys are worth nothing.
+    # A name can be used again at once, and old keys are not valid.
     forebay("user", "remove", NODE, name)
     forebay("user", "add", NODE, name)
     refused("InvalidAccessKeyId", ann.get_object, **read)
@@ -148,7 +148,7 @@ def addresses():
 
 
 def post(form):
-    """The status of a form that is sent."""
+    """Sends a form. Returns the status."""
     part = lambda name: f'--boundary\r\nContent-Disposition: form-data; name="{name}"'
     text = "".join(f"{part(name)}\r\n\r\n{value}\r\n" for name, value in form["fields"].items())
     raw = f'{text}{part("file")}; filename="f"\r\n\r\nhello\r\n--boundary--\r\n'.encode()
@@ -160,7 +160,7 @@ def post(form):
 
 
 def renamed():
-    """The policy of a bucket goes with it."""
+    """A renamed bucket keeps its policy."""
     b = bucket()
     name, other = user(b), f"{b}-renamed"
     own = key(name)
@@ -208,13 +208,13 @@ def sessions():
     assert post(client(short).generate_presigned_post(b, f"home/{name}/form")) == 204
     refused("AccessDenied", client(short, "sts").get_session_token)
     assert sts.get_caller_identity()["Arn"].endswith(name)
-    # It ends with the key that asked for it.
+    # Short-lived keys end with the key that requested them.
     forebay("key", "remove", NODE, own[0])
     refused("InvalidAccessKeyId", client(short).get_object, **read)
 
 
 def copies():
-    """Tags go along only where they may be read and set; attributes have a right of their own beside the bytes."""
+    """Tags are copied only with the rights to read and set them; attributes need another right than the bytes."""
     b = bucket()
     name = f"cat-{uuid.uuid4().hex[:8]}"
     rights = lambda *actions: policy({"Effect": "Allow", "Action": list(actions), "Resource": f"arn:aws:s3:::{b}/*"})
@@ -252,7 +252,7 @@ def audited():
     assert [line["status"] for line in found] == [200, 403], found
     assert [line["key"] for line in found] == [f"home/{name}/x", "home/bob/x"], found
     assert own[1] not in json.dumps(found)
-    # Of many keys that go at once, each is named.
+    # The audit log names each of many keys that are deleted at once.
     right = {"Effect": "Allow", "Principal": {"AWS": name}, "Action": "s3:DeleteObject", "Resource": f"arn:aws:s3:::{b}/home/{name}/*"}
     admin.put_bucket_policy(Bucket=b, Policy=policy(right))
     gone = [f"home/{name}/{number}" for number in range(3)] + ["home/bob/x"]

@@ -1,10 +1,10 @@
-"""A proxy before an S3 store that does what bad networks and busy stores do: it says SlowDown and 500, cuts answers off,
-changes a byte of them, waits, and closes connections. One request for each connection.
+"""A proxy in front of an S3 store that behaves like a bad network or a busy store: it answers SlowDown and 500, truncates
+answers, changes a byte of them, waits, and closes connections. One request per connection.
 
-faulty.py PORT STORE-PORT SEED [PERCENT [FILE]]   so many of a hundred requests are harmed, 10 unless it is said; while there
-                                                  is a FILE, `VERB STATUS CODE` in it is the answer to all such requests
-                                                  (`*`: to all), which is how stores say that they are full or do not know a key;
-                                                  with `VERB slow SECONDS` these requests wait before they are passed on
+faulty.py PORT STORE-PORT SEED [PERCENT [FILE]]   PERCENT: harmed requests in a hundred (default: 10). While FILE exists and
+                                                  contains `VERB STATUS CODE`, all requests with that verb (`*`: all
+                                                  requests) get this error, as from a store that is full or does not know a
+                                                  key. With `VERB slow SECONDS` these requests wait before they are passed on.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import random
 import sys
 
 FAULTS = ("slow_down", "server_error", "truncate", "corrupt", "wait", "close", "close_after")
-# A body that is longer is passed on in parts.
+# Longer bodies are passed on in parts.
 PART = 1 << 20
 WAIT_S = 2.0
 
@@ -37,7 +37,7 @@ def error(status, code):
 
 
 async def pass_body(reader, writer, length, harm=None):
-    """Passes `length` bytes on; harmed in the middle."""
+    """Passes on `length` bytes, harmed in the middle."""
     middle, done = length // 2, 0
     while done < length:
         part = bytearray(await reader.readexactly(min(PART, length - done)))
@@ -66,7 +66,7 @@ class Proxy:
         return fault
 
     async def refusal(self, first):
-        """The answer that requests get now, if there is one for this. Slow ones wait here."""
+        """The error from the file for this request, if there is one. Slow requests wait here."""
         if not self.file or not self.file.exists():
             return None
         verb, status, code = self.file.read_text().split()

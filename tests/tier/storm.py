@@ -1,9 +1,8 @@
-"""Changes files for a while and knows what they hold: a shadow of each is kept in another directory. Calls may fail, because
-a node or a store is down: then a read is repeated, and a file that was being changed is put right from its shadow, as soon as
-that works.
+"""Changes files and keeps a copy of each, its shadow, in another directory. Calls may fail, because a node or a store is
+down: then a read is repeated, and a changed file is restored from its shadow, as soon as that works.
 
 storm.py run MOUNT SHADOW SECONDS SEED     create, overwrite, append, cut, remove, read; ends with status 1 if a byte is wrong
-storm.py verify MOUNT SHADOW [ATTEMPTS]    every file has the bytes of its shadow; reads that fail are tried so often
+storm.py verify MOUNT SHADOW [ATTEMPTS]    checks that every file has the bytes of its shadow, with ATTEMPTS reads (default: 1)
 """
 
 import os
@@ -13,7 +12,7 @@ import time
 
 NAMES = 90
 SIZES = (1000, 6000, 40_000, 300_000, 1_500_000, 6_000_000)
-# No call fails for longer than a store or a node is down.
+# Longest time that calls may fail: a store or a node is not down longer.
 PATIENCE_S = 240
 PART = 1 << 20
 
@@ -22,7 +21,7 @@ class Storm:
     def __init__(self, mount, shadow, seed):
         self.mount, self.shadow = mount, shadow
         self.random = random.Random(seed)
-        # What lies below the mount must not be taken for it.
+        # The directory below the mount must not be mistaken for it.
         self.below = os.stat(os.path.dirname(mount)).st_dev
         self.counts = {}
 
@@ -55,7 +54,7 @@ class Storm:
             os.close(handle)
 
     def restore(self, name):
-        """The file as its shadow is, from whatever it is now."""
+        """Makes the file equal to its shadow, from any state."""
         if not os.path.exists(self.kept(name)):
             if os.path.exists(self.at(name)):
                 os.unlink(self.at(name))
@@ -65,7 +64,7 @@ class Storm:
         self.change(self.at(name), 0, data, len(data))
 
     def until_it_works(self, work, name, error):
-        """Does it again and again, after an error."""
+        """Repeats `work` after an error, until it succeeds."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             self.count(f"failed: {error.strerror}")
@@ -101,7 +100,7 @@ class Storm:
         self.change(self.kept(name), *change)
 
     def chosen(self, what, size):
-        """What to write, where, and where the file ends then."""
+        """Offset, bytes and new end of a change. The end is None if it is not cut."""
         length = self.random.choice(SIZES) + self.random.randrange(1000)
         if what == "create":
             return 0, self.random.randbytes(length), length
