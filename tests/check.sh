@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# check.sh [BASE]: format, tidy, clippy and tests of the crates that have changed since BASE: by default what is not
-# committed, or else the last commit. For the time while one writes; `make test` has everything.
+# check.sh [BASE]: format, tidy, clippy and tests of the crates that have changed since BASE (default: the uncommitted
+# changes or, without any, the last commit). For quick checks during work; `make test` runs everything.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# deps.sh [packages|long|bench|tier]: installs what building and testing need and is missing; with `packages`, what running
-# needs; with `long`, also what the conformance suites and the fuzzers need; with `bench`, what `make bench-s3` needs, with `tier`, what `make tier` does.
-# Quick when nothing is missing.
+# deps.sh [packages|long|bench|tier]: installs missing tools for builds and tests. With `packages`: only those that
+# a running node needs. With `long`: also the tools of the conformance suites and the fuzzers; with `bench`: those of
+# `make bench-s3`; with `tier`: those of `make tier`. Quick if nothing is missing.
 set -euo pipefail
 
-# Package, and a file that shows that it is there.
+# Package, and a file that exists if it is installed.
 PACKAGES=(
     "fuse3 /usr/bin/fusermount3"
     "libacl1-dev /usr/include/sys/acl.h"
@@ -38,7 +38,7 @@ LONG_PACKAGES=(
     "s3fs /usr/bin/s3fs"
 )
 TOOLS=("pjdfstest 0.2.2" "fsx 0.3.2")
-# Takes minutes to build.
+# Tools that take minutes to build.
 LONG_TOOLS=("s3s-e2e 0.14.1")
 TIER_TOOLS=("garage 2.5.0")
 # S3 clients, in virtual environments.
@@ -65,7 +65,7 @@ command -v cargo >/dev/null || {
     exit 1
 }
 [ "${1:-}" = packages ] && exit 0
-# S3 servers, each by its module.
+# S3 servers, by their Go modules.
 SERVERS=()
 [ "${1:-}" = bench ] && SERVERS=("github.com/minio/minio")
 [ "${1:-}" = tier ] && SERVERS=("github.com/minio/minio" "github.com/versity/versitygw/cmd/versitygw")
@@ -87,7 +87,7 @@ for line in "${TOOLS[@]}"; do
         cargo install --locked --root "$TOOLS_DIR" "$tool@$version" </dev/null
     fi
 done
-# clients DIR PACKAGE…: a virtual environment; the file in it says what it has.
+# clients DIR PACKAGE…: makes a virtual environment. A file in it lists its packages.
 clients() {
     local dir=$1
     shift

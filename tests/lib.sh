@@ -40,22 +40,22 @@ trap 'exit 143' TERM
 
 cleanup() {
     local status=$? dir
-    # A background process that is ended before it becomes its command is still this shell.
+    # A background process that ends before its exec is still this shell.
     [ "$BASHPID" = $$ ] || exit "$status"
-    # A second signal, to the whole process group for instance, must not end this half way.
+    # A second signal, for instance to the whole process group, must not interrupt the clean-up.
     trap - EXIT
     trap '' INT TERM
     end_job
     if [ -e "$WORK/.nodes" ]; then
         while read -r dir; do node_end "$dir"; done <"$WORK/.nodes"
     fi
-    # A mount that is still there must not be walked into.
+    # Mounts must be gone before directories are removed.
     while read -r dir; do umount -l "$dir" 2>/dev/null; done < <(mounts_below "$WORK")
     rm -rf --one-file-system "$WORK"
     exit "$status"
 }
 
-# Ends the running check with everything it started: it is a process group of its own.
+# Ends the running check and all its processes: they are one process group.
 end_job() {
     [ -z "$TIMER" ] || kill "$TIMER" 2>/dev/null
     TIMER=
@@ -141,7 +141,7 @@ not() {
     fi
 }
 
-# wait_until SECONDS COMMAND…: asks again until it succeeds.
+# wait_until SECONDS COMMAND…: repeats the command until it succeeds.
 wait_until() {
     local deadline=$((SECONDS + $1))
     shift
@@ -165,7 +165,7 @@ node_start() {
     if [ -e "$dir" ]; then
         timeout 120 "$FOREBAY" start "$dir" </dev/null
     else
-        # Any port, and another one if it is taken later: suites run beside each other.
+        # Any free port, and another one if it is taken at a later start: suites run in parallel.
         timeout 120 "$FOREBAY" start "$dir" --mount "$dir/mnt" --memory "$MEMORY" --s3 127.0.0.1:0 "$@" </dev/null
     fi
     mountpoint -q "$dir/mnt" || {
@@ -180,20 +180,20 @@ node_stop() {
     node_within_memory "$1" || within=1
     timeout 120 "$FOREBAY" stop "$WORK/$1" </dev/null && [ "$within" = 0 ]
 }
-# The process never had more memory than its budget since it was started.
+# The process has stayed within its memory budget since its start.
 node_within_memory() {
     local peak_kib
     peak_kib=$(awk '/^VmHWM:/ { print $2 }' "/proc/$(node_pid "$1")/status")
     echo "memory: $((peak_kib >> 10)) MiB at most, budget $MEMORY"
     [ "$peak_kib" -le $((${MEMORY%MiB} << 10)) ]
 }
-# Everything a node keeps is as it must be, whether it runs or not.
+# All data and metadata of a node are valid. The node may run.
 node_fsck() { [ "$PLAIN" = 1 ] || timeout 300 "$FOREBAY" fsck "$WORK/$1" </dev/null; }
 node_unmount() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" umount "$WORK/$1" </dev/null; }
 node_mount() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" mount "$WORK/$1" </dev/null; }
 node_pid() { jq -r .pid "$WORK/$1/node.json"; }
 
-# As a crash of the process: nothing is flushed, the mount stays behind.
+# A crash of the process: nothing is flushed, the mount stays.
 node_kill() {
     local pid
     [ "$PLAIN" = 1 ] && return
@@ -202,7 +202,7 @@ node_kill() {
     wait_until 30 process_is_gone "$pid"
 }
 
-# Gone, or only waiting to be collected: then its last thread is a zombie and everything it held is released.
+# Whether the process is gone or a zombie without other threads: then all its resources are released.
 process_is_gone() {
     kill -0 "$1" 2>/dev/null || return 0
     grep -qs '^State:[[:space:]]*Z' "/proc/$1/status" && [ "$(ls "/proc/$1/task" 2>/dev/null | wc -l)" -le 1 ]
@@ -244,7 +244,7 @@ same_tree() {
     return "${PIPESTATUS[0]}"
 }
 
-# A directory's size and link count are its filesystem's own business.
+# The size and link count of a directory differ between filesystems.
 tree_attributes() {
     (cd "$1" && find . -type d -printf '%P %y %m %U:%G %T@\n' -o -printf '%P %y %m %U:%G %T@ %s %n %l\n') | LC_ALL=C sort
 }

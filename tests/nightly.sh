@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# nightly.sh [TARGET…]: the long targets of the Makefile, one after another, and one table of what became of them. Exit
+# nightly.sh [TARGET…]: runs the long targets of the Makefile, one after another, and prints a table of the results. Exit
 # status 1 if anything failed. Logs are kept in run/nightly.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# run.sh [--long] [--plain] [--conformance] [SUITE…]: runs suites and sums them up. Exit status 1 if anything failed. The
-# last line is `N passed, N failed`.
+# run.sh [--long] [--plain] [--conformance] [SUITE…]: runs suites and adds up their results. Exit status 1 if anything
+# failed. The last line is `N passed, N failed`.
 #
-# Stages that need no node run first, one after another; if one fails, the rest is left out. Then come the suites that
-# need a whole machine, then the others, three at a time (JOBS=3), each with nodes and ports of its own.
+# Stages that need no node run first, one after another; if one fails, the rest is skipped. Then come the suites that
+# need a whole machine, then the others, three at a time (JOBS=3), each with its own nodes and ports.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 SUITES=(format build lint cargo cli overload crash s3-crash degraded damage tier s3 full host-full stuck metadata history tree space sequences pjdfstest fsx stores sqlite git)
 # Suites that all others depend on.
 STAGES=(format build lint cargo)
-# Suites that look at speed or memory of a whole machine, use fixed ports, or keep all cores busy.
+# Suites that measure speed or memory of a whole machine, use fixed ports, or keep all cores busy.
 ALONE=(cli overload crash s3-crash fio projects postgres stress archives)
 JOBS=${JOBS:-3}
 # Suites of real programs, at full length.
@@ -45,10 +45,10 @@ trap 'exit 143' TERM
 trap 'for child in "${children[@]}"; do kill -TERM "$child" 2>/dev/null; done; wait' EXIT
 
 count() { grep -c "^$1" "$FOREBAY_RESULTS"; }
-# among WORD…: whether the first is one of the others.
+# among WORD…: whether the first word is one of the others.
 among() { case " ${*:2} " in *" $1 "*) ;; *) return 1 ;; esac; }
 
-# run_suite SUITE: with results of its own, which are added to those of all at the end.
+# run_suite SUITE: runs it with its own file of results, which is added to the common one at the end.
 run_suite() {
     local suite=$1 started=$SECONDS results=$FOREBAY_LOGS/results-$1 status child
     : >"$results"
@@ -57,7 +57,7 @@ run_suite() {
     trap 'kill -TERM "$child" 2>/dev/null; wait "$child"; exit 143' TERM
     wait "$child"
     status=$?
-    # A suite reports its failures itself; one that ended early or said nothing has not tested anything.
+    # A suite reports its failures itself. A suite that ended early or without results has not tested anything.
     if [ "$status" != 0 ] || [ ! -s "$results" ]; then
         printf 'FAIL %s: ended early (status %s)\n' "$suite" "$status"
         printf 'FAIL\t%s\tended early\n' "$suite" >>"$results"
@@ -67,11 +67,11 @@ run_suite() {
     ! grep -q '^FAIL' "$results"
 }
 
-# Starts a suite beside others; its output is shown when it has ended.
+# Starts a suite in parallel to others; its output is shown at its end.
 run_beside() {
     local out=$FOREBAY_LOGS/out-$1
     run_suite "$1" >"$out" 2>&1
-    # In one piece.
+    # Locked, so that outputs do not mix.
     flock "$FOREBAY_LOGS" cat "$out"
 }
 

@@ -13,7 +13,7 @@ for one in "$@"; do
         tee "$SAID/$one" || status=1
 done
 
-# works STORE CHECK…: all checks of these names passed, of those that were made.
+# works STORE CHECK…: whether checks with these names ran, and all of them passed.
 works() {
     local store=$1 name lines found=no
     shift
@@ -37,8 +37,8 @@ echo
 printf '%-14s' ''
 printf ' %-16s' "${stores[@]}"
 echo
-row tiering 'what has aged is uploaded.*' 'more is written than.*' 'ten times what the drives hold is written'
-row fetch 'what left the drives is read.*' 'a file is fetched.*' 'ten times what the drives hold is read.*'
-row 'file access' 'what is away is overwritten.*' 'a store that is down.*' 'every byte is as it was written.*'
+row tiering 'aged content is uploaded.*' 'more is written than.*' 'ten times what the drives hold is written'
+row fetch 'released content is read.*' 'a file is fetched.*' 'ten times what the drives hold is read.*'
+row 'file access' 'tiered content is overwritten.*' 'a store that is down.*' 'every byte is as it was written.*'
 row reclamation 'the bucket shrinks.*' 'detaching brings.*' 'the store holds less.*' 'nothing is left.*'
 exit "$status"

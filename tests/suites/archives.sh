@@ -21,7 +21,7 @@ make_source() {
     setfacl -m u:nobody:rw,g:daemon:r file2
     mkdir inherits
     setfacl -d -m u:nobody:rwx inherits
-    # Data at both ends and in the middle; and nothing but a hole.
+    # A file with data at both ends and in the middle, and a file with only a hole.
     dd if=/dev/urandom of=sparse bs=64k count=1 status=none
     dd if=/dev/urandom of=sparse bs=64k count=1 seek=500 conv=notrunc status=none
     dd if=/dev/urandom of=sparse bs=64k count=1 seek=1000 conv=notrunc status=none
@@ -36,7 +36,7 @@ make_source() {
     mkdir -m 1777 sticky
 }
 
-# Differences that same_tree does not see, sorted by name: directories are listed in an order of their own.
+# Attributes that same_tree does not compare, sorted by name because the order of directory listings differs.
 attributes_and_lists() {
     (cd "$1" && find . -print0 | LC_ALL=C sort -z | xargs -0 getfattr -h -d -m - --absolute-names --)
     (cd "$1" && find . -not -type l -print0 | LC_ALL=C sort -z | xargs -0 getfacl -p --)
@@ -59,7 +59,7 @@ same() {
     same_special "$1" "$2"
 }
 
-# A sparse file takes about the room of its data: 192 KiB of 64 MiB, and nothing of the 100 MiB hole.
+# A sparse file takes about the space of its data: 192 KiB of 64 MiB, and none for the hole of 100 MiB.
 is_sparse() {
     du -k "$1/special/sparse" "$1/special/hole"
     [ "$(du -k "$1/special/sparse" | cut -f1)" -lt 2048 ]
@@ -70,7 +70,7 @@ by_rsync() {
     rsync -aHAXS --modify-window=-1 --devices --specials "$SOURCE/" "$MNT/rsync/"
     same "$SOURCE" "$MNT/rsync"
     is_sparse "$MNT/rsync"
-    # A second run, by checksums, finds nothing to do, in either direction.
+    # A second run, by checksums, finds no difference, in either direction.
     [ -z "$(rsync -aHAXSn --modify-window=-1 --devices --specials --checksum --delete --itemize-changes "$SOURCE/" "$MNT/rsync/")" ]
     rsync -aHAXS --modify-window=-1 --devices --specials "$MNT/rsync/" "$WORK/back/"
     same "$SOURCE" "$WORK/back"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the binaries that the other suites run, together with all tests: what is built apart gets other features of
-# the same crates, and most of them would be built twice.
+# Builds the binaries that the other suites run, together with all tests: separate builds would need other features of
+# the same crates and build most of them twice.
 source "$(dirname "$0")/../lib.sh"
 LIMIT_S=3600
 cd "$ROOT" || exit 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Unit, property and documentation tests of all crates. Every test counts, one line is printed for each test binary.
+# Unit, property and documentation tests of all crates. Each test is a result; each test binary prints one line.
 source "$(dirname "$0")/../lib.sh"
 cd "$ROOT" || exit 1
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The command line: every command, and what it says when it cannot do its work. One `row` per case.
+# The command line: every command, and its error messages. One `row` per case.
 source "$(dirname "$0")/../lib.sh"
 LIMIT_S=120
 
@@ -13,7 +13,7 @@ STOPPED=$WORK/stopped
 EMPTY=$WORK/empty
 
 # run_row STATUS PATTERN ARGUMENT…: STATUS is `ok`, `fails` or a number. The output, both streams, must match PATTERN
-# (extended regular expression, any case). Nothing may panic, and a refusal must say something.
+# (extended regular expression, any case). The command must not panic, and a refusal must have a message.
 run_row() {
     local expected=$1 pattern=$2 status output
     shift 2
@@ -41,8 +41,8 @@ row() {
     check "$name" run_row "$@"
 }
 
-# refused NAME PATTERN ARGUMENT…: a start that must fail and leave neither process nor mount, nor anything that would stop
-# the corrected command from working.
+# refused NAME PATTERN ARGUMENT…: a start that must fail and leave no process, no mount, and nothing else that prevents
+# the corrected command.
 refused() {
     local name=$1
     shift
@@ -69,7 +69,7 @@ run_refused() {
     run_row ok '' stop "$EMPTY"
 }
 
-# json NAME FILTER ARGUMENT…: succeeds, prints JSON and nothing else, for which the jq filter is true.
+# json NAME FILTER ARGUMENT…: the command succeeds and prints only JSON, for which the jq filter is true.
 json() {
     local name=$1
     shift
@@ -141,7 +141,7 @@ mount -t tmpfs tmpfs "$WORK/busy" && {
     umount "$WORK/busy"
 }
 
-# A mount namespace of its own in which /dev/fuse is not there.
+# A separate mount namespace without /dev/fuse.
 without_fuse() {
     echo "$EMPTY" >>"$WORK/.nodes"
     # shellcheck disable=SC2016 # expanded inside
@@ -217,7 +217,7 @@ mount_elsewhere() {
 }
 check "mount at another place" mount_elsewhere
 
-# A mount is out of the tree before the node's threads have noticed, and with an open file some time before.
+# umount removes the mount from the tree before the threads of the node notice; with an open file, long before.
 mount_after_umount() {
     local i
     sleep 0.5 9>"$RUNNING/mnt/held" &
@@ -380,15 +380,15 @@ check "a lost node.key is reported, and the right one works again" lost_node_key
 
 check "drives given by path" node_start stopped --drive "$WORK/da" --drive "$WORK/db" --drive "$WORK/dc" --drive-size 64M --profile r3
 drives_are_there() { [ "$(find "$WORK" -maxdepth 1 -name 'd[abc]' -size +60M | wc -l)" = 3 ]; }
-check "they are where they were asked for" drives_are_there
+check "the drives are at these paths" drives_are_there
 row "drives of a node that runs are refused" fails 'in use' \
     start "$WORK/thief" --drive "$WORK/da" --drive "$WORK/db" --drive "$WORK/dc" --profile r3
-check "stop that" node_stop stopped
+check "that node stops" node_stop stopped
 row "drives of another cluster are refused" fails 'cluster' \
     start "$WORK/thief" --drive "$WORK/da" --drive "$WORK/db" --drive "$WORK/dc" --profile r3
 missing_drive() {
     mv "$WORK/da" "$WORK/away"
-    # r3 can be read from any copy: either it starts and says so, or it names the drive.
+    # r3 can be read from any copy: the node either starts and reports the drive, or refuses and names it.
     if timeout 60 "$FOREBAY" start "$STOPPED" >"$WORK/out" 2>&1; then "$FOREBAY" stop "$STOPPED"; else grep -q 'da' "$WORK/out"; fi
     cat "$WORK/out"
     mv "$WORK/away" "$WORK/da"
@@ -397,7 +397,7 @@ missing_drive() {
 }
 check "a missing drive is reported or survived" missing_drive
 
-# With nothing said about drives, on a disk with 20 GB free: a tenth of it, metadata included.
+# Without options for drives, on a disk with 20 GB free: a tenth of it, metadata included.
 small_disk_is_not_filled() {
     local free taken
     mkdir "$WORK/disk"
@@ -420,7 +420,7 @@ check "a start without sizes takes at most 2 GB of a disk with 20 GB free" small
 # --- where S3 is served --------------------------------------------------------------------------------------------
 
 s3_of() { "$FOREBAY" status "$WORK/$1" --json | jq -r .s3; }
-# s3_node NAME ARGUMENT…: starts a node as a user would.
+# s3_node NAME ARGUMENT…: starts a node in the way of a user.
 s3_node() {
     local dir=$WORK/$1
     shift
@@ -429,7 +429,7 @@ s3_node() {
 }
 ports_of_new_nodes() {
     local first second both=()
-    # At once: each gets a port of its own.
+    # Two starts at the same time: each gets its own port.
     s3_node port-one >"$WORK/one.out" &
     both+=($!)
     s3_node port-two >"$WORK/two.out" &

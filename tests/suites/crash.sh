@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Crashes: nothing that was acknowledged is lost, nothing deleted comes back. SIGKILL, power cuts of all disks, disks that
-# fail, dawdle or are full. See `cargo xtask crash`.
+# Crashes: no acknowledged data is lost, no deleted data comes back. SIGKILL, power cuts of all disks, disks that fail, are
+# slow or full. See `cargo xtask crash`.
 #   FOREBAY_CRASH_ROUNDS   rounds of all plans together (default: 40, long: 240)
 source "$(dirname "$0")/../lib.sh"
 TOTAL=${FOREBAY_CRASH_ROUNDS:-$([ "$LONG" = 1 ] && echo 240 || echo 40)}
@@ -26,7 +26,7 @@ if [ "$PLAIN" = 1 ]; then
     exit 0
 fi
 
-# Profile, drives, layout, share of the rounds in percent, of those with faults, options.
+# Profile, drives, layout, percentage of the rounds, percentage of the rounds with faults, options.
 PLANS=(
     "4+2 6 host 10 0"
     "1+0 1 host 5 0"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Data rots on drives and in a store: damage that can be repaired is repaired and reported; data that cannot be read is
-# named by `status`, `events`, `why` and an exit status until it is settled, through all restarts.
+# Damage on drives and in a store: repairable damage is repaired and reported; unreadable data is reported by `status`,
+# `events`, `why` and an exit status until it is settled, across restarts.
 source "$(dirname "$0")/../lib.sh"
 NODE=$WORK/home
 MNT=$NODE/mnt
@@ -15,7 +15,7 @@ exit_is() {
     cat "$WORK/status"
     [ "$status" = "$1" ]
 }
-# names_are PATH…: these files are said to be unreadable, and no others.
+# names_are PATH…: exactly these files are reported as unreadable.
 names_are() {
     local expected
     expected=$(printf '%s\n' "$@" | LC_ALL=C sort | paste -sd' ')
@@ -35,7 +35,7 @@ cold_cache() {
 cannot_be_read() { not cmp "$1" "$WORK/source/$(basename "$1")" 2>/dev/null; }
 reads_well() { cmp "$1" "$WORK/source/$(basename "$1")"; }
 
-# flip FILE OFFSET…: flips a bit of the 4 KiB at these offsets of a file, wherever drive files have them, while no node runs.
+# flip FILE OFFSET…: flips a bit of each block at these offsets of a file, in all drive files. The node must not run.
 flip() {
     perl - "$WORK/source/$1" "${@:2}" -- "$NODE"/drives/*.img <<'PERL'
 use strict;
@@ -89,7 +89,7 @@ written() {
 }
 check "a healthy node says so, and ends with 0" written || exit 0
 
-# Two bad blocks of a stripe are repaired, three are too many, and so are all copies.
+# Two bad blocks of a stripe can be repaired. Three cannot, and neither can damage to all copies.
 rotten() {
     local name
     node_stop home
@@ -120,7 +120,7 @@ repaired() {
     wait_until 30 has_event "damage repaired" 'damaged shards were found and restored'
     wait_until 30 has_event "data unreadable" '/lost/lost-'
 }
-check "what could be repaired is readable; both are events" repaired
+check "repaired data is readable; repairs and losses are events" repaired
 
 explained() {
     local why
@@ -131,7 +131,7 @@ explained() {
     "$FOREBAY" why "$MNT/small/copy" | grep 'cannot be read: 3 of 3'
     "$FOREBAY" why "$MNT/good/good-1" --json | jq -e '.state == "ok"' >/dev/null
 }
-check "why says which shards are the reason" explained
+check "why names the bad shards" explained
 
 kept() {
     local unreadable repaired
@@ -150,7 +150,7 @@ kept() {
     [ "$(events_of "data unreadable")" = "$unreadable" ]
     node_fsck home
 }
-check "restarts and SIGKILL change nothing, and nothing is told twice" kept
+check "restarts and SIGKILL change nothing, and no event is repeated" kept
 
 settled() {
     rm "$MNT/lost/lost-a" "$MNT/small/copy"
@@ -160,7 +160,7 @@ settled() {
     come_to_be_named 20 /lost/lost-d /lost/lost-e
     mv "$MNT/lost/lost-d" "$MNT/good/moved"
     come_to_be_named 60 /good/moved /lost/lost-e
-    # Only a part of the damaged bytes is written anew: the rest is still known as damaged.
+    # Only some of the damaged bytes are rewritten: the rest is still reported.
     dd if="$WORK/source/lost-e" of="$MNT/lost/lost-e" bs=1M count=1 conv=notrunc,fsync status=none
     cannot_be_read "$MNT/lost/lost-e"
     names_are /good/moved /lost/lost-e
@@ -173,7 +173,7 @@ settled() {
     reads_well "$MNT/lost/lost-c"
     node_fsck home
 }
-check "deleting and writing anew settles it, and then everything is healthy" settled
+check "deletes and rewrites settle the damage, and then everything is healthy" settled
 
 met_by_a_read() {
     node_stop home
@@ -184,7 +184,7 @@ met_by_a_read() {
     come_to_be_named 20 /late
     exit_is 3
     wait_until 30 has_event "data unreadable" '/late'
-    # The fault was not on the drive: the data can be read again.
+    # As if the fault had not been on the drive: the data can be read again.
     node_stop home
     cp "$WORK/source/late" "$WORK/source/right"
     perl -e 'open(F, "+<", $ARGV[0]); for (4096, 1052672, 2101248) { seek(F, $_ + 77, 0); read(F, $b, 1); seek(F, $_ + 77, 0); print F chr(ord($b) ^ 4) }' "$WORK/source/late"
@@ -194,9 +194,9 @@ met_by_a_read() {
     becomes_healthy
     reads_well "$MNT/late"
 }
-check "a read finds it as well, and what can be read again is settled" met_by_a_read
+check "a read also finds damage, and data that is readable again is settled" met_by_a_read
 
-# A drive that is away is no proof.
+# A missing drive is no proof of damage.
 away() {
     node_stop home
     flip late 4096 $((MIB + 4096))
@@ -210,7 +210,7 @@ away() {
     status_is '.state == "degraded" and .filesystems[0].damage.lost_files == 0'
     exit_is 0
 }
-check "what is unreadable while drives are away is not called lost" away
+check "data that is unreadable because drives are missing is not reported as lost" away
 node_end "$NODE"
 rm -rf --one-file-system "${WORK:?}/home"
 
@@ -219,7 +219,7 @@ rm -rf --one-file-system "${WORK:?}/home"
 STORE=forebay
 source "$ROOT/tests/tier/lib.sh"
 check "a store starts" store_start || exit 0
-check "a node starts that tiers" node_start home --drives 6 --drive-size 128M --profile 4+2 || exit 0
+check "a node with tiering starts" node_start home --drives 6 --drive-size 128M --profile 4+2 || exit 0
 
 # Each file is in a blob of its own.
 COLD=$WORK/store/mnt/cold
@@ -263,7 +263,7 @@ harmed() {
     "$FOREBAY" why "$MNT/cold/whole" --json | jq -e '.state == "ok"'
     wait_until 30 has_event "data unreadable" '/cold/'
 }
-check "lost and damaged blobs are told as such, with the files" harmed
+check "lost and damaged blobs are reported, with their files" harmed
 
 store_down() {
     node_stop store
@@ -292,4 +292,4 @@ blobs_back() {
     wait_until 20 has_event "data readable" 'restored'
     node_fsck home
 }
-check "blobs that are restored and files that are written anew settle it" blobs_back
+check "restored blobs and rewritten files settle the damage" blobs_back

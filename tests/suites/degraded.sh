@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Drives fail, vanish and rot: written data stays readable, and writing goes on for as long as the profile says.
+# Drives fail, vanish and are damaged: written data stays readable, and writes go on as long as the profile allows.
 source "$(dirname "$0")/../lib.sh"
 FILES=${FOREBAY_DEGRADED_FILES:-400}
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no drives"; exit 0; }
 
-# Nothing may come from the kernel's caches.
+# Compares files without the kernel's caches.
 same() {
     forget_cache "$1" && diff -rq --no-dereference "$WORK/source" "$WORK/$1/mnt/$2"
 }
@@ -17,11 +17,11 @@ forget_cache() {
 copy() { cp -a "$WORK/source" "$WORK/$1/mnt/$2" && sync_tree "$WORK/$1/mnt/$2"; }
 sync_tree() { find "$1" -type f -print0 | xargs -0 -n 200 sync; }
 fail_drive() { "$FOREBAY" drive fail "$WORK/$1" "$2" "${@:3}"; }
-# failures_are NODE COUNT: this number of drives failed, and each failure was reported once.
+# failures_are NODE COUNT: this many drives failed, and each failure was reported once.
 failures_are() { "$FOREBAY" events "$WORK/$1" --severity error --json | jq -e "[.[] | select(.kind == \"failed\").subject] | length == $2 and unique == ." >/dev/null; }
 state_is() { [ "$("$FOREBAY" status "$WORK/$1" --json | jq -r .state)" = "$2" ]; }
 
-# write_fails NODE: with too few drives for w shards, fsync says so within a bounded time, and nothing hangs.
+# write_fails NODE: with too few drives for w shards, fsync fails within a bounded time, and no call hangs.
 write_fails() {
     if timeout 60 dd if=/dev/urandom of="$WORK/$1/mnt/too-much" bs=1M count=8 conv=fsync 2>"$WORK/dd"; then
         echo "a write was acknowledged with too few drives"
@@ -50,8 +50,8 @@ close_to() {
     [ "$1" -le "$2" ] && [ $(($1 * 10)) -ge $(($2 * 9)) ]
 }
 
-# profile_survives NODE PROFILE DRIVES READS WRITES DEAD: numbers of drives that may go before reading and before
-# writing stops; with DEAD of them gone no write succeeds, in whichever order the drives went.
+# profile_survives NODE PROFILE DRIVES READS WRITES DEAD: the numbers of lost drives that reads and writes survive; without
+# DEAD drives no write succeeds, in whichever order they failed.
 profile_survives() {
     local node=$1 profile=$2 drives=$3 reads=$4 writes=$5 dead=$6 gone both
     both=$((reads < writes ? reads : writes))
@@ -62,10 +62,10 @@ profile_survives() {
         check "$profile: status says that it is degraded" state_is "$node" degraded
         check "$profile: everything is readable without $both" same "$node" before
         check "$profile: writing goes on without $both" copy "$node" during
-        check "$profile: and that is readable" same "$node" during
+        check "$profile: these files are readable" same "$node" during
         check "$profile: also after a restart" restart "$node"
         check "$profile: readable after a restart" same "$node" during
-        check "$profile: each failure is an event, and no start tells it again" wait_until 10 failures_are "$node" "$both"
+        check "$profile: each failure is an event, and no start repeats it" wait_until 10 failures_are "$node" "$both"
     fi
     for ((; gone < reads; gone++)); do check "$profile: drive $gone fails" fail_drive "$node" "$gone"; done
     check "$profile: everything is readable without $reads" same "$node" before
@@ -74,12 +74,12 @@ profile_survives() {
     [ "$writes" -gt "$reads" ] && check "$profile: writing goes on even without $writes" copy_new "$node"
     for ((; gone < dead; gone++)); do check "$profile: drive $gone fails as well" fail_drive "$node" "$gone" --force; done
     check "$profile: writing without $gone fails and does not hang" write_fails "$node"
-    check "$profile: the node stops or says what it could not write" stop_or_say "$node"
-    check "$profile: fsck finds nothing but what is out of reach" only_unreadable "$node"
+    check "$profile: the node stops or reports the unwritten data" stop_or_say "$node"
+    check "$profile: fsck reports only unreachable data" only_unreadable "$node"
     rm -rf --one-file-system "${WORK:?}/$node"
 }
 
-# Reads of older files may fail by now, but files written now must be readable.
+# Reads of older files may fail now, but files written now must be readable.
 copy_new() {
     local sum
     dd if=/dev/urandom of="$WORK/$1/mnt/new" bs=1M count=8 conv=fsync status=none &&
@@ -87,7 +87,7 @@ copy_new() {
         [ "$(sha256sum <"$WORK/$1/mnt/new")" = "$sum" ]
 }
 
-# More drives are gone than the profile survives: fsck may find that, and nothing else.
+# More drives are gone than the profile survives: fsck may report that, and nothing else.
 only_unreadable() {
     "$FOREBAY" fsck "$WORK/$1" --json >"$WORK/fsck.json" </dev/null || [ $? = 1 ]
     jq -e '[.[].findings[].code] - ["unreadable"] == []' "$WORK/fsck.json"
@@ -117,7 +117,7 @@ rot() {
     node_start "$1"
 }
 
-# A drive comes back while the node runs and gets the shards that it missed, nothing else.
+# A drive returns while the node runs and gets the shards that it missed, nothing else.
 returned_drive() {
     local dir=$WORK/back owed moved
     node_stop back && mv "$dir/drives/1.img" "$WORK/away.img" && node_start back && copy back during && state_is back degraded
@@ -132,7 +132,7 @@ returned_drive() {
     becomes_whole back && wait_until 20 state_is back healthy
 }
 
-# A drive that was taken out of service is used again: by a restart it is not.
+# A drive that was taken out of service is used again by a command, not by a restart.
 returned_by_command() {
     local dir=$WORK/back owed moved
     moved=$(fs_number back repair.repaired_bytes)
@@ -144,8 +144,8 @@ returned_by_command() {
     restart back && drive_is back 5 failed && "$FOREBAY" drive return "$dir" 5 && becomes_whole back
 }
 
-# writer NODE: writes files, makes them durable and notes their sums, until it is stopped. After the first WRITTEN files
-# it rewrites them, so that the drives never fill up.
+# writer NODE: writes files, makes them durable and records their checksums, until it is stopped. After WRITTEN files it
+# rewrites them, so that the drives do not fill up.
 WRITTEN=400
 writer() {
     local dir=$WORK/$1/mnt/load number=0
@@ -158,7 +158,7 @@ writer() {
     done
 }
 
-# under_load NODE COMMAND…: while files are written. Each must be durable, and none may be wrong afterwards.
+# under_load NODE COMMAND…: runs the command while files are written. All must be durable and correct afterwards.
 under_load() {
     local node=$1 writer status=0
     shift
@@ -170,7 +170,7 @@ under_load() {
     touch "$WORK/$node.stop"
     wait "$writer" || status=$?
     echo "$(wc -l <"$WORK/$node.sums") files were written meanwhile"
-    # A file holds the bytes of its last write.
+    # Each file must have the bytes of its last write.
     [ "$status" = 0 ] && [ -s "$WORK/$node.sums" ] && tac "$WORK/$node.sums" | awk '!known[$2]++' >"$WORK/$node.written" &&
         rm "$WORK/$node.sums" && forget_cache "$node" && (cd "$WORK/$node/mnt/load" && sha256sum --quiet --strict -c "$WORK/$node.written")
 }
@@ -194,14 +194,14 @@ replace_under_load() {
 two_others_fail() { fail_drive swap 0 && fail_drive swap 4 && same swap before && "$FOREBAY" drive return "$WORK/swap" 0 &&
     "$FOREBAY" drive return "$WORK/swap" 4 && becomes_whole swap; }
 
-# Rebuilding goes on where the killed process ended it.
+# After a kill, a rebuild continues where it ended.
 killed_while_rebuilding() {
     local dir=$WORK/swap
     "$FOREBAY" upkeep "$dir" --rate 1MiB
     "$FOREBAY" drive replace "$dir" 2 --path "$dir/drives/killed-2.img"
     wait_until 30 rebuilds_some swap
     "$FOREBAY" upkeep "$dir" --pause && json swap | jq -e '.upkeep.paused and .filesystems[0].repair.rebuilding_groups > 0'
-    # What is leaving still counts, also while nothing runs; and the pause outlives the process.
+    # Drives that leave still count, also while the node is down; and the pause survives the restart.
     node_kill swap && node_fsck swap && node_start swap
     json swap | jq -e '.upkeep.paused and .upkeep.rate_bytes_per_s == 1048576'
     "$FOREBAY" upkeep "$dir" --resume --rate 256MiB
@@ -215,7 +215,7 @@ removed_without_a_spare() {
         wait_until 20 drive_is swap 0 out && same swap before && state_is swap healthy
 }
 
-# A drive that stays away is given up, if there is another.
+# A drive that stays away is given up if there is another one.
 given_up() {
     local dir=$WORK/spare
     node_stop spare && mv "$dir/drives/6.img" "$WORK/lost.img" && timeout 60 "$FOREBAY" start "$dir" --out-after 2 </dev/null &&
@@ -224,7 +224,7 @@ given_up() {
     json spare | jq -e '.filesystems[0].profile == "r3"'
 }
 
-# narrow_and_back NODE PROFILE DRIVE…: without these drives new data is narrower; with them it is as before.
+# narrow_and_back NODE PROFILE DRIVE…: without these drives new data is narrower; when they return it has the full profile.
 narrow_and_back() {
     local node=$1 profile=$2 drive
     shift 2
@@ -238,7 +238,7 @@ narrow_and_back() {
 }
 shows_narrow() { [ "$(fs_number "$1" narrow_bytes)" -gt 0 ]; }
 
-# every_loss NODE DRIVES LOST: every set of that many drives (a sample of them unless --long) fails, and comes back.
+# every_loss NODE DRIVES LOST: every set of LOST drives (only a sample unless --long) fails and returns.
 every_loss() {
     local node=$1 drives=$2 lost=$3 mask drive set sets=0
     for ((mask = 0; mask < 1 << drives; mask++)); do
@@ -258,11 +258,11 @@ every_loss() {
 scrubbed() {
     "$FOREBAY" drive scrub "$WORK/rot" --now && wait_until 60 all_verified && becomes_whole rot && wait_until 20 nothing_bad &&
         fail_drive rot 0 && same rot before
-    # A drive whose index was hit cannot be opened, which is a loss already.
+    # A drive with a damaged index cannot be opened, which is already a loss.
     if drive_is rot 4 up && drive_is rot 1 up; then fail_drive rot 3 && same rot before; fi
 }
 all_verified() { json rot | jq -e 'all(.drives[] | select(.state == "up"); .scrub.oldest_s != null and .scrub.running == false)' >/dev/null; }
-# A second pass finds nothing.
+# A second pass finds no damage.
 nothing_bad() {
     local before
     before=$(json rot | jq '[.drives[].scrub.bad_shards] | add')
@@ -270,7 +270,7 @@ nothing_bad() {
         [ "$(json rot | jq '[.drives[].scrub.bad_shards] | add')" = "$before" ] && [ "$(fs_number rot repair.healed_shards)" -gt 0 ]
 }
 
-# A drive with the only copy of data is waited for without limit.
+# The node waits without limit for a drive with the only copy of data.
 last_holder() {
     local dir=$WORK/last
     node_stop last && mv "$dir/drives/1.img" "$WORK/last.img" &&
@@ -281,7 +281,7 @@ last_holder() {
     mv "$WORK/last.img" "$dir/drives/1.img" && wait_until 30 drive_is last 1 up && same last before
 }
 
-# Data stored with less protection than its filesystem has now counts with the protection that it is stored with.
+# Data that was stored with less protection than its filesystem has now counts with its own protection.
 counts_as_stored() {
     local i dir=$WORK/former
     node_start former --drives 6 --drive-size 256M --profile r2
@@ -295,7 +295,7 @@ counts_as_stored() {
     cat "$dir"/mnt/* | wc -c | grep -qx 45000000
 }
 
-# happened NODE SUBJECT KIND…: of this, these were the last events, in this order.
+# happened NODE SUBJECT KIND…: the last events of this subject were these, in this order.
 happened() {
     local node=$1 subject=$2
     shift 2
@@ -313,7 +313,7 @@ told_at_once() {
     happened told "filesystem main" profile profile
 }
 
-# A drive is missing at the start and back before the first look of the monitor.
+# A drive is missing at the start and returns before the first check of the monitor.
 told_of_a_short_absence() {
     local dir=$WORK/told
     node_stop told && mv "$dir/drives/2.img" "$WORK/short.img" && node_start told
@@ -339,7 +339,7 @@ told_after_a_kill() {
     wait_until 10 happened told cluster "rebuild began" "rebuild ended"
 }
 
-# With half of the drives there is room to tell of at once.
+# With half of the drives, status shows the free space at once.
 room_when_degraded() {
     local dir=$WORK/told
     node_stop told && mv "$dir/drives/0.img" "$WORK/0.img" && mv "$dir/drives/1.img" "$WORK/1.img" &&
@@ -353,16 +353,16 @@ profile_survives d1 r2 2 1 0 1
 profile_survives d2 r3 3 2 1 2
 profile_survives d3 4+2 6 2 3 5
 profile_survives d4 12/7/9 12 5 6 10
-check "a profile that data does not have yet is not reckoned with" counts_as_stored
+check "old data counts with its own profile, not with a new one" counts_as_stored
 node_end "$WORK/former"
 rm -rf --one-file-system "${WORK:?}/former"
-check "told: the node starts" node_start told --drives 6 --drive-size 128M --profile 4+2
-check "told: a tree is written" copy told before
-check "told: a drive that fails and returns within a second, and two changes of the profile" told_at_once
-check "told: a drive that was away for a moment" told_of_a_short_absence
-check "told: the end of a rebuild that a kill interrupted" told_after_a_kill
-check "told: how much room there is with too few drives" room_when_degraded
-check "told: the node stops" node_gone told
+check "events: the node starts" node_start told --drives 6 --drive-size 128M --profile 4+2
+check "events: a tree is written" copy told before
+check "events: a drive that fails and returns within a second, and two changes of the profile" told_at_once
+check "events: a drive that was away for a moment" told_of_a_short_absence
+check "events: the end of a rebuild that a kill interrupted" told_after_a_kill
+check "events: free space with too few drives" room_when_degraded
+check "events: the node stops" node_gone told
 check "missing: the node starts" node_start gone --drives 6 --drive-size 256M --profile 4+2
 check "missing: a tree is written" copy gone before
 check "missing: without the file of a drive everything is readable" missing_drive
@@ -371,11 +371,11 @@ node_end "$WORK/gone"
 rm -rf --one-file-system "${WORK:?}/gone"
 check "returned: the node starts" node_start back --drives 6 --drive-size 2G --profile 4+2
 check "returned: a tree is written" copy back before
-check "returned: a drive that is there again gets what it missed, nothing else" returned_drive
+check "returned: a returned drive gets the shards that it missed, nothing else" returned_drive
 check "returned: a drive that was taken out is used again" returned_by_command
 check "returned: two of six leave 2+2, and all of them the full profile" narrow_and_back back 2+2 1 4
 check "returned: every two drives of six fail and return" every_loss back 6 2
-check "returned: also while files are written" under_load back every_loss back 6 2
+check "returned: the same while files are written" under_load back every_loss back 6 2
 check "returned: the node stops" node_gone back
 check "replaced: the node starts" node_start swap --drives 6 --drive-size 512M --profile 4+2
 check "replaced: a tree is written" copy swap before
@@ -408,6 +408,6 @@ check "rot: the node starts" node_start rot --drives 6 --drive-size 256M --profi
 check "rot: a tree is written" copy rot before
 check "rot: two drives are damaged" eval 'rot rot 1 && rot rot 4'
 check "rot: damage is never returned, everything is readable" same rot before
-check "rot: what a scrub finds is restored: two other drives may fail" scrubbed
+check "rot: a scrub restores bad shards: two other drives may fail" scrubbed
 check "rot: the node stops" node_stop rot
 exit 0

@@ -8,7 +8,7 @@ MNT=$WORK/n/mnt
 run_fio() {
     local options=(--name="$1" --directory="$MNT" --bs="$2" --rw="$3" --numjobs="$4" --direct="$5")
     options+=(--size="$((MIB / $4))M" --ioengine=psync --verify=crc32c --verify_fatal=1 --randseed="$SEED")
-    # Without states: fio would leave them in the directory it was started in.
+    # Without state files: fio would leave them in its working directory.
     options+=(--verify_state_save=0 --allow_file_create=1 --fallocate=none --group_reporting --output-format=terse)
     case "$6" in
     # Writes every block once, in the order of the pattern; verified after everything is written.
@@ -24,7 +24,7 @@ each() {
         for pattern in write randwrite; do
             for jobs in 1 4; do
                 for direct in 0 1; do
-                    # FUSE hands blocks of 512 through as they are; O_DIRECT on a plain directory may not allow them.
+                    # FUSE passes blocks of 512 bytes on unchanged; O_DIRECT on a plain directory may not allow them.
                     [ "$PLAIN" = 1 ] && [ "$direct" = 1 ] && [ "$size" = 512 ] && continue
                     "$@" "$size-$pattern-$jobs-$direct" "$size" "$pattern" "$jobs" "$direct"
                 done

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What is found without building anything.
+# Checks that need no build.
 source "$(dirname "$0")/../lib.sh"
 cd "$ROOT" || exit 1
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# fsx: random reads, writes, truncations and mapped accesses on one file, compared with a copy in memory. Also past the
-# page cache, where every read and write reaches the node as it was made.
+# fsx: random reads, writes, truncations and mapped accesses on one file, compared with a copy in memory. Also without the
+# page cache, so that every read and write reaches the node unchanged.
 #   FOREBAY_FSX_OPERATIONS   on each small file (default: 20000, long: 200000)
 source "$(dirname "$0")/../lib.sh"
 OPERATIONS=${FOREBAY_FSX_OPERATIONS:-$([ "$LONG" = 1 ] && echo 200000 || echo 20000)}
 LARGE=$((OPERATIONS / 4))
 LIMIT_S=$((400 + OPERATIONS / 100))
 
-# Operations of one process: it keeps some of what it maps, and each of that makes mapping and cutting off slower.
+# Most operations of one process: it leaks mappings, and each makes later mappings and truncations slower.
 AT_ONCE=20000
 
 # run_fsx NAME OPERATIONS SEED [option]…

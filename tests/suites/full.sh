@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# A full filesystem: writing ends with ENOSPC, nothing acknowledged suffers, deleting works and gives the space back.
+# A full filesystem: writes fail with ENOSPC, acknowledged data is intact, and deletions work and return the space.
 source "$(dirname "$0")/../lib.sh"
 MNT=$WORK/n/mnt
 # Seconds within which deleted space can be written again.
 RETURN_S=60
 BLOCK_BYTES=$((4 << 20))
 
-# A plain directory cannot be filled up without harm: take a small filesystem in memory.
+# In a plain directory, the test would fill the disk of the machine: use a small filesystem in memory.
 start() {
     if [ "$PLAIN" = 1 ]; then
         mkdir -p "$MNT"
@@ -46,7 +46,7 @@ until_full() {
     fill "$MNT/first"
 }
 
-# Small writes, too, end with ENOSPC and not with something else.
+# Small writes also fail with ENOSPC, not with another error.
 small_writes_fail() {
     local i
     for ((i = 0; i < 20000; i++)); do
@@ -62,7 +62,7 @@ small_writes_fail() {
 
 acknowledged_is_intact() { (cd "$MNT" && sha256sum --check --quiet "$WORK/sums"); }
 
-# The file whose write failed may have a part of its bytes, and none that no process wrote.
+# The file of the failed write may have some of its bytes, but no others.
 failed_file_is_not_torn() {
     local file size
     file=$(cat "$WORK/last")
@@ -70,13 +70,13 @@ failed_file_is_not_torn() {
     size=$(stat -c %s "$file")
     { echo "$file"; cat "$WORK/block"; } >"$WORK/one"
     [ "$size" -le "$(stat -c %s "$WORK/one")" ]
-    # Parts that did not reach the drives are holes.
+    # Parts that were not written to drives are holes.
     cmp -n "$size" "$file" "$WORK/one" || {
         cmp -l -n "$size" "$file" "$WORK/one" | awk '$2 != 0 { print "foreign byte", $0; bad = 1; exit } END { exit bad }'
     }
 }
 
-# The file that did not fit cannot be written out: stopping says so, and stops.
+# The file that did not fit cannot be flushed: stop reports that and still stops the node.
 stop_or_say() { node_stop n || not "$FOREBAY" status "$WORK/n"; }
 
 after_restart() {
@@ -89,7 +89,7 @@ after_crash() {
     acknowledged_is_intact
 }
 
-# Through S3 as well: between the writes the first of the acknowledged files is removed, the second is read.
+# The same through S3: during the writes, the first acknowledged file is removed and the second one is read.
 uploads_when_full() {
     local first second
     [ "$PLAIN" = 1 ] && return
@@ -106,7 +106,7 @@ uploads_when_full() {
 delete_half() {
     find "$MNT" -maxdepth 1 -name 'small-*' -delete
     local file
-    # Every second file: no segment becomes free as a whole.
+    # Every second file, so that no segment becomes free as a whole.
     awk 'NR % 2 { print $2 }' "$WORK/sums" | while read -r file; do rm "$MNT/$file"; done
     awk 'NR % 2 == 0' "$WORK/sums" >"$WORK/kept"
     mv "$WORK/kept" "$WORK/sums"
@@ -115,7 +115,7 @@ delete_half() {
 
 enough_is_available() { [ "$(available_bytes)" -ge "$1" ]; }
 
-# Half of it was deleted; a third of the whole must be free for writing in bounded time.
+# Half of the data was deleted; a third of the space must be free for writes within a bounded time.
 space_returns() {
     local kept_bytes=$(($(wc -l <"$WORK/sums") * BLOCK_BYTES))
     wait_until "$RETURN_S" enough_is_available $((kept_bytes * 2 / 3)) || {
@@ -132,7 +132,7 @@ writing_works_again() {
     rm "$MNT/again"
 }
 
-# The same amount fits again and again: nothing leaks.
+# The same amount fits repeatedly: no space leaks.
 fill_again() {
     local round count before
     before=$(wc -l <"$WORK/sums")
@@ -165,7 +165,7 @@ delete_all() {
 
 small_node() { node_start small --drives 6 --drive-size 128M --profile 4+2; }
 
-# Writes files of two extents until one does not fit. The bytes of the last file may stay there or not.
+# Writes files of two extents until one does not fit. Bytes of the last file may or may not remain.
 fill_small() {
     local i
     for ((i = 0; i < 200; i++)); do
@@ -221,11 +221,11 @@ full_quota_is_told() {
 }
 
 if [ "$PLAIN" != 1 ]; then
-    check "told: the node starts" small_node &&
-        check "told: drives without room, and room that is back" full_drives_are_told &&
-        check "told: a size that is reached, and a larger one" full_size_is_told &&
-        check "told: an SSD quota that is used up, and room in it" full_quota_is_told &&
-        check "told: the node stops" node_stop small
+    check "events: the node starts" small_node &&
+        check "events: full drives, and free ones again" full_drives_are_told &&
+        check "events: a full size, and a larger one" full_size_is_told &&
+        check "events: a full SSD quota, and room in it again" full_quota_is_told &&
+        check "events: the node stops" node_stop small
     node_end "$WORK/small"
     rm -rf --one-file-system "${WORK:?}/small"
 fi
@@ -239,7 +239,7 @@ check "the file that did not fit is not torn" failed_file_is_not_torn
 check "df adds up when full" numbers_make_sense
 check "acknowledged files are intact after a restart" after_restart
 check "acknowledged files are intact after a crash" after_crash
-check "uploads to full drives are answered and keep nobody from making room" uploads_when_full
+check "uploads to full drives are answered and do not block deletions" uploads_when_full
 check "deleting works when full" delete_half &&
     check "space returns within $RETURN_S s" space_returns &&
     check "writing works again" writing_works_again &&

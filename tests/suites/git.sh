@@ -4,7 +4,7 @@ source "$(dirname "$0")/../lib.sh"
 FILES=$([ "$LONG" = 1 ] && echo 20000 || echo 800)
 REPO=$WORK/n/mnt/repo
 
-# Only the settings given here, whichever user runs this.
+# Only the settings below, not those of the user.
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 GIT_AUTHOR_NAME=t GIT_AUTHOR_EMAIL=t@t
 export GIT_COMMITTER_NAME=t GIT_COMMITTER_EMAIL=t@t
 
@@ -13,7 +13,7 @@ commit_tree() {
     git init -q -b main "$REPO"
     stage_tree "$FILES" "$REPO/tree"
     cd "$REPO"
-    # Every object is fsynced, as on a machine that matters.
+    # Every object is fsynced, as in production.
     git config core.fsync all
     # Automatic maintenance would start in the background and overlap with later steps.
     git config gc.auto 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Older copies of metadata and of drives, put in the place of newer ones: the node detects them, gives advice, and
-# loses no data that it has.
+# Older copies of metadata and of drives replace newer ones: the node detects them, gives advice, and loses none of its
+# data.
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no metadata"; exit 0; }
 N=$WORK/n
@@ -44,7 +44,7 @@ begin() {
     keep_drives first
 }
 
-# The only way that the position reaches the drives: the node sends it when it stops.
+# Small files are in the metadata only: the node sends the position to the drives when it stops.
 small_files_only() {
     node_start n
     mkdir "$MNT/inline"
@@ -87,8 +87,7 @@ killed() {
     test -d "$MNT/names"
 }
 
-# The drives are as they were. Older metadata differs from metadata that only lost batches which were never
-# acknowledged.
+# The drives are the same. Metadata that lost only unacknowledged batches in a crash is not older metadata.
 crashes_are_no_reason() {
     local i
     for i in 1 2 3 4 5; do
@@ -118,7 +117,7 @@ accepted() {
     says 'goes on with older metadata'
 }
 
-# The metadata that was given up comes back: it does not have what was written since.
+# Metadata that was given up returns: it lacks the data written since.
 fork_is_noticed() {
     node_stop n
     keep_metadata third
@@ -157,7 +156,7 @@ older_drives() { # older_drives NUMBER…
 no_other_may_go() {
     expect_fail 'would lose data' "$FOREBAY" drive fail "$N" "$1"
 }
-restored() { # restored NUMBER…: the drives that were older copies; two others may go then
+restored() { # restored NUMBER…: the drives that were older copies; after the rebuild two others may fail
     local drive others=()
     "$FOREBAY" upkeep "$N" --resume
     wait_until 90 whole
@@ -181,15 +180,15 @@ whole() { "$FOREBAY" status "$N" | grep "reads survive 2 drives"; }
 check "a node starts, and copies are made" begin || exit 0
 check "older metadata without the last small files is refused" small_files_only
 check "older metadata without the last deletes is refused" deletes_only
-check "after SIGKILL, too, if drives had heard of it" killed
+check "also after SIGKILL, if the drives knew the position" killed
 check "crashes alone are no reason" crashes_are_no_reason
-check "older metadata goes on if told so" accepted
-check "metadata of before is not taken for what went on since" fork_is_noticed
+check "older metadata is used with --accept-older-metadata" accepted
+check "metadata that was given up is refused" fork_is_noticed
 check "newer metadata is given up" settled
 check "an older copy of a drive does not count" older_drives 0
-check "what it lacks is restored" restored 0
+check "its missing shards are restored" restored 0
 check "two older copies do not count" older_drives 1 4
-check "no other drive may go" no_other_may_go 2
-check "what they lack is restored" restored 1 4
+check "no other drive may fail" no_other_may_go 2
+check "their missing shards are restored" restored 1 4
 check "a file system check finds nothing" node_fsck n
 check "the node stops" node_stop n

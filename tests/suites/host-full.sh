@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Other programs fill the filesystem below a node for a while: calls are answered, acknowledged data is not lost, and
-# the node goes on by itself when there is room. The node's standard error is a pipe without a reader, as after every
+# the node recovers by itself when there is room. The node's standard error is a pipe without a reader, as after every
 # `forebay start`.
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no node"; exit 0; }
 MNT=$WORK/mnt
 HOST=$WORK/host
 DIR=$HOST/dir
-# Seconds in which any one call must have an answer.
+# Longest time of a call, in seconds.
 ANSWER_S=60
 
 # host SIZE: a small filesystem without a reserve for root.
@@ -19,7 +19,7 @@ host() {
     echo "$DIR" >>"$WORK/.nodes"
 }
 
-# end_host: the node has ended.
+# end_host: removes the filesystem. The node must have ended.
 end_host() {
     umount "$HOST"
     rm -rf "$WORK/image" "$WORK/elsewhere" "$WORK/sums"
@@ -32,14 +32,14 @@ status_of() { timeout 20 "$FOREBAY" status "$DIR" --json | jq -r "$1"; }
 no_drive_failed() { [ "$(status_of '[.drives[] | select(.state != "up")] | length')" = 0 ]; }
 answered() { timeout "$ANSWER_S" "$@"; }
 
-# The whole host, to the last byte.
+# Fills the host to the last byte.
 fill_host() {
     dd if=/dev/zero of="$HOST/filler" bs=1M status=none || true
     dd if=/dev/zero of="$HOST/filler-2" bs=512 status=none || true
 }
 free_host() { rm -f "$HOST"/filler "$HOST"/filler-2; }
 
-# write_some NAME COUNT BYTES: files that are made durable; those that were go to the account.
+# write_some NAME COUNT BYTES: writes durable files and records the successful ones with their checksums.
 write_some() {
     answered python3 - "$MNT" "$1" "$2" "$3" "$WORK/sums" <<'END'
 import errno, hashlib, os, sys
@@ -84,7 +84,7 @@ names_until_full() {
 }
 expect_full() { local status=0; "$@" || status=$?; [ "$status" = 3 ]; }
 
-# Long enough for the log to find no room either.
+# Long enough that the log finds no room either.
 stays_full() {
     sleep 10
     fill_host
@@ -120,7 +120,7 @@ drives_node() {
 
 writes_end() {
     fill_host
-    # Blocks that were allocated earlier take some writes.
+    # Some writes succeed in blocks that were allocated earlier.
     expect_full write_some large 300 1000000
     no_drive_failed
     intact
@@ -160,7 +160,7 @@ check "a node with its metadata on a small filesystem starts" metadata_node || e
 check "names end with ENOSPC" names_until_full
 check "status and listings answer while it stays full" stays_full
 check "deleting goes on" unlink_half
-check "it goes on by itself when there is room" goes_on later
+check "it recovers by itself when there is room" goes_on later
 check "it stops" stop_node
 end_host
 

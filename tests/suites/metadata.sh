@@ -34,7 +34,7 @@ restart_knows() { node_stop n && node_start n && copies_are 2 && intact; }
 
 fill_disk() { dd if=/dev/zero of="$1/filler" bs=64k status=none || true; }
 
-# Names until there is no room. Bytes of the drives are not touched.
+# Makes names until there is no room. Does not write to the drives.
 names_end_with_enospc() {
     fill_disk "$1"
     mkdir -p "$MNT/names"
@@ -87,21 +87,21 @@ lost_store() {
     intact
 }
 
-# The disk lost the file while the node runs.
+# A disk loses the file while the node runs.
 store_comes_back() {
     rm "$B/meta/ledger-1/state.redb"
     write_files beside
     wait_until 60 test -e "$B/meta/ledger-1/state.redb"
     wait_until 60 copies_are 2
     node_stop n
-    # The directory that came back is complete: the node starts with it alone.
+    # The restored directory is complete: the node starts with it alone.
     rm "$A/meta/ledger-1/state.redb"
     node_start n
     copies_are 2
     intact
 }
 
-# A disk that is away: without it the node cannot know whether it was used alone.
+# A missing disk: without it the node cannot know whether that disk was used alone and is newer.
 refused_without() {
     node_stop n
     umount "$1"
@@ -116,7 +116,7 @@ forced() {
     write_files second
 }
 
-# A directory that comes back empty or with an older copy is made anew.
+# A directory that returns empty or with an older copy is rewritten.
 comes_back() {
     node_stop n
     mount -t tmpfs -o size=160M tmpfs "$B"
@@ -181,18 +181,18 @@ check "reading and deleting go on" reading_and_deleting_go_on
 check "it recovers by itself" recovers "$A"
 check "the same with the other disk" eval 'names_end_with_enospc "$B" && reading_and_deleting_go_on && recovers "$B"'
 check "damaged copies are repaired" damaged_copies
-check "a lost store is made anew" lost_store
+check "a lost store is rewritten" lost_store
 check "a store that is lost comes back while the node runs" store_comes_back
 check "after a crash both are complete" crash
 check "without a disk the node does not start" refused_without "$B"
-check "it does if told so" forced
-check "the disk comes back and is made anew" comes_back
+check "it starts with --force-stale-metadata" forced
+check "the disk returns and is rewritten" comes_back
 check "a directory is added, another removed" another_directory
-check "fsck says what it finds" fsck_findings
+check "fsck reports its findings" fsck_findings
 check "without metadata the node does not start" gone
 node_end "$WORK/n"
 
-# With one copy only, the log of a young node has everything.
+# With only one copy: the log of a young node is complete.
 alone() {
     node_start alone --drive-size 256M
     head -c 3M /dev/urandom >"$WORK/alone/mnt/file" && mkdir "$WORK/alone/mnt/dir" && sync -f "$WORK/alone/mnt/file"
@@ -206,6 +206,6 @@ alone() {
     grep -q 'made anew from the log' "$WORK/alone/log/forebay.log"
     node_fsck alone
 }
-check "a damaged store without a copy is made anew from the log" alone
+check "a damaged store without a copy is rewritten from the log" alone
 node_end "$WORK/alone"
 exit 0

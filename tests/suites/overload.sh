@@ -14,7 +14,7 @@ unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_PROFILE AWS_CA_BUNDLE
 overload() { "$PYTHON" "$ROOT/tests/load/overload.py" "$WORK/n/mnt/load" "$(jq -er .s3 "$WORK/n/node.json")" "$STEP_S" "$SHARE"; }
 
 check "the node starts" node_start n --drives 6 --drive-size 1G --profile 4+2 || exit 0
-check "ten times the load gets at least half of the peak done, and nothing fails" overload
+check "ten times the load has at least half of the peak throughput, and nothing fails" overload
 check "memory stayed within the budget" node_within_memory n
 check "a file system check finds nothing" node_fsck n
 check "the node stops" node_stop n

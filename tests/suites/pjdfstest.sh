@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# pjdfstest: what POSIX says about system calls on files, some 400 cases. Every case counts.
+# pjdfstest: the rules of POSIX for system calls on files, about 400 cases. Each case is a result.
 source "$(dirname "$0")/../lib.sh"
 
 run_cases() {
     mkdir "$WORK/n/mnt/pjd"
     chmod 755 "$WORK" "$WORK/n" "$WORK/n/mnt"
     local options=()
-    # Another filesystem, for renames and links that cross. A plain directory is on the same one.
+    # Another filesystem, for renames and links across filesystems. A plain directory is on the same one.
     [ "$PLAIN" = 1 ] || { mkdir "$WORK/other" && options=(--secondary-fs "$WORK/other"); }
-    # It fails when a case fails; the cases are judged one by one below.
+    # It fails if a case fails; the loop below judges each case.
     "$TOOLS/pjdfstest" --configuration-file "$ROOT/tests/pjdfstest.toml" --path "$WORK/n/mnt/pjd" \
         "${options[@]}" >"$WORK/out" 2>&1 || true
     cp "$WORK/out" "$LOGS/pjdfstest-cases.log"

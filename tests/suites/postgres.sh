@@ -19,7 +19,7 @@ prepare() {
     as_postgres "$BIN/initdb" --data-checksums -D "$DATA" >/dev/null
 }
 
-# A socket in a directory of our own: no port is used.
+# A socket in our own directory: no port is used.
 database_start() {
     as_postgres "$BIN/pg_ctl" -w -t 120 -D "$DATA" -l "$SOCKETS/log" start \
         -o "-c listen_addresses= -c unix_socket_directories=$SOCKETS" || { tail -n 20 "$SOCKETS/log"; return 1; }
@@ -35,7 +35,7 @@ initialise() {
 
 bench() { as_postgres "$BIN/pgbench" -h "$SOCKETS" -n -c 4 -j 2 -T "$TIME_S" postgres; }
 
-# The sums of all tables agree if no transaction is there in part.
+# The sums of all tables agree if every transaction is complete.
 consistent() {
     local sums
     sums=$(sql "SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(bbalance) FROM pgbench_branches),
@@ -73,7 +73,7 @@ kill_database() {
     local pid
     pid=$(head -n 1 "$DATA/postmaster.pid")
     kill -KILL -- "$pid"
-    # Its children notice and end.
+    # Its children notice that and end.
     wait_until 30 not pgrep -P "$pid" >/dev/null
     wait_until 30 not pgrep -u postgres -f "postgres: " >/dev/null || true
     rm -f "$DATA/postmaster.pid" "$SOCKETS"/.s.*

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Real projects are built on the mount: one in C (GNU hello, from Debian's sources) and one in Rust (this one).
+# Builds real projects on the mount: one in C (GNU hello, from Debian's sources) and one in Rust (this one).
 source "$(dirname "$0")/../lib.sh"
 LIMIT_S=2400
 MNT=$WORK/n/mnt
@@ -33,7 +33,7 @@ build_rust() {
     cd "$MNT/rust"
     CARGO_TARGET_DIR=$MNT/rust/target cargo build --release --quiet --package layout --package meta
     CARGO_TARGET_DIR=$MNT/rust/target cargo test --release --quiet --package layout
-    # A second build finds nothing to do: times and contents are as they were left.
+    # A second build finds nothing to do: times and contents are unchanged.
     CARGO_TARGET_DIR=$MNT/rust/target cargo build --release --package layout --package meta 2>&1 | tee "$WORK/again"
     not grep -q Compiling "$WORK/again"
 }

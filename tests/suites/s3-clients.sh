@@ -33,7 +33,7 @@ s3cmd_tree() {
     mkdir "$WORK/s3cmd"
     s3cmd_ --quiet sync s3://clients/s3cmd/ "$WORK/s3cmd/"
     diff -r "$TREE" "$WORK/s3cmd"
-    # These put the ACL of the source on the copy.
+    # These set the ACL of the source on the copy.
     s3cmd_ --quiet cp s3://clients/s3cmd/big s3://clients/s3cmd/copied
     s3cmd_ --quiet mv s3://clients/s3cmd/copied s3://clients/s3cmd/moved
     cmp "$TREE/big" "$MNT/clients/s3cmd/moved"
@@ -87,5 +87,5 @@ for part in arrow pandas delta; do
     check "$part" "$PYTHON" "$ROOT/tests/s3/tables.py" "$part"
 done
 check "the node stops" node_stop node
-check "everything is as it must be" node_fsck node
+check "a file system check finds nothing" node_fsck node
 exit 0

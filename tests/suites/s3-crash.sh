@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # S3 across crashes: SIGKILL under puts, multipart uploads, conditional writes, copies, deletions and changes of the same
 # files on the mount. See tests/s3/crash.py.
-#   FOREBAY_CRASH_ROUNDS   crashes are a quarter of that (default: 8, long: 60)
+#   FOREBAY_CRASH_ROUNDS   four times the number of crashes (default: 8 crashes, long: 60)
 source "$(dirname "$0")/../lib.sh"
 ROUNDS=$((${FOREBAY_CRASH_ROUNDS:-$([ "$LONG" = 1 ] && echo 240 || echo 32)} / 4))
 LIMIT_S=$((120 + ROUNDS * 15))
@@ -20,8 +20,8 @@ check "a node with an endpoint starts" node_start node --drives 6 --drive-size 1
 live_bytes() { "$FOREBAY" status "$NODE" --json | jq .space.live_bytes; }
 check "$ROUNDS crashes, seed $SEED" "$HOME/.cache/forebay/venv/bin/python3" "$ROOT/tests/s3/crash.py" "$ROUNDS" "$SEED"
 few() { [ "$(live_bytes)" -lt 4000000 ]; }
-# The node looks for orphans of killed writers after a minute, every 20 s.
-check "space of what was deleted and aborted returns" wait_until 110 few
+# After a minute, the node searches for orphans of killed writers, every 20 s.
+check "space of deleted objects and aborted uploads returns" wait_until 110 few
 check "the node stops" node_stop node
-check "everything is as it must be" node_fsck node
+check "a file system check finds nothing" node_fsck node
 exit 0

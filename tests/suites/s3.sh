@@ -67,7 +67,7 @@ aws_command_line() {
     grep -q 'PRE deep/' "$WORK/listed"
     aws s3 rm --quiet --recursive s3://cli-bucket/tree
     not ls "$MNT/cli-bucket/tree"
-    # Only directories made by POSIX are left; they are removed with the bucket.
+    # The bucket still has files. --force deletes them first; directories made on the mount go with the bucket.
     not aws s3 rb s3://cli-bucket
     aws s3 rb --force s3://cli-bucket
     not ls "$MNT/cli-bucket"
@@ -94,16 +94,16 @@ survives_restart() {
     cmp "$WORK/kept" "$ROOT/README.md"
     aws s3 rb --force s3://kept
 }
-check "address and objects outlive a restart" survives_restart node_stop
-check "and a crash" survives_restart node_kill
+check "address and objects survive a restart" survives_restart node_stop
+check "address and objects survive a crash" survives_restart node_kill
 
 space_returns() {
     rm -rf "${MNT:?}"/*
-    # Nothing is left but space that the metadata takes.
+    # Only the space of metadata is left.
     few() { [ "$("$FOREBAY" status "$NODE" --json | jq .space.live_bytes)" -lt 4000000 ]; }
     wait_until 60 few
 }
-check "space of what was deleted, aborted and broken off returns" space_returns
+check "space of deleted objects, aborted and interrupted uploads returns" space_returns
 check "the node stops" node_stop node
-check "everything is as it must be" node_fsck node
+check "a file system check finds nothing" node_fsck node
 exit 0

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Short sequences of commands that went wrong once, found by the larger suites and reduced.
+# Regression tests: short sequences of commands that once failed, found by the larger suites and reduced.
 source "$(dirname "$0")/../lib.sh"
 
-# A client that knows the map of a file's end only, because nothing else was read since the start, then overwrites all.
+# A client that knows only the end of a file's map, because it read nothing else since the start, overwrites the whole file.
 overwrite_after_reading_the_middle() {
     local file=$MNT/middle
     head -c 1M /dev/urandom >"$WORK/new"
@@ -15,7 +15,7 @@ overwrite_after_reading_the_middle() {
     cmp "$WORK/found" <(dd if="$WORK/new" bs=4k skip=120 count=10 status=none)
 }
 
-# Superseded bytes must give way to new ones: the file is a small part of the drive throughout.
+# The space of overwritten bytes must be reclaimed: the file is always a small part of the drive.
 overwrite_many_times() {
     local i
     head -c 2M /dev/urandom >"$WORK/two"
@@ -42,7 +42,7 @@ create_and_delete_many_times() {
     done
 }
 
-# O_RDONLY|O_TRUNC is a write: a program that runs is not cut.
+# O_RDONLY|O_TRUNC is a write: a running program is not truncated.
 truncate_a_running_program() {
     local status=0
     cp "$(command -v sleep)" "$MNT/program"
@@ -72,7 +72,7 @@ deleted_lock_file() {
     grep -qx precious "$MNT/precious"
 }
 
-# The kernel keeps pages that a read loaded while an asynchronous direct write passed them by.
+# The kernel would keep pages that a read loaded during an asynchronous direct write.
 buffered_reads_beside_direct_writes() { python3 "$ROOT/tests/posix/direct.py" "$MNT/shared" 5; }
 
 # Tools copy whole blocks, and some loop or lose data if a hole begins within one.
@@ -86,10 +86,10 @@ holes_are_whole_blocks() {
     cmp "$MNT/sparse" "$WORK/copy"
 }
 
-# Change and modification, as the node says them, not as the kernel remembers them.
+# Times of change and modification from the node, not from the kernel's cache.
 times_of() { stat --cached=never -c '%z %y' "$1"; }
 
-# `tar` says "file changed as we read it" and `git status` reads everything again if a time moves without a change.
+# If a time moves without a change, `tar` says "file changed as we read it" and `git status` reads all files again.
 times_stay_after_a_write() {
     local i first
     echo some >"$MNT/file"
@@ -102,7 +102,7 @@ times_stay_after_a_write() {
         [ "$i" != 150 ] || cat "$MNT/file" >"$WORK/out"
         sleep 0.01
     done
-    # The access time of the read came to the owner when the file was closed, or does now.
+    # The owner got the access time of the read at the close of the file, or gets it now.
     sync -f "$MNT"
     [ "$(times_of "$MNT/file")" = "$first" ]
     node_unmount "$NODE"
@@ -115,7 +115,7 @@ tar_of_what_was_just_written() {
     head -c 6M /dev/urandom >"$WORK/six"
     for ((i = 0; i < 10; i++)); do
         cat "$WORK/six" >"$MNT/file"
-        # Out of the page cache: then reading asks the node, and so does tar when it has read.
+        # Drops the page cache, so that the read asks the node, and so does tar after the read.
         dd if="$MNT/file" iflag=nocache count=0 status=none
         tar --create --directory="$MNT" file 2>>"$WORK/said" | { sleep 0.1; cat >"$WORK/out"; }
     done
@@ -123,7 +123,7 @@ tar_of_what_was_just_written() {
     [ ! -s "$WORK/said" ]
 }
 
-# The stat data that git stores for a file it wrote stays the same: git reads no file again.
+# The stat data that git stores for a written file stays the same: git does not read files again.
 git_status_after_a_checkout() {
     local i
     git init -q "$WORK/origin"
@@ -135,13 +135,13 @@ git_status_after_a_checkout() {
     cat "$MNT"/copy/* >"$WORK/out"
     sleep 2
     git -C "$MNT/copy" ls-files --debug | awk '/ctime:/ { print $2 }' | sort >"$WORK/remembered"
-    # Seconds and nanoseconds, without zeros in front.
+    # Seconds and nanoseconds, without leading zeros.
     (cd "$MNT/copy" && stat -c %.Z ./[0-9]*) | awk -F. '{ print $1 ":" $2 + 0 }' | sort >"$WORK/seen"
     diff "$WORK/remembered" "$WORK/seen"
     rm -rf "$WORK/origin"
 }
 
-# set_id_file UID:GID MODE: a file with some content, which every user can reach.
+# set_id_file UID:GID MODE: makes a file with some content that every user can reach.
 set_id_file() {
     chmod a+x "$WORK" "$WORK/$NODE"
     head -c 20000 /dev/zero >"$MNT/set-id"
@@ -149,10 +149,10 @@ set_id_file() {
     chmod "$2" "$MNT/set-id"
 }
 
-# as_user COMMAND…: as user and group 1000, in no other group.
+# as_user COMMAND…: runs it as user and group 1000, without other groups.
 as_user() { setpriv --reuid 1000 --regid 1000 --clear-groups "$@"; }
 
-# mode_is MODE: as the node says it, and as the kernel remembers it: it is asked for the mode alone, first.
+# mode_is MODE: the mode both in the kernel's cache, which is asked first and only for the mode, and in the node.
 mode_is() {
     local seen remembered
     remembered=$(stat -c %a "$MNT/set-id")
@@ -163,7 +163,7 @@ mode_is() {
     }
 }
 
-# As on ext4: a file loses SUID and SGID when an ordinary user changes it.
+# As on ext4, a file loses SUID and SGID when an ordinary user changes it.
 set_id_bits_after_a_change() {
     local change
     head -c 9000 /dev/zero >"$MNT/source"
@@ -177,7 +177,7 @@ set_id_bits_after_a_change() {
         bash -c "$change '$MNT/set-id'"
         mode_is 6777
     done
-    # Without the right to execute, set-gid is a matter of the group.
+    # Without the right to execute, the group decides whether set-gid is lost.
     set_id_file 1000:5 2767
     as_user bash -c "echo >>'$MNT/set-id'"
     mode_is 767
@@ -186,7 +186,7 @@ set_id_bits_after_a_change() {
     mode_is 2767
 }
 
-# As chmod(2): set-gid only for members of the group.
+# As with chmod(2), only members of the group keep set-gid.
 set_gid_after_an_access_list() {
     set_id_file 1000:5 6777
     as_user setfacl -m u:7:rwx "$MNT/set-id"
@@ -202,7 +202,7 @@ set_gid_after_an_access_list() {
     mode_is 6777
 }
 
-# A file that chattr protects is protected from every user, through S3 as well.
+# A file protected by chattr is protected from every user, also through S3.
 append_only_and_immutable() {
     local url key secret
     echo text >"$MNT/file"
@@ -217,7 +217,7 @@ append_only_and_immutable() {
     expect_fail 'not permitted' mv "$MNT/file" "$MNT/moved"
     expect_fail 'not permitted' ln "$MNT/file" "$MNT/second"
     expect_fail 'not permitted' fallocate -p -o 0 -l 4 "$MNT/file"
-    # A file that is open for writing, and has been written, when it is protected.
+    # A file that becomes protected while a writer has it open.
     exec 9>"$MNT/open"
     echo before >&9
     chattr +i "$MNT/open" "$MNT/file"
@@ -247,7 +247,7 @@ append_only_and_immutable() {
     rm -r "$MNT/bucket" "$MNT/file" "$MNT/open"
 }
 
-# As overlayfs moves a file away from what a lower layer has.
+# As overlayfs renames a file that a lower layer also has.
 rename_with_whiteout() {
     mkdir "$MNT/upper"
     echo text >"$MNT/upper/file"
@@ -263,7 +263,7 @@ if libc.renameat2(-100, old, -100, new, 4) != 0:
     [ "$(ls "$MNT/upper" | tr '\n' ' ')" = 'file moved ' ]
 }
 
-# fallocate refuses what can have no room, wherever the file ends, and leaves the size alone if told to.
+# fallocate refuses a range that cannot have room, independent of the file's size, and keeps the size if told to.
 fallocate_without_room() {
     truncate -s 1T "$MNT/sparse"
     expect_fail 'no space' fallocate -l 1T "$MNT/sparse"
@@ -274,12 +274,12 @@ fallocate_without_room() {
     [ "$(cat "$MNT/small")" = text ]
     fallocate -l 1M "$MNT/small"
     [ "$(stat -c %s "$MNT/small")" = $((1 << 20)) ]
-    # Blocks that exist need no more room: the file takes more than half of the drive's space.
+    # Existing blocks need no more room: the file takes more than half of the drive.
     head -c 20M /dev/urandom >"$MNT/half"
     fallocate -l 20M "$MNT/half"
 }
 
-# Every sequence has a small node of its own, so that none depends on the state that another left.
+# Every sequence has its own small node, so that it does not depend on the state of another one.
 sequence() {
     local name=$1
     shift

@@ -5,7 +5,7 @@ source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no drives"; exit 0; }
 COUNT=${FOREBAY_SPACE_FILES:-20000}
 LIMIT_S=600
-# Packing and the search for orphans wait a sixth of their usual time.
+# Packing and the search for orphans wait only a sixth of the usual time.
 export FOREBAY_HASTE=6
 OVERWRITE_S=$([ "$LONG" = 1 ] && echo 300 || echo 20)
 
@@ -19,31 +19,31 @@ show() { json "$1" | jq -c '.space, (.filesystems[0] | .pack, .orphans, {narrow_
 # reaches SECONDS NODE CONDITION: waits until the status of the filesystem meets the condition.
 reaches() { wait_until "$1" fs_is "$2" "$3" || { show "$2" && return 1; }; }
 
-# sums DIR FILE: the sums of all files.
+# sums DIR FILE: writes the checksums of all files.
 sums() { (cd "$1" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 -r sha256sum) >"$2"; }
 
-# same NODE DIR: all files are unchanged, without help of the kernel's caches.
+# same NODE DIR: all files are unchanged, checked without the kernel's caches.
 same() {
     node_unmount "$1" && node_mount "$1" && sums "$WORK/$1/mnt/$2" "$WORK/now.sums" && cmp "$WORK/$1-$2.sums" "$WORK/now.sums"
 }
 
-# durable NODE DIR: keeps the sums of the files once they are written out.
+# durable NODE DIR: makes the files durable and records their checksums.
 durable() {
     sums "$WORK/$1/mnt/$2" "$WORK/$1-$2.sums" && node_unmount "$1" && node_mount "$1"
 }
 
-# A file for each 4 KiB of random bytes.
+# Makes files of 4 KiB of random bytes.
 write_small() {
     mkdir -p "$WORK/$1/mnt/$2" && head -c $(($3 * 4096)) /dev/urandom | split -b 4096 -a 5 -d - "$WORK/$1/mnt/$2/f" && durable "$1" "$2"
 }
 
-# write_large NODE DIR MIB: files of about 3 MiB, and some small ones.
+# write_large NODE DIR MIB: writes files of about 3 MiB, and some small ones.
 write_large() {
     mkdir -p "$WORK/$1/mnt/$2" && head -c $(($3 << 20)) /dev/urandom | split -b 3000000 -a 4 -d - "$WORK/$1/mnt/$2/large" &&
         head -c 2000000 /dev/urandom | split -b 20000 -a 4 -d - "$WORK/$1/mnt/$2/small" && durable "$1" "$2"
 }
 
-# Checks that the parts of the raw space add up, for every drive and for all, during any work. Ends at the stop file.
+# Checks all the time that the parts of the raw space add up, for every drive and for all. Ends at the stop file.
 watch_sums() {
     local samples=0 wrong
     while [ ! -e "$WORK/$1.stop" ]; do
@@ -63,9 +63,9 @@ adds_up() {
     [ "$(cat "$WORK/$1.samples")" -gt 20 ]
 }
 
-# Less than a quarter of an extent is left for the next ones, and the old extents are gone.
+# Packed: less than a quarter of an extent is left for the next ones, and the old extents are gone.
 PACKED='.pack.sweeps > 0 and .pack.left_bytes <= 1048576 and .pack.convert_bytes == 0 and .waiting_extents == 0'
-# little_waste NODE BYTES: of so much content stored as 4+2 the drives have at most a tenth more than that takes.
+# little_waste NODE BYTES: this much content, stored as 4+2, takes at most a tenth more than full extents would.
 little_waste() {
     reaches 240 "$1" "$PACKED and .pack.allocated_bytes > 0 and .pack.waste_bytes * 10 <= .pack.allocated_bytes"
     wait_until 60 allocated_at_most "$1" $(($2 * 3 / 2 * 11 / 10)) || { show "$1" && return 1; }
@@ -74,18 +74,18 @@ little_waste() {
 }
 allocated_at_most() { [ "$(live_bytes "$1")" -le "$2" ]; }
 
-# What is left of an extent is more than half of it, so that it moves only because everything else is at rest.
+# Deletes less than half of each extent, so that extents are packed only because the node is idle.
 thin_out() {
     find "$WORK/$1/mnt/$2" -type f -name '*[1478]' -delete && durable "$1" "$2"
 }
 
-# crash_writer PATH SIZE: writes and syncs files until there is nothing to write to any more.
+# crash_writer PATH SIZE: writes and syncs files until the node is gone.
 crash_writer() {
     local number=0
     while dd if=/dev/urandom of="$1.$number" bs="$2" count=1 conv=fsync status=none 2>/dev/null; do number=$((number + 1)); done
 }
 
-# crash_with_orphans NODE: kills the node while extents are on their way, until some are left without a reference.
+# crash_with_orphans NODE: kills the node while extents are being written, until some are left without a reference.
 crash_with_orphans() {
     local attempt number live writers
     for attempt in 1 2 3 4 5 6 7 8; do
@@ -93,7 +93,7 @@ crash_with_orphans() {
         live=$(live_bytes "$1")
         writers=()
         for number in 1 2 3 4 5 6 7 8; do
-            # Of different lengths, so that they are not all in step: some are between drives and ledger at any time.
+            # Different sizes, so that the writers are not in step: some extents always wait for their commit.
             crash_writer "$WORK/$1/mnt/crash-$attempt/$number" "$((number * 100))k" &
             writers+=($!)
         done
@@ -130,7 +130,7 @@ narrow_becomes_wide() {
     reaches 180 "$1" '.write_profile == "4+2" and .owed_shards == 0 and .narrow_bytes == 0 and .pack.convert_bytes == 0'
 }
 
-# convert NODE PROFILE N/K: paused it waits, then all extents have the new shape, and the old ones are gone.
+# convert NODE PROFILE N/K: conversion waits while paused; then all extents get the new shape, and the old ones go.
 convert() {
     local node=$1 profile=$2 shape=$3 file
     "$FOREBAY" upkeep "$WORK/$node" --pause && "$FOREBAY" fs set "$WORK/$node" main --profile "$profile"
@@ -148,13 +148,13 @@ convert() {
     done
 }
 
-# Copies that share extents with their sources.
+# Makes copies that share extents with their sources.
 clone_large() {
     mkdir "$WORK/$1/mnt/clones" && cp "$WORK/$1/mnt/$2"/* "$WORK/$1/mnt/clones" && sync -f "$WORK/$1/mnt"
     cp "$WORK/$1-$2.sums" "$WORK/$1-clones.sums"
 }
 
-# ratio NODE N K: the drives have as much as full extents of that shape, and a tenth. Everything is there twice.
+# ratio NODE N K: the drives have at most a tenth more than full extents of that shape. All content has a clone.
 ratio() {
     local stored
     stored=$(($(fs_number "$1" pack.stored_bytes) / 2))
@@ -162,8 +162,8 @@ ratio() {
     echo "$(live_bytes "$1") live for $stored as $2/$3"
 }
 
-# overwrite_nearly_full NODE SECONDS: 85 % of the room are taken, then files are overwritten at random. Every write
-# succeeds, and in no tenth of the time nothing gets done.
+# overwrite_nearly_full NODE SECONDS: fills 85 % of the room, then overwrites files at random. Every write must succeed,
+# and every tenth of the time must make progress.
 overwrite_nearly_full() {
     local dir=$WORK/$1/mnt/files room count number part end done
     mkdir -p "$dir" && head -c 1048576 /dev/urandom >"$WORK/block"
@@ -184,7 +184,7 @@ overwrite_nearly_full() {
         { cat "$WORK/written-$number" && tail -c +65 "$WORK/block"; } | cmp - "$dir/$number"
     done
 }
-# overwrite_one DIR NUMBER MARK: a file whose first 64 bytes say which file and write it is.
+# overwrite_one DIR NUMBER MARK: writes a file whose first 64 bytes name the file and the write.
 overwrite_one() {
     printf '%-64s' "$2 $3" >"$WORK/written-$2"
     { cat "$WORK/written-$2" && tail -c +65 "$WORK/block"; } | dd of="$1/$2" bs=1M iflag=fullblock conv=notrunc,fsync status=none
@@ -198,7 +198,7 @@ check "small: packed, the drives waste at most a tenth" little_waste small $((CO
 check "small: every file is as it was" same small files
 check "small: four of ten files go" thin_out small files
 check "small: packed again, the drives waste at most a tenth" little_waste small $(($(wc -l <"$WORK/small-files.sums") * 4096))
-check "small: what is left is as it was" same small files
+check "small: the other files are as they were" same small files
 check "small: a file system check finds nothing" node_fsck small
 LIVE=$(live_bytes small)
 check "small: a killed node leaves orphans" crash_with_orphans small
@@ -211,12 +211,12 @@ wait "$WATCH"
 check "small: space added up at any time" adds_up small
 check "small: a file system check finds nothing at the end" node_fsck small
 check "small: the node stops" node_stop small
-check "small: nor does one of the stopped node" node_fsck small
+check "small: a file system check of the stopped node finds nothing" node_fsck small
 rm -rf --one-file-system "${WORK:?}/small"
 
 check "overwrite: the node starts" node_start overwrite --drives 6 --drive-size 256M --profile 4+2 --trim always || exit 0
-check "overwrite: nearly full drives take it for as long as it lasts" overwrite_nearly_full overwrite "$OVERWRITE_S"
-# gives_back NODE: the drive files give deleted space back and keep their size.
+check "overwrite: nearly full drives take overwrites without end" overwrite_nearly_full overwrite "$OVERWRITE_S"
+# gives_back NODE: the drive files return deleted space to their filesystem and keep their size.
 gives_back() {
     rm -r "$WORK/$1/mnt/files"
     wait_until 120 files_take_less_than_half "$1" || { ls -ls "$WORK/$1/drives" && json "$1" | jq -c '[.drives[].trimmed_bytes]' && return 1; }
@@ -228,10 +228,10 @@ files_take_less_than_half() {
     size=$(du -c -B 1 --apparent-size "$WORK/$1/drives"/*.img | tail -n 1 | cut -f1)
     [ $((taken * 2)) -lt "$size" ]
 }
-check "overwrite: what is deleted is given back by the drive files" gives_back overwrite
+check "overwrite: drive files return deleted space" gives_back overwrite
 check "overwrite: a file system check finds nothing" node_fsck overwrite
 check "overwrite: the node stops" node_stop overwrite
-# Space that the drive files gave back held no live data.
+# The returned space had no live data.
 drives_are_clean() { for drive in "$WORK/overwrite/drives"/*.img; do "$FOREBAY" drive fsck "$drive"; done; }
 check "overwrite: drives with holes are clean" drives_are_clean
 rm -rf --one-file-system "${WORK:?}/overwrite"

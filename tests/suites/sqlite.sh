@@ -4,7 +4,7 @@ source "$(dirname "$0")/../lib.sh"
 TRANSACTIONS=$([ "$LONG" = 1 ] && echo 1000 || echo 50)
 ROWS=40
 
-# write_rows DATABASE WRITER: one line in $WORK/acknowledged for every transaction that was committed.
+# write_rows DATABASE WRITER: writes one line to $WORK/acknowledged for every committed transaction.
 write_rows() {
     local i
     for ((i = 0; i < TRANSACTIONS; i++)); do
@@ -39,7 +39,7 @@ two_writers() {
     check_database "$database"
 }
 
-# Committed transactions survive a crash; the one under way is there completely or not at all.
+# Committed transactions survive a crash; the transaction under way is complete or absent.
 crash_between() {
     local mode=$1 database=$WORK/n/mnt/$1.db writer total
     : >"$WORK/acknowledged"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Object stores: adding, trying, changing and removing them. The store is the node's own endpoint, over HTTP and HTTPS, so
-# that every failure is one that a real S3 server gives.
+# Object stores: add, test, change and remove them. The store is the node's own endpoint, over HTTP and HTTPS, so that
+# every failure comes from a real S3 server.
 source "$(dirname "$0")/../lib.sh"
 LIMIT_S=120
 
@@ -20,7 +20,7 @@ mkdir "$NODE/mnt/Archive"
 
 # store VERB NAME [OPTION…]
 store() { "$FOREBAY" store "$1" "$NODE" "${@:2}"; }
-# added NAME [OPTION…]: with the settings that work, and those given in their place.
+# added NAME [OPTION…]: adds a store with working settings; options replace some of them.
 added() {
     local name=$1 option rest=()
     local -A settings=([hostname]=127.0.0.1 [port]=$PORT [protocol]=HTTP [bucket]=Archive/cold
@@ -48,7 +48,7 @@ good_store() {
     store validate cold | grep -c '^ok' | grep -x 4
     expect_fail 'store exists: name=cold' added cold
 }
-check "a store is tried and added, and leaves nothing behind" good_store
+check "a store is tested and added, and no object is left" good_store
 measured() {
     store bench cold --size 1MiB --parallel 4 --seconds 1 --json |
         jq -e '.plan.parallel == 4 and .put_bytes_per_s > 0 and .get_bytes_per_s > 0 and .round_trip_us > 0'
@@ -57,7 +57,7 @@ measured() {
     expect_fail 'memory' store bench cold --parallel 1000
     expect_fail 'no such store' store bench nowhere
 }
-check "its speed is measured, and nothing is left" measured
+check "its speed is measured, and no object is left" measured
 secret_is_sealed() {
     not grep -qF "$SECRET" <(store show cold; store show cold --json; store list --json)
     not grep -rqF "$SECRET" "$NODE/meta" "$NODE/log" "$NODE/node.json"
@@ -83,11 +83,11 @@ wrong() {
 check "no such bucket" wrong 'PUT .*NoSuchBucket.*case counts' --bucket archive
 check "no such key" wrong 'InvalidAccessKeyId.*access key' --access-key-id AKIANOBODY
 check "a wrong secret" wrong 'SignatureDoesNotMatch.*secret key' --secret-key wrong
-check "nobody listens" wrong 'cannot connect.*port' --port 9
+check "no server" wrong 'cannot connect.*port' --port 9
 check "a name that does not resolve" wrong 'resolve' --hostname nowhere.invalid
-check "a blob size that there is not" wrong 'blob-size must be 4MiB to 64MiB' --blob-size 1MiB
-check "a host that is none" wrong 'hostname must be' --hostname http://127.0.0.1
-check "a protocol that is none" wrong 'not one of HTTP, HTTPS, HTTPS_UNVERIFIED' --protocol FTP
+check "an invalid blob size" wrong 'blob-size must be 4MiB to 64MiB' --blob-size 1MiB
+check "an invalid host" wrong 'hostname must be' --hostname http://127.0.0.1
+check "an unknown protocol" wrong 'not one of HTTP, HTTPS, HTTPS_UNVERIFIED' --protocol FTP
 check "no bucket" wrong 'bucket must be' --bucket ''
 no_secret() {
     expect_fail 'secret key is needed' store add wrong --hostname 127.0.0.1 --bucket Archive --access-key-id "$KEY"
@@ -99,7 +99,7 @@ unverified() {
     jq -e '(.passed | not) and .checks[0].advice != null' <(store validate later --json 2>/dev/null)
     store remove later
 }
-check "settings can be kept untried" unverified
+check "settings can be stored without a test" unverified
 
 updates() {
     store update cold --bandwidth 800
@@ -118,7 +118,7 @@ updates() {
     shown cold '.bucket == "Archive/cold"'
     expect_fail 'no such store: name=none' store update none --port 1
 }
-check "what an update does not name stays" updates
+check "an update keeps all other settings" updates
 
 tls() {
     wrong 'certificate.*--ca' --protocol HTTPS
@@ -130,7 +130,7 @@ tls() {
     store remove verified
     store remove unverified
 }
-check "HTTPS wants a certificate that is vouched for, HTTPS_UNVERIFIED takes any" tls
+check "HTTPS needs a trusted certificate, HTTPS_UNVERIFIED takes any" tls
 
 survives() {
     local before
@@ -142,7 +142,7 @@ survives() {
     [ "$(store list --json | jq 'del(.[].port)')" = "$(jq 'del(.[].port)' <<<"$before")" ]
     store validate cold
 }
-# A store that a filesystem has blobs in: they must be where it is to be from now on.
+# A store with blobs of a filesystem: its new place must have them.
 moves() {
     local second=$WORK/second
     mkdir "$second"
@@ -151,7 +151,7 @@ moves() {
     "$FOREBAY" fs create "$NODE" second --profile 1+0
     "$FOREBAY" mount "$NODE" "$second" --fs second
     "$FOREBAY" fs attach "$NODE" second blobs --retention 1h --tiering-cue 10s
-    # Nothing is there yet.
+    # The store has no blobs yet.
     store update blobs --bucket Archive/blobs
     head -c 9000000 /dev/urandom | tee "$WORK/file" >"$second/file"
     sync -f "$second"
@@ -173,9 +173,9 @@ moves() {
     "$FOREBAY" umount "$NODE" --fs second
 }
 has_blobs() { "$FOREBAY" tier status "$NODE" --json | jq -e '.[0] | .blobs > 0 and .queued_extents == 0'; }
-check "a store with blobs moves only to where they are" moves
+check "a store with blobs moves only to a place that has them" moves
 
-# Filesystem groups: the times that filesystems share, and those that they have of their own.
+# Filesystem groups: times that filesystems share, and own times of a filesystem.
 group() { "$FOREBAY" fs group "$1" "$NODE" "${@:2}"; }
 attach() { "$FOREBAY" fs attach "$NODE" "$1" grouped "${@:2}"; }
 # timed FILESYSTEM GROUP RETENTION OWN CUE OWN
@@ -205,7 +205,7 @@ group_refusals() {
     expect_fail 'group default stays' group remove default
     group list --json | jq -e 'length == 1'
 }
-check "filesystem groups that make no sense are refused" group_refusals
+check "invalid filesystem groups are refused" group_refusals
 groups() {
     group create fast --retention 1h --tiering-cue 4m --json | jq -e '.filesystems == [] and .retention_s == 3600 and .cue_s == 240'
     group create slow --retention 60s
@@ -259,7 +259,7 @@ own_times() {
     group update fast --retention 1w
     timed third fast 86400 true 3600 true
 }
-check "times of a filesystem's own stay" own_times
+check "own times of a filesystem stay" own_times
 # The times of a group apply: content leaves the drives when the new times say so.
 group_takes_effect() {
     local third=$WORK/third
@@ -276,7 +276,7 @@ group_takes_effect() {
     "$FOREBAY" umount "$NODE" --fs third
 }
 third_is() { "$FOREBAY" tier status "$NODE" --json | jq -e ".[] | select(.filesystem == \"third\") | $1" >/dev/null; }
-check "times of a filesystem group are what is done" group_takes_effect
+check "times of a filesystem group take effect" group_takes_effect
 groups_survive() {
     local before
     group update default --retention 2d
@@ -311,7 +311,7 @@ lost_key() {
     node_start node
     shown cold '.problem == null'
 }
-check "a lost node.key is said" lost_key
+check "a lost node.key is reported" lost_key
 numbers() {
     local before
     before=$(store show cold --json | jq .id)
@@ -319,6 +319,6 @@ numbers() {
     added cold
     shown cold ".id > $before"
 }
-check "a name is free again, a number is not" numbers
+check "a name is reused, a number is not" numbers
 check "fsck finds nothing" node_fsck node
 exit 0

@@ -4,7 +4,7 @@ source "$(dirname "$0")/../lib.sh"
 LIMIT_S=120
 TIME_S=$([ "$LONG" = 1 ] && echo 5 || echo 1)
 EXPECTED=$ROOT/tests/stress.expected
-# stress-ng's own list; what needs another kernel or filesystem is reported as skipped by it.
+# stress-ng's own list. It reports stressors that need another kernel or filesystem as skipped.
 mapfile -t STRESSORS < <(stress-ng --class 'filesystem?' 2>&1 | sed -n "s/^class 'filesystem' stressors: //p" | tr ' ' '\n')
 
 run_one() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A disk hangs: `status` answers and names the stuck locks and calls; the node goes on when the disk does, and can be
-# ended while the disk hangs.
+# A disk hangs: `status` answers and names the stuck locks and calls; the node recovers with the disk, and can be stopped
+# while the disk hangs.
 source "$(dirname "$0")/../lib.sh"
 [ "$PLAIN" = 1 ] && { skipped "all" "a plain directory has no node"; exit 0; }
 MNT=$WORK/mnt
@@ -8,7 +8,7 @@ HOST=$WORK/host
 DIR=$HOST/dir
 DISKS=$WORK/disks
 DISKS_PID=
-# How long the disk takes for each operation, and by when that is called stuck.
+# Time of each operation of the disk, and the time after which a call is reported as stuck.
 SLOW_MS=600000
 STUCK_S=45
 
@@ -69,9 +69,9 @@ is_ended() {
 mkdir -p "$HOST" "$MNT" "$DISKS" "$WORK/images"
 "$XTASK" disks --dir "$WORK/images" --mount "$DISKS" --count 1 --size-mib 256 >"$LOGS/stuck-disks.log" 2>&1 </dev/null &
 DISKS_PID=$!
-check "a node with its metadata on a disk of its own starts" node_on_a_disk || exit 0
-check "status answers and says what does not move" status_answers
+check "a node with its metadata on a separate disk starts" node_on_a_disk || exit 0
+check "status answers and names the stuck calls" status_answers
 check "the log has the stacks of all threads" log_has_stacks
-check "it goes on when the disk does" goes_on
-check "stop ends it while the disk does not answer" is_ended
+check "the node recovers with the disk" goes_on
+check "stop ends the node while the disk does not answer" is_ended
 exit 0

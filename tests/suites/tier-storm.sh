@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tiering under load, with small drives: files are changed and removed at random while both the node and the store are killed,
-# and ten times what the drives hold is written and read back. Then everything must be as written, nothing be lost or left,
-# and the store hold little more than files have. Called by tests/tier.sh; not part of `make test`.
+# Tiering under load, with small drives: files are changed and removed at random while the node and the store are killed,
+# and ten times the size of the drives is written and read back. Then all content must be intact, and the store must not
+# have much more than the files. Called by tests/tier.sh; not part of `make test`.
 source "$(dirname "$0")/../lib.sh"
 LIMIT_S=1200
 STORE_SIZE=6G
@@ -18,7 +18,7 @@ check "the store is added" add_store || exit 0
 attached() { fs attach main cold --retention 30s --tiering-cue 10s; }
 check "a filesystem is attached" attached || exit 0
 
-# A store that was killed, and where it is reached then.
+# Starts a killed store again, and sets its new port.
 store_again() {
     store_start
     "$FOREBAY" store update "$NODE" cold --port "$(reached_port)"
@@ -70,7 +70,7 @@ settled() {
     wait_until 60 orphans_are_gone
     tier_status | jq -c '.[0] | {live_bytes, stored_bytes, overhead_percent, blobs, rewritten_bytes, deleted_blobs}'
 }
-check "the store holds less than 13 % more than files have, and no blob of nobody" settled
+check "the store holds less than 13 % more than files have, and no orphaned blob" settled
 check "a file system check finds nothing" node_fsck home
 
 overcommitted() {

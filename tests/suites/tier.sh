@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Tiering, end to end: a node's filesystem is attached to an S3 server. Aged content moves there, is read from there,
-# comes back and leaves no blobs behind, while the store fails and the node is killed.
+# returns and leaves no blobs, while the store fails and the node is killed.
 source "$(dirname "$0")/../lib.sh"
-# A harmed request costs a pause or a wait of up to 2 s; data beyond the size of the drives takes some thousand
-# requests.
+# A harmed request causes a pause or a wait of up to 2 s; data beyond the size of the drives takes thousands of requests.
 LIMIT_S=$([ "${FOREBAY_TIER_FAULTS:-0}" = 0 ] && echo 300 || echo 660)
 source "$ROOT/tests/tier/lib.sh"
 
@@ -20,7 +19,7 @@ refusals() {
     tier_status | jq -e '. == []'
     expect_fail 'has no object store' fs detach main
 }
-check "what makes no sense is refused" refusals
+check "invalid commands are refused" refusals
 
 written() {
     random_file "$MNT/before" 3000000
@@ -36,7 +35,7 @@ written() {
     tier_is '.queued_bytes > 0'
 }
 check "a filesystem is attached and written to" written
-# ranges_name FILE: the blobs say of all of its extents which file they were written for, and where in it they begin.
+# ranges_name FILE: the blobs name the file and offset of each of its extents.
 ranges_name() {
     local ino
     ino=$(stat -c %i "$1")
@@ -60,7 +59,7 @@ uploaded() {
     tier_is '.store_health.up and .problem == null and [.store_health.nodes[] | [.node, .up]] == [[0, true]]'
     echo "$(blobs) blobs, $(stored_kib) KiB"
 }
-check "what has aged is uploaded in blobs that are what they say" uploaded
+check "aged content is uploaded in valid blobs" uploaded
 forecast() {
     tier forecast "$NODE" | grep -E '^ *.?main .*1h \(now\)'
     tier forecast "$NODE" --retention 7d --json |
@@ -68,8 +67,8 @@ forecast() {
             and .[0].drive_raw_bytes > .[0].drive_bytes and .[0].store_bytes > 60000000'
     expect_fail 'not a duration' tier forecast "$NODE" --retention 7
 }
-check "a forecast says what retentions take" forecast
-# Releases big files and others. Until they are deleted there, they can still be read from the drives: that is waited for.
+check "a forecast has the space of retentions" forecast
+# Releases big files and others, and waits until the drives have deleted them: until then reads use the drives.
 live_bytes() { "$FOREBAY" status "$NODE" --json | jq .space.live_bytes; }
 lives_less() { [ "$(live_bytes)" -lt "$1" ]; }
 release() {
@@ -85,12 +84,12 @@ released() {
     same_sums
     wait_until 30 came_back "$MNT/small/7" 131079
 }
-# Content that was read comes back to the drives by itself; if that fails, after the next read.
+# Content that was read returns to the drives by itself; if that fails, after the next read.
 came_back() {
     [ "$FAULTS" = 0 ] || dd if="$1" of=/dev/null bs=1M iflag=direct status=none
     located "$1" 0 "$2" 0
 }
-check "what left the drives is read as before, and comes back" released
+check "released content is read unchanged, and returns" released
 fetched() {
     tier release "$MNT/big"
     cold_cache
@@ -99,7 +98,7 @@ fetched() {
     same_sums
 }
 check "a file is fetched before it is read" fetched
-# Files are short and of several blobs; one of them is a link, another is in the metadata.
+# Short files in several blobs; one is a link, another is in the metadata.
 fetched_tree() {
     mkdir "$MNT/small/deeper"
     cp "$MNT/tiny" "$MNT/small/deeper/tiny"
@@ -114,7 +113,7 @@ fetched_tree() {
     rm -r "$MNT/small/deeper" "$MNT/small/link"
 }
 check "a tree is fetched before it is read" fetched_tree
-# A pipe cannot come back.
+# A pipe cannot return.
 fetched_beside() {
     mkfifo "$MNT/pipe"
     tier release "$MNT/small/7"
@@ -122,7 +121,7 @@ fetched_beside() {
     located "$MNT/small/7" 0 131079 0
     rm "$MNT/pipe"
 }
-check "a file that does not come back holds up no other" fetched_beside
+check "a file that does not return does not delay others" fetched_beside
 # `tier` commands cannot name paths that are not UTF-8.
 odd_names() {
     local verb odd=$MNT/small/$'caf\xe9'
@@ -134,7 +133,7 @@ odd_names() {
     done
     rm "$odd"
 }
-check "a name that is not UTF-8 is told and holds up no other" odd_names
+check "a name that is not UTF-8 is reported and does not delay others" odd_names
 changing_tree() {
     local changes round rounds=0
     (while [ ! -e "$WORK/enough" ]; do
@@ -153,8 +152,8 @@ changing_tree() {
     jq -e 'length >= 60' "$WORK/asked"
     tier release "$MNT/small"
 }
-check "a tree that changes is gone through" changing_tree
-# Written in turns and due at once, and less than blobs are emptied for when half of it goes.
+check "commands on a changing tree work" changing_tree
+# Written in turns and due at the same time. Half of it is too little to compact blobs.
 by_directory() {
     local i before
     fs attach main cold --tiering-cue 20m
@@ -170,7 +169,7 @@ by_directory() {
     wait_until 60 has_fewer_blobs "$before"
     note_sums
 }
-check "what lies in a directory lies together in the store" by_directory
+check "files of a directory lie together in the store" by_directory
 check "a file system check finds nothing" node_fsck home
 
 overwritten() {
@@ -188,7 +187,7 @@ overwritten() {
     cold_cache
     same_sums
 }
-check "what is away is overwritten, cut, cloned, renamed and removed" overwritten
+check "tiered content is overwritten, cut, cloned, renamed and removed" overwritten
 
 store_down() {
     local began=$SECONDS
@@ -204,7 +203,7 @@ store_down() {
     wait_until 60 tier_is '.problem != null and .store_health.up == false'
     "$FOREBAY" status "$NODE" | grep -i 'cold'
     known_to_be_down
-    # A state that ends within seconds is no event.
+    # A state that ends within seconds makes no event.
     wait_until 60 happened 'store cold' down
     store_start
     "$FOREBAY" store update "$NODE" cold --port "$(reached_port)"
@@ -218,12 +217,12 @@ known_to_be_down() {
     sleep 20
     began=$SECONDS
     expect_fail 'Input/output error' sha256sum "$MNT/big"
-    # The first error has the reason; files on the drives come all the same.
+    # The first error has the reason; the fetch still handles files on the drives.
     expect_fail 'store cold is DOWN: ' tier fetch "$MNT/big" "$MNT/meanwhile"
     echo "EIO and no fetch after $((SECONDS - began)) s"
     [ $((SECONDS - began)) -le 15 ]
 }
-# happened SUBJECT KIND…: of this, these were the last events, in this order.
+# happened SUBJECT KIND…: the last events of this subject were these, in this order.
 happened() {
     local subject=$1
     shift
@@ -282,7 +281,7 @@ named() {
     tier_is '.queued_bytes >= 10000000 and .store_health.up'
     refuse PUT 403 QuotaExceeded
     wait_until 60 told 'QuotaExceeded'
-    # Deletions that never end hold up no other operation.
+    # Hanging deletions do not delay other operations.
     refuse DELETE slow 60
     rm -r "$MNT/that"
     sed -i '\,\./that/,d' "$SUMS"
@@ -340,7 +339,7 @@ limited() {
     fs set main --size none --ssd none
 }
 refuses_detach() { expect_fail 'drives' fs detach main; }
-check "quotas hold, and what is beyond that of the drives leaves for the store" limited
+check "quotas hold, and content beyond the drives' quota moves to the store" limited
 check "a store is not left while the drives cannot hold everything" refuses_detach
 shrinks() {
     local before
@@ -356,7 +355,7 @@ shrinks() {
     same_sums
 }
 check "the bucket shrinks when files are removed" shrinks
-# While the store is down nothing comes back, so the detach is still under way.
+# While the store is down no content returns, so the detach is still under way.
 stays() {
     local waiter
     tier release "$MNT/last" "$MNT/small"
@@ -376,7 +375,7 @@ stays() {
     cold_cache
     same_sums
 }
-check "a detach that is under way is cancelled" stays
+check "a running detach is cancelled" stays
 detached() {
     fs detach main --wait
     tier_status | jq -e '. == []'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A copy of a real tree is the same afterwards, after a remount, a restart and a crash; for several profiles.
+# A copy of a real tree stays the same: after the copy, a remount, a restart and a crash; for several profiles.
 source "$(dirname "$0")/../lib.sh"
 FILES=${FOREBAY_TEST_FILES:-$([ "$LONG" = 1 ] && echo 30000 || echo 4000)}
 LIMIT_S=$([ "$LONG" = 1 ] && echo 3600 || echo 600)
@@ -54,7 +54,7 @@ run_profile() {
     check "$profile: fsck finds nothing while it runs" node_fsck "$node"
     check "$profile: the node stops" node_stop "$node"
     check "$profile: fsck finds nothing" node_fsck "$node"
-    # After a failure above, the next profile still needs the room.
+    # The next profile needs the room, even after a failure above.
     [ "$PLAIN" = 1 ] || node_end "$WORK/$node"
     rm -rf --one-file-system "${WORK:?}/$node"
 }

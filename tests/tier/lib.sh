@@ -1,7 +1,7 @@
 # Functions for the suites of tiering: a store, a node whose filesystem is attached to it, and their state. Sourced.
 #
 #   FOREBAY_TIER_STORE   the server: forebay (default; the endpoint of another node), forebay-https, minio, versitygw, garage
-#   FOREBAY_TIER_FAULTS  number of requests in a hundred that are harmed on their way: see faulty.py (default: 0)
+#   FOREBAY_TIER_FAULTS  harmed requests in a hundred: see faulty.py (default: 0)
 
 if [ "$PLAIN" = 1 ]; then
     skipped "all" "needs the binary"
@@ -15,8 +15,7 @@ STORE=${FOREBAY_TIER_STORE:-forebay}
 FAULTS=${FOREBAY_TIER_FAULTS:-0}
 STORE_SIZE=${STORE_SIZE:-4G}
 VENV=$HOME/.cache/forebay/venv
-# Settings that are not exported here are in files, as each check is a process of its own: the port and pid of the store
-# and the proxies.
+# The ports and pids of the store and the proxies are in files, because each check is a separate process.
 AT=$WORK/at
 mkdir "$AT"
 trap 'status=$?; for one in store proxy refuser; do end_process $one; done; (exit "$status"); cleanup' EXIT
@@ -40,7 +39,7 @@ end_process() {
     wait_until 30 process_is_gone "$(cat "$AT/$1.pid")"
     rm "$AT/$1.pid"
 }
-# The key of servers that take any; garage wants its own form.
+# The key for servers that accept any; garage needs a special form.
 KEY=tester SECRET=tester-secret
 [ "$STORE" != garage ] || KEY=GK$(printf '5a%.0s' {1..12}) SECRET=$(printf '5a%.0s' {1..32})
 store_key() { [ -e "$WORK/store/admin-credentials" ] && awk -F' = ' '/access_key_id/ { print $2 }' "$WORK/store/admin-credentials" || echo "$KEY"; }
@@ -58,7 +57,7 @@ s3_region = "us-east-1"
 api_bind_addr = "127.0.0.1:$1"
 EOF
 }
-# Starts the store, for the first time or again, and the proxy before it.
+# Starts the store, for the first time or again, and the proxy in front of it.
 store_start() {
     local port
     case "$STORE" in
@@ -99,13 +98,13 @@ store_start() {
     }
 }
 store_kill() { case "$STORE" in forebay*) node_kill store ;; *) end_process store ;; esac }
-# Where the node reaches it.
+# The port at which the node reaches the store.
 reached_port() { [ "$FAULTS" = 0 ] && cat "$AT/store.port" || cat "$AT/proxy.port"; }
 aws_store() {
     AWS_ACCESS_KEY_ID=$(store_key) AWS_SECRET_ACCESS_KEY=$(store_secret) "$VENV/bin/aws" \
         --endpoint-url "http://127.0.0.1:$(cat "$AT/store.port")" --region us-east-1 "$@"
 }
-# Sizes of all objects, as the store says.
+# Sizes of all objects in the store's listing.
 listing() { aws_store s3api list-objects-v2 --bucket cold --output json | jq -s '[.[].Contents // [] | .[].Size]'; }
 blobs() { listing | jq length; }
 has_fewer_blobs() { [ "$(blobs)" -lt "$1" ]; }
@@ -113,15 +112,15 @@ stored_kib() { listing | jq 'add // 0 | . / 1024 | floor'; }
 
 # --- the filesystem ------------------------------------------------------------------------------------------------
 
-# forebay VERB… of the node that tiers
+# forebay fs VERB… for the node that tiers
 fs() { "$FOREBAY" fs "$1" "$NODE" "${@:2}"; }
 tier() { "$FOREBAY" tier "$@"; }
 tier_status() { tier status "$NODE" --json; }
-# The store holds less than 13 % more than files have. (`overhead_percent` is rounded up.)
+# The store's dead bytes are less than 13 % of the live ones. (`overhead_percent` is rounded up.)
 DENSE='(.stored_bytes - .live_bytes) * 100 < 13 * .live_bytes'
-# Whether the status of tiering fits a filter of jq.
+# Whether the status of tiering matches a jq filter.
 tier_is() { tier_status | jq -e ".[0] | $1" >/dev/null; }
-# located PATH WRITE-CACHE READ-CACHE STORE: how many bytes of a file lie where.
+# located PATH WRITE-CACHE READ-CACHE STORE: whether this many bytes of a file lie in each place.
 located() {
     local found
     found=$(tier location "$1" --json | jq -r '.[0] | "\(.ssd_write_cache_bytes) \(.ssd_read_cache_bytes) \(.object_store_bytes)"')
@@ -130,7 +129,7 @@ located() {
 }
 random_file() { head -c "$2" /dev/urandom >"$1"; }
 note_sums() { (cd "$MNT" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum) >"$SUMS"; }
-# Every file has the bytes that it had. A store that harms requests may cost errors, never other bytes.
+# Every file has its original bytes. A store that harms requests may cause errors, never wrong bytes.
 same_sums() {
     local attempt
     for attempt in 1 2 3 4 5; do
