@@ -304,7 +304,7 @@ row "user add" ok 'added' user add "$RUNNING" ann --uid 1000 --gid 1000 --groups
 row "a user twice" fails 'exists: name=ann' user add "$RUNNING" ann
 row "a bad name of a user" fails 'bad name' user add "$RUNNING" 'a/b'
 row "user list for people" ok 'ann .*4,5' user list "$RUNNING"
-row "key add for nobody" fails 'no such user: name=bob' key add "$RUNNING" bob
+row "key add for an unknown user" fails 'no such user: name=bob' key add "$RUNNING" bob
 row "key add shows the secret" ok 'secret key +[A-Za-z0-9]{40}' key add "$RUNNING" ann
 secret_is_shown_once() {
     local secret
@@ -334,7 +334,7 @@ row "user disable" ok 'disabled' user disable "$RUNNING" ann
 json "a disabled user's keys are, too" 'map(select(.user == "ann")) | all(.state == "disabled")' key list "$RUNNING" --json
 row "user enable" ok 'enabled' user enable "$RUNNING" ann
 row "key list of one user" ok 'minioadmin' key list "$RUNNING" --user ann
-row "key list of nobody" fails 'no such user' key list "$RUNNING" --user bob
+row "key list of an unknown user" fails 'no such user' key list "$RUNNING" --user bob
 row "key remove" ok 'removed' key remove "$RUNNING" minioadmin
 row "key remove of what is not there" fails 'no such access key' key remove "$RUNNING" minioadmin
 policies() {

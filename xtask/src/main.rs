@@ -39,7 +39,7 @@ fn main() -> Result<ExitCode> {
                  {}\n      serve disks that forget what was not flushed, and fail on command\n\n\
                  {}\n      measure it beside ext4 and an empty FUSE filesystem\n\n\
                  {}\n      measure its S3 endpoint beside MinIO and plain files\n\n\
-                 {}\n      measure tiering beside what its store can do\n\n\
+                 {}\n      measure tiering beside the limit of its store\n\n\
                  {}\n      serve a filesystem in memory, to see what FUSE itself costs",
                 crash::USAGE,
                 crash::soak::USAGE,
