@@ -34,13 +34,13 @@ fn main() -> Result<ExitCode> {
             eprintln!(
                 "usage: cargo xtask COMMAND\n\n\
                  tidy\n      check the rules of STYLE.md that a machine can check\n\
-                 {}\n      kill a node or cut its power under load, and check what it promised\n\n\
-                 {}\n      load a node for a long time and report what drifts\n\n\
-                 {}\n      serve disks that forget what was not flushed, and fail on command\n\n\
+                 {}\n      kill a node or cut its power under load, and check its promises\n\n\
+                 {}\n      load a node for a long time and report drifts\n\n\
+                 {}\n      serve disks that lose unflushed writes in a power cut, and fail on command\n\n\
                  {}\n      measure it beside ext4 and an empty FUSE filesystem\n\n\
                  {}\n      measure its S3 endpoint beside MinIO and plain files\n\n\
                  {}\n      measure tiering beside the limit of its store\n\n\
-                 {}\n      serve a filesystem in memory, to see what FUSE itself costs",
+                 {}\n      serve a filesystem in memory, to measure the cost of FUSE",
                 crash::USAGE,
                 crash::soak::USAGE,
                 disks::USAGE,
