@@ -39,7 +39,7 @@ build: ## build the binaries, with the one profile that everything here uses
 check: ## format, tidy, clippy and tests of the crates that changed; BASE=main to compare with
 	@tests/check.sh $(BASE)
 
-test: deps ## the default suite; the last line counts what passed and failed. JOBS=3 suites at a time
+test: deps ## the default suite; the last line counts what passed and failed. JOBS=4 suites at a time
 	@tests/run.sh
 
 nightly: ## everything at full length, many hours; ends with one table

@@ -3,16 +3,17 @@
 # failed. The last line is `N passed, N failed`.
 #
 # Stages that need no node run first, one after another; if one fails, the rest is skipped. Then come the suites that
-# need a whole machine, then the others, three at a time (JOBS=3), each with its own nodes and ports.
+# need a whole machine, then the others, four at a time (JOBS=4), each with its own nodes and ports.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-SUITES=(format build lint cargo cli overload crash s3-crash degraded damage tier s3 full host-full stuck metadata history tree space sequences pjdfstest fsx stores sqlite git)
+# The longest of those that run beside each other begin first: suites that mostly wait, beside suites that mostly work.
+SUITES=(format build lint cargo cli overload crash s3-crash tier tree space damage fsx degraded stores git stuck s3 full history host-full metadata sequences pjdfstest sqlite)
 # Suites that all others depend on.
 STAGES=(format build lint cargo)
 # Suites that measure speed or memory of a whole machine, use fixed ports, or keep all cores busy.
 ALONE=(cli overload crash s3-crash fio projects postgres stress archives)
-JOBS=${JOBS:-3}
+JOBS=${JOBS:-4}
 # Suites of real programs, at full length.
 CONFORMANCE=(pjdfstest fsx fio projects git sqlite postgres stress archives s3 s3-clients)
 

@@ -7,7 +7,7 @@ use meta::batch::Batch;
 use meta::values::{Dentry, ExtentPlace, ExtentUse, Piece, PieceContent, Usage, Value};
 use wire::meta::{Content, ExtentRef, FileKind, MetaRequest};
 
-/// Packed blocks: number and bytes; see `crates/drive/tests/golden.rs`.
+/// Packed blocks: number and bytes; see `crates/drive/tests/suite/golden.rs`.
 const DRIVE: &[u8] = include_bytes!("../../crates/drive/tests/golden/drive-v2.bin");
 
 /// A first input.

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 #[path = "../../crates/forebay/src/node/node_file.rs"]
 #[allow(dead_code, reason = "only its shape matters here")]
 mod node_file;
-#[path = "../../crates/client/tests/common/mod.rs"]
+#[path = "../../crates/client/tests/suite/common.rs"]
 mod world;
 
 mod http;
@@ -29,7 +29,7 @@ const BLOCK_BYTES: usize = base::units::BLOCK_BYTES as usize;
 /// Takes any bytes.
 pub type Target = fn(&[u8]);
 
-/// Name and decoder. `tests/fuzz.sh` and `crates/sim/tests/decoders.rs` run all of them.
+/// Name and decoder. `tests/fuzz.sh` and `crates/sim/tests/suite/decoders.rs` run all of them.
 pub const TARGETS: &[(&str, Target)] = &[
     ("superblock", |data| drive::fuzzing::superblock(&whole_blocks(data, 1))),
     ("segment", |data| drive::fuzzing::segment(&whole_blocks(data, 1))),

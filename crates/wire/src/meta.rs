@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{DriveId, ExtentId, FsError, Ino, LeaseId, MapId, PgId, SessionId, ShardIndex};
+use base::{DriveId, ExtentId, FsError, Ino, LeaseId, PgId, SessionId, ShardIndex};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 

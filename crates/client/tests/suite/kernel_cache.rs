@@ -1,0 +1,199 @@
+//! Caches above a client, such as that of a kernel: what they may keep, and how they are invalidated before a change.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::common::{create, new_file, run};
+use base::Ino;
+use client::object::{Caller, Conditions, ObjectMeta, ObjectName};
+use client::{Client, FileKind, Invalidate, MakeNode, OpenIntent, PutOptions, RenameMode, SetAttr};
+use wire::meta::{ANSWER_AGE_MAX, MetaRequest, NAME_TERM};
+
+/// The notices that a cache above got.
+#[derive(Default)]
+struct Notices {
+    inodes: Mutex<Vec<Ino>>,
+    entries: Mutex<Vec<(Ino, String)>>,
+}
+
+impl Notices {
+    fn above(client: &Client) -> Arc<Self> {
+        let notices = Arc::new(Self::default());
+        client.set_invalidate(Some(notices.clone()));
+        notices
+    }
+
+    fn take_entries(&self) -> Vec<(Ino, String)> {
+        let mut entries = std::mem::take(&mut *self.entries.lock().unwrap());
+        entries.sort_unstable();
+        entries
+    }
+}
+
+impl Invalidate for Notices {
+    fn inode(&self, ino: Ino) {
+        self.inodes.lock().unwrap().push(ino);
+    }
+
+    fn entry(&self, parent: Ino, name: &[u8]) {
+        self.entries.lock().unwrap().push((parent, String::from_utf8_lossy(name).into_owned()));
+    }
+}
+
+async fn directory(client: &Client, name: &str) -> Ino {
+    let dir = MakeNode { kind: FileKind::Directory, open: OpenIntent::None, ..new_file(name) };
+    client.make(dir).await.unwrap().ino
+}
+
+/// Asks for a name. Returns how long the answer may be kept.
+async fn ask(client: &Client, name: &str) -> Duration {
+    let (_, term) = client.find(Ino::ROOT, name.as_bytes()).await.unwrap();
+    client.name_term(&term)
+}
+
+#[test]
+fn every_name_is_invalidated_before_its_change_is_acknowledged() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        for name in ["a", "b", "c"] {
+            create(&two, name).await;
+        }
+        let notices = Notices::above(&one);
+        for name in ["a", "b", "c", "missing"] {
+            assert_eq!(ask(&one, name).await, NAME_TERM, "{name}");
+        }
+        let a = one.lookup(Ino::ROOT, b"a").await.unwrap().ino;
+        // All leases on the directory and on the file are given up for another client.
+        two.setattr(a, SetAttr { mode: Some(0o600), ..SetAttr::default() }).await.unwrap();
+        create(&two, "other").await;
+        assert_eq!(notices.take_entries(), [(Ino::ROOT, "other".to_owned())]);
+        let (here, there) = (two.clone(), two.clone());
+        let both = [
+            tokio::spawn(async move { here.unlink(Ino::ROOT, b"a").await.unwrap() }),
+            tokio::spawn(async move { there.unlink(Ino::ROOT, b"b").await.unwrap() }),
+        ];
+        for removed in both {
+            removed.await.unwrap();
+        }
+        assert_eq!(notices.take_entries(), [(Ino::ROOT, "a".to_owned()), (Ino::ROOT, "b".to_owned())]);
+        two.rename((Ino::ROOT, b"c"), (Ino::ROOT, b"missing"), RenameMode::Replace).await.unwrap();
+        assert_eq!(notices.take_entries(), [(Ino::ROOT, "c".to_owned()), (Ino::ROOT, "missing".to_owned())]);
+        assert!(notices.inodes.lock().unwrap().contains(&a));
+    });
+}
+
+#[test]
+fn a_batch_of_objects_invalidates_their_names_and_those_of_implied_directories() {
+    run("4+2", |world| async move {
+        let (names, objects) = (world.client().await, world.client().await);
+        let bucket = directory(&names, "bucket").await;
+        let key = |text: &str| ObjectName {
+            bucket,
+            parts: text.split('/').map(|part| bytes::Bytes::copy_from_slice(part.as_bytes())).collect(),
+            directory: false,
+        };
+        let keys: Vec<String> = (0..500).map(|at| format!("{}/{at}", at % 3)).collect();
+        for at in &keys {
+            let options = PutOptions {
+                meta: ObjectMeta::default(),
+                conditions: Conditions::default(),
+                caller: Caller::root(),
+            };
+            objects.put_object_bytes(key(at), bytes::Bytes::new(), options).await.unwrap();
+        }
+        let notices = Notices::above(&names);
+        let mut expected = Vec::new();
+        for dir in ["0", "1", "2"] {
+            let ino = names.lookup(bucket, dir.as_bytes()).await.unwrap().ino;
+            expected.push((bucket, dir.to_owned()));
+            let page = names.readdir(ino, None, 1000).await.unwrap();
+            assert_eq!(names.name_term(&page.term), NAME_TERM);
+            for entry in &page.entries {
+                names.pin_entry(entry);
+                expected.push((ino, String::from_utf8_lossy(&entry.name).into_owned()));
+            }
+        }
+        expected.sort_unstable();
+        let batch = keys.iter().map(|at| (key(at), Conditions::default())).collect();
+        let results = objects.delete_objects(batch, Caller::root()).await.unwrap();
+        assert!(results.iter().all(|result| result.as_ref().is_ok_and(|deleted| deleted.existed)));
+        assert!(notices.take_entries() == expected);
+    });
+}
+
+#[test]
+fn an_answer_that_a_change_overtakes_is_not_kept() {
+    run("4+2", |world| async move {
+        let ((one, wire), two) = (world.wired_client().await, world.client().await);
+        let ino = create(&two, "file").await;
+        let notices = Notices::above(&one);
+        wire.hold(|request| matches!(request, MetaRequest::Lookup { .. }));
+        let asker = one.clone();
+        let asking = tokio::spawn(async move { asker.find(Ino::ROOT, b"file").await.unwrap() });
+        wire.holding.acquire().await.unwrap().forget();
+        two.unlink(Ino::ROOT, b"file").await.unwrap();
+        assert_eq!(notices.take_entries(), [(Ino::ROOT, "file".to_owned())]);
+        wire.held.add_permits(1);
+        let (attr, term) = asking.await.unwrap();
+        assert_eq!(attr.unwrap().ino, ino, "the state at the time of the request");
+        assert_eq!((one.name_term(&term), one.attr_term(ino)), (Duration::ZERO, Duration::ZERO));
+        wire.hold(|_| false);
+        assert_eq!(ask(&one, "file").await, NAME_TERM);
+    });
+}
+
+#[test]
+fn a_page_of_names_is_not_kept_once_one_of_them_was_forgotten() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        create(&two, "file").await;
+        let page = one.readdir(Ino::ROOT, None, 10).await.unwrap();
+        assert_eq!(one.name_term(&page.term), NAME_TERM);
+        two.unlink(Ino::ROOT, b"file").await.unwrap();
+        assert_eq!(one.name_term(&page.term), Duration::ZERO);
+    });
+}
+
+#[test]
+fn a_late_answer_is_not_kept() {
+    run("4+2", |world| async move {
+        let one = world.client().await;
+        let (_, term) = one.find(Ino::ROOT, b"missing").await.unwrap();
+        world.sim.clock.advance_ns(ANSWER_AGE_MAX.as_nanos() as u64);
+        assert_eq!(one.name_term(&term), NAME_TERM);
+        world.sim.clock.advance_ns(1);
+        assert_eq!(one.name_term(&term), Duration::ZERO);
+    });
+}
+
+/// Records how long attributes may be kept while they are being invalidated.
+struct Asking {
+    client: Client,
+    terms: Mutex<Vec<Duration>>,
+}
+
+impl Invalidate for Asking {
+    fn inode(&self, ino: Ino) {
+        self.terms.lock().unwrap().push(self.client.attr_term(ino));
+    }
+
+    fn entry(&self, _: Ino, _: &[u8]) {}
+}
+
+#[test]
+fn attributes_are_not_kept_while_their_lease_is_given_up() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&two, "file").await;
+        one.lookup(Ino::ROOT, b"file").await.unwrap();
+        assert_eq!(one.attr_term(ino), NAME_TERM);
+        let asking = Arc::new(Asking { client: one.clone(), terms: Mutex::default() });
+        one.set_invalidate(Some(asking.clone()));
+        two.setattr(ino, SetAttr { mode: Some(0o600), ..SetAttr::default() }).await.unwrap();
+        two.fsync(ino).await.unwrap();
+        assert_eq!(one.getattr(ino).await.unwrap().mode, 0o600);
+        assert_eq!(*asking.terms.lock().unwrap(), [Duration::ZERO]);
+        assert_eq!(one.attr_term(ino), NAME_TERM, "under a new lease");
+        one.set_invalidate(None);
+    });
+}

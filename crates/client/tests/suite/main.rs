@@ -1,0 +1,16 @@
+//! The client against a real owner and real drives, in one process. One binary: each one more would compile the same code again.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod budget;
+mod common;
+mod damage;
+mod kernel_cache;
+mod limits;
+mod model;
+mod objects;
+mod pack;
+mod profiles;
+mod repair;
+mod sharing;
+mod tier;
+mod times;
