@@ -5,7 +5,6 @@
 //! of the filesystem, each with the running operations that have already happened in it. An operation happens between
 //! its beginning and its end. An operation without an answer when power is lost happened before that or never; so did
 //! one with a doubtful answer.
-//! before that or never; one with a doubtful answer as well.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 

@@ -2,7 +2,6 @@
 //!
 //! Setting a guard first takes the leases of all other sessions, so pending changes were flushed before. Requests that
 //! move content without changing it, such as packing and tiering, are not refused.
-//! first. What moves content without changing it, as packing and tiering do, is not held up.
 
 use base::{FsError, Ino};
 use wire::guard::Guard;

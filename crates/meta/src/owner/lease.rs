@@ -3,8 +3,10 @@
 //!
 //! Rules: an exclusive lease excludes every other. A recall names the grant it recalls; only a release of that
 //! grant, or its revocation, completes it. A grant that is being recalled is never upgraded.
+//!
+//! No operation walks all leases: recalls are queued by deadline, and each session has an index of its inodes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use base::{Ino, LeaseId, SessionId};
 use wire::meta::{LeaseGrant, LeaseKind, OwnerEvent};
@@ -30,11 +32,17 @@ struct Recall {
     since_ns: u64,
     /// When the holder last committed under the lease, or when the recall was sent.
     progress_ns: u64,
+    /// Its place in the queue. Progress does not move it: it is queued again when its turn comes.
+    queued_ns: u64,
 }
 
 impl Recall {
-    fn is_late(&self, now_ns: u64) -> bool {
-        now_ns >= self.progress_ns + RECALL_IDLE_NS || now_ns >= self.since_ns + RECALL_TIMEOUT_NS
+    fn new(keep: Option<LeaseKind>, now_ns: u64) -> Self {
+        Self { keep, since_ns: now_ns, progress_ns: now_ns, queued_ns: now_ns + RECALL_IDLE_NS }
+    }
+
+    fn deadline_ns(&self) -> u64 {
+        (self.progress_ns + RECALL_IDLE_NS).min(self.since_ns + RECALL_TIMEOUT_NS)
     }
 }
 
@@ -51,12 +59,26 @@ impl Holder {
     fn grant(&self, ino: Ino) -> LeaseGrant {
         LeaseGrant { ino, id: self.id, kind: self.kind, seq: self.seq }
     }
+
+    /// Whether the lease stands in the way of an operation of another session. If so: the kind it may keep.
+    fn conflict(&self, intent: Intent) -> Option<Option<LeaseKind>> {
+        match (intent, self.kind) {
+            (_, LeaseKind::Shared) => None,
+            (Intent::Read, LeaseKind::Exclusive) => Some(Some(LeaseKind::Read)),
+            (Intent::Read, LeaseKind::Attr | LeaseKind::Read) => None,
+            (Intent::Change, _) => Some(None),
+        }
+    }
 }
 
 /// All leases of a ledger.
 #[derive(Debug, Default)]
 pub struct LeaseTable {
     inodes: HashMap<Ino, Vec<Holder>>,
+    /// The inodes on which each session has leases.
+    sessions: HashMap<SessionId, HashSet<Ino>>,
+    /// Recalls without an answer, by the time of their next check.
+    recalls: BTreeSet<(u64, Ino, LeaseId)>,
     last_id: u64,
 }
 
@@ -77,17 +99,13 @@ impl LeaseTable {
         let Some(holders) = self.inodes.get_mut(&ino) else { return true };
         let mut clear = true;
         for holder in holders.iter_mut().filter(|holder| holder.session != session) {
-            let keep = match (intent, holder.kind) {
-                (_, LeaseKind::Shared) => continue,
-                (Intent::Read, LeaseKind::Exclusive) => Some(LeaseKind::Read),
-                (Intent::Read, LeaseKind::Attr | LeaseKind::Read) => continue,
-                (Intent::Change, _) => None,
-            };
+            let Some(keep) = holder.conflict(intent) else { continue };
             clear = false;
             let stricter = holder.recall.is_none_or(|recall| recall.keep.is_some() && keep.is_none());
             if stricter {
-                let before = holder.recall.unwrap_or(Recall { keep, since_ns: now_ns, progress_ns: now_ns });
-                holder.recall = Some(Recall { keep, ..before });
+                let recall = Recall { keep, ..holder.recall.unwrap_or(Recall::new(keep, now_ns)) };
+                self.recalls.insert((recall.queued_ns, ino, holder.id));
+                holder.recall = Some(recall);
                 let lease = holder.grant(ino);
                 events.push((holder.session, OwnerEvent::Recall { lease, keep }));
             }
@@ -95,10 +113,22 @@ impl LeaseTable {
         clear
     }
 
+    /// Whether `session` has only to wait on: leases conflict, and all of them are being recalled. If one is not, as it was
+    /// granted since, [`LeaseTable::clear`] must recall it.
+    pub fn awaits(&self, ino: Ino, session: SessionId, intent: Intent) -> bool {
+        let others = self.inodes.get(&ino).into_iter().flatten().filter(|holder| holder.session != session);
+        let mut is_recalled = others.filter_map(|holder| {
+            let keep = holder.conflict(intent)?;
+            Some(holder.recall.is_some_and(|recall| recall.keep.is_none() || keep.is_some()))
+        });
+        is_recalled.next().is_some_and(|first| first && is_recalled.all(|recalled| recalled))
+    }
+
     /// Grants `session` a lease of at least `kind`. `None` if other sessions hold conflicting leases or the session's
     /// own lease is being recalled. Call [`LeaseTable::clear`] first to remove conflicts.
     pub fn grant(&mut self, ino: Ino, session: SessionId, kind: LeaseKind) -> Option<LeaseGrant> {
-        let holders = self.inodes.entry(ino).or_default();
+        // Most inodes have one holder.
+        let holders = self.inodes.entry(ino).or_insert_with(|| Vec::with_capacity(1));
         let conflict = holders.iter().any(|holder| {
             let pair = (kind, holder.kind);
             let shared = matches!(pair, (LeaseKind::Shared, LeaseKind::Shared));
@@ -119,6 +149,7 @@ impl LeaseTable {
         self.last_id += 1;
         let holder = Holder { session, id: LeaseId(self.last_id), kind, seq: 1, recall: None };
         holders.push(holder);
+        self.sessions.entry(session).or_default().insert(ino);
         Some(holder.grant(ino))
     }
 
@@ -131,18 +162,34 @@ impl LeaseTable {
         match keep {
             Some(kind) if kind < holder.kind => {
                 holder.kind = kind;
-                if holder.recall.is_some_and(|recall| recall.keep.is_some_and(|allowed| kind <= allowed)) {
-                    holder.recall = None;
+                let answered = |recall: &mut Recall| recall.keep.is_some_and(|allowed| kind <= allowed);
+                if let Some(recall) = holder.recall.take_if(answered) {
+                    self.recalls.remove(&(recall.queued_ns, lease.ino, lease.id));
                 }
             }
             Some(_) => {}
-            None => {
-                holders.swap_remove(at);
-                if holders.is_empty() {
-                    self.inodes.remove(&lease.ino);
-                }
+            None => drop(self.remove(lease.ino, session)),
+        }
+    }
+
+    /// Removes the lease of a session on an inode.
+    fn remove(&mut self, ino: Ino, session: SessionId) -> Option<Holder> {
+        let holders = self.inodes.get_mut(&ino)?;
+        let at = holders.iter().position(|held| held.session == session)?;
+        let holder = holders.swap_remove(at);
+        if holders.is_empty() {
+            self.inodes.remove(&ino);
+        }
+        if let Some(recall) = &holder.recall {
+            self.recalls.remove(&(recall.queued_ns, ino, holder.id));
+        }
+        if let Some(inodes) = self.sessions.get_mut(&session) {
+            inodes.remove(&ino);
+            if inodes.is_empty() {
+                self.sessions.remove(&session);
             }
         }
+        Some(holder)
     }
 
     /// Whether a commit under this lease is accepted.
@@ -171,38 +218,42 @@ impl LeaseTable {
 
     /// Drops every lease of a session that has ended.
     pub fn drop_session(&mut self, session: SessionId) {
-        self.inodes.retain(|_, holders| {
-            holders.retain(|holder| holder.session != session);
-            !holders.is_empty()
-        });
+        for ino in self.sessions.remove(&session).unwrap_or_default() {
+            self.remove(ino, session);
+        }
     }
 
     /// Drops every lease on an inode that no longer exists.
     pub fn drop_inode(&mut self, ino: Ino) {
-        self.inodes.remove(&ino);
+        let holders = self.inodes.get(&ino).into_iter().flatten();
+        let sessions: Vec<SessionId> = holders.map(|holder| holder.session).collect();
+        for session in sessions {
+            self.remove(ino, session);
+        }
     }
 
     /// Revokes recalled leases whose time is over. Returns their inodes.
     pub fn expire(&mut self, now_ns: u64, events: &mut Events) -> Vec<Ino> {
-        let (mut touched, mut revoked) = (Vec::new(), Vec::new());
-        for (ino, holders) in &mut self.inodes {
-            let before = holders.len();
-            holders.retain(|holder| {
-                let late = holder.recall.is_some_and(|recall| recall.is_late(now_ns));
-                if late {
-                    revoked.push((holder.session, holder.grant(*ino)));
-                }
-                !late
-            });
-            if holders.len() != before {
-                touched.push(*ino);
+        let mut touched = Vec::new();
+        while let Some((queued_ns, ino, id)) = self.recalls.first().copied()
+            && queued_ns <= now_ns
+        {
+            self.recalls.pop_first();
+            let mut holders = self.inodes.get_mut(&ino).into_iter().flatten();
+            let Some(holder) = holders.find(|holder| holder.id == id) else { continue };
+            let Some(recall) = &mut holder.recall else { continue };
+            recall.queued_ns = recall.deadline_ns();
+            if recall.queued_ns > now_ns {
+                self.recalls.insert((recall.queued_ns, ino, id));
+                continue;
             }
+            let session = holder.session;
+            events.push((session, OwnerEvent::Revoked { lease: holder.grant(ino) }));
+            self.remove(ino, session);
+            touched.push(ino);
         }
-        self.inodes.retain(|_, holders| !holders.is_empty());
-        // The table has no order, and the effects must not depend on its iteration order.
         touched.sort_unstable();
-        revoked.sort_by_key(|(_, lease)| lease.ino);
-        events.extend(revoked.into_iter().map(|(session, lease)| (session, OwnerEvent::Revoked { lease })));
+        touched.dedup();
         touched
     }
 }

@@ -56,8 +56,8 @@ const LEDGER_FORMAT: u64 = 1;
 enum Stop {
     /// The operation failed for good.
     Fail(FsError),
-    /// The operation waits for a release on this inode.
-    Wait(Ino),
+    /// The operation waits for other sessions.
+    Wait(Wait),
     /// The operation failed with a reason that only requests about objects have.
     Refuse(ObjectError),
 }
@@ -85,6 +85,20 @@ enum Touched {
     Name(Ino, bytes::Bytes),
 }
 
+/// What a request waits for: all of it.
+pub type Wait = Vec<(Ino, Conflict)>;
+
+/// Why a request waits for other sessions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Conflict {
+    /// They have leases on the inode.
+    Leases(Intent),
+    /// They cache this name in the directory.
+    Name(bytes::Bytes),
+    /// The lease that the caller wants cannot be granted: its own is being recalled, or others have shared leases.
+    Grant,
+}
+
 /// The time of an operation.
 #[derive(Debug, Clone, Copy)]
 pub struct Now {
@@ -104,8 +118,8 @@ pub enum Executed {
         /// The batch; 0 for none.
         after: Seq,
     },
-    /// Execute the request again after a release on this inode.
-    Wait(Ino),
+    /// Execute the request again once [`Core::awaits`] says that nothing of this is left to wait for.
+    Wait(Wait),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -292,8 +306,19 @@ impl Core {
                 let reply = MetaReply::Object(Box::new(ObjectReply::Refused(error)));
                 Executed::Reply { reply: Ok(reply), after }
             }
-            Err(Stop::Wait(ino)) => Executed::Wait(ino),
+            Err(Stop::Wait(wait)) => Executed::Wait(wait),
         }
+    }
+
+    /// An inode on which a request must still wait for a release.
+    pub fn awaits(&self, session: SessionId, wait: &Wait, now: Now) -> Option<Ino> {
+        let Volatile { leases, watches, .. } = &self.volatile;
+        let is_awaited = |(ino, conflict): &&(Ino, Conflict)| match conflict {
+            Conflict::Leases(intent) => leases.awaits(*ino, session, *intent),
+            Conflict::Name(name) => watches.awaits(*ino, name, session, now.boot_ns),
+            Conflict::Grant => false,
+        };
+        wait.iter().find(is_awaited).map(|(ino, _)| *ino)
     }
 
     /// Inodes that were removed since the last call: requests that wait for leases on them are to be answered.
@@ -515,7 +540,7 @@ impl Op<'_> {
     fn clear(&mut self, ino: Ino, intent: Intent) -> Result<(), Stop> {
         let Volatile { leases, events, .. } = &mut *self.volatile;
         let clear = leases.clear(ino, self.session, intent, self.now.boot_ns, events);
-        if clear { Ok(()) } else { Err(Stop::Wait(ino)) }
+        if clear { Ok(()) } else { Err(Stop::Wait(vec![(ino, Conflict::Leases(intent))])) }
     }
 
     /// Fails with [`Stop::Wait`] while another session caches one of these. All those sessions get their recalls at
@@ -523,18 +548,21 @@ impl Op<'_> {
     fn clear_all(&mut self, touched: &[Touched]) -> Result<(), Stop> {
         let Volatile { leases, watches, events, .. } = &mut *self.volatile;
         let now_ns = self.now.boot_ns;
-        let mut last = None;
+        let mut wait = Wait::new();
         for touched in touched {
-            let (ino, clear) = match touched {
-                Touched::Inode(ino) => {
-                    (*ino, leases.clear(*ino, self.session, Intent::Change, now_ns, events))
-                }
-                Touched::Name(dir, name) => (*dir, watches.clear(*dir, name, self.session, now_ns, events)),
+            let (clear, conflict) = match touched {
+                Touched::Inode(ino) => (
+                    leases.clear(*ino, self.session, Intent::Change, now_ns, events),
+                    (*ino, Conflict::Leases(Intent::Change)),
+                ),
+                Touched::Name(dir, name) => (
+                    watches.clear(*dir, name, self.session, now_ns, events),
+                    (*dir, Conflict::Name(name.clone())),
+                ),
             };
-            last = if clear { last } else { Some(ino) };
+            wait.extend((!clear).then_some(conflict));
         }
-        // Answers arrive in about the order of the recalls: when the last one is there, most of the others are.
-        last.map_or(Ok(()), |ino| Err(Stop::Wait(ino)))
+        if wait.is_empty() { Ok(()) } else { Err(Stop::Wait(wait)) }
     }
 
     /// Notes that the caller learns of a name. Returns whether it may cache the name.
@@ -556,7 +584,7 @@ impl Op<'_> {
         self.inode(ino)?;
         let intent = if kind >= LeaseKind::Shared { Intent::Change } else { Intent::Read };
         self.clear(ino, intent)?;
-        self.grant(ino, kind).map(MetaReply::Lease).ok_or(Stop::Wait(ino))
+        self.grant(ino, kind).map(MetaReply::Lease).ok_or_else(|| Stop::Wait(vec![(ino, Conflict::Grant)]))
     }
 
     fn release(&mut self, lease: LeaseGrant, keep: Option<LeaseKind>) -> MetaReply {

@@ -23,7 +23,7 @@ use wire::position::Position;
 use super::pressure::Pressure;
 use super::recovery::{OwnerError, recover};
 use super::writing::{append, store_changes};
-use super::{Core, Executed, Now};
+use super::{Core, Executed, Now, Wait};
 use crate::history::{Evidence, History, Stretch};
 use crate::log::{AppendError, LedgerLog, Room};
 use crate::state::{Applied, State, StateError};
@@ -59,8 +59,10 @@ pub struct OwnerStat {
     pub committed_seq: u64,
     /// The newest batch in the local store.
     pub stored_seq: u64,
-    /// Requests executed since the start.
+    /// Requests since the start.
     pub requests: u64,
+    /// Executions of requests since the start: more than requests, because some wait for other sessions.
+    pub executions: u64,
     /// Whether the log failed; then every request is refused until a restart.
     pub halted: bool,
     /// Whether the disk is full; until it has room again, only requests that free space are executed.
@@ -178,6 +180,7 @@ impl Owner {
             committed: AtomicU64::new(tail.0),
             stored: AtomicU64::new(tail.0),
             requests: AtomicU64::new(0),
+            executions: AtomicU64::new(0),
             halted: AtomicBool::new(false),
             no_space: AtomicBool::new(false),
             no_space_count: AtomicU64::new(0),
@@ -211,6 +214,7 @@ impl Owner {
             committed_seq: self.shared.committed.load(Ordering::Relaxed),
             stored_seq: self.shared.stored.load(Ordering::Relaxed),
             requests: self.shared.requests.load(Ordering::Relaxed),
+            executions: self.shared.executions.load(Ordering::Relaxed),
             halted: self.shared.halted(),
             no_space: self.shared.no_space.load(Ordering::Relaxed),
             no_space_count: self.shared.no_space_count.load(Ordering::Relaxed),
@@ -291,6 +295,7 @@ struct Shared {
     committed: AtomicU64,
     stored: AtomicU64,
     requests: AtomicU64,
+    executions: AtomicU64,
     halted: AtomicBool,
     no_space: AtomicBool,
     no_space_count: AtomicU64,
@@ -317,8 +322,8 @@ struct Desk {
     /// The append that a caller began and the background thread must finish.
     handed_over: Option<Appending>,
     pending: Vec<Pending>,
-    /// Requests that wait for a release on an inode.
-    waiting: BTreeMap<Ino, VecDeque<Call>>,
+    /// Requests that wait for a release on an inode, and perhaps on others afterwards.
+    waiting: BTreeMap<Ino, VecDeque<(Call, Wait)>>,
     /// Requests that wait for the log or the local store to catch up, in order of arrival.
     backlog: VecDeque<Call>,
     sinks: HashMap<SessionId, Arc<dyn EventSink>>,
@@ -371,7 +376,7 @@ impl Desk {
 
     fn fail_all(&mut self, error: FsError) {
         self.pending.drain(..).for_each(|pending| pending.fail(error));
-        let waiting = std::mem::take(&mut self.waiting).into_values().flatten();
+        let waiting = std::mem::take(&mut self.waiting).into_values().flatten().map(|(call, _)| call);
         for call in waiting.chain(self.backlog.drain(..)) {
             let _ = call.reply.send(Err(error));
         }
@@ -452,8 +457,12 @@ impl Shared {
             let _ = call.reply.send(Err(FsError::NoSpace));
             return;
         }
+        self.executions.fetch_add(1, Ordering::Relaxed);
         match desk.core.execute(call.id, &call.request, now(&self.env)) {
-            Executed::Wait(ino) => desk.waiting.entry(ino).or_default().push_back(call),
+            Executed::Wait(wait) => {
+                let (ino, _) = wait.first().expect("there is a reason to wait");
+                desk.waiting.entry(*ino).or_default().push_back((call, wait));
+            }
             Executed::Reply { reply, after } => {
                 let mut released = match &call.request {
                     MetaRequest::Release { lease, .. } => vec![lease.ino],
@@ -476,11 +485,15 @@ impl Shared {
         }
     }
 
-    /// Executes the requests that waited for leases on these inodes, in the order of arrival.
+    /// Executes the requests that waited for releases on these inodes, in the order of arrival, each once nothing is
+    /// left that it waits for.
     fn retry(&self, desk: &mut Desk, released: Vec<Ino>) {
         for ino in released {
-            for call in desk.waiting.remove(&ino).unwrap_or_default() {
-                self.execute(desk, call);
+            for (call, wait) in desk.waiting.remove(&ino).unwrap_or_default() {
+                match desk.core.awaits(call.id.session, &wait, now(&self.env)) {
+                    Some(ino) => desk.waiting.entry(ino).or_default().push_back((call, wait)),
+                    None => self.execute(desk, call),
+                }
             }
         }
     }

@@ -18,8 +18,8 @@ use meta::state::{Applied, MemState, RedbState, State};
 use tokio::runtime::Runtime;
 use wire::BoxFuture;
 use wire::meta::{
-    EventSink, FileKind, MakeNode, MetaReply, MetaRequest, MetaService, OpenIntent, OwnerEvent, RequestId,
-    XattrMode,
+    EventSink, FileKind, LeaseKind, MakeNode, MetaReply, MetaRequest, MetaService, OpenIntent, OwnerEvent,
+    RequestId, SetAttr, XattrMode,
 };
 use wire::position::{KnownLedger, Position};
 
@@ -95,6 +95,38 @@ fn exists(owner: &Owner, session: SessionId, name: &str) -> bool {
         Ok(MetaReply::Missing { .. }) => false,
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_request_that_waits_for_leases_is_executed_again_once_when_the_last_is_released() {
+    let (sim, runtime) = (Sim::new(1), runtime());
+    let owner = open(&sim, Arc::new(MemLog::new()), Arc::new(MemState::default())).unwrap();
+    runtime.block_on(async {
+        let writer = connect(&owner).await.unwrap();
+        let made = ask(&owner, writer, 0, make("file")).await.unwrap();
+        let MetaReply::Entry { attr, .. } = made else { panic!("{made:?}") };
+        let mut leases = Vec::new();
+        for _ in 0..40 {
+            let reader = connect(&owner).await.unwrap();
+            let acquire = MetaRequest::Acquire { ino: attr.ino, kind: LeaseKind::Read };
+            let acquired = ask(&owner, reader, 0, acquire).await.unwrap();
+            let MetaReply::Lease(lease) = acquired else { panic!("{acquired:?}") };
+            leases.push((reader, lease));
+        }
+        let before = owner.stat();
+        let change =
+            MetaRequest::SetAttr { ino: attr.ino, set: SetAttr { mode: Some(0o600), ..SetAttr::default() } };
+        let changed = ask(&owner, writer, 1, change);
+        let released = async {
+            for (reader, lease) in leases {
+                ask(&owner, reader, 1, MetaRequest::Release { lease, keep: None }).await.unwrap();
+            }
+        };
+        let (changed, ()) = tokio::join!(changed, released);
+        assert!(matches!(changed, Ok(MetaReply::Attr(attr)) if attr.mode & 0o777 == 0o600), "{changed:?}");
+        let after = owner.stat();
+        assert_eq!((after.requests - before.requests, after.executions - before.executions), (41, 42));
+    });
 }
 
 #[test]

@@ -114,6 +114,24 @@ fn a_release_that_crossed_with_a_newer_answer_changes_nothing() {
     assert!(!table.may_write(INO, session(1), again.id));
 }
 
+#[test]
+fn an_operation_waits_on_only_while_every_conflicting_lease_is_being_recalled() {
+    let mut table = LeaseTable::default();
+    let mut events = Events::new();
+    let waits = |table: &LeaseTable, intent| table.awaits(INO, session(1), intent);
+    let exclusive = table.grant(INO, session(2), LeaseKind::Exclusive).unwrap();
+    assert!(!waits(&table, Intent::Read), "it is not recalled yet");
+    assert!(!clear(&mut table, 1, Intent::Read, &mut events));
+    assert!(waits(&table, Intent::Read));
+    assert!(!waits(&table, Intent::Change), "the recall leaves a lease to read");
+    table.release(session(2), exclusive, Some(LeaseKind::Read));
+    assert!(!waits(&table, Intent::Read));
+    assert!(!clear(&mut table, 1, Intent::Change, &mut events));
+    assert!(waits(&table, Intent::Change));
+    table.grant(INO, session(3), LeaseKind::Read).unwrap();
+    assert!(!waits(&table, Intent::Change), "another session has a lease now");
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Want(u64, LeaseKind),
@@ -171,6 +189,9 @@ proptest! {
             let holders = table.inodes.get(&INO).cloned().unwrap_or_default();
             let exclusive = holders.iter().filter(|holder| holder.kind == LeaseKind::Exclusive).count();
             prop_assert!(exclusive == 0 || holders.len() == 1, "{holders:?}");
+            let queued = holders.iter().filter_map(|holder| Some((holder.recall?.queued_ns, INO, holder.id)));
+            prop_assert_eq!(&table.recalls, &queued.collect::<BTreeSet<_>>());
+            prop_assert_eq!(table.sessions.len(), holders.len());
         }
     }
 }

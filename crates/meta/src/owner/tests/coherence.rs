@@ -126,7 +126,7 @@ fn names_are_told_though_the_leases_were_given_up_for_something_else() {
     let x = ledger.attr(gate, lookup(a, "x")).ino;
     let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     assert_eq!(ledger.told(gate, &MetaRequest::SetAttr { ino: x, set }, mount), []);
-    assert_eq!(ledger.told(gate, &put(bucket, "a/other"), mount), pairs(&[(a, "other")]));
+    assert_eq!(ledger.told(gate, &put(bucket, "a/other"), mount), [], "it never asked for that name");
     assert_eq!(ledger.told(gate, &unlink(a, "x"), mount), pairs(&[(a, "x")]));
     assert_eq!(ledger.told(gate, &put(bucket, "a/missing"), mount), pairs(&[(a, "missing")]));
 }
@@ -306,7 +306,34 @@ fn a_deletion_tells_of_a_directory_only_if_that_may_go() {
         ledger.ask(gate, put(bucket, text)).unwrap();
     }
     assert!(ledger.keeps(mount, lookup(bucket, "a")) && ledger.keeps(mount, lookup(a, "x")));
+    for text in ["v", "w"] {
+        assert!(ledger.keeps(mount, lookup(a, text)));
+    }
     assert_eq!(ledger.told(gate, &delete(bucket, &["a/v"]), mount), pairs(&[(a, "v")]));
     let rest = pairs(&[(a, "w"), (bucket, "a"), (a, "x")]);
     assert_eq!(ledger.told(gate, &delete(bucket, &["a/w", "a/x"]), mount), rest);
+}
+
+#[test]
+fn creates_of_many_clients_in_one_directory_send_nothing_to_the_others() {
+    let mut ledger = Ledger::new();
+    let clients: Vec<SessionId> = (0..64).map(|_| ledger.session()).collect();
+    let shared = ledger.make(clients[0], Ino::ROOT, "shared", Directory);
+    for client in &clients {
+        assert!(ledger.keeps(*client, lookup(Ino::ROOT, "shared")));
+    }
+    ledger.core.take_events();
+    let mut events = 0;
+    for number in 0..640 {
+        let (client, text) = (clients[number % 64], format!("{number}"));
+        assert!(ledger.keeps(client, lookup(shared, &text)));
+        ledger.make(client, shared, &text, Regular);
+        events += ledger
+            .core
+            .take_events()
+            .iter()
+            .filter(|(_, event)| matches!(event, OwnerEvent::Forget { .. }))
+            .count();
+    }
+    assert_eq!(events, 0);
 }

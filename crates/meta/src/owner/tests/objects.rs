@@ -657,7 +657,7 @@ fn leases_on_the_old_object_and_the_directory_are_recalled_and_its_name_is_forgo
     let list = ObjectRequest::List { query, caller: Caller::root() };
     let id = ledger.next_id(session);
     let executed = ledger.core.execute(id, &MetaRequest::Object(Box::new(list)), ledger.now);
-    assert!(matches!(executed, Executed::Wait(ino) if ino == new));
+    assert!(matches!(executed, Executed::Wait(wait) if wait[0].0 == new));
 }
 
 proptest::proptest! {

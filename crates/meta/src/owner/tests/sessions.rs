@@ -120,7 +120,7 @@ fn a_repeated_request_is_answered_only_when_its_first_effect_is_durable() {
     let id = ledger.next_id(me);
     let after = |executed| match executed {
         Executed::Reply { after, .. } => after,
-        Executed::Wait(ino) => panic!("waits for {ino}"),
+        Executed::Wait(wait) => panic!("waits for {wait:?}"),
     };
     let first = after(ledger.core.execute(id, &request, ledger.now));
     assert!(first > ledger.core.committed);

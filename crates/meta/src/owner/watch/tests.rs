@@ -59,31 +59,88 @@ fn a_listing_may_bring_back_every_name() {
 }
 
 #[test]
-fn watches_run_out_and_so_do_names_that_nobody_answers_for() {
+fn a_session_is_told_only_of_names_that_it_asked_for() {
+    let (mut table, mut events) = (WatchTable::default(), Events::new());
+    table.watch_name(DIR, session(2), &name("a"), 0);
+    assert!(table.clear(DIR, &name("b"), session(1), 0, &mut events));
+    assert_eq!(events, []);
+    for number in 0..=NAMES_MAX {
+        table.watch_name(DIR, session(2), &name(&number.to_string()), 0);
+    }
+    assert!(!table.clear(DIR, &name("b"), session(1), 0, &mut events), "too many to remember");
+}
+
+#[test]
+fn names_that_a_session_no_longer_caches_make_room() {
+    let (mut table, mut events) = (WatchTable::default(), Events::new());
+    for number in 0..NAMES_MAX as u64 {
+        table.watch_name(DIR, session(2), &name(&number.to_string()), number);
+    }
+    let now_ns = KEPT_NS + NAMES_MAX as u64 * 3 / 4;
+    table.watch_name(DIR, session(2), &name("new"), now_ns);
+    assert!(table.clear(DIR, &name("b"), session(1), now_ns, &mut events));
+    assert!(!table.clear(DIR, &name("new"), session(1), now_ns, &mut events));
+}
+
+#[test]
+fn watches_run_out_and_so_do_names_without_a_confirmation() {
     let (mut table, mut events) = (WatchTable::default(), Events::new());
     table.watch_name(DIR, session(2), &name("a"), 0);
     table.watch_name(Ino(10), session(2), &name("a"), 0);
     assert!(!table.clear(DIR, &name("a"), session(1), 5, &mut events));
+    assert!(table.awaits(DIR, &name("a"), session(1), KEPT_NS - 1));
+    assert!(!table.awaits(DIR, &name("a"), session(1), KEPT_NS));
     assert!(table.clear(Ino(10), &name("a"), session(1), KEPT_NS, &mut events));
     table.watch_name(DIR, session(2), &name("b"), 6);
-    assert!(table.expire(KEPT_NS + 4).is_empty());
-    assert_eq!(table.expire(KEPT_NS + 5), [DIR]);
-    assert!(table.clear(DIR, &name("a"), session(1), KEPT_NS + 5, &mut events));
+    assert!(table.expire(KEPT_NS - 1).is_empty());
+    assert_eq!(table.expire(KEPT_NS), [DIR], "it last received the name at 0");
+    assert!(table.clear(DIR, &name("a"), session(1), KEPT_NS, &mut events));
     assert!(!table.clear(DIR, &name("b"), session(1), KEPT_NS + 5, &mut events), "it was asked for later");
-    assert_eq!(table.expire(2 * KEPT_NS + 5), [DIR]);
-    assert!(table.dirs.is_empty(), "nothing is left");
+    assert_eq!(table.expire(KEPT_NS + 6), [DIR]);
+    assert!(table.dirs.is_empty() && table.queue.is_empty() && table.sessions.is_empty());
 }
 
 #[test]
-fn what_is_remembered_as_told_is_bounded() {
+fn a_change_waits_on_only_while_every_session_with_the_name_is_being_told() {
+    let (mut table, mut events) = (WatchTable::default(), Events::new());
+    table.watch_name(DIR, session(2), &name("a"), 0);
+    assert!(!table.awaits(DIR, &name("a"), session(1), 0), "it is not told yet");
+    table.clear(DIR, &name("a"), session(1), 0, &mut events);
+    assert!(table.awaits(DIR, &name("a"), session(1), 0));
+    table.watch_name(DIR, session(3), &name("a"), 0);
+    assert!(!table.awaits(DIR, &name("a"), session(1), 0), "another session has it now");
+    table.clear(DIR, &name("a"), session(1), 0, &mut events);
+    table.forgot(DIR, session(2), &name("a"), 1);
+    assert!(table.awaits(DIR, &name("a"), session(1), 0));
+    table.forgot(DIR, session(3), &name("a"), 2);
+    assert!(!table.awaits(DIR, &name("a"), session(1), 0));
+}
+
+#[test]
+fn a_silent_session_delays_all_changes_of_a_directory_for_one_term_together() {
     let (mut table, mut events) = (WatchTable::default(), Events::new());
     table.watch_all(DIR, session(2), 0);
-    for number in 0..3 * TOLD_MAX {
+    for number in 0..10 {
+        let now_ns = KEPT_NS * number / 10;
+        assert!(!table.clear(DIR, &name(&number.to_string()), session(1), now_ns, &mut events));
+    }
+    assert_eq!(table.expire(KEPT_NS), [DIR]);
+    for number in 0..20 {
+        assert!(table.clear(DIR, &name(&number.to_string()), session(1), KEPT_NS, &mut events));
+    }
+}
+
+#[test]
+fn the_number_of_remembered_names_is_bounded() {
+    let (mut table, mut events) = (WatchTable::default(), Events::new());
+    table.watch_all(DIR, session(2), 0);
+    for number in 0..3 * NAMES_MAX {
         let name = name(&number.to_string());
         assert!(!table.clear(DIR, &name, session(1), 0, &mut events));
         table.forgot(DIR, session(2), &name, number as u64 + 1);
         assert!(table.clear(DIR, &name, session(1), 0, &mut events), "{number}");
-        assert!(table.dirs[&DIR][0].told.len() <= TOLD_MAX);
+        let Names::AllBut(told) = &table.dirs[&DIR][0].names else { panic!("it listed the directory") };
+        assert!(told.len() <= NAMES_MAX);
     }
 }
 
@@ -166,6 +223,11 @@ proptest! {
                     table.expire(now);
                 }
             }
+            let watches = table.dirs.get(&DIR).map_or(&[][..], Vec::as_slice);
+            let queued: BTreeSet<_> = watches.iter().map(|watch| (watch.queued_ns, DIR, watch.session)).collect();
+            prop_assert_eq!(&table.queue, &queued);
+            prop_assert!(watches.iter().all(|watch| watch.queued_ns <= watch.due_ns()));
+            prop_assert_eq!(table.sessions.len(), watches.len());
             for (who, event) in events.drain(..) {
                 let OwnerEvent::Forget { name, number, .. } = event else { panic!("{event:?}") };
                 inboxes.entry(who.0).or_default().push((name, number));
