@@ -362,6 +362,25 @@ def resigned(form, text):
     return {"url": form["url"], "fields": fields}
 
 
+def regions():
+    """A region that cannot be verified is answered with the right one, as s3cmd needs it; others are taken."""
+    b = bucket()
+    for region in ("US", "EU", "us_east"):
+        for method, payload in (("GET", b""), ("PUT", data(100_000))):
+            sizes = {"Content-Length": str(len(payload))}
+            answer = exchange(signed(method, f"/{b}/k", sizes, payload, region=region) + payload)
+            assert status(answer) == (400, "AuthorizationHeaderMalformed"), answer
+            assert "<Region>us-east-1</Region>" in answer and "x-amz-bucket-region: us-east-1" in answer.lower(), answer
+    for region in ("us-east-1", "eu-west-3", "garage"):
+        expect(exchange(signed("GET", f"/{b}?location=", region=region)), 200)
+    odd = boto3.client("s3", endpoint_url=ENDPOINT, region_name="US", config=Config(signature_version="s3v4", s3={"addressing_style": "path"}))
+    try:
+        urllib.request.urlopen(odd.generate_presigned_url("get_object", Params={"Bucket": b, "Key": "k"}))
+        raise AssertionError("must be refused")
+    except urllib.error.HTTPError as error:
+        assert error.code == 400 and b"<Code>AuthorizationQueryParametersError</Code>" in error.read()
+
+
 def attributes():
     """Attributes of objects and their parts."""
     b = bucket()

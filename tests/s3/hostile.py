@@ -42,10 +42,10 @@ class Auth(S3SigV4Auth):
         return self.digest
 
 
-def signed(method, path, headers=None, payload=b"", secret=None, digest=None):
+def signed(method, path, headers=None, payload=b"", secret=None, digest=None, region="us-east-1"):
     """Head of a signed request."""
     request = AWSRequest(method=method, url=ENDPOINT + path, data=payload, headers=dict(headers or {}))
-    auth = Auth(Credentials(KEYS.access_key, secret or KEYS.secret_key), "s3", "us-east-1")
+    auth = Auth(Credentials(KEYS.access_key, secret or KEYS.secret_key), "s3", region)
     auth.digest = digest or hashlib.sha256(payload).hexdigest()
     auth.add_auth(request)
     lines = [f"{method} {path} HTTP/1.1", f"Host: {HOST}"]

@@ -38,7 +38,7 @@ done
 
 answers() { NODE=$NODE FOREBAY=$FOREBAY "$PYTHON" "$ROOT/tests/s3/answers.py" "$1"; }
 for group in composite encryption documents heads far_ranges absent ownership emptied probes versions health canned form_answers \
-    attributes small_things tag_policies; do
+    attributes small_things tag_policies regions; do
     check "answers: $group" answers "$group"
 done
 

@@ -2,12 +2,15 @@
 //! with a message and the request id.
 
 use bytes::Bytes;
-use hyper::header;
+use hyper::header::{self, HeaderMap, HeaderName};
 use hyper::{Response, StatusCode};
 use s3s::Body;
 
 /// Operations whose answer is the bytes of an object or a policy, not XML.
 const OTHER_ANSWERS: [&str; 2] = ["GetBucketPolicy", "GetObject"];
+
+/// The region to sign for. An error with it is about a signature for another one.
+pub(crate) const BUCKET_REGION: HeaderName = HeaderName::from_static("x-amz-bucket-region");
 
 /// Completes an answer. `operation` is empty if it is unknown.
 pub(crate) fn complete(response: Response<Body>, operation: &str, request_id: &str) -> Response<Body> {
@@ -19,7 +22,7 @@ pub(crate) fn complete(response: Response<Body>, operation: &str, request_id: &s
         return response;
     };
     let text = match (is_error, operation) {
-        (true, _) => explain(&bytes, response.status(), request_id),
+        (true, _) => explain(&bytes, response.status(), response.headers(), request_id),
         (false, "GetObjectAttributes") => bare_etag(&bytes),
         (false, _) => None,
     };
@@ -46,8 +49,8 @@ pub(crate) fn with_body(response: Response<Body>, text: Vec<u8>) -> Response<Bod
     Response::from_parts(parts, Body::from(Bytes::from(text)))
 }
 
-/// The document of an error, with a message and the request id if they are missing.
-fn explain(document: &[u8], status: StatusCode, request_id: &str) -> Option<Vec<u8>> {
+/// The document of an error, with a message and the request id if they are missing, and the region of the headers.
+fn explain(document: &[u8], status: StatusCode, headers: &HeaderMap, request_id: &str) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(document).ok()?;
     let (before, after) = text.split_once("</Code>")?;
     let code = before.rsplit_once("<Code>")?.1;
@@ -59,8 +62,10 @@ fn explain(document: &[u8], status: StatusCode, request_id: &str) -> Option<Vec<
         true => String::new(),
         false => format!("<RequestId>{request_id}</RequestId>"),
     };
+    let region = headers.get(BUCKET_REGION).and_then(|region| region.to_str().ok());
+    let region = region.map(|region| format!("<Region>{region}</Region>")).unwrap_or_default();
     let (inner, end) = after.rsplit_once("</Error>")?;
-    Some(format!("{before}</Code>{message}{inner}{id}</Error>{end}").into_bytes())
+    Some(format!("{before}</Code>{message}{inner}{region}{id}</Error>{end}").into_bytes())
 }
 
 /// Messages for errors that the protocol library gives a code only.
@@ -145,5 +150,14 @@ mod tests {
         let expected = "<Error><Code>Odd</Code><Message>Conflict</Message><RequestId>ID</RequestId></Error>";
         check("", 409, "<Error><Code>Odd</Code></Error>", expected);
         check("", 400, "<Other/>", "<Other/>");
+    }
+
+    #[test]
+    fn an_error_names_the_region_of_its_headers() {
+        let mut response = Response::new(Body::from(Bytes::from_static(b"<Error><Code>Odd</Code></Error>")));
+        *response.status_mut() = StatusCode::BAD_REQUEST;
+        response.headers_mut().insert(BUCKET_REGION, "us-east-1".parse().unwrap());
+        let expected = "<Error><Code>Odd</Code><Message>Bad Request</Message><Region>us-east-1</Region><RequestId>ID</RequestId></Error>";
+        assert_eq!(text(complete(response, "", "ID")), expected);
     }
 }

@@ -375,7 +375,8 @@ impl Gate {
             None
         };
         let coding = match has_turn {
-            true => self.coding(&mut parts, unread, is_form, is_empty),
+            true => screen::check_region(&parts.uri, &parts.headers)
+                .and_then(|()| self.coding(&mut parts, unread, is_form, is_empty)),
             false => Err(s3_error!(SlowDown, "Too many requests at once: try again.")),
         };
         let response = match coding {

@@ -6,11 +6,14 @@ use std::borrow::Cow;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode, Uri};
 use s3s::dto::{Timestamp, TimestampFormat};
+use s3s::region::Region;
 use s3s::{S3Result, s3_error};
 
 use crate::access::{decoded, parameter};
+use crate::answer::BUCKET_REGION;
 use crate::error::custom;
 use crate::hash;
+use crate::ops::buckets::REGION;
 use crate::server::FormFields;
 
 /// Query parameters that select another operation. If one fits no operation, the library ignores it and runs the plain
@@ -233,6 +236,38 @@ pub(crate) fn take_date(uri: &Uri, headers: &mut HeaderMap) {
         );
         headers.insert(AMZ_DATE, HeaderValue::from_str(&text).expect("digits are valid"));
     }
+}
+
+/// Refuses a region that the protocol library cannot take, such as `US`, which s3cmd signs with unless it is told another.
+/// The answer names the right one, in a header and in its document; clients then sign the request again.
+pub(crate) fn check_region(uri: &Uri, headers: &HeaderMap) -> S3Result<()> {
+    let in_url = parameter(uri.query().unwrap_or_default(), "X-Amz-Credential");
+    let credential = match &in_url {
+        Some(credential) => Some(credential.as_str()),
+        None => header_credential(headers),
+    };
+    let region = credential.and_then(|credential| credential.split('/').nth(2)).unwrap_or_default();
+    if region.is_empty() || Region::new(region.into()).is_ok() {
+        return Ok(());
+    }
+    let (code, what) = match in_url {
+        Some(_) => ("AuthorizationQueryParametersError", "Error parsing the X-Amz-Credential parameter"),
+        None => ("AuthorizationHeaderMalformed", "The authorization header is malformed"),
+    };
+    let message = format!("{what}; the region '{region}' is wrong; expecting '{REGION}'");
+    let mut error = custom(code, StatusCode::BAD_REQUEST, message);
+    let mut named = HeaderMap::new();
+    named.insert(BUCKET_REGION, HeaderValue::from_static(REGION));
+    named.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+    error.set_headers(named);
+    Err(error)
+}
+
+/// The credential in an `Authorization` header of version 4.
+fn header_credential(headers: &HeaderMap) -> Option<&str> {
+    let text = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let mut fields = text.strip_prefix("AWS4-HMAC-SHA256 ")?.split(',');
+    fields.find_map(|field| field.trim().strip_prefix("Credential="))
 }
 
 /// Where and how a request is signed. A form is signed in its fields.
@@ -647,6 +682,40 @@ mod tests {
             check(bad, true, Some("InvalidPolicyDocument"));
         }
         assert!(check_form(&FormFields::default()).is_ok());
+    }
+
+    #[test]
+    fn a_region_that_cannot_be_verified_is_answered_with_the_right_one() {
+        #[track_caller]
+        fn check(uri: &str, authorization: &str, code: Option<&str>) {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, authorization.parse().unwrap());
+            let found = check_region(&uri.parse().unwrap(), &headers);
+            assert_eq!(
+                found.as_ref().err().map(|error| error.code().as_str()),
+                code,
+                "{uri} {authorization}"
+            );
+            if let Err(error) = found {
+                assert_eq!(error.headers().unwrap()[BUCKET_REGION], "us-east-1");
+                assert!(error.message().unwrap().ends_with("expecting 'us-east-1'"), "{error:?}");
+            }
+        }
+        let four = |region: &str| {
+            format!(
+                "AWS4-HMAC-SHA256 SignedHeaders=host, Credential=a/20130524/{region}/s3/aws4_request,Signature=0"
+            )
+        };
+        for fine in ["us-east-1", "eu-west-3", "garage", ""] {
+            check("/b", &four(fine), None);
+        }
+        for bad in ["US", "EU", "us_east"] {
+            check("/b", &four(bad), Some("AuthorizationHeaderMalformed"));
+        }
+        check("/b", "AWS a/20130524/US/s3/aws4_request:0", None);
+        let url = "/b?X-Amz-Credential=a%2F20130524%2FUS%2Fs3%2Faws4_request";
+        check(url, "", Some("AuthorizationQueryParametersError"));
+        check(&url.replace("US", "us"), "", None);
     }
 
     #[test]
