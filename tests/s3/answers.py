@@ -389,6 +389,14 @@ def attributes():
     assert f"<ETag>{hashlib.md5(b'x').hexdigest()}</ETag>" in answer, answer
     for call in (s3.head_object, s3.get_object):
         assert call(Bucket=b, Key="k")["ResponseMetadata"]["HTTPHeaders"]["x-amz-tagging-count"] == "2", call
+    # Part 1 of an object that was put in one piece is all of it: clients take the size from its range.
+    s3.put_object(Bucket=b, Key="empty", Body=b"")
+    for call in (s3.head_object, s3.get_object):
+        told = call(Bucket=b, Key="k", PartNumber=1)
+        assert (told["ResponseMetadata"]["HTTPStatusCode"], told.get("ContentRange"), told["ContentLength"]) == (206, "bytes 0-0/1", 1), told
+        assert "PartsCount" not in told
+        told = call(Bucket=b, Key="empty", PartNumber=1)
+        assert (told["ResponseMetadata"]["HTTPStatusCode"], told["ContentLength"]) == (200, 0) and "ContentRange" not in told, told
     parts = [data(5 * MIB, 1), data(1000, 2)]
     for algorithm in (None, "CRC32", "SHA256"):
         kind = {"ChecksumAlgorithm": algorithm} if algorithm else {}
@@ -398,8 +406,12 @@ def attributes():
         for number, part in enumerate(parts, 1):
             answer = plain.upload_part(**same, PartNumber=number, Body=part, **kind)
             named.append({"PartNumber": number, "ETag": answer["ETag"], **{name: value for name, value in answer.items() if name == f"Checksum{algorithm}"}})
-        plain.complete_multipart_upload(**same, MultipartUpload={"Parts": named})
-        got = s3.get_object_attributes(Bucket=b, Key="m", ObjectAttributes=["ETag", "ObjectParts"])
+        done = plain.complete_multipart_upload(**same, MultipartUpload={"Parts": named})
+        got = s3.get_object_attributes(Bucket=b, Key="m", ObjectAttributes=["ETag", "ObjectParts", "Checksum"])
+        if algorithm:
+            # Only this answer has no number of parts behind the checksum.
+            told = got["Checksum"][f"Checksum{algorithm}"]
+            assert got["Checksum"]["ChecksumType"] == "COMPOSITE" and done[f"Checksum{algorithm}"] == f"{told}-2", got
         assert [part["Size"] for part in got["ObjectParts"]["Parts"]] == [5 * MIB, 1000], got
         assert got["ETag"].endswith("-2"), got
         for number, part in enumerate(named, 1):

@@ -504,7 +504,8 @@ def checksums():
         refused("InvalidRequest", 400, s3.complete_multipart_upload, **complete, ChecksumType="COMPOSITE" if kind == "FULL_OBJECT" else "FULL_OBJECT")
         s3.complete_multipart_upload(**complete, ChecksumType=kind, **{f"Checksum{algorithm}": want})
         got = s3.get_object_attributes(Bucket=b, Key="m", ObjectAttributes=["Checksum", "ObjectParts"])
-        assert got["Checksum"][f"Checksum{algorithm}"] == want and got["Checksum"]["ChecksumType"] == kind, got
+        # Only this answer has no number of parts behind a composite checksum.
+        assert got["Checksum"][f"Checksum{algorithm}"] == want.split("-")[0] and got["Checksum"]["ChecksumType"] == kind, got
 
 
 def presigned():

@@ -81,9 +81,11 @@ fn select(info: &ObjectInfo, range: Option<&Range>, part: Option<i32>) -> S3Resu
         (None, Some(part)) => {
             let count = info.meta.parts.len() as i32;
             match part_bytes(&info.meta.parts, part) {
-                // An object that was put in one piece has one part and no count of parts.
+                // An object that was put in one piece has one part and no count of parts. Clients take its size from
+                // the range, as of other parts.
+                None if count == 0 && part == 1 && size > 0 => Ok(ranged(0..size, None, of_all)),
                 None if count == 0 && part == 1 => {
-                    Ok(Selection { bytes: 0..size, content_range: None, parts_count: None, checksum: of_all })
+                    Ok(Selection { bytes: 0..0, content_range: None, parts_count: None, checksum: of_all })
                 }
                 None => Err(custom(
                     "InvalidPartNumber",
@@ -299,8 +301,8 @@ pub(crate) async fn get_object_attributes(
         output.storage_class = Some(StorageClass::from_static(StorageClass::STANDARD));
     }
     if wants(ObjectAttributes::CHECKSUM) {
-        output.checksum =
-            info.meta.checksum.as_ref().map(|checksum| checksum_fields(checksum, info.meta.parts.len()));
+        // Only this answer leaves the number of parts away: `ObjectParts` has it.
+        output.checksum = info.meta.checksum.as_ref().map(|checksum| checksum_fields(checksum, 0));
     }
     if wants(ObjectAttributes::OBJECT_PARTS) && !info.meta.parts.is_empty() {
         output.object_parts = Some(parts(&info, input.part_number_marker, input.max_parts)?);
