@@ -745,6 +745,11 @@ def cross_origin():
     url = s3.generate_presigned_url("get_object", Params={"Bucket": b, "Key": "k"})
     answer = urllib.request.urlopen(urllib.request.Request(url, headers={"Origin": "https://a.example.com"}))
     assert answer.headers["Access-Control-Expose-Headers"] == "ETag"
+    # As on AWS, the method may be named in any request.
+    for method, allowed in (("PUT", "https://a.example.com"), ("DELETE", None)):
+        headers = {"Origin": "https://a.example.com", "Access-Control-Request-Method": method}
+        answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers))
+        assert answer.headers["Access-Control-Allow-Origin"] == allowed, (method, answer.headers)
     s3.delete_bucket_cors(Bucket=b)
     refused("NoSuchCORSConfiguration", 404, s3.get_bucket_cors, Bucket=b)
 

@@ -21,14 +21,16 @@ impl Cross {
     pub(crate) fn of(method: &Method, headers: &HeaderMap) -> Option<Self> {
         let origin = headers.get(header::ORIGIN)?.clone();
         let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-        if method != Method::OPTIONS {
+        let named = text(header::ACCESS_CONTROL_REQUEST_METHOD);
+        // S3 also takes the method of another request from the header of preflights.
+        if method != Method::OPTIONS && named.is_none() {
             return Some(Self { origin, method: method.to_string(), headers: Vec::new() });
         }
         let wanted = text(header::ACCESS_CONTROL_REQUEST_HEADERS).unwrap_or_default();
         let wanted = wanted.split(',').map(|name| name.trim().to_ascii_lowercase());
         Some(Self {
             origin,
-            method: text(header::ACCESS_CONTROL_REQUEST_METHOD)?.to_owned(),
+            method: named?.to_owned(),
             headers: wanted.filter(|name| !name.is_empty()).collect(),
         })
     }
@@ -196,6 +198,18 @@ mod tests {
         check("https://example.org", "PUT", "", false);
         check("https://a.example.com", "DELETE", "", false);
         check("https://a.example.com", "GET", "authorization", false);
+    }
+
+    #[test]
+    fn the_method_may_be_named_in_any_request() {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::ORIGIN, "https://a.example".parse().unwrap());
+        let method = |method, headers: &HeaderMap| Cross::of(&method, headers).map(|cross| cross.method);
+        assert_eq!(method(Method::GET, &headers).as_deref(), Some("GET"));
+        assert_eq!(method(Method::OPTIONS, &headers), None);
+        headers.insert(header::ACCESS_CONTROL_REQUEST_METHOD, "PUT".parse().unwrap());
+        assert_eq!(method(Method::GET, &headers).as_deref(), Some("PUT"));
+        assert_eq!(method(Method::OPTIONS, &headers).as_deref(), Some("PUT"));
     }
 
     #[test]
