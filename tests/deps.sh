@@ -65,19 +65,39 @@ command -v cargo >/dev/null || {
     exit 1
 }
 [ "${1:-}" = packages ] && exit 0
-# S3 servers, by their Go modules.
-SERVERS=()
-[ "${1:-}" = bench ] && SERVERS=("github.com/minio/minio")
-[ "${1:-}" = tier ] && SERVERS=("github.com/minio/minio" "github.com/versity/versitygw/cmd/versitygw")
-for module in "${SERVERS[@]}"; do
-    [ ! -x "$TOOLS_DIR/bin/$(basename "$module")" ] || continue
+# S3 servers and clients, by their Go modules.
+MODULES=()
+[ "${1:-}" = bench ] && MODULES=("github.com/minio/minio")
+[ "${1:-}" = tier ] && MODULES=("github.com/minio/minio" "github.com/versity/versitygw/cmd/versitygw")
+[ "${1:-}" = long ] && MODULES=("github.com/minio/mc")
+# tests/minio-go.expected lists the tests of this version that do not pass.
+MINIO_GO=github.com/minio/minio-go/v7@v7.4.1
+needs_go() {
     command -v go >/dev/null || {
-        echo "go is missing, which $module is built with: see https://go.dev/dl" >&2
+        echo "go is missing, which $1 is built with: see https://go.dev/dl" >&2
         exit 1
     }
-    echo "installing $module"
+    echo "installing $1"
+}
+for module in "${MODULES[@]}"; do
+    [ ! -x "$TOOLS_DIR/bin/$(basename "$module")" ] || continue
+    needs_go "$module"
     GOBIN="$TOOLS_DIR/bin" go install "$module@latest" </dev/null
 done
+# Builds the tests for S3 servers in minio-go, a program in one file; its name has the version.
+tests_of_minio_go() {
+    local source work program=$TOOLS_DIR/bin/minio-go-${MINIO_GO##*@}
+    [ ! -x "$program" ] || return 0
+    needs_go "$MINIO_GO"
+    work=$(mktemp -d)
+    # Outside any module.
+    source=$(cd "$work" && go mod download -json "$MINIO_GO" </dev/null | jq -er .Dir)
+    cp -r "$source" "$work/source"
+    chmod -R u+w "$work/source"
+    (cd "$work/source" && go build -o "$program" functional_tests.go </dev/null)
+    rm -rf "$work"
+}
+[ "${1:-}" != long ] || tests_of_minio_go
 [ "${1:-}" = bench ] && exit 0
 for line in "${TOOLS[@]}"; do
     read -r tool version <<<"$line"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Real S3 clients: s3cmd, rclone, restic, s3fs, pyarrow, pandas and deltalake, each checked through the mount too.
+# Real S3 clients: s3cmd, rclone, mc, restic, s3fs, pyarrow, pandas and deltalake, each checked through the mount too, and the
+# tests that minio-go has for servers; tests/minio-go.expected has those that do not pass.
 source "$(dirname "$0")/../lib.sh"
 
 if [ "$PLAIN" = 1 ]; then
@@ -57,6 +58,74 @@ rclone_tree() {
     cmp "$TREE/big" "$MNT/clients/parts"
 }
 check "rclone" rclone_tree
+
+mc_() { "$TOOLS/mc" --config-dir "$WORK/mc-settings" --quiet --no-color "$@"; }
+mc_tree() {
+    mc_ alias set x "$URL" "$AWS_ACCESS_KEY_ID" "$AWS_SECRET_ACCESS_KEY"
+    mc_ mb x/from-mc
+    mc_ cp --attr 'Cache-Control=max-age=9;owner=me' --tags 'a=1&b=two' "$TREE/big" x/from-mc/big
+    cmp "$TREE/big" "$MNT/from-mc/big"
+    [ "$(mc_ stat --json x/from-mc/big | jq -r '.size, .metadata["X-Amz-Meta-Owner"]' | xargs)" = "20000000 me" ]
+    [ "$(mc_ tag list --json x/from-mc/big | jq -r '.tagset.b')" = two ]
+    mc_ pipe x/from-mc/piped <"$TREE/big"
+    cmp "$TREE/big" <(mc_ cat x/from-mc/piped)
+    [ "$(mc_ cat --offset 19999990 x/from-mc/big | wc -c)" = 10 ]
+    mc_ cp x/from-mc/big x/from-mc/copied
+    mc_ mv x/from-mc/copied x/from-mc/moved
+    cmp "$TREE/big" "$MNT/from-mc/moved"
+    not mc_ stat x/from-mc/copied
+    curl -sf "$(mc_ share download --json x/from-mc/big | jq -r .share)" | cmp - "$TREE/big"
+    mc_ anonymous set download x/from-mc
+    curl -sf "$URL/from-mc/big" | cmp - "$TREE/big"
+    mc_ anonymous set private x/from-mc
+    not curl -sf "$URL/from-mc/big" -o "$WORK/forbidden"
+}
+# Names that URLs and XML change.
+mc_mirrors() {
+    local name names=('with space' 'plus+and&amp' 'percent%41%' 'hash#q?mark' 'größe-日本' "quote'\"x" 'back\slash' 'semi;colon,=@(a)[b]{c}')
+    cp -r "$TREE" "$WORK/mc-tree"
+    for name in "${names[@]}"; do echo "$name" >"$WORK/mc-tree/$name"; done
+    mc_ mirror "$WORK/mc-tree" x/from-mc/tree
+    diff -r "$WORK/mc-tree" "$MNT/from-mc/tree"
+    mc_ mirror x/from-mc/tree "$WORK/mc-back"
+    diff -r "$WORK/mc-tree" "$WORK/mc-back"
+    # No copy is older than its source, so that names and sizes are compared.
+    mc_ mirror x/from-mc/tree x/from-mc/again
+    [ -z "$(mc_ diff x/from-mc/tree x/from-mc/again)" ]
+    rm "$MNT/from-mc/again/big"
+    mc_ diff x/from-mc/tree x/from-mc/again >"$WORK/differs"
+    [ "$(wc -l <"$WORK/differs")" = 1 ]
+    grep -q big "$WORK/differs"
+    [ "$(mc_ find x/from-mc/tree | wc -l)" = "$(find "$WORK/mc-tree" -type f | wc -l)" ]
+    [ "$(mc_ find x/from-mc/tree --name big)" = x/from-mc/tree/big ]
+    mc_ rm --recursive --force x/from-mc/again
+    not ls "$MNT/from-mc/again"
+    not mc_ rb x/from-mc
+    mc_ rb --force x/from-mc
+    not ls "$MNT/from-mc"
+}
+if [ -x "$TOOLS/mc" ]; then
+    check "mc" mc_tree && check "mc: trees" mc_mirrors
+else
+    skipped "mc" "installed by tests/deps.sh long"
+fi
+
+# minio_go_results FILE: names of what did not pass, once each.
+minio_go_results() { jq -r 'select(.status != "PASS").name' "$1" | sed 's/^minio-go: //' | sort -u; }
+minio_go() {
+    mkdir "$WORK/minio-go"
+    (
+        cd "$WORK/minio-go"
+        SERVER_ENDPOINT=${URL#http://} ACCESS_KEY=$AWS_ACCESS_KEY_ID SECRET_KEY=$AWS_SECRET_ACCESS_KEY ENABLE_HTTPS=0 MINT_MODE=full \
+            RUN_ON_FAIL=1 "$1" >results.json
+    )
+    jq -r '.status' "$WORK/minio-go/results.json" | sort | uniq -c
+    jq -c 'select(.status == "FAIL") | [.name, .message, .error]' "$WORK/minio-go/results.json"
+    [ "$(grep -c '"status":"PASS"' "$WORK/minio-go/results.json")" -gt 60 ]
+    diff <(awk '!/^#/ && NF { print $1 }' "$ROOT/tests/minio-go.expected" | sort) <(minio_go_results "$WORK/minio-go/results.json")
+}
+MINIO_GO=$(find "$TOOLS" -name 'minio-go-v*' | sort -V | tail -n 1)
+if [ -x "$MINIO_GO" ]; then check "the tests of minio-go" minio_go "$MINIO_GO"; else skipped "the tests of minio-go" "built by tests/deps.sh long"; fi
 
 restic_backup() {
     local repository=s3:$URL/clients/restic
