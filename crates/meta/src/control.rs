@@ -22,9 +22,9 @@ use wire::drive::{DriveMark, ShardKey};
 use crate::batch::Batch;
 use crate::history::{Evidence, History};
 use crate::keys::Keys;
-use crate::log::{LedgerLog, MemLog};
+use crate::log::{AppendError, LedgerLog, MemLog, Sealed, append_settled};
 use crate::owner::{OwnerError, recover};
-use crate::state::{Applied, State};
+use crate::state::{Applied, State, StateError};
 use crate::values::Value;
 
 pub use filesystem_groups::FilesystemGroupRecord;
@@ -174,12 +174,26 @@ pub struct Control {
     keys: Keys,
     log: Arc<dyn LedgerLog>,
     state: Arc<dyn State>,
-    epoch: Epoch,
-    seq: Mutex<Seq>,
+    owner: Sealed,
+    end: Mutex<End>,
     history: std::sync::Mutex<History>,
-    /// The last change, if it is in the log but not in the store. The next change, or a restart, stores it first.
-    unstored: std::sync::Mutex<Option<Batch>>,
     is_view: bool,
+}
+
+/// The end of the ledger.
+struct End {
+    /// The last batch that is known to be in the log.
+    seq: Seq,
+    /// A change that has begun and is not in force. It comes before any other, or a restart decides on it.
+    late: Option<Late>,
+}
+
+/// How far a change came.
+enum Late {
+    /// It may be in the log as the next batch.
+    Unknown(Batch),
+    /// It is the last batch of the log; the store had no room for it.
+    Unstored(Batch),
 }
 
 /// Changes of records, committed in one step.
@@ -256,18 +270,22 @@ impl FilesystemRecord {
 
 impl Control {
     /// Opens the ledger and brings its store up to the end of its log.
-    pub async fn open(log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Result<Self, ControlError> {
-        let (epoch, tail) = recover(CONTROL_LEDGER, &log, &state).await?;
+    /// `nonce` is a random number that tells this owner from others.
+    pub async fn open(
+        nonce: u64,
+        log: Arc<dyn LedgerLog>,
+        state: Arc<dyn State>,
+    ) -> Result<Self, ControlError> {
+        let (owner, tail) = recover(CONTROL_LEDGER, &log, &state, nonce).await?;
         let history = History::read(&*state, CONTROL_LEDGER, tail);
         let history = history.map_err(|source| OwnerError::Store { ledger: CONTROL_LEDGER, source })?;
         Ok(Self {
             keys: Keys::new(CONTROL_LEDGER),
             log,
             state,
-            epoch,
-            seq: Mutex::new(tail),
+            owner,
+            end: Mutex::new(End { seq: tail, late: None }),
             history: std::sync::Mutex::new(history),
-            unstored: std::sync::Mutex::new(None),
             is_view: false,
         })
     }
@@ -278,10 +296,9 @@ impl Control {
             keys: Keys::new(CONTROL_LEDGER),
             log: Arc::new(MemLog::new()),
             state,
-            epoch: Epoch(u64::MAX),
-            seq: Mutex::new(Seq(0)),
+            owner: Sealed { epoch: Epoch(u64::MAX), nonce: 0 },
+            end: Mutex::new(End { seq: Seq(0), late: None }),
             history: std::sync::Mutex::default(),
-            unstored: std::sync::Mutex::new(None),
             is_view: true,
         }
     }
@@ -303,10 +320,7 @@ impl Control {
             cluster.next_filesystem += LEAP;
             change.cluster(&cluster);
         }
-        let first = {
-            let seq = self.seq.lock().await;
-            Seq(seq.0 + 1)
-        };
+        let first = Seq(self.end.lock().await.seq.0 + 1);
         change.changes.push((self.keys.lineage(first), Some(lineage.0.encode())));
         self.commit(change).await?;
         let mut history = self.history.lock().expect("no holder of this lock panics");
@@ -334,53 +348,76 @@ impl Control {
     }
 
     /// Makes the changes durable, all or none. One commit runs at a time.
+    ///
+    /// # Errors
+    /// The change may come into force later, before any other change.
     pub async fn commit(&self, change: ControlChange) -> Result<(), ControlError> {
-        let mut seq = self.seq.lock().await;
+        let mut end = self.end.lock().await;
         if self.is_view {
             return Err(ControlError::Failed("it is only looked at".to_owned()));
         }
-        if self.store_unstored(*seq)? {
+        if self.finish_late(&mut end).await? {
             // The caller decided by what it read before, such as free ids.
             return Err(ControlError::Failed(
-                "an earlier change, for which its store had no room, is in force only now: repeat this one"
+                "an earlier change is in force only now, because its store had no room or its log did not answer: repeat \
+                 this one"
                     .to_owned(),
             ));
         }
-        let next = Seq(seq.0 + 1);
-        let batch = Batch { changes: change.changes };
-        let append = self.log.append(self.epoch, next, vec![batch.encode()]).await;
-        append.map_err(|error| ControlError::Failed(error.to_string()))?;
-        *seq = next;
-        self.history.lock().expect("no holder of this lock panics").goes_on(next);
-        let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
-        let applied = Applied { seq: next, epoch: self.epoch };
-        let stored = self.state.apply(&mut pairs, applied);
-        if stored.is_err() {
-            *self.unstored.lock().expect("no holder of this lock panics") = Some(batch);
-        }
-        stored.map_err(|error| ControlError::Failed(error.to_string()))
+        self.append(&mut end, Batch { changes: change.changes }).await
     }
 
-    /// Puts an earlier change into force that is in the log and for which the store had no room. A caller that reads
-    /// records after this, and before it commits, need not repeat its change.
+    /// Puts an earlier change into force that the log did not answer, or for which the store had no room. A caller that
+    /// reads records after this, and before it commits, need not repeat its change.
     pub async fn catch_up(&self) -> Result<(), ControlError> {
-        let seq = self.seq.lock().await;
-        self.store_unstored(*seq).map(drop)
+        self.finish_late(&mut *self.end.lock().await).await.map(drop)
     }
 
-    /// Stores the last batch, if it is in the log and the store had no room for it. Returns whether it was missing.
-    fn store_unstored(&self, seq: Seq) -> Result<bool, ControlError> {
-        let mut unstored = self.unstored.lock().expect("no holder of this lock panics");
-        let Some(batch) = unstored.as_ref() else { return Ok(false) };
-        let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
-        let stored = self.state.apply(&mut pairs, Applied { seq, epoch: self.epoch });
-        stored.map_err(|error| {
-            ControlError::Failed(format!(
-                "its store cannot be written, make room on its disk or restart the node: {error}"
-            ))
-        })?;
-        *unstored = None;
+    /// As [`Control::catch_up`]. Returns whether there was such a change.
+    async fn finish_late(&self, end: &mut End) -> Result<bool, ControlError> {
+        match end.late.take() {
+            None => return Ok(false),
+            Some(Late::Unknown(batch)) => self.append(end, batch).await?,
+            Some(Late::Unstored(batch)) => self.store(end, batch).map_err(|error| {
+                ControlError::Failed(format!(
+                    "its store cannot be written, make room on its disk or restart the node: {error}"
+                ))
+            })?,
+        }
         Ok(true)
+    }
+
+    /// Appends the next batch and stores it.
+    async fn append(&self, end: &mut End, batch: Batch) -> Result<(), ControlError> {
+        let next = Seq(end.seq.0 + 1);
+        // Also if this future is dropped.
+        let bytes = batch.encode();
+        end.late = Some(Late::Unknown(batch));
+        match append_settled(&*self.log, self.owner, next, &bytes).await {
+            Ok(()) => end.seq = next,
+            Err(error @ AppendError::Unknown(_)) => return Err(ControlError::Failed(error.to_string())),
+            Err(error) => {
+                end.late = None;
+                return Err(ControlError::Failed(error.to_string()));
+            }
+        }
+        self.history.lock().expect("no holder of this lock panics").goes_on(next);
+        match end.late.take() {
+            Some(Late::Unknown(batch)) => {
+                self.store(end, batch).map_err(|error| ControlError::Failed(error.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Stores the last batch of the log.
+    fn store(&self, end: &mut End, batch: Batch) -> Result<(), StateError> {
+        let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
+        let stored = self.state.apply(&mut pairs, Applied { seq: end.seq, epoch: self.owner.epoch });
+        if stored.is_err() {
+            end.late = Some(Late::Unstored(batch));
+        }
+        stored
     }
 
     fn one<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ControlError> {
@@ -432,9 +469,12 @@ impl Control {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use wire::BoxFuture;
+
     use super::*;
     use crate::keys::KeyRange;
-    use crate::state::{MemState, Pair, StateError, Visit};
+    use crate::log::{Fence, LogCaps, LogEntry, LogError, Tail};
+    use crate::state::{MemState, Pair, Visit};
 
     /// A store whose disk becomes full and has room again.
     #[derive(Default)]
@@ -479,7 +519,7 @@ mod tests {
     #[tokio::test]
     async fn a_change_that_found_no_room_comes_into_force_later_and_the_next_one_is_refused_once() {
         let (log, disk) = (Arc::new(MemLog::new()), Arc::new(Disk::default()));
-        let control = Control::open(log.clone(), disk.clone()).await.unwrap();
+        let control = Control::open(1, log.clone(), disk.clone()).await.unwrap();
         let first = Control::new_cluster(&Env::real());
         let with = |map_epoch| ClusterRecord { map_epoch, ..first.clone() };
         let commit = async |record: &ClusterRecord| {
@@ -508,8 +548,70 @@ mod tests {
         assert_eq!(control.cluster().unwrap(), with(4));
         commit(&with(3)).await.unwrap();
         // A restart finds the same records.
-        let again = Control::open(log, Arc::new(MemState::default())).await.unwrap();
+        let again = Control::open(1, log, Arc::new(MemState::default())).await.unwrap();
         assert_eq!(again.cluster().unwrap(), with(3));
+    }
+
+    /// A log that loses an append on request.
+    struct Lossy {
+        log: MemLog,
+        loses: AtomicBool,
+    }
+
+    impl LedgerLog for Lossy {
+        fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>> {
+            self.log.seal(epoch, nonce)
+        }
+
+        fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
+            self.log.fence()
+        }
+
+        fn append(
+            &self,
+            epoch: Epoch,
+            first: Seq,
+            batches: Vec<Vec<u8>>,
+        ) -> BoxFuture<'_, Result<(), AppendError>> {
+            if self.loses.swap(false, Ordering::Relaxed) {
+                return Box::pin(async { Err(AppendError::Unknown(std::io::ErrorKind::TimedOut.into())) });
+            }
+            self.log.append(epoch, first, batches)
+        }
+
+        fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>> {
+            self.log.read(from, limit_bytes)
+        }
+
+        fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {
+            self.log.trim(up_to)
+        }
+
+        fn caps(&self) -> LogCaps {
+            self.log.caps()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_change_that_the_log_did_not_take_comes_before_any_other() {
+        let log = Arc::new(Lossy { log: MemLog::new(), loses: AtomicBool::new(false) });
+        let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();
+        let first = Control::new_cluster(&Env::real());
+        let commit = async |map_epoch| {
+            let mut change = ControlChange::default();
+            change.cluster(&ClusterRecord { map_epoch, ..first.clone() });
+            control.commit(change).await.map_err(|error| error.to_string())
+        };
+        commit(1).await.unwrap();
+        log.loses.store(true, Ordering::Relaxed);
+        commit(2).await.unwrap_err();
+        assert_eq!(control.cluster().unwrap().map_epoch, 1);
+        assert!(commit(3).await.unwrap_err().contains("repeat this one"));
+        assert_eq!(control.cluster().unwrap().map_epoch, 2);
+        commit(3).await.unwrap();
+        assert_eq!(control.cluster().unwrap().map_epoch, 3);
+        let again = Control::open(2, log, Arc::new(MemState::default())).await.unwrap();
+        assert_eq!(again.cluster().unwrap().map_epoch, 3);
     }
 
     #[tokio::test]
@@ -531,13 +633,13 @@ mod tests {
             filesystem_group: None,
         };
         {
-            let control = Control::open(log.clone(), Arc::new(MemState::default())).await.unwrap();
+            let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();
             assert!(matches!(control.cluster(), Err(ControlError::NoCluster)));
             let mut change = ControlChange::default();
             change.cluster(&cluster).filesystem(&filesystem);
             control.commit(change).await.unwrap();
         }
-        let control = Control::open(log, Arc::new(MemState::default())).await.unwrap();
+        let control = Control::open(1, log, Arc::new(MemState::default())).await.unwrap();
         assert_eq!(control.cluster().unwrap(), cluster);
         assert_eq!(control.filesystems().unwrap(), [filesystem]);
         assert!(control.drives().unwrap().is_empty());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{Epoch, Seq};
-use meta::log::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, MirroredLog, Room, Tail};
+use meta::log::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, MirroredLog, Room, Tail};
 use wire::BoxFuture;
 
 use crate::net::delay;
@@ -14,18 +14,26 @@ pub(crate) struct WatchedLog {
     world: Arc<World>,
     inner: MirroredLog,
     dice: Dice,
+    /// Whether requests or answers are lost.
+    losses: Dice,
 }
 
 impl WatchedLog {
     pub(crate) fn new(world: &Arc<World>, boot: u64, inner: MirroredLog) -> Self {
-        Self { world: world.clone(), inner, dice: world.dice(0x106 + (boot << 32)) }
+        let (dice, losses) = (world.dice(0x106 + (boot << 32)), world.dice(0x1057 + (boot << 32)));
+        Self { world: world.clone(), inner, dice, losses }
+    }
+
+    /// Whether the log loses a request or an answer now.
+    fn is_unreachable(&self) -> bool {
+        self.world.scenario.log_loses && self.losses.once_in(8)
     }
 }
 
 impl LedgerLog for WatchedLog {
-    fn seal(&self, epoch: Epoch) -> BoxFuture<'_, Result<Tail, LogError>> {
+    fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>> {
         Box::pin(async move {
-            let tail = self.inner.seal(epoch).await?;
+            let tail = self.inner.seal(epoch, nonce).await?;
             self.world.trace.event(format_args!("log seal epoch={epoch} tail={}", tail.seq));
             let mut promises = self.world.promises();
             if tail.seq.0 < promises.acked_seq {
@@ -42,8 +50,13 @@ impl LedgerLog for WatchedLog {
         })
     }
 
-    fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>> {
-        self.inner.epoch()
+    fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
+        Box::pin(async move {
+            if self.is_unreachable() {
+                return Err(LogError::Io(std::io::ErrorKind::TimedOut.into()));
+            }
+            self.inner.fence().await
+        })
     }
 
     fn append(
@@ -54,6 +67,9 @@ impl LedgerLog for WatchedLog {
     ) -> BoxFuture<'_, Result<(), AppendError>> {
         Box::pin(async move {
             tokio::time::sleep(delay(&self.dice)).await;
+            if self.is_unreachable() {
+                return Err(AppendError::Unknown(std::io::ErrorKind::TimedOut.into()));
+            }
             let last = first.0 + batches.len() as u64 - 1;
             self.world.trace.event(format_args!("log append epoch={epoch} seq={first}..={last}"));
             self.inner.append(epoch, first, batches).await?;
@@ -66,6 +82,10 @@ impl LedgerLog for WatchedLog {
                 ));
             }
             promises.acked_seq = last;
+            drop(promises);
+            if self.is_unreachable() {
+                return Err(AppendError::Unknown(std::io::ErrorKind::TimedOut.into()));
+            }
             Ok(())
         })
     }

@@ -57,6 +57,8 @@ pub struct Scenario {
     pub copies_return: bool,
     /// Reads last long enough for their extents to be dropped in the meantime.
     pub dawdles: bool,
+    /// Appends to the log, or their answers, are lost at times.
+    pub log_loses: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -96,6 +98,7 @@ impl Scenario {
             detaches: dice.once_in(3),
             copies_return: dice.once_in(3),
             dawdles: dice.once_in(4),
+            log_loses: dice.once_in(4),
         };
         // At most one drive may lack shards at a time.
         scenario.copies_return &= profile.m() > 0

@@ -475,7 +475,7 @@ async fn open_control(
     options: &StartOptions,
 ) -> Result<(Control, LedgerFiles, bool)> {
     let files = meta_dirs.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES)?;
-    let control = Control::open(files.log.clone(), files.state.clone()).await?;
+    let control = Control::open(env.random.next_u64(), files.log.clone(), files.state.clone()).await?;
     let mut is_new = false;
     match control.cluster() {
         Ok(_) => check_unchanged(&control, options)?,

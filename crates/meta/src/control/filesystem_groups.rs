@@ -94,7 +94,7 @@ mod tests {
     #[tokio::test]
     async fn there_is_always_a_default_and_others_come_and_go() {
         let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
-        let control = Control::open(log.clone(), Arc::new(MemState::default())).await.unwrap();
+        let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();
         assert_eq!(control.filesystem_groups().unwrap(), [FilesystemGroupRecord::default()]);
         let mut change = ControlChange::default();
         change.filesystem_group(&group(1, "fast"));
@@ -107,7 +107,7 @@ mod tests {
         change.filesystem_group(&group(0, "default")).remove_filesystem_group(1);
         control.commit(change).await.unwrap();
         drop(control);
-        let control = Control::open(log, Arc::new(MemState::default())).await.unwrap();
+        let control = Control::open(1, log, Arc::new(MemState::default())).await.unwrap();
         assert_eq!(control.filesystem_groups().unwrap(), [group(0, "default")]);
     }
 

@@ -109,13 +109,13 @@ mod tests {
     async fn stores_come_and_go_and_their_numbers_are_counted() {
         let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
         {
-            let control = Control::open(log.clone(), Arc::new(MemState::default())).await.unwrap();
+            let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();
             assert_eq!(control.stores_record().unwrap(), None);
             let mut change = ControlChange::default();
             change.stores(&StoresRecord { next_store: 4 }).store(&store());
             control.commit(change).await.unwrap();
         }
-        let control = Control::open(log, Arc::new(MemState::default())).await.unwrap();
+        let control = Control::open(1, log, Arc::new(MemState::default())).await.unwrap();
         assert_eq!(control.stores_record().unwrap(), Some(StoresRecord { next_store: 4 }));
         assert!(control.stores().unwrap() == [store()]);
         let mut change = ControlChange::default();

@@ -168,13 +168,13 @@ mod tests {
         let log: Arc<dyn LedgerLog> = Arc::new(MemLog::new());
         let role = RoleRecord { name: "reader".to_owned(), policy: "{}".to_owned() };
         {
-            let control = Control::open(log.clone(), Arc::new(MemState::default())).await.unwrap();
+            let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();
             assert_eq!(control.users_record().unwrap(), None);
             let mut change = ControlChange::default();
             change.users(&UsersRecord { next_user: 8 }).user(&user()).access_key(&access_key()).role(&role);
             control.commit(change).await.unwrap();
         }
-        let control = Control::open(log, Arc::new(MemState::default())).await.unwrap();
+        let control = Control::open(1, log, Arc::new(MemState::default())).await.unwrap();
         assert_eq!(control.users_record().unwrap(), Some(UsersRecord { next_user: 8 }));
         assert_eq!(control.users().unwrap(), [user()]);
         assert!(control.access_keys().unwrap() == [access_key()]);

@@ -494,7 +494,7 @@ proptest! {
         let mut model = below.clone();
         let log = MemLog::new();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(log.seal(Epoch(1))).unwrap();
+        runtime.block_on(log.seal(Epoch(1), 0)).unwrap();
         for (seq, (key, value)) in (1..).zip(above) {
             let (key, value) = (vec![key], value.map(|value| vec![value]));
             match &value {

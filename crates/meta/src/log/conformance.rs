@@ -13,7 +13,8 @@ use wire::BoxFuture;
 
 use super::frame::BATCH_BYTES_MAX;
 use super::{
-    AppendError, CopyIo, FileLog, LedgerLog, LogEntry, LogError, LogSizes, MemLog, MirrorOptions, MirroredLog,
+    AppendError, CopyIo, Fence, FileLog, LedgerLog, LogEntry, LogError, LogSizes, MemLog, MirrorOptions,
+    MirroredLog,
 };
 
 /// Small sizes, so that a test fills several files.
@@ -127,19 +128,19 @@ pub(super) fn check_entries(log: &dyn LedgerLog, from: u64, to: u64) {
 fn entries_come_back_in_order_with_the_epoch_that_wrote_them() {
     for_every_engine(|engine| {
         let log = engine.open().unwrap();
-        assert_eq!(now(log.epoch()).unwrap(), Epoch(0));
-        assert_eq!(now(log.seal(Epoch(3))).unwrap().seq, Seq(0));
+        assert_eq!(now(log.fence()).unwrap().epoch, Epoch(0));
+        assert_eq!(now(log.seal(Epoch(3), 0)).unwrap().seq, Seq(0));
         append(&*log, 3, 1..=5).unwrap();
         append(&*log, 3, 6..=6).unwrap();
-        assert_eq!(now(log.seal(Epoch(7))).unwrap().seq, Seq(6));
+        assert_eq!(now(log.seal(Epoch(7), 0)).unwrap().seq, Seq(6));
         append(&*log, 7, 7..=9).unwrap();
         drop(log);
         let log = engine.open().unwrap();
         check_entries(&*log, 1, 9);
         let epochs: Vec<u64> = read_all(&*log, 1, 1 << 20).iter().map(|entry| entry.epoch.0).collect();
         assert_eq!(epochs, [3, 3, 3, 3, 3, 3, 7, 7, 7]);
-        assert_eq!(now(log.epoch()).unwrap(), Epoch(7));
-        assert_eq!(now(log.seal(Epoch(8))).unwrap().seq, Seq(9));
+        assert_eq!(now(log.fence()).unwrap().epoch, Epoch(7));
+        assert_eq!(now(log.seal(Epoch(8), 0)).unwrap().seq, Seq(9));
     });
 }
 
@@ -147,7 +148,7 @@ fn entries_come_back_in_order_with_the_epoch_that_wrote_them() {
 fn an_append_that_does_not_continue_the_log_leaves_nothing() {
     for_every_engine(|engine| {
         let log = engine.open().unwrap();
-        now(log.seal(Epoch(1))).unwrap();
+        now(log.seal(Epoch(1), 0)).unwrap();
         append(&*log, 1, 1..=3).unwrap();
         for first in [0, 1, 3, 5] {
             assert!(matches!(append(&*log, 1, first..=first), Err(AppendError::Fenced(Epoch(1)))), "{first}");
@@ -163,20 +164,39 @@ fn an_append_that_does_not_continue_the_log_leaves_nothing() {
 fn a_seal_fences_every_lower_epoch_for_good() {
     for_every_engine(|engine| {
         let log = engine.open().unwrap();
-        now(log.seal(Epoch(2))).unwrap();
+        now(log.seal(Epoch(2), 0)).unwrap();
         append(&*log, 2, 1..=2).unwrap();
         for epoch in [0, 1, 2] {
-            assert!(matches!(now(log.seal(Epoch(epoch))), Err(LogError::Fenced(Epoch(2)))));
+            assert!(matches!(now(log.seal(Epoch(epoch), 0)), Err(LogError::Fenced(Epoch(2)))));
         }
-        now(log.seal(Epoch(5))).unwrap();
+        now(log.seal(Epoch(5), 0)).unwrap();
         assert!(matches!(append(&*log, 2, 3..=3), Err(AppendError::Fenced(Epoch(5)))));
         assert!(matches!(append(&*log, 6, 3..=3), Err(AppendError::Fenced(Epoch(5)))));
         check_entries(&*log, 1, 2);
         drop(log);
         let log = engine.open().unwrap();
         assert!(append(&*log, 2, 3..=3).is_err());
-        assert!(matches!(now(log.seal(Epoch(5))), Err(LogError::Fenced(Epoch(5)))));
+        assert!(matches!(now(log.seal(Epoch(5), 0)), Err(LogError::Fenced(Epoch(5)))));
         check_entries(&*log, 1, 2);
+    });
+}
+
+#[test]
+fn the_fence_is_the_last_seal_and_the_end_of_the_log() {
+    for_every_engine(|engine| {
+        let log = engine.open().unwrap();
+        let check = |epoch, nonce, tail| {
+            assert_eq!(now(log.fence()).unwrap(), Fence { epoch: Epoch(epoch), nonce, tail: Seq(tail) });
+        };
+        check(0, 0, 0);
+        now(log.seal(Epoch(2), 77)).unwrap();
+        check(2, 77, 0);
+        append(&*log, 2, 1..=3).unwrap();
+        assert!(append(&*log, 2, 3..=3).is_err());
+        assert!(now(log.seal(Epoch(2), 78)).is_err());
+        check(2, 77, 3);
+        now(log.seal(Epoch(3), 78)).unwrap();
+        check(3, 78, 3);
     });
 }
 
@@ -185,7 +205,7 @@ fn pages_cover_every_entry_once() {
     for_every_engine(|engine| {
         let log = engine.open().unwrap();
         for epoch in 1..=4 {
-            now(log.seal(Epoch(epoch))).unwrap();
+            now(log.seal(Epoch(epoch), 0)).unwrap();
             for seq in epoch * 20 - 19..=epoch * 20 {
                 append(&*log, epoch, seq..=seq).unwrap();
             }
@@ -210,7 +230,7 @@ fn a_trim_keeps_everything_above_its_argument_and_where_the_log_ends() {
         let mut tail = 0;
         for (epoch, up_to) in (1..).zip([0, 3, 12, 12, 29, 60, 1000]) {
             let log = engine.open().unwrap();
-            assert_eq!(now(log.seal(Epoch(epoch))).unwrap().seq, Seq(tail));
+            assert_eq!(now(log.seal(Epoch(epoch), 0)).unwrap().seq, Seq(tail));
             for seq in tail + 1..=tail + 10 {
                 append(&*log, epoch, seq..=seq).unwrap();
             }
@@ -230,7 +250,7 @@ fn a_trim_keeps_everything_above_its_argument_and_where_the_log_ends() {
 fn a_batch_above_the_limit_is_refused_before_it_can_be_lost() {
     for_every_engine(|engine| {
         let log = engine.open().unwrap();
-        now(log.seal(Epoch(1))).unwrap();
+        now(log.seal(Epoch(1), 0)).unwrap();
         assert_eq!(log.caps().batch_bytes_max, BATCH_BYTES_MAX);
         let result = now(log.append(Epoch(1), Seq(1), vec![vec![1; BATCH_BYTES_MAX + 1]]));
         assert!(matches!(result, Err(AppendError::TooLarge)), "{result:?}");
@@ -253,7 +273,7 @@ fn offset_of(seq: u64) -> usize {
 fn log_of_four(sim: &Sim) -> InFiles {
     let engine = simulated(sim);
     let log = engine.open().unwrap();
-    now(log.seal(Epoch(1))).unwrap();
+    now(log.seal(Epoch(1), 0)).unwrap();
     (1..=4).for_each(|seq| append(&*log, 1, seq..=seq).unwrap());
     engine
 }
@@ -275,7 +295,7 @@ fn a_missing_file_is_reported() {
     let engine = simulated(&sim);
     let log = engine.open().unwrap();
     for epoch in 1..=3 {
-        now(log.seal(Epoch(epoch))).unwrap();
+        now(log.seal(Epoch(epoch), 0)).unwrap();
         append(&*log, epoch, epoch..=epoch).unwrap();
     }
     sim.files.remove_file(&file_of(2)).unwrap();
@@ -287,7 +307,7 @@ fn files_that_are_not_appended_to_any_more_keep_nothing_of_what_was_zeroed_ahead
     let sim = Sim::new(1);
     let engine = log_of_four(&sim);
     let log = engine.open().unwrap();
-    now(log.seal(Epoch(2))).unwrap();
+    now(log.seal(Epoch(2), 0)).unwrap();
     let end = 5 + 3 * SIZES.file_bytes / batch(5).len() as u64;
     (5..=end).for_each(|seq| append(&*log, 2, seq..=seq).unwrap());
     let mut files = sim.files.list(Path::new("/node/log")).unwrap();
@@ -321,13 +341,13 @@ fn after_a_failed_sync_nothing_is_appended_until_a_new_seal() {
         let sim = Sim::new(seed);
         let engine = log_of_four(&sim);
         let log = engine.open().unwrap();
-        now(log.seal(Epoch(2))).unwrap();
+        now(log.seal(Epoch(2), 0)).unwrap();
         append(&*log, 2, 5..=5).unwrap();
         sim.files.fail_sync_after(0);
         assert!(matches!(append(&*log, 2, 6..=6), Err(AppendError::Unknown(_))));
         assert!(matches!(append(&*log, 2, 6..=6), Err(AppendError::Unknown(_))), "nothing retries a sync");
         assert!(matches!(append(&*log, 2, 7..=7), Err(AppendError::Fenced(_))));
-        let tail = now(log.seal(Epoch(3))).unwrap().seq.0;
+        let tail = now(log.seal(Epoch(3), 0)).unwrap().seq.0;
         append(&*log, 3, tail + 1..=tail + 2).unwrap();
         check_entries(&*log, 1, tail + 2);
         drop(log);
@@ -343,15 +363,15 @@ fn an_owner_whose_successor_failed_to_seal_loses_nothing_it_acknowledged() {
             let sim = Sim::new(seed);
             let engine = simulated(&sim);
             let log = engine.open().unwrap();
-            now(log.seal(Epoch(1))).unwrap();
+            now(log.seal(Epoch(1), 0)).unwrap();
             sim.files.cut_power_after(faults);
-            assert!(now(log.seal(Epoch(2))).is_err());
+            assert!(now(log.seal(Epoch(2), 0)).is_err());
             sim.files.clear_faults();
             let acknowledged = if append(&*log, 1, 1..=1).is_ok() { 1 } else { 0 };
             drop(log);
             sim.files.crash();
             let log = engine.open().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-            assert!(now(log.seal(Epoch(3))).unwrap().seq.0 >= acknowledged, "seed={seed} faults={faults}");
+            assert!(now(log.seal(Epoch(3), 0)).unwrap().seq.0 >= acknowledged, "seed={seed} faults={faults}");
         }
     }
 }
@@ -362,7 +382,7 @@ fn a_full_disk_refuses_an_append_and_takes_it_when_there_is_room() {
         let sim = Sim::new(1);
         let engine = log_of_four(&sim);
         let log = engine.open().unwrap();
-        now(log.seal(Epoch(2))).unwrap();
+        now(log.seal(Epoch(2), 0)).unwrap();
         let used: u64 =
             [1, 5].iter().map(|first| sim.files.read(&file_of(*first)).unwrap().len() as u64).sum();
         sim.files.limit_space(used + room * 32);
@@ -404,7 +424,7 @@ fn work(log: &dyn LedgerLog, random: &SimRandom, model: &mut Model, steps: u64) 
                     return;
                 }
             }
-            1 => match now(log.seal(Epoch(model.epoch + 1))) {
+            1 => match now(log.seal(Epoch(model.epoch + 1), 0)) {
                 Ok(tail) => {
                     model.epoch += 1;
                     assert_eq!(tail.seq.0, model.acknowledged);
@@ -460,9 +480,9 @@ fn crash_and_look(seed: u64, make: impl Fn(&Sim) -> Box<dyn Engine>) {
             let fail =
                 |error: LogError| -> Arc<dyn LedgerLog> { panic!("seed={seed} round={round}: {error}") };
             let log = engine.open().unwrap_or_else(fail);
-            let epoch = now(log.epoch()).unwrap().0;
+            let epoch = now(log.fence()).unwrap().epoch.0;
             assert!(epoch >= model.epoch, "seed={seed} round={round}: fence went back");
-            let tail = now(log.seal(Epoch(epoch + 1))).unwrap().seq.0;
+            let tail = now(log.seal(Epoch(epoch + 1), 0)).unwrap().seq.0;
             let allowed = model.acknowledged..=model.attempted.max(model.acknowledged);
             assert!(allowed.contains(&tail), "seed={seed} round={round}: tail={tail} allowed={allowed:?}");
             check_entries(&*log, model.trimmed + 1, tail);

@@ -16,7 +16,7 @@ use base::{Epoch, Seq};
 use wire::BoxFuture;
 
 use super::frame::{BATCH_BYTES_MAX, BadFrame, Frame, FrameKind, HEADER_BYTES};
-use super::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, Room, Tail};
+use super::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, Room, Tail};
 
 pub(super) const BATCHES_MAX: usize = 64;
 /// Bytes copied at a time.
@@ -52,6 +52,8 @@ pub struct FileLog {
 
 struct Inner {
     epoch: Epoch,
+    /// Of the last seal by this process; no other process writes the log beside it.
+    nonce: u64,
     tail: Seq,
     /// Oldest first. The entries of a file come before the first entry of the next.
     files: Vec<LogFile>,
@@ -105,7 +107,8 @@ impl FileLog {
             files.push(LogFile { first: Seq(first), path });
         }
         files.sort_by_key(|file| file.first);
-        let mut inner = Inner { epoch: Epoch(0), tail: Seq(0), files, writer: None, end: 0, broken: false };
+        let mut inner =
+            Inner { epoch: Epoch(0), nonce: 0, tail: Seq(0), files, writer: None, end: 0, broken: false };
         if let Some(first) = inner.files.first() {
             inner.tail = Seq(first.first.0 - 1);
         }
@@ -239,7 +242,7 @@ impl FileLog {
         Ok(())
     }
 
-    pub(super) fn seal_now(&self, epoch: Epoch) -> Result<Tail, LogError> {
+    pub(super) fn seal_now(&self, epoch: Epoch, nonce: u64) -> Result<Tail, LogError> {
         let mut inner = self.inner();
         if epoch <= inner.epoch {
             return Err(LogError::Fenced(inner.epoch));
@@ -248,7 +251,7 @@ impl FileLog {
         inner.broken = true;
         inner.stop_writing();
         self.begin_file(&mut inner, epoch)?;
-        inner.epoch = epoch;
+        (inner.epoch, inner.nonce) = (epoch, nonce);
         inner.broken = false;
         Ok(Tail { seq: inner.tail })
     }
@@ -523,12 +526,16 @@ fn find(haystack: &[u8], needle: &[u8; 4]) -> Option<usize> {
 }
 
 impl LedgerLog for FileLog {
-    fn seal(&self, epoch: Epoch) -> BoxFuture<'_, Result<Tail, LogError>> {
-        Box::pin(async move { self.seal_now(epoch) })
+    fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>> {
+        Box::pin(async move { self.seal_now(epoch, nonce) })
     }
 
-    fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>> {
-        Box::pin(async move { Ok(self.inner().epoch) })
+    fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
+        Box::pin(async move {
+            let inner = self.inner();
+            let fence = Fence { epoch: inner.epoch, nonce: inner.nonce, tail: inner.tail };
+            if inner.broken { Err(LogError::broken()) } else { Ok(fence) }
+        })
     }
 
     fn append(

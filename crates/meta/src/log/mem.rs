@@ -6,11 +6,12 @@ use base::{Epoch, Seq};
 use wire::BoxFuture;
 
 use super::frame::BATCH_BYTES_MAX;
-use super::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, Tail};
+use super::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, Tail};
 
 #[derive(Debug, Default)]
 struct Inner {
     epoch: Epoch,
+    nonce: u64,
     trimmed: Seq,
     entries: Vec<LogEntry>,
 }
@@ -33,26 +34,31 @@ impl MemLog {
         Self::default()
     }
 
+    /// Drops the newest entries, as an engine that was restored from an older copy.
+    pub fn roll_back(&self, entries: usize) {
+        self.with(|inner| inner.entries.truncate(inner.entries.len().saturating_sub(entries)));
+    }
+
     fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
         act(&mut self.inner.lock().expect("no holder of this lock panics"))
     }
 }
 
 impl LedgerLog for MemLog {
-    fn seal(&self, epoch: Epoch) -> BoxFuture<'_, Result<Tail, LogError>> {
+    fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>> {
         let result = self.with(|inner| {
             if epoch <= inner.epoch {
                 return Err(LogError::Fenced(inner.epoch));
             }
-            inner.epoch = epoch;
+            (inner.epoch, inner.nonce) = (epoch, nonce);
             Ok(Tail { seq: inner.tail() })
         });
         Box::pin(async { result })
     }
 
-    fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>> {
-        let epoch = self.with(|inner| inner.epoch);
-        Box::pin(async move { Ok(epoch) })
+    fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
+        let fence = self.with(|inner| Fence { epoch: inner.epoch, nonce: inner.nonce, tail: inner.tail() });
+        Box::pin(async move { Ok(fence) })
     }
 
     fn append(

@@ -25,7 +25,7 @@ use crate::state::WholeLog;
 use super::file::{BATCHES_MAX, Copied, FileLog, LogSizes, frames};
 use super::frame::BATCH_BYTES_MAX;
 use super::members::{Member, Members};
-use super::{AppendError, LedgerLog, LogCaps, LogEntry, LogError, Room, Tail};
+use super::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, Room, Tail};
 
 /// How copies are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -99,6 +99,8 @@ struct Inner {
     generation: u64,
     copies: Vec<Copy>,
     epoch: Epoch,
+    /// Of the last seal by this process; no other process writes the log beside it.
+    nonce: u64,
     tail: Seq,
     /// No copy took the last append; the end of the log is unknown until a new seal.
     broken: bool,
@@ -264,7 +266,7 @@ impl Shared {
         self.inner.lock().expect("no holder of this lock panics")
     }
 
-    fn seal(&self, epoch: Epoch) -> Result<Tail, LogError> {
+    fn seal(&self, epoch: Epoch, nonce: u64) -> Result<Tail, LogError> {
         let mut inner = self.inner();
         if epoch <= inner.epoch {
             return Err(LogError::Fenced(inner.epoch));
@@ -274,7 +276,7 @@ impl Shared {
         let mut failed = Vec::new();
         let mut first_error = None;
         for (index, log) in logs {
-            if let Err(error) = log.seal_now(epoch) {
+            if let Err(error) = log.seal_now(epoch, nonce) {
                 failed.push((index, error.to_string()));
                 first_error.get_or_insert(error);
             }
@@ -285,7 +287,7 @@ impl Shared {
             );
         }
         inner.go_on_without(&self.env, failed)?;
-        inner.epoch = epoch;
+        (inner.epoch, inner.nonce) = (epoch, nonce);
         inner.broken = false;
         self.note_room(&inner);
         Ok(Tail { seq: inner.tail })
@@ -523,12 +525,16 @@ impl MirroredLog {
 }
 
 impl LedgerLog for MirroredLog {
-    fn seal(&self, epoch: Epoch) -> BoxFuture<'_, Result<Tail, LogError>> {
-        Box::pin(async move { self.shared.seal(epoch) })
+    fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>> {
+        Box::pin(async move { self.shared.seal(epoch, nonce) })
     }
 
-    fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>> {
-        Box::pin(async move { Ok(self.shared.inner().epoch) })
+    fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
+        Box::pin(async move {
+            let inner = self.shared.inner();
+            let fence = Fence { epoch: inner.epoch, nonce: inner.nonce, tail: inner.tail };
+            if inner.broken { Err(LogError::broken()) } else { Ok(fence) }
+        })
     }
 
     fn append(

@@ -12,6 +12,7 @@ pub(crate) mod fuzzing;
 mod mem;
 mod members;
 mod mirror;
+mod settle;
 
 use base::{Epoch, Seq};
 use wire::BoxFuture;
@@ -19,6 +20,7 @@ use wire::BoxFuture;
 pub use file::{FileLog, LogSizes};
 pub use mem::MemLog;
 pub use mirror::{CopyIo, CopyState, CopyStatus, MirrorOptions, MirroredLog, StaleCopies};
+pub(crate) use settle::append_settled;
 
 /// One entry of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +40,26 @@ pub struct Tail {
     pub seq: Seq,
 }
 
+/// The last seal of a log, and the end of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fence {
+    /// Epoch of the last seal; 0 if there was none.
+    pub epoch: Epoch,
+    /// The number that its owner chose at random: two nodes may try to seal with the same epoch. 0 if it is not known.
+    pub nonce: u64,
+    /// The last entry, or 0 if there never was one.
+    pub tail: Seq,
+}
+
+/// An owner as its log knows it: what it sealed the log with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sealed {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Its random number.
+    pub nonce: u64,
+}
+
 /// The limits of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogCaps {
@@ -54,7 +76,7 @@ pub enum AppendError {
     /// Another owner has sealed the log: stop owning it.
     #[error("log is fenced: epoch={0}")]
     Fenced(Epoch),
-    /// The batches may or may not be in the log. To find out, seal with a new epoch and read the tail.
+    /// The batches may or may not be in the log: the fence of the log tells.
     #[error("outcome of append is unknown")]
     Unknown(#[source] std::io::Error),
     /// The log has no room; nothing was appended.
@@ -63,6 +85,17 @@ pub enum AppendError {
     /// A batch is larger than [`LogCaps::batch_bytes_max`]; nothing was appended.
     #[error("batch is larger than the log takes")]
     TooLarge,
+    /// The outcome is unknown, and only a restart can settle it.
+    #[error("outcome of append is unknown until a restart")]
+    Lost(#[source] Box<AppendError>),
+    /// The log has lost acknowledged batches. An operator must act.
+    #[error("log went backwards: acknowledged={acknowledged} tail={tail}")]
+    RolledBack {
+        /// The last batch that the log acknowledged.
+        acknowledged: Seq,
+        /// Its last batch now.
+        tail: Seq,
+    },
 }
 
 /// Why the log could not be sealed, read or trimmed.
@@ -89,6 +122,13 @@ pub enum LogError {
     Io(#[from] std::io::Error),
 }
 
+impl LogError {
+    /// The end of a log of files is unknown after a failed write.
+    fn broken() -> Self {
+        Self::Damaged("its end is unknown after a failed write, until it is opened again".to_owned())
+    }
+}
+
 /// Whether a log can grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
@@ -100,11 +140,15 @@ pub enum Room {
 
 /// Ordered, fenced, durable log of one ledger.
 pub trait LedgerLog: Send + Sync {
-    /// Fences every owner with a lower epoch. Succeeds only if `epoch` is above the current one.
-    fn seal(&self, epoch: Epoch) -> BoxFuture<'_, Result<Tail, LogError>>;
+    /// Fences every owner with a lower epoch. Succeeds only if `epoch` is above the current one. After an `Io` error the
+    /// outcome is unknown, and the fence tells: `nonce` shows whose seal it is.
+    fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>>;
 
-    /// The epoch of the last seal; 0 if there was none.
-    fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>>;
+    /// The last seal and the end of the log.
+    ///
+    /// # Errors
+    /// `Io` if the engine cannot be reached now, `Damaged` if the end is unknown until the log is opened again.
+    fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>>;
 
     /// Appends consecutive entries, the first at `first`; all are durable when it returns.
     fn append(

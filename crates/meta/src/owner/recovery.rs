@@ -6,7 +6,7 @@ use base::{Epoch, LedgerId, Seq};
 
 use crate::batch::Batch;
 use crate::history::OlderLedger;
-use crate::log::{LedgerLog, LogError};
+use crate::log::{LedgerLog, LogError, Sealed};
 use crate::state::{Applied, State, StateError};
 
 /// Why a ledger could not be opened.
@@ -54,17 +54,33 @@ pub enum OwnerError {
     },
 }
 
-/// Seals the log and brings the local store up to the log's end.
+/// Seals the log under the next epoch.
+async fn seal(log: &dyn LedgerLog, nonce: u64) -> Result<(Sealed, Seq), LogError> {
+    let epoch = Epoch(log.fence().await?.epoch.0 + 1);
+    let owner = Sealed { epoch, nonce };
+    match log.seal(epoch, nonce).await {
+        Ok(tail) => Ok((owner, tail.seq)),
+        // It may have succeeded all the same.
+        Err(LogError::Io(error)) => match log.fence().await {
+            Ok(fence) if (fence.epoch, fence.nonce) == (epoch, nonce) => Ok((owner, fence.tail)),
+            _ => Err(LogError::Io(error)),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+/// Seals the log and brings the local store up to the log's end. `nonce` is a random number that tells this owner from
+/// others.
 pub(crate) async fn recover(
     ledger: LedgerId,
     log: &Arc<dyn LedgerLog>,
     state: &Arc<dyn State>,
-) -> Result<(Epoch, Seq), OwnerError> {
+    nonce: u64,
+) -> Result<(Sealed, Seq), OwnerError> {
     const PAGE_BYTES: usize = 32 << 20;
     let log_error = |source| OwnerError::Log { ledger, source };
     let store_error = |source| OwnerError::Store { ledger, source };
-    let epoch = Epoch(log.epoch().await.map_err(log_error)?.0 + 1);
-    let tail = log.seal(epoch).await.map_err(log_error)?.seq;
+    let (owner, tail) = seal(&**log, nonce).await.map_err(log_error)?;
     let mut applied = state.applied().map_err(store_error)?.seq;
     let seen = state.newest().map_err(store_error)?.seq;
     if tail < seen {
@@ -88,5 +104,5 @@ pub(crate) async fn recover(
         state.apply(&mut pairs, position).map_err(store_error)?;
         applied = position.seq;
     }
-    Ok((epoch, tail))
+    Ok((owner, tail))
 }

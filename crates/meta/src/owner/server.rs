@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use base::env::{Env, after_blocking, blocking_allowed, spawn_thread};
 use base::watch::{self, Guard, Lock};
-use base::{Epoch, FsError, Ino, LedgerId, Lineage, Seq, SessionId};
+use base::{FsError, Ino, LedgerId, Lineage, Seq, SessionId};
 use tokio::sync::{Notify, mpsc, oneshot};
 use wire::BoxFuture;
 use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
@@ -25,7 +25,7 @@ use super::recovery::{OwnerError, recover};
 use super::writing::{append, store_changes};
 use super::{Core, Executed, Now, Wait};
 use crate::history::{Evidence, History, Stretch};
-use crate::log::{AppendError, LedgerLog, Room};
+use crate::log::{AppendError, LedgerLog, Room, Sealed};
 use crate::state::{Applied, State, StateError};
 use crate::store::{ChangeTable, Store};
 
@@ -131,7 +131,8 @@ impl Owner {
     pub fn open(options: OwnerOptions) -> Result<Self, OwnerError> {
         let runtime = runtime();
         let ledger = options.ledger;
-        let position = runtime.block_on(recover(ledger, &options.log, &options.state))?;
+        let position =
+            runtime.block_on(recover(ledger, &options.log, &options.state, options.env.random.next_u64()))?;
         let (owner, background, store) = Self::assemble(options, position)?;
         let name = |what: &str| format!("{what}-{ledger}");
         let store = spawn_thread(&name("store"), move || self::runtime().block_on(store));
@@ -143,7 +144,8 @@ impl Owner {
     /// As [`Owner::open`], but on tasks of the present runtime, which end with it. So one thread can run a whole
     /// simulated node.
     pub async fn open_here(options: OwnerOptions) -> Result<Self, OwnerError> {
-        let position = recover(options.ledger, &options.log, &options.state).await?;
+        let position =
+            recover(options.ledger, &options.log, &options.state, options.env.random.next_u64()).await?;
         let (owner, background, store) = Self::assemble(options, position)?;
         tokio::spawn(background);
         tokio::spawn(store);
@@ -154,13 +156,13 @@ impl Owner {
     #[allow(clippy::type_complexity, reason = "two futures and what they serve")]
     fn assemble(
         options: OwnerOptions,
-        (epoch, tail): (Epoch, Seq),
+        (sealed, tail): (Sealed, Seq),
     ) -> Result<(Self, BoxFuture<'static, ()>, BoxFuture<'static, ()>), OwnerError> {
         let OwnerOptions { ledger, log, state, env, evidence, unstored_bytes_max } = options;
         let history = History::read(&*state, ledger, tail);
         let history = history.map_err(|source| OwnerError::Store { ledger, source })?;
         let beginning = evidence.decide(&history, Lineage(env.random.next_u64()))?;
-        let mut core = Core::new(ledger, Store::new(state), (epoch, tail));
+        let mut core = Core::new(ledger, Store::new(state), (sealed.epoch, tail));
         let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
         core.start(now(&env), beginning).map_err(damaged)?;
         let (stores, store_jobs) = mpsc::channel(1);
@@ -168,7 +170,7 @@ impl Owner {
         let store = Box::pin(store_changes(core.bottom(), log.clone(), store_jobs, events.clone()));
         let shared = Arc::new(Shared {
             env,
-            epoch,
+            sealed,
             stretch: Stretch::after(history, beginning.lineage),
             log,
             in_doubt: AtomicBool::new(core.is_in_doubt()),
@@ -210,7 +212,7 @@ impl Owner {
     /// Status of the owner.
     pub fn stat(&self) -> OwnerStat {
         OwnerStat {
-            epoch: self.shared.epoch.0,
+            epoch: self.shared.sealed.epoch.0,
             committed_seq: self.shared.committed.load(Ordering::Relaxed),
             stored_seq: self.shared.stored.load(Ordering::Relaxed),
             requests: self.shared.requests.load(Ordering::Relaxed),
@@ -268,7 +270,7 @@ fn now(env: &Env) -> Now {
 }
 
 /// An error and its causes as text.
-fn with_causes(error: &dyn std::error::Error) -> String {
+pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {}", with_causes(source)),
         None => error.to_string(),
@@ -286,7 +288,7 @@ async fn appended(appending: &mut Option<Appending>) -> Result<(), AppendError> 
 /// State that all callers of the owner share.
 struct Shared {
     env: Env,
-    epoch: Epoch,
+    sealed: Sealed,
     stretch: Stretch,
     log: Arc<dyn LedgerLog>,
     desk: Lock<Desk>,
@@ -554,7 +556,7 @@ impl Shared {
         if desk.store_due || desk.core.unstored_bytes() > desk.unstored_bytes_max / STORE_PART {
             self.freeze(desk);
         }
-        let work = Box::pin(append(self.log.clone(), self.epoch, seq, batch.encode(), self.events.clone()));
+        let work = Box::pin(append(self.log.clone(), self.sealed, seq, batch.encode(), self.events.clone()));
         Some(Appending { seq, work })
     }
 
@@ -562,7 +564,12 @@ impl Shared {
         let mut desk = self.desk();
         desk.appending = false;
         if let Err(error) = result {
-            return self.halt(&mut desk, &format!("the log failed: {}", with_causes(&error)));
+            let what = match &error {
+                AppendError::Fenced(_) => "another owner has the ledger",
+                AppendError::RolledBack { .. } => "restore the newer log",
+                _ => "the log failed",
+            };
+            return self.halt(&mut desk, &format!("{what}: {}", with_causes(&error)));
         }
         desk.log_stuck = false;
         self.look_at_room(&mut desk);
@@ -671,7 +678,7 @@ impl Shared {
             return;
         }
         let Some((table, seq)) = desk.to_store.take() else { return };
-        let job = StoreJob { table, applied: Applied { seq, epoch: self.epoch } };
+        let job = StoreJob { table, applied: Applied { seq, epoch: self.sealed.epoch } };
         let sent = desk.stores.as_ref().is_some_and(|stores| stores.try_send(job).is_ok());
         if !sent {
             return self.halt(desk, "the store thread has ended");

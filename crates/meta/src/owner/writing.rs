@@ -4,22 +4,22 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use base::Seq;
 use base::watch;
-use base::{Epoch, Seq};
 use tokio::sync::mpsc;
 
-use super::server::{Event, StoreJob};
-use crate::log::{AppendError, LedgerLog};
+use super::server::{Event, StoreJob, with_causes};
+use crate::log::{AppendError, LedgerLog, Sealed, append_settled};
 use crate::state::State;
 
-/// Attempts at a full log after which waiting requests fail, and the pause between attempts.
-const FULL_RETRIES: u32 = 50;
-const FULL_PAUSE: Duration = Duration::from_millis(100);
+/// Attempts at a log that is full or cannot be reached, after which waiting requests fail, and the pause between attempts.
+const STUCK_TRIES: u32 = 50;
+const STUCK_PAUSE: Duration = Duration::from_millis(100);
 
-/// Appends, and waits while the log has no room.
+/// Appends a batch. Waits while the log has no room or cannot be reached, and settles unknown outcomes.
 pub(super) async fn append(
     log: Arc<dyn LedgerLog>,
-    epoch: Epoch,
+    owner: Sealed,
     seq: Seq,
     bytes: Vec<u8>,
     events: mpsc::UnboundedSender<Event>,
@@ -28,9 +28,9 @@ pub(super) async fn append(
     loop {
         let result = {
             let _watched = watch::call("append to a ledger's log");
-            log.append(epoch, seq, vec![bytes.clone()]).await
+            append_settled(&*log, owner, seq, &bytes).await
         };
-        let Err(AppendError::Full(error)) = &result else { return result };
+        let Err(error @ (AppendError::Full(_) | AppendError::Unknown(_))) = &result else { return result };
         if tries == 0 {
             // A caller's thread has no timer: the background thread must do the waiting.
             let mut handed_over = false;
@@ -41,12 +41,12 @@ pub(super) async fn append(
             .await;
         }
         tries += 1;
-        if tries.is_multiple_of(FULL_RETRIES) {
-            tracing::warn!(%error, "ledger log is full, waiting for room");
+        if tries.is_multiple_of(STUCK_TRIES) {
+            tracing::warn!(error = %with_causes(error), "ledger log takes no batch, trying again");
             // If the owner is gone, this future is dropped as well.
             let _ = events.send(Event::LogStuck);
         }
-        tokio::time::sleep(FULL_PAUSE).await;
+        tokio::time::sleep(STUCK_PAUSE).await;
     }
 }
 

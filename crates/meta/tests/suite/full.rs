@@ -11,8 +11,8 @@ use bytes::Bytes;
 use meta::history::Evidence;
 use meta::keys::KeyRange;
 use meta::log::{
-    AppendError, CopyIo, FileLog, LedgerLog, LogCaps, LogEntry, LogError, MemLog, MirrorOptions, MirroredLog,
-    Room, Tail,
+    AppendError, CopyIo, Fence, FileLog, LedgerLog, LogCaps, LogEntry, LogError, MemLog, MirrorOptions,
+    MirroredLog, Room, Tail,
 };
 use meta::owner::{Owner, OwnerOptions};
 use meta::state::{Applied, MemState, Pair, RedbState, State, StateError, Visit};
@@ -272,11 +272,11 @@ struct FullLog {
 }
 
 impl LedgerLog for FullLog {
-    fn seal(&self, epoch: Epoch) -> BoxFuture<'_, Result<Tail, LogError>> {
-        self.log.seal(epoch)
+    fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>> {
+        self.log.seal(epoch, nonce)
     }
-    fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>> {
-        self.log.epoch()
+    fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
+        self.log.fence()
     }
     fn append(
         &self,

@@ -12,7 +12,7 @@ use base::{DriveId, Epoch, FsError, Ino, LedgerId, Seq, SessionId};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use meta::history::{Evidence, Witness};
-use meta::log::{AppendError, FileLog, LedgerLog, LogCaps, LogEntry, LogError, MemLog, Tail};
+use meta::log::{AppendError, Fence, FileLog, LedgerLog, LogCaps, LogEntry, LogError, MemLog, Tail};
 use meta::owner::{Owner, OwnerError, OwnerOptions};
 use meta::state::{Applied, MemState, RedbState, State};
 use tokio::runtime::Runtime;
@@ -180,7 +180,7 @@ fn a_log_older_than_the_store_is_refused() {
     let seen = state.applied().unwrap().seq;
     assert!(seen.0 >= 2);
     // A log that ends one batch earlier; its content does not matter.
-    runtime.block_on(old.seal(Epoch(1))).unwrap();
+    runtime.block_on(old.seal(Epoch(1), 0)).unwrap();
     let batches = vec![Vec::new(); seen.0 as usize - 1];
     runtime.block_on(old.append(Epoch(1), Seq(1), batches)).unwrap();
     match open(&sim, Arc::new(old), Arc::new(state.clone())).err() {
@@ -204,6 +204,8 @@ struct Watched {
     /// Appends refused as full before one is taken.
     full: Arc<AtomicU64>,
     broken: Arc<AtomicU64>,
+    /// Appends, their answers and looks at the fence that are lost: each, one after the other, by a bit.
+    lost: Arc<AtomicU64>,
 }
 
 impl Watched {
@@ -215,17 +217,33 @@ impl Watched {
             largest: Arc::default(),
             full: zero(),
             broken: zero(),
+            lost: zero(),
         }
+    }
+
+    /// Whether the next message is lost.
+    fn loses(&self) -> bool {
+        self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bits| Some(bits >> 1)).unwrap() & 1 == 1
     }
 }
 
+fn unanswered() -> std::io::Error {
+    std::io::ErrorKind::TimedOut.into()
+}
+
 impl LedgerLog for Watched {
-    fn seal(&self, epoch: Epoch) -> BoxFuture<'_, Result<Tail, LogError>> {
-        self.log.seal(epoch)
+    fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>> {
+        self.log.seal(epoch, nonce)
     }
 
-    fn epoch(&self) -> BoxFuture<'_, Result<Epoch, LogError>> {
-        self.log.epoch()
+    fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
+        if self.broken.load(Ordering::Relaxed) > 0 {
+            return Box::pin(async { Err(LogError::Damaged("the end is unknown".to_owned())) });
+        }
+        if self.loses() {
+            return Box::pin(async { Err(LogError::Io(unanswered())) });
+        }
+        self.log.fence()
     }
 
     fn append(
@@ -244,11 +262,15 @@ impl LedgerLog for Watched {
         if self.broken.load(Ordering::Relaxed) > 0 {
             return Box::pin(async { Err(AppendError::Unknown(std::io::ErrorKind::Other.into())) });
         }
-        let log = self.log.clone();
+        if self.loses() {
+            return Box::pin(async { Err(AppendError::Unknown(unanswered())) });
+        }
+        let (log, loses) = (self.log.clone(), self.loses());
         // Slow enough for requests to pile up.
         Box::pin(async move {
             tokio::task::yield_now().await;
-            log.append(epoch, first, batches).await
+            log.append(epoch, first, batches).await?;
+            if loses { Err(AppendError::Unknown(unanswered())) } else { Ok(()) }
         })
     }
 
@@ -368,6 +390,65 @@ fn after_the_log_has_failed_every_request_is_refused_and_none_hangs() {
     let session = runtime.block_on(connect(&owner)).unwrap();
     assert!(exists(&owner, session, "a"));
     assert!(!exists(&owner, session, "lost 1"));
+    owner.stop();
+}
+
+#[test]
+fn lost_appends_and_lost_answers_are_settled_and_every_batch_is_in_the_log_once() {
+    let runtime = runtime();
+    // The bits are for: append, its answer, fence, and again.
+    for lost in [0b001, 0b010, 0b101, 0b110, 0b1001_0001, 0b0110_1011_0101] {
+        let (sim, log) = (Sim::new(1), Watched::new());
+        let owner = open(&sim, Arc::new(log.clone()), Arc::new(MemState::default())).unwrap();
+        let session = runtime.block_on(connect(&owner)).unwrap();
+        log.lost.store(lost, Ordering::Relaxed);
+        for (slot, name) in (0..).zip(["a", "b", "c"]) {
+            assert!(runtime.block_on(ask(&owner, session, slot, make(name))).is_ok(), "{lost:b} {name}");
+        }
+        assert!(!owner.stat().halted, "{lost:b}");
+        let entries = runtime.block_on(log.log.read(Seq(1), usize::MAX)).unwrap();
+        assert_eq!(entries.len() as u64, owner.stat().committed_seq, "{lost:b}");
+        owner.stop();
+        // A new owner learns all of it from the log alone.
+        let owner = open(&sim, Arc::new(log), Arc::new(MemState::default())).unwrap();
+        let session = runtime.block_on(connect(&owner)).unwrap();
+        assert!(["a", "b", "c"].iter().all(|name| exists(&owner, session, name)), "{lost:b}");
+        owner.stop();
+    }
+}
+
+#[test]
+fn an_owner_steps_down_when_another_has_sealed_the_log_even_if_it_cannot_tell_at_once() {
+    let runtime = runtime();
+    for lost in [0, 0b001, 0b101] {
+        let (sim, log) = (Sim::new(1), Watched::new());
+        let first = open(&sim, Arc::new(log.clone()), Arc::new(MemState::default())).unwrap();
+        let session = runtime.block_on(connect(&first)).unwrap();
+        let second = open(&sim, Arc::new(log.clone()), Arc::new(MemState::default())).unwrap();
+        log.lost.store(lost, Ordering::Relaxed);
+        let refused = runtime.block_on(ask(&first, session, 0, make("late")));
+        assert_eq!(refused, Err(FsError::Unavailable), "{lost:b}");
+        let problem = first.problem().unwrap();
+        assert!(first.stat().halted && problem.contains("another owner has the ledger"), "{problem}");
+        let session = runtime.block_on(connect(&second)).unwrap();
+        assert!(!exists(&second, session, "late"), "{lost:b}");
+        assert!(runtime.block_on(ask(&second, session, 0, make("new"))).is_ok());
+        first.stop();
+        second.stop();
+    }
+}
+
+#[test]
+fn a_log_that_lost_acknowledged_batches_stops_the_ledger() {
+    let (runtime, sim, log) = (runtime(), Sim::new(1), Watched::new());
+    let owner = open(&sim, Arc::new(log.clone()), Arc::new(MemState::default())).unwrap();
+    let session = runtime.block_on(connect(&owner)).unwrap();
+    assert!(runtime.block_on(ask(&owner, session, 0, make("a"))).is_ok());
+    log.log.roll_back(1);
+    let refused = runtime.block_on(ask(&owner, session, 1, make("b")));
+    assert_eq!(refused, Err(FsError::Unavailable));
+    let problem = owner.problem().unwrap();
+    assert!(problem.contains("went backwards"), "{problem}");
     owner.stop();
 }
 

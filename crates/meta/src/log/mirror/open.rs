@@ -244,6 +244,7 @@ impl MirroredLog {
             copies: Vec::new(),
             epoch: Epoch(0),
             tail: Seq(0),
+            nonce: 0,
             broken: false,
         };
         let shared = Shared {

@@ -144,7 +144,7 @@ fn in_sync(log: &MirroredLog) -> Vec<bool> {
 fn two_copies() -> (Machine, MirroredLog) {
     let machine = Machine::new(1, 2);
     let log = machine.open(StaleCopies::Refuse).unwrap();
-    now(log.seal(Epoch(1))).unwrap();
+    now(log.seal(Epoch(1), 0)).unwrap();
     (1..=5).for_each(|seq| append(&log, 1, seq..=seq).unwrap());
     assert_eq!(in_sync(&log), [true, true]);
     (machine, log)
@@ -159,7 +159,7 @@ fn either_copy_alone_has_everything_if_both_were_complete() {
         assert!(matches!(machine.open(StaleCopies::Refuse).err(), Some(LogError::Stale(_))));
         let log = machine.open(StaleCopies::Use).unwrap();
         check_entries(&log, 1, 5);
-        now(log.seal(Epoch(2))).unwrap();
+        now(log.seal(Epoch(2), 0)).unwrap();
         append(&log, 2, 6..=6).unwrap();
         drop(log);
         // The copy that was given up is made anew, never the other one.
@@ -246,7 +246,7 @@ fn a_directory_with_another_log_is_left_alone() {
     other.dirs = vec![PathBuf::from("/c/ledger/log")];
     machine.sim.files.create_dir_all(Path::new("/c/ledger")).unwrap();
     let log = other.open(StaleCopies::Refuse).unwrap();
-    now(log.seal(Epoch(1))).unwrap();
+    now(log.seal(Epoch(1), 0)).unwrap();
     drop(log);
     let all = Machine { dirs: [machine.dirs.clone(), other.dirs.clone()].concat(), ..machine };
     assert!(matches!(all.open(StaleCopies::Refuse).err(), Some(LogError::Damaged(_))));
@@ -259,7 +259,7 @@ fn a_directory_with_another_log_is_left_alone() {
 fn a_log_from_before_there_were_copies_gets_one_and_can_lose_it_again() {
     let machine = Machine::new(1, 2);
     let log = FileLog::open(&machine.env(), &machine.dirs[0]).unwrap();
-    now(LedgerLog::seal(&log, Epoch(1))).unwrap();
+    now(LedgerLog::seal(&log, Epoch(1), 0)).unwrap();
     append(&log, 1, 1..=3).unwrap();
     drop(log);
     let log = machine.open(StaleCopies::Refuse).unwrap();
@@ -267,7 +267,7 @@ fn a_log_from_before_there_were_copies_gets_one_and_can_lose_it_again() {
     check_entries(&log, 1, 3);
     log.remove(&machine.dirs[0]).unwrap();
     assert!(log.remove(&machine.dirs[1]).is_err());
-    now(log.seal(Epoch(2))).unwrap();
+    now(log.seal(Epoch(2), 0)).unwrap();
     append(&log, 2, 4..=4).unwrap();
     drop(log);
     let rest = Machine { dirs: machine.dirs[1..].to_vec(), ..machine };
@@ -297,7 +297,7 @@ fn work(machine: &Machine, log: &MirroredLog, random: &SimRandom, model: &mut Mo
             0 => machine.kill(disk),
             1 | 2 => machine.revive(disk),
             3 | 4 => drop(log.rejoin()),
-            5 => match now(log.seal(Epoch(model.epoch + 1))) {
+            5 => match now(log.seal(Epoch(model.epoch + 1), 0)) {
                 Ok(tail) => {
                     model.epoch += 1;
                     assert_eq!(tail.seq.0, model.acknowledged);
@@ -355,8 +355,8 @@ fn nothing_acknowledged_is_lost_while_one_complete_copy_survives() {
                 refused += 1;
                 continue;
             };
-            let epoch = now(log.epoch()).unwrap().0;
-            let sealed = now(log.seal(Epoch(epoch + 1)));
+            let epoch = now(log.fence()).unwrap().epoch.0;
+            let sealed = now(log.seal(Epoch(epoch + 1), 0));
             let tail = sealed.unwrap_or_else(|error| panic!("seed={seed} round={round}: {error}")).seq.0;
             let allowed = model.acknowledged..=model.attempted.max(model.acknowledged);
             assert!(allowed.contains(&tail), "seed={seed} round={round}: tail={tail} allowed={allowed:?}");
