@@ -1,12 +1,13 @@
 //! Steps before a ledger is served: fences earlier owners and replays the log.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::{Epoch, LedgerId, Seq};
 
 use crate::batch::Batch;
 use crate::history::OlderLedger;
-use crate::log::{LedgerLog, LogError, Sealed};
+use crate::log::{Fence, LedgerLog, LogError, Sealed};
 use crate::state::{Applied, State, StateError};
 
 /// Why a ledger could not be opened.
@@ -54,14 +55,33 @@ pub enum OwnerError {
     },
 }
 
+/// Attempts to reach the log before a ledger is given up, and the pause between them.
+const ATTEMPTS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The fence of the log, which may be out of reach for a moment.
+async fn fence(log: &dyn LedgerLog) -> Result<Fence, LogError> {
+    let mut attempts = 0;
+    loop {
+        match log.fence().await {
+            Err(LogError::Io(error)) if attempts < ATTEMPTS => {
+                tracing::debug!(%error, "ledger log does not answer, trying again");
+                attempts += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
 /// Seals the log under the next epoch.
 async fn seal(log: &dyn LedgerLog, nonce: u64) -> Result<(Sealed, Seq), LogError> {
-    let epoch = Epoch(log.fence().await?.epoch.0 + 1);
+    let epoch = Epoch(fence(log).await?.epoch.0 + 1);
     let owner = Sealed { epoch, nonce };
     match log.seal(epoch, nonce).await {
         Ok(tail) => Ok((owner, tail.seq)),
         // It may have succeeded all the same.
-        Err(LogError::Io(error)) => match log.fence().await {
+        Err(LogError::Io(error)) => match fence(log).await {
             Ok(fence) if (fence.epoch, fence.nonce) == (epoch, nonce) => Ok((owner, fence.tail)),
             _ => Err(LogError::Io(error)),
         },
