@@ -136,7 +136,7 @@ impl Op<'_> {
         if !self.volatile.leases.may_write(ino, self.session, lease) {
             return Err(FsError::StaleLease.into());
         }
-        self.volatile.leases.note_progress(ino, self.session, self.now.boot_ns);
+        self.volatile.leases.note_progress(ino, self.session, self.now.awake_ns);
         if size > FILE_BYTES_MAX {
             return Err(FsError::TooLarge.into());
         }

@@ -79,6 +79,10 @@ pub struct LeaseTable {
     sessions: HashMap<SessionId, HashSet<Ino>>,
     /// Recalls without an answer, by the time of their next check.
     recalls: BTreeSet<(u64, Ino, LeaseId)>,
+    /// When each session was last heard of.
+    heard: HashMap<SessionId, u64>,
+    /// Inodes that lost leases of silent sessions.
+    revoked: Vec<Ino>,
     last_id: u64,
 }
 
@@ -86,8 +90,47 @@ pub struct LeaseTable {
 pub type Events = Vec<(SessionId, OwnerEvent)>;
 
 impl LeaseTable {
+    /// Notes that a session is alive.
+    pub fn note_heard(&mut self, session: SessionId, now_ns: u64) {
+        self.heard.insert(session, now_ns);
+    }
+
+    /// Whether a session was not heard of for so long that a recall would have ended: it is not asked again for each of its
+    /// leases, so that it delays others only once.
+    fn is_silent(&self, session: SessionId, now_ns: u64) -> bool {
+        self.heard.get(&session).is_some_and(|heard_ns| now_ns >= heard_ns + RECALL_IDLE_NS)
+    }
+
+    /// Inodes that lost leases of silent sessions since the last call.
+    pub fn take_revoked(&mut self) -> Vec<Ino> {
+        std::mem::take(&mut self.revoked)
+    }
+
+    /// Revokes the leases of silent sessions that conflict with an operation.
+    fn revoke_silent(
+        &mut self,
+        ino: Ino,
+        session: SessionId,
+        intent: Intent,
+        now_ns: u64,
+        events: &mut Events,
+    ) {
+        let holders = self.inodes.get(&ino).into_iter().flatten();
+        let conflicting =
+            holders.filter(|holder| holder.session != session && holder.conflict(intent).is_some());
+        let silent: Vec<SessionId> = conflicting
+            .map(|holder| holder.session)
+            .filter(|session| self.is_silent(*session, now_ns))
+            .collect();
+        for session in silent {
+            let Some(holder) = self.remove(ino, session) else { continue };
+            events.push((session, OwnerEvent::Revoked { lease: holder.grant(ino) }));
+            self.revoked.push(ino);
+        }
+    }
+
     /// Whether `session` may go ahead now. If not, recalls were added to `events`, and the request must wait until a
-    /// lease is released.
+    /// lease is released. Leases of silent sessions are revoked at once.
     pub fn clear(
         &mut self,
         ino: Ino,
@@ -96,6 +139,7 @@ impl LeaseTable {
         now_ns: u64,
         events: &mut Events,
     ) -> bool {
+        self.revoke_silent(ino, session, intent, now_ns, events);
         let Some(holders) = self.inodes.get_mut(&ino) else { return true };
         let mut clear = true;
         for holder in holders.iter_mut().filter(|holder| holder.session != session) {
@@ -218,6 +262,7 @@ impl LeaseTable {
 
     /// Drops every lease of a session that has ended.
     pub fn drop_session(&mut self, session: SessionId) {
+        self.heard.remove(&session);
         for ino in self.sessions.remove(&session).unwrap_or_default() {
             self.remove(ino, session);
         }

@@ -5,6 +5,7 @@
 //! request gets its first reply; no change is visible before its batch is durable.
 
 mod acl;
+mod awake;
 mod damage;
 mod data;
 mod guard;
@@ -106,6 +107,8 @@ pub struct Now {
     pub wall_ns: i64,
     /// Boot clock, for deadlines.
     pub boot_ns: u64,
+    /// Time in which the owner could hear clients and answer them, for deadlines of their answers. See [`AwakeClock`].
+    pub awake_ns: u64,
 }
 
 /// The outcome of a request.
@@ -257,7 +260,15 @@ impl Core {
             session = op.open_session()?;
             Ok(())
         })?;
+        self.note_heard(session, now);
         Ok((session, self.next_seq))
+    }
+
+    /// Notes that a session has sent a request, also if that cannot be executed yet.
+    pub fn note_heard(&mut self, session: SessionId, now: Now) {
+        if self.volatile.sessions.contains_key(&session) {
+            self.volatile.leases.note_heard(session, now.awake_ns);
+        }
     }
 
     /// Executes a request.
@@ -321,9 +332,12 @@ impl Core {
         wait.iter().find(is_awaited).map(|(ino, _)| *ino)
     }
 
-    /// Inodes that were removed since the last call: requests that wait for leases on them are to be answered.
+    /// Inodes that were removed, or lost a lease of a silent session, since the last call: requests that wait for them may
+    /// be retried.
     pub fn take_gone(&mut self) -> Vec<Ino> {
-        std::mem::take(&mut self.volatile.gone)
+        let mut gone = std::mem::take(&mut self.volatile.gone);
+        gone.extend(self.volatile.leases.take_revoked());
+        gone
     }
 
     /// Events for sessions, since the last call.
@@ -335,7 +349,7 @@ impl Core {
     /// forgotten. Returns inodes whose waiting requests may be retried.
     pub fn expire_recalls(&mut self, now: Now) -> Vec<Ino> {
         let Volatile { leases, watches, events, .. } = &mut self.volatile;
-        let mut touched = leases.expire(now.boot_ns, events);
+        let mut touched = leases.expire(now.awake_ns, events);
         touched.extend(watches.expire(now.boot_ns));
         touched
     }
@@ -539,7 +553,7 @@ impl Op<'_> {
     /// Fails with [`Stop::Wait`] while a conflicting lease of another session exists.
     fn clear(&mut self, ino: Ino, intent: Intent) -> Result<(), Stop> {
         let Volatile { leases, events, .. } = &mut *self.volatile;
-        let clear = leases.clear(ino, self.session, intent, self.now.boot_ns, events);
+        let clear = leases.clear(ino, self.session, intent, self.now.awake_ns, events);
         if clear { Ok(()) } else { Err(Stop::Wait(vec![(ino, Conflict::Leases(intent))])) }
     }
 
@@ -552,7 +566,7 @@ impl Op<'_> {
         for touched in touched {
             let (clear, conflict) = match touched {
                 Touched::Inode(ino) => (
-                    leases.clear(*ino, self.session, Intent::Change, now_ns, events),
+                    leases.clear(*ino, self.session, Intent::Change, self.now.awake_ns, events),
                     (*ino, Conflict::Leases(Intent::Change)),
                 ),
                 Touched::Name(dir, name) => (

@@ -20,6 +20,7 @@ use wire::BoxFuture;
 use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
 use wire::position::Position;
 
+use super::awake::AwakeClock;
 use super::pressure::Pressure;
 use super::recovery::{OwnerError, recover};
 use super::writing::{append, store_changes};
@@ -164,7 +165,7 @@ impl Owner {
         let beginning = evidence.decide(&history, Lineage(env.random.next_u64()))?;
         let mut core = Core::new(ledger, Store::new(state), (sealed.epoch, tail));
         let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
-        core.start(now(&env), beginning).map_err(damaged)?;
+        core.start(now(&env, 0), beginning).map_err(damaged)?;
         let (stores, store_jobs) = mpsc::channel(1);
         let (events, happened) = mpsc::unbounded_channel();
         let store = Box::pin(store_changes(core.bottom(), log.clone(), store_jobs, events.clone()));
@@ -265,8 +266,8 @@ fn runtime() -> tokio::runtime::Runtime {
     builder.enable_time().build().expect("the system has descriptors left for a runtime")
 }
 
-fn now(env: &Env) -> Now {
-    Now { wall_ns: env.clock.wall_ns(), boot_ns: env.clock.boot_ns() }
+fn now(env: &Env, awake_ns: u64) -> Now {
+    Now { wall_ns: env.clock.wall_ns(), boot_ns: env.clock.boot_ns(), awake_ns }
 }
 
 /// An error and its causes as text.
@@ -318,6 +319,7 @@ pub(super) enum Event {
 /// The state machine and its requests. Locked for the duration of one request, never during I/O on the log.
 struct Desk {
     core: Core,
+    awake: AwakeClock,
     unstored_bytes_max: usize,
     /// Whether a batch is being appended.
     appending: bool,
@@ -351,6 +353,7 @@ impl Desk {
     fn new(core: Core, stores: mpsc::Sender<StoreJob>, unstored_bytes_max: usize) -> Self {
         Self {
             core,
+            awake: AwakeClock::default(),
             unstored_bytes_max,
             appending: false,
             handed_over: None,
@@ -408,6 +411,10 @@ impl Shared {
         self.halted.load(Ordering::Relaxed)
     }
 
+    fn now(&self, desk: &Desk) -> Now {
+        now(&self.env, desk.awake.now_ns())
+    }
+
     /// Executes a request on the caller's thread. If that thread may block, it also appends the batch. If an append is
     /// running, the next batch carries this request.
     fn submit(self: &Arc<Self>, call: Call) {
@@ -417,6 +424,8 @@ impl Shared {
             let _ = call.reply.send(Err(FsError::Unavailable));
             return;
         }
+        let now = self.now(&desk);
+        desk.core.note_heard(call.id.session, now);
         if desk.backlog.is_empty() && self.is_roomy(&desk) {
             self.execute(&mut desk, call);
         } else {
@@ -435,7 +444,8 @@ impl Shared {
             let _ = reply.send(Err(FsError::Unavailable));
             return;
         }
-        match desk.core.connect(now(&self.env)) {
+        let now = self.now(&desk);
+        match desk.core.connect(now) {
             Ok((session, after)) => {
                 desk.sinks.insert(session, events);
                 desk.pending.push(Pending { after, answer: Answer::Connected(reply, session) });
@@ -460,10 +470,13 @@ impl Shared {
             return;
         }
         self.executions.fetch_add(1, Ordering::Relaxed);
-        match desk.core.execute(call.id, &call.request, now(&self.env)) {
+        let now = self.now(desk);
+        match desk.core.execute(call.id, &call.request, now) {
             Executed::Wait(wait) => {
                 let (ino, _) = wait.first().expect("there is a reason to wait");
                 desk.waiting.entry(*ino).or_default().push_back((call, wait));
+                let released = desk.core.take_gone();
+                self.retry(desk, released);
             }
             Executed::Reply { reply, after } => {
                 let mut released = match &call.request {
@@ -492,7 +505,7 @@ impl Shared {
     fn retry(&self, desk: &mut Desk, released: Vec<Ino>) {
         for ino in released {
             for (call, wait) in desk.waiting.remove(&ino).unwrap_or_default() {
-                match desk.core.awaits(call.id.session, &wait, now(&self.env)) {
+                match desk.core.awaits(call.id.session, &wait, self.now(desk)) {
                     Some(ino) => desk.waiting.entry(ino).or_default().push_back((call, wait)),
                     None => self.execute(desk, call),
                 }
@@ -728,7 +741,11 @@ impl Shared {
         if self.halted() {
             return;
         }
-        let released = desk.core.expire_recalls(now(&self.env));
+        let boot_ns = self.env.clock.boot_ns();
+        let (committed, is_appending) = (self.committed_seq().0, desk.appending);
+        desk.awake.tick(boot_ns, committed, is_appending, 2 * TICK.as_nanos() as u64);
+        let now = self.now(&desk);
+        let released = desk.core.expire_recalls(now);
         self.retry(&mut desk, released);
         desk.store_due = true;
         if desk.store_full {

@@ -54,7 +54,7 @@ impl Ledger {
         }
         let tail = Seq(log.len() as u64);
         let core = Core::new(LEDGER, Store::new(Arc::new(state.clone())), (Epoch(1), tail));
-        let now = Now { wall_ns: 1_000, boot_ns: 0 };
+        let now = Now { wall_ns: 1_000, boot_ns: 0, awake_ns: 0 };
         let mut ledger = Self { core, state, log: log.to_vec(), requests: HashMap::new(), now };
         ledger.core.start(now, beginning(log.len() as u64)).unwrap();
         ledger.commit();

@@ -132,6 +132,39 @@ fn an_operation_waits_on_only_while_every_conflicting_lease_is_being_recalled() 
     assert!(!waits(&table, Intent::Change), "another session has a lease now");
 }
 
+#[test]
+fn a_silent_session_is_asked_once_and_not_for_each_of_its_leases() {
+    let mut table = LeaseTable::default();
+    let mut events = Events::new();
+    for ino in 0..10 {
+        table.note_heard(session(1), 0);
+        table.grant(Ino(ino), session(1), LeaseKind::Exclusive).unwrap();
+    }
+    assert!(!table.clear(Ino(0), session(2), Intent::Read, RECALL_IDLE_NS - 1, &mut events));
+    assert!(matches!(events.pop(), Some((_, OwnerEvent::Recall { .. }))));
+    for ino in 0..10 {
+        assert!(table.clear(Ino(ino), session(2), Intent::Read, RECALL_IDLE_NS, &mut events), "{ino}");
+        let revoked = events.pop();
+        assert!(matches!(revoked, Some((_, OwnerEvent::Revoked { lease })) if lease.ino == Ino(ino)));
+    }
+    assert_eq!(table.take_revoked(), (0..10).map(Ino).collect::<Vec<_>>());
+    assert!(table.recalls.is_empty());
+}
+
+#[test]
+fn a_session_that_sends_anything_is_asked_and_keeps_what_nobody_wants() {
+    let mut table = LeaseTable::default();
+    let mut events = Events::new();
+    table.note_heard(session(1), 0);
+    let lease = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
+    table.expire(10 * RECALL_IDLE_NS, &mut events);
+    assert!(table.may_write(INO, session(1), lease.id), "silent, but in no session's way");
+    table.note_heard(session(1), 10 * RECALL_IDLE_NS);
+    let now_ns = 11 * RECALL_IDLE_NS - 1;
+    assert!(!table.clear(INO, session(2), Intent::Change, now_ns, &mut events));
+    assert!(table.may_write(INO, session(1), lease.id));
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Want(u64, LeaseKind),

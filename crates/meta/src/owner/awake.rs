@@ -1,0 +1,52 @@
+//! The clock for answers of clients: it stands still while the owner itself does.
+//!
+//! A client must not lose a lease because the owner's log did not answer, or because the machine was suspended: in that
+//! time the client could not commit, and the owner could not hear it.
+
+/// Counts the time between ticks in which the owner made progress.
+#[derive(Debug, Default)]
+pub(super) struct AwakeClock {
+    awake_ns: u64,
+    ticked_ns: Option<u64>,
+    committed: u64,
+}
+
+impl AwakeClock {
+    /// The owner ticks: `boot_ns` is the boot clock, `committed` the last durable batch, `is_appending` whether another is
+    /// on its way to the log. Of a longer time between ticks, only `longest_ns` count.
+    pub(super) fn tick(&mut self, boot_ns: u64, committed: u64, is_appending: bool, longest_ns: u64) {
+        let since_ns = self.ticked_ns.replace(boot_ns).unwrap_or(boot_ns);
+        let is_stalled = is_appending && committed == std::mem::replace(&mut self.committed, committed);
+        if !is_stalled {
+            self.awake_ns += boot_ns.saturating_sub(since_ns).min(longest_ns);
+        }
+    }
+
+    /// Nanoseconds so far.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.awake_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_stands_still_while_the_machine_or_the_log_does() {
+        let mut clock = AwakeClock::default();
+        let mut check = |boot_ns, committed, is_appending, expected| {
+            clock.tick(boot_ns, committed, is_appending, 10);
+            assert_eq!(clock.now_ns(), expected, "at {boot_ns}");
+        };
+        check(1000, 0, false, 0);
+        check(1005, 0, false, 5);
+        check(1010, 1, true, 10);
+        check(1015, 1, true, 10);
+        check(1020, 1, true, 10);
+        check(1025, 2, true, 15);
+        check(1030, 2, false, 20);
+        check(9000, 2, false, 30);
+        check(9005, 2, false, 35);
+    }
+}
