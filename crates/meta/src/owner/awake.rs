@@ -13,7 +13,7 @@ pub(super) struct AwakeClock {
 
 impl AwakeClock {
     /// The owner ticks: `boot_ns` is the boot clock, `committed` the last durable batch, `is_appending` whether another is
-    /// on its way to the log. Of a longer time between ticks, only `longest_ns` count.
+    /// on its way to the log. Of a longer time between ticks, only `longest_ns` counts: the rest is a suspended machine.
     pub(super) fn tick(&mut self, boot_ns: u64, committed: u64, is_appending: bool, longest_ns: u64) {
         let since_ns = self.ticked_ns.replace(boot_ns).unwrap_or(boot_ns);
         let is_stalled = is_appending && committed == std::mem::replace(&mut self.committed, committed);

@@ -21,6 +21,7 @@ use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
 use wire::position::Position;
 
 use super::awake::AwakeClock;
+use super::lease::RECALL_IDLE_NS;
 use super::pressure::Pressure;
 use super::recovery::{OwnerError, recover};
 use super::writing::{append, store_changes};
@@ -743,7 +744,7 @@ impl Shared {
         }
         let boot_ns = self.env.clock.boot_ns();
         let (committed, is_appending) = (self.committed_seq().0, desk.appending);
-        desk.awake.tick(boot_ns, committed, is_appending, 2 * TICK.as_nanos() as u64);
+        desk.awake.tick(boot_ns, committed, is_appending, RECALL_IDLE_NS / 2);
         let now = self.now(&desk);
         let released = desk.core.expire_recalls(now);
         self.retry(&mut desk, released);
