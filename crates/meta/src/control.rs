@@ -364,7 +364,14 @@ impl Control {
                     .to_owned(),
             ));
         }
-        self.append(&mut end, Batch { changes: change.changes }).await
+        // Also if this future is dropped.
+        end.late = Some(Late::Unknown(Batch { changes: change.changes }));
+        let appended = self.append(&mut end).await;
+        if !matches!(appended, Ok(()) | Err(AppendError::Unknown(_))) {
+            end.late = None;
+        }
+        appended.map_err(|error| ControlError::Failed(error.to_string()))?;
+        self.store(&mut end).map_err(|error| ControlError::Failed(error.to_string()))
     }
 
     /// Puts an earlier change into force that the log did not answer, or for which the store had no room. A caller that
@@ -375,49 +382,39 @@ impl Control {
 
     /// As [`Control::catch_up`]. Returns whether there was such a change.
     async fn finish_late(&self, end: &mut End) -> Result<bool, ControlError> {
-        match end.late.take() {
-            None => return Ok(false),
-            Some(Late::Unknown(batch)) => self.append(end, batch).await?,
-            Some(Late::Unstored(batch)) => self.store(end, batch).map_err(|error| {
-                ControlError::Failed(format!(
-                    "its store cannot be written, make room on its disk or restart the node: {error}"
-                ))
-            })?,
+        if end.late.is_none() {
+            return Ok(false);
         }
+        // After any error the change stays the next one, because an earlier attempt may have succeeded.
+        self.append(end).await.map_err(|error| ControlError::Failed(error.to_string()))?;
+        self.store(end).map_err(|error| {
+            ControlError::Failed(format!(
+                "its store cannot be written, make room on its disk or restart the node: {error}"
+            ))
+        })?;
         Ok(true)
     }
 
-    /// Appends the next batch and stores it.
-    async fn append(&self, end: &mut End, batch: Batch) -> Result<(), ControlError> {
+    /// Appends the late change as the next batch, unless it is in the log.
+    async fn append(&self, end: &mut End) -> Result<(), AppendError> {
+        let Some(Late::Unknown(batch)) = &end.late else { return Ok(()) };
         let next = Seq(end.seq.0 + 1);
-        // Also if this future is dropped.
-        let bytes = batch.encode();
-        end.late = Some(Late::Unknown(batch));
-        match append_settled(&*self.log, self.owner, next, &bytes).await {
-            Ok(()) => end.seq = next,
-            Err(error @ AppendError::Unknown(_)) => return Err(ControlError::Failed(error.to_string())),
-            Err(error) => {
-                end.late = None;
-                return Err(ControlError::Failed(error.to_string()));
-            }
-        }
+        append_settled(&*self.log, self.owner, next, &batch.encode()).await?;
+        end.seq = next;
         self.history.lock().expect("no holder of this lock panics").goes_on(next);
-        match end.late.take() {
-            Some(Late::Unknown(batch)) => {
-                self.store(end, batch).map_err(|error| ControlError::Failed(error.to_string()))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Stores the last batch of the log.
-    fn store(&self, end: &mut End, batch: Batch) -> Result<(), StateError> {
-        let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
-        let stored = self.state.apply(&mut pairs, Applied { seq: end.seq, epoch: self.owner.epoch });
-        if stored.is_err() {
+        if let Some(Late::Unknown(batch)) = end.late.take() {
             end.late = Some(Late::Unstored(batch));
         }
-        stored
+        Ok(())
+    }
+
+    /// Stores the late change, which is the last batch of the log.
+    fn store(&self, end: &mut End) -> Result<(), StateError> {
+        let Some(Late::Unstored(batch)) = &end.late else { return Ok(()) };
+        let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
+        self.state.apply(&mut pairs, Applied { seq: end.seq, epoch: self.owner.epoch })?;
+        end.late = None;
+        Ok(())
     }
 
     fn one<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ControlError> {
@@ -552,10 +549,19 @@ mod tests {
         assert_eq!(again.cluster().unwrap(), with(3));
     }
 
-    /// A log that loses an append on request.
+    /// A log that loses requests or answers.
+    #[derive(Default)]
     struct Lossy {
         log: MemLog,
+        /// The next append is lost.
         loses: AtomicBool,
+        /// Answers are lost.
+        hides: AtomicBool,
+        full: AtomicBool,
+    }
+
+    fn unanswered() -> std::io::Error {
+        std::io::ErrorKind::TimedOut.into()
     }
 
     impl LedgerLog for Lossy {
@@ -564,6 +570,9 @@ mod tests {
         }
 
         fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
+            if self.hides.load(Ordering::Relaxed) {
+                return Box::pin(async { Err(LogError::Io(unanswered())) });
+            }
             self.log.fence()
         }
 
@@ -574,9 +583,16 @@ mod tests {
             batches: Vec<Vec<u8>>,
         ) -> BoxFuture<'_, Result<(), AppendError>> {
             if self.loses.swap(false, Ordering::Relaxed) {
-                return Box::pin(async { Err(AppendError::Unknown(std::io::ErrorKind::TimedOut.into())) });
+                return Box::pin(async { Err(AppendError::Unknown(unanswered())) });
             }
-            self.log.append(epoch, first, batches)
+            if self.full.load(Ordering::Relaxed) {
+                return Box::pin(async { Err(AppendError::Full(std::io::ErrorKind::StorageFull.into())) });
+            }
+            let appended = self.log.append(epoch, first, batches);
+            if self.hides.load(Ordering::Relaxed) {
+                return Box::pin(async { Err(AppendError::Unknown(unanswered())) });
+            }
+            appended
         }
 
         fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>> {
@@ -594,7 +610,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_change_that_the_log_did_not_take_comes_before_any_other() {
-        let log = Arc::new(Lossy { log: MemLog::new(), loses: AtomicBool::new(false) });
+        let log = Arc::new(Lossy::default());
         let control = Control::open(1, log.clone(), Arc::new(MemState::default())).await.unwrap();
         let first = Control::new_cluster(&Env::real());
         let commit = async |map_epoch| {
@@ -610,8 +626,17 @@ mod tests {
         assert_eq!(control.cluster().unwrap().map_epoch, 2);
         commit(3).await.unwrap();
         assert_eq!(control.cluster().unwrap().map_epoch, 3);
+        // The log has the change, but cannot say so before it is full for a moment.
+        log.hides.store(true, Ordering::Relaxed);
+        commit(4).await.unwrap_err();
+        log.hides.store(false, Ordering::Relaxed);
+        log.full.store(true, Ordering::Relaxed);
+        commit(5).await.unwrap_err();
+        log.full.store(false, Ordering::Relaxed);
+        assert!(commit(5).await.unwrap_err().contains("repeat this one"));
+        assert_eq!(control.cluster().unwrap().map_epoch, 4);
         let again = Control::open(2, log, Arc::new(MemState::default())).await.unwrap();
-        assert_eq!(again.cluster().unwrap().map_epoch, 3);
+        assert_eq!(again.cluster().unwrap().map_epoch, 4);
     }
 
     #[tokio::test]

@@ -16,7 +16,8 @@ impl AwakeClock {
     /// on its way to the log. Of a longer time between ticks, only `longest_ns` counts: the rest is a suspended machine.
     pub(super) fn tick(&mut self, boot_ns: u64, committed: u64, is_appending: bool, longest_ns: u64) {
         let since_ns = self.ticked_ns.replace(boot_ns).unwrap_or(boot_ns);
-        let is_stalled = is_appending && committed == std::mem::replace(&mut self.committed, committed);
+        let before = std::mem::replace(&mut self.committed, committed);
+        let is_stalled = is_appending && committed == before;
         if !is_stalled {
             self.awake_ns += boot_ns.saturating_sub(since_ns).min(longest_ns);
         }
@@ -46,7 +47,10 @@ mod tests {
         check(1020, 1, true, 10);
         check(1025, 2, true, 15);
         check(1030, 2, false, 20);
-        check(9000, 2, false, 30);
-        check(9005, 2, false, 35);
+        check(1035, 5, false, 25);
+        check(1040, 5, true, 25);
+        check(1045, 6, false, 30);
+        check(9000, 6, false, 40);
+        check(9005, 6, false, 45);
     }
 }
