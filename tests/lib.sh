@@ -191,6 +191,8 @@ node_within_memory() {
 node_fsck() { [ "$PLAIN" = 1 ] || timeout 300 "$FOREBAY" fsck "$WORK/$1" </dev/null; }
 node_unmount() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" umount "$WORK/$1" </dev/null; }
 node_mount() { [ "$PLAIN" = 1 ] || timeout 120 "$FOREBAY" mount "$WORK/$1" </dev/null; }
+# Makes the files below some paths durable: the kernel does not pass `syncfs` on to a mount.
+sync_files() { find "$@" -xdev -type f -print0 | xargs -0 -r sync; }
 node_pid() { jq -r .pid "$WORK/$1/node.json"; }
 
 # A crash of the process: nothing is flushed, the mount stays.

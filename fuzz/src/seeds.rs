@@ -2,7 +2,7 @@
 
 use base::{ClusterId, Epoch, ExtentId, Ino, LedgerId, MapId, PgId};
 use bytes::Bytes;
-use layout::{BlobId, BlobRange};
+use layout::{BlobId, BlobRange, PackedPiece};
 use meta::batch::Batch;
 use meta::values::{Dentry, ExtentPlace, ExtentUse, Piece, PieceContent, Usage, Value};
 use wire::meta::{Content, ExtentRef, FileKind, MetaRequest};
@@ -54,17 +54,20 @@ pub fn seeds() -> Vec<Seed> {
         put("policy", &format!("policy-{index}"), text.as_bytes());
     }
     put("blob", "one", &blob());
+    let piece = |number| PackedPiece { map: MapId(number), off: 0, extent_off: 0, len: 1 };
+    put("packed", "two", &layout::encode_packed_table(&[piece(1), piece(2)]));
     for (index, bytes) in super::http::seeds().into_iter().enumerate() {
         put("http", &format!("request-{index}"), &bytes);
     }
     let request = MetaRequest::GetAttr { ino: Ino(1) };
-    put("messages", "request", &postcard_bytes(&request));
+    put("messages", "request", &[&[0], wire::encoding::encode(&request).as_slice()].concat());
+    let packed =
+        wire::message::pack_request(&wire::message::OWNER, &wire::message::Envelope::default(), &request);
+    let frame =
+        wire::frame::Frame { kind: wire::frame::FrameKind::Call, service: 1, call: 1, message: packed };
+    put("messages", "frame", &[&[7], frame.head().as_ref()].concat());
     put("messages", "empty", &[0; 32]);
     seeds
-}
-
-fn postcard_bytes(request: &MetaRequest) -> Vec<u8> {
-    postcard::to_stdvec(request).unwrap()
 }
 
 /// The front of a blob with two ranges.

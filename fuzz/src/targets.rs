@@ -46,6 +46,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("texts", texts),
     ("policy", policy),
     ("blob", layout::fuzz_blob),
+    ("packed", layout::fuzz_packed_table),
     ("http", http::http),
 ];
 
@@ -118,15 +119,49 @@ fn admin(data: &[u8]) {
 }
 
 fn message<T: DeserializeOwned + Serialize + PartialEq + Debug>(data: &[u8]) {
-    if let Ok(message) = postcard::from_bytes::<T>(data) {
-        let again = postcard::to_stdvec(&message).unwrap();
-        assert_eq!(postcard::from_bytes::<T>(&again).unwrap(), message);
+    if let Ok(message) = wire::encoding::decode::<T>(data) {
+        let again = wire::encoding::encode(&message);
+        assert_eq!(wire::encoding::decode::<T>(&again).unwrap(), message);
     }
 }
 
 fn messages(data: &[u8]) {
-    message::<wire::meta::MetaRequest>(data);
-    message::<wire::meta::MetaReply>(data);
+    let Some((kind, rest)) = data.split_first() else { return };
+    match kind % 8 {
+        0 => message::<wire::meta::MetaRequest>(rest),
+        1 => message::<wire::meta::MetaReply>(rest),
+        2 => message::<wire::message::DriveRequest>(rest),
+        3 => message::<wire::message::DriveReply>(rest),
+        4 => message::<wire::message::SessionRequest>(rest),
+        5 => message::<wire::message::StreamEvent>(rest),
+        6 => message::<wire::message::Envelope>(rest),
+        _ => frames(rest),
+    }
+}
+
+/// Frames of a connection, and the requests in them.
+fn frames(mut data: &[u8]) {
+    loop {
+        let frame = {
+            let mut reading = std::pin::pin!(wire::frame::read_frame(&mut data));
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            match reading.as_mut().poll(&mut context) {
+                std::task::Poll::Ready(Ok(Some(frame))) => frame,
+                _ => return,
+            }
+        };
+        let message = frame.message;
+        let Ok((_, fields)) = wire::message::open_envelope(&message.body) else { continue };
+        let (owner, drive) = (wire::message::OWNER, wire::message::DRIVE);
+        let payload = message.payload;
+        let _ = owner.decode::<wire::meta::MetaRequest>(message.code, fields);
+        let _ = wire::message::unpack_request::<wire::message::DriveRequest>(
+            &drive,
+            message.code,
+            fields,
+            payload,
+        );
+    }
 }
 
 fn text<T: FromStr + ToString + PartialEq + Debug>(text: &str)

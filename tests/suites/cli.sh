@@ -264,6 +264,15 @@ check "a second start needs no options" node_start running
 check "and has the data" still_mounted
 json "and the memory that was given" '.memory.budget_bytes == 536870912' status "$RUNNING" --json
 
+upkeep_helps() {
+    local text
+    text=$("$FOREBAY" upkeep --help | tr -s ' \n' ' ')
+    grep -qF 'Both settings last until they are changed' <<<"$text"
+    grep -qF 'half of that while foreground requests take twice as long as usual' <<<"$text"
+    grep -qF 'Both settings last until they are changed' <(tr '\n' ' ' <"$ROOT/docs/operate/running.md")
+    grep -qF 'The rate is halved while requests to drives take twice as long as usual' <(tr '\n' ' ' <"$ROOT/docs/operate/running.md")
+}
+check "upkeep --help says what the documentation says" upkeep_helps
 json "no event that matters" 'length == 0' events "$RUNNING" --severity warning --since 1h --json
 row "events of a severity that is none" fails 'none of info, warning, error' events "$RUNNING" --severity bad
 row "events of a node that does not run" fails 'not running|no node' events "$WORK/nowhere"
@@ -397,25 +406,91 @@ missing_drive() {
 }
 check "a missing drive is reported or survived" missing_drive
 
+# disk SIZE: an empty filesystem of its own. The file below it has only what was written.
+disk() {
+    mkdir -p "$WORK/disk"
+    truncate -s "$1" "$WORK/disk.img"
+    mkfs.ext4 -q -m 0 "$WORK/disk.img"
+    mount -o loop "$WORK/disk.img" "$WORK/disk"
+    grep -qsxF "$WORK/disk/node" "$WORK/.nodes" || echo "$WORK/disk/node" >>"$WORK/.nodes"
+}
+start_on_disk() { timeout 60 "$FOREBAY" start "$WORK/disk/node" --memory "$MEMORY" --s3 127.0.0.1:0 "$@" </dev/null; }
+stop_on_disk() { timeout 60 "$FOREBAY" stop "$WORK/disk/node" </dev/null; }
+no_disk() {
+    stop_on_disk
+    umount "$WORK/disk"
+    rm "$WORK/disk.img"
+}
+allocated_bytes() { [ ! -e "$WORK/disk/node" ] && echo 0 || du -s -B 1 "$WORK/disk/node/drives" | cut -f1; }
+# Bytes that reached the disk: space that is only reserved does not count.
+written_bytes() { sync -f "$WORK/disk" && du -B 1 "$WORK/disk.img" | cut -f1; }
+
 # Without options for drives, on a disk with 20 GB free: a tenth of it, metadata included.
 small_disk_is_not_filled() {
     local free taken
-    mkdir "$WORK/disk"
-    truncate -s 20500M "$WORK/disk.img"
-    mkfs.ext4 -q "$WORK/disk.img"
-    mount -o loop "$WORK/disk.img" "$WORK/disk"
+    disk 19500M
     free=$(df --output=avail -B 1 "$WORK/disk" | tail -n 1)
-    echo "$WORK/disk/node" >>"$WORK/.nodes"
-    timeout 60 "$FOREBAY" start "$WORK/disk/node" --memory "$MEMORY" --s3 127.0.0.1:0 </dev/null
+    start_on_disk | tee "$WORK/out"
     taken=$(du -s -B 1 "$WORK/disk/node" | cut -f1)
-    timeout 60 "$FOREBAY" stop "$WORK/disk/node" </dev/null
-    umount "$WORK/disk"
-    echo "took $taken bytes of $free; $(du -m "$WORK/disk.img" | cut -f1) MiB of them were written"
+    no_disk
+    echo "took $taken bytes of $free"
     [ "$free" -gt 19000000000 ]
     [ "$taken" -le 2000000000 ]
-    rm "$WORK/disk.img"
+    grep -qE "drives +1 in .*GiB each \(--drive-size; for more room later: forebay drive add $WORK/disk/node\)" "$WORK/out"
 }
-check "a start without sizes takes at most 2 GB of a disk with 20 GB free" small_disk_is_not_filled
+check "a start without sizes takes at most 2 GB of a disk with 20 GB free, and says how to get more" small_disk_is_not_filled
+
+# Below 20 GB: smaller drive files, then fewer, as far as the profile allows.
+smaller_then_fewer() {
+    disk 4000M
+    start_on_disk --profile 4+2 | tee "$WORK/out"
+    grep -qE 'drives +6 in .*, 64.00 MiB each' "$WORK/out"
+    grep -qE 'only 3\.[0-9]+ GiB are free, so each drive file has 64.00 MiB' "$WORK/out"
+    no_disk
+    disk 600M
+    expect_fail 'not enough space for 6 drives of at least 64.00 MiB: free=.*dir=' start_on_disk --drives 6 --profile 4+2
+    rm -r "$WORK/disk/node"
+    start_on_disk --drives 6 | tee "$WORK/out"
+    grep -qE 'so there are [34] drive files of 64.00 MiB instead of 6' "$WORK/out"
+    "$FOREBAY" status "$WORK/disk/node" --json |
+        jq -e '(.drives | length) as $n | ($n == 3 or $n == 4) and .filesystems[0].profile == "r2"'
+    head -c 3000000 /dev/urandom >"$WORK/disk/node/mnt/file"
+    sync "$WORK/disk/node/mnt/file"
+    stop_on_disk
+    start_on_disk >"$WORK/out"
+    not grep -q 'only ' "$WORK/out"
+    no_disk
+}
+check "on a small disk drive files are smaller, then fewer, and the output says so" smaller_then_fewer
+
+# written_ahead MEASURE BEFORE USED: since the measure was BEFORE, two drives have at most 64 MiB each more than was used,
+# now and some seconds later.
+written_ahead() {
+    local bytes
+    for _ in 1 2 3; do
+        bytes=$(($("$1") - $2))
+        echo "$1: $bytes, used $3"
+        [ "$bytes" -le $(($3 + 2 * (64 << 20))) ]
+        sleep 3
+    done
+}
+# With two drives, every byte of a file is on both.
+nothing_is_written_ahead() {
+    local trim measure before
+    for trim in always devices; do
+        measure=$([ "$trim" = always ] && echo allocated_bytes || echo written_bytes)
+        disk 6000M
+        before=$("$measure")
+        start_on_disk --drives 2 --drive-size 1GiB --trim "$trim" >"$WORK/out"
+        [ "$trim" = devices ] || [ "$(allocated_bytes)" -le $((16 << 20)) ]
+        written_ahead "$measure" "$before" 0
+        head -c $((200 << 20)) /dev/urandom >"$WORK/disk/node/mnt/file"
+        sync "$WORK/disk/node/mnt/file"
+        written_ahead "$measure" "$before" $((2 * (200 << 20)))
+        no_disk
+    done
+}
+check "drive files are not written ahead of use, and with --trim always not allocated" nothing_is_written_ahead
 
 # --- where S3 is served --------------------------------------------------------------------------------------------
 
@@ -447,6 +522,20 @@ ports_of_new_nodes() {
     [ "$(s3_of port-one)" = "$first" ]
 }
 check "new nodes take port 9000 or the next, and keep it" ports_of_new_nodes
+# fresh_network COMMAND…: runs a function of this suite where no port is taken.
+fresh_network() {
+    unshare --net bash -c 'source "$0" 2>/dev/null; set -euo pipefail; ip link set lo up; "$@"' "$WORK/.state" "$@"
+}
+first_port_is_9000() {
+    s3_node port-three | tee "$WORK/out"
+    s3_node port-four
+    echo "$(s3_of port-three) $(s3_of port-four)" | tee "$WORK/ports"
+    "$FOREBAY" stop "$WORK/port-three"
+    "$FOREBAY" stop "$WORK/port-four"
+    grep -qx 'http://127.0.0.1:9000 http://127.0.0.1:9001' "$WORK/ports"
+    grep -q 's3 .*http://127.0.0.1:9000$' "$WORK/out"
+}
+check "a new node takes port 9000 if it is free, the second 9001" fresh_network first_port_is_9000
 port_that_is_taken() {
     local first port
     first=$(s3_of port-one)

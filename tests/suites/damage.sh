@@ -36,7 +36,10 @@ cannot_be_read() { not cmp "$1" "$WORK/source/$(basename "$1")" 2>/dev/null; }
 reads_well() { cmp "$1" "$WORK/source/$(basename "$1")"; }
 
 # flip FILE OFFSET…: flips a bit of each block at these offsets of a file, in all drive files. The node must not run.
-flip() {
+flip() { EACH=all flip_in "$@"; }
+# flip_staggered FILE OFFSET…: the same, but each drive file with a copy gets only one bad block, each another.
+flip_staggered() { EACH=one flip_in "$@"; }
+flip_in() {
     perl - "$WORK/source/$1" "${@:2}" -- "$NODE"/drives/*.img <<'PERL'
 use strict;
 my $source = shift;
@@ -52,11 +55,14 @@ for my $offset (@offsets) {
 }
 my %flipped;
 for my $path (@ARGV) {
+    # Of staggered damage, the offsets that no drive file before has.
+    my $before = keys %flipped;
     open(my $image, '+<:raw', $path) or die "$path: $!";
     for (my $at = 0; sysseek($image, $at, 0) && sysread($image, my $piece, 1 << 20); $at += 1 << 20) {
         for (my $in = 0; $in < length $piece; $in += 4096) {
             my $block = substr($piece, $in, 4096);
             next unless exists $wanted{$block};
+            next if $ENV{EACH} eq 'one' && $wanted{$block} != ($offsets[$before] // -1);
             sysseek($image, $at + $in + 77, 0);
             syswrite($image, chr(ord(substr($block, 77, 1)) ^ 4));
             $flipped{$wanted{$block}}++;
@@ -82,7 +88,7 @@ written() {
     cp "$WORK"/source/lost-* "$MNT/lost"
     cp "$WORK/source/copy" "$MNT/small"
     cp "$WORK/source/late" "$MNT"
-    sync -f "$MNT"
+    sync_files "$MNT"
     exit_is 0
     is_healthy
     status_is '(.filesystems[0].damage.found // 0) == 0'
@@ -133,6 +139,24 @@ explained() {
 }
 check "why names the bad shards" explained
 
+# Reads and repair fail again and again: the log counts what repeats.
+few_lines() {
+    local log=$NODE/log/forebay.log before end=$((SECONDS + 10)) written counted
+    before=$(wc -l <"$log")
+    while [ $SECONDS -lt $end ]; do
+        cannot_be_read "$MNT/lost/lost-a"
+        cannot_be_read "$MNT/small/copy"
+    done
+    "$FOREBAY" drive scrub "$NODE" --now
+    sleep 12
+    tail -n "+$((before + 1))" "$log" >"$WORK/lines"
+    written=$(wc -l <"$WORK/lines")
+    counted=$(sed -n 's/.*the same \([0-9]*\) times more in 10 s.*/\1/p' "$WORK/lines" | paste -sd+ | bc)
+    echo "$written lines, and $counted that are only counted"
+    [ "$written" -lt 500 ] && [ "$counted" -gt 500 ]
+}
+check "repair that keeps failing writes few lines of log" few_lines
+
 kept() {
     local unreadable repaired
     unreadable=$(events_of "data unreadable")
@@ -156,7 +180,7 @@ settled() {
     rm "$MNT/lost/lost-a" "$MNT/small/copy"
     cp "$WORK/source/lost-b" "$MNT/lost/lost-b"
     dd if="$WORK/source/lost-c" of="$MNT/lost/lost-c" bs=1M conv=notrunc,fsync status=none
-    sync -f "$MNT"
+    sync_files "$MNT"
     come_to_be_named 20 /lost/lost-d /lost/lost-e
     mv "$MNT/lost/lost-d" "$MNT/good/moved"
     come_to_be_named 60 /good/moved /lost/lost-e
@@ -196,6 +220,42 @@ met_by_a_read() {
 }
 check "a read also finds damage, and data that is readable again is settled" met_by_a_read
 
+# Three copies with one bad block each, and four of six shards with one: no shard is whole, but each row of blocks has
+# enough intact ones.
+staggered() {
+    local bad
+    head -c 20480 /dev/urandom >"$WORK/source/copies"
+    head -c $((4 * MIB)) /dev/urandom >"$WORK/source/stripe"
+    cp "$WORK/source/copies" "$WORK/source/stripe" "$MNT"
+    sync_files "$MNT"
+    wait_until 30 status_is '.filesystems[0].owed_shards == 0'
+    node_stop home
+    flip_staggered copies 0 4096 8192
+    flip stripe 4096 $((MIB + 8192)) $((2 * MIB + 12288)) $((3 * MIB + 16384))
+    node_start home
+    bad=$(status_json | jq '.filesystems[0].damage.found')
+    "$FOREBAY" drive scrub "$NODE" --now
+    wait_until 60 status_is ".filesystems[0].damage | .found == $bad + 7 and .found == .repaired + .unrepairable and .lost_files == 0"
+    becomes_healthy
+    status_json | jq -c '.filesystems[0].damage'
+    # The scrub has restored all shards: nothing more is found, and any two drives may fail.
+    node_stop home
+    node_start home
+    "$FOREBAY" drive scrub "$NODE" --now
+    wait_until 60 status_is 'all(.drives[]; .scrub.running == false)'
+    status_json | jq -c '.filesystems[0].damage'
+    status_is ".filesystems[0].damage.found == $bad + 7"
+    "$FOREBAY" drive fail "$NODE" 0
+    "$FOREBAY" drive fail "$NODE" 1
+    reads_well "$MNT/copies"
+    reads_well "$MNT/stripe"
+    "$FOREBAY" drive return "$NODE" 0
+    "$FOREBAY" drive return "$NODE" 1
+    becomes_healthy
+    node_fsck home
+}
+check "a scrub repairs shards that have bad blocks in different places" staggered
+
 # A missing drive is no proof of damage.
 away() {
     node_stop home
@@ -231,7 +291,7 @@ in_store() {
     for name in gone-1 gone-2 bad whole; do
         head -c $((6 * MIB)) /dev/urandom >"$WORK/source/$name"
         cp "$WORK/source/$name" "$MNT/cold"
-        sync -f "$MNT"
+        sync_files "$MNT"
         wait_until 60 tier_is '.queued_extents == 0'
     done
     tier release "$MNT"/cold/*
@@ -250,7 +310,7 @@ harmed() {
     cp "$(blob 3)" "$WORK/kept/3"
     rm "$(blob 1)" "$(blob 2)"
     printf '\x5a\xa5\x5a\xa5' | dd of="$(blob 3)" bs=1 seek=3000000 conv=notrunc status=none
-    sync -f "$WORK/store/mnt"
+    sync_files "$WORK/store/mnt"
     cold_cache
     expect_fail 'blob .* is not in the store' tier fetch "$MNT/cold/gone-1"
     cannot_be_read "$MNT/cold/gone-2"
@@ -281,12 +341,12 @@ blobs_back() {
     exit_is 3
     cp "$WORK/kept/1" "$(blob 1)"
     cp "$WORK/kept/3" "$(blob 3)"
-    sync -f "$WORK/store/mnt"
+    sync_files "$WORK/store/mnt"
     come_to_be_named 60 /cold/gone-2
     reads_well "$MNT/cold/gone-1"
     reads_well "$MNT/cold/bad"
     cp "$WORK/source/gone-2" "$MNT/cold/gone-2"
-    sync -f "$MNT"
+    sync_files "$MNT"
     becomes_healthy
     exit_is 0
     wait_until 20 has_event "data readable" 'restored'

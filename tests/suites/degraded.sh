@@ -105,6 +105,10 @@ missing_drive() {
 too_many_missing() {
     node_stop gone && rm "$WORK/gone/drives/0.img" "$WORK/gone/drives/1.img" &&
         expect_fail 'survives 2 lost drives, and 3 do not answer' "$FOREBAY" start "$WORK/gone"
+    { "$FOREBAY" start "$WORK/gone" || true; } 2>"$WORK/refused"
+    cat "$WORK/refused"
+    # Each drive with its path and the error of the system.
+    [ "$(grep -cE 'drive [012]: .*/drives/[012]\.img.*: No such file or directory \(os error 2\)' "$WORK/refused")" = 3 ]
 }
 
 # Overwrites a MiB in every 16 of one drive, past the superblocks, while the node is stopped.
@@ -281,6 +285,8 @@ last_holder() {
     mv "$WORK/last.img" "$dir/drives/1.img" && wait_until 30 drive_is last 1 up && same last before
 }
 
+# What `status` says about the node `former`.
+reads_survive() { json former | jq -r '.filesystems[0].protection' | tee /dev/stderr | grep "^reads survive $1 drives,"; }
 # Data that was stored with less protection than its filesystem has now counts with its own protection.
 counts_as_stored() {
     local i dir=$WORK/former
@@ -288,8 +294,11 @@ counts_as_stored() {
     for ((i = 0; i < 150; i++)); do head -c 300000 /dev/urandom >"$dir/mnt/$i"; done
     sync "$dir"/mnt/*
     "$FOREBAY" upkeep "$dir" --pause
+    reads_survive 1
     "$FOREBAY" fs set "$dir" main --profile 4+2
+    reads_survive 1
     fail_drive former 0
+    reads_survive 0
     expect_fail 'would lose data: what is stored as r2 survives 1 lost drives and 2 would be gone' fail_drive former 1
     echo 3 >/proc/sys/vm/drop_caches
     cat "$dir"/mnt/* | wc -c | grep -qx 45000000

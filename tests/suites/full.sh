@@ -60,6 +60,18 @@ small_writes_fail() {
     return 1
 }
 
+# Writes fail, so `df` promises less than one more file.
+df_promises_nothing() {
+    local available
+    available=$(available_bytes)
+    echo "available: $available"
+    [ "$available" -lt "$BLOCK_BYTES" ] && return
+    # For the log: whether that promise would be kept.
+    dd if=/dev/zero of="$MNT/promised" bs="$BLOCK_BYTES" count=1 conv=fsync || true
+    "$FOREBAY" drive list "$WORK/n"
+    return 1
+}
+
 acknowledged_is_intact() { (cd "$MNT" && sha256sum --check --quiet "$WORK/sums"); }
 
 # The file of the failed write may have some of its bytes, but no others.
@@ -237,6 +249,7 @@ check "small writes end with ENOSPC" small_writes_fail
 check "acknowledged files are intact" acknowledged_is_intact
 check "the file that did not fit is not torn" failed_file_is_not_torn
 check "df adds up when full" numbers_make_sense
+check "df promises no room where writes fail" df_promises_nothing
 check "acknowledged files are intact after a restart" after_restart
 check "acknowledged files are intact after a crash" after_crash
 check "uploads to full drives are answered and do not block deletions" uploads_when_full

@@ -75,6 +75,7 @@ metadata_node() {
     host 120M
     start_node --drive "$WORK/elsewhere/a" --drive "$WORK/elsewhere/b" --drive "$WORK/elsewhere/c" \
         --drive "$WORK/elsewhere/d" --drive-size 512M --profile 2+2
+    mkdir "$MNT/bucket"
     dd if=/dev/zero of="$HOST/filler" bs=1M count=30 status=none
 }
 
@@ -93,6 +94,35 @@ stays_full() {
     status_of '.state, .problems[]'
 }
 
+# s3_put KEY: a small object into the bucket `bucket`; prints the status, the code and the message of a refusal.
+s3_put() {
+    AWS_SHARED_CREDENTIALS_FILE=$DIR/admin-credentials ENDPOINT=$(jq -r .s3 "$DIR/node.json") answered env \
+        -u AWS_ACCESS_KEY_ID -u AWS_SECRET_ACCESS_KEY -u AWS_PROFILE "$HOME/.cache/forebay/venv/bin/python3" - "$1" <<'END'
+import os, sys
+import boto3, botocore
+config = botocore.config.Config(retries={"max_attempts": 0}, read_timeout=50)
+s3 = boto3.client("s3", endpoint_url=os.environ["ENDPOINT"], region_name="us-east-1", config=config)
+try:
+    s3.put_object(Bucket="bucket", Key=sys.argv[1], Body=b"x" * 20000)
+    print("200")
+except botocore.exceptions.ClientError as error:
+    answer = error.response
+    print(answer["ResponseMetadata"]["HTTPStatusCode"], answer["Error"]["Code"], answer["Error"]["Message"])
+END
+}
+s3_put_is() { s3_put object >"$WORK/put" && grep -qE "$1" "$WORK/put"; }
+
+# The drives have room: neither S3 nor `status` may say that they are full.
+metadata_is_named() {
+    wait_until 30 s3_put_is '^507 InsufficientStorage .*for the metadata' || { cat "$WORK/put" && return 1; }
+    cat "$WORK/put"
+    not grep -q 'on the drives\.' "$WORK/put"
+    status_of '.problems[]' | tee "$WORK/problems"
+    grep -q "takes no new data.*metadata is in $DIR/meta" "$WORK/problems"
+    not grep -qE 'drives? .*(are|is) full' "$WORK/problems"
+    status_of '[.drives[].full] | any' | grep -qx false
+}
+
 unlink_half() {
     local path
     awk 'NR % 2 { print $2 }' "$WORK/sums" >"$WORK/gone"
@@ -108,6 +138,16 @@ goes_on() {
     wait_until 60 write_some "$1" 20 8000
     intact
     no_drive_failed
+}
+
+# The events were recorded as soon as there was room for them.
+metadata_events() {
+    wait_until 30 s3_put_is '^200'
+    wait_until 30 told_of_metadata
+}
+told_of_metadata() {
+    timeout 20 "$FOREBAY" events "$DIR" --json |
+        jq -e '[.[] | select(.subject == "filesystem main").kind] | .[-2:] == ["metadata full", "metadata has room"]' >/dev/null
 }
 
 # --- drives on the same filesystem, with space given back ---------------------------------------------------------
@@ -159,8 +199,10 @@ crash_while_full() {
 check "a node with its metadata on a small filesystem starts" metadata_node || exit 0
 check "names end with ENOSPC" names_until_full
 check "status and listings answer while it stays full" stays_full
+check "S3 and status name the metadata, not the drives" metadata_is_named
 check "deleting goes on" unlink_half
 check "it recovers by itself when there is room" goes_on later
+check "events tell of it, and S3 takes objects again" metadata_events
 check "it stops" stop_node
 end_host
 

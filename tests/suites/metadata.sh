@@ -67,16 +67,30 @@ flip() { # flip FILE OFFSET
     printf '\xa5\x5a\xa5\x5a' | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
 }
 
+# Damages each page of a local store but the first: not every page is in use.
+flip_pages() {
+    local at
+    for ((at = 4096 + 904; at < $(stat -c %s "$1"); at += 4096)); do flip "$1" "$at"; done
+}
+
+# restored_are NODE PATTERN: there are events of the damaged stores of both ledgers, and no others.
+restored_are() {
+    "$FOREBAY" events "$WORK/$1" --json | jq '[.[] | select(.kind == "metadata restored")]' >"$WORK/restored"
+    cat "$WORK/restored"
+    jq -e --arg text "$2" 'map(.subject) == ["cluster", "filesystem main"] and all(.text | test($text))' "$WORK/restored"
+}
+
 damaged_copies() {
     local log
     node_stop n
-    flip "$A/meta/ledger-1/state.redb" 20000
-    flip "$A/meta/ledger-0/state.redb" 9000
+    flip_pages "$A/meta/ledger-1/state.redb"
+    flip_pages "$A/meta/ledger-0/state.redb"
     log=$(find "$B/meta/ledger-1/log" -name '*.log' | sort | head -n 1)
     flip "$log" 40
     node_start n
     copies_are 2
     intact
+    restored_are n "$A/meta/ledger-[01]/state.redb was damaged.*from another copy"
 }
 
 lost_store() {
@@ -195,15 +209,20 @@ node_end "$WORK/n"
 # With only one copy: the log of a young node is complete.
 alone() {
     node_start alone --drive-size 256M
-    head -c 3M /dev/urandom >"$WORK/alone/mnt/file" && mkdir "$WORK/alone/mnt/dir" && sync -f "$WORK/alone/mnt/file"
+    head -c 3M /dev/urandom >"$WORK/alone/mnt/file" && mkdir "$WORK/alone/mnt/dir" && sync "$WORK/alone/mnt/file"
     (cd "$WORK/alone/mnt" && sha256sum file) >"$WORK/alone.sum"
     node_stop alone
-    flip "$WORK/alone/meta/ledger-0/state.redb" 9000
-    flip "$WORK/alone/meta/ledger-1/state.redb" 20000
+    flip_pages "$WORK/alone/meta/ledger-0/state.redb"
+    flip_pages "$WORK/alone/meta/ledger-1/state.redb"
     node_start alone
     (cd "$WORK/alone/mnt" && sha256sum --check --quiet "$WORK/alone.sum" && [ -d dir ])
-    [ -e "$WORK/alone/meta/ledger-0/state.damaged" ] && [ -e "$WORK/alone/meta/ledger-1/state.damaged" ]
-    grep -q 'made anew from the log' "$WORK/alone/log/forebay.log"
+    [ -e "$WORK/alone/meta/ledger-0/state.damaged" ]
+    [ -e "$WORK/alone/meta/ledger-1/state.damaged" ]
+    # One event for each ledger, which a further start does not repeat.
+    restored_are alone 'made anew from the log.*state.damaged'
+    node_stop alone
+    node_start alone
+    restored_are alone 'made anew from the log.*state.damaged'
     node_fsck alone
 }
 check "a damaged store without a copy is rewritten from the log" alone

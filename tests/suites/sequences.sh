@@ -102,8 +102,6 @@ times_stay_after_a_write() {
         [ "$i" != 150 ] || cat "$MNT/file" >"$WORK/out"
         sleep 0.01
     done
-    # The owner got the access time of the read at the close of the file, or gets it now.
-    sync -f "$MNT"
     [ "$(times_of "$MNT/file")" = "$first" ]
     node_unmount "$NODE"
     node_mount "$NODE"

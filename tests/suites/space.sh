@@ -150,7 +150,7 @@ convert() {
 
 # Makes copies that share extents with their sources.
 clone_large() {
-    mkdir "$WORK/$1/mnt/clones" && cp "$WORK/$1/mnt/$2"/* "$WORK/$1/mnt/clones" && sync -f "$WORK/$1/mnt"
+    mkdir "$WORK/$1/mnt/clones" && cp "$WORK/$1/mnt/$2"/* "$WORK/$1/mnt/clones" && sync "$WORK/$1/mnt/clones"/*
     cp "$WORK/$1-$2.sums" "$WORK/$1-clones.sums"
 }
 

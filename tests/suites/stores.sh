@@ -154,7 +154,7 @@ moves() {
     # The store has no blobs yet.
     store update blobs --bucket Archive/blobs
     head -c 9000000 /dev/urandom | tee "$WORK/file" >"$second/file"
-    sync -f "$second"
+    sync_files "$second"
     wait_until 60 has_blobs
     expect_fail 'second has blobs in store blobs that are not at the new place: bucket Other .*NoSuchKey' \
         store update blobs --bucket Other
@@ -267,7 +267,7 @@ group_takes_effect() {
     attach third --group-times
     "$FOREBAY" mount "$NODE" "$third" --fs third
     head -c 3000000 /dev/urandom >"$third/file"
-    sync -f "$third"
+    sync_files "$third"
     sleep 12
     not third_is '.both_extents + .away_extents > 0'
     group update fast --retention 30s --tiering-cue 10s

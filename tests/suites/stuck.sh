@@ -41,7 +41,10 @@ status_answers() {
     mkdir "$MNT/waits" &
     wait_until "$STUCK_S" says_what_is_stuck
     cat "$WORK/problems"
-    grep -q "append to a ledger's log" "$WORK/problems"
+    # With its thread, its place in the source, and where the thread waits.
+    grep -qE "append to a ledger's log\" has not moved for [0-9]+ s: thread=[0-9]+ at=crates/[^ ]+; thread=[0-9]+ name=.* in [a-z_]+" "$WORK/problems"
+    timeout 20 "$FOREBAY" status "$DIR" --json | jq -r '.stacks[]' >"$WORK/stacks"
+    grep 'name=watchdog in ' "$WORK/stacks"
     # The watchdog looks every five seconds. Its log is on the same disk.
     sleep 6
 }
@@ -63,7 +66,11 @@ is_ended() {
     disk_takes "$SLOW_MS"
     mkdir "$MNT/again" &
     sleep 1
-    timeout 60 "$FOREBAY" stop "$DIR" || true
+    timeout 60 "$FOREBAY" stop "$DIR" &
+    sleep 10
+    # What the command waits for: a sleep of its own, or a file on the disk.
+    cat "/proc/$(pgrep -f "^$FOREBAY stop $DIR")/stack" || true
+    wait $! || true
     disk_takes 0
     wait_until 60 process_is_gone "$pid"
 }

@@ -82,7 +82,7 @@ overcommitted() {
         head -c $size /dev/urandom | tee "$MNT/over$number" | sha256sum | sed "s/-/over$number/" >>"$SUMS"
         bytes=$((bytes + size))
     done
-    sync -f "$MNT"
+    sync_files "$MNT"
     echo "$bytes bytes on drives of $capacity after $SECONDS s"
 }
 check "ten times what the drives hold is written" overcommitted

@@ -23,7 +23,7 @@ check "invalid commands are refused" refusals
 
 written() {
     random_file "$MNT/before" 3000000
-    sync -f "$MNT"
+    sync_files "$MNT"
     fs attach main cold --retention 1h --tiering-cue 10s
     expect_fail 'main' "$FOREBAY" store remove "$NODE" cold
     mkdir "$MNT/small"
@@ -44,6 +44,22 @@ ranges_name() {
         jq -cs --argjson ino "$ino" '[.[].ranges[] | select(.ino == $ino) | {extent, off}] | sort' >"$WORK/ranges"
     [ "$(jq length "$WORK/extents")" -gt 0 ] && cmp "$WORK/extents" "$WORK/ranges"
 }
+# in_blobs FILE: writes the content of a file to standard output, read from the blobs alone.
+in_blobs() {
+    jq -r --argjson ino "$(stat -c %i "$1")" 'select(.ino == $ino) | "\(.off) \(.file) \(.range)"' "$WORK/told" | sort -n |
+        while read -r _ file range; do "$FOREBAY" blob cat "$file" "$range"; done
+}
+# files_from_blobs: every range in the blobs tells its file, or lists pieces that do, and files can be read from them.
+files_from_blobs() {
+    local blob file
+    find "$WORK/blobs" -type f | while read -r blob; do
+        "$FOREBAY" blob dump --json "$blob" | jq -c --arg file "$blob" '.ranges[]
+            | (select(.pieces == []) | {ino, off, file: $file, range: "\(.index)"}),
+              (.index as $range | .pieces[] | {ino, off, file: $file, range: "\($range).\(.index)"})'
+    done >"$WORK/told"
+    jq -s -e 'length > 0 and all(.ino > 0)' "$WORK/told"
+    for file in "$MNT"/small/* "$MNT/before" "$MNT/big"; do in_blobs "$file" | cmp - "$file"; done
+}
 uploaded() {
     wait_until 90 tier_is '.queued_extents == 0 and (.queueing | not) and .both_bytes > 60000000'
     located "$MNT/big" 0 60000000 0
@@ -52,6 +68,7 @@ uploaded() {
     find "$WORK/blobs" -type f -print0 | while read -rd '' blob; do "$FOREBAY" blob dump "$blob" >/dev/null; done
     [ "$(blobs)" = "$(tier_status | jq '.[0].blobs')" ]
     ranges_name "$MNT/big"
+    files_from_blobs
     [ "$(find "$WORK/blobs" -type f -size +8M | wc -l)" = 0 ]
     rm -r "$WORK/blobs"
     tier ops "$NODE" cold --json | jq -e '.[0].ops | map(select(.verb == "PUT" and .state == "done")) | length > 0'
@@ -159,7 +176,7 @@ by_directory() {
     fs attach main cold --tiering-cue 20m
     mkdir "$MNT/this" "$MNT/that"
     for i in $(seq 36); do random_file "$MNT/this/$i" 250000 && random_file "$MNT/that/$i" 250000; done
-    sync -f "$MNT"
+    sync_files "$MNT"
     wait_until 10 tier_is '.queued_bytes >= 17000000'
     sleep 12
     fs attach main cold --tiering-cue 10s
@@ -198,7 +215,7 @@ store_down() {
     expect_fail 'Input/output error' sha256sum "$MNT/big"
     echo "EIO after $((SECONDS - began)) s"
     random_file "$MNT/meanwhile" 1000000
-    sync -f "$MNT"
+    sync_files "$MNT"
     sha256sum "$MNT/tiny" "$MNT/meanwhile" >/dev/null
     wait_until 60 tier_is '.problem != null and .store_health.up == false'
     "$FOREBAY" status "$NODE" | grep -i 'cold'
@@ -234,7 +251,7 @@ killed() {
     local round
     for round in 1 2; do
         random_file "$MNT/round$round" 20000000
-        sync -f "$MNT"
+        sync_files "$MNT"
         note_sums
         sleep $((6 + 5 * round))
         node_kill home
@@ -260,7 +277,7 @@ named() {
         "$WORK/refusal"
     "$FOREBAY" store update "$NODE" cold --protocol HTTP --port "$port"
     random_file "$MNT/later" 10000000
-    sync -f "$MNT"
+    sync_files "$MNT"
     note_sums
     refuse '*' 403 InvalidAccessKeyId
     wait_until 30 told 'refused: .*InvalidAccessKeyId.*does not know the access key'
@@ -287,7 +304,7 @@ named() {
     sed -i '\,\./that/,d' "$SUMS"
     wait_until 30 deletes
     random_file "$MNT/beside" 10000000
-    sync -f "$MNT"
+    sync_files "$MNT"
     note_sums
     wait_until 45 tier_is '.queued_extents == 0'
     deletes
@@ -306,7 +323,7 @@ overcommitted() {
     local i
     fs attach main cold --retention 30s --tiering-cue 10s
     for i in $(seq 12); do random_file "$MNT/more$i" 70000000; done
-    sync -f "$MNT"
+    sync_files "$MNT"
     tier_is '.away_bytes > 0'
     df -B1 --output=size,used,avail "$MNT"
     note_sums
@@ -323,7 +340,7 @@ limited() {
     # Content leaves the drives until the quota holds.
     wait_until 60 on_ssd '<= 128 * 1048576'
     for i in $(seq 13 16); do random_file "$MNT/more$i" 70000000; done
-    sync -f "$MNT"
+    sync_files "$MNT"
     on_ssd '<= 128 * 1048576'
     [ "$(df -B1 --output=size "$MNT" | tail -1)" = $((2 << 30)) ]
     note_sums

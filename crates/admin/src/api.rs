@@ -335,6 +335,9 @@ pub struct NodeStatus {
     pub state: String,
     /// The problems, one sentence each.
     pub problems: Vec<String>,
+    /// If a lock or call is stuck: all threads of the process, and the kernel functions they wait in, innermost first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stacks: Vec<String>,
     /// Id of the cluster.
     pub cluster: String,
     /// Version of the program.

@@ -81,4 +81,8 @@ pub enum FsError {
     /// The service is stopping or cannot be reached; the operation did not happen or its result is unknown.
     #[error("service unavailable")]
     Unavailable,
+    /// The service is not the one to ask any more; whether the operation happened is not known. Only clients see this error:
+    /// they ask the service's successor.
+    #[error("service moved")]
+    Disconnected,
 }

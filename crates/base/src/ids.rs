@@ -44,7 +44,8 @@ id!(
     ExtentId(u64)
 );
 id!(
-    /// The map from file offsets to extents of one file generation; never reused.
+    /// The map from file offsets to extents of one file generation; never reused. It may tell its file: see
+    /// [`MapId::file`].
     MapId(u64)
 );
 id!(
@@ -75,6 +76,31 @@ id!(
     /// Which shard of a stripe: 0..k are data, k..n parity.
     ShardIndex(u8)
 );
+
+impl MapId {
+    /// Set in the number of a map that tells its file.
+    const OF_FILE: u64 = 1 << 62;
+    /// Bits of the inode's number; those between them and [`Self::OF_FILE`] count the file's maps.
+    const INO_BITS: u32 = 48;
+    const NEXT: u64 = 1 << Self::INO_BITS;
+
+    /// The first map of a file. `None` if the inode's number is too large for one that tells it.
+    pub fn first_of(ino: Ino) -> Option<Self> {
+        (ino.0 < Self::NEXT).then_some(Self(Self::OF_FILE | ino.0))
+    }
+
+    /// The map that replaces this one in its file. `None` if this one does not tell its file, or was the last that can.
+    pub fn next_of_file(self) -> Option<Self> {
+        self.file()?;
+        let next = Self(self.0 + Self::NEXT);
+        (next.file() == self.file()).then_some(next)
+    }
+
+    /// The file whose map it is or was, if its number tells that.
+    pub fn file(self) -> Option<Ino> {
+        (self.0 >> 62 == 1).then_some(Ino(self.0 & (Self::NEXT - 1)))
+    }
+}
 
 impl Ino {
     /// The root directory of every filesystem, as FUSE numbers it.
@@ -154,6 +180,24 @@ pub struct ParseUuidError;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn maps_of_a_file_tell_it_until_their_numbers_end() {
+        let first = MapId::first_of(Ino(7)).unwrap();
+        assert_eq!((first.file(), first.0), (Some(Ino(7)), 1 << 62 | 7));
+        let mut maps = vec![first];
+        while let Some(next) = maps.last().and_then(|map| map.next_of_file()) {
+            assert!(next > maps[maps.len() - 1]);
+            maps.push(next);
+        }
+        assert!(maps.iter().all(|map| map.file() == Some(Ino(7))));
+        assert_eq!(maps.len(), 1 << 14);
+        // Of ordinary, composed and too large numbers nothing is told.
+        assert_eq!(MapId(7).file(), None);
+        assert_eq!(MapId(1 << 63 | 7).file(), None);
+        assert_eq!(MapId(7).next_of_file(), None);
+        assert_eq!(MapId::first_of(Ino(1 << 48)), None);
+    }
 
     #[test]
     fn uuid_text_round_trips() {

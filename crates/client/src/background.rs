@@ -31,6 +31,8 @@ const LATE_BATCHES_MAX: usize = 256;
 const CLOSES_AT_ONCE: usize = 64;
 /// Rounds of flushing before the client stops trying to give up a lease.
 const FLUSH_ROUNDS: u32 = 8;
+/// Pause before an owner that could not be told of closed files is told again.
+const CLOSE_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after a failed flush before it is tried again.
 const FLUSH_PAUSE: Duration = Duration::from_millis(250);
 /// Events of the owner that are handled together.
@@ -181,15 +183,27 @@ impl Client {
                 gates.push(gate);
             }
         }
-        if !ended.is_empty()
-            && let Err(error) = self.call(MetaRequest::Close { inos: ended }).await
-        {
+        let told = match ended.is_empty() {
+            true => Ok(()),
+            false => self.call(MetaRequest::Close { inos: ended.clone() }).await.map(drop),
+        };
+        if let Err(error) = told {
             tracing::warn!(%error, "owner was not told of closed files");
+            // With the session, its open files have ended.
+            if error != FsError::StaleLease {
+                let untold = nodes.iter().filter(|node| ended.contains(&node.ino));
+                untold.for_each(|node| node.lock().registered = true);
+            }
         }
         self.inner.close_rounds.fetch_add(1, Ordering::SeqCst);
         drop(gates);
         drop(nodes);
         closed.iter().for_each(|ino| self.drop_if_idle(*ino));
+        if told.is_err() {
+            // Otherwise the owner would keep those without a name for as long as the session lasts.
+            tokio::time::sleep(CLOSE_PAUSE).await;
+            ended.into_iter().for_each(|ino| self.note_closed(ino));
+        }
     }
 
     fn flush_aged(&self) {
@@ -299,7 +313,7 @@ impl Client {
     }
 
     /// The owner took the lease away: dirty data under it is lost, and the next fsync returns an error.
-    fn revoked(&self, lease: LeaseGrant) {
+    pub(crate) fn revoked(&self, lease: LeaseGrant) {
         self.void(lease);
         let Some(node) = self.inner.nodes.find(lease.ino) else { return };
         let mut state = node.lock();
@@ -321,24 +335,34 @@ impl Client {
     }
 }
 
-pub(crate) async fn events(client: Client, mut inbox: mpsc::UnboundedReceiver<OwnerEvent>) {
+pub(crate) async fn events(client: Client, mut inbox: mpsc::UnboundedReceiver<(u64, OwnerEvent)>) {
     let mut happened = Vec::new();
     while inbox.recv_many(&mut happened, EVENTS_AT_ONCE).await > 0 {
         if client.inner.closing.load(Ordering::Relaxed) {
             return;
         }
         let mut names: BTreeMap<Ino, Vec<(Bytes, u64)>> = BTreeMap::new();
-        for event in happened.drain(..) {
+        for (bond, event) in happened.drain(..) {
+            // An earlier owner has no say any more.
+            if !client.inner.session.bonds.is_present(bond).await {
+                continue;
+            }
             match event {
                 OwnerEvent::Recall { lease, keep } => {
                     let client = client.clone();
                     tokio::spawn(async move { client.recalled(lease, keep).await });
                 }
                 OwnerEvent::Revoked { lease } => client.revoked(lease),
+                OwnerEvent::LockGranted { ticket } => client.inner.locks.note_granted(ticket),
+                OwnerEvent::LockLost { lock } => {
+                    tracing::error!(ino = %lock.ino, pid = lock.pid, "another client got a lock that was held here");
+                    client.inner.locks.note_lost(&lock);
+                }
                 OwnerEvent::Forget { dir, name, number } => {
                     names.entry(dir).or_default().push((name, number));
                 }
             }
+            client.inner.session.term.took(bond);
         }
         // Names of one directory share a message. A directory that is busy above does not hold up the others.
         for (dir, names) in names {

@@ -114,6 +114,12 @@ impl Client {
         met.into_iter().filter_map(entry).collect()
     }
 
+    /// Forgets a shard that was found damaged or missing: it is stored again. The repair of one shard of an extent also
+    /// meets the others that are damaged.
+    pub fn forget_damaged(&self, entry: &OwedEntry) {
+        self.inner.peers.0.damage.lock().shards.remove(&(entry.id, entry.shard));
+    }
+
     /// Whether no more damaged shards can be remembered.
     pub fn is_full_of_damage(&self) -> bool {
         self.inner.peers.0.damage.lock().shards.len() >= SHARDS_MAX

@@ -21,8 +21,10 @@ use wire::drive::{
     DeleteShards, GetPurpose, GetShard, PutPurpose, PutShard, PutShardError, ShardBlocks, ShardClass,
     ShardKey, ShardNote, ShardShape,
 };
-use wire::meta::{ExtentRef, MetaService, OwedShard};
+use wire::meta::{ExtentRef, OwedShard};
+use wire::position::Position;
 
+use crate::bond::Bonds;
 use crate::latency::{Latencies, RequestKind};
 use crate::peers::{Peers, Writing};
 use crate::topology::Topology;
@@ -121,7 +123,7 @@ pub(crate) struct ExtentIo {
     pub(crate) env: Env,
     pub(crate) ledger: LedgerId,
     /// The owner; every change on a drive carries its newest position.
-    meta: Arc<dyn MetaService>,
+    bonds: Arc<Bonds>,
     topology: watch::Receiver<Arc<Topology>>,
     codes: Mutex<HashMap<(u8, u8), Arc<ErasureCode>>>,
     pub(crate) latencies: Latencies,
@@ -148,11 +150,16 @@ impl ExtentIo {
     pub(crate) fn new(
         env: Env,
         ledger: LedgerId,
-        meta: Arc<dyn MetaService>,
+        bonds: Arc<Bonds>,
         topology: watch::Receiver<Arc<Topology>>,
         peers: Peers,
     ) -> Self {
-        Self { env, ledger, meta, topology, codes: Mutex::default(), latencies: Latencies::new(), peers }
+        Self { env, ledger, bonds, topology, codes: Mutex::default(), latencies: Latencies::new(), peers }
+    }
+
+    /// The newest durable position of the ledger that an answer told.
+    fn position(&self) -> Option<Position> {
+        self.bonds.with(|bond| bond.owner.as_ref()?.position())
     }
 
     pub(crate) fn topology(&self) -> Arc<Topology> {
@@ -363,7 +370,7 @@ impl ExtentIo {
             key: ShardKey { ledger: self.ledger, extent: id, shard },
             shape: ShardShape { pg: group.id, k, m: n - k, extent_len },
             note,
-            position: self.meta.position(),
+            position: self.position(),
             class: if copies { ShardClass::Small } else { ShardClass::Bulk },
             purpose,
             pg_epoch: group.epoch,
@@ -427,7 +434,7 @@ impl ExtentIo {
 
     /// A request to delete shards.
     pub(crate) fn deletion(&self, keys: Vec<ShardKey>) -> DeleteShards {
-        DeleteShards { keys, position: self.meta.position() }
+        DeleteShards { keys, position: self.position() }
     }
 
     /// Deletes one shard that was stored for an extent that is gone.

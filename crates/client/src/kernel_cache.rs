@@ -3,7 +3,9 @@
 //! A lease covers attributes, a watch covers names: the owner has a name forgotten before it changes. An answer may
 //! arrive after that, so names may be kept only if no name of their directory was forgotten in the meantime.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use base::{FsError, Ino};
@@ -15,19 +17,59 @@ use crate::Client;
 /// Directories share counters to bound their number. The only effect is that a name is sometimes asked for again.
 const COUNTERS: usize = 64;
 
-/// How often names were forgotten.
+/// Directories that are remembered before the old ones among them are looked for.
+const KEPT_DIRS: usize = 1024;
+
+/// How often names were forgotten, and where caches above may keep names.
 #[derive(Debug)]
-pub(crate) struct Forgotten([AtomicU64; COUNTERS]);
+pub(crate) struct Forgotten {
+    counters: [AtomicU64; COUNTERS],
+    kept: Mutex<KeptDirs>,
+}
+
+/// When caches above last got names of a directory that they may keep, by the boot clock.
+#[derive(Debug, Default)]
+struct KeptDirs {
+    dirs: HashMap<Ino, u64>,
+    prune_at: usize,
+}
+
+impl KeptDirs {
+    fn note(&mut self, dir: Ino, now_ns: u64) {
+        self.dirs.insert(dir, now_ns);
+        if self.dirs.len() > self.prune_at.max(KEPT_DIRS) {
+            self.dirs.retain(|_, kept_ns| now_ns < *kept_ns + NAME_TERM.as_nanos() as u64);
+            self.prune_at = 2 * self.dirs.len();
+        }
+    }
+}
 
 impl Default for Forgotten {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+        Self { counters: std::array::from_fn(|_| AtomicU64::new(0)), kept: Mutex::default() }
     }
 }
 
 impl Forgotten {
     fn counter(&self, dir: Ino) -> &AtomicU64 {
-        &self.0[(dir.0 % COUNTERS as u64) as usize]
+        &self.counters[(dir.0 % COUNTERS as u64) as usize]
+    }
+
+    fn kept(&self) -> MutexGuard<'_, KeptDirs> {
+        self.kept.lock().expect("no holder of this lock panics")
+    }
+
+    /// The directories of which caches above may keep names.
+    pub(crate) fn kept_dirs(&self, now_ns: u64) -> Vec<Ino> {
+        let kept = self.kept();
+        let mut dirs: Vec<Ino> = kept
+            .dirs
+            .iter()
+            .filter(|(_, kept_ns)| now_ns < **kept_ns + NAME_TERM.as_nanos() as u64)
+            .map(|(dir, _)| *dir)
+            .collect();
+        dirs.sort_unstable();
+        dirs
     }
 }
 
@@ -55,7 +97,11 @@ impl Client {
         let is_late = Duration::from_nanos(age_ns) > ANSWER_AGE_MAX;
         let forgotten = self.inner.forgotten.counter(term.dir).load(Ordering::Acquire);
         let keeps = term.keep && !is_late && forgotten == term.forgotten;
-        if keeps { NAME_TERM } else { Duration::ZERO }
+        if !keeps {
+            return Duration::ZERO;
+        }
+        self.inner.forgotten.kept().note(term.dir, self.inner.env.clock.boot_ns());
+        NAME_TERM
     }
 
     /// How long a cache above may keep attributes that it gets now, unless it is invalidated earlier.
@@ -64,7 +110,7 @@ impl Client {
             let state = node.lock();
             !state.recalled && state.attr().is_some()
         });
-        if vouched { NAME_TERM } else { Duration::ZERO }
+        if vouched { NAME_TERM.min(self.inner.session.term.left()) } else { Duration::ZERO }
     }
 
     /// Makes caches above forget names that are about to change, then tells the owner.

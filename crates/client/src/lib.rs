@@ -6,6 +6,7 @@
 
 mod background;
 mod blobs;
+mod bond;
 mod damage;
 mod dirty;
 mod extents;
@@ -15,6 +16,7 @@ mod flush;
 mod given_up;
 mod kernel_cache;
 mod latency;
+mod locks;
 mod makes;
 mod map_cache;
 mod names;
@@ -32,6 +34,8 @@ mod repair;
 mod room;
 mod session;
 mod shortage;
+mod takeover;
+mod term;
 mod tier;
 mod topology;
 
@@ -51,10 +55,12 @@ use wire::meta::{EventSink, LeaseGrant, MetaReply, MetaRequest, MetaService, Own
 use wire::store::ObjectStore;
 
 use blobs::Blobs;
+use bond::Bonds;
 use extents::ExtentIo;
 use flush::InlineBudget;
 use given_up::GivenUp;
 use kernel_cache::Forgotten;
+use locks::Locks;
 use makes::Makes;
 use node::NodeTable;
 use room::Room;
@@ -77,6 +83,8 @@ pub use shortage::{Scarce, Shortage};
 pub use tier::{FileTiers, PartsPage, UploadError};
 pub use topology::{Limits, Topology};
 pub use wire::guard::Guard;
+pub use wire::lock::{FileLock, LockSpace};
+pub use wire::message::Caller;
 pub use wire::meta::{
     Attr, DirEntry, DirPosition, FileKind, MakeNode, OpenIntent, OwedEntry, RenameMode, SYMLINK_BYTES_MAX,
     SetAttr, Whiteout, XattrMode,
@@ -92,8 +100,8 @@ pub struct ClientOptions {
     pub runtime: Handle,
     /// The ledger of the filesystem.
     pub ledger: LedgerId,
-    /// Its owner.
-    pub meta: Arc<dyn MetaService>,
+    /// Its owner. The value changes when another owner takes over.
+    pub owner: watch::Receiver<Arc<dyn MetaService>>,
     /// Drives and placement groups.
     pub topology: watch::Receiver<Arc<Topology>>,
     /// The filesystem's profile. File data is gathered up to the size of its extents; the topology decides how each
@@ -107,6 +115,11 @@ pub struct ClientOptions {
     pub tier: TierLink,
     /// Shared by the clients of this filesystem.
     pub peers: Peers,
+}
+
+/// For [`ClientOptions::owner`]: an owner that nobody follows.
+pub fn only_owner(owner: Arc<dyn MetaService>) -> watch::Receiver<Arc<dyn MetaService>> {
+    watch::channel(owner).1
 }
 
 /// How a client reaches the object store that extents of its filesystem lie in.
@@ -176,6 +189,8 @@ pub struct FsStat {
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
+    /// The user whose rights the owner checks; `None`: the caller of these methods has checked them.
+    caller: Option<Arc<Caller>>,
 }
 
 struct Inner {
@@ -211,6 +226,7 @@ struct Inner {
     given_up: Mutex<GivenUp>,
     forgotten: Forgotten,
     makes: Makes,
+    locks: Locks,
     /// Counts answers to changes of names.
     changes: AtomicU64,
     invalidate: Mutex<Option<Arc<dyn Invalidate>>>,
@@ -220,13 +236,19 @@ struct Inner {
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
+/// Events, each with the number of the bond to the owner that sent it.
+type Events = mpsc::UnboundedSender<(u64, OwnerEvent)>;
+
 /// Carries the owner's events to the task that handles them.
-struct EventQueue(mpsc::UnboundedSender<OwnerEvent>);
+struct EventQueue {
+    bond: u64,
+    events: Events,
+}
 
 impl EventSink for EventQueue {
     fn event(&self, event: OwnerEvent) {
         // A client that is gone has no leases to recall.
-        let _ = self.0.send(event);
+        let _ = self.events.send((self.bond, event));
     }
 }
 
@@ -234,14 +256,16 @@ impl Client {
     /// Registers with the owner and starts the background tasks.
     pub async fn open(options: ClientOptions) -> Result<Self, FsError> {
         let (events, inbox) = mpsc::unbounded_channel();
-        let meta = options.meta.clone();
-        let session = Session::open(options.meta, Arc::new(EventQueue(events))).await?;
+        let mut owner = options.owner;
+        let first = owner.borrow_and_update().clone();
+        let queue = EventQueue { bond: Bonds::FIRST, events: events.clone() };
+        let session = Session::open(first, Arc::new(queue), options.env.clock.clone()).await?;
         session.heartbeat().await?;
         let inner = Inner {
             extents: ExtentIo::new(
                 options.env.clone(),
                 options.ledger,
-                meta,
+                session.bonds.clone(),
                 options.topology,
                 options.peers.clone(),
             ),
@@ -249,8 +273,8 @@ impl Client {
             inline: Mutex::new(InlineBudget::new(options.env.clock.boot_ns())),
             env: options.env,
             runtime: options.runtime.clone(),
+            nodes: NodeTable::new(session.term.clone()),
             session,
-            nodes: NodeTable::new(),
             ledger: options.ledger,
             profile: options.profile,
             window: u64::from(extent_bytes_max(options.profile)),
@@ -269,6 +293,7 @@ impl Client {
             given_up: Mutex::default(),
             forgotten: Forgotten::default(),
             makes: Makes::default(),
+            locks: Locks::default(),
             changes: AtomicU64::new(0),
             invalidate: Mutex::new(None),
             notes_reads: AtomicBool::new(true),
@@ -276,12 +301,13 @@ impl Client {
             closing: AtomicBool::new(false),
             tasks: Mutex::new(Vec::new()),
         };
-        let client = Self { inner: Arc::new(inner) };
+        let client = Self { inner: Arc::new(inner), caller: None };
         client.refresh_room();
         let tasks = vec![
             options.runtime.spawn(background::events(client.clone(), inbox)),
             options.runtime.spawn(background::ticker(client.clone())),
             options.runtime.spawn(background::closer(client.clone())),
+            options.runtime.spawn(takeover::follow(client.clone(), owner, events)),
         ];
         *client.inner.tasks.lock().expect("no holder of this lock panics") = tasks;
         Ok(client)
@@ -289,12 +315,20 @@ impl Client {
 
     /// Sends a request to the owner.
     async fn call(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
-        self.inner.session.call(request).await
+        // What is known here goes into the answer, so it must hold.
+        self.inner.session.be_certain().await?;
+        self.inner.session.call(self.caller.as_deref(), request).await
     }
 
-    /// Sends an answer to an event of the owner. It has slots of its own, because requests may wait for such answers.
+    /// Sends an answer to an event of the owner.
     async fn answer(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
-        self.inner.session.answer(request).await
+        self.inner.session.call(None, request).await
+    }
+
+    /// The same client on behalf of a user: the owner checks the user's rights to each request. For machines whose own checks
+    /// the owner does not trust.
+    pub fn for_caller(&self, caller: Caller) -> Self {
+        Self { inner: self.inner.clone(), caller: Some(Arc::new(caller)) }
     }
 
     /// Sets the receiver of invalidations.
@@ -337,6 +371,11 @@ impl Client {
         }
         self.call(MetaRequest::CloseSession).await?;
         result
+    }
+
+    /// Asks the owner for the figures that [`Client::statfs`] takes from the last heartbeat.
+    pub async fn refresh_use(&self) -> Result<(), FsError> {
+        self.inner.session.heartbeat().await
     }
 
     /// Sizes and counts.

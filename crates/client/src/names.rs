@@ -325,7 +325,9 @@ impl Client {
         if set.size.is_some() {
             return self.set_size(&node, set).await;
         }
-        if let Some(attr) = self.hold(&node, &set) {
+        // The owner checks the rights to a change of mode or owner when it is made.
+        let is_checked = self.caller.is_some() && (set.mode, set.uid, set.gid) != (None, None, None);
+        if !is_checked && let Some(attr) = self.hold(&node, &set) {
             return Ok(attr);
         }
         let guard = node.flush.lock().await;
@@ -446,25 +448,26 @@ impl Client {
         let flush = if intent == OpenIntent::Truncate { Some(node.flush.lock().await) } else { None };
         let _remapping = flush.as_ref().map(|_| Remapping::new(&node));
         let (asked, makes_before) = (self.asking(), self.inner.makes.begun());
-        let reply = self.call(MetaRequest::Open { ino, intent }).await?;
-        let MetaReply::Entry { attr, lease, .. } = reply else { return unexpected(&reply) };
-        {
+        node.lock().cut = flush.as_ref().map(|_| 0);
+        let reply = self.call(MetaRequest::Open { ino, intent }).await;
+        let cut = {
             let mut state = node.lock();
-            state.opens += 1;
-            state.registered = true;
-            state.makes_before = makes_before;
-            if flush.is_some() {
-                let dropped = state.dirty.bytes();
-                state.dirty.truncate(0);
-                state.dirty_since_ns = None;
-                // The file may not be empty: if the lease was given back in the meantime, others may have written to
-                // it.
-                state.map.forget();
-                state.learn(attr);
-                self.dirty_gone(dropped);
+            if let Ok(MetaReply::Entry { attr, .. }) = &reply {
+                state.opens += 1;
+                state.registered = true;
+                state.makes_before = makes_before;
+                if flush.is_some() {
+                    state.cut_off();
+                    state.learn(*attr);
+                }
             }
+            state.cut.take()
+        };
+        self.dirty_gone(cut.unwrap_or_default());
+        match reply? {
+            MetaReply::Entry { attr, lease, .. } => Ok(self.note(attr, lease, 0, asked)),
+            other => unexpected(&other),
         }
-        Ok(self.note(attr, lease, 0, asked))
     }
 
     /// Closes a handle. After the last one, dirty data is made durable in the background.

@@ -9,6 +9,7 @@ use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, SetAttr};
 
 use crate::dirty::{Dirty, Flushing};
 use crate::map_cache::MapCache;
+use crate::term::Term;
 
 /// One inode.
 pub(crate) struct Node {
@@ -18,6 +19,7 @@ pub(crate) struct Node {
     pub(crate) flush: tokio::sync::Mutex<()>,
     /// Held while the owner is told of the first open or the last close.
     pub(crate) gate: tokio::sync::Mutex<()>,
+    term: Arc<Term>,
 }
 
 /// Changes of attributes that are not durable yet.
@@ -66,12 +68,16 @@ pub(crate) struct NodeState {
     /// The error of a failed flush, for the next fsync or close.
     pub(crate) error: Option<FsError>,
     pub(crate) flush_scheduled: bool,
+    /// The owner may have taken the lease unnoticed: it is asked until it answers.
+    unsure: bool,
     /// The lease is about to be given up: no operation may begin under it.
     pub(crate) yielding: bool,
     /// Caches above were invalidated and may not keep the attributes again under this lease.
     pub(crate) recalled: bool,
     /// The owner may have changed size and map already, and has not answered: see [`Remapping`].
     remapping: bool,
+    /// While the owner empties the file: the dirty bytes that were dropped because another answer showed the empty file.
+    pub(crate) cut: Option<u64>,
     /// Attributes changed under the exclusive lease; the owner learns of them with the next commit.
     pub(crate) held: AttrChanges,
     /// A read moved the access time; the owner does not know yet.
@@ -82,7 +88,7 @@ impl NodeState {
     /// Attributes, with the effects of dirty data and held changes.
     pub(crate) fn attr(&self) -> Option<Attr> {
         let mut attr = self.attr?;
-        if self.lease.is_none() && !self.is_gone(attr) {
+        if (self.lease.is_none() || self.unsure) && !self.is_gone(attr) {
             return None;
         }
         if self.has_dirty() {
@@ -110,9 +116,22 @@ impl NodeState {
     /// Takes attributes from the owner, unless newer ones are here already.
     pub(crate) fn learn(&mut self, attr: Attr) {
         if self.attr.is_none_or(|known| known.attr_ver <= attr.attr_ver) {
+            if self.cut.is_some() && self.attr.is_some_and(|known| known.data_ver < attr.data_ver) {
+                self.cut_off();
+            }
             self.was_changed |= self.attr.is_some_and(|known| known.attr_ver < attr.attr_ver);
             self.attr = Some(attr);
         }
+    }
+
+    /// The owner has emptied the file: everything written before is void.
+    pub(crate) fn cut_off(&mut self) {
+        let dropped = self.dirty.bytes();
+        self.cut = Some(self.cut.unwrap_or_default() + dropped);
+        self.dirty.truncate(0);
+        self.dirty_since_ns = None;
+        // The file may not be empty: if the lease was given back in the meantime, others may have written to it.
+        self.map.forget();
     }
 
     /// As [`NodeState::learn`], for an answer that a change from here may have overtaken. It may be newer than the
@@ -144,6 +163,18 @@ impl NodeState {
         self.lease = Some(new);
         self.yielding = false;
         self.recalled = false;
+    }
+
+    /// No answer that carries the grant is on its way any more.
+    pub(crate) fn settle_answers(&mut self, lease: LeaseGrant) {
+        if self.lease.is_some_and(|held| held.id == lease.id) {
+            self.answers = lease.seq;
+        }
+    }
+
+    /// Versions of content and attributes, as the owner last reported them.
+    pub(crate) fn versions(&self) -> (u64, u64) {
+        self.attr.map_or((0, 0), |attr| (attr.data_ver, attr.attr_ver))
     }
 
     /// Whether an answer that carries the grant held here may still be on its way.
@@ -245,7 +276,7 @@ impl NodeState {
     }
 
     pub(crate) fn holds(&self, kind: LeaseKind) -> bool {
-        !self.yielding && self.lease.is_some_and(|lease| lease.kind >= kind)
+        !self.yielding && !self.unsure && self.lease.is_some_and(|lease| lease.kind >= kind)
     }
 
     /// Whether changes may stay here until they are committed.
@@ -287,7 +318,9 @@ impl Node {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, NodeState> {
-        self.state.lock().expect("no holder of this lock panics")
+        let mut state = self.state.lock().expect("no holder of this lock panics");
+        state.unsure = state.lease.is_some() && self.term.is_over();
+        state
     }
 
     /// All data in `[from, to)` that is not durable yet, older bytes first.
@@ -315,11 +348,12 @@ const SHARDS: u64 = 64;
 /// All inodes that the client knows.
 pub(crate) struct NodeTable {
     shards: Vec<Mutex<HashMap<Ino, Arc<Node>>>>,
+    term: Arc<Term>,
 }
 
 impl NodeTable {
-    pub(crate) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    pub(crate) fn new(term: Arc<Term>) -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), term }
     }
 
     fn shard(&self, ino: Ino) -> MutexGuard<'_, HashMap<Ino, Arc<Node>>> {
@@ -334,6 +368,7 @@ impl NodeTable {
                 state,
                 flush: tokio::sync::Mutex::new(()),
                 gate: tokio::sync::Mutex::new(()),
+                term: self.term.clone(),
             })
         };
         self.shard(ino).entry(ino).or_insert_with(make).clone()

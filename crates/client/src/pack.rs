@@ -8,7 +8,7 @@ use base::units::BLOCK_BYTES;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use futures_util::stream;
-use layout::{Profile, extent_bytes_max};
+use layout::{PackedPiece, Profile, encode_packed_table, extent_bytes_max, packed_table_bytes};
 use wire::drive::{GetPurpose, PutPurpose, ShardNote};
 use wire::meta::{
     Content, ExtentRef, MapEntry, MapPiece, MetaReply, MetaRequest, PACK_MOVES_MAX, PackMove, PiecePosition,
@@ -145,6 +145,7 @@ impl Client {
         if moves.is_empty() || moves.len() > PACK_MOVES_MAX {
             return Ok(PackOutcome { moved_bytes: 0, left_bytes: wanted });
         }
+        let data = with_table(data, &moves, self.pack_target().extent_bytes);
         let coded = data.len() > COPIES_BYTES_MAX as usize;
         let protection = if coded { Protection::Coded } else { Protection::Copies };
         let next_id = || self.inner.session.next_extent();
@@ -219,6 +220,24 @@ fn lay_out(mut read: Vec<(MapEntry, Bytes)>) -> (Bytes, Vec<PackMove>) {
     (data.freeze(), moves)
 }
 
+/// Adds the table of the pieces, unless all are of one file in its order, which the extent's origin tells, or it does
+/// not fit.
+fn with_table(data: Bytes, moves: &[PackMove], extent_bytes: u32) -> Bytes {
+    let begins = |step: &PackMove| (step.map, step.piece.off.wrapping_sub(step.extent_off.into()));
+    let is_one = moves.windows(2).all(|pair| begins(&pair[0]) == begins(&pair[1]));
+    if is_one || data.len() + packed_table_bytes(moves.len()) > extent_bytes as usize {
+        return data;
+    }
+    let pieces = moves.iter().map(|step| PackedPiece {
+        map: step.map,
+        off: step.piece.off,
+        extent_off: step.extent_off,
+        len: step.piece.len as u32,
+    });
+    let table = encode_packed_table(&pieces.collect::<Vec<_>>());
+    [data, table.into()].concat().into()
+}
+
 /// Pieces that overlap in one extent.
 struct Overlaid {
     /// The part of the extent that they cover.
@@ -269,10 +288,16 @@ mod tests {
         let places: Vec<_> = moves.iter().map(|step| (step.map.0, step.extent_off)).collect();
         assert_eq!(places, [(1, 0), (3, 4096), (0, 12_288), (2, 12_416)]);
         assert_eq!(data.len(), 12_416 + 5000);
-        for step in moves {
+        for step in &moves {
             let at = step.extent_off as usize;
             let part = &data[at..at + step.piece.len as usize];
             assert!(part.iter().all(|byte| *byte == step.map.0 as u8 + 1));
         }
+        let whole = with_table(data.clone(), &moves, 1 << 20);
+        let table = layout::decode_packed_table(&whole);
+        let told: Vec<_> = table.iter().map(|piece| (piece.map.0, piece.extent_off)).collect();
+        assert_eq!(told, places);
+        assert_eq!(with_table(data.clone(), &moves, data.len() as u32 + 8), data);
+        assert_eq!(with_table(data.clone(), &moves[..1], 1 << 20), data);
     }
 }

@@ -1,22 +1,41 @@
 //! The client's registration with the owner: request ids, extent ids, running reads, heartbeats.
+//!
+//! When another owner takes over, requests without an answer wait until the session is bound to it, and go there under
+//! their old ids. So each is executed once, whichever owner did it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
+use base::env::Clock;
 use base::{ExtentId, FsError, SessionId};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use wire::message::{Caller, Envelope};
 use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
 
-/// Requests under way at once.
-const SLOTS: usize = 64;
-/// Answers to events of the owner on their way at once. They never wait for others.
-const ANSWER_SLOTS: usize = 16;
+use crate::bond::{Bond, Bonds};
+use crate::term::Term;
 
-/// Slots that requests take one after another.
+/// Requests under way at once that may wait for other clients.
+const SLOTS: usize = 64;
+/// Requests under way at once that never wait for other clients: see [`is_prompt`].
+const PROMPT_SLOTS: usize = 32;
+
+/// How long a request waits for an owner.
+const OWNER_PATIENCE: Duration = Duration::from_secs(60);
+/// Pause while events come that the owner sent before its answer.
+const EVENTS_PAUSE: Duration = Duration::from_millis(10);
+/// A caller has noted an answer this long after it came.
+const NOTED_WITHIN: Duration = Duration::from_secs(1);
+/// Pause before an owner that cannot answer is asked again.
+const OWNER_PAUSE: Duration = Duration::from_millis(200);
+
+/// Slots that requests take one after another. The one that is free for longest is taken: the owner keeps the last answer of
+/// each, and the next owner learns from these answers what the client may not have noted yet.
 struct Lane {
     permits: Semaphore,
-    slots: Mutex<Vec<(u32, u64)>>,
+    slots: Mutex<VecDeque<(u32, u64)>>,
 }
 
 impl Lane {
@@ -26,13 +45,26 @@ impl Lane {
     }
 }
 
+/// Whether the owner executes the request without waiting for another client: answers to its events, and all that writing back
+/// under a lease needs. While all other slots wait for a client, that one may wait for such a request of this client.
+fn is_prompt(request: &MetaRequest) -> bool {
+    use MetaRequest as R;
+    matches!(
+        request,
+        R::Release { .. } | R::ReleaseAll { .. } | R::Forgot { .. } | R::Commit { .. } | R::AllocExtents
+    )
+}
+
 pub(crate) struct Session {
-    meta: Arc<dyn MetaService>,
-    id: SessionId,
+    /// The owner.
+    pub(crate) bonds: Arc<Bonds>,
+    /// How long its grants hold.
+    pub(crate) term: Arc<Term>,
     requests: Lane,
-    /// Slots of their own, because requests may wait for other clients, and those for these answers.
-    answers: Lane,
-    ids: AsyncMutex<std::ops::Range<u64>>,
+    /// Slots of their own, because requests may wait for other clients, and those for these.
+    prompt: Lane,
+    /// Extent ids that were not used yet, and the session that they belong to.
+    ids: AsyncMutex<(SessionId, std::ops::Range<u64>)>,
     /// The newest ledger version that a heartbeat reported.
     version: AtomicU64,
     /// Bytes of content, and those of them on drives, as of the last heartbeat.
@@ -40,10 +72,13 @@ pub(crate) struct Session {
     drive_bytes: AtomicU64,
     /// Ledger versions at which running reads started, with the number of reads.
     reads: Mutex<BTreeMap<u64, u64>>,
+    /// The last request of each slot, and when its answer came.
+    last: Mutex<BTreeMap<u32, (u64, Option<u64>)>>,
 }
 
 /// Gives a slot back when the request is over or given up.
 struct SlotGuard<'a> {
+    session: &'a Session,
     lane: &'a Lane,
     slot: u32,
     seq: u64,
@@ -51,8 +86,10 @@ struct SlotGuard<'a> {
 
 impl Drop for SlotGuard<'_> {
     fn drop(&mut self) {
+        let now_ns = self.session.term.now_ns();
+        self.session.last().insert(self.slot, (self.seq, Some(now_ns)));
         let mut slots = self.lane.slots.lock().expect("no holder of this lock panics");
-        slots.push((self.slot, self.seq));
+        slots.push_back((self.slot, self.seq));
     }
 }
 
@@ -75,53 +112,120 @@ impl Drop for ReadGuard<'_> {
 }
 
 impl Session {
+    /// Registers with an owner. `events` gets the events of this bond.
     pub(crate) async fn open(
-        meta: Arc<dyn MetaService>,
+        owner: Arc<dyn MetaService>,
         events: Arc<dyn EventSink>,
+        clock: Arc<dyn Clock>,
     ) -> Result<Self, FsError> {
-        let id = meta.connect(events).await?;
+        let term = Term::new(clock);
+        let sent_ns = term.now_ns();
+        let session = owner.connect(events).await?;
+        term.bound(Bonds::FIRST, sent_ns);
         Ok(Self {
-            meta,
-            id,
+            bonds: Bonds::new(session, owner),
+            term,
             requests: Lane::new(0..SLOTS),
-            answers: Lane::new(SLOTS..SLOTS + ANSWER_SLOTS),
-            ids: AsyncMutex::new(0..0),
+            prompt: Lane::new(SLOTS..SLOTS + PROMPT_SLOTS),
+            ids: AsyncMutex::new((session, 0..0)),
             version: AtomicU64::new(0),
             used_bytes: AtomicU64::new(0),
             drive_bytes: AtomicU64::new(0),
             reads: Mutex::new(BTreeMap::new()),
+            last: Mutex::new(BTreeMap::new()),
         })
     }
 
-    /// Sends a request. At most [`SLOTS`] are under way; further callers wait.
-    pub(crate) async fn call(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
-        self.send(&self.requests, request).await
+    /// Waits until the leases that the client holds are certain.
+    pub(crate) async fn be_certain(&self) -> Result<(), FsError> {
+        while self.term.is_over() {
+            self.heartbeat().await?;
+            if self.term.is_over() {
+                // Events that the owner sent before are on their way.
+                tokio::time::sleep(EVENTS_PAUSE).await;
+            }
+        }
+        Ok(())
     }
 
-    /// Sends an answer to an event, in slots of its own.
-    pub(crate) async fn answer(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
-        self.send(&self.answers, request).await
+    /// Sends a request on behalf of a user, or of the client itself. A bounded number is under way; further callers wait.
+    pub(crate) async fn call(
+        &self,
+        caller: Option<&Caller>,
+        request: MetaRequest,
+    ) -> Result<MetaReply, FsError> {
+        let lane = if is_prompt(&request) { &self.prompt } else { &self.requests };
+        self.send(lane, caller, || request.clone()).await
     }
 
-    async fn send(&self, lane: &Lane, request: MetaRequest) -> Result<MetaReply, FsError> {
+    async fn send(
+        &self,
+        lane: &Lane,
+        caller: Option<&Caller>,
+        request: impl Fn() -> MetaRequest,
+    ) -> Result<MetaReply, FsError> {
         let _permit = lane.permits.acquire().await.map_err(|_| FsError::Unavailable)?;
-        let slot = lane.slots.lock().expect("no holder of this lock panics").pop();
+        let slot = lane.slots.lock().expect("no holder of this lock panics").pop_front();
         let (slot, seq) = slot.expect("there are as many slots as permits");
-        let guard = SlotGuard { lane, slot, seq: seq + 1 };
-        let id = RequestId { session: self.id, slot, seq: guard.seq };
-        self.meta.call(id, request).await
+        let guard = SlotGuard { session: self, lane, slot, seq: seq + 1 };
+        self.last().insert(slot, (guard.seq, None));
+        let mut asked = None;
+        let began = tokio::time::Instant::now();
+        loop {
+            let bound = self.bonds.wait_for(|bond| bond.owner.is_some());
+            let Ok(Bond { number, session, owner: Some(owner), is_last }) =
+                tokio::time::timeout(OWNER_PATIENCE, bound).await
+            else {
+                return Err(FsError::Unavailable);
+            };
+            // The session that sent the request has ended: nobody knows whether it was executed.
+            if asked.replace(session).is_some_and(|asked| asked != session) {
+                return Err(FsError::Unavailable);
+            }
+            let id = RequestId { session, slot, seq: guard.seq };
+            let is_left = |now: &Bond| now.number != number;
+            let answer = tokio::select! {
+                biased;
+                answer = owner.call(Envelope { caller: caller.cloned(), ..id.into() }, request()) => answer,
+                _ = self.bonds.wait_for(is_left) => continue,
+            };
+            // What an owner granted is void once it is left.
+            if answer != Err(FsError::Disconnected) && !self.bonds.with(is_left) {
+                return answer;
+            }
+            if is_last || began.elapsed() > OWNER_PATIENCE {
+                return Err(FsError::Unavailable);
+            }
+            // It may also be the owner again, once it reaches its log.
+            let left = self.bonds.wait_for(|now| is_left(now) || now.is_last);
+            let _ = tokio::time::timeout(OWNER_PAUSE, left).await;
+        }
+    }
+
+    fn last(&self) -> MutexGuard<'_, BTreeMap<u32, (u64, Option<u64>)>> {
+        self.last.lock().expect("no holder of this lock panics")
+    }
+
+    /// Slots and numbers of requests whose answers have not come, or came so lately that their callers may not have noted
+    /// them yet.
+    pub(crate) fn unanswered(&self) -> Vec<(u32, u64)> {
+        let since_ns = self.term.now_ns().saturating_sub(NOTED_WITHIN.as_nanos() as u64);
+        let is_late = |answered: Option<u64>| answered.is_none_or(|at_ns| at_ns >= since_ns);
+        let last = self.last();
+        last.iter().filter(|(_, (_, at))| is_late(*at)).map(|(slot, (seq, _))| (*slot, *seq)).collect()
     }
 
     /// An extent id that was never used.
     pub(crate) async fn next_extent(&self) -> Result<ExtentId, FsError> {
-        let mut ids = self.ids.lock().await;
-        if ids.is_empty() {
-            let MetaReply::Range { first, count } = self.call(MetaRequest::AllocExtents).await? else {
+        let mut held = self.ids.lock().await;
+        let session = self.bonds.with(|bond| bond.session);
+        if held.0 != session || held.1.is_empty() {
+            let MetaReply::Range { first, count } = self.call(None, MetaRequest::AllocExtents).await? else {
                 return Err(FsError::Io);
             };
-            *ids = first.0..first.0 + count;
+            *held = (session, first.0..first.0 + count);
         }
-        ids.next().map(ExtentId).ok_or(FsError::Io)
+        held.1.next().map(ExtentId).ok_or(FsError::Io)
     }
 
     /// Bytes of content, and those of them on drives, as of the last heartbeat.
@@ -141,16 +245,28 @@ impl Session {
         ReadGuard { session: self, version }
     }
 
+    /// The oldest ledger version that running reads use.
+    pub(crate) fn in_use_ver(&self) -> u64 {
+        let reads = self.reads.lock().expect("no holder of this lock panics");
+        // A read that starts later and finds an extent gone asks for the map again, so it needs no extent kept.
+        reads.first_key_value().map_or(u64::MAX, |(oldest, _)| *oldest)
+    }
+
     /// Tells the owner that the session is alive, and the oldest ledger version that its reads use.
     pub(crate) async fn heartbeat(&self) -> Result<(), FsError> {
-        let in_use_ver = {
-            let reads = self.reads.lock().expect("no holder of this lock panics");
-            // A read that starts later and finds an extent gone asks for the map again, so it needs no extent kept.
-            reads.first_key_value().map_or(u64::MAX, |(oldest, _)| *oldest)
+        // What is told to the next owner is what the client reads then.
+        let sent = Mutex::new((0, 0));
+        let beat = || {
+            let now = (self.bonds.with(|bond| bond.number), self.term.now_ns());
+            *sent.lock().expect("no holder of this lock panics") = now;
+            MetaRequest::Heartbeat { in_use_ver: self.in_use_ver() }
         };
-        // Requests that wait for a lease of another client may occupy all other slots for a minute.
-        let reply = self.answer(MetaRequest::Heartbeat { in_use_ver }).await?;
-        let MetaReply::Beat { version, used_bytes, drive_bytes } = reply else { return Err(FsError::Io) };
+        let reply = self.send(&self.prompt, None, beat).await?;
+        let MetaReply::Beat { version, used_bytes, drive_bytes, events } = reply else {
+            return Err(FsError::Io);
+        };
+        let (bond, sent_ns) = *sent.lock().expect("no holder of this lock panics");
+        self.term.heard(bond, events, sent_ns);
         self.version.store(version, Ordering::Release);
         self.used_bytes.store(used_bytes, Ordering::Relaxed);
         self.drive_bytes.store(drive_bytes, Ordering::Relaxed);

@@ -519,6 +519,8 @@ impl DriveService for Drive {
             write_limit_bytes_per_s: self.shared.admission.write_limit_bytes_per_s(),
             shards: summary.shards,
             bad_shards: summary.bad_shards,
+            age_ms: 0,
+            cleanable_bytes: summary.usage.cleanable_bytes,
         }
     }
 }

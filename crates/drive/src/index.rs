@@ -69,6 +69,21 @@ pub(crate) struct Segment {
     pub(crate) trimmed: bool,
 }
 
+impl Segment {
+    /// Bytes that cleaning it gives back once it is sealed.
+    ///
+    /// A tail that is too small for the next shard would stay unused again. So only a tail larger than any shard
+    /// counts: that of a segment that was sealed by a crash.
+    fn gain_bytes(&self, segment_bytes: u64) -> u64 {
+        let used = u64::from(self.used_blocks) * BLOCK as u64;
+        let tail = segment_bytes - used;
+        let is_sealed = self.state == SegmentState::Sealed;
+        // A dead segment comes back whole.
+        let counts = is_sealed && (self.live_bytes == 0 || tail > segment_bytes / 2);
+        (used - BLOCK as u64).saturating_sub(self.live_bytes) + if counts { tail } else { 0 }
+    }
+}
+
 /// The purpose of a new segment. Each purpose stops at another level of free space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -91,6 +106,8 @@ pub(crate) struct Usage {
     pub(crate) garbage_bytes: u64,
     pub(crate) reserved_bytes: u64,
     pub(crate) free_bytes: u64,
+    /// The part of the garbage that cleaning gives back.
+    pub(crate) cleanable_bytes: u64,
 }
 
 /// Sums over segments, updated with every change of a segment.
@@ -98,6 +115,7 @@ pub(crate) struct Usage {
 struct Totals {
     live_bytes: u64,
     garbage_bytes: u64,
+    cleanable_bytes: u64,
     reserved_bytes: u64,
     /// Bytes behind the append points of open segments.
     tail_bytes: u64,
@@ -118,6 +136,7 @@ impl Totals {
                 totals.reserved_bytes = header;
                 totals.live_bytes = segment.live_bytes;
                 totals.garbage_bytes = used - header - segment.live_bytes;
+                totals.cleanable_bytes = segment.gain_bytes(segment_bytes);
                 if segment.state == SegmentState::Open {
                     totals.tail_bytes = segment_bytes - used;
                 } else {
@@ -132,6 +151,7 @@ impl Totals {
     fn add(&mut self, other: Self) {
         self.live_bytes += other.live_bytes;
         self.garbage_bytes += other.garbage_bytes;
+        self.cleanable_bytes += other.cleanable_bytes;
         self.reserved_bytes += other.reserved_bytes;
         self.tail_bytes += other.tail_bytes;
         self.dead_segments += other.dead_segments;
@@ -141,6 +161,7 @@ impl Totals {
     fn subtract(&mut self, other: Self) {
         self.live_bytes -= other.live_bytes;
         self.garbage_bytes -= other.garbage_bytes;
+        self.cleanable_bytes -= other.cleanable_bytes;
         self.reserved_bytes -= other.reserved_bytes;
         self.tail_bytes -= other.tail_bytes;
         self.dead_segments -= other.dead_segments;
@@ -500,15 +521,8 @@ impl Index {
     }
 
     /// Bytes that cleaning a sealed segment gives back.
-    ///
-    /// A tail that is too small for the next shard would stay unused again. So only a tail larger than any shard
-    /// counts: that of a segment that was sealed by a crash.
-    pub(crate) fn gain_bytes(&self, id: u32) -> u64 {
-        let segment = self.segment(id);
-        let used = u64::from(segment.used_blocks) * BLOCK as u64;
-        let tail = self.geometry.segment_bytes - used;
-        let reclaimable_tail = if tail > self.geometry.segment_bytes / 2 { tail } else { 0 };
-        (used - BLOCK as u64).saturating_sub(segment.live_bytes) + reclaimable_tail
+    fn gain_bytes(&self, id: u32) -> u64 {
+        self.segment(id).gain_bytes(self.geometry.segment_bytes)
     }
 
     /// The sealed segment with the highest gain, if that is at least `gain_min_bytes`.
@@ -544,6 +558,7 @@ impl Index {
         Usage {
             live_bytes: self.totals.live_bytes,
             garbage_bytes: self.totals.garbage_bytes,
+            cleanable_bytes: self.totals.cleanable_bytes,
             reserved_bytes: self.geometry.outside_bytes() + self.totals.reserved_bytes + kept,
             free_bytes: room - kept,
         }

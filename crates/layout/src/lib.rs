@@ -9,12 +9,14 @@
 //! - [`plan_placement_groups`]: which drives hold a stripe together.
 //! - [`plan_capacity`]: usable space for users.
 //! - [`BlobBuilder`], [`BlobIndex`]: ranges of files in one object of an object store.
+//! - [`PackedPiece`]: the table at the end of an extent with pieces of several files.
 //! - [`ClusterMap`]: drives and placement groups as the control ledger publishes them.
 
 mod blob;
 mod capacity;
 mod cluster_map;
 pub mod erasure;
+mod packed;
 mod placement;
 mod profile;
 mod stripe;
@@ -28,6 +30,11 @@ pub use blob::{
 pub use capacity::{CapacityError, CapacityPlan, CapacityRequest, RESERVE_PERCENT, plan_capacity};
 pub use cluster_map::{ClusterMap, DriveState, MapDrive};
 pub use erasure::{ErasureCode, ErasureCodeError, ReconstructError};
+#[cfg(any(fuzzing, feature = "fuzzing"))]
+pub use packed::fuzz_packed_table;
+pub use packed::{
+    PACKED_ENTRY_BYTES, PackedPiece, decode_packed_table, encode_packed_table, packed_table_bytes,
+};
 pub use placement::{
     DriveSlot, FailureDomain, ParseFailureDomainError, PlacementError, PlacementGroup, Rebuilding,
     plan_placement_groups, replace_members, suggested_pg_count,

@@ -319,6 +319,11 @@ impl Keys {
         key
     }
 
+    /// The number in a key of table U.
+    pub fn slot_of_key(key: &[u8]) -> u32 {
+        u32::from_be_bytes(key[13..17].try_into().expect("keys of slots have 17 bytes"))
+    }
+
     /// All slots of a session.
     pub fn slots(&self, session: SessionId) -> KeyRange {
         (self.with_u64(b'U', session.0), self.with_u64(b'U', session.0 + 1))

@@ -4,13 +4,14 @@
 //! (the *frozen* table), and reads through all three. [`Txn`] lays the writes of one operation on top: an
 //! operation that fails leaves nothing behind.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Range;
 use std::iter::Peekable;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use base::codec::DecodeError;
 use base::{FsError, Seq};
 
 use crate::keys::KeyRange;
@@ -96,7 +97,7 @@ impl Store {
 
     /// Starts an operation.
     pub fn begin(&self) -> Txn<'_> {
-        Txn { store: self, writes: BTreeMap::new(), newest: Cell::new(Seq(0)) }
+        Txn { store: self, writes: BTreeMap::new(), newest: Cell::new(Seq(0)), tails: RefCell::default() }
     }
 }
 
@@ -105,6 +106,8 @@ pub struct Txn<'a> {
     store: &'a Store,
     writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     newest: Cell<Seq>,
+    /// The tails of values that were read, unless they are empty.
+    tails: RefCell<BTreeMap<Vec<u8>, Vec<u8>>>,
 }
 
 impl Txn<'_> {
@@ -134,12 +137,42 @@ impl Txn<'_> {
 
     /// The value of a key.
     pub fn get<V: Value>(&self, key: &[u8]) -> Result<Option<V>, FsError> {
-        self.get_bytes(key)?.map(|bytes| decode(key, &bytes)).transpose()
+        self.get_bytes(key)?.map(|bytes| self.decode(key, &bytes)).transpose()
     }
 
-    /// Puts a value.
+    /// The value in the bytes of a key.
+    pub fn decode<V: Value>(&self, key: &[u8], bytes: &[u8]) -> Result<V, FsError> {
+        let (value, tail) = V::decode_with_tail(bytes).map_err(|error| damaged(key, &error))?;
+        if !tail.is_empty() {
+            self.tails.borrow_mut().insert(key.to_vec(), tail.to_vec());
+        }
+        Ok(value)
+    }
+
+    /// Puts a value, in place of any other one.
     pub fn put<V: Value>(&mut self, key: Vec<u8>, value: &V) {
         self.writes.insert(key, Some(value.encode()));
+    }
+
+    /// Puts a value that this operation has read and changed. What a newer version has added to it stays.
+    pub fn update<V: Value>(&mut self, key: Vec<u8>, value: &V) {
+        let bytes = self.with_tail(&key, value);
+        self.writes.insert(key, Some(bytes));
+    }
+
+    /// Puts a value that this operation has made of the value of `source`, which may be deleted by now. It keeps what a
+    /// newer version has added to that.
+    pub fn update_part<V: Value>(&mut self, source: &[u8], key: Vec<u8>, value: &V) {
+        let bytes = self.with_tail(source, value);
+        self.writes.insert(key, Some(bytes));
+    }
+
+    fn with_tail<V: Value>(&mut self, source: &[u8], value: &V) -> Vec<u8> {
+        let mut bytes = value.encode();
+        if let Some(tail) = self.tails.get_mut().get(source) {
+            bytes.extend_from_slice(tail);
+        }
+        bytes
     }
 
     /// Puts bytes.
@@ -205,12 +238,10 @@ impl Txn<'_> {
     }
 }
 
-/// Decodes a value. An error means that the ledger is damaged.
-pub(crate) fn decode<V: Value>(key: &[u8], bytes: &[u8]) -> Result<V, FsError> {
-    V::decode(bytes).map_err(|error| {
-        tracing::error!(?key, %error, "metadata value is damaged");
-        FsError::Io
-    })
+/// The answer if a value cannot be decoded: the ledger is damaged, or a newer version has written it.
+fn damaged(key: &[u8], error: &DecodeError) -> FsError {
+    tracing::error!(?key, %error, "metadata value is damaged");
+    FsError::Io
 }
 
 fn broken(error: StateError) -> FsError {
@@ -347,6 +378,25 @@ mod tests {
             let last = txn.last(&(vec![from], vec![to])).unwrap();
             prop_assert_eq!(last, in_range.pop());
         }
+    }
+
+    #[test]
+    fn what_a_newer_version_has_added_to_a_value_stays() {
+        let mut store = Store::new(Arc::new(MemState::default()));
+        let tail = [7, 2, 0, b'h', b'i'];
+        let with_tail = |value: u64| [&value.encode()[..], &tail].concat();
+        store.apply(Seq(1), [(b"a".to_vec(), Some(with_tail(1))), (b"b".to_vec(), Some(with_tail(1)))]);
+        let mut txn = store.begin();
+        assert_eq!(txn.get::<u64>(b"a"), Ok(Some(1)));
+        txn.update(b"a".to_vec(), &2u64);
+        let scanned = txn.scan(&(b"b".to_vec(), b"c".to_vec()), 1).unwrap();
+        assert_eq!(txn.decode::<u64>(b"b", &scanned[0].1), Ok(1));
+        txn.put(b"b".to_vec(), &3u64);
+        txn.update_part(b"b", b"c".to_vec(), &4u64);
+        txn.update(b"d".to_vec(), &5u64);
+        let writes = txn.finish().0;
+        let expected = [with_tail(2), 3u64.encode(), with_tail(4), 5u64.encode()].map(Some);
+        assert_eq!(writes.into_values().collect::<Vec<_>>(), expected);
     }
 
     #[test]

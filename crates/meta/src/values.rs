@@ -1,12 +1,13 @@
 //! Values of a ledger's state, byte by byte as `docs/formats/ledger.md` draws them.
 //!
-//! Every value begins with its format number. Decoding refuses unknown formats and never panics.
+//! Every value begins with its format number, and may end in a tail that a newer version has written. Decoding refuses unknown
+//! formats and never panics.
 
 use base::codec::{DecodeError, Reader, Writer};
-use base::{ExtentId, Ino, MapId, PgId, SessionId};
+use base::{ExtentId, FsError, Ino, MapId, PgId, SessionId};
 use bytes::Bytes;
 use wire::guard::Guard;
-use wire::meta::{Attr, Content, ExtentRef, FileKind, MapPiece};
+use wire::meta::{Attr, Content, ExtentRef, FileKind, MapPiece, MetaReply};
 
 mod damage;
 mod objects;
@@ -21,13 +22,47 @@ pub use tier::{BlobRecord, LooseBlob, Residence, TierState};
 const FORMAT: u8 = 1;
 /// The format number of an inode with an object tag.
 const FORMAT_OBJECT: u8 = 2;
+/// The format number of a slot with a reply in the encoding of messages.
+const FORMAT_MESSAGE: u8 = 2;
 
 /// A value that can be stored.
 pub trait Value: Sized {
     /// The bytes to store.
     fn encode(&self) -> Vec<u8>;
+    /// Reads the fields that this version knows. What follows them is the tail.
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError>;
+
     /// The value in stored bytes.
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError>;
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        Self::decode_with_tail(bytes).map(|(value, _)| value)
+    }
+
+    /// The value in stored bytes, and what a newer version has added to it.
+    fn decode_with_tail(bytes: &[u8]) -> Result<(Self, &[u8]), DecodeError> {
+        let mut r = Reader::new(bytes);
+        let value = Self::read(&mut r)?;
+        check_tail(r.clone())?;
+        Ok((value, r.rest()))
+    }
+}
+
+/// Tags from here on change the meaning of a value, so a version that does not know them refuses the value.
+const TAG_ESSENTIAL: u8 = 128;
+
+/// Checks the tail of a value: entries of tag u8, length u16 and bytes, in ascending order of their tags. This version knows
+/// no tag.
+fn check_tail(mut r: Reader<'_>) -> Result<(), DecodeError> {
+    let mut last = 0;
+    while !r.rest().is_empty() {
+        let tag = r.u8("tag")?;
+        if tag <= last || tag >= TAG_ESSENTIAL {
+            return Err(DecodeError { field: "tag" });
+        }
+        let len = r.u16("tag length")?;
+        r.bytes(usize::from(len), "tag bytes")?;
+        last = tag;
+    }
+    Ok(())
 }
 
 fn start() -> Writer {
@@ -36,9 +71,8 @@ fn start() -> Writer {
     writer
 }
 
-fn open<'a>(bytes: &'a [u8], what: &'static str) -> Result<Reader<'a>, DecodeError> {
-    let mut reader = Reader::new(bytes);
-    if reader.u8(what)? == FORMAT { Ok(reader) } else { Err(DecodeError { field: what }) }
+fn expect_format(r: &mut Reader<'_>, what: &'static str) -> Result<(), DecodeError> {
+    if r.u8(what)? == FORMAT { Ok(()) } else { Err(DecodeError { field: what }) }
 }
 
 fn kind_code(kind: FileKind) -> u8 {
@@ -156,8 +190,7 @@ impl Value for Inode {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = Reader::new(bytes);
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let format = r.u8("inode format")?;
         if !matches!(format, FORMAT | FORMAT_OBJECT) {
             return Err(DecodeError { field: "inode format" });
@@ -202,8 +235,7 @@ impl Value for Inode {
             })
             .collect::<Result<_, DecodeError>>()?;
         let target = Bytes::copy_from_slice(r.blob("target")?);
-        let object = if format == FORMAT_OBJECT { Some(ObjectTag::read(&mut r)?) } else { None };
-        r.finish("inode end")?;
+        let object = if format == FORMAT_OBJECT { Some(ObjectTag::read(r)?) } else { None };
         Ok(Self { attr, flags, quotas, tier_policy, parent, next_cookie, segments, target, object })
     }
 }
@@ -226,12 +258,10 @@ impl Value for Dentry {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "dentry format")?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "dentry format")?;
         let kind = kind_of(r.u8("kind")?)?;
-        let dentry = Self { ino: Ino(r.u64("ino")?), kind, cookie: r.u64("cookie")? };
-        r.finish("dentry end")?;
-        Ok(dentry)
+        Ok(Self { ino: Ino(r.u64("ino")?), kind, cookie: r.u64("cookie")? })
     }
 }
 
@@ -307,8 +337,8 @@ impl Value for Piece {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "piece format")?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "piece format")?;
         let kind = r.u8("piece kind")?;
         let len = r.u64("len")?;
         let birth_layer = r.u32("birth_layer")?;
@@ -345,7 +375,6 @@ impl Value for Piece {
             }
             _ => return Err(DecodeError { field: "piece kind" }),
         };
-        r.finish("piece end")?;
         Ok(Self { len, birth_layer, content })
     }
 }
@@ -366,11 +395,9 @@ impl Value for ExtentUse {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "extent format")?;
-        let extent = Self { refs: r.u32("refs")?, live_bytes: r.u64("live_bytes")? };
-        r.finish("extent end")?;
-        Ok(extent)
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "extent format")?;
+        Ok(Self { refs: r.u32("refs")?, live_bytes: r.u64("live_bytes")? })
     }
 }
 
@@ -401,8 +428,8 @@ impl Value for IdRange {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "range format")?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "range format")?;
         let session = SessionId(r.u64("session")?);
         let count = r.u64("count")?;
         let open = match r.u8("open")? {
@@ -410,7 +437,6 @@ impl Value for IdRange {
             1 => RangeState::Open,
             _ => return Err(DecodeError { field: "open" }),
         };
-        r.finish("range end")?;
         Ok(Self { session, count, open })
     }
 }
@@ -437,17 +463,22 @@ impl Value for ExtentPlace {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "place format")?;
-        let place = Self {
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "place format")?;
+        Self::read_fields(r)
+    }
+}
+
+impl ExtentPlace {
+    /// What follows the format number.
+    fn read_fields(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(Self {
             pg: PgId(r.u32("pg")?),
             n: r.u8("n")?,
             k: r.u8("k")?,
             shard: r.u8("shard")?,
             extent_len: r.u32("extent_len")?,
-        };
-        r.finish("place end")?;
-        Ok(place)
+        })
     }
 }
 
@@ -456,22 +487,44 @@ impl Value for ExtentPlace {
 pub struct Slot {
     /// The last request executed in this slot.
     pub seq: u64,
-    /// Its encoded reply.
-    pub reply: Vec<u8>,
+    /// Its reply in the encoding of messages. `None`: an earlier version wrote it in another encoding.
+    pub reply: Option<Vec<u8>>,
+}
+
+impl Slot {
+    /// The last request, and its reply.
+    pub fn new(seq: u64, reply: &MetaReply) -> Self {
+        Self { seq, reply: Some(wire::encoding::encode(reply)) }
+    }
+
+    /// The reply.
+    ///
+    /// # Errors
+    /// `Unavailable` if an earlier version wrote it: whether the request succeeded is not known. `Io` if it is damaged.
+    pub fn reply(&self) -> Result<MetaReply, FsError> {
+        let bytes = self.reply.as_ref().ok_or(FsError::Unavailable)?;
+        wire::encoding::decode(bytes).map_err(|error| {
+            tracing::error!(%error, "reply that is kept for a session is damaged");
+            FsError::Io
+        })
+    }
 }
 
 impl Value for Slot {
     fn encode(&self) -> Vec<u8> {
-        let mut w = start();
-        w.u64(self.seq).blob(&self.reply);
+        let mut w = Writer::new();
+        w.u8(if self.reply.is_some() { FORMAT_MESSAGE } else { FORMAT });
+        w.u64(self.seq).blob(self.reply.as_deref().unwrap_or_default());
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "slot format")?;
-        let slot = Self { seq: r.u64("seq")?, reply: r.blob("reply")?.to_vec() };
-        r.finish("slot end")?;
-        Ok(slot)
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let format = r.u8("slot format")?;
+        if !matches!(format, FORMAT | FORMAT_MESSAGE) {
+            return Err(DecodeError { field: "slot format" });
+        }
+        let (seq, reply) = (r.u64("seq")?, r.blob("reply")?);
+        Ok(Self { seq, reply: (format == FORMAT_MESSAGE).then(|| reply.to_vec()) })
     }
 }
 
@@ -492,11 +545,10 @@ impl Value for Orphan {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "orphan format")?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "orphan format")?;
         let count = r.u32("count")?;
         let sessions = (0..count).map(|_| r.u64("session").map(SessionId)).collect::<Result<_, _>>()?;
-        r.finish("orphan end")?;
         Ok(Self { sessions })
     }
 }
@@ -517,11 +569,9 @@ impl Value for Usage {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "usage format")?;
-        let usage = Self { stored_bytes: r.u64("stored_bytes")?, inodes: r.u64("inodes")? };
-        r.finish("usage end")?;
-        Ok(usage)
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "usage format")?;
+        Ok(Self { stored_bytes: r.u64("stored_bytes")?, inodes: r.u64("inodes")? })
     }
 }
 
@@ -532,10 +582,9 @@ impl Value for u64 {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "number format")?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "number format")?;
         let value = r.u64("number")?;
-        r.finish("number end")?;
         Ok(value)
     }
 }

@@ -32,7 +32,7 @@ fn fs_error(error: FsError) -> S3Error {
         FsError::NoSpace => custom(
             "InsufficientStorage",
             StatusCode::INSUFFICIENT_STORAGE,
-            "There is no room left on the drives.",
+            "There is no room left on the drives or for the metadata: `forebay status` of the node says where.",
         ),
         FsError::QuotaExceeded => custom("QuotaExceeded", StatusCode::FORBIDDEN, "The quota is used up."),
         FsError::ReadOnly => {
@@ -56,7 +56,9 @@ fn fs_error(error: FsError) -> S3Error {
         | FsError::Interrupted
         | FsError::StaleLease
         | FsError::Stale => s3_error!(OperationAborted, "A conflicting change is under way: try again."),
-        FsError::Unavailable => s3_error!(ServiceUnavailable, "The filesystem does not answer: try again."),
+        FsError::Unavailable | FsError::Disconnected => {
+            s3_error!(ServiceUnavailable, "The filesystem does not answer: try again.")
+        }
         FsError::Io => s3_error!(InternalError, "Data could not be read or written: see the log."),
     }
 }

@@ -332,7 +332,9 @@ fn check_leaks(
     for (drive, entries) in inventory.iter().filter(|(drive, _)| !hurt.contains(&drive.0)) {
         for (id, shard) in entries.keys() {
             // Shards that a writer gives up while a drive is set aside stay there until their range is closed.
-            if world.scenario.narrows && *drive == victim && tables.is_in_range(*id) {
+            let is_given_up = world.scenario.narrows && *drive == victim;
+            // So do those of a commit that was never answered.
+            if (is_given_up || world.scenario.cuts) && tables.is_in_range(*id) {
                 continue;
             }
             if (!live.contains_key(id) || tables.is_away(*id)) && !tables.free.contains(id) {

@@ -12,9 +12,10 @@ use wire::drive::{
     DeleteShards, DriveFailed, DriveHealth, DriveService, DriveStat, GetPurpose, GetShard, GetShardError,
     PutShard, PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey,
 };
+use wire::message::{DRIVE, DriveReply, DriveRequest};
 use wire::position::{KnownLedger, Position};
 
-use crate::net::delay;
+use crate::net::{answered, arrived, delay};
 use crate::reads::RunningRead;
 use crate::world::{Dice, World};
 
@@ -77,15 +78,15 @@ impl SimDrive {
         }
     }
 
-    /// Carries a request to the drive and the answer back: the drive may die in between.
-    async fn ask<T, E>(&self, dead: E, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    /// Carries a request to the drive and the answer back, as bytes. The drive may die in between.
+    async fn ask(&self, request: DriveRequest) -> Result<DriveReply, DriveFailed> {
         self.travel().await;
         if self.is_dead() {
-            return Err(dead);
+            return Err(DriveFailed { drive: self.id });
         }
-        let answer = work.await;
+        let answer = arrived(&DRIVE, &request).execute(&*self.inner).await;
         self.travel().await;
-        if self.is_dead() { Err(dead) } else { answer }
+        if self.is_dead() { Err(DriveFailed { drive: self.id }) } else { Ok(answered(answer)) }
     }
 
     /// I7: a shard is written once, with the same bytes in every attempt.
@@ -109,13 +110,25 @@ impl SimDrive {
     }
 }
 
+macro_rules! answer {
+    ($drive:expr, $request:expr, $kind:ident) => {
+        match $drive.ask($request).await? {
+            DriveReply::$kind(result) => result,
+            other => unreachable!("the answer is of the kind of the request: {other:?}"),
+        }
+    };
+}
+
 impl DriveService for SimDrive {
     fn put(&self, request: PutShard) -> BoxFuture<'_, Result<(), PutShardError>> {
         Box::pin(async move {
             let (drive, key) = (self.id, request.key);
             self.note_put(&request);
             self.world.trace.event(format_args!("drive {drive} put {key:?} {}", request.bytes.len()));
-            let result = self.ask(PutShardError::Failed { drive }, self.inner.put(request)).await;
+            let result = match self.ask(DriveRequest::Put(request)).await {
+                Ok(DriveReply::Put(result)) => result,
+                _ => Err(PutShardError::Failed { drive }),
+            };
             self.world.trace.event(format_args!("drive {drive} put {key:?} {result:?}"));
             result
         })
@@ -129,7 +142,10 @@ impl DriveService for SimDrive {
             if for_user {
                 self.dawdle().await;
             }
-            let result = self.ask(GetShardError::Failed { drive }, self.inner.get(request)).await;
+            let result = match self.ask(DriveRequest::Get(request)).await {
+                Ok(DriveReply::Get(result)) => result,
+                _ => Err(GetShardError::Failed { drive }),
+            };
             let shown = result.as_ref().map(|blocks| blocks.checksums.len());
             self.world.trace.event(format_args!("drive {drive} get {request:?} {shown:?}"));
             if let Ok(blocks) = &result {
@@ -145,10 +161,7 @@ impl DriveService for SimDrive {
             self.world.trace.event(format_args!("drive {drive} delete {:?}", request.keys));
             // The request arrives, even if its sender waits no longer.
             let this = self.clone();
-            let sent =
-                tokio::spawn(
-                    async move { this.ask(DriveFailed { drive }, this.inner.delete(request)).await },
-                );
+            let sent = tokio::spawn(async move { answer!(this, DriveRequest::Delete(request), Delete) });
             let result = sent.await.unwrap_or(Err(DriveFailed { drive }));
             self.world.trace.event(format_args!("drive {drive} delete {result:?}"));
             result
@@ -160,12 +173,13 @@ impl DriveService for SimDrive {
         positions: Vec<Position>,
         replace: bool,
     ) -> BoxFuture<'_, Result<(), DriveFailed>> {
-        let kept = self.inner.keep_positions(positions, replace);
-        Box::pin(self.ask(DriveFailed { drive: self.id }, kept))
+        Box::pin(
+            async move { answer!(self, DriveRequest::KeepPositions { positions, replace }, KeepPositions) },
+        )
     }
 
     fn known_ledgers(&self) -> BoxFuture<'_, Result<Vec<KnownLedger>, DriveFailed>> {
-        Box::pin(self.ask(DriveFailed { drive: self.id }, self.inner.known_ledgers()))
+        Box::pin(async move { answer!(self, DriveRequest::KnownLedgers, KnownLedgers) })
     }
 
     fn list(
@@ -173,19 +187,20 @@ impl DriveService for SimDrive {
         after: Option<ShardKey>,
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>> {
-        Box::pin(self.ask(DriveFailed { drive: self.id }, self.inner.list(after, limit)))
+        let limit = limit as u32;
+        Box::pin(async move { answer!(self, DriveRequest::List { after, limit }, List) })
     }
 
     fn scrub(
         &self,
         after: Option<ShardKey>,
-        bytes_max: u64,
+        budget_bytes: u64,
     ) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>> {
-        Box::pin(self.ask(DriveFailed { drive: self.id }, self.inner.scrub(after, bytes_max)))
+        Box::pin(async move { answer!(self, DriveRequest::Scrub { after, budget_bytes }, Scrub) })
     }
 
     fn make_room(&self) -> BoxFuture<'_, Result<(), DriveFailed>> {
-        Box::pin(self.ask(DriveFailed { drive: self.id }, self.inner.make_room()))
+        Box::pin(async move { answer!(self, DriveRequest::MakeRoom, MakeRoom) })
     }
 
     fn health(&self) -> DriveHealth {

@@ -1,4 +1,5 @@
 //! The network between clients and the owner: it delays messages, and delivers requests again that were not answered.
+//! Messages travel as bytes.
 //!
 //! Requests of one client arrive in the order in which they were sent, as over one connection; those of different
 //! clients in any order. Answers may overtake each other and recalls. A connection that breaks loses an answer: the
@@ -7,10 +8,20 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use base::env::Clock;
 use base::{FsError, SessionId};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
 use wire::BoxFuture;
-use wire::meta::{Content, EventSink, MapPiece, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId};
+use wire::encoding::{self, Operations};
+use wire::message::{
+    self, AnswerHead, Envelope, OWNER, Packed, Payload, SESSION, SessionRequest, StreamEvent,
+};
+use wire::meta::{
+    Claim, Content, EventSink, HeldLease, LeaseKind, MapPiece, MetaReply, MetaRequest, MetaService,
+    OwnerEvent, RequestId, Resumed,
+};
 use wire::position::Position;
 
 use crate::world::{Dice, World};
@@ -21,16 +32,16 @@ pub(crate) struct Link {
     name: u32,
     owner: Arc<dyn MetaService>,
     dice: Arc<Dice>,
-    requests: mpsc::UnboundedSender<Envelope>,
+    requests: mpsc::UnboundedSender<Parcel>,
     /// The newest ledger position in an answer to the client.
     told: Arc<Mutex<Option<Position>>>,
 }
 
-struct Envelope {
-    id: RequestId,
-    request: MetaRequest,
+/// A request on its way, as bytes.
+struct Parcel {
+    packed: Packed,
     sent_at: u64,
-    reply: oneshot::Sender<(Result<MetaReply, FsError>, Option<Position>)>,
+    reply: oneshot::Sender<Packed>,
 }
 
 /// State that the couriers of one link share.
@@ -43,13 +54,30 @@ struct Route {
 }
 
 impl Link {
-    /// The link of client `name` in boot `boot`. Its couriers run on the present runtime.
-    pub(crate) fn new(world: &Arc<World>, boot: u64, name: u32, owner: Arc<dyn MetaService>) -> Arc<Self> {
-        let dice = Arc::new(world.dice(0x6e65 + (boot << 32) + (u64::from(name) << 16)));
+    /// The link of client `name` to an owner: the one of turn `turn` in boot `boot`. Its couriers run on the present runtime.
+    pub(crate) fn new(
+        world: &Arc<World>,
+        (boot, turn): (u64, u64),
+        name: u32,
+        owner: Arc<dyn MetaService>,
+    ) -> Arc<Self> {
+        let dice = Arc::new(world.dice(0x6e65 + (boot << 32) + (turn << 24) + (u64::from(name) << 16)));
         let (requests, inbox) = mpsc::unbounded_channel();
         let route = Route { world: world.clone(), name, owner: owner.clone(), dice: dice.clone() };
         tokio::spawn(carry_requests(route, inbox));
         Arc::new(Self { world: world.clone(), name, owner, dice, requests, told: Arc::default() })
+    }
+}
+
+/// Cuts clients off from the owner from time to time, until the future is dropped.
+pub(crate) async fn cut(world: Arc<World>, boot: u64) {
+    let dice = world.dice(0xc_0710 + (boot << 32));
+    loop {
+        tokio::time::sleep(Duration::from_millis(dice.below(20_000))).await;
+        let name = dice.below(world.scenario.clients.into()) as u32;
+        let until_ns = world.clock.boot_ns() + dice.below(*dice.of(&[2, 15, 45])) * 1_000_000_000;
+        world.trace.event(format_args!("net {name} is cut off until {until_ns}"));
+        world.promises().cut_until_ns.insert(name, until_ns);
     }
 }
 
@@ -63,7 +91,16 @@ pub(crate) fn delay(dice: &Dice) -> Duration {
     }
 }
 
-async fn travel(dice: &Dice) {
+/// A message of a client is on its way. While the client is cut off, it waits.
+async fn travel(world: &World, name: u32, dice: &Dice) {
+    loop {
+        let until_ns = world.promises().cut_until_ns.get(&name).copied().unwrap_or_default();
+        let left_ns = until_ns.saturating_sub(world.clock.boot_ns());
+        if left_ns == 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_nanos(left_ns)).await;
+    }
     let delay = delay(dice);
     if delay.is_zero() {
         tokio::task::yield_now().await;
@@ -72,44 +109,50 @@ async fn travel(dice: &Dice) {
     }
 }
 
-async fn carry_requests(route: Route, mut inbox: mpsc::UnboundedReceiver<Envelope>) {
-    while let Some(envelope) = inbox.recv().await {
-        travel(&route.dice).await;
+async fn carry_requests(route: Route, mut inbox: mpsc::UnboundedReceiver<Parcel>) {
+    while let Some(parcel) = inbox.recv().await {
+        travel(&route.world, route.name, &route.dice).await;
         let route = route.clone();
-        tokio::spawn(async move { route.deliver(envelope).await });
+        tokio::spawn(async move { route.deliver(parcel).await });
         // The owner gets the request before the next one is taken.
         tokio::task::yield_now().await;
     }
 }
 
 impl Route {
-    async fn deliver(&self, Envelope { id, request, sent_at, reply }: Envelope) {
+    async fn deliver(&self, Parcel { packed, sent_at, reply }: Parcel) {
         let name = self.name;
+        let (envelope, request) = unpack::<MetaRequest>(&OWNER, packed);
+        let id = envelope.request;
         self.world.trace.event(format_args!("net {name} {} {}", show_id(id), show_request(&request)));
-        let asked_at = self.world.promises().reads.asked(id.session, &request, sent_at);
+        let asked_ns = self.world.clock.boot_ns();
+        let asked_at = self.world.promises().reads.asked(id.session, &request, sent_at, asked_ns);
         let result = if self.dice.once_in(self.world.scenario.repeat_once_in) {
-            self.deliver_twice(id, &request).await
+            self.deliver_twice(&envelope, &request).await
         } else {
-            self.owner.call(id, request.clone()).await
+            self.owner.call(envelope, request.clone()).await
         };
         self.note_reads(id.session, &result, sent_at, asked_at);
-        let position = self.owner.position();
-        travel(&self.dice).await;
+        let head = AnswerHead { position: self.owner.position() };
+        travel(&self.world, self.name, &self.dice).await;
         self.world.trace.event(format_args!("net {name} {} answer {}", show_id(id), show_answer(&result)));
-        if let Ok(answer) = &result {
+        // A client that has gone on to another owner has the answer from there.
+        if let Ok(answer) = &result
+            && !reply.is_closed()
+        {
             self.note_ids(&request, answer);
         }
         // The receiver is gone if the client is gone.
-        let _ = reply.send((result, position));
+        let _ = reply.send(message::pack_answer(0, head, &Ok(result)));
     }
 
     /// The connection breaks before the answer comes. The request is sent again, while the owner still works on the
     /// first one or later.
-    async fn deliver_twice(&self, id: RequestId, request: &MetaRequest) -> Result<MetaReply, FsError> {
-        let (owner, again) = (self.owner.clone(), request.clone());
-        let first = tokio::spawn(async move { owner.call(id, again).await });
-        travel(&self.dice).await;
-        let second = self.owner.call(id, request.clone()).await;
+    async fn deliver_twice(&self, envelope: &Envelope, request: &MetaRequest) -> Result<MetaReply, FsError> {
+        let (owner, twice, again) = (self.owner.clone(), envelope.clone(), request.clone());
+        let first = tokio::spawn(async move { owner.call(twice, again).await });
+        travel(&self.world, self.name, &self.dice).await;
+        let second = self.owner.call(envelope.clone(), request.clone()).await;
         let first = first.await.unwrap_or(Err(FsError::Unavailable));
         if let (Ok(first), Ok(second)) = (&first, &second)
             && changes_something(request)
@@ -130,11 +173,12 @@ impl Route {
         sent_at: u64,
         asked_at: u64,
     ) {
+        let now_ns = self.world.clock.boot_ns();
         let mut promises = self.world.promises();
         promises.reads.answered(session, sent_at, result.as_ref().ok());
         let Ok(MetaReply::Free { extents, .. }) = result else { return };
         for extent in extents {
-            if let Some(why) = promises.reads.forbid(extent, asked_at) {
+            if let Some(why) = promises.reads.forbid(extent, asked_at, now_ns) {
                 let (id, version) = (extent.id, extent.free_ver);
                 promises.violate(format!("I5: extent {id} of version {version} is to be deleted, and {why}"));
             }
@@ -239,13 +283,59 @@ impl MetaService for Link {
         })
     }
 
-    fn call(&self, id: RequestId, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
+    fn resume(
+        &self,
+        session: SessionId,
+        claim: Claim,
+        events: Arc<dyn EventSink>,
+    ) -> BoxFuture<'_, Result<Resumed, FsError>> {
         Box::pin(async move {
+            let name = self.name;
+            self.world.trace.event(format_args!("net {name} resume {session} {claim:?}"));
+            let (queue, inbox) = mpsc::unbounded_channel();
+            tokio::spawn(carry_events(self.world.clone(), self.dice.clone(), name, inbox, events));
+            let queue = Queue { world: self.world.clone(), events: queue };
+            travel(&self.world, self.name, &self.dice).await;
+            // A file that is not open may be gone.
+            let is_written = |held: &&HeldLease| {
+                held.lease.kind >= LeaseKind::Shared && claim.opens.contains(&held.lease.ino)
+            };
+            let written: Vec<HeldLease> = claim.leases.iter().filter(is_written).copied().collect();
+            let now_ns = self.world.clock.boot_ns();
+            let sent_at = {
+                let mut promises = self.world.promises();
+                let sent_at = promises.reads.sent();
+                promises.reads.tells(session, claim.in_use_ver, sent_at, now_ns);
+                sent_at
+            };
+            let is_last = !claim.more;
+            let request = SessionRequest::Resume { stream: 0, session, claim };
+            let SessionRequest::Resume { claim, .. } = arrived(&SESSION, &request) else {
+                unreachable!("a request arrives as it was sent")
+            };
+            let resumed = answered(self.owner.resume(session, claim, Arc::new(queue)).await);
+            if resumed.is_ok() && is_last {
+                self.world.promises().reads.told_for_certain(session, sent_at);
+            }
+            travel(&self.world, self.name, &self.dice).await;
+            self.world.trace.event(format_args!("net {name} resumed {resumed:?}"));
+            if let Ok(resumed) = &resumed {
+                let lost = written.iter().filter(|held| !resumed.leases.contains(&held.lease));
+                lost.for_each(|held| self.world.note_revoked(held.lease.ino));
+            }
+            resumed
+        })
+    }
+
+    fn call(&self, envelope: Envelope, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
+        Box::pin(async move {
+            let packed = message::pack_request(&OWNER, &envelope, &request);
             let (reply, answer) = oneshot::channel();
             let sent_at = self.world.promises().reads.sent();
             // If there is no courier, the runtime is ending.
-            let _ = self.requests.send(Envelope { id, request, sent_at, reply });
-            let Ok((answer, position)) = answer.await else { return Err(FsError::Unavailable) };
+            let _ = self.requests.send(Parcel { packed, sent_at, reply });
+            let Ok(packed) = answer.await else { return Err(FsError::Unavailable) };
+            let (AnswerHead { position }, answer) = unpack_answer(packed);
             let mut told = self.told.lock().expect("no holder of this lock panics");
             // Answers overtake each other.
             if position.map(|position| position.seq) > told.map(|told| told.seq) {
@@ -264,6 +354,7 @@ struct Queue {
 impl EventSink for Queue {
     fn event(&self, event: OwnerEvent) {
         if let OwnerEvent::Revoked { lease } = &event {
+            self.world.trace.event(format_args!("net revoked {lease:?}"));
             self.world.note_revoked(lease.ino);
         }
         // A client that is gone has no leases to recall.
@@ -279,8 +370,33 @@ async fn carry_events(
     events: Arc<dyn EventSink>,
 ) {
     while let Some(event) = inbox.recv().await {
-        travel(&dice).await;
+        travel(&world, name, &dice).await;
         world.trace.event(format_args!("net {name} event {event:?}"));
-        events.event(event);
+        let event = encoding::encode(&StreamEvent { number: 0, event });
+        let event: StreamEvent = encoding::decode(&event).expect("an event arrives as it was sent");
+        events.event(event.event);
     }
+}
+
+/// A request as it arrives: it travels as bytes.
+pub(crate) fn arrived<T: Serialize + DeserializeOwned + Payload>(operations: &Operations, request: &T) -> T {
+    unpack(operations, message::pack_request(operations, &Envelope::default(), request)).1
+}
+
+/// An answer as it arrives.
+pub(crate) fn answered<T: Serialize + DeserializeOwned + Payload>(answer: T) -> T {
+    unpack_answer(message::pack_answer(0, AnswerHead::default(), &Ok(answer))).1
+}
+
+fn unpack<T: DeserializeOwned + Payload>(operations: &Operations, packed: Packed) -> (Envelope, T) {
+    let (envelope, fields) =
+        message::open_envelope(&packed.body).expect("an envelope arrives as it was sent");
+    let request = message::unpack_request(operations, packed.code, fields, packed.payload);
+    (envelope, request.expect("a request arrives as it was sent"))
+}
+
+fn unpack_answer<T: DeserializeOwned + Payload>(packed: Packed) -> (AnswerHead, T) {
+    let answer = message::unpack_answer(&packed.body, packed.payload);
+    let (head, answer) = answer.expect("an answer arrives as it was sent");
+    (head, answer.expect("no request is refused"))
 }

@@ -10,10 +10,7 @@ use base::{ClusterId, DriveId, DriveUuid, LedgerId};
 use client::{Client, ClientOptions, Peers, Topology};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, Trim};
 use layout::DriveState;
-use meta::history::{Evidence, Witness};
-use meta::log::{CopyIo, LedgerLog, LogSizes, MirrorOptions, MirroredLog};
-use meta::owner::{Owner, OwnerOptions};
-use meta::state::{MirroredState, State};
+use meta::state::State;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::{
@@ -23,18 +20,12 @@ use upkeep::{
 use wire::drive::DriveService;
 
 use crate::disks::SimDrive;
-use crate::ledger::WatchedLog;
-use crate::net::Link;
+use crate::owners::Owners;
 use crate::store::Tier;
 use crate::world::World;
 
 pub(crate) const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub(crate) const LEDGER: LedgerId = LedgerId(1);
-/// Most directories with a local store; a third directory has a log only.
-const STORES_MAX: usize = 2;
-/// Short files: a boot fills some of them, and the space zeroed ahead is read whenever a log is opened.
-const LOG_SIZES: LogSizes =
-    LogSizes { file_bytes: 128 << 10, zero_ahead_bytes: 32 << 10, reserve_bytes: 32 << 10 };
 /// Packing starts soon, and often with few pieces.
 const PACKING: PackOptions = PackOptions {
     age: Duration::from_secs(1),
@@ -53,8 +44,7 @@ pub(crate) type Drives = BTreeMap<u32, Arc<SimDrive>>;
 
 /// See the module.
 pub(crate) struct Node {
-    pub(crate) owner: Arc<Owner>,
-    pub(crate) state: Arc<dyn State>,
+    pub(crate) owners: Arc<Owners>,
     pub(crate) drives: Drives,
     pub(crate) clients: Vec<Client>,
     reclaimer: Reclaimer,
@@ -79,7 +69,7 @@ pub(crate) fn drive_path(number: u32) -> PathBuf {
     Path::new("/node/drives").join(format!("{number}.img"))
 }
 
-fn text(error: &dyn std::error::Error) -> String {
+pub(crate) fn text(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
@@ -143,48 +133,6 @@ fn open_drives(world: &Arc<World>, boot: u64) -> Result<Drives, String> {
     Ok(drives)
 }
 
-/// The drives' knowledge of the ledger. A ledger that lost no batch is never older than that.
-async fn evidence(drives: &Drives) -> Evidence {
-    let mut witnesses = Vec::new();
-    for (number, drive) in drives {
-        // A drive that does not answer is no witness.
-        let known = drive.known_ledgers().await.unwrap_or_default();
-        let known = known.into_iter().filter(|known| known.ledger == LEDGER);
-        witnesses.extend(known.map(|known| Witness { drive: DriveId(*number), known }));
-    }
-    Evidence { witnesses, accept_older: false }
-}
-
-/// Opens the ledger from its log and stores on disk.
-async fn open_ledger(
-    world: &Arc<World>,
-    boot: u64,
-    evidence: Evidence,
-) -> Result<(Arc<Owner>, Arc<dyn State>), String> {
-    let env = world.env();
-    let logs: Vec<PathBuf> = (0..world.scenario.meta_dirs).map(log_dir).collect();
-    for dir in &logs {
-        env.files.create_dir_all(dir).map_err(|error| text(&error))?;
-    }
-    let options = MirrorOptions { io: CopyIo::Inline, sizes: LOG_SIZES, ..MirrorOptions::default() };
-    let log = MirroredLog::open(&env, &logs, options).map_err(|error| text(&error))?;
-    let stores: Vec<PathBuf> =
-        logs.iter().take(STORES_MAX).map(|dir| dir.with_file_name("state.redb")).collect();
-    let state = MirroredState::open(&env, &stores, MIB as usize, log.first(), log.whole());
-    let log = Arc::new(WatchedLog::new(world, boot, log));
-    let state: Arc<dyn State> = Arc::new(state.map_err(|error| text(&error))?);
-    let options = OwnerOptions {
-        ledger: LEDGER,
-        log,
-        state: state.clone(),
-        env,
-        evidence,
-        unstored_bytes_max: 256 << 20,
-    };
-    let owner = Arc::new(Owner::open_here(options).await.map_err(|error| text(&error))?);
-    Ok((owner, state))
-}
-
 fn scrub_targets(drives: &Drives, client: Client) -> ScrubTargets {
     let service = |(number, drive): (&u32, &Arc<SimDrive>)| {
         (DriveId(*number), Arc::clone(drive) as Arc<dyn DriveService>)
@@ -201,7 +149,7 @@ impl Node {
         let drives = open_drives(world, boot)?;
         world.cluster().take_back();
         let topology = world.cluster().topology(&drives);
-        let (owner, state) = open_ledger(world, boot, evidence(&drives).await).await?;
+        let owners = Arc::new(Owners::open(world, boot, &drives).await?);
         let (publish, topology) = watch::channel(Arc::new(topology));
         let mut tier = Tier::new(world, boot);
         let mut clients = Vec::new();
@@ -211,7 +159,7 @@ impl Node {
                 env: world.env(),
                 runtime: Handle::current(),
                 ledger: LEDGER,
-                meta: Link::new(world, boot, number, owner.clone()),
+                owner: owners.seat(number),
                 topology: topology.clone(),
                 profile: world.cluster().profile,
                 dirty_bytes_max: 4 * MIB,
@@ -238,8 +186,7 @@ impl Node {
         }
         world.trace.event(format_args!("node is up boot={boot}"));
         Ok(Self {
-            owner,
-            state,
+            owners,
             drives,
             clients,
             reclaimer,
@@ -363,14 +310,16 @@ impl Node {
         for client in &self.clients {
             client.close().await.map_err(|error| format!("client does not close: {error}"))?;
         }
-        self.owner.stop();
+        let Some(owner) = self.owners.owner() else { return Err("there is no owner".to_owned()) };
+        let state = self.owners.state();
+        owner.stop();
         for _ in 0..100 {
-            let stat = self.owner.stat();
+            let stat = owner.stat();
             if stat.halted {
                 return Err("the owner has halted".to_owned());
             }
-            if self.state.applied().is_ok_and(|applied| applied.seq.0 == stat.committed_seq) {
-                return Ok((self.state, self.drives));
+            if state.applied().is_ok_and(|applied| applied.seq.0 == stat.committed_seq) {
+                return Ok((state, self.drives));
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{ExtentId, SessionId};
-use wire::meta::{FreeExtent, MetaReply, MetaRequest};
+use wire::meta::{FreeExtent, MetaReply, MetaRequest, SESSION_TERM};
 
 use crate::world::World;
 
@@ -17,6 +17,8 @@ pub(crate) struct Reads {
     /// The newest ledger version in an answer.
     version: u64,
     running: BTreeMap<u64, Running>,
+    /// When the owner last heard of each session, by the clock of the simulation.
+    heard_ns: BTreeMap<SessionId, u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -68,17 +70,28 @@ impl Reads {
     }
 
     /// Notes that a request, sent at `sent_at`, goes to the owner. Returns the logical time.
-    pub(crate) fn asked(&mut self, session: SessionId, request: &MetaRequest, sent_at: u64) -> u64 {
+    pub(crate) fn asked(
+        &mut self,
+        session: SessionId,
+        request: &MetaRequest,
+        sent_at: u64,
+        now_ns: u64,
+    ) -> u64 {
         self.now += 1;
+        self.heard_ns.insert(session, now_ns);
         match request {
-            MetaRequest::Heartbeat { in_use_ver } => {
-                let told = Heartbeat { in_use_ver: *in_use_ver, sent_at, answered_at: None };
-                self.told.entry(session).or_default().push(told);
-            }
+            MetaRequest::Heartbeat { in_use_ver } => self.tells(session, *in_use_ver, sent_at, now_ns),
             MetaRequest::CloseSession => drop(self.told.remove(&session)),
             _ => {}
         }
         self.now
+    }
+
+    /// Notes that a session tells the owner which maps its reads use.
+    pub(crate) fn tells(&mut self, session: SessionId, in_use_ver: u64, sent_at: u64, now_ns: u64) {
+        self.heard_ns.insert(session, now_ns);
+        let told = Heartbeat { in_use_ver, sent_at, answered_at: None };
+        self.told.entry(session).or_default().push(told);
     }
 
     /// Notes that the owner has answered a request, sent at `sent_at`.
@@ -86,6 +99,12 @@ impl Reads {
         self.now += 1;
         let Some(MetaReply::Beat { version, .. }) = reply else { return };
         self.version = self.version.max(*version);
+        self.told_for_certain(session, sent_at);
+    }
+
+    /// Notes that the owner knows what was sent at `sent_at`.
+    pub(crate) fn told_for_certain(&mut self, session: SessionId, sent_at: u64) {
+        self.now += 1;
         let Some(told) = self.told.get_mut(&session) else { return };
         if let Some(one) = told.iter_mut().find(|told| told.sent_at == sent_at) {
             one.answered_at = Some(self.now);
@@ -97,18 +116,20 @@ impl Reads {
 
     /// I5: the reason why an extent, which the owner handed out for deletion at `asked_at`, must not be deleted, if
     /// there is one.
-    pub(crate) fn forbid(&self, free: &FreeExtent, asked_at: u64) -> Option<String> {
-        if let Some(session) = self.reader(free.free_ver, asked_at) {
+    pub(crate) fn forbid(&self, free: &FreeExtent, asked_at: u64, now_ns: u64) -> Option<String> {
+        if let Some(session) = self.reader(free.free_ver, asked_at, now_ns) {
             return Some(format!("session {session} has said that it reads"));
         }
         let mut running = self.running.values().filter(|read| read.extent == free.id);
         running.any(|read| self.must_be_known(read, free.free_ver, asked_at)).then(|| "it is read".to_owned())
     }
 
-    /// A session that must have reported before `asked_at` that it reads extents dropped in ledger version `free_ver`.
-    fn reader(&self, free_ver: u64, asked_at: u64) -> Option<SessionId> {
+    /// A session that must have reported before `asked_at` that it reads extents dropped in ledger version `free_ver`. The
+    /// reads of a session of which the owner heard nothing for the term of sessions do not count any more.
+    fn reader(&self, free_ver: u64, asked_at: u64, now_ns: u64) -> Option<SessionId> {
         let reads = |told: &Vec<Heartbeat>| since(told, asked_at, 1)?.map(|told| told.in_use_ver).max();
-        let mut sessions = self.told.iter();
+        let counts = |id: &SessionId| now_ns < self.heard_ns[id] + SESSION_TERM.as_nanos() as u64;
+        let mut sessions = self.told.iter().filter(|(id, _)| counts(id));
         sessions.find(|(_, told)| reads(told).is_some_and(|in_use| free_ver >= in_use)).map(|(id, _)| *id)
     }
 
@@ -137,12 +158,12 @@ fn since(told: &[Heartbeat], asked_at: u64, count: usize) -> Option<impl Iterato
 mod tests {
     use super::*;
 
-    const BEAT: MetaReply = MetaReply::Beat { version: 7, used_bytes: 0, drive_bytes: 0 };
+    const BEAT: MetaReply = MetaReply::Beat { version: 7, used_bytes: 0, drive_bytes: 0, events: 0 };
 
     /// Sends a heartbeat. Returns the time of sending.
     fn beat(reads: &mut Reads, in_use_ver: u64) -> u64 {
         let sent_at = reads.sent();
-        reads.asked(SessionId(1), &MetaRequest::Heartbeat { in_use_ver }, sent_at);
+        reads.asked(SessionId(1), &MetaRequest::Heartbeat { in_use_ver }, sent_at, 0);
         sent_at
     }
 
@@ -152,7 +173,7 @@ mod tests {
 
     fn ask(reads: &mut Reads) -> u64 {
         let sent_at = reads.sent();
-        reads.asked(SessionId(2), &MetaRequest::PurgeStep, sent_at)
+        reads.asked(SessionId(2), &MetaRequest::PurgeStep, sent_at, 0)
     }
 
     #[test]
@@ -160,20 +181,25 @@ mod tests {
         let mut reads = Reads::default();
         let first = beat(&mut reads, 7);
         let asked_at = ask(&mut reads);
-        assert_eq!(reads.reader(7, asked_at), None, "the owner may not know yet");
+        assert_eq!(reads.reader(7, asked_at, 0), None, "the owner may not know yet");
         answer(&mut reads, first);
         let asked_at = ask(&mut reads);
-        assert_eq!(reads.reader(6, asked_at), None);
-        assert_eq!(reads.reader(7, asked_at), Some(SessionId(1)));
+        assert_eq!(reads.reader(6, asked_at, 0), None);
+        assert_eq!(reads.reader(7, asked_at, 0), Some(SessionId(1)));
+        assert_eq!(
+            reads.reader(7, asked_at, SESSION_TERM.as_nanos() as u64),
+            None,
+            "it was silent for too long"
+        );
         let second = beat(&mut reads, u64::MAX);
-        assert_eq!(reads.reader(7, asked_at), None, "it may have come first");
+        assert_eq!(reads.reader(7, asked_at, 0), None, "it may have come first");
         answer(&mut reads, second);
         let third = beat(&mut reads, 9);
         answer(&mut reads, third);
         let asked_at = ask(&mut reads);
-        assert_eq!(reads.reader(9, asked_at), Some(SessionId(1)));
-        reads.asked(SessionId(1), &MetaRequest::CloseSession, 0);
-        assert_eq!(reads.reader(9, asked_at), None);
+        assert_eq!(reads.reader(9, asked_at, 0), Some(SessionId(1)));
+        reads.asked(SessionId(1), &MetaRequest::CloseSession, 0, 0);
+        assert_eq!(reads.reader(9, asked_at, 0), None);
     }
 
     #[test]
@@ -186,7 +212,7 @@ mod tests {
         let forbidden = |reads: &mut Reads, id, free_ver| {
             let asked_at = ask(reads);
             let free = FreeExtent { free_ver, id: ExtentId(id), pg: base::PgId(0), n: 6 };
-            reads.forbid(&free, asked_at).is_some()
+            reads.forbid(&free, asked_at, 0).is_some()
         };
         tell(&mut reads);
         let read = reads.begin(ExtentId(3));

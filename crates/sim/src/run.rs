@@ -13,12 +13,15 @@ use crate::scenario::Scenario;
 use crate::trace::Fnv;
 use crate::workload::Process;
 use crate::world::World;
-use crate::{check, cluster, linear, store};
+use crate::{check, cluster, linear, net, store};
 
 /// Longest boot, in simulated time.
 const BOOT_MAX: Duration = Duration::from_secs(7200);
 /// Long enough for every background task to have had several turns.
 const REST: Duration = Duration::from_secs(20);
+
+/// Longer than any background task pauses.
+const LONG_REST: Duration = Duration::from_secs(130);
 
 /// Most extra rests, if changes of drives or profile need them.
 const RESTS_MAX: u32 = 10;
@@ -140,6 +143,7 @@ fn run_boot(world: &Arc<World>, history: &Arc<History>, boot: u64) -> Ended {
         world.clock.start(dice.below(10_000_000_000));
         world.trace.event(format_args!("boot {boot}"));
         world.promises().reads = Reads::default();
+        world.promises().cut_until_ns.clear();
         world.trace.cut_after(cut_after);
         let life = live(world, history, boot, is_last);
         let ended = tokio::select! {
@@ -174,6 +178,10 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
     let faults = tokio::spawn(faults::inject(world.clone(), node.drives.clone(), boot));
     let store_fails = world.scenario.store_fails;
     let trouble = store_fails.then(|| tokio::spawn(store::trouble(world.clone(), boot)));
+    let cuts = world.scenario.cuts.then(|| tokio::spawn(net::cut(world.clone(), boot)));
+    let (peace, until) = tokio::sync::watch::channel(false);
+    let fight = || tokio::spawn(node.owners.clone().fight(node.drives.clone(), until));
+    let fight = world.scenario.rivals.then(fight);
     let mut work = JoinSet::new();
     for number in 0..world.scenario.processes {
         work.spawn(process(number).work(world.scenario.operations));
@@ -185,7 +193,15 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
         () = node.tend(world) => {}
         () = cluster::change(world, &node, boot) => {}
     }
+    peace.send_replace(true);
+    if let Some(fight) = fight {
+        let _ = fight.await;
+    }
     faults.abort();
+    if let Some(cuts) = cuts {
+        cuts.abort();
+        world.promises().cut_until_ns.clear();
+    }
     if let Some(trouble) = trouble {
         trouble.abort();
         world.bucket.set_down(world, false);
@@ -197,7 +213,7 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
     if world.trace.is_cut() {
         return Ended::PowerLost;
     }
-    if node.owner.stat().halted {
+    if node.owners.owner().is_some_and(|owner| owner.stat().halted) {
         // The owner refuses all requests until it is restarted.
         return if world.scenario.syncs_fail {
             Ended::AtRest
@@ -205,7 +221,10 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
             Ended::Wrong("the owner halted".to_owned())
         };
     }
-    node.rest(world, REST).await;
+    // A packer whose scan waited for the owner rests for eight times as long. Until then it does not know what has got
+    // another shape since.
+    let Scenario { rivals, cuts, narrows, converts, .. } = world.scenario;
+    node.rest(world, if rivals || cuts || narrows || converts { LONG_REST } else { REST }).await;
     process(1).survey().await;
     if !is_last || world.trace.is_cut() {
         return Ended::PowerLost;

@@ -59,6 +59,10 @@ pub struct Scenario {
     pub dawdles: bool,
     /// Appends to the log, or their answers, are lost at times.
     pub log_loses: bool,
+    /// The log is on an engine of its own, and two owners take the ledger from each other.
+    pub rivals: bool,
+    /// Clients are cut off from the owner at times, some of them for longer than their sessions' term.
+    pub cuts: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -99,6 +103,8 @@ impl Scenario {
             copies_return: dice.once_in(3),
             dawdles: dice.once_in(4),
             log_loses: dice.once_in(4),
+            rivals: dice.once_in(3),
+            cuts: dice.once_in(4),
         };
         // At most one drive may lack shards at a time.
         scenario.copies_return &= profile.m() > 0

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use client::{AllocateMode, Client, FileKind, MakeNode, OpenIntent, RenameMode, XattrMode};
 
 use crate::history::{Cut, History, Kind, Name, Op, Ret};
+use crate::locks;
 use crate::runs::Runs;
 use crate::world::{Dice, World};
 
@@ -68,9 +69,16 @@ impl Process {
         // Tiering waits ten seconds for more extents to upload.
         let pause_ms = if self.world.scenario.tiers { 4000 } else { 400 };
         for _ in 0..operations {
-            let op = self.choose();
-            let ret = self.perform(op).await;
+            let ret = if !self.handles.is_empty() && self.dice.once_in(12) {
+                self.lock(*self.dice.of(&self.handles)).await
+            } else {
+                let op = self.choose();
+                self.perform(op).await
+            };
             if ret == Ret::Failed(FsError::Unavailable) {
+                if self.world.scenario.cuts {
+                    break;
+                }
                 return;
             }
             if self.dice.once_in(8) {
@@ -104,10 +112,21 @@ impl Process {
             return;
         }
         self.perform(Op::Read { ino, off: 0, len: 8 << 20 }).await;
+        locks::check_free(&self.world, &self.client, ino).await;
         for name in XATTRS {
             self.perform(Op::GetXattr { ino, name }).await;
         }
         self.perform(Op::Close { ino }).await;
+    }
+
+    /// Holds a lock for some time. The history does not show it.
+    async fn lock(&self, ino: Ino) -> Ret {
+        let held = tokio::time::timeout(HANG, locks::hold_one(&self.world, &self.client, ino)).await;
+        let Ok(held) = held else {
+            self.world.promises().violate(format!("I12: a lock on inode {ino} hangs"));
+            return Ret::Failed(FsError::Unavailable);
+        };
+        ret(held.map(|()| Ret::Done))
     }
 
     fn name(&self) -> Name {
@@ -225,8 +244,8 @@ impl Process {
         let Ret::Failed(error) = ret else { return };
         let faulty = self.world.is_faulty();
         let explained = match error {
-            FsError::Io => faulty || scenario.store_fails,
-            FsError::StaleLease | FsError::Unavailable => faulty,
+            FsError::Io => faulty || scenario.store_fails || scenario.cuts,
+            FsError::StaleLease | FsError::Unavailable => faulty || scenario.cuts,
             FsError::NoSpace => scenario.fills || faulty,
             _ => true,
         };

@@ -3,18 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use base::Ino;
 use base::env::sim::{DiskEvent, SimFiles, SimRandom};
 use base::env::{Clock, Env, Random};
+use meta::log::MemLog;
 use tokio::time::Instant;
 use wire::drive::ShardKey;
 
 use crate::cluster::Cluster;
+use crate::locks::Locks;
 use crate::reads::Reads;
 use crate::scenario::Scenario;
 use crate::store::Bucket;
 use crate::trace::{Trace, sum};
+
+/// How long an owner counts as alive on an engine that several hosts reach.
+const OWNER_LEASE: Duration = Duration::from_secs(3);
 
 /// Simulated time: goes on from where the last boot ended.
 #[derive(Default)]
@@ -79,6 +85,8 @@ pub(crate) struct Promises {
     pub(crate) acked_seq: u64,
     /// The highest epoch that sealed the log.
     pub(crate) sealed_epoch: u64,
+    /// The last batch in the local store of each host of the ledger.
+    pub(crate) stored: [u64; 2],
     /// First extent ids of ranges, with their lengths.
     pub(crate) ranges: BTreeMap<u64, u64>,
     /// Inodes whose creation was acknowledged.
@@ -93,6 +101,8 @@ pub(crate) struct Promises {
     pub(crate) reads: Reads,
     /// The object store is being left.
     pub(crate) detaching: bool,
+    /// Until when each client is cut off from the owner, by the boot clock.
+    pub(crate) cut_until_ns: BTreeMap<u32, u64>,
     /// A damaged drive could not be opened.
     pub(crate) drive_lost: bool,
     /// Inodes whose leases were revoked: dirty data under them is lost, and the next fsync reports it.
@@ -116,10 +126,14 @@ pub(crate) struct World {
     pub(crate) clock: Arc<WorldClock>,
     pub(crate) files: Arc<SimFiles>,
     pub(crate) trace: Arc<Trace>,
+    /// Locks that processes hold.
+    pub(crate) locks: Locks,
     promises: Mutex<Promises>,
     cluster: Mutex<Cluster>,
     /// The content of the object store.
     pub(crate) bucket: Bucket,
+    /// The ledger's log, if it is on an engine of its own.
+    pub(crate) log: MemLog,
     random: Arc<SimRandom>,
 }
 
@@ -135,7 +149,9 @@ impl World {
         let random = Arc::new(SimRandom::new(seed ^ 0x7a5d));
         let (promises, cluster) = (Mutex::default(), Mutex::new(Cluster::new(&scenario)));
         let bucket = Bucket::default();
-        Arc::new(Self { scenario, clock, files, trace, promises, cluster, bucket, random })
+        let log = MemLog::shared(OWNER_LEASE);
+        let locks = Locks::default();
+        Arc::new(Self { scenario, clock, files, trace, locks, promises, cluster, bucket, log, random })
     }
 
     /// The environment of the code under test.
@@ -159,7 +175,7 @@ impl World {
 
     /// Notes a revoked lease. Without a fault every recall is answered in time.
     pub(crate) fn note_revoked(&self, ino: Ino) {
-        let excused = self.is_faulty() || self.scenario.fills || self.trace.is_cut();
+        let excused = self.is_faulty() || self.scenario.fills || self.scenario.cuts || self.trace.is_cut();
         let mut promises = self.promises();
         promises.revoked.insert(ino.0);
         if !excused {

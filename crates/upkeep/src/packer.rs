@@ -212,10 +212,15 @@ enum Kind {
 impl Work {
     async fn run(mut self) {
         while !self.stopped.now() {
+            let target = self.client.pack_target();
             if let Err(error) = self.sweep().await {
                 tracing::warn!(%error, "packing pauses");
             }
-            let rest = (std::mem::take(&mut self.scan_time) * REST).min(REST_MAX);
+            let mut rest = (std::mem::take(&mut self.scan_time) * REST).min(REST_MAX);
+            if self.client.pack_target() != target {
+                // The profile has changed while the sweep waited for the owner, so it counted and moved the wrong pieces.
+                rest = Duration::ZERO;
+            }
             self.stopped.or_after(self.options.pause.max(rest)).await;
         }
     }

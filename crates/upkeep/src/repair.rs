@@ -146,6 +146,7 @@ impl Work {
             match outcome {
                 RepairOutcome::Stored { bytes } => {
                     self.progress.stored(kind, bytes);
+                    self.client.forget_damaged(shard);
                     self.client.count_repaired(u64::from(kind == Kind::Damaged));
                     restored.stored.push(*shard);
                 }

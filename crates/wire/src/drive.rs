@@ -74,7 +74,7 @@ pub enum PutPurpose {
 }
 
 /// Stores one shard durably.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutShard {
     /// Its name.
     pub key: ShardKey,
@@ -90,14 +90,15 @@ pub struct PutShard {
     pub purpose: PutPurpose,
     /// The placement group's epoch that the writer knows.
     pub pg_epoch: Epoch,
-    /// Whole blocks; the last one padded with zeros. At most 16 MiB, at least one block.
+    /// Whole blocks; the last one padded with zeros. At most 16 MiB, at least one block. They travel beside the message.
+    #[serde(skip)]
     pub bytes: Bytes,
     /// [`base::checksum::block_checksum`] of every block, computed by the writer.
     pub checksums: Vec<u32>,
 }
 
 /// Forgets shards.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeleteShards {
     /// Their names.
     pub keys: Vec<ShardKey>,
@@ -121,7 +122,7 @@ pub enum GetPurpose {
 }
 
 /// Reads blocks of one shard.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetShard {
     /// Its name.
     pub key: ShardKey,
@@ -134,9 +135,10 @@ pub struct GetShard {
 }
 
 /// Blocks as they lie on the drive. The reader verifies their checksums: end to end.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardBlocks {
-    /// `blocks` x 4096 bytes.
+    /// `blocks` x 4096 bytes. They travel beside the message.
+    #[serde(skip)]
     pub bytes: Bytes,
     /// The checksum kept for each block.
     pub checksums: Vec<u32>,
@@ -163,6 +165,8 @@ pub enum DriveHealth {
     Up,
     /// An I/O error ended its service; nothing retries it.
     Failed,
+    /// Its node does not answer. That says nothing about the drive.
+    Unreachable,
 }
 
 /// How a drive reaches its device.
@@ -222,6 +226,12 @@ pub struct DriveStat {
     pub shards: u64,
     /// Stored shards that a read, a scrub or the cleaner found damaged.
     pub bad_shards: u64,
+    /// How old these figures are; 0: they were read for this answer.
+    #[serde(default)]
+    pub age_ms: u32,
+    /// Of the garbage, the bytes that cleaning gives back. The rest are ends of segments, too short for another shard.
+    #[serde(default)]
+    pub cleanable_bytes: u64,
 }
 
 impl DriveStat {
@@ -230,9 +240,10 @@ impl DriveStat {
         if self.host_full { 0 } else { self.free_bytes }
     }
 
-    /// As [`DriveStat::room_bytes`], plus garbage that cleaning can reclaim.
+    /// As [`DriveStat::room_bytes`], plus garbage that cleaning can reclaim. A drive that refused a write promises nothing:
+    /// what is free are ends of open segments, too short for that write.
     pub fn reclaimable_bytes(&self) -> u64 {
-        self.room_bytes() + if self.host_full || self.full { 0 } else { self.garbage_bytes }
+        if self.host_full || self.full { 0 } else { self.free_bytes + self.cleanable_bytes }
     }
 }
 
@@ -248,7 +259,7 @@ pub struct ScrubStep {
 }
 
 /// Why a shard was not stored.
-#[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum PutShardError {
     /// The drive has no room for user data; another placement group may.
@@ -281,7 +292,7 @@ pub enum PutShardError {
         /// The broken rule.
         reason: String,
     },
-    /// The drive's service has ended. The shard may or may not be stored.
+    /// The drive's service has ended or cannot be reached. The shard may or may not be stored.
     #[error("drive has failed: drive={drive}")]
     Failed {
         /// Where.
@@ -290,7 +301,7 @@ pub enum PutShardError {
 }
 
 /// Why blocks were not read.
-#[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum GetShardError {
     /// The drive does not hold the shard: it was deleted, or is owed.
@@ -317,7 +328,7 @@ pub enum GetShardError {
         /// Which.
         key: ShardKey,
     },
-    /// The drive's service has ended.
+    /// The drive's service has ended or cannot be reached.
     #[error("drive has failed: drive={drive}")]
     Failed {
         /// Where.
@@ -325,8 +336,8 @@ pub enum GetShardError {
     },
 }
 
-/// The drive's service has ended or the request makes no sense. There are no other errors here.
-#[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
+/// The drive's service has ended or cannot be reached, or the request makes no sense. There are no other errors here.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("drive has failed: drive={drive}")]
 pub struct DriveFailed {
     /// Where.
@@ -377,9 +388,9 @@ pub trait DriveService: Send + Sync {
     /// requests or nothing more to reclaim. Stops when its future is dropped.
     fn make_room(&self) -> BoxFuture<'_, Result<(), DriveFailed>>;
 
-    /// Whether it serves requests. Costs nothing.
+    /// Whether it serves requests, as far as is known here; from memory.
     fn health(&self) -> DriveHealth;
 
-    /// Space and state, from memory; never waits for the drive.
+    /// Space and state, as far as is known here; from memory, never waits for the drive.
     fn stat(&self) -> DriveStat;
 }

@@ -2,13 +2,20 @@
 //!
 //! A service in the same process implements its trait directly: that is the in-memory transport.
 
+pub mod claim;
 pub mod damage;
 pub mod drive;
+pub mod encoding;
 pub mod event;
+pub mod frame;
 pub mod guard;
+pub mod link;
+pub mod lock;
+pub mod message;
 pub mod meta;
 pub mod moves;
 pub mod object;
+mod piece;
 pub mod position;
 pub mod store;
 pub mod tier;

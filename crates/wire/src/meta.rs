@@ -6,18 +6,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{DriveId, ExtentId, FsError, Ino, LeaseId, PgId, SessionId, ShardIndex};
+use base::{DriveId, ExtentId, FsError, Ino, LeaseId, PgId, SessionId};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::BoxFuture;
 use crate::damage::{DamageReply, DamageRequest};
 use crate::guard::Guard;
+use crate::lock::FileLock;
+use crate::message::Envelope;
 use crate::object::{ObjectReply, ObjectRequest};
 use crate::position::Position;
-use crate::tier::{BlobPlace, TierReply, TierRequest};
+use crate::tier::{TierReply, TierRequest};
 
+pub use crate::claim::{CLAIMS_MAX, Claim, HeldLease, Resumed};
 pub use crate::moves::{MapEntry, PACK_MOVES_MAX, PackMove, PiecePosition, REHYDRATED_MAX, Rehydrated};
+pub use crate::piece::{CommitPiece, Content, ExtentRef, MapPiece, OwedEntry, OwedShard};
 
 /// Longest name of a directory entry, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -37,6 +41,8 @@ pub const INLINE_BYTES_MAX: usize = 8 << 10;
 pub const NAME_TERM: Duration = Duration::from_secs(10);
 /// Caches do not keep the names of an answer that is older than this on arrival.
 pub const ANSWER_AGE_MAX: Duration = Duration::from_secs(2);
+/// A session of which the owner hears nothing for so long loses leases without being asked.
+pub const SESSION_TERM: Duration = Duration::from_secs(20);
 /// Extent ids handed to a session at a time.
 pub const EXTENT_RANGE_IDS: u64 = 1 << 16;
 
@@ -110,126 +116,6 @@ pub struct DirEntry {
     pub lease: Option<LeaseGrant>,
 }
 
-/// An extent as a map refers to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExtentRef {
-    /// Which.
-    pub id: ExtentId,
-    /// Where its shards lie.
-    pub pg: PgId,
-    /// Data shards.
-    pub k: u8,
-    /// All shards.
-    pub n: u8,
-    /// Bytes of the whole extent.
-    pub extent_len: u32,
-    /// Where the piece begins inside the extent.
-    pub extent_off: u32,
-}
-
-/// The content of a piece of a file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Content {
-    /// The bytes themselves.
-    Inline(Bytes),
-    /// Bytes of an extent on drives.
-    Extent(ExtentRef),
-    /// Bytes of an extent that only a blob has. Maps do not contain this: the owner adds it to its answers.
-    Tiered(ExtentRef, BlobPlace),
-}
-
-impl Content {
-    /// The extent, wherever it lies.
-    pub fn extent(&self) -> Option<&ExtentRef> {
-        match self {
-            Self::Inline(_) => None,
-            Self::Extent(extent) | Self::Tiered(extent, _) => Some(extent),
-        }
-    }
-}
-
-/// A piece of a file's map. Gaps between pieces are holes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MapPiece {
-    /// File offset in bytes.
-    pub off: u64,
-    /// Length in bytes, at least 1.
-    pub len: u64,
-    /// Its content.
-    pub content: Content,
-}
-
-impl MapPiece {
-    /// The first byte after the piece.
-    pub fn end(&self) -> u64 {
-        self.off + self.len
-    }
-
-    /// The part of this piece inside `[from, to)`, if any.
-    pub fn clip(&self, from: u64, to: u64) -> Option<MapPiece> {
-        let (off, end) = (self.off.max(from), self.end().min(to));
-        if off >= end {
-            return None;
-        }
-        let skip = off - self.off;
-        let content = match &self.content {
-            Content::Inline(bytes) => Content::Inline(bytes.slice(skip as usize..(end - self.off) as usize)),
-            Content::Extent(extent) => {
-                Content::Extent(ExtentRef { extent_off: extent.extent_off + skip as u32, ..*extent })
-            }
-            Content::Tiered(extent, place) => {
-                Content::Tiered(ExtentRef { extent_off: extent.extent_off + skip as u32, ..*extent }, *place)
-            }
-        };
-        Some(MapPiece { off, len: end - off, content })
-    }
-
-    /// The piece as maps store it: without the place in a blob.
-    pub fn stored(&self) -> MapPiece {
-        match &self.content {
-            Content::Tiered(extent, _) => MapPiece { content: Content::Extent(*extent), ..*self },
-            _ => self.clone(),
-        }
-    }
-}
-
-/// New content for a range of a file, durable on drives or inline.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CommitPiece {
-    /// Where and what.
-    pub piece: MapPiece,
-    /// Shards that were not stored; the commit records them so that repair writes them.
-    pub owed: Vec<OwedShard>,
-}
-
-/// A shard that a commit went ahead without.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OwedShard {
-    /// Which of the extent's shards.
-    pub shard: ShardIndex,
-    /// The drive that should hold it.
-    pub drive: DriveId,
-}
-
-/// An owed shard as the ledger keeps it: everything that repair needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct OwedEntry {
-    /// The drive that should hold it.
-    pub drive: DriveId,
-    /// The extent.
-    pub id: ExtentId,
-    /// Where its shards lie.
-    pub pg: PgId,
-    /// Which of them is owed.
-    pub shard: ShardIndex,
-    /// Data shards.
-    pub k: u8,
-    /// All shards.
-    pub n: u8,
-    /// Bytes of the whole extent.
-    pub extent_len: u32,
-}
-
 /// What a client may cache and do on an inode. Each kind includes the ones before it, except `Shared`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum LeaseKind {
@@ -258,7 +144,7 @@ pub struct LeaseGrant {
 }
 
 /// An event that the owner sends to a session unasked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OwnerEvent {
     /// Give back the lease, down to `keep`, after a flush of the data under it. Answer with
     /// [`MetaRequest::Release`].
@@ -282,6 +168,16 @@ pub enum OwnerEvent {
     Revoked {
         /// The grant.
         lease: LeaseGrant,
+    },
+    /// The request for a lock that has this ticket was granted.
+    LockGranted {
+        /// Chosen by the session.
+        ticket: u64,
+    },
+    /// A lock was taken away, because the session was silent and another one wanted it.
+    LockLost {
+        /// The lock.
+        lock: FileLock,
     },
 }
 
@@ -394,7 +290,7 @@ pub enum XattrMode {
 }
 
 /// Makes a retry recognisable: a slot holds one request at a time, numbered by `seq`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct RequestId {
     /// The session that asks.
     pub session: SessionId,
@@ -619,6 +515,21 @@ pub enum MetaRequest {
     Tier(TierRequest),
     /// Answer: `Damage`.
     Damage(DamageRequest),
+    /// Takes a lock, in place of what its holder has in the range. With a ticket, the session's own number for the request,
+    /// it may wait: the event `LockGranted` follows. Answer: `Done`, or `Queued`.
+    Lock {
+        lock: FileLock,
+        ticket: Option<u64>,
+    },
+    /// Gives up a range. With a ticket: the request does not wait any more; if it was granted, the lock is given up.
+    Unlock {
+        lock: FileLock,
+        ticket: Option<u64>,
+    },
+    /// Searches a lock of another holder that conflicts with this one. Answer: `Locked`.
+    TestLock {
+        lock: FileLock,
+    },
 }
 
 /// A directory listing continues after this name.
@@ -684,11 +595,13 @@ pub enum MetaReply {
         next_off: u64,
     },
     /// `version`: the newest durable batch. `used_bytes`: content of the filesystem. `drive_bytes`: the part of it on
-    /// drives, in whole extents if it tiers.
+    /// drives, in whole extents if it tiers. `events`: the number of events sent to the session since it was bound; the
+    /// client's leases are certain once it has taken them all.
     Beat {
         version: u64,
         used_bytes: u64,
         drive_bytes: u64,
+        events: u64,
     },
     Range {
         first: ExtentId,
@@ -732,6 +645,20 @@ pub enum MetaReply {
     Object(Box<ObjectReply>),
     Tier(TierReply),
     Damage(DamageReply),
+    Queued,
+    Locked(Option<FileLock>),
+}
+
+impl MetaReply {
+    /// All attributes in the answer.
+    pub fn attrs(&self) -> Vec<Attr> {
+        match self {
+            Self::Entry { attr, .. } | Self::Attr(attr) | Self::Punched { attr, .. } => vec![*attr],
+            Self::Renamed { moved, other } => std::iter::once(*moved).chain(*other).collect(),
+            Self::Object(reply) => reply.attrs(),
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// The owner of one ledger, as clients see it.
@@ -739,33 +666,30 @@ pub trait MetaService: Send + Sync {
     /// Registers a client, durably. Its events go to `events` until the session is closed.
     fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>>;
 
+    /// Binds a session that an earlier owner registered to this owner. The same claim may be made again. After it, requests
+    /// that the earlier owner did not answer are sent again under their ids.
+    ///
+    /// # Errors
+    /// `StaleLease` if the session has ended.
+    fn resume(
+        &self,
+        session: SessionId,
+        claim: Claim,
+        events: Arc<dyn EventSink>,
+    ) -> BoxFuture<'_, Result<Resumed, FsError>>;
+
     /// The newest durable position of the ledger that this client got in an answer; from memory.
     fn position(&self) -> Option<Position>;
 
     /// Executes one request. Every future resolves.
-    fn call(&self, id: RequestId, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>>;
+    ///
+    /// # Errors
+    /// `Disconnected` if this is not the ledger's owner any more: its successor gets the same request under the same id.
+    fn call(&self, envelope: Envelope, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>>;
 }
 
 /// Where the owner's events for a session arrive. Must not block.
 pub trait EventSink: Send + Sync {
     /// Takes one event.
     fn event(&self, event: OwnerEvent);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_clipped_piece_keeps_pointing_at_the_same_bytes() {
-        let extent =
-            ExtentRef { id: ExtentId(1), pg: PgId(2), k: 4, n: 6, extent_len: 1000, extent_off: 100 };
-        let piece = MapPiece { off: 5000, len: 500, content: Content::Extent(extent) };
-        let clipped = piece.clip(5100, 9999).unwrap();
-        assert_eq!((clipped.off, clipped.len), (5100, 400));
-        assert_eq!(clipped.content, Content::Extent(ExtentRef { extent_off: 200, ..extent }));
-        assert_eq!(piece.clip(5500, 6000), None);
-        let inline = MapPiece { off: 10, len: 4, content: Content::Inline(Bytes::from_static(b"abcd")) };
-        assert_eq!(inline.clip(11, 13).unwrap().content, Content::Inline(Bytes::from_static(b"bc")));
-    }
 }

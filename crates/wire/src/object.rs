@@ -7,6 +7,8 @@ use base::{FsError, Ino};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+pub use crate::message::Caller;
+
 use crate::meta::{Attr, CommitPiece, LeaseGrant, MapPiece};
 
 /// Longest key, in bytes.
@@ -43,24 +45,6 @@ impl ObjectName {
             key.push(b'/');
         }
         key
-    }
-}
-
-/// The user that makes a request. Permission bits and ACLs are checked for it; user 0 may do everything.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Caller {
-    /// User, and owner of new objects.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Further groups.
-    pub groups: Vec<u32>,
-}
-
-impl Caller {
-    /// The user that may do everything.
-    pub fn root() -> Self {
-        Self { uid: 0, gid: 0, groups: Vec::new() }
     }
 }
 
@@ -482,6 +466,18 @@ pub enum ObjectReply {
     Settings(Vec<(String, Bytes)>),
     /// Nothing was changed.
     Refused(ObjectError),
+}
+
+impl ObjectReply {
+    /// All attributes in the answer.
+    pub fn attrs(&self) -> Vec<Attr> {
+        match self {
+            Self::Staged { attr, .. } => vec![*attr],
+            Self::Info { info, changed, .. } => changed.iter().copied().chain([info.attr]).collect(),
+            Self::Deleted { changed, .. } => changed.clone(),
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// Why a request about objects was refused.

@@ -16,7 +16,7 @@ use client::{
 };
 use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup};
 use meta::log::MemLog;
-use meta::owner::{Owner, OwnerOptions};
+use meta::owner::{EarlierSessions, Owner, OwnerOptions};
 use meta::state::MemState;
 use tokio::sync::{Semaphore, watch};
 use wire::BoxFuture;
@@ -24,11 +24,12 @@ use wire::drive::{
     DeleteShards, DriveFailed, DriveHealth, DriveService, DriveStat, GetShard, GetShardError, IoPath,
     PutShard, PutShardError, ScrubStep, ShardBlocks, ShardEntry, ShardKey, ShardNote,
 };
-use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId};
+use wire::message::Envelope;
+use wire::meta::{Claim, EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent, Resumed};
 use wire::position::{KnownLedger, Position};
 use wire::store::{ObjectStore, Outgoing, StoreError};
 
-const LEDGER: LedgerId = LedgerId(1);
+pub const LEDGER: LedgerId = LedgerId(1);
 /// Longer than any test that does not hang.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -330,6 +331,8 @@ impl DriveService for MemDrive {
             free_bytes: capacity_bytes.saturating_sub(live_bytes + garbage_bytes),
             shards: self.shards.lock().unwrap().len() as u64,
             bad_shards: 0,
+            age_ms: 0,
+            cleanable_bytes: garbage_bytes,
         }
     }
 }
@@ -342,6 +345,7 @@ pub struct Wire {
     owner: Arc<Owner>,
     asked: Mutex<Vec<MetaRequest>>,
     hold: Mutex<Option<Hold>>,
+    refuse: Mutex<Option<Hold>>,
     pub held: Semaphore,
     pub holding: Semaphore,
     /// Recalls get lost on the way.
@@ -365,6 +369,11 @@ impl Wire {
         *self.hold.lock().unwrap() = Some(Box::new(which));
     }
 
+    /// Requests that `which` picks fail and do not reach the owner.
+    pub fn refuse(&self, which: impl Fn(&MetaRequest) -> bool + Send + Sync + 'static) {
+        *self.refuse.lock().unwrap() = Some(Box::new(which));
+    }
+
     /// The requests since the last call, without heartbeats.
     pub fn take_asked(&self) -> Vec<MetaRequest> {
         let mut asked = std::mem::take(&mut *self.asked.lock().unwrap());
@@ -382,11 +391,24 @@ impl MetaService for Wire {
         self.owner.connect(if self.deaf { Arc::new(DeafSink(events)) } else { events })
     }
 
-    fn call(&self, id: RequestId, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
+    fn resume(
+        &self,
+        session: SessionId,
+        claim: Claim,
+        events: Arc<dyn EventSink>,
+    ) -> BoxFuture<'_, Result<Resumed, FsError>> {
+        self.owner.resume(session, claim, events)
+    }
+
+    fn call(&self, envelope: Envelope, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
         self.asked.lock().unwrap().push(request.clone());
         let hold = self.hold.lock().unwrap().as_ref().is_some_and(|which| which(&request));
+        let refuse = self.refuse.lock().unwrap().as_ref().is_some_and(|which| which(&request));
         Box::pin(async move {
-            let reply = self.owner.call(id, request).await;
+            if refuse {
+                return Err(FsError::Unavailable);
+            }
+            let reply = self.owner.call(envelope, request).await;
             if hold {
                 self.holding.add_permits(1);
                 self.held.acquire().await.unwrap().forget();
@@ -394,6 +416,19 @@ impl MetaService for Wire {
             reply
         })
     }
+}
+
+fn open_owner(sim: &Sim, log: &MemLog, state: &MemState, earlier_sessions: EarlierSessions) -> Owner {
+    Owner::open(OwnerOptions {
+        ledger: LEDGER,
+        log: Arc::new(log.clone()),
+        state: Arc::new(state.clone()),
+        env: sim.env(),
+        evidence: meta::history::Evidence::default(),
+        earlier_sessions,
+        unstored_bytes_max: 256 << 20,
+    })
+    .unwrap()
 }
 
 /// Everything below the clients.
@@ -405,6 +440,8 @@ pub struct World {
     topology: watch::Receiver<Arc<Topology>>,
     publish: watch::Sender<Arc<Topology>>,
     peers: Peers,
+    log: MemLog,
+    state: MemState,
 }
 
 impl World {
@@ -412,16 +449,8 @@ impl World {
     pub fn new(profile: &str, spares: u32) -> Self {
         let sim = Sim::new(1);
         let profile: layout::Profile = profile.parse().unwrap();
-        let (log, state) = (Arc::new(MemLog::new()), Arc::new(MemState::default()));
-        let owner = Owner::open(OwnerOptions {
-            ledger: LEDGER,
-            log,
-            state,
-            env: sim.env(),
-            evidence: meta::history::Evidence::default(),
-            unstored_bytes_max: 256 << 20,
-        })
-        .unwrap();
+        let (log, state) = (MemLog::new(), MemState::default());
+        let owner = open_owner(&sim, &log, &state, EarlierSessions::End);
         let ids = 0..u32::from(profile.n()) + spares;
         let drives: Vec<Arc<MemDrive>> = ids.clone().map(|id| Arc::new(MemDrive::new(id))).collect();
         let map_drives = ids.clone().map(|id| MapDrive {
@@ -442,7 +471,14 @@ impl World {
             narrow: Vec::new(),
             limits: Limits::default(),
         }));
-        Self { sim, owner: Arc::new(owner), drives, profile, topology, publish, peers: Peers::default() }
+        let (owner, peers) = (Arc::new(owner), Peers::default());
+        Self { sim, owner, drives, profile, topology, publish, peers, log, state }
+    }
+
+    /// The next owner: the one before, `earlier`, ends.
+    pub fn take_over(&self, earlier: &Owner) -> Arc<Owner> {
+        earlier.stop();
+        Arc::new(open_owner(&self.sim, &self.log, &self.state, EarlierSessions::Resume))
     }
 
     /// Drives and groups, as clients see them.
@@ -463,6 +499,7 @@ impl World {
             owner: self.owner.clone(),
             asked: Mutex::default(),
             hold: Mutex::new(None),
+            refuse: Mutex::default(),
             held: Semaphore::new(0),
             holding: Semaphore::new(0),
             deaf,
@@ -501,27 +538,45 @@ impl World {
             returning_bytes_max: 64 << 20,
             store,
         };
-        self.client_with(self.wire(false), tier).await
+        self.client_with(client::only_owner(self.wire(false)), tier).await
+    }
+
+    /// A client whose owner is the value of `owner`.
+    pub async fn client_of(&self, owner: watch::Receiver<Arc<dyn MetaService>>) -> Client {
+        self.client_with(owner, TierLink::none()).await
     }
 
     async fn client_over(&self, meta: Arc<Wire>) -> Client {
-        self.client_with(meta, TierLink::none()).await
+        self.client_with(client::only_owner(meta), TierLink::none()).await
     }
 
-    async fn client_with(&self, meta: Arc<Wire>, tier: TierLink) -> Client {
-        let options = ClientOptions {
+    /// A client on another machine, which reaches owner and drives in its own way.
+    pub async fn client_elsewhere(
+        &self,
+        owner: watch::Receiver<Arc<dyn MetaService>>,
+        topology: watch::Receiver<Arc<Topology>>,
+    ) -> Client {
+        let options = self.options(owner, TierLink::none());
+        Client::open(ClientOptions { topology, peers: Peers::default(), ..options }).await.unwrap()
+    }
+
+    async fn client_with(&self, owner: watch::Receiver<Arc<dyn MetaService>>, tier: TierLink) -> Client {
+        Client::open(self.options(owner, tier)).await.unwrap()
+    }
+
+    fn options(&self, owner: watch::Receiver<Arc<dyn MetaService>>, tier: TierLink) -> ClientOptions {
+        ClientOptions {
             env: self.sim.env(),
             runtime: tokio::runtime::Handle::current(),
             ledger: LEDGER,
-            meta,
+            owner,
             topology: self.topology.clone(),
             profile: self.profile,
             dirty_bytes_max: 64 << 20,
             map_bytes_max: 64 << 20,
             tier,
             peers: self.peers.clone(),
-        };
-        Client::open(options).await.unwrap()
+        }
     }
 }
 

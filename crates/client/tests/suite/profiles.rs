@@ -322,7 +322,7 @@ fn a_writer_waits_for_space_that_a_read_of_another_client_still_holds() {
         let session = world.owner.connect(Arc::new(Deaf)).await.unwrap();
         let reads = |seq, in_use_ver| {
             let id = RequestId { session, slot: 0, seq };
-            world.owner.call(id, MetaRequest::Heartbeat { in_use_ver })
+            world.owner.call(id.into(), MetaRequest::Heartbeat { in_use_ver })
         };
         reads(1, 0).await.unwrap();
         let mut names = Vec::new();

@@ -635,3 +635,30 @@ fn holes_are_whole_blocks_and_the_end_is_one() {
         assert_eq!(client.seek(ino, 24_577, Hole).await, Ok(24_577));
     });
 }
+
+#[test]
+fn what_others_wait_for_is_written_while_all_requests_of_a_client_wait() {
+    run("4+2", |world| async move {
+        let ((one, wire), two) = (world.wired_client().await, world.client().await);
+        let deaf = world.deaf_client().await;
+        let taken = create(&deaf, "taken").await;
+        deaf.write(taken, 0, b"not told").await.unwrap();
+        let wanted = create(&one, "wanted").await;
+        one.write(wanted, 0, &pattern(1, 20_000)).await.unwrap();
+        let waiting: Vec<_> = (0..64)
+            .map(|_| {
+                let one = one.clone();
+                tokio::spawn(async move { find(&one, "taken").await.map(drop) })
+            })
+            .collect();
+        let mut asked = 0;
+        until(|| {
+            asked +=
+                wire.take_asked().iter().filter(|asked| matches!(asked, MetaRequest::Lookup { .. })).count();
+            asked == 64
+        })
+        .await;
+        assert!(read_all(&two, wanted).await.unwrap() == pattern(1, 20_000));
+        assert!(waiting.iter().all(|one| !one.is_finished()), "the deaf client still has its lease");
+    });
+}

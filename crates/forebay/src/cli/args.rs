@@ -15,7 +15,7 @@ use layout::Profile;
 
 use crate::node::{IoChoice, S3Options, TrimChoice};
 
-pub(crate) use blobs::BlobCommand;
+pub(crate) use blobs::{BlobCommand, RangeName};
 pub(crate) use events::EventsArgs;
 pub(crate) use filesystem_groups::{FsGroupCommand, OneFsGroupArgs};
 pub(crate) use stores::{OneStoreArgs, SetStoreArgs, StoreCommand, StoreSettingsArgs};
@@ -186,10 +186,10 @@ pub(crate) enum Command {
     Upkeep {
         /// The node's directory.
         dir: PathBuf,
-        /// Let it rest.
+        /// Stop background work.
         #[arg(long)]
         pause: bool,
-        /// Let it go on.
+        /// Continue it.
         #[arg(long, conflicts_with = "pause")]
         resume: bool,
         /// Bytes per second; half of that while foreground requests take twice as long as usual.
@@ -220,7 +220,8 @@ pub(crate) enum Command {
 pub(crate) struct StartArgs {
     /// The node's directory; created if it does not exist.
     pub(crate) dir: PathBuf,
-    /// Make this many drive files in DIR/drives (new cluster only). Default: as many as the profile needs, or 1.
+    /// Make this many drive files in DIR/drives (new cluster only); fewer, as far as the profile allows, if the disk has
+    /// no room for them. Default: as many as the profile needs, or 1.
     #[arg(long, value_name = "N")]
     pub(crate) drives: Option<u32>,
     /// Use this block device or file as a drive (new cluster only); may be repeated.

@@ -6,10 +6,10 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use base::checksum::crc32c;
 use base::units::BLOCK_BYTES;
-use layout::{BLOB_BYTES_MAX, BLOB_HEADER_BYTES, BlobHeader, BlobIndex, BlobRange};
+use layout::{BLOB_BYTES_MAX, BLOB_HEADER_BYTES, BlobHeader, BlobIndex, BlobRange, decode_packed_table};
 use serde::Serialize;
 
-use super::args::BlobCommand;
+use super::args::{BlobCommand, RangeName};
 use super::output::{bytes, print, table};
 
 /// A blob and its errors.
@@ -45,6 +45,18 @@ struct RangeInfo {
     layer: u64,
     crc32c: u32,
     intact: bool,
+    /// The pieces of several files in it.
+    pieces: Vec<PieceInfo>,
+}
+
+#[derive(Serialize)]
+struct PieceInfo {
+    index: usize,
+    ino: u64,
+    map: u64,
+    off: u64,
+    len: u32,
+    blob_off: u64,
 }
 
 pub(super) fn blob(command: BlobCommand) -> Result<()> {
@@ -58,7 +70,7 @@ pub(super) fn blob(command: BlobCommand) -> Result<()> {
                 bail!("{} ranges are damaged", info.damaged_ranges)
             }
         }
-        BlobCommand::Cat { file, range } => {
+        BlobCommand::Cat { file, range: RangeName { range, piece } } => {
             let blob = load(&file)?;
             let Some(found) = blob.index.ranges.get(range) else {
                 bail!("no such range: index={range} ranges={}", blob.index.ranges.len());
@@ -67,6 +79,11 @@ pub(super) fn blob(command: BlobCommand) -> Result<()> {
             if !is_intact(found, content) {
                 bail!("the range is damaged: index={range}");
             }
+            let content = match piece {
+                None => content,
+                Some(index) => piece_of(content, index)
+                    .with_context(|| format!("no such piece: range={range} index={index}"))?,
+            };
             Ok(std::io::stdout().write_all(content)?)
         }
     }
@@ -111,6 +128,26 @@ fn load(file: &Path) -> Result<Blob> {
     Ok(Blob { header, index, bytes })
 }
 
+/// The bytes of one piece in a range that gathers several.
+fn piece_of(content: &[u8], index: usize) -> Option<&[u8]> {
+    let piece = decode_packed_table(content).get(index).copied()?;
+    content.get(piece.extent_off as usize..)?.get(..piece.len as usize)
+}
+
+/// The pieces of a range that is intact and gathers several.
+fn pieces(blob: &Blob, range: &BlobRange) -> Vec<PieceInfo> {
+    let content = blob.content(range).filter(|content| is_intact(range, content)).unwrap_or_default();
+    let piece = |(index, piece): (usize, layout::PackedPiece)| PieceInfo {
+        index,
+        ino: piece.map.file().unwrap_or_default().0,
+        map: piece.map.0,
+        off: piece.off,
+        len: piece.len,
+        blob_off: blob.data_off(range) + u64::from(piece.extent_off),
+    };
+    decode_packed_table(content).into_iter().enumerate().map(piece).collect()
+}
+
 fn info(blob: &Blob) -> BlobInfo {
     let header = &blob.header;
     let ranges = blob.index.ranges.iter().enumerate().map(|(index, range)| RangeInfo {
@@ -124,6 +161,7 @@ fn info(blob: &Blob) -> BlobInfo {
         layer: range.layer,
         crc32c: range.crc32c,
         intact: blob.content(range).is_some_and(|content| is_intact(range, content)),
+        pieces: pieces(blob, range),
     });
     let ranges: Vec<_> = ranges.collect();
     BlobInfo {
@@ -153,6 +191,18 @@ fn text(info: &BlobInfo) -> String {
             format!("{:08x}", range.crc32c),
             if range.intact { "intact" } else { "DAMAGED" }.to_owned(),
         ]);
+        for piece in &range.pieces {
+            table.add_row([
+                format!("{}.{}", range.index, piece.index),
+                piece.ino.to_string(),
+                piece.map.to_string(),
+                piece.off.to_string(),
+                piece.len.to_string(),
+                piece.blob_off.to_string(),
+                String::new(),
+                "piece".to_owned(),
+            ]);
+        }
     }
     format!(
         "blob        {}\ncluster     {}\nfilesystem  {}\nsize        {} with {} of data in {} ranges\n\n{table}",
@@ -170,7 +220,7 @@ fn text(info: &BlobInfo) -> String {
 mod tests {
     use super::*;
     use base::{ClusterId, Epoch, ExtentId, Ino, LedgerId, MapId};
-    use layout::{BLOB_BYTES_MIN, BlobBuilder, BlobId};
+    use layout::{BLOB_BYTES_MIN, BlobBuilder, BlobId, PackedPiece, encode_packed_table};
 
     fn sample() -> Vec<u8> {
         let mut builder = BlobBuilder::new(BLOB_BYTES_MIN);
@@ -186,6 +236,14 @@ mod tests {
         };
         builder.push(range(5), vec![bytes::Bytes::from_static(b"first")]);
         builder.push(range(6), vec![vec![6; 5000].into()]);
+        let piece = |ino, extent_off| PackedPiece {
+            map: MapId::first_of(Ino(ino)).unwrap(),
+            off: 0,
+            extent_off,
+            len: 3,
+        };
+        let table = encode_packed_table(&[piece(8, 0), piece(9, 3)]);
+        builder.push(range(0), vec![[b"oneTWO".as_slice(), &table].concat().into()]);
         let id = BlobId { ledger: LedgerId(1), serial: 12, term: Epoch(3) };
         builder.finish(ClusterId([1; 16]), id, 1).parts.concat()
     }
@@ -201,17 +259,23 @@ mod tests {
     fn a_blob_tells_what_it_holds_and_what_of_it_is_damaged() {
         let mut content = sample();
         let whole = info(&loaded(&content).unwrap());
-        assert_eq!((whole.serial, whole.data_bytes, whole.damaged_ranges), (12, 5005, 0));
+        assert_eq!((whole.serial, whole.data_bytes, whole.damaged_ranges), (12, 5005 + 6 + 64, 0));
         assert!(whole.key.ends_with("/d/I_21/3"), "{}", whole.key);
         assert_eq!(
             loaded(&content).unwrap().content(&loaded(&content).unwrap().index.ranges[0]).unwrap(),
             b"first"
         );
+        let told: Vec<_> = whole.ranges[2].pieces.iter().map(|piece| (piece.ino, piece.len)).collect();
+        assert_eq!(told, [(8, 3), (9, 3)]);
+        assert!(text(&whole).contains("2.1"), "{}", text(&whole));
+        let blob = loaded(&content).unwrap();
+        let packed = blob.content(&blob.index.ranges[2]).unwrap();
+        assert_eq!((piece_of(packed, 1), piece_of(packed, 2)), (Some(b"TWO".as_slice()), None));
         *content.last_mut().unwrap() ^= 1;
         let at = whole.ranges[1].blob_off as usize;
         content[at] ^= 1;
         let damaged = info(&loaded(&content).unwrap());
-        assert_eq!(damaged.ranges.iter().map(|range| range.intact).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(damaged.ranges.iter().map(|range| range.intact).collect::<Vec<_>>(), [true, false, true]);
         assert!(text(&damaged).contains("DAMAGED"));
     }
 

@@ -75,7 +75,7 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
     let out = child.stdout.take().context("standard output of the node's process")?;
     let mut line = String::new();
     BufReader::new(out).read_line(&mut line).context("waiting for the node")?;
-    if line.trim() != READY {
+    let Some(note) = line.trim().strip_prefix(READY).map(str::trim) else {
         let output = child.wait_with_output().context("waiting for the node")?;
         let text = String::from_utf8_lossy(&output.stderr);
         let text = text.trim().trim_start_matches("forebay: ");
@@ -83,7 +83,7 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
             bail!("node ended before it was ready: {} (see {})", output.status, dir.log_file().display());
         }
         bail!("{text}");
-    }
+    };
     let status = ask(dir.root(), |client| async move { client.status().await })?;
     let new_key = if known_admin { String::new() } else { first_admin(dir)? };
     print(Format::from(args.json), &status, |status| {
@@ -96,13 +96,14 @@ fn start_in_background(dir: &NodeDir, args: StartArgs) -> Result<()> {
         });
         let s3 = status.s3.as_ref().map(|url| format!("  {:<10} {url}\n", "s3")).unwrap_or_default();
         format!(
-            "node is ready: pid={}\n{}{s3}  {:<10} {} in {}{}\n  {:<10} {}\n  {:<10} {}\n  {:<10} forebay stop {}\n\n{new_key}",
+            "node is ready: pid={}\n{}{s3}  {:<10} {} in {}{}\n{}  {:<10} {}\n  {:<10} {}\n  {:<10} forebay stop {}\n\n{new_key}",
             status.pid,
             mounts.collect::<String>(),
             "drives",
             status.drives.len(),
             dir.drives().display(),
             if known_admin { String::new() } else { sizes(status) },
+            if note.is_empty() { String::new() } else { format!("  {:<10} {note}\n", "") },
             "admin",
             dir.run().join("admin.sock").display(),
             "log",
@@ -143,7 +144,7 @@ fn first_admin(dir: &NodeDir) -> Result<String> {
     ))
 }
 
-/// The line that the background process prints once it serves.
+/// Begins the line that the background process prints once it serves. What to tell about new drives follows.
 const READY: &str = "ready";
 
 fn start_logging(dir: &NodeDir, args: &StartArgs) -> Result<Log> {
@@ -184,10 +185,13 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
         let node = Node::start(env(), dir.clone(), options(args)).await?;
         tracing::info!(dir = %dir.root().display(), "node serves");
         if args.background_child {
-            println!("{READY}");
+            println!("{READY} {}", node.note().unwrap_or_default());
             std::io::stdout().flush()?;
         } else if !known_admin {
             println!("{}", first_admin(dir)?);
+            if let Some(note) = node.note() {
+                println!("{note}");
+            }
         }
         // The sender's thread lives as long as the process.
         let _ = asked.wait_for(|asked| *asked).await;

@@ -27,7 +27,7 @@ use super::limits::{check_limits, limit};
 use super::memory::resident_bytes;
 use super::problems::problems;
 use super::{Node, NodeDir, NodeFile, State};
-use crate::watchdog::STUCK_AFTER;
+use crate::watchdog::{self, STUCK_AFTER};
 
 /// `node.json`, if a node wrote one.
 pub(crate) fn read_node_file(env: &Env, dir: &NodeDir) -> Option<NodeFile> {
@@ -76,7 +76,8 @@ impl Node {
         let mut problems = problems(&drives, &filesystems, &control, &self.next_steps(&state));
         let audit = self.audit_info();
         problems.extend(access_problems(&audit, self.unreadable_keys()?));
-        problems.extend(stuck_problems());
+        let (stuck, stacks) = stuck_problems();
+        problems.extend(stuck);
         let upkeep = self.upkeep_info();
         let status = NodeStatus {
             state: match problems.is_empty() {
@@ -86,6 +87,7 @@ impl Node {
             }
             .to_owned(),
             problems,
+            stacks,
             cluster: self.cluster.to_string(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -121,7 +123,9 @@ impl Node {
             "the node does not answer: {known}; if it does not move again by itself, `forebay stop` ends it by force \
              within half a minute, which loses nothing acknowledged"
         )];
-        status.problems.extend(stuck_problems());
+        let (stuck, stacks) = stuck_problems();
+        status.problems.extend(stuck);
+        status.stacks = stacks;
         status.cluster = self.cluster.to_string();
         status.version = env!("CARGO_PKG_VERSION").to_owned();
         status.pid = std::process::id();
@@ -280,10 +284,11 @@ fn access_problems(audit: &AuditInfo, unreadable_keys: usize) -> Vec<String> {
     problems
 }
 
-/// Locks and calls that have been stuck for long.
-fn stuck_problems() -> Vec<String> {
-    let stuck = base::watch::stuck(STUCK_AFTER);
-    stuck.iter().map(|stuck| format!("{stuck}; the log has the stacks")).collect()
+/// Locks and calls that have been stuck for long, and then the stacks of all threads.
+fn stuck_problems() -> (Vec<String>, Vec<String>) {
+    let problems = watchdog::problems(STUCK_AFTER);
+    let stacks = if problems.is_empty() { Vec::new() } else { watchdog::stacks() };
+    (problems, stacks)
 }
 
 impl NodeControl for Node {

@@ -24,6 +24,8 @@ const DEFAULT_BYTES: u64 = 10 * GIB;
 const FREE_PART: u64 = 10;
 /// Upper bound of a new node's metadata, taken from that part.
 const METADATA_BYTES: u64 = 64 * MIB;
+/// A start says what it does with less free space than this.
+const PLENTY_BYTES: u64 = 20_000_000_000;
 /// The smallest useful drive.
 const BYTES_MIN: u64 = 64 * MIB;
 
@@ -102,7 +104,7 @@ impl DriveEntry {
         match (self.record.state, health) {
             (DriveState::Out, _) => "out",
             (DriveState::Failed, _) | (_, Some(DriveHealth::Failed)) => "failed",
-            (_, None) => "missing",
+            (_, None | Some(DriveHealth::Unreachable)) => "missing",
             (DriveState::Up, Some(DriveHealth::Up)) => "up",
             (DriveState::Leaving, Some(DriveHealth::Up)) => "leaving",
         }
@@ -174,56 +176,83 @@ fn why_not_well(stat: &DriveStat) -> Option<String> {
     stat.failure.clone().or_else(|| stat.host_full.then(|| host_full.to_owned()))
 }
 
-/// The drives of a new cluster: the given paths, or `count` files in the node's directory.
+/// The drives of a new cluster.
+pub(super) struct DrivePlan {
+    pub(super) drives: Vec<NewDrive>,
+    /// Why the drive files are smaller or fewer than usual.
+    pub(super) note: Option<String>,
+}
+
+/// The drives of a new cluster: the given paths, or files in the node's directory. Of `count` files without a size only as
+/// many are made as the disk has room for, but at least `count_min`.
 pub(super) fn plan_drives(
     env: &Env,
     dir: &NodeDir,
     paths: &[PathBuf],
-    count: u32,
+    (count, count_min): (u32, u32),
     size_bytes: Option<u64>,
     trim: TrimChoice,
-) -> Result<Vec<NewDrive>> {
-    let new_drive = |path: PathBuf, existing| {
-        let is_file = !env.files.exists(&path);
-        (path, existing, is_file)
-    };
-    let planned: Vec<_> = if paths.is_empty() {
-        // There is no cluster yet, so files of an earlier, interrupted attempt may be overwritten.
-        (0..count)
-            .map(|index| new_drive(dir.drives().join(format!("{index}.img")), Existing::Overwrite))
-            .collect()
-    } else {
-        paths.iter().map(|path| new_drive(path.clone(), Existing::Keep)).collect()
-    };
+) -> Result<DrivePlan> {
     let in_dir = paths.is_empty();
-    let files = planned.iter().filter(|(_, _, is_file)| *is_file || in_dir).count() as u64;
-    let default = match size_bytes {
-        Some(size) => size,
-        None if files == 0 => 0,
-        None => default_size(env, dir, files)?,
+    let files = match in_dir {
+        true => count,
+        false => paths.iter().filter(|path| !env.files.exists(path)).count() as u32,
     };
-    let drives = planned.into_iter().map(|(path, existing, is_file)| {
-        let size_bytes = (is_file || in_dir).then_some(default);
-        NewDrive { path, size_bytes, existing, trim }
-    });
-    Ok(drives.collect())
+    let (made, default, note) = match size_bytes {
+        Some(size) => (files, size, None),
+        None if files == 0 => (0, 0, None),
+        None => default_files(env, dir, files, if in_dir { count_min } else { files })?,
+    };
+    let drives = if in_dir {
+        let path = |index| dir.drives().join(format!("{index}.img"));
+        // There is no cluster yet, so files of an earlier, interrupted attempt may be overwritten.
+        let existing = Existing::Overwrite;
+        let drive = |index| NewDrive { path: path(index), size_bytes: Some(default), existing, trim };
+        (0..made).map(drive).collect()
+    } else {
+        let drive = |path: &PathBuf| {
+            let size_bytes = (!env.files.exists(path)).then_some(default);
+            NewDrive { path: path.clone(), size_bytes, existing: Existing::Keep, trim }
+        };
+        paths.iter().map(drive).collect()
+    };
+    Ok(DrivePlan { drives, note })
 }
 
-/// Size of each file so that all and the metadata take a tenth of the free space: the disk has other uses.
-fn default_size(env: &Env, dir: &NodeDir, files: u64) -> Result<u64> {
+/// Number and size of drive files by default, and what to tell about them.
+fn default_files(env: &Env, dir: &NodeDir, count: u32, count_min: u32) -> Result<(u32, u64, Option<String>)> {
     let free = env.files.free_bytes(dir.root()).context("looking at the free space")?;
-    let part = (free / FREE_PART).saturating_sub(METADATA_BYTES);
-    let each = (part / files).clamp(BYTES_MIN, DEFAULT_BYTES) / MIB * MIB;
-    if each * files > free / 2 {
+    let Some((made, each)) = files_in(free, count, count_min) else {
         bail!(
-            "not enough space for {files} drives of at least {}: free={} dir={}; free some, take fewer drives, or give \
+            "not enough space for {count_min} drives of at least {}: free={} dir={}; free some, take fewer drives, or give \
              --drive-size",
             format_size(BYTES_MIN),
             format_size(free),
             dir.root().display()
         );
+    };
+    let note = (free < PLENTY_BYTES).then(|| {
+        let (free, each) = (format_size(free), format_size(each));
+        match made == count {
+            true => format!("only {free} are free, so each drive file has {each}"),
+            false => {
+                format!("only {free} are free, so there are {made} drive files of {each} instead of {count}")
+            }
+        }
+    });
+    Ok((made, each, note))
+}
+
+/// Number and size of drive files so that all and the metadata take a tenth of the free space: the disk has other uses.
+/// Files of the smallest size may take up to half of it; if they would take more, there are fewer.
+fn files_in(free: u64, count: u32, count_min: u32) -> Option<(u32, u64)> {
+    let fit = u32::try_from(free / 2 / BYTES_MIN).unwrap_or(u32::MAX);
+    let made = count.min(fit);
+    if made < count_min {
+        return None;
     }
-    Ok(each)
+    let part = (free / FREE_PART).saturating_sub(METADATA_BYTES);
+    Some((made, (part / u64::from(made)).clamp(BYTES_MIN, DEFAULT_BYTES) / MIB * MIB))
 }
 
 /// Formats new drives. If one fails, the files made so far are removed.
@@ -304,4 +333,30 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
         scrub: ScrubRecord::default(),
         mark: DriveMark::default(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(free: u64, (count, count_min): (u32, u32), expected: Option<(u32, u64)>) {
+        let files = files_in(free, count, count_min);
+        assert_eq!(files.map(|(made, each)| (made, each / MIB)), expected);
+    }
+
+    #[test]
+    fn little_free_space_gives_smaller_files_then_fewer() {
+        check(200 * GIB, (1, 1), Some((1, 10 * 1024)));
+        check(20 * GIB, (1, 1), Some((1, 1984)));
+        check(20 * GIB, (6, 6), Some((6, 330)));
+        check(6 * GIB, (6, 2), Some((6, 91)));
+        check(768 * MIB, (6, 2), Some((6, 64)));
+        check(767 * MIB, (6, 2), Some((5, 64)));
+        check(767 * MIB, (6, 6), None);
+        check(256 * MIB, (6, 2), Some((2, 64)));
+        check(255 * MIB, (6, 2), None);
+        check(128 * MIB, (1, 1), Some((1, 64)));
+        check(127 * MIB, (1, 1), None);
+    }
 }

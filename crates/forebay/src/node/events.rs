@@ -75,6 +75,9 @@ impl Node {
             (name.as_str(), entry.record.tier.map(|_| entry.tier.store.as_str()), &entry.record)
         });
         watch.recall(drives.keys().copied(), stores, &told);
+        let restored = filesystems.iter().flat_map(|(name, entry)| entry.files.restored(&subject(name)));
+        let restored = self.control_files.restored("cluster").into_iter().chain(restored).collect();
+        watch.keep(self.env.clock.wall_ns() / 1_000_000_000, restored);
         self.tell(&mut state).await;
         Ok(())
     }

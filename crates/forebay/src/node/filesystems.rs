@@ -9,12 +9,12 @@ use admin::{FilesystemInfo, LedgerInfo, OrphanInfo, PackInfo, RepairInfo};
 use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{ClusterId, DriveId, PgId};
-use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Topology};
+use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Topology, only_owner};
 use layout::{
     ClusterMap, DriveSlot, PlacementGroup, Profile, plan_placement_groups, shard_len, suggested_pg_count,
 };
 use meta::control::{DriveRecord, FilesystemRecord};
-use meta::owner::{Owner, OwnerOptions, OwnerStat};
+use meta::owner::{EarlierSessions, Owner, OwnerOptions, OwnerStat};
 use posix::fuse::{Mount, MountFlags, MountOptions, UnmountMode};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -148,7 +148,16 @@ impl FilesystemEntry {
         let open = move || -> Result<_> {
             let files = meta_dirs.open(ledger, cache_bytes)?;
             let (log, state) = (files.log.clone(), files.state.clone());
-            let options = OwnerOptions { ledger, log, state, env: owner_env, evidence, unstored_bytes_max };
+            let options = OwnerOptions {
+                ledger,
+                log,
+                state,
+                env: owner_env,
+                evidence,
+                // All clients are in this process.
+                earlier_sessions: EarlierSessions::End,
+                unstored_bytes_max,
+            };
             let owner = Owner::open(options)?;
             Ok((files, Arc::new(owner)))
         };
@@ -162,7 +171,7 @@ impl FilesystemEntry {
             env: env.clone(),
             runtime: runtime.clone(),
             ledger: record.ledger,
-            meta: owner.clone(),
+            owner: only_owner(owner.clone()),
             topology: receiver,
             profile: record.profile,
             dirty_bytes_max: memory.dirty_bytes,
@@ -213,7 +222,7 @@ impl FilesystemEntry {
             env: env.clone(),
             runtime: runtime.clone(),
             ledger: self.record.ledger,
-            meta: self.owner.clone(),
+            owner: only_owner(self.owner.clone()),
             topology: self.topology.subscribe(),
             profile: self.record.profile,
             dirty_bytes_max: memory.s3_dirty_bytes,

@@ -13,9 +13,11 @@ use base::env::{Caching, Env, OpenMode};
 use meta::Keeper;
 use meta::control::CONTROL_LEDGER;
 use meta::log::{CopyIo, CopyState, LedgerLog, MirrorOptions, MirroredLog, StaleCopies};
-use meta::state::{MirroredState, StateError};
+use meta::state::{MirroredState, Remade, RemadeFrom, StateError};
 use serde::{Deserialize, Serialize};
+use wire::event::Severity;
 
+use super::events::Happened;
 use super::{Node, NodeDir, State};
 
 /// Limit of directories, and so of copies of each ledger.
@@ -231,6 +233,19 @@ impl LedgerFiles {
             }
         });
         copies.collect()
+    }
+
+    /// Events of local stores that were damaged when they were opened.
+    pub(super) fn restored(&self, subject: &str) -> Vec<Happened> {
+        let event = |remade: &Remade| {
+            let from = match remade.from {
+                RemadeFrom::Log => "the log; the damaged file stays beside it as state.damaged",
+                RemadeFrom::Replica => "another copy",
+            };
+            let text = format!("{} was damaged and was made anew from {from}", remade.path.display());
+            Happened::new(Severity::Warning, subject, "metadata restored", text)
+        };
+        self.state.remade().iter().map(event).collect()
     }
 }
 

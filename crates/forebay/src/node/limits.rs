@@ -47,6 +47,8 @@ pub(super) fn check_limits(name: &str, limits: Limits) -> Result<(), AdminError>
 /// Refuses limits below the stored content, unless that can move to the object store.
 async fn check_fits(entry: &FilesystemEntry, limits: Limits) -> Result<(), AdminError> {
     let name = &entry.record.name;
+    // What was removed a moment ago does not count.
+    entry.client.refresh_use().await.map_err(AdminError::failed)?;
     let used = entry.client.statfs().await.map_err(AdminError::failed)?;
     if let Some(size) = limits.provisioned_bytes.filter(|size| *size < used.used_bytes) {
         return Err(AdminError::conflict(format!(

@@ -96,6 +96,8 @@ pub(crate) struct Node {
     /// The last answer to `status`, with its time: the fallback when no new one comes.
     last_status: std::sync::Mutex<Option<(u64, NodeStatus)>>,
     s3: std::sync::Mutex<Option<endpoint::Endpoint>>,
+    /// What to tell about the drives that this start made.
+    note: Option<String>,
     /// Held for as long as the node runs.
     _lock: Arc<dyn File>,
 }
@@ -110,6 +112,11 @@ struct State {
 }
 
 impl Node {
+    /// What to tell about the drives that this start made, in one line.
+    pub(crate) fn note(&self) -> Option<&str> {
+        self.note.as_deref()
+    }
+
     /// Writes everything out and stops all parts in the order of their dependencies. Returns the first error.
     pub(crate) async fn stop(&self) -> Result<()> {
         // Fails if no receiver is left.

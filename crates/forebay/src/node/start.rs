@@ -12,6 +12,7 @@ use base::{DriveId, LedgerId};
 use layout::{ClusterMap, DriveState, Profile};
 use meta::control::{
     CONTROL_LEDGER, ClusterRecord, Control, ControlChange, ControlError, DriveRecord, FilesystemRecord,
+    UpkeepRecord,
 };
 use meta::history::Evidence;
 use meta::log::StaleCopies;
@@ -161,12 +162,19 @@ fn choose(options: &StartOptions) -> Result<(u32, Profile)> {
     Ok((count, profile))
 }
 
-async fn create_cluster(env: &Env, dir: &NodeDir, control: &Control, options: &StartOptions) -> Result<()> {
+/// Returns what to tell about the drives.
+async fn create_cluster(
+    env: &Env,
+    dir: &NodeDir,
+    control: &Control,
+    options: &StartOptions,
+) -> Result<Option<String>> {
     let (count, profile) = choose(options)?;
     let mut cluster = Control::new_cluster(env);
     let trim = options.trim.unwrap_or_default();
-    let new_drives = plan_drives(env, dir, &options.drive_paths, count, options.drive_bytes, trim)?;
-    let drives = format_drives(env, cluster.id, cluster.next_drive, &new_drives)?;
+    let counts = (count, u32::from(profile.n()));
+    let plan = plan_drives(env, dir, &options.drive_paths, counts, options.drive_bytes, trim)?;
+    let drives = format_drives(env, cluster.id, cluster.next_drive, &plan.drives)?;
     let groups = plan_groups(env, &drives.iter().collect::<Vec<_>>(), profile, cluster.next_group)?;
     cluster.next_drive += drives.len() as u32;
     cluster.next_group += groups.len() as u32;
@@ -195,7 +203,7 @@ async fn create_cluster(env: &Env, dir: &NodeDir, control: &Control, options: &S
         change.group(group);
     });
     control.commit(change).await?;
-    Ok(())
+    Ok(plan.note)
 }
 
 /// Refuses other drives or another profile for an existing cluster.
@@ -311,6 +319,13 @@ async fn compare_histories(
     Ok((knowledge, seen))
 }
 
+/// The pace of background work, with the limits that were set last.
+fn paced(env: &Env, upkeep: UpkeepRecord) -> Arc<Pace> {
+    let pace = Arc::new(Pace::new(env.clone()));
+    apply_upkeep(&pace, upkeep);
+    pace
+}
+
 async fn open_filesystems(
     parts: &NodeParts<'_>,
     records: Vec<FilesystemRecord>,
@@ -332,7 +347,7 @@ impl Node {
         let settings = settings(&env, &dir, &options)?;
         let stale = if options.force_stale_metadata { StaleCopies::Use } else { StaleCopies::Refuse };
         let mut meta_dirs = MetaDirs::load(&env, &dir, &options.meta_dirs, stale)?;
-        let (control, control_files, is_new) = open_control(&env, &dir, &mut meta_dirs, &options).await?;
+        let Opened { control, files, created } = open_control(&env, &dir, &mut meta_dirs, &options).await?;
         remove_leftovers(&env, &dir)?;
         let ClusterRecord { id: cluster, upkeep, .. } = control.cluster()?;
         let (records, drive_records) = (control.filesystems()?, control.drives()?);
@@ -340,12 +355,11 @@ impl Node {
         let drive_settings = DriveSettings { io: options.io, trim: settings.trim, memory: memory.drive };
         let open = |record: DriveRecord| (record.id, DriveEntry::open(&env, cluster, record, drive_settings));
         let mut drives: BTreeMap<_, _> = drive_records.into_iter().map(open).collect();
-        let (knowledge, seen) = compare_histories(&env, &control, &mut drives, is_new, &options).await?;
-        let accounts = open_accounts(&env, &dir, &control).await?;
-        let map = control.map()?;
+        let (knowledge, seen) =
+            compare_histories(&env, &control, &mut drives, created.is_some(), &options).await?;
+        let (accounts, map) = (open_accounts(&env, &dir, &control).await?, control.map()?);
         check_enough(&records, &map, &drives, &options)?;
-        let pace = Arc::new(Pace::new(env.clone()));
-        apply_upkeep(&pace, upkeep);
+        let pace = paced(&env, upkeep);
         let parts = NodeParts {
             env: &env,
             cluster,
@@ -372,7 +386,7 @@ impl Node {
             dir,
             cluster,
             control,
-            control_files,
+            control_files: files,
             runtime,
             drive_settings,
             memory,
@@ -387,6 +401,7 @@ impl Node {
             serving: std::sync::Mutex::default(),
             last_status: std::sync::Mutex::default(),
             s3: std::sync::Mutex::default(),
+            note: created.and_then(|created| created.note),
             _lock: lock,
         });
         if let Err(error) = node.finish_start(&options).await {
@@ -468,15 +483,28 @@ impl Node {
     }
 }
 
+/// The control ledger of a start.
+struct Opened {
+    control: Control,
+    files: LedgerFiles,
+    /// The cluster is new.
+    created: Option<Created>,
+}
+
+struct Created {
+    /// What to tell about the drives.
+    note: Option<String>,
+}
+
 async fn open_control(
     env: &Env,
     dir: &NodeDir,
     meta_dirs: &mut MetaDirs,
     options: &StartOptions,
-) -> Result<(Control, LedgerFiles, bool)> {
+) -> Result<Opened> {
     let files = meta_dirs.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES)?;
     let control = Control::open(env.random.next_u64(), files.log.clone(), files.state.clone()).await?;
-    let mut is_new = false;
+    let mut created = None;
     match control.cluster() {
         Ok(_) => check_unchanged(&control, options)?,
         Err(ControlError::NoCluster) if meta_dirs.is_created() => {
@@ -484,12 +512,11 @@ async fn open_control(
             bail!("metadata of this node is gone: it should be in {}", dirs.join(", "));
         }
         Err(ControlError::NoCluster) => {
-            is_new = true;
             control.begin(env, &Evidence::default()).await?;
-            create_cluster(env, dir, &control, options).await?;
+            created = Some(Created { note: create_cluster(env, dir, &control, options).await? });
         }
         Err(error) => return Err(error.into()),
     }
     meta_dirs.set_created()?;
-    Ok((control, files, is_new))
+    Ok(Opened { control, files, created })
 }

@@ -85,7 +85,7 @@ impl Check<'_> {
         let mut maps: Vec<Map> = Vec::new();
         let mut to = u64::MAX;
         let limit = self.window;
-        let next_map = self.number("next_map")?;
+        let (next_map, next_ino) = (self.number("next_map")?, self.number("next_ino")?);
         let range = (self.keys.piece(MapId(from), 0), self.keys.table_end(b'M'));
         let mut failed = None;
         self.each::<Piece>(&range, PIECE_KEY, |check, key, piece| {
@@ -96,10 +96,14 @@ impl Check<'_> {
                     return ControlFlow::Break(());
                 }
                 maps.push(Map { map, stored: 0, end: 0, owner: None });
-                if map & !COMPOSED_MAP >= next_map {
+                let (number, next) = match MapId(map).file() {
+                    Some(ino) => (ino.0, next_ino),
+                    None => (map & !COMPOSED_MAP, next_map),
+                };
+                if number >= next {
                     check.find(
                         "map_number",
-                        format!("map {map} exists and the next number is {next_map}"),
+                        format!("map {map} exists and the next number is {next}"),
                         "the number may be given to a new file: copy the data away",
                     );
                 }

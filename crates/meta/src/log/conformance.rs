@@ -186,7 +186,10 @@ fn the_fence_is_the_last_seal_and_the_end_of_the_log() {
     for_every_engine(|engine| {
         let log = engine.open().unwrap();
         let check = |epoch, nonce, tail| {
-            assert_eq!(now(log.fence()).unwrap(), Fence { epoch: Epoch(epoch), nonce, tail: Seq(tail) });
+            assert_eq!(
+                now(log.fence()).unwrap(),
+                Fence { epoch: Epoch(epoch), nonce, tail: Seq(tail), alive: 0 }
+            );
         };
         check(0, 0, 0);
         now(log.seal(Epoch(2), 77)).unwrap();

@@ -533,7 +533,7 @@ impl LedgerLog for FileLog {
     fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
         Box::pin(async move {
             let inner = self.inner();
-            let fence = Fence { epoch: inner.epoch, nonce: inner.nonce, tail: inner.tail };
+            let fence = Fence { epoch: inner.epoch, nonce: inner.nonce, tail: inner.tail, alive: 0 };
             if inner.broken { Err(LogError::broken()) } else { Ok(fence) }
         })
     }
@@ -556,7 +556,7 @@ impl LedgerLog for FileLog {
     }
 
     fn caps(&self) -> LogCaps {
-        LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: BATCHES_MAX }
+        LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: BATCHES_MAX, lease: None }
     }
 
     fn first(&self) -> Seq {

@@ -1,17 +1,19 @@
 //! A log in memory: the reference for the other engines, and the log of simulations.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use base::{Epoch, Seq};
 use wire::BoxFuture;
 
 use super::frame::BATCH_BYTES_MAX;
-use super::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, Tail};
+use super::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, Sealed, Tail};
 
 #[derive(Debug, Default)]
 struct Inner {
     epoch: Epoch,
     nonce: u64,
+    alive: u64,
     trimmed: Seq,
     entries: Vec<LogEntry>,
 }
@@ -26,12 +28,18 @@ impl Inner {
 #[derive(Debug, Clone, Default)]
 pub struct MemLog {
     inner: Arc<Mutex<Inner>>,
+    lease: Option<Duration>,
 }
 
 impl MemLog {
     /// An empty log.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty log whose owners live by this lease, as on an engine that several nodes reach.
+    pub fn shared(lease: Duration) -> Self {
+        Self { lease: Some(lease), ..Self::default() }
     }
 
     /// Drops the newest entries, as an engine that was restored from an older copy.
@@ -57,8 +65,24 @@ impl LedgerLog for MemLog {
     }
 
     fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
-        let fence = self.with(|inner| Fence { epoch: inner.epoch, nonce: inner.nonce, tail: inner.tail() });
+        let fence = self.with(|inner| Fence {
+            epoch: inner.epoch,
+            nonce: inner.nonce,
+            tail: inner.tail(),
+            alive: inner.alive,
+        });
         Box::pin(async move { Ok(fence) })
+    }
+
+    fn renew(&self, owner: Sealed) -> BoxFuture<'_, Result<(), LogError>> {
+        let result = self.with(|inner| {
+            if (owner.epoch, owner.nonce) != (inner.epoch, inner.nonce) {
+                return Err(LogError::Fenced(inner.epoch));
+            }
+            inner.alive += 1;
+            Ok(())
+        });
+        Box::pin(async { result })
     }
 
     fn append(
@@ -112,6 +136,6 @@ impl LedgerLog for MemLog {
     }
 
     fn caps(&self) -> LogCaps {
-        LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: 64 }
+        LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: 64, lease: self.lease }
     }
 }

@@ -532,7 +532,7 @@ impl LedgerLog for MirroredLog {
     fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
         Box::pin(async move {
             let inner = self.shared.inner();
-            let fence = Fence { epoch: inner.epoch, nonce: inner.nonce, tail: inner.tail };
+            let fence = Fence { epoch: inner.epoch, nonce: inner.nonce, tail: inner.tail, alive: 0 };
             if inner.broken { Err(LogError::broken()) } else { Ok(fence) }
         })
     }
@@ -555,7 +555,7 @@ impl LedgerLog for MirroredLog {
     }
 
     fn caps(&self) -> LogCaps {
-        LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: BATCHES_MAX }
+        LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: BATCHES_MAX, lease: None }
     }
 
     fn first(&self) -> Seq {

@@ -14,6 +14,8 @@ mod members;
 mod mirror;
 mod settle;
 
+use std::time::Duration;
+
 use base::{Epoch, Seq};
 use wire::BoxFuture;
 
@@ -49,6 +51,8 @@ pub struct Fence {
     pub nonce: u64,
     /// The last entry, or 0 if there never was one.
     pub tail: Seq,
+    /// Counts the owner's signs of life.
+    pub alive: u64,
 }
 
 /// An owner as its log knows it: what it sealed the log with.
@@ -67,6 +71,9 @@ pub struct LogCaps {
     pub batch_bytes_max: usize,
     /// Most batches in one append.
     pub batches_per_append: usize,
+    /// How long an owner counts as alive after a sign of life; another node may then take the ledger. `None`: no other node
+    /// can reach the log.
+    pub lease: Option<Duration>,
 }
 
 /// Why batches were not appended.
@@ -149,6 +156,15 @@ pub trait LedgerLog: Send + Sync {
     /// # Errors
     /// `Io` if the engine cannot be reached now, `Damaged` if the end is unknown until the log is opened again.
     fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>>;
+
+    /// A sign of life of the owner.
+    ///
+    /// # Errors
+    /// `Fenced` if another owner has sealed the log.
+    fn renew(&self, owner: Sealed) -> BoxFuture<'_, Result<(), LogError>> {
+        let _ = owner;
+        Box::pin(async { Ok(()) })
+    }
 
     /// Appends consecutive entries, the first at `first`; all are durable when it returns.
     fn append(

@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn the_fence_tells_the_outcome_of_an_append() {
         let check = |epoch, nonce, tail, expected| {
-            let fence = Fence { epoch: Epoch(epoch), nonce, tail: Seq(tail) };
+            let fence = Fence { epoch: Epoch(epoch), nonce, tail: Seq(tail), alive: 0 };
             let owner = Sealed { epoch: Epoch(3), nonce: 7 };
             assert_eq!(settle(owner, Seq(20), fence), expected, "{fence:?}");
         };

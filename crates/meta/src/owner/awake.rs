@@ -23,9 +23,15 @@ impl AwakeClock {
         }
     }
 
-    /// Nanoseconds so far.
+    /// Nanoseconds so far, as of the last tick.
     pub(super) fn now_ns(&self) -> u64 {
         self.awake_ns
+    }
+
+    /// The clock at the next tick is not before this, unless the owner stands still.
+    pub(super) fn latest_ns(&self, boot_ns: u64, longest_ns: u64) -> u64 {
+        let since_ns = self.ticked_ns.map_or(0, |ticked_ns| boot_ns.saturating_sub(ticked_ns));
+        self.awake_ns + since_ns.min(longest_ns)
     }
 }
 
@@ -52,5 +58,8 @@ mod tests {
         check(1045, 6, false, 30);
         check(9000, 6, false, 40);
         check(9005, 6, false, 45);
+        assert_eq!(clock.latest_ns(9005, 10), 45);
+        assert_eq!(clock.latest_ns(9009, 10), 49);
+        assert_eq!(clock.latest_ns(9999, 10), 55);
     }
 }

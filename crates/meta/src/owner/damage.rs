@@ -60,7 +60,7 @@ impl Op<'_> {
     }
 
     fn put_sums(&mut self, sums: &DamageSums) {
-        self.txn.put(self.keys.value("damage"), sums);
+        self.txn.update(self.keys.value("damage"), sums);
     }
 
     /// Moves the note of a piece to the parts that replaced it, if there are any.
@@ -78,7 +78,7 @@ impl Op<'_> {
         self.txn.delete(self.keys.lost(map, off));
         let mut count = 0;
         for part in parts {
-            self.txn.put(self.keys.lost(map, part), &record);
+            self.txn.update_part(&self.keys.lost(map, off), self.keys.lost(map, part), &record);
             count += 1;
         }
         let sums: DamageSums = self.txn.get(&self.keys.value("damage"))?.unwrap_or_default();
@@ -122,7 +122,7 @@ impl Op<'_> {
         }
         let found_s = known.map_or(now_s, |known| known.found_s);
         let ino = if ino == Ino(0) { known.map_or(ino, |known| known.ino) } else { ino };
-        self.txn.put(key, &LostRecord { extent: extent.id, ino, found_s, cause });
+        self.txn.update(key, &LostRecord { extent: extent.id, ino, found_s, cause });
         self.volatile.lost_in.insert(map);
         Ok(DamageReply::Noted(true))
     }
@@ -132,7 +132,7 @@ impl Op<'_> {
         let mut pieces = Vec::new();
         for (key, bytes) in self.txn.scan(&range, limit.clamp(1, LIST_MAX) as usize)? {
             let (map, off) = Keys::piece_of_lost(&key);
-            let LostRecord { extent, ino, found_s, cause } = crate::store::decode(&key, &bytes)?;
+            let LostRecord { extent, ino, found_s, cause } = self.txn.decode(&key, &bytes)?;
             let now = self.stored_pieces(map, off, off + 1, 1)?.pop();
             let now = now.filter(|now| now.off == off).and_then(|now| now.piece.at(off));
             let now = now.filter(|now| now.content.extent().is_some_and(|now| now.id == extent));
@@ -172,7 +172,7 @@ impl Op<'_> {
                 more = true;
                 break;
             }
-            let inode: Inode = crate::store::decode(&key, &bytes)?;
+            let inode: Inode = self.txn.decode(&key, &bytes)?;
             last = Some(inode.attr.ino);
             let Some(map) = inode.map() else { continue };
             if wanted.contains(&map) {
@@ -212,7 +212,7 @@ impl Op<'_> {
         let more = entries.len() == ENTRIES_MAX;
         let mut next = None;
         for (key, bytes) in entries {
-            let dentry: Dentry = crate::store::decode(&key, &bytes)?;
+            let dentry: Dentry = self.txn.decode(&key, &bytes)?;
             if dentry.ino == ino {
                 let name = Bytes::copy_from_slice(Keys::name_of_dentry(&key));
                 return Ok(DamageReply::Name { found: Some((Keys::dir_of_dentry(&key), name)), next: None });

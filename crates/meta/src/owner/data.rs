@@ -94,7 +94,7 @@ impl Op<'_> {
         }
         let left = limit.saturating_sub(pieces.len());
         for (key, bytes) in self.txn.scan(&self.keys.pieces(map, from, to), left)? {
-            let piece: Piece = crate::store::decode(&key, &bytes)?;
+            let piece: Piece = self.txn.decode(&key, &bytes)?;
             pieces.push(Stored { off: Keys::off_of_piece(&key), piece });
         }
         Ok(pieces)
@@ -109,7 +109,7 @@ impl Op<'_> {
         else {
             return Ok(None);
         };
-        let piece: Piece = crate::store::decode(&key, &bytes)?;
+        let piece: Piece = self.txn.decode(&key, &bytes)?;
         Ok(Some(Stored { off: Keys::off_of_piece(&key), piece }))
     }
 
@@ -229,7 +229,7 @@ impl Op<'_> {
             let key = self.keys.extent(extent.id);
             let used = self.txn.get::<ExtentUse>(&key)?.unwrap_or(ExtentUse { refs: 0, live_bytes: 0 });
             let next = ExtentUse { refs: used.refs + 1, live_bytes: used.live_bytes + piece.len };
-            self.txn.put(key, &next);
+            self.txn.update(key, &next);
         }
         self.stored(inode, piece.len as i64 - removed.bytes as i64)
     }
@@ -286,7 +286,11 @@ impl Op<'_> {
             let kept: Vec<Stored> = kept.into_iter().flatten().collect();
             self.move_loss(map, stored.off, kept.iter().map(|part| part.off))?;
             for part in kept {
-                self.txn.put(self.keys.piece(map, part.off), &part.piece);
+                self.txn.update_part(
+                    &self.keys.piece(map, stored.off),
+                    self.keys.piece(map, part.off),
+                    &part.piece,
+                );
             }
         }
         if all {
@@ -323,7 +327,7 @@ impl Op<'_> {
 
     fn use_extent(&mut self, extent: &ExtentRef, used: ExtentUse) -> Result<(), FsError> {
         let before = self.live_before(extent)?;
-        self.txn.put(self.keys.extent(extent.id), &used);
+        self.txn.update(self.keys.extent(extent.id), &used);
         self.note_live(extent, before)
     }
 
@@ -337,7 +341,7 @@ impl Op<'_> {
         }
         if size == 0 && inode.attr.stored_bytes > 0 {
             self.txn.put(self.keys.purge(map), &0u64);
-            inode.segments = self.new_segments()?;
+            inode.segments = self.next_segments(map)?;
             let stored = inode.attr.stored_bytes as i64;
             inode.attr.size = 0;
             return self.stored(inode, -stored);

@@ -61,8 +61,9 @@ impl Op<'_> {
             opens.push(self.session);
             if inode.attr.nlink == 0 {
                 // An inode without a name stays alive through the sessions in this record.
-                let orphan = Orphan { sessions: opens.clone() };
-                self.txn.put(self.keys.orphan(ino), &orphan);
+                let (key, sessions) = (self.keys.orphan(ino), opens.clone());
+                self.txn.get::<Orphan>(&key)?;
+                self.txn.update(key, &Orphan { sessions });
             }
         }
         Ok(MetaReply::Entry { attr: inode.attr, lease, keep: false })
@@ -75,7 +76,7 @@ impl Op<'_> {
         Ok(MetaReply::Done)
     }
 
-    fn forget_open(&mut self, ino: Ino, session: SessionId) -> Result<(), Stop> {
+    pub(super) fn forget_open(&mut self, ino: Ino, session: SessionId) -> Result<(), Stop> {
         if let Some(sessions) = self.volatile.opens.get_mut(&ino) {
             sessions.retain(|open| *open != session);
             if sessions.is_empty() {
@@ -89,7 +90,7 @@ impl Op<'_> {
             let inode = self.inode(ino)?;
             self.destroy(&inode)?;
         } else {
-            self.txn.put(key, &orphan);
+            self.txn.update(key, &orphan);
         }
         Ok(())
     }
@@ -253,7 +254,7 @@ impl Op<'_> {
         self.close_ranges(session)?;
         self.abandon_all(session)?;
         for (key, bytes) in self.txn.scan(&self.keys.orphans(), usize::MAX)? {
-            let orphan: Orphan = crate::store::decode(&key, &bytes)?;
+            let orphan: Orphan = self.txn.decode(&key, &bytes)?;
             if orphan.sessions.contains(&session) {
                 self.forget_open(Keys::ino_of_orphan(&key), session)?;
             }
@@ -264,7 +265,12 @@ impl Op<'_> {
         self.txn.delete(self.keys.session(session));
         self.volatile.leases.drop_session(session);
         self.volatile.watches.drop_session(session);
+        let super::Volatile { locks, events, .. } = &mut *self.volatile;
+        locks.end_session(session, events);
         self.volatile.sessions.remove(&session);
+        self.volatile.repeats.forget(session);
+        self.volatile.absent.remove(&session);
+        self.volatile.unclaimed.remove(&session);
         for sessions in self.volatile.opens.values_mut() {
             sessions.retain(|open| *open != session);
         }

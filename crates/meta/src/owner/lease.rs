@@ -6,16 +6,19 @@
 //!
 //! No operation walks all leases: recalls are queued by deadline, and each session has an index of its inodes.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use base::{Ino, LeaseId, SessionId};
-use wire::meta::{LeaseGrant, LeaseKind, OwnerEvent};
+use base::{Epoch, Ino, LeaseId, SessionId};
+use wire::meta::{LeaseGrant, LeaseKind, OwnerEvent, SESSION_TERM};
 
 /// A recall without an answer ends in revocation when the holder has not committed anything for this long. In that time
 /// the holder gives up a drive that does not answer and writes the bytes elsewhere, ...
-pub const RECALL_IDLE_NS: u64 = 20_000_000_000;
+pub const RECALL_IDLE_NS: u64 = SESSION_TERM.as_nanos() as u64;
 /// ... or after this long in any case, however much the holder still commits.
 pub const RECALL_TIMEOUT_NS: u64 = 60_000_000_000;
+
+/// The number of a lease begins with the epoch of the owner that granted it.
+const EPOCH_SHIFT: u32 = 40;
 
 /// The purpose of an operation on an inode on which other sessions may have leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +63,12 @@ impl Holder {
         LeaseGrant { ino, id: self.id, kind: self.kind, seq: self.seq }
     }
 
+    /// Whether another session cannot have a lease of this kind at the same time.
+    fn excludes(&self, kind: LeaseKind) -> bool {
+        let exclusive = kind >= LeaseKind::Shared || self.kind >= LeaseKind::Shared;
+        exclusive && (kind, self.kind) != (LeaseKind::Shared, LeaseKind::Shared)
+    }
+
     /// Whether the lease stands in the way of an operation of another session. If so: the kind it may keep.
     fn conflict(&self, intent: Intent) -> Option<Option<LeaseKind>> {
         match (intent, self.kind) {
@@ -71,12 +80,17 @@ impl Holder {
     }
 }
 
+/// Most leases of ended sessions that one look at the deadlines removes: a millisecond's work.
+const SWEEP_LEASES: usize = 1024;
+
 /// All leases of a ledger.
 #[derive(Debug, Default)]
 pub struct LeaseTable {
     inodes: HashMap<Ino, Vec<Holder>>,
     /// The inodes on which each session has leases.
     sessions: HashMap<SessionId, HashSet<Ino>>,
+    /// Sessions that have ended, and the inodes on which their leases were not removed yet. Such leases do not count.
+    ended: BTreeMap<SessionId, Vec<Ino>>,
     /// Recalls without an answer, by the time of their next check.
     recalls: BTreeSet<(u64, Ino, LeaseId)>,
     /// When each session was last heard of.
@@ -90,6 +104,11 @@ pub struct LeaseTable {
 pub type Events = Vec<(SessionId, OwnerEvent)>;
 
 impl LeaseTable {
+    /// No leases. Ids of leases are unique over all owners of a ledger.
+    pub fn new(epoch: Epoch) -> Self {
+        Self { last_id: epoch.0 << EPOCH_SHIFT, ..Self::default() }
+    }
+
     /// Notes that a session is alive.
     pub fn note_heard(&mut self, session: SessionId, now_ns: u64) {
         self.heard.insert(session, now_ns);
@@ -97,8 +116,13 @@ impl LeaseTable {
 
     /// Whether a session was not heard of for so long that a recall would have ended: it is not asked again for each of its
     /// leases, so that it delays others only once.
-    fn is_silent(&self, session: SessionId, now_ns: u64) -> bool {
-        self.heard.get(&session).is_some_and(|heard_ns| now_ns >= heard_ns + RECALL_IDLE_NS)
+    pub fn is_silent(&self, session: SessionId, now_ns: u64) -> bool {
+        self.is_silent_for(session, RECALL_IDLE_NS, now_ns)
+    }
+
+    /// Whether a session was not heard of for so long.
+    pub fn is_silent_for(&self, session: SessionId, time_ns: u64, now_ns: u64) -> bool {
+        self.heard.get(&session).is_some_and(|heard_ns| now_ns >= heard_ns + time_ns)
     }
 
     /// Inodes that lost leases of silent sessions since the last call.
@@ -139,6 +163,7 @@ impl LeaseTable {
         now_ns: u64,
         events: &mut Events,
     ) -> bool {
+        self.remove_ended(ino);
         self.revoke_silent(ino, session, intent, now_ns, events);
         let Some(holders) = self.inodes.get_mut(&ino) else { return true };
         let mut clear = true;
@@ -160,7 +185,7 @@ impl LeaseTable {
     /// Whether `session` has only to wait on: leases conflict, and all of them are being recalled. If one is not, as it was
     /// granted since, [`LeaseTable::clear`] must recall it.
     pub fn awaits(&self, ino: Ino, session: SessionId, intent: Intent) -> bool {
-        let others = self.inodes.get(&ino).into_iter().flatten().filter(|holder| holder.session != session);
+        let others = self.holders(ino).filter(|holder| holder.session != session);
         let mut is_recalled = others.filter_map(|holder| {
             let keep = holder.conflict(intent)?;
             Some(holder.recall.is_some_and(|recall| recall.keep.is_none() || keep.is_some()))
@@ -171,15 +196,10 @@ impl LeaseTable {
     /// Grants `session` a lease of at least `kind`. `None` if other sessions hold conflicting leases or the session's
     /// own lease is being recalled. Call [`LeaseTable::clear`] first to remove conflicts.
     pub fn grant(&mut self, ino: Ino, session: SessionId, kind: LeaseKind) -> Option<LeaseGrant> {
+        self.remove_ended(ino);
         // Most inodes have one holder.
         let holders = self.inodes.entry(ino).or_insert_with(|| Vec::with_capacity(1));
-        let conflict = holders.iter().any(|holder| {
-            let pair = (kind, holder.kind);
-            let shared = matches!(pair, (LeaseKind::Shared, LeaseKind::Shared));
-            let exclusive = kind >= LeaseKind::Shared || holder.kind >= LeaseKind::Shared;
-            holder.session != session && exclusive && !shared
-        });
-        if conflict {
+        if holders.iter().any(|holder| holder.session != session && holder.excludes(kind)) {
             return None;
         }
         if let Some(own) = holders.iter_mut().find(|holder| holder.session == session) {
@@ -195,6 +215,26 @@ impl LeaseTable {
         holders.push(holder);
         self.sessions.entry(session).or_default().insert(ino);
         Some(holder.grant(ino))
+    }
+
+    /// Grants a lease from an earlier owner again, under its id. Returns whether nothing is in its way. If it was granted and
+    /// is being recalled, the event is sent again: the first one may be lost.
+    pub fn restore(&mut self, session: SessionId, lease: LeaseGrant, events: &mut Events) -> bool {
+        self.remove_ended(lease.ino);
+        let holders = self.inodes.entry(lease.ino).or_insert_with(|| Vec::with_capacity(1));
+        if let Some(own) = holders.iter().find(|holder| holder.session == session) {
+            if let Some(recall) = own.recall {
+                events.push((session, OwnerEvent::Recall { lease: own.grant(lease.ino), keep: recall.keep }));
+            }
+            return own.id == lease.id;
+        }
+        if holders.iter().any(|holder| holder.excludes(lease.kind)) {
+            return false;
+        }
+        let LeaseGrant { ino, id, kind, seq } = lease;
+        holders.push(Holder { session, id, kind, seq, recall: None });
+        self.sessions.entry(session).or_default().insert(ino);
+        true
     }
 
     /// Handles a release by `session`. A release of another grant than the current one changes nothing.
@@ -245,6 +285,12 @@ impl LeaseTable {
         })
     }
 
+    /// Whether the session has a lease for writing.
+    pub fn holds_writing(&self, ino: Ino, session: SessionId) -> bool {
+        let holders = self.inodes.get(&ino).into_iter().flatten();
+        holders.into_iter().any(|held| held.session == session && held.kind >= LeaseKind::Shared)
+    }
+
     /// Notes that the session has committed under the lease: it is slow, but not gone.
     pub fn note_progress(&mut self, ino: Ino, session: SessionId, now_ns: u64) {
         let holders = self.inodes.get_mut(&ino).into_iter().flatten();
@@ -255,16 +301,44 @@ impl LeaseTable {
 
     /// Whether a session other than this one may have changes that the owner does not have yet.
     pub fn is_written(&self, ino: Ino, session: SessionId) -> bool {
-        self.inodes.get(&ino).is_some_and(|holders| {
-            holders.iter().any(|held| held.session != session && held.kind == LeaseKind::Exclusive)
-        })
+        self.holders(ino).any(|held| held.session != session && held.kind == LeaseKind::Exclusive)
     }
 
-    /// Drops every lease of a session that has ended.
+    /// The leases on an inode that count.
+    fn holders(&self, ino: Ino) -> impl Iterator<Item = &Holder> {
+        let all = self.inodes.get(&ino).into_iter().flatten();
+        all.filter(|holder| !self.ended.contains_key(&holder.session))
+    }
+
+    /// Drops every lease of a session that has ended. Nobody waits until all are removed: there may be very many.
     pub fn drop_session(&mut self, session: SessionId) {
         self.heard.remove(&session);
-        for ino in self.sessions.remove(&session).unwrap_or_default() {
+        if let Some(inodes) = self.sessions.remove(&session) {
+            self.ended.insert(session, inodes.into_iter().collect());
+        }
+    }
+
+    /// Removes leases of ended sessions on an inode.
+    fn remove_ended(&mut self, ino: Ino) {
+        if self.ended.is_empty() {
+            return;
+        }
+        let holders = self.inodes.get(&ino).into_iter().flatten().map(|holder| holder.session);
+        let ended: Vec<SessionId> = holders.filter(|session| self.ended.contains_key(session)).collect();
+        for session in ended {
             self.remove(ino, session);
+        }
+    }
+
+    /// Removes some leases of ended sessions.
+    fn sweep_ended(&mut self) {
+        for _ in 0..SWEEP_LEASES {
+            let Some(mut first) = self.ended.first_entry() else { return };
+            let session = *first.key();
+            match first.get_mut().pop() {
+                Some(ino) => drop(self.remove(ino, session)),
+                None => drop(first.remove()),
+            }
         }
     }
 
@@ -279,6 +353,7 @@ impl LeaseTable {
 
     /// Revokes recalled leases whose time is over. Returns their inodes.
     pub fn expire(&mut self, now_ns: u64, events: &mut Events) -> Vec<Ino> {
+        self.sweep_ended();
         let mut touched = Vec::new();
         while let Some((queued_ns, ino, id)) = self.recalls.first().copied()
             && queued_ns <= now_ns

@@ -4,20 +4,27 @@
 //! batches. `server` runs it and connects it with the log. Invariants: a request that fails changes nothing; a repeated
 //! request gets its first reply; no change is visible before its batch is durable.
 
+mod access;
 mod acl;
 mod awake;
 mod damage;
 mod data;
+mod desk;
 mod guard;
 mod inodes;
 mod lease;
+mod lock;
 mod names;
 mod objects;
 mod pressure;
 mod recovery;
+mod repeats;
+mod resume;
+mod rights;
 mod server;
 mod space;
 mod sweep;
+mod tenure;
 mod tier;
 mod watch;
 mod writing;
@@ -25,12 +32,15 @@ mod writing;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use base::{Epoch, ExtentId, FsError, Ino, LedgerId, MapId, Seq, SessionId};
 use wire::guard::Guard;
-use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId};
+use wire::message::Caller;
+use wire::meta::{
+    Attr, Claim, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId, Resumed,
+};
 use wire::object::{ObjectError, ObjectReply};
 
 use crate::batch::Batch;
@@ -38,9 +48,11 @@ use crate::history::{Beginning, LEAP_IDS};
 use crate::keys::Keys;
 use crate::state::State;
 use crate::store::{ChangeTable, Store, Txn};
-use crate::values::{Inode, MapSegment, Slot, Usage};
+use crate::values::{Inode, MapSegment, Slot, Usage, Value};
 use data::CommitTimes;
 use lease::{Events, Intent, LeaseTable};
+use lock::LockTable;
+use repeats::Repeats;
 use watch::WatchTable;
 
 #[cfg(any(fuzzing, feature = "fuzzing"))]
@@ -48,9 +60,24 @@ pub(crate) use acl::Acl;
 pub use recovery::OwnerError;
 pub(crate) use recovery::recover;
 pub use server::{Owner, OwnerOptions, OwnerStat};
+pub use tenure::vacant;
 
 /// Format of a ledger's state, kept under `V format`.
 const LEDGER_FORMAT: u64 = 1;
+
+/// A session of which nothing was heard for so long ends, with its open files and its ids.
+const SESSION_KEPT_NS: u64 = 24 * 3600 * 1_000_000_000;
+
+/// What becomes of the sessions of earlier owners.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EarlierSessions {
+    /// They end: their clients ended with the earlier owner.
+    #[default]
+    End,
+    /// Their clients may be there: each has some time to claim its leases and open files, and nothing else is executed
+    /// until all have done so, or that time is over.
+    Resume,
+}
 
 /// Why an operation did not finish.
 #[derive(Debug)]
@@ -109,6 +136,9 @@ pub struct Now {
     pub boot_ns: u64,
     /// Time in which the owner could hear clients and answer them, for deadlines of their answers. See [`AwakeClock`].
     pub awake_ns: u64,
+    /// The latest time that `awake_ns` can have at the next tick. A sign of life counts from here: a client must not be held
+    /// for silent earlier than it expects.
+    pub heard_ns: u64,
 }
 
 /// The outcome of a request.
@@ -137,10 +167,18 @@ struct OpenRange {
 struct Volatile {
     leases: LeaseTable,
     watches: WatchTable,
+    locks: LockTable,
     opens: HashMap<Ino, Vec<SessionId>>,
     ranges: Vec<OpenRange>,
     /// Sessions, and for each the oldest map version that its reads use.
     sessions: HashMap<SessionId, u64>,
+    /// Sessions of an earlier owner that have not claimed their state yet and are waited for.
+    absent: BTreeSet<SessionId>,
+    /// The same, for as long as they last; and the open inodes that they have claimed so far.
+    unclaimed: BTreeMap<SessionId, HashSet<Ino>>,
+    /// Requests that an earlier owner executed, by session and slot; and whether the request came again.
+    inherited: HashMap<(SessionId, u32), (u64, bool)>,
+    repeats: Repeats,
     events: Events,
     /// Inodes that are gone: requests that wait for them are to be answered.
     gone: Vec<Ino>,
@@ -169,11 +207,16 @@ impl Core {
     /// An owner of `epoch` whose log ends at `tail`; `store` has every batch up to there.
     pub fn new(ledger: LedgerId, store: Store, (epoch, tail): (Epoch, Seq)) -> Self {
         let volatile = Volatile {
-            leases: LeaseTable::default(),
+            leases: LeaseTable::new(epoch),
             watches: WatchTable::default(),
+            locks: LockTable::default(),
             opens: HashMap::new(),
             ranges: Vec::new(),
             sessions: HashMap::new(),
+            absent: BTreeSet::new(),
+            unclaimed: BTreeMap::new(),
+            inherited: HashMap::new(),
+            repeats: Repeats::default(),
             events: Events::new(),
             gone: Vec::new(),
             tiers: false,
@@ -186,11 +229,16 @@ impl Core {
         Self { keys, store, volatile, pending, pending_bytes, next_seq, committed, epoch }
     }
 
-    /// Creates the root directory of a new ledger, or checks the format of an existing one, and ends every
-    /// session of an earlier owner.
-    pub(crate) fn start(&mut self, now: Now, beginning: Beginning) -> Result<(), FsError> {
+    /// Creates the root directory of a new ledger, or checks the format of an existing one. Sessions of an earlier owner end
+    /// or are waited for.
+    pub(crate) fn start(
+        &mut self,
+        now: Now,
+        beginning: Beginning,
+        sessions: EarlierSessions,
+    ) -> Result<(), FsError> {
         let keys = self.keys;
-        let stale: Vec<SessionId> = {
+        let earlier: Vec<SessionId> = {
             let txn = self.store.begin();
             match txn.get::<u64>(&keys.value("format"))? {
                 Some(LEDGER_FORMAT) => {}
@@ -209,10 +257,44 @@ impl Core {
         };
         self.internal(now, |op| op.format_if_new())?;
         self.internal(now, |op| op.begin_stretch(beginning))?;
-        for session in stale {
+        if sessions == EarlierSessions::Resume {
+            return self.internal(now, |op| op.await_sessions(&earlier));
+        }
+        for session in earlier {
             self.internal(now, |op| op.end_session(session))?;
         }
         Ok(())
+    }
+
+    /// Binds a session of an earlier owner, and restores the part of its state that no other session contradicts.
+    pub(crate) fn resume(&mut self, session: SessionId, claim: &Claim, now: Now) -> Result<Resumed, FsError> {
+        self.note_heard(session, now);
+        let mut op = self.begin(RequestId { session, slot: 0, seq: 0 }, now);
+        let resumed = match op.resume(claim) {
+            Ok(resumed) => resumed,
+            Err(Stop::Fail(error)) => return Err(error),
+            Err(Stop::Wait(_) | Stop::Refuse(_)) => return Err(FsError::Io),
+        };
+        let (writes, _) = op.txn.finish();
+        if !writes.is_empty() {
+            self.take(writes);
+        }
+        Ok(resumed)
+    }
+
+    /// Whether sessions of an earlier owner have not claimed their state yet: then only claims and heartbeats are executed.
+    pub(crate) fn is_recovering(&self) -> bool {
+        !self.volatile.absent.is_empty()
+    }
+
+    /// No longer waits for sessions that were not heard of for too long. Sessions of which nothing was heard for a day end.
+    pub(crate) fn expire_sessions(&mut self, now: Now) -> Result<(), FsError> {
+        let Volatile { absent, leases, sessions, .. } = &mut self.volatile;
+        absent.retain(|session| !leases.is_silent(*session, now.awake_ns));
+        let old = |session: &&SessionId| leases.is_silent_for(**session, SESSION_KEPT_NS, now.awake_ns);
+        let mut ended: Vec<SessionId> = sessions.keys().filter(old).copied().collect();
+        ended.sort_unstable();
+        ended.into_iter().try_for_each(|session| self.internal(now, |op| op.end_session(session)))
     }
 
     fn internal(
@@ -267,12 +349,17 @@ impl Core {
     /// Notes that a session has sent a request, also if that cannot be executed yet.
     pub fn note_heard(&mut self, session: SessionId, now: Now) {
         if self.volatile.sessions.contains_key(&session) {
-            self.volatile.leases.note_heard(session, now.awake_ns);
+            self.volatile.leases.note_heard(session, now.heard_ns);
         }
     }
 
-    /// Executes a request.
-    pub fn execute(&mut self, id: RequestId, request: &MetaRequest, now: Now) -> Executed {
+    fn execute_once(
+        &mut self,
+        id: RequestId,
+        caller: Option<&Caller>,
+        request: &MetaRequest,
+        now: Now,
+    ) -> Executed {
         if !self.volatile.sessions.contains_key(&id.session) {
             if !matches!(request, MetaRequest::CloseSession) {
                 return Executed::Reply { reply: Err(FsError::StaleLease), after: Seq(0) };
@@ -285,13 +372,15 @@ impl Core {
         let mut op = self.begin(id, now);
         match op.repeated(id, &slot_key) {
             Ok(None) => {}
-            Ok(Some(reply)) => {
+            Ok(Some(mut reply)) => {
+                op.restore_effects(id, request, &mut reply);
                 let (_, after) = op.txn.finish();
                 return Executed::Reply { reply: Ok(reply), after };
             }
             Err(error) => return Executed::Reply { reply: Err(error), after: Seq(0) },
         }
-        match op.run(request) {
+        let checked = caller.map_or(Ok(()), |caller| op.check_rights(caller, request));
+        match checked.map_err(Stop::Fail).and_then(|()| op.run(request)) {
             Ok(reply) => {
                 let (mut writes, newest) = op.txn.finish();
                 if writes.is_empty() {
@@ -299,9 +388,7 @@ impl Core {
                     return Executed::Reply { reply: Ok(reply), after };
                 }
                 if !matches!(request, MetaRequest::CloseSession) {
-                    let reply = postcard::to_stdvec(&reply).expect("replies are plain data");
-                    let slot = crate::values::Value::encode(&Slot { seq: id.seq, reply });
-                    writes.insert(slot_key, Some(slot));
+                    writes.insert(slot_key, Some(Slot::new(id.seq, &reply).encode()));
                 }
                 self.take(writes);
                 Executed::Reply { reply: Ok(reply), after: self.next_seq }
@@ -345,10 +432,11 @@ impl Core {
         std::mem::take(&mut self.volatile.events)
     }
 
-    /// Revokes leases whose recall was not answered in time. Names that no session can have cached any more count as
+    /// Revokes leases whose recall was not answered in time, and locks of silent sessions that others wait for. Names that no session can have cached any more count as
     /// forgotten. Returns inodes whose waiting requests may be retried.
     pub fn expire_recalls(&mut self, now: Now) -> Vec<Ino> {
-        let Volatile { leases, watches, events, .. } = &mut self.volatile;
+        let Volatile { leases, watches, locks, events, .. } = &mut self.volatile;
+        locks.expire(|holder| leases.is_silent(holder, now.awake_ns), events);
         let mut touched = leases.expire(now.awake_ns, events);
         touched.extend(watches.expire(now.boot_ns));
         touched
@@ -434,7 +522,7 @@ impl Op<'_> {
         if slot.seq < id.seq {
             return Ok(None);
         }
-        postcard::from_bytes(&slot.reply).map(Some).map_err(|_| FsError::Io)
+        slot.reply().map(Some)
     }
 
     fn run(&mut self, request: &MetaRequest) -> Outcome {
@@ -475,12 +563,7 @@ impl Op<'_> {
             R::StatFs => self.statfs(),
             R::Acquire { ino, kind } => self.acquire(*ino, *kind),
             R::Release { lease, keep } => Ok(self.release(*lease, *keep)),
-            R::ReleaseAll { leases } => {
-                for lease in leases {
-                    self.volatile.leases.release(self.session, *lease, None);
-                }
-                Ok(MetaReply::Done)
-            }
+            R::ReleaseAll { leases } => Ok(self.release_all(leases)),
             R::Forgot { dir, names } => {
                 for (name, number) in names {
                     self.volatile.watches.forgot(*dir, self.session, name, *number);
@@ -503,6 +586,9 @@ impl Op<'_> {
             R::Tier(request) => self.tier(request),
             R::Damage(request) => self.damage(request).map(MetaReply::Damage),
             R::Object(request) => self.object(request).map(|reply| MetaReply::Object(Box::new(reply))),
+            R::Lock { lock, ticket } => self.lock(*lock, *ticket),
+            R::Unlock { lock, ticket } => Ok(self.unlock(*lock, *ticket)),
+            R::TestLock { lock } => Ok(self.test_lock(lock)),
         }
     }
 
@@ -522,7 +608,7 @@ impl Op<'_> {
     }
 
     fn put_inode(&mut self, inode: &Inode) {
-        self.txn.put(self.keys.inode(inode.attr.ino), inode);
+        self.txn.update(self.keys.inode(inode.attr.ino), inode);
     }
 
     fn number(&self, name: &str) -> Result<u64, FsError> {
@@ -532,7 +618,7 @@ impl Op<'_> {
     /// Returns the next value of a cursor that is never reused, and advances it by `count`.
     fn advance(&mut self, name: &str, count: u64) -> Result<u64, FsError> {
         let first = self.number(name)?;
-        self.txn.put(self.keys.value(name), &(first + count));
+        self.txn.update(self.keys.value(name), &(first + count));
         Ok(first)
     }
 
@@ -546,7 +632,7 @@ impl Op<'_> {
             stored_bytes: usage.stored_bytes.checked_add_signed(bytes).ok_or(FsError::Io)?,
             inodes: usage.inodes.checked_add_signed(inodes).ok_or(FsError::Io)?,
         };
-        self.txn.put(key, &next);
+        self.txn.update(key, &next);
         Ok(())
     }
 
@@ -603,6 +689,13 @@ impl Op<'_> {
 
     fn release(&mut self, lease: LeaseGrant, keep: Option<LeaseKind>) -> MetaReply {
         self.volatile.leases.release(self.session, lease, keep);
+        MetaReply::Done
+    }
+
+    fn release_all(&mut self, leases: &[LeaseGrant]) -> MetaReply {
+        for lease in leases {
+            self.volatile.leases.release(self.session, *lease, None);
+        }
         MetaReply::Done
     }
 
@@ -683,8 +776,19 @@ impl Op<'_> {
         }
     }
 
-    fn new_segments(&mut self) -> Result<Vec<MapSegment>, FsError> {
-        let map = MapId(self.advance("next_map", 1)?);
+    /// The first map of a new file.
+    fn first_segments(&mut self, ino: Ino) -> Result<Vec<MapSegment>, FsError> {
+        self.segments(MapId::first_of(ino))
+    }
+
+    /// A map in place of another one of the same file.
+    fn next_segments(&mut self, before: MapId) -> Result<Vec<MapSegment>, FsError> {
+        self.segments(before.next_of_file())
+    }
+
+    /// One segment with this map, or with one that does not tell its file.
+    fn segments(&mut self, map: Option<MapId>) -> Result<Vec<MapSegment>, FsError> {
+        let map = map.map_or_else(|| self.advance("next_map", 1).map(MapId), Ok)?;
         Ok(vec![MapSegment { file_off: 0, len: wire::meta::FILE_BYTES_MAX, map, map_off: 0 }])
     }
 }

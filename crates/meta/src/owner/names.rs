@@ -83,7 +83,7 @@ impl Op<'_> {
         let end = found.len() < limit;
         let mut entries = Vec::with_capacity(found.len());
         for (key, value) in found {
-            let dentry: Dentry = crate::store::decode(&key, &value)?;
+            let dentry: Dentry = self.txn.decode(&key, &value)?;
             let attr = self.inode(dentry.ino)?.attr;
             let name = Bytes::copy_from_slice(Keys::name_of_dentry(&key));
             let lease = self.grant(dentry.ino, LeaseKind::Attr);
@@ -130,7 +130,7 @@ impl Op<'_> {
         match make.kind {
             FileKind::Directory => inode.attr.nlink = 2,
             FileKind::Symlink => inode.attr.size = make.target.len() as u64,
-            FileKind::Regular => inode.segments = self.new_segments()?,
+            FileKind::Regular => inode.segments = self.first_segments(ino)?,
             FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice => {}
         }
         self.inherit(&parent, make.umask, &mut inode)?;
@@ -284,6 +284,9 @@ impl Op<'_> {
         if inode.attr.nlink > 0 {
             self.put_inode(&inode);
             return Ok(inode.attr);
+        }
+        if !gone {
+            self.keep_for_unclaimed(ino);
         }
         match self.volatile.opens.get(&ino) {
             Some(sessions) if !sessions.is_empty() => {

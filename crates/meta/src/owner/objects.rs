@@ -5,7 +5,6 @@
 //! itself. Directories that keys imply are made and removed with these keys. Leases block these requests exactly as
 //! they block requests about names.
 
-mod access;
 mod buckets;
 mod conditions;
 mod list;
@@ -22,9 +21,9 @@ use wire::object::{
     SMALL_BYTES_MAX,
 };
 
+use super::access::{EXECUTE, READ};
 use super::{Intent, Op, Stop};
 use crate::values::Inode;
-use access::{EXECUTE, READ};
 use uploads::NewPart;
 
 type ObjectOutcome = Result<ObjectReply, Stop>;

@@ -5,7 +5,6 @@
 //! thread. Requests executed during an append share the next one, so the log's own speed sets the size of a group
 //! commit. The *store* thread writes committed changes to the local store about once a second and trims the log.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -17,23 +16,28 @@ use base::watch::{self, Guard, Lock};
 use base::{FsError, Ino, LedgerId, Lineage, Seq, SessionId};
 use tokio::sync::{Notify, mpsc, oneshot};
 use wire::BoxFuture;
-use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
+use wire::message::Envelope;
+use wire::meta::{Claim, EventSink, MetaReply, MetaRequest, MetaService, Resumed};
 use wire::position::Position;
 
 use super::awake::AwakeClock;
+use super::desk::{Answer, Appending, Call, Desk, Pending, StoreJob};
 use super::lease::RECALL_IDLE_NS;
 use super::pressure::Pressure;
 use super::recovery::{OwnerError, recover};
+use super::tenure::Tenure;
 use super::writing::{append, store_changes};
-use super::{Core, Executed, Now, Wait};
+use super::{Core, EarlierSessions, Executed, Now};
 use crate::history::{Evidence, History, Stretch};
-use crate::log::{AppendError, LedgerLog, Room, Sealed};
+use crate::log::{AppendError, LedgerLog, LogError, Room, Sealed};
 use crate::state::{Applied, State, StateError};
-use crate::store::{ChangeTable, Store};
+use crate::store::Store;
 
 /// The local store is written without waiting for the tick when this part of the allowed unstored bytes waits.
 const STORE_PART: usize = 8;
 const TICK: Duration = Duration::from_millis(500);
+/// The most time between two ticks that counts for answers of clients.
+const PAUSE_COUNTED_NS: u64 = RECALL_IDLE_NS / 2;
 
 /// The components of an owner.
 pub struct OwnerOptions {
@@ -47,6 +51,8 @@ pub struct OwnerOptions {
     pub env: Env,
     /// The drives' knowledge of the ledger.
     pub evidence: Evidence,
+    /// What becomes of the sessions of earlier owners.
+    pub earlier_sessions: EarlierSessions,
     /// Most bytes of changes in memory. Above that no new request is executed until the local store has caught up.
     /// Changes that are being written to the store come on top.
     pub unstored_bytes_max: usize,
@@ -75,53 +81,6 @@ pub struct OwnerStat {
     pub in_doubt: bool,
 }
 
-type ReplySender = oneshot::Sender<Result<MetaReply, FsError>>;
-
-struct Call {
-    id: RequestId,
-    request: MetaRequest,
-    reply: ReplySender,
-}
-
-/// A running append. There is only one at a time: `Desk::appending` is set while it exists.
-struct Appending {
-    seq: Seq,
-    work: BoxFuture<'static, Result<(), AppendError>>,
-}
-
-pub(super) struct StoreJob {
-    pub(super) table: Arc<ChangeTable>,
-    pub(super) applied: Applied,
-}
-
-enum Answer {
-    Reply(ReplySender, Result<MetaReply, FsError>),
-    Connected(oneshot::Sender<Result<SessionId, FsError>>, SessionId),
-}
-
-/// An answer that waits until a batch is durable.
-struct Pending {
-    after: Seq,
-    answer: Answer,
-}
-
-impl Pending {
-    // The receiver is gone if the caller gave up; its request was executed all the same.
-    fn send(self) {
-        match self.answer {
-            Answer::Reply(reply, result) => drop(reply.send(result)),
-            Answer::Connected(reply, session) => drop(reply.send(Ok(session))),
-        }
-    }
-
-    fn fail(self, error: FsError) {
-        match self.answer {
-            Answer::Reply(reply, _) => drop(reply.send(Err(error))),
-            Answer::Connected(reply, _) => drop(reply.send(Err(error))),
-        }
-    }
-}
-
 /// A running owner. Dropping it without [`Owner::stop`] is like a crash.
 pub struct Owner {
     shared: Arc<Shared>,
@@ -133,9 +92,10 @@ impl Owner {
     pub fn open(options: OwnerOptions) -> Result<Self, OwnerError> {
         let runtime = runtime();
         let ledger = options.ledger;
+        let asked_ns = options.env.clock.boot_ns();
         let position =
             runtime.block_on(recover(ledger, &options.log, &options.state, options.env.random.next_u64()))?;
-        let (owner, background, store) = Self::assemble(options, position)?;
+        let (owner, background, store) = Self::assemble(options, position, asked_ns)?;
         let name = |what: &str| format!("{what}-{ledger}");
         let store = spawn_thread(&name("store"), move || self::runtime().block_on(store));
         let background = spawn_thread(&name("owner"), move || runtime.block_on(background));
@@ -146,33 +106,38 @@ impl Owner {
     /// As [`Owner::open`], but on tasks of the present runtime, which end with it. So one thread can run a whole
     /// simulated node.
     pub async fn open_here(options: OwnerOptions) -> Result<Self, OwnerError> {
+        let asked_ns = options.env.clock.boot_ns();
         let position =
             recover(options.ledger, &options.log, &options.state, options.env.random.next_u64()).await?;
-        let (owner, background, store) = Self::assemble(options, position)?;
+        let (owner, background, store) = Self::assemble(options, position, asked_ns)?;
         tokio::spawn(background);
         tokio::spawn(store);
         Ok(owner)
     }
 
-    /// Makes an owner and the futures that must run for it: its own work and the local store's.
+    /// Makes an owner and the futures that must run for it: its own work and the local store's. It began to seal the log
+    /// at `asked_ns`.
     #[allow(clippy::type_complexity, reason = "two futures and what they serve")]
     fn assemble(
         options: OwnerOptions,
         (sealed, tail): (Sealed, Seq),
+        asked_ns: u64,
     ) -> Result<(Self, BoxFuture<'static, ()>, BoxFuture<'static, ()>), OwnerError> {
-        let OwnerOptions { ledger, log, state, env, evidence, unstored_bytes_max } = options;
+        let OwnerOptions { ledger, log, state, env, evidence, earlier_sessions, unstored_bytes_max } =
+            options;
         let history = History::read(&*state, ledger, tail);
         let history = history.map_err(|source| OwnerError::Store { ledger, source })?;
         let beginning = evidence.decide(&history, Lineage(env.random.next_u64()))?;
         let mut core = Core::new(ledger, Store::new(state), (sealed.epoch, tail));
         let damaged = |error: FsError| OwnerError::Damaged { ledger, what: error.to_string() };
-        core.start(now(&env, 0), beginning).map_err(damaged)?;
+        core.start(now(&env, &AwakeClock::default()), beginning, earlier_sessions).map_err(damaged)?;
         let (stores, store_jobs) = mpsc::channel(1);
         let (events, happened) = mpsc::unbounded_channel();
         let store = Box::pin(store_changes(core.bottom(), log.clone(), store_jobs, events.clone()));
         let shared = Arc::new(Shared {
             env,
             sealed,
+            tenure: Tenure::new(log.caps().lease, asked_ns),
             stretch: Stretch::after(history, beginning.lineage),
             log,
             in_doubt: AtomicBool::new(core.is_in_doubt()),
@@ -191,7 +156,14 @@ impl Owner {
             problem: Mutex::new(None),
             events,
         });
-        let background = Box::pin(shared.clone().run_background(happened));
+        let (running, renewing) = (shared.clone().run_background(happened), shared.clone().keep_lease());
+        let background = Box::pin(async {
+            tokio::select! {
+                biased;
+                () = running => {}
+                () = renewing => {}
+            }
+        });
         Ok((Self { shared, threads: Mutex::default() }, background, store))
     }
 
@@ -249,15 +221,25 @@ impl MetaService for Owner {
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
             self.shared.connect(events, reply);
-            answer.await.map_err(|_| FsError::Unavailable)?
+            answer.await.map_err(|_| FsError::Disconnected)?
         })
     }
 
-    fn call(&self, id: RequestId, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
+    fn resume(
+        &self,
+        session: SessionId,
+        claim: Claim,
+        events: Arc<dyn EventSink>,
+    ) -> BoxFuture<'_, Result<Resumed, FsError>> {
+        Box::pin(async move { self.shared.resume(session, &claim, events) })
+    }
+
+    fn call(&self, envelope: Envelope, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
-            self.shared.submit(Call { id, request, reply });
-            answer.await.map_err(|_| FsError::Unavailable)?
+            let Envelope { request: id, caller, .. } = envelope;
+            self.shared.submit(Call { id, caller, request, reply });
+            answer.await.map_err(|_| FsError::Disconnected)?
         })
     }
 }
@@ -267,8 +249,10 @@ fn runtime() -> tokio::runtime::Runtime {
     builder.enable_time().build().expect("the system has descriptors left for a runtime")
 }
 
-fn now(env: &Env, awake_ns: u64) -> Now {
-    Now { wall_ns: env.clock.wall_ns(), boot_ns: env.clock.boot_ns(), awake_ns }
+fn now(env: &Env, awake: &AwakeClock) -> Now {
+    let boot_ns = env.clock.boot_ns();
+    let heard_ns = awake.latest_ns(boot_ns, PAUSE_COUNTED_NS);
+    Now { wall_ns: env.clock.wall_ns(), boot_ns, awake_ns: awake.now_ns(), heard_ns }
 }
 
 /// An error and its causes as text.
@@ -291,6 +275,7 @@ async fn appended(appending: &mut Option<Appending>) -> Result<(), AppendError> 
 struct Shared {
     env: Env,
     sealed: Sealed,
+    tenure: Tenure,
     stretch: Stretch,
     log: Arc<dyn LedgerLog>,
     desk: Lock<Desk>,
@@ -313,89 +298,11 @@ struct Shared {
 pub(super) enum Event {
     /// The local store has written a job's changes, or failed to.
     Stored(StoreJob, Result<(), StateError>),
-    /// The log has been full for a long time.
-    LogStuck,
+    /// The log has been full or out of reach for a long time.
+    LogStuck { full: bool },
 }
 
-/// The state machine and its requests. Locked for the duration of one request, never during I/O on the log.
-struct Desk {
-    core: Core,
-    awake: AwakeClock,
-    unstored_bytes_max: usize,
-    /// Whether a batch is being appended.
-    appending: bool,
-    /// The append that a caller began and the background thread must finish.
-    handed_over: Option<Appending>,
-    pending: Vec<Pending>,
-    /// Requests that wait for a release on an inode, and perhaps on others afterwards.
-    waiting: BTreeMap<Ino, VecDeque<(Call, Wait)>>,
-    /// Requests that wait for the log or the local store to catch up, in order of arrival.
-    backlog: VecDeque<Call>,
-    sinks: HashMap<SessionId, Arc<dyn EventSink>>,
-    /// The store thread's jobs; the thread ends when this is dropped.
-    stores: Option<mpsc::Sender<StoreJob>>,
-    /// The last batch that is being written to the local store.
-    storing: Option<Seq>,
-    /// Frozen changes that wait until their last batch is durable.
-    to_store: Option<(Arc<ChangeTable>, Seq)>,
-    store_due: bool,
-    /// The local store has no room. Every tick tries again.
-    store_full: bool,
-    /// Whether the log uses up its reserve.
-    log_tight: bool,
-    /// Whether the log has no room at all.
-    log_stuck: bool,
-    stopping: bool,
-    /// The last handle of the owner was dropped.
-    abandoned: bool,
-}
-
-impl Desk {
-    fn new(core: Core, stores: mpsc::Sender<StoreJob>, unstored_bytes_max: usize) -> Self {
-        Self {
-            core,
-            awake: AwakeClock::default(),
-            unstored_bytes_max,
-            appending: false,
-            handed_over: None,
-            pending: Vec::new(),
-            waiting: BTreeMap::new(),
-            backlog: VecDeque::new(),
-            sinks: HashMap::new(),
-            stores: Some(stores),
-            storing: None,
-            to_store: None,
-            store_due: false,
-            store_full: false,
-            log_tight: false,
-            log_stuck: false,
-            stopping: false,
-            abandoned: false,
-        }
-    }
-
-    /// Takes the answers that need not wait any longer, in the order in which they were made.
-    fn take_ready(&mut self) -> Vec<Pending> {
-        let committed = self.core.committed_seq();
-        self.pending.extract_if(.., |pending| pending.after <= committed).collect()
-    }
-
-    fn fail_all(&mut self, error: FsError) {
-        self.pending.drain(..).for_each(|pending| pending.fail(error));
-        let waiting = std::mem::take(&mut self.waiting).into_values().flatten().map(|(call, _)| call);
-        for call in waiting.chain(self.backlog.drain(..)) {
-            let _ = call.reply.send(Err(error));
-        }
-    }
-}
-
-fn deliver_events(desk: &mut Desk) {
-    for (session, event) in desk.core.take_events() {
-        if let Some(sink) = desk.sinks.get(&session) {
-            sink.event(event);
-        }
-    }
-}
+const OTHER_OWNER: &str = "another owner has the ledger";
 
 impl Shared {
     fn committed_seq(&self) -> Seq {
@@ -413,7 +320,7 @@ impl Shared {
     }
 
     fn now(&self, desk: &Desk) -> Now {
-        now(&self.env, desk.awake.now_ns())
+        now(&self.env, &desk.awake)
     }
 
     /// Executes a request on the caller's thread. If that thread may block, it also appends the batch. If an append is
@@ -421,13 +328,14 @@ impl Shared {
     fn submit(self: &Arc<Self>, call: Call) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         let mut desk = self.desk();
-        if self.halted() || desk.stopping {
-            let _ = call.reply.send(Err(FsError::Unavailable));
+        if self.halted() || desk.stopping || !self.tenure.holds(&self.env) {
+            let _ = call.reply.send(Err(FsError::Disconnected));
             return;
         }
         let now = self.now(&desk);
         desk.core.note_heard(call.id.session, now);
-        if desk.backlog.is_empty() && self.is_roomy(&desk) {
+        let is_beat = matches!(call.request, MetaRequest::Heartbeat { .. });
+        if is_beat || (desk.backlog.is_empty() && self.is_serving(&desk) && self.is_roomy(&desk)) {
             self.execute(&mut desk, call);
         } else {
             desk.backlog.push_back(call);
@@ -442,18 +350,41 @@ impl Shared {
     ) {
         let mut desk = self.desk();
         if self.halted() || desk.stopping {
-            let _ = reply.send(Err(FsError::Unavailable));
+            let _ = reply.send(Err(FsError::Disconnected));
             return;
         }
         let now = self.now(&desk);
         match desk.core.connect(now) {
             Ok((session, after)) => {
-                desk.sinks.insert(session, events);
+                desk.sinks.insert(session, (events, 0));
                 desk.pending.push(Pending { after, answer: Answer::Connected(reply, session) });
             }
             Err(error) => drop(reply.send(Err(error))),
         }
         self.after_requests(desk);
+    }
+
+    fn resume(
+        self: &Arc<Self>,
+        session: SessionId,
+        claim: &Claim,
+        events: Arc<dyn EventSink>,
+    ) -> Result<Resumed, FsError> {
+        let mut desk = self.desk();
+        if self.halted() || desk.stopping || !self.tenure.holds(&self.env) {
+            return Err(FsError::Disconnected);
+        }
+        let now = self.now(&desk);
+        let resumed = desk.core.resume(session, claim, now)?;
+        desk.sinks.insert(session, (events, 0));
+        self.drain_backlog(&mut desk);
+        self.after_requests(desk);
+        Ok(resumed)
+    }
+
+    /// Whether requests may be executed: this is the owner for certain, and no client has yet to claim its leases.
+    fn is_serving(&self, desk: &Desk) -> bool {
+        self.tenure.holds(&self.env) && !desk.core.is_recovering()
     }
 
     /// Whether another request may be executed: the next batch must not outgrow the log's limit with it, and the
@@ -472,14 +403,15 @@ impl Shared {
         }
         self.executions.fetch_add(1, Ordering::Relaxed);
         let now = self.now(desk);
-        match desk.core.execute(call.id, &call.request, now) {
+        match desk.core.execute(call.id, call.caller.as_ref(), &call.request, now) {
             Executed::Wait(wait) => {
                 let (ino, _) = wait.first().expect("there is a reason to wait");
                 desk.waiting.entry(*ino).or_default().push_back((call, wait));
                 let released = desk.core.take_gone();
                 self.retry(desk, released);
             }
-            Executed::Reply { reply, after } => {
+            Executed::Reply { mut reply, after } => {
+                desk.count_events(call.id.session, &mut reply);
                 let mut released = match &call.request {
                     MetaRequest::Release { lease, .. } => vec![lease.ino],
                     MetaRequest::ReleaseAll { leases } => leases.iter().map(|lease| lease.ino).collect(),
@@ -516,7 +448,7 @@ impl Shared {
 
     /// Sends recalls to sessions, and starts an append of the executed changes if none is running.
     fn after_requests(self: &Arc<Self>, mut desk: Guard<'_, Desk>) {
-        deliver_events(&mut desk);
+        desk.deliver_events();
         if desk.appending || desk.core.pending_bytes() == 0 {
             return;
         }
@@ -579,7 +511,7 @@ impl Shared {
         desk.appending = false;
         if let Err(error) = result {
             let what = match &error {
-                AppendError::Fenced(_) => "another owner has the ledger",
+                AppendError::Fenced(_) => OTHER_OWNER,
                 AppendError::RolledBack { .. } => "restore the newer log",
                 _ => "the log failed",
             };
@@ -591,7 +523,7 @@ impl Shared {
         self.committed.store(seq.0, Ordering::Release);
         self.in_doubt.store(desk.core.is_in_doubt(), Ordering::Relaxed);
         self.drain_backlog(&mut desk);
-        deliver_events(&mut desk);
+        desk.deliver_events();
         self.start_storing(&mut desk);
         let ready = desk.take_ready();
         let (more, stopping) = (desk.core.pending_bytes() > 0, desk.stopping);
@@ -606,7 +538,7 @@ impl Shared {
     }
 
     fn drain_backlog(&self, desk: &mut Desk) {
-        while self.is_roomy(desk) && !self.halted() {
+        while self.is_serving(desk) && self.is_roomy(desk) && !self.halted() {
             let Some(call) = desk.backlog.pop_front() else { return };
             self.execute(desk, call);
         }
@@ -629,7 +561,7 @@ impl Shared {
                 }
                 Some(event) = events.recv() => match event {
                     Event::Stored(job, result) => self.stored(job, result),
-                    Event::LogStuck => self.log_is_stuck(appending.is_some()),
+                    Event::LogStuck { full } => self.log_is_stuck(full, appending.is_some()),
                 },
                 () = self.work.notified(), if appending.is_none() => {}
                 _ = tick.tick() => self.tick(),
@@ -645,7 +577,7 @@ impl Shared {
     fn is_finished(&self, appending: bool) -> bool {
         let mut desk = self.desk();
         if desk.abandoned || (desk.stopping && self.halted()) {
-            desk.fail_all(FsError::Unavailable);
+            desk.fail_all(FsError::Disconnected);
             return true;
         }
         let full =
@@ -729,8 +661,31 @@ impl Shared {
         self.set_problem(Some(why.to_owned()));
         self.halted.store(true, Ordering::Relaxed);
         desk.storing = None;
-        desk.fail_all(FsError::Unavailable);
+        desk.fail_all(FsError::Disconnected);
         self.work.notify_one();
+    }
+
+    /// Gives signs of life to the log, if other nodes can take the ledger.
+    async fn keep_lease(self: Arc<Self>) {
+        let Some(term) = self.tenure.term else { return std::future::pending().await };
+        loop {
+            let asked_ns = self.env.clock.boot_ns();
+            match tokio::time::timeout(term, self.log.renew(self.sealed)).await {
+                Ok(Ok(())) => {
+                    self.tenure.renewed(asked_ns);
+                    let mut desk = self.desk();
+                    self.drain_backlog(&mut desk);
+                    self.after_requests(desk);
+                }
+                Ok(Err(LogError::Fenced(_))) => {
+                    self.halt(&mut self.desk(), OTHER_OWNER);
+                    return std::future::pending().await;
+                }
+                // The log does not answer: nothing is executed once the lease is over.
+                Ok(Err(_)) | Err(_) => {}
+            }
+            tokio::time::sleep(term / 3).await;
+        }
     }
 
     fn tick(self: &Arc<Self>) {
@@ -744,10 +699,18 @@ impl Shared {
         }
         let boot_ns = self.env.clock.boot_ns();
         let (committed, is_appending) = (self.committed_seq().0, desk.appending);
-        desk.awake.tick(boot_ns, committed, is_appending, RECALL_IDLE_NS / 2);
+        desk.awake.tick(boot_ns, committed, is_appending, PAUSE_COUNTED_NS);
         let now = self.now(&desk);
+        if let Err(error) = desk.core.expire_sessions(now) {
+            tracing::error!(%error, "sessions that are gone do not end");
+        }
         let released = desk.core.expire_recalls(now);
         self.retry(&mut desk, released);
+        if !self.tenure.holds(&self.env) {
+            let backlog = desk.backlog.drain(..).map(|call| call.reply);
+            backlog.for_each(|reply| drop(reply.send(Err(FsError::Disconnected))));
+        }
+        self.drain_backlog(&mut desk);
         desk.store_due = true;
         if desk.store_full {
             self.store_now(&mut desk);
@@ -758,8 +721,12 @@ impl Shared {
     }
 
     /// Fails the requests that wait for the log. The log is retried until it takes the batch.
-    fn log_is_stuck(self: &Arc<Self>, appending: bool) {
+    fn log_is_stuck(self: &Arc<Self>, full: bool, appending: bool) {
         let mut desk = self.desk();
+        if !full && self.tenure.term.is_some() {
+            // Clients ask again: this owner, or the one that reaches the log.
+            return desk.pending.drain(..).for_each(|pending| pending.fail(FsError::Disconnected));
+        }
         desk.log_stuck = appending;
         desk.pending.drain(..).for_each(|pending| pending.fail(FsError::Unavailable));
         self.look_at_room(&mut desk);
@@ -780,18 +747,5 @@ impl Shared {
 
     fn set_problem(&self, problem: Option<String>) {
         *self.problem.lock().expect("no holder of this lock panics") = problem;
-    }
-}
-
-impl Desk {
-    fn pressure(&self) -> Pressure {
-        let unstored = self.core.unstored_bytes();
-        if self.log_stuck || (self.store_full && unstored >= self.unstored_bytes_max) {
-            Pressure::Exhausted
-        } else if self.log_tight || (self.store_full && unstored >= self.unstored_bytes_max / 2) {
-            Pressure::Reserve
-        } else {
-            Pressure::None
-        }
     }
 }

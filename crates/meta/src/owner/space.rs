@@ -1,10 +1,10 @@
 //! Space: extent ids for sessions, extents to delete, maps to purge, usage sums.
 
-use base::{DriveId, ExtentId, SessionId, ShardIndex};
+use base::{DriveId, ExtentId, FsError, SessionId, ShardIndex};
 use wire::meta::{EXTENT_RANGE_IDS, FILE_BYTES_MAX, FreeExtent, MetaReply, OwedEntry};
 use wire::tier::TierMode;
 
-use super::{Op, OpenRange, Outcome, Stop};
+use super::{Op, OpenRange, Outcome, Stop, Volatile};
 use crate::keys::Keys;
 use crate::values::{ExtentPlace, IdRange, RangeState, Usage};
 
@@ -19,31 +19,34 @@ impl Op<'_> {
         let first = ExtentId(self.advance("next_extent", EXTENT_RANGE_IDS)?);
         let range = IdRange { session: self.session, count: EXTENT_RANGE_IDS, open: RangeState::Open };
         self.txn.put(self.keys.range(first), &range);
-        self.close_oldest_ranges();
+        self.close_oldest_ranges()?;
         self.volatile.ranges.push(OpenRange { first, count: EXTENT_RANGE_IDS, session: self.session });
         Ok(MetaReply::Range { first, count: EXTENT_RANGE_IDS })
     }
 
     /// Closes the oldest ranges of a session, so that a long session leaves no more ranges behind than one that ends.
     /// Closed ranges are searched for orphans and then dropped.
-    fn close_oldest_ranges(&mut self) {
+    fn close_oldest_ranges(&mut self) -> Result<(), FsError> {
         let own = self.volatile.ranges.iter().filter(|range| range.session == self.session);
         let mut own: Vec<ExtentId> = own.map(|range| range.first).collect();
         own.sort_unstable();
         let surplus = (own.len() + 1).saturating_sub(OPEN_RANGES_MAX);
         for first in own.into_iter().take(surplus) {
-            let closed = IdRange { session: self.session, count: EXTENT_RANGE_IDS, open: RangeState::Closed };
-            self.txn.put(self.keys.range(first), &closed);
+            let key = self.keys.range(first);
+            if let Some(range) = self.txn.get::<IdRange>(&key)? {
+                self.txn.update(key, &IdRange { open: RangeState::Closed, ..range });
+            }
             self.volatile.ranges.retain(|range| range.first != first);
         }
+        Ok(())
     }
 
     pub(super) fn close_ranges(&mut self, session: SessionId) -> Result<(), Stop> {
         self.volatile.ranges.retain(|range| range.session != session);
         for (key, bytes) in self.txn.scan(&self.keys.ranges(), usize::MAX)? {
-            let range: IdRange = crate::store::decode(&key, &bytes)?;
+            let range: IdRange = self.txn.decode(&key, &bytes)?;
             if range.session == session && range.open == RangeState::Open {
-                self.txn.put(key, &IdRange { open: RangeState::Closed, ..range });
+                self.txn.update(key, &IdRange { open: RangeState::Closed, ..range });
             }
         }
         Ok(())
@@ -68,12 +71,20 @@ impl Op<'_> {
             // Not all extents are counted yet, and clones are counted once per reference.
             _ => staged.max(used_bytes.saturating_sub(tier.away.bytes)),
         };
-        Ok(MetaReply::Beat { version: self.committed.0, used_bytes, drive_bytes })
+        // The caller counts events.
+        Ok(MetaReply::Beat { version: self.committed.0, used_bytes, drive_bytes, events: 0 })
+    }
+
+    /// The oldest ledger version that running reads use. Those of a session that was not heard of for too long do not count.
+    pub(super) fn oldest_in_use(&self) -> u64 {
+        let Volatile { sessions, leases, .. } = &*self.volatile;
+        let alive = sessions.iter().filter(|(session, _)| !leases.is_silent(**session, self.now.awake_ns));
+        alive.map(|(_, in_use_ver)| *in_use_ver).min().unwrap_or(u64::MAX)
     }
 
     /// Extents whose last reference was removed in a durable batch that every running read has seen.
     pub(super) fn next_free(&mut self, after: Option<(u64, ExtentId)>, limit: u32) -> Outcome {
-        let in_use = self.volatile.sessions.values().min().copied().unwrap_or(u64::MAX);
+        let in_use = self.oldest_in_use();
         let before = in_use.min(self.committed.0 + 1);
         let limit = limit.clamp(1, FREE_PAGE_MAX) as usize;
         let mut extents = Vec::new();
@@ -84,7 +95,7 @@ impl Op<'_> {
         }
         for (key, bytes) in self.txn.scan(&range, limit)? {
             let (free_ver, id) = Keys::free_of_key(&key);
-            let place: ExtentPlace = crate::store::decode(&key, &bytes)?;
+            let place: ExtentPlace = self.txn.decode(&key, &bytes)?;
             extents.push(FreeExtent { free_ver, id, pg: place.pg, n: place.n });
         }
         let withheld = !self.txn.scan(&self.keys.frees_from(before), 1)?.is_empty();
@@ -114,7 +125,7 @@ impl Op<'_> {
         let mut found = Vec::new();
         for (key, bytes) in self.txn.scan(&range, limit.clamp(1, FREE_PAGE_MAX) as usize)? {
             let (drive, id) = Keys::owed_of_key(&key);
-            let ExtentPlace { pg, n, k, shard, extent_len } = crate::store::decode(&key, &bytes)?;
+            let ExtentPlace { pg, n, k, shard, extent_len } = self.txn.decode(&key, &bytes)?;
             found.push(OwedEntry { drive, id, pg, shard: ShardIndex(shard), k, n, extent_len });
         }
         Ok(MetaReply::Owed(found))

@@ -63,8 +63,7 @@ impl Op<'_> {
                 break;
             }
             last = Some(PiecePosition { map: Keys::map_of_piece(&key), off: Keys::off_of_piece(&key) });
-            let Some(piece) = crate::store::decode::<Piece>(&key, &bytes)?.at(Keys::off_of_piece(&key))
-            else {
+            let Some(piece) = self.txn.decode::<Piece>(&key, &bytes)?.at(Keys::off_of_piece(&key)) else {
                 // A range of another map, which the scan visits by itself.
                 continue;
             };
@@ -124,9 +123,10 @@ impl Op<'_> {
             }
             self.owe(extent, owed);
             let is_one = origins.len() == 1;
-            // An extent with pieces of several files has no origin.
+            // An extent with pieces of several files has no origin; they are listed at its end.
             from.origin = match origins.into_iter().next() {
-                Some(origin) if is_one => Origin { ino, ..origin },
+                Some(origin) if is_one && origin.ino == Ino(0) => Origin { ino, ..origin },
+                Some(origin) if is_one => origin,
                 _ => Origin::default(),
             };
             match written_s {
@@ -189,7 +189,7 @@ impl Op<'_> {
             let known = self.txn.scan(&(self.keys.range(ExtentId(0)), last), usize::MAX)?;
             for (key, bytes) in known {
                 let (start, range) =
-                    (Keys::first_of_range(&key).0, crate::store::decode::<IdRange>(&key, &bytes)?);
+                    (Keys::first_of_range(&key).0, self.txn.decode::<IdRange>(&key, &bytes)?);
                 if start > from {
                     self.close_again(from, start.min(end));
                 }
@@ -210,7 +210,7 @@ impl Op<'_> {
     pub(super) fn extent_ranges(&mut self) -> Outcome {
         let (mut closed, mut open) = (Vec::new(), 0);
         for (key, bytes) in self.txn.scan(&self.keys.ranges(), usize::MAX)? {
-            let range: IdRange = crate::store::decode(&key, &bytes)?;
+            let range: IdRange = self.txn.decode(&key, &bytes)?;
             match range.open {
                 // Drives may hold shards to which only a newer ledger refers: no search for orphans.
                 RangeState::Closed if self.volatile.in_doubt => {}

@@ -10,7 +10,10 @@ mod model;
 mod names;
 mod objects;
 mod objects_model;
+mod resume;
+mod rights;
 mod sessions;
+mod tails;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -54,9 +57,9 @@ impl Ledger {
         }
         let tail = Seq(log.len() as u64);
         let core = Core::new(LEDGER, Store::new(Arc::new(state.clone())), (Epoch(1), tail));
-        let now = Now { wall_ns: 1_000, boot_ns: 0, awake_ns: 0 };
+        let now = Now { wall_ns: 1_000, boot_ns: 0, awake_ns: 0, heard_ns: 0 };
         let mut ledger = Self { core, state, log: log.to_vec(), requests: HashMap::new(), now };
-        ledger.core.start(now, beginning(log.len() as u64)).unwrap();
+        ledger.core.start(now, beginning(log.len() as u64), EarlierSessions::End).unwrap();
         ledger.commit();
         ledger
     }
@@ -64,6 +67,12 @@ impl Ledger {
     /// The next owner, after all committed changes.
     fn restart(&self) -> Self {
         Self::replay(&self.log)
+    }
+
+    /// Time goes by.
+    fn pass(&mut self, time_ns: u64) {
+        self.now.awake_ns += time_ns;
+        self.now.heard_ns += time_ns;
     }
 
     /// Makes all executed changes durable.
@@ -104,7 +113,7 @@ impl Ledger {
     fn ask_as(&mut self, id: RequestId, request: &MetaRequest) -> Result<MetaReply, FsError> {
         self.now.wall_ns += 1;
         for _ in 0..10 {
-            match self.core.execute(id, request, self.now) {
+            match self.core.execute(id, None, request, self.now) {
                 Executed::Reply { reply, .. } => return reply,
                 Executed::Wait(_) => self.answer_recalls(),
             }
@@ -124,9 +133,11 @@ impl Ledger {
             OwnerEvent::Forget { dir, name, number } => {
                 MetaRequest::Forgot { dir, names: vec![(name, number)] }
             }
-            OwnerEvent::Revoked { .. } => return,
+            OwnerEvent::Revoked { .. } | OwnerEvent::LockGranted { .. } | OwnerEvent::LockLost { .. } => {
+                return;
+            }
         };
-        self.core.execute(RequestId { session, slot: 1, seq: 1 }, &answer, self.now);
+        self.core.execute(RequestId { session, slot: 1, seq: 1 }, None, &answer, self.now);
     }
 
     fn dump(&self) -> Dump {

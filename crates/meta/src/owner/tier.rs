@@ -43,8 +43,9 @@ pub(super) struct Written {
     pub(super) origin: Origin,
 }
 
-/// The origin of an extent with a piece at `off` of a map.
+/// The origin of an extent with a piece at `off` of a map. If `ino` is 0, the map may tell the file.
 pub(super) fn origin_at(ino: Ino, map: MapId, off: u64, extent: &ExtentRef) -> Origin {
+    let ino = if ino == Ino(0) { map.file().unwrap_or_default() } else { ino };
     match off.checked_sub(u64::from(extent.extent_off)) {
         Some(off) => Origin { ino, map, off },
         None => Origin { ino, map: MapId(0), off: 0 },
@@ -86,7 +87,7 @@ impl Op<'_> {
     }
 
     fn put_tier_state(&mut self, state: &TierState) {
-        self.txn.put(self.keys.value("tier"), state);
+        self.txn.update(self.keys.value("tier"), state);
     }
 
     fn residence(&self, id: ExtentId) -> Result<Option<Residence>, FsError> {
@@ -129,11 +130,9 @@ impl Op<'_> {
         let after = state.queue_from.map(|(map, off)| (MapId(map), off));
         let found = self.txn.scan(&self.keys.all_pieces(after), STEP)?;
         for (key, bytes) in &found {
-            if let PieceContent::Data(Content::Extent(extent)) =
-                crate::store::decode::<Piece>(key, bytes)?.content
+            if let PieceContent::Data(Content::Extent(extent)) = self.txn.decode::<Piece>(key, bytes)?.content
                 && self.residence(extent.id)?.is_none()
             {
-                // Maps do not name their inodes.
                 let (map, off) = (Keys::map_of_piece(key), Keys::off_of_piece(key));
                 let origin = origin_at(Ino(0), map, off, &extent);
                 self.enqueue(&extent, state.since_s, Written { directory: Ino(0), origin })?;
@@ -239,7 +238,7 @@ impl Op<'_> {
             let aged = self.keys.aged(stage_in_key(stage), written_s, id);
             match (adds, stage) {
                 (_, Stage::Tiered) => {}
-                (true, _) => self.txn.put(aged, &residence.aged()),
+                (true, _) => self.txn.update_part(&self.keys.residence(id), aged, &residence.aged()),
                 (false, _) => self.txn.delete(aged),
             }
             let Some((serial, off)) = blob.filter(|_| moves) else { continue };
@@ -254,7 +253,7 @@ impl Op<'_> {
             self.change_blob(&mut state, serial, extents, change)?;
         }
         match &new {
-            Some(new) => self.txn.put(self.keys.residence(id), new),
+            Some(new) => self.txn.update(self.keys.residence(id), new),
             None => self.txn.delete(self.keys.residence(id)),
         }
         self.put_tier_state(&state);
@@ -282,7 +281,7 @@ impl Op<'_> {
         blob.live_bytes = blob.live_bytes.checked_add_signed(live).ok_or_else(wrong)?;
         state.stat.live_bytes = state.stat.live_bytes.checked_add_signed(live).ok_or_else(wrong)?;
         if blob.extents > 0 {
-            self.txn.put(key, &blob);
+            self.txn.update(key, &blob);
             return Ok(());
         }
         self.txn.delete(key);
@@ -293,7 +292,7 @@ impl Op<'_> {
     }
 
     fn put_loose(&mut self, serial: u64, loose: LooseBlob) {
-        self.txn.put(self.keys.loose_blob(serial), &loose);
+        self.txn.update(self.keys.loose_blob(serial), &loose);
     }
 
     /// The live bytes of an extent before a change, for [`Op::note_live`]. `None` if no blob has the extent.
@@ -371,7 +370,7 @@ impl Op<'_> {
         let mut due = Vec::new();
         for (key, bytes) in self.txn.scan(&range, limit)? {
             let (written_s, id) = Keys::aged_of_key(&key);
-            let Aged { place, directory, origin } = crate::store::decode(&key, &bytes)?;
+            let Aged { place, directory, origin } = self.txn.decode(&key, &bytes)?;
             let ExtentPlace { pg, n, k, extent_len, .. } = place;
             due.push(DueExtent {
                 extent: wire::tier::whole(id, pg, (k, n), extent_len),
@@ -391,7 +390,7 @@ impl Op<'_> {
         }
         let (mut ages, mut last) = (Vec::new(), None);
         for (key, bytes) in self.txn.scan(&range, limit)? {
-            let Residence { written_s, place, .. } = crate::store::decode(&key, &bytes)?;
+            let Residence { written_s, place, .. } = self.txn.decode(&key, &bytes)?;
             let ExtentPlace { n, k, extent_len, .. } = place;
             let raw_bytes = extent_len.div_ceil(u32::from(k).max(1)) * u32::from(n);
             ages.push(AgedExtent { written_s, bytes: extent_len, raw_bytes });
@@ -463,9 +462,9 @@ impl Op<'_> {
             return Ok(());
         }
         for (key, bytes) in self.txn.scan(&self.keys.table(b'Z'), usize::MAX)? {
-            let loose: LooseBlob = crate::store::decode(&key, &bytes)?;
+            let loose: LooseBlob = self.txn.decode(&key, &bytes)?;
             if loose.session == session {
-                self.txn.put(key, &LooseBlob { session: SessionId(0), free_ver: self.seq.0, ..loose });
+                self.txn.update(key, &LooseBlob { session: SessionId(0), free_ver: self.seq.0, ..loose });
             }
         }
         Ok(())
@@ -500,7 +499,7 @@ impl Op<'_> {
         }
         let mut blobs = Vec::new();
         for (key, bytes) in self.txn.scan(&range, limit)? {
-            let BlobRecord { term, bytes, live_bytes, .. } = crate::store::decode(&key, &bytes)?;
+            let BlobRecord { term, bytes, live_bytes, .. } = self.txn.decode(&key, &bytes)?;
             blobs.push(BlobStat { serial: Keys::number_in_key(&key), term, bytes, live_bytes });
         }
         Ok(TierReply::Blobs(blobs))
@@ -523,11 +522,11 @@ impl Op<'_> {
     }
 
     fn dead_blobs(&mut self, limit: usize) -> TierOutcome {
-        let in_use = self.volatile.sessions.values().min().copied().unwrap_or(u64::MAX);
+        let in_use = self.oldest_in_use();
         let before = in_use.min(self.committed.0 + 1);
         let mut dead = Vec::new();
         for (key, bytes) in self.txn.scan(&self.keys.table(b'Z'), usize::MAX)? {
-            let loose: LooseBlob = crate::store::decode(&key, &bytes)?;
+            let loose: LooseBlob = self.txn.decode(&key, &bytes)?;
             if loose.session == SessionId(0) && loose.free_ver < before {
                 dead.push((Keys::number_in_key(&key), loose.term));
             }

@@ -8,7 +8,8 @@ use base::Seq;
 use base::watch;
 use tokio::sync::mpsc;
 
-use super::server::{Event, StoreJob, with_causes};
+use super::desk::StoreJob;
+use super::server::{Event, with_causes};
 use crate::log::{AppendError, LedgerLog, Sealed, append_settled};
 use crate::state::State;
 
@@ -44,7 +45,7 @@ pub(super) async fn append(
         if tries.is_multiple_of(STUCK_TRIES) {
             tracing::warn!(error = %with_causes(error), "ledger log takes no batch, trying again");
             // If the owner is gone, this future is dropped as well.
-            let _ = events.send(Event::LogStuck);
+            let _ = events.send(Event::LogStuck { full: matches!(error, AppendError::Full(_)) });
         }
         tokio::time::sleep(STUCK_PAUSE).await;
     }

@@ -46,6 +46,24 @@ pub(super) struct Replica {
     state: RwLock<Result<Arc<RedbState>, String>>,
 }
 
+/// A replica that was damaged, and was made anew when it was opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remade {
+    /// Its file.
+    pub path: PathBuf,
+    /// Where its content comes from.
+    pub from: RemadeFrom,
+}
+
+/// Where the content of a replica comes from that was made anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RemadeFrom {
+    /// From the log; the damaged file stays beside it, as `state.damaged`.
+    Log,
+    /// From another replica.
+    Replica,
+}
+
 /// A store with a few replicas.
 pub struct MirroredState {
     env: Env,
@@ -53,6 +71,7 @@ pub struct MirroredState {
     pub(super) replicas: Vec<Replica>,
     /// The replica that is being made anew: changes are applied to it as well. Locked while changes are applied.
     joining: Mutex<Option<Arc<RedbState>>>,
+    remade: Vec<Remade>,
 }
 
 impl Replica {
@@ -114,8 +133,9 @@ impl MirroredState {
         let source =
             opened.iter().flatten().find(|(applied, _)| *applied == newest).map(|(_, state)| state.clone());
         let source = source.expect("the newest is one of them");
-        let mut replicas = Vec::new();
+        let (mut replicas, mut remade) = (Vec::new(), Vec::new());
         for (path, state) in paths.iter().zip(opened) {
+            let damaged = matches!(state, Err(StateError::Damaged(_)));
             let behind = |applied: Applied| applied.seq < newest.seq && applied.seq.0 + 1 < log_first.0;
             let state = match state {
                 Ok((applied, state)) if !behind(applied) => Ok(state),
@@ -126,9 +146,12 @@ impl MirroredState {
                 tracing::error!(path = %path.display(), %error, "replica of the metadata store is left out");
                 error.to_string()
             });
+            if damaged && state.is_ok() {
+                remade.push(Remade { path: path.clone(), from: RemadeFrom::Replica });
+            }
             replicas.push(Replica { path: path.clone(), state: RwLock::new(state) });
         }
-        Ok(Self { env: env.clone(), cache_bytes, replicas, joining: Mutex::default() })
+        Ok(Self { env: env.clone(), cache_bytes, replicas, joining: Mutex::default(), remade })
     }
 
     fn open_empty(env: &Env, paths: &[PathBuf], cache_bytes: usize) -> Result<Self, StateError> {
@@ -141,7 +164,8 @@ impl MirroredState {
             let state = open_one(env, path, cache_bytes)?;
             replicas.push(Replica { path: path.clone(), state: RwLock::new(Ok(state)) });
         }
-        Ok(Self { env: env.clone(), cache_bytes, replicas, joining: Mutex::default() })
+        let remade = paths.iter().map(|path| Remade { path: path.clone(), from: RemadeFrom::Log }).collect();
+        Ok(Self { env: env.clone(), cache_bytes, replicas, joining: Mutex::default(), remade })
     }
 
     /// Starts a thread that restores lost replicas until the keeper is dropped.
@@ -191,6 +215,11 @@ impl MirroredState {
         let copy = Arc::new(copy);
         *self.joining.lock().expect("no holder of this lock panics") = Some(copy.clone());
         Ok(Copying { state: self, replica, staged, copy, next: every_key().0 })
+    }
+
+    /// Replicas that were damaged when the store was opened, and have all content again.
+    pub fn remade(&self) -> &[Remade] {
+        &self.remade
     }
 
     /// Each replica and its position.

@@ -16,7 +16,7 @@ use base::{Epoch, Seq};
 use crate::keys::KeyRange;
 
 pub use mem::MemState;
-pub use mirror::{MirroredState, ReplicaStatus, WholeLog};
+pub use mirror::{MirroredState, Remade, RemadeFrom, ReplicaStatus, WholeLog};
 pub use overlaid::Overlaid;
 pub use redb_state::RedbState;
 

@@ -131,6 +131,8 @@ fn without_a_healthy_replica_nothing_is_opened() {
     // A complete log makes them anew; the old files are kept.
     let state = MirroredState::open(&sim.env(), &paths(), CACHE_BYTES, Seq(1), WholeLog::Yes).unwrap();
     assert_eq!(state.applied().unwrap().seq, Seq(0));
+    let remade = paths().map(|path| Remade { path, from: RemadeFrom::Log });
+    assert_eq!(state.remade(), remade);
     (1..=20).for_each(|seq| apply(&state, seq).unwrap());
     drop(state);
     for path in paths() {

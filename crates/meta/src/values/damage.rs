@@ -1,10 +1,10 @@
 //! Values of the tables about unreadable pieces.
 
-use base::codec::{DecodeError, Writer};
+use base::codec::{DecodeError, Reader, Writer};
 use base::{ExtentId, Ino};
 use wire::damage::{DamageSums, LossCause};
 
-use super::{Value, open, start};
+use super::{Value, expect_format, start};
 
 const SHARDS: u8 = 1;
 const BLOB_MISSING: u8 = 2;
@@ -39,8 +39,8 @@ impl Value for LostRecord {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "lost piece format")?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "lost piece format")?;
         let extent = ExtentId(r.u64("extent")?);
         let (ino, found_s) = (Ino(r.u64("ino")?), r.u64("found")?);
         let cause = match r.u8("cause")? {
@@ -49,7 +49,6 @@ impl Value for LostRecord {
             BLOB_DAMAGED => LossCause::BlobDamaged { serial: r.u64("blob")? },
             _ => return Err(DecodeError { field: "cause" }),
         };
-        r.finish("lost piece length")?;
         Ok(Self { extent, ino, found_s, cause })
     }
 }
@@ -62,16 +61,14 @@ impl Value for DamageSums {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "damage sums format")?;
-        let sums = Self {
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "damage sums format")?;
+        Ok(Self {
             pieces: r.u64("pieces")?,
             repaired: r.u64("repaired")?,
             unrepairable: r.u64("unrepairable")?,
             unnoted: r.u64("unnoted")?,
             unnoted_s: r.u64("unnoted time")?,
-        };
-        r.finish("damage sums length")?;
-        Ok(sums)
+        })
     }
 }

@@ -7,7 +7,7 @@ use wire::object::{
     Caller, Checksum, ChecksumAlgorithm, ChecksumKind, ChecksumType, ObjectHeaders, ObjectMeta, ObjectPart,
 };
 
-use super::{Value, open, start};
+use super::{Value, expect_format, start};
 
 /// The part of an object's metadata that is in the inode: everything that listings show.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -160,17 +160,15 @@ impl Value for ObjectRecord {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "object format")?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "object format")?;
         let mut headers = ObjectHeaders::default();
         for _ in 0..r.u8("headers")? {
             let code = r.u8("header")?;
             let field = header_field(&mut headers, code).ok_or(DecodeError { field: "header" })?;
-            *field = Some(text(&mut r, "header value")?);
+            *field = Some(text(r, "header value")?);
         }
-        let record = Self { headers, user: read_pairs(&mut r)?, checksum: read_checksum(&mut r)? };
-        r.finish("object end")?;
-        Ok(record)
+        Ok(Self { headers, user: read_pairs(r)?, checksum: read_checksum(r)? })
     }
 }
 
@@ -185,11 +183,9 @@ impl Value for ObjectTags {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "tags format")?;
-        let tags = Self(read_pairs(&mut r)?);
-        r.finish("tags end")?;
-        Ok(tags)
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "tags format")?;
+        Ok(Self(read_pairs(r)?))
     }
 }
 
@@ -207,16 +203,15 @@ impl Value for ObjectParts {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "parts format")?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "parts format")?;
         let count = r.u16("parts")?;
         let part = |r: &mut Reader<'_>| {
             let (number, len) = (r.u16("part number")?, r.u64("part length")?);
             let checksum = Bytes::copy_from_slice(r.blob("part checksum")?);
             Ok(ObjectPart { number, len, checksum: Some(checksum).filter(|bytes| !bytes.is_empty()) })
         };
-        let parts = (0..count).map(|_| part(&mut r)).collect::<Result<_, DecodeError>>()?;
-        r.finish("parts end")?;
+        let parts = (0..count).map(|_| part(r)).collect::<Result<_, DecodeError>>()?;
         Ok(Self(parts))
     }
 }
@@ -255,16 +250,13 @@ impl Value for Upload {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "upload format")?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "upload format")?;
         let started_ns = r.i64("started")?;
         let (uid, gid) = (r.u32("uid")?, r.u32("gid")?);
         let groups = (0..r.u32("groups")?).map(|_| r.u32("group")).collect::<Result<_, _>>()?;
         let record = ObjectRecord::decode(r.blob("record")?)?;
-        let upload =
-            Self { started_ns, caller: Caller { uid, gid, groups }, record, tags: read_pairs(&mut r)? };
-        r.finish("upload end")?;
-        Ok(upload)
+        Ok(Self { started_ns, caller: Caller { uid, gid, groups }, record, tags: read_pairs(r)? })
     }
 }
 
@@ -294,17 +286,15 @@ impl Value for Part {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "part format")?;
-        let part = Self {
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "part format")?;
+        Ok(Self {
             map: MapId(r.u64("map")?),
             len: r.u64("len")?,
             stored_bytes: r.u64("stored_bytes")?,
             mtime_ns: r.i64("mtime")?,
-            etag: text(&mut r, "etag")?,
-            checksum: read_checksum(&mut r)?,
-        };
-        r.finish("part end")?;
-        Ok(part)
+            etag: text(r, "etag")?,
+            checksum: read_checksum(r)?,
+        })
     }
 }

@@ -69,9 +69,26 @@ fn check<V: Value + PartialEq + std::fmt::Debug>(value: V, golden: &str) {
     let mut longer = bytes.clone();
     longer.push(0);
     assert!(V::decode(&longer).is_err(), "a longer value was accepted");
+    check_tails::<V>(&bytes, &value);
     let mut newer = bytes;
     newer[0] = 99;
     assert!(V::decode(&newer).is_err(), "an unknown format was accepted");
+}
+
+/// Tails of newer versions are accepted if they are well-formed and not essential.
+#[track_caller]
+fn check_tails<V: Value + PartialEq + std::fmt::Debug>(bytes: &[u8], value: &V) {
+    let with = |tail: &[u8]| [bytes, tail].concat();
+    for tail in [&[1, 0, 0][..], &[1, 1, 0, 9, 127, 2, 0, 8, 8]] {
+        let longer = with(tail);
+        assert_eq!(V::decode_with_tail(&longer).unwrap(), (V::decode(bytes).unwrap(), tail));
+        assert_eq!(V::decode(&longer).unwrap(), *value);
+    }
+    let refused =
+        [&[0, 0, 0][..], &[128, 0, 0], &[2, 0, 0, 1, 0, 0], &[1, 0, 0, 1, 0, 0], &[1, 2, 0, 9], &[1, 0]];
+    for tail in refused {
+        assert!(V::decode(&with(tail)).is_err(), "the tail {tail:?} was accepted");
+    }
 }
 
 #[test]
@@ -190,7 +207,11 @@ fn small_values_keep_their_bytes() {
         ExtentPlace { pg: PgId(1), n: 6, k: 4, shard: 5, extent_len: 4096 },
         "01 01000000 06 04 05 00100000",
     );
-    check(Slot { seq: 7, reply: b"ok".to_vec() }, "01 0700000000000000 02000000 6f6b");
+    check(Slot { seq: 7, reply: Some(b"ok".to_vec()) }, "02 0700000000000000 02000000 6f6b");
+    let slot = Slot::new(7, &MetaReply::Done);
+    assert_eq!(Slot::decode(&slot.encode()).unwrap().reply(), Ok(MetaReply::Done));
+    let earlier = Slot::decode(&unhex("01 0700000000000000 02000000 6f6b")).unwrap();
+    assert_eq!((earlier.seq, earlier.reply()), (7, Err(FsError::Unavailable)));
     check(Orphan { sessions: vec![SessionId(3)] }, "01 01000000 0300000000000000");
     check(Usage { stored_bytes: 10, inodes: 2 }, "01 0a00000000000000 0200000000000000");
     check(

@@ -5,13 +5,12 @@ use base::{Epoch, ExtentId, Ino, MapId, SessionId};
 use wire::meta::ExtentRef;
 use wire::tier::{Origin, Stage, StageStat, TierMode, TierStat};
 
-use super::{ExtentPlace, FORMAT, Value, open, start};
+use super::{ExtentPlace, FORMAT, Value, expect_format, start};
 
 /// Format of a residence or age that has the directory.
 const FORMAT_DIRECTORY: u8 = 2;
 /// Format of a residence or age that also has the origin.
 const FORMAT_ORIGIN: u8 = 3;
-const ORIGIN_BYTES: usize = 24;
 
 fn put_origin(w: &mut Writer, origin: Origin) {
     w.u64(origin.ino.0).u64(origin.map.0).u64(origin.off);
@@ -91,23 +90,18 @@ impl Value for Aged {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let format = bytes.first().copied();
-        let front_bytes = match format {
-            Some(FORMAT) => {
-                let place = ExtentPlace::decode(bytes)?;
-                return Ok(Self { place, directory: Ino(0), origin: Origin::default() });
-            }
-            Some(FORMAT_DIRECTORY) => 9,
-            Some(FORMAT_ORIGIN) => 9 + ORIGIN_BYTES,
-            _ => return Err(DecodeError { field: "age format" }),
-        };
-        let (front, place) =
-            bytes.split_at_checked(front_bytes).ok_or(DecodeError { field: "age length" })?;
-        let mut r = Reader::new(&front[1..]);
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let format = r.u8("age format")?;
+        if format == FORMAT {
+            let place = ExtentPlace::read_fields(r)?;
+            return Ok(Self { place, directory: Ino(0), origin: Origin::default() });
+        }
+        if !matches!(format, FORMAT_DIRECTORY | FORMAT_ORIGIN) {
+            return Err(DecodeError { field: "age format" });
+        }
         let directory = Ino(r.u64("directory")?);
-        let origin = if format == Some(FORMAT_ORIGIN) { origin_of(&mut r)? } else { Origin::default() };
-        Ok(Self { place: ExtentPlace::decode(place)?, directory, origin })
+        let origin = if format == FORMAT_ORIGIN { origin_of(r)? } else { Origin::default() };
+        Ok(Self { place: ExtentPlace::read(r)?, directory, origin })
     }
 }
 
@@ -129,26 +123,20 @@ impl Value for Residence {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let format = bytes.first().copied();
-        let front_bytes = match format {
-            Some(FORMAT) => 22,
-            Some(FORMAT_DIRECTORY) => 30,
-            Some(FORMAT_ORIGIN) => 30 + ORIGIN_BYTES,
-            _ => return Err(DecodeError { field: "residence format" }),
-        };
-        let (front, place) =
-            bytes.split_at_checked(front_bytes).ok_or(DecodeError { field: "residence length" })?;
-        let mut r = Reader::new(&front[1..]);
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let format = r.u8("residence format")?;
+        if !matches!(format, FORMAT | FORMAT_DIRECTORY | FORMAT_ORIGIN) {
+            return Err(DecodeError { field: "residence format" });
+        }
         let (stage, written_s) = (stage_of(r.u8("stage")?)?, r.u64("written_s")?);
         let (serial, off) = (r.u64("serial")?, r.u32("off")?);
         let blob = if serial == 0 { None } else { Some((serial, off)) };
         if blob.is_none() != (stage == Stage::Queued) || (serial == 0 && off != 0) {
             return Err(DecodeError { field: "serial" });
         }
-        let directory = Ino(if format == Some(FORMAT) { 0 } else { r.u64("directory")? });
-        let origin = if format == Some(FORMAT_ORIGIN) { origin_of(&mut r)? } else { Origin::default() };
-        Ok(Self { stage, written_s, place: ExtentPlace::decode(place)?, directory, origin, blob })
+        let directory = Ino(if format == FORMAT { 0 } else { r.u64("directory")? });
+        let origin = if format == FORMAT_ORIGIN { origin_of(r)? } else { Origin::default() };
+        Ok(Self { stage, written_s, place: ExtentPlace::read(r)?, directory, origin, blob })
     }
 }
 
@@ -172,12 +160,10 @@ impl Value for BlobRecord {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "blob format")?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "blob format")?;
         let (term, bytes) = (Epoch(r.u64("term")?), r.u32("bytes")?);
-        let record = Self { term, bytes, extents: r.u32("extents")?, live_bytes: r.u64("live_bytes")? };
-        r.finish("blob end")?;
-        Ok(record)
+        Ok(Self { term, bytes, extents: r.u32("extents")?, live_bytes: r.u64("live_bytes")? })
     }
 }
 
@@ -199,12 +185,10 @@ impl Value for LooseBlob {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "loose blob format")?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "loose blob format")?;
         let (term, session) = (Epoch(r.u64("term")?), SessionId(r.u64("session")?));
-        let loose = Self { term, session, free_ver: r.u64("free_ver")? };
-        r.finish("loose blob end")?;
-        Ok(loose)
+        Ok(Self { term, session, free_ver: r.u64("free_ver")? })
     }
 }
 
@@ -237,8 +221,8 @@ impl Value for TierState {
         w.finish()
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = open(bytes, "tier format")?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "tier format")?;
         let mode = match r.u8("mode")? {
             0 => TierMode::Off,
             1 => TierMode::On,
@@ -253,10 +237,9 @@ impl Value for TierState {
         let since_s = r.u64("since_s")?;
         let from = (r.u64("map")?, r.u64("off")?);
         let queue_from = if from == (0, 0) { None } else { Some(from) };
-        let (queued, both, away) = (stage_stat(&mut r)?, stage_stat(&mut r)?, stage_stat(&mut r)?);
+        let (queued, both, away) = (stage_stat(r)?, stage_stat(r)?, stage_stat(r)?);
         let (blobs, stored_bytes) = (r.u64("blobs")?, r.u64("stored_bytes")?);
         let live_bytes = r.u64("live_bytes")?;
-        r.finish("tier end")?;
         let stat = TierStat { mode, queueing, queued, both, away, blobs, stored_bytes, live_bytes };
         Ok(Self { since_s, queue_from, stat })
     }

@@ -14,7 +14,7 @@ use meta::log::{
     AppendError, CopyIo, Fence, FileLog, LedgerLog, LogCaps, LogEntry, LogError, MemLog, MirrorOptions,
     MirroredLog, Room, Tail,
 };
-use meta::owner::{Owner, OwnerOptions};
+use meta::owner::{EarlierSessions, Owner, OwnerOptions};
 use meta::state::{Applied, MemState, Pair, RedbState, State, StateError, Visit};
 use tokio::runtime::Runtime;
 use wire::BoxFuture;
@@ -49,8 +49,9 @@ impl<'a> Requester<'a> {
     fn ask(&mut self, request: MetaRequest) -> Result<MetaReply, FsError> {
         self.seq += 1;
         let id = RequestId { session: self.session, slot: 0, seq: self.seq };
-        let work =
-            async { tokio::time::timeout(Duration::from_secs(60), self.owner.call(id, request)).await };
+        let work = async {
+            tokio::time::timeout(Duration::from_secs(60), self.owner.call(id.into(), request)).await
+        };
         self.runtime.block_on(work).expect("a request hangs")
     }
 
@@ -118,6 +119,7 @@ fn open(sim: &Sim, log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Owner {
         state,
         env: sim.env(),
         evidence: Evidence::default(),
+        earlier_sessions: EarlierSessions::End,
         unstored_bytes_max: 256 << 20,
     })
     .unwrap()

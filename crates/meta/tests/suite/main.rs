@@ -3,3 +3,4 @@
 
 mod full;
 mod owner;
+mod takeover;

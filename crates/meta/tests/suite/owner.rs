@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use meta::history::{Evidence, Witness};
 use meta::log::{AppendError, Fence, FileLog, LedgerLog, LogCaps, LogEntry, LogError, MemLog, Tail};
-use meta::owner::{Owner, OwnerError, OwnerOptions};
+use meta::owner::{EarlierSessions, Owner, OwnerError, OwnerOptions};
 use meta::state::{Applied, MemState, RedbState, State};
 use tokio::runtime::Runtime;
 use wire::BoxFuture;
@@ -42,6 +42,7 @@ fn open(sim: &Sim, log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Result<Own
         state,
         env: sim.env(),
         evidence: Evidence::default(),
+        earlier_sessions: EarlierSessions::End,
         unstored_bytes_max: 256 << 20,
     })
 }
@@ -81,7 +82,7 @@ async fn ask(
     slot: u32,
     request: MetaRequest,
 ) -> Result<MetaReply, FsError> {
-    owner.call(RequestId { session, slot, seq: 1 }, request).await
+    owner.call(RequestId { session, slot, seq: 1 }.into(), request).await
 }
 
 async fn connect(owner: &Owner) -> Result<SessionId, FsError> {
@@ -156,7 +157,10 @@ fn what_was_acknowledged_is_there_after_any_crash() {
                 for (name, reply) in names.iter().zip(replies) {
                     match reply {
                         Ok(_) => acknowledged.push(name.clone()),
-                        Err(error) => assert_eq!(error, FsError::Unavailable, "seed={seed}"),
+                        Err(error) => assert!(
+                            matches!(error, FsError::Unavailable | FsError::Disconnected),
+                            "seed={seed}: {error}"
+                        ),
                     }
                 }
             }
@@ -379,10 +383,10 @@ fn after_the_log_has_failed_every_request_is_refused_and_none_hangs() {
     log.broken.store(1, Ordering::Relaxed);
     let asked = (1..50).map(|slot| ask(&owner, session, slot, make(&format!("lost {slot}"))));
     for reply in runtime.block_on(join_all(asked)) {
-        assert_eq!(reply, Err(FsError::Unavailable));
+        assert_eq!(reply, Err(FsError::Disconnected));
     }
-    assert_eq!(runtime.block_on(ask(&owner, session, 99, lookup("a"))), Err(FsError::Unavailable));
-    assert_eq!(runtime.block_on(connect(&owner)), Err(FsError::Unavailable));
+    assert_eq!(runtime.block_on(ask(&owner, session, 99, lookup("a"))), Err(FsError::Disconnected));
+    assert_eq!(runtime.block_on(connect(&owner)), Err(FsError::Disconnected));
     assert!(owner.stat().halted);
     owner.stop();
     log.broken.store(0, Ordering::Relaxed);
@@ -427,7 +431,7 @@ fn an_owner_steps_down_when_another_has_sealed_the_log_even_if_it_cannot_tell_at
         let second = open(&sim, Arc::new(log.clone()), Arc::new(MemState::default())).unwrap();
         log.lost.store(lost, Ordering::Relaxed);
         let refused = runtime.block_on(ask(&first, session, 0, make("late")));
-        assert_eq!(refused, Err(FsError::Unavailable), "{lost:b}");
+        assert_eq!(refused, Err(FsError::Disconnected), "{lost:b}");
         let problem = first.problem().unwrap();
         assert!(first.stat().halted && problem.contains("another owner has the ledger"), "{problem}");
         let session = runtime.block_on(connect(&second)).unwrap();
@@ -446,7 +450,7 @@ fn a_log_that_lost_acknowledged_batches_stops_the_ledger() {
     assert!(runtime.block_on(ask(&owner, session, 0, make("a"))).is_ok());
     log.log.roll_back(1);
     let refused = runtime.block_on(ask(&owner, session, 1, make("b")));
-    assert_eq!(refused, Err(FsError::Unavailable));
+    assert_eq!(refused, Err(FsError::Disconnected));
     let problem = owner.problem().unwrap();
     assert!(problem.contains("went backwards"), "{problem}");
     owner.stop();
@@ -561,6 +565,7 @@ fn open_knowing((log, state): &Kept, evidence: Evidence) -> Result<Owner, OwnerE
         state: Arc::new(state.clone()),
         env: Sim::new(evidence.witnesses.len() as u64).env(),
         evidence,
+        earlier_sessions: EarlierSessions::End,
         unstored_bytes_max: 256 << 20,
     })
 }

@@ -119,7 +119,7 @@ pub(super) fn errno(error: FsError) -> Errno {
         FsError::WouldBlock => libc::EAGAIN,
         FsError::Deadlock => libc::EDEADLK,
         FsError::Interrupted => libc::EINTR,
-        FsError::StaleLease | FsError::Io | FsError::Unavailable => libc::EIO,
+        FsError::StaleLease | FsError::Io | FsError::Unavailable | FsError::Disconnected => libc::EIO,
         FsError::Stale => libc::ESTALE,
         FsError::Unsupported => libc::EOPNOTSUPP,
         FsError::ReadOnly => libc::EROFS,

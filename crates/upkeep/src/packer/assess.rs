@@ -2,8 +2,9 @@
 
 use base::ExtentId;
 use base::checksum::crc32c;
+use base::units::BLOCK_BYTES;
 use client::{MapEntry, PACK_ALIGN, PackTarget};
-use layout::shard_len;
+use layout::{packed_table_bytes, shard_len};
 use wire::meta::{Content, PACK_MOVES_MAX};
 
 /// Shorter inline content costs less in the metadata than on drives.
@@ -94,15 +95,28 @@ pub(super) struct Load {
     pub(super) share_bytes: u64,
     /// Whether a piece must move even if there are few.
     urgent: bool,
+    /// Whether they are not one run of a map's bytes; the extent then has a table of its pieces.
+    scattered: bool,
 }
 
 impl Load {
     pub(super) fn takes(&self, entry: &MapEntry, target: &PackTarget) -> bool {
-        let bytes = self.bytes + entry.piece.len.next_multiple_of(PACK_ALIGN);
+        let table = if self.continues(entry) { 0 } else { packed_table_bytes(self.entries.len() + 1) };
+        let bytes = self.bytes + entry.piece.len.next_multiple_of(PACK_ALIGN) + table as u64;
         self.entries.len() < PACK_MOVES_MAX && bytes <= u64::from(target.extent_bytes)
     }
 
+    /// Whether the pieces are one run of a map's bytes, also with this one.
+    fn continues(&self, entry: &MapEntry) -> bool {
+        let follows = |last: &MapEntry| {
+            let whole = last.piece.len.is_multiple_of(BLOCK_BYTES);
+            whole && (last.map, last.piece.end()) == (entry.map, entry.piece.off)
+        };
+        !self.scattered && self.entries.last().is_none_or(follows)
+    }
+
     pub(super) fn put(&mut self, entry: MapEntry, verdict: Verdict) {
+        self.scattered |= !self.continues(&entry);
         self.bytes += entry.piece.len.next_multiple_of(PACK_ALIGN);
         self.share_bytes += share_bytes(&entry);
         self.urgent |= verdict == Verdict::MoveAlone;
@@ -250,6 +264,21 @@ mod tests {
             load.put(extent(1, 3, 1_000_000, None), Verdict::Move);
         }
         assert_eq!(load.entries.len(), 4);
+        // Four pieces of a quarter leave no room for the table, unless they are one run.
+        for (step, count) in [(1 << 20, 4), (2 << 20, 3)] {
+            let mut load = Load::default();
+            let quarter = |index: u64| {
+                let mut entry = extent(1, 3, 1 << 20, None);
+                entry.piece.off = index * step;
+                entry
+            };
+            while let Some(next) =
+                Some(quarter(load.entries.len() as u64)).filter(|next| load.takes(next, &target))
+            {
+                load.put(next, Verdict::Move);
+            }
+            assert_eq!(load.entries.len(), count);
+        }
         let mut whole = Load::default();
         assert!(whole.takes(&extent(4, 5, 4 << 20, None), &target));
         whole.put(extent(1, 1, 5, None), Verdict::MoveAlone);

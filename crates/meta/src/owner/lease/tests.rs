@@ -165,6 +165,29 @@ fn a_session_that_sends_anything_is_asked_and_keeps_what_nobody_wants() {
     assert!(table.may_write(INO, session(1), lease.id));
 }
 
+#[test]
+fn leases_of_an_ended_session_count_no_more_and_go_step_by_step() {
+    let (mut table, mut events) = (LeaseTable::default(), Events::new());
+    let count = 3 * SWEEP_LEASES as u64;
+    for ino in 0..count {
+        table.grant(Ino(ino), session(1), LeaseKind::Exclusive).unwrap();
+    }
+    assert!(!table.clear(Ino(5), session(2), Intent::Read, 0, &mut events));
+    table.drop_session(session(1));
+    assert!(!table.awaits(Ino(5), session(2), Intent::Read) && !table.is_written(Ino(6), session(2)));
+    events.clear();
+    assert!(table.clear(Ino(5), session(2), Intent::Read, 0, &mut events));
+    assert!(table.grant(Ino(7), session(2), LeaseKind::Exclusive).is_some());
+    assert!(events.is_empty());
+    let mut left = table.inodes.len();
+    while !table.ended.is_empty() {
+        table.expire(0, &mut events);
+        assert!(left - table.inodes.len() <= SWEEP_LEASES);
+        left = table.inodes.len();
+    }
+    assert_eq!((left, table.recalls.len()), (1, 0), "that of the other session");
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Want(u64, LeaseKind),
@@ -195,9 +218,12 @@ proptest! {
         let mut table = LeaseTable::default();
         let mut recalls: Vec<(u64, LeaseGrant, Option<LeaseKind>)> = Vec::new();
         let mut now = 0;
+        // The session of each client. Ids of sessions are never used again.
+        let mut ids = [0, 1, 2, 3, 4];
         for step in steps {
             now += 1_000_000_000;
             let mut events = Events::new();
+            let session = |who: u64| session(ids[who as usize]);
             match step {
                 Step::Want(who, kind) => {
                     let intent = if kind >= LeaseKind::Shared { Intent::Change } else { Intent::Read };
@@ -207,11 +233,14 @@ proptest! {
                 }
                 Step::Answer(who) => {
                     recalls.retain(|(holder, lease, keep)| {
-                        if *holder == who { table.release(session(who), *lease, *keep); }
-                        *holder != who
+                        if *holder == session(who).0 { table.release(session(who), *lease, *keep); }
+                        *holder != session(who).0
                     });
                 }
-                Step::DropSession(who) => table.drop_session(session(who)),
+                Step::DropSession(who) => {
+                    table.drop_session(session(who));
+                    ids[who as usize] += 10;
+                }
                 Step::Expire => { table.expire(now, &mut events); }
             }
             for (who, event) in events {
@@ -219,10 +248,11 @@ proptest! {
                     recalls.push((who.0, lease, keep));
                 }
             }
-            let holders = table.inodes.get(&INO).cloned().unwrap_or_default();
+            let all = table.inodes.get(&INO).cloned().unwrap_or_default();
+            let holders: Vec<Holder> = table.holders(INO).copied().collect();
             let exclusive = holders.iter().filter(|holder| holder.kind == LeaseKind::Exclusive).count();
             prop_assert!(exclusive == 0 || holders.len() == 1, "{holders:?}");
-            let queued = holders.iter().filter_map(|holder| Some((holder.recall?.queued_ns, INO, holder.id)));
+            let queued = all.iter().filter_map(|holder| Some((holder.recall?.queued_ns, INO, holder.id)));
             prop_assert_eq!(&table.recalls, &queued.collect::<BTreeSet<_>>());
             prop_assert_eq!(table.sessions.len(), holders.len());
         }

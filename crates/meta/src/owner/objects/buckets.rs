@@ -133,7 +133,7 @@ impl Op<'_> {
             let dir = found[at].dentry.ino;
             let room = EMPTY_DIRECTORIES_MAX + 1 - found.len();
             for (key, value) in self.txn.scan(&self.keys.dentries(dir), room + 1)? {
-                let dentry: Dentry = crate::store::decode(&key, &value)?;
+                let dentry: Dentry = self.txn.decode(&key, &value)?;
                 let is_plain = dentry.kind == FileKind::Directory && self.inode(dentry.ino)?.object.is_none();
                 if !is_plain || found.len() > EMPTY_DIRECTORIES_MAX {
                     return Err(FsError::NotEmpty.into());

@@ -12,8 +12,8 @@ use wire::object::{
     Caller, LIST_ENTRIES_MAX, ListEntry, ListFrom, ListQuery, ListedObject, ObjectPage, ObjectReply,
 };
 
+use super::super::access::{EXECUTE, READ};
 use super::super::{Intent, Op, Stop};
-use super::access::{EXECUTE, READ};
 use super::{ObjectOutcome, record};
 use crate::keys::Keys;
 use crate::state::Pair;
@@ -180,7 +180,7 @@ impl Op<'_> {
                 continue;
             }
             let Some((key, value)) = level.ahead.pop_front() else { continue };
-            let dentry: Dentry = crate::store::decode(&key, &value)?;
+            let dentry: Dentry = self.txn.decode(&key, &value)?;
             walker.path.extend_from_slice(Keys::sort_name_of_dentry(&key));
             let step = self.look(walker, dentry)?;
             if !walker.goes_on(&step) {

@@ -8,10 +8,10 @@ use wire::object::{
     ObjectReply,
 };
 
+use super::super::access::{EXECUTE, WRITE};
 use super::super::data::check_apart;
 use super::super::guard::check_unguarded;
 use super::super::{Intent, Op, Stop, Touched};
-use super::access::{EXECUTE, WRITE};
 use super::{ObjectOutcome, Walk, record};
 use crate::values::{Dentry, Inode, MapSegment, Orphan};
 
@@ -35,7 +35,7 @@ impl Op<'_> {
         let ino = Ino(self.advance("next_ino", 1)?);
         let mut inode = self.new_inode(ino, FileKind::Regular, 0o600);
         inode.attr.nlink = 0;
-        inode.segments = self.new_segments()?;
+        inode.segments = self.first_segments(ino)?;
         self.put_inode(&inode);
         self.txn.put(self.keys.orphan(ino), &Orphan { sessions: vec![self.session] });
         self.account(0, 1)?;
@@ -157,7 +157,7 @@ impl Op<'_> {
             Source::Body(ObjectBody::Pieces { pieces, size }) => {
                 let ino = Ino(self.advance("next_ino", 1)?);
                 let mut inode = self.new_inode(ino, FileKind::Regular, FILE_MODE);
-                inode.segments = self.new_segments()?;
+                inode.segments = self.first_segments(ino)?;
                 inode.parent = dir;
                 self.account(0, 1)?;
                 self.fill(&mut inode, pieces, *size)?;

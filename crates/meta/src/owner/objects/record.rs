@@ -8,9 +8,9 @@ use wire::object::{
     ObjectPart, PARTS_MAX, etag,
 };
 
+use super::super::access::{READ, WRITE};
 use super::super::{Intent, Op, Stop};
 use super::ObjectOutcome;
-use super::access::{READ, WRITE};
 use crate::keys::Keys;
 use crate::values::{Inode, ObjectParts, ObjectRecord, ObjectTag, ObjectTags};
 
@@ -146,9 +146,9 @@ impl Op<'_> {
         let range = (self.keys.xattr(ino, b"s3."), self.keys.xattr(ino, b"s3/"));
         for (key, bytes) in self.txn.scan(&range, usize::MAX)? {
             match Keys::name_of_xattr(&key) {
-                META => record = crate::store::decode(&key, &bytes)?,
-                TAGS => tags = crate::store::decode::<ObjectTags>(&key, &bytes)?.0,
-                PARTS => parts = crate::store::decode::<ObjectParts>(&key, &bytes)?.0,
+                META => record = self.txn.decode(&key, &bytes)?,
+                TAGS => tags = self.txn.decode::<ObjectTags>(&key, &bytes)?.0,
+                PARTS => parts = self.txn.decode::<ObjectParts>(&key, &bytes)?.0,
                 _ => {}
             }
         }

@@ -4,9 +4,9 @@ use base::FsError;
 use wire::meta::{Attr, FileKind};
 use wire::object::{Caller, Conditions, DELETE_KEYS_MAX, Deleted, ObjectError, ObjectName, ObjectReply};
 
+use super::super::access::WRITE;
 use super::super::{Intent, Op, Stop, Touched};
 use super::ObjectOutcome;
-use super::access::WRITE;
 use crate::values::Inode;
 
 impl Op<'_> {

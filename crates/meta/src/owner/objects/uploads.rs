@@ -13,8 +13,8 @@ use wire::object::{
     ObjectRequest, PARTS_MAX, PartInfo, PartPage, UploadEntry, UploadPage, UploadQuery, UploadRef,
 };
 
+use super::super::access::{EXECUTE, WRITE};
 use super::super::{Op, Outcome, Stop};
-use super::access::{EXECUTE, WRITE};
 use super::list::{behind, group_of};
 use super::put::Source;
 use super::{ObjectOutcome, check_name, record};
@@ -103,7 +103,7 @@ impl Op<'_> {
             ObjectBody::Pieces { pieces, size } => {
                 // A temporary holder of the content: it never becomes an inode.
                 let mut inode = self.new_inode(Ino(0), FileKind::Regular, 0);
-                inode.segments = self.new_segments()?;
+                inode.segments = self.segments(None)?;
                 inode.parent = upload.name.bucket;
                 self.fill(&mut inode, pieces, *size)?;
                 inode
@@ -153,7 +153,7 @@ impl Op<'_> {
         range.0.push(0);
         let mut parts = Vec::new();
         for (key, bytes) in self.txn.scan(&range, limit + 1)? {
-            let Part { len, mtime_ns, etag, checksum, .. } = crate::store::decode(&key, &bytes)?;
+            let Part { len, mtime_ns, etag, checksum, .. } = self.txn.decode(&key, &bytes)?;
             parts.push(PartInfo { number: Keys::number_of_part(&key), len, etag, checksum, mtime_ns });
         }
         let more = parts.len() > limit;
@@ -165,7 +165,7 @@ impl Op<'_> {
 
     pub(super) fn list_uploads(&mut self, query: &UploadQuery, caller: &Caller) -> ObjectOutcome {
         let bucket = self.living_directory(query.bucket)?;
-        self.demand(&bucket, caller, super::access::READ | EXECUTE)?;
+        self.demand(&bucket, caller, super::super::access::READ | EXECUTE)?;
         let limit = query.limit.min(PAGE_MAX) as usize;
         let mut from = self.keys.uploads(query.bucket, &query.prefix).0;
         match &query.after {
@@ -213,7 +213,7 @@ impl Op<'_> {
                     from = self.keys.uploads(query.bucket, &next).0;
                     continue 'pages;
                 }
-                let upload: Upload = crate::store::decode(&stored, &bytes)?;
+                let upload: Upload = self.txn.decode(&stored, &bytes)?;
                 page.entries.push(UploadEntry::Upload {
                     key: Bytes::copy_from_slice(key),
                     id,
@@ -238,7 +238,7 @@ impl Op<'_> {
         while let Some(len) = parents[begin..].iter().position(|byte| *byte == b'/') {
             let Some(inode) = self.find_directory(dir, &key[begin..begin + len])? else { return Ok(None) };
             begin += len + 1;
-            if !self.may(&inode, caller, super::access::READ | EXECUTE)? {
+            if !self.may(&inode, caller, super::super::access::READ | EXECUTE)? {
                 return Ok(Some(&key[..begin]));
             }
             dir = inode.attr.ino;
@@ -250,7 +250,7 @@ impl Op<'_> {
     fn chosen_parts(&self, upload: u64, named: &[CompletePart], part_bytes_min: u64) -> Result<Chosen, Stop> {
         let mut there = BTreeMap::new();
         for (key, bytes) in self.txn.scan(&self.keys.parts(upload), usize::MAX)? {
-            there.insert(Keys::number_of_part(&key), crate::store::decode::<Part>(&key, &bytes)?);
+            there.insert(Keys::number_of_part(&key), self.txn.decode::<Part>(&key, &bytes)?);
         }
         if !named.windows(2).all(|pair| pair[0].number < pair[1].number) {
             return Err(ObjectError::InvalidPartOrder.into());
@@ -333,7 +333,7 @@ impl Op<'_> {
 
     fn drop_upload(&mut self, bucket: Ino, key: &[u8], id: u64) -> Result<(), FsError> {
         for (key, bytes) in self.txn.scan(&self.keys.parts(id), usize::MAX)? {
-            self.drop_part(&crate::store::decode(&key, &bytes)?)?;
+            self.drop_part(&self.txn.decode(&key, &bytes)?)?;
         }
         self.forget_upload(bucket, key, id)
     }

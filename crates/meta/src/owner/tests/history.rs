@@ -34,7 +34,7 @@ fn go_on(ledger: &Ledger, beginning: Beginning) -> Ledger {
     next.core = Core::new(LEDGER, Store::new(Arc::new(state.clone())), (Epoch(1), tail));
     next.state = state;
     next.log.clone_from(&ledger.log);
-    next.core.start(next.now, beginning).unwrap();
+    next.core.start(next.now, beginning, EarlierSessions::End).unwrap();
     next.commit();
     next
 }

@@ -4,9 +4,9 @@ use base::FsError;
 use wire::meta::FileKind;
 use wire::object::Caller;
 
-use super::super::Op;
-use super::super::acl::{self, Acl};
-use super::super::guard::{check_adding, check_removal, check_unguarded};
+use super::Op;
+use super::acl::{self, Acl};
+use super::guard::{check_adding, check_removal, check_unguarded};
 use crate::values::Inode;
 
 pub(super) const READ: u32 = 4;

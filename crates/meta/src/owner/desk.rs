@@ -1,0 +1,167 @@
+//! Everything that callers of an owner share under its lock: the state machine, its requests, and answers that wait.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use base::{FsError, Ino, Seq, SessionId};
+use tokio::sync::{mpsc, oneshot};
+use wire::BoxFuture;
+use wire::message::Caller;
+use wire::meta::{EventSink, MetaReply, MetaRequest, RequestId};
+
+use super::awake::AwakeClock;
+use super::pressure::Pressure;
+use super::{Core, Wait};
+use crate::log::AppendError;
+use crate::state::Applied;
+use crate::store::ChangeTable;
+
+pub(super) type ReplySender = oneshot::Sender<Result<MetaReply, FsError>>;
+
+pub(super) struct Call {
+    pub(super) id: RequestId,
+    /// Checked by the owner; `None`: it trusts the session.
+    pub(super) caller: Option<Caller>,
+    pub(super) request: MetaRequest,
+    pub(super) reply: ReplySender,
+}
+
+/// A running append. There is only one at a time: `Desk::appending` is set while it exists.
+pub(super) struct Appending {
+    pub(super) seq: Seq,
+    pub(super) work: BoxFuture<'static, Result<(), AppendError>>,
+}
+
+pub(super) struct StoreJob {
+    pub(super) table: Arc<ChangeTable>,
+    pub(super) applied: Applied,
+}
+
+pub(super) enum Answer {
+    Reply(ReplySender, Result<MetaReply, FsError>),
+    Connected(oneshot::Sender<Result<SessionId, FsError>>, SessionId),
+}
+
+/// An answer that waits until a batch is durable.
+pub(super) struct Pending {
+    pub(super) after: Seq,
+    pub(super) answer: Answer,
+}
+
+impl Pending {
+    // The receiver is gone if the caller gave up; its request was executed all the same.
+    pub(super) fn send(self) {
+        match self.answer {
+            Answer::Reply(reply, result) => drop(reply.send(result)),
+            Answer::Connected(reply, session) => drop(reply.send(Ok(session))),
+        }
+    }
+
+    pub(super) fn fail(self, error: FsError) {
+        match self.answer {
+            Answer::Reply(reply, _) => drop(reply.send(Err(error))),
+            Answer::Connected(reply, _) => drop(reply.send(Err(error))),
+        }
+    }
+}
+
+/// The state machine and its requests. Locked for the duration of one request, never during I/O on the log.
+pub(super) struct Desk {
+    pub(super) core: Core,
+    pub(super) awake: AwakeClock,
+    pub(super) unstored_bytes_max: usize,
+    /// Whether a batch is being appended.
+    pub(super) appending: bool,
+    /// The append that a caller began and the background thread must finish.
+    pub(super) handed_over: Option<Appending>,
+    pub(super) pending: Vec<Pending>,
+    /// Requests that wait for a release on an inode, and perhaps on others afterwards.
+    pub(super) waiting: BTreeMap<Ino, VecDeque<(Call, Wait)>>,
+    /// Requests that wait for the log or the local store to catch up, in order of arrival.
+    pub(super) backlog: VecDeque<Call>,
+    /// Where the events of each session go, and their number so far.
+    pub(super) sinks: HashMap<SessionId, (Arc<dyn EventSink>, u64)>,
+    /// The store thread's jobs; the thread ends when this is dropped.
+    pub(super) stores: Option<mpsc::Sender<StoreJob>>,
+    /// The last batch that is being written to the local store.
+    pub(super) storing: Option<Seq>,
+    /// Frozen changes that wait until their last batch is durable.
+    pub(super) to_store: Option<(Arc<ChangeTable>, Seq)>,
+    pub(super) store_due: bool,
+    /// The local store has no room. Every tick tries again.
+    pub(super) store_full: bool,
+    /// Whether the log uses up its reserve.
+    pub(super) log_tight: bool,
+    /// Whether the log has no room at all.
+    pub(super) log_stuck: bool,
+    pub(super) stopping: bool,
+    /// The last handle of the owner was dropped.
+    pub(super) abandoned: bool,
+}
+
+impl Desk {
+    pub(super) fn new(core: Core, stores: mpsc::Sender<StoreJob>, unstored_bytes_max: usize) -> Self {
+        Self {
+            core,
+            awake: AwakeClock::default(),
+            unstored_bytes_max,
+            appending: false,
+            handed_over: None,
+            pending: Vec::new(),
+            waiting: BTreeMap::new(),
+            backlog: VecDeque::new(),
+            sinks: HashMap::new(),
+            stores: Some(stores),
+            storing: None,
+            to_store: None,
+            store_due: false,
+            store_full: false,
+            log_tight: false,
+            log_stuck: false,
+            stopping: false,
+            abandoned: false,
+        }
+    }
+
+    /// Takes the answers that need not wait any longer, in the order in which they were made.
+    pub(super) fn take_ready(&mut self) -> Vec<Pending> {
+        let committed = self.core.committed_seq();
+        self.pending.extract_if(.., |pending| pending.after <= committed).collect()
+    }
+
+    pub(super) fn fail_all(&mut self, error: FsError) {
+        self.pending.drain(..).for_each(|pending| pending.fail(error));
+        let waiting = std::mem::take(&mut self.waiting).into_values().flatten().map(|(call, _)| call);
+        for call in waiting.chain(self.backlog.drain(..)) {
+            let _ = call.reply.send(Err(error));
+        }
+    }
+
+    /// Sends the events since the last call.
+    pub(super) fn deliver_events(&mut self) {
+        for (session, event) in self.core.take_events() {
+            if let Some((sink, count)) = self.sinks.get_mut(&session) {
+                *count += 1;
+                sink.event(event);
+            }
+        }
+    }
+
+    /// Adds the number of the session's events to an answer that reports it.
+    pub(super) fn count_events(&self, session: SessionId, reply: &mut Result<MetaReply, FsError>) {
+        if let Ok(MetaReply::Beat { events, .. }) = reply {
+            *events = self.sinks.get(&session).map_or(0, |(_, count)| *count);
+        }
+    }
+
+    pub(super) fn pressure(&self) -> Pressure {
+        let unstored = self.core.unstored_bytes();
+        if self.log_stuck || (self.store_full && unstored >= self.unstored_bytes_max) {
+            Pressure::Exhausted
+        } else if self.log_tight || (self.store_full && unstored >= self.unstored_bytes_max / 2) {
+            Pressure::Reserve
+        } else {
+            Pressure::None
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Requests that come again. The ledger keeps the answers of those that changed it; here are the refusals of the others.
+
+use std::collections::HashMap;
+
+use base::{FsError, SessionId};
+use wire::message::Caller;
+use wire::meta::{MetaReply, MetaRequest, RequestId};
+use wire::object::ObjectReply;
+
+use super::{Core, Executed, Now};
+
+type Reply = Result<MetaReply, FsError>;
+
+/// The last request in each slot of a session, and its answer if it was refused. A refused request that comes again, perhaps
+/// long after its answer, must not be executed then.
+#[derive(Debug, Default)]
+pub(super) struct Repeats(HashMap<SessionId, HashMap<u32, (u64, Option<Reply>)>>);
+
+impl Repeats {
+    /// The answer to a request that was refused before, or that is older than another one in its slot.
+    pub(super) fn answer(&self, id: RequestId) -> Option<Reply> {
+        let (last, refusal) = self.0.get(&id.session)?.get(&id.slot)?;
+        match id.seq.cmp(last) {
+            std::cmp::Ordering::Less => Some(Err(FsError::Invalid)),
+            std::cmp::Ordering::Equal => refusal.clone(),
+            std::cmp::Ordering::Greater => None,
+        }
+    }
+
+    /// Notes an answer.
+    pub(super) fn note(&mut self, id: RequestId, reply: &Reply) {
+        let is_refusal = match reply {
+            Ok(MetaReply::Object(reply)) => matches!(**reply, ObjectReply::Refused(_)),
+            reply => reply.is_err(),
+        };
+        let refusal = is_refusal.then(|| reply.clone());
+        self.0.entry(id.session).or_default().insert(id.slot, (id.seq, refusal));
+    }
+
+    /// The session has ended.
+    pub(super) fn forget(&mut self, session: SessionId) {
+        self.0.remove(&session);
+    }
+}
+
+impl Core {
+    /// Executes a request. The rights of `caller` are checked; `None`: the session is trusted. A request that comes again gets
+    /// its first answer, also if that was a refusal: what was refused must not happen later.
+    pub fn execute(
+        &mut self,
+        id: RequestId,
+        caller: Option<&Caller>,
+        request: &MetaRequest,
+        now: Now,
+    ) -> Executed {
+        if let Some(reply) = self.volatile.repeats.answer(id) {
+            let after = if self.pending.is_empty() { self.last_batch() } else { self.next_seq };
+            return Executed::Reply { reply, after };
+        }
+        let executed = self.execute_once(id, caller, request, now);
+        if let Executed::Reply { reply, .. } = &executed
+            && self.volatile.sessions.contains_key(&id.session)
+        {
+            self.volatile.repeats.note(id, reply);
+        }
+        executed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_repeated_and_older_requests_refused() {
+        let mut repeats = Repeats::default();
+        let id = |slot, seq| RequestId { session: SessionId(1), slot, seq };
+        repeats.note(id(0, 5), &Err(FsError::Exists));
+        assert_eq!(repeats.answer(id(0, 5)), Some(Err(FsError::Exists)));
+        assert_eq!(repeats.answer(id(0, 4)), Some(Err(FsError::Invalid)));
+        assert_eq!(repeats.answer(id(0, 6)), None);
+        assert_eq!(repeats.answer(id(1, 5)), None);
+        repeats.note(id(0, 6), &Ok(MetaReply::Done));
+        assert_eq!(repeats.answer(id(0, 6)), None, "the ledger has this answer");
+        assert_eq!(repeats.answer(id(0, 5)), Some(Err(FsError::Invalid)));
+        repeats.forget(SessionId(1));
+        assert_eq!(repeats.answer(id(0, 5)), None);
+    }
+}

@@ -1,0 +1,49 @@
+//! Connections: services in another process, reached over a stream of bytes.
+//!
+//! A [`Server`] has owners and drives, and answers calls on any number of connections. A [`Peer`] is the other side: it opens
+//! connections, opens them anew when they break, and sends calls without an answer again. [`RemoteOwner`] and [`RemoteDrive`]
+//! are the services as a client sees them.
+//!
+//! Servers never open connections: events come on the client's.
+
+mod drive;
+mod owner;
+mod peer;
+mod server;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+pub use drive::RemoteDrive;
+pub use owner::RemoteOwner;
+pub use peer::{Peer, PeerOptions};
+pub use server::{Server, Services, Trust};
+
+use crate::BoxFuture;
+
+/// A connection.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// Opens a connection to the other side.
+pub type Dial = Arc<dyn Fn() -> BoxFuture<'static, io::Result<Box<dyn Stream>>> + Send + Sync>;
+
+/// How often each side of a connection gives a sign of life.
+const PING: Duration = Duration::from_secs(1);
+/// A connection on which nothing came for so long is broken.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Most calls under way on one connection. A client has far fewer slots; the connection ends if it sends more.
+const CALLS_MAX: usize = 1024;
+/// Most bytes of payloads on one connection for which the server has memory: it reads no further until some are done.
+const PAYLOADS_BYTES_MAX: usize = 64 << 20;
+/// Most events of a stream that wait for a connection. A client that stayed away for longer claims its leases anew.
+const EVENTS_MAX: usize = 1 << 16;
+/// The most events that a client takes before it acknowledges them.
+const ACKNOWLEDGE_EVENTS: u64 = 64;

@@ -1,0 +1,470 @@
+//! The side of a connection that has services.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use base::env::Env;
+use base::{DriveId, FsError, LedgerId};
+use tokio::io::{BufReader, ReadHalf, WriteHalf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::JoinSet;
+
+use super::{CALLS_MAX, EVENTS_MAX, PAYLOADS_BYTES_MAX, PING, SILENCE, Stream};
+use crate::BoxFuture;
+use crate::drive::DriveService;
+use crate::encoding::BadRequest;
+use crate::frame::{Frame, FrameKind, read_frame, write_frame};
+use crate::message::{
+    self, AnswerHead, Caller, DRIVE, DriveReply, DriveRequest, Envelope, GREET, GreetRequest, OWNER, Packed,
+    Payload, Refusal, SESSION, SessionRequest, StreamEvent, Welcome,
+};
+use crate::meta::{EventSink, MetaRequest, MetaService, OwnerEvent};
+
+/// The services of a process.
+#[derive(Default)]
+pub struct Services {
+    /// Owners, each with a number that changes whenever the ledger is opened anew.
+    pub owners: BTreeMap<LedgerId, (u64, Arc<dyn MetaService>)>,
+    /// Drives.
+    pub drives: BTreeMap<DriveId, Arc<dyn DriveService>>,
+}
+
+/// How far the other side of a connection is trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trust {
+    /// It has checked the rights of its users, and may do the upkeep.
+    Full,
+    /// It says on behalf of which user it asks, and the owner checks that user's rights. What it asks without a user, it asks as
+    /// nobody.
+    Users,
+}
+
+/// Answers calls on connections.
+pub struct Server {
+    services: Services,
+    incarnation: u64,
+    streams: Mutex<BTreeMap<u64, Arc<EventStream>>>,
+}
+
+/// Events of one session, until they are acknowledged.
+struct EventStream {
+    number: u64,
+    ledger: LedgerId,
+    queue: Mutex<EventQueue>,
+}
+
+#[derive(Default)]
+struct EventQueue {
+    last: u64,
+    waiting: VecDeque<StreamEvent>,
+    /// The connection on which they go out.
+    out: Option<mpsc::UnboundedSender<Outgoing>>,
+    /// Too many waited: the stream has a gap and is of no use any more.
+    is_lost: bool,
+}
+
+/// A frame, and its share of the memory for payloads.
+struct Outgoing {
+    frame: Frame,
+    _memory: Option<OwnedSemaphorePermit>,
+}
+
+impl From<Frame> for Outgoing {
+    fn from(frame: Frame) -> Self {
+        Self { frame, _memory: None }
+    }
+}
+
+impl EventStream {
+    fn queue(&self) -> MutexGuard<'_, EventQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn frame(&self, event: &StreamEvent) -> Outgoing {
+        let body = crate::encoding::encode(event).into();
+        let message = Packed { code: 0, body, payload: bytes::Bytes::new() };
+        let frame = Frame { kind: FrameKind::Event, service: self.ledger.0, call: self.number, message };
+        frame.into()
+    }
+
+    /// Sends everything after `seen` on a connection, and all that follows. Returns `false` if the stream has a gap.
+    fn attach(&self, seen: u64, out: &mpsc::UnboundedSender<Outgoing>) -> bool {
+        let mut queue = self.queue();
+        queue.acknowledge(seen);
+        if queue.is_lost {
+            return false;
+        }
+        // If the connection has ended, the next one begins with the same events.
+        queue.waiting.iter().for_each(|event| drop(out.send(self.frame(event))));
+        queue.out = Some(out.clone());
+        true
+    }
+}
+
+impl EventQueue {
+    fn acknowledge(&mut self, seen: u64) {
+        while self.waiting.front().is_some_and(|event| event.number <= seen) {
+            self.waiting.pop_front();
+        }
+    }
+}
+
+/// Where the owner leaves its events.
+struct Sink(Arc<EventStream>);
+
+impl EventSink for Sink {
+    fn event(&self, event: OwnerEvent) {
+        let mut queue = self.0.queue();
+        if queue.is_lost {
+            return;
+        }
+        queue.last += 1;
+        let event = StreamEvent { number: queue.last, event };
+        if queue.waiting.len() >= EVENTS_MAX {
+            (queue.is_lost, queue.out) = (true, None);
+            queue.waiting = VecDeque::new();
+            return;
+        }
+        if let Some(out) = &queue.out {
+            let _ = out.send(self.0.frame(&event));
+        }
+        queue.waiting.push_back(event);
+    }
+}
+
+impl Server {
+    /// A server of these services.
+    pub fn new(env: &Env, services: Services) -> Arc<Self> {
+        let incarnation = env.random.next_u64();
+        Arc::new(Self { services, incarnation, streams: Mutex::default() })
+    }
+
+    /// Serves a connection until it ends. Calls under way are given up then: what they do goes on, nobody gets the answer.
+    ///
+    /// # Errors
+    /// If the connection fails, or the other side breaks its rules.
+    pub async fn serve(self: Arc<Self>, stream: impl Stream + 'static, trust: Trust) -> io::Result<()> {
+        let (reader, writer) = tokio::io::split(stream);
+        let (out, outbox) = mpsc::unbounded_channel();
+        let connection = Connection {
+            server: self,
+            trust,
+            out,
+            payloads: Arc::new(Semaphore::new(PAYLOADS_BYTES_MAX)),
+            calls: JoinSet::new(),
+            by_number: BTreeMap::new(),
+        };
+        tokio::select! {
+            biased;
+            result = send(writer, outbox) => result,
+            result = connection.run(BufReader::new(reader)) => result,
+        }
+    }
+
+    fn stream(&self, number: u64) -> Option<Arc<EventStream>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    /// A stream for the events of a session. Streams of sessions that are over go.
+    fn new_stream(&self, number: u64, ledger: LedgerId) -> Arc<EventStream> {
+        let stream = Arc::new(EventStream { number, ledger, queue: Mutex::default() });
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        // The owner holds the sink as long as the session lives.
+        streams.retain(|_, stream| Arc::strong_count(stream) > 1);
+        streams.insert(number, stream.clone());
+        stream
+    }
+
+    /// The state of the drives, as events.
+    fn facts(&self) -> impl Iterator<Item = Frame> {
+        self.services.drives.iter().map(|(id, drive)| {
+            let body = crate::encoding::encode(&drive.stat()).into();
+            let message = Packed { code: DRIVE.0[8].1, body, payload: bytes::Bytes::new() };
+            Frame { kind: FrameKind::Event, service: id.0, call: 0, message }
+        })
+    }
+}
+
+async fn send(
+    mut to: WriteHalf<impl Stream>,
+    mut outbox: mpsc::UnboundedReceiver<Outgoing>,
+) -> io::Result<()> {
+    while let Some(outgoing) = outbox.recv().await {
+        // A side that does not read holds up nobody else.
+        tokio::time::timeout(SILENCE * 12, write_frame(&mut to, &outgoing.frame)).await??;
+    }
+    Ok(())
+}
+
+struct Connection {
+    server: Arc<Server>,
+    trust: Trust,
+    out: mpsc::UnboundedSender<Outgoing>,
+    payloads: Arc<Semaphore>,
+    calls: JoinSet<u64>,
+    by_number: BTreeMap<u64, tokio::task::AbortHandle>,
+}
+
+impl Connection {
+    async fn run(mut self, mut from: BufReader<ReadHalf<impl Stream>>) -> io::Result<()> {
+        let mut tells_facts = false;
+        let mut ticks = tokio::time::interval(PING);
+        let mut heard = tokio::time::Instant::now();
+        let mut reading = Box::pin(read_one(&mut from, self.payloads.clone()));
+        loop {
+            let (frame, memory) = tokio::select! {
+                biased;
+                Some(done) = self.calls.join_next() => {
+                    if let Ok(number) = done {
+                        self.by_number.remove(&number);
+                    }
+                    continue;
+                }
+                _ = ticks.tick() => {
+                    if heard.elapsed() > SILENCE * 6 {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    if tells_facts {
+                        self.server.facts().for_each(|fact| self.send(fact));
+                    }
+                    continue;
+                }
+                read = &mut reading => match read? {
+                    Some(read) => read,
+                    None => return Ok(()),
+                },
+            };
+            drop(reading);
+            reading = Box::pin(read_one(&mut from, self.payloads.clone()));
+            heard = tokio::time::Instant::now();
+            match frame.kind {
+                FrameKind::Call => {
+                    if GREET.name(frame.message.code).is_some() {
+                        tells_facts |= self.greet(&frame);
+                        continue;
+                    }
+                    if self.calls.len() >= CALLS_MAX {
+                        return Err(io::Error::other("too many calls are under way"));
+                    }
+                    self.begin(frame, memory).await;
+                }
+                FrameKind::Cancel => {
+                    if let Some(call) = self.by_number.remove(&frame.call) {
+                        call.abort();
+                    }
+                }
+                FrameKind::Ping => {
+                    self.acknowledge(&frame);
+                    self.send(Frame::empty(FrameKind::Pong, frame.call));
+                }
+                FrameKind::Pong | FrameKind::Answer | FrameKind::Event => {}
+            }
+        }
+    }
+
+    fn send(&self, frame: Frame) {
+        // If the sender has ended, the connection ends.
+        let _ = self.out.send(frame.into());
+    }
+
+    /// A ping says which events arrived: pairs of a stream and a number.
+    fn acknowledge(&self, frame: &Frame) {
+        let seen: Vec<(u64, u64)> = crate::encoding::decode(&frame.message.body).unwrap_or_default();
+        for (number, seen) in seen {
+            if let Some(stream) = self.server.stream(number) {
+                stream.queue().acknowledge(seen);
+            }
+        }
+    }
+
+    /// Answers a greeting. Returns whether the other side wants facts.
+    fn greet(&self, frame: &Frame) -> bool {
+        let code = frame.message.code;
+        let request = message::open_envelope(&frame.message.body).map_err(BadRequest::Malformed).and_then(
+            |(_, fields)| message::unpack_request(&GREET, code, fields, frame.message.payload.clone()),
+        );
+        let (answer, wants_facts) = match request {
+            Ok(GreetRequest::Hello { wants_facts }) => {
+                let owners = &self.server.services.owners;
+                let ledgers = owners.iter().map(|(ledger, (opened, _))| (*ledger, *opened)).collect();
+                (Ok(Welcome { incarnation: self.server.incarnation, ledgers }), wants_facts)
+            }
+            Err(error) => (Err(refusal(&error)), false),
+        };
+        self.send(answer_frame(frame, AnswerHead::default(), &answer));
+        if wants_facts {
+            self.server.facts().for_each(|fact| self.send(fact));
+        }
+        wants_facts
+    }
+
+    /// Begins a call. It runs as far as it gets at once, so that calls begin in the order in which they arrived.
+    async fn begin(&mut self, frame: Frame, memory: Option<OwnedSemaphorePermit>) {
+        let number = frame.call;
+        let (server, trust) = (self.server.clone(), self.trust);
+        let (out, payloads) = (self.out.clone(), self.payloads.clone());
+        let mut work: BoxFuture<'static, u64> = Box::pin(async move {
+            let answer = server.answer(&frame, trust, &out, payloads, memory).await;
+            // If the connection has ended, the other side asks again.
+            let _ = out.send(answer);
+            number
+        });
+        let begun = std::future::poll_fn(|context| Poll::Ready(Pin::new(&mut work).poll(context))).await;
+        if begun.is_pending() {
+            self.by_number.insert(number, self.calls.spawn(work));
+        }
+    }
+}
+
+/// Reads a frame, and waits until there is memory for its payload. The next one is not read before.
+async fn read_one(
+    from: &mut BufReader<ReadHalf<impl Stream>>,
+    payloads: Arc<Semaphore>,
+) -> io::Result<Option<(Frame, Option<OwnedSemaphorePermit>)>> {
+    let Some(frame) = read_frame(from).await? else { return Ok(None) };
+    let memory = match frame.message.payload.len() {
+        0 => None,
+        len => Some(payloads.acquire_many_owned(len as u32).await.map_err(io::Error::other)?),
+    };
+    Ok(Some((frame, memory)))
+}
+
+fn refusal(error: &BadRequest) -> Refusal {
+    match error {
+        BadRequest::Unknown => Refusal::Unsupported,
+        BadRequest::Malformed(_) => Refusal::Malformed,
+    }
+}
+
+fn answer_frame<T: serde::Serialize + Payload>(
+    call: &Frame,
+    head: AnswerHead,
+    answer: &Result<T, Refusal>,
+) -> Frame {
+    let message = message::pack_answer(call.message.code, head, answer);
+    Frame { kind: FrameKind::Answer, service: call.service, call: call.call, message }
+}
+
+fn refused(call: &Frame, refusal: Refusal) -> Frame {
+    answer_frame(call, AnswerHead::default(), &Err::<bool, _>(refusal))
+}
+
+impl Server {
+    async fn answer(
+        &self,
+        frame: &Frame,
+        trust: Trust,
+        out: &mpsc::UnboundedSender<Outgoing>,
+        payloads: Arc<Semaphore>,
+        memory: Option<OwnedSemaphorePermit>,
+    ) -> Outgoing {
+        let code = frame.message.code;
+        let Ok((mut envelope, fields)) = message::open_envelope(&frame.message.body) else {
+            return refused(frame, Refusal::Malformed).into();
+        };
+        if trust == Trust::Users {
+            envelope.caller.get_or_insert_with(Caller::nobody);
+        }
+        let limit = Duration::from_millis(envelope.deadline_ms.into());
+        let work = async {
+            if OWNER.name(code).is_some() {
+                self.ask_owner(frame, envelope, fields).await.into()
+            } else if SESSION.name(code).is_some() {
+                self.bind(frame, fields, out).await.into()
+            } else {
+                let (answer, _memory) = self.ask_drive(frame, fields, payloads, memory).await;
+                Outgoing { frame: answer_frame(frame, AnswerHead::default(), &answer), _memory }
+            }
+        };
+        if limit.is_zero() {
+            return work.await;
+        }
+        tokio::time::timeout(limit, work).await.unwrap_or_else(|_| refused(frame, Refusal::Late).into())
+    }
+
+    fn owner(&self, frame: &Frame) -> Result<&Arc<dyn MetaService>, Refusal> {
+        let found = self.services.owners.get(&LedgerId(frame.service));
+        found.map(|(_, owner)| owner).ok_or(Refusal::Elsewhere)
+    }
+
+    async fn ask_owner(&self, frame: &Frame, envelope: Envelope, fields: &[u8]) -> Frame {
+        let message = &frame.message;
+        let request =
+            message::unpack_request::<MetaRequest>(&OWNER, message.code, fields, message.payload.clone())
+                .map_err(|error| refusal(&error));
+        let (head, answer) = match (self.owner(frame), request) {
+            (Ok(owner), Ok(request)) => {
+                let answer = owner.call(envelope, request).await;
+                (AnswerHead { position: owner.position() }, Ok(answer))
+            }
+            (Err(refusal), _) | (_, Err(refusal)) => (AnswerHead::default(), Err(refusal)),
+        };
+        answer_frame(frame, head, &answer)
+    }
+
+    async fn bind(&self, frame: &Frame, fields: &[u8], out: &mpsc::UnboundedSender<Outgoing>) -> Frame {
+        let head = AnswerHead::default();
+        let request =
+            message::unpack_request(&SESSION, frame.message.code, fields, frame.message.payload.clone());
+        let (owner, request) = match (self.owner(frame), request) {
+            (Ok(owner), Ok(request)) => (owner, request),
+            (Err(refusal), _) => return refused(frame, refusal),
+            (_, Err(error)) => return refused(frame, refusal(&error)),
+        };
+        let ledger = LedgerId(frame.service);
+        match request {
+            SessionRequest::Connect { stream } => {
+                // Sent again: the session is registered twice, and the first one ends by its silence.
+                let stream = self.new_stream(stream, ledger);
+                stream.attach(0, out);
+                let answer = owner.connect(Arc::new(Sink(stream))).await;
+                answer_frame(frame, head, &Ok::<Result<_, FsError>, _>(answer))
+            }
+            SessionRequest::Resume { stream, session, claim } => {
+                let stream = self.stream(stream).unwrap_or_else(|| self.new_stream(stream, ledger));
+                let is_whole = stream.attach(0, out);
+                let answer = match is_whole {
+                    true => owner.resume(session, claim, Arc::new(Sink(stream))).await,
+                    false => Err(FsError::Disconnected),
+                };
+                answer_frame(frame, head, &Ok::<Result<_, FsError>, _>(answer))
+            }
+            SessionRequest::Attach { stream, seen } => {
+                let is_whole = self.stream(stream).is_some_and(|stream| stream.attach(seen, out));
+                answer_frame(frame, head, &Ok(is_whole))
+            }
+        }
+    }
+
+    async fn ask_drive(
+        &self,
+        frame: &Frame,
+        fields: &[u8],
+        payloads: Arc<Semaphore>,
+        memory: Option<OwnedSemaphorePermit>,
+    ) -> (Result<DriveReply, Refusal>, Option<OwnedSemaphorePermit>) {
+        let message = &frame.message;
+        let request: DriveRequest =
+            match message::unpack_request(&DRIVE, message.code, fields, message.payload.clone()) {
+                Ok(request) => request,
+                Err(error) => return (Err(refusal(&error)), memory),
+            };
+        let Some(drive) = self.services.drives.get(&DriveId(frame.service)) else {
+            return (Err(Refusal::Elsewhere), memory);
+        };
+        let memory = match &request {
+            DriveRequest::Get(get) => {
+                // The answer has a payload, not the request.
+                let bytes = (u64::from(get.blocks) << 12).min(PAYLOADS_BYTES_MAX as u64) as u32;
+                payloads.acquire_many_owned(bytes).await.ok()
+            }
+            _ => memory,
+        };
+        let reply = request.execute(&**drive).await;
+        (Ok(reply), memory)
+    }
+}

@@ -1,0 +1,435 @@
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use base::env::Env;
+use base::{
+    DriveId, DriveUuid, Epoch, ExtentId, FsError, Ino, LeaseId, LedgerId, PgId, SessionId, ShardIndex,
+};
+use bytes::Bytes;
+use tokio::net::UnixStream;
+use tokio::sync::{Notify, mpsc};
+
+use super::*;
+use crate::claim::{Claim, Resumed};
+use crate::drive::*;
+use crate::message::Envelope;
+use crate::meta::{
+    EventSink, LeaseGrant, LeaseKind, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId,
+};
+use crate::position::{KnownLedger, Position};
+
+const LEDGER: LedgerId = LedgerId(3);
+const DRIVE: DriveId = DriveId(5);
+
+/// An owner that answers heartbeats with their own number, and sends an event for each `GetAttr`.
+#[derive(Default)]
+struct TestOwner {
+    sink: Mutex<Option<Arc<dyn EventSink>>>,
+    seen: Mutex<Vec<RequestId>>,
+    /// Requests `StatFs` wait for this.
+    gate: Notify,
+    cancelled: AtomicBool,
+}
+
+struct NoteDrop<'a>(&'a AtomicBool);
+
+impl Drop for NoteDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+impl MetaService for TestOwner {
+    fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>> {
+        *self.sink.lock().unwrap() = Some(events);
+        Box::pin(async { Ok(SessionId(7)) })
+    }
+
+    fn resume(
+        &self,
+        session: SessionId,
+        claim: Claim,
+        events: Arc<dyn EventSink>,
+    ) -> BoxFuture<'_, Result<Resumed, FsError>> {
+        assert_eq!((session, claim.in_use_ver), (SessionId(7), 9));
+        *self.sink.lock().unwrap() = Some(events);
+        let result = if claim.more { Ok(Resumed::default()) } else { Err(FsError::StaleLease) };
+        Box::pin(async { result })
+    }
+
+    fn position(&self) -> Option<Position> {
+        Some(Position { ledger: LEDGER, lineage: base::Lineage(1), seq: base::Seq(4) })
+    }
+
+    fn call(&self, envelope: Envelope, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
+        self.seen.lock().unwrap().push(envelope.request);
+        if let MetaRequest::GetAttr { ino } = request {
+            let lease = LeaseGrant { ino, id: LeaseId(1), kind: LeaseKind::Read, seq: 1 };
+            self.sink.lock().unwrap().as_ref().unwrap().event(OwnerEvent::Revoked { lease });
+        }
+        Box::pin(async move {
+            match request {
+                MetaRequest::Heartbeat { in_use_ver: version } => {
+                    Ok(MetaReply::Beat { version, used_bytes: 0, drive_bytes: 0, events: 0 })
+                }
+                MetaRequest::StatFs => {
+                    let _note = NoteDrop(&self.cancelled);
+                    self.gate.notified().await;
+                    Ok(MetaReply::StatFs { used_bytes: 1, inodes: 2 })
+                }
+                _ => Ok(MetaReply::Done),
+            }
+        })
+    }
+}
+
+/// A drive in memory.
+#[derive(Default)]
+struct TestDrive {
+    shards: Mutex<BTreeMap<ShardKey, PutShard>>,
+}
+
+impl DriveService for TestDrive {
+    fn put(&self, request: PutShard) -> BoxFuture<'_, Result<(), PutShardError>> {
+        self.shards.lock().unwrap().insert(request.key, request);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn get(&self, request: GetShard) -> BoxFuture<'_, Result<ShardBlocks, GetShardError>> {
+        let shards = self.shards.lock().unwrap();
+        let found = shards.get(&request.key).map(|put| {
+            let range =
+                request.first_block as usize * 4096..(request.first_block + request.blocks) as usize * 4096;
+            ShardBlocks { bytes: put.bytes.slice(range), checksums: put.checksums.clone(), note: None }
+        });
+        Box::pin(async move { found.ok_or(GetShardError::NotFound { drive: DRIVE, key: request.key }) })
+    }
+
+    fn delete(&self, request: DeleteShards) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        request.keys.iter().for_each(|key| drop(self.shards.lock().unwrap().remove(key)));
+        Box::pin(async { Ok(()) })
+    }
+
+    fn keep_positions(&self, _: Vec<Position>, _: bool) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn known_ledgers(&self) -> BoxFuture<'_, Result<Vec<KnownLedger>, DriveFailed>> {
+        Box::pin(async { Ok(vec![KnownLedger { ledger: LEDGER, position: None, highest_extent: None }]) })
+    }
+
+    fn list(&self, _: Option<ShardKey>, limit: usize) -> BoxFuture<'_, Result<Vec<ShardEntry>, DriveFailed>> {
+        assert_eq!(limit, 3);
+        Box::pin(async { Err(DriveFailed { drive: DRIVE }) })
+    }
+
+    fn scrub(&self, _: Option<ShardKey>, _: u64) -> BoxFuture<'_, Result<ScrubStep, DriveFailed>> {
+        Box::pin(async { Ok(ScrubStep { next: None, verified_bytes: 5, bad: vec![] }) })
+    }
+
+    fn make_room(&self) -> BoxFuture<'_, Result<(), DriveFailed>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn health(&self) -> DriveHealth {
+        DriveHealth::Up
+    }
+
+    fn stat(&self) -> DriveStat {
+        DriveStat {
+            uuid: DriveUuid([9; 16]),
+            mark: DriveMark::default(),
+            health: self.health(),
+            failure: None,
+            io_path: IoPath::Simulated,
+            capacity_bytes: 100,
+            live_bytes: self.shards.lock().unwrap().len() as u64,
+            garbage_bytes: 0,
+            reserved_bytes: 0,
+            free_bytes: 0,
+            host_full: false,
+            full: false,
+            trimmed_bytes: 0,
+            write_limit_bytes_per_s: None,
+            shards: 0,
+            bad_shards: 0,
+            age_ms: 0,
+            cleanable_bytes: 0,
+        }
+    }
+}
+
+/// Two processes: one with an owner and a drive, one that uses them.
+struct Pair {
+    env: Env,
+    owner: Arc<TestOwner>,
+    server: Arc<Mutex<Arc<Server>>>,
+    /// Ends the present connections.
+    break_all: Arc<Notify>,
+    /// No new connection is accepted.
+    closed: Arc<AtomicBool>,
+    dials: Arc<AtomicU32>,
+    peer: Arc<Peer>,
+}
+
+fn services(owner: &Arc<TestOwner>, opened: u64) -> Services {
+    Services {
+        owners: BTreeMap::from([(LEDGER, (opened, owner.clone() as Arc<dyn MetaService>))]),
+        drives: BTreeMap::from([(DRIVE, Arc::new(TestDrive::default()) as Arc<dyn DriveService>)]),
+    }
+}
+
+impl Pair {
+    fn new() -> Self {
+        let env = Env::real();
+        let owner = Arc::new(TestOwner::default());
+        let server = Arc::new(Mutex::new(Server::new(&env, services(&owner, 1))));
+        let (break_all, closed, dials) =
+            (Arc::new(Notify::new()), Arc::<AtomicBool>::default(), Arc::<AtomicU32>::default());
+        let dial: Dial = {
+            let (server, break_all, closed, dials) =
+                (server.clone(), break_all.clone(), closed.clone(), dials.clone());
+            Arc::new(move || {
+                let (server, break_all) = (server.lock().unwrap().clone(), break_all.clone());
+                let is_closed = closed.load(Ordering::SeqCst);
+                dials.fetch_add(1, Ordering::SeqCst);
+                Box::pin(async move {
+                    if is_closed {
+                        return Err(io::ErrorKind::ConnectionRefused.into());
+                    }
+                    let (here, there) = UnixStream::pair()?;
+                    tokio::spawn(async move {
+                        tokio::select! {
+                            _ = server.serve(there, Trust::Full) => {}
+                            () = break_all.notified() => {}
+                        }
+                    });
+                    Ok(Box::new(here) as Box<dyn Stream>)
+                })
+            })
+        };
+        let runtime = tokio::runtime::Handle::current();
+        let peer = Peer::new(PeerOptions { env: env.clone(), runtime, dial, data_connections: 2 });
+        Self { env, owner, server, break_all, closed, dials, peer }
+    }
+}
+
+struct Sent(mpsc::UnboundedSender<OwnerEvent>);
+
+impl EventSink for Sent {
+    fn event(&self, event: OwnerEvent) {
+        let _ = self.0.send(event);
+    }
+}
+
+fn run<T>(work: impl Future<Output = T>) -> T {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(2).enable_all().build().unwrap();
+    let limited = async { tokio::time::timeout(Duration::from_secs(60), work).await.expect("nothing hangs") };
+    runtime.block_on(limited)
+}
+
+fn id(seq: u64) -> Envelope {
+    RequestId { session: SessionId(7), slot: 0, seq }.into()
+}
+
+fn beat(version: u64) -> MetaRequest {
+    MetaRequest::Heartbeat { in_use_ver: version }
+}
+
+fn put(extent: u64, blocks: usize) -> PutShard {
+    PutShard {
+        key: ShardKey { ledger: LEDGER, extent: ExtentId(extent), shard: ShardIndex(0) },
+        shape: ShardShape { pg: PgId(1), k: 1, m: 0, extent_len: 4096 },
+        note: ShardNote::default(),
+        position: None,
+        class: ShardClass::Bulk,
+        purpose: PutPurpose::Write,
+        pg_epoch: Epoch(1),
+        bytes: Bytes::from(vec![extent as u8; blocks * 4096]),
+        checksums: vec![5; blocks],
+    }
+}
+
+#[test]
+fn requests_are_executed_in_order_and_answered() {
+    run(async {
+        let pair = Pair::new();
+        assert_eq!(pair.peer.ledgers().await, [(LEDGER, 1)]);
+        let owner = RemoteOwner::new(&pair.peer, LEDGER);
+        let (events, _inbox) = mpsc::unbounded_channel();
+        assert_eq!(owner.connect(Arc::new(Sent(events))).await, Ok(SessionId(7)));
+        let calls: Vec<_> = (0..500).map(|seq| owner.call(id(seq), beat(seq))).collect();
+        let answers = futures_util::future::join_all(calls).await;
+        for (version, answer) in (0..).zip(answers) {
+            assert_eq!(answer, Ok(MetaReply::Beat { version, used_bytes: 0, drive_bytes: 0, events: 0 }));
+        }
+        let seen: Vec<u64> = pair.owner.seen.lock().unwrap().iter().map(|id| id.seq).collect();
+        assert!(seen.is_sorted());
+        assert_eq!(owner.position(), pair.owner.position());
+        let other = RemoteOwner::new(&pair.peer, LedgerId(99));
+        assert_eq!(other.call(id(0), beat(0)).await, Err(FsError::Disconnected), "it is not there");
+    });
+}
+
+#[test]
+fn drives_store_and_return_shards_and_tell_their_state() {
+    run(async {
+        let pair = Pair::new();
+        let drive = RemoteDrive::new(&pair.peer, DRIVE).await;
+        assert_eq!((drive.health(), drive.stat().capacity_bytes), (DriveHealth::Up, 100));
+        for extent in 0..20 {
+            drive.put(put(extent, 256)).await.unwrap();
+        }
+        let get = |extent| GetShard {
+            key: put(extent, 1).key,
+            first_block: 7,
+            blocks: 200,
+            purpose: GetPurpose::Read,
+        };
+        let gets: Vec<_> = (0..20).map(|extent| drive.get(get(extent))).collect();
+        for (extent, blocks) in (0..).zip(futures_util::future::join_all(gets).await) {
+            assert_eq!(blocks.unwrap().bytes, vec![extent; 200 * 4096]);
+        }
+        assert!(matches!(drive.get(get(99)).await, Err(GetShardError::NotFound { .. })));
+        drive.delete(vec![put(3, 1).key].into()).await.unwrap();
+        assert!(matches!(drive.get(get(3)).await, Err(GetShardError::NotFound { .. })));
+        assert_eq!(drive.known_ledgers().await.unwrap()[0].ledger, LEDGER);
+        assert_eq!(drive.list(None, 3).await, Err(DriveFailed { drive: DRIVE }));
+        assert_eq!(drive.scrub(None, 1).await.unwrap().verified_bytes, 5);
+        drive.make_room().await.unwrap();
+        tokio::time::sleep(PING + PING / 2).await;
+        assert_eq!(drive.stat().live_bytes, 19, "the state is told again");
+        assert!(drive.stat().age_ms < 3000);
+    });
+}
+
+#[test]
+fn calls_and_events_outlive_their_connection() {
+    run(async {
+        let pair = Pair::new();
+        let owner = RemoteOwner::new(&pair.peer, LEDGER);
+        let (events, mut inbox) = mpsc::unbounded_channel();
+        owner.connect(Arc::new(Sent(events))).await.unwrap();
+        for round in 0..10 {
+            let waiting = {
+                let owner = owner.clone();
+                tokio::spawn(async move { owner.call(id(1_000_000 + round), MetaRequest::StatFs).await })
+            };
+            let calls: Vec<_> = (0..50)
+                .map(|n| owner.call(id(round * 50 + n), MetaRequest::GetAttr { ino: Ino(round * 50 + n) }))
+                .collect();
+            let all = futures_util::future::join_all(calls);
+            let breaker = async {
+                tokio::task::yield_now().await;
+                pair.break_all.notify_waiters();
+            };
+            let (answers, ()) = tokio::join!(all, breaker);
+            assert!(answers.iter().all(|answer| *answer == Ok(MetaReply::Done)));
+            // The call that waits is sent again on each new connection.
+            while !waiting.is_finished() {
+                pair.owner.gate.notify_waiters();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert_eq!(waiting.await.unwrap(), Ok(MetaReply::StatFs { used_bytes: 1, inodes: 2 }));
+        }
+        assert!(pair.dials.load(Ordering::SeqCst) > 10);
+        // The test owner executes repetitions again, so some events come twice; none is missing, and their order stands.
+        let mut inos = Vec::new();
+        while let Ok(OwnerEvent::Revoked { lease }) = inbox.try_recv() {
+            inos.push(lease.ino.0);
+        }
+        let distinct: std::collections::BTreeSet<u64> = inos.iter().copied().collect();
+        assert!(distinct.iter().copied().eq(0..500), "{inos:?}");
+    });
+}
+
+#[test]
+fn a_call_that_nobody_waits_for_is_cancelled() {
+    run(async {
+        let pair = Pair::new();
+        let owner = RemoteOwner::new(&pair.peer, LEDGER);
+        let waiting =
+            tokio::time::timeout(Duration::from_millis(100), owner.call(id(1), MetaRequest::StatFs)).await;
+        assert!(waiting.is_err());
+        while !pair.owner.cancelled.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut late = id(2);
+        late.deadline_ms = 50;
+        assert_eq!(
+            owner.call(late, MetaRequest::StatFs).await,
+            Err(FsError::Disconnected),
+            "the deadline has passed"
+        );
+    });
+}
+
+#[test]
+fn a_peer_out_of_reach_makes_its_drives_unreachable_and_not_failed() {
+    run(async {
+        let pair = Pair::new();
+        let drive = RemoteDrive::new(&pair.peer, DRIVE).await;
+        pair.closed.store(true, Ordering::SeqCst);
+        pair.break_all.notify_waiters();
+        while drive.health() == DriveHealth::Up {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(drive.health(), DriveHealth::Unreachable);
+        assert!(drive.stat().age_ms >= 5000);
+        pair.closed.store(false, Ordering::SeqCst);
+        while drive.health() != DriveHealth::Up {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        drive.put(put(1, 1)).await.unwrap();
+    });
+}
+
+#[test]
+fn a_ledger_that_is_opened_anew_ends_its_remote_owners() {
+    run(async {
+        let pair = Pair::new();
+        let owner = RemoteOwner::new(&pair.peer, LEDGER);
+        let (events, _inbox) = mpsc::unbounded_channel();
+        owner.connect(Arc::new(Sent(events))).await.unwrap();
+        let waiting = owner.call(id(1), MetaRequest::StatFs);
+        let change = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            *pair.server.lock().unwrap() = Server::new(&pair.env, services(&pair.owner, 2));
+            pair.break_all.notify_waiters();
+        };
+        let (answer, ()) = tokio::join!(waiting, change);
+        assert_eq!(answer, Err(FsError::Disconnected));
+        assert!(owner.is_lost());
+        assert_eq!(owner.call(id(2), beat(1)).await, Err(FsError::Disconnected));
+        let next = RemoteOwner::new(&pair.peer, LEDGER);
+        let claim = Claim { in_use_ver: 9, ..Claim::default() };
+        let (events, _inbox) = mpsc::unbounded_channel();
+        let resumed = next.resume(SessionId(7), claim, Arc::new(Sent(events))).await;
+        assert_eq!(resumed, Err(FsError::StaleLease), "the owner's answer comes through");
+    });
+}
+
+#[test]
+fn a_claim_of_several_messages_goes_on_with_the_same_stream() {
+    run(async {
+        let pair = Pair::new();
+        let owner = RemoteOwner::new(&pair.peer, LEDGER);
+        let (events, mut inbox) = mpsc::unbounded_channel();
+        let claim = Claim { in_use_ver: 9, more: true, ..Claim::default() };
+        for round in 0..3 {
+            owner.resume(SessionId(7), claim.clone(), Arc::new(Sent(events.clone()))).await.unwrap();
+            for n in 0..100 {
+                let ino = Ino(round * 100 + n);
+                assert_eq!(owner.call(id(ino.0), MetaRequest::GetAttr { ino }).await, Ok(MetaReply::Done));
+            }
+        }
+        assert_eq!(pair.dials.load(Ordering::SeqCst), 3, "no connection broke");
+        let mut inos = Vec::new();
+        while let Ok(OwnerEvent::Revoked { lease }) = inbox.try_recv() {
+            inos.push(lease.ino.0);
+        }
+        assert!(inos.iter().copied().eq(0..300), "{inos:?}");
+    });
+}
