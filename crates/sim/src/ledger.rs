@@ -114,6 +114,9 @@ impl LedgerLog for WatchedLog {
             if self.is_unreachable() {
                 return Err(AppendError::Unknown(Self::unreachable()));
             }
+            if batches.iter().any(|entry| entry.len() > self.caps().entry_bytes_max) {
+                return Err(AppendError::TooLarge);
+            }
             let last = first.0 + batches.len() as u64 - 1;
             self.world.trace.event(format_args!("log append epoch={epoch} seq={first}..={last}"));
             self.inner.append(epoch, first, batches).await?;
@@ -154,7 +157,8 @@ impl LedgerLog for WatchedLog {
     }
 
     fn caps(&self) -> LogCaps {
-        self.inner.caps()
+        let caps = self.inner.caps();
+        LogCaps { entry_bytes_max: caps.entry_bytes_max.min(self.world.scenario.log_entry_bytes), ..caps }
     }
 
     fn first(&self) -> Seq {

@@ -63,6 +63,8 @@ pub struct Scenario {
     pub rivals: bool,
     /// Clients are cut off from the owner at times, some of them for longer than their sessions' term.
     pub cuts: bool,
+    /// Largest entry of the log, so small at times that most batches take several entries.
+    pub log_entry_bytes: usize,
 }
 
 const MIB: u64 = 1 << 20;
@@ -105,6 +107,7 @@ impl Scenario {
             log_loses: dice.once_in(4),
             rivals: dice.once_in(3),
             cuts: dice.once_in(4),
+            log_entry_bytes: *dice.of(&[usize::MAX, usize::MAX, 4096, 300]),
         };
         // At most one drive may lack shards at a time.
         scenario.copies_return &= profile.m() > 0

@@ -11,7 +11,7 @@ use base::env::{Env, Files, Random};
 use base::{Epoch, Seq};
 use wire::BoxFuture;
 
-use super::frame::BATCH_BYTES_MAX;
+use super::frame::ENTRY_BYTES_MAX;
 use super::{
     AppendError, CopyIo, Fence, FileLog, LedgerLog, LogEntry, LogError, LogSizes, MemLog, MirrorOptions,
     MirroredLog,
@@ -254,8 +254,8 @@ fn a_batch_above_the_limit_is_refused_before_it_can_be_lost() {
     for_every_engine(|engine| {
         let log = engine.open().unwrap();
         now(log.seal(Epoch(1), 0)).unwrap();
-        assert_eq!(log.caps().batch_bytes_max, BATCH_BYTES_MAX);
-        let result = now(log.append(Epoch(1), Seq(1), vec![vec![1; BATCH_BYTES_MAX + 1]]));
+        assert_eq!(log.caps().entry_bytes_max, ENTRY_BYTES_MAX);
+        let result = now(log.append(Epoch(1), Seq(1), vec![vec![1; ENTRY_BYTES_MAX + 1]]));
         assert!(matches!(result, Err(AppendError::TooLarge)), "{result:?}");
         append(&*log, 1, 1..=2).unwrap();
         drop(log);

@@ -15,7 +15,7 @@ use base::units::MIB;
 use base::{Epoch, Seq};
 use wire::BoxFuture;
 
-use super::frame::{BATCH_BYTES_MAX, BadFrame, Frame, FrameKind, HEADER_BYTES};
+use super::frame::{BadFrame, ENTRY_BYTES_MAX, Frame, FrameKind, HEADER_BYTES};
 use super::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, Room, Tail};
 
 pub(super) const BATCHES_MAX: usize = 64;
@@ -403,7 +403,7 @@ impl Inner {
 
 /// Encodes the frames of one append.
 pub(super) fn frames(epoch: Epoch, first: Seq, batches: &[Vec<u8>]) -> Result<Vec<u8>, AppendError> {
-    if batches.len() > BATCHES_MAX || batches.iter().any(|batch| batch.len() > BATCH_BYTES_MAX) {
+    if batches.len() > BATCHES_MAX || batches.iter().any(|batch| batch.len() > ENTRY_BYTES_MAX) {
         return Err(AppendError::TooLarge);
     }
     let mut bytes = Vec::with_capacity(batches.iter().map(|batch| HEADER_BYTES + batch.len()).sum());
@@ -556,7 +556,7 @@ impl LedgerLog for FileLog {
     }
 
     fn caps(&self) -> LogCaps {
-        LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: BATCHES_MAX, lease: None }
+        LogCaps { entry_bytes_max: ENTRY_BYTES_MAX, batches_per_append: BATCHES_MAX, lease: None }
     }
 
     fn first(&self) -> Seq {

@@ -18,7 +18,7 @@ use base::{Epoch, Seq};
 /// Bytes before the batch.
 pub(super) const HEADER_BYTES: usize = 32;
 /// Largest accepted batch, in bytes.
-pub(super) const BATCH_BYTES_MAX: usize = 64 << 20;
+pub(super) const ENTRY_BYTES_MAX: usize = 64 << 20;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"FBLG");
 const FORMAT: u8 = 1;
@@ -78,7 +78,7 @@ impl<'a> Frame<'a> {
         let seq = Seq(r.u64("seq").map_err(invalid)?);
         let len = r.u32("len").map_err(invalid)? as usize;
         let sum = r.u32("checksum").map_err(invalid)?;
-        if magic != MAGIC || len > BATCH_BYTES_MAX {
+        if magic != MAGIC || len > ENTRY_BYTES_MAX {
             return Err(BadFrame::Invalid);
         }
         let batch = r.bytes(len, "batch").map_err(invalid)?;

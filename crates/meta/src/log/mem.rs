@@ -6,7 +6,7 @@ use std::time::Duration;
 use base::{Epoch, Seq};
 use wire::BoxFuture;
 
-use super::frame::BATCH_BYTES_MAX;
+use super::frame::ENTRY_BYTES_MAX;
 use super::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, Sealed, Tail};
 
 #[derive(Debug, Default)]
@@ -95,7 +95,7 @@ impl LedgerLog for MemLog {
             if epoch != inner.epoch || first.0 != inner.tail().0 + 1 {
                 return Err(AppendError::Fenced(inner.epoch));
             }
-            if batches.iter().any(|batch| batch.len() > BATCH_BYTES_MAX) {
+            if batches.iter().any(|batch| batch.len() > ENTRY_BYTES_MAX) {
                 return Err(AppendError::TooLarge);
             }
             let entries = (first.0..).zip(batches);
@@ -136,6 +136,6 @@ impl LedgerLog for MemLog {
     }
 
     fn caps(&self) -> LogCaps {
-        LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: 64, lease: self.lease }
+        LogCaps { entry_bytes_max: ENTRY_BYTES_MAX, batches_per_append: 64, lease: self.lease }
     }
 }

@@ -23,7 +23,7 @@ use crate::keeper::Keeper;
 use crate::state::WholeLog;
 
 use super::file::{BATCHES_MAX, Copied, FileLog, LogSizes, frames};
-use super::frame::BATCH_BYTES_MAX;
+use super::frame::ENTRY_BYTES_MAX;
 use super::members::{Member, Members};
 use super::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, Room, Tail};
 
@@ -555,7 +555,7 @@ impl LedgerLog for MirroredLog {
     }
 
     fn caps(&self) -> LogCaps {
-        LogCaps { batch_bytes_max: BATCH_BYTES_MAX, batches_per_append: BATCHES_MAX, lease: None }
+        LogCaps { entry_bytes_max: ENTRY_BYTES_MAX, batches_per_append: BATCHES_MAX, lease: None }
     }
 
     fn first(&self) -> Seq {

@@ -31,7 +31,7 @@ pub struct LogEntry {
     pub seq: Seq,
     /// Epoch of the owner that appended it; never decreases.
     pub epoch: Epoch,
-    /// An encoded batch.
+    /// An encoded batch, or a part of one.
     pub batch: Vec<u8>,
 }
 
@@ -67,8 +67,8 @@ pub struct Sealed {
 /// The limits of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogCaps {
-    /// Largest batch in bytes.
-    pub batch_bytes_max: usize,
+    /// Largest entry in bytes. A larger batch takes several entries.
+    pub entry_bytes_max: usize,
     /// Most batches in one append.
     pub batches_per_append: usize,
     /// How long an owner counts as alive after a sign of life; another node may then take the ledger. `None`: no other node
@@ -89,8 +89,8 @@ pub enum AppendError {
     /// The log has no room; nothing was appended.
     #[error("log is full")]
     Full(#[source] std::io::Error),
-    /// A batch is larger than [`LogCaps::batch_bytes_max`]; nothing was appended.
-    #[error("batch is larger than the log takes")]
+    /// An entry is larger than [`LogCaps::entry_bytes_max`]; nothing was appended.
+    #[error("entry is larger than the log takes")]
     TooLarge,
     /// The outcome is unknown, and only a restart can settle it.
     #[error("outcome of append is unknown until a restart")]

@@ -28,6 +28,7 @@ pub(super) struct Call {
 
 /// A running append. There is only one at a time: `Desk::appending` is set while it exists.
 pub(super) struct Appending {
+    /// The last entry of its batch.
     pub(super) seq: Seq,
     pub(super) work: BoxFuture<'static, Result<(), AppendError>>,
 }

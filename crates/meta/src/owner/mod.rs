@@ -141,6 +141,22 @@ pub struct Now {
     pub heard_ns: u64,
 }
 
+/// A batch on its way to the log. Its operations have the number of its first entry.
+#[derive(Debug)]
+pub struct TakenBatch {
+    /// Position of the first entry.
+    pub first: Seq,
+    /// The entries.
+    pub entries: Vec<Vec<u8>>,
+}
+
+impl TakenBatch {
+    /// Position of the last entry: the batch is durable with it.
+    pub fn last(&self) -> Seq {
+        Seq(self.first.0 + self.entries.len() as u64 - 1)
+    }
+}
+
 /// The outcome of a request.
 #[derive(Debug)]
 pub enum Executed {
@@ -447,16 +463,16 @@ impl Core {
         self.pending_bytes
     }
 
-    /// The changes since the last call, as the next batch.
-    pub fn take_batch(&mut self) -> Option<(Seq, Batch)> {
+    /// The changes since the last call, as the next batch, in entries of at most `entry_bytes_max` bytes.
+    pub fn take_batch(&mut self, entry_bytes_max: usize) -> Option<TakenBatch> {
         if self.pending.is_empty() {
             return None;
         }
-        let changes = std::mem::take(&mut self.pending).into_iter().collect();
+        let batch = Batch { changes: std::mem::take(&mut self.pending).into_iter().collect() };
         self.pending_bytes = 0;
-        let seq = self.next_seq;
-        self.next_seq = Seq(seq.0 + 1);
-        Some((seq, Batch { changes }))
+        let (first, entries) = (self.next_seq, batch.entries(entry_bytes_max));
+        self.next_seq = Seq(first.0 + entries.len() as u64);
+        Some(TakenBatch { first, entries })
     }
 
     /// Reports that every batch up to `seq` is durable.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base::{Epoch, LedgerId, Seq};
 
-use crate::batch::Batch;
+use crate::batch::Assembler;
 use crate::history::OlderLedger;
 use crate::log::{Fence, LedgerLog, LogError, Sealed};
 use crate::state::{Applied, State, StateError};
@@ -101,28 +101,33 @@ pub(crate) async fn recover(
     let log_error = |source| OwnerError::Log { ledger, source };
     let store_error = |source| OwnerError::Store { ledger, source };
     let (owner, tail) = seal(&**log, nonce).await.map_err(log_error)?;
-    let mut applied = state.applied().map_err(store_error)?.seq;
+    let mut read = state.applied().map_err(store_error)?.seq;
     let seen = state.newest().map_err(store_error)?.seq;
     if tail < seen {
         return Err(OwnerError::RolledBack { ledger, seen, tail });
     }
-    while applied < tail {
-        let entries = log.read(Seq(applied.0 + 1), PAGE_BYTES).await.map_err(log_error)?;
+    let mut assembler = Assembler::default();
+    while read < tail {
+        let entries = log.read(Seq(read.0 + 1), PAGE_BYTES).await.map_err(log_error)?;
         let damaged =
-            |what: &str| OwnerError::Damaged { ledger, what: format!("batch {}: {what}", applied.0 + 1) };
-        let last = entries.last().ok_or_else(|| damaged("missing from the log"))?;
-        let position = Applied { seq: last.seq, epoch: last.epoch };
+            |seq: Seq, what: &str| OwnerError::Damaged { ledger, what: format!("entry {seq}: {what}") };
         let mut changes = std::collections::BTreeMap::new();
-        for (seq, entry) in (applied.0 + 1..).zip(&entries) {
-            if entry.seq.0 != seq {
-                return Err(damaged("missing from the log"));
-            }
-            let batch = Batch::decode(&entry.batch).map_err(|error| damaged(&error.to_string()))?;
-            changes.extend(batch.changes);
+        let mut position = None;
+        if entries.first().is_none_or(|first| first.seq.0 != read.0 + 1) {
+            return Err(damaged(Seq(read.0 + 1), "missing from the log"));
         }
-        let mut pairs = changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
-        state.apply(&mut pairs, position).map_err(store_error)?;
-        applied = position.seq;
+        for entry in &entries {
+            read = entry.seq;
+            let pushed = assembler.push(entry).map_err(|error| damaged(entry.seq, &error.to_string()))?;
+            if let Some(batch) = pushed {
+                changes.extend(batch.changes);
+                position = Some(Applied { seq: entry.seq, epoch: entry.epoch });
+            }
+        }
+        if let Some(position) = position {
+            let mut pairs = changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
+            state.apply(&mut pairs, position).map_err(store_error)?;
+        }
     }
     Ok((owner, tail))
 }

@@ -390,7 +390,7 @@ impl Shared {
     /// Whether another request may be executed: the next batch must not outgrow the log's limit with it, and the
     /// changes in memory must stay bounded.
     fn is_roomy(&self, desk: &Desk) -> bool {
-        let bounded = desk.core.pending_bytes() < self.log.caps().batch_bytes_max / 4
+        let bounded = desk.core.pending_bytes() < self.log.caps().entry_bytes_max / 4
             && desk.core.unstored_bytes() < desk.unstored_bytes_max;
         // A request that would wait for a full disk is refused, not delayed.
         bounded || desk.pressure() == Pressure::Exhausted
@@ -497,12 +497,13 @@ impl Shared {
         if desk.appending || self.halted() {
             return None;
         }
-        let (seq, batch) = desk.core.take_batch()?;
+        let batch = desk.core.take_batch(self.log.caps().entry_bytes_max)?;
         desk.appending = true;
         if desk.store_due || desk.core.unstored_bytes() > desk.unstored_bytes_max / STORE_PART {
             self.freeze(desk);
         }
-        let work = Box::pin(append(self.log.clone(), self.sealed, seq, batch.encode(), self.events.clone()));
+        let seq = batch.last();
+        let work = Box::pin(append(self.log.clone(), self.sealed, batch, self.events.clone()));
         Some(Appending { seq, work })
     }
 

@@ -77,10 +77,10 @@ impl Ledger {
 
     /// Makes all executed changes durable.
     fn commit(&mut self) {
-        if let Some((seq, batch)) = self.core.take_batch() {
-            self.log.push(Batch::decode(&batch.encode()).unwrap());
-            assert_eq!(seq.0, self.log.len() as u64, "batches are numbered without a gap");
-            self.core.committed(seq);
+        if let Some(batch) = self.core.take_batch(usize::MAX) {
+            self.log.push(Batch::decode(&batch.entries[0]).unwrap());
+            assert_eq!(batch.first.0, self.log.len() as u64, "batches are numbered without a gap");
+            self.core.committed(batch.last());
         }
     }
 

@@ -8,6 +8,7 @@ use base::Seq;
 use base::watch;
 use tokio::sync::mpsc;
 
+use super::TakenBatch;
 use super::desk::StoreJob;
 use super::server::{Event, with_causes};
 use crate::log::{AppendError, LedgerLog, Sealed, append_settled};
@@ -17,19 +18,32 @@ use crate::state::State;
 const STUCK_TRIES: u32 = 50;
 const STUCK_PAUSE: Duration = Duration::from_millis(100);
 
-/// Appends a batch. Waits while the log has no room or cannot be reached, and settles unknown outcomes.
+/// Appends the entries of a batch, each when the one before is durable.
 pub(super) async fn append(
     log: Arc<dyn LedgerLog>,
     owner: Sealed,
-    seq: Seq,
-    bytes: Vec<u8>,
+    batch: TakenBatch,
     events: mpsc::UnboundedSender<Event>,
+) -> Result<(), AppendError> {
+    for (seq, entry) in (batch.first.0..).zip(&batch.entries) {
+        append_one(&*log, owner, Seq(seq), entry, &events).await?;
+    }
+    Ok(())
+}
+
+/// Appends an entry. Waits while the log has no room or cannot be reached, and settles unknown outcomes.
+async fn append_one(
+    log: &dyn LedgerLog,
+    owner: Sealed,
+    seq: Seq,
+    entry: &[u8],
+    events: &mpsc::UnboundedSender<Event>,
 ) -> Result<(), AppendError> {
     let mut tries: u32 = 0;
     loop {
         let result = {
             let _watched = watch::call("append to a ledger's log");
-            append_settled(&*log, owner, seq, &bytes).await
+            append_settled(log, owner, seq, entry).await
         };
         let Err(error @ (AppendError::Full(_) | AppendError::Unknown(_))) = &result else { return result };
         if tries == 0 {

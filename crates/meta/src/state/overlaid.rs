@@ -7,7 +7,7 @@ use std::sync::Arc;
 use base::Seq;
 
 use super::{Applied, Pair, State, StateError, Visit};
-use crate::batch::Batch;
+use crate::batch::Assembler;
 use crate::keys::KeyRange;
 use crate::log::{LedgerLog, LogError};
 
@@ -34,17 +34,20 @@ impl Overlaid {
             let what = format!("the log begins at {}, the store ends at {}", log.first(), applied.seq);
             return Err(LogError::Damaged(what));
         }
+        let (mut assembler, mut read) = (Assembler::default(), applied.seq);
         loop {
-            let entries = log.read(Seq(applied.seq.0 + 1), PAGE_BYTES).await?;
-            let Some(last) = entries.last() else { break };
-            let position = Applied { seq: last.seq, epoch: last.epoch };
-            for entry in &entries {
-                let batch = Batch::decode(&entry.batch);
-                let batch =
-                    batch.map_err(|error| LogError::Damaged(format!("batch {}: {error}", entry.seq)))?;
-                changes.extend(batch.changes);
+            let entries = log.read(Seq(read.0 + 1), PAGE_BYTES).await?;
+            if entries.is_empty() {
+                break;
             }
-            applied = position;
+            for entry in &entries {
+                read = entry.seq;
+                let damaged = |error| LogError::Damaged(format!("entry {}: {error}", entry.seq));
+                if let Some(batch) = assembler.push(entry).map_err(damaged)? {
+                    changes.extend(batch.changes);
+                    applied = Applied { seq: entry.seq, epoch: entry.epoch };
+                }
+            }
         }
         Ok(Self { bottom, changes, applied })
     }

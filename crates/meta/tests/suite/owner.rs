@@ -203,7 +203,7 @@ fn a_log_older_than_the_store_is_refused() {
 #[derive(Clone)]
 struct Watched {
     log: MemLog,
-    batch_bytes_max: usize,
+    entry_bytes_max: usize,
     largest: Arc<AtomicUsize>,
     /// Appends refused as full before one is taken.
     full: Arc<AtomicU64>,
@@ -217,7 +217,7 @@ impl Watched {
         let zero = || Arc::new(AtomicU64::new(0));
         Self {
             log: MemLog::new(),
-            batch_bytes_max: 64 << 20,
+            entry_bytes_max: 64 << 20,
             largest: Arc::default(),
             full: zero(),
             broken: zero(),
@@ -287,7 +287,7 @@ impl LedgerLog for Watched {
     }
 
     fn caps(&self) -> LogCaps {
-        LogCaps { batch_bytes_max: self.batch_bytes_max, ..self.log.caps() }
+        LogCaps { entry_bytes_max: self.entry_bytes_max, ..self.log.caps() }
     }
 }
 
@@ -335,7 +335,7 @@ fn a_store_older_than_what_is_left_of_the_log_is_refused() {
 fn batches_stay_below_what_the_log_takes() {
     let runtime = runtime();
     let sim = Sim::new(1);
-    let log = Watched { batch_bytes_max: 1 << 20, ..Watched::new() };
+    let log = Watched { entry_bytes_max: 1 << 20, ..Watched::new() };
     let owner = open(&sim, Arc::new(log.clone()), Arc::new(MemState::default())).unwrap();
     let session = runtime.block_on(connect(&owner)).unwrap();
     let replies = runtime.block_on(join_all((0..300).map(|slot| {
@@ -346,15 +346,56 @@ fn batches_stay_below_what_the_log_takes() {
                 MetaReply::Entry { attr, .. } => attr.ino,
                 _ => return Err(FsError::Io),
             };
-            let (name, value) = (Bytes::from_static(b"user.x"), Bytes::from(vec![slot as u8; 60 << 10]));
-            let request = MetaRequest::SetXattr { ino, name, value, mode: XattrMode::Set };
-            ask(owner, session, 1000 + slot, request).await
+            ask(owner, session, 1000 + slot, set_xattr(ino, slot as u8)).await
         }
     })));
     assert!(replies.iter().all(Result::is_ok), "{:?}", replies.iter().find(|reply| reply.is_err()));
     owner.stop();
     let largest = log.largest.load(Ordering::Relaxed);
     assert!((64 << 10..=1 << 20).contains(&largest), "{largest}");
+}
+
+fn set_xattr(ino: Ino, value: u8) -> MetaRequest {
+    let (name, value) = (Bytes::from_static(b"user.x"), Bytes::from(vec![value; 60 << 10]));
+    MetaRequest::SetXattr { ino, name, value, mode: XattrMode::Set }
+}
+
+#[test]
+fn an_operation_that_is_larger_than_an_entry_of_the_log_takes_several() {
+    let runtime = runtime();
+    for lost in [0, 0b010, 0b10_1001, 0b1101_0110_1010] {
+        let sim = Sim::new(1);
+        let log = Watched { entry_bytes_max: 16 << 10, ..Watched::new() };
+        let owner = open(&sim, Arc::new(log.clone()), Arc::new(MemState::default())).unwrap();
+        let session = runtime.block_on(connect(&owner)).unwrap();
+        log.lost.store(lost, Ordering::Relaxed);
+        for value in 1..4 {
+            let request = set_xattr(Ino::ROOT, value);
+            assert!(runtime.block_on(ask(&owner, session, value.into(), request)).is_ok(), "{lost:b}");
+        }
+        assert!(!owner.stat().halted, "{lost:b}");
+        assert!(log.largest.load(Ordering::Relaxed) <= 16 << 10);
+        owner.stop();
+        // Another owner seals the log, writes a part of a batch, and dies.
+        let entries = runtime.block_on(log.log.read(Seq(1), usize::MAX)).unwrap();
+        let last = entries.last().unwrap();
+        assert!(last.seq.0 > 12, "parts have numbers of their own: {}", last.seq);
+        let (epoch, next) = (Epoch(last.epoch.0 + 1), Seq(last.seq.0 + 1));
+        runtime.block_on(log.log.seal(epoch, 1)).unwrap();
+        let changes = entries.iter().map(|entry| (entry.batch.clone(), None)).collect();
+        let part = meta::batch::Batch { changes }.entries(16 << 10).remove(0);
+        runtime.block_on(log.log.append(epoch, next, vec![part])).unwrap();
+        // The next ones learn all that was acknowledged, and no more, from the log alone.
+        for round in 0..2 {
+            let owner = open(&sim, Arc::new(log.clone()), Arc::new(MemState::default())).unwrap();
+            let session = runtime.block_on(connect(&owner)).unwrap();
+            let request = MetaRequest::GetXattr { ino: Ino::ROOT, name: Bytes::from_static(b"user.x") };
+            let reply = runtime.block_on(ask(&owner, session, 0, request)).unwrap();
+            assert_eq!(reply, MetaReply::Bytes(Bytes::from(vec![3 + round; 60 << 10])), "{lost:b}");
+            runtime.block_on(ask(&owner, session, 1, set_xattr(Ino::ROOT, 4 + round))).unwrap();
+            owner.stop();
+        }
+    }
 }
 
 #[test]
