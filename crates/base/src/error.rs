@@ -85,4 +85,8 @@ pub enum FsError {
     /// they ask the service's successor.
     #[error("service moved")]
     Disconnected,
+    /// Data was written to drives by an older cluster map than the ledger accepts; nothing was committed. Only clients see this
+    /// error: they write the data again by the newer map.
+    #[error("cluster map is out of date")]
+    StaleMap,
 }

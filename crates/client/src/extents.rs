@@ -10,7 +10,7 @@ use std::time::Duration;
 use base::checksum::block_checksums;
 use base::env::Env;
 use base::units::BLOCK_BYTES;
-use base::{DriveId, ExtentId, FsError, LedgerId, PgId, ShardIndex};
+use base::{DriveId, Epoch, ExtentId, FsError, LedgerId, PgId, ShardIndex};
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -26,7 +26,7 @@ use wire::position::Position;
 
 use crate::bond::Bonds;
 use crate::latency::{Latencies, RequestKind};
-use crate::peers::{Peers, Writing};
+use crate::peers::Peers;
 use crate::topology::Topology;
 
 /// Extents above this are erasure coded at once, smaller ones are kept as copies.
@@ -65,6 +65,8 @@ pub(crate) struct WriteHow {
 pub(crate) struct WrittenExtent {
     pub(crate) extent: ExtentRef,
     pub(crate) owed: Vec<OwedShard>,
+    /// The epoch of the group that placed it.
+    pub(crate) placed: Epoch,
 }
 
 /// Why an extent was not written.
@@ -197,7 +199,7 @@ impl ExtentIo {
         let mut stripe: Option<Stripe> = None;
         let mut patience = TOPOLOGY_PATIENCE;
         for attempt in 0..WRITE_ATTEMPTS {
-            let (topology, _writing) = self.begin_write();
+            let topology = self.topology();
             let profile = Self::shape(topology.profile, how.protection);
             let bytes_max = extent_bytes_max(topology.profile);
             if how.protection == Protection::Coded && data.len() > bytes_max as usize {
@@ -219,7 +221,7 @@ impl ExtentIo {
                 Err(failed) => {
                     tracing::warn!(%id, pg = %group.id, attempt, %failed, "extent not written, trying elsewhere");
                     // No commit will ever name this id, so shards that were written are garbage.
-                    self.discard(group, id, stripe.profile.n()).await;
+                    self.discard(group.id, id, stripe.profile.n()).await;
                     error = failed;
                 }
             }
@@ -239,16 +241,9 @@ impl ExtentIo {
         }
     }
 
-    /// The present cluster map, and a note for all clients of the filesystem that it places a write.
-    fn begin_write(&self) -> (Arc<Topology>, Writing) {
-        loop {
-            let topology = self.topology();
-            let writing = self.peers.begin_write(topology.map.epoch);
-            // If a new map came before the note, a rebuild may have found no write under the old one.
-            if self.topology.borrow().map.epoch == topology.map.epoch {
-                return (topology, writing);
-            }
-        }
+    /// Waits a moment for another cluster map than `known`, by which the ledger did not commit an extent.
+    pub(crate) async fn newer_map(&self, known: &Arc<Topology>) {
+        self.other_topology(known, TOPOLOGY_PATIENCE).await;
     }
 
     fn encode(&self, data: Bytes, profile: Profile, how: WriteHow) -> Stripe {
@@ -338,7 +333,7 @@ impl ExtentIo {
         if owed.len() > usize::from(n - w) {
             return Err(if full { FsError::NoSpace } else { FsError::Io });
         }
-        Ok(WrittenExtent { extent, owed })
+        Ok(WrittenExtent { extent, owed, placed: group.epoch })
     }
 
     /// Slow members that a write can do without.
@@ -412,7 +407,10 @@ impl ExtentIo {
         let put = Put { drive, purpose: PutPurpose::Repair, note, bytes };
         self.put_shard(&topology, group, extent, shard, put).await.map_err(|error| {
             tracing::debug!(%drive, %error, "restored shard was not stored");
-            RestoreShardError::NotNow
+            match error {
+                PutShardError::Void { .. } => RestoreShardError::Gone,
+                _ => RestoreShardError::NotNow,
+            }
         })?;
         Ok(u64::from(len_bytes))
     }
@@ -434,7 +432,7 @@ impl ExtentIo {
 
     /// A request to delete shards.
     pub(crate) fn deletion(&self, keys: Vec<ShardKey>) -> DeleteShards {
-        DeleteShards { keys, position: self.position() }
+        DeleteShards { keys, position: self.position(), is_void: false }
     }
 
     /// Deletes one shard that was stored for an extent that is gone.
@@ -449,27 +447,26 @@ impl ExtentIo {
         }
     }
 
-    /// Deletes an extent that was not and will not be committed. Shards on silent drives are found later by comparing
-    /// inventories.
-    async fn discard(&self, group: &PlacementGroup, id: ExtentId, n: u8) {
+    /// Deletes an extent that was not and will not be committed, also where its group had its positions before. Shards on
+    /// silent drives are found later by comparing inventories.
+    async fn discard(&self, pg: PgId, id: ExtentId, n: u8) {
         let topology = self.topology();
-        let deletes = (0..n).zip(&group.members).filter_map(|(shard, drive)| {
-            let service = topology.usable(*drive)?.clone();
-            let key = ShardKey { ledger: self.ledger, extent: id, shard: ShardIndex(shard) };
-            Some(async move {
-                tokio::time::timeout(DISCARD_TIMEOUT, service.delete(self.deletion(vec![key]))).await
-            })
+        let topology = &topology;
+        let holders = (0..n).map(ShardIndex).flat_map(|shard| {
+            topology.holders(pg, shard).filter_map(move |drive| Some((shard, topology.readable(drive)?)))
+        });
+        let deletes = holders.map(|(shard, service)| {
+            let key = ShardKey { ledger: self.ledger, extent: id, shard };
+            let discard = DeleteShards { is_void: true, ..self.deletion(vec![key]) };
+            tokio::time::timeout(DISCARD_TIMEOUT, service.delete(discard))
         });
         join_all(deletes).await;
     }
 
     /// As [`ExtentIo::discard`], for extents whose commit was refused.
     pub(crate) async fn discard_refused(&self, extents: impl Iterator<Item = ExtentRef>) {
-        let topology = self.topology();
         for extent in extents {
-            if let Some(group) = topology.map.group(extent.pg) {
-                self.discard(group, extent.id, extent.n).await;
-            }
+            self.discard(extent.pg, extent.id, extent.n).await;
         }
     }
 }

@@ -15,7 +15,9 @@ use wire::tier::BlobPlace;
 
 use crate::Client;
 use crate::blobs::{LONG, Reach};
-use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError, WriteHow};
+use crate::extents::{
+    COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError, WriteHow, WrittenExtent,
+};
 use crate::node::Node;
 
 /// Runs of adjacent pieces that are fetched at a time, if memory permits.
@@ -316,7 +318,8 @@ impl Client {
                 WriteExtentError::TooLong { .. } => FsError::Io,
             })
         })?;
-        Ok(Rehydrated { ino, piece, extent: written.extent, owed: written.owed })
+        let WrittenExtent { extent, owed, placed } = written;
+        Ok(Rehydrated { ino, piece, extent, owed, placed })
     }
 
     /// Commits the parts to the ledger. Returns a result for each.

@@ -21,6 +21,7 @@ use crate::Client;
 use crate::dirty::Flushing;
 use crate::extents::{Protection, WriteExtentError, WriteHow};
 use crate::node::{AttrChanges, Node, NodeState, Remapping};
+use crate::rebuild::NewerMap;
 use crate::room::RoomWait;
 
 const COPIES_BYTES_MAX: usize = crate::extents::COPIES_BYTES_MAX as usize;
@@ -265,12 +266,7 @@ impl Client {
             let held = if state.dirty.bytes() == 0 { state.held.clone() } else { AttrChanges::default() };
             (held, state.lease.map(|lease| lease.id))
         };
-        let mut wait = RoomWait::default();
-        let set = held.request();
-        let mut result = self.write_and_commit(node, lease, &set).await;
-        while result == Err(FsError::NoSpace) && wait.step(self).await.unwrap_or(false) {
-            result = self.write_and_commit(node, lease, &set).await;
-        }
+        let result = self.write_patiently(node, lease, &held.request()).await;
         let mut stalled = self.inner.stalled.lock().expect("no holder of this lock panics");
         let mut state = node.lock();
         let left = std::mem::take(&mut state.flushing);
@@ -313,6 +309,27 @@ impl Client {
                 drop(stalled);
                 self.dirty_gone(gone);
                 Err(error)
+            }
+        }
+    }
+
+    /// As [`Client::write_and_commit`], again when there is room, or by a newer cluster map.
+    async fn write_patiently(
+        &self,
+        node: &Node,
+        lease: Option<LeaseId>,
+        set: &SetAttr,
+    ) -> Result<(), FsError> {
+        let (mut wait, mut maps) = (RoomWait::default(), NewerMap::new(self));
+        loop {
+            let result = self.write_and_commit(node, lease, set).await;
+            let again = match result {
+                Err(FsError::NoSpace) => wait.step(self).await.unwrap_or(false),
+                Err(FsError::StaleMap) => maps.step().await,
+                _ => false,
+            };
+            if !again {
+                return result;
             }
         }
     }
@@ -362,10 +379,7 @@ impl Client {
             (inline, new_extents(&rest, self.inner.window as usize))
         };
         if !inline.is_empty() {
-            let pieces = inline.into_iter().map(|(off, run)| {
-                let piece = MapPiece { off, len: run.len() as u64, content: Content::Inline(run) };
-                CommitPiece { piece, owed: Vec::new() }
-            });
+            let pieces = inline.into_iter().map(|(off, run)| CommitPiece::inline(off, run));
             return self.commit(node, lease, pieces.collect(), set.clone()).await;
         }
         // Committed data need not stay in memory until all is committed.
@@ -419,8 +433,7 @@ impl Client {
         self.inner.room.stored(body.len() as u64);
         let (inline, rest) = self.split_inline(&BTreeMap::from([(0, body.clone())]));
         if let Some((off, run)) = inline.into_iter().next() {
-            let piece = MapPiece { off, len: run.len() as u64, content: Content::Inline(run) };
-            return Ok(vec![CommitPiece { piece, owed: Vec::new() }]);
+            return Ok(vec![CommitPiece::inline(off, run)]);
         }
         let mut wait = RoomWait::default();
         loop {
@@ -492,7 +505,7 @@ impl Client {
             let note =
                 ShardNote { ino, off: new_extent.parts.first().map_or(0, |part| part.0), key_version: 0 };
             let how = WriteHow { protection, purpose: PutPurpose::Write, note };
-            let written = match self.inner.extents.write(data, how, next_id).await {
+            let mut written = match self.inner.extents.write(data, how, next_id).await {
                 Ok(written) => written,
                 // Extents are narrow while drives are missing.
                 Err(WriteExtentError::TooLong { bytes_max }) => {
@@ -501,11 +514,11 @@ impl Client {
                 }
                 Err(WriteExtentError::Failed(error)) => return (pieces, Err(error)),
             };
-            let mut owed = written.owed;
+            let mut owed = std::mem::take(&mut written.owed);
             pieces.extend(new_extent.parts.iter().map(|(off, extent_off, len)| {
                 let extent = ExtentRef { extent_off: *extent_off, ..written.extent };
                 let piece = MapPiece { off: *off, len: u64::from(*len), content: Content::Extent(extent) };
-                CommitPiece { piece, owed: std::mem::take(&mut owed) }
+                CommitPiece { piece, owed: std::mem::take(&mut owed), placed: written.placed }
             }));
         }
         (pieces, Ok(()))

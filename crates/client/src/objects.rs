@@ -8,9 +8,7 @@ use std::sync::atomic::Ordering;
 
 use base::{FsError, Ino};
 use bytes::Bytes;
-use wire::meta::{
-    CommitPiece, Content, INLINE_BYTES_MAX, LeaseGrant, MapPiece, MetaReply, MetaRequest, OpenIntent,
-};
+use wire::meta::{CommitPiece, INLINE_BYTES_MAX, LeaseGrant, MetaReply, MetaRequest, OpenIntent};
 use wire::object::{
     self, Caller, Checksum, CompletePart, Conditions, Deleted, ListQuery, ObjectBody, ObjectError,
     ObjectInfo, ObjectMeta, ObjectName, ObjectPage, ObjectReply, ObjectRequest, PartPage, UploadPage,
@@ -19,6 +17,7 @@ use wire::object::{
 
 use crate::Client;
 use crate::ranges::CLONE_BYTES;
+use crate::rebuild::NewerMap;
 
 /// How often opening an object is tried again if the object was replaced in between.
 const OPEN_ATTEMPTS: u32 = 16;
@@ -97,11 +96,8 @@ fn unexpected<T>(reply: &ObjectReply) -> Result<T, ObjectError> {
 /// The body of a directory object as inline pieces, which are stored with the directory.
 fn inline_body(body: &Bytes) -> ObjectBody {
     let cuts = (0..body.len()).step_by(INLINE_BYTES_MAX);
-    let pieces = cuts.map(|at| {
-        let cut = body.slice(at..body.len().min(at + INLINE_BYTES_MAX));
-        let piece = MapPiece { off: at as u64, len: cut.len() as u64, content: Content::Inline(cut) };
-        CommitPiece { piece, owed: Vec::new() }
-    });
+    let pieces =
+        cuts.map(|at| CommitPiece::inline(at as u64, body.slice(at..body.len().min(at + INLINE_BYTES_MAX))));
     ObjectBody::Pieces { pieces: pieces.collect(), size: body.len() as u64 }
 }
 
@@ -169,7 +165,13 @@ impl Client {
             let body = inline_body(&body);
             return self.info(ObjectRequest::Put { name, body, meta, conditions, caller }).await;
         }
-        let request = move |body| ObjectRequest::Put { name, body, meta, conditions, caller };
+        let request = move |body| ObjectRequest::Put {
+            name: name.clone(),
+            body,
+            meta: meta.clone(),
+            conditions: conditions.clone(),
+            caller: caller.clone(),
+        };
         let asked = self.asking();
         match self.with_body(body, request).await? {
             ObjectReply::Info { info, changed, .. } => Ok(self.learn_info(*info, changed, asked)),
@@ -181,7 +183,7 @@ impl Client {
     async fn with_body(
         &self,
         body: Bytes,
-        request: impl FnOnce(ObjectBody) -> ObjectRequest + Send + 'static,
+        request: impl Fn(ObjectBody) -> ObjectRequest + Send + Sync + 'static,
     ) -> Result<ObjectReply, ObjectError> {
         if body.len() <= INLINE_BYTES_MAX {
             return self.write_and_ask(body, request).await;
@@ -195,16 +197,22 @@ impl Client {
     async fn write_and_ask(
         &self,
         body: Bytes,
-        request: impl FnOnce(ObjectBody) -> ObjectRequest + Send,
+        request: impl Fn(ObjectBody) -> ObjectRequest + Send + Sync,
     ) -> Result<ObjectReply, ObjectError> {
         let size = body.len() as u64;
-        let pieces = self.write_body(&body).await?;
-        let reply = self.object(request(ObjectBody::Pieces { pieces: pieces.clone(), size })).await;
-        let unknown = matches!(reply, Err(ObjectError::Fs(FsError::Unavailable | FsError::Io)));
-        if reply.is_err() && !unknown {
-            self.discard_uncommitted(&pieces).await;
+        let mut maps = NewerMap::new(self);
+        loop {
+            let pieces = self.write_body(&body).await?;
+            let reply = self.object(request(ObjectBody::Pieces { pieces: pieces.clone(), size })).await;
+            let unknown = matches!(reply, Err(ObjectError::Fs(FsError::Unavailable | FsError::Io)));
+            if reply.is_err() && !unknown {
+                self.discard_uncommitted(&pieces).await;
+            }
+            let is_stale = reply == Err(ObjectError::Fs(FsError::StaleMap));
+            if !is_stale || !maps.step().await {
+                return reply;
+            }
         }
-        reply
     }
 
     async fn info(&self, request: ObjectRequest) -> Result<ObjectInfo, ObjectError> {
@@ -463,7 +471,14 @@ impl Client {
     /// As [`Client::put_part`], for bytes in memory.
     pub async fn put_part_bytes(&self, part: PutPart, body: Bytes) -> Result<(), ObjectError> {
         let PutPart { upload, number, etag, checksum, caller } = part;
-        let request = move |body| ObjectRequest::PutPart { upload, number, body, etag, checksum, caller };
+        let request = move |body| ObjectRequest::PutPart {
+            upload: upload.clone(),
+            number,
+            body,
+            etag: etag.clone(),
+            checksum: checksum.clone(),
+            caller: caller.clone(),
+        };
         match self.with_body(body, request).await? {
             ObjectReply::Done => Ok(()),
             other => unexpected(&other),

@@ -16,7 +16,9 @@ use wire::meta::{
 
 use crate::Client;
 use crate::blobs::Reach;
-use crate::extents::{COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError, WriteHow};
+use crate::extents::{
+    COPIES_BYTES_MAX, Protection, ReadExtentError, WriteExtentError, WriteHow, WrittenExtent,
+};
 
 /// Pieces asked for at a time.
 const PAGE: u32 = 1024;
@@ -157,17 +159,13 @@ impl Client {
             WriteExtentError::TooLong { .. } => FsError::Io,
             WriteExtentError::Failed(error) => error,
         })?;
-        let moved_bytes = self.move_pieces(written.extent, written.owed, moves).await?;
+        let moved_bytes = self.move_pieces(written, moves).await?;
         Ok(PackOutcome { moved_bytes, left_bytes: wanted - moved_bytes })
     }
 
-    async fn move_pieces(
-        &self,
-        extent: ExtentRef,
-        owed: Vec<wire::meta::OwedShard>,
-        moves: Vec<PackMove>,
-    ) -> Result<u64, FsError> {
-        match self.call(MetaRequest::Repack { extent, owed, moves }).await {
+    async fn move_pieces(&self, written: WrittenExtent, moves: Vec<PackMove>) -> Result<u64, FsError> {
+        let WrittenExtent { extent, owed, placed } = written;
+        match self.call(MetaRequest::Repack { extent, owed, moves, placed }).await {
             Ok(MetaReply::Repacked { moved_bytes }) => {
                 if moved_bytes == 0 {
                     self.inner.extents.discard_refused([extent].into_iter()).await;

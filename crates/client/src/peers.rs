@@ -1,11 +1,8 @@
 //! State shared by the clients of one filesystem on a machine, one for each protocol: when users last made a request,
-//! whether a writer waits for room, the cluster maps of writes under way, uploads under way, and damage that was met.
+//! whether a writer waits for room, uploads under way, and damage that was met.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-
-use base::Epoch;
 
 use crate::Client;
 use crate::damage::DamageBook;
@@ -30,8 +27,6 @@ pub(crate) struct Shared {
     pub(crate) wanted_bytes: Mutex<Option<u64>>,
     /// Held while a blob is filled from drives, unless it gives way to users.
     pub(crate) reading_blob: tokio::sync::Mutex<()>,
-    /// Writes under way, by the epoch of the cluster map that placed them.
-    writing: Mutex<BTreeMap<Epoch, u32>>,
     /// Blobs that are being made or are on their way to the store.
     uploading: AtomicU64,
     /// Bytes of extents that were uploaded.
@@ -48,36 +43,7 @@ impl Drop for Uploading {
     }
 }
 
-/// A write under way, until this is dropped.
-pub(crate) struct Writing {
-    shared: Arc<Shared>,
-    epoch: Epoch,
-}
-
-impl Drop for Writing {
-    fn drop(&mut self) {
-        let mut writing = self.shared.writing.lock().expect("no holder of this lock panics");
-        if let Some(count) = writing.get_mut(&self.epoch) {
-            *count -= 1;
-            if *count == 0 {
-                writing.remove(&self.epoch);
-            }
-        }
-    }
-}
-
 impl Peers {
-    /// Notes a write that is placed by the cluster map of this epoch.
-    pub(crate) fn begin_write(&self, epoch: Epoch) -> Writing {
-        *self.0.writing.lock().expect("no holder of this lock panics").entry(epoch).or_insert(0) += 1;
-        Writing { shared: self.0.clone(), epoch }
-    }
-
-    /// The epoch of the oldest cluster map by which a write under way was placed.
-    pub(crate) fn oldest_writing(&self) -> Option<Epoch> {
-        self.0.writing.lock().expect("no holder of this lock panics").keys().next().copied()
-    }
-
     fn note_use(&self, now_ns: u64) {
         self.0.last_use_ns.store(now_ns, Ordering::Relaxed);
     }

@@ -4,13 +4,13 @@
 //! is not committed yet is restored like any other; if the commit fails it is deleted with the rest.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::time::Duration;
+use std::sync::Arc;
 
 use base::{DriveId, Epoch, ExtentId, FsError, PgId, ShardIndex};
 use futures_util::future::join_all;
 use layout::{PlacementGroup, shard_len};
 use wire::drive::{ShardEntry, ShardKey, ShardShape};
-use wire::meta::OwedEntry;
+use wire::meta::{MetaRequest, OwedEntry};
 
 use crate::Client;
 use crate::extents::COPIES_BYTES_MAX;
@@ -18,10 +18,8 @@ use crate::topology::Topology;
 
 /// Shards asked for at a time from each drive.
 const PAGE: usize = 4096;
-/// How often to check whether writes under an older map have ended.
-const SETTLE_POLL: Duration = Duration::from_millis(20);
-/// Checks after which the wait is given up until the next pass.
-const SETTLE_POLLS: u32 = 1500;
+/// Groups with new members in one request.
+const GROUPS_PER_REQUEST: usize = 1024;
 
 /// A placement group with positions to rebuild.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +45,31 @@ pub struct MissingPage {
     pub short: Vec<ExtentId>,
     /// Where to continue; `None` at the end.
     pub next: Option<ExtentId>,
+}
+
+/// Tries of a commit that the ledger refuses because the cluster map is out of date.
+const STALE_TRIES: u32 = 5;
+
+/// Waits of a write for a newer cluster map.
+pub(crate) struct NewerMap<'a> {
+    client: &'a Client,
+    /// The map when the last try began.
+    known: Arc<Topology>,
+    tries: u32,
+}
+
+impl<'a> NewerMap<'a> {
+    pub(crate) fn new(client: &'a Client) -> Self {
+        Self { client, known: client.inner.extents.topology(), tries: 0 }
+    }
+
+    /// Waits a moment for a newer map than that of the last try. Returns whether to try again.
+    pub(crate) async fn step(&mut self) -> bool {
+        self.client.inner.extents.newer_map(&self.known).await;
+        self.known = self.client.inner.extents.topology();
+        self.tries += 1;
+        self.tries < STALE_TRIES
+    }
 }
 
 /// Where the shards of one extent were found.
@@ -116,18 +139,17 @@ impl Client {
         groups
     }
 
-    /// Waits until no write under way, of any client of the filesystem on this machine, is placed by an older cluster
-    /// map than the present one. From then on, every shard that went to a drive that has lost its position is in an
-    /// inventory or owed. Returns `false` if it gave up.
-    pub async fn writes_settled(&self) -> bool {
-        let epoch = self.inner.extents.topology().map.epoch;
-        for _ in 0..SETTLE_POLLS {
-            if self.inner.peers.oldest_writing().is_none_or(|oldest| oldest >= epoch) {
-                return true;
-            }
-            tokio::time::sleep(SETTLE_POLL).await;
+    /// Tells the ledger that these groups have new members. From then on, every shard of a committed extent that went to a
+    /// drive that has lost its position is in an inventory or owed.
+    ///
+    /// # Errors
+    /// Those of requests to the owner.
+    pub async fn advance_groups(&self, groups: &[RebuildGroup]) -> Result<(), FsError> {
+        for some in groups.chunks(GROUPS_PER_REQUEST) {
+            let groups = some.iter().map(|group| (group.pg, group.epoch)).collect();
+            self.call(MetaRequest::AdvanceGroups { groups }).await?;
         }
-        false
+        Ok(())
     }
 
     /// Shards of these groups that are missing on new members, from the extents after `after`.

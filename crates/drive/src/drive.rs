@@ -333,6 +333,7 @@ impl Drive {
                 PutOutcome::Stored => return Ok(()),
                 PutOutcome::NoSpace => return Err(PutShardError::NoSpace { drive }),
                 PutOutcome::Failed => return Err(PutShardError::Failed { drive }),
+                PutOutcome::Void => return Err(PutShardError::Void { drive }),
                 PutOutcome::Exists => {}
             }
             match self.compare(&request).await? {
@@ -402,11 +403,11 @@ impl Drive {
     }
 
     async fn forget(&self, request: DeleteShards) -> Result<(), DriveFailed> {
-        let DeleteShards { keys, position } = request;
+        let DeleteShards { keys, position, is_void } = request;
         let mut answers = Vec::new();
         for keys in keys.chunks(DELETE_KEYS) {
             let (reply, answer) = oneshot::channel();
-            let delete = DeleteShards { keys: keys.to_vec(), position };
+            let delete = DeleteShards { keys: keys.to_vec(), position, is_void };
             self.send(Request::Delete(DeleteRequest { delete, reply })).await?;
             answers.push(answer);
         }

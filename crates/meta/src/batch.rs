@@ -84,6 +84,22 @@ impl Batch {
     }
 }
 
+/// A batch on its way to the log. Its operations have the number of its first entry.
+#[derive(Debug)]
+pub struct TakenBatch {
+    /// Position of the first entry.
+    pub first: Seq,
+    /// The entries.
+    pub entries: Vec<Vec<u8>>,
+}
+
+impl TakenBatch {
+    /// Position of the last entry: the batch is durable with it.
+    pub fn last(&self) -> Seq {
+        Seq(self.first.0 + self.entries.len() as u64 - 1)
+    }
+}
+
 /// Puts the batches of a log together from its entries, which come in order.
 #[derive(Debug, Default)]
 pub struct Assembler {
@@ -182,9 +198,15 @@ mod tests {
             let begun = || parts[..there].iter().map(|part| (1, part.as_slice()));
             assert_eq!(assembled(&begun().collect::<Vec<_>>()).unwrap(), []);
             let next = || parts.iter().map(|part| (2, part.as_slice()));
-            assert_eq!(assembled(&begun().chain(next()).collect::<Vec<_>>()).unwrap(), [large.clone()]);
+            assert_eq!(
+                assembled(&begun().chain(next()).collect::<Vec<_>>()).unwrap(),
+                std::slice::from_ref(&large)
+            );
             let next = [(2, small_entry.as_slice())];
-            assert_eq!(assembled(&begun().chain(next).collect::<Vec<_>>()).unwrap(), [small.clone()]);
+            assert_eq!(
+                assembled(&begun().chain(next).collect::<Vec<_>>()).unwrap(),
+                std::slice::from_ref(&small)
+            );
         }
     }
 

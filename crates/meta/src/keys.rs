@@ -3,7 +3,7 @@
 //! `docs/formats/ledger.md` draws every key. Each starts with `ledger:u32 | table:u8`. The tables of versioned
 //! things end in `!layer:u32`, newest layer first; this version of Forebay writes layer 1 only.
 
-use base::{DriveId, ExtentId, Ino, LedgerId, MapId, Seq, SessionId};
+use base::{DriveId, ExtentId, Ino, LedgerId, MapId, PgId, Seq, SessionId};
 use wire::meta::FileKind;
 
 /// The layer of everything that is not in a snapshot.
@@ -273,6 +273,23 @@ impl Keys {
     /// Table K: a deleted bucket that still has uploads.
     pub fn gone_bucket(&self, bucket: Ino) -> Vec<u8> {
         self.with_u64(b'K', bucket.0)
+    }
+
+    /// The least epoch of a placement group by which extents may be committed.
+    pub fn group(&self, pg: PgId) -> Vec<u8> {
+        let mut key = self.start(b'g', 4);
+        key.extend_from_slice(&pg.0.to_be_bytes());
+        key
+    }
+
+    /// All such epochs.
+    pub fn groups(&self) -> KeyRange {
+        self.table(b'g')
+    }
+
+    /// The group in a key of table g.
+    pub fn pg_of_group(key: &[u8]) -> PgId {
+        PgId(u32::from_be_bytes(key[5..9].try_into().expect("a key of table g has 9 bytes")))
     }
 
     /// All deleted buckets that still have uploads.

@@ -104,11 +104,14 @@ pub struct DeleteShards {
     pub keys: Vec<ShardKey>,
     /// The newest durable position of the ledger that asks, if it is known. The drive keeps it.
     pub position: Option<Position>,
+    /// No commit will ever name these extents: the drive refuses puts of these shards that come later.
+    #[serde(default)]
+    pub is_void: bool,
 }
 
 impl From<Vec<ShardKey>> for DeleteShards {
     fn from(keys: Vec<ShardKey>) -> Self {
-        Self { keys, position: None }
+        Self { keys, position: None, is_void: false }
     }
 }
 
@@ -295,6 +298,12 @@ pub enum PutShardError {
     /// The drive's service has ended or cannot be reached. The shard may or may not be stored.
     #[error("drive has failed: drive={drive}")]
     Failed {
+        /// Where.
+        drive: DriveId,
+    },
+    /// The shard was deleted because its extent will never be committed.
+    #[error("shard of a discarded extent: drive={drive}")]
+    Void {
         /// Where.
         drive: DriveId,
     },

@@ -242,6 +242,7 @@ pub const OWNER: Operations = Operations(&[
     ("Lock", 0x013e),
     ("Unlock", 0x013f),
     ("TestLock", 0x0140),
+    ("AdvanceGroups", 0x0141),
 ]);
 /// Operations of drives.
 pub const DRIVE: Operations = Operations(&[

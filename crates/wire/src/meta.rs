@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{DriveId, ExtentId, FsError, Ino, LeaseId, PgId, SessionId};
+use base::{DriveId, Epoch, ExtentId, FsError, Ino, LeaseId, PgId, SessionId};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -486,6 +486,9 @@ pub enum MetaRequest {
         extent: ExtentRef,
         owed: Vec<OwedShard>,
         moves: Vec<PackMove>,
+        /// The epoch of the placement group by which the extent was written.
+        #[serde(default)]
+        placed: Epoch,
     },
     /// Ranges of extent ids that are not forgotten. Answer: `Ranges`.
     ExtentRanges,
@@ -529,6 +532,11 @@ pub enum MetaRequest {
     /// Searches a lock of another holder that conflicts with this one. Answer: `Locked`.
     TestLock {
         lock: FileLock,
+    },
+    /// These placement groups have new members. From the answer on, extents that an older epoch of their group placed are
+    /// committed no more (`StaleMap`): an inventory of drives that begins now has all shards of committed extents.
+    AdvanceGroups {
+        groups: Vec<(PgId, Epoch)>,
     },
 }
 

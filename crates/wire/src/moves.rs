@@ -1,6 +1,6 @@
 //! Pieces of files for upkeep, which scans them and moves them to other extents with the same bytes.
 
-use base::{Ino, MapId};
+use base::{Epoch, Ino, MapId};
 use serde::{Deserialize, Serialize};
 
 use crate::meta::{ExtentRef, MapPiece, OwedShard};
@@ -56,6 +56,9 @@ pub struct Rehydrated {
     pub extent: ExtentRef,
     /// Shards that the new extent lacks.
     pub owed: Vec<OwedShard>,
+    /// The epoch of the placement group by which it was written.
+    #[serde(default)]
+    pub placed: Epoch,
 }
 
 /// Most pieces in one [`MetaRequest::Rehydrate`].

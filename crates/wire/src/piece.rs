@@ -1,6 +1,6 @@
 //! Pieces of files: what a map says about the content of a range.
 
-use base::{DriveId, ExtentId, PgId, ShardIndex};
+use base::{DriveId, Epoch, ExtentId, PgId, ShardIndex};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -96,6 +96,17 @@ pub struct CommitPiece {
     pub piece: MapPiece,
     /// Shards that were not stored; the commit records them so that repair writes them.
     pub owed: Vec<OwedShard>,
+    /// The epoch of the placement group by which its extent was written.
+    #[serde(default)]
+    pub placed: Epoch,
+}
+
+impl CommitPiece {
+    /// Bytes that the ledger keeps itself.
+    pub fn inline(off: u64, bytes: Bytes) -> Self {
+        let piece = MapPiece { off, len: bytes.len() as u64, content: Content::Inline(bytes) };
+        Self { piece, owed: Vec::new(), placed: Epoch(0) }
+    }
 }
 
 /// A shard that a commit went ahead without.

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use client::{
     Attr, Client, ClientOptions, FileKind, Limits, MakeNode, OpenIntent, Peers, TierLink, Topology,
 };
-use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup};
+use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup, Rebuilding};
 use meta::log::MemLog;
 use meta::owner::{EarlierSessions, Owner, OwnerOptions};
 use meta::state::MemState;
@@ -484,6 +484,17 @@ impl World {
     /// Drives and groups, as clients see them.
     pub fn topology(&self) -> Arc<Topology> {
         self.topology.borrow().clone()
+    }
+
+    /// Gives a position of the only group to another drive.
+    pub fn move_position(&self, position: u8, to: DriveId, state: DriveState) {
+        self.change(|topology| {
+            let group = &mut topology.map.groups[0];
+            let from = std::mem::replace(&mut group.members[usize::from(position)], to);
+            group.epoch = Epoch(group.epoch.0 + 1);
+            group.rebuilding = vec![Rebuilding { position, from }];
+            topology.map.drives[from.0 as usize].state = state;
+        });
     }
 
     /// Publishes a changed cluster map, as the control ledger would.

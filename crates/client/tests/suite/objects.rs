@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::common::{World, new_file, pattern, read_all, run};
-use base::{FsError, Ino};
+use crate::common::{Fault, World, new_file, pattern, read_all, run, run_with_spares};
+use base::{DriveId, FsError, Ino};
 use bytes::Bytes;
 use client::object::{
     Caller, CompletePart, Conditions, EtagMatch, ListEntry, ListFrom, ListQuery, ObjectError, ObjectMeta,
@@ -12,6 +12,7 @@ use client::object::{
 };
 use client::{Client, CompleteUpload, CopyObject, OpenIntent, PutOptions, PutPart, SetAttr};
 use futures_util::future::join_all;
+use layout::DriveState;
 
 fn name(bucket: Ino, key: &str) -> ObjectName {
     let parts = key.trim_end_matches('/').split('/').map(|part| Bytes::copy_from_slice(part.as_bytes()));
@@ -303,6 +304,26 @@ fn refused_or_discarded_objects_leave_nothing_on_drives() {
             reclaim(&objects).await;
             tokio::task::yield_now().await;
         }
+    });
+}
+
+#[test]
+fn an_object_that_an_older_map_placed_is_written_again_by_the_newer_one() {
+    run_with_spares("1+0", 1, |world_| async move {
+        let (client, objects, bucket) = world(&world_).await;
+        world_.drives[0].set(Fault::Slow);
+        let (at, body) = (name(bucket, "object"), pattern(1, 300_000));
+        let put = {
+            let (objects, at, body) = (objects.clone(), at.clone(), body.clone());
+            tokio::spawn(async move { objects.put_object_bytes(at, body.into(), options("tag")).await })
+        };
+        // A put takes 20 ms.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        world_.move_position(0, DriveId(1), DriveState::Leaving);
+        client.advance_groups(&client.rebuild_groups()).await.unwrap();
+        put.await.unwrap().unwrap();
+        world_.drives[0].forget_all();
+        assert!(get(&objects, at).await.unwrap().0 == body);
     });
 }
 

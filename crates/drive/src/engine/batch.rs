@@ -93,6 +93,9 @@ impl Engine {
         request: DeleteRequest,
     ) -> Result<Option<tokio::sync::oneshot::Sender<Result<(), super::Ended>>>, DeleteRequest> {
         let mut waits = false;
+        if request.delete.is_void {
+            self.voids.add(&request.delete.keys);
+        }
         for key in &request.delete.keys {
             if index.get(key).is_none() {
                 continue;
@@ -190,6 +193,10 @@ impl Engine {
             if full || keys.contains(&request.put.key) {
                 queue.push_front(request);
                 return;
+            }
+            if self.voids.has(&request.put.key) {
+                let _ = request.reply.send(PutOutcome::Void);
+                continue;
             }
             if let Verdict::Answer(outcome) = verdict(index, &request) {
                 let _ = request.reply.send(outcome);

@@ -15,6 +15,7 @@ mod clean;
 mod debt;
 mod host_full;
 mod trim;
+mod void;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -38,6 +39,7 @@ use clean::Cleaning;
 use debt::{Debt, SpaceSample};
 use host_full::HostRoom;
 use trim::Trimming;
+use void::Voids;
 
 /// The outcome of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +49,8 @@ pub(crate) enum PutOutcome {
     Exists,
     NoSpace,
     Failed,
+    /// The shard's extent was discarded.
+    Void,
 }
 
 /// The drive has failed or is closed.
@@ -194,6 +198,7 @@ pub(crate) struct Engine {
     cleaning: Option<Cleaning>,
     trimming: Trimming,
     debt: Debt,
+    voids: Voids,
     /// Totals for samples of `debt`, since the drive was opened.
     sums: SpaceSample,
     next_token: u64,
@@ -248,6 +253,7 @@ impl Engine {
             cleaning: None,
             trimming: Trimming::new(limits.trim_run_bytes),
             debt: Debt::default(),
+            voids: Voids::default(),
             sums: SpaceSample::default(),
             next_token: 0,
             appended_bytes: 0,

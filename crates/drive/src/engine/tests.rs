@@ -157,6 +157,34 @@ fn a_put_and_a_delete_of_one_shard_never_share_a_batch() {
 }
 
 #[test]
+fn a_shard_of_a_discarded_extent_is_not_stored_by_a_late_put() {
+    let (mut engine, mut device) = (engine(), Manual::default());
+    let discard = |engine: &mut Engine, device: &mut Manual, extent| {
+        let (reply, mut answer) = oneshot::channel();
+        let delete = DeleteShards { keys: vec![key(extent)], position: None, is_void: true };
+        engine.accept(Request::Delete(DeleteRequest { delete, reply }), device);
+        settle(engine, device);
+        assert_eq!(answer.try_recv(), Ok(Ok(())));
+    };
+    let mut stored = put(&mut engine, &mut device, 1, ShardClass::Small);
+    settle(&mut engine, &mut device);
+    assert_eq!(stored.try_recv(), Ok(PutOutcome::Stored));
+    // Whether it was there or not.
+    for extent in [1, 2] {
+        discard(&mut engine, &mut device, extent);
+        let mut late = put(&mut engine, &mut device, extent, ShardClass::Small);
+        settle(&mut engine, &mut device);
+        assert_eq!(late.try_recv(), Ok(PutOutcome::Void));
+        assert!(engine.shared.index().get(&key(extent)).is_none());
+    }
+    // A usual delete does not forbid a later put.
+    let mut gone = delete(&mut engine, &mut device, 3);
+    let mut again = put(&mut engine, &mut device, 3, ShardClass::Small);
+    settle(&mut engine, &mut device);
+    assert_eq!((gone.try_recv(), again.try_recv()), (Ok(Ok(())), Ok(PutOutcome::Stored)));
+}
+
+#[test]
 fn a_put_that_was_given_up_while_it_waited_is_not_stored_after_the_delete() {
     let (mut engine, mut device) = (engine(), Manual::default());
     let _under_way = put(&mut engine, &mut device, 1, ShardClass::Small);

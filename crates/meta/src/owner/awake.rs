@@ -3,6 +3,20 @@
 //! A client must not lose a lease because the owner's log did not answer, or because the machine was suspended: in that
 //! time the client could not commit, and the owner could not hear it.
 
+/// The time of an operation.
+#[derive(Debug, Clone, Copy)]
+pub struct Now {
+    /// Wall clock, for timestamps.
+    pub wall_ns: i64,
+    /// Boot clock, for deadlines.
+    pub boot_ns: u64,
+    /// Time in which the owner could hear clients and answer them, for deadlines of their answers. See [`AwakeClock`].
+    pub awake_ns: u64,
+    /// The latest time that `awake_ns` can have at the next tick. A sign of life counts from here: a client must not be held
+    /// for silent earlier than it expects.
+    pub heard_ns: u64,
+}
+
 /// Counts the time between ticks in which the owner made progress.
 #[derive(Debug, Default)]
 pub(super) struct AwakeClock {

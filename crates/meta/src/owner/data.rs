@@ -1,6 +1,6 @@
 //! Maps of files: the extents that hold their bytes, and the references that share an extent.
 
-use base::{ExtentId, FsError, Ino, LeaseId, MapId};
+use base::{Epoch, ExtentId, FsError, Ino, LeaseId, MapId, PgId};
 use wire::meta::{
     CommitPiece, Content, ExtentRef, FILE_BYTES_MAX, FileKind, INLINE_BYTES_MAX, MapPiece, MetaReply,
     OwedShard, SetAttr,
@@ -153,7 +153,7 @@ impl Op<'_> {
                 // This would remove content that is already there.
                 return Err(FsError::NotPermitted.into());
             }
-            self.record_owed(commit);
+            self.note_placed(commit)?;
         }
         let end = pieces.iter().map(|commit| commit.piece.end()).max().unwrap_or(0);
         inode.attr.size = inode.attr.size.max(size).max(end);
@@ -194,13 +194,25 @@ impl Op<'_> {
         })
     }
 
-    pub(super) fn record_owed(&mut self, commit: &CommitPiece) {
-        if let Content::Extent(extent) = &commit.piece.content {
-            self.owe(extent, &commit.owed);
+    /// Notes what a new extent of a commit lacks on drives.
+    pub(super) fn note_placed(&mut self, commit: &CommitPiece) -> Result<(), FsError> {
+        match &commit.piece.content {
+            Content::Extent(extent) => self.note_extent(extent, &commit.owed, commit.placed),
+            _ => Ok(()),
         }
     }
 
-    pub(super) fn owe(&mut self, extent: &ExtentRef, owed: &[OwedShard]) {
+    /// Notes which shards a new extent lacks. An extent that an older epoch of its group placed is refused: its shards may be
+    /// on drives that have lost their positions, where no rebuild searches for them any more.
+    pub(super) fn note_extent(
+        &mut self,
+        extent: &ExtentRef,
+        owed: &[OwedShard],
+        placed: Epoch,
+    ) -> Result<(), FsError> {
+        if self.volatile.groups.get(&extent.pg).is_some_and(|epoch| placed < *epoch) {
+            return Err(FsError::StaleMap);
+        }
         for owed in owed {
             let place = ExtentPlace {
                 pg: extent.pg,
@@ -211,6 +223,20 @@ impl Op<'_> {
             };
             self.txn.put(self.keys.owed(owed.drive, extent.id), &place);
         }
+        Ok(())
+    }
+
+    /// From now on, extents that older epochs of these groups placed are not committed.
+    pub(super) fn advance_groups(&mut self, groups: &[(PgId, Epoch)]) -> Outcome {
+        for (pg, epoch) in groups {
+            let key = self.keys.group(*pg);
+            // If another session has asked for it, the answer waits until that is durable.
+            if self.txn.get::<u64>(&key)?.is_none_or(|known| known < epoch.0) {
+                self.txn.update(key, &epoch.0);
+                self.volatile.groups.insert(*pg, *epoch);
+            }
+        }
+        Ok(MetaReply::Done)
     }
 
     /// Puts a piece in place of the present content of its range.

@@ -35,7 +35,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use base::{Epoch, ExtentId, FsError, Ino, LedgerId, MapId, Seq, SessionId};
+use base::{Epoch, ExtentId, FsError, Ino, LedgerId, MapId, PgId, Seq, SessionId};
 use wire::guard::Guard;
 use wire::message::Caller;
 use wire::meta::{
@@ -43,7 +43,7 @@ use wire::meta::{
 };
 use wire::object::{ObjectError, ObjectReply};
 
-use crate::batch::Batch;
+use crate::batch::{Batch, TakenBatch};
 use crate::history::{Beginning, LEAP_IDS};
 use crate::keys::Keys;
 use crate::state::State;
@@ -57,6 +57,7 @@ use watch::WatchTable;
 
 #[cfg(any(fuzzing, feature = "fuzzing"))]
 pub(crate) use acl::Acl;
+pub use awake::Now;
 pub use recovery::OwnerError;
 pub(crate) use recovery::recover;
 pub use server::{Owner, OwnerOptions, OwnerStat};
@@ -127,36 +128,6 @@ pub enum Conflict {
     Grant,
 }
 
-/// The time of an operation.
-#[derive(Debug, Clone, Copy)]
-pub struct Now {
-    /// Wall clock, for timestamps.
-    pub wall_ns: i64,
-    /// Boot clock, for deadlines.
-    pub boot_ns: u64,
-    /// Time in which the owner could hear clients and answer them, for deadlines of their answers. See [`AwakeClock`].
-    pub awake_ns: u64,
-    /// The latest time that `awake_ns` can have at the next tick. A sign of life counts from here: a client must not be held
-    /// for silent earlier than it expects.
-    pub heard_ns: u64,
-}
-
-/// A batch on its way to the log. Its operations have the number of its first entry.
-#[derive(Debug)]
-pub struct TakenBatch {
-    /// Position of the first entry.
-    pub first: Seq,
-    /// The entries.
-    pub entries: Vec<Vec<u8>>,
-}
-
-impl TakenBatch {
-    /// Position of the last entry: the batch is durable with it.
-    pub fn last(&self) -> Seq {
-        Seq(self.first.0 + self.entries.len() as u64 - 1)
-    }
-}
-
 /// The outcome of a request.
 #[derive(Debug)]
 pub enum Executed {
@@ -202,6 +173,8 @@ struct Volatile {
     tiers: bool,
     /// Whether drives may hold shards to which only a newer ledger refers.
     in_doubt: bool,
+    /// The least epoch of each group by which extents may be committed.
+    groups: HashMap<PgId, Epoch>,
     /// Maps that have or had unreadable pieces.
     lost_in: HashSet<MapId>,
 }
@@ -237,6 +210,7 @@ impl Core {
             gone: Vec::new(),
             tiers: false,
             in_doubt: false,
+            groups: HashMap::new(),
             lost_in: HashSet::new(),
         };
         let next_seq = Seq(tail.0 + 1);
@@ -266,6 +240,9 @@ impl Core {
             }
             self.volatile.tiers = txn.get_bytes(&keys.value("tier"))?.is_some();
             self.volatile.in_doubt = txn.get_bytes(&keys.value("in_doubt"))?.is_some();
+            for (key, bytes) in txn.scan(&keys.groups(), usize::MAX)? {
+                self.volatile.groups.insert(Keys::pg_of_group(&key), Epoch(txn.decode(&key, &bytes)?));
+            }
             let lost = txn.scan(&keys.all_lost(None), usize::MAX)?;
             self.volatile.lost_in = lost.iter().map(|(key, _)| Keys::piece_of_lost(key).0).collect();
             let sessions = txn.scan(&keys.sessions(), usize::MAX)?;
@@ -592,7 +569,8 @@ impl Op<'_> {
             R::Repaired { shards } => self.repaired(shards),
             R::PurgeStep => self.purge_step(),
             R::ScanMap { after, limit } => self.scan_map(*after, *limit),
-            R::Repack { extent, owed, moves } => self.repack(extent, owed, moves),
+            R::Repack { extent, owed, moves, placed } => self.repack(extent, (owed, *placed), moves),
+            R::AdvanceGroups { groups } => self.advance_groups(groups),
             R::Doubt { in_doubt } => Ok(self.set_in_doubt(*in_doubt)),
             R::RecheckRanges { ranges } => self.recheck_ranges(ranges),
             R::ExtentRanges => self.extent_ranges(),

@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 
-use base::{ExtentId, FsError, Ino, MapId, SessionId};
+use base::{Epoch, ExtentId, FsError, Ino, MapId, SessionId};
 use wire::meta::{
     Content, ExtentRef, MapEntry, MapPiece, MetaReply, OwedShard, PACK_MOVES_MAX, PackMove, PiecePosition,
 };
@@ -87,7 +87,12 @@ impl Op<'_> {
         Ok(MetaReply::Scan { entries, next })
     }
 
-    pub(super) fn repack(&mut self, extent: &ExtentRef, owed: &[OwedShard], moves: &[PackMove]) -> Outcome {
+    pub(super) fn repack(
+        &mut self,
+        extent: &ExtentRef,
+        (owed, placed): (&[OwedShard], Epoch),
+        moves: &[PackMove],
+    ) -> Outcome {
         self.check_pack(extent, moves)?;
         let mut used = ExtentUse { refs: 0, live_bytes: 0 };
         let (mut written_s, mut from, mut origins) = (None, Written::default(), HashSet::new());
@@ -121,7 +126,7 @@ impl Op<'_> {
             if used != (ExtentUse { refs: 1, live_bytes: u64::from(extent.extent_len) }) {
                 self.txn.put(self.keys.extent(extent.id), &used);
             }
-            self.owe(extent, owed);
+            self.note_extent(extent, owed, placed)?;
             let is_one = origins.len() == 1;
             // An extent with pieces of several files has no origin; they are listed at its end.
             from.origin = match origins.into_iter().next() {

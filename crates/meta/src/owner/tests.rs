@@ -189,8 +189,10 @@ impl Ledger {
     fn write(&mut self, session: SessionId, ino: Ino, pieces: &[MapPiece]) -> Result<MetaReply, FsError> {
         let lease = self.write_lease(session, ino);
         let size = pieces.iter().map(MapPiece::end).max().unwrap_or(0);
-        let pieces =
-            pieces.iter().map(|piece| CommitPiece { piece: piece.clone(), owed: Vec::new() }).collect();
+        let pieces = pieces
+            .iter()
+            .map(|piece| CommitPiece { piece: piece.clone(), owed: Vec::new(), placed: Epoch(0) })
+            .collect();
         self.ask(
             session,
             MetaRequest::Commit {

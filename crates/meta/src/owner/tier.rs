@@ -593,7 +593,7 @@ impl Op<'_> {
 
     /// Replaces a piece by its new extent. Returns whether the piece was still the one that was read.
     fn rehydrate_one(&mut self, rehydrated: &Rehydrated) -> Result<bool, FsError> {
-        let Rehydrated { ino, piece, extent, owed } = rehydrated;
+        let Rehydrated { ino, piece, extent, owed, placed } = rehydrated;
         let inode = match self.inode(*ino) {
             Err(FsError::Stale) => return Ok(false),
             inode => inode?,
@@ -619,7 +619,7 @@ impl Op<'_> {
         self.remove_range(map, start, end, usize::MAX)?;
         let moved = MapPiece { content: Content::Extent(*extent), ..*piece };
         self.txn.put(self.keys.piece(map, start), &Piece::of(&moved));
-        self.owe(extent, owed);
+        self.note_extent(extent, owed, *placed)?;
         Ok(true)
     }
 }

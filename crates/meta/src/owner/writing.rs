@@ -8,9 +8,9 @@ use base::Seq;
 use base::watch;
 use tokio::sync::mpsc;
 
-use super::TakenBatch;
 use super::desk::StoreJob;
 use super::server::{Event, with_causes};
+use crate::batch::TakenBatch;
 use crate::log::{AppendError, LedgerLog, Sealed, append_settled};
 use crate::state::State;
 

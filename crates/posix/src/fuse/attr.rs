@@ -119,7 +119,11 @@ pub(super) fn errno(error: FsError) -> Errno {
         FsError::WouldBlock => libc::EAGAIN,
         FsError::Deadlock => libc::EDEADLK,
         FsError::Interrupted => libc::EINTR,
-        FsError::StaleLease | FsError::Io | FsError::Unavailable | FsError::Disconnected => libc::EIO,
+        FsError::StaleLease
+        | FsError::Io
+        | FsError::Unavailable
+        | FsError::Disconnected
+        | FsError::StaleMap => libc::EIO,
         FsError::Stale => libc::ESTALE,
         FsError::Unsupported => libc::EOPNOTSUPP,
         FsError::ReadOnly => libc::EROFS,

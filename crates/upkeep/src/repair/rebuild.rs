@@ -40,9 +40,7 @@ impl Work {
             self.rebuild.short.clear();
             return Ok(());
         }
-        if !self.client.writes_settled().await {
-            return Ok(());
-        }
+        self.client.advance_groups(&groups).await?;
         let all: HashSet<PgId> = groups.iter().map(|group| group.pg).collect();
         let left = self.missing_bytes(&all).await?;
         self.progress.set_left(left);

@@ -160,7 +160,7 @@ fn owner_requests() -> Vec<MetaRequest> {
         R::Commit {
             ino,
             lease: LeaseId(9),
-            pieces: vec![CommitPiece { piece: piece(), owed: vec![owed] }],
+            pieces: vec![CommitPiece { piece: piece(), owed: vec![owed], placed: Epoch(4) }],
             size: 9000,
             mtime_ns: 1,
             set,
@@ -179,7 +179,7 @@ fn owner_requests() -> Vec<MetaRequest> {
         R::Repaired { shards: vec![(DriveId(1), ExtentId(2))] },
         R::PurgeStep,
         R::ScanMap { after: None, limit: 5 },
-        R::Repack { extent: extent(), owed: vec![owed], moves: vec![] },
+        R::Repack { extent: extent(), owed: vec![owed], moves: vec![], placed: Epoch(4) },
         R::ExtentRanges,
         R::RecheckRanges { ranges: vec![(ExtentId(1), 2)] },
         R::Doubt { in_doubt: true },
@@ -192,6 +192,7 @@ fn owner_requests() -> Vec<MetaRequest> {
         R::Lock { lock: lock(), ticket: Some(3) },
         R::Unlock { lock: lock(), ticket: None },
         R::TestLock { lock: lock() },
+        R::AdvanceGroups { groups: vec![(PgId(5), Epoch(4))] },
     ]
 }
 
@@ -211,7 +212,7 @@ fn drive_requests() -> Vec<DriveRequest> {
     vec![
         R::Put(put),
         R::Get(GetShard { key: key(), first_block: 1, blocks: 2, purpose: GetPurpose::Move }),
-        R::Delete(DeleteShards { keys: vec![key()], position: None }),
+        R::Delete(DeleteShards { keys: vec![key()], position: None, is_void: true }),
         R::KeepPositions { positions: vec![position()], replace: true },
         R::KnownLedgers,
         R::List { after: Some(key()), limit: 9 },

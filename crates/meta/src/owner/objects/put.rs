@@ -201,7 +201,7 @@ impl Op<'_> {
         for commit in pieces {
             self.check_piece(&commit.piece)?;
             self.replace(inode, &commit.piece)?;
-            self.record_owed(commit);
+            self.note_placed(commit)?;
         }
         inode.attr.size = size;
         Ok(())

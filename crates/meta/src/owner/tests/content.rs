@@ -103,7 +103,7 @@ fn pieces_of_one_commit_may_not_overlap() {
         [piece(5, 10, id, 0, 100), inline(0, "abcdef")],
         [inline(9, "a"), piece(0, 10, id, 0, 100)],
     ] {
-        let pieces = pieces.map(|piece| CommitPiece { piece, owed: Vec::new() }).to_vec();
+        let pieces = pieces.map(|piece| CommitPiece { piece, owed: Vec::new(), placed: Epoch(0) }).to_vec();
         let commit =
             MetaRequest::Commit { ino: one, lease, pieces, size: 20, mtime_ns: 1, set: SetAttr::default() };
         f.ledger.refuses(me, commit, FsError::Invalid);
@@ -179,7 +179,7 @@ fn a_commit_needs_a_lease_its_own_extents_and_sound_pieces() {
     let commit = |lease, piece| MetaRequest::Commit {
         ino: one,
         lease,
-        pieces: vec![CommitPiece { piece, owed: Vec::new() }],
+        pieces: vec![CommitPiece { piece, owed: Vec::new(), placed: Epoch(0) }],
         size: 10,
         mtime_ns: 1,
         set: SetAttr::default(),
@@ -217,7 +217,7 @@ fn a_commit_makes_the_file_reach_over_its_pieces() {
     let mut f = files();
     let (one, me) = (f.one, f.me);
     let lease = f.ledger.write_lease(me, one);
-    let pieces = vec![CommitPiece { piece: inline(10, "abcd"), owed: Vec::new() }];
+    let pieces = vec![CommitPiece { piece: inline(10, "abcd"), owed: Vec::new(), placed: Epoch(0) }];
     let attr = f.ledger.attr(
         me,
         MetaRequest::Commit { ino: one, lease, pieces, size: 0, mtime_ns: 1, set: SetAttr::default() },
@@ -256,7 +256,7 @@ fn a_commit_records_the_shards_that_it_went_ahead_without() {
     let (one, id, me) = (f.one, f.id, f.me);
     let lease = f.ledger.write_lease(me, one);
     let owed = vec![OwedShard { shard: ShardIndex(5), drive: DriveId(3) }];
-    let pieces = vec![CommitPiece { piece: piece(0, 10, id, 0, 10), owed }];
+    let pieces = vec![CommitPiece { piece: piece(0, 10, id, 0, 10), owed, placed: Epoch(0) }];
     f.ledger.attr(
         me,
         MetaRequest::Commit { ino: one, lease, pieces, size: 10, mtime_ns: 1, set: SetAttr::default() },
@@ -267,13 +267,71 @@ fn a_commit_records_the_shards_that_it_went_ahead_without() {
 }
 
 #[test]
+fn what_an_older_epoch_of_its_group_placed_is_not_committed_also_by_the_next_owner() {
+    let mut f = files();
+    let (one, id, me) = (f.one, f.id, f.me);
+    let lease = f.ledger.write_lease(me, one);
+    let commit = |id, placed| MetaRequest::Commit {
+        ino: one,
+        lease,
+        pieces: vec![CommitPiece { piece: piece(0, 10, id, 0, 10), owed: Vec::new(), placed: Epoch(placed) }],
+        size: 10,
+        mtime_ns: 1,
+        set: SetAttr::default(),
+    };
+    f.ledger.attr(me, commit(id, 2));
+    let advance = |group, epoch| MetaRequest::AdvanceGroups { groups: vec![(PgId(group), Epoch(epoch))] };
+    f.ledger.ask(me, advance(0, 5)).unwrap();
+    // An older map that comes late changes nothing, and other groups are on their own.
+    f.ledger.ask(me, advance(0, 4)).unwrap();
+    f.ledger.ask(me, advance(1, 9)).unwrap();
+    let before = f.ledger.dump();
+    f.ledger.refuses(me, commit(id + 1, 4), FsError::StaleMap);
+    assert_eq!(f.ledger.dump(), before);
+    f.ledger.attr(me, commit(id + 1, 5));
+    f.ledger.commit();
+    let mut next = f.ledger.restart();
+    let me = next.session();
+    let (ino, id) = (next.make(me, Ino::ROOT, "more", Regular), next.extents(me));
+    let lease = next.write_lease(me, ino);
+    let commit = |placed| MetaRequest::Commit {
+        ino,
+        lease,
+        pieces: vec![CommitPiece { piece: piece(0, 10, id, 0, 10), owed: Vec::new(), placed: Epoch(placed) }],
+        size: 10,
+        mtime_ns: 1,
+        set: SetAttr::default(),
+    };
+    next.refuses(me, commit(4), FsError::StaleMap);
+    next.attr(me, commit(5));
+}
+
+#[test]
+fn an_answer_to_new_groups_waits_until_they_are_durable_whoever_asked_first() {
+    let mut f = files();
+    let other = f.ledger.session();
+    f.ledger.commit();
+    let request = MetaRequest::AdvanceGroups { groups: vec![(PgId(0), Epoch(5))] };
+    let mut after = |session| {
+        let id = f.ledger.next_id(session);
+        match f.ledger.core.execute(id, None, &request, f.ledger.now) {
+            Executed::Reply { reply: Ok(MetaReply::Done), after } => after,
+            executed => panic!("{executed:?}"),
+        }
+    };
+    let first = after(f.me);
+    assert!(first.0 > 0);
+    assert_eq!(after(other), first);
+}
+
+#[test]
 fn a_repaired_shard_is_owed_no_more_and_one_of_a_freed_extent_is_named() {
     let mut f = files();
     let (one, id, me) = (f.one, f.id, f.me);
     let lease = f.ledger.write_lease(me, one);
     let commit = |off: u64, id, drives: &[u32]| {
         let owed = drives.iter().map(|drive| OwedShard { shard: ShardIndex(5), drive: DriveId(*drive) });
-        CommitPiece { piece: piece(off, 10, id, 0, 10), owed: owed.collect() }
+        CommitPiece { piece: piece(off, 10, id, 0, 10), owed: owed.collect(), placed: Epoch(0) }
     };
     let pieces = vec![commit(0, id, &[3, 7]), commit(10, id + 1, &[3])];
     let set = SetAttr::default();
@@ -370,7 +428,7 @@ fn content_changed_when_it_was_written_and_a_read_changes_nothing() {
     let (one, me) = (f.one, f.me);
     let lease = f.ledger.write_lease(me, one);
     let commit = |f: &mut Files, mtime_ns, set| {
-        let pieces = vec![CommitPiece { piece: inline(0, "x"), owed: Vec::new() }];
+        let pieces = vec![CommitPiece { piece: inline(0, "x"), owed: Vec::new(), placed: Epoch(0) }];
         f.ledger.attr(me, MetaRequest::Commit { ino: one, lease, pieces, size: 1, mtime_ns, set })
     };
     let written_ns = f.ledger.now.wall_ns + 10;

@@ -407,7 +407,10 @@ impl Run {
         self.sessions[at].1 = id + 1;
         self.on_drives.insert(id);
         let extent = ExtentRef { id: ExtentId(id), pg: PgId(0), k: 4, n: 6, extent_len: len, extent_off: 0 };
-        match self.ledger.ask(session, MetaRequest::Repack { extent, owed: Vec::new(), moves }) {
+        match self
+            .ledger
+            .ask(session, MetaRequest::Repack { extent, owed: Vec::new(), moves, placed: Epoch(0) })
+        {
             Ok(MetaReply::Repacked { moved_bytes: 0 }) => {}
             Ok(MetaReply::Repacked { .. }) => drop(self.model.issued.insert(id)),
             other => panic!("{other:?}"),

@@ -17,7 +17,10 @@ pub(super) fn key(bucket: Ino, key: &str) -> ObjectName {
 
 pub(super) fn body(pieces: &[MapPiece]) -> ObjectBody {
     let size = pieces.iter().map(MapPiece::end).max().unwrap_or(0);
-    let pieces = pieces.iter().map(|piece| CommitPiece { piece: piece.clone(), owed: Vec::new() }).collect();
+    let pieces = pieces
+        .iter()
+        .map(|piece| CommitPiece { piece: piece.clone(), owed: Vec::new(), placed: Epoch(0) })
+        .collect();
     ObjectBody::Pieces { pieces, size }
 }
 

@@ -38,7 +38,7 @@ impl Ledger {
     }
 
     fn commit_under(&mut self, id: RequestId, lease: LeaseGrant, text: &str) -> Result<MetaReply, FsError> {
-        let pieces = vec![CommitPiece { piece: inline(0, text), owed: Vec::new() }];
+        let pieces = vec![CommitPiece { piece: inline(0, text), owed: Vec::new(), placed: Epoch(0) }];
         let (ino, lease, size) = (lease.ino, lease.id, text.len() as u64);
         let set = wire::meta::SetAttr::default();
         self.ask_as(id, &MetaRequest::Commit { ino, lease, pieces, size, mtime_ns: 7, set })

@@ -246,7 +246,7 @@ fn a_change_of_content_takes_the_set_id_bits_away() {
     let commit = |set| MetaRequest::Commit {
         ino: second,
         lease,
-        pieces: vec![CommitPiece { piece: inline(0, "text"), owed: vec![] }],
+        pieces: vec![CommitPiece { piece: inline(0, "text"), owed: vec![], placed: Epoch(0) }],
         size: 4,
         mtime_ns: 1,
         set,
@@ -275,6 +275,7 @@ fn upkeep_and_requests_about_objects_are_for_those_whom_the_owner_trusts() {
         MetaRequest::PurgeStep,
         MetaRequest::ScanMap { after: None, limit: 1 },
         MetaRequest::Doubt { in_doubt: true },
+        MetaRequest::AdvanceGroups { groups: vec![] },
         MetaRequest::Tier(TierRequest::Stat),
     ];
     for request in requests {

@@ -144,7 +144,7 @@ impl Run {
             return;
         }
         let extent = ExtentRef { id: ExtentId(id), pg: PgId(0), k: 4, n: 6, extent_len, extent_off: 0 };
-        let piece = Rehydrated { ino, piece, extent, owed: Vec::new() };
+        let piece = Rehydrated { ino, piece, extent, owed: Vec::new(), placed: Epoch(0) };
         // The second is refused with all the others: two pieces cannot each be all of one extent.
         let twice = MetaRequest::Rehydrate(vec![piece.clone(), piece.clone()]);
         assert_eq!(self.ledger.ask(session, twice), Err(FsError::Invalid));
