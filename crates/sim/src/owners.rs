@@ -8,7 +8,7 @@ use base::units::MIB;
 use base::{FsError, SessionId};
 use meta::history::{Evidence, Witness};
 use meta::log::{CopyIo, LedgerLog, LogSizes, MirrorOptions, MirroredLog};
-use meta::owner::{EarlierSessions, Owner, OwnerOptions, vacant};
+use meta::owner::{EarlierSessions, Owner, OwnerOptions, Standby};
 use meta::state::{MirroredState, RedbState, State};
 use tokio::sync::{Notify, watch};
 use wire::BoxFuture;
@@ -199,24 +199,69 @@ impl Owners {
         let dice = self.world.dice(0x41_7a15 + (self.boot << 32));
         loop {
             let pause = Duration::from_millis(500 + dice.below(25_000));
-            if tokio::time::timeout(pause, peace.wait_for(|peace| *peace)).await.is_ok() {
+            let changed = tokio::select! {
+                biased;
+                _ = tokio::time::timeout(pause, peace.wait_for(|peace| *peace)) => Ok(()),
+                followed = self.stand_by() => followed,
+            };
+            if *peace.borrow() {
                 return;
             }
-            if let Err(error) = self.change_owner(&dice, &drives).await
-                && !self.world.trace.is_cut()
-            {
-                self.world.promises().violate(format!("the ledger is not taken over: {error}"));
+            let changed = match changed {
+                Ok(()) => self.change_owner(&dice, &drives).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = changed {
+                // After a power cut everything fails.
+                if !self.world.trace.is_cut() {
+                    self.world.promises().violate(format!("the ledger is not taken over: {error}"));
+                }
                 return;
             }
+        }
+    }
+
+    /// The log as the host without the ledger sees it, for its next turn; and its local store.
+    fn rival(&self) -> (Arc<WatchedLog>, usize) {
+        let (host, turn) = {
+            let present = self.present();
+            (1 - present.host, present.turn + 1)
+        };
+        (
+            Arc::new(WatchedLog::new(&self.world, self.boot, (host, turn), Arc::new(self.world.log.clone()))),
+            host,
+        )
+    }
+
+    /// The host without the ledger follows it, until it may take it: signs of life of the owner may be lost on the way.
+    async fn stand_by(&self) -> Result<(), String> {
+        let (log, host) = self.rival();
+        let state = self.states[host].clone();
+        let mut standby = Standby::new(LEDGER, log.clone(), state.clone()).map_err(|error| text(&error))?;
+        let clock = self.world.env().clock;
+        let trim = async {
+            loop {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                // What both hosts have stored leaves the log.
+                let stored = state.applied().map(|applied| log.trim(applied.seq));
+                if let Ok(trimmed) = stored {
+                    let _ = trimmed.await;
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            followed = standby.follow(&*clock) => followed.map_err(|error| text(&error)),
+            () = trim => Ok(()),
         }
     }
 
     /// The present owner dies, or is cut off from the log; then the other host takes the ledger.
     async fn change_owner(&self, dice: &Dice, drives: &Drives) -> Result<(), String> {
         let world = &self.world;
-        let (process, log, host, turn) = {
+        let (process, log, turn) = {
             let present = self.present();
-            (present.process.clone(), present.log.clone(), 1 - present.host, present.turn + 1)
+            (present.process.clone(), present.log.clone(), present.turn + 1)
         };
         if dice.once_in(2) {
             world.trace.event(format_args!("the owner dies turn={turn}"));
@@ -225,9 +270,10 @@ impl Owners {
             world.trace.event(format_args!("the owner is cut off from the log turn={turn}"));
             log.set_cut(true);
         }
-        let next = Arc::new(WatchedLog::new(world, self.boot, (host, turn), Arc::new(world.log.clone())));
-        let clock = world.env().clock;
-        vacant(&*next, &*clock).await;
+        let (next, host) = self.rival();
+        let mut standby =
+            Standby::new(LEDGER, next.clone(), self.states[host].clone()).map_err(|error| text(&error))?;
+        standby.follow(&*world.env().clock).await.map_err(|error| text(&error))?;
         let options = || async {
             OwnerOptions {
                 ledger: LEDGER,

@@ -13,6 +13,7 @@ use base::env::Env;
 use base::{DriveId, FsError};
 use client::{Client, ClosedRange};
 use tokio::runtime::Handle;
+use wire::meta::Content;
 
 use crate::pace::Pace;
 use crate::task::{Stopped, Task};
@@ -148,7 +149,8 @@ impl Work {
         loop {
             let (entries, next) = self.client.scan_map(after).await?;
             for entry in entries {
-                if let Some(extent) = entry.piece.content.extent() {
+                // An extent that only a blob has needs no shards on drives.
+                if let Content::Extent(extent) = &entry.piece.content {
                     inventory.referred(extent.id);
                 }
             }

@@ -500,8 +500,8 @@ pub enum MetaRequest {
     Doubt {
         in_doubt: bool,
     },
-    /// Which of these extents have no reference. A whole scan of all maps, begun after their ranges were closed, must
-    /// not have seen them. Answer: `Orphans`.
+    /// Which of these extents have no reference, or need no shards on drives because a blob has them. A whole scan of all maps,
+    /// begun after their ranges were closed, must not have seen them as extents on drives. Answer: `Orphans`.
     ConfirmOrphans {
         ids: Vec<ExtentId>,
     },

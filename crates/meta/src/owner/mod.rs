@@ -61,7 +61,7 @@ pub use awake::Now;
 pub use recovery::OwnerError;
 pub(crate) use recovery::recover;
 pub use server::{Owner, OwnerOptions, OwnerStat};
-pub use tenure::vacant;
+pub use tenure::{Standby, vacant};
 
 /// Format of a ledger's state, kept under `V format`.
 const LEDGER_FORMAT: u64 = 1;

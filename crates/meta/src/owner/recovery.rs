@@ -42,6 +42,18 @@ pub enum OwnerError {
         /// The last batch in the log.
         tail: Seq,
     },
+    /// The log does not hold all that the local store lacks: it was trimmed in the meantime.
+    #[error(
+        "the store of ledger {ledger} ends at {applied}, and the log begins at {first}: copy a newer store"
+    )]
+    Behind {
+        /// The ledger.
+        ledger: LedgerId,
+        /// The newest entry that the local store has.
+        applied: Seq,
+        /// The oldest entry in the log.
+        first: Seq,
+    },
     /// Drives have seen a newer ledger.
     #[error(transparent)]
     Older(#[from] OlderLedger),
@@ -89,6 +101,75 @@ async fn seal(log: &dyn LedgerLog, nonce: u64) -> Result<(Sealed, Seq), LogError
     }
 }
 
+/// Bytes of the log that are read at a time.
+const PAGE_BYTES: usize = 32 << 20;
+
+/// Applies the entries of a log to a local store, in order.
+pub(super) struct Follower {
+    ledger: LedgerId,
+    log: Arc<dyn LedgerLog>,
+    state: Arc<dyn State>,
+    assembler: Assembler,
+    /// The last entry that was read. The store may lack the beginning of a batch up to here.
+    read: Seq,
+}
+
+impl Follower {
+    /// Begins behind the last entry that the store has.
+    pub(super) fn new(
+        ledger: LedgerId,
+        log: Arc<dyn LedgerLog>,
+        state: Arc<dyn State>,
+    ) -> Result<Self, OwnerError> {
+        let read = state.applied().map_err(|source| OwnerError::Store { ledger, source })?.seq;
+        Ok(Self { ledger, log, state, assembler: Assembler::default(), read })
+    }
+
+    /// Applies all entries up to `tail`, the end of the log. Parts of a batch at the end stay out.
+    pub(super) async fn catch_up(&mut self, tail: Seq) -> Result<(), OwnerError> {
+        let ledger = self.ledger;
+        let store_error = |source| OwnerError::Store { ledger, source };
+        let seen = self.state.newest().map_err(store_error)?.seq;
+        if tail < seen {
+            return Err(OwnerError::RolledBack { ledger, seen, tail });
+        }
+        let first = self.log.first();
+        if self.read < tail && first.0 > self.read.0 + 1 {
+            return Err(OwnerError::Behind { ledger, applied: self.read, first });
+        }
+        while self.read < tail {
+            self.apply_page().await?;
+        }
+        Ok(())
+    }
+
+    async fn apply_page(&mut self) -> Result<(), OwnerError> {
+        let ledger = self.ledger;
+        let damaged =
+            |seq: Seq, what: &str| OwnerError::Damaged { ledger, what: format!("entry {seq}: {what}") };
+        let next = Seq(self.read.0 + 1);
+        let entries = self.log.read(next, PAGE_BYTES).await;
+        let entries = entries.map_err(|source| OwnerError::Log { ledger, source })?;
+        if entries.first().is_none_or(|first| first.seq != next) {
+            return Err(damaged(next, "missing from the log"));
+        }
+        let (mut changes, mut position) = (std::collections::BTreeMap::new(), None);
+        for entry in &entries {
+            let pushed = self.assembler.push(entry);
+            if let Some(batch) = pushed.map_err(|error| damaged(entry.seq, &error.to_string()))? {
+                changes.extend(batch.changes);
+                position = Some(Applied { seq: entry.seq, epoch: entry.epoch });
+            }
+            self.read = entry.seq;
+        }
+        if let Some(position) = position {
+            let mut pairs = changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
+            self.state.apply(&mut pairs, position).map_err(|source| OwnerError::Store { ledger, source })?;
+        }
+        Ok(())
+    }
+}
+
 /// Seals the log and brings the local store up to the log's end. `nonce` is a random number that tells this owner from
 /// others.
 pub(crate) async fn recover(
@@ -97,37 +178,8 @@ pub(crate) async fn recover(
     state: &Arc<dyn State>,
     nonce: u64,
 ) -> Result<(Sealed, Seq), OwnerError> {
-    const PAGE_BYTES: usize = 32 << 20;
-    let log_error = |source| OwnerError::Log { ledger, source };
-    let store_error = |source| OwnerError::Store { ledger, source };
-    let (owner, tail) = seal(&**log, nonce).await.map_err(log_error)?;
-    let mut read = state.applied().map_err(store_error)?.seq;
-    let seen = state.newest().map_err(store_error)?.seq;
-    if tail < seen {
-        return Err(OwnerError::RolledBack { ledger, seen, tail });
-    }
-    let mut assembler = Assembler::default();
-    while read < tail {
-        let entries = log.read(Seq(read.0 + 1), PAGE_BYTES).await.map_err(log_error)?;
-        let damaged =
-            |seq: Seq, what: &str| OwnerError::Damaged { ledger, what: format!("entry {seq}: {what}") };
-        let mut changes = std::collections::BTreeMap::new();
-        let mut position = None;
-        if entries.first().is_none_or(|first| first.seq.0 != read.0 + 1) {
-            return Err(damaged(Seq(read.0 + 1), "missing from the log"));
-        }
-        for entry in &entries {
-            read = entry.seq;
-            let pushed = assembler.push(entry).map_err(|error| damaged(entry.seq, &error.to_string()))?;
-            if let Some(batch) = pushed {
-                changes.extend(batch.changes);
-                position = Some(Applied { seq: entry.seq, epoch: entry.epoch });
-            }
-        }
-        if let Some(position) = position {
-            let mut pairs = changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
-            state.apply(&mut pairs, position).map_err(store_error)?;
-        }
-    }
+    let sealed = seal(&**log, nonce).await;
+    let (owner, tail) = sealed.map_err(|source| OwnerError::Log { ledger, source })?;
+    Follower::new(ledger, log.clone(), state.clone())?.catch_up(tail).await?;
     Ok((owner, tail))
 }

@@ -13,7 +13,7 @@ use base::{Epoch, ExtentId, FsError, Ino, MapId, SessionId};
 use wire::meta::{
     Content, ExtentRef, MapEntry, MapPiece, MetaReply, OwedShard, PACK_MOVES_MAX, PackMove, PiecePosition,
 };
-use wire::tier::Origin;
+use wire::tier::{Origin, Stage};
 
 use super::data::PIECE_BYTES_MAX;
 use super::tier::{Written, origin_at};
@@ -239,7 +239,9 @@ impl Op<'_> {
         for id in ids {
             let in_closed = closed.iter().any(|(first, count)| id >= first && id.0 - first.0 < *count);
             let counted = self.txn.get_bytes(&self.keys.extent(*id))?.is_some();
-            if in_closed && !counted && !freed.contains(id) {
+            // An older copy of a drive may still have what only a blob should have.
+            let is_tiered = self.residence(*id)?.is_some_and(|residence| residence.stage == Stage::Tiered);
+            if in_closed && (!counted || is_tiered) && !freed.contains(id) {
                 orphans.push(*id);
             }
         }

@@ -90,7 +90,7 @@ impl Op<'_> {
         self.txn.update(self.keys.value("tier"), state);
     }
 
-    fn residence(&self, id: ExtentId) -> Result<Option<Residence>, FsError> {
+    pub(super) fn residence(&self, id: ExtentId) -> Result<Option<Residence>, FsError> {
         if !self.volatile.tiers {
             return Ok(None);
         }

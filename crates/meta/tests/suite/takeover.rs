@@ -10,8 +10,8 @@ use base::{Epoch, FsError, Ino, LedgerId, Seq, SessionId};
 use bytes::Bytes;
 use meta::history::Evidence;
 use meta::log::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, MemLog, Sealed, Tail};
-use meta::owner::{EarlierSessions, Owner, OwnerOptions, vacant};
-use meta::state::MemState;
+use meta::owner::{EarlierSessions, Owner, OwnerError, OwnerOptions, Standby, vacant};
+use meta::state::{MemState, State};
 use tokio::time::Instant;
 use wire::BoxFuture;
 use wire::meta::{
@@ -98,6 +98,10 @@ impl LedgerLog for Reached {
         Box::pin(async { Ok(()) })
     }
 
+    fn first(&self) -> Seq {
+        self.log.first()
+    }
+
     fn caps(&self) -> LogCaps {
         self.log.caps()
     }
@@ -181,6 +185,40 @@ fn an_owner_that_is_cut_off_answers_nothing_before_another_node_may_take_the_led
         assert_eq!(ask(&one, session, 5, read).await, Err(FsError::Disconnected));
         assert!(one.stat().halted && !two.stat().halted);
         assert!(one.problem().unwrap().contains("another owner"));
+    });
+}
+
+#[test]
+fn a_standby_follows_the_log_and_is_told_when_it_may_take_the_ledger() {
+    on_paused_time(|| async {
+        let (log, env) = (MemLog::shared(LEASE), env());
+        let (first, second) = (Reached::new(&log), Reached::new(&log));
+        let one = open(&first, &env, EarlierSessions::End).await;
+        let session = one.connect(Arc::new(Deaf)).await.unwrap();
+        let state = Arc::new(MemState::default());
+        let mut standby = Standby::new(LedgerId(1), Arc::new(second.clone()), state.clone()).unwrap();
+        let work = async {
+            for (seq, name) in (1..).zip(["a", "b", "c"]) {
+                ask(&one, session, seq, make(name)).await.unwrap();
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                assert_eq!(state.applied().unwrap().seq.0, one.stat().committed_seq, "{name}");
+                // While the log does not answer, it waits.
+                second.cut.store(name == "b", Ordering::Relaxed);
+                tokio::time::sleep(2 * LEASE).await;
+                second.cut.store(false, Ordering::Relaxed);
+            }
+        };
+        tokio::select! {
+            followed = standby.follow(&*env.clock) => panic!("the owner lives: {followed:?}"),
+            () = work => {}
+        }
+        drop(one);
+        standby.follow(&*env.clock).await.unwrap();
+        // A standby that was away for too long cannot go on, and says so.
+        log.trim(Seq(2)).await.unwrap();
+        let mut late = Standby::new(LedgerId(1), Arc::new(second), Arc::new(MemState::default())).unwrap();
+        let error = late.follow(&*env.clock).await.unwrap_err();
+        assert!(matches!(error, OwnerError::Behind { applied: Seq(0), first: Seq(3), .. }), "{error}");
     });
 }
 
