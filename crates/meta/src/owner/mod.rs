@@ -425,8 +425,8 @@ impl Core {
         std::mem::take(&mut self.volatile.events)
     }
 
-    /// Revokes leases whose recall was not answered in time, and locks of silent sessions that others wait for. Names that no session can have cached any more count as
-    /// forgotten. Returns inodes whose waiting requests may be retried.
+    /// Revokes leases whose recall was not answered in time, and locks of silent sessions that others wait for. Names that no
+    /// session can have cached any more count as forgotten. Returns inodes whose waiting requests may be retried.
     pub fn expire_recalls(&mut self, now: Now) -> Vec<Ino> {
         let Volatile { leases, watches, locks, events, .. } = &mut self.volatile;
         locks.expire(|holder| leases.is_silent(holder, now.awake_ns), events);

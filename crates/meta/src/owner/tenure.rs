@@ -13,7 +13,7 @@ use crate::state::State;
 
 /// The pause between two looks at the log.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// A standby applies new entries with every so many looks: each time is a write to its disk.
+/// A standby applies new entries at every fourth look, because each time is a write to its disk.
 const LOOKS_PER_STEP: u32 = 4;
 
 /// An answer leaves this long after its execution at the latest, or is one that the log took.
@@ -51,7 +51,7 @@ impl Tenure {
 
 /// A watch over the owner of a ledger on another node. Only time in which the log answers counts, by this node's own clock.
 #[derive(Default)]
-pub(super) struct Vigil {
+struct Vigil {
     seen: Option<Fence>,
     silent_ns: u64,
     looked_ns: Option<u64>,
