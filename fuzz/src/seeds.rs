@@ -39,6 +39,9 @@ pub fn seeds() -> Vec<Seed> {
     }
     let batch = Batch { changes: vec![(b"key".to_vec(), Some(b"value".to_vec())), (b"gone".to_vec(), None)] };
     put("batch", "two", &batch.encode());
+    // Two parts of one length.
+    let long = Batch { changes: vec![(vec![b'k'; 118], None)] };
+    put("batch", "parts", &long.entries(0).concat());
     put("log", "frame", &meta::fuzzing::sample_frame(&batch.encode()));
     let acl = [2_u32, 0x6_0001, 0, 0x4_0004, 0, 0x4_0020, 0].map(u32::to_le_bytes).concat();
     put("acl", "three", &acl);

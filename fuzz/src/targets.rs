@@ -61,6 +61,13 @@ fn batch(data: &[u8]) {
     if let Ok(batch) = meta::batch::Batch::decode(data) {
         assert_eq!(batch.encode(), data);
     }
+    // A log of two entries: they may be parts of one batch.
+    let (first, second) = data.split_at(data.len() / 2);
+    let mut assembler = meta::batch::Assembler::default();
+    for (seq, entry) in (1..).zip([first, second]) {
+        let entry = meta::log::LogEntry { seq: base::Seq(seq), epoch: base::Epoch(1), batch: entry.to_vec() };
+        let _ = assembler.push(&entry);
+    }
 }
 
 fn value<V: Value>(data: &[u8]) {
