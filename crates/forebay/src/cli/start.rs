@@ -1,6 +1,7 @@
 //! `start` and `stop`: the process of a node.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -8,8 +9,10 @@ use std::time::Duration;
 use admin::NodeStatus;
 use anyhow::{Context, Result, bail};
 use base::env::{Caching, OpenMode, spawn_thread};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{
-    Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit, setsid, test_kill_process,
+    Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, pidfd_open, pidfd_send_signal, setrlimit, setsid,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -23,7 +26,6 @@ use crate::watchdog::Watchdog;
 
 /// How long `stop` waits for the process to end.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_millis(50);
 /// Longest duration of a stop; after it the node gives up and reports that.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(25);
 /// Time after that before the process is ended by force.
@@ -237,21 +239,16 @@ fn signals() -> Result<watch::Receiver<bool>> {
 pub(super) fn stop(dir: &Path) -> Result<()> {
     let dir = NodeDir::new(dir);
     let root = dir.root().display();
-    let running =
-        |file: &NodeFile| Pid::from_raw(file.pid as i32).filter(|pid| test_kill_process(*pid).is_ok());
-    let Some(pid) = read_node_file(&env(), &dir).as_ref().and_then(running).filter(|_| is_locked(&dir))
-    else {
+    let node = read_node_file(&env(), &dir).as_ref().and_then(running);
+    // A node that holds the lock now is not another process that was given the node's number after its end.
+    let Some(node) = node.filter(|_| is_locked(&dir)) else {
         bail!("no node runs in {root}");
     };
-    kill_process(pid, Signal::TERM).with_context(|| format!("cannot signal the node: pid={pid:?}"))?;
-    let clock = env().clock;
-    let started = clock.boot_ns();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-    while is_locked(&dir) {
-        if clock.boot_ns() - started > STOP_DEADLINE.as_nanos() as u64 {
-            bail!("node has not stopped after {STOP_DEADLINE:?}: see {}", dir.log_file().display());
-        }
-        runtime.block_on(async { tokio::time::sleep(POLL).await });
+    pidfd_send_signal(&node, Signal::TERM).context("cannot signal the node")?;
+    // The lock is free a moment before the last of the node's files is closed. After the end of the process nothing
+    // holds the filesystem below it.
+    if !ends_within(&node, STOP_DEADLINE)? {
+        bail!("node has not stopped after {STOP_DEADLINE:?}: see {}", dir.log_file().display());
     }
     if let Ok(error) = env().files.read(&dir.stop_error()) {
         let error = String::from_utf8_lossy(&error).into_owned();
@@ -262,6 +259,26 @@ pub(super) fn stop(dir: &Path) -> Result<()> {
     }
     println!("node has stopped: dir={root}");
     Ok(())
+}
+
+/// The process that wrote the file, if it is there.
+fn running(file: &NodeFile) -> Option<OwnedFd> {
+    pidfd_open(Pid::from_raw(file.pid as i32)?, PidfdFlags::empty()).ok()
+}
+
+/// Waits until the process has ended and all its files are closed.
+fn ends_within(process: &OwnedFd, timeout: Duration) -> Result<bool> {
+    let clock = env().clock;
+    let started = clock.boot_ns();
+    loop {
+        let waited = Duration::from_nanos(clock.boot_ns() - started);
+        let left = Timespec::try_from(timeout.saturating_sub(waited))?;
+        match poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&left)) {
+            Ok(ended) => return Ok(ended > 0),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot wait for the end of the node"),
+        }
+    }
 }
 
 /// Whether a process serves this directory: such a process holds the lock until it ends.
