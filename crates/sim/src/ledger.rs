@@ -14,7 +14,6 @@ use crate::world::{Dice, World};
 pub(crate) struct WatchedLog {
     world: Arc<World>,
     inner: Arc<dyn LedgerLog>,
-    host: usize,
     /// The host does not reach the log.
     cut: AtomicBool,
     dice: Dice,
@@ -23,18 +22,13 @@ pub(crate) struct WatchedLog {
 }
 
 impl WatchedLog {
-    /// The log as a host sees it. `turn` numbers the owners of a boot.
-    pub(crate) fn new(
-        world: &Arc<World>,
-        boot: u64,
-        (host, turn): (usize, u64),
-        inner: Arc<dyn LedgerLog>,
-    ) -> Self {
+    /// The log as an owner or a standby sees it. `turn` numbers the owners of a boot.
+    pub(crate) fn new(world: &Arc<World>, boot: u64, turn: u64, inner: Arc<dyn LedgerLog>) -> Self {
         let (dice, losses) = (
             world.dice(0x106 + (boot << 32) + (turn << 16)),
             world.dice(0x1057 + (boot << 32) + (turn << 16)),
         );
-        Self { world: world.clone(), inner, host, cut: AtomicBool::new(false), dice, losses }
+        Self { world: world.clone(), inner, cut: AtomicBool::new(false), dice, losses }
     }
 
     /// Cuts the host off from the log, or ends that.
@@ -145,15 +139,8 @@ impl LedgerLog for WatchedLog {
         self.inner.read(from, limit_bytes)
     }
 
-    /// Keeps all batches that one of the hosts lacks.
     fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {
-        let stored = {
-            let mut promises = self.world.promises();
-            promises.stored[self.host] = promises.stored[self.host].max(up_to.0);
-            promises.stored
-        };
-        let least = stored.into_iter().min().unwrap_or_default();
-        self.inner.trim(if self.world.scenario.rivals { Seq(least) } else { up_to })
+        self.inner.trim(up_to)
     }
 
     fn caps(&self) -> LogCaps {

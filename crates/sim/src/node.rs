@@ -22,7 +22,7 @@ use wire::drive::DriveService;
 use crate::disks::SimDrive;
 use crate::owners::Owners;
 use crate::store::Tier;
-use crate::world::World;
+use crate::world::{Machine, World};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub(crate) const LEDGER: LedgerId = LedgerId(1);
@@ -156,7 +156,7 @@ impl Node {
         let peers = Peers::default();
         for number in 0..world.scenario.clients {
             let options = ClientOptions {
-                env: world.env(),
+                env: world.env_of(Machine::Client(number)),
                 runtime: Handle::current(),
                 ledger: LEDGER,
                 owner: owners.seat(number),
@@ -165,20 +165,22 @@ impl Node {
                 dirty_bytes_max: 4 * MIB,
                 map_bytes_max: 4096,
                 tier: tier.link(),
-                peers: peers.clone(),
+                // A machine with a clock of its own shares nothing in memory.
+                peers: if world.scenario.drifts { Peers::default() } else { peers.clone() },
             };
             clients.push(Client::open(options).await.map_err(|error| text(&error))?);
         }
         let reclaimer = Reclaimer::start(clients[0].clone(), &Handle::current());
-        let pace = Arc::new(Pace::new(world.env()));
+        let env = || world.env_of(Machine::Client(0));
+        let pace = Arc::new(Pace::new(env()));
         let (client, runtime) = (clients[0].clone(), Handle::current());
-        let repairer = Repairer::start(world.env(), client.clone(), pace.clone(), &runtime);
-        let start_packer = || Packer::start(world.env(), client.clone(), pace.clone(), PACKING, &runtime);
+        let repairer = Repairer::start(env(), client.clone(), pace.clone(), &runtime);
+        let start_packer = || Packer::start(env(), client.clone(), pace.clone(), PACKING, &runtime);
         let packer = world.scenario.packs.then(start_packer);
-        let damage = DamageKeeper::start(world.env(), client.clone(), pace.clone(), &runtime);
-        let orphans = OrphanCollector::start(world.env(), client.clone(), pace.clone(), ORPHANS, &runtime);
+        let damage = DamageKeeper::start(env(), client.clone(), pace.clone(), &runtime);
+        let orphans = OrphanCollector::start(env(), client.clone(), pace.clone(), ORPHANS, &runtime);
         let (scrubbed, targets) = watch::channel(scrub_targets(&drives, client));
-        let scrubber = Scrubber::start(world.env(), [], targets, pace.clone(), &runtime);
+        let scrubber = Scrubber::start(env(), [], targets, pace.clone(), &runtime);
         tier.start(&clients[0], &pace);
         let victim = DriveId(world.scenario.victim());
         if world.cluster().is_behind(victim) {

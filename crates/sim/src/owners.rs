@@ -4,29 +4,34 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use base::env::Clock;
 use base::units::MIB;
 use base::{FsError, SessionId};
 use meta::history::{Evidence, Witness};
 use meta::log::{CopyIo, LedgerLog, LogSizes, MirrorOptions, MirroredLog};
-use meta::owner::{EarlierSessions, Owner, OwnerOptions, Standby};
+use meta::owner::{EarlierSessions, Owner, OwnerError, OwnerOptions, Standby, StandbyOptions};
 use meta::state::{MirroredState, RedbState, State};
 use tokio::sync::{Notify, watch};
 use wire::BoxFuture;
 use wire::drive::DriveService;
-use wire::message::Envelope;
+use wire::message::{Envelope, REPLICA};
 use wire::meta::{Claim, EventSink, MetaReply, MetaRequest, MetaService, Resumed};
 use wire::position::Position;
+use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService};
 
 use crate::ledger::WatchedLog;
-use crate::net::Link;
+use crate::net::{self, Link};
 use crate::node::{Drives, LEDGER, log_dir, text};
-use crate::world::{Dice, World};
+use crate::world::{Dice, Machine, World};
 
 /// Most directories with a local store; a third directory has a log only.
 const STORES_MAX: usize = 2;
 /// Short files: a boot fills some of them, and the space zeroed ahead is read whenever a log is opened.
 const LOG_SIZES: LogSizes =
     LogSizes { file_bytes: 128 << 10, zero_ahead_bytes: 32 << 10, reserve_bytes: 32 << 10 };
+
+/// If the other host cannot take the ledger by then, the host of the earlier owner does.
+const STANDBY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The process of an owner. Clients reach it until it dies.
 pub(crate) struct Process {
@@ -85,6 +90,35 @@ impl MetaService for Process {
 
     fn call(&self, envelope: Envelope, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
         Box::pin(self.living(move |owner| async move { owner.call(envelope, request).await }))
+    }
+}
+
+impl ReplicaService for Process {
+    fn ask(&self, request: ReplicaRequest) -> BoxFuture<'_, Result<ReplicaReply, FsError>> {
+        Box::pin(self.living(move |owner| async move { owner.ask(request).await }))
+    }
+}
+
+/// The present owner, as its standby reaches it. Some messages are lost.
+struct OwnerLink {
+    world: Arc<World>,
+    process: Arc<Process>,
+    dice: Dice,
+}
+
+impl ReplicaService for OwnerLink {
+    fn ask(&self, request: ReplicaRequest) -> BoxFuture<'_, Result<ReplicaReply, FsError>> {
+        Box::pin(async move {
+            tokio::time::sleep(net::delay(&self.dice)).await;
+            let request = net::arrived(&REPLICA, &request);
+            self.world.trace.event(format_args!("standby asks {request:?}"));
+            if self.dice.once_in(8) {
+                return Err(FsError::Disconnected);
+            }
+            let reply = net::answered(self.process.ask(request).await);
+            tokio::time::sleep(net::delay(&self.dice)).await;
+            if self.dice.once_in(8) { Err(FsError::Disconnected) } else { reply }
+        })
     }
 }
 
@@ -148,24 +182,39 @@ fn open_files(world: &World) -> Result<Files, String> {
     Ok((Arc::new(log), vec![state]))
 }
 
+/// Opens the ledger on a host.
+async fn open_on(
+    world: &Arc<World>,
+    host: usize,
+    (log, state): (&Arc<WatchedLog>, &Arc<dyn State>),
+    drives: &Drives,
+    earlier_sessions: EarlierSessions,
+) -> Result<Owner, OwnerError> {
+    let options = OwnerOptions {
+        ledger: LEDGER,
+        log: log.clone(),
+        state: state.clone(),
+        env: world.env_of(Machine::Host(host)),
+        evidence: evidence(drives).await,
+        earlier_sessions,
+        unstored_bytes_max: 256 << 20,
+    };
+    Owner::open_here(options).await
+}
+
 impl Owners {
-    /// Opens the ledger on one of its hosts.
+    /// Opens the ledger on one of its hosts: on the other one, if the store of this one is too old.
     pub(crate) async fn open(world: &Arc<World>, boot: u64, drives: &Drives) -> Result<Self, String> {
         let (log, states) = open_files(world)?;
-        let host = world.dice(0x4057 + (boot << 32)).below(states.len() as u64) as usize;
-        let log = Arc::new(WatchedLog::new(world, boot, (host, 0), log));
-        let options = OwnerOptions {
-            ledger: LEDGER,
-            log: log.clone(),
-            state: states[host].clone(),
-            env: world.env(),
-            evidence: evidence(drives).await,
-            // All clients were on machines that lost power.
-            earlier_sessions: EarlierSessions::End,
-            unstored_bytes_max: 256 << 20,
+        let log = Arc::new(WatchedLog::new(world, boot, 0, log));
+        let first = world.dice(0x4057 + (boot << 32)).below(states.len() as u64) as usize;
+        // All clients were on machines that lost power.
+        let open = |host: usize| open_on(world, host, (&log, &states[host]), drives, EarlierSessions::End);
+        let (owner, host) = match open(first).await {
+            Err(OwnerError::Behind { .. }) if states.len() > 1 => (open(1 - first).await, 1 - first),
+            opened => (opened, first),
         };
-        let owner = Owner::open_here(options).await.map_err(|error| text(&error))?;
-        let process = Process::new(owner);
+        let process = Process::new(owner.map_err(|error| text(&error))?);
         let link = |client| {
             let link: Arc<dyn MetaService> = Link::new(world, (boot, 0), client, process.clone());
             watch::channel(link).0
@@ -202,7 +251,7 @@ impl Owners {
             let changed = tokio::select! {
                 biased;
                 _ = tokio::time::timeout(pause, peace.wait_for(|peace| *peace)) => Ok(()),
-                followed = self.stand_by() => followed,
+                followed = self.stand_by(&dice) => followed,
             };
             if *peace.borrow() {
                 return;
@@ -221,47 +270,41 @@ impl Owners {
         }
     }
 
-    /// The log as the host without the ledger sees it, for its next turn; and its local store.
-    fn rival(&self) -> (Arc<WatchedLog>, usize) {
-        let (host, turn) = {
-            let present = self.present();
-            (1 - present.host, present.turn + 1)
-        };
-        (
-            Arc::new(WatchedLog::new(&self.world, self.boot, (host, turn), Arc::new(self.world.log.clone()))),
-            host,
-        )
+    /// The log of the next owner.
+    fn next_log(&self) -> Arc<WatchedLog> {
+        let turn = self.present().turn + 1;
+        Arc::new(WatchedLog::new(&self.world, self.boot, turn, Arc::new(self.world.log.clone())))
     }
 
-    /// The host without the ledger follows it, until it may take it: signs of life of the owner may be lost on the way.
-    async fn stand_by(&self) -> Result<(), String> {
-        let (log, host) = self.rival();
-        let state = self.states[host].clone();
-        let mut standby = Standby::new(LEDGER, log.clone(), state.clone()).map_err(|error| text(&error))?;
-        let clock = self.world.env().clock;
-        let trim = async {
-            loop {
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                // What both hosts have stored leaves the log.
-                let stored = state.applied().map(|applied| log.trim(applied.seq));
-                if let Ok(trimmed) = stored {
-                    let _ = trimmed.await;
-                }
-            }
+    /// A standby on the host without the ledger, and the clock of that host.
+    fn standby(&self, log: Arc<WatchedLog>) -> Result<(Standby, Arc<dyn Clock>), String> {
+        let (process, host, turn) = {
+            let present = self.present();
+            (present.process.clone(), 1 - present.host, present.turn)
         };
-        tokio::select! {
-            biased;
-            followed = standby.follow(&*clock) => followed.map_err(|error| text(&error)),
-            () = trim => Ok(()),
-        }
+        let dice = self.world.dice(0x57_a11d + (self.boot << 32) + (turn << 24));
+        let wait = Duration::from_secs(*dice.of(&[1, 3, 60]));
+        let owner = Arc::new(OwnerLink { world: self.world.clone(), process, dice });
+        let (state, replica) = (self.states[host].clone(), host as u64);
+        let standby = Standby::new(StandbyOptions { ledger: LEDGER, log, state, owner, replica, wait });
+        let clock = self.world.env_of(Machine::Host(host)).clock;
+        Ok((standby.map_err(|error| text(&error))?, clock))
+    }
+
+    /// The host without the ledger follows it, until it may take it: signs of life of the owner may be lost on the way. Some
+    /// hosts are away for a while before.
+    async fn stand_by(&self, dice: &Dice) -> Result<(), String> {
+        tokio::time::sleep(Duration::from_secs(dice.below(*dice.of(&[1, 1, 20])))).await;
+        let (mut standby, clock) = self.standby(self.next_log())?;
+        standby.follow(&*clock).await.map_err(|error| text(&error))
     }
 
     /// The present owner dies, or is cut off from the log; then the other host takes the ledger.
     async fn change_owner(&self, dice: &Dice, drives: &Drives) -> Result<(), String> {
         let world = &self.world;
-        let (process, log, turn) = {
+        let (process, log, mut host, turn) = {
             let present = self.present();
-            (present.process.clone(), present.log.clone(), present.turn + 1)
+            (present.process.clone(), present.log.clone(), 1 - present.host, present.turn + 1)
         };
         if dice.once_in(2) {
             world.trace.event(format_args!("the owner dies turn={turn}"));
@@ -270,24 +313,19 @@ impl Owners {
             world.trace.event(format_args!("the owner is cut off from the log turn={turn}"));
             log.set_cut(true);
         }
-        let (next, host) = self.rival();
-        let mut standby =
-            Standby::new(LEDGER, next.clone(), self.states[host].clone()).map_err(|error| text(&error))?;
-        standby.follow(&*world.env().clock).await.map_err(|error| text(&error))?;
-        let options = || async {
-            OwnerOptions {
-                ledger: LEDGER,
-                log: next.clone(),
-                state: self.states[host].clone(),
-                env: world.env(),
-                evidence: evidence(drives).await,
-                earlier_sessions: EarlierSessions::Resume,
-                unstored_bytes_max: 256 << 20,
+        let next = self.next_log();
+        let (mut standby, clock) = self.standby(next.clone())?;
+        match tokio::time::timeout(STANDBY_PATIENCE, standby.follow(&*clock)).await {
+            Ok(followed) => followed.map_err(|error| text(&error))?,
+            Err(_) => {
+                world.trace.event(format_args!("the store of host {host} is too old turn={turn}"));
+                process.die();
+                host = 1 - host;
             }
-        };
-        let owner = Owner::open_here(options().await).await.map_err(|error| text(&error))?;
+        }
+        let owner = open_on(world, host, (&next, &self.states[host]), drives, EarlierSessions::Resume).await;
+        let taken = Process::new(owner.map_err(|error| text(&error))?);
         world.trace.event(format_args!("host {host} has the ledger turn={turn}"));
-        let taken = Process::new(owner);
         *self.present() = Present { process: taken.clone(), log: next, host, turn };
         for (client, seat) in (0..).zip(&self.seats) {
             // Clients learn of it one by one.

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::{ExtentId, SessionId};
 use wire::meta::{FreeExtent, MetaReply, MetaRequest, SESSION_TERM};
 
 use crate::world::World;
+
+/// The term of sessions by the fastest clock of an owner.
+const SHORTEST_TERM: Duration = SESSION_TERM.checked_sub(SESSION_TERM.checked_div(100).unwrap()).unwrap();
 
 /// The heartbeats of each session: when they were sent and answered, and which maps its reads used. A heartbeat without
 /// an answer may or may not have reached the owner.
@@ -128,7 +132,7 @@ impl Reads {
     /// reads of a session of which the owner heard nothing for the term of sessions do not count any more.
     fn reader(&self, free_ver: u64, asked_at: u64, now_ns: u64) -> Option<SessionId> {
         let reads = |told: &Vec<Heartbeat>| since(told, asked_at, 1)?.map(|told| told.in_use_ver).max();
-        let counts = |id: &SessionId| now_ns < self.heard_ns[id] + SESSION_TERM.as_nanos() as u64;
+        let counts = |id: &SessionId| now_ns < self.heard_ns[id] + SHORTEST_TERM.as_nanos() as u64;
         let mut sessions = self.told.iter().filter(|(id, _)| counts(id));
         sessions.find(|(_, told)| reads(told).is_some_and(|in_use| free_ver >= in_use)).map(|(id, _)| *id)
     }

@@ -65,6 +65,9 @@ pub struct Scenario {
     pub cuts: bool,
     /// Largest entry of the log, so small at times that most batches take several entries.
     pub log_entry_bytes: usize,
+    /// Each client and each host of the ledger is a machine of its own: their clocks run at different rates, and clients share
+    /// nothing in memory.
+    pub drifts: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -108,6 +111,7 @@ impl Scenario {
             rivals: dice.once_in(3),
             cuts: dice.once_in(4),
             log_entry_bytes: *dice.of(&[usize::MAX, usize::MAX, 4096, 300]),
+            drifts: dice.once_in(3),
         };
         // At most one drive may lack shards at a time.
         scenario.copies_return &= profile.m() > 0

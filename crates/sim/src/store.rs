@@ -19,7 +19,7 @@ use wire::store::{ObjectStore, Outgoing, StoreError};
 
 use crate::net::delay;
 use crate::node::CLUSTER;
-use crate::world::{Dice, World};
+use crate::world::{Dice, Machine, World};
 
 /// Attempts per request, as with a real store: after some time the client stops waiting for an answer.
 const ATTEMPTS: u32 = 5;
@@ -188,7 +188,7 @@ impl Tier {
             uploads: 1 + dice.below(3) as usize,
             detaching: self.world.promises().detaching,
         };
-        let (env, runtime) = (self.world.env(), Handle::current());
+        let (env, runtime) = (self.world.env_of(Machine::Client(0)), Handle::current());
         self.tiering = Some(Tiering::start(env, client.clone(), pace.clone(), options, &runtime));
     }
 

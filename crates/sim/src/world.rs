@@ -56,6 +56,35 @@ impl Clock for WorldClock {
     }
 }
 
+/// A machine of its own, which may have a clock of its own.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Machine {
+    /// One of the ledger's hosts.
+    Host(usize),
+    /// The machine of a client.
+    Client(u32),
+}
+
+/// Two clocks differ by twice this at most: 2 %, which all terms allow for.
+const DRIFT_PPM_MAX: u64 = 10_000;
+
+/// The clock of a machine: it runs a little faster or slower than the world's, and it began at another time.
+struct Drift {
+    world: Arc<WorldClock>,
+    ahead_ns: u64,
+    rate_ppm: u64,
+}
+
+impl Clock for Drift {
+    fn boot_ns(&self) -> u64 {
+        self.ahead_ns + (u128::from(self.world.boot_ns()) * u128::from(self.rate_ppm) / 1_000_000) as u64
+    }
+
+    fn wall_ns(&self) -> i64 {
+        self.world.wall_ns()
+    }
+}
+
 /// A seeded random sequence.
 pub(crate) struct Dice(SimRandom);
 
@@ -85,8 +114,6 @@ pub(crate) struct Promises {
     pub(crate) acked_seq: u64,
     /// The highest epoch that sealed the log.
     pub(crate) sealed_epoch: u64,
-    /// The last batch in the local store of each host of the ledger.
-    pub(crate) stored: [u64; 2],
     /// First extent ids of ranges, with their lengths.
     pub(crate) ranges: BTreeMap<u64, u64>,
     /// Inodes whose creation was acknowledged.
@@ -154,9 +181,27 @@ impl World {
         Arc::new(Self { scenario, clock, files, trace, locks, promises, cluster, bucket, log, random })
     }
 
-    /// The environment of the code under test.
+    /// The environment of the code under test, with the clock of the world.
     pub(crate) fn env(&self) -> Env {
         Env { clock: self.clock.clone(), random: self.random.clone(), files: self.files.clone() }
+    }
+
+    /// The environment of a machine.
+    pub(crate) fn env_of(&self, machine: Machine) -> Env {
+        if !self.scenario.drifts {
+            return self.env();
+        }
+        let part = match machine {
+            Machine::Host(host) => 0xd41f_0000 + host as u64,
+            Machine::Client(client) => 0xd41f_1000 + u64::from(client),
+        };
+        let dice = self.dice(part);
+        let clock = Drift {
+            world: self.clock.clone(),
+            ahead_ns: dice.below(1_000_000_000_000),
+            rate_ppm: 1_000_000 - DRIFT_PPM_MAX + dice.below(2 * DRIFT_PPM_MAX + 1),
+        };
+        Env { clock: Arc::new(clock), ..self.env() }
     }
 
     pub(crate) fn promises(&self) -> MutexGuard<'_, Promises> {

@@ -17,6 +17,7 @@ pub mod moves;
 pub mod object;
 mod piece;
 pub mod position;
+pub mod replica;
 pub mod store;
 pub mod tier;
 

@@ -244,6 +244,8 @@ pub const OWNER: Operations = Operations(&[
     ("TestLock", 0x0140),
     ("AdvanceGroups", 0x0141),
 ]);
+/// What standbys ask the owner of their ledger.
+pub const REPLICA: Operations = Operations(&[("Stored", 0x0180), ("Copy", 0x0181)]);
 /// Operations of drives.
 pub const DRIVE: Operations = Operations(&[
     ("Put", 0x0201),
@@ -275,6 +277,8 @@ impl Payload for SessionId {}
 impl Payload for Resumed {}
 impl Payload for crate::meta::MetaRequest {}
 impl Payload for crate::meta::MetaReply {}
+impl Payload for crate::replica::ReplicaRequest {}
+impl Payload for crate::replica::ReplicaReply {}
 impl Payload for bool {}
 
 impl<T: Payload, E> Payload for Result<T, E> {

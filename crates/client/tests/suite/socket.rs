@@ -61,7 +61,11 @@ impl Machine {
     ) -> Arc<Server> {
         Server::new(
             env,
-            Services { owners: BTreeMap::from([(LEDGER, (opened, owner))]), drives: drives.clone() },
+            Services {
+                owners: BTreeMap::from([(LEDGER, (opened, owner))]),
+                drives: drives.clone(),
+                ..Services::default()
+            },
         )
     }
 

@@ -19,10 +19,12 @@ mod objects;
 mod pressure;
 mod recovery;
 mod repeats;
+mod replicas;
 mod resume;
 mod rights;
 mod server;
 mod space;
+mod standby;
 mod sweep;
 mod tenure;
 mod tier;
@@ -61,7 +63,7 @@ pub use awake::Now;
 pub use recovery::OwnerError;
 pub(crate) use recovery::recover;
 pub use server::{Owner, OwnerOptions, OwnerStat};
-pub use tenure::{Standby, vacant};
+pub use standby::{Standby, StandbyOptions};
 
 /// Format of a ledger's state, kept under `V format`.
 const LEDGER_FORMAT: u64 = 1;

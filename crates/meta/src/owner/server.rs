@@ -19,12 +19,14 @@ use wire::BoxFuture;
 use wire::message::Envelope;
 use wire::meta::{Claim, EventSink, MetaReply, MetaRequest, MetaService, Resumed};
 use wire::position::Position;
+use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService};
 
 use super::awake::AwakeClock;
 use super::desk::{Answer, Appending, Call, Desk, Pending, StoreJob};
 use super::lease::RECALL_IDLE_NS;
 use super::pressure::Pressure;
 use super::recovery::{OwnerError, recover};
+use super::replicas::Replicas;
 use super::tenure::Tenure;
 use super::writing::{append, store_changes};
 use super::{Core, EarlierSessions, Executed, Now};
@@ -133,13 +135,16 @@ impl Owner {
         core.start(now(&env, &AwakeClock::default()), beginning, earlier_sessions).map_err(damaged)?;
         let (stores, store_jobs) = mpsc::channel(1);
         let (events, happened) = mpsc::unbounded_channel();
-        let store = Box::pin(store_changes(core.bottom(), log.clone(), store_jobs, events.clone()));
+        let replicas = Arc::new(Replicas::new(env.clone(), core.bottom()));
+        let storing = store_changes(core.bottom(), log.clone(), replicas.clone(), store_jobs, events.clone());
+        let store = Box::pin(storing);
         let shared = Arc::new(Shared {
             env,
             sealed,
             tenure: Tenure::new(log.caps().lease, asked_ns),
             stretch: Stretch::after(history, beginning.lineage),
             log,
+            replicas,
             in_doubt: AtomicBool::new(core.is_in_doubt()),
             desk: Lock::new(
                 &format!("the owner of ledger {ledger}"),
@@ -244,6 +249,17 @@ impl MetaService for Owner {
     }
 }
 
+impl ReplicaService for Owner {
+    fn ask(&self, request: ReplicaRequest) -> BoxFuture<'_, Result<ReplicaReply, FsError>> {
+        Box::pin(async move {
+            if self.shared.halted() || !self.shared.tenure.holds(&self.shared.env) {
+                return Err(FsError::Disconnected);
+            }
+            self.shared.replicas.ask(request)
+        })
+    }
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_time().build().expect("the system has descriptors left for a runtime")
@@ -278,6 +294,7 @@ struct Shared {
     tenure: Tenure,
     stretch: Stretch,
     log: Arc<dyn LedgerLog>,
+    replicas: Arc<Replicas>,
     desk: Lock<Desk>,
     /// Wakes the background thread: for a batch to append, or the end.
     work: Notify,

@@ -9,9 +9,10 @@ use base::watch;
 use tokio::sync::mpsc;
 
 use super::desk::StoreJob;
+use super::replicas::Replicas;
 use super::server::{Event, with_causes};
 use crate::batch::TakenBatch;
-use crate::log::{AppendError, LedgerLog, Sealed, append_settled};
+use crate::log::{AppendError, LedgerLog, Room, Sealed, append_settled};
 use crate::state::State;
 
 /// Attempts at a log that is full or cannot be reached, after which waiting requests fail, and the pause between attempts.
@@ -65,10 +66,19 @@ async fn append_one(
     }
 }
 
+/// The last entry that may leave the log. If the log has no room, standbys that lack it take a copy.
+fn trim_to(log: &dyn LedgerLog, replicas: &Replicas, stored: Seq) -> Seq {
+    match log.room() {
+        Room::Enough => replicas.trim_to(stored),
+        Room::Reserve => stored,
+    }
+}
+
 /// Writes committed changes to the local store, and trims the log.
 pub(super) async fn store_changes(
     state: Arc<dyn State>,
     log: Arc<dyn LedgerLog>,
+    replicas: Arc<Replicas>,
     mut jobs: mpsc::Receiver<StoreJob>,
     events: mpsc::UnboundedSender<Event>,
 ) {
@@ -78,7 +88,7 @@ pub(super) async fn store_changes(
             state.apply(&mut job.table.iter(), job.applied)
         };
         if result.is_ok()
-            && let Err(error) = log.trim(job.applied.seq).await
+            && let Err(error) = log.trim(trim_to(&*log, &replicas, job.applied.seq)).await
         {
             tracing::warn!(%error, "ledger log could not be trimmed");
         }

@@ -10,14 +10,15 @@ use base::{Epoch, FsError, Ino, LedgerId, Seq, SessionId};
 use bytes::Bytes;
 use meta::history::Evidence;
 use meta::log::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, MemLog, Sealed, Tail};
-use meta::owner::{EarlierSessions, Owner, OwnerError, OwnerOptions, Standby, vacant};
-use meta::state::{MemState, State};
+use meta::owner::{EarlierSessions, Owner, OwnerOptions, Standby, StandbyOptions};
+use meta::state::{Applied, MemState, State, every_key};
 use tokio::time::Instant;
 use wire::BoxFuture;
 use wire::meta::{
     Claim, EventSink, FileKind, MakeNode, MetaReply, MetaRequest, MetaService, OpenIntent, OwnerEvent,
     RequestId,
 };
+use wire::replica::{CopyPart, ReplicaReply, ReplicaRequest, ReplicaService};
 
 const LEASE: Duration = Duration::from_secs(3);
 
@@ -43,11 +44,13 @@ fn env() -> Env {
 struct Reached {
     log: MemLog,
     cut: Arc<AtomicBool>,
+    /// If not, a host with an empty store can take the ledger at any time.
+    trims: bool,
 }
 
 impl Reached {
     fn new(log: &MemLog) -> Self {
-        Self { log: log.clone(), cut: Arc::default() }
+        Self { log: log.clone(), cut: Arc::default(), trims: false }
     }
 
     fn check(&self) -> std::io::Result<()> {
@@ -93,9 +96,8 @@ impl LedgerLog for Reached {
         self.log.read(from, limit_bytes)
     }
 
-    /// The other host may need all of it.
-    fn trim(&self, _up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {
-        Box::pin(async { Ok(()) })
+    fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {
+        Box::pin(async move { if self.trims { self.log.trim(up_to).await } else { Ok(()) } })
     }
 
     fn first(&self) -> Seq {
@@ -113,7 +115,7 @@ impl EventSink for Deaf {
     fn event(&self, _event: OwnerEvent) {}
 }
 
-async fn open(log: &Reached, env: &Env, earlier_sessions: EarlierSessions) -> Owner {
+async fn open(log: &Reached, env: &Env, earlier_sessions: EarlierSessions) -> Arc<Owner> {
     let options = OwnerOptions {
         ledger: LedgerId(1),
         log: Arc::new(log.clone()),
@@ -123,7 +125,7 @@ async fn open(log: &Reached, env: &Env, earlier_sessions: EarlierSessions) -> Ow
         earlier_sessions,
         unstored_bytes_max: 256 << 20,
     };
-    Owner::open_here(options).await.unwrap()
+    Arc::new(Owner::open_here(options).await.unwrap())
 }
 
 fn make(name: &str) -> MetaRequest {
@@ -150,6 +152,16 @@ async fn ask(
     owner.call(RequestId { session, slot: 0, seq }.into(), request).await
 }
 
+/// For how long the log is kept for a standby.
+const WAIT: Duration = Duration::from_secs(20);
+
+fn standby(log: &Reached, state: &Arc<MemState>, owner: &Arc<Owner>, replica: u64) -> Standby {
+    let (log, state) = (Arc::new(log.clone()), state.clone());
+    let options =
+        StandbyOptions { ledger: LedgerId(1), log, state, owner: owner.clone(), replica, wait: WAIT };
+    Standby::new(options).unwrap()
+}
+
 fn on_paused_time<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_time().start_paused(true).build().unwrap().block_on(async {
@@ -166,13 +178,14 @@ fn an_owner_that_is_cut_off_answers_nothing_before_another_node_may_take_the_led
         let session = one.connect(Arc::new(Deaf)).await.unwrap();
         ask(&one, session, 1, make("a")).await.unwrap();
         // As long as it gives signs of life the ledger is not vacant.
-        let taken = tokio::time::timeout(Duration::from_secs(60), vacant(&second, &*env.clock)).await;
+        let rival = || standby(&second, &Arc::new(MemState::default()), &one, 2);
+        let taken = tokio::time::timeout(Duration::from_secs(60), rival().follow(&*env.clock)).await;
         assert!(taken.is_err());
         first.cut.store(true, Ordering::Relaxed);
         let read = MetaRequest::GetAttr { ino: Ino::ROOT };
         assert!(ask(&one, session, 2, read.clone()).await.is_ok(), "its lease has not ended");
         let began = Instant::now();
-        vacant(&second, &*env.clock).await;
+        rival().follow(&*env.clock).await.unwrap();
         assert!(began.elapsed() >= LEASE * 9 / 10 && began.elapsed() < LEASE * 2, "{:?}", began.elapsed());
         assert_eq!(ask(&one, session, 3, read.clone()).await, Err(FsError::Disconnected));
         assert_eq!(one.connect(Arc::new(Deaf)).await, Err(FsError::Disconnected));
@@ -196,7 +209,7 @@ fn a_standby_follows_the_log_and_is_told_when_it_may_take_the_ledger() {
         let one = open(&first, &env, EarlierSessions::End).await;
         let session = one.connect(Arc::new(Deaf)).await.unwrap();
         let state = Arc::new(MemState::default());
-        let mut standby = Standby::new(LedgerId(1), Arc::new(second.clone()), state.clone()).unwrap();
+        let mut standby = standby(&second, &state, &one, 2);
         let work = async {
             for (seq, name) in (1..).zip(["a", "b", "c"]) {
                 ask(&one, session, seq, make(name)).await.unwrap();
@@ -212,13 +225,124 @@ fn a_standby_follows_the_log_and_is_told_when_it_may_take_the_ledger() {
             followed = standby.follow(&*env.clock) => panic!("the owner lives: {followed:?}"),
             () = work => {}
         }
-        drop(one);
+        one.stop();
         standby.follow(&*env.clock).await.unwrap();
-        // A standby that was away for too long cannot go on, and says so.
-        log.trim(Seq(2)).await.unwrap();
-        let mut late = Standby::new(LedgerId(1), Arc::new(second), Arc::new(MemState::default())).unwrap();
-        let error = late.follow(&*env.clock).await.unwrap_err();
-        assert!(matches!(error, OwnerError::Behind { applied: Seq(0), first: Seq(3), .. }), "{error}");
+    });
+}
+
+#[test]
+fn the_log_is_kept_for_standbys_that_follow_and_others_take_a_copy_of_the_store() {
+    on_paused_time(|| async {
+        let (log, env) = (MemLog::shared(LEASE), env());
+        let (first, second) = (Reached { trims: true, ..Reached::new(&log) }, Reached::new(&log));
+        let one = open(&first, &env, EarlierSessions::End).await;
+        let session = one.connect(Arc::new(Deaf)).await.unwrap();
+        let (state, copied) = (Arc::new(MemState::default()), Arc::new(MemState::default()));
+        let mut follower = standby(&second, &state, &one, 2);
+        let pause = || tokio::time::sleep(Duration::from_secs(3));
+        let work = async {
+            pause().await;
+            // This standby does not get further.
+            second.cut.store(true, Ordering::Relaxed);
+            let kept = state.applied().unwrap().seq;
+            for seq in 1..=4 {
+                ask(&one, session, seq, make(&format!("f{seq}"))).await.unwrap();
+                pause().await;
+            }
+            assert_eq!(log.first(), Seq(kept.0 + 1), "what it lacks is kept");
+            tokio::time::sleep(WAIT).await;
+            ask(&one, session, 5, make("e")).await.unwrap();
+            pause().await;
+            assert!(log.first() > Seq(kept.0 + 1), "it is not waited for any longer");
+            second.cut.store(false, Ordering::Relaxed);
+            pause().await;
+        };
+        tokio::select! {
+            followed = follower.follow(&*env.clock) => panic!("the owner lives: {followed:?}"),
+            () = work => {}
+        }
+        assert_eq!(state.applied().unwrap().seq.0, one.stat().committed_seq, "it took a copy");
+        // So does a new one, over a store with other content; what is trimmed meanwhile does not matter.
+        copied.apply(&mut [(&b"other"[..], Some(&b"x"[..]))].into_iter(), Applied::default()).unwrap();
+        let mut late = standby(&second, &copied, &one, 3);
+        let work = async {
+            for seq in 6..=9 {
+                pause().await;
+                ask(&one, session, seq, make(&format!("g{seq}"))).await.unwrap();
+            }
+            pause().await;
+        };
+        tokio::select! {
+            followed = late.follow(&*env.clock) => panic!("the owner lives: {followed:?}"),
+            followed = follower.follow(&*env.clock) => panic!("the owner lives: {followed:?}"),
+            () = work => {}
+        }
+        let content = |state: &MemState| {
+            let mut pairs = Vec::new();
+            let visit = &mut |key: &[u8], value: &[u8]| {
+                pairs.push((key.to_vec(), value.to_vec()));
+                std::ops::ControlFlow::Continue(())
+            };
+            state.scan(&every_key(), visit).unwrap();
+            pairs
+        };
+        one.stop();
+        let (late, follower) = tokio::join!(late.follow(&*env.clock), follower.follow(&*env.clock));
+        late.and(follower).unwrap();
+        assert_eq!(content(&state), content(&copied));
+        // Without an owner there is no copy: such a standby does not take the ledger.
+        log.trim(Seq(one.stat().committed_seq)).await.unwrap();
+        let mut empty = standby(&second, &Arc::new(MemState::default()), &one, 4);
+        let followed = tokio::time::timeout(Duration::from_secs(60), empty.follow(&*env.clock)).await;
+        assert!(followed.is_err());
+    });
+}
+
+#[test]
+fn a_copy_goes_on_with_the_state_at_its_beginning_and_parts_may_be_asked_for_again() {
+    on_paused_time(|| async {
+        let (log, env) = (MemLog::shared(LEASE), env());
+        let one = open(&Reached::new(&log), &env, EarlierSessions::End).await;
+        let session = one.connect(Arc::new(Deaf)).await.unwrap();
+        let value = |ino| MetaRequest::SetXattr {
+            ino,
+            name: "user.a".into(),
+            value: vec![7; 60_000].into(),
+            mode: wire::meta::XattrMode::Set,
+        };
+        for number in 1..60 {
+            let made = ask(&one, session, 2 * number, make(&format!("f{number}"))).await.unwrap();
+            let MetaReply::Entry { attr, .. } = made else { panic!("an entry is made") };
+            ask(&one, session, 2 * number + 1, value(attr.ino)).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let part = |copy, after: Bytes| {
+            let request = ReplicaRequest::Copy { replica: 5, wait_ms: 1000, copy, after };
+            async {
+                match one.ask(request).await {
+                    Ok(ReplicaReply::Copied(part)) => Ok(part),
+                    Ok(ReplicaReply::Noted) => panic!("a copy was asked for"),
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        let last = |part: &CopyPart| part.pairs.last().unwrap().0.clone();
+        let begun = part(0, Bytes::new()).await.unwrap();
+        assert!(begun.more && begun.copy != 0);
+        let next = part(begun.copy, last(&begun)).await.unwrap();
+        assert!(last(&begun) < next.pairs[0].0, "it goes on behind the first part");
+        ask(&one, session, 200, make("late")).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(part(begun.copy, last(&begun)).await.unwrap(), next);
+        assert_eq!(part(begun.copy, Bytes::new()).await, Err(FsError::NotFound));
+        let mut end = next;
+        while end.more {
+            end = part(begun.copy, last(&end)).await.unwrap();
+            assert_eq!((end.seq, end.copy), (begun.seq, begun.copy));
+        }
+        assert!(begun.seq.0 < one.stat().stored_seq);
+        assert!(part(0, Bytes::new()).await.unwrap().seq.0 == one.stat().stored_seq);
+        assert_eq!(part(begun.copy, last(&begun)).await, Err(FsError::NotFound), "another has begun");
     });
 }
 

@@ -1,14 +1,15 @@
 //! Connections: services in another process, reached over a stream of bytes.
 //!
 //! A [`Server`] has owners and drives, and answers calls on any number of connections. A [`Peer`] is the other side: it opens
-//! connections, opens them anew when they break, and sends calls without an answer again. [`RemoteOwner`] and [`RemoteDrive`]
-//! are the services as a client sees them.
+//! connections, opens them anew when they break, and sends calls without an answer again. [`RemoteOwner`], [`RemoteReplica`] and
+//! [`RemoteDrive`] are the services as their clients see them.
 //!
 //! Servers never open connections: events come on the client's.
 
 mod drive;
 mod owner;
 mod peer;
+mod replica;
 mod server;
 
 #[cfg(test)]
@@ -23,6 +24,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub use drive::RemoteDrive;
 pub use owner::RemoteOwner;
 pub use peer::{Peer, PeerOptions};
+pub use replica::RemoteReplica;
 pub use server::{Server, Services, Trust};
 
 use crate::BoxFuture;

@@ -68,7 +68,7 @@ impl RemoteOwner {
     }
 }
 
-fn as_fs_error(error: CallError) -> FsError {
+pub(super) fn as_fs_error(error: CallError) -> FsError {
     match error {
         CallError::Refused(Refusal::Elsewhere | Refusal::Late) | CallError::NoAnswer => FsError::Disconnected,
         CallError::Refused(Refusal::Unsupported) => FsError::Unsupported,

@@ -20,15 +20,18 @@ use crate::encoding::BadRequest;
 use crate::frame::{Frame, FrameKind, read_frame, write_frame};
 use crate::message::{
     self, AnswerHead, Caller, DRIVE, DriveReply, DriveRequest, Envelope, GREET, GreetRequest, OWNER, Packed,
-    Payload, Refusal, SESSION, SessionRequest, StreamEvent, Welcome,
+    Payload, REPLICA, Refusal, SESSION, SessionRequest, StreamEvent, Welcome,
 };
 use crate::meta::{EventSink, MetaRequest, MetaService, OwnerEvent};
+use crate::replica::{ReplicaReply, ReplicaService};
 
 /// The services of a process.
 #[derive(Default)]
 pub struct Services {
     /// Owners, each with a number that changes whenever the ledger is opened anew.
     pub owners: BTreeMap<LedgerId, (u64, Arc<dyn MetaService>)>,
+    /// Owners, as their standbys see them.
+    pub replicas: BTreeMap<LedgerId, Arc<dyn ReplicaService>>,
     /// Drives.
     pub drives: BTreeMap<DriveId, Arc<dyn DriveService>>,
 }
@@ -375,6 +378,9 @@ impl Server {
                 self.ask_owner(frame, envelope, fields).await.into()
             } else if SESSION.name(code).is_some() {
                 self.bind(frame, fields, out).await.into()
+            } else if REPLICA.name(code).is_some() {
+                let answer = self.ask_replica(frame, fields, trust).await;
+                answer_frame(frame, AnswerHead::default(), &answer).into()
             } else {
                 let (answer, _memory) = self.ask_drive(frame, fields, payloads, memory).await;
                 Outgoing { frame: answer_frame(frame, AnswerHead::default(), &answer), _memory }
@@ -404,6 +410,25 @@ impl Server {
             (Err(refusal), _) | (_, Err(refusal)) => (AnswerHead::default(), Err(refusal)),
         };
         answer_frame(frame, head, &answer)
+    }
+
+    async fn ask_replica(
+        &self,
+        frame: &Frame,
+        fields: &[u8],
+        trust: Trust,
+    ) -> Result<Result<ReplicaReply, FsError>, Refusal> {
+        let Packed { code, payload, .. } = &frame.message;
+        let request = message::unpack_request(&REPLICA, *code, fields, payload.clone());
+        let request = request.map_err(|error| refusal(&error))?;
+        let Some(owner) = self.services.replicas.get(&LedgerId(frame.service)) else {
+            return Err(Refusal::Elsewhere);
+        };
+        match trust {
+            Trust::Full => Ok(owner.ask(request).await),
+            // The log and the store have the files of all users.
+            Trust::Users => Ok(Err(FsError::NotPermitted)),
+        }
     }
 
     async fn bind(&self, frame: &Frame, fields: &[u8], out: &mpsc::UnboundedSender<Outgoing>) -> Frame {

@@ -18,6 +18,7 @@ use crate::meta::{
     EventSink, LeaseGrant, LeaseKind, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId,
 };
 use crate::position::{KnownLedger, Position};
+use crate::replica::{CopyPart, ReplicaReply, ReplicaRequest, ReplicaService};
 
 const LEDGER: LedgerId = LedgerId(3);
 const DRIVE: DriveId = DriveId(5);
@@ -30,6 +31,24 @@ struct TestOwner {
     /// Requests `StatFs` wait for this.
     gate: Notify,
     cancelled: AtomicBool,
+}
+
+/// The copy of the store holds what was asked for.
+impl ReplicaService for TestOwner {
+    fn ask(&self, request: ReplicaRequest) -> BoxFuture<'_, Result<ReplicaReply, FsError>> {
+        Box::pin(async move {
+            let ReplicaRequest::Copy { copy, after, .. } = request else { return Ok(ReplicaReply::Noted) };
+            let part = CopyPart {
+                copy,
+                seq: base::Seq(4),
+                epoch: Epoch(1),
+                pairs: vec![(after, Bytes::from(vec![7; 1 << 20]))],
+                sum: 5,
+                more: false,
+            };
+            Ok(ReplicaReply::Copied(part))
+        })
+    }
 }
 
 struct NoteDrop<'a>(&'a AtomicBool);
@@ -176,12 +195,17 @@ struct Pair {
 fn services(owner: &Arc<TestOwner>, opened: u64) -> Services {
     Services {
         owners: BTreeMap::from([(LEDGER, (opened, owner.clone() as Arc<dyn MetaService>))]),
+        replicas: BTreeMap::from([(LEDGER, owner.clone() as Arc<dyn ReplicaService>)]),
         drives: BTreeMap::from([(DRIVE, Arc::new(TestDrive::default()) as Arc<dyn DriveService>)]),
     }
 }
 
 impl Pair {
     fn new() -> Self {
+        Self::trusting(Trust::Full)
+    }
+
+    fn trusting(trust: Trust) -> Self {
         let env = Env::real();
         let owner = Arc::new(TestOwner::default());
         let server = Arc::new(Mutex::new(Server::new(&env, services(&owner, 1))));
@@ -201,7 +225,7 @@ impl Pair {
                     let (here, there) = UnixStream::pair()?;
                     tokio::spawn(async move {
                         tokio::select! {
-                            _ = server.serve(there, Trust::Full) => {}
+                            _ = server.serve(there, trust) => {}
                             () = break_all.notified() => {}
                         }
                     });
@@ -250,6 +274,23 @@ fn put(extent: u64, blocks: usize) -> PutShard {
         bytes: Bytes::from(vec![extent as u8; blocks * 4096]),
         checksums: vec![5; blocks],
     }
+}
+
+#[test]
+fn a_standby_gets_a_copy_of_the_store_and_a_client_that_is_not_trusted_does_not() {
+    let ask = |trust, ledger| {
+        let request =
+            ReplicaRequest::Copy { replica: 1, wait_ms: 0, copy: 9, after: Bytes::from_static(b"k") };
+        run(async move {
+            let pair = Pair::trusting(trust);
+            RemoteReplica::new(&pair.peer, ledger).ask(request).await
+        })
+    };
+    let Ok(ReplicaReply::Copied(part)) = ask(Trust::Full, LEDGER) else { panic!("it is copied") };
+    assert_eq!((part.copy, part.pairs[0].0.as_ref()), (9, b"k".as_slice()));
+    assert_eq!(part.pairs[0].1.len(), 1 << 20);
+    assert_eq!(ask(Trust::Users, LEDGER), Err(FsError::NotPermitted));
+    assert_eq!(ask(Trust::Full, LedgerId(4)), Err(FsError::Disconnected));
 }
 
 #[test]

@@ -14,6 +14,7 @@ use crate::guard::Guard;
 use crate::lock::{FileLock, LockSpace};
 use crate::meta::*;
 use crate::object::ObjectRequest;
+use crate::replica::{CopyPart, ReplicaReply, ReplicaRequest};
 use crate::tier::TierRequest;
 
 /// Reads the names of an enum's variants, and nothing else.
@@ -55,8 +56,9 @@ fn every_operation_has_a_code_of_its_own() {
     assert_eq!(listed(SESSION), names::<SessionRequest>());
     assert_eq!(listed(OWNER), names::<MetaRequest>());
     assert_eq!(listed(DRIVE), names::<DriveRequest>());
+    assert_eq!(listed(REPLICA), names::<ReplicaRequest>());
     let codes: Vec<u16> =
-        [GREET, SESSION, OWNER, DRIVE].iter().flat_map(|all| all.0).map(|(_, code)| *code).collect();
+        [GREET, SESSION, OWNER, DRIVE, REPLICA].iter().flat_map(|all| all.0).map(|(_, code)| *code).collect();
     assert_eq!(codes.iter().collect::<BTreeSet<_>>().len(), codes.len());
 }
 
@@ -222,6 +224,25 @@ fn drive_requests() -> Vec<DriveRequest> {
     ]
 }
 
+fn replica_requests() -> Vec<ReplicaRequest> {
+    vec![
+        ReplicaRequest::Stored { replica: 2, seq: base::Seq(300), wait_ms: 60_000 },
+        ReplicaRequest::Copy { replica: 2, wait_ms: 60_000, copy: 9, after: Bytes::from_static(b"key") },
+    ]
+}
+
+fn copied() -> ReplicaReply {
+    let pairs = vec![(Bytes::from_static(b"key"), Bytes::from_static(b"value"))];
+    ReplicaReply::Copied(CopyPart {
+        copy: 9,
+        seq: base::Seq(300),
+        epoch: Epoch(4),
+        pairs,
+        sum: 5,
+        more: true,
+    })
+}
+
 fn stat() -> DriveStat {
     DriveStat {
         uuid: DriveUuid([7; 16]),
@@ -297,6 +318,7 @@ fn others() -> Vec<(&'static str, Vec<u8>)> {
         ),
         ("answer: get", encoding::encode(&DriveReply::Get(Ok(blocks)))),
         ("answer: stat", encoding::encode(&DriveReply::Stat(stat()))),
+        ("answer: copied", encoding::encode(&Ok::<_, FsError>(copied()))),
         ("event: recall", event(OwnerEvent::Recall { lease: lease(), keep: Some(LeaseKind::Attr) })),
         (
             "event: forget",
@@ -335,6 +357,7 @@ fn messages_have_the_golden_bytes() {
     let mut all = lines(GREET, hello);
     all.extend(lines(SESSION, sessions()));
     all.extend(lines(OWNER, owner_requests()));
+    all.extend(lines(REPLICA, replica_requests()));
     all.extend(lines(DRIVE, drive_requests()));
     all.extend(others().into_iter().map(|(name, bytes)| format!("{name} {}", hex(&bytes))));
     let text = all.join("\n") + "\n";

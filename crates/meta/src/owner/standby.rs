@@ -1,0 +1,208 @@
+//! A node that follows a ledger which another node owns, so that it can take it over quickly.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::env::Clock;
+use base::{LedgerId, Seq};
+use bytes::Bytes;
+use wire::replica::{CopyPart, ReplicaReply, ReplicaRequest, ReplicaService};
+
+use super::recovery::{Follower, OwnerError};
+use super::replicas::CopySum;
+use crate::log::{Fence, LedgerLog, LogError};
+use crate::state::{Applied, State, StateError, every_key};
+
+/// The pause between two looks at the log.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// A standby applies new entries at every fourth look, because each time is a write to its disk.
+const LOOKS_PER_STEP: u32 = 4;
+/// How long a standby waits for an answer of the owner to its reports, and for a part of a copy.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A watch over the owner of a ledger on another node. Only time in which the log answers counts, by this node's own clock.
+#[derive(Default)]
+struct Vigil {
+    seen: Option<Fence>,
+    silent_ns: u64,
+    looked_ns: Option<u64>,
+}
+
+impl Vigil {
+    /// Looks at the log. Returns its end, if it answers, and whether the owner has given no sign of life for the log's
+    /// lease: then its own lease has ended before.
+    async fn look(&mut self, log: &dyn LedgerLog, clock: &dyn Clock) -> (Option<Seq>, bool) {
+        let lease_ns = log.caps().lease.unwrap_or_default().as_nanos() as u64;
+        let now_ns = clock.boot_ns();
+        let Ok(fence) = log.fence().await else {
+            self.looked_ns = None;
+            return (None, false);
+        };
+        if self.seen == Some(fence) {
+            // A suspended machine saw nothing in the meantime.
+            let since_ns = self.looked_ns.map_or(0, |looked_ns| now_ns.saturating_sub(looked_ns));
+            self.silent_ns += since_ns.min(2 * LOOK_EVERY.as_nanos() as u64);
+        } else {
+            (self.seen, self.silent_ns) = (Some(fence), 0);
+        }
+        self.looked_ns = Some(now_ns);
+        (Some(fence.tail), self.silent_ns >= lease_ns)
+    }
+}
+
+/// How a standby takes part in a ledger.
+pub struct StandbyOptions {
+    /// The ledger.
+    pub ledger: LedgerId,
+    /// Its log.
+    pub log: Arc<dyn LedgerLog>,
+    /// A local store of its own, which may be older than the log's end, or empty.
+    pub state: Arc<dyn State>,
+    /// The present owner.
+    pub owner: Arc<dyn ReplicaService>,
+    /// A number that no other replica of the ledger has.
+    pub replica: u64,
+    /// For how long owners keep the log for this standby if they hear nothing of it.
+    pub wait: Duration,
+}
+
+/// See the module.
+pub struct Standby {
+    options: StandbyOptions,
+    follower: Follower,
+    vigil: Vigil,
+}
+
+impl Standby {
+    /// A standby that begins where its store ends.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn new(options: StandbyOptions) -> Result<Self, OwnerError> {
+        let follower = Follower::new(options.ledger, options.log.clone(), options.state.clone())?;
+        Ok(Self { options, follower, vigil: Vigil::default() })
+    }
+
+    /// Applies new entries of the log to the store about once a second, until the owner has given no sign of life for the
+    /// lease of the log. Then [`Owner::open`](super::Owner::open) may take the ledger, with little left to apply. While the
+    /// log does not answer, it waits. If the log was trimmed beyond the end of the store, it takes a copy of the owner's store; without an owner, it waits for one.
+    ///
+    /// # Errors
+    /// `RolledBack` and others as for an owner.
+    pub async fn follow(&mut self, clock: &dyn Clock) -> Result<(), OwnerError> {
+        for look in 0_u32.. {
+            let (tail, is_vacant) = self.vigil.look(&*self.options.log, clock).await;
+            if let Some(tail) = tail
+                && (is_vacant || look.is_multiple_of(LOOKS_PER_STEP))
+                && self.step(tail, is_vacant).await?
+                && is_vacant
+            {
+                break;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+
+    /// Applies all entries up to `tail`. Returns whether the store has them.
+    async fn step(&mut self, tail: Seq, is_vacant: bool) -> Result<bool, OwnerError> {
+        match self.follower.catch_up(tail).await {
+            Ok(()) if is_vacant => Ok(true),
+            Ok(()) => {
+                let StandbyOptions { replica, wait, .. } = self.options;
+                let (seq, wait_ms) = (self.stored()?.seq, wait.as_millis() as u32);
+                let stored = ReplicaRequest::Stored { replica, seq, wait_ms };
+                // An owner that does not hear of it keeps more of the log, or less: then there are copies. A look must not be
+                // late for that.
+                let _ = tokio::time::timeout(LOOK_EVERY, self.options.owner.ask(stored)).await;
+                Ok(true)
+            }
+            Err(OwnerError::Log { source: LogError::Io(error), .. }) => {
+                tracing::debug!(%error, "ledger log does not answer");
+                Ok(false)
+            }
+            Err(OwnerError::Behind { .. }) => {
+                self.copy().await?;
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn stored(&self) -> Result<Applied, OwnerError> {
+        self.options.state.applied().map_err(|source| self.store_error(source))
+    }
+
+    fn store_error(&self, source: StateError) -> OwnerError {
+        OwnerError::Store { ledger: self.options.ledger, source }
+    }
+
+    /// Replaces the content of the store by a copy of the owner's, if it gives one. A store that has a part of a copy is at
+    /// position 0, so that nothing but another copy, or the whole log, completes it.
+    async fn copy(&mut self) -> Result<(), OwnerError> {
+        let ledger = self.options.ledger;
+        let seen = self.options.state.newest().map_err(|source| self.store_error(source))?.seq;
+        tracing::info!(%ledger, "the log was trimmed beyond this store: copying the owner's");
+        let (mut copy, mut after, mut sum) = (0, Bytes::new(), CopySum::default());
+        loop {
+            let Some(part) = self.ask_part(copy, after.clone()).await else { return Ok(()) };
+            if part.seq < seen {
+                return Err(OwnerError::RolledBack { ledger, seen, tail: part.seq });
+            }
+            let first = part.pairs.first().map(|(key, _)| key);
+            let is_ordered = part.pairs.is_sorted_by(|(one, _), (next, _)| one < next);
+            sum.add(part.pairs.iter().map(|(key, value)| (&key[..], &value[..])));
+            let is_sound = is_ordered
+                && first.is_none_or(|key| *key > after)
+                && sum.finish() == part.sum
+                && !(part.pairs.is_empty() && part.more)
+                && (copy == 0 || copy == part.copy);
+            if !is_sound {
+                tracing::warn!(%ledger, "a copy of the owner's store arrived damaged");
+                return Ok(());
+            }
+            self.put(&part, &after).map_err(|source| self.store_error(source))?;
+            if !part.more {
+                let applied = Applied { seq: part.seq, epoch: part.epoch };
+                let done = self.options.state.apply(&mut std::iter::empty(), applied);
+                done.map_err(|source| self.store_error(source))?;
+                break;
+            }
+            copy = part.copy;
+            after = part.pairs.last().expect("a part with more to follow is not empty").0.clone();
+        }
+        self.follower = Follower::new(ledger, self.options.log.clone(), self.options.state.clone())?;
+        Ok(())
+    }
+
+    async fn ask_part(&self, copy: u64, after: Bytes) -> Option<CopyPart> {
+        let StandbyOptions { replica, wait, .. } = self.options;
+        let request = ReplicaRequest::Copy { replica, wait_ms: wait.as_millis() as u32, copy, after };
+        match tokio::time::timeout(PATIENCE, self.options.owner.ask(request)).await {
+            Ok(Ok(ReplicaReply::Copied(part))) => Some(part),
+            answer => {
+                tracing::debug!(?answer, "the owner gives no copy of its store");
+                None
+            }
+        }
+    }
+
+    /// Puts a part, which begins behind the key `after`, in place of what the store has in its range.
+    fn put(&self, part: &CopyPart, after: &[u8]) -> Result<(), StateError> {
+        let state = &self.options.state;
+        let follows = |key: &[u8]| [key, &[0]].concat();
+        let from = if after.is_empty() { Vec::new() } else { follows(after) };
+        let to = match part.pairs.last() {
+            Some((last, _)) if part.more => follows(last),
+            _ => every_key().1,
+        };
+        let mut changes: BTreeMap<Vec<u8>, Option<&[u8]>> = BTreeMap::new();
+        state.scan(&(from, to), &mut |key, _| {
+            changes.insert(key.to_vec(), None);
+            std::ops::ControlFlow::Continue(())
+        })?;
+        changes.extend(part.pairs.iter().map(|(key, value)| (key.to_vec(), Some(&value[..]))));
+        state.apply(&mut changes.iter().map(|(key, value)| (&key[..], *value)), Applied::default())
+    }
+}
