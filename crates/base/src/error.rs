@@ -78,7 +78,7 @@ pub enum FsError {
     /// The filesystem is read-only now.
     #[error("read-only file system")]
     ReadOnly,
-    /// The service is stopping or cannot be reached; the operation did not happen or its result is unknown.
+    /// The service is stopping or cannot be reached; the operation did not happen.
     #[error("service unavailable")]
     Unavailable,
     /// The service is not the one to ask any more; whether the operation happened is not known. Only clients see this error:
@@ -89,4 +89,7 @@ pub enum FsError {
     /// error: they write the data again by the newer map.
     #[error("cluster map is out of date")]
     StaleMap,
+    /// There was no answer: the operation may have happened, and may even happen later.
+    #[error("no answer: it may have happened")]
+    Unknown,
 }

@@ -307,7 +307,7 @@ impl Client {
 
     async fn release(&self, lease: LeaseGrant, keep: Option<LeaseKind>) {
         match self.answer(MetaRequest::Release { lease, keep }).await {
-            Ok(_) | Err(FsError::Unavailable) => {}
+            Ok(_) | Err(FsError::Unavailable | FsError::Unknown) => {}
             Err(error) => tracing::warn!(ino = %lease.ino, %error, "lease was not given back"),
         }
     }

@@ -332,7 +332,7 @@ impl Client {
                 answer => {
                     let error = answer.err().unwrap_or(FsError::Io);
                     // Without an answer they may be committed.
-                    if !matches!(error, FsError::Unavailable | FsError::Io) {
+                    if !matches!(error, FsError::Unknown | FsError::Io) {
                         self.inner.extents.discard_refused(some.iter().map(|part| part.extent)).await;
                     }
                     outcomes.extend(some.iter().map(|_| Err(error)));

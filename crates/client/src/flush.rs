@@ -549,7 +549,7 @@ impl Client {
             Ok(_) => return Err(FsError::Io),
             Err(error) => {
                 // Only a definite refusal makes the extents garbage: without an answer they may be committed.
-                if !matches!(error, FsError::Unavailable | FsError::Io) {
+                if !matches!(error, FsError::Unknown | FsError::Io) {
                     self.discard_uncommitted(&pieces).await;
                 }
                 return Err(error);

@@ -131,7 +131,7 @@ impl Client {
             names = forgotten;
         }
         match self.answer(MetaRequest::Forgot { dir, names }).await {
-            Ok(_) | Err(FsError::Unavailable) => {}
+            Ok(_) | Err(FsError::Unavailable | FsError::Unknown) => {}
             Err(error) => tracing::warn!(%dir, %error, "owner was not told of forgotten names"),
         }
     }

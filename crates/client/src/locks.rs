@@ -193,7 +193,7 @@ impl Client {
     /// Gives up what the holder has in the range of `lock`. After an error the client goes on telling the owner, and the
     /// holder's next lock in the range waits for that.
     pub async fn unlock(&self, lock: FileLock) -> Result<(), FsError> {
-        self.give_up_lock(lock, None).await.unwrap_or(Err(FsError::Unavailable))
+        self.give_up_lock(lock, None).await.unwrap_or(Err(FsError::Unknown))
     }
 
     /// Gives up a range, and the request of this ticket. The owner is told until it answers: otherwise the lock would last

@@ -191,7 +191,7 @@ impl Client {
         // Extents that no request names stay until the session ends, so a caller that stops waiting must not leave any.
         let client = self.clone();
         let work = self.inner.runtime.spawn(async move { client.write_and_ask(body, request).await });
-        work.await.unwrap_or(Err(ObjectError::Fs(FsError::Unavailable)))
+        work.await.unwrap_or(Err(ObjectError::Fs(FsError::Unknown)))
     }
 
     async fn write_and_ask(
@@ -204,7 +204,7 @@ impl Client {
         loop {
             let pieces = self.write_body(&body).await?;
             let reply = self.object(request(ObjectBody::Pieces { pieces: pieces.clone(), size })).await;
-            let unknown = matches!(reply, Err(ObjectError::Fs(FsError::Unavailable | FsError::Io)));
+            let unknown = matches!(reply, Err(ObjectError::Fs(FsError::Unknown | FsError::Io)));
             if reply.is_err() && !unknown {
                 self.discard_uncommitted(&pieces).await;
             }

@@ -175,7 +175,7 @@ impl Client {
             Ok(_) => Err(FsError::Io),
             Err(error) => {
                 // As with a commit: without an answer the extent may be in the ledger.
-                if !matches!(error, FsError::Unavailable | FsError::Io) {
+                if !matches!(error, FsError::Unknown | FsError::Io) {
                     self.inner.extents.discard_refused([extent].into_iter()).await;
                 }
                 Err(error)

@@ -149,6 +149,9 @@ impl Session {
     }
 
     /// Sends a request on behalf of a user, or of the client itself. A bounded number is under way; further callers wait.
+    ///
+    /// # Errors
+    /// `Unavailable` if no owner was asked, and `Unknown` if one was, without an answer. Others are the owner's.
     pub(crate) async fn call(
         &self,
         caller: Option<&Caller>,
@@ -176,11 +179,11 @@ impl Session {
             let Ok(Bond { number, session, owner: Some(owner), is_last }) =
                 tokio::time::timeout(OWNER_PATIENCE, bound).await
             else {
-                return Err(FsError::Unavailable);
+                return Err(if asked.is_some() { FsError::Unknown } else { FsError::Unavailable });
             };
             // The session that sent the request has ended: nobody knows whether it was executed.
             if asked.replace(session).is_some_and(|asked| asked != session) {
-                return Err(FsError::Unavailable);
+                return Err(FsError::Unknown);
             }
             let id = RequestId { session, slot, seq: guard.seq };
             let is_left = |now: &Bond| now.number != number;
@@ -194,7 +197,7 @@ impl Session {
                 return answer;
             }
             if is_last || began.elapsed() > OWNER_PATIENCE {
-                return Err(FsError::Unavailable);
+                return Err(FsError::Unknown);
             }
             // It may also be the owner again, once it reaches its log.
             let left = self.bonds.wait_for(|now| is_left(now) || now.is_last);

@@ -500,9 +500,9 @@ impl Slot {
     /// The reply.
     ///
     /// # Errors
-    /// `Unavailable` if an earlier version wrote it: whether the request succeeded is not known. `Io` if it is damaged.
+    /// `Unknown` if an earlier version wrote it. `Io` if it is damaged.
     pub fn reply(&self) -> Result<MetaReply, FsError> {
-        let bytes = self.reply.as_ref().ok_or(FsError::Unavailable)?;
+        let bytes = self.reply.as_ref().ok_or(FsError::Unknown)?;
         wire::encoding::decode(bytes).map_err(|error| {
             tracing::error!(%error, "reply that is kept for a session is damaged");
             FsError::Io

@@ -60,6 +60,12 @@ fn fs_error(error: FsError) -> S3Error {
         FsError::Unavailable | FsError::Disconnected => {
             s3_error!(ServiceUnavailable, "The filesystem does not answer: try again.")
         }
+        FsError::Unknown => {
+            s3_error!(
+                ServiceUnavailable,
+                "The filesystem does not answer. It may have happened: look, or try again."
+            )
+        }
         FsError::Io => s3_error!(InternalError, "Data could not be read or written: see the log."),
     }
 }

@@ -88,7 +88,10 @@ pub(crate) enum Ret {
 impl Ret {
     /// Whether the outcome is open: the operation may have happened, and may even happen later.
     pub(crate) fn is_doubtful(&self) -> bool {
-        matches!(self, Self::Failed(FsError::Unavailable | FsError::Io | FsError::StaleLease))
+        matches!(
+            self,
+            Self::Failed(FsError::Unavailable | FsError::Unknown | FsError::Io | FsError::StaleLease)
+        )
     }
 }
 

@@ -153,7 +153,7 @@ impl Route {
         let first = tokio::spawn(async move { owner.call(twice, again).await });
         travel(&self.world, self.name, &self.dice).await;
         let second = self.owner.call(envelope.clone(), request.clone()).await;
-        let first = first.await.unwrap_or(Err(FsError::Unavailable));
+        let first = first.await.unwrap_or(Err(FsError::Unknown));
         if let (Ok(first), Ok(second)) = (&first, &second)
             && changes_something(request)
             && first != second
@@ -334,7 +334,7 @@ impl MetaService for Link {
             let sent_at = self.world.promises().reads.sent();
             // If there is no courier, the runtime is ending.
             let _ = self.requests.send(Parcel { packed, sent_at, reply });
-            let Ok(packed) = answer.await else { return Err(FsError::Unavailable) };
+            let Ok(packed) = answer.await else { return Err(FsError::Unknown) };
             let (AnswerHead { position }, answer) = unpack_answer(packed);
             let mut told = self.told.lock().expect("no holder of this lock panics");
             // Answers overtake each other.

@@ -75,7 +75,7 @@ impl Process {
                 let op = self.choose();
                 self.perform(op).await
             };
-            if ret == Ret::Failed(FsError::Unavailable) {
+            if matches!(ret, Ret::Failed(FsError::Unavailable | FsError::Unknown)) {
                 if self.world.scenario.cuts {
                     break;
                 }
@@ -124,7 +124,7 @@ impl Process {
         let held = tokio::time::timeout(HANG, locks::hold_one(&self.world, &self.client, ino)).await;
         let Ok(held) = held else {
             self.world.promises().violate(format!("I12: a lock on inode {ino} hangs"));
-            return Ret::Failed(FsError::Unavailable);
+            return Ret::Failed(FsError::Unknown);
         };
         ret(held.map(|()| Ret::Done))
     }
@@ -229,7 +229,7 @@ impl Process {
         let result = tokio::time::timeout(HANG, self.execute(&op)).await;
         let Ok(result) = result else {
             self.world.promises().violate(format!("I12: #{id} {op:?} hangs"));
-            return Ret::Failed(FsError::Unavailable);
+            return Ret::Failed(FsError::Unknown);
         };
         let ret = ret(result);
         self.history.end(id, &ret);
@@ -245,7 +245,7 @@ impl Process {
         let faulty = self.world.is_faulty();
         let explained = match error {
             FsError::Io => faulty || scenario.store_fails || scenario.cuts,
-            FsError::StaleLease | FsError::Unavailable => faulty || scenario.cuts,
+            FsError::StaleLease | FsError::Unavailable | FsError::Unknown => faulty || scenario.cuts,
             FsError::NoSpace => scenario.fills || faulty,
             _ => true,
         };

@@ -346,6 +346,7 @@ pub struct Wire {
     asked: Mutex<Vec<MetaRequest>>,
     hold: Mutex<Option<Hold>>,
     refuse: Mutex<Option<Hold>>,
+    lose: Mutex<Option<Hold>>,
     pub held: Semaphore,
     pub holding: Semaphore,
     /// Recalls get lost on the way.
@@ -372,6 +373,11 @@ impl Wire {
     /// Requests that `which` picks fail and do not reach the owner.
     pub fn refuse(&self, which: impl Fn(&MetaRequest) -> bool + Send + Sync + 'static) {
         *self.refuse.lock().unwrap() = Some(Box::new(which));
+    }
+
+    /// Answers to requests that `which` picks are lost.
+    pub fn lose(&self, which: impl Fn(&MetaRequest) -> bool + Send + Sync + 'static) {
+        *self.lose.lock().unwrap() = Some(Box::new(which));
     }
 
     /// The requests since the last call, without heartbeats.
@@ -404,11 +410,15 @@ impl MetaService for Wire {
         self.asked.lock().unwrap().push(request.clone());
         let hold = self.hold.lock().unwrap().as_ref().is_some_and(|which| which(&request));
         let refuse = self.refuse.lock().unwrap().as_ref().is_some_and(|which| which(&request));
+        let lose = self.lose.lock().unwrap().as_ref().is_some_and(|which| which(&request));
         Box::pin(async move {
             if refuse {
                 return Err(FsError::Unavailable);
             }
             let reply = self.owner.call(envelope, request).await;
+            if lose {
+                return Err(FsError::Unknown);
+            }
             if hold {
                 self.holding.add_permits(1);
                 self.held.acquire().await.unwrap().forget();
@@ -511,6 +521,7 @@ impl World {
             asked: Mutex::default(),
             hold: Mutex::new(None),
             refuse: Mutex::default(),
+            lose: Mutex::default(),
             held: Semaphore::new(0),
             holding: Semaphore::new(0),
             deaf,

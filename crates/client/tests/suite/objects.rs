@@ -308,6 +308,26 @@ fn refused_or_discarded_objects_leave_nothing_on_drives() {
 }
 
 #[test]
+fn what_was_not_committed_leaves_nothing_on_drives_and_what_may_be_stays() {
+    run("r2", |w| async move {
+        let (_, names, bucket) = world(&w).await;
+        let (objects, wire) = w.wired_client().await;
+        let body: Bytes = pattern(3, 2 << 20).into();
+        let is_put =
+            |request: &wire::meta::MetaRequest| matches!(request, wire::meta::MetaRequest::Object(_));
+        wire.refuse(is_put);
+        let put = objects.put_object_bytes(name(bucket, "a"), body.clone(), options("x")).await;
+        assert_eq!(put, Err(ObjectError::Fs(FsError::Unavailable)));
+        assert!(w.drives.iter().all(|drive| drive.shards() == 0), "it is known not to have happened");
+        wire.refuse(|_| false);
+        wire.lose(is_put);
+        let put = objects.put_object_bytes(name(bucket, "a"), body.clone(), options("x")).await;
+        assert_eq!(put, Err(ObjectError::Fs(FsError::Unknown)));
+        assert_eq!(get(&names, name(bucket, "a")).await.unwrap().0, body);
+    });
+}
+
+#[test]
 fn an_object_that_an_older_map_placed_is_written_again_by_the_newer_one() {
     run_with_spares("1+0", 1, |world_| async move {
         let (client, objects, bucket) = world(&world_).await;

@@ -89,7 +89,7 @@ fn requests_fail_if_no_owner_will_follow() {
         let ino = create(&one, "file").await;
         let owner = world.owner.clone();
         tokio::task::spawn_blocking(move || owner.stop()).await.unwrap();
-        assert_eq!(one.unlink(Ino::ROOT, b"file").await, Err(FsError::Unavailable));
+        assert_eq!(one.unlink(Ino::ROOT, b"file").await, Err(FsError::Unknown));
         one.write(ino, 0, b"text").await.unwrap();
         assert!(one.fsync(ino).await.is_err());
     });

@@ -131,7 +131,9 @@ impl Desk {
     }
 
     pub(super) fn fail_all(&mut self, error: FsError) {
-        self.pending.drain(..).for_each(|pending| pending.fail(error));
+        // What is executed may be in the log.
+        let executed = if error == FsError::Unavailable { FsError::Unknown } else { error };
+        self.pending.drain(..).for_each(|pending| pending.fail(executed));
         let waiting = std::mem::take(&mut self.waiting).into_values().flatten().map(|(call, _)| call);
         for call in waiting.chain(self.backlog.drain(..)) {
             let _ = call.reply.send(Err(error));

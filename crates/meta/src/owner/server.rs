@@ -440,7 +440,7 @@ impl Shared {
                 if after <= desk.core.committed_seq() {
                     pending.send()
                 } else if desk.log_stuck {
-                    pending.fail(FsError::Unavailable)
+                    pending.fail(FsError::Unknown)
                 } else {
                     desk.pending.push(pending)
                 }
@@ -746,7 +746,7 @@ impl Shared {
             return desk.pending.drain(..).for_each(|pending| pending.fail(FsError::Disconnected));
         }
         desk.log_stuck = appending;
-        desk.pending.drain(..).for_each(|pending| pending.fail(FsError::Unavailable));
+        desk.pending.drain(..).for_each(|pending| pending.fail(FsError::Unknown));
         self.look_at_room(&mut desk);
         self.drain_backlog(&mut desk);
         self.after_requests(desk);

@@ -315,15 +315,15 @@ fn when_even_the_reserve_is_used_up_nobody_waits_for_ever_and_it_recovers() {
     asker.make("a").unwrap();
     log.full.store(true, Ordering::SeqCst);
     // The request was executed before the shortage was known: its outcome is open until the log takes it.
-    assert_eq!(asker.unlink("a").err(), Some(FsError::Unavailable));
+    assert_eq!(asker.unlink("a").err(), Some(FsError::Unknown));
     assert_eq!(asker.make("b").err(), Some(FsError::NoSpace));
     assert_eq!(asker.unlink("b").err(), Some(FsError::NoSpace));
-    assert_eq!(asker.lookup("a").err(), Some(FsError::Unavailable), "nothing undecided is shown");
+    assert_eq!(asker.lookup("a").err(), Some(FsError::Unknown), "nothing undecided is shown");
     log.full.store(false, Ordering::SeqCst);
     asker.make_until_it_works("b");
     assert_eq!(asker.lookup("a").err(), Some(FsError::NotFound));
     assert!(!owner.stat().halted && !owner.stat().no_space);
     log.full.store(true, Ordering::SeqCst);
-    assert_eq!(asker.unlink("b").err(), Some(FsError::Unavailable));
+    assert_eq!(asker.unlink("b").err(), Some(FsError::Unknown));
     owner.stop();
 }

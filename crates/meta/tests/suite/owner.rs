@@ -158,7 +158,7 @@ fn what_was_acknowledged_is_there_after_any_crash() {
                     match reply {
                         Ok(_) => acknowledged.push(name.clone()),
                         Err(error) => assert!(
-                            matches!(error, FsError::Unavailable | FsError::Disconnected),
+                            matches!(error, FsError::Unknown | FsError::Disconnected),
                             "seed={seed}: {error}"
                         ),
                     }

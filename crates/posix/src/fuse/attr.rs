@@ -123,6 +123,7 @@ pub(super) fn errno(error: FsError) -> Errno {
         | FsError::Io
         | FsError::Unavailable
         | FsError::Disconnected
+        | FsError::Unknown
         | FsError::StaleMap => libc::EIO,
         FsError::Stale => libc::ESTALE,
         FsError::Unsupported => libc::EOPNOTSUPP,

@@ -138,7 +138,7 @@ fn acknowledged_names_survive_and_others_may() {
 #[test]
 fn a_doubtful_answer_leaves_both_open_and_a_file_without_name_lives_while_it_is_open() {
     let mut script = Script::new();
-    script.does(0, Op::Unlink { parent: Ino::ROOT, name: "f" }, Ret::Failed(FsError::Unavailable));
+    script.does(0, Op::Unlink { parent: Ino::ROOT, name: "f" }, Ret::Failed(FsError::Unknown));
     script.does(1, Op::Lookup { parent: Ino::ROOT, name: "f" }, Ret::Failed(FsError::NotFound));
     script.does(0, write(1), Ret::Done);
     script.does(0, read(), data(1));
