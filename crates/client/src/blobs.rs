@@ -22,6 +22,7 @@ use wire::tier::BlobPlace;
 
 use crate::TierLink;
 use crate::extents::ReadExtentError;
+use crate::reserved::Reserved;
 
 const BLOCK: u64 = BLOCK_BYTES;
 /// Length and alignment of a window.
@@ -167,6 +168,7 @@ pub(crate) struct Blobs {
     paused_until_ns: AtomicU64,
     /// Pieces that are being brought back, by file and offset.
     pub(crate) pieces: Mutex<HashSet<(Ino, u64)>>,
+    pub(crate) reserved: Reserved,
 }
 
 impl Blobs {
@@ -188,6 +190,7 @@ impl Blobs {
             resting: tokio::sync::Mutex::default(),
             paused_until_ns: AtomicU64::new(0),
             pieces: Mutex::default(),
+            reserved: Reserved::default(),
         }
     }
 

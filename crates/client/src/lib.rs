@@ -31,6 +31,7 @@ mod read_extent;
 mod rebuild;
 mod reclaim;
 mod repair;
+mod reserved;
 mod room;
 mod session;
 mod shortage;

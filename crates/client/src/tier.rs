@@ -128,7 +128,7 @@ impl Source {
 }
 
 impl Client {
-    async fn tier(&self, request: TierRequest) -> Result<TierReply, FsError> {
+    pub(crate) async fn tier(&self, request: TierRequest) -> Result<TierReply, FsError> {
         match self.call(MetaRequest::Tier(request)).await? {
             MetaReply::Tier(reply) => Ok(reply),
             _ => Err(FsError::Io),
@@ -230,16 +230,12 @@ impl Client {
         if extents.is_empty() {
             return Ok(0);
         }
-        let TierReply::Reserved { serial, term } = self.tier(TierRequest::Reserve).await? else {
-            return Err(FsError::Io.into());
-        };
-        let id = away.id(serial, term);
+        let number = self.reserve_blob().await?;
+        let serial = number.serial;
+        let id = away.id(serial, number.term);
         let blob = builder.finish(away.link.cluster, id, away.link.filesystem);
         let (data_off, bytes) = (blob.header.data_off() as u32, blob.header.blob_bytes() as u32);
-        if let Err(error) = away.put(id, Outgoing { parts: blob.parts, pace }).await {
-            self.tier(TierRequest::Abandon { serial }).await?;
-            return Err(error.into());
-        }
+        away.put(id, Outgoing { parts: blob.parts, pace }).await?;
         let place = |block: u32| data_off + block * base::units::BLOCK_BYTES as u32;
         let extents = extents.iter().map(|(source, block)| Uploaded {
             id: source.id(),
@@ -249,6 +245,7 @@ impl Client {
         let commit = TierRequest::Commit { serial, bytes, extents: extents.collect() };
         match self.tier(commit).await? {
             TierReply::Committed { bytes } => {
+                number.committed();
                 self.inner.peers.0.uploaded_bytes.fetch_add(bytes, Ordering::Relaxed);
                 Ok(bytes)
             }
@@ -426,6 +423,7 @@ impl Client {
 
     /// Blobs that nothing refers to and no reader uses.
     pub async fn dead_blobs(&self) -> Result<Vec<(u64, Epoch)>, FsError> {
+        self.return_numbers().await;
         match self.tier(TierRequest::Dead { limit: PAGE }).await? {
             TierReply::Dead(dead) => Ok(dead),
             _ => Err(FsError::Io),

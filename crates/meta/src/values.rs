@@ -41,18 +41,22 @@ pub trait Value: Sized {
     fn decode_with_tail(bytes: &[u8]) -> Result<(Self, &[u8]), DecodeError> {
         let mut r = Reader::new(bytes);
         let value = Self::read(&mut r)?;
-        check_tail(r.clone())?;
+        check_tail(r.clone(), value.last_tag())?;
         Ok((value, r.rest()))
+    }
+
+    /// The last tag that `read` has read.
+    fn last_tag(&self) -> u8 {
+        0
     }
 }
 
 /// Tags from here on change the meaning of a value, so a version that does not know them refuses the value.
 const TAG_ESSENTIAL: u8 = 128;
 
-/// Checks the tail of a value: entries of tag u8, length u16 and bytes, in ascending order of their tags. This version knows
-/// no tag.
-fn check_tail(mut r: Reader<'_>) -> Result<(), DecodeError> {
-    let mut last = 0;
+/// Checks the tail of a value: entries of tag u8, length u16 and bytes, in ascending order of their tags, which are above
+/// `last`.
+fn check_tail(mut r: Reader<'_>, mut last: u8) -> Result<(), DecodeError> {
     while !r.rest().is_empty() {
         let tag = r.u8("tag")?;
         if tag <= last || tag >= TAG_ESSENTIAL {
@@ -525,6 +529,47 @@ impl Value for Slot {
         }
         let (seq, reply) = (r.u64("seq")?, r.blob("reply")?);
         Ok(Self { seq, reply: (format == FORMAT_MESSAGE).then(|| reply.to_vec()) })
+    }
+}
+
+/// The tag of a session that was silent for its term. The tag below it stays unused.
+const TAG_SILENT: u8 = 2;
+
+/// Table C: a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionRecord {
+    /// When it began, nanoseconds since 1970.
+    pub began_ns: u64,
+    /// An owner heard nothing of it for its term: the next owner does not wait for it. Its client gets no answer before the mark is
+    /// gone, so it uses nothing that it was granted.
+    pub is_silent: bool,
+}
+
+impl Value for SessionRecord {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = start();
+        w.u64(self.began_ns);
+        if self.is_silent {
+            w.u8(TAG_SILENT).u16(0);
+        }
+        w.finish()
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        expect_format(r, "session format")?;
+        let began_ns = r.u64("session")?;
+        let mut tail = r.clone();
+        let is_silent = tail.u8("tag") == Ok(TAG_SILENT);
+        if is_silent {
+            let len = tail.u16("tag length")?;
+            tail.bytes(usize::from(len), "tag bytes")?;
+            *r = tail;
+        }
+        Ok(Self { began_ns, is_silent })
+    }
+
+    fn last_tag(&self) -> u8 {
+        if self.is_silent { TAG_SILENT } else { 0 }
     }
 }
 

@@ -17,6 +17,7 @@ use wire::tier::Stage;
 
 use crate::disks::SimDrive;
 use crate::node::{Drives, LEDGER};
+use crate::scenario::Scenario;
 use crate::world::World;
 
 use blobs::{Shards, TierTables, run_fsck};
@@ -230,7 +231,10 @@ pub(crate) async fn check(world: &World, state: Arc<dyn State>, drives: &Drives)
         tables.damaged.iter().map(|what| format!("state is damaged: {what}")).collect();
     tables.check_tree(&mut wrong);
     let live = tables.check_maps(&mut wrong);
-    for ino in &tables.orphans {
+    // The session of a client that died lasts for a day.
+    let orphans =
+        if world.promises().dead_clients.is_empty() { tables.orphans.clone() } else { BTreeSet::new() };
+    for ino in &orphans {
         wrong.push(format!("I6: inode {ino} is kept though nobody has it open"));
     }
     for map in &tables.purges {
@@ -334,7 +338,8 @@ fn check_leaks(
             // Shards that a writer gives up while a drive is set aside stay there until their range is closed.
             let is_given_up = world.scenario.narrows && *drive == victim;
             // So do those of a commit that was never answered.
-            if (is_given_up || world.scenario.cuts) && tables.is_in_range(*id) {
+            let Scenario { cuts, client_dies, .. } = world.scenario;
+            if (is_given_up || cuts || client_dies) && tables.is_in_range(*id) {
                 continue;
             }
             if (!live.contains_key(id) || tables.is_away(*id)) && !tables.free.contains(id) {

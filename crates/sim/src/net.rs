@@ -91,9 +91,12 @@ pub(crate) fn delay(dice: &Dice) -> Duration {
     }
 }
 
-/// A message of a client is on its way. While the client is cut off, it waits.
+/// A message of a client is on its way. While the client is cut off, it waits; that of a dead client does not arrive.
 async fn travel(world: &World, name: u32, dice: &Dice) {
     loop {
+        if world.promises().dead_clients.contains(&name) {
+            return std::future::pending().await;
+        }
         let until_ns = world.promises().cut_until_ns.get(&name).copied().unwrap_or_default();
         let left_ns = until_ns.saturating_sub(world.clock.boot_ns());
         if left_ns == 0 {
@@ -140,7 +143,7 @@ impl Route {
         if let Ok(answer) = &result
             && !reply.is_closed()
         {
-            self.note_ids(&request, answer);
+            self.note_ids(id, &request, answer);
         }
         // The receiver is gone if the client is gone.
         let _ = reply.send(message::pack_answer(0, head, &Ok(result)));
@@ -186,8 +189,20 @@ impl Route {
     }
 
     /// I15: ids that are handed out are new.
-    fn note_ids(&self, request: &MetaRequest, answer: &MetaReply) {
+    fn note_ids(&self, id: RequestId, request: &MetaRequest, answer: &MetaReply) {
         let mut promises = self.world.promises();
+        let first_id = match answer {
+            MetaReply::Entry { attr, .. } => attr.ino.0,
+            MetaReply::Range { first, .. } => first.0,
+            _ => return,
+        };
+        // A client that left the owner just then has not used its answer, and asks the next one.
+        if let Some(before) = promises.handed_out.insert(id, first_id) {
+            if before != first_id {
+                promises.violate(format!("I3: {id:?} has two answers: {before} and {first_id}"));
+            }
+            return;
+        }
         match (request, answer) {
             (MetaRequest::Make(_), MetaReply::Entry { attr, .. }) if !promises.inos.insert(attr.ino.0) => {
                 promises.violate(format!("I15: inode {} was handed out twice", attr.ino));
@@ -273,6 +288,7 @@ impl MetaService for Link {
             let (world, dice, name) = (self.world.clone(), self.dice.clone(), self.name);
             tokio::spawn(carry_events(world, dice, name, inbox, events));
             let queue = Queue { world: self.world.clone(), events: queue };
+            travel(&self.world, self.name, &self.dice).await;
             let session = self.owner.connect(Arc::new(queue)).await?;
             self.world.trace.event(format_args!("net {name} session {session}"));
             let mut promises = self.world.promises();

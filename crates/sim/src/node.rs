@@ -309,7 +309,8 @@ impl Node {
         self.orphans.stop().await;
         self.repairer.stop().await;
         self.reclaimer.stop().await;
-        for client in &self.clients {
+        let dead = world.promises().dead_clients.clone();
+        for (_, client) in (0..).zip(&self.clients).filter(|(number, _)| !dead.contains(number)) {
             client.close().await.map_err(|error| format!("client does not close: {error}"))?;
         }
         let Some(owner) = self.owners.owner() else { return Err("there is no owner".to_owned()) };

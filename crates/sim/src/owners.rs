@@ -247,7 +247,9 @@ impl Owners {
     pub(crate) async fn fight(self: Arc<Self>, drives: Drives, mut peace: watch::Receiver<bool>) {
         let dice = self.world.dice(0x41_7a15 + (self.boot << 32));
         loop {
-            let pause = Duration::from_millis(500 + dice.below(25_000));
+            // An owner that does not live for the term of a dead session leaves the wait for it to the next owner.
+            let shortest_ms = if self.world.scenario.client_dies { 25_000 } else { 500 };
+            let pause = Duration::from_millis(shortest_ms + dice.below(25_000));
             let changed = tokio::select! {
                 biased;
                 _ = tokio::time::timeout(pause, peace.wait_for(|peace| *peace)) => Ok(()),

@@ -143,7 +143,12 @@ fn run_boot(world: &Arc<World>, history: &Arc<History>, boot: u64) -> Ended {
         world.clock.start(dice.below(10_000_000_000));
         world.trace.event(format_args!("boot {boot}"));
         world.promises().reads = Reads::default();
-        world.promises().cut_until_ns.clear();
+        {
+            let mut promises = world.promises();
+            promises.cut_until_ns.clear();
+            promises.dead_clients.clear();
+            promises.written.clear();
+        }
         world.trace.cut_after(cut_after);
         let life = live(world, history, boot, is_last);
         let ended = tokio::select! {
@@ -183,10 +188,27 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
     let fight = || tokio::spawn(node.owners.clone().fight(node.drives.clone(), until));
     let fight = world.scenario.rivals.then(fight);
     let mut work = JoinSet::new();
+    let mut victims = Vec::new();
     for number in 0..world.scenario.processes {
-        work.spawn(process(number).work(world.scenario.operations));
+        let handle = work.spawn(process(number).work(world.scenario.operations));
+        if number % world.scenario.clients == 1 {
+            victims.push(handle);
+        }
     }
-    let working = async { while work.join_next().await.is_some() {} };
+    let working = async {
+        let death = async {
+            tokio::time::sleep(Duration::from_millis(world.dice(0xdead + (boot << 32)).below(20_000))).await;
+            victims.iter().for_each(tokio::task::AbortHandle::abort);
+            world.kill_client(1);
+            std::future::pending().await
+        };
+        let ended = async { while work.join_next().await.is_some() {} };
+        tokio::select! {
+            biased;
+            () = ended => {}
+            () = death, if world.scenario.client_dies => {}
+        }
+    };
     tokio::select! {
         biased;
         () = working => {}
@@ -225,7 +247,9 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
     // another shape since.
     let Scenario { rivals, cuts, narrows, converts, .. } = world.scenario;
     node.rest(world, if rivals || cuts || narrows || converts { LONG_REST } else { REST }).await;
-    process(1).survey().await;
+    let dead = world.promises().dead_clients.clone();
+    let alive = (1..world.scenario.clients).find(|client| !dead.contains(client));
+    process(alive.unwrap_or(0)).survey().await;
     if !is_last || world.trace.is_cut() {
         return Ended::PowerLost;
     }

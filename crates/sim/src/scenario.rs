@@ -68,6 +68,8 @@ pub struct Scenario {
     /// Each client and each host of the ledger is a machine of its own: their clocks run at different rates, and clients share
     /// nothing in memory.
     pub drifts: bool,
+    /// The machine of a client dies while others work, and does not come back before the next boot.
+    pub client_dies: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -112,6 +114,7 @@ impl Scenario {
             cuts: dice.once_in(4),
             log_entry_bytes: *dice.of(&[usize::MAX, usize::MAX, 4096, 300]),
             drifts: dice.once_in(3),
+            client_dies: dice.once_in(2),
         };
         // At most one drive may lack shards at a time.
         scenario.copies_return &= profile.m() > 0
@@ -120,6 +123,7 @@ impl Scenario {
         // Extents that need another shape get it from the packer.
         scenario.packs |= scenario.narrows || scenario.converts;
         scenario.scrubs |= scenario.bits_flip;
+        scenario.client_dies &= scenario.drifts && scenario.clients > 1;
         (scenario.store_fails, scenario.detaches) =
             (scenario.store_fails && scenario.tiers, scenario.detaches && scenario.tiers && !fills);
         scenario

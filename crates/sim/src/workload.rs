@@ -226,6 +226,9 @@ impl Process {
     /// Performs one operation and records it.
     async fn perform(&mut self, op: Op) -> Ret {
         let id = self.history.begin(self.client_number, &op);
+        if let Op::Write { ino, .. } = &op {
+            self.world.promises().written.entry(self.client_number).or_default().insert(ino.0);
+        }
         let result = tokio::time::timeout(HANG, self.execute(&op)).await;
         let Ok(result) = result else {
             self.world.promises().violate(format!("I12: #{id} {op:?} hangs"));

@@ -1,6 +1,6 @@
 //! The state that survives a crash: the clock, the disks, and the promises made to the outside world.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use base::env::{Clock, Env, Random};
 use meta::log::MemLog;
 use tokio::time::Instant;
 use wire::drive::ShardKey;
+use wire::meta::RequestId;
 
 use crate::cluster::Cluster;
 use crate::locks::Locks;
@@ -116,6 +117,8 @@ pub(crate) struct Promises {
     pub(crate) sealed_epoch: u64,
     /// First extent ids of ranges, with their lengths.
     pub(crate) ranges: BTreeMap<u64, u64>,
+    /// The first id in the answer to each request that got some.
+    pub(crate) handed_out: HashMap<RequestId, u64>,
     /// Inodes whose creation was acknowledged.
     pub(crate) inos: BTreeSet<u64>,
     /// Sessions whose creation was acknowledged.
@@ -130,6 +133,10 @@ pub(crate) struct Promises {
     pub(crate) detaching: bool,
     /// Until when each client is cut off from the owner, by the boot clock.
     pub(crate) cut_until_ns: BTreeMap<u32, u64>,
+    /// Clients whose machines have died in this boot.
+    pub(crate) dead_clients: BTreeSet<u32>,
+    /// Inodes to which processes of each client wrote in this boot.
+    pub(crate) written: BTreeMap<u32, BTreeSet<u64>>,
     /// A damaged drive could not be opened.
     pub(crate) drive_lost: bool,
     /// Inodes whose leases were revoked: dirty data under them is lost, and the next fsync reports it.
@@ -220,7 +227,8 @@ impl World {
 
     /// Notes a revoked lease. Without a fault every recall is answered in time.
     pub(crate) fn note_revoked(&self, ino: Ino) {
-        let excused = self.is_faulty() || self.scenario.fills || self.scenario.cuts || self.trace.is_cut();
+        let Scenario { fills, cuts, client_dies, .. } = self.scenario;
+        let excused = self.is_faulty() || fills || cuts || client_dies || self.trace.is_cut();
         let mut promises = self.promises();
         promises.revoked.insert(ino.0);
         if !excused {
@@ -231,6 +239,15 @@ impl World {
     /// Separate dice for a part of the run.
     pub(crate) fn dice(&self, part: u64) -> Dice {
         Dice::new(self.scenario.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ part)
+    }
+
+    /// The machine of a client dies. What its processes wrote and did not sync may be lost.
+    pub(crate) fn kill_client(&self, client: u32) {
+        self.trace.event(format_args!("net {client} dies"));
+        let mut promises = self.promises();
+        promises.dead_clients.insert(client);
+        let written = promises.written.remove(&client).unwrap_or_default();
+        promises.revoked.extend(written);
     }
 
     /// The violated invariants.

@@ -212,8 +212,8 @@ pub enum TierRequest {
     Reserve,
     /// The blob is stored. Answer: `Committed`.
     Commit { serial: u64, bytes: u32, extents: Vec<Uploaded> },
-    /// Nothing will refer to the blob: it must be deleted.
-    Abandon { serial: u64 },
+    /// Nothing will refer to the blobs that the session has reserved and did not commit, but these: they must be deleted.
+    Abandon { keep: Vec<u64> },
     /// Frees the shards of extents that are on drives and in a blob. Answer: `Released`.
     Release { ids: Vec<ExtentId> },
     /// Blobs in use after `after`. Answer: `Blobs`.

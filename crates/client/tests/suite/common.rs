@@ -551,6 +551,11 @@ impl World {
 
     /// A client of a filesystem that is attached to a store.
     pub async fn tiered_client(&self, store: &Arc<MemStore>) -> Client {
+        self.tiered_wired_client(store).await.0
+    }
+
+    /// As [`World::tiered_client`], with its way to the owner.
+    pub async fn tiered_wired_client(&self, store: &Arc<MemStore>) -> (Client, Arc<Wire>) {
         let store: Arc<dyn ObjectStore> = store.clone();
         let (_, store) = watch::channel(Some(store));
         let tier = TierLink {
@@ -560,7 +565,8 @@ impl World {
             returning_bytes_max: 64 << 20,
             store,
         };
-        self.client_with(client::only_owner(self.wire(false)), tier).await
+        let wire = self.wire(false);
+        (self.client_with(client::only_owner(wire.clone()), tier).await, wire)
     }
 
     /// A client whose owner is the value of `owner`.

@@ -8,8 +8,9 @@ use std::time::Duration;
 use crate::common::{Fault, MemStore, World, create, new_file, pattern, read_all, read_in_parts, run, until};
 use base::{FsError, Ino};
 use client::{Client, Fetched, FileKind, FileTiers, MakeNode, OpenIntent, RenameMode, SeekKind};
+use wire::meta::MetaRequest;
 use wire::store::{MovePace, StoreError};
-use wire::tier::{Stage, TierMode};
+use wire::tier::{Stage, TierMode, TierRequest};
 
 const BLOB: u32 = 4 << 20;
 /// Copies, an extent, and several.
@@ -474,6 +475,40 @@ fn a_store_that_is_down_or_lies_costs_an_error_and_nothing_else() {
         store.down.store(false, Ordering::SeqCst);
         upload_all(&client).await;
         assert_eq!(tiers(&client, ino).await.both_bytes, 50_000);
+    });
+}
+
+#[test]
+fn a_blob_of_which_nobody_knows_whether_it_is_in_use_is_used_or_deleted() {
+    run("r2", |world| async move {
+        let store = Arc::new(MemStore::default());
+        let (client, wire) = world.tiered_wired_client(&store).await;
+        client.tier_attach().await.unwrap();
+        let ino = create(&client, "file").await;
+        let is_commit =
+            |request: &MetaRequest| matches!(request, MetaRequest::Tier(TierRequest::Commit { .. }));
+        for was_executed in [false, true] {
+            client.write(ino, 0, &pattern(9, 50_000)).await.unwrap();
+            client.fsync(ino).await.unwrap();
+            let due = client.tier_due(Stage::Queued, u64::MAX - 1, None).await.unwrap();
+            if was_executed {
+                wire.lose(is_commit)
+            } else {
+                wire.refuse(is_commit)
+            }
+            client.upload(due, BLOB, None).await.unwrap_err();
+            wire.refuse(|_| false);
+            wire.lose(|_| false);
+            assert_eq!(store.keys().len(), 1);
+            let blobs = if was_executed { 1 } else { 0 };
+            while store.keys().len() > blobs {
+                delete_dead(&client).await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            assert_eq!(client.tier_stat().await.unwrap().blobs, blobs as u64);
+        }
+        client.dead_blobs().await.unwrap();
+        assert!(read_all(&client, ino).await.unwrap() == pattern(9, 50_000));
     });
 }
 

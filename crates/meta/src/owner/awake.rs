@@ -3,6 +3,8 @@
 //! A client must not lose a lease because the owner's log did not answer, or because the machine was suspended: in that
 //! time the client could not commit, and the owner could not hear it.
 
+use super::lease::RECALL_IDLE_NS;
+
 /// The time of an operation.
 #[derive(Debug, Clone, Copy)]
 pub struct Now {
@@ -18,11 +20,18 @@ pub struct Now {
 }
 
 /// Counts the time between ticks in which the owner made progress.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct AwakeClock {
     awake_ns: u64,
     ticked_ns: Option<u64>,
     committed: u64,
+}
+
+impl Default for AwakeClock {
+    /// A clock that shows the term of sessions: one that was heard of at 0 is silent.
+    fn default() -> Self {
+        Self { awake_ns: RECALL_IDLE_NS, ticked_ns: None, committed: 0 }
+    }
 }
 
 impl AwakeClock {
@@ -55,7 +64,7 @@ mod tests {
 
     #[test]
     fn it_stands_still_while_the_machine_or_the_log_does() {
-        let mut clock = AwakeClock::default();
+        let mut clock = AwakeClock { awake_ns: 0, ..AwakeClock::default() };
         let mut check = |boot_ns, committed, is_appending, expected| {
             clock.tick(boot_ns, committed, is_appending, 10);
             assert_eq!(clock.now_ns(), expected, "at {boot_ns}");

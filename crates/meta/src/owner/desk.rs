@@ -7,7 +7,7 @@ use base::{FsError, Ino, Seq, SessionId};
 use tokio::sync::{mpsc, oneshot};
 use wire::BoxFuture;
 use wire::message::Caller;
-use wire::meta::{EventSink, MetaReply, MetaRequest, RequestId};
+use wire::meta::{EventSink, MetaReply, MetaRequest, RequestId, Resumed};
 
 use super::awake::AwakeClock;
 use super::pressure::Pressure;
@@ -41,6 +41,7 @@ pub(super) struct StoreJob {
 pub(super) enum Answer {
     Reply(ReplySender, Result<MetaReply, FsError>),
     Connected(oneshot::Sender<Result<SessionId, FsError>>, SessionId),
+    Resumed(oneshot::Sender<Result<Resumed, FsError>>, Resumed),
 }
 
 /// An answer that waits until a batch is durable.
@@ -55,6 +56,7 @@ impl Pending {
         match self.answer {
             Answer::Reply(reply, result) => drop(reply.send(result)),
             Answer::Connected(reply, session) => drop(reply.send(Ok(session))),
+            Answer::Resumed(reply, resumed) => drop(reply.send(Ok(resumed))),
         }
     }
 
@@ -62,6 +64,7 @@ impl Pending {
         match self.answer {
             Answer::Reply(reply, _) => drop(reply.send(Err(error))),
             Answer::Connected(reply, _) => drop(reply.send(Err(error))),
+            Answer::Resumed(reply, _) => drop(reply.send(Err(error))),
         }
     }
 }

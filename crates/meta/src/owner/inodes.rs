@@ -11,7 +11,7 @@ use super::acl::{self, Acl};
 use super::guard::{check_adding, check_set, check_unguarded};
 use super::{Intent, Op, Outcome, Stop};
 use crate::keys::Keys;
-use crate::values::{Inode, Orphan, Value};
+use crate::values::{Inode, Orphan, SessionRecord};
 
 /// Attributes with these names belong to objects and buckets; requests for attributes do not show them.
 fn is_reserved(name: &[u8]) -> bool {
@@ -244,15 +244,30 @@ impl Op<'_> {
 
     pub(super) fn open_session(&mut self) -> Result<SessionId, Stop> {
         let session = SessionId(self.advance("next_session", 1)?);
-        self.txn.put_bytes(self.keys.session(session), (self.now.wall_ns as u64).encode());
+        let record = SessionRecord { began_ns: self.now.wall_ns as u64, is_silent: false };
+        self.txn.put(self.keys.session(session), &record);
         self.volatile.sessions.insert(session, self.committed.0);
         Ok(session)
+    }
+
+    /// Notes that a session was silent for its term, or that it is heard again.
+    pub(super) fn mark_silent(&mut self, session: SessionId, is_silent: bool) -> Result<(), Stop> {
+        let key = self.keys.session(session);
+        if let Some(record) = self.txn.get::<SessionRecord>(&key)? {
+            self.txn.update(key, &SessionRecord { is_silent, ..record });
+        }
+        if is_silent {
+            self.volatile.silent.insert(session);
+        } else {
+            self.volatile.silent.remove(&session);
+        }
+        Ok(())
     }
 
     /// Ends a session: drops its leases, opens and id ranges, and removes inodes that only this session kept alive.
     pub(super) fn end_session(&mut self, session: SessionId) -> Result<(), Stop> {
         self.close_ranges(session)?;
-        self.abandon_all(session)?;
+        self.abandon_blobs(session, &[])?;
         for (key, bytes) in self.txn.scan(&self.keys.orphans(), usize::MAX)? {
             let orphan: Orphan = self.txn.decode(&key, &bytes)?;
             if orphan.sessions.contains(&session) {
@@ -270,6 +285,7 @@ impl Op<'_> {
         self.volatile.sessions.remove(&session);
         self.volatile.repeats.forget(session);
         self.volatile.absent.remove(&session);
+        self.volatile.silent.remove(&session);
         self.volatile.unclaimed.remove(&session);
         for sessions in self.volatile.opens.values_mut() {
             sessions.retain(|open| *open != session);

@@ -50,7 +50,7 @@ use crate::history::{Beginning, LEAP_IDS};
 use crate::keys::Keys;
 use crate::state::State;
 use crate::store::{ChangeTable, Store, Txn};
-use crate::values::{Inode, MapSegment, Slot, Usage, Value};
+use crate::values::{Inode, MapSegment, SessionRecord, Slot, Usage, Value};
 use data::CommitTimes;
 use lease::{Events, Intent, LeaseTable};
 use lock::LockTable;
@@ -161,6 +161,8 @@ struct Volatile {
     ranges: Vec<OpenRange>,
     /// Sessions, and for each the oldest map version that its reads use.
     sessions: HashMap<SessionId, u64>,
+    /// Sessions with a mark in the ledger that they were silent for their term.
+    silent: BTreeSet<SessionId>,
     /// Sessions of an earlier owner that have not claimed their state yet and are waited for.
     absent: BTreeSet<SessionId>,
     /// The same, for as long as they last; and the open inodes that they have claimed so far.
@@ -204,6 +206,7 @@ impl Core {
             opens: HashMap::new(),
             ranges: Vec::new(),
             sessions: HashMap::new(),
+            silent: BTreeSet::new(),
             absent: BTreeSet::new(),
             unclaimed: BTreeMap::new(),
             inherited: HashMap::new(),
@@ -230,7 +233,7 @@ impl Core {
         sessions: EarlierSessions,
     ) -> Result<(), FsError> {
         let keys = self.keys;
-        let earlier: Vec<SessionId> = {
+        let earlier: Vec<(SessionId, bool)> = {
             let txn = self.store.begin();
             match txn.get::<u64>(&keys.value("format"))? {
                 Some(LEDGER_FORMAT) => {}
@@ -248,33 +251,44 @@ impl Core {
             let lost = txn.scan(&keys.all_lost(None), usize::MAX)?;
             self.volatile.lost_in = lost.iter().map(|(key, _)| Keys::piece_of_lost(key).0).collect();
             let sessions = txn.scan(&keys.sessions(), usize::MAX)?;
-            sessions.iter().map(|(key, _)| Keys::session_of_key(key)).collect()
+            let earlier = sessions.iter().map(|(key, bytes)| {
+                let record: SessionRecord = txn.decode(key, bytes)?;
+                Ok((Keys::session_of_key(key), record.is_silent))
+            });
+            earlier.collect::<Result<_, FsError>>()?
         };
         self.internal(now, |op| op.format_if_new())?;
         self.internal(now, |op| op.begin_stretch(beginning))?;
         if sessions == EarlierSessions::Resume {
             return self.internal(now, |op| op.await_sessions(&earlier));
         }
-        for session in earlier {
+        for (session, _) in earlier {
             self.internal(now, |op| op.end_session(session))?;
         }
         Ok(())
     }
 
-    /// Binds a session of an earlier owner, and restores the part of its state that no other session contradicts.
-    pub(crate) fn resume(&mut self, session: SessionId, claim: &Claim, now: Now) -> Result<Resumed, FsError> {
-        self.note_heard(session, now);
+    /// Binds a session of an earlier owner, and restores the part of its state that no other session contradicts. The answer
+    /// may leave once a batch is durable.
+    pub(crate) fn resume(
+        &mut self,
+        session: SessionId,
+        claim: &Claim,
+        now: Now,
+    ) -> Result<(Resumed, Seq), FsError> {
+        self.note_heard(session, now)?;
         let mut op = self.begin(RequestId { session, slot: 0, seq: 0 }, now);
         let resumed = match op.resume(claim) {
             Ok(resumed) => resumed,
             Err(Stop::Fail(error)) => return Err(error),
             Err(Stop::Wait(_) | Stop::Refuse(_)) => return Err(FsError::Io),
         };
-        let (writes, _) = op.txn.finish();
+        op.must_be_heard()?;
+        let (writes, newest) = op.txn.finish();
         if !writes.is_empty() {
             self.take(writes);
         }
-        Ok(resumed)
+        Ok((resumed, newest))
     }
 
     /// Whether sessions of an earlier owner have not claimed their state yet: then only claims and heartbeats are executed.
@@ -282,14 +296,20 @@ impl Core {
         !self.volatile.absent.is_empty()
     }
 
-    /// No longer waits for sessions that were not heard of for too long. Sessions of which nothing was heard for a day end.
+    /// No longer waits for sessions that were not heard of for too long, and notes that in the ledger: the next owner does not
+    /// wait for them either. Sessions of which nothing was heard for a day end.
     pub(crate) fn expire_sessions(&mut self, now: Now) -> Result<(), FsError> {
         let Volatile { absent, leases, sessions, .. } = &mut self.volatile;
         absent.retain(|session| !leases.is_silent(*session, now.awake_ns));
         let old = |session: &&SessionId| leases.is_silent_for(**session, SESSION_KEPT_NS, now.awake_ns);
         let mut ended: Vec<SessionId> = sessions.keys().filter(old).copied().collect();
         ended.sort_unstable();
-        ended.into_iter().try_for_each(|session| self.internal(now, |op| op.end_session(session)))
+        ended.into_iter().try_for_each(|session| self.internal(now, |op| op.end_session(session)))?;
+        let Volatile { silent, leases, sessions, .. } = &self.volatile;
+        let newly = |id: &&SessionId| leases.is_silent(**id, now.awake_ns) && !silent.contains(*id);
+        let mut marked: Vec<SessionId> = sessions.keys().filter(newly).copied().collect();
+        marked.sort_unstable();
+        marked.into_iter().try_for_each(|session| self.internal(now, |op| op.mark_silent(session, true)))
     }
 
     fn internal(
@@ -337,15 +357,20 @@ impl Core {
             session = op.open_session()?;
             Ok(())
         })?;
-        self.note_heard(session, now);
+        self.note_heard(session, now)?;
         Ok((session, self.next_seq))
     }
 
     /// Notes that a session has sent a request, also if that cannot be executed yet.
-    pub fn note_heard(&mut self, session: SessionId, now: Now) {
-        if self.volatile.sessions.contains_key(&session) {
-            self.volatile.leases.note_heard(session, now.heard_ns);
+    pub fn note_heard(&mut self, session: SessionId, now: Now) -> Result<(), FsError> {
+        if !self.volatile.sessions.contains_key(&session) {
+            return Ok(());
         }
+        if self.volatile.silent.contains(&session) {
+            self.internal(now, |op| op.mark_silent(session, false))?;
+        }
+        self.volatile.leases.note_heard(session, now.heard_ns);
+        Ok(())
     }
 
     fn execute_once(

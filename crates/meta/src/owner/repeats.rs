@@ -1,4 +1,5 @@
-//! Requests that come again. The ledger keeps the answers of those that changed it; here are the refusals of the others.
+//! Requests that come again. The ledger keeps the answers of those that changed it. Here are refusals, and the answers of requests
+//! about locks, which change the owner's memory only.
 
 use std::collections::HashMap;
 
@@ -11,30 +12,31 @@ use super::{Core, Executed, Now};
 
 type Reply = Result<MetaReply, FsError>;
 
-/// The last request in each slot of a session, and its answer if it was refused. A refused request that comes again, perhaps
-/// long after its answer, must not be executed then.
+/// The last request in each slot of a session, and its answer if the ledger does not have it. A request that comes again, perhaps
+/// long after its answer, must not be executed then: what was refused would happen, and a lock that was given up would be back.
 #[derive(Debug, Default)]
 pub(super) struct Repeats(HashMap<SessionId, HashMap<u32, (u64, Option<Reply>)>>);
 
 impl Repeats {
-    /// The answer to a request that was refused before, or that is older than another one in its slot.
+    /// The answer to a request that was executed before, or that is older than another one in its slot.
     pub(super) fn answer(&self, id: RequestId) -> Option<Reply> {
-        let (last, refusal) = self.0.get(&id.session)?.get(&id.slot)?;
+        let (last, kept) = self.0.get(&id.session)?.get(&id.slot)?;
         match id.seq.cmp(last) {
             std::cmp::Ordering::Less => Some(Err(FsError::Invalid)),
-            std::cmp::Ordering::Equal => refusal.clone(),
+            std::cmp::Ordering::Equal => kept.clone(),
             std::cmp::Ordering::Greater => None,
         }
     }
 
     /// Notes an answer.
-    pub(super) fn note(&mut self, id: RequestId, reply: &Reply) {
+    pub(super) fn note(&mut self, id: RequestId, request: &MetaRequest, reply: &Reply) {
         let is_refusal = match reply {
             Ok(MetaReply::Object(reply)) => matches!(**reply, ObjectReply::Refused(_)),
             reply => reply.is_err(),
         };
-        let refusal = is_refusal.then(|| reply.clone());
-        self.0.entry(id.session).or_default().insert(id.slot, (id.seq, refusal));
+        let is_lock = matches!(request, MetaRequest::Lock { .. } | MetaRequest::Unlock { .. });
+        let kept = (is_refusal || is_lock).then(|| reply.clone());
+        self.0.entry(id.session).or_default().insert(id.slot, (id.seq, kept));
     }
 
     /// The session has ended.
@@ -61,7 +63,7 @@ impl Core {
         if let Executed::Reply { reply, .. } = &executed
             && self.volatile.sessions.contains_key(&id.session)
         {
-            self.volatile.repeats.note(id, reply);
+            self.volatile.repeats.note(id, request, reply);
         }
         executed
     }
@@ -75,12 +77,13 @@ mod tests {
     fn refusals_are_repeated_and_older_requests_refused() {
         let mut repeats = Repeats::default();
         let id = |slot, seq| RequestId { session: SessionId(1), slot, seq };
-        repeats.note(id(0, 5), &Err(FsError::Exists));
+        let other = MetaRequest::StatFs;
+        repeats.note(id(0, 5), &other, &Err(FsError::Exists));
         assert_eq!(repeats.answer(id(0, 5)), Some(Err(FsError::Exists)));
         assert_eq!(repeats.answer(id(0, 4)), Some(Err(FsError::Invalid)));
         assert_eq!(repeats.answer(id(0, 6)), None);
         assert_eq!(repeats.answer(id(1, 5)), None);
-        repeats.note(id(0, 6), &Ok(MetaReply::Done));
+        repeats.note(id(0, 6), &other, &Ok(MetaReply::Done));
         assert_eq!(repeats.answer(id(0, 6)), None, "the ledger has this answer");
         assert_eq!(repeats.answer(id(0, 5)), Some(Err(FsError::Invalid)));
         repeats.forget(SessionId(1));

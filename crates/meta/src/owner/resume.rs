@@ -9,18 +9,24 @@ use wire::meta::{
 };
 use wire::object::ObjectReply;
 
+use super::lease::RECALL_IDLE_NS;
 use super::{Op, OpenRange, Stop};
 use crate::keys::Keys;
 use crate::values::{IdRange, Orphan, RangeState, Slot};
 
 impl Op<'_> {
-    /// Takes over sessions of an earlier owner. Until a session claims its state, it counts as using the oldest map, and
-    /// files without a name stay open to it.
-    pub(super) fn await_sessions(&mut self, sessions: &[SessionId]) -> Result<(), Stop> {
-        for session in sessions {
+    /// Takes over sessions of an earlier owner, each with its mark of silence. Until a session claims its state, it counts as
+    /// using the oldest map, and files without a name stay open to it. A silent one is not waited for.
+    pub(super) fn await_sessions(&mut self, sessions: &[(SessionId, bool)]) -> Result<(), Stop> {
+        for (session, is_silent) in sessions {
             self.volatile.sessions.insert(*session, 0);
-            self.volatile.leases.note_heard(*session, self.now.heard_ns);
-            self.volatile.absent.insert(*session);
+            if *is_silent {
+                self.volatile.leases.note_heard(*session, self.now.awake_ns.saturating_sub(RECALL_IDLE_NS));
+                self.volatile.silent.insert(*session);
+            } else {
+                self.volatile.leases.note_heard(*session, self.now.heard_ns);
+                self.volatile.absent.insert(*session);
+            }
             self.volatile.unclaimed.insert(*session, HashSet::new());
             for (key, bytes) in self.txn.scan(&self.keys.slots(*session), usize::MAX)? {
                 let slot: Slot = self.txn.decode(&key, &bytes)?;

@@ -236,7 +236,11 @@ impl MetaService for Owner {
         claim: Claim,
         events: Arc<dyn EventSink>,
     ) -> BoxFuture<'_, Result<Resumed, FsError>> {
-        Box::pin(async move { self.shared.resume(session, &claim, events) })
+        Box::pin(async move {
+            let (reply, answer) = oneshot::channel();
+            self.shared.resume(session, &claim, events, reply)?;
+            answer.await.map_err(|_| FsError::Disconnected)?
+        })
     }
 
     fn call(&self, envelope: Envelope, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
@@ -350,7 +354,10 @@ impl Shared {
             return;
         }
         let now = self.now(&desk);
-        desk.core.note_heard(call.id.session, now);
+        if let Err(error) = desk.core.note_heard(call.id.session, now) {
+            let _ = call.reply.send(Err(error));
+            return;
+        }
         let is_beat = matches!(call.request, MetaRequest::Heartbeat { .. });
         if is_beat || (desk.backlog.is_empty() && self.is_serving(&desk) && self.is_roomy(&desk)) {
             self.execute(&mut desk, call);
@@ -386,17 +393,24 @@ impl Shared {
         session: SessionId,
         claim: &Claim,
         events: Arc<dyn EventSink>,
-    ) -> Result<Resumed, FsError> {
+        reply: oneshot::Sender<Result<Resumed, FsError>>,
+    ) -> Result<(), FsError> {
         let mut desk = self.desk();
         if self.halted() || desk.stopping || !self.tenure.holds(&self.env) {
             return Err(FsError::Disconnected);
         }
         let now = self.now(&desk);
-        let resumed = desk.core.resume(session, claim, now)?;
+        let (resumed, after) = desk.core.resume(session, claim, now)?;
         desk.sinks.insert(session, (events, 0));
+        let pending = Pending { after, answer: Answer::Resumed(reply, resumed) };
+        if after <= desk.core.committed_seq() {
+            pending.send()
+        } else {
+            desk.pending.push(pending)
+        }
         self.drain_backlog(&mut desk);
         self.after_requests(desk);
-        Ok(resumed)
+        Ok(())
     }
 
     /// Whether requests may be executed: this is the owner for certain, and no client has yet to claim its leases.

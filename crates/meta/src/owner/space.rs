@@ -62,6 +62,7 @@ impl Op<'_> {
     }
 
     pub(super) fn heartbeat(&mut self, in_use_ver: u64) -> Outcome {
+        self.must_be_heard()?;
         self.volatile.sessions.insert(self.session, in_use_ver);
         let used_bytes = self.usage()?.stored_bytes;
         let tier = self.tier_state()?.stat;
@@ -73,6 +74,11 @@ impl Op<'_> {
         };
         // The caller counts events.
         Ok(MetaReply::Beat { version: self.committed.0, used_bytes, drive_bytes, events: 0 })
+    }
+
+    /// The answer prolongs the session's term: it must not leave while the ledger may still say that the session was silent.
+    pub(super) fn must_be_heard(&self) -> Result<(), FsError> {
+        self.txn.get_bytes(&self.keys.session(self.session)).map(drop)
     }
 
     /// The oldest ledger version that running reads use. Those of a session that was not heard of for too long do not count.

@@ -65,7 +65,9 @@ impl Op<'_> {
             TierRequest::Ages { after, limit } => self.ages(*after, page(*limit)),
             TierRequest::Reserve => self.reserve(),
             TierRequest::Commit { serial, bytes, extents } => self.commit_blob(*serial, *bytes, extents),
-            TierRequest::Abandon { serial } => self.abandon(*serial),
+            TierRequest::Abandon { keep } => {
+                self.abandon_blobs(self.session, keep).map(|()| TierReply::Done).map_err(Stop::Fail)
+            }
             TierRequest::Release { ids } => self.release_extents(ids),
             TierRequest::Blobs { after, limit } => self.blobs(*after, page(*limit)),
             TierRequest::Inside { serial, after, limit } => self.inside(*serial, *after, page(*limit)),
@@ -450,20 +452,14 @@ impl Op<'_> {
         Ok(TierReply::Committed { bytes })
     }
 
-    fn abandon(&mut self, serial: u64) -> TierOutcome {
-        let loose = self.reserved(serial)?;
-        self.put_loose(serial, LooseBlob { session: SessionId(0), free_ver: self.seq.0, ..loose });
-        Ok(TierReply::Done)
-    }
-
-    /// Abandons the blobs of a session: they may or may not be in the store.
-    pub(super) fn abandon_all(&mut self, session: SessionId) -> Result<(), FsError> {
+    /// Abandons the blobs that a session has reserved, but some: they may or may not be in the store.
+    pub(super) fn abandon_blobs(&mut self, session: SessionId, keep: &[u64]) -> Result<(), FsError> {
         if !self.volatile.tiers {
             return Ok(());
         }
         for (key, bytes) in self.txn.scan(&self.keys.table(b'Z'), usize::MAX)? {
             let loose: LooseBlob = self.txn.decode(&key, &bytes)?;
-            if loose.session == session {
+            if loose.session == session && !keep.contains(&Keys::number_in_key(&key)) {
                 self.txn.update(key, &LooseBlob { session: SessionId(0), free_ver: self.seq.0, ..loose });
             }
         }

@@ -325,6 +325,8 @@ struct Run {
     search: Option<Search>,
     /// Blobs in the object store.
     stored: BTreeSet<u64>,
+    /// Blobs that are being stored.
+    storing: Vec<u64>,
 }
 
 /// Extents of closed ranges that the scan has not met so far.
@@ -353,6 +355,7 @@ impl Run {
             on_drives: BTreeSet::new(),
             search: None,
             stored: BTreeSet::new(),
+            storing: Vec::new(),
         }
     }
 

@@ -27,7 +27,7 @@ impl Ledger {
     }
 
     fn resume(&mut self, session: SessionId, claim: &Claim) -> Resumed {
-        self.core.resume(session, claim, self.now).unwrap()
+        self.core.resume(session, claim, self.now).unwrap().0
     }
 
     fn open_to_write(&mut self, session: SessionId, ino: Ino) -> HeldLease {
@@ -200,7 +200,7 @@ fn a_file_that_loses_its_name_is_kept_for_sessions_that_may_have_it_open() {
     let mut next = ledger.take_over();
     next.resume(me, &claim(&[]));
     next.pass(lease::RECALL_IDLE_NS);
-    next.core.note_heard(me, next.now);
+    next.core.note_heard(me, next.now).unwrap();
     next.core.expire_sessions(next.now).unwrap();
     assert!(!next.core.is_recovering());
     for name in ["open", "closed"] {
@@ -211,6 +211,38 @@ fn a_file_that_loses_its_name_is_kept_for_sessions_that_may_have_it_open() {
     next.resume(gone, &claim(&[]));
     assert_eq!(next.stat(late, inos[0]).nlink, 0);
     next.refuses(late, MetaRequest::GetAttr { ino: inos[1] }, FsError::Stale);
+}
+
+#[test]
+fn a_session_that_was_silent_for_its_term_makes_no_later_owner_wait() {
+    let mut ledger = Ledger::new();
+    let (me, silent, back) = (ledger.session(), ledger.session(), ledger.session());
+    let ino = ledger.make(me, Ino::ROOT, "file", Regular);
+    let lease = ledger.open_to_write(silent, ino);
+    ledger.pass(lease::RECALL_IDLE_NS);
+    ledger.core.note_heard(me, ledger.now).unwrap();
+    ledger.core.expire_sessions(ledger.now).unwrap();
+    // One of them comes back. It gets no answer before the ledger says so.
+    ledger.commit();
+    let id = ledger.next_id(back);
+    ledger.core.note_heard(back, ledger.now).unwrap();
+    match ledger.core.execute(id, None, &MetaRequest::Heartbeat { in_use_ver: 1 }, ledger.now) {
+        Executed::Reply { reply: Ok(_), after } => assert!(after > ledger.core.committed_seq()),
+        _ => panic!("a heartbeat is answered"),
+    }
+    let mut next = ledger.take_over();
+    next.resume(me, &claim(&[]));
+    assert!(next.core.is_recovering(), "it waits for the session that came back");
+    next.resume(back, &claim(&[]));
+    assert!(!next.core.is_recovering(), "it does not wait for the silent one");
+    // That one still has what nobody else wanted.
+    let (resumed, after) = next.core.resume(silent, &claim(&[lease]), next.now).unwrap();
+    assert_eq!(resumed.leases, [lease.lease]);
+    assert!(after > next.core.committed_seq(), "its term begins when the mark is gone");
+    let mut third = next.take_over();
+    third.resume(me, &claim(&[]));
+    third.resume(back, &claim(&[]));
+    assert!(third.core.is_recovering());
 }
 
 #[test]
@@ -268,7 +300,7 @@ fn a_session_ends_a_day_after_it_was_last_heard_of() {
     ledger.ask(other, MetaRequest::Unlink { parent: Ino::ROOT, name: name("file") }).unwrap();
     let pass = |ledger: &mut Ledger, time_ns| {
         ledger.pass(time_ns);
-        ledger.core.note_heard(other, ledger.now);
+        ledger.core.note_heard(other, ledger.now).unwrap();
         ledger.core.expire_sessions(ledger.now).unwrap();
     };
     pass(&mut ledger, SESSION_KEPT_NS - 1);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::audit::audit;
 use super::*;
+use wire::lock::{FileLock, LockSpace};
 use wire::meta::EXTENT_RANGE_IDS;
 
 use crate::owner::space::OPEN_RANGES_MAX;
@@ -49,6 +50,26 @@ fn an_open_file_without_a_name_lives_until_it_is_closed() {
     ledger.beat(me);
     ledger.beat(other);
     assert_eq!(ledger.free(me).len(), 1);
+}
+
+#[test]
+fn a_lock_that_is_asked_for_again_after_it_was_given_up_is_not_taken_again() {
+    let mut ledger = Ledger::new();
+    let (me, other) = (ledger.session(), ledger.session());
+    let ino = ledger.make(me, Ino::ROOT, "file", Regular);
+    let lock =
+        FileLock { ino, owner: 5, space: LockSpace::Range, exclusive: true, start: 0, last: 9, pid: 1 };
+    // The client sent it twice, because a connection broke. The second one comes late, as does that of the unlock.
+    let id = |slot| RequestId { session: me, slot, seq: 1 };
+    let (take, give_up) =
+        (MetaRequest::Lock { lock, ticket: None }, MetaRequest::Unlock { lock, ticket: None });
+    ledger.ask_as(id(7), &take).unwrap();
+    ledger.ask_as(id(8), &give_up).unwrap();
+    assert_eq!(ledger.ask_as(id(7), &take), Ok(MetaReply::Done));
+    assert_eq!(ledger.ask(other, MetaRequest::TestLock { lock }), Ok(MetaReply::Locked(None)));
+    ledger.ask_as(RequestId { seq: 2, ..id(7) }, &take).unwrap();
+    assert_eq!(ledger.ask_as(id(8), &give_up), Ok(MetaReply::Done));
+    assert_eq!(ledger.ask(other, MetaRequest::TestLock { lock }), Ok(MetaReply::Locked(Some(lock))));
 }
 
 #[test]

@@ -27,11 +27,13 @@ impl Run {
         self.commit();
         self.stored.insert(serial);
         match self.below(6) {
-            0 => drop(self.tier(session, TierRequest::Abandon { serial })),
+            0 => drop(self.tier(session, TierRequest::Abandon { keep: self.storing.clone() })),
             1 => {}
             _ => {
                 // Other requests run in between.
+                self.storing.push(serial);
                 (0..self.below(4)).for_each(|_| self.step());
+                self.storing.pop();
                 if self.sessions.iter().any(|(known, _)| *known == session) {
                     self.tier(session, TierRequest::Commit { serial, bytes: 1 << 20, extents });
                 }
