@@ -312,9 +312,10 @@ impl MetaService for Link {
             tokio::spawn(carry_events(self.world.clone(), self.dice.clone(), name, inbox, events));
             let queue = Queue { world: self.world.clone(), events: queue };
             travel(&self.world, self.name, &self.dice).await;
-            // A file that is not open may be gone.
+            // A file that is not open may be gone. A client that has a lease and no attributes yet has written nothing under it.
             let is_written = |held: &&HeldLease| {
-                held.lease.kind >= LeaseKind::Shared && claim.opens.contains(&held.lease.ino)
+                let is_open = claim.opens.contains(&held.lease.ino);
+                held.lease.kind >= LeaseKind::Shared && held.attr_ver > 0 && is_open
             };
             let written: Vec<HeldLease> = claim.leases.iter().filter(is_written).copied().collect();
             let now_ns = self.world.clock.boot_ns();
