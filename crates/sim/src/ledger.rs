@@ -10,6 +10,9 @@ use wire::BoxFuture;
 use crate::net::delay;
 use crate::world::{Dice, World};
 
+/// The longest page.
+const PAGE_BYTES: usize = 2000;
+
 /// A log with latency whose promises are checked.
 pub(crate) struct WatchedLog {
     world: Arc<World>,
@@ -135,8 +138,12 @@ impl LedgerLog for WatchedLog {
         })
     }
 
+    /// Pages are short, so that readers can die between them.
     fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>> {
-        self.inner.read(from, limit_bytes)
+        Box::pin(async move {
+            tokio::time::sleep(delay(&self.dice)).await;
+            self.inner.read(from, limit_bytes.min(PAGE_BYTES)).await
+        })
     }
 
     fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {

@@ -325,7 +325,15 @@ impl Owners {
                 host = 1 - host;
             }
         }
-        let owner = open_on(world, host, (&next, &self.states[host]), drives, EarlierSessions::Resume).await;
+        let owner = loop {
+            let opening = open_on(world, host, (&next, &self.states[host]), drives, EarlierSessions::Resume);
+            // Some die while they take the ledger: before or after the seal, or while they apply the log.
+            let life = if dice.once_in(3) { Duration::from_millis(dice.below(40)) } else { Duration::MAX };
+            match tokio::time::timeout(life, opening).await {
+                Ok(owner) => break owner,
+                Err(_) => world.trace.event(format_args!("host {host} dies while it takes the ledger")),
+            }
+        };
         let taken = Process::new(owner.map_err(|error| text(&error))?);
         world.trace.event(format_args!("host {host} has the ledger turn={turn}"));
         *self.present() = Present { process: taken.clone(), log: next, host, turn };

@@ -133,12 +133,23 @@ impl Follower {
         if tail < seen {
             return Err(OwnerError::RolledBack { ledger, seen, tail });
         }
-        let first = self.log.first();
-        if self.read < tail && first.0 > self.read.0 + 1 {
-            return Err(OwnerError::Behind { ledger, applied: self.read, first });
-        }
         while self.read < tail {
-            self.apply_page().await?;
+            self.check_first()?;
+            let applied = self.apply_page().await;
+            if applied.is_err() {
+                // Perhaps the log was trimmed just then.
+                self.check_first()?;
+            }
+            applied?;
+        }
+        Ok(())
+    }
+
+    /// Fails if the log has been trimmed beyond the next entry.
+    fn check_first(&self) -> Result<(), OwnerError> {
+        let first = self.log.first();
+        if first.0 > self.read.0 + 1 {
+            return Err(OwnerError::Behind { ledger: self.ledger, applied: self.read, first });
         }
         Ok(())
     }

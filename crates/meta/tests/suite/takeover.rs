@@ -1,7 +1,7 @@
 //! Two owners on one log that both reach: only one of them answers at a time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::env::sim::Sim;
@@ -46,11 +46,13 @@ struct Reached {
     cut: Arc<AtomicBool>,
     /// If not, a host with an empty store can take the ledger at any time.
     trims: bool,
+    /// The log is trimmed up to here just before it is read.
+    trim_at_read: Arc<AtomicU64>,
 }
 
 impl Reached {
     fn new(log: &MemLog) -> Self {
-        Self { log: log.clone(), cut: Arc::default(), trims: false }
+        Self { log: log.clone(), cut: Arc::default(), trims: false, trim_at_read: Arc::default() }
     }
 
     fn check(&self) -> std::io::Result<()> {
@@ -93,7 +95,10 @@ impl LedgerLog for Reached {
     }
 
     fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>> {
-        self.log.read(from, limit_bytes)
+        Box::pin(async move {
+            self.log.trim(Seq(self.trim_at_read.swap(0, Ordering::Relaxed))).await?;
+            self.log.read(from, limit_bytes).await
+        })
     }
 
     fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {
@@ -295,6 +300,27 @@ fn the_log_is_kept_for_standbys_that_follow_and_others_take_a_copy_of_the_store(
         let mut empty = standby(&second, &Arc::new(MemState::default()), &one, 4);
         let followed = tokio::time::timeout(Duration::from_secs(60), empty.follow(&*env.clock)).await;
         assert!(followed.is_err());
+    });
+}
+
+#[test]
+fn a_log_that_is_trimmed_while_a_standby_reads_it_makes_the_standby_copy_the_store() {
+    on_paused_time(|| async {
+        let (log, env) = (MemLog::shared(LEASE), env());
+        let (first, second) = (Reached::new(&log), Reached::new(&log));
+        let one = open(&first, &env, EarlierSessions::End).await;
+        let session = one.connect(Arc::new(Deaf)).await.unwrap();
+        for seq in 1..=4 {
+            ask(&one, session, seq, make(&format!("f{seq}"))).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        second.trim_at_read.store(3, Ordering::Relaxed);
+        let state = Arc::new(MemState::default());
+        let mut follower = standby(&second, &state, &one, 2);
+        let followed = tokio::time::timeout(Duration::from_secs(3), follower.follow(&*env.clock)).await;
+        assert!(followed.is_err(), "{followed:?}");
+        assert_eq!(log.first(), Seq(4));
+        assert_eq!(state.applied().unwrap().seq.0, one.stat().committed_seq);
     });
 }
 
