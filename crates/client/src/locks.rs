@@ -161,7 +161,7 @@ impl Client {
                 Ok(MetaReply::Done) => {
                     self.inner.locks.note_granted(ticket);
                     // The next owner may have been told of all locks before this one was noted.
-                    if bonds.with(|bond| bond.number) == number {
+                    if bonds.with(|bond| bond.number) == number && self.has_for_certain(&lock).await? {
                         return Ok(());
                     }
                     believed = true;
@@ -171,10 +171,12 @@ impl Client {
                     tokio::select! {
                         biased;
                         // As above: the next owner may not have been told.
-                        Ok(()) = grant => match bonds.with(|bond| bond.number) == number {
-                            true => return Ok(()),
-                            false => believed = true,
-                        },
+                        Ok(()) = grant => {
+                            if bonds.with(|bond| bond.number) == number && self.has_for_certain(&lock).await? {
+                                return Ok(());
+                            }
+                            believed = true;
+                        }
                         // The next owner does not know that anybody waits.
                         _ = left => {}
                     }
@@ -201,7 +203,9 @@ impl Client {
     fn give_up_lock(&self, lock: FileLock, ticket: Option<u64>) -> oneshot::Receiver<Result<(), FsError>> {
         let number = {
             let mut state = self.inner.locks.state();
-            state.give_up(&lock);
+            if ticket.is_none() {
+                state.give_up(&lock);
+            }
             let number = state.next_ticket();
             state.unlocking.insert(number, lock);
             number
@@ -211,7 +215,12 @@ impl Client {
         self.inner.runtime.spawn(async move {
             let mut told = Some(told);
             loop {
-                let result = client.call(MetaRequest::Unlock { lock, ticket }).await.map(drop);
+                let reply = client.call(MetaRequest::Unlock { lock, ticket }).await;
+                // A request that still waited leaves what its holder had before.
+                if ticket.is_some() && reply == Ok(MetaReply::Done) {
+                    client.inner.locks.state().give_up(&lock);
+                }
+                let result = reply.map(drop);
                 if let Some(told) = told.take() {
                     let _ = told.send(result);
                 }
@@ -227,6 +236,13 @@ impl Client {
             client.inner.locks.unlocked.notify_waiters();
         });
         first
+    }
+
+    /// Whether this client has a lock that was granted. An owner that heard nothing of the client for its term may have given it to
+    /// others since.
+    async fn has_for_certain(&self, lock: &FileLock) -> Result<bool, FsError> {
+        self.inner.session.be_certain().await?;
+        Ok(self.inner.locks.has(lock))
     }
 
     /// Whether this client still has the lock. `false` once the owner may have given it to others.

@@ -172,7 +172,7 @@ impl Session {
         let (slot, seq) = slot.expect("there are as many slots as permits");
         let guard = SlotGuard { session: self, lane, slot, seq: seq + 1 };
         self.last().insert(slot, (guard.seq, None));
-        let mut asked = None;
+        let (mut asked, mut tries) = (None, 0);
         let began = tokio::time::Instant::now();
         loop {
             let bound = self.bonds.wait_for(|bond| bond.owner.is_some());
@@ -185,6 +185,7 @@ impl Session {
             if asked.replace(session).is_some_and(|asked| asked != session) {
                 return Err(FsError::Unknown);
             }
+            tries += 1;
             let id = RequestId { session, slot, seq: guard.seq };
             let is_left = |now: &Bond| now.number != number;
             let answer = tokio::select! {
@@ -194,7 +195,9 @@ impl Session {
             };
             // What an owner granted is void once it is left.
             if answer != Err(FsError::Disconnected) && !self.bonds.with(is_left) {
-                return answer;
+                let is_refused_again = tries > 1 && answer == Err(FsError::Unavailable);
+                // An owner that refuses a repetition may not know what became of the first one.
+                return if is_refused_again { Err(FsError::Unknown) } else { answer };
             }
             if is_last || began.elapsed() > OWNER_PATIENCE {
                 return Err(FsError::Unknown);

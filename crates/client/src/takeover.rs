@@ -98,6 +98,7 @@ impl Client {
         let mut dirs = self.inner.forgotten.kept_dirs(self.inner.env.clock.boot_ns());
         let mut resumed = Resumed::default();
         let sent_ns = self.inner.session.term.now_ns();
+        let mut begins = true;
         loop {
             let mut claim = Claim {
                 in_use_ver: self.inner.session.in_use_ver(),
@@ -107,6 +108,7 @@ impl Client {
                 locks: take(&mut locks),
                 unanswered: self.inner.session.unanswered(),
                 more: false,
+                begins: std::mem::take(&mut begins),
             };
             claim.more = !(leases.is_empty() && opens.is_empty() && dirs.is_empty() && locks.is_empty());
             let more = claim.more;

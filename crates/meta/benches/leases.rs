@@ -127,6 +127,7 @@ fn open_owner() -> Owner {
         evidence: meta::history::Evidence::default(),
         earlier_sessions: EarlierSessions::End,
         unstored_bytes_max: 256 << 20,
+        standby_grace: Duration::ZERO,
     })
     .unwrap()
 }

@@ -120,6 +120,14 @@ impl Txn<'_> {
         self.newest.set(self.newest.get().max(change.seq));
     }
 
+    /// Reads that the operation does not depend on: its answer does not wait for the batches that they saw.
+    pub fn aside<T>(&self, read: impl FnOnce() -> T) -> T {
+        let newest = self.newest.get();
+        let result = read();
+        self.newest.set(newest);
+        result
+    }
+
     /// The bytes of a key.
     pub fn get_bytes(&self, key: &[u8]) -> Result<Option<Vec<u8>>, FsError> {
         if let Some(value) = self.writes.get(key) {

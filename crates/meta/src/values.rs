@@ -41,22 +41,18 @@ pub trait Value: Sized {
     fn decode_with_tail(bytes: &[u8]) -> Result<(Self, &[u8]), DecodeError> {
         let mut r = Reader::new(bytes);
         let value = Self::read(&mut r)?;
-        check_tail(r.clone(), value.last_tag())?;
+        check_tail(r.clone())?;
         Ok((value, r.rest()))
-    }
-
-    /// The last tag that `read` has read.
-    fn last_tag(&self) -> u8 {
-        0
     }
 }
 
 /// Tags from here on change the meaning of a value, so a version that does not know them refuses the value.
 const TAG_ESSENTIAL: u8 = 128;
 
-/// Checks the tail of a value: entries of tag u8, length u16 and bytes, in ascending order of their tags, which are above
-/// `last`.
-fn check_tail(mut r: Reader<'_>, mut last: u8) -> Result<(), DecodeError> {
+/// Checks the tail of a value: entries of tag u8, length u16 and bytes, in ascending order of their tags. This version knows
+/// no tag.
+fn check_tail(mut r: Reader<'_>) -> Result<(), DecodeError> {
+    let mut last = 0;
     while !r.rest().is_empty() {
         let tag = r.u8("tag")?;
         if tag <= last || tag >= TAG_ESSENTIAL {
@@ -532,8 +528,9 @@ impl Value for Slot {
     }
 }
 
-/// The tag of a session that was silent for its term. The tag below it stays unused.
-const TAG_SILENT: u8 = 2;
+/// The format number of a session that was silent for its term. A version that does not know it must not be the owner: it would
+/// prolong the term, and leave the mark.
+const FORMAT_SILENT: u8 = 2;
 
 /// Table C: a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -547,29 +544,17 @@ pub struct SessionRecord {
 
 impl Value for SessionRecord {
     fn encode(&self) -> Vec<u8> {
-        let mut w = start();
-        w.u64(self.began_ns);
-        if self.is_silent {
-            w.u8(TAG_SILENT).u16(0);
-        }
+        let mut w = Writer::new();
+        w.u8(if self.is_silent { FORMAT_SILENT } else { FORMAT }).u64(self.began_ns);
         w.finish()
     }
 
     fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        expect_format(r, "session format")?;
-        let began_ns = r.u64("session")?;
-        let mut tail = r.clone();
-        let is_silent = tail.u8("tag") == Ok(TAG_SILENT);
-        if is_silent {
-            let len = tail.u16("tag length")?;
-            tail.bytes(usize::from(len), "tag bytes")?;
-            *r = tail;
+        let format = r.u8("session format")?;
+        if !matches!(format, FORMAT | FORMAT_SILENT) {
+            return Err(DecodeError { field: "session format" });
         }
-        Ok(Self { began_ns, is_silent })
-    }
-
-    fn last_tag(&self) -> u8 {
-        if self.is_silent { TAG_SILENT } else { 0 }
+        Ok(Self { began_ns: r.u64("session")?, is_silent: format == FORMAT_SILENT })
     }
 }
 

@@ -198,6 +198,7 @@ async fn open_on(
         evidence: evidence(drives).await,
         earlier_sessions,
         unstored_bytes_max: 256 << 20,
+        standby_grace: Duration::ZERO,
     };
     Owner::open_here(options).await
 }

@@ -36,6 +36,8 @@ pub struct Claim {
     /// Slots and numbers of requests whose answers the client does not have, or may not have noted yet.
     #[serde(default)]
     pub unanswered: Vec<(u32, u64)>,
+    /// This is the first message of a claim: events are counted from here.
+    pub begins: bool,
 }
 
 /// The most items of each kind in a [`Claim`].

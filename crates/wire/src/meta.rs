@@ -525,6 +525,7 @@ pub enum MetaRequest {
         ticket: Option<u64>,
     },
     /// Gives up a range. With a ticket: the request does not wait any more; if it was granted, the lock is given up.
+    /// Answer: `Done`, or `Queued` if it still waited; then the holder keeps what it had before.
     Unlock {
         lock: FileLock,
         ticket: Option<u64>,

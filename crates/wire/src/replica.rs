@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::BoxFuture;
 
 /// The longest that an owner keeps the log for a standby that says nothing.
-pub const STANDBY_WAIT_MAX: Duration = Duration::from_secs(600);
+pub const STANDBY_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A request of a standby. A repetition does no harm.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -437,6 +437,7 @@ fn open_owner(sim: &Sim, log: &MemLog, state: &MemState, earlier_sessions: Earli
         evidence: meta::history::Evidence::default(),
         earlier_sessions,
         unstored_bytes_max: 256 << 20,
+        standby_grace: Duration::ZERO,
     })
     .unwrap()
 }

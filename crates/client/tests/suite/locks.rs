@@ -38,6 +38,22 @@ fn a_lock_waits_for_that_of_another_client() {
 }
 
 #[test]
+fn a_caller_that_gives_up_to_wait_keeps_the_lock_that_it_had() {
+    run("r2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&one, "file").await;
+        let (shared, exclusive) = (range(ino, 1, false, 0, 9), range(ino, 1, true, 0, 9));
+        one.lock(shared, false).await.unwrap();
+        two.lock(range(ino, 2, false, 0, 9), false).await.unwrap();
+        let gives_up = tokio::time::timeout(Duration::from_millis(30), one.lock(exclusive, true)).await;
+        assert!(gives_up.is_err());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(one.is_locked(&shared));
+        assert_eq!(two.lock(range(ino, 2, true, 0, 9), false).await, Err(FsError::WouldBlock));
+    });
+}
+
+#[test]
 fn a_caller_that_gives_up_leaves_no_lock() {
     run("r2", |world| async move {
         let ((one, wire), two) = (world.wired_client().await, world.client().await);

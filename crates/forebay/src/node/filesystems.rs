@@ -157,6 +157,8 @@ impl FilesystemEntry {
                 // All clients are in this process.
                 earlier_sessions: EarlierSessions::End,
                 unstored_bytes_max,
+                // A log of files has no standbys.
+                standby_grace: Duration::ZERO,
             };
             let owner = Owner::open(options)?;
             Ok((files, Arc::new(owner)))

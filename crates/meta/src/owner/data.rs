@@ -15,6 +15,8 @@ use crate::values::{COMPOSED_MAP, ExtentPlace, ExtentUse, Inode, Piece, PieceCon
 /// Most pieces that one operation removes; further operations remove the rest. Keeps batches bounded.
 const PIECES_PER_OP_MAX: usize = 20_000;
 const MAP_PAGE_MAX: u32 = 8192;
+/// About the inline bytes in one answer.
+const MAP_INLINE_BYTES: usize = 1 << 20;
 
 impl Op<'_> {
     fn regular(&self, ino: Ino) -> Result<Inode, FsError> {
@@ -119,8 +121,19 @@ impl Op<'_> {
         let limit = limit.clamp(1, MAP_PAGE_MAX) as usize;
         let Some(map) = inode.map() else { return Ok(MetaReply::Map { pieces: Vec::new(), end: true }) };
         let pieces = self.pieces(map, off, FILE_BYTES_MAX, limit)?;
-        let end = pieces.len() < limit;
-        let pieces = pieces.into_iter().map(|piece| self.resolve(piece)).collect::<Result<_, _>>()?;
+        let mut end = pieces.len() < limit;
+        let mut pieces =
+            pieces.into_iter().map(|piece| self.resolve(piece)).collect::<Result<Vec<_>, _>>()?;
+        // Inline bytes are in the answer, which must stay short.
+        let mut inline_bytes = 0;
+        let whole = pieces.iter().take_while(|piece| {
+            let fits = inline_bytes < MAP_INLINE_BYTES;
+            inline_bytes += if let Content::Inline(bytes) = &piece.content { bytes.len() } else { 0 };
+            fits
+        });
+        let count = whole.count();
+        end &= count == pieces.len();
+        pieces.truncate(count);
         Ok(MetaReply::Map { pieces, end })
     }
 

@@ -134,13 +134,12 @@ impl Desk {
     }
 
     pub(super) fn fail_all(&mut self, error: FsError) {
-        // What is executed may be in the log.
-        let executed = if error == FsError::Unavailable { FsError::Unknown } else { error };
-        self.pending.drain(..).for_each(|pending| pending.fail(executed));
-        let waiting = std::mem::take(&mut self.waiting).into_values().flatten().map(|(call, _)| call);
-        for call in waiting.chain(self.backlog.drain(..)) {
-            let _ = call.reply.send(Err(error));
-        }
+        // What is executed may be in the log, and what was not looked at yet may be the repetition of such a request.
+        let unknown = if error == FsError::Unavailable { FsError::Unknown } else { error };
+        self.pending.drain(..).for_each(|pending| pending.fail(unknown));
+        self.backlog.drain(..).for_each(|call| drop(call.reply.send(Err(unknown))));
+        let waiting = std::mem::take(&mut self.waiting).into_values().flatten();
+        waiting.for_each(|(call, _)| drop(call.reply.send(Err(error))));
     }
 
     /// Sends the events since the last call.

@@ -257,7 +257,7 @@ impl Op<'_> {
             self.txn.update(key, &SessionRecord { is_silent, ..record });
         }
         if is_silent {
-            self.volatile.silent.insert(session);
+            self.volatile.silent.insert(session, self.now.awake_ns);
         } else {
             self.volatile.silent.remove(&session);
         }

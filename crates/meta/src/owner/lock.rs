@@ -124,16 +124,19 @@ impl LockTable {
         self.tidy(session, lock.ino);
     }
 
-    /// A request does not wait any more. If it was granted in the meantime, the lock is given up.
-    pub fn cancel(&mut self, session: SessionId, lock: FileLock, ticket: u64, events: &mut Events) {
-        let Some(file) = self.files.get_mut(&lock.ino) else { return };
+    /// A request does not wait any more. If it was granted in the meantime, the lock is given up. Returns whether it still
+    /// waited: then its holder keeps what it had before.
+    pub fn cancel(&mut self, session: SessionId, lock: FileLock, ticket: u64, events: &mut Events) -> bool {
+        let Some(file) = self.files.get_mut(&lock.ino) else { return false };
         let before = file.waiting.len();
         file.waiting.retain(|other| (other.session, other.ticket) != (session, ticket));
-        if file.waiting.len() == before {
+        let waited = file.waiting.len() < before;
+        if !waited {
             file.give_up(session, &lock);
         }
         self.grant(lock.ino, events);
         self.tidy(session, lock.ino);
+        waited
     }
 
     /// A lock of another holder with which this one conflicts.
@@ -324,7 +327,8 @@ impl Op<'_> {
     pub(super) fn unlock(&mut self, lock: FileLock, ticket: Option<u64>) -> MetaReply {
         let Volatile { locks, events, .. } = &mut *self.volatile;
         match ticket {
-            Some(ticket) => locks.cancel(self.session, lock, ticket, events),
+            Some(ticket) if locks.cancel(self.session, lock, ticket, events) => return MetaReply::Queued,
+            Some(_) => {}
             None => locks.unlock(self.session, lock, events),
         }
         MetaReply::Done

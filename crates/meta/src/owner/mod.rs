@@ -161,8 +161,8 @@ struct Volatile {
     ranges: Vec<OpenRange>,
     /// Sessions, and for each the oldest map version that its reads use.
     sessions: HashMap<SessionId, u64>,
-    /// Sessions with a mark in the ledger that they were silent for their term.
-    silent: BTreeSet<SessionId>,
+    /// Sessions with a mark in the ledger that they were silent for their term, and since when this owner knows.
+    silent: BTreeMap<SessionId, u64>,
     /// Sessions of an earlier owner that have not claimed their state yet and are waited for.
     absent: BTreeSet<SessionId>,
     /// The same, for as long as they last; and the open inodes that they have claimed so far.
@@ -206,7 +206,7 @@ impl Core {
             opens: HashMap::new(),
             ranges: Vec::new(),
             sessions: HashMap::new(),
-            silent: BTreeSet::new(),
+            silent: BTreeMap::new(),
             absent: BTreeSet::new(),
             unclaimed: BTreeMap::new(),
             inherited: HashMap::new(),
@@ -306,7 +306,7 @@ impl Core {
         ended.sort_unstable();
         ended.into_iter().try_for_each(|session| self.internal(now, |op| op.end_session(session)))?;
         let Volatile { silent, leases, sessions, .. } = &self.volatile;
-        let newly = |id: &&SessionId| leases.is_silent(**id, now.awake_ns) && !silent.contains(*id);
+        let newly = |id: &&SessionId| leases.is_silent(**id, now.awake_ns) && !silent.contains_key(*id);
         let mut marked: Vec<SessionId> = sessions.keys().filter(newly).copied().collect();
         marked.sort_unstable();
         marked.into_iter().try_for_each(|session| self.internal(now, |op| op.mark_silent(session, true)))
@@ -366,7 +366,7 @@ impl Core {
         if !self.volatile.sessions.contains_key(&session) {
             return Ok(());
         }
-        if self.volatile.silent.contains(&session) {
+        if self.volatile.silent.contains_key(&session) {
             self.internal(now, |op| op.mark_silent(session, false))?;
         }
         self.volatile.leases.note_heard(session, now.heard_ns);
@@ -390,9 +390,12 @@ impl Core {
         }
         let slot_key = self.keys.slot(id.session, id.slot);
         let mut op = self.begin(id, now);
-        match op.repeated(id, &slot_key) {
+        // Only a repetition waits for the request that was in the slot before.
+        match op.txn.aside(|| op.repeated(id, &slot_key)) {
             Ok(None) => {}
             Ok(Some(mut reply)) => {
+                // Its answer leaves when the request is durable.
+                let _ = op.txn.get_bytes(&slot_key);
                 op.restore_effects(id, request, &mut reply);
                 let (_, after) = op.txn.finish();
                 return Executed::Reply { reply: Ok(reply), after };

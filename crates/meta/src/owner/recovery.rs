@@ -135,12 +135,13 @@ impl Follower {
         }
         while self.read < tail {
             self.check_first()?;
-            let applied = self.apply_page().await;
-            if applied.is_err() {
-                // Perhaps the log was trimmed just then.
+            if let Err(error) = self.apply_page().await {
+                // What was read is not in the store. Perhaps the log was trimmed just then.
+                (self.read, self.assembler) =
+                    (self.state.applied().map_err(store_error)?.seq, Assembler::default());
                 self.check_first()?;
+                return Err(error);
             }
-            applied?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use wire::meta::{MetaReply, MetaRequest, RequestId};
 use wire::object::ObjectReply;
 
 use super::{Core, Executed, Now};
+use crate::values::Slot;
 
 type Reply = Result<MetaReply, FsError>;
 
@@ -46,6 +47,13 @@ impl Repeats {
 }
 
 impl Core {
+    /// Whether the answer to this request is known: it has come before.
+    pub fn was_executed(&self, id: RequestId) -> bool {
+        let slot = || self.store.begin().get::<Slot>(&self.keys.slot(id.session, id.slot));
+        self.volatile.repeats.answer(id).is_some()
+            || slot().is_ok_and(|slot| slot.is_some_and(|slot| slot.seq == id.seq))
+    }
+
     /// Executes a request. The rights of `caller` are checked; `None`: the session is trusted. A request that comes again gets
     /// its first answer, also if that was a refusal: what was refused must not happen later.
     pub fn execute(

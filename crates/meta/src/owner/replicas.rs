@@ -25,6 +25,8 @@ const COPY_IDLE_NS: u64 = 60_000_000_000;
 pub(super) struct Replicas {
     env: Env,
     state: Arc<dyn State>,
+    /// Until then nothing is trimmed, because standbys of an earlier owner may still come.
+    grace_until_ns: u64,
     inner: Mutex<Inner>,
 }
 
@@ -40,6 +42,8 @@ struct Standing {
     stored: Seq,
     /// The log is kept for it until then.
     until_ns: u64,
+    /// It copies the store: it needs all that follows, whatever others have.
+    copies: bool,
 }
 
 /// A copy on its way.
@@ -73,18 +77,23 @@ impl CopySum {
 }
 
 impl Replicas {
-    pub(super) fn new(env: Env, state: Arc<dyn State>) -> Self {
-        Self { env, state, inner: Mutex::default() }
+    /// An owner that waits for standbys of earlier owners for some time.
+    pub(super) fn new(env: Env, state: Arc<dyn State>, grace: Duration) -> Self {
+        let grace_until_ns = env.clock.boot_ns() + grace.as_nanos() as u64;
+        Self { env, state, grace_until_ns, inner: Mutex::default() }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().expect("no holder of this lock panics")
     }
 
-    /// The last entry that may leave the log, when the owner's store has all up to `own`: a majority of the replicas has it.
-    /// Standbys that said nothing for as long as they wished do not count.
+    /// The last entry that may leave the log, when the owner's store has all up to `own`: a majority of the replicas has it,
+    /// and each replica that copies the store. Standbys that said nothing for as long as they wished do not count.
     pub(super) fn trim_to(&self, own: Seq) -> Seq {
         let now_ns = self.env.clock.boot_ns();
+        if now_ns < self.grace_until_ns {
+            return Seq(0);
+        }
         let mut inner = self.inner();
         inner.standbys.retain(|_, standing| now_ns < standing.until_ns);
         inner.copies.retain(|_, copy| now_ns < copy.used_ns + COPY_IDLE_NS);
@@ -93,14 +102,16 @@ impl Replicas {
         stored.sort_unstable();
         // The first of a majority, counted from the newest.
         let majority = stored.len() / 2 + 1;
-        stored[stored.len() - majority].min(own)
+        let copied =
+            inner.standbys.values().filter(|standing| standing.copies).map(|standing| standing.stored);
+        copied.min().unwrap_or(own).min(stored[stored.len() - majority])
     }
 
     /// Executes a request of a standby.
     pub(super) fn ask(&self, request: ReplicaRequest) -> Result<ReplicaReply, FsError> {
         match request {
             ReplicaRequest::Stored { replica, seq, wait_ms } => {
-                self.heard(&mut self.inner(), replica, seq, wait_ms);
+                self.heard(&mut self.inner(), replica, (seq, false), wait_ms);
                 Ok(ReplicaReply::Noted)
             }
             ReplicaRequest::Copy { replica, wait_ms, copy, after } => {
@@ -109,10 +120,10 @@ impl Replicas {
         }
     }
 
-    fn heard(&self, inner: &mut Inner, replica: u64, stored: Seq, wait_ms: u32) {
+    fn heard(&self, inner: &mut Inner, replica: u64, (stored, copies): (Seq, bool), wait_ms: u32) {
         let wait = Duration::from_millis(wait_ms.into()).min(STANDBY_WAIT_MAX);
         let until_ns = self.env.clock.boot_ns() + wait.as_nanos() as u64;
-        inner.standbys.insert(replica, Standing { stored, until_ns });
+        inner.standbys.insert(replica, Standing { stored, until_ns, copies });
     }
 
     fn copy(&self, (replica, wait_ms): (u64, u32), copy: u64, after: &Bytes) -> Result<CopyPart, FsError> {
@@ -130,7 +141,7 @@ impl Replicas {
             }
             // The log is kept from here on, before it is known how far the content goes.
             let stored = self.state.applied().map_err(failed)?.seq;
-            self.heard(&mut inner, replica, stored, wait_ms);
+            self.heard(&mut inner, replica, (stored, true), wait_ms);
             let content = self.state.snapshot().map_err(failed)?;
             let applied = content.applied().map_err(failed)?;
             let sent = (Bytes::new(), CopySum::default());
@@ -142,7 +153,7 @@ impl Replicas {
         copying.used_ns = now_ns;
         let stored = copying.applied.seq;
         let part = copying.part(number, after).map_err(failed)?;
-        self.heard(&mut inner, replica, stored, wait_ms);
+        self.heard(&mut inner, replica, (stored, true), wait_ms);
         part.ok_or(FsError::NotFound)
     }
 }
@@ -177,5 +188,55 @@ impl Copying {
         let part = CopyPart { copy, seq, epoch, pairs, sum: self.sent.1.finish(), more };
         self.last = Some((after.clone(), part.clone()));
         Ok(Some(part))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::env::sim::Sim;
+
+    use super::*;
+    use crate::state::MemState;
+
+    fn stored(replicas: &Replicas, replica: u64, seq: u64) {
+        replicas.ask(ReplicaRequest::Stored { replica, seq: Seq(seq), wait_ms: 60_000 }).unwrap();
+    }
+
+    fn second(sim: &Sim, seconds: u64) {
+        sim.clock.advance_ns(seconds * 1_000_000_000);
+    }
+
+    #[test]
+    fn the_log_keeps_what_a_majority_of_the_replicas_lacks() {
+        let sim = Sim::new(1);
+        let replicas = Replicas::new(sim.env(), Arc::new(MemState::default()), Duration::from_secs(5));
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(0), "standbys of the earlier owner may still come");
+        second(&sim, 5);
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(9), "there is no standby");
+        stored(&replicas, 1, 4);
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(4));
+        stored(&replicas, 2, 6);
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(6), "two of three have it");
+        second(&sim, 59);
+        stored(&replicas, 1, 7);
+        second(&sim, 1);
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(7), "the other one was silent for as long as it wished");
+        second(&sim, 59);
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(9));
+    }
+
+    #[test]
+    fn the_log_is_kept_for_a_copy_also_if_others_are_further() {
+        let sim = Sim::new(1);
+        let state = Arc::new(MemState::default());
+        state.apply(&mut std::iter::empty(), Applied { seq: Seq(3), ..Applied::default() }).unwrap();
+        let replicas = Replicas::new(sim.env(), state, Duration::ZERO);
+        stored(&replicas, 1, 8);
+        let begin = ReplicaRequest::Copy { replica: 2, wait_ms: 60_000, copy: 0, after: Bytes::new() };
+        replicas.ask(begin).unwrap();
+        stored(&replicas, 1, 9);
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(3));
+        stored(&replicas, 2, 5);
+        assert_eq!(replicas.trim_to(Seq(9)), Seq(9), "it follows now, and two of three are further");
     }
 }

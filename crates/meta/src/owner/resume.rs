@@ -14,6 +14,9 @@ use super::{Op, OpenRange, Stop};
 use crate::keys::Keys;
 use crate::values::{IdRange, Orphan, RangeState, Slot};
 
+/// For how long inodes without a name are kept for a silent session that has not told which ones it has open.
+const UNCLAIMED_KEPT_NS: u64 = 300_000_000_000;
+
 impl Op<'_> {
     /// Takes over sessions of an earlier owner, each with its mark of silence. Until a session claims its state, it counts as
     /// using the oldest map, and files without a name stay open to it. A silent one is not waited for.
@@ -22,7 +25,7 @@ impl Op<'_> {
             self.volatile.sessions.insert(*session, 0);
             if *is_silent {
                 self.volatile.leases.note_heard(*session, self.now.awake_ns.saturating_sub(RECALL_IDLE_NS));
-                self.volatile.silent.insert(*session);
+                self.volatile.silent.insert(*session, self.now.awake_ns);
             } else {
                 self.volatile.leases.note_heard(*session, self.now.heard_ns);
                 self.volatile.absent.insert(*session);
@@ -53,9 +56,14 @@ impl Op<'_> {
         leases.restore(self.session, lease, events)
     }
 
-    /// An inode loses its last name. Sessions that have not claimed their state may have it open.
+    /// An inode loses its last name. Sessions that have not claimed their state may have it open. It is not kept for those that
+    /// have been silent for long: clients that died would keep all that is deleted.
     pub(super) fn keep_for_unclaimed(&mut self, ino: Ino) {
-        let sessions: Vec<SessionId> = self.volatile.unclaimed.keys().copied().collect();
+        let super::Volatile { unclaimed, silent, .. } = &*self.volatile;
+        let now_ns = self.now.awake_ns;
+        let may_come =
+            |id: &&SessionId| silent.get(id).is_none_or(|since| now_ns < since + UNCLAIMED_KEPT_NS);
+        let sessions: Vec<SessionId> = unclaimed.keys().filter(may_come).copied().collect();
         sessions.into_iter().for_each(|session| self.count_open(ino, session));
     }
 

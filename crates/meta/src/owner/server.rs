@@ -58,6 +58,8 @@ pub struct OwnerOptions {
     /// Most bytes of changes in memory. Above that no new request is executed until the local store has caught up.
     /// Changes that are being written to the store come on top.
     pub unstored_bytes_max: usize,
+    /// For how long nothing is trimmed from the log, because standbys of an earlier owner may still need it.
+    pub standby_grace: Duration,
 }
 
 /// Status of an owner, for people.
@@ -125,8 +127,16 @@ impl Owner {
         (sealed, tail): (Sealed, Seq),
         asked_ns: u64,
     ) -> Result<(Self, BoxFuture<'static, ()>, BoxFuture<'static, ()>), OwnerError> {
-        let OwnerOptions { ledger, log, state, env, evidence, earlier_sessions, unstored_bytes_max } =
-            options;
+        let OwnerOptions {
+            ledger,
+            log,
+            state,
+            env,
+            evidence,
+            earlier_sessions,
+            unstored_bytes_max,
+            standby_grace,
+        } = options;
         let history = History::read(&*state, ledger, tail);
         let history = history.map_err(|source| OwnerError::Store { ledger, source })?;
         let beginning = evidence.decide(&history, Lineage(env.random.next_u64()))?;
@@ -135,7 +145,7 @@ impl Owner {
         core.start(now(&env, &AwakeClock::default()), beginning, earlier_sessions).map_err(damaged)?;
         let (stores, store_jobs) = mpsc::channel(1);
         let (events, happened) = mpsc::unbounded_channel();
-        let replicas = Arc::new(Replicas::new(env.clone(), core.bottom()));
+        let replicas = Arc::new(Replicas::new(env.clone(), core.bottom(), standby_grace));
         let storing = store_changes(core.bottom(), log.clone(), replicas.clone(), store_jobs, events.clone());
         let store = Box::pin(storing);
         let shared = Arc::new(Shared {
@@ -401,7 +411,9 @@ impl Shared {
         }
         let now = self.now(&desk);
         let (resumed, after) = desk.core.resume(session, claim, now)?;
-        desk.sinks.insert(session, (events, 0));
+        // The client counts the events since the first message of its claim.
+        let before = desk.sinks.get(&session).filter(|_| !claim.begins).map_or(0, |(_, count)| *count);
+        desk.sinks.insert(session, (events, before));
         let pending = Pending { after, answer: Answer::Resumed(reply, resumed) };
         if after <= desk.core.committed_seq() {
             pending.send()
@@ -428,7 +440,7 @@ impl Shared {
     }
 
     fn execute(&self, desk: &mut Desk, call: Call) {
-        if desk.pressure().refuses(&call.request) {
+        if desk.pressure().refuses(&call.request) && !desk.core.was_executed(call.id) {
             let _ = call.reply.send(Err(FsError::NoSpace));
             return;
         }

@@ -64,8 +64,9 @@ impl Op<'_> {
     pub(super) fn heartbeat(&mut self, in_use_ver: u64) -> Outcome {
         self.must_be_heard()?;
         self.volatile.sessions.insert(self.session, in_use_ver);
-        let used_bytes = self.usage()?.stored_bytes;
-        let tier = self.tier_state()?.stat;
+        // The sums need not be durable: while the log is full, a session must not fall silent for them.
+        let (used_bytes, tier) =
+            self.txn.aside(|| Ok::<_, Stop>((self.usage()?.stored_bytes, self.tier_state()?.stat)))?;
         let staged = tier.queued.bytes + tier.both.bytes;
         let drive_bytes = match tier.mode {
             TierMode::On if !tier.queueing => staged,

@@ -32,6 +32,21 @@ impl EventSink for Deaf {
 }
 
 /// One session that sends one request after another.
+fn make(name: &str) -> MetaRequest {
+    MetaRequest::Make(MakeNode {
+        parent: Ino::ROOT,
+        name: Bytes::copy_from_slice(name.as_bytes()),
+        kind: FileKind::Regular,
+        mode: 0o644,
+        umask: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: Bytes::new(),
+        open: OpenIntent::None,
+    })
+}
+
 struct Requester<'a> {
     owner: &'a Owner,
     runtime: &'a Runtime,
@@ -48,7 +63,11 @@ impl<'a> Requester<'a> {
     /// Sends a request, which must be answered in bounded time.
     fn ask(&mut self, request: MetaRequest) -> Result<MetaReply, FsError> {
         self.seq += 1;
-        let id = RequestId { session: self.session, slot: 0, seq: self.seq };
+        self.ask_in((0, self.seq), request)
+    }
+
+    fn ask_in(&self, (slot, seq): (u32, u64), request: MetaRequest) -> Result<MetaReply, FsError> {
+        let id = RequestId { session: self.session, slot, seq };
         let work = async {
             tokio::time::timeout(Duration::from_secs(60), self.owner.call(id.into(), request)).await
         };
@@ -56,18 +75,7 @@ impl<'a> Requester<'a> {
     }
 
     fn make(&mut self, name: &str) -> Result<MetaReply, FsError> {
-        self.ask(MetaRequest::Make(MakeNode {
-            parent: Ino::ROOT,
-            name: Bytes::copy_from_slice(name.as_bytes()),
-            kind: FileKind::Regular,
-            mode: 0o644,
-            umask: 0,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            target: Bytes::new(),
-            open: OpenIntent::None,
-        }))
+        self.ask(make(name))
     }
 
     fn lookup(&mut self, name: &str) -> Result<MetaReply, FsError> {
@@ -121,6 +129,7 @@ fn open(sim: &Sim, log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Owner {
         evidence: Evidence::default(),
         earlier_sessions: EarlierSessions::End,
         unstored_bytes_max: 256 << 20,
+        standby_grace: Duration::ZERO,
     })
     .unwrap()
 }
@@ -313,12 +322,17 @@ fn when_even_the_reserve_is_used_up_nobody_waits_for_ever_and_it_recovers() {
     let owner = open(&sim, Arc::new(log.clone()), Arc::new(MemState::default()));
     let mut asker = Requester::new(&owner, &runtime);
     asker.make("a").unwrap();
+    let made = asker.ask_in((1, 1), make("d")).unwrap();
     log.full.store(true, Ordering::SeqCst);
     // The request was executed before the shortage was known: its outcome is open until the log takes it.
     assert_eq!(asker.unlink("a").err(), Some(FsError::Unknown));
     assert_eq!(asker.make("b").err(), Some(FsError::NoSpace));
     assert_eq!(asker.unlink("b").err(), Some(FsError::NoSpace));
     assert_eq!(asker.lookup("a").err(), Some(FsError::Unknown), "nothing undecided is shown");
+    // Sessions do not fall silent for it, and what was executed before is not refused when it comes again.
+    asker.ask(MetaRequest::Heartbeat { in_use_ver: u64::MAX }).unwrap();
+    assert_eq!(asker.ask_in((1, 1), make("d")), Ok(made));
+    assert_eq!(asker.ask_in((1, 2), make("e")), Err(FsError::NoSpace));
     log.full.store(false, Ordering::SeqCst);
     asker.make_until_it_works("b");
     assert_eq!(asker.lookup("a").err(), Some(FsError::NotFound));

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use base::env::Random;
 use base::env::sim::{Sim, SimRandom};
@@ -44,6 +45,7 @@ fn open(sim: &Sim, log: Arc<dyn LedgerLog>, state: Arc<dyn State>) -> Result<Own
         evidence: Evidence::default(),
         earlier_sessions: EarlierSessions::End,
         unstored_bytes_max: 256 << 20,
+        standby_grace: Duration::ZERO,
     })
 }
 
@@ -608,6 +610,7 @@ fn open_knowing((log, state): &Kept, evidence: Evidence) -> Result<Owner, OwnerE
         evidence,
         earlier_sessions: EarlierSessions::End,
         unstored_bytes_max: 256 << 20,
+        standby_grace: Duration::ZERO,
     })
 }
 

@@ -9,9 +9,10 @@ use base::env::{Clock, Env};
 use base::{Epoch, FsError, Ino, LedgerId, Seq, SessionId};
 use bytes::Bytes;
 use meta::history::Evidence;
+use meta::keys::KeyRange;
 use meta::log::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, MemLog, Sealed, Tail};
 use meta::owner::{EarlierSessions, Owner, OwnerOptions, Standby, StandbyOptions};
-use meta::state::{Applied, MemState, State, every_key};
+use meta::state::{Applied, MemState, Pair, State, StateError, Visit, every_key};
 use tokio::time::Instant;
 use wire::BoxFuture;
 use wire::meta::{
@@ -120,16 +121,21 @@ impl EventSink for Deaf {
     fn event(&self, _event: OwnerEvent) {}
 }
 
-async fn open(log: &Reached, env: &Env, earlier_sessions: EarlierSessions) -> Arc<Owner> {
-    let options = OwnerOptions {
+fn options_of(log: &Reached, env: &Env) -> OwnerOptions {
+    OwnerOptions {
         ledger: LedgerId(1),
         log: Arc::new(log.clone()),
         state: Arc::new(MemState::default()),
         env: env.clone(),
         evidence: Evidence::default(),
-        earlier_sessions,
+        earlier_sessions: EarlierSessions::End,
         unstored_bytes_max: 256 << 20,
-    };
+        standby_grace: Duration::ZERO,
+    }
+}
+
+async fn open(log: &Reached, env: &Env, earlier_sessions: EarlierSessions) -> Arc<Owner> {
+    let options = OwnerOptions { earlier_sessions, ..options_of(log, env) };
     Arc::new(Owner::open_here(options).await.unwrap())
 }
 
@@ -321,6 +327,78 @@ fn a_log_that_is_trimmed_while_a_standby_reads_it_makes_the_standby_copy_the_sto
         assert!(followed.is_err(), "{followed:?}");
         assert_eq!(log.first(), Seq(4));
         assert_eq!(state.applied().unwrap().seq.0, one.stat().committed_seq);
+    });
+}
+
+/// A store that has no room once.
+#[derive(Clone)]
+struct FullOnce {
+    state: MemState,
+    full: Arc<AtomicBool>,
+}
+
+impl State for FullOnce {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
+        self.state.get(key)
+    }
+
+    fn scan(&self, range: &KeyRange, visit: &mut Visit<'_>) -> Result<(), StateError> {
+        self.state.scan(range, visit)
+    }
+
+    fn last(&self, range: &KeyRange) -> Result<Option<Pair>, StateError> {
+        self.state.last(range)
+    }
+
+    fn apply(
+        &self,
+        changes: &mut dyn Iterator<Item = (&[u8], Option<&[u8]>)>,
+        applied: Applied,
+    ) -> Result<(), StateError> {
+        if self.full.swap(false, Ordering::Relaxed) {
+            return Err(StateError::NoSpace("for a test".to_owned()));
+        }
+        self.state.apply(changes, applied)
+    }
+
+    fn applied(&self) -> Result<Applied, StateError> {
+        self.state.applied()
+    }
+
+    fn snapshot(&self) -> Result<Arc<dyn State>, StateError> {
+        self.state.snapshot()
+    }
+}
+
+#[test]
+fn a_standby_whose_store_was_full_goes_on_where_the_store_ends() {
+    on_paused_time(|| async {
+        let (log, env) = (MemLog::shared(LEASE), env());
+        let one = open(&Reached::new(&log), &env, EarlierSessions::End).await;
+        let session = one.connect(Arc::new(Deaf)).await.unwrap();
+        ask(&one, session, 1, make("a")).await.unwrap();
+        let state = FullOnce { state: MemState::default(), full: Arc::new(AtomicBool::new(true)) };
+        let options = StandbyOptions {
+            ledger: LedgerId(1),
+            log: Arc::new(log.clone()),
+            state: Arc::new(state.clone()),
+            owner: one.clone(),
+            replica: 2,
+            wait: WAIT,
+        };
+        let mut standby = Standby::new(options).unwrap();
+        standby.follow(&*env.clock).await.unwrap_err();
+        ask(&one, session, 2, make("b")).await.unwrap();
+        one.stop();
+        standby.follow(&*env.clock).await.unwrap();
+        let three = OwnerOptions { state: Arc::new(state.state), ..options_of(&Reached::new(&log), &env) };
+        let three = Owner::open_here(three).await.unwrap();
+        let session = three.connect(Arc::new(Deaf)).await.unwrap();
+        for (seq, name) in [(1, "a"), (2, "b")] {
+            let lookup = MetaRequest::Lookup { parent: Ino::ROOT, name: name.into() };
+            let found = ask(&three, session, seq, lookup).await.unwrap();
+            assert!(matches!(found, MetaReply::Entry { .. }), "{name}: {found:?}");
+        }
     });
 }
 

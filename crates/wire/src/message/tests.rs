@@ -276,6 +276,7 @@ fn sessions() -> Vec<SessionRequest> {
         more: true,
         locks: vec![lock()],
         unanswered: vec![(3, 400)],
+        begins: true,
     };
     vec![
         SessionRequest::Connect { stream: 1 },

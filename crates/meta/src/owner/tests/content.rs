@@ -66,6 +66,30 @@ impl Files {
 }
 
 #[test]
+fn a_page_of_a_map_has_about_a_mebibyte_of_inline_bytes() {
+    let mut ledger = Ledger::new();
+    let me = ledger.session();
+    let ino = ledger.make(me, Ino::ROOT, "file", Regular);
+    let text = "x".repeat(wire::meta::INLINE_BYTES_MAX);
+    let pieces: Vec<MapPiece> = (0..300).map(|at| inline(at * text.len() as u64, &text)).collect();
+    ledger.write(me, ino, &pieces).unwrap();
+    let mut off = 0;
+    for page in 0.. {
+        let Ok(MetaReply::Map { pieces, end }) =
+            ledger.ask(me, MetaRequest::GetMap { ino, off, limit: 8192 })
+        else {
+            panic!("a map is answered")
+        };
+        assert!(pieces.len() <= 129, "{}", pieces.len());
+        off = pieces.last().unwrap().end();
+        if end {
+            assert_eq!((page, off), (2, 300 * text.len() as u64));
+            return;
+        }
+    }
+}
+
+#[test]
 fn an_overwritten_extent_is_free_and_a_partly_overwritten_one_is_not() {
     let mut f = files();
     let (one, id) = (f.one, f.id);

@@ -208,6 +208,12 @@ fn a_file_that_loses_its_name_is_kept_for_sessions_that_may_have_it_open() {
     }
     next.resume(late, &Claim { in_use_ver: u64::MAX, opens: vec![inos[0]], ..Claim::default() });
     assert_eq!(next.stat(late, inos[1]).nlink, 0, "another session may have it open");
+    // Nothing more is kept for one that stays away.
+    let other = next.make(me, Ino::ROOT, "other", Regular);
+    next.pass(300_000_000_000);
+    next.core.note_heard(me, next.now).unwrap();
+    next.ask(me, MetaRequest::Unlink { parent: Ino::ROOT, name: name("other") }).unwrap();
+    next.refuses(me, MetaRequest::GetAttr { ino: other }, FsError::Stale);
     next.resume(gone, &claim(&[]));
     assert_eq!(next.stat(late, inos[0]).nlink, 0);
     next.refuses(late, MetaRequest::GetAttr { ino: inos[1] }, FsError::Stale);
