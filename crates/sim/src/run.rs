@@ -187,28 +187,7 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
     let (peace, until) = tokio::sync::watch::channel(false);
     let fight = || tokio::spawn(node.owners.clone().fight(node.drives.clone(), until));
     let fight = world.scenario.rivals.then(fight);
-    let mut work = JoinSet::new();
-    let mut victims = Vec::new();
-    for number in 0..world.scenario.processes {
-        let handle = work.spawn(process(number).work(world.scenario.operations));
-        if number % world.scenario.clients == 1 {
-            victims.push(handle);
-        }
-    }
-    let working = async {
-        let death = async {
-            tokio::time::sleep(Duration::from_millis(world.dice(0xdead + (boot << 32)).below(20_000))).await;
-            victims.iter().for_each(tokio::task::AbortHandle::abort);
-            world.kill_client(1);
-            std::future::pending().await
-        };
-        let ended = async { while work.join_next().await.is_some() {} };
-        tokio::select! {
-            biased;
-            () = ended => {}
-            () = death, if world.scenario.client_dies => {}
-        }
-    };
+    let working = work(world, boot, &process);
     tokio::select! {
         biased;
         () = working => {}
@@ -254,6 +233,30 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
         return Ended::PowerLost;
     }
     come_to_rest(world, node).await
+}
+
+/// Lets the processes work until all are done. The machine of client 1 dies meanwhile in some runs.
+async fn work(world: &Arc<World>, boot: u64, process: &impl Fn(u32) -> Process) {
+    let mut work = JoinSet::new();
+    let mut victims = Vec::new();
+    for number in 0..world.scenario.processes {
+        let handle = work.spawn(process(number).work(world.scenario.operations));
+        if number % world.scenario.clients == 1 {
+            victims.push(handle);
+        }
+    }
+    let death = async {
+        tokio::time::sleep(Duration::from_millis(world.dice(0xdead + (boot << 32)).below(20_000))).await;
+        victims.iter().for_each(tokio::task::AbortHandle::abort);
+        world.kill_client(1);
+        std::future::pending().await
+    };
+    let ended = async { while work.join_next().await.is_some() {} };
+    tokio::select! {
+        biased;
+        () = ended => {}
+        () = death, if world.scenario.client_dies => {}
+    }
 }
 
 async fn come_to_rest(world: &Arc<World>, mut node: Node) -> Ended {

@@ -147,17 +147,15 @@ impl FilesystemEntry {
         let (cache_bytes, unstored_bytes_max) = (memory.store_cache_bytes, memory.unstored_bytes);
         let open = move || -> Result<_> {
             let files = meta_dirs.open(ledger, cache_bytes)?;
-            let (log, state) = (files.log.clone(), files.state.clone());
             let options = OwnerOptions {
                 ledger,
-                log,
-                state,
+                log: files.log.clone(),
+                state: files.state.clone(),
                 env: owner_env,
                 evidence,
-                // All clients are in this process.
+                // All clients are in this process, and a log of files has no standbys.
                 earlier_sessions: EarlierSessions::End,
                 unstored_bytes_max,
-                // A log of files has no standbys.
                 standby_grace: Duration::ZERO,
             };
             let owner = Owner::open(options)?;

@@ -23,6 +23,7 @@ mod replicas;
 mod resume;
 mod rights;
 mod server;
+mod sessions;
 mod space;
 mod standby;
 mod sweep;
@@ -40,9 +41,7 @@ use std::sync::Arc;
 use base::{Epoch, ExtentId, FsError, Ino, LedgerId, MapId, PgId, Seq, SessionId};
 use wire::guard::Guard;
 use wire::message::Caller;
-use wire::meta::{
-    Attr, Claim, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId, Resumed,
-};
+use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId};
 use wire::object::{ObjectError, ObjectReply};
 
 use crate::batch::{Batch, TakenBatch};
@@ -268,50 +267,6 @@ impl Core {
         Ok(())
     }
 
-    /// Binds a session of an earlier owner, and restores the part of its state that no other session contradicts. The answer
-    /// may leave once a batch is durable.
-    pub(crate) fn resume(
-        &mut self,
-        session: SessionId,
-        claim: &Claim,
-        now: Now,
-    ) -> Result<(Resumed, Seq), FsError> {
-        self.note_heard(session, now)?;
-        let mut op = self.begin(RequestId { session, slot: 0, seq: 0 }, now);
-        let resumed = match op.resume(claim) {
-            Ok(resumed) => resumed,
-            Err(Stop::Fail(error)) => return Err(error),
-            Err(Stop::Wait(_) | Stop::Refuse(_)) => return Err(FsError::Io),
-        };
-        op.must_be_heard()?;
-        let (writes, newest) = op.txn.finish();
-        if !writes.is_empty() {
-            self.take(writes);
-        }
-        Ok((resumed, newest))
-    }
-
-    /// Whether sessions of an earlier owner have not claimed their state yet: then only claims and heartbeats are executed.
-    pub(crate) fn is_recovering(&self) -> bool {
-        !self.volatile.absent.is_empty()
-    }
-
-    /// No longer waits for sessions that were not heard of for too long, and notes that in the ledger: the next owner does not
-    /// wait for them either. Sessions of which nothing was heard for a day end.
-    pub(crate) fn expire_sessions(&mut self, now: Now) -> Result<(), FsError> {
-        let Volatile { absent, leases, sessions, .. } = &mut self.volatile;
-        absent.retain(|session| !leases.is_silent(*session, now.awake_ns));
-        let old = |session: &&SessionId| leases.is_silent_for(**session, SESSION_KEPT_NS, now.awake_ns);
-        let mut ended: Vec<SessionId> = sessions.keys().filter(old).copied().collect();
-        ended.sort_unstable();
-        ended.into_iter().try_for_each(|session| self.internal(now, |op| op.end_session(session)))?;
-        let Volatile { silent, leases, sessions, .. } = &self.volatile;
-        let newly = |id: &&SessionId| leases.is_silent(**id, now.awake_ns) && !silent.contains_key(*id);
-        let mut marked: Vec<SessionId> = sessions.keys().filter(newly).copied().collect();
-        marked.sort_unstable();
-        marked.into_iter().try_for_each(|session| self.internal(now, |op| op.mark_silent(session, true)))
-    }
-
     fn internal(
         &mut self,
         now: Now,
@@ -348,29 +303,6 @@ impl Core {
             writes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len) + 9).sum::<usize>();
         self.pending.extend(writes.clone());
         self.store.apply(self.next_seq, writes);
-    }
-
-    /// Registers a session. Durable once the batch that it went into is.
-    pub fn connect(&mut self, now: Now) -> Result<(SessionId, Seq), FsError> {
-        let mut session = SessionId(0);
-        self.internal(now, |op| {
-            session = op.open_session()?;
-            Ok(())
-        })?;
-        self.note_heard(session, now)?;
-        Ok((session, self.next_seq))
-    }
-
-    /// Notes that a session has sent a request, also if that cannot be executed yet.
-    pub fn note_heard(&mut self, session: SessionId, now: Now) -> Result<(), FsError> {
-        if !self.volatile.sessions.contains_key(&session) {
-            return Ok(());
-        }
-        if self.volatile.silent.contains_key(&session) {
-            self.internal(now, |op| op.mark_silent(session, false))?;
-        }
-        self.volatile.leases.note_heard(session, now.heard_ns);
-        Ok(())
     }
 
     fn execute_once(

@@ -1,0 +1,75 @@
+//! The life of sessions: they begin, claim their state from the next owner, fall silent, are heard again, and end.
+
+use base::{FsError, Seq, SessionId};
+use wire::meta::{Claim, RequestId, Resumed};
+
+use super::{Core, Now, SESSION_KEPT_NS, Stop, Volatile};
+
+impl Core {
+    /// Registers a session. Durable once the batch that it went into is.
+    pub fn connect(&mut self, now: Now) -> Result<(SessionId, Seq), FsError> {
+        let mut session = SessionId(0);
+        self.internal(now, |op| {
+            session = op.open_session()?;
+            Ok(())
+        })?;
+        self.note_heard(session, now)?;
+        Ok((session, self.next_seq))
+    }
+
+    /// Notes that a session has sent a request, also if that cannot be executed yet.
+    pub fn note_heard(&mut self, session: SessionId, now: Now) -> Result<(), FsError> {
+        if !self.volatile.sessions.contains_key(&session) {
+            return Ok(());
+        }
+        if self.volatile.silent.contains_key(&session) {
+            self.internal(now, |op| op.mark_silent(session, false))?;
+        }
+        self.volatile.leases.note_heard(session, now.heard_ns);
+        Ok(())
+    }
+
+    /// Binds a session of an earlier owner, and restores the part of its state that no other session contradicts. The answer
+    /// may leave once a batch is durable.
+    pub(crate) fn resume(
+        &mut self,
+        session: SessionId,
+        claim: &Claim,
+        now: Now,
+    ) -> Result<(Resumed, Seq), FsError> {
+        self.note_heard(session, now)?;
+        let mut op = self.begin(RequestId { session, slot: 0, seq: 0 }, now);
+        let resumed = match op.resume(claim) {
+            Ok(resumed) => resumed,
+            Err(Stop::Fail(error)) => return Err(error),
+            Err(Stop::Wait(_) | Stop::Refuse(_)) => return Err(FsError::Io),
+        };
+        op.must_be_heard()?;
+        let (writes, newest) = op.txn.finish();
+        if !writes.is_empty() {
+            self.take(writes);
+        }
+        Ok((resumed, newest))
+    }
+
+    /// Whether sessions of an earlier owner have not claimed their state yet: then only claims and heartbeats are executed.
+    pub(crate) fn is_recovering(&self) -> bool {
+        !self.volatile.absent.is_empty()
+    }
+
+    /// No longer waits for sessions that were not heard of for too long, and notes that in the ledger: the next owner does not
+    /// wait for them either. Sessions of which nothing was heard for a day end.
+    pub(crate) fn expire_sessions(&mut self, now: Now) -> Result<(), FsError> {
+        let Volatile { absent, leases, sessions, .. } = &mut self.volatile;
+        absent.retain(|session| !leases.is_silent(*session, now.awake_ns));
+        let old = |session: &&SessionId| leases.is_silent_for(**session, SESSION_KEPT_NS, now.awake_ns);
+        let mut ended: Vec<SessionId> = sessions.keys().filter(old).copied().collect();
+        ended.sort_unstable();
+        ended.into_iter().try_for_each(|session| self.internal(now, |op| op.end_session(session)))?;
+        let Volatile { silent, leases, sessions, .. } = &self.volatile;
+        let newly = |id: &&SessionId| leases.is_silent(**id, now.awake_ns) && !silent.contains_key(*id);
+        let mut marked: Vec<SessionId> = sessions.keys().filter(newly).copied().collect();
+        marked.sort_unstable();
+        marked.into_iter().try_for_each(|session| self.internal(now, |op| op.mark_silent(session, true)))
+    }
+}
