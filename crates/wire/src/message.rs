@@ -178,6 +178,9 @@ pub enum Refusal {
     /// The deadline has passed.
     #[error("the deadline has passed")]
     Late,
+    /// The answer is longer than a message may be.
+    #[error("the answer is too long")]
+    TooLong,
 }
 
 /// Accompanies each answer.

@@ -72,7 +72,7 @@ pub(super) fn as_fs_error(error: CallError) -> FsError {
     match error {
         CallError::Refused(Refusal::Elsewhere | Refusal::Late) | CallError::NoAnswer => FsError::Disconnected,
         CallError::Refused(Refusal::Unsupported) => FsError::Unsupported,
-        CallError::Refused(Refusal::Malformed) | CallError::Malformed => FsError::Io,
+        CallError::Refused(Refusal::Malformed | Refusal::TooLong) | CallError::Malformed => FsError::Io,
     }
 }
 

@@ -17,7 +17,7 @@ use super::{CALLS_MAX, EVENTS_MAX, PAYLOADS_BYTES_MAX, PING, SILENCE, Stream};
 use crate::BoxFuture;
 use crate::drive::DriveService;
 use crate::encoding::BadRequest;
-use crate::frame::{Frame, FrameKind, read_frame, write_frame};
+use crate::frame::{BODY_BYTES_MAX, Frame, FrameKind, read_frame, write_frame};
 use crate::message::{
     self, AnswerHead, Caller, DRIVE, DriveReply, DriveRequest, Envelope, GREET, GreetRequest, OWNER, Packed,
     Payload, REPLICA, Refusal, SESSION, SessionRequest, StreamEvent, Welcome,
@@ -348,7 +348,12 @@ fn answer_frame<T: serde::Serialize + Payload>(
     head: AnswerHead,
     answer: &Result<T, Refusal>,
 ) -> Frame {
-    let message = message::pack_answer(call.message.code, head, answer);
+    let mut message = message::pack_answer(call.message.code, head, answer);
+    if message.body.len() > BODY_BYTES_MAX as usize {
+        // The other side would end the connection, and ask again on the next one.
+        tracing::error!(code = call.message.code, bytes = message.body.len(), "an answer is too long");
+        message = message::pack_answer(call.message.code, head, &Err::<bool, _>(Refusal::TooLong));
+    }
     Frame { kind: FrameKind::Answer, service: call.service, call: call.call, message }
 }
 

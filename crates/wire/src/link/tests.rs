@@ -42,7 +42,8 @@ impl ReplicaService for TestOwner {
                 copy,
                 seq: base::Seq(4),
                 epoch: Epoch(1),
-                pairs: vec![(after, Bytes::from(vec![7; 1 << 20]))],
+                // The number of the copy says how long it is, for this test.
+                pairs: vec![(after, Bytes::from(vec![7; (copy as usize) << 20]))],
                 sum: 5,
                 more: false,
             };
@@ -278,19 +279,20 @@ fn put(extent: u64, blocks: usize) -> PutShard {
 
 #[test]
 fn a_standby_gets_a_copy_of_the_store_and_a_client_that_is_not_trusted_does_not() {
-    let ask = |trust, ledger| {
-        let request =
-            ReplicaRequest::Copy { replica: 1, wait_ms: 0, copy: 9, after: Bytes::from_static(b"k") };
+    let ask_for = |copy, trust, ledger| {
+        let request = ReplicaRequest::Copy { replica: 1, wait_ms: 0, copy, after: Bytes::from_static(b"k") };
         run(async move {
             let pair = Pair::trusting(trust);
             RemoteReplica::new(&pair.peer, ledger).ask(request).await
         })
     };
+    let ask = |trust, ledger| ask_for(1, trust, ledger);
     let Ok(ReplicaReply::Copied(part)) = ask(Trust::Full, LEDGER) else { panic!("it is copied") };
-    assert_eq!((part.copy, part.pairs[0].0.as_ref()), (9, b"k".as_slice()));
+    assert_eq!((part.copy, part.pairs[0].0.as_ref()), (1, b"k".as_slice()));
     assert_eq!(part.pairs[0].1.len(), 1 << 20);
     assert_eq!(ask(Trust::Users, LEDGER), Err(FsError::NotPermitted));
     assert_eq!(ask(Trust::Full, LedgerId(4)), Err(FsError::Disconnected));
+    assert_eq!(ask_for(9, Trust::Full, LEDGER), Err(FsError::Io), "the answer is too long for a message");
 }
 
 #[test]
