@@ -191,9 +191,9 @@ impl Route {
     /// I15: ids that are handed out are new.
     fn note_ids(&self, id: RequestId, request: &MetaRequest, answer: &MetaReply) {
         let mut promises = self.world.promises();
-        let first_id = match answer {
-            MetaReply::Entry { attr, .. } => attr.ino.0,
-            MetaReply::Range { first, .. } => first.0,
+        let first_id = match (request, answer) {
+            (MetaRequest::Make(_), MetaReply::Entry { attr, .. }) => attr.ino.0,
+            (MetaRequest::AllocExtents, MetaReply::Range { first, .. }) => first.0,
             _ => return,
         };
         // A client that left the owner just then has not used its answer, and asks the next one.
@@ -203,19 +203,15 @@ impl Route {
             }
             return;
         }
-        match (request, answer) {
-            (MetaRequest::Make(_), MetaReply::Entry { attr, .. }) if !promises.inos.insert(attr.ino.0) => {
-                promises.violate(format!("I15: inode {} was handed out twice", attr.ino));
+        if let MetaReply::Range { count, .. } = answer {
+            let end = first_id + count;
+            let before = promises.ranges.range(..end).next_back().map(|(from, len)| from + len);
+            if before.is_some_and(|before| before > first_id) {
+                promises.violate(format!("I15: extent ids from {first_id} on were handed out twice"));
             }
-            (MetaRequest::AllocExtents, MetaReply::Range { first, count }) => {
-                let end = first.0 + count;
-                let before = promises.ranges.range(..end).next_back().map(|(from, len)| from + len);
-                if before.is_some_and(|before| before > first.0) {
-                    promises.violate(format!("I15: extent ids from {first} on were handed out twice"));
-                }
-                promises.ranges.insert(first.0, *count);
-            }
-            _ => {}
+            promises.ranges.insert(first_id, *count);
+        } else if !promises.inos.insert(first_id) {
+            promises.violate(format!("I15: inode {first_id} was handed out twice"));
         }
     }
 }

@@ -235,7 +235,7 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
     come_to_rest(world, node).await
 }
 
-/// Lets the processes work until all are done. The machine of client 1 dies meanwhile in some runs.
+/// Lets the processes work until all are done. In some runs the machine of client 1 dies before that.
 async fn work(world: &Arc<World>, boot: u64, process: &impl Fn(u32) -> Process) {
     let mut work = JoinSet::new();
     let mut victims = Vec::new();

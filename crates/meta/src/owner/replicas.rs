@@ -42,7 +42,7 @@ struct Standing {
     stored: Seq,
     /// The log is kept for it until then.
     until_ns: u64,
-    /// It copies the store: it needs all that follows, whatever others have.
+    /// It copies the store, so it needs the whole log behind its copy.
     copies: bool,
 }
 

@@ -58,7 +58,8 @@ pub struct OwnerOptions {
     /// Most bytes of changes in memory. Above that no new request is executed until the local store has caught up.
     /// Changes that are being written to the store come on top.
     pub unstored_bytes_max: usize,
-    /// For how long nothing is trimmed from the log, because standbys of an earlier owner may still need it.
+    /// For how long nothing is trimmed from the log, because standbys of an earlier owner may still need it:
+    /// [`STANDBY_WAIT_MAX`](wire::replica::STANDBY_WAIT_MAX) where several nodes reach the log.
     pub standby_grace: Duration,
 }
 

@@ -18,10 +18,9 @@ use meta::owner::{EarlierSessions, Owner, OwnerOptions};
 use meta::state::{Applied, MemState, Pair, RedbState, State, StateError, Visit};
 use tokio::runtime::Runtime;
 use wire::BoxFuture;
-use wire::meta::{
-    EventSink, FileKind, MakeNode, MetaReply, MetaRequest, MetaService, OpenIntent, OwnerEvent, RequestId,
-    XattrMode,
-};
+use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId, XattrMode};
+
+use crate::owner::make;
 
 const LEDGER: LedgerId = LedgerId(1);
 
@@ -32,21 +31,6 @@ impl EventSink for Deaf {
 }
 
 /// One session that sends one request after another.
-fn make(name: &str) -> MetaRequest {
-    MetaRequest::Make(MakeNode {
-        parent: Ino::ROOT,
-        name: Bytes::copy_from_slice(name.as_bytes()),
-        kind: FileKind::Regular,
-        mode: 0o644,
-        umask: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: Bytes::new(),
-        open: OpenIntent::None,
-    })
-}
-
 struct Requester<'a> {
     owner: &'a Owner,
     runtime: &'a Runtime,

@@ -59,7 +59,8 @@ fn open_on_disk(sim: &Sim) -> Result<Owner, OwnerError> {
     open(sim, log, Arc::new(state))
 }
 
-fn make(name: &str) -> MetaRequest {
+/// A request that makes a file in the root directory.
+pub fn make(name: &str) -> MetaRequest {
     MetaRequest::Make(MakeNode {
         parent: Ino::ROOT,
         name: Bytes::copy_from_slice(name.as_bytes()),

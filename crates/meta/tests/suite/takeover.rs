@@ -15,11 +15,10 @@ use meta::owner::{EarlierSessions, Owner, OwnerOptions, Standby, StandbyOptions}
 use meta::state::{Applied, MemState, Pair, State, StateError, Visit, every_key};
 use tokio::time::Instant;
 use wire::BoxFuture;
-use wire::meta::{
-    Claim, EventSink, FileKind, MakeNode, MetaReply, MetaRequest, MetaService, OpenIntent, OwnerEvent,
-    RequestId,
-};
+use wire::meta::{Claim, EventSink, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId};
 use wire::replica::{CopyPart, ReplicaReply, ReplicaRequest, ReplicaService};
+
+use crate::owner::make;
 
 const LEASE: Duration = Duration::from_secs(3);
 
@@ -137,21 +136,6 @@ fn options_of(log: &Reached, env: &Env) -> OwnerOptions {
 async fn open(log: &Reached, env: &Env, earlier_sessions: EarlierSessions) -> Arc<Owner> {
     let options = OwnerOptions { earlier_sessions, ..options_of(log, env) };
     Arc::new(Owner::open_here(options).await.unwrap())
-}
-
-fn make(name: &str) -> MetaRequest {
-    MetaRequest::Make(MakeNode {
-        parent: Ino::ROOT,
-        name: Bytes::copy_from_slice(name.as_bytes()),
-        kind: FileKind::Regular,
-        mode: 0o644,
-        umask: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: Bytes::new(),
-        open: OpenIntent::None,
-    })
 }
 
 async fn ask(
@@ -273,7 +257,7 @@ fn the_log_is_kept_for_standbys_that_follow_and_others_take_a_copy_of_the_store(
             () = work => {}
         }
         assert_eq!(state.applied().unwrap().seq.0, one.stat().committed_seq, "it took a copy");
-        // So does a new one, over a store with other content; what is trimmed meanwhile does not matter.
+        // A new standby takes a copy, too, in place of other content. The log is trimmed meanwhile.
         copied.apply(&mut [(&b"other"[..], Some(&b"x"[..]))].into_iter(), Applied::default()).unwrap();
         let mut late = standby(&second, &copied, &one, 3);
         let work = async {
