@@ -16,6 +16,7 @@ use wire::meta::{LeaseGrant, LeaseKind, MetaRequest, OwnerEvent};
 
 use crate::Client;
 use crate::node::Node;
+use crate::term::Notice;
 
 const TICK: Duration = Duration::from_millis(250);
 const TICKS_PER_ROUND: u64 = 4;
@@ -232,12 +233,21 @@ impl Client {
         }
     }
 
+    /// Notes that the owner recalls a lease.
+    fn note_recall(&self, lease: LeaseGrant, notice: Notice) {
+        self.void(lease);
+        let Some(node) = self.inner.nodes.find(lease.ino) else { return };
+        let mut state = node.lock();
+        if state.lease.is_some_and(|held| held.id == lease.id) {
+            state.notice = Some(state.notice.map_or(notice, |earlier| earlier.and(notice)));
+        }
+    }
+
     /// Flushes the data under a lease, invalidates caches above, and gives the lease back.
     ///
     /// The lease stays usable until the last moment, so that a write under way never waits for a lease while
     /// invalidation waits for that write.
     async fn recalled(&self, lease: LeaseGrant, keep: Option<LeaseKind>) {
-        self.void(lease);
         let Some(node) = self.inner.nodes.find(lease.ino) else {
             self.release(lease, None).await;
             return;
@@ -295,6 +305,7 @@ impl Client {
         }
         if state.lease.is_some_and(|held| held.id == lease.id) {
             state.lease = keep.map(|kind| LeaseGrant { kind, ..lease });
+            state.notice.take_if(|notice| keep <= notice.keep);
             state.yielding = false;
             state.recalled = false;
         }
@@ -316,22 +327,26 @@ impl Client {
     pub(crate) fn revoked(&self, lease: LeaseGrant) {
         self.void(lease);
         let Some(node) = self.inner.nodes.find(lease.ino) else { return };
-        let mut state = node.lock();
-        if state.lease.is_none_or(|held| held.id != lease.id) {
-            return;
-        }
-        let is_changed = !state.held.set.is_empty();
-        let lost = state.lose_lease();
-        if is_changed {
-            state.error = Some(FsError::Io);
-            tracing::error!(ino = %lease.ino, "lease was revoked, a change of attributes is lost");
-        }
-        if lost > 0 {
-            state.error = Some(FsError::Io);
-            tracing::error!(ino = %lease.ino, lost, "lease was revoked, unwritten data is lost");
-        }
-        drop(state);
+        let lost = {
+            let mut state = node.lock();
+            if state.lease.is_none_or(|held| held.id != lease.id) {
+                return;
+            }
+            let is_changed = !state.held.set.is_empty();
+            let lost = state.lose_lease();
+            if is_changed {
+                state.error = Some(FsError::Io);
+                tracing::error!(ino = %lease.ino, "lease was revoked, a change of attributes is lost");
+            }
+            if lost > 0 {
+                state.error = Some(FsError::Io);
+                tracing::error!(ino = %lease.ino, lost, "lease was revoked, unwritten data is lost");
+            }
+            lost
+        };
         self.dirty_gone(lost);
+        let client = self.clone();
+        self.inner.runtime.spawn(async move { client.invalidate_above(lease).await });
     }
 }
 
@@ -343,12 +358,16 @@ pub(crate) async fn events(client: Client, mut inbox: mpsc::UnboundedReceiver<(u
         }
         let mut names: BTreeMap<Ino, Vec<(Bytes, u64)>> = BTreeMap::new();
         for (bond, event) in happened.drain(..) {
-            // An earlier owner has no say any more.
+            // An earlier owner has no say any more. It may have taken a lease for another client before it ended.
             if !client.inner.session.bonds.is_present(bond).await {
+                if let OwnerEvent::Revoked { lease } = event {
+                    client.revoked(lease);
+                }
                 continue;
             }
             match event {
                 OwnerEvent::Recall { lease, keep } => {
+                    client.note_recall(lease, client.inner.session.term.notice(bond, keep));
                     let client = client.clone();
                     tokio::spawn(async move { client.recalled(lease, keep).await });
                 }

@@ -126,6 +126,7 @@ impl Client {
     }
 
     async fn acquire(&self, node: &Arc<Node>, kind: LeaseKind) -> Result<(), FsError> {
+        let asked = self.asking();
         match self.call(MetaRequest::Acquire { ino: node.ino, kind }).await? {
             MetaReply::Lease(lease) => {
                 let mut state = node.lock();
@@ -133,7 +134,9 @@ impl Client {
                     // Attributes from an earlier lease, or from a grant that was given up, may be old.
                     state.forget_attr();
                 }
-                state.learn_lease(Some(lease).filter(|lease| !self.is_void(*lease)));
+                state.learn_lease(
+                    Some(lease).filter(|lease| self.is_answered_in_time(asked) && !self.is_void(*lease)),
+                );
                 Ok(())
             }
             _ => Err(FsError::Io),

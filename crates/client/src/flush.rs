@@ -544,6 +544,7 @@ impl Client {
         let size = pieces.iter().map(|commit| commit.piece.end()).max().unwrap_or(0);
         let request =
             MetaRequest::Commit { ino: node.ino, lease, pieces: pieces.clone(), size, mtime_ns, set };
+        let sent_ns = self.inner.session.term.now_ns();
         let attr = match self.call(request).await {
             Ok(MetaReply::Attr(attr)) => attr,
             Ok(_) => return Err(FsError::Io),
@@ -559,6 +560,9 @@ impl Client {
         let mut bytes = 0;
         // The map under a newer lease is newer.
         let is_held = state.lease.is_some_and(|held| held.id == lease);
+        if let Some(notice) = state.notice.as_mut().filter(|_| is_held) {
+            notice.prolong(sent_ns);
+        }
         for commit in &pieces {
             if is_held {
                 state.map.replace(&commit.piece);

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use wire::meta::{ANSWER_AGE_MAX, LeaseGrant, MetaRequest, NAME_TERM};
 
 use crate::Client;
+use crate::names::Asked;
 
 /// Directories share counters to bound their number. The only effect is that a name is sometimes asked for again.
 const COUNTERS: usize = 64;
@@ -77,6 +78,7 @@ impl Forgotten {
 #[derive(Debug, Clone, Copy)]
 pub struct NameTerm {
     pub(crate) dir: Ino,
+    pub(crate) asked: Asked,
     pub(crate) asked_ns: u64,
     pub(crate) forgotten: u64,
     /// Whether the owner allows it.
@@ -87,7 +89,8 @@ impl Client {
     /// Call this before asking for names in `dir`.
     pub(crate) fn asking_names(&self, dir: Ino) -> NameTerm {
         let forgotten = self.inner.forgotten.counter(dir).load(Ordering::Acquire);
-        NameTerm { dir, asked_ns: self.inner.env.clock.boot_ns(), forgotten, keep: false }
+        let asked_ns = self.inner.env.clock.boot_ns();
+        NameTerm { dir, asked: self.asking(), asked_ns, forgotten, keep: false }
     }
 
     /// How long a cache above may keep the names of an answer that it gets now, including the answer that a name is
@@ -101,7 +104,7 @@ impl Client {
             return Duration::ZERO;
         }
         self.inner.forgotten.kept().note(term.dir, self.inner.env.clock.boot_ns());
-        NAME_TERM
+        if self.is_answered_in_time(term.asked) { NAME_TERM } else { Duration::ZERO }
     }
 
     /// How long a cache above may keep attributes that it gets now, unless it is invalidated earlier.

@@ -17,6 +17,14 @@ const MAP_KEPT_MAX: usize = 1024;
 
 const ACL_PREFIX: &[u8] = b"system.posix_acl_";
 
+/// The state of the client when it sent a request. It tells whether a change here, or another owner, overtook the answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    /// Answers to changes of names so far.
+    changes: u64,
+    bond: u64,
+}
+
 /// A page of a directory.
 #[derive(Debug)]
 pub struct DirPage {
@@ -39,15 +47,15 @@ impl Client {
     /// Notes the owner's answer about an inode and pins it. Returns its attributes as seen from here.
     ///
     /// `asked` is the value of [`Client::asking`] from before the request was sent.
-    pub(crate) fn note(&self, attr: Attr, lease: Option<LeaseGrant>, pins: u64, asked: u64) -> Attr {
+    pub(crate) fn note(&self, attr: Attr, lease: Option<LeaseGrant>, pins: u64, asked: Asked) -> Attr {
         let node = self.inner.nodes.get(attr.ino);
         let mut state = node.lock();
         let (void, old) = {
             let given_up = self.inner.given_up.lock().expect("no holder of this lock panics");
             let void = lease.is_some_and(|lease| given_up.covers(lease));
-            (void, given_up.is_changed_since(attr.ino, asked))
+            (void, given_up.is_changed_since(attr.ino, asked.changes))
         };
-        if void {
+        if void || !self.is_answered_in_time(asked) {
             state.map.forget();
         } else {
             state.learn_lease(lease);
@@ -65,9 +73,16 @@ impl Client {
         self.inner.given_up.lock().expect("no holder of this lock panics").covers(lease)
     }
 
-    /// Call this before sending a request: the value tells whether a change overtook the answer.
-    pub(crate) fn asking(&self) -> u64 {
-        self.inner.changes.load(Ordering::Acquire)
+    /// Call this before sending a request.
+    pub(crate) fn asking(&self) -> Asked {
+        let bond = self.inner.session.bonds.with(|bond| bond.number);
+        Asked { changes: self.inner.changes.load(Ordering::Acquire), bond }
+    }
+
+    /// Whether a grant in the answer counts. The client tells the next owner which leases it has: one that it notes afterwards
+    /// would be unknown there. Call this with the inode locked, or after noting the grant.
+    pub(crate) fn is_answered_in_time(&self, asked: Asked) -> bool {
+        self.inner.session.bonds.with(|bond| bond.number) == asked.bond
     }
 
     /// Notes that the answer to a change of the inode has come: answers to earlier requests do not count any more.
@@ -195,10 +210,9 @@ impl Client {
         }
     }
 
-    /// Pins an entry of a page and returns its attributes as seen from here.
-    pub fn pin_entry(&self, entry: &DirEntry) -> Attr {
-        // The age of the page is unknown.
-        self.note(entry.attr, entry.lease, 1, 0)
+    /// Pins an entry of a page, whose term is given, and returns its attributes as seen from here.
+    pub fn pin_entry(&self, term: &NameTerm, entry: &DirEntry) -> Attr {
+        self.note(entry.attr, entry.lease, 1, term.asked)
     }
 
     /// The target of a symbolic link.
@@ -222,7 +236,7 @@ impl Client {
         }
     }
 
-    pub(crate) fn learn_if_known(&self, attr: Attr, asked: u64) {
+    pub(crate) fn learn_if_known(&self, attr: Attr, asked: Asked) {
         match self.inner.nodes.find(attr.ino) {
             Some(_) => {
                 self.note(attr, None, 0, asked);
@@ -380,7 +394,7 @@ impl Client {
     }
 
     /// Notes the attributes in the answer to a request that was sent at `asked`.
-    pub(crate) fn learned(&self, ino: Ino, reply: MetaReply, asked: u64) -> Result<Attr, FsError> {
+    pub(crate) fn learned(&self, ino: Ino, reply: MetaReply, asked: Asked) -> Result<Attr, FsError> {
         match reply {
             MetaReply::Attr(attr) if attr.ino == ino => Ok(self.note(attr, None, 0, asked)),
             other => unexpected(&other),

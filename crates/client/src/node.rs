@@ -9,7 +9,8 @@ use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, SetAttr};
 
 use crate::dirty::{Dirty, Flushing};
 use crate::map_cache::MapCache;
-use crate::term::Term;
+use crate::session::EVENTS_PAUSE;
+use crate::term::{Notice, Term};
 
 /// One inode.
 pub(crate) struct Node {
@@ -70,6 +71,8 @@ pub(crate) struct NodeState {
     pub(crate) flush_scheduled: bool,
     /// The owner may have taken the lease unnoticed: it is asked until it answers.
     unsure: bool,
+    /// The lease is being recalled.
+    pub(crate) notice: Option<Notice>,
     /// The lease is about to be given up: no operation may begin under it.
     pub(crate) yielding: bool,
     /// Caches above were invalidated and may not keep the attributes again under this lease.
@@ -144,6 +147,9 @@ impl NodeState {
 
     pub(crate) fn learn_lease(&mut self, lease: Option<LeaseGrant>) {
         let Some(new) = lease else { return };
+        if self.lease.is_none_or(|held| (held.id, held.seq) < (new.id, new.seq)) {
+            self.notice = None;
+        }
         // Answers may overtake each other; the newest names the grant as it is.
         match self.lease {
             Some(held) if held.id == new.id => {
@@ -258,6 +264,7 @@ impl NodeState {
     pub(crate) fn lose_lease(&mut self) -> u64 {
         let bytes = self.dirty.bytes();
         self.lease = None;
+        self.notice = None;
         self.yielding = false;
         self.recalled = false;
         self.map.forget();
@@ -319,8 +326,17 @@ impl Node {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, NodeState> {
         let mut state = self.state.lock().expect("no holder of this lock panics");
-        state.unsure = state.lease.is_some() && self.term.is_over();
+        let is_over = || self.term.is_over() || state.notice.is_some_and(|notice| self.term.is_past(notice));
+        state.unsure = state.lease.is_some() && is_over();
         state
+    }
+
+    /// Waits while the owner may have taken a lease that it recalls: soon it has the lease, or says that it took it.
+    pub(crate) async fn recall_settled(&self) {
+        let is_past = || self.lock().notice.is_some_and(|notice| self.term.is_past(notice));
+        while is_past() {
+            tokio::time::sleep(EVENTS_PAUSE).await;
+        }
     }
 
     /// All data in `[from, to)` that is not durable yet, older bytes first.

@@ -16,6 +16,7 @@ use wire::object::{
 };
 
 use crate::Client;
+use crate::names::Asked;
 use crate::ranges::CLONE_BYTES;
 use crate::rebuild::NewerMap;
 
@@ -223,7 +224,7 @@ impl Client {
         }
     }
 
-    fn learn_info(&self, info: ObjectInfo, changed: Vec<wire::meta::Attr>, asked: u64) -> ObjectInfo {
+    fn learn_info(&self, info: ObjectInfo, changed: Vec<wire::meta::Attr>, asked: Asked) -> ObjectInfo {
         changed.into_iter().for_each(|attr| self.learn_if_known(attr, asked));
         self.learn_if_known(info.attr, asked);
         info
@@ -271,7 +272,7 @@ impl Client {
         &self,
         info: &ObjectInfo,
         lease: Option<LeaseGrant>,
-        (asked, round, makes_before): (u64, u64, u64),
+        (asked, round, makes_before): (Asked, u64, u64),
     ) -> Result<bool, FsError> {
         let ino = info.attr.ino;
         let sure = {

@@ -177,6 +177,7 @@ impl Client {
     /// again.
     pub(crate) async fn fetch_map(&self, node: &Node, off: u64, generation: u64) -> Result<(), FsError> {
         node.remapped().await;
+        node.recall_settled().await;
         if node.lock().attr().is_none() {
             self.getattr(node.ino).await?;
         }

@@ -25,7 +25,7 @@ const PROMPT_SLOTS: usize = 32;
 /// How long a request waits for an owner.
 const OWNER_PATIENCE: Duration = Duration::from_secs(60);
 /// Pause while events come that the owner sent before its answer.
-const EVENTS_PAUSE: Duration = Duration::from_millis(10);
+pub(crate) const EVENTS_PAUSE: Duration = Duration::from_millis(10);
 /// A caller has noted an answer this long after it came.
 const NOTED_WITHIN: Duration = Duration::from_secs(1);
 /// Pause before an owner that cannot answer is asked again.

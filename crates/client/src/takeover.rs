@@ -64,8 +64,6 @@ impl Client {
                 self.settle_answers(lease);
             } else {
                 self.revoked(lease);
-                let client = self.clone();
-                self.inner.runtime.spawn(async move { client.invalidate_above(lease).await });
             }
         }
         resumed.changed.into_iter().for_each(|attr| self.learn_elsewhere(attr));

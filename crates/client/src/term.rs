@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use base::env::Clock;
-use wire::meta::SESSION_TERM;
+use wire::meta::{LeaseKind, RECALL_IDLE, RECALL_LONGEST, SESSION_TERM};
 
 /// An answer to a program leaves this long after the term was looked at, at most.
 const MARGIN_NS: u64 = 100_000_000;
@@ -16,6 +16,39 @@ pub(crate) struct Term {
     clock: Arc<dyn Clock>,
     until_ns: AtomicU64,
     taken: Mutex<Taken>,
+}
+
+/// The owner recalls a lease. It takes a lease that is not given back, although the term goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Notice {
+    bond: u64,
+    /// The kind of lease that may be kept.
+    pub(crate) keep: Option<LeaseKind>,
+    /// Until then, the owner has not taken the lease.
+    until_ns: u64,
+    /// No commit prolongs it beyond this time.
+    last_ns: u64,
+}
+
+impl Notice {
+    /// With a later notice for the same lease.
+    pub(crate) fn and(self, later: Self) -> Self {
+        if self.bond != later.bond {
+            return later;
+        }
+        Self { keep: self.keep.min(later.keep), until_ns: self.until_ns.min(later.until_ns), ..self }
+    }
+
+    /// The owner has accepted a commit under the lease that was sent at `sent_ns`.
+    pub(crate) fn prolong(&mut self, sent_ns: u64) {
+        self.until_ns = self.until_ns.max(end_of(sent_ns, RECALL_IDLE)).min(self.last_ns);
+    }
+}
+
+/// When a time ends for certain that the owner counts from a moment after `from_ns`. Its clock runs up to 2 % faster.
+fn end_of(from_ns: u64, time: Duration) -> u64 {
+    let time_ns = time.as_nanos() as u64;
+    from_ns + time_ns - time_ns / 50 - MARGIN_NS
 }
 
 /// The events of the present owner that the client has taken note of.
@@ -80,10 +113,21 @@ impl Term {
         }
     }
 
-    /// The owner's clock runs up to 2 % faster.
     fn extend(&self, sent_ns: u64) {
-        let term_ns = SESSION_TERM.as_nanos() as u64;
-        self.until_ns.fetch_max(sent_ns + term_ns - term_ns / 50 - MARGIN_NS, Ordering::AcqRel);
+        self.until_ns.fetch_max(end_of(sent_ns, SESSION_TERM), Ordering::AcqRel);
+    }
+
+    /// The owner recalls a lease. Call this before [`Term::took`] notes the event: the term as it is then ends before the
+    /// owner may take the lease.
+    pub(crate) fn notice(&self, bond: u64, keep: Option<LeaseKind>) -> Notice {
+        let until_ns = self.until_ns.load(Ordering::Acquire);
+        let sent_ns = until_ns.saturating_sub(end_of(0, SESSION_TERM));
+        Notice { bond, keep, until_ns, last_ns: end_of(sent_ns, RECALL_LONGEST) }
+    }
+
+    /// Whether the owner may have taken the lease. The next owner knows nothing of the recall.
+    pub(crate) fn is_past(&self, notice: Notice) -> bool {
+        self.now_ns() >= notice.until_ns && self.taken().bond <= notice.bond
     }
 
     /// Whether the owner may have taken leases unnoticed.
@@ -141,5 +185,34 @@ mod tests {
         assert!(term.is_over());
         term.heard(4, 1, term.now_ns());
         assert!(!term.is_over());
+    }
+
+    #[test]
+    fn a_lease_that_is_recalled_holds_until_the_term_of_then_and_commits_prolong_it() {
+        let sim = Sim::new(1);
+        let term = Term::new(sim.env().clock);
+        let second = |seconds: u64| seconds * 1_000_000_000;
+        sim.clock.advance_ns(second(100));
+        term.bound(1, term.now_ns());
+        let mut notice = term.notice(1, Some(LeaseKind::Read));
+        sim.clock.advance_ns(second(10));
+        term.heard(1, 0, term.now_ns());
+        assert_eq!(notice.and(term.notice(1, None)), Notice { keep: None, ..notice });
+        sim.clock.advance_ns(second(10) - 500_000_001);
+        assert!(!term.is_past(notice));
+        sim.clock.advance_ns(1);
+        assert!(term.is_past(notice) && !term.is_over());
+        notice.prolong(second(115));
+        notice.prolong(second(114));
+        assert!(!term.is_past(notice));
+        sim.clock.advance_ns(second(15));
+        assert!(term.is_past(notice));
+        // The owner takes it a minute after the recall, however much is committed.
+        notice.prolong(second(150));
+        assert!(!term.is_past(notice));
+        sim.clock.advance_ns(second(25));
+        assert!(term.is_past(notice), "at {}", term.now_ns());
+        term.bound(3, term.now_ns());
+        assert!(!term.is_past(notice), "the next owner does not know of it");
     }
 }

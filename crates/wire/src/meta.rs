@@ -43,6 +43,11 @@ pub const NAME_TERM: Duration = Duration::from_secs(10);
 pub const ANSWER_AGE_MAX: Duration = Duration::from_secs(2);
 /// A session of which the owner hears nothing for so long loses leases without being asked.
 pub const SESSION_TERM: Duration = Duration::from_secs(20);
+/// The owner takes a lease that it recalls once the holder has not committed anything under it for this long, which is enough
+/// to give up a drive that does not answer and to write the bytes elsewhere ...
+pub const RECALL_IDLE: Duration = SESSION_TERM;
+/// ... or after this long in any case.
+pub const RECALL_LONGEST: Duration = Duration::from_secs(60);
 /// Extent ids handed to a session at a time.
 pub const EXTENT_RANGE_IDS: u64 = 1 << 16;
 

@@ -351,14 +351,22 @@ pub struct Wire {
     pub holding: Semaphore,
     /// Recalls get lost on the way.
     deaf: bool,
+    /// Nothing reaches the client, and nothing from it the owner.
+    cut: Arc<AtomicBool>,
 }
 
-struct DeafSink(Arc<dyn EventSink>);
+/// The way of events to a client.
+struct WireSink {
+    deaf: bool,
+    cut: Arc<AtomicBool>,
+    client: Arc<dyn EventSink>,
+}
 
-impl EventSink for DeafSink {
+impl EventSink for WireSink {
     fn event(&self, event: OwnerEvent) {
-        if !matches!(event, OwnerEvent::Recall { .. }) {
-            self.0.event(event);
+        let is_lost = self.deaf && matches!(event, OwnerEvent::Recall { .. });
+        if !is_lost && !self.cut.load(Ordering::SeqCst) {
+            self.client.event(event);
         }
     }
 }
@@ -380,6 +388,11 @@ impl Wire {
         *self.lose.lock().unwrap() = Some(Box::new(which));
     }
 
+    /// From now on the client reaches nobody.
+    pub fn cut(&self) {
+        self.cut.store(true, Ordering::SeqCst);
+    }
+
     /// The requests since the last call, without heartbeats.
     pub fn take_asked(&self) -> Vec<MetaRequest> {
         let mut asked = std::mem::take(&mut *self.asked.lock().unwrap());
@@ -394,7 +407,8 @@ impl MetaService for Wire {
     }
 
     fn connect(&self, events: Arc<dyn EventSink>) -> BoxFuture<'_, Result<SessionId, FsError>> {
-        self.owner.connect(if self.deaf { Arc::new(DeafSink(events)) } else { events })
+        let sink = WireSink { deaf: self.deaf, cut: self.cut.clone(), client: events };
+        self.owner.connect(Arc::new(sink))
     }
 
     fn resume(
@@ -412,6 +426,9 @@ impl MetaService for Wire {
         let refuse = self.refuse.lock().unwrap().as_ref().is_some_and(|which| which(&request));
         let lose = self.lose.lock().unwrap().as_ref().is_some_and(|which| which(&request));
         Box::pin(async move {
+            if self.cut.load(Ordering::SeqCst) {
+                return std::future::pending().await;
+            }
             if refuse {
                 return Err(FsError::Unavailable);
             }
@@ -526,6 +543,7 @@ impl World {
             held: Semaphore::new(0),
             holding: Semaphore::new(0),
             deaf,
+            cut: Arc::default(),
         })
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::{create, new_file, run};
+use crate::common::{create, new_file, run, until};
 use base::Ino;
 use client::object::{Caller, Conditions, ObjectMeta, ObjectName};
 use client::{Client, FileKind, Invalidate, MakeNode, OpenIntent, PutOptions, RenameMode, SetAttr};
@@ -109,7 +109,7 @@ fn a_batch_of_objects_invalidates_their_names_and_those_of_implied_directories()
             let page = names.readdir(ino, None, 1000).await.unwrap();
             assert_eq!(names.name_term(&page.term), NAME_TERM);
             for entry in &page.entries {
-                names.pin_entry(entry);
+                names.pin_entry(&page.term, entry);
                 expected.push((ino, String::from_utf8_lossy(&entry.name).into_owned()));
             }
         }
@@ -163,6 +163,27 @@ fn a_late_answer_is_not_kept() {
         assert_eq!(one.name_term(&term), NAME_TERM);
         world.sim.clock.advance_ns(1);
         assert_eq!(one.name_term(&term), Duration::ZERO);
+    });
+}
+
+#[test]
+fn caches_above_are_invalidated_when_the_owner_takes_a_lease() {
+    run("4+2", |world| async move {
+        // It does not hear that the lease is recalled.
+        let (one, two) = (world.deaf_client().await, world.client().await);
+        let ino = create(&two, "file").await;
+        one.lookup(Ino::ROOT, b"file").await.unwrap();
+        let notices = Notices::above(&one);
+        let changing = tokio::spawn(async move {
+            two.setattr(ino, SetAttr { mode: Some(0o600), ..SetAttr::default() }).await.unwrap();
+            two.fsync(ino).await.unwrap();
+        });
+        while !changing.is_finished() {
+            world.sim.clock.advance_ns(1_000_000_000);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        changing.await.unwrap();
+        until(|| *notices.inodes.lock().unwrap() == [ino]).await;
     });
 }
 

@@ -500,6 +500,37 @@ fn a_client_that_does_not_answer_a_recall_loses_only_that_inode() {
     });
 }
 
+/// Lets time pass in steps in which clients can send heartbeats.
+async fn pass(world: &World, seconds: u64) {
+    for _ in 0..seconds {
+        world.sim.clock.advance_ns(1_000_000_000);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
+#[test]
+fn a_lease_that_is_recalled_is_used_only_until_the_owner_may_take_it() {
+    run("4+2", |world| async move {
+        let ((one, wire), two) = (world.wired_client().await, world.client().await);
+        let ino = create(&one, "file").await;
+        one.write(ino, 0, b"one").await.unwrap();
+        // The recall cannot be answered, but the session stays alive: its term goes on.
+        wire.refuse(|request| matches!(request, MetaRequest::Commit { .. }));
+        let writer = two.clone();
+        let writing = tokio::spawn(async move {
+            writer.write(ino, 0, b"two").await.unwrap();
+            writer.fsync(ino).await.unwrap();
+        });
+        pass(&world, 18).await;
+        assert_eq!(read_all(&one, ino).await.unwrap(), b"one");
+        wire.cut();
+        pass(&world, 3).await;
+        writing.await.unwrap();
+        let read = tokio::time::timeout(Duration::from_secs(1), one.read(ino, 0, 10)).await;
+        assert!(read.is_err(), "{read:?}");
+    });
+}
+
 #[test]
 fn data_written_under_a_lost_lease_is_not_committed_under_the_next() {
     run("4+2", |world| async move {

@@ -9,13 +9,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use base::{Epoch, Ino, LeaseId, SessionId};
-use wire::meta::{LeaseGrant, LeaseKind, OwnerEvent, SESSION_TERM};
+use wire::meta::{LeaseGrant, LeaseKind, OwnerEvent, RECALL_IDLE, RECALL_LONGEST};
 
-/// A recall without an answer ends in revocation when the holder has not committed anything for this long. In that time
-/// the holder gives up a drive that does not answer and writes the bytes elsewhere, ...
-pub const RECALL_IDLE_NS: u64 = SESSION_TERM.as_nanos() as u64;
-/// ... or after this long in any case, however much the holder still commits.
-pub const RECALL_TIMEOUT_NS: u64 = 60_000_000_000;
+/// In nanoseconds.
+pub const RECALL_IDLE_NS: u64 = RECALL_IDLE.as_nanos() as u64;
+/// In nanoseconds.
+pub const RECALL_LONGEST_NS: u64 = RECALL_LONGEST.as_nanos() as u64;
 
 /// The number of a lease begins with the epoch of the owner that granted it.
 const EPOCH_SHIFT: u32 = 40;
@@ -45,7 +44,7 @@ impl Recall {
     }
 
     fn deadline_ns(&self) -> u64 {
-        (self.progress_ns + RECALL_IDLE_NS).min(self.since_ns + RECALL_TIMEOUT_NS)
+        (self.progress_ns + RECALL_IDLE_NS).min(self.since_ns + RECALL_LONGEST_NS)
     }
 }
 
@@ -218,13 +217,21 @@ impl LeaseTable {
     }
 
     /// Grants a lease from an earlier owner again, under its id. Returns whether nothing is in its way. If it was granted and
-    /// is being recalled, the event is sent again: the first one may be lost.
-    pub fn restore(&mut self, session: SessionId, lease: LeaseGrant, events: &mut Events) -> bool {
+    /// is being recalled, the event is sent again, as the first one may be lost, and its time begins again.
+    pub fn restore(
+        &mut self,
+        session: SessionId,
+        lease: LeaseGrant,
+        now_ns: u64,
+        events: &mut Events,
+    ) -> bool {
         self.remove_ended(lease.ino);
         let holders = self.inodes.entry(lease.ino).or_insert_with(|| Vec::with_capacity(1));
-        if let Some(own) = holders.iter().find(|holder| holder.session == session) {
-            if let Some(recall) = own.recall {
-                events.push((session, OwnerEvent::Recall { lease: own.grant(lease.ino), keep: recall.keep }));
+        if let Some(own) = holders.iter_mut().find(|holder| holder.session == session) {
+            let grant = own.grant(lease.ino);
+            if let Some(recall) = &mut own.recall {
+                (recall.since_ns, recall.progress_ns) = (now_ns, now_ns);
+                events.push((session, OwnerEvent::Recall { lease: grant, keep: recall.keep }));
             }
             return own.id == lease.id;
         }
@@ -237,8 +244,9 @@ impl LeaseTable {
         true
     }
 
-    /// Handles a release by `session`. A release of another grant than the current one changes nothing.
-    pub fn release(&mut self, session: SessionId, lease: LeaseGrant, keep: Option<LeaseKind>) {
+    /// Handles a release by `session`. A release of another grant than the current one changes nothing. If the session keeps
+    /// more than a later recall allows, the time of that one begins again: the session may learn of it only now.
+    pub fn release(&mut self, session: SessionId, lease: LeaseGrant, keep: Option<LeaseKind>, now_ns: u64) {
         let Some(holders) = self.inodes.get_mut(&lease.ino) else { return };
         let named = |held: &Holder| held.session == session && held.id == lease.id && held.seq == lease.seq;
         let Some(at) = holders.iter().position(named) else { return };
@@ -249,6 +257,8 @@ impl LeaseTable {
                 let answered = |recall: &mut Recall| recall.keep.is_some_and(|allowed| kind <= allowed);
                 if let Some(recall) = holder.recall.take_if(answered) {
                     self.recalls.remove(&(recall.queued_ns, lease.ino, lease.id));
+                } else if let Some(recall) = &mut holder.recall {
+                    recall.progress_ns = now_ns;
                 }
             }
             Some(_) => {}

@@ -644,13 +644,13 @@ impl Op<'_> {
     }
 
     fn release(&mut self, lease: LeaseGrant, keep: Option<LeaseKind>) -> MetaReply {
-        self.volatile.leases.release(self.session, lease, keep);
+        self.volatile.leases.release(self.session, lease, keep, self.now.awake_ns);
         MetaReply::Done
     }
 
     fn release_all(&mut self, leases: &[LeaseGrant]) -> MetaReply {
         for lease in leases {
-            self.volatile.leases.release(self.session, *lease, None);
+            self.volatile.leases.release(self.session, *lease, None, self.now.awake_ns);
         }
         MetaReply::Done
     }

@@ -53,7 +53,7 @@ impl Op<'_> {
 
     fn restore_lease(&mut self, lease: LeaseGrant) -> bool {
         let super::Volatile { leases, events, .. } = &mut *self.volatile;
-        leases.restore(self.session, lease, events)
+        leases.restore(self.session, lease, self.now.awake_ns, events)
     }
 
     /// An inode loses its last name. Sessions that have not claimed their state may have it open. It is not kept for those that

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use base::{FsError, Ino};
-use client::{Client, DirEntry, DirPosition, NameTerm};
+use client::{Attr, Client, DirEntry, DirPosition, NameTerm};
 
 /// Entries per request.
 const PAGE: u32 = 512;
@@ -20,6 +20,7 @@ pub(super) const DOT_DOT: u64 = 2;
 pub(super) struct DirStream {
     ino: Ino,
     page: Vec<DirEntry>,
+    /// Of the page, once there is one.
     term: Option<NameTerm>,
     page_is_last: bool,
     parent: Ino,
@@ -37,6 +38,11 @@ impl DirStream {
     /// How long the kernel may cache the names of the page if it gets them now.
     pub(super) fn term(&self, client: &Client) -> Duration {
         self.term.map_or(Duration::ZERO, |term| client.name_term(&term))
+    }
+
+    /// Pins an entry of the page.
+    pub(super) fn pin(&self, client: &Client, entry: &DirEntry) -> Attr {
+        self.term.map_or(entry.attr, |term| client.pin_entry(&term, entry))
     }
 
     async fn load(&mut self, client: &Client, after: Option<DirPosition>) -> Result<(), FsError> {

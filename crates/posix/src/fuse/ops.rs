@@ -540,7 +540,7 @@ impl Filesystem for Fuse {
                 }
             }
             for entry in entries {
-                let attr = client.pin_entry(&entry);
+                let attr = stream.pin(&client, &entry);
                 let term = stream.term(&client).min(client.attr_term(attr.ino));
                 let (name, attr) = (OsStr::from_bytes(&entry.name), file_attr(&attr));
                 if reply.add(attr.ino, entry.cookie, name, &term, &attr, GENERATION) {

@@ -20,7 +20,7 @@ fn a_reader_makes_the_exclusive_holder_flush_and_both_may_read() {
     let keep = Some(LeaseKind::Read);
     assert_eq!(events, [(session(1), OwnerEvent::Recall { lease: exclusive, keep })]);
     assert!(table.may_write(INO, session(1), exclusive.id), "the flush under the recall is accepted");
-    table.release(session(1), exclusive, keep);
+    table.release(session(1), exclusive, keep, 0);
     assert!(!table.may_write(INO, session(1), exclusive.id));
     assert!(clear(&mut table, 2, Intent::Read, &mut events));
     assert!(table.grant(INO, session(2), LeaseKind::Read).is_some());
@@ -70,16 +70,34 @@ fn a_holder_that_still_writes_has_time_to_flush_but_not_for_ever() {
     let lease = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
     assert!(!clear(&mut table, 2, Intent::Change, &mut events));
     let mut now_ns = 0;
-    while now_ns + RECALL_IDLE_NS < RECALL_TIMEOUT_NS {
+    while now_ns + RECALL_IDLE_NS < RECALL_LONGEST_NS {
         now_ns += RECALL_IDLE_NS - 1;
         assert!(table.expire(now_ns, &mut events).is_empty());
         table.note_progress(INO, session(2), now_ns);
         table.note_progress(INO, session(1), now_ns);
         assert!(!clear(&mut table, 2, Intent::Change, &mut events));
     }
-    assert!(table.expire(RECALL_TIMEOUT_NS - 1, &mut events).is_empty());
-    assert_eq!(table.expire(RECALL_TIMEOUT_NS, &mut events), [INO]);
+    assert!(table.expire(RECALL_LONGEST_NS - 1, &mut events).is_empty());
+    assert_eq!(table.expire(RECALL_LONGEST_NS, &mut events), [INO]);
     assert!(!table.may_write(INO, session(1), lease.id));
+}
+
+#[test]
+fn the_time_of_a_recall_begins_again_when_its_event_is_sent_again_or_answered_in_part() {
+    let mut table = LeaseTable::default();
+    let mut events = Events::new();
+    let lease = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
+    assert!(!clear(&mut table, 2, Intent::Read, &mut events));
+    assert!(!clear(&mut table, 2, Intent::Change, &mut events));
+    // The answer to the first of the two.
+    let mut now_ns = RECALL_IDLE_NS - 1;
+    table.release(session(1), lease, Some(LeaseKind::Read), now_ns);
+    now_ns += RECALL_IDLE_NS - 1;
+    assert!(table.expire(now_ns, &mut events).is_empty());
+    assert!(table.restore(session(1), lease, now_ns, &mut events));
+    now_ns += RECALL_IDLE_NS;
+    assert!(table.expire(now_ns - 1, &mut events).is_empty());
+    assert_eq!(table.expire(now_ns, &mut events), [INO]);
 }
 
 #[test]
@@ -96,9 +114,9 @@ fn what_others_commit_is_no_progress() {
 fn a_release_of_an_older_grant_changes_nothing() {
     let mut table = LeaseTable::default();
     let old = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
-    table.release(session(1), old, None);
+    table.release(session(1), old, None, 0);
     let new = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
-    table.release(session(1), old, None);
+    table.release(session(1), old, None, 0);
     assert!(table.may_write(INO, session(1), new.id));
 }
 
@@ -108,9 +126,9 @@ fn a_release_that_crossed_with_a_newer_answer_changes_nothing() {
     let first = table.grant(INO, session(1), LeaseKind::Exclusive).unwrap();
     let again = table.grant(INO, session(1), LeaseKind::Attr).unwrap();
     assert_eq!(first.id, again.id);
-    table.release(session(1), first, None);
+    table.release(session(1), first, None, 0);
     assert!(table.may_write(INO, session(1), again.id));
-    table.release(session(1), again, None);
+    table.release(session(1), again, None, 0);
     assert!(!table.may_write(INO, session(1), again.id));
 }
 
@@ -124,7 +142,7 @@ fn an_operation_waits_on_only_while_every_conflicting_lease_is_being_recalled() 
     assert!(!clear(&mut table, 1, Intent::Read, &mut events));
     assert!(waits(&table, Intent::Read));
     assert!(!waits(&table, Intent::Change), "the recall leaves a lease to read");
-    table.release(session(2), exclusive, Some(LeaseKind::Read));
+    table.release(session(2), exclusive, Some(LeaseKind::Read), 0);
     assert!(!waits(&table, Intent::Read));
     assert!(!clear(&mut table, 1, Intent::Change, &mut events));
     assert!(waits(&table, Intent::Change));
@@ -233,7 +251,7 @@ proptest! {
                 }
                 Step::Answer(who) => {
                     recalls.retain(|(holder, lease, keep)| {
-                        if *holder == session(who).0 { table.release(session(who), *lease, *keep); }
+                        if *holder == session(who).0 { table.release(session(who), *lease, *keep, now); }
                         *holder != session(who).0
                     });
                 }
