@@ -250,6 +250,13 @@ impl Client {
         !self.inner.session.term.is_over() && self.inner.locks.has(lock)
     }
 
+    /// Whether this client has a lock of the same holder in the range.
+    pub fn holds_lock(&self, lock: &FileLock) -> bool {
+        let state = self.inner.locks.state();
+        let mut held = state.held.get(&lock.ino).into_iter().flatten();
+        held.any(|held| held.has_holder_of(lock) && held.overlaps(lock))
+    }
+
     /// A lock of another holder that conflicts with this one.
     pub async fn test_lock(&self, lock: FileLock) -> Result<Option<FileLock>, FsError> {
         match self.call(MetaRequest::TestLock { lock }).await? {

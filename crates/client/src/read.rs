@@ -65,19 +65,34 @@ struct Moment {
     is_last: bool,
 }
 
+/// Whether a read moves the access time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadAccess {
+    /// It does, as the mount's options say.
+    Noted,
+    /// It does not.
+    Quiet,
+}
+
 impl Client {
     /// Reads up to `len` bytes; fewer only at the end of the file.
     pub async fn read(&self, ino: Ino, off: u64, len: usize) -> Result<Bytes, FsError> {
-        self.read_parts(ino, off, len).await.map(joined)
+        self.read_parts(ino, off, len, ReadAccess::Noted).await.map(joined)
     }
 
     /// As [`Client::read`], but returns several parts if that saves copying.
-    pub async fn read_parts(&self, ino: Ino, off: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
+    pub async fn read_parts(
+        &self,
+        ino: Ino,
+        off: u64,
+        len: usize,
+        access: ReadAccess,
+    ) -> Result<Vec<Bytes>, FsError> {
         let node = self.inner.nodes.get(ino);
         let mut parts: Vec<Bytes> = Vec::new();
         let (mut done, mut first, mut restarts) = (0, None, 0);
         while done < len {
-            let (more, moment) = self.read_some(&node, off + done as u64, len - done).await?;
+            let (more, moment) = self.read_some(&node, off + done as u64, len - done, access).await?;
             let now = (moment.lease, moment.changes);
             let before = *first.get_or_insert(now);
             if !parts.is_empty() && (now.0.is_none() || before != now) && restarts < ATTEMPTS {
@@ -96,13 +111,19 @@ impl Client {
     }
 
     /// Reads some bytes at `off`; none only at the end of the file.
-    async fn read_some(&self, node: &Node, off: u64, len: usize) -> Result<(Vec<Bytes>, Moment), FsError> {
+    async fn read_some(
+        &self,
+        node: &Node,
+        off: u64,
+        len: usize,
+        access: ReadAccess,
+    ) -> Result<(Vec<Bytes>, Moment), FsError> {
         let mut retries = 0;
         // Pieces that the store did not deliver. Content may have come back since: then a fresh map names other pieces.
         let mut refused: Option<Vec<MapPiece>> = None;
         loop {
             let reading = self.inner.session.reading();
-            let snapshot = match self.look(node, off, len) {
+            let snapshot = match self.look(node, off, len, access) {
                 Lookup::End(moment) => return Ok((Vec::new(), moment)),
                 Lookup::Known(snapshot) => snapshot,
                 Lookup::NoMap { generation } => {
@@ -146,7 +167,7 @@ impl Client {
         }
     }
 
-    fn look(&self, node: &Node, off: u64, len: usize) -> Lookup {
+    fn look(&self, node: &Node, off: u64, len: usize, access: ReadAccess) -> Lookup {
         let mut state = node.lock();
         let Some(attr) = state.attr() else { return Lookup::NoMap { generation: state.map.generation() } };
         let (lease, changes) = (state.lease.map(|lease| lease.id), state.dirty.changes());
@@ -154,7 +175,7 @@ impl Client {
             return Lookup::End(Moment { lease, changes, is_last: true });
         }
         let now = self.inner.env.clock.wall_ns();
-        let notes = self.inner.notes_reads.load(Ordering::Relaxed);
+        let notes = access == ReadAccess::Noted && self.inner.notes_reads.load(Ordering::Relaxed);
         if notes && (attr.atime_ns <= attr.mtime_ns.max(attr.ctime_ns) || now - attr.atime_ns > ATIME_AGE_NS)
         {
             state.atime_ns = Some(now);

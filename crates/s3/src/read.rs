@@ -74,7 +74,7 @@ impl OpenObject {
 
     /// Reads bytes in the pieces that the drives return.
     async fn read_parts(&self, off: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
-        let parts = self.client.read_parts(self.ino, off, len).await?;
+        let parts = self.client.read_parts(self.ino, off, len, client::ReadAccess::Noted).await?;
         self.check(parts.iter().map(Bytes::len).sum(), len).await?;
         Ok(parts)
     }

@@ -5,11 +5,12 @@
 //! module drops the pages before such a write is answered.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use base::Ino;
-use fuser::{INodeNo, Notifier, OpenFlags, WriteFlags};
+use fuse::Kernel;
+use fuse::abi::WRITE_CACHE;
 use tokio::time::Instant;
 
 /// How long the answer to a write waits until its pages are dropped. A page may be locked by this same write, if the
@@ -23,13 +24,13 @@ const WRITE_AGE_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct CachedFiles(Mutex<HashMap<Ino, Instant>>);
 
-fn is_direct(flags: OpenFlags) -> bool {
-    flags.0 & libc::O_DIRECT != 0
+fn is_direct(flags: i32) -> bool {
+    flags & libc::O_DIRECT != 0
 }
 
 impl CachedFiles {
     /// Notes that a read is about to be answered.
-    pub(super) fn note_read(&self, ino: Ino, flags: OpenFlags) {
+    pub(super) fn note_read(&self, ino: Ino, flags: i32) {
         if !is_direct(flags) {
             self.0.lock().expect("no holder of this lock panics").insert(ino, Instant::now());
         }
@@ -41,21 +42,16 @@ impl CachedFiles {
     }
 
     /// Whether a write with these flags may leave stale pages, brought in after the kernel dropped the range.
-    pub(super) fn are_passed(&self, ino: Ino, open: OpenFlags, write: WriteFlags) -> bool {
-        let is_passing = is_direct(open) && !write.contains(WriteFlags::FUSE_WRITE_CACHE);
+    pub(super) fn are_passed(&self, ino: Ino, open: i32, write: u32) -> bool {
+        let is_passing = is_direct(open) && write & WRITE_CACHE == 0;
         let is_recent = |read: &Instant| read.elapsed() < WRITE_AGE_MAX;
         is_passing && self.0.lock().expect("no holder of this lock panics").get(&ino).is_some_and(is_recent)
     }
 }
 
 /// Makes the kernel drop its pages of a range. The call waits for running reads, so it uses a thread of its own.
-pub(super) async fn drop_pages(kernel: Arc<OnceLock<Notifier>>, ino: Ino, off: u64, len: usize) {
-    let work = move || {
-        if let Some(notifier) = kernel.get() {
-            // The kernel answers ENOENT for an inode that it does not cache.
-            let _ = notifier.inval_inode(INodeNo(ino.0), off as i64, len as i64);
-        }
-    };
+pub(super) async fn drop_pages(kernel: Kernel, ino: Ino, off: u64, len: usize) {
+    let work = move || kernel.forget_pages(ino.0, off as i64, len as i64);
     let _ = tokio::time::timeout(PATIENCE, tokio::task::spawn_blocking(work)).await;
 }
 
@@ -66,17 +62,14 @@ mod tests {
     #[test]
     fn only_direct_writes_to_what_was_read_otherwise_pass_pages_by() {
         let files = CachedFiles::default();
-        let (direct, plain) = (OpenFlags(libc::O_DIRECT), OpenFlags(libc::O_RDWR));
-        let passed = |open| files.are_passed(Ino(3), open, WriteFlags::empty());
+        let (direct, plain) = (libc::O_DIRECT, libc::O_RDWR);
+        let passed = |open| files.are_passed(Ino(3), open, 0);
         files.note_read(Ino(3), direct);
         assert!(!passed(direct));
         files.note_read(Ino(3), plain);
         assert!(passed(direct) && !passed(plain));
-        assert!(
-            !files.are_passed(Ino(3), direct, WriteFlags::FUSE_WRITE_CACHE),
-            "pages that are written back"
-        );
-        assert!(!files.are_passed(Ino(4), direct, WriteFlags::empty()));
+        assert!(!files.are_passed(Ino(3), direct, WRITE_CACHE), "pages that are written back");
+        assert!(!files.are_passed(Ino(4), direct, 0));
         files.forget(Ino(3));
         assert!(!passed(direct));
     }

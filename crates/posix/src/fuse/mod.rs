@@ -1,35 +1,38 @@
-//! The FUSE mount. Every type of `fuser` stays in this module.
+//! The FUSE mount: each request of the kernel becomes one call of the client.
 //!
 //! Threads read the kernel's requests from cloned descriptors and start them at once. A request that must wait is
 //! parked and answered from elsewhere (`requests`), so no request ever waits for another. Invalidations run on separate
 //! threads, because the kernel may let them wait for running requests.
 
 mod attr;
+mod attrs;
 mod dir;
 mod direct;
+mod files;
 mod guard;
+mod locks;
 mod mounts;
-mod ops;
+mod names;
 mod requests;
+mod serve;
 mod setid;
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use base::Ino;
 use base::units::parse_size;
 use client::{AccessTimes, Client, Invalidate};
-use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, SessionACL};
+use fuse::{InitFlags, Kernel, Options, Session};
 use rustix::mount::{UnmountFlags, unmount};
 use tokio::runtime::Handle;
 
 use dir::DirStream;
 use direct::CachedFiles;
+use locks::ReaderLocks;
 
 pub use mounts::{MountedFilesystem, forebay_mounts};
 
@@ -166,7 +169,7 @@ pub enum MountError {
 
 /// A mounted filesystem.
 pub struct Mount {
-    session: Option<BackgroundSession>,
+    session: Option<Session>,
     client: Client,
     path: PathBuf,
     source: String,
@@ -178,42 +181,28 @@ impl Mount {
         let path = &options.path;
         clear_dead_mounts(&options.source);
         check_mount_point(path)?;
-        rustix::fs::open("/dev/fuse", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
-            .map_err(|error| MountError::NoFuse(error.into()))?;
-        let mut config = Config::default();
-        config.mount_options = vec![
-            MountOption::FSName(format!("{}{}", mounts::SOURCE_PREFIX, options.source)),
-            MountOption::Subtype("forebay".to_owned()),
-            MountOption::DefaultPermissions,
-            MountOption::Suid,
-            MountOption::Dev,
-            match options.flags.access {
-                Access::ReadWrite => MountOption::RW,
-                Access::ReadOnly => MountOption::RO,
-            },
-        ];
-        config.acl = SessionACL::All;
-        config.n_threads = Some(options.threads.max(1));
-        config.clone_fd = true;
-        let kernel = Arc::new(OnceLock::new());
-        let fuse = Fuse {
-            client: client.clone(),
-            runtime,
-            cache: options.flags.cache,
-            dirs: Mutex::new(HashMap::new()),
-            next_handle: AtomicU64::new(1),
-            kernel: kernel.clone(),
-            cached: CachedFiles::default(),
-        };
+        let device = Session::open_device().map_err(|error| MountError::NoFuse(error.into()))?;
         let access_times = match options.flags.access {
             Access::ReadWrite => options.flags.access_times,
             Access::ReadOnly => AccessTimes::Never,
         };
         client.set_access_times(access_times);
-        let failed = |source| MountError::Failed { path: path.clone(), source };
-        let session = fuser::Session::new(fuse, path, &config).map_err(failed)?.spawn().map_err(failed)?;
-        let _ = kernel.set(session.notifier());
-        client.set_invalidate(Some(Arc::new(KernelCaches { notifier: session.notifier() })));
+        let server = |kernel: Kernel| {
+            client.set_invalidate(Some(Arc::new(KernelCaches { kernel: kernel.clone() })));
+            let fuse: Arc<dyn fuse::Serve> = Arc::new(Fuse {
+                client: client.clone(),
+                runtime,
+                cache: options.flags.cache,
+                dirs: Mutex::new(HashMap::new()),
+                next_handle: AtomicU64::new(1),
+                kernel,
+                cached: CachedFiles::default(),
+                reader_locks: ReaderLocks::default(),
+            });
+            fuse
+        };
+        let mounted = Session::mount(device, path, &session_options(options), server);
+        let session = mounted.map_err(|source| MountError::Failed { path: path.clone(), source })?;
         set_read_ahead(path, options.flags.read_ahead_bytes);
         Ok(Self { session: Some(session), client, path: path.clone(), source: options.source.clone() })
     }
@@ -225,7 +214,7 @@ impl Mount {
 
     /// Whether the mount still answers; an operator may have unmounted it by hand.
     pub fn is_alive(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| !session.guard.is_finished())
+        self.session.as_ref().is_some_and(Session::is_alive)
     }
 
     /// Whether the mount is in the mount table. After an unmount by hand it is not. Its threads may end a moment later,
@@ -250,7 +239,9 @@ impl Mount {
             }
         }
         self.client.set_invalidate(None);
-        drop(session);
+        if mode == UnmountMode::IfIdle {
+            session.join();
+        }
         Ok(())
     }
 }
@@ -262,6 +253,39 @@ pub enum UnmountMode {
     IfIdle,
     /// Take the mount out of the tree at once; open files fail when the process ends.
     Detach,
+}
+
+/// Most bytes in one request.
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
+/// Most background requests (read-ahead, write-back) of the kernel at a time.
+const BACKGROUND_MAX: u16 = 128;
+
+fn session_options(options: &MountOptions) -> Options {
+    Options {
+        source: format!("{}{}", mounts::SOURCE_PREFIX, options.source),
+        subtype: "forebay",
+        read_only: options.flags.access == Access::ReadOnly,
+        threads: options.threads.max(1),
+        // Not ATOMIC_O_TRUNC: with it the kernel drops the pages of a running program before it finds that O_TRUNC is not
+        // allowed (ETXTBSY), and the program dies.
+        wanted: InitFlags::ASYNC_READ
+            | InitFlags::ASYNC_DIO
+            | InitFlags::POSIX_LOCKS
+            | InitFlags::FLOCK_LOCKS
+            | InitFlags::EXPORT_SUPPORT
+            | InitFlags::DONT_MASK
+            | InitFlags::DO_READDIRPLUS
+            | InitFlags::READDIRPLUS_AUTO
+            | InitFlags::PARALLEL_DIROPS
+            | InitFlags::POSIX_ACL
+            | InitFlags::CACHE_SYMLINKS
+            | InitFlags::HANDLE_KILLPRIV_V2
+            | InitFlags::EXPLICIT_INVAL_DATA
+            | InitFlags::DIRECT_IO_ALLOW_MMAP,
+        request_bytes_max: REQUEST_BYTES_MAX,
+        read_ahead_bytes: 4 * REQUEST_BYTES_MAX,
+        background_max: BACKGROUND_MAX,
+    }
 }
 
 fn check_mount_point(path: &Path) -> Result<(), MountError> {
@@ -310,23 +334,22 @@ struct Fuse {
     cache: CacheMode,
     dirs: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<DirStream>>>>,
     next_handle: AtomicU64,
-    /// Sends notifications to the kernel; set as soon as the mount exists.
-    kernel: Arc<OnceLock<Notifier>>,
+    kernel: Kernel,
     cached: CachedFiles,
+    reader_locks: ReaderLocks,
 }
 
 struct KernelCaches {
-    notifier: Notifier,
+    kernel: Kernel,
 }
 
 impl Invalidate for KernelCaches {
     fn inode(&self, ino: Ino) {
-        // The kernel answers ENOENT for an inode that it does not cache.
-        let _ = self.notifier.inval_inode(INodeNo(ino.0), 0, 0);
+        self.kernel.forget_pages(ino.0, 0, 0);
     }
 
     fn entry(&self, parent: Ino, name: &[u8]) {
-        let _ = self.notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name));
+        self.kernel.forget_name(parent.0, name);
     }
 }
 

@@ -28,15 +28,22 @@ const TAKEN: u8 = 3;
 struct Parked {
     state: AtomicU8,
     work: Mutex<Option<Work>>,
+    /// Called before the work waits for the first time.
+    park: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     runtime: Handle,
 }
 
-/// Starts the work on this thread.
-pub(super) fn run(runtime: &Handle, work: impl Future<Output = ()> + Send + 'static) {
+/// Starts the work on this thread. `park` is called before it waits for the first time.
+pub(super) fn run(
+    runtime: &Handle,
+    work: impl Future<Output = ()> + Send + 'static,
+    park: impl FnOnce() + Send + 'static,
+) {
     let _context = runtime.enter();
     let parked = Arc::new(Parked {
         state: AtomicU8::new(TAKEN),
         work: Mutex::new(Some(Box::pin(work))),
+        park: Mutex::new(Some(Box::new(park))),
         runtime: runtime.clone(),
     });
     with_blocking(|| parked.poll());
@@ -54,6 +61,9 @@ impl Parked {
                 self.state.store(TAKEN, Ordering::Release);
                 *slot = None;
                 return;
+            }
+            if let Some(park) = self.park.lock().expect("no holder of this lock panics").take() {
+                park();
             }
             let parked =
                 self.state.compare_exchange(POLLED, PARKED, Ordering::AcqRel, Ordering::Acquire).is_ok();
@@ -105,10 +115,14 @@ mod tests {
         gate: oneshot::Receiver<()>,
     ) -> std::sync::mpsc::Receiver<std::thread::ThreadId> {
         let (ended, end) = channel();
-        run(runtime, async move {
-            let _ = gate.await;
-            ended.send(std::thread::current().id()).unwrap();
-        });
+        run(
+            runtime,
+            async move {
+                let _ = gate.await;
+                ended.send(std::thread::current().id()).unwrap();
+            },
+            || {},
+        );
         end
     }
 
@@ -117,7 +131,7 @@ mod tests {
         let runtime = runtime();
         let (open, gate) = oneshot::channel();
         let end = start(runtime.handle(), gate);
-        run(runtime.handle(), async move { open.send(()).unwrap() });
+        run(runtime.handle(), async move { open.send(()).unwrap() }, || {});
         assert_eq!(end.try_recv(), Ok(std::thread::current().id()));
     }
 
@@ -134,19 +148,23 @@ mod tests {
     fn work_that_wakes_itself_is_polled_again() {
         let runtime = runtime();
         let (ended, end) = channel();
-        run(runtime.handle(), async move {
-            let mut again = 3;
-            std::future::poll_fn(|context| {
-                if again == 0 {
-                    return Poll::Ready(());
-                }
-                again -= 1;
-                context.waker().wake_by_ref();
-                Poll::Pending
-            })
-            .await;
-            ended.send(()).unwrap();
-        });
+        run(
+            runtime.handle(),
+            async move {
+                let mut again = 3;
+                std::future::poll_fn(|context| {
+                    if again == 0 {
+                        return Poll::Ready(());
+                    }
+                    again -= 1;
+                    context.waker().wake_by_ref();
+                    Poll::Pending
+                })
+                .await;
+                ended.send(()).unwrap();
+            },
+            || {},
+        );
         assert_eq!(end.try_recv(), Ok(()));
     }
 }

@@ -9,7 +9,7 @@ use std::io;
 
 use base::{FsError, Ino};
 use client::{Client, FileKind, SetAttr};
-use fuser::{INodeNo, Request};
+use fuse::{ATTRIBUTES_ONLY, Request};
 
 use super::Fuse;
 
@@ -20,14 +20,14 @@ const GROUP_EXEC: u32 = 0o10;
 /// The process that sent a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Caller {
-    uid: u32,
-    gid: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
     pid: u32,
 }
 
 impl From<&Request> for Caller {
     fn from(request: &Request) -> Self {
-        Self { uid: request.uid(), gid: request.gid(), pid: request.pid() }
+        Self { uid: request.uid, gid: request.gid, pid: request.pid }
     }
 }
 
@@ -102,9 +102,7 @@ impl Fuse {
             client.setattr(ino, SetAttr { mode: Some(mode), ..SetAttr::default() }).await?;
             // The kernel takes the new size and times from the reply, but keeps the old mode. Only attributes are
             // invalidated here: that waits for no request.
-            if let Some(notifier) = kernel.get() {
-                let _ = notifier.inval_inode(INodeNo(ino.0), ATTRIBUTES_ONLY, 0);
-            }
+            kernel.forget_pages(ino.0, ATTRIBUTES_ONLY, 0);
             Ok(())
         }
     }
@@ -126,9 +124,6 @@ impl Fuse {
         }
     }
 }
-
-/// As the offset of an invalidation: attributes only, no page of the content.
-const ATTRIBUTES_ONLY: i64 = -1;
 
 #[cfg(test)]
 mod tests {

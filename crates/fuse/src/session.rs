@@ -1,0 +1,273 @@
+//! A mounted filesystem: the handshake, and threads that read requests.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use bytes::{Bytes, BytesMut};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount};
+
+use crate::abi::{IN_HEADER_BYTES, InitFlags, MAJOR, MINOR, MINOR_LEAST, Out, opcode};
+use crate::channel::{Channel, Kernel};
+use crate::interrupt::Interrupts;
+use crate::reply::Reply;
+use crate::request::{BadRequest, Op, Request};
+
+/// Answers requests.
+pub trait Serve: Send + Sync + 'static {
+    /// Answers a request, now or later. The thread that calls this reads the next one when it returns.
+    fn serve(&self, request: Request, reply: Reply);
+
+    /// The kernel has dropped references to inodes: the number of each.
+    fn forget(&self, references: &[(u64, u64)]);
+}
+
+/// How a filesystem is mounted.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The source that `mount` shows.
+    pub source: String,
+    /// The type that `mount` shows, after `fuse.`.
+    pub subtype: &'static str,
+    /// The kernel refuses changes.
+    pub read_only: bool,
+    /// Threads that read requests.
+    pub threads: usize,
+    /// Wanted parts of the protocol. Those that the kernel does not have are left out.
+    pub wanted: InitFlags,
+    /// Most bytes of one read or write.
+    pub request_bytes_max: u32,
+    /// Most bytes to read ahead.
+    pub read_ahead_bytes: u32,
+    /// Most requests of the page cache at a time.
+    pub background_max: u16,
+}
+
+/// A mounted filesystem. It stays mounted until it is unmounted: then its threads end.
+pub struct Session {
+    threads: Vec<JoinHandle<()>>,
+    interrupts: Arc<Interrupts>,
+}
+
+/// `_IOR(229, 0, uint32_t)`: makes a new descriptor one of the connection of another.
+const CLONE: rustix::ioctl::Opcode = 0x8004_e500;
+const DEVICE: &str = "/dev/fuse";
+const PAGE_BYTES: u32 = 4096;
+
+impl Session {
+    /// Opens `/dev/fuse`.
+    ///
+    /// # Errors
+    /// Of open(2): the kernel has no FUSE, or the device is not there.
+    pub fn open_device() -> Result<OwnedFd, Errno> {
+        rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// Mounts at `path`. The kernel checks permissions by the mode of each inode.
+    ///
+    /// # Errors
+    /// Of mount(2): EPERM without the right to mount. `Unsupported` if the kernel is too old.
+    pub fn mount(
+        device: OwnedFd,
+        path: &Path,
+        options: &Options,
+        server: impl FnOnce(Kernel) -> Arc<dyn Serve>,
+    ) -> io::Result<Self> {
+        let root = rustix::fs::stat(path)?;
+        let data = format!(
+            "fd={},rootmode={:o},user_id={},group_id={},default_permissions,allow_other",
+            device.as_raw_fd(),
+            root.st_mode,
+            rustix::process::getuid().as_raw(),
+            rustix::process::getgid().as_raw(),
+        );
+        let flags = if options.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+        let kind = format!("fuse.{}", options.subtype);
+        mount(options.source.as_str(), path, kind.as_str(), flags, Some(CString::new(data)?.as_c_str()))?;
+        let session = Self::begin(device, options, server);
+        if session.is_err() {
+            let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
+        }
+        session
+    }
+
+    fn begin(
+        device: OwnedFd,
+        options: &Options,
+        server: impl FnOnce(Kernel) -> Arc<dyn Serve>,
+    ) -> io::Result<Self> {
+        let interrupts = Arc::new(Interrupts::default());
+        let channel = |fd| Arc::new(Channel { fd, interrupts: interrupts.clone() });
+        let first = channel(device);
+        negotiate(&first, options)?;
+        let mut channels = vec![first.clone()];
+        for _ in 1..options.threads {
+            channels.push(channel(clone_of(&first.fd)?));
+        }
+        let server = server(Kernel(first));
+        let mut threads: Vec<JoinHandle<()>> = channels
+            .into_iter()
+            .map(|channel| {
+                let (server, bytes_max) = (server.clone(), options.request_bytes_max);
+                base::env::spawn_thread("fuse", move || read_requests(&channel, &*server, bytes_max))
+            })
+            .collect();
+        let watching = interrupts.clone();
+        threads.push(base::env::spawn_thread("fuse-signals", move || watching.watch()));
+        Ok(Self { threads, interrupts })
+    }
+
+    /// Whether the kernel still sends requests: it does until the filesystem is unmounted and no file is open.
+    pub fn is_alive(&self) -> bool {
+        let readers = &self.threads[..self.threads.len() - 1];
+        readers.iter().any(|thread| !thread.is_finished())
+    }
+
+    /// Waits until the filesystem is unmounted and no file is open.
+    pub fn join(mut self) {
+        let watcher = self.threads.pop();
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        self.interrupts.end_all();
+        watcher.into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.interrupts.end_all();
+    }
+}
+
+fn clone_of(device: &OwnedFd) -> io::Result<OwnedFd> {
+    let clone = Session::open_device()?;
+    let mut of = device.as_fd().as_raw_fd() as u32;
+    // SAFETY: the operation reads a descriptor from the integer and keeps no pointer to it.
+    unsafe { rustix::ioctl::ioctl(&clone, rustix::ioctl::Updater::<CLONE, u32>::new(&mut of)) }?;
+    Ok(clone)
+}
+
+/// Reads a message. `None` once nothing is mounted any more.
+fn read(channel: &Channel, buffer: &mut [u8]) -> Option<usize> {
+    loop {
+        match rustix::io::read(&channel.fd, &mut *buffer) {
+            Ok(len) => return Some(len),
+            // A request was taken back while it was read.
+            Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
+            Err(Errno::NODEV) => return None,
+            Err(error) => {
+                tracing::error!(%error, "requests of the kernel cannot be read");
+                return None;
+            }
+        }
+    }
+}
+
+fn negotiate(channel: &Channel, options: &Options) -> io::Result<()> {
+    let unsupported = |what: String| io::Error::new(io::ErrorKind::Unsupported, what);
+    loop {
+        let mut buffer = vec![0; buffer_bytes(options.request_bytes_max)];
+        let len = read(channel, &mut buffer)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "unmounted during the handshake"))?;
+        let message = &buffer[..len];
+        let word = |at: usize| message.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
+        let unique = message.get(8..16).and_then(|bytes| bytes.try_into().ok()).map(u64::from_ne_bytes);
+        let at = |field: usize| word(IN_HEADER_BYTES + 4 * field).unwrap_or(0);
+        let (Some(opcode::INIT), Some(unique)) = (word(4), unique) else {
+            return Err(unsupported("the kernel does not begin with a handshake".to_owned()));
+        };
+        let (major, minor, read_ahead) = (at(0), at(1), at(2));
+        if major > MAJOR {
+            // It asks again, with a version of ours.
+            let mut out = Out::default();
+            out.u32(MAJOR).u32(MINOR).zeros(56);
+            channel.answer(unique, None, &[&out.0]);
+            continue;
+        }
+        if (major, minor) < (MAJOR, MINOR_LEAST) {
+            channel.answer(unique, Some(Errno::PROTO), &[]);
+            let least = format!("{MAJOR}.{MINOR_LEAST} (Linux 5.4)");
+            return Err(unsupported(format!("the kernel speaks FUSE {major}.{minor}, needed is {least}")));
+        }
+        let mut offered = u64::from(at(3));
+        if InitFlags(offered).contains(InitFlags::INIT_EXT) {
+            offered |= u64::from(at(4)) << 32;
+        }
+        let always = InitFlags::BIG_WRITES | InitFlags::MAX_PAGES | InitFlags::INIT_EXT;
+        let agreed = InitFlags(offered) & (options.wanted | always);
+        let mut out = Out::default();
+        out.u32(MAJOR)
+            .u32(minor.min(MINOR))
+            .u32(read_ahead.min(options.read_ahead_bytes))
+            .u32(agreed.0 as u32);
+        out.u16(options.background_max).u16(options.background_max / 4 * 3).u32(options.request_bytes_max);
+        // Times have nanoseconds.
+        out.u32(1).u16((options.request_bytes_max / PAGE_BYTES) as u16).u16(0).u32((agreed.0 >> 32) as u32);
+        out.zeros(28);
+        return match channel.answer(unique, None, &[&out.0]) {
+            true => Ok(()),
+            false => Err(unsupported("the kernel did not take the handshake".to_owned())),
+        };
+    }
+}
+
+/// A request has its header and its own structure before the bytes.
+fn buffer_bytes(request_bytes_max: u32) -> usize {
+    (request_bytes_max + PAGE_BYTES) as usize
+}
+
+fn read_requests(channel: &Arc<Channel>, server: &dyn Serve, request_bytes_max: u32) {
+    let mut buffer = BytesMut::zeroed(buffer_bytes(request_bytes_max));
+    loop {
+        let Some(len) = read(channel, &mut buffer) else { return };
+        let is_write = buffer.get(4..8) == Some(&opcode::WRITE.to_ne_bytes());
+        if !is_write {
+            // Small: a request that waits does not hold the whole buffer.
+            serve_message(channel, server, &Bytes::copy_from_slice(&buffer[..len]));
+            continue;
+        }
+        let whole = std::mem::take(&mut buffer).freeze();
+        serve_message(channel, server, &whole.slice(..len));
+        buffer = whole.try_into_mut().unwrap_or_else(|_| BytesMut::zeroed(buffer_bytes(request_bytes_max)));
+    }
+}
+
+fn serve_message(channel: &Arc<Channel>, server: &dyn Serve, message: &Bytes) {
+    match Request::parse(message) {
+        Ok(Request { op: Op::Forget(references), .. }) => server.forget(&references),
+        Ok(Request { op: Op::Interrupt { unique }, .. }) => channel.interrupts.interrupted(unique),
+        Ok(request) => {
+            let reply = Reply::new(channel.clone(), request.unique, request.pid);
+            match request.op {
+                Op::Destroy => reply.done(),
+                _ => server.serve(request, reply),
+            }
+        }
+        Err(BadRequest::Unsupported { unique, opcode }) => {
+            tracing::debug!(opcode, "request of an unknown kind");
+            channel.answer(unique, Some(Errno::NOSYS), &[]);
+        }
+        Err(BadRequest::Malformed { unique, opcode }) => {
+            tracing::error!(opcode, "a request of the kernel is malformed");
+            channel.answer(unique, Some(Errno::IO), &[]);
+        }
+        Err(BadRequest::NoHeader) => tracing::error!("a message of the kernel has no header"),
+    }
+}
+
+/// The text of a file in `/proc`.
+pub(crate) fn read_text(path: &str) -> Result<String, Errno> {
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut text = Vec::new();
+    let mut part = [0; 4096];
+    loop {
+        match rustix::io::read(&file, &mut part)? {
+            0 => return Ok(String::from_utf8_lossy(&text).into_owned()),
+            len => text.extend_from_slice(&part[..len]),
+        }
+    }
+}
