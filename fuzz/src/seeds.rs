@@ -70,7 +70,16 @@ pub fn seeds() -> Vec<Seed> {
         wire::frame::Frame { kind: wire::frame::FrameKind::Call, service: 1, call: 1, message: packed };
     put("messages", "frame", &[&[7], frame.head().as_ref()].concat());
     put("messages", "empty", &[0; 32]);
+    (1..54).for_each(|opcode| put("fuse", &format!("request-{opcode}"), &kernel_request(opcode)));
     seeds
+}
+
+/// A request of the kernel, with a body that is long enough for any kind.
+fn kernel_request(opcode: u32) -> Vec<u8> {
+    let mut bytes = [0_u32, opcode].map(u32::to_ne_bytes).concat();
+    bytes.resize(40 + 88, 0);
+    bytes.extend(b"name\0other\0");
+    bytes
 }
 
 /// The front of a blob with two ranges.

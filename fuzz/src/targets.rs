@@ -48,6 +48,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("blob", layout::fuzz_blob),
     ("packed", layout::fuzz_packed_table),
     ("http", http::http),
+    ("fuse", fuse::fuzz_request),
 ];
 
 /// Structures of a drive are whole blocks, at most so many here: the fuzzer need not find that out.

@@ -75,6 +75,9 @@ deleted_lock_file() {
 # The kernel would keep pages that a read loaded during an asynchronous direct write.
 buffered_reads_beside_direct_writes() { python3 "$ROOT/tests/posix/direct.py" "$MNT/shared" 5; }
 
+# Locks, signals, O_TMPFILE, O_NOATIME, the time of creation.
+calls_of_few_programs() { python3 "$ROOT/tests/posix/calls.py" "$MNT"; }
+
 # Tools copy whole blocks, and some loop or lose data if a hole begins within one.
 holes_are_whole_blocks() {
     truncate -s 30000 "$MNT/sparse"
@@ -307,6 +310,7 @@ sequence "git remembers the times of what it checked out" git_status_after_a_che
 sequence "an ordinary change takes SUID and SGID away" set_id_bits_after_a_change
 sequence "an access list by an outsider takes SGID away" set_gid_after_an_access_list
 sequence "holes are whole blocks" holes_are_whole_blocks
+sequence "locks, signals, and calls of few programs" calls_of_few_programs
 sequence "buffered reads beside asynchronous direct writes" buffered_reads_beside_direct_writes
 sequence "append-only and immutable files, also through S3" append_only_and_immutable
 sequence "a rename that leaves a whiteout" rename_with_whiteout

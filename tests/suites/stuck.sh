@@ -28,6 +28,7 @@ node_on_a_disk() {
     echo "$DIR" >>"$WORK/.nodes"
     timeout 60 "$FOREBAY" start "$DIR" --mount "$MNT" --memory "$MEMORY" --drive "$WORK/drive" --drive-size 256M \
         --s3 127.0.0.1:0 </dev/null
+    mkdir "$MNT"/many{1..12}
     echo before >"$MNT/before"
     sync "$MNT/before"
 }
@@ -39,8 +40,22 @@ says_what_is_stuck() { problems | tee "$WORK/problems" | grep -q 'has not moved 
 status_answers() {
     disk_takes "$SLOW_MS"
     mkdir "$MNT/waits" &
+    local waits=$!
     wait_until "$STUCK_S" says_what_is_stuck
     cat "$WORK/problems"
+    # Programs that wait for the disk can be killed, more of them than the mount has threads, also after a signal that one
+    # catches.
+    local pid many=()
+    for pid in {1..12}; do stat "$MNT/many$pid/missing" & many+=($!); done
+    sleep 1
+    wait_until 5 is_killed TERM "$waits"
+    kill -TERM "${many[@]}" 2>/dev/null || true
+    for pid in "${many[@]}"; do wait_until 10 process_is_gone "$pid"; done
+    python3 -c 'import os, signal, sys; signal.signal(signal.SIGUSR1, lambda *_: None); os.mkdir(sys.argv[1])' "$MNT/also" &
+    sleep 1
+    kill -USR1 $!
+    sleep 1
+    wait_until 5 is_killed KILL $!
     # With its thread, its place in the source, and where the thread waits.
     grep -qE "append to a ledger's log\" has not moved for [0-9]+ s: thread=[0-9]+ at=crates/[^ ]+; thread=[0-9]+ name=.* in [a-z_]+" "$WORK/problems"
     timeout 20 "$FOREBAY" status "$DIR" --json | jq -r '.stacks[]' >"$WORK/stacks"
@@ -48,6 +63,9 @@ status_answers() {
     # The watchdog looks every five seconds. Its log is on the same disk.
     sleep 6
 }
+
+# is_killed SIGNAL PID: whether the process is gone after a signal.
+is_killed() { kill "-$1" "$2" 2>/dev/null || true; process_is_gone "$2"; }
 
 log_has_stacks() { wait_until 30 grep -A 5 'threads of this process' "$DIR/log/forebay.log"; }
 

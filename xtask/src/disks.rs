@@ -14,17 +14,14 @@ mod disk;
 #[cfg(test)]
 mod tests;
 
-use std::ffi::OsStr;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use fuser::{
-    BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
+use fuse::{
+    DirReply, Errno, FileAttr, FileType, InitFlags, Op, OpenFlags, Options, ReadRequest, Reply, Request,
+    Serve, Session, Terms, WriteRequest,
 };
 
 use crate::arguments::Arguments;
@@ -38,7 +35,6 @@ const ROOT: u64 = 1;
 const CONTROL: u64 = 2;
 /// The inode of disk 0.
 const FIRST: u64 = 3;
-const HANDLE: FileHandle = FileHandle(0);
 /// Interval at which a waiting operation of a slow disk reads the delay again.
 const DELAY_POLL: Duration = Duration::from_millis(20);
 const THREADS: usize = 8;
@@ -52,12 +48,20 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let mount = PathBuf::from(arguments.text("mount").context("--mount is missing")?);
     let size = arguments.value("size-mib", 1024_u64)? << 20;
     let disks = Disks::open(&directory, arguments.value("count", 6)?, size).context("make the disks")?;
-    let mut config = Config::default();
-    config.mount_options = vec![MountOption::FSName("disks".to_owned())];
-    config.n_threads = Some(THREADS);
-    config.clone_fd = true;
-    let session = fuser::spawn_mount(Service { disks: Arc::new(disks), size }, &mount, &config)?;
-    session.join().context("serve")
+    let options = Options {
+        source: "disks".to_owned(),
+        subtype: "disks",
+        read_only: false,
+        threads: THREADS,
+        wanted: InitFlags::ASYNC_READ,
+        request_bytes_max: 1 << 20,
+        read_ahead_bytes: 1 << 20,
+        background_max: BACKGROUND_MAX,
+    };
+    let device = Session::open_device().context("open /dev/fuse")?;
+    let service = Service { disks: Arc::new(disks), size };
+    Session::mount(device, &mount, &options, |_| Arc::new(service)).context("mount")?.join();
+    Ok(())
 }
 
 /// The path of disk `index` on the mount.
@@ -71,44 +75,42 @@ struct Service {
 }
 
 impl Service {
-    fn attr(&self, ino: INodeNo) -> Option<FileAttr> {
-        let (kind, perm, size) = match ino.0 {
+    fn attr(&self, ino: u64) -> Option<FileAttr> {
+        let (kind, mode, size) = match ino {
             ROOT => (FileType::Directory, 0o755, 0),
-            CONTROL => (FileType::RegularFile, 0o600, 0),
+            CONTROL => (FileType::Regular, 0o600, 0),
             _ => {
                 self.index(ino)?;
-                (FileType::RegularFile, 0o600, self.size)
+                (FileType::Regular, 0o600, self.size)
             }
         };
-        let time = SystemTime::UNIX_EPOCH;
         Some(FileAttr {
             ino,
-            size,
-            blocks: size / 512,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            crtime: time,
             kind,
-            perm,
+            mode,
             nlink: 1,
             uid: 0,
             gid: 0,
             rdev: 0,
-            blksize: 4096,
-            flags: 0,
+            size,
+            blocks: size / 512,
+            block_bytes: 4096,
+            atime_ns: 0,
+            mtime_ns: 0,
+            ctime_ns: 0,
+            btime_ns: 0,
         })
     }
 
-    fn index(&self, ino: INodeNo) -> Option<usize> {
-        let index = usize::try_from(ino.0.checked_sub(FIRST)?).ok()?;
+    fn index(&self, ino: u64) -> Option<usize> {
+        let index = usize::try_from(ino.checked_sub(FIRST)?).ok()?;
         (index < self.disks.count()).then_some(index)
     }
 
     /// Does the work after the delay of a slow disk, on its own thread so that other disks are not delayed. A shorter
     /// delay that is set later also shortens waits that have begun.
-    fn serve(&self, ino: INodeNo, work: impl FnOnce(Result<(&Disks, usize), Errno>) + Send + 'static) {
-        let Some(index) = self.index(ino) else { return work(Err(Errno::ENOENT)) };
+    fn work(&self, ino: u64, work: impl FnOnce(Result<(&Disks, usize), Errno>) + Send + 'static) {
+        let Some(index) = self.index(ino) else { return work(Err(Errno::NOENT)) };
         if self.disks.delay(index).is_zero() {
             return work(Ok((&self.disks, index)));
         }
@@ -127,167 +129,103 @@ impl Service {
 
 impl From<Failed> for Errno {
     fn from(_: Failed) -> Self {
-        Self::EIO
+        Self::IO
     }
 }
 
-fn reply_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
+fn reply_done(reply: Reply, result: Result<(), Errno>) {
     match result {
-        Ok(()) => reply.ok(),
+        Ok(()) => reply.done(),
         Err(error) => reply.error(error),
     }
 }
 
-impl Filesystem for Service {
-    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let _ = config.set_max_write(1 << 20);
-        let _ = config.set_max_background(BACKGROUND_MAX);
-        Ok(())
+impl Serve for Service {
+    fn serve(&self, request: Request, reply: Reply) {
+        let ino = request.ino;
+        match request.op {
+            Op::Lookup { name } => self.lookup(&name, reply),
+            // Sizes and modes are fixed; a shell that opens `control` with `>` truncates it.
+            Op::GetAttr | Op::SetAttr(_) => match self.attr(ino) {
+                Some(attr) => reply.attr(&attr, TTL),
+                None => reply.error(Errno::NOENT),
+            },
+            Op::Open { .. } => {
+                // No cache may sit in front of the disk.
+                reply.opened(0, OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES);
+            }
+            Op::OpenDir => drop(reply.opened(0, OpenFlags::default())),
+            Op::Read(read) => self.read(ino, read, reply),
+            Op::Write(write) => self.write(ino, write, reply),
+            Op::Sync { .. } if ino == CONTROL => reply.done(),
+            Op::Sync { .. } => self.work(ino, move |disk| {
+                reply_done(reply, disk.and_then(|(disks, index)| Ok(disks.flush(index)?)));
+            }),
+            // Plain allocation does nothing: the size is fixed. All other modes write zeros here.
+            Op::Allocate { mode, .. } if mode & !1 == 0 => reply.done(),
+            Op::Allocate { offset, length, .. } => self.work(ino, move |disk| {
+                let zeros = Data::Zeros(length);
+                reply_done(reply, disk.and_then(|(disks, index)| Ok(disks.write(index, offset, zeros)?)));
+            }),
+            Op::ReadDir { offset, size, plus: false, .. } => self.read_dir(offset, size, reply),
+            Op::Flush { .. } | Op::Release { .. } | Op::ReleaseDir { .. } => reply.done(),
+            _ => reply.error(Errno::NOSYS),
+        }
     }
 
-    fn lookup(&self, _req: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let name = name.to_string_lossy();
+    fn forget(&self, _references: &[(u64, u64)]) {}
+}
+
+impl Service {
+    fn lookup(&self, name: &[u8], reply: Reply) {
+        let name = String::from_utf8_lossy(name);
         let ino = if name == "control" { Some(CONTROL) } else { name.parse().ok().map(|n: u64| n + FIRST) };
-        match ino.and_then(|ino| self.attr(INodeNo(ino))) {
-            Some(attr) => reply.entry(&TTL, &attr, Generation(0)),
-            None => reply.error(Errno::ENOENT),
+        match ino.and_then(|ino| self.attr(ino)) {
+            Some(attr) => drop(reply.entry(&attr, Terms { name: TTL, attr: TTL })),
+            None => reply.error(Errno::NOENT),
         }
     }
 
-    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.attr(ino) {
-            Some(attr) => reply.attr(&TTL, &attr),
-            None => reply.error(Errno::ENOENT),
-        }
-    }
-
-    /// Sizes and modes are fixed; a shell that opens `control` with `>` truncates it.
-    fn setattr(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        _mode: Option<u32>,
-        _uid: Option<u32>,
-        _gid: Option<u32>,
-        _size: Option<u64>,
-        _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        self.getattr(req, ino, fh, reply);
-    }
-
-    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        // No cache may sit in front of the disk.
-        reply.opened(HANDLE, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
-    }
-
-    fn read(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        if ino.0 == CONTROL {
+    fn read(&self, ino: u64, read: ReadRequest, reply: Reply) {
+        if ino == CONTROL {
             return reply.data(&[]);
         }
-        self.serve(ino, move |disk| {
-            match disk.and_then(|(disks, index)| Ok(disks.read(index, offset, size as usize)?)) {
+        self.work(ino, move |disk| {
+            match disk.and_then(|(disks, index)| Ok(disks.read(index, read.offset, read.size as usize)?)) {
                 Ok(data) => reply.data(&data),
                 Err(error) => reply.error(error),
             }
         });
     }
 
-    fn write(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        let len = data.len() as u32;
-        if ino.0 == CONTROL {
-            let command = std::str::from_utf8(data).ok().and_then(|text| text.parse::<Command>().ok());
+    fn write(&self, ino: u64, write: WriteRequest, reply: Reply) {
+        let len = write.data.len() as u32;
+        if ino == CONTROL {
+            let command = std::str::from_utf8(&write.data).ok().and_then(|text| text.parse::<Command>().ok());
             return match command.map(|command| self.disks.obey(command)) {
                 Some(Ok(())) => reply.written(len),
                 Some(Err(error)) => reply.error(error.into()),
-                None => reply.error(Errno::EINVAL),
+                None => reply.error(Errno::INVAL),
             };
         }
-        let data = Data::Bytes(data.to_vec());
-        self.serve(ino, move |disk| {
-            match disk.and_then(|(disks, index)| Ok(disks.write(index, offset, data)?)) {
+        let data = Data::Bytes(write.data.to_vec());
+        self.work(ino, move |disk| {
+            match disk.and_then(|(disks, index)| Ok(disks.write(index, write.offset, data)?)) {
                 Ok(()) => reply.written(len),
                 Err(error) => reply.error(error),
             }
         });
     }
 
-    fn fsync(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        if ino.0 == CONTROL {
-            return reply.ok();
-        }
-        self.serve(ino, move |disk| {
-            reply_empty(reply, disk.and_then(|(disks, index)| Ok(disks.flush(index)?)));
-        });
-    }
-
-    fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
-        reply.ok();
-    }
-
-    fn fallocate(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        // Plain allocation does nothing: the size is fixed. All other modes write zeros here.
-        if mode & !1 == 0 {
-            return reply.ok();
-        }
-        self.serve(ino, move |disk| {
-            let zeros = Data::Zeros(length);
-            reply_empty(reply, disk.and_then(|(disks, index)| Ok(disks.write(index, offset, zeros)?)));
-        });
-    }
-
-    fn readdir(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
+    fn read_dir(&self, offset: u64, size: u32, reply: Reply) {
         let names =
             std::iter::once("control".to_owned()).chain((0..self.disks.count()).map(|n| n.to_string()));
+        let mut out = DirReply::new(size);
         for (at, name) in (1..).zip(names).skip(offset as usize) {
-            if reply.add(INodeNo(CONTROL + at - 1), at, FileType::RegularFile, name) {
+            if !out.add(CONTROL + at - 1, FileType::Regular, at, name.as_bytes()) {
                 break;
             }
         }
-        reply.ok();
+        reply.dir(&out);
     }
 }

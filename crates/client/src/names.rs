@@ -194,6 +194,24 @@ impl Client {
         }
     }
 
+    /// Makes a file without a name in a directory, opens and pins it. [`Client::link`] can name it.
+    pub async fn make_unnamed(&self, make: MakeNode) -> Result<Attr, FsError> {
+        let _under_way = self.inner.makes.begin();
+        let asked = self.asking();
+        match self.call(MetaRequest::MakeUnnamed(make)).await? {
+            MetaReply::Entry { attr, lease, .. } => {
+                let node = self.inner.nodes.get(attr.ino);
+                {
+                    let mut state = node.lock();
+                    state.opens += 1;
+                    state.registered = true;
+                }
+                Ok(self.note(attr, lease, 1, asked))
+            }
+            other => unexpected(&other),
+        }
+    }
+
     /// A page of entries. Pins none of them.
     pub async fn readdir(
         &self,

@@ -100,8 +100,8 @@ impl Log {
         let (counts, sweeping) = (log.counts.clone(), throttle.clone());
         // The thread lives as long as the process, because the last line is never known.
         let _ = spawn_thread("log", move || write_lines(sink, &queue, &counts, &sweeping));
-        let filter = EnvFilter::try_from_env("FOREBAY_LOG")
-            .unwrap_or_else(|_| EnvFilter::new("info,fuser=error,s3s=off"));
+        let filter =
+            EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info,s3s=off"));
         let lines = fmt::layer().with_ansi(false).log_internal_errors(false).with_writer(log.clone());
         tracing_subscriber::registry().with(filter).with(ThrottleLayer(throttle)).with(lines).init();
         log

@@ -3,6 +3,7 @@
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
@@ -12,13 +13,54 @@ use crate::interrupt::Interrupts;
 /// Most parts of one message: the kernel takes no more.
 const PARTS_MAX: usize = 1000;
 
-/// A descriptor from which requests are read and by which they are answered.
+/// A descriptor from which one thread reads requests, and by which they are answered.
 pub(crate) struct Channel {
     pub(crate) fd: OwnedFd,
     pub(crate) interrupts: Arc<Interrupts>,
+    serving: Serving,
+}
+
+/// The request that the thread of a channel works on, until it is answered or parked.
+#[derive(Default)]
+struct Serving {
+    /// 0 if there is none.
+    unique: AtomicU64,
+    pid: AtomicU32,
+    /// The time at which it began, as the caller counts it.
+    since: AtomicU64,
 }
 
 impl Channel {
+    pub(crate) fn new(fd: OwnedFd, interrupts: Arc<Interrupts>) -> Arc<Self> {
+        Arc::new(Self { fd, interrupts, serving: Serving::default() })
+    }
+
+    /// The thread begins to work on a request.
+    pub(crate) fn begin(&self, unique: u64, pid: u32, now: u64) {
+        self.serving.pid.store(pid, Ordering::SeqCst);
+        self.serving.since.store(now, Ordering::SeqCst);
+        self.serving.unique.store(unique, Ordering::SeqCst);
+    }
+
+    /// The request is answered or parked, if the thread still works on it.
+    pub(crate) fn leave(&self, unique: u64) {
+        let _ = self.serving.unique.compare_exchange(unique, 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// The process that sent the request, if the thread works on it.
+    pub(crate) fn serves(&self, unique: u64) -> Option<u32> {
+        (self.serving.unique.load(Ordering::SeqCst) == unique)
+            .then(|| self.serving.pid.load(Ordering::SeqCst))
+    }
+
+    /// For how long the thread has worked on the same request.
+    pub(crate) fn busy_for(&self, now: u64) -> u64 {
+        match self.serving.unique.load(Ordering::SeqCst) {
+            0 => 0,
+            _ => now.saturating_sub(self.serving.since.load(Ordering::SeqCst)),
+        }
+    }
+
     /// Sends a reply. Returns whether the kernel took it: it does not if the request is gone.
     pub(crate) fn answer(&self, unique: u64, error: Option<Errno>, parts: &[&[u8]]) -> bool {
         let error = error.map_or(0, |error| -error.raw_os_error());
@@ -58,7 +100,7 @@ impl Channel {
     #[cfg(test)]
     pub(crate) fn closed(interrupts: Arc<Interrupts>) -> Arc<Self> {
         let fd = rustix::fs::open("/dev/null", rustix::fs::OFlags::WRONLY, rustix::fs::Mode::empty());
-        Arc::new(Self { fd: fd.expect("/dev/null is there"), interrupts })
+        Self::new(fd.expect("/dev/null is there"), interrupts)
     }
 }
 

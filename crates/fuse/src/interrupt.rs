@@ -6,17 +6,14 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use tokio::sync::Notify;
 
 use crate::channel::Channel;
 
-/// How often a program that got a signal is looked at: another signal, which may be deadly, is not announced.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Interrupts of requests that are not registered: not yet, or not any more.
+/// Interrupts of requests that are not known: not yet, or not any more.
 const EARLY_MAX: usize = 256;
 
 struct Parked {
@@ -29,21 +26,21 @@ struct Parked {
 #[derive(Default)]
 struct State {
     parked: HashMap<u64, Parked>,
-    /// Parked requests whose programs got a signal.
+    /// Requests under way whose programs got a signal.
     watched: HashSet<u64>,
     /// Answered while the work goes on.
     answered: HashSet<u64>,
     early: VecDeque<u64>,
-    has_ended: bool,
+    /// The channels whose threads may work on a request that is not parked.
+    channels: Vec<Arc<Channel>>,
 }
 
 /// See the module.
 #[derive(Default)]
-pub struct Interrupts {
+pub(crate) struct Interrupts {
     state: Mutex<State>,
-    /// Entries of `parked` and `answered`.
+    /// Entries of `parked` and `answered`, or one more.
     count: AtomicUsize,
-    changed: Condvar,
 }
 
 impl Interrupts {
@@ -51,9 +48,24 @@ impl Interrupts {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A thread reads requests from this channel.
+    pub(crate) fn add_channel(&self, channel: Arc<Channel>) {
+        self.state().channels.push(channel);
+    }
+
+    /// The session has ended. The channels refer to this.
+    pub(crate) fn drop_channels(&self) {
+        self.state().channels.clear();
+    }
+
     /// A request waits. Its reply must not have been sent.
     pub(crate) fn park(&self, unique: u64, pid: u32, channel: &Arc<Channel>, cancel: Option<Arc<Notify>>) {
         let mut state = self.state();
+        channel.leave(unique);
+        if state.answered.contains(&unique) {
+            cancel.into_iter().for_each(|cancel| cancel.notify_one());
+            return;
+        }
         if let Some(parked) = state.parked.get_mut(&unique) {
             parked.cancel = cancel.or(parked.cancel.take());
         } else {
@@ -62,12 +74,14 @@ impl Interrupts {
         }
         if let Some(at) = state.early.iter().position(|early| *early == unique) {
             state.early.remove(at);
-            self.interrupted_locked(&mut state, unique);
+            interrupt(&mut state, unique);
         }
     }
 
     /// The work of a request has ended. Returns whether it may be answered.
-    pub(crate) fn end(&self, unique: u64) -> bool {
+    pub(crate) fn end(&self, unique: u64, channel: &Channel) -> bool {
+        // In this order: `look` counts first, and looks at the channel then.
+        channel.leave(unique);
         if self.count.load(Ordering::SeqCst) == 0 {
             return true;
         }
@@ -82,60 +96,69 @@ impl Interrupts {
 
     /// The program of a request got a signal.
     pub(crate) fn interrupted(&self, unique: u64) {
-        self.interrupted_locked(&mut self.state(), unique);
+        interrupt(&mut self.state(), unique);
     }
 
-    fn interrupted_locked(&self, state: &mut State, unique: u64) {
-        match state.parked.get(&unique) {
-            Some(Parked { cancel: Some(cancel), .. }) => cancel.notify_one(),
-            Some(_) => {
-                state.watched.insert(unique);
-                self.changed.notify_all();
-            }
-            None => {
-                if state.early.len() == EARLY_MAX {
-                    state.early.pop_front();
-                }
-                state.early.push_back(unique);
-            }
-        }
+    /// Whether [`Interrupts::look`] must be called again soon: a second signal, which may be deadly, is not announced.
+    pub(crate) fn is_watching(&self) -> bool {
+        !self.state().watched.is_empty()
     }
 
-    /// Answers requests of dying programs, until the session ends. Needs a thread.
-    pub(crate) fn watch(&self) {
+    /// Answers requests of dying programs.
+    pub(crate) fn look(&self) {
         let mut state = self.state();
-        while !state.has_ended {
-            let watched: Vec<u64> = state.watched.iter().copied().collect();
-            for unique in watched {
-                match state.parked.get(&unique) {
-                    None => drop(state.watched.remove(&unique)),
-                    Some(parked) if is_dying(parked.pid) => {
-                        let channel = parked.channel.clone();
-                        state.parked.remove(&unique);
-                        state.watched.remove(&unique);
-                        state.answered.insert(unique);
-                        // The kernel has forgotten the request if the mount is gone.
-                        let _ = channel.answer(unique, Some(Errno::INTR), &[]);
-                    }
-                    Some(_) => {}
+        let watched: Vec<u64> = state.watched.iter().copied().collect();
+        for unique in watched {
+            let parked = state.parked.get(&unique).map(|parked| (parked.channel.clone(), parked.pid));
+            let is_parked = parked.is_some();
+            let Some((channel, pid)) = parked.or_else(|| serving(&state, unique)) else {
+                state.watched.remove(&unique);
+                continue;
+            };
+            if !is_dying(pid) {
+                continue;
+            }
+            state.watched.remove(&unique);
+            if is_parked {
+                state.parked.remove(&unique);
+            } else {
+                self.count.fetch_add(1, Ordering::SeqCst);
+                if channel.serves(unique).is_none() {
+                    // It was answered in this moment.
+                    self.count.fetch_sub(1, Ordering::SeqCst);
+                    continue;
                 }
             }
-            let is_idle = state.watched.is_empty();
-            state = match is_idle {
-                true => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                false => {
-                    let waited = self.changed.wait_timeout(state, LOOK_AGAIN);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
+            state.answered.insert(unique);
+            // The kernel has forgotten the request if the mount is gone.
+            let _ = channel.answer(unique, Some(Errno::INTR), &[]);
         }
     }
+}
 
-    /// The session has ended.
-    pub(crate) fn end_all(&self) {
-        self.state().has_ended = true;
-        self.changed.notify_all();
+/// The channel whose thread works on a request, and the process that sent it.
+fn serving(state: &State, unique: u64) -> Option<(Arc<Channel>, u32)> {
+    state.channels.iter().find_map(|channel| Some((channel.clone(), channel.serves(unique)?)))
+}
+
+fn interrupt(state: &mut State, unique: u64) {
+    match state.parked.get(&unique) {
+        Some(Parked { cancel: Some(cancel), .. }) => cancel.notify_one(),
+        Some(_) => drop(state.watched.insert(unique)),
+        None if serving(state, unique).is_some() => {
+            state.watched.insert(unique);
+            // It may be parked with the wish to hear of any signal.
+            note_early(state, unique);
+        }
+        None => note_early(state, unique),
     }
+}
+
+fn note_early(state: &mut State, unique: u64) {
+    if state.early.len() == EARLY_MAX {
+        state.early.pop_front();
+    }
+    state.early.push_back(unique);
 }
 
 /// Whether a thread is about to die of a signal, or is gone.
@@ -216,26 +239,43 @@ mod tests {
         let notified = cancel.notified();
         tokio::pin!(notified);
         assert!(notified.as_mut().enable());
-        assert!(interrupts.end(7) && interrupts.end(7));
+        assert!(interrupts.end(7, &channel) && interrupts.end(7, &channel));
+        assert_eq!(interrupts.count.load(Ordering::SeqCst), 0);
     }
+
+    /// A process id that no process has.
+    const GONE: u32 = u32::MAX / 4;
 
     #[test]
     fn a_request_that_was_answered_early_is_not_answered_again() {
         let interrupts = Arc::new(Interrupts::default());
         let channel = Channel::closed(interrupts.clone());
-        // This program is gone.
-        interrupts.park(7, u32::MAX / 4, &channel, None);
+        interrupts.add_channel(channel.clone());
+        interrupts.park(7, GONE, &channel, None);
         interrupts.park(8, std::process::id(), &channel, None);
-        interrupts.interrupted(7);
-        interrupts.interrupted(8);
-        let watching = interrupts.clone();
-        let watcher = base::env::spawn_thread("watch", move || watching.watch());
-        while !interrupts.state().answered.contains(&7) {
-            std::thread::yield_now();
+        // Its thread is busy with it, and parks it later.
+        channel.begin(9, GONE, 0);
+        for unique in [7, 8, 9] {
+            interrupts.interrupted(unique);
         }
-        assert!(!interrupts.end(7) && interrupts.end(8));
-        interrupts.end_all();
-        watcher.join().unwrap();
+        interrupts.look();
+        assert!(interrupts.is_watching(), "8 is alive");
+        interrupts.park(9, GONE, &channel, None);
+        assert!(!interrupts.end(7, &channel) && interrupts.end(8, &channel) && !interrupts.end(9, &channel));
+        interrupts.look();
+        assert!(!interrupts.is_watching());
         assert_eq!(interrupts.count.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_request_that_is_answered_in_time_is_forgotten() {
+        let interrupts = Arc::new(Interrupts::default());
+        let channel = Channel::closed(interrupts.clone());
+        interrupts.add_channel(channel.clone());
+        channel.begin(9, GONE, 0);
+        interrupts.interrupted(9);
+        assert!(interrupts.end(9, &channel));
+        interrupts.look();
+        assert!(!interrupts.is_watching() && interrupts.state().answered.is_empty());
     }
 }

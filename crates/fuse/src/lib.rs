@@ -5,7 +5,8 @@
 //! from which its request was read.
 //!
 //! No request makes its program unkillable: one that is not answered at once is registered ([`Reply::park`]), and if the
-//! kernel says that its program got a deadly signal, it is answered with EINTR while the work goes on ([`interrupt`]).
+//! kernel says that its program got a deadly signal, it is answered with EINTR while the work goes on. Threads that
+//! all hang are joined by more, so that signals are heard.
 
 pub mod abi;
 mod channel;
@@ -16,7 +17,6 @@ mod session;
 
 pub use abi::{FileAttr, FileType, InitFlags, Lock, OpenFlags};
 pub use channel::{ATTRIBUTES_ONLY, Kernel};
-pub use interrupt::Interrupts;
 pub use reply::{DirReply, Reply, StatFs, Terms};
 pub use request::{BadRequest, Op, ReadRequest, Request, SetAttrRequest, Time, WriteRequest};
 pub use rustix::io::Errno;

@@ -70,7 +70,8 @@ impl Reply {
 
     fn send(&mut self, error: Option<Errno>, parts: &[&[u8]]) -> bool {
         self.is_sent = true;
-        self.channel.interrupts.end(self.unique) && self.channel.answer(self.unique, error, parts)
+        self.channel.interrupts.end(self.unique, &self.channel)
+            && self.channel.answer(self.unique, error, parts)
     }
 
     fn ok(mut self, fill: impl FnOnce(&mut Out)) -> bool {

@@ -76,7 +76,6 @@ pub enum Op {
     },
     /// O_TMPFILE in the directory.
     MakeUnnamed {
-        flags: i32,
         mode: u32,
         umask: u32,
     },
@@ -318,13 +317,17 @@ impl Request {
 }
 
 fn parse_op(opcode: u32, ino: u64, fields: &mut Fields<'_>) -> Result<Option<Op>, Short> {
+    let op = match about_names(opcode, fields)? {
+        Some(op) => Some(op),
+        None => about_content(opcode, fields)?,
+    };
+    if op.is_some() { Ok(op) } else { about_others(opcode, ino, fields) }
+}
+
+/// Requests about directories.
+fn about_names(opcode: u32, fields: &mut Fields<'_>) -> Result<Option<Op>, Short> {
     Ok(Some(match opcode {
         opcode::LOOKUP => Op::Lookup { name: fields.text()? },
-        opcode::FORGET => Op::Forget(vec![(ino, fields.u64()?)]),
-        opcode::BATCH_FORGET => Op::Forget(batch_forget(fields)?),
-        opcode::GETATTR => Op::GetAttr,
-        opcode::SETATTR => Op::SetAttr(set_attr(fields)?),
-        opcode::STATX => Op::StatX,
         opcode::READLINK => Op::ReadLink,
         opcode::SYMLINK => Op::Symlink { name: fields.text()?, target: fields.text()? },
         opcode::MKNOD => {
@@ -346,15 +349,29 @@ fn parse_op(opcode: u32, ino: u64, fields: &mut Fields<'_>) -> Result<Option<Op>
             Op::Rename { name: fields.text()?, new_parent, new_name: fields.text()?, flags }
         }
         opcode::LINK => Op::Link { target: fields.u64()?, name: fields.text()? },
-        opcode::OPEN => Op::Open { flags: fields.i32()? },
         opcode::CREATE | opcode::TMPFILE => {
             let (flags, mode, umask) = (fields.i32()?, fields.u32()?, fields.u32()?);
             fields.skip(4)?;
             match opcode {
                 opcode::CREATE => Op::Create { name: fields.text()?, flags, mode, umask },
-                _ => Op::MakeUnnamed { flags, mode, umask },
+                _ => Op::MakeUnnamed { mode, umask },
             }
         }
+        opcode::FSYNCDIR => Op::SyncDir,
+        opcode::OPENDIR => Op::OpenDir,
+        opcode::READDIR | opcode::READDIRPLUS => {
+            let (handle, offset, size) = (fields.u64()?, fields.u64()?, fields.u32()?);
+            Op::ReadDir { handle, offset, size, plus: opcode == opcode::READDIRPLUS }
+        }
+        opcode::RELEASEDIR => Op::ReleaseDir { handle: fields.u64()? },
+        _ => return Ok(None),
+    }))
+}
+
+/// Requests about open files.
+fn about_content(opcode: u32, fields: &mut Fields<'_>) -> Result<Option<Op>, Short> {
+    Ok(Some(match opcode {
+        opcode::OPEN => Op::Open { flags: fields.i32()? },
         opcode::READ => {
             fields.skip(8)?;
             let (offset, size) = (fields.u64()?, fields.u32()?);
@@ -362,7 +379,6 @@ fn parse_op(opcode: u32, ino: u64, fields: &mut Fields<'_>) -> Result<Option<Op>
             Op::Read(ReadRequest { offset, size, flags: fields.i32()? })
         }
         opcode::WRITE => write(fields)?,
-        opcode::STATFS => Op::StatFs,
         opcode::RELEASE => {
             let handle = fields.u64()?;
             fields.skip(4)?;
@@ -372,31 +388,12 @@ fn parse_op(opcode: u32, ino: u64, fields: &mut Fields<'_>) -> Result<Option<Op>
             fields.skip(8)?;
             Op::Sync { data_only: fields.u32()? & crate::abi::FSYNC_FDATASYNC != 0 }
         }
-        opcode::FSYNCDIR => Op::SyncDir,
         opcode::FLUSH => {
             let handle = fields.u64()?;
             fields.skip(8)?;
             Op::Flush { handle, owner: fields.u64()? }
         }
-        opcode::SETXATTR => {
-            let (size, flags) = (fields.u32()?, fields.i32()?);
-            Op::SetXattr { name: fields.text()?, value: fields.bytes(size as usize)?, flags }
-        }
-        opcode::GETXATTR => {
-            let size = fields.u32()?;
-            fields.skip(4)?;
-            Op::GetXattr { name: fields.text()?, size }
-        }
-        opcode::LISTXATTR => Op::ListXattr { size: fields.u32()? },
-        opcode::REMOVEXATTR => Op::RemoveXattr { name: fields.text()? },
-        opcode::OPENDIR => Op::OpenDir,
-        opcode::READDIR | opcode::READDIRPLUS => {
-            let (handle, offset, size) = (fields.u64()?, fields.u64()?, fields.u32()?);
-            Op::ReadDir { handle, offset, size, plus: opcode == opcode::READDIRPLUS }
-        }
-        opcode::RELEASEDIR => Op::ReleaseDir { handle: fields.u64()? },
         opcode::GETLK | opcode::SETLK | opcode::SETLKW => lock(opcode, fields)?,
-        opcode::INTERRUPT => Op::Interrupt { unique: fields.u64()? },
         opcode::IOCTL => {
             fields.skip(12)?;
             let command = fields.u32()?;
@@ -419,6 +416,31 @@ fn parse_op(opcode: u32, ino: u64, fields: &mut Fields<'_>) -> Result<Option<Op>
             let (to_offset, length) = (fields.u64()?, fields.u64()?);
             Op::CopyRange { offset, to, to_offset, length, wide: opcode == opcode::COPY_FILE_RANGE_64 }
         }
+        _ => return Ok(None),
+    }))
+}
+
+/// Requests about inodes, and those of the connection.
+fn about_others(opcode: u32, ino: u64, fields: &mut Fields<'_>) -> Result<Option<Op>, Short> {
+    Ok(Some(match opcode {
+        opcode::FORGET => Op::Forget(vec![(ino, fields.u64()?)]),
+        opcode::BATCH_FORGET => Op::Forget(batch_forget(fields)?),
+        opcode::GETATTR => Op::GetAttr,
+        opcode::SETATTR => Op::SetAttr(set_attr(fields)?),
+        opcode::STATX => Op::StatX,
+        opcode::STATFS => Op::StatFs,
+        opcode::SETXATTR => {
+            let (size, flags) = (fields.u32()?, fields.i32()?);
+            Op::SetXattr { name: fields.text()?, value: fields.bytes(size as usize)?, flags }
+        }
+        opcode::GETXATTR => {
+            let size = fields.u32()?;
+            fields.skip(4)?;
+            Op::GetXattr { name: fields.text()?, size }
+        }
+        opcode::LISTXATTR => Op::ListXattr { size: fields.u32()? },
+        opcode::REMOVEXATTR => Op::RemoveXattr { name: fields.text()? },
+        opcode::INTERRUPT => Op::Interrupt { unique: fields.u64()? },
         opcode::DESTROY => Op::Destroy,
         _ => return Ok(None),
     }))

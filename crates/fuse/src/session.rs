@@ -4,8 +4,10 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use rustix::fs::{Mode, OFlags};
@@ -50,9 +52,35 @@ pub struct Options {
 
 /// A mounted filesystem. It stays mounted until it is unmounted: then its threads end.
 pub struct Session {
-    threads: Vec<JoinHandle<()>>,
-    interrupts: Arc<Interrupts>,
+    shared: Arc<Shared>,
+    watcher: Option<JoinHandle<()>>,
 }
+
+/// What the threads of a session share.
+struct Shared {
+    server: Arc<dyn Serve>,
+    interrupts: Arc<Interrupts>,
+    request_bytes_max: u32,
+    readers: Mutex<Vec<(Arc<Channel>, JoinHandle<()>)>>,
+    /// Counts looks of the watcher.
+    now: AtomicU64,
+    /// At most one reader is left that does not hang.
+    is_stalled: AtomicBool,
+    /// Threads that serve one request each.
+    helpers: AtomicUsize,
+    has_ended: Mutex<bool>,
+    ended: Condvar,
+}
+
+/// How often the watcher looks at the threads, and at programs that got a signal.
+const LOOK: Duration = Duration::from_millis(500);
+const LOOK_SOON: Duration = Duration::from_millis(50);
+/// A thread hangs if it works on one request for so many looks.
+const HANGS_LOOKS: u64 = 2;
+/// Most threads that read requests.
+const READERS_MAX: usize = 64;
+/// Most threads that serve one request each.
+const HELPERS_MAX: usize = 256;
 
 /// `_IOR(229, 0, uint32_t)`: makes a new descriptor one of the connection of another.
 const CLONE: rustix::ioctl::Opcode = 0x8004_e500;
@@ -102,44 +130,96 @@ impl Session {
         server: impl FnOnce(Kernel) -> Arc<dyn Serve>,
     ) -> io::Result<Self> {
         let interrupts = Arc::new(Interrupts::default());
-        let channel = |fd| Arc::new(Channel { fd, interrupts: interrupts.clone() });
-        let first = channel(device);
+        let first = Channel::new(device, interrupts.clone());
         negotiate(&first, options)?;
-        let mut channels = vec![first.clone()];
+        let shared = Arc::new(Shared {
+            server: server(Kernel(first.clone())),
+            interrupts,
+            request_bytes_max: options.request_bytes_max,
+            readers: Mutex::default(),
+            now: AtomicU64::new(0),
+            is_stalled: AtomicBool::new(false),
+            helpers: AtomicUsize::new(0),
+            has_ended: Mutex::new(false),
+            ended: Condvar::new(),
+        });
+        let mut channels = vec![first];
         for _ in 1..options.threads {
-            channels.push(channel(clone_of(&first.fd)?));
+            channels.push(Channel::new(clone_of(&channels[0].fd)?, shared.interrupts.clone()));
         }
-        let server = server(Kernel(first));
-        let mut threads: Vec<JoinHandle<()>> = channels
-            .into_iter()
-            .map(|channel| {
-                let (server, bytes_max) = (server.clone(), options.request_bytes_max);
-                base::env::spawn_thread("fuse", move || read_requests(&channel, &*server, bytes_max))
-            })
-            .collect();
-        let watching = interrupts.clone();
-        threads.push(base::env::spawn_thread("fuse-signals", move || watching.watch()));
-        Ok(Self { threads, interrupts })
+        channels.into_iter().for_each(|channel| shared.add_reader(channel));
+        let watching = shared.clone();
+        let watcher = Some(base::env::spawn_thread("fuse-watch", move || watching.watch()));
+        Ok(Self { shared, watcher })
     }
 
     /// Whether the kernel still sends requests: it does until the filesystem is unmounted and no file is open.
     pub fn is_alive(&self) -> bool {
-        let readers = &self.threads[..self.threads.len() - 1];
-        readers.iter().any(|thread| !thread.is_finished())
+        self.shared.readers().iter().any(|(_, thread)| !thread.is_finished())
     }
 
     /// Waits until the filesystem is unmounted and no file is open.
-    pub fn join(mut self) {
-        let watcher = self.threads.pop();
-        self.threads.drain(..).for_each(|thread| drop(thread.join()));
-        self.interrupts.end_all();
-        watcher.into_iter().for_each(|thread| drop(thread.join()));
+    pub fn join(self) {
+        loop {
+            // The watcher adds threads, and drops none.
+            let Some((_, thread)) = self.shared.readers().pop() else { return };
+            let _ = thread.join();
+        }
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.interrupts.end_all();
+        *self.shared.has_ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.ended.notify_all();
+        self.watcher.take().into_iter().for_each(|watcher| drop(watcher.join()));
+        self.shared.interrupts.drop_channels();
+    }
+}
+
+impl Shared {
+    fn readers(&self) -> MutexGuard<'_, Vec<(Arc<Channel>, JoinHandle<()>)>> {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add_reader(self: &Arc<Self>, channel: Arc<Channel>) {
+        self.interrupts.add_channel(channel.clone());
+        let (shared, reading) = (self.clone(), channel.clone());
+        let thread = base::env::spawn_thread("fuse", move || shared.read_requests(&reading));
+        self.readers().push((channel, thread));
+    }
+
+    /// Looks at the programs that got a signal, and adds a reader when all hang: a disk below may not answer, and then
+    /// signals must be heard.
+    fn watch(self: &Arc<Self>) {
+        let mut has_ended = self.has_ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut looks = 0;
+        while !*has_ended {
+            let pause = if self.interrupts.is_watching() { LOOK_SOON } else { LOOK };
+            has_ended = self.ended.wait_timeout(has_ended, pause).unwrap_or_else(PoisonError::into_inner).0;
+            self.interrupts.look();
+            looks += 1;
+            if pause == LOOK || looks % (LOOK.as_millis() / LOOK_SOON.as_millis()) == 0 {
+                self.look_at_readers();
+            }
+        }
+    }
+
+    fn look_at_readers(self: &Arc<Self>) {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        let (count, hanging, first) = {
+            let readers = self.readers();
+            let hanging = readers.iter().filter(|(channel, _)| channel.busy_for(now) >= HANGS_LOOKS);
+            (readers.len(), hanging.count(), readers.first().map(|(channel, _)| channel.clone()))
+        };
+        self.is_stalled.store(hanging > 0 && hanging + 1 >= count, Ordering::SeqCst);
+        let Some(first) = first.filter(|_| hanging == count && count < READERS_MAX) else { return };
+        match clone_of(&first.fd) {
+            Ok(fd) => self.add_reader(Channel::new(fd, self.interrupts.clone())),
+            Err(error) => {
+                tracing::warn!(%error, "all threads of the mount hang, and there is no room for another")
+            }
+        }
     }
 }
 
@@ -220,42 +300,69 @@ fn buffer_bytes(request_bytes_max: u32) -> usize {
     (request_bytes_max + PAGE_BYTES) as usize
 }
 
-fn read_requests(channel: &Arc<Channel>, server: &dyn Serve, request_bytes_max: u32) {
-    let mut buffer = BytesMut::zeroed(buffer_bytes(request_bytes_max));
-    loop {
-        let Some(len) = read(channel, &mut buffer) else { return };
-        let is_write = buffer.get(4..8) == Some(&opcode::WRITE.to_ne_bytes());
-        if !is_write {
-            // Small: a request that waits does not hold the whole buffer.
-            serve_message(channel, server, &Bytes::copy_from_slice(&buffer[..len]));
-            continue;
-        }
-        let whole = std::mem::take(&mut buffer).freeze();
-        serve_message(channel, server, &whole.slice(..len));
-        buffer = whole.try_into_mut().unwrap_or_else(|_| BytesMut::zeroed(buffer_bytes(request_bytes_max)));
-    }
-}
-
-fn serve_message(channel: &Arc<Channel>, server: &dyn Serve, message: &Bytes) {
-    match Request::parse(message) {
-        Ok(Request { op: Op::Forget(references), .. }) => server.forget(&references),
-        Ok(Request { op: Op::Interrupt { unique }, .. }) => channel.interrupts.interrupted(unique),
-        Ok(request) => {
-            let reply = Reply::new(channel.clone(), request.unique, request.pid);
-            match request.op {
-                Op::Destroy => reply.done(),
-                _ => server.serve(request, reply),
+impl Shared {
+    fn read_requests(self: Arc<Self>, channel: &Arc<Channel>) {
+        let mut buffer = BytesMut::zeroed(buffer_bytes(self.request_bytes_max));
+        loop {
+            let Some(len) = read(channel, &mut buffer) else { return };
+            let is_write = buffer.get(4..8) == Some(&opcode::WRITE.to_ne_bytes());
+            if !is_write {
+                // Small: a request that waits does not hold the whole buffer.
+                self.serve_message(channel, &Bytes::copy_from_slice(&buffer[..len]));
+                continue;
             }
+            let whole = std::mem::take(&mut buffer).freeze();
+            self.serve_message(channel, &whole.slice(..len));
+            let length = buffer_bytes(self.request_bytes_max);
+            buffer = whole.try_into_mut().unwrap_or_else(|_| BytesMut::zeroed(length));
         }
-        Err(BadRequest::Unsupported { unique, opcode }) => {
-            tracing::debug!(opcode, "request of an unknown kind");
-            channel.answer(unique, Some(Errno::NOSYS), &[]);
+    }
+
+    fn serve_message(self: &Arc<Self>, channel: &Arc<Channel>, message: &Bytes) {
+        match Request::parse(message) {
+            Ok(Request { op: Op::Forget(references), .. }) => self.server.forget(&references),
+            Ok(Request { op: Op::Interrupt { unique }, .. }) => {
+                self.interrupts.interrupted(unique);
+                self.ended.notify_all();
+            }
+            Ok(request) => {
+                let reply = Reply::new(channel.clone(), request.unique, request.pid);
+                match request.op {
+                    Op::Destroy => reply.done(),
+                    _ => self.serve(channel, request, reply),
+                }
+            }
+            Err(BadRequest::Unsupported { unique, opcode }) => {
+                tracing::debug!(opcode, "request of an unknown kind");
+                channel.answer(unique, Some(Errno::NOSYS), &[]);
+            }
+            Err(BadRequest::Malformed { unique, opcode }) => {
+                tracing::error!(opcode, "a request of the kernel is malformed");
+                channel.answer(unique, Some(Errno::IO), &[]);
+            }
+            Err(BadRequest::NoHeader) => tracing::error!("a message of the kernel has no header"),
         }
-        Err(BadRequest::Malformed { unique, opcode }) => {
-            tracing::error!(opcode, "a request of the kernel is malformed");
-            channel.answer(unique, Some(Errno::IO), &[]);
+    }
+
+    fn serve(self: &Arc<Self>, channel: &Arc<Channel>, request: Request, reply: Reply) {
+        let is_stalled = self.is_stalled.load(Ordering::Relaxed);
+        if is_stalled && self.helpers.fetch_add(1, Ordering::SeqCst) < HELPERS_MAX {
+            // This thread goes on reading.
+            reply.park().park();
+            let shared = self.clone();
+            drop(base::env::spawn_thread("fuse-helper", move || {
+                shared.server.serve(request, reply);
+                shared.helpers.fetch_sub(1, Ordering::SeqCst);
+            }));
+            return;
         }
-        Err(BadRequest::NoHeader) => tracing::error!("a message of the kernel has no header"),
+        if is_stalled {
+            self.helpers.fetch_sub(1, Ordering::SeqCst);
+        }
+        let unique = request.unique;
+        channel.begin(unique, request.pid, self.now.load(Ordering::Relaxed));
+        self.server.serve(request, reply);
+        channel.leave(unique);
     }
 }
 

@@ -558,16 +558,22 @@ impl Value for SessionRecord {
     }
 }
 
+/// The format number of an orphan that may get a name. A version that does not know it could not keep the mark.
+const FORMAT_NAMEABLE: u8 = 2;
+
 /// Table O: the sessions that have an inode without a name open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Orphan {
     /// Never empty.
     pub sessions: Vec<SessionId>,
+    /// It never had a name, and may get one (O_TMPFILE).
+    pub may_be_named: bool,
 }
 
 impl Value for Orphan {
     fn encode(&self) -> Vec<u8> {
-        let mut w = start();
+        let mut w = Writer::new();
+        w.u8(if self.may_be_named { FORMAT_NAMEABLE } else { FORMAT });
         w.u32(u32::try_from(self.sessions.len()).expect("sessions are bounded far below 2^32"));
         for session in &self.sessions {
             w.u64(session.0);
@@ -576,10 +582,13 @@ impl Value for Orphan {
     }
 
     fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        expect_format(r, "orphan format")?;
+        let format = r.u8("orphan format")?;
+        if !matches!(format, FORMAT | FORMAT_NAMEABLE) {
+            return Err(DecodeError { field: "orphan format" });
+        }
         let count = r.u32("count")?;
         let sessions = (0..count).map(|_| r.u64("session").map(SessionId)).collect::<Result<_, _>>()?;
-        Ok(Self { sessions })
+        Ok(Self { sessions, may_be_named: format == FORMAT_NAMEABLE })
     }
 }
 

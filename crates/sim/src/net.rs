@@ -258,6 +258,7 @@ fn changes_something(request: &MetaRequest) -> bool {
     use MetaRequest as R;
     match request {
         R::Make(_)
+        | R::MakeUnnamed(_)
         | R::Unlink { .. }
         | R::Rmdir { .. }
         | R::Link { .. }

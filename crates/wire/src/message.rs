@@ -246,6 +246,7 @@ pub const OWNER: Operations = Operations(&[
     ("Unlock", 0x013f),
     ("TestLock", 0x0140),
     ("AdvanceGroups", 0x0141),
+    ("MakeUnnamed", 0x0142),
 ]);
 /// What standbys ask the owner of their ledger.
 pub const REPLICA: Operations = Operations(&[("Stored", 0x0180), ("Copy", 0x0181)]);

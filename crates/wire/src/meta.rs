@@ -544,6 +544,8 @@ pub enum MetaRequest {
     AdvanceGroups {
         groups: Vec<(PgId, Epoch)>,
     },
+    /// A file without a name, open by the session, which [`MetaRequest::Link`] can name. Answer: `Entry`.
+    MakeUnnamed(MakeNode),
 }
 
 /// A directory listing continues after this name.

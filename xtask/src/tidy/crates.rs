@@ -12,25 +12,28 @@ use super::Finding;
 /// record.
 const EDGES: &[(&str, &[&str])] = &[
     ("base", &[]),
+    ("fuse", &["base"]),
     ("layout", &["base"]),
     ("wire", &["base", "layout"]),
     ("drive", &["base", "wire"]),
     ("meta", &["base", "layout", "wire"]),
     ("client", &["base", "layout", "wire"]),
-    ("posix", &["base", "client"]),
+    ("posix", &["base", "fuse", "client"]),
     ("s3", &["base", "client"]),
     ("upkeep", &["base", "layout", "wire", "client"]),
     ("admin", &["base", "wire", "client"]),
-    ("forebay", &["base", "layout", "wire", "drive", "meta", "client", "posix", "s3", "upkeep", "admin"]),
-    ("sim", &["base", "layout", "wire", "drive", "meta", "client", "posix", "s3", "upkeep", "admin"]),
-    ("xtask", &["base"]),
+    (
+        "forebay",
+        &["base", "fuse", "layout", "wire", "drive", "meta", "client", "posix", "s3", "upkeep", "admin"],
+    ),
+    ("sim", &["base", "fuse", "layout", "wire", "drive", "meta", "client", "posix", "s3", "upkeep", "admin"]),
+    ("xtask", &["base", "fuse"]),
 ];
 
 /// Third-party crates that only some of our crates may use.
 const RESTRICTED: &[(&str, &[&str])] = &[
     ("anyhow", &["forebay", "sim", "xtask"]),
     ("clap", &["forebay"]),
-    ("fuser", &["posix", "xtask"]),
     ("indicatif", &["forebay"]),
     ("io-uring", &["drive"]),
     ("redb", &["meta"]),
@@ -172,11 +175,11 @@ mod tests {
     fn restricted_dependencies_are_for_some_crates_only() {
         check(
             "client",
-            json!([{ "name": "fuser", "kind": null }]),
+            json!([{ "name": "io-uring", "kind": null }]),
             LINTS,
-            &["fuser is for posix and xtask only"],
+            &["io-uring is for drive only"],
         );
-        check("posix", json!([{ "name": "fuser", "kind": null }]), LINTS, &[]);
+        check("drive", json!([{ "name": "io-uring", "kind": null }]), LINTS, &[]);
     }
 
     #[test]
@@ -224,7 +227,9 @@ mod tests {
         let ours: Vec<&str> = EDGES.iter().map(|(name, _)| *name).filter(|name| *name != "xtask").collect();
         assert_eq!(rows.iter().map(|row| name(row)).collect::<Vec<_>>(), ours);
         for (row, (name, allowed)) in rows.iter().zip(EDGES) {
-            let all = ["base", "layout", "wire", "drive", "meta", "client", "posix", "s3", "upkeep", "admin"];
+            let all = [
+                "base", "fuse", "layout", "wire", "drive", "meta", "client", "posix", "s3", "upkeep", "admin",
+            ];
             match row[4] {
                 "–" => assert!(allowed.is_empty(), "{name}"),
                 "all above" => assert_eq!(*allowed, all, "{name}"),

@@ -147,7 +147,7 @@ impl World {
         let root = inode(1, dir, 3, 3, 1, None, 0);
         world.put(keys.inode(Ino(1)), root);
         world.put(keys.dentry(Ino(1), b"soft", FileKind::Symlink), dentry(5, FileKind::Symlink));
-        world.put(keys.orphan(Ino(6)), Orphan { sessions: vec![SessionId(1)] });
+        world.put(keys.orphan(Ino(6)), Orphan { sessions: vec![SessionId(1)], may_be_named: false });
         world.put(keys.session(SessionId(1)), 0u64);
         world.put(keys.xattr(Ino(4), b"user.x"), 1u64);
         world.put(keys.piece(MapId(20), 0), piece(10, 8192, 0));
@@ -278,7 +278,9 @@ fn damage_of_the_tree_is_found() {
     check("no_root", |world| world.remove(keys.inode(Ino(1))));
     check("orphan", |world| world.remove(keys.orphan(Ino(6))));
     check("orphan", |world| world.remove(keys.session(SessionId(1))));
-    check("orphan", |world| world.put(keys.orphan(Ino(9)), Orphan { sessions: vec![SessionId(1)] }));
+    check("orphan", |world| {
+        world.put(keys.orphan(Ino(9)), Orphan { sessions: vec![SessionId(1)], may_be_named: false })
+    });
     check("attributes", |world| world.put(keys.xattr(Ino(9), b"user.x"), 1u64));
     check("inode_number", |world| world.put(keys.value("next_ino"), 6u64));
     check("damaged_value", |world| drop(world.pairs.insert(keys.inode(Ino(5)), b"\x01\x07".to_vec())));

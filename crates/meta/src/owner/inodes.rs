@@ -62,8 +62,9 @@ impl Op<'_> {
             if inode.attr.nlink == 0 {
                 // An inode without a name stays alive through the sessions in this record.
                 let (key, sessions) = (self.keys.orphan(ino), opens.clone());
-                self.txn.get::<Orphan>(&key)?;
-                self.txn.update(key, &Orphan { sessions });
+                let orphan = self.txn.get::<Orphan>(&key)?;
+                let may_be_named = orphan.is_some_and(|orphan| orphan.may_be_named);
+                self.txn.update(key, &Orphan { sessions, may_be_named });
             }
         }
         Ok(MetaReply::Entry { attr: inode.attr, lease, keep: false })

@@ -490,6 +490,7 @@ impl Op<'_> {
             R::ReadDir { ino, after, limit } => self.readdir(*ino, after.as_ref(), *limit),
             R::ReadLink { ino } => self.readlink(*ino),
             R::Make(make) => self.make(make),
+            R::MakeUnnamed(make) => self.make_unnamed(make),
             R::Open { ino, intent } => self.open(*ino, *intent),
             R::Close { inos } => self.close(inos),
             R::SetAttr { ino, set } => self.setattr(*ino, set),

@@ -108,6 +108,28 @@ impl Op<'_> {
         Ok(MetaReply::Entry { attr: inode.attr, lease, keep: self.watch_name(make.parent, &make.name) })
     }
 
+    /// Makes a file without a name, open by the session. It lasts until it is closed, unless it gets a name.
+    pub(super) fn make_unnamed(&mut self, make: &MakeNode) -> Outcome {
+        if make.kind != FileKind::Regular || !make.name.is_empty() || !make.target.is_empty() {
+            return Err(FsError::Invalid.into());
+        }
+        let dir = self.living_directory(make.parent)?;
+        check_adding(&dir.attr)?;
+        let ino = Ino(self.advance("next_ino", 1)?);
+        let mut inode = self.new_inode(ino, FileKind::Regular, make.mode & 0o7777);
+        (inode.attr.uid, inode.attr.gid, inode.attr.nlink) = (make.uid, make.gid, 0);
+        inode.parent = make.parent;
+        inode.segments = self.first_segments(ino)?;
+        self.inherit(&dir, make.umask, &mut inode)?;
+        self.put_inode(&inode);
+        let orphan = Orphan { sessions: vec![self.session], may_be_named: true };
+        self.txn.put(self.keys.orphan(ino), &orphan);
+        self.account(0, 1)?;
+        self.volatile.opens.entry(ino).or_default().push(self.session);
+        let lease = self.grant(ino, LeaseKind::Exclusive);
+        Ok(MetaReply::Entry { attr: inode.attr, lease, keep: false })
+    }
+
     /// Makes an inode and its name. No session has opened it, holds a lease on it or watches the name yet.
     pub(super) fn make_inode(&mut self, make: &MakeNode) -> Result<Inode, Stop> {
         check_name(&make.name)?;
@@ -216,7 +238,10 @@ impl Op<'_> {
         if inode.attr.kind == FileKind::Directory {
             return Err(FsError::NotPermitted.into());
         }
-        if inode.attr.nlink == 0 {
+        let gets_name = inode.attr.nlink == 0;
+        if gets_name
+            && !self.txn.get::<Orphan>(&self.keys.orphan(ino))?.is_some_and(|orphan| orphan.may_be_named)
+        {
             return Err(FsError::NotFound.into());
         }
         if inode.attr.nlink >= LINKS_MAX {
@@ -229,6 +254,10 @@ impl Op<'_> {
         check_unguarded(&inode.attr)?;
         self.clear_all(&[Touched::Inode(parent), Touched::Name(parent, name.clone()), Touched::Inode(ino)])?;
         inode.attr.nlink += 1;
+        if gets_name {
+            self.txn.delete(self.keys.orphan(ino));
+            inode.parent = parent;
+        }
         self.touch(&mut inode.attr);
         self.put_inode(&inode);
         self.add_name(&mut dir, name, ino, inode.attr.kind);
@@ -290,7 +319,7 @@ impl Op<'_> {
         }
         match self.volatile.opens.get(&ino) {
             Some(sessions) if !sessions.is_empty() => {
-                let orphan = Orphan { sessions: sessions.clone() };
+                let orphan = Orphan { sessions: sessions.clone(), may_be_named: false };
                 self.txn.put(self.keys.orphan(ino), &orphan);
                 self.put_inode(&inode);
             }

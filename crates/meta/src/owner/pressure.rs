@@ -43,6 +43,7 @@ fn needs_room(request: &MetaRequest) -> bool {
             !makes_room && !is_object_read(request)
         }
         R::Make(_)
+        | R::MakeUnnamed(_)
         | R::NoteRead { .. }
         | R::SetGuard { .. }
         | R::Rename { .. }

@@ -158,7 +158,10 @@ impl Op<'_> {
                 *keep = self.watch_name(make.parent, &make.name);
                 (*attr, lease, make.open != OpenIntent::None)
             }
-            (MetaRequest::Open { .. }, MetaReply::Entry { attr, lease, keep }) => {
+            (
+                MetaRequest::Open { .. } | MetaRequest::MakeUnnamed(_),
+                MetaReply::Entry { attr, lease, keep },
+            ) => {
                 *keep = false;
                 (*attr, lease, true)
             }

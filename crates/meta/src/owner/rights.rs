@@ -57,7 +57,7 @@ impl Op<'_> {
         match request {
             R::Lookup { parent, .. } => self.check(*parent, caller, EXECUTE),
             R::ReadDir { ino, .. } => self.check(*ino, caller, READ),
-            R::Make(make) => self.check_make(caller, make),
+            R::Make(make) | R::MakeUnnamed(make) => self.check_make(caller, make),
             R::Open { ino, intent } => match intent {
                 OpenIntent::None => Ok(()),
                 OpenIntent::Read => self.check(*ino, caller, READ),

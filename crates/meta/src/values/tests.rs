@@ -214,7 +214,9 @@ fn small_values_keep_their_bytes() {
     assert_eq!(Slot::decode(&slot.encode()).unwrap().reply(), Ok(MetaReply::Done));
     let earlier = Slot::decode(&unhex("01 0700000000000000 02000000 6f6b")).unwrap();
     assert_eq!((earlier.seq, earlier.reply()), (7, Err(FsError::Unknown)));
-    check(Orphan { sessions: vec![SessionId(3)] }, "01 01000000 0300000000000000");
+    let orphan = Orphan { sessions: vec![SessionId(3)], may_be_named: false };
+    check(orphan.clone(), "01 01000000 0300000000000000");
+    check(Orphan { may_be_named: true, ..orphan }, "02 01000000 0300000000000000");
     check(Usage { stored_bytes: 10, inodes: 2 }, "01 0a00000000000000 0200000000000000");
     check(
         LostRecord {

@@ -1,6 +1,7 @@
 //! Requests about the content of files.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use base::{FsError, Ino};
 use bytes::Bytes;
@@ -31,17 +32,18 @@ pub(super) fn is_reader(handle: u64) -> bool {
     handle & 1 == 0
 }
 
-/// Answers with a file that was made and opened.
+/// Answers with a file that was made and opened, and its name, if it has one.
 pub(super) fn reply_created(
     client: &Client,
     reply: Reply,
-    result: Result<(Attr, NameTerm), FsError>,
+    result: Result<(Attr, Option<NameTerm>), FsError>,
     handle: u64,
     opened: OpenFlags,
 ) {
     match result {
         Ok((attr, term)) => {
-            let terms = Terms { name: client.name_term(&term), attr: client.attr_term(attr.ino) };
+            let name = term.map_or(Duration::ZERO, |term| client.name_term(&term));
+            let terms = Terms { name, attr: client.attr_term(attr.ino) };
             if !reply.created(&file_attr(&attr), terms, handle, opened) {
                 client.close_file(attr.ino);
                 client.forget(attr.ino, 1);

@@ -120,6 +120,16 @@ impl Fuse {
         });
     }
 
+    /// O_TMPFILE.
+    pub(super) fn make_unnamed(&self, caller: Caller, dir: Ino, modes: (u32, u32), reply: Reply) {
+        let make = make(caller, dir, Bytes::new(), FileKind::Regular, modes);
+        let (opened, handle) = (self.open_flags(), self.new_handle(OpenIntent::Write));
+        self.run(reply, |client, reply| async move {
+            let made = client.make_unnamed(make).await.map(|attr| (attr, None));
+            super::files::reply_created(&client, reply, made, handle, opened);
+        });
+    }
+
     pub(super) fn create(
         &self,
         caller: Caller,
@@ -147,6 +157,7 @@ impl Fuse {
                     Err(error) => Err(error),
                 };
             }
+            let result = result.map(|(attr, term)| (attr, Some(term)));
             super::files::reply_created(&client, reply, result, handle, opened);
         });
     }

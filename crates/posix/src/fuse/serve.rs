@@ -63,7 +63,7 @@ impl Serve for Fuse {
             Op::ListXattr { size } => self.list_xattr(ino, size, reply),
             Op::SetXattr { name, value, flags } => self.set_xattr(caller, ino, (name, value), flags, reply),
             Op::RemoveXattr { name } => self.remove_xattr(ino, name, reply),
-            Op::MakeUnnamed { .. } => reply.error(Errno::OPNOTSUPP),
+            Op::MakeUnnamed { mode, umask } => self.make_unnamed(caller, ino, (mode, umask), reply),
             // These do not come here.
             Op::Forget(_) | Op::Interrupt { .. } | Op::Destroy => reply.error(Errno::NOSYS),
         }

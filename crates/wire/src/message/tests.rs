@@ -137,7 +137,7 @@ fn owner_requests() -> Vec<MetaRequest> {
             limit: 100,
         },
         R::ReadLink { ino },
-        R::Make(make),
+        R::Make(make.clone()),
         R::Open { ino, intent: OpenIntent::Truncate },
         R::Close { inos: vec![ino, parent] },
         R::SetAttr { ino, set: set.clone() },
@@ -195,6 +195,7 @@ fn owner_requests() -> Vec<MetaRequest> {
         R::Unlock { lock: lock(), ticket: None },
         R::TestLock { lock: lock() },
         R::AdvanceGroups { groups: vec![(PgId(5), Epoch(4))] },
+        R::MakeUnnamed(make),
     ]
 }
 

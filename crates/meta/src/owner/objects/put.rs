@@ -37,7 +37,7 @@ impl Op<'_> {
         inode.attr.nlink = 0;
         inode.segments = self.first_segments(ino)?;
         self.put_inode(&inode);
-        self.txn.put(self.keys.orphan(ino), &Orphan { sessions: vec![self.session] });
+        self.txn.put(self.keys.orphan(ino), &Orphan { sessions: vec![self.session], may_be_named: false });
         self.account(0, 1)?;
         self.volatile.opens.entry(ino).or_default().push(self.session);
         let lease = self.grant(ino, LeaseKind::Exclusive);

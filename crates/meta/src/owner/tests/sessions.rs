@@ -53,6 +53,32 @@ fn an_open_file_without_a_name_lives_until_it_is_closed() {
 }
 
 #[test]
+fn a_file_that_never_had_a_name_lives_until_it_is_closed_or_gets_one() {
+    let mut ledger = Ledger::new();
+    let (me, other) = (ledger.session(), ledger.session());
+    let unnamed = || MetaRequest::MakeUnnamed(node(Ino::ROOT, "", Regular));
+    let (closed, kept) = (ledger.attr(me, unnamed()).ino, ledger.attr(me, unnamed()).ino);
+    assert_eq!(ledger.stat(me, kept).nlink, 0);
+    // It may be open elsewhere when it gets its name.
+    ledger.ask(other, open(kept)).unwrap();
+    ledger.refuses(me, MetaRequest::MakeUnnamed(node(Ino::ROOT, "name", Regular)), FsError::Invalid);
+    ledger.refuses(me, MetaRequest::MakeUnnamed(node(Ino::ROOT, "", Directory)), FsError::Invalid);
+    let link = |text| MetaRequest::Link { ino: kept, parent: Ino::ROOT, name: name(text) };
+    assert_eq!(ledger.attr(other, link("first")).nlink, 1);
+    assert_eq!(ledger.attr(other, link("second")).nlink, 2);
+    ledger.ask(me, MetaRequest::Close { inos: vec![closed, kept] }).unwrap();
+    ledger.ask(other, MetaRequest::Close { inos: vec![kept] }).unwrap();
+    ledger.refuses(me, MetaRequest::GetAttr { ino: closed }, FsError::Stale);
+    assert_eq!(ledger.stat(me, kept).nlink, 2);
+    audit(&ledger.dump(), &BTreeSet::new());
+    // It has had a name: without one it is gone when it is closed.
+    ledger.ask(me, open(kept)).unwrap();
+    ledger.attr(me, unlink("first"));
+    ledger.attr(me, unlink("second"));
+    ledger.refuses(me, link("third"), FsError::NotFound);
+}
+
+#[test]
 fn a_lock_that_is_asked_for_again_after_it_was_given_up_is_not_taken_again() {
     let mut ledger = Ledger::new();
     let (me, other) = (ledger.session(), ledger.session());
