@@ -35,7 +35,11 @@ impl Fuse {
         });
     }
 
+    /// Programs that ask for the time of creation, which no other reply has, send this once for each inode.
     pub(super) fn stat_x(&self, ino: Ino, reply: Reply) {
+        if let Some(attr) = self.client.cached_attr(ino) {
+            return reply.statx(&file_attr(&attr), self.client.attr_term(ino));
+        }
         self.run(reply, |client, reply| async move {
             match client.getattr(ino).await {
                 Ok(attr) => reply.statx(&file_attr(&attr), client.attr_term(ino)),
