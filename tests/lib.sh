@@ -9,6 +9,7 @@
 #   FOREBAY_TEST_LONG  1: larger trees, more operations
 #   FOREBAY_TEST_SEED  first seed of the suites that take one       (default: 1)
 #   FOREBAY_TEST_MEMORY  memory of each node, such as 2048MiB   (default: 512MiB, the least)
+#   FOREBAY_MOUNT_OPTIONS  how nodes are mounted, e.g. transport=uring
 #   FOREBAY_PLAIN      1: use a plain directory instead of a node, to test the suites themselves
 
 set -uo pipefail
@@ -166,7 +167,8 @@ node_start() {
         timeout 120 "$FOREBAY" start "$dir" </dev/null
     else
         # Any free port, and another one if it is taken at a later start: suites run in parallel.
-        timeout 120 "$FOREBAY" start "$dir" --mount "$dir/mnt" --memory "$MEMORY" --s3 127.0.0.1:0 "$@" </dev/null
+        timeout 120 "$FOREBAY" start "$dir" --mount "$dir/mnt" --memory "$MEMORY" --s3 127.0.0.1:0 \
+            ${FOREBAY_MOUNT_OPTIONS:+--mount-options "$FOREBAY_MOUNT_OPTIONS"} "$@" </dev/null
     fi
     mountpoint -q "$dir/mnt" || {
         echo "started but not mounted: $dir/mnt"

@@ -78,17 +78,18 @@ impl Subject {
         Ok(Self { name: "ext4".to_owned(), root, kind: Kind::Plain })
     }
 
-    fn null(directory: &Path) -> Result<Self> {
-        let root = directory.join("null");
+    fn null(directory: &Path, name: &str, transport: &str) -> Result<Self> {
+        let root = directory.join(name);
         std::fs::create_dir(&root)?;
         let before = rustix::fs::stat(&root)?.st_dev;
         let child = Command::new(std::env::current_exe()?)
             .arg("nullfs")
             .arg(&root)
+            .arg(transport)
             .stdin(Stdio::null())
             .spawn()
             .context("start nullfs")?;
-        let subject = Self { name: "null".to_owned(), root: root.clone(), kind: Kind::Null(child) };
+        let subject = Self { name: name.to_owned(), root: root.clone(), kind: Kind::Null(child) };
         let deadline = Instant::now() + Duration::from_secs(10);
         while rustix::fs::stat(&root)?.st_dev == before {
             ensure!(Instant::now() < deadline, "nullfs is not mounted");
@@ -164,7 +165,11 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         Ok(())
     };
     measure(Subject::plain(&directory)?)?;
-    measure(Subject::null(&directory)?)?;
+    measure(Subject::null(&directory, "null", "device")?)?;
+    // Kernels offer it only if it is switched on.
+    if std::fs::write("/sys/module/fuse/parameters/enable_uring", "Y").is_ok() {
+        measure(Subject::null(&directory, "null-uring", "uring")?)?;
+    }
     for profile in
         arguments.text("profiles").unwrap_or("1+0,r2,4+2").split(',').filter(|name| !name.is_empty())
     {

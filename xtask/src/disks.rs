@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use fuse::{
     DirReply, Errno, FileAttr, FileType, InitFlags, Op, OpenFlags, Options, ReadRequest, Reply, Request,
-    Serve, Session, Terms, WriteRequest,
+    Serve, Session, Terms, Transport, WriteRequest,
 };
 
 use crate::arguments::Arguments;
@@ -57,6 +57,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         request_bytes_max: 1 << 20,
         read_ahead_bytes: 1 << 20,
         background_max: BACKGROUND_MAX,
+        transport: Transport::Device,
     };
     let device = Session::open_device().context("open /dev/fuse")?;
     let service = Service { disks: Arc::new(disks), size };

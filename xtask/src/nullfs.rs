@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use fuse::{
     DirReply, Errno, FileAttr, FileType, InitFlags, Op, OpenFlags, Options, Reply, Request, Serve, Session,
-    SetAttrRequest, StatFs, Terms, Time,
+    SetAttrRequest, StatFs, Terms, Time, Transport,
 };
 
-pub(crate) const USAGE: &str = "nullfs MOUNT";
+pub(crate) const USAGE: &str = "nullfs MOUNT [device|uring]";
 
 /// How long the kernel may cache names and attributes.
 const TTL: Duration = Duration::from_secs(10);
@@ -27,7 +27,7 @@ const READAHEAD_KIB: u32 = 4096;
 const BACKGROUND_MAX: u16 = 128;
 
 /// Mounts and serves until the filesystem is unmounted.
-pub(crate) fn run(mount: &Path) -> Result<()> {
+pub(crate) fn run(mount: &Path, transport: Transport) -> Result<()> {
     let options = Options {
         source: "nullfs".to_owned(),
         subtype: "nullfs",
@@ -45,9 +45,11 @@ pub(crate) fn run(mount: &Path) -> Result<()> {
         request_bytes_max: REQUEST_BYTES_MAX,
         read_ahead_bytes: 4 * REQUEST_BYTES_MAX,
         background_max: BACKGROUND_MAX,
+        transport,
     };
     let device = Session::open_device().context("open /dev/fuse")?;
     let session = Session::mount(device, mount, &options, |_| Arc::new(NullFs::new())).context("mount")?;
+    ensure!(session.transport() == transport, "the kernel does not offer this transport");
     raise_readahead(mount)?;
     session.join();
     Ok(())

@@ -278,6 +278,9 @@ pub struct FilesystemInfo {
     pub protection: String,
     /// Mount point.
     pub mount: Option<String>,
+    /// How requests of the mount come from the kernel: `device` or `uring`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<String>,
     /// Size as `df` shows it.
     pub total_bytes: u64,
     /// Bytes that can still be written.
@@ -607,6 +610,8 @@ pub trait NodeControl: FilesystemGroupControl + StoreControl + TierControl + Use
     -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
     /// Unmounts a filesystem.
     fn unmount(&self, name: String) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>>;
+    /// Makes all that the mount and the endpoints of a filesystem have written durable.
+    fn sync(&self, name: String) -> BoxFuture<'_, Result<(), AdminError>>;
     /// Adds a directory with a copy of all metadata.
     fn add_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>>;
     /// Stops using the copy of the metadata in a directory.

@@ -224,6 +224,12 @@ impl AdminClient {
         self.call(Method::DELETE, &path, None::<&()>).await
     }
 
+    /// Makes all that was written to a filesystem durable.
+    pub async fn sync(&self, name: &str) -> Result<(), CallError> {
+        let path = format!("/v1/filesystems/{}/sync", percent_encode(name.as_bytes()));
+        self.call(Method::POST, &path, None::<&()>).await
+    }
+
     /// The place of a path's bytes.
     pub async fn why(&self, name: &str, path: &str) -> Result<WhyInfo, CallError> {
         let (name, path) = (percent_encode(name.as_bytes()), percent_encode(path.as_bytes()));

@@ -142,6 +142,10 @@ fn filesystem_router() -> Router<Node> {
             }),
         )
         .route(
+            "/v1/filesystems/{name}/sync",
+            post(async |State(node): State<Node>, Path(name): Path<String>| answer(node.sync(name).await)),
+        )
+        .route(
             "/v1/filesystems/{name}/why",
             get(async |State(node): State<Node>, Path(name): Path<String>, Query(query): Query<WhyQuery>| {
                 answer(node.why(name, query.path).await)

@@ -123,6 +123,7 @@ flags! {
         HANDLE_KILLPRIV_V2 = 28,
         INIT_EXT = 30,
         DIRECT_IO_ALLOW_MMAP = 36,
+        OVER_IO_URING = 41,
     }
 }
 

@@ -5,17 +5,42 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use bytes::Bytes;
 use rustix::io::Errno;
 
 use crate::abi::{OUT_HEADER_BYTES, Out, notice};
 use crate::interrupt::Interrupts;
+use crate::uring::Ring;
 
 /// Most parts of one message: the kernel takes no more.
 const PARTS_MAX: usize = 1000;
 
-/// A descriptor from which one thread reads requests, and by which they are answered.
+/// How replies go to the kernel.
+enum Way {
+    Device(OwnedFd),
+    Slot(Arc<Ring>, usize),
+}
+
+/// Bytes of a reply.
+#[derive(Clone, Copy)]
+pub(crate) enum Parts<'a> {
+    Slices(&'a [&'a [u8]]),
+    Shared(&'a [Bytes]),
+}
+
+impl<'a> Parts<'a> {
+    /// Calls the function with each part, in order.
+    pub(crate) fn for_each(self, take: impl FnMut(&'a [u8])) {
+        match self {
+            Self::Slices(parts) => parts.iter().copied().for_each(take),
+            Self::Shared(parts) => parts.iter().map(|part| &part[..]).for_each(take),
+        }
+    }
+}
+
+/// A descriptor from which one thread reads requests, or a slot of a ring, by which they are answered.
 pub(crate) struct Channel {
-    pub(crate) fd: OwnedFd,
+    way: Way,
     pub(crate) interrupts: Arc<Interrupts>,
     serving: Serving,
 }
@@ -32,7 +57,22 @@ struct Serving {
 
 impl Channel {
     pub(crate) fn new(fd: OwnedFd, interrupts: Arc<Interrupts>) -> Arc<Self> {
-        Arc::new(Self { fd, interrupts, serving: Serving::default() })
+        Arc::new(Self { way: Way::Device(fd), interrupts, serving: Serving::default() })
+    }
+
+    pub(crate) fn of_slot(ring: Arc<Ring>, index: usize, interrupts: Arc<Interrupts>) -> Arc<Self> {
+        Arc::new(Self { way: Way::Slot(ring, index), interrupts, serving: Serving::default() })
+    }
+
+    /// The descriptor.
+    ///
+    /// # Errors
+    /// A slot has none.
+    pub(crate) fn device(&self) -> Result<&OwnedFd, Errno> {
+        match &self.way {
+            Way::Device(fd) => Ok(fd),
+            Way::Slot(..) => Err(Errno::BADF),
+        }
     }
 
     /// The thread begins to work on a request.
@@ -62,9 +102,13 @@ impl Channel {
     }
 
     /// Sends a reply. Returns whether the kernel took it: it does not if the request is gone.
-    pub(crate) fn answer(&self, unique: u64, error: Option<Errno>, parts: &[&[u8]]) -> bool {
+    pub(crate) fn answer(&self, unique: u64, error: Option<Errno>, parts: Parts<'_>) -> bool {
         let error = error.map_or(0, |error| -error.raw_os_error());
-        match self.send(unique, error, parts) {
+        let fd = match &self.way {
+            Way::Device(fd) => fd,
+            Way::Slot(ring, index) => return ring.answer(*index, unique, error, parts),
+        };
+        match send(fd, unique, error, parts) {
             Ok(()) => true,
             // The program was killed, or the filesystem is not mounted any more.
             Err(Errno::NOENT | Errno::NODEV) => false,
@@ -75,32 +119,34 @@ impl Channel {
         }
     }
 
-    fn send(&self, unique: u64, error: i32, parts: &[&[u8]]) -> Result<(), Errno> {
-        let body: usize = parts.iter().map(|part| part.len()).sum();
-        let mut header = Out(Vec::with_capacity(OUT_HEADER_BYTES));
-        header.u32((OUT_HEADER_BYTES + body) as u32).i32(error).u64(unique);
-        let joined;
-        let parts = if parts.len() > PARTS_MAX {
-            joined = parts.concat();
-            &[joined.as_slice()]
-        } else {
-            parts
-        };
-        let mut slices = Vec::with_capacity(1 + parts.len());
-        slices.push(IoSlice::new(&header.0));
-        slices.extend(parts.iter().filter(|part| !part.is_empty()).map(|part| IoSlice::new(part)));
-        loop {
-            match rustix::io::writev(&self.fd, &slices) {
-                Err(Errno::INTR) => {}
-                sent => return sent.map(drop),
-            }
-        }
-    }
-
     #[cfg(test)]
     pub(crate) fn closed(interrupts: Arc<Interrupts>) -> Arc<Self> {
         let fd = rustix::fs::open("/dev/null", rustix::fs::OFlags::WRONLY, rustix::fs::Mode::empty());
         Self::new(fd.expect("/dev/null is there"), interrupts)
+    }
+}
+
+fn send(fd: &OwnedFd, unique: u64, error: i32, parts: Parts<'_>) -> Result<(), Errno> {
+    let mut slices = vec![IoSlice::new(&[]); 1];
+    parts.for_each(|part| {
+        if !part.is_empty() {
+            slices.push(IoSlice::new(part));
+        }
+    });
+    let body: usize = slices.iter().map(|part| part.len()).sum();
+    let mut header = Out(Vec::with_capacity(OUT_HEADER_BYTES));
+    header.u32((OUT_HEADER_BYTES + body) as u32).i32(error).u64(unique);
+    let joined;
+    if slices.len() > PARTS_MAX {
+        joined = slices.iter().map(|part| &part[..]).collect::<Vec<_>>().concat();
+        slices = vec![IoSlice::new(&[]), IoSlice::new(&joined)];
+    }
+    slices[0] = IoSlice::new(&header.0);
+    loop {
+        match rustix::io::writev(fd, &slices) {
+            Err(Errno::INTR) => {}
+            sent => return sent.map(drop),
+        }
     }
 }
 
@@ -127,7 +173,7 @@ impl Kernel {
     }
 
     fn notify(&self, code: i32, body: &[u8]) {
-        match self.0.send(0, code, &[body]) {
+        match self.0.device().and_then(|fd| send(fd, 0, code, Parts::Slices(&[body]))) {
             // It does not have it in its caches, or nothing is mounted any more.
             Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTDIR) => {}
             Err(error) => tracing::warn!(code, %error, "the kernel did not take a notice"),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 use tokio::sync::Notify;
 
-use crate::channel::Channel;
+use crate::channel::{Channel, Parts};
 
 /// Interrupts of requests that are not known: not yet, or not any more.
 const EARLY_MAX: usize = 256;
@@ -131,7 +131,7 @@ impl Interrupts {
             }
             state.answered.insert(unique);
             // The kernel has forgotten the request if the mount is gone.
-            let _ = channel.answer(unique, Some(Errno::INTR), &[]);
+            let _ = channel.answer(unique, Some(Errno::INTR), Parts::Slices(&[]));
         }
     }
 }

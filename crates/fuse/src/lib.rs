@@ -14,13 +14,14 @@ mod interrupt;
 mod reply;
 mod request;
 mod session;
+mod uring;
 
 pub use abi::{FileAttr, FileType, InitFlags, Lock, OpenFlags};
 pub use channel::{ATTRIBUTES_ONLY, Kernel};
 pub use reply::{DirReply, Reply, StatFs, Terms};
 pub use request::{BadRequest, Op, ReadRequest, Request, SetAttrRequest, Time, WriteRequest};
 pub use rustix::io::Errno;
-pub use session::{Options, Serve, Session};
+pub use session::{Options, Serve, Session, Transport};
 
 /// Parses any bytes, for the fuzzers.
 pub fn fuzz_request(bytes: &[u8]) {

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use tokio::sync::Notify;
 
 use crate::abi::{FileAttr, FileType, Lock, OpenFlags, Out};
-use crate::channel::Channel;
+use crate::channel::{Channel, Parts};
 
 /// How long the kernel may keep an answer about a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl Drop for Reply {
     fn drop(&mut self) {
         if !self.is_sent {
             tracing::error!(unique = self.unique, "a request was dropped without an answer");
-            self.send(Some(Errno::IO), &[]);
+            self.send(Some(Errno::IO), Parts::Slices(&[]));
         }
     }
 }
@@ -68,7 +68,7 @@ impl Reply {
         Self { channel, unique, pid, is_sent: false }
     }
 
-    fn send(&mut self, error: Option<Errno>, parts: &[&[u8]]) -> bool {
+    fn send(&mut self, error: Option<Errno>, parts: Parts<'_>) -> bool {
         self.is_sent = true;
         self.channel.interrupts.end(self.unique, &self.channel)
             && self.channel.answer(self.unique, error, parts)
@@ -77,7 +77,7 @@ impl Reply {
     fn ok(mut self, fill: impl FnOnce(&mut Out)) -> bool {
         let mut out = Out(Vec::with_capacity(160));
         fill(&mut out);
-        self.send(None, &[&out.0])
+        self.send(None, Parts::Slices(&[&out.0]))
     }
 
     /// The request is not answered at once: its program stays killable. Call this before another thread can answer.
@@ -94,7 +94,7 @@ impl Reply {
 
     /// The request failed.
     pub fn error(mut self, error: Errno) {
-        self.send(Some(error), &[]);
+        self.send(Some(error), Parts::Slices(&[]));
     }
 
     /// Done.
@@ -104,7 +104,7 @@ impl Reply {
 
     /// A lock is granted.
     pub fn granted(mut self) -> bool {
-        self.send(None, &[])
+        self.send(None, Parts::Slices(&[]))
     }
 
     /// Attributes, which the kernel may keep for the term.
@@ -152,15 +152,12 @@ impl Reply {
 
     /// Bytes.
     pub fn data(mut self, bytes: &[u8]) {
-        self.send(None, &[bytes]);
+        self.send(None, Parts::Slices(&[bytes]));
     }
 
     /// Bytes in parts, which are not joined.
     pub fn parts(mut self, parts: &[Bytes]) {
-        match parts {
-            [part] => self.send(None, &[part]),
-            _ => self.send(None, &parts.iter().map(|part| &part[..]).collect::<Vec<_>>()),
-        };
+        self.send(None, Parts::Shared(parts));
     }
 
     /// The number of bytes that were written or copied.
@@ -211,7 +208,7 @@ impl Reply {
 
     /// Entries of a directory.
     pub fn dir(mut self, entries: &DirReply) -> bool {
-        self.send(None, &[&entries.out.0])
+        self.send(None, Parts::Slices(&[&entries.out.0]))
     }
 }
 

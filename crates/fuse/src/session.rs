@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,10 +15,11 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 
 use crate::abi::{IN_HEADER_BYTES, InitFlags, MAJOR, MINOR, MINOR_LEAST, Out, opcode};
-use crate::channel::{Channel, Kernel};
+use crate::channel::{Channel, Kernel, Parts};
 use crate::interrupt::Interrupts;
 use crate::reply::Reply;
 use crate::request::{BadRequest, Op, Request};
+use crate::uring::{self, Queue};
 
 /// Answers requests.
 pub trait Serve: Send + Sync + 'static {
@@ -48,16 +49,29 @@ pub struct Options {
     pub read_ahead_bytes: u32,
     /// Most requests of the page cache at a time.
     pub background_max: u16,
+    /// How requests come, if the kernel agrees.
+    pub transport: Transport,
+}
+
+/// How requests come from the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// By reading `/dev/fuse`.
+    #[default]
+    Device,
+    /// By io_uring, with a thread for each CPU.
+    Uring,
 }
 
 /// A mounted filesystem. It stays mounted until it is unmounted: then its threads end.
 pub struct Session {
     shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
+    rings: Vec<JoinHandle<()>>,
 }
 
 /// What the threads of a session share.
-struct Shared {
+pub(crate) struct Shared {
     server: Arc<dyn Serve>,
     interrupts: Arc<Interrupts>,
     request_bytes_max: u32,
@@ -131,7 +145,12 @@ impl Session {
     ) -> io::Result<Self> {
         let interrupts = Arc::new(Interrupts::default());
         let first = Channel::new(device, interrupts.clone());
-        negotiate(&first, options)?;
+        let queues = match options.transport {
+            Transport::Device => Vec::new(),
+            Transport::Uring => uring::queues(options.request_bytes_max as usize, &interrupts)?,
+        };
+        let agreed = negotiate(&first, options)?;
+        let queues = if agreed.contains(InitFlags::OVER_IO_URING) { queues } else { Vec::new() };
         let shared = Arc::new(Shared {
             server: server(Kernel(first.clone())),
             interrupts,
@@ -143,14 +162,22 @@ impl Session {
             has_ended: Mutex::new(false),
             ended: Condvar::new(),
         });
+        let rings = start_rings(queues, &first, &shared)?;
         let mut channels = vec![first];
-        for _ in 1..options.threads {
-            channels.push(Channel::new(clone_of(&channels[0].fd)?, shared.interrupts.clone()));
+        // With rings, only interrupts and forgotten references are left for the readers.
+        let threads = if rings.is_empty() { options.threads } else { 1 };
+        for _ in 1..threads {
+            channels.push(Channel::new(clone_of(&channels[0])?, shared.interrupts.clone()));
         }
         channels.into_iter().for_each(|channel| shared.add_reader(channel));
         let watching = shared.clone();
         let watcher = Some(base::env::spawn_thread("fuse-watch", move || watching.watch()));
-        Ok(Self { shared, watcher })
+        Ok(Self { shared, watcher, rings })
+    }
+
+    /// How requests come.
+    pub fn transport(&self) -> Transport {
+        if self.rings.is_empty() { Transport::Device } else { Transport::Uring }
     }
 
     /// Whether the kernel still sends requests: it does until the filesystem is unmounted and no file is open.
@@ -159,7 +186,8 @@ impl Session {
     }
 
     /// Waits until the filesystem is unmounted and no file is open.
-    pub fn join(self) {
+    pub fn join(mut self) {
+        self.rings.drain(..).for_each(|ring| drop(ring.join()));
         loop {
             // The watcher adds threads, and drops none.
             let Some((_, thread)) = self.shared.readers().pop() else { return };
@@ -214,7 +242,7 @@ impl Shared {
         };
         self.is_stalled.store(hanging > 0 && hanging + 1 >= count, Ordering::SeqCst);
         let Some(first) = first.filter(|_| hanging == count && count < READERS_MAX) else { return };
-        match clone_of(&first.fd) {
+        match clone_of(&first) {
             Ok(fd) => self.add_reader(Channel::new(fd, self.interrupts.clone())),
             Err(error) => {
                 tracing::warn!(%error, "all threads of the mount hang, and there is no room for another")
@@ -223,18 +251,45 @@ impl Shared {
     }
 }
 
-fn clone_of(device: &OwnedFd) -> io::Result<OwnedFd> {
+fn clone_of(channel: &Channel) -> io::Result<OwnedFd> {
     let clone = Session::open_device()?;
-    let mut of = device.as_fd().as_raw_fd() as u32;
+    let mut of = channel.device()?.as_raw_fd() as u32;
     // SAFETY: the operation reads a descriptor from the integer and keeps no pointer to it.
     unsafe { rustix::ioctl::ioctl(&clone, rustix::ioctl::Updater::<CLONE, u32>::new(&mut of)) }?;
     Ok(clone)
 }
 
+/// Starts a thread for each queue, and waits until the kernel has all of them.
+fn start_rings(
+    queues: Vec<Queue>,
+    device: &Arc<Channel>,
+    shared: &Arc<Shared>,
+) -> io::Result<Vec<JoinHandle<()>>> {
+    let count = queues.len();
+    let (ready, results) = std::sync::mpsc::channel();
+    let mut rings = Vec::new();
+    for queue in queues {
+        queue.channels().iter().for_each(|channel| shared.interrupts.add_channel(channel.clone()));
+        let (device, shared, ready) = (device.clone(), shared.clone(), ready.clone());
+        rings.push(base::env::spawn_thread("fuse-ring", move || {
+            let Ok(fd) = device.device() else { return };
+            queue.run(fd, &shared, move |result| {
+                // The receiver is gone after the first failure.
+                let _ = ready.send(result);
+            });
+        }));
+    }
+    for result in results.iter().take(count) {
+        result?;
+    }
+    Ok(rings)
+}
+
 /// Reads a message. `None` once nothing is mounted any more.
 fn read(channel: &Channel, buffer: &mut [u8]) -> Option<usize> {
+    let fd = channel.device().ok()?;
     loop {
-        match rustix::io::read(&channel.fd, &mut *buffer) {
+        match rustix::io::read(fd, &mut *buffer) {
             Ok(len) => return Some(len),
             // A request was taken back while it was read.
             Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
@@ -247,7 +302,8 @@ fn read(channel: &Channel, buffer: &mut [u8]) -> Option<usize> {
     }
 }
 
-fn negotiate(channel: &Channel, options: &Options) -> io::Result<()> {
+/// Answers the kernel's first request. Returns the parts of the protocol that both sides want.
+fn negotiate(channel: &Channel, options: &Options) -> io::Result<InitFlags> {
     let unsupported = |what: String| io::Error::new(io::ErrorKind::Unsupported, what);
     loop {
         let mut buffer = vec![0; buffer_bytes(options.request_bytes_max)];
@@ -265,11 +321,11 @@ fn negotiate(channel: &Channel, options: &Options) -> io::Result<()> {
             // It asks again, with a version of ours.
             let mut out = Out::default();
             out.u32(MAJOR).u32(MINOR).zeros(56);
-            channel.answer(unique, None, &[&out.0]);
+            channel.answer(unique, None, Parts::Slices(&[&out.0]));
             continue;
         }
         if (major, minor) < (MAJOR, MINOR_LEAST) {
-            channel.answer(unique, Some(Errno::PROTO), &[]);
+            channel.answer(unique, Some(Errno::PROTO), Parts::Slices(&[]));
             let least = format!("{MAJOR}.{MINOR_LEAST} (Linux 5.4)");
             return Err(unsupported(format!("the kernel speaks FUSE {major}.{minor}, needed is {least}")));
         }
@@ -278,7 +334,11 @@ fn negotiate(channel: &Channel, options: &Options) -> io::Result<()> {
             offered |= u64::from(at(4)) << 32;
         }
         let always = InitFlags::BIG_WRITES | InitFlags::MAX_PAGES | InitFlags::INIT_EXT;
-        let agreed = InitFlags(offered) & (options.wanted | always);
+        let mut wanted = options.wanted | always;
+        if options.transport == Transport::Uring {
+            wanted = wanted | InitFlags::OVER_IO_URING;
+        }
+        let agreed = InitFlags(offered) & wanted;
         let mut out = Out::default();
         out.u32(MAJOR)
             .u32(minor.min(MINOR))
@@ -288,8 +348,8 @@ fn negotiate(channel: &Channel, options: &Options) -> io::Result<()> {
         // Times have nanoseconds.
         out.u32(1).u16((options.request_bytes_max / PAGE_BYTES) as u16).u16(0).u32((agreed.0 >> 32) as u32);
         out.zeros(28);
-        return match channel.answer(unique, None, &[&out.0]) {
-            true => Ok(()),
+        return match channel.answer(unique, None, Parts::Slices(&[&out.0])) {
+            true => Ok(agreed),
             false => Err(unsupported("the kernel did not take the handshake".to_owned())),
         };
     }
@@ -318,7 +378,7 @@ impl Shared {
         }
     }
 
-    fn serve_message(self: &Arc<Self>, channel: &Arc<Channel>, message: &Bytes) {
+    pub(crate) fn serve_message(self: &Arc<Self>, channel: &Arc<Channel>, message: &Bytes) {
         match Request::parse(message) {
             Ok(Request { op: Op::Forget(references), .. }) => self.server.forget(&references),
             Ok(Request { op: Op::Interrupt { unique }, .. }) => {
@@ -334,11 +394,11 @@ impl Shared {
             }
             Err(BadRequest::Unsupported { unique, opcode }) => {
                 tracing::debug!(opcode, "request of an unknown kind");
-                channel.answer(unique, Some(Errno::NOSYS), &[]);
+                channel.answer(unique, Some(Errno::NOSYS), Parts::Slices(&[]));
             }
             Err(BadRequest::Malformed { unique, opcode }) => {
                 tracing::error!(opcode, "a request of the kernel is malformed");
-                channel.answer(unique, Some(Errno::IO), &[]);
+                channel.answer(unique, Some(Errno::IO), Parts::Slices(&[]));
             }
             Err(BadRequest::NoHeader) => tracing::error!("a message of the kernel has no header"),
         }

@@ -199,6 +199,12 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Make all that was written to a filesystem durable, as sync(2) does elsewhere.
+    #[command(after_help = "Example:\n  forebay sync /srv/forebay/mnt")]
+    Sync {
+        /// A path on a mounted filesystem.
+        path: PathBuf,
+    },
     /// Explain where a file's bytes are: inode, extents, placement group, drives, state.
     #[command(after_help = "Example:\n  forebay why /srv/forebay/mnt/some/file")]
     Why {

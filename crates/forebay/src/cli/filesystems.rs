@@ -162,6 +162,16 @@ impl Mounts {
     }
 }
 
+/// Makes all that was written to the filesystem durable: first what the kernel has of mapped files, then what the node has.
+pub(super) fn sync(path: &Path) -> Result<()> {
+    let mounted = Mounts::read()?.find(path)?;
+    let file = rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())
+        .with_context(|| format!("opening {}", path.display()))?;
+    rustix::fs::syncfs(&file).with_context(|| format!("writing out {}", path.display()))?;
+    let name = mounted.filesystem.as_str();
+    ask(&mounted.dir, |client| async move { client.sync(name).await })
+}
+
 pub(super) fn why(path: &Path, format: Format) -> Result<()> {
     let mounted = Mounts::read()?.find(path)?;
     let (name, inside) = (mounted.filesystem.as_str(), mounted.inside.as_str());

@@ -90,6 +90,7 @@ fn run_command(command: Command) -> Result<()> {
             let paused = (pause || resume).then_some(pause);
             status::upkeep(&dir, admin::SetUpkeep { paused, rate_bytes_per_s: rate }, json.into())
         }
+        Command::Sync { path } => filesystems::sync(&path),
         Command::Why { path, json } => filesystems::why(&path, json.into()),
     }
 }

@@ -422,6 +422,21 @@ impl NodeControl for Node {
         })
     }
 
+    fn sync(&self, name: String) -> BoxFuture<'_, Result<(), AdminError>> {
+        Box::pin(async move {
+            // Nothing waits for this, which may take long.
+            let client = {
+                let state = self.state.lock().await;
+                state.filesystems.get(&name).ok_or_else(|| no_filesystem(&name))?.client.clone()
+            };
+            client.sync().await.map_err(|error| {
+                AdminError::conflict(format!(
+                    "not all of filesystem {name} is durable: {error}; `forebay status` says what is wrong with its drives"
+                ))
+            })
+        })
+    }
+
     fn add_meta_dir(&self, request: MetaDir) -> BoxFuture<'_, Result<NodeStatus, AdminError>> {
         Box::pin(async { self.add_meta_dir_now(request).await.map_err(failed) })
     }

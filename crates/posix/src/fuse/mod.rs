@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex};
 use base::Ino;
 use base::units::parse_size;
 use client::{AccessTimes, Client, Invalidate};
+pub use fuse::Transport;
 use fuse::{InitFlags, Kernel, Options, Session};
 use rustix::mount::{UnmountFlags, unmount};
 use tokio::runtime::Handle;
@@ -83,6 +84,8 @@ pub struct MountFlags {
     /// Most bytes that the kernel reads ahead of a sequential reader. It begins with few, doubles them while the reads
     /// stay sequential, and reads nothing ahead of random reads.
     pub read_ahead_bytes: u64,
+    /// How requests come from the kernel, if it agrees.
+    pub transport: Transport,
 }
 
 impl Default for MountFlags {
@@ -93,6 +96,7 @@ impl Default for MountFlags {
             access_times: AccessTimes::default(),
             // The kernel's default of 128 KiB keeps one drive busy; an extent is on several drives.
             read_ahead_bytes: 4 << 20,
+            transport: Transport::default(),
         }
     }
 }
@@ -105,7 +109,7 @@ const READ_AHEAD_BYTES_MAX: u64 = 64 << 20;
 pub enum BadMountOption {
     /// The option is unknown.
     #[error(
-        "unknown mount option: {0:?} (known: ro, rw, noatime, relatime, writecache, readcache, direct, readahead=SIZE)"
+        "unknown mount option: {0:?} (known: ro, rw, noatime, relatime, writecache, readcache, direct, readahead=SIZE, transport=device, transport=uring)"
     )]
     Unknown(String),
     /// The value is not a size, or too large.
@@ -128,6 +132,8 @@ impl std::str::FromStr for MountFlags {
                 "writecache" => flags.cache = CacheMode::Write,
                 "readcache" => flags.cache = CacheMode::Read,
                 "direct" => flags.cache = CacheMode::Direct,
+                "transport=device" => flags.transport = Transport::Device,
+                "transport=uring" => flags.transport = Transport::Uring,
                 other => match other.strip_prefix("readahead=") {
                     Some(size) => flags.read_ahead_bytes = read_ahead(size)?,
                     None => return Err(BadMountOption::Unknown(other.to_owned())),
@@ -198,13 +204,22 @@ impl Mount {
                 kernel,
                 cached: CachedFiles::default(),
                 reader_locks: ReaderLocks::default(),
+                may_block: options.flags.transport == Transport::Device,
             });
             fuse
         };
         let mounted = Session::mount(device, path, &session_options(options), server);
         let session = mounted.map_err(|source| MountError::Failed { path: path.clone(), source })?;
+        if options.flags.transport != session.transport() {
+            tracing::warn!(path = %path.display(), "the kernel offers no FUSE over io_uring (fuse.enable_uring is off): requests come by /dev/fuse");
+        }
         set_read_ahead(path, options.flags.read_ahead_bytes);
         Ok(Self { session: Some(session), client, path: path.clone(), source: options.source.clone() })
+    }
+
+    /// How requests come from the kernel.
+    pub fn transport(&self) -> Transport {
+        self.session.as_ref().map_or(Transport::Device, Session::transport)
     }
 
     /// The mount point.
@@ -285,6 +300,7 @@ fn session_options(options: &MountOptions) -> Options {
         request_bytes_max: REQUEST_BYTES_MAX,
         read_ahead_bytes: 4 * REQUEST_BYTES_MAX,
         background_max: BACKGROUND_MAX,
+        transport: options.flags.transport,
     }
 }
 
@@ -337,6 +353,9 @@ struct Fuse {
     kernel: Kernel,
     cached: CachedFiles,
     reader_locks: ReaderLocks,
+    /// Whether the thread that reads a request may do blocking work for it. A thread of a ring must not: the other requests
+    /// of its CPU would wait.
+    may_block: bool,
 }
 
 struct KernelCaches {

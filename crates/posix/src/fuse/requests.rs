@@ -33,11 +33,13 @@ struct Parked {
     runtime: Handle,
 }
 
-/// Starts the work on this thread. `park` is called before it waits for the first time.
+/// Starts the work on this thread, which may do blocking work if `may_block`. `park` is called before it waits for the first
+/// time.
 pub(super) fn run(
     runtime: &Handle,
     work: impl Future<Output = ()> + Send + 'static,
     park: impl FnOnce() + Send + 'static,
+    may_block: bool,
 ) {
     let _context = runtime.enter();
     let parked = Arc::new(Parked {
@@ -46,7 +48,7 @@ pub(super) fn run(
         park: Mutex::new(Some(Box::new(park))),
         runtime: runtime.clone(),
     });
-    with_blocking(|| parked.poll());
+    if may_block { with_blocking(|| parked.poll()) } else { parked.poll() }
 }
 
 impl Parked {
@@ -122,6 +124,7 @@ mod tests {
                 ended.send(std::thread::current().id()).unwrap();
             },
             || {},
+            true,
         );
         end
     }
@@ -131,7 +134,7 @@ mod tests {
         let runtime = runtime();
         let (open, gate) = oneshot::channel();
         let end = start(runtime.handle(), gate);
-        run(runtime.handle(), async move { open.send(()).unwrap() }, || {});
+        run(runtime.handle(), async move { open.send(()).unwrap() }, || {}, true);
         assert_eq!(end.try_recv(), Ok(std::thread::current().id()));
     }
 
@@ -164,6 +167,7 @@ mod tests {
                 ended.send(()).unwrap();
             },
             || {},
+            true,
         );
         assert_eq!(end.try_recv(), Ok(()));
     }

@@ -89,7 +89,8 @@ impl Fuse {
     ) {
         self.client.note_use();
         let parking = reply.park();
-        requests::run(&self.runtime, work(self.client.clone(), reply), move || parking.park());
+        let work = work(self.client.clone(), reply);
+        requests::run(&self.runtime, work, move || parking.park(), self.may_block);
     }
 }
 
