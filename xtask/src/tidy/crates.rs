@@ -35,7 +35,7 @@ const RESTRICTED: &[(&str, &[&str])] = &[
     ("anyhow", &["forebay", "sim", "xtask"]),
     ("clap", &["forebay"]),
     ("indicatif", &["forebay"]),
-    ("io-uring", &["drive"]),
+    ("io-uring", &["drive", "fuse"]),
     ("redb", &["meta"]),
 ];
 
@@ -177,7 +177,7 @@ mod tests {
             "client",
             json!([{ "name": "io-uring", "kind": null }]),
             LINTS,
-            &["io-uring is for drive only"],
+            &["io-uring is for drive and fuse only"],
         );
         check("drive", json!([{ "name": "io-uring", "kind": null }]), LINTS, &[]);
     }
