@@ -2,6 +2,7 @@
 
 mod crates;
 mod lexer;
+mod mutations;
 mod sources;
 
 use std::fmt;
@@ -32,6 +33,7 @@ pub fn check(root: &Path) -> Result<Vec<Finding>> {
             fs::read_to_string(root.join(&path)).with_context(|| format!("read {}", path.display()))?;
         findings.extend(sources::check(&path, &source));
     }
+    findings.extend(mutations::check(root)?);
     findings.sort();
     Ok(findings)
 }

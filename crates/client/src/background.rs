@@ -193,7 +193,11 @@ impl Client {
             // With the session, its open files have ended.
             if error != FsError::StaleLease {
                 let untold = nodes.iter().filter(|node| ended.contains(&node.ino));
-                untold.for_each(|node| node.lock().registered = true);
+                untold.for_each(|node| {
+                    let mut state = node.lock();
+                    state.registered = true;
+                    state.may_be_closed |= error == FsError::Unknown;
+                });
             }
         }
         self.inner.close_rounds.fetch_add(1, Ordering::SeqCst);

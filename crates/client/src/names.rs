@@ -467,6 +467,7 @@ impl Client {
         if intent != OpenIntent::Truncate {
             let mut state = node.lock();
             if state.registered
+                && !state.may_be_closed
                 && state.holds(need)
                 && let Some(attr) = state.attr()
             {
@@ -487,6 +488,7 @@ impl Client {
             if let Ok(MetaReply::Entry { attr, .. }) = &reply {
                 state.opens += 1;
                 state.registered = true;
+                state.may_be_closed = false;
                 state.makes_before = makes_before;
                 if flush.is_some() {
                     state.cut_off();

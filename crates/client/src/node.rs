@@ -62,6 +62,8 @@ pub(crate) struct NodeState {
     pub(crate) opens: u32,
     /// The owner counts this inode as open by this session.
     pub(crate) registered: bool,
+    /// It may have been told of the last close, without an answer: the next open must ask it.
+    pub(crate) may_be_closed: bool,
     /// Creations that had begun when the owner was asked to open it.
     pub(crate) makes_before: u64,
     /// References by the protocol above: FUSE lookups.

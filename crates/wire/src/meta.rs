@@ -294,12 +294,15 @@ pub enum XattrMode {
     Replace,
 }
 
+/// Slots of a session: the owner keeps the last answer in each.
+pub const SLOTS_MAX: u32 = 128;
+
 /// Makes a retry recognisable: a slot holds one request at a time, numbered by `seq`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct RequestId {
     /// The session that asks.
     pub session: SessionId,
-    /// One of its slots.
+    /// One of its slots, below [`SLOTS_MAX`].
     pub slot: u32,
     /// Grows by one with each new request in the slot.
     pub seq: u64,

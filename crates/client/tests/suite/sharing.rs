@@ -582,6 +582,24 @@ fn data_in_a_file_without_a_name_is_there_for_clients_that_have_it_open() {
 }
 
 #[test]
+fn a_file_whose_close_had_no_answer_is_opened_at_the_owner_again() {
+    run("r3", |world| async move {
+        let ((one, wire), two) = (world.wired_client().await, world.client().await);
+        let ino = create(&one, "file").await;
+        one.write(ino, 0, b"content").await.unwrap();
+        one.fsync(ino).await.unwrap();
+        wire.lose(|request| matches!(request, MetaRequest::Close { .. }));
+        one.close_file(ino);
+        until(|| wire.take_asked().iter().any(|request| matches!(request, MetaRequest::Close { .. }))).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        // The owner has closed it. It must not go while it is open.
+        one.open_file(ino, OpenIntent::Read).await.unwrap();
+        two.unlink(Ino::ROOT, b"file").await.unwrap();
+        assert_eq!(one.read(ino, 0, 100).await.unwrap(), &b"content"[..]);
+    });
+}
+
+#[test]
 fn a_file_without_a_name_has_the_size_that_another_client_gave_it() {
     run("r3", |world| async move {
         let (one, two) = (world.client().await, world.client().await);

@@ -150,6 +150,9 @@ impl Desk {
                 sink.event(event);
             }
         }
+        for session in self.core.take_ended() {
+            self.sinks.remove(&session);
+        }
     }
 
     /// Adds the number of the session's events to an answer that reports it.

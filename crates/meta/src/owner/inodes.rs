@@ -285,6 +285,8 @@ impl Op<'_> {
         locks.end_session(session, events);
         self.volatile.sessions.remove(&session);
         self.volatile.repeats.forget(session);
+        self.volatile.inherited.retain(|(inherited, _), _| *inherited != session);
+        self.volatile.ended.push(session);
         self.volatile.absent.remove(&session);
         self.volatile.silent.remove(&session);
         self.volatile.unclaimed.remove(&session);

@@ -41,7 +41,9 @@ use std::sync::Arc;
 use base::{Epoch, ExtentId, FsError, Ino, LedgerId, MapId, PgId, Seq, SessionId};
 use wire::guard::Guard;
 use wire::message::Caller;
-use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId};
+use wire::meta::{
+    Attr, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId, SLOTS_MAX,
+};
 use wire::object::{ObjectError, ObjectReply};
 
 use crate::batch::{Batch, TakenBatch};
@@ -170,6 +172,8 @@ struct Volatile {
     inherited: HashMap<(SessionId, u32), (u64, bool)>,
     repeats: Repeats,
     events: Events,
+    /// Sessions that have ended since [`Core::take_ended`].
+    ended: Vec<SessionId>,
     /// Inodes that are gone: requests that wait for them are to be answered.
     gone: Vec<Ino>,
     /// Whether extents of this ledger are or were tiered.
@@ -211,6 +215,7 @@ impl Core {
             inherited: HashMap::new(),
             repeats: Repeats::default(),
             events: Events::new(),
+            ended: Vec::new(),
             gone: Vec::new(),
             tiers: false,
             in_doubt: false,
@@ -320,6 +325,9 @@ impl Core {
             let after = if self.pending.is_empty() { self.last_batch() } else { self.next_seq };
             return Executed::Reply { reply: Ok(MetaReply::Done), after };
         }
+        if id.slot >= SLOTS_MAX {
+            return Executed::Reply { reply: Err(FsError::Invalid), after: Seq(0) };
+        }
         let slot_key = self.keys.slot(id.session, id.slot);
         let mut op = self.begin(id, now);
         // Only a repetition waits for the request that was in the slot before.
@@ -372,6 +380,11 @@ impl Core {
             Conflict::Grant => false,
         };
         wait.iter().find(is_awaited).map(|(ino, _)| *ino)
+    }
+
+    /// Sessions that have ended since the last call: nothing is to be sent to them any more.
+    pub fn take_ended(&mut self) -> Vec<SessionId> {
+        std::mem::take(&mut self.volatile.ended)
     }
 
     /// Inodes that were removed, or lost a lease of a silent session, since the last call: requests that wait for them may

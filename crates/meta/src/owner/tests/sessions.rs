@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::audit::audit;
 use super::*;
 use wire::lock::{FileLock, LockSpace};
-use wire::meta::EXTENT_RANGE_IDS;
+use wire::meta::{EXTENT_RANGE_IDS, SLOTS_MAX};
 
 use crate::owner::space::OPEN_RANGES_MAX;
 use crate::values::{IdRange, RangeState};
@@ -50,6 +50,20 @@ fn an_open_file_without_a_name_lives_until_it_is_closed() {
     ledger.beat(me);
     ledger.beat(other);
     assert_eq!(ledger.free(me).len(), 1);
+}
+
+#[test]
+fn a_session_has_a_bounded_number_of_slots() {
+    let mut ledger = Ledger::new();
+    let me = ledger.session();
+    let request = MetaRequest::Make(node(Ino::ROOT, "file", Regular));
+    for (slot, expected) in [(SLOTS_MAX, Err(FsError::Invalid)), (u32::MAX, Err(FsError::Invalid))] {
+        assert_eq!(ledger.ask_as(RequestId { session: me, slot, seq: 1 }, &request), expected);
+    }
+    ledger.ask_as(RequestId { session: me, slot: SLOTS_MAX - 1, seq: 1 }, &request).unwrap();
+    assert!(ledger.core.take_ended().is_empty());
+    ledger.ask(me, MetaRequest::CloseSession).unwrap();
+    assert_eq!(ledger.core.take_ended(), [me]);
 }
 
 #[test]
