@@ -185,6 +185,12 @@ impl Session {
         self.shared.readers().iter().any(|(_, thread)| !thread.is_finished())
     }
 
+    /// Whether all threads have ended. They may take a moment after [`Session::is_alive`] says so, or live on where a copy of
+    /// the mount is in another namespace.
+    pub fn has_ended(&self) -> bool {
+        !self.is_alive() && self.rings.iter().all(JoinHandle::is_finished)
+    }
+
     /// Waits until the filesystem is unmounted and no file is open.
     pub fn join(mut self) {
         self.rings.drain(..).for_each(|ring| drop(ring.join()));
@@ -279,10 +285,16 @@ fn start_rings(
             });
         }));
     }
-    for result in results.iter().take(count) {
+    drop(ready);
+    let mut registered = 0;
+    for result in results {
         result?;
+        registered += 1;
     }
-    Ok(rings)
+    match registered == count {
+        true => Ok(rings),
+        false => Err(io::Error::other("a thread of the mount did not start")),
+    }
 }
 
 /// Reads a message. `None` once nothing is mounted any more.

@@ -56,12 +56,17 @@ struct Slot {
 // adds the slot to `answered`, under a lock.
 unsafe impl Sync for Slot {}
 
+// SAFETY: nobody reads `wakeups`, and only the kernel writes to it.
+unsafe impl Sync for Ring {}
+
 /// What a ring shares with those who answer its requests.
 pub(crate) struct Ring {
     slots: Vec<Slot>,
     /// Slots with an answer.
     answered: Mutex<Vec<usize>>,
     wakeup: OwnedFd,
+    /// Where the kernel puts the counter of `wakeup`. It lives as long as those who write to that.
+    wakeups: UnsafeCell<u64>,
     /// The thread that submits.
     thread: Mutex<Option<ThreadId>>,
 }
@@ -79,6 +84,7 @@ impl Ring {
             slots: (0..DEPTH).map(slot).collect(),
             answered: Mutex::default(),
             wakeup: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
+            wakeups: UnsafeCell::new(0),
             thread: Mutex::default(),
         })
     }
@@ -187,8 +193,7 @@ impl Queue {
         let _ = rustix::thread::sched_setaffinity(None, &cpu);
         *self.ring.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current().id());
         let device = device.as_fd().as_raw_fd();
-        let mut count = Box::new(0u64);
-        let mut submitting = match self.register(device, &mut count) {
+        let mut submitting = match self.register(device) {
             Ok(submitting) => submitting,
             Err(error) => return ready(Err(error)),
         };
@@ -216,12 +221,12 @@ impl Queue {
             }
             self.commit(device, &mut submitting);
             if is_woken {
-                self.listen(&mut submitting, &mut count);
+                self.listen(&mut submitting);
             }
         }
     }
 
-    fn register(&self, device: i32, count: &mut u64) -> Result<Submitting, Errno> {
+    fn register(&self, device: i32) -> Result<Submitting, Errno> {
         let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
         let mut submitting = new_ring().map_err(failed)?;
         let iovecs: Vec<[libc::iovec; 2]> = (self.ring.slots.iter())
@@ -235,7 +240,7 @@ impl Queue {
         for (index, iovecs) in iovecs.iter().enumerate() {
             push(&mut submitting, &command(device, REGISTER, iovecs, 0, self.number, index as u64));
         }
-        self.listen(&mut submitting, count);
+        self.listen(&mut submitting);
         submitting.submit().map_err(failed)?;
         let refused = submitting.completion().find(|entry| entry.user_data() != WAKE && entry.result() < 0);
         match refused {
@@ -245,9 +250,9 @@ impl Queue {
     }
 
     /// Waits for answers of other threads.
-    fn listen(&self, submitting: &mut Submitting, count: &mut u64) {
+    fn listen(&self, submitting: &mut Submitting) {
         let fd = types::Fd(self.ring.wakeup.as_raw_fd());
-        let read = opcode::Read::new(fd, std::ptr::from_mut(count).cast(), 8).build().user_data(WAKE);
+        let read = opcode::Read::new(fd, self.ring.wakeups.get().cast(), 8).build().user_data(WAKE);
         push(submitting, &read.into());
     }
 
@@ -286,8 +291,8 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 }
 
 fn push(submitting: &mut Submitting, entry: &Entry128) {
-    // SAFETY: commands refer to the buffers of slots, which live as long as their ring, and to `iovecs` and `count`, which
-    // outlive the submission and the ring.
+    // SAFETY: commands refer to `iovecs`, which outlive their submission, and to buffers of the `Ring`, which outlives that of the
+    // kernel: the thread that drops the latter has the former.
     while unsafe { submitting.submission().push(entry) }.is_err() {
         // There are more entries than slots, so that this is rare.
         let _ = submitting.submit();

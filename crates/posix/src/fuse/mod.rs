@@ -22,6 +22,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use base::Ino;
 use base::units::parse_size;
@@ -255,11 +256,25 @@ impl Mount {
         }
         self.client.set_invalidate(None);
         if mode == UnmountMode::IfIdle {
-            session.join();
+            wait_for_end(&session);
         }
         Ok(())
     }
 }
+
+/// Waits for the threads of a mount that was unmounted. They do not end while a copy of it is in another mount namespace.
+fn wait_for_end(session: &Session) {
+    for _ in 0..END_POLLS {
+        if session.has_ended() {
+            return;
+        }
+        std::thread::park_timeout(END_POLL);
+    }
+    tracing::warn!("the filesystem is unmounted here, and in use elsewhere: in another mount namespace");
+}
+
+const END_POLL: Duration = Duration::from_millis(5);
+const END_POLLS: u32 = 1000;
 
 /// The treatment of files that are open on the mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
