@@ -114,6 +114,48 @@ def readers(path):
     other.end()
 
 
+def open_files(path):
+    """Locks of open files (F_OFD_SETLK): they end with the open file, not with another close in the process."""
+    ofd_setlk = 37
+    lock = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    first, second = os.open(path, os.O_RDWR), os.open(path, os.O_RDWR)
+    fcntl.fcntl(first, ofd_setlk, lock)
+    os.close(os.open(path, os.O_RDWR))
+    try:
+        fcntl.fcntl(second, ofd_setlk, lock)
+        check("a lock of an open file excludes another open file", False)
+    except BlockingIOError:
+        pass
+    os.close(first)
+    for _ in range(100):
+        try:
+            fcntl.fcntl(second, ofd_setlk, lock)
+            break
+        except BlockingIOError:
+            time.sleep(0.05)
+    else:
+        check("a lock of an open file ends with it", False)
+    os.close(second)
+    time.sleep(0.2)
+
+
+def late_release(path):
+    """A lock through a descriptor that can only read, then one through another descriptor."""
+    other = Other(path, "w")
+    for _ in range(200):
+        reader = os.open(path, os.O_RDONLY)
+        range_lock(reader, fcntl.LOCK_SH)
+        os.close(reader)
+        writer = os.open(path, os.O_RDWR)
+        if not range_lock(writer, fcntl.LOCK_EX):
+            check("a process is not in its own way", False)
+        if other.ask("lock w 0 1") != "False":
+            check("the close of a reader leaves later locks", False)
+            break
+        os.close(writer)
+    other.end()
+
+
 def waits(path):
     fd = os.open(path, os.O_RDWR)
     other = Other(path, "w")
@@ -218,6 +260,8 @@ def main():
     path = f"{directory}/locked"
     ranges(path)
     readers(path)
+    open_files(path)
+    late_release(path)
     waits(path)
     flocks(path)
     unnamed(directory)

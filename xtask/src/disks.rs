@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     };
     let device = Session::open_device().context("open /dev/fuse")?;
     let service = Service { disks: Arc::new(disks), size };
-    Session::mount(device, &mount, &options, |_| Arc::new(service)).context("mount")?.join();
+    Session::mount(device, &mount, &options, |_, _| Arc::new(service)).context("mount")?.join();
     Ok(())
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn run(mount: &Path, transport: Transport) -> Result<()> {
         transport,
     };
     let device = Session::open_device().context("open /dev/fuse")?;
-    let session = Session::mount(device, mount, &options, |_| Arc::new(NullFs::new())).context("mount")?;
+    let session = Session::mount(device, mount, &options, |_, _| Arc::new(NullFs::new())).context("mount")?;
     ensure!(session.transport() == transport, "the kernel does not offer this transport");
     raise_readahead(mount)?;
     session.join();

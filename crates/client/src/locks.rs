@@ -142,7 +142,8 @@ impl Client {
         let ticket = self.inner.locks.state().next_ticket();
         let mut request = Request { client: self, lock, ticket, is_over: false };
         let result = self.ask_for_lock(lock, ticket, wait).await;
-        request.is_over = true;
+        // Without an answer the owner may have granted it: then it is given up.
+        request.is_over = result != Err(FsError::Unknown);
         if result.is_err() {
             self.inner.locks.state().waiting.remove(&ticket);
         }
@@ -248,6 +249,12 @@ impl Client {
     /// Whether this client still has the lock. `false` once the owner may have given it to others.
     pub fn is_locked(&self, lock: &FileLock) -> bool {
         !self.inner.session.term.is_over() && self.inner.locks.has(lock)
+    }
+
+    /// Gives up all locks, in the background: their holders are gone.
+    pub fn give_up_locks(&self) {
+        let held = self.inner.locks.held();
+        held.into_iter().for_each(|lock| drop(self.give_up_lock(lock, None)));
     }
 
     /// Whether this client has a lock of the same holder in the range.

@@ -51,8 +51,8 @@ struct Serving {
     /// 0 if there is none.
     unique: AtomicU64,
     pid: AtomicU32,
-    /// The time at which it began, as the caller counts it.
-    since: AtomicU64,
+    /// 1 + the time since which the thread does not read, as the caller counts it; 0 while it reads.
+    busy_since: AtomicU64,
 }
 
 impl Channel {
@@ -76,9 +76,8 @@ impl Channel {
     }
 
     /// The thread begins to work on a request.
-    pub(crate) fn begin(&self, unique: u64, pid: u32, now: u64) {
+    pub(crate) fn begin(&self, unique: u64, pid: u32) {
         self.serving.pid.store(pid, Ordering::SeqCst);
-        self.serving.since.store(now, Ordering::SeqCst);
         self.serving.unique.store(unique, Ordering::SeqCst);
     }
 
@@ -93,11 +92,16 @@ impl Channel {
             .then(|| self.serving.pid.load(Ordering::SeqCst))
     }
 
-    /// For how long the thread has worked on the same request.
+    /// The thread reads, or does other work from now on: requests that it answered or parked may be followed by more.
+    pub(crate) fn set_busy(&self, since: Option<u64>) {
+        self.serving.busy_since.store(since.map_or(0, |since| since + 1), Ordering::SeqCst);
+    }
+
+    /// For how long the thread has not read.
     pub(crate) fn busy_for(&self, now: u64) -> u64 {
-        match self.serving.unique.load(Ordering::SeqCst) {
+        match self.serving.busy_since.load(Ordering::SeqCst) {
             0 => 0,
-            _ => now.saturating_sub(self.serving.since.load(Ordering::SeqCst)),
+            since => (now + 1).saturating_sub(since),
         }
     }
 

@@ -254,7 +254,7 @@ mod tests {
         interrupts.park(7, GONE, &channel, None);
         interrupts.park(8, std::process::id(), &channel, None);
         // Its thread is busy with it, and parks it later.
-        channel.begin(9, GONE, 0);
+        channel.begin(9, GONE);
         for unique in [7, 8, 9] {
             interrupts.interrupted(unique);
         }
@@ -272,7 +272,7 @@ mod tests {
         let interrupts = Arc::new(Interrupts::default());
         let channel = Channel::closed(interrupts.clone());
         interrupts.add_channel(channel.clone());
-        channel.begin(9, GONE, 0);
+        channel.begin(9, GONE);
         interrupts.interrupted(9);
         assert!(interrupts.end(9, &channel));
         interrupts.look();

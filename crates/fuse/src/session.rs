@@ -99,7 +99,8 @@ const HELPERS_MAX: usize = 256;
 /// `_IOR(229, 0, uint32_t)`: makes a new descriptor one of the connection of another.
 const CLONE: rustix::ioctl::Opcode = 0x8004_e500;
 const DEVICE: &str = "/dev/fuse";
-const PAGE_BYTES: u32 = 4096;
+/// Room for the header of a request and the structure before its bytes.
+const HEAD_BYTES: u32 = 4096;
 
 impl Session {
     /// Opens `/dev/fuse`.
@@ -118,7 +119,7 @@ impl Session {
         device: OwnedFd,
         path: &Path,
         options: &Options,
-        server: impl FnOnce(Kernel) -> Arc<dyn Serve>,
+        server: impl FnOnce(Kernel, Transport) -> Arc<dyn Serve>,
     ) -> io::Result<Self> {
         let root = rustix::fs::stat(path)?;
         let data = format!(
@@ -141,19 +142,39 @@ impl Session {
     fn begin(
         device: OwnedFd,
         options: &Options,
-        server: impl FnOnce(Kernel) -> Arc<dyn Serve>,
+        server: impl FnOnce(Kernel, Transport) -> Arc<dyn Serve>,
     ) -> io::Result<Self> {
         let interrupts = Arc::new(Interrupts::default());
+        let session = Self::begin_with(device, options, server, &interrupts);
+        if session.is_err() {
+            interrupts.drop_channels();
+        }
+        session
+    }
+
+    fn begin_with(
+        device: OwnedFd,
+        options: &Options,
+        server: impl FnOnce(Kernel, Transport) -> Arc<dyn Serve>,
+        interrupts: &Arc<Interrupts>,
+    ) -> io::Result<Self> {
         let first = Channel::new(device, interrupts.clone());
         let queues = match options.transport {
-            Transport::Device => Vec::new(),
-            Transport::Uring => uring::queues(options.request_bytes_max as usize, &interrupts)?,
+            Transport::Device => Ok(Vec::new()),
+            Transport::Uring => uring::queues(options.request_bytes_max as usize, interrupts),
         };
-        let agreed = negotiate(&first, options)?;
-        let queues = if agreed.contains(InitFlags::OVER_IO_URING) { queues } else { Vec::new() };
+        let queues = queues.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the system does not allow the rings that the mount needs");
+            Vec::new()
+        });
+        let wanted = if queues.is_empty() { Transport::Device } else { Transport::Uring };
+        let agreed = negotiate(&first, options, wanted)?;
+        let is_uring = agreed.contains(InitFlags::OVER_IO_URING);
+        let (queues, transport) =
+            if is_uring { (queues, Transport::Uring) } else { (Vec::new(), Transport::Device) };
         let shared = Arc::new(Shared {
-            server: server(Kernel(first.clone())),
-            interrupts,
+            server: server(Kernel(first.clone()), transport),
+            interrupts: interrupts.clone(),
             request_bytes_max: options.request_bytes_max,
             readers: Mutex::default(),
             now: AtomicU64::new(0),
@@ -315,7 +336,7 @@ fn read(channel: &Channel, buffer: &mut [u8]) -> Option<usize> {
 }
 
 /// Answers the kernel's first request. Returns the parts of the protocol that both sides want.
-fn negotiate(channel: &Channel, options: &Options) -> io::Result<InitFlags> {
+fn negotiate(channel: &Channel, options: &Options, transport: Transport) -> io::Result<InitFlags> {
     let unsupported = |what: String| io::Error::new(io::ErrorKind::Unsupported, what);
     loop {
         let mut buffer = vec![0; buffer_bytes(options.request_bytes_max)];
@@ -347,7 +368,7 @@ fn negotiate(channel: &Channel, options: &Options) -> io::Result<InitFlags> {
         }
         let always = InitFlags::BIG_WRITES | InitFlags::MAX_PAGES | InitFlags::INIT_EXT;
         let mut wanted = options.wanted | always;
-        if options.transport == Transport::Uring {
+        if transport == Transport::Uring {
             wanted = wanted | InitFlags::OVER_IO_URING;
         }
         let agreed = InitFlags(offered) & wanted;
@@ -358,7 +379,10 @@ fn negotiate(channel: &Channel, options: &Options) -> io::Result<InitFlags> {
             .u32(agreed.0 as u32);
         out.u16(options.background_max).u16(options.background_max / 4 * 3).u32(options.request_bytes_max);
         // Times have nanoseconds.
-        out.u32(1).u16((options.request_bytes_max / PAGE_BYTES) as u16).u16(0).u32((agreed.0 >> 32) as u32);
+        out.u32(1)
+            .u16((options.request_bytes_max / rustix::param::page_size() as u32) as u16)
+            .u16(0)
+            .u32((agreed.0 >> 32) as u32);
         out.zeros(28);
         return match channel.answer(unique, None, Parts::Slices(&[&out.0])) {
             true => Ok(agreed),
@@ -369,14 +393,16 @@ fn negotiate(channel: &Channel, options: &Options) -> io::Result<InitFlags> {
 
 /// A request has its header and its own structure before the bytes.
 fn buffer_bytes(request_bytes_max: u32) -> usize {
-    (request_bytes_max + PAGE_BYTES) as usize
+    (request_bytes_max + HEAD_BYTES) as usize
 }
 
 impl Shared {
     fn read_requests(self: Arc<Self>, channel: &Arc<Channel>) {
         let mut buffer = BytesMut::zeroed(buffer_bytes(self.request_bytes_max));
         loop {
+            channel.set_busy(None);
             let Some(len) = read(channel, &mut buffer) else { return };
+            channel.set_busy(Some(self.now.load(Ordering::Relaxed)));
             let is_write = buffer.get(4..8) == Some(&opcode::WRITE.to_ne_bytes());
             if !is_write {
                 // Small: a request that waits does not hold the whole buffer.
@@ -432,7 +458,7 @@ impl Shared {
             self.helpers.fetch_sub(1, Ordering::SeqCst);
         }
         let unique = request.unique;
-        channel.begin(unique, request.pid, self.now.load(Ordering::Relaxed));
+        channel.begin(unique, request.pid);
         self.server.serve(request, reply);
         channel.leave(unique);
     }

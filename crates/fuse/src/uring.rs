@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use io_uring::squeue::Entry128;
@@ -35,6 +36,9 @@ const PAYLOAD_LEN_AT: usize = 272;
 /// Commands to the kernel.
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
+
+/// Pause after an error of a ring.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// User data of the read that waits for answers from other threads.
 const WAKE: u64 = u64::MAX;
@@ -187,10 +191,6 @@ impl Queue {
 
     /// Serves requests until the filesystem is unmounted. `ready` gets the result of the registration.
     pub(crate) fn run(self, device: &impl AsFd, shared: &Arc<Shared>, ready: impl FnOnce(Result<(), Errno>)) {
-        let mut cpu = rustix::thread::CpuSet::new();
-        cpu.set(self.number.into());
-        // A CPU that is not there yet: its requests will come from others.
-        let _ = rustix::thread::sched_setaffinity(None, &cpu);
         *self.ring.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current().id());
         let device = device.as_fd().as_raw_fd();
         let mut submitting = match self.register(device) {
@@ -204,8 +204,9 @@ impl Queue {
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => continue,
                 Err(error) => {
-                    tracing::error!(%error, "a ring of the mount does not work any more");
-                    return;
+                    // Without memory, say. Nobody else can serve the requests of this CPU.
+                    tracing::error!(%error, cpu = self.number, "a ring of the mount does not work, trying again");
+                    std::thread::park_timeout(PAUSE);
                 }
             }
             let done: Vec<(u64, i32)> =

@@ -1,6 +1,6 @@
 //! Locks of programs, fcntl(2) and flock(2), which the owner of the ledger keeps for all machines.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Mutex;
 
 use base::{FsError, Ino};
@@ -10,16 +10,36 @@ use fuse::{Lock, Reply};
 
 use super::Fuse;
 use super::attr::errno;
-use super::files::is_reader;
 use super::serve::reply_done;
 
 /// The last byte of a file, as the kernel says it.
 const LAST: u64 = i64::MAX as u64;
 
-/// Processes that took range locks through handles that can only read. The kernel does not say when a descriptor of these
-/// is closed, but only when the last one is: then the locks end.
+/// Holders of range locks: for each, the handle through which it asked last. A holder is a process, or an open file (F_OFD_SETLK).
+/// The kernel says when a process closes a descriptor that can write. It says nothing about descriptors that can only read, nor
+/// about locks of open files: those end when the handle is released. A release may come late, when the process has a lock
+/// through another handle already.
 #[derive(Debug, Default)]
-pub(super) struct ReaderLocks(Mutex<HashMap<u64, HashSet<u64>>>);
+pub(super) struct RangeHolders(Mutex<HashMap<Ino, HashMap<u64, u64>>>);
+
+impl RangeHolders {
+    fn note(&self, ino: Ino, owner: u64, handle: u64) {
+        let mut inodes = self.0.lock().expect("no holder of this lock panics");
+        inodes.entry(ino).or_default().insert(owner, handle);
+    }
+
+    /// The holders that match give up what they have.
+    fn take(&self, ino: Ino, matches: impl Fn(u64, u64) -> bool) -> Vec<u64> {
+        let mut inodes = self.0.lock().expect("no holder of this lock panics");
+        let Some(holders) = inodes.get_mut(&ino) else { return Vec::new() };
+        let taken =
+            holders.extract_if(|owner, handle| matches(*owner, *handle)).map(|(owner, _)| owner).collect();
+        if holders.is_empty() {
+            inodes.remove(&ino);
+        }
+        taken
+    }
+}
 
 fn space_of(flock: bool) -> LockSpace {
     if flock { LockSpace::Whole } else { LockSpace::Range }
@@ -74,21 +94,18 @@ impl Fuse {
                 reply_done(reply, client.unlock(wanted).await);
             });
         }
-        if !flock && is_reader(handle) {
-            let mut readers = self.reader_locks.0.lock().expect("no holder of this lock panics");
-            readers.entry(handle).or_default().insert(owner);
+        if !flock {
+            self.range_holders.note(ino, owner, handle);
         }
-        if !wait {
-            return self.run(reply, |client, reply| async move {
-                reply_done(reply, client.lock(wanted, false).await);
-            });
-        }
-        let signal = reply.park_until_signal();
+        let signal = wait.then(|| reply.park_until_signal());
         self.run(reply, |client, reply| async move {
-            let locked = tokio::select! {
-                biased;
-                locked = client.lock(wanted, true) => locked,
-                () = signal.notified() => Err(FsError::Interrupted),
+            let locked = match signal {
+                None => client.lock(wanted, false).await,
+                Some(signal) => tokio::select! {
+                    biased;
+                    locked = client.lock(wanted, true) => locked,
+                    () = signal.notified() => Err(FsError::Interrupted),
+                },
             };
             if let Err(error) = locked {
                 return reply.error(errno(error));
@@ -100,23 +117,42 @@ impl Fuse {
         });
     }
 
-    /// What a process gives up when it closes a descriptor of the file; `None` if it has nothing.
+    /// What a process gives up when it closes a descriptor of the file.
     pub(super) fn range_unlock(&self, ino: Ino, owner: u64) -> Option<FileLock> {
+        self.range_holders.take(ino, |holder, _| holder == owner);
         let all = all_of(ino, owner, LockSpace::Range);
         self.client.holds_lock(&all).then_some(all)
     }
 
     /// What ends with the last descriptor of a handle.
     pub(super) fn locks_of_handle(&self, ino: Ino, handle: u64, flags: u32, owner: u64) -> Vec<FileLock> {
-        let mut locks = Vec::new();
+        let holders = self.range_holders.take(ino, |_, last| last == handle);
+        let mut locks: Vec<FileLock> =
+            holders.into_iter().map(|owner| all_of(ino, owner, LockSpace::Range)).collect();
         if flags & RELEASE_FLOCK_UNLOCK != 0 {
             locks.push(all_of(ino, owner, LockSpace::Whole));
         }
-        if is_reader(handle) {
-            let owners = self.reader_locks.0.lock().expect("no holder of this lock panics").remove(&handle);
-            locks.extend(owners.into_iter().flatten().map(|owner| all_of(ino, owner, LockSpace::Range)));
-        }
         locks.retain(|lock| self.client.holds_lock(lock));
         locks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_release_leaves_a_lock_that_was_taken_through_another_handle() {
+        let holders = RangeHolders::default();
+        let file = Ino(3);
+        holders.note(file, 1, 10);
+        holders.note(file, 1, 20);
+        holders.note(file, 2, 10);
+        holders.note(Ino(4), 1, 10);
+        assert_eq!(holders.take(file, |_, last| last == 10), [2]);
+        assert_eq!(holders.take(file, |holder, _| holder == 1), [1]);
+        assert!(holders.take(file, |_, _| true).is_empty());
+        assert_eq!(holders.take(Ino(4), |_, last| last == 10), [1]);
+        assert!(holders.0.lock().unwrap().is_empty());
     }
 }

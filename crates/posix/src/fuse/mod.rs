@@ -34,7 +34,7 @@ use tokio::runtime::Handle;
 
 use dir::DirStream;
 use direct::CachedFiles;
-use locks::ReaderLocks;
+use locks::RangeHolders;
 
 pub use mounts::{MountedFilesystem, forebay_mounts};
 
@@ -194,7 +194,7 @@ impl Mount {
             Access::ReadOnly => AccessTimes::Never,
         };
         client.set_access_times(access_times);
-        let server = |kernel: Kernel| {
+        let server = |kernel: Kernel, transport: Transport| {
             client.set_invalidate(Some(Arc::new(KernelCaches { kernel: kernel.clone() })));
             let fuse: Arc<dyn fuse::Serve> = Arc::new(Fuse {
                 client: client.clone(),
@@ -204,13 +204,16 @@ impl Mount {
                 next_handle: AtomicU64::new(1),
                 kernel,
                 cached: CachedFiles::default(),
-                reader_locks: ReaderLocks::default(),
-                may_block: options.flags.transport == Transport::Device,
+                range_holders: RangeHolders::default(),
+                may_block: transport == Transport::Device,
             });
             fuse
         };
         let mounted = Session::mount(device, path, &session_options(options), server);
-        let session = mounted.map_err(|source| MountError::Failed { path: path.clone(), source })?;
+        let session = mounted.map_err(|source| {
+            client.set_invalidate(None);
+            MountError::Failed { path: path.clone(), source }
+        })?;
         if options.flags.transport != session.transport() {
             tracing::warn!(path = %path.display(), "the kernel offers no FUSE over io_uring (fuse.enable_uring is off): requests come by /dev/fuse");
         }
@@ -275,6 +278,13 @@ fn wait_for_end(session: &Session) {
 
 const END_POLL: Duration = Duration::from_millis(5);
 const END_POLLS: u32 = 1000;
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // Programs that were cut off from the mount said nothing of their locks.
+        self.client.give_up_locks();
+    }
+}
 
 /// The treatment of files that are open on the mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -367,7 +377,7 @@ struct Fuse {
     next_handle: AtomicU64,
     kernel: Kernel,
     cached: CachedFiles,
-    reader_locks: ReaderLocks,
+    range_holders: RangeHolders,
     /// Whether the thread that reads a request may do blocking work for it. A thread of a ring must not: the other requests
     /// of its CPU would wait.
     may_block: bool,
