@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use wire::BoxFuture;
 use wire::meta::{
     EventSink, FileKind, LeaseKind, MakeNode, MetaReply, MetaRequest, MetaService, OpenIntent, OwnerEvent,
-    RequestId, SetAttr, XattrMode,
+    RequestId, SLOTS_MAX, SetAttr, XattrMode,
 };
 use wire::position::{KnownLedger, Position};
 
@@ -93,7 +93,7 @@ async fn connect(owner: &Owner) -> Result<SessionId, FsError> {
 }
 
 fn exists(owner: &Owner, session: SessionId, name: &str) -> bool {
-    let found = runtime().block_on(ask(owner, session, u32::MAX, lookup(name)));
+    let found = runtime().block_on(ask(owner, session, SLOTS_MAX - 1, lookup(name)));
     match found {
         Ok(MetaReply::Entry { .. }) => true,
         Ok(MetaReply::Missing { .. }) => false,
@@ -340,16 +340,17 @@ fn batches_stay_below_what_the_log_takes() {
     let sim = Sim::new(1);
     let log = Watched { entry_bytes_max: 1 << 20, ..Watched::new() };
     let owner = open(&sim, Arc::new(log.clone()), Arc::new(MemState::default())).unwrap();
-    let session = runtime.block_on(connect(&owner)).unwrap();
-    let replies = runtime.block_on(join_all((0..300).map(|slot| {
-        let owner = &owner;
+    let sessions = [(); 3].map(|()| runtime.block_on(connect(&owner)).unwrap());
+    let replies = runtime.block_on(join_all((0..300).map(|number| {
+        let (owner, session, slot) = (&owner, sessions[number / 100], (number % 100) as u32);
         async move {
             // Each request makes its own inode, so that every value is in a batch.
-            let ino = match ask(owner, session, slot, make(&slot.to_string())).await? {
+            let ino = match ask(owner, session, slot, make(&number.to_string())).await? {
                 MetaReply::Entry { attr, .. } => attr.ino,
                 _ => return Err(FsError::Io),
             };
-            ask(owner, session, 1000 + slot, set_xattr(ino, slot as u8)).await
+            let id = RequestId { session, slot, seq: 2 };
+            owner.call(id.into(), set_xattr(ino, number as u8)).await
         }
     })));
     assert!(replies.iter().all(Result::is_ok), "{:?}", replies.iter().find(|reply| reply.is_err()));
