@@ -180,7 +180,13 @@ fn serve(dir: &NodeDir, args: StartArgs) -> Result<()> {
 fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
     raise_file_limit();
     let known_admin = env().files.exists(&dir.admin_credentials());
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // A thread begins with the CPUs of the one that started it, which may be bound to one.
+    let cpus = rustix::thread::sched_getaffinity(None)?;
+    let use_all = move || {
+        let _ = rustix::thread::sched_setaffinity(None, &cpus);
+    };
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_start(use_all).build()?;
     let _watchdog = Watchdog::start(runtime.handle().clone());
     let mut asked = signals()?;
     runtime.block_on(async {
