@@ -83,6 +83,16 @@ def other_process(path, mode):
         print(answer, flush=True)
 
 
+def soon(name, take):
+    """Checks that a lock is granted soon: the last close is told to the filesystem after it has returned."""
+    for _ in range(100):
+        try:
+            return take()
+        except BlockingIOError:
+            time.sleep(0.05)
+    check(name, False)
+
+
 def ranges(path):
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     other = Other(path, "w")
@@ -127,14 +137,7 @@ def open_files(path):
     except BlockingIOError:
         pass
     os.close(first)
-    for _ in range(100):
-        try:
-            fcntl.fcntl(second, ofd_setlk, lock)
-            break
-        except BlockingIOError:
-            time.sleep(0.05)
-    else:
-        check("a lock of an open file ends with it", False)
+    soon("a lock of an open file ends with it", lambda: fcntl.fcntl(second, ofd_setlk, lock))
     os.close(second)
     time.sleep(0.2)
 
@@ -200,14 +203,7 @@ def flocks(path):
     except BlockingIOError:
         pass
     os.close(copy)
-    for _ in range(100):
-        try:
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            time.sleep(0.05)
-    else:
-        check("the last close gives an flock up", False)
+    soon("the last close gives an flock up", lambda: fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB))
     os.close(second)
 
 

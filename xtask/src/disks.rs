@@ -158,8 +158,8 @@ impl Serve for Service {
             Op::OpenDir => drop(reply.opened(0, OpenFlags::default())),
             Op::Read(read) => self.read(ino, read, reply),
             Op::Write(write) => self.write(ino, write, reply),
-            Op::Sync { .. } if ino == CONTROL => reply.done(),
-            Op::Sync { .. } => self.work(ino, move |disk| {
+            Op::Sync if ino == CONTROL => reply.done(),
+            Op::Sync => self.work(ino, move |disk| {
                 reply_done(reply, disk.and_then(|(disks, index)| Ok(disks.flush(index)?)));
             }),
             // Plain allocation does nothing: the size is fixed. All other modes write zeros here.

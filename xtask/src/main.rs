@@ -29,11 +29,8 @@ fn main() -> Result<ExitCode> {
         ["bench-s3", ref rest @ ..] => bench_s3::run(rest).map(|()| ExitCode::SUCCESS),
         ["bench-tier", ref rest @ ..] => bench_tier::run(rest).map(|()| ExitCode::SUCCESS),
         ["disks", ref rest @ ..] => disks::run(rest).map(|()| ExitCode::SUCCESS),
-        ["nullfs", mount] | ["nullfs", mount, "device"] => {
-            nullfs::run(Path::new(mount), fuse::Transport::Device).map(|()| ExitCode::SUCCESS)
-        }
-        ["nullfs", mount, "uring"] => {
-            nullfs::run(Path::new(mount), fuse::Transport::Uring).map(|()| ExitCode::SUCCESS)
+        ["nullfs", mount, ref transport @ ..] => {
+            nullfs::run(Path::new(mount), transport).map(|()| ExitCode::SUCCESS)
         }
         _ => {
             eprintln!(

@@ -27,7 +27,13 @@ const READAHEAD_KIB: u32 = 4096;
 const BACKGROUND_MAX: u16 = 128;
 
 /// Mounts and serves until the filesystem is unmounted.
-pub(crate) fn run(mount: &Path, transport: Transport) -> Result<()> {
+pub(crate) fn run(mount: &Path, transport: &[&str]) -> Result<()> {
+    let transport = match transport {
+        [] => Some(Transport::default()),
+        [name] => Transport::named(name),
+        _ => None,
+    };
+    let transport = transport.with_context(|| format!("usage: {USAGE}"))?;
     let options = Options {
         source: "nullfs".to_owned(),
         subtype: "nullfs",
@@ -317,7 +323,7 @@ impl Serve for NullFs {
                 block_bytes: 4096,
                 name_max: 255,
             }),
-            Op::Flush { .. } | Op::Sync { .. } | Op::Release { .. } | Op::ReleaseDir { .. } => reply.done(),
+            Op::Flush { .. } | Op::Sync | Op::Release { .. } | Op::ReleaseDir { .. } => reply.done(),
             _ => reply.error(Errno::NOSYS),
         }
     }

@@ -176,18 +176,8 @@ impl Client {
         match self.call(MetaRequest::Make(make)).await? {
             MetaReply::Entry { attr, lease, keep } => {
                 self.changed(parent);
-                let made = attr;
-                let attr = self.note(made, lease, 1, asked);
-                if opened {
-                    let node = self.inner.nodes.get(attr.ino);
-                    let mut state = node.lock();
-                    state.opens += 1;
-                    state.registered = true;
-                    // Others here may have found the file and written to it before this answer came.
-                    if state.lease.is_some() && attr.data_ver == made.data_ver {
-                        state.map.learn_empty();
-                    }
-                }
+                let attr =
+                    if opened { self.made(attr, lease, asked) } else { self.note(attr, lease, 1, asked) };
                 Ok((attr, NameTerm { keep, ..term }))
             }
             other => unexpected(&other),
@@ -199,17 +189,22 @@ impl Client {
         let _under_way = self.inner.makes.begin();
         let asked = self.asking();
         match self.call(MetaRequest::MakeUnnamed(make)).await? {
-            MetaReply::Entry { attr, lease, .. } => {
-                let node = self.inner.nodes.get(attr.ino);
-                {
-                    let mut state = node.lock();
-                    state.opens += 1;
-                    state.registered = true;
-                }
-                Ok(self.note(attr, lease, 1, asked))
-            }
+            MetaReply::Entry { attr, lease, .. } => Ok(self.made(attr, lease, asked)),
             other => unexpected(&other),
         }
+    }
+
+    /// Notes and pins a file that the session has just made and opened.
+    fn made(&self, made: Attr, lease: Option<LeaseGrant>, asked: Asked) -> Attr {
+        let attr = self.note(made, lease, 1, asked);
+        let node = self.inner.nodes.get(attr.ino);
+        let mut state = node.lock();
+        state.opened();
+        // Others here may have found the file and written to it before this answer came.
+        if state.lease.is_some() && attr.data_ver == made.data_ver {
+            state.map.learn_empty();
+        }
+        attr
     }
 
     /// A page of entries. Pins none of them.
@@ -486,9 +481,7 @@ impl Client {
         let cut = {
             let mut state = node.lock();
             if let Ok(MetaReply::Entry { attr, .. }) = &reply {
-                state.opens += 1;
-                state.registered = true;
-                state.may_be_closed = false;
+                state.opened();
                 state.makes_before = makes_before;
                 if flush.is_some() {
                     state.cut_off();

@@ -147,6 +147,13 @@ impl NodeState {
         }
     }
 
+    /// The owner has opened it for this session.
+    pub(crate) fn opened(&mut self) {
+        self.opens += 1;
+        self.registered = true;
+        self.may_be_closed = false;
+    }
+
     pub(crate) fn learn_lease(&mut self, lease: Option<LeaseGrant>) {
         let Some(new) = lease else { return };
         if self.lease.is_none_or(|held| (held.id, held.seq) < (new.id, new.seq)) {

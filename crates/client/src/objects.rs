@@ -122,8 +122,7 @@ impl Client {
                 let node = self.inner.nodes.get(attr.ino);
                 self.note(attr, lease, 0, asked);
                 let mut state = node.lock();
-                state.opens += 1;
-                state.registered = true;
+                state.opened();
                 state.map.learn_empty();
                 Ok(attr.ino)
             }
@@ -281,8 +280,7 @@ impl Client {
             // A close of an earlier handle may have crossed with this open and undone it.
             let sure = round.is_multiple_of(2) && round == self.inner.close_rounds.load(Ordering::SeqCst);
             if sure {
-                state.opens += 1;
-                state.registered = true;
+                state.opened();
                 state.makes_before = makes_before;
             }
             sure

@@ -143,8 +143,6 @@ pub const WRITE_CACHE: u32 = 1 << 0;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// In the flags of a release: flock(2) locks of the file handle end.
 pub const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
-/// In the flags of a sync: data only.
-pub const FSYNC_FDATASYNC: u32 = 1 << 0;
 /// In the flags of a lock: of flock(2).
 pub const LK_FLOCK: u32 = 1 << 0;
 

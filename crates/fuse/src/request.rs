@@ -88,12 +88,9 @@ pub enum Op {
         flags: u32,
         owner: u64,
     },
-    Sync {
-        data_only: bool,
-    },
+    Sync,
     /// A descriptor was closed.
     Flush {
-        handle: u64,
         owner: u64,
     },
     SetXattr {
@@ -141,7 +138,6 @@ pub enum Op {
     Ioctl {
         command: u32,
         data: Bytes,
-        out_size: u32,
     },
     Allocate {
         offset: u64,
@@ -384,22 +380,19 @@ fn about_content(opcode: u32, fields: &mut Fields<'_>) -> Result<Option<Op>, Sho
             fields.skip(4)?;
             Op::Release { handle, flags: fields.u32()?, owner: fields.u64()? }
         }
-        opcode::FSYNC => {
-            fields.skip(8)?;
-            Op::Sync { data_only: fields.u32()? & crate::abi::FSYNC_FDATASYNC != 0 }
-        }
+        opcode::FSYNC => Op::Sync,
         opcode::FLUSH => {
-            let handle = fields.u64()?;
-            fields.skip(8)?;
-            Op::Flush { handle, owner: fields.u64()? }
+            fields.skip(16)?;
+            Op::Flush { owner: fields.u64()? }
         }
         opcode::GETLK | opcode::SETLK | opcode::SETLKW => lock(opcode, fields)?,
         opcode::IOCTL => {
             fields.skip(12)?;
             let command = fields.u32()?;
             fields.skip(8)?;
-            let (in_size, out_size) = (fields.u32()?, fields.u32()?);
-            Op::Ioctl { command, data: fields.bytes(in_size as usize)?, out_size }
+            let in_size = fields.u32()?;
+            fields.skip(4)?;
+            Op::Ioctl { command, data: fields.bytes(in_size as usize)? }
         }
         opcode::FALLOCATE => {
             fields.skip(8)?;

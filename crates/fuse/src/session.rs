@@ -63,6 +63,21 @@ pub enum Transport {
     Uring,
 }
 
+impl Transport {
+    /// Its name in options and answers.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Uring => "uring",
+        }
+    }
+
+    /// The transport of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Device, Self::Uring].into_iter().find(|transport| transport.name() == name)
+    }
+}
+
 /// A mounted filesystem. It stays mounted until it is unmounted: then its threads end.
 pub struct Session {
     shared: Arc<Shared>,
@@ -89,7 +104,7 @@ pub(crate) struct Shared {
 /// How often the watcher looks at the threads, and at programs that got a signal.
 const LOOK: Duration = Duration::from_millis(500);
 const LOOK_SOON: Duration = Duration::from_millis(50);
-/// A thread hangs if it works on one request for so many looks.
+/// A thread that has not read for this number of looks hangs.
 const HANGS_LOOKS: u64 = 2;
 /// Most threads that read requests.
 const READERS_MAX: usize = 64;

@@ -1,8 +1,8 @@
 //! FUSE over io_uring: requests come as completions of a ring for each CPU, and replies leave with the wish for the next
 //! request, so that one system call does both.
 //!
-//! A ring belongs to one thread, which alone submits to it. Each of its slots has buffers that belong to the kernel while
-//! the slot waits for a request, and to whoever answers the request from then on. The kernel needs rings of all CPUs before
+//! A ring belongs to one thread, which alone submits to it. Each of its slots has buffers. They belong to the kernel while
+//! the slot waits for a request, and then to the thread that answers the request. The kernel needs rings of all CPUs before
 //! it sends anything. Interrupts and forgotten references still come from `/dev/fuse`.
 
 use std::cell::UnsafeCell;

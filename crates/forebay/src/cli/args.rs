@@ -44,6 +44,8 @@ const MOUNT_HELP: &str = "Options:
   ro, rw      without or with changes
   relatime, noatime, nodiratime
   readahead=SIZE  read at most so far ahead of who reads in sequence, 0 to 64MiB; default 4MiB
+  transport=device, transport=uring  requests by /dev/fuse (default) or by io_uring: small requests are cheaper,
+              large reads slower; needs fuse.enable_uring=1
 
 Examples:
   forebay mount /srv/forebay /mnt/data

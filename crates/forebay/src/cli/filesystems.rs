@@ -165,7 +165,8 @@ impl Mounts {
 /// Makes all that was written to the filesystem durable: first what the kernel has of mapped files, then what the node has.
 pub(super) fn sync(path: &Path) -> Result<()> {
     let mounted = Mounts::read()?.find(path)?;
-    let file = rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
+    let file = rustix::fs::open(path, flags, rustix::fs::Mode::empty())
         .with_context(|| format!("opening {}", path.display()))?;
     rustix::fs::syncfs(&file).with_context(|| format!("writing out {}", path.display()))?;
     let name = mounted.filesystem.as_str();

@@ -15,7 +15,7 @@ use layout::{
 };
 use meta::control::{DriveRecord, FilesystemRecord};
 use meta::owner::{EarlierSessions, Owner, OwnerOptions, OwnerStat};
-use posix::fuse::{Mount, MountFlags, MountOptions, Transport, UnmountMode};
+use posix::fuse::{Mount, MountFlags, MountOptions, UnmountMode};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::{
@@ -333,13 +333,11 @@ impl FilesystemEntry {
             narrow_bytes: self.repairer.stat().narrow_bytes,
             protection: protection(&self.record, map, drives, &owed_drives, damage.is_lost()),
             mount: self.mount_path().map(|path| path.display().to_string()),
-            transport: self.mount.as_ref().filter(|mount| mount.is_alive()).map(|mount| {
-                match mount.transport() {
-                    Transport::Device => "device",
-                    Transport::Uring => "uring",
-                }
-                .to_owned()
-            }),
+            transport: self
+                .mount
+                .as_ref()
+                .filter(|mount| mount.is_alive())
+                .map(|mount| mount.transport().name().to_owned()),
             total_bytes: stat.total_bytes,
             free_bytes: stat.free_bytes,
             used_bytes: stat.used_bytes,

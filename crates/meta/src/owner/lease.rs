@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use base::{Epoch, Ino, LeaseId, SessionId};
 use wire::meta::{LeaseGrant, LeaseKind, OwnerEvent, RECALL_IDLE, RECALL_LONGEST};
 
-/// In nanoseconds.
+/// [`RECALL_IDLE`] in nanoseconds.
 pub const RECALL_IDLE_NS: u64 = RECALL_IDLE.as_nanos() as u64;
-/// In nanoseconds.
+/// [`RECALL_LONGEST`] in nanoseconds.
 pub const RECALL_LONGEST_NS: u64 = RECALL_LONGEST.as_nanos() as u64;
 
 /// The number of a lease begins with the epoch of the owner that granted it.

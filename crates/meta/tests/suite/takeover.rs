@@ -257,7 +257,7 @@ fn the_log_is_kept_for_standbys_that_follow_and_others_take_a_copy_of_the_store(
             () = work => {}
         }
         assert_eq!(state.applied().unwrap().seq.0, one.stat().committed_seq, "it took a copy");
-        // A new standby takes a copy, too, in place of other content. The log is trimmed meanwhile.
+        // A new standby replaces other content by a copy. The owner trims the log before the copy is complete.
         copied.apply(&mut [(&b"other"[..], Some(&b"x"[..]))].into_iter(), Applied::default()).unwrap();
         let mut late = standby(&second, &copied, &one, 3);
         let work = async {

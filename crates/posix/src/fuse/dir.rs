@@ -5,7 +5,6 @@
 //! restart), the directory is scanned from its beginning.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::{FsError, Ino};
@@ -112,7 +111,7 @@ impl Fuse {
     }
 
     pub(super) fn open_dir(&self, ino: Ino, reply: Reply) {
-        let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
+        let handle = self.new_handle();
         let stream = Arc::new(tokio::sync::Mutex::new(DirStream::new(ino)));
         self.dirs.lock().expect("no holder of this lock panics").insert(handle, stream);
         if !reply.opened(handle, OpenFlags::default()) {

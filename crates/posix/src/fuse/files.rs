@@ -27,11 +27,6 @@ pub(super) fn open_intent(flags: i32) -> OpenIntent {
     }
 }
 
-/// Whether the handle can only read.
-pub(super) fn is_reader(handle: u64) -> bool {
-    handle & 1 == 0
-}
-
 /// Answers with a file that was made and opened, and its name, if it has one.
 pub(super) fn reply_created(
     client: &Client,
@@ -61,15 +56,14 @@ impl Fuse {
         }
     }
 
-    pub(super) fn new_handle(&self, intent: OpenIntent) -> u64 {
-        let number = self.next_handle.fetch_add(1, Ordering::Relaxed);
-        number << 1 | u64::from(intent != OpenIntent::Read)
+    pub(super) fn new_handle(&self) -> u64 {
+        self.next_handle.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(super) fn open(&self, ino: Ino, flags: i32, reply: Reply) {
         let intent = open_intent(flags);
         let appends = flags & libc::O_APPEND != 0;
-        let (opened, handle) = (self.open_flags(), self.new_handle(intent));
+        let (opened, handle) = (self.open_flags(), self.new_handle());
         self.run(reply, |client, reply| async move {
             match client.open_file(ino, intent).await {
                 // As in the kernel's own filesystems: a writer of an append-only file must open it with O_APPEND.
@@ -79,7 +73,8 @@ impl Fuse {
                 }
                 Ok(_) => {
                     // Closing a descriptor that can only read reports nothing.
-                    let quiet = if is_reader(handle) { OpenFlags::NOFLUSH } else { OpenFlags::default() };
+                    let is_reader = intent == OpenIntent::Read;
+                    let quiet = if is_reader { OpenFlags::NOFLUSH } else { OpenFlags::default() };
                     if !reply.opened(handle, opened | quiet) {
                         client.close_file(ino);
                     }

@@ -133,12 +133,16 @@ impl std::str::FromStr for MountFlags {
                 "writecache" => flags.cache = CacheMode::Write,
                 "readcache" => flags.cache = CacheMode::Read,
                 "direct" => flags.cache = CacheMode::Direct,
-                "transport=device" => flags.transport = Transport::Device,
-                "transport=uring" => flags.transport = Transport::Uring,
-                other => match other.strip_prefix("readahead=") {
-                    Some(size) => flags.read_ahead_bytes = read_ahead(size)?,
-                    None => return Err(BadMountOption::Unknown(other.to_owned())),
-                },
+                other => {
+                    let unknown = || BadMountOption::Unknown(other.to_owned());
+                    match other.split_once('=').ok_or_else(unknown)? {
+                        ("readahead", size) => flags.read_ahead_bytes = read_ahead(size)?,
+                        ("transport", name) => {
+                            flags.transport = Transport::named(name).ok_or_else(unknown)?
+                        }
+                        _ => return Err(unknown()),
+                    }
+                }
             }
         }
         Ok(flags)
@@ -409,6 +413,12 @@ mod tests {
         assert_eq!(flags.access_times, AccessTimes::Never);
         assert_eq!(flags.cache, CacheMode::Direct);
         assert_eq!("rw,nocrc".parse::<MountFlags>(), Err(BadMountOption::Unknown("nocrc".to_owned())));
+        assert_eq!(
+            "transport=uring".parse::<MountFlags>().map(|flags| flags.transport),
+            Ok(Transport::Uring)
+        );
+        let unknown = BadMountOption::Unknown("transport=tape".to_owned());
+        assert_eq!("transport=tape".parse::<MountFlags>(), Err(unknown));
         let ahead = |text: &str| text.parse::<MountFlags>().map(|flags| flags.read_ahead_bytes);
         assert_eq!(ahead("ro"), Ok(4 << 20));
         assert_eq!(ahead("readahead=16MiB,ro"), Ok(16 << 20));

@@ -123,7 +123,7 @@ impl Fuse {
     /// O_TMPFILE.
     pub(super) fn make_unnamed(&self, caller: Caller, dir: Ino, modes: (u32, u32), reply: Reply) {
         let make = make(caller, dir, Bytes::new(), FileKind::Regular, modes);
-        let (opened, handle) = (self.open_flags(), self.new_handle(OpenIntent::Write));
+        let (opened, handle) = (self.open_flags(), self.new_handle());
         self.run(reply, |client, reply| async move {
             let made = client.make_unnamed(make).await.map(|attr| (attr, None));
             super::files::reply_created(&client, reply, made, handle, opened);
@@ -142,7 +142,7 @@ impl Fuse {
             open: OpenIntent::Write,
             ..make(caller, parent, name.clone(), FileKind::Regular, modes)
         };
-        let (opened, handle) = (self.open_flags(), self.new_handle(OpenIntent::Write));
+        let (opened, handle) = (self.open_flags(), self.new_handle());
         let exclusive = flags & libc::O_EXCL != 0;
         self.run(reply, |client, reply| async move {
             let mut result = client.make_named(make).await;

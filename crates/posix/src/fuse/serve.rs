@@ -36,9 +36,9 @@ impl Serve for Fuse {
             }
             Op::Read(read) => self.read(ino, read, reply),
             Op::Write(write) => self.write(caller, ino, write, reply),
-            Op::Flush { owner, .. } => self.flush(ino, owner, reply),
+            Op::Flush { owner } => self.flush(ino, owner, reply),
             Op::Release { handle, flags, owner } => self.release(ino, handle, flags, owner, reply),
-            Op::Sync { .. } => self.sync(ino, reply),
+            Op::Sync => self.sync(ino, reply),
             Op::Allocate { offset, length, mode } => {
                 self.allocate(caller, ino, (offset, length), mode, reply)
             }
@@ -46,7 +46,7 @@ impl Serve for Fuse {
             Op::CopyRange { offset, to, to_offset, length, wide } => {
                 self.copy_range(caller, (ino, offset), (Ino(to), to_offset), length, wide, reply)
             }
-            Op::Ioctl { command, data, .. } => self.ioctl(ino, command, &data, reply),
+            Op::Ioctl { command, data } => self.ioctl(ino, command, &data, reply),
             Op::GetLock { owner, lock, flock } => self.get_lock(ino, owner, lock, flock, reply),
             Op::SetLock { handle, owner, lock, flock, wait } => {
                 self.set_lock(ino, (handle, owner), lock, flock, wait, reply)
