@@ -249,7 +249,41 @@ def times(directory):
     check("O_NOATIME leaves the access time", os.stat(path).st_atime == 1)
 
 
+def removed_directories(directory):
+    """A directory that is open while another process fills, empties and removes it."""
+    changer = subprocess.Popen([*SELF, "--changes", directory])
+    errors = set()
+    while changer.poll() is None:
+        # Before the open, so that the kernel has fresh attributes of it.
+        if "changing" not in [entry.name for entry in os.scandir(directory)]:
+            continue
+        try:
+            fd = os.open(f"{directory}/changing", os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        try:
+            os.fstat(fd)
+            os.listdir(fd)
+        except OSError as error:
+            errors.add(str(error))
+        os.close(fd)
+    check(f"an open directory has attributes, removed or not: {errors}", not errors)
+
+
+def change_directory(path):
+    end = time.time() + 3
+    while time.time() < end:
+        os.mkdir(path)
+        for name in range(20):
+            open(f"{path}/{name}", "wb").close()
+        for name in range(20):
+            os.unlink(f"{path}/{name}")
+        os.rmdir(path)
+
+
 def main():
+    if sys.argv[1] == "--changes":
+        return change_directory(f"{sys.argv[2]}/changing")
     if sys.argv[1] == "--other":
         return other_process(sys.argv[2], sys.argv[3])
     directory = sys.argv[1]
@@ -262,6 +296,7 @@ def main():
     flocks(path)
     unnamed(directory)
     times(directory)
+    removed_directories(directory)
     sys.exit(1 if FAILED else 0)
 
 

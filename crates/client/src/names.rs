@@ -157,10 +157,16 @@ impl Client {
             return Ok(attr);
         }
         let asked = self.asking();
-        match self.call(MetaRequest::GetAttr { ino }).await? {
-            MetaReply::Entry { attr, lease, .. } => Ok(self.note(attr, lease, 0, asked)),
-            other => unexpected(&other),
+        match self.call(MetaRequest::GetAttr { ino }).await {
+            Ok(MetaReply::Entry { attr, lease, .. }) => Ok(self.note(attr, lease, 0, asked)),
+            Ok(other) => unexpected(&other),
+            Err(FsError::Stale) => self.removed_dir(ino).ok_or(FsError::Stale),
+            Err(error) => Err(error),
         }
+    }
+
+    fn removed_dir(&self, ino: Ino) -> Option<Attr> {
+        self.inner.nodes.find(ino)?.lock().removed_dir()
     }
 
     /// Creates an inode and pins it.

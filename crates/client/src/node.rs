@@ -45,6 +45,8 @@ impl AttrChanges {
 pub(crate) struct NodeState {
     /// As the owner last reported; valid while there is a lease.
     attr: Option<Attr>,
+    /// Of a directory: `attr` as it was when it was forgotten.
+    forgotten: Option<Attr>,
     pub(crate) lease: Option<LeaseGrant>,
     /// Answers that carried the lease.
     answers: u64,
@@ -198,9 +200,18 @@ impl NodeState {
     }
 
     pub(crate) fn forget_attr(&mut self) {
-        if self.attr.is_some_and(|attr| !self.is_gone(attr)) {
+        if let Some(attr) = self.attr.filter(|attr| !self.is_gone(*attr)) {
+            self.forgotten = (attr.kind == FileKind::Directory).then_some(attr);
             self.attr = None;
         }
+    }
+
+    /// The attributes of a directory that the owner does not know any more: it was removed, and programs that have it
+    /// open may ask for them.
+    pub(crate) fn removed_dir(&mut self) -> Option<Attr> {
+        let last = self.attr.or(self.forgotten).filter(|attr| attr.kind == FileKind::Directory)?;
+        self.attr = Some(Attr { nlink: 0, size: 0, ..last });
+        self.attr
     }
 
     /// An inode without a name that is not open here may be unknown to the owner. While it is open, other clients that

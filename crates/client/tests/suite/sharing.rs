@@ -459,6 +459,20 @@ fn names_that_change_here_are_seen_there() {
 }
 
 #[test]
+fn a_directory_that_another_client_removed_has_attributes_for_programs_that_have_it_open() {
+    run("4+2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let make = MakeNode { kind: FileKind::Directory, open: OpenIntent::None, ..new_file("dir") };
+        let dir = one.make(make).await.unwrap().ino;
+        two.rmdir(Ino::ROOT, b"dir").await.unwrap();
+        let attr = one.getattr(dir).await.unwrap();
+        assert_eq!((attr.ino, attr.kind, attr.nlink, attr.mode), (dir, FileKind::Directory, 0, 0o644));
+        one.forget(dir, 1);
+        assert_eq!(one.getattr(dir).await, Err(FsError::Stale));
+    });
+}
+
+#[test]
 fn readers_that_both_change_the_file_do_not_wait_for_each_other() {
     run("4+2", |world| async move {
         let (one, two) = (world.client().await, world.client().await);

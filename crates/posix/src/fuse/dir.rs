@@ -139,6 +139,8 @@ impl Fuse {
                         pinned.into_iter().for_each(|ino| client.forget(ino, 1));
                     }
                 }
+                // Removed elsewhere: as in a local filesystem, programs that list it see no entries.
+                Err(FsError::Stale) => reply.error(Errno::NOENT),
                 Err(error) => reply.error(errno(error)),
             }
         });
