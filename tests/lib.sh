@@ -176,6 +176,9 @@ node_start() {
     }
 }
 
+# strict_mounts: names are durable when a call returns on the mounts of nodes that start from now on.
+strict_mounts() { export FOREBAY_MOUNT_OPTIONS=${FOREBAY_MOUNT_OPTIONS:+$FOREBAY_MOUNT_OPTIONS,}strict; }
+
 node_stop() {
     local within=0
     [ "$PLAIN" = 1 ] && return

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Crashes: no acknowledged data is lost, no deleted data comes back. SIGKILL, power cuts of all disks, disks that fail, are
-# slow or full. See `cargo xtask crash`.
+# slow or full. With --early, the mount is not strict. See `cargo xtask crash`.
 #   FOREBAY_CRASH_ROUNDS   rounds of all plans together (default: 40, long: 240)
 source "$(dirname "$0")/../lib.sh"
 TOTAL=${FOREBAY_CRASH_ROUNDS:-$([ "$LONG" = 1 ] && echo 240 || echo 40)}
@@ -30,9 +30,11 @@ fi
 PLANS=(
     "4+2 6 host 10 0"
     "1+0 1 host 5 0"
-    "4+2 6 devices 25 10 --may-lose-drive"
-    "r3 3 ext4 15 5"
-    "4+2 6 xfs 15 5"
+    "4+2 6 devices 20 10 --may-lose-drive"
+    "4+2 6 devices 10 0 --early"
+    "1+0 1 ext4 5 0 --early"
+    "r3 3 ext4 10 5"
+    "4+2 6 xfs 10 5"
     "1+0 1 devices 15 10"
     "12/7/9 12 devices 15 5 --may-lose-drive"
 )
@@ -42,7 +44,7 @@ for plan in "${PLANS[@]}"; do
     faults=$(((TOTAL * fault_share + 99) / 100))
     rounds=$(((TOTAL * share + 99) / 100 - faults))
     # shellcheck disable=SC2086 # options are words
-    check "$profile on $layout, $rounds crashes and $faults faults, seed $seed" \
+    check "$profile on $layout${options:+ $options}, $rounds crashes and $faults faults, seed $seed" \
         crash_rounds "$seed" "$profile" "$drives" "$layout" "$rounds" "$faults" $options
     seed=$((seed + 1))
 done

@@ -16,6 +16,8 @@ export NODE FOREBAY PYTHONDONTWRITEBYTECODE=1
 export AWS_SHARED_CREDENTIALS_FILE=$NODE/admin-credentials AWS_EC2_METADATA_DISABLED=true
 unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_PROFILE AWS_CA_BUNDLE
 
+# The account of changes on the mount knows no others.
+strict_mounts
 check "a node with an endpoint starts" node_start node --drives 6 --drive-size 1G --profile 4+2 || exit 0
 live_bytes() { "$FOREBAY" status "$NODE" --json | jq .space.live_bytes; }
 check "$ROUNDS crashes, seed $SEED" "$HOME/.cache/forebay/venv/bin/python3" "$ROOT/tests/s3/crash.py" "$ROUNDS" "$SEED"

@@ -8,7 +8,8 @@ ROWS=40
 write_rows() {
     local i
     for ((i = 0; i < TRANSACTIONS; i++)); do
-        sqlite3 -cmd '.timeout 30000' "$1" "
+        # In journal mode `delete`, a transaction ends with the name of its journal.
+        sqlite3 -cmd '.timeout 30000' -cmd 'PRAGMA synchronous=EXTRA' "$1" "
             BEGIN IMMEDIATE;
             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < $ROWS)
             INSERT INTO rows(writer, data) SELECT $2, randomblob(500) FROM n;

@@ -26,8 +26,9 @@ node_on_a_disk() {
     mkfs.ext4 -q "$DISKS/0"
     mount -o loop "$DISKS/0" "$HOST"
     echo "$DIR" >>"$WORK/.nodes"
-    timeout 60 "$FOREBAY" start "$DIR" --mount "$MNT" --memory "$MEMORY" --drive "$WORK/drive" --drive-size 256M \
-        --s3 127.0.0.1:0 </dev/null
+    # Calls must wait for the disk.
+    timeout 60 "$FOREBAY" start "$DIR" --mount "$MNT" --mount-options strict --memory "$MEMORY" --s3 127.0.0.1:0 \
+        --drive "$WORK/drive" --drive-size 256M </dev/null
     mkdir "$MNT"/many{1..12}
     echo before >"$MNT/before"
     sync "$MNT/before"

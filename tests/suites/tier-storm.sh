@@ -7,6 +7,8 @@ LIMIT_S=1200
 STORE_SIZE=6G
 source "$ROOT/tests/tier/lib.sh"
 
+# What is written is compared with a plain directory.
+strict_mounts
 SHADOW=$WORK/shadow
 mkdir "$SHADOW"
 ROUNDS=${FOREBAY_TIER_ROUNDS:-8}

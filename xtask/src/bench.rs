@@ -23,7 +23,8 @@ use crate::node::{Drives, Node, NodeOptions};
 use meter::Figure;
 
 pub(crate) const USAGE: &str =
-    "bench --dir DIR [--forebay BINARY] [--profiles 1+0,r2,4+2] [--only WORD] [--quick] [--json]";
+    "bench --dir DIR [--forebay BINARY] [--profiles 1+0,r2,4+2] [--only WORD] [--mount-options LIST] [--quick]
+      [--json]";
 
 /// Drives of every measured node, so that only the profile differs.
 const DRIVES: u32 = 6;
@@ -141,8 +142,12 @@ impl Drop for Subject {
 
 /// Runs the subcommand.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
-    let arguments = Arguments::parse(arguments, &["dir", "forebay", "profiles", "only"], &["quick", "json"])
-        .with_context(|| format!("usage: {USAGE}"))?;
+    let arguments = Arguments::parse(
+        arguments,
+        &["dir", "forebay", "profiles", "only", "mount-options"],
+        &["quick", "json"],
+    )
+    .with_context(|| format!("usage: {USAGE}"))?;
     let directory = PathBuf::from(arguments.text("dir").context("--dir is missing")?);
     let scale = if arguments.is_set("quick") { QUICK } else { FULL };
     let binary = PathBuf::from(arguments.text("forebay").unwrap_or("target/release/forebay"));
@@ -178,6 +183,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
             profile: profile.to_owned(),
             drives: Drives::Files { count: DRIVES, size: scale.drive_size.to_owned() },
             memory_mib: None,
+            mount_options: arguments.text("mount-options").unwrap_or_default().to_owned(),
         };
         match Subject::node(&directory, &options) {
             Ok(subject) => {

@@ -38,7 +38,8 @@ use worker::Worker;
 
 pub(crate) const USAGE: &str =
     "crash --dir DIR [--forebay BINARY] [--layout host|ext4|xfs|devices] [--profile 4+2] [--drives 6] [--drive-mib 512]
-      [--rounds 20] [--faults 0] [--may-lose-drive] [--workers 4] [--seed N] [--round-ms 1000] [--plain]";
+      [--rounds 20] [--faults 0] [--may-lose-drive] [--workers 4] [--seed N] [--round-ms 1000] [--early] [--plain]
+With --early, the mount is not strict: a crash leaves a beginning of the operations on names since the last fsync.";
 
 const OPTIONS: &[&str] = &[
     "dir",
@@ -97,7 +98,7 @@ struct Setup {
 
 /// Runs the subcommand. Returns whether everything was as promised.
 pub(crate) fn run(words: &[&str]) -> Result<bool> {
-    let arguments = Arguments::parse(words, OPTIONS, &["plain", "may-lose-drive"])
+    let arguments = Arguments::parse(words, OPTIONS, &["plain", "may-lose-drive", "early"])
         .with_context(|| format!("usage: {USAGE}"))?;
     let seed = arguments.value("seed", u64::from(std::process::id()))?;
     let given = if arguments.text("seed").is_some() { String::new() } else { format!(" --seed {seed}") };
@@ -115,10 +116,12 @@ pub(crate) fn run(words: &[&str]) -> Result<bool> {
     let (subject, root) = make_subject(&setup, &arguments)?;
     let has_fsck = subject.node().is_some_and(Node::has_fsck);
     worker::prepare(&root).context("make the shared directory")?;
+    let is_strict = !arguments.is_set("early");
     let mappers = setup.directory.join("mapper");
     mapper::build(&mappers)?;
-    let workers =
-        (0..arguments.value("workers", 4)?).map(|index| Worker::new(index, &root, &mappers, seed)).collect();
+    let workers = (0..arguments.value("workers", 4)?)
+        .map(|index| Worker::new(index, (&root, is_strict), &mappers, seed))
+        .collect();
     let random = Random::new(seed);
     let round_ms_max = arguments.value("round-ms", 1000)?;
     let mut checker = Checker { subject, root, workers, random, round_ms_max, has_fsck };
@@ -147,6 +150,7 @@ fn make_subject(setup: &Setup, arguments: &Arguments) -> Result<(Subject, PathBu
             devices => Drives::Devices(devices.to_vec()),
         },
         memory_mib: None,
+        mount_options: if arguments.is_set("early") { String::new() } else { "strict".to_owned() },
     };
     let below = storage.as_ref().map_or(setup.directory.as_path(), Storage::path);
     // The log must stay readable when the disks are gone.

@@ -25,6 +25,8 @@ pub(crate) struct NodeOptions {
     pub(crate) drives: Drives,
     /// Memory that it may use; `None`: chosen by the size of the machine.
     pub(crate) memory_mib: Option<u64>,
+    /// How it is mounted.
+    pub(crate) mount_options: String,
 }
 
 /// Drives of a new node.
@@ -66,6 +68,7 @@ impl Node {
         }
         // Any free port, and another one if it is taken at a later start: several crash runs may go on at once.
         command.args(["--s3", "127.0.0.1:0", "--profile", &options.profile]).arg("--mount").arg(mount);
+        command.args(["--mount-options", &options.mount_options]);
         if let Some(memory_mib) = options.memory_mib {
             command.arg("--memory").arg(format!("{memory_mib}MiB"));
         }

@@ -149,10 +149,15 @@ impl Client {
         self.inner.drained.notify_waiters();
     }
 
-    /// Makes the data written to a file durable, with its size.
+    /// Makes the data written to a file durable, with its size and names; of a directory, the names in it.
     pub async fn fsync(&self, ino: Ino) -> Result<(), FsError> {
-        let Some(node) = self.inner.nodes.find(ino) else { return Ok(()) };
-        let flushed = self.flush(&node).await;
+        let node = self.inner.nodes.find(ino);
+        let flushed = match &node {
+            Some(node) => self.flush(node).await,
+            None => Ok(()),
+        };
+        let flushed = flushed.and(self.sync_names().await);
+        let Some(node) = node else { return flushed };
         // A failure is reported once, whether it happened just now or earlier.
         match node.lock().error.take() {
             Some(error) => Err(error),

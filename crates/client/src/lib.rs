@@ -9,6 +9,7 @@ mod blobs;
 mod bond;
 mod damage;
 mod dirty;
+mod early;
 mod extents;
 mod fetch;
 mod file;
@@ -319,7 +320,13 @@ impl Client {
     async fn call(&self, request: MetaRequest) -> Result<MetaReply, FsError> {
         // What is known here goes into the answer, so it must hold.
         self.inner.session.be_certain().await?;
-        self.inner.session.call(self.caller.as_deref(), request).await
+        let reply = self.inner.session.call(self.caller.as_deref(), request).await;
+        if self.inner.session.is_due() {
+            let client = self.clone();
+            // If it fails, the changes are kept, and the next request tries again.
+            self.inner.runtime.spawn(async move { client.inner.session.settle().await });
+        }
+        reply
     }
 
     /// Sends an answer to an event of the owner.
@@ -336,6 +343,17 @@ impl Client {
     /// Sets the receiver of invalidations.
     pub fn set_invalidate(&self, invalidate: Option<Arc<dyn Invalidate>>) {
         *self.inner.invalidate.lock().expect("no holder of this lock panics") = invalidate;
+    }
+
+    /// Sets whether changes of names and attributes return before they are durable: within milliseconds they are. What a crash of
+    /// this machine and the owner leaves of them is a beginning of their order, with all that was synced.
+    pub fn set_early(&self, is_early: bool) {
+        self.inner.session.set_early(is_early);
+    }
+
+    /// Makes all changes of names and attributes durable.
+    pub async fn sync_names(&self) -> Result<(), FsError> {
+        self.inner.session.settle().await
     }
 
     /// Sets which reads are noted in access times.
@@ -360,7 +378,8 @@ impl Client {
             let flushed = self.flush(&node).await;
             result = result.and(flushed);
         }
-        result
+        result = result.and(self.sync_names().await);
+        if self.inner.session.take_lost() { result.and(Err(FsError::Io)) } else { result }
     }
 
     /// Makes everything durable and ends the session.

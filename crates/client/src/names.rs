@@ -351,8 +351,8 @@ impl Client {
         }
     }
 
-    /// Changes attributes. For a file that is being written here they become durable with its data. Otherwise they are
-    /// durable on return; dirty data goes first, so that its times do not override the new ones.
+    /// Changes attributes. For a file that is being written here they become durable with its data. Otherwise the
+    /// owner has them on return; dirty data goes first, so that its times do not override the new ones.
     pub async fn setattr(&self, ino: Ino, set: SetAttr) -> Result<Attr, FsError> {
         let node = self.inner.nodes.get(ino);
         if set.size.is_some() {

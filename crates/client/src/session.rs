@@ -4,23 +4,26 @@
 //! their old ids. So each is executed once, whichever owner did it.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use base::env::Clock;
-use base::{ExtentId, FsError, SessionId};
+use base::{ExtentId, FsError, Seq, SessionId};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
-use wire::message::{Caller, Envelope};
-use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId};
+use wire::message::{AnswerTime, Caller, Envelope};
+use wire::meta::{EventSink, MetaReply, MetaRequest, MetaService, RequestId, SLOTS_MAX};
 
 use crate::bond::{Bond, Bonds};
+use crate::early::{Arrival, Change, EarlyAnswers, KEPT_MAX};
 use crate::term::Term;
 
-/// Requests under way at once that may wait for other clients.
-const SLOTS: usize = 64;
 /// Requests under way at once that never wait for other clients: see [`is_prompt`].
-const PROMPT_SLOTS: usize = 32;
+const PROMPT_SLOTS: u32 = 32;
+/// Other requests under way at once.
+const SLOTS: u32 = 64;
+// Requests that began while there was room for another kept change may all be kept.
+const _: () = assert!(PROMPT_SLOTS + 2 * SLOTS + KEPT_MAX as u32 <= SLOTS_MAX);
 
 /// How long a request waits for an owner.
 const OWNER_PATIENCE: Duration = Duration::from_secs(60);
@@ -28,20 +31,49 @@ const OWNER_PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const EVENTS_PAUSE: Duration = Duration::from_millis(10);
 /// A caller has noted an answer this long after it came.
 const NOTED_WITHIN: Duration = Duration::from_secs(1);
+/// Answers that an early one depends on arrive at the same time, unless one was lost.
+const ARRIVES_WITHIN: Duration = Duration::from_millis(20);
 /// Pause before an owner that cannot answer is asked again.
 const OWNER_PAUSE: Duration = Duration::from_millis(200);
 
 /// Slots that requests take one after another. The one that is free for longest is taken: the owner keeps the last answer of
 /// each, and the next owner learns from these answers what the client may not have noted yet.
 struct Lane {
+    /// One for each request under way.
     permits: Semaphore,
-    slots: Mutex<VecDeque<(u32, u64)>>,
+    slots: Mutex<Slots>,
+}
+
+struct Slots {
+    /// With the number of the last request in each.
+    free: VecDeque<(u32, u64)>,
+    /// The first number that was never taken.
+    next: u32,
 }
 
 impl Lane {
-    fn new(slots: std::ops::Range<usize>) -> Self {
+    fn new(slots: std::ops::Range<u32>) -> Self {
         let permits = Semaphore::new(slots.len());
-        Self { permits, slots: Mutex::new(slots.map(|slot| (slot as u32, 0)).collect()) }
+        let next = slots.end;
+        Self { permits, slots: Mutex::new(Slots { free: slots.map(|slot| (slot, 0)).collect(), next }) }
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().expect("no holder of this lock panics")
+    }
+
+    /// A slot for the next request, and its number there. There are more slots than permits while changes are kept.
+    fn take(&self) -> (u32, u64) {
+        let mut slots = self.slots();
+        let (slot, seq) = slots.free.pop_front().unwrap_or_else(|| {
+            slots.next += 1;
+            (slots.next - 1, 0)
+        });
+        (slot, seq + 1)
+    }
+
+    fn put_back(&self, slot: u32, seq: u64) {
+        self.slots().free.push_back((slot, seq));
     }
 }
 
@@ -74,22 +106,63 @@ pub(crate) struct Session {
     reads: Mutex<BTreeMap<u64, u64>>,
     /// The last request of each slot, and when its answer came.
     last: Mutex<BTreeMap<u32, (u64, Option<u64>)>>,
+    /// Changes of names may be answered before they are durable.
+    is_early: AtomicBool,
+    /// Those that were, in slots of `requests`.
+    early: EarlyAnswers,
+    /// Held by the task that waits until they are durable.
+    settling: AsyncMutex<()>,
+    /// How often some were lost, and how often that was told.
+    lost: AtomicU64,
+    lost_told: AtomicU64,
 }
 
-/// Gives a slot back when the request is over or given up.
+/// Gives a slot back when the request is over or given up, unless the change in it is kept.
 struct SlotGuard<'a> {
     session: &'a Session,
     lane: &'a Lane,
     slot: u32,
     seq: u64,
+    is_kept: bool,
+}
+
+impl SlotGuard<'_> {
+    fn note_answer(&self) {
+        let now_ns = self.session.term.now_ns();
+        self.session.last().insert(self.slot, (self.seq, Some(now_ns)));
+    }
+
+    /// The slot stays taken.
+    fn keep(mut self) {
+        self.note_answer();
+        self.is_kept = true;
+    }
 }
 
 impl Drop for SlotGuard<'_> {
     fn drop(&mut self) {
-        let now_ns = self.session.term.now_ns();
-        self.session.last().insert(self.slot, (self.seq, Some(now_ns)));
-        let mut slots = self.lane.slots.lock().expect("no holder of this lock panics");
-        slots.push_back((self.slot, self.seq));
+        if !self.is_kept {
+            self.note_answer();
+            self.lane.put_back(self.slot, self.seq);
+        }
+    }
+}
+
+/// Gives back the slot of a change if its caller does not wait for its use any more, and the owner is left.
+struct Waiting<'a> {
+    session: &'a Session,
+    change: Option<(u32, u64)>,
+    bond: u64,
+    count: u64,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if let Some((slot, seq)) = self.change
+            && self.session.early.abandon(self.bond, self.count)
+        {
+            self.session.requests.put_back(slot, seq);
+        }
     }
 }
 
@@ -125,14 +198,19 @@ impl Session {
         Ok(Self {
             bonds: Bonds::new(session, owner),
             term,
-            requests: Lane::new(0..SLOTS),
-            prompt: Lane::new(SLOTS..SLOTS + PROMPT_SLOTS),
+            requests: Lane::new(PROMPT_SLOTS..PROMPT_SLOTS + SLOTS),
+            prompt: Lane::new(0..PROMPT_SLOTS),
             ids: AsyncMutex::new((session, 0..0)),
             version: AtomicU64::new(0),
             used_bytes: AtomicU64::new(0),
             drive_bytes: AtomicU64::new(0),
             reads: Mutex::new(BTreeMap::new()),
             last: Mutex::new(BTreeMap::new()),
+            is_early: AtomicBool::new(false),
+            early: EarlyAnswers::new(Bonds::FIRST),
+            settling: AsyncMutex::new(()),
+            lost: AtomicU64::new(0),
+            lost_told: AtomicU64::new(0),
         })
     }
 
@@ -158,20 +236,91 @@ impl Session {
         request: MetaRequest,
     ) -> Result<MetaReply, FsError> {
         let lane = if is_prompt(&request) { &self.prompt } else { &self.requests };
-        self.send(lane, caller, || request.clone()).await
+        let may_be_early = self.is_early.load(Ordering::Relaxed) && request.may_be_early();
+        self.send(lane, (caller, may_be_early), || request.clone()).await
     }
 
     async fn send(
         &self,
         lane: &Lane,
-        caller: Option<&Caller>,
+        (caller, may_be_early): (Option<&Caller>, bool),
         request: impl Fn() -> MetaRequest,
     ) -> Result<MetaReply, FsError> {
         let _permit = lane.permits.acquire().await.map_err(|_| FsError::Unavailable)?;
-        let slot = lane.slots.lock().expect("no holder of this lock panics").pop_front();
-        let (slot, seq) = slot.expect("there are as many slots as permits");
-        let guard = SlotGuard { session: self, lane, slot, seq: seq + 1 };
-        self.last().insert(slot, (guard.seq, None));
+        let (slot, seq) = lane.take();
+        let slot_guard = || SlotGuard { session: self, lane, slot, seq, is_kept: false };
+        let mut guard = Some(slot_guard());
+        self.last().insert(slot, (seq, None));
+        let mut was_left = false;
+        loop {
+            let is_early = may_be_early && self.early.has_room();
+            let time = if is_early { AnswerTime::Early } else { AnswerTime::Durable };
+            let mut early = None;
+            let keep = |bond: u64, answer: &mut Result<MetaReply, FsError>| {
+                let Ok(MetaReply::Early { reply, after, count, first }) = answer else { return };
+                let (after, count) = (*after, *count);
+                if let Some(first) = *first {
+                    guard.take().into_iter().for_each(SlotGuard::keep);
+                    let (caller, request) = (caller.cloned(), request());
+                    let mut inos = request.inos();
+                    inos.push(first.ino);
+                    inos.extend(reply.iter().flat_map(MetaReply::attrs).map(|attr| attr.ino));
+                    let change =
+                        Change { slot, seq, caller, request, after, count, first, inos, is_abandoned: false };
+                    self.early.keep(change);
+                }
+                early = Some((bond, count, after));
+                *answer = std::mem::replace(&mut **reply, Ok(MetaReply::Done));
+            };
+            let answer = self.ask((slot, seq), (caller, time), &request, keep).await;
+            let Some((bond, count, after)) = early else {
+                // It may have been executed by the owner that was left.
+                let is_refused_again = was_left && answer == Err(FsError::Unavailable);
+                return if is_refused_again { Err(FsError::Unknown) } else { answer };
+            };
+            let waiting =
+                Waiting { session: self, change: guard.is_none().then_some((slot, seq)), bond, count };
+            let arrival = self.arrival(bond, count, after).await?;
+            // The slot belongs to what is kept, or is taken back below.
+            std::mem::forget(waiting);
+            if arrival == Arrival::Complete {
+                return answer;
+            }
+            guard.get_or_insert_with(slot_guard);
+            was_left = true;
+        }
+    }
+
+    /// Waits until all answers are here that an early one depends on. If one does not come, all must be durable.
+    async fn arrival(&self, bond: u64, count: u64, after: Seq) -> Result<Arrival, FsError> {
+        let began = tokio::time::Instant::now();
+        loop {
+            let arrival = tokio::time::timeout(ARRIVES_WITHIN, self.early.arrival(bond, count)).await;
+            if let Ok(arrival) = arrival {
+                return Ok(arrival);
+            }
+            // The answer tells what is durable.
+            let asked = Box::pin(self.heartbeat()).await;
+            let owner = self.bonds.with(|present| present.owner.clone().filter(|_| present.number == bond));
+            let position = owner.and_then(|owner| owner.position());
+            if position.is_some_and(|position| position.seq >= after) {
+                self.early.complete(bond, count);
+            } else if began.elapsed() > OWNER_PATIENCE {
+                asked?;
+                return Err(FsError::Unknown);
+            }
+        }
+    }
+
+    /// Asks one owner after the other until there is an answer. `take` gets it, with the number of
+    /// the bond, before its owner can be left.
+    async fn ask(
+        &self,
+        (slot, seq): (u32, u64),
+        (caller, time): (Option<&Caller>, AnswerTime),
+        request: &impl Fn() -> MetaRequest,
+        mut take: impl FnMut(u64, &mut Result<MetaReply, FsError>),
+    ) -> Result<MetaReply, FsError> {
         let (mut asked, mut tries) = (None, 0);
         let began = tokio::time::Instant::now();
         loop {
@@ -186,15 +335,23 @@ impl Session {
                 return Err(FsError::Unknown);
             }
             tries += 1;
-            let id = RequestId { session, slot, seq: guard.seq };
+            let id = RequestId { session, slot, seq };
             let is_left = |now: &Bond| now.number != number;
-            let answer = tokio::select! {
+            let envelope = Envelope { caller: caller.cloned(), answer: time, ..id.into() };
+            let mut answer = tokio::select! {
                 biased;
-                answer = owner.call(Envelope { caller: caller.cloned(), ..id.into() }, request()) => answer,
+                answer = owner.call(envelope, request()) => answer,
                 _ = self.bonds.wait_for(is_left) => continue,
             };
             // What an owner granted is void once it is left.
-            if answer != Err(FsError::Disconnected) && !self.bonds.with(is_left) {
+            let in_time = |now: &Bond| {
+                let in_time = answer != Err(FsError::Disconnected) && !is_left(now);
+                if in_time {
+                    take(number, &mut answer);
+                }
+                in_time
+            };
+            if self.bonds.with(in_time) {
                 let is_refused_again = tries > 1 && answer == Err(FsError::Unavailable);
                 // An owner that refuses a repetition may not know what became of the first one.
                 return if is_refused_again { Err(FsError::Unknown) } else { answer };
@@ -206,6 +363,107 @@ impl Session {
             let left = self.bonds.wait_for(|now| is_left(now) || now.is_last);
             let _ = tokio::time::timeout(OWNER_PAUSE, left).await;
         }
+    }
+
+    /// Sets whether changes of names and attributes are answered before they are durable.
+    pub(crate) fn set_early(&self, is_early: bool) {
+        self.is_early.store(is_early, Ordering::Relaxed);
+    }
+
+    /// Whether so many changes may not be durable yet that [`Session::settle`] should be called.
+    pub(crate) fn is_due(&self) -> bool {
+        self.early.is_due() && self.settling.try_lock().is_ok()
+    }
+
+    /// Waits until the changes that were answered so far are durable.
+    ///
+    /// # Errors
+    /// Those of requests. The changes stay, and the next call tries again.
+    pub(crate) async fn settle(&self) -> Result<(), FsError> {
+        let lost = self.lost.load(Ordering::Acquire);
+        let number = self.bonds.with(|bond| bond.number);
+        let Some(Change { count: up_to, .. }) = self.early.newest(u64::MAX) else { return Ok(()) };
+        let _settling = self.settling.lock().await;
+        let began = tokio::time::Instant::now();
+        while let Some(owner) = self.bonds.with(|bond| bond.owner.clone().filter(|_| bond.number == number)) {
+            self.release_durable();
+            let Some(newest) = self.early.newest(up_to) else { return Ok(()) };
+            let Change { slot, seq, caller, request, count, .. } = newest;
+            let session = self.bonds.with(|bond| bond.session);
+            let id = RequestId { session, slot, seq };
+            let is_left = |now: &Bond| now.number != number;
+            // The answer to a repetition comes when the request is durable, and with it all before it.
+            let answer = tokio::select! {
+                biased;
+                answer = owner.call(Envelope { caller, ..id.into() }, request) => answer,
+                _ = self.bonds.wait_for(is_left) => break,
+            };
+            match answer {
+                Ok(_) => self.bonds.with(|bond| {
+                    if !is_left(bond) {
+                        self.release(|change| change.count <= count);
+                        self.early.complete(number, count);
+                    }
+                }),
+                Err(FsError::Disconnected) if began.elapsed() < OWNER_PATIENCE => {
+                    let left = self.bonds.wait_for(|now| is_left(now) || now.is_last);
+                    let left = tokio::time::timeout(OWNER_PAUSE, left).await;
+                    if left.is_ok_and(|now| !is_left(&now)) {
+                        return Err(FsError::Unknown);
+                    }
+                }
+                Err(FsError::Disconnected) => return Err(FsError::Unknown),
+                Err(error) => return Err(error),
+            }
+        }
+        // Before the client is bound to the next owner, that one has made them durable.
+        let bound = self.bonds.wait_for(|bond| bond.owner.is_some());
+        tokio::time::timeout(OWNER_PATIENCE, bound).await.map_err(|_| FsError::Unknown)?;
+        if self.lost.load(Ordering::Acquire) == lost { Ok(()) } else { Err(FsError::Io) }
+    }
+
+    /// Changes that the owner answered early are lost.
+    pub(crate) fn note_lost(&self) {
+        self.lost.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether changes were lost since the last call.
+    pub(crate) fn take_lost(&self) -> bool {
+        let lost = self.lost.load(Ordering::Acquire);
+        self.lost_told.swap(lost, Ordering::AcqRel) != lost
+    }
+
+    /// Releases changes of which the owner has told that they are durable.
+    pub(crate) fn release_durable(&self) {
+        self.bonds.with(|bond| {
+            let position = bond.owner.as_ref().and_then(|owner| owner.position());
+            if let Some(position) = position {
+                let released = self.release(|change| change.after <= position.seq);
+                let last = released.iter().map(|change| change.count).max();
+                self.early.complete(bond.number, last.unwrap_or(0));
+            }
+        });
+    }
+
+    /// Gives back the slots of changes that need not be kept any longer, and returns them.
+    pub(crate) fn release(&self, is_durable: impl Fn(&Change) -> bool) -> Vec<Change> {
+        let released = self.early.take(is_durable);
+        for Change { slot, seq, .. } in &released {
+            self.requests.put_back(*slot, *seq);
+        }
+        released
+    }
+
+    /// Changes that the owner may have lost, which was left, in the order in which it executed them.
+    pub(crate) fn leave_early(&self) -> Vec<Change> {
+        let (changes, free) = self.early.leave();
+        free.into_iter().for_each(|(slot, seq)| self.requests.put_back(slot, seq));
+        changes
+    }
+
+    /// The next owner has answered so many of them early, again. The number is that of the bond to it.
+    pub(crate) fn bind_early(&self, bond: u64, count: u64) {
+        self.early.bind(bond, count);
     }
 
     fn last(&self) -> MutexGuard<'_, BTreeMap<u32, (u64, Option<u64>)>> {
@@ -267,7 +525,7 @@ impl Session {
             *sent.lock().expect("no holder of this lock panics") = now;
             MetaRequest::Heartbeat { in_use_ver: self.in_use_ver() }
         };
-        let reply = self.send(&self.prompt, None, beat).await?;
+        let reply = self.send(&self.prompt, (None, false), beat).await?;
         let MetaReply::Beat { version, used_bytes, drive_bytes, events } = reply else {
             return Err(FsError::Io);
         };

@@ -6,8 +6,12 @@ use std::time::Duration;
 
 use base::{FsError, Ino, LeaseId, SessionId};
 use tokio::sync::watch;
-use wire::meta::{Attr, CLAIMS_MAX, Claim, HeldLease, LeaseGrant, MetaService, Resumed};
+use wire::message::{AnswerTime, Envelope};
+use wire::meta::{
+    Attr, CLAIMS_MAX, Claim, HeldLease, LeaseGrant, MetaReply, MetaService, RequestId, Resumed,
+};
 
+use crate::early::Change;
 use crate::{Client, EventQueue, Events};
 
 /// Answers that came from the earlier owner in time take effect before the client looks at its state.
@@ -45,6 +49,7 @@ fn take<T>(from: &mut Vec<T>) -> Vec<T> {
 impl Client {
     async fn move_to(&self, owner: Arc<dyn MetaService>, events: Arc<EventQueue>) -> Result<(), FsError> {
         let mut session = self.inner.session.bonds.with(|bond| bond.session);
+        let repeated = self.repeat_early(&*owner, session).await?;
         let (mut leases, opens) = self.claims();
         let claimed: Vec<LeaseGrant> = leases.iter().map(|held| held.lease).collect();
         let resumed = match self.claim(&*owner, session, (leases.clone(), opens.clone()), &events).await {
@@ -67,8 +72,64 @@ impl Client {
             }
         }
         resumed.changed.into_iter().for_each(|attr| self.learn_elsewhere(attr));
+        self.inner.session.bind_early(events.bond, repeated);
         self.inner.session.bonds.bind(session, owner);
         Ok(())
+    }
+
+    /// Lets the owner execute again what the earlier one answered before it was durable. Programs rely on that, so an owner
+    /// executes it before all else; what comes too late is lost, and each file and directory in it has an error for `fsync`.
+    /// Returns how many of them the owner has answered early.
+    async fn repeat_early(&self, owner: &dyn MetaService, session: SessionId) -> Result<u64, FsError> {
+        let changes = self.inner.session.leave_early();
+        let ask = async |change: &Change| {
+            let id = RequestId { session, slot: change.slot, seq: change.seq };
+            let answer = AnswerTime::Again(change.first);
+            let envelope = Envelope { caller: change.caller.clone(), answer, ..id.into() };
+            owner.call(envelope, change.request.clone()).await
+        };
+        let (mut done, mut repeated) = (0, 0);
+        for change in &changes {
+            match ask(change).await {
+                Ok(MetaReply::Early { reply, count, .. }) => {
+                    repeated = count;
+                    if let Err(error) = *reply {
+                        tracing::error!(%error, "the new owner cannot repeat a change");
+                        break;
+                    }
+                }
+                Ok(_) => {}
+                Err(error @ (FsError::Disconnected | FsError::Unavailable | FsError::Unknown)) => {
+                    return Err(error);
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the new owner does not repeat a change");
+                    break;
+                }
+            }
+            done += 1;
+        }
+        // A repetition is answered when it is durable, and with it all before it.
+        if let Some(last) = changes[..done].last() {
+            ask(last).await?;
+        }
+        self.inner.session.release(|_| true);
+        if done < changes.len() {
+            self.inner.session.note_lost();
+        }
+        changes.iter().skip(done).for_each(|change| self.lose(change));
+        Ok(repeated)
+    }
+
+    fn lose(&self, change: &Change) {
+        tracing::error!(request = ?change.request, "a change that was not durable is lost");
+        for ino in &change.inos {
+            if let Some(node) = self.inner.nodes.find(*ino) {
+                let mut state = node.lock();
+                state.error = Some(FsError::Io);
+                state.forget_attr();
+            }
+        }
     }
 
     /// The leases that are held here, and the inodes that are open.

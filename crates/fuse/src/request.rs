@@ -88,6 +88,7 @@ pub enum Op {
         flags: u32,
         owner: u64,
     },
+    /// `fsync` of a file or directory.
     Sync,
     /// A descriptor was closed.
     Flush {
@@ -118,7 +119,6 @@ pub enum Op {
     ReleaseDir {
         handle: u64,
     },
-    SyncDir,
     GetLock {
         owner: u64,
         lock: Lock,
@@ -353,7 +353,6 @@ fn about_names(opcode: u32, fields: &mut Fields<'_>) -> Result<Option<Op>, Short
                 _ => Op::MakeUnnamed { mode, umask },
             }
         }
-        opcode::FSYNCDIR => Op::SyncDir,
         opcode::OPENDIR => Op::OpenDir,
         opcode::READDIR | opcode::READDIRPLUS => {
             let (handle, offset, size) = (fields.u64()?, fields.u64()?, fields.u32()?);
@@ -380,7 +379,7 @@ fn about_content(opcode: u32, fields: &mut Fields<'_>) -> Result<Option<Op>, Sho
             fields.skip(4)?;
             Op::Release { handle, flags: fields.u32()?, owner: fields.u64()? }
         }
-        opcode::FSYNC => Op::Sync,
+        opcode::FSYNC | opcode::FSYNCDIR => Op::Sync,
         opcode::FLUSH => {
             fields.skip(16)?;
             Op::Flush { owner: fields.u64()? }

@@ -12,16 +12,17 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use base::codec::DecodeError;
-use base::{FsError, Seq};
+use base::{FsError, Seq, SessionId};
 
 use crate::keys::KeyRange;
 use crate::state::{Pair, State, StateError};
 use crate::values::Value;
 
-/// A change in memory and the batch that carries it.
+/// A change in memory, the batch that carries it, and the session that has the answer already; 0: none has.
 #[derive(Debug, Clone)]
 struct Change {
     seq: Seq,
+    known_to: SessionId,
     value: Option<Vec<u8>>,
 }
 
@@ -67,10 +68,15 @@ impl Store {
         self.bottom.clone()
     }
 
-    /// Lays the changes of batch `seq` on top.
-    pub fn apply(&mut self, seq: Seq, changes: impl IntoIterator<Item = (Vec<u8>, Option<Vec<u8>>)>) {
+    /// Lays changes of batch `seq` on top. `known_to` is the session that gets the answer before they are durable, or 0.
+    pub fn apply(
+        &mut self,
+        seq: Seq,
+        known_to: SessionId,
+        changes: impl IntoIterator<Item = (Vec<u8>, Option<Vec<u8>>)>,
+    ) {
         for (key, value) in changes {
-            self.active.insert(key, Change { seq, value });
+            self.active.insert(key, Change { seq, known_to, value });
         }
     }
 
@@ -95,36 +101,66 @@ impl Store {
         self.frozen = None;
     }
 
-    /// Starts an operation.
+    /// Starts an operation of nobody.
     pub fn begin(&self) -> Txn<'_> {
-        Txn { store: self, writes: BTreeMap::new(), newest: Cell::new(Seq(0)), tails: RefCell::default() }
+        self.begin_for(SessionId(0))
+    }
+
+    /// Starts an operation of a session.
+    pub fn begin_for(&self, session: SessionId) -> Txn<'_> {
+        let (writes, seen, tails) = (BTreeMap::new(), Cell::default(), RefCell::default());
+        Txn { store: self, session, writes, seen, tails }
+    }
+}
+
+/// Changes of keys: new values, or deletions.
+pub type Writes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+
+/// The newest batches from which an operation read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Of all.
+    pub newest: Seq,
+    /// Of those with a change that the session of the operation does not know yet.
+    pub unknown: Seq,
+}
+
+impl Seen {
+    fn note(&mut self, change: &Change, session: SessionId) {
+        self.newest = self.newest.max(change.seq);
+        if session == SessionId(0) || change.known_to != session {
+            self.unknown = self.unknown.max(change.seq);
+        }
     }
 }
 
 /// The reads and writes of one operation.
 pub struct Txn<'a> {
     store: &'a Store,
-    writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
-    newest: Cell<Seq>,
+    session: SessionId,
+    writes: Writes,
+    seen: Cell<Seen>,
     /// The tails of values that were read, unless they are empty.
     tails: RefCell<BTreeMap<Vec<u8>, Vec<u8>>>,
 }
 
 impl Txn<'_> {
-    /// Ends the operation: returns its writes, for a batch, and the newest batch from which it read.
-    pub fn finish(self) -> (BTreeMap<Vec<u8>, Option<Vec<u8>>>, Seq) {
-        (self.writes, self.newest.get())
+    /// Ends the operation: returns its writes, for a batch, and the newest batches from which it read.
+    pub fn finish(self) -> (Writes, Seen) {
+        (self.writes, self.seen.get())
     }
 
     fn saw(&self, change: &Change) {
-        self.newest.set(self.newest.get().max(change.seq));
+        let mut seen = self.seen.get();
+        seen.note(change, self.session);
+        self.seen.set(seen);
     }
 
     /// Reads that the operation does not depend on: its answer does not wait for the batches that they saw.
     pub fn aside<T>(&self, read: impl FnOnce() -> T) -> T {
-        let newest = self.newest.get();
+        let seen = self.seen.get();
         let result = read();
-        self.newest.set(newest);
+        self.seen.set(seen);
         result
     }
 
@@ -241,7 +277,7 @@ impl Txn<'_> {
             let Some(above) = overlay.next() else { break };
             out.extend(above);
         }
-        self.newest.set(self.newest.get().max(overlay.newest));
+        self.seen.set(overlay.seen);
         Ok(out)
     }
 }
@@ -262,7 +298,8 @@ struct Overlay<'a> {
     writes: Peekable<Range<'a, Vec<u8>, Option<Vec<u8>>>>,
     active: Peekable<Range<'a, Vec<u8>, Change>>,
     frozen: Option<Peekable<Range<'a, Vec<u8>, Change>>>,
-    newest: Seq,
+    session: SessionId,
+    seen: Seen,
 }
 
 type Entry = Option<Pair>;
@@ -274,7 +311,8 @@ impl<'a> Overlay<'a> {
             writes: txn.writes.range(bounds()).peekable(),
             active: txn.store.active.changes.range(bounds()).peekable(),
             frozen: txn.store.frozen.as_ref().map(|table| table.changes.range(bounds()).peekable()),
-            newest: Seq(0),
+            session: txn.session,
+            seen: txn.seen.get(),
         }
     }
 
@@ -291,11 +329,11 @@ impl<'a> Overlay<'a> {
         if let Some(frozen) = &mut self.frozen
             && let Some((_, change)) = frozen.next_if(|(head, _)| head.as_slice() == key)
         {
-            self.newest = self.newest.max(change.seq);
+            self.seen.note(change, self.session);
             found = Some(change.value.clone());
         }
         if let Some((_, change)) = self.active.next_if(|(head, _)| head.as_slice() == key) {
-            self.newest = self.newest.max(change.seq);
+            self.seen.note(change, self.session);
             found = Some(change.value.clone());
         }
         if let Some((_, value)) = self.writes.next_if(|(head, _)| head.as_slice() == key) {
@@ -355,7 +393,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Write(key, value) => {
-                        store.apply(Seq(1), [(vec![key], value.map(|value| vec![value]))]);
+                        store.apply(Seq(1), SessionId(0), [(vec![key], value.map(|value| vec![value]))]);
                         match value {
                             Some(value) => model.insert(vec![key], vec![value]),
                             None => model.remove(&vec![key]),
@@ -393,7 +431,11 @@ mod tests {
         let mut store = Store::new(Arc::new(MemState::default()));
         let tail = [7, 2, 0, b'h', b'i'];
         let with_tail = |value: u64| [&value.encode()[..], &tail].concat();
-        store.apply(Seq(1), [(b"a".to_vec(), Some(with_tail(1))), (b"b".to_vec(), Some(with_tail(1)))]);
+        store.apply(
+            Seq(1),
+            SessionId(0),
+            [(b"a".to_vec(), Some(with_tail(1))), (b"b".to_vec(), Some(with_tail(1)))],
+        );
         let mut txn = store.begin();
         assert_eq!(txn.get::<u64>(b"a"), Ok(Some(1)));
         txn.update(b"a".to_vec(), &2u64);
@@ -410,13 +452,18 @@ mod tests {
     #[test]
     fn a_read_knows_the_batch_it_depends_on() {
         let mut store = Store::new(Arc::new(MemState::default()));
-        store.apply(Seq(3), [(b"a".to_vec(), Some(b"1".to_vec()))]);
-        store.apply(Seq(5), [(b"b".to_vec(), None)]);
+        store.apply(Seq(3), SessionId(7), [(b"a".to_vec(), Some(b"1".to_vec()))]);
+        store.apply(Seq(5), SessionId(8), [(b"b".to_vec(), None)]);
         let txn = store.begin();
         txn.get_bytes(b"a").unwrap();
-        assert_eq!(txn.finish().1, Seq(3));
-        let txn = store.begin();
-        txn.scan(&(b"a".to_vec(), b"z".to_vec()), 10).unwrap();
-        assert_eq!(txn.finish().1, Seq(5));
+        assert_eq!(txn.finish().1, Seen { newest: Seq(3), unknown: Seq(3) });
+        let scan = |session: u64| {
+            let txn = store.begin_for(SessionId(session));
+            txn.scan(&(b"a".to_vec(), b"z".to_vec()), 10).unwrap();
+            txn.finish().1
+        };
+        assert_eq!(scan(0), Seen { newest: Seq(5), unknown: Seq(5) });
+        assert_eq!(scan(7), Seen { newest: Seq(5), unknown: Seq(5) });
+        assert_eq!(scan(8), Seen { newest: Seq(5), unknown: Seq(3) });
     }
 }

@@ -37,6 +37,18 @@ pub(crate) enum Op {
 }
 
 impl Op {
+    /// Whether it may return before it is durable.
+    pub(crate) fn may_be_early(&self) -> bool {
+        self.changes_names()
+            || matches!(
+                self,
+                Self::Truncate { .. }
+                    | Self::SetXattr { .. }
+                    | Self::RemoveXattr { .. }
+                    | Self::Open { cut: Cut::Empty, .. }
+            )
+    }
+
     pub(crate) fn changes_names(&self) -> bool {
         matches!(
             self,

@@ -21,6 +21,88 @@ const STATES_MAX: usize = 20_000;
 struct Possible {
     model: Model,
     happened: BTreeMap<OpId, Promise>,
+    /// The states before changes that are perhaps not durable, oldest first. Empty if all changes are when they return.
+    behind: Vec<Before>,
+}
+
+/// The state before a change of names or attributes.
+#[derive(Debug, Clone)]
+struct Before {
+    id: OpId,
+    client: u32,
+    model: Model,
+    print: u64,
+}
+
+impl PartialEq for Before {
+    fn eq(&self, other: &Self) -> bool {
+        (self.id, self.print) == (other.id, other.print)
+    }
+}
+
+impl Eq for Before {}
+
+impl std::hash::Hash for Before {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        (self.id, self.print).hash(state);
+    }
+}
+
+impl Possible {
+    /// Notes an operation that `model` does not show yet; `after` is the state with it.
+    fn happens(&mut self, id: OpId, client: u32, op: &Op, after: Model) {
+        let model = std::mem::replace(&mut self.model, after);
+        let durable = match op {
+            // The changes of a client before its `fsync`, or before a change that returns when it is durable.
+            Op::Fsync { .. } | Op::Punch { .. } | Op::Copy { .. } => {
+                self.behind.iter().rposition(|before| before.client == client)
+            }
+            // What another client sees.
+            Op::Lookup { parent, name }
+            | Op::Make { parent, name, .. }
+            | Op::Unlink { parent, name }
+            | Op::Rmdir { parent, name }
+            | Op::Link { parent, name, .. } => self.seen_change(&model, client, *parent, Some(name)),
+            Op::Rename { from, to, .. } => {
+                let seen = [from, to].map(|(dir, name)| self.seen_change(&model, client, *dir, Some(name)));
+                seen.into_iter().max().flatten()
+            }
+            Op::ReadDir { dir } | Op::GetAttr { ino: dir } => self.seen_change(&model, client, *dir, None),
+            _ => None,
+        };
+        self.behind.drain(..durable.map_or(0, |last| last + 1));
+        if op.may_be_early() {
+            let print = fingerprint(&model);
+            self.behind.push(Before { id, client, model, print });
+        }
+    }
+
+    /// The last change by another client of a name, or of any name, in a directory.
+    fn seen_change(&self, now: &Model, client: u32, dir: base::Ino, name: Option<&str>) -> Option<usize> {
+        let mut after = now;
+        for (at, before) in self.behind.iter().enumerate().rev() {
+            if before.client != client && before.model.names(dir, name) != after.names(dir, name) {
+                return Some(at);
+            }
+            after = &before.model;
+        }
+        None
+    }
+
+    /// The states after a loss of power.
+    fn after_crash(mut self, is_early: bool) -> Vec<Model> {
+        let mut models = Vec::new();
+        if is_early {
+            let mut newest = self.model.clone();
+            for before in self.behind.iter().rev() {
+                newest.complete(&before.model);
+                models.push(before.model.with_contents(&newest));
+            }
+        }
+        models.push(std::mem::replace(&mut self.model, Model::new()));
+        models.iter_mut().for_each(Model::crash);
+        models
+    }
 }
 
 /// An operation under way.
@@ -43,6 +125,8 @@ pub(crate) struct Checked {
 }
 
 struct Checker {
+    /// Changes of names and attributes return before they are durable.
+    is_early: bool,
     open: BTreeMap<OpId, Open>,
     possible: Vec<Possible>,
     checked: Checked,
@@ -52,15 +136,16 @@ struct Checker {
 ///
 /// # Errors
 /// The operation whose result has no explanation, with the events before it.
-pub(crate) fn check(history: &[Moment], lost: &BTreeSet<u64>) -> Result<Checked, String> {
+pub(crate) fn check(history: &[Moment], lost: &BTreeSet<u64>, is_early: bool) -> Result<Checked, String> {
     let mut rets: BTreeMap<OpId, &Ret> = BTreeMap::new();
     for moment in history {
         if let Moment::End { id, ret } = moment {
             rets.insert(*id, ret);
         }
     }
-    let first = Possible { model: Model::new(), happened: BTreeMap::new() };
-    let mut checker = Checker { open: BTreeMap::new(), possible: vec![first], checked: Checked::default() };
+    let first = Possible { model: Model::new(), happened: BTreeMap::new(), behind: Vec::new() };
+    let (open, checked) = (BTreeMap::new(), Checked::default());
+    let mut checker = Checker { is_early, open, possible: vec![first], checked };
     for (at, moment) in history.iter().enumerate() {
         match moment {
             Moment::Begin { id, client, op } => {
@@ -119,6 +204,8 @@ fn tainted_by(op: &Op, ret: &Ret) -> Option<base::Ino> {
 impl Checker {
     fn taint(&mut self, ino: base::Ino) {
         self.possible.iter_mut().for_each(|possible| possible.model.taint(ino));
+        let behind = self.possible.iter_mut().flat_map(|possible| &mut possible.behind);
+        behind.for_each(|before| before.model.taint(ino));
     }
 
     fn end(&mut self, id: OpId, ret: &Ret) {
@@ -164,11 +251,19 @@ impl Checker {
             if possible.happened.contains_key(id) {
                 continue;
             }
+            let mut model = possible.model.clone();
+            let Some(mut promise) = model.apply(*id, open.client, &open.op, open.ret.as_ref()) else {
+                continue;
+            };
             let mut next = possible.clone();
-            if let Some(promise) = next.model.apply(*id, open.client, &open.op, open.ret.as_ref()) {
-                next.happened.insert(*id, promise);
-                nexts.push(next);
+            if self.is_early {
+                next.happens(*id, open.client, &open.op, model);
+                promise.retain(|_| !open.op.may_be_early());
+            } else {
+                next.model = model;
             }
+            next.happened.insert(*id, promise);
+            nexts.push(next);
         }
         nexts
     }
@@ -186,10 +281,10 @@ impl Checker {
                     todo.push(next);
                 }
             }
-            let mut model = possible.model;
-            model.crash();
-            if after.insert(fingerprint(&model)) {
-                left.push(Possible { model, happened: BTreeMap::new() });
+            for model in possible.after_crash(self.is_early) {
+                if after.insert(fingerprint(&model)) {
+                    left.push(Possible { model, happened: BTreeMap::new(), behind: Vec::new() });
+                }
             }
         }
         self.possible = left;

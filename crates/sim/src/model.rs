@@ -1,6 +1,6 @@
 //! The reference model of a filesystem: operations, one after another, on a tree in memory.
 //!
-//! Metadata is durable when it is acknowledged. Of a file's content the model keeps every version since the last one
+//! Metadata is durable when it is acknowledged, unless the checker says otherwise. Of a file's content the model keeps every version since the last one
 //! that was promised to be durable: after a crash the content may be any of them, and no other.
 
 use std::collections::BTreeMap;
@@ -147,6 +147,33 @@ impl Model {
                 !taken
             }
         }
+    }
+
+    /// The entry of this name in a directory, or all its entries.
+    pub(crate) fn names(&self, dir: Ino, name: Option<&str>) -> BTreeMap<Name, NodeId> {
+        let Some(dir) = self.id_of(dir) else { return BTreeMap::new() };
+        let wanted = |entry: &(&Name, &NodeId)| name.is_none_or(|name| name == *entry.0);
+        self.node(dir).entries.iter().filter(wanted).map(|(name, id)| (*name, *id)).collect()
+    }
+
+    /// Adds nodes of an older state that are gone here.
+    pub(crate) fn complete(&mut self, older: &Self) {
+        for (id, node) in &older.nodes {
+            self.nodes.entry(*id).or_insert_with(|| node.clone());
+        }
+    }
+
+    /// This state of names and attributes, with the contents of a newer one, which has all nodes of this one.
+    pub(crate) fn with_contents(&self, newer: &Self) -> Self {
+        let with = |(id, node): (&NodeId, &Arc<Node>)| {
+            let mut node = Node::clone(node);
+            let content = newer.node(*id);
+            node.ino = content.ino;
+            (node.now, node.past) = (content.now.clone(), content.past.clone());
+            (node.version, node.tainted) = (content.version, content.tainted);
+            (*id, Arc::new(node))
+        };
+        Self { nodes: self.nodes.iter().map(with).collect() }
     }
 
     /// Applies a loss of power.

@@ -140,10 +140,10 @@ impl Route {
         travel(&self.world, self.name, &self.dice).await;
         self.world.trace.event(format_args!("net {name} {} answer {}", show_id(id), show_answer(&result)));
         // A client that has gone on to another owner has the answer from there.
-        if let Ok(answer) = &result
+        if let Ok(answer) = result.clone().and_then(MetaReply::plain)
             && !reply.is_closed()
         {
-            self.note_ids(id, &request, answer);
+            self.note_ids(id, &request, &answer);
         }
         // The receiver is gone if the client is gone.
         let _ = reply.send(message::pack_answer(0, head, &Ok(result)));
@@ -159,7 +159,7 @@ impl Route {
         let first = first.await.unwrap_or(Err(FsError::Unknown));
         if let (Ok(first), Ok(second)) = (&first, &second)
             && changes_something(request)
-            && first != second
+            && first.clone().plain() != second.clone().plain()
         {
             let what =
                 format!("I3: a request sent twice has two answers: {request:?}: {first:?} and {second:?}");

@@ -168,7 +168,9 @@ impl Node {
                 // A machine with a clock of its own shares nothing in memory.
                 peers: if world.scenario.drifts { Peers::default() } else { peers.clone() },
             };
-            clients.push(Client::open(options).await.map_err(|error| text(&error))?);
+            let client = Client::open(options).await.map_err(|error| text(&error))?;
+            client.set_early(world.scenario.early);
+            clients.push(client);
         }
         let reclaimer = Reclaimer::start(clients[0].clone(), &Handle::current());
         let env = || world.env_of(Machine::Client(0));

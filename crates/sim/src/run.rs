@@ -82,7 +82,7 @@ fn play(world: &Arc<World>) -> Outcome {
     }
     let history = history.take();
     let lost = world.promises().revoked.clone();
-    let checked = match linear::check(&history, &lost) {
+    let checked = match linear::check(&history, &lost, world.scenario.early) {
         Ok(checked) => checked,
         Err(why) => {
             failures.push(why);

@@ -70,6 +70,8 @@ pub struct Scenario {
     pub drifts: bool,
     /// The machine of a client dies while others work, and does not come back before the next boot.
     pub client_dies: bool,
+    /// Changes of names return before they are durable.
+    pub early: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -115,6 +117,7 @@ impl Scenario {
             log_entry_bytes: *dice.of(&[usize::MAX, usize::MAX, 4096, 300]),
             drifts: dice.once_in(3),
             client_dies: dice.once_in(2),
+            early: dice.once_in(2),
         };
         // At most one drive may lack shards at a time.
         scenario.copies_return &= profile.m() > 0

@@ -3,7 +3,7 @@
 //! A message is an operation's code, an [`Envelope`], the fields of the request, and a payload beside it: bytes of shards are
 //! never copied into a message.
 
-use base::{LedgerId, SessionId};
+use base::{Ino, LedgerId, SessionId};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -51,6 +51,32 @@ pub struct Envelope {
     pub trace: u64,
     /// The user whose rights the service checks. `None`: the sender has checked them, and the service trusts it.
     pub caller: Option<Caller>,
+    /// When an owner answers.
+    pub answer: AnswerTime,
+}
+
+/// When an owner answers a request that changes names or attributes. The method is that of early replies in CephFS: the
+/// client keeps what was answered early until it is durable, and the next owner executes it again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AnswerTime {
+    /// When the change is durable.
+    #[default]
+    Durable,
+    /// At once, if it depends on nothing but durable state and changes that were answered early to the same session. It is
+    /// [`MetaReply::Early`](crate::meta::MetaReply::Early), or as ever if all is durable.
+    Early,
+    /// As `Early`, for a request that an earlier owner answered so: it is executed as it was then. Such requests come before the
+    /// session's claim, in the order of the first answers.
+    Again(FirstTime),
+}
+
+/// What an early answer depended on that is not in its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FirstTime {
+    /// The number of a new inode.
+    pub ino: Ino,
+    /// The wall clock of the owner.
+    pub wall_ns: i64,
 }
 
 impl From<RequestId> for Envelope {

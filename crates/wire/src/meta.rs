@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{DriveId, Epoch, ExtentId, FsError, Ino, LeaseId, PgId, SessionId};
+use base::{DriveId, Epoch, ExtentId, FsError, Ino, LeaseId, PgId, Seq, SessionId};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ use crate::BoxFuture;
 use crate::damage::{DamageReply, DamageRequest};
 use crate::guard::Guard;
 use crate::lock::FileLock;
-use crate::message::Envelope;
+use crate::message::{Envelope, FirstTime};
 use crate::object::{ObjectReply, ObjectRequest};
 use crate::position::Position;
 use crate::tier::{TierReply, TierRequest};
@@ -295,7 +295,7 @@ pub enum XattrMode {
 }
 
 /// Slots of a session: the owner keeps the last answer in each.
-pub const SLOTS_MAX: u32 = 128;
+pub const SLOTS_MAX: u32 = 512;
 
 /// Makes a retry recognisable: a slot holds one request at a time, numbered by `seq`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -666,9 +666,74 @@ pub enum MetaReply {
     Damage(DamageReply),
     Queued,
     Locked(Option<FileLock>),
+    /// An answer that depends on the batch `after`, which is not durable. See [`AnswerTime`](crate::message::AnswerTime).
+    Early {
+        reply: Box<Result<MetaReply, FsError>>,
+        after: Seq,
+        /// The number of changes of this session that its owner has answered early until now. The client must have those
+        /// answers before it uses this one.
+        count: u64,
+        /// Of a change, which counts itself.
+        first: Option<FirstTime>,
+    },
+}
+
+impl MetaRequest {
+    /// Whether the answer may come before the change is durable, and so before that of others on which it depends: changes of
+    /// names and attributes, and what reads them. Each such change writes all inodes that it reads, so that those of two
+    /// sessions never depend on each other.
+    pub fn may_be_early(&self) -> bool {
+        use MetaRequest as R;
+        matches!(
+            self,
+            R::Lookup { .. }
+                | R::GetAttr { .. }
+                | R::ReadDir { .. }
+                | R::ReadLink { .. }
+                | R::Make(_)
+                | R::Open { .. }
+                | R::SetAttr { .. }
+                | R::NoteRead { .. }
+                | R::Unlink { .. }
+                | R::Rmdir { .. }
+                | R::Rename { .. }
+                | R::Link { .. }
+                | R::SetXattr { .. }
+                | R::GetXattr { .. }
+                | R::ListXattr { .. }
+                | R::RemoveXattr { .. }
+                | R::GetMap { .. }
+                | R::Acquire { .. }
+        )
+    }
+
+    /// The inodes and directories that a change of names or attributes names.
+    pub fn inos(&self) -> Vec<Ino> {
+        use MetaRequest as R;
+        match self {
+            R::Make(make) => vec![make.parent],
+            R::Open { ino, .. }
+            | R::SetAttr { ino, .. }
+            | R::NoteRead { ino, .. }
+            | R::SetXattr { ino, .. }
+            | R::RemoveXattr { ino, .. } => vec![*ino],
+            R::Unlink { parent, .. } | R::Rmdir { parent, .. } => vec![*parent],
+            R::Rename { parent, new_parent, .. } => vec![*parent, *new_parent],
+            R::Link { ino, parent, .. } => vec![*ino, *parent],
+            _ => Vec::new(),
+        }
+    }
 }
 
 impl MetaReply {
+    /// The answer, whether it came early or not.
+    pub fn plain(self) -> Result<Self, FsError> {
+        match self {
+            Self::Early { reply, .. } => *reply,
+            reply => Ok(reply),
+        }
+    }
+
     /// All attributes in the answer.
     pub fn attrs(&self) -> Vec<Attr> {
         match self {

@@ -65,6 +65,7 @@ impl Server {
             profile: "1+0".to_owned(),
             drives: Drives::Files { count: 1, size: "16G".to_owned() },
             memory_mib: Some(MEMORY_MIB),
+            mount_options: String::new(),
         };
         let node = Node::create(&options, directory, &directory.join("mnt"))?;
         let (target, pid) = (Target::of_node(directory)?, node.pid()?);

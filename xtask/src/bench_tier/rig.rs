@@ -100,6 +100,7 @@ impl Rig {
             profile: "1+0".to_owned(),
             drives: Drives::Files { count: 1, size: "12G".to_owned() },
             memory_mib: None,
+            mount_options: String::new(),
         };
         let node = Node::create(&options, &directory, &directory.join("mnt"))?;
         let rig = Self { protocol, forebay: forebay.to_path_buf(), directory, node, store };

@@ -1,6 +1,7 @@
 //! The required names and files of one worker, given the operations that returned.
 //!
-//! Operations on names and sizes are durable when they return, bytes and modes of files when fsync returns. Only one
+//! On a strict mount, operations on names and sizes are durable when they return, bytes and modes of files when fsync returns.
+//! Otherwise, fsync makes all earlier operations on names durable, and a crash leaves a beginning of those after it. Only one
 //! worker changes its names, so its own order of operations decides.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,15 @@ pub(crate) enum Entry {
     File(FileId),
     Directory,
     Symlink(String),
+}
+
+impl Entry {
+    fn file(&self) -> Option<FileId> {
+        match self {
+            Self::File(id) => Some(*id),
+            _ => None,
+        }
+    }
 }
 
 /// The promise of a write.
@@ -143,11 +153,65 @@ pub(crate) struct Model {
     pub(crate) files: BTreeMap<FileId, FileState>,
     /// Files without a name, to distinguish a deleted file that came back from one that was never made.
     pub(crate) deleted: BTreeSet<FileId>,
+    /// On a mount that is not strict.
+    behind: Option<Behind>,
+}
+
+/// The states that a crash may leave besides the present one.
+#[derive(Debug, Clone, Default)]
+struct Behind {
+    /// The names before each operation on names since the last fsync.
+    names: Vec<BTreeMap<String, Entry>>,
+    /// Files that lost their last name since then.
+    files: BTreeMap<FileId, FileState>,
 }
 
 impl Model {
+    /// Nothing, on a mount that is strict or not.
+    pub(crate) fn new(is_strict: bool) -> Self {
+        Self { behind: (!is_strict).then(Behind::default), ..Self::default() }
+    }
+
+    pub(crate) fn is_strict(&self) -> bool {
+        self.behind.is_none()
+    }
+
+    fn note_names(&mut self, operation: &Operation) {
+        let Some(behind) = &mut self.behind else { return };
+        match operation {
+            Operation::Create { .. }
+            | Operation::Mkdir { .. }
+            | Operation::Rmdir { .. }
+            | Operation::Symlink { .. }
+            | Operation::Link { .. }
+            | Operation::Unlink { .. }
+            | Operation::Rename { .. } => behind.names.push(self.entries.clone()),
+            Operation::Fsync { .. }
+            | Operation::Write { promise: Promise::Durable, .. }
+            | Operation::Map { promise: Promise::Durable, .. } => *behind = Behind::default(),
+            _ => {}
+        }
+    }
+
+    /// The states with fewer operations on names, the newest first.
+    fn earlier(&self) -> impl Iterator<Item = Self> {
+        let behind = self
+            .behind
+            .iter()
+            .flat_map(|behind| behind.names.iter().rev().zip(std::iter::repeat(&behind.files)));
+        behind.map(|(names, gone)| {
+            let mut earlier = Self { entries: names.clone(), files: gone.clone(), ..self.clone() };
+            earlier.files.extend(self.files.clone());
+            let ids: BTreeSet<FileId> = names.values().filter_map(Entry::file).collect();
+            earlier.files.retain(|id, _| ids.contains(id));
+            earlier.deleted.retain(|id| !ids.contains(id));
+            earlier
+        })
+    }
+
     /// Applies an operation that returned success.
     pub(crate) fn apply(&mut self, operation: &Operation) {
+        self.note_names(operation);
         match operation {
             Operation::Create { path, file } => {
                 self.entries.insert(path.clone(), Entry::File(*file));
@@ -182,6 +246,13 @@ impl Model {
 
     /// The possible states if `in_flight` may or may not have taken place.
     pub(crate) fn possible(&self, in_flight: Option<&Operation>) -> Vec<Self> {
+        let mut possible = self.latest(in_flight);
+        possible.extend(self.earlier());
+        possible
+    }
+
+    /// The possible states with all operations that returned.
+    fn latest(&self, in_flight: Option<&Operation>) -> Vec<Self> {
         match in_flight {
             None | Some(Operation::Fsync { .. } | Operation::Read { .. } | Operation::Close { .. }) => {
                 vec![self.clone()]
@@ -205,6 +276,12 @@ impl Model {
     /// Makes everything durable, as an orderly stop does.
     pub(crate) fn sync_all(&mut self) {
         self.files.values_mut().for_each(FileState::sync);
+        self.settle();
+    }
+
+    /// The names are what a crash left, or durable.
+    pub(crate) fn settle(&mut self) {
+        self.behind = self.behind.take().map(|_| Behind::default());
     }
 
     pub(crate) fn file(&self, path: &str) -> Option<&FileState> {
@@ -232,7 +309,10 @@ impl Model {
         if let Some(Entry::File(file)) = self.entries.remove(path)
             && self.links(file) == 0
         {
-            self.files.remove(&file);
+            let state = self.files.remove(&file);
+            if let (Some(behind), Some(state)) = (&mut self.behind, state) {
+                behind.files.insert(file, state);
+            }
             self.deleted.insert(file);
         }
     }

@@ -66,13 +66,15 @@ pub(crate) fn run(words: &[&str]) -> Result<bool> {
             size: format!("{}MiB", arguments.value("drive-mib", 1024)?),
         },
         memory_mib: Some(MEMORY_MIB),
+        mount_options: "strict".to_owned(),
     };
     let node = Node::create(&options, &directory.join("node"), &root)?;
     worker::prepare(&root)?;
     let mappers = directory.join("mapper");
     mapper::build(&mappers)?;
-    let mut workers: Vec<Worker> =
-        (0..arguments.value("workers", 4)?).map(|index| Worker::new(index, &root, &mappers, seed)).collect();
+    let mut workers: Vec<Worker> = (0..arguments.value("workers", 4)?)
+        .map(|index| Worker::new(index, (&root, true), &mappers, seed))
+        .collect();
     let end = Instant::now() + Duration::from_secs(60 * arguments.value("minutes", 60_u64)?);
     let length = Duration::from_secs(arguments.value("window-s", 10)?);
     let mut windows = Vec::new();

@@ -21,7 +21,7 @@ fn check(
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     worker::prepare(root).unwrap();
-    let mut workers = vec![Worker::new(0, root, Path::new("none"), 1)];
+    let mut workers = vec![Worker::new(0, (root, true), Path::new("none"), 1)];
     for operation in operations {
         workers[0].do_now(operation);
     }

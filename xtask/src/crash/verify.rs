@@ -133,6 +133,7 @@ fn judge_model(root: &Path, tree: &Tree, model: &Model) -> Result<Model, Vec<Str
         return Err(problems);
     }
     let mut judged = model.clone();
+    judged.settle();
     for path in inodes.keys().filter_map(|file| {
         model.entries.iter().find(|(_, entry)| **entry == Entry::File(*file)).map(|(path, _)| path)
     }) {

@@ -47,12 +47,18 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(index: usize, root: &Path, mapper_binary: &Path, seed: u64) -> Self {
+    /// On a mount that is strict, or not.
+    pub(crate) fn new(
+        index: usize,
+        (root, is_strict): (&Path, bool),
+        mapper_binary: &Path,
+        seed: u64,
+    ) -> Self {
         Self {
             index,
             root: root.to_path_buf(),
             random: Random::new(seed ^ ((index as u64 + 1) << 48)),
-            model: Model::default(),
+            model: Model::new(is_strict),
             in_flight: None,
             operations: 0,
             latencies: Latencies::default(),
@@ -256,7 +262,8 @@ impl Worker {
                 let (path, _) = self.any_file()?;
                 Some(Operation::Chmod { path, mode: 0o600 | self.random.below(0o100) as u32 })
             }
-            36..42 => self.truncate(),
+            // The account has no states with sizes of before.
+            36..42 if self.model.is_strict() => self.truncate(),
             42..67 if !too_many => self.write(),
             67..72 => self.map(),
             72..87 => {

@@ -15,7 +15,7 @@ use client::{
     Attr, Client, ClientOptions, FileKind, Limits, MakeNode, OpenIntent, Peers, TierLink, Topology,
 };
 use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup, Rebuilding};
-use meta::log::MemLog;
+use meta::log::{LedgerLog, MemLog};
 use meta::owner::{EarlierSessions, Owner, OwnerOptions};
 use meta::state::MemState;
 use tokio::sync::{Semaphore, watch};
@@ -445,10 +445,15 @@ impl MetaService for Wire {
     }
 }
 
-fn open_owner(sim: &Sim, log: &MemLog, state: &MemState, earlier_sessions: EarlierSessions) -> Owner {
+fn open_owner(
+    sim: &Sim,
+    log: Arc<dyn LedgerLog>,
+    state: &MemState,
+    earlier_sessions: EarlierSessions,
+) -> Owner {
     Owner::open(OwnerOptions {
         ledger: LEDGER,
-        log: Arc::new(log.clone()),
+        log,
         state: Arc::new(state.clone()),
         env: sim.env(),
         evidence: meta::history::Evidence::default(),
@@ -468,7 +473,7 @@ pub struct World {
     topology: watch::Receiver<Arc<Topology>>,
     publish: watch::Sender<Arc<Topology>>,
     peers: Peers,
-    log: MemLog,
+    pub log: MemLog,
     state: MemState,
 }
 
@@ -478,7 +483,7 @@ impl World {
         let sim = Sim::new(1);
         let profile: layout::Profile = profile.parse().unwrap();
         let (log, state) = (MemLog::new(), MemState::default());
-        let owner = open_owner(&sim, &log, &state, EarlierSessions::End);
+        let owner = open_owner(&sim, Arc::new(log.clone()), &state, EarlierSessions::End);
         let ids = 0..u32::from(profile.n()) + spares;
         let drives: Vec<Arc<MemDrive>> = ids.clone().map(|id| Arc::new(MemDrive::new(id))).collect();
         let map_drives = ids.clone().map(|id| MapDrive {
@@ -506,7 +511,12 @@ impl World {
     /// The next owner: the one before, `earlier`, ends.
     pub fn take_over(&self, earlier: &Owner) -> Arc<Owner> {
         earlier.stop();
-        Arc::new(open_owner(&self.sim, &self.log, &self.state, EarlierSessions::Resume))
+        self.open_next(Arc::new(self.log.clone()))
+    }
+
+    /// The next owner, which fences the one before. Its log is `log`, a way to that of this world.
+    pub fn open_next(&self, log: Arc<dyn LedgerLog>) -> Arc<Owner> {
+        Arc::new(open_owner(&self.sim, log, &self.state, EarlierSessions::Resume))
     }
 
     /// Drives and groups, as clients see them.

@@ -4,6 +4,7 @@
 mod budget;
 mod common;
 mod damage;
+mod early;
 mod kernel_cache;
 mod limits;
 mod locks;

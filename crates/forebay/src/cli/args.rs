@@ -44,6 +44,8 @@ const MOUNT_HELP: &str = "Options:
   ro, rw      without or with changes
   relatime, noatime, nodiratime
   readahead=SIZE  read at most so far ahead of who reads in sequence, 0 to 64MiB; default 4MiB
+  strict      creating, renaming, removing and the like return when they are durable; without it, within milliseconds
+              after that, and what a crash leaves is a beginning of their order with all that was synced
   transport=device, transport=uring  requests by /dev/fuse (default) or by io_uring: small requests are cheaper,
               large reads slower; needs fuse.enable_uring=1
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::{FsError, Ino, Seq, SessionId};
 use tokio::sync::{mpsc, oneshot};
 use wire::BoxFuture;
-use wire::message::Caller;
+use wire::message::{AnswerTime, Caller};
 use wire::meta::{EventSink, MetaReply, MetaRequest, RequestId, Resumed};
 
 use super::awake::AwakeClock;
@@ -16,14 +16,26 @@ use crate::log::AppendError;
 use crate::state::Applied;
 use crate::store::ChangeTable;
 
+/// The most time for which changes wait for an append if all their answers are out, and the most bytes of them.
+const UNAWAITED_NS_MAX: u64 = 5_000_000;
+const UNAWAITED_BYTES_MAX: usize = 256 << 10;
+
 pub(super) type ReplySender = oneshot::Sender<Result<MetaReply, FsError>>;
 
 pub(super) struct Call {
     pub(super) id: RequestId,
     /// Checked by the owner; `None`: it trusts the session.
     pub(super) caller: Option<Caller>,
+    pub(super) answer: AnswerTime,
     pub(super) request: MetaRequest,
     pub(super) reply: ReplySender,
+}
+
+impl Call {
+    /// Whether it repeats what an earlier owner answered early: it comes before the claim of its session.
+    pub(super) fn is_again(&self) -> bool {
+        matches!(self.answer, AnswerTime::Again(_))
+    }
 }
 
 /// A running append. There is only one at a time: `Desk::appending` is set while it exists.
@@ -76,6 +88,8 @@ pub(super) struct Desk {
     pub(super) unstored_bytes_max: usize,
     /// Whether a batch is being appended.
     pub(super) appending: bool,
+    /// Since when changes of which nobody awaits the end wait for an append.
+    pub(super) unawaited_since_ns: Option<u64>,
     /// The append that a caller began and the background thread must finish.
     pub(super) handed_over: Option<Appending>,
     pub(super) pending: Vec<Pending>,
@@ -110,6 +124,7 @@ impl Desk {
             awake: AwakeClock::default(),
             unstored_bytes_max,
             appending: false,
+            unawaited_since_ns: None,
             handed_over: None,
             pending: Vec::new(),
             waiting: BTreeMap::new(),
@@ -125,6 +140,31 @@ impl Desk {
             stopping: false,
             abandoned: false,
         }
+    }
+
+    /// Sends an answer once its batch is durable.
+    pub(super) fn answer_when_durable(&mut self, after: Seq, answer: Answer) {
+        let pending = Pending { after, answer };
+        if after <= self.core.committed_seq() {
+            pending.send()
+        } else if self.log_stuck {
+            pending.fail(FsError::Unknown)
+        } else {
+            self.pending.push(pending)
+        }
+    }
+
+    /// When the executed changes are to be appended: at once if an answer waits for them.
+    pub(super) fn append_due_ns(&mut self, now_ns: u64) -> Option<u64> {
+        let bytes = self.core.pending_bytes();
+        if bytes == 0 {
+            return None;
+        }
+        let is_awaited = !self.pending.is_empty() || !self.backlog.is_empty() || self.stopping;
+        if is_awaited || bytes >= UNAWAITED_BYTES_MAX {
+            return Some(now_ns);
+        }
+        Some(*self.unawaited_since_ns.get_or_insert(now_ns) + UNAWAITED_NS_MAX)
     }
 
     /// Takes the answers that need not wait any longer, in the order in which they were made.

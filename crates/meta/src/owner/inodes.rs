@@ -56,15 +56,15 @@ impl Op<'_> {
         // `None` if the session's own lease is being recalled. Its release may come only after a flush of the data
         // under it, and the flusher may be waiting for this answer.
         let lease = self.grant(ino, kind);
-        let opens = self.volatile.opens.entry(ino).or_default();
-        if !opens.contains(&self.session) {
-            opens.push(self.session);
+        if !self.is_open(ino) {
+            self.note_open(ino);
             if inode.attr.nlink == 0 {
                 // An inode without a name stays alive through the sessions in this record.
-                let (key, sessions) = (self.keys.orphan(ino), opens.clone());
-                let orphan = self.txn.get::<Orphan>(&key)?;
-                let may_be_named = orphan.is_some_and(|orphan| orphan.may_be_named);
-                self.txn.update(key, &Orphan { sessions, may_be_named });
+                let key = self.keys.orphan(ino);
+                let mut orphan =
+                    self.txn.get(&key)?.unwrap_or(Orphan { sessions: Vec::new(), may_be_named: false });
+                orphan.sessions.push(self.session);
+                self.txn.update(key, &orphan);
             }
         }
         Ok(MetaReply::Entry { attr: inode.attr, lease, keep: false })
@@ -285,6 +285,7 @@ impl Op<'_> {
         locks.end_session(session, events);
         self.volatile.sessions.remove(&session);
         self.volatile.repeats.forget(session);
+        self.volatile.early.remove(&session);
         self.volatile.inherited.retain(|(inherited, _), _| *inherited != session);
         self.volatile.ended.push(session);
         self.volatile.absent.remove(&session);

@@ -138,16 +138,26 @@ impl LeaseTable {
         now_ns: u64,
         events: &mut Events,
     ) {
-        let holders = self.inodes.get(&ino).into_iter().flatten();
-        let conflicting =
-            holders.filter(|holder| holder.session != session && holder.conflict(intent).is_some());
-        let silent: Vec<SessionId> = conflicting
-            .map(|holder| holder.session)
-            .filter(|session| self.is_silent(*session, now_ns))
-            .collect();
-        for session in silent {
-            let Some(holder) = self.remove(ino, session) else { continue };
-            events.push((session, OwnerEvent::Revoked { lease: holder.grant(ino) }));
+        let mut holders = self.conflicting(ino, session, intent);
+        holders.retain(|holder| self.is_silent(*holder, now_ns));
+        self.revoke_all(ino, &holders, events);
+    }
+
+    /// Revokes the leases of others that conflict with an operation.
+    pub fn revoke_conflicting(&mut self, ino: Ino, session: SessionId, intent: Intent, events: &mut Events) {
+        let holders = self.conflicting(ino, session, intent);
+        self.revoke_all(ino, &holders, events);
+    }
+
+    fn conflicting(&self, ino: Ino, session: SessionId, intent: Intent) -> Vec<SessionId> {
+        let others = self.inodes.get(&ino).into_iter().flatten().filter(|holder| holder.session != session);
+        others.filter(|holder| holder.conflict(intent).is_some()).map(|holder| holder.session).collect()
+    }
+
+    fn revoke_all(&mut self, ino: Ino, holders: &[SessionId], events: &mut Events) {
+        for session in holders {
+            let Some(holder) = self.remove(ino, *session) else { continue };
+            events.push((*session, OwnerEvent::Revoked { lease: holder.grant(ino) }));
             self.revoked.push(ino);
         }
     }

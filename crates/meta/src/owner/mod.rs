@@ -2,7 +2,7 @@
 //!
 //! [`Core`] is a state machine without threads: the caller gives it requests, takes batches, and reports committed
 //! batches. `server` runs it and connects it with the log. Invariants: a request that fails changes nothing; a repeated
-//! request gets its first reply; no change is visible before its batch is durable.
+//! request gets its first reply; no change is visible to other sessions before its batch is durable.
 
 mod access;
 mod acl;
@@ -10,12 +10,14 @@ mod awake;
 mod damage;
 mod data;
 mod desk;
+mod execute;
 mod guard;
 mod inodes;
 mod lease;
 mod lock;
 mod names;
 mod objects;
+mod options;
 mod pressure;
 mod recovery;
 mod repeats;
@@ -40,18 +42,16 @@ use std::sync::Arc;
 
 use base::{Epoch, ExtentId, FsError, Ino, LedgerId, MapId, PgId, Seq, SessionId};
 use wire::guard::Guard;
-use wire::message::Caller;
-use wire::meta::{
-    Attr, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId, SLOTS_MAX,
-};
-use wire::object::{ObjectError, ObjectReply};
+use wire::message::FirstTime;
+use wire::meta::{Attr, FileKind, LeaseGrant, LeaseKind, MetaReply, MetaRequest, OwnerEvent, RequestId};
+use wire::object::ObjectError;
 
 use crate::batch::{Batch, TakenBatch};
 use crate::history::{Beginning, LEAP_IDS};
 use crate::keys::Keys;
 use crate::state::State;
-use crate::store::{ChangeTable, Store, Txn};
-use crate::values::{Inode, MapSegment, SessionRecord, Slot, Usage, Value};
+use crate::store::{ChangeTable, Store, Txn, Writes};
+use crate::values::{Inode, MapSegment, SessionRecord, Slot, Usage};
 use data::CommitTimes;
 use lease::{Events, Intent, LeaseTable};
 use lock::LockTable;
@@ -61,9 +61,11 @@ use watch::WatchTable;
 #[cfg(any(fuzzing, feature = "fuzzing"))]
 pub(crate) use acl::Acl;
 pub use awake::Now;
+pub use execute::{Early, Executed, Terms};
+pub use options::{OwnerOptions, OwnerStat};
 pub use recovery::OwnerError;
 pub(crate) use recovery::recover;
-pub use server::{Owner, OwnerOptions, OwnerStat};
+pub use server::Owner;
 pub use standby::{Standby, StandbyOptions};
 
 /// Format of a ledger's state, kept under `V format`.
@@ -71,6 +73,9 @@ const LEDGER_FORMAT: u64 = 1;
 
 /// A session of which nothing was heard for so long ends, with its open files and its ids.
 const SESSION_KEPT_NS: u64 = 24 * 3600 * 1_000_000_000;
+
+/// More inodes than an owner makes before they are durable: all of them are in two batches.
+const EARLY_INOS: u64 = 1 << 16;
 
 /// What becomes of the sessions of earlier owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -131,20 +136,6 @@ pub enum Conflict {
     Grant,
 }
 
-/// The outcome of a request.
-#[derive(Debug)]
-pub enum Executed {
-    /// A reply, to be sent once batch `after` is durable.
-    Reply {
-        /// The reply.
-        reply: Result<MetaReply, FsError>,
-        /// The batch; 0 for none.
-        after: Seq,
-    },
-    /// Execute the request again once [`Core::awaits`] says that nothing of this is left to wait for.
-    Wait(Wait),
-}
-
 #[derive(Debug, Clone, Copy)]
 struct OpenRange {
     first: ExtentId,
@@ -171,6 +162,8 @@ struct Volatile {
     /// Requests that an earlier owner executed, by session and slot; and whether the request came again.
     inherited: HashMap<(SessionId, u32), (u64, bool)>,
     repeats: Repeats,
+    /// The number of changes that were answered early, by session.
+    early: HashMap<SessionId, u64>,
     events: Events,
     /// Sessions that have ended since [`Core::take_ended`].
     ended: Vec<SessionId>,
@@ -214,6 +207,7 @@ impl Core {
             unclaimed: BTreeMap::new(),
             inherited: HashMap::new(),
             repeats: Repeats::default(),
+            early: HashMap::new(),
             events: Events::new(),
             ended: Vec::new(),
             gone: Vec::new(),
@@ -263,6 +257,9 @@ impl Core {
         };
         self.internal(now, |op| op.format_if_new())?;
         self.internal(now, |op| op.begin_stretch(beginning))?;
+        // Inodes that were made and answered early may not be in the ledger.
+        let unknown = if earlier.is_empty() { 0 } else { EARLY_INOS };
+        self.internal(now, |op| Ok(op.advance("next_ino", unknown).map(drop)?))?;
         if sessions == EarlierSessions::Resume {
             return self.internal(now, |op| op.await_sessions(&earlier));
         }
@@ -282,7 +279,7 @@ impl Core {
         match act(&mut op) {
             Ok(()) => {
                 let (writes, _) = op.txn.finish();
-                self.take(writes);
+                self.take(writes, SessionId(0));
                 Ok(())
             }
             Err(Stop::Fail(error)) => Err(error),
@@ -292,83 +289,25 @@ impl Core {
 
     fn begin(&mut self, id: RequestId, now: Now) -> Op<'_> {
         Op {
-            txn: self.store.begin(),
+            txn: self.store.begin_for(id.session),
             keys: self.keys,
             volatile: &mut self.volatile,
             session: id.session,
             now,
+            again: None,
+            made: Ino(0),
             seq: self.next_seq,
             committed: self.committed,
             epoch: self.epoch,
         }
     }
 
-    fn take(&mut self, writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>) {
+    /// Takes changes into the next batch. `known_to` is the session that gets the answer before they are durable, or 0.
+    fn take(&mut self, writes: Writes, known_to: SessionId) {
         self.pending_bytes +=
             writes.iter().map(|(k, v)| k.len() + v.as_ref().map_or(0, Vec::len) + 9).sum::<usize>();
         self.pending.extend(writes.clone());
-        self.store.apply(self.next_seq, writes);
-    }
-
-    fn execute_once(
-        &mut self,
-        id: RequestId,
-        caller: Option<&Caller>,
-        request: &MetaRequest,
-        now: Now,
-    ) -> Executed {
-        if !self.volatile.sessions.contains_key(&id.session) {
-            if !matches!(request, MetaRequest::CloseSession) {
-                return Executed::Reply { reply: Err(FsError::StaleLease), after: Seq(0) };
-            }
-            // The request was repeated because its first answer was lost: the session has already ended, as requested.
-            let after = if self.pending.is_empty() { self.last_batch() } else { self.next_seq };
-            return Executed::Reply { reply: Ok(MetaReply::Done), after };
-        }
-        if id.slot >= SLOTS_MAX {
-            return Executed::Reply { reply: Err(FsError::Invalid), after: Seq(0) };
-        }
-        let slot_key = self.keys.slot(id.session, id.slot);
-        let mut op = self.begin(id, now);
-        // Only a repetition waits for the request that was in the slot before.
-        match op.txn.aside(|| op.repeated(id, &slot_key)) {
-            Ok(None) => {}
-            Ok(Some(mut reply)) => {
-                // Its answer leaves when the request is durable.
-                let _ = op.txn.get_bytes(&slot_key);
-                op.restore_effects(id, request, &mut reply);
-                let (_, after) = op.txn.finish();
-                return Executed::Reply { reply: Ok(reply), after };
-            }
-            Err(error) => return Executed::Reply { reply: Err(error), after: Seq(0) },
-        }
-        let checked = caller.map_or(Ok(()), |caller| op.check_rights(caller, request));
-        match checked.map_err(Stop::Fail).and_then(|()| op.run(request)) {
-            Ok(reply) => {
-                let (mut writes, newest) = op.txn.finish();
-                if writes.is_empty() {
-                    let after = if newest > self.committed { newest } else { Seq(0) };
-                    return Executed::Reply { reply: Ok(reply), after };
-                }
-                if !matches!(request, MetaRequest::CloseSession) {
-                    writes.insert(slot_key, Some(Slot::new(id.seq, &reply).encode()));
-                }
-                self.take(writes);
-                Executed::Reply { reply: Ok(reply), after: self.next_seq }
-            }
-            Err(Stop::Fail(error)) => {
-                let (_, newest) = op.txn.finish();
-                let after = if newest > self.committed { newest } else { Seq(0) };
-                Executed::Reply { reply: Err(error), after }
-            }
-            Err(Stop::Refuse(error)) => {
-                let (_, newest) = op.txn.finish();
-                let after = if newest > self.committed { newest } else { Seq(0) };
-                let reply = MetaReply::Object(Box::new(ObjectReply::Refused(error)));
-                Executed::Reply { reply: Ok(reply), after }
-            }
-            Err(Stop::Wait(wait)) => Executed::Wait(wait),
-        }
+        self.store.apply(self.next_seq, known_to, writes);
     }
 
     /// An inode on which a request must still wait for a release.
@@ -476,6 +415,11 @@ struct Op<'a> {
     volatile: &'a mut Volatile,
     session: SessionId,
     now: Now,
+    /// An earlier owner executed the request and answered early. Nobody was asked for the leases and names that were in the way
+    /// then: a session that claims one again did not hear that it was revoked. The session claims its own grants later.
+    again: Option<FirstTime>,
+    /// The inode that was made.
+    made: Ino,
     seq: Seq,
     committed: Seq,
     epoch: Epoch,
@@ -587,9 +531,35 @@ impl Op<'_> {
 
     /// Returns the next value of a cursor that is never reused, and advances it by `count`.
     fn advance(&mut self, name: &str, count: u64) -> Result<u64, FsError> {
-        let first = self.number(name)?;
+        // The cursor is written anyway, and no answer tells what others took from it.
+        let first = self.txn.aside(|| self.number(name))?;
         self.txn.update(self.keys.value(name), &(first + count));
         Ok(first)
+    }
+
+    /// The number of a new inode.
+    fn next_ino(&mut self) -> Result<Ino, FsError> {
+        self.made = match self.again {
+            None => Ino(self.advance("next_ino", 1)?),
+            Some(FirstTime { ino, .. }) => {
+                if ino.0 >= self.number("next_ino")? || self.txn.get_bytes(&self.keys.inode(ino))?.is_some() {
+                    return Err(FsError::StaleLease);
+                }
+                ino
+            }
+        };
+        Ok(self.made)
+    }
+
+    fn is_open(&self, ino: Ino) -> bool {
+        self.volatile.opens.get(&ino).is_some_and(|sessions| sessions.contains(&self.session))
+    }
+
+    /// Notes that the session has an inode open.
+    fn note_open(&mut self, ino: Ino) {
+        if self.again.is_none() && !self.is_open(ino) {
+            self.volatile.opens.entry(ino).or_default().push(self.session);
+        }
     }
 
     fn account(&mut self, bytes: i64, inodes: i64) -> Result<(), FsError> {
@@ -597,7 +567,7 @@ impl Op<'_> {
             return Ok(());
         }
         let key = self.keys.value("usage");
-        let usage = self.txn.get::<Usage>(&key)?.unwrap_or_default();
+        let usage = self.txn.aside(|| self.txn.get::<Usage>(&key))?.unwrap_or_default();
         let next = Usage {
             stored_bytes: usage.stored_bytes.checked_add_signed(bytes).ok_or(FsError::Io)?,
             inodes: usage.inodes.checked_add_signed(inodes).ok_or(FsError::Io)?,
@@ -609,6 +579,10 @@ impl Op<'_> {
     /// Fails with [`Stop::Wait`] while a conflicting lease of another session exists.
     fn clear(&mut self, ino: Ino, intent: Intent) -> Result<(), Stop> {
         let Volatile { leases, events, .. } = &mut *self.volatile;
+        if self.again.is_some() {
+            leases.revoke_conflicting(ino, self.session, intent, events);
+            return Ok(());
+        }
         let clear = leases.clear(ino, self.session, intent, self.now.awake_ns, events);
         if clear { Ok(()) } else { Err(Stop::Wait(vec![(ino, Conflict::Leases(intent))])) }
     }
@@ -620,6 +594,13 @@ impl Op<'_> {
         let now_ns = self.now.boot_ns;
         let mut wait = Wait::new();
         for touched in touched {
+            if self.again.is_some() {
+                // Names that others were not told of, because they did not answer, are forgotten by time.
+                if let Touched::Inode(ino) = touched {
+                    leases.revoke_conflicting(*ino, self.session, Intent::Change, events);
+                }
+                continue;
+            }
             let (clear, conflict) = match touched {
                 Touched::Inode(ino) => (
                     leases.clear(*ino, self.session, Intent::Change, self.now.awake_ns, events),
@@ -637,10 +618,13 @@ impl Op<'_> {
 
     /// Notes that the caller learns of a name. Returns whether it may cache the name.
     fn watch_name(&mut self, dir: Ino, name: &bytes::Bytes) -> bool {
-        self.volatile.watches.watch_name(dir, self.session, name, self.now.boot_ns)
+        self.again.is_none() && self.volatile.watches.watch_name(dir, self.session, name, self.now.boot_ns)
     }
 
     fn grant(&mut self, ino: Ino, kind: LeaseKind) -> Option<LeaseGrant> {
+        if self.again.is_some() {
+            return None;
+        }
         self.volatile.leases.grant(ino, self.session, kind)
     }
 

@@ -102,7 +102,7 @@ impl Op<'_> {
             OpenIntent::Write | OpenIntent::Truncate => LeaseKind::Exclusive,
         };
         if make.open != OpenIntent::None {
-            self.volatile.opens.entry(ino).or_default().push(self.session);
+            self.note_open(ino);
         }
         let lease = self.grant(ino, kind);
         Ok(MetaReply::Entry { attr: inode.attr, lease, keep: self.watch_name(make.parent, &make.name) })
@@ -115,7 +115,7 @@ impl Op<'_> {
         }
         let dir = self.living_directory(make.parent)?;
         check_adding(&dir.attr)?;
-        let ino = Ino(self.advance("next_ino", 1)?);
+        let ino = self.next_ino()?;
         let mut inode = self.new_inode(ino, FileKind::Regular, make.mode & 0o7777);
         (inode.attr.uid, inode.attr.gid, inode.attr.nlink) = (make.uid, make.gid, 0);
         inode.parent = make.parent;
@@ -125,7 +125,7 @@ impl Op<'_> {
         let orphan = Orphan { sessions: vec![self.session], may_be_named: true };
         self.txn.put(self.keys.orphan(ino), &orphan);
         self.account(0, 1)?;
-        self.volatile.opens.entry(ino).or_default().push(self.session);
+        self.note_open(ino);
         let lease = self.grant(ino, LeaseKind::Exclusive);
         Ok(MetaReply::Entry { attr: inode.attr, lease, keep: false })
     }
@@ -142,7 +142,7 @@ impl Op<'_> {
         }
         check_adding(&parent.attr)?;
         self.clear_all(&[Touched::Inode(make.parent), Touched::Name(make.parent, make.name.clone())])?;
-        let ino = Ino(self.advance("next_ino", 1)?);
+        let ino = self.next_ino()?;
         let mut inode = self.new_inode(ino, make.kind, make.mode & 0o7777);
         inode.attr.uid = make.uid;
         inode.attr.gid = make.gid;
@@ -430,7 +430,7 @@ impl Op<'_> {
 
     /// Puts a whiteout in place of a name that was just removed. The caller stores the directory's inode.
     fn leave_whiteout(&mut self, dir: &mut Inode, name: &Bytes, whiteout: Whiteout) -> Result<(), FsError> {
-        let ino = Ino(self.advance("next_ino", 1)?);
+        let ino = self.next_ino()?;
         let mut inode = self.new_inode(ino, FileKind::CharDevice, 0);
         (inode.attr.uid, inode.attr.gid) = (whiteout.uid, whiteout.gid);
         inode.parent = dir.attr.ino;

@@ -4,11 +4,10 @@
 use std::collections::HashMap;
 
 use base::{FsError, SessionId};
-use wire::message::Caller;
 use wire::meta::{MetaReply, MetaRequest, RequestId};
 use wire::object::ObjectReply;
 
-use super::{Core, Executed, Now};
+use super::{Core, Executed, Now, Terms};
 use crate::values::Slot;
 
 type Reply = Result<MetaReply, FsError>;
@@ -54,20 +53,14 @@ impl Core {
             || slot().is_ok_and(|slot| slot.is_some_and(|slot| slot.seq == id.seq))
     }
 
-    /// Executes a request. The rights of `caller` are checked; `None`: the session is trusted. A request that comes again gets
-    /// its first answer, also if that was a refusal: what was refused must not happen later.
-    pub fn execute(
-        &mut self,
-        id: RequestId,
-        caller: Option<&Caller>,
-        request: &MetaRequest,
-        now: Now,
-    ) -> Executed {
+    /// Executes a request. A request that comes again gets its first answer when that is durable, also if it was a refusal: what
+    /// was refused must not happen later.
+    pub fn execute(&mut self, id: RequestId, terms: Terms<'_>, request: &MetaRequest, now: Now) -> Executed {
         if let Some(reply) = self.volatile.repeats.answer(id) {
             let after = if self.pending.is_empty() { self.last_batch() } else { self.next_seq };
-            return Executed::Reply { reply, after };
+            return Executed::reply(reply, after);
         }
-        let executed = self.execute_once(id, caller, request, now);
+        let executed = self.execute_once(id, terms, request, now);
         if let Executed::Reply { reply, .. } = &executed
             && self.volatile.sessions.contains_key(&id.session)
         {

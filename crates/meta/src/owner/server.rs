@@ -1,4 +1,4 @@
-//! [`Core`] behind a lock: requests in, batches to the log, replies out once they are durable.
+//! [`Core`] behind a lock: requests in, batches to the log, replies out once they are durable, or early.
 //!
 //! A request is executed on the thread that brings it; a reply that needs no batch is sent at once. If no append is
 //! running, the request's changes are appended: on the same thread if it may block, else on the ledger's *owner*
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use base::env::{Env, after_blocking, blocking_allowed, spawn_thread};
 use base::watch::{self, Guard, Lock};
-use base::{FsError, Ino, LedgerId, Lineage, Seq, SessionId};
+use base::{FsError, Ino, Lineage, Seq, SessionId};
 use tokio::sync::{Notify, mpsc, oneshot};
 use wire::BoxFuture;
 use wire::message::Envelope;
@@ -24,15 +24,16 @@ use wire::replica::{ReplicaReply, ReplicaRequest, ReplicaService};
 use super::awake::AwakeClock;
 use super::desk::{Answer, Appending, Call, Desk, Pending, StoreJob};
 use super::lease::RECALL_IDLE_NS;
+use super::options::{OwnerOptions, OwnerStat};
 use super::pressure::Pressure;
 use super::recovery::{OwnerError, recover};
 use super::replicas::Replicas;
 use super::tenure::Tenure;
 use super::writing::{append, store_changes};
-use super::{Core, EarlierSessions, Executed, Now};
-use crate::history::{Evidence, History, Stretch};
+use super::{Core, Executed, Now, Terms};
+use crate::history::{History, Stretch};
 use crate::log::{AppendError, LedgerLog, LogError, Room, Sealed};
-use crate::state::{Applied, State, StateError};
+use crate::state::{Applied, StateError};
 use crate::store::Store;
 
 /// The local store is written without waiting for the tick when this part of the allowed unstored bytes waits.
@@ -40,51 +41,6 @@ const STORE_PART: usize = 8;
 const TICK: Duration = Duration::from_millis(500);
 /// The most time between two ticks that counts for answers of clients.
 const PAUSE_COUNTED_NS: u64 = RECALL_IDLE_NS / 2;
-
-/// The components of an owner.
-pub struct OwnerOptions {
-    /// The ledger.
-    pub ledger: LedgerId,
-    /// Its log.
-    pub log: Arc<dyn LedgerLog>,
-    /// Its local store.
-    pub state: Arc<dyn State>,
-    /// Clock and random numbers.
-    pub env: Env,
-    /// The drives' knowledge of the ledger.
-    pub evidence: Evidence,
-    /// What becomes of the sessions of earlier owners.
-    pub earlier_sessions: EarlierSessions,
-    /// Most bytes of changes in memory. Above that no new request is executed until the local store has caught up.
-    /// Changes that are being written to the store come on top.
-    pub unstored_bytes_max: usize,
-    /// For how long nothing is trimmed from the log, because standbys of an earlier owner may still need it:
-    /// [`STANDBY_WAIT_MAX`](wire::replica::STANDBY_WAIT_MAX) where several nodes reach the log.
-    pub standby_grace: Duration,
-}
-
-/// Status of an owner, for people.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub struct OwnerStat {
-    /// Its epoch.
-    pub epoch: u64,
-    /// The newest durable batch.
-    pub committed_seq: u64,
-    /// The newest batch in the local store.
-    pub stored_seq: u64,
-    /// Requests since the start.
-    pub requests: u64,
-    /// Executions of requests since the start: more than requests, because some wait for other sessions.
-    pub executions: u64,
-    /// Whether the log failed; then every request is refused until a restart.
-    pub halted: bool,
-    /// Whether the disk is full; until it has room again, only requests that free space are executed.
-    pub no_space: bool,
-    /// How often the disk has become full since the start.
-    pub no_space_count: u64,
-    /// Whether drives may hold shards to which only a newer ledger refers; then no extent counts as an orphan.
-    pub in_doubt: bool,
-}
 
 /// A running owner. Dropping it without [`Owner::stop`] is like a crash.
 pub struct Owner {
@@ -257,8 +213,8 @@ impl MetaService for Owner {
     fn call(&self, envelope: Envelope, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
-            let Envelope { request: id, caller, .. } = envelope;
-            self.shared.submit(Call { id, caller, request, reply });
+            let Envelope { request: id, caller, answer: time, .. } = envelope;
+            self.shared.submit(Call { id, caller, answer: time, request, reply });
             answer.await.map_err(|_| FsError::Disconnected)?
         })
     }
@@ -369,8 +325,16 @@ impl Shared {
             let _ = call.reply.send(Err(error));
             return;
         }
+        if call.is_again() && !self.is_roomy(&desk) {
+            // Nothing else is executed before the session's claim: its client asks again.
+            let _ = call.reply.send(Err(FsError::Unavailable));
+            return self.after_requests(desk);
+        }
         let is_beat = matches!(call.request, MetaRequest::Heartbeat { .. });
-        if is_beat || (desk.backlog.is_empty() && self.is_serving(&desk) && self.is_roomy(&desk)) {
+        if is_beat
+            || call.is_again()
+            || (desk.backlog.is_empty() && self.is_serving(&desk) && self.is_roomy(&desk))
+        {
             self.execute(&mut desk, call);
         } else {
             desk.backlog.push_back(call);
@@ -441,20 +405,22 @@ impl Shared {
     }
 
     fn execute(&self, desk: &mut Desk, call: Call) {
-        if desk.pressure().refuses(&call.request) && !desk.core.was_executed(call.id) {
+        let is_done = call.is_again() || desk.core.was_executed(call.id);
+        if desk.pressure().refuses(&call.request) && !is_done {
             let _ = call.reply.send(Err(FsError::NoSpace));
             return;
         }
         self.executions.fetch_add(1, Ordering::Relaxed);
         let now = self.now(desk);
-        match desk.core.execute(call.id, call.caller.as_ref(), &call.request, now) {
+        let terms = Terms { caller: call.caller.as_ref(), answer: call.answer };
+        match desk.core.execute(call.id, terms, &call.request, now) {
             Executed::Wait(wait) => {
                 let (ino, _) = wait.first().expect("there is a reason to wait");
                 desk.waiting.entry(*ino).or_default().push_back((call, wait));
                 let released = desk.core.take_gone();
                 self.retry(desk, released);
             }
-            Executed::Reply { mut reply, after } => {
+            Executed::Reply { mut reply, after, early } => {
                 desk.count_events(call.id.session, &mut reply);
                 let mut released = match &call.request {
                     MetaRequest::Release { lease, .. } => vec![lease.ino],
@@ -463,13 +429,9 @@ impl Shared {
                     MetaRequest::CloseSession => desk.waiting.keys().copied().collect(),
                     _ => Vec::new(),
                 };
-                let pending = Pending { after, answer: Answer::Reply(call.reply, reply) };
-                if after <= desk.core.committed_seq() {
-                    pending.send()
-                } else if desk.log_stuck {
-                    pending.fail(FsError::Unknown)
-                } else {
-                    desk.pending.push(pending)
+                match early.filter(|_| !desk.log_stuck && self.tenure.holds(&self.env)) {
+                    Some(early) => drop(call.reply.send(Ok(early.reply(reply, after)))),
+                    None => desk.answer_when_durable(after, Answer::Reply(call.reply, reply)),
                 }
                 released.extend(desk.core.take_gone());
                 self.retry(desk, released);
@@ -493,7 +455,16 @@ impl Shared {
     /// Sends recalls to sessions, and starts an append of the executed changes if none is running.
     fn after_requests(self: &Arc<Self>, mut desk: Guard<'_, Desk>) {
         desk.deliver_events();
-        if desk.appending || desk.core.pending_bytes() == 0 {
+        if desk.appending {
+            return;
+        }
+        let (now_ns, is_news) = (self.env.clock.boot_ns(), desk.unawaited_since_ns.is_none());
+        let Some(due_ns) = desk.append_due_ns(now_ns) else { return };
+        if due_ns > now_ns {
+            // The background thread appends when it is time.
+            if is_news {
+                self.work.notify_one();
+            }
             return;
         }
         if !blocking_allowed() {
@@ -543,6 +514,7 @@ impl Shared {
         }
         let batch = desk.core.take_batch(self.log.caps().entry_bytes_max)?;
         desk.appending = true;
+        desk.unawaited_since_ns = None;
         if desk.store_due || desk.core.unstored_bytes() > desk.unstored_bytes_max / STORE_PART {
             self.freeze(desk);
         }
@@ -571,11 +543,14 @@ impl Shared {
         desk.deliver_events();
         self.start_storing(&mut desk);
         let ready = desk.take_ready();
-        let (more, stopping) = (desk.core.pending_bytes() > 0, desk.stopping);
+        let now_ns = self.env.clock.boot_ns();
+        let (due_ns, stopping) = (desk.append_due_ns(now_ns), desk.stopping);
         drop(desk);
         ready.into_iter().for_each(Pending::send);
-        if more {
-            self.append_next();
+        match due_ns {
+            Some(due_ns) if due_ns <= now_ns => self.append_next(),
+            Some(_) => self.work.notify_one(),
+            None => {}
         }
         if stopping {
             self.work.notify_one();
@@ -595,8 +570,16 @@ impl Shared {
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut appending: Option<Appending> = None;
         loop {
+            let mut due = None;
             if appending.is_none() {
-                appending = self.begin_append(&mut self.desk());
+                let mut desk = self.desk();
+                let now_ns = self.env.clock.boot_ns();
+                match desk.append_due_ns(now_ns).filter(|due_ns| *due_ns > now_ns) {
+                    Some(due_ns) if desk.handed_over.is_none() => {
+                        due = Some(Duration::from_nanos(due_ns - now_ns));
+                    }
+                    _ => appending = self.begin_append(&mut desk),
+                }
             }
             tokio::select! {
                 biased;
@@ -609,6 +592,7 @@ impl Shared {
                     Event::LogStuck { full } => self.log_is_stuck(full, appending.is_some()),
                 },
                 () = self.work.notified(), if appending.is_none() => {}
+                () = tokio::time::sleep(due.unwrap_or_default()), if due.is_some() => {}
                 _ = tick.tick() => self.tick(),
             }
             if self.is_finished(appending.is_some()) {
@@ -628,7 +612,7 @@ impl Shared {
         let full =
             desk.log_stuck || (desk.store_full && desk.storing.is_none() && desk.core.pending_bytes() == 0);
         if desk.stopping && full && (desk.log_stuck || !(appending || desk.appending)) {
-            // The log has all acknowledged changes; the next start continues from there.
+            // The log has all changes that a client takes for durable; the next start continues from there.
             desk.fail_all(FsError::Unavailable);
             return true;
         }

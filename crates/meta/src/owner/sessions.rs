@@ -45,11 +45,11 @@ impl Core {
             Err(Stop::Wait(_) | Stop::Refuse(_)) => return Err(FsError::Io),
         };
         op.must_be_heard()?;
-        let (writes, newest) = op.txn.finish();
+        let (writes, seen) = op.txn.finish();
         if !writes.is_empty() {
-            self.take(writes);
+            self.take(writes, SessionId(0));
         }
-        Ok((resumed, newest))
+        Ok((resumed, seen.newest))
     }
 
     /// Whether sessions of an earlier owner have not claimed their state yet: then only claims and heartbeats are executed.

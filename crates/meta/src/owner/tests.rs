@@ -4,6 +4,7 @@ mod audit;
 mod coherence;
 mod content;
 mod damage;
+mod early;
 mod guards;
 mod history;
 mod model;
@@ -23,6 +24,8 @@ use wire::meta::{CommitPiece, Content, ExtentRef, FreeExtent, MakeNode, MapPiece
 
 use super::*;
 use crate::state::{Applied, MemState};
+use crate::values::Value;
+use wire::object::ObjectReply;
 
 /// All keys and values of a ledger.
 type Dump = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -113,7 +116,7 @@ impl Ledger {
     fn ask_as(&mut self, id: RequestId, request: &MetaRequest) -> Result<MetaReply, FsError> {
         self.now.wall_ns += 1;
         for _ in 0..10 {
-            match self.core.execute(id, None, request, self.now) {
+            match self.core.execute(id, Terms::default(), request, self.now) {
                 Executed::Reply { reply, .. } => return reply,
                 Executed::Wait(_) => self.answer_recalls(),
             }
@@ -137,7 +140,7 @@ impl Ledger {
                 return;
             }
         };
-        self.core.execute(RequestId { session, slot: 1, seq: 1 }, None, &answer, self.now);
+        self.core.execute(RequestId { session, slot: 1, seq: 1 }, Terms::default(), &answer, self.now);
     }
 
     fn dump(&self) -> Dump {

@@ -87,6 +87,18 @@ pub struct MountFlags {
     pub read_ahead_bytes: u64,
     /// How requests come from the kernel, if it agrees.
     pub transport: Transport,
+    /// When changes of names and attributes return.
+    pub names: Names,
+}
+
+/// When changes of names and attributes return.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Names {
+    /// When they are executed. They are durable milliseconds later; `fsync` waits for that.
+    #[default]
+    Early,
+    /// When they are durable.
+    Strict,
 }
 
 impl Default for MountFlags {
@@ -98,6 +110,7 @@ impl Default for MountFlags {
             // The kernel's default of 128 KiB keeps one drive busy; an extent is on several drives.
             read_ahead_bytes: 4 << 20,
             transport: Transport::default(),
+            names: Names::default(),
         }
     }
 }
@@ -110,7 +123,7 @@ const READ_AHEAD_BYTES_MAX: u64 = 64 << 20;
 pub enum BadMountOption {
     /// The option is unknown.
     #[error(
-        "unknown mount option: {0:?} (known: ro, rw, noatime, relatime, writecache, readcache, direct, readahead=SIZE, transport=device, transport=uring)"
+        "unknown mount option: {0:?} (known: ro, rw, noatime, relatime, writecache, readcache, direct, readahead=SIZE, strict, transport=device, transport=uring)"
     )]
     Unknown(String),
     /// The value is not a size, or too large.
@@ -133,6 +146,7 @@ impl std::str::FromStr for MountFlags {
                 "writecache" => flags.cache = CacheMode::Write,
                 "readcache" => flags.cache = CacheMode::Read,
                 "direct" => flags.cache = CacheMode::Direct,
+                "strict" => flags.names = Names::Strict,
                 other => {
                     let unknown = || BadMountOption::Unknown(other.to_owned());
                     match other.split_once('=').ok_or_else(unknown)? {
@@ -198,6 +212,7 @@ impl Mount {
             Access::ReadOnly => AccessTimes::Never,
         };
         client.set_access_times(access_times);
+        client.set_early(options.flags.names == Names::Early);
         let server = |kernel: Kernel, transport: Transport| {
             client.set_invalidate(Some(Arc::new(KernelCaches { kernel: kernel.clone() })));
             let fuse: Arc<dyn fuse::Serve> = Arc::new(Fuse {

@@ -56,8 +56,6 @@ impl Serve for Fuse {
                 self.read_dir(ino, handle, offset, size, plus, reply)
             }
             Op::ReleaseDir { handle } => self.release_dir(handle, reply),
-            // A change of names is durable before its call returns.
-            Op::SyncDir => reply.done(),
             Op::StatFs => self.stat_fs(reply),
             Op::GetXattr { name, size } => self.get_xattr(ino, name, size, reply),
             Op::ListXattr { size } => self.list_xattr(ino, size, reply),

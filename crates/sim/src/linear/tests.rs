@@ -40,7 +40,23 @@ impl Script {
     }
 
     fn is_explained(&self) -> bool {
-        check(&self.0, &BTreeSet::new()).is_ok()
+        check(&self.0, &BTreeSet::new(), false).is_ok()
+    }
+
+    /// As above, if changes of names return before they are durable.
+    fn is_explained_early(&self) -> bool {
+        check(&self.0, &BTreeSet::new(), true).is_ok()
+    }
+
+    fn makes(&mut self, client: u32, name: &'static str, ino: u64) {
+        let make = Op::Make { parent: Ino::ROOT, name, kind: Kind::File };
+        self.does(client, make, Ret::Found { ino: Ino(ino), kind: Kind::File });
+    }
+
+    fn finds(&mut self, client: u32, name: &'static str, ino: Option<u64>) {
+        let found =
+            ino.map_or(Ret::Failed(FsError::NotFound), |ino| Ret::Found { ino: Ino(ino), kind: Kind::File });
+        self.does(client, Op::Lookup { parent: Ino::ROOT, name }, found);
     }
 }
 
@@ -160,4 +176,70 @@ fn an_answer_may_be_explained_by_what_another_process_is_still_doing() {
     assert!(script.is_explained());
     script.end(id, Ret::Failed(FsError::Exists));
     assert!(!script.is_explained());
+}
+
+#[test]
+fn what_a_crash_leaves_of_early_changes_is_a_beginning_of_them() {
+    for (a, b, explained) in
+        [(true, true, true), (true, false, true), (false, false, true), (false, true, false)]
+    {
+        let mut script = Script::new();
+        script.makes(0, "a", 8);
+        script.makes(0, "b", 9);
+        script.0.push(Moment::Crash);
+        script.finds(1, "a", a.then_some(8));
+        script.finds(1, "b", b.then_some(9));
+        assert_eq!(script.is_explained_early(), explained, "{a} {b}");
+        assert_eq!(script.is_explained(), a && b, "{a} {b}");
+    }
+}
+
+#[test]
+fn early_changes_before_a_sync_are_durable() {
+    for (a, b, explained) in [(true, false, true), (false, false, false), (true, true, true)] {
+        let mut script = Script::new();
+        script.makes(0, "a", 8);
+        script.does(0, Op::Fsync { ino: FILE }, Ret::Done);
+        script.makes(0, "b", 9);
+        script.0.push(Moment::Crash);
+        script.finds(1, "a", a.then_some(8));
+        script.finds(1, "b", b.then_some(9));
+        assert_eq!(script.is_explained_early(), explained, "{a} {b}");
+    }
+    // Of another client, a sync says nothing.
+    let mut script = Script::new();
+    script.makes(0, "a", 8);
+    script.does(1, Op::Fsync { ino: FILE }, Ret::Done);
+    script.0.push(Moment::Crash);
+    script.finds(1, "a", None);
+    assert!(script.is_explained_early());
+}
+
+#[test]
+fn early_changes_that_another_client_saw_are_durable() {
+    for (name, explained) in [("a", false), ("other", true)] {
+        let mut script = Script::new();
+        script.makes(0, "a", 8);
+        script.finds(1, name, (name == "a").then_some(8));
+        script.0.push(Moment::Crash);
+        script.finds(1, "a", None);
+        assert_eq!(script.is_explained_early(), explained, "{name}");
+    }
+}
+
+#[test]
+fn a_file_whose_removal_is_lost_has_its_synced_content() {
+    for (seen, explained) in [(1, false), (2, true), (3, true), (4, false)] {
+        let mut script = Script::new();
+        script.does(0, write(1), Ret::Done);
+        script.does(0, write(2), Ret::Done);
+        script.does(0, Op::Fsync { ino: FILE }, Ret::Done);
+        script.does(0, write(3), Ret::Done);
+        script.does(0, Op::Close { ino: FILE }, Ret::Done);
+        script.does(0, Op::Unlink { parent: Ino::ROOT, name: "f" }, Ret::Done);
+        script.0.push(Moment::Crash);
+        script.finds(1, "f", Some(FILE.0));
+        script.does(1, read(), data(seen));
+        assert_eq!(script.is_explained_early(), explained, "{seen}");
+    }
 }

@@ -19,8 +19,8 @@ use crate::drive::DriveService;
 use crate::encoding::BadRequest;
 use crate::frame::{BODY_BYTES_MAX, Frame, FrameKind, read_frame, write_frame};
 use crate::message::{
-    self, AnswerHead, Caller, DRIVE, DriveReply, DriveRequest, Envelope, GREET, GreetRequest, OWNER, Packed,
-    Payload, REPLICA, Refusal, SESSION, SessionRequest, StreamEvent, Welcome,
+    self, AnswerHead, AnswerTime, Caller, DRIVE, DriveReply, DriveRequest, Envelope, GREET, GreetRequest,
+    OWNER, Packed, Payload, REPLICA, Refusal, SESSION, SessionRequest, StreamEvent, Welcome,
 };
 use crate::meta::{EventSink, MetaRequest, MetaService, OwnerEvent};
 use crate::replica::{ReplicaReply, ReplicaService};
@@ -376,6 +376,8 @@ impl Server {
         };
         if trust == Trust::Users {
             envelope.caller.get_or_insert_with(Caller::nobody);
+            // The owner takes the client's word for what it repeats.
+            envelope.answer = AnswerTime::Durable;
         }
         let limit = Duration::from_millis(envelope.deadline_ms.into());
         let work = async {

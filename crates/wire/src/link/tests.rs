@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc};
 use super::*;
 use crate::claim::{Claim, Resumed};
 use crate::drive::*;
-use crate::message::Envelope;
+use crate::message::{AnswerTime, Envelope};
 use crate::meta::{
     EventSink, LeaseGrant, LeaseKind, MetaReply, MetaRequest, MetaService, OwnerEvent, RequestId,
 };
@@ -28,6 +28,7 @@ const DRIVE: DriveId = DriveId(5);
 struct TestOwner {
     sink: Mutex<Option<Arc<dyn EventSink>>>,
     seen: Mutex<Vec<RequestId>>,
+    early: AtomicBool,
     /// Requests `StatFs` wait for this.
     gate: Notify,
     cancelled: AtomicBool,
@@ -84,6 +85,7 @@ impl MetaService for TestOwner {
 
     fn call(&self, envelope: Envelope, request: MetaRequest) -> BoxFuture<'_, Result<MetaReply, FsError>> {
         self.seen.lock().unwrap().push(envelope.request);
+        self.early.store(envelope.answer != AnswerTime::Durable, Ordering::SeqCst);
         if let MetaRequest::GetAttr { ino } = request {
             let lease = LeaseGrant { ino, id: LeaseId(1), kind: LeaseKind::Read, seq: 1 };
             self.sink.lock().unwrap().as_ref().unwrap().event(OwnerEvent::Revoked { lease });
@@ -293,6 +295,19 @@ fn a_standby_gets_a_copy_of_the_store_and_a_client_that_is_not_trusted_does_not(
     assert_eq!(ask(Trust::Users, LEDGER), Err(FsError::NotPermitted));
     assert_eq!(ask(Trust::Full, LedgerId(4)), Err(FsError::Disconnected));
     assert_eq!(ask_for(9, Trust::Full, LEDGER), Err(FsError::Io), "the answer is too long for a message");
+}
+
+#[test]
+fn a_client_that_is_not_trusted_gets_no_early_answers() {
+    for (trust, is_early) in [(Trust::Full, true), (Trust::Users, false)] {
+        run(async {
+            let pair = Pair::trusting(trust);
+            let owner = RemoteOwner::new(&pair.peer, LEDGER);
+            let envelope = Envelope { answer: AnswerTime::Early, ..id(1) };
+            assert_eq!(owner.call(envelope, MetaRequest::AllocExtents).await, Ok(MetaReply::Done));
+            assert_eq!(pair.owner.early.load(Ordering::SeqCst), is_early);
+        });
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use base::{DriveId, DriveUuid, Epoch, ExtentId, FsError, Ino, LeaseId, PgId, ShardIndex};
+use base::{DriveId, DriveUuid, Epoch, ExtentId, FsError, Ino, LeaseId, PgId, Seq, ShardIndex};
 use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
 
 use super::*;
@@ -297,9 +297,16 @@ fn others() -> Vec<(&'static str, Vec<u8>)> {
     let welcome = Welcome { incarnation: 5, ledgers: vec![(LedgerId(2), 1)] };
     let caller = Some(Caller { uid: 1000, gid: 100, groups: vec![4, 24] });
     let request = RequestId { session: SessionId(4), slot: 3, seq: 300 };
+    let first = FirstTime { ino: Ino(300), wall_ns: 7 };
+    let again = AnswerTime::Again(first);
+    let reply = Box::new(Ok(MetaReply::Done));
+    let early = MetaReply::Early { reply, after: Seq(300), count: 9, first: Some(first) };
     let event = |event| encoding::encode(&StreamEvent { number: 300, event });
     vec![
-        ("envelope", encoding::encode(&Envelope { request, deadline_ms: 60_000, trace: 9, caller })),
+        (
+            "envelope",
+            encoding::encode(&Envelope { request, deadline_ms: 60_000, trace: 9, caller, answer: again }),
+        ),
         ("answer: welcome", pack_answer(0, AnswerHead::default(), &Ok(welcome)).body.to_vec()),
         (
             "answer: refused",
@@ -314,6 +321,7 @@ fn others() -> Vec<(&'static str, Vec<u8>)> {
             "answer: beat",
             answer(Ok(MetaReply::Beat { version: 1, used_bytes: 2, drive_bytes: 3, events: 4 })),
         ),
+        ("answer: early", answer(Ok(early))),
         (
             "answer: put",
             encoding::encode(&DriveReply::Put(Err(PutShardError::NoSpace { drive: DriveId(1) }))),

@@ -32,14 +32,14 @@ pub(super) enum Source<'a> {
 
 impl Op<'_> {
     pub(super) fn stage(&mut self) -> ObjectOutcome {
-        let ino = Ino(self.advance("next_ino", 1)?);
+        let ino = self.next_ino()?;
         let mut inode = self.new_inode(ino, FileKind::Regular, 0o600);
         inode.attr.nlink = 0;
         inode.segments = self.first_segments(ino)?;
         self.put_inode(&inode);
         self.txn.put(self.keys.orphan(ino), &Orphan { sessions: vec![self.session], may_be_named: false });
         self.account(0, 1)?;
-        self.volatile.opens.entry(ino).or_default().push(self.session);
+        self.note_open(ino);
         let lease = self.grant(ino, LeaseKind::Exclusive);
         Ok(ObjectReply::Staged { attr: inode.attr, lease })
     }
@@ -131,7 +131,7 @@ impl Op<'_> {
 
     /// Makes a directory without a name. The caller stores its inode.
     fn make_directory(&mut self, parent: &Inode, caller: &Caller, flags: u16) -> Result<Inode, FsError> {
-        let ino = Ino(self.advance("next_ino", 1)?);
+        let ino = self.next_ino()?;
         let mut inode = self.new_inode(ino, FileKind::Directory, DIRECTORY_MODE);
         (inode.attr.uid, inode.attr.gid) = (caller.uid, caller.gid);
         inode.attr.nlink = 2;
@@ -155,7 +155,7 @@ impl Op<'_> {
                 inode
             }
             Source::Body(ObjectBody::Pieces { pieces, size }) => {
-                let ino = Ino(self.advance("next_ino", 1)?);
+                let ino = self.next_ino()?;
                 let mut inode = self.new_inode(ino, FileKind::Regular, FILE_MODE);
                 inode.segments = self.first_segments(ino)?;
                 inode.parent = dir;
@@ -164,7 +164,7 @@ impl Op<'_> {
                 inode
             }
             Source::Map { segment, size, stored_bytes } => {
-                let ino = Ino(self.advance("next_ino", 1)?);
+                let ino = self.next_ino()?;
                 let mut inode = self.new_inode(ino, FileKind::Regular, FILE_MODE);
                 inode.segments = vec![segment];
                 (inode.attr.size, inode.attr.stored_bytes) = (size, stored_bytes);

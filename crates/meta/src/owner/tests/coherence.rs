@@ -51,7 +51,7 @@ impl Ledger {
         let id = self.next_id(actor);
         let mut told = Vec::new();
         for _ in 0..10 {
-            match self.core.execute(id, None, request, self.now) {
+            match self.core.execute(id, Terms::default(), request, self.now) {
                 Executed::Reply { reply, .. } => {
                     reply.unwrap();
                     return told;
@@ -72,7 +72,7 @@ impl Ledger {
     /// Lets `actor` begin a request that has to wait. Returns the events that were sent.
     #[track_caller]
     fn waits(&mut self, id: RequestId, request: &MetaRequest) -> Vec<(SessionId, OwnerEvent)> {
-        let executed = self.core.execute(id, None, request, self.now);
+        let executed = self.core.execute(id, Terms::default(), request, self.now);
         assert!(matches!(executed, Executed::Wait(_)), "{executed:?}");
         self.core.take_events()
     }
@@ -114,7 +114,7 @@ fn every_name_of_a_batch_is_told_in_one_round() {
     }
     assert_eq!(forgotten, pairs(&[(a, "x"), (bucket, "a"), (b, "y"), (bucket, "b")]));
     assert!(matches!(
-        ledger.core.execute(id, None, &request, ledger.now),
+        ledger.core.execute(id, Terms::default(), &request, ledger.now),
         Executed::Reply { reply: Ok(_), .. }
     ));
 }
@@ -165,10 +165,10 @@ fn what_is_said_of_a_name_that_is_about_to_change_is_not_kept() {
     for (session, event) in events {
         ledger.answer_event(session, event);
     }
-    ledger.core.execute(id, None, &request, ledger.now);
+    ledger.core.execute(id, Terms::default(), &request, ledger.now);
     ledger.answer_recalls();
     assert!(matches!(
-        ledger.core.execute(id, None, &request, ledger.now),
+        ledger.core.execute(id, Terms::default(), &request, ledger.now),
         Executed::Reply { reply: Ok(_), .. }
     ));
     assert!(ledger.keeps(mount, lookup(a, "x")) && ledger.keeps(mount, listing()));
@@ -261,7 +261,7 @@ fn a_name_moved_onto_one_that_is_being_told_is_told_again() {
     };
     let own = ledger.next_id(mount);
     assert!(matches!(
-        ledger.core.execute(own, None, &moving, ledger.now),
+        ledger.core.execute(own, Terms::default(), &moving, ledger.now),
         Executed::Reply { reply: Ok(_), .. }
     ));
     let again = ledger.core.take_events();
@@ -281,7 +281,7 @@ fn a_name_moved_onto_one_that_is_being_told_is_told_again() {
         ledger.answer_event(session, event);
     }
     assert!(matches!(
-        ledger.core.execute(id, None, &request, ledger.now),
+        ledger.core.execute(id, Terms::default(), &request, ledger.now),
         Executed::Reply { reply: Ok(_), .. }
     ));
 }
@@ -298,7 +298,7 @@ fn a_session_that_never_answers_holds_up_a_name_for_as_long_as_it_may_have_it() 
     ledger.now.boot_ns += 1;
     assert_eq!(ledger.core.expire_recalls(ledger.now), [a]);
     assert!(matches!(
-        ledger.core.execute(id, None, &request, ledger.now),
+        ledger.core.execute(id, Terms::default(), &request, ledger.now),
         Executed::Reply { reply: Ok(_), .. }
     ));
 }
@@ -312,7 +312,7 @@ fn a_session_that_ends_holds_up_nothing() {
     ledger.waits(id, &request);
     ledger.ask(mount, MetaRequest::CloseSession).unwrap();
     assert!(matches!(
-        ledger.core.execute(id, None, &request, ledger.now),
+        ledger.core.execute(id, Terms::default(), &request, ledger.now),
         Executed::Reply { reply: Ok(_), .. }
     ));
 }

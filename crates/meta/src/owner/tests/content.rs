@@ -338,8 +338,8 @@ fn an_answer_to_new_groups_waits_until_they_are_durable_whoever_asked_first() {
     let request = MetaRequest::AdvanceGroups { groups: vec![(PgId(0), Epoch(5))] };
     let mut after = |session| {
         let id = f.ledger.next_id(session);
-        match f.ledger.core.execute(id, None, &request, f.ledger.now) {
-            Executed::Reply { reply: Ok(MetaReply::Done), after } => after,
+        match f.ledger.core.execute(id, Terms::default(), &request, f.ledger.now) {
+            Executed::Reply { reply: Ok(MetaReply::Done), after, .. } => after,
             executed => panic!("{executed:?}"),
         }
     };

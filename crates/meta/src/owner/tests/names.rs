@@ -94,7 +94,7 @@ fn a_link_too_many_is_refused() {
     let key = Keys::new(LEDGER).inode(ino);
     let mut inode: Inode = ledger.core.store.begin().get(&key).unwrap().unwrap();
     inode.attr.nlink = LINKS_MAX;
-    ledger.core.store.apply(Seq(1), [(key, Some(inode.encode()))]);
+    ledger.core.store.apply(Seq(1), SessionId(0), [(key, Some(inode.encode()))]);
     ledger.refuses(me, MetaRequest::Link { ino, parent: Ino::ROOT, name: name("x") }, FsError::TooManyLinks);
 }
 

@@ -641,7 +641,7 @@ fn leases_on_the_old_object_and_the_directory_are_recalled_and_its_name_is_forgo
     let request = MetaRequest::Object(Box::new(put(key(bucket, "a/x"), "new")));
     let id = ledger.next_id(session);
     let (mut recalled, mut forgotten) = (Vec::new(), Vec::new());
-    while let Executed::Wait(_) = ledger.core.execute(id, None, &request, ledger.now) {
+    while let Executed::Wait(_) = ledger.core.execute(id, Terms::default(), &request, ledger.now) {
         for (holder, event) in ledger.core.take_events() {
             assert_eq!(holder, other);
             match &event {
@@ -659,7 +659,8 @@ fn leases_on_the_old_object_and_the_directory_are_recalled_and_its_name_is_forgo
     let query = ListQuery { bucket, prefix: name(""), delimiter: name(""), from: ListFrom::Start, limit: 10 };
     let list = ObjectRequest::List { query, caller: Caller::root() };
     let id = ledger.next_id(session);
-    let executed = ledger.core.execute(id, None, &MetaRequest::Object(Box::new(list)), ledger.now);
+    let executed =
+        ledger.core.execute(id, Terms::default(), &MetaRequest::Object(Box::new(list)), ledger.now);
     assert!(matches!(executed, Executed::Wait(wait) if wait[0].0 == new));
 }
 

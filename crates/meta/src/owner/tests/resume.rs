@@ -8,7 +8,7 @@ use FileKind::Regular;
 
 impl Ledger {
     /// The owner that follows. It has all durable batches and waits for the sessions.
-    fn take_over(&mut self) -> Self {
+    pub(super) fn take_over(&mut self) -> Self {
         self.commit();
         let mut next = Self::replay(&[]);
         let state = MemState::default();
@@ -26,7 +26,7 @@ impl Ledger {
         next
     }
 
-    fn resume(&mut self, session: SessionId, claim: &Claim) -> Resumed {
+    pub(super) fn resume(&mut self, session: SessionId, claim: &Claim) -> Resumed {
         self.core.resume(session, claim, self.now).unwrap().0
     }
 
@@ -129,7 +129,7 @@ fn only_one_of_two_sessions_gets_a_lease_that_excludes_the_other() {
     // A claim may come twice. A recall since the first may not have reached the session.
     let id = next.next_id(me);
     assert!(matches!(
-        next.core.execute(id, None, &MetaRequest::GetAttr { ino }, next.now),
+        next.core.execute(id, Terms::default(), &MetaRequest::GetAttr { ino }, next.now),
         Executed::Wait(_)
     ));
     next.core.take_events();
@@ -232,8 +232,8 @@ fn a_session_that_was_silent_for_its_term_makes_no_later_owner_wait() {
     ledger.commit();
     let id = ledger.next_id(back);
     ledger.core.note_heard(back, ledger.now).unwrap();
-    match ledger.core.execute(id, None, &MetaRequest::Heartbeat { in_use_ver: 1 }, ledger.now) {
-        Executed::Reply { reply: Ok(_), after } => assert!(after > ledger.core.committed_seq()),
+    match ledger.core.execute(id, Terms::default(), &MetaRequest::Heartbeat { in_use_ver: 1 }, ledger.now) {
+        Executed::Reply { reply: Ok(_), after, .. } => assert!(after > ledger.core.committed_seq()),
         _ => panic!("a heartbeat is answered"),
     }
     let mut next = ledger.take_over();
@@ -292,7 +292,7 @@ fn names_that_caches_may_have_change_only_after_their_holders_were_told() {
     next.resume(other, &claim(&[]));
     let id = next.next_id(other);
     let unlink = MetaRequest::Unlink { parent: Ino::ROOT, name: name("file") };
-    assert!(matches!(next.core.execute(id, None, &unlink, next.now), Executed::Wait(_)));
+    assert!(matches!(next.core.execute(id, Terms::default(), &unlink, next.now), Executed::Wait(_)));
     let events = next.core.take_events();
     assert!(matches!(events[..], [(session, OwnerEvent::Forget { .. })] if session == me), "{events:?}");
 }

@@ -63,7 +63,12 @@ impl House {
     fn ask_in(&mut self, session: SessionId, caller: &Caller, request: MetaRequest) -> Result<(), FsError> {
         let id = self.ledger.next_id(session);
         for _ in 0..10 {
-            match self.ledger.core.execute(id, Some(caller), &request, self.ledger.now) {
+            match self.ledger.core.execute(
+                id,
+                Terms { caller: Some(caller), ..Terms::default() },
+                &request,
+                self.ledger.now,
+            ) {
                 Executed::Reply { reply, .. } => return reply.map(drop),
                 Executed::Wait(_) => self.ledger.answer_recalls(),
             }

@@ -183,26 +183,26 @@ fn a_repeated_request_is_answered_only_when_its_first_effect_is_durable() {
         Executed::Reply { after, .. } => after,
         Executed::Wait(wait) => panic!("waits for {wait:?}"),
     };
-    let first = after(ledger.core.execute(id, None, &request, ledger.now));
+    let first = after(ledger.core.execute(id, Terms::default(), &request, ledger.now));
     assert!(first > ledger.core.committed);
-    assert_eq!(after(ledger.core.execute(id, None, &request, ledger.now)), first);
+    assert_eq!(after(ledger.core.execute(id, Terms::default(), &request, ledger.now)), first);
     let lookup = MetaRequest::Lookup { parent: Ino::ROOT, name: name("file") };
     // In a slot of its own: it comes again below, after a later request.
     let look = RequestId { slot: id.slot + 1, ..ledger.next_id(me) };
     assert_eq!(
-        after(ledger.core.execute(look, None, &lookup, ledger.now)),
+        after(ledger.core.execute(look, Terms::default(), &lookup, ledger.now)),
         first,
         "no reader sees it earlier"
     );
     let again = MetaRequest::Make(node(Ino::ROOT, "file", Regular));
     let refused = ledger.next_id(me);
     assert_eq!(
-        after(ledger.core.execute(refused, None, &again, ledger.now)),
+        after(ledger.core.execute(refused, Terms::default(), &again, ledger.now)),
         first,
         "nor is told that it exists"
     );
     ledger.commit();
-    assert_eq!(after(ledger.core.execute(look, None, &lookup, ledger.now)), Seq(0));
+    assert_eq!(after(ledger.core.execute(look, Terms::default(), &lookup, ledger.now)), Seq(0));
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn a_ledger_of_a_newer_format_is_refused() {
     let ledger = Ledger::new();
     let keys = Keys::new(LEDGER);
     let mut store = Store::new(Arc::new(ledger.state.clone()));
-    store.apply(Seq(1), [(keys.value("format"), Some(crate::values::Value::encode(&2u64)))]);
+    store.apply(Seq(1), SessionId(0), [(keys.value("format"), Some(crate::values::Value::encode(&2u64)))]);
     let mut core = Core::new(LEDGER, store, (Epoch(1), Seq(1)));
     assert_eq!(core.start(ledger.now, beginning(1), EarlierSessions::End), Err(FsError::Unsupported));
 }
