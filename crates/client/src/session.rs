@@ -479,6 +479,11 @@ impl Session {
         last.iter().filter(|(_, (_, at))| is_late(*at)).map(|(slot, (seq, _))| (*slot, *seq)).collect()
     }
 
+    /// Another owner has executed the request in a slot again, and all that its answer says is noted.
+    pub(crate) fn note_repeated(&self, slot: u32, seq: u64) {
+        self.last().insert(slot, (seq, Some(0)));
+    }
+
     /// An extent id that was never used.
     pub(crate) async fn next_extent(&self) -> Result<ExtentId, FsError> {
         let mut held = self.ids.lock().await;

@@ -8,7 +8,7 @@ use base::{FsError, Ino, LeaseId, SessionId};
 use tokio::sync::watch;
 use wire::message::{AnswerTime, Envelope};
 use wire::meta::{
-    Attr, CLAIMS_MAX, Claim, HeldLease, LeaseGrant, MetaReply, MetaService, RequestId, Resumed,
+    Attr, CLAIMS_MAX, Claim, HeldLease, LeaseGrant, MetaReply, MetaRequest, MetaService, RequestId, Resumed,
 };
 
 use crate::early::Change;
@@ -113,6 +113,9 @@ impl Client {
         if let Some(last) = changes[..done].last() {
             ask(last).await?;
         }
+        // All others open nothing: what they leave without a name is not kept for answers on their way.
+        let closed = changes.iter().filter(|change| !matches!(change.request, MetaRequest::Make(_)));
+        closed.for_each(|change| self.inner.session.note_repeated(change.slot, change.seq));
         self.inner.session.release(|_| true);
         if done < changes.len() {
             self.inner.session.note_lost();
