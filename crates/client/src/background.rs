@@ -48,7 +48,7 @@ pub(crate) async fn ticker(client: Client) {
         if let Err(error) = client.inner.session.heartbeat().await {
             tracing::warn!(%error, "heartbeat was not answered");
         }
-        client.inner.session.release_durable();
+        client.inner.session.release_settled();
         client.refresh_room();
         if !tick.is_multiple_of(TICKS_PER_ROUND) {
             continue;

@@ -16,7 +16,7 @@ use wire::meta::MetaRequest;
 
 /// The most that are kept, but for those that were asked for when there was room. Other answers wait until they are durable.
 pub(crate) const KEPT_MAX: usize = 256;
-/// With so many, the owner is asked to make them durable.
+/// From this number on, the client asks the owner to make them durable.
 const SETTLED_AT: usize = 64;
 
 /// A change that is executed and perhaps not durable.
@@ -109,7 +109,7 @@ impl EarlyAnswers {
         self.kept().changes.len() >= SETTLED_AT
     }
 
-    /// Keeps a change. The owner must not be left meanwhile.
+    /// Keeps a change. The caller holds the bond to the owner meanwhile.
     pub(crate) fn keep(&self, change: Change) {
         let mut kept = self.kept();
         kept.ahead.insert(change.count);

@@ -370,7 +370,7 @@ impl Session {
         self.is_early.store(is_early, Ordering::Relaxed);
     }
 
-    /// Whether so many changes may not be durable yet that [`Session::settle`] should be called.
+    /// Whether the client keeps so many changes that it should call [`Session::settle`].
     pub(crate) fn is_due(&self) -> bool {
         self.early.is_due() && self.settling.try_lock().is_ok()
     }
@@ -405,6 +405,8 @@ impl Session {
                         self.early.complete(number, count);
                     }
                 }),
+                // The slot may be in use again.
+                Err(_) if self.bonds.with(is_left) => break,
                 Err(FsError::Disconnected) if began.elapsed() < OWNER_PATIENCE => {
                     let left = self.bonds.wait_for(|now| is_left(now) || now.is_last);
                     let left = tokio::time::timeout(OWNER_PAUSE, left).await;
@@ -433,8 +435,16 @@ impl Session {
         self.lost_told.swap(lost, Ordering::AcqRel) != lost
     }
 
-    /// Releases changes of which the owner has told that they are durable.
-    pub(crate) fn release_durable(&self) {
+    /// Releases changes that are durable by now, unless a task waits for that.
+    pub(crate) fn release_settled(&self) {
+        // A slot must not be used again while its request is repeated.
+        if let Ok(_settling) = self.settling.try_lock() {
+            self.release_durable();
+        }
+    }
+
+    /// Releases changes of which the owner has told that they are durable, for a caller that holds `settling`.
+    fn release_durable(&self) {
         self.bonds.with(|bond| {
             let position = bond.owner.as_ref().and_then(|owner| owner.position());
             if let Some(position) = position {
@@ -461,7 +471,7 @@ impl Session {
         changes
     }
 
-    /// The next owner has answered so many of them early, again. The number is that of the bond to it.
+    /// Notes the bond to the next owner, and how many early answers that owner has given already.
     pub(crate) fn bind_early(&self, bond: u64, count: u64) {
         self.early.bind(bond, count);
     }

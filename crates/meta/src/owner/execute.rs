@@ -5,6 +5,7 @@ use wire::message::{AnswerTime, Caller, FirstTime};
 use wire::meta::{MetaReply, MetaRequest, RequestId, SLOTS_MAX};
 use wire::object::ObjectReply;
 
+use super::repeats::is_refusal;
 use super::{Core, Now, Stop, Wait};
 use crate::values::{Slot, Value};
 
@@ -113,12 +114,10 @@ impl Core {
             Err(Stop::Refuse(error)) => Ok(MetaReply::Object(Box::new(ObjectReply::Refused(error)))),
             Err(Stop::Wait(wait)) => return Executed::Wait(wait),
         };
-        let is_refused = reply.is_err()
-            || matches!(&reply, Ok(MetaReply::Object(reply)) if matches!(**reply, ObjectReply::Refused(_)));
         let first = FirstTime { ino: op.made, wall_ns: op.now.wall_ns };
         let (mut writes, seen) = op.txn.finish();
         let is_early = is_early && seen.unknown <= self.committed;
-        if is_refused || writes.is_empty() {
+        if is_refusal(&reply) || writes.is_empty() {
             let after = if seen.newest > self.committed { seen.newest } else { Seq(0) };
             let is_early = is_early && after > Seq(0);
             let count = *self.volatile.early.get(&id.session).unwrap_or(&0);

@@ -12,6 +12,14 @@ use crate::values::Slot;
 
 type Reply = Result<MetaReply, FsError>;
 
+/// Whether a request changed nothing because it was refused.
+pub(super) fn is_refusal(reply: &Reply) -> bool {
+    match reply {
+        Ok(MetaReply::Object(reply)) => matches!(**reply, ObjectReply::Refused(_)),
+        reply => reply.is_err(),
+    }
+}
+
 /// The last request in each slot of a session, and its answer if the ledger does not have it. A request that comes again, perhaps
 /// long after its answer, must not be executed then: what was refused would happen, and a lock that was given up would be back.
 #[derive(Debug, Default)]
@@ -30,12 +38,8 @@ impl Repeats {
 
     /// Notes an answer.
     pub(super) fn note(&mut self, id: RequestId, request: &MetaRequest, reply: &Reply) {
-        let is_refusal = match reply {
-            Ok(MetaReply::Object(reply)) => matches!(**reply, ObjectReply::Refused(_)),
-            reply => reply.is_err(),
-        };
         let is_lock = matches!(request, MetaRequest::Lock { .. } | MetaRequest::Unlock { .. });
-        let kept = (is_refusal || is_lock).then(|| reply.clone());
+        let kept = (is_refusal(reply) || is_lock).then(|| reply.clone());
         self.0.entry(id.session).or_default().insert(id.slot, (id.seq, kept));
     }
 
