@@ -22,6 +22,8 @@ if [ "$status" = 0 ]; then
     passed "all test binaries ended well" "$(seconds_since "$started") s"
 else
     failed "all test binaries ended well" "status $status"
-    show_log "$log" 60
+    # What the failed tests printed stands far above the end.
+    awk '/^failures:$/ { shown = !shown } shown && lines++ < 100' "$log" | sed 's/^/     | /'
+    show_log "$log"
 fi
 exit 0

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use base::{DriveId, ExtentId, Ino};
+use base::{DriveId, ExtentId, Ino, ShardIndex};
 use layout::DriveState;
 use meta::keys::Keys;
 use meta::state::State;
@@ -330,13 +330,14 @@ fn check_leaks(
     if world.is_faulty() {
         return;
     }
-    let victim = DriveId(world.scenario.victim());
     let hurt = world.promises().hurt_drives.clone();
+    let victims_shards = world.promises().victims_shards.clone();
     // A flipped bit in a tombstone undoes the deletion on that drive.
     for (drive, entries) in inventory.iter().filter(|(drive, _)| !hurt.contains(&drive.0)) {
         for (id, shard) in entries.keys() {
-            // Shards that a writer gives up while a drive is set aside stay there until their range is closed.
-            let is_given_up = world.scenario.narrows && *drive == victim;
+            // Shards that a writer gives up while a drive is set aside stay until their range is closed: there, or where a
+            // drain has moved them.
+            let is_given_up = world.scenario.narrows && victims_shards.contains(&(*id, ShardIndex(*shard)));
             // So do those of a commit that was never answered.
             let Scenario { cuts, client_dies, .. } = world.scenario;
             if (is_given_up || cuts || client_dies) && tables.is_in_range(*id) {

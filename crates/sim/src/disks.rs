@@ -92,6 +92,9 @@ impl SimDrive {
     /// I7: a shard is written once, with the same bytes in every attempt.
     fn note_put(&self, request: &PutShard) {
         let mut promises = self.world.promises();
+        if self.id.0 == self.world.scenario.victim() {
+            promises.victims_shards.insert((request.key.extent, request.key.shard));
+        }
         let known = promises.shards.entry(request.key).or_insert_with(|| request.checksums.clone());
         if *known != request.checksums {
             promises.violate(format!("I7: shard {:?} is written with other bytes", request.key));

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use wire::BoxFuture;
 use wire::encoding::{self, Operations};
 use wire::message::{
-    self, AnswerHead, Envelope, OWNER, Packed, Payload, SESSION, SessionRequest, StreamEvent,
+    self, AnswerHead, AnswerTime, Envelope, OWNER, Packed, Payload, SESSION, SessionRequest, StreamEvent,
 };
 use wire::meta::{
     Claim, Content, EventSink, HeldLease, LeaseKind, MapPiece, MetaReply, MetaRequest, MetaService,
@@ -133,17 +133,18 @@ impl Route {
         let result = if self.dice.once_in(self.world.scenario.repeat_once_in) {
             self.deliver_twice(&envelope, &request).await
         } else {
-            self.owner.call(envelope, request.clone()).await
+            self.owner.call(envelope.clone(), request.clone()).await
         };
         self.note_reads(id.session, &result, sent_at, asked_at);
         let head = AnswerHead { position: self.owner.position() };
         travel(&self.world, self.name, &self.dice).await;
         self.world.trace.event(format_args!("net {name} {} answer {}", show_id(id), show_answer(&result)));
         // A client that has gone on to another owner has the answer from there.
+        let is_early = matches!(result, Ok(MetaReply::Early { .. }));
         if let Ok(answer) = result.clone().and_then(MetaReply::plain)
             && !reply.is_closed()
         {
-            self.note_ids(id, &request, &answer);
+            self.note_ids(&envelope, &request, &answer, is_early);
         }
         // The receiver is gone if the client is gone.
         let _ = reply.send(message::pack_answer(0, head, &Ok(result)));
@@ -189,7 +190,8 @@ impl Route {
     }
 
     /// I15: ids that are handed out are new.
-    fn note_ids(&self, id: RequestId, request: &MetaRequest, answer: &MetaReply) {
+    fn note_ids(&self, envelope: &Envelope, request: &MetaRequest, answer: &MetaReply, is_early: bool) {
+        let id = envelope.request;
         let mut promises = self.world.promises();
         let first_id = match (request, answer) {
             (MetaRequest::Make(_), MetaReply::Entry { attr, .. }) => attr.ino.0,
@@ -197,8 +199,11 @@ impl Route {
             _ => return,
         };
         // A client that left the owner just then has not used its answer, and asks the next one.
-        if let Some(before) = promises.handed_out.insert(id, first_id) {
-            if before != first_id {
+        if let Some((before, was_early)) = promises.handed_out.insert(id, (first_id, is_early)) {
+            // A client does not use an early answer before all that it depends on has come. One that was used is sent again
+            // with its inode.
+            let was_used = !was_early || matches!(envelope.answer, AnswerTime::Again(_));
+            if before != first_id && was_used {
                 promises.violate(format!("I3: {id:?} has two answers: {before} and {first_id}"));
             }
             return;

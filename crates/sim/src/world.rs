@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use base::Ino;
 use base::env::sim::{DiskEvent, SimFiles, SimRandom};
 use base::env::{Clock, Env, Random};
+use base::{ExtentId, Ino, ShardIndex};
 use meta::log::MemLog;
 use tokio::time::Instant;
 use wire::drive::ShardKey;
@@ -117,14 +117,16 @@ pub(crate) struct Promises {
     pub(crate) sealed_epoch: u64,
     /// First extent ids of ranges, with their lengths.
     pub(crate) ranges: BTreeMap<u64, u64>,
-    /// The first id in the answer to each request that got some.
-    pub(crate) handed_out: HashMap<RequestId, u64>,
+    /// The first id in the answer to each request that got some, and whether that came early.
+    pub(crate) handed_out: HashMap<RequestId, (u64, bool)>,
     /// Inodes whose creation was acknowledged.
     pub(crate) inos: BTreeSet<u64>,
     /// Sessions whose creation was acknowledged.
     pub(crate) sessions: BTreeSet<u64>,
     /// Block checksums of every shard that was ever sent to a drive.
     pub(crate) shards: BTreeMap<ShardKey, Vec<u32>>,
+    /// Those that were sent to the drive that is set aside, and may have moved from there.
+    pub(crate) victims_shards: BTreeSet<(ExtentId, ShardIndex)>,
     /// Drives whose content was damaged on purpose, or that missed writes.
     pub(crate) hurt_drives: BTreeSet<u32>,
     /// The reads that sessions have reported to the owner.
