@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# bench.sh [--quick] [--json] [--only WORD]: `cargo xtask bench` in a temporary directory that is removed afterwards, and
-# the erasure code beside ISA-L.
+# bench.sh [--quick] [--json] [--parts LIST] [--only WORD]: `cargo xtask bench` in a temporary directory that is removed
+# afterwards, and the erasure code beside ISA-L.
 source "$(dirname "$0")/lib.sh"
 "$XTASK" bench --dir "$WORK" --forebay "$FOREBAY" "$@" || exit $?
 case " $* " in
-*" --only "* | *" --json "*) ;;
+*" --only "* | *" --parts "* | *" --json "*) ;;
 *)
     echo
     echo "erasure code"

@@ -21,10 +21,11 @@ use rustix::process::Pid;
 use crate::arguments::Arguments;
 use crate::node::{Drives, Node, NodeOptions};
 use meter::Figure;
+use workload::Part;
 
 pub(crate) const USAGE: &str =
-    "bench --dir DIR [--forebay BINARY] [--profiles 1+0,r2,4+2] [--only WORD] [--mount-options LIST] [--quick]
-      [--json]";
+    "bench --dir DIR [--forebay BINARY] [--profiles 1+0,r2,4+2] [--parts data,fsync,names,tree] [--only WORD]
+      [--mount-options LIST] [--quick] [--json]";
 
 /// Drives of every measured node, so that only the profile differs.
 const DRIVES: u32 = 6;
@@ -144,13 +145,14 @@ impl Drop for Subject {
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let arguments = Arguments::parse(
         arguments,
-        &["dir", "forebay", "profiles", "only", "mount-options"],
+        &["dir", "forebay", "profiles", "parts", "only", "mount-options"],
         &["quick", "json"],
     )
     .with_context(|| format!("usage: {USAGE}"))?;
     let directory = PathBuf::from(arguments.text("dir").context("--dir is missing")?);
     let scale = if arguments.is_set("quick") { QUICK } else { FULL };
     let binary = PathBuf::from(arguments.text("forebay").unwrap_or("target/release/forebay"));
+    let parts = arguments.text("parts").map_or_else(|| Ok(Part::ALL.to_vec()), Part::list)?;
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').next().unwrap_or_default();
     eprintln!("load of the machine before the start: {load}; other work distorts what follows");
@@ -159,7 +161,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let mut measure = |subject: Subject| -> Result<()> {
         eprintln!("measuring {}", subject.name);
         let mut meter = meter::Meter::new(&directory, arguments.text("only"))?;
-        if let Err(error) = workload::run_all(&subject, &scale, &archive, &mut meter) {
+        if let Err(error) = workload::run(&parts, &subject, &scale, &archive, &mut meter) {
             // The other columns are still of use.
             eprintln!("FAIL {}: {error:#}", subject.name);
         }

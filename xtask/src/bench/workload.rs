@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use rustix::fs::OFlags;
 
 use super::latency::Latencies;
@@ -21,8 +21,71 @@ const LARGE_BYTES: usize = 64 << 10;
 const SEED: u64 = 1;
 const DEPTH: u64 = 32;
 
-/// Does all work on one subject. The order matters: later parts use the files of earlier ones.
-pub(crate) fn run_all(subject: &Subject, scale: &Scale, archive: &Path, meter: &mut Meter) -> Result<()> {
+/// Work that needs no other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Large files.
+    Data,
+    /// Appends that are made durable.
+    Fsync,
+    /// Many empty files.
+    Names,
+    /// A real tree.
+    Tree,
+}
+
+impl Part {
+    pub(crate) const ALL: [Self; 4] = [Self::Data, Self::Fsync, Self::Names, Self::Tree];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Fsync => "fsync",
+            Self::Names => "names",
+            Self::Tree => "tree",
+        }
+    }
+
+    /// The parts with these names, separated by commas, in the order in which they are done.
+    pub(crate) fn list(names: &str) -> Result<Vec<Self>> {
+        for name in names.split(',') {
+            let is_known = Self::ALL.iter().any(|part| part.name() == name);
+            ensure!(is_known, "there is no part `{name}`: parts are data, fsync, names, tree");
+        }
+        let is_named = |part: &Self| names.split(',').any(|name| name == part.name());
+        Ok(Self::ALL.into_iter().filter(is_named).collect())
+    }
+}
+
+/// Does these parts of the work on one subject.
+pub(crate) fn run(
+    parts: &[Part],
+    subject: &Subject,
+    scale: &Scale,
+    archive: &Path,
+    meter: &mut Meter,
+) -> Result<()> {
+    for part in parts {
+        match part {
+            Part::Data => data(subject, scale, meter)?,
+            Part::Fsync => {
+                for jobs in [1, 4, 16] {
+                    write_and_sync(subject, scale, jobs, meter)?;
+                }
+            }
+            Part::Names => {
+                for jobs in [1, 4, 16] {
+                    names::storm(subject, scale, jobs, meter)?;
+                }
+            }
+            Part::Tree => names::tree(subject, archive, meter)?,
+        }
+    }
+    Ok(())
+}
+
+/// The order matters: later work uses the files of earlier work.
+fn data(subject: &Subject, scale: &Scale, meter: &mut Meter) -> Result<()> {
     for jobs in [1, 4] {
         sequential(subject, scale, jobs, meter)?;
     }
@@ -37,14 +100,7 @@ pub(crate) fn run_all(subject: &Subject, scale: &Scale, archive: &Path, meter: &
             random(subject, scale, meter, &Access { size, depth, reads_percent: 0 })?;
         }
     }
-    buffered_writes(subject, scale, meter)?;
-    for jobs in [1, 4, 16] {
-        write_and_sync(subject, scale, jobs, meter)?;
-    }
-    for jobs in [1, 4, 16] {
-        names::storm(subject, scale, jobs, meter)?;
-    }
-    names::tree(subject, archive, meter)
+    buffered_writes(subject, scale, meter)
 }
 
 fn jobs_text(jobs: u64) -> String {
