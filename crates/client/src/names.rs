@@ -65,7 +65,7 @@ impl Client {
             false => state.learn(attr),
         }
         state.pins += pins;
-        state.attr().unwrap_or(attr)
+        state.seen(attr)
     }
 
     /// Whether a grant was given up before the answer that carries it came.
@@ -139,7 +139,14 @@ impl Client {
         let (asked, term) = (self.asking(), self.asking_names(parent));
         match self.call(MetaRequest::Lookup { parent, name: owned(name) }).await? {
             MetaReply::Entry { attr, lease, keep } => {
-                Ok((Some(self.note(attr, lease, 1, asked)), NameTerm { keep, ..term }))
+                let attr = self.note(attr, lease, 1, asked);
+                let seen = match self.lacks_writes(attr.ino).await {
+                    Ok(false) => Ok(attr),
+                    Ok(true) => self.getattr(attr.ino).await,
+                    Err(error) => Err(error),
+                };
+                let seen = seen.inspect_err(|_| self.forget(attr.ino, 1))?;
+                Ok((Some(seen), NameTerm { keep, ..term }))
             }
             MetaReply::Missing { keep } => Ok((None, NameTerm { keep, ..term })),
             other => unexpected(&other),
@@ -153,16 +160,35 @@ impl Client {
 
     /// Attributes of an inode.
     pub async fn getattr(&self, ino: Ino) -> Result<Attr, FsError> {
-        if let Some(attr) = self.cached_attr(ino) {
-            return Ok(attr);
+        loop {
+            if let Some(attr) = self.cached_attr(ino) {
+                return Ok(attr);
+            }
+            let asked = self.asking();
+            match self.call(MetaRequest::GetAttr { ino }).await {
+                Ok(MetaReply::Entry { attr, lease, .. }) => {
+                    let attr = self.note(attr, lease, 0, asked);
+                    if !self.lacks_writes(ino).await? {
+                        return Ok(attr);
+                    }
+                }
+                Ok(other) => return unexpected(&other),
+                Err(FsError::Stale) => return self.removed_dir(ino).ok_or(FsError::Stale),
+                Err(error) => return Err(error),
+            }
         }
-        let asked = self.asking();
-        match self.call(MetaRequest::GetAttr { ino }).await {
-            Ok(MetaReply::Entry { attr, lease, .. }) => Ok(self.note(attr, lease, 0, asked)),
-            Ok(other) => unexpected(&other),
-            Err(FsError::Stale) => self.removed_dir(ino).ok_or(FsError::Stale),
-            Err(error) => Err(error),
+    }
+
+    /// Whether an answer of the owner lacks what was written here: it is not certain that the client still has its lease. Waits
+    /// until the client has it, or has lost it with what was written.
+    async fn lacks_writes(&self, ino: Ino) -> Result<bool, FsError> {
+        let Some(node) = self.inner.nodes.find(ino) else { return Ok(false) };
+        if !node.lock().is_unsure_and_behind() {
+            return Ok(false);
         }
+        self.inner.session.be_certain().await?;
+        node.recall_settled().await;
+        Ok(true)
     }
 
     fn removed_dir(&self, ino: Ino) -> Option<Attr> {

@@ -298,6 +298,18 @@ impl NodeState {
         self.held.set = SetAttr::default();
     }
 
+    /// The attributes that the owner reported, as seen from here.
+    pub(crate) fn seen(&self, reported: Attr) -> Attr {
+        let is_newer = |known: &Attr| known.attr_ver > reported.attr_ver;
+        // The answer to a later change may have come first, and the lease may be given back since.
+        self.attr().or(self.attr.filter(is_newer)).unwrap_or(reported)
+    }
+
+    /// Whether the owner may not know of writes that are here, and may have taken the lease under which they were made.
+    pub(crate) fn is_unsure_and_behind(&self) -> bool {
+        self.unsure && self.is_behind()
+    }
+
     pub(crate) fn dirty_end(&self) -> u64 {
         self.dirty.end().max(self.flushing.end())
     }

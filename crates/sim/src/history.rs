@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use base::env::Clock;
 use base::{FsError, Ino};
 use client::RenameMode;
 
@@ -124,7 +125,8 @@ pub(crate) enum Moment {
 /// The recorded events, in order.
 pub(crate) struct History {
     world: Arc<World>,
-    moments: Mutex<Vec<Moment>>,
+    /// With their times.
+    moments: Mutex<Vec<(u64, Moment)>>,
 }
 
 impl History {
@@ -135,7 +137,7 @@ impl History {
     fn push(&self, make: impl FnOnce(OpId) -> Moment) -> OpId {
         let mut moments = self.moments.lock().expect("no holder of this lock panics");
         let id = moments.len();
-        moments.push(make(id));
+        moments.push((self.world.clock.boot_ns(), make(id)));
         id
     }
 
@@ -184,8 +186,11 @@ impl History {
         self.push(|_| Moment::Crash);
     }
 
-    pub(crate) fn take(&self) -> Vec<Moment> {
-        Self::weakened(std::mem::take(&mut *self.moments.lock().expect("no holder of this lock panics")))
+    /// The history up to a time.
+    pub(crate) fn take(&self, until_ns: u64) -> Vec<Moment> {
+        let moments = std::mem::take(&mut *self.moments.lock().expect("no holder of this lock panics"));
+        let before = moments.into_iter().take_while(|(at_ns, _)| *at_ns < until_ns);
+        Self::weakened(before.map(|(_, moment)| moment).collect())
     }
 }
 

@@ -20,7 +20,7 @@ use wire::message::{
 };
 use wire::meta::{
     Claim, Content, EventSink, HeldLease, LeaseKind, MapPiece, MetaReply, MetaRequest, MetaService,
-    OwnerEvent, RequestId, Resumed,
+    OwnerEvent, RequestId, Resumed, SESSION_TERM,
 };
 use wire::position::Position;
 
@@ -136,6 +136,7 @@ impl Route {
             self.owner.call(envelope.clone(), request.clone()).await
         };
         self.note_reads(id.session, &result, sent_at, asked_at);
+        self.note_heard(&envelope, &result);
         let head = AnswerHead { position: self.owner.position() };
         travel(&self.world, self.name, &self.dice).await;
         self.world.trace.event(format_args!("net {name} {} answer {}", show_id(id), show_answer(&result)));
@@ -167,6 +168,34 @@ impl Route {
             self.world.promises().violate(what);
         }
         second
+    }
+
+    /// I26: an owner repeats what an earlier one answered early, unless the client was away for a term.
+    fn note_heard(&self, envelope: &Envelope, result: &Result<MetaReply, FsError>) {
+        let now_ns = self.world.clock.boot_ns();
+        let mut promises = self.world.promises();
+        let is_lost = match result {
+            Err(FsError::Disconnected) => return,
+            Err(FsError::Unavailable | FsError::Unknown) => false,
+            Err(_) => true,
+            Ok(MetaReply::Early { reply, .. }) => reply.is_err(),
+            Ok(_) => false,
+        };
+        let heard_ns = promises.heard_ns.insert(self.name, now_ns).unwrap_or(0);
+        if !is_lost || !matches!(envelope.answer, AnswerTime::Again(_)) {
+            return;
+        }
+        if now_ns < heard_ns + SESSION_TERM.as_nanos() as u64 {
+            let id = envelope.request;
+            promises.violate(format!(
+                "I26: the next owner does not repeat {id:?}, and its client was not away: {result:?}"
+            ));
+        }
+        // Others have not seen the change since then.
+        let turn_ns =
+            promises.turns_ns.iter().copied().find(|turn_ns| *turn_ns > heard_ns).unwrap_or(heard_ns);
+        let since_ns = promises.names_lost_ns.get_or_insert(turn_ns);
+        *since_ns = turn_ns.min(*since_ns);
     }
 
     /// I5: the owner must not hand out an extent for deletion that a session reads.

@@ -337,6 +337,7 @@ impl Owners {
         };
         let taken = Process::new(owner.map_err(|error| text(&error))?);
         world.trace.event(format_args!("host {host} has the ledger turn={turn}"));
+        world.promises().turns_ns.push(world.clock.boot_ns());
         *self.present() = Present { process: taken.clone(), log: next, host, turn };
         for (client, seat) in (0..).zip(&self.seats) {
             // Clients learn of it one by one.

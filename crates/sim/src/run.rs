@@ -80,7 +80,9 @@ fn play(world: &Arc<World>) -> Outcome {
         }
         boot += 1;
     }
-    let history = history.take();
+    // The states without what a client lost while it was away are not followed.
+    let names_lost_ns = world.promises().names_lost_ns;
+    let history = history.take(names_lost_ns.unwrap_or(u64::MAX));
     let lost = world.promises().revoked.clone();
     let checked = match linear::check(&history, &lost, world.scenario.early) {
         Ok(checked) => checked,
@@ -100,7 +102,7 @@ fn play(world: &Arc<World>) -> Outcome {
         events,
         operations: checked.operations,
         crashes,
-        given_up: checked.given_up,
+        given_up: checked.given_up || names_lost_ns.is_some(),
         failures,
         lines: world.trace.lines(),
     }

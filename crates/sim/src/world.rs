@@ -133,6 +133,12 @@ pub(crate) struct Promises {
     pub(crate) reads: Reads,
     /// The object store is being left.
     pub(crate) detaching: bool,
+    /// When an owner last heard each client, by the boot clock.
+    pub(crate) heard_ns: BTreeMap<u32, u64>,
+    /// When owners took the ledger over.
+    pub(crate) turns_ns: Vec<u64>,
+    /// Since when changes that were answered early are lost.
+    pub(crate) names_lost_ns: Option<u64>,
     /// Until when each client is cut off from the owner, by the boot clock.
     pub(crate) cut_until_ns: BTreeMap<u32, u64>,
     /// Clients whose machines have died in this boot.
