@@ -531,6 +531,9 @@ impl Value for Slot {
 /// The format number of a session that was silent for its term. A version that does not know it must not be the owner: it would
 /// prolong the term, and leave the mark.
 const FORMAT_SILENT: u8 = 2;
+/// The format numbers of a session whose client is in another process than the owner. A version that does not know them would end it.
+const FORMAT_ELSEWHERE: u8 = 3;
+const FORMAT_ELSEWHERE_SILENT: u8 = 4;
 
 /// Table C: a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -540,21 +543,33 @@ pub struct SessionRecord {
     /// An owner heard nothing of it for its term: the next owner does not wait for it. Its client gets no answer before the mark is
     /// gone, so it uses nothing that it was granted.
     pub is_silent: bool,
+    /// Its client is in another process than the owner, and may outlive it.
+    pub is_elsewhere: bool,
 }
 
 impl Value for SessionRecord {
     fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
-        w.u8(if self.is_silent { FORMAT_SILENT } else { FORMAT }).u64(self.began_ns);
+        let format = match (self.is_elsewhere, self.is_silent) {
+            (false, false) => FORMAT,
+            (false, true) => FORMAT_SILENT,
+            (true, false) => FORMAT_ELSEWHERE,
+            (true, true) => FORMAT_ELSEWHERE_SILENT,
+        };
+        w.u8(format).u64(self.began_ns);
         w.finish()
     }
 
     fn read(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let format = r.u8("session format")?;
-        if !matches!(format, FORMAT | FORMAT_SILENT) {
-            return Err(DecodeError { field: "session format" });
-        }
-        Ok(Self { began_ns: r.u64("session")?, is_silent: format == FORMAT_SILENT })
+        let (is_elsewhere, is_silent) = match format {
+            FORMAT => (false, false),
+            FORMAT_SILENT => (false, true),
+            FORMAT_ELSEWHERE => (true, false),
+            FORMAT_ELSEWHERE_SILENT => (true, true),
+            _ => return Err(DecodeError { field: "session format" }),
+        };
+        Ok(Self { began_ns: r.u64("session")?, is_silent, is_elsewhere })
     }
 }
 

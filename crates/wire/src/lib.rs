@@ -20,6 +20,7 @@ pub mod position;
 pub mod replica;
 pub mod store;
 pub mod tier;
+pub mod view;
 
 use std::future::Future;
 use std::pin::Pin;

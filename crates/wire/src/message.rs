@@ -276,6 +276,8 @@ pub const OWNER: Operations = Operations(&[
 ]);
 /// What standbys ask the owner of their ledger.
 pub const REPLICA: Operations = Operations(&[("Stored", 0x0180), ("Copy", 0x0181)]);
+/// What clients ask of the filesystems of a process.
+pub const VIEW: Operations = Operations(&[("Filesystem", 0x0190)]);
 /// Operations of drives.
 pub const DRIVE: Operations = Operations(&[
     ("Put", 0x0201),
@@ -309,6 +311,8 @@ impl Payload for crate::meta::MetaRequest {}
 impl Payload for crate::meta::MetaReply {}
 impl Payload for crate::replica::ReplicaRequest {}
 impl Payload for crate::replica::ReplicaReply {}
+impl Payload for crate::view::ViewRequest {}
+impl Payload for crate::view::ViewReply {}
 impl Payload for bool {}
 
 impl<T: Payload, E> Payload for Result<T, E> {

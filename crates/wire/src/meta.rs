@@ -776,4 +776,9 @@ pub trait MetaService: Send + Sync {
 pub trait EventSink: Send + Sync {
     /// Takes one event.
     fn event(&self, event: OwnerEvent);
+
+    /// Whether the client is in another process than the owner, and may outlive it.
+    fn is_elsewhere(&self) -> bool {
+        false
+    }
 }

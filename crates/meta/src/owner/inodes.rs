@@ -243,9 +243,10 @@ impl Op<'_> {
         Ok(MetaReply::Attr(inode.attr))
     }
 
-    pub(super) fn open_session(&mut self) -> Result<SessionId, Stop> {
+    pub(super) fn open_session(&mut self, is_elsewhere: bool) -> Result<SessionId, Stop> {
         let session = SessionId(self.advance("next_session", 1)?);
-        let record = SessionRecord { began_ns: self.now.wall_ns as u64, is_silent: false };
+        let began_ns = self.now.wall_ns as u64;
+        let record = SessionRecord { began_ns, is_silent: false, is_elsewhere };
         self.txn.put(self.keys.session(session), &record);
         self.volatile.sessions.insert(session, self.committed.0);
         Ok(session)

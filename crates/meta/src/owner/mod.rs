@@ -83,6 +83,8 @@ pub enum EarlierSessions {
     /// They end: their clients ended with the earlier owner.
     #[default]
     End,
+    /// Those of clients in the owner's process end, the others resume.
+    ResumeElsewhere,
     /// Their clients may be there: each has some time to claim its leases and open files, and nothing else is executed
     /// until all have done so, or that time is over.
     Resume,
@@ -231,7 +233,7 @@ impl Core {
         sessions: EarlierSessions,
     ) -> Result<(), FsError> {
         let keys = self.keys;
-        let earlier: Vec<(SessionId, bool)> = {
+        let earlier: Vec<(SessionId, SessionRecord)> = {
             let txn = self.store.begin();
             match txn.get::<u64>(&keys.value("format"))? {
                 Some(LEDGER_FORMAT) => {}
@@ -249,10 +251,8 @@ impl Core {
             let lost = txn.scan(&keys.all_lost(None), usize::MAX)?;
             self.volatile.lost_in = lost.iter().map(|(key, _)| Keys::piece_of_lost(key).0).collect();
             let sessions = txn.scan(&keys.sessions(), usize::MAX)?;
-            let earlier = sessions.iter().map(|(key, bytes)| {
-                let record: SessionRecord = txn.decode(key, bytes)?;
-                Ok((Keys::session_of_key(key), record.is_silent))
-            });
+            let earlier =
+                sessions.iter().map(|(key, bytes)| Ok((Keys::session_of_key(key), txn.decode(key, bytes)?)));
             earlier.collect::<Result<_, FsError>>()?
         };
         self.internal(now, |op| op.format_if_new())?;
@@ -260,13 +260,17 @@ impl Core {
         // Inodes that were made and answered early may not be in the ledger.
         let unknown = if earlier.is_empty() { 0 } else { EARLY_INOS };
         self.internal(now, |op| Ok(op.advance("next_ino", unknown).map(drop)?))?;
-        if sessions == EarlierSessions::Resume {
-            return self.internal(now, |op| op.await_sessions(&earlier));
-        }
-        for (session, _) in earlier {
+        let resumes = |record: &SessionRecord| match sessions {
+            EarlierSessions::End => false,
+            EarlierSessions::ResumeElsewhere => record.is_elsewhere,
+            EarlierSessions::Resume => true,
+        };
+        let (resuming, ending): (Vec<_>, Vec<_>) =
+            earlier.into_iter().partition(|(_, record)| resumes(record));
+        for (session, _) in ending {
             self.internal(now, |op| op.end_session(session))?;
         }
-        Ok(())
+        if resuming.is_empty() { Ok(()) } else { self.internal(now, |op| op.await_sessions(&resuming)) }
     }
 
     fn internal(

@@ -12,18 +12,18 @@ use wire::object::ObjectReply;
 use super::lease::RECALL_IDLE_NS;
 use super::{Op, OpenRange, Stop};
 use crate::keys::Keys;
-use crate::values::{IdRange, Orphan, RangeState, Slot};
+use crate::values::{IdRange, Orphan, RangeState, SessionRecord, Slot};
 
 /// For how long inodes without a name are kept for a silent session that has not told which ones it has open.
 const UNCLAIMED_KEPT_NS: u64 = 300_000_000_000;
 
 impl Op<'_> {
-    /// Takes over sessions of an earlier owner, each with its mark of silence. Until a session claims its state, it counts as
+    /// Takes over sessions of an earlier owner. Until a session claims its state, it counts as
     /// using the oldest map, and files without a name stay open to it. A silent one is not waited for.
-    pub(super) fn await_sessions(&mut self, sessions: &[(SessionId, bool)]) -> Result<(), Stop> {
-        for (session, is_silent) in sessions {
+    pub(super) fn await_sessions(&mut self, sessions: &[(SessionId, SessionRecord)]) -> Result<(), Stop> {
+        for (session, record) in sessions {
             self.volatile.sessions.insert(*session, 0);
-            if *is_silent {
+            if record.is_silent {
                 self.volatile.leases.note_heard(*session, self.now.awake_ns.saturating_sub(RECALL_IDLE_NS));
                 self.volatile.silent.insert(*session, self.now.awake_ns);
             } else {

@@ -353,7 +353,7 @@ impl Shared {
             return;
         }
         let now = self.now(&desk);
-        match desk.core.connect(now) {
+        match desk.core.connect(events.is_elsewhere(), now) {
             Ok((session, after)) => {
                 desk.sinks.insert(session, (events, 0));
                 desk.pending.push(Pending { after, answer: Answer::Connected(reply, session) });

@@ -6,11 +6,11 @@ use wire::meta::{Claim, RequestId, Resumed};
 use super::{Core, Now, SESSION_KEPT_NS, Stop, Volatile};
 
 impl Core {
-    /// Registers a session. Durable once the batch that it went into is.
-    pub fn connect(&mut self, now: Now) -> Result<(SessionId, Seq), FsError> {
+    /// Registers a session, of a client in this process or elsewhere. Durable once the batch that it went into is.
+    pub fn connect(&mut self, is_elsewhere: bool, now: Now) -> Result<(SessionId, Seq), FsError> {
         let mut session = SessionId(0);
         self.internal(now, |op| {
-            session = op.open_session()?;
+            session = op.open_session(is_elsewhere)?;
             Ok(())
         })?;
         self.note_heard(session, now)?;

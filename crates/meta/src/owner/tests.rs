@@ -98,7 +98,7 @@ impl Ledger {
     }
 
     fn session(&mut self) -> SessionId {
-        self.core.connect(self.now).unwrap().0
+        self.core.connect(false, self.now).unwrap().0
     }
 
     fn next_id(&mut self, session: SessionId) -> RequestId {

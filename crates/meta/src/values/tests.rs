@@ -198,8 +198,11 @@ fn small_values_keep_their_bytes() {
         Dentry { ino: Ino(5), kind: FileKind::Directory, cookie: 9 },
         "01 02 0500000000000000 0900000000000000",
     );
-    check(SessionRecord { began_ns: 3, is_silent: false }, "01 0300000000000000");
-    check(SessionRecord { began_ns: 3, is_silent: true }, "02 0300000000000000");
+    let session = |is_elsewhere, is_silent| SessionRecord { began_ns: 3, is_silent, is_elsewhere };
+    check(session(false, false), "01 0300000000000000");
+    check(session(false, true), "02 0300000000000000");
+    check(session(true, false), "03 0300000000000000");
+    check(session(true, true), "04 0300000000000000");
     check(ExtentUse { refs: 2, live_bytes: 300 }, "01 02000000 2c01000000000000");
     check(
         IdRange { session: SessionId(1), count: 65536, open: RangeState::Open },

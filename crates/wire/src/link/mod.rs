@@ -1,8 +1,8 @@
 //! Connections: services in another process, reached over a stream of bytes.
 //!
 //! A [`Server`] has owners and drives, and answers calls on any number of connections. A [`Peer`] is the other side: it opens
-//! connections, opens them anew when they break, and sends calls without an answer again. [`RemoteOwner`], [`RemoteReplica`] and
-//! [`RemoteDrive`] are the services as their clients see them.
+//! connections, opens them anew when they break, and sends calls without an answer again. [`RemoteOwner`], [`RemoteReplica`],
+//! [`RemoteDrive`] and [`RemoteViews`] are the services as their clients see them.
 //!
 //! Servers never open connections: events come on the client's.
 
@@ -11,6 +11,7 @@ mod owner;
 mod peer;
 mod replica;
 mod server;
+mod view;
 
 #[cfg(test)]
 mod tests;
@@ -23,9 +24,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use drive::RemoteDrive;
 pub use owner::RemoteOwner;
-pub use peer::{Peer, PeerOptions};
+pub use peer::{Contact, Peer, PeerOptions};
 pub use replica::RemoteReplica;
 pub use server::{Server, Services, Trust};
+pub use view::RemoteViews;
 
 use crate::BoxFuture;
 

@@ -23,7 +23,7 @@ use crate::encoding::{self, Operations};
 use crate::frame::{Frame, FrameKind, read_frame, write_frame};
 use crate::message::{
     self, AnswerHead, DRIVE, Envelope, GREET, GreetRequest, OWNER, Packed, Payload, Refusal, SESSION,
-    SessionRequest, StreamEvent, Welcome,
+    SessionRequest, StreamEvent, VIEW, Welcome,
 };
 use crate::meta::EventSink;
 
@@ -61,6 +61,16 @@ pub(super) struct Shared {
     facts: Mutex<HashMap<DriveId, (u64, DriveStat)>>,
     /// Grows with every fact.
     facts_count: watch::Sender<u64>,
+    contact: watch::Sender<Contact>,
+}
+
+/// Whether the other side can be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Contact {
+    /// It has answered on the present connection for metadata.
+    pub is_there: bool,
+    /// How often such a connection broke.
+    pub losses: u64,
 }
 
 /// Where the events of a stream go.
@@ -144,6 +154,7 @@ impl Peer {
             sinks: Mutex::default(),
             facts: Mutex::default(),
             facts_count: watch::Sender::new(0),
+            contact: watch::Sender::new(Contact::default()),
         });
         let lane = |index| Arc::new(Lane { is_first: index == 0, calls: Mutex::default() });
         let lanes: Vec<_> = (0..=data_connections).map(lane).collect();
@@ -185,6 +196,22 @@ impl Peer {
         let envelope = Envelope { deadline_ms: limit.as_millis() as u32, ..Envelope::default() };
         let message = message::pack_request(&SESSION, &envelope, request);
         self.ask(&self.lanes[0], ledger.0, message, limit, Some(stream)).await.map(|(_, reply)| reply)
+    }
+
+    /// Whether the other side can be reached. When it is there again, the state of its drives is known.
+    pub fn contact(&self) -> watch::Receiver<Contact> {
+        self.shared.contact.subscribe()
+    }
+
+    /// Asks for a view of a filesystem.
+    pub(super) async fn ask_views<T: Serialize + Payload, R: DeserializeOwned + Payload>(
+        &self,
+        request: &T,
+        limit: Duration,
+    ) -> Result<R, CallError> {
+        let envelope = Envelope { deadline_ms: limit.as_millis() as u32, ..Envelope::default() };
+        let message = message::pack_request(&VIEW, &envelope, request);
+        self.ask(&self.lanes[0], 0, message, limit, None).await.map(|(_, reply)| reply)
     }
 
     /// Asks a drive, on one of the connections for data.
@@ -387,6 +414,11 @@ async fn keep_connected(shared: Arc<Shared>, lane: Arc<Lane>, dial: Dial) {
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         };
         lane.calls().out = None;
+        if lane.is_first && is_greeted {
+            shared.contact.send_modify(|contact| {
+                *contact = Contact { is_there: false, losses: contact.losses + 1 };
+            });
+        }
         if let Err(error) = result {
             tracing::debug!(%error, "connection ended");
         }
@@ -404,7 +436,7 @@ async fn use_connection(
 ) -> io::Result<()> {
     let (from, mut to) = tokio::io::split(stream);
     let mut from = BufReader::new(from);
-    let welcome = greet(&mut from, &mut to, lane).await?;
+    let welcome = greet(shared, &mut from, &mut to, lane).await?;
     *is_greeted = true;
     let (out, mut outbox) = mpsc::unbounded_channel();
     {
@@ -416,6 +448,9 @@ async fn use_connection(
         }
         calls.waiting.values().for_each(|waiting| drop(out.send(waiting.frame.clone())));
         calls.out = Some(out.clone());
+    }
+    if lane.is_first {
+        shared.contact.send_modify(|contact| contact.is_there = true);
     }
     let receive = async {
         loop {
@@ -463,6 +498,7 @@ async fn use_connection(
 
 /// Says hello, and waits for the answer.
 async fn greet(
+    shared: &Shared,
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
     lane: &Lane,
@@ -472,6 +508,9 @@ async fn greet(
     write_frame(to, &Frame { kind: FrameKind::Call, service: 0, call: 0, message }).await?;
     loop {
         let frame = next_frame(from).await?;
+        if frame.kind == FrameKind::Event && frame.message.code != 0 {
+            shared.note_fact(DriveId(frame.service), &frame.message.body);
+        }
         if (frame.kind, frame.call) == (FrameKind::Answer, 0) {
             let (_, welcome) = message::unpack_answer::<Welcome>(&frame.message.body, Bytes::new())
                 .map_err(io::Error::other)?;

@@ -20,10 +20,11 @@ use crate::encoding::BadRequest;
 use crate::frame::{BODY_BYTES_MAX, Frame, FrameKind, read_frame, write_frame};
 use crate::message::{
     self, AnswerHead, AnswerTime, Caller, DRIVE, DriveReply, DriveRequest, Envelope, GREET, GreetRequest,
-    OWNER, Packed, Payload, REPLICA, Refusal, SESSION, SessionRequest, StreamEvent, Welcome,
+    OWNER, Packed, Payload, REPLICA, Refusal, SESSION, SessionRequest, StreamEvent, VIEW, Welcome,
 };
 use crate::meta::{EventSink, MetaRequest, MetaService, OwnerEvent};
 use crate::replica::{ReplicaReply, ReplicaService};
+use crate::view::{ViewReply, ViewService};
 
 /// The services of a process.
 #[derive(Default)]
@@ -32,6 +33,8 @@ pub struct Services {
     pub owners: BTreeMap<LedgerId, (u64, Arc<dyn MetaService>)>,
     /// Owners, as their standbys see them.
     pub replicas: BTreeMap<LedgerId, Arc<dyn ReplicaService>>,
+    /// Filesystems, as clients see them.
+    pub views: Option<Arc<dyn ViewService>>,
     /// Drives.
     pub drives: BTreeMap<DriveId, Arc<dyn DriveService>>,
 }
@@ -120,6 +123,10 @@ impl EventQueue {
 struct Sink(Arc<EventStream>);
 
 impl EventSink for Sink {
+    fn is_elsewhere(&self) -> bool {
+        true
+    }
+
     fn event(&self, event: OwnerEvent) {
         let mut queue = self.0.queue();
         if queue.is_lost {
@@ -298,10 +305,11 @@ impl Connection {
             }
             Err(error) => (Err(refusal(&error)), false),
         };
-        self.send(answer_frame(frame, AnswerHead::default(), &answer));
+        // When the other side has the answer, it knows the drives.
         if wants_facts {
             self.server.facts().for_each(|fact| self.send(fact));
         }
+        self.send(answer_frame(frame, AnswerHead::default(), &answer));
         wants_facts
     }
 
@@ -388,6 +396,9 @@ impl Server {
             } else if REPLICA.name(code).is_some() {
                 let answer = self.ask_replica(frame, fields, trust).await;
                 answer_frame(frame, AnswerHead::default(), &answer).into()
+            } else if VIEW.name(code).is_some() {
+                let answer = self.ask_views(frame, fields, trust).await;
+                answer_frame(frame, AnswerHead::default(), &answer).into()
             } else {
                 let (answer, _memory) = self.ask_drive(frame, fields, payloads, memory).await;
                 Outgoing { frame: answer_frame(frame, AnswerHead::default(), &answer), _memory }
@@ -434,6 +445,23 @@ impl Server {
         match trust {
             Trust::Full => Ok(owner.ask(request).await),
             // The log and the store have the files of all users.
+            Trust::Users => Ok(Err(FsError::NotPermitted)),
+        }
+    }
+
+    async fn ask_views(
+        &self,
+        frame: &Frame,
+        fields: &[u8],
+        trust: Trust,
+    ) -> Result<Result<ViewReply, FsError>, Refusal> {
+        let Packed { code, payload, .. } = &frame.message;
+        let request = message::unpack_request(&VIEW, *code, fields, payload.clone());
+        let request = request.map_err(|error| refusal(&error))?;
+        let views = self.services.views.as_ref().ok_or(Refusal::Elsewhere)?;
+        match trust {
+            Trust::Full => Ok(views.ask(request).await),
+            // The view has the keys of the object store.
             Trust::Users => Ok(Err(FsError::NotPermitted)),
         }
     }

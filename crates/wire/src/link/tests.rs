@@ -19,6 +19,7 @@ use crate::meta::{
 };
 use crate::position::{KnownLedger, Position};
 use crate::replica::{CopyPart, ReplicaReply, ReplicaRequest, ReplicaService};
+use crate::view::{ViewReply, ViewRequest, ViewService};
 
 const LEDGER: LedgerId = LedgerId(3);
 const DRIVE: DriveId = DriveId(5);
@@ -50,6 +51,14 @@ impl ReplicaService for TestOwner {
             };
             Ok(ReplicaReply::Copied(part))
         })
+    }
+}
+
+/// Nothing is new.
+impl ViewService for TestOwner {
+    fn ask(&self, request: ViewRequest) -> BoxFuture<'_, Result<ViewReply, FsError>> {
+        let ViewRequest::Filesystem { name, .. } = request;
+        Box::pin(async move { if name == "main" { Ok(ViewReply::Same) } else { Err(FsError::NotFound) } })
     }
 }
 
@@ -199,6 +208,7 @@ fn services(owner: &Arc<TestOwner>, opened: u64) -> Services {
     Services {
         owners: BTreeMap::from([(LEDGER, (opened, owner.clone() as Arc<dyn MetaService>))]),
         replicas: BTreeMap::from([(LEDGER, owner.clone() as Arc<dyn ReplicaService>)]),
+        views: Some(owner.clone() as Arc<dyn ViewService>),
         drives: BTreeMap::from([(DRIVE, Arc::new(TestDrive::default()) as Arc<dyn DriveService>)]),
     }
 }
@@ -295,6 +305,39 @@ fn a_standby_gets_a_copy_of_the_store_and_a_client_that_is_not_trusted_does_not(
     assert_eq!(ask(Trust::Users, LEDGER), Err(FsError::NotPermitted));
     assert_eq!(ask(Trust::Full, LedgerId(4)), Err(FsError::Disconnected));
     assert_eq!(ask_for(9, Trust::Full, LEDGER), Err(FsError::Io), "the answer is too long for a message");
+}
+
+#[test]
+fn only_a_trusted_client_gets_a_view_of_a_filesystem() {
+    let ask = |trust, name: &str| {
+        let request = ViewRequest::Filesystem { name: name.to_owned(), known: 0, wait_ms: 0 };
+        run(async move { RemoteViews::new(&Pair::trusting(trust).peer).ask(request).await })
+    };
+    assert_eq!(ask(Trust::Full, "main"), Ok(ViewReply::Same));
+    assert_eq!(ask(Trust::Full, "other"), Err(FsError::NotFound));
+    assert_eq!(ask(Trust::Users, "main"), Err(FsError::NotPermitted));
+}
+
+#[test]
+fn when_the_other_side_is_there_again_its_drives_are_known() {
+    run(async {
+        let pair = Pair::new();
+        let mut contact = pair.peer.contact();
+        for losses in 0..3 {
+            contact.wait_for(|now| now.is_there && now.losses == losses).await.unwrap();
+            let (told_ns, _) = pair.peer.fact(DRIVE).expect("it was told with the greeting");
+            let before_ns = pair.env.clock.boot_ns();
+            assert!(told_ns <= before_ns);
+            pair.closed.store(true, Ordering::SeqCst);
+            pair.break_all.notify_waiters();
+            contact.wait_for(|now| !now.is_there).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            pair.closed.store(false, Ordering::SeqCst);
+            contact.wait_for(|now| now.is_there).await.unwrap();
+            let (told_ns, _) = pair.peer.fact(DRIVE).expect("it is known");
+            assert!(told_ns > before_ns, "it was told again before the contact was there");
+        }
+    });
 }
 
 #[test]

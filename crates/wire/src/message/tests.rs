@@ -16,6 +16,7 @@ use crate::meta::*;
 use crate::object::ObjectRequest;
 use crate::replica::{CopyPart, ReplicaReply, ReplicaRequest};
 use crate::tier::TierRequest;
+use crate::view::{FilesystemView, ViewReply, ViewRequest};
 
 /// Reads the names of an enum's variants, and nothing else.
 struct Names<'a>(&'a mut &'static [&'static str]);
@@ -57,8 +58,12 @@ fn every_operation_has_a_code_of_its_own() {
     assert_eq!(listed(OWNER), names::<MetaRequest>());
     assert_eq!(listed(DRIVE), names::<DriveRequest>());
     assert_eq!(listed(REPLICA), names::<ReplicaRequest>());
-    let codes: Vec<u16> =
-        [GREET, SESSION, OWNER, DRIVE, REPLICA].iter().flat_map(|all| all.0).map(|(_, code)| *code).collect();
+    assert_eq!(listed(VIEW), names::<ViewRequest>());
+    let codes: Vec<u16> = [GREET, SESSION, OWNER, DRIVE, REPLICA, VIEW]
+        .iter()
+        .flat_map(|all| all.0)
+        .map(|(_, code)| *code)
+        .collect();
     assert_eq!(codes.iter().collect::<BTreeSet<_>>().len(), codes.len());
 }
 
@@ -232,6 +237,35 @@ fn replica_requests() -> Vec<ReplicaRequest> {
     ]
 }
 
+fn view_requests() -> Vec<ViewRequest> {
+    vec![ViewRequest::Filesystem { name: "main".to_owned(), known: 2, wait_ms: 30_000 }]
+}
+
+fn view() -> ViewReply {
+    let group = layout::PlacementGroup::new(PgId(0), vec![DriveId(1), DriveId(2)]);
+    let drive = layout::MapDrive {
+        id: DriveId(1),
+        uuid: DriveUuid([7; 16]),
+        domain: 3,
+        state: layout::DriveState::Up,
+    };
+    ViewReply::Filesystem(Box::new(FilesystemView {
+        number: 3,
+        cluster: base::ClusterId([9; 16]),
+        id: 1,
+        ledger: base::LedgerId(1),
+        profile: layout::Profile::SINGLE,
+        map: layout::ClusterMap { epoch: Epoch(5), drives: vec![drive], groups: vec![group] },
+        drives: vec![DriveId(1)],
+        groups: vec![PgId(0)],
+        write_profile: layout::Profile::SINGLE,
+        narrow: vec![],
+        provisioned_bytes: Some(1 << 40),
+        ssd_bytes: None,
+        store: Bytes::from_static(b"{}"),
+    }))
+}
+
 fn copied() -> ReplicaReply {
     let pairs = vec![(Bytes::from_static(b"key"), Bytes::from_static(b"value"))];
     ReplicaReply::Copied(CopyPart {
@@ -329,6 +363,7 @@ fn others() -> Vec<(&'static str, Vec<u8>)> {
         ("answer: get", encoding::encode(&DriveReply::Get(Ok(blocks)))),
         ("answer: stat", encoding::encode(&DriveReply::Stat(stat()))),
         ("answer: copied", encoding::encode(&Ok::<_, FsError>(copied()))),
+        ("answer: view", encoding::encode(&Ok::<_, FsError>(view()))),
         ("event: recall", event(OwnerEvent::Recall { lease: lease(), keep: Some(LeaseKind::Attr) })),
         (
             "event: forget",
@@ -368,6 +403,7 @@ fn messages_have_the_golden_bytes() {
     all.extend(lines(SESSION, sessions()));
     all.extend(lines(OWNER, owner_requests()));
     all.extend(lines(REPLICA, replica_requests()));
+    all.extend(lines(VIEW, view_requests()));
     all.extend(lines(DRIVE, drive_requests()));
     all.extend(others().into_iter().map(|(name, bytes)| format!("{name} {}", hex(&bytes))));
     let text = all.join("\n") + "\n";

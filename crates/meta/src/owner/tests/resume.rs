@@ -9,6 +9,10 @@ use FileKind::Regular;
 impl Ledger {
     /// The owner that follows. It has all durable batches and waits for the sessions.
     pub(super) fn take_over(&mut self) -> Self {
+        self.take_over_with(EarlierSessions::Resume)
+    }
+
+    fn take_over_with(&mut self, sessions: EarlierSessions) -> Self {
         self.commit();
         let mut next = Self::replay(&[]);
         let state = MemState::default();
@@ -21,7 +25,7 @@ impl Ledger {
         next.state = state;
         next.log.clone_from(&self.log);
         next.requests.clone_from(&self.requests);
-        next.core.start(next.now, beginning(99), EarlierSessions::Resume).unwrap();
+        next.core.start(next.now, beginning(99), sessions).unwrap();
         next.commit();
         next
     }
@@ -313,4 +317,28 @@ fn a_session_ends_a_day_after_it_was_last_heard_of() {
     assert_eq!(ledger.stat(other, ino).nlink, 0, "the file is kept for the session");
     pass(&mut ledger, 1);
     ledger.refuses(other, MetaRequest::GetAttr { ino }, FsError::Stale);
+}
+
+#[test]
+fn after_the_end_of_the_owners_process_clients_in_other_processes_go_on() {
+    let mut ledger = Ledger::new();
+    let inside = ledger.session();
+    let outside = ledger.core.connect(true, ledger.now).unwrap().0;
+    let theirs = ledger.make(inside, Ino::ROOT, "theirs", Regular);
+    let mine = ledger.make(outside, Ino::ROOT, "mine", Regular);
+    let held = ledger.open_to_write(outside, mine);
+    ledger.open_to_write(inside, theirs);
+    for name in ["theirs", "mine"] {
+        ledger.ask(outside, MetaRequest::Unlink { parent: Ino::ROOT, name: name.as_bytes().into() }).unwrap();
+    }
+    for _ in 0..2 {
+        let mut next = ledger.take_over_with(EarlierSessions::ResumeElsewhere);
+        assert!(next.core.is_recovering(), "it waits for the client outside");
+        assert_eq!(next.resume(outside, &claim(&[held])).leases, [held.lease]);
+        assert!(!next.core.is_recovering(), "the one inside is gone");
+        assert!(next.ask(outside, MetaRequest::GetAttr { ino: mine }).is_ok(), "it is open there");
+        assert!(next.ask(outside, MetaRequest::GetAttr { ino: theirs }).is_err());
+        assert_eq!(next.ask(inside, MetaRequest::GetAttr { ino: mine }), Err(FsError::StaleLease));
+        ledger = next;
+    }
 }
