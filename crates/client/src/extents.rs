@@ -27,6 +27,7 @@ use wire::position::Position;
 use crate::bond::Bonds;
 use crate::latency::{Latencies, RequestKind};
 use crate::peers::Peers;
+use crate::reach::Reach;
 use crate::topology::Topology;
 
 /// Extents above this are erasure coded at once, smaller ones are kept as copies.
@@ -130,6 +131,7 @@ pub(crate) struct ExtentIo {
     codes: Mutex<HashMap<(u8, u8), Arc<ErasureCode>>>,
     pub(crate) latencies: Latencies,
     pub(crate) peers: Peers,
+    pub(crate) reach: Reach,
 }
 
 /// One extent's shards on the way to drives.
@@ -155,8 +157,10 @@ impl ExtentIo {
         bonds: Arc<Bonds>,
         topology: watch::Receiver<Arc<Topology>>,
         peers: Peers,
+        reach: Reach,
     ) -> Self {
-        Self { env, ledger, bonds, topology, codes: Mutex::default(), latencies: Latencies::new(), peers }
+        let (codes, latencies) = (Mutex::default(), Latencies::new());
+        Self { env, ledger, bonds, topology, codes, latencies, peers, reach }
     }
 
     /// The newest durable position of the ledger that an answer told.
@@ -198,7 +202,9 @@ impl ExtentIo {
         let mut error = FsError::Io;
         let mut stripe: Option<Stripe> = None;
         let mut patience = TOPOLOGY_PATIENCE;
-        for attempt in 0..WRITE_ATTEMPTS {
+        let mut attempt = 0;
+        while attempt < WRITE_ATTEMPTS {
+            let losses = self.reach.losses();
             let topology = self.topology();
             let profile = Self::shape(topology.profile, how.protection);
             let bytes_max = extent_bytes_max(topology.profile);
@@ -225,9 +231,13 @@ impl ExtentIo {
                     error = failed;
                 }
             }
+            if self.reach.was_away(losses).await {
+                continue;
+            }
             if error == FsError::Io {
                 self.other_topology(&topology, std::mem::take(&mut patience)).await;
             }
+            attempt += 1;
         }
         Err(WriteExtentError::Failed(error))
     }

@@ -27,6 +27,7 @@ mod orphans;
 mod pack;
 mod peers;
 mod ranges;
+mod reach;
 mod read;
 mod read_extent;
 mod rebuild;
@@ -78,6 +79,7 @@ pub use orphans::{ClosedRange, ExtentRanges, Inventory};
 pub use pack::{PACK_ALIGN, PackOutcome, PackTarget};
 pub use peers::Peers;
 pub use ranges::{AllocateMode, SeekKind};
+pub use reach::{Contact, Reach};
 pub use read::ReadAccess;
 pub use rebuild::{MissingPage, RebuildGroup};
 pub use reclaim::{FreeCursor, ReclaimStep};
@@ -118,6 +120,8 @@ pub struct ClientOptions {
     pub tier: TierLink,
     /// Shared by the clients of this filesystem.
     pub peers: Peers,
+    /// Where owner and drives are.
+    pub reach: Reach,
 }
 
 /// For [`ClientOptions::owner`]: an owner that nobody follows.
@@ -262,7 +266,9 @@ impl Client {
         let mut owner = options.owner;
         let first = owner.borrow_and_update().clone();
         let queue = EventQueue { bond: Bonds::FIRST, events: events.clone() };
-        let session = Session::open(first, Arc::new(queue), options.env.clock.clone()).await?;
+        let session =
+            Session::open(first, Arc::new(queue), options.env.clock.clone(), options.reach.owner_patience)
+                .await?;
         session.heartbeat().await?;
         let inner = Inner {
             extents: ExtentIo::new(
@@ -271,6 +277,7 @@ impl Client {
                 session.bonds.clone(),
                 options.topology,
                 options.peers.clone(),
+                options.reach,
             ),
             blobs: Blobs::new(options.ledger, options.tier),
             inline: Mutex::new(InlineBudget::new(options.env.clock.boot_ns())),

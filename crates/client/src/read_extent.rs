@@ -110,8 +110,14 @@ impl ExtentIo {
     ) -> Result<Bytes, ReadExtentError> {
         let start = read.skip_bytes as usize;
         let wanted = start..start + read.len_bytes as usize;
-        let blocks = self.read_blocks(extent, read, purpose).await;
-        blocks.map(|blocks| blocks.slice(wanted)).map_err(|faults| unreadable(extent, faults))
+        loop {
+            let losses = self.reach.losses();
+            match self.read_blocks(extent, read, purpose).await {
+                Ok(blocks) => return Ok(blocks.slice(wanted)),
+                Err(_) if self.reach.was_away(losses).await => {}
+                Err(faults) => return Err(unreadable(extent, faults)),
+            }
+        }
     }
 
     /// Reads blocks of one shard. If damage keeps all of them from coming from the same shards, they are read in

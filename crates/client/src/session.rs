@@ -25,8 +25,6 @@ const SLOTS: u32 = 64;
 // Requests that began while there was room for another kept change may all be kept.
 const _: () = assert!(PROMPT_SLOTS + 2 * SLOTS + KEPT_MAX as u32 <= SLOTS_MAX);
 
-/// How long a request waits for an owner.
-const OWNER_PATIENCE: Duration = Duration::from_secs(60);
 /// Pause while events come that the owner sent before its answer.
 pub(crate) const EVENTS_PAUSE: Duration = Duration::from_millis(10);
 /// A caller has noted an answer this long after it came.
@@ -92,6 +90,8 @@ pub(crate) struct Session {
     pub(crate) bonds: Arc<Bonds>,
     /// How long its grants hold.
     pub(crate) term: Arc<Term>,
+    /// How long a request waits for an owner.
+    owner_patience: Duration,
     requests: Lane,
     /// Slots of their own, because requests may wait for other clients, and those for these.
     prompt: Lane,
@@ -190,6 +190,7 @@ impl Session {
         owner: Arc<dyn MetaService>,
         events: Arc<dyn EventSink>,
         clock: Arc<dyn Clock>,
+        owner_patience: Duration,
     ) -> Result<Self, FsError> {
         let term = Term::new(clock);
         let sent_ns = term.now_ns();
@@ -198,6 +199,7 @@ impl Session {
         Ok(Self {
             bonds: Bonds::new(session, owner),
             term,
+            owner_patience,
             requests: Lane::new(PROMPT_SLOTS..PROMPT_SLOTS + SLOTS),
             prompt: Lane::new(0..PROMPT_SLOTS),
             ids: AsyncMutex::new((session, 0..0)),
@@ -305,7 +307,7 @@ impl Session {
             let position = owner.and_then(|owner| owner.position());
             if position.is_some_and(|position| position.seq >= after) {
                 self.early.complete(bond, count);
-            } else if began.elapsed() > OWNER_PATIENCE {
+            } else if began.elapsed() > self.owner_patience {
                 asked?;
                 return Err(FsError::Unknown);
             }
@@ -326,7 +328,7 @@ impl Session {
         loop {
             let bound = self.bonds.wait_for(|bond| bond.owner.is_some());
             let Ok(Bond { number, session, owner: Some(owner), is_last }) =
-                tokio::time::timeout(OWNER_PATIENCE, bound).await
+                tokio::time::timeout(self.owner_patience, bound).await
             else {
                 return Err(if asked.is_some() { FsError::Unknown } else { FsError::Unavailable });
             };
@@ -356,7 +358,7 @@ impl Session {
                 // An owner that refuses a repetition may not know what became of the first one.
                 return if is_refused_again { Err(FsError::Unknown) } else { answer };
             }
-            if is_last || began.elapsed() > OWNER_PATIENCE {
+            if is_last || began.elapsed() > self.owner_patience {
                 return Err(FsError::Unknown);
             }
             // It may also be the owner again, once it reaches its log.
@@ -407,7 +409,7 @@ impl Session {
                 }),
                 // The slot may be in use again.
                 Err(_) if self.bonds.with(is_left) => break,
-                Err(FsError::Disconnected) if began.elapsed() < OWNER_PATIENCE => {
+                Err(FsError::Disconnected) if began.elapsed() < self.owner_patience => {
                     let left = self.bonds.wait_for(|now| is_left(now) || now.is_last);
                     let left = tokio::time::timeout(OWNER_PAUSE, left).await;
                     if left.is_ok_and(|now| !is_left(&now)) {
@@ -420,7 +422,7 @@ impl Session {
         }
         // Before the client is bound to the next owner, that one has made them durable.
         let bound = self.bonds.wait_for(|bond| bond.owner.is_some());
-        tokio::time::timeout(OWNER_PATIENCE, bound).await.map_err(|_| FsError::Unknown)?;
+        tokio::time::timeout(self.owner_patience, bound).await.map_err(|_| FsError::Unknown)?;
         if self.lost.load(Ordering::Acquire) == lost { Ok(()) } else { Err(FsError::Io) }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base::units::MIB;
 use base::{ClusterId, DriveId, DriveUuid, LedgerId};
-use client::{Client, ClientOptions, Peers, Topology};
+use client::{Client, ClientOptions, Peers, Reach, Topology};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, Trim};
 use layout::DriveState;
 use meta::state::State;
@@ -167,6 +167,7 @@ impl Node {
                 tier: tier.link(),
                 // A machine with a clock of its own shares nothing in memory.
                 peers: if world.scenario.drifts { Peers::default() } else { peers.clone() },
+                reach: Reach::here(),
             };
             let client = Client::open(options).await.map_err(|error| text(&error))?;
             client.set_early(world.scenario.early);

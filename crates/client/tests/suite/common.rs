@@ -12,7 +12,7 @@ use base::env::sim::Sim;
 use base::{ClusterId, DriveId, DriveUuid, Epoch, FsError, Ino, LedgerId, PgId, SessionId};
 use bytes::Bytes;
 use client::{
-    Attr, Client, ClientOptions, FileKind, Limits, MakeNode, OpenIntent, Peers, TierLink, Topology,
+    Attr, Client, ClientOptions, FileKind, Limits, MakeNode, OpenIntent, Peers, Reach, TierLink, Topology,
 };
 use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup, Rebuilding};
 use meta::log::{LedgerLog, MemLog};
@@ -612,9 +612,10 @@ impl World {
         &self,
         owner: watch::Receiver<Arc<dyn MetaService>>,
         topology: watch::Receiver<Arc<Topology>>,
+        reach: Reach,
     ) -> Client {
         let options = self.options(owner, TierLink::none());
-        Client::open(ClientOptions { topology, peers: Peers::default(), ..options }).await.unwrap()
+        Client::open(ClientOptions { topology, peers: Peers::default(), reach, ..options }).await.unwrap()
     }
 
     async fn client_with(&self, owner: watch::Receiver<Arc<dyn MetaService>>, tier: TierLink) -> Client {
@@ -633,6 +634,7 @@ impl World {
             map_bytes_max: 64 << 20,
             tier,
             peers: self.peers.clone(),
+            reach: Reach::here(),
         }
     }
 }

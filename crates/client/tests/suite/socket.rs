@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base::env::Env;
 use base::{ClusterId, DriveId, DriveUuid, FsError, Ino};
-use client::{Caller, Client, OpenIntent, RenameMode, SetAttr, Topology};
+use client::{Caller, Client, OpenIntent, Reach, RenameMode, SetAttr, Topology};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate};
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
@@ -40,6 +40,7 @@ struct Machine {
     env: Env,
     server: Arc<Mutex<Arc<Server>>>,
     broken: Arc<Notify>,
+    is_away: Arc<AtomicBool>,
     drives: BTreeMap<DriveId, Arc<dyn DriveService>>,
 }
 
@@ -50,7 +51,13 @@ impl Machine {
             .map(|id| (DriveId(id), drive_in(&env, dir, id) as Arc<dyn DriveService>))
             .collect();
         let server = Self::server(&env, &drives, 1, world.owner.clone());
-        Self { env, server: Arc::new(Mutex::new(server)), broken: Arc::default(), drives }
+        Self {
+            env,
+            server: Arc::new(Mutex::new(server)),
+            broken: Arc::default(),
+            is_away: Arc::default(),
+            drives,
+        }
     }
 
     fn server(
@@ -72,6 +79,13 @@ impl Machine {
     /// The machine opens its ledger anew.
     fn serve(&self, opened: u64, owner: Arc<dyn MetaService>) {
         *self.server.lock().unwrap() = Self::server(&self.env, &self.drives, opened, owner);
+        self.is_away.store(false, Ordering::Relaxed);
+        self.break_connections();
+    }
+
+    /// The machine cannot be reached until it serves again.
+    fn leave(&self) {
+        self.is_away.store(true, Ordering::Relaxed);
         self.break_connections();
     }
 
@@ -84,6 +98,9 @@ impl Machine {
         Arc::new(move || {
             let machine = machine.clone();
             Box::pin(async move {
+                if machine.is_away.load(Ordering::Relaxed) {
+                    return Err(std::io::ErrorKind::ConnectionRefused.into());
+                }
                 let (here, there) = UnixStream::pair()?;
                 let server = machine.server.lock().unwrap().clone();
                 tokio::spawn(async move {
@@ -115,10 +132,11 @@ impl Machine {
             topology.drives.insert(*id, RemoteDrive::new(&peer, *id).await);
         }
         let owner = RemoteOwner::new(&peer, LEDGER);
+        let reach = Reach::hard(peer.contact());
         let (publish, seat) = watch::channel(owner.clone() as Arc<dyn MetaService>);
         tokio::spawn(follow(peer, owner, publish));
         let (_, topology) = watch::channel(Arc::new(topology));
-        world.client_elsewhere(seat, topology).await
+        world.client_elsewhere(seat, topology, reach).await
     }
 }
 
@@ -243,6 +261,55 @@ fn clients_follow_a_ledger_that_is_opened_anew() {
         }
         assert_eq!(read_all(&two, unnamed).await.unwrap(), b"kept");
         two.open_file(ino, OpenIntent::Read).await.unwrap();
+        tokio::task::spawn_blocking(move || owner.stop()).await.unwrap();
+    });
+}
+
+/// Longer than a drive may be silent before it counts as unreachable.
+const ABSENCE: Duration = Duration::from_secs(7);
+
+#[test]
+fn while_the_machine_is_away_programs_wait_and_nothing_fails() {
+    run("2+1", |world: Arc<World>| async move {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = Machine::new(&world, dir.path());
+        let client = machine.client(&world).await;
+        let mut owner = world.owner.clone();
+        let old = create(&client, "old").await;
+        client.write(old, 0, &pattern(1, 3_000_000)).await.unwrap();
+        client.fsync(old).await.unwrap();
+        let unnamed = create(&client, "unnamed").await;
+        client.write(unnamed, 0, b"kept").await.unwrap();
+        client.unlink(Ino::ROOT, b"unnamed").await.unwrap();
+        let unsynced = create(&client, "unsynced").await;
+        client.write(unsynced, 0, &pattern(2, 100_000)).await.unwrap();
+        machine.leave();
+        let working = |number: u64| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let ino = create(&client, &format!("made {number}")).await;
+                client.write(ino, 0, &pattern(number, 400_000)).await.unwrap();
+                client.fsync(ino).await.unwrap();
+                assert!(read_all(&client, old).await.unwrap() == pattern(1, 3_000_000));
+            })
+        };
+        let works: Vec<_> = (10..13).map(working).collect();
+        let synced = tokio::spawn({
+            let client = client.clone();
+            async move { client.fsync(unsynced).await }
+        });
+        tokio::time::sleep(ABSENCE).await;
+        assert!(works.iter().all(|work| !work.is_finished()) && !synced.is_finished());
+        let (earlier, next_of) = (owner.clone(), world.clone());
+        owner = tokio::task::spawn_blocking(move || next_of.take_over(&earlier)).await.unwrap();
+        machine.serve(2, owner.clone());
+        for work in works {
+            work.await.unwrap();
+        }
+        assert_eq!(synced.await.unwrap(), Ok(()));
+        assert!(read_all(&client, unsynced).await.unwrap() == pattern(2, 100_000));
+        assert_eq!(read_all(&client, unnamed).await.unwrap(), b"kept");
+        assert_eq!(client.owed(100).await.unwrap(), [], "no drive was left out");
         tokio::task::spawn_blocking(move || owner.stop()).await.unwrap();
     });
 }

@@ -9,7 +9,7 @@ use admin::{FilesystemInfo, LedgerInfo, OrphanInfo, PackInfo, RepairInfo};
 use anyhow::{Context, Result, bail};
 use base::env::Env;
 use base::{ClusterId, DriveId, PgId};
-use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Topology, only_owner};
+use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Reach, Topology, only_owner};
 use layout::{
     ClusterMap, DriveSlot, PlacementGroup, Profile, plan_placement_groups, shard_len, suggested_pg_count,
 };
@@ -178,6 +178,7 @@ impl FilesystemEntry {
             map_bytes_max: memory.map_bytes,
             tier: tier.link(),
             peers: peers.clone(),
+            reach: Reach::here(),
         };
         let client = Client::open(options).await.context("registering with the owner of the ledger")?;
         let reclaimer = Reclaimer::start(client.clone(), runtime);
@@ -229,6 +230,7 @@ impl FilesystemEntry {
             map_bytes_max: memory.map_bytes,
             tier: self.tier.link(),
             peers: self.peers.clone(),
+            reach: Reach::here(),
         };
         Client::open(options).await.context("registering with the owner of the ledger")
     }
