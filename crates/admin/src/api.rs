@@ -281,6 +281,9 @@ pub struct FilesystemInfo {
     /// How requests of the mount come from the kernel: `device` or `uring`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
+    /// The process of the mount, if it is one of its own, which outlives the node.
+    #[serde(default)]
+    pub mount_process: Option<u32>,
     /// Size as `df` shows it.
     pub total_bytes: u64,
     /// Bytes that can still be written.

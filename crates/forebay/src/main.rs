@@ -2,6 +2,7 @@
 
 mod cli;
 mod log;
+mod mount;
 mod node;
 mod watchdog;
 

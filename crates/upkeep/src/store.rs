@@ -107,6 +107,11 @@ impl S3Store {
         }))
     }
 
+    /// Its address and secret.
+    pub fn settings(&self) -> &StoreSettings {
+        &self.settings
+    }
+
     /// Sends a request, and repeats it as long as that may help. Returns the body of the answer.
     async fn ask(&self, ask: Ask) -> Result<Bytes, StoreError> {
         let under_way = match ask.method {

@@ -48,6 +48,8 @@ const MOUNT_HELP: &str = "Options:
               after that, and what a crash leaves is a beginning of their order with all that was synced
   transport=device, transport=uring  requests by /dev/fuse (default) or by io_uring: small requests are cheaper,
               large reads slower; needs fuse.enable_uring=1
+  process=node, process=own  answered by the node (default), or by a process of its own: while the node is away, programs
+              wait instead of failing; small requests cost more
 
 Examples:
   forebay mount /srv/forebay /mnt/data
@@ -125,6 +127,12 @@ pub(crate) enum Command {
         /// Print JSON.
         #[arg(long)]
         json: bool,
+    },
+    /// The process of a mount; the node starts it.
+    #[command(hide = true)]
+    MountProcess {
+        /// What to mount, as JSON.
+        spec: String,
     },
     /// Unmount a filesystem. Refuses while files on it are open.
     #[command(after_help = "Example:\n  forebay umount /srv/forebay")]

@@ -49,6 +49,7 @@ fn run_command(command: Command) -> Result<()> {
         Command::Mount { dir, path, options, fs, json } => {
             filesystems::mount(&dir, path, options, &fs, json.into())
         }
+        Command::MountProcess { spec } => crate::mount::serve(&spec),
         Command::Umount { dir, fs, json } => filesystems::unmount(&dir, &fs, json.into()),
         Command::Fs(FsCommand::Create { dir, name, profile, limits, group, json }) => {
             let (profile, LimitArgs { size, ssd }) = (profile.to_string(), limits);

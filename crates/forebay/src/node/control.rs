@@ -235,6 +235,7 @@ impl Node {
         let knowledge = Knowledge::gather(&state.drives, false).await;
         let parts = NodeParts {
             env: &self.env,
+            dir: &self.dir,
             cluster: self.cluster,
             meta_dirs: &state.meta_dirs,
             runtime: &self.runtime,
@@ -425,13 +426,18 @@ impl NodeControl for Node {
     fn sync(&self, name: String) -> BoxFuture<'_, Result<(), AdminError>> {
         Box::pin(async move {
             // Nothing waits for this, which may take long.
-            let client = {
+            let (client, process) = {
                 let state = self.state.lock().await;
-                state.filesystems.get(&name).ok_or_else(|| no_filesystem(&name))?.client.clone()
+                let entry = state.filesystems.get(&name).ok_or_else(|| no_filesystem(&name))?;
+                (entry.client.clone(), entry.mount_process().cloned())
             };
-            client.sync().await.map_err(|error| {
+            let mut synced = client.sync().await.map_err(anyhow::Error::from);
+            if let Some(process) = process {
+                synced = synced.and(process.sync().await);
+            }
+            synced.map_err(|error| {
                 AdminError::conflict(format!(
-                    "not all of filesystem {name} is durable: {error}; `forebay status` says what is wrong with its drives"
+                    "not all of filesystem {name} is durable: {error:#}; `forebay status` says what is wrong with its drives"
                 ))
             })
         })

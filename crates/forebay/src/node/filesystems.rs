@@ -1,21 +1,21 @@
 //! The node's filesystems: ledger, owner, client, mount and background work of each.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use admin::{FilesystemInfo, LedgerInfo, OrphanInfo, PackInfo, RepairInfo};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use base::env::Env;
 use base::{ClusterId, DriveId, PgId};
+use bytes::Bytes;
 use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Reach, Topology, only_owner};
 use layout::{
     ClusterMap, DriveSlot, PlacementGroup, Profile, plan_placement_groups, shard_len, suggested_pg_count,
 };
 use meta::control::{DriveRecord, FilesystemRecord};
 use meta::owner::{EarlierSessions, Owner, OwnerOptions, OwnerStat};
-use posix::fuse::{Mount, MountFlags, MountOptions, UnmountMode};
+use posix::fuse::UnmountMode;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::{
@@ -24,6 +24,7 @@ use upkeep::{
 use wire::drive::DriveService;
 use wire::meta::MetaService;
 use wire::position::Position;
+use wire::view::FilesystemView;
 
 use super::NodeDir;
 use super::damage::damage_info;
@@ -33,7 +34,9 @@ use super::history::Knowledge;
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::limits::limits_of;
 use super::memory::MemoryPlan;
+use super::mounted::Mounted;
 use super::tiers::TierEntry;
+use crate::mount::MountProcess;
 
 /// Groups per position when each group has all drives.
 const ORDERS: u32 = 8;
@@ -43,10 +46,6 @@ const OWED_COUNTED_MAX: usize = 100_000;
 const DAMAGE_PATIENCE: Duration = Duration::from_secs(2);
 /// Deadline for writing out when the node stops.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(8);
-
-/// How long a mount that was removed by hand may take to end.
-const LEAVING_PATIENCE: Duration = Duration::from_secs(3);
-const LEAVING_POLL: Duration = Duration::from_millis(10);
 
 /// An orphan search waits at least this long after a range is closed, so that no write to a drive is still under way:
 /// twice the deadline of such a write.
@@ -75,12 +74,15 @@ pub(super) struct FilesystemEntry {
     /// The object store.
     pub(super) tier: TierEntry,
     peers: Peers,
-    mount: Option<Mount>,
+    pub(super) mount: Option<Mounted>,
+    /// What clients in other processes must know.
+    pub(super) view: watch::Sender<Arc<FilesystemView>>,
 }
 
 /// Parts of the node that all filesystems share.
 pub(super) struct NodeParts<'a> {
     pub(super) env: &'a Env,
+    pub(super) dir: &'a NodeDir,
     pub(super) cluster: ClusterId,
     pub(super) meta_dirs: &'a MetaDirs,
     pub(super) runtime: &'a Handle,
@@ -113,6 +115,45 @@ fn topology(
     })
 }
 
+/// Puts drives and groups into a view.
+fn fill(view: &mut FilesystemView, record: &FilesystemRecord, topology: &Topology) {
+    let Topology { map, drives, groups, profile, narrow, limits } = topology;
+    view.profile = record.profile;
+    view.map = map.clone();
+    view.drives = drives.keys().copied().collect();
+    view.drives.sort_unstable();
+    view.groups.clone_from(groups);
+    view.write_profile = *profile;
+    view.narrow.clone_from(narrow);
+    (view.provisioned_bytes, view.ssd_bytes) = (limits.provisioned_bytes, limits.ssd_bytes);
+}
+
+/// A view with a number that clients of an earlier process do not have.
+fn first_view(
+    env: &Env,
+    cluster: ClusterId,
+    record: &FilesystemRecord,
+    topology: &Topology,
+) -> FilesystemView {
+    let mut view = FilesystemView {
+        number: env.random.next_u64().max(1),
+        cluster,
+        id: record.id,
+        ledger: record.ledger,
+        profile: record.profile,
+        map: ClusterMap::default(),
+        drives: Vec::new(),
+        groups: Vec::new(),
+        write_profile: record.profile,
+        narrow: Vec::new(),
+        provisioned_bytes: None,
+        ssd_bytes: None,
+        store: Bytes::new(),
+    };
+    fill(&mut view, record, topology);
+    view
+}
+
 /// Placement groups over these drives, numbered from `first`.
 pub(super) fn plan_groups(
     env: &Env,
@@ -141,9 +182,15 @@ pub(super) fn plan_groups(
 impl FilesystemEntry {
     /// Opens the ledger and starts a client and background work on it.
     pub(super) async fn open(parts: &NodeParts<'_>, record: FilesystemRecord) -> Result<Self> {
-        let NodeParts { env, cluster, meta_dirs, runtime, pace, map, drives, knowledge, memory } = *parts;
+        let NodeParts { env, dir, cluster, meta_dirs, runtime, pace, map, drives, knowledge, memory } =
+            *parts;
         let (ledger, owner_env, meta_dirs) = (record.ledger, env.clone(), meta_dirs.clone());
         let evidence = knowledge.of(ledger);
+        let process = MountProcess::find(env, dir, record.id);
+        let earlier_sessions = match &process {
+            Some(_) => EarlierSessions::ResumeElsewhere,
+            None => EarlierSessions::End,
+        };
         let (cache_bytes, unstored_bytes_max) = (memory.store_cache_bytes, memory.unstored_bytes);
         let open = move || -> Result<_> {
             let files = meta_dirs.open(ledger, cache_bytes)?;
@@ -153,8 +200,8 @@ impl FilesystemEntry {
                 state: files.state.clone(),
                 env: owner_env,
                 evidence,
-                // All clients are in this process, and a log of files has no standbys.
-                earlier_sessions: EarlierSessions::End,
+                // A log of files has no standbys.
+                earlier_sessions,
                 unstored_bytes_max,
                 standby_grace: Duration::ZERO,
             };
@@ -165,6 +212,7 @@ impl FilesystemEntry {
         // A drive that is missing now may come back soon: narrower groups are planned later, if at all.
         let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
         let (sender, receiver) = watch::channel(topology(map, drives, &record, &write_set));
+        let view = first_view(env, cluster, &record, &sender.borrow());
         let tier = TierEntry::new(env, cluster, record.id, memory);
         let peers = Peers::default();
         let options = ClientOptions {
@@ -184,8 +232,10 @@ impl FilesystemEntry {
         let reclaimer = Reclaimer::start(client.clone(), runtime);
         let repairer = Repairer::start(env.clone(), client.clone(), pace.clone(), runtime);
         let damage = DamageKeeper::start(env.clone(), client.clone(), pace.clone(), runtime);
-        // The first `status` has the known damage.
-        damage.known(DAMAGE_PATIENCE).await;
+        // The first `status` has the known damage. While the owner waits for sessions in other processes, it cannot tell.
+        if process.is_none() {
+            damage.known(DAMAGE_PATIENCE).await;
+        }
         let (env, pace) = (env.clone(), pace.clone());
         let (packing, collecting) = (PackOptions::default(), OrphanOptions::default());
         let haste = haste();
@@ -208,7 +258,8 @@ impl FilesystemEntry {
             orphans,
             tier,
             peers,
-            mount: None,
+            mount: process.map(|process| Mounted::Elsewhere(Arc::new(process))),
+            view: watch::Sender::new(Arc::new(view)),
         })
     }
 
@@ -235,65 +286,29 @@ impl FilesystemEntry {
         Client::open(options).await.context("registering with the owner of the ledger")
     }
 
-    /// Publishes changed drives or groups to the client.
+    /// Publishes changed drives or groups to the clients.
     pub(super) fn update(&mut self, map: &ClusterMap, drives: &BTreeMap<DriveId, DriveEntry>) {
-        self.topology.send_replace(topology(map, drives, &self.record, &self.write_set));
+        let topology = topology(map, drives, &self.record, &self.write_set);
+        self.change_view(|view| fill(view, &self.record, &topology));
+        self.topology.send_replace(topology);
     }
 
-    pub(super) fn mount_path(&self) -> Option<PathBuf> {
-        self.mount.as_ref().filter(|mount| mount.is_alive()).map(|mount| mount.path().to_owned())
+    /// Publishes the object store to clients in other processes.
+    pub(super) fn show_store(&self) {
+        self.change_view(|view| view.store = self.tier.access().into());
     }
 
-    pub(super) async fn mount(
-        &mut self,
-        dir: &NodeDir,
-        runtime: &Handle,
-        path: &Path,
-        flags: MountFlags,
-    ) -> Result<()> {
-        self.unmount_dead();
-        let options = MountOptions {
-            path: path.to_owned(),
-            source: format!("{}#{}", dir.root().display(), self.record.name),
-            threads: std::thread::available_parallelism().map_or(4, |cores| cores.get().clamp(4, 16)),
-            flags,
-        };
-        let (client, runtime) = (self.client.clone(), runtime.clone());
-        let mount = tokio::task::spawn_blocking(move || Mount::new(client, runtime, &options)).await??;
-        self.mount = Some(mount);
-        Ok(())
-    }
-
-    /// Waits for the end of a mount that a user has just unmounted by hand.
-    pub(super) async fn unmount_leaving(&mut self) -> Result<()> {
-        let begun = tokio::time::Instant::now();
-        while self.mount.as_ref().is_some_and(|mount| mount.is_alive() && !mount.is_in_tree()) {
-            if begun.elapsed() > LEAVING_PATIENCE {
-                bail!("it was unmounted while files on it were open: close them first");
+    fn change_view(&self, change: impl FnOnce(&mut FilesystemView)) {
+        self.view.send_if_modified(|view| {
+            let mut next = FilesystemView::clone(view);
+            change(&mut next);
+            let is_news = next != **view;
+            if is_news {
+                next.number = next.number.wrapping_add(1).max(1);
+                *view = Arc::new(next);
             }
-            tokio::time::sleep(LEAVING_POLL).await;
-        }
-        self.unmount_dead();
-        Ok(())
-    }
-
-    /// Drops a mount that a user unmounted by hand.
-    pub(super) fn unmount_dead(&mut self) {
-        if self.mount.as_ref().is_some_and(|mount| !mount.is_alive()) {
-            self.mount = None;
-        }
-    }
-
-    pub(super) async fn unmount(&mut self, mode: UnmountMode) -> Result<()> {
-        let Some(mut mount) = self.mount.take() else { return Ok(()) };
-        let work = move || (mount.unmount(mode), mount);
-        let (result, mount) = tokio::task::spawn_blocking(work).await?;
-        if result.is_err() {
-            self.mount = Some(mount);
-        }
-        result?;
-        self.client.sync().await.context("writing out after unmounting")?;
-        Ok(())
+            is_news
+        });
     }
 
     /// Unmounts, writes everything out and ends the ledger's threads.
@@ -335,11 +350,8 @@ impl FilesystemEntry {
             narrow_bytes: self.repairer.stat().narrow_bytes,
             protection: protection(&self.record, map, drives, &owed_drives, damage.is_lost()),
             mount: self.mount_path().map(|path| path.display().to_string()),
-            transport: self
-                .mount
-                .as_ref()
-                .filter(|mount| mount.is_alive())
-                .map(|mount| mount.transport().name().to_owned()),
+            transport: self.mount_transport().map(str::to_owned),
+            mount_process: self.mount_process().map(|process| process.pid()),
             total_bytes: stat.total_bytes,
             free_bytes: stat.free_bytes,
             used_bytes: stat.used_bytes,

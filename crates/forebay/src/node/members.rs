@@ -82,6 +82,7 @@ impl Node {
         for entry in state.filesystems.values_mut() {
             entry.update(&state.map, &state.drives);
         }
+        self.clients.update(state);
         self.publish_scrub(state);
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! A node: starts and stops drives, ledgers, filesystems and the management socket in order.
 
+mod clients;
 mod control;
 mod damage;
 mod drives;
@@ -16,6 +17,7 @@ mod limits;
 mod members;
 mod memory;
 mod monitor;
+mod mounted;
 mod node_file;
 mod paths;
 mod problems;
@@ -53,6 +55,7 @@ use history::{note_drives, tell_drives};
 use ledgers::{LedgerFiles, MetaDirs};
 use memory::MemoryPlan;
 
+pub(crate) use clients::CLIENTS_SOCKET;
 pub(crate) use control::read_node_file;
 pub(crate) use endpoint::S3Options;
 pub(crate) use fsck::fsck_stopped;
@@ -78,6 +81,8 @@ pub(crate) struct Node {
     /// The number of the next event.
     next_event: Mutex<u32>,
     audit: Arc<AuditLog>,
+    /// Services for clients in other processes.
+    clients: clients::Clients,
     runtime: Handle,
     drive_settings: DriveSettings,
     memory: MemoryPlan,
@@ -143,6 +148,7 @@ impl Node {
             positions.extend(owner.position());
             result = result.and(stopped);
         }
+        self.clients.stop();
         positions.extend(self.control.history().position());
         tell_drives(&state.drives, &positions, false).await;
         let ids: Vec<DriveId> = state.drives.keys().copied().collect();
@@ -155,7 +161,9 @@ impl Node {
         let audit = self.audit.clone();
         let stopped = tokio::task::spawn_blocking(move || audit.stop()).await;
         result = result.and(stopped.context("ending the audit log"));
-        for path in [self.dir.node_json(), self.dir.run().join("admin.sock")] {
+        for path in
+            [self.dir.node_json(), self.dir.run().join("admin.sock"), self.dir.run().join(CLIENTS_SOCKET)]
+        {
             if self.env.files.exists(&path) {
                 result = result.and(self.env.files.remove_file(&path).context("removing the runtime files"));
             }

@@ -15,7 +15,7 @@ pub(crate) struct NodeDir {
     root: PathBuf,
 }
 
-/// A path to the management socket. Valid until it is dropped.
+/// A path to a socket. Valid until it is dropped.
 pub(crate) struct SocketPath {
     path: PathBuf,
     _dir: Option<OwnedFd>,
@@ -103,17 +103,22 @@ impl NodeDir {
         self.root.join("mnt")
     }
 
-    /// The management socket. In a deep directory it is reached through a descriptor, because the address of a socket
-    /// holds only 107 bytes.
+    /// The management socket.
     pub(crate) fn socket(&self) -> SocketPath {
-        let path = self.run().join("admin.sock");
+        self.socket_named("admin.sock")
+    }
+
+    /// A socket of the node. In a deep directory it is reached through a descriptor, because the address of a socket holds only
+    /// 107 bytes.
+    pub(crate) fn socket_named(&self, name: &str) -> SocketPath {
+        let path = self.run().join(name);
         if path.as_os_str().len() <= SOCKET_PATH_MAX {
             return SocketPath { path, _dir: None };
         }
         match rustix::fs::open(self.run(), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()) {
             Ok(dir) => {
                 use std::os::fd::AsRawFd;
-                let path = PathBuf::from(format!("/proc/self/fd/{}/admin.sock", dir.as_raw_fd()));
+                let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()));
                 SocketPath { path, _dir: Some(dir) }
             }
             Err(_) => SocketPath { path, _dir: None },

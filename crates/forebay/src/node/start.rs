@@ -16,11 +16,13 @@ use meta::control::{
 };
 use meta::history::Evidence;
 use meta::log::StaleCopies;
+use posix::fuse::UnmountMode;
 use s3::AuditLog;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 use upkeep::{Pace, ScrubTargets};
 
+use super::clients::Clients;
 use super::control::apply_upkeep;
 use super::drives::{DriveEntry, DriveSettings, format_drives, plan_drives};
 use super::events::{Watch, next_event};
@@ -31,7 +33,7 @@ use super::memory::{self, MemoryPlan};
 use super::reached::ReachedStores;
 use super::settings::{Settings, TrimChoice};
 use super::users::open_accounts;
-use super::{Node, NodeDir, S3Options, State};
+use super::{CLIENTS_SOCKET, Node, NodeDir, S3Options, State};
 
 /// How long a start waits for a killed process to end.
 const DYING_S_MAX: u64 = 20;
@@ -95,7 +97,9 @@ fn prepare_dir(env: &Env, dir: &NodeDir) -> Result<Arc<dyn File>> {
 /// Removes files that a killed process left. Called only after the control ledger was opened: a node that still runs,
 /// although its lock file was deleted, keeps them.
 fn remove_leftovers(env: &Env, dir: &NodeDir) -> Result<()> {
-    for path in [dir.node_json(), dir.run().join("admin.sock"), dir.stop_error()] {
+    for path in
+        [dir.node_json(), dir.run().join("admin.sock"), dir.run().join(CLIENTS_SOCKET), dir.stop_error()]
+    {
         if env.files.exists(&path) {
             env.files.remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
@@ -362,6 +366,7 @@ impl Node {
         let pace = paced(&env, upkeep);
         let parts = NodeParts {
             env: &env,
+            dir: &dir,
             cluster,
             meta_dirs: &meta_dirs,
             runtime: &runtime,
@@ -382,6 +387,7 @@ impl Node {
             reached: ReachedStores::default(),
             next_event: Mutex::new(next_event(&control)?),
             audit: Arc::new(AuditLog::start(&env, &dir.audit())),
+            clients: Clients::new(&env),
             env,
             dir,
             cluster,
@@ -417,6 +423,9 @@ impl Node {
             self.go_on_with_this_metadata().await;
         }
         self.start_tiers().await?;
+        // A mount in another process may wait for its owner, and others here for the leases of that mount.
+        self.clients.update(&*self.state.lock().await);
+        self.clients.listen(&self.dir, &self.runtime)?;
         self.recall_events().await?;
         if let Err(error) = self.choose_groups_at_start().await {
             tracing::warn!(error = %format!("{error:#}"), "no groups chosen at the start, the monitor tries again");
@@ -445,9 +454,17 @@ impl Node {
             let asked = options.mount.clone().filter(|_| first);
             let kept = entry.record.mount.clone().map(PathBuf::from);
             let default = first.then(|| self.dir.default_mount());
-            let Some(path) = asked.or(kept).or(default).filter(|_| !options.no_mount) else { continue };
+            let Some(path) = asked.or(kept).or(default).filter(|_| !options.no_mount) else {
+                entry.unmount(UnmountMode::Detach).await?;
+                continue;
+            };
             let path = std::path::absolute(path)?;
             let flags = options.mount_options.clone().filter(|_| first);
+            // The mount has outlived the node.
+            if entry.mount_path().as_deref() == Some(&*path) && flags.is_none() {
+                continue;
+            }
+            entry.unmount(UnmountMode::Detach).await?;
             self.mount_and_remember(entry, path, flags).await?;
         }
         Ok(())
@@ -470,7 +487,7 @@ impl Node {
             }
         }
         let mount_options = mount_options.unwrap_or_else(|| entry.record.mount_options.clone());
-        entry.mount(&self.dir, &self.runtime, &path, mount_options.parse()?).await?;
+        entry.mount((&self.env, &self.dir, &self.runtime), &path, &mount_options, &self.memory).await?;
         let remembered = path.to_string_lossy().into_owned();
         if entry.record.mount.as_ref() != Some(&remembered) || entry.record.mount_options != mount_options {
             entry.record.mount = Some(remembered);

@@ -34,6 +34,7 @@ use super::memory::MemoryPlan;
 use super::reached::Reached;
 use super::stores::{NODE, limits_here};
 use super::{Node, State};
+use crate::mount::StoreAccess;
 
 /// Limit of blobs that are made at a time.
 const UPLOADS_MAX: u64 = 64;
@@ -97,6 +98,13 @@ impl TierEntry {
             returning_bytes_max: self.returning_bytes_max,
             store: self.sender.subscribe(),
         }
+    }
+
+    /// How to reach the store, as JSON for clients in other processes; empty without a store.
+    pub(super) fn access(&self) -> Vec<u8> {
+        let settings = self.reached.as_ref().map(|reached| reached.store().settings());
+        // The text of settings is valid JSON.
+        settings.and_then(|settings| StoreAccess::to_json(settings).ok()).unwrap_or_default()
     }
 
     /// Ends tiering. Clients keep the store, so that content in the store stays readable.
@@ -355,6 +363,7 @@ impl Node {
             match stores.iter().find(|store| store.id == tier.store) {
                 Some(store) => {
                     entry.tier.set_store(store, self.reach(store));
+                    entry.show_store();
                 }
                 None => {
                     entry.tier.store = tier.store.to_string();
@@ -444,6 +453,7 @@ impl Node {
         for entry in users_of(state, record.id) {
             let before = entry.tier.limits;
             entry.tier.set_store(record, Ok(reached.clone()));
+            entry.show_store();
             if entry.tier.limits != before || entry.tier.tiering.is_none() {
                 // Uploads through the old connection run to their end.
                 self.begin_tiering(entry);
@@ -559,6 +569,7 @@ impl Node {
         let committed = self.commit_tier(entry, Some(tier)).await;
         if committed.is_ok() {
             entry.tier.set_store(&record, Ok(reached));
+            entry.show_store();
         }
         self.begin_tiering(entry);
         committed.map_err(AdminError::failed)?;

@@ -89,6 +89,18 @@ pub struct MountFlags {
     pub transport: Transport,
     /// When changes of names and attributes return.
     pub names: Names,
+    /// The process that answers the kernel.
+    pub process: Process,
+}
+
+/// The process that answers the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Process {
+    /// The node's: nothing is faster, and the mount dies with it.
+    #[default]
+    Node,
+    /// One of its own: while the node is away, programs wait.
+    Own,
 }
 
 /// When changes of names and attributes return.
@@ -111,6 +123,7 @@ impl Default for MountFlags {
             read_ahead_bytes: 4 << 20,
             transport: Transport::default(),
             names: Names::default(),
+            process: Process::default(),
         }
     }
 }
@@ -123,7 +136,7 @@ const READ_AHEAD_BYTES_MAX: u64 = 64 << 20;
 pub enum BadMountOption {
     /// The option is unknown.
     #[error(
-        "unknown mount option: {0:?} (known: ro, rw, noatime, relatime, writecache, readcache, direct, readahead=SIZE, strict, transport=device, transport=uring)"
+        "unknown mount option: {0:?} (known: ro, rw, noatime, relatime, writecache, readcache, direct, readahead=SIZE, strict, process=node, process=own, transport=device, transport=uring)"
     )]
     Unknown(String),
     /// The value is not a size, or too large.
@@ -147,6 +160,8 @@ impl std::str::FromStr for MountFlags {
                 "readcache" => flags.cache = CacheMode::Read,
                 "direct" => flags.cache = CacheMode::Direct,
                 "strict" => flags.names = Names::Strict,
+                "process=node" => flags.process = Process::Node,
+                "process=own" => flags.process = Process::Own,
                 other => {
                     let unknown = || BadMountOption::Unknown(other.to_owned());
                     match other.split_once('=').ok_or_else(unknown)? {

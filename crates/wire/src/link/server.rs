@@ -51,7 +51,7 @@ pub enum Trust {
 
 /// Answers calls on connections.
 pub struct Server {
-    services: Services,
+    services: Mutex<Arc<Services>>,
     incarnation: u64,
     streams: Mutex<BTreeMap<u64, Arc<EventStream>>>,
 }
@@ -150,7 +150,16 @@ impl Server {
     /// A server of these services.
     pub fn new(env: &Env, services: Services) -> Arc<Self> {
         let incarnation = env.random.next_u64();
-        Arc::new(Self { services, incarnation, streams: Mutex::default() })
+        Arc::new(Self { services: Mutex::new(Arc::new(services)), incarnation, streams: Mutex::default() })
+    }
+
+    /// Has these services from now on.
+    pub fn set_services(&self, services: Services) {
+        *self.services.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(services);
+    }
+
+    fn services(&self) -> Arc<Services> {
+        self.services.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Serves a connection until it ends. Calls under way are given up then: what they do goes on, nobody gets the answer.
@@ -190,12 +199,13 @@ impl Server {
     }
 
     /// The state of the drives, as events.
-    fn facts(&self) -> impl Iterator<Item = Frame> {
-        self.services.drives.iter().map(|(id, drive)| {
+    fn facts(&self) -> Vec<Frame> {
+        let fact = |(id, drive): (&DriveId, &Arc<dyn DriveService>)| {
             let body = crate::encoding::encode(&drive.stat()).into();
             let message = Packed { code: DRIVE.0[8].1, body, payload: bytes::Bytes::new() };
             Frame { kind: FrameKind::Event, service: id.0, call: 0, message }
-        })
+        };
+        self.services().drives.iter().map(fact).collect()
     }
 }
 
@@ -239,7 +249,7 @@ impl Connection {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
                     if tells_facts {
-                        self.server.facts().for_each(|fact| self.send(fact));
+                        self.server.facts().into_iter().for_each(|fact| self.send(fact));
                     }
                     continue;
                 }
@@ -299,15 +309,16 @@ impl Connection {
         );
         let (answer, wants_facts) = match request {
             Ok(GreetRequest::Hello { wants_facts }) => {
-                let owners = &self.server.services.owners;
-                let ledgers = owners.iter().map(|(ledger, (opened, _))| (*ledger, *opened)).collect();
+                let services = self.server.services();
+                let ledgers =
+                    services.owners.iter().map(|(ledger, (opened, _))| (*ledger, *opened)).collect();
                 (Ok(Welcome { incarnation: self.server.incarnation, ledgers }), wants_facts)
             }
             Err(error) => (Err(refusal(&error)), false),
         };
         // When the other side has the answer, it knows the drives.
         if wants_facts {
-            self.server.facts().for_each(|fact| self.send(fact));
+            self.server.facts().into_iter().for_each(|fact| self.send(fact));
         }
         self.send(answer_frame(frame, AnswerHead::default(), &answer));
         wants_facts
@@ -410,9 +421,10 @@ impl Server {
         tokio::time::timeout(limit, work).await.unwrap_or_else(|_| refused(frame, Refusal::Late).into())
     }
 
-    fn owner(&self, frame: &Frame) -> Result<&Arc<dyn MetaService>, Refusal> {
-        let found = self.services.owners.get(&LedgerId(frame.service));
-        found.map(|(_, owner)| owner).ok_or(Refusal::Elsewhere)
+    fn owner(&self, frame: &Frame) -> Result<Arc<dyn MetaService>, Refusal> {
+        let services = self.services();
+        let found = services.owners.get(&LedgerId(frame.service));
+        found.map(|(_, owner)| owner.clone()).ok_or(Refusal::Elsewhere)
     }
 
     async fn ask_owner(&self, frame: &Frame, envelope: Envelope, fields: &[u8]) -> Frame {
@@ -439,9 +451,8 @@ impl Server {
         let Packed { code, payload, .. } = &frame.message;
         let request = message::unpack_request(&REPLICA, *code, fields, payload.clone());
         let request = request.map_err(|error| refusal(&error))?;
-        let Some(owner) = self.services.replicas.get(&LedgerId(frame.service)) else {
-            return Err(Refusal::Elsewhere);
-        };
+        let services = self.services();
+        let owner = services.replicas.get(&LedgerId(frame.service)).ok_or(Refusal::Elsewhere)?;
         match trust {
             Trust::Full => Ok(owner.ask(request).await),
             // The log and the store have the files of all users.
@@ -458,7 +469,8 @@ impl Server {
         let Packed { code, payload, .. } = &frame.message;
         let request = message::unpack_request(&VIEW, *code, fields, payload.clone());
         let request = request.map_err(|error| refusal(&error))?;
-        let views = self.services.views.as_ref().ok_or(Refusal::Elsewhere)?;
+        let services = self.services();
+        let views = services.views.as_ref().ok_or(Refusal::Elsewhere)?;
         match trust {
             Trust::Full => Ok(views.ask(request).await),
             // The view has the keys of the object store.
@@ -513,7 +525,7 @@ impl Server {
                 Ok(request) => request,
                 Err(error) => return (Err(refusal(&error)), memory),
             };
-        let Some(drive) = self.services.drives.get(&DriveId(frame.service)) else {
+        let Some(drive) = self.services().drives.get(&DriveId(frame.service)).cloned() else {
             return (Err(Refusal::Elsewhere), memory);
         };
         let memory = match &request {
@@ -524,7 +536,7 @@ impl Server {
             }
             _ => memory,
         };
-        let reply = request.execute(&**drive).await;
+        let reply = request.execute(&*drive).await;
         (Ok(reply), memory)
     }
 }

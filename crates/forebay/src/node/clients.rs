@@ -1,0 +1,128 @@
+//! The node's services for clients in other processes on this machine: owners, drives, and what the clients must know of
+//! filesystems. The socket is in a directory of root, so its clients are trusted.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixListener as StdListener;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use base::FsError;
+use base::env::Env;
+use tokio::net::UnixListener;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use wire::BoxFuture;
+use wire::drive::DriveService;
+use wire::link::{Server, Services, Trust};
+use wire::meta::MetaService;
+use wire::view::{FilesystemView, NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
+
+use super::{NodeDir, State};
+
+/// The name of the socket.
+pub(crate) const CLIENTS_SOCKET: &str = "clients.sock";
+/// Pause after a connection could not be accepted: there are too many descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Views of the filesystems, by name.
+#[derive(Default)]
+struct Views(Mutex<BTreeMap<String, watch::Receiver<Arc<FilesystemView>>>>);
+
+impl Views {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, watch::Receiver<Arc<FilesystemView>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ViewService for Views {
+    fn ask(&self, request: ViewRequest) -> BoxFuture<'_, Result<ViewReply, FsError>> {
+        let ViewRequest::Filesystem { name, known, wait_ms } = request;
+        let view = self.all().get(&name).cloned();
+        Box::pin(async move {
+            let mut view = view.ok_or(FsError::NotFound)?;
+            let wait = Duration::from_millis(wait_ms.into()).min(NEWS_WAIT_MAX);
+            let news = view.wait_for(|view| view.number != known);
+            match tokio::time::timeout(wait, news).await {
+                Ok(Ok(view)) => Ok(ViewReply::Filesystem(Box::new(FilesystemView::clone(&view)))),
+                Ok(Err(_)) | Err(_) => Ok(ViewReply::Same),
+            }
+        })
+    }
+}
+
+/// The services, and the task that accepts connections.
+pub(super) struct Clients {
+    server: Arc<Server>,
+    views: Arc<Views>,
+    accepting: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Clients {
+    pub(super) fn new(env: &Env) -> Self {
+        let (server, views) = (Server::new(env, Services::default()), Arc::default());
+        Self { server, views, accepting: Mutex::default() }
+    }
+
+    /// Serves what the node has now.
+    pub(super) fn update(&self, state: &State) {
+        let owners = state.filesystems.values().map(|entry| {
+            let opened = entry.owner.stat().epoch;
+            (entry.record.ledger, (opened, entry.owner.clone() as Arc<dyn MetaService>))
+        });
+        let drives = state.drives.iter().filter_map(|(id, entry)| {
+            let service = entry.service.clone()?;
+            Some((*id, service as Arc<dyn DriveService>))
+        });
+        *self.views.all() =
+            state.filesystems.iter().map(|(name, entry)| (name.clone(), entry.view.subscribe())).collect();
+        self.server.set_services(Services {
+            owners: owners.collect(),
+            views: Some(self.views.clone()),
+            drives: drives.collect(),
+            ..Services::default()
+        });
+    }
+
+    /// Begins to accept connections.
+    pub(super) fn listen(&self, dir: &NodeDir, runtime: &Handle) -> Result<()> {
+        let socket = dir.socket_named(CLIENTS_SOCKET);
+        let listening = || -> std::io::Result<UnixListener> {
+            let listener = StdListener::bind(socket.as_path())?;
+            listener.set_nonblocking(true)?;
+            UnixListener::from_std(listener)
+        };
+        let listener =
+            listening().with_context(|| format!("cannot listen at {}", socket.as_path().display()))?;
+        let (server, spawner) = (self.server.clone(), runtime.clone());
+        let accepting = runtime.spawn(async move {
+            loop {
+                match listener.accept().await {
+                    Ok((stream, _)) => {
+                        let serving = server.clone().serve(stream, Trust::Full);
+                        spawner.spawn(async move {
+                            if let Err(error) = serving.await {
+                                tracing::debug!(%error, "the connection of a client ended");
+                            }
+                        });
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "the connection of a client was not accepted");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                }
+            }
+        });
+        *self.accepting.lock().unwrap_or_else(PoisonError::into_inner) = Some(accepting);
+        Ok(())
+    }
+
+    /// Serves nothing any more.
+    pub(super) fn stop(&self) {
+        let accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        accepting.into_iter().for_each(|task| task.abort());
+        self.server.set_services(Services::default());
+        self.views.all().clear();
+    }
+}

@@ -1,0 +1,168 @@
+//! The mount of a filesystem: in the node's process, or in one of its own.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use base::env::Env;
+use posix::fuse::{Mount, MountFlags, MountOptions, Process, Transport, UnmountMode};
+use tokio::runtime::Handle;
+
+use super::NodeDir;
+use super::filesystems::FilesystemEntry;
+use super::memory::MemoryPlan;
+use crate::mount::{Memory, MountProcess, Spec};
+
+/// How long a mount that was removed by hand may take to end.
+const LEAVING_PATIENCE: Duration = Duration::from_secs(3);
+const LEAVING_POLL: Duration = Duration::from_millis(10);
+/// How long a mount in its own process may write out.
+const WRITE_OUT: Duration = Duration::from_secs(60);
+
+/// A mounted filesystem.
+pub(super) enum Mounted {
+    /// In this process.
+    Here(Mount),
+    /// In a process of its own.
+    Elsewhere(Arc<MountProcess>),
+}
+
+impl Mounted {
+    fn is_alive(&self) -> bool {
+        match self {
+            Self::Here(mount) => mount.is_alive(),
+            Self::Elsewhere(process) => process.is_alive(),
+        }
+    }
+
+    /// Whether a user has unmounted it by hand, and it still ends.
+    fn is_leaving(&self) -> bool {
+        match self {
+            Self::Here(mount) => mount.is_alive() && !mount.is_in_tree(),
+            Self::Elsewhere(process) => process.is_alive() && !process.is_in_tree(),
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Here(mount) => mount.path(),
+            Self::Elsewhere(process) => process.path(),
+        }
+    }
+
+    fn transport(&self) -> Transport {
+        match self {
+            Self::Here(mount) => mount.transport(),
+            Self::Elsewhere(process) => process.transport(),
+        }
+    }
+}
+
+impl FilesystemEntry {
+    fn live_mount(&self) -> Option<&Mounted> {
+        self.mount.as_ref().filter(|mount| mount.is_alive())
+    }
+
+    pub(super) fn mount_path(&self) -> Option<PathBuf> {
+        self.live_mount().map(|mount| mount.path().to_owned())
+    }
+
+    /// How requests come from the kernel.
+    pub(super) fn mount_transport(&self) -> Option<&'static str> {
+        self.live_mount().map(|mount| mount.transport().name())
+    }
+
+    /// The process of the mount, if it is one of its own.
+    pub(super) fn mount_process(&self) -> Option<&Arc<MountProcess>> {
+        match self.live_mount()? {
+            Mounted::Here(_) => None,
+            Mounted::Elsewhere(process) => Some(process),
+        }
+    }
+
+    pub(super) async fn mount(
+        &mut self,
+        (env, dir, runtime): (&Env, &NodeDir, &Handle),
+        path: &Path,
+        options: &str,
+        memory: &MemoryPlan,
+    ) -> Result<()> {
+        self.unmount_dead();
+        let flags: MountFlags = options.parse()?;
+        self.mount = Some(match flags.process {
+            Process::Node => {
+                let options = MountOptions {
+                    path: path.to_owned(),
+                    source: format!("{}#{}", dir.root().display(), self.record.name),
+                    threads: std::thread::available_parallelism().map_or(4, |cores| cores.get().clamp(4, 16)),
+                    flags,
+                };
+                let (client, runtime) = (self.client.clone(), runtime.clone());
+                let mount = tokio::task::spawn_blocking(move || Mount::new(client, runtime, &options));
+                Mounted::Here(mount.await??)
+            }
+            Process::Own => {
+                let spec = Spec {
+                    dir: dir.root().to_owned(),
+                    id: self.record.id,
+                    filesystem: self.record.name.clone(),
+                    path: path.to_owned(),
+                    options: options.to_owned(),
+                    memory: Memory {
+                        dirty: memory.dirty_bytes,
+                        map: memory.map_bytes,
+                        fetched: memory.fetched_bytes,
+                        returning: memory.returning_bytes,
+                    },
+                };
+                let env = env.clone();
+                let process = tokio::task::spawn_blocking(move || MountProcess::start(&env, &spec));
+                Mounted::Elsewhere(Arc::new(process.await??))
+            }
+        });
+        Ok(())
+    }
+
+    /// Waits for the end of a mount that a user has just unmounted by hand.
+    pub(super) async fn unmount_leaving(&mut self) -> Result<()> {
+        let begun = tokio::time::Instant::now();
+        while self.mount.as_ref().is_some_and(Mounted::is_leaving) {
+            if begun.elapsed() > LEAVING_PATIENCE {
+                bail!("it was unmounted while files on it were open: close them first");
+            }
+            tokio::time::sleep(LEAVING_POLL).await;
+        }
+        self.unmount_dead();
+        Ok(())
+    }
+
+    /// Drops a mount that a user unmounted by hand, or whose process has ended.
+    pub(super) fn unmount_dead(&mut self) {
+        if self.mount.as_ref().is_some_and(|mount| !mount.is_alive()) {
+            self.mount = None;
+        }
+    }
+
+    pub(super) async fn unmount(&mut self, mode: UnmountMode) -> Result<()> {
+        match self.mount.take() {
+            None => return Ok(()),
+            Some(Mounted::Here(mut mount)) => {
+                let work = move || (mount.unmount(mode), mount);
+                let (result, mount) = tokio::task::spawn_blocking(work).await?;
+                if result.is_err() {
+                    self.mount = Some(Mounted::Here(mount));
+                }
+                result?;
+            }
+            Some(Mounted::Elsewhere(process)) => {
+                let result = process.clone().unmount(mode, WRITE_OUT).await;
+                if result.is_err() {
+                    self.mount = Some(Mounted::Elsewhere(process));
+                }
+                result?;
+            }
+        }
+        self.client.sync().await.context("writing out after unmounting")
+    }
+}
