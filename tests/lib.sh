@@ -225,6 +225,9 @@ node_end() {
         kill -KILL "$pid" 2>/dev/null
     fi
     ! mountpoint -q "$dir/mnt" 2>/dev/null || umount -l "$dir/mnt"
+    # Processes of mounts end when they are unmounted, unless that hangs.
+    pkill -KILL -f "mount-process.*$dir\"" 2>/dev/null
+    return 0
 }
 
 # --- trees ---------------------------------------------------------------------------------------------------------

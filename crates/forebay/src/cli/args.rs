@@ -100,6 +100,9 @@ pub(crate) enum Command {
     Stop {
         /// The node's directory.
         dir: PathBuf,
+        /// Leave mounts with `process=own`: programs wait for the next start, for instance of a newer version.
+        #[arg(long)]
+        keep_mounts: bool,
     },
     /// Show the health, space, drives and filesystems of a node.
     #[command(after_help = STATUS_HELP)]

@@ -45,7 +45,7 @@ fn run_command(command: Command) -> Result<()> {
     match command {
         Command::Fsck { .. } | Command::Status { .. } => unreachable!("they have exit statuses of their own"),
         Command::Start(args) => start::start(args),
-        Command::Stop { dir } => start::stop(&dir),
+        Command::Stop { dir, keep_mounts } => start::stop(&dir, keep_mounts),
         Command::Mount { dir, path, options, fs, json } => {
             filesystems::mount(&dir, path, options, &fs, json.into())
         }

@@ -21,7 +21,7 @@ use super::args::StartArgs;
 use super::output::{Format, bytes, print};
 use super::{ask, env};
 use crate::log::{Log, Sink};
-use crate::node::{Node, NodeDir, NodeFile, StartOptions, read_node_file};
+use crate::node::{Mounts, Node, NodeDir, NodeFile, StartOptions, read_node_file};
 use crate::watchdog::Watchdog;
 
 /// How long `stop` waits for the process to end.
@@ -202,8 +202,9 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
             }
         }
         // The sender's thread lives as long as the process.
-        let _ = asked.wait_for(|asked| *asked).await;
-        let stopped = tokio::time::timeout(SHUTDOWN_DEADLINE, node.stop()).await;
+        let asked = asked.wait_for(|asked| asked.is_some()).await;
+        let mounts = asked.ok().and_then(|asked| *asked).unwrap_or(Mounts::Unmount);
+        let stopped = tokio::time::timeout(SHUTDOWN_DEADLINE, node.stop(mounts)).await;
         let result = stopped.context("stopping took too long; everything acknowledged is safe")?;
         match &result {
             Ok(()) => tracing::info!("node has stopped"),
@@ -216,23 +217,29 @@ fn run(dir: &NodeDir, args: &StartArgs) -> Result<()> {
     })
 }
 
-/// Becomes true at SIGINT or SIGTERM. A thread of its own waits for the signal, and ends the process by force if the
-/// node does not stop in time.
-fn signals() -> Result<watch::Receiver<bool>> {
+/// Asks to stop at SIGINT or SIGTERM, and at SIGUSR1 to keep mounts. A thread of its own waits for the signal, and ends the process
+/// by force if the node does not stop in time.
+fn signals() -> Result<watch::Receiver<Option<Mounts>>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (ask, asked) = watch::channel(false);
-    let (mut terminate, mut interrupt) = {
+    let (ask, asked) = watch::channel(None);
+    let (mut terminate, mut interrupt, mut keep) = {
         let _inside = runtime.enter();
-        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?)
+        (
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::user_defined1())?,
+        )
     };
     // The thread lives as long as the process.
     let _ = spawn_thread("signals", move || {
         runtime.block_on(async {
-            tokio::select! {
-                _ = terminate.recv() => tracing::info!("asked to stop"),
-                _ = interrupt.recv() => tracing::info!("interrupted"),
-            }
-            ask.send_replace(true);
+            let mounts = tokio::select! {
+                _ = terminate.recv() => Mounts::Unmount,
+                _ = interrupt.recv() => Mounts::Unmount,
+                _ = keep.recv() => Mounts::Keep,
+            };
+            tracing::info!(?mounts, "asked to stop");
+            ask.send_replace(Some(mounts));
             tokio::time::sleep(SHUTDOWN_DEADLINE + FORCE_AFTER).await;
             tracing::error!("the node does not stop, ending by force; everything acknowledged is safe");
             tokio::time::sleep(FORCE_AFTER).await;
@@ -242,7 +249,7 @@ fn signals() -> Result<watch::Receiver<bool>> {
     Ok(asked)
 }
 
-pub(super) fn stop(dir: &Path) -> Result<()> {
+pub(super) fn stop(dir: &Path, keep_mounts: bool) -> Result<()> {
     let dir = NodeDir::new(dir);
     let root = dir.root().display();
     let node = read_node_file(&env(), &dir).as_ref().and_then(running);
@@ -250,7 +257,8 @@ pub(super) fn stop(dir: &Path) -> Result<()> {
     let Some(node) = node.filter(|_| is_locked(&dir)) else {
         bail!("no node runs in {root}");
     };
-    pidfd_send_signal(&node, Signal::TERM).context("cannot signal the node")?;
+    let signal = if keep_mounts { Signal::USR1 } else { Signal::TERM };
+    pidfd_send_signal(&node, signal).context("cannot signal the node")?;
     // The lock is free a moment before the last of the node's files is closed. After the end of the process nothing
     // holds the filesystem below it.
     if !ends_within(&node, STOP_DEADLINE)? {

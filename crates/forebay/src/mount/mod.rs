@@ -52,6 +52,13 @@ pub(crate) struct Spec {
     pub(crate) memory: Memory,
 }
 
+impl Spec {
+    /// What the mount table shows.
+    fn source(&self) -> String {
+        format!("{}#{}", self.dir.display(), self.filesystem)
+    }
+}
+
 /// Limits of memory, in bytes, as those of a mount in the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
@@ -66,6 +73,8 @@ pub(crate) struct Memory {
 struct About {
     pid: u32,
     path: PathBuf,
+    /// As the mount table shows it.
+    source: String,
     transport: String,
 }
 
@@ -110,6 +119,7 @@ pub(crate) struct MountProcess {
     id: u32,
     about: About,
     process: OwnedFd,
+    is_earlier: bool,
 }
 
 impl MountProcess {
@@ -137,10 +147,11 @@ impl MountProcess {
         }
         // It ends when it likes; nothing is left of it then.
         base::env::spawn_thread("mount-end", move || drop(child.wait()));
-        Self::find(env, &dir, spec.id).context("the mount has ended again")
+        let started = Self::find(env, &dir, spec.id).context("the mount has ended again")?;
+        Ok(Self { is_earlier: false, ..started })
     }
 
-    /// The process of a filesystem that runs now, if one does.
+    /// The process of a filesystem that an earlier run of the node started, if it is there.
     pub(crate) fn find(env: &Env, dir: &NodeDir, id: u32) -> Option<Self> {
         let place = Place { dir, id };
         let lock = env.files.open(&place.file("lock"), OpenMode::Existing, Caching::Buffered).ok()?;
@@ -149,7 +160,7 @@ impl MountProcess {
         }
         let about: About = serde_json::from_slice(&env.files.read(&place.file("json")).ok()?).ok()?;
         let process = pidfd_open(Pid::from_raw(about.pid as i32)?, PidfdFlags::empty()).ok()?;
-        Some(Self { dir: dir.clone(), id, about, process })
+        Some(Self { dir: dir.clone(), id, about, process, is_earlier: true })
     }
 
     pub(crate) fn is_alive(&self) -> bool {
@@ -158,12 +169,17 @@ impl MountProcess {
 
     /// Whether its mount is in the mount table. After an unmount by hand it is not, and the process ends a moment later.
     pub(crate) fn is_in_tree(&self) -> bool {
-        forebay_mounts().is_ok_and(|mounts| mounts.iter().any(|mount| mount.path == self.about.path))
+        forebay_mounts().is_ok_and(|mounts| mounts.iter().any(|mount| mount.source == self.about.source))
     }
 
     fn ends_within(&self, time: Duration) -> bool {
         let Ok(time) = Timespec::try_from(time) else { return false };
         poll(&mut [PollFd::new(&self.process, PollFlags::IN)], Some(&time)).is_ok_and(|ended| ended > 0)
+    }
+
+    /// Whether an earlier run of the node started it.
+    pub(crate) fn is_earlier(&self) -> bool {
+        self.is_earlier
     }
 
     pub(crate) fn pid(&self) -> u32 {

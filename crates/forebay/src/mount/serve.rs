@@ -120,7 +120,7 @@ async fn mount(env: &Env, dir: &NodeDir, spec: &Spec) -> Result<()> {
     let flags: MountFlags = spec.options.parse()?;
     let options = MountOptions {
         path: spec.path.clone(),
-        source: format!("{}#{}", dir.root().display(), spec.filesystem),
+        source: spec.source(),
         threads: std::thread::available_parallelism().map_or(4, |cores| cores.get().clamp(4, 16)),
         flags,
     };
@@ -266,6 +266,7 @@ async fn answer(env: &Env, dir: &NodeDir, spec: &Spec, client: &Client, mut moun
     let about = About {
         pid: std::process::id(),
         path: spec.path.clone(),
+        source: spec.source(),
         transport: mount.transport().name().to_owned(),
     };
     env.files.write_atomic(&place.file("json"), &serde_json::to_vec(&about)?)?;

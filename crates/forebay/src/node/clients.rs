@@ -12,7 +12,7 @@ use base::env::Env;
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use wire::BoxFuture;
 use wire::drive::DriveService;
 use wire::link::{Server, Services, Trust};
@@ -95,17 +95,18 @@ impl Clients {
         };
         let listener =
             listening().with_context(|| format!("cannot listen at {}", socket.as_path().display()))?;
-        let (server, spawner) = (self.server.clone(), runtime.clone());
+        let server = self.server.clone();
         let accepting = runtime.spawn(async move {
+            // They end with this task.
+            let mut serving = JoinSet::new();
             loop {
-                match listener.accept().await {
+                let accepted = tokio::select! {
+                    Some(_) = serving.join_next() => continue,
+                    accepted = listener.accept() => accepted,
+                };
+                match accepted {
                     Ok((stream, _)) => {
-                        let serving = server.clone().serve(stream, Trust::Full);
-                        spawner.spawn(async move {
-                            if let Err(error) = serving.await {
-                                tracing::debug!(%error, "the connection of a client ended");
-                            }
-                        });
+                        serving.spawn(server.clone().serve(stream, Trust::Full));
                     }
                     Err(error) => {
                         tracing::warn!(%error, "the connection of a client was not accepted");
@@ -118,10 +119,13 @@ impl Clients {
         Ok(())
     }
 
-    /// Serves nothing any more.
-    pub(super) fn stop(&self) {
+    /// Ends all connections. Clients wait for the next start.
+    pub(super) async fn stop(&self) {
         let accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
-        accepting.into_iter().for_each(|task| task.abort());
+        if let Some(accepting) = accepting {
+            accepting.abort();
+            let _ = accepting.await;
+        }
         self.server.set_services(Services::default());
         self.views.all().clear();
     }

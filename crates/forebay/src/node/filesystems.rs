@@ -26,7 +26,6 @@ use wire::meta::MetaService;
 use wire::position::Position;
 use wire::view::FilesystemView;
 
-use super::NodeDir;
 use super::damage::damage_info;
 use super::drives::DriveEntry;
 use super::groups::WriteSet;
@@ -36,6 +35,7 @@ use super::limits::limits_of;
 use super::memory::MemoryPlan;
 use super::mounted::Mounted;
 use super::tiers::TierEntry;
+use super::{Mounts, NodeDir};
 use crate::mount::MountProcess;
 
 /// Groups per position when each group has all drives.
@@ -312,7 +312,15 @@ impl FilesystemEntry {
     }
 
     /// Unmounts, writes everything out and ends the ledger's threads.
-    pub(super) async fn stop(mut self) -> Result<()> {
+    pub(super) async fn stop(mut self, mounts: Mounts) -> Result<()> {
+        let stays = self.mount_process().is_some_and(|process| match mounts {
+            Mounts::Unmount => false,
+            Mounts::KeepEarlier => process.is_earlier(),
+            Mounts::Keep => true,
+        });
+        if stays {
+            self.mount = None;
+        }
         let unmounted = self.unmount(UnmountMode::Detach).await;
         self.tier.stop().await;
         self.packer.stop().await;

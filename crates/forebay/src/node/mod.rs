@@ -64,6 +64,17 @@ pub(crate) use paths::NodeDir;
 pub(crate) use settings::TrimChoice;
 pub(crate) use start::{IoChoice, StartOptions};
 
+/// What becomes of mounts in processes of their own when a node stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mounts {
+    /// They are unmounted.
+    Unmount,
+    /// Those of earlier runs of the node stay: this one failed to start.
+    KeepEarlier,
+    /// They stay: programs wait for the next start.
+    Keep,
+}
+
 /// A running node.
 pub(crate) struct Node {
     env: Env,
@@ -123,7 +134,7 @@ impl Node {
     }
 
     /// Writes everything out and stops all parts in the order of their dependencies. Returns the first error.
-    pub(crate) async fn stop(&self) -> Result<()> {
+    pub(crate) async fn stop(&self, mounts: Mounts) -> Result<()> {
         // Fails if no receiver is left.
         let _ = self.stop_serving.send(true);
         let monitor = self.monitor.lock().expect("no holder of this lock panics").take();
@@ -132,6 +143,9 @@ impl Node {
             let _ = monitor.await;
         }
         let mut result = self.stop_s3().await;
+        if mounts == Mounts::Keep {
+            self.clients.stop().await;
+        }
         result = result.and(self.control.catch_up().await.context("storing a change of the control ledger"));
         let mut state = self.state.lock().await;
         result = result.and(self.keep_scrub_marks(&mut state).await);
@@ -144,11 +158,11 @@ impl Node {
         let mut positions = Vec::new();
         for (name, entry) in std::mem::take(&mut state.filesystems) {
             let owner = entry.owner.clone();
-            let stopped = entry.stop().await.with_context(|| format!("stopping filesystem {name}"));
+            let stopped = entry.stop(mounts).await.with_context(|| format!("stopping filesystem {name}"));
             positions.extend(owner.position());
             result = result.and(stopped);
         }
-        self.clients.stop();
+        self.clients.stop().await;
         positions.extend(self.control.history().position());
         tell_drives(&state.drives, &positions, false).await;
         let ids: Vec<DriveId> = state.drives.keys().copied().collect();

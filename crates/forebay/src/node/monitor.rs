@@ -93,6 +93,7 @@ impl Node {
         changed |= self.reassign(&mut state).await?;
         changed |= self.finish_rebuilds(&mut state).await?;
         self.finish_detached(&mut state).await?;
+        self.revive_mounts(&mut state).await;
         let waited = now.saturating_sub(seen.changed_ns) >= NARROW_AFTER_NS;
         let patience = if waited { Patience::Over } else { Patience::Left };
         changed |= self.update_write_sets(&mut state, patience).await?;

@@ -9,9 +9,9 @@ use base::env::Env;
 use posix::fuse::{Mount, MountFlags, MountOptions, Process, Transport, UnmountMode};
 use tokio::runtime::Handle;
 
-use super::NodeDir;
 use super::filesystems::FilesystemEntry;
 use super::memory::MemoryPlan;
+use super::{Node, NodeDir, State};
 use crate::mount::{Memory, MountProcess, Spec};
 
 /// How long a mount that was removed by hand may take to end.
@@ -44,6 +44,14 @@ impl Mounted {
         }
     }
 
+    /// Whether nothing is left of it. If its process was killed, the mount is left.
+    fn has_left(&self) -> bool {
+        match self {
+            Self::Here(mount) => !mount.is_alive(),
+            Self::Elsewhere(process) => !process.is_alive() && !process.is_in_tree(),
+        }
+    }
+
     fn path(&self) -> &Path {
         match self {
             Self::Here(mount) => mount.path(),
@@ -55,6 +63,18 @@ impl Mounted {
         match self {
             Self::Here(mount) => mount.transport(),
             Self::Elsewhere(process) => process.transport(),
+        }
+    }
+}
+
+impl Node {
+    /// Looks after mounts whose processes have ended.
+    pub(super) async fn revive_mounts(&self, state: &mut State) {
+        for entry in state.filesystems.values_mut() {
+            let node = (&self.env, &self.dir, &self.runtime);
+            if let Err(error) = entry.revive_mount(node, &self.memory).await {
+                tracing::error!(filesystem = %entry.record.name, error = %format!("{error:#}"), "cannot mount again, trying again");
+            }
         }
     }
 }
@@ -137,9 +157,26 @@ impl FilesystemEntry {
         Ok(())
     }
 
-    /// Drops a mount that a user unmounted by hand, or whose process has ended.
+    /// Mounts again where the process of a mount has ended and the mount is still there: then every call on it fails.
+    pub(super) async fn revive_mount(
+        &mut self,
+        node: (&Env, &NodeDir, &Handle),
+        memory: &MemoryPlan,
+    ) -> Result<()> {
+        let path = match &self.mount {
+            Some(Mounted::Elsewhere(process)) if !process.is_alive() && process.is_in_tree() => {
+                process.path().to_owned()
+            }
+            _ => return Ok(()),
+        };
+        tracing::error!(path = %path.display(), "the process of the mount has ended: mounting again; programs with open files fail");
+        let options = self.record.mount_options.clone();
+        self.mount(node, &path, &options, memory).await
+    }
+
+    /// Drops a mount that a user unmounted by hand.
     pub(super) fn unmount_dead(&mut self) {
-        if self.mount.as_ref().is_some_and(|mount| !mount.is_alive()) {
+        if self.mount.as_ref().is_some_and(Mounted::has_left) {
             self.mount = None;
         }
     }

@@ -33,7 +33,7 @@ use super::memory::{self, MemoryPlan};
 use super::reached::ReachedStores;
 use super::settings::{Settings, TrimChoice};
 use super::users::open_accounts;
-use super::{CLIENTS_SOCKET, Node, NodeDir, S3Options, State};
+use super::{CLIENTS_SOCKET, Mounts, Node, NodeDir, S3Options, State};
 
 /// How long a start waits for a killed process to end.
 const DYING_S_MAX: u64 = 20;
@@ -412,7 +412,7 @@ impl Node {
         });
         if let Err(error) = node.finish_start(&options).await {
             // Everything that was started is stopped again; the first error is the one to show.
-            let _ = node.stop().await;
+            let _ = node.stop(Mounts::KeepEarlier).await;
             return Err(error);
         }
         Ok(node)
