@@ -47,7 +47,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use base::env::Env;
-use base::{ClusterId, FsError, Ino, LedgerId};
+use base::{ClusterId, FsError, Ino, LedgerId, SessionId};
 use bytes::Bytes;
 use layout::{Profile, extent_bytes_max};
 use tokio::runtime::Handle;
@@ -371,6 +371,11 @@ impl Client {
     /// The time for timestamps, in nanoseconds since 1970.
     pub fn wall_ns(&self) -> i64 {
         self.inner.env.clock.wall_ns()
+    }
+
+    /// The session with the owner, now.
+    pub fn session(&self) -> SessionId {
+        self.inner.session.bonds.with(|bond| bond.session)
     }
 
     /// The protection of new data.

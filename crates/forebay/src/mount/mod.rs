@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use base::SessionId;
 use base::env::{Caching, Env, File, OpenMode};
 use posix::fuse::{Transport, UnmountMode, forebay_mounts};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -76,6 +77,8 @@ struct About {
     /// As the mount table shows it.
     source: String,
     transport: String,
+    /// Its session with the owner.
+    session: SessionId,
 }
 
 /// A question.
@@ -180,6 +183,11 @@ impl MountProcess {
     /// Whether an earlier run of the node started it.
     pub(crate) fn is_earlier(&self) -> bool {
         self.is_earlier
+    }
+
+    /// Its first session with the owner.
+    pub(crate) fn session(&self) -> SessionId {
+        self.about.session
     }
 
     pub(crate) fn pid(&self) -> u32 {

@@ -268,6 +268,7 @@ async fn answer(env: &Env, dir: &NodeDir, spec: &Spec, client: &Client, mut moun
         path: spec.path.clone(),
         source: spec.source(),
         transport: mount.transport().name().to_owned(),
+        session: client.session(),
     };
     env.files.write_atomic(&place.file("json"), &serde_json::to_vec(&about)?)?;
     tracing::info!(path = %spec.path.display(), "mounted");

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use base::env::Env;
 use posix::fuse::{Mount, MountFlags, MountOptions, Process, Transport, UnmountMode};
 use tokio::runtime::Handle;
+use wire::meta::{MetaRequest, MetaService, RequestId};
 
 use super::filesystems::FilesystemEntry;
 use super::memory::MemoryPlan;
@@ -163,13 +164,18 @@ impl FilesystemEntry {
         node: (&Env, &NodeDir, &Handle),
         memory: &MemoryPlan,
     ) -> Result<()> {
-        let path = match &self.mount {
+        let (path, session) = match &self.mount {
             Some(Mounted::Elsewhere(process)) if !process.is_alive() && process.is_in_tree() => {
-                process.path().to_owned()
+                (process.path().to_owned(), process.session())
             }
             _ => return Ok(()),
         };
         tracing::error!(path = %path.display(), "the process of the mount has ended: mounting again; programs with open files fail");
+        // Nobody waits for what it held.
+        let id = RequestId { session, slot: 0, seq: u64::MAX };
+        if let Err(error) = self.owner.call(id.into(), MetaRequest::CloseSession).await {
+            tracing::warn!(%session, %error, "the session of the mount ends by its silence");
+        }
         let options = self.record.mount_options.clone();
         self.mount(node, &path, &options, memory).await
     }
