@@ -1,6 +1,7 @@
 //! Client, owner and drives in processes of their own, as far as they can tell: every message travels over socket pairs.
 
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -9,10 +10,9 @@ use base::env::Env;
 use base::{ClusterId, DriveId, DriveUuid, FsError, Ino};
 use client::{Caller, Client, OpenIntent, Reach, RenameMode, SetAttr, Topology};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate};
-use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
 use wire::drive::DriveService;
-use wire::link::{Dial, Peer, PeerOptions, RemoteDrive, RemoteOwner, Server, Services, Stream, Trust};
+use wire::link::{Connection, Dial, Peer, PeerOptions, RemoteDrive, RemoteOwner, Server, Services, Trust};
 use wire::meta::MetaService;
 
 use crate::common::{LEDGER, World, create, find, new_file, pattern, read_all, run};
@@ -102,6 +102,7 @@ impl Machine {
                     return Err(std::io::ErrorKind::ConnectionRefused.into());
                 }
                 let (here, there) = UnixStream::pair()?;
+                let (here, there) = (Connection::local(here)?, Connection::local(there)?);
                 let server = machine.server.lock().unwrap().clone();
                 tokio::spawn(async move {
                     tokio::select! {
@@ -109,7 +110,7 @@ impl Machine {
                         () = machine.broken.notified() => {}
                     }
                 });
-                Ok(Box::new(here) as Box<dyn Stream>)
+                Ok(here)
             })
         })
     }

@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use upkeep::{DamageKeeper, Pace, S3Store, StoreSettings};
 use wire::drive::DriveService;
-use wire::link::{Dial, Peer, PeerOptions, RemoteDrive, RemoteOwner, RemoteViews, Stream};
+use wire::link::{Connection, Dial, Peer, PeerOptions, RemoteDrive, RemoteOwner, RemoteViews};
 use wire::meta::MetaService;
 use wire::store::{ObjectStore, StoreAddress};
 use wire::view::{FilesystemView, NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
@@ -139,7 +139,7 @@ fn dial(dir: &NodeDir) -> Dial {
         let socket = dir.socket_named(CLIENTS_SOCKET);
         Box::pin(async move {
             let stream = UnixStream::connect(socket.as_path()).await?;
-            Ok(Box::new(stream) as Box<dyn Stream>)
+            Connection::local(stream.into_std()?)
         })
     })
 }

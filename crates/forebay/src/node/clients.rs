@@ -1,21 +1,22 @@
 //! The node's services for clients in other processes on this machine: owners, drives, and what the clients must know of
 //! filesystems. The socket is in a directory of root, so its clients are trusted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::unix::net::UnixListener as StdListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use base::FsError;
 use base::env::Env;
+use base::{FsError, LedgerId};
+use client::Client;
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use wire::BoxFuture;
 use wire::drive::DriveService;
-use wire::link::{Server, Services, Trust};
+use wire::link::{Connection, Server, Services, Trust};
 use wire::meta::MetaService;
 use wire::view::{FilesystemView, NEWS_WAIT_MAX, ViewReply, ViewRequest, ViewService};
 
@@ -75,10 +76,18 @@ impl Clients {
             let service = entry.service.clone()?;
             Some((*id, service as Arc<dyn DriveService>))
         });
+        let clients: HashMap<LedgerId, Client> =
+            state.filesystems.values().map(|entry| (entry.record.ledger, entry.client.clone())).collect();
+        let note_use = move |ledger| {
+            if let Some(client) = clients.get(&ledger) {
+                client.note_use();
+            }
+        };
         *self.views.all() =
             state.filesystems.iter().map(|(name, entry)| (name.clone(), entry.view.subscribe())).collect();
         self.server.set_services(Services {
             owners: owners.collect(),
+            note_use: Some(Arc::new(note_use)),
             views: Some(self.views.clone()),
             drives: drives.collect(),
             ..Services::default()
@@ -102,11 +111,11 @@ impl Clients {
             loop {
                 let accepted = tokio::select! {
                     Some(_) = serving.join_next() => continue,
-                    accepted = listener.accept() => accepted,
+                    accepted = listener.accept() => accepted.and_then(|(stream, _)| stream.into_std()),
                 };
-                match accepted {
-                    Ok((stream, _)) => {
-                        serving.spawn(server.clone().serve(stream, Trust::Full));
+                match accepted.and_then(Connection::local) {
+                    Ok(connection) => {
+                        serving.spawn(server.clone().serve(connection, Trust::Full));
                     }
                     Err(error) => {
                         tracing::warn!(%error, "the connection of a client was not accepted");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use admin::{FilesystemInfo, LedgerInfo, OrphanInfo, PackInfo, RepairInfo};
 use anyhow::{Context, Result};
 use base::env::Env;
-use base::{ClusterId, DriveId, PgId};
+use base::{ClusterId, DriveId, LedgerId, PgId};
 use bytes::Bytes;
 use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Reach, Topology, only_owner};
 use layout::{
@@ -179,36 +179,41 @@ pub(super) fn plan_groups(
     Ok(groups)
 }
 
+/// Opens a ledger. Sessions of an earlier run end, except those of a mount that has outlived it.
+async fn open_owner(
+    parts: &NodeParts<'_>,
+    ledger: LedgerId,
+    has_mount: bool,
+) -> Result<(LedgerFiles, Arc<Owner>)> {
+    let NodeParts { env, meta_dirs, knowledge, memory, .. } = *parts;
+    let (owner_env, meta_dirs, evidence) = (env.clone(), meta_dirs.clone(), knowledge.of(ledger));
+    let (cache_bytes, unstored_bytes_max) = (memory.store_cache_bytes, memory.unstored_bytes);
+    let earlier_sessions = if has_mount { EarlierSessions::ResumeElsewhere } else { EarlierSessions::End };
+    let open = move || -> Result<_> {
+        let files = meta_dirs.open(ledger, cache_bytes)?;
+        let options = OwnerOptions {
+            ledger,
+            log: files.log.clone(),
+            state: files.state.clone(),
+            env: owner_env,
+            evidence,
+            // A log of files has no standbys.
+            earlier_sessions,
+            unstored_bytes_max,
+            standby_grace: Duration::ZERO,
+        };
+        let owner = Owner::open(options)?;
+        Ok((files, Arc::new(owner)))
+    };
+    tokio::task::spawn_blocking(open).await?
+}
+
 impl FilesystemEntry {
     /// Opens the ledger and starts a client and background work on it.
     pub(super) async fn open(parts: &NodeParts<'_>, record: FilesystemRecord) -> Result<Self> {
-        let NodeParts { env, dir, cluster, meta_dirs, runtime, pace, map, drives, knowledge, memory } =
-            *parts;
-        let (ledger, owner_env, meta_dirs) = (record.ledger, env.clone(), meta_dirs.clone());
-        let evidence = knowledge.of(ledger);
+        let NodeParts { env, dir, cluster, runtime, pace, map, drives, memory, .. } = *parts;
         let process = MountProcess::find(env, dir, record.id);
-        let earlier_sessions = match &process {
-            Some(_) => EarlierSessions::ResumeElsewhere,
-            None => EarlierSessions::End,
-        };
-        let (cache_bytes, unstored_bytes_max) = (memory.store_cache_bytes, memory.unstored_bytes);
-        let open = move || -> Result<_> {
-            let files = meta_dirs.open(ledger, cache_bytes)?;
-            let options = OwnerOptions {
-                ledger,
-                log: files.log.clone(),
-                state: files.state.clone(),
-                env: owner_env,
-                evidence,
-                // A log of files has no standbys.
-                earlier_sessions,
-                unstored_bytes_max,
-                standby_grace: Duration::ZERO,
-            };
-            let owner = Owner::open(options)?;
-            Ok((files, Arc::new(owner)))
-        };
-        let (files, owner) = tokio::task::spawn_blocking(open).await??;
+        let (files, owner) = open_owner(parts, record.ledger, process.is_some()).await?;
         // A drive that is missing now may come back soon: narrower groups are planned later, if at all.
         let write_set = WriteSet { profile: record.profile, groups: record.groups.clone() };
         let (sender, receiver) = watch::channel(topology(map, drives, &record, &write_set));

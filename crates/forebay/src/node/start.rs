@@ -323,6 +323,11 @@ async fn compare_histories(
     Ok((knowledge, seen))
 }
 
+fn load_meta_dirs(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<MetaDirs> {
+    let stale = if options.force_stale_metadata { StaleCopies::Use } else { StaleCopies::Refuse };
+    MetaDirs::load(env, dir, &options.meta_dirs, stale)
+}
+
 /// The pace of background work, with the limits that were set last.
 fn paced(env: &Env, upkeep: UpkeepRecord) -> Arc<Pace> {
     let pace = Arc::new(Pace::new(env.clone()));
@@ -347,10 +352,8 @@ impl Node {
     /// Starts the node. After an error nothing runs and nothing is mounted.
     pub(crate) async fn start(env: Env, dir: NodeDir, options: StartOptions) -> Result<Arc<Self>> {
         let runtime = Handle::current();
-        let lock = prepare_dir(&env, &dir)?;
-        let settings = settings(&env, &dir, &options)?;
-        let stale = if options.force_stale_metadata { StaleCopies::Use } else { StaleCopies::Refuse };
-        let mut meta_dirs = MetaDirs::load(&env, &dir, &options.meta_dirs, stale)?;
+        let (lock, settings) = (prepare_dir(&env, &dir)?, settings(&env, &dir, &options)?);
+        let mut meta_dirs = load_meta_dirs(&env, &dir, &options)?;
         let Opened { control, files, created } = open_control(&env, &dir, &mut meta_dirs, &options).await?;
         remove_leftovers(&env, &dir)?;
         let ClusterRecord { id: cluster, upkeep, .. } = control.cluster()?;

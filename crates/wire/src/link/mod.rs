@@ -7,6 +7,8 @@
 //! Servers never open connections: events come on the client's.
 
 mod drive;
+mod local;
+mod outbox;
 mod owner;
 mod peer;
 mod replica;
@@ -17,10 +19,14 @@ mod view;
 mod tests;
 
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+
+use local::LocalStream;
+use outbox::Direct;
 
 pub use drive::RemoteDrive;
 pub use owner::RemoteOwner;
@@ -31,13 +37,36 @@ pub use view::RemoteViews;
 
 use crate::BoxFuture;
 
-/// A connection.
+/// A stream of bytes.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + ?Sized> Stream for T {}
+
+/// A connection.
+pub struct Connection {
+    stream: Box<dyn Stream>,
+    direct: Option<Direct>,
+}
+
+impl Connection {
+    /// Over any stream.
+    pub fn over(stream: impl Stream + 'static) -> Self {
+        Self { stream: Box::new(stream), direct: None }
+    }
+
+    /// Within a machine. Call this inside a runtime.
+    ///
+    /// # Errors
+    /// If there is no room for another descriptor.
+    pub fn local(stream: UnixStream) -> io::Result<Self> {
+        let stream = LocalStream::new(stream)?;
+        let direct = Some(Direct::new(stream.fd()));
+        Ok(Self { stream: Box::new(stream), direct })
+    }
+}
 
 /// Opens a connection to the other side.
-pub type Dial = Arc<dyn Fn() -> BoxFuture<'static, io::Result<Box<dyn Stream>>> + Send + Sync>;
+pub type Dial = Arc<dyn Fn() -> BoxFuture<'static, io::Result<Connection>> + Send + Sync>;
 
 /// How often each side of a connection gives a sign of life.
 const PING: Duration = Duration::from_secs(1);

@@ -14,10 +14,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::{ACKNOWLEDGE_EVENTS, Dial, PING, SILENCE, Stream};
+use super::outbox::{Outbox, outbox};
+use super::{ACKNOWLEDGE_EVENTS, Connection, Dial, PING, SILENCE};
 use crate::drive::DriveStat;
 use crate::encoding::{self, Operations};
 use crate::frame::{Frame, FrameKind, read_frame, write_frame};
@@ -97,7 +98,7 @@ struct Calls {
     /// Calls without an answer, in the order in which they were sent.
     waiting: BTreeMap<u64, Waiting>,
     /// The present connection.
-    out: Option<mpsc::UnboundedSender<Frame>>,
+    out: Option<Outbox>,
 }
 
 struct Waiting {
@@ -139,7 +140,7 @@ impl Drop for CallGuard<'_> {
         if calls.waiting.remove(&self.number).is_some()
             && let Some(out) = &calls.out
         {
-            let _ = out.send(Frame::empty(FrameKind::Cancel, self.number));
+            out.send(&Frame::empty(FrameKind::Cancel, self.number));
         }
     }
 }
@@ -246,7 +247,7 @@ impl Peer {
             let frame = Frame { kind: FrameKind::Call, service, call: calls.last, message };
             if let Some(out) = &calls.out {
                 // If that connection has just broken, the next one sends it.
-                let _ = out.send(frame.clone());
+                out.send(&frame);
             }
             let number = calls.last;
             calls.waiting.insert(number, Waiting { frame, answer, opens });
@@ -431,22 +432,21 @@ async fn keep_connected(shared: Arc<Shared>, lane: Arc<Lane>, dial: Dial) {
 async fn use_connection(
     shared: &Shared,
     lane: &Lane,
-    stream: Box<dyn Stream>,
+    Connection { stream, direct }: Connection,
     is_greeted: &mut bool,
 ) -> io::Result<()> {
     let (from, mut to) = tokio::io::split(stream);
     let mut from = BufReader::new(from);
     let welcome = greet(shared, &mut from, &mut to, lane).await?;
     *is_greeted = true;
-    let (out, mut outbox) = mpsc::unbounded_channel();
+    let (out, outlet) = outbox(direct);
     {
         let mut calls = lane.calls();
         if lane.is_first {
             shared.note_welcome(welcome, &mut calls);
-            // The receiver is in this function.
-            shared.attachments().into_iter().for_each(|frame| drop(out.send(frame)));
+            shared.attachments().iter().for_each(|frame| out.send(frame));
         }
-        calls.waiting.values().for_each(|waiting| drop(out.send(waiting.frame.clone())));
+        calls.waiting.values().for_each(|waiting| out.send(&waiting.frame));
         calls.out = Some(out.clone());
     }
     if lane.is_first {
@@ -467,25 +467,20 @@ async fn use_connection(
                 }
                 FrameKind::Event if frame.message.code == 0 => {
                     if shared.note_event(frame.call, &frame.message.body)? {
-                        let _ = out.send(ping(shared));
+                        out.send(&ping(shared));
                     }
                 }
                 FrameKind::Event => shared.note_fact(DriveId(frame.service), &frame.message.body),
-                FrameKind::Ping => drop(out.send(Frame::empty(FrameKind::Pong, frame.call))),
+                FrameKind::Ping => out.send(&Frame::empty(FrameKind::Pong, frame.call)),
                 FrameKind::Pong | FrameKind::Call | FrameKind::Cancel => {}
             }
         }
     };
-    let send = async {
-        while let Some(frame) = outbox.recv().await {
-            tokio::time::timeout(SILENCE, write_frame(&mut to, &frame)).await??;
-        }
-        Ok(())
-    };
+    let send = outlet.run(to, SILENCE);
     let give_signs = async {
         loop {
             tokio::time::sleep(PING).await;
-            let _ = out.send(if lane.is_first { ping(shared) } else { Frame::empty(FrameKind::Ping, 0) });
+            out.send(&if lane.is_first { ping(shared) } else { Frame::empty(FrameKind::Ping, 0) });
         }
     };
     tokio::select! {

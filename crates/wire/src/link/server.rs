@@ -9,15 +9,16 @@ use std::time::Duration;
 
 use base::env::Env;
 use base::{DriveId, FsError, LedgerId};
-use tokio::io::{BufReader, ReadHalf, WriteHalf};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::io::{BufReader, ReadHalf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
-use super::{CALLS_MAX, EVENTS_MAX, PAYLOADS_BYTES_MAX, PING, SILENCE, Stream};
+use super::outbox::{Outbox, outbox};
+use super::{CALLS_MAX, Connection, EVENTS_MAX, PAYLOADS_BYTES_MAX, PING, SILENCE, Stream};
 use crate::BoxFuture;
-use crate::drive::DriveService;
+use crate::drive::{DriveService, GetPurpose, PutPurpose};
 use crate::encoding::BadRequest;
-use crate::frame::{BODY_BYTES_MAX, Frame, FrameKind, read_frame, write_frame};
+use crate::frame::{BODY_BYTES_MAX, Frame, FrameKind, read_frame};
 use crate::message::{
     self, AnswerHead, AnswerTime, Caller, DRIVE, DriveReply, DriveRequest, Envelope, GREET, GreetRequest,
     OWNER, Packed, Payload, REPLICA, Refusal, SESSION, SessionRequest, StreamEvent, VIEW, Welcome,
@@ -33,6 +34,8 @@ pub struct Services {
     pub owners: BTreeMap<LedgerId, (u64, Arc<dyn MetaService>)>,
     /// Owners, as their standbys see them.
     pub replicas: BTreeMap<LedgerId, Arc<dyn ReplicaService>>,
+    /// Hears of each request that is made for a user, with the ledger: upkeep gives way to users.
+    pub note_use: Option<Arc<dyn Fn(LedgerId) + Send + Sync>>,
     /// Filesystems, as clients see them.
     pub views: Option<Arc<dyn ViewService>>,
     /// Drives.
@@ -68,20 +71,20 @@ struct EventQueue {
     last: u64,
     waiting: VecDeque<StreamEvent>,
     /// The connection on which they go out.
-    out: Option<mpsc::UnboundedSender<Outgoing>>,
+    out: Option<Outbox>,
     /// Too many waited: the stream has a gap and is of no use any more.
     is_lost: bool,
 }
 
-/// A frame, and its share of the memory for payloads.
-struct Outgoing {
+/// An answer, and its share of the memory for payloads.
+struct Answer {
     frame: Frame,
-    _memory: Option<OwnedSemaphorePermit>,
+    memory: Option<OwnedSemaphorePermit>,
 }
 
-impl From<Frame> for Outgoing {
+impl From<Frame> for Answer {
     fn from(frame: Frame) -> Self {
-        Self { frame, _memory: None }
+        Self { frame, memory: None }
     }
 }
 
@@ -90,22 +93,21 @@ impl EventStream {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn frame(&self, event: &StreamEvent) -> Outgoing {
+    fn frame(&self, event: &StreamEvent) -> Frame {
         let body = crate::encoding::encode(event).into();
         let message = Packed { code: 0, body, payload: bytes::Bytes::new() };
-        let frame = Frame { kind: FrameKind::Event, service: self.ledger.0, call: self.number, message };
-        frame.into()
+        Frame { kind: FrameKind::Event, service: self.ledger.0, call: self.number, message }
     }
 
     /// Sends everything after `seen` on a connection, and all that follows. Returns `false` if the stream has a gap.
-    fn attach(&self, seen: u64, out: &mpsc::UnboundedSender<Outgoing>) -> bool {
+    fn attach(&self, seen: u64, out: &Outbox) -> bool {
         let mut queue = self.queue();
         queue.acknowledge(seen);
         if queue.is_lost {
             return false;
         }
         // If the connection has ended, the next one begins with the same events.
-        queue.waiting.iter().for_each(|event| drop(out.send(self.frame(event))));
+        queue.waiting.iter().for_each(|event| out.send(&self.frame(event)));
         queue.out = Some(out.clone());
         true
     }
@@ -140,7 +142,7 @@ impl EventSink for Sink {
             return;
         }
         if let Some(out) = &queue.out {
-            let _ = out.send(self.0.frame(&event));
+            out.send(&self.0.frame(&event));
         }
         queue.waiting.push_back(event);
     }
@@ -166,10 +168,14 @@ impl Server {
     ///
     /// # Errors
     /// If the connection fails, or the other side breaks its rules.
-    pub async fn serve(self: Arc<Self>, stream: impl Stream + 'static, trust: Trust) -> io::Result<()> {
+    pub async fn serve(
+        self: Arc<Self>,
+        Connection { stream, direct }: Connection,
+        trust: Trust,
+    ) -> io::Result<()> {
         let (reader, writer) = tokio::io::split(stream);
-        let (out, outbox) = mpsc::unbounded_channel();
-        let connection = Connection {
+        let (out, outlet) = outbox(direct);
+        let serving = Serving {
             server: self,
             trust,
             out,
@@ -179,8 +185,9 @@ impl Server {
         };
         tokio::select! {
             biased;
-            result = send(writer, outbox) => result,
-            result = connection.run(BufReader::new(reader)) => result,
+            // A side that does not read holds up nobody else.
+            result = outlet.run(writer, SILENCE * 12) => result,
+            result = serving.run(BufReader::new(reader)) => result,
         }
     }
 
@@ -209,27 +216,17 @@ impl Server {
     }
 }
 
-async fn send(
-    mut to: WriteHalf<impl Stream>,
-    mut outbox: mpsc::UnboundedReceiver<Outgoing>,
-) -> io::Result<()> {
-    while let Some(outgoing) = outbox.recv().await {
-        // A side that does not read holds up nobody else.
-        tokio::time::timeout(SILENCE * 12, write_frame(&mut to, &outgoing.frame)).await??;
-    }
-    Ok(())
-}
-
-struct Connection {
+/// A connection that is served.
+struct Serving {
     server: Arc<Server>,
     trust: Trust,
-    out: mpsc::UnboundedSender<Outgoing>,
+    out: Outbox,
     payloads: Arc<Semaphore>,
     calls: JoinSet<u64>,
     by_number: BTreeMap<u64, tokio::task::AbortHandle>,
 }
 
-impl Connection {
+impl Serving {
     async fn run(mut self, mut from: BufReader<ReadHalf<impl Stream>>) -> io::Result<()> {
         let mut tells_facts = false;
         let mut ticks = tokio::time::interval(PING);
@@ -287,8 +284,7 @@ impl Connection {
     }
 
     fn send(&self, frame: Frame) {
-        // If the sender has ended, the connection ends.
-        let _ = self.out.send(frame.into());
+        self.out.send(&frame);
     }
 
     /// A ping says which events arrived: pairs of a stream and a number.
@@ -332,7 +328,7 @@ impl Connection {
         let mut work: BoxFuture<'static, u64> = Box::pin(async move {
             let answer = server.answer(&frame, trust, &out, payloads, memory).await;
             // If the connection has ended, the other side asks again.
-            let _ = out.send(answer);
+            out.send_with(&answer.frame, answer.memory);
             number
         });
         let begun = std::future::poll_fn(|context| Poll::Ready(Pin::new(&mut work).poll(context))).await;
@@ -385,10 +381,10 @@ impl Server {
         &self,
         frame: &Frame,
         trust: Trust,
-        out: &mpsc::UnboundedSender<Outgoing>,
+        out: &Outbox,
         payloads: Arc<Semaphore>,
         memory: Option<OwnedSemaphorePermit>,
-    ) -> Outgoing {
+    ) -> Answer {
         let code = frame.message.code;
         let Ok((mut envelope, fields)) = message::open_envelope(&frame.message.body) else {
             return refused(frame, Refusal::Malformed).into();
@@ -411,14 +407,18 @@ impl Server {
                 let answer = self.ask_views(frame, fields, trust).await;
                 answer_frame(frame, AnswerHead::default(), &answer).into()
             } else {
-                let (answer, _memory) = self.ask_drive(frame, fields, payloads, memory).await;
-                Outgoing { frame: answer_frame(frame, AnswerHead::default(), &answer), _memory }
+                let (answer, memory) = self.ask_drive(frame, fields, payloads, memory).await;
+                Answer { frame: answer_frame(frame, AnswerHead::default(), &answer), memory }
             }
         };
         if limit.is_zero() {
             return work.await;
         }
         tokio::time::timeout(limit, work).await.unwrap_or_else(|_| refused(frame, Refusal::Late).into())
+    }
+
+    fn note_use(&self, ledger: LedgerId) {
+        self.services().note_use.iter().for_each(|note| note(ledger));
     }
 
     fn owner(&self, frame: &Frame) -> Result<Arc<dyn MetaService>, Refusal> {
@@ -434,6 +434,9 @@ impl Server {
                 .map_err(|error| refusal(&error));
         let (head, answer) = match (self.owner(frame), request) {
             (Ok(owner), Ok(request)) => {
+                if !matches!(request, MetaRequest::Heartbeat { .. }) {
+                    self.note_use(LedgerId(frame.service));
+                }
                 let answer = owner.call(envelope, request).await;
                 (AnswerHead { position: owner.position() }, Ok(answer))
             }
@@ -478,7 +481,7 @@ impl Server {
         }
     }
 
-    async fn bind(&self, frame: &Frame, fields: &[u8], out: &mpsc::UnboundedSender<Outgoing>) -> Frame {
+    async fn bind(&self, frame: &Frame, fields: &[u8], out: &Outbox) -> Frame {
         let head = AnswerHead::default();
         let request =
             message::unpack_request(&SESSION, frame.message.code, fields, frame.message.payload.clone());
@@ -528,6 +531,11 @@ impl Server {
         let Some(drive) = self.services().drives.get(&DriveId(frame.service)).cloned() else {
             return (Err(Refusal::Elsewhere), memory);
         };
+        match &request {
+            DriveRequest::Get(get) if get.purpose == GetPurpose::Read => self.note_use(get.key.ledger),
+            DriveRequest::Put(put) if put.purpose == PutPurpose::Write => self.note_use(put.key.ledger),
+            _ => {}
+        }
         let memory = match &request {
             DriveRequest::Get(get) => {
                 // The answer has a payload, not the request.

@@ -208,6 +208,7 @@ fn services(owner: &Arc<TestOwner>, opened: u64) -> Services {
     Services {
         owners: BTreeMap::from([(LEDGER, (opened, owner.clone() as Arc<dyn MetaService>))]),
         replicas: BTreeMap::from([(LEDGER, owner.clone() as Arc<dyn ReplicaService>)]),
+        note_use: None,
         views: Some(owner.clone() as Arc<dyn ViewService>),
         drives: BTreeMap::from([(DRIVE, Arc::new(TestDrive::default()) as Arc<dyn DriveService>)]),
     }
@@ -219,6 +220,15 @@ impl Pair {
     }
 
     fn trusting(trust: Trust) -> Self {
+        Self::connected(trust, |stream| Ok(Connection::over(stream)))
+    }
+
+    /// Over connections that are made for one machine.
+    fn local() -> Self {
+        Self::connected(Trust::Full, |stream| Connection::local(stream.into_std()?))
+    }
+
+    fn connected(trust: Trust, connection: fn(UnixStream) -> io::Result<Connection>) -> Self {
         let env = Env::real();
         let owner = Arc::new(TestOwner::default());
         let server = Arc::new(Mutex::new(Server::new(&env, services(&owner, 1))));
@@ -236,13 +246,14 @@ impl Pair {
                         return Err(io::ErrorKind::ConnectionRefused.into());
                     }
                     let (here, there) = UnixStream::pair()?;
+                    let there = connection(there)?;
                     tokio::spawn(async move {
                         tokio::select! {
                             _ = server.serve(there, trust) => {}
                             () = break_all.notified() => {}
                         }
                     });
-                    Ok(Box::new(here) as Box<dyn Stream>)
+                    connection(here)
                 })
             })
         };
@@ -351,6 +362,35 @@ fn a_client_that_is_not_trusted_gets_no_early_answers() {
             assert_eq!(pair.owner.early.load(Ordering::SeqCst), is_early);
         });
     }
+}
+
+#[test]
+fn a_local_connection_carries_messages_of_all_sizes_in_order() {
+    run(async {
+        let pair = Pair::local();
+        let drive = RemoteDrive::new(&pair.peer, DRIVE).await;
+        let owner = RemoteOwner::new(&pair.peer, LEDGER);
+        // More than the buffers of the sockets hold, so that both sides wait for room.
+        let puts = (0..40).map(|extent| drive.put(put(extent, 256)));
+        let beats = (0..400).map(|seq| owner.call(id(seq), beat(seq)));
+        let (put_answers, beat_answers) =
+            tokio::join!(futures_util::future::join_all(puts), futures_util::future::join_all(beats));
+        assert!(put_answers.iter().all(Result::is_ok));
+        for (version, answer) in (0..).zip(beat_answers) {
+            assert_eq!(answer, Ok(MetaReply::Beat { version, used_bytes: 0, drive_bytes: 0, events: 0 }));
+        }
+        let seen: Vec<u64> = pair.owner.seen.lock().unwrap().iter().map(|id| id.seq).collect();
+        assert!(seen.is_sorted());
+        let gets = (0..40).map(|extent| {
+            let key = put(extent, 1).key;
+            drive.get(GetShard { key, first_block: 0, blocks: 256, purpose: GetPurpose::Read })
+        });
+        for (extent, got) in (0..).zip(futures_util::future::join_all(gets).await) {
+            assert!(got.unwrap().bytes.iter().all(|byte| *byte == extent as u8));
+        }
+        pair.break_all.notify_waiters();
+        assert_eq!(owner.call(id(999), beat(5)).await.map(drop), Ok(()), "on the next connection");
+    });
 }
 
 #[test]
