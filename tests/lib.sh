@@ -224,10 +224,9 @@ node_end() {
     if [ -n "$pid" ] && [ "$(basename "$(readlink "/proc/$pid/exe")" 2>/dev/null)" = "$(basename "$FOREBAY")" ]; then
         kill -KILL "$pid" 2>/dev/null
     fi
-    ! mountpoint -q "$dir/mnt" 2>/dev/null || umount -l "$dir/mnt"
-    # Processes of mounts end when they are unmounted, unless that hangs.
+    # Without a node, calls on such a mount wait for ever.
     pkill -KILL -f "mount-process.*$dir\"" 2>/dev/null
-    return 0
+    ! mountpoint -q "$dir/mnt" 2>/dev/null || umount -l "$dir/mnt"
 }
 
 # --- trees ---------------------------------------------------------------------------------------------------------

@@ -14,13 +14,14 @@ disturb() {
     local how=$1 round
     for ((round = 0; round < ROUNDS; round++)); do
         sleep "0.$((RANDOM % 10))$((RANDOM % 10))"
-        "$how" n
+        "$how" n || return 1
         # Sometimes for longer than a drive may be silent.
         sleep "$((RANDOM % 12 == 0 ? 6 : 0)).$((RANDOM % 8))"
         "$FOREBAY" start "$WORK/n" </dev/null >/dev/null || return 1
     done
 }
 node_replace() { timeout 60 "$FOREBAY" stop "$WORK/$1" --keep-mounts </dev/null >/dev/null; }
+mount_process() { "$FOREBAY" status "$WORK/n" --json | jq .filesystems[0].mount_process; }
 
 # under HOW PROGRAM…: runs the program over and over while the node is ended in some way. It must never fail.
 under() {
@@ -75,12 +76,12 @@ killed_mount() {
     local process
     echo kept >"$MNT/kept"
     sync "$MNT/kept"
-    process=$("$FOREBAY" status "$WORK/n" --json | jq .filesystems[0].mount_process)
+    process=$(mount_process)
     exec 7<"$MNT/kept"
     kill -KILL "$process"
     wait_until 20 grep -qs kept "$MNT/kept"
     expect_fail "endpoint|connected" cat <&7
-    [ "$("$FOREBAY" status "$WORK/n" --json | jq .filesystems[0].mount_process)" != "$process" ]
+    [ "$(mount_process)" != "$process" ]
 }
 
 by_hand() {
@@ -112,6 +113,44 @@ gone_for_good() {
     grep -q kept "$MNT/kept"
 }
 
+# What a program wrote is not lost if the mount is taken away right after, or its process is asked to end.
+written_before_the_end() {
+    local file=$MNT/written-$1
+    head -c 30000000 /dev/urandom >"$WORK/data"
+    cp "$WORK/data" "$file"
+    case $1 in
+    hand) umount "$MNT" ;;
+    signal) pkill -TERM -f "mount-process.*$WORK/n\"" ;;
+    esac
+    wait_until 20 no_process
+    not mountpoint -q "$MNT"
+    "$FOREBAY" mount "$WORK/n"
+    cmp "$WORK/data" "$file"
+}
+
+# A start with the same options, as a service gives them, keeps the mount.
+same_options() {
+    local process
+    process=$(mount_process)
+    node_replace n
+    "$FOREBAY" start "$WORK/n" --mount-options process=own </dev/null
+    [ "$(mount_process)" = "$process" ]
+    node_replace n
+    "$FOREBAY" start "$WORK/n" --mount-options process=own,noatime </dev/null
+    [ "$(mount_process)" != "$process" ]
+    grep -q kept "$MNT/kept"
+}
+
+# A stop right after the process of the mount was killed leaves no dead mount.
+stopped_dead() {
+    kill -KILL "$(mount_process)"
+    "$FOREBAY" stop "$WORK/n" || true
+    not mountpoint -q "$MNT"
+    ls "$MNT" >/dev/null
+    node_start n
+    grep -q kept "$MNT/kept"
+}
+
 leaves_nothing() {
     "$FOREBAY" stop "$WORK/n"
     no_process
@@ -129,5 +168,10 @@ check "nothing is owed, and everything is valid" node_fsck n
 check "the process of a mount is killed" killed_mount
 check "unmounting by hand, and while in use" by_hand
 check "programs that wait can be killed, and the mount taken away" gone_for_good
+for way in hand signal; do
+    check "what was written right before the end ($way)" written_before_the_end "$way"
+done
+check "a start with the same options keeps the mount" same_options
+check "a stop after the process was killed" stopped_dead
 check "a stop leaves nothing behind" leaves_nothing
 exit 0

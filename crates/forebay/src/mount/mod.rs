@@ -18,6 +18,7 @@ use base::SessionId;
 use base::env::{Caching, Env, File, OpenMode};
 use posix::fuse::{Transport, UnmountMode, forebay_mounts};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
@@ -33,6 +34,11 @@ const READY: &str = "ready";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long writing out may take.
 const SYNC_PATIENCE: Duration = Duration::from_secs(600);
+/// How long the process may take to mount.
+const START_PATIENCE: Duration = Duration::from_secs(40);
+/// How long an orphan of an interrupted start may hold the lock.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_POLL: Duration = Duration::from_millis(50);
 /// How long the process may take to end after it has unmounted.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -77,7 +83,7 @@ struct About {
     /// As the mount table shows it.
     source: String,
     transport: String,
-    /// Its session with the owner.
+    /// Its present session with the owner.
     session: SessionId,
 }
 
@@ -111,6 +117,16 @@ impl Place<'_> {
         format!("mount-{}.{kind}", self.id)
     }
 
+    /// Removes all but the lock.
+    fn clear(&self, env: &Env) -> Result<()> {
+        for path in
+            ["json", "sock"].map(|kind| self.file(kind)).into_iter().filter(|path| env.files.exists(path))
+        {
+            env.files.remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+        Ok(())
+    }
+
     fn log(&self) -> PathBuf {
         self.dir.log_file().with_file_name(self.name("log"))
     }
@@ -118,6 +134,7 @@ impl Place<'_> {
 
 /// A mount process, as the node sees it.
 pub(crate) struct MountProcess {
+    env: Env,
     dir: NodeDir,
     id: u32,
     about: About,
@@ -128,8 +145,8 @@ pub(crate) struct MountProcess {
 impl MountProcess {
     /// Starts a process, and waits until it serves.
     pub(crate) fn start(env: &Env, spec: &Spec) -> Result<Self> {
-        let program = std::env::current_exe().context("finding this program")?;
-        let mut child = Command::new(program)
+        // Also if the file was replaced by a newer version meanwhile.
+        let mut child = Command::new("/proc/self/exe")
             .args(["mount-process", &serde_json::to_string(spec)?])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -138,6 +155,12 @@ impl MountProcess {
             .context("starting the process of the mount")?;
         let mut line = String::new();
         let out = child.stdout.take().context("standard output of the process of the mount")?;
+        let patience = Timespec::try_from(START_PATIENCE)?;
+        if !poll(&mut [PollFd::new(&out, PollFlags::IN)], Some(&patience)).is_ok_and(|ready| ready > 0) {
+            let _ = child.kill();
+            let _ = child.wait();
+            bail!("the filesystem was not mounted within {START_PATIENCE:?}: its metadata does not answer");
+        }
         BufReader::new(out).read_line(&mut line).context("waiting for the mount")?;
         let dir = NodeDir::new(&spec.dir);
         if line.trim() != READY {
@@ -163,7 +186,7 @@ impl MountProcess {
         }
         let about: About = serde_json::from_slice(&env.files.read(&place.file("json")).ok()?).ok()?;
         let process = pidfd_open(Pid::from_raw(about.pid as i32)?, PidfdFlags::empty()).ok()?;
-        Some(Self { dir: dir.clone(), id, about, process, is_earlier: true })
+        Some(Self { env: env.clone(), dir: dir.clone(), id, about, process, is_earlier: true })
     }
 
     pub(crate) fn is_alive(&self) -> bool {
@@ -185,7 +208,7 @@ impl MountProcess {
         self.is_earlier
     }
 
-    /// Its first session with the owner.
+    /// Its session with the owner.
     pub(crate) fn session(&self) -> SessionId {
         self.about.session
     }
@@ -225,7 +248,21 @@ impl MountProcess {
             tracing::warn!(pid = self.about.pid, "the process of a mount does not end, it is killed");
             let _ = pidfd_send_signal(&self.process, Signal::KILL);
         }
+        self.clear_dead();
+        // A process that has written everything out takes this file along.
+        if self.env.files.exists(&Place { dir: &self.dir, id: self.id }.file("json")) && ended {
+            bail!("the process of the mount ended before it had written everything out");
+        }
         Ok(())
+    }
+
+    /// Takes a mount whose process has ended out of the tree.
+    fn clear_dead(&self) {
+        if self.is_in_tree()
+            && let Err(error) = rustix::mount::unmount(&self.about.path, UnmountFlags::DETACH)
+        {
+            tracing::warn!(path = %self.about.path.display(), %error, "dead mount cannot be removed");
+        }
     }
 
     async fn ask(&self, ask: Ask, patience: Duration) -> Result<()> {
@@ -250,9 +287,16 @@ impl MountProcess {
     }
 }
 
-/// Takes the lock of a mount process.
+/// Takes the lock of a mount process, and removes what an earlier process left.
 fn take_lock(env: &Env, place: &Place<'_>) -> Result<Arc<dyn File>> {
     let lock = env.files.open(&place.file("lock"), OpenMode::Create, Caching::Buffered)?;
-    lock.try_lock().context("the filesystem is mounted by another process")?;
+    let begun_ns = env.clock.boot_ns();
+    while lock.try_lock().is_err() {
+        if env.clock.boot_ns() - begun_ns > LOCK_PATIENCE.as_nanos() as u64 {
+            bail!("the filesystem is mounted by another process");
+        }
+        std::thread::park_timeout(LOCK_POLL);
+    }
+    place.clear(env)?;
     Ok(lock)
 }

@@ -1,19 +1,20 @@
 //! The process of a mount. It reaches the node's owner and drives by a socket, and waits while the node is away.
 
 use std::io::Write;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use base::FsError;
 use base::env::Env;
+use base::{FsError, SessionId};
 use client::{Client, ClientOptions, Limits, Peers, Reach, TierLink, Topology};
-use posix::fuse::{Mount, MountFlags, MountOptions, UnmountMode};
+use posix::fuse::{Mount, MountFlags, MountOptions, Transport, UnmountMode};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Handle;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use upkeep::{DamageKeeper, Pace, S3Store, StoreSettings};
 use wire::drive::DriveService;
@@ -30,11 +31,15 @@ use crate::node::{CLIENTS_SOCKET, NodeDir};
 const DATA_CONNECTIONS: usize = 4;
 /// How long the node may take to tell of the filesystem.
 const FIRST_VIEW: Duration = Duration::from_secs(30);
+/// A drive is left out if the node does not tell its state by then.
+const FIRST_FACT: Duration = Duration::from_secs(5);
+/// Pause after writing out has failed.
+const SYNC_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after a question for news that has no answer.
 const NEWS_PAUSE: Duration = Duration::from_secs(1);
 /// How often the process looks whether it was unmounted by hand.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long writing out may take at the end.
+/// How long the end of the session may take.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(8);
 /// Threads that continue requests which waited.
 const WORKERS: usize = 2;
@@ -62,8 +67,8 @@ impl StoreAccess {
 pub(crate) fn serve(spec: &str) -> Result<()> {
     let served = run(spec);
     if let Err(error) = &served {
-        tracing::error!("{error:#}");
-        println!("{error:#}");
+        // The node reads no more than the first line.
+        let _ = writeln!(std::io::stdout(), "{error:#}");
     }
     served
 }
@@ -82,13 +87,12 @@ fn run(spec: &str) -> Result<()> {
     if let Err(error) = &ended {
         tracing::error!("the mount ends: {error:#}");
     }
-    for kind in ["json", "sock"] {
-        let _ = env.files.remove_file(&place.file(kind));
-    }
+    // Without these files, the node knows that everything is written out.
+    let cleared = place.clear(&env);
     log.flush();
     // Threads of the kernel's requests may wait for programs.
     runtime.shutdown_background();
-    ended
+    ended.and(cleared)
 }
 
 async fn mount(env: &Env, dir: &NodeDir, spec: &Spec) -> Result<()> {
@@ -115,7 +119,7 @@ async fn mount(env: &Env, dir: &NodeDir, spec: &Spec) -> Result<()> {
         peer.clone(),
         spec.filesystem.clone(),
         view,
-        (topology, store),
+        Told { topology, store },
     ));
     let flags: MountFlags = spec.options.parse()?;
     let options = MountOptions {
@@ -124,12 +128,35 @@ async fn mount(env: &Env, dir: &NodeDir, spec: &Spec) -> Result<()> {
         threads: std::thread::available_parallelism().map_or(4, |cores| cores.get().clamp(4, 16)),
         flags,
     };
+    let listener = listen(dir, &Place { dir, id: spec.id })?;
+    if !is_awaited() {
+        anyhow::bail!("the node that started the mount is gone");
+    }
     let (mounting, runtime) = (client.clone(), Handle::current());
     let mount = tokio::task::spawn_blocking(move || Mount::new(mounting, runtime, &options)).await??;
-    let ended = answer(env, dir, spec, &client, mount).await;
+    let mut mounted = Mounted { env, dir, spec, client: &client, mount: Some(mount), told: None };
+    let ended = mounted.answer(&listener).await;
+    if ended.is_err() {
+        mounted.unmount(UnmountMode::Detach).await.context("unmounting after an error")?;
+    }
     news.abort();
-    let closed = tokio::time::timeout(CLOSE_PATIENCE, client.close()).await;
-    ended.and(closed.context("writing out took too long")?.context("writing out"))
+    let closed = async {
+        // A node that has just come back is told first.
+        client.refresh_use().await?;
+        client.close().await
+    };
+    if tokio::time::timeout(CLOSE_PATIENCE, closed).await.is_err() {
+        tracing::warn!("the session ends by its silence: the node is away");
+    }
+    ended
+}
+
+/// Whether a process still reads what this one prints.
+fn is_awaited() -> bool {
+    let out = std::io::stdout();
+    let mut polled = [PollFd::new(&out, PollFlags::OUT)];
+    let _ = poll(&mut polled, Some(&Timespec::default()));
+    !polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
 /// Connects to the node in a directory.
@@ -149,7 +176,10 @@ async fn first_view(views: &RemoteViews, name: &str) -> Result<FilesystemView> {
         let request = ViewRequest::Filesystem { name: name.to_owned(), known: 0, wait_ms: 0 };
         match views.ask(request).await {
             Ok(ViewReply::Filesystem(view)) => return Ok(*view),
-            Ok(ViewReply::Same) | Err(FsError::Disconnected) => tokio::time::sleep(NEWS_PAUSE).await,
+            Ok(ViewReply::Same) | Err(FsError::Disconnected) if is_awaited() => {
+                tokio::time::sleep(NEWS_PAUSE).await;
+            }
+            Ok(ViewReply::Same) => anyhow::bail!("the node that started the mount is gone"),
             Err(error) => return Err(error).with_context(|| format!("asking for filesystem {name}")),
         }
     }
@@ -158,7 +188,10 @@ async fn first_view(views: &RemoteViews, name: &str) -> Result<FilesystemView> {
 async fn topology_of(peer: &Arc<Peer>, view: &FilesystemView) -> Arc<Topology> {
     let mut drives = Topology::default().drives;
     for id in &view.drives {
-        drives.insert(*id, RemoteDrive::new(peer, *id).await as Arc<dyn DriveService>);
+        // A drive that has gone since says nothing.
+        if let Ok(drive) = tokio::time::timeout(FIRST_FACT, RemoteDrive::new(peer, *id)).await {
+            drives.insert(*id, drive as Arc<dyn DriveService>);
+        }
     }
     Arc::new(Topology {
         map: view.map.clone(),
@@ -230,14 +263,14 @@ async fn follow_owner(
     }
 }
 
+/// What the client is told of the filesystem.
+struct Told {
+    topology: watch::Sender<Arc<Topology>>,
+    store: watch::Sender<Option<Arc<dyn ObjectStore>>>,
+}
+
 /// Publishes each later view.
-async fn follow_news(
-    env: Env,
-    peer: Arc<Peer>,
-    name: String,
-    mut view: FilesystemView,
-    (topology, store): (watch::Sender<Arc<Topology>>, watch::Sender<Option<Arc<dyn ObjectStore>>>),
-) {
+async fn follow_news(env: Env, peer: Arc<Peer>, name: String, mut view: FilesystemView, client: Told) {
     let views = RemoteViews::new(&peer);
     loop {
         let wait_ms = NEWS_WAIT_MAX.as_millis() as u32;
@@ -245,9 +278,9 @@ async fn follow_news(
         match views.ask(request).await {
             Ok(ViewReply::Filesystem(news)) => {
                 if news.store != view.store {
-                    store.send_replace(store_of(&env, &news));
+                    client.store.send_replace(store_of(&env, &news));
                 }
-                topology.send_replace(topology_of(&peer, &news).await);
+                client.topology.send_replace(topology_of(&peer, &news).await);
                 view = *news;
             }
             Ok(ViewReply::Same) => {}
@@ -259,74 +292,110 @@ async fn follow_news(
     }
 }
 
-/// Says that the mount serves, and answers the node until the mount ends.
-async fn answer(env: &Env, dir: &NodeDir, spec: &Spec, client: &Client, mut mount: Mount) -> Result<()> {
-    let place = Place { dir, id: spec.id };
-    let listener = listen(env, dir, &place)?;
-    let about = About {
-        pid: std::process::id(),
-        path: spec.path.clone(),
-        source: spec.source(),
-        transport: mount.transport().name().to_owned(),
-        session: client.session(),
-    };
-    env.files.write_atomic(&place.file("json"), &serde_json::to_vec(&about)?)?;
-    tracing::info!(path = %spec.path.display(), "mounted");
-    println!("{READY}");
-    std::io::stdout().flush()?;
-    loop {
-        let accepted = tokio::time::timeout(LOOK, listener.accept()).await;
-        if !mount.is_alive() {
-            tracing::info!("unmounted by hand");
+/// The mount while it serves.
+struct Mounted<'a> {
+    env: &'a Env,
+    dir: &'a NodeDir,
+    spec: &'a Spec,
+    client: &'a Client,
+    mount: Option<Mount>,
+    /// The session that the file about the process names.
+    told: Option<SessionId>,
+}
+
+impl Mounted<'_> {
+    /// Says that the mount serves, and answers the node until it was unmounted and everything is written out.
+    async fn answer(&mut self, listener: &UnixListener) -> Result<()> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        self.tell()?;
+        tracing::info!(path = %self.spec.path.display(), "mounted");
+        writeln!(std::io::stdout(), "{READY}").context("the node that started the mount is gone")?;
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted.ok(),
+                _ = terminate.recv() => return self.end().await,
+                _ = interrupt.recv() => return self.end().await,
+                () = tokio::time::sleep(LOOK) => None,
+            };
+            self.tell()?;
+            // Unmounted by hand, or at the node's request, and not all could be written out.
+            if self.mount.take_if(|mount| !mount.is_alive()).is_some() || self.mount.is_none() {
+                tracing::info!("unmounted");
+                return self.end().await;
+            }
+            let Some((stream, _)) = accepted else { continue };
+            let mut stream = BufReader::new(stream);
+            let mut line = String::new();
+            if !matches!(tokio::time::timeout(PATIENCE, stream.read_line(&mut line)).await, Ok(Ok(_))) {
+                continue;
+            }
+            let Ok(ask) = serde_json::from_str::<Ask>(&line) else { continue };
+            let done = self.execute(ask).await;
+            let ends = ask != Ask::Sync && done.is_ok();
+            let answer: Answer = done.err().map(|error| format!("{error:#}"));
+            let mut text = serde_json::to_vec(&answer)?;
+            text.push(b'\n');
+            // If the node does not wait any more, it asks again.
+            let _ = stream.write_all(&text).await;
+            if ends {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes the mount away and writes out, however long the node is away.
+    async fn end(&mut self) -> Result<()> {
+        self.unmount(UnmountMode::Detach).await?;
+        while let Err(error) = self.client.sync().await {
+            tracing::error!(%error, "not everything that was written is durable, trying again");
+            tokio::time::sleep(SYNC_PAUSE).await;
+        }
+        Ok(())
+    }
+
+    async fn execute(&mut self, ask: Ask) -> Result<()> {
+        match ask {
+            Ask::Sync => {}
+            Ask::Unmount => self.unmount(UnmountMode::IfIdle).await?,
+            Ask::Detach => self.unmount(UnmountMode::Detach).await?,
+        }
+        self.client.sync().await.context("writing out")
+    }
+
+    async fn unmount(&mut self, mode: UnmountMode) -> Result<()> {
+        let Some(mut mount) = self.mount.take() else { return Ok(()) };
+        let work = move || (mount.unmount(mode), mount);
+        let (unmounted, mount) = tokio::task::spawn_blocking(work).await?;
+        if unmounted.is_err() {
+            self.mount = Some(mount);
+        }
+        Ok(unmounted?)
+    }
+
+    /// Writes the file about the process, if that is news.
+    fn tell(&mut self) -> Result<()> {
+        let session = self.client.session();
+        if self.told == Some(session) {
             return Ok(());
         }
-        let Ok(Ok((stream, _))) = accepted else { continue };
-        let mut stream = BufReader::new(stream);
-        let mut line = String::new();
-        if !matches!(tokio::time::timeout(PATIENCE, stream.read_line(&mut line)).await, Ok(Ok(_))) {
-            continue;
-        }
-        let Ok(ask) = serde_json::from_str::<Ask>(&line) else { continue };
-        let (done, back) = execute(ask, client, mount).await?;
-        mount = back;
-        let ends = ask == Ask::Detach || ask == Ask::Unmount && done.is_ok();
-        let answer: Answer = done.err().map(|error| format!("{error:#}"));
-        let mut text = serde_json::to_vec(&answer)?;
-        text.push(b'\n');
-        // If the node does not wait any more, it asks again.
-        let _ = stream.write_all(&text).await;
-        if ends {
-            return Ok(());
-        }
+        let transport = self.mount.as_ref().map_or(Transport::Device, Mount::transport);
+        let about = About {
+            pid: std::process::id(),
+            path: self.spec.path.clone(),
+            source: self.spec.source(),
+            transport: transport.name().to_owned(),
+            session,
+        };
+        let path = Place { dir: self.dir, id: self.spec.id }.file("json");
+        self.env.files.write_atomic(&path, &serde_json::to_vec(&about)?)?;
+        self.told = Some(session);
+        Ok(())
     }
 }
 
-async fn execute(ask: Ask, client: &Client, mut mount: Mount) -> Result<(Result<()>, Mount)> {
-    let mode = match ask {
-        Ask::Sync => return Ok((client.sync().await.context("writing out"), mount)),
-        Ask::Unmount => UnmountMode::IfIdle,
-        Ask::Detach => UnmountMode::Detach,
-    };
-    let work = move || (mount.unmount(mode), mount);
-    let (unmounted, mount) = tokio::task::spawn_blocking(work).await?;
-    let done = match unmounted {
-        Ok(()) => client.sync().await.context("writing out after unmounting"),
-        Err(error) => Err(error.into()),
-    };
-    Ok((done, mount))
-}
-
-fn listen(env: &Env, dir: &NodeDir, place: &Place<'_>) -> Result<UnixListener> {
-    let path = place.file("sock");
-    remove(env, &path)?;
+fn listen(dir: &NodeDir, place: &Place<'_>) -> Result<UnixListener> {
     let socket = dir.socket_named(&place.name("sock"));
-    UnixListener::bind(socket.as_path()).with_context(|| format!("cannot listen at {}", path.display()))
-}
-
-/// Removes what an earlier process left.
-fn remove(env: &Env, path: &Path) -> Result<()> {
-    if env.files.exists(path) {
-        env.files.remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
-    }
-    Ok(())
+    UnixListener::bind(socket.as_path())
+        .with_context(|| format!("cannot listen at {}", place.file("sock").display()))
 }

@@ -33,7 +33,7 @@ use super::history::Knowledge;
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::limits::limits_of;
 use super::memory::MemoryPlan;
-use super::mounted::Mounted;
+use super::mounted::{Broken, Mounted};
 use super::tiers::TierEntry;
 use super::{Mounts, NodeDir};
 use crate::mount::MountProcess;
@@ -75,6 +75,8 @@ pub(super) struct FilesystemEntry {
     pub(super) tier: TierEntry,
     peers: Peers,
     pub(super) mount: Option<Mounted>,
+    /// The mount, if its process has ended.
+    pub(super) broken: Option<Broken>,
     /// What clients in other processes must know.
     pub(super) view: watch::Sender<Arc<FilesystemView>>,
 }
@@ -264,6 +266,7 @@ impl FilesystemEntry {
             tier,
             peers,
             mount: process.map(|process| Mounted::Elsewhere(Arc::new(process))),
+            broken: None,
             view: watch::Sender::new(Arc::new(view)),
         })
     }

@@ -21,6 +21,18 @@ const LEAVING_POLL: Duration = Duration::from_millis(10);
 /// How long a mount in its own process may write out.
 const WRITE_OUT: Duration = Duration::from_secs(60);
 
+/// How long the end of a session may take.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause between attempts to mount again.
+const REVIVE_PAUSE: Duration = Duration::from_secs(10);
+
+/// A mount whose process has ended.
+pub(super) struct Broken {
+    path: PathBuf,
+    /// When the node last tried to mount again.
+    tried: Option<tokio::time::Instant>,
+}
+
 /// A mounted filesystem.
 pub(super) enum Mounted {
     /// In this process.
@@ -111,7 +123,7 @@ impl FilesystemEntry {
     ) -> Result<()> {
         self.unmount_dead();
         let flags: MountFlags = options.parse()?;
-        self.mount = Some(match flags.process {
+        let mounted = match flags.process {
             Process::Node => {
                 let options = MountOptions {
                     path: path.to_owned(),
@@ -141,7 +153,8 @@ impl FilesystemEntry {
                 let process = tokio::task::spawn_blocking(move || MountProcess::start(&env, &spec));
                 Mounted::Elsewhere(Arc::new(process.await??))
             }
-        });
+        };
+        (self.mount, self.broken) = (Some(mounted), None);
         Ok(())
     }
 
@@ -158,26 +171,44 @@ impl FilesystemEntry {
         Ok(())
     }
 
-    /// Mounts again where the process of a mount has ended and the mount is still there: then every call on it fails.
+    /// Mounts again where the process of a mount has ended and the mount was left: every call on it fails.
     pub(super) async fn revive_mount(
         &mut self,
         node: (&Env, &NodeDir, &Handle),
         memory: &MemoryPlan,
     ) -> Result<()> {
-        let (path, session) = match &self.mount {
-            Some(Mounted::Elsewhere(process)) if !process.is_alive() && process.is_in_tree() => {
-                (process.path().to_owned(), process.session())
+        if let Some(Mounted::Elsewhere(process)) = &self.mount
+            && !process.is_alive()
+            && process.is_in_tree()
+        {
+            tracing::error!(path = %process.path().display(), "the process of the mount has ended: mounting again; programs with open files fail");
+            self.broken.get_or_insert(Broken { path: process.path().to_owned(), tried: None });
+            // Nobody waits for what it held.
+            let id = RequestId { session: process.session(), slot: 0, seq: u64::MAX };
+            let closed = self.owner.call(id.into(), MetaRequest::CloseSession);
+            if tokio::time::timeout(CLOSE_PATIENCE, closed).await.is_err() {
+                tracing::warn!(session = %process.session(), "the session of the mount ends by its silence");
             }
-            _ => return Ok(()),
-        };
-        tracing::error!(path = %path.display(), "the process of the mount has ended: mounting again; programs with open files fail");
-        // Nobody waits for what it held.
-        let id = RequestId { session, slot: 0, seq: u64::MAX };
-        if let Err(error) = self.owner.call(id.into(), MetaRequest::CloseSession).await {
-            tracing::warn!(%session, %error, "the session of the mount ends by its silence");
         }
-        let options = self.record.mount_options.clone();
+        let Some(broken) = &mut self.broken else { return Ok(()) };
+        if broken.tried.is_some_and(|tried| tried.elapsed() < REVIVE_PAUSE) {
+            return Ok(());
+        }
+        broken.tried = Some(tokio::time::Instant::now());
+        let (path, options) = (broken.path.clone(), self.record.mount_options.clone());
         self.mount(node, &path, &options, memory).await
+    }
+
+    /// Readies the mount that an earlier run of the node left. Returns whether it stays, at this place and with these options.
+    pub(super) async fn keeps_mount(&mut self, path: &Path, options: Option<&str>) -> Result<bool> {
+        let flags = |options: &str| options.parse::<MountFlags>().ok();
+        let is_same = options.is_none_or(|options| flags(options) == flags(&self.record.mount_options));
+        let is_whole = self.mount.as_ref().is_some_and(|mount| mount.is_alive() && !mount.is_leaving());
+        if is_whole && is_same && self.mount_path().as_deref() == Some(path) {
+            return Ok(true);
+        }
+        self.unmount(UnmountMode::Detach).await?;
+        Ok(false)
     }
 
     /// Drops a mount that a user unmounted by hand.
@@ -188,6 +219,7 @@ impl FilesystemEntry {
     }
 
     pub(super) async fn unmount(&mut self, mode: UnmountMode) -> Result<()> {
+        self.broken = None;
         match self.mount.take() {
             None => return Ok(()),
             Some(Mounted::Here(mut mount)) => {

@@ -34,6 +34,7 @@ use super::reached::ReachedStores;
 use super::settings::{Settings, TrimChoice};
 use super::users::open_accounts;
 use super::{CLIENTS_SOCKET, Mounts, Node, NodeDir, S3Options, State};
+use crate::mount::MountProcess;
 
 /// How long a start waits for a killed process to end.
 const DYING_S_MAX: u64 = 20;
@@ -340,7 +341,10 @@ async fn open_filesystems(
     records: Vec<FilesystemRecord>,
 ) -> Result<BTreeMap<String, FilesystemEntry>> {
     let mut filesystems = BTreeMap::new();
-    for record in records {
+    // Mounts that have outlived the node wait for their owners, and these only for so long for them.
+    let (waiting, others): (Vec<_>, Vec<_>) =
+        records.into_iter().partition(|record| MountProcess::find(parts.env, parts.dir, record.id).is_some());
+    for record in others.into_iter().chain(waiting) {
         let name = record.name.clone();
         let entry = FilesystemEntry::open(parts, record).await;
         filesystems.insert(name.clone(), entry.with_context(|| format!("opening filesystem {name}"))?);
@@ -463,11 +467,15 @@ impl Node {
             };
             let path = std::path::absolute(path)?;
             let flags = options.mount_options.clone().filter(|_| first);
-            // The mount has outlived the node.
-            if entry.mount_path().as_deref() == Some(&*path) && flags.is_none() {
-                continue;
+            match entry.keeps_mount(&path, flags.as_deref()).await {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => {
+                    // Its process holds what it could not write out. A later mount tries again.
+                    tracing::error!(filesystem = %entry.record.name, "the earlier mount has not ended: {error:#}");
+                    continue;
+                }
             }
-            entry.unmount(UnmountMode::Detach).await?;
             self.mount_and_remember(entry, path, flags).await?;
         }
         Ok(())

@@ -375,8 +375,8 @@ fn check_mount_point(path: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-/// Removes the mounts of killed processes. The caller holds the node's lock, so a mount with this source has no process
-/// any more, even if the kernel still answers some calls from its caches.
+/// Removes the mounts of killed processes. The caller holds the lock of the node, or that of the mount's process, so a mount with this
+/// source has no process any more, even if the kernel still answers some calls from its caches.
 fn clear_dead_mounts(source: &str) {
     let Ok(mounts) = mounts::forebay_mounts() else { return };
     for mount in mounts.iter().filter(|mount| mount.source == source) {

@@ -65,6 +65,13 @@ impl LocalStream {
     }
 }
 
+impl Drop for LocalStream {
+    fn drop(&mut self) {
+        // Others may have the descriptor for a while; the other side must not wait for them.
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+    }
+}
+
 impl AsyncRead for LocalStream {
     fn poll_read(
         self: Pin<&mut Self>,

@@ -14,11 +14,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::runtime::Handle;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::outbox::{Outbox, outbox};
-use super::{ACKNOWLEDGE_EVENTS, Connection, Dial, PING, SILENCE};
+use super::{ACKNOWLEDGE_EVENTS, CALLS_MAX, Connection, Dial, PING, SILENCE};
 use crate::drive::DriveStat;
 use crate::encoding::{self, Operations};
 use crate::frame::{Frame, FrameKind, read_frame, write_frame};
@@ -89,6 +89,8 @@ struct Sink {
 /// One connection, and the calls on it.
 struct Lane {
     is_first: bool,
+    /// One for each call under way: the other side takes no more than `CALLS_MAX`.
+    permits: Semaphore,
     calls: Mutex<Calls>,
 }
 
@@ -157,7 +159,10 @@ impl Peer {
             facts_count: watch::Sender::new(0),
             contact: watch::Sender::new(Contact::default()),
         });
-        let lane = |index| Arc::new(Lane { is_first: index == 0, calls: Mutex::default() });
+        let lane = |index| {
+            let permits = Semaphore::new(CALLS_MAX / 2);
+            Arc::new(Lane { is_first: index == 0, permits, calls: Mutex::default() })
+        };
         let lanes: Vec<_> = (0..=data_connections).map(lane).collect();
         let keep =
             |lane: &Arc<Lane>| runtime.spawn(keep_connected(shared.clone(), lane.clone(), dial.clone()));
@@ -240,6 +245,9 @@ impl Peer {
         limit: Duration,
         opens: Option<u64>,
     ) -> Result<(AnswerHead, R), CallError> {
+        let until = tokio::time::Instant::now() + limit;
+        let permit = tokio::time::timeout_at(until, lane.permits.acquire()).await;
+        let _permit = permit.map_err(|_| CallError::NoAnswer)?;
         let (answer, arrival) = oneshot::channel();
         let number = {
             let mut calls = lane.calls();
@@ -254,7 +262,7 @@ impl Peer {
             number
         };
         let _guard = CallGuard { lane, number };
-        let arrived = tokio::time::timeout(limit, arrival).await.map_err(|_| CallError::NoAnswer)?;
+        let arrived = tokio::time::timeout_at(until, arrival).await.map_err(|_| CallError::NoAnswer)?;
         let packed = arrived.map_err(|_| CallError::NoAnswer)?;
         let (head, answer) =
             message::unpack_answer(&packed.body, packed.payload).map_err(|_| CallError::Malformed)?;
