@@ -461,13 +461,14 @@ impl Node {
             let asked = options.mount.clone().filter(|_| first);
             let kept = entry.record.mount.clone().map(PathBuf::from);
             let default = first.then(|| self.dir.default_mount());
-            let Some(path) = asked.or(kept).or(default).filter(|_| !options.no_mount) else {
-                entry.unmount(UnmountMode::Detach).await?;
-                continue;
-            };
-            let path = std::path::absolute(path)?;
+            let path = asked.or(kept).or(default).filter(|_| !options.no_mount);
+            let path = path.map(std::path::absolute).transpose()?;
             let flags = options.mount_options.clone().filter(|_| first);
-            match entry.keeps_mount(&path, flags.as_deref()).await {
+            let stays = match &path {
+                Some(path) => entry.keeps_mount(path, flags.as_deref()).await,
+                None => entry.unmount(UnmountMode::Detach).await.map(|()| false),
+            };
+            match stays {
                 Ok(true) => continue,
                 Ok(false) => {}
                 Err(error) => {
@@ -476,7 +477,9 @@ impl Node {
                     continue;
                 }
             }
-            self.mount_and_remember(entry, path, flags).await?;
+            if let Some(path) = path {
+                self.mount_and_remember(entry, path, flags).await?;
+            }
         }
         Ok(())
     }
