@@ -109,7 +109,7 @@ impl EarlyAnswers {
         self.kept().changes.len() >= SETTLED_AT
     }
 
-    /// Keeps a change. The caller holds the bond to the owner meanwhile.
+    /// Keeps a change. While it does, the caller holds the bond to the owner.
     pub(crate) fn keep(&self, change: Change) {
         let mut kept = self.kept();
         kept.ahead.insert(change.count);

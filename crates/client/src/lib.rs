@@ -79,7 +79,7 @@ pub use orphans::{ClosedRange, ExtentRanges, Inventory};
 pub use pack::{PACK_ALIGN, PackOutcome, PackTarget};
 pub use peers::Peers;
 pub use ranges::{AllocateMode, SeekKind};
-pub use reach::{Contact, Reach};
+pub use reach::Reach;
 pub use read::ReadAccess;
 pub use rebuild::{MissingPage, RebuildGroup};
 pub use reclaim::{FreeCursor, ReclaimStep};

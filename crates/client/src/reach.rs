@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
-pub use wire::link::Contact;
+use wire::link::Contact;
 
 /// How long requests to the owner wait for one, by default.
 const OWNER_PATIENCE: Duration = Duration::from_secs(60);

@@ -372,7 +372,7 @@ impl Session {
         self.is_early.store(is_early, Ordering::Relaxed);
     }
 
-    /// Whether the client keeps so many changes that it should call [`Session::settle`].
+    /// Whether the client keeps many changes: then it calls [`Session::settle`].
     pub(crate) fn is_due(&self) -> bool {
         self.early.is_due() && self.settling.try_lock().is_ok()
     }

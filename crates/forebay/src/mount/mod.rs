@@ -145,7 +145,7 @@ pub(crate) struct MountProcess {
 impl MountProcess {
     /// Starts a process, and waits until it serves.
     pub(crate) fn start(env: &Env, spec: &Spec) -> Result<Self> {
-        // Also if the file was replaced by a newer version meanwhile.
+        // A newer version may have replaced the file.
         let mut child = Command::new("/proc/self/exe")
             .args(["mount-process", &serde_json::to_string(spec)?])
             .stdin(Stdio::null())

@@ -122,12 +122,7 @@ async fn mount(env: &Env, dir: &NodeDir, spec: &Spec) -> Result<()> {
         Told { topology, store },
     ));
     let flags: MountFlags = spec.options.parse()?;
-    let options = MountOptions {
-        path: spec.path.clone(),
-        source: spec.source(),
-        threads: std::thread::available_parallelism().map_or(4, |cores| cores.get().clamp(4, 16)),
-        flags,
-    };
+    let options = MountOptions::new(&spec.path, spec.source(), flags);
     let listener = listen(dir, &Place { dir, id: spec.id })?;
     if !is_awaited() {
         anyhow::bail!("the node that started the mount is gone");
@@ -137,7 +132,7 @@ async fn mount(env: &Env, dir: &NodeDir, spec: &Spec) -> Result<()> {
     let mut mounted = Mounted { env, dir, spec, client: &client, mount: Some(mount), told: None };
     let ended = mounted.answer(&listener).await;
     if ended.is_err() {
-        mounted.unmount(UnmountMode::Detach).await.context("unmounting after an error")?;
+        mounted.end().await.context("unmounting after an error")?;
     }
     news.abort();
     let closed = async {
@@ -318,7 +313,10 @@ impl Mounted<'_> {
                 _ = interrupt.recv() => return self.end().await,
                 () = tokio::time::sleep(LOOK) => None,
             };
-            self.tell()?;
+            if let Err(error) = self.tell() {
+                // Where there is no room for the file, the mount goes on.
+                tracing::warn!("the node cannot be told of the new session: {error:#}");
+            }
             // Unmounted by hand, or at the node's request, and not all could be written out.
             if self.mount.take_if(|mount| !mount.is_alive()).is_some() || self.mount.is_none() {
                 tracing::info!("unmounted");

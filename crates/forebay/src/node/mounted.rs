@@ -125,12 +125,8 @@ impl FilesystemEntry {
         let flags: MountFlags = options.parse()?;
         let mounted = match flags.process {
             Process::Node => {
-                let options = MountOptions {
-                    path: path.to_owned(),
-                    source: format!("{}#{}", dir.root().display(), self.record.name),
-                    threads: std::thread::available_parallelism().map_or(4, |cores| cores.get().clamp(4, 16)),
-                    flags,
-                };
+                let source = format!("{}#{}", dir.root().display(), self.record.name);
+                let options = MountOptions::new(path, source, flags);
                 let (client, runtime) = (self.client.clone(), runtime.clone());
                 let mount = tokio::task::spawn_blocking(move || Mount::new(client, runtime, &options));
                 Mounted::Here(mount.await??)

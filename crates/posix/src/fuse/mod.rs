@@ -51,6 +51,14 @@ pub struct MountOptions {
     pub flags: MountFlags,
 }
 
+impl MountOptions {
+    /// With as many threads as suit the machine.
+    pub fn new(path: &Path, source: String, flags: MountFlags) -> Self {
+        let threads = std::thread::available_parallelism().map_or(4, |cores| cores.get().clamp(4, 16));
+        Self { path: path.to_owned(), source, threads, flags }
+    }
+}
+
 /// How the mount uses the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheMode {
