@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Locks of programs, signals, and calls of few programs, on one directory: calls.py DIR. Prints what does not hold."""
 
+import concurrent.futures
 import fcntl
 import os
 import select
@@ -143,9 +144,10 @@ def open_files(path):
 
 
 def late_release(path):
-    """A lock through a descriptor that can only read, then one through another descriptor."""
+    """A lock through a descriptor that can only read, then one through another descriptor. Its end may meet the other lock."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT))
     other = Other(path, "w")
-    for _ in range(200):
+    for _ in range(1000):
         reader = os.open(path, os.O_RDONLY)
         range_lock(reader, fcntl.LOCK_SH)
         os.close(reader)
@@ -291,7 +293,8 @@ def main():
     ranges(path)
     readers(path)
     open_files(path)
-    late_release(path)
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        list(threads.map(late_release, [f"{path}.{number}" for number in range(3)]))
     waits(path)
     flocks(path)
     unnamed(directory)

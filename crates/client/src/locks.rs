@@ -193,10 +193,12 @@ impl Client {
         }
     }
 
-    /// Gives up what the holder has in the range of `lock`. After an error the client goes on telling the owner, and the
-    /// holder's next lock in the range waits for that.
-    pub async fn unlock(&self, lock: FileLock) -> Result<(), FsError> {
-        self.give_up_lock(lock, None).await.unwrap_or(Err(FsError::Unknown))
+    /// Gives up what the holder has in the range of `lock`: when this returns, not when the future is polled, so that a lock
+    /// that is asked for later does not fall to it. After an error the client goes on telling the owner, and the holder's
+    /// next lock in the range waits for that.
+    pub fn unlock(&self, lock: FileLock) -> impl Future<Output = Result<(), FsError>> + Send + 'static {
+        let given_up = self.give_up_lock(lock, None);
+        async { given_up.await.unwrap_or(Err(FsError::Unknown)) }
     }
 
     /// Gives up a range, and the request of this ticket. The owner is told until it answers: otherwise the lock would last

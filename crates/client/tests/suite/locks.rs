@@ -101,6 +101,20 @@ fn an_owner_that_was_not_told_of_an_unlock_is_told_again() {
 }
 
 #[test]
+fn an_unlock_comes_before_a_lock_that_is_asked_for_later() {
+    run("r2", |world| async move {
+        let (one, two) = (world.client().await, world.client().await);
+        let ino = create(&one, "file").await;
+        let lock = range(ino, 1, true, 0, 9);
+        one.lock(lock, false).await.unwrap();
+        let unlocked = one.unlock(lock);
+        one.lock(lock, false).await.unwrap();
+        unlocked.await.unwrap();
+        assert_eq!(two.lock(lock, false).await, Err(FsError::WouldBlock));
+    });
+}
+
+#[test]
 fn circles_between_clients_are_refused() {
     run("r2", |world| async move {
         let (one, two) = (world.client().await, world.client().await);

@@ -133,7 +133,7 @@ impl Fuse {
 
     /// A descriptor is closed: its process gives up its range locks on the file.
     pub(super) fn flush(&self, ino: Ino, owner: u64, reply: Reply) {
-        let unlock = self.range_unlock(ino, owner);
+        let unlock = self.unlock_process(ino, owner);
         if unlock.is_none() && self.cache != CacheMode::Read {
             return reply_done(reply, self.client.take_error(ino));
         }
@@ -141,7 +141,7 @@ impl Fuse {
         self.run(reply, |client, reply| async move {
             let flushed = if waits { client.fsync(ino).await } else { client.take_error(ino) };
             let unlocked = match unlock {
-                Some(lock) => client.unlock(lock).await,
+                Some(unlock) => unlock.await,
                 None => Ok(()),
             };
             reply_done(reply, flushed.and(unlocked));
@@ -150,13 +150,13 @@ impl Fuse {
 
     pub(super) fn release(&self, ino: Ino, handle: u64, flags: u32, owner: u64, reply: Reply) {
         self.client.close_file(ino);
-        let locks = self.locks_of_handle(ino, handle, flags, owner);
-        if locks.is_empty() {
+        let unlocks = self.unlock_handle(ino, handle, flags, owner);
+        if unlocks.is_empty() {
             return reply.done();
         }
-        self.run(reply, |client, reply| async move {
-            for lock in locks {
-                if let Err(error) = client.unlock(lock).await {
+        self.run(reply, |_, reply| async move {
+            for unlock in unlocks {
+                if let Err(error) = unlock.await {
                     tracing::warn!(%ino, %error, "a lock was not given up at once when its file was closed");
                 }
             }

@@ -1,6 +1,7 @@
 //! Locks of programs, fcntl(2) and flock(2), which the owner of the ledger keeps for all machines.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::Mutex;
 
 use base::{FsError, Ino};
@@ -28,16 +29,21 @@ impl RangeHolders {
         inodes.entry(ino).or_default().insert(owner, handle);
     }
 
-    /// The holders that match give up what they have.
-    fn take(&self, ino: Ino, matches: impl Fn(u64, u64) -> bool) -> Vec<u64> {
+    /// The holders that match give up what they have: `unlock` is called for each, before another lock of theirs is noted.
+    fn take<T>(
+        &self,
+        ino: Ino,
+        matches: impl Fn(u64, u64) -> bool,
+        mut unlock: impl FnMut(u64) -> Option<T>,
+    ) -> Vec<T> {
         let mut inodes = self.0.lock().expect("no holder of this lock panics");
         let Some(holders) = inodes.get_mut(&ino) else { return Vec::new() };
-        let taken =
-            holders.extract_if(|owner, handle| matches(*owner, *handle)).map(|(owner, _)| owner).collect();
+        let taken = holders.extract_if(|owner, handle| matches(*owner, *handle));
+        let unlocks = taken.filter_map(|(owner, _)| unlock(owner)).collect();
         if holders.is_empty() {
             inodes.remove(&ino);
         }
-        taken
+        unlocks
     }
 }
 
@@ -57,10 +63,8 @@ fn file_lock(ino: Ino, owner: u64, lock: &Lock, flock: bool) -> FileLock {
     }
 }
 
-/// All that a holder has on a file.
-fn all_of(ino: Ino, owner: u64, space: LockSpace) -> FileLock {
-    FileLock { ino, owner, space, exclusive: false, start: 0, last: u64::MAX, pid: 0 }
-}
+/// The end of an unlock that has begun.
+pub(super) type Unlock = Pin<Box<dyn Future<Output = Result<(), FsError>> + Send>>;
 
 impl Fuse {
     pub(super) fn get_lock(&self, ino: Ino, owner: u64, lock: Lock, flock: bool, reply: Reply) {
@@ -117,23 +121,26 @@ impl Fuse {
         });
     }
 
-    /// What a process gives up when it closes a descriptor of the file.
-    pub(super) fn range_unlock(&self, ino: Ino, owner: u64) -> Option<FileLock> {
-        self.range_holders.take(ino, |holder, _| holder == owner);
-        let all = all_of(ino, owner, LockSpace::Range);
-        self.client.holds_lock(&all).then_some(all)
+    /// A process closes a descriptor of the file, and gives up its locks.
+    pub(super) fn unlock_process(&self, ino: Ino, owner: u64) -> Option<Unlock> {
+        self.range_holders.take(ino, |holder, _| holder == owner, |_| None::<()>);
+        self.unlock_all(ino, owner, LockSpace::Range)
     }
 
-    /// What ends with the last descriptor of a handle.
-    pub(super) fn locks_of_handle(&self, ino: Ino, handle: u64, flags: u32, owner: u64) -> Vec<FileLock> {
-        let holders = self.range_holders.take(ino, |_, last| last == handle);
-        let mut locks: Vec<FileLock> =
-            holders.into_iter().map(|owner| all_of(ino, owner, LockSpace::Range)).collect();
+    /// The last descriptor of a handle is closed: gives up the locks that end with it.
+    pub(super) fn unlock_handle(&self, ino: Ino, handle: u64, flags: u32, owner: u64) -> Vec<Unlock> {
+        let unlock = |holder| self.unlock_all(ino, holder, LockSpace::Range);
+        let mut unlocks = self.range_holders.take(ino, |_, last| last == handle, unlock);
         if flags & RELEASE_FLOCK_UNLOCK != 0 {
-            locks.push(all_of(ino, owner, LockSpace::Whole));
+            unlocks.extend(self.unlock_all(ino, owner, LockSpace::Whole));
         }
-        locks.retain(|lock| self.client.holds_lock(lock));
-        locks
+        unlocks
+    }
+
+    /// Gives up all that a holder has on a file. `None`: it has nothing.
+    fn unlock_all(&self, ino: Ino, owner: u64, space: LockSpace) -> Option<Unlock> {
+        let all = FileLock { ino, owner, space, exclusive: false, start: 0, last: u64::MAX, pid: 0 };
+        self.client.holds_lock(&all).then(|| Box::pin(self.client.unlock(all)) as Unlock)
     }
 }
 
@@ -145,14 +152,15 @@ mod tests {
     fn a_late_release_leaves_a_lock_that_was_taken_through_another_handle() {
         let holders = RangeHolders::default();
         let file = Ino(3);
+        let end = |handle| holders.take(file, |_, last| last == handle, Some);
         holders.note(file, 1, 10);
         holders.note(file, 1, 20);
         holders.note(file, 2, 10);
         holders.note(Ino(4), 1, 10);
-        assert_eq!(holders.take(file, |_, last| last == 10), [2]);
-        assert_eq!(holders.take(file, |holder, _| holder == 1), [1]);
-        assert!(holders.take(file, |_, _| true).is_empty());
-        assert_eq!(holders.take(Ino(4), |_, last| last == 10), [1]);
+        assert_eq!(end(10), [2]);
+        assert_eq!(holders.take(file, |holder, _| holder == 1, Some), [1]);
+        assert!(holders.take(file, |_, _| true, Some).is_empty());
+        assert_eq!(holders.take(Ino(4), |_, last| last == 10, Some), [1]);
         assert!(holders.0.lock().unwrap().is_empty());
     }
 }
