@@ -107,14 +107,14 @@ fn json<T: DeserializeOwned + Serialize>(data: &[u8]) {
 }
 
 fn control(data: &[u8]) {
-    json::<meta::control::ClusterRecord>(data);
-    json::<meta::control::DriveRecord>(data);
-    json::<meta::control::FilesystemRecord>(data);
+    json::<control::ClusterRecord>(data);
+    json::<control::DriveRecord>(data);
+    json::<control::FilesystemRecord>(data);
     json::<layout::PlacementGroup>(data);
-    json::<meta::control::UserRecord>(data);
-    json::<meta::control::AccessKeyRecord>(data);
-    json::<meta::control::RoleRecord>(data);
-    json::<meta::control::StoreRecord>(data);
+    json::<control::UserRecord>(data);
+    json::<control::AccessKeyRecord>(data);
+    json::<control::RoleRecord>(data);
+    json::<control::StoreRecord>(data);
 }
 
 fn admin(data: &[u8]) {

@@ -69,13 +69,13 @@ pub struct OlderLedger {
 
 /// How an owner continues a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Beginning {
+pub struct Beginning {
     /// Lineage of the stretch that it begins.
-    pub(crate) lineage: Lineage,
+    pub lineage: Lineage,
     /// The highest extent of which a drive has a shard.
-    pub(crate) highest_extent: Option<ExtentId>,
+    pub highest_extent: Option<ExtentId>,
     /// Whether drives have seen a newer ledger.
-    pub(crate) is_older: bool,
+    pub is_older: bool,
 }
 
 /// The stretch of a ledger's history that an owner has begun.
@@ -181,7 +181,7 @@ impl Evidence {
     ///
     /// # Errors
     /// If the ledger is older than the drives know, and the operator has not accepted that.
-    pub(crate) fn decide(&self, history: &History, lineage: Lineage) -> Result<Beginning, OlderLedger> {
+    pub fn decide(&self, history: &History, lineage: Lineage) -> Result<Beginning, OlderLedger> {
         let older = self.witnesses.iter().find_map(|witness| history.check(witness).err());
         if let Some(older) = &older {
             if !self.accept_older {

@@ -20,7 +20,7 @@ pub type KeyRange = (Vec<u8>, Vec<u8>);
 
 impl Keys {
     /// Keys of one ledger.
-    pub fn new(ledger: LedgerId) -> Self {
+    pub const fn new(ledger: LedgerId) -> Self {
         Self { ledger }
     }
 

@@ -1,7 +1,6 @@
 //! Ledgers: the metadata of filesystems as ordered, fenced logs, the state they produce, and their owners.
 
 pub mod batch;
-pub mod control;
 pub mod fsck;
 #[cfg(any(fuzzing, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -10,6 +9,7 @@ mod keeper;
 pub mod keys;
 pub mod log;
 pub mod owner;
+pub mod records;
 pub mod state;
 pub mod store;
 pub mod values;

@@ -272,6 +272,7 @@ fn check_shards(
     wrong: &mut Vec<String>,
 ) {
     let cluster = world.cluster();
+    let map = cluster.map();
     let hurt = world.promises().hurt_drives.clone();
     let is_out = |id: &DriveId| cluster.state(*id) == DriveState::Out;
     for (id, extent) in live.iter().filter(|(id, _)| !tables.is_away(**id)) {
@@ -282,12 +283,12 @@ fn check_shards(
                 extent.k, extent.n
             ));
         }
-        let Some(group) = cluster.map.group(extent.pg) else {
+        let Some(group) = map.group(extent.pg) else {
             wrong.push(format!("I9: extent {id} is in group {}, which does not exist", extent.pg));
             continue;
         };
         for (shard, drive) in (0..extent.n).zip(group.members.iter().copied()) {
-            if cluster.map.drives.iter().any(|out| is_out(&out.id) && tables.owed.contains(&(out.id, *id))) {
+            if map.drives.iter().any(|out| is_out(&out.id) && tables.owed.contains(&(out.id, *id))) {
                 continue;
             }
             let Some(entries) = inventory.get(&drive).filter(|_| !hurt.contains(&drive.0)) else { continue };

@@ -1,77 +1,93 @@
-//! Drives and placement groups, in place of the control ledger: they survive crashes. While clients work, a drive is
-//! set aside for a while or given up, or the filesystem gets another profile.
+//! The cluster's records, as crate `control` keeps them: they survive crashes. While clients work, a drive is set aside for a while
+//! or given up, or the filesystem gets another profile.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use base::{DriveId, DriveUuid, Epoch, PgId};
+use base::{DriveId, DriveUuid, Epoch, PgId, Seq};
 use client::{Limits, Topology};
-use layout::{ClusterMap, DriveSlot, DriveState, MapDrive, PlacementGroup, Profile, replace_members};
+use control::{
+    ClusterRecord, Control, ControlError, DriveRecord, FilesystemRecord, Patience, Plan, ScrubRecord, Seen,
+    UpkeepRecord, WriteSet,
+};
+use layout::{ClusterMap, DriveState, PlacementError, PlacementGroup, Profile};
+use meta::log::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, MemLog, Tail};
+use meta::state::MemState;
+use wire::BoxFuture;
 use wire::drive::{DriveMark, DriveService};
 
-use crate::node::{Drives, Node};
+use crate::net::delay;
+use crate::node::{CLUSTER, Drives, Node};
 use crate::scenario::Scenario;
 use crate::store;
 use crate::world::{Dice, World};
 
-/// The simulated cluster; see the module.
+/// The filesystem's number.
+const FILESYSTEM: u32 = 1;
+/// Pause after a change of the cluster that got no answer.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What the world knows of the cluster: the records after the last change.
 pub(crate) struct Cluster {
-    pub(crate) map: ClusterMap,
-    /// The profile for new data.
-    pub(crate) profile: Profile,
-    /// The groups of every profile that was ever used for writing.
-    sets: Vec<(Profile, Vec<PgId>)>,
-    /// The mark of each drive; a drive with a lower mark is an older copy.
-    pub(crate) marks: HashMap<u32, DriveMark>,
+    now: control::Cluster,
+    /// The control ledger's log. Its store is rebuilt from it in every boot.
+    log: MemLog,
+    /// Map epoch of the last acknowledged change.
+    acked: u64,
+}
+
+fn nothing() -> control::Cluster {
+    control::Cluster::new(ClusterRecord {
+        id: CLUSTER,
+        map_epoch: 1,
+        next_drive: 0,
+        next_group: 0,
+        next_filesystem: FILESYSTEM,
+        upkeep: UpkeepRecord::default(),
+    })
 }
 
 impl Cluster {
-    pub(crate) fn new(scenario: &Scenario) -> Self {
-        let drive = |number: u32| MapDrive {
-            id: DriveId(number),
-            uuid: DriveUuid([number as u8; 16]),
-            domain: u64::from(number),
-            state: DriveState::Up,
+    pub(crate) fn new() -> Self {
+        Self { now: nothing(), log: MemLog::new(), acked: 0 }
+    }
+
+    pub(crate) fn map(&self) -> ClusterMap {
+        self.now.map()
+    }
+
+    fn filesystem(&self) -> &FilesystemRecord {
+        self.now.filesystems.get(&FILESYSTEM).expect("the first boot made it")
+    }
+
+    /// The profile for new data.
+    pub(crate) fn profile(&self) -> Profile {
+        self.filesystem().profile
+    }
+
+    /// A lower bound of a drive's mark; a drive with a lower mark is an older copy.
+    pub(crate) fn mark(&self, id: DriveId) -> DriveMark {
+        self.now.drives.get(&id).map(|drive| drive.mark).unwrap_or_default()
+    }
+
+    pub(crate) fn state(&self, id: DriveId) -> DriveState {
+        self.now.drives.get(&id).map_or(DriveState::Out, |drive| drive.state)
+    }
+
+    /// The condition of the drives, by their records.
+    fn seen(&self) -> Seen {
+        let those = |readable: &[DriveState]| -> BTreeSet<DriveId> {
+            let drives = self.now.drives.values().filter(|drive| readable.contains(&drive.state));
+            drives.map(|drive| drive.id).collect()
         };
-        let drives = (0..scenario.drives).map(drive).collect();
-        let map = ClusterMap { epoch: Epoch(1), drives, groups: Vec::new() };
-        Self { map, profile: scenario.profile, sets: Vec::new(), marks: HashMap::new() }
-    }
-
-    fn up(&self) -> Vec<DriveId> {
-        self.map.drives.iter().filter(|drive| drive.state == DriveState::Up).map(|drive| drive.id).collect()
-    }
-
-    /// Profile and groups of new extents: as wide as the drives that are up allow.
-    fn write_set(&mut self) -> (Profile, Vec<PgId>) {
-        let up = self.up();
-        let profile = self.profile.narrowed(up.len() as u32).expect("enough drives are left");
-        let is_up = |pg: &PgId| {
-            self.map.group(*pg).is_some_and(|group| group.members.iter().all(|member| up.contains(member)))
-        };
-        let of_profile = self.sets.iter().filter(|(other, _)| *other == profile);
-        let whole: Vec<PgId> =
-            of_profile.flat_map(|(_, groups)| groups).copied().filter(|pg| is_up(pg)).collect();
-        if whole.is_empty() { (profile, self.plan(profile, &up)) } else { (profile, whole) }
-    }
-
-    /// Plans groups over these drives: every rotation of the drives, cut to the profile's width.
-    fn plan(&mut self, profile: Profile, up: &[DriveId]) -> Vec<PgId> {
-        let n = usize::from(profile.n());
-        let count = if up.len() > n { up.len() } else { 1 };
-        let first = self.map.groups.len() as u32;
-        for number in 0..count {
-            let members = (0..n).map(|at| up[(number + at) % up.len()]).collect();
-            self.map.groups.push(PlacementGroup::new(PgId(first + number as u32), members));
-        }
-        let groups: Vec<PgId> = (first..).take(count).map(PgId).collect();
-        self.sets.push((profile, groups.clone()));
-        groups
+        Seen { up: those(&[DriveState::Up]), readable: those(&[DriveState::Up, DriveState::Leaving]) }
     }
 
     /// I9: the groups with two members in one failure domain.
-    pub(crate) fn crowded(&self) -> Vec<String> {
-        let domain = |id: &DriveId| self.map.drive(*id).map(|drive| drive.domain);
+    fn crowded(&self) -> Vec<String> {
+        let domain = |id: &DriveId| self.now.drives.get(id).map(|drive| drive.domain);
         let is_crowded = |group: &&PlacementGroup| {
             let domains: BTreeSet<_> = group.members.iter().map(domain).collect();
             domains.len() < group.members.len() || domains.contains(&None)
@@ -79,115 +95,265 @@ impl Cluster {
         let say = |group: &PlacementGroup| {
             format!(
                 "I9: at map {} two members of group {} share a domain: {:?}",
-                self.map.epoch, group.id, group.members
+                self.now.record.map_epoch, group.id, group.members
             )
         };
-        self.map.groups.iter().filter(is_crowded).map(say).collect()
+        self.now.groups.values().filter(is_crowded).map(say).collect()
     }
 
     /// The topology that clients get.
-    pub(crate) fn topology(&mut self, drives: &Drives) -> Topology {
-        let (profile, groups) = self.write_set();
-        let narrow = self.sets.iter().filter(|(profile, _)| profile.k() < self.profile.k());
-        let service = |(number, drive): (&u32, &std::sync::Arc<_>)| {
-            (DriveId(*number), std::sync::Arc::clone(drive) as std::sync::Arc<dyn DriveService>)
-        };
+    pub(crate) fn topology(&self, drives: &Drives, set: WriteSet) -> Topology {
+        let record = self.filesystem();
+        let narrow = record.all_sets().filter(|(profile, _)| profile.k() < record.profile.k());
+        let service =
+            |(number, drive): (&u32, &Arc<_>)| (DriveId(*number), Arc::clone(drive) as Arc<dyn DriveService>);
         Topology {
             narrow: narrow.flat_map(|(_, groups)| groups).copied().collect(),
-            map: self.map.clone(),
+            map: self.map(),
             drives: drives.iter().map(service).collect(),
-            groups,
-            profile,
+            groups: set.groups,
+            profile: set.profile,
             limits: Limits::default(),
         }
     }
 
-    pub(crate) fn state(&self, id: DriveId) -> DriveState {
-        self.map.drive(id).map_or(DriveState::Out, |drive| drive.state)
-    }
-
     /// Whether writes go on, perhaps narrower, with one drive less.
     fn can_spare_one(&self) -> bool {
-        self.profile.narrowed(self.up().len() as u32 - 1).is_some()
+        self.profile().narrowed(self.seen().up.len() as u32 - 1).is_some()
     }
 
     /// Whether the other drives have room for every position of a drive.
-    fn can_lose_one(&self) -> bool {
-        self.sets.iter().all(|(profile, _)| usize::from(profile.n()) < self.up().len())
-    }
-
-    fn set_state(&mut self, id: DriveId, state: DriveState) {
-        self.map.epoch.0 += 1;
-        self.map.drives[id.0 as usize].state = state;
-    }
-
-    /// Assigns the positions of a drive to other drives.
-    fn give_up(&mut self, id: DriveId, state: DriveState) {
-        self.set_state(id, state);
-        let slot = |drive: &DriveId| DriveSlot { drive: *drive, domain: drive.0.into(), weight_bytes: 1 };
-        let spare: Vec<DriveSlot> = self.up().iter().map(slot).collect();
-        let domains: HashMap<DriveId, u64> =
-            self.map.drives.iter().map(|drive| (drive.id, drive.domain)).collect();
-        for changed in replace_members(&self.map.groups, &BTreeSet::from([id]), &spare, &domains) {
-            let at = changed.id.0 as usize;
-            self.map.groups[at] = changed;
-        }
-    }
-
-    /// Handles the return of a drive as an older copy of itself.
-    pub(crate) fn returned_with_gap(&mut self, id: DriveId) {
-        self.map.epoch.0 += 1;
-        for group in &mut self.map.groups {
-            if let Some(next) = group.returned_with_gap(id) {
-                *group = next;
-            }
-        }
+    fn can_lose(&self, id: DriveId) -> bool {
+        self.now.replaceable(id, &self.seen()) == self.now.groups_with(id)
     }
 
     /// Whether a drive returned as an older copy and is not yet compared with the others.
     pub(crate) fn is_behind(&self, id: DriveId) -> bool {
-        self.map.groups.iter().flat_map(PlacementGroup::returned).any(|returned| returned == id)
-    }
-
-    /// Ends the rebuild of groups whose new members are complete, and retires empty drives. Returns whether there were
-    /// any.
-    pub(crate) fn finish(&mut self, rebuilt: &HashMap<PgId, Epoch>) -> bool {
-        let mut any = false;
-        for group in &mut self.map.groups {
-            if !group.rebuilding.is_empty() && rebuilt.get(&group.id) == Some(&group.epoch) {
-                group.rebuilding.clear();
-                any = true;
-            }
-        }
-        let needs = |id: DriveId| {
-            self.map.groups.iter().any(|group| {
-                group.members.contains(&id) || group.rebuilding.iter().any(|rebuilding| rebuilding.from == id)
-            })
-        };
-        let leaving = self.map.drives.iter().filter(|drive| drive.state == DriveState::Leaving);
-        let empty: Vec<DriveId> = leaving.map(|drive| drive.id).filter(|id| !needs(*id)).collect();
-        empty.iter().for_each(|id| self.set_state(*id, DriveState::Out));
-        self.map.epoch.0 += u64::from(any);
-        any || !empty.is_empty()
+        self.now.behind().contains(&id)
     }
 
     /// Whether no group is being rebuilt.
     pub(crate) fn is_whole(&self) -> bool {
-        self.map.groups.iter().all(|group| group.rebuilding.is_empty())
-    }
-
-    /// Returns drives that were set aside to service. Returns whether there were any.
-    pub(crate) fn take_back(&mut self) -> bool {
-        let failed = self.map.drives.iter().filter(|drive| drive.state == DriveState::Failed);
-        let failed: Vec<DriveId> = failed.map(|drive| drive.id).collect();
-        failed.iter().for_each(|id| self.set_state(*id, DriveState::Up));
-        !failed.is_empty()
+        self.now.groups.values().all(|group| group.rebuilding.is_empty())
     }
 
     /// Whether an extent of this shape has the shape of new extents.
     pub(crate) fn fits(&self, (k, n): (u8, u8), is_copies: bool) -> bool {
-        let profile = self.profile;
+        let profile = self.profile();
         if is_copies { n == profile.m() + 1 } else { (k, n) == (profile.k(), profile.n()) }
+    }
+}
+
+/// The log of the control ledger: it has latency, and loses requests and answers.
+struct ControlLog {
+    world: Arc<World>,
+    inner: MemLog,
+    dice: Dice,
+    losses: Dice,
+}
+
+impl ControlLog {
+    fn loses(&self) -> bool {
+        self.world.scenario.log_loses && self.losses.once_in(8)
+    }
+}
+
+impl LedgerLog for ControlLog {
+    fn seal(&self, epoch: Epoch, nonce: u64) -> BoxFuture<'_, Result<Tail, LogError>> {
+        self.inner.seal(epoch, nonce)
+    }
+
+    fn fence(&self) -> BoxFuture<'_, Result<Fence, LogError>> {
+        self.inner.fence()
+    }
+
+    fn append(
+        &self,
+        epoch: Epoch,
+        first: Seq,
+        batches: Vec<Vec<u8>>,
+    ) -> BoxFuture<'_, Result<(), AppendError>> {
+        Box::pin(async move {
+            let unanswered = || AppendError::Unknown(std::io::ErrorKind::TimedOut.into());
+            tokio::time::sleep(delay(&self.dice)).await;
+            if self.loses() {
+                return Err(unanswered());
+            }
+            self.world.trace.event(format_args!("control append epoch={epoch} seq={first}"));
+            self.inner.append(epoch, first, batches).await?;
+            tokio::time::sleep(delay(&self.dice)).await;
+            if self.loses() { Err(unanswered()) } else { Ok(()) }
+        })
+    }
+
+    fn read(&self, from: Seq, limit_bytes: usize) -> BoxFuture<'_, Result<Vec<LogEntry>, LogError>> {
+        self.inner.read(from, limit_bytes)
+    }
+
+    fn trim(&self, up_to: Seq) -> BoxFuture<'_, Result<(), LogError>> {
+        self.inner.trim(up_to)
+    }
+
+    fn caps(&self) -> LogCaps {
+        self.inner.caps()
+    }
+}
+
+/// The control ledger of a boot.
+pub(crate) struct ControlNode {
+    control: Control,
+    dice: Dice,
+    /// Writes wait for drives that are away for a moment.
+    is_patient: AtomicBool,
+}
+
+impl ControlNode {
+    /// Opens the ledger. The first one makes the cluster.
+    ///
+    /// # Errors
+    /// Why it cannot be opened, or what it has lost.
+    pub(crate) async fn open(world: &Arc<World>, boot: u64) -> Result<Self, String> {
+        let (inner, acked) = {
+            let cluster = world.cluster();
+            (cluster.log.clone(), cluster.acked)
+        };
+        let dice = |part: u64| world.dice(part + (boot << 32));
+        let log = ControlLog { world: world.clone(), inner, dice: dice(0xc0_1060), losses: dice(0xc0_1057) };
+        let state = Arc::new(MemState::default());
+        let control =
+            Control::open(boot + 1, Arc::new(log), state).await.map_err(|error| error.to_string())?;
+        let node = Self { control, dice: dice(0xc0_d1ce), is_patient: AtomicBool::new(false) };
+        let found = node.control.view().and_then(|view| control::Cluster::of(&view));
+        match found {
+            Ok(found) if found.record.map_epoch < acked => {
+                let found = found.record.map_epoch;
+                return Err(format!("I2: the control ledger has map {found} and acknowledged {acked}"));
+            }
+            Ok(found) => world.cluster().now = found,
+            Err(ControlError::NoCluster) if acked == 0 => node.create(world).await,
+            Err(error) => return Err(error.to_string()),
+        }
+        Ok(node)
+    }
+
+    async fn create(&self, world: &World) {
+        let Scenario { drives, profile, .. } = world.scenario;
+        let seed = self.dice.below(u64::MAX);
+        loop {
+            let Ok(view) = self.control.view() else { return };
+            let mut plan = Plan::new(nothing());
+            (0..drives).for_each(|number| plan.set_drive(drive_record(number)));
+            plan.set_cluster(|cluster| cluster.next_drive = drives);
+            let record = FilesystemRecord {
+                name: "main".to_owned(),
+                ..FilesystemRecord::new(plan.next_filesystem(), profile)
+            };
+            let up = (0..drives).map(DriveId).collect();
+            plan.add_filesystem(record, &up, seed).expect("there are as many drives as the profile needs");
+            let committed = self.control.commit(plan.change(&view)).await;
+            if committed.is_ok() || matches!(committed, Err(ControlError::Conflict)) {
+                world.cluster().now = plan.into_next();
+                return;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Decides a plan and carries it out, again and again until the ledger answers.
+    pub(crate) async fn plan<T>(&self, world: &World, mut decide: impl FnMut(&mut Plan) -> T) -> T {
+        loop {
+            let planned = self.control.plan(|plan| Ok::<_, ControlError>(decide(plan))).await;
+            match planned {
+                Ok((decided, next)) => {
+                    if let Some(next) = next {
+                        let mut cluster = world.cluster();
+                        cluster.acked = next.record.map_epoch;
+                        cluster.now = next;
+                    }
+                    return decided;
+                }
+                Err(error) => {
+                    world.trace.event(format_args!("control: {error}"));
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn set_state(&self, world: &World, id: DriveId, state: DriveState) {
+        self.plan(world, |plan| plan.set_drive_state(id, state)).await;
+    }
+
+    /// Profile and groups of new extents.
+    pub(crate) async fn write_set(&self, world: &World) -> WriteSet {
+        let seed = self.dice.below(u64::MAX);
+        let up = world.cluster().seen().up;
+        let patience = if self.is_patient.load(Ordering::Relaxed) { Patience::Left } else { Patience::Over };
+        let decide = |plan: &mut Plan| -> Result<WriteSet, PlacementError> {
+            let record = plan.next().filesystems.get(&FILESYSTEM).expect("the first boot made it").clone();
+            plan.write_set(record, &up, patience, seed)
+        };
+        let set = self.plan(world, decide).await.expect("enough drives are left");
+        let crowded = world.cluster().crowded();
+        crowded.into_iter().for_each(|what| world.promises().violate(what));
+        set
+    }
+
+    /// Notes the marks of the drives, and that a drive returned as an older copy of itself.
+    pub(crate) async fn note_marks(&self, world: &World, drives: &Drives, behind: Option<DriveId>) {
+        let marks: Vec<(DriveId, DriveMark)> =
+            drives.iter().map(|(number, drive)| (DriveId(*number), drive.stat().mark)).collect();
+        let mut is_noted = false;
+        self.plan(world, |plan| {
+            // Without an answer, it may be noted already.
+            if let Some(behind) = behind.filter(|_| !is_noted) {
+                plan.returned_with_gap(behind);
+                is_noted = true;
+            }
+            for (id, mark) in &marks {
+                let record = plan.next().drives.get(id).filter(|record| record.mark != *mark).cloned();
+                record.into_iter().for_each(|record| plan.set_drive(DriveRecord { mark: *mark, ..record }));
+            }
+        })
+        .await;
+    }
+
+    /// Returns drives that were set aside to service. Returns whether there were any.
+    pub(crate) async fn take_back(&self, world: &World) -> bool {
+        let set_aside = |plan: &Plan| -> Vec<DriveId> {
+            let failed = plan.next().drives.values().filter(|drive| drive.state == DriveState::Failed);
+            failed.map(|drive| drive.id).collect()
+        };
+        let mut any = false;
+        self.plan(world, |plan| {
+            for id in set_aside(plan) {
+                any = true;
+                plan.set_drive_state(id, DriveState::Up);
+            }
+        })
+        .await;
+        any
+    }
+
+    /// Ends the rebuild of groups whose new members are complete, and retires empty drives. Returns whether there were
+    /// any.
+    pub(crate) async fn finish(&self, world: &World, rebuilt: &HashMap<PgId, Epoch>) -> bool {
+        let is_rebuilt = |group: &PlacementGroup| rebuilt.get(&group.id) == Some(&group.epoch);
+        let finished = self.plan(world, |plan| plan.finish(is_rebuilt)).await;
+        finished.groups > 0 || !finished.empty.is_empty()
+    }
+}
+
+fn drive_record(number: u32) -> DriveRecord {
+    DriveRecord {
+        id: DriveId(number),
+        uuid: DriveUuid([number as u8; 16]),
+        path: String::new(),
+        domain: u64::from(number),
+        capacity_bytes: 1,
+        state: DriveState::Up,
+        scrub: ScrubRecord::default(),
+        mark: DriveMark::default(),
     }
 }
 
@@ -228,28 +394,43 @@ async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
     match change {
         Change::SetAside if is_up && world.cluster().can_spare_one() => {
             world.trace.event(format_args!("drive {victim} is set aside"));
-            world.cluster().set_state(victim, DriveState::Failed);
-            node.publish(world);
+            let control = &node.control;
+            control.is_patient.store(dice.once_in(3), Ordering::Relaxed);
+            control.set_state(world, victim, DriveState::Failed).await;
+            node.publish(world).await;
             tokio::time::sleep(Duration::from_millis(dice.below(20_000))).await;
-            if world.cluster().take_back() {
+            control.is_patient.store(false, Ordering::Relaxed);
+            if control.take_back(world).await {
                 world.trace.event(format_args!("drive {victim} is used again"));
-                node.publish(world);
+                node.publish(world).await;
             }
         }
-        Change::GiveUp if is_up && world.cluster().can_lose_one() => {
-            let next = *dice.of(&[DriveState::Out, DriveState::Leaving]);
-            world.trace.event(format_args!("drive {victim} is given up: {next:?}"));
-            world.cluster().give_up(victim, next);
-            node.publish(world);
+        Change::GiveUp if is_up && world.cluster().can_lose(victim) => {
+            let mut seen = world.cluster().seen();
+            seen.up.remove(&victim);
+            if dice.once_in(2) {
+                seen.readable.remove(&victim);
+            }
+            let readable = seen.readable.contains(&victim);
+            world.trace.event(format_args!("drive {victim} is given up, readable={readable}"));
+            node.control.plan(world, |plan| plan.give_up(victim, &seen)).await;
+            node.publish(world).await;
         }
         Change::Convert => {
-            let left = world.cluster().up().len() as u8;
+            let up = world.cluster().seen().up;
+            let left = up.len() as u8;
             let all = ["r2", "r3", "2+1", "4+2"].map(|text| text.parse::<Profile>());
             let fit: Vec<Profile> = all.into_iter().flatten().filter(|next| next.n() <= left).collect();
             let next = *dice.of(&fit);
             world.trace.event(format_args!("the profile is {next} from now on"));
-            world.cluster().profile = next;
-            node.publish(world);
+            let seed = dice.below(u64::MAX);
+            let decide = |plan: &mut Plan| -> Result<(), PlacementError> {
+                let record =
+                    plan.next().filesystems.get(&FILESYSTEM).expect("the first boot made it").clone();
+                plan.set_profile(record, next, &up, seed)
+            };
+            node.control.plan(world, decide).await.expect("enough drives are left");
+            node.publish(world).await;
         }
         Change::MoveFile => store::move_file(&node.clients[0], dice).await,
         Change::Detach => node.detach(world).await,

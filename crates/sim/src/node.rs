@@ -19,6 +19,7 @@ use upkeep::{
 };
 use wire::drive::DriveService;
 
+use crate::cluster::ControlNode;
 use crate::disks::SimDrive;
 use crate::owners::Owners;
 use crate::store::Tier;
@@ -44,6 +45,7 @@ pub(crate) type Drives = BTreeMap<u32, Arc<SimDrive>>;
 
 /// See the module.
 pub(crate) struct Node {
+    pub(crate) control: ControlNode,
     pub(crate) owners: Arc<Owners>,
     pub(crate) drives: Drives,
     pub(crate) clients: Vec<Client>,
@@ -96,15 +98,15 @@ pub(crate) fn format(world: &World) -> Result<(), String> {
 }
 
 /// Opens the drives that are not given up.
-fn open_drives(world: &Arc<World>, boot: u64) -> Result<Drives, String> {
-    let mut drives = Drives::new();
+fn open_drives(world: &Arc<World>, boot: u64) -> Result<(Drives, Option<DriveId>), String> {
+    let (mut drives, mut behind) = (Drives::new(), None);
     for number in 0..world.scenario.drives {
         let id = DriveId(number);
         if world.cluster().state(id) == DriveState::Out {
             continue;
         }
         let mut options = OpenOptions::new(CLUSTER);
-        options.mark = world.cluster().marks.get(&number).copied().unwrap_or_default();
+        options.mark = world.cluster().mark(id);
         options.checkpoint_every_bytes = 2 * MIB;
         (options.trim, options.trim_run_bytes) = (Trim::Always, 64 << 10);
         let drive = match Drive::open(&world.env(), id, &drive_path(number), &options) {
@@ -122,15 +124,14 @@ fn open_drives(world: &Arc<World>, boot: u64) -> Result<Drives, String> {
                 .trace
                 .event(format_args!("drive {number} is an older copy: {found:?} of {:?}", options.mark));
             if world.scenario.copies_return && number == world.scenario.victim() {
-                world.cluster().returned_with_gap(id);
+                behind = Some(id);
             } else if !world.promises().hurt_drives.contains(&number) {
                 return Err(format!("drive {number} counts as an older copy of itself"));
             }
         }
-        world.cluster().marks.insert(number, drive.stat().mark);
         drives.insert(number, Arc::new(SimDrive::new(world, boot, id, drive)));
     }
-    Ok(drives)
+    Ok((drives, behind))
 }
 
 fn scrub_targets(drives: &Drives, client: Client) -> ScrubTargets {
@@ -146,9 +147,12 @@ impl Node {
     /// # Errors
     /// Why it does not start, as text.
     pub(crate) async fn start(world: &Arc<World>, boot: u64) -> Result<Self, String> {
-        let drives = open_drives(world, boot)?;
-        world.cluster().take_back();
-        let topology = world.cluster().topology(&drives);
+        let control = ControlNode::open(world, boot).await?;
+        let (drives, behind) = open_drives(world, boot)?;
+        control.note_marks(world, &drives, behind).await;
+        control.take_back(world).await;
+        let set = control.write_set(world).await;
+        let topology = world.cluster().topology(&drives, set);
         let owners = Arc::new(Owners::open(world, boot, &drives).await?);
         let (publish, topology) = watch::channel(Arc::new(topology));
         let mut tier = Tier::new(world, boot);
@@ -161,7 +165,7 @@ impl Node {
                 ledger: LEDGER,
                 owner: owners.seat(number),
                 topology: topology.clone(),
-                profile: world.cluster().profile,
+                profile: world.cluster().profile(),
                 dirty_bytes_max: 4 * MIB,
                 map_bytes_max: 4096,
                 tier: tier.link(),
@@ -191,6 +195,7 @@ impl Node {
         }
         world.trace.event(format_args!("node is up boot={boot}"));
         Ok(Self {
+            control,
             owners,
             drives,
             clients,
@@ -208,12 +213,9 @@ impl Node {
     }
 
     /// Publishes the present drives and groups to clients.
-    pub(crate) fn publish(&self, world: &World) {
-        let (topology, crowded) = {
-            let mut cluster = world.cluster();
-            (cluster.topology(&self.drives), cluster.crowded())
-        };
-        crowded.into_iter().for_each(|what| world.promises().violate(what));
+    pub(crate) async fn publish(&self, world: &World) {
+        let set = self.control.write_set(world).await;
+        let topology = world.cluster().topology(&self.drives, set);
         self.publish.send_replace(Arc::new(topology));
     }
 
@@ -243,22 +245,16 @@ impl Node {
     pub(crate) async fn tend(&self, world: &World) {
         loop {
             tokio::time::sleep(TEND_EVERY).await;
-            self.note_marks(world);
+            self.control.note_marks(world, &self.drives, None).await;
             let rebuilt = self.repairer.rebuilt();
-            if world.cluster().finish(&rebuilt) {
+            if self.control.finish(world, &rebuilt).await {
                 world.trace.event(format_args!("placement groups are rebuilt"));
-                self.publish(world);
+                self.publish(world).await;
             }
             if world.scenario.scrubs {
                 self.scrub(world);
             }
         }
-    }
-
-    /// Notes the marks of the drives.
-    fn note_marks(&self, world: &World) {
-        let marks = self.drives.iter().map(|(number, drive)| (*number, drive.stat().mark));
-        world.cluster().marks.extend(marks);
     }
 
     /// Starts a scrub of every drive, unless one is under way.
@@ -304,7 +300,7 @@ impl Node {
     /// # Errors
     /// What could not be made durable, or does not end.
     pub(crate) async fn stop(mut self, world: &World) -> Result<(Arc<dyn State>, Drives), String> {
-        self.note_marks(world);
+        self.control.note_marks(world, &self.drives, None).await;
         self.stop_packing().await;
         self.tier.lock().await.stop().await;
         self.scrubber.stop().await;

@@ -210,8 +210,8 @@ async fn live(world: &Arc<World>, history: &Arc<History>, boot: u64, is_last: bo
         world.bucket.set_down(world, false);
     }
     faults::mend(&node.drives);
-    if world.cluster().take_back() {
-        node.publish(world);
+    if node.control.take_back(world).await {
+        node.publish(world).await;
     }
     if world.trace.is_cut() {
         return Ended::PowerLost;

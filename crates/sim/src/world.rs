@@ -189,7 +189,7 @@ impl World {
         let watched = trace.clone();
         files.set_watch(Box::new(move |file, event| note_disk_event(&watched, file, event)));
         let random = Arc::new(SimRandom::new(seed ^ 0x7a5d));
-        let (promises, cluster) = (Mutex::default(), Mutex::new(Cluster::new(&scenario)));
+        let (promises, cluster) = (Mutex::default(), Mutex::new(Cluster::new()));
         let bucket = Bucket::default();
         let log = MemLog::shared(OWNER_LEASE);
         let locks = Locks::default();

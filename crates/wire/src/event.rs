@@ -39,7 +39,6 @@ impl FromStr for Severity {
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Event {
     /// Counts events of the cluster, from 1.
     pub id: u32,

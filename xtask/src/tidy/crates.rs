@@ -17,6 +17,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("wire", &["base", "layout"]),
     ("drive", &["base", "wire"]),
     ("meta", &["base", "layout", "wire"]),
+    ("control", &["base", "layout", "wire", "meta"]),
     ("client", &["base", "layout", "wire"]),
     ("posix", &["base", "fuse", "client"]),
     ("s3", &["base", "client"]),
@@ -24,9 +25,18 @@ const EDGES: &[(&str, &[&str])] = &[
     ("admin", &["base", "wire", "client"]),
     (
         "forebay",
-        &["base", "fuse", "layout", "wire", "drive", "meta", "client", "posix", "s3", "upkeep", "admin"],
+        &[
+            "base", "fuse", "layout", "wire", "drive", "meta", "control", "client", "posix", "s3", "upkeep",
+            "admin",
+        ],
     ),
-    ("sim", &["base", "fuse", "layout", "wire", "drive", "meta", "client", "posix", "s3", "upkeep", "admin"]),
+    (
+        "sim",
+        &[
+            "base", "fuse", "layout", "wire", "drive", "meta", "control", "client", "posix", "s3", "upkeep",
+            "admin",
+        ],
+    ),
     ("xtask", &["base", "fuse"]),
 ];
 
@@ -228,7 +238,8 @@ mod tests {
         assert_eq!(rows.iter().map(|row| name(row)).collect::<Vec<_>>(), ours);
         for (row, (name, allowed)) in rows.iter().zip(EDGES) {
             let all = [
-                "base", "fuse", "layout", "wire", "drive", "meta", "client", "posix", "s3", "upkeep", "admin",
+                "base", "fuse", "layout", "wire", "drive", "meta", "control", "client", "posix", "s3",
+                "upkeep", "admin",
             ];
             match row[4] {
                 "–" => assert!(allowed.is_empty(), "{name}"),

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail};
 use base::env::{Caching, Env, OpenMode};
 use base::units::{GIB, MIB, format_size};
 use base::{ClusterId, DriveId, DriveUuid};
+use control::{DriveRecord, ScrubRecord};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, PreferIo};
-use layout::{DriveSlot, DriveState};
-use meta::control::{DriveRecord, ScrubRecord};
+use layout::DriveState;
 use wire::drive::{DriveHealth, DriveMark, DriveService, DriveStat, IoPath};
 
 use super::NodeDir;
@@ -127,12 +127,6 @@ impl DriveEntry {
     /// Whether the drive is only absent and has not failed: opening it again is enough.
     pub(super) fn is_missing(&self) -> bool {
         self.state() == "missing"
-    }
-
-    /// Weight and domain for placing shards.
-    pub(super) fn slot(&self) -> DriveSlot {
-        let DriveRecord { id, domain, capacity_bytes, .. } = self.record;
-        DriveSlot { drive: id, domain, weight_bytes: capacity_bytes }
     }
 
     pub(super) fn info(&self) -> DriveInfo {

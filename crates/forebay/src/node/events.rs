@@ -10,9 +10,10 @@ use std::collections::{BTreeMap, VecDeque};
 use admin::ShortageInfo;
 use anyhow::Result;
 use base::DriveId;
+use control::{Cluster, Control, ControlChange, FilesystemRecord, Plan};
 use layout::{ClusterMap, Profile};
-use meta::control::{Control, ControlChange, FilesystemRecord};
 use meta::owner::OwnerStat;
+use tokio::sync::MutexGuard;
 use wire::drive::DriveStat;
 use wire::event::{Event, Severity};
 
@@ -61,14 +62,14 @@ impl Happened {
 
 /// The number of the next event of a cluster.
 pub(super) fn next_event(control: &Control) -> Result<u32> {
-    Ok(control.events()?.last().map_or(1, |event| event.id + 1))
+    Ok(control.view()?.events()?.last().map_or(1, |event| event.id + 1))
 }
 
 impl Node {
     /// Reads the recorded events, so that a start does not repeat them, and so that the end of a recorded state is
     /// recorded too.
     pub(super) async fn recall_events(&self) -> Result<()> {
-        let told = self.control.events()?;
+        let told = self.control.view()?.events()?;
         let mut state = self.state.lock().await;
         let State { drives, filesystems, watch, .. } = &mut *state;
         let stores = filesystems.iter().map(|(name, entry)| {
@@ -104,30 +105,65 @@ impl Node {
         if watch.pending.is_empty() {
             return;
         }
-        let happened: Vec<_> = watch.pending.iter().cloned().collect();
-        match self.commit_events(ControlChange::default(), &happened).await {
+        let written = async {
+            let mut change = self.control.view()?.change();
+            let written = self.add_events(&mut change, &watch.pending).await;
+            self.control.commit(change).await?;
+            written.are_written();
+            Ok::<(), anyhow::Error>(())
+        };
+        match written.await {
             Ok(()) => watch.pending.clear(),
             Err(error) => tracing::warn!(%error, "events could not be written, trying again"),
         }
     }
 
-    /// Commits a change together with its events.
-    pub(super) async fn commit_and_tell(&self, change: ControlChange, happened: Vec<Happened>) -> Result<()> {
+    /// Decides a plan and commits it together with its events.
+    pub(super) async fn plan_and_tell(
+        &self,
+        state: &mut State,
+        happened: Vec<Happened>,
+        mut decide: impl FnMut(&mut Plan) -> Result<()>,
+    ) -> Result<()> {
         let time_s = self.env.clock.wall_ns() / 1_000_000_000;
-        let happened: Vec<_> = happened.into_iter().map(|happened| (time_s, happened)).collect();
-        self.commit_events(change, &happened).await
+        let happened: VecDeque<_> = happened.into_iter().map(|happened| (time_s, happened)).collect();
+        self.control.catch_up().await?;
+        let view = self.control.view()?;
+        let mut plan = Plan::new(Cluster::of(&view)?);
+        decide(&mut plan)?;
+        let mut change = plan.change(&view);
+        let written = self.add_events(&mut change, &happened).await;
+        self.control.commit(change).await?;
+        written.are_written();
+        state.take(plan.into_next());
+        Ok(())
     }
 
-    async fn commit_events(&self, mut change: ControlChange, happened: &[(i64, Happened)]) -> Result<()> {
-        let mut next = self.next_event.lock().await;
+    /// Adds events to a change, under the next numbers.
+    async fn add_events(
+        &self,
+        change: &mut ControlChange,
+        happened: &VecDeque<(i64, Happened)>,
+    ) -> Numbered<'_> {
+        let next = self.next_event.lock().await;
         for (id, (time_s, happened)) in (*next..).zip(happened) {
             let Happened { severity, subject, kind, text } = happened;
             let (subject, kind, text) = (subject.clone(), (*kind).to_owned(), text.clone());
             change.event(&Event { id, time_s: *time_s, severity: *severity, subject, kind, text });
         }
-        self.control.commit(change).await?;
-        *next += happened.len() as u32;
-        Ok(())
+        Numbered { next, count: happened.len() as u32 }
+    }
+}
+
+/// The numbers of events that are being written.
+struct Numbered<'a> {
+    next: MutexGuard<'a, u32>,
+    count: u32,
+}
+
+impl Numbered<'_> {
+    fn are_written(mut self) {
+        *self.next += self.count;
     }
 }
 

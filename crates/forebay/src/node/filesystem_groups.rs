@@ -9,12 +9,12 @@ use admin::{
     SetFilesystemGroup,
 };
 use base::units::format_duration;
+use control::{FilesystemGroupRecord, FilesystemRecord, TierRecord};
 use futures_util::future::join_all;
-use meta::control::{ControlChange, FilesystemGroupRecord, FilesystemRecord, TierRecord};
 use wire::BoxFuture;
 
-use super::control::{failed, no_filesystem};
 use super::filesystems::FilesystemEntry;
+use super::management::{failed, no_filesystem};
 use super::tiers::end;
 use super::users::check_name;
 use super::{Node, State};
@@ -155,7 +155,7 @@ impl FilesystemEntry {
 
 impl Node {
     fn filesystem_groups_now(&self) -> Result<Vec<FilesystemGroupRecord>, AdminError> {
-        self.control.filesystem_groups().map_err(AdminError::failed)
+        self.view()?.filesystem_groups().map_err(AdminError::failed)
     }
 
     pub(super) fn filesystem_group(&self, name: &str) -> Result<FilesystemGroupRecord, AdminError> {
@@ -175,7 +175,7 @@ impl Node {
 
     /// Gives filesystems their groups when the node starts.
     pub(super) fn join_filesystem_groups(&self, state: &mut State) -> anyhow::Result<()> {
-        let groups = self.control.filesystem_groups()?;
+        let groups = self.control.view()?.filesystem_groups()?;
         for entry in state.filesystems.values_mut() {
             match groups.iter().find(|group| group.has(&entry.record)) {
                 Some(group) => entry.tier.filesystem_group = group.clone(),
@@ -193,11 +193,11 @@ impl Node {
         &self,
         group: &FilesystemGroupRecord,
     ) -> Result<FilesystemGroupInfo, AdminError> {
-        Ok(info(group, &self.control.filesystems().map_err(AdminError::failed)?))
+        Ok(info(group, &self.view()?.filesystems().map_err(AdminError::failed)?))
     }
 
     fn filesystem_group_infos(&self) -> Result<Vec<FilesystemGroupInfo>, AdminError> {
-        let filesystems = self.control.filesystems().map_err(AdminError::failed)?;
+        let filesystems = self.view()?.filesystems().map_err(AdminError::failed)?;
         Ok(self.filesystem_groups_now()?.iter().map(|group| info(group, &filesystems)).collect())
     }
 
@@ -208,7 +208,8 @@ impl Node {
     ) -> Result<FilesystemGroupInfo, AdminError> {
         check_name("filesystem group", name)?;
         let _one_at_a_time = self.stores_lock.lock().await;
-        let groups = self.filesystem_groups_now()?;
+        let view = self.view()?;
+        let groups = view.filesystem_groups().map_err(AdminError::failed)?;
         if groups.iter().any(|group| group.name == name) {
             return Err(AdminError::conflict(format!(
                 "filesystem group exists: name={name} (change it with `forebay fs group update`)"
@@ -221,7 +222,7 @@ impl Node {
         }
         let id = groups.last().map_or(0, |last| last.id) + 1;
         let group = new_group(id, name, settings)?;
-        let mut change = ControlChange::default();
+        let mut change = view.change();
         change.filesystem_group(&group);
         self.control.commit(change).await.map_err(AdminError::failed)?;
         self.filesystem_group_info(&group)
@@ -253,7 +254,7 @@ impl Node {
                 "filesystem group {name} has filesystem {member}: give it another group first (forebay fs set --group)"
             )));
         }
-        let mut change = ControlChange::default();
+        let mut change = self.view()?.change();
         change.remove_filesystem_group(group.id);
         self.control.commit(change).await.map_err(AdminError::failed)?;
         Ok(info)
@@ -265,7 +266,7 @@ impl Node {
         self.follow(&group, Followers::Newcomer(name)).await?;
         let state = self.state.lock().await;
         let entry = state.filesystems.get(name).ok_or_else(|| no_filesystem(name))?;
-        entry.info(&self.env, &state.map, &state.drives).await.map_err(failed)
+        entry.info(&self.env, &state.cluster, &state.drives).await.map_err(failed)
     }
 
     /// Commits a change of a group or of its members, and restarts tiering of the affected filesystems. All or none.
@@ -286,27 +287,29 @@ impl Node {
         }
         join_all(running.into_iter().map(end)).await;
         let mut state = self.state.lock().await;
-        let mut change = ControlChange::default();
-        match followers {
-            Followers::Members => change.filesystem_group(group),
+        let committed = match followers {
+            Followers::Members => {
+                let mut change = self.view()?.change();
+                change.filesystem_group(group);
+                self.control.commit(change).await.map_err(AdminError::failed)
+            }
             Followers::Newcomer(name) => {
                 let entry = state.filesystems.get(name).ok_or_else(|| no_filesystem(name))?;
-                let filesystem_group = group.reference();
-                change.filesystem(&FilesystemRecord { filesystem_group, ..entry.record.clone() })
+                let (id, filesystem_group) = (entry.record.id, group.reference());
+                let change = |record| FilesystemRecord { filesystem_group, ..record };
+                self.plan_filesystem(&mut state, id, change).await.map_err(failed)
             }
         };
-        let committed = self.control.commit(change).await;
         for entry in followers.among(&mut state, group) {
             let is_retimed = entry.is_retimed_by(group);
             if committed.is_ok() {
-                entry.record.filesystem_group = group.reference();
                 entry.tier.filesystem_group = group.clone();
             }
             if is_retimed {
                 self.begin_tiering(entry);
             }
         }
-        committed.map_err(AdminError::failed)
+        committed
     }
 }
 

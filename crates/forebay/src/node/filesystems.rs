@@ -10,10 +10,8 @@ use base::env::Env;
 use base::{ClusterId, DriveId, LedgerId, PgId};
 use bytes::Bytes;
 use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Reach, Topology, only_owner};
-use layout::{
-    ClusterMap, DriveSlot, PlacementGroup, Profile, plan_placement_groups, shard_len, suggested_pg_count,
-};
-use meta::control::{DriveRecord, FilesystemRecord};
+use control::{Cluster, FilesystemRecord, WriteSet};
+use layout::{ClusterMap, shard_len};
 use meta::owner::{EarlierSessions, Owner, OwnerOptions, OwnerStat};
 use posix::fuse::UnmountMode;
 use tokio::runtime::Handle;
@@ -28,18 +26,16 @@ use wire::view::FilesystemView;
 
 use super::damage::damage_info;
 use super::drives::DriveEntry;
-use super::groups::WriteSet;
 use super::history::Knowledge;
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::limits::limits_of;
 use super::memory::MemoryPlan;
 use super::mounted::{Broken, Mounted};
+use super::plans::seen;
 use super::tiers::TierEntry;
 use super::{Mounts, NodeDir};
 use crate::mount::MountProcess;
 
-/// Groups per position when each group has all drives.
-const ORDERS: u32 = 8;
 /// Limit of counting owed shards for `status`.
 const OWED_COUNTED_MAX: usize = 100_000;
 /// How long a start waits for the paths of unreadable files.
@@ -154,31 +150,6 @@ fn first_view(
     };
     fill(&mut view, record, topology);
     view
-}
-
-/// Placement groups over these drives, numbered from `first`.
-pub(super) fn plan_groups(
-    env: &Env,
-    drives: &[&DriveRecord],
-    profile: Profile,
-    first: u32,
-) -> Result<Vec<PlacementGroup>> {
-    let slots: Vec<DriveSlot> = drives
-        .iter()
-        .map(|drive| DriveSlot { drive: drive.id, domain: drive.domain, weight_bytes: drive.capacity_bytes })
-        .collect();
-    let suggested = suggested_pg_count(slots.len() as u32, profile.n());
-    // Groups of all drives differ in their order only, so a few of each order suffice.
-    let count = if slots.len() == usize::from(profile.n()) {
-        suggested.min(ORDERS * slots.len() as u32)
-    } else {
-        suggested
-    };
-    let mut groups = plan_placement_groups(&slots, profile, count, env.random.next_u64())?;
-    for (id, group) in (first..).zip(&mut groups) {
-        group.id = PgId(id);
-    }
-    Ok(groups)
 }
 
 /// Opens a ledger. Sessions of an earlier run end, except those of a mount that has outlived it.
@@ -347,7 +318,7 @@ impl FilesystemEntry {
     pub(super) async fn info(
         &self,
         env: &Env,
-        map: &ClusterMap,
+        cluster: &Cluster,
         drives: &BTreeMap<DriveId, DriveEntry>,
     ) -> Result<FilesystemInfo> {
         let ledger = self.owner.stat();
@@ -356,7 +327,7 @@ impl FilesystemEntry {
         let stat = if ledger.halted { unknown } else { self.client.statfs().await? };
         let owed = if ledger.halted { Vec::new() } else { self.client.owed(OWED_COUNTED_MAX).await? };
         let owed_bytes = owed.iter().map(|entry| u64::from(shard_len(entry.extent_len, entry.k))).sum();
-        let owed_drives: BTreeSet<DriveId> = owed.iter().map(|entry| self.holder(map, entry)).collect();
+        let owed_drives: BTreeSet<DriveId> = owed.iter().map(|entry| self.holder(cluster, entry)).collect();
         let (reclaim, damage) = (self.reclaimer.stat(), damage_info(self.damage.stat()));
         Ok(FilesystemInfo {
             name: self.record.name.clone(),
@@ -364,7 +335,7 @@ impl FilesystemEntry {
             profile: self.record.profile.to_string(),
             write_profile: self.write_set.profile.to_string(),
             narrow_bytes: self.repairer.stat().narrow_bytes,
-            protection: protection(&self.record, map, drives, &owed_drives, damage.is_lost()),
+            protection: protection(&self.record, cluster, drives, &owed_drives, damage.is_lost()),
             mount: self.mount_path().map(|path| path.display().to_string()),
             transport: self.mount_transport().map(str::to_owned),
             mount_process: self.mount_process().map(|process| process.pid()),
@@ -388,7 +359,7 @@ impl FilesystemEntry {
             },
             owed_shards: owed.len() as u64,
             owed_bytes,
-            repair: self.repair_info(map, &owed, drives),
+            repair: self.repair_info(cluster, &owed, drives),
             owed_drives: owed_drives.iter().map(|drive| drive.0).collect(),
             reclaimed_extents: reclaim.deleted_extents,
             waiting_extents: reclaim.waiting_extents,
@@ -437,24 +408,25 @@ impl FilesystemEntry {
     }
 
     /// The drive for an owed shard: the present holder of its position.
-    fn holder(&self, map: &ClusterMap, entry: &OwedEntry) -> DriveId {
-        let member = map.group(entry.pg).and_then(|group| group.members.get(usize::from(entry.shard.0)));
+    fn holder(&self, cluster: &Cluster, entry: &OwedEntry) -> DriveId {
+        let member =
+            cluster.groups.get(&entry.pg).and_then(|group| group.members.get(usize::from(entry.shard.0)));
         member.copied().unwrap_or(entry.drive)
     }
 
     fn repair_info(
         &self,
-        map: &ClusterMap,
+        cluster: &Cluster,
         owed: &[OwedEntry],
         drives: &BTreeMap<DriveId, DriveEntry>,
     ) -> RepairInfo {
         let stat = self.repairer.stat();
         let is_up = |drive: &DriveId| drives.get(drive).is_some_and(DriveEntry::is_up);
-        let payable = owed.iter().filter(|entry| is_up(&self.holder(map, entry)));
+        let payable = owed.iter().filter(|entry| is_up(&self.holder(cluster, entry)));
         let payable_bytes: u64 = payable.map(|entry| u64::from(shard_len(entry.extent_len, entry.k))).sum();
         let left = payable_bytes + stat.rebuild_left_bytes;
         let groups: BTreeSet<PgId> = self.record.all_sets().flat_map(|(_, groups)| groups.to_vec()).collect();
-        let rebuilding = map.groups.iter().filter(|group| !group.rebuilding.is_empty());
+        let rebuilding = cluster.groups.values().filter(|group| !group.rebuilding.is_empty());
         RepairInfo {
             repaired_shards: stat.repaired_shards,
             repaired_bytes: stat.repaired_bytes,
@@ -470,11 +442,11 @@ impl FilesystemEntry {
     }
 
     /// Bytes owed to each drive.
-    pub(super) async fn owed_bytes(&self, map: &ClusterMap) -> Result<BTreeMap<DriveId, u64>> {
+    pub(super) async fn owed_bytes(&self, cluster: &Cluster) -> Result<BTreeMap<DriveId, u64>> {
         let mut bytes = BTreeMap::new();
         if !self.owner.stat().halted {
             for entry in self.client.owed(OWED_COUNTED_MAX).await? {
-                *bytes.entry(self.holder(map, &entry)).or_insert(0) +=
+                *bytes.entry(self.holder(cluster, &entry)).or_insert(0) +=
                     u64::from(shard_len(entry.extent_len, entry.k));
             }
         }
@@ -487,9 +459,9 @@ impl FilesystemEntry {
     }
 
     /// The drives that are owed shards.
-    pub(super) async fn owed_holders(&self, map: &ClusterMap) -> Result<BTreeSet<DriveId>> {
+    pub(super) async fn owed_holders(&self, cluster: &Cluster) -> Result<BTreeSet<DriveId>> {
         let owed = self.client.owed(OWED_COUNTED_MAX).await?;
-        Ok(owed.iter().map(|entry| self.holder(map, entry)).collect())
+        Ok(owed.iter().map(|entry| self.holder(cluster, entry)).collect())
     }
 
     /// Groups whose new members have all their shards of this filesystem.
@@ -498,77 +470,28 @@ impl FilesystemEntry {
     }
 }
 
-/// Positions of the group whose shards cannot be read, or not all of them.
-pub(super) fn exposure(
-    group: &PlacementGroup,
-    drives: &BTreeMap<DriveId, DriveEntry>,
-    owed: &BTreeSet<DriveId>,
-) -> u8 {
-    exposure_without(group, drives, owed, None)
-}
-
-/// Like [`exposure`], if one more drive were gone.
-pub(super) fn exposure_without(
-    group: &PlacementGroup,
-    drives: &BTreeMap<DriveId, DriveEntry>,
-    owed: &BTreeSet<DriveId>,
-    gone: Option<DriveId>,
-) -> u8 {
-    let readable =
-        |drive: DriveId| Some(drive) != gone && drives.get(&drive).is_some_and(DriveEntry::is_readable);
-    let has_all = |position: u8, member: DriveId| {
-        let whole = if group.is_rebuilding(position) {
-            group.sources(position).any(readable)
-        } else {
-            readable(member)
-        };
-        whole && !owed.contains(&member)
-    };
-    let exposed = (0u8..).zip(&group.members).filter(|(position, member)| !has_all(*position, **member));
-    exposed.count() as u8
-}
-
-/// Number of further drive losses that the filesystem's data survives, by its worst group; negative if some data cannot
-/// be read.
-pub(super) fn reads_survive(
-    record: &FilesystemRecord,
-    map: &ClusterMap,
-    drives: &BTreeMap<DriveId, DriveEntry>,
-    owed: &BTreeSet<DriveId>,
-) -> i32 {
-    let of_set = |(profile, groups): (Profile, &[PgId])| {
-        let groups = groups.iter().filter_map(|pg| map.group(*pg));
-        let worst = groups.map(|group| exposure(group, drives, owed)).max().unwrap_or(0);
-        i32::from(profile.m()) - i32::from(worst)
-    };
-    record.all_sets().map(of_set).min().unwrap_or(0)
-}
-
 /// Protection now: of reads, by the stored data; of writes, by the drives that are up, with narrower extents if
 /// necessary. On one node a drive is a failure domain.
 fn protection(
     record: &FilesystemRecord,
-    map: &ClusterMap,
+    cluster: &Cluster,
     drives: &BTreeMap<DriveId, DriveEntry>,
     owed: &BTreeSet<DriveId>,
     is_lost: bool,
 ) -> String {
-    let up: BTreeSet<u64> =
-        drives.values().filter(|entry| entry.is_up()).map(|entry| entry.record.domain).collect();
-    let whole = reads_survive(record, map, drives, owed);
+    let seen = seen(drives);
+    let whole = cluster.reads_survive(record, &seen, owed);
     // Damaged shards count as missing; together they may be more than any single extent lacks.
     let damaged = |(_, entry): &(&DriveId, &DriveEntry)| {
         entry.stat_if_readable().is_some_and(|stat| stat.bad_shards > 0)
     };
     let lacking: BTreeSet<DriveId> =
         drives.iter().filter(damaged).map(|(id, _)| *id).chain(owed.iter().copied()).collect();
-    let reads = match reads_survive(record, map, drives, &lacking).max(whole.min(0)) {
+    let reads = match cluster.reads_survive(record, &seen, &lacking).max(whole.min(0)) {
         losses @ 0.. if !is_lost => format!("survive {losses} drives"),
         _ => "fail for some data".to_owned(),
     };
-    let up = up.len() as u32;
-    let narrow = up.checked_sub(u32::from(record.profile.m()) + 1);
-    let writes = match record.profile.explain(up).writes_survive.map(u32::from).max(narrow) {
+    let writes = match cluster.writes_survive(record, &seen) {
         Some(losses) => format!("survive {losses} drives"),
         None => "not possible".to_owned(),
     };

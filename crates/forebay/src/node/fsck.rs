@@ -8,8 +8,8 @@ use admin::{AdminError, FsckFilesystem, FsckFinding, FsckInfo};
 use anyhow::{Context, Result, bail};
 use base::env::{Caching, Env, OpenMode};
 use base::{DriveId, LedgerId};
+use control::{CONTROL_LEDGER, Cluster, Control, DriveRecord};
 use layout::{ClusterMap, DriveState};
-use meta::control::{CONTROL_LEDGER, Control, DriveRecord};
 use meta::fsck::{Fsck, FsckProgress, FsckReport, Inventory};
 use meta::log::StaleCopies;
 use meta::owner::Owner;
@@ -198,11 +198,11 @@ pub(crate) fn fsck_stopped(env: &Env, dir: &NodeDir, progress: &FsckProgress) ->
         let files = meta_dirs.open(ledger, CACHE_BYTES)?;
         Ok(Arc::new(runtime.block_on(Overlaid::replay(&*files.log, files.state))?))
     };
-    let control = Control::view(open(CONTROL_LEDGER)?);
-    let (map, records) = (control.map()?, control.drives()?);
+    let cluster = Cluster::of(&Control::view_only(open(CONTROL_LEDGER)?).view()?)?;
+    let (map, records) = (cluster.map(), cluster.drives.into_values().collect::<Vec<_>>());
     let inventory = Stopped::look(env, &records);
     let mut filesystems = Vec::new();
-    for filesystem in control.filesystems()? {
+    for filesystem in cluster.filesystems.into_values() {
         let name = &filesystem.name;
         let state = open(filesystem.ledger).with_context(|| format!("opening filesystem {name}"))?;
         let fsck =
@@ -278,12 +278,11 @@ impl Node {
             Some((*id, service as Arc<dyn DriveService>))
         });
         let inventory = Running { runtime: self.runtime.clone(), drives: drives.collect() };
+        let map = state.map.clone();
         drop(state);
-        let map = self.control.map();
         let node = self.clone();
         tokio::task::spawn_blocking(move || {
-            let result = map.map_err(anyhow::Error::new);
-            let result = result.and_then(|map| check_served(&served, &map, &inventory, &progress));
+            let result = check_served(&served, &map, &inventory, &progress);
             let mut job = lock(&node.fsck);
             job.running = false;
             job.result = Some(result.map_err(|error| format!("{error:#}")));

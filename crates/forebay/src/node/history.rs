@@ -9,12 +9,11 @@ use std::time::Duration;
 use admin::NodeStatus;
 use anyhow::Result;
 use base::{DriveId, LedgerId};
+use control::{CONTROL_LEDGER, Cluster, Control, DriveRecord, Plan};
 use futures_util::future::join_all;
-use layout::{ClusterMap, PlacementGroup};
-use meta::control::{CONTROL_LEDGER, Control, ControlChange, DriveRecord};
 use meta::history::{Evidence, Witness};
 use tokio::task::JoinHandle;
-use wire::drive::DriveService;
+use wire::drive::{DriveMark, DriveService};
 use wire::event::Severity;
 use wire::position::{KnownLedger, Position};
 
@@ -70,71 +69,55 @@ impl Knowledge {
     }
 }
 
-/// Drives that came back as older copies and have not been compared with the others yet.
-pub(super) fn behind(map: &ClusterMap) -> BTreeSet<DriveId> {
-    map.groups.iter().flat_map(PlacementGroup::returned).collect()
+/// A drive's progress, as it says it now.
+struct Progress {
+    id: DriveId,
+    mark: DriveMark,
+    /// It is an older copy of itself, and this is how far it says it is.
+    older: Option<String>,
+}
+
+fn progress(drives: &BTreeMap<DriveId, DriveEntry>, which: &[DriveId]) -> Vec<Progress> {
+    let with_service = which.iter().filter_map(|id| {
+        let service = drives.get(id)?.service.as_ref()?;
+        let recovery = service.recovery();
+        let older = recovery.has_gap.then(|| format!("{:?}", recovery.found));
+        Some(Progress { id: *id, mark: service.stat().mark, older })
+    });
+    with_service.collect()
 }
 
 /// Records the progress of these drives, and that drives which are older copies may lack shards. Runs before anything
-/// is read from them. Returns events.
+/// is read from them. Returns events, and the cluster if it has changed.
 pub(super) async fn note_drives(
     control: &Control,
-    drives: &mut BTreeMap<DriveId, DriveEntry>,
+    drives: &BTreeMap<DriveId, DriveEntry>,
     which: &[DriveId],
-) -> Result<Vec<Happened>> {
-    control.catch_up().await?;
-    let mut change = ControlChange::default();
-    let (mut marked, mut happened) = (Vec::new(), Vec::new());
-    let mut groups: BTreeMap<_, PlacementGroup> =
-        control.map()?.groups.into_iter().map(|group| (group.id, group)).collect();
-    let mut changed = BTreeSet::new();
-    for id in which {
-        let Some((entry, service)) = drives.get(id).and_then(|entry| Some((entry, entry.service.as_ref()?)))
-        else {
-            continue;
-        };
-        let recovery = service.recovery();
-        if recovery.has_gap && entry.record.mark.incarnation < service.stat().mark.incarnation {
-            for group in groups.values_mut() {
-                if let Some(next) = group.returned_with_gap(*id) {
-                    changed.insert(next.id);
-                    *group = next;
-                }
+) -> Result<(Vec<Happened>, Option<Cluster>)> {
+    let progress = progress(drives, which);
+    let decide = |plan: &mut Plan| {
+        let mut happened = Vec::new();
+        for Progress { id, mark, older } in &progress {
+            let Some(record) = plan.next().drives.get(id).cloned() else { continue };
+            if let Some(found) = older.as_ref().filter(|_| record.mark.incarnation < mark.incarnation) {
+                plan.returned_with_gap(*id);
+                let text = "an older copy of the drive is in its place: what it lacks is found by comparing it with the others, \
+                            and restored";
+                tracing::error!(drive = %id, found, noted = ?record.mark, text);
+                happened.push(Happened::new(
+                    Severity::Error,
+                    format!("drive {id}"),
+                    "older copy",
+                    format!("{text}: path={}", record.path),
+                ));
             }
-            let text = "an older copy of the drive is in its place: what it lacks is found by comparing it with the others, \
-                        and restored";
-            tracing::error!(drive = %id, found = ?recovery.found, noted = ?entry.record.mark, text);
-            happened.push(Happened::new(
-                Severity::Error,
-                format!("drive {id}"),
-                "older copy",
-                format!("{text}: path={}", entry.record.path),
-            ));
+            if record.mark != *mark {
+                plan.set_drive(DriveRecord { mark: *mark, ..record });
+            }
         }
-        let record = DriveRecord { mark: service.stat().mark, ..entry.record.clone() };
-        if record.mark != entry.record.mark {
-            change.drive(&record);
-            marked.push(record);
-        }
-    }
-    if marked.is_empty() {
-        return Ok(happened);
-    }
-    if !changed.is_empty() {
-        let mut cluster = control.cluster()?;
-        cluster.map_epoch += 1;
-        change.cluster(&cluster);
-        groups.values().filter(|group| changed.contains(&group.id)).for_each(|group| {
-            change.group(group);
-        });
-    }
-    control.commit(change).await?;
-    for record in marked {
-        if let Some(entry) = drives.get_mut(&record.id) {
-            entry.record.mark = record.mark;
-        }
-    }
-    Ok(happened)
+        Ok(happened)
+    };
+    control.plan(decide).await
 }
 
 /// Sends these positions to all drives at once. A drive that misses the deadline keeps an older position.
@@ -243,9 +226,12 @@ impl Node {
         if entry.service.is_none() {
             return Ok(());
         }
-        let noted = note_drives(&self.control, &mut state.drives, &[id]).await;
+        let noted = note_drives(&self.control, &state.drives, &[id]).await;
         let happened = match noted {
-            Ok(happened) => happened,
+            Ok((happened, cluster)) => {
+                cluster.into_iter().for_each(|cluster| state.take(cluster));
+                happened
+            }
             Err(error) => {
                 // Without a durable record the drive must not be used.
                 if let Some(entry) = state.drives.get_mut(&id) {
@@ -256,9 +242,8 @@ impl Node {
             }
         };
         if !happened.is_empty() {
-            state.map = self.control.map()?;
             state.watch.keep(self.env.clock.wall_ns() / 1_000_000_000, happened);
-            self.publish(state)?;
+            self.publish(state);
             self.recheck(state, &BTreeSet::from([id]));
         }
         Ok(())
@@ -277,7 +262,8 @@ impl Node {
         told.at_ns = now_ns;
         let before = self.control.history().position().map_or(0, |position| position.seq.0);
         let ids: Vec<DriveId> = state.drives.keys().copied().collect();
-        note_drives(&self.control, &mut state.drives, &ids).await?;
+        let (_, cluster) = note_drives(&self.control, &state.drives, &ids).await?;
+        cluster.into_iter().for_each(|cluster| state.take(cluster));
         // Changed marks alone are not sent: each send makes a new mark.
         let control_is_new = before != told.control_seq;
         told.control_seq = self.control.history().position().map_or(0, |position| position.seq.0);

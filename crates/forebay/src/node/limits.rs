@@ -4,10 +4,10 @@ use admin::{AdminError, FilesystemInfo, SetLimits, ShortageInfo};
 use anyhow::{Context, Result};
 use base::units::format_size;
 use client::{Limits, Scarce, Shortage};
-use meta::control::{ControlChange, FilesystemRecord};
+use control::FilesystemRecord;
 
-use super::control::{failed, no_filesystem};
 use super::filesystems::FilesystemEntry;
+use super::management::{failed, no_filesystem};
 use super::{Node, State};
 
 /// Smallest limit of a filesystem: the content of a few files has to fit.
@@ -121,30 +121,29 @@ impl Node {
     ) -> Result<FilesystemInfo, AdminError> {
         let mut state = self.state.lock().await;
         let entry = state.filesystems.get_mut(name).ok_or_else(|| no_filesystem(name))?;
-        let record = FilesystemRecord {
+        let limits = Limits {
             provisioned_bytes: request.size_bytes.map_or(entry.record.provisioned_bytes, limit),
             ssd_bytes: request.ssd_bytes.map_or(entry.record.ssd_bytes, limit),
-            ..entry.record.clone()
         };
-        check_limits(name, limits_of(&record))?;
-        check_fits(entry, limits_of(&record)).await?;
-        self.keep_limits(&mut state, name, record).await.map_err(failed)
+        check_limits(name, limits)?;
+        check_fits(entry, limits).await?;
+        let id = entry.record.id;
+        self.keep_limits(&mut state, name, (id, limits)).await.map_err(failed)
     }
 
     async fn keep_limits(
         &self,
         state: &mut State,
         name: &str,
-        record: FilesystemRecord,
+        (id, limits): (u32, Limits),
     ) -> Result<FilesystemInfo> {
-        let mut change = ControlChange::default();
-        change.filesystem(&record);
-        self.control.commit(change).await?;
-        let State { drives, filesystems, map, .. } = &mut *state;
+        let Limits { provisioned_bytes, ssd_bytes } = limits;
+        self.plan_filesystem(state, id, |record| FilesystemRecord { provisioned_bytes, ssd_bytes, ..record })
+            .await?;
+        let State { drives, filesystems, cluster, map, .. } = &mut *state;
         let entry = filesystems.get_mut(name).context("the filesystem is gone")?;
-        entry.record = record;
         entry.update(map, drives);
-        entry.info(&self.env, map, drives).await
+        entry.info(&self.env, cluster, drives).await
     }
 }
 

@@ -1,20 +1,19 @@
 //! Adding, removing and replacing drives, and the changes of placement groups that follow.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use admin::{AddDrive, AdminError, DriveInfo, FailDrive, RemoveDrive, ReplaceDrive};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use base::{DriveId, LedgerId, PgId};
+use control::{DriveRecord, FilesystemRecord};
 use drive::Existing;
-use layout::{DriveSlot, DriveState, PlacementGroup, Rebuilding, replace_members};
-use meta::control::{ClusterRecord, ControlChange, DriveRecord};
+use layout::DriveState;
 use wire::drive::{DriveHealth, DriveService};
 
 use super::drives::{DriveEntry, NewDrive, format_drives};
-use super::filesystems::{exposure, exposure_without, plan_groups};
-use super::history::behind;
+use super::management::failed;
 use super::{Node, State};
 
 /// Attempts to open a drive that another process is still closing, and the pause between them.
@@ -30,31 +29,6 @@ fn conflict(message: String) -> AdminError {
 
 fn no_drive(id: DriveId) -> AdminError {
     AdminError::not_found(format!("no such drive: id={id} (see `forebay drive list`)"))
-}
-
-fn failed(error: anyhow::Error) -> AdminError {
-    AdminError::failed(format!("{error:#}"))
-}
-
-fn domains(state: &State) -> HashMap<DriveId, u64> {
-    state.drives.iter().map(|(id, entry)| (*id, entry.record.domain)).collect()
-}
-
-fn slots(state: &State) -> Vec<DriveSlot> {
-    state.drives.values().filter(|entry| entry.is_up()).map(DriveEntry::slot).collect()
-}
-
-/// Number of groups that need each drive: as a member, or for shards that were not moved off it yet.
-pub(super) fn group_counts(groups: &[PlacementGroup]) -> BTreeMap<DriveId, u32> {
-    let mut counts = BTreeMap::new();
-    for group in groups {
-        let sources = group.rebuilding.iter().map(|rebuilding| rebuilding.from);
-        let needed: BTreeSet<DriveId> = group.members.iter().copied().chain(sources).collect();
-        for drive in needed {
-            *counts.entry(drive).or_default() += 1;
-        }
-    }
-    counts
 }
 
 /// The groups of which a drive holds shards, with their ledgers.
@@ -77,14 +51,12 @@ async fn groups_held(state: &State, id: DriveId) -> Result<BTreeSet<(LedgerId, P
 
 impl Node {
     /// Publishes drives and groups to every client.
-    pub(super) fn publish(&self, state: &mut State) -> Result<()> {
-        state.map = self.control.map()?;
+    pub(super) fn publish(&self, state: &mut State) {
         for entry in state.filesystems.values_mut() {
             entry.update(&state.map, &state.drives);
         }
         self.clients.update(state);
         self.publish_scrub(state);
-        Ok(())
     }
 
     /// Records a drive's state durably. The caller publishes it.
@@ -95,123 +67,33 @@ impl Node {
         next: DriveState,
         why: &str,
     ) -> Result<()> {
-        let Some(entry) = state.drives.get_mut(&id) else { bail!("no such drive: id={id}") };
-        let record = DriveRecord { state: next, ..entry.record.clone() };
-        let mut cluster = self.control.cluster()?;
-        cluster.map_epoch += 1;
-        let mut change = ControlChange::default();
-        change.drive(&record).cluster(&cluster);
-        self.control.commit(change).await?;
-        entry.record = record;
-        entry.problem = Some(why.to_owned()).filter(|why| !why.is_empty());
-        state.map = self.control.map()?;
-        Ok(())
-    }
-
-    /// Whether other drives could take over a position of this one.
-    pub(super) fn can_replace(&self, state: &State, id: DriveId) -> bool {
-        !self.replaced(state, &BTreeSet::from([id])).is_empty()
-    }
-
-    /// A filesystem that loses data without this drive, because too few other drives hold it.
-    pub(super) async fn holds_the_last(&self, state: &State, id: DriveId) -> Result<Option<String>> {
-        for (name, entry) in &state.filesystems {
-            let owed = entry.owed_holders(&state.map).await?;
-            for (profile, groups) in entry.record.all_sets() {
-                let groups = groups.iter().filter_map(|pg| state.map.group(*pg));
-                let mut concerned = groups.filter(|group| group.members.contains(&id));
-                if concerned.any(|group| exposure(group, &state.drives, &owed) > profile.m()) {
-                    return Ok(Some(name.clone()));
-                }
-            }
+        self.plan(state, |plan| Ok(plan.set_drive_state(id, next))).await?;
+        if let Some(entry) = state.drives.get_mut(&id) {
+            entry.problem = Some(why.to_owned()).filter(|why| !why.is_empty());
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Refuses to give up a dead drive whose data is needed.
     async fn check_expendable(&self, state: &State, id: DriveId) -> Result<(), AdminError> {
-        match self.holds_the_last(state, id).await.map_err(failed)? {
+        let owed = state.owed().await.map_err(failed)?;
+        match state.cluster.needs(id, &state.seen(), &owed) {
             None => Ok(()),
-            Some(name) => Err(conflict(format!(
+            Some(FilesystemRecord { name, .. }) => Err(conflict(format!(
                 "filesystem {name} would lose data: too few other drives hold what is on drive {id}; bring it back \
                  (forebay drive return {id}) or repeat with --force to give that up"
             ))),
         }
     }
 
-    fn replaced(&self, state: &State, gone: &BTreeSet<DriveId>) -> Vec<PlacementGroup> {
-        let spare: Vec<DriveSlot> =
-            slots(state).into_iter().filter(|slot| !gone.contains(&slot.drive)).collect();
-        replace_members(&state.map.groups, gone, &spare, &domains(state))
-    }
-
-    /// Gives positions of drives that are out or leaving to other drives. Returns whether there were any.
-    pub(super) async fn reassign(&self, state: &mut State) -> Result<bool> {
-        let counts = group_counts(&state.map.groups);
-        let going = |entry: &&DriveEntry| matches!(entry.record.state, DriveState::Out | DriveState::Leaving);
-        let gone: BTreeSet<DriveId> =
-            state.drives.values().filter(going).map(|entry| entry.record.id).collect();
-        if !gone.iter().any(|id| counts.contains_key(id)) {
-            return Ok(false);
-        }
-        let changed = self.replaced(state, &gone);
-        if changed.is_empty() {
-            return Ok(false);
-        }
-        tracing::warn!(groups = changed.len(), drives = ?gone, "others take over positions of drives that go");
-        self.commit_groups(state, &changed, ControlChange::default()).await?;
-        Ok(true)
-    }
-
-    async fn commit_groups(
-        &self,
-        state: &mut State,
-        groups: &[PlacementGroup],
-        mut change: ControlChange,
-    ) -> Result<()> {
-        let mut cluster = self.control.cluster()?;
-        cluster.map_epoch += 1;
-        change.cluster(&cluster);
-        groups.iter().for_each(|group| {
-            change.group(group);
-        });
-        self.control.commit(change).await?;
-        state.map = self.control.map()?;
-        Ok(())
-    }
-
-    /// Records groups whose new members have all shards, and drives that no group needs any more.
-    pub(super) async fn finish_rebuilds(&self, state: &mut State) -> Result<bool> {
-        let rebuilding = state.map.groups.iter().filter(|group| !group.rebuilding.is_empty());
-        let mut done: Vec<PlacementGroup> = rebuilding.cloned().collect();
-        for entry in state.filesystems.values() {
-            let rebuilt = entry.rebuilt();
-            done.retain(|group| rebuilt.get(&group.id) == Some(&group.epoch));
-        }
-        done.iter_mut().for_each(|group| group.rebuilding.clear());
-        if !done.is_empty() {
-            tracing::info!(groups = done.len(), "placement groups are rebuilt");
-            self.commit_groups(state, &done, ControlChange::default()).await?;
-        }
-        let needed = group_counts(&state.map.groups);
-        let leaving = state.drives.values().filter(|entry| entry.record.state == DriveState::Leaving);
-        let empty: Vec<DriveId> =
-            leaving.map(|entry| entry.record.id).filter(|id| !needed.contains_key(id)).collect();
-        for id in &empty {
-            tracing::info!(drive = %id, "everything is moved off the drive");
-            self.set_drive_state(state, *id, DriveState::Out, "everything was moved off it").await?;
-        }
-        Ok(!done.is_empty() || !empty.is_empty())
-    }
-
+    /// Formats a drive, under a number that no other gets.
     async fn format_new(
         &self,
-        state: &State,
+        state: &mut State,
         path: Option<PathBuf>,
         size_bytes: Option<u64>,
-    ) -> Result<(DriveRecord, ClusterRecord)> {
-        let mut cluster = self.control.cluster()?;
-        let id = cluster.next_drive;
+    ) -> Result<DriveRecord> {
+        let id = self.plan(state, |plan| Ok(plan.next_drive())).await?.0;
         let in_use = state.drives.values().filter(|entry| entry.record.state != DriveState::Out);
         let smallest = in_use.map(|entry| entry.record.capacity_bytes).min();
         let path = path.unwrap_or_else(|| self.dir.drives().join(format!("{id}.img")));
@@ -221,37 +103,15 @@ impl Node {
             NewDrive { path, size_bytes, existing: Existing::Keep, trim: self.drive_settings.trim };
         let (env, id_of_cluster) = (self.env.clone(), self.cluster);
         let format = move || format_drives(&env, id_of_cluster, id, &[new_drive]);
-        let record = tokio::task::spawn_blocking(format).await??.remove(0);
-        cluster.next_drive += 1;
-        cluster.map_epoch += 1;
-        Ok((record, cluster))
+        Ok(tokio::task::spawn_blocking(format).await??.remove(0))
     }
 
     pub(super) async fn add_drive_now(&self, request: AddDrive) -> Result<DriveInfo> {
         let mut state = self.state.lock().await;
         let path = request.path.map(PathBuf::from);
-        let (record, mut cluster) = self.format_new(&state, path, request.size_bytes).await?;
-        let mut change = ControlChange::default();
-        change.drive(&record);
-        // New groups over all drives: new data uses the new drive, stored data is not moved.
-        let up = state.drives.values().filter(|entry| entry.is_up()).map(|entry| entry.record.clone());
-        let records: Vec<_> = up.chain([record.clone()]).collect();
-        let all: Vec<_> = records.iter().collect();
-        for entry in state.filesystems.values_mut() {
-            let profile = entry.record.profile;
-            if usize::from(profile.n()) > all.len() {
-                continue;
-            }
-            let groups = plan_groups(&self.env, &all, profile, cluster.next_group)?;
-            cluster.next_group += groups.len() as u32;
-            entry.record.add_groups(profile, groups.iter().map(|group| group.id));
-            groups.iter().for_each(|group| {
-                change.group(group);
-            });
-            change.filesystem(&entry.record);
-        }
-        change.cluster(&cluster);
-        self.control.commit(change).await?;
+        let record = self.format_new(&mut state, path, request.size_bytes).await?;
+        let (seen, seed) = (state.seen(), self.env.random.next_u64());
+        self.plan(&mut state, |plan| Ok(plan.add_drive(record.clone(), &seen, seed)?)).await?;
         self.take_in(&mut state, record).await
     }
 
@@ -261,7 +121,7 @@ impl Node {
         let (env, cluster, settings) = (self.env.clone(), self.cluster, self.drive_settings);
         let open = move || DriveEntry::open(&env, cluster, record, settings);
         state.drives.insert(id, tokio::task::spawn_blocking(open).await?);
-        self.publish(state)?;
+        self.publish(state);
         self.tell(state).await;
         self.drive_info(state, id)
     }
@@ -273,10 +133,10 @@ impl Node {
 
     /// The state of every drive, for `status`.
     pub(super) fn drive_infos(&self, state: &State) -> Vec<DriveInfo> {
-        let counts = group_counts(&state.map.groups);
+        let counts = state.cluster.group_counts();
         let slow: BTreeSet<DriveId> =
             state.filesystems.values().flat_map(|entry| entry.client.slow_drives()).collect();
-        let behind = behind(&state.map);
+        let behind = state.cluster.behind();
         let mut scrubs = self.scrub_infos();
         let mut info = |(id, entry): (&DriveId, &DriveEntry)| {
             let mut info = entry.info();
@@ -310,7 +170,7 @@ impl Node {
         }
         let why = "marked as failed by the operator";
         self.set_drive_state(&mut state, id, DriveState::Failed, why).await.map_err(failed)?;
-        self.publish(&mut state).map_err(failed)?;
+        self.publish(&mut state);
         self.tell(&mut state).await;
         self.drive_info(&state, id).map_err(failed)
     }
@@ -319,16 +179,17 @@ impl Node {
     /// which may differ from its filesystem's present profile.
     async fn check_survives(&self, state: &State, id: DriveId) -> Result<(), AdminError> {
         let held = groups_held(state, id).await.map_err(failed)?;
+        let left = state.seen().without(id);
         for (name, entry) in &state.filesystems {
-            let owed = entry.owed_holders(&state.map).await.map_err(failed)?;
+            let owed = entry.owed_holders(&state.cluster).await.map_err(failed)?;
             let present = entry.record.profile;
             for (profile, groups) in entry.record.all_sets() {
                 // Groups of the present profile may get new extents at any moment.
                 let is_used = |pg: &&PgId| profile == present || held.contains(&(entry.record.ledger, **pg));
-                let groups = groups.iter().filter(is_used);
-                let groups = groups.filter_map(|pg| state.map.group(*pg));
-                let gone = groups.map(|group| exposure_without(group, &state.drives, &owed, Some(id))).max();
-                let Some(gone) = gone.filter(|gone| *gone > profile.m()) else { continue };
+                let gone = state.cluster.worst(groups.iter().filter(is_used), &left, &owed);
+                if gone <= profile.m() {
+                    continue;
+                }
                 let wait = if profile == present {
                     String::new()
                 } else {
@@ -356,8 +217,8 @@ impl Node {
             return Err(conflict(format!("drive is {} already: id={id}", entry.state())));
         }
         let alive = entry.is_readable();
-        let member_of = group_counts(&state.map.groups).get(&id).copied().unwrap_or(0);
-        let replaced = self.replaced(&state, &BTreeSet::from([id])).len() as u32;
+        let seen = state.seen();
+        let (member_of, replaced) = (state.cluster.groups_with(id), state.cluster.replaceable(id, &seen));
         if alive && replaced < member_of {
             return Err(conflict(format!(
                 "drive {id} cannot be removed: {} of its {member_of} placement groups have no other drive to go to; add \
@@ -368,11 +229,11 @@ impl Node {
         if !alive && !request.force {
             self.check_expendable(&state, id).await?;
         }
-        let next = if alive { DriveState::Leaving } else { DriveState::Out };
-        let why = if alive { "being emptied" } else { "removed" };
-        self.set_drive_state(&mut state, id, next, why).await.map_err(failed)?;
-        self.reassign(&mut state).await.map_err(failed)?;
-        self.publish(&mut state).map_err(failed)?;
+        self.plan(&mut state, |plan| Ok(plan.give_up(id, &seen))).await.map_err(failed)?;
+        if let Some(entry) = state.drives.get_mut(&id) {
+            entry.problem = Some(if alive { "being emptied" } else { "removed" }.to_owned());
+        }
+        self.publish(&mut state);
         self.tell(&mut state).await;
         self.drive_info(&state, id).map_err(failed)
     }
@@ -385,7 +246,7 @@ impl Node {
         let mut state = self.state.lock().await;
         self.tell(&mut state).await;
         let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
-        if !state.map.groups.iter().any(|group| group.members.contains(&id)) {
+        if !state.cluster.groups.values().any(|group| group.members.contains(&id)) {
             return Err(conflict(format!("drive holds no position that another could take: id={id}")));
         }
         let alive = entry.is_readable();
@@ -393,29 +254,11 @@ impl Node {
             self.check_expendable(&state, id).await?;
         }
         let size_bytes = request.size_bytes.or(Some(entry.record.capacity_bytes));
-        let old = DriveRecord {
-            state: if alive { DriveState::Leaving } else { DriveState::Out },
-            ..entry.record.clone()
-        };
         let path = Some(PathBuf::from(request.path));
-        let (new, cluster) = self.format_new(&state, path, size_bytes).await.map_err(failed)?;
-        let mut groups = state.map.groups.clone();
-        groups.retain(|group| group.members.contains(&id));
-        for group in &mut groups {
-            group.epoch.0 += 1;
-            for (position, member) in (0u8..).zip(&mut group.members).filter(|(_, member)| **member == id) {
-                *member = new.id;
-                group.rebuilding.push(Rebuilding { position, from: id });
-            }
-        }
-        let mut change = ControlChange::default();
-        change.drive(&old).drive(&new).cluster(&cluster);
-        groups.iter().for_each(|group| {
-            change.group(group);
-        });
-        self.control.commit(change).await.map_err(|error| failed(error.into()))?;
+        let new = self.format_new(&mut state, path, size_bytes).await.map_err(failed)?;
+        let seen = state.seen();
+        self.plan(&mut state, |plan| Ok(plan.replace(id, new.clone(), &seen))).await.map_err(failed)?;
         if let Some(entry) = state.drives.get_mut(&id) {
-            entry.record = old;
             entry.problem = Some(format!("replaced by drive {}", new.id));
         }
         self.take_in(&mut state, new).await.map_err(failed)
@@ -441,7 +284,7 @@ impl Node {
         if health != Some(DriveHealth::Up) {
             let old = entry.service.take();
             let record = DriveRecord { state: DriveState::Up, ..entry.record.clone() };
-            self.publish(&mut state).map_err(failed)?;
+            self.publish(&mut state);
             // Its thread may take a moment to end.
             tokio::task::spawn_blocking(move || drop(old)).await.map_err(AdminError::failed)?;
             let opened = self.open_again(record).await.map_err(failed)?;
@@ -453,7 +296,7 @@ impl Node {
             }
         }
         self.set_drive_state(&mut state, id, DriveState::Up, "").await.map_err(failed)?;
-        self.publish(&mut state).map_err(failed)?;
+        self.publish(&mut state);
         self.tell(&mut state).await;
         self.drive_info(&state, id).map_err(failed)
     }

@@ -1,7 +1,6 @@
 //! A node: starts and stops drives, ledgers, filesystems and the management socket in order.
 
 mod clients;
-mod control;
 mod damage;
 mod drives;
 mod endpoint;
@@ -10,16 +9,17 @@ mod filesystem_groups;
 mod filesystems;
 mod forecast;
 mod fsck;
-mod groups;
 mod history;
 mod ledgers;
 mod limits;
+mod management;
 mod members;
 mod memory;
 mod monitor;
 mod mounted;
 mod node_file;
 mod paths;
+mod plans;
 mod problems;
 mod reached;
 mod scrub;
@@ -39,8 +39,8 @@ use admin::NodeStatus;
 use anyhow::{Context, Result};
 use base::env::{Env, File};
 use base::{ClusterId, DriveId};
+use control::{Cluster, Control};
 use layout::ClusterMap;
-use meta::control::Control;
 use s3::{Accounts, AuditLog};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
@@ -56,9 +56,9 @@ use ledgers::{LedgerFiles, MetaDirs};
 use memory::MemoryPlan;
 
 pub(crate) use clients::CLIENTS_SOCKET;
-pub(crate) use control::read_node_file;
 pub(crate) use endpoint::S3Options;
 pub(crate) use fsck::fsck_stopped;
+pub(crate) use management::read_node_file;
 pub(crate) use node_file::{Addresses, NodeFile};
 pub(crate) use paths::NodeDir;
 pub(crate) use settings::TrimChoice;
@@ -121,7 +121,9 @@ pub(crate) struct Node {
 struct State {
     drives: BTreeMap<DriveId, DriveEntry>,
     filesystems: BTreeMap<String, FilesystemEntry>,
-    /// The map that was published last.
+    /// The records of the cluster that the node acts on.
+    cluster: Cluster,
+    /// Its map.
     map: ClusterMap,
     watch: Watch,
     meta_dirs: MetaDirs,

@@ -10,13 +10,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use base::DriveId;
-use layout::DriveState;
-use meta::control::ControlChange;
+use control::{Owed, Patience, Plan, WriteSet};
+use layout::{DriveState, PlacementGroup};
 use tokio::sync::watch;
 
 use super::drives::DriveEntry;
-use super::filesystems::plan_groups;
-use super::groups::{Choice, Patience, WriteSet, choose_groups};
+use super::filesystems::FilesystemEntry;
 use super::history::Reported;
 use super::{Node, State};
 
@@ -89,16 +88,14 @@ impl Node {
         let mut state = self.state.lock().await;
         let now = self.env.clock.boot_ns();
         let mut changed = seen.look(&state.drives, now);
-        changed |= self.retire(&mut state, seen, now).await?;
-        changed |= self.reassign(&mut state).await?;
-        changed |= self.finish_rebuilds(&mut state).await?;
+        changed |= self.follow_drives(&mut state, seen, now).await?;
         self.finish_detached(&mut state).await?;
         self.revive_mounts(&mut state).await;
         let waited = now.saturating_sub(seen.changed_ns) >= NARROW_AFTER_NS;
         let patience = if waited { Patience::Over } else { Patience::Left };
         changed |= self.update_write_sets(&mut state, patience).await?;
         if changed {
-            self.publish(&mut state)?;
+            self.publish(&mut state);
         }
         self.keep_history(&mut state, &mut seen.told, now).await?;
         if now.saturating_sub(seen.marked_ns) >= MARK_EVERY_NS {
@@ -138,67 +135,84 @@ impl Node {
         Ok(())
     }
 
-    /// Puts drives out that were away for too long, if other drives can take their positions.
-    async fn retire(&self, state: &mut State, seen: &Seen, now_ns: u64) -> Result<bool> {
+    /// Puts drives out that were away for too long, gives the positions of drives that go to others, and ends rebuilds. Returns
+    /// whether there was anything to do.
+    async fn follow_drives(&self, state: &mut State, seen: &Seen, now_ns: u64) -> Result<bool> {
         let limit_ns = self.out_after.as_nanos() as u64;
         let overdue =
             seen.down_since_ns.iter().filter(|(_, since)| now_ns.saturating_sub(**since) >= limit_ns);
         let overdue: Vec<DriveId> = overdue.map(|(id, _)| *id).collect();
-        let mut changed = false;
-        for id in overdue {
-            // Its shards may be needed to read data that other drives lost: then the node waits for it.
-            if !self.can_replace(state, id) || self.holds_the_last(state, id).await?.is_some() {
-                continue;
-            }
-            tracing::error!(drive = %id, "drive was away for too long: others take over what it held");
-            self.set_drive_state(state, id, DriveState::Out, "away for too long").await?;
-            changed = true;
+        let owed = if overdue.is_empty() { Owed::new() } else { state.owed().await? };
+        let drives = state.seen();
+        let rebuilt: Vec<_> = state.filesystems.values().map(FilesystemEntry::rebuilt).collect();
+        let is_rebuilt =
+            |group: &PlacementGroup| rebuilt.iter().all(|groups| groups.get(&group.id) == Some(&group.epoch));
+        let decide = |plan: &mut Plan| {
+            let retired = plan.retire(&overdue, &drives, &owed);
+            (retired, plan.reassign(&drives), plan.finish(is_rebuilt))
+        };
+        // Most often there is nothing to do, and then the records are not read.
+        let mut trial = Plan::new(state.cluster.clone());
+        decide(&mut trial);
+        if trial.is_empty() {
+            return Ok(false);
         }
-        Ok(changed)
+        let (retired, moved, finished) = self.plan(state, |plan| Ok(decide(plan))).await?;
+        let mut note = |id: &DriveId, why: &str| {
+            if let Some(entry) = state.drives.get_mut(id) {
+                entry.problem = Some(why.to_owned());
+            }
+        };
+        for id in &retired {
+            tracing::error!(drive = %id, "drive was away for too long: others take over what it held");
+            note(id, "away for too long");
+        }
+        if moved > 0 {
+            tracing::warn!(groups = moved, "others take over positions of drives that go");
+        }
+        if finished.groups > 0 {
+            tracing::info!(groups = finished.groups, "placement groups are rebuilt");
+        }
+        for id in &finished.empty {
+            tracing::info!(drive = %id, "everything is moved off the drive");
+            note(id, "everything was moved off it");
+        }
+        Ok(true)
     }
 
     /// With too few drives for any write, plans narrower groups before the first client reads the free space.
     pub(super) async fn choose_groups_at_start(&self) -> Result<()> {
         let mut state = self.state.lock().await;
         if self.update_write_sets(&mut state, Patience::Left).await? {
-            self.publish(&mut state)?;
+            self.publish(&mut state);
         }
         Ok(())
     }
 
     /// Chooses the groups of every filesystem, and plans groups that are missing.
     async fn update_write_sets(&self, state: &mut State, patience: Patience) -> Result<bool> {
-        let State { drives, filesystems, map, .. } = state;
-        let up: Vec<&DriveEntry> = drives.values().filter(|entry| entry.is_up()).collect();
-        let ids = up.iter().map(|entry| entry.record.id).collect();
-        let records: Vec<_> = up.iter().map(|entry| &entry.record).collect();
+        let up = state.seen().up;
+        let seed = self.env.random.next_u64();
+        let decide = |plan: &mut Plan| -> Result<Vec<(u32, WriteSet)>> {
+            let records: Vec<_> = plan.next().filesystems.values().cloned().collect();
+            let sets = records.into_iter().map(|record| {
+                let id = record.id;
+                Ok((id, plan.write_set(record, &up, patience, seed)?))
+            });
+            sets.collect()
+        };
+        let mut trial = Plan::new(state.cluster.clone());
+        let mut sets = decide(&mut trial)?;
+        if !trial.is_empty() {
+            sets = self.plan(state, decide).await?;
+        }
         let mut changed = false;
-        for entry in filesystems.values_mut() {
-            let next = match choose_groups(&entry.record, map, &ids, patience) {
-                Choice::Use(next) => next,
-                Choice::Plan(profile) => {
-                    let mut cluster = self.control.cluster()?;
-                    let groups = plan_groups(&self.env, &records, profile, cluster.next_group)?;
-                    cluster.next_group += groups.len() as u32;
-                    cluster.map_epoch += 1;
-                    let planned: Vec<_> = groups.iter().map(|group| group.id).collect();
-                    let mut record = entry.record.clone();
-                    record.add_groups(profile, planned.clone());
-                    let mut change = ControlChange::default();
-                    change.cluster(&cluster).filesystem(&record);
-                    groups.iter().for_each(|group| {
-                        change.group(group);
-                    });
-                    self.control.commit(change).await?;
-                    entry.record = record;
-                    *map = self.control.map()?;
-                    WriteSet { profile, groups: planned }
-                }
-            };
-            if next != entry.write_set {
+        for entry in state.filesystems.values_mut() {
+            let Some((_, next)) = sets.iter().find(|(id, _)| *id == entry.record.id) else { continue };
+            if *next != entry.write_set {
                 let (name, profile) = (&entry.record.name, next.profile);
                 tracing::info!(filesystem = %name, %profile, groups = next.groups.len(), "new extents go elsewhere");
-                entry.write_set = next;
+                entry.write_set = next.clone();
                 changed = true;
             }
         }

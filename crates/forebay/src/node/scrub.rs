@@ -6,7 +6,7 @@ use std::sync::Arc;
 use admin::{AdminError, DriveInfo, ScrubInfo};
 use anyhow::Result;
 use base::DriveId;
-use meta::control::{ControlChange, DriveRecord, ScrubRecord};
+use control::{DriveRecord, ScrubRecord};
 use upkeep::{ScrubMark, ScrubTargets, Scrubber};
 use wire::drive::DriveService;
 
@@ -43,28 +43,17 @@ impl Node {
             Some(scrubber) => scrubber.stats(),
             None => return Ok(()),
         };
-        let mut change = ControlChange::default();
-        let mut marked = Vec::new();
-        for (id, stat) in stats {
-            let ScrubMark { started_ns, after, verified_ns } = stat.mark;
-            let scrub = ScrubRecord { started_ns, after, verified_ns };
-            let Some(entry) = state.drives.get(&id).filter(|entry| entry.record.scrub != scrub) else {
-                continue;
-            };
-            let record = DriveRecord { scrub, ..entry.record.clone() };
-            change.drive(&record);
-            marked.push(record);
-        }
-        if marked.is_empty() {
-            return Ok(());
-        }
-        self.control.commit(change).await?;
-        for record in marked {
-            if let Some(entry) = state.drives.get_mut(&record.id) {
-                entry.record = record;
+        self.plan(state, |plan| {
+            for (id, stat) in &stats {
+                let ScrubMark { started_ns, after, verified_ns } = stat.mark;
+                let scrub = ScrubRecord { started_ns, after, verified_ns };
+                if let Some(record) = plan.next().drives.get(id).filter(|record| record.scrub != scrub) {
+                    plan.set_drive(DriveRecord { scrub, ..record.clone() });
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        })
+        .await
     }
 
     /// Damage that once had no room to be noted is noted or gone after every drive was scrubbed since then.

@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use base::DriveId;
 use base::env::{Caching, Env, File, OpenMode};
-use base::{DriveId, LedgerId};
-use layout::{ClusterMap, DriveState, Profile};
-use meta::control::{
-    CONTROL_LEDGER, ClusterRecord, Control, ControlChange, ControlError, DriveRecord, FilesystemRecord,
-    UpkeepRecord,
+use control::{
+    CONTROL_LEDGER, Cluster, Control, ControlError, DriveRecord, FilesystemRecord, Plan, UpkeepRecord,
 };
+use layout::{DriveState, Profile};
 use meta::history::Evidence;
 use meta::log::StaleCopies;
 use posix::fuse::UnmountMode;
@@ -23,13 +22,14 @@ use tokio::sync::{Mutex, watch};
 use upkeep::{Pace, ScrubTargets};
 
 use super::clients::Clients;
-use super::control::apply_upkeep;
 use super::drives::{DriveEntry, DriveSettings, format_drives, plan_drives};
 use super::events::{Watch, next_event};
-use super::filesystems::{FilesystemEntry, NodeParts, plan_groups, reads_survive};
-use super::history::{Knowledge, behind, note_drives};
+use super::filesystems::{FilesystemEntry, NodeParts};
+use super::history::{Knowledge, note_drives};
 use super::ledgers::{LedgerFiles, MetaDirs};
+use super::management::{apply_upkeep, no_filesystem};
 use super::memory::{self, MemoryPlan};
+use super::plans::seen;
 use super::reached::ReachedStores;
 use super::settings::{Settings, TrimChoice};
 use super::users::open_accounts;
@@ -112,7 +112,7 @@ fn remove_leftovers(env: &Env, dir: &NodeDir) -> Result<()> {
 fn take_lock(env: &Env, dir: &NodeDir, lock: &dyn File) -> Result<()> {
     let begun = env.clock.boot_ns();
     while lock.try_lock().is_err() {
-        let pid = super::control::read_node_file(env, dir).map(|file| file.pid);
+        let pid = super::management::read_node_file(env, dir).map(|file| file.pid);
         let waited_s = (env.clock.boot_ns() - begun) / 1_000_000_000;
         if pid.is_none_or(|pid| !is_dying(pid)) || waited_s >= DYING_S_MAX {
             let pid = pid.map(|pid| format!(": pid={pid}")).unwrap_or_default();
@@ -175,56 +175,40 @@ async fn create_cluster(
     options: &StartOptions,
 ) -> Result<Option<String>> {
     let (count, profile) = choose(options)?;
-    let mut cluster = Control::new_cluster(env);
+    let record = Control::new_cluster(env);
     let trim = options.trim.unwrap_or_default();
     let counts = (count, u32::from(profile.n()));
-    let plan = plan_drives(env, dir, &options.drive_paths, counts, options.drive_bytes, trim)?;
-    let drives = format_drives(env, cluster.id, cluster.next_drive, &plan.drives)?;
-    let groups = plan_groups(env, &drives.iter().collect::<Vec<_>>(), profile, cluster.next_group)?;
-    cluster.next_drive += drives.len() as u32;
-    cluster.next_group += groups.len() as u32;
-    let id = cluster.next_filesystem;
-    cluster.next_filesystem += 1;
+    let planned = plan_drives(env, dir, &options.drive_paths, counts, options.drive_bytes, trim)?;
+    let drives = format_drives(env, record.id, record.next_drive, &planned.drives)?;
+    let view = control.view()?;
+    let mut plan = Plan::new(Cluster::new(record));
+    plan.set_cluster(|cluster| cluster.next_drive += drives.len() as u32);
+    let up = drives.iter().map(|drive| drive.id).collect();
+    drives.into_iter().for_each(|drive| plan.set_drive(drive));
     let filesystem = FilesystemRecord {
-        id,
         name: FIRST_FILESYSTEM.to_owned(),
-        ledger: LedgerId(id),
-        profile,
-        groups: groups.iter().map(|group| group.id).collect(),
-        sets: Vec::new(),
-        provisioned_bytes: None,
-        ssd_bytes: None,
-        mount: None,
         mount_options: options.mount_options.clone().unwrap_or_default(),
-        tier: None,
-        filesystem_group: None,
+        ..FilesystemRecord::new(plan.next_filesystem(), profile)
     };
-    let mut change = ControlChange::default();
-    change.cluster(&cluster).filesystem(&filesystem);
-    drives.iter().for_each(|drive| {
-        change.drive(drive);
-    });
-    groups.iter().for_each(|group| {
-        change.group(group);
-    });
-    control.commit(change).await?;
-    Ok(plan.note)
+    plan.add_filesystem(filesystem, &up, env.random.next_u64())?;
+    control.commit(plan.change(&view)).await?;
+    Ok(planned.note)
 }
 
 /// Refuses other drives or another profile for an existing cluster.
-fn check_unchanged(control: &Control, options: &StartOptions) -> Result<()> {
-    let drives = control.drives()?.iter().filter(|drive| drive.state != DriveState::Out).count() as u32;
+fn check_unchanged(cluster: &Cluster, options: &StartOptions) -> Result<()> {
+    let drives = cluster.drives.values().filter(|drive| drive.state != DriveState::Out).count() as u32;
     if let Some(wanted) = options.drives.filter(|wanted| *wanted != drives) {
         bail!("this cluster has {drives} drives, not {wanted}: add drives with `forebay drive add`");
     }
-    if let (Some(wanted), Some(first)) = (options.profile, control.filesystems()?.first())
+    if let (Some(wanted), Some(first)) = (options.profile, cluster.filesystems.values().next())
         && first.profile != wanted
     {
         bail!("filesystem {} has profile {}, not {wanted}: leave out --profile", first.name, first.profile);
     }
     for path in &options.drive_paths {
         let path = std::path::absolute(path)?.to_string_lossy().into_owned();
-        if !control.drives()?.iter().any(|drive| drive.path == path) {
+        if !cluster.drives.values().any(|drive| drive.path == path) {
             bail!("{path} is not a drive of this cluster: add it with `forebay drive add`");
         }
     }
@@ -233,47 +217,42 @@ fn check_unchanged(control: &Control, options: &StartOptions) -> Result<()> {
 
 /// Refuses to serve a filesystem whose data cannot be read.
 fn check_enough(
-    filesystems: &[FilesystemRecord],
-    map: &ClusterMap,
-    drives: &BTreeMap<base::DriveId, DriveEntry>,
+    cluster: &Cluster,
+    drives: &BTreeMap<DriveId, DriveEntry>,
     options: &StartOptions,
 ) -> Result<()> {
-    for filesystem in filesystems {
-        let groups = filesystem.all_sets().flat_map(|(_, groups)| groups).filter_map(|pg| map.group(*pg));
+    let (seen, behind) = (seen(drives), cluster.behind());
+    for filesystem in cluster.filesystems.values() {
+        if cluster.reads_survive(filesystem, &seen, &BTreeSet::new()) >= 0 || options.degraded {
+            continue;
+        }
+        let groups = filesystem.all_sets().flat_map(|(_, groups)| groups);
+        let groups = groups.filter_map(|pg| cluster.groups.get(pg));
         let needed: BTreeSet<DriveId> = groups.flat_map(|group| group.members.iter().copied()).collect();
-        let behind = behind(map);
         let lost = drives
             .iter()
             .filter(|(id, entry)| needed.contains(id) && (!entry.is_readable() || behind.contains(id)));
         let lost: Vec<&DriveEntry> = lost.map(|(_, entry)| entry).collect();
         let survives = usize::from(filesystem.profile.m());
-        if reads_survive(filesystem, map, drives, &BTreeSet::new()) < 0 && !options.degraded {
-            let reasons: Vec<String> = lost
-                .iter()
-                .map(|entry| {
-                    let why = if behind.contains(&entry.record.id) {
-                        "an older copy of it"
-                    } else {
-                        "marked as failed"
-                    };
-                    let state = entry.problem.clone().unwrap_or_else(|| why.to_owned());
-                    format!("\n  drive {}: {state}", entry.record.id)
-                })
-                .collect();
-            let what = if lost.iter().any(|entry| behind.contains(&entry.record.id)) {
-                "do not answer or are older copies"
-            } else {
-                "do not answer"
-            };
-            bail!(
-                "filesystem {} ({}) survives {survives} lost drives, and {} {what}; start with --degraded to \
-                 read what is left{}",
-                filesystem.name,
-                filesystem.profile,
-                lost.len(),
-                reasons.concat()
-            );
-        }
+        let reasons = lost.iter().map(|entry| {
+            let why =
+                if behind.contains(&entry.record.id) { "an older copy of it" } else { "marked as failed" };
+            let state = entry.problem.clone().unwrap_or_else(|| why.to_owned());
+            format!("\n  drive {}: {state}", entry.record.id)
+        });
+        let what = if lost.iter().any(|entry| behind.contains(&entry.record.id)) {
+            "do not answer or are older copies"
+        } else {
+            "do not answer"
+        };
+        bail!(
+            "filesystem {} ({}) survives {survives} lost drives, and {} {what}; start with --degraded to \
+             read what is left{}",
+            filesystem.name,
+            filesystem.profile,
+            lost.len(),
+            reasons.collect::<String>()
+        );
     }
     Ok(())
 }
@@ -295,11 +274,10 @@ fn plan_memory(
     env: &Env,
     settings: &Settings,
     meta_dirs: &MetaDirs,
-    filesystems: &[FilesystemRecord],
-    drives: &[DriveRecord],
+    (drives, filesystems): (usize, usize),
 ) -> Result<MemoryPlan> {
     let budget_bytes = memory::budget(env, settings.memory_bytes)?;
-    let memory = MemoryPlan::new(budget_bytes, drives.len(), filesystems.len(), meta_dirs.stores());
+    let memory = MemoryPlan::new(budget_bytes, drives, filesystems, meta_dirs.stores());
     drive::keep_spare_buffers(memory.spare_bytes);
     Ok(memory)
 }
@@ -312,16 +290,20 @@ async fn compare_histories(
     drives: &mut BTreeMap<DriveId, DriveEntry>,
     is_new: bool,
     options: &StartOptions,
-) -> Result<(Knowledge, Watch)> {
+) -> Result<(Knowledge, Watch, Cluster)> {
     let knowledge = Knowledge::gather(drives, options.accept_older_metadata).await;
     if !is_new {
         control.begin(env, &knowledge.of(CONTROL_LEDGER)).await?;
     }
     let ids: Vec<DriveId> = drives.keys().copied().collect();
-    let returned = note_drives(control, drives, &ids).await?;
-    let mut seen = Watch::default();
-    seen.keep(env.clock.wall_ns() / 1_000_000_000, returned);
-    Ok((knowledge, seen))
+    let (returned, _) = note_drives(control, drives, &ids).await?;
+    let mut watch = Watch::default();
+    watch.keep(env.clock.wall_ns() / 1_000_000_000, returned);
+    let cluster = Cluster::of(&control.view()?)?;
+    for (id, entry) in drives {
+        entry.record.clone_from(cluster.drives.get(id).context("no drive was removed")?);
+    }
+    Ok((knowledge, watch, cluster))
 }
 
 fn load_meta_dirs(env: &Env, dir: &NodeDir, options: &StartOptions) -> Result<MetaDirs> {
@@ -360,17 +342,17 @@ impl Node {
         let mut meta_dirs = load_meta_dirs(&env, &dir, &options)?;
         let Opened { control, files, created } = open_control(&env, &dir, &mut meta_dirs, &options).await?;
         remove_leftovers(&env, &dir)?;
-        let ClusterRecord { id: cluster, upkeep, .. } = control.cluster()?;
-        let (records, drive_records) = (control.filesystems()?, control.drives()?);
-        let memory = plan_memory(&env, &settings, &meta_dirs, &records, &drive_records)?;
+        let before = Cluster::of(&control.view()?)?;
+        let (cluster, counts) = (before.record.id, (before.drives.len(), before.filesystems.len()));
+        let memory = plan_memory(&env, &settings, &meta_dirs, counts)?;
         let drive_settings = DriveSettings { io: options.io, trim: settings.trim, memory: memory.drive };
         let open = |record: DriveRecord| (record.id, DriveEntry::open(&env, cluster, record, drive_settings));
-        let mut drives: BTreeMap<_, _> = drive_records.into_iter().map(open).collect();
-        let (knowledge, seen) =
+        let mut drives: BTreeMap<_, _> = before.drives.into_values().map(open).collect();
+        let (knowledge, watch, records) =
             compare_histories(&env, &control, &mut drives, created.is_some(), &options).await?;
-        let (accounts, map) = (open_accounts(&env, &dir, &control).await?, control.map()?);
-        check_enough(&records, &map, &drives, &options)?;
-        let pace = paced(&env, upkeep);
+        let (accounts, map) = (open_accounts(&env, &dir, &control).await?, records.map());
+        check_enough(&records, &drives, &options)?;
+        let (pace, served) = (paced(&env, records.record.upkeep), records.filesystems.values().cloned());
         let parts = NodeParts {
             env: &env,
             dir: &dir,
@@ -383,7 +365,7 @@ impl Node {
             knowledge: &knowledge,
             memory: &memory,
         };
-        let filesystems = open_filesystems(&parts, records).await?;
+        let filesystems = open_filesystems(&parts, served.collect()).await?;
         let (stop_serving, _) = watch::channel(false);
         let (scrub_targets, _) = watch::channel(ScrubTargets::default());
         let node = Arc::new(Self {
@@ -403,7 +385,7 @@ impl Node {
             runtime,
             drive_settings,
             memory,
-            state: Mutex::new(State { drives, filesystems, map, watch: seen, meta_dirs }),
+            state: Mutex::new(State { drives, filesystems, cluster: records, map, watch, meta_dirs }),
             pace,
             scrubber: std::sync::Mutex::new(None),
             scrub_targets,
@@ -440,7 +422,7 @@ impl Node {
         self.mount_at_start(options).await?;
         {
             let state = self.state.lock().await;
-            self.recheck(&state, &behind(&state.map));
+            self.recheck(&state, &state.cluster.behind());
         }
         let socket = self.dir.socket();
         self.start_scrub().await;
@@ -456,8 +438,10 @@ impl Node {
 
     async fn mount_at_start(&self, options: &StartOptions) -> Result<()> {
         let mut state = self.state.lock().await;
-        for entry in state.filesystems.values_mut() {
-            let first = entry.record.name == FIRST_FILESYSTEM;
+        let names: Vec<String> = state.filesystems.keys().cloned().collect();
+        for name in names {
+            let Some(entry) = state.filesystems.get_mut(&name) else { continue };
+            let first = name == FIRST_FILESYSTEM;
             let asked = options.mount.clone().filter(|_| first);
             let kept = entry.record.mount.clone().map(PathBuf::from);
             let default = first.then(|| self.dir.default_mount());
@@ -473,12 +457,12 @@ impl Node {
                 Ok(false) => {}
                 Err(error) => {
                     // Its process holds what it could not write out. A later mount tries again.
-                    tracing::error!(filesystem = %entry.record.name, "the earlier mount has not ended: {error:#}");
+                    tracing::error!(filesystem = name, "the earlier mount has not ended: {error:#}");
                     continue;
                 }
             }
             if let Some(path) = path {
-                self.mount_and_remember(entry, path, flags).await?;
+                self.mount_and_remember(&mut state, &name, path, flags).await?;
             }
         }
         Ok(())
@@ -487,10 +471,12 @@ impl Node {
     /// Mounts the filesystem, and records the place so that the next start mounts it there too.
     pub(super) async fn mount_and_remember(
         &self,
-        entry: &mut FilesystemEntry,
+        state: &mut State,
+        name: &str,
         path: PathBuf,
         mount_options: Option<String>,
     ) -> Result<()> {
+        let entry = state.filesystems.get_mut(name).ok_or_else(|| no_filesystem(name))?;
         if !self.env.files.exists(&path) {
             match self.env.files.create_dir_all(&path) {
                 // `mount` sees a dead mount of a killed process, the check above does not.
@@ -504,11 +490,13 @@ impl Node {
         entry.mount((&self.env, &self.dir, &self.runtime), &path, &mount_options, &self.memory).await?;
         let remembered = path.to_string_lossy().into_owned();
         if entry.record.mount.as_ref() != Some(&remembered) || entry.record.mount_options != mount_options {
-            entry.record.mount = Some(remembered);
-            entry.record.mount_options = mount_options;
-            let mut change = ControlChange::default();
-            change.filesystem(&entry.record);
-            self.control.commit(change).await?;
+            let id = entry.record.id;
+            self.plan_filesystem(state, id, |record| FilesystemRecord {
+                mount: Some(remembered.clone()),
+                mount_options: mount_options.clone(),
+                ..record
+            })
+            .await?;
         }
         Ok(())
     }
@@ -536,8 +524,9 @@ async fn open_control(
     let files = meta_dirs.open(CONTROL_LEDGER, CONTROL_CACHE_BYTES)?;
     let control = Control::open(env.random.next_u64(), files.log.clone(), files.state.clone()).await?;
     let mut created = None;
-    match control.cluster() {
-        Ok(_) => check_unchanged(&control, options)?,
+    let view = control.view()?;
+    match Cluster::of(&view) {
+        Ok(cluster) => check_unchanged(&cluster, options)?,
         Err(ControlError::NoCluster) if meta_dirs.is_created() => {
             let dirs: Vec<String> = meta_dirs.paths().iter().map(|dir| dir.display().to_string()).collect();
             bail!("metadata of this node is gone: it should be in {}", dirs.join(", "));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ::s3::{Accounts, Purpose};
 use admin::{AdminError, BenchStore, SetStore, StoreControl, StoreInfo, StoreValidationInfo, Verify};
 use base::env::Env;
-use meta::control::{ControlChange, StoreRecord, StoresRecord};
+use control::{StoreRecord, StoresRecord};
 use upkeep::{S3Store, StoreSettings, StoreSettingsError};
 use wire::BoxFuture;
 use wire::store::{SpeedPlan, StoreAddress, StoreAuth, StoreCheck, StoreLimits, StoreProtocol, StoreSpeed};
@@ -174,7 +174,7 @@ impl Node {
     }
 
     fn store_records(&self) -> Result<Vec<StoreRecord>, AdminError> {
-        self.control.stores().map_err(AdminError::failed)
+        self.view()?.stores().map_err(AdminError::failed)
     }
 
     pub(super) fn store_record(&self, name: &str) -> Result<StoreRecord, AdminError> {
@@ -246,11 +246,12 @@ impl Node {
         if records.len() >= STORES_MAX {
             return Err(AdminError::conflict(format!("there are {STORES_MAX} stores, no more are possible")));
         }
-        let counter = self.control.stores_record().map_err(AdminError::failed)?;
+        let view = self.view()?;
+        let counter = view.stores_record().map_err(AdminError::failed)?;
         let id = counter.map_or(1, |counter| counter.next_store);
         let (record, store) = self.prepare(blank(id, name, self.env.clock.wall_ns()), &settings)?;
         self.verify(&store, settings.verify).await?;
-        let mut change = ControlChange::default();
+        let mut change = view.change();
         change.stores(&StoresRecord { next_store: id + 1 }).store(&record);
         self.control.commit(change).await.map_err(AdminError::failed)?;
         Ok(self.store_info(&record))
@@ -271,9 +272,10 @@ impl Node {
 
     async fn remove_store_now(&self, name: &str) -> Result<StoreInfo, AdminError> {
         let _one_at_a_time = self.stores_lock.lock().await;
+        let view = self.view()?;
         let record = self.store_record(name)?;
         self.check_unused(&record)?;
-        let mut change = ControlChange::default();
+        let mut change = view.change();
         change.remove_store(record.id);
         self.control.commit(change).await.map_err(AdminError::failed)?;
         Ok(self.store_info(&record))

@@ -16,20 +16,18 @@ use base::ClusterId;
 use base::env::Env;
 use base::units::format_size;
 use client::{Client, TierLink};
+use control::{FilesystemGroupRecord, FilesystemRecord, StoreRecord, TierRecord};
 use futures_util::future::join_all;
 use layout::{BLOB_BYTES_MAX, extent_bytes_max};
-use meta::control::{
-    ControlChange, ControlError, FilesystemGroupRecord, FilesystemRecord, StoreRecord, TierRecord,
-};
 use tokio::sync::watch;
 use upkeep::{S3Store, TierOptions, Tiering};
 use wire::BoxFuture;
 use wire::store::{ObjectStore, SeenBy, StoreAddress, StoreError, StoreHealth};
 
-use super::control::no_filesystem;
 use super::events::TierSigns;
 use super::filesystem_groups::{Times, check_own_times};
 use super::filesystems::FilesystemEntry;
+use super::management::{failed, no_filesystem};
 use super::memory::MemoryPlan;
 use super::reached::Reached;
 use super::stores::{NODE, limits_here};
@@ -355,7 +353,7 @@ async fn info_of(entry: &FilesystemEntry) -> Result<TierInfo, AdminError> {
 impl Node {
     /// Gives filesystems their groups and stores, and starts tiering. Runs before any file is read.
     pub(super) async fn start_tiers(&self) -> Result<()> {
-        let stores = self.control.stores()?;
+        let stores = self.control.view()?.stores()?;
         let mut state = self.state.lock().await;
         self.join_filesystem_groups(&mut state)?;
         for entry in state.filesystems.values_mut() {
@@ -382,22 +380,15 @@ impl Node {
         entry.tier.tiering = Some(Tiering::start(env, client, pace, options, &self.runtime));
     }
 
-    async fn commit_tier(
-        &self,
-        entry: &mut FilesystemEntry,
-        tier: Option<TierRecord>,
-    ) -> Result<(), ControlError> {
-        let record = FilesystemRecord { tier, ..entry.record.clone() };
-        let mut change = ControlChange::default();
-        change.filesystem(&record);
-        self.control.commit(change).await?;
-        entry.record = record;
-        Ok(())
+    async fn commit_tier(&self, state: &mut State, id: u32, tier: Option<TierRecord>) -> Result<()> {
+        self.plan_filesystem(state, id, |record| FilesystemRecord { tier, ..record }).await
     }
 
     /// Completes detaching once all content is back, and restarts tiering that an unfinished change left stopped.
     pub(super) async fn finish_detached(&self, state: &mut State) -> Result<()> {
-        for entry in state.filesystems.values_mut() {
+        let names: Vec<String> = state.filesystems.keys().cloned().collect();
+        for name in names {
+            let Some(entry) = state.filesystems.get_mut(&name) else { continue };
             let Some(tier) = entry.record.tier else { continue };
             let Some(tiering) = &entry.tier.tiering else {
                 if self.env.clock.boot_ns() >= entry.tier.stopped_until_ns {
@@ -408,7 +399,9 @@ impl Node {
             if !tier.detaching || !tiering.stat().detached {
                 continue;
             }
-            self.commit_tier(entry, None).await?;
+            let id = entry.record.id;
+            self.commit_tier(state, id, None).await?;
+            let Some(entry) = state.filesystems.get_mut(&name) else { continue };
             entry.tier.stop().await;
             let (filesystem, store) = (&entry.record.name, std::mem::take(&mut entry.tier.store));
             tracing::info!(filesystem, store, "everything came back from the object store");
@@ -419,7 +412,7 @@ impl Node {
 
     /// Refuses to remove a store that filesystems use.
     pub(super) fn check_unused(&self, store: &StoreRecord) -> Result<(), AdminError> {
-        let filesystems = self.control.filesystems().map_err(AdminError::failed)?;
+        let filesystems = self.view()?.filesystems().map_err(AdminError::failed)?;
         let uses = |record: &&FilesystemRecord| record.tier.is_some_and(|tier| tier.store == store.id);
         match filesystems.iter().find(uses) {
             None => Ok(()),
@@ -446,7 +439,7 @@ impl Node {
         record: &StoreRecord,
         store: Arc<S3Store>,
     ) -> Result<(), AdminError> {
-        let mut change = ControlChange::default();
+        let mut change = self.view()?.change();
         change.store(record);
         self.control.commit(change).await.map_err(AdminError::failed)?;
         let reached = self.reached.set(record.id, store, &self.runtime);
@@ -565,14 +558,15 @@ impl Node {
         };
         end(running).await;
         let mut state = self.state.lock().await;
+        let id = entry_of(&mut state, name)?.record.id;
+        let committed = self.commit_tier(&mut state, id, Some(tier)).await;
         let entry = entry_of(&mut state, name)?;
-        let committed = self.commit_tier(entry, Some(tier)).await;
         if committed.is_ok() {
             entry.tier.set_store(&record, Ok(reached));
             entry.show_store();
         }
         self.begin_tiering(entry);
-        committed.map_err(AdminError::failed)?;
+        committed.map_err(failed)?;
         let info = info_of(entry).await;
         self.tell(&mut state).await;
         info
@@ -592,10 +586,12 @@ impl Node {
         };
         end(running).await;
         let mut state = self.state.lock().await;
+        let id = entry_of(&mut state, name)?.record.id;
+        let detaching = TierRecord { detaching: true, ..tier };
+        let committed = self.commit_tier(&mut state, id, Some(detaching)).await;
         let entry = entry_of(&mut state, name)?;
-        let committed = self.commit_tier(entry, Some(TierRecord { detaching: true, ..tier })).await;
         self.begin_tiering(entry);
-        committed.map_err(AdminError::failed)?;
+        committed.map_err(failed)?;
         info_of(entry).await
     }
 }

@@ -16,7 +16,7 @@ use base::Ino;
 use base::env::Env;
 use bytes::Bytes;
 use client::{Client, FileKind};
-use meta::control::{AccessKeyRecord, Control, ControlChange, RoleRecord, UserRecord, UsersRecord};
+use control::{AccessKeyRecord, Control, ControlChange, ControlView, RoleRecord, UserRecord, UsersRecord};
 use wire::BoxFuture;
 
 use super::{Node, NodeDir};
@@ -54,10 +54,10 @@ fn load_node_key(env: &Env, dir: &NodeDir) -> Result<NodeKey> {
 /// Loads the users for requests. In a new cluster, creates the first administrator.
 pub(super) async fn open_accounts(env: &Env, dir: &NodeDir, control: &Control) -> Result<Arc<Accounts>> {
     let accounts = Accounts::new(env.clone(), load_node_key(env, dir)?);
-    if control.users_record()?.is_none() {
+    if control.view()?.users_record()?.is_none() {
         create_admin(env, dir, control, &accounts).await?;
     }
-    accounts.replace(account_set(control, &accounts)?);
+    accounts.replace(account_set(&control.view()?, &accounts)?);
     Ok(Arc::new(accounts))
 }
 
@@ -84,7 +84,7 @@ async fn create_admin(env: &Env, dir: &NodeDir, control: &Control, accounts: &Ac
         created_ns: now_ns,
     };
     let key = key_record(accounts, &user, access_key, &secret, now_ns, None);
-    let mut change = ControlChange::default();
+    let mut change = control.view()?.change();
     change.users(&UsersRecord { next_user: 2 }).user(&user).access_key(&key);
     control.commit(change).await?;
     tracing::info!(path = %path.display(), "first administrator was made");
@@ -117,9 +117,9 @@ fn open_secret(accounts: &Accounts, key: &AccessKeyRecord) -> Option<Secret> {
     String::from_utf8(secret).ok().map(Secret::new)
 }
 
-fn account_set(control: &Control, accounts: &Accounts) -> Result<AccountSet> {
+fn account_set(view: &ControlView, accounts: &Accounts) -> Result<AccountSet> {
     let mut set = AccountSet::default();
-    for record in control.users()? {
+    for record in view.users()? {
         let policy = record.policy.as_ref().map(|text| Policy::parse(text.as_bytes(), PolicyOf::User));
         let policy = policy.transpose().unwrap_or_else(|error| {
             // Another version wrote it: the meaning of the policy is unknown, so it allows nothing.
@@ -137,7 +137,7 @@ fn account_set(control: &Control, accounts: &Accounts) -> Result<AccountSet> {
         };
         set.users.insert(record.id, AccountUser { user: Arc::new(user), disabled: record.disabled });
     }
-    for record in control.access_keys()? {
+    for record in view.access_keys()? {
         let secret = open_secret(accounts, &record);
         let access_key: Arc<str> = record.access_key.into();
         let key = AccountKey {
@@ -150,7 +150,7 @@ fn account_set(control: &Control, accounts: &Accounts) -> Result<AccountSet> {
         };
         set.keys.insert(access_key, key);
     }
-    for role in control.roles()? {
+    for role in view.roles()? {
         let policy = Policy::parse(role.policy.as_bytes(), PolicyOf::User).unwrap_or_else(|error| {
             tracing::error!(role = role.name, %error, "policy of a role cannot be read: it allows nothing");
             Policy::deny_everything()
@@ -206,6 +206,7 @@ fn no_policy(whose: &str, name: &str) -> AdminError {
 
 /// Records for a list of users or keys.
 struct Records {
+    view: ControlView,
     users: Vec<UserRecord>,
     keys: Vec<AccessKeyRecord>,
 }
@@ -256,21 +257,23 @@ impl Records {
 
 impl Node {
     fn records(&self) -> Result<Records, AdminError> {
-        let users = self.control.users().map_err(AdminError::failed)?;
-        Ok(Records { users, keys: self.control.access_keys().map_err(AdminError::failed)? })
+        let view = self.view()?;
+        let users = view.users().map_err(AdminError::failed)?;
+        let keys = view.access_keys().map_err(AdminError::failed)?;
+        Ok(Records { view, users, keys })
     }
 
     /// Makes a change durable; the next request sees it.
     async fn commit_users(&self, change: ControlChange) -> Result<(), AdminError> {
         self.control.commit(change).await.map_err(AdminError::failed)?;
-        let set = account_set(&self.control, &self.accounts).map_err(AdminError::failed)?;
+        let set = account_set(&self.view()?, &self.accounts).map_err(AdminError::failed)?;
         self.accounts.replace(set);
         Ok(())
     }
 
     /// Number of keys whose secrets cannot be read, because the node's key was lost.
     pub(super) fn unreadable_keys(&self) -> Result<usize> {
-        let keys = self.control.access_keys()?;
+        let keys = self.control.view()?.access_keys()?;
         Ok(keys.iter().filter(|key| open_secret(&self.accounts, key).is_none()).count())
     }
 
@@ -289,7 +292,7 @@ impl Node {
         if records.user(&request.name).is_ok() {
             return Err(AdminError::conflict(format!("user exists: name={}", request.name)));
         }
-        let counter = self.control.users_record().map_err(AdminError::failed)?;
+        let counter = records.view.users_record().map_err(AdminError::failed)?;
         let id = counter.map_or(1, |counter| counter.next_user);
         let user = UserRecord {
             id,
@@ -302,7 +305,7 @@ impl Node {
             policy: request.policy,
             created_ns: self.env.clock.wall_ns(),
         };
-        let mut change = ControlChange::default();
+        let mut change = records.view.change();
         change.users(&UsersRecord { next_user: id + 1 }).user(&user);
         self.commit_users(change).await?;
         Ok(records.user_info(&user))
@@ -312,7 +315,7 @@ impl Node {
         let _one_at_a_time = self.users_lock.lock().await;
         let records = self.records()?;
         let user = records.user(name)?;
-        let mut change = ControlChange::default();
+        let mut change = records.view.change();
         change.remove_user(user.id);
         for key in records.keys.iter().filter(|key| key.user == user.id) {
             change.remove_access_key(&key.access_key);
@@ -325,7 +328,7 @@ impl Node {
         let _one_at_a_time = self.users_lock.lock().await;
         let records = self.records()?;
         let user = UserRecord { disabled: standing == Standing::Disabled, ..records.user(name)?.clone() };
-        let mut change = ControlChange::default();
+        let mut change = records.view.change();
         change.user(&user);
         self.commit_users(change).await?;
         Ok(records.user_info(&user))
@@ -365,7 +368,7 @@ impl Node {
             return Err(AdminError::conflict(format!("access key exists: access_key={access_key}")));
         }
         let key = key_record(&self.accounts, user, access_key, &secret, now_ns, expires_s);
-        let mut change = ControlChange::default();
+        let mut change = records.view.change();
         change.access_key(&key);
         self.commit_users(change).await?;
         let secret_key = secret.expose().to_owned();
@@ -376,7 +379,7 @@ impl Node {
         let _one_at_a_time = self.users_lock.lock().await;
         let records = self.records()?;
         let info = records.key_info(self, records.key(access_key)?);
-        let mut change = ControlChange::default();
+        let mut change = records.view.change();
         change.remove_access_key(access_key);
         self.commit_users(change).await?;
         Ok(info)
@@ -391,18 +394,19 @@ impl Node {
         let records = self.records()?;
         let disabled = standing == Standing::Disabled;
         let key = AccessKeyRecord { disabled, ..records.key(access_key)?.clone() };
-        let mut change = ControlChange::default();
+        let mut change = records.view.change();
         change.access_key(&key);
         self.commit_users(change).await?;
         Ok(records.key_info(self, &key))
     }
 
     pub(super) async fn policies_now(&self) -> Result<Vec<PolicyInfo>, AdminError> {
-        let users = self.control.users().map_err(AdminError::failed)?;
+        let view = self.view()?;
+        let users = view.users().map_err(AdminError::failed)?;
         let of_users = users.into_iter().filter_map(|user| {
             Some(PolicyInfo { target: PolicyTarget::User(user.name), policy: user.policy? })
         });
-        let roles = self.control.roles().map_err(AdminError::failed)?;
+        let roles = view.roles().map_err(AdminError::failed)?;
         let of_roles = roles
             .into_iter()
             .map(|role| PolicyInfo { target: PolicyTarget::Role(role.name), policy: role.policy });
@@ -416,7 +420,7 @@ impl Node {
                 policy.ok_or_else(|| no_policy("user", name))?
             }
             PolicyTarget::Role(name) => {
-                let roles = self.control.roles().map_err(AdminError::failed)?;
+                let roles = self.view()?.roles().map_err(AdminError::failed)?;
                 let role = roles.into_iter().find(|role| role.name == *name);
                 role.map(|role| role.policy).ok_or_else(|| no_role(name))?
             }
@@ -432,13 +436,14 @@ impl Node {
     }
 
     pub(super) async fn set_policy_now(&self, info: PolicyInfo) -> Result<PolicyInfo, AdminError> {
-        let mut change = ControlChange::default();
         let _one_at_a_time = self.users_lock.lock().await;
+        let records = self.records()?;
+        let mut change = records.view.change();
         match &info.target {
             PolicyTarget::User(name) => {
                 check_policy(&info.policy, PolicyOf::User)?;
                 let policy = Some(info.policy.clone());
-                change.user(&UserRecord { policy, ..self.records()?.user(name)?.clone() });
+                change.user(&UserRecord { policy, ..records.user(name)?.clone() });
             }
             PolicyTarget::Role(name) => {
                 check_name("role", name)?;
@@ -460,11 +465,12 @@ impl Node {
 
     pub(super) async fn remove_policy_now(&self, target: PolicyTarget) -> Result<PolicyInfo, AdminError> {
         let _one_at_a_time = self.users_lock.lock().await;
+        let records = self.records()?;
         let info = self.policy_now(target).await?;
-        let mut change = ControlChange::default();
+        let mut change = records.view.change();
         match &info.target {
             PolicyTarget::User(name) => {
-                change.user(&UserRecord { policy: None, ..self.records()?.user(name)?.clone() });
+                change.user(&UserRecord { policy: None, ..records.user(name)?.clone() });
             }
             PolicyTarget::Role(name) => {
                 change.remove_role(name);

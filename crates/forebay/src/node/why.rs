@@ -107,7 +107,7 @@ impl Node {
         let attr = walk(&entry.client, path)
             .await
             .map_err(|error| AdminError::not_found(format!("{error}: path={path} filesystem={name}")))?;
-        let map = self.control.map().map_err(AdminError::failed)?;
+        let map = &state.map;
         let mut pieces = Vec::new();
         if attr.kind == client::FileKind::Regular {
             entry.client.fsync(attr.ino).await.map_err(AdminError::failed)?;
@@ -122,7 +122,7 @@ impl Node {
         let truncated = pieces.len() > PIECES_MAX as usize;
         pieces.truncate(PIECES_MAX as usize);
         let losses = Losses::of(&entry.client, &pieces).await.map_err(AdminError::failed)?;
-        let explain = |piece| losses.explain(piece, explain_piece(&state, &map, &owed, piece));
+        let explain = |piece| losses.explain(piece, explain_piece(&state, map, &owed, piece));
         let extents: Vec<ExtentInfo> = pieces.iter().map(explain).collect();
         let worst =
             ["unreadable", "degraded"].into_iter().find(|bad| extents.iter().any(|e| e.state == *bad));

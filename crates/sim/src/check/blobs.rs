@@ -105,7 +105,7 @@ impl Inventory for Listed<'_> {
 /// Runs the checks of `forebay fsck`; if drives are damaged, only those of tiers.
 pub(super) fn run_fsck(world: &World, state: &dyn State, shards: &Shards, wrong: &mut Vec<String>) {
     let only_tiers = world.is_faulty() || !world.promises().hurt_drives.is_empty();
-    let map = world.cluster().map.clone();
+    let map = world.cluster().map();
     let fsck = Fsck {
         ledger: LEDGER,
         state,

@@ -8,20 +8,19 @@ use admin::{
     MemoryInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetLimits,
     SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
 };
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use base::DriveId;
 use base::env::Env;
-use base::{DriveId, LedgerId};
 use client::Limits;
+use control::{ClusterRecord, FilesystemRecord, UpkeepRecord, WriteSet};
 use layout::Profile;
-use meta::control::{ControlChange, FilesystemRecord, UpkeepRecord};
 use posix::fuse::UnmountMode;
 use upkeep::Pace;
 use wire::BoxFuture;
 use wire::event::Event;
 
 use super::events::Watch;
-use super::filesystems::{FilesystemEntry, NodeParts, plan_groups};
-use super::groups::WriteSet;
+use super::filesystems::{FilesystemEntry, NodeParts};
 use super::history::Knowledge;
 use super::limits::{check_limits, limit};
 use super::memory::resident_bytes;
@@ -49,13 +48,13 @@ impl Node {
         let mut state = self.state.lock().await;
         let mut drives = self.drive_infos(&state);
         let mut filesystems = Vec::new();
-        let State { drives: drives_now, filesystems: entries, map, .. } = &mut *state;
+        let State { drives: drives_now, filesystems: entries, cluster, .. } = &mut *state;
         for entry in entries.values_mut() {
             entry.unmount_dead();
-            let mut info = entry.info(&self.env, map, drives_now).await?;
+            let mut info = entry.info(&self.env, cluster, drives_now).await?;
             info.tier.iter_mut().for_each(|tier| self.add_s3_traffic(tier));
             filesystems.push(info);
-            let owed = entry.owed_bytes(map).await?;
+            let owed = entry.owed_bytes(cluster).await?;
             for drive in &mut drives {
                 drive.space.set_aside(owed.get(&DriveId(drive.id)).copied().unwrap_or(0));
             }
@@ -152,50 +151,40 @@ impl Node {
 
     async fn set_profile_now(&self, name: &str, profile: Profile) -> Result<FilesystemInfo> {
         let mut state = self.state.lock().await;
-        let State { drives, filesystems, map, watch, .. } = &mut *state;
-        let Some(entry) = filesystems.get_mut(name) else { bail!("no such filesystem: name={name}") };
-        let mut record = entry.record.clone();
-        record.set_profile(profile);
-        let mut cluster = self.control.cluster()?;
-        cluster.map_epoch += 1;
-        let mut change = ControlChange::default();
-        if record.groups.is_empty() {
-            let up: Vec<_> =
-                drives.values().filter(|entry| entry.is_up()).map(|entry| &entry.record).collect();
-            let groups = plan_groups(&self.env, &up, profile, cluster.next_group)?;
-            cluster.next_group += groups.len() as u32;
-            record.groups = groups.iter().map(|group| group.id).collect();
-            groups.iter().for_each(|group| {
-                change.group(group);
-            });
+        let Some(entry) = state.filesystems.get(name) else { bail!("no such filesystem: name={name}") };
+        let (id, before) = (entry.record.id, entry.record.profile);
+        let (up, seed) = (state.seen().up, self.env.random.next_u64());
+        let happened = Watch::profile_change(name, before, profile);
+        self.plan_and_tell(&mut state, happened, |plan| {
+            let record = plan.next().filesystems.get(&id).cloned().context("the filesystem is gone")?;
+            Ok(plan.set_profile(record, profile, &up, seed)?)
+        })
+        .await?;
+        state.watch.knows_profile(name, profile);
+        if let Some(entry) = state.filesystems.get_mut(name) {
+            // Within a second the monitor checks whether all drives of the groups are up.
+            entry.write_set = WriteSet { profile, groups: entry.record.groups.clone() };
         }
-        change.cluster(&cluster).filesystem(&record);
-        self.commit_and_tell(change, Watch::profile_change(name, entry.record.profile, profile)).await?;
-        watch.knows_profile(name, profile);
-        // Within a second the monitor checks whether all drives of the groups are up.
-        entry.write_set = WriteSet { profile, groups: record.groups.clone() };
-        entry.record = record;
-        *map = self.control.map()?;
-        self.publish(&mut state)?;
-        let State { drives, filesystems, map, .. } = &*state;
+        self.publish(&mut state);
+        let State { drives, filesystems, cluster, .. } = &*state;
         match filesystems.get(name) {
-            Some(entry) => entry.info(&self.env, map, drives).await,
+            Some(entry) => entry.info(&self.env, cluster, drives).await,
             None => bail!("no such filesystem: name={name}"),
         }
     }
 
     /// Changes the limits of background work durably.
     async fn keep_upkeep(&self, request: SetUpkeep) -> Result<()> {
-        let _alone = self.state.lock().await;
-        let mut cluster = self.control.cluster()?;
-        let upkeep = &mut cluster.upkeep;
-        upkeep.rate_bytes_per_s = request.rate_bytes_per_s.or(upkeep.rate_bytes_per_s);
-        upkeep.paused = request.paused.unwrap_or(upkeep.paused);
-        let upkeep = cluster.upkeep;
-        let mut change = ControlChange::default();
-        change.cluster(&cluster);
-        self.control.commit(change).await?;
-        apply_upkeep(&self.pace, upkeep);
+        let mut state = self.state.lock().await;
+        self.plan(&mut state, |plan| {
+            plan.set_cluster(|ClusterRecord { upkeep, .. }| {
+                upkeep.rate_bytes_per_s = request.rate_bytes_per_s.or(upkeep.rate_bytes_per_s);
+                upkeep.paused = request.paused.unwrap_or(upkeep.paused);
+            });
+            Ok(())
+        })
+        .await?;
+        apply_upkeep(&self.pace, state.cluster.record.upkeep);
         Ok(())
     }
 
@@ -203,35 +192,22 @@ impl Node {
         let profile: Profile = request.profile.parse()?;
         let mut state = self.state.lock().await;
         let group = self.filesystem_group_or_default(request.group.as_deref())?;
-        let mut cluster = self.control.cluster()?;
-        let id = cluster.next_filesystem;
-        let up: Vec<_> =
-            state.drives.values().filter(|entry| entry.is_up()).map(|e| e.record.clone()).collect();
-        let groups = plan_groups(&self.env, &up.iter().collect::<Vec<_>>(), profile, cluster.next_group)?;
-        cluster.next_filesystem += 1;
-        cluster.next_group += groups.len() as u32;
-        cluster.map_epoch += 1;
-        let record = FilesystemRecord {
-            id,
-            name: request.name.clone(),
-            ledger: LedgerId(id),
-            profile,
-            groups: groups.iter().map(|group| group.id).collect(),
-            sets: Vec::new(),
-            provisioned_bytes: request.size_bytes.and_then(limit),
-            ssd_bytes: request.ssd_bytes.and_then(limit),
-            mount: None,
-            mount_options: String::new(),
-            tier: None,
-            filesystem_group: group.reference(),
-        };
-        let mut change = ControlChange::default();
-        change.cluster(&cluster).filesystem(&record);
-        groups.iter().for_each(|group| {
-            change.group(group);
-        });
-        self.control.commit(change).await?;
-        let map = self.control.map()?;
+        let (up, seed) = (state.seen().up, self.env.random.next_u64());
+        let record = self
+            .plan(&mut state, |plan| {
+                let id = plan.next_filesystem();
+                let record = FilesystemRecord {
+                    name: request.name.clone(),
+                    provisioned_bytes: request.size_bytes.and_then(limit),
+                    ssd_bytes: request.ssd_bytes.and_then(limit),
+                    filesystem_group: group.reference(),
+                    ..FilesystemRecord::new(id, profile)
+                };
+                plan.add_filesystem(record, &up, seed)?;
+                plan.next().filesystems.get(&id).cloned().context("it was just planned")
+            })
+            .await?;
+        let map = state.map.clone();
         let knowledge = Knowledge::gather(&state.drives, false).await;
         let parts = NodeParts {
             env: &self.env,
@@ -247,9 +223,9 @@ impl Node {
         };
         let mut entry = FilesystemEntry::open(&parts, record).await?;
         entry.tier.filesystem_group = group;
-        let info = entry.info(&self.env, &map, &state.drives).await?;
+        let info = entry.info(&self.env, &state.cluster, &state.drives).await?;
         state.filesystems.insert(request.name, entry);
-        self.publish(&mut state)?;
+        self.publish(&mut state);
         self.tell(&mut state).await;
         Ok(info)
     }
@@ -302,7 +278,7 @@ impl NodeControl for Node {
     }
 
     fn events(&self) -> BoxFuture<'_, Result<Vec<Event>, AdminError>> {
-        Box::pin(async { self.control.events().map_err(AdminError::failed) })
+        Box::pin(async { self.view()?.events().map_err(AdminError::failed) })
     }
 
     fn add_drive(&self, request: AddDrive) -> BoxFuture<'_, Result<DriveInfo, AdminError>> {
@@ -385,8 +361,7 @@ impl NodeControl for Node {
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
             let mut state = self.state.lock().await;
-            let State { drives, filesystems, map, .. } = &mut *state;
-            let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
+            let entry = state.filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
             entry.unmount_leaving().await.map_err(failed)?;
             if let Some(path) = entry.mount_path() {
                 let message = format!("filesystem {name} is mounted already: path={}", path.display());
@@ -394,8 +369,10 @@ impl NodeControl for Node {
             }
             let kept = entry.record.mount.clone().map(PathBuf::from);
             let path = request.path.map(PathBuf::from).or(kept).unwrap_or_else(|| self.dir.default_mount());
-            self.mount_and_remember(entry, path, request.options).await.map_err(failed)?;
-            let info = entry.info(&self.env, map, drives).await.map_err(failed)?;
+            self.mount_and_remember(&mut state, &name, path, request.options).await.map_err(failed)?;
+            let State { drives, filesystems, cluster, .. } = &mut *state;
+            let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
+            let info = entry.info(&self.env, cluster, drives).await.map_err(failed)?;
             drop(state);
             self.write_node_file().await.map_err(failed)?;
             Ok(info)
@@ -405,7 +382,7 @@ impl NodeControl for Node {
     fn unmount(&self, name: String) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
             let mut state = self.state.lock().await;
-            let State { drives, filesystems, map, .. } = &mut *state;
+            let State { drives, filesystems, cluster, .. } = &mut *state;
             let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
             let Some(path) = entry.mount_path() else {
                 return Err(AdminError::conflict(format!("filesystem {name} is not mounted")));
@@ -416,7 +393,7 @@ impl NodeControl for Node {
                     "cannot unmount {path}: {error:#}; close the files that are open on it"
                 ))
             })?;
-            let info = entry.info(&self.env, map, drives).await.map_err(failed)?;
+            let info = entry.info(&self.env, cluster, drives).await.map_err(failed)?;
             drop(state);
             self.write_node_file().await.map_err(failed)?;
             Ok(info)

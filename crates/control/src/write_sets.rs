@@ -8,22 +8,25 @@
 use std::collections::BTreeSet;
 
 use base::{DriveId, PgId};
-use layout::{ClusterMap, Profile};
-use meta::control::FilesystemRecord;
+use layout::{PlacementError, Profile};
+
+use crate::{Cluster, FilesystemRecord, Plan};
 
 /// Divisor of the number of groups: with fewer than this part having all members up, data would be spread unevenly.
 const EVEN_PART: usize = 4;
 
 /// Profile and groups for new extents.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct WriteSet {
-    pub(super) profile: Profile,
-    pub(super) groups: Vec<PgId>,
+pub struct WriteSet {
+    /// The profile.
+    pub profile: Profile,
+    /// The groups.
+    pub groups: Vec<PgId>,
 }
 
 /// The decision about the groups of a filesystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Choice {
+enum Choice {
     /// Existing groups fit.
     Use(WriteSet),
     /// No group fits: groups of this profile must be planned over the drives that are up.
@@ -32,22 +35,24 @@ pub(super) enum Choice {
 
 /// Whether drives have been away long enough to do without them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
+pub enum Patience {
+    /// They may come back.
     Left,
+    /// They have been.
     Over,
 }
 
 /// Chooses from the groups of a filesystem.
-pub(super) fn choose_groups(
+fn choose_groups(
     record: &FilesystemRecord,
-    map: &ClusterMap,
+    cluster: &Cluster,
     up: &BTreeSet<DriveId>,
     patience: Patience,
 ) -> Choice {
     let domains: BTreeSet<u64> =
-        up.iter().filter_map(|drive| map.drive(*drive)).map(|drive| drive.domain).collect();
+        up.iter().filter_map(|drive| cluster.drives.get(drive)).map(|drive| drive.domain).collect();
     let up_in = |pg: &PgId| {
-        let members = map.group(*pg).map(|group| group.members.as_slice()).unwrap_or_default();
+        let members = cluster.groups.get(pg).map(|group| group.members.as_slice()).unwrap_or_default();
         members.iter().filter(|member| up.contains(member)).count()
     };
     let with_up = |groups: &[PgId], least: u8| -> Vec<PgId> {
@@ -79,24 +84,99 @@ pub(super) fn choose_groups(
     Choice::Plan(profile)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use base::{DriveUuid, Epoch, LedgerId};
-    use layout::{DriveSlot, DriveState, MapDrive, PlacementGroup, plan_placement_groups};
-
-    struct Cluster {
-        record: FilesystemRecord,
-        map: ClusterMap,
+impl Plan {
+    /// Profile and groups for new extents of a filesystem, while these drives are up. Plans groups if none fits.
+    ///
+    /// # Errors
+    /// If there are too few drives for the groups. There always are enough for those that are planned by themselves.
+    pub fn write_set(
+        &mut self,
+        mut record: FilesystemRecord,
+        up: &BTreeSet<DriveId>,
+        patience: Patience,
+        seed: u64,
+    ) -> Result<WriteSet, PlacementError> {
+        match choose_groups(&record, self.next(), up, patience) {
+            Choice::Use(set) => Ok(set),
+            Choice::Plan(profile) => {
+                let groups = self.plan_groups(up, profile, seed)?;
+                record.add_groups(profile, groups.iter().copied());
+                self.set_filesystem(record);
+                Ok(WriteSet { profile, groups })
+            }
+        }
     }
 
-    fn cluster(drives: u32, profile: &str) -> Cluster {
-        let profile: Profile = profile.parse().unwrap();
+    /// Adds a filesystem, with groups over the drives that are up.
+    pub fn add_filesystem(
+        &mut self,
+        record: FilesystemRecord,
+        up: &BTreeSet<DriveId>,
+        seed: u64,
+    ) -> Result<(), PlacementError> {
+        let groups = self.plan_groups(up, record.profile, seed)?;
+        self.set_filesystem(FilesystemRecord { groups, ..record });
+        Ok(())
+    }
+
+    /// Changes the profile of new extents. Groups over the drives that are up are planned, unless there are some from earlier.
+    pub fn set_profile(
+        &mut self,
+        mut record: FilesystemRecord,
+        profile: Profile,
+        up: &BTreeSet<DriveId>,
+        seed: u64,
+    ) -> Result<(), PlacementError> {
+        record.set_profile(profile);
+        if record.groups.is_empty() {
+            record.groups = self.plan_groups(up, profile, seed)?;
+        }
+        self.set_filesystem(record);
+        Ok(())
+    }
+
+    /// The number for a new filesystem.
+    pub fn next_filesystem(&mut self) -> u32 {
+        let id = self.next().record.next_filesystem;
+        self.set_cluster(|cluster| cluster.next_filesystem += 1);
+        id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::env::Env;
+    use base::{DriveUuid, LedgerId};
+    use layout::DriveState;
+    use wire::drive::DriveMark;
+
+    use super::*;
+    use crate::{Control, DriveRecord, ScrubRecord};
+
+    /// A cluster with one filesystem.
+    struct World(Cluster);
+
+    fn drive(id: u32) -> DriveRecord {
+        DriveRecord {
+            id: DriveId(id),
+            uuid: DriveUuid([0; 16]),
+            path: String::new(),
+            domain: u64::from(id),
+            capacity_bytes: 1,
+            state: DriveState::Up,
+            scrub: ScrubRecord::default(),
+            mark: DriveMark::default(),
+        }
+    }
+
+    fn cluster(drives: u32, profile: &str) -> World {
+        let mut plan = Plan::new(Cluster::new(Control::new_cluster(&Env::real())));
+        (0..drives).for_each(|id| plan.set_drive(drive(id)));
         let record = FilesystemRecord {
             id: 1,
             name: "main".to_owned(),
             ledger: LedgerId(1),
-            profile,
+            profile: profile.parse().unwrap(),
             groups: Vec::new(),
             sets: Vec::new(),
             provisioned_bytes: None,
@@ -106,49 +186,31 @@ mod tests {
             tier: None,
             filesystem_group: None,
         };
-        let drive = |id| MapDrive {
-            id: DriveId(id),
-            uuid: DriveUuid([0; 16]),
-            domain: u64::from(id),
-            state: DriveState::Up,
-        };
-        let drives: Vec<MapDrive> = (0..drives).map(drive).collect();
-        let map = ClusterMap { epoch: Epoch(1), drives, groups: Vec::new() };
-        let mut cluster = Cluster { record, map };
-        let all = cluster.map.drives.iter().map(|drive| drive.id).collect();
-        cluster.plan(profile, &all);
-        cluster
+        plan.add_filesystem(record, &(0..drives).map(DriveId).collect(), 1).unwrap();
+        World(plan.into_next())
     }
 
-    impl Cluster {
-        fn plan(&mut self, profile: Profile, up: &BTreeSet<DriveId>) {
-            let slots: Vec<DriveSlot> = up
-                .iter()
-                .map(|drive| DriveSlot { drive: *drive, domain: drive.0.into(), weight_bytes: 1 })
-                .collect();
-            let first = self.map.groups.len() as u32;
-            let groups = plan_placement_groups(&slots, profile, 30, 1).unwrap();
-            let ids: Vec<PgId> = (first..first + 30).map(PgId).collect();
-            for (id, group) in ids.iter().zip(groups) {
-                self.map.groups.push(PlacementGroup { id: *id, ..group });
-            }
-            self.record.add_groups(profile, ids);
+    impl World {
+        fn record(&self) -> &FilesystemRecord {
+            &self.0.filesystems[&1]
+        }
+
+        fn members(&self, pg: &PgId) -> &[DriveId] {
+            &self.0.groups[pg].members
         }
 
         /// Plans groups if necessary. Returns the final choice, and whether groups were planned.
         fn settle(&mut self, up: &[u32], patience: Patience) -> (WriteSet, bool) {
             let up: BTreeSet<DriveId> = up.iter().copied().map(DriveId).collect();
-            let mut planned = false;
-            for _ in 0..2 {
-                match choose_groups(&self.record, &self.map, &up, patience) {
-                    Choice::Use(set) => return (set, planned),
-                    Choice::Plan(profile) => {
-                        self.plan(profile, &up);
-                        planned = true;
-                    }
-                }
-            }
-            panic!("planned twice for the same drives");
+            let mut plan = Plan::new(self.0.clone());
+            let set = plan.write_set(self.record().clone(), &up, patience, 1).unwrap();
+            let planned = !plan.is_empty();
+            self.0 = plan.into_next();
+            let mut again = Plan::new(self.0.clone());
+            let next = again.write_set(self.record().clone(), &up, patience, 1).unwrap();
+            assert!(again.is_empty(), "planned twice for the same drives");
+            assert_eq!(next, set);
+            (set, planned)
         }
 
         #[track_caller]
@@ -156,7 +218,7 @@ mod tests {
             let (set, did_plan) = self.settle(up, patience);
             assert_eq!((set.profile.to_string().as_str(), did_plan), (profile, planned));
             let can_write = set.groups.iter().all(|pg| {
-                let members = &self.map.group(*pg).unwrap().members;
+                let members = self.members(pg);
                 members.iter().filter(|member| up.contains(&member.0)).count() >= usize::from(set.profile.w())
             });
             assert!(can_write && !set.groups.is_empty());
@@ -175,7 +237,7 @@ mod tests {
         c.check(&[0, 1, 2, 3, 4, 5], Left, "4+2", false);
         c.check(&[0, 1, 2, 4, 5], Over, "3+2", false);
         c.check(&[0, 1, 2, 3, 4], Over, "3+2", true);
-        assert_eq!(c.record.sets.len(), 1, "both are in one set");
+        assert_eq!(c.record().sets.len(), 1, "both are in one set");
     }
 
     #[test]
@@ -196,7 +258,7 @@ mod tests {
         let mut c = cluster(12, "4+2");
         c.check(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], Left, "4+2", false);
         let (set, _) = c.settle(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], Left);
-        assert!(set.groups.iter().all(|pg| !c.map.group(*pg).unwrap().members.contains(&DriveId(0))));
+        assert!(set.groups.iter().all(|pg| !c.members(pg).contains(&DriveId(0))));
         c.check(&[0, 1, 2, 3, 4, 5], Over, "4+2", true);
         c.check(&[0, 1, 2, 3, 4, 5], Over, "4+2", false);
         c.check(&[0, 1, 2, 3, 4], Over, "3+2", true);
@@ -226,7 +288,7 @@ mod tests {
                 for patience in [Left, Over] {
                     let (set, _) = c.settle(&up, patience);
                     let reach = |pg: &PgId| {
-                        let members = &c.map.group(*pg).unwrap().members;
+                        let members = c.members(pg);
                         members.iter().filter(|member| up.contains(&member.0)).count()
                     };
                     assert!(set.groups.iter().any(|pg| reach(pg) >= usize::from(set.profile.w())), "{up:?}");
@@ -238,11 +300,11 @@ mod tests {
     #[test]
     fn a_new_profile_has_its_own_groups_and_the_old_ones_are_found_again() {
         let mut c = cluster(6, "4+2");
-        let before = c.record.groups.clone();
-        c.record.set_profile("r3".parse().unwrap());
+        let before = c.record().groups.clone();
+        c.0.filesystems.get_mut(&1).unwrap().set_profile("r3".parse().unwrap());
         c.check(&[0, 1, 2, 3, 4, 5], Left, "r3", true);
-        c.record.set_profile("4+2".parse().unwrap());
-        assert_eq!(c.record.groups, before);
+        c.0.filesystems.get_mut(&1).unwrap().set_profile("4+2".parse().unwrap());
+        assert_eq!(c.record().groups, before);
         c.check(&[0, 1, 2, 3, 4, 5], Left, "4+2", false);
     }
 }

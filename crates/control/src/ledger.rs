@@ -1,0 +1,181 @@
+//! The control ledger: ledger 0, with records in JSON, because there are few of them and operators read them.
+//!
+//! Records are read from a view, which is the state of all of them at one moment, and changed by what was decided from it: a change
+//! is refused if another has changed one of its records since.
+
+use std::sync::Arc;
+
+use base::env::Env;
+use base::{ClusterId, LedgerId, Lineage};
+use layout::PlacementGroup;
+use meta::history::{Evidence, History};
+use meta::keys::Keys;
+use meta::log::LedgerLog;
+use meta::owner::OwnerError;
+use meta::records::{Records, RecordsError, RecordsSnapshot};
+use meta::state::State;
+use serde::de::DeserializeOwned;
+
+use crate::change::{ControlChange, Stored};
+use crate::{ClusterRecord, DriveRecord, FilesystemRecord, UpkeepRecord};
+
+/// The control ledger's number.
+pub const CONTROL_LEDGER: LedgerId = LedgerId(0);
+/// The keys of its records.
+pub(crate) const KEYS: Keys = Keys::new(CONTROL_LEDGER);
+
+pub(crate) const DRIVES: u8 = b'd';
+pub(crate) const FILESYSTEMS: u8 = b'f';
+pub(crate) const GROUPS: u8 = b'g';
+pub(crate) const CLUSTER: &str = "cluster";
+/// Distance by which the next numbers are moved ahead when an older control ledger goes on.
+const LEAP: u32 = 1 << 16;
+
+/// Why the control ledger could not be read or changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The ledger could not be opened.
+    #[error(transparent)]
+    Open(#[from] OwnerError),
+    /// A record is damaged, or a newer version wrote it in a way that this one cannot read.
+    #[error("control record cannot be read: {0}")]
+    Record(#[from] serde_json::Error),
+    /// The log or the store failed. The change may come into force later, before any other.
+    #[error("control ledger failed: {0}")]
+    Failed(#[from] RecordsError),
+    /// Another change came first. Nothing has changed: decide anew.
+    #[error("another change of the cluster came first, repeat this one")]
+    Conflict,
+    /// The cluster was never created.
+    #[error("there is no cluster in this directory")]
+    NoCluster,
+}
+
+/// The open control ledger.
+pub struct Control {
+    records: Records,
+}
+
+/// All records at one moment.
+pub struct ControlView {
+    records: Arc<RecordsSnapshot>,
+}
+
+impl Control {
+    /// Opens the ledger and brings its store up to the end of its log.
+    /// `nonce` is a random number that tells this owner from others.
+    pub async fn open(
+        nonce: u64,
+        log: Arc<dyn LedgerLog>,
+        state: Arc<dyn State>,
+    ) -> Result<Self, ControlError> {
+        Ok(Self { records: Records::open(CONTROL_LEDGER, nonce, log, state).await? })
+    }
+
+    /// A read-only ledger: changes are refused.
+    pub fn view_only(state: Arc<dyn State>) -> Self {
+        Self { records: Records::view(CONTROL_LEDGER, state) }
+    }
+
+    /// Begins a stretch of the ledger's history, before any other change. If the ledger is an older one that is to go
+    /// on, the next numbers are moved ahead. Returns whether it is an older one.
+    ///
+    /// # Errors
+    /// If drives have seen a newer ledger, and the operator has not accepted the older one.
+    pub async fn begin(&self, env: &Env, evidence: &Evidence) -> Result<bool, ControlError> {
+        let lineage = Lineage(env.random.next_u64());
+        let beginning = evidence.decide(&self.history(), lineage).map_err(OwnerError::from)?;
+        self.records.catch_up().await?;
+        let view = self.view()?;
+        let mut change = view.change();
+        if beginning.is_older {
+            let mut cluster = view.cluster()?;
+            cluster.map_epoch += u64::from(LEAP);
+            cluster.next_drive += LEAP;
+            cluster.next_group += LEAP;
+            cluster.next_filesystem += LEAP;
+            change.cluster(&cluster);
+        }
+        self.records.begin(lineage, |state, seq| change.decide(state, seq)).await?;
+        Ok(beginning.is_older)
+    }
+
+    /// The ledger's history up to its newest batch.
+    pub fn history(&self) -> History {
+        self.records.history()
+    }
+
+    /// The record of a new cluster, with a new identity.
+    pub fn new_cluster(env: &Env) -> ClusterRecord {
+        let mut id = [0; 16];
+        env.random.fill(&mut id);
+        ClusterRecord {
+            id: ClusterId(id),
+            map_epoch: 1,
+            next_drive: 0,
+            next_group: 0,
+            next_filesystem: 1,
+            upkeep: UpkeepRecord::default(),
+        }
+    }
+
+    /// Makes the changes durable, all or none. One commit runs at a time.
+    ///
+    /// # Errors
+    /// [`ControlError::Conflict`] if one of the records has changed since the view from which the change was decided. After
+    /// [`ControlError::Failed`] the change may come into force later, before any other change.
+    pub async fn commit(&self, change: ControlChange) -> Result<(), ControlError> {
+        self.records.commit(|state, seq| change.decide(state, seq)).await
+    }
+
+    /// Puts an earlier change into force that the log did not answer, or for which the store had no room.
+    pub async fn catch_up(&self) -> Result<(), ControlError> {
+        Ok(self.records.catch_up().await?)
+    }
+
+    /// All records as they are now.
+    pub fn view(&self) -> Result<ControlView, ControlError> {
+        Ok(ControlView { records: Arc::new(self.records.snapshot()?) })
+    }
+}
+
+impl ControlView {
+    /// A change that is decided from this view.
+    pub fn change(&self) -> ControlChange {
+        ControlChange::new(self.records.clone())
+    }
+
+    pub(crate) fn one<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ControlError> {
+        let bytes = self.records.get(&KEYS.value(name))?;
+        bytes.map(|bytes| Ok(Stored::read(&bytes)?.record()?)).transpose()
+    }
+
+    pub(crate) fn all<T: DeserializeOwned>(&self, table: u8) -> Result<Vec<T>, ControlError> {
+        let records = self.records.all(&KEYS.controls(table))?;
+        records.iter().map(|bytes| Ok(Stored::read(bytes)?.record()?)).collect()
+    }
+
+    /// The cluster's record, unless the directory is new.
+    pub fn cluster(&self) -> Result<ClusterRecord, ControlError> {
+        self.one(CLUSTER)?.ok_or(ControlError::NoCluster)
+    }
+
+    /// All drives, by number.
+    pub fn drives(&self) -> Result<Vec<DriveRecord>, ControlError> {
+        self.all(DRIVES)
+    }
+
+    /// All placement groups, by number.
+    pub fn groups(&self) -> Result<Vec<PlacementGroup>, ControlError> {
+        self.all(GROUPS)
+    }
+
+    /// All filesystems, by number.
+    pub fn filesystems(&self) -> Result<Vec<FilesystemRecord>, ControlError> {
+        self.all(FILESYSTEMS)
+    }
+}
+
+#[cfg(test)]
+mod tests;

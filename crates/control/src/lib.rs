@@ -1,0 +1,25 @@
+//! What the cluster should be: drives, placement groups, filesystems and their groups, object stores, users and events, as records of
+//! the control ledger, and how one state of them leads to the next.
+
+mod change;
+mod cluster;
+mod events;
+mod filesystem_groups;
+mod ledger;
+mod members;
+mod protection;
+mod records;
+mod stores;
+mod users;
+mod write_sets;
+
+pub use change::ControlChange;
+pub use cluster::{Cluster, Plan};
+pub use filesystem_groups::FilesystemGroupRecord;
+pub use ledger::{CONTROL_LEDGER, Control, ControlError, ControlView};
+pub use members::Finished;
+pub use protection::{Owed, Seen};
+pub use records::{ClusterRecord, DriveRecord, FilesystemRecord, GroupSet, ScrubRecord, UpkeepRecord};
+pub use stores::{StoreRecord, StoresRecord, TierRecord};
+pub use users::{AccessKeyRecord, RoleRecord, UserRecord, UsersRecord};
+pub use write_sets::{Patience, WriteSet};

@@ -1,0 +1,164 @@
+//! The records of drives, placement groups and filesystems.
+
+use base::{ClusterId, DriveId, DriveUuid, LedgerId, PgId};
+use layout::{DriveState, Profile};
+use serde::{Deserialize, Serialize};
+use wire::drive::{DriveMark, ShardKey};
+
+use crate::TierRecord;
+
+/// The cluster's record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterRecord {
+    /// The cluster's id; it never changes.
+    pub id: ClusterId,
+    /// Counts changes of drives and placement groups.
+    pub map_epoch: u64,
+    /// The next drive's number.
+    pub next_drive: u32,
+    /// The next placement group's number.
+    pub next_group: u32,
+    /// The next filesystem's number.
+    pub next_filesystem: u32,
+    /// Limits of background work.
+    #[serde(default)]
+    pub upkeep: UpkeepRecord,
+}
+
+/// Limits of background work, as far as an operator has set them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpkeepRecord {
+    /// Bytes per second; `None` if never set.
+    pub rate_bytes_per_s: Option<u64>,
+    /// Whether background work is paused.
+    pub paused: bool,
+}
+
+/// A drive.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriveRecord {
+    /// Its number.
+    pub id: DriveId,
+    /// UUID on the drive itself.
+    pub uuid: DriveUuid,
+    /// Path of the device or file.
+    pub path: String,
+    /// Its failure domain; on one node, the drive itself.
+    pub domain: u64,
+    /// Size in bytes.
+    pub capacity_bytes: u64,
+    /// Whether the drive may be used.
+    pub state: DriveState,
+    /// Progress of its scrub.
+    #[serde(default)]
+    pub scrub: ScrubRecord,
+    /// Lower bound of the drive's own mark: a drive whose mark is lower is an older copy of itself.
+    #[serde(default)]
+    pub mark: DriveMark,
+}
+
+/// Progress of the scrub of a drive. Times are nanoseconds since 1970.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubRecord {
+    /// Start of the running pass.
+    pub started_ns: Option<i64>,
+    /// The last shard that the running pass has verified.
+    pub after: Option<ShardKey>,
+    /// All shards that existed by this time have been verified since.
+    pub verified_ns: Option<i64>,
+}
+
+/// Placement groups that were planned for one profile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupSet {
+    /// The profile.
+    pub profile: Profile,
+    /// The groups.
+    pub groups: Vec<PgId>,
+}
+
+/// A filesystem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilesystemRecord {
+    /// Its number.
+    pub id: u32,
+    /// Its name, unique in the cluster.
+    pub name: String,
+    /// Its ledger.
+    pub ledger: LedgerId,
+    /// The profile of new data.
+    pub profile: Profile,
+    /// The placement groups of new data.
+    pub groups: Vec<PgId>,
+    /// Other groups that may hold its data: narrower groups, from times when drives were missing, and groups of former
+    /// profiles. They are reused when they fit.
+    #[serde(default)]
+    pub sets: Vec<GroupSet>,
+    /// Most bytes of content, on drives and in object stores together; `None`: no limit but the drives.
+    pub provisioned_bytes: Option<u64>,
+    /// Most of these bytes that may be on drives; `None`: no limit but the drives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ssd_bytes: Option<u64>,
+    /// Path at which the node mounts it on start.
+    pub mount: Option<String>,
+    /// Mount options.
+    #[serde(default)]
+    pub mount_options: String,
+    /// The object store to which its data moves, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<TierRecord>,
+    /// The number of its filesystem group; `None` for the group `default`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filesystem_group: Option<u32>,
+}
+
+impl FilesystemRecord {
+    /// A filesystem without a name, without placement groups, and without limits.
+    pub fn new(id: u32, profile: Profile) -> Self {
+        Self {
+            id,
+            name: String::new(),
+            ledger: LedgerId(id),
+            profile,
+            groups: Vec::new(),
+            sets: Vec::new(),
+            provisioned_bytes: None,
+            ssd_bytes: None,
+            mount: None,
+            mount_options: String::new(),
+            tier: None,
+            filesystem_group: None,
+        }
+    }
+
+    /// All its groups by profile, those of the current profile first.
+    pub fn all_sets(&self) -> impl Iterator<Item = (Profile, &[PgId])> {
+        let others = self.sets.iter().map(|set| (set.profile, set.groups.as_slice()));
+        std::iter::once((self.profile, self.groups.as_slice())).chain(others)
+    }
+
+    /// Adds groups of a profile.
+    pub fn add_groups(&mut self, profile: Profile, groups: impl IntoIterator<Item = PgId>) {
+        if profile == self.profile {
+            self.groups.extend(groups);
+            return;
+        }
+        match self.sets.iter_mut().find(|set| set.profile == profile) {
+            Some(set) => set.groups.extend(groups),
+            None => self.sets.push(GroupSet { profile, groups: groups.into_iter().collect() }),
+        }
+    }
+
+    /// Changes the profile of new data. Groups that were planned for it earlier are reused; the groups of the old
+    /// profile stay.
+    pub fn set_profile(&mut self, profile: Profile) {
+        if profile == self.profile {
+            return;
+        }
+        let at = self.sets.iter().position(|set| set.profile == profile);
+        let groups = at.map(|at| self.sets.remove(at).groups).unwrap_or_default();
+        let former = GroupSet { profile: self.profile, groups: std::mem::replace(&mut self.groups, groups) };
+        self.sets.push(former);
+        self.profile = profile;
+    }
+}

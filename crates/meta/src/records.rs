@@ -1,0 +1,221 @@
+//! A ledger of records: few, changed one step at a time, and read from its store.
+//!
+//! It has the same log, the same kind of batches and the same recovery as the ledger of a filesystem. A change is durable when its
+//! call returns. A change without an answer is never forgotten: it comes before any other, or the next owner decides on it.
+
+use std::sync::Arc;
+
+use base::{Epoch, LedgerId, Lineage, Seq};
+use tokio::sync::Mutex;
+
+use crate::batch::Batch;
+use crate::history::History;
+use crate::keys::{KeyRange, Keys};
+use crate::log::{AppendError, LedgerLog, MemLog, Sealed, append_settled};
+use crate::owner::{OwnerError, recover};
+use crate::state::{Applied, State, StateError};
+use crate::values::Value;
+
+/// Keys with their new values; `None` removes.
+pub type Changes = Vec<(Vec<u8>, Option<Vec<u8>>)>;
+
+/// Why records could not be read or changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordsError {
+    /// The ledger is only looked at.
+    #[error("it is only looked at")]
+    IsView,
+    /// The log did not take the change, or did not say so. Then the change may come into force later, before any other.
+    #[error(transparent)]
+    Log(AppendError),
+    /// The change is in the log, but not in force: its store cannot be written. It comes into force before any other change.
+    #[error("its store cannot be written, make room on its disk or restart the node: {0}")]
+    Store(StateError),
+    /// The store could not be read.
+    #[error(transparent)]
+    Read(StateError),
+}
+
+/// An open ledger of records.
+pub struct Records {
+    keys: Keys,
+    log: Arc<dyn LedgerLog>,
+    state: Arc<dyn State>,
+    owner: Sealed,
+    end: Mutex<End>,
+    history: std::sync::Mutex<History>,
+    is_view: bool,
+}
+
+/// The end of the ledger.
+struct End {
+    /// The last batch that is known to be in the log.
+    seq: Seq,
+    /// A change that has begun and is not in force. It comes before any other, or a restart decides on it.
+    late: Option<Late>,
+}
+
+/// How far a change came.
+enum Late {
+    /// It may be in the log as the next batch.
+    Unknown(Batch),
+    /// It is the last batch of the log; the store had no room for it.
+    Unstored(Batch),
+}
+
+impl Records {
+    /// Opens the ledger and brings its store up to the end of its log. `nonce` is a random number that tells this owner from
+    /// others.
+    pub async fn open(
+        ledger: LedgerId,
+        nonce: u64,
+        log: Arc<dyn LedgerLog>,
+        state: Arc<dyn State>,
+    ) -> Result<Self, OwnerError> {
+        let (owner, tail) = recover(ledger, &log, &state, nonce).await?;
+        let history = History::read(&*state, ledger, tail);
+        let history = history.map_err(|source| OwnerError::Store { ledger, source })?;
+        Ok(Self {
+            keys: Keys::new(ledger),
+            log,
+            state,
+            owner,
+            end: Mutex::new(End { seq: tail, late: None }),
+            history: std::sync::Mutex::new(history),
+            is_view: false,
+        })
+    }
+
+    /// A ledger that is only read: changes are refused.
+    pub fn view(ledger: LedgerId, state: Arc<dyn State>) -> Self {
+        Self {
+            keys: Keys::new(ledger),
+            log: Arc::new(MemLog::new()),
+            state,
+            owner: Sealed { epoch: Epoch(u64::MAX), nonce: 0 },
+            end: Mutex::new(End { seq: Seq(0), late: None }),
+            history: std::sync::Mutex::default(),
+            is_view: true,
+        }
+    }
+
+    /// The ledger's history up to its newest batch.
+    pub fn history(&self) -> History {
+        self.history.lock().expect("no holder of this lock panics").clone()
+    }
+
+    /// As [`Records::commit`]. The batch becomes the first of a stretch of the ledger's history.
+    pub async fn begin<E: From<RecordsError>>(
+        &self,
+        lineage: Lineage,
+        decide: impl FnOnce(&dyn State, Seq) -> Result<Changes, E>,
+    ) -> Result<(), E> {
+        let mut end = self.end.lock().await;
+        self.finish_late(&mut end).await?;
+        let first = Seq(end.seq.0 + 1);
+        let mut changes = decide(&*self.state, first)?;
+        changes.push((self.keys.lineage(first), Some(lineage.0.encode())));
+        self.put(&mut end, changes).await?;
+        let mut history = self.history.lock().expect("no holder of this lock panics");
+        *history = history.clone().with(first, lineage, first);
+        Ok(())
+    }
+
+    /// Makes changes durable, all or none. `decide` names them: it sees all earlier changes, and no other comes in between. It
+    /// gets the store, and the number of the batch that the changes become.
+    ///
+    /// # Errors
+    /// Those of `decide`, and then nothing has changed. After others the change may come into force later, before any other.
+    pub async fn commit<E: From<RecordsError>>(
+        &self,
+        decide: impl FnOnce(&dyn State, Seq) -> Result<Changes, E>,
+    ) -> Result<(), E> {
+        let mut end = self.end.lock().await;
+        if self.is_view {
+            return Err(RecordsError::IsView.into());
+        }
+        self.finish_late(&mut end).await?;
+        let changes = decide(&*self.state, Seq(end.seq.0 + 1))?;
+        Ok(self.put(&mut end, changes).await?)
+    }
+
+    /// Puts an earlier change into force that the log did not answer, or for which the store had no room.
+    pub async fn catch_up(&self) -> Result<(), RecordsError> {
+        self.finish_late(&mut *self.end.lock().await).await
+    }
+
+    async fn put(&self, end: &mut End, changes: Changes) -> Result<(), RecordsError> {
+        // Also if this future is dropped.
+        end.late = Some(Late::Unknown(Batch { changes }));
+        let appended = self.append(end).await;
+        if !matches!(appended, Ok(()) | Err(AppendError::Unknown(_))) {
+            end.late = None;
+        }
+        appended.map_err(RecordsError::Log)?;
+        self.store(end).map_err(RecordsError::Store)
+    }
+
+    async fn finish_late(&self, end: &mut End) -> Result<(), RecordsError> {
+        if end.late.is_none() {
+            return Ok(());
+        }
+        // After any error the change stays the next one, because an earlier attempt may have succeeded.
+        self.append(end).await.map_err(RecordsError::Log)?;
+        self.store(end).map_err(RecordsError::Store)
+    }
+
+    /// Appends the late change as the next batch, unless it is in the log.
+    async fn append(&self, end: &mut End) -> Result<(), AppendError> {
+        let Some(Late::Unknown(batch)) = &end.late else { return Ok(()) };
+        let next = Seq(end.seq.0 + 1);
+        append_settled(&*self.log, self.owner, next, &batch.encode()).await?;
+        end.seq = next;
+        self.history.lock().expect("no holder of this lock panics").goes_on(next);
+        if let Some(Late::Unknown(batch)) = end.late.take() {
+            end.late = Some(Late::Unstored(batch));
+        }
+        Ok(())
+    }
+
+    /// Stores the late change, which is the last batch of the log.
+    fn store(&self, end: &mut End) -> Result<(), StateError> {
+        let Some(Late::Unstored(batch)) = &end.late else { return Ok(()) };
+        let mut pairs = batch.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
+        self.state.apply(&mut pairs, Applied { seq: end.seq, epoch: self.owner.epoch })?;
+        end.late = None;
+        Ok(())
+    }
+
+    /// All records as they are now. Later changes do not show.
+    pub fn snapshot(&self) -> Result<RecordsSnapshot, RecordsError> {
+        let state = match self.is_view {
+            true => self.state.clone(),
+            false => self.state.snapshot().map_err(RecordsError::Read)?,
+        };
+        Ok(RecordsSnapshot { state })
+    }
+}
+
+/// The records of a ledger at one moment.
+pub struct RecordsSnapshot {
+    state: Arc<dyn State>,
+}
+
+impl RecordsSnapshot {
+    /// A record.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, RecordsError> {
+        self.state.get(key).map_err(RecordsError::Read)
+    }
+
+    /// The records of a range, in the order of their keys.
+    pub fn all(&self, range: &KeyRange) -> Result<Vec<Vec<u8>>, RecordsError> {
+        let mut records = Vec::new();
+        let visited = self.state.scan(range, &mut |_, bytes| {
+            records.push(bytes.to_vec());
+            std::ops::ControlFlow::Continue(())
+        });
+        visited.map_err(RecordsError::Read)?;
+        Ok(records)
+    }
+}
