@@ -2,27 +2,31 @@
 //! move as possible.
 //!
 //! Memberships are a flow: each group sends one unit per position through domains, which take as many as the rule says,
-//! to drives, which take one of each group and their share in all. Two steps:
+//! to drives, which take one of each group and their share in all. Three steps:
 //! 1. positions that cannot stay, by the rule or because their drive takes no data, move to drives below their share;
-//! 2. drives above their share give positions to drives below it: directly, or over a shortest chain of other drives. If
-//!    there is no chain, no other plan is more even.
+//! 2. drives above their share give positions to drives below it: directly, or over a cheapest chain of other drives. If
+//!    there is no chain, no other plan is more even;
+//! 3. moves that turn out to be needless are taken back.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 use base::{DriveId, Epoch};
 
 use super::fair::{Bounds, Fair};
-use super::shares::{Shares, in_tree_order};
+use super::shares::{Shares, in_tree_order, runs};
 use super::{DriveSlot, Place, PlacementGroup, Rebuilding, Spread};
 
 mod search;
 mod underfull;
 
-use search::Search;
+use search::{Found, Returns, Search};
 use underfull::Underfull;
 
 /// A drive of a position that has none now.
 const NONE: u32 = u32::MAX;
+/// Steps that are tried to save moves: a second or two.
+const WORK_MAX: u64 = 20_000_000;
 
 /// Moves positions of the groups of one profile until all are valid under `rule` and every drive has its share of them.
 /// Returns only the groups that change, each with `rule`, with moved positions as rebuilding from their old drives.
@@ -35,6 +39,7 @@ pub fn balance_groups(groups: &[PlacementGroup], drives: &[DriveSlot], rule: Spr
     let mut balance = Balance::new(groups, drives, rule);
     balance.settle_homeless();
     balance.level_out();
+    balance.save_moves();
     groups.iter().enumerate().filter_map(|(at, group)| balance.changed(at, group)).collect()
 }
 
@@ -54,7 +59,10 @@ struct Balance {
     /// The same before anything moved.
     before: Vec<Vec<u32>>,
     underfull: Underfull,
-    domains: usize,
+    /// The drives with weight of each domain.
+    runs: Vec<Range<u32>>,
+    /// Steps that may be tried to save moves.
+    work_left: u64,
 }
 
 struct Drive {
@@ -72,7 +80,7 @@ struct Drive {
 
 impl Balance {
     fn new(groups: &[PlacementGroup], slots: &[DriveSlot], rule: Spread) -> Self {
-        let (mut drives, domains) = all_drives(groups, slots, rule);
+        let mut drives = all_drives(groups, slots, rule);
         let number: BTreeMap<DriveId, u32> = (0..).zip(&drives).map(|(at, drive)| (drive.id, at)).collect();
         let before: Vec<Vec<u32>> =
             groups.iter().map(|group| group.members.iter().map(|member| number[member]).collect()).collect();
@@ -97,11 +105,14 @@ impl Balance {
             drive.quota = quota;
             drive.bounds = Some(fair.bounds(drive.place));
         }
+        let runs = runs(&weighted, 0..weighted.len(), rule.level);
+        let runs = runs.into_iter().map(|run| run.start as u32..run.end as u32).collect();
+        let domains = drives.iter().map(|drive| drive.domain as usize + 1).max().unwrap_or(0);
         let mut underfull = Underfull::new(domains);
         for (number, drive) in (0..).zip(&drives) {
             underfull.set(drive.domain, number, 0, drive.quota.saturating_sub(drive.count));
         }
-        Self { rule, drives, members: before.clone(), before, underfull, domains }
+        Self { rule, drives, members: before.clone(), before, underfull, runs, work_left: WORK_MAX }
     }
 
     fn drive(&self, number: u32) -> &Drive {
@@ -166,41 +177,49 @@ impl Balance {
         free.take(CANDIDATES_MAX).min_by_key(|drive| self.unevenness(seat, *drive))
     }
 
-    /// Whether a position cannot stay where it is.
+    /// How many positions a drive has above its share.
+    fn above_share(&self, number: u32) -> i64 {
+        let drive = self.drive(number);
+        i64::from(drive.count) - i64::from(drive.quota)
+    }
+
+    /// The drive that had the position at first.
+    fn drive_before(&self, seat: Seat) -> u32 {
+        self.before[seat.group as usize][usize::from(seat.position)]
+    }
+
+    /// Whether the drive of a position is new in the group. At which position it was before does not matter.
+    fn has_moved(&self, seat: Seat) -> bool {
+        !self.before[seat.group as usize].contains(&self.at(seat))
+    }
+
+    /// Drives that the group of a position had, to which the position may move.
+    fn homes(&self, seat: Seat) -> impl Iterator<Item = u32> + '_ {
+        let before = self.before[seat.group as usize].iter().copied();
+        before.filter(move |number| {
+            let drive = self.drive(*number);
+            drive.weight.is_some() && !self.is_member(seat, *number) && self.has_room(seat, drive.domain)
+        })
+    }
+
+    /// All positions of a group.
+    fn seats_of(&self, group: u32) -> impl Iterator<Item = Seat> + Clone + use<> {
+        (0..self.members[group as usize].len() as u8).map(move |position| Seat { group, position })
+    }
+
+    /// Whether the rule does not let a position stay where it is.
     fn must_leave(&self, seat: Seat) -> bool {
         let member = self.at(seat);
-        self.drive(member).weight.is_none()
-            || self.others(seat).any(|other| other == member)
-            || !self.has_room(seat, self.drive(member).domain)
+        if member == NONE {
+            return false;
+        }
+        self.others(seat).any(|other| other == member) || !self.has_room(seat, self.drive(member).domain)
     }
 
     /// First step: takes positions that cannot stay from their drives, then finds a new drive for each.
     fn settle_homeless(&mut self) {
-        let mut homeless: Vec<Seat> = Vec::new();
-        let free: BTreeSet<Seat> = self.drives.iter().flat_map(|drive| drive.seats.iter().copied()).collect();
-        for seat in &free {
-            if self.drive(self.at(*seat)).weight.is_none() {
-                self.relocate(*seat, NONE);
-                homeless.push(*seat);
-            }
-        }
-        let groups: BTreeSet<u32> = free.iter().map(|seat| seat.group).collect();
-        for group in groups {
-            // Of the members that are too many in a domain, the one leaves whose drive has most above its share.
-            let positions = 0..self.members[group as usize].len() as u8;
-            let worst = |balance: &Self| {
-                let seats = positions.clone().map(|position| Seat { group, position });
-                let leaving = seats.filter(|seat| balance.at(*seat) != NONE && balance.must_leave(*seat));
-                leaving.max_by_key(|seat| {
-                    let drive = balance.drive(balance.at(*seat));
-                    i64::from(drive.count) - i64::from(drive.quota)
-                })
-            };
-            while let Some(seat) = worst(self) {
-                self.relocate(seat, NONE);
-                homeless.push(seat);
-            }
-        }
+        let mut homeless = self.evict();
+        self.exchange(&mut homeless);
         // Those that cannot go anywhere return.
         let mut stranded = Vec::new();
         for seat in homeless {
@@ -208,9 +227,75 @@ impl Balance {
                 stranded.push(seat);
             }
         }
-        for seat in stranded {
-            let old = self.before[seat.group as usize][usize::from(seat.position)];
-            self.relocate(seat, old);
+        stranded.into_iter().for_each(|seat| self.relocate(seat, self.drive_before(seat)));
+    }
+
+    /// Takes as few positions from their drives as the rule demands.
+    fn evict(&mut self) -> Vec<Seat> {
+        let free: BTreeSet<Seat> = self.drives.iter().flat_map(|drive| drive.seats.iter().copied()).collect();
+        let mut homeless: Vec<Seat> =
+            free.iter().filter(|seat| self.drive(self.at(**seat)).weight.is_none()).copied().collect();
+        homeless.iter().for_each(|seat| self.relocate(*seat, NONE));
+        let groups: BTreeSet<u32> = free.iter().map(|seat| seat.group).collect();
+        for group in groups {
+            // Of the members that are too many in a domain, the one leaves whose drive has most above its share.
+            let worst = |balance: &Self| {
+                let leaving = balance.seats_of(group).filter(|seat| balance.must_leave(*seat));
+                leaving.max_by_key(|seat| balance.above_share(balance.at(*seat)))
+            };
+            while let Some(seat) = worst(self) {
+                self.relocate(seat, NONE);
+                homeless.push(seat);
+            }
+        }
+        homeless
+    }
+
+    /// Lets drives above their share lose positions instead of drives below it, where the rule demands that one of several
+    /// members leaves.
+    ///
+    /// A drive and another one are neighbours if in some group the first has a position that stays and the second one, in
+    /// the same domain, a position that leaves. Exchanges along a shortest path between neighbours cost no move.
+    fn exchange(&mut self, homeless: &mut [Seat]) {
+        let mut at: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (index, seat) in homeless.iter().enumerate() {
+            at.entry(seat.group).or_default().push(index);
+        }
+        let mut done = vec![false; self.drives.len()];
+        for start in 0..self.drives.len() as u32 {
+            while !done[start as usize] && self.above_share(start) > 0 {
+                let mut by: BTreeMap<u32, (Seat, usize)> = BTreeMap::new();
+                let mut waiting = VecDeque::from([start]);
+                let mut end = None;
+                while let (None, Some(number)) = (end, waiting.pop_front()) {
+                    for seat in &self.drive(number).seats {
+                        for index in at.get(&seat.group).into_iter().flatten() {
+                            let other = self.drive_before(homeless[*index]);
+                            let is_new = other != start && !done[other as usize] && !by.contains_key(&other);
+                            let may_stay = self.drive(other).weight.is_some()
+                                && self.drive(other).domain == self.drive(number).domain
+                                && !self.is_member(*seat, other);
+                            if is_new && may_stay {
+                                by.insert(other, (*seat, *index));
+                                waiting.push_back(other);
+                                end = end.or((self.above_share(other) < 0).then_some(other));
+                            }
+                        }
+                    }
+                }
+                let Some(mut number) = end else {
+                    // No path leads on from any of these.
+                    by.keys().chain([&start]).for_each(|number| done[*number as usize] = true);
+                    break;
+                };
+                while number != start {
+                    let (leaves, index) = by[&number];
+                    let stays = std::mem::replace(&mut homeless[index], leaves);
+                    number = self.at(leaves);
+                    self.relocate(leaves, NONE);
+                    self.relocate(stays, self.drive_before(stays));
+                }
+            }
         }
     }
 
@@ -221,9 +306,9 @@ impl Balance {
             return true;
         }
         if !self.underfull.is_empty() {
-            if let Some(chain) = Search::new(self, &[]).find(self, &[seat]) {
-                chain.into_iter().for_each(|(seat, drive)| self.relocate(seat, drive));
-                return true;
+            let mut search = Search::new(self, &[], Returns::Ignored);
+            if let Found::Chain(chain) = search.find(self, &[seat], i32::MAX) {
+                return self.follow(&chain);
             }
         }
         let takes = |number: &u32| {
@@ -241,19 +326,76 @@ impl Balance {
         for number in 0..self.drives.len() as u32 {
             self.give_directly(number);
         }
-        // Drives from which no chain leads to a drive below its share. There will never be one: chains that are used
-        // later do not touch them.
+        // Cheapest chains first: what they cost never falls by using others. Where a chain of some cost is not found now
+        // there will never be one; and chains that are used later do not touch drives from which none leads on at all.
         let mut dead = vec![false; self.drives.len()];
-        for number in 0..self.drives.len() as u32 {
-            while self.is_overfull(number) && !dead[number as usize] && !self.underfull.is_empty() {
-                let seats = self.seats_by_preference(number);
-                let mut search = Search::new(self, &dead);
-                match search.find(self, &seats) {
-                    Some(chain) => chain.into_iter().for_each(|(seat, drive)| self.relocate(seat, drive)),
-                    None => {
-                        dead[number as usize] = true;
-                        search.visited().for_each(|drive| dead[drive as usize] = true);
+        for cost_max in 1..self.drives.len() as i32 {
+            let overfull: Vec<u32> =
+                (0..self.drives.len() as u32).filter(|drive| self.is_overfull(*drive)).collect();
+            if overfull.iter().all(|drive| dead[*drive as usize]) || self.underfull.is_empty() {
+                return;
+            }
+            for number in overfull {
+                while self.is_overfull(number) && !dead[number as usize] {
+                    let seats = self.seats_by_preference(number);
+                    if self.work_left > 0 && self.shift(&seats, cost_max, &dead) {
+                        continue;
                     }
+                    let mut search = Search::new(self, &dead, Returns::Ignored);
+                    match search.find(self, &seats, cost_max) {
+                        Found::Chain(chain) => {
+                            assert!(self.follow(&chain), "steps of a shortest chain are valid")
+                        }
+                        Found::OnlyDearer => break,
+                        Found::Nothing => {
+                            dead[number as usize] = true;
+                            search.visited().for_each(|drive| dead[drive as usize] = true);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Moves one of the positions away over a chain on which others may return to where they were. False if there is none
+    /// that is cheap enough.
+    fn shift(&mut self, seats: &[Seat], cost_max: i32, dead: &[bool]) -> bool {
+        let mut search = Search::new(self, dead, Returns::Used);
+        let found = search.find(self, seats, cost_max);
+        self.work_left = self.work_left.saturating_sub(search.work());
+        matches!(found, Found::Chain(chain) if self.follow(&chain))
+    }
+
+    /// Moves along a chain, or not at all if its steps are not valid together.
+    fn follow(&mut self, chain: &[(Seat, u32)]) -> bool {
+        let mut done = Vec::new();
+        for (seat, to) in chain {
+            if self.is_member(*seat, *to) || !self.has_room(*seat, self.drive(*to).domain) {
+                done.into_iter().rev().for_each(|(seat, from)| self.relocate(seat, from));
+                return false;
+            }
+            done.push((*seat, self.at(*seat)));
+            self.relocate(*seat, *to);
+        }
+        true
+    }
+
+    /// Third step: lets a position return to a drive of its group, if that drive can give away another one for it without
+    /// a further move.
+    fn save_moves(&mut self) {
+        for group in 0..self.members.len() as u32 {
+            for seat in self.seats_of(group) {
+                let may_return = self.has_moved(seat) && self.work_left > 0;
+                let homes: Vec<u32> = if may_return { self.homes(seat).collect() } else { Vec::new() };
+                for home in homes {
+                    let away = self.at(seat);
+                    self.relocate(seat, home);
+                    let mut seats = self.drive(home).seats.clone();
+                    seats.retain(|other| *other != seat);
+                    if !self.is_overfull(home) || self.shift(&seats, 0, &[]) {
+                        break;
+                    }
+                    self.relocate(seat, away);
                 }
             }
         }
@@ -282,8 +424,7 @@ impl Balance {
     fn seats_by_preference(&self, number: u32) -> Vec<Seat> {
         let mut seats = self.drive(number).seats.clone();
         seats.sort_by_cached_key(|seat| {
-            let stayed = self.before[seat.group as usize][usize::from(seat.position)] == number;
-            (stayed, std::cmp::Reverse(self.unevenness(*seat, number)), *seat)
+            (!self.has_moved(*seat), std::cmp::Reverse(self.unevenness(*seat, number)), *seat)
         });
         seats
     }
@@ -294,18 +435,15 @@ impl Balance {
             return None;
         }
         let mut next = group.clone();
-        let seats = (0..group.members.len() as u8).map(|position| Seat { group: at as u32, position });
-        for seat in seats.clone().filter(|seat| self.at(*seat) != self.before[at][usize::from(seat.position)])
-        {
-            let position = usize::from(seat.position);
-            next.members[position] = self.drive(self.at(seat)).id;
-            next.rebuilding.push(Rebuilding { position: seat.position, from: group.members[position] });
+        // Drives that stay keep their positions.
+        let (before, now) = (&self.before[at], &self.members[at]);
+        let mut new = now.iter().filter(|drive| !before.contains(drive));
+        for (position, old) in before.iter().enumerate().filter(|(_, old)| !now.contains(old)) {
+            let number = new.next().expect("as many drives come as go");
+            next.members[position] = self.drive(*number).id;
+            next.rebuilding.push(Rebuilding { position: position as u8, from: self.drive(*old).id });
         }
-        let follows_rule = |seat: Seat| {
-            self.has_room(seat, self.drive(self.at(seat)).domain)
-                && !self.others(seat).any(|other| other == self.at(seat))
-        };
-        if seats.clone().all(follows_rule) {
+        if !self.seats_of(at as u32).any(|seat| self.must_leave(seat)) {
             next.spread = self.rule;
         }
         let has_changed = next != *group;
@@ -314,8 +452,8 @@ impl Balance {
     }
 }
 
-/// All drives, those with weight first and in tree order; and the number of domains.
-fn all_drives(groups: &[PlacementGroup], slots: &[DriveSlot], rule: Spread) -> (Vec<Drive>, usize) {
+/// All drives, those with weight first and in tree order. Their domains are numbered in that order.
+fn all_drives(groups: &[PlacementGroup], slots: &[DriveSlot], rule: Spread) -> Vec<Drive> {
     let new = |id, place, weight| {
         let seats = Vec::new();
         Drive { id, place, domain: 0, weight, bounds: None, quota: 0, count: 0, seats }
@@ -341,5 +479,5 @@ fn all_drives(groups: &[PlacementGroup], slots: &[DriveSlot], rule: Spread) -> (
             domains += 1;
         }
     }
-    (drives, domains as usize)
+    drives
 }

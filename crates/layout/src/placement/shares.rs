@@ -1,5 +1,6 @@
 //! How much of the data each drive holds: by weight, as far as the rule allows, exactly.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -46,6 +47,8 @@ pub(super) struct Shares {
     exact: Vec<(u128, u128)>,
     /// Whether fractions are summed up within each run: it takes as much as it can, a whole number.
     full: Vec<bool>,
+    /// The most that each run takes.
+    caps: Vec<u64>,
 }
 
 impl Shares {
@@ -95,7 +98,8 @@ impl Shares {
         for share in exact.iter_mut().filter(|(share, of)| share % of == 0) {
             *share = (share.0 / share.1, 1);
         }
-        Self { runs, exact, full }
+        let caps = runs.iter().map(|run| cap(run) as u64).collect();
+        Self { runs, exact, full, caps }
     }
 
     /// Whole shares, so that the share of every zone, rack, node and drive is rounded down or up.
@@ -127,18 +131,18 @@ impl Shares {
             // In units of 2^-32, for shares of different denominators.
             ((share % of) as f64 / of as f64 * 4_294_967_296.0) as u64
         };
-        let mut room = vec![0; shares.len()];
+        let mut room = self.caps.clone();
         let mut run_of = vec![0; shares.len()];
         let mut left = self.rounded().iter().map(|share| u64::from(*share)).sum::<u64>();
         for (number, run) in self.runs.iter().enumerate() {
             run.clone().for_each(|at| run_of[at] = number);
             let down: u64 = run.clone().map(|at| u64::from(shares[at])).sum();
-            room[number] = self.run_rounded_up(run) - down;
+            room[number] -= down;
             left -= down;
         }
         let mut order: Vec<usize> =
             (0..shares.len()).filter(|at| self.exact[*at].0 % self.exact[*at].1 > 0).collect();
-        order.sort_by_key(|at| (has[*at] <= shares[*at], std::cmp::Reverse(fraction(*at)), *at));
+        order.sort_by_key(|at| (has[*at] <= shares[*at], Reverse(fraction(*at)), *at));
         for at in order {
             let room = &mut room[run_of[at]];
             if left > 0 && *room > 0 {
@@ -147,19 +151,6 @@ impl Shares {
             }
         }
         shares
-    }
-
-    /// The share of a run, rounded up. Within a run all fractions have one denominator.
-    fn run_rounded_up(&self, run: &Range<usize>) -> u64 {
-        let (mut whole, mut sum, mut of) = (0, 0, 1);
-        for (share, denominator) in &self.exact[run.clone()] {
-            if *denominator == 1 {
-                whole += share;
-            } else {
-                (sum, of) = (sum + share, *denominator);
-            }
-        }
-        (whole + sum.div_ceil(of)) as u64
     }
 }
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use base::DriveId;
 use layout::{
-    DriveSlot, FailureDomain, Place, PlacementError, PlacementGroup, Profile, Spread, acknowledgements_survive,
-    losses_survived, plan_placement_groups, writes_survive,
+    DriveSlot, FailureDomain, Place, PlacementError, PlacementGroup, Profile, Spread,
+    acknowledgements_survive, losses_survived, plan_placement_groups, writes_survive,
 };
 
 use crate::Dice;
@@ -94,7 +94,9 @@ fn check_choice(drives: &[DriveSlot], profile: Profile, level: FailureDomain) ->
         }
         Err(error) => {
             assert!((1..=loosest).all(|per_domain| !fits(profile, level, per_domain)), "{error}");
-            let PlacementError::TooFewDomains { needed, places, fitting, .. } = error else { panic!("{error}") };
+            let PlacementError::TooFewDomains { needed, places, fitting, .. } = error else {
+                panic!("{error}")
+            };
             assert_eq!((needed, places), (profile.n().into(), most_shards(drives, spread(level, loosest))));
             let wider = |k: u8| Profile::new((k + profile.m()).into(), k.into(), k.into()).unwrap();
             let widest = (1..=profile.k()).rev().find(|k| fits(wider(*k), level, loosest));
@@ -136,7 +138,10 @@ fn check_reads(groups: &[PlacementGroup], profile: Profile, places: &HashMap<Dri
             assert!(promised <= expected, "{level}: {promised} of {expected}");
             let pair = groups.iter().take(1).map(|group| (group, profile));
             let alone = |lost: &BTreeSet<u64>| left(&groups[0], lost) >= profile.w().into();
-            assert_eq!(Some(acknowledgements_survive(pair, is_whole, places, level)), worst_case(&domains, alone));
+            assert_eq!(
+                Some(acknowledgements_survive(pair, is_whole, places, level)),
+                worst_case(&domains, alone)
+            );
         }
     }
 }
@@ -153,7 +158,10 @@ fn check_writes(drives: &[DriveSlot], profile: Profile, spread: Spread) {
             // Even one data shard and the parity do not fit, or exactly as many as fit are written.
             match narrowed {
                 Some(narrow) => {
-                    assert_eq!((narrow.m(), narrow.w() - narrow.k()), (profile.m(), profile.w() - profile.k()));
+                    assert_eq!(
+                        (narrow.m(), narrow.w() - narrow.k()),
+                        (profile.m(), profile.w() - profile.k())
+                    );
                     assert_eq!(u32::from(narrow.n()), most.min(profile.n().into()));
                 }
                 None => assert!(most < u32::from(profile.m()) + 1),
@@ -179,11 +187,15 @@ fn check(drives: &[DriveSlot], profile: Profile, level: FailureDomain, seed: u64
         let fits = most_shards(drives, rule) >= u32::from(profile.n());
         assert_eq!(planned.is_ok(), fits, "{rule:?} {planned:?}");
         let Ok(groups) = planned else { continue };
-        assert!(groups.iter().all(|group| group.spread == rule && is_valid(group, rule, &places)), "{groups:?}");
+        assert!(
+            groups.iter().all(|group| group.spread == rule && is_valid(group, rule, &places)),
+            "{groups:?}"
+        );
         check_reads(&groups, profile, &places, 0);
         check_reads(&groups, profile, &places, seed | 1);
         // With at most c shards in a domain, m / c domains may be lost.
-        let survived = losses_survived(groups.iter().map(|group| (group, profile)), |_, _| true, &places, level);
+        let survived =
+            losses_survived(groups.iter().map(|group| (group, profile)), |_, _| true, &places, level);
         assert!(survived >= i32::from(profile.m() / rule.per_domain));
     }
 }

@@ -78,8 +78,7 @@ impl Cluster {
         let chosen = Spread::choose(&cluster.drives, profile, level);
         cluster.rule = chosen.or_else(|_| Spread::automatic(&cluster.drives, profile)).ok()?;
         let count = suggested_pg_count(cluster.drives.len() as u32, profile.n());
-        cluster.groups =
-            plan_placement_groups(&cluster.drives, profile, cluster.rule, count, seed).unwrap();
+        cluster.groups = plan_placement_groups(&cluster.drives, profile, cluster.rule, count, seed).unwrap();
         Some(cluster)
     }
 
@@ -172,14 +171,17 @@ impl Cluster {
         let room = |group: &PlacementGroup| {
             let full = |slot: &DriveSlot| {
                 let domain = slot.place.domain(group.spread.level, slot.drive);
-                let inside = group.members.iter().filter(|member| {
-                    self.places[*member].domain(group.spread.level, **member) == domain
-                });
+                let inside = group
+                    .members
+                    .iter()
+                    .filter(|member| self.places[*member].domain(group.spread.level, **member) == domain);
                 inside.count() >= group.spread.per_domain.into() || group.members.contains(&slot.drive)
             };
             !weighted.iter().all(full)
         };
-        for group in self.groups.iter().filter(|group| group.members.iter().any(|member| gone.contains(member))) {
+        for group in
+            self.groups.iter().filter(|group| group.members.iter().any(|member| gone.contains(member)))
+        {
             assert!(!room(group), "a lost position moves if there is room: {group:?}");
         }
     }
@@ -194,11 +196,13 @@ impl Cluster {
 
     fn balance(&mut self, totals: &mut Totals) {
         let is_possible = self.choose_rule();
+        let before = self.groups.clone();
         let changed = balance_groups(&self.groups, &self.drives, self.rule);
         assert_eq!(changed, balance_groups(&self.groups, &self.drives, self.rule), "repeatable");
         let forced = self.forced();
         let quotas = exact_quotas(&self.drives, self.rule, &self.groups);
-        let least = least_moves(&counts(&self.groups), &quotas).max(forced);
+        let least = least_moves(self, &quotas);
+        assert!(least >= forced || self.groups.iter().any(|group| !group.rebuilding.is_empty()));
         let busy = self.groups.iter().any(|group| !group.rebuilding.is_empty());
         let mut moved = 0;
         for next in changed {
@@ -212,7 +216,9 @@ impl Cluster {
             moved += next.rebuilding.len() as u64;
             *group = next;
         }
-        for group in self.groups.iter().filter(|group| !busy || group.epoch.0 > 1 && group.spread == self.rule) {
+        for group in
+            self.groups.iter().filter(|group| !busy || group.epoch.0 > 1 && group.spread == self.rule)
+        {
             let valid = overfull(group, self.rule, &self.places) == 0;
             let left = group.members.iter().all(|member| quotas.contains_key(member));
             if is_possible && !busy {
@@ -226,6 +232,13 @@ impl Cluster {
         }
         self.check_even(&quotas, totals);
         totals.balances += 1;
+        let mut least = least;
+        if moved > least + least / 10 {
+            let needless = needless_moves(self, &before, &quotas);
+            println!("moved={moved} bound={least} needless={needless}");
+            assert!(moved - needless >= least);
+            least = moved - needless;
+        }
         (totals.moved, totals.least) = (totals.moved + moved, totals.least + least);
         totals.excess_max = totals.excess_max.max(moved.saturating_sub(least + least / 10));
         if least > 20 {
@@ -268,7 +281,8 @@ impl Cluster {
                 let mut inside: BTreeMap<u64, u64> = BTreeMap::new();
                 group.members.iter().for_each(|member| *inside.entry(domain(member)).or_default() += 1);
                 for (domain, sum) in &sums {
-                    let (inside, groups) = (inside.get(domain).copied().unwrap_or(0), self.groups.len() as u64);
+                    let (inside, groups) =
+                        (inside.get(domain).copied().unwrap_or(0), self.groups.len() as u64);
                     let expected = sum / groups..=sum.div_ceil(groups);
                     assert!(expected.contains(&inside), "{level} {domain}: {inside} of {expected:?}");
                 }
@@ -323,7 +337,11 @@ fn exact_quotas(drives: &[DriveSlot], rule: Spread, groups: &[PlacementGroup]) -
     let mut quotas = BTreeMap::new();
     for drives in domains.values() {
         let inside = |level: f64| filled(drives, level);
-        let level = if filled(drives, level) > domain_cap(drives) { bisect(&inside, domain_cap(drives)) } else { level };
+        let level = if filled(drives, level) > domain_cap(drives) {
+            bisect(&inside, domain_cap(drives))
+        } else {
+            level
+        };
         quotas.extend(drives.iter().map(|slot| (slot.drive, (slot.weight_bytes as f64 * level).min(cap))));
     }
     quotas
@@ -339,17 +357,198 @@ fn bisect(function: &dyn Fn(f64) -> f64, value: f64) -> f64 {
     high
 }
 
-/// The fewest positions that must move so that each drive has its share, rounded down or up.
-fn least_moves(counts: &BTreeMap<DriveId, u32>, quotas: &BTreeMap<DriveId, f64>) -> u64 {
-    let down = |drive: &DriveId| quotas.get(drive).map_or(0.0, |quota| (quota + 1e-6).floor());
-    let total: f64 = counts.values().map(|count| f64::from(*count)).sum();
-    let rounded_up = total - quotas.keys().map(down).sum::<f64>();
-    let above: f64 = counts.iter().map(|(drive, count)| (f64::from(*count) - down(drive)).max(0.0)).sum();
-    let may_round_up = |(drive, count): &(&DriveId, &u32)| {
-        quotas.get(drive).is_some_and(|quota| f64::from(**count) > down(drive) && quota - down(drive) > 1e-6)
-    };
-    let kept = (counts.iter().filter(may_round_up).count() as f64).min(rounded_up.round());
-    (above - kept).round() as u64
+/// The fewest positions that must move so that each drive has its share, rounded down or up, and each group follows the
+/// rule: all but those that can stay together, which are a maximal flow from groups over domains and drives.
+fn least_moves(cluster: &Cluster, quotas: &BTreeMap<DriveId, f64>) -> u64 {
+    let mut flow = Flow::default();
+    let (source, sink, rounded_up) = (flow.node(), flow.node(), flow.node());
+    let down = |quota: f64| (quota + 1e-6).floor();
+    let mut nodes: BTreeMap<DriveId, usize> = BTreeMap::new();
+    for (drive, quota) in quotas {
+        let node = flow.node();
+        nodes.insert(*drive, node);
+        flow.edge(node, sink, down(*quota) as u64);
+        flow.edge(node, rounded_up, u64::from(quota - down(*quota) > 1e-6));
+    }
+    let total: u64 = cluster.groups.iter().map(|group| group.members.len() as u64).sum();
+    let sum_down: f64 = quotas.values().map(|quota| down(*quota)).sum();
+    flow.edge(rounded_up, sink, total - sum_down as u64);
+    for group in &cluster.groups {
+        let mut domains: BTreeMap<u64, usize> = BTreeMap::new();
+        for member in group.members.iter().filter(|member| quotas.contains_key(member)) {
+            let domain = cluster.places[member].domain(cluster.rule.level, *member);
+            let node = *domains.entry(domain).or_insert_with(|| {
+                let node = flow.node();
+                flow.edge(source, node, cluster.rule.per_domain.into());
+                node
+            });
+            flow.edge(node, nodes[member], 1);
+        }
+    }
+    total - flow.most(source, sink)
+}
+
+/// A network, to find its maximal flow (Dinic).
+#[derive(Default)]
+struct Flow {
+    /// Where an edge leads and what it still takes. The edge back is at the index xor 1.
+    edges: Vec<(usize, u64)>,
+    of_node: Vec<Vec<usize>>,
+    costs: Vec<i64>,
+}
+
+impl Flow {
+    fn node(&mut self) -> usize {
+        self.of_node.push(Vec::new());
+        self.of_node.len() - 1
+    }
+
+    fn edge(&mut self, from: usize, to: usize, takes: u64) {
+        self.of_node[from].push(self.edges.len());
+        self.of_node[to].push(self.edges.len() + 1);
+        self.edges.extend([(to, takes), (from, 0)]);
+    }
+
+    /// An edge of which a part is used.
+    fn used_edge(&mut self, from: usize, to: usize, takes: u64, used: u64, cost: i64) {
+        self.edge(from, to, takes.saturating_sub(used));
+        self.edges.last_mut().unwrap().1 = used;
+        self.costs.extend([cost, -cost]);
+    }
+
+    /// Uses cycles of negative cost until there is none, and says what that saved (Bellman and Ford).
+    fn cancel_cycles(&mut self) -> u64 {
+        let mut saved = 0i64;
+        'search: loop {
+            let nodes = self.of_node.len();
+            let (mut cost, mut by) = (vec![0i64; nodes], vec![usize::MAX; nodes]);
+            loop {
+                let mut changed = false;
+                for (edge, (to, takes)) in self.edges.iter().enumerate() {
+                    let from = self.edges[edge ^ 1].0;
+                    if *takes > 0 && cost[from] + self.costs[edge] < cost[*to] {
+                        (cost[*to], by[*to], changed) = (cost[from] + self.costs[edge], edge, true);
+                    }
+                }
+                if !changed {
+                    return saved as u64;
+                }
+                let cycles = self.cycles(&by);
+                for cycle in &cycles {
+                    saved -= cycle.iter().map(|edge| self.costs[*edge]).sum::<i64>();
+                    for edge in cycle {
+                        self.edges[*edge].1 -= 1;
+                        self.edges[*edge ^ 1].1 += 1;
+                    }
+                }
+                if !cycles.is_empty() {
+                    continue 'search;
+                }
+            }
+        }
+    }
+
+    /// Cycles of the edges over which nodes were reached.
+    fn cycles(&self, by: &[usize]) -> Vec<Vec<usize>> {
+        let mut seen = vec![usize::MAX; by.len()];
+        let mut cycles = Vec::new();
+        for start in 0..by.len() {
+            let mut node = start;
+            while seen[node] == usize::MAX && by[node] != usize::MAX {
+                seen[node] = start;
+                node = self.edges[by[node] ^ 1].0;
+            }
+            if seen[node] == start && by[node] != usize::MAX {
+                let (end, mut cycle) = (node, Vec::new());
+                loop {
+                    cycle.push(by[node]);
+                    node = self.edges[by[node] ^ 1].0;
+                    if node == end {
+                        break;
+                    }
+                }
+                cycles.push(cycle);
+            }
+        }
+        cycles
+    }
+
+    fn most(&mut self, source: usize, sink: usize) -> u64 {
+        let mut sum = 0;
+        loop {
+            let mut depth = vec![usize::MAX; self.of_node.len()];
+            depth[source] = 0;
+            let mut waiting = std::collections::VecDeque::from([source]);
+            while let Some(node) = waiting.pop_front() {
+                for (to, takes) in self.of_node[node].iter().map(|edge| self.edges[*edge]) {
+                    if takes > 0 && depth[to] == usize::MAX {
+                        depth[to] = depth[node] + 1;
+                        waiting.push_back(to);
+                    }
+                }
+            }
+            if depth[sink] == usize::MAX {
+                return sum;
+            }
+            let mut next = vec![0; self.of_node.len()];
+            sum += self.push(source, sink, u64::MAX, &depth, &mut next);
+        }
+    }
+
+    fn push(&mut self, node: usize, sink: usize, most: u64, depth: &[usize], next: &mut [usize]) -> u64 {
+        if node == sink {
+            return most;
+        }
+        let mut sum = 0;
+        while sum < most && next[node] < self.of_node[node].len() {
+            let edge = self.of_node[node][next[node]];
+            let (to, takes) = self.edges[edge];
+            if takes > 0 && depth[to] == depth[node] + 1 {
+                let pushed = self.push(to, sink, takes.min(most - sum), depth, next);
+                self.edges[edge].1 -= pushed;
+                self.edges[edge ^ 1].1 += pushed;
+                sum += pushed;
+            }
+            if sum < most {
+                next[node] += 1;
+            }
+        }
+        sum
+    }
+}
+
+/// How many moves fewer would have sufficed: as long as there is a cycle of exchanges that saves a move, it is used.
+fn needless_moves(cluster: &Cluster, before: &[PlacementGroup], quotas: &BTreeMap<DriveId, f64>) -> u64 {
+    let mut flow = Flow::default();
+    let (sink, rounded_up) = (flow.node(), flow.node());
+    let down = |quota: f64| (quota + 1e-6).floor() as u64;
+    let counts = counts(&cluster.groups);
+    let mut domains: BTreeMap<u64, Vec<(DriveId, usize)>> = BTreeMap::new();
+    let mut left = cluster.groups.iter().map(|group| group.members.len() as u64).sum::<u64>();
+    left -= quotas.values().map(|quota| down(*quota)).sum::<u64>();
+    for (drive, quota) in quotas {
+        let (node, count) = (flow.node(), u64::from(counts.get(drive).copied().unwrap_or(0)));
+        let domain = cluster.places[drive].domain(cluster.rule.level, *drive);
+        domains.entry(domain).or_default().push((*drive, node));
+        let above = count.saturating_sub(down(*quota));
+        flow.used_edge(node, sink, down(*quota), count - above, 0);
+        flow.used_edge(node, rounded_up, u64::from(quota - down(*quota) as f64 > 1e-6), above, 0);
+        left -= above;
+    }
+    flow.used_edge(rounded_up, sink, left, 0, 0);
+    for (old, new) in before.iter().zip(&cluster.groups) {
+        let group = flow.node();
+        for drives in domains.values() {
+            let inside = drives.iter().filter(|(drive, _)| new.members.contains(drive)).count();
+            let domain = flow.node();
+            flow.used_edge(group, domain, cluster.rule.per_domain.into(), inside as u64, 0);
+            for (drive, node) in drives {
+                let cost = i64::from(!old.members.contains(drive));
+                flow.used_edge(domain, *node, 1, u64::from(new.members.contains(drive)), cost);
+            }
+        }
+    }
+    flow.cancel_cycles()
 }
 
 fn run(seed: u64, totals: &mut Totals) {
