@@ -17,16 +17,20 @@ use super::fair::{Bounds, Fair};
 use super::shares::{Shares, in_tree_order, runs};
 use super::{DriveSlot, Place, PlacementGroup, Rebuilding, Spread};
 
+mod cycles;
 mod search;
 mod underfull;
 
+use cycles::Exchanges;
 use search::{Found, Returns, Search};
 use underfull::Underfull;
 
 /// A drive of a position that has none now.
 const NONE: u32 = u32::MAX;
+/// With more drives a position nearly always finds a direct move, and looking at all pairs takes long.
+const DRIVES_MAX: u32 = 500;
 /// Steps that are tried to save moves: a second or two.
-const WORK_MAX: u64 = 20_000_000;
+const WORK_MAX: u64 = 200_000_000;
 
 /// Moves positions of the groups of one profile until all are valid under `rule` and every drive has its share of them.
 /// Returns only the groups that change, each with `rule`, with moved positions as rebuilding from their old drives.
@@ -39,7 +43,9 @@ pub fn balance_groups(groups: &[PlacementGroup], drives: &[DriveSlot], rule: Spr
     let mut balance = Balance::new(groups, drives, rule);
     balance.settle_homeless();
     balance.level_out();
-    balance.save_moves();
+    if balance.runs.last().is_some_and(|run| run.end <= DRIVES_MAX) {
+        balance.save_moves();
+    }
     groups.iter().enumerate().filter_map(|(at, group)| balance.changed(at, group)).collect()
 }
 
@@ -73,6 +79,8 @@ struct Drive {
     weight: Option<u64>,
     bounds: Option<Bounds>,
     quota: u32,
+    /// Its share rounded down and up.
+    quota_range: (u32, u32),
     count: u32,
     /// Its positions that may move.
     seats: Vec<Seat>,
@@ -98,11 +106,11 @@ impl Balance {
         // Drives with weight come first, in tree order.
         let weighted = in_tree_order(slots);
         let has: Vec<u32> = drives[..weighted.len()].iter().map(|drive| drive.count).collect();
-        let quotas = Shares::new(&weighted, rule, total, groups.len() as u32).near(&has);
+        let shares = Shares::new(&weighted, rule, total, groups.len() as u32);
         let width = before.iter().map(Vec::len).max().unwrap_or(0);
         let fair = Fair::new(&weighted, rule, width);
-        for (drive, quota) in drives.iter_mut().zip(quotas) {
-            drive.quota = quota;
+        for ((drive, quota), range) in drives.iter_mut().zip(shares.near(&has)).zip(shares.ranges()) {
+            (drive.quota, drive.quota_range) = (quota, range);
             drive.bounds = Some(fair.bounds(drive.place));
         }
         let runs = runs(&weighted, 0..weighted.len(), rule.level);
@@ -380,23 +388,14 @@ impl Balance {
         true
     }
 
-    /// Third step: lets a position return to a drive of its group, if that drive can give away another one for it without
-    /// a further move.
+    /// Third step: takes back moves that turn out to be needless, as long as a cycle of moves saves one.
     fn save_moves(&mut self) {
-        for group in 0..self.members.len() as u32 {
-            for seat in self.seats_of(group) {
-                let may_return = self.has_moved(seat) && self.work_left > 0;
-                let homes: Vec<u32> = if may_return { self.homes(seat).collect() } else { Vec::new() };
-                for home in homes {
-                    let away = self.at(seat);
-                    self.relocate(seat, home);
-                    let mut seats = self.drive(home).seats.clone();
-                    seats.retain(|other| *other != seat);
-                    if !self.is_overfull(home) || self.shift(&seats, 0, &[]) {
-                        break;
-                    }
-                    self.relocate(seat, away);
-                }
+        while self.work_left > 0 {
+            let mut exchanges = Exchanges::new(self);
+            let (cycles, work) = (exchanges.cycles(), exchanges.work());
+            self.work_left = self.work_left.saturating_sub(work);
+            if !cycles.iter().any(|cycle| self.follow(cycle)) {
+                return;
             }
         }
     }
@@ -456,7 +455,7 @@ impl Balance {
 fn all_drives(groups: &[PlacementGroup], slots: &[DriveSlot], rule: Spread) -> Vec<Drive> {
     let new = |id, place, weight| {
         let seats = Vec::new();
-        Drive { id, place, domain: 0, weight, bounds: None, quota: 0, count: 0, seats }
+        Drive { id, place, domain: 0, weight, bounds: None, quota: 0, quota_range: (0, 0), count: 0, seats }
     };
     let mut drives: Vec<Drive> = Vec::new();
     let mut known: BTreeSet<DriveId> = BTreeSet::new();

@@ -123,6 +123,11 @@ impl Shares {
         shares
     }
 
+    /// Each share rounded down and up.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.exact.iter().map(|(share, of)| ((share / of) as u32, share.div_ceil(*of) as u32))
+    }
+
     /// Whole shares, each rounded down or up, as near as possible to what the drives have. No domain exceeds the rule.
     pub(super) fn near(&self, has: &[u32]) -> Vec<u32> {
         let mut shares: Vec<u32> = self.exact.iter().map(|(share, of)| (share / of) as u32).collect();

@@ -585,3 +585,62 @@ fn clusters_stay_valid_even_and_calm_over_their_history() {
     println!("{totals:?} ratio={:.4}", totals.moved as f64 / totals.least.max(1) as f64);
     assert!(totals.balances * 2 > totals.busy, "most steps were looked at");
 }
+
+/// Times for 10,000 drives with 100 positions each.
+#[test]
+#[allow(clippy::disallowed_methods, reason = "only printed")]
+fn a_large_cluster_is_planned_and_balanced() {
+    if std::env::var("FOREBAY_PLANNER_LARGE").is_err() {
+        return;
+    }
+    let timed = |what: &str, run: &mut dyn FnMut() -> usize| {
+        let begun = std::time::Instant::now();
+        let result = run();
+        println!("{what}: {:.2?} ({result})", begun.elapsed());
+    };
+    let slot = |number: u32| {
+        let place = Place { zone: number / 2500, rack: number / 250, node: number / 10 };
+        DriveSlot { drive: DriveId(number), place, weight_bytes: 1_000_000 * u64::from(1 + number / 10 % 3) }
+    };
+    let mut drives: Vec<DriveSlot> = (0..10_000).map(slot).collect();
+    let profile: Profile = "9+3".parse().unwrap();
+    let rule = Spread { level: FailureDomain::Node, per_domain: 1 };
+    let racks = Spread { level: FailureDomain::Rack, per_domain: 1 };
+    let count = suggested_pg_count(10_000, profile.n());
+    let mut groups = Vec::new();
+    timed("plan 10,000 drives", &mut || {
+        groups = plan_placement_groups(&drives, profile, rule, count, 1).unwrap();
+        groups.len()
+    });
+    let flat = Spread::default();
+    let mut by_drive = Vec::new();
+    timed("plan 10,000 drives without places", &mut || {
+        let flat_drives = drives.iter().map(|slot| DriveSlot { place: Place::default(), ..*slot });
+        by_drive = plan_placement_groups(&flat_drives.collect::<Vec<_>>(), profile, flat, count, 1).unwrap();
+        by_drive.len()
+    });
+    let moved = |changed: Vec<PlacementGroup>| changed.iter().map(|group| group.rebuilding.len()).sum();
+    timed("balance: nothing to do", &mut || moved(balance_groups(&groups, &drives, rule)));
+    timed("balance: one per rack", &mut || moved(balance_groups(&groups, &drives, racks)));
+    timed("balance: from drives to one per rack", &mut || moved(balance_groups(&by_drive, &drives, racks)));
+    timed("balance: a third by weight", &mut || {
+        let equal: Vec<DriveSlot> =
+            drives.iter().map(|slot| DriveSlot { weight_bytes: 1, ..*slot }).collect();
+        moved(balance_groups(&groups, &equal, rule))
+    });
+    timed("balance: 1,000 drives more", &mut || {
+        let more: Vec<DriveSlot> = drives.iter().copied().chain((10_000..11_000).map(slot)).collect();
+        moved(balance_groups(&groups, &more, rule))
+    });
+    let gone: BTreeSet<DriveId> = (0..250).map(DriveId).collect();
+    let places: HashMap<DriveId, Place> = drives.iter().map(|slot| (slot.drive, slot.place)).collect();
+    timed("replace a rack of 250 drives", &mut || {
+        let spare: Vec<DriveSlot> =
+            drives.iter().filter(|slot| !gone.contains(&slot.drive)).copied().collect();
+        replace_members(&groups, &gone, &spare, &places).len()
+    });
+    timed("balance: a rack drained", &mut || {
+        drives.iter_mut().take(250).for_each(|slot| slot.weight_bytes = 0);
+        moved(balance_groups(&groups, &drives, rule))
+    });
+}
