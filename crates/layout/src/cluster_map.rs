@@ -3,7 +3,7 @@
 use base::{DriveId, DriveUuid, Epoch, PgId};
 use serde::{Deserialize, Serialize};
 
-use crate::PlacementGroup;
+use crate::{Place, PlacementGroup};
 
 /// All drives and placement groups of a cluster at one epoch. Every change has a higher epoch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,8 +23,9 @@ pub struct MapDrive {
     pub id: DriveId,
     /// The id written on it.
     pub uuid: DriveUuid,
-    /// Its failure domain, at the level that placement uses.
-    pub domain: u64,
+    /// What holds it.
+    #[serde(default)]
+    pub place: Place,
     /// Its allowed uses.
     pub state: DriveState,
 }
@@ -87,14 +88,14 @@ mod tests {
         map.drives.push(MapDrive {
             id: DriveId(0),
             uuid: DriveUuid([7; 16]),
-            domain: 4,
+            place: Place { node: 4, ..Place::default() },
             state: DriveState::Failed,
         });
         let text = serde_json::to_string(&map).unwrap();
         assert!(text.contains(r#""state":"failed""#), "{text}");
         let back: ClusterMap = serde_json::from_str(&text).unwrap();
         assert_eq!(back, map);
-        assert_eq!(back.drive(DriveId(0)).unwrap().domain, 4);
+        assert_eq!(back.drive(DriveId(0)).unwrap().place.node, 4);
         assert_eq!(back.drive(DriveId(1)), None);
     }
 }

@@ -6,7 +6,8 @@
 //! - [`Profile`]: the number of shards, and how many a read and an acknowledgement need.
 //! - [`shard_len`], [`read_plan`]: which bytes of an extent lie in which block of which shard.
 //! - [`ErasureCode`]: parity from data, lost shards from the others.
-//! - [`plan_placement_groups`]: which drives hold a stripe together.
+//! - [`plan_placement_groups`], [`replace_members`], [`balance_groups`]: which drives hold a stripe together.
+//! - [`losses_survived`], [`writes_survive`]: how many nodes or racks may be lost.
 //! - [`plan_capacity`]: usable space for users.
 //! - [`BlobBuilder`], [`BlobIndex`]: ranges of files in one object of an object store.
 //! - [`PackedPiece`]: the table at the end of an extent with pieces of several files.
@@ -36,8 +37,9 @@ pub use packed::{
     PACKED_ENTRY_BYTES, PackedPiece, decode_packed_table, encode_packed_table, packed_table_bytes,
 };
 pub use placement::{
-    DriveSlot, FailureDomain, ParseFailureDomainError, PlacementError, PlacementGroup, Rebuilding,
-    plan_placement_groups, replace_members, suggested_pg_count,
+    DriveSlot, FailureDomain, Fitting, ParseFailureDomainError, Place, PlacementError, PlacementGroup,
+    Rebuilding, Spread, acknowledgements_survive, balance_groups, losses_survived, plan_placement_groups,
+    replace_members, suggested_pg_count, writes_survive,
 };
 pub use profile::{DegradedService, ParseProfileError, Profile, ProfileExplanation};
 pub use stripe::{ReadPlan, ShardRead, extent_bytes_max, read_plan, shard_data_range, shard_len};

@@ -1,52 +1,47 @@
-//! Replaces drives that leave. As few positions move as possible; their new drives are chosen by weight.
+//! Replaces drives that leave. As few positions move as possible; their new drives are chosen by the rule of the group,
+//! then for evenness, then by weight.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use base::{DriveId, Epoch};
 
-use super::{DriveSlot, PlacementGroup, Rebuilding};
+use super::fair::{Bounds, Fair};
+use super::{DriveSlot, FailureDomain, Place, PlacementGroup, Rebuilding, Spread};
 
-/// Replaces each member that is in `gone` by a drive of `spare`, in a domain without other members of the group. A
-/// member stays if there is no such drive. Returns only the groups that change.
+/// Replaces each member that is in `gone` by a drive of `spare` that is not in the group and in whose domain, by the
+/// group's rule, is room. A member stays if there is no such drive. Returns only the groups that change.
 ///
-/// `domains` has the domain of every drive, gone ones included. Each choice takes the drive with the fewest positions
-/// for its weight, so that a lost drive is rebuilt onto all others. The same arguments give the same result.
+/// `places` has the place of every drive, gone ones included; spare drives have their own. Only positions of gone drives
+/// move. Of the drives with room, those in a zone, rack and node with fewer members of the group than their share come
+/// first, then those with the fewest positions for their weight, so that a lost drive is rebuilt onto all others. The
+/// same arguments give the same result.
 pub fn replace_members(
     groups: &[PlacementGroup],
     gone: &BTreeSet<DriveId>,
     spare: &[DriveSlot],
-    domains: &HashMap<DriveId, u64>,
+    places: &HashMap<DriveId, Place>,
 ) -> Vec<PlacementGroup> {
-    let mut positions: BTreeMap<DriveId, u64> = spare.iter().map(|slot| (slot.drive, 0)).collect();
-    for member in groups.iter().flat_map(|group| &group.members) {
-        if let Some(count) = positions.get_mut(member) {
-            *count += 1;
-        }
-    }
+    let mut hosts = Hosts::new(groups, spare);
+    let mut fair: BTreeMap<(Spread, usize), Vec<Bounds>> = BTreeMap::new();
     let mut changed = Vec::new();
-    for group in groups {
+    for group in groups.iter().filter(|group| group.members.iter().any(|member| gone.contains(member))) {
+        let bounds = fair.entry((group.spread, group.members.len())).or_insert_with_key(|(spread, n)| {
+            let fair = Fair::new(spare, *spread, *n);
+            hosts.hosts.iter().map(|host| fair.bounds(host.place)).collect()
+        });
         let mut next = group.clone();
-        for position in 0..next.members.len() {
+        // A drive that moves may make room in its domain for another one.
+        while (0..next.members.len()).any(|position| {
             let leaving = next.members[position];
-            if !gone.contains(&leaving) {
-                continue;
+            let found =
+                if gone.contains(&leaving) { hosts.take(&next, position, places, bounds) } else { None };
+            if let Some(drive) = found {
+                next.members[position] = drive;
+                next.rebuilding.push(Rebuilding { position: position as u8, from: leaving });
             }
-            let others = next.members.iter().enumerate().filter(|(other, _)| *other != position);
-            let taken: BTreeSet<Option<&u64>> = others.map(|(_, member)| domains.get(member)).collect();
-            let free =
-                spare.iter().filter(|slot| slot.weight_bytes > 0 && !taken.contains(&Some(&slot.domain)));
-            // Positions per weight, compared without a division.
-            let load =
-                |slot: &DriveSlot| (u128::from(positions[&slot.drive]) + 1, u128::from(slot.weight_bytes));
-            let best = free.min_by(|one, other| {
-                let ((one_count, one_weight), (other_count, other_weight)) = (load(one), load(other));
-                (one_count * other_weight).cmp(&(other_count * one_weight)).then(one.drive.cmp(&other.drive))
-            });
-            let Some(best) = best else { continue };
-            *positions.entry(best.drive).or_default() += 1;
-            next.members[position] = best.drive;
-            next.rebuilding.push(Rebuilding { position: position as u8, from: leaving });
-        }
+            found.is_some()
+        }) {}
         if next.members != group.members {
             next.epoch = Epoch(group.epoch.0 + 1);
             changed.push(next);
@@ -55,19 +50,115 @@ pub fn replace_members(
     changed
 }
 
+/// Spare drives by place, and in each place by load.
+struct Hosts {
+    hosts: Vec<Host>,
+}
+
+struct Host {
+    place: Place,
+    drives: BTreeSet<Load>,
+}
+
+impl Hosts {
+    fn new(groups: &[PlacementGroup], spare: &[DriveSlot]) -> Self {
+        let mut loads: BTreeMap<DriveId, Load> = BTreeMap::new();
+        for slot in spare.iter().filter(|slot| slot.weight_bytes > 0) {
+            loads.insert(slot.drive, Load { positions: 1, weight: slot.weight_bytes, drive: slot.drive });
+        }
+        for member in groups.iter().flat_map(|group| &group.members) {
+            if let Some(load) = loads.get_mut(member) {
+                load.positions += 1;
+            }
+        }
+        let mut hosts: BTreeMap<Place, BTreeSet<Load>> = BTreeMap::new();
+        for slot in spare {
+            if let Some(load) = loads.remove(&slot.drive) {
+                hosts.entry(slot.place).or_default().insert(load);
+            }
+        }
+        Self { hosts: hosts.into_iter().map(|(place, drives)| Host { place, drives }).collect() }
+    }
+
+    /// The best drive for a position of the group. It counts as used from now on.
+    fn take(
+        &mut self,
+        group: &PlacementGroup,
+        position: usize,
+        places: &HashMap<DriveId, Place>,
+        bounds: &[Bounds],
+    ) -> Option<DriveId> {
+        let others = group.members.iter().enumerate().filter(|(other, _)| *other != position);
+        let others: Vec<(DriveId, Place)> =
+            others.filter_map(|(_, member)| places.get(member).map(|place| (*member, *place))).collect();
+        let Spread { level, .. } = group.spread;
+        let has_room = |place: Place| {
+            level == FailureDomain::Drive || {
+                let domain = place.domain(level, DriveId(0));
+                let inside = others.iter().filter(|(drive, place)| place.domain(level, *drive) == domain);
+                inside.count() < group.spread.most().into()
+            }
+        };
+        let candidates = self.hosts.iter().enumerate().filter(|(_, host)| has_room(host.place));
+        let best = candidates.filter_map(|(at, host)| {
+            let load = host.drives.iter().find(|load| !group.members.contains(&load.drive))?;
+            Some((bounds[at].unevenness(others.iter().map(|(_, place)| *place)), *load, at))
+        });
+        let (_, load, at) = best.min()?;
+        let drives = &mut self.hosts[at].drives;
+        drives.remove(&load);
+        drives.insert(Load { positions: load.positions + 1, ..load });
+        Some(load.drive)
+    }
+}
+
+/// The positions of a drive, with one more, for its weight.
+#[derive(Debug, Clone, Copy)]
+struct Load {
+    positions: u64,
+    weight: u64,
+    drive: DriveId,
+}
+
+impl Ord for Load {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // Positions per weight, compared without a division.
+        let one = u128::from(self.positions) * u128::from(other.weight);
+        one.cmp(&(u128::from(other.positions) * u128::from(self.weight))).then(self.drive.cmp(&other.drive))
+    }
+}
+
+impl PartialOrd for Load {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Load {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Load {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Profile, plan_placement_groups, suggested_pg_count};
     use proptest::prelude::*;
 
+    fn place(node: u32) -> Place {
+        Place { node, ..Place::default() }
+    }
+
     fn slots(drives: u32) -> Vec<DriveSlot> {
-        let slot = |id| DriveSlot { drive: DriveId(id), domain: u64::from(id), weight_bytes: 1000 };
+        let slot = |id| DriveSlot { drive: DriveId(id), place: place(id), weight_bytes: 1000 };
         (0..drives).map(slot).collect()
     }
 
-    fn domains(drives: u32) -> HashMap<DriveId, u64> {
-        (0..drives).map(|id| (DriveId(id), u64::from(id))).collect()
+    fn places(drives: u32) -> HashMap<DriveId, Place> {
+        (0..drives).map(|id| (DriveId(id), place(id))).collect()
     }
 
     proptest! {
@@ -78,11 +169,11 @@ mod tests {
             let profile: Profile = "4+2".parse().unwrap();
             let all = slots(drives);
             let groups =
-                plan_placement_groups(&all, profile, suggested_pg_count(drives, 6), seed).unwrap();
+                plan_placement_groups(&all, profile, Spread::default(), suggested_pg_count(drives, 6), seed).unwrap();
             let gone: BTreeSet<DriveId> = (0..lost).map(DriveId).collect();
             let spare: Vec<DriveSlot> =
                 all.iter().filter(|slot| !gone.contains(&slot.drive)).copied().collect();
-            let changed = replace_members(&groups, &gone, &spare, &domains(drives));
+            let changed = replace_members(&groups, &gone, &spare, &places(drives));
             let enough = drives - lost >= 6;
             for group in &groups {
                 let after = changed.iter().find(|other| other.id == group.id);
@@ -122,9 +213,9 @@ mod tests {
         let groups = vec![PlacementGroup::new(base::PgId(0), (0..6).map(DriveId).collect())];
         let gone = BTreeSet::from([DriveId(2)]);
         let spare: Vec<DriveSlot> = slots(6).into_iter().filter(|slot| slot.drive != DriveId(2)).collect();
-        assert_eq!(replace_members(&groups, &gone, &spare, &domains(6)), []);
+        assert_eq!(replace_members(&groups, &gone, &spare, &places(6)), []);
         let spare = slots(7).into_iter().filter(|slot| slot.drive != DriveId(2)).collect::<Vec<_>>();
-        let changed = replace_members(&groups, &gone, &spare, &domains(7));
+        let changed = replace_members(&groups, &gone, &spare, &places(7));
         assert_eq!(changed[0].members, [0, 1, 6, 3, 4, 5].map(DriveId));
         assert_eq!(changed[0].sources(2).collect::<Vec<_>>(), [DriveId(2)]);
         assert_eq!(changed[0].sources(1).next(), None);
@@ -143,7 +234,7 @@ mod tests {
         // Another drive takes over the position: the drive with the gap still has some of its shards.
         let gone = BTreeSet::from([DriveId(2)]);
         let spare = slots(7).into_iter().filter(|slot| slot.drive != DriveId(2)).collect::<Vec<_>>();
-        let moved = &replace_members(&[returned], &gone, &spare, &domains(7))[0];
+        let moved = &replace_members(&[returned], &gone, &spare, &places(7))[0];
         assert_eq!(moved.sources(2).next(), Some(DriveId(2)));
         assert_eq!(moved.returned().next(), None);
     }

@@ -2,15 +2,21 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashMap};
 
+const NODES: Spread = Spread { level: FailureDomain::Node, per_domain: 1 };
+
+fn node(node: u32) -> Place {
+    Place { node, ..Place::default() }
+}
+
 /// `domains` domains of `drives` equal drives each.
 fn equal_drives(domains: u32, drives: u32) -> Vec<DriveSlot> {
     (0..domains * drives)
-        .map(|id| DriveSlot { drive: DriveId(id), domain: u64::from(id / drives), weight_bytes: 1 << 40 })
+        .map(|id| DriveSlot { drive: DriveId(id), place: node(id / drives), weight_bytes: 1 << 40 })
         .collect()
 }
 
 fn plan(drives: &[DriveSlot], profile: &str, count: u32, seed: u64) -> Vec<PlacementGroup> {
-    plan_placement_groups(drives, profile.parse().unwrap(), count, seed).unwrap()
+    plan_placement_groups(drives, profile.parse().unwrap(), NODES, count, seed).unwrap()
 }
 
 /// How often each drive appears in each position.
@@ -26,11 +32,11 @@ fn appearances(groups: &[PlacementGroup], n: usize) -> HashMap<DriveId, Vec<u32>
 
 /// Checks every plan's invariants: shape, distinct domains, even positions.
 fn check_plan(drives: &[DriveSlot], groups: &[PlacementGroup], n: usize, count: u32) {
-    let domain_of: HashMap<DriveId, u64> = drives.iter().map(|slot| (slot.drive, slot.domain)).collect();
+    let domain_of: HashMap<DriveId, u32> = drives.iter().map(|slot| (slot.drive, slot.place.node)).collect();
     assert_eq!(groups.len(), count as usize);
     for (index, group) in groups.iter().enumerate() {
         assert_eq!((group.id, group.epoch), (PgId(index as u32), Epoch(1)));
-        let domains: BTreeSet<u64> = group.members.iter().map(|drive| domain_of[drive]).collect();
+        let domains: BTreeSet<u32> = group.members.iter().map(|drive| domain_of[drive]).collect();
         assert_eq!((group.members.len(), domains.len()), (n, n), "{group:?}");
     }
     for (drive, positions) in appearances(groups, n) {
@@ -105,21 +111,23 @@ fn a_domain_too_large_for_its_share_is_in_every_group() {
 #[test]
 fn too_few_domains_are_refused_with_both_numbers() {
     let profile: Profile = "4+2".parse().unwrap();
-    let error = plan_placement_groups(&equal_drives(5, 8), profile, 10, 0).unwrap_err();
-    assert_eq!(error, PlacementError::TooFewDomains { needed: 6, present: 5, profile });
+    let error = plan_placement_groups(&equal_drives(5, 8), profile, NODES, 10, 0).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("needed=6 present=5") && text.contains("4+2"), "{text}");
+    assert!(text.contains("needed=6 present=5 level=node places=5") && text.contains("4+2"), "{text}");
 
     let mut drives = equal_drives(6, 1);
     drives[2].weight_bytes = 0;
-    assert!(plan_placement_groups(&drives, profile, 10, 0).is_err(), "a domain without weight takes no data");
+    assert!(
+        plan_placement_groups(&drives, profile, NODES, 10, 0).is_err(),
+        "a domain without weight takes no data"
+    );
 }
 
 #[test]
 fn a_drive_listed_twice_is_refused() {
     let mut drives = equal_drives(3, 1);
     drives[2].drive = DriveId(0);
-    let error = plan_placement_groups(&drives, "r2".parse().unwrap(), 10, 0).unwrap_err();
+    let error = plan_placement_groups(&drives, "r2".parse().unwrap(), NODES, 10, 0).unwrap_err();
     assert_eq!(error, PlacementError::DuplicateDrive { drive: DriveId(0) });
 }
 
@@ -176,7 +184,7 @@ proptest! {
             // Two consecutive domains share a weight class, so that none has more than a third of the total.
             drives.extend((0..*members).map(|at| DriveSlot {
                 drive: DriveId((domain * 10 + at) as u32),
-                domain: domain as u64,
+                place: node(domain as u32),
                 weight_bytes: (weight << 40) / *members as u64,
             }));
         }
@@ -202,11 +210,11 @@ proptest! {
     ) {
         let drives: Vec<DriveSlot> = (0u32..)
             .zip(&weights)
-            .map(|(at, weight)| DriveSlot { drive: DriveId(at), domain: u64::from(at), weight_bytes: *weight })
+            .map(|(at, weight)| DriveSlot { drive: DriveId(at), place: node(at), weight_bytes: *weight })
             .collect();
         let present = weights.iter().filter(|weight| **weight > 0).count();
         let profile = Profile::new(n, 1, n).unwrap();
-        match plan_placement_groups(&drives, profile, count, seed) {
+        match plan_placement_groups(&drives, profile, NODES, count, seed) {
             Ok(groups) => check_plan(&drives, &groups, n as usize, count),
             Err(_) => prop_assert!(present < n as usize),
         }

@@ -1,0 +1,114 @@
+//! Cycles of moves that save one.
+//!
+//! On a cycle every drive gives and takes one position. A move of a position that stayed costs 1, to a drive that its
+//! group had at first it saves 1. A drive may also give or take one alone, as far as its share may be rounded down or up.
+
+use super::{Balance, Seat};
+
+/// For each pair of drives the cheapest move between them.
+pub(super) struct Exchanges<'a> {
+    balance: &'a Balance,
+    drives: usize,
+    /// Cost and position by giving and taking drive. The last drive stands for rounding.
+    moves: Vec<Option<(i32, Option<Seat>)>>,
+    work: u64,
+}
+
+impl<'a> Exchanges<'a> {
+    pub(super) fn new(balance: &'a Balance) -> Self {
+        let weighted = balance.runs.last().map_or(0, |run| run.end);
+        let drives = weighted as usize + 1;
+        let mut exchanges = Self { balance, drives, moves: vec![None; drives * drives], work: 0 };
+        for from in 0..weighted {
+            for seat in &balance.drive(from).seats {
+                exchanges.add_moves(from, *seat);
+            }
+            let drive = balance.drive(from);
+            let (least, most) = drive.quota_range;
+            let rounding = drives - 1;
+            if drive.count < most {
+                exchanges.moves[from as usize * drives + rounding] = Some((0, None));
+            }
+            if drive.count > least {
+                exchanges.moves[rounding * drives + from as usize] = Some((0, None));
+            }
+        }
+        exchanges
+    }
+
+    /// How much was looked at.
+    pub(super) fn work(&self) -> u64 {
+        self.work + (self.drives * self.drives) as u64
+    }
+
+    fn add_moves(&mut self, from: u32, seat: Seat) {
+        let balance = self.balance;
+        let before = &balance.before[seat.group as usize];
+        let saved = i32::from(balance.has_moved(seat));
+        for run in balance.runs.iter().filter(|run| balance.has_room(seat, balance.drive(run.start).domain)) {
+            self.work += u64::from(run.end - run.start);
+            for to in run.clone().filter(|to| !balance.is_member(seat, *to)) {
+                let cost = i32::from(!before.contains(&to)) - saved;
+                let best = &mut self.moves[from as usize * self.drives + to as usize];
+                if best.is_none_or(|(other, _)| cost < other) {
+                    *best = Some((cost, Some(seat)));
+                }
+            }
+        }
+    }
+
+    /// Cycles with a cost below 0, those of few moves first (Bellman and Ford).
+    pub(super) fn cycles(&mut self) -> Vec<Vec<(Seat, u32)>> {
+        let mut cost = vec![0i32; self.drives];
+        let mut by = vec![None; self.drives];
+        for _ in 0..self.drives {
+            let before = cost.clone();
+            let mut changed = false;
+            for from in 0..self.drives {
+                for (to, step) in self.moves[from * self.drives..][..self.drives].iter().enumerate() {
+                    let Some((step, _)) = step else { continue };
+                    if before[from] + step < cost[to] {
+                        (cost[to], by[to], changed) = (before[from] + step, Some(from), true);
+                    }
+                }
+            }
+            self.work += (self.drives * self.drives) as u64;
+            if !changed {
+                return Vec::new();
+            }
+            let cycles = self.cycles_of(&by);
+            if !cycles.is_empty() {
+                return cycles;
+            }
+        }
+        Vec::new()
+    }
+
+    /// The cycles among the drives over which drives were reached.
+    fn cycles_of(&self, by: &[Option<usize>]) -> Vec<Vec<(Seat, u32)>> {
+        let mut seen = vec![usize::MAX; by.len()];
+        let mut cycles = Vec::new();
+        for start in 0..by.len() {
+            let mut number = start;
+            while let (usize::MAX, Some(from)) = (seen[number], by[number]) {
+                seen[number] = start;
+                number = from;
+            }
+            if seen[number] != start {
+                continue;
+            }
+            let (end, mut cycle) = (number, Vec::new());
+            while let Some(from) = by[number] {
+                if let Some((_, Some(seat))) = self.moves[from * self.drives + number] {
+                    cycle.push((seat, number as u32));
+                }
+                number = from;
+                if number == end {
+                    break;
+                }
+            }
+            cycles.push(cycle);
+        }
+        cycles
+    }
+}
