@@ -13,8 +13,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::ledger::{CLUSTER, ControlError, DRIVES, FILESYSTEMS, GROUPS, KEYS};
-use crate::{ClusterRecord, DriveRecord, FilesystemRecord};
+use crate::ledger::{CLUSTER, ControlError, DRIVES, FILESYSTEMS, GROUPS, KEYS, NODES};
+use crate::{ClusterRecord, DriveRecord, FilesystemRecord, NodeRecord};
 
 const REVISION: &str = "revision";
 
@@ -75,6 +75,11 @@ impl ControlChange {
     /// Sets the cluster's record.
     pub fn cluster(&mut self, record: &ClusterRecord) -> &mut Self {
         self.put(KEYS.value(CLUSTER), record)
+    }
+
+    /// Adds or changes a node.
+    pub fn node(&mut self, record: &NodeRecord) -> &mut Self {
+        self.put(KEYS.control(NODES, record.id.0), record)
     }
 
     /// Adds or changes a drive.

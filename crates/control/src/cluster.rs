@@ -1,15 +1,16 @@
 //! Drives, placement groups and filesystems at one moment, and a plan: what they should be next.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use base::{DriveId, Epoch, PgId};
+use base::{DriveId, Epoch, NodeId, PgId};
 use layout::{
-    ClusterMap, DriveSlot, DriveState, MapDrive, PlacementGroup, plan_placement_groups, suggested_pg_count,
+    ClusterMap, DriveSlot, DriveState, MapDrive, Place, PlacementError, PlacementGroup, Profile, Spread,
+    plan_placement_groups, suggested_pg_count,
 };
-use layout::{PlacementError, Profile};
 
 use crate::{
     ClusterRecord, Control, ControlChange, ControlError, ControlView, DriveRecord, FilesystemRecord,
+    NodeRecord,
 };
 
 /// Groups per position when each group has all drives.
@@ -22,6 +23,8 @@ const ATTEMPTS: u32 = 5;
 pub struct Cluster {
     /// Its record.
     pub record: ClusterRecord,
+    /// Every node.
+    pub nodes: BTreeMap<NodeId, NodeRecord>,
     /// Every drive that was not forgotten.
     pub drives: BTreeMap<DriveId, DriveRecord>,
     /// Every placement group.
@@ -33,11 +36,13 @@ pub struct Cluster {
 impl Cluster {
     /// The cluster as a view has it.
     pub fn of(view: &ControlView) -> Result<Self, ControlError> {
+        let nodes = view.nodes()?.into_iter().map(|node| (node.id, node));
         let drives = view.drives()?.into_iter().map(|drive| (drive.id, drive));
         let groups = view.groups()?.into_iter().map(|group| (group.id, group));
         let filesystems = view.filesystems()?.into_iter().map(|record| (record.id, record));
         Ok(Self {
             record: view.cluster()?,
+            nodes: nodes.collect(),
             drives: drives.collect(),
             groups: groups.collect(),
             filesystems: filesystems.collect(),
@@ -46,14 +51,21 @@ impl Cluster {
 
     /// A cluster that has nothing.
     pub fn new(record: ClusterRecord) -> Self {
-        Self { record, drives: BTreeMap::new(), groups: BTreeMap::new(), filesystems: BTreeMap::new() }
+        Self {
+            record,
+            nodes: BTreeMap::new(),
+            drives: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            filesystems: BTreeMap::new(),
+        }
     }
 
     /// The map for clients: drives and placement groups.
     pub fn map(&self) -> ClusterMap {
+        let places = self.places();
         ClusterMap {
             epoch: Epoch(self.record.map_epoch),
-            drives: self.drives.values().map(DriveRecord::in_map).collect(),
+            drives: self.drives.values().map(|drive| drive.in_map(places[&drive.id])).collect(),
             groups: self.groups.values().cloned().collect(),
         }
     }
@@ -76,10 +88,48 @@ impl Cluster {
         self.groups.values().flat_map(PlacementGroup::returned).collect()
     }
 
-    /// Weight and domain of these drives.
+    /// The zone, rack and node of each drive. Zones and racks are numbered anew whenever there is another one.
+    pub fn places(&self) -> HashMap<DriveId, Place> {
+        let zones: BTreeSet<&str> = self.nodes.values().map(|node| node.zone.as_str()).collect();
+        let racks: BTreeSet<(&str, &str)> = self.nodes.values().map(NodeRecord::rack).collect();
+        let number = |at: usize| at as u32;
+        let zones: HashMap<&str, u32> =
+            zones.into_iter().enumerate().map(|(at, zone)| (zone, number(at))).collect();
+        let racks: HashMap<_, u32> =
+            racks.into_iter().enumerate().map(|(at, rack)| (rack, number(at))).collect();
+        let place = |drive: &DriveRecord| match self.nodes.get(&drive.node) {
+            Some(node) => {
+                Place { zone: zones[node.zone.as_str()], rack: racks[&node.rack()], node: node.id.0 }
+            }
+            None => Place { node: drive.node.0, ..Place::default() },
+        };
+        self.drives.values().map(|drive| (drive.id, place(drive))).collect()
+    }
+
+    /// Weight and place of these drives.
     pub(crate) fn slots(&self, drives: &BTreeSet<DriveId>) -> Vec<DriveSlot> {
+        let places = self.places();
         let known = drives.iter().filter_map(|id| self.drives.get(id));
-        known.map(DriveRecord::slot).collect()
+        known.map(|drive| drive.slot(places[&drive.id])).collect()
+    }
+
+    /// The rule by which the shards of a filesystem are spread.
+    ///
+    /// # Errors
+    /// If the drives that are not given up are too few for it.
+    pub(crate) fn rule(&self, record: &FilesystemRecord) -> Result<Spread, PlacementError> {
+        let staying = self.drives.values().filter(|drive| !drive.is_given_up()).map(|drive| drive.id);
+        let slots = self.slots(&staying.collect());
+        match record.level {
+            Some(level) => Spread::choose(&slots, record.profile, level),
+            None => Spread::automatic(&slots, record.profile),
+        }
+    }
+
+    /// The rule while the drives may be too few: that of the groups that there are.
+    pub(crate) fn rule_or_last(&self, record: &FilesystemRecord) -> Spread {
+        let last = || self.groups_of(&record.groups).map(|group| group.spread).last();
+        self.rule(record).ok().or_else(last).unwrap_or_default()
     }
 
     /// The groups of a list that there are.
@@ -91,6 +141,7 @@ impl Cluster {
 /// The cluster as it should be next, and the records that differ.
 pub struct Plan {
     next: Cluster,
+    nodes: BTreeSet<NodeId>,
     drives: BTreeSet<DriveId>,
     groups: BTreeSet<PgId>,
     filesystems: BTreeSet<u32>,
@@ -103,6 +154,7 @@ impl Plan {
     pub fn new(now: Cluster) -> Self {
         Self {
             next: now,
+            nodes: BTreeSet::new(),
             drives: BTreeSet::new(),
             groups: BTreeSet::new(),
             filesystems: BTreeSet::new(),
@@ -123,8 +175,12 @@ impl Plan {
 
     /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {
-        let Self { drives, groups, filesystems, .. } = self;
-        !self.cluster_changed && drives.is_empty() && groups.is_empty() && filesystems.is_empty()
+        let Self { nodes, drives, groups, filesystems, .. } = self;
+        !self.cluster_changed
+            && nodes.is_empty()
+            && drives.is_empty()
+            && groups.is_empty()
+            && filesystems.is_empty()
     }
 
     /// The changes of records. `view` is the one from which the plan was made.
@@ -132,6 +188,9 @@ impl Plan {
         let mut change = view.change();
         if self.cluster_changed {
             change.cluster(&self.next.record);
+        }
+        for node in self.nodes.iter().filter_map(|id| self.next.nodes.get(id)) {
+            change.node(node);
         }
         for drive in self.drives.iter().filter_map(|id| self.next.drives.get(id)) {
             change.drive(drive);
@@ -145,9 +204,24 @@ impl Plan {
         change
     }
 
+    /// Adds or changes a node. Nothing moves because its place is another.
+    pub fn set_node(&mut self, node: NodeRecord) {
+        self.touch_map();
+        self.nodes.insert(node.id);
+        self.next.nodes.insert(node.id, node);
+    }
+
+    /// The number for a new node.
+    pub fn next_node(&mut self) -> NodeId {
+        let id = NodeId(self.next.record.next_node);
+        self.set_cluster(|cluster| cluster.next_node += 1);
+        id
+    }
+
     /// Adds or changes a drive.
     pub fn set_drive(&mut self, drive: DriveRecord) {
-        if self.next.drives.get(&drive.id).map(DriveRecord::in_map) != Some(drive.in_map()) {
+        let in_map = |drive: &DriveRecord| (drive.uuid, drive.node, drive.state);
+        if self.next.drives.get(&drive.id).map(in_map) != Some(in_map(&drive)) {
             self.touch_map();
         }
         self.drives.insert(drive.id);
@@ -192,7 +266,7 @@ impl Plan {
     pub(crate) fn plan_groups(
         &mut self,
         drives: &BTreeSet<DriveId>,
-        profile: Profile,
+        (profile, rule): (Profile, Spread),
         seed: u64,
     ) -> Result<Vec<PgId>, PlacementError> {
         let slots = self.next.slots(drives);
@@ -203,7 +277,7 @@ impl Plan {
         } else {
             suggested
         };
-        let groups = plan_placement_groups(&slots, profile, count, seed)?;
+        let groups = plan_placement_groups(&slots, profile, rule, count, seed)?;
         let first = self.next.record.next_group;
         self.set_cluster(|cluster| cluster.next_group += groups.len() as u32);
         let ids: Vec<PgId> = (first..).take(groups.len()).map(PgId).collect();
@@ -244,17 +318,24 @@ impl Control {
 
 impl DriveRecord {
     /// The drive as clients see it.
-    fn in_map(&self) -> MapDrive {
-        MapDrive { id: self.id, uuid: self.uuid, domain: self.domain, state: self.state }
+    fn in_map(&self, place: Place) -> MapDrive {
+        MapDrive { id: self.id, uuid: self.uuid, place, state: self.state }
     }
 
-    /// Weight and domain for placing shards.
-    pub fn slot(&self) -> DriveSlot {
-        DriveSlot { drive: self.id, domain: self.domain, weight_bytes: self.capacity_bytes }
+    /// Weight and place for placing shards.
+    fn slot(&self, place: Place) -> DriveSlot {
+        DriveSlot { drive: self.id, place, weight_bytes: self.capacity_bytes }
     }
 
     /// Whether others take over the drive's positions.
     pub fn is_given_up(&self) -> bool {
         matches!(self.state, DriveState::Out | DriveState::Leaving)
+    }
+}
+
+impl NodeRecord {
+    /// Its rack, with the zone: racks of two zones may have one name.
+    fn rack(&self) -> (&str, &str) {
+        (&self.zone, &self.rack)
     }
 }

@@ -17,7 +17,7 @@ use meta::state::State;
 use serde::de::DeserializeOwned;
 
 use crate::change::{ControlChange, Stored};
-use crate::{ClusterRecord, DriveRecord, FilesystemRecord, UpkeepRecord};
+use crate::{ClusterRecord, DriveRecord, FilesystemRecord, NodeRecord, UpkeepRecord};
 
 /// The control ledger's number.
 pub const CONTROL_LEDGER: LedgerId = LedgerId(0);
@@ -25,6 +25,7 @@ pub const CONTROL_LEDGER: LedgerId = LedgerId(0);
 pub(crate) const KEYS: Keys = Keys::new(CONTROL_LEDGER);
 
 pub(crate) const DRIVES: u8 = b'd';
+pub(crate) const NODES: u8 = b'n';
 pub(crate) const FILESYSTEMS: u8 = b'f';
 pub(crate) const GROUPS: u8 = b'g';
 pub(crate) const CLUSTER: &str = "cluster";
@@ -116,6 +117,7 @@ impl Control {
             next_drive: 0,
             next_group: 0,
             next_filesystem: 1,
+            next_node: 0,
             upkeep: UpkeepRecord::default(),
         }
     }
@@ -159,6 +161,11 @@ impl ControlView {
     /// The cluster's record, unless the directory is new.
     pub fn cluster(&self) -> Result<ClusterRecord, ControlError> {
         self.one(CLUSTER)?.ok_or(ControlError::NoCluster)
+    }
+
+    /// All nodes, by number.
+    pub fn nodes(&self) -> Result<Vec<NodeRecord>, ControlError> {
+        self.all(NODES)
     }
 
     /// All drives, by number.

@@ -19,7 +19,9 @@ pub use filesystem_groups::FilesystemGroupRecord;
 pub use ledger::{CONTROL_LEDGER, Control, ControlError, ControlView};
 pub use members::Finished;
 pub use protection::{Owed, Seen};
-pub use records::{ClusterRecord, DriveRecord, FilesystemRecord, GroupSet, ScrubRecord, UpkeepRecord};
+pub use records::{
+    ClusterRecord, DriveRecord, FilesystemRecord, GroupSet, NodeRecord, ScrubRecord, UpkeepRecord,
+};
 pub use stores::{StoreRecord, StoresRecord, TierRecord};
 pub use users::{AccessKeyRecord, RoleRecord, UserRecord, UsersRecord};
 pub use write_sets::{Patience, WriteSet};

@@ -1,6 +1,6 @@
 //! Drives that come, go and return, and the positions in placement groups that follow.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use base::DriveId;
 use layout::{DriveState, PlacementError, PlacementGroup, Rebuilding, replace_members};
@@ -21,10 +21,8 @@ impl Cluster {
     /// The groups after others have taken over the positions of drives that go. Positions for which there is no other drive stay.
     fn replaced(&self, gone: &BTreeSet<DriveId>, seen: &Seen) -> Vec<PlacementGroup> {
         let spare = self.slots(&seen.up.difference(gone).copied().collect());
-        let domains: HashMap<DriveId, u64> =
-            self.drives.iter().map(|(id, drive)| (*id, drive.domain)).collect();
         let groups: Vec<PlacementGroup> = self.groups.values().cloned().collect();
-        replace_members(&groups, gone, &spare, &domains)
+        replace_members(&groups, gone, &spare, &self.places())
     }
 
     /// Number of groups in which another drive could take over the position of this one.
@@ -50,9 +48,14 @@ impl Plan {
     pub fn add_drive(&mut self, drive: DriveRecord, seen: &Seen, seed: u64) -> Result<(), PlacementError> {
         let up: BTreeSet<DriveId> = seen.up.iter().copied().chain([drive.id]).collect();
         self.set_drive(drive);
+        let slots = self.next().slots(&up);
         let records: Vec<_> = self.next().filesystems.values().cloned().collect();
-        for mut record in records.into_iter().filter(|record| usize::from(record.profile.n()) <= up.len()) {
-            let groups = self.plan_groups(&up, record.profile, seed)?;
+        for mut record in records {
+            let rule = self.next().rule_or_last(&record);
+            if rule.narrowed(record.profile, &slots) != Some(record.profile) {
+                continue;
+            }
+            let groups = self.plan_groups(&up, (record.profile, rule), seed)?;
             record.add_groups(record.profile, groups);
             self.set_filesystem(record);
         }
@@ -133,5 +136,178 @@ impl Plan {
             leaving.map(|drive| drive.id).filter(|id| !needed.contains_key(id)).collect();
         empty.iter().for_each(|id| self.set_drive_state(*id, DriveState::Out));
         Finished { groups, empty }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::env::Env;
+    use base::{DriveUuid, Epoch, NodeId};
+    use layout::{FailureDomain, Spread};
+    use wire::drive::DriveMark;
+
+    use super::*;
+    use crate::{Control, FilesystemRecord, NodeRecord, ScrubRecord};
+
+    fn drive(id: u32, node: u32) -> DriveRecord {
+        DriveRecord {
+            id: DriveId(id),
+            uuid: DriveUuid([id as u8; 16]),
+            path: String::new(),
+            node: NodeId(node),
+            capacity_bytes: 1000,
+            state: DriveState::Up,
+            scrub: ScrubRecord::default(),
+            mark: DriveMark::default(),
+        }
+    }
+
+    /// A cluster with one filesystem over nodes with these numbers of drives.
+    fn cluster(nodes: &[u32], profile: &str) -> Cluster {
+        let mut plan = Plan::new(Cluster::new(Control::new_cluster(&Env::real())));
+        for (number, drives) in (0..).zip(nodes) {
+            let (zone, rack) = (String::new(), String::new());
+            let id = plan.next_node();
+            plan.set_node(NodeRecord { id, name: format!("node-{number}"), zone, rack });
+            for _ in 0..*drives {
+                let next = plan.next_drive();
+                plan.set_drive(drive(next.0, number));
+            }
+        }
+        let record = FilesystemRecord::new(plan.next_filesystem(), profile.parse().unwrap());
+        let up = plan.next().drives.keys().copied().collect();
+        plan.add_filesystem(record, &up, 1).unwrap();
+        plan.into_next()
+    }
+
+    /// All drives work, except these.
+    fn seen_without(cluster: &Cluster, gone: &[u32]) -> Seen {
+        let up: BTreeSet<DriveId> =
+            cluster.drives.keys().copied().filter(|id| !gone.contains(&id.0)).collect();
+        Seen { readable: up.clone(), up }
+    }
+
+    fn members(cluster: &Cluster) -> BTreeSet<DriveId> {
+        cluster.groups.values().flat_map(|group| group.members.iter().copied()).collect()
+    }
+
+    /// All groups are rebuilt, at the epochs that they have.
+    fn finished(cluster: &Cluster) -> (Finished, Cluster) {
+        let mut plan = Plan::new(cluster.clone());
+        let finished = plan.finish(|_| true);
+        (finished, plan.into_next())
+    }
+
+    #[test]
+    fn a_drive_that_can_be_read_is_emptied_and_then_it_is_out() {
+        let before = cluster(&[7], "4+2");
+        let seen = seen_without(&before, &[]);
+        let mut plan = Plan::new(before.clone());
+        plan.give_up(DriveId(3), &seen);
+        let now = plan.into_next();
+        assert_eq!(now.record.map_epoch, before.record.map_epoch + 1, "one plan is one map");
+        assert_eq!(now.drives[&DriveId(3)].state, DriveState::Leaving);
+        assert!(!members(&now).contains(&DriveId(3)));
+        assert_eq!(now.groups_with(DriveId(3)), before.groups_with(DriveId(3)), "it is read from");
+        let mut early = Plan::new(now.clone());
+        assert_eq!(early.finish(|_| false), Finished::default());
+        assert!(early.is_empty());
+        let (done, after) = finished(&now);
+        assert_eq!((done.groups as u32, done.empty), (before.groups_with(DriveId(3)), vec![DriveId(3)]));
+        assert_eq!(after.drives[&DriveId(3)].state, DriveState::Out);
+        assert!(after.groups.values().all(|group| group.rebuilding.is_empty()));
+    }
+
+    #[test]
+    fn positions_without_another_drive_stay_until_there_is_one() {
+        let before = cluster(&[6], "4+2");
+        let mut plan = Plan::new(before.clone());
+        let seen = seen_without(&before, &[2]);
+        assert_eq!(plan.retire(&[DriveId(2)], &seen, &Owed::new()), [], "nobody can take over");
+        plan.give_up(DriveId(2), &seen);
+        assert_eq!(plan.next().drives[&DriveId(2)].state, DriveState::Out);
+        assert_eq!(members(plan.next()), members(&before));
+        let new = plan.next_drive();
+        plan.add_drive(drive(new.0, 0), &seen, 2).unwrap();
+        let with_new = Seen { up: seen.up.iter().copied().chain([new]).collect(), ..seen };
+        let moved = plan.reassign(&with_new);
+        assert_eq!(moved as u32, before.groups_with(DriveId(2)));
+        assert!(!members(plan.next()).contains(&DriveId(2)));
+        assert_eq!(plan.reassign(&with_new), 0, "there is nothing left to do");
+    }
+
+    #[test]
+    fn a_drive_is_not_given_up_while_data_needs_it() {
+        let before = cluster(&[8], "4+2");
+        let seen = seen_without(&before, &[0, 1, 2]);
+        let retire = |overdue: &[u32], owed: &Owed| {
+            let overdue: Vec<DriveId> = overdue.iter().copied().map(DriveId).collect();
+            Plan::new(before.clone()).retire(&overdue, &seen_without(&before, &[0, 1]), owed)
+        };
+        assert_eq!(retire(&[0], &Owed::new()), [DriveId(0)]);
+        let owed = Owed::from([(1, BTreeSet::from([DriveId(5)]))]);
+        assert_eq!(retire(&[0], &owed), [], "a third drive lacks shards of some groups");
+        assert!(before.needs(DriveId(0), &seen, &Owed::new()).is_some());
+        assert!(before.needs(DriveId(7), &seen_without(&before, &[0, 1]), &Owed::new()).is_none());
+    }
+
+    #[test]
+    fn a_replaced_drive_is_a_source_and_the_new_one_gets_all_its_positions() {
+        let before = cluster(&[6], "4+2");
+        let mut plan = Plan::new(before.clone());
+        plan.replace(DriveId(1), drive(9, 0), &seen_without(&before, &[]));
+        let now = plan.into_next();
+        for (id, group) in &now.groups {
+            let old = &before.groups[id];
+            let position = old.members.iter().position(|member| *member == DriveId(1)).unwrap();
+            assert_eq!(group.members[position], DriveId(9));
+            assert_eq!(group.sources(position as u8).collect::<Vec<_>>(), [DriveId(1)]);
+            assert_eq!(group.epoch, Epoch(old.epoch.0 + 1));
+        }
+        let record = &now.filesystems[&1];
+        let survive = |gone: &[u32], level| {
+            now.reads_survive(record, &seen_without(&now, gone), &BTreeSet::new(), level)
+        };
+        assert_eq!(survive(&[], FailureDomain::Drive), 2, "the old one is still read");
+        assert_eq!(survive(&[9], FailureDomain::Drive), 2);
+        assert_eq!(survive(&[1], FailureDomain::Drive), 1);
+        assert_eq!(survive(&[0, 1, 2], FailureDomain::Drive), -1);
+    }
+
+    #[test]
+    fn four_and_two_over_three_nodes_survives_one_of_them() {
+        let now = cluster(&[2, 2, 2], "4+2");
+        assert!(
+            now.groups
+                .values()
+                .all(|group| { group.spread == Spread { level: FailureDomain::Node, per_domain: 2 } })
+        );
+        let record = &now.filesystems[&1];
+        let survive = |gone: &[u32], level| {
+            let seen = seen_without(&now, gone);
+            let reads = now.reads_survive(record, &seen, &BTreeSet::new(), level);
+            (reads, now.writes_survive(record, &seen, level))
+        };
+        assert_eq!(survive(&[], FailureDomain::Node), (1, Some(1)));
+        assert_eq!(survive(&[], FailureDomain::Drive), (2, Some(3)));
+        assert_eq!(survive(&[0, 1], FailureDomain::Node), (0, Some(0)));
+        assert_eq!(survive(&[0, 2, 4], FailureDomain::Node), (-1, Some(0)));
+        let up = seen_without(&now, &[0, 1]).up;
+        assert_eq!(now.write_profile(record, &up).unwrap().to_string(), "2+2");
+        assert_eq!(now.replaceable(DriveId(0), &seen_without(&now, &[0])), 0, "no node has room for a third");
+    }
+
+    #[test]
+    fn a_copy_that_returned_is_compared_with_the_others() {
+        let before = cluster(&[6], "4+2");
+        let mut plan = Plan::new(before.clone());
+        plan.returned_with_gap(DriveId(4));
+        assert_eq!(plan.next().behind(), BTreeSet::from([DriveId(4)]));
+        let epoch = plan.next().record.map_epoch;
+        plan.returned_with_gap(DriveId(4));
+        assert_eq!(plan.next().record.map_epoch, epoch);
+        let (done, after) = finished(&plan.into_next());
+        assert_eq!((done.groups, done.empty.len()), (before.groups.len(), 0));
+        assert!(after.behind().is_empty());
     }
 }

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{DriveId, PgId};
-use layout::{PlacementGroup, Profile};
+use layout::{
+    FailureDomain, PlacementGroup, Profile, acknowledgements_survive, losses_survived, writes_survive,
+};
 
 use crate::{Cluster, FilesystemRecord};
 
@@ -29,18 +31,21 @@ impl Seen {
         left
     }
 
+    /// The drive from which the shards of a position can be read, if all of them are there.
+    fn holder(&self, group: &PlacementGroup, position: u8, owed: &BTreeSet<DriveId>) -> Option<DriveId> {
+        let member = *group.members.get(usize::from(position))?;
+        let readable = |drive: &DriveId| self.readable.contains(drive);
+        let holder = match group.is_rebuilding(position) {
+            true => group.sources(position).find(readable),
+            false => Some(member).filter(readable),
+        };
+        holder.filter(|_| !owed.contains(&member))
+    }
+
     /// Positions of the group whose shards cannot be read, or not all of them.
     fn exposure(&self, group: &PlacementGroup, owed: &BTreeSet<DriveId>) -> u8 {
-        let has_all = |position: u8, member: DriveId| {
-            let whole = if group.is_rebuilding(position) {
-                group.sources(position).any(|source| self.readable.contains(&source))
-            } else {
-                self.readable.contains(&member)
-            };
-            whole && !owed.contains(&member)
-        };
-        let exposed = (0u8..).zip(&group.members).filter(|(position, member)| !has_all(*position, **member));
-        exposed.count() as u8
+        let positions = 0..group.members.len() as u8;
+        positions.filter(|position| self.holder(group, *position, owed).is_none()).count() as u8
     }
 }
 
@@ -68,21 +73,45 @@ impl Cluster {
         groups.map(|group| seen.exposure(group, owed)).max().unwrap_or(0)
     }
 
-    /// Number of further drive losses that the filesystem's data survives, by its worst group; negative if some data cannot
-    /// be read.
-    pub fn reads_survive(&self, record: &FilesystemRecord, seen: &Seen, owed: &BTreeSet<DriveId>) -> i32 {
-        let of_set = |(profile, groups): (Profile, &[PgId])| {
-            i32::from(profile.m()) - i32::from(self.worst(groups, seen, owed))
+    /// How many more domains of a level may be lost, whichever they are, so that all data of the filesystem can still be read. -1
+    /// if some cannot be read now.
+    pub fn reads_survive(
+        &self,
+        record: &FilesystemRecord,
+        seen: &Seen,
+        owed: &BTreeSet<DriveId>,
+        level: FailureDomain,
+    ) -> i32 {
+        // Each group as it can be read: during a rebuild, from other drives than its members.
+        let readable = |group: &PlacementGroup| {
+            let positions = 0..group.members.len() as u8;
+            let members = positions.filter_map(|position| seen.holder(group, position, owed)).collect();
+            PlacementGroup::new(group.id, members)
         };
-        record.all_sets().map(of_set).min().unwrap_or(0)
+        let sets = record.all_sets().flat_map(|(profile, groups)| {
+            self.groups_of(groups).map(move |group| (readable(group), profile))
+        });
+        let groups: Vec<(PlacementGroup, Profile)> = sets.collect();
+        let groups = groups.iter().map(|(group, profile)| (group, *profile));
+        losses_survived(groups, |_, _| true, &self.places(), level)
     }
 
-    /// Number of further drive losses after which new data can still be stored, with narrower extents if necessary. `None` if it
-    /// cannot be stored now.
-    pub fn writes_survive(&self, record: &FilesystemRecord, seen: &Seen) -> Option<u32> {
-        let up = seen.up.iter().filter_map(|id| self.drives.get(id));
-        let up = up.map(|drive| drive.domain).collect::<BTreeSet<_>>().len() as u32;
-        let narrow = up.checked_sub(u32::from(record.profile.m()) + 1);
-        record.profile.explain(up).writes_survive.map(u32::from).max(narrow)
+    /// How many more domains of a level may be lost, whichever they are, so that new data can still be stored, with narrower
+    /// extents if necessary. `None` if it cannot be stored now.
+    pub fn writes_survive(
+        &self,
+        record: &FilesystemRecord,
+        seen: &Seen,
+        level: FailureDomain,
+    ) -> Option<u32> {
+        let rule = self.rule_or_last(record);
+        let planned = writes_survive(rule, record.profile, &self.slots(&seen.up), level);
+        let sets = record.all_sets();
+        let groups =
+            sets.flat_map(|(profile, groups)| self.groups_of(groups).map(move |group| (group, profile)));
+        let answers =
+            |group: &PlacementGroup, position: u8| seen.up.contains(&group.members[usize::from(position)]);
+        let present = acknowledgements_survive(groups, answers, &self.places(), level);
+        u32::try_from(planned.max(present)).ok()
     }
 }

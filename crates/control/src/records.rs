@@ -1,7 +1,7 @@
 //! The records of drives, placement groups and filesystems.
 
-use base::{ClusterId, DriveId, DriveUuid, LedgerId, PgId};
-use layout::{DriveState, Profile};
+use base::{ClusterId, DriveId, DriveUuid, LedgerId, NodeId, PgId};
+use layout::{DriveState, FailureDomain, Profile};
 use serde::{Deserialize, Serialize};
 use wire::drive::{DriveMark, ShardKey};
 
@@ -20,6 +20,9 @@ pub struct ClusterRecord {
     pub next_group: u32,
     /// The next filesystem's number.
     pub next_filesystem: u32,
+    /// The next node's number.
+    #[serde(default)]
+    pub next_node: u32,
     /// Limits of background work.
     #[serde(default)]
     pub upkeep: UpkeepRecord,
@@ -34,6 +37,21 @@ pub struct UpkeepRecord {
     pub paused: bool,
 }
 
+/// A node: a server whose drives are lost together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// Its number, never used again.
+    pub id: NodeId,
+    /// Its name, unique in the cluster.
+    pub name: String,
+    /// The room or site where it is; empty if it was not said.
+    #[serde(default)]
+    pub zone: String,
+    /// Its rack in that zone; empty if it was not said.
+    #[serde(default)]
+    pub rack: String,
+}
+
 /// A drive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriveRecord {
@@ -43,8 +61,9 @@ pub struct DriveRecord {
     pub uuid: DriveUuid,
     /// Path of the device or file.
     pub path: String,
-    /// Its failure domain; on one node, the drive itself.
-    pub domain: u64,
+    /// The node that it is in.
+    #[serde(default)]
+    pub node: NodeId,
     /// Size in bytes.
     pub capacity_bytes: u64,
     /// Whether the drive may be used.
@@ -88,6 +107,9 @@ pub struct FilesystemRecord {
     pub ledger: LedgerId,
     /// The profile of new data.
     pub profile: Profile,
+    /// The failure domains over which shards are spread; `None`: the highest level that suits drives and profile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<FailureDomain>,
     /// The placement groups of new data.
     pub groups: Vec<PgId>,
     /// Other groups that may hold its data: narrower groups, from times when drives were missing, and groups of former
@@ -120,6 +142,7 @@ impl FilesystemRecord {
             name: String::new(),
             ledger: LedgerId(id),
             profile,
+            level: None,
             groups: Vec::new(),
             sets: Vec::new(),
             provisioned_bytes: None,

@@ -49,8 +49,7 @@ fn choose_groups(
     up: &BTreeSet<DriveId>,
     patience: Patience,
 ) -> Choice {
-    let domains: BTreeSet<u64> =
-        up.iter().filter_map(|drive| cluster.drives.get(drive)).map(|drive| drive.domain).collect();
+    let rule = cluster.rule_or_last(record);
     let up_in = |pg: &PgId| {
         let members = cluster.groups.get(pg).map(|group| group.members.as_slice()).unwrap_or_default();
         members.iter().filter(|member| up.contains(member)).count()
@@ -68,12 +67,16 @@ fn choose_groups(
         let (profile, groups) = widest.unwrap_or_else(|| (full, record.groups.clone()));
         Choice::Use(WriteSet { profile, groups })
     };
-    let Some(profile) = full.narrowed(domains.len() as u32) else { return as_it_is() };
+    let Some(profile) = cluster.write_profile(record, up) else { return as_it_is() };
     if profile != full && patience == Patience::Left && !acknowledging.is_empty() {
         return as_it_is();
     }
     let of_profile = record.all_sets().filter(|(other, _)| *other == profile);
-    let whole: Vec<PgId> = of_profile.flat_map(|(_, groups)| with_up(groups, profile.n())).collect();
+    let mut whole: Vec<PgId> = of_profile.flat_map(|(_, groups)| with_up(groups, profile.n())).collect();
+    let follows = |pg: &PgId| cluster.groups.get(pg).is_some_and(|group| group.spread == rule);
+    if whole.iter().any(follows) {
+        whole.retain(follows);
+    }
     let even = whole.len() * EVEN_PART >= record.groups.len().min(usize::from(profile.n()) * EVEN_PART);
     if !whole.is_empty() && (even || patience == Patience::Left || profile != full) {
         return Choice::Use(WriteSet { profile, groups: whole });
@@ -82,6 +85,13 @@ fn choose_groups(
         return as_it_is();
     }
     Choice::Plan(profile)
+}
+
+impl Cluster {
+    /// The profile of new extents of a filesystem while only these drives are up. `None` if not even the narrowest one fits.
+    pub fn write_profile(&self, record: &FilesystemRecord, up: &BTreeSet<DriveId>) -> Option<Profile> {
+        self.rule_or_last(record).narrowed(record.profile, &self.slots(up))
+    }
 }
 
 impl Plan {
@@ -99,7 +109,8 @@ impl Plan {
         match choose_groups(&record, self.next(), up, patience) {
             Choice::Use(set) => Ok(set),
             Choice::Plan(profile) => {
-                let groups = self.plan_groups(up, profile, seed)?;
+                let rule = self.next().rule_or_last(&record);
+                let groups = self.plan_groups(up, (profile, rule), seed)?;
                 record.add_groups(profile, groups.iter().copied());
                 self.set_filesystem(record);
                 Ok(WriteSet { profile, groups })
@@ -114,7 +125,8 @@ impl Plan {
         up: &BTreeSet<DriveId>,
         seed: u64,
     ) -> Result<(), PlacementError> {
-        let groups = self.plan_groups(up, record.profile, seed)?;
+        let rule = self.next().rule(&record)?;
+        let groups = self.plan_groups(up, (record.profile, rule), seed)?;
         self.set_filesystem(FilesystemRecord { groups, ..record });
         Ok(())
     }
@@ -128,8 +140,10 @@ impl Plan {
         seed: u64,
     ) -> Result<(), PlacementError> {
         record.set_profile(profile);
-        if record.groups.is_empty() {
-            record.groups = self.plan_groups(up, profile, seed)?;
+        let rule = self.next().rule(&record)?;
+        // While drives are away, groups may have to be narrower: then they are planned with the next choice.
+        if record.groups.is_empty() && rule.narrowed(profile, &self.next().slots(up)) == Some(profile) {
+            record.groups = self.plan_groups(up, (profile, rule), seed)?;
         }
         self.set_filesystem(record);
         Ok(())
@@ -146,7 +160,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use base::env::Env;
-    use base::{DriveUuid, LedgerId};
+    use base::{DriveUuid, NodeId};
     use layout::DriveState;
     use wire::drive::DriveMark;
 
@@ -161,7 +175,7 @@ mod tests {
             id: DriveId(id),
             uuid: DriveUuid([0; 16]),
             path: String::new(),
-            domain: u64::from(id),
+            node: NodeId(0),
             capacity_bytes: 1,
             state: DriveState::Up,
             scrub: ScrubRecord::default(),
@@ -173,18 +187,8 @@ mod tests {
         let mut plan = Plan::new(Cluster::new(Control::new_cluster(&Env::real())));
         (0..drives).for_each(|id| plan.set_drive(drive(id)));
         let record = FilesystemRecord {
-            id: 1,
             name: "main".to_owned(),
-            ledger: LedgerId(1),
-            profile: profile.parse().unwrap(),
-            groups: Vec::new(),
-            sets: Vec::new(),
-            provisioned_bytes: None,
-            ssd_bytes: None,
-            mount: None,
-            mount_options: String::new(),
-            tier: None,
-            filesystem_group: None,
+            ..FilesystemRecord::new(1, profile.parse().unwrap())
         };
         plan.add_filesystem(record, &(0..drives).map(DriveId).collect(), 1).unwrap();
         World(plan.into_next())

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use base::{DriveId, DriveUuid, Epoch, PgId, Seq};
+use base::{DriveId, DriveUuid, Epoch, NodeId, PgId, Seq};
 use client::{Limits, Topology};
 use control::{
-    ClusterRecord, Control, ControlError, DriveRecord, FilesystemRecord, Patience, Plan, ScrubRecord, Seen,
-    UpkeepRecord, WriteSet,
+    ClusterRecord, Control, ControlError, DriveRecord, FilesystemRecord, NodeRecord, Patience, Plan,
+    ScrubRecord, Seen, UpkeepRecord, WriteSet,
 };
-use layout::{ClusterMap, DriveState, PlacementError, PlacementGroup, Profile};
+use layout::{ClusterMap, DriveState, PlacementError, PlacementGroup, Profile, Spread};
 use meta::log::{AppendError, Fence, LedgerLog, LogCaps, LogEntry, LogError, MemLog, Tail};
 use meta::state::MemState;
 use wire::BoxFuture;
@@ -45,6 +45,7 @@ fn nothing() -> control::Cluster {
         next_drive: 0,
         next_group: 0,
         next_filesystem: FILESYSTEM,
+        next_node: 0,
         upkeep: UpkeepRecord::default(),
     })
 }
@@ -85,17 +86,22 @@ impl Cluster {
         Seen { up: those(&[DriveState::Up]), readable: those(&[DriveState::Up, DriveState::Leaving]) }
     }
 
-    /// I9: the groups with two members in one failure domain.
+    /// I9: the groups with more members in one failure domain than their rule allows.
     fn crowded(&self) -> Vec<String> {
-        let domain = |id: &DriveId| self.now.drives.get(id).map(|drive| drive.domain);
+        let places = self.now.places();
         let is_crowded = |group: &&PlacementGroup| {
-            let domains: BTreeSet<_> = group.members.iter().map(domain).collect();
-            domains.len() < group.members.len() || domains.contains(&None)
+            let Spread { level, per_domain } = group.spread;
+            let domain = |id: &DriveId| places.get(id).map(|place| place.domain(level, *id));
+            let domains: Vec<_> = group.members.iter().map(domain).collect();
+            let count = |domain| domains.iter().filter(|other| **other == domain).count();
+            let drives: BTreeSet<&DriveId> = group.members.iter().collect();
+            drives.len() < group.members.len()
+                || domains.iter().any(|domain| domain.is_none() || count(*domain) > per_domain.into())
         };
         let say = |group: &PlacementGroup| {
             format!(
-                "I9: at map {} two members of group {} share a domain: {:?}",
-                self.now.record.map_epoch, group.id, group.members
+                "I9: at map {} group {} breaks its rule {:?}: {:?}",
+                self.now.record.map_epoch, group.id, group.spread, group.members
             )
         };
         self.now.groups.values().filter(is_crowded).map(say).collect()
@@ -117,9 +123,9 @@ impl Cluster {
         }
     }
 
-    /// Whether writes go on, perhaps narrower, with one drive less.
-    fn can_spare_one(&self) -> bool {
-        self.profile().narrowed(self.seen().up.len() as u32 - 1).is_some()
+    /// Whether writes go on, perhaps narrower, without a drive.
+    fn can_spare(&self, id: DriveId) -> bool {
+        self.now.write_profile(self.filesystem(), &self.seen().without(id).up).is_some()
     }
 
     /// Whether the other drives have room for every position of a drive.
@@ -237,12 +243,17 @@ impl ControlNode {
     }
 
     async fn create(&self, world: &World) {
-        let Scenario { drives, profile, .. } = world.scenario;
+        let Scenario { drives, node_drives, profile, .. } = world.scenario;
         let seed = self.dice.below(u64::MAX);
         loop {
             let Ok(view) = self.control.view() else { return };
             let mut plan = Plan::new(nothing());
-            (0..drives).for_each(|number| plan.set_drive(drive_record(number)));
+            for number in 0..drives {
+                let node = NodeId(number / node_drives);
+                let name = format!("node-{node}");
+                plan.set_node(NodeRecord { id: node, name, zone: String::new(), rack: String::new() });
+                plan.set_drive(drive_record(number, node));
+            }
             plan.set_cluster(|cluster| cluster.next_drive = drives);
             let record = FilesystemRecord {
                 name: "main".to_owned(),
@@ -344,12 +355,12 @@ impl ControlNode {
     }
 }
 
-fn drive_record(number: u32) -> DriveRecord {
+fn drive_record(number: u32, node: NodeId) -> DriveRecord {
     DriveRecord {
         id: DriveId(number),
         uuid: DriveUuid([number as u8; 16]),
         path: String::new(),
-        domain: u64::from(number),
+        node,
         capacity_bytes: 1,
         state: DriveState::Up,
         scrub: ScrubRecord::default(),
@@ -392,7 +403,7 @@ async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
     let victim = DriveId(world.scenario.victim());
     let is_up = world.cluster().state(victim) == DriveState::Up;
     match change {
-        Change::SetAside if is_up && world.cluster().can_spare_one() => {
+        Change::SetAside if is_up && world.cluster().can_spare(victim) => {
             world.trace.event(format_args!("drive {victim} is set aside"));
             let control = &node.control;
             control.is_patient.store(dice.once_in(3), Ordering::Relaxed);

@@ -72,6 +72,8 @@ pub struct Scenario {
     pub client_dies: bool,
     /// Changes of names return before they are durable.
     pub early: bool,
+    /// Drives in one node; the last node may have fewer.
+    pub node_drives: u32,
 }
 
 const MIB: u64 = 1 << 20;
@@ -118,6 +120,7 @@ impl Scenario {
             drifts: dice.once_in(3),
             client_dies: dice.once_in(2),
             early: dice.once_in(2),
+            node_drives: *dice.of(&[1, 2, 2]),
         };
         // At most one drive may lack shards at a time.
         scenario.copies_return &= profile.m() > 0

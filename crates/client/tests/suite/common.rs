@@ -14,7 +14,7 @@ use bytes::Bytes;
 use client::{
     Attr, Client, ClientOptions, FileKind, Limits, MakeNode, OpenIntent, Peers, Reach, TierLink, Topology,
 };
-use layout::{ClusterMap, DriveState, MapDrive, PlacementGroup, Rebuilding};
+use layout::{ClusterMap, DriveState, MapDrive, Place, PlacementGroup, Rebuilding};
 use meta::log::{LedgerLog, MemLog};
 use meta::owner::{EarlierSessions, Owner, OwnerOptions};
 use meta::state::MemState;
@@ -489,7 +489,7 @@ impl World {
         let map_drives = ids.clone().map(|id| MapDrive {
             id: DriveId(id),
             uuid: DriveUuid([id as u8; 16]),
-            domain: u64::from(id),
+            place: Place { node: id, ..Place::default() },
             state: DriveState::Up,
         });
         let group = PlacementGroup::new(PgId(0), ids.take(profile.n().into()).map(DriveId).collect());

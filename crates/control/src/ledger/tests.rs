@@ -4,7 +4,7 @@ use wire::BoxFuture;
 
 use super::*;
 use crate::{GroupSet, TierRecord};
-use base::{PgId, Seq};
+use base::{Epoch, PgId, Seq};
 use meta::keys::KeyRange;
 use meta::log::{AppendError, Fence, LogCaps, LogEntry, LogError, MemLog, Tail};
 use meta::state::{Applied, MemState, Pair, StateError, Visit};
@@ -181,6 +181,7 @@ async fn what_was_committed_is_there_after_reopening_even_without_the_store() {
         name: "main".to_owned(),
         ledger: LedgerId(1),
         profile: "4+2".parse().unwrap(),
+        level: None,
         groups: vec![PgId(0)],
         sets: vec![GroupSet { profile: "2+2".parse().unwrap(), groups: vec![PgId(1)] }],
         provisioned_bytes: None,

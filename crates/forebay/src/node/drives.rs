@@ -7,7 +7,7 @@ use admin::{DriveInfo, ScrubInfo, SpaceInfo};
 use anyhow::{Context, Result, bail};
 use base::env::{Caching, Env, OpenMode};
 use base::units::{GIB, MIB, format_size};
-use base::{ClusterId, DriveId, DriveUuid};
+use base::{ClusterId, DriveId, DriveUuid, NodeId};
 use control::{DriveRecord, ScrubRecord};
 use drive::{Drive, Existing, FormatOptions, OpenOptions, Preallocate, PreferIo};
 use layout::DriveState;
@@ -26,6 +26,8 @@ const FREE_PART: u64 = 10;
 const METADATA_BYTES: u64 = 64 * MIB;
 /// A start says what it does with less free space than this.
 const PLENTY_BYTES: u64 = 20_000_000_000;
+/// The node of every drive, while there is only one.
+const FIRST_NODE: NodeId = NodeId(0);
 /// The smallest useful drive.
 const BYTES_MIN: u64 = 64 * MIB;
 
@@ -321,7 +323,7 @@ fn format_drive(env: &Env, cluster: ClusterId, id: DriveId, new_drive: &NewDrive
         id,
         uuid,
         path: path.to_string_lossy().into_owned(),
-        domain: u64::from(id.0),
+        node: FIRST_NODE,
         capacity_bytes: size,
         state: DriveState::Up,
         scrub: ScrubRecord::default(),

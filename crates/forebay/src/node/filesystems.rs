@@ -11,7 +11,7 @@ use base::{ClusterId, DriveId, LedgerId, PgId};
 use bytes::Bytes;
 use client::{Client, ClientOptions, FsStat, OwedEntry, Peers, Reach, Topology, only_owner};
 use control::{Cluster, FilesystemRecord, WriteSet};
-use layout::{ClusterMap, shard_len};
+use layout::{ClusterMap, FailureDomain, shard_len};
 use meta::owner::{EarlierSessions, Owner, OwnerOptions, OwnerStat};
 use posix::fuse::UnmountMode;
 use tokio::runtime::Handle;
@@ -471,7 +471,7 @@ impl FilesystemEntry {
 }
 
 /// Protection now: of reads, by the stored data; of writes, by the drives that are up, with narrower extents if
-/// necessary. On one node a drive is a failure domain.
+/// necessary.
 fn protection(
     record: &FilesystemRecord,
     cluster: &Cluster,
@@ -480,22 +480,29 @@ fn protection(
     is_lost: bool,
 ) -> String {
     let seen = seen(drives);
-    let whole = cluster.reads_survive(record, &seen, owed);
     // Damaged shards count as missing; together they may be more than any single extent lacks.
     let damaged = |(_, entry): &(&DriveId, &DriveEntry)| {
         entry.stat_if_readable().is_some_and(|stat| stat.bad_shards > 0)
     };
     let lacking: BTreeSet<DriveId> =
         drives.iter().filter(damaged).map(|(id, _)| *id).chain(owed.iter().copied()).collect();
-    let reads = match cluster.reads_survive(record, &seen, &lacking).max(whole.min(0)) {
+    let reads = |level| {
+        let whole = cluster.reads_survive(record, &seen, owed, level);
+        cluster.reads_survive(record, &seen, &lacking, level).max(whole.min(0))
+    };
+    let drives = match reads(FailureDomain::Drive) {
         losses @ 0.. if !is_lost => format!("survive {losses} drives"),
         _ => "fail for some data".to_owned(),
     };
-    let writes = match cluster.writes_survive(record, &seen) {
+    let writes = match cluster.writes_survive(record, &seen, FailureDomain::Drive) {
         Some(losses) => format!("survive {losses} drives"),
         None => "not possible".to_owned(),
     };
-    format!("reads {reads}, writes {writes}, 0 nodes")
+    let both = |level| {
+        let writes = cluster.writes_survive(record, &seen, level).unwrap_or(0);
+        reads(level).max(0).min(writes as i32)
+    };
+    format!("reads {drives}, writes {writes}, {} nodes", both(FailureDomain::Node))
 }
 
 fn ledger_state(stat: &OwnerStat) -> &'static str {

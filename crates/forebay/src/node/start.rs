@@ -10,9 +10,10 @@ use anyhow::{Context, Result, bail};
 use base::DriveId;
 use base::env::{Caching, Env, File, OpenMode};
 use control::{
-    CONTROL_LEDGER, Cluster, Control, ControlError, DriveRecord, FilesystemRecord, Plan, UpkeepRecord,
+    CONTROL_LEDGER, Cluster, Control, ControlError, DriveRecord, FilesystemRecord, NodeRecord, Plan,
+    UpkeepRecord,
 };
-use layout::{DriveState, Profile};
+use layout::{DriveState, FailureDomain, Profile};
 use meta::history::Evidence;
 use meta::log::StaleCopies;
 use posix::fuse::UnmountMode;
@@ -183,6 +184,13 @@ async fn create_cluster(
     let view = control.view()?;
     let mut plan = Plan::new(Cluster::new(record));
     plan.set_cluster(|cluster| cluster.next_drive += drives.len() as u32);
+    let id = plan.next_node();
+    plan.set_node(NodeRecord {
+        id,
+        name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        zone: String::new(),
+        rack: String::new(),
+    });
     let up = drives.iter().map(|drive| drive.id).collect();
     drives.into_iter().for_each(|drive| plan.set_drive(drive));
     let filesystem = FilesystemRecord {
@@ -223,7 +231,8 @@ fn check_enough(
 ) -> Result<()> {
     let (seen, behind) = (seen(drives), cluster.behind());
     for filesystem in cluster.filesystems.values() {
-        if cluster.reads_survive(filesystem, &seen, &BTreeSet::new()) >= 0 || options.degraded {
+        let reads = cluster.reads_survive(filesystem, &seen, &BTreeSet::new(), FailureDomain::Drive);
+        if reads >= 0 || options.degraded {
             continue;
         }
         let groups = filesystem.all_sets().flat_map(|(_, groups)| groups);

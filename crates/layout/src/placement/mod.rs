@@ -117,7 +117,7 @@ pub struct PlacementGroup {
     /// The drives, all different.
     pub members: Vec<DriveId>,
     /// The rule that says how many of them may fail together.
-    #[serde(default, skip_serializing_if = "Spread::is_default")]
+    #[serde(default)]
     pub spread: Spread,
     /// Positions whose members do not have all their shards yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

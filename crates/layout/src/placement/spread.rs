@@ -106,10 +106,6 @@ impl Spread {
         if self.level == FailureDomain::Drive { 1 } else { self.per_domain.max(1) }
     }
 
-    pub(crate) fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// Refuses drives on which a stripe of the profile finds no places under this rule, and drives listed twice.
     pub(super) fn require(self, drives: &[DriveSlot], profile: Profile) -> Result<(), PlacementError> {
         refuse_duplicates(drives)?;

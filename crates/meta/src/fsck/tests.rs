@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{DriveUuid, Epoch, ExtentId, Ino, MapId, PgId, Seq, SessionId, ShardIndex};
-use layout::{DriveState, MapDrive, PlacementGroup, Rebuilding};
+use layout::{DriveState, MapDrive, Place, PlacementGroup, Rebuilding};
 use proptest::prelude::*;
 use wire::damage::{DamageSums, LossCause};
 use wire::drive::{ShardKey, ShardShape};
@@ -203,7 +203,7 @@ impl World {
         let drives = (0..3).map(|id| MapDrive {
             id: DriveId(id),
             uuid: DriveUuid([0; 16]),
-            domain: u64::from(id),
+            place: Place { node: id, ..Place::default() },
             state: DriveState::Up,
         });
         let mut group = PlacementGroup::new(PgId(0), (0..3).map(DriveId).collect());

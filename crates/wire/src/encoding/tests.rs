@@ -112,6 +112,25 @@ fn older_readers_skip_new_fields_and_newer_ones_take_defaults() {
     assert!(decode::<Inner>(&encode(&(1u8, 5u8))).is_err());
 }
 
+/// Fields go by their places: what follows a field that is left out would be taken for it.
+#[test]
+fn only_the_last_fields_can_be_left_out() {
+    #[derive(Serialize)]
+    struct First {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        first: Option<u8>,
+        last: u8,
+    }
+    let can_write = |value: First| value.serialize(&mut write::Writer::default()).is_ok();
+    assert!(can_write(First { first: Some(1), last: 2 }));
+    assert!(!can_write(First { first: None, last: 2 }));
+    let mut group = layout::PlacementGroup::new(base::PgId(3), vec![base::DriveId(1), base::DriveId(2)]);
+    for _ in 0..2 {
+        assert_eq!(decode::<layout::PlacementGroup>(&encode(&group)).unwrap(), group);
+        group.rebuilding.push(layout::Rebuilding { position: 1, from: base::DriveId(9) });
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     assert!(decode::<u64>(&[]).is_err());

@@ -32,7 +32,7 @@ impl Writer {
     /// Begins a struct: its length will stand before what is written from here on.
     fn fields(&mut self) -> Fields<'_> {
         self.out.push(0);
-        Fields { start: self.out.len(), writer: self }
+        Fields { start: self.out.len(), writer: self, has_gap: false }
     }
 
     fn items(&mut self, count: Option<usize>) -> Result<Items<'_>, Malformed> {
@@ -46,10 +46,15 @@ impl Writer {
 pub(super) struct Fields<'a> {
     writer: &'a mut Writer,
     start: usize,
+    /// A field was left out: a reader would take the next one for it.
+    has_gap: bool,
 }
 
 impl Fields<'_> {
     fn field<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Malformed> {
+        if self.has_gap {
+            return Err(ser::Error::custom("a field after one that was left out"));
+        }
         value.serialize(&mut *self.writer)
     }
 
@@ -285,6 +290,13 @@ macro_rules! fields {
             fn $method<T: Serialize + ?Sized>(&mut self, $($key: &'static str,)? value: &T) -> Result<(), Malformed> {
                 self.field(value)
             }
+
+            $(
+                fn skip_field(&mut self, $key: &'static str) -> Result<(), Malformed> {
+                    self.has_gap = true;
+                    Ok(())
+                }
+            )?
 
             fn end(self) -> Result<(), Malformed> {
                 self.close()

@@ -246,7 +246,7 @@ fn view() -> ViewReply {
     let drive = layout::MapDrive {
         id: DriveId(1),
         uuid: DriveUuid([7; 16]),
-        domain: 3,
+        place: layout::Place { zone: 1, rack: 2, node: 3 },
         state: layout::DriveState::Up,
     };
     ViewReply::Filesystem(Box::new(FilesystemView {
