@@ -32,6 +32,7 @@ const FIRST_NODE: NodeId = NodeId(0);
 const BYTES_MIN: u64 = 64 * MIB;
 
 /// A drive in the control ledger, with its service if it answers.
+#[derive(Clone)]
 pub(super) struct DriveEntry {
     pub(super) record: DriveRecord,
     pub(super) service: Option<Arc<Drive>>,

@@ -79,80 +79,87 @@ impl Node {
         let restored = filesystems.iter().flat_map(|(name, entry)| entry.files.restored(&subject(name)));
         let restored = self.control_files.restored("cluster").into_iter().chain(restored).collect();
         watch.keep(self.env.clock.wall_ns() / 1_000_000_000, restored);
-        self.tell(&mut state).await;
+        drop(state);
+        self.tell().await;
         Ok(())
     }
 
     /// Records events for what has changed since the last look. Code that changes something calls this at once, so that
     /// no state between two looks is missed. Events that cannot be written now are written later.
-    pub(super) async fn tell(&self, state: &mut State) {
-        let State { drives, filesystems, map, watch, .. } = state;
-        let happened = watch.look(drives, filesystems, map);
-        watch.keep(self.env.clock.wall_ns() / 1_000_000_000, happened);
-        self.write_events(watch).await;
+    pub(super) async fn tell(&self) {
+        {
+            let mut state = self.state.lock().await;
+            let State { drives, filesystems, map, watch, .. } = &mut *state;
+            let happened = watch.look(drives, filesystems, map);
+            watch.keep(self.env.clock.wall_ns() / 1_000_000_000, happened);
+        }
+        if let Err(error) = self.write_events().await {
+            tracing::warn!(%error, "events could not be written, trying again");
+        }
     }
 
     /// Like `tell`, and also looks at states that must last before they count. Called once a second.
     pub(super) async fn tell_what_stays(&self) {
-        let mut state = self.state.lock().await;
-        let State { drives, filesystems, watch, .. } = &mut *state;
-        let happened = watch.look_at_levels(drives, filesystems);
-        watch.keep(self.env.clock.wall_ns() / 1_000_000_000, happened);
-        self.tell(&mut state).await;
+        {
+            let mut state = self.state.lock().await;
+            let State { drives, filesystems, watch, .. } = &mut *state;
+            let happened = watch.look_at_levels(drives, filesystems);
+            watch.keep(self.env.clock.wall_ns() / 1_000_000_000, happened);
+        }
+        self.tell().await;
     }
 
-    async fn write_events(&self, watch: &mut Watch) {
-        if watch.pending.is_empty() {
-            return;
-        }
-        let written = async {
-            let mut change = self.control.view()?.change();
-            let written = self.add_events(&mut change, &watch.pending).await;
-            self.control.commit(change).await?;
-            written.are_written();
-            Ok::<(), anyhow::Error>(())
+    async fn write_events(&self) -> Result<()> {
+        // Others wait here, so that no event is written twice.
+        let next = self.next_event.lock().await;
+        let (pending, dropped) = {
+            let watch = &self.state.lock().await.watch;
+            (watch.pending.clone(), watch.dropped)
         };
-        match written.await {
-            Ok(()) => watch.pending.clear(),
-            Err(error) => tracing::warn!(%error, "events could not be written, trying again"),
+        if pending.is_empty() {
+            return Ok(());
         }
+        let mut change = self.control.view()?.change();
+        let written = add_events(next, &mut change, &pending);
+        self.control.commit(change).await?;
+        self.state.lock().await.watch.wrote(pending.len(), dropped);
+        written.are_written();
+        Ok(())
     }
 
     /// Decides a plan and commits it together with its events.
     pub(super) async fn plan_and_tell(
         &self,
-        state: &mut State,
         happened: Vec<Happened>,
-        mut decide: impl FnMut(&mut Plan) -> Result<()>,
+        decide: impl FnOnce(&mut Plan) -> Result<()>,
     ) -> Result<()> {
         let time_s = self.env.clock.wall_ns() / 1_000_000_000;
         let happened: VecDeque<_> = happened.into_iter().map(|happened| (time_s, happened)).collect();
         self.control.catch_up().await?;
+        let next = self.next_event.lock().await;
         let view = self.control.view()?;
         let mut plan = Plan::new(Cluster::of(&view)?);
         decide(&mut plan)?;
         let mut change = plan.change(&view);
-        let written = self.add_events(&mut change, &happened).await;
+        let written = add_events(next, &mut change, &happened);
         self.control.commit(change).await?;
         written.are_written();
-        state.take(plan.into_next());
-        Ok(())
+        self.take_over().await
     }
+}
 
-    /// Adds events to a change, under the next numbers.
-    async fn add_events(
-        &self,
-        change: &mut ControlChange,
-        happened: &VecDeque<(i64, Happened)>,
-    ) -> Numbered<'_> {
-        let next = self.next_event.lock().await;
-        for (id, (time_s, happened)) in (*next..).zip(happened) {
-            let Happened { severity, subject, kind, text } = happened;
-            let (subject, kind, text) = (subject.clone(), (*kind).to_owned(), text.clone());
-            change.event(&Event { id, time_s: *time_s, severity: *severity, subject, kind, text });
-        }
-        Numbered { next, count: happened.len() as u32 }
+/// Adds events to a change, under the next numbers.
+fn add_events<'a>(
+    next: MutexGuard<'a, u32>,
+    change: &mut ControlChange,
+    happened: &VecDeque<(i64, Happened)>,
+) -> Numbered<'a> {
+    for (id, (time_s, happened)) in (*next..).zip(happened) {
+        let Happened { severity, subject, kind, text } = happened;
+        let (subject, kind, text) = (subject.clone(), (*kind).to_owned(), text.clone());
+        change.event(&Event { id, time_s: *time_s, severity: *severity, subject, kind, text });
     }
+    Numbered { next, count: happened.len() as u32 }
 }
 
 /// The numbers of events that are being written.
@@ -175,6 +182,8 @@ pub(super) struct Watch {
     rebuilding: usize,
     /// Events that are not written yet, with their times, oldest first.
     pending: VecDeque<(i64, Happened)>,
+    /// Number of events that were dropped because too many were pending.
+    dropped: usize,
 }
 
 #[derive(Default)]
@@ -256,6 +265,14 @@ impl Watch {
         self.pending.extend(happened.into_iter().map(|happened| (time_s, happened)));
         let too_many = self.pending.len().saturating_sub(PENDING_MAX);
         self.pending.drain(..too_many);
+        self.dropped += too_many;
+    }
+
+    /// So many events are written, which were the oldest when so many had been dropped.
+    fn wrote(&mut self, count: usize, dropped: usize) {
+        let since = self.dropped - dropped;
+        let left = count.saturating_sub(since).min(self.pending.len());
+        self.pending.drain(..left);
     }
 
     /// Changes in steps; each step gives an event.

@@ -14,8 +14,9 @@ use futures_util::future::join_all;
 use wire::BoxFuture;
 
 use super::filesystems::FilesystemEntry;
-use super::management::{failed, no_filesystem};
+use super::management::failed;
 use super::tiers::end;
+use super::tiers::entry_of;
 use super::users::check_name;
 use super::{Node, State};
 
@@ -241,7 +242,6 @@ impl Node {
 
     async fn remove_filesystem_group_now(&self, name: &str) -> Result<FilesystemGroupInfo, AdminError> {
         let _one_at_a_time = self.stores_lock.lock().await;
-        let _no_filesystem_comes = self.state.lock().await;
         let group = self.filesystem_group(name)?;
         if group.is_default() {
             return Err(AdminError::conflict(format!(
@@ -264,9 +264,7 @@ impl Node {
         let _one_at_a_time = self.stores_lock.lock().await;
         let group = self.filesystem_group(group)?;
         self.follow(&group, Followers::Newcomer(name)).await?;
-        let state = self.state.lock().await;
-        let entry = state.filesystems.get(name).ok_or_else(|| no_filesystem(name))?;
-        entry.info(&self.env, &state.cluster, &state.drives).await.map_err(failed)
+        self.filesystem_info(name).await
     }
 
     /// Commits a change of a group or of its members, and restarts tiering of the affected filesystems. All or none.
@@ -286,7 +284,6 @@ impl Node {
             }
         }
         join_all(running.into_iter().map(end)).await;
-        let mut state = self.state.lock().await;
         let committed = match followers {
             Followers::Members => {
                 let mut change = self.view()?.change();
@@ -294,12 +291,13 @@ impl Node {
                 self.control.commit(change).await.map_err(AdminError::failed)
             }
             Followers::Newcomer(name) => {
-                let entry = state.filesystems.get(name).ok_or_else(|| no_filesystem(name))?;
-                let (id, filesystem_group) = (entry.record.id, group.reference());
+                let id = entry_of(&mut *self.state.lock().await, name)?.record.id;
+                let filesystem_group = group.reference();
                 let change = |record| FilesystemRecord { filesystem_group, ..record };
-                self.plan_filesystem(&mut state, id, change).await.map_err(failed)
+                self.plan_filesystem(id, change).await.map_err(failed)
             }
         };
+        let mut state = self.state.lock().await;
         for entry in followers.among(&mut state, group) {
             let is_retimed = entry.is_retimed_by(group);
             if committed.is_ok() {

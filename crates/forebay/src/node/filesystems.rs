@@ -22,6 +22,7 @@ use upkeep::{
 use wire::drive::DriveService;
 use wire::meta::MetaService;
 use wire::position::Position;
+use wire::tier::TierStat;
 use wire::view::FilesystemView;
 
 use super::damage::damage_info;
@@ -75,6 +76,41 @@ pub(super) struct FilesystemEntry {
     pub(super) broken: Option<Broken>,
     /// What clients in other processes must know.
     pub(super) view: watch::Sender<Arc<FilesystemView>>,
+}
+
+/// The way to the owner of a filesystem's ledger.
+pub(super) struct Asker {
+    client: Client,
+    owner: Arc<Owner>,
+    has_tier: bool,
+}
+
+/// What the owner of a filesystem's ledger said.
+pub(super) struct Told {
+    pub(super) stat: FsStat,
+    /// Shards that are owed, up to a limit.
+    pub(super) owed: Vec<OwedEntry>,
+    /// Sums of tiering, if there is a store.
+    pub(super) tier: Option<TierStat>,
+}
+
+impl Asker {
+    /// Asks for everything that `status` shows. A halted ledger does not answer: zeros are shown with that state.
+    pub(super) async fn ask(&self) -> Result<Told> {
+        if self.owner.stat().halted {
+            let stat = FsStat { total_bytes: 0, free_bytes: 0, used_bytes: 0, drive_bytes: 0, inodes: 0 };
+            return Ok(Told { stat, owed: Vec::new(), tier: self.has_tier.then(TierStat::default) });
+        }
+        let stat = self.client.statfs().await?;
+        let owed = self.owed().await?;
+        let tier = if self.has_tier { Some(self.client.tier_stat().await?) } else { None };
+        Ok(Told { stat, owed, tier })
+    }
+
+    /// Asks for the shards that are owed, up to a limit.
+    pub(super) async fn owed(&self) -> Result<Vec<OwedEntry>> {
+        Ok(self.client.owed(OWED_COUNTED_MAX).await?)
+    }
 }
 
 /// Parts of the node that all filesystems share.
@@ -315,21 +351,23 @@ impl FilesystemEntry {
         unmounted.and(closed)
     }
 
-    pub(super) async fn info(
+    /// What is needed to ask the owner of the ledger, which may take long, without the node.
+    pub(super) fn asker(&self) -> Asker {
+        Asker { client: self.client.clone(), owner: self.owner.clone(), has_tier: self.record.tier.is_some() }
+    }
+
+    pub(super) fn info(
         &self,
         env: &Env,
         cluster: &Cluster,
         drives: &BTreeMap<DriveId, DriveEntry>,
-    ) -> Result<FilesystemInfo> {
+        Told { stat, owed, tier }: &Told,
+    ) -> FilesystemInfo {
         let ledger = self.owner.stat();
-        // A halted ledger does not answer; zeros are shown with that state.
-        let unknown = FsStat { total_bytes: 0, free_bytes: 0, used_bytes: 0, drive_bytes: 0, inodes: 0 };
-        let stat = if ledger.halted { unknown } else { self.client.statfs().await? };
-        let owed = if ledger.halted { Vec::new() } else { self.client.owed(OWED_COUNTED_MAX).await? };
         let owed_bytes = owed.iter().map(|entry| u64::from(shard_len(entry.extent_len, entry.k))).sum();
-        let owed_drives: BTreeSet<DriveId> = owed.iter().map(|entry| self.holder(cluster, entry)).collect();
+        let owed_drives: BTreeSet<DriveId> = self.holders(cluster, owed);
         let (reclaim, damage) = (self.reclaimer.stat(), damage_info(self.damage.stat()));
-        Ok(FilesystemInfo {
+        FilesystemInfo {
             name: self.record.name.clone(),
             group: self.tier.filesystem_group.name.clone(),
             profile: self.record.profile.to_string(),
@@ -359,15 +397,15 @@ impl FilesystemEntry {
             },
             owed_shards: owed.len() as u64,
             owed_bytes,
-            repair: self.repair_info(cluster, &owed, drives),
+            repair: self.repair_info(cluster, owed, drives),
             owed_drives: owed_drives.iter().map(|drive| drive.0).collect(),
             reclaimed_extents: reclaim.deleted_extents,
             waiting_extents: reclaim.waiting_extents,
             pack: self.pack_info(),
             orphans: self.orphan_info(env),
             damage,
-            tier: self.tier_info().await?,
-        })
+            tier: tier.as_ref().and_then(|tier| self.tier_info(tier)),
+        }
     }
 
     fn pack_info(&self) -> PackInfo {
@@ -442,15 +480,13 @@ impl FilesystemEntry {
     }
 
     /// Bytes owed to each drive.
-    pub(super) async fn owed_bytes(&self, cluster: &Cluster) -> Result<BTreeMap<DriveId, u64>> {
+    pub(super) fn owed_bytes(&self, cluster: &Cluster, owed: &[OwedEntry]) -> BTreeMap<DriveId, u64> {
         let mut bytes = BTreeMap::new();
-        if !self.owner.stat().halted {
-            for entry in self.client.owed(OWED_COUNTED_MAX).await? {
-                *bytes.entry(self.holder(cluster, &entry)).or_insert(0) +=
-                    u64::from(shard_len(entry.extent_len, entry.k));
-            }
+        for entry in owed {
+            *bytes.entry(self.holder(cluster, entry)).or_insert(0) +=
+                u64::from(shard_len(entry.extent_len, entry.k));
         }
-        Ok(bytes)
+        bytes
     }
 
     /// The newest durable position of the filesystem's ledger.
@@ -458,10 +494,9 @@ impl FilesystemEntry {
         self.owner.position()
     }
 
-    /// The drives that are owed shards.
-    pub(super) async fn owed_holders(&self, cluster: &Cluster) -> Result<BTreeSet<DriveId>> {
-        let owed = self.client.owed(OWED_COUNTED_MAX).await?;
-        Ok(owed.iter().map(|entry| self.holder(cluster, entry)).collect())
+    /// The drives that are owed these shards.
+    pub(super) fn holders(&self, cluster: &Cluster, owed: &[OwedEntry]) -> BTreeSet<DriveId> {
+        owed.iter().map(|entry| self.holder(cluster, entry)).collect()
     }
 
     /// Groups whose new members have all their shards of this filesystem.

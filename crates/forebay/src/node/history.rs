@@ -4,12 +4,15 @@
 //! progress of each drive. Both are compared before any of them is used, and updated at most every ten seconds.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use admin::NodeStatus;
 use anyhow::Result;
 use base::{DriveId, LedgerId};
-use control::{CONTROL_LEDGER, Cluster, Control, DriveRecord, Plan};
+use client::Client;
+use control::{CONTROL_LEDGER, Control, ControlError, DriveRecord, Plan};
+use drive::Drive;
 use futures_util::future::join_all;
 use meta::history::{Evidence, Witness};
 use tokio::task::JoinHandle;
@@ -77,24 +80,26 @@ struct Progress {
     older: Option<String>,
 }
 
-fn progress(drives: &BTreeMap<DriveId, DriveEntry>, which: &[DriveId]) -> Vec<Progress> {
-    let with_service = which.iter().filter_map(|id| {
-        let service = drives.get(id)?.service.as_ref()?;
+impl Progress {
+    fn of(id: DriveId, service: &Drive) -> Self {
         let recovery = service.recovery();
         let older = recovery.has_gap.then(|| format!("{:?}", recovery.found));
-        Some(Progress { id: *id, mark: service.stat().mark, older })
-    });
-    with_service.collect()
+        Self { id, mark: service.stat().mark, older }
+    }
+}
+
+/// The drives that have a service.
+pub(super) fn services(drives: &BTreeMap<DriveId, DriveEntry>) -> Vec<(DriveId, Arc<Drive>)> {
+    drives.iter().filter_map(|(id, entry)| Some((*id, entry.service.clone()?))).collect()
 }
 
 /// Records the progress of these drives, and that drives which are older copies may lack shards. Runs before anything
-/// is read from them. Returns events, and the cluster if it has changed.
+/// is read from them. Returns events.
 pub(super) async fn note_drives(
     control: &Control,
-    drives: &BTreeMap<DriveId, DriveEntry>,
-    which: &[DriveId],
-) -> Result<(Vec<Happened>, Option<Cluster>)> {
-    let progress = progress(drives, which);
+    drives: &[(DriveId, Arc<Drive>)],
+) -> Result<Vec<Happened>> {
+    let progress: Vec<Progress> = drives.iter().map(|(id, service)| Progress::of(*id, service)).collect();
     let decide = |plan: &mut Plan| {
         let mut happened = Vec::new();
         for Progress { id, mark, older } in &progress {
@@ -115,26 +120,24 @@ pub(super) async fn note_drives(
                 plan.set_drive(DriveRecord { mark: *mark, ..record });
             }
         }
-        Ok(happened)
+        Ok::<_, ControlError>(happened)
     };
-    control.plan(decide).await
+    Ok(control.plan(decide).await?.0)
+}
+
+/// The drives that can be read.
+pub(super) fn readable(drives: &BTreeMap<DriveId, DriveEntry>) -> Vec<(DriveId, Arc<Drive>)> {
+    let readable = drives.iter().filter(|(_, entry)| entry.is_readable());
+    readable.filter_map(|(id, entry)| Some((*id, entry.service.clone()?))).collect()
 }
 
 /// Sends these positions to all drives at once. A drive that misses the deadline keeps an older position.
-pub(super) async fn tell_drives(
-    drives: &BTreeMap<DriveId, DriveEntry>,
-    positions: &[Position],
-    replace: bool,
-) {
-    let services = drives.iter().filter(|(_, entry)| entry.is_readable());
-    let keeps = services.filter_map(|(id, entry)| {
-        let service = entry.service.clone()?;
-        Some(async move {
-            let kept = service.keep_positions(positions.to_vec(), replace);
-            if !matches!(tokio::time::timeout(DRIVE_TIMEOUT, kept).await, Ok(Ok(()))) {
-                tracing::warn!(drive = %id, "drive was not told how far metadata has come");
-            }
-        })
+pub(super) async fn tell_drives(drives: Vec<(DriveId, Arc<Drive>)>, positions: &[Position], replace: bool) {
+    let keeps = drives.into_iter().map(async |(id, service)| {
+        let kept = service.keep_positions(positions.to_vec(), replace);
+        if !matches!(tokio::time::timeout(DRIVE_TIMEOUT, kept).await, Ok(Ok(()))) {
+            tracing::warn!(drive = %id, "drive was not told how far metadata has come");
+        }
     });
     join_all(keeps).await;
 }
@@ -148,8 +151,11 @@ impl Node {
     /// Replaces the positions on all drives: the operator decided to go on with this metadata, also if drives knew
     /// newer positions.
     pub(super) async fn go_on_with_this_metadata(&self) {
-        let state = self.state.lock().await;
-        tell_drives(&state.drives, &self.positions(&state), true).await;
+        let (drives, positions) = {
+            let state = self.state.lock().await;
+            (readable(&state.drives), self.positions(&state))
+        };
+        tell_drives(drives, &positions, true).await;
     }
 
     /// Compares all shards on drives that were older copies with the maps, so that shards of files that were deleted
@@ -169,12 +175,17 @@ impl Node {
 
     /// Gives up newer metadata: from now on, extents that only it referred to are deleted as orphans.
     pub(super) async fn settle_metadata_now(&self) -> Result<NodeStatus> {
+        let in_doubt: Vec<(String, Client)> = {
+            let state = self.state.lock().await;
+            let in_doubt = state.filesystems.values().filter(|entry| entry.owner.stat().in_doubt);
+            in_doubt.map(|entry| (entry.record.name.clone(), entry.client.clone())).collect()
+        };
+        for (filesystem, client) in in_doubt {
+            client.doubt(false).await?;
+            tracing::warn!(filesystem, "newer metadata is given up");
+        }
         {
             let state = self.state.lock().await;
-            for entry in state.filesystems.values().filter(|entry| entry.owner.stat().in_doubt) {
-                entry.client.doubt(false).await?;
-                tracing::warn!(filesystem = %entry.record.name, "newer metadata is given up");
-            }
             let readable = state.drives.iter().filter(|(_, entry)| entry.is_readable());
             self.recheck(&state, &readable.map(|(id, _)| *id).collect());
         }
@@ -183,7 +194,7 @@ impl Node {
 
     /// Why a returning drive must not be used: it knows metadata that is newer than the node's, or does not say what it
     /// knows. With newer metadata known, no extent counts as an orphan any more, because that metadata may refer to it.
-    async fn refusal(&self, state: &State, opened: &DriveEntry) -> Option<String> {
+    async fn refusal(&self, opened: &DriveEntry) -> Option<String> {
         let id = opened.record.id;
         let service = opened.service.as_ref()?;
         let Ok(Ok(known)) = tokio::time::timeout(DRIVE_TIMEOUT, service.known_ledgers()).await else {
@@ -197,11 +208,15 @@ impl Node {
                 }
                 continue;
             }
-            let of_ledger = state.filesystems.values().find(|entry| entry.record.ledger == known.ledger);
-            let Some(entry) = of_ledger else { continue };
-            if let Err(older) = entry.owner.history().check(&witness) {
-                if !entry.owner.stat().in_doubt
-                    && let Err(error) = entry.client.doubt(true).await
+            let of_ledger = {
+                let state = self.state.lock().await;
+                let entry = state.filesystems.values().find(|entry| entry.record.ledger == known.ledger);
+                entry.map(|entry| (entry.owner.clone(), entry.client.clone()))
+            };
+            let Some((owner, client)) = of_ledger else { continue };
+            if let Err(older) = owner.history().check(&witness) {
+                if !owner.stat().in_doubt
+                    && let Err(error) = client.doubt(true).await
                 {
                     tracing::error!(%error, "orphans are still looked for");
                 }
@@ -211,63 +226,55 @@ impl Node {
         None
     }
 
-    /// Takes a returning drive into use, unless it is refused.
-    pub(super) async fn admit(&self, state: &mut State, mut opened: DriveEntry) -> Result<()> {
+    /// Takes a returning drive into use, unless it is refused. Returns why it is not used.
+    pub(super) async fn admit(&self, mut opened: DriveEntry) -> Result<Option<String>> {
         let id = opened.record.id;
-        if let Some(refusal) = self.refusal(state, &opened).await {
+        if let Some(refusal) = self.refusal(&opened).await {
             tracing::error!(drive = %id, refusal, "drive is not used");
             opened.problem = Some(refusal);
             // Its thread may take a moment to end.
             let service = opened.service.take();
             tokio::task::spawn_blocking(move || drop(service)).await?;
         }
-        let Some(entry) = state.drives.get_mut(&id) else { return Ok(()) };
-        (entry.service, entry.problem) = (opened.service, opened.problem);
-        if entry.service.is_none() {
-            return Ok(());
-        }
-        let noted = note_drives(&self.control, &state.drives, &[id]).await;
-        let happened = match noted {
-            Ok((happened, cluster)) => {
-                cluster.into_iter().for_each(|cluster| state.take(cluster));
-                happened
-            }
+        let Some(service) = opened.service else {
+            self.note_problem(id, opened.problem.as_deref().unwrap_or_default()).await;
+            return Ok(Some(opened.problem.unwrap_or_default()));
+        };
+        // Without a durable record the drive must not be used.
+        let happened = match note_drives(&self.control, &[(id, service.clone())]).await {
+            Ok(happened) => happened,
             Err(error) => {
-                // Without a durable record the drive must not be used.
-                if let Some(entry) = state.drives.get_mut(&id) {
-                    entry.service = None;
-                    entry.problem = Some(format!("its mark cannot be written: {error:#}"));
-                }
+                self.note_problem(id, &format!("its mark cannot be written: {error:#}")).await;
                 return Err(error);
             }
         };
+        self.take_over().await?;
+        let mut state = self.state.lock().await;
+        let Some(entry) = state.drives.get_mut(&id) else { return Ok(None) };
+        (entry.service, entry.problem) = (Some(service), None);
         if !happened.is_empty() {
             state.watch.keep(self.env.clock.wall_ns() / 1_000_000_000, happened);
-            self.publish(state);
-            self.recheck(state, &BTreeSet::from([id]));
+            self.publish(&mut state);
+            self.recheck(&state, &BTreeSet::from([id]));
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Called often: at intervals, records the progress of the drives and sends them the positions of the ledgers.
-    pub(super) async fn keep_history(
-        &self,
-        state: &mut State,
-        told: &mut Reported,
-        now_ns: u64,
-    ) -> Result<()> {
+    pub(super) async fn keep_history(&self, told: &mut Reported, now_ns: u64) -> Result<()> {
         if now_ns.saturating_sub(told.at_ns) < TELL_EVERY_NS {
             return Ok(());
         }
         told.at_ns = now_ns;
         let before = self.control.history().position().map_or(0, |position| position.seq.0);
-        let ids: Vec<DriveId> = state.drives.keys().copied().collect();
-        let (_, cluster) = note_drives(&self.control, &state.drives, &ids).await?;
-        cluster.into_iter().for_each(|cluster| state.take(cluster));
+        let drives = services(&self.state.lock().await.drives);
+        note_drives(&self.control, &drives).await?;
+        self.take_over().await?;
+        let state = self.state.lock().await;
         // Changed marks alone are not sent: each send makes a new mark.
         let control_is_new = before != told.control_seq;
         told.control_seq = self.control.history().position().map_or(0, |position| position.seq.0);
-        let positions = self.positions(state);
+        let positions = self.positions(&state);
         let of_files = positions.iter().filter(|position| position.ledger != CONTROL_LEDGER);
         let filesystems = of_files.map(|position| (position.ledger, position.seq.0)).collect();
         if filesystems == told.filesystems && !control_is_new {

@@ -1,14 +1,14 @@
 //! Limits of a filesystem: its size, and its share of the drives.
 
 use admin::{AdminError, FilesystemInfo, SetLimits, ShortageInfo};
-use anyhow::{Context, Result};
 use base::units::format_size;
-use client::{Limits, Scarce, Shortage};
+use client::{Client, Limits, Scarce, Shortage};
 use control::FilesystemRecord;
 
+use super::Node;
 use super::filesystems::FilesystemEntry;
-use super::management::{failed, no_filesystem};
-use super::{Node, State};
+use super::management::failed;
+use super::tiers::entry_of;
 
 /// Smallest limit of a filesystem: the content of a few files has to fit.
 const BYTES_MIN: u64 = 64 << 20;
@@ -45,11 +45,11 @@ pub(super) fn check_limits(name: &str, limits: Limits) -> Result<(), AdminError>
 }
 
 /// Refuses limits below the stored content, unless that can move to the object store.
-async fn check_fits(entry: &FilesystemEntry, limits: Limits) -> Result<(), AdminError> {
-    let name = &entry.record.name;
+async fn check_fits(client: &Client, record: &FilesystemRecord, limits: Limits) -> Result<(), AdminError> {
+    let name = &record.name;
     // What was removed a moment ago does not count.
-    entry.client.refresh_use().await.map_err(AdminError::failed)?;
-    let used = entry.client.statfs().await.map_err(AdminError::failed)?;
+    client.refresh_use().await.map_err(AdminError::failed)?;
+    let used = client.statfs().await.map_err(AdminError::failed)?;
     if let Some(size) = limits.provisioned_bytes.filter(|size| *size < used.used_bytes) {
         return Err(AdminError::conflict(format!(
             "filesystem {name} holds more than that: used={} size={} (delete some of it first)",
@@ -57,7 +57,7 @@ async fn check_fits(entry: &FilesystemEntry, limits: Limits) -> Result<(), Admin
             format_size(size)
         )));
     }
-    let leaves = entry.record.tier.is_some_and(|tier| !tier.detaching);
+    let leaves = record.tier.is_some_and(|tier| !tier.detaching);
     match limits.ssd_bytes {
         Some(ssd) if !leaves && ssd < used.drive_bytes => Err(AdminError::conflict(format!(
             "filesystem {name} has more than that on drives: used={} ssd={} (delete some of it, or attach an object store \
@@ -119,31 +119,22 @@ impl Node {
         name: &str,
         request: SetLimits,
     ) -> Result<FilesystemInfo, AdminError> {
-        let mut state = self.state.lock().await;
-        let entry = state.filesystems.get_mut(name).ok_or_else(|| no_filesystem(name))?;
+        let (client, record) = {
+            let mut state = self.state.lock().await;
+            let entry = entry_of(&mut state, name)?;
+            (entry.client.clone(), entry.record.clone())
+        };
         let limits = Limits {
-            provisioned_bytes: request.size_bytes.map_or(entry.record.provisioned_bytes, limit),
-            ssd_bytes: request.ssd_bytes.map_or(entry.record.ssd_bytes, limit),
+            provisioned_bytes: request.size_bytes.map_or(record.provisioned_bytes, limit),
+            ssd_bytes: request.ssd_bytes.map_or(record.ssd_bytes, limit),
         };
         check_limits(name, limits)?;
-        check_fits(entry, limits).await?;
-        let id = entry.record.id;
-        self.keep_limits(&mut state, name, (id, limits)).await.map_err(failed)
-    }
-
-    async fn keep_limits(
-        &self,
-        state: &mut State,
-        name: &str,
-        (id, limits): (u32, Limits),
-    ) -> Result<FilesystemInfo> {
+        check_fits(&client, &record, limits).await?;
         let Limits { provisioned_bytes, ssd_bytes } = limits;
-        self.plan_filesystem(state, id, |record| FilesystemRecord { provisioned_bytes, ssd_bytes, ..record })
-            .await?;
-        let State { drives, filesystems, cluster, map, .. } = &mut *state;
-        let entry = filesystems.get_mut(name).context("the filesystem is gone")?;
-        entry.update(map, drives);
-        entry.info(&self.env, cluster, drives).await
+        let change = |record| FilesystemRecord { provisioned_bytes, ssd_bytes, ..record };
+        self.plan_filesystem(record.id, change).await.map_err(failed)?;
+        self.publish(&mut *self.state.lock().await);
+        self.filesystem_info(name).await
     }
 }
 

@@ -8,11 +8,11 @@ use admin::{
     MemoryInfo, MetaDir, MountRequest, NodeControl, NodeStatus, RemoveDrive, ReplaceDrive, SetLimits,
     SetProfile, SetUpkeep, SpaceInfo, UpkeepInfo, WhyInfo,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use base::DriveId;
 use base::env::Env;
 use client::Limits;
-use control::{ClusterRecord, FilesystemRecord, UpkeepRecord, WriteSet};
+use control::{ClusterRecord, FilesystemRecord, Plan, UpkeepRecord, WriteSet};
 use layout::Profile;
 use posix::fuse::UnmountMode;
 use upkeep::Pace;
@@ -45,16 +45,19 @@ pub(super) fn no_filesystem(name: &str) -> AdminError {
 
 impl Node {
     pub(super) async fn status_now(&self) -> Result<NodeStatus> {
+        let told = self.ask_all().await?;
         let mut state = self.state.lock().await;
         let mut drives = self.drive_infos(&state);
         let mut filesystems = Vec::new();
         let State { drives: drives_now, filesystems: entries, cluster, .. } = &mut *state;
-        for entry in entries.values_mut() {
+        for (name, entry) in entries {
+            // A filesystem that was made in the meantime shows with the next look.
+            let Some(told) = told.get(name) else { continue };
             entry.unmount_dead();
-            let mut info = entry.info(&self.env, cluster, drives_now).await?;
+            let mut info = entry.info(&self.env, cluster, drives_now, told);
             info.tier.iter_mut().for_each(|tier| self.add_s3_traffic(tier));
             filesystems.push(info);
-            let owed = entry.owed_bytes(cluster).await?;
+            let owed = entry.owed_bytes(cluster, &told.owed);
             for drive in &mut drives {
                 drive.space.set_aside(owed.get(&DriveId(drive.id)).copied().unwrap_or(0));
             }
@@ -73,6 +76,7 @@ impl Node {
         let copies = ledgers.flat_map(|ledger| &ledger.copies).chain(&control);
         let metadata_bytes = copies.map(|copy| copy.size_bytes).sum();
         let mut problems = problems(&drives, &filesystems, &control, &self.next_steps(&state));
+        drop(state);
         let audit = self.audit_info();
         problems.extend(access_problems(&audit, self.unreadable_keys()?));
         let (stuck, stacks) = stuck_problems();
@@ -150,33 +154,32 @@ impl Node {
     }
 
     async fn set_profile_now(&self, name: &str, profile: Profile) -> Result<FilesystemInfo> {
-        let mut state = self.state.lock().await;
-        let Some(entry) = state.filesystems.get(name) else { bail!("no such filesystem: name={name}") };
-        let (id, before) = (entry.record.id, entry.record.profile);
-        let (up, seed) = (state.seen().up, self.env.random.next_u64());
+        let (id, before, up) = {
+            let state = self.state.lock().await;
+            let entry = state.filesystems.get(name).ok_or_else(|| no_filesystem(name))?;
+            (entry.record.id, entry.record.profile, state.seen().up)
+        };
+        let seed = self.env.random.next_u64();
         let happened = Watch::profile_change(name, before, profile);
-        self.plan_and_tell(&mut state, happened, |plan| {
+        self.plan_and_tell(happened, |plan| {
             let record = plan.next().filesystems.get(&id).cloned().context("the filesystem is gone")?;
             Ok(plan.set_profile(record, profile, &up, seed)?)
         })
         .await?;
+        let mut state = self.state.lock().await;
         state.watch.knows_profile(name, profile);
         if let Some(entry) = state.filesystems.get_mut(name) {
             // Within a second the monitor checks whether all drives of the groups are up.
             entry.write_set = WriteSet { profile, groups: entry.record.groups.clone() };
         }
         self.publish(&mut state);
-        let State { drives, filesystems, cluster, .. } = &*state;
-        match filesystems.get(name) {
-            Some(entry) => entry.info(&self.env, cluster, drives).await,
-            None => bail!("no such filesystem: name={name}"),
-        }
+        drop(state);
+        Ok(self.filesystem_info(name).await?)
     }
 
     /// Changes the limits of background work durably.
     async fn keep_upkeep(&self, request: SetUpkeep) -> Result<()> {
-        let mut state = self.state.lock().await;
-        self.plan(&mut state, |plan| {
+        self.plan(|plan| {
             plan.set_cluster(|ClusterRecord { upkeep, .. }| {
                 upkeep.rate_bytes_per_s = request.rate_bytes_per_s.or(upkeep.rate_bytes_per_s);
                 upkeep.paused = request.paused.unwrap_or(upkeep.paused);
@@ -184,50 +187,54 @@ impl Node {
             Ok(())
         })
         .await?;
-        apply_upkeep(&self.pace, state.cluster.record.upkeep);
+        apply_upkeep(&self.pace, self.state.lock().await.cluster.record.upkeep);
         Ok(())
     }
 
     async fn create_filesystem_now(&self, request: CreateFilesystem) -> Result<FilesystemInfo> {
         let profile: Profile = request.profile.parse()?;
-        let mut state = self.state.lock().await;
+        let _no_group_goes = self.stores_lock.lock().await;
         let group = self.filesystem_group_or_default(request.group.as_deref())?;
-        let (up, seed) = (state.seen().up, self.env.random.next_u64());
-        let record = self
-            .plan(&mut state, |plan| {
-                let id = plan.next_filesystem();
-                let record = FilesystemRecord {
-                    name: request.name.clone(),
-                    provisioned_bytes: request.size_bytes.and_then(limit),
-                    ssd_bytes: request.ssd_bytes.and_then(limit),
-                    filesystem_group: group.reference(),
-                    ..FilesystemRecord::new(id, profile)
-                };
-                plan.add_filesystem(record, &up, seed)?;
-                plan.next().filesystems.get(&id).cloned().context("it was just planned")
-            })
-            .await?;
-        let map = state.map.clone();
-        let knowledge = Knowledge::gather(&state.drives, false).await;
+        let (up, seed) = (self.state.lock().await.seen().up, self.env.random.next_u64());
+        let decide = |plan: &mut Plan| {
+            let id = plan.next_filesystem();
+            let record = FilesystemRecord {
+                name: request.name.clone(),
+                provisioned_bytes: request.size_bytes.and_then(limit),
+                ssd_bytes: request.ssd_bytes.and_then(limit),
+                filesystem_group: group.reference(),
+                ..FilesystemRecord::new(id, profile)
+            };
+            plan.add_filesystem(record, &up, seed)?;
+            plan.next().filesystems.get(&id).cloned().context("it was just planned")
+        };
+        let record = self.plan(decide).await?;
+        let (map, drives, meta_dirs) = {
+            let state = self.state.lock().await;
+            (state.map.clone(), state.drives.clone(), state.meta_dirs.clone())
+        };
+        let knowledge = Knowledge::gather(&drives, false).await;
         let parts = NodeParts {
             env: &self.env,
             dir: &self.dir,
             cluster: self.cluster,
-            meta_dirs: &state.meta_dirs,
+            meta_dirs: &meta_dirs,
             runtime: &self.runtime,
             pace: &self.pace,
             map: &map,
-            drives: &state.drives,
+            drives: &drives,
             knowledge: &knowledge,
             memory: &self.memory,
         };
         let mut entry = FilesystemEntry::open(&parts, record).await?;
         entry.tier.filesystem_group = group;
-        let info = entry.info(&self.env, &state.cluster, &state.drives).await?;
-        state.filesystems.insert(request.name, entry);
-        self.publish(&mut state);
-        self.tell(&mut state).await;
-        Ok(info)
+        {
+            let mut state = self.state.lock().await;
+            state.filesystems.insert(request.name.clone(), entry);
+            self.publish(&mut state);
+        }
+        self.tell().await;
+        Ok(self.filesystem_info(&request.name).await?)
     }
 
     async fn check_name(&self, name: &str) -> Result<(), AdminError> {
@@ -360,43 +367,40 @@ impl NodeControl for Node {
         request: MountRequest,
     ) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
-            let mut state = self.state.lock().await;
-            let entry = state.filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
-            entry.unmount_leaving().await.map_err(failed)?;
-            if let Some(path) = entry.mount_path() {
-                let message = format!("filesystem {name} is mounted already: path={}", path.display());
-                return Err(AdminError::conflict(message));
-            }
-            let kept = entry.record.mount.clone().map(PathBuf::from);
-            let path = request.path.map(PathBuf::from).or(kept).unwrap_or_else(|| self.dir.default_mount());
-            self.mount_and_remember(&mut state, &name, path, request.options).await.map_err(failed)?;
-            let State { drives, filesystems, cluster, .. } = &mut *state;
-            let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
-            let info = entry.info(&self.env, cluster, drives).await.map_err(failed)?;
-            drop(state);
+            let path = {
+                let mut state = self.state.lock().await;
+                let entry = state.filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
+                entry.unmount_leaving().await.map_err(failed)?;
+                if let Some(path) = entry.mount_path() {
+                    let message = format!("filesystem {name} is mounted already: path={}", path.display());
+                    return Err(AdminError::conflict(message));
+                }
+                let kept = entry.record.mount.clone().map(PathBuf::from);
+                request.path.map(PathBuf::from).or(kept).unwrap_or_else(|| self.dir.default_mount())
+            };
+            self.mount_and_remember(&name, path, request.options).await.map_err(failed)?;
             self.write_node_file().await.map_err(failed)?;
-            Ok(info)
+            self.filesystem_info(&name).await
         })
     }
 
     fn unmount(&self, name: String) -> BoxFuture<'_, Result<FilesystemInfo, AdminError>> {
         Box::pin(async move {
-            let mut state = self.state.lock().await;
-            let State { drives, filesystems, cluster, .. } = &mut *state;
-            let entry = filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
-            let Some(path) = entry.mount_path() else {
-                return Err(AdminError::conflict(format!("filesystem {name} is not mounted")));
-            };
-            entry.unmount(UnmountMode::IfIdle).await.map_err(|error| {
-                let path = path.display();
-                AdminError::conflict(format!(
-                    "cannot unmount {path}: {error:#}; close the files that are open on it"
-                ))
-            })?;
-            let info = entry.info(&self.env, cluster, drives).await.map_err(failed)?;
-            drop(state);
+            {
+                let mut state = self.state.lock().await;
+                let entry = state.filesystems.get_mut(&name).ok_or_else(|| no_filesystem(&name))?;
+                let Some(path) = entry.mount_path() else {
+                    return Err(AdminError::conflict(format!("filesystem {name} is not mounted")));
+                };
+                entry.unmount(UnmountMode::IfIdle).await.map_err(|error| {
+                    let path = path.display();
+                    AdminError::conflict(format!(
+                        "cannot unmount {path}: {error:#}; close the files that are open on it"
+                    ))
+                })?;
+            }
             self.write_node_file().await.map_err(failed)?;
-            Ok(info)
+            self.filesystem_info(&name).await
         })
     }
 

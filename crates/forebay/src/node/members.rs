@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use admin::{AddDrive, AdminError, DriveInfo, FailDrive, RemoveDrive, ReplaceDrive};
 use anyhow::Result;
 use base::{DriveId, LedgerId, PgId};
-use control::{DriveRecord, FilesystemRecord};
-use drive::Existing;
+use control::{DriveRecord, FilesystemRecord, Plan};
+use drive::{Drive, Existing};
 use layout::DriveState;
 use wire::drive::{DriveHealth, DriveService};
 
@@ -32,9 +33,8 @@ fn no_drive(id: DriveId) -> AdminError {
 }
 
 /// The groups of which a drive holds shards, with their ledgers.
-async fn groups_held(state: &State, id: DriveId) -> Result<BTreeSet<(LedgerId, PgId)>> {
+async fn groups_held(service: Option<Arc<Drive>>) -> Result<BTreeSet<(LedgerId, PgId)>> {
     let mut held = BTreeSet::new();
-    let service = state.drives.get(&id).and_then(|entry| entry.service.as_ref());
     let Some(service) = service.filter(|service| service.health() == DriveHealth::Up) else {
         return Ok(held);
     };
@@ -59,24 +59,24 @@ impl Node {
         self.publish_scrub(state);
     }
 
-    /// Records a drive's state durably. The caller publishes it.
-    pub(super) async fn set_drive_state(
-        &self,
-        state: &mut State,
-        id: DriveId,
-        next: DriveState,
-        why: &str,
-    ) -> Result<()> {
-        self.plan(state, |plan| Ok(plan.set_drive_state(id, next))).await?;
-        if let Some(entry) = state.drives.get_mut(&id) {
+    /// Notes why a drive is as it is; nothing if there is no reason.
+    pub(super) async fn note_problem(&self, id: DriveId, why: &str) {
+        if let Some(entry) = self.state.lock().await.drives.get_mut(&id) {
             entry.problem = Some(why.to_owned()).filter(|why| !why.is_empty());
         }
+    }
+
+    /// Records a drive's state durably.
+    async fn set_drive_state(&self, id: DriveId, next: DriveState, why: &str) -> Result<()> {
+        self.plan(|plan| Ok(plan.set_drive_state(id, next))).await?;
+        self.note_problem(id, why).await;
         Ok(())
     }
 
     /// Refuses to give up a dead drive whose data is needed.
-    async fn check_expendable(&self, state: &State, id: DriveId) -> Result<(), AdminError> {
-        let owed = state.owed().await.map_err(failed)?;
+    async fn check_expendable(&self, id: DriveId) -> Result<(), AdminError> {
+        let owed = self.owed().await.map_err(failed)?;
+        let state = self.state.lock().await;
         match state.cluster.needs(id, &state.seen(), &owed) {
             None => Ok(()),
             Some(FilesystemRecord { name, .. }) => Err(conflict(format!(
@@ -86,44 +86,54 @@ impl Node {
         }
     }
 
-    /// Formats a drive, under a number that no other gets.
-    async fn format_new(
-        &self,
-        state: &mut State,
-        path: Option<PathBuf>,
-        size_bytes: Option<u64>,
-    ) -> Result<DriveRecord> {
-        let id = self.plan(state, |plan| Ok(plan.next_drive())).await?.0;
-        let in_use = state.drives.values().filter(|entry| entry.record.state != DriveState::Out);
-        let smallest = in_use.map(|entry| entry.record.capacity_bytes).min();
+    /// Formats a drive, under a number that no other gets, and opens it.
+    async fn format_new(&self, path: Option<PathBuf>, size_bytes: Option<u64>) -> Result<DriveEntry> {
+        let id = self.plan(|plan| Ok(plan.next_drive())).await?;
+        let smallest = {
+            let state = self.state.lock().await;
+            let in_use = state.drives.values().filter(|entry| entry.record.state != DriveState::Out);
+            in_use.map(|entry| entry.record.capacity_bytes).min()
+        };
         let path = path.unwrap_or_else(|| self.dir.drives().join(format!("{id}.img")));
         let is_file = !self.env.files.exists(&path);
         let size_bytes = if is_file { size_bytes.or(smallest) } else { None };
         let new_drive =
             NewDrive { path, size_bytes, existing: Existing::Keep, trim: self.drive_settings.trim };
-        let (env, id_of_cluster) = (self.env.clone(), self.cluster);
-        let format = move || format_drives(&env, id_of_cluster, id, &[new_drive]);
-        Ok(tokio::task::spawn_blocking(format).await??.remove(0))
+        let (env, cluster, settings) = (self.env.clone(), self.cluster, self.drive_settings);
+        let format = move || {
+            let record = format_drives(&env, cluster, id.0, &[new_drive])?.remove(0);
+            Ok(DriveEntry::open(&env, cluster, record, settings))
+        };
+        tokio::task::spawn_blocking(format).await?
+    }
+
+    /// Takes a new drive into use with a plan. It is there before the plan, so that nobody finds it missing.
+    async fn take_in(
+        &self,
+        entry: DriveEntry,
+        mut decide: impl FnMut(&mut Plan, &DriveRecord) -> Result<()>,
+    ) -> Result<DriveInfo> {
+        let record = entry.record.clone();
+        self.state.lock().await.drives.insert(record.id, entry);
+        if let Err(error) = self.plan(|plan| decide(plan, &record)).await {
+            let unused = self.state.lock().await.drives.remove(&record.id);
+            tokio::task::spawn_blocking(move || drop(unused)).await?;
+            return Err(error);
+        }
+        self.publish(&mut *self.state.lock().await);
+        self.tell().await;
+        self.drive_info_of(record.id).await
     }
 
     pub(super) async fn add_drive_now(&self, request: AddDrive) -> Result<DriveInfo> {
-        let mut state = self.state.lock().await;
-        let path = request.path.map(PathBuf::from);
-        let record = self.format_new(&mut state, path, request.size_bytes).await?;
-        let (seen, seed) = (state.seen(), self.env.random.next_u64());
-        self.plan(&mut state, |plan| Ok(plan.add_drive(record.clone(), &seen, seed)?)).await?;
-        self.take_in(&mut state, record).await
+        let _one_at_a_time = self.drives_lock.lock().await;
+        let entry = self.format_new(request.path.map(PathBuf::from), request.size_bytes).await?;
+        let (seen, seed) = (self.state.lock().await.seen(), self.env.random.next_u64());
+        self.take_in(entry, |plan, record| Ok(plan.add_drive(record.clone(), &seen, seed)?)).await
     }
 
-    /// Opens a drive that the control ledger has, and publishes it.
-    async fn take_in(&self, state: &mut State, record: DriveRecord) -> Result<DriveInfo> {
-        let id = record.id;
-        let (env, cluster, settings) = (self.env.clone(), self.cluster, self.drive_settings);
-        let open = move || DriveEntry::open(&env, cluster, record, settings);
-        state.drives.insert(id, tokio::task::spawn_blocking(open).await?);
-        self.publish(state);
-        self.tell(state).await;
-        self.drive_info(state, id)
+    async fn drive_info_of(&self, id: DriveId) -> Result<DriveInfo> {
+        self.drive_info(&*self.state.lock().await, id)
     }
 
     pub(super) fn drive_info(&self, state: &State, id: DriveId) -> Result<DriveInfo> {
@@ -160,33 +170,36 @@ impl Node {
         id: DriveId,
         request: FailDrive,
     ) -> Result<DriveInfo, AdminError> {
-        let mut state = self.state.lock().await;
-        self.tell(&mut state).await;
-        if !state.drives.contains_key(&id) {
+        let _one_at_a_time = self.drives_lock.lock().await;
+        self.tell().await;
+        if !self.state.lock().await.drives.contains_key(&id) {
             return Err(no_drive(id));
         }
         if !request.force {
-            self.check_survives(&state, id).await?;
+            self.check_survives(id).await?;
         }
         let why = "marked as failed by the operator";
-        self.set_drive_state(&mut state, id, DriveState::Failed, why).await.map_err(failed)?;
-        self.publish(&mut state);
-        self.tell(&mut state).await;
-        self.drive_info(&state, id).map_err(failed)
+        self.set_drive_state(id, DriveState::Failed, why).await.map_err(failed)?;
+        self.tell().await;
+        self.drive_info_of(id).await.map_err(failed)
     }
 
     /// Refuses to remove a drive that data depends on. Every extent counts with the profile that it is stored with,
     /// which may differ from its filesystem's present profile.
-    async fn check_survives(&self, state: &State, id: DriveId) -> Result<(), AdminError> {
-        let held = groups_held(state, id).await.map_err(failed)?;
+    async fn check_survives(&self, id: DriveId) -> Result<(), AdminError> {
+        let service = self.state.lock().await.drives.get(&id).and_then(|entry| entry.service.clone());
+        let held = groups_held(service).await.map_err(failed)?;
+        let owed = self.owed().await.map_err(failed)?;
+        let nothing = BTreeSet::new();
+        let state = self.state.lock().await;
         let left = state.seen().without(id);
-        for (name, entry) in &state.filesystems {
-            let owed = entry.owed_holders(&state.cluster).await.map_err(failed)?;
-            let present = entry.record.profile;
-            for (profile, groups) in entry.record.all_sets() {
+        for record in state.cluster.filesystems.values() {
+            let owed = owed.get(&record.id).unwrap_or(&nothing);
+            let (name, present) = (&record.name, record.profile);
+            for (profile, groups) in record.all_sets() {
                 // Groups of the present profile may get new extents at any moment.
-                let is_used = |pg: &&PgId| profile == present || held.contains(&(entry.record.ledger, **pg));
-                let gone = state.cluster.worst(groups.iter().filter(is_used), &left, &owed);
+                let is_used = |pg: &&PgId| profile == present || held.contains(&(record.ledger, **pg));
+                let gone = state.cluster.worst(groups.iter().filter(is_used), &left, owed);
                 if gone <= profile.m() {
                     continue;
                 }
@@ -210,32 +223,32 @@ impl Node {
         id: DriveId,
         request: RemoveDrive,
     ) -> Result<DriveInfo, AdminError> {
-        let mut state = self.state.lock().await;
-        self.tell(&mut state).await;
-        let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
-        if matches!(entry.record.state, DriveState::Out | DriveState::Leaving) {
-            return Err(conflict(format!("drive is {} already: id={id}", entry.state())));
-        }
-        let alive = entry.is_readable();
-        let seen = state.seen();
-        let (member_of, replaced) = (state.cluster.groups_with(id), state.cluster.replaceable(id, &seen));
-        if alive && replaced < member_of {
-            return Err(conflict(format!(
-                "drive {id} cannot be removed: {} of its {member_of} placement groups have no other drive to go to; add \
-                 one first (forebay drive add), or put one in its place (forebay drive replace {id} --path PATH)",
-                member_of - replaced
-            )));
-        }
+        let _one_at_a_time = self.drives_lock.lock().await;
+        self.tell().await;
+        let (alive, seen) = {
+            let state = self.state.lock().await;
+            let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
+            if entry.record.is_given_up() {
+                return Err(conflict(format!("drive is {} already: id={id}", entry.state())));
+            }
+            let (alive, seen) = (entry.is_readable(), state.seen());
+            let (member_of, replaced) = (state.cluster.groups_with(id), state.cluster.replaceable(id, &seen));
+            if alive && replaced < member_of {
+                return Err(conflict(format!(
+                    "drive {id} cannot be removed: {} of its {member_of} placement groups have no other drive to go to; add \
+                     one first (forebay drive add), or put one in its place (forebay drive replace {id} --path PATH)",
+                    member_of - replaced
+                )));
+            }
+            (alive, seen)
+        };
         if !alive && !request.force {
-            self.check_expendable(&state, id).await?;
+            self.check_expendable(id).await?;
         }
-        self.plan(&mut state, |plan| Ok(plan.give_up(id, &seen))).await.map_err(failed)?;
-        if let Some(entry) = state.drives.get_mut(&id) {
-            entry.problem = Some(if alive { "being emptied" } else { "removed" }.to_owned());
-        }
-        self.publish(&mut state);
-        self.tell(&mut state).await;
-        self.drive_info(&state, id).map_err(failed)
+        self.plan(|plan| Ok(plan.give_up(id, &seen))).await.map_err(failed)?;
+        self.note_problem(id, if alive { "being emptied" } else { "removed" }).await;
+        self.tell().await;
+        self.drive_info_of(id).await.map_err(failed)
     }
 
     pub(super) async fn replace_drive_now(
@@ -243,62 +256,66 @@ impl Node {
         id: DriveId,
         request: ReplaceDrive,
     ) -> Result<DriveInfo, AdminError> {
-        let mut state = self.state.lock().await;
-        self.tell(&mut state).await;
-        let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
-        if !state.cluster.groups.values().any(|group| group.members.contains(&id)) {
-            return Err(conflict(format!("drive holds no position that another could take: id={id}")));
-        }
-        let alive = entry.is_readable();
+        let _one_at_a_time = self.drives_lock.lock().await;
+        self.tell().await;
+        let (alive, capacity_bytes, seen) = {
+            let state = self.state.lock().await;
+            let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
+            if !state.cluster.groups.values().any(|group| group.members.contains(&id)) {
+                return Err(conflict(format!("drive holds no position that another could take: id={id}")));
+            }
+            (entry.is_readable(), entry.record.capacity_bytes, state.seen())
+        };
         if !alive && !request.force {
-            self.check_expendable(&state, id).await?;
+            self.check_expendable(id).await?;
         }
-        let size_bytes = request.size_bytes.or(Some(entry.record.capacity_bytes));
-        let path = Some(PathBuf::from(request.path));
-        let new = self.format_new(&mut state, path, size_bytes).await.map_err(failed)?;
-        let seen = state.seen();
-        self.plan(&mut state, |plan| Ok(plan.replace(id, new.clone(), &seen))).await.map_err(failed)?;
-        if let Some(entry) = state.drives.get_mut(&id) {
-            entry.problem = Some(format!("replaced by drive {}", new.id));
-        }
-        self.take_in(&mut state, new).await.map_err(failed)
+        let size_bytes = request.size_bytes.or(Some(capacity_bytes));
+        let new = self.format_new(Some(PathBuf::from(request.path)), size_bytes).await.map_err(failed)?;
+        let why = format!("replaced by drive {}", new.record.id);
+        let replace = |plan: &mut Plan, new: &DriveRecord| Ok(plan.replace(id, new.clone(), &seen));
+        let info = self.take_in(new, replace).await.map_err(failed)?;
+        self.note_problem(id, &why).await;
+        Ok(info)
     }
 
     /// Uses a drive again. A drive whose service failed is opened anew: it has everything that was acknowledged before,
     /// and repair writes the shards that it is owed since.
     pub(super) async fn return_drive_now(&self, id: DriveId) -> Result<DriveInfo, AdminError> {
-        let mut state = self.state.lock().await;
-        self.tell(&mut state).await;
-        let entry = state.drives.get_mut(&id).ok_or_else(|| no_drive(id))?;
-        match entry.record.state {
-            DriveState::Out | DriveState::Leaving => {
-                let state = entry.state();
+        let _one_at_a_time = self.drives_lock.lock().await;
+        self.tell().await;
+        let anew = {
+            let mut state = self.state.lock().await;
+            let entry = state.drives.get_mut(&id).ok_or_else(|| no_drive(id))?;
+            if entry.record.is_given_up() {
                 return Err(conflict(format!(
-                    "drive is {state}, others have its positions: id={id}; use it as a new one (forebay drive add)"
+                    "drive is {}, others have its positions: id={id}; use it as a new one (forebay drive add)",
+                    entry.state()
                 )));
             }
-            DriveState::Up if entry.is_up() => return Err(conflict(format!("drive is up: id={id}"))),
-            DriveState::Up | DriveState::Failed => {}
-        }
-        let health = entry.service.as_ref().map(|service| service.health());
-        if health != Some(DriveHealth::Up) {
-            let old = entry.service.take();
-            let record = DriveRecord { state: DriveState::Up, ..entry.record.clone() };
-            self.publish(&mut state);
+            if entry.is_up() {
+                return Err(conflict(format!("drive is up: id={id}")));
+            }
+            let health = entry.service.as_ref().map(|service| service.health());
+            let anew = (health != Some(DriveHealth::Up)).then(|| {
+                (entry.service.take(), DriveRecord { state: DriveState::Up, ..entry.record.clone() })
+            });
+            if anew.is_some() {
+                self.publish(&mut state);
+            }
+            anew
+        };
+        if let Some((old, record)) = anew {
             // Its thread may take a moment to end.
             tokio::task::spawn_blocking(move || drop(old)).await.map_err(AdminError::failed)?;
             let opened = self.open_again(record).await.map_err(failed)?;
-            self.admit(&mut state, opened).await.map_err(failed)?;
-            let entry = state.drives.get(&id).ok_or_else(|| no_drive(id))?;
-            if entry.service.is_none() {
-                let problem = entry.problem.as_deref().unwrap_or_default();
+            if let Some(problem) = self.admit(opened).await.map_err(failed)? {
                 return Err(conflict(format!("drive cannot be used: id={id}: {problem}")));
             }
         }
-        self.set_drive_state(&mut state, id, DriveState::Up, "").await.map_err(failed)?;
-        self.publish(&mut state);
-        self.tell(&mut state).await;
-        self.drive_info(&state, id).map_err(failed)
+        self.set_drive_state(id, DriveState::Up, "").await.map_err(failed)?;
+        self.publish(&mut *self.state.lock().await);
+        self.tell().await;
+        self.drive_info_of(id).await.map_err(failed)
     }
 
     async fn open_again(&self, record: DriveRecord) -> Result<DriveEntry> {

@@ -51,7 +51,7 @@ use wire::meta::MetaService;
 use drives::{DriveEntry, DriveSettings};
 use events::Watch;
 use filesystems::FilesystemEntry;
-use history::{note_drives, tell_drives};
+use history::{note_drives, readable, services, tell_drives};
 use ledgers::{LedgerFiles, MetaDirs};
 use memory::MemoryPlan;
 
@@ -83,6 +83,8 @@ pub(crate) struct Node {
     control: Control,
     control_files: LedgerFiles,
     accounts: Arc<Accounts>,
+    /// Serializes orders about drives.
+    drives_lock: Mutex<()>,
     /// Serializes changes of users.
     users_lock: Mutex<()>,
     /// Serializes changes of object stores and of the times of tiering.
@@ -149,9 +151,9 @@ impl Node {
             self.clients.stop().await;
         }
         result = result.and(self.control.catch_up().await.context("storing a change of the control ledger"));
+        result = result.and(self.keep_scrub_marks().await);
+        self.tell().await;
         let mut state = self.state.lock().await;
-        result = result.and(self.keep_scrub_marks(&mut state).await);
-        self.tell(&mut state).await;
         let scrubber = self.scrubber.lock().expect("no holder of this lock panics").take();
         if let Some(scrubber) = scrubber {
             scrubber.stop().await;
@@ -166,9 +168,8 @@ impl Node {
         }
         self.clients.stop().await;
         positions.extend(self.control.history().position());
-        tell_drives(&state.drives, &positions, false).await;
-        let ids: Vec<DriveId> = state.drives.keys().copied().collect();
-        let noted = note_drives(&self.control, &mut state.drives, &ids).await;
+        tell_drives(readable(&state.drives), &positions, false).await;
+        let noted = note_drives(&self.control, &services(&state.drives)).await;
         result = result.and(noted.map(drop).context("noting how far the drives have come"));
         for (id, entry) in std::mem::take(&mut state.drives) {
             let closed = entry.close().await.with_context(|| format!("closing drive {id}"));

@@ -14,10 +14,10 @@ use control::{Owed, Patience, Plan, WriteSet};
 use layout::{DriveState, PlacementGroup};
 use tokio::sync::watch;
 
+use super::Node;
 use super::drives::DriveEntry;
 use super::filesystems::FilesystemEntry;
 use super::history::Reported;
-use super::{Node, State};
 
 const TICK: Duration = Duration::from_secs(1);
 /// How long drives may be away before new extents get narrower, if enough drives are left for that.
@@ -85,22 +85,20 @@ impl Node {
         // Without room for it, the commits below fail and say so.
         let _ = self.control.catch_up().await;
         self.reopen_missing(seen).await?;
-        let mut state = self.state.lock().await;
         let now = self.env.clock.boot_ns();
-        let mut changed = seen.look(&state.drives, now);
-        changed |= self.follow_drives(&mut state, seen, now).await?;
-        self.finish_detached(&mut state).await?;
-        self.revive_mounts(&mut state).await;
+        if seen.look(&self.state.lock().await.drives, now) {
+            self.publish(&mut *self.state.lock().await);
+        }
+        self.follow_drives(seen, now).await?;
         let waited = now.saturating_sub(seen.changed_ns) >= NARROW_AFTER_NS;
         let patience = if waited { Patience::Over } else { Patience::Left };
-        changed |= self.update_write_sets(&mut state, patience).await?;
-        if changed {
-            self.publish(&mut state);
-        }
-        self.keep_history(&mut state, &mut seen.told, now).await?;
+        self.update_write_sets(patience).await?;
+        self.finish_detached().await?;
+        self.revive_mounts(&mut *self.state.lock().await).await;
+        self.keep_history(&mut seen.told, now).await?;
         if now.saturating_sub(seen.marked_ns) >= MARK_EVERY_NS {
             seen.marked_ns = now;
-            self.keep_scrub_marks(&mut state).await?;
+            self.keep_scrub_marks().await?;
         }
         Ok(())
     }
@@ -125,26 +123,28 @@ impl Node {
             let (env, cluster, settings) = (self.env.clone(), self.cluster, self.drive_settings);
             let open = move || DriveEntry::open(&env, cluster, record, settings);
             let opened = tokio::task::spawn_blocking(open).await?;
-            let mut state = self.state.lock().await;
             // The record may have changed while the drive was opened.
-            if state.drives.get(&id).is_some_and(DriveEntry::is_missing) {
-                self.admit(&mut state, opened).await?;
-                self.tell(&mut state).await;
+            let is_missing = self.state.lock().await.drives.get(&id).is_some_and(DriveEntry::is_missing);
+            if is_missing {
+                self.admit(opened).await?;
+                self.tell().await;
             }
         }
         Ok(())
     }
 
-    /// Puts drives out that were away for too long, gives the positions of drives that go to others, and ends rebuilds. Returns
-    /// whether there was anything to do.
-    async fn follow_drives(&self, state: &mut State, seen: &Seen, now_ns: u64) -> Result<bool> {
+    /// Puts drives out that were away for too long, gives the positions of drives that go to others, and ends rebuilds.
+    async fn follow_drives(&self, seen: &Seen, now_ns: u64) -> Result<()> {
         let limit_ns = self.out_after.as_nanos() as u64;
         let overdue =
             seen.down_since_ns.iter().filter(|(_, since)| now_ns.saturating_sub(**since) >= limit_ns);
         let overdue: Vec<DriveId> = overdue.map(|(id, _)| *id).collect();
-        let owed = if overdue.is_empty() { Owed::new() } else { state.owed().await? };
-        let drives = state.seen();
-        let rebuilt: Vec<_> = state.filesystems.values().map(FilesystemEntry::rebuilt).collect();
+        let owed = if overdue.is_empty() { Owed::new() } else { self.owed().await? };
+        let (drives, rebuilt, mut trial) = {
+            let state = self.state.lock().await;
+            let rebuilt: Vec<_> = state.filesystems.values().map(FilesystemEntry::rebuilt).collect();
+            (state.seen(), rebuilt, Plan::new(state.cluster.clone()))
+        };
         let is_rebuilt =
             |group: &PlacementGroup| rebuilt.iter().all(|groups| groups.get(&group.id) == Some(&group.epoch));
         let decide = |plan: &mut Plan| {
@@ -152,20 +152,14 @@ impl Node {
             (retired, plan.reassign(&drives), plan.finish(is_rebuilt))
         };
         // Most often there is nothing to do, and then the records are not read.
-        let mut trial = Plan::new(state.cluster.clone());
         decide(&mut trial);
         if trial.is_empty() {
-            return Ok(false);
+            return Ok(());
         }
-        let (retired, moved, finished) = self.plan(state, |plan| Ok(decide(plan))).await?;
-        let mut note = |id: &DriveId, why: &str| {
-            if let Some(entry) = state.drives.get_mut(id) {
-                entry.problem = Some(why.to_owned());
-            }
-        };
+        let (retired, moved, finished) = self.plan(|plan| Ok(decide(plan))).await?;
         for id in &retired {
             tracing::error!(drive = %id, "drive was away for too long: others take over what it held");
-            note(id, "away for too long");
+            self.note_problem(*id, "away for too long").await;
         }
         if moved > 0 {
             tracing::warn!(groups = moved, "others take over positions of drives that go");
@@ -175,24 +169,23 @@ impl Node {
         }
         for id in &finished.empty {
             tracing::info!(drive = %id, "everything is moved off the drive");
-            note(id, "everything was moved off it");
-        }
-        Ok(true)
-    }
-
-    /// With too few drives for any write, plans narrower groups before the first client reads the free space.
-    pub(super) async fn choose_groups_at_start(&self) -> Result<()> {
-        let mut state = self.state.lock().await;
-        if self.update_write_sets(&mut state, Patience::Left).await? {
-            self.publish(&mut state);
+            self.note_problem(*id, "everything was moved off it").await;
         }
         Ok(())
     }
 
+    /// With too few drives for any write, plans narrower groups before the first client reads the free space.
+    pub(super) async fn choose_groups_at_start(&self) -> Result<()> {
+        self.update_write_sets(Patience::Left).await
+    }
+
     /// Chooses the groups of every filesystem, and plans groups that are missing.
-    async fn update_write_sets(&self, state: &mut State, patience: Patience) -> Result<bool> {
-        let up = state.seen().up;
+    async fn update_write_sets(&self, patience: Patience) -> Result<()> {
         let seed = self.env.random.next_u64();
+        let (up, mut trial) = {
+            let state = self.state.lock().await;
+            (state.seen().up, Plan::new(state.cluster.clone()))
+        };
         let decide = |plan: &mut Plan| -> Result<Vec<(u32, WriteSet)>> {
             let records: Vec<_> = plan.next().filesystems.values().cloned().collect();
             let sets = records.into_iter().map(|record| {
@@ -201,11 +194,11 @@ impl Node {
             });
             sets.collect()
         };
-        let mut trial = Plan::new(state.cluster.clone());
         let mut sets = decide(&mut trial)?;
         if !trial.is_empty() {
-            sets = self.plan(state, decide).await?;
+            sets = self.plan(decide).await?;
         }
+        let mut state = self.state.lock().await;
         let mut changed = false;
         for entry in state.filesystems.values_mut() {
             let Some((_, next)) = sets.iter().find(|(id, _)| *id == entry.record.id) else { continue };
@@ -216,6 +209,9 @@ impl Node {
                 changed = true;
             }
         }
-        Ok(changed)
+        if changed {
+            self.publish(&mut state);
+        }
+        Ok(())
     }
 }

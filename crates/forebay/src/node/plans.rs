@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use admin::AdminError;
+use admin::{AdminError, FilesystemInfo};
 use anyhow::{Context, Result};
 use base::DriveId;
 use control::{Cluster, ControlView, FilesystemRecord, Owed, Plan, Seen};
+use futures_util::future::join_all;
 
-use super::Node;
-use super::State;
 use super::drives::DriveEntry;
+use super::filesystems::{Asker, Told};
+use super::management::{failed, no_filesystem};
+use super::tiers::entry_of;
+use super::{Node, State};
 
 /// The condition of the drives now.
 pub(super) fn seen(drives: &BTreeMap<DriveId, DriveEntry>) -> Seen {
@@ -25,17 +28,8 @@ impl State {
         seen(&self.drives)
     }
 
-    /// The drives that are owed shards.
-    pub(super) async fn owed(&self) -> Result<Owed> {
-        let mut owed = Owed::new();
-        for entry in self.filesystems.values() {
-            owed.insert(entry.record.id, entry.owed_holders(&self.cluster).await?);
-        }
-        Ok(owed)
-    }
-
     /// Takes over the records of the cluster.
-    pub(super) fn take(&mut self, cluster: Cluster) {
+    fn take(&mut self, cluster: Cluster) {
         for (id, entry) in &mut self.drives {
             if let Some(record) = cluster.drives.get(id) {
                 entry.record.clone_from(record);
@@ -57,27 +51,73 @@ impl Node {
         self.control.view().map_err(AdminError::failed)
     }
 
-    /// Decides a plan, commits it, and takes it over. The caller publishes it.
-    pub(super) async fn plan<T>(
-        &self,
-        state: &mut State,
-        decide: impl FnMut(&mut Plan) -> Result<T>,
-    ) -> Result<T> {
+    /// Decides a plan, commits it, takes it over and publishes it. Must not be called by a holder of the state: it waits for the
+    /// control ledger, and others must not wait for that.
+    pub(super) async fn plan<T>(&self, decide: impl FnMut(&mut Plan) -> Result<T>) -> Result<T> {
         let (decided, cluster) = self.control.plan(decide).await?;
-        if let Some(cluster) = cluster {
-            state.take(cluster);
+        if cluster.is_some() {
+            self.take_over().await?;
         }
         Ok(decided)
+    }
+
+    /// Takes over the newest records, and publishes what has changed in the map.
+    pub(super) async fn take_over(&self) -> Result<()> {
+        let mut state = self.state.lock().await;
+        // Read under the lock: of two changes at once, the newer one stays.
+        let cluster = Cluster::of(&self.control.view()?)?;
+        let is_news = cluster.record.map_epoch != state.cluster.record.map_epoch;
+        state.take(cluster);
+        if is_news {
+            self.publish(&mut state);
+        }
+        Ok(())
+    }
+
+    /// Asks the owners of all ledgers.
+    pub(super) async fn ask_all(&self) -> Result<BTreeMap<String, Told>> {
+        let askers: Vec<(String, Asker)> = {
+            let state = self.state.lock().await;
+            state.filesystems.iter().map(|(name, entry)| (name.clone(), entry.asker())).collect()
+        };
+        let asks = askers.into_iter().map(async |(name, asker)| Ok((name, asker.ask().await?)));
+        join_all(asks).await.into_iter().collect()
+    }
+
+    /// The drives that are owed shards.
+    pub(super) async fn owed(&self) -> Result<Owed> {
+        let askers: Vec<(String, Asker)> = {
+            let state = self.state.lock().await;
+            state.filesystems.iter().map(|(name, entry)| (name.clone(), entry.asker())).collect()
+        };
+        let asks = askers.into_iter().map(async |(name, asker)| (name, asker.owed().await));
+        let answers = join_all(asks).await;
+        let state = self.state.lock().await;
+        let mut owed = Owed::new();
+        for (name, shards) in answers {
+            let Some(entry) = state.filesystems.get(&name) else { continue };
+            owed.insert(entry.record.id, entry.holders(&state.cluster, &shards?));
+        }
+        Ok(owed)
+    }
+
+    /// Information about a filesystem.
+    pub(super) async fn filesystem_info(&self, name: &str) -> Result<FilesystemInfo, AdminError> {
+        let asker = entry_of(&mut *self.state.lock().await, name)?.asker();
+        let told = asker.ask().await.map_err(failed)?;
+        let state = self.state.lock().await;
+        let State { drives, filesystems, cluster, .. } = &*state;
+        let entry = filesystems.get(name).ok_or_else(|| no_filesystem(name))?;
+        Ok(entry.info(&self.env, cluster, drives, &told))
     }
 
     /// Changes the record of a filesystem.
     pub(super) async fn plan_filesystem(
         &self,
-        state: &mut State,
         id: u32,
         change: impl Fn(FilesystemRecord) -> FilesystemRecord,
     ) -> Result<()> {
-        self.plan(state, |plan| {
+        self.plan(|plan| {
             let record = plan.next().filesystems.get(&id).cloned();
             plan.set_filesystem(change(record.context("the filesystem is gone")?));
             Ok(())

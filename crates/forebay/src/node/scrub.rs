@@ -37,13 +37,13 @@ impl Node {
     }
 
     /// Records the progress of the scrub for the next process.
-    pub(super) async fn keep_scrub_marks(&self, state: &mut State) -> Result<()> {
-        self.settle_unnoted(state).await?;
+    pub(super) async fn keep_scrub_marks(&self) -> Result<()> {
+        self.settle_unnoted().await?;
         let stats = match &*self.scrubber.lock().expect("no holder of this lock panics") {
             Some(scrubber) => scrubber.stats(),
             None => return Ok(()),
         };
-        self.plan(state, |plan| {
+        self.plan(|plan| {
             for (id, stat) in &stats {
                 let ScrubMark { started_ns, after, verified_ns } = stat.mark;
                 let scrub = ScrubRecord { started_ns, after, verified_ns };
@@ -57,17 +57,21 @@ impl Node {
     }
 
     /// Damage that once had no room to be noted is noted or gone after every drive was scrubbed since then.
-    async fn settle_unnoted(&self, state: &State) -> Result<()> {
+    async fn settle_unnoted(&self) -> Result<()> {
         let unnoted = |entry: &&FilesystemEntry| entry.damage.stat().sums.unnoted > 0;
         let scrubs = self.scrub_infos();
         let now = self.env.clock.wall_ns() / 1_000_000_000;
+        let state = self.state.lock().await;
         let ages = state.drives.iter().filter(|(_, entry)| entry.is_readable());
         let ages = ages.map(|(id, _)| scrubs.get(id).and_then(|scrub| scrub.oldest_s));
         // Requires that every drive was verified.
         let Some(ages) = ages.collect::<Option<Vec<u64>>>() else { return Ok(()) };
         let oldest_s = ages.into_iter().max().unwrap_or(u64::MAX);
-        for entry in state.filesystems.values().filter(unnoted) {
-            entry.client.looked_at_all((now.unsigned_abs()).saturating_sub(oldest_s)).await?;
+        let clients: Vec<_> =
+            state.filesystems.values().filter(unnoted).map(|entry| entry.client.clone()).collect();
+        drop(state);
+        for client in clients {
+            client.looked_at_all((now.unsigned_abs()).saturating_sub(oldest_s)).await?;
         }
         Ok(())
     }

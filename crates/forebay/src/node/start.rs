@@ -26,7 +26,7 @@ use super::clients::Clients;
 use super::drives::{DriveEntry, DriveSettings, format_drives, plan_drives};
 use super::events::{Watch, next_event};
 use super::filesystems::{FilesystemEntry, NodeParts};
-use super::history::{Knowledge, note_drives};
+use super::history::{Knowledge, note_drives, services};
 use super::ledgers::{LedgerFiles, MetaDirs};
 use super::management::{apply_upkeep, no_filesystem};
 use super::memory::{self, MemoryPlan};
@@ -304,8 +304,7 @@ async fn compare_histories(
     if !is_new {
         control.begin(env, &knowledge.of(CONTROL_LEDGER)).await?;
     }
-    let ids: Vec<DriveId> = drives.keys().copied().collect();
-    let (returned, _) = note_drives(control, drives, &ids).await?;
+    let returned = note_drives(control, &services(drives)).await?;
     let mut watch = Watch::default();
     watch.keep(env.clock.wall_ns() / 1_000_000_000, returned);
     let cluster = Cluster::of(&control.view()?)?;
@@ -380,6 +379,7 @@ impl Node {
         let node = Arc::new(Self {
             started_ns: env.clock.boot_ns(),
             accounts,
+            drives_lock: Mutex::new(()),
             users_lock: Mutex::new(()),
             stores_lock: Mutex::new(()),
             reached: ReachedStores::default(),
@@ -446,9 +446,9 @@ impl Node {
     }
 
     async fn mount_at_start(&self, options: &StartOptions) -> Result<()> {
-        let mut state = self.state.lock().await;
-        let names: Vec<String> = state.filesystems.keys().cloned().collect();
+        let names: Vec<String> = self.state.lock().await.filesystems.keys().cloned().collect();
         for name in names {
+            let mut state = self.state.lock().await;
             let Some(entry) = state.filesystems.get_mut(&name) else { continue };
             let first = name == FIRST_FILESYSTEM;
             let asked = options.mount.clone().filter(|_| first);
@@ -470,8 +470,9 @@ impl Node {
                     continue;
                 }
             }
+            drop(state);
             if let Some(path) = path {
-                self.mount_and_remember(&mut state, &name, path, flags).await?;
+                self.mount_and_remember(&name, path, flags).await?;
             }
         }
         Ok(())
@@ -480,11 +481,11 @@ impl Node {
     /// Mounts the filesystem, and records the place so that the next start mounts it there too.
     pub(super) async fn mount_and_remember(
         &self,
-        state: &mut State,
         name: &str,
         path: PathBuf,
         mount_options: Option<String>,
     ) -> Result<()> {
+        let mut state = self.state.lock().await;
         let entry = state.filesystems.get_mut(name).ok_or_else(|| no_filesystem(name))?;
         if !self.env.files.exists(&path) {
             match self.env.files.create_dir_all(&path) {
@@ -498,16 +499,17 @@ impl Node {
         let mount_options = mount_options.unwrap_or_else(|| entry.record.mount_options.clone());
         entry.mount((&self.env, &self.dir, &self.runtime), &path, &mount_options, &self.memory).await?;
         let remembered = path.to_string_lossy().into_owned();
-        if entry.record.mount.as_ref() != Some(&remembered) || entry.record.mount_options != mount_options {
-            let id = entry.record.id;
-            self.plan_filesystem(state, id, |record| FilesystemRecord {
-                mount: Some(remembered.clone()),
-                mount_options: mount_options.clone(),
-                ..record
-            })
-            .await?;
+        let (id, record) = (entry.record.id, &entry.record);
+        if record.mount.as_ref() == Some(&remembered) && record.mount_options == mount_options {
+            return Ok(());
         }
-        Ok(())
+        drop(state);
+        self.plan_filesystem(id, |record| FilesystemRecord {
+            mount: Some(remembered.clone()),
+            mount_options: mount_options.clone(),
+            ..record
+        })
+        .await
     }
 }
 

@@ -23,10 +23,11 @@ use tokio::sync::watch;
 use upkeep::{S3Store, TierOptions, Tiering};
 use wire::BoxFuture;
 use wire::store::{ObjectStore, SeenBy, StoreAddress, StoreError, StoreHealth};
+use wire::tier::TierStat;
 
 use super::events::TierSigns;
 use super::filesystem_groups::{Times, check_own_times};
-use super::filesystems::FilesystemEntry;
+use super::filesystems::{FilesystemEntry, Told};
 use super::management::{failed, no_filesystem};
 use super::memory::MemoryPlan;
 use super::reached::Reached;
@@ -219,15 +220,15 @@ pub(super) fn no_store_attached(name: &str) -> AdminError {
 
 impl FilesystemEntry {
     /// State of tiering, if there is a store.
-    pub(super) async fn tier_info(&self) -> Result<Option<TierInfo>> {
-        let Some(record) = self.record.tier else { return Ok(None) };
+    pub(super) fn tier_info(&self, told: &TierStat) -> Option<TierInfo> {
+        let record = self.record.tier?;
         let times = self.tier.times(record);
         let done = self.tier.tiering.as_ref().map(Tiering::stat).unwrap_or_default();
-        let tier = if self.owner.stat().halted { done.tier } else { self.client.tier_stat().await? };
+        let tier = if self.owner.stat().halted { &done.tier } else { told };
         let store_health = self.tier.store_health();
         let unusable = self.tier.problem.clone().map(|problem| format!("it cannot be used: {problem}"));
         let overhead = Some(tier.overhead_per_mille()).filter(|overhead| *overhead < u64::MAX);
-        Ok(Some(TierInfo {
+        Some(TierInfo {
             filesystem: self.record.name.clone(),
             store: self.tier.store.clone(),
             group: self.tier.filesystem_group.name.clone(),
@@ -257,7 +258,7 @@ impl FilesystemEntry {
             fetched_bytes: self.client.fetched_bytes(),
             fill_percent: self.client.fill_per_mille().div_ceil(10),
             store_health,
-        }))
+        })
     }
 
     /// Refuses a store other than the one that is attached or being detached.
@@ -287,9 +288,9 @@ impl FilesystemEntry {
     }
 
     /// Refuses to bring all content back to drives that have too little room.
-    async fn check_detachable(&self) -> Result<(), AdminError> {
-        let extents = self.client.tier_stat().await.map_err(AdminError::failed)?.away.bytes;
-        let stat = self.client.statfs().await.map_err(AdminError::failed)?;
+    fn check_detachable(&self, told: &Told) -> Result<(), AdminError> {
+        let (stat, tier) = (&told.stat, told.tier.as_ref());
+        let extents = tier.map_or(0, |tier| tier.away.bytes);
         // Clones come back as separate extents. Only the sum of all content measures that; it includes inline content,
         // so the estimate is rather too high than too low.
         let away = extents.max(stat.used_bytes.saturating_sub(stat.drive_bytes));
@@ -345,11 +346,6 @@ pub(super) fn entry_of<'a>(state: &'a mut State, name: &str) -> Result<&'a mut F
     state.filesystems.get_mut(name).ok_or_else(|| no_filesystem(name))
 }
 
-async fn info_of(entry: &FilesystemEntry) -> Result<TierInfo, AdminError> {
-    let info = entry.tier_info().await.map_err(|error| AdminError::failed(format!("{error:#}")))?;
-    info.ok_or_else(|| no_store_attached(&entry.record.name))
-}
-
 impl Node {
     /// Gives filesystems their groups and stores, and starts tiering. Runs before any file is read.
     pub(super) async fn start_tiers(&self) -> Result<()> {
@@ -380,32 +376,35 @@ impl Node {
         entry.tier.tiering = Some(Tiering::start(env, client, pace, options, &self.runtime));
     }
 
-    async fn commit_tier(&self, state: &mut State, id: u32, tier: Option<TierRecord>) -> Result<()> {
-        self.plan_filesystem(state, id, |record| FilesystemRecord { tier, ..record }).await
+    async fn commit_tier(&self, id: u32, tier: Option<TierRecord>) -> Result<()> {
+        self.plan_filesystem(id, |record| FilesystemRecord { tier, ..record }).await
     }
 
     /// Completes detaching once all content is back, and restarts tiering that an unfinished change left stopped.
-    pub(super) async fn finish_detached(&self, state: &mut State) -> Result<()> {
-        let names: Vec<String> = state.filesystems.keys().cloned().collect();
-        for name in names {
-            let Some(entry) = state.filesystems.get_mut(&name) else { continue };
+    pub(super) async fn finish_detached(&self) -> Result<()> {
+        let mut left = Vec::new();
+        for (name, entry) in &mut self.state.lock().await.filesystems {
             let Some(tier) = entry.record.tier else { continue };
-            let Some(tiering) = &entry.tier.tiering else {
-                if self.env.clock.boot_ns() >= entry.tier.stopped_until_ns {
-                    self.begin_tiering(entry);
+            match &entry.tier.tiering {
+                None if self.env.clock.boot_ns() >= entry.tier.stopped_until_ns => self.begin_tiering(entry),
+                Some(tiering) if tier.detaching && tiering.stat().detached => {
+                    left.push((name.clone(), entry.record.id));
                 }
-                continue;
-            };
-            if !tier.detaching || !tiering.stat().detached {
-                continue;
+                _ => {}
             }
-            let id = entry.record.id;
-            self.commit_tier(state, id, None).await?;
-            let Some(entry) = state.filesystems.get_mut(&name) else { continue };
-            entry.tier.stop().await;
-            let (filesystem, store) = (&entry.record.name, std::mem::take(&mut entry.tier.store));
-            tracing::info!(filesystem, store, "everything came back from the object store");
-            entry.tier.forget_store();
+        }
+        for (filesystem, id) in left {
+            self.commit_tier(id, None).await?;
+            let running = {
+                let mut state = self.state.lock().await;
+                let Some(entry) = state.filesystems.get_mut(&filesystem) else { continue };
+                let store = std::mem::take(&mut entry.tier.store);
+                tracing::info!(filesystem, store, "everything came back from the object store");
+                let running = entry.tier.tiering.take();
+                entry.tier.forget_store();
+                running
+            };
+            end(running).await;
         }
         Ok(())
     }
@@ -514,15 +513,24 @@ impl Node {
         }
     }
 
+    /// State of tiering of one filesystem.
+    async fn tier_info_of(&self, name: &str) -> Result<TierInfo, AdminError> {
+        let asker = entry_of(&mut *self.state.lock().await, name)?.asker();
+        let told = asker.ask().await.map_err(failed)?;
+        let mut state = self.state.lock().await;
+        let entry = entry_of(&mut state, name)?;
+        told.tier.and_then(|tier| entry.tier_info(&tier)).ok_or_else(|| no_store_attached(name))
+    }
+
     async fn tiers_now(&self) -> Result<Vec<TierInfo>, AdminError> {
+        let told = self.ask_all().await.map_err(failed)?;
         let state = self.state.lock().await;
-        let mut tiers = Vec::new();
-        for entry in state.filesystems.values().filter(|entry| entry.record.tier.is_some()) {
-            let mut info = info_of(entry).await?;
+        let tiers = state.filesystems.iter().filter_map(|(name, entry)| {
+            let mut info = entry.tier_info(told.get(name)?.tier.as_ref()?)?;
             self.add_s3_traffic(&mut info);
-            tiers.push(info);
-        }
-        Ok(tiers)
+            Some(info)
+        });
+        Ok(tiers.collect())
     }
 
     async fn tier_ops_now(&self) -> Vec<TierOpsInfo> {
@@ -549,17 +557,16 @@ impl Node {
         let reached = self.reach(&record).map_err(|problem| {
             AdminError::conflict(format!("store {} cannot be used: {problem}", record.name))
         })?;
-        let (tier, running) = {
+        let (id, tier, running) = {
             let mut state = self.state.lock().await;
             let entry = entry_of(&mut state, name)?;
             entry.check_attachable(&record)?;
             let tier = next_tier(entry.record.tier, record.id, &request, &entry.tier.filesystem_group)?;
-            (tier, entry.tier.tiering.take())
+            (entry.record.id, tier, entry.tier.tiering.take())
         };
         end(running).await;
+        let committed = self.commit_tier(id, Some(tier)).await;
         let mut state = self.state.lock().await;
-        let id = entry_of(&mut state, name)?.record.id;
-        let committed = self.commit_tier(&mut state, id, Some(tier)).await;
         let entry = entry_of(&mut state, name)?;
         if committed.is_ok() {
             entry.tier.set_store(&record, Ok(reached));
@@ -567,32 +574,37 @@ impl Node {
         }
         self.begin_tiering(entry);
         committed.map_err(failed)?;
-        let info = info_of(entry).await;
-        self.tell(&mut state).await;
-        info
+        drop(state);
+        self.tell().await;
+        self.tier_info_of(name).await
     }
 
     async fn detach_store_now(&self, name: &str) -> Result<TierInfo, AdminError> {
         let _one_at_a_time = self.stores_lock.lock().await;
-        let (tier, running) = {
+        let asker = {
             let mut state = self.state.lock().await;
             let entry = entry_of(&mut state, name)?;
             let tier = entry.record.tier.ok_or_else(|| no_store_attached(name))?;
-            if tier.detaching {
-                return info_of(entry).await;
-            }
-            entry.check_detachable().await?;
-            (tier, entry.tier.tiering.take())
+            (!tier.detaching).then(|| entry.asker())
+        };
+        let Some(asker) = asker else { return self.tier_info_of(name).await };
+        let told = asker.ask().await.map_err(failed)?;
+        let (id, tier, running) = {
+            let mut state = self.state.lock().await;
+            let entry = entry_of(&mut state, name)?;
+            entry.check_detachable(&told)?;
+            let tier = entry.record.tier.ok_or_else(|| no_store_attached(name))?;
+            (entry.record.id, tier, entry.tier.tiering.take())
         };
         end(running).await;
-        let mut state = self.state.lock().await;
-        let id = entry_of(&mut state, name)?.record.id;
         let detaching = TierRecord { detaching: true, ..tier };
-        let committed = self.commit_tier(&mut state, id, Some(detaching)).await;
+        let committed = self.commit_tier(id, Some(detaching)).await;
+        let mut state = self.state.lock().await;
         let entry = entry_of(&mut state, name)?;
         self.begin_tiering(entry);
         committed.map_err(failed)?;
-        info_of(entry).await
+        drop(state);
+        self.tier_info_of(name).await
     }
 }
 
