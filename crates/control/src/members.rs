@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use base::DriveId;
-use layout::{DriveState, PlacementError, PlacementGroup, Rebuilding, replace_members};
+use base::{DriveId, PgId};
+use layout::{DriveState, PlacementError, PlacementGroup, Rebuilding, balance_groups, replace_members};
 
 use crate::protection::{Owed, Seen};
-use crate::{Cluster, DriveRecord, Plan};
+use crate::{Cluster, DriveRecord, FilesystemRecord, Plan};
 
 /// What ended.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -23,6 +23,19 @@ impl Cluster {
         let spare = self.slots(&seen.up.difference(gone).copied().collect());
         let groups: Vec<PlacementGroup> = self.groups.values().cloned().collect();
         replace_members(&groups, gone, &spare, &self.places())
+    }
+
+    /// The groups of a filesystem that change until each drive has its share. None while a drive is away, or while groups are being
+    /// rebuilt.
+    fn balanced(&self, record: &FilesystemRecord, seen: &Seen) -> Vec<PlacementGroup> {
+        let groups = |groups: &[PgId]| -> Vec<PlacementGroup> { self.groups_of(groups).cloned().collect() };
+        let sets: Vec<Vec<PlacementGroup>> = record.all_sets().map(|(_, ids)| groups(ids)).collect();
+        let is_away = |drive: &DriveRecord| !drive.is_given_up() && !seen.up.contains(&drive.id);
+        let is_rebuilding = |group: &PlacementGroup| !group.rebuilding.is_empty();
+        let waits = self.drives.values().any(is_away) || sets.iter().flatten().any(is_rebuilding);
+        let Some(rule) = self.rule(record).ok().filter(|_| !waits) else { return Vec::new() };
+        let slots = self.slots(&seen.up);
+        sets.iter().flat_map(|groups| balance_groups(groups, &slots, rule)).collect()
     }
 
     /// Number of groups in which another drive could take over the position of this one.
@@ -115,6 +128,17 @@ impl Plan {
         }
     }
 
+    /// Moves positions of a filesystem's groups, until each drive has its share of them, and the groups follow the strictest rule
+    /// that the drives allow: at most so many groups with this plan. Stored data moves with them. Waits while a drive that was not
+    /// given up is away, or while groups of the filesystem are being rebuilt. Returns the number of groups that change.
+    pub fn balance(&mut self, record: &FilesystemRecord, seen: &Seen, groups_max: usize) -> usize {
+        let mut changed = self.next().balanced(record, seen);
+        changed.truncate(groups_max);
+        let count = changed.len();
+        changed.into_iter().for_each(|group| self.set_group(group));
+        count
+    }
+
     /// A drive came back as an older copy of itself: its groups are compared with it, and what it lacks is restored.
     pub fn returned_with_gap(&mut self, id: DriveId) {
         let returned = self.next().groups.values().filter_map(|group| group.returned_with_gap(id));
@@ -147,7 +171,7 @@ mod tests {
     use wire::drive::DriveMark;
 
     use super::*;
-    use crate::{Control, FilesystemRecord, NodeRecord, ScrubRecord};
+    use crate::{Control, NodeRecord, ScrubRecord};
 
     fn drive(id: u32, node: u32) -> DriveRecord {
         DriveRecord {
@@ -295,6 +319,61 @@ mod tests {
         let up = seen_without(&now, &[0, 1]).up;
         assert_eq!(now.write_profile(record, &up).unwrap().to_string(), "2+2");
         assert_eq!(now.replaceable(DriveId(0), &seen_without(&now, &[0])), 0, "no node has room for a third");
+    }
+
+    /// Positions of each drive in the groups of new extents.
+    fn positions(cluster: &Cluster) -> Vec<usize> {
+        let groups = &cluster.filesystems[&1].groups;
+        let members: Vec<DriveId> =
+            cluster.groups_of(groups).flat_map(|group| group.members.clone()).collect();
+        let count = |id| members.iter().filter(|member| **member == id).count();
+        cluster.drives.keys().map(|id| count(*id)).collect()
+    }
+
+    #[test]
+    fn balancing_takes_steps_until_new_drives_have_their_share() {
+        let mut now = cluster(&[8], "r3");
+        let mut plan = Plan::new(now.clone());
+        for _ in 0..2 {
+            let id = plan.next_drive();
+            plan.set_drive(drive(id.0, 0));
+        }
+        now = plan.into_next();
+        assert_eq!(positions(&now)[8..], [0, 0]);
+        let mut steps = 0;
+        loop {
+            let mut plan = Plan::new(now.clone());
+            let record = &now.filesystems[&1];
+            let changed = plan.balance(record, &seen_without(&now, &[]), 10);
+            assert!(changed <= 10);
+            assert_eq!(Plan::new(plan.next().clone()).balance(record, &seen_without(&now, &[]), 10), 0);
+            assert_eq!(Plan::new(now.clone()).balance(record, &seen_without(&now, &[3]), 10), 0);
+            if changed == 0 {
+                break;
+            }
+            steps += 1;
+            now = finished(&plan.into_next()).1;
+        }
+        let shares = positions(&now);
+        assert!(steps > 3 && shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1, "{shares:?}");
+    }
+
+    #[test]
+    fn balancing_over_more_nodes_makes_the_rule_stricter() {
+        let before = cluster(&[2, 2, 2], "4+2");
+        let mut plan = Plan::new(before);
+        for _ in 0..3 {
+            let (node, id) = (plan.next_node(), plan.next_drive());
+            let (name, zone, rack) = (format!("node-{node}"), String::new(), String::new());
+            plan.set_node(NodeRecord { id: node, name, zone, rack });
+            plan.set_drive(drive(id.0, node.0));
+        }
+        let seen = seen_without(plan.next(), &[]);
+        let record = plan.next().filesystems[&1].clone();
+        assert_eq!(plan.balance(&record, &seen, usize::MAX), record.groups.len());
+        let now = finished(&plan.into_next()).1;
+        assert!(now.groups.values().all(|group| group.spread.per_domain == 1));
+        assert_eq!(now.reads_survive(&record, &seen, &BTreeSet::new(), FailureDomain::Node), 2);
     }
 
     #[test]

@@ -123,6 +123,15 @@ impl Cluster {
         }
     }
 
+    fn has(&self, id: DriveId) -> bool {
+        self.now.drives.contains_key(&id)
+    }
+
+    /// The drive that comes later, in a node of its own.
+    fn newcomer(&self, scenario: &Scenario) -> DriveRecord {
+        drive_record(scenario.drives, NodeId(scenario.drives))
+    }
+
     /// Whether writes go on, perhaps narrower, without a drive.
     fn can_spare(&self, id: DriveId) -> bool {
         self.now.write_profile(self.filesystem(), &self.seen().without(id).up).is_some()
@@ -376,6 +385,9 @@ enum Change {
     Convert,
     MoveFile,
     Detach,
+    Grow,
+    Replace,
+    Balance,
 }
 
 /// Changes drives, profile and tiers from time to time, until the future is dropped.
@@ -388,6 +400,9 @@ pub(crate) async fn change(world: &World, node: &Node, boot: u64) {
         (scenario.converts, Change::Convert),
         (scenario.tiers, Change::MoveFile),
         (scenario.detaches && boot + 1 == scenario.boots, Change::Detach),
+        (scenario.grows, Change::Grow),
+        (scenario.grows && scenario.loses, Change::Replace),
+        (scenario.grows || scenario.loses, Change::Balance),
     ];
     let enabled: Vec<Change> =
         all.iter().filter(|(enabled, _)| *enabled).map(|(_, change)| *change).collect();
@@ -402,6 +417,8 @@ pub(crate) async fn change(world: &World, node: &Node, boot: u64) {
 async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
     let victim = DriveId(world.scenario.victim());
     let is_up = world.cluster().state(victim) == DriveState::Up;
+    let newcomer = world.scenario.drives;
+    let is_new = !world.cluster().has(DriveId(newcomer));
     match change {
         Change::SetAside if is_up && world.cluster().can_spare(victim) => {
             world.trace.event(format_args!("drive {victim} is set aside"));
@@ -445,6 +462,37 @@ async fn change_once(world: &World, node: &Node, dice: &Dice, change: Change) {
         }
         Change::MoveFile => store::move_file(&node.clients[0], dice).await,
         Change::Detach => node.detach(world).await,
-        Change::SetAside | Change::GiveUp => {}
+        Change::Grow if is_new => {
+            world.trace.event(format_args!("drive {newcomer} is added"));
+            let (seen, seed) = (world.cluster().seen(), dice.below(u64::MAX));
+            let decide =
+                |plan: &mut Plan| plan.add_drive(world.cluster().newcomer(&world.scenario), &seen, seed);
+            node.control.plan(world, decide).await.expect("there are more drives than before");
+            node.publish(world).await;
+        }
+        Change::Replace if is_new && is_up => {
+            world.trace.event(format_args!("drive {newcomer} replaces drive {victim}"));
+            let mut seen = world.cluster().seen();
+            if dice.once_in(2) {
+                seen.readable.remove(&victim);
+            }
+            let new = world.cluster().newcomer(&world.scenario);
+            node.control.plan(world, |plan| plan.replace(victim, new.clone(), &seen)).await;
+            node.publish(world).await;
+        }
+        Change::Balance => {
+            let (seen, groups_max) = (world.cluster().seen(), 1 + dice.below(40) as usize);
+            let decide = |plan: &mut Plan| {
+                let record =
+                    plan.next().filesystems.get(&FILESYSTEM).expect("the first boot made it").clone();
+                plan.balance(&record, &seen, groups_max)
+            };
+            let moved = node.control.plan(world, decide).await;
+            if moved > 0 {
+                world.trace.event(format_args!("positions of {moved} groups move"));
+                node.publish(world).await;
+            }
+        }
+        Change::SetAside | Change::GiveUp | Change::Grow | Change::Replace => {}
     }
 }

@@ -83,7 +83,7 @@ pub(crate) fn text(error: &dyn std::error::Error) -> String {
 
 /// Formats the drives of a new node.
 pub(crate) fn format(world: &World) -> Result<(), String> {
-    for number in 0..world.scenario.drives {
+    for number in 0..world.scenario.all_drives() {
         let options = FormatOptions {
             cluster: CLUSTER,
             uuid: DriveUuid([number as u8; 16]),
@@ -100,9 +100,9 @@ pub(crate) fn format(world: &World) -> Result<(), String> {
 /// Opens the drives that are not given up.
 fn open_drives(world: &Arc<World>, boot: u64) -> Result<(Drives, Option<DriveId>), String> {
     let (mut drives, mut behind) = (Drives::new(), None);
-    for number in 0..world.scenario.drives {
+    for number in 0..world.scenario.all_drives() {
         let id = DriveId(number);
-        if world.cluster().state(id) == DriveState::Out {
+        if world.cluster().state(id) == DriveState::Out && world.scenario.newcomer() != Some(number) {
             continue;
         }
         let mut options = OpenOptions::new(CLUSTER);

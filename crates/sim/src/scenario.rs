@@ -74,6 +74,8 @@ pub struct Scenario {
     pub early: bool,
     /// Drives in one node; the last node may have fewer.
     pub node_drives: u32,
+    /// There is one drive more, which is added at some time, or replaces the drive that is lost.
+    pub grows: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -121,6 +123,7 @@ impl Scenario {
             client_dies: dice.once_in(2),
             early: dice.once_in(2),
             node_drives: *dice.of(&[1, 2, 2]),
+            grows: dice.once_in(3) && !fills,
         };
         // At most one drive may lack shards at a time.
         scenario.copies_return &= profile.m() > 0
@@ -133,6 +136,16 @@ impl Scenario {
         (scenario.store_fails, scenario.detaches) =
             (scenario.store_fails && scenario.tiers, scenario.detaches && scenario.tiers && !fills);
         scenario
+    }
+
+    /// The drive that comes later.
+    pub(crate) fn newcomer(&self) -> Option<u32> {
+        self.grows.then_some(self.drives)
+    }
+
+    /// Every drive, with the one that comes later.
+    pub(crate) fn all_drives(&self) -> u32 {
+        self.drives + u32::from(self.grows)
     }
 
     /// The drive that is lost or damaged, the same in every boot, so that the other drives can replace its shards.
