@@ -43,7 +43,7 @@ pub fn balance_groups(groups: &[PlacementGroup], drives: &[DriveSlot], rule: Spr
     let mut balance = Balance::new(groups, drives, rule);
     balance.settle_homeless();
     balance.level_out();
-    if balance.runs.last().is_some_and(|run| run.end <= DRIVES_MAX) {
+    if balance.detours > 0 && balance.runs.last().is_some_and(|run| run.end <= DRIVES_MAX) {
         balance.save_moves();
     }
     groups.iter().enumerate().filter_map(|(at, group)| balance.changed(at, group)).collect()
@@ -67,6 +67,8 @@ struct Balance {
     underfull: Underfull,
     /// The drives with weight of each domain.
     runs: Vec<Range<u32>>,
+    /// Chains of several moves, and positions that found no drive below its share. Without any no move is needless.
+    detours: u32,
     /// Steps that may be tried to save moves.
     work_left: u64,
 }
@@ -120,7 +122,16 @@ impl Balance {
         for (number, drive) in (0..).zip(&drives) {
             underfull.set(drive.domain, number, 0, drive.quota.saturating_sub(drive.count));
         }
-        Self { rule, drives, members: before.clone(), before, underfull, runs, work_left: WORK_MAX }
+        Self {
+            rule,
+            drives,
+            members: before.clone(),
+            before,
+            underfull,
+            runs,
+            detours: 0,
+            work_left: WORK_MAX,
+        }
     }
 
     fn drive(&self, number: u32) -> &Drive {
@@ -326,6 +337,7 @@ impl Balance {
         let above =
             |number: &u32| i64::from(self.drive(*number).count) - i64::from(self.drive(*number).quota);
         let least = (0..self.drives.len() as u32).filter(takes).min_by_key(above);
+        self.detours += 1;
         least.inspect(|drive| self.relocate(seat, *drive)).is_some()
     }
 
@@ -376,6 +388,7 @@ impl Balance {
 
     /// Moves along a chain, or not at all if its steps are not valid together.
     fn follow(&mut self, chain: &[(Seat, u32)]) -> bool {
+        self.detours += u32::from(chain.len() > 1);
         let mut done = Vec::new();
         for (seat, to) in chain {
             if self.is_member(*seat, *to) || !self.has_room(*seat, self.drive(*to).domain) {

@@ -64,11 +64,11 @@ impl<'a> Exchanges<'a> {
         for _ in 0..self.drives {
             let before = cost.clone();
             let mut changed = false;
-            for from in 0..self.drives {
-                for (to, step) in self.moves[from * self.drives..][..self.drives].iter().enumerate() {
+            for (from, (moves, start)) in self.moves.chunks_exact(self.drives).zip(&before).enumerate() {
+                for (to, step) in moves.iter().enumerate() {
                     let Some((step, _)) = step else { continue };
-                    if before[from] + step < cost[to] {
-                        (cost[to], by[to], changed) = (before[from] + step, Some(from), true);
+                    if start + step < cost[to] {
+                        (cost[to], by[to], changed) = (start + step, Some(from), true);
                     }
                 }
             }
