@@ -62,9 +62,9 @@ impl<'a> Exchanges<'a> {
         }
         for run in balance.runs.iter().filter(|run| balance.has_room(seat, balance.drive(run.start).domain)) {
             self.work += u64::from(run.end - run.start);
-            for to in run.clone().filter(|to| !balance.is_member(seat, *to)) {
+            for to in run.clone() {
                 let best = &mut self.moves[row + to as usize];
-                if best.is_none() {
+                if best.is_none() && !balance.is_member(seat, to) {
                     *best = Some((1 - saved, Some(seat)));
                     *unknown -= 1;
                 }
