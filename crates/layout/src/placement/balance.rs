@@ -28,7 +28,7 @@ use underfull::Underfull;
 /// A drive of a position that has none now.
 const NONE: u32 = u32::MAX;
 /// With more drives a position nearly always finds a direct move, and looking at all pairs takes long.
-const DRIVES_MAX: u32 = 500;
+const DRIVES_MAX: u32 = 1500;
 /// Steps that are tried to save moves: a second or two.
 const WORK_MAX: u64 = 200_000_000;
 
@@ -407,7 +407,8 @@ impl Balance {
             let mut exchanges = Exchanges::new(self);
             let (cycles, work) = (exchanges.cycles(), exchanges.work());
             self.work_left = self.work_left.saturating_sub(work);
-            if !cycles.iter().any(|cycle| self.follow(cycle)) {
+            // They have no drives in common.
+            if cycles.iter().filter(|cycle| self.follow(cycle)).count() == 0 {
                 return;
             }
         }

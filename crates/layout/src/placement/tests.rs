@@ -249,6 +249,21 @@ fn a_stricter_rule_moves_only_what_violates_it() {
 }
 
 #[test]
+fn groups_that_are_rebuilt_stay_but_count() {
+    let drives = equal_drives(4, 1);
+    let mut groups: Vec<PlacementGroup> =
+        (0..4).map(|id| PlacementGroup::new(PgId(id), vec![DriveId(0), DriveId(1)])).collect();
+    groups[0].rebuilding.push(Rebuilding { position: 0, from: DriveId(3) });
+    let changed = balance_groups(&groups, &drives, NODES);
+    assert!(changed.iter().all(|group| group.id != PgId(0)));
+    for group in changed {
+        let at = group.id.0 as usize;
+        groups[at] = group;
+    }
+    assert!(appearances(&groups, 2).values().all(|counts| counts.iter().sum::<u32>() == 2), "{groups:?}");
+}
+
+#[test]
 fn a_group_that_cannot_follow_a_rule_keeps_its_own() {
     let drives = racked_drives(1);
     let groups = [PlacementGroup::new(PgId(0), vec![DriveId(0), DriveId(1)])];
