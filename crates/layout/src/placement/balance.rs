@@ -30,7 +30,7 @@ const NONE: u32 = u32::MAX;
 /// With more drives a position nearly always finds a direct move, and looking at all pairs takes long.
 const DRIVES_MAX: u32 = 1500;
 /// Steps that are tried to save moves: a second or two.
-const WORK_MAX: u64 = 200_000_000;
+const WORK_MAX: u64 = 1_000_000_000;
 
 /// Moves positions of the groups of one profile until all are valid under `rule` and every drive has its share of them.
 /// Returns only the groups that change, each with `rule`, with moved positions as rebuilding from their old drives.

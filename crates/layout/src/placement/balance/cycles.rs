@@ -76,23 +76,22 @@ impl<'a> Exchanges<'a> {
     pub(super) fn cycles(&mut self) -> Vec<Vec<(Seat, u32)>> {
         let mut cost = vec![0i32; self.drives];
         let mut by = vec![None; self.drives];
+        let mut cheaper: Vec<usize> = (0..self.drives).collect();
         for _ in 0..self.drives {
             let before = cost.clone();
-            let mut changed = false;
-            for (from, (moves, start)) in self.moves.chunks_exact(self.drives).zip(&before).enumerate() {
-                for (to, step) in moves.iter().enumerate() {
+            let mut is_cheaper = vec![false; self.drives];
+            self.work += (cheaper.len() * self.drives) as u64;
+            for from in cheaper {
+                for (to, step) in self.moves[from * self.drives..][..self.drives].iter().enumerate() {
                     let Some((step, _)) = step else { continue };
-                    if start + step < cost[to] {
-                        (cost[to], by[to], changed) = (start + step, Some(from), true);
+                    if before[from] + step < cost[to] {
+                        (cost[to], by[to], is_cheaper[to]) = (before[from] + step, Some(from), true);
                     }
                 }
             }
-            self.work += (self.drives * self.drives) as u64;
-            if !changed {
-                return Vec::new();
-            }
-            let cycles = self.cycles_of(&by);
-            if !cycles.is_empty() {
+            cheaper = (0..self.drives).filter(|number| is_cheaper[*number]).collect();
+            let cycles = if cheaper.is_empty() { Vec::new() } else { self.cycles_of(&by) };
+            if cheaper.is_empty() || !cycles.is_empty() {
                 return cycles;
             }
         }
