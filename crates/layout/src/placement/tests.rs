@@ -227,6 +227,24 @@ fn a_lost_member_is_replaced_where_the_group_lacks_one() {
 }
 
 #[test]
+fn a_lost_member_is_replaced_by_the_rule_of_its_group() {
+    let drives = racked_drives(2);
+    let places: HashMap<DriveId, Place> = drives.iter().map(|slot| (slot.drive, slot.place)).collect();
+    // The rack of the lost drive is not left, the other one has no room. Under another rule it has.
+    let spare: Vec<DriveSlot> = drives.iter().filter(|slot| slot.drive.0 > 4).copied().collect();
+    let replaced = |level, per_domain| {
+        let group = PlacementGroup::new(PgId(0), [0, 4].map(DriveId).to_vec());
+        let groups = [group.with_spread(Spread { level, per_domain })];
+        let changed = replace_members(&groups, &BTreeSet::from([DriveId(0)]), &spare, &places);
+        changed.first().map(|group| group.members[0])
+    };
+    assert_eq!(replaced(FailureDomain::Rack, 1), None);
+    assert_eq!(replaced(FailureDomain::Rack, 2), Some(DriveId(6)));
+    assert_eq!(replaced(FailureDomain::Node, 1), Some(DriveId(6)));
+    assert_eq!(replaced(FailureDomain::Zone, 1), None);
+}
+
+#[test]
 fn a_stricter_rule_moves_only_what_violates_it() {
     let drives = racked_drives(2);
     let groups: Vec<PlacementGroup> = [[0, 2], [0, 4], [1, 6], [1, 3], [4, 6], [5, 7], [2, 5], [3, 7]]
