@@ -43,9 +43,7 @@ pub fn balance_groups(groups: &[PlacementGroup], drives: &[DriveSlot], rule: Spr
     let mut balance = Balance::new(groups, drives, rule);
     balance.settle_homeless();
     balance.level_out();
-    if balance.detours > 0 && balance.runs.last().is_some_and(|run| run.end <= DRIVES_MAX) {
-        balance.save_moves();
-    }
+    balance.save_moves();
     groups.iter().enumerate().filter_map(|(at, group)| balance.changed(at, group)).collect()
 }
 
@@ -67,8 +65,8 @@ struct Balance {
     underfull: Underfull,
     /// The drives with weight of each domain.
     runs: Vec<Range<u32>>,
-    /// Chains of several moves, and positions that found no drive below its share. Without any no move is needless.
-    detours: u32,
+    /// Positions of drives above their share at first: so many must move.
+    least_moves: u64,
     /// Steps that may be tried to save moves.
     work_left: u64,
 }
@@ -118,6 +116,7 @@ impl Balance {
         let runs = runs(&weighted, 0..weighted.len(), rule.level);
         let runs = runs.into_iter().map(|run| run.start as u32..run.end as u32).collect();
         let domains = drives.iter().map(|drive| drive.domain as usize + 1).max().unwrap_or(0);
+        let least_moves = drives.iter().map(|drive| u64::from(drive.count.saturating_sub(drive.quota))).sum();
         let mut underfull = Underfull::new(domains);
         for (number, drive) in (0..).zip(&drives) {
             underfull.set(drive.domain, number, 0, drive.quota.saturating_sub(drive.count));
@@ -129,7 +128,7 @@ impl Balance {
             before,
             underfull,
             runs,
-            detours: 0,
+            least_moves,
             work_left: WORK_MAX,
         }
     }
@@ -337,7 +336,6 @@ impl Balance {
         let above =
             |number: &u32| i64::from(self.drive(*number).count) - i64::from(self.drive(*number).quota);
         let least = (0..self.drives.len() as u32).filter(takes).min_by_key(above);
-        self.detours += 1;
         least.inspect(|drive| self.relocate(seat, *drive)).is_some()
     }
 
@@ -388,7 +386,6 @@ impl Balance {
 
     /// Moves along a chain, or not at all if its steps are not valid together.
     fn follow(&mut self, chain: &[(Seat, u32)]) -> bool {
-        self.detours += u32::from(chain.len() > 1);
         let mut done = Vec::new();
         for (seat, to) in chain {
             if self.is_member(*seat, *to) || !self.has_room(*seat, self.drive(*to).domain) {
@@ -403,7 +400,11 @@ impl Balance {
 
     /// Third step: takes back moves that turn out to be needless, as long as a cycle of moves saves one.
     fn save_moves(&mut self) {
-        while self.work_left > 0 {
+        let groups = 0..self.members.len() as u32;
+        let moved =
+            groups.flat_map(|group| self.seats_of(group)).filter(|seat| self.has_moved(*seat)).count();
+        let is_small = self.runs.last().is_some_and(|run| run.end <= DRIVES_MAX);
+        while is_small && moved as u64 > self.least_moves && self.work_left > 0 {
             let mut exchanges = Exchanges::new(self);
             let (cycles, work) = (exchanges.cycles(), exchanges.work());
             self.work_left = self.work_left.saturating_sub(work);
