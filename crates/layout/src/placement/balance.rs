@@ -8,7 +8,7 @@
 //!    there is no chain, no other plan is more even;
 //! 3. moves that turn out to be needless are taken back.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use base::{DriveId, Epoch};
@@ -22,7 +22,7 @@ mod search;
 mod underfull;
 
 use cycles::Exchanges;
-use search::{Found, Returns, Search};
+use search::{Found, Search};
 use underfull::Underfull;
 
 /// A drive of a position that has none now.
@@ -236,8 +236,7 @@ impl Balance {
 
     /// First step: takes positions that cannot stay from their drives, then finds a new drive for each.
     fn settle_homeless(&mut self) {
-        let mut homeless = self.evict();
-        self.exchange(&mut homeless);
+        let homeless = self.evict();
         // Those that cannot go anywhere return.
         let mut stranded = Vec::new();
         for seat in homeless {
@@ -269,54 +268,6 @@ impl Balance {
         homeless
     }
 
-    /// Lets drives above their share lose positions instead of drives below it, where the rule demands that one of several
-    /// members leaves.
-    ///
-    /// A drive and another one are neighbours if in some group the first has a position that stays and the second one, in
-    /// the same domain, a position that leaves. Exchanges along a shortest path between neighbours cost no move.
-    fn exchange(&mut self, homeless: &mut [Seat]) {
-        let mut at: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (index, seat) in homeless.iter().enumerate() {
-            at.entry(seat.group).or_default().push(index);
-        }
-        let mut done = vec![false; self.drives.len()];
-        for start in 0..self.drives.len() as u32 {
-            while !done[start as usize] && self.above_share(start) > 0 {
-                let mut by: BTreeMap<u32, (Seat, usize)> = BTreeMap::new();
-                let mut waiting = VecDeque::from([start]);
-                let mut end = None;
-                while let (None, Some(number)) = (end, waiting.pop_front()) {
-                    for seat in &self.drive(number).seats {
-                        for index in at.get(&seat.group).into_iter().flatten() {
-                            let other = self.drive_before(homeless[*index]);
-                            let is_new = other != start && !done[other as usize] && !by.contains_key(&other);
-                            let may_stay = self.drive(other).weight.is_some()
-                                && self.drive(other).domain == self.drive(number).domain
-                                && !self.is_member(*seat, other);
-                            if is_new && may_stay {
-                                by.insert(other, (*seat, *index));
-                                waiting.push_back(other);
-                                end = end.or((self.above_share(other) < 0).then_some(other));
-                            }
-                        }
-                    }
-                }
-                let Some(mut number) = end else {
-                    // No path leads on from any of these.
-                    by.keys().chain([&start]).for_each(|number| done[*number as usize] = true);
-                    break;
-                };
-                while number != start {
-                    let (leaves, index) = by[&number];
-                    let stays = std::mem::replace(&mut homeless[index], leaves);
-                    number = self.at(leaves);
-                    self.relocate(leaves, NONE);
-                    self.relocate(stays, self.drive_before(stays));
-                }
-            }
-        }
-    }
-
     /// Finds a drive for a position that has none: one below its share, directly or over a chain, or any that may.
     fn settle(&mut self, seat: Seat) -> bool {
         if let Some(drive) = self.underfull_for(seat) {
@@ -324,7 +275,7 @@ impl Balance {
             return true;
         }
         if !self.underfull.is_empty() {
-            let mut search = Search::new(self, &[], Returns::Ignored);
+            let mut search = Search::new(self, &[]);
             if let Found::Chain(chain) = search.find(self, &[seat], i32::MAX) {
                 return self.follow(&chain);
             }
@@ -356,10 +307,7 @@ impl Balance {
             for number in overfull {
                 while self.is_overfull(number) && !dead[number as usize] {
                     let seats = self.seats_by_preference(number);
-                    if self.work_left > 0 && self.shift(&seats, cost_max, &dead) {
-                        continue;
-                    }
-                    let mut search = Search::new(self, &dead, Returns::Ignored);
+                    let mut search = Search::new(self, &dead);
                     match search.find(self, &seats, cost_max) {
                         Found::Chain(chain) => {
                             assert!(self.follow(&chain), "steps of a shortest chain are valid")
@@ -373,15 +321,6 @@ impl Balance {
                 }
             }
         }
-    }
-
-    /// Moves one of the positions away over a chain on which others may return to where they were. False if there is none
-    /// that is cheap enough.
-    fn shift(&mut self, seats: &[Seat], cost_max: i32, dead: &[bool]) -> bool {
-        let mut search = Search::new(self, dead, Returns::Used);
-        let found = search.find(self, seats, cost_max);
-        self.work_left = self.work_left.saturating_sub(search.work());
-        matches!(found, Found::Chain(chain) if self.follow(&chain))
     }
 
     /// Moves along a chain, or not at all if its steps are not valid together.
